@@ -1,0 +1,47 @@
+"""What a mixer may know about a batch besides its activations."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from attnlab.typing import DropoutKey, Positions, Segments
+
+PADDING = 0
+"""The segment of padding; documents are numbered from 1."""
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Context:
+    """Positions, documents and randomness of one batch; a frozen pytree.
+
+    Attributes:
+      positions: position of every token inside its document, int32, `b t`, from 0.
+      segments: document of every token, int32, `b t`, numbered from 1; 0 is padding. `None`: one document a row.
+      grid: height and width when the `t` tokens are a flattened image, else `None`.
+      deterministic: `False` in training, where dropout applies.
+      dropout_key: the key dropout draws from; `None` when deterministic.
+    """
+
+    positions: Positions
+    segments: Segments | None = None
+    grid: tuple[int, int] | None = dataclasses.field(default=None, metadata={'static': True})
+    deterministic: bool = dataclasses.field(default=True, metadata={'static': True})
+    dropout_key: DropoutKey | None = None
+
+    @classmethod
+    def full(cls, batch: int, length: int, *, start: int | jax.Array = 0) -> 'Context':
+        """One unbroken document a row, whose first token stands at position `start`."""
+        row = jnp.arange(length, dtype=jnp.int32) + start
+        return cls(positions=jnp.broadcast_to(row, (batch, length)))
+
+    def segments_or_ones(self) -> Segments:
+        """The segments, spelled out when there is one document a row."""
+        return jnp.ones_like(self.positions) if self.segments is None else self.segments
+
+    def fold_in(self, index: int | jax.Array) -> 'Context':
+        """The same context with an independent dropout key, for layer `index`."""
+        if self.dropout_key is None:
+            return self
+        return dataclasses.replace(self, dropout_key=jax.random.fold_in(self.dropout_key, index))

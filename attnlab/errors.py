@@ -1,0 +1,15 @@
+"""The one exception meant for the person at the keyboard."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(Exception):
+    """A mistake or a circumstance the user can mend; the command line prints it as one line, without a traceback."""
+
+
+def nearest(name: str, valid: Iterable[str]) -> str:
+    """Returns `; did you mean 'x'?` for the valid name closest to `name`, or the list of valid names when none is close."""
+    valid = sorted(valid)
+    close = difflib.get_close_matches(name, valid, n=1, cutoff=0.5)
+    return f'; did you mean {close[0]!r}?' if close else f'; valid names: {", ".join(valid) or "none"}'

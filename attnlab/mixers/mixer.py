@@ -1,0 +1,28 @@
+"""The contract every sequence mixer obeys."""
+
+import abc
+
+from flax import nnx
+from jax.typing import DTypeLike
+
+from attnlab.context import Context
+from attnlab.typing import Sequence, State
+
+
+class Mixer(nnx.Module):
+    """Mixes a sequence along time: `y_t = f(x_1 .. x_t)`, or of the whole row when bidirectional.
+
+    A mixer is built as `Mixer(dim, *, ..., rngs)` and is final: variation goes through the parts it is given.
+    """
+
+    @abc.abstractmethod
+    def __call__(self, x: Sequence, ctx: Context, state: State | None = None) -> tuple[Sequence, State | None]:
+        """Returns `(y, state)`, `y` like `x`.
+
+        With `state=None` the sequence starts afresh and `None` is returned for the state. Given a state it goes on where
+        that state stopped, by any number of steps, and returns the advanced state: same structure, same shapes.
+        """
+
+    @abc.abstractmethod
+    def init_state(self, batch: int, length: int, dtype: DTypeLike) -> State:
+        """Returns the state before the first token, able to hold `length` tokens, activations of type `dtype`."""
