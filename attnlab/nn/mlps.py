@@ -1,0 +1,43 @@
+"""Channel mixers: what a block does to every token on its own."""
+
+from flax import nnx
+
+from attnlab.nn.activations import activation as activation_called
+from attnlab.nn.projections import Linear
+from attnlab.typing import Sequence
+
+
+class GatedMLP(nnx.Module):
+    """A gated two-layer network `y = (f(x W_g) * (x W_u)) W_d`, hidden width `hidden`.
+
+    `hidden=None` is 8/3 of `dim` rounded up to a multiple of 64, which costs what an ungated network of four times `dim`
+    costs. Raises `UserError` for an unknown activation. Shazeer 2020, https://arxiv.org/abs/2002.05202.
+    """
+
+    def __init__(self, dim: int, *, hidden: int | None = None, activation: str = 'silu', rngs: nnx.Rngs):
+        activation_called(activation)
+        hidden = 64 * -(-8 * dim // (3 * 64)) if hidden is None else hidden
+        self.activation = activation
+        self.gate = Linear(dim, hidden, axes=('embed', 'mlp'), rngs=rngs)
+        self.up = Linear(dim, hidden, axes=('embed', 'mlp'), rngs=rngs)
+        self.down = Linear(hidden, dim, axes=('mlp', 'embed'), rngs=rngs)
+
+    def __call__(self, x: Sequence) -> Sequence:
+        return self.down(activation_called(self.activation)(self.gate(x)) * self.up(x))
+
+
+class MLP(nnx.Module):
+    """A two-layer network `y = f(x W_u) W_d`, hidden width `hidden` (`None`: four times `dim`), without biases.
+
+    Raises `UserError` for an unknown activation.
+    """
+
+    def __init__(self, dim: int, *, hidden: int | None = None, activation: str = 'gelu', rngs: nnx.Rngs):
+        activation_called(activation)
+        hidden = 4 * dim if hidden is None else hidden
+        self.activation = activation
+        self.up = Linear(dim, hidden, axes=('embed', 'mlp'), rngs=rngs)
+        self.down = Linear(hidden, dim, axes=('mlp', 'embed'), rngs=rngs)
+
+    def __call__(self, x: Sequence) -> Sequence:
+        return self.down(activation_called(self.activation)(self.up(x)))

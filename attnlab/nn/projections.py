@@ -1,0 +1,40 @@
+"""Linear maps of the last axis."""
+
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from jaxtyping import Float
+
+from attnlab.nn.parameter import Initializer, param
+
+fan_in_normal = nnx.initializers.variance_scaling(1.0, 'fan_in', 'normal')
+"""Gaussian of variance one over the number of inputs, so that a map of white noise keeps its scale."""
+
+
+class Linear(nnx.Module):
+    """A learned linear map `y = x W + b` with `W` of shape `dim_in dim_out`.
+
+    Parameters are float32 and cast to the type of `x` where they are used.
+    """
+
+    def __init__(
+        self,
+        dim_in: int,
+        dim_out: int,
+        *,
+        bias: bool = False,
+        initializer: Initializer = fan_in_normal,
+        axes: tuple[str | None, str | None] = ('embed', 'heads'),
+        group: str = 'matrix',
+        rngs: nnx.Rngs,
+    ):
+        self.weight = param(initializer, (dim_in, dim_out), axes=axes, group=group, rngs=rngs)
+        zeros = nnx.initializers.zeros
+        self.bias = param(zeros, (dim_out,), axes=(axes[1],), group='vector', rngs=rngs) if bias else None
+
+    def __call__(self, x: Float[Array, '*b d']) -> Float[Array, '*b f']:
+        y = jnp.dot(x, self.weight[...].astype(x.dtype))
+        if self.bias is None:
+            return y
+        # Broadcast by hand: rank promotion is an error in strict mode.
+        return y + jnp.broadcast_to(self.bias[...].astype(x.dtype), y.shape)
