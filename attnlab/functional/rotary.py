@@ -1,0 +1,59 @@
+"""Rotary position embedding: queries and keys turned by an angle proportional to their position."""
+
+import jax.numpy as jnp
+from jax import Array
+from jax.typing import DTypeLike
+from jaxtyping import Float
+
+from attnlab.typing import Positions
+
+
+def rotary_angles(
+    positions: Positions, channels: int, base: float = 10000.0, dtype: DTypeLike = jnp.float32
+) -> Float[Array, 'b t r']:
+    """Returns `positions * base^(-2 r / channels)` in radians, for the `channels / 2` pairs `r`.
+
+    They are computed in `dtype`, float32 or wider: bfloat16 cannot tell positions apart beyond 256.
+    """
+    pairs = jnp.arange(0, channels, 2, dtype=dtype)
+    return positions[..., None].astype(dtype) * (base ** (-pairs / channels))[None, None]
+
+
+def rotate(
+    x: Float[Array, 'b t h k'],
+    positions: Positions,
+    *,
+    base: float = 10000.0,
+    fraction: float = 1.0,
+    interleaved: bool = False,
+) -> Float[Array, 'b t h k']:
+    """Turns pairs of channels by their angle: `(x1, x2) -> (x1 cos - x2 sin, x2 cos + x1 sin)`.
+
+    The first `fraction` of the channels are turned, the others pass. A pair is `(c, c + n/2)` of the `n` turned channels,
+    or `(2c, 2c + 1)` when `interleaved`: the same up to an order of the channels, but not interchangeable for given weights.
+    The rotation is in float32 or wider, the result in the type of `x`.
+    Raises ValueError when the turned channels are not an even, positive whole number.
+    Su et al. 2021, https://arxiv.org/abs/2104.09864.
+    """
+    turned = rotated_channels(x.shape[-1], fraction)
+    wide = jnp.promote_types(x.dtype, jnp.float32)
+    angles = rotary_angles(positions, turned, base, wide)[:, :, None, :]
+    cos, sin = jnp.cos(angles), jnp.sin(angles)
+    head = x[..., :turned].astype(wide)
+    if interleaved:
+        first, second = head[..., 0::2], head[..., 1::2]
+    else:
+        first, second = jnp.split(head, 2, axis=-1)
+    pair = (first * cos - second * sin, second * cos + first * sin)
+    head = jnp.stack(pair, axis=-1).reshape(head.shape) if interleaved else jnp.concatenate(pair, axis=-1)
+    return jnp.concatenate([head.astype(x.dtype), x[..., turned:]], axis=-1)
+
+
+def rotated_channels(channels: int, fraction: float) -> int:
+    """Returns how many of `channels` are turned. Raises ValueError unless that is an even, positive whole number."""
+    turned = channels * fraction
+    if not 0 < fraction <= 1 or turned != round(turned) or round(turned) % 2:
+        raise ValueError(
+            f'fraction {fraction} of {channels} channels is {turned}; rotation wants an even number of them'
+        )
+    return round(turned)

@@ -1,0 +1,47 @@
+"""Position encodings that act inside attention; `None` in their place means none at all.
+
+Without one a causal mask alone still tells positions apart: Kazemnejad et al. 2023, https://arxiv.org/abs/2305.19466.
+"""
+
+import dataclasses
+
+import numpy as np
+from jax import Array
+from jaxtyping import Float
+
+from attnlab.functional.rotary import rotate
+from attnlab.typing import Positions
+
+
+@dataclasses.dataclass(frozen=True)
+class Rope:
+    """Rotary embedding of the first `fraction` of the channels; see `attnlab.functional.rotary.rotate`."""
+
+    base: float = 10000.0
+    fraction: float = 1.0
+    interleaved: bool = False
+
+    def rotate(self, x: Float[Array, 'b t h k'], positions: Positions) -> Float[Array, 'b t h k']:
+        """Turns queries or keys by their position inside the document."""
+        return rotate(x, positions, base=self.base, fraction=self.fraction, interleaved=self.interleaved)
+
+
+@dataclasses.dataclass(frozen=True)
+class Alibi:
+    """A score penalty linear in distance, `s_ij - m_h |i - j|`, the slope `m_h` fixed for every head.
+
+    Press, Smith and Lewis 2022, https://arxiv.org/abs/2108.12409.
+    """
+
+    def slopes(self, heads: int) -> Float[np.ndarray, 'h']:
+        """Returns the slopes: `2^(-8 h / heads)`, `h` from 1, when `heads` is a power of two.
+
+        Otherwise the slopes of the next lower power of two, then every other one of those of the power above.
+        """
+        lower = 1 << (heads.bit_length() - 1)
+        between = _geometric(2 * lower)[::2][: heads - lower]
+        return np.concatenate([_geometric(lower), between]).astype(np.float32)
+
+
+def _geometric(heads: int) -> Float[np.ndarray, 'h']:
+    return 2.0 ** (-8.0 * np.arange(1, heads + 1) / heads)
