@@ -1,0 +1,62 @@
+# Everything lives in .venv; `make` alone lists the targets. The interpreter: make PYTHON=/path/to/python3.13 quickstart
+VENV := .venv
+BIN := $(VENV)/bin
+OLDEST := .venv-oldest
+RUN := runs/quickstart
+PIP := -m pip --disable-pip-version-check install -qq
+export PYTHON
+
+.PHONY: help quickstart test test-all test-oldest lint format lock bench clean
+.DELETE_ON_ERROR:
+
+help:  ## list these targets
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
+
+quickstart: $(VENV)/installed  ## train a small language model, evaluate it, sample from it
+	$(BIN)/attnlab train --config=configs/language.py:size=tiny --workdir=$(RUN)
+	$(BIN)/attnlab eval --workdir=$(RUN)
+	$(BIN)/attnlab generate --workdir=$(RUN) --prompt='def '
+
+test: $(VENV)/installed  ## run the tests
+	@$(BIN)/python -m pytest $(ARGS)
+
+test-all: $(VENV)/installed  ## run the tests, the slow ones too
+	@$(BIN)/python -m pytest -m '' $(ARGS)
+
+test-oldest: $(OLDEST)/installed  ## run the tests on the oldest Python and JAX supported
+	@$(OLDEST)/bin/python -m pytest $(ARGS)
+
+lint: $(VENV)/installed  ## check format, style and types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: $(VENV)/installed  ## format the code and mend what the linter can
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+lock:  ## renew requirements.lock and requirements-oldest.lock from setup.cfg
+	scripts/lock.sh
+
+bench: $(VENV)/installed  ## time a train step against plain JAX
+	$(BIN)/python scripts/bench_step.py $(ARGS)
+
+clean:  ## remove the environments and caches, not the runs
+	rm -rf .venv .venv-* build *.egg-info .pytest_cache .ruff_cache .mypy_cache
+	find attnlab pallas_kernels configs scripts tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# An environment is made from nothing, then marked as complete: one that was interrupted is made again.
+$(VENV)/complete: requirements.lock
+	@python=$$(scripts/find_python.sh) && echo "setting up $(@D) with $$python" && rm -rf $(@D) && "$$python" -m venv $(@D)
+	@$(@D)/bin/python $(PIP) -r $<
+	@touch $@
+
+$(OLDEST)/complete: requirements-oldest.lock
+	@python=$$(scripts/find_python.sh 3.12) && echo "setting up $(@D) with $$python" && rm -rf $(@D) && "$$python" -m venv $(@D)
+	@$(@D)/bin/python $(PIP) -r $<
+	@touch $@
+
+# setuptools is in the lock, so that this needs no network.
+%/installed: %/complete setup.cfg pyproject.toml
+	@$(@D)/bin/python $(PIP) --no-deps --no-build-isolation -e .
+	@touch $@

@@ -1,0 +1,29 @@
+#!/bin/sh
+# Renews requirements.lock (the newest versions that setup.cfg allows) and requirements-oldest.lock (the oldest JAX), then
+# checks that every pin can be had for Python 3.12, 3.13 and 3.14.
+set -eu
+oldest=0.11.2
+python=$("$(dirname "$0")/find_python.sh")
+"$python" -m venv --clear .venv-lock
+pip='.venv-lock/bin/python -m pip --disable-pip-version-check'
+$pip install -qq setuptools -e '.[test]'
+
+pins() {
+    echo "# The full test environment, exact, for Python 3.12 to 3.14. $1"
+    echo '# Regenerate with `make lock`.'
+    $pip freeze --exclude-editable | sed 's/^uvloop==.*/&; platform_system != "Windows"/'
+}
+pins 'The newest versions that setup.cfg allows.' > requirements.lock
+sed -e "s/^\(jax\|jaxlib\)==.*/\1==$oldest/" -e "s/The newest versions.*/As requirements.lock, with the oldest JAX of setup.cfg./" \
+    requirements.lock > requirements-oldest.lock
+
+for version in 3.12 3.13 3.14; do
+    for lock in requirements.lock requirements-oldest.lock; do
+        # promise has no wheel: it is pure Python and is built on the spot.
+        grep -v '^promise==' $lock > .venv-lock/wheels.txt
+        $pip install -qq --dry-run --no-deps --ignore-installed --only-binary=:all: \
+            --python-version $version --target .venv-lock/target -r .venv-lock/wheels.txt
+        echo "$lock: Python $version has every version"
+    done
+done
+rm -rf .venv-lock
