@@ -1,0 +1,114 @@
+"""Attention: every query reads a weighted mean of the values it may see."""
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels import arguments, dispatch, precision
+from pallas_kernels.attention import reference, xla
+from pallas_kernels.attention.maps import Softmax, WeightMap
+from pallas_kernels.attention.problem import Operands, Rule
+
+CORE = 'attention'
+
+
+def attention(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    *,
+    weights: WeightMap = Softmax(),
+    scale: float | None = None,
+    causal: bool = True,
+    window: int | None = None,
+    sinks: int = 0,
+    segments: jax.Array | tuple[jax.Array, jax.Array] | None = None,
+    slopes: jax.Array | None = None,
+    log_forget: jax.Array | None = None,
+    bias: jax.Array | None = None,
+    implementation: str | None = None,
+) -> jax.Array:
+    """Reads values by the match of queries and keys (Vaswani et al., 2017, arXiv 1706.03762).
+
+    `o_i = sum_j w_ij v_j`, the row `w_i` being the weight map of the scores `s_ij = scale q_i . k_j + bias_ij -
+    slope |i - j| + sum_{j < l <= i} log_forget_l` over the visible keys. Query i stands at position `i + s - t` of the keys,
+    so that the last query stands on the last key. A query that sees no key reads zeros, and passes no gradient.
+
+    Args:
+      q: queries, `b t h k`.
+      k: keys, `b s g k`; `g` divides `h`, and query head i reads group `i // (h / g)`.
+      v: values, `b s g v`.
+      weights: how scores become weights.
+      scale: factor of the products; `None`: one over the square root of the key channels.
+      causal: whether a query sees only keys at or before its position.
+      window: a query sees the `window` latest keys, its own position counted (Beltagy et al., 2020, arXiv 2004.05150); when
+        not causal, as many to the other side. `None`: all keys.
+      sinks: the first `sinks` keys of the row stay visible besides the window (Xiao et al., 2024, arXiv 2309.17453).
+      segments: a query sees only keys of its own document: integers `b t`, or a pair of them, `b t` for the queries and
+        `b s` for the keys. `None`: one document a row.
+      slopes: bias linear in the distance, per head, `h` (ALiBi: Press et al., 2022, arXiv 2108.12409).
+      log_forget: natural logarithm of the forget gates, at most 0 and finite, `b t h` (Lin et al., 2025, arXiv 2503.02130);
+        a causal call with as many queries as keys.
+      bias: added to the scores, each dimension that of `b h t s` or 1; minus infinity hides a key.
+      implementation: `None` chooses; see `dispatch.select`.
+
+    Returns:
+      o, `b t h v`, in the type of `v`.
+
+    Raises:
+      ValueError: for shapes that do not fit, a window below 1, sinks without a window, or forget gates where they have no
+        meaning.
+      TypeError: for arrays that are not floating point, or non-integer `segments`.
+      NotImplementedError: for a named implementation that cannot serve the call.
+    """
+    sizes = arguments.match(CORE, {}, q=(q, 'b t h k'), k=(k, 'b s g k'), v=(v, 'b s g v'))
+    arguments.check_multiple(CORE, 'k', sizes['g'], sizes['h'], 'q')
+    query_segments, key_segments = _segment_pair(segments, sizes)
+    arguments.match(CORE, sizes, slopes=(slopes, 'h'), log_forget=(log_forget, 'b t h'))
+    _check_bias(bias, sizes)
+    arguments.check_floating(CORE, q=q, k=k, v=v, slopes=slopes, log_forget=log_forget, bias=bias)
+    if window is not None and window < 1:
+        raise ValueError(f'{CORE}: window is {window}; expected at least 1, or None')
+    if sinks < 0 or (sinks > 0 and window is None):
+        raise ValueError(
+            f'{CORE}: sinks is {sinks} and window {window}; expected no sinks, or a positive number and a window'
+        )
+    if log_forget is not None and not (causal and sizes['t'] == sizes['s']):
+        raise ValueError(
+            f'{CORE}: log_forget needs a causal call with as many queries as keys; '
+            f'causal is {causal}, t={sizes["t"]} and s={sizes["s"]}'
+        )
+
+    dtype = precision.accumulator(q, k, v, slopes, log_forget, bias)
+    q_, k_, v_, slopes, log_forget, bias = (
+        None if array is None else array.astype(dtype) for array in (q, k, v, slopes, log_forget, bias)
+    )
+    forget = None if log_forget is None else jnp.cumsum(log_forget, axis=1)
+    operands = Operands(q_, k_, v_, bias, slopes, forget, forget, query_segments, key_segments)
+    rule = Rule(weights, sizes['k'] ** -0.5 if scale is None else scale, causal, window, sinks)
+
+    candidates = {'reference': dispatch.Candidate(reference.attention), 'xla': dispatch.Candidate(xla.attention)}
+    return dispatch.select(CORE, implementation, candidates)(rule, operands).astype(v.dtype)
+
+
+def _segment_pair(
+    segments: jax.Array | tuple[jax.Array, jax.Array] | None, sizes: dict[str, int]
+) -> tuple[jax.Array | None, jax.Array | None]:
+    """The segments of the queries and of the keys."""
+    if segments is None:
+        return None, None
+    pair = segments if isinstance(segments, tuple) else (segments, segments)
+    names = ('segments[0]', 'segments[1]') if isinstance(segments, tuple) else ('segments', 'segments')
+    for name, array, letters in zip(names, pair, ('b t', 'b s'), strict=True):
+        arguments.match(CORE, sizes, **{name: (array, letters)})
+        arguments.check_integer(CORE, **{name: array})
+    return pair
+
+
+def _check_bias(bias: jax.Array | None, sizes: dict[str, int]) -> None:
+    if bias is None:
+        return
+    letters = ['1' if size == 1 else letter for letter, size in zip('bhts', bias.shape, strict=False)]
+    full = ('b', 'h', 't', 's')[: len(letters)]
+    if bias.ndim != 4 or any(letter not in ('1', name) for letter, name in zip(letters, full, strict=True)):
+        raise ValueError(f'{CORE}: bias has shape {bias.shape}; expected four dimensions')
+    arguments.match(CORE, sizes, bias=(bias, ' '.join(letters)))

@@ -1,0 +1,96 @@
+"""Chooses which implementation of a core serves a call, and writes the choice down."""
+
+import contextlib
+import contextvars
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import jax
+
+PREFERENCE = ('mosaic_gpu', 'mosaic_tpu', 'xla', 'reference')
+"""Every implementation there can be, the one preferred first."""
+
+PLATFORM = {'mosaic_gpu': 'gpu', 'mosaic_tpu': 'tpu'}
+"""The only platform on which an implementation is chosen by default; those not listed run anywhere."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """An implementation of a core, and why it cannot serve the call at hand (`None`: it can)."""
+
+    function: Callable[..., Any]
+    refusal: str | None = None
+
+
+class Entry(NamedTuple):
+    """One line of the ledger: which implementation served a call of `core`, and why the preferred ones did not."""
+
+    core: str
+    implementation: str
+    refused: tuple[tuple[str, str], ...]
+
+
+_LEDGERS: contextvars.ContextVar[tuple[list[Entry], ...]] = contextvars.ContextVar('ledgers', default=())
+
+
+@contextlib.contextmanager
+def ledger() -> Iterator[list[Entry]]:
+    """Collects an `Entry` for every call of a core traced inside the `with` block, in this thread.
+
+    A function that was compiled before is not traced again, and so adds nothing.
+    """
+    entries: list[Entry] = []
+    token = _LEDGERS.set((*_LEDGERS.get(), entries))
+    try:
+        yield entries
+    finally:
+        _LEDGERS.reset(token)
+
+
+def select(
+    core: str, implementation: str | None, candidates: Mapping[str, Candidate], *, platform: str | None = None
+) -> Callable[..., Any]:
+    """Returns the implementation of `core` that was named, or with `None` the first of `PREFERENCE` that can serve.
+
+    Args:
+      core: name of the core, for the ledger and for errors.
+      implementation: one of `PREFERENCE`, or `None`.
+      candidates: the implementations that exist for this core.
+      platform: 'cpu', 'gpu' or 'tpu'; `None` is the platform JAX runs on.
+
+    Raises:
+      ValueError: `implementation` is not a name of `PREFERENCE`.
+      NotImplementedError: the implementation named cannot serve this call, or none can; the message says why.
+    """
+    if implementation is not None and implementation not in PREFERENCE:
+        raise ValueError(f'{core}: implementation is {implementation!r}; expected None or one of {PREFERENCE}')
+    if implementation is not None:
+        reason = _refusal(core, implementation, candidates)
+        if reason is not None:
+            raise NotImplementedError(f'{core}: implementation {implementation!r} cannot serve: {reason}')
+        return _record(Entry(core, implementation, ()), candidates)
+
+    platform = platform or jax.default_backend()
+    refused: list[tuple[str, str]] = []
+    for name in PREFERENCE:
+        reason = _refusal(core, name, candidates)
+        if reason is None and PLATFORM.get(name, platform) != platform:
+            reason = f'the platform is {platform}'
+        if reason is None:
+            return _record(Entry(core, name, tuple(refused)), candidates)
+        refused.append((name, reason))
+    listing = '; '.join(f'{name}: {reason}' for name, reason in refused)
+    raise NotImplementedError(f'{core}: no implementation can serve: {listing}')
+
+
+def _refusal(core: str, name: str, candidates: Mapping[str, Candidate]) -> str | None:
+    if name not in candidates:
+        return f'this version has no {name} form of {core}'
+    return candidates[name].refusal
+
+
+def _record(entry: Entry, candidates: Mapping[str, Candidate]) -> Callable[..., Any]:
+    for entries in _LEDGERS.get():
+        entries.append(entry)
+    return candidates[entry.implementation].function
