@@ -1,0 +1,1 @@
+"""One block, one stack, one set of heads, one model."""

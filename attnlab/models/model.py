@@ -1,0 +1,78 @@
+"""The language model: embedding, stack, norm, head."""
+
+from collections.abc import Callable, Iterator
+
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from jax.typing import DTypeLike
+from jaxtyping import Float
+
+from attnlab.context import Context
+from attnlab.models.block import Stage, stages
+from attnlab.models.stack import Stack
+from attnlab.nn.embed import Embedding
+from attnlab.nn.norms import RMSNorm
+from attnlab.typing import Logits, Sequence, State, Tokens
+
+
+class LanguageModel(nnx.Module):
+    """Tokens to next-token logits.
+
+    Args:
+      vocab: number of tokens.
+      dim: model width.
+      stack: makes the stack, as `stack(dim, rngs=rngs)`.
+      norm: makes the final norm.
+      head: makes the output map, as `head(dim, vocab, rngs=rngs)`; `None` ties it to the embedding.
+      dtype: type of the activations; parameters are float32.
+    """
+
+    def __init__(
+        self,
+        vocab: int,
+        *,
+        dim: int,
+        stack: Callable[..., Stack],
+        norm: Callable[..., nnx.Module] = RMSNorm,
+        head: Callable[..., nnx.Module] | None = None,
+        dtype: DTypeLike,
+        rngs: nnx.Rngs,
+    ):
+        self.vocab = vocab
+        self.dim = dim
+        self.dtype = jnp.dtype(dtype)
+        self.embedding = Embedding(vocab, dim, rngs=rngs)
+        self.stack = stack(dim, rngs=rngs)
+        self.norm = norm(dim, rngs=rngs)
+        self.head = None if head is None else head(dim, vocab, rngs=rngs)
+
+    def hidden(self, tokens: Tokens, ctx: Context, state: State | None = None) -> tuple[Sequence, State | None]:
+        """The normalised output of the last block, and the advanced state (see the mixers' contract)."""
+        x, state = self.stack(self.embedding(tokens, self.dtype), ctx, state)
+        return self.norm(x), state
+
+    def unembedding(self) -> Float[Array, 'o d']:
+        """The rows that hidden states are compared with: the head's, or the embedding's when tied."""
+        return self.embedding.weight[...] if self.head is None else self.head.weight[...]
+
+    def logits(self, hidden: Sequence) -> Logits:
+        """Scores of the next token, in float32."""
+        weight = self.unembedding().astype(hidden.dtype)
+        return jnp.einsum('b t d, o d -> b t o', hidden, weight, preferred_element_type=jnp.float32)
+
+    def init_state(self, batch: int, length: int) -> State:
+        """The state before the first token, able to hold `length` tokens."""
+        return self.stack.init_state(batch, length, self.dtype)
+
+    def stages(self, tokens: Tokens, ctx: Context) -> Iterator[Stage]:
+        """Every named intermediate value in order, lazily, layer by layer; for finding where one went wrong."""
+        x = self.embedding(tokens, self.dtype)
+        yield Stage('embedding', x)
+        for index, block in enumerate(self.stack.layers()):
+            for stage in stages(block, x, ctx):
+                yield Stage(f'stack.layers[{index}].{stage.name}', stage.value)
+                x = stage.value
+        x = self.norm(x)
+        yield Stage('norm', x)
+        yield Stage('head', self.logits(x))

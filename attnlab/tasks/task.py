@@ -1,0 +1,35 @@
+"""What the trainer knows of a problem."""
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+from flax import nnx
+
+from attnlab.metrics import Average
+from attnlab.typing import DropoutKey
+
+Batch = Mapping[str, Any]
+
+
+class Task(Protocol):
+    """Inputs, loss and metrics of one problem; the trainer knows `Task` and the model, not which.
+
+    Constructing a task touches nothing; `source` loads.
+    """
+
+    @property
+    def vocab(self) -> int:
+        """Number of tokens a model must know."""
+
+    def source(self, split: str, length: int) -> Any:
+        """A random-access source of examples of `length` tokens: `len(source)`, `source[i]` a dict of numpy arrays."""
+
+    def example(self, length: int) -> dict[str, np.ndarray]:
+        """An example of zeros with the shapes and types of `source(...)[i]`, without loading anything."""
+
+    def measure(self, model: nnx.Module, batch: Batch, dropout_key: DropoutKey | None) -> dict[str, Average]:
+        """The metrics of one batch; `metrics['loss']` is what training minimises. Trains when given a dropout key."""
+
+    def describe(self) -> dict[str, Any]:
+        """Where the data came from, for the record of the run."""

@@ -1,0 +1,36 @@
+"""Where a number that is not finite came from."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from attnlab.models.model import LanguageModel
+from attnlab.tasks.language import context
+from attnlab.tasks.task import Batch, Task
+
+
+def first_nonfinite(task: Task, graphdef: nnx.GraphDef, params: nnx.State, batch: Batch) -> str:
+    """Names the first thing that is not finite, in the order: parameters, outputs of modules, loss, gradients.
+
+    Runs the model once more, module by module, on the state and batch of the step that failed.
+    """
+    bad = _bad_leaf(params)
+    if bad:
+        return f'parameter {bad}'
+    model = nnx.merge(graphdef, params)
+    if isinstance(model, LanguageModel):
+        for stage in model.stages(batch['tokens'], context(batch)):
+            if not bool(jnp.all(jnp.isfinite(stage.value))):
+                return f'output of {stage.name}'
+    if not bool(jnp.isfinite(task.measure(model, batch, None)['loss'].total)):
+        return 'loss'
+    grads = jax.grad(lambda p: task.measure(nnx.merge(graphdef, p), batch, None)['loss'].total)(params)
+    bad = _bad_leaf(grads)
+    return f'gradient of {bad}' if bad else 'nothing when run again module by module (overflow that fusion hides, or dropout)'
+
+
+def _bad_leaf(tree: nnx.State) -> str | None:
+    for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
+        if not bool(jnp.all(jnp.isfinite(leaf))):
+            return '.'.join(str(getattr(key, 'key', '')) for key in path).rstrip('.')
+    return None

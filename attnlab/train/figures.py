@@ -1,0 +1,69 @@
+"""The figures of a run, drawn anew after each evaluation."""
+
+import os
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+
+def loss_curve(lines: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
+    """Bits per byte (else nats per token) over steps: training, and every evaluation that reports it."""
+    for key, label in (('bits_per_byte', 'bits per byte'), ('loss', 'nats per token')):
+        curves = {
+            name: [(line['step'], line[name]) for line in lines if name in line]
+            for name in dict.fromkeys(name for line in lines for name in line if name.endswith(f'/{key}'))
+        }
+        if curves:
+            break
+    figure, axes = _axes('step', label)
+    for name, points in curves.items():
+        steps, values = zip(*points, strict=True)
+        training = name.startswith('train/')
+        axes.plot(steps, values, label=name.removesuffix(f'/{key}'), lw=1 if training else 2, marker=None if training else 'o', ms=3)
+    values = [value for points in curves.values() for _, value in points if isinstance(value, float)]
+    if values:
+        axes.set_ylim(0.95 * min(values), min(1.05 * max(values), 2.5 * float(np.median(values))))
+    _write(figure, axes, path)
+
+
+def position_curves(curves: Mapping[str, np.ndarray], path: pathlib.Path, *, trained: int) -> None:
+    """Loss by position in the window, one curve a length, smoothed over positions; `trained` marks the training length."""
+    figure, axes = _axes('position in the window', 'nats per token')
+    for name, values in curves.items():
+        positions, smooth = _smoothed(values)
+        axes.plot(positions, smooth, label=name, lw=1.5)
+    longest = max(len(values) for values in curves.values())
+    if longest > trained:
+        axes.axvline(trained, color='0.6', lw=1, ls='--', label='training length')
+        axes.set_xscale('log', base=2)
+    _write(figure, axes, path)
+
+
+def _smoothed(values: np.ndarray, points: int = 64) -> tuple[np.ndarray, np.ndarray]:
+    """Means over windows of positions that grow geometrically, so that the first positions stay apart."""
+    edges = np.unique(np.geomspace(1, len(values) + 1, points).astype(int))
+    pairs = [(a, b) for a, b in zip(edges[:-1], edges[1:], strict=True) if np.isfinite(values[a - 1 : b - 1]).any()]
+    centres = np.array([(a + b - 1) / 2 for a, b in pairs])
+    return centres, np.array([np.nanmean(values[a - 1 : b - 1]) for a, b in pairs])
+
+
+def _axes(x: str, y: str) -> tuple[Any, Any]:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6, 4), layout='constrained')
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot(xlabel=x, ylabel=y)
+    axes.grid(alpha=0.3)
+    axes.spines[['top', 'right']].set_visible(False)
+    return figure, axes
+
+
+def _write(figure: Any, axes: Any, path: pathlib.Path) -> None:
+    axes.legend(frameon=False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix('.partial.png')
+    figure.savefig(partial, dpi=120)
+    os.replace(partial, path)

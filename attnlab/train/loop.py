@@ -1,0 +1,184 @@
+"""The training loop: restore, then step, report, evaluate and save, until done or asked to stop."""
+
+import contextlib
+import dataclasses
+import pathlib
+import signal
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import multihost_utils
+from rich.console import Console
+
+from attnlab.data.pipeline import batches
+from attnlab.errors import UserError
+from attnlab.train.checkpoint import Checkpoints
+from attnlab.train.diagnose import first_nonfinite
+from attnlab.train.figures import loss_curve
+from attnlab.train.report import Report, read_lines
+from attnlab.train.setup import Setup
+from attnlab.train.state import TrainState
+
+STOPPED = 'stopped'
+FINISHED = 'finished'
+AGREE_EVERY = 16
+"""Steps between two looks at whether any process of several was asked to stop."""
+
+
+class NonFinite(UserError):
+    """The loss or its gradient was not finite."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Pending:
+    """A dispatched step whose metrics have not been fetched."""
+
+    number: int
+    batch: Any
+    metrics: Any
+
+
+def train(
+    setup: Setup,
+    workdir: pathlib.Path,
+    *,
+    console: Console,
+    data_workers: int = 0,
+    flops_per_token: float | None = None,
+) -> tuple[str, TrainState]:
+    """Trains to the last step, from the newest checkpoint in `workdir` if there is one.
+
+    Returns FINISHED, or STOPPED after SIGTERM, which saves first; and the state. The state after step n is a pure function
+    of the config, wherever and however often the run was interrupted.
+
+    Raises NonFinite, naming the step and the first module that went wrong; the last good checkpoint stays.
+    """
+    source = setup.task.source('train', setup.length)
+    checkpoints = Checkpoints(workdir / 'checkpoints', every=setup.saving.every, keep=setup.saving.keep, notify=console.print)
+    with contextlib.closing(checkpoints), _asked_to_stop() as stop:
+        restored = checkpoints.restore_latest(setup.abstract)
+        state, carried = restored or (setup.initialize(), {'step': 0, 'sums': {}})
+        start = carried['step']
+        report = Report(
+            workdir,
+            setup.reporting,
+            start=start,
+            steps=setup.steps,
+            tokens_per_step=setup.batch_size * setup.length,
+            flops_per_token=flops_per_token,
+            sums=carried['sums'],
+            console=console,
+        )
+        feed = batches(
+            source,
+            batch_size=setup.batch_size,
+            seed=setup.seed,
+            start=start,
+            process_index=jax.process_index(),
+            process_count=jax.process_count(),
+            num_workers=data_workers,
+        )
+        with contextlib.closing(report), contextlib.closing(feed):
+            if restored:
+                report.say(f'going on from step {start} of {setup.steps}')
+            return _steps(setup, workdir, state, start, feed, checkpoints, report, stop)
+
+
+def _steps(
+    setup: Setup,
+    workdir: pathlib.Path,
+    state: TrainState,
+    start: int,
+    feed: Iterator[Any],
+    checkpoints: Checkpoints,
+    report: Report,
+    stop: threading.Event,
+) -> tuple[str, TrainState]:
+    learning_rate = setup.optimizer.learning_rate(setup.steps)
+    pending: Pending | None = None
+    for number in range(start + 1, setup.steps + 1):
+        batch = setup.place(next(feed))
+        state, metrics = setup.step(state, batch, jnp.int32(number))
+        _settle(setup, state, pending, report, learning_rate)
+        pending = Pending(number, batch, metrics)
+        stopping = _agreed(stop, number)
+        due = [evaluator for evaluator in setup.evals if evaluator.cadence.due(number, setup.steps)]
+        saving = stopping or number == setup.steps or checkpoints.due(number)
+        if not (due or saving):
+            continue
+        _settle(setup, state, pending, report, learning_rate)
+        pending = None
+        with report.paused():
+            for evaluator in due:
+                _evaluate(setup, workdir, evaluator, state, number, report)
+            if saving:
+                checkpoints.save(number, state, {'step': number, 'sums': dict(report.sums)})
+        if stopping and number < setup.steps:
+            checkpoints.wait()
+            report.say(f'asked to stop: saved step {number} of {setup.steps}; the same command goes on from there')
+            return STOPPED, state
+    checkpoints.wait()
+    return FINISHED, state
+
+
+def _settle(setup: Setup, state: TrainState, pending: Pending | None, report: Report, learning_rate: Any) -> None:
+    """Fetches the metrics of a dispatched step, reports them, and stops the run if they are not finite."""
+    if pending is None:
+        return
+    metrics = jax.device_get(pending.metrics)
+    if not metrics['good']:
+        culprit = first_nonfinite(setup.task, setup.graphdef, state.params, pending.batch)
+        raise NonFinite(
+            f'step {pending.number}: loss {_loss(metrics):.4g}, gradient norm {metrics["grad_norm"]:.4g}; '
+            f'the first that is not finite: {culprit}. The last checkpoint is from before it'
+        )
+    report.step(pending.number, _floats(metrics), float(learning_rate(pending.number - 1)))
+
+
+def _evaluate(setup: Setup, workdir: pathlib.Path, evaluator: Any, state: TrainState, number: int, report: Report) -> None:
+    evaluation = evaluator.evaluate(setup, state.params)
+    report.evaluation(number, evaluator.name, evaluation.numbers)
+    if report.writes:
+        evaluation.draw(workdir / 'figures')
+        loss_curve(read_lines(workdir / 'metrics.jsonl'), workdir / 'figures' / 'loss.png')
+
+
+def _loss(metrics: Any) -> float:
+    return float(metrics['loss'].total / max(metrics['loss'].count, 1.0))
+
+
+def _floats(metrics: Any) -> dict[str, float]:
+    """Totals and counts as Python floats by dotted name, ready to be summed and saved as JSON."""
+    averages = {name: value for name, value in metrics.items() if name not in ('grad_norm', 'good')}
+    parts = {f'{name}.{part}': float(getattr(a, part)) for name, a in averages.items() for part in ('total', 'count')}
+    return parts | {'grad_norm': float(metrics['grad_norm'])}
+
+
+def _agreed(stop: threading.Event, number: int) -> bool:
+    """Whether to stop; several processes ask each other now and then, so that all stop after the same step."""
+    if jax.process_count() == 1:
+        return stop.is_set()
+    return number % AGREE_EVERY == 0 and bool(np.any(multihost_utils.process_allgather(np.array(stop.is_set()))))
+
+
+@contextlib.contextmanager
+def _asked_to_stop() -> Iterator[threading.Event]:
+    """An event that the first SIGTERM or Ctrl-C sets; a second one ends the process as usual."""
+    event = threading.Event()
+    previous = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+
+    def ask(number: int, _: Any) -> None:
+        event.set()
+        signal.signal(number, previous[number])
+
+    for number in previous:
+        signal.signal(number, ask)
+    try:
+        yield event
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

@@ -1,0 +1,242 @@
+"""What a run writes while it goes: metrics.jsonl, speed.jsonl, TensorBoard, W&B when asked, and a progress bar."""
+
+import collections
+import contextlib
+import dataclasses
+import json
+import math
+import os
+import pathlib
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from tensorboardX import SummaryWriter
+
+from attnlab.errors import UserError
+from attnlab.metrics import bits
+
+PEAK_FLOPS = {
+    'NVIDIA A100': 312e12,
+    'NVIDIA H100': 989e12,
+    'NVIDIA H200': 989e12,
+    'TPU v4': 275e12,
+    'TPU v5 lite': 197e12,
+    'TPU v5p': 459e12,
+    'TPU v6 lite': 918e12,
+}
+"""Dense bfloat16 peak of one device, by the beginning of its `device_kind`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Reporting:
+    """How often a run reports, and where to.
+
+    Attributes:
+      every: steps between two lines of metrics.
+      tensorboard: write TensorBoard events.
+      wandb: project to log to on Weights & Biases, or `None`.
+    """
+
+    every: int = 10
+    tensorboard: bool = True
+    wandb: str | None = None
+
+
+class Report:
+    """The open files of one process's run; the other processes of a run hold one that writes nothing.
+
+    `metrics.jsonl` holds only what the config determines, so that two runs of it can be compared byte by byte; how fast
+    it went is in `speed.jsonl`.
+    """
+
+    def __init__(
+        self,
+        workdir: pathlib.Path,
+        settings: Reporting,
+        *,
+        start: int,
+        steps: int,
+        tokens_per_step: int,
+        flops_per_token: float | None,
+        sums: Mapping[str, float] | None = None,
+        console: Console,
+    ):
+        self.settings = settings
+        self.writes = jax.process_index() == 0
+        self.start = start
+        self.sums = collections.defaultdict(float, sums or {})
+        self._tokens_per_step = tokens_per_step
+        self._flops_per_token = flops_per_token
+        self._workdir = workdir
+        self._clock = Clock(start)
+        self._closing = contextlib.ExitStack()
+        self._bar = self._closing.enter_context(_progress(console, self.writes))
+        self._task = self._bar.add_task('train', total=steps, completed=start, loss='', speed='')
+        if self.writes:
+            keep_until(workdir / 'metrics.jsonl', start)
+            self._events = self._open_events(start)
+            self._wandb = self._open_wandb()
+
+    def step(self, number: int, metrics: Mapping[str, Any], learning_rate: float) -> None:
+        """Takes the metrics of one finished step in; writes a line every `settings.every` steps."""
+        self.sums['steps'] += 1
+        for name, value in metrics.items():
+            self.sums[name] += value
+        if number % self.settings.every == 0:
+            self._write_line(number, learning_rate)
+        else:
+            self._bar.update(self._task, completed=number)
+
+    def evaluation(self, number: int, name: str, numbers: Mapping[str, float]) -> None:
+        """Writes the numbers of one evaluation."""
+        self._record(number, {f'{name}/{key}': value for key, value in numbers.items()})
+        shown = ', '.join(f'{key} {value:.4g}' for key, value in numbers.items())
+        self._bar.console.print(f'[dim]step {number}[/dim]  {name}: {shown}')
+
+    def paused(self) -> contextlib.AbstractContextManager[None]:
+        """Leaves the time spent inside out of the reported speed (evaluating, saving)."""
+        return self._clock.paused()
+
+    def say(self, text: str) -> None:
+        """Prints a line above the progress bar."""
+        if self.writes:
+            self._bar.console.print(text, highlight=False)
+
+    def close(self) -> None:
+        """Closes every file and the bar."""
+        if self.writes:
+            if self._events is not None:
+                self._events.close()
+            if self._wandb is not None:
+                self._wandb.finish()
+        self._closing.close()
+
+    def _write_line(self, number: int, learning_rate: float) -> None:
+        line = means(self.sums) | {'train/learning_rate': learning_rate}
+        self.sums.clear()
+        self._record(number, line)
+        steps, seconds = self._clock.lap(number)
+        speed = {'tokens_per_second': steps * self._tokens_per_step / seconds}
+        utilisation = self._utilisation(speed['tokens_per_second'])
+        if utilisation is not None:
+            speed['mfu'] = utilisation
+        self._record(number, speed, 'speed.jsonl', prefix='speed/')
+        shown = f'{_short(speed["tokens_per_second"])} tok/s' + (f' {utilisation:.1%} MFU' if utilisation else '')
+        self._bar.update(self._task, completed=number, loss=f'loss {line["train/loss"]:.3f}', speed=shown)
+
+    def _record(self, number: int, numbers: Mapping[str, float], file: str = 'metrics.jsonl', prefix: str = '') -> None:
+        if not self.writes:
+            return
+        append_line(self._workdir / file, {'step': number} | dict(numbers))
+        named = {f'{prefix}{name}': value for name, value in numbers.items()}
+        if self._events is not None:
+            for name, value in named.items():
+                self._events.add_scalar(name, value, number)
+        if self._wandb is not None:
+            self._wandb.log(named, step=number)
+
+    def _utilisation(self, tokens_per_second: float) -> float | None:
+        kind = jax.devices()[0].device_kind
+        peak = next((flops for name, flops in PEAK_FLOPS.items() if kind.startswith(name)), None)
+        if peak is None or self._flops_per_token is None:
+            return None
+        return tokens_per_second * self._flops_per_token / (peak * jax.device_count())
+
+    def _open_events(self, start: int) -> SummaryWriter | None:
+        if not self.settings.tensorboard:
+            return None
+        return SummaryWriter(str(self._workdir), purge_step=start + 1 if start else None)
+
+    def _open_wandb(self) -> Any:
+        if self.settings.wandb is None:
+            return None
+        try:
+            import wandb
+        except ImportError as error:
+            raise UserError('report.wandb is set, but wandb is not installed: pip install "attnlab[wandb]"') from error
+        name = self._workdir.name
+        return wandb.init(project=self.settings.wandb, id=name, name=name, dir=self._workdir, resume='allow')
+
+
+class Clock:
+    """Seconds spent training since the last lap, without the pauses."""
+
+    def __init__(self, start: int):
+        self._number = start
+        self._since = time.perf_counter()
+
+    def lap(self, number: int) -> tuple[int, float]:
+        """Steps and seconds since the last lap."""
+        now = time.perf_counter()
+        steps, seconds = number - self._number, now - self._since
+        self._number, self._since = number, now
+        return steps, max(seconds, 1e-9)
+
+    @contextlib.contextmanager
+    def paused(self) -> Any:
+        """Time inside does not count."""
+        before = time.perf_counter()
+        yield
+        self._since += time.perf_counter() - before
+
+
+def means(sums: Mapping[str, float]) -> dict[str, float]:
+    """The numbers of a line of metrics, from sums over steps of totals and counts."""
+    line = {
+        'train/loss': sums['loss.total'] / sums['loss.count'],
+        'train/grad_norm': sums['grad_norm'] / sums['steps'],
+    }
+    if sums.get('byte_loss.count'):
+        line['train/bits_per_byte'] = bits(sums['byte_loss.total'] / sums['byte_loss.count'])
+    return line
+
+
+def append_line(path: pathlib.Path, numbers: Mapping[str, Any]) -> None:
+    """Appends one JSON object as one line, in one write."""
+    finite = {name: value if math.isfinite(value) else str(value) for name, value in numbers.items()}
+    with path.open('a') as file:
+        file.write(json.dumps(finite) + '\n')
+
+
+def keep_until(path: pathlib.Path, step: int) -> None:
+    """Drops the lines of steps after `step`, which will be run again, and a last line cut short; replaces the file at once."""
+    if path.exists():
+        kept = [line for line in whole_lines(path) if json.loads(line)['step'] <= step]
+        replacement = path.with_suffix('.partial')
+        replacement.write_text(''.join(kept))
+        os.replace(replacement, path)
+
+
+def whole_lines(path: pathlib.Path) -> list[str]:
+    """The lines that end in a newline."""
+    return [line for line in path.read_text().splitlines(keepends=True) if line.endswith('\n')]
+
+
+def read_lines(path: pathlib.Path) -> list[dict[str, Any]]:
+    """The objects of a `.jsonl` file."""
+    return [json.loads(line) for line in whole_lines(path)] if path.exists() else []
+
+
+def _progress(console: Console, shown: bool) -> Progress:
+    return Progress(
+        TextColumn('{task.description}'),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TextColumn('{task.fields[loss]}'),
+        TextColumn('{task.fields[speed]}'),
+        TimeRemainingColumn(),
+        console=console,
+        disable=not shown,
+        refresh_per_second=2,
+    )
+
+
+def _short(value: float) -> str:
+    for unit, size in (('G', 1e9), ('M', 1e6), ('k', 1e3)):
+        if value >= size:
+            return f'{value / size:.3g}{unit}'
+    return f'{value:.3g}'

@@ -1,0 +1,106 @@
+"""A run's work directory: whose it is, what it was made with, where it stopped."""
+
+import importlib.metadata
+import json
+import os
+import pathlib
+import platform
+import subprocess
+import sys
+from typing import Any
+
+import jax
+from ml_collections import ConfigDict
+
+from attnlab import config as configs
+from attnlab.errors import UserError
+
+PACKAGES = ('attnlab', 'jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'grain', 'ml_collections', 'numpy')
+
+
+def claim(workdir: pathlib.Path, config: ConfigDict) -> None:
+    """Makes the work directory this config's, or finds that it already is.
+
+    Raises `UserError` when it belongs to another config, naming the keys that differ, or cannot be written.
+    """
+    path = workdir / 'config.json'
+    if path.exists():
+        differing = differences(configs.load(path), config)
+        if differing:
+            shown = '; '.join(differing[:8]) + ('; ...' if len(differing) > 8 else '')
+            raise UserError(f'{workdir} holds a run with another config ({shown}): choose another --workdir')
+        return
+    if workdir.exists() and any(workdir.iterdir()):
+        raise UserError(f'{workdir} is not empty and holds no config.json, so it is not a run: choose another --workdir')
+    if jax.process_index() == 0:
+        workdir.mkdir(parents=True, exist_ok=True)
+        partial = workdir / 'config.json.partial'
+        configs.save(config, partial)
+        os.replace(partial, path)
+
+
+def differences(old: ConfigDict, new: ConfigDict) -> list[str]:
+    """Each key that differs, as `steps: 100 there, 200 here`."""
+    before, after = (flatten(configs.from_plain(configs.plain(c))) for c in (old, new))
+    absent = object()
+    return [
+        f'{key}: {before.get(key, "absent")} there, {after.get(key, "absent")} here'
+        for key in sorted(before.keys() | after.keys())
+        if before.get(key, absent) != after.get(key, absent)
+    ]
+
+
+def flatten(config: Any, path: str = '') -> dict[str, Any]:
+    """Every leaf of a config by its dotted path, as the command line spells it: `model.stack.blocks[0].mixer.heads`."""
+    if isinstance(config, ConfigDict | dict) and config:
+        items = ((f'{path}.{name}' if path else name, value) for name, value in config.items())
+    elif isinstance(config, list | tuple) and any(isinstance(item, ConfigDict | dict) for item in config):
+        items = ((f'{path}[{i}]', value) for i, value in enumerate(config))
+    else:
+        return {path: config}
+    return {key: leaf for name, value in items for key, leaf in flatten(value, name).items()}
+
+
+def record(workdir: pathlib.Path, facts: dict[str, Any]) -> None:
+    """Adds this start to run.json: the command, versions, devices and `facts`, after those of earlier starts."""
+    path = workdir / 'run.json'
+    starts = json.loads(path.read_text())['starts'] if path.exists() else []
+    partial = workdir / 'run.json.partial'
+    partial.write_text(json.dumps({'starts': [*starts, environment() | facts]}, indent=2) + '\n')
+    os.replace(partial, path)
+
+
+def environment() -> dict[str, Any]:
+    """The command, git state, versions and devices of this process."""
+    devices = jax.devices()
+    return {
+        'command': [pathlib.Path(sys.argv[0]).name, *sys.argv[1:]],
+        'git': git_state(),
+        'python': platform.python_version(),
+        'packages': {name: _version(name) for name in PACKAGES},
+        'device_kind': devices[0].device_kind,
+        'device_count': len(devices),
+        'process_count': jax.process_count(),
+    }
+
+
+def git_state() -> dict[str, Any]:
+    """Commit of the code that runs, and whether it was changed since; `None` outside a checkout."""
+    here = pathlib.Path(__file__).parent
+
+    def git(*arguments: str) -> str | None:
+        try:
+            done = subprocess.run(['git', '-C', here, *arguments], capture_output=True, text=True, check=False, timeout=10)
+        except OSError:
+            return None
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    commit = git('rev-parse', 'HEAD')
+    return {'commit': commit, 'changed': None if commit is None else bool(git('status', '--porcelain', '--untracked-files=no'))}
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,157 @@
+"""From a config to everything that training, evaluating and planning share; nothing is allocated here."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from ml_collections import ConfigDict
+
+from attnlab.config import build
+from attnlab.errors import UserError
+from attnlab.metrics import Average
+from attnlab.tasks.task import Batch, Task
+from attnlab.train import partition
+from attnlab.train.report import Reporting
+from attnlab.train.state import TrainState, abstract_model, initialize, split
+from attnlab.train.step import Precision, make_step
+
+
+@dataclasses.dataclass(frozen=True)
+class Saving:
+    """When checkpoints are made, and how many of them stay.
+
+    Attributes:
+      every: steps between two checkpoints; the last step is always saved.
+      keep: how many of the newest to keep.
+    """
+
+    every: int = 500
+    keep: int = 2
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Setup:
+    """A run's config, built: what to train, on what, how. Holds shapes, not arrays."""
+
+    seed: int
+    steps: int
+    batch_size: int
+    length: int
+    accumulate: int
+    task: Task
+    precision: Precision
+    optimizer: Any
+    evals: tuple[Any, ...]
+    saving: Saving
+    reporting: Reporting
+    mesh: Mesh
+    make_model: Callable[[nnx.Rngs], nnx.Module]
+
+    @functools.cached_property
+    def model(self) -> nnx.Module:
+        """The model, with shapes in place of arrays."""
+        return abstract_model(self.make_model)
+
+    @functools.cached_property
+    def graphdef(self) -> nnx.GraphDef:
+        """The structure of the model."""
+        return split(self.model)[0]
+
+    @functools.cached_property
+    def transform(self) -> optax.GradientTransformation:
+        """The optimiser's transformation of this model's gradients."""
+        return self.optimizer.transform(split(self.model)[1], self.steps)
+
+    @functools.cached_property
+    def abstract(self) -> TrainState:
+        """Shapes, types and shardings of the train state."""
+        shapes = jax.eval_shape(self._initialize)
+        shardings = partition.state_shardings(shapes, self.mesh)
+        return jax.tree.map(
+            lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), shapes, shardings
+        )
+
+    @functools.cached_property
+    def step(self) -> Any:
+        """The compiled training step; it consumes the state it is given."""
+        step = make_step(self.graphdef, self.task, self.transform, seed=self.seed, accumulate=self.accumulate)
+        return jax.jit(step, donate_argnums=0, out_shardings=(self._shardings(), None))
+
+    @functools.cached_property
+    def measure(self) -> Callable[[nnx.State, Batch], dict[str, Average]]:
+        """The compiled metrics of a batch, without dropout."""
+        return jax.jit(lambda params, batch: self.task.measure(nnx.merge(self.graphdef, params), batch, None))
+
+    def initialize(self) -> TrainState:
+        """The state before the first step, each device making only its own shard."""
+        return jax.jit(self._initialize, out_shardings=self._shardings())()
+
+    def place(self, batch: Mapping[str, np.ndarray]) -> Batch:
+        """Puts this process's rows of a batch onto its devices; the result is the global batch."""
+        sharding = partition.batch_sharding(self.mesh)
+        return {name: jax.make_array_from_process_local_data(sharding, rows) for name, rows in batch.items()}
+
+    def abstract_batch(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """Shapes, types and sharding of a batch."""
+        sharding = partition.batch_sharding(self.mesh)
+        example = self.task.example(self.length)
+        return {
+            name: jax.ShapeDtypeStruct((self.batch_size, *row.shape), row.dtype, sharding=sharding)
+            for name, row in example.items()
+        }
+
+    def lower(self) -> jax.stages.Lowered:
+        """The training step, traced for the shapes of this run."""
+        replicated = NamedSharding(self.mesh, PartitionSpec())
+        number = jax.ShapeDtypeStruct((), jnp.int32, sharding=replicated)
+        return self.step.lower(self.abstract, self.abstract_batch(), number)
+
+    def _initialize(self) -> TrainState:
+        return initialize(self.make_model, self.transform, self.seed)
+
+    def _shardings(self) -> TrainState:
+        return jax.tree.map(lambda leaf: leaf.sharding, self.abstract)
+
+
+KEYS = frozenset(
+    ('seed', 'steps', 'batch_size', 'accumulate', 'length', 'task', 'model', 'optimizer')
+    + ('precision', 'mesh', 'evals', 'checkpoint', 'report')
+)
+"""The top level of every run config."""
+
+
+def prepare(config: ConfigDict) -> Setup:
+    """Builds a run config. Raises `UserError` naming the key that is missing, unknown or wrong."""
+    if set(config) != KEYS:
+        raise UserError(f'a run config lacks {sorted(KEYS - set(config))} and has the unknown {sorted(set(config) - KEYS)}')
+    built = {name: build(value, f'config.{name}') for name, value in config.items()}
+    for name in ('steps', 'batch_size', 'accumulate', 'length'):
+        if type(built[name]) is not int or built[name] < 1:
+            raise UserError(f'config.{name} is {built[name]!r}; it wants a whole number from 1')
+    if built['batch_size'] % built['accumulate']:
+        raise UserError(f'config.batch_size, {built["batch_size"]}, does not divide into accumulate={built["accumulate"]} parts')
+    task, precision = built['task'], built['precision']
+    mesh = built['mesh'].make()
+    shards = partition.batch_shards(mesh)
+    if built['batch_size'] // built['accumulate'] % shards:
+        raise UserError(
+            f'config.batch_size, {built["batch_size"]} in {built["accumulate"]} parts, does not divide over '
+            f'{shards} devices of the mesh axes data and fsdp'
+        )
+    jax.config.update('jax_default_matmul_precision', precision.matmul)
+    return Setup(
+        **{name: built[name] for name in ('seed', 'steps', 'batch_size', 'accumulate', 'length', 'optimizer', 'evals')},
+        task=task,
+        precision=precision,
+        saving=built['checkpoint'],
+        reporting=built['report'],
+        mesh=mesh,
+        make_model=lambda rngs: built['model'](task.vocab, dtype=precision.activations, rngs=rngs),
+    )

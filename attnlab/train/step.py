@@ -1,0 +1,83 @@
+"""One training step, a pure function of state and batch."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+from jaxtyping import Array, Int
+
+from attnlab.metrics import Average
+from attnlab.random import key_for
+from attnlab.tasks.task import Batch, Task
+from attnlab.train.state import TrainState
+
+Metrics = dict[str, Any]
+Step = Callable[[TrainState, Batch, Int[Array, '']], tuple[TrainState, Metrics]]
+
+
+def make_step(
+    graphdef: nnx.GraphDef, task: Task, transform: optax.GradientTransformation, *, seed: int, accumulate: int = 1
+) -> Step:
+    """Returns `step(state, batch, number) -> (state, metrics)`, where `number` counts steps from 1.
+
+    The update is made only if loss and gradient norm are finite and `number` follows on the state's own count. So the
+    first step that goes wrong, and whatever was dispatched after it, leaves the last good state to be examined.
+
+    With `accumulate=n` the batch is taken in n parts one after another; loss and gradient are those of the whole batch.
+    """
+
+    def total_loss(params: nnx.State, batch: Batch, key: jax.Array) -> tuple[jax.Array, Metrics]:
+        averages = task.measure(nnx.merge(graphdef, params), batch, key)
+        kept = {name: average for name, average in averages.items() if average.total.ndim == 0}
+        return averages['loss'].total, kept
+
+    gradient = jax.grad(total_loss, has_aux=True)
+
+    def step(state: TrainState, batch: Batch, number: Int[Array, '']) -> tuple[TrainState, Metrics]:
+        key = key_for(seed, number, 'dropout')
+        summed, averages = _accumulated(gradient, state.params, batch, key, accumulate)
+        count = jnp.maximum(averages['loss'].count, 1.0)
+        grads = jax.tree.map(lambda g: g / count, summed)
+        norm = optax.global_norm(grads)
+        updates, opt_state = transform.update(grads, state.opt_state, state.params)
+        updated = TrainState(optax.apply_updates(state.params, updates), opt_state, state.step + 1)
+        good = jnp.isfinite(averages['loss'].total) & jnp.isfinite(norm) & (updated.step == number)
+        state = jax.tree.map(lambda new, old: jnp.where(good, new, old), updated, state)
+        return state, averages | {'grad_norm': norm, 'good': good}
+
+    return step
+
+
+def _accumulated(
+    gradient: Callable[..., Any], params: nnx.State, batch: Batch, key: jax.Array, parts: int
+) -> tuple[nnx.State, dict[str, Average]]:
+    """Sums of gradients and metrics over equal parts of the batch, row i going to part i % parts."""
+    if parts == 1:
+        return gradient(params, batch, key)
+
+    def part(carry: Any, item: tuple[Batch, jax.Array]) -> tuple[Any, None]:
+        rows, index = item
+        return jax.tree.map(jnp.add, carry, gradient(params, rows, jax.random.fold_in(key, index))), None
+
+    strided = jax.tree.map(lambda x: x.reshape(x.shape[0] // parts, parts, *x.shape[1:]).swapaxes(0, 1), batch)
+    first = jax.tree.map(lambda x: x[0], strided)
+    shapes = jax.eval_shape(gradient, params, first, key)
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+    return jax.lax.scan(part, zeros, (strided, jnp.arange(parts)))[0]
+
+
+@dataclasses.dataclass(frozen=True)
+class Precision:
+    """Types of a run: activations are of one, parameters, optimiser state and statistics always float32.
+
+    Attributes:
+      activations: 'float32', 'bfloat16' or 'float16'.
+      matmul: JAX's precision of float32 matrix products: 'default', 'high', or 'highest'.
+    """
+
+    activations: str = 'float32'
+    matmul: str = 'default'
