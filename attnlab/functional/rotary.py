@@ -29,8 +29,8 @@ def rotate(
 ) -> Float[Array, 'b t h k']:
     """Turns pairs of channels by their angle: `(x1, x2) -> (x1 cos - x2 sin, x2 cos + x1 sin)`.
 
-    The first `fraction` of the channels are turned, the others pass. A pair is `(c, c + n/2)` of the `n` turned channels,
-    or `(2c, 2c + 1)` when `interleaved`: the same up to an order of the channels, but not interchangeable for given weights.
+    The first `fraction` of the channels are turned, the others pass. A pair is `(c, c + n/2)` of the `n` turned ones,
+    or `(2c, 2c + 1)` when `interleaved`: the same up to the order of channels, but not interchangeable for given weights.
     The rotation is in float32 or wider, the result in the type of `x`.
     Raises ValueError when the turned channels are not an even, positive whole number.
     Su et al. 2021, https://arxiv.org/abs/2104.09864.
@@ -51,7 +51,7 @@ def rotate(
 
 def rotated_channels(channels: int, fraction: float) -> int:
     """Returns how many of `channels` are turned. Raises ValueError unless that is an even, positive whole number."""
-    turned = channels * fraction
+    turned = round(channels * fraction, 6)
     if not 0 < fraction <= 1 or turned != round(turned) or round(turned) % 2:
         raise ValueError(
             f'fraction {fraction} of {channels} channels is {turned}; rotation wants an even number of them'

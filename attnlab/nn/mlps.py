@@ -10,8 +10,8 @@ from attnlab.typing import Sequence
 class GatedMLP(nnx.Module):
     """A gated two-layer network `y = (f(x W_g) * (x W_u)) W_d`, hidden width `hidden`.
 
-    `hidden=None` is 8/3 of `dim` rounded up to a multiple of 64, which costs what an ungated network of four times `dim`
-    costs. Raises `UserError` for an unknown activation. Shazeer 2020, https://arxiv.org/abs/2002.05202.
+    `hidden=None` is 8/3 of `dim` rounded up to a multiple of 64: the cost of an ungated network of four times `dim`.
+    Raises `UserError` for an unknown activation. Shazeer 2020, https://arxiv.org/abs/2002.05202.
     """
 
     def __init__(self, dim: int, *, hidden: int | None = None, activation: str = 'silu', rngs: nnx.Rngs):

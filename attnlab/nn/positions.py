@@ -40,7 +40,7 @@ class Alibi:
         """
         lower = 1 << (heads.bit_length() - 1)
         between = _geometric(2 * lower)[::2][: heads - lower]
-        return np.concatenate([_geometric(lower), between]).astype(np.float32)
+        return np.concatenate([_geometric(lower), between])
 
 
 def _geometric(heads: int) -> Float[np.ndarray, 'h']:

@@ -1,0 +1,175 @@
+"""Attention: every query reads a weighted mean of the values before it."""
+
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from jax.typing import DTypeLike
+from jaxtyping import Float, Int
+
+import pallas_kernels
+from attnlab.context import Context
+from attnlab.errors import UserError
+from attnlab.functional.cache import KeyValueCache, Remembered, empty_cache, extend, overflown
+from attnlab.functional.masks import visible
+from attnlab.functional.rotary import rotated_channels
+from attnlab.mixers.mixer import Mixer
+from attnlab.nn.positions import Alibi, Rope
+from attnlab.nn.projections import Linear
+from attnlab.typing import Heads, Keys, Queries, Segments, Sequence, Values
+from pallas_kernels import Softmax, WeightMap
+
+
+class Attention(Mixer):
+    """Multi-head attention, `y_i = W_o sum_j p_ij v_j`, `p_i` the weights of the scores `q_i . k_j / sqrt(key_dim)`.
+
+    Query head `i` reads key/value head `i // (heads / kv_heads)`: as many as `heads` make multi-head, one multi-query
+    attention. `weights` is the map from scores to weights. Vaswani et al. 2017, https://arxiv.org/abs/1706.03762;
+    Shazeer 2019, https://arxiv.org/abs/1911.02150; Ainslie et al. 2023, https://arxiv.org/abs/2305.13245.
+
+    The state is a cache of keys and values. Without a window it holds the `length` tokens it was made for: a call that
+    goes beyond gives NaN from there on. With a window it is a ring of `window + sinks` slots that never fills up.
+
+    `sinks` are the first keys of the row, so that they have no meaning where documents share it.
+
+    Raises `UserError` for sizes that do not divide, and for sinks together with segments.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        heads: int,
+        kv_heads: int | None = None,
+        key_dim: int | None = None,
+        value_dim: int | None = None,
+        position: Rope | Alibi | None = None,
+        weights: WeightMap = Softmax(),
+        window: int | None = None,
+        sinks: int = 0,
+        bias: bool = False,
+        causal: bool = True,
+        implementation: str | None = None,
+        rngs: nnx.Rngs,
+    ):
+        """Makes the projections.
+
+        Args:
+          dim: model width.
+          heads: query heads.
+          kv_heads: key and value heads, a divisor of `heads`; `None`: as many.
+          key_dim: channels of a query or key per head; `None`: `dim / heads`.
+          value_dim: channels of a value per head; `None`: `key_dim`.
+          position: how positions enter the scores; `None`: not at all.
+          weights: the map from scores to weights.
+          window: how many keys a query sees, its own included; `None`: all.
+          sinks: how many of the first keys it sees besides.
+          bias: whether the projections have one.
+          causal: whether a query sees no later key.
+          implementation: of the core; `None`: the default of the platform.
+          rngs: draws the parameters.
+        """
+        kv_heads = heads if kv_heads is None else kv_heads
+        key_dim = _share(dim, heads) if key_dim is None else key_dim
+        value_dim = key_dim if value_dim is None else value_dim
+        if kv_heads < 1 or heads % kv_heads:
+            raise UserError(f'kv_heads is {kv_heads}; it must divide heads, which is {heads}')
+        if sinks and window is None:
+            raise UserError(f'sinks is {sinks} without a window: every key is seen already')
+        if isinstance(position, Rope):
+            rotated_channels(key_dim, position.fraction)
+        self.heads, self.kv_heads, self.key_dim, self.value_dim = heads, kv_heads, key_dim, value_dim
+        self.position, self.weights = position, weights
+        self.window, self.sinks, self.causal, self.implementation = window, sinks, causal, implementation
+        self.query = Linear(dim, heads * key_dim, bias=bias, rngs=rngs)
+        self.key = Linear(dim, kv_heads * key_dim, bias=bias, rngs=rngs)
+        self.value = Linear(dim, kv_heads * value_dim, bias=bias, rngs=rngs)
+        self.output = Linear(heads * value_dim, dim, bias=bias, axes=('heads', 'embed'), rngs=rngs)
+
+    def __call__(
+        self, x: Sequence, ctx: Context, state: KeyValueCache | None = None
+    ) -> tuple[Sequence, KeyValueCache | None]:
+        if self.sinks and ctx.segments is not None:
+            raise UserError(
+                'attention with sinks takes no segments: sinks are the first keys of the row, not of a document'
+            )
+        q, k, v = self._project(x, ctx)
+        if state is None:
+            y = self._attend(q, k, v, ctx.segments)
+        else:
+            y, state = self._continue(q, k, v, ctx.segments_or_ones(), state)
+        return self.output(y.reshape(*x.shape[:2], -1)), state
+
+    def init_state(self, batch: int, length: int, dtype: DTypeLike) -> KeyValueCache:
+        """Returns an empty cache of `length` slots, or of `window + sinks` when that is fewer."""
+        if not self.causal:
+            raise UserError('bidirectional attention cannot be streamed: the first token sees the last')
+        return empty_cache(
+            batch,
+            length,
+            kv_heads=self.kv_heads,
+            key_dim=self.key_dim,
+            value_dim=self.value_dim,
+            dtype=dtype,
+            ring=None if self.window is None else self.window + self.sinks,
+        )
+
+    def _project(self, x: Sequence, ctx: Context) -> tuple[Queries, Keys, Values]:
+        batch, length, _ = x.shape
+        q = self.query(x).reshape(batch, length, self.heads, self.key_dim)
+        k = self.key(x).reshape(batch, length, self.kv_heads, self.key_dim)
+        v = self.value(x).reshape(batch, length, self.kv_heads, self.value_dim)
+        if isinstance(self.position, Rope):
+            q, k = self.position.rotate(q, ctx.positions), self.position.rotate(k, ctx.positions)
+        return q, k, v
+
+    def _slopes(self, dtype: DTypeLike) -> Float[Array, 'h'] | None:
+        if not isinstance(self.position, Alibi):
+            return None
+        return jnp.asarray(self.position.slopes(self.heads), jnp.promote_types(dtype, jnp.float32))
+
+    def _attend(self, q: Queries, k: Keys, v: Values, segments: Segments | None) -> Heads:
+        return pallas_kernels.attention(
+            q,
+            k,
+            v,
+            weights=self.weights,
+            causal=self.causal,
+            window=self.window,
+            sinks=self.sinks,
+            segments=segments,
+            slopes=self._slopes(q.dtype),
+            implementation=self.implementation,
+        )
+
+    def _continue(
+        self, q: Queries, k: Keys, v: Values, segments: Segments, state: KeyValueCache
+    ) -> tuple[Heads, KeyValueCache]:
+        tokens = state.index + jnp.arange(q.shape[1], dtype=jnp.int32)
+        seen, state = extend(state, k, v, segments, window=self.window, sinks=self.sinks)
+        y = pallas_kernels.attention(
+            q,
+            seen.keys.astype(q.dtype),
+            seen.values.astype(q.dtype),
+            weights=self.weights,
+            causal=False,
+            bias=self._bias(tokens, segments, seen, q.dtype),
+            implementation=self.implementation,
+        )
+        return jnp.where(overflown(state, self.window, self.sinks), jnp.nan, y), state
+
+    def _bias(
+        self, tokens: Int[Array, 't'], segments: Segments, seen: Remembered, dtype: DTypeLike
+    ) -> Float[Array, 'b ... t s']:
+        """Minus infinity where hidden, so that the core, and with it every weight map, serves the cache as it is."""
+        mask = visible(tokens, seen.tokens, segments, seen.segments, window=self.window, sinks=self.sinks)[:, None]
+        bias = jnp.zeros((1, 1, 1, 1), jnp.promote_types(dtype, jnp.float32))
+        if (slopes := self._slopes(dtype)) is not None:
+            distance = tokens[:, None] - seen.tokens[None, :]
+            bias = -slopes[None, :, None, None] * distance[None, None].astype(slopes.dtype)
+        return jnp.where(mask, bias, -jnp.inf)
+
+
+def _share(dim: int, heads: int) -> int:
+    if heads < 1 or dim % heads:
+        raise UserError(f'heads is {heads}; it must divide dim, which is {dim}, unless key_dim is given')
+    return dim // heads
