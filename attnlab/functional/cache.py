@@ -60,7 +60,7 @@ def extend(
     """Appends tokens; returns what their queries may attend to, and the cache after them.
 
     Without a window, or with fewer slots than `window + sinks`, the cache holds as many tokens as it has slots: once
-    `index` exceeds them its content is meaningless (see `overflown`). Raises `UserError` when one call alone is too long.
+    `index` exceeds them its content is meaningless (see `overflown`). Raises `UserError` when one call is too long.
     """
     slots, new = cache.keys.shape[1], keys.shape[1]
     fresh = Remembered(

@@ -30,7 +30,7 @@ def rotate(
     """Turns pairs of channels by their angle: `(x1, x2) -> (x1 cos - x2 sin, x2 cos + x1 sin)`.
 
     The first `fraction` of the channels are turned, the others pass. A pair is `(c, c + n/2)` of the `n` turned ones,
-    or `(2c, 2c + 1)` when `interleaved`: the same up to the order of channels, but not interchangeable for given weights.
+    or `(2c, 2c + 1)` when `interleaved`: the same up to the order of channels, but not interchangeable once trained.
     The rotation is in float32 or wider, the result in the type of `x`.
     Raises ValueError when the turned channels are not an even, positive whole number.
     Su et al. 2021, https://arxiv.org/abs/2104.09864.

@@ -26,12 +26,25 @@ class Attention(Mixer):
     attention. `weights` is the map from scores to weights. Vaswani et al. 2017, https://arxiv.org/abs/1706.03762;
     Shazeer 2019, https://arxiv.org/abs/1911.02150; Ainslie et al. 2023, https://arxiv.org/abs/2305.13245.
 
-    The state is a cache of keys and values. Without a window it holds the `length` tokens it was made for: a call that
-    goes beyond gives NaN from there on. With a window it is a ring of `window + sinks` slots that never fills up.
-
-    `sinks` are the first keys of the row, so that they have no meaning where documents share it.
+    The state is a cache of keys and values. It holds the `length` tokens it was made for, and a call that goes beyond
+    gives NaN; but with a window no longer than that it is a ring of `window + sinks` slots, which never fills up.
 
     Raises `UserError` for sizes that do not divide, and for sinks together with segments.
+
+    Args:
+      dim: model width.
+      heads: query heads.
+      kv_heads: key and value heads, a divisor of `heads`; `None`: as many.
+      key_dim: channels of a query or key per head; `None`: `dim / heads`.
+      value_dim: channels of a value per head; `None`: `key_dim`.
+      position: how positions enter the scores; `None`: not at all.
+      weights: the map from scores to weights.
+      window: how many keys a query sees, its own included; `None`: all.
+      sinks: how many of the first keys of the row it sees besides (Xiao et al. 2024, https://arxiv.org/abs/2309.17453).
+      bias: whether the projections have one.
+      causal: whether a query sees no later key.
+      implementation: of the core; `None`: the default of the platform.
+      rngs: draws the parameters.
     """
 
     def __init__(
@@ -51,23 +64,6 @@ class Attention(Mixer):
         implementation: str | None = None,
         rngs: nnx.Rngs,
     ):
-        """Makes the projections.
-
-        Args:
-          dim: model width.
-          heads: query heads.
-          kv_heads: key and value heads, a divisor of `heads`; `None`: as many.
-          key_dim: channels of a query or key per head; `None`: `dim / heads`.
-          value_dim: channels of a value per head; `None`: `key_dim`.
-          position: how positions enter the scores; `None`: not at all.
-          weights: the map from scores to weights.
-          window: how many keys a query sees, its own included; `None`: all.
-          sinks: how many of the first keys it sees besides.
-          bias: whether the projections have one.
-          causal: whether a query sees no later key.
-          implementation: of the core; `None`: the default of the platform.
-          rngs: draws the parameters.
-        """
         kv_heads = heads if kv_heads is None else kv_heads
         key_dim = _share(dim, heads) if key_dim is None else key_dim
         value_dim = key_dim if value_dim is None else value_dim

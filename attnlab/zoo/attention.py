@@ -15,7 +15,7 @@ ATTENTION = {
         bidirectional=True,
         streaming=True,
         packed=True,
-        notes='Rotary positions (Su et al. 2021, https://arxiv.org/abs/2104.09864), not sinusoidal embeddings; no biases.',
+        notes='Rotary positions (Su et al. 2021, https://arxiv.org/abs/2104.09864), not sinusoidal ones; no biases.',
     ),
     'gqa': Recipe(
         spec=spec(Attention, kv_heads=2, position=Rope()),

@@ -10,7 +10,7 @@ class Recipe:
     """One published variant as data; tests, benchmarks, configs and tables read the same rows.
 
     Attributes:
-      spec: the mixer, from `attnlab.config.spec`, or a tuple of them: a hybrid's pattern of layers, repeated over depth.
+      spec: the mixer, from `attnlab.config.spec`, or a tuple of them: a hybrid's pattern of layers, repeated.
       cite: the paper, authors and year first, then the address.
       causal: built as it is, `y_t` depends on no later token.
       bidirectional: built with `causal=False`, every token sees the whole document.
