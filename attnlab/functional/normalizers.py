@@ -1,0 +1,21 @@
+"""How an unnormalised read of a memory is divided by the sum of its weights."""
+
+import dataclasses
+
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Float
+
+
+@dataclasses.dataclass(frozen=True)
+class SumNormalizer:
+    """Divides by the sum of the weights, `o = n / (z + eps)`, where every weight is at least zero.
+
+    Katharopoulos et al. 2020, https://arxiv.org/abs/2006.16236, whose code adds the eps.
+    """
+
+    eps: float = 1e-6
+
+    def __call__(self, total: Float[Array, 'b t h v'], weight: Float[Array, 'b t h']) -> Float[Array, 'b t h v']:
+        wide = weight.astype(jnp.promote_types(weight.dtype, jnp.float32))
+        return total * (1 / (wide + self.eps)).astype(total.dtype)[..., None]

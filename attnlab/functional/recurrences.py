@@ -1,0 +1,36 @@
+"""What recurrent mixers share: where documents start, and what a chunk may take over from the chunk before it."""
+
+import jax.numpy as jnp
+from jax import Array
+from jax.typing import DTypeLike
+from jaxtyping import Bool, Float, Int
+
+from attnlab.typing import Segments
+
+NOTHING = -1
+"""The last segment of a stream of which nothing has been seen; documents are numbered from 1, and 0 is padding."""
+
+
+def state_dtype(dtype: DTypeLike) -> DTypeLike:
+    """The type recurrent states are kept in, for activations of type `dtype`: float32, or float64 for float64."""
+    return jnp.promote_types(dtype, jnp.float32)
+
+
+def no_segment(batch: int) -> Int[Array, ' b']:
+    """The last segment of `batch` fresh streams."""
+    return jnp.full((batch,), NOTHING, jnp.int32)
+
+
+def document_starts(segments: Segments, last: Int[Array, ' b'] | None = None) -> Bool[Array, 'b t']:
+    """Says which tokens are the first of their document: those whose segment differs from that of the token before.
+
+    `last` is the segment of the token before the chunk; without it the first token of the chunk is a start.
+    """
+    before = no_segment(segments.shape[0]) if last is None else last
+    return segments != jnp.concatenate([before[:, None], segments[:, :-1]], axis=1)
+
+
+def carried(state: Float[Array, 'b ...'], segments: Segments, last: Int[Array, ' b']) -> Float[Array, 'b ...']:
+    """The state a chunk goes on from: `state` where the chunk's first token is of segment `last`, zeros elsewhere."""
+    same = (segments[:, 0] == last).reshape((-1,) + (1,) * (state.ndim - 1))
+    return jnp.where(same, state, jnp.zeros_like(state))

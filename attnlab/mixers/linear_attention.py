@@ -1,0 +1,206 @@
+"""Linear attention: a matrix-valued memory that keys write to, queries read from, and decays fade."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from jax.typing import DTypeLike
+from jaxtyping import Float, Int
+
+import pallas_kernels
+from attnlab.context import Context
+from attnlab.errors import UserError
+from attnlab.functional.normalizers import SumNormalizer
+from attnlab.functional.recurrences import carried, no_segment, state_dtype
+from attnlab.mixers.mixer import Mixer
+from attnlab.nn.positions import Rope
+from attnlab.nn.preludes import ConvState
+from attnlab.nn.projections import Linear
+from attnlab.typing import Heads, Keys, Queries, Segments, Sequence, Values
+
+FeatureMap = Callable[[Float[Array, 'b t h k']], Float[Array, 'b t h m']]
+
+
+class LinearAttentionState(NamedTuple):
+    """What linear attention remembers of a stream.
+
+    Attributes:
+      memory: the sum of keys times values, decayed; float32 or float64, `b h m v`.
+      preludes: the states of the preludes of queries, keys and values; empty without preludes.
+      segment: the segment of the last token, `b`; -1 before the first.
+    """
+
+    memory: Float[Array, 'b h m v']
+    preludes: tuple[ConvState, ...]
+    segment: Int[Array, ' b']
+
+
+class LinearAttention(Mixer):
+    """Multi-head linear attention, `y_t = W_o (g_t * norm(S_t^T f(q_t)))`, `S_t = diag(a_t) S_{t-1} + f(k_t) v_t^T`.
+
+    `f` is the feature map, `a` the decay, `g` the gate, `norm` a norm of every head's read; a normalizer instead
+    divides the read by the sum of the weights it is made of. Every part may be `None`, which leaves it out.
+    Katharopoulos et al. 2020, https://arxiv.org/abs/2006.16236; Yang et al. 2024, https://arxiv.org/abs/2312.06635.
+
+    Bidirectional (`causal=False`), every pair of tokens counts once, decayed by what lies between.
+
+    Raises `UserError` for sizes that do not divide.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        heads: int,
+        key_dim: int | None = None,
+        value_dim: int | None = None,
+        key_ratio: float = 1.0,
+        value_ratio: float = 1.0,
+        feature_map: FeatureMap | None = None,
+        decay: Callable[..., nnx.Module] | None = None,
+        prelude: Callable[..., nnx.Module] | None = None,
+        position: Rope | None = None,
+        scale: float | None = None,
+        normalizer: SumNormalizer | None = None,
+        norm: Callable[..., nnx.Module] | None = None,
+        gate: Callable[..., nnx.Module] | None = None,
+        bias: bool = False,
+        causal: bool = True,
+        implementation: str | None = None,
+        rngs: nnx.Rngs,
+    ):
+        """Makes the projections and the parts that have parameters.
+
+        Args:
+          dim: model width.
+          heads: how many memories.
+          key_dim: channels of a query or key per head; `None`: `key_ratio * dim / heads`.
+          value_dim: channels of a value per head; `None`: `value_ratio * dim / heads`.
+          key_ratio: see `key_dim`.
+          value_ratio: see `value_dim`.
+          feature_map: applied to queries and keys, `b t h k` to `b t h m`.
+          decay: made as `decay(dim, heads=, key_dim=, rngs=)`; gives log decays, `h`, `b t h` or
+            `b t h k`, from the input.
+          prelude: made as `prelude(features, rngs=)`, one each for queries, keys and values.
+          position: turns queries and keys.
+          scale: factor of the queries; `None`: one over the square root of the feature channels.
+          normalizer: divides by the sum of the weights; wants a feature map that is never negative.
+          norm: made as `norm(value_dim, rngs=)`, one for all heads, applied to each.
+          gate: made as `gate(dim, features, rngs=)`; multiplies the read.
+          bias: whether the projections have one.
+          causal: whether a query sees no later key.
+          implementation: of the core; `None`: the default of the platform.
+          rngs: draws the parameters.
+        """
+        key_dim = _share('key', key_ratio, dim, heads) if key_dim is None else key_dim
+        value_dim = _share('value', value_ratio, dim, heads) if value_dim is None else value_dim
+        self.heads, self.key_dim, self.value_dim = heads, key_dim, value_dim
+        self.feature_map, self.position, self.scale, self.normalizer = feature_map, position, scale, normalizer
+        self.causal, self.implementation = causal, implementation
+        self.query = Linear(dim, heads * key_dim, bias=bias, rngs=rngs)
+        self.key = Linear(dim, heads * key_dim, bias=bias, rngs=rngs)
+        self.value = Linear(dim, heads * value_dim, bias=bias, rngs=rngs)
+        widths = (key_dim, key_dim, value_dim) if prelude is not None else ()
+        self.preludes = nnx.List([prelude(heads * width, rngs=rngs) for width in widths])
+        self.decay = None if decay is None else decay(dim, heads=heads, key_dim=key_dim, rngs=rngs)
+        self.norm = None if norm is None else norm(value_dim, rngs=rngs)
+        self.gate = None if gate is None else gate(dim, heads * value_dim, rngs=rngs)
+        self.output = Linear(heads * value_dim, dim, bias=bias, axes=('heads', 'embed'), rngs=rngs)
+
+    def __call__(
+        self, x: Sequence, ctx: Context, state: LinearAttentionState | None = None
+    ) -> tuple[Sequence, LinearAttentionState | None]:
+        q, k, v, preludes = self._project(x, ctx, state)
+        log_decay = None if self.decay is None else self.decay(x)
+        if state is not None:
+            segments = ctx.segments_or_ones()
+            memory = carried(state.memory, segments, state.segment)
+            y, memory = self._forward(q, k, v, log_decay, ctx.segments, memory)
+            state = LinearAttentionState(memory, preludes, segments[:, -1])
+        elif self.causal:
+            y, _ = self._forward(q, k, v, log_decay, ctx.segments)
+        else:
+            y = self._both_ways(q, k, v, log_decay, ctx.segments)
+        return self.output(self._read(y, x)), state
+
+    def init_state(self, batch: int, length: int, dtype: DTypeLike) -> LinearAttentionState:
+        """Returns an empty memory; its size does not depend on `length`."""
+        if not self.causal:
+            raise UserError('bidirectional linear attention cannot be streamed: the first token sees the last')
+        columns = self.value_dim + (self.normalizer is not None)
+        memory = jnp.zeros((batch, self.heads, self._features(), columns), state_dtype(dtype))
+        preludes = tuple(prelude.init_state(batch, dtype) for prelude in self.preludes)
+        return LinearAttentionState(memory, preludes, no_segment(batch))
+
+    def _features(self) -> int:
+        if self.feature_map is None:
+            return self.key_dim
+        key = jax.ShapeDtypeStruct((1, 1, self.heads, self.key_dim), jnp.float32)
+        return jax.eval_shape(self.feature_map, key).shape[-1]
+
+    def _project(
+        self, x: Sequence, ctx: Context, state: LinearAttentionState | None
+    ) -> tuple[Queries, Keys, Values, tuple[ConvState, ...]]:
+        projected = [linear(x) for linear in (self.query, self.key, self.value)]
+        preludes = ()
+        if self.preludes:
+            before = [None] * 3 if state is None else state.preludes
+            zipped = zip(self.preludes, projected, before, strict=True)
+            projected, preludes = zip(*(prelude(y, ctx.segments, last) for prelude, y, last in zipped), strict=True)
+        q, k, v = (y.reshape(*x.shape[:2], self.heads, -1) for y in projected)
+        if self.position is not None:
+            q, k = self.position.rotate(q, ctx.positions), self.position.rotate(k, ctx.positions)
+        if self.feature_map is not None:
+            q, k = self.feature_map(q), self.feature_map(k)
+        if self.normalizer is not None:  # A column of ones among the values collects the sum of the weights.
+            v = jnp.concatenate([v, jnp.ones_like(v[..., :1])], axis=-1)
+        return q, k, v, tuple(preludes)
+
+    def _forward(
+        self,
+        q: Queries,
+        k: Keys,
+        v: Values,
+        log_decay: Array | None,
+        segments: Segments | None,
+        memory: Float[Array, 'b h m v'] | None = None,
+    ) -> tuple[Heads, Float[Array, 'b h m v']]:
+        return pallas_kernels.linear_attention(
+            q,
+            k,
+            v,
+            log_decay,
+            scale=self.scale,
+            state=memory,
+            segments=segments,
+            implementation=self.implementation,
+        )
+
+    def _both_ways(self, q: Queries, k: Keys, v: Values, log_decay: Array | None, segments: Segments | None) -> Heads:
+        """The past, the token itself and the future: a scan each way, less the token itself, which both include."""
+        past, _ = self._forward(q, k, v, log_decay, segments)
+        if log_decay is not None and log_decay.ndim > 1:
+            log_decay = jnp.flip(log_decay, 1)
+        flipped = (jnp.flip(a, 1) for a in (q, k, v))
+        future, _ = self._forward(*flipped, log_decay, None if segments is None else jnp.flip(segments, 1))
+        scale = q.shape[-1] ** -0.5 if self.scale is None else self.scale
+        own = scale * jnp.sum(q * k, axis=-1, keepdims=True) * v
+        return past + jnp.flip(future, 1) - own
+
+    def _read(self, y: Heads, x: Sequence) -> Float[Array, 'b t f']:
+        if self.normalizer is not None:
+            y = self.normalizer(y[..., :-1], y[..., -1])
+        if self.norm is not None:
+            y = self.norm(y)
+        y = y.reshape(*x.shape[:2], -1)
+        return y if self.gate is None else y * self.gate(x)
+
+
+def _share(name: str, ratio: float, dim: int, heads: int) -> int:
+    channels = ratio * dim / heads
+    if channels < 1 or channels != int(channels):
+        raise UserError(f'{name}_ratio {ratio} of dim {dim} over {heads} heads is {channels}, not a whole number')
+    return int(channels)

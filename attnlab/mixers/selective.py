@@ -1,0 +1,205 @@
+"""Selective state-space models: linear systems whose step size, input and output directions are read from the input."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from jax.typing import DTypeLike
+from jaxtyping import Float, Int
+
+import pallas_kernels
+from attnlab.context import Context
+from attnlab.errors import UserError
+from attnlab.functional.recurrences import carried, no_segment, state_dtype
+from attnlab.mixers.mixer import Mixer
+from attnlab.nn.decays import StepSize
+from attnlab.nn.norms import RMSNorm
+from attnlab.nn.parameter import param
+from attnlab.nn.preludes import ConvState, ShortConv
+from attnlab.nn.projections import Linear
+from attnlab.typing import Sequence
+
+
+class SelectiveState(NamedTuple):
+    """What a selective state-space model remembers of a stream.
+
+    Attributes:
+      memory: the state of the linear system, float32 or float64: `b d n`, or `b h n v` in the scalar-decay form.
+      prelude: the state of the prelude.
+      segment: the segment of the last token, `b`; -1 before the first.
+    """
+
+    memory: Float[Array, 'b ...']
+    prelude: ConvState
+    segment: Int[Array, ' b']
+
+
+class SelectiveSSM(Mixer):
+    """Mamba: a diagonal state-space model with `state` states a channel, gated, its inner width `expand * dim`.
+
+        x, z = split(u W_in)               x = prelude(x)
+        r, B, C = split(x W_x)             dt = softplus(r W_dt + c)
+        h_t = exp(dt_t A) h_{t-1} + dt_t x_t B_t^T
+        y_t = (h_t C_t + D x_t) silu(z_t)  out = y W_out
+
+    `A = -exp(A_log)`, at the start `-n` for the states `n` from 1, in every channel; `dt` starts log-uniform in
+    `[0.001, 0.1]`, `D` at one. The scan is in float32 or better. Gu and Dao 2023, https://arxiv.org/abs/2312.00752.
+
+    Args:
+      dim: model width.
+      expand: inner width over model width.
+      state: states a channel.
+      dt_rank: width of the bottleneck that step sizes are read through; `None`: `dim / 16`, rounded up.
+      prelude: made as `prelude(inner, rngs=rngs)`.
+      implementation: of the core; `None`: the default of the platform.
+      rngs: draws the parameters.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        expand: int = 2,
+        state: int = 16,
+        dt_rank: int | None = None,
+        prelude: Callable[..., nnx.Module] = ShortConv,
+        implementation: str | None = None,
+        rngs: nnx.Rngs,
+    ):
+        inner = expand * dim
+        dt_rank = -(-dim // 16) if dt_rank is None else dt_rank
+        self.splits = (dt_rank, dt_rank + state)
+        self.implementation = implementation
+        self.input = Linear(dim, 2 * inner, axes=('embed', 'mlp'), rngs=rngs)
+        self.prelude = prelude(inner, rngs=rngs)
+        self.select = Linear(inner, dt_rank + 2 * state, axes=('mlp', None), rngs=rngs)
+        self.step = Linear(dt_rank, inner, initializer=_bound_by_fan_in, axes=(None, 'mlp'), rngs=rngs)
+        self.step_size = StepSize(inner, rngs=rngs)
+        self.A_log = param(_log_states, (inner, state), axes=('mlp', 'state'), group='dynamics', rngs=rngs)
+        self.D = param(nnx.initializers.ones, (inner,), axes=('mlp',), group='dynamics', rngs=rngs)
+        self.output = Linear(inner, dim, axes=('mlp', 'embed'), rngs=rngs)
+
+    def __call__(
+        self, x: Sequence, ctx: Context, state: SelectiveState | None = None
+    ) -> tuple[Sequence, SelectiveState | None]:
+        x, z = jnp.split(self.input(x), 2, axis=-1)
+        x, prelude = self.prelude(x, ctx.segments, None if state is None else state.prelude)
+        low, B, C = jnp.split(self.select(x), self.splits, axis=-1)
+        y, memory = pallas_kernels.selective_scan(
+            x,
+            self.step_size(self.step(low)),
+            -jnp.exp(self.A_log[...].astype(state_dtype(x.dtype))),
+            B,
+            C,
+            self.D[...],
+            state=None if state is None else carried(state.memory, ctx.segments_or_ones(), state.segment),
+            segments=ctx.segments,
+            implementation=self.implementation,
+        )
+        if state is not None:
+            state = SelectiveState(memory, prelude, ctx.segments_or_ones()[:, -1])
+        return self.output(y * jax.nn.silu(z)), state
+
+    def init_state(self, batch: int, length: int, dtype: DTypeLike) -> SelectiveState:
+        """Returns the state of a system at rest; its size does not depend on `length`."""
+        memory = jnp.zeros((batch, *self.A_log.shape), state_dtype(dtype))
+        return SelectiveState(memory, self.prelude.init_state(batch, dtype), no_segment(batch))
+
+
+class StateSpaceDual(Mixer):
+    """Mamba-2: a state-space model whose decay is one number a head, which makes it linear attention.
+
+        z, (x, B, C), r = split(u W_in)    x, B, C = prelude(x, B, C)
+        dt = softplus(r + c)               log a = -exp(A_log) dt
+        S_t = a_t S_{t-1} + B_t (dt_t x_t)^T
+        y_t = S_t^T C_t + D x_t            out = norm(y * silu(z)) W_out
+
+    `B` and `C`, of `state` channels, are the keys and queries, shared by all heads; there are `expand * dim / head_dim`
+    heads. `A` starts uniform in `[1, 16]`, `dt` log-uniform in `[0.001, 0.1]`, `D` at one; each is one number a head.
+    The norm is over all heads. Dao and Gu 2024, https://arxiv.org/abs/2405.21060.
+
+    Raises `UserError` unless `head_dim` divides the inner width.
+
+    Args:
+      dim: model width.
+      expand: inner width over model width.
+      head_dim: channels a head.
+      state: channels of `B` and `C`.
+      prelude: made as `prelude(inner + 2 * state, rngs=rngs)`.
+      norm: made as `norm(inner, rngs=rngs)`.
+      implementation: of the core; `None`: the default of the platform.
+      rngs: draws the parameters.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        expand: int = 2,
+        head_dim: int = 64,
+        state: int = 128,
+        prelude: Callable[..., nnx.Module] = ShortConv,
+        norm: Callable[..., nnx.Module] = RMSNorm,
+        implementation: str | None = None,
+        rngs: nnx.Rngs,
+    ):
+        inner = expand * dim
+        if inner % head_dim:
+            raise UserError(f'head_dim is {head_dim}; it must divide the inner width, {expand} times {dim}')
+        self.heads, self.state = inner // head_dim, state
+        self.inner, self.implementation = inner, implementation
+        self.input = Linear(dim, 2 * inner + 2 * state + self.heads, axes=('embed', 'mlp'), rngs=rngs)
+        self.prelude = prelude(inner + 2 * state, rngs=rngs)
+        self.step_size = StepSize(self.heads, rngs=rngs)
+        self.A_log = param(_log_uniform_rate, (self.heads,), axes=('heads',), group='dynamics', rngs=rngs)
+        self.D = param(nnx.initializers.ones, (self.heads,), axes=('heads',), group='dynamics', rngs=rngs)
+        self.norm = norm(inner, rngs=rngs)
+        self.output = Linear(inner, dim, axes=('mlp', 'embed'), rngs=rngs)
+
+    def __call__(
+        self, x: Sequence, ctx: Context, state: SelectiveState | None = None
+    ) -> tuple[Sequence, SelectiveState | None]:
+        inner = self.inner
+        z, xBC, step = jnp.split(self.input(x), (inner, 2 * inner + 2 * self.state), axis=-1)
+        xBC, prelude = self.prelude(xBC, ctx.segments, None if state is None else state.prelude)
+        values, B, C = jnp.split(xBC, (inner, inner + self.state), axis=-1)
+        values = values.reshape(*values.shape[:2], self.heads, -1)
+        dt = self.step_size(step)
+        y, memory = pallas_kernels.linear_attention(
+            C[:, :, None],
+            B[:, :, None],
+            dt.astype(x.dtype)[..., None] * values,
+            -jnp.exp(self.A_log[...].astype(dt.dtype))[None, None] * dt,
+            scale=1.0,
+            state=None if state is None else carried(state.memory, ctx.segments_or_ones(), state.segment),
+            segments=ctx.segments,
+            implementation=self.implementation,
+        )
+        if state is not None:
+            state = SelectiveState(memory, prelude, ctx.segments_or_ones()[:, -1])
+        y = y + self.D[...].astype(x.dtype)[None, None, :, None] * values
+        return self.output(self.norm(y.reshape(z.shape) * jax.nn.silu(z))), state
+
+    def init_state(self, batch: int, length: int, dtype: DTypeLike) -> SelectiveState:
+        """Returns the state of a system at rest; its size does not depend on `length`."""
+        memory = jnp.zeros((batch, self.heads, self.state, self.inner // self.heads), state_dtype(dtype))
+        return SelectiveState(memory, self.prelude.init_state(batch, dtype), no_segment(batch))
+
+
+def _bound_by_fan_in(key: jax.Array, shape: tuple[int, int], dtype: DTypeLike) -> Array:
+    """Uniform within plus or minus one over the root of the number of inputs."""
+    bound = shape[0] ** -0.5
+    return jax.random.uniform(key, shape, dtype, -bound, bound)
+
+
+def _log_states(key: jax.Array, shape: tuple[int, int], dtype: DTypeLike) -> Array:
+    """The logarithms of 1 to `n` in every channel, the real part of S4D."""
+    del key
+    return jnp.broadcast_to(jnp.log(jnp.arange(1, shape[1] + 1, dtype=dtype))[None], shape)
+
+
+def _log_uniform_rate(key: jax.Array, shape: tuple[int], dtype: DTypeLike) -> Array:
+    return jnp.log(jax.random.uniform(key, shape, dtype, 1.0, 16.0))

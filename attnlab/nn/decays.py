@@ -1,0 +1,66 @@
+"""Decays: how fast a memory forgets, as natural logarithms of at most zero."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from jax.typing import DTypeLike
+from jaxtyping import Float
+
+from attnlab.functional.discretize import inverse_softplus, log_uniform
+from attnlab.functional.recurrences import state_dtype
+from attnlab.nn.parameter import param
+from attnlab.nn.projections import Linear
+from attnlab.typing import Sequence
+
+
+class RetentionDecay(nnx.Module):
+    """A fixed decay for every head: `log(1 - 2^(-5 - h))`, `h` from 0, the same at every token.
+
+    Sun et al. 2023, https://arxiv.org/abs/2307.08621.
+    """
+
+    def __init__(self, dim: int, *, heads: int, key_dim: int, rngs: nnx.Rngs):
+        del dim, key_dim, rngs
+        self.heads = heads
+
+    def __call__(self, x: Sequence) -> Float[Array, 'h']:
+        return jnp.log1p(-jnp.exp2(-5.0 - jnp.arange(self.heads, dtype=state_dtype(x.dtype))))
+
+
+class LowRankDecay(nnx.Module):
+    """A decay for every key channel, read from the input: `logsigmoid(x W_1 W_2 + c) / temperature`.
+
+    `W_1` has `rank` columns, a bottleneck; the temperature holds the decays near one. The result is float32 or wider.
+    Yang et al. 2024, https://arxiv.org/abs/2312.06635.
+    """
+
+    def __init__(
+        self, dim: int, *, heads: int, key_dim: int, rank: int = 16, temperature: float = 16.0, rngs: nnx.Rngs
+    ):
+        self.heads = heads
+        self.temperature = temperature
+        self.down = Linear(dim, rank, axes=('embed', None), rngs=rngs)
+        self.up = Linear(rank, heads * key_dim, bias=True, axes=(None, 'heads'), rngs=rngs)
+
+    def __call__(self, x: Sequence) -> Float[Array, 'b t h k']:
+        gate = self.up(self.down(x)).astype(state_dtype(x.dtype))
+        return (jax.nn.log_sigmoid(gate) / self.temperature).reshape(*x.shape[:2], self.heads, -1)
+
+
+class StepSize(nnx.Module):
+    """The positive step of a discretised recurrence, `softplus(x + c)`, in float32 or better.
+
+    At the start `softplus(c)` is log-uniform in `[low, high]`, so that the time scales span the two.
+    Gu and Dao 2023, https://arxiv.org/abs/2312.00752.
+    """
+
+    def __init__(self, dim: int, *, low: float = 1e-3, high: float = 1e-1, rngs: nnx.Rngs):
+        def bias(key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
+            return inverse_softplus(log_uniform(key, shape, low, high)).astype(dtype)
+
+        self.bias = param(bias, (dim,), axes=('heads',), group='dynamics', rngs=rngs)
+
+    def __call__(self, x: Float[Array, 'b t d']) -> Float[Array, 'b t d']:
+        wide = x.astype(state_dtype(x.dtype))
+        return jax.nn.softplus(wide + jnp.broadcast_to(self.bias[...].astype(wide.dtype), x.shape))

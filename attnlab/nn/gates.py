@@ -1,0 +1,127 @@
+"""Gates: of what a mixer reads out, and of what a recurrence takes in and keeps."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from jax.typing import DTypeLike
+from jaxtyping import Bool, Float
+
+from attnlab.errors import UserError
+from attnlab.functional.discretize import inverse_softplus
+from attnlab.functional.recurrences import state_dtype
+from attnlab.nn.activations import activation as activation_called
+from attnlab.nn.parameter import param
+from attnlab.nn.projections import Linear
+from attnlab.typing import Sequence
+
+
+class OutputGate(nnx.Module):
+    """The factor `f(x W + c)` of the read of a mixer, one for each of `features` channels.
+
+    Raises `UserError` for an unknown activation.
+    """
+
+    def __init__(self, dim: int, features: int, *, activation: str = 'silu', bias: bool = False, rngs: nnx.Rngs):
+        activation_called(activation)
+        self.activation = activation
+        self.linear = Linear(dim, features, bias=bias, rngs=rngs)
+
+    def __call__(self, x: Sequence) -> Float[Array, 'b t f']:
+        return activation_called(self.activation)(self.linear(x))
+
+
+class RealGates(nnx.Module):
+    """The gates of the real-gated linear recurrent unit (RG-LRU), for `h_t = a_t h_{t-1} + b_t`.
+
+        r = sigmoid(W_a x + c_a)    log a = -c r softplus(l)
+        i = sigmoid(W_x x + c_x)    b = sqrt(1 - a^2) i x
+
+    with `b = i x` at the first token of a document. `W_a` and `W_x` are block-diagonal, of `blocks` blocks; `c` is
+    `sharpness`. At the start `a` at `r = 1` is uniform in `[low, high]`, and every block has fan-in variance.
+    Raises `UserError` unless the number of blocks divides the width.
+    De et al. 2024, https://arxiv.org/abs/2402.19427.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        width: int,
+        *,
+        blocks: int = 16,
+        sharpness: float = 8.0,
+        low: float = 0.9,
+        high: float = 0.999,
+        rngs: nnx.Rngs,
+    ):
+        if dim != width:
+            raise UserError(f'RealGates keep the width {dim} of their input; a lift before them makes it {width}')
+        self.sharpness = sharpness
+        self.recurrence_gate = BlockDiagonal(width, blocks=blocks, rngs=rngs)
+        self.input_gate = BlockDiagonal(width, blocks=blocks, rngs=rngs)
+
+        def rate(key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
+            decay = jax.random.uniform(key, shape, minval=low, maxval=high)
+            return inverse_softplus(-jnp.log(decay) / sharpness).astype(dtype)
+
+        self.rate = param(rate, (width,), axes=('mlp',), group='dynamics', rngs=rngs)
+
+    def __call__(
+        self, x: Float[Array, 'b t d'], starts: Bool[Array, 'b t']
+    ) -> tuple[Float[Array, 'b t d'], Float[Array, 'b t d']]:
+        """Returns `b` and `a`, in float32 or better."""
+        dtype = state_dtype(x.dtype)
+        rate = jax.nn.softplus(self.rate[...].astype(dtype))
+        log_a = -self.sharpness * rate[None, None] * jax.nn.sigmoid(self.recurrence_gate(x).astype(dtype))
+        # Not zero even where the gate underflows, so that the gradient of the root stays finite.
+        left = jnp.maximum(-jnp.expm1(2 * log_a), jnp.finfo(dtype).tiny)
+        multiplier = jnp.where(starts[..., None], jnp.ones_like(left), jnp.sqrt(left))
+        return multiplier * jax.nn.sigmoid(self.input_gate(x).astype(dtype)) * x.astype(dtype), jnp.exp(log_a)
+
+
+class MinGRUGates(nnx.Module):
+    """The gates of the minimal gated recurrent unit, `a = 1 - z` and `b = z g(W_h x + c_h)`.
+
+    They serve `h_t = a_t h_{t-1} + b_t`. `z` is `sigmoid(W_z x + c_z)`; `g(x)` is `x + 1/2` above zero and `sigmoid(x)`
+    below, which keeps `h` positive. A document starts from `h_0 = g(0) = 1/2`: its first `b` holds `a / 2` more.
+    Feng et al. 2024, https://arxiv.org/abs/2410.01201.
+    """
+
+    def __init__(self, dim: int, width: int, *, rngs: nnx.Rngs):
+        self.update = Linear(dim, width, bias=True, axes=('embed', 'mlp'), rngs=rngs)
+        self.candidate = Linear(dim, width, bias=True, axes=('embed', 'mlp'), rngs=rngs)
+
+    def __call__(
+        self, x: Float[Array, 'b t d'], starts: Bool[Array, 'b t']
+    ) -> tuple[Float[Array, 'b t f'], Float[Array, 'b t f']]:
+        """Returns `b` and `a`, in float32 or better."""
+        dtype = state_dtype(x.dtype)
+        update = self.update(x).astype(dtype)
+        keep = jax.nn.sigmoid(-update)  # 1 - z without cancellation
+        taken = jax.nn.sigmoid(update) * positive(self.candidate(x).astype(dtype))
+        return taken + jnp.where(starts[..., None], keep / 2, jnp.zeros_like(keep)), keep
+
+
+def positive(x: Float[Array, '*b']) -> Float[Array, '*b']:
+    """The continuous, increasing map `g(x) = x + 1/2` for `x >= 0`, `sigmoid(x)` below."""
+    return jnp.where(x >= 0, x + 0.5, jax.nn.sigmoid(x))
+
+
+class BlockDiagonal(nnx.Module):
+    """A linear map, with bias, of each of `blocks` equal groups of channels on its own.
+
+    Raises `UserError` unless `blocks` divides `dim`.
+    """
+
+    def __init__(self, dim: int, *, blocks: int, rngs: nnx.Rngs):
+        if dim % blocks:
+            raise UserError(f'{blocks} blocks do not divide a width of {dim}; blocks must divide it')
+        size = dim // blocks
+        weight = nnx.initializers.variance_scaling(1.0, 'fan_in', 'normal', batch_axis=0)
+        self.weight = param(weight, (blocks, size, size), axes=('mlp', None, None), rngs=rngs)
+        self.bias = param(nnx.initializers.zeros, (dim,), axes=('mlp',), group='vector', rngs=rngs)
+
+    def __call__(self, x: Float[Array, 'b t d']) -> Float[Array, 'b t d']:
+        groups = x.reshape(*x.shape[:2], self.weight.shape[0], -1)
+        y = jnp.einsum('bthf,hfv->bthv', groups, self.weight[...].astype(x.dtype)).reshape(x.shape)
+        return y + jnp.broadcast_to(self.bias[...].astype(x.dtype), x.shape)

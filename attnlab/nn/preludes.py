@@ -1,0 +1,103 @@
+"""Preludes: what a mixer does to its input first, one token or a few at a time."""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from jax.typing import DTypeLike
+from jaxtyping import Float, Int
+
+from attnlab.errors import UserError
+from attnlab.functional.recurrences import NOTHING
+from attnlab.nn.activations import activation as activation_called
+from attnlab.nn.parameter import param
+from attnlab.nn.projections import Linear
+from attnlab.typing import Segments, Sequence
+
+
+class Lift(nnx.Module):
+    """A learned linear map `y = x W + c` to the width of a recurrence; `c` is left out without `bias`."""
+
+    def __init__(self, dim: int, width: int, *, bias: bool = True, rngs: nnx.Rngs):
+        self.linear = Linear(dim, width, bias=bias, axes=('embed', 'mlp'), rngs=rngs)
+
+    def __call__(self, x: Sequence) -> Float[Array, 'b t f']:
+        return self.linear(x)
+
+
+class ConvState(NamedTuple):
+    """The inputs a causal convolution of width `w` still needs, the latest last, and their segments."""
+
+    inputs: Float[Array, 'b w-1 d']
+    segments: Int[Array, 'b w-1']
+
+
+class ShortConv(nnx.Module):
+    """A causal convolution of every channel with its own taps, `y_t = f(c + sum_i a_i x_{t-w+1+i})`, `0 <= i < w`.
+
+    A tap that would reach into another document, or before the first token, counts as zero. `width` is `w`,
+    `activation` names `f` (`None`: the identity). Taps start uniform with variance `gain / width`; a third is what
+    PyTorch's Conv1d does. They are of the group `vector`: they act on channels one at a time, and so have none of the
+    geometry that optimisers made for matrices rely on.
+
+    Raises `UserError` for a width below 1 or an unknown activation.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        width: int = 4,
+        activation: str | None = 'silu',
+        bias: bool = False,
+        gain: float = 1 / 3,
+        rngs: nnx.Rngs,
+    ):
+        if width < 1:
+            raise UserError(f'the width of a ShortConv is {width}; it counts the taps, so it is at least 1')
+        activation_called(activation or 'identity')
+        self.width = width
+        self.activation = activation
+        taps = nnx.initializers.variance_scaling(gain, 'fan_in', 'uniform')
+        self.taps = param(taps, (width, dim), axes=(None, 'mlp'), group='vector', rngs=rngs)
+        self.bias = param(nnx.initializers.zeros, (dim,), axes=('mlp',), group='vector', rngs=rngs) if bias else None
+
+    def __call__(
+        self, x: Sequence, segments: Segments | None, state: ConvState | None = None
+    ) -> tuple[Sequence, ConvState | None]:
+        """Returns `(y, state)` as a mixer does: without a state it starts afresh, given one it goes on from it."""
+        t, reach = x.shape[1], self.width - 1
+        if state is not None:
+            segments = jnp.ones(x.shape[:2], jnp.int32) if segments is None else segments
+            inputs = jnp.concatenate([state.inputs.astype(x.dtype), x], axis=1)
+            known = jnp.concatenate([state.segments, segments], axis=1)
+            state = ConvState(inputs[:, t:].astype(state.inputs.dtype), known[:, t:])
+        else:
+            inputs = jnp.pad(x, ((0, 0), (reach, 0), (0, 0)))
+            known = None if segments is None else jnp.pad(segments, ((0, 0), (reach, 0)), constant_values=NOTHING)
+        y = causal_conv(inputs, self.taps[...].astype(x.dtype), known)
+        if self.bias is not None:
+            y = y + jnp.broadcast_to(self.bias[...].astype(x.dtype), y.shape)
+        return activation_called(self.activation or 'identity')(y), state
+
+    def init_state(self, batch: int, dtype: DTypeLike) -> ConvState:
+        """The state before the first token of `batch` streams."""
+        inputs = jnp.zeros((batch, self.width - 1, self.taps.shape[1]), dtype)
+        return ConvState(inputs, jnp.full((batch, self.width - 1), NOTHING, jnp.int32))
+
+
+def causal_conv(
+    inputs: Float[Array, 'b s d'], taps: Float[Array, 'w d'], segments: Int[Array, 'b s'] | None
+) -> Float[Array, 'b t d']:
+    """Returns `y_t = sum_i taps_i inputs_{t+i}`, inputs of another segment than the last of the sum left out."""
+    reach = taps.shape[0] - 1
+    t = inputs.shape[1] - reach
+    y = inputs[:, reach:] * taps[reach][None, None]
+    for i in range(reach):
+        tap = inputs[:, i : i + t] * taps[i][None, None]
+        if segments is not None:
+            same = segments[:, i : i + t] == segments[:, reach:]
+            tap = jnp.where(same[..., None], tap, jnp.zeros_like(tap))
+        y = y + tap
+    return y

@@ -1,0 +1,61 @@
+"""Linear attention: memories of keys and values of a fixed size."""
+
+from attnlab.config import spec
+from attnlab.functional.normalizers import SumNormalizer
+from attnlab.mixers.linear_attention import LinearAttention
+from attnlab.nn.decays import LowRankDecay, RetentionDecay
+from attnlab.nn.feature_maps import EluPlusOne
+from attnlab.nn.gates import OutputGate
+from attnlab.nn.norms import RMSNorm
+from attnlab.nn.positions import Rope
+from attnlab.zoo.recipe import Recipe
+
+LINEAR = {
+    'linear_transformer': Recipe(
+        spec=spec(LinearAttention, feature_map=EluPlusOne(), normalizer=SumNormalizer(), scale=1.0, bias=True),
+        cite='Katharopoulos et al. 2020, https://arxiv.org/abs/2006.16236',
+        causal=True,
+        bidirectional=True,
+        streaming=True,
+        packed=True,
+        notes='The denominator is offset by 1e-6, as in the released code; the paper has no offset.',
+    ),
+    'retnet': Recipe(
+        spec=spec(
+            LinearAttention,
+            decay=spec(RetentionDecay),
+            position=Rope(),
+            value_ratio=2.0,
+            norm=spec(RMSNorm),
+            gate=spec(OutputGate),
+        ),
+        cite='Sun et al. 2023, https://arxiv.org/abs/2307.08621',
+        causal=True,
+        bidirectional=True,
+        streaming=True,
+        packed=True,
+        notes=(
+            'Frequencies and pairs of channels as in rotary attention; the released code spaces the exponents of the '
+            'frequencies to 1 inclusive and pairs neighbours. The row scalings of the paper cancel in the norm and are '
+            'left out; the norm has a gain. To equal attention in parameters the paper halves the channel mixer.'
+        ),
+    ),
+    'gla': Recipe(
+        spec=spec(
+            LinearAttention,
+            decay=spec(LowRankDecay),
+            key_ratio=0.5,
+            norm=spec(RMSNorm, eps=1e-5),
+            gate=spec(OutputGate),
+        ),
+        cite='Yang et al. 2024, https://arxiv.org/abs/2312.06635',
+        causal=True,
+        bidirectional=True,
+        streaming=True,
+        packed=True,
+        notes=(
+            'RMSNorm on heads and no bias in the gate, as in the released code; the paper writes LayerNorm and a bias. '
+            'The paper has four heads, and is causal only.'
+        ),
+    ),
+}

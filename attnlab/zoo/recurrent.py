@@ -1,0 +1,39 @@
+"""Gated diagonal recurrences."""
+
+from attnlab.config import spec
+from attnlab.mixers.diagonal import DiagonalRecurrence
+from attnlab.nn.gates import MinGRUGates, OutputGate, RealGates
+from attnlab.nn.preludes import Lift, ShortConv
+from attnlab.zoo.recipe import Recipe
+
+RECURRENT = {
+    'rg_lru': Recipe(
+        spec=spec(
+            DiagonalRecurrence,
+            gates=spec(RealGates),
+            lift=spec(Lift),
+            prelude=spec(ShortConv, activation=None, bias=True, gain=0.01),
+            gate=spec(OutputGate, activation='gelu', bias=True),
+            bias=True,
+        ),
+        cite='De et al. 2024, https://arxiv.org/abs/2402.19427',
+        causal=True,
+        streaming=True,
+        packed=True,
+        notes=(
+            'The recurrent block of Hawk and Griffin, as wide as the model as in the released RecurrentGemma; the '
+            'paper widens it by a third. Decays start in [0.9, 0.999] as in the paper; the code has their eighth roots there.'
+        ),
+    ),
+    'mingru': Recipe(
+        spec=spec(DiagonalRecurrence, gates=spec(MinGRUGates), bias=True),
+        cite='Feng et al. 2024, https://arxiv.org/abs/2410.01201',
+        causal=True,
+        streaming=True,
+        packed=True,
+        notes=(
+            'The recurrence with the output map, no wider than the model, without the convolution that some models of '
+            'the paper put before it.'
+        ),
+    ),
+}

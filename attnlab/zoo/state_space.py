@@ -1,0 +1,34 @@
+"""Selective state-space models."""
+
+from attnlab.config import spec
+from attnlab.mixers.selective import SelectiveSSM, StateSpaceDual
+from attnlab.nn.norms import RMSNorm
+from attnlab.nn.preludes import ShortConv
+from attnlab.zoo.recipe import Recipe
+
+STATE_SPACE = {
+    'mamba': Recipe(
+        spec=spec(SelectiveSSM, prelude=spec(ShortConv, bias=True)),
+        cite='Gu and Dao 2023, https://arxiv.org/abs/2312.00752',
+        causal=True,
+        streaming=True,
+        packed=True,
+        mlp=False,
+        notes=(
+            'The input enters as dt B x, as in the released code; the paper writes a zero-order hold. Biases of the '
+            'convolution start at zero.'
+        ),
+    ),
+    'mamba2': Recipe(
+        spec=spec(StateSpaceDual, prelude=spec(ShortConv, bias=True), norm=spec(RMSNorm, eps=1e-5)),
+        cite='Dao and Gu 2024, https://arxiv.org/abs/2405.21060',
+        causal=True,
+        streaming=True,
+        packed=True,
+        mlp=False,
+        notes=(
+            'One group of B and C, 128 states, heads of 64 channels, which must divide twice the width. Biases of the '
+            'convolution start at zero.'
+        ),
+    ),
+}
