@@ -107,11 +107,21 @@ class Setup:
             for name, row in example.items()
         }
 
-    def lower(self) -> jax.stages.Lowered:
+    def trace(self) -> jax.stages.Traced:
         """The training step, traced for the shapes of this run."""
         replicated = NamedSharding(self.mesh, PartitionSpec())
         number = jax.ShapeDtypeStruct((), jnp.int32, sharding=replicated)
-        return self.step.lower(self.abstract, self.abstract_batch(), number)
+        return self.step.trace(self.abstract, self.abstract_batch(), number)
+
+    def check_batch(self) -> None:
+        """Raises `UserError` where a batch does not divide into its parts, or those over the mesh."""
+        part, rest = divmod(self.batch_size, self.accumulate)
+        shards = partition.batch_shards(self.mesh)
+        if rest or part % shards:
+            raise UserError(
+                f'config.batch_size, {self.batch_size}, does not divide into {self.accumulate} parts (config.accumulate) '
+                f'of a multiple of {shards} rows (the devices of the mesh axes data and fsdp)'
+            )
 
     def _initialize(self) -> TrainState:
         return initialize(self.make_model, self.transform, self.seed)
@@ -135,16 +145,7 @@ def prepare(config: ConfigDict) -> Setup:
     for name in ('steps', 'batch_size', 'accumulate', 'length'):
         if type(built[name]) is not int or built[name] < 1:
             raise UserError(f'config.{name} is {built[name]!r}; it wants a whole number from 1')
-    if built['batch_size'] % built['accumulate']:
-        raise UserError(f'config.batch_size, {built["batch_size"]}, does not divide into accumulate={built["accumulate"]} parts')
     task, precision = built['task'], built['precision']
-    mesh = built['mesh'].make()
-    shards = partition.batch_shards(mesh)
-    if built['batch_size'] // built['accumulate'] % shards:
-        raise UserError(
-            f'config.batch_size, {built["batch_size"]} in {built["accumulate"]} parts, does not divide over '
-            f'{shards} devices of the mesh axes data and fsdp'
-        )
     jax.config.update('jax_default_matmul_precision', precision.matmul)
     return Setup(
         **{name: built[name] for name in ('seed', 'steps', 'batch_size', 'accumulate', 'length', 'optimizer', 'evals')},
@@ -152,6 +153,6 @@ def prepare(config: ConfigDict) -> Setup:
         precision=precision,
         saving=built['checkpoint'],
         reporting=built['report'],
-        mesh=mesh,
+        mesh=built['mesh'].make(),
         make_model=lambda rngs: built['model'](task.vocab, dtype=precision.activations, rngs=rngs),
     )

@@ -1,0 +1,50 @@
+"""A trained model from its work directory, on whatever devices are there."""
+
+import dataclasses
+import pathlib
+import sys
+
+from flax import nnx
+
+from attnlab import config as configs
+from attnlab.config import spec
+from attnlab.errors import UserError
+from attnlab.train.checkpoint import Checkpoints
+from attnlab.train.partition import Axes
+from attnlab.train.setup import Setup, prepare
+
+
+@dataclasses.dataclass(frozen=True)
+class Loaded:
+    """A run's config, built, with the parameters after `step`."""
+
+    setup: Setup
+    params: nnx.State
+    step: int
+
+    def model(self) -> nnx.Module:
+        """The model with its parameters."""
+        return nnx.merge(self.setup.graphdef, self.params)
+
+
+def load_run(workdir: pathlib.Path, step: int | None = None) -> Loaded:
+    """Loads a checkpoint, the newest unless told which; the devices need not be those it was trained on.
+
+    Raises `UserError` when `workdir` is no run, or has no such checkpoint.
+    """
+    path = workdir / 'config.json'
+    if not path.exists():
+        raise UserError(f'{workdir} is not a run: it holds no config.json')
+    config = configs.load(path)
+    with config.unlocked():
+        config.mesh = spec(Axes)
+    setup = prepare(config)
+    checkpoints = Checkpoints(workdir / 'checkpoints', notify=lambda text: print(text, file=sys.stderr))
+    try:
+        found = checkpoints.restore_latest(setup.abstract) if step is None else checkpoints.restore(step, setup.abstract)
+    finally:
+        checkpoints.close()
+    if found is None:
+        raise UserError(f'{workdir} has no checkpoint yet')
+    state, carried = found
+    return Loaded(setup, state.params, carried['step'])

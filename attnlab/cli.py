@@ -1,0 +1,215 @@
+"""The `attnlab` command: train, eval, generate, show, zoo."""
+
+import errno
+import pathlib
+import sys
+from collections.abc import Callable
+
+from absl import flags
+
+from attnlab.errors import UserError, nearest
+
+USAGE = """\
+usage: attnlab COMMAND [--flag=value ...]
+
+  train     --config=FILE.py[:ARG] --workdir=RUN    train, or go on training; --config.KEY=VALUE overrides, --dry_run plans
+  eval      --workdir=RUN [--step=N]                loss, bits per byte, loss by position, at 1x to 8x the training length
+  generate  --workdir=RUN --prompt=TEXT             text from a trained model
+  show      RUN                                     what a run was, and how far it came
+  zoo                                               the mixers that configs can name
+
+`attnlab COMMAND --help` lists a command's flags."""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs one command; returns the exit status. What the user can mend is said in one line, without a traceback."""
+    name, *rest = (sys.argv[1:] if argv is None else argv) or ['--help']
+    try:
+        if name in ('--help', '-h', 'help'):
+            print(USAGE)
+            return 0
+        if name not in COMMANDS:
+            raise UserError(f'there is no command {name!r}{nearest(name, COMMANDS)}')
+        return COMMANDS[name](rest)
+    except UserError as error:
+        message = str(error)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.EFBIG):
+            raise
+        message = f'{error.filename or "the disk"}: {error.strerror}; what was saved before is whole'
+    print(f'attnlab: {message}', file=sys.stderr)
+    return 2
+
+
+def train(argv: list[str]) -> int:
+    """`attnlab train`."""
+    from attnlab.configuration import define_config, read_config
+
+    values = flags.FlagValues()
+    define_config(values)
+    flags.DEFINE_string('workdir', None, 'The directory of the run.', flag_values=values)
+    flags.DEFINE_bool('dry_run', False, 'Build everything abstractly, print the plan, and stop.', flag_values=values)
+    flags.DEFINE_integer('data_workers', 0, 'Processes that read data; changes speed, not results.', flag_values=values)
+    _define_devices(values)
+    config = read_config(values, argv)
+    if config is None:
+        return 0
+    _start_devices(values)
+    from rich.console import Console
+
+    from attnlab.analysis.plan import print_plan
+    from attnlab.train import launch
+    from attnlab.train.setup import prepare
+
+    if values.dry_run:
+        print_plan(prepare(config), Console())
+        return 0
+    workdir = _required(values, 'workdir')
+    return launch.launch(config, workdir, console=Console(highlight=False), data_workers=values.data_workers)
+
+
+def evaluate(argv: list[str]) -> int:
+    """`attnlab eval`."""
+    values = flags.FlagValues()
+    _define_run(values)
+    flags.DEFINE_string('split', 'valid', 'The split of the text.', flag_values=values)
+    flags.DEFINE_list('multiples', ['1', '2', '4', '8'], 'Window lengths, in training lengths.', flag_values=values)
+    flags.DEFINE_integer('tokens', None, 'Tokens to evaluate at each length; all by default.', flag_values=values)
+    if not _parsed(values, argv, 'eval'):
+        return 0
+    _start_devices(values)
+    from rich.console import Console
+
+    from attnlab.analysis.evaluation import evaluate_run
+
+    multiples = tuple(_whole(text, '--multiples') for text in values.multiples)
+    evaluate_run(_required(values, 'workdir'), Console(), values.step, values.split, multiples, values.tokens)
+    return 0
+
+
+def generate(argv: list[str]) -> int:
+    """`attnlab generate`."""
+    values = flags.FlagValues()
+    _define_run(values)
+    flags.DEFINE_string('prompt', '\n', 'The text to go on from.', flag_values=values)
+    flags.DEFINE_integer('tokens', 256, 'How many tokens to draw.', lower_bound=1, flag_values=values)
+    flags.DEFINE_float('temperature', 1.0, '0 takes the likeliest token.', lower_bound=0.0, flag_values=values)
+    flags.DEFINE_float('top_p', 1.0, 'Draw from the likeliest tokens that reach this much.', flag_values=values)
+    flags.DEFINE_integer('seed', 0, 'The same seed draws the same text.', flag_values=values)
+    if not _parsed(values, argv, 'generate'):
+        return 0
+    if not 0.0 < values.top_p <= 1.0:
+        raise UserError(f'--top_p is {values.top_p}; it wants a probability above 0, up to 1')
+    _start_devices(values)
+    from attnlab.analysis.generation import generate_text
+
+    pieces = generate_text(
+        _required(values, 'workdir'),
+        values.prompt,
+        step=values.step,
+        tokens=values.tokens,
+        temperature=values.temperature,
+        top_p=values.top_p,
+        seed=values.seed,
+    )
+    print(values.prompt, end='', flush=True)
+    for piece in pieces:
+        print(piece, end='', flush=True)
+    print()
+    return 0
+
+
+def show(argv: list[str]) -> int:
+    """`attnlab show`."""
+    if len(argv) != 1 or argv[0].startswith('-'):
+        raise UserError('usage: attnlab show RUN')
+    from rich.console import Console
+
+    from attnlab.analysis.show import show_run
+
+    show_run(pathlib.Path(argv[0]), Console())
+    return 0
+
+
+def zoo(argv: list[str]) -> int:
+    """`attnlab zoo`."""
+    values = flags.FlagValues()
+    flags.DEFINE_bool('markdown', False, 'Print the table as Markdown.', flag_values=values)
+    if not _parsed(values, argv, 'zoo'):
+        return 0
+    from rich.console import Console
+
+    from attnlab.analysis.zoo_table import print_zoo
+
+    print_zoo(Console(), markdown=values.markdown)
+    return 0
+
+
+COMMANDS: dict[str, Callable[[list[str]], int]] = {
+    'train': train,
+    'eval': evaluate,
+    'generate': generate,
+    'show': show,
+    'zoo': zoo,
+}
+
+
+def _define_run(values: flags.FlagValues) -> None:
+    flags.DEFINE_string('workdir', None, 'The directory of the run.', flag_values=values)
+    flags.DEFINE_integer('step', None, 'The checkpoint to load; the newest by default.', flag_values=values)
+    _define_devices(values)
+
+
+def _define_devices(values: flags.FlagValues) -> None:
+    flags.DEFINE_string('platform', None, 'cpu, cuda or tpu; the best there is by default.', flag_values=values)
+    flags.DEFINE_integer('cpu_devices', None, 'Virtual CPU devices, to try a mesh out.', flag_values=values)
+    flags.DEFINE_string(
+        'compilation_cache',
+        '~/.cache/attnlab/compiled',
+        'Where compiled programs are kept between runs; empty for nowhere.',
+        flag_values=values,
+    )
+    flags.DEFINE_bool('distributed', False, 'Join the processes that the cluster started.', flag_values=values)
+    flags.DEFINE_string('coordinator', None, 'HOST:PORT of process 0, where no cluster tells.', flag_values=values)
+    flags.DEFINE_integer('processes', None, 'How many processes, with --coordinator.', flag_values=values)
+    flags.DEFINE_integer('process', None, 'Which of them this is, from 0.', flag_values=values)
+
+
+def _start_devices(values: flags.FlagValues) -> None:
+    from attnlab.train.devices import start
+
+    start(
+        platform=values.platform,
+        cpu_devices=values.cpu_devices,
+        compilation_cache=values.compilation_cache,
+        distributed=values.distributed,
+        coordinator=values.coordinator,
+        processes=values.processes,
+        process=values.process,
+    )
+
+
+def _parsed(values: flags.FlagValues, argv: list[str], command: str) -> bool:
+    """Parses flags; prints them and returns False when asked for help."""
+    if '--help' in argv or '-h' in argv:
+        print(f'usage: attnlab {command} [--flag=value ...]\n{values.main_module_help() or values.get_help()}')
+        return False
+    try:
+        rest = values(['attnlab', *argv])[1:]
+    except flags.Error as error:
+        raise UserError(str(error)) from error
+    if rest:
+        raise UserError(f'{command} takes no argument {rest[0]!r}; flags are written --name=value')
+    return True
+
+
+def _required(values: flags.FlagValues, name: str) -> pathlib.Path:
+    if not values[name].value:
+        raise UserError(f'--{name} is missing')
+    return pathlib.Path(values[name].value).expanduser()
+
+
+def _whole(text: str, flag: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise UserError(f'{flag} holds {text!r}; it wants whole numbers from 1')
+    return int(text)

@@ -1,0 +1,89 @@
+"""A run config from the command line: `--config=FILE.py:ARG` and `--config.KEY=VALUE`, through ml_collections."""
+
+import difflib
+
+from absl import flags
+from ml_collections import ConfigDict, config_flags
+from ml_collections.config_flags import config_path
+
+from attnlab.errors import UserError
+
+OVERRIDE = '--config.'
+
+
+def define_config(values: flags.FlagValues) -> None:
+    """Defines `--config`."""
+    config_flags.DEFINE_config_file('config', None, 'A Python file with get_config(arg), as FILE.py:ARG.', flag_values=values)
+
+
+def read_config(values: flags.FlagValues, argv: list[str]) -> ConfigDict | None:
+    """Parses the flags and returns the config with its overrides; prints the flags and returns `None` for `--help`.
+
+    Raises `UserError`: a misspelt key names the nearest one, a wrong type names the key, what it has and what it wants.
+    """
+    if '--help' in argv or '-h' in argv:
+        print(f'usage: attnlab train --config=FILE.py:ARG --workdir=RUN [--flag=value ...]\n{values.get_help()}')
+        return None
+    overrides = [item for item in argv if item.startswith(OVERRIDE)]
+    emptied = [item for item in overrides if item.endswith('=None')]
+    _parse(values, [item for item in argv if item not in overrides])
+    config = values.config
+    if config is None:
+        raise UserError('--config is missing, such as --config=configs/language.py')
+    for item in overrides:
+        _check(config, item)
+    values.unparse_flags()
+    _parse(values, [item for item in argv if item not in emptied])
+    config = values.config
+    with config.unlocked():
+        for item in emptied:
+            config_path.set_value(item.removeprefix(OVERRIDE).partition('=')[0], config, None, accept_new_attributes=True)
+    return config.lock()
+
+
+def _parse(values: flags.FlagValues, argv: list[str]) -> None:
+    try:
+        rest = values(['attnlab', *argv])[1:]
+    except (flags.Error, FileNotFoundError) as error:
+        raise UserError(str(error)) from error
+    if rest:
+        raise UserError(f'train takes no argument {rest[0]!r}; flags are written --name=value')
+
+
+def _check(config: ConfigDict, item: str) -> None:
+    """Looks a `--config.KEY=VALUE` up in the config, before ml_collections sees it."""
+    key, equals, text = item.removeprefix(OVERRIDE).partition('=')
+    if not equals:
+        raise UserError(f'{item} has no value; overrides are written {OVERRIDE}{key}=VALUE')
+    try:
+        value = config_path.get_value(key, config)
+        kind = config_path.get_type(key, config)
+    except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
+        close = difflib.get_close_matches(key, list(_keys(config)), n=1, cutoff=0.0)[0]
+        raise UserError(f'the config has no key {key}; did you mean {close}?') from error
+    if text == 'None' and (value is None or isinstance(value, ConfigDict)):
+        return
+    if isinstance(value, ConfigDict):
+        raise UserError(f'config.{key} is a group of keys ({", ".join(sorted(value))}); override those, or set it to None')
+    if kind in (int, float, bool) and not _reads_as(text, kind):
+        raise UserError(f'config.{key} is {text!r}, of type str; it wants {kind.__name__}')
+
+
+def _keys(config: object, path: str = '') -> list[str]:
+    if isinstance(config, ConfigDict):
+        items = [(f'{path}.{name}' if path else name, config[name]) for name in config]
+    elif isinstance(config, tuple) and any(isinstance(item, ConfigDict) for item in config):
+        items = [(f'{path}[{index}]', item) for index, item in enumerate(config)]
+    else:
+        return []
+    return [key for name, value in items for key in (name, *_keys(value, name))]
+
+
+def _reads_as(text: str, kind: type) -> bool:
+    if kind is bool:
+        return text.lower() in ('true', 'false', '1', '0')
+    try:
+        kind(text)
+    except ValueError:
+        return False
+    return True

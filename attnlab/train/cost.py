@@ -1,0 +1,100 @@
+"""What a run costs, read off the things that will run: floating-point operations, bytes of state, implementations."""
+
+import dataclasses
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.extend as jex
+import jax.numpy as jnp
+from flax import nnx
+
+from attnlab.context import Context
+from attnlab.train.setup import Setup
+from attnlab.train.state import split
+from pallas_kernels import dispatch
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerCore:
+    """Which implementation of a core a layer runs, and why those preferred to it were refused."""
+
+    layers: tuple[int, ...]
+    mixer: str
+    core: str
+    implementation: str
+    refused: tuple[tuple[str, str], ...]
+
+    def describe(self) -> dict[str, Any]:
+        """As plain data, for run.json."""
+        return dataclasses.asdict(self) | {'refused': dict(self.refused)}
+
+
+def flops_per_token(setup: Setup) -> float:
+    """Floating-point operations of one training step, forward, backward and update, per token.
+
+    They are those of XLA's cost analysis. It counts the body of a loop once, so for every `scan` the body is analysed
+    too and counted for its remaining iterations.
+    """
+    traced = setup.trace()
+    total = _cost(traced.lower()) + sum(_repeats(traced.jaxpr.jaxpr))
+    return total / (setup.batch_size * setup.length)
+
+
+def state_bytes(setup: Setup, length: int) -> int:
+    """Bytes that decoding one sequence of `length` tokens keeps, from the arrays of `init_state`."""
+    graphdef, params = split(setup.model)
+    state = jax.eval_shape(lambda params: nnx.merge(graphdef, params).init_state(1, length), params)
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
+
+
+def implementations(setup: Setup) -> list[LayerCore]:
+    """What the mixer at each place in the pattern of layers runs in training."""
+    graphdef, params = split(setup.model)
+    stack = setup.model.stack
+    x = jax.ShapeDtypeStruct((setup.batch_size, setup.length, setup.model.dim), setup.model.dtype)
+
+    def mixed(place: int, params: nnx.State, x: jax.Array) -> jax.Array:
+        layers = list(nnx.merge(graphdef, params).stack.layers())
+        return layers[place].mixer(x, _context(*x.shape[:2]))[0]
+
+    found = []
+    for place, block in enumerate(stack.blocks):
+        with dispatch.ledger() as entries:
+            jax.eval_shape(functools.partial(mixed, place), params, x)
+        layers = tuple(range(place, stack.depth, len(stack.blocks)))
+        found += [LayerCore(layers, type(block.mixer).__name__, *entry) for entry in dict.fromkeys(entries)]
+    return found
+
+
+def _context(batch: int, length: int) -> Context:
+    """A packed context: what training hands to every mixer."""
+    ctx = Context.full(batch, length)
+    return dataclasses.replace(ctx, segments=jnp.ones_like(ctx.positions))
+
+
+def _repeats(jaxpr: jex.core.Jaxpr) -> Iterator[float]:
+    """The cost of each scan's body times its iterations after the first, nested scans included."""
+    for equation in jaxpr.eqns:
+        times = equation.params['length'] if equation.primitive.name == 'scan' else 1
+        for inner in jax.tree.leaves(list(equation.params.values()), is_leaf=_is_jaxpr):
+            if not _is_jaxpr(inner):
+                continue
+            body = getattr(inner, 'jaxpr', inner)
+            if times > 1:
+                yield (times - 1) * _body_cost(inner)
+            yield from (times * extra for extra in _repeats(body))
+
+
+def _body_cost(closed: jex.core.ClosedJaxpr) -> float:
+    arguments = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in closed.jaxpr.invars]
+    return _cost(jax.jit(jex.core.jaxpr_as_fun(closed)).lower(*arguments))
+
+
+def _cost(lowered: jax.stages.Lowered) -> float:
+    return float(lowered.cost_analysis()['flops'])
+
+
+def _is_jaxpr(value: Any) -> bool:
+    return isinstance(value, jex.core.Jaxpr | jex.core.ClosedJaxpr)

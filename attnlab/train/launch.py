@@ -1,0 +1,53 @@
+"""`attnlab train`: claims the work directory, records the start, trains."""
+
+import pathlib
+import time
+from typing import Any
+
+import jax
+from ml_collections import ConfigDict
+from rich.console import Console
+
+from attnlab.train import loop, run
+from attnlab.train.cost import flops_per_token, implementations, state_bytes
+from attnlab.train.setup import Setup, prepare
+
+
+def launch(config: ConfigDict, workdir: pathlib.Path, *, console: Console, data_workers: int = 0) -> int:
+    """Trains the config in its work directory; returns the exit status, 0 also when it was asked to stop and saved."""
+    began = time.perf_counter()
+    setup = prepare(config)
+    setup.check_batch()
+    run.claim(workdir, config)
+    flops = flops_per_token(setup)
+    if jax.process_index() == 0:
+        facts = _facts(setup, flops)
+        run.record(workdir, facts)
+        console.print(_headline(setup, facts, workdir, time.perf_counter() - began))
+    outcome, _ = loop.train(
+        setup, workdir, console=console, data_workers=data_workers, flops_per_token=flops
+    )
+    if jax.process_index() == 0 and outcome == loop.FINISHED:
+        console.print(f'finished: {setup.steps} steps. Next: attnlab eval --workdir={workdir}')
+    return 0
+
+
+def _facts(setup: Setup, flops: float) -> dict[str, Any]:
+    parameters = sum(leaf.size for leaf in jax.tree.leaves(setup.abstract.params))
+    return {
+        'parameters': parameters,
+        'state_bytes_per_sequence': {str(length): state_bytes(setup, length) for length in (setup.length, 8 * setup.length)},
+        'flops_per_token': flops,
+        'implementations': [entry.describe() for entry in implementations(setup)],
+        'mesh': dict(setup.mesh.shape),
+        'data': setup.task.describe(),
+    }
+
+
+def _headline(setup: Setup, facts: dict[str, Any], workdir: pathlib.Path, seconds: float) -> str:
+    devices = jax.devices()
+    return (
+        f'{facts["parameters"]:,} parameters, {setup.batch_size} x {setup.length} tokens a step, '
+        f'{len(devices)} {devices[0].device_kind} device{"s" if len(devices) > 1 else ""}, ready in {seconds:.1f} s; '
+        f'writing {workdir}'
+    )
