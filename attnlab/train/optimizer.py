@@ -1,0 +1,243 @@
+"""Optimisers as values: a direction from optax, then one step along it with a rate and a decay for each parameter.
+
+    p <- p - lr (direction(grad) + decay p),   lr = schedule * group.lr,   decay = weight_decay * group.weight_decay
+
+Weight decay is decoupled from the gradient and scaled by the learning rate: Loshchilov and Hutter 2019,
+https://arxiv.org/abs/1711.05101. Moments have the type of the parameters, float32.
+"""
+
+import abc
+import dataclasses
+import fnmatch
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+
+from attnlab.errors import UserError, nearest
+from attnlab.nn.parameter import GROUPS
+from attnlab.train.schedule import Cosine, Schedule
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """What a group of parameters makes of the learning rate and of the weight decay: both are multiplied.
+
+    Attributes:
+      lr: multiplies the learning rate; 0 freezes the group.
+      weight_decay: multiplies the weight decay.
+    """
+
+    lr: float = 1.0
+    weight_decay: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.lr < 0 or self.weight_decay < 0:
+            raise UserError(f'multipliers are from 0 up; got {self}')
+
+
+@dataclasses.dataclass(frozen=True)
+class Groups:
+    """One entry for each name in `attnlab.nn.parameter.GROUPS`; every parameter says which it belongs to.
+
+    Gains, biases and the time scales of a recurrence do not decay. S4 and S5 also train their time scales at a lower
+    rate, at most 1e-3: there `dynamics` wants an `lr` of 0.1 to 0.5 (Gu et al. 2022, https://arxiv.org/abs/2111.00396).
+    """
+
+    matrix: Group = Group()
+    embedding: Group = Group()
+    vector: Group = Group(weight_decay=0.0)
+    dynamics: Group = Group(weight_decay=0.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Override:
+    """Multipliers for the parameters whose path matches, in place of their group's.
+
+    Attributes:
+      pattern: as for file names, such as `stack/blocks/*/mixer/*/bias`; `*` also crosses `/`.
+      lr: multiplies the learning rate; 0 freezes them.
+      weight_decay: multiplies the weight decay.
+    """
+
+    pattern: str
+    lr: float = 1.0
+    weight_decay: float = 1.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Optimizer(abc.ABC):
+    """The part that all optimisers share.
+
+    Attributes:
+      peak_lr: the highest learning rate.
+      schedule: its course over the run.
+      weight_decay: decoupled, multiplied by the learning rate.
+      clip: gradients are scaled down to this global norm; `None` leaves them.
+      groups: multipliers by group.
+      overrides: multipliers by path; of several that match, the last one counts.
+    """
+
+    peak_lr: float
+    schedule: Schedule = Cosine()
+    weight_decay: float = 0.1
+    clip: float | None = 1.0
+    groups: Groups = Groups()
+    overrides: tuple[Override, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.peak_lr <= 0 or self.weight_decay < 0 or (self.clip is not None and self.clip <= 0):
+            raise UserError(
+                f'an optimizer wants peak_lr above 0, weight_decay from 0, and clip above 0 or None; '
+                f'got {self.peak_lr}, {self.weight_decay}, {self.clip}'
+            )
+
+    @abc.abstractmethod
+    def direction(self, params: nnx.State) -> optax.GradientTransformation:
+        """Returns the transformation of gradients into a direction of ascent, for these parameters."""
+
+    def learning_rate(self, steps: int) -> optax.Schedule:
+        """Returns the learning rate, before multipliers, as a function of the number of updates made."""
+        return self.schedule(steps, self.peak_lr)
+
+    def transform(self, params: nnx.State, steps: int) -> optax.GradientTransformation:
+        """Returns the transformation of gradients into updates, for a run of `steps` steps.
+
+        `params` may be abstract. Raises `UserError` for a parameter of an unknown group, a pattern that matches
+        nothing, or a schedule that does not fit the run.
+        """
+        clip = () if self.clip is None else (optax.clip_by_global_norm(self.clip),)
+        descend = _descend(self.learning_rate(steps), self.weight_decay, self.multipliers(params))
+        return optax.chain(*clip, self.direction(params), descend)
+
+    def multipliers(self, params: nnx.State) -> dict[str, Group]:
+        """Returns the multipliers of every parameter by its path, in the order of the tree's leaves."""
+        variables = named_parameters(params)
+        chosen = {path: self._group_of(path, variable) for path, variable in variables.items()}
+        for override in self.overrides:
+            matching = [path for path in variables if fnmatch.fnmatchcase(path, override.pattern)]
+            if not matching:
+                raise UserError(f'no parameter matches {override.pattern!r}{nearest(override.pattern, variables)}')
+            chosen |= dict.fromkeys(matching, Group(override.lr, override.weight_decay))
+        return chosen
+
+    def _group_of(self, path: str, variable: nnx.Variable) -> Group:
+        group = variable.get_metadata().get('group')
+        if group not in GROUPS:
+            raise UserError(f'parameter {path} is of group {group!r}; it wants one of {", ".join(GROUPS)}')
+        return getattr(self.groups, group)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AdamW(Optimizer):
+    """Direction `m / (sqrt(v) + eps)` of the bias-corrected moments.
+
+    Kingma and Ba 2015, https://arxiv.org/abs/1412.6980; Loshchilov and Hutter 2019, https://arxiv.org/abs/1711.05101.
+
+    Attributes:
+      b1: decay of the first moment.
+      b2: decay of the second moment.
+      eps: added to the root of the second moment.
+    """
+
+    b1: float = 0.9
+    b2: float = 0.95
+    eps: float = 1e-8
+
+    def direction(self, params: nnx.State) -> optax.GradientTransformation:
+        return optax.scale_by_adam(self.b1, self.b2, self.eps)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Lion(Optimizer):
+    """Direction `sign(b1 m + (1 - b1) g)`; wants a third to a tenth of AdamW's learning rate, and that much more decay.
+
+    Chen et al. 2023, https://arxiv.org/abs/2302.06675.
+
+    Attributes:
+      b1: weight of the momentum in the direction.
+      b2: decay of the momentum.
+    """
+
+    b1: float = 0.9
+    b2: float = 0.99
+
+    def direction(self, params: nnx.State) -> optax.GradientTransformation:
+        return optax.scale_by_lion(self.b1, self.b2)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Muon(Optimizer):
+    """Orthogonalised momentum for hidden matrices, AdamW for every other parameter.
+
+    A matrix moves along `0.2 sqrt(max(in, out)) U V^T`, with `U S V^T` its Nesterov momentum, by five Newton-Schulz
+    iterations; the factor gives it the root mean square of AdamW's updates, so that both share one learning rate.
+    Matrices are those of group `matrix`; layers stacked in one array are orthogonalised one by one.
+    Jordan et al. 2024, https://kellerjordan.github.io/posts/muon; Liu et al. 2025, https://arxiv.org/abs/2502.16982.
+
+    Attributes:
+      momentum: decay of the momentum of the matrices.
+      b1: decay of AdamW's first moment.
+      b2: decay of AdamW's second moment.
+      eps: added to the root of AdamW's second moment.
+    """
+
+    momentum: float = 0.95
+    b1: float = 0.9
+    b2: float = 0.95
+    eps: float = 1e-8
+
+    def direction(self, params: nnx.State) -> optax.GradientTransformation:
+        kinds = {path: _is_matrix(variable) for path, variable in named_parameters(params).items()}
+        labels = jax.tree.unflatten(jax.tree.structure(params), ['matrix' if k else 'other' for k in kinds.values()])
+        muon = optax.chain(
+            optax.contrib.scale_by_muon(beta=self.momentum, weight_dimension_numbers=_last_two),
+            optax.stateless(lambda updates, _: jax.tree.map(_like_adamw, updates)),
+        )
+        return optax.partition({'matrix': muon, 'other': optax.scale_by_adam(self.b1, self.b2, self.eps)}, labels)
+
+
+def named_parameters(params: nnx.State) -> dict[str, nnx.Variable]:
+    """The parameters by path, such as `stack/blocks/0/mixer/query/weight`, in the order of the tree's leaves."""
+    leaves, _ = jax.tree.flatten_with_path(params, is_leaf=lambda node: isinstance(node, nnx.Variable))
+    return {jax.tree_util.keystr(path, simple=True, separator='/'): variable for path, variable in leaves}
+
+
+def _is_matrix(variable: nnx.Variable) -> bool:
+    metadata = variable.get_metadata()
+    return metadata['group'] == 'matrix' and len(metadata['axes']) >= 2
+
+
+def _last_two(updates: Any) -> Any:
+    """Every matrix maps its last dimension but one to its last; dimensions before them are stacked matrices."""
+    return jax.tree.map(lambda _: optax.contrib.MuonDimensionNumbers(-2, -1), updates)
+
+
+def _like_adamw(orthogonal: jax.Array) -> jax.Array:
+    return 0.2 * math.sqrt(max(orthogonal.shape[-2:])) * orthogonal
+
+
+def _descend(rate: optax.Schedule, weight_decay: float, multipliers: dict[str, Group]) -> optax.GradientTransformation:
+    """Turns directions into updates. One pass over the leaves, so that XLA fuses each with what made its direction."""
+
+    def init(params: optax.Params) -> optax.ScaleByScheduleState:
+        return optax.ScaleByScheduleState(count=jnp.zeros([], jnp.int32))
+
+    def update(directions: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        lr = rate(state.count)
+        leaves, tree = jax.tree.flatten(directions)
+        moved = [
+            _update(direction, param, lr * group.lr, weight_decay * group.weight_decay)
+            for direction, param, group in zip(leaves, jax.tree.leaves(params), multipliers.values(), strict=True)
+        ]
+        return jax.tree.unflatten(tree, moved), optax.ScaleByScheduleState(optax.safe_increment(state.count))
+
+    return optax.GradientTransformation(init, update)
+
+
+def _update(direction: jax.Array, param: jax.Array, lr: jax.Array, decay: float) -> jax.Array:
+    towards = direction + decay * param if decay else direction
+    return (-lr * towards).astype(param.dtype)

@@ -1,0 +1,137 @@
+"""Learning rates over a run: a schedule is a value, `schedule(steps, peak_lr)` the function of the update count.
+
+Steps are counted from 1 here: the first step of a warm-up over `W` steps has `peak_lr / W`, step `W` has `peak_lr`, and
+the last step of a decay has `final * peak_lr`. Optax counts updates from 0, so update `c` is step `c + 1`.
+
+A duration is a fraction of the run below 1, and a whole number of steps from 1 on: `0.02` is 2% of the steps, `100.0`
+is a hundred steps, and `1` is one step.
+"""
+
+import abc
+import dataclasses
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.typing import ArrayLike
+
+from attnlab.errors import UserError
+
+
+class Schedule(abc.ABC):
+    """What a learning rate does over a run."""
+
+    @abc.abstractmethod
+    def __call__(self, steps: int, peak_lr: float) -> optax.Schedule:
+        """Returns the learning rate of a run of `steps` steps, as a function of the number of updates made.
+
+        Raises `UserError` for a duration or a final value that makes no sense, or for parts longer than the run.
+        """
+
+
+@dataclasses.dataclass(frozen=True)
+class Cosine(Schedule):
+    """Linear warm-up, then half a cosine down: `peak_lr (final + (1 - final) (1 + cos(pi u)) / 2)`, u from 0 to 1.
+
+    Loshchilov and Hutter 2017, https://arxiv.org/abs/1608.03983.
+
+    Attributes:
+      warmup: duration of the warm-up.
+      final: where the last step ends, as a share of `peak_lr`.
+    """
+
+    warmup: float = 0.02
+    final: float = 0.1
+
+    def __call__(self, steps: int, peak_lr: float) -> optax.Schedule:
+        warm = _whole('warmup', self.warmup, steps)
+        _check_final(self.final)
+        _check_fits(steps, warmup=warm)
+
+        def shape(step: jax.Array) -> jax.Array:
+            done = _progress(step, warm, steps)
+            return self.final + (1 - self.final) * (1 + jnp.cos(jnp.pi * done)) / 2
+
+        return _warmed(shape, warm, peak_lr)
+
+
+@dataclasses.dataclass(frozen=True)
+class WarmupStableDecay(Schedule):
+    """Linear warm-up, a plateau at `peak_lr`, then a decay to `final * peak_lr` over the last steps.
+
+    The decay is `1 - u` when 'linear' and `1 - sqrt(u)` when 'sqrt', with u from 0 to 1.
+    Hu et al. 2024, https://arxiv.org/abs/2404.06395; Hägele et al. 2024, https://arxiv.org/abs/2405.18392.
+
+    Attributes:
+      warmup: duration of the warm-up.
+      decay: duration of the decay.
+      final: where the last step ends, as a share of `peak_lr`.
+      shape: 'linear' or 'sqrt'.
+    """
+
+    warmup: float = 0.02
+    decay: float = 0.2
+    final: float = 0.0
+    shape: str = 'sqrt'
+
+    def __call__(self, steps: int, peak_lr: float) -> optax.Schedule:
+        warm, decay = _whole('warmup', self.warmup, steps), _whole('decay', self.decay, steps)
+        _check_final(self.final)
+        _check_fits(steps, warmup=warm, decay=decay)
+        if self.shape not in ('linear', 'sqrt'):
+            raise UserError(f"the shape of the decay is {self.shape!r}; it wants 'linear' or 'sqrt'")
+
+        def shape(step: jax.Array) -> jax.Array:
+            done = _progress(step, steps - decay, steps)
+            return 1 - (1 - self.final) * (done if self.shape == 'linear' else jnp.sqrt(done))
+
+        return _warmed(shape, warm, peak_lr)
+
+
+@dataclasses.dataclass(frozen=True)
+class Constant(Schedule):
+    """Linear warm-up, then `peak_lr` to the end.
+
+    Attributes:
+      warmup: duration of the warm-up.
+    """
+
+    warmup: float = 0.02
+
+    def __call__(self, steps: int, peak_lr: float) -> optax.Schedule:
+        warm = _whole('warmup', self.warmup, steps)
+        _check_fits(steps, warmup=warm)
+        return _warmed(jnp.ones_like, warm, peak_lr)
+
+
+def _warmed(shape: Callable[[jax.Array], jax.Array], warm: int, peak_lr: float) -> optax.Schedule:
+    def learning_rate(count: ArrayLike) -> jax.Array:
+        step = jnp.asarray(count, jnp.float32) + 1
+        return peak_lr * jnp.where(step < warm, step / max(warm, 1), shape(step))
+
+    return learning_rate
+
+
+def _progress(step: jax.Array, start: int, end: int) -> jax.Array:
+    """0 up to step `start`, 1 from step `end` on, and linear between."""
+    return jnp.clip((step - start) / max(end - start, 1), 0, 1)
+
+
+def _whole(name: str, duration: float, steps: int) -> int:
+    if duration < 0 or (duration >= 1 and duration != int(duration)):
+        raise UserError(
+            f'{name} is {duration}; it wants a fraction of the run from 0 to below 1, or a whole number of steps from 1'
+        )
+    return round(duration * steps) if duration < 1 else int(duration)
+
+
+def _check_final(final: float) -> None:
+    if not 0 <= final <= 1:
+        raise UserError(f'final is {final}; it wants a share of peak_lr from 0 to 1')
+
+
+def _check_fits(steps: int, **parts: int) -> None:
+    if sum(parts.values()) > steps:
+        named = ' and '.join(f'a {name} of {part} steps' for name, part in parts.items())
+        raise UserError(f'the run has {steps} steps, which are too few for {named}')

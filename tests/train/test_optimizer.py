@@ -1,0 +1,216 @@
+"""Each optimiser against its equations in numpy, float64; groups, overrides, stacked matrices."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+from attnlab.config import build, spec
+from attnlab.errors import UserError
+from attnlab.nn.parameter import param
+from attnlab.train.optimizer import AdamW, Group, Groups, Lion, Muon, Optimizer, Override
+from attnlab.train.schedule import Constant
+
+STEPS = 4
+RATE = 0.1
+FLAT = Constant(warmup=0.0)
+
+
+class Layer(nnx.Module):
+    """One parameter of each group that a layer may have."""
+
+    def __init__(self, *, rngs: nnx.Rngs):
+        normal = nnx.initializers.normal(1.0)
+        self.bias = param(normal, (5,), axes=('mlp',), group='vector', rngs=rngs)
+        self.decay = param(normal, (3,), axes=('state',), group='dynamics', rngs=rngs)
+        self.weight = param(normal, (3, 5), axes=('embed', 'mlp'), rngs=rngs)
+
+
+class Model(nnx.Module):
+    """Two stacked layers and an embedding."""
+
+    def __init__(self, *, rngs: nnx.Rngs):
+        self.embed = param(nnx.initializers.normal(1.0), (7, 3), axes=('vocab', 'embed'), group='embedding', rngs=rngs)
+        self.layers = nnx.vmap(lambda key: Layer(rngs=nnx.Rngs(params=key)))(jax.random.split(rngs.params(), 2))
+
+
+PATHS = ['embed', 'layers/bias', 'layers/decay', 'layers/weight']
+
+
+@pytest.fixture
+def params() -> nnx.State:
+    return nnx.state(Model(rngs=nnx.Rngs(params=jax.random.key(0))))
+
+
+def gradients(params: nnx.State) -> list[nnx.State]:
+    leaves, tree = jax.tree.flatten(params)
+    rng = np.random.default_rng(1)
+    return [
+        jax.tree.unflatten(tree, [jnp.asarray(rng.normal(size=p.shape), jnp.float32) for p in leaves])
+        for _ in range(STEPS)
+    ]
+
+
+def run(optimizer: Optimizer, params: nnx.State) -> list[np.ndarray]:
+    transform = optimizer.transform(params, STEPS)
+    state = transform.init(params)
+    update = jax.jit(transform.update)
+    for grads in gradients(params):
+        updates, state = update(grads, state, params)
+        params = optax.apply_updates(params, updates)
+    return [np.asarray(leaf) for leaf in jax.tree.leaves(params)]
+
+
+def wide(tree: nnx.State) -> list[np.ndarray]:
+    return [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(tree)]
+
+
+def clipped(grads: nnx.State, clip: float | None) -> list[np.ndarray]:
+    leaves = wide(grads)
+    norm = np.sqrt(sum((g**2).sum() for g in leaves))
+    return leaves if clip is None or norm < clip else [g * clip / norm for g in leaves]
+
+
+def adamw(params: nnx.State, *, decay: list[float], rate: list[float], clip: float | None) -> list[np.ndarray]:
+    values = wide(params)
+    m, v = [0 * p for p in values], [0 * p for p in values]
+    for count, grads in enumerate(gradients(params), 1):
+        for i, g in enumerate(clipped(grads, clip)):
+            m[i], v[i] = 0.9 * m[i] + 0.1 * g, 0.95 * v[i] + 0.05 * g**2
+            direction = m[i] / (1 - 0.9**count) / (np.sqrt(v[i] / (1 - 0.95**count)) + 1e-8)
+            values[i] = values[i] - RATE * rate[i] * (direction + decay[i] * values[i])
+    return values
+
+
+def assert_close(found: list[np.ndarray], wanted: list[np.ndarray]) -> None:
+    for path, a, b in zip(PATHS, found, wanted, strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6, err_msg=path)
+
+
+@pytest.mark.parametrize('clip', [None, 0.5, 100.0])
+def test_adamw_follows_its_equations(params: nnx.State, clip: float | None):
+    found = run(AdamW(peak_lr=RATE, schedule=FLAT, weight_decay=0.2, clip=clip), params)
+    assert_close(found, adamw(params, decay=[0.2, 0.0, 0.0, 0.2], rate=[1, 1, 1, 1], clip=clip))
+
+
+def test_groups_and_overrides_multiply_rate_and_decay(params: nnx.State):
+    groups = Groups(dynamics=Group(lr=0.25, weight_decay=0.5), embedding=Group(lr=2.0))
+    overrides = (
+        Override('layers/*', lr=9.0),
+        Override('*/weight', lr=0.0),
+        Override('*/bias', lr=0.5, weight_decay=3.0),
+    )
+    optimizer = AdamW(peak_lr=RATE, schedule=FLAT, weight_decay=0.2, clip=None, groups=groups, overrides=overrides[1:])
+    assert_close(run(optimizer, params), adamw(params, decay=[0.2, 0.6, 0.1, 0.2], rate=[2, 0.5, 0.25, 0], clip=None))
+    first = dataclasses.replace(optimizer, overrides=(Override('layers/*', lr=9.0), *overrides))
+    assert first.multipliers(params) == {
+        PATHS[0]: Group(2.0),
+        PATHS[1]: Group(0.5, 3.0),
+        PATHS[2]: Group(9.0),
+        PATHS[3]: Group(0.0),
+    }
+
+
+def test_the_schedule_is_followed(params: nnx.State):
+    optimizer = AdamW(peak_lr=RATE, schedule=Constant(warmup=4.0), weight_decay=0.0, clip=None)
+    np.testing.assert_allclose(
+        [optimizer.learning_rate(STEPS)(c) for c in range(4)], [0.025, 0.05, 0.075, 0.1], rtol=1e-6
+    )
+    transform = optimizer.transform(params, STEPS)
+    updates, _ = transform.update(gradients(params)[0], transform.init(params), params)
+    # The first step of Adam is the sign of the gradient, times the rate.
+    for update, grad in zip(jax.tree.leaves(updates), jax.tree.leaves(gradients(params)[0]), strict=True):
+        np.testing.assert_allclose(update, -0.025 * np.sign(grad), rtol=1e-5)
+
+
+def test_lion_follows_its_equations(params: nnx.State):
+    values, decay = wide(params), [0.2, 0.0, 0.0, 0.2]
+    momentum = [0 * p for p in values]
+    for grads in gradients(params):
+        for i, g in enumerate(wide(grads)):
+            values[i] = values[i] - RATE * (np.sign(0.9 * momentum[i] + 0.1 * g) + decay[i] * values[i])
+            momentum[i] = 0.99 * momentum[i] + 0.01 * g
+    assert_close(run(Lion(peak_lr=RATE, schedule=FLAT, weight_decay=0.2, clip=None), params), values)
+
+
+def orthogonalised(matrix: np.ndarray) -> np.ndarray:
+    x = matrix / np.linalg.norm(matrix)
+    for _ in range(5):
+        a = x @ x.T
+        x = 3.4445 * x + (-4.7750 * a + 2.0315 * a @ a) @ x
+    return x
+
+
+def test_muon_orthogonalises_each_stacked_matrix_and_leaves_the_rest_to_adamw(params: nnx.State):
+    optimizer = Muon(peak_lr=RATE, schedule=FLAT, weight_decay=0.2, clip=None)
+    values = adamw(params, decay=[0.2, 0.0, 0.0, 0.2], rate=[1, 1, 1, 1], clip=None)
+    weight = wide(params)[3]
+    momentum = np.zeros_like(weight)
+    for count, grads in enumerate(gradients(params), 1):
+        g = wide(grads)[3]
+        momentum = 0.95 * momentum + 0.05 * g
+        nesterov = 0.95 * momentum / (1 - 0.95 ** (count + 1)) + 0.05 * g / (1 - 0.95**count)
+        direction = np.stack([0.2 * np.sqrt(5) * orthogonalised(matrix) for matrix in nesterov])
+        weight = weight - RATE * (direction + 0.2 * weight)
+    with jax.default_matmul_precision('highest'):
+        assert_close(run(optimizer, params), [*values[:3], weight])
+
+
+def test_muon_of_stacked_layers_equals_muon_of_each(params: nnx.State):
+    optimizer = Muon(peak_lr=RATE, schedule=FLAT, clip=None)
+    together = run(optimizer, params)
+    for index in range(2):
+        layer = nnx.state(Layer(rngs=nnx.Rngs(params=jax.random.key(0))))
+        alone = jax.tree.unflatten(jax.tree.structure(layer), [leaf[index] for leaf in jax.tree.leaves(params)[1:]])
+        transform = optimizer.transform(alone, STEPS)
+        state = transform.init(alone)
+        for grads in gradients(params):
+            slices = jax.tree.unflatten(jax.tree.structure(layer), [leaf[index] for leaf in jax.tree.leaves(grads)[1:]])
+            updates, state = transform.update(slices, state, alone)
+            alone = optax.apply_updates(alone, updates)
+        for whole, one in zip(together[1:], jax.tree.leaves(alone), strict=True):
+            np.testing.assert_allclose(whole[index], one, rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize('kind', [AdamW, Lion, Muon])
+def test_updates_are_reproducible_and_float32(params: nnx.State, kind: type[Optimizer]):
+    optimizer = kind(peak_lr=RATE)
+    first, second = run(optimizer, params), run(optimizer, params)
+    assert all(a.tobytes() == b.tobytes() and a.dtype == np.float32 for a, b in zip(first, second, strict=True))
+    state = jax.eval_shape(optimizer.transform(params, STEPS).init, params)
+    assert {leaf.dtype for leaf in jax.tree.leaves(state)} <= {jnp.dtype('float32'), jnp.dtype('int32')}
+
+
+@pytest.mark.parametrize('kind', [AdamW, Lion, Muon])
+def test_an_optimizer_survives_its_config(kind: type[Optimizer]):
+    optimizer = kind(peak_lr=1e-3, overrides=(Override('*/bias', lr=0.0),), groups=Groups(dynamics=Group(lr=0.1)))
+    config = spec(kind, peak_lr=1e-3, overrides=optimizer.overrides, groups=optimizer.groups)
+    assert build(config) == optimizer
+    config.groups.dynamics.lr = 0.2
+    assert build(config).groups.dynamics == Group(lr=0.2)
+
+
+def test_a_pattern_that_matches_nothing_names_the_nearest_path(params: nnx.State):
+    optimizer = AdamW(peak_lr=RATE, overrides=(Override('layers/wieght', lr=0.0),))
+    with pytest.raises(UserError, match=r"no parameter matches 'layers/wieght'; did you mean 'layers/weight'\?"):
+        optimizer.transform(params, STEPS)
+
+
+def test_a_parameter_of_an_unknown_group_is_named():
+    params = nnx.State({'a': {'b': nnx.Param(jnp.ones(2), group='matrx', axes=('mlp',))}})
+    with pytest.raises(UserError, match="parameter a/b is of group 'matrx'; it wants one of matrix, embedding"):
+        AdamW(peak_lr=RATE).transform(params, STEPS)
+
+
+@pytest.mark.parametrize(
+    'wrong', [{'peak_lr': 0.0}, {'peak_lr': 1.0, 'clip': 0.0}, {'peak_lr': 1.0, 'weight_decay': -1.0}]
+)
+def test_numbers_that_make_no_sense_are_refused(wrong: dict[str, float]):
+    with pytest.raises(UserError, match='an optimizer wants'):
+        AdamW(**wrong)
+    with pytest.raises(UserError, match='multipliers'):
+        Group(lr=-1.0)
