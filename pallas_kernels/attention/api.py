@@ -78,16 +78,14 @@ def attention(
             f'causal is {causal}, t={sizes["t"]} and s={sizes["s"]}'
         )
 
-    dtype = precision.accumulator(q, k, v, slopes, log_forget, bias)
-    q_, k_, v_, slopes, log_forget, bias = (
-        None if array is None else array.astype(dtype) for array in (q, k, v, slopes, log_forget, bias)
-    )
-    forget = None if log_forget is None else jnp.cumsum(log_forget, axis=1)
-    operands = Operands(q_, k_, v_, bias, slopes, forget, forget, query_segments, key_segments)
+    forget = None
+    if log_forget is not None:
+        forget = jnp.cumsum(log_forget, axis=1, dtype=precision.accumulator(q, k, v, slopes, log_forget, bias))
+    operands = Operands(q, k, v, bias, slopes, forget, forget, query_segments, key_segments)
     rule = Rule(weights, sizes['k'] ** -0.5 if scale is None else scale, causal, window, sinks)
 
     candidates = {'reference': dispatch.Candidate(reference.attention), 'xla': dispatch.Candidate(xla.attention)}
-    return dispatch.select(CORE, implementation, candidates)(rule, operands).astype(v.dtype)
+    return dispatch.select(CORE, implementation, candidates)(rule, operands)
 
 
 def _segment_pair(

@@ -21,13 +21,13 @@ class Rule:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Operands:
-    """The arrays of a call, floating-point ones of one type.
+    """The arrays of a call, or of one block of it.
 
     Attributes:
       q: `b t h k`.
       k: `b s g k`.
       v: `b s g v`.
-      bias: broadcastable to `b h t s`, or `None`.
+      bias: each dimension that of `b h t s` or 1; or `None`.
       slopes: `h`, or `None`.
       query_forget: the logarithms of the forget gates summed up to each query, `b t h`, or `None`.
       key_forget: the same for the keys, `b s h`.
@@ -44,3 +44,7 @@ class Operands:
     key_forget: jax.Array | None = None
     query_segments: jax.Array | None = None
     key_segments: jax.Array | None = None
+
+    def floating(self) -> tuple[jax.Array | None, ...]:
+        """The arrays that have gradients."""
+        return self.q, self.k, self.v, self.bias, self.slopes, self.query_forget, self.key_forget

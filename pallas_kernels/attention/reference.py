@@ -3,12 +3,15 @@
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels import precision
 from pallas_kernels.attention.problem import Operands, Rule
 
 
 def attention(rule: Rule, operands: Operands) -> jax.Array:
     """Returns `o_i = sum_j w_ij v_j`, `b t h v`."""
-    q, k, v = operands.q, operands.k, operands.v
+    q, k, v = (
+        array.astype(precision.accumulator(*operands.floating())) for array in (operands.q, operands.k, operands.v)
+    )
     t, s, h, g = q.shape[1], k.shape[1], q.shape[2], k.shape[2]
     k, v = jnp.repeat(k, h // g, axis=2), jnp.repeat(v, h // g, axis=2)
 
@@ -36,4 +39,4 @@ def attention(rule: Rule, operands: Operands) -> jax.Array:
         scores -= jnp.moveaxis(operands.key_forget, 1, 2)[:, :, None, :]
 
     weights = rule.weights.weights(scores, jnp.broadcast_to(visible, scores.shape))
-    return jnp.einsum('bhts,bshv->bthv', weights, v)
+    return jnp.einsum('bhts,bshv->bthv', weights, v).astype(operands.v.dtype)
