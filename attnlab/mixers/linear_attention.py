@@ -143,7 +143,7 @@ class LinearAttention(Mixer):
 
     def _project(
         self, x: Sequence, ctx: Context, state: LinearAttentionState | None
-    ) -> tuple[Queries, Keys, Values, tuple[ConvState, ...]]:
+    ) -> tuple[Queries, Keys, Values, tuple[ConvState | None, ...]]:
         projected = [linear(x) for linear in (self.query, self.key, self.value)]
         preludes = ()
         if self.preludes:

@@ -22,7 +22,8 @@ RECURRENT = {
         packed=True,
         notes=(
             'The recurrent block of Hawk and Griffin, as wide as the model as in the released RecurrentGemma; the '
-            'paper widens it by a third. Decays start in [0.9, 0.999] as in the paper; the code has their eighth roots there.'
+            'paper widens it by a third. Decays start in [0.9, 0.999] as in the paper; the released code has their '
+            'eighth roots there.'
         ),
     ),
     'mingru': Recipe(

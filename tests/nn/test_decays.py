@@ -1,0 +1,44 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from attnlab.functional.discretize import inverse_softplus
+from attnlab.nn.decays import LowRankDecay, RetentionDecay, StepSize
+
+
+def test_retention_decays():
+    decay = RetentionDecay(8, heads=3, key_dim=2, rngs=nnx.Rngs(0))(jnp.zeros((1, 1, 8)))
+    np.testing.assert_allclose(jnp.exp(decay), [1 - 1 / 32, 1 - 1 / 64, 1 - 1 / 128], rtol=1e-6)
+
+
+def test_low_rank_decay():
+    decay = LowRankDecay(2, heads=1, key_dim=2, rank=1, temperature=4.0, rngs=nnx.Rngs(0))
+    decay.down.weight[...] = jnp.asarray([[1.0], [1.0]])
+    decay.up.weight[...] = jnp.asarray([[1.0, 0.0]])
+    decay.up.bias[...] = jnp.asarray([0.0, np.log(3.0)])
+    # Gates sigmoid(0) = 1/2 and sigmoid(log 3) = 3/4, to the power of a quarter.
+    np.testing.assert_allclose(
+        jnp.exp(decay(jnp.asarray([[[2.0, -2.0]]])))[0, 0, 0], [0.5**0.25, 0.75**0.25], rtol=1e-6
+    )
+    assert decay(jnp.ones((1, 1, 2), jnp.bfloat16)).dtype == jnp.float32
+
+
+def test_low_rank_decay_stays_finite_and_close_to_one():
+    decay = LowRankDecay(16, heads=2, key_dim=4, rngs=nnx.Rngs(0))
+    log_decay = decay(1e4 * jax.random.normal(jax.random.key(0), (1, 50, 16)))
+    assert jnp.isfinite(log_decay).all() and (log_decay <= 0).all()
+    assert (decay(jax.random.normal(jax.random.key(0), (1, 50, 16))) > -1.0).all()
+
+
+def test_step_sizes_start_log_uniform():
+    step = StepSize(20_000, rngs=nnx.Rngs(0))
+    dt = step(jnp.zeros((1, 1, 20_000)))
+    assert dt.min() >= 0.999e-3 and dt.max() <= 1.001e-1
+    np.testing.assert_allclose(jnp.log(dt).mean(), np.log(1e-2), rtol=0.01)
+    np.testing.assert_allclose(jnp.log(dt).var(), np.log(100) ** 2 / 12, rtol=0.03)
+
+
+def test_inverse_softplus():
+    y = jnp.asarray([1e-3, 0.1, 1.0, 200.0])
+    np.testing.assert_allclose(jax.nn.softplus(inverse_softplus(y)), y, rtol=1e-4)

@@ -1,0 +1,82 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from attnlab.errors import UserError
+from attnlab.nn.gates import BlockDiagonal, MinGRUGates, OutputGate, RealGates, positive
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def test_output_gate():
+    gate = OutputGate(1, 1, activation='silu', bias=True, rngs=nnx.Rngs(0))
+    gate.linear.weight[...] = jnp.asarray([[2.0]])
+    gate.linear.bias[...] = jnp.asarray([1.0])
+    np.testing.assert_allclose(gate(jnp.asarray([[[3.0]]])), 7 * sigmoid(7.0), rtol=1e-6)
+
+
+def test_block_diagonal_keeps_blocks_apart():
+    linear = BlockDiagonal(4, blocks=2, rngs=nnx.Rngs(0))
+    linear.weight[...] = jnp.asarray([[[1.0, 2.0], [3.0, 4.0]], [[5.0, 6.0], [7.0, 8.0]]])
+    linear.bias[...] = jnp.asarray([0.0, 0.0, 0.5, 0.0])
+    np.testing.assert_array_equal(linear(jnp.asarray([[[1.0, 10.0, 1.0, 100.0]]]))[0, 0], [31.0, 42.0, 705.5, 806.0])
+    assert BlockDiagonal(512, blocks=2, rngs=nnx.Rngs(0)).weight[...].std() == pytest.approx(256**-0.5, rel=0.02)
+
+
+def test_real_gates_by_hand():
+    gates = RealGates(1, 1, blocks=1, rngs=nnx.Rngs(0))
+    for linear in (gates.recurrence_gate, gates.input_gate):
+        linear.weight[...] = jnp.zeros((1, 1, 1))
+    gates.input_gate.bias[...] = jnp.asarray([np.log(3.0)])
+    gates.rate[...] = jnp.asarray([0.0])
+    # r = 1/2 and softplus(0) = log 2, so a = 2^-4; i = 3/4.
+    taken, kept = gates(jnp.asarray([[[2.0], [2.0]]]), jnp.asarray([[True, False]]))
+    np.testing.assert_allclose(kept[0, :, 0], [1 / 16, 1 / 16], rtol=1e-6)
+    np.testing.assert_allclose(taken[0, :, 0], [1.5, 1.5 * np.sqrt(1 - 1 / 256)], rtol=1e-6)
+
+
+def test_real_gates_start_with_slow_decays():
+    gates = RealGates(16_000, 16_000, blocks=1000, rngs=nnx.Rngs(0))
+    slowest = jnp.exp(-8 * jax.nn.softplus(gates.rate[...]))
+    assert slowest.min() >= 0.8999 and slowest.max() <= 0.9991
+    np.testing.assert_allclose(slowest.mean(), (0.9 + 0.999) / 2, rtol=1e-3)
+
+
+def test_gradient_of_closed_real_gates_is_finite():
+    gates = RealGates(1, 1, blocks=1, rngs=nnx.Rngs(0))
+    gates.recurrence_gate.bias[...] = jnp.asarray([-1e4])  # The gate underflows: a = 1, and the root is of zero.
+    graphdef, parameters = nnx.split(gates)
+
+    def total(parameters, x):
+        taken, kept = nnx.merge(graphdef, parameters)(x, jnp.asarray([[True, False]]))
+        return jnp.sum(taken) + jnp.sum(kept)
+
+    for leaf in jax.tree.leaves(jax.grad(total, argnums=(0, 1))(parameters, jnp.ones((1, 2, 1)))):
+        assert jnp.isfinite(leaf).all()
+
+
+def test_min_gru_gates_by_hand():
+    gates = MinGRUGates(1, 1, rngs=nnx.Rngs(0))
+    gates.update.weight[...] = jnp.asarray([[0.0]])
+    gates.update.bias[...] = jnp.asarray([np.log(3.0)])
+    gates.candidate.weight[...] = jnp.asarray([[1.0]])
+    # z = 3/4; candidates 2 + 1/2 and sigmoid(-1); the first token also keeps a quarter of h_0 = 1/2.
+    taken, kept = gates(jnp.asarray([[[2.0], [-1.0]]]), jnp.asarray([[True, False]]))
+    np.testing.assert_allclose(kept[0, :, 0], [0.25, 0.25], rtol=1e-6)
+    np.testing.assert_allclose(taken[0, :, 0], [0.75 * 2.5 + 0.125, 0.75 * sigmoid(-1.0)], rtol=1e-6)
+
+
+def test_positive_is_continuous_and_positive():
+    np.testing.assert_allclose(positive(jnp.asarray([-20.0, 0.0, 3.0])), [sigmoid(-20.0), 0.5, 3.5], rtol=1e-6)
+    assert positive(jnp.asarray([-1e-7])) == pytest.approx(0.5, abs=1e-6)
+
+
+def test_mistakes_are_named():
+    with pytest.raises(UserError, match='3 blocks do not divide a width of 8'):
+        RealGates(8, 8, blocks=3, rngs=nnx.Rngs(0))
+    with pytest.raises(UserError, match='keep the width 8 of their input; a lift'):
+        RealGates(8, 16, rngs=nnx.Rngs(0))

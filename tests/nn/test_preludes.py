@@ -1,0 +1,75 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from attnlab.errors import UserError
+from attnlab.nn.preludes import ShortConv
+
+
+def conv_of_ones(taps: list[float], **kwargs) -> ShortConv:
+    conv = ShortConv(1, width=len(taps), activation=None, rngs=nnx.Rngs(0), **kwargs)
+    conv.taps[...] = jnp.asarray(taps)[:, None]
+    return conv
+
+
+def row(values: list[float]) -> jax.Array:
+    return jnp.asarray(values)[None, :, None]
+
+
+def test_the_last_tap_meets_the_token_itself():
+    conv = conv_of_ones([1.0, 10.0, 100.0])
+    y, state = conv(row([1.0, 2.0, 3.0, 4.0]), None)
+    np.testing.assert_array_equal(y[0, :, 0], [100.0, 210.0, 321.0, 432.0])
+    assert state is None
+
+
+def test_taps_do_not_reach_into_another_document():
+    conv = conv_of_ones([1.0, 10.0, 100.0])
+    y, _ = conv(row([1.0, 2.0, 3.0, 4.0, 5.0]), jnp.asarray([[1, 1, 2, 2, 2]]))
+    np.testing.assert_array_equal(y[0, :, 0], [100.0, 210.0, 300.0, 430.0, 543.0])
+
+
+def test_bias_and_activation_follow_the_sum():
+    conv = ShortConv(2, width=1, activation='relu', bias=True, rngs=nnx.Rngs(0))
+    conv.taps[...] = jnp.asarray([[2.0, 2.0]])
+    conv.bias[...] = jnp.asarray([1.0, -7.0])
+    y, _ = conv(jnp.asarray([[[3.0, 3.0]]]), None)
+    np.testing.assert_array_equal(y[0, 0], [7.0, 0.0])
+
+
+@pytest.mark.parametrize('splits', [(1, 2, 3, 4, 5, 6), (2,), (5,), (1, 6)])
+@pytest.mark.parametrize('segments', [[1] * 7, [1, 1, 2, 2, 2, 0, 0], [0, 0, 1, 1, 1, 1, 2]])
+def test_any_split_gives_what_one_pass_gives(splits: tuple[int, ...], segments: list[int]):
+    conv = ShortConv(3, bias=True, rngs=nnx.Rngs(0))
+    x = jax.random.normal(jax.random.key(1), (1, 7, 3))
+    segments = jnp.asarray([segments])
+    whole, _ = conv(x, segments)
+    state, pieces = conv.init_state(1, jnp.float32), []
+    for start, stop in zip((0, *splits), (*splits, 7), strict=True):
+        y, state = conv(x[:, start:stop], segments[:, start:stop], state)
+        pieces.append(y)
+    np.testing.assert_allclose(jnp.concatenate(pieces, axis=1), whole, rtol=1e-6, atol=1e-6)
+    assert state.inputs.shape == (1, 3, 3)
+
+
+def test_a_stream_without_segments_is_one_document():
+    conv = conv_of_ones([1.0, 10.0])
+    first, state = conv(row([1.0]), None, conv.init_state(1, jnp.float32))
+    second, _ = conv(row([2.0]), None, state)
+    np.testing.assert_array_equal(jnp.concatenate([first, second], axis=1)[0, :, 0], [10.0, 21.0])
+
+
+def test_taps_start_with_the_variance_asked_for():
+    for gain in (1 / 3, 0.01):
+        taps = ShortConv(10_000, width=4, gain=gain, rngs=nnx.Rngs(0)).taps[...]
+        np.testing.assert_allclose(jnp.var(taps), gain / 4, rtol=0.05)
+        assert jnp.abs(taps).max() <= (3 * gain / 4) ** 0.5  # A third: one over the root of the width.
+
+
+def test_mistakes_are_named():
+    with pytest.raises(UserError, match='width of a ShortConv is 0'):
+        ShortConv(2, width=0, rngs=nnx.Rngs(0))
+    with pytest.raises(UserError, match="no activation 'sulu'; did you mean 'silu'"):
+        ShortConv(2, activation='sulu', rngs=nnx.Rngs(0))
