@@ -117,13 +117,17 @@ def arguments(text: str, **defaults: str) -> dict[str, str]:
 
 def _record(value: Any, kind: Any) -> Any:
     if value is None:
-        return placeholder(next((member for member in members(kind) if member in (int, float, str, bool, tuple)), object))
+        return placeholder(
+            next((member for member in members(kind) if member in (int, float, str, bool, tuple)), object)
+        )
     if isinstance(value, type | types.FunctionType):
         return spec(value)
     if isinstance(value, Factory):
         return spec(value.module, **value.kwargs)
     if dataclasses.is_dataclass(value):
-        return spec(type(value), **{field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init})
+        return spec(
+            type(value), **{field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}
+        )
     if isinstance(value, list | tuple):
         return tuple(_record(item, Any) for item in value)
     return float(value) if type(value) is int and members(kind) == (float,) else value

@@ -13,7 +13,9 @@ OVERRIDE = '--config.'
 
 def define_config(values: flags.FlagValues) -> None:
     """Defines `--config`."""
-    config_flags.DEFINE_config_file('config', None, 'A Python file with get_config(arg), as FILE.py:ARG.', flag_values=values)
+    config_flags.DEFINE_config_file(
+        'config', None, 'A Python file with get_config(arg), as FILE.py:ARG.', flag_values=values
+    )
 
 
 def read_config(values: flags.FlagValues, argv: list[str]) -> ConfigDict | None:
@@ -37,7 +39,9 @@ def read_config(values: flags.FlagValues, argv: list[str]) -> ConfigDict | None:
     config = values.config
     with config.unlocked():
         for item in emptied:
-            config_path.set_value(item.removeprefix(OVERRIDE).partition('=')[0], config, None, accept_new_attributes=True)
+            config_path.set_value(
+                item.removeprefix(OVERRIDE).partition('=')[0], config, None, accept_new_attributes=True
+            )
     return config.lock()
 
 
@@ -64,7 +68,9 @@ def _check(config: ConfigDict, item: str) -> None:
     if text == 'None' and (value is None or isinstance(value, ConfigDict)):
         return
     if isinstance(value, ConfigDict):
-        raise UserError(f'config.{key} is a group of keys ({", ".join(sorted(value))}); override those, or set it to None')
+        raise UserError(
+            f'config.{key} is a group of keys ({", ".join(sorted(value))}); override those, or set it to None'
+        )
     if kind in (int, float, bool) and not _reads_as(text, kind):
         raise UserError(f'config.{key} is {text!r}, of type str; it wants {kind.__name__}')
 

@@ -68,21 +68,25 @@ def get_config(arg: str = '') -> ConfigDict:
     size = _one_of(SIZES, 'size', chosen['size'])
     evaluated = max(1, size.steps // 10)
     config = ConfigDict(
-        dict(
-            seed=0,
-            steps=size.steps,
-            batch_size=size.batch_size,
-            accumulate=1,
-            length=size.length,
-            task=spec(LanguageModelling, text=_text(chosen['data']), tokenizer=spec(_one_of(TOKENS, 'tokens', chosen['tokens']))),
-            model=spec(LanguageModel, dim=size.dim, stack=_stack(recipe, size), head=spec(LanguageHead)),
-            optimizer=spec(AdamW, peak_lr=size.peak_lr, schedule=spec(Cosine, warmup=0.05)),
-            precision=spec(Precision, activations=size.activations),
-            mesh=spec(Axes),
-            evals=(spec(HeldOut, cadence=spec(EveryNSteps, n=evaluated), tokens=65_536),),
-            checkpoint=spec(Saving, every=evaluated),
-            report=spec(Reporting),
-        ),
+        {
+            'seed': 0,
+            'steps': size.steps,
+            'batch_size': size.batch_size,
+            'accumulate': 1,
+            'length': size.length,
+            'task': spec(
+                LanguageModelling,
+                text=_text(chosen['data']),
+                tokenizer=spec(_one_of(TOKENS, 'tokens', chosen['tokens'])),
+            ),
+            'model': spec(LanguageModel, dim=size.dim, stack=_stack(recipe, size), head=spec(LanguageHead)),
+            'optimizer': spec(AdamW, peak_lr=size.peak_lr, schedule=spec(Cosine, warmup=0.05)),
+            'precision': spec(Precision, activations=size.activations),
+            'mesh': spec(Axes),
+            'evals': (spec(HeldOut, cadence=spec(EveryNSteps, n=evaluated), tokens=65_536),),
+            'checkpoint': spec(Saving, every=evaluated),
+            'report': spec(Reporting),
+        },
         convert_dict=False,
     )
     return config.lock()

@@ -14,7 +14,12 @@ from attnlab.evals.held_out import HeldOut
 
 
 def evaluate_run(
-    workdir: pathlib.Path, console: Console, step: int | None, split: str, multiples: tuple[int, ...], tokens: int | None
+    workdir: pathlib.Path,
+    console: Console,
+    step: int | None,
+    split: str,
+    multiples: tuple[int, ...],
+    tokens: int | None,
 ) -> dict[str, float]:
     """Evaluates a checkpoint, prints a table, and writes `evals/<step>.json` and a figure of loss by position."""
     loaded = load_run(workdir, step)
@@ -29,8 +34,12 @@ def evaluate_run(
         numbers = {'step': loaded.step, 'split': split, **evaluation.numbers}
         partial.write_text(json.dumps(numbers, indent=2) + '\n')
         os.replace(partial, path)
-        console.print(_table(evaluation.numbers, multiples, loaded.setup.length, f'{workdir}, step {loaded.step}, {split}'))
-        console.print(f'written: {path}, {folder / str(loaded.step) / "position_loss.png"}', highlight=False, soft_wrap=True)
+        console.print(
+            _table(evaluation.numbers, multiples, loaded.setup.length, f'{workdir}, step {loaded.step}, {split}')
+        )
+        console.print(
+            f'written: {path}, {folder / str(loaded.step) / "position_loss.png"}', highlight=False, soft_wrap=True
+        )
     return dict(evaluation.numbers)
 
 

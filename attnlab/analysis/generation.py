@@ -4,8 +4,10 @@ import pathlib
 from collections.abc import Iterator
 
 from attnlab.analysis.loading import load_run
+from attnlab.data.tokenizers import StreamDecoder, load_tokenizer
 from attnlab.errors import UserError
 from attnlab.models.sampling import generate
+from attnlab.tasks.language import TOKENIZER
 
 
 def generate_text(
@@ -22,8 +24,9 @@ def generate_text(
     if not prompt:
         raise UserError('the prompt is empty; give at least one character')
     loaded = load_run(workdir, step)
-    tokenizer = loaded.setup.task.tokenizer
-    drawn = generate(
-        loaded.model(), tokenizer.encode(prompt.encode()), tokens, temperature=temperature, top_p=top_p, seed=seed
-    )
-    yield from tokenizer.stream(drawn)
+    tokenizer = load_tokenizer(workdir / TOKENIZER)
+    (ids,) = tokenizer.encode([prompt.encode()])
+    stream = StreamDecoder(tokenizer)
+    for token in generate(loaded.model(), ids, tokens, temperature=temperature, top_p=top_p, seed=seed):
+        yield stream.feed([token])
+    yield stream.finish()

@@ -41,7 +41,9 @@ def load_run(workdir: pathlib.Path, step: int | None = None) -> Loaded:
     setup = prepare(config)
     checkpoints = Checkpoints(workdir / 'checkpoints', notify=lambda text: print(text, file=sys.stderr))
     try:
-        found = checkpoints.restore_latest(setup.abstract) if step is None else checkpoints.restore(step, setup.abstract)
+        found = (
+            checkpoints.restore_latest(setup.abstract) if step is None else checkpoints.restore(step, setup.abstract)
+        )
     finally:
         checkpoints.close()
     if found is None:

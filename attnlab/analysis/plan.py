@@ -83,7 +83,9 @@ def _state_on_device(setup: Setup) -> int:
 def _table(title: str, *columns: str) -> Table:
     table = Table(title=title, title_justify='left', title_style='bold')
     for column in columns:
-        table.add_column(column.removeprefix('>'), justify='right' if column.startswith('>') else 'left', overflow='fold')
+        table.add_column(
+            column.removeprefix('>'), justify='right' if column.startswith('>') else 'left', overflow='fold'
+        )
     return table
 
 

@@ -2,19 +2,18 @@
 
 import dataclasses
 import pathlib
+import sys
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 import numpy as np
 from flax import nnx
 
 from attnlab.data.pipeline import ordered_batches
-from attnlab.errors import UserError
 from attnlab.evals.cadence import AtEnd, EveryNSteps
 from attnlab.metrics import Average, bits, perplexity
 from attnlab.train.figures import position_curves
-from attnlab.train.partition import batch_shards
+from attnlab.train.partition import batch_shards, feed
 from attnlab.train.setup import Setup
 
 
@@ -45,7 +44,7 @@ class HeldOut:
       cadence: when to run during training.
       split: which split of the task's text.
       multiples: window lengths, in multiples of the training length; the first names its numbers without a suffix.
-      tokens: how many tokens to evaluate at each length, from the start of the split; `None` for all of it.
+      tokens: how many tokens of the split to evaluate, from its start and the same at each length; `None` for all.
       name: what its numbers are filed under.
     """
 
@@ -70,22 +69,17 @@ class HeldOut:
         return Evaluation(numbers, curves, setup.length)
 
     def _measured(self, setup: Setup, params: nnx.State, length: int) -> dict[str, Average]:
-        source = setup.task.source(self.split, length)
-        examples = len(source) if self.tokens is None else min(len(source), max(1, self.tokens // length))
-        rows = _rows(setup, length)
-        merged: dict[str, Average] | None = None
-        for batch in ordered_batches(
-            source,
-            examples=examples,
-            batch_size=rows,
-            process_index=jax.process_index(),
-            process_count=jax.process_count(),
-        ):
-            found = jax.tree.map(lambda x: np.asarray(x, np.float64), jax.device_get(setup.measure(params, setup.place(batch))))
-            merged = found if merged is None else {name: merged[name].merge(found[name]) for name in merged}
-        if merged is None:
-            raise UserError(f'the {self.split} split holds no window of {length} tokens')
-        return merged
+        source = setup.task.source(self.split, length, sys.maxsize - 1 if self.tokens is None else self.tokens)
+        index, count = feed(setup.mesh)
+        total: dict[str, Average] = {}
+        with ordered_batches(
+            source, batch_size=_rows(setup, length), process_index=index, process_count=count
+        ) as batches:
+            for batch in batches:
+                averages = jax.device_get(setup.measure(params, setup.place(batch)))
+                found = jax.tree.map(lambda x: np.asarray(x, np.float64), averages)
+                total = {name: average.merge(total[name]) if total else average for name, average in found.items()}
+        return total
 
 
 def summary(averages: Mapping[str, Average]) -> dict[str, float]:

@@ -42,7 +42,9 @@ class Stack(nnx.Module):
         rngs: nnx.Rngs,
     ):
         if depth < 1 or not blocks or loop not in LOOPS:
-            raise UserError(f'a stack wants depth >= 1, one block or more, and loop in {LOOPS}; got {depth}, {len(blocks)}, {loop!r}')
+            raise UserError(
+                f'a stack wants depth >= 1, one block or more, and loop in {LOOPS}; got {depth}, {len(blocks)}, {loop!r}'
+            )
         pattern = blocks[:depth]
         self.depth = depth
         self.loop = loop

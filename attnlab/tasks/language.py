@@ -2,20 +2,24 @@
 
 import dataclasses
 import functools
+import pathlib
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
 from attnlab.context import Context
+from attnlab.data.corpus import Source, Text
 from attnlab.data.stdlib import StdlibText
-from attnlab.data.tokenizers import Bytes
+from attnlab.data.tokenizers import BytePairs, Bytes, save_tokenizer
 from attnlab.data.windows import Windows
 from attnlab.losses import next_token_loss
 from attnlab.metrics import Average
 from attnlab.models.model import LanguageModel
 from attnlab.tasks.task import Batch
 from attnlab.typing import DropoutKey
+
+TOKENIZER = 'tokenizer.json'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,22 +31,23 @@ class LanguageModelling:
       tokenizer: how text becomes tokens.
     """
 
-    text: Any = StdlibText()
-    tokenizer: Any = Bytes()
+    text: Source = StdlibText()
+    tokenizer: Bytes | BytePairs = Bytes()
 
     @property
     def vocab(self) -> int:
         """Number of tokens."""
         return self.tokenizer.vocab
 
-    def source(self, split: str, length: int) -> Windows:
-        """Windows of `length` tokens over the split."""
-        return Windows(self._load(split), length)
+    def source(self, split: str, length: int, tokens: int | None = None) -> Windows:
+        """Windows of `length` tokens over the split; for evaluation over its first `tokens`, whatever is left padded."""
+        text = self.load(split)
+        return Windows(text, length) if tokens is None else Windows(text.head(tokens + 1), length, pad=True)
 
     def example(self, length: int) -> dict[str, np.ndarray]:
-        """An example of zeros."""
-        integers = {name: np.zeros(length, np.int32) for name in ('tokens', 'targets', 'segments', 'positions')}
-        return integers | {name: np.zeros(length, np.float32) for name in ('weights', 'bytes')}
+        """A row of zeros."""
+        names = ('tokens', 'targets', 'segments', 'positions', 'bytes')
+        return {name: np.zeros(length, np.int32) for name in names} | {'weights': np.zeros(length, np.float32)}
 
     def measure(self, model: LanguageModel, batch: Batch, dropout_key: DropoutKey | None) -> dict[str, Average]:
         """Loss in nats per token, by position too, and in nats per byte."""
@@ -59,11 +64,20 @@ class LanguageModelling:
 
     def describe(self) -> dict[str, Any]:
         """Provenance of the training text."""
-        return self._load('train').provenance
+        return self.load('train').provenance
 
-    @functools.lru_cache(maxsize=4)  # noqa: B019 - a task is a frozen value that lives as long as its run
-    def _load(self, split: str) -> Any:
-        return self.text.load(split, self.tokenizer)
+    def save(self, folder: pathlib.Path) -> None:
+        """Writes the tokenizer, which a trained model is worth nothing without, as `tokenizer.json`."""
+        save_tokenizer(self.load('train').tokenizer, folder / TOKENIZER)
+
+    def load(self, split: str) -> Text:
+        """The tokens of a split, read once."""
+        return _load(self.text, split, self.tokenizer)
+
+
+@functools.lru_cache(maxsize=4)
+def _load(source: Source, split: str, tokenizer: Any) -> Text:
+    return source.load(split, tokenizer)
 
 
 def context(batch: Batch, dropout_key: DropoutKey | None = None) -> Context:

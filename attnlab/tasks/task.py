@@ -1,11 +1,13 @@
 """What the trainer knows of a problem."""
 
+import pathlib
 from collections.abc import Mapping
 from typing import Any, Protocol
 
 import numpy as np
 from flax import nnx
 
+from attnlab.data.pipeline import Rows
 from attnlab.metrics import Average
 from attnlab.typing import DropoutKey
 
@@ -22,8 +24,11 @@ class Task(Protocol):
     def vocab(self) -> int:
         """Number of tokens a model must know."""
 
-    def source(self, split: str, length: int) -> Any:
-        """A random-access source of examples of `length` tokens: `len(source)`, `source[i]` a dict of numpy arrays."""
+    def source(self, split: str, length: int, tokens: int | None = None) -> Rows:
+        """The examples of a split, of `length` tokens each: `len(source)`, `source[i]` a dict of numpy arrays.
+
+        With `tokens`, those of an evaluation: over that many tokens from the start, every one of them counted once.
+        """
 
     def example(self, length: int) -> dict[str, np.ndarray]:
         """An example of zeros with the shapes and types of `source(...)[i]`, without loading anything."""
@@ -33,3 +38,6 @@ class Task(Protocol):
 
     def describe(self) -> dict[str, Any]:
         """Where the data came from, for the record of the run."""
+
+    def save(self, folder: pathlib.Path) -> None:
+        """Writes into the work directory what using the model elsewhere needs besides its parameters."""

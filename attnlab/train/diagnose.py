@@ -7,6 +7,7 @@ from flax import nnx
 from attnlab.models.model import LanguageModel
 from attnlab.tasks.language import context
 from attnlab.tasks.task import Batch, Task
+from attnlab.train.optimizer import named_parameters
 
 
 def first_nonfinite(task: Task, graphdef: nnx.GraphDef, params: nnx.State, batch: Batch) -> str:
@@ -26,11 +27,13 @@ def first_nonfinite(task: Task, graphdef: nnx.GraphDef, params: nnx.State, batch
         return 'loss'
     grads = jax.grad(lambda p: task.measure(nnx.merge(graphdef, p), batch, None)['loss'].total)(params)
     bad = _bad_leaf(grads)
-    return f'gradient of {bad}' if bad else 'nothing when run again module by module (overflow that fusion hides, or dropout)'
+    return (
+        f'gradient of {bad}'
+        if bad
+        else 'nothing when run again module by module (overflow that fusion hides, or dropout)'
+    )
 
 
-def _bad_leaf(tree: nnx.State) -> str | None:
-    for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
-        if not bool(jnp.all(jnp.isfinite(leaf))):
-            return '.'.join(str(getattr(key, 'key', '')) for key in path).rstrip('.')
-    return None
+def _bad_leaf(params: nnx.State) -> str | None:
+    named = named_parameters(params).items()
+    return next((path for path, variable in named if not bool(jnp.all(jnp.isfinite(variable[...])))), None)

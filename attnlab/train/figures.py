@@ -1,5 +1,6 @@
 """The figures of a run, drawn anew after each evaluation."""
 
+import itertools
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -21,7 +22,14 @@ def loss_curve(lines: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
     for name, points in curves.items():
         steps, values = zip(*points, strict=True)
         training = name.startswith('train/')
-        axes.plot(steps, values, label=name.removesuffix(f'/{key}'), lw=1 if training else 2, marker=None if training else 'o', ms=3)
+        axes.plot(
+            steps,
+            values,
+            label=name.removesuffix(f'/{key}'),
+            lw=1 if training else 2,
+            marker=None if training else 'o',
+            ms=3,
+        )
     values = [value for points in curves.values() for _, value in points if isinstance(value, float)]
     if values:
         axes.set_ylim(0.95 * min(values), min(1.05 * max(values), 2.5 * float(np.median(values))))
@@ -44,7 +52,7 @@ def position_curves(curves: Mapping[str, np.ndarray], path: pathlib.Path, *, tra
 def _smoothed(values: np.ndarray, points: int = 64) -> tuple[np.ndarray, np.ndarray]:
     """Means over windows of positions that grow geometrically, so that the first positions stay apart."""
     edges = np.unique(np.geomspace(1, len(values) + 1, points).astype(int))
-    pairs = [(a, b) for a, b in zip(edges[:-1], edges[1:], strict=True) if np.isfinite(values[a - 1 : b - 1]).any()]
+    pairs = [(a, b) for a, b in itertools.pairwise(edges) if np.isfinite(values[a - 1 : b - 1]).any()]
     centres = np.array([(a + b - 1) / 2 for a, b in pairs])
     return centres, np.array([np.nanmean(values[a - 1 : b - 1]) for a, b in pairs])
 

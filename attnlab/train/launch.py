@@ -23,10 +23,9 @@ def launch(config: ConfigDict, workdir: pathlib.Path, *, console: Console, data_
     if jax.process_index() == 0:
         facts = _facts(setup, flops)
         run.record(workdir, facts)
+        setup.task.save(workdir)
         console.print(_headline(setup, facts, workdir, time.perf_counter() - began))
-    outcome, _ = loop.train(
-        setup, workdir, console=console, data_workers=data_workers, flops_per_token=flops
-    )
+    outcome, _ = loop.train(setup, workdir, console=console, data_workers=data_workers, flops_per_token=flops)
     if jax.process_index() == 0 and outcome == loop.FINISHED:
         console.print(f'finished: {setup.steps} steps. Next: attnlab eval --workdir={workdir}')
     return 0
@@ -36,7 +35,9 @@ def _facts(setup: Setup, flops: float) -> dict[str, Any]:
     parameters = sum(leaf.size for leaf in jax.tree.leaves(setup.abstract.params))
     return {
         'parameters': parameters,
-        'state_bytes_per_sequence': {str(length): state_bytes(setup, length) for length in (setup.length, 8 * setup.length)},
+        'state_bytes_per_sequence': {
+            str(length): state_bytes(setup, length) for length in (setup.length, 8 * setup.length)
+        },
         'flops_per_token': flops,
         'implementations': [entry.describe() for entry in implementations(setup)],
         'mesh': dict(setup.mesh.shape),

@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 from rich.console import Console
 
 from attnlab.data.pipeline import batches
 from attnlab.errors import UserError
+from attnlab.train import partition
 from attnlab.train.checkpoint import Checkpoints
 from attnlab.train.diagnose import first_nonfinite
 from attnlab.train.figures import loss_curve
@@ -58,7 +58,9 @@ def train(
     Raises NonFinite, naming the step and the first module that went wrong; the last good checkpoint stays.
     """
     source = setup.task.source('train', setup.length)
-    checkpoints = Checkpoints(workdir / 'checkpoints', every=setup.saving.every, keep=setup.saving.keep, notify=console.print)
+    checkpoints = Checkpoints(
+        workdir / 'checkpoints', every=setup.saving.every, keep=setup.saving.keep, notify=console.print
+    )
     with contextlib.closing(checkpoints), _asked_to_stop() as stop:
         restored = checkpoints.restore_latest(setup.abstract)
         state, carried = restored or (setup.initialize(), {'step': 0, 'sums': {}})
@@ -73,13 +75,14 @@ def train(
             sums=carried['sums'],
             console=console,
         )
+        index, count = partition.feed(setup.mesh)
         feed = batches(
             source,
             batch_size=setup.batch_size,
             seed=setup.seed,
             start=start,
-            process_index=jax.process_index(),
-            process_count=jax.process_count(),
+            process_index=index,
+            process_count=count,
             num_workers=data_workers,
         )
         with contextlib.closing(report), contextlib.closing(feed):
@@ -102,7 +105,7 @@ def _steps(
     pending: Pending | None = None
     for number in range(start + 1, setup.steps + 1):
         batch = setup.place(next(feed))
-        state, metrics = setup.step(state, batch, jnp.int32(number))
+        state, metrics = setup.step(state, batch, np.int32(number))
         _settle(setup, state, pending, report, learning_rate)
         pending = Pending(number, batch, metrics)
         stopping = _agreed(stop, number)
@@ -139,7 +142,9 @@ def _settle(setup: Setup, state: TrainState, pending: Pending | None, report: Re
     report.step(pending.number, _floats(metrics), float(learning_rate(pending.number - 1)))
 
 
-def _evaluate(setup: Setup, workdir: pathlib.Path, evaluator: Any, state: TrainState, number: int, report: Report) -> None:
+def _evaluate(
+    setup: Setup, workdir: pathlib.Path, evaluator: Any, state: TrainState, number: int, report: Report
+) -> None:
     evaluation = evaluator.evaluate(setup, state.params)
     report.evaluation(number, evaluator.name, evaluation.numbers)
     if report.writes:

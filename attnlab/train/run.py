@@ -31,7 +31,9 @@ def claim(workdir: pathlib.Path, config: ConfigDict) -> None:
             raise UserError(f'{workdir} holds a run with another config ({shown}): choose another --workdir')
         return
     if workdir.exists() and any(workdir.iterdir()):
-        raise UserError(f'{workdir} is not empty and holds no config.json, so it is not a run: choose another --workdir')
+        raise UserError(
+            f'{workdir} is not empty and holds no config.json, so it is not a run: choose another --workdir'
+        )
     if jax.process_index() == 0:
         workdir.mkdir(parents=True, exist_ok=True)
         partial = workdir / 'config.json.partial'
@@ -90,13 +92,18 @@ def git_state() -> dict[str, Any]:
 
     def git(*arguments: str) -> str | None:
         try:
-            done = subprocess.run(['git', '-C', here, *arguments], capture_output=True, text=True, check=False, timeout=10)
+            done = subprocess.run(
+                ['git', '-C', here, *arguments], capture_output=True, text=True, check=False, timeout=10
+            )
         except OSError:
             return None
         return done.stdout.strip() if done.returncode == 0 else None
 
     commit = git('rev-parse', 'HEAD')
-    return {'commit': commit, 'changed': None if commit is None else bool(git('status', '--porcelain', '--untracked-files=no'))}
+    return {
+        'commit': commit,
+        'changed': None if commit is None else bool(git('status', '--porcelain', '--untracked-files=no')),
+    }
 
 
 def _version(name: str) -> str | None:

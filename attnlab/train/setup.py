@@ -131,8 +131,7 @@ class Setup:
 
 
 KEYS = frozenset(
-    ('seed', 'steps', 'batch_size', 'accumulate', 'length', 'task', 'model', 'optimizer')
-    + ('precision', 'mesh', 'evals', 'checkpoint', 'report')
+    ('seed', 'steps', 'batch_size', 'accumulate', 'length', 'task', 'model', 'optimizer', 'precision', 'mesh', 'evals', 'checkpoint', 'report')
 )
 """The top level of every run config."""
 
@@ -140,7 +139,9 @@ KEYS = frozenset(
 def prepare(config: ConfigDict) -> Setup:
     """Builds a run config. Raises `UserError` naming the key that is missing, unknown or wrong."""
     if set(config) != KEYS:
-        raise UserError(f'a run config lacks {sorted(KEYS - set(config))} and has the unknown {sorted(set(config) - KEYS)}')
+        raise UserError(
+            f'a run config lacks {sorted(KEYS - set(config))} and has the unknown {sorted(set(config) - KEYS)}'
+        )
     built = {name: build(value, f'config.{name}') for name, value in config.items()}
     for name in ('steps', 'batch_size', 'accumulate', 'length'):
         if type(built[name]) is not int or built[name] < 1:

@@ -37,7 +37,9 @@ def split(model: nnx.Module) -> tuple[nnx.GraphDef, nnx.State]:
     return graphdef, params
 
 
-def initialize(make_model: Callable[[nnx.Rngs], nnx.Module], transform: optax.GradientTransformation, seed: int) -> TrainState:
+def initialize(
+    make_model: Callable[[nnx.Rngs], nnx.Module], transform: optax.GradientTransformation, seed: int
+) -> TrainState:
     """The state before the first step, a pure function of the seed."""
     _, params = split(make_model(nnx.Rngs(params=key_for(seed, 0, 'init'))))
     return TrainState(params, transform.init(params), jnp.int32(0))

@@ -1,0 +1,89 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from attnlab.config import build, spec
+from attnlab.context import Context
+from attnlab.errors import UserError
+from attnlab.mixers.attention import Attention
+from attnlab.mixers.diagonal import DiagonalRecurrence
+from attnlab.models.block import Block, dropped
+from attnlab.models.stack import Stack
+from attnlab.nn.mlps import GatedMLP
+from attnlab.zoo import ZOO
+
+DIM, DEPTH = 8, 5
+
+
+def stack(**settings):
+    blocks = (
+        spec(Block, mixer=spec(Attention, heads=2), mlp=spec(GatedMLP, hidden=12)),
+        spec(Block, mixer=ZOO['mingru'].spec),
+    )
+    return build(spec(Stack, depth=DEPTH, blocks=blocks, **settings))(DIM, rngs=nnx.Rngs(0))
+
+
+def inputs(t=7):
+    return jax.random.normal(jax.random.key(1), (2, t, DIM)), Context.full(2, t)
+
+
+def test_layers_follow_the_pattern_each_with_parameters_of_its_own():
+    layers = list(stack().layers())
+    assert [type(layer.mixer) for layer in layers] == [Attention, DiagonalRecurrence] * 2 + [Attention]
+    first, second = (next(iter(jax.tree.leaves(nnx.state(layers[i].mlp)))) for i in (0, 2))
+    assert first.shape == second.shape and not np.allclose(first, second)
+
+
+def test_scanned_and_unrolled_agree_in_value_and_gradient_over_one_parameter_layout():
+    x, ctx = inputs()
+    results = []
+    for settings in (
+        {'loop': 'unroll'},
+        {'loop': 'scan'},
+        {'loop': 'scan', 'remat': True},
+        {'loop': 'unroll', 'remat': True},
+    ):
+        graphdef, params = nnx.split(stack(**settings))
+
+        def loss(params, graphdef=graphdef):
+            return jnp.sum(nnx.merge(graphdef, params)(x, ctx)[0] ** 2)
+
+        results.append(jax.jit(jax.value_and_grad(loss))(params))
+    for value, gradient in results[1:]:
+        np.testing.assert_allclose(value, results[0][0], rtol=1e-5)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), gradient, results[0][1])
+
+
+def test_a_stack_hands_its_state_on():
+    x, ctx = inputs()
+    model = stack()
+    whole, none = model(x, ctx)
+    state = model.init_state(2, 7, jnp.float32)
+    first, state = model(x[:, :3], Context.full(2, 3), state)
+    second, state = model(x[:, 3:], Context.full(2, 4, start=3), state)
+    assert none is None
+    np.testing.assert_allclose(jnp.concatenate([first, second], axis=1), whole, rtol=1e-5, atol=1e-5)
+
+
+def test_dropout_is_unbiased_and_off_when_deterministic():
+    x = jnp.ones((64, 32, 8))
+    ctx = Context(positions=Context.full(64, 32).positions, deterministic=False, dropout_key=jax.random.key(0))
+    y = dropped(x, 0.25, ctx)
+    kept = float(jnp.mean(y > 0))
+    np.testing.assert_allclose(y[y > 0], 4 / 3, rtol=1e-6)
+    assert abs(kept - 0.75) < 4 * (0.75 * 0.25 / x.size) ** 0.5
+    assert dropped(x, 0.25, Context.full(64, 32)) is x
+
+
+def test_layers_drop_independently():
+    _, ctx = inputs()
+    ctx = Context(positions=ctx.positions, deterministic=False, dropout_key=jax.random.key(0))
+    keys = {tuple(jax.random.key_data(ctx.fold_in(i).dropout_key).tolist()) for i in range(DEPTH)}
+    assert len(keys) == DEPTH
+
+
+def test_errors():
+    with pytest.raises(UserError, match=r"loop in .*'scan'.* got 5, 2, 'scann'"):
+        stack(loop='scann')

@@ -1,0 +1,97 @@
+import dataclasses
+import json
+
+import pytest
+from flax import nnx
+from ml_collections import ConfigDict
+
+from attnlab import config
+from attnlab.config import Factory, arguments, build, spec, takes
+from attnlab.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    rate: float = 1
+    names: tuple[str, ...] = ('a', 'b')
+    width: int | None = None
+
+
+class Leaf(nnx.Module):
+    def __init__(self, dim: int, *, rank: int = 2, rngs: nnx.Rngs):
+        self.dim, self.rank = dim, rank
+
+
+class Tree(nnx.Module):
+    def __init__(self, dim: int, *, heads: int, part: Part = Part(), leaf=Leaf, leaves: tuple = (), rngs: nnx.Rngs):
+        self.part, self.leaf, self.leaves = part, leaf(dim, rngs=rngs), len(leaves)
+
+
+def test_a_spec_spells_out_the_remaining_defaults_and_leaves_out_what_the_parent_gives():
+    assert config.plain(spec(Tree, heads=4)) == {
+        'target': f'{__name__}.Tree',
+        'heads': 4,
+        'part': {'target': f'{__name__}.Part', 'rate': 1.0, 'names': ['a', 'b'], 'width': None},
+        'leaf': {'target': f'{__name__}.Leaf', 'rank': 2},
+        'leaves': [],
+    }
+
+
+def test_build_makes_objects_of_dataclasses_and_factories_of_modules():
+    assert build(spec(Part, rate=0.5)) == Part(0.5)
+    factory = build(spec(Tree, heads=4, leaf=spec(Leaf, rank=7), leaves=(spec(Leaf),)))
+    assert isinstance(factory, Factory)
+    tree = factory(8, rngs=nnx.Rngs(0))
+    assert (tree.leaf.dim, tree.leaf.rank, tree.leaves, tree.part) == (8, 7, 1, Part(1.0))
+
+
+def test_a_config_survives_json(tmp_path):
+    original = ConfigDict({'tree': spec(Tree, heads=4, leaves=(spec(Leaf),)), 'pair': (1, 2.5)}, convert_dict=False)
+    config.save(original, tmp_path / 'config.json')
+    loaded = config.load(tmp_path / 'config.json')
+    assert config.plain(loaded) == config.plain(original) == json.loads((tmp_path / 'config.json').read_text())
+    assert build(loaded) == build(original)
+
+
+def test_unknown_arguments_name_the_nearest():
+    with pytest.raises(UserError, match=r"no argument 'head'; did you mean 'heads'"):
+        spec(Tree, head=4)
+    wrong = spec(Part)
+    wrong.rat = 3
+    with pytest.raises(UserError, match=r"config takes no argument 'rat'; did you mean 'rate'"):
+        build(wrong)
+
+
+@pytest.mark.parametrize(
+    ('name', 'value', 'message'),
+    [
+        ('rate', 'fast', r"config.rate is 'fast', of type str; it wants float"),
+        ('width', 2.5, r'config.width is 2.5, of type float; it wants int or None'),
+        ('rate', True, r'config.rate is True, of type bool; it wants float'),
+    ],
+)
+def test_a_wrong_type_names_the_key_what_it_has_and_what_it_wants(name, value, message):
+    wrong = ConfigDict(config.plain(spec(Part)) | {name: value}, convert_dict=False)
+    with pytest.raises(UserError, match=message):
+        build(wrong)
+
+
+def test_a_missing_argument_and_an_unknown_target_say_where():
+    with pytest.raises(UserError, match=r'config.x \(.*check_names\) lacks path, given, taken'):
+        build(ConfigDict({'target': 'attnlab.signature.check_names'}), 'config.x')
+    with pytest.raises(UserError, match=r"config.target is 'attnlab.nothing.X', which cannot be imported"):
+        build(ConfigDict({'target': 'attnlab.nothing.X'}))
+
+
+def test_takes_reads_the_constructor():
+    assert takes(spec(Leaf)) == {'dim', 'rank'}
+
+
+def test_arguments():
+    assert arguments('zoo=gla,size=tiny', zoo='mha', size='10m', data='x') == {
+        'zoo': 'gla',
+        'size': 'tiny',
+        'data': 'x',
+    }
+    with pytest.raises(UserError, match=r"'zo=gla' .* did you mean 'zoo'"):
+        arguments('zo=gla', zoo='mha')
