@@ -55,11 +55,11 @@ def gradients(params: nnx.State) -> list[nnx.State]:
     ]
 
 
-def run(optimizer: Optimizer, params: nnx.State) -> list[np.ndarray]:
+def run(optimizer: Optimizer, params: nnx.State, steps: list[nnx.State] | None = None) -> list[np.ndarray]:
     transform = optimizer.transform(params, STEPS)
     state = transform.init(params)
     update = jax.jit(transform.update)
-    for grads in gradients(params):
+    for grads in steps or gradients(params):
         updates, state = update(grads, state, params)
         params = optax.apply_updates(params, updates)
     return [np.asarray(leaf) for leaf in jax.tree.leaves(params)]
@@ -164,16 +164,14 @@ def test_muon_of_stacked_layers_equals_muon_of_each(params: nnx.State):
     optimizer = Muon(peak_lr=RATE, schedule=FLAT, clip=None)
     together = run(optimizer, params)
     for index in range(2):
-        layer = nnx.state(Layer(rngs=nnx.Rngs(params=jax.random.key(0))))
-        alone = jax.tree.unflatten(jax.tree.structure(layer), [leaf[index] for leaf in jax.tree.leaves(params)[1:]])
-        transform = optimizer.transform(alone, STEPS)
-        state = transform.init(alone)
-        for grads in gradients(params):
-            slices = jax.tree.unflatten(jax.tree.structure(layer), [leaf[index] for leaf in jax.tree.leaves(grads)[1:]])
-            updates, state = transform.update(slices, state, alone)
-            alone = optax.apply_updates(alone, updates)
-        for whole, one in zip(together[1:], jax.tree.leaves(alone), strict=True):
+        alone = run(optimizer, layer(params, index), [layer(grads, index) for grads in gradients(params)])
+        for whole, one in zip(together[1:], alone, strict=True):
             np.testing.assert_allclose(whole[index], one, rtol=2e-5, atol=2e-6)
+
+
+def layer(tree: nnx.State, index: int) -> nnx.State:
+    structure = jax.tree.structure(nnx.state(Layer(rngs=nnx.Rngs(params=jax.random.key(0)))))
+    return jax.tree.unflatten(structure, [leaf[index] for leaf in jax.tree.leaves(tree['layers'])])
 
 
 @pytest.mark.parametrize('kind', [AdamW, Lion, Muon])

@@ -1,0 +1,161 @@
+"""Which device holds what: a mesh of named axes, and rules from the logical axes of a parameter to axes of the mesh.
+
+Everything that looks like a parameter is placed like it, the moments of the optimiser included; a batch is divided by
+rows over `data` and `fsdp`, and by tokens over `sequence`.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+from flax import nnx
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from attnlab.errors import UserError
+
+RULES = {'embed': 'fsdp', 'heads': 'tensor', 'mlp': 'tensor', 'vocab': 'tensor', 'state': None, None: None}
+"""Mesh axis of each logical axis in `attnlab.nn.parameter.AXES`."""
+
+ROWS = ('data', 'fsdp')
+"""Mesh axes that the rows of a batch are divided over."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Axes:
+    """How many devices each axis of the mesh has; the product is the number of devices.
+
+    Attributes:
+      data: copies of the model, each with rows of its own; -1 takes all devices that the other axes leave.
+      fsdp: devices that divide the model width of every parameter among them, each with rows of its own.
+      tensor: devices that divide heads, hidden width and vocabulary among them.
+      sequence: devices that divide the tokens of a row among them.
+    """
+
+    data: int = -1
+    fsdp: int = 1
+    tensor: int = 1
+    sequence: int = 1
+
+    def make(self) -> Mesh:
+        """Returns the mesh of all devices. Raises `UserError` when the sizes do not multiply to their number."""
+        sizes = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        count = jax.device_count()
+        open_axes = [name for name, size in sizes.items() if size == -1]
+        given = math.prod(size for size in sizes.values() if size != -1)
+        if len(open_axes) > 1 or any(size < 1 and size != -1 for size in sizes.values()):
+            raise UserError(f'a mesh wants sizes from 1, and -1 for one axis at most; got {_named(sizes)}')
+        if count % given or (not open_axes and count != given):
+            wanted = f'a multiple of {given}' if open_axes else f'{given}'
+            raise UserError(f'the mesh {_named(sizes)} wants {wanted} devices; there are {count}')
+        sizes |= dict.fromkeys(open_axes, count // given)
+        return jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
+
+
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    """How one parameter lies on the mesh.
+
+    Attributes:
+      path: such as `stack/blocks/0/mixer/query/weight`.
+      shape: of the whole parameter.
+      group: of the optimiser.
+      spec: the mesh axis of each dimension.
+      whole: why a dimension that the rules would divide stays whole, such as `mlp 10 over tensor 4`.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    group: str
+    spec: PartitionSpec
+    whole: tuple[str, ...]
+
+    @property
+    def sharding(self) -> str:
+        """The placement in words, such as `- fsdp tensor`."""
+        divided = ' '.join(axis or '-' for axis in self.spec) if any(self.spec) else 'whole'
+        return divided + ''.join(f' (does not divide: {reason})' for reason in self.whole)
+
+
+def describe(params: nnx.State, mesh: Mesh) -> Iterator[Placement]:
+    """Yields the placement of each parameter, in the order of the tree's leaves."""
+    for path, variable in jax.tree.leaves_with_path(params, is_leaf=_is_variable):
+        name = jax.tree_util.keystr(path, simple=True, separator='/')
+        metadata = variable.get_metadata()
+        spec, whole = _place(metadata['axes'], variable.shape, mesh)
+        yield Placement(name, tuple(variable.shape), metadata['group'], spec, whole)
+
+
+def undivided(params: nnx.State, mesh: Mesh) -> list[str]:
+    """Returns one line for each parameter that the rules would divide and the mesh does not."""
+    return [f'{row.path}: {", ".join(row.whole)}' for row in describe(params, mesh) if row.whole]
+
+
+def state_shardings(state: Any, mesh: Mesh) -> Any:
+    """Returns the tree `state` with a sharding in place of every array.
+
+    A parameter, and whatever of the optimiser's is shaped like one, is divided by the rules; all else is whole on every
+    device. `state` may be abstract.
+    """
+
+    def place(node: Any) -> Any:
+        if not _is_variable(node):
+            return NamedSharding(mesh, PartitionSpec())
+        # The variables of an optimiser that moves only some parameters may be empty.
+        axes = node.get_metadata()['axes']
+        return jax.tree.map(lambda leaf: NamedSharding(mesh, _place(axes, leaf.shape, mesh)[0]), node)
+
+    return jax.tree.map(place, state, is_leaf=_is_variable)
+
+
+def batch_sharding(mesh: Mesh) -> NamedSharding:
+    """The sharding of arrays `b t`: rows over `data` and `fsdp`, tokens over `sequence`."""
+    return NamedSharding(mesh, PartitionSpec(ROWS, *(('sequence',) if mesh.shape['sequence'] > 1 else ())))
+
+
+def batch_shards(mesh: Mesh) -> int:
+    """Into how many parts the rows of a batch are divided."""
+    return math.prod(mesh.shape[axis] for axis in ROWS)
+
+
+def feed(mesh: Mesh) -> tuple[int, int]:
+    """Which part of every batch this process must supply, and of how many: `(index, count)`.
+
+    Processes whose devices share rows, because `tensor` or `sequence` reaches across them, supply the same part.
+    Raises `UserError` when the rows of two processes overlap without being the same.
+    """
+    rows = mesh.devices.reshape(batch_shards(mesh), -1)
+    owned: dict[int, set[int]] = {}
+    for shard, devices in enumerate(rows):
+        for device in devices:
+            owned.setdefault(device.process_index, set()).add(shard)
+    parts = sorted({tuple(sorted(shards)) for shards in owned.values()})
+    if sum(map(len, parts)) != len(rows) or len({len(part) for part in parts}) != 1:
+        raise UserError(f'processes cannot be given rows of their own by the mesh {dict(mesh.shape)}: {parts}')
+    return parts.index(tuple(sorted(owned[jax.process_index()]))), len(parts)
+
+
+def _place(axes: tuple[str | None, ...], shape: tuple[int, ...], mesh: Mesh) -> tuple[PartitionSpec, tuple[str, ...]]:
+    """The mesh axis of each dimension, and why a dimension stays whole. Stacked layers are a first dimension, whole."""
+    logical = (None,) * (len(shape) - len(axes)) + axes
+    spec: list[str | None] = []
+    whole = []
+    for name, size in zip(logical, shape, strict=True):
+        axis = RULES[name]
+        if axis is None or mesh.shape[axis] == 1 or axis in spec:
+            spec.append(None)
+        elif size % mesh.shape[axis]:
+            spec.append(None)
+            whole.append(f'{name} {size} over {axis} {mesh.shape[axis]}')
+        else:
+            spec.append(axis)
+    return PartitionSpec(*spec), tuple(whole)
+
+
+def _is_variable(node: Any) -> bool:
+    return isinstance(node, nnx.Variable)
+
+
+def _named(sizes: dict[str, int]) -> str:
+    return ' '.join(f'{name}={size}' for name, size in sizes.items())

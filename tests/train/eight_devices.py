@@ -1,0 +1,158 @@
+"""Checks on eight virtual CPU devices, in a process of their own: `python -m tests.train.eight_devices CHECK`."""
+
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+from jax.sharding import PartitionSpec as P
+
+from attnlab.errors import UserError
+from attnlab.nn.parameter import param
+from attnlab.train import partition
+from attnlab.train.optimizer import AdamW, Muon, Optimizer
+from attnlab.train.partition import Axes
+
+
+class Layer(nnx.Module):
+    """A residual network of one hidden layer, with a width that two devices cannot divide."""
+
+    def __init__(self, *, rngs: nnx.Rngs):
+        normal = nnx.initializers.normal(0.3)
+        self.gain = param(nnx.initializers.ones, (8,), axes=('embed',), group='vector', rngs=rngs)
+        self.odd = param(normal, (8, 3), axes=('embed', 'mlp'), rngs=rngs)
+        self.back = param(normal, (3, 8), axes=('mlp', 'embed'), rngs=rngs)
+        self.up = param(normal, (8, 16), axes=('embed', 'mlp'), rngs=rngs)
+        self.down = param(normal, (16, 8), axes=('mlp', 'embed'), rngs=rngs)
+        self.square = param(normal, (8, 8), axes=('embed', 'embed'), rngs=rngs)
+        self.rate = param(normal, (4,), axes=('state',), group='dynamics', rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        hidden = jnp.tanh((x * self.gain[None, None]) @ self.up[...]) @ self.down[...]
+        return x + hidden @ self.square[...] * jnp.exp(self.rate[0]) + x @ self.odd[...] @ self.back[...]
+
+
+class Model(nnx.Module):
+    """Embedding and two stacked layers."""
+
+    def __init__(self, *, rngs: nnx.Rngs):
+        self.embed = param(nnx.initializers.normal(1.0), (10, 8), axes=('vocab', 'embed'), group='embedding', rngs=rngs)
+        self.layers = nnx.vmap(lambda key: Layer(rngs=nnx.Rngs(params=key)))(jax.random.split(rngs.params(), 2))
+
+    def __call__(self, tokens: jax.Array) -> jax.Array:
+        graphdef, stacked = nnx.split(self.layers)
+        x = self.embed[tokens]
+        for index in range(2):
+            x = nnx.merge(graphdef, jax.tree.map(lambda leaf, i=index: leaf[i], stacked))(x)
+        return x @ self.embed[...].T
+
+
+def build() -> tuple[nnx.GraphDef, nnx.State]:
+    return jax.jit(lambda key: nnx.split(Model(rngs=nnx.Rngs(params=key))))(jax.random.key(0))
+
+
+def placements() -> None:
+    """Where parameters, moments and batches lie on a mesh of two by two by two."""
+    mesh = Axes(data=2, fsdp=2, tensor=2).make()
+    _, params = build()
+    rows = {row.path: row for row in partition.describe(params, mesh)}
+    assert {path: row.spec for path, row in rows.items()} == {
+        'embed': P('tensor', 'fsdp'),
+        'layers/back': P(None, None, 'fsdp'),
+        'layers/down': P(None, 'tensor', 'fsdp'),
+        'layers/gain': P(None, 'fsdp'),
+        'layers/odd': P(None, 'fsdp', None),
+        'layers/rate': P(None, None),
+        'layers/square': P(None, 'fsdp', None),
+        'layers/up': P(None, 'fsdp', 'tensor'),
+    }
+    assert rows['layers/odd'].whole == ('mlp 3 over tensor 2',)
+    assert rows['layers/odd'].sharding == '- fsdp - (does not divide: mlp 3 over tensor 2)'
+    assert rows['layers/rate'].sharding == 'whole'
+    assert (rows['embed'].shape, rows['embed'].group) == ((10, 8), 'embedding')
+    assert partition.undivided(params, mesh) == [
+        'layers/back: mlp 3 over tensor 2',
+        'layers/odd: mlp 3 over tensor 2',
+    ]
+    for optimizer in (AdamW(peak_lr=0.1), Muon(peak_lr=0.1)):
+        state = jax.eval_shape(optimizer.transform(params, 4).init, params)
+        shardings = partition.state_shardings(state, mesh)
+        assert jax.tree.structure(shardings) == jax.tree.structure(state)
+        found = {jax.tree_util.keystr(path): leaf.spec for path, leaf in jax.tree.leaves_with_path(shardings)}
+        moments = {path: spec for path, spec in found.items() if "['up']" in path}
+        assert set(moments.values()) == {P(None, 'fsdp', 'tensor')} and moments, moments
+        assert {spec for path, spec in found.items() if 'count' in path} == {P()}
+
+
+def meshes() -> None:
+    """Sizes, and the errors for those that do not multiply to eight."""
+    assert dict(Axes().make().shape) == {'data': 8, 'fsdp': 1, 'tensor': 1, 'sequence': 1}
+    assert dict(Axes(data=2, fsdp=-1, tensor=2).make().shape) == {'data': 2, 'fsdp': 2, 'tensor': 2, 'sequence': 1}
+    mesh = Axes(fsdp=2, sequence=2).make()
+    assert partition.batch_sharding(mesh).spec == P(('data', 'fsdp'), 'sequence')
+    assert partition.batch_shards(mesh) == 4
+    assert partition.feed(mesh) == (0, 1)
+    wrong = {
+        Axes(fsdp=3): 'the mesh data=-1 fsdp=3 tensor=1 sequence=1 wants a multiple of 3 devices; there are 8',
+        Axes(data=2, tensor=2): 'the mesh data=2 fsdp=1 tensor=2 sequence=1 wants 4 devices; there are 8',
+        Axes(data=-1, fsdp=-1): 'a mesh wants sizes from 1, and -1 for one axis at most',
+        Axes(tensor=0): 'a mesh wants sizes from 1',
+    }
+    for axes, message in wrong.items():
+        try:
+            axes.make()
+        except UserError as error:
+            assert message in str(error), error
+        else:
+            raise AssertionError(f'{axes} was accepted')
+
+
+def training() -> None:
+    """Three steps on every kind of mesh end in the parameters of three steps on one device."""
+    optimizer = AdamW(peak_lr=0.05, weight_decay=0.1)
+    alone = _train(optimizer, None)
+    for axes in (
+        Axes(),
+        Axes(fsdp=8),
+        Axes(fsdp=2, tensor=4),
+        Axes(data=2, fsdp=2, tensor=2),
+        Axes(data=2, sequence=4),
+    ):
+        for path, value in _train(optimizer, axes).items():
+            np.testing.assert_allclose(value, alone[path], rtol=2e-4, atol=2e-5, err_msg=f'{path} on {axes}')
+
+
+def _train(optimizer: Optimizer, axes: Axes | None) -> dict[str, np.ndarray]:
+    graphdef, params = build()
+    transform = optimizer.transform(params, 3)
+    state = (params, transform.init(params))
+
+    def loss(params, tokens):
+        return -jnp.mean(jax.nn.log_softmax(nnx.merge(graphdef, params)(tokens[:, :-1]))[..., 3])
+
+    def step(state, tokens):
+        params, opt_state = state
+        updates, opt_state = transform.update(jax.grad(loss)(params, tokens), opt_state, params)
+        return optax.apply_updates(params, updates), opt_state
+
+    batches = np.random.default_rng(0).integers(0, 10, (3, 16, 9)).astype(np.int32)
+    if axes is None:
+        step = jax.jit(step)
+    else:
+        mesh = axes.make()
+        shardings = partition.state_shardings(state, mesh)
+        rows = jax.sharding.NamedSharding(mesh, P(partition.ROWS))
+        state = jax.tree.map(jax.device_put, state, shardings)
+        batches = [jax.device_put(batch, rows) for batch in batches]
+        step = jax.jit(step, out_shardings=shardings)
+    for batch in batches:
+        state = step(state, batch)
+    return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in jax.tree.leaves_with_path(state[0])}
+
+
+if __name__ == '__main__':
+    jax.config.update('jax_num_cpu_devices', 8)
+    jax.config.update('jax_disable_most_optimizations', True)
+    {check.__name__: check for check in (placements, meshes, training)}[sys.argv[1]]()
