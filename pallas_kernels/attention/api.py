@@ -1,12 +1,10 @@
 """Attention: every query reads a weighted mean of the values it may see."""
 
 import jax
-import jax.numpy as jnp
 
-from pallas_kernels import arguments, dispatch, precision
-from pallas_kernels.attention import reference, xla
+from pallas_kernels import arguments, dispatch
+from pallas_kernels.attention import problem, reference, xla
 from pallas_kernels.attention.maps import Softmax, WeightMap
-from pallas_kernels.attention.problem import Operands, Rule
 
 CORE = 'attention'
 
@@ -62,7 +60,7 @@ def attention(
     """
     sizes = arguments.match(CORE, {}, q=(q, 'b t h k'), k=(k, 'b s g k'), v=(v, 'b s g v'))
     arguments.check_multiple(CORE, 'k', sizes['g'], sizes['h'], 'q')
-    query_segments, key_segments = _segment_pair(segments, sizes)
+    pair = _segment_pair(segments, sizes)
     arguments.match(CORE, sizes, slopes=(slopes, 'h'), log_forget=(log_forget, 'b t h'))
     _check_bias(bias, sizes)
     arguments.check_floating(CORE, q=q, k=k, v=v, slopes=slopes, log_forget=log_forget, bias=bias)
@@ -78,22 +76,18 @@ def attention(
             f'causal is {causal}, t={sizes["t"]} and s={sizes["s"]}'
         )
 
-    forget = None
-    if log_forget is not None:
-        forget = jnp.cumsum(log_forget, axis=1, dtype=precision.accumulator(q, k, v, slopes, log_forget, bias))
-    operands = Operands(q, k, v, bias, slopes, forget, forget, query_segments, key_segments)
-    rule = Rule(weights, sizes['k'] ** -0.5 if scale is None else scale, causal, window, sinks)
-
+    operands = problem.canonical(q, k, v, bias, slopes, log_forget, pair)
+    rule = problem.Rule(weights, sizes['k'] ** -0.5 if scale is None else scale, causal, window, sinks)
     candidates = {'reference': dispatch.Candidate(reference.attention), 'xla': dispatch.Candidate(xla.attention)}
-    return dispatch.select(CORE, implementation, candidates)(rule, operands)
+    return problem.join_heads(dispatch.select(CORE, implementation, candidates)(rule, operands))
 
 
 def _segment_pair(
     segments: jax.Array | tuple[jax.Array, jax.Array] | None, sizes: dict[str, int]
-) -> tuple[jax.Array | None, jax.Array | None]:
+) -> tuple[jax.Array, jax.Array] | None:
     """The segments of the queries and of the keys."""
     if segments is None:
-        return None, None
+        return None
     pair = segments if isinstance(segments, tuple) else (segments, segments)
     names = ('segments[0]', 'segments[1]') if isinstance(segments, tuple) else ('segments', 'segments')
     for name, array, letters in zip(names, pair, ('b t', 'b s'), strict=True):

@@ -1,4 +1,4 @@
-"""Cutting the operands of `attention` into blocks of queries and keys, and adding the gradients of blocks up."""
+"""Cutting a call of `attention` into blocks of queries and keys, and adding the gradients of the blocks up."""
 
 import dataclasses
 from collections.abc import Callable
@@ -9,18 +9,11 @@ import jax.numpy as jnp
 from pallas_kernels.attention.problem import Operands, Rule
 from pallas_kernels.tiling import AttentionTile
 
-AXES = {
-    'q': (1, None),
-    'k': (None, 1),
-    'v': (None, 1),
-    'bias': (2, 3),
-    'slopes': (None, None),
-    'query_forget': (1, None),
-    'key_forget': (None, 1),
-    'query_segments': (1, None),
-    'key_segments': (None, 1),
-}
-"""The axes of every operand along which queries and keys run; of size 1, they broadcast and are never cut."""
+QUERY_AXES = {'q': 3, 'bias': 3, 'query_forget': 3, 'query_segments': 3}
+"""The axis of each operand along which queries run; where it has size 1 the operand is constant and never cut."""
+
+KEY_AXES = {'k': 2, 'v': 2, 'bias': 4, 'key_forget': 4, 'key_segments': 4}
+"""The axis of each operand along which keys run."""
 
 
 def pairs(rule: Rule, t: int, s: int, tile: AttentionTile) -> jax.Array:
@@ -66,23 +59,21 @@ def add(total: Operands, part: Operands, pair: jax.Array, tile: AttentionTile) -
 def _cuts(name: str, array: jax.Array, tile: AttentionTile) -> list[tuple[int, int]]:
     """For every axis its size, and the size of its blocks."""
     cuts = [(size, size) for size in array.shape]
-    for axis, size in zip(AXES[name], (tile.queries, tile.keys), strict=True):
-        if axis is not None and array.shape[axis] != 1:
-            cuts[axis] = (array.shape[axis], size)
+    for axes, size in ((QUERY_AXES, tile.queries), (KEY_AXES, tile.keys)):
+        if name in axes and array.shape[axes[name]] != 1:
+            cuts[axes[name]] = (array.shape[axes[name]], size)
     return cuts
 
 
 def _corner(name: str, array: jax.Array, pair: jax.Array, tile: AttentionTile) -> list[jax.Array]:
     """Where the block starts."""
     corner = [jnp.int32(0)] * array.ndim
-    for axis, index, size in zip(AXES[name], pair, (tile.queries, tile.keys), strict=True):
-        if axis is not None and array.shape[axis] != 1:
-            corner[axis] = index * size
+    for axes, index, size in ((QUERY_AXES, pair[0], tile.queries), (KEY_AXES, pair[1], tile.keys)):
+        if name in axes and array.shape[axes[name]] != 1:
+            corner[axes[name]] = index * size
     return corner
 
 
 def _each(operands: Operands, function: Callable[[str, jax.Array], jax.Array]) -> Operands:
-    fields = {name: getattr(operands, name) for name in AXES}
-    return dataclasses.replace(
-        operands, **{name: function(name, array) for name, array in fields.items() if array is not None}
-    )
+    arrays = {field.name: getattr(operands, field.name) for field in dataclasses.fields(operands)}
+    return Operands(**{name: None if array is None else function(name, array) for name, array in arrays.items()})

@@ -15,9 +15,14 @@ statistic, one number a row, is all that the backward pass gets: `map.recompute`
 
 import abc
 import dataclasses
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
+
+
+HIDDEN = -1e30
+"""The score of a hidden key: its exponential is zero, and unlike minus infinity it may be subtracted from itself."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +36,7 @@ class WeightMap(abc.ABC):
 
     soft_cap: float | None = None
 
-    start = -jnp.inf
+    start: ClassVar[float] = HIDDEN
     """Where the running maximum begins."""
 
     @abc.abstractmethod
@@ -40,11 +45,11 @@ class WeightMap(abc.ABC):
 
     def pivot(self, scores: jax.Array, visible: jax.Array) -> jax.Array:
         """The statistic of a block whose running maximum keeps `block` within range."""
-        return jnp.max(scores, axis=-1, keepdims=True, where=visible, initial=self.start)
+        return jnp.max(jnp.where(visible, scores, self.start), axis=-1, keepdims=True, initial=self.start)
 
     def rescale(self, old: jax.Array, new: jax.Array) -> jax.Array:
         """What numerators and denominators made with the pivot `old` are multiplied by when the pivot becomes `new`."""
-        return jnp.exp(old - finite(new))
+        return jnp.exp(old - new)
 
     @abc.abstractmethod
     def block(self, scores: jax.Array, visible: jax.Array, pivot: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -65,33 +70,26 @@ class WeightMap(abc.ABC):
         """The gradient of the scores of a block, whatever where not visible; `delta` is `sum_j weights_j dweights_j`."""
 
 
-def finite(pivot: jax.Array) -> jax.Array:
-    """The pivot, or zero for rows that have seen no key, so that `-inf - -inf` never happens."""
-    return jnp.where(pivot == -jnp.inf, 0, pivot)
-
-
 @dataclasses.dataclass(frozen=True)
 class Softmax(WeightMap):
     """`w_j = exp(s_j) / sum_l exp(s_l)` (online: Milakov and Gimelshein, 2018, arXiv 1805.02867)."""
 
     def weights(self, scores: jax.Array, visible: jax.Array) -> jax.Array:
-        pivot = finite(jax.lax.stop_gradient(self.pivot(scores, visible)))
-        numerators = jnp.where(visible, jnp.exp(jnp.where(visible, scores - pivot, 0)), 0)
+        numerators = self.block(scores, visible, jax.lax.stop_gradient(self.pivot(scores, visible)))[0]
         denominator = jnp.sum(numerators, axis=-1, keepdims=True)
         return numerators / jnp.where(denominator == 0, 1, denominator)
 
     def block(self, scores: jax.Array, visible: jax.Array, pivot: jax.Array) -> tuple[jax.Array, jax.Array]:
-        numerators = jnp.exp(jnp.where(visible, scores - finite(pivot), -jnp.inf))
+        numerators = jnp.exp(jnp.where(visible, scores - pivot, HIDDEN))
         return numerators, numerators
 
     def finish(self, pivot: jax.Array, denominator: jax.Array) -> tuple[jax.Array, jax.Array]:
         empty = denominator == 0
         normalizer = jnp.where(empty, 1, denominator)
-        # An infinite log-normaliser makes every weight of a row without visible keys zero.
-        return normalizer, jnp.where(empty, jnp.inf, finite(pivot) + jnp.log(normalizer))
+        return normalizer, jnp.where(empty, 0, pivot + jnp.log(normalizer))
 
     def recompute(self, scores: jax.Array, visible: jax.Array, statistic: jax.Array) -> jax.Array:
-        return jnp.exp(jnp.where(visible, scores - statistic, -jnp.inf))
+        return jnp.exp(jnp.where(visible, scores - statistic, HIDDEN))
 
     def score_gradient(
         self, scores: jax.Array, weights: jax.Array, statistic: jax.Array, dweights: jax.Array, delta: jax.Array

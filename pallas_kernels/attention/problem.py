@@ -1,9 +1,11 @@
-"""The canonical form of a call of `attention`."""
+"""The canonical form of a call of `attention`: heads before time, split into groups that share keys, `h = g r`."""
 
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 
+from pallas_kernels import precision
 from pallas_kernels.attention.maps import WeightMap
 
 
@@ -21,18 +23,18 @@ class Rule:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Operands:
-    """The arrays of a call, or of one block of it.
+    """The arrays of a call, or of one block of it. Dimensions along which an operand is constant have size 1.
 
     Attributes:
-      q: `b t h k`.
-      k: `b s g k`.
-      v: `b s g v`.
-      bias: each dimension that of `b h t s` or 1; or `None`.
-      slopes: `h`, or `None`.
-      query_forget: the logarithms of the forget gates summed up to each query, `b t h`, or `None`.
-      key_forget: the same for the keys, `b s h`.
-      query_segments: `b t`, or `None`.
-      key_segments: `b s`, or `None`.
+      q: `b g r t k`.
+      k: `b g s k`.
+      v: `b g s v`.
+      bias: `b g r t s`, or `None`.
+      slopes: `1 g r 1 1`, or `None`.
+      query_forget: the logarithms of the forget gates summed up to each query, `b g r t 1`, or `None`.
+      key_forget: the same up to each key, `b g r 1 s`, or `None`.
+      query_segments: `b 1 1 t 1`, or `None`.
+      key_segments: `b 1 1 1 s`, or `None`.
     """
 
     q: jax.Array
@@ -45,6 +47,58 @@ class Operands:
     query_segments: jax.Array | None = None
     key_segments: jax.Array | None = None
 
-    def floating(self) -> tuple[jax.Array | None, ...]:
-        """The arrays that have gradients."""
-        return self.q, self.k, self.v, self.bias, self.slopes, self.query_forget, self.key_forget
+    def dtype(self) -> jnp.dtype:
+        """The type the call is computed in."""
+        return precision.accumulator(self.q, self.k, self.v, self.bias, self.slopes, self.query_forget)
+
+    def floating(self) -> 'Operands':
+        """The operands that have gradients."""
+        return dataclasses.replace(self, query_segments=None, key_segments=None)
+
+    def accumulating(self) -> 'Operands':
+        """The same operands in the type the call is computed in."""
+        cast = jax.tree.map(lambda array: array.astype(self.dtype()), self.floating())
+        return dataclasses.replace(cast, query_segments=self.query_segments, key_segments=self.key_segments)
+
+
+def canonical(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    bias: jax.Array | None,
+    slopes: jax.Array | None,
+    log_forget: jax.Array | None,
+    segments: tuple[jax.Array, jax.Array] | None,
+) -> Operands:
+    """Arranges the arguments of `api.attention`."""
+    g, h = k.shape[2], q.shape[2]
+    operands = Operands(split_heads(q, g), jnp.moveaxis(k, 2, 1), jnp.moveaxis(v, 2, 1))
+    if bias is not None:
+        b, heads, t, s = bias.shape
+        groups = (1, 1) if heads == 1 else (g, h // g)
+        operands = dataclasses.replace(operands, bias=bias.reshape(b, *groups, t, s))
+    if slopes is not None:
+        operands = dataclasses.replace(operands, slopes=slopes.reshape(1, g, h // g, 1, 1))
+    if log_forget is not None:
+        total = jnp.cumsum(log_forget, axis=1, dtype=precision.accumulator(q, k, v, log_forget))
+        query_forget = split_heads(total[..., None], g)
+        operands = dataclasses.replace(operands, query_forget=query_forget, key_forget=query_forget.swapaxes(3, 4))
+    if segments is not None:
+        operands = dataclasses.replace(
+            operands,
+            query_segments=segments[0][:, None, None, :, None],
+            key_segments=segments[1][:, None, None, None, :],
+        )
+    return operands
+
+
+def split_heads(array: jax.Array, g: int) -> jax.Array:
+    """`b t h k` as `b g r t k`."""
+    b, t, h, k = array.shape
+    return jnp.transpose(array.reshape(b, t, g, h // g, k), (0, 2, 3, 1, 4))
+
+
+def join_heads(array: jax.Array) -> jax.Array:
+    """`b g r t v` as `b t h v`."""
+    b, g, r, t, v = array.shape
+    return jnp.transpose(array, (0, 3, 1, 2, 4)).reshape(b, t, g * r, v)

@@ -8,7 +8,7 @@ import jax
 from pallas_kernels.attention.problem import Operands, Rule
 
 Forward = Callable[[Rule, Operands], tuple[jax.Array, jax.Array]]
-"""From a call to its output, `b t h v`, and the row statistics of the weight map."""
+"""From a call to its output, `b g r t v`, and the row statistics of its weight map, `b g r t 1`."""
 
 Backward = Callable[[Rule, Operands, jax.Array, jax.Array, jax.Array], Operands]
 """From a call, its output, its row statistics and the gradient of the output to the gradients of the operands."""
@@ -30,7 +30,8 @@ def differentiable(forward: Forward, backward: Backward) -> Callable[[Rule, Oper
         return output, (operands, output, statistic)
 
     def pull(rule: Rule, saved: tuple[Operands, jax.Array, jax.Array], doutput: jax.Array) -> tuple[Operands]:
-        return (backward(rule, *saved, doutput),)
+        # Without the barrier the compiler would merge this pass with the forward one, and keep the weights after all.
+        return (backward(rule, *jax.lax.optimization_barrier((*saved, doutput))),)
 
     attention.defvjp(save, pull)
     return attention
