@@ -12,11 +12,11 @@ from attnlab.errors import UserError, nearest
 USAGE = """\
 usage: attnlab COMMAND [--flag=value ...]
 
-  train     --config=FILE.py[:ARG] --workdir=RUN    train, or go on training; --config.KEY=VALUE overrides, --dry_run plans
-  eval      --workdir=RUN [--step=N]                loss, bits per byte, loss by position, at 1x to 8x the training length
-  generate  --workdir=RUN --prompt=TEXT             text from a trained model
-  show      RUN                                     what a run was, and how far it came
-  zoo                                               the mixers that configs can name
+  train     --config=FILE.py[:ARG] --workdir=RUN   train, or go on training; --config.KEY=VALUE overrides
+  eval      --workdir=RUN [--step=N]               loss, bits per byte, loss by position, at 1x to 8x the length
+  generate  --workdir=RUN --prompt=TEXT            text from a trained model
+  show      RUN                                    what a run was, and how far it came
+  zoo                                              the mixers that configs can name
 
 `attnlab COMMAND --help` lists a command's flags."""
 
@@ -57,15 +57,16 @@ def train(argv: list[str]) -> int:
     _start_devices(values)
     from rich.console import Console
 
-    from attnlab.analysis.plan import print_plan
-    from attnlab.train import launch
-    from attnlab.train.setup import prepare
-
     if values.dry_run:
+        from attnlab.analysis.plan import print_plan
+        from attnlab.train.setup import prepare
+
         print_plan(prepare(config), Console())
         return 0
     workdir = _required(values, 'workdir')
-    return launch.launch(config, workdir, console=Console(highlight=False), data_workers=values.data_workers)
+    from attnlab.train.launch import launch
+
+    return launch(config, workdir, console=Console(highlight=False), data_workers=values.data_workers)
 
 
 def evaluate(argv: list[str]) -> int:

@@ -1,7 +1,7 @@
 """Configs mirror construction: `spec` writes a constructor call down, `build` makes it.
 
-A spec is a `ConfigDict` holding the import path under `target`, the arguments given, and every remaining default spelled
-out, so that a saved config is a complete record. Nothing below `build` ever sees a `ConfigDict`.
+A spec is a `ConfigDict` holding the import path under `target`, the arguments given, and every remaining default
+spelled out, so that a saved config is a complete record. Nothing below `build` ever sees a `ConfigDict`.
 """
 
 import dataclasses

@@ -1,12 +1,15 @@
 """A run config from the command line: `--config=FILE.py:ARG` and `--config.KEY=VALUE`, through ml_collections."""
 
 import difflib
+import types
 
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 from ml_collections.config_flags import config_path
 
+from attnlab.config import TARGET
 from attnlab.errors import UserError
+from attnlab.signature import members, parameters, resolve
 
 OVERRIDE = '--config.'
 
@@ -37,11 +40,10 @@ def read_config(values: flags.FlagValues, argv: list[str]) -> ConfigDict | None:
     values.unparse_flags()
     _parse(values, [item for item in argv if item not in emptied])
     config = values.config
-    with config.unlocked():
-        for item in emptied:
-            config_path.set_value(
-                item.removeprefix(OVERRIDE).partition('=')[0], config, None, accept_new_attributes=True
-            )
+    for item in emptied:
+        parent, name = _parent(config, item.removeprefix(OVERRIDE).partition('=')[0])
+        with parent.ignore_type():
+            parent[name] = None
     return config.lock()
 
 
@@ -65,14 +67,28 @@ def _check(config: ConfigDict, item: str) -> None:
     except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
         close = difflib.get_close_matches(key, list(_keys(config)), n=1, cutoff=0.0)[0]
         raise UserError(f'the config has no key {key}; did you mean {close}?') from error
-    if text == 'None' and (value is None or isinstance(value, ConfigDict)):
+    if text == 'None' and _optional(config, key):
         return
     if isinstance(value, ConfigDict):
         raise UserError(
-            f'config.{key} is a group of keys ({", ".join(sorted(value))}); override those, or set it to None'
+            f'config.{key} is a group of keys ({", ".join(sorted(value))}); override those'
         )
     if kind in (int, float, bool) and not _reads_as(text, kind):
         raise UserError(f'config.{key} is {text!r}, of type str; it wants {kind.__name__}')
+
+
+def _parent(config: ConfigDict, key: str) -> tuple[ConfigDict, str]:
+    path, _, name = key.rpartition('.')
+    return (config_path.get_value(path, config) if path else config), name
+
+
+def _optional(config: ConfigDict, key: str) -> bool:
+    """Whether the constructor that the key belongs to takes `None` there."""
+    parent, name = _parent(config, key)
+    if TARGET not in parent:
+        return False
+    parameter = parameters(resolve(parent[TARGET], TARGET))[name]
+    return parameter.default is None or types.NoneType in members(parameter.kind)
 
 
 def _keys(config: object, path: str = '') -> list[str]:

@@ -9,7 +9,7 @@ class UserError(Exception):
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:
-    """Returns `; did you mean 'x'?` for the valid name closest to `name`, or the list of valid names when none is close."""
+    """Returns `; did you mean 'x'?` for the valid name closest to `name`, or all valid names when none is close."""
     valid = sorted(valid)
     close = difflib.get_close_matches(name, valid, n=1, cutoff=0.5)
     return f'; did you mean {close[0]!r}?' if close else f'; valid names: {", ".join(valid) or "none"}'

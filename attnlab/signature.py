@@ -45,7 +45,7 @@ def check_names(path: str, given: Iterable[str], taken: Iterable[str]) -> None:
 
 
 def check_type(path: str, value: Any, kind: Any) -> None:
-    """Raises `UserError` when `kind` admits only plain types and `value` is of none of them; an int passes for a float."""
+    """Raises `UserError` when `kind` admits only plain types and `value` has none of them; an int passes for float."""
     admitted = members(kind)
     if not all(member in PLAIN for member in admitted):
         return

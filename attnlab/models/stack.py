@@ -25,7 +25,7 @@ class Stack(nnx.Module):
       dim: model width.
       depth: number of blocks.
       blocks: the pattern; each makes a block, as `block(dim, rngs=rngs)`.
-      loop: 'scan' over the repeats (compiles once per pattern), 'unroll' (faster on CPU), or 'auto', which unrolls on CPU.
+      loop: 'scan' over the repeats (compiles once per pattern), 'unroll' (faster on CPU), or 'auto' (unrolls on CPU).
       remat: recompute each block's activations in the backward pass instead of keeping them.
 
     Raises `UserError` for a depth below 1, an empty pattern, or an unknown loop.
@@ -43,7 +43,7 @@ class Stack(nnx.Module):
     ):
         if depth < 1 or not blocks or loop not in LOOPS:
             raise UserError(
-                f'a stack wants depth >= 1, one block or more, and loop in {LOOPS}; got {depth}, {len(blocks)}, {loop!r}'
+                f'a stack wants depth >= 1, blocks, and loop in {LOOPS}; got {depth}, {len(blocks)} blocks, {loop!r}'
             )
         pattern = blocks[:depth]
         self.depth = depth

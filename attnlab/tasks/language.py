@@ -40,7 +40,7 @@ class LanguageModelling:
         return self.tokenizer.vocab
 
     def source(self, split: str, length: int, tokens: int | None = None) -> Windows:
-        """Windows of `length` tokens over the split; for evaluation over its first `tokens`, whatever is left padded."""
+        """Windows of `length` tokens over the split; to evaluate, over its first `tokens`, the last row padded."""
         text = self.load(split)
         return Windows(text, length) if tokens is None else Windows(text.head(tokens + 1), length, pad=True)
 

@@ -11,13 +11,11 @@ import numpy as np
 
 def loss_curve(lines: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
     """Bits per byte (else nats per token) over steps: training, and every evaluation that reports it."""
-    for key, label in (('bits_per_byte', 'bits per byte'), ('loss', 'nats per token')):
-        curves = {
-            name: [(line['step'], line[name]) for line in lines if name in line]
-            for name in dict.fromkeys(name for line in lines for name in line if name.endswith(f'/{key}'))
-        }
-        if curves:
-            break
+    key, label = 'bits_per_byte', 'bits per byte'
+    if not any(name.endswith(key) for line in lines for name in line):
+        key, label = 'loss', 'nats per token'
+    names = dict.fromkeys(name for line in lines for name in line if name.endswith(f'/{key}'))
+    curves = {name: [(line['step'], line[name]) for line in lines if name in line] for name in names}
     figure, axes = _axes('step', label)
     for name, points in curves.items():
         steps, values = zip(*points, strict=True)
@@ -37,7 +35,7 @@ def loss_curve(lines: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
 
 
 def position_curves(curves: Mapping[str, np.ndarray], path: pathlib.Path, *, trained: int) -> None:
-    """Loss by position in the window, one curve a length, smoothed over positions; `trained` marks the training length."""
+    """Loss by position in the window, one curve a length, smoothed; `trained` marks the training length."""
     figure, axes = _axes('position in the window', 'nats per token')
     for name, values in curves.items():
         positions, smooth = _smoothed(values)

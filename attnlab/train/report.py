@@ -203,7 +203,7 @@ def append_line(path: pathlib.Path, numbers: Mapping[str, Any]) -> None:
 
 
 def keep_until(path: pathlib.Path, step: int) -> None:
-    """Drops the lines of steps after `step`, which will be run again, and a last line cut short; replaces the file at once."""
+    """Drops the lines of steps after `step`, which will be run again, and a last line cut short."""
     if path.exists():
         kept = [line for line in whole_lines(path) if json.loads(line)['step'] <= step]
         replacement = path.with_suffix('.partial')

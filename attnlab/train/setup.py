@@ -119,7 +119,7 @@ class Setup:
         shards = partition.batch_shards(self.mesh)
         if rest or part % shards:
             raise UserError(
-                f'config.batch_size, {self.batch_size}, does not divide into {self.accumulate} parts (config.accumulate) '
+                f'config.batch_size, {self.batch_size}, does not divide into config.accumulate={self.accumulate} parts '
                 f'of a multiple of {shards} rows (the devices of the mesh axes data and fsdp)'
             )
 
@@ -131,7 +131,7 @@ class Setup:
 
 
 KEYS = frozenset(
-    ('seed', 'steps', 'batch_size', 'accumulate', 'length', 'task', 'model', 'optimizer', 'precision', 'mesh', 'evals', 'checkpoint', 'report')
+    'seed steps batch_size accumulate length task model optimizer precision mesh evals checkpoint report'.split()
 )
 """The top level of every run config."""
 

@@ -35,3 +35,12 @@ class Recipe:
     def pattern(self) -> tuple[ConfigDict, ...]:
         """The mixers of one period of layers; a single one unless the recipe is a hybrid."""
         return self.spec if isinstance(self.spec, tuple) else (self.spec,)
+
+
+def merged(*families: dict[str, Recipe]) -> dict[str, Recipe]:
+    """Returns the rows of all families in one dictionary. Raises ValueError when two of them share a name."""
+    names = [name for family in families for name in family]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(f'two recipes are called {", ".join(twice)}')
+    return {name: recipe for family in families for name, recipe in family.items()}

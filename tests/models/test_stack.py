@@ -85,5 +85,5 @@ def test_layers_drop_independently():
 
 
 def test_errors():
-    with pytest.raises(UserError, match=r"loop in .*'scan'.* got 5, 2, 'scann'"):
+    with pytest.raises(UserError, match=r"loop in .*'scan'.* got 5, 2 blocks, 'scann'"):
         stack(loop='scann')

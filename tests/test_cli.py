@@ -1,0 +1,149 @@
+"""What the command line says to obvious mistakes: one line, what it was, what would be right."""
+
+import json
+
+import pytest
+
+from attnlab.cli import main
+
+CONFIG = '--config=configs/language.py:zoo=mingru'
+SMALL = (
+    '--config.model.dim=8',
+    '--config.model.stack.depth=1',
+    '--config.length=16',
+    '--config.batch_size=4',
+    '--config.steps=8',
+    '--config.evals[0].tokens=64',
+    '--compilation_cache=',
+)
+
+
+def said(capsys, *argv):
+    """The one line on standard error of a command that must fail."""
+    assert main(list(argv)) == 2
+    error = capsys.readouterr().err
+    assert error.startswith('attnlab: ') and error.count('\n') == 1, error
+    return error
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Arguments of a small run in a work directory of its own."""
+    return ('train', CONFIG, *SMALL, f'--workdir={tmp_path / "run"}')
+
+
+def corpus(path):
+    """Arguments that train on a path."""
+    return ('train', f'{CONFIG},data={path}', *SMALL, f'--workdir={path.parent / "run"}')
+
+
+def test_help_and_unknown_commands(capsys):
+    assert main([]) == 0 and 'usage: attnlab' in capsys.readouterr().out
+    assert "there is no command 'trian'; did you mean 'train'?" in said(capsys, 'trian')
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'message'),
+    [
+        (('--cofig=x.py',), "Unknown command line flag 'cofig'. Did you mean: config"),
+        (('--config=configs/languages.py',), 'configs/languages.py'),
+        (('--config=configs/language.py:zoo=glaa',), "there is no zoo=glaa; did you mean 'gla'?"),
+        (('--config=configs/language.py:zo=gla',), "did you mean 'zoo'?"),
+        (('--config=configs/language.py:size=small',), 'there is no size=small'),
+        (('--config=configs/language.py:data=stdlb',), "did you mean 'stdlib'?"),
+        ((CONFIG, '--config.step=3'), 'the config has no key step; did you mean steps?'),
+        ((CONFIG, '--config.model.stack.blocks[0].mixr.x=3'), 'did you mean model.stack.blocks[0].mixer'),
+        ((CONFIG, '--config.steps=many'), "config.steps is 'many', of type str; it wants int"),
+        ((CONFIG, '--config.steps=2.5'), "config.steps is '2.5', of type str; it wants int"),
+        (
+            (CONFIG, '--config.optimizer.peak_lr=fast'),
+            "config.optimizer.peak_lr is 'fast', of type str; it wants float",
+        ),
+        ((CONFIG, '--config.steps=0'), 'config.steps is 0; it wants a whole number from 1'),
+        ((CONFIG, '--config.model=3'), 'config.model is a group of keys'),
+        ((CONFIG, '--config.mesh.data=3'), 'wants 3 devices; there are 2'),
+        ((CONFIG, '--config.batch_size=3'), 'config.batch_size, 3, does not divide'),
+        ((CONFIG,), '--workdir is missing'),
+        ((), '--config is missing'),
+    ],
+)
+def test_mistakes_in_the_command(capsys, arguments, message):
+    assert message in said(capsys, 'train', *arguments, '--compilation_cache=')
+
+
+def test_a_part_can_be_overridden_or_taken_out(capsys):
+    assert (
+        main(
+            [
+                'train',
+                CONFIG,
+                *SMALL,
+                '--config.model.stack.blocks[0].mlp=None',
+                '--config.optimizer.clip=None',
+                '--dry_run',
+            ]
+        )
+        == 0
+    )
+    assert 'mlp' not in capsys.readouterr().out.replace('mlp_', '')
+
+
+def test_a_work_directory_of_another_config_is_refused_with_the_keys(capsys, run, tmp_path):
+    assert main(list(run)) == 0
+    before = {path: path.read_bytes() for path in (tmp_path / 'run').rglob('*') if path.is_file()}
+    message = said(capsys, *run, '--config.steps=9', '--config.seed=1')
+    assert 'steps: 8 there, 9 here' in message and 'seed: 0 there, 1 here' in message
+    assert {path: path.read_bytes() for path in (tmp_path / 'run').rglob('*') if path.is_file()} == before
+
+
+def test_a_directory_that_is_no_run_is_left_alone(capsys, run, tmp_path):
+    (tmp_path / 'run').mkdir()
+    (tmp_path / 'run' / 'thesis.tex').write_text('precious')
+    assert 'is not empty and holds no config.json' in said(capsys, *run)
+    assert [path.name for path in (tmp_path / 'run').iterdir()] == ['thesis.tex']
+
+
+def test_corpora_that_cannot_be_used(capsys, tmp_path):
+    path = tmp_path / 'corpus.txt'
+    assert str(path) in said(capsys, *corpus(path))
+    path.write_bytes(b'')
+    assert 'corpus.txt' in said(capsys, *corpus(path))
+    path.write_bytes(b'short')
+    assert 'a window of length 16' in said(capsys, *corpus(path))
+    path.write_bytes(b'plain text \xff\xfe and so on ' * 1000)
+    message = said(capsys, *corpus(path))
+    assert 'corpus.txt' in message and 'UTF-8' in message and 'byte 11' in message
+
+
+def test_a_loss_that_is_not_finite_stops_and_names_step_and_module(capsys, run, tmp_path):
+    message = said(capsys, *run, '--config.optimizer.peak_lr=1e30', '--config.optimizer.weight_decay=0.0')
+    assert 'step 2: loss nan' in message or 'step 2: loss inf' in message
+    assert 'the first that is not finite: output of stack.layers[0]' in message
+    steps = [json.loads(line)['step'] for line in (tmp_path / 'run' / 'metrics.jsonl').read_text().splitlines()]
+    assert max(steps, default=0) < 2
+
+
+def test_eval_generate_and_show(capsys, run, tmp_path):
+    workdir = f'--workdir={tmp_path / "run"}'
+    assert 'is not a run' in said(capsys, 'eval', workdir)
+    assert main(list(run)) == 0
+    capsys.readouterr()
+    assert main(['eval', workdir, '--tokens=64']) == 0
+    assert '8x' in capsys.readouterr().out
+    texts = []
+    for seed in (0, 0, 1):
+        assert main(['generate', workdir, '--prompt=def ', '--tokens=20', f'--seed={seed}']) == 0
+        texts.append(capsys.readouterr().out)
+    assert texts[0] == texts[1] != texts[2] and texts[0].startswith('def ')
+    assert main(['show', str(tmp_path / 'run')]) == 0
+    assert 'checkpoints: 8 of 8 steps' in capsys.readouterr().out
+    assert 'no checkpoint 5' in said(capsys, 'eval', workdir, '--step=5')
+    assert '--top_p is 2.0' in said(capsys, 'generate', workdir, '--top_p=2')
+
+
+def test_zoo_lists_every_recipe(capsys):
+    from attnlab.zoo import ZOO
+
+    assert main(['zoo', '--markdown']) == 0
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith('| ')]
+    assert len(rows) == len(ZOO) + 2
