@@ -12,6 +12,7 @@ from attnlab.errors import UserError
 from attnlab.signature import members, parameters, resolve
 
 OVERRIDE = '--config.'
+MISSING = '--config is missing, such as --config=configs/language.py'
 
 
 def define_config(values: flags.FlagValues) -> None:
@@ -31,20 +32,27 @@ def read_config(values: flags.FlagValues, argv: list[str]) -> ConfigDict | None:
         return None
     overrides = [item for item in argv if item.startswith(OVERRIDE)]
     emptied = [item for item in overrides if item.endswith('=None')]
-    _parse(values, [item for item in argv if item not in overrides])
-    config = values.config
-    if config is None:
-        raise UserError('--config is missing, such as --config=configs/language.py')
     for item in overrides:
-        _check(config, item)
-    values.unparse_flags()
+        _check(_original(argv), item)
     _parse(values, [item for item in argv if item not in emptied])
     config = values.config
+    if config is None:
+        raise UserError(MISSING)
     for item in emptied:
         parent, name = _parent(config, item.removeprefix(OVERRIDE).partition('=')[0])
         with parent.ignore_type():
             parent[name] = None
     return config.lock()
+
+
+def _original(argv: list[str]) -> ConfigDict:
+    """The config as its file gives it, so that overrides can be checked against it before ml_collections sees them."""
+    values = flags.FlagValues()
+    define_config(values)
+    _parse(values, [item for item in argv if item.startswith('--config=')])
+    if values.config is None:
+        raise UserError(MISSING)
+    return values.config
 
 
 def _parse(values: flags.FlagValues, argv: list[str]) -> None:
@@ -57,7 +65,7 @@ def _parse(values: flags.FlagValues, argv: list[str]) -> None:
 
 
 def _check(config: ConfigDict, item: str) -> None:
-    """Looks a `--config.KEY=VALUE` up in the config, before ml_collections sees it."""
+    """Raises `UserError` where a `--config.KEY=VALUE` does not fit the config."""
     key, equals, text = item.removeprefix(OVERRIDE).partition('=')
     if not equals:
         raise UserError(f'{item} has no value; overrides are written {OVERRIDE}{key}=VALUE')

@@ -58,7 +58,8 @@ def train(
     Raises NonFinite, naming the step and the first module that went wrong; the last good checkpoint stays.
     """
     source = setup.task.source('train', setup.length)
-    checkpoints = Checkpoints(workdir / 'checkpoints', keep=setup.saving.keep, notify=console.print)
+    saving = setup.saving
+    checkpoints = Checkpoints(workdir / 'checkpoints', every=saving.every, keep=saving.keep, notify=console.print)
     with contextlib.closing(checkpoints), _asked_to_stop() as stop:
         restored = checkpoints.restore_latest(setup.abstract)
         state, carried = restored or (setup.initialize(), {'step': 0, 'sums': {}})
