@@ -1,5 +1,7 @@
 """From continuous time scales to the coefficients of a recurrence."""
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 from jax import Array
@@ -11,6 +13,6 @@ def inverse_softplus(y: Float[Array, '*b']) -> Float[Array, '*b']:
     return y + jnp.log(-jnp.expm1(-y))
 
 
-def log_uniform(key: jax.Array, shape: tuple[int, ...], low: float, high: float) -> Float[Array, '...']:
+def log_uniform(key: jax.Array, shape: Sequence[int], low: float, high: float) -> Float[Array, '...']:
     """Draws from `low` to `high` with the logarithm uniform."""
     return jnp.exp(jax.random.uniform(key, shape, minval=jnp.log(low), maxval=jnp.log(high)))

@@ -13,9 +13,9 @@ import pallas_kernels
 from attnlab.context import Context
 from attnlab.functional.recurrences import carried, document_starts, no_segment, state_dtype
 from attnlab.mixers.mixer import Mixer
-from attnlab.nn.preludes import ConvState
+from attnlab.nn.preludes import Prelude
 from attnlab.nn.projections import Linear
-from attnlab.typing import Sequence
+from attnlab.typing import Sequence, State
 
 
 class DiagonalState(NamedTuple):
@@ -28,7 +28,7 @@ class DiagonalState(NamedTuple):
     """
 
     hidden: Float[Array, 'b d']
-    prelude: ConvState | None
+    prelude: State | None
     segment: Int[Array, ' b']
 
 
@@ -59,7 +59,7 @@ class DiagonalRecurrence(Mixer):
         gates: Callable[..., nnx.Module],
         width: int | None = None,
         lift: Callable[..., nnx.Module] | None = None,
-        prelude: Callable[..., nnx.Module] | None = None,
+        prelude: Callable[..., Prelude] | None = None,
         gate: Callable[..., nnx.Module] | None = None,
         bias: bool = False,
         implementation: str | None = None,

@@ -17,9 +17,9 @@ from attnlab.functional.normalizers import SumNormalizer
 from attnlab.functional.recurrences import carried, no_segment, state_dtype
 from attnlab.mixers.mixer import Mixer
 from attnlab.nn.positions import Rope
-from attnlab.nn.preludes import ConvState
+from attnlab.nn.preludes import Prelude
 from attnlab.nn.projections import Linear
-from attnlab.typing import Heads, Keys, Queries, Segments, Sequence, Values
+from attnlab.typing import Heads, Keys, Queries, Segments, Sequence, State, Values
 
 FeatureMap = Callable[[Float[Array, 'b t h k']], Float[Array, 'b t h m']]
 
@@ -34,7 +34,7 @@ class LinearAttentionState(NamedTuple):
     """
 
     memory: Float[Array, 'b h m v']
-    preludes: tuple[ConvState, ...]
+    preludes: tuple[State, ...]
     segment: Int[Array, ' b']
 
 
@@ -61,7 +61,7 @@ class LinearAttention(Mixer):
         value_ratio: float = 1.0,
         feature_map: FeatureMap | None = None,
         decay: Callable[..., nnx.Module] | None = None,
-        prelude: Callable[..., nnx.Module] | None = None,
+        prelude: Callable[..., Prelude] | None = None,
         position: Rope | None = None,
         scale: float | None = None,
         normalizer: SumNormalizer | None = None,
@@ -103,8 +103,8 @@ class LinearAttention(Mixer):
         self.query = Linear(dim, heads * key_dim, bias=bias, rngs=rngs)
         self.key = Linear(dim, heads * key_dim, bias=bias, rngs=rngs)
         self.value = Linear(dim, heads * value_dim, bias=bias, rngs=rngs)
-        widths = (key_dim, key_dim, value_dim) if prelude is not None else ()
-        self.preludes = nnx.List([prelude(heads * width, rngs=rngs) for width in widths])
+        widths = (key_dim, key_dim, value_dim)
+        self.preludes = nnx.List([] if prelude is None else [prelude(heads * width, rngs=rngs) for width in widths])
         self.decay = None if decay is None else decay(dim, heads=heads, key_dim=key_dim, rngs=rngs)
         self.norm = None if norm is None else norm(value_dim, rngs=rngs)
         self.gate = None if gate is None else gate(dim, heads * value_dim, rngs=rngs)
@@ -143,13 +143,12 @@ class LinearAttention(Mixer):
 
     def _project(
         self, x: Sequence, ctx: Context, state: LinearAttentionState | None
-    ) -> tuple[Queries, Keys, Values, tuple[ConvState | None, ...]]:
+    ) -> tuple[Queries, Keys, Values, tuple[State, ...]]:
         projected = [linear(x) for linear in (self.query, self.key, self.value)]
-        preludes = ()
-        if self.preludes:
-            before = [None] * 3 if state is None else state.preludes
-            zipped = zip(self.preludes, projected, before, strict=True)
-            projected, preludes = zip(*(prelude(y, ctx.segments, last) for prelude, y, last in zipped), strict=True)
+        preludes: list[State] = []
+        for i, prelude in enumerate(self.preludes):
+            projected[i], after = prelude(projected[i], ctx.segments, None if state is None else state.preludes[i])
+            preludes.append(after)
         q, k, v = (y.reshape(*x.shape[:2], self.heads, -1) for y in projected)
         if self.position is not None:
             q, k = self.position.rotate(q, ctx.positions), self.position.rotate(k, ctx.positions)
@@ -184,8 +183,8 @@ class LinearAttention(Mixer):
         past, _ = self._forward(q, k, v, log_decay, segments)
         if log_decay is not None and log_decay.ndim > 1:
             log_decay = jnp.flip(log_decay, 1)
-        flipped = (jnp.flip(a, 1) for a in (q, k, v))
-        future, _ = self._forward(*flipped, log_decay, None if segments is None else jnp.flip(segments, 1))
+        segments = None if segments is None else jnp.flip(segments, 1)
+        future, _ = self._forward(jnp.flip(q, 1), jnp.flip(k, 1), jnp.flip(v, 1), log_decay, segments)
         scale = q.shape[-1] ** -0.5 if self.scale is None else self.scale
         own = scale * jnp.sum(q * k, axis=-1, keepdims=True) * v
         return past + jnp.flip(future, 1) - own

@@ -1,6 +1,7 @@
 """Selective state-space models: linear systems whose step size, input and output directions are read from the input."""
 
 from collections.abc import Callable
+from collections.abc import Sequence as Shape
 from typing import NamedTuple
 
 import jax
@@ -18,9 +19,9 @@ from attnlab.mixers.mixer import Mixer
 from attnlab.nn.decays import StepSize
 from attnlab.nn.norms import RMSNorm
 from attnlab.nn.parameter import param
-from attnlab.nn.preludes import ConvState, ShortConv
+from attnlab.nn.preludes import Prelude, ShortConv
 from attnlab.nn.projections import Linear
-from attnlab.typing import Sequence
+from attnlab.typing import Sequence, State
 
 
 class SelectiveState(NamedTuple):
@@ -33,7 +34,7 @@ class SelectiveState(NamedTuple):
     """
 
     memory: Float[Array, 'b ...']
-    prelude: ConvState
+    prelude: State
     segment: Int[Array, ' b']
 
 
@@ -65,7 +66,7 @@ class SelectiveSSM(Mixer):
         expand: int = 2,
         state: int = 16,
         dt_rank: int | None = None,
-        prelude: Callable[..., nnx.Module] = ShortConv,
+        prelude: Callable[..., Prelude] = ShortConv,
         implementation: str | None = None,
         rngs: nnx.Rngs,
     ):
@@ -141,7 +142,7 @@ class StateSpaceDual(Mixer):
         expand: int = 2,
         head_dim: int = 64,
         state: int = 128,
-        prelude: Callable[..., nnx.Module] = ShortConv,
+        prelude: Callable[..., Prelude] = ShortConv,
         norm: Callable[..., nnx.Module] = RMSNorm,
         implementation: str | None = None,
         rngs: nnx.Rngs,
@@ -189,17 +190,17 @@ class StateSpaceDual(Mixer):
         return SelectiveState(memory, self.prelude.init_state(batch, dtype), no_segment(batch))
 
 
-def _bound_by_fan_in(key: jax.Array, shape: tuple[int, int], dtype: DTypeLike) -> Array:
+def _bound_by_fan_in(key: jax.Array, shape: Shape[int], dtype: jnp.dtype) -> Array:
     """Uniform within plus or minus one over the root of the number of inputs."""
     bound = shape[0] ** -0.5
     return jax.random.uniform(key, shape, dtype, -bound, bound)
 
 
-def _log_states(key: jax.Array, shape: tuple[int, int], dtype: DTypeLike) -> Array:
+def _log_states(key: jax.Array, shape: Shape[int], dtype: jnp.dtype) -> Array:
     """The logarithms of 1 to `n` in every channel, the real part of S4D."""
     del key
-    return jnp.broadcast_to(jnp.log(jnp.arange(1, shape[1] + 1, dtype=dtype))[None], shape)
+    return jnp.broadcast_to(jnp.log(jnp.arange(1, shape[1] + 1, dtype=dtype))[None], tuple(shape))
 
 
-def _log_uniform_rate(key: jax.Array, shape: tuple[int], dtype: DTypeLike) -> Array:
+def _log_uniform_rate(key: jax.Array, shape: Shape[int], dtype: jnp.dtype) -> Array:
     return jnp.log(jax.random.uniform(key, shape, dtype, 1.0, 16.0))

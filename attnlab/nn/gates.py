@@ -1,10 +1,11 @@
 """Gates: of what a mixer reads out, and of what a recurrence takes in and keeps."""
 
+from collections.abc import Sequence as Shape
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
-from jax.typing import DTypeLike
 from jaxtyping import Bool, Float
 
 from attnlab.errors import UserError
@@ -60,7 +61,7 @@ class RealGates(nnx.Module):
         self.recurrence_gate = BlockDiagonal(width, blocks=blocks, rngs=rngs)
         self.input_gate = BlockDiagonal(width, blocks=blocks, rngs=rngs)
 
-        def rate(key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
+        def rate(key: jax.Array, shape: Shape[int], dtype: jnp.dtype) -> Array:
             decay = jax.random.uniform(key, shape, minval=low, maxval=high)
             return inverse_softplus(-jnp.log(decay) / sharpness).astype(dtype)
 

@@ -1,5 +1,6 @@
 """Preludes: what a mixer does to its input first, one token or a few at a time."""
 
+import abc
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -13,7 +14,7 @@ from attnlab.functional.recurrences import NOTHING
 from attnlab.nn.activations import activation as activation_called
 from attnlab.nn.parameter import param
 from attnlab.nn.projections import Linear
-from attnlab.typing import Segments, Sequence
+from attnlab.typing import Segments, Sequence, State
 
 
 class Lift(nnx.Module):
@@ -26,6 +27,20 @@ class Lift(nnx.Module):
         return self.linear(x)
 
 
+class Prelude(nnx.Module):
+    """Mixes a sequence over a few tokens only; its state goes in and comes out as that of a mixer does."""
+
+    @abc.abstractmethod
+    def __call__(
+        self, x: Sequence, segments: Segments | None, state: State | None = None
+    ) -> tuple[Sequence, State | None]:
+        """Returns `(y, state)`: without a state it starts afresh and returns none, given one it goes on from it."""
+
+    @abc.abstractmethod
+    def init_state(self, batch: int, dtype: DTypeLike) -> State:
+        """Returns the state before the first token of `batch` streams."""
+
+
 class ConvState(NamedTuple):
     """The inputs a causal convolution of width `w` still needs, the latest last, and their segments."""
 
@@ -33,7 +48,7 @@ class ConvState(NamedTuple):
     segments: Int[Array, 'b w-1']
 
 
-class ShortConv(nnx.Module):
+class ShortConv(Prelude):
     """A causal convolution of every channel with its own taps, `y_t = f(c + sum_i a_i x_{t-w+1+i})`, `0 <= i < w`.
 
     A tap that would reach into another document, or before the first token, counts as zero. `width` is `w`,
@@ -66,23 +81,22 @@ class ShortConv(nnx.Module):
     def __call__(
         self, x: Sequence, segments: Segments | None, state: ConvState | None = None
     ) -> tuple[Sequence, ConvState | None]:
-        """Returns `(y, state)` as a mixer does: without a state it starts afresh, given one it goes on from it."""
-        t, reach = x.shape[1], self.width - 1
+        t, before = x.shape[1], (self.width - 1, 0)
+        known: Segments | None
         if state is not None:
             segments = jnp.ones(x.shape[:2], jnp.int32) if segments is None else segments
             inputs = jnp.concatenate([state.inputs.astype(x.dtype), x], axis=1)
             known = jnp.concatenate([state.segments, segments], axis=1)
             state = ConvState(inputs[:, t:].astype(state.inputs.dtype), known[:, t:])
         else:
-            inputs = jnp.pad(x, ((0, 0), (reach, 0), (0, 0)))
-            known = None if segments is None else jnp.pad(segments, ((0, 0), (reach, 0)), constant_values=NOTHING)
+            inputs = jnp.pad(x, ((0, 0), before, (0, 0)))
+            known = None if segments is None else jnp.pad(segments, ((0, 0), before), constant_values=NOTHING)
         y = causal_conv(inputs, self.taps[...].astype(x.dtype), known)
         if self.bias is not None:
             y = y + jnp.broadcast_to(self.bias[...].astype(x.dtype), y.shape)
         return activation_called(self.activation or 'identity')(y), state
 
     def init_state(self, batch: int, dtype: DTypeLike) -> ConvState:
-        """The state before the first token of `batch` streams."""
         inputs = jnp.zeros((batch, self.width - 1, self.taps.shape[1]), dtype)
         return ConvState(inputs, jnp.full((batch, self.width - 1), NOTHING, jnp.int32))
 
