@@ -1,0 +1,111 @@
+"""Files that are there whole or not at all, such as the caches of trained tokenizers and of token ids.
+
+Everything is written under a hidden temporary name beside its destination and renamed into place at the end, so a
+reader never meets a half-written entry, and of two writers of the same entry either may win. A process that is killed
+while it writes leaves its hidden temporary behind, which may be deleted at any time.
+"""
+
+import contextlib
+import hashlib
+import os
+import pathlib
+import shutil
+import uuid
+from collections.abc import Iterable, Iterator
+from typing import BinaryIO
+
+import numpy as np
+from jaxtyping import Shaped
+
+from attnlab.errors import UserError
+
+FOLDER = '~/.cache/attnlab/text'
+"""Where corpora keep trained tokenizers and token ids, unless they are told otherwise."""
+
+
+def key(*parts: str) -> str:
+    """The name under which what follows from `parts` is kept: 32 hexadecimal digits."""
+    return hashlib.sha256('\0'.join(parts).encode()).hexdigest()[:32]
+
+
+@contextlib.contextmanager
+def new_folder(path: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Yields an empty folder that becomes `path` when the block ends, and vanishes when the block fails.
+
+    When someone else has made `path` in the meantime, theirs stays and this one vanishes.
+    Raises `UserError` naming the folder where it cannot be written (no permission, full disk).
+    """
+    temporary = _temporary(path)
+    try:
+        with _writing(path):
+            temporary.mkdir(parents=True)
+        yield temporary
+        with _writing(path):
+            for file in temporary.iterdir():
+                _flush(file)
+            try:
+                os.rename(temporary, path)
+            except OSError:
+                if not path.is_dir():
+                    raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def write_file(path: pathlib.Path, content: str) -> None:
+    """Writes `content` to `path`, which from then on holds all of it, or else what it held before.
+
+    Raises `UserError` naming the folder where it cannot be written (no permission, full disk).
+    """
+    temporary = _temporary(path)
+    try:
+        with _writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            temporary.write_text(content, encoding='utf-8')
+            _flush(temporary)
+            os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_array(path: pathlib.Path, pieces: Iterable[Shaped[np.ndarray, '_']], dtype: np.dtype) -> int:
+    """Writes the concatenation of `pieces` as one `.npy` file without ever holding it whole; returns its length.
+
+    Raises `UserError` naming the folder where it cannot be written (no permission, full disk).
+    """
+    length = 0
+    with _writing(path), path.open('xb') as file:
+        _write_header(file, dtype, length)
+        start = file.tell()
+        for piece in pieces:
+            file.write(piece.astype(dtype, copy=False).tobytes())
+            length += len(piece)
+        file.seek(0)
+        _write_header(file, dtype, length)
+        if file.tell() != start:
+            raise AssertionError('numpy left no room in the .npy header for the array to grow')
+    return length
+
+
+def _write_header(file: BinaryIO, dtype: np.dtype, length: int) -> None:
+    fields = {'descr': np.lib.format.dtype_to_descr(dtype), 'fortran_order': False, 'shape': (length,)}
+    np.lib.format.write_array_header_1_0(file, fields)
+
+
+@contextlib.contextmanager
+def _writing(path: pathlib.Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise UserError(f'cannot write to {path.parent}: {reason}; make room or name another folder') from error
+
+
+def _temporary(path: pathlib.Path) -> pathlib.Path:
+    return path.with_name(f'.{path.name}.{uuid.uuid4().hex}.tmp')
+
+
+def _flush(file: pathlib.Path) -> None:
+    """Puts a file on the disk before the rename that announces it, so that a power cut cannot reverse the two."""
+    with file.open('rb') as handle:
+        os.fsync(handle.fileno())

@@ -1,0 +1,209 @@
+"""From rows by index to batches: what batch `n` holds is a pure function of the source, the seed and `n`."""
+
+import functools
+import gc
+import sys
+import weakref
+from collections.abc import Iterator
+from typing import Any, Protocol, runtime_checkable
+
+import grain
+import numpy as np
+from absl import flags
+from jaxtyping import Int64
+
+from attnlab.errors import UserError
+
+Batch = dict[str, np.ndarray]
+
+BUFFER = 8
+"""Batches made ahead of their use."""
+
+SMALL = 4096
+"""Rows below which Grain's shuffle, whose work for a row grows as they get fewer, takes milliseconds a row."""
+
+
+@runtime_checkable
+class Rows(Protocol):
+    """Random access to examples: dictionaries of numpy arrays, the same names, shapes and types at every index."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> dict[str, Any]: ...
+
+
+class Batches(Iterator[Batch]):
+    """An iterator of batches that are made ahead of time in threads or processes, which `close` ends.
+
+    It closes itself when it is collected and when the interpreter exits, and is a context manager.
+    """
+
+    def __init__(self, dataset: grain.IterDataset, num_workers: int) -> None:
+        self._iterators = [iter(dataset)]
+        self._close = weakref.finalize(self, _close, self._iterators, num_workers)
+
+    def __next__(self) -> Batch:
+        if not self._iterators:
+            raise ValueError('the batches have been closed')
+        return next(self._iterators[0])
+
+    def close(self) -> None:
+        """Ends the threads and processes; there are no batches after that."""
+        self._close()
+
+    def __enter__(self) -> 'Batches':
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def _close(iterators: list[grain.DatasetIterator], num_workers: int) -> None:
+    iterators.pop().close()
+    if num_workers:
+        # Grain's iterators close again when they are collected, and complain when that is as late as the exit.
+        gc.collect()
+
+
+def batches(
+    source: Rows,
+    *,
+    batch_size: int,
+    seed: int,
+    start: int = 0,
+    shuffle: bool = True,
+    process_index: int = 0,
+    process_count: int = 1,
+    num_threads: int = 2,
+    num_workers: int = 0,
+) -> Batches:
+    """Returns the endless batches of a training run, from batch `start` on, as seen by one process.
+
+    The rows of epoch after epoch, each epoch shuffled anew, form one endless list; global batch `n` is rows
+    `n * batch_size` to `(n + 1) * batch_size` of it, and process `p` has the `p`-th of `process_count` equal parts of
+    that batch, so the parts laid end to end are the same batch however many processes, threads and workers there are,
+    across the ends of epochs as well. A batch at the end of an epoch goes on with rows of the next one; a source
+    smaller than a batch is repeated inside it.
+
+    Args:
+      source: the examples.
+      batch_size: rows a batch, all processes together.
+      seed: what the order depends on, at least 0.
+      start: the first batch wanted; a run that has consumed `n` batches resumes with `start=n`.
+      shuffle: `False` keeps the order of the source.
+      process_index: which process this is, from 0.
+      process_count: how many processes there are.
+      num_threads: threads that make batches ahead of time in this process; 0 makes them on demand.
+      num_workers: further processes that make them; worth their start-up of seconds only where rows are slow to make.
+
+    Raises:
+      UserError: for an empty source, a negative seed or start, or a batch that does not divide among the processes.
+    """
+    if seed < 0 or start < 0:
+        raise UserError(f'seed is {seed} and start is {start}; neither can be negative')
+    share = _share(source, batch_size, process_index, process_count)
+    rows = _shuffled(source, seed) if shuffle else grain.MapDataset.source(source).repeat()
+    dataset = rows.batch(share)[start * process_count + process_index :: process_count]
+    return _iterate(dataset, num_threads, num_workers)
+
+
+def ordered_batches(
+    source: Rows,
+    *,
+    batch_size: int,
+    process_index: int = 0,
+    process_count: int = 1,
+    num_threads: int = 2,
+    num_workers: int = 0,
+) -> Batches:
+    """Returns the batches of one evaluation: every row once, in order, as seen by one process.
+
+    The last batch is filled up with rows of zeros, whose `weights` and `segments` are therefore 0, so that shapes never
+    change, nothing is dropped, and every process has the same number of batches.
+
+    Args:
+      source: the examples; they have `weights`, without which the filling could not be told from data.
+      batch_size: rows a batch, all processes together.
+      process_index: which process this is, from 0.
+      process_count: how many processes there are.
+      num_threads: threads that make batches ahead of time in this process; 0 makes them on demand.
+      num_workers: further processes that make them.
+
+    Raises:
+      UserError: for an empty source, rows without `weights`, or a batch that does not divide among the processes.
+    """
+    share = _share(source, batch_size, process_index, process_count)
+    filled = _Filled(source, batch_size)
+    if 'weights' not in filled.zeros:
+        raise UserError(f'rows of {type(source).__name__} have no weights, only {", ".join(filled.zeros)}')
+    dataset = grain.MapDataset.source(filled).batch(share)[process_index::process_count]
+    return _iterate(dataset, num_threads, num_workers)
+
+
+def _shuffled(source: Rows, seed: int) -> grain.MapDataset:
+    """The rows of epoch after epoch, each in an order of its own."""
+    if len(source) < SMALL:
+        return grain.MapDataset.source(_Epochs(source, seed))
+    # Grain orders epoch e by seed + e: neighbouring seeds must not lead to the same orders an epoch apart.
+    spread = int(np.random.SeedSequence(seed).generate_state(1)[0])
+    return grain.MapDataset.source(source).shuffle(seed=spread).repeat()
+
+
+class _Epochs:
+    """A small source as an endless one, by explicit permutations."""
+
+    def __init__(self, source: Rows, seed: int) -> None:
+        self._source, self._seed = source, seed
+
+    def __len__(self) -> int:
+        return sys.maxsize
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        epoch, place = divmod(index, len(self._source))
+        return self._source[int(_order(len(self._source), self._seed, epoch)[place])]
+
+
+@functools.lru_cache(maxsize=8)
+def _order(length: int, seed: int, epoch: int) -> Int64[np.ndarray, '_']:
+    return np.random.default_rng((seed, epoch)).permutation(length)
+
+
+class _Filled:
+    """A source made a whole number of batches long by rows of zeros."""
+
+    def __init__(self, source: Rows, batch_size: int) -> None:
+        self._source = source
+        self._length = -(-len(source) // batch_size) * batch_size
+        self.zeros = {name: np.zeros_like(value) for name, value in source[0].items()}
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return self._source[index] if index < len(self._source) else self.zeros
+
+
+def _share(source: Rows, batch_size: int, process_index: int, process_count: int) -> int:
+    """The rows of every batch that one process makes."""
+    if not len(source):
+        raise UserError(f'{type(source).__name__} is empty; a batch needs at least one row')
+    if batch_size < 1 or batch_size % process_count:
+        raise UserError(
+            f'batch_size is {batch_size}; it must be a positive multiple of the {process_count} process(es)'
+        )
+    if not 0 <= process_index < process_count:
+        raise ValueError(f'process_index is {process_index}, of {process_count} processes')
+    return batch_size // process_count
+
+
+def _iterate(dataset: grain.MapDataset, num_threads: int, num_workers: int) -> Batches:
+    reading = grain.ReadOptions(num_threads=num_threads, prefetch_buffer_size=BUFFER if num_threads else 0)
+    stream = dataset.to_iter_dataset(reading)
+    if num_workers:
+        # Grain hands its absl flags to the workers and trips over them where no absl program has parsed them.
+        if not flags.FLAGS.is_parsed():
+            flags.FLAGS.mark_as_parsed()
+        stream = stream.mp_prefetch(
+            grain.MultiprocessingOptions(num_workers=num_workers, per_worker_buffer_size=BUFFER)
+        )
+    return Batches(stream, num_workers)

@@ -1,0 +1,256 @@
+"""Tokenizers: text as bytes in, token ids out, and back again without loss.
+
+A tokenizer knows how many bytes each of its ids stands for, so that losses can be told in bits per byte, which compare
+across tokenizers.
+"""
+
+import codecs
+import dataclasses
+import functools
+import hashlib
+import json
+import pathlib
+import types
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, ClassVar, Protocol, runtime_checkable
+
+import numpy as np
+from jaxtyping import Int32, Integer, UInt
+
+from attnlab.data import cache
+from attnlab.errors import UserError
+
+PIECE = 2**20
+"""Texts longer than this many bytes are encoded piece by piece, each cut after a line's end, to bound memory."""
+
+
+@runtime_checkable
+class Tokenizer(Protocol):
+    """Turns bytes into token ids below `vocab` and back."""
+
+    vocab: int
+
+    @property
+    def token_bytes(self) -> Int32[np.ndarray, 'o']:
+        """How many bytes every id stands for."""
+
+    @property
+    def hash(self) -> str:
+        """What the ids depend on: equal hashes, equal ids."""
+
+    def encode(self, contents: Sequence[bytes]) -> list[UInt[np.ndarray, '_']]:
+        """The ids of every text of a list. Raises `UserError` for a text it cannot represent."""
+
+    def decode(self, ids: Integer[np.ndarray, 't'] | Sequence[int]) -> bytes:
+        """The bytes that `ids` stand for, any ids."""
+
+    def describe(self) -> dict[str, Any]:
+        """What a run records of it, ready for JSON."""
+
+
+@runtime_checkable
+class Untrained(Protocol):
+    """A tokenizer that has yet to see the text it is made for."""
+
+    vocab: int
+
+    def train(self, contents: Iterable[bytes]) -> Tokenizer:
+        """The tokenizer made for `contents`, a pure function of them."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Bytes:
+    """Every byte is its own token: 256 ids, nothing to learn, any content."""
+
+    vocab: ClassVar[int] = 256
+
+    @property
+    def token_bytes(self) -> Int32[np.ndarray, 'o']:
+        return np.ones(256, np.int32)
+
+    @property
+    def hash(self) -> str:
+        return hashlib.sha256(b'bytes').hexdigest()
+
+    def encode(self, contents: Sequence[bytes]) -> list[UInt[np.ndarray, '_']]:
+        return [np.frombuffer(content, np.uint8) for content in contents]
+
+    def decode(self, ids: Integer[np.ndarray, 't'] | Sequence[int]) -> bytes:
+        return bytes(np.asarray(ids, np.uint8))
+
+    def describe(self) -> dict[str, Any]:
+        return {'kind': 'bytes', 'vocab': self.vocab, 'hash': self.hash}
+
+
+@dataclasses.dataclass(frozen=True)
+class BytePairs:
+    """Byte-level byte-pair encoding, to be trained on the `train` split (Sennrich et al. 2016; Radford et al. 2019).
+
+    The 256 bytes are the first tokens, so any UTF-8 text has an exact encoding; the most frequent neighbours are then
+    merged until there are `vocab` tokens. Needs the extra `bpe`.
+
+    Attributes:
+      vocab: number of tokens, at least 256.
+      train_bytes: how much of the `train` split, from its beginning, it learns from.
+    """
+
+    vocab: int = 4096
+    train_bytes: int = 32 * 2**20
+
+    def train(self, contents: Iterable[bytes]) -> 'TrainedBytePairs':
+        """The tokenizer that the first `train_bytes` of `contents` give, the same on every call.
+
+        Raises `UserError` for text that is not UTF-8, or too little of it to fill the vocabulary.
+        """
+        if self.vocab < 256:
+            raise UserError(f'vocab of BytePairs is {self.vocab}; the single bytes alone are 256 tokens')
+        library = _library()
+        tokenizer = library.Tokenizer(library.models.BPE())
+        tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
+        alphabet = library.pre_tokenizers.ByteLevel.alphabet()
+        trainer = library.trainers.BpeTrainer(vocab_size=self.vocab, initial_alphabet=alphabet, show_progress=False)
+        tokenizer.train_from_iterator(_head(contents, self.train_bytes), trainer)
+        reached = tokenizer.get_vocab_size()
+        if reached < self.vocab:
+            raise UserError(f'vocab of BytePairs is {self.vocab}, but the training text yields only {reached} tokens')
+        return TrainedBytePairs(self.vocab, tokenizer.to_str())
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainedBytePairs:
+    """The tokenizer that `BytePairs.train` gives.
+
+    Attributes:
+      vocab: number of tokens.
+      definition: the merges, in the JSON format of the `tokenizers` library.
+    """
+
+    vocab: int
+    definition: str = dataclasses.field(repr=False)
+
+    @functools.cached_property
+    def token_bytes(self) -> Int32[np.ndarray, 'o']:
+        return np.array([len(token) for token in self._tokens], np.int32)
+
+    @functools.cached_property
+    def hash(self) -> str:
+        return hashlib.sha256(self.definition.encode()).hexdigest()
+
+    def encode(self, contents: Sequence[bytes]) -> list[UInt[np.ndarray, '_']]:
+        """The ids of every text of a list. Raises `UserError` for a text that is not UTF-8."""
+        pieces = [list(_pieces(content)) for content in contents]
+        encodings = iter(self._encoder.encode_batch_fast([piece for row in pieces for piece in row]))
+        none = np.empty(0, ids_dtype(self.vocab))
+        return [np.concatenate([none, *(np.array(next(encodings).ids, none.dtype) for _ in row)]) for row in pieces]
+
+    def decode(self, ids: Integer[np.ndarray, 't'] | Sequence[int]) -> bytes:
+        return b''.join(self._tokens[index] for index in ids)
+
+    def describe(self) -> dict[str, Any]:
+        return {'kind': 'byte pairs', 'vocab': self.vocab, 'hash': self.hash}
+
+    @functools.cached_property
+    def _encoder(self) -> Any:
+        return _library().Tokenizer.from_str(self.definition)
+
+    @functools.cached_property
+    def _tokens(self) -> list[bytes]:
+        spelled = json.loads(self.definition)['model']['vocab']
+        to_byte = _alphabet()
+        return [bytes(to_byte[c] for c in token) for token in sorted(spelled, key=spelled.__getitem__)]
+
+
+class StreamDecoder:
+    """Decodes tokens as they are generated, holding back bytes until they complete a character.
+
+    Bytes that are not UTF-8 become U+FFFD. The pieces joined are what decoding everything at once would give.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._decoder = codecs.getincrementaldecoder('utf-8')(errors='replace')
+
+    def feed(self, ids: Integer[np.ndarray, 't'] | Sequence[int]) -> str:
+        """The characters that `ids` complete."""
+        return self._decoder.decode(self._tokenizer.decode(ids))
+
+    def finish(self) -> str:
+        """What an unfinished character at the end of the stream comes to; starts afresh."""
+        rest = self._decoder.decode(b'', final=True)
+        self._decoder.reset()
+        return rest
+
+
+def save_tokenizer(tokenizer: Bytes | TrainedBytePairs, path: pathlib.Path) -> None:
+    """Writes a tokenizer as JSON, whole or not at all."""
+    fields = tokenizer.describe()
+    if isinstance(tokenizer, TrainedBytePairs):
+        fields['definition'] = tokenizer.definition
+    cache.write_file(path, json.dumps(fields, ensure_ascii=False, indent=2) + '\n')
+
+
+def load_tokenizer(path: pathlib.Path) -> Bytes | TrainedBytePairs:
+    """Reads what `save_tokenizer` wrote. Raises `UserError` naming the file where it is missing, damaged or altered."""
+    try:
+        fields = json.loads(path.read_text(encoding='utf-8'))
+        tokenizer = Bytes() if fields['kind'] == 'bytes' else TrainedBytePairs(fields['vocab'], fields['definition'])
+        intact = tokenizer.hash == fields['hash']
+    except OSError as error:
+        raise UserError(f'cannot read the tokenizer {path}: {error.strerror}') from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f'{path} is not a tokenizer that attnlab wrote: {error!r}') from error
+    if not intact:
+        raise UserError(f'the tokenizer {path} was altered since it was written: its hash is not {fields["hash"]}')
+    return tokenizer
+
+
+def ids_dtype(vocab: int) -> np.dtype:
+    """The smallest unsigned type that holds ids below `vocab`."""
+    return np.min_scalar_type(vocab - 1)
+
+
+def utf8(content: bytes, name: str, advice: str, offset: int = 0) -> str:
+    """Decodes strictly. Raises `UserError` saying that `name` is not UTF-8 at which byte, counted from `offset`."""
+    try:
+        return content.decode('utf-8')
+    except UnicodeDecodeError as error:
+        where = f'byte {offset + error.start} is 0x{content[error.start]:02x}'
+        raise UserError(f'{name} is not UTF-8: {where}; {advice}') from error
+
+
+def _pieces(content: bytes) -> Iterator[str]:
+    start = 0
+    while start < len(content):
+        stop = min(start + PIECE, len(content))
+        if stop < len(content):
+            stop = content.rfind(b'\n', start, stop) + 1 or _character_start(content, stop)
+        yield utf8(content[start:stop], 'a text for byte pairs', 'the Bytes tokenizer takes any content', start)
+        start = stop
+
+
+def _character_start(content: bytes, index: int) -> int:
+    """The last position at or shortly before `index` where a UTF-8 character starts."""
+    return next((i for i in range(index, index - 4, -1) if content[i] & 0xC0 != 0x80), index)
+
+
+def _head(contents: Iterable[bytes], size: int) -> Iterator[str]:
+    for piece in (piece for content in contents for piece in _pieces(content)):
+        if size <= 0:
+            return
+        size -= len(piece.encode())
+        yield piece
+
+
+def _alphabet() -> dict[str, int]:
+    """The characters that byte-level BPE spells bytes with (Radford et al. 2019): printable ones, or from U+0100."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+def _library() -> types.ModuleType:
+    try:
+        import tokenizers
+    except ImportError as error:
+        raise UserError("byte pairs need the `tokenizers` library: pip install 'attnlab[bpe]'") from error
+    return tokenizers

@@ -1,0 +1,92 @@
+"""Corpora for tests: tiny, made on the spot, and pure functions of their seed."""
+
+import dataclasses
+import functools
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import numpy as np
+from jaxtyping import Float64
+
+from attnlab.data.corpus import Document, Source
+
+SPLITS = ('train', 'valid')
+
+
+@dataclasses.dataclass(frozen=True)
+class Repeating(Source):
+    """Documents that repeat one motif, each from another place in it: what follows is certain from the second byte on.
+
+    Attributes:
+      motif: what is repeated; the letters in it should differ for the above to hold.
+      count: documents a split.
+      length: bytes a document.
+    """
+
+    motif: str = 'abcdefgh'
+    count: int = 16
+    length: int = 256
+    cache: ClassVar[None] = None
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        return SPLITS
+
+    def documents(self, split: str) -> Iterator[Document]:
+        motif = self.motif.encode()
+        for index in range(self.count):
+            start = (index + SPLITS.index(split)) % len(motif)
+            repeats = -(-(start + self.length) // len(motif))
+            yield Document(f'{split}/{index}', (motif * repeats)[start : start + self.length])
+
+    def describe(self) -> dict[str, Any]:
+        return {'source': 'repeating', **dataclasses.asdict(self)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Markov(Source):
+    """Documents drawn from one random first-order chain of letters, whose entropy no model can beat on average.
+
+    Document `i` of a split is a pure function of `(seed, split, i)`; the chain is one of `seed`.
+
+    Attributes:
+      seed: what everything is drawn from.
+      letters: size of the alphabet, at most 26.
+      count: documents a split.
+      length: bytes a document.
+    """
+
+    seed: int = 0
+    letters: int = 8
+    count: int = 16
+    length: int = 256
+    cache: ClassVar[None] = None
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        return SPLITS
+
+    @functools.cached_property
+    def transitions(self) -> Float64[np.ndarray, 'n n']:
+        """Row `i`: the probabilities of the letters that may follow letter `i`."""
+        weights = np.random.default_rng(self.seed).random((self.letters, self.letters)) ** 4
+        return weights / weights.sum(axis=1, keepdims=True)
+
+    @property
+    def entropy(self) -> float:
+        """Bits a byte of the chain in its stationary state: the lowest loss there is."""
+        stationary = np.linalg.matrix_power(self.transitions, 1024)[0]
+        rows = -(self.transitions * np.log2(self.transitions)).sum(axis=1)
+        return float(stationary @ rows)
+
+    def documents(self, split: str) -> Iterator[Document]:
+        thresholds = self.transitions.cumsum(axis=1)
+        for index in range(self.count):
+            draws = np.random.default_rng((self.seed, SPLITS.index(split), index)).random(self.length)
+            letters = [int(draws[0] * self.letters)]
+            for draw in draws[1:]:
+                letters.append(min(int(np.searchsorted(thresholds[letters[-1]], draw, side='right')), self.letters - 1))
+            yield Document(f'{split}/{index}', bytes(ord('a') + letter for letter in letters))
+
+    def describe(self) -> dict[str, Any]:
+        return {'source': 'markov', **dataclasses.asdict(self)}

@@ -1,0 +1,186 @@
+import os
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from attnlab.data.corpus import Text
+from attnlab.data.pipeline import SMALL, batches, ordered_batches
+from attnlab.data.tokenizers import Bytes
+from attnlab.data.windows import Windows
+from attnlab.errors import UserError
+
+
+class Numbers:
+    """Row `i` holds the number `i`."""
+
+    def __init__(self, length):
+        self.length = length
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, index):
+        return {'row': np.int32(index), 'weights': np.ones(2, np.float32), 'segments': np.ones(2, np.int32)}
+
+
+def take(source, count, **arguments):
+    with batches(source, **({'batch_size': 4, 'seed': 0} | arguments)) as stream:
+        return np.stack([next(stream)['row'] for _ in range(count)])
+
+
+@pytest.mark.parametrize(('length', 'batch_size'), [(12, 4), (SMALL, SMALL // 2)])
+def test_every_epoch_holds_every_row_once_in_a_new_order(length, batch_size):
+    rows = take(Numbers(length), 3 * length // batch_size, batch_size=batch_size).reshape(3, length)
+    for epoch in rows:
+        assert sorted(epoch) == list(range(length))
+        assert epoch.tolist() != list(range(length))
+    assert len({tuple(epoch) for epoch in rows}) == 3
+
+
+def test_unshuffled_batches_go_round():
+    assert take(Numbers(6), 3, shuffle=False).tolist() == [[0, 1, 2, 3], [4, 5, 0, 1], [2, 3, 4, 5]]
+
+
+def test_the_seed_decides_the_order():
+    assert np.array_equal(take(Numbers(50), 20, seed=7), take(Numbers(50), 20, seed=7))
+    assert not np.array_equal(take(Numbers(50), 20, seed=7), take(Numbers(50), 20, seed=8))
+
+
+@pytest.mark.parametrize(('length', 'batch_size'), [(12, 4), (SMALL, SMALL // 2)])
+def test_the_next_seed_is_not_the_next_epoch(length, batch_size):
+    count = 2 * length // batch_size
+    first, second = (take(Numbers(length), count, seed=s, batch_size=batch_size).reshape(2, length) for s in (5, 6))
+    assert not np.array_equal(first[1], second[0])
+
+
+# Few rows and many are shuffled differently.
+@pytest.mark.parametrize(('length', 'batch_size'), [(10, 4), (SMALL + 3, 1000)])
+@pytest.mark.parametrize('start', [1, 2, 3, 7])
+def test_starting_at_a_batch_is_as_if_one_had_consumed_those_before(length, batch_size, start):
+    source = Numbers(length)
+    whole = take(source, start + 3, batch_size=batch_size)
+    assert np.array_equal(take(source, 3, batch_size=batch_size, start=start), whole[start:])
+
+
+@pytest.mark.parametrize('process_count', [2, 4])
+@pytest.mark.parametrize('length', [3, 8, 10, SMALL + 1])
+def test_the_parts_of_the_processes_are_the_batch_of_one_across_epochs(process_count, length):
+    batch_size = 8 if length < SMALL else 1024
+    whole = take(Numbers(length), 10, batch_size=batch_size)
+    parts = [
+        take(Numbers(length), 10, batch_size=batch_size, process_index=index, process_count=process_count)
+        for index in range(process_count)
+    ]
+    assert np.array_equal(np.concatenate(parts, axis=1), whole)
+
+
+def test_a_process_resumes_too():
+    arguments = {'batch_size': 6, 'process_index': 1, 'process_count': 3}
+    assert np.array_equal(take(Numbers(7), 5, start=4, **arguments), take(Numbers(7), 9, **arguments)[4:])
+
+
+@pytest.mark.parametrize('num_threads', [0, 1, 4])
+def test_threads_change_nothing(num_threads):
+    assert np.array_equal(take(Numbers(23), 20, num_threads=num_threads), take(Numbers(23), 20))
+
+
+def test_worker_processes_change_nothing():
+    arguments = {'batch_size': 4, 'start': 3, 'process_index': 1, 'process_count': 2}
+    assert np.array_equal(take(Numbers(23), 20, num_workers=2, **arguments), take(Numbers(23), 20, **arguments))
+
+
+def test_fewer_rows_than_a_batch():
+    assert sorted(take(Numbers(3), 3).ravel()) == sorted([*range(3)] * 4)
+
+
+def test_windows_make_batches_of_rows():
+    tokens = np.arange(33, dtype=np.uint8)
+    source = Windows(Text(tokens, np.array([20, 33]), Bytes(), '', {}), 8)
+    with batches(source, batch_size=2, seed=0, shuffle=False) as stream:
+        batch = next(stream)
+    assert {name: values.shape for name, values in batch.items()} == dict.fromkeys(source[0], (2, 8))
+    assert np.array_equal(batch['tokens'].ravel(), tokens[:16])
+
+
+def test_ordered_batches_hold_every_row_once_and_fill_the_last_with_nothing():
+    with ordered_batches(Numbers(10), batch_size=4) as stream:
+        found = list(stream)
+    assert [batch['row'].tolist() for batch in found] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 0, 0]]
+    assert [batch['weights'].sum() for batch in found] == [8, 8, 4]
+    assert found[2]['segments'].tolist() == [[1, 1], [1, 1], [0, 0], [0, 0]]
+    assert found[2]['weights'].dtype == np.float32
+
+
+def test_ordered_batches_of_a_multiple_are_not_filled():
+    with ordered_batches(Numbers(8), batch_size=4) as stream:
+        assert [batch['weights'].sum() for batch in stream] == [8, 8]
+
+
+def test_ordered_parts_of_the_processes_are_the_batches_of_one():
+    def rows(**arguments):
+        with ordered_batches(Numbers(9), batch_size=4, **arguments) as stream:
+            return np.stack([batch['row'] for batch in stream])
+
+    parts = [rows(process_index=index, process_count=2) for index in range(2)]
+    assert np.array_equal(np.concatenate(parts, axis=1), rows())
+
+
+def test_mistakes_are_named():
+    with pytest.raises(UserError, match='batch_size is 6; it must be a positive multiple of the 4 process'):
+        batches(Numbers(9), batch_size=6, seed=0, process_count=4)
+    with pytest.raises(UserError, match='batch_size is 0'):
+        ordered_batches(Numbers(9), batch_size=0)
+    with pytest.raises(UserError, match='Numbers is empty'):
+        batches(Numbers(0), batch_size=1, seed=0)
+    with pytest.raises(UserError, match='seed is -1'):
+        batches(Numbers(9), batch_size=1, seed=-1)
+    with pytest.raises(UserError, match='have no weights, only row'):
+        ordered_batches([{'row': np.zeros(3)}], batch_size=1)
+
+
+def test_closing_ends_the_stream_and_may_be_repeated():
+    stream = batches(Numbers(9), batch_size=2, seed=0)
+    next(stream)
+    stream.close()
+    stream.close()
+    with pytest.raises(ValueError, match='closed'):
+        next(stream)
+
+
+def test_a_stream_that_is_dropped_is_closed():
+    stream = batches(Numbers(9), batch_size=2, seed=0)
+    (inner,) = stream._iterators
+    next(stream)
+    del stream
+    with pytest.raises(ValueError, match='closed'):
+        next(inner)
+
+
+PROGRAM = """
+import numpy as np
+from attnlab.data.corpus import Text
+from attnlab.data.pipeline import SMALL, batches
+from attnlab.data.tokenizers import Bytes
+from attnlab.data.windows import Windows
+
+if __name__ == '__main__':
+    text = Text(np.arange(200, dtype=np.uint8), np.array([200]), Bytes(), '', {})
+    streams = [batches(Windows(text, 8), batch_size=2, seed=0, num_workers=n) for n in (0, 1)]
+    first, second = (next(stream)['tokens'].tolist() for stream in streams)
+    assert first == second
+    print('same')
+"""
+
+
+def test_streams_left_open_make_no_noise_at_exit(tmp_path):
+    program = tmp_path / 'program.py'
+    program.write_text(PROGRAM)
+    root = pathlib.Path(__file__).parents[2]
+    command = [sys.executable, '-W', 'error', program]
+    done = subprocess.run(
+        command, env=os.environ | {'PYTHONPATH': str(root)}, capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, 'same\n', '')
