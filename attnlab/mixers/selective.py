@@ -190,17 +190,17 @@ class StateSpaceDual(Mixer):
         return SelectiveState(memory, self.prelude.init_state(batch, dtype), no_segment(batch))
 
 
-def _bound_by_fan_in(key: jax.Array, shape: Shape[int], dtype: jnp.dtype) -> Array:
+def _bound_by_fan_in(key: jax.Array, shape: Shape[int], dtype: DTypeLike) -> Array:
     """Uniform within plus or minus one over the root of the number of inputs."""
     bound = shape[0] ** -0.5
     return jax.random.uniform(key, shape, dtype, -bound, bound)
 
 
-def _log_states(key: jax.Array, shape: Shape[int], dtype: jnp.dtype) -> Array:
+def _log_states(key: jax.Array, shape: Shape[int], dtype: DTypeLike) -> Array:
     """The logarithms of 1 to `n` in every channel, the real part of S4D."""
     del key
     return jnp.broadcast_to(jnp.log(jnp.arange(1, shape[1] + 1, dtype=dtype))[None], tuple(shape))
 
 
-def _log_uniform_rate(key: jax.Array, shape: Shape[int], dtype: jnp.dtype) -> Array:
+def _log_uniform_rate(key: jax.Array, shape: Shape[int], dtype: DTypeLike) -> Array:
     return jnp.log(jax.random.uniform(key, shape, dtype, 1.0, 16.0))

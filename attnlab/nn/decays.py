@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
+from jax.typing import DTypeLike
 from jaxtyping import Float
 
 from attnlab.functional.discretize import inverse_softplus, log_uniform
@@ -57,7 +58,7 @@ class StepSize(nnx.Module):
     """
 
     def __init__(self, dim: int, *, low: float = 1e-3, high: float = 1e-1, rngs: nnx.Rngs):
-        def bias(key: jax.Array, shape: Shape[int], dtype: jnp.dtype) -> Array:
+        def bias(key: jax.Array, shape: Shape[int], dtype: DTypeLike) -> Array:
             return inverse_softplus(log_uniform(key, shape, low, high)).astype(dtype)
 
         self.bias = param(bias, (dim,), axes=('heads',), group='dynamics', rngs=rngs)

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
+from jax.typing import DTypeLike
 from jaxtyping import Bool, Float
 
 from attnlab.errors import UserError
@@ -61,7 +62,7 @@ class RealGates(nnx.Module):
         self.recurrence_gate = BlockDiagonal(width, blocks=blocks, rngs=rngs)
         self.input_gate = BlockDiagonal(width, blocks=blocks, rngs=rngs)
 
-        def rate(key: jax.Array, shape: Shape[int], dtype: jnp.dtype) -> Array:
+        def rate(key: jax.Array, shape: Shape[int], dtype: DTypeLike) -> Array:
             decay = jax.random.uniform(key, shape, minval=low, maxval=high)
             return inverse_softplus(-jnp.log(decay) / sharpness).astype(dtype)
 
