@@ -1,0 +1,300 @@
+"""Checkpoints that are complete or absent, verified before they are used, and never lost to a damaged one.
+
+A folder of checkpoints holds one folder a step, written by Orbax under another name and renamed when it is complete.
+Its `SHA256SUMS`, in the format of `sha256sum -c`, is written before the renaming: Orbax itself does not notice a
+flipped bit in the data of an array. What fails the check is renamed to `damaged-<step>`.
+"""
+
+import contextlib
+import hashlib
+import logging
+import os
+import pathlib
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from concurrent import futures
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from jax.experimental import multihost_utils
+
+from attnlab.errors import UserError, nearest
+
+SUMS = 'SHA256SUMS'
+UNCHECKED = (SUMS, '_CHECKPOINT_METADATA')
+"""Orbax stamps the time on its `_CHECKPOINT_METADATA` after the sums are taken; nothing is restored from it."""
+
+UNFINISHED = '.orbax-checkpoint-tmp'
+"""What Orbax adds to the name of a folder it is still writing."""
+
+NONE = -1
+ALL_DAMAGED = -2
+
+State = Any
+Metadata = dict[str, Any]
+
+
+class Checkpoints:
+    """The checkpoints of a run, in one folder.
+
+    Every process of a run calls every method; the first one writes what is written once. The state is a pytree of jax
+    arrays, each process writing the shards it holds; it can be restored onto other devices and other shardings.
+
+    Args:
+      directory: the folder; made by the first save.
+      every: steps between two checkpoints, for `due`.
+      keep: how many of the newest stay when a new one is complete.
+      notify: called with one line for the user.
+    """
+
+    def __init__(
+        self,
+        directory: pathlib.Path,
+        *,
+        every: int = 500,
+        keep: int = 2,
+        notify: Callable[[str], None] = print,
+    ):
+        if every < 1 or keep < 1:
+            raise UserError(f'checkpoints want every and keep from 1; got {every} and {keep}')
+        self._directory = pathlib.Path(directory).absolute()
+        self._every = every
+        self._keep = keep
+        self._notify = notify if jax.process_index() == 0 else lambda line: None
+        self._saving: int | None = None
+        self._swept = False
+        for logger in ('absl', 'asyncio'):
+            logging.getLogger(logger).addFilter(_not_from_orbax)
+        self._orbax = ocp.AsyncCheckpointer(
+            ocp.CompositeCheckpointHandler(state=ocp.PyTreeCheckpointHandler(), metadata=ocp.JsonCheckpointHandler()),
+            async_options=ocp.AsyncOptions(post_finalization_callback=self._seal),
+        )
+
+    def due(self, step: int) -> bool:
+        """Whether a checkpoint is wanted after `step`."""
+        return step % self._every == 0
+
+    def steps(self) -> list[int]:
+        """The steps that have a checkpoint, damaged or not, oldest first."""
+        if not self._directory.is_dir():
+            return []
+        return sorted(int(path.name) for path in self._directory.iterdir() if path.name.isdecimal() and path.is_dir())
+
+    def save(self, step: int, state: State, metadata: Metadata) -> None:
+        """Saves in the background, once the save before is complete; `state` may be donated as soon as this returns.
+
+        Raises `UserError` when this save or the one before cannot be written. Older checkpoints stay.
+        """
+        self.wait()
+        with self._explained(step):
+            self._sweep()
+            self._check_space(step, sum(leaf.nbytes for leaf in jax.tree.leaves(state)))
+            self._saving = step
+            self._orbax.save(
+                self._directory / str(step),
+                args=ocp.args.Composite(state=ocp.args.PyTreeSave(_named(state)), metadata=ocp.args.JsonSave(metadata)),
+            )
+
+    def wait(self) -> None:
+        """Waits for the save in progress. Raises `UserError` when it could not be written."""
+        if self._saving is None:
+            return
+        with self._explained(self._saving):
+            self._orbax.wait_until_finished()
+            self._saving = None
+            self._prune()
+
+    def close(self) -> None:
+        """Waits for the save in progress and ends the threads."""
+        try:
+            self.wait()
+        finally:
+            self._orbax.close()
+
+    def restore_latest(self, abstract: State) -> tuple[State, Metadata] | None:
+        """Returns the newest checkpoint that is whole, or `None` when there is none at all.
+
+        `abstract` has the structure of the state, or of a part of it, with shapes, types and shardings for arrays.
+        A damaged checkpoint is reported, set aside as `damaged-<step>`, and the one before it is taken.
+
+        Raises `UserError` when all are damaged: training anew beside them is for the user to decide.
+        """
+        self.wait()
+        step = self._agree(self._newest_whole)
+        if step == ALL_DAMAGED:
+            aside = ', '.join(sorted(path.name for path in self._directory.glob('damaged-*')))
+            raise UserError(
+                f'every checkpoint in {self._directory} is damaged ({aside}); to train anew, choose another --workdir'
+            )
+        return None if step == NONE else self._read(step, abstract)
+
+    def restore(self, step: int, abstract: State) -> tuple[State, Metadata]:
+        """Returns the checkpoint of `step`. Raises `UserError` when there is none, or it is damaged."""
+        self.wait()
+        if step not in self.steps():
+            raise UserError(f'{self._directory} has no checkpoint of step {step}; it has: {self._complete()}')
+        if self._agree(lambda: NONE if _damage(self._directory / str(step)) else step) == NONE:
+            raise UserError(
+                f'checkpoint {step} in {self._directory} is damaged: {_damage(self._directory / str(step))}'
+            )
+        return self._read(step, abstract)
+
+    def _read(self, step: int, abstract: State) -> tuple[State, Metadata]:
+        path = self._directory / str(step)
+        wanted = _named(abstract)
+        self._check_structure(path, wanted)
+        restored = self._orbax.restore(
+            path,
+            args=ocp.args.Composite(
+                state=ocp.args.PyTreeRestore(
+                    item=wanted, restore_args=ocp.checkpoint_utils.construct_restore_args(wanted), partial_restore=True
+                ),
+                metadata=ocp.args.JsonRestore(),
+            ),
+        )
+        leaves = [restored.state[name] for name in wanted]
+        return jax.tree.unflatten(jax.tree.structure(abstract), leaves), restored.metadata
+
+    def _check_structure(self, path: pathlib.Path, wanted: dict[str, Any]) -> None:
+        """Orbax would cut or pad an array whose shape differs."""
+        saved = self._orbax.metadata(path).item_metadata['state'].tree
+        for name, leaf in wanted.items():
+            if name not in saved:
+                raise UserError(f'{path} holds no array {name}{nearest(name, saved)}')
+            if (saved[name].shape, saved[name].dtype) != (leaf.shape, leaf.dtype):
+                raise UserError(
+                    f'{name} is {saved[name].dtype} {saved[name].shape} in {path}, but {leaf.dtype} {leaf.shape} here'
+                )
+
+    def _newest_whole(self) -> int:
+        steps = self.steps()
+        for step in reversed(steps):
+            damage = _damage(self._directory / str(step))
+            if damage is None:
+                return step
+            aside = self._set_aside(step)
+            self._notify(f'checkpoint {step} is damaged ({damage}); kept as {aside}, going on from the one before')
+        # A run that died right after setting its last checkpoint aside must not start anew when it is started again.
+        return ALL_DAMAGED if steps or any(self._directory.glob('damaged-*')) else NONE
+
+    def _set_aside(self, step: int) -> str:
+        names = (f'damaged-{step}{suffix}' for suffix in ('', *(f'.{n}' for n in range(1, 1000))))
+        name = next(name for name in names if not (self._directory / name).exists())
+        (self._directory / str(step)).rename(self._directory / name)
+        return name
+
+    def _agree(self, choose: Callable[[], int]) -> int:
+        """What the first process chooses."""
+        if jax.process_count() == 1:
+            return choose()
+        return int(multihost_utils.broadcast_one_to_all(np.int32(choose() if jax.process_index() == 0 else 0)))
+
+    def _seal(self) -> None:
+        """Called by Orbax in the first process, between the last write and the renaming."""
+        (unfinished,) = self._directory.glob(f'{self._saving}{UNFINISHED}*')
+        lines = [f'{digest}  {name}\n' for name, digest in _digests(unfinished).items()]
+        with open(unfinished / SUMS, 'w') as file:
+            file.writelines(lines)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def _prune(self) -> None:
+        """Removes all but the newest. A folder is renamed first, so that an interrupted removal is no damage."""
+        if jax.process_index() == 0:
+            for step in self.steps()[: -self._keep]:
+                doomed = self._directory / f'removing-{step}'
+                (self._directory / str(step)).rename(doomed)
+                shutil.rmtree(doomed)
+
+    def _sweep(self) -> None:
+        """Removes what an interrupted save or removal left behind, once."""
+        if not self._swept and jax.process_index() == 0:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            self._clear(f'*{UNFINISHED}*')
+            self._clear('removing-*')
+        self._swept = True
+
+    def _check_space(self, step: int, needed: int) -> None:
+        """Refuses before anything is written. Compression saves little on weights, and is not counted on."""
+        free = shutil.disk_usage(self._directory).free
+        if self._agree(lambda: int(free < needed)):
+            raise UserError(
+                f'checkpoint {step} needs {needed / 1e6:,.1f} MB and {self._directory} has {free / 1e6:,.1f} MB left: '
+                f'no space left on device; complete checkpoints: {self._complete()}'
+            )
+
+    def _complete(self) -> str:
+        return ', '.join(map(str, self.steps())) or 'none'
+
+    def _clear(self, pattern: str) -> None:
+        if jax.process_index() == 0:
+            for path in self._directory.glob(pattern):
+                shutil.rmtree(path)
+
+    @contextlib.contextmanager
+    def _explained(self, step: int) -> Iterator[None]:
+        """Turns what goes wrong while writing into one line."""
+        try:
+            yield
+        except Exception as error:
+            self._saving = None
+            reason = _reason(error)
+            if reason is None:
+                raise
+            self._clear(f'{step}{UNFINISHED}*')
+            raise UserError(
+                f'checkpoint {step} cannot be written to {self._directory}: {reason}; '
+                f'complete checkpoints: {self._complete()}'
+            ) from error
+
+
+def _named(state: State) -> dict[str, Any]:
+    """Leaves by path: what is on disk does not depend on the classes of the tree."""
+    leaves = jax.tree.leaves_with_path(state)
+    return {jax.tree_util.keystr(path, simple=True, separator='.'): leaf for path, leaf in leaves}
+
+
+def _digests(folder: pathlib.Path) -> dict[str, str]:
+    files = sorted(path for path in folder.rglob('*') if path.is_file() and path.name not in UNCHECKED)
+    with futures.ThreadPoolExecutor(2) as pool:
+        return dict(zip((str(path.relative_to(folder)) for path in files), pool.map(_digest, files), strict=True))
+
+
+def _digest(path: pathlib.Path) -> str:
+    with path.open('rb') as file:
+        return hashlib.file_digest(file, 'sha256').hexdigest()
+
+
+def _damage(folder: pathlib.Path) -> str | None:
+    """What is wrong with a checkpoint, or `None`."""
+    try:
+        lines = (folder / SUMS).read_text().splitlines()
+        recorded = {name: digest for digest, name in (line.split('  ', 1) for line in lines)}
+    except (OSError, ValueError):
+        return f'{SUMS} is missing or cannot be read'
+    found = _digests(folder)
+    for name, digest in recorded.items():
+        if name not in found:
+            return f'{name} is missing'
+        if found[name] != digest:
+            return f'{name} has changed since it was written'
+    return None if recorded else f'{SUMS} is empty'
+
+
+def _reason(error: BaseException | None) -> str | None:
+    """The system's word for a failed write, such as `No space left on device`, wherever in the chain it is said."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno is not None:
+            return os.strerror(error.errno)
+        if code := re.search(r"os_error_code='(\d+)'", str(error)):
+            return os.strerror(int(code[1]))
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def _not_from_orbax(record: logging.LogRecord) -> bool:
+    """Drops what Orbax logs of a failed write, pages of traceback: the failure is raised, and said in one line."""
+    return 'orbax' not in record.pathname and 'orbax' not in record.getMessage()
