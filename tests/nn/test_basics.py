@@ -1,0 +1,108 @@
+"""Projections, norms, channel mixers and embeddings against their equations."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from attnlab.errors import UserError
+from attnlab.nn.activations import ACTIVATIONS, activation
+from attnlab.nn.embed import Embedding
+from attnlab.nn.mlps import MLP, GatedMLP
+from attnlab.nn.norms import RMSNorm
+from attnlab.nn.projections import Linear
+
+
+def noise(*shape: int) -> jax.Array:
+    return jnp.asarray(np.random.default_rng(0).standard_normal(shape), jnp.float32)
+
+
+def test_linear_is_a_product_and_a_bias():
+    linear = Linear(3, 2, bias=True, rngs=nnx.Rngs(0))
+    linear.weight[...] = jnp.asarray([[1.0, 0.0], [0.0, 2.0], [3.0, 0.0]])
+    linear.bias[...] = jnp.asarray([10.0, 20.0])
+    y = linear(jnp.asarray([[[1.0, 2.0, 3.0]], [[0.0, 0.0, 1.0]]]))
+    np.testing.assert_array_equal(y, [[[20.0, 24.0]], [[13.0, 20.0]]])
+
+
+def test_linear_takes_any_leading_axes_and_keeps_the_type():
+    linear = Linear(3, 2, rngs=nnx.Rngs(0))
+    assert linear(noise(3)).shape == (2,)
+    assert linear(noise(2, 4, 5, 3)).shape == (2, 4, 5, 2)
+    assert linear(noise(4, 3).astype(jnp.bfloat16)).dtype == jnp.bfloat16
+
+
+def test_linear_keeps_the_scale_of_white_noise():
+    y = Linear(512, 256, rngs=nnx.Rngs(0))(noise(64, 512))
+    assert 0.95 < float(jnp.std(y)) < 1.05
+
+
+def test_linear_names_axes_and_groups():
+    linear = Linear(3, 2, bias=True, axes=('embed', 'mlp'), rngs=nnx.Rngs(0))
+    assert linear.weight.get_metadata()['axes'] == ('embed', 'mlp')
+    assert linear.weight.get_metadata()['group'] == 'matrix'
+    assert linear.bias.get_metadata()['axes'] == ('mlp',)
+    assert linear.bias.get_metadata()['group'] == 'vector'
+
+
+def test_rms_norm_by_hand():
+    norm = RMSNorm(2, eps=0.0, rngs=nnx.Rngs(0))
+    norm.scale[...] = jnp.asarray([1.0, 10.0])
+    y = norm(jnp.asarray([[3.0, 4.0], [0.0, -2.0]]))
+    root = 12.5**0.5
+    np.testing.assert_allclose(y, [[3.0 / root, 40.0 / root], [0.0, -10.0 * 2.0**0.5]], rtol=1e-6)
+
+
+def test_rms_norm_of_zeros_is_zero():
+    np.testing.assert_array_equal(RMSNorm(4, rngs=nnx.Rngs(0))(jnp.zeros((2, 4))), 0)
+
+
+def test_rms_norm_takes_its_statistics_in_float32():
+    x = 300.0 * noise(3, 5, 2, 8).astype(jnp.float16)
+    y = RMSNorm(8, rngs=nnx.Rngs(0))(x)
+    assert y.dtype == jnp.float16
+    wide = np.asarray(x, np.float64)
+    expected = wide / np.sqrt(np.mean(wide**2, axis=-1, keepdims=True))
+    np.testing.assert_allclose(np.asarray(y, np.float64), expected, rtol=2e-3)
+
+
+def test_gated_mlp_is_its_equation():
+    mlp, x = GatedMLP(4, hidden=6, rngs=nnx.Rngs(0)), noise(2, 3, 4)
+    gate, up = x @ mlp.gate.weight[...], x @ mlp.up.weight[...]
+    np.testing.assert_allclose(mlp(x), (gate * jax.nn.sigmoid(gate) * up) @ mlp.down.weight[...], rtol=1e-5, atol=1e-6)
+
+
+def test_mlp_is_its_equation():
+    mlp, x = MLP(4, activation='relu_squared', rngs=nnx.Rngs(0)), noise(2, 3, 4)
+    hidden = jnp.maximum(x @ mlp.up.weight[...], 0) ** 2
+    np.testing.assert_allclose(mlp(x), hidden @ mlp.down.weight[...], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(('dim', 'hidden'), [(24, 64), (128, 384), (192, 512), (768, 2048)])
+def test_the_hidden_width_is_a_multiple_of_64(dim: int, hidden: int):
+    assert nnx.eval_shape(lambda: GatedMLP(dim, rngs=nnx.Rngs(0))).up.weight.shape == (dim, hidden)
+
+
+def test_an_unknown_activation_is_named_with_the_nearest():
+    with pytest.raises(UserError, match="no activation 'gleu'; did you mean 'gelu'"):
+        MLP(4, activation='gleu', rngs=nnx.Rngs(0))
+
+
+@pytest.mark.parametrize('name', ACTIVATIONS)
+def test_activations_keep_the_type(name: str):
+    assert activation(name)(jnp.ones(2, jnp.bfloat16)).dtype == jnp.bfloat16
+
+
+def test_an_embedding_looks_rows_up():
+    embedding = Embedding(3, 2, rngs=nnx.Rngs(0))
+    embedding.weight[...] = jnp.asarray([[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]])
+    y = embedding(jnp.asarray([[2, 0, 2]]), jnp.bfloat16)
+    assert y.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(np.asarray(y, np.float32), [[[4.0, 5.0], [0.0, 1.0], [4.0, 5.0]]])
+    assert embedding.weight.get_metadata()['group'] == 'embedding'
+
+
+def test_a_token_outside_the_vocabulary_gives_nan():
+    y = Embedding(3, 2, rngs=nnx.Rngs(0))(jnp.asarray([[1, 3]]))
+    assert np.isfinite(y[0, 0]).all() and np.isnan(y[0, 1]).all()

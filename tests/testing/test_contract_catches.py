@@ -1,0 +1,222 @@
+"""Every check of the contract fails for a mixer that breaks just the promise it is about."""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import pytest
+from flax import nnx
+from jax import Array
+
+from attnlab.context import Context
+from attnlab.mixers.mixer import Mixer
+from attnlab.nn.projections import Linear
+from attnlab.testing.contract import check_implementations, check_mixer, claimed
+
+
+class Last(NamedTuple):
+    """The last input and the segment it belongs to."""
+
+    x: Array
+    segment: Array
+
+
+class Lag(Mixer):
+    """An honest mixer: every token meets the one before it, and the one after it too when not causal."""
+
+    def __init__(self, dim: int, *, causal: bool = True, implementation: str | None = None, rngs: nnx.Rngs):
+        self.causal = causal
+        self.implementation = implementation
+        self.output = Linear(dim, dim, rngs=rngs)
+
+    def __call__(self, x: Array, ctx: Context, state: Last | None = None) -> tuple[Array, Last | None]:
+        last = self.init_state(x.shape[0], x.shape[1], x.dtype) if state is None else state
+        segments = ctx.segments_or_ones()
+        y = x + self.before(x, segments, last)
+        if not self.causal:
+            y += jnp.flip(self.before(jnp.flip(x, 1), jnp.flip(segments, 1), last), 1)
+        return self.output(jnp.tanh(y)), None if state is None else Last(x[:, -1], segments[:, -1])
+
+    def before(self, x: Array, segments: Array, last: Last) -> Array:
+        known = jnp.concatenate([last.segment[:, None], segments[:, :-1]], axis=1)
+        before = jnp.concatenate([last.x[:, None], x[:, :-1]], axis=1)
+        return jnp.where((known == segments)[..., None], before, 0)
+
+    def init_state(self, batch: int, length: int, dtype: Any) -> Last:
+        return Last(jnp.zeros((batch, self.output.weight.shape[0]), dtype), jnp.full(batch, -1, jnp.int32))
+
+
+class LooksAhead(Lag):
+    def before(self, x: Array, segments: Array, last: Last) -> Array:
+        return super().before(x, segments, last) + jnp.roll(x, -1, axis=1)
+
+
+class LooksNowhere(Lag):
+    def before(self, x: Array, segments: Array, last: Last) -> Array:
+        return jnp.zeros_like(x)
+
+
+class ForgetsTheConvolution(Lag):
+    def __call__(self, x: Array, ctx: Context, state: Last | None = None) -> tuple[Array, Last | None]:
+        return super().__call__(x, ctx, None if state is None else Last(jnp.zeros_like(state.x), state.segment))
+
+
+class ForgetsTheSegment(Lag):
+    def __call__(self, x: Array, ctx: Context, state: Last | None = None) -> tuple[Array, Last | None]:
+        same = None if state is None else Last(state.x, jnp.where(state.segment < 0, -1, ctx.segments_or_ones()[:, 0]))
+        return super().__call__(x, ctx, same)
+
+
+class LeaksAcrossDocuments(Lag):
+    def before(self, x: Array, segments: Array, last: Last) -> Array:
+        return super().before(x, jnp.ones_like(segments), last)
+
+
+class LeaksAcrossRows(Lag):
+    def before(self, x: Array, segments: Array, last: Last) -> Array:
+        return super().before(x, segments, last) + jnp.mean(x, axis=0, keepdims=True)
+
+
+class WorksInSinglePrecision(Lag):
+    def before(self, x: Array, segments: Array, last: Last) -> Array:
+        return super().before(x.astype(jnp.float32), segments, last).astype(x.dtype)
+
+
+class LosesBits(Lag):
+    def before(self, x: Array, segments: Array, last: Last) -> Array:
+        coarse = jnp.round(2 * x) / 2 if x.dtype == jnp.bfloat16 else x
+        return super().before(coarse, segments, last)
+
+
+class ReturnsFloat32(Lag):
+    def __call__(self, x: Array, ctx: Context, state: Last | None = None) -> tuple[Array, Last | None]:
+        y, state = super().__call__(x, ctx, state)
+        return y.astype(jnp.promote_types(y.dtype, jnp.float32)), state
+
+
+class ReturnsAState(Lag):
+    def __call__(self, x: Array, ctx: Context, state: Last | None = None) -> tuple[Array, Last | None]:
+        return super().__call__(x, ctx, self.init_state(x.shape[0], x.shape[1], x.dtype) if state is None else state)
+
+
+class ReturnsNaN(Lag):
+    def before(self, x: Array, segments: Array, last: Last) -> Array:
+        return jnp.log(super().before(x, segments, last))
+
+
+@jax.custom_vjp
+def half_differentiated(x: Array) -> Array:
+    return x
+
+
+half_differentiated.defvjp(lambda x: (x, None), lambda _, g: (0.5 * g,))
+
+
+class DifferentiatesWrongly(Lag):
+    def before(self, x: Array, segments: Array, last: Last) -> Array:
+        return half_differentiated(super().before(x, segments, last))
+
+
+class DetachesTheState(Lag):
+    def before(self, x: Array, segments: Array, last: Last) -> Array:
+        return super().before(x, segments, jax.lax.stop_gradient(last))
+
+
+class HoldsALambda(Lag):
+    def __init__(self, dim: int, **kwargs: Any):
+        super().__init__(dim, **kwargs)
+        self.activation = lambda x: x
+
+
+class HoldsADictionary(Lag):
+    def __init__(self, dim: int, **kwargs: Any):
+        super().__init__(dim, **kwargs)
+        self.settings = nnx.static({'width': 2})
+
+
+class ChangesTheStateType(Lag):
+    def __call__(self, x: Array, ctx: Context, state: Last | None = None) -> tuple[Array, Last | None]:
+        y, state = super().__call__(x, ctx, state)
+        return y, state and Last(state.x.astype(jnp.bfloat16), state.segment)
+
+
+class MakesAWeakState(Lag):
+    def init_state(self, batch: int, length: int, dtype: Any) -> Last:
+        return Last(super().init_state(batch, length, dtype).x, jnp.broadcast_to(jnp.asarray(-1), batch))
+
+
+class IgnoresCausalFalse(Lag):
+    def __init__(self, dim: int, *, causal: bool = True, rngs: nnx.Rngs):
+        super().__init__(dim, rngs=rngs)
+
+
+class HasABareParameter(Lag):
+    def __init__(self, dim: int, **kwargs: Any):
+        super().__init__(dim, **kwargs)
+        self.output.weight = nnx.Param(self.output.weight[...])
+
+
+class HasANarrowParameter(Lag):
+    def __init__(self, dim: int, **kwargs: Any):
+        super().__init__(dim, **kwargs)
+        weight = self.output.weight
+        self.output.weight = nnx.Param(weight[...].astype(jnp.bfloat16), **weight.get_metadata())
+
+
+class DependsOnTheImplementation(Lag):
+    def before(self, x: Array, segments: Array, last: Last) -> Array:
+        return super().before(x, segments, last) * (1.001 if self.implementation == 'xla' else 1.0)
+
+
+CHECKS = claimed(causal=True, bidirectional=True, streaming=True, packed=True)
+CAUGHT = [
+    (LooksAhead, 'no look-ahead'),
+    (LooksNowhere, 'no look-ahead'),
+    (ForgetsTheConvolution, 'streaming'),
+    (ForgetsTheSegment, 'streaming packed'),
+    (LeaksAcrossDocuments, 'packing'),
+    (LeaksAcrossDocuments, 'padding'),
+    (LeaksAcrossRows, 'rows apart'),
+    (WorksInSinglePrecision, 'float64'),
+    (LosesBits, 'bfloat16'),
+    (ReturnsFloat32, 'shape and type'),
+    (ReturnsAState, 'shape and type'),
+    (ReturnsNaN, 'shape and type'),
+    (DifferentiatesWrongly, 'gradients'),
+    (DetachesTheState, 'streaming gradients'),
+    (HoldsALambda, 'compiles once'),
+    (HoldsADictionary, 'compiles once'),
+    (ChangesTheStateType, 'streaming'),
+    (MakesAWeakState, 'streaming compiles once'),
+    (IgnoresCausalFalse, 'bidirectional'),
+    (HasABareParameter, 'parameters'),
+    (HasANarrowParameter, 'parameters'),
+]
+
+
+def test_an_honest_mixer_passes():
+    check_mixer(Lag, causal=True, bidirectional=True, streaming=True, packed=True)
+    check_implementations(Lag, names=('xla',))
+
+
+@pytest.mark.parametrize(('mixer', 'name'), [pytest.param(m, n, id=f'{m.__name__}-{n}') for m, n in CAUGHT])
+def test_a_broken_promise_is_caught_by_its_check(mixer: type[Mixer], name: str):
+    with pytest.raises(AssertionError, match=f'^{name}: '):
+        CHECKS[name](mixer)
+
+
+def test_every_check_has_a_mixer_that_breaks_it():
+    assert {name for _, name in CAUGHT} == set(CHECKS)
+
+
+def test_an_implementation_that_differs_is_caught():
+    with pytest.raises(AssertionError, match=r'^implementations: xla'):
+        check_implementations(DependsOnTheImplementation, names=('xla',))
+
+
+def test_check_mixer_runs_what_is_claimed_and_nothing_else():
+    check = functools.partial(check_mixer, LooksAhead, bidirectional=False, streaming=False, packed=False)
+    check(causal=False)
+    with pytest.raises(AssertionError, match=r'^no look-ahead'):
+        check(causal=True)

@@ -1,0 +1,57 @@
+"""Recipes as data, and mixers made from them by name."""
+
+import jax.numpy as jnp
+import pytest
+from flax import nnx
+from ml_collections import ConfigDict
+
+import attnlab
+from attnlab.config import takes
+from attnlab.context import Context
+from attnlab.errors import UserError
+from attnlab.mixers.attention import Attention
+from attnlab.zoo import ZOO, Recipe
+from attnlab.zoo.recipe import merged
+
+RNGS = nnx.Rngs(0)
+
+
+@pytest.mark.parametrize('recipe', [pytest.param(recipe, id=name) for name, recipe in ZOO.items()])
+def test_a_row_is_complete(recipe: Recipe):
+    assert recipe.causal or recipe.bidirectional
+    assert 'https://' in recipe.cite
+    assert all(isinstance(mixer, ConfigDict) for mixer in recipe.pattern)
+    assert {'reference', 'xla'} <= set(recipe.implementations)
+
+
+@pytest.mark.parametrize('name', [name for name, recipe in ZOO.items() if len(recipe.pattern) == 1])
+def test_every_single_mixer_can_be_made_by_name(name: str):
+    heads = {'heads': 4} if 'heads' in takes(ZOO[name].spec) else {}
+    mixer = attnlab.make_mixer(name, 32, rngs=RNGS, **heads)
+    y, state = mixer(jnp.ones((1, 3, 32)), Context.full(1, 3))
+    assert y.shape == (1, 3, 32) and state is None
+
+
+def test_overrides_take_the_place_of_the_recipe():
+    mixer = attnlab.make_mixer('gqa', 32, heads=8, kv_heads=4, position=None, rngs=RNGS)
+    assert isinstance(mixer, Attention)
+    assert (mixer.heads, mixer.kv_heads, mixer.position) == (8, 4, None)
+
+
+@pytest.mark.parametrize(
+    ('name', 'arguments', 'message'),
+    [
+        ('mhaa', {}, "no recipe 'mhaa'; did you mean 'mha'"),
+        ('mha', {'head': 4}, "'mha' takes no argument 'head'; did you mean 'heads'"),
+        ('mha', {}, "'mha' wants a value for heads"),
+        ('griffin', {}, "'griffin' is a pattern of 3 layers"),
+    ],
+)
+def test_mistakes_are_named(name: str, arguments: dict, message: str):
+    with pytest.raises(UserError, match=message):
+        attnlab.make_mixer(name, 32, rngs=RNGS, **arguments)
+
+
+def test_two_recipes_of_one_name_are_refused():
+    with pytest.raises(ValueError, match='two recipes are called mha'):
+        merged({'mha': ZOO['mha']}, {'mha': ZOO['gqa']})
