@@ -127,7 +127,8 @@ class Checkpoints:
         if step == ALL_DAMAGED:
             aside = ', '.join(sorted(path.name for path in self._directory.glob('damaged-*')))
             raise UserError(
-                f'every checkpoint in {self._directory} is damaged ({aside}); to train anew, choose another --workdir'
+                f'every checkpoint in {self._directory} is damaged ({aside or self._complete()}); '
+                f'to train anew, choose another --workdir'
             )
         return None if step == NONE else self._read(step, abstract)
 
@@ -175,16 +176,19 @@ class Checkpoints:
             damage = _damage(self._directory / str(step))
             if damage is None:
                 return step
-            aside = self._set_aside(step)
-            self._notify(f'checkpoint {step} is damaged ({damage}); kept as {aside}, going on from the one before')
+            kept = self._set_aside(step)
+            self._notify(f'checkpoint {step} is damaged: {damage}; {kept}, going on from the one before')
         # A run that died right after setting its last checkpoint aside must not start anew when it is started again.
         return ALL_DAMAGED if steps or any(self._directory.glob('damaged-*')) else NONE
 
     def _set_aside(self, step: int) -> str:
         names = (f'damaged-{step}{suffix}' for suffix in ('', *(f'.{n}' for n in range(1, 1000))))
         name = next(name for name in names if not (self._directory / name).exists())
-        (self._directory / str(step)).rename(self._directory / name)
-        return name
+        try:
+            (self._directory / str(step)).rename(self._directory / name)
+        except OSError as error:
+            return f'left where it is ({error.strerror})'
+        return f'kept as {name}'
 
     def _agree(self, choose: Callable[[], int]) -> int:
         """What the first process chooses."""
@@ -211,7 +215,7 @@ class Checkpoints:
 
     def _sweep(self) -> None:
         """Removes what an interrupted save or removal left behind, once."""
-        if not self._swept and jax.process_index() == 0:
+        if not self._swept:
             self._directory.mkdir(parents=True, exist_ok=True)
             self._clear(f'*{UNFINISHED}*')
             self._clear('removing-*')
@@ -285,13 +289,13 @@ def _damage(folder: pathlib.Path) -> str | None:
 
 
 def _reason(error: BaseException | None) -> str | None:
-    """The system's word for a failed write, such as `No space left on device`, wherever in the chain it is said."""
+    """The system's word for a failed write, such as `No space left on device`; `None` for any other error."""
     while error is not None:
         if isinstance(error, OSError) and error.errno is not None:
             return os.strerror(error.errno)
         if code := re.search(r"os_error_code='(\d+)'", str(error)):
             return os.strerror(int(code[1]))
-        error = error.__cause__ or error.__context__
+        error = error.__cause__
     return None
 
 

@@ -1,5 +1,6 @@
 """Checkpoints: round trips, damage of every kind, kills, full disks, other devices, other processes."""
 
+import errno
 import os
 import pathlib
 import random
@@ -194,7 +195,10 @@ def test_a_damaged_checkpoint_is_reported_set_aside_and_passed_over(
     reports: list[str] = []
     assert restored_step(directory, reports) == 10
     (line,) = reports
-    assert line.startswith('checkpoint 15 is damaged (') and 'damaged-15' in line and '\n' not in line
+    assert line.startswith('checkpoint 15 is damaged: ') and line.endswith(
+        '; kept as damaged-15, going on from the one before'
+    )
+    assert '\n' not in line
     assert folders(directory) == ['10', '5', 'damaged-15']
     aside = directory / 'damaged-15'
     assert sorted(str(path.relative_to(aside)) for path in aside.rglob('*')) == remains
@@ -236,6 +240,24 @@ def test_when_all_are_damaged_nothing_is_deleted_and_nothing_begins_anew(tmp_pat
             restored_step(directory, reports)
     assert [line.split(' is ')[0] for line in reports] == ['checkpoint 10', 'checkpoint 5']
     assert folders(directory) == ['damaged-10', 'damaged-5']
+
+
+def test_a_damaged_checkpoint_that_cannot_be_renamed_is_passed_over(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
+    directory = saved(tmp_path, 5, 10)
+    flip(largest(directory / '10'))
+
+    def refuse(self: pathlib.Path, target: pathlib.Path) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(pathlib.Path, 'rename', refuse)
+    reports: list[str] = []
+    assert restored_step(directory, reports) == 5
+    assert 'left where it is (Read-only file system), going on' in reports[0]
+    flip(largest(directory / '5'))
+    with pytest.raises(UserError, match=r'every checkpoint in .* is damaged \(5, 10\)'):
+        restored_step(directory, reports)
 
 
 def test_what_was_interrupted_is_no_checkpoint_and_is_cleared_by_the_next_save(tmp_path: pathlib.Path):
