@@ -43,10 +43,9 @@ def main(argv: list[str] | None = None) -> int:
 
 def train(argv: list[str]) -> int:
     """`attnlab train`."""
-    from attnlab.configuration import define_config, read_config
+    from attnlab.configuration import read_config
 
     values = flags.FlagValues()
-    define_config(values)
     flags.DEFINE_string('workdir', None, 'The directory of the run.', flag_values=values)
     flags.DEFINE_bool('dry_run', False, 'Build everything abstractly, print the plan, and stop.', flag_values=values)
     flags.DEFINE_integer('data_workers', 0, 'Processes that read data; changes speed, not results.', flag_values=values)

@@ -12,13 +12,18 @@ from attnlab.errors import UserError
 from attnlab.signature import members, parameters, resolve
 
 OVERRIDE = '--config.'
+EMPTIED = '=None'
 MISSING = '--config is missing, such as --config=configs/language.py'
 
 
-def define_config(values: flags.FlagValues) -> None:
-    """Defines `--config`."""
+def define_config(values: flags.FlagValues, argv: list[str]) -> None:
+    """Defines `--config`, and a flag for each override in `argv`."""
     config_flags.DEFINE_config_file(
-        'config', None, 'A Python file with get_config(arg), as FILE.py:ARG.', flag_values=values
+        'config',
+        None,
+        'A Python file with get_config(arg), as FILE.py:ARG.',
+        flag_values=values,
+        sys_argv=['attnlab', *_given(argv)],
     )
 
 
@@ -31,14 +36,14 @@ def read_config(values: flags.FlagValues, argv: list[str]) -> ConfigDict | None:
         print(f'usage: attnlab train --config=FILE.py:ARG --workdir=RUN [--flag=value ...]\n{values.get_help()}')
         return None
     overrides = [item for item in argv if item.startswith(OVERRIDE)]
-    emptied = [item for item in overrides if item.endswith('=None')]
     for item in overrides:
         _check(_original(argv), item)
-    _parse(values, [item for item in argv if item not in emptied])
+    define_config(values, argv)
+    _parse(values, _given(argv))
     config = values.config
     if config is None:
         raise UserError(MISSING)
-    for item in emptied:
+    for item in (item for item in overrides if item.endswith(EMPTIED)):
         parent, name = _parent(config, item.removeprefix(OVERRIDE).partition('=')[0])
         with parent.ignore_type():
             parent[name] = None
@@ -48,11 +53,17 @@ def read_config(values: flags.FlagValues, argv: list[str]) -> ConfigDict | None:
 def _original(argv: list[str]) -> ConfigDict:
     """The config as its file gives it, so that overrides can be checked against it before ml_collections sees them."""
     values = flags.FlagValues()
-    define_config(values)
-    _parse(values, [item for item in argv if item.startswith('--config=')])
+    argv = [item for item in argv if item.startswith('--config=')]
+    define_config(values, argv)
+    _parse(values, argv)
     if values.config is None:
         raise UserError(MISSING)
     return values.config
+
+
+def _given(argv: list[str]) -> list[str]:
+    """What ml_collections is to read: it knows no way to set a key to `None`."""
+    return [item for item in argv if not (item.startswith(OVERRIDE) and item.endswith(EMPTIED))]
 
 
 def _parse(values: flags.FlagValues, argv: list[str]) -> None:
@@ -78,9 +89,7 @@ def _check(config: ConfigDict, item: str) -> None:
     if text == 'None' and _optional(config, key):
         return
     if isinstance(value, ConfigDict):
-        raise UserError(
-            f'config.{key} is a group of keys ({", ".join(sorted(value))}); override those'
-        )
+        raise UserError(f'config.{key} is a group of keys ({", ".join(sorted(value))}); override those')
     if kind in (int, float, bool) and not _reads_as(text, kind):
         raise UserError(f'config.{key} is {text!r}, of type str; it wants {kind.__name__}')
 

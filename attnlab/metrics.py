@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,10 +12,15 @@ from jaxtyping import Array, Float
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Average:
-    """A weighted mean in parts: `total = sum w x`, `count = sum w`; of any shape, such as one mean a position."""
+    """A weighted mean in parts, of any shape, such as one mean a position.
 
-    total: Float[Array, '*b']
-    count: Float[Array, '*b']
+    Attributes:
+      total: `sum w x`, jax or numpy.
+      count: `sum w`, of the same shape.
+    """
+
+    total: Any
+    count: Any
 
     @classmethod
     def of(cls, values: Float[Array, 'b t'], weights: Float[Array, 'b t'], axis: int | None = None) -> 'Average':
@@ -25,7 +31,7 @@ class Average:
         """The parts of the two populations together."""
         return Average(self.total + other.total, self.count + other.count)
 
-    def mean(self) -> Float[Array, '*b']:
+    def mean(self) -> Any:
         """`total / count`, NaN where nothing was counted."""
         return self.total / self.count
 

@@ -2,7 +2,7 @@
 
 import pathlib
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from flax import nnx
@@ -14,6 +14,7 @@ from attnlab.typing import DropoutKey
 Batch = Mapping[str, Any]
 
 
+@runtime_checkable
 class Task(Protocol):
     """Inputs, loss and metrics of one problem; the trainer knows `Task` and the model, not which.
 

@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
-from jaxtyping import Array, Int
 
 from attnlab.random import key_for
 
@@ -16,17 +15,17 @@ from attnlab.random import key_for
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TrainState:
-    """The state of a run, all of it arrays.
+    """The state of a run, all of it arrays, or what stands for arrays: shapes, shardings.
 
     Attributes:
       params: parameters, float32.
       opt_state: the state of the optax transformation.
-      step: number of updates made.
+      step: number of updates made, int32.
     """
 
     params: nnx.State
     opt_state: Any
-    step: Int[Array, '']
+    step: Any
 
 
 def split(model: nnx.Module) -> tuple[nnx.GraphDef, nnx.State]:
