@@ -65,9 +65,15 @@ class WeightMap(abc.ABC):
 
     @abc.abstractmethod
     def score_gradient(
-        self, scores: jax.Array, weights: jax.Array, statistic: jax.Array, dweights: jax.Array, delta: jax.Array
+        self,
+        scores: jax.Array,
+        visible: jax.Array,
+        weights: jax.Array,
+        statistic: jax.Array,
+        dweights: jax.Array,
+        delta: jax.Array,
     ) -> jax.Array:
-        """The gradient of the scores of a block, whatever where not visible; `delta` is `sum_j weights_j dweights_j`."""
+        """The gradient of the scores of a block, zero where not visible; `delta` is `sum_j weights_j dweights_j`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,6 +98,12 @@ class Softmax(WeightMap):
         return jnp.exp(jnp.where(visible, scores - statistic, HIDDEN))
 
     def score_gradient(
-        self, scores: jax.Array, weights: jax.Array, statistic: jax.Array, dweights: jax.Array, delta: jax.Array
+        self,
+        scores: jax.Array,
+        visible: jax.Array,
+        weights: jax.Array,
+        statistic: jax.Array,
+        dweights: jax.Array,
+        delta: jax.Array,
     ) -> jax.Array:
         return weights * (dweights - delta)

@@ -62,13 +62,13 @@ attention = vjp.differentiable(forward, backward)
 def _advance(rule: Rule, block: Operands, place: Place, running: Running | None) -> Running:
     """Takes in the keys of one block; `None` has seen no key."""
     block = block.accumulating()
-    values, visible = scores(rule, _products(rule, block), block, place)
+    values, visible = scores(rule, _products(rule.scale * block.q, block.k), block, place)
     pivot = rule.weights.pivot(values, visible)
     if running is not None:
         pivot = jnp.maximum(running.pivot, pivot)
     numerators, denominators = rule.weights.block(values, visible, pivot)
     denominator = jnp.sum(denominators, axis=-1, keepdims=True)
-    accumulator = jnp.einsum('bgrts,bgsv->bgrtv', numerators, block.v)
+    accumulator = _over_keys(numerators, block.v)
     if running is not None:
         rescale = rule.weights.rescale(running.pivot, pivot)
         denominator += rescale * running.denominator
@@ -84,26 +84,45 @@ def _pull(rule: Rule, block: Operands, place: Place, rows: Rows) -> Operands:
         return scores(rule, products, dataclasses.replace(block, **added), place)
 
     added = {name: getattr(block, name) for name in ADDED}
-    values, pull, visible = jax.vjp(of, _products(rule, block), added, has_aux=True)
+    values, pull, visible = jax.vjp(of, _products(rule.scale * block.q, block.k), added, has_aux=True)
     weights = rule.weights.recompute(values, visible, rows.statistic)
-    dweights = jnp.einsum('bgrtv,bgsv->bgrts', rows.doutput, block.v)
-    dscores = rule.weights.score_gradient(values, weights, rows.statistic, dweights, rows.delta)
-    dproducts, dadded = pull(jnp.where(visible, dscores, 0))
+    dweights = _products(rows.doutput, block.v)
+    dproducts, dadded = pull(
+        rule.weights.score_gradient(values, visible, weights, rows.statistic, dweights, rows.delta)
+    )
     return Operands(
-        q=rule.scale * jnp.einsum('bgrts,bgsk->bgrtk', dproducts, block.k),
-        k=rule.scale * _over_queries(dproducts, block.q),
+        q=rule.scale * _over_keys(dproducts, block.k),
+        k=_over_queries(dproducts, rule.scale * block.q),
         v=_over_queries(weights, rows.doutput),
         **dadded,
     )
 
 
-def _products(rule: Rule, block: Operands) -> jax.Array:
-    return jnp.einsum('bgrtk,bgsk->bgrts', rule.scale * block.q, block.k)
+# The three matrix products, written for the routines that CPUs have: no batch dimension but the groups, and of two factors
+# it is the small one that is transposed.
+
+
+def _products(left: jax.Array, right: jax.Array) -> jax.Array:
+    """`b g r t k, b g s k -> b g r t s`."""
+    products = jnp.einsum('bgmk,bgsk->bgms', _merge(left), right)
+    return products.reshape(*left.shape[:-1], right.shape[2])
+
+
+def _over_keys(matrix: jax.Array, vectors: jax.Array) -> jax.Array:
+    """`b g r t s, b g s v -> b g r t v`."""
+    return jnp.einsum('bgms,bgsv->bgmv', _merge(matrix), vectors).reshape(*matrix.shape[:-1], vectors.shape[3])
 
 
 def _over_queries(matrix: jax.Array, vectors: jax.Array) -> jax.Array:
-    """`sum_rt matrix_rts vectors_rtk`, `b g s k`, the small factor transposed, for which CPUs have the faster routine."""
-    return jnp.einsum('bgkrt,bgrts->bgks', jnp.moveaxis(vectors, -1, 2), matrix).swapaxes(2, 3)
+    """`b g r t s, b g r t v -> b g s v`."""
+    # The barrier keeps the compiler from taking the transposition into the product, for which it has no fast routine.
+    transposed = jax.lax.optimization_barrier(_merge(vectors).swapaxes(2, 3))
+    return jnp.einsum('bgvm,bgms->bgvs', transposed, _merge(matrix)).swapaxes(2, 3)
+
+
+def _merge(array: jax.Array) -> jax.Array:
+    b, g, r, t, last = array.shape
+    return array.reshape(b, g, r * t, last)
 
 
 def _scan_forward(rule: Rule, operands: Operands, tile: tiling.AttentionTile) -> Running:

@@ -54,7 +54,7 @@ def linear_scan(
 
     candidates = {'reference': dispatch.Candidate(reference.linear_scan), 'xla': dispatch.Candidate(xla.linear_scan)}
     run = dispatch.select(CORE, implementation, candidates)
-    h, final = run(x.astype(dtype), decay, state.astype(dtype), reverse=reverse)
+    h, final = run(x.astype(dtype), decay, state.astype(dtype), reverse)
     return h.astype(output_dtype), final
 
 

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 
-def linear_scan(x: jax.Array, decay: jax.Array, state: jax.Array, *, reverse: bool) -> tuple[jax.Array, jax.Array]:
+def linear_scan(x: jax.Array, decay: jax.Array, state: jax.Array, reverse: bool) -> tuple[jax.Array, jax.Array]:
     """Returns every h of `h_t = decay_t h_{t-1} + x_t`, `b t d`, and the last one computed, `b d`.
 
     `x` is `b t d`, `decay` broadcastable to it, `state` is `b d`, all of one type.

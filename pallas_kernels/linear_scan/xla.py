@@ -3,15 +3,58 @@
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels import tiling
+from pallas_kernels.linear_scan import vjp
 
-def linear_scan(x: jax.Array, decay: jax.Array, state: jax.Array, *, reverse: bool) -> tuple[jax.Array, jax.Array]:
-    """See `api.linear_scan`; shapes as in `reference`, decay broadcastable to `b t d`."""
+
+def forward(x: jax.Array, decay: jax.Array, state: jax.Array, reverse: bool) -> tuple[jax.Array, jax.Array]:
+    """Returns every h, `b t d`, and the last one computed, `b d`; decay is broadcastable to x."""
+    tile = tiling.linear_scan(x.shape[1], jax.default_backend())
+    if tile is None:
+        return _in_parallel(x, decay, state, reverse)
+    return _in_order(x, decay, state, reverse, tile.steps)
+
+
+linear_scan = vjp.differentiable(forward)
+
+
+def _in_order(
+    x: jax.Array, decay: jax.Array, state: jax.Array, reverse: bool, steps: int
+) -> tuple[jax.Array, jax.Array]:
+    """A loop over groups of steps, the steps of a group written out."""
+    t = x.shape[1]
+    order = range(steps)[::-1] if reverse else range(steps)
+    # Steps of padding leave the state as it is.
+    x = jnp.pad(x, ((0, 0), (0, -t % steps), (0, 0)))
+    if decay.shape[1] != 1:
+        decay = jnp.pad(decay, ((0, 0), (0, -t % steps), (0, 0)), constant_values=1)
+    elif t % steps:
+        decay = jnp.where((jnp.arange(x.shape[1]) < t)[None, :, None], decay, 1)
+
+    def group(carry: tuple[jax.Array, jax.Array], i: jax.Array) -> tuple[tuple[jax.Array, jax.Array], None]:
+        h, outputs = carry
+        xs = jax.lax.dynamic_slice_in_dim(x, i * steps, steps, axis=1)
+        decays = decay if decay.shape[1] == 1 else jax.lax.dynamic_slice_in_dim(decay, i * steps, steps, axis=1)
+        hs = {}
+        for j in order:
+            h = decays[:, j if decay.shape[1] > 1 else 0] * h + xs[:, j]
+            hs[j] = h
+        group = jnp.stack([hs[j] for j in range(steps)], axis=1)
+        return (h, jax.lax.dynamic_update_slice_in_dim(outputs, group, i * steps, axis=1)), None
+
+    groups = jnp.arange(x.shape[1] // steps)
+    (final, h), _ = jax.lax.scan(group, (state, jnp.zeros_like(x)), groups, reverse=reverse)
+    return h[:, :t], final
+
+
+def _in_parallel(x: jax.Array, decay: jax.Array, state: jax.Array, reverse: bool) -> tuple[jax.Array, jax.Array]:
+    """Pairs of neighbouring steps merged, in as many rounds as it takes (Blelloch, 1990)."""
+    first, last = (-1, 0) if reverse else (0, -1)
     decay = jnp.broadcast_to(decay, x.shape)
-    if x.shape[1] == 0:
-        return x, state
-    first = -1 if reverse else 0
+
+    def merge(earlier: tuple[jax.Array, jax.Array], later: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        return later[0] * earlier[0], later[0] * earlier[1] + later[1]
+
     x = x.at[:, first].add(decay[:, first] * state)
-    _, h = jax.lax.associative_scan(
-        lambda left, right: (right[0] * left[0], right[0] * left[1] + right[1]), (decay, x), axis=1, reverse=reverse
-    )
-    return h, h[:, 0 if reverse else -1]
+    _, h = jax.lax.associative_scan(merge, (decay, x), axis=1, reverse=reverse)
+    return h, h[:, last]

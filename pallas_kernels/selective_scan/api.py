@@ -5,6 +5,7 @@ import jax.numpy as jnp
 
 from pallas_kernels import arguments, dispatch, packing, precision
 from pallas_kernels.selective_scan import reference, xla
+from pallas_kernels.selective_scan.vjp import Operands
 
 CORE = 'selective_scan'
 
@@ -62,17 +63,14 @@ def selective_scan(
     dtype = precision.accumulator(x, dt, A, B, C, D, state)
     if state is None:
         state = jnp.zeros((sizes['b'], sizes['d'], sizes['n']), dtype)
-    if segments is None:
-        keep = jnp.ones((sizes['b'], sizes['t']), dtype)
-    else:
-        keep = jnp.where(packing.starts(segments), 0, 1).astype(dtype)
+    starts = None if segments is None else packing.starts(segments)
 
     candidates = {
         'reference': dispatch.Candidate(reference.selective_scan),
         'xla': dispatch.Candidate(xla.selective_scan),
     }
     run = dispatch.select(CORE, implementation, candidates)
-    y, final = run(*(array.astype(dtype) for array in (x, dt, A, B, C, state)), keep)
+    y, final = run(Operands(x, dt, A, B, C, state), starts)
     if D is not None:
         y = y + x.astype(dtype) * D.astype(dtype)[None, None]
     return y.astype(x.dtype), final

@@ -1,12 +1,114 @@
-"""The portable form of `selective_scan`."""
+"""The portable form of `selective_scan`: a loop over chunks, in each a loop over steps.
+
+The state is held as `b n d`, channels last, so that every operation of a step runs along the longest axis.
+"""
+
+from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 
-from pallas_kernels.selective_scan import reference
+from pallas_kernels import precision, tiling
+from pallas_kernels.selective_scan import vjp
+from pallas_kernels.selective_scan.vjp import Operands, Outputs
 
 
-def selective_scan(
-    x: jax.Array, dt: jax.Array, A: jax.Array, B: jax.Array, C: jax.Array, state: jax.Array, keep: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """See `reference.selective_scan`."""
-    return reference.selective_scan(x, dt, A, B, C, state, keep)
+class Inputs(NamedTuple):
+    """What varies with time; of one step `b ...`, of one chunk `c b ...`, of the whole call by chunks `chunks c b ...`."""
+
+    x: jax.Array
+    dt: jax.Array
+    B: jax.Array
+    C: jax.Array
+    starts: jax.Array | None
+
+
+def forward(operands: Operands, starts: jax.Array | None) -> tuple[Outputs, jax.Array]:
+    """Returns the outputs, and the states at the beginning of the chunks, `chunks b n d`."""
+    rates, state, inputs = _by_chunks(operands, starts)
+
+    def step(h: jax.Array, at: Inputs) -> tuple[jax.Array, jax.Array]:
+        h = _decay(rates, at) * h + _write(at)
+        return h, jnp.sum(h * at.C[:, :, None], axis=1)
+
+    def chunk(h: jax.Array, inputs: Inputs) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+        last, y = jax.lax.scan(step, h, inputs)
+        return last, (y, h)
+
+    final, (y, states) = jax.lax.scan(chunk, state, inputs)
+    return (_by_time(y, operands.x.shape[1]), final.swapaxes(1, 2)), states
+
+
+def backward(operands: Operands, starts: jax.Array | None, states: jax.Array, gradients: Outputs) -> Operands:
+    """Returns the gradients of the operands.
+
+    With `r_t = dy_t C_t + decay_{t+1} r_{t+1}` the gradient of `h_t`: of what is written `r_t`, of the decay `r_t h_{t-1}`.
+    """
+    dy, dfinal = gradients
+    rates, state, inputs = _by_chunks(operands, starts)
+    dy = _chunked(dy.astype(rates.dtype), inputs.x.shape[1])
+
+    def again(h: jax.Array, at: Inputs) -> tuple[jax.Array, jax.Array]:
+        return _decay(rates, at) * h + _write(at), h
+
+    def step(carry, inputs):
+        dcarried, drates, h = carry
+        at, dy, before = inputs
+        r = dy[:, None, :] * at.C[:, :, None] + dcarried
+        dcarried = _decay(rates, at) * r
+        dexponent = dcarried * before
+        dwritten = jnp.sum(r * at.B[:, :, None], axis=1)
+        doperands = (
+            dwritten * at.dt,
+            dwritten * at.x + jnp.sum(dexponent * rates[None], axis=1),
+            jnp.sum(r * (at.dt * at.x)[:, None, :], axis=2),
+            jnp.sum(h * dy[:, None, :], axis=2),
+        )
+        return (dcarried, drates + jnp.sum(dexponent * at.dt[:, None, :], axis=0), before), doperands
+
+    def chunk(carry, inputs):
+        at, dy, state = inputs
+        last, before = jax.lax.scan(again, state, at)
+        (dcarried, drates, _), doperands = jax.lax.scan(step, (*carry, last), (at, dy, before), reverse=True)
+        return (dcarried, drates), doperands
+
+    start = (dfinal.swapaxes(1, 2).astype(rates.dtype), jnp.zeros_like(rates))
+    (dstate, drates), doperands = jax.lax.scan(chunk, start, (inputs, dy, states), reverse=True)
+    dx, ddt, dB, dC = (_by_time(array, operands.x.shape[1]) for array in doperands)
+    result = Operands(dx, ddt, drates.T, dB, dC, dstate.swapaxes(1, 2))
+    return Operands(*(gradient.astype(array.dtype) for gradient, array in zip(result, operands, strict=True)))
+
+
+selective_scan = vjp.differentiable(forward, backward)
+
+
+def _decay(rates: jax.Array, at: Inputs) -> jax.Array:
+    decay = jnp.exp(at.dt[:, None, :] * rates[None])
+    return decay if at.starts is None else jnp.where(at.starts[:, None, None], 0, decay)
+
+
+def _write(at: Inputs) -> jax.Array:
+    return (at.dt * at.x)[:, None, :] * at.B[:, :, None]
+
+
+def _by_chunks(operands: Operands, starts: jax.Array | None) -> tuple[jax.Array, jax.Array, Inputs]:
+    """The rates `n d`, the state `b n d` and the inputs by chunks. Steps of padding, of size zero, change nothing."""
+    dtype = precision.accumulator(*operands)
+    steps = tiling.selective_scan(operands.x.shape[1]).steps
+    x, dt, A, B, C, state = (array.astype(dtype) for array in operands)
+    inputs = Inputs(*(_chunked(array, steps) for array in (x, dt, B, C)), starts=None)
+    if starts is not None:
+        inputs = inputs._replace(starts=_chunked(starts, steps))
+    return A.T, state.swapaxes(1, 2), inputs
+
+
+def _chunked(array: jax.Array, steps: int) -> jax.Array:
+    """`b t ...` as `chunks c b ...`, zeros behind."""
+    array = jnp.moveaxis(array, 1, 0)
+    array = jnp.pad(array, ((0, -array.shape[0] % steps),) + ((0, 0),) * (array.ndim - 1))
+    return array.reshape(-1, steps, *array.shape[1:])
+
+
+def _by_time(array: jax.Array, t: int) -> jax.Array:
+    """`chunks c b ...` as `b t ...`."""
+    return jnp.moveaxis(array.reshape(-1, *array.shape[2:])[:t], 0, 1)

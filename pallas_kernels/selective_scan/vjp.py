@@ -1,0 +1,49 @@
+"""Differentiation shared by the forms of `selective_scan`."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+
+
+class Operands(NamedTuple):
+    """The arrays of a call: x, dt `b t d`; A `d n`; B, C `b t n`; state `b d n`."""
+
+    x: jax.Array
+    dt: jax.Array
+    A: jax.Array
+    B: jax.Array
+    C: jax.Array
+    state: jax.Array
+
+
+Outputs = tuple[jax.Array, jax.Array]
+"""y without the skip, `b t d`, and the last state, `b d n`."""
+
+Forward = Callable[[Operands, jax.Array | None], tuple[Outputs, jax.Array]]
+"""From a call, and the tokens that forget the past, bool `b t`, to its outputs and the states that begin its chunks."""
+
+Backward = Callable[[Operands, jax.Array | None, jax.Array, Outputs], Operands]
+"""From a call, its chunk states and the gradients of its outputs to the gradients of its operands."""
+
+
+def differentiable(forward: Forward, backward: Backward) -> Callable[[Operands, jax.Array | None], Outputs]:
+    """Returns the form as a function `(operands, starts) -> outputs` with its gradient.
+
+    Kept for the backward pass are the operands and one state a chunk; the states within a chunk are computed again, one
+    chunk at a time, so that `b t d n` never exists (Gu and Dao, 2023, arXiv 2312.00752).
+    """
+
+    @jax.custom_vjp
+    def selective_scan(operands: Operands, starts: jax.Array | None) -> Outputs:
+        return forward(operands, starts)[0]
+
+    def save(operands: Operands, starts: jax.Array | None):
+        outputs, states = forward(operands, starts)
+        return outputs, (operands, starts, states)
+
+    def pull(saved, gradients: Outputs):
+        return backward(*saved, gradients), None
+
+    selective_scan.defvjp(save, pull)
+    return selective_scan
