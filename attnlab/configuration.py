@@ -1,6 +1,7 @@
 """A run config from the command line: `--config=FILE.py:ARG` and `--config.KEY=VALUE`, through ml_collections."""
 
 import difflib
+import pathlib
 import types
 
 from absl import flags
@@ -8,7 +9,7 @@ from ml_collections import ConfigDict, config_flags
 from ml_collections.config_flags import config_path
 
 from attnlab.config import TARGET
-from attnlab.errors import UserError
+from attnlab.errors import UserError, nearest
 from attnlab.signature import members, parameters, resolve
 
 OVERRIDE = '--config.'
@@ -54,6 +55,10 @@ def _original(argv: list[str]) -> ConfigDict:
     """The config as its file gives it, so that overrides can be checked against it before ml_collections sees them."""
     values = flags.FlagValues()
     argv = [item for item in argv if item.startswith('--config=')]
+    for item in argv:
+        path = pathlib.Path(item.removeprefix('--config=').partition(':')[0])
+        if not path.is_file():
+            raise UserError(f'there is no config file {path}{nearest(str(path), map(str, path.parent.glob("*.py")))}')
     define_config(values, argv)
     _parse(values, argv)
     if values.config is None:
@@ -69,7 +74,7 @@ def _given(argv: list[str]) -> list[str]:
 def _parse(values: flags.FlagValues, argv: list[str]) -> None:
     try:
         rest = values(['attnlab', *argv])[1:]
-    except (flags.Error, FileNotFoundError) as error:
+    except flags.Error as error:
         raise UserError(str(error)) from error
     if rest:
         raise UserError(f'train takes no argument {rest[0]!r}; flags are written --name=value')

@@ -42,7 +42,7 @@ def make_step(
         summed, averages = _accumulated(gradient, state.params, batch, key, accumulate)
         count = jnp.maximum(averages['loss'].count, 1.0)
         grads = jax.tree.map(lambda g: g / count, summed)
-        norm = optax.global_norm(grads)
+        norm = optax.tree.norm(grads)
         updates, opt_state = transform.update(grads, state.opt_state, state.params)
         updated = TrainState(optax.apply_updates(state.params, updates), opt_state, state.step + 1)
         good = jnp.isfinite(averages['loss'].total) & jnp.isfinite(norm) & (updated.step == number)
