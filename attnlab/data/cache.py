@@ -61,7 +61,8 @@ def write_file(path: pathlib.Path, content: str) -> None:
     try:
         with _writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_text(content, encoding='utf-8')
+            with temporary.open('w', encoding='utf-8') as file:
+                file.write(content)
             _flush(temporary)
             os.replace(temporary, path)
     finally:

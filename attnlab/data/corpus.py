@@ -126,14 +126,13 @@ class Source(abc.ABC):
     def _trained(self, tokenizer: Tokenizer | Untrained) -> Tokenizer:
         if not isinstance(tokenizer, Untrained):
             return tokenizer
-        contents = (document.content for document in self.documents('train'))
         if self.cache is None:
-            return tokenizer.train(contents)
+            return tokenizer.train(document.content for document in self.documents('train'))
         name = f'{cache.key(self.fingerprint("train"), repr(tokenizer))}.tokenizer.json'
         path = pathlib.Path(self.cache).expanduser() / name
         if not path.exists():
             logging.info('training %s for %s', tokenizer, path)
-            save_tokenizer(tokenizer.train(contents), path)
+            save_tokenizer(tokenizer.train(document.content for document in self.documents('train')), path)
         return load_tokenizer(path)
 
     def _fill(self, entry: pathlib.Path, split: str, tokenizer: Tokenizer, fingerprint: str) -> None:

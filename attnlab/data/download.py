@@ -9,7 +9,6 @@ import time
 import urllib.error
 import urllib.request
 import uuid
-from typing import BinaryIO
 
 from absl import logging
 
@@ -68,7 +67,7 @@ def _download(url: str, path: pathlib.Path) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def _transfer(url: str, file: BinaryIO) -> str | None:
+def _transfer(url: str, file: io.BufferedIOBase) -> str | None:
     """Copies what `url` answers to `file`, in a few attempts; returns what went wrong with the last, if it failed."""
     for wait in WAITS:
         time.sleep(wait)

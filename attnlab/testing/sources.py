@@ -69,7 +69,7 @@ class Markov(Source):
     @functools.cached_property
     def transitions(self) -> Float64[np.ndarray, 'n n']:
         """Row `i`: the probabilities of the letters that may follow letter `i`."""
-        weights = np.random.default_rng(self.seed).random((self.letters, self.letters)) ** 4
+        weights = np.random.default_rng(self.seed).exponential(size=(self.letters, self.letters))
         return weights / weights.sum(axis=1, keepdims=True)
 
     @property
