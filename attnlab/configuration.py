@@ -37,13 +37,12 @@ def read_config(values: flags.FlagValues, argv: list[str]) -> ConfigDict | None:
         print(f'usage: attnlab train --config=FILE.py:ARG --workdir=RUN [--flag=value ...]\n{values.get_help()}')
         return None
     overrides = [item for item in argv if item.startswith(OVERRIDE)]
+    original = _original(argv)
     for item in overrides:
-        _check(_original(argv), item)
+        _check(original, item)
     define_config(values, argv)
     _parse(values, _given(argv))
     config = values.config
-    if config is None:
-        raise UserError(MISSING)
     for item in (item for item in overrides if item.endswith(EMPTIED)):
         parent, name = _parent(config, item.removeprefix(OVERRIDE).partition('=')[0])
         with parent.ignore_type():

@@ -43,3 +43,8 @@ def linear_scan(t: int, platform: str) -> ScanTile | None:
 def selective_scan(t: int) -> ScanTile:
     """The steps between two states kept for the backward pass, which holds the states of so many steps at a time."""
     return ScanTile(steps=max(1, min(32, t)))
+
+
+def linear_attention(t: int) -> ScanTile:
+    """The steps of one chunk, a power of two."""
+    return ScanTile(steps=64 if t > 32 else 1 << max(0, t - 1).bit_length())

@@ -93,7 +93,7 @@ def _shape(shape: tuple[int, ...]) -> str:
     return ' '.join(map(str, shape)) or '()'
 
 
-def _bytes(size: float) -> str:
+def _bytes(size: int | float) -> str:
     for unit in ('B', 'KiB', 'MiB'):
         if size < 1024:
             return f'{size:.4g} {unit}'

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from flax import nnx
 
-from attnlab.data.pipeline import ordered_batches
+from attnlab.data.pipeline import Rows, ordered_batches
 from attnlab.evals.cadence import AtEnd, EveryNSteps
 from attnlab.metrics import Average, bits, perplexity
 from attnlab.train.figures import position_curves
@@ -54,6 +54,11 @@ class HeldOut:
     tokens: int | None = None
     name: str = 'valid'
 
+    def load_data(self, setup: Setup) -> None:
+        """Loads the split. Raises `UserError` for what is wrong with it."""
+        for multiple in self.multiples:
+            self._source(setup, setup.length * multiple)
+
     def evaluate(self, setup: Setup, params: nnx.State) -> Evaluation:
         """Returns loss (nats per token), bits per byte and perplexity for each length."""
         numbers: dict[str, float] = {}
@@ -69,7 +74,7 @@ class HeldOut:
         return Evaluation(numbers, curves, setup.length)
 
     def _measured(self, setup: Setup, params: nnx.State, length: int) -> dict[str, Average]:
-        source = setup.task.source(self.split, length, sys.maxsize - 1 if self.tokens is None else self.tokens)
+        source = self._source(setup, length)
         index, count = feed(setup.mesh)
         total: dict[str, Average] = {}
         with ordered_batches(
@@ -80,6 +85,9 @@ class HeldOut:
                 found = jax.tree.map(lambda x: np.asarray(x, np.float64), averages)
                 total = {name: average.merge(total[name]) if total else average for name, average in found.items()}
         return total
+
+    def _source(self, setup: Setup, length: int) -> Rows:
+        return setup.task.source(self.split, length, sys.maxsize - 1 if self.tokens is None else self.tokens)
 
 
 def summary(averages: Mapping[str, Average]) -> dict[str, float]:

@@ -30,7 +30,7 @@ from attnlab.nn.parameter import AXES, GROUPS
 from attnlab.testing.tolerances import STEP, assert_close, difference_tolerance
 from attnlab.typing import State
 
-Make = Callable[..., Mixer]
+Make = Callable[..., nnx.Module]
 """Builds a mixer, called as `make(dim, rngs=rngs)`, with `causal=False` besides for the bidirectional form."""
 
 Run = Callable[..., tuple[Array, State | None]]

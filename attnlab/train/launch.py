@@ -18,6 +18,7 @@ def launch(config: ConfigDict, workdir: pathlib.Path, *, console: Console, data_
     began = time.perf_counter()
     setup = prepare(config)
     setup.check_batch()
+    setup.load_data()
     run.claim(workdir, config)
     flops = flops_per_token(setup)
     if jax.process_index() == 0:

@@ -113,6 +113,12 @@ class Setup:
         number = jax.ShapeDtypeStruct((), jnp.int32, sharding=replicated)
         return self.step.trace(self.abstract, self.abstract_batch(), number)
 
+    def load_data(self) -> None:
+        """Loads what training and evaluating will read, so that what is wrong with it is said before anything is written."""
+        self.task.source('train', self.length)
+        for evaluator in self.evals:
+            evaluator.load_data(self)
+
     def check_batch(self) -> None:
         """Raises `UserError` where a batch does not divide into its parts, or those over the mesh."""
         part, rest = divmod(self.batch_size, self.accumulate)

@@ -8,7 +8,7 @@ from pallas_kernels.linear_scan import vjp
 
 
 def forward(x: jax.Array, decay: jax.Array, state: jax.Array, reverse: bool) -> tuple[jax.Array, jax.Array]:
-    """Returns every h, `b t d`, and the last one computed, `b d`; decay is broadcastable to x."""
+    """Returns every h, `b t *d`, and the last one computed, `b *d`; decay is broadcastable to x, of the same rank."""
     tile = tiling.linear_scan(x.shape[1], jax.default_backend())
     if tile is None:
         return _in_parallel(x, decay, state, reverse)
@@ -24,12 +24,10 @@ def _in_order(
     """A loop over groups of steps, the steps of a group written out."""
     t = x.shape[1]
     order = range(steps)[::-1] if reverse else range(steps)
-    # Steps of padding leave the state as it is.
-    x = jnp.pad(x, ((0, 0), (0, -t % steps), (0, 0)))
-    if decay.shape[1] != 1:
-        decay = jnp.pad(decay, ((0, 0), (0, -t % steps), (0, 0)), constant_values=1)
-    elif t % steps:
-        decay = jnp.where((jnp.arange(x.shape[1]) < t)[None, :, None], decay, 1)
+    if t % steps:  # Steps of padding leave the state as it is.
+        behind = ((0, 0), (0, -t % steps)) + ((0, 0),) * (x.ndim - 2)
+        decay = jnp.broadcast_to(decay, (decay.shape[0], t, *decay.shape[2:]))
+        x, decay = jnp.pad(x, behind), jnp.pad(decay, behind, constant_values=1)
 
     def group(carry: tuple[jax.Array, jax.Array], i: jax.Array) -> tuple[tuple[jax.Array, jax.Array], None]:
         h, outputs = carry

@@ -115,8 +115,6 @@ def training() -> None:
     alone = _train(optimizer, None)
     for axes in (
         Axes(),
-        Axes(fsdp=8),
-        Axes(fsdp=2, tensor=4),
         Axes(data=2, fsdp=2, tensor=2),
         Axes(data=2, sequence=4),
     ):
