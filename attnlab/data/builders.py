@@ -41,7 +41,7 @@ LANGUAGES = (
 """The languages of Wiki-40B."""
 
 
-class _TextBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+class _TextBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):  # type: ignore[call-arg]
     """A builder whose examples keep the order in which they are generated."""
 
     features: ClassVar[dict[str, Any]]
@@ -61,7 +61,7 @@ class _TextBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
         return pathlib.Path(dl_manager.download_dir) / self.name
 
 
-class TinyShakespeare(_TextBuilder, skip_registration=True):
+class TinyShakespeare(_TextBuilder, skip_registration=True):  # type: ignore[call-arg]
     """Forty thousand lines of Shakespeare (Karpathy 2015), one example a split: the first 90 %, then 5 % and 5 %."""
 
     VERSION = tfds.core.Version('1.0.0')
@@ -83,7 +83,7 @@ class TinyShakespeare(_TextBuilder, skip_registration=True):
         yield split, {'text': text}
 
 
-class Lm1b(_TextBuilder, skip_registration=True):
+class Lm1b(_TextBuilder, skip_registration=True):  # type: ignore[call-arg]
     """The One Billion Word benchmark (Chelba et al. 2013): shuffled sentences of news, an example a sentence."""
 
     VERSION = tfds.core.Version('1.1.0')
@@ -108,7 +108,7 @@ class Lm1b(_TextBuilder, skip_registration=True):
                 yield f'{name}_{index}', {'text': line.decode('utf-8').strip()}
 
 
-class Pg19(_TextBuilder, skip_registration=True):
+class Pg19(_TextBuilder, skip_registration=True):  # type: ignore[call-arg]
     """Books of Project Gutenberg from before 1919 (Rae et al. 2020), an example a book."""
 
     VERSION = tfds.core.Version('0.1.1')
@@ -140,7 +140,7 @@ class Pg19(_TextBuilder, skip_registration=True):
             yield path.name, {'book_text': text, **about}
 
 
-class Wiki40b(_TextBuilder, skip_registration=True):
+class Wiki40b(_TextBuilder, skip_registration=True):  # type: ignore[call-arg]
     """Cleaned Wikipedia articles of one language (Guo et al. 2020), an example an article, its section markers kept."""
 
     VERSION = tfds.core.Version('1.3.0')
@@ -223,8 +223,9 @@ def _tar_members(archive: pathlib.Path, wanted: re.Pattern[str]) -> Iterator[tup
                 raise UserError(
                     f'{archive} has a member outside its own folder, {member.name!r}; it is not to be trusted'
                 )
-            if member.isreg() and wanted.fullmatch(path.as_posix()):
-                yield path.name, iter(members.extractfile(member))
+            content = members.extractfile(member) if member.isreg() and wanted.fullmatch(path.as_posix()) else None
+            if content is not None:
+                yield path.name, iter(content)
 
 
 def _tf_records(path: pathlib.Path) -> Iterator[bytes]:

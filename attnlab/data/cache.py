@@ -98,8 +98,9 @@ def _writing(path: pathlib.Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        folder = path.parents[path.parent.name.endswith('.tmp')]
         reason = error.strerror or str(error)
-        raise UserError(f'cannot write to {path.parent}: {reason}; make room or name another folder') from error
+        raise UserError(f'cannot write to {folder}: {reason}; make room or name another folder') from error
 
 
 def _temporary(path: pathlib.Path) -> pathlib.Path:

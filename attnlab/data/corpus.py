@@ -60,8 +60,9 @@ class Text:
 
     def __getstate__(self) -> dict[str, Any]:
         """A worker process maps a mapped file anew instead of being sent the whole of it."""
-        mapped = isinstance(self.tokens, np.memmap) and isinstance(self.tokens.base, mmap.mmap)
-        return self.__dict__ | ({'tokens': pathlib.Path(self.tokens.filename)} if mapped else {})
+        if isinstance(self.tokens, np.memmap) and isinstance(self.tokens.base, mmap.mmap):
+            return self.__dict__ | {'tokens': pathlib.Path(self.tokens.filename)}
+        return self.__dict__
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         if isinstance(state['tokens'], pathlib.Path):

@@ -12,7 +12,7 @@ import json
 import pathlib
 import types
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Int32, Integer, UInt
@@ -26,9 +26,11 @@ PIECE = 2**20
 
 @runtime_checkable
 class Tokenizer(Protocol):
-    """Turns bytes into token ids below `vocab` and back."""
+    """Turns bytes into token ids and back."""
 
-    vocab: int
+    @property
+    def vocab(self) -> int:
+        """Number of ids; they run from 0."""
 
     @property
     def token_bytes(self) -> Int32[np.ndarray, 'o']:
@@ -52,7 +54,9 @@ class Tokenizer(Protocol):
 class Untrained(Protocol):
     """A tokenizer that has yet to see the text it is made for."""
 
-    vocab: int
+    @property
+    def vocab(self) -> int:
+        """Number of ids it will have."""
 
     def train(self, contents: Iterable[bytes]) -> Tokenizer:
         """The tokenizer made for `contents`, a pure function of them."""
@@ -62,7 +66,9 @@ class Untrained(Protocol):
 class Bytes:
     """Every byte is its own token: 256 ids, nothing to learn, any content."""
 
-    vocab: ClassVar[int] = 256
+    @property
+    def vocab(self) -> int:
+        return 256
 
     @property
     def token_bytes(self) -> Int32[np.ndarray, 'o']:
@@ -181,8 +187,10 @@ class StreamDecoder:
         return rest
 
 
-def save_tokenizer(tokenizer: Bytes | TrainedBytePairs, path: pathlib.Path) -> None:
-    """Writes a tokenizer as JSON, whole or not at all."""
+def save_tokenizer(tokenizer: Tokenizer, path: pathlib.Path) -> None:
+    """Writes a tokenizer of this module as JSON, whole or not at all."""
+    if not isinstance(tokenizer, Bytes | TrainedBytePairs):
+        raise TypeError(f'{type(tokenizer).__name__} is not a tokenizer that can be saved')
     fields = tokenizer.describe()
     if isinstance(tokenizer, TrainedBytePairs):
         fields['definition'] = tokenizer.definition

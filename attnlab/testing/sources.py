@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float64
@@ -21,12 +21,13 @@ class Repeating(Source):
       motif: what is repeated; the letters in it should differ for the above to hold.
       count: documents a split.
       length: bytes a document.
+      cache: as everywhere; `None` keeps nothing.
     """
 
     motif: str = 'abcdefgh'
     count: int = 16
     length: int = 256
-    cache: ClassVar[None] = None
+    cache: str | None = None
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -40,7 +41,7 @@ class Repeating(Source):
             yield Document(f'{split}/{index}', (motif * repeats)[start : start + self.length])
 
     def describe(self) -> dict[str, Any]:
-        return {'source': 'repeating', **dataclasses.asdict(self)}
+        return {'source': 'repeating', 'motif': self.motif, 'count': self.count, 'length': self.length}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,13 +55,14 @@ class Markov(Source):
       letters: size of the alphabet, at most 26.
       count: documents a split.
       length: bytes a document.
+      cache: as everywhere; `None` keeps nothing.
     """
 
     seed: int = 0
     letters: int = 8
     count: int = 16
     length: int = 256
-    cache: ClassVar[None] = None
+    cache: str | None = None
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -89,4 +91,5 @@ class Markov(Source):
             yield Document(f'{split}/{index}', bytes(ord('a') + letter for letter in letters))
 
     def describe(self) -> dict[str, Any]:
-        return {'source': 'markov', **dataclasses.asdict(self)}
+        sizes = {'letters': self.letters, 'count': self.count, 'length': self.length}
+        return {'source': 'markov', 'seed': self.seed, **sizes}

@@ -247,7 +247,7 @@ def test_a_full_disk_leaves_nothing_half_written(tmp_path, monkeypatch):
             source.load('train', PAIRS)
             break
         except UserError as error:
-            message = rf'cannot write to {tmp_path}\S*: No space left on device; make room or name another folder'
+            message = rf'cannot write to {tmp_path}: No space left on device; make room or name another folder'
             assert re.fullmatch(message, str(error))
         # Nothing but a finished tokenizer is ever there.
         assert all(path.name.endswith('.tokenizer.json') for path in tmp_path.iterdir())
@@ -265,7 +265,7 @@ def test_a_file_that_cannot_grow_leaves_nothing_half_written(tmp_path, monkeypat
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, limits[1]))
     try:
-        with pytest.raises(UserError, match=rf'cannot write to {tmp_path}.*: File too large; make room'):
+        with pytest.raises(UserError, match=rf'cannot write to {tmp_path}: File too large; make room'):
             Given(str(tmp_path)).load('train', Bytes())
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
