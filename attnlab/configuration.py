@@ -38,11 +38,13 @@ def read_config(values: flags.FlagValues, argv: list[str]) -> ConfigDict | None:
         return None
     overrides = [item for item in argv if item.startswith(OVERRIDE)]
     original = _original(argv)
-    for item in overrides:
+    for item in overrides if original else ():
         _check(original, item)
     define_config(values, argv)
     _parse(values, _given(argv))
     config = values.config
+    if config is None:
+        raise UserError(MISSING)
     for item in (item for item in overrides if item.endswith(EMPTIED)):
         parent, name = _parent(config, item.removeprefix(OVERRIDE).partition('=')[0])
         with parent.ignore_type():
@@ -50,7 +52,7 @@ def read_config(values: flags.FlagValues, argv: list[str]) -> ConfigDict | None:
     return config.lock()
 
 
-def _original(argv: list[str]) -> ConfigDict:
+def _original(argv: list[str]) -> ConfigDict | None:
     """The config as its file gives it, so that overrides can be checked against it before ml_collections sees them."""
     values = flags.FlagValues()
     argv = [item for item in argv if item.startswith('--config=')]
@@ -60,8 +62,6 @@ def _original(argv: list[str]) -> ConfigDict:
             raise UserError(f'there is no config file {path}{nearest(str(path), map(str, path.parent.glob("*.py")))}')
     define_config(values, argv)
     _parse(values, argv)
-    if values.config is None:
-        raise UserError(MISSING)
     return values.config
 
 

@@ -19,8 +19,8 @@ class Mixer(nnx.Module):
     def __call__(self, x: Sequence, ctx: Context, state: State | None = None) -> tuple[Sequence, State | None]:
         """Returns `(y, state)`, `y` like `x`.
 
-        With `state=None` the sequence starts afresh and `None` is returned for the state. Given a state it goes on where
-        that state stopped, by any number of steps, and returns the advanced state: same structure, same shapes.
+        With `state=None` the sequence starts afresh and `None` is returned for the state. Given a state it goes on
+        where that state stopped, by any number of steps, and returns the advanced state: same structure, same shapes.
         """
 
     @abc.abstractmethod

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 GROUPS = ('matrix', 'embedding', 'vector', 'dynamics')
-"""`matrix`: hidden weights. `embedding`: tables indexed by token. `vector`: biases, gains. `dynamics`: what sets the time
-scales of a recurrence (decays, step sizes, skips), which wants its own learning rate and no weight decay."""
+"""`matrix`: hidden weights. `embedding`: tables indexed by token. `vector`: biases, gains. `dynamics`: what sets the
+time scales of a recurrence (decays, step sizes, skips), which wants its own learning rate and no weight decay."""
 
 AXES = ('embed', 'heads', 'mlp', 'vocab', 'state', None)
 """Logical axis names: model width, heads times channels, hidden width, vocabulary, state; `None` is never sharded."""

@@ -52,8 +52,8 @@ def train(
 ) -> tuple[str, TrainState]:
     """Trains to the last step, from the newest checkpoint in `workdir` if there is one.
 
-    Returns FINISHED, or STOPPED after SIGTERM, which saves first; and the state. The state after step n is a pure function
-    of the config, wherever and however often the run was interrupted.
+    Returns FINISHED, or STOPPED after SIGTERM, which saves first; and the state. The state after step n is a pure
+    function of the config, wherever and however often the run was interrupted.
 
     Raises NonFinite, naming the step and the first module that went wrong; the last good checkpoint stays.
     """

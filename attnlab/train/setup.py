@@ -114,7 +114,7 @@ class Setup:
         return self.step.trace(self.abstract, self.abstract_batch(), number)
 
     def load_data(self) -> None:
-        """Loads what training and evaluating will read, so that what is wrong with it is said before anything is written."""
+        """Loads what training and evaluating will read: what is wrong with it is said before anything is written."""
         self.task.source('train', self.length)
         for evaluator in self.evals:
             evaluator.load_data(self)
@@ -136,8 +136,9 @@ class Setup:
         return jax.tree.map(lambda leaf: leaf.sharding, self.abstract)
 
 
-KEYS = frozenset(
-    'seed steps batch_size accumulate length task model optimizer precision mesh evals checkpoint report'.split()
+KEYS = frozenset(  # noqa: RUF005
+    ['seed', 'steps', 'batch_size', 'accumulate', 'length', 'task', 'model']
+    + ['optimizer', 'precision', 'mesh', 'evals', 'checkpoint', 'report']
 )
 """The top level of every run config."""
 
