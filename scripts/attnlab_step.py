@@ -1,0 +1,49 @@
+"""The same training step in attnlab, from the config a user would write."""
+
+import pathlib
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from step_size import StepSize
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
+
+from attnlab.config import spec
+from attnlab.train.optimizer import AdamW
+from attnlab.train.schedule import Constant
+from attnlab.train.setup import prepare
+from attnlab.train.step import make_step
+from configs.language import get_config
+
+
+def contender(size: StepSize) -> tuple:
+    """Returns (step, state, batch); the step is the trainer's own, with its metrics and its guard."""
+    config = get_config('zoo=mha')
+    with config.unlocked():
+        config.update(batch_size=size.batch, length=size.length)
+        config.model.dim = size.dim
+        config.model.stack.depth = size.depth
+        config.model.stack.blocks[0].mixer.heads = size.heads
+        config.optimizer = spec(
+            AdamW, peak_lr=size.learning_rate, schedule=spec(Constant, warmup=0.0), weight_decay=size.weight_decay
+        )
+    setup = prepare(config)
+    numbered = make_step(setup.graphdef, setup.task, setup.transform, seed=0)
+
+    def step(state: object, batch: object) -> tuple:
+        state, metrics = numbered(state, batch, state.step + 1)
+        return state, metrics['loss'].mean()
+
+    tokens = np.random.default_rng(0).integers(0, size.vocab, (size.batch, size.length + 1), np.int32)
+    ones = np.ones((size.batch, size.length), np.int32)
+    batch = {
+        'tokens': tokens[:, :-1],
+        'targets': tokens[:, 1:],
+        'segments': ones,
+        'positions': np.broadcast_to(np.arange(size.length, dtype=np.int32), ones.shape),
+        'weights': ones.astype(np.float32),
+        'bytes': ones,
+    }
+    return jax.jit(step, donate_argnums=0), setup.initialize(), jax.tree.map(jnp.asarray, batch)
