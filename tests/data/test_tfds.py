@@ -114,6 +114,7 @@ def test_lm1b(tmp_path, monkeypatch):
     put(tmp_path, f'lm1b/{TOP}.tar.gz', content)
     expect(monkeypatch, builders.Lm1b, content)
     source = TfdsText('lm1b', data_dir=str(tmp_path), cache=None)
+    monkeypatch.setattr('attnlab.data.tfds.TOGETHER', 2)
     assert contents(source, 'train') == ['A b c .', 'D é f .', 'G h .']
     assert contents(source, 'valid') == ['1', '2', '3']
     assert contents(source, 'test') == ['4', '5', '6']
