@@ -47,12 +47,12 @@ clean:  ## remove the environments and caches, not the runs
 
 # An environment is made from nothing, then marked as complete: one that was interrupted is made again.
 $(VENV)/complete: requirements.lock
-	@python=$$(scripts/find_python.sh) && echo "setting up $(@D) with $$python" && rm -rf $(@D) && "$$python" -m venv $(@D)
+	@python=$$(scripts/find_python.sh) && echo "setting up $(@D) with $$python (about a minute)" && rm -rf $(@D) && "$$python" -m venv $(@D)
 	@$(@D)/bin/python $(PIP) -r $<
 	@touch $@
 
 $(OLDEST)/complete: requirements-oldest.lock
-	@python=$$(scripts/find_python.sh 3.12) && echo "setting up $(@D) with $$python" && rm -rf $(@D) && "$$python" -m venv $(@D)
+	@python=$$(scripts/find_python.sh 3.12) && echo "setting up $(@D) with $$python (about a minute)" && rm -rf $(@D) && "$$python" -m venv $(@D)
 	@$(@D)/bin/python $(PIP) -r $<
 	@touch $@
 
