@@ -1,0 +1,91 @@
+import io
+import json
+import math
+
+import pytest
+from rich.console import Console
+
+from attnlab.errors import UserError
+from attnlab.train.report import Report, Reporting, keep_until, means, read_lines
+
+
+def report(folder, start=0, sums=None, every=2):
+    return Report(
+        folder,
+        Reporting(every=every, tensorboard=False),
+        start=start,
+        steps=10,
+        tokens_per_step=8,
+        flops_per_token=None,
+        sums=sums,
+        console=Console(file=io.StringIO()),
+    )
+
+
+def metrics(loss):
+    return {
+        'loss.total': loss * 4.0,
+        'loss.count': 4.0,
+        'byte_loss.total': loss * 4.0,
+        'byte_loss.count': 8.0,
+        'grad_norm': loss,
+    }
+
+
+def test_a_line_is_the_mean_since_the_last_line(tmp_path):
+    writer = report(tmp_path)
+    for number, loss in enumerate((1.0, 3.0, 5.0), start=1):
+        writer.step(number, metrics(loss), 0.5)
+    writer.close()
+    (line,) = read_lines(tmp_path / 'metrics.jsonl')
+    assert line == {
+        'step': 2,
+        'train/loss': 2.0,
+        'train/grad_norm': 2.0,
+        'train/bits_per_byte': 1.0 / math.log(2),
+        'train/learning_rate': 0.5,
+    }
+    assert means(writer.sums)['train/loss'] == 5.0
+
+
+def test_a_resumed_report_writes_the_same_bytes(tmp_path):
+    whole, parts = tmp_path / 'whole', tmp_path / 'parts'
+    for folder in (whole, parts):
+        folder.mkdir()
+    losses = [1.0, 0.3, 0.2, 0.7, 0.1, 0.9]
+    writer = report(whole, every=4)
+    for number, loss in enumerate(losses[:4], start=1):
+        writer.step(number, metrics(loss), 0.5)
+    writer.close()
+    first = report(parts, every=4)
+    for number, loss in enumerate(losses[:3], start=1):
+        first.step(number, metrics(loss), 0.5)
+    carried = json.loads(json.dumps(dict(first.sums)))
+    first.step(4, metrics(99.0), 0.5)
+    first.close()
+    second = report(parts, start=3, sums=carried, every=4)
+    second.step(4, metrics(losses[3]), 0.5)
+    second.close()
+    assert (parts / 'metrics.jsonl').read_bytes() == (whole / 'metrics.jsonl').read_bytes()
+
+
+def test_lines_after_the_checkpoint_and_half_a_line_are_dropped(tmp_path):
+    path = tmp_path / 'metrics.jsonl'
+    path.write_text('{"step": 1}\n{"step": 2}\n{"step": 3}\n{"st')
+    keep_until(path, 2)
+    assert path.read_text() == '{"step": 1}\n{"step": 2}\n'
+    assert [child.name for child in tmp_path.iterdir()] == ['metrics.jsonl']
+
+
+def test_wandb_that_is_not_installed_is_said_in_one_line(tmp_path, monkeypatch):
+    monkeypatch.setitem(__import__('sys').modules, 'wandb', None)
+    with pytest.raises(UserError, match=r'pip install "attnlab\[wandb\]"'):
+        Report(
+            tmp_path,
+            Reporting(tensorboard=False, wandb='project'),
+            start=0,
+            steps=1,
+            tokens_per_step=1,
+            flops_per_token=None,
+            console=Console(file=io.StringIO()),
+        )
