@@ -1,0 +1,218 @@
+"""Times one training step of a small transformer: plain JAX, and eager PyTorch when --peer_python names its Python.
+
+    python scripts/bench_step.py --peer_python=/path/to/venv/bin/python --out=step.json
+
+All run in one sitting and take turns in short bursts, in alternating order, so that whatever else the machine does
+falls on each alike. A ratio is the median, over the rounds, of the ratio within one round; its interval is a bootstrap
+over rounds. Processor time is given too: it changes least when other processes take the cores away.
+"""
+
+import dataclasses
+import datetime
+import json
+import os
+import pathlib
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import heap
+import jax
+import jaxlib
+import numpy as np
+import optax
+import plain_jax_step
+from absl import app, flags
+from rich.console import Console
+from rich.table import Table
+from step_size import StepSize
+
+_PEER = flags.DEFINE_string('peer_python', None, 'Python of an environment with torch; without it JAX is timed alone.')
+_OUT = flags.DEFINE_string('out', None, 'Also write the figures to this JSON file.')
+_KEEP = flags.DEFINE_bool('keep_freed_memory', False, 'Let the C library keep the temporaries of a JAX step (heap.py).')
+_ROUNDS = flags.DEFINE_integer('rounds', 10, 'How often the contenders take turns.', lower_bound=2)
+_BURST = flags.DEFINE_integer('burst', 3, 'Timed steps of one turn, after one that is not timed.', lower_bound=1)
+
+BASELINE = 'plain JAX'
+
+Turn = tuple[list[float], float]  # seconds of each step, processor seconds of them all
+
+# Each returns (step, state, batch), where the jitted `step(state, batch)` donates its state and returns (state, loss).
+JAX_CONTENDERS: Mapping[str, Callable[[StepSize], tuple]] = {
+    BASELINE: plain_jax_step.contender,
+}
+
+
+class Contender(Protocol):
+    def burst(self, steps: int) -> Turn:
+        """Returns the seconds of each step, and the processor seconds of them all."""
+
+    def facts(self) -> dict[str, object]:
+        """Returns what is worth recording besides the times."""
+
+
+class JaxContender:
+    def __init__(self, make: Callable[[StepSize], tuple], size: StepSize):
+        step, self.state, self.batch = make(size)
+        start = time.perf_counter()
+        self.step = step.lower(self.state, self.batch).compile()
+        self.compile_seconds = time.perf_counter() - start
+
+    def burst(self, steps: int) -> Turn:
+        seconds, cpu = [], time.process_time()
+        for _ in range(steps):
+            start = time.perf_counter()
+            self.state, loss = self.step(self.state, self.batch)
+            jax.block_until_ready((self.state, loss))
+            seconds.append(time.perf_counter() - start)
+        return seconds, time.process_time() - cpu
+
+    def facts(self) -> dict[str, object]:
+        temporaries = self.step.memory_analysis().temp_size_in_bytes
+        return {'compile_seconds': self.compile_seconds, 'temporary_bytes': temporaries}
+
+
+class TorchContender:
+    """A process of its own, asked for one burst at a time."""
+
+    def __init__(self, python: str, size: StepSize, optimizer: str):
+        script = pathlib.Path(__file__).with_name('torch_step.py')
+        arguments = [python, str(script), json.dumps(dataclasses.asdict(size)), optimizer, str(os.cpu_count())]
+        self.process = subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.version = self._read()['torch']
+
+    def _read(self) -> dict:
+        line = self.process.stdout.readline()
+        if not line:
+            raise RuntimeError(f'the PyTorch process ended with status {self.process.wait()}')
+        return json.loads(line)
+
+    def _ask(self, request: str) -> dict:
+        self.process.stdin.write(request + '\n')
+        self.process.stdin.flush()
+        return self._read()
+
+    def burst(self, steps: int) -> Turn:
+        reply = self._ask(f'burst {steps}')
+        return reply['seconds'], reply['cpu']
+
+    def facts(self) -> dict[str, object]:
+        return {'torch': self.version}
+
+    def save(self, path: str) -> dict:
+        return self._ask(f'save {path}')
+
+    def close(self) -> None:
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def same_model(peer: TorchContender, size: StepSize) -> dict[str, float]:
+    """Returns the relative differences of loss and gradient norm, from the same parameters on the same batch.
+
+    Raises RuntimeError where either exceeds 1e-4: then the two sides do not train the same model.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        path = str(pathlib.Path(folder) / 'peer.npz')
+        theirs = peer.save(path)
+        with np.load(path) as arrays:
+            params, batch = plain_jax_step.from_torch(arrays, size)
+    loss, gradient = jax.value_and_grad(plain_jax_step.loss)(params, batch, size)
+    ours = {'loss': float(loss), 'gradient_norm': float(optax.global_norm(gradient))}
+    differences = {name: abs(ours[name] / theirs[name] - 1) for name in ours}
+    if max(differences.values()) > 1e-4:
+        raise RuntimeError(f'the two sides train different models: {ours} here, {theirs} in PyTorch')
+    return differences
+
+
+def take_turns(contenders: Mapping[str, Contender], rounds: int, burst: int) -> dict[str, list[Turn]]:
+    turns = {name: [] for name in contenders}
+    for i in range(rounds):
+        for name in list(contenders)[:: -1 if i % 2 else 1]:
+            contenders[name].burst(1)  # caches and threads of the one before
+            turns[name].append(contenders[name].burst(burst))
+    return turns
+
+
+def ratio(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, float]:
+    """Returns the median of theirs / ours over the rounds, and the 95% interval of a bootstrap over rounds."""
+    ratios = np.asarray(theirs) / np.asarray(ours)
+    drawn = np.random.default_rng(0).choice(ratios, (2000, len(ratios)))
+    low, high = np.quantile(np.median(drawn, axis=1), (0.025, 0.975))
+    return {'median': float(np.median(ratios)), 'low': float(low), 'high': float(high)}
+
+
+def summarise(turns: Sequence[Turn], baseline: Sequence[Turn], tokens: int) -> dict:
+    seconds = np.asarray([seconds for seconds, _ in turns])
+    median = float(np.median(seconds))
+    wall = [float(np.median(s)) for s, _ in turns]
+    wall_baseline = [float(np.median(s)) for s, _ in baseline]
+    return {
+        'step_ms': 1e3 * median,
+        'step_ms_best': 1e3 * float(seconds.min()),
+        'cpu_ms': 1e3 * float(np.median([cpu for _, cpu in turns])) / seconds.shape[1],
+        'tokens_per_second': tokens / median,
+        'speed': ratio(wall, wall_baseline),
+        'speed_by_cpu_time': ratio([cpu for _, cpu in turns], [cpu for _, cpu in baseline]),
+    }
+
+
+def machine() -> dict[str, object]:
+    here = pathlib.Path(__file__).parent
+    git = ['git', '-C', str(here), 'describe', '--always', '--dirty', '--abbrev=12']
+    commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
+    models = [line for line in pathlib.Path('/proc/cpuinfo').read_text().splitlines() if line.startswith('model name')]
+    return {
+        'date': datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds'),
+        'commit': commit or None,
+        'device': jax.devices()[0].device_kind,
+        'cpu': models[0].split(': ')[1] if models else platform.processor(),
+        'cores': os.cpu_count(),
+        'versions': {'python': platform.python_version(), 'jax': jax.__version__, 'jaxlib': jaxlib.__version__},
+        'load': os.getloadavg()[0],
+    }
+
+
+def show(results: Mapping[str, dict], environment: Mapping[str, object]) -> None:
+    title = f'{environment["cpu"]}, {environment["cores"]} cores, load {environment["load"]:.1f}'
+    table = Table(title=title, caption=f'speed: times as fast as {BASELINE}, median and 95% interval')
+    for heading in ('', 'step ms', 'best ms', 'tokens/s', 'speed', '', 'by CPU time'):
+        table.add_column(heading, justify='right' if heading else 'left', no_wrap=True)
+    for name, r in results.items():
+        speed, cpu = r['speed'], r['speed_by_cpu_time']
+        interval = f'{speed["low"]:.2f} to {speed["high"]:.2f}'
+        cells = (f'{r["step_ms"]:.1f}', f'{r["step_ms_best"]:.1f}', f'{r["tokens_per_second"]:,.0f}')
+        table.add_row(name, *cells, f'{speed["median"]:.2f}', interval, f'{cpu["median"]:.2f}')
+    Console(width=max(100, Console().width)).print(table)
+
+
+def main(argv: Sequence[str]) -> None:
+    if len(argv) > 1:
+        raise app.UsageError(f'unexpected arguments: {argv[1:]}')
+    if _KEEP.value:
+        heap.keep_freed_memory()
+    size, environment = StepSize(), machine() | {'keep_freed_memory': _KEEP.value}
+    contenders: dict[str, Contender] = {name: JaxContender(make, size) for name, make in JAX_CONTENDERS.items()}
+    peers = {}
+    if _PEER.value:
+        peers = {f'PyTorch, {kind} AdamW': TorchContender(_PEER.value, size, kind) for kind in ('default', 'fused')}
+        environment['difference_from_peer'] = same_model(next(iter(peers.values())), size)
+    contenders |= peers
+    turns = take_turns(contenders, _ROUNDS.value, _BURST.value)
+    results = {
+        name: summarise(turns[name], turns[BASELINE], size.tokens) | contenders[name].facts() for name in contenders
+    }
+    for peer in peers.values():
+        peer.close()
+    show(results, environment)
+    if _OUT.value:
+        record = {'size': dataclasses.asdict(size), 'machine': environment, 'results': results, 'command': sys.argv}
+        pathlib.Path(_OUT.value).write_text(json.dumps(record, indent=2) + '\n')
+
+
+if __name__ == '__main__':
+    app.run(main)
