@@ -26,7 +26,7 @@ LINEAR = {
             decay=spec(RetentionDecay),
             position=Rope(),
             value_ratio=2.0,
-            norm=spec(RMSNorm),
+            norm=spec(RMSNorm, eps=1e-5),
             gate=spec(OutputGate),
         ),
         cite='Sun et al. 2023, https://arxiv.org/abs/2307.08621',
