@@ -11,7 +11,7 @@ def keep_freed_memory() -> None:
     """Makes glibc keep freed memory for the next allocation, in this process, until it ends.
 
     XLA allocates the temporaries of one call in one piece, some hundred megabytes for a training step. By default glibc
-    maps such a piece afresh and unmaps it after the call, so every step pays a page fault for each 4 KiB that it touches.
+    maps such a piece afresh and unmaps it after the call, so every step pays a page fault for each 4 KiB that it uses.
     One arena that may grow without bound and never shrinks is faulted in once.
 
     Call it before JAX starts its backend (`jax.devices()`, or any computation): arenas belong to threads. Raises
