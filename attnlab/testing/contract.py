@@ -286,7 +286,7 @@ def _check_documents(what: str, make: Make, dim: int, rows: tuple[Runs, ...]) ->
 
 
 def check_bidirectional(make: Make, *, packed: bool, dim: int = 32) -> None:
-    """With `causal=False` outputs depend on inputs to either side; gradients, types and documents are as they should."""
+    """With `causal=False` outputs depend on inputs to either side; gradients, types and documents are right."""
     both_ways = functools.partial(make, causal=False)
     reach = influence(_built(both_ways, dim), Context.full(2, LENGTH), dim)
     for t in range(LENGTH - 1):
