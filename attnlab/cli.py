@@ -204,9 +204,10 @@ def _parsed(values: flags.FlagValues, argv: list[str], command: str) -> bool:
 
 
 def _required(values: flags.FlagValues, name: str) -> pathlib.Path:
-    if not values[name].value:
+    given = values[name].value
+    if not given:
         raise UserError(f'--{name} is missing')
-    return pathlib.Path(values[name].value).expanduser()
+    return pathlib.Path(given).expanduser()
 
 
 def _whole(text: str, flag: str) -> int:

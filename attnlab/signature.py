@@ -25,7 +25,7 @@ def parameters(target: Callable[..., Any]) -> dict[str, Parameter]:
 
     A Flax module's class signature is `(*args, **kwargs)`, so of a class `__init__` is read.
     """
-    function = target.__init__ if isinstance(target, type) else target
+    function = target.__init__ if isinstance(target, type) else target  # type: ignore[misc]
     hints = typing.get_type_hints(function)
     named = inspect.signature(function).parameters.items()
     return {name: Parameter(hints.get(name, Any), p.default) for name, p in named if name not in ('self', 'rngs')}

@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+from collections.abc import Mapping
 
 import jax
 from rich.console import Console
@@ -43,7 +44,7 @@ def evaluate_run(
     return dict(evaluation.numbers)
 
 
-def _table(numbers: dict[str, float], multiples: tuple[int, ...], length: int, title: str) -> Table:
+def _table(numbers: Mapping[str, float], multiples: tuple[int, ...], length: int, title: str) -> Table:
     table = Table(title=title, title_justify='left')
     for column in ('window', 'tokens', 'nats/token', 'bits/byte', 'perplexity'):
         table.add_column(column, justify='right')

@@ -3,6 +3,7 @@
 import dataclasses
 import pathlib
 import sys
+from typing import Any
 
 from flax import nnx
 
@@ -22,7 +23,7 @@ class Loaded:
     params: nnx.State
     step: int
 
-    def model(self) -> nnx.Module:
+    def model(self) -> Any:
         """The model with its parameters."""
         return nnx.merge(self.setup.graphdef, self.params)
 

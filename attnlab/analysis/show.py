@@ -24,7 +24,7 @@ def show_run(workdir: pathlib.Path, console: Console) -> None:
         console.print(_pairs(f'last of {len(starts)} start{"s" if len(starts) > 1 else ""}', facts))
         for entry in starts[-1]['implementations']:
             console.print(f'{entry["mixer"]} runs {entry["core"]} as {entry["implementation"]}')
-    last = {}
+    last: dict[str, object] = {}
     for line in read_lines(workdir / 'metrics.jsonl'):
         last |= line
     console.print(_pairs('last of each metric', last))

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +10,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from attnlab.context import Context
+from attnlab.mixers.mixer import Mixer
 from attnlab.nn.norms import RMSNorm
 from attnlab.typing import Sequence, State
 
@@ -28,7 +30,7 @@ class Block(nnx.Module):
         self,
         dim: int,
         *,
-        mixer: Callable[..., nnx.Module],
+        mixer: Callable[..., Mixer],
         mlp: Callable[..., nnx.Module] | None = None,
         norm: Callable[..., nnx.Module] = RMSNorm,
         dropout: float = 0.0,
@@ -36,8 +38,8 @@ class Block(nnx.Module):
     ):
         self.mixer_norm = norm(dim, rngs=rngs)
         self.mixer = mixer(dim, rngs=rngs)
-        self.mlp_norm = None if mlp is None else norm(dim, rngs=rngs)
-        self.mlp = None if mlp is None else mlp(dim, rngs=rngs)
+        self.mlp_norm: Any = None if mlp is None else norm(dim, rngs=rngs)
+        self.mlp: Any = None if mlp is None else mlp(dim, rngs=rngs)
         self.dropout = dropout
 
     def __call__(self, x: Sequence, ctx: Context, state: State | None = None) -> tuple[Sequence, State | None]:
@@ -79,5 +81,7 @@ def dropped(x: Sequence, rate: float, ctx: Context) -> Sequence:
     """Inverted dropout: every element is zero with probability `rate`, the rest is scaled up by 1 / (1 - rate)."""
     if rate == 0.0 or ctx.deterministic:
         return x
+    if ctx.dropout_key is None:
+        raise ValueError('dropout wants a key: ctx.dropout_key is None and ctx.deterministic is False')
     keep = jax.random.bernoulli(ctx.dropout_key, 1.0 - rate, x.shape)
     return jnp.where(keep, x / (1.0 - rate), jnp.zeros_like(x))

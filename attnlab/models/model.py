@@ -10,6 +10,7 @@ from jaxtyping import Float
 
 from attnlab.context import Context
 from attnlab.models.block import Stage, stages
+from attnlab.models.heads import LanguageHead
 from attnlab.models.stack import Stack
 from attnlab.nn.embed import Embedding
 from attnlab.nn.norms import RMSNorm
@@ -35,7 +36,7 @@ class LanguageModel(nnx.Module):
         dim: int,
         stack: Callable[..., Stack],
         norm: Callable[..., nnx.Module] = RMSNorm,
-        head: Callable[..., nnx.Module] | None = None,
+        head: Callable[..., LanguageHead] | None = None,
         dtype: DTypeLike,
         rngs: nnx.Rngs,
     ):

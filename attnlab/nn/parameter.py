@@ -13,7 +13,7 @@ time scales of a recurrence (decays, step sizes, skips), which wants its own lea
 AXES = ('embed', 'heads', 'mlp', 'vocab', 'state', None)
 """Logical axis names: model width, heads times channels, hidden width, vocabulary, state; `None` is never sharded."""
 
-Initializer = Callable[[jax.Array, Sequence[int], jnp.dtype], jax.Array]
+Initializer = Callable[..., jax.Array]
 
 
 def param(

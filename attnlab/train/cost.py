@@ -38,7 +38,7 @@ def flops_per_token(setup: Setup) -> float:
     too and counted for its remaining iterations.
     """
     traced = setup.trace()
-    total = _cost(traced.lower()) + sum(_repeats(traced.jaxpr.jaxpr))
+    total = _cost(traced.lower()) + sum(_repeats(traced.jaxpr))
     return total / (setup.batch_size * setup.length)
 
 
@@ -74,26 +74,26 @@ def _context(batch: int, length: int) -> Context:
     return dataclasses.replace(ctx, segments=jnp.ones_like(ctx.positions))
 
 
-def _repeats(jaxpr: jex.core.Jaxpr) -> Iterator[float]:
+def _repeats(jaxpr: Any) -> Iterator[float]:
     """The cost of each scan's body times its iterations after the first, nested scans included."""
-    for equation in jaxpr.eqns:
+    for equation in getattr(jaxpr, 'jaxpr', jaxpr).eqns:
         times = equation.params['length'] if equation.primitive.name == 'scan' else 1
         for inner in jax.tree.leaves(list(equation.params.values()), is_leaf=_is_jaxpr):
             if not _is_jaxpr(inner):
                 continue
-            body = getattr(inner, 'jaxpr', inner)
             if times > 1:
                 yield (times - 1) * _body_cost(inner)
-            yield from (times * extra for extra in _repeats(body))
+            yield from (times * extra for extra in _repeats(inner))
 
 
-def _body_cost(closed: jex.core.ClosedJaxpr) -> float:
+def _body_cost(closed: Any) -> float:
     arguments = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in closed.jaxpr.invars]
     return _cost(jax.jit(jex.core.jaxpr_as_fun(closed)).lower(*arguments))
 
 
 def _cost(lowered: jax.stages.Lowered) -> float:
-    return float(lowered.cost_analysis()['flops'])
+    analysis: Any = lowered.cost_analysis()
+    return float(analysis['flops'])
 
 
 def _is_jaxpr(value: Any) -> bool:

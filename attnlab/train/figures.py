@@ -28,9 +28,9 @@ def loss_curve(lines: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
             marker=None if training else 'o',
             ms=3,
         )
-    values = [value for points in curves.values() for _, value in points if isinstance(value, float)]
-    if values:
-        axes.set_ylim(0.95 * min(values), min(1.05 * max(values), 2.5 * float(np.median(values))))
+    finite = [value for points in curves.values() for _, value in points if isinstance(value, float)]
+    if finite:
+        axes.set_ylim(0.95 * min(finite), min(1.05 * max(finite), 2.5 * float(np.median(finite))))
     _write(figure, axes, path)
 
 

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from attnlab.train import loop, run
 from attnlab.train.cost import flops_per_token, implementations, state_bytes
+from attnlab.train.partition import undivided
 from attnlab.train.setup import Setup, prepare
 
 
@@ -25,6 +26,8 @@ def launch(config: ConfigDict, workdir: pathlib.Path, *, console: Console, data_
         facts = _facts(setup, flops)
         run.record(workdir, facts)
         setup.task.save(workdir)
+        for line in undivided(setup.abstract.params, setup.mesh):
+            console.print(f'whole on every device: {line}')
         console.print(_headline(setup, facts, workdir, time.perf_counter() - began))
     outcome, _ = loop.train(setup, workdir, console=console, data_workers=data_workers, flops_per_token=flops)
     if jax.process_index() == 0 and outcome == loop.FINISHED:

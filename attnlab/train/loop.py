@@ -173,7 +173,7 @@ def _agreed(stop: threading.Event, number: int) -> bool:
 def _asked_to_stop() -> Iterator[threading.Event]:
     """An event that the first SIGTERM or Ctrl-C sets; a second one ends the process as usual."""
     event = threading.Event()
-    previous = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    previous: dict[int, Any] = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
 
     def ask(number: int, _: Any) -> None:
         event.set()

@@ -55,7 +55,7 @@ class Setup:
     make_model: Callable[[nnx.Rngs], nnx.Module]
 
     @functools.cached_property
-    def model(self) -> nnx.Module:
+    def model(self) -> Any:
         """The model, with shapes in place of arrays."""
         return abstract_model(self.make_model)
 
@@ -136,9 +136,9 @@ class Setup:
         return jax.tree.map(lambda leaf: leaf.sharding, self.abstract)
 
 
-KEYS = frozenset(  # noqa: RUF005
-    ['seed', 'steps', 'batch_size', 'accumulate', 'length', 'task', 'model']
-    + ['optimizer', 'precision', 'mesh', 'evals', 'checkpoint', 'report']
+KEYS = frozenset(
+    {'seed', 'steps', 'batch_size', 'accumulate', 'length', 'task', 'model'}
+    | {'optimizer', 'precision', 'mesh', 'evals', 'checkpoint', 'report'}
 )
 """The top level of every run config."""
 

@@ -30,7 +30,7 @@ class TrainState:
 
 def split(model: nnx.Module) -> tuple[nnx.GraphDef, nnx.State]:
     """The model's structure and its parameters. Raises TypeError for a model that holds anything else."""
-    graphdef, params, rest = nnx.split(model, nnx.Param, ...)
+    graphdef, params, rest = nnx.split(model, nnx.Param, ...)  # type: ignore[misc]
     if jax.tree.leaves(rest):
         raise TypeError(f'the model holds variables that are not parameters, which a checkpoint would lose: {rest}')
     return graphdef, params

@@ -47,5 +47,5 @@ def test_a_scan_of_a_scan_is_counted_in_full():
 
     x = jnp.ones((32, 32))
     traced = jax.jit(twice).trace(x, x)
-    counted = _cost(traced.lower()) + sum(_repeats(traced.jaxpr.jaxpr))
+    counted = _cost(traced.lower()) + sum(_repeats(traced.jaxpr))
     assert counted == pytest.approx(15 * 2 * 32**3, rel=0.05)
