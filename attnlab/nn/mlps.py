@@ -1,5 +1,10 @@
-"""Channel mixers: what a block does to every token on its own."""
+"""Channel mixers: what a block does to every token on its own.
 
+The hidden activations are recomputed in the backward pass: that is elementwise work, where keeping them would take more
+memory than anything else in a block, and more time on CPU.
+"""
+
+import jax
 from flax import nnx
 
 from attnlab.nn.activations import activation as activation_called
@@ -23,7 +28,8 @@ class GatedMLP(nnx.Module):
         self.down = Linear(hidden, dim, axes=('mlp', 'embed'), rngs=rngs)
 
     def __call__(self, x: Sequence) -> Sequence:
-        return self.down(activation_called(self.activation)(self.gate(x)) * self.up(x))
+        f = activation_called(self.activation)
+        return jax.checkpoint(lambda gate, up: self.down(f(gate) * up))(self.gate(x), self.up(x))
 
 
 class MLP(nnx.Module):
@@ -40,4 +46,5 @@ class MLP(nnx.Module):
         self.down = Linear(hidden, dim, axes=('mlp', 'embed'), rngs=rngs)
 
     def __call__(self, x: Sequence) -> Sequence:
-        return self.down(activation_called(self.activation)(self.up(x)))
+        f = activation_called(self.activation)
+        return jax.checkpoint(lambda up: self.down(f(up)))(self.up(x))
