@@ -20,7 +20,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-import heap
 import jax
 import jaxlib
 import numpy as np
@@ -31,9 +30,11 @@ from rich.console import Console
 from rich.table import Table
 from step_size import StepSize
 
+from attnlab.train.devices import keep_freed_memory
+
 _PEER = flags.DEFINE_string('peer_python', None, 'Python of an environment with torch; without it JAX is timed alone.')
 _OUT = flags.DEFINE_string('out', None, 'Also write the figures to this JSON file.')
-_KEEP = flags.DEFINE_bool('keep_freed_memory', False, 'Let the C library keep the temporaries of a JAX step (heap.py).')
+_KEEP = flags.DEFINE_bool('keep_freed_memory', True, 'Let the C library keep freed memory, as `attnlab train` does.')
 _ROUNDS = flags.DEFINE_integer('rounds', 10, 'How often the contenders take turns.', lower_bound=2)
 _BURST = flags.DEFINE_integer('burst', 3, 'Timed steps of one turn, after one that is not timed.', lower_bound=1)
 
@@ -178,7 +179,8 @@ def machine() -> dict[str, object]:
 
 
 def show(results: Mapping[str, dict], environment: Mapping[str, object]) -> None:
-    title = f'{environment["cpu"]}, {environment["cores"]} cores, load {environment["load"]:.1f}'
+    kept = 'kept' if environment['keep_freed_memory'] else 'not kept'
+    title = f'{environment["cpu"]}, {environment["cores"]} cores, load {environment["load"]:.1f}, freed memory {kept}'
     table = Table(title=title, caption=f'speed: times as fast as {BASELINE}, median and 95% interval')
     for heading in ('', 'step ms', 'best ms', 'tokens/s', 'speed', '', 'by CPU time'):
         table.add_column(heading, justify='right' if heading else 'left', no_wrap=True)
@@ -194,7 +196,7 @@ def main(argv: Sequence[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f'unexpected arguments: {argv[1:]}')
     if _KEEP.value:
-        heap.keep_freed_memory()
+        keep_freed_memory()
     size, environment = StepSize(), machine() | {'keep_freed_memory': _KEEP.value}
     contenders: dict[str, Contender] = {name: JaxContender(make, size) for name, make in JAX_CONTENDERS.items()}
     peers = {}
