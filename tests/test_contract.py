@@ -2,9 +2,10 @@
 
 import functools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import jax
 import pytest
 from flax import nnx
 from ml_collections import ConfigDict
@@ -18,6 +19,15 @@ from attnlab.zoo import ZOO, Recipe
 DIM = 32
 SMALL = {'heads': 4, 'head_dim': 16, 'window': 5}
 """Sizes that suit `DIM` and the length of the checks, in place of the recipe's where it has such an argument."""
+
+
+@pytest.fixture(scope='module', autouse=True)
+def compiles_fast() -> Iterator[None]:
+    """Leaves out XLA's optimisations: nearly all the time goes into compiling, and they take half of it."""
+    jax.config.update('jax_disable_most_optimizations', True)
+    yield
+    jax.config.update('jax_disable_most_optimizations', False)
+
 
 ROWS = [pytest.param(recipe, id=name) for name, recipe in ZOO.items()]
 

@@ -212,11 +212,12 @@ def _check_splits(what: str, make: Make, dim: int, ctx: Context, splits: Sequenc
         state, pieces, start = mixer.init_state(2, LENGTH, x.dtype), [], 0
         before = jax.tree.map(_form, state)
         for steps in split:
-            y, state = run(params, x[:, start : start + steps], _piece(ctx, start, start + steps), state)
+            stop = start + steps
+            y, state = run(params, _cut(x, start, stop), _piece(ctx, start, stop), state)
             after = jax.tree.map(_form, state)
             _require(after == before, f'{what}: after {steps} steps the state is {after}; it was {before}')
             pieces.append(y)
-            start += steps
+            start = stop
         actual = np.concatenate(pieces, axis=1)
         assert_close(
             actual[real], expected[real], dtype=x.dtype, reduction=LENGTH * dim, what=f'{what}: split as {split}, y'
@@ -263,12 +264,12 @@ def _check_documents(what: str, make: Make, dim: int, rows: tuple[Runs, ...]) ->
     run = jax.jit(run)
     ctx = context(*rows)
     x = _noise(0, (len(rows), LENGTH, dim))
-    together, _ = run(params, x, ctx)
+    together = np.asarray(run(params, x, ctx)[0])
     for row, runs in enumerate(rows):
         for segment, start, stop in _documents(runs):
             if segment == PADDING:
                 continue
-            alone, _ = run(params, x[row : row + 1, start:stop], Context.full(1, stop - start))
+            alone, _ = run(params, _cut(x[row : row + 1], start, stop), Context.full(1, stop - start))
             assert_close(
                 together[row : row + 1, start:stop],
                 alone,
@@ -426,9 +427,14 @@ def _documents(runs: Runs) -> Iterator[tuple[int, int, int]]:
         start += length
 
 
+def _cut(array: Array, start: int, stop: int) -> Array:
+    """Tokens `start` to `stop`, cut by numpy: JAX would compile a slice for every place."""
+    return jnp.asarray(np.asarray(array)[:, start:stop])
+
+
 def _piece(ctx: Context, start: int, stop: int) -> Context:
-    segments = None if ctx.segments is None else ctx.segments[:, start:stop]
-    return dataclasses.replace(ctx, positions=ctx.positions[:, start:stop], segments=segments)
+    segments = None if ctx.segments is None else _cut(ctx.segments, start, stop)
+    return dataclasses.replace(ctx, positions=_cut(ctx.positions, start, stop), segments=segments)
 
 
 def _form(leaf: Array) -> str:
