@@ -24,6 +24,21 @@ def attention(t: int, s: int) -> AttentionTile | None:
     return AttentionTile(queries=min(512, t), keys=min(512, s))
 
 
+def cross_entropy(n: int, o: int) -> int | None:
+    """The tokens of one part, with 2^22 logits or so (16 MiB in float32); `None`: all `n` at once, up to four such parts."""
+    if n * o <= 2**24:
+        return None
+    return min(n, max(128, 2**22 // o))
+
+
+def keeps_weights(count: int) -> bool:
+    """Whether the `count` weights of a dense block of attention are kept for the backward pass, or computed again.
+
+    Computing them again costs a fifth of the core's time; up to 2^22, 16 MiB in float32, they are kept.
+    """
+    return count <= 2**22
+
+
 @dataclasses.dataclass(frozen=True)
 class ScanTile:
     """Steps of a recurrence that are written out one after the other in one turn of the loop."""
@@ -45,6 +60,21 @@ def selective_scan(t: int) -> ScanTile:
     return ScanTile(steps=max(1, min(32, t)))
 
 
-def linear_attention(t: int) -> ScanTile:
-    """The steps of one chunk, a power of two."""
-    return ScanTile(steps=64 if t > 32 else 1 << max(0, t - 1).bit_length())
+@dataclasses.dataclass(frozen=True)
+class ChunkTile:
+    """Steps of one chunk, a power of two, and steps of one group of chunks, which are worked on at once."""
+
+    steps: int
+    group: int
+
+
+def linear_attention(b: int, t: int, channels: int, platform: str, *, vector: bool) -> ChunkTile:
+    """The chunks of `b` sequences of `t` steps with so many channels, over all heads.
+
+    With a decay for every channel chunks are shorter: one product serves a chunk as long as its decays stay moderate. On a
+    CPU a group is what stays in the caches (t = 8192: half the time of one group); elsewhere it fills the device.
+    """
+    longest = 32 if vector else 64
+    steps = min(longest, 1 << (t - 1).bit_length())
+    numbers = (2**17 if vector else 2**18) if platform == 'cpu' else 2**24
+    return ChunkTile(steps=steps, group=max(1, numbers // (b * channels * steps)) * steps)

@@ -1,5 +1,6 @@
 """Rotary position embedding: queries and keys turned by an angle proportional to their position."""
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
@@ -38,7 +39,8 @@ def rotate(
     turned = rotated_channels(x.shape[-1], fraction)
     wide = jnp.promote_types(x.dtype, jnp.float32)
     angles = rotary_angles(positions, turned, base, wide)[:, :, None, :]
-    cos, sin = jnp.cos(angles), jnp.sin(angles)
+    # The barrier has them computed once for all heads and layers, rather than inside every product that they are part of.
+    cos, sin = jax.lax.optimization_barrier((jnp.cos(angles), jnp.sin(angles)))
     head = x[..., :turned].astype(wide)
     if interleaved:
         first, second = head[..., 0::2], head[..., 1::2]

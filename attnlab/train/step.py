@@ -37,16 +37,18 @@ def make_step(
 
     gradient = jax.grad(total_loss, has_aux=True)
 
+    def update(state: TrainState, grads: nnx.State) -> TrainState:
+        updates, opt_state = transform.update(grads, state.opt_state, state.params)
+        return TrainState(optax.apply_updates(state.params, updates), opt_state, state.step + 1)
+
     def step(state: TrainState, batch: Batch, number: Int[Array, '']) -> tuple[TrainState, Metrics]:
         key = key_for(seed, number, 'dropout')
         summed, averages = _accumulated(gradient, state.params, batch, key, accumulate)
         count = jnp.maximum(averages['loss'].count, 1.0)
         grads = jax.tree.map(lambda g: g / count, summed)
         norm = optax.tree.norm(grads)
-        updates, opt_state = transform.update(grads, state.opt_state, state.params)
-        updated = TrainState(optax.apply_updates(state.params, updates), opt_state, state.step + 1)
-        good = jnp.isfinite(averages['loss'].total) & jnp.isfinite(norm) & (updated.step == number)
-        state = jax.tree.map(lambda new, old: jnp.where(good, new, old), updated, state)
+        good = jnp.isfinite(averages['loss'].total) & jnp.isfinite(norm) & (state.step + 1 == number)
+        state = jax.lax.cond(good, update, lambda state, _: state, state, grads)
         return state, averages | {'grad_norm': norm, 'good': good}
 
     return step

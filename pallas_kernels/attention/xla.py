@@ -1,6 +1,7 @@
 """The portable form of `attention`: one dense block, or a scan over the blocks of queries and keys that see each other."""
 
 import dataclasses
+import math
 from typing import NamedTuple
 
 import jax
@@ -31,32 +32,45 @@ class Rows(NamedTuple):
     delta: jax.Array
 
 
-def forward(rule: Rule, operands: Operands) -> tuple[jax.Array, jax.Array]:
-    """Returns the output, `b g r t v`, and the row statistics, `b g r t 1`."""
+def forward(rule: Rule, operands: Operands) -> vjp.Kept:
+    """Returns the output and the row statistics; of a small dense block the weights as well."""
     t, s = operands.q.shape[3], operands.k.shape[2]
     tile = tiling.attention(t, s)
+    if tile is None and tiling.keeps_weights(math.prod(operands.q.shape[:4]) * s):
+        return _dense(rule, operands, _whole(t, s))
     if tile is None:
         running = _advance(rule, operands, _whole(t, s), None)
     else:
         running = _scan_forward(rule, operands, tile)
     normalizer, statistic = rule.weights.finish(running.pivot, running.denominator)
-    return (running.accumulator / normalizer).astype(operands.v.dtype), statistic
+    return vjp.Kept((running.accumulator / normalizer).astype(operands.v.dtype), statistic)
 
 
-def backward(rule: Rule, operands: Operands, output: jax.Array, statistic: jax.Array, doutput: jax.Array) -> Operands:
+def backward(rule: Rule, operands: Operands, kept: vjp.Kept, doutput: jax.Array) -> Operands:
     """Returns the gradients of the operands, `None` for segments."""
     t, s = operands.q.shape[3], operands.k.shape[2]
     tile = tiling.attention(t, s)
     doutput = doutput.astype(operands.dtype())
-    rows = Rows(statistic, doutput, jnp.sum(output * doutput, axis=-1, keepdims=True))
+    rows = Rows(kept.statistic, doutput, jnp.sum(kept.output * doutput, axis=-1, keepdims=True))
     if tile is None:
-        gradients = _pull(rule, operands, _whole(t, s), rows)
+        gradients = _pull(rule, operands, _whole(t, s), rows, kept.weights)
     else:
         gradients = _scan_backward(rule, operands, rows, tile)
     return jax.tree.map(lambda gradient, operand: gradient.astype(operand.dtype), gradients, operands.floating())
 
 
 attention = vjp.differentiable(forward, backward)
+
+
+def _dense(rule: Rule, operands: Operands, place: Place) -> vjp.Kept:
+    """The whole of a small call in one block, its weights kept."""
+    block = operands.accumulating()
+    values, visible = scores(rule, _products(rule.scale * block.q, block.k), block, place)
+    pivot = rule.weights.pivot(values, visible)
+    numerators, denominators = rule.weights.block(values, visible, pivot)
+    normalizer, statistic = rule.weights.finish(pivot, jnp.sum(denominators, axis=-1, keepdims=True))
+    weights = numerators / normalizer
+    return vjp.Kept(_over_keys(weights, block.v).astype(operands.v.dtype), statistic, weights)
 
 
 def _advance(rule: Rule, block: Operands, place: Place, running: Running | None) -> Running:
@@ -76,8 +90,8 @@ def _advance(rule: Rule, block: Operands, place: Place, running: Running | None)
     return Running(pivot, denominator, accumulator)
 
 
-def _pull(rule: Rule, block: Operands, place: Place, rows: Rows) -> Operands:
-    """The gradients of the operands of one block, its weights computed again."""
+def _pull(rule: Rule, block: Operands, place: Place, rows: Rows, weights: jax.Array | None = None) -> Operands:
+    """The gradients of the operands of one block, its weights computed again unless given."""
     block = block.accumulating()
 
     def of(products: jax.Array, added: dict[str, jax.Array | None]) -> tuple[jax.Array, jax.Array]:
@@ -85,7 +99,8 @@ def _pull(rule: Rule, block: Operands, place: Place, rows: Rows) -> Operands:
 
     added = {name: getattr(block, name) for name in ADDED}
     values, pull, visible = jax.vjp(of, _products(rule.scale * block.q, block.k), added, has_aux=True)
-    weights = rule.weights.recompute(values, visible, rows.statistic)
+    if weights is None:
+        weights = rule.weights.recompute(values, visible, rows.statistic)
     dweights = _products(rows.doutput, block.v)
     dproducts, dadded = pull(
         rule.weights.score_gradient(values, visible, weights, rows.statistic, dweights, rows.delta)

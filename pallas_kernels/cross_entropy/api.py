@@ -2,7 +2,7 @@
 
 import jax
 
-from pallas_kernels import arguments, dispatch, precision
+from pallas_kernels import arguments, dispatch
 from pallas_kernels.cross_entropy import reference, xla
 
 CORE = 'cross_entropy'
@@ -49,5 +49,4 @@ def cross_entropy(
         'xla': dispatch.Candidate(xla.cross_entropy),
     }
     run = dispatch.select(CORE, implementation, candidates)
-    dtype = precision.accumulator(hidden, embedding)
-    return run(hidden.astype(dtype), embedding.astype(dtype), labels, z_loss=z_loss, soft_cap=soft_cap)
+    return run(hidden, embedding, labels, z_loss=z_loss, soft_cap=soft_cap)
