@@ -14,7 +14,7 @@ class Chunks(NamedTuple):
       k: `b l hk c k`.
       v: `b l hv c v`.
       log_decay: `b l h c k`, 0 for padding; or `None`.
-      runs: how often the chunk has forgotten the past, up to each step, int32 `b l 1 c`; or `None`.
+      runs: how often the chunk has forgotten the past, up to each step, int32 `b l 1 c 1`; or `None`.
     """
 
     q: jax.Array
@@ -28,18 +28,12 @@ def cut(
     q: jax.Array, k: jax.Array, v: jax.Array, log_decay: jax.Array | None, starts: jax.Array | None, length: int
 ) -> Chunks:
     """Cuts time into chunks of `length`, the last one filled up with steps that neither write nor decay."""
-    t = q.shape[1]
-    if log_decay is not None and log_decay.shape[1] == 1:
-        whole = length if t % length == 0 else t
-        log_decay = jnp.broadcast_to(log_decay, (1, whole, *log_decay.shape[2:]))
     return Chunks(
         q=_cut(q, length),
         k=_cut(k, length),
         v=_cut(v, length),
         log_decay=None if log_decay is None else _cut(log_decay, length),
-        runs=None
-        if starts is None
-        else jnp.cumsum(_cut(starts[..., None, None], length)[..., 0], axis=3, dtype=jnp.int32),
+        runs=None if starts is None else jnp.cumsum(_cut(starts[..., None, None], length), axis=3, dtype=jnp.int32),
     )
 
 
@@ -50,27 +44,46 @@ def _cut(array: jax.Array, length: int) -> jax.Array:
     return jnp.moveaxis(array.reshape(b, t // length, length, h, k), 3, 2)
 
 
-def join(array: jax.Array, t: int) -> jax.Array:
-    """`b l h c v` as `b t h v`, without the padding."""
+def join(array: jax.Array) -> jax.Array:
+    """`b l h c v` as `b t h v`."""
     b, l, h, c, v = array.shape
-    return jnp.moveaxis(array, 2, 3).reshape(b, l * c, h, v)[:, :t]
+    return jnp.moveaxis(array, 2, 3).reshape(b, l * c, h, v)
 
 
-def visible(chunks: Chunks) -> jax.Array:
-    """Which earlier steps (last axis) of its chunk a step reads, bool `b l 1 c c`, dimensions constant of size 1."""
-    c = chunks.q.shape[3]
-    past = jnp.tril(jnp.ones((c, c), bool))[None, None, None]
-    return past if chunks.runs is None else past & (chunks.runs[..., :, None] == chunks.runs[..., None, :])
+def since(array: jax.Array) -> jax.Array:
+    """Sums over the steps, the last axis but one, from the first up to each."""
+    ones = jnp.tril(jnp.ones((array.shape[-2],) * 2, array.dtype))
+    # A product with ones, several times faster than a cumulative sum; it must not round to a shorter type on the way.
+    return jnp.matmul(_like(ones, array), array, precision='highest')
 
 
-def remembers(chunks: Chunks) -> jax.Array | None:
+def until(array: jax.Array) -> jax.Array:
+    """Sums over the steps, the last axis but one, from the one after each up to the last."""
+    ones = jnp.triu(jnp.ones((array.shape[-2],) * 2, array.dtype), 1)
+    return jnp.matmul(_like(ones, array), array, precision='highest')
+
+
+def _like(matrix: jax.Array, array: jax.Array) -> jax.Array:
+    return matrix.reshape((1,) * (array.ndim - 2) + matrix.shape)
+
+
+def visible(runs: jax.Array | None, like: jax.Array) -> jax.Array:
+    """Which steps (last axis) of its chunk a step reads, itself and earlier ones of its run: bool `b l 1 c c`.
+
+    Dimensions are those of `like`, `... c k`, of size 1 where it does not vary.
+    """
+    past = _like(jnp.tril(jnp.ones((like.shape[-2],) * 2, bool)), like)
+    return past if runs is None else past & (runs == runs.swapaxes(-1, -2))
+
+
+def remembers(runs: jax.Array | None) -> jax.Array | None:
     """Which steps still read the state before the chunk, bool `b l 1 c 1`; `None`: all."""
-    return None if chunks.runs is None else chunks.runs[..., None] == 0
+    return None if runs is None else runs == 0
 
 
-def remembered(chunks: Chunks) -> jax.Array | None:
+def remembered(runs: jax.Array | None) -> jax.Array | None:
     """Which steps the state after the chunk still holds, bool `b l 1 c 1`; `None`: all."""
-    return None if chunks.runs is None else chunks.runs[..., None] == chunks.runs[..., -1:, None]
+    return None if runs is None else runs == runs[..., -1:, :]
 
 
 def keep(where: jax.Array | None, array: jax.Array) -> jax.Array:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels import precision
-from pallas_kernels.linear_attention.chunks import Chunks, keep, remembered, remembers, visible
+from pallas_kernels.linear_attention.chunks import Chunks, keep, remembered, remembers, since, until, visible
 
 
 def writes(chunks: Chunks) -> tuple[jax.Array, jax.Array]:
@@ -21,10 +21,10 @@ def writes(chunks: Chunks) -> tuple[jax.Array, jax.Array]:
         weights, factor = jnp.ones((1,) * 5, dtype), jnp.ones((1,) * 5, dtype)
     else:
         log_decay = chunks.log_decay.astype(dtype)
-        weights, factor = jnp.exp(_after(log_decay)), jnp.exp(jnp.sum(log_decay, axis=3, keepdims=True))
-    weights = keep(remembered(chunks), weights)
+        weights, factor = jnp.exp(until(log_decay)), jnp.exp(jnp.sum(log_decay, axis=3, keepdims=True))
+    weights = keep(remembered(chunks.runs), weights)
     if chunks.runs is not None:
-        factor = keep(chunks.runs[..., -1:, None] == 0, factor)
+        factor = keep(chunks.runs[..., -1:, :] == 0, factor)
     written = jnp.einsum('blgsk,blgrsv->blgrkv', k, _by_group(weights, k.shape[2]) * v)
     b, l, g, r, *kv = written.shape
     return written.reshape(b, l, g * r, *kv), factor
@@ -34,14 +34,14 @@ def outputs(chunks: Chunks, state: jax.Array) -> jax.Array:
     """What each step reads, `b l h c v`, of its own chunk and of the state before it, `b l h k v`."""
     q, k, v = _grouped(chunks)
     g = q.shape[2]
-    seen = visible(chunks)
+    seen = visible(chunks.runs, q)
     reach = jnp.ones((1,) * 5, v.dtype)
     weights = jnp.where(seen, 1, 0).astype(v.dtype)
     if chunks.log_decay is not None:
         log_decay = chunks.log_decay.astype(v.dtype)
-        weights = jnp.exp(jnp.where(seen, _between(log_decay[..., 0]), -jnp.inf))
-        reach = jnp.exp(jnp.cumsum(log_decay, axis=3))
-    reach = keep(remembers(chunks), reach)
+        weights = jnp.exp(jnp.where(seen, _between(log_decay), -jnp.inf))
+        reach = jnp.exp(since(log_decay))
+    reach = keep(remembers(chunks.runs), reach)
     products = jnp.einsum('blgtk,blgsk->blgts', q, k)[:, :, :, None] * _by_group(weights, g)
     inside = jnp.einsum('blgrts,blgrsv->blgrtv', products, v)
     b, l, h, *kv = state.shape
@@ -66,14 +66,8 @@ def _by_group(array: jax.Array, g: int) -> jax.Array:
     return array.reshape(b, l, *((1, 1) if h == 1 else (g, h // g)), *rest)
 
 
-def _after(log_decay: jax.Array) -> jax.Array:
-    """The decays between each step and the end of its chunk, summed."""
-    later = jnp.pad(log_decay[:, :, :, 1:], ((0, 0),) * 3 + ((0, 1), (0, 0)))
-    return jax.lax.cumsum(later, axis=3, reverse=True)
-
-
 def _between(log_decay: jax.Array) -> jax.Array:
-    """The decays after step s up to step t, summed: `b l h t s` from `b l h t`.
+    """The decays after step s up to step t, summed: `b l h t s` from `b l h t 1`.
 
     A difference of cumulative sums, which would lose the small difference of large sums to rounding; so a coarse part, whose
     sums are exact, goes separately.
@@ -81,7 +75,7 @@ def _between(log_decay: jax.Array) -> jax.Array:
     coarse = jnp.round(log_decay * 1024) / 1024
 
     def differences(array: jax.Array) -> jax.Array:
-        total = jnp.cumsum(array, axis=3)
-        return total[..., :, None] - total[..., None, :]
+        total = since(array)
+        return total - total.swapaxes(-1, -2)
 
     return differences(coarse) + differences(log_decay - coarse)

@@ -1,86 +1,156 @@
 """Chunks of `linear_attention` with a decay of its own for every key channel.
 
-`exp(G_t - G_s)`, with G the decays summed, does not split into a factor of the query and one of the key: either may
-overflow. It does around any step r between the two, `exp(G_t - G_r) exp(G_r - G_s)`, both at most 1. So a chunk is halved
-again and again, and every pair of steps meets where its two halves do (compare the secondary chunking of Yang et al.,
-2024, arXiv 2312.06635, which halves once).
+With G the decays summed, `exp(G_t - G_s)` does not split into a factor of the query and one of the key: either may overflow.
+It does around a step r between the two, `exp(G_t - G_r) exp(G_r - G_s)`, both at most 1. So neighbours are joined two by
+two until they fill the chunk, and every pair of steps meets where two neighbours join (compare the secondary chunking of
+Yang et al., 2024, arXiv 2312.06635). A chunk whose decays are moderate takes one product around its middle instead.
 """
+
+from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from pallas_kernels import precision
-from pallas_kernels.linear_attention.chunks import Chunks, keep, remembered, remembers
+from pallas_kernels.linear_attention.chunks import Chunks, keep, remembered, remembers, since, until, visible
+
+MODERATE = 40.0
+"""The decay from the middle of a chunk to its ends up to which one product serves: `exp(2 * 40)` is far from overflow."""
+
+
+class Reads(NamedTuple):
+    """What is read, with all heads: q, k `b l h c k`, v `b l h c v`, the state before each chunk `b l h k v`."""
+
+    q: jax.Array
+    k: jax.Array
+    v: jax.Array
+    state: jax.Array
 
 
 def writes(chunks: Chunks) -> tuple[jax.Array, jax.Array]:
     """What each chunk adds to the state, `b l h k v`, and the factor that the state before it keeps, `b l h k 1`."""
     _, k, v, log_decay = _spread(chunks)
-    later = jnp.pad(log_decay[:, :, :, 1:], ((0, 0),) * 3 + ((0, 1), (0, 0)))
-    weights = keep(remembered(chunks), jnp.exp(jax.lax.cumsum(later, axis=3, reverse=True)))
+    weights = keep(remembered(chunks.runs), jnp.exp(until(log_decay)))
     factor = jnp.exp(jnp.sum(log_decay, axis=3))[..., None]
     if chunks.runs is not None:
-        factor = keep(chunks.runs[..., -1:, None] == 0, factor)
+        factor = keep(chunks.runs[..., -1:, :] == 0, factor)
     return jnp.einsum('blhsk,blhsv->blhkv', weights * k, v), factor
 
 
 def outputs(chunks: Chunks, state: jax.Array) -> jax.Array:
     """What each step reads, `b l h c v`, of its own chunk and of the state before it, `b l h k v`."""
     q, k, v, log_decay = _spread(chunks)
-    total = jnp.sum(q * k, axis=-1, keepdims=True) * v
-    since, until = log_decay, jnp.zeros_like(log_decay)
-    size = 1
-    while size < q.shape[3]:
-        # `since` sums the decays from the beginning of a half up to a step, `until` those after it to the end of the half.
-        halves = tuple(_halves(array, size) for array in (q, k, v, since, until))
-        total += _join(_read_earlier_half(*halves, _halves_seen(chunks, size)))
-        since, until = _merge(halves[3], halves[4])
-        size *= 2
-    reach = keep(remembers(chunks), jnp.exp(since))
-    return total + jnp.einsum('blhtk,blhkv->blhtv', reach * q, state)
+    return _read(Reads(q, k, v, state), log_decay, chunks.runs)
 
 
 def _spread(chunks: Chunks) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """q, k, v and the log decays, every one with all heads."""
     arrays = (chunks.q, chunks.k, chunks.v, chunks.log_decay)
     dtype = precision.accumulator(*arrays)
     h = max(array.shape[2] for array in arrays)
     return tuple(jnp.repeat(array.astype(dtype), h // array.shape[2], axis=2) for array in arrays)
 
 
-def _halves(array: jax.Array, size: int) -> jax.Array:
-    """`b l h c k` as `b l h p 2 s k`, pairs of neighbouring halves of `size` steps."""
-    b, l, h, c, k = array.shape
-    return array.reshape(b, l, h, c // (2 * size), 2, size, k)
+@jax.custom_vjp
+def _read(reads: Reads, log_decay: jax.Array, runs: jax.Array | None) -> jax.Array:
+    return jax.lax.cond(_moderate(log_decay), _read_moderate, _read_any, reads, log_decay, runs)
 
 
-def _join(array: jax.Array) -> jax.Array:
-    b, l, h, p, two, s, k = array.shape
-    return array.reshape(b, l, h, p * two * s, k)
+def _save(reads: Reads, log_decay: jax.Array, runs: jax.Array | None):
+    return _read(reads, log_decay, runs), (reads, log_decay, runs)
 
 
-def _halves_seen(chunks: Chunks, size: int) -> jax.Array | None:
-    """Which steps of the earlier half (last axis) the steps of the later one read, `b l 1 p s s`; `None`: all."""
-    if chunks.runs is None:
-        return None
-    runs = _halves(chunks.runs[..., None], size)[..., 0]
-    return runs[..., 1, :, None] == runs[..., 0, None, :]
+def _pull(saved, doutput: jax.Array):
+    """The decays count as constants, for what they get follows from the rest.
+
+    A decay of step t scales each product of a query at or after t and a key, or the state, before t. So its gradient is
+    the sum, over the steps from t on, of `q dq - k dk`.
+    """
+    reads, log_decay, runs = saved
+
+    def pull(read: Callable[..., jax.Array]) -> Callable[..., Reads]:
+        def gradients(reads, log_decay, runs, doutput):
+            return jax.vjp(lambda reads: read(reads, log_decay, runs), reads)[1](doutput)[0]
+
+        return gradients
+
+    dreads = jax.lax.cond(_moderate(log_decay), pull(_read_moderate), pull(_read_any), *saved, doutput)
+    later = visible(runs, log_decay).astype(log_decay.dtype).swapaxes(-1, -2)
+    scaled = reads.q * dreads.q - reads.k * dreads.k
+    return dreads, jnp.matmul(later, scaled, precision='highest'), None
 
 
-def _read_earlier_half(
-    q: jax.Array, k: jax.Array, v: jax.Array, since: jax.Array, until: jax.Array, seen: jax.Array | None
-) -> jax.Array:
-    """What the later halves read of the earlier ones, `b l h p 2 s v`."""
-    queries = q[..., 1, :, :] * jnp.exp(since[..., 1, :, :])
-    keys = k[..., 0, :, :] * jnp.exp(until[..., 0, :, :])
-    weights = keep(seen, jnp.einsum('blhptk,blhpsk->blhpts', queries, keys))
-    read = jnp.einsum('blhpts,blhpsv->blhptv', weights, v[..., 0, :, :])
-    return jnp.stack([jnp.zeros_like(read), read], axis=4)
+_read.defvjp(_save, _pull)
 
 
-def _merge(since: jax.Array, until: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The sums of two halves made those of their whole."""
-    first, second = since[..., 0, :, :], since[..., 1, :, :]
-    since = jnp.stack([first, second + first[..., -1:, :]], axis=4)
-    until = jnp.stack([until[..., 0, :, :] + second[..., -1:, :], until[..., 1, :, :]], axis=4)
-    return _join(since), _join(until)
+def _moderate(log_decay: jax.Array) -> jax.Array:
+    return jnp.max(jnp.abs(_from_middle(log_decay)[0])) <= MODERATE
+
+
+def _from_middle(log_decay: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The decays summed from the middle of the chunk to each step, and from its beginning to the middle, `b l h 1 k`."""
+    total = since(log_decay)
+    middle = (log_decay.shape[3] - 1) // 2
+    middle = total[:, :, :, middle : middle + 1]
+    return total - middle, middle
+
+
+def _read_moderate(reads: Reads, log_decay: jax.Array, runs: jax.Array | None) -> jax.Array:
+    """One product around the middle of the chunk."""
+    decay, middle = _from_middle(log_decay)
+    queries, keys = reads.q * jnp.exp(decay), reads.k * jnp.exp(-decay)
+    weights = keep(visible(runs, queries), jnp.einsum('blhtk,blhsk->blhts', queries, keys))
+    state = jnp.exp(middle).swapaxes(3, 4) * reads.state
+    within = jnp.einsum('blhts,blhsv->blhtv', weights, reads.v)
+    return within + jnp.einsum('blhtk,blhkv->blhtv', keep(remembers(runs), queries), state)
+
+
+def _read_any(reads: Reads, log_decay: jax.Array, runs: jax.Array | None) -> jax.Array:
+    """The step itself, earlier steps by joining neighbours, and the state."""
+    # Without the barrier the compiler prepares the operands of this branch even when the other one is taken.
+    reads, log_decay, runs = jax.lax.optimization_barrier((reads, log_decay, runs))
+    own = jnp.sum(reads.q * reads.k, axis=-1, keepdims=True) * reads.v
+    reach = keep(remembers(runs), jnp.exp(since(log_decay)))
+    before = jnp.einsum('blhtk,blhkv->blhtv', reach * reads.q, reads.state)
+    return own + _read_joined(reads, log_decay, runs) + before
+
+
+def _read_joined(reads: Reads, log_decay: jax.Array, runs: jax.Array | None) -> jax.Array:
+    """What each step reads of earlier ones: blocks of one step and its neighbour joined, until one block is the chunk."""
+    total, size = jnp.zeros_like(reads.v), 1
+    # Decays summed from the beginning of its block up to a step, and after it up to the end of its block.
+    before, after = log_decay, jnp.zeros_like(log_decay)
+    while size < log_decay.shape[3]:
+        (_, q), (k, _), (v, _) = (_neighbours(array, size) for array in reads[:3])
+        (before_first, before_last), (after_first, after_last) = (_neighbours(array, size) for array in (before, after))
+        weights = jnp.einsum('blhptk,blhpsk->blhpts', q * jnp.exp(before_last), k * jnp.exp(after_first))
+        if runs is not None:
+            first, last = _neighbours(runs, size)
+            weights = keep(last == first.swapaxes(-1, -2), weights)
+        read = jnp.einsum('blhpts,blhpsv->blhptv', weights, v)
+        total += _joined(jnp.zeros_like(read), read)
+        after = _joined(after_first + before_last[..., -1:, :], after_last)
+        before = _joined(before_first, before_last + before_first[..., -1:, :])
+        size *= 2
+    return total
+
+
+def _split(array: jax.Array, size: int) -> jax.Array:
+    """`b l h c k` as `b l h p s k`, blocks of `size` steps."""
+    *lead, c, k = array.shape
+    return array.reshape(*lead, c // size, size, k)
+
+
+def _flat(array: jax.Array) -> jax.Array:
+    *lead, p, s, k = array.shape
+    return array.reshape(*lead, p * s, k)
+
+
+def _neighbours(array: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
+    """The first and the last block of each pair, `b l h p s k` both."""
+    pairs = _split(array, 2 * size)
+    return pairs[..., :size, :], pairs[..., size:, :]
+
+
+def _joined(first: jax.Array, last: jax.Array) -> jax.Array:
+    return _flat(jnp.concatenate([first, last], axis=-2))
