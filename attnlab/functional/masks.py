@@ -5,21 +5,15 @@ from jaxtyping import Bool, Int
 
 
 def visible(
-    query_index: Int[Array, 't'],
-    key_index: Int[Array, 's'],
-    query_segments: Int[Array, 'b t'],
-    key_segments: Int[Array, 'b s'],
-    *,
-    window: int | None = None,
-    sinks: int = 0,
-) -> Bool[Array, 'b t s']:
-    """Tells which keys each query sees under a causal mask.
+    queries: Int[Array, 't'], keys: Int[Array, 's'], *, window: int | None = None, sinks: int = 0
+) -> Bool[Array, 't s']:
+    """Tells which keys each query sees under a causal mask, both given by their places in the stream.
 
-    A key is seen when it is no later than the query, in the same segment, and either among the last `window` keys, the
-    query's own included, or among the first `sinks` of the stream. A negative key index is an empty slot.
+    A key is seen when it is no later than the query, and either among the last `window` keys, the query's own included,
+    or among the first `sinks` of the stream. A negative place is an empty slot.
     """
-    distance = query_index[:, None] - key_index[None, :]
-    seen = (key_index[None, :] >= 0) & (distance >= 0)
+    distance = queries[:, None] - keys[None, :]
+    seen = (keys[None, :] >= 0) & (distance >= 0)
     if window is not None:
-        seen &= (distance < window) | (key_index[None, :] < sinks)
-    return seen[None] & (query_segments[:, :, None] == key_segments[:, None, :])
+        seen &= (distance < window) | (keys[None, :] < sinks)
+    return seen

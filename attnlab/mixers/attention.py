@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 import pallas_kernels
 from attnlab.context import Context
 from attnlab.errors import UserError
-from attnlab.functional.cache import KeyValueCache, Remembered, empty_cache, extend, overflown
+from attnlab.functional.cache import Entries, KeyValueCache, empty_cache, extend, overflown
 from attnlab.functional.masks import visible
 from attnlab.functional.rotary import rotated_channels
 from attnlab.mixers.mixer import Mixer
@@ -140,27 +140,26 @@ class Attention(Mixer):
     def _continue(
         self, q: Queries, k: Keys, v: Values, segments: Segments, state: KeyValueCache
     ) -> tuple[Heads, KeyValueCache]:
-        tokens = state.index + jnp.arange(q.shape[1], dtype=jnp.int32)
-        seen, state = extend(state, k, v, segments, window=self.window, sinks=self.sinks)
+        tokens = state.consumed + jnp.arange(q.shape[1], dtype=jnp.int32)
+        seen, places, state = extend(state, Entries(k, v, segments), window=self.window, sinks=self.sinks)
         y = pallas_kernels.attention(
             q,
             seen.keys.astype(q.dtype),
             seen.values.astype(q.dtype),
             weights=self.weights,
             causal=False,
-            bias=self._bias(tokens, segments, seen, q.dtype),
+            segments=(segments, seen.segments),
+            bias=self._bias(tokens, places, q.dtype),
             implementation=self.implementation,
         )
         return jnp.where(overflown(state, self.window, self.sinks), jnp.nan, y), state
 
-    def _bias(
-        self, tokens: Int[Array, 't'], segments: Segments, seen: Remembered, dtype: DTypeLike
-    ) -> Float[Array, 'b ... t s']:
+    def _bias(self, tokens: Int[Array, 't'], places: Int[Array, 's'], dtype: DTypeLike) -> Float[Array, '1 ... t s']:
         """Minus infinity where hidden, so that the core, and with it every weight map, serves the cache as it is."""
-        mask = visible(tokens, seen.tokens, segments, seen.segments, window=self.window, sinks=self.sinks)[:, None]
+        mask = visible(tokens, places, window=self.window, sinks=self.sinks)[None, None]
         bias = jnp.zeros((1, 1, 1, 1), jnp.promote_types(dtype, jnp.float32))
         if (slopes := self._slopes(dtype)) is not None:
-            distance = tokens[:, None] - seen.tokens[None, :]
+            distance = tokens[:, None] - places[None, :]
             bias = -slopes[None, :, None, None] * distance[None, None].astype(slopes.dtype)
         return jnp.where(mask, bias, -jnp.inf)
 

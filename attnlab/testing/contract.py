@@ -29,7 +29,7 @@ from attnlab.nn.parameter import AXES, GROUPS
 from attnlab.testing.tolerances import STEP, assert_close, difference_tolerance
 from attnlab.typing import State
 
-Make = Callable[..., nnx.Module]
+Make = Callable[..., Any]
 """Builds a mixer, or what keeps its contract, as `make(dim, rngs=rngs)`; its bidirectional form with `causal=False`."""
 
 Run = Callable[..., tuple[Array, State | None]]
@@ -139,7 +139,7 @@ def compare_with_differences(what: str, loss: Callable[[Any], Array], inputs: An
         direction = _noise(place, gradient.shape, gradient.dtype)
         direction /= jnp.linalg.norm(direction)
         up, down = (
-            loss(tree.unflatten([*leaves[:place], leaves[place] + step * direction, *leaves[place + 1 :]]))
+            loss(jax.tree.unflatten(tree, [*leaves[:place], leaves[place] + step * direction, *leaves[place + 1 :]]))
             for step in (STEP, -STEP)
         )
         expected, actual = float((up - down) / (2 * STEP)), float(jnp.vdot(gradient, direction))
@@ -328,7 +328,7 @@ def check_compiles_once(make: Make, *, dim: int = 32) -> None:
     call, traces = _counted()
     for seed in (0, 1):
         graphdef, params = nnx.split(make(dim, rngs=nnx.Rngs(seed)))
-        with _noted('compiles once: static attributes must hash and compare by value', TypeError, ValueError):
+        with _noted('compiles once: static attributes must hash and compare by value', (TypeError, ValueError)):
             hash(graphdef)
             for _ in range(2):
                 call(graphdef, params, _noise(seed, (2, LENGTH, dim)), Context.full(2, LENGTH), None)
@@ -384,17 +384,24 @@ def cast_parameters(mixer: nnx.Module, dtype: DTypeLike) -> nnx.Module:
     return nnx.merge(graphdef, jax.tree.map(lambda leaf: leaf.astype(dtype) if _is_float(leaf) else leaf, state))
 
 
-def _built(make: Make, dim: int, dtype: DTypeLike = jnp.float32) -> nnx.Module:
+def _built(make: Make, dim: int, dtype: DTypeLike = jnp.float32) -> Any:
     """A mixer whose parameters have moved a little, so that none is zero."""
-    graphdef, params, rest = nnx.split(make(dim, rngs=nnx.Rngs(0)), nnx.Param, ...)
+    graphdef, params, rest = _split(make(dim, rngs=nnx.Rngs(0)))
     leaves, tree = jax.tree.flatten(params)
     moved = [leaf + 0.1 * _noise(place, leaf.shape, leaf.dtype) for place, leaf in enumerate(leaves)]
-    return cast_parameters(nnx.merge(graphdef, tree.unflatten(moved), rest), dtype)
+    return cast_parameters(nnx.merge(graphdef, jax.tree.unflatten(tree, moved), rest), dtype)
+
+
+def _split(mixer: nnx.Module) -> tuple[Any, Any, Any]:
+    """The graph definition, the parameters, and the variables that are none."""
+    graphdef, *states = nnx.split(mixer, nnx.Param, ...)
+    params, rest = states
+    return graphdef, params, rest
 
 
 def _opened(mixer: nnx.Module) -> tuple[Any, Run]:
     """The parameters of a mixer, and the mixer as a function of them."""
-    graphdef, params, rest = nnx.split(mixer, nnx.Param, ...)
+    graphdef, params, rest = _split(mixer)
 
     def run(params: Any, x: Array, ctx: Context, state: State | None = None) -> tuple[Array, State | None]:
         with jax.default_matmul_precision('highest'):
@@ -461,9 +468,9 @@ def _require(condition: bool | np.bool, message: str) -> None:
 
 
 @contextlib.contextmanager
-def _noted(note: str, *kinds: type[Exception]) -> Iterator[None]:
-    """Puts `note` before the message of an AssertionError, and makes one of the other `kinds` of error."""
+def _noted(note: str, kinds: tuple[type[Exception], ...] = (AssertionError,)) -> Iterator[None]:
+    """Makes an AssertionError of errors of these `kinds`, with `note` before the message."""
     try:
         yield
-    except (AssertionError, *kinds) as error:
+    except kinds as error:
         raise AssertionError(f'{note}: {error}') from error

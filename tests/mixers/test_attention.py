@@ -132,7 +132,7 @@ def test_a_ring_gives_what_a_cache_that_forgets_nothing_gives(position: Rope | A
     x = noise(2, 23, 16)
     ring = mixer.init_state(2, 23, x.dtype)
     whole = empty_cache(2, 23, kv_heads=4, key_dim=4, value_dim=4, dtype=x.dtype)
-    assert ring.keys.shape[1] == 5 + sinks and whole.keys.shape[1] == 23
+    assert ring.entries.keys.shape[1] == 5 + sinks and whole.entries.keys.shape[1] == 23
     for pieces in ((1,) * 23, (9, 1, 1, 9, 3), (3, 3, 1, 9, 3, 3, 1)):
         y, _ = stream(mixer, x, pieces, ring)
         expected, _ = stream(mixer, x, pieces, whole)
@@ -145,12 +145,12 @@ def test_a_ring_remembers_documents():
     ctx = context(((1, 7), (2, 2), (3, 11)))
     y, state = stream(mixer, x, (1, 3, 3, 1, 3, 9), mixer.init_state(1, 20, x.dtype), ctx)
     assert_close(y, run(mixer, x, ctx), dtype=x.dtype, reduction=16 * 20, what='y')
-    assert int(state.index) == 20
+    assert int(state.consumed) == 20
 
 
 def test_a_window_bounds_the_state():
     def slots(length: int, **kwargs) -> int:
-        return attention(**kwargs).init_state(1, length, jnp.float32).keys.shape[1]
+        return attention(**kwargs).init_state(1, length, jnp.float32).entries.keys.shape[1]
 
     assert [slots(n) for n in (8, 80)] == [8, 80]
     assert [slots(n, window=20, sinks=4) for n in (8, 80, 800)] == [8, 24, 24]
@@ -158,9 +158,10 @@ def test_a_window_bounds_the_state():
 
 def test_keys_and_values_are_as_wide_as_asked_and_in_the_type_asked_for():
     state = attention(kv_heads=2, key_dim=6, value_dim=3).init_state(2, 8, jnp.bfloat16)
-    assert state.keys.shape == (2, 8, 2, 6) and state.values.shape == (2, 8, 2, 3)
-    assert state.keys.dtype == state.values.dtype == jnp.bfloat16
-    assert state.segments.dtype == state.index.dtype == jnp.int32
+    keys, values, segments = state.entries
+    assert keys.shape == (2, 8, 2, 6) and values.shape == (2, 8, 2, 3)
+    assert keys.dtype == values.dtype == jnp.bfloat16
+    assert segments.dtype == state.consumed.dtype == jnp.int32
 
 
 @pytest.mark.parametrize('kwargs', [{}, {'window': 20}], ids=['no_window', 'window_longer_than_the_cache'])
