@@ -78,19 +78,3 @@ def linear_attention(b: int, t: int, channels: int, platform: str, *, vector: bo
     steps = min(longest, 1 << (t - 1).bit_length())
     numbers = (2**17 if vector else 2**18) if platform == 'cpu' else 2**24
     return ChunkTile(steps=steps, group=max(1, numbers // (b * channels * steps)) * steps)
-
-
-@dataclasses.dataclass(frozen=True)
-class RowTile:
-    """Tokens whose logits are held at once."""
-
-    rows: int
-
-
-def cross_entropy(n: int, o: int) -> RowTile:
-    """The tokens of one group out of `n`, with `o` classes.
-
-    Up to 2^24 logits (64 MiB) one group is fastest and keeps its logits, which saves a quarter of the products; beyond, a
-    group has 2^22, so that its products still dwarf the turn of the loop.
-    """
-    return RowTile(rows=n if n * o <= 2**24 else max(1, 2**22 // o))
