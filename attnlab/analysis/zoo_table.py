@@ -18,7 +18,7 @@ def print_zoo(console: Console, *, markdown: bool) -> None:
     rows = [_row(name, recipe) for name, recipe in ZOO.items()]
     caption = f'State: bytes a sequence and layer (mean over the pattern) in float32 at width {DIM}, {HEADS} heads.'
     if markdown:
-        print('\n'.join(_markdown(rows)), f'\n{caption}')
+        print('\n'.join([*_markdown(rows), '', caption]))
         return
     table = Table(caption=caption, caption_justify='left')
     for column in COLUMNS:
