@@ -39,7 +39,8 @@ def outputs(chunks: Chunks, state: jax.Array) -> jax.Array:
     weights = jnp.where(seen, 1, 0).astype(v.dtype)
     if chunks.log_decay is not None:
         log_decay = chunks.log_decay.astype(v.dtype)
-        weights = jnp.exp(jnp.where(seen, _between(log_decay), -jnp.inf))
+        own = chunks.runs is not None and log_decay.shape[0] == chunks.runs.shape[0]
+        weights = jnp.exp(jnp.where(seen, _between(log_decay, chunks.runs if own else None), -jnp.inf))
         reach = jnp.exp(since(log_decay))
     reach = keep(remembers(chunks.runs), reach)
     products = jnp.einsum('blgtk,blgsk->blgts', q, k)[:, :, :, None] * _by_group(weights, g)
@@ -66,7 +67,8 @@ def _by_group(array: jax.Array, g: int) -> jax.Array:
     return array.reshape(b, l, *((1, 1) if h == 1 else (g, h // g)), *rest)
 
 
-def _between(log_decay: jax.Array) -> jax.Array:
+@jax.custom_vjp
+def _between(log_decay: jax.Array, runs: jax.Array | None) -> jax.Array:
     """The decays after step s up to step t, summed: `b l h t s` from `b l h t 1`.
 
     A difference of cumulative sums, which would lose the small difference of large sums to rounding; so a coarse part, whose
@@ -79,3 +81,17 @@ def _between(log_decay: jax.Array) -> jax.Array:
         return total - total.swapaxes(-1, -2)
 
     return differences(coarse) + differences(log_decay - coarse)
+
+
+def _save_between(log_decay: jax.Array, runs: jax.Array | None) -> tuple[jax.Array, jax.Array | None]:
+    return _between(log_decay, runs), runs
+
+
+def _pull_between(runs: jax.Array | None, dbetween: jax.Array) -> tuple[jax.Array, None]:
+    """Sums within runs, so that not even rounding passes from one document to another."""
+    dtotal = jnp.sum(dbetween, axis=-1)[..., None] - jnp.sum(dbetween, axis=-2)[..., None]
+    later = visible(runs, dtotal).astype(dtotal.dtype).swapaxes(-1, -2)
+    return jnp.matmul(later, dtotal, precision='highest'), None
+
+
+_between.defvjp(_save_between, _pull_between)
