@@ -87,3 +87,21 @@ def unbroken(train, tmp_path_factory):
     status, output = train(workdir).finish()
     assert status == 0, output
     return workdir
+
+
+@pytest.fixture
+def mount(tmp_path):
+    """Mounts a disk of a size such as '160k', or resizes it, and returns its folder; skips where not allowed."""
+    folder = tmp_path / 'disk'
+    folder.mkdir()
+
+    def resized(size: str) -> pathlib.Path:
+        options = f'size={size}' + (',remount' if folder.is_mount() else '')
+        command = ['mount', '-t', 'tmpfs', '-o', options, 'tmpfs', folder]
+        if subprocess.run(command, capture_output=True, check=False).returncode:
+            pytest.skip('mounting a small disk takes root')
+        return folder
+
+    yield resized
+    if folder.is_mount():
+        subprocess.run(['umount', folder], check=True)

@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -271,20 +271,8 @@ def test_what_was_interrupted_is_no_checkpoint_and_is_cleared_by_the_next_save(t
     assert restored_step(directory) == 10
 
 
-@pytest.fixture
-def small_disk(tmp_path: pathlib.Path) -> Iterator[pathlib.Path]:
-    folder = tmp_path / 'disk'
-    folder.mkdir()
-    mounted = subprocess.run(
-        ['mount', '-t', 'tmpfs', '-o', 'size=160k', 'tmpfs', folder], capture_output=True, check=False
-    )
-    if mounted.returncode:
-        pytest.skip('mounting a small disk takes root')
-    yield folder
-    subprocess.run(['umount', folder], check=True)
-
-
-def test_a_full_disk_is_one_line_and_older_checkpoints_stay(small_disk: pathlib.Path):
+def test_a_full_disk_is_one_line_and_older_checkpoints_stay(mount: Callable[[str], pathlib.Path]):
+    small_disk = mount('160k')
     directory = saved(small_disk / 'checkpoints', 5)
     (small_disk / 'filler').write_bytes(bytes(shutil.disk_usage(small_disk).free - 8192))
     checkpoints = Checkpoints(directory)

@@ -24,7 +24,12 @@ def alone(train, tmp_path_factory):
 
 @pytest.mark.parametrize(
     'mesh',
-    [{'data': 8}, {'fsdp': 8}, {'data': 2, 'tensor': 4}, {'data': 2, 'fsdp': 2, 'tensor': 2}],
+    [
+        {'data': 8},
+        {'data': 2, 'fsdp': 2, 'tensor': 2},
+        pytest.param({'fsdp': 8}, marks=pytest.mark.slow),
+        pytest.param({'data': 2, 'tensor': 4}, marks=pytest.mark.slow),
+    ],
     ids=lambda mesh: '-'.join(f'{axis}{size}' for axis, size in mesh.items()),
 )
 def test_eight_devices_agree_with_one(train, attnlab, alone, tmp_path, mesh):

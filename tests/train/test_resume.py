@@ -71,6 +71,17 @@ def test_sigterm_saves_says_how_to_go_on_and_changes_nothing(train, unbroken, tm
     assert_same(workdir, unbroken)
 
 
+def test_a_full_disk_loses_nothing(train, unbroken, mount):
+    workdir = mount('700k') / 'run'
+    status, output = train(workdir).finish()
+    last = output.strip().splitlines()[-1]
+    assert status == 2 and last.startswith('attnlab: ') and 'no space left' in last.lower(), output
+    mount('50m')
+    status, output = train(workdir).finish()
+    assert status == 0, output
+    assert_same(workdir, unbroken)
+
+
 def test_a_damaged_newest_checkpoint_is_reported_and_the_one_before_used(train, unbroken, tmp_path, copy_run):
     workdir = copy_run(unbroken, tmp_path / 'damaged')
     largest = max(
