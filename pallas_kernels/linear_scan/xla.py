@@ -9,6 +9,8 @@ from pallas_kernels.linear_scan import vjp
 
 def forward(x: jax.Array, decay: jax.Array, state: jax.Array, reverse: bool) -> tuple[jax.Array, jax.Array]:
     """Returns every h, `b t *d`, and the last one computed, `b *d`; decay is broadcastable to x, of the same rank."""
+    if x.shape[1] == 0:
+        return x, state
     tile = tiling.linear_scan(x.shape[1], jax.default_backend())
     if tile is None:
         return _in_parallel(x, decay, state, reverse)

@@ -1,0 +1,138 @@
+"""How a core is compared with its reference: the same numbers, and every gradient, in float64."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attnlab.testing.contract import compare_with_differences
+from attnlab.testing.tolerances import assert_close
+from pallas_kernels.cases import Call
+
+Core = Callable[..., Any]
+Numbers = dict[str, np.ndarray]
+
+
+@dataclasses.dataclass
+class Comparison:
+    """Runs cores and compares what comes out; references are computed once for each call."""
+
+    references: dict[tuple[Core, str, str], Numbers]
+
+    def evaluate(self, core: Core, call: Call, implementation: str) -> Numbers:
+        """The outputs of a core, and the gradients along cotangents that are always the same ones."""
+
+        def outputs(arrays: dict[str, jax.Array]) -> list[jax.Array]:
+            return jax.tree.leaves(core(**arrays, **call.options, implementation=implementation))
+
+        def run(arrays: dict[str, jax.Array]) -> tuple[list[jax.Array], dict[str, jax.Array]]:
+            found, pull = jax.vjp(outputs, arrays)
+            return found, pull([_cotangent(place, output) for place, output in enumerate(found)])[0]
+
+        found, gradients = jax.jit(run)(call.arrays)
+        named = {f'output {place}': output for place, output in enumerate(found)}
+        named.update({f'gradient of {name}': gradient for name, gradient in gradients.items()})
+        return {name: np.asarray(array) for name, array in named.items()}
+
+    def check(self, core: Core, name: str, call: Call, reduction: int, *, implementation: str, **sums: int) -> None:
+        """Compares an implementation with the reference in float64.
+
+        `reduction` is how many numbers are added up into one; `sums` says it for the gradients where it differs.
+        """
+        actual = self.evaluate(core, call, implementation)
+        expected = self.reference(core, name, call)
+        assert actual.keys() == expected.keys()
+        for what, array in actual.items():
+            argument = what.removeprefix('gradient of ')
+            if argument in call.arrays:
+                assert array.dtype == call.arrays[argument].dtype
+            assert_close(
+                _real(array),
+                _real(expected[what]),
+                dtype=array.dtype,
+                reduction=sums.get(argument, reduction),
+                what=f'{name}: {what}',
+            )
+
+    def reference(self, core: Core, name: str, call: Call) -> Numbers:
+        """The outputs and gradients of the reference in float64."""
+        key = (core, name, '/'.join(str(array.dtype) for array in call.arrays.values()))
+        if key not in self.references:
+            with jax.enable_x64(True):
+                self.references[key] = self.evaluate(core, double(call), 'reference')
+        return self.references[key]
+
+
+def double(call: Call) -> Call:
+    """The same call in float64, or complex128; inside `jax.enable_x64(True)`."""
+    return Call(
+        {name: jnp.asarray(np.asarray(array), _double(array.dtype)) for name, array in call.arrays.items()},
+        call.options,
+    )
+
+
+def check_differences(core: Core, call: Call) -> None:
+    """Compares the gradients of the reference, in float64, with differences."""
+    with jax.enable_x64(True):
+        call = double(call)
+        # What is minus infinity stays so, and complex numbers are moved by their real and imaginary parts.
+        moved = {name: jnp.where(jnp.isfinite(array), array, 0) for name, array in call.arrays.items()}
+        parts = {name: _parts(array) for name, array in moved.items()}
+
+        def loss(parts: dict[str, tuple[jax.Array, ...]]) -> jax.Array:
+            arrays = {
+                name: jnp.where(jnp.isfinite(array), _whole(parts[name]), array) for name, array in call.arrays.items()
+            }
+            outputs = jax.tree.leaves(core(**arrays, **call.options, implementation='reference'))
+            real = [part for output in outputs for part in _parts(output)]
+            return sum(jnp.vdot(_cotangent(place, part), part) for place, part in enumerate(real))
+
+        compare_with_differences(core.__name__, loss, parts)
+
+
+def _cotangent(place: int, like: jax.Array | jax.ShapeDtypeStruct) -> jax.Array:
+    noise = np.random.default_rng(place).standard_normal((2, *like.shape))
+    noise = noise[0] + 1j * noise[1] if jnp.issubdtype(like.dtype, jnp.complexfloating) else noise[0]
+    # Numbers that every type holds exactly, so that all implementations are given the same ones.
+    return jnp.asarray(np.round(8 * noise) / 8, like.dtype)
+
+
+def _double(dtype: Any) -> Any:
+    return jnp.complex128 if jnp.issubdtype(dtype, jnp.complexfloating) else jnp.float64
+
+
+def _real(array: np.ndarray) -> np.ndarray:
+    return np.stack([array.real, array.imag]) if np.iscomplexobj(array) else array
+
+
+def _parts(array: jax.Array) -> tuple[jax.Array, ...]:
+    return (array.real, array.imag) if jnp.iscomplexobj(array) else (array,)
+
+
+def _whole(parts: tuple[jax.Array, ...]) -> jax.Array:
+    return parts[0] if len(parts) == 1 else jax.lax.complex(*parts)
+
+
+@pytest.fixture(scope='session')
+def comparison() -> Comparison:
+    return Comparison({})
+
+
+@pytest.fixture(scope='session')
+def differences() -> Callable[[Core, Call], None]:
+    return check_differences
+
+
+@pytest.fixture(scope='session')
+def in_double() -> Callable[[Call], Call]:
+    return double
+
+
+@pytest.fixture(autouse=True)
+def full_precision():
+    with jax.default_matmul_precision('highest'):
+        yield

@@ -1,0 +1,142 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_kernels import cases, cross_entropy
+
+NARROW = ('both',)
+
+
+def by_hand(hidden, embedding, labels, *, z_loss, soft_cap):
+    losses = np.zeros(len(labels))
+    for token, label in enumerate(labels):
+        logits = embedding @ hidden[token]
+        if soft_cap is not None:
+            logits = soft_cap * np.tanh(logits / soft_cap)
+        log_normalizer = np.log(np.exp(logits - logits.max()).sum()) + logits.max()
+        losses[token] = log_normalizer - logits[label] + z_loss * log_normalizer**2
+    return losses
+
+
+@pytest.mark.parametrize('name', cases.CROSS_ENTROPY)
+def test_reference_is_the_definition(name, in_double):
+    with jax.enable_x64(True):
+        call = in_double(cases.cross_entropy(name))
+        actual = cross_entropy(**call.arrays, **call.options, implementation='reference')
+        numbers = {name: np.asarray(array) for name, array in call.arrays.items()}
+        expected = by_hand(**numbers, **{**call.options, 'labels': np.asarray(call.options['labels'])})
+        np.testing.assert_allclose(actual, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize('implementation', ['reference', 'xla'])
+def test_numbers_worked_out_by_hand(implementation):
+    hidden, embedding = jnp.ones((2, 1)), jnp.log(jnp.array([[1.0], [3.0]]))
+    labels = jnp.array([0, 1])
+    # Probabilities 1/4 and 3/4; log Z is log 4.
+    expected = np.log([4, 4 / 3])
+    np.testing.assert_allclose(
+        cross_entropy(hidden, embedding, labels, implementation=implementation), expected, rtol=1e-6
+    )
+    np.testing.assert_allclose(
+        cross_entropy(hidden, embedding, labels, z_loss=0.5, implementation=implementation),
+        expected + 0.5 * np.log(4) ** 2,
+        rtol=1e-6,
+    )
+    # A tight cap leaves next to no difference between the classes.
+    np.testing.assert_allclose(
+        cross_entropy(hidden, embedding, labels, soft_cap=1e-4, implementation=implementation), np.log(2), rtol=1e-3
+    )
+
+
+@pytest.mark.parametrize('name', ['one', 'both'])
+def test_gradients_of_the_reference_are_differences(name, differences):
+    differences(cross_entropy, cases.cross_entropy(name))
+
+
+@pytest.mark.parametrize(
+    ('name', 'dtype'),
+    [(name, jnp.float32) for name in cases.CROSS_ENTROPY] + [(name, jnp.bfloat16) for name in NARROW],
+    ids=lambda value: value if isinstance(value, str) else value.__name__,
+)
+def test_xla_is_the_reference(name, dtype, comparison):
+    case = cases.CROSS_ENTROPY[name]
+    call = cases.cross_entropy(name, dtype)
+    comparison.check(
+        cross_entropy, name, call, max(case.o, case.d), implementation='xla', embedding=max(case.n, case.o)
+    )
+
+
+@pytest.mark.parametrize('implementation', ['reference', 'xla'])
+def test_the_loss_is_wide(implementation):
+    call = cases.cross_entropy('prime', jnp.bfloat16)
+    loss = cross_entropy(**call.arrays, **call.options, implementation=implementation)
+    assert loss.dtype == jnp.float32
+
+
+def test_large_logits_stay_finite(comparison):
+    # Whole numbers, so that logits of 1e4 have no rounding that would excuse an error.
+    hidden = jnp.array([[100.0, 1.0], [-100.0, 2.0], [100.0, -3.0]])
+    embedding = jnp.stack([jnp.full(11, 100.0), jnp.arange(11.0) / 4], axis=1)
+    call = cases.Call(
+        {'hidden': hidden, 'embedding': embedding}, {'labels': jnp.array([0, 5, 10]), 'z_loss': 0.0, 'soft_cap': None}
+    )
+    losses = comparison.evaluate(cross_entropy, call, 'xla')
+    assert all(np.isfinite(array).all() for array in losses.values())
+    expected = comparison.reference(cross_entropy, 'large logits', call)
+    np.testing.assert_allclose(losses['output 0'], expected['output 0'], rtol=1e-6, atol=2e-3)
+
+
+def test_gradients_of_probabilities_less_labels():
+    """The gradient of the logits is `p - onehot`: read through an identity for an embedding."""
+    call = cases.cross_entropy('one')
+    hidden, labels = jnp.array([[0.0, jnp.log(3.0)]]), jnp.array([1])
+    gradient = jax.grad(lambda hidden: cross_entropy(hidden, jnp.eye(2), labels, implementation='xla').sum())(hidden)
+    np.testing.assert_allclose(gradient, [[0.25, -0.25]], rtol=1e-6)
+    assert call.options['labels'].shape == (1,)
+
+
+def test_under_vmap_and_remat(comparison):
+    call = cases.cross_entropy('both')
+
+    def mapped(hidden, embedding, *, labels, implementation, **options):
+        if implementation == 'reference':
+            return cross_entropy(hidden, embedding, labels, implementation=implementation, **options)
+
+        @jax.checkpoint
+        def token(hidden, label):
+            return cross_entropy(hidden[None], embedding, label[None], implementation=implementation, **options)[0]
+
+        return jax.vmap(token)(hidden, labels)
+
+    comparison.check(mapped, 'mapped', call, 101, implementation='xla')
+
+
+def test_twice_the_same_bits(comparison):
+    call = cases.cross_entropy('many tokens')
+    first, second = (comparison.evaluate(cross_entropy, call, 'xla') for _ in range(2))
+    for name, array in first.items():
+        np.testing.assert_array_equal(array, second[name])
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'error', 'message'),
+    [
+        ({'hidden': jnp.zeros((1, 2, 3))}, ValueError, r'cross_entropy: hidden has shape \(1, 2, 3\); expected n d'),
+        ({'embedding': jnp.zeros((5, 2))}, ValueError, r'embedding has shape \(5, 2\); expected o d with d=3'),
+        ({'labels': jnp.zeros(3, jnp.int32)}, ValueError, r'labels has shape \(3,\); expected n with n=4'),
+        ({'labels': jnp.zeros(4)}, TypeError, 'labels has type float32 .*; expected an integer type'),
+        (
+            {'hidden': jnp.zeros((4, 3), jnp.int32)},
+            TypeError,
+            'hidden has type int32 .*; expected a floating-point type',
+        ),
+        ({'soft_cap': 0.0}, ValueError, 'soft_cap is 0.0; expected a positive number, or None'),
+        ({'implementation': 'liger'}, ValueError, "implementation is 'liger'; expected None or one of"),
+        ({'implementation': 'mosaic_gpu'}, NotImplementedError, "'mosaic_gpu' cannot serve: this version has no"),
+    ],
+)
+def test_errors(arguments, error, message):
+    defaults = {'hidden': jnp.zeros((4, 3)), 'embedding': jnp.zeros((5, 3)), 'labels': jnp.zeros(4, jnp.int32)}
+    with pytest.raises(error, match=message):
+        cross_entropy(**{**defaults, **arguments})

@@ -1,0 +1,174 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_kernels import cases, selective_scan
+
+NARROW = ('prime', 'packed')
+
+
+def by_hand(x, dt, A, B, C, D, state, segments=None):
+    y = np.zeros(x.shape)
+    state = state.copy()
+    for row in range(x.shape[0]):
+        for t in range(x.shape[1]):
+            if t > 0 and segments is not None and segments[row, t] != segments[row, t - 1]:
+                state[row] = 0
+            for channel in range(x.shape[2]):
+                for n in range(A.shape[1]):
+                    past = np.exp(dt[row, t, channel] * A[channel, n]) * state[row, channel, n]
+                    state[row, channel, n] = past + dt[row, t, channel] * x[row, t, channel] * B[row, t, n]
+                    y[row, t, channel] += state[row, channel, n] * C[row, t, n]
+                y[row, t, channel] += D[channel] * x[row, t, channel]
+    return y, state
+
+
+@pytest.mark.parametrize('name', cases.SELECTIVE_SCAN)
+def test_reference_is_the_definition(name, in_double):
+    with jax.enable_x64(True):
+        call = in_double(cases.selective_scan(name))
+        actual = selective_scan(**call.arrays, **call.options, implementation='reference')
+        numbers = {name: np.asarray(array) for name, array in {**call.arrays, **call.options}.items()}
+        for one, other in zip(actual, by_hand(**numbers), strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize('implementation', ['reference', 'xla'])
+def test_numbers_worked_out_by_hand(implementation):
+    def column(*numbers):
+        return jnp.array(numbers)[None, :, None]
+
+    half = -jnp.log(2.0)[None, None]  # A step of one halves the state, a step of two quarters it.
+    y, state = selective_scan(
+        column(1.0, 3.0), column(2.0, 1.0), half, column(5.0, 1.0), column(1.0, 10.0), jnp.array([100.0]),
+        state=jnp.array([[[8.0]]]), implementation=implementation,
+    )  # fmt: skip
+    # 8 / 4 + 2 * 1 * 5 = 12, then 12 / 2 + 1 * 3 * 1 = 9.
+    np.testing.assert_allclose(y[0, :, 0], [12 + 100, 90 + 300], rtol=1e-6)
+    np.testing.assert_allclose(state, [[[9.0]]], rtol=1e-6)
+
+
+@pytest.mark.parametrize('name', ['two', 'packed'])
+def test_gradients_of_the_reference_are_differences(name, differences):
+    differences(selective_scan, cases.selective_scan(name))
+
+
+@pytest.mark.parametrize(
+    ('name', 'dtype'),
+    [(name, jnp.float32) for name in cases.SELECTIVE_SCAN] + [(name, jnp.bfloat16) for name in NARROW],
+    ids=lambda value: value if isinstance(value, str) else value.__name__,
+)
+def test_xla_is_the_reference(name, dtype, comparison):
+    case = cases.SELECTIVE_SCAN[name]
+    everything = case.b * case.t * case.n
+    call = cases.selective_scan(name, dtype)
+    comparison.check(selective_scan, name, call, case.t * case.n, implementation='xla', A=everything, D=everything)
+
+
+@pytest.mark.parametrize('implementation', ['reference', 'xla'])
+def test_without_skip_or_state(implementation):
+    call = cases.selective_scan('prime', jnp.bfloat16)
+    without = {**call.arrays, 'D': None, 'state': None}
+    zeros = {**call.arrays, 'D': jnp.zeros(5), 'state': jnp.zeros((2, 5, 3))}
+    y, state = selective_scan(**without, implementation=implementation)
+    assert y.dtype == jnp.bfloat16
+    assert state.dtype == jnp.float32
+    for one, other in zip((y, state), selective_scan(**zeros, implementation=implementation), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize('cuts', [(1,), (5, 32)])
+def test_pieces_are_the_whole_forward_and_backward(cuts, comparison):
+    call = cases.selective_scan('prime')
+    pieces = list(zip((0, *cuts), (*cuts, 37), strict=True))
+
+    def in_pieces(A, D, state, *, implementation, **inputs):
+        if implementation == 'reference':
+            return selective_scan(A=A, D=D, state=state, implementation=implementation, **inputs)
+        outputs = []
+        for start, end in pieces:
+            piece = {name: array[:, start:end] for name, array in inputs.items()}
+            y, state = selective_scan(A=A, D=D, state=state, implementation='xla', **piece)
+            outputs.append(y)
+        return jnp.concatenate(outputs, axis=1), state
+
+    comparison.check(in_pieces, 'pieces', call, 37 * 3, implementation='xla')
+
+
+def test_under_vmap_and_remat(comparison):
+    call = cases.selective_scan('prime')
+
+    def mapped(A, D, *, implementation, **inputs):
+        if implementation == 'reference':
+            return selective_scan(A=A, D=D, implementation=implementation, **inputs)
+
+        def row(inputs):
+            return selective_scan(
+                A=A, D=D, implementation='xla', **{name: array[None] for name, array in inputs.items()}
+            )
+
+        return jax.tree.map(lambda array: array[:, 0], jax.vmap(jax.checkpoint(row))(inputs))
+
+    comparison.check(mapped, 'mapped', call, 37 * 3, implementation='xla')
+
+
+def test_no_steps_at_all():
+    call = cases.selective_scan('two')
+    inputs = {name: array[:, :0] for name, array in call.arrays.items() if name in ('x', 'dt', 'B', 'C')}
+    for implementation in ('reference', 'xla'):
+
+        def run(state, implementation=implementation):
+            return selective_scan(A=call.arrays['A'], state=state, implementation=implementation, **inputs)
+
+        (y, final), pull = jax.vjp(run, call.arrays['state'])
+        assert y.shape == (1, 0, 5)
+        np.testing.assert_array_equal(final, call.arrays['state'])
+        np.testing.assert_array_equal(pull((y, final))[0], final)
+
+
+def test_documents_do_not_see_each_other():
+    call = cases.selective_scan('packed')
+    alone = {name: array[:, 5:45] if name in ('x', 'dt', 'B', 'C') else array for name, array in call.arrays.items()}
+    packed, _ = selective_scan(**call.arrays, **call.options, implementation='xla')
+    expected, _ = selective_scan(**{**alone, 'state': None}, implementation='xla')
+    np.testing.assert_allclose(packed[1, 5:45], expected[1], rtol=1e-6, atol=1e-6)
+
+
+def test_twice_the_same_bits(comparison):
+    call = cases.selective_scan('packed')
+    first, second = (comparison.evaluate(selective_scan, call, 'xla') for _ in range(2))
+    for name, array in first.items():
+        np.testing.assert_array_equal(array, second[name])
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'error', 'message'),
+    [
+        ({'x': jnp.zeros((1, 2))}, ValueError, r'selective_scan: x has shape \(1, 2\); expected b t d'),
+        ({'A': jnp.zeros((4, 1))}, ValueError, r'A has shape \(4, 1\); expected d n with d=5'),
+        ({'C': jnp.zeros((1, 2, 3))}, ValueError, r'C has shape \(1, 2, 3\); expected b t n with b=1, t=2, n=1'),
+        ({'D': jnp.zeros((1, 5))}, ValueError, r'D has shape \(1, 5\); expected d with d=5'),
+        (
+            {'state': jnp.zeros((1, 1, 5))},
+            ValueError,
+            r'state has shape \(1, 1, 5\); expected b d n with b=1, d=5, n=1',
+        ),
+        ({'segments': jnp.zeros((2, 2), jnp.int32)}, ValueError, r'segments has shape \(2, 2\); expected b t'),
+        (
+            {'segments': jnp.zeros((1, 2))},
+            TypeError,
+            'segments has type float32 and shape .*; expected an integer type',
+        ),
+        (
+            {'x': jnp.zeros((1, 2, 5), jnp.complex64)},
+            TypeError,
+            'x has type complex64 .*; expected a floating-point type',
+        ),
+        ({'implementation': 'cuda'}, ValueError, "implementation is 'cuda'; expected None or one of"),
+        ({'implementation': 'mosaic_gpu'}, NotImplementedError, "'mosaic_gpu' cannot serve: this version has no"),
+    ],
+)
+def test_errors(arguments, error, message):
+    with pytest.raises(error, match=message):
+        selective_scan(**{**cases.selective_scan('two').arrays, **arguments})
