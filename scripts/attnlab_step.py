@@ -1,14 +1,9 @@
 """The same training step in attnlab, from the config a user would write."""
 
-import pathlib
-import sys
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 from step_size import StepSize
-
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
 from attnlab.config import spec
 from attnlab.train.optimizer import AdamW

@@ -1,4 +1,4 @@
-"""Times one training step of a small transformer: plain JAX, and eager PyTorch when --peer_python names its Python.
+"""Times one training step of a small transformer: attnlab, plain JAX, and eager PyTorch when --peer_python names one.
 
     python scripts/bench_step.py --peer_python=/path/to/venv/bin/python --out=step.json
 
@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
+import attnlab_step
 import jax
 import jaxlib
 import numpy as np
@@ -45,6 +46,7 @@ Turn = tuple[list[float], float]  # seconds of each step, processor seconds of t
 # Each returns (step, state, batch), where the jitted `step(state, batch)` donates its state and returns (state, loss).
 JAX_CONTENDERS: Mapping[str, Callable[[StepSize], tuple]] = {
     BASELINE: plain_jax_step.contender,
+    'attnlab': attnlab_step.contender,
 }
 
 

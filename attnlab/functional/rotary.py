@@ -39,7 +39,7 @@ def rotate(
     turned = rotated_channels(x.shape[-1], fraction)
     wide = jnp.promote_types(x.dtype, jnp.float32)
     angles = rotary_angles(positions, turned, base, wide)[:, :, None, :]
-    # The barrier has them computed once for all heads and layers, rather than inside every product that they are part of.
+    # The barrier has them computed once for all heads and layers, not inside every product they are part of.
     cos, sin = jax.lax.optimization_barrier((jnp.cos(angles), jnp.sin(angles)))
     head = x[..., :turned].astype(wide)
     if interleaved:
