@@ -9,8 +9,9 @@ import jax.numpy as jnp
 def match(core: str, known: Mapping[str, int], **arguments: tuple[jax.Array | None, str]) -> dict[str, int]:
     """Matches shapes against dimension letters and returns the size of every letter.
 
-    Each argument is `name=(array, letters)`, letters such as `'b t h k'`; an array that is `None` is passed over. `1` in
-    place of a letter stands for a dimension of size one. Letters met first, or given in `known`, fix the size for the rest.
+    Each argument is `name=(array, letters)`, letters such as `'b t h k'`; an array that is `None` is passed over. `1`
+    in place of a letter stands for a dimension of size one. Letters met first, or given in `known`, fix the size for
+    the rest.
 
     Raises:
       ValueError: an array has another rank, or a letter another size, than expected.

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 def starts(segments: jax.Array, *, reverse: bool = False) -> jax.Array:
     """Marks the tokens, bool `b t`, at which a recurrence forgets what came before.
 
-    Token `t` is marked where `segments[t] != segments[t-1]`; the first token is not, since the incoming state belongs to
-    its segment. With `reverse` the recurrence runs from the last token to the first and the marks are mirrored.
+    Token `t` is marked where `segments[t] != segments[t-1]`; the first token is not, since the incoming state belongs
+    to its segment. With `reverse` the recurrence runs from the last token to the first and the marks are mirrored.
     """
     change = segments[:, 1:] != segments[:, :-1]
     return jnp.pad(change, ((0, 0), (0, 1) if reverse else (1, 0)))

@@ -25,7 +25,10 @@ def attention(t: int, s: int) -> AttentionTile | None:
 
 
 def cross_entropy(n: int, o: int) -> int | None:
-    """The tokens of one part, with 2^22 logits or so (16 MiB in float32); `None`: all `n` at once, up to four such parts."""
+    """The tokens of one part, with 2^22 logits or so (16 MiB in float32).
+
+    `None`: all `n` at once, up to four such parts.
+    """
     if n * o <= 2**24:
         return None
     return min(n, max(128, 2**22 // o))
@@ -71,8 +74,8 @@ class ChunkTile:
 def linear_attention(b: int, t: int, channels: int, platform: str, *, vector: bool) -> ChunkTile:
     """The chunks of `b` sequences of `t` steps with so many channels, over all heads.
 
-    With a decay for every channel chunks are shorter: one product serves a chunk as long as its decays stay moderate. On a
-    CPU a group is what stays in the caches (t = 8192: half the time of one group); elsewhere it fills the device.
+    With a decay for every channel chunks are shorter: one product serves a chunk as long as its decays stay moderate.
+    On a CPU a group is what stays in the caches (t = 8192: half the time of one group); elsewhere it fills the device.
     """
     longest = 32 if vector else 64
     steps = min(longest, 1 << (t - 1).bit_length())

@@ -27,9 +27,11 @@ def attention(
 ) -> jax.Array:
     """Reads values by the match of queries and keys (Vaswani et al., 2017, arXiv 1706.03762).
 
-    `o_i = sum_j w_ij v_j`, the row `w_i` being the weight map of the scores `s_ij = scale q_i . k_j + bias_ij -
-    slope |i - j| + sum_{j < l <= i} log_forget_l` over the visible keys. Query i stands at position `i + s - t` of the keys,
-    so that the last query stands on the last key. A query that sees no key reads zeros, and passes no gradient.
+    `o_i = sum_j w_ij v_j`, the row `w_i` being the weight map of the scores, over the visible keys,
+    `s_ij = scale q_i . k_j + bias_ij - slope |i - j| + sum_{j < l <= i} log_forget_l`.
+
+    Query i stands at position `i + s - t` of the keys, so that the last query stands on the last key. A query that sees
+    no key reads zeros, and passes no gradient.
 
     Args:
       q: queries, `b t h k`.
@@ -38,14 +40,14 @@ def attention(
       weights: how scores become weights.
       scale: factor of the products; `None`: one over the square root of the key channels.
       causal: whether a query sees only keys at or before its position.
-      window: a query sees the `window` latest keys, its own position counted (Beltagy et al., 2020, arXiv 2004.05150); when
-        not causal, as many to the other side. `None`: all keys.
+      window: a query sees the `window` latest keys, its own position counted (Beltagy et al., 2020, arXiv 2004.05150);
+        when not causal, as many to the other side. `None`: all keys.
       sinks: the first `sinks` keys of the row stay visible besides the window (Xiao et al., 2024, arXiv 2309.17453).
       segments: a query sees only keys of its own document: integers `b t`, or a pair of them, `b t` for the queries and
         `b s` for the keys. `None`: one document a row.
       slopes: bias linear in the distance, per head, `h` (ALiBi: Press et al., 2022, arXiv 2108.12409).
-      log_forget: natural logarithm of the forget gates, at most 0 and finite, `b t h` (Lin et al., 2025, arXiv 2503.02130);
-        a causal call with as many queries as keys.
+      log_forget: natural logarithm of the forget gates, at most 0 and finite, `b t h` (Lin et al., 2025, arXiv
+        2503.02130); a causal call with as many queries as keys.
       bias: added to the scores, each dimension that of `b h t s` or 1; minus infinity hides a key.
       implementation: `None` chooses; see `dispatch.select`.
 
@@ -53,8 +55,8 @@ def attention(
       o, `b t h v`, in the type of `v`.
 
     Raises:
-      ValueError: for shapes that do not fit, a window below 1, sinks without a window, or forget gates where they have no
-        meaning.
+      ValueError: for shapes that do not fit, a window below 1, sinks without a window, or forget gates where they have
+        no meaning.
       TypeError: for arrays that are not floating point, or non-integer `segments`.
       NotImplementedError: for a named implementation that cannot serve the call.
     """

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -76,4 +77,5 @@ def _corner(name: str, array: jax.Array, pair: jax.Array, tile: AttentionTile) -
 
 def _each(operands: Operands, function: Callable[[str, jax.Array], jax.Array]) -> Operands:
     arrays = {field.name: getattr(operands, field.name) for field in dataclasses.fields(operands)}
-    return Operands(**{name: None if array is None else function(name, array) for name, array in arrays.items()})
+    parts: dict[str, Any] = {name: None if array is None else function(name, array) for name, array in arrays.items()}
+    return Operands(**parts)

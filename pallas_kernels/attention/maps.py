@@ -1,16 +1,17 @@
 """Weight maps: how the scores of one query become the weights of its keys.
 
-A map is written twice. `weights` is its definition over a whole row, which the reference differentiates. The other methods
-are the same map block by block, for the template that never holds a whole row: it keeps for every query a pivot (a running
-maximum), a denominator and an accumulator, and goes over the keys as
+A map is written twice. `weights` is its definition over a whole row, which the reference differentiates. The other
+methods are the same map block by block, for the template that never holds a whole row: it keeps for every query a
+pivot (a running maximum), a denominator and an accumulator, and goes over the keys as
 
     pivot' = max(pivot, map.pivot(scores)),   r = map.rescale(pivot, pivot')
     numerators, denominators = map.block(scores, visible, pivot')
     denominator = r denominator + sum_j denominators_j,   accumulator = r accumulator + sum_j numerators_j v_j
 
 and at the end returns `accumulator / normalizer` with `normalizer, statistic = map.finish(pivot, denominator)`. The
-statistic, one number a row, is all that the backward pass gets: `map.recompute` makes the weights of a block from it and
-`map.score_gradient` their gradient. Everything is elementwise over blocks `... t s`; row quantities have the shape `... t 1`.
+statistic, one number a row, is all that the backward pass gets: `map.recompute` makes the weights of a block from it
+and `map.score_gradient` their gradient. Everything is elementwise over blocks `... t s`; row quantities have the shape
+`... t 1`.
 """
 
 import abc
@@ -19,7 +20,6 @@ from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
-
 
 HIDDEN = -1e30
 """The score of a hidden key: its exponential is zero, and unlike minus infinity it may be subtracted from itself."""
@@ -30,8 +30,8 @@ class WeightMap(abc.ABC):
     """What the attention template asks of a map; the methods that are not abstract suit maps built on exponentials.
 
     Attributes:
-      soft_cap: the scaled products of queries and keys are first bounded to `soft_cap tanh(scores / soft_cap)` (Gemma team,
-        2024, arXiv 2408.00118), before biases and masks; `None`: not bounded.
+      soft_cap: the scaled products of queries and keys are first bounded to `soft_cap tanh(scores / soft_cap)` (Gemma
+        team, 2024, arXiv 2408.00118), before biases and masks; `None`: not bounded.
     """
 
     soft_cap: float | None = None

@@ -29,7 +29,7 @@ def attention(rule: Rule, operands: Operands) -> jax.Array:
         scores += jnp.where(visible, x.bias, 0)
     if x.slopes is not None:
         scores -= x.slopes * jnp.abs(i - j)[None, None, None]
-    if x.query_forget is not None:
+    if x.query_forget is not None and x.key_forget is not None:
         scores += x.query_forget - x.key_forget
 
     weights = rule.weights.weights(scores, visible)

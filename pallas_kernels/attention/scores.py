@@ -9,7 +9,13 @@ from pallas_kernels.attention.problem import Operands, Rule
 
 
 class Place(NamedTuple):
-    """Where a block lies: positions of its queries among the keys, `t`, and of its keys, `s`, those from `end` on padding."""
+    """Where a block lies.
+
+    Attributes:
+      rows: positions of its queries among the keys, `t`.
+      columns: positions of its keys, `s`.
+      end: from which position on keys are padding.
+    """
 
     rows: jax.Array
     columns: jax.Array
@@ -38,6 +44,6 @@ def scores(rule: Rule, products: jax.Array, block: Operands, place: Place) -> tu
         values += jnp.where(visible, block.bias, 0)
     if block.slopes is not None:
         values -= block.slopes * jnp.abs(distance).astype(values.dtype)
-    if block.query_forget is not None:
+    if block.query_forget is not None and block.key_forget is not None:
         values += block.query_forget - block.key_forget
     return values, visible

@@ -1,8 +1,11 @@
-"""The portable form of `attention`: one dense block, or a scan over the blocks of queries and keys that see each other."""
+"""The portable form of `attention`.
+
+One dense block, or a scan over the blocks of queries and keys that see each other.
+"""
 
 import dataclasses
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -38,10 +41,7 @@ def forward(rule: Rule, operands: Operands) -> vjp.Kept:
     tile = tiling.attention(t, s)
     if tile is None and tiling.keeps_weights(math.prod(operands.q.shape[:4]) * s):
         return _dense(rule, operands, _whole(t, s))
-    if tile is None:
-        running = _advance(rule, operands, _whole(t, s), None)
-    else:
-        running = _scan_forward(rule, operands, tile)
+    running = _advance(rule, operands, _whole(t, s)) if tile is None else _scan_forward(rule, operands, tile)
     normalizer, statistic = rule.weights.finish(running.pivot, running.denominator)
     return vjp.Kept((running.accumulator / normalizer).astype(operands.v.dtype), statistic)
 
@@ -73,7 +73,7 @@ def _dense(rule: Rule, operands: Operands, place: Place) -> vjp.Kept:
     return vjp.Kept(_over_keys(weights, block.v).astype(operands.v.dtype), statistic, weights)
 
 
-def _advance(rule: Rule, block: Operands, place: Place, running: Running | None) -> Running:
+def _advance(rule: Rule, block: Operands, place: Place, running: Running | None = None) -> Running:
     """Takes in the keys of one block; `None` has seen no key."""
     block = block.accumulating()
     values, visible = scores(rule, _products(rule.scale * block.q, block.k), block, place)
@@ -94,7 +94,7 @@ def _pull(rule: Rule, block: Operands, place: Place, rows: Rows, weights: jax.Ar
     """The gradients of the operands of one block, its weights computed again unless given."""
     block = block.accumulating()
 
-    def of(products: jax.Array, added: dict[str, jax.Array | None]) -> tuple[jax.Array, jax.Array]:
+    def of(products: jax.Array, added: dict[str, Any]) -> tuple[jax.Array, jax.Array]:
         return scores(rule, products, dataclasses.replace(block, **added), place)
 
     added = {name: getattr(block, name) for name in ADDED}
@@ -113,8 +113,8 @@ def _pull(rule: Rule, block: Operands, place: Place, rows: Rows, weights: jax.Ar
     )
 
 
-# The three matrix products, written for the routines that CPUs have: no batch dimension but the groups, and of two factors
-# it is the small one that is transposed.
+# The three matrix products, written for the routines that CPUs have: no batch dimension but the groups, and of two
+# factors it is the small one that is transposed.
 
 
 def _products(left: jax.Array, right: jax.Array) -> jax.Array:

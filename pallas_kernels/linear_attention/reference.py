@@ -7,11 +7,12 @@ import jax.numpy as jnp
 def linear_attention(
     q: jax.Array, k: jax.Array, v: jax.Array, log_decay: jax.Array | None, state: jax.Array, starts: jax.Array | None
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns `o_t = S_t^T q_t`, `b t h v`, and the last S, `b h k v`, of `S_t = diag(exp(log_decay_t)) S_{t-1} + k_t v_t^T`.
+    """Returns `o_t = S_t^T q_t`, `b t h v`, and the last S, `b h k v`, of
+    `S_t = diag(exp(log_decay_t)) S_{t-1} + k_t v_t^T`.
 
     `q` is `b t h k` and scaled; `k`, `v` are `b t g k` and `b t g v`, heads any divisor of `h`; `log_decay` is
-    `b t h k`, of size 1 where it is constant, or `None`; `state` is `b h k v`; `starts`, bool `b t`, marks the tokens that
-    forget the past.
+    `b t h k`, of size 1 where it is constant, or `None`; `state` is `b h k v`; `starts`, bool `b t`, marks the tokens
+    that forget the past.
     """
     heads = state.shape[1]
     q, k, v = (jnp.repeat(array, heads // array.shape[2], axis=2) for array in (q, k, v))

@@ -71,8 +71,8 @@ def _by_group(array: jax.Array, g: int) -> jax.Array:
 def _between(log_decay: jax.Array, runs: jax.Array | None) -> jax.Array:
     """The decays after step s up to step t, summed: `b l h t s` from `b l h t 1`.
 
-    A difference of cumulative sums, which would lose the small difference of large sums to rounding; so a coarse part, whose
-    sums are exact, goes separately.
+    A difference of cumulative sums, which would lose the small difference of large sums to rounding; so a coarse part,
+    whose sums are exact, goes separately.
     """
     coarse = jnp.round(log_decay * 1024) / 1024
 

@@ -1,9 +1,10 @@
 """Chunks of `linear_attention` with a decay of its own for every key channel.
 
-With G the decays summed, `exp(G_t - G_s)` does not split into a factor of the query and one of the key: either may overflow.
-It does around a step r between the two, `exp(G_t - G_r) exp(G_r - G_s)`, both at most 1. So neighbours are joined two by
-two until they fill the chunk, and every pair of steps meets where two neighbours join (compare the secondary chunking of
-Yang et al., 2024, arXiv 2312.06635). A chunk whose decays are moderate takes one product around its middle instead.
+With G the decays summed, `exp(G_t - G_s)` does not split into a factor of the query and one of the key: either may
+overflow. It does around a step r between the two, `exp(G_t - G_r) exp(G_r - G_s)`, both at most 1. So neighbours are
+joined two by two until they fill the chunk, and every pair of steps meets where two neighbours join (compare the
+secondary chunking of Yang et al., 2024, arXiv 2312.06635). A chunk whose decays are moderate takes one product around
+its middle instead.
 """
 
 from collections.abc import Callable
@@ -16,7 +17,10 @@ from pallas_kernels import precision
 from pallas_kernels.linear_attention.chunks import Chunks, keep, remembered, remembers, since, until, visible
 
 MODERATE = 40.0
-"""The decay from the middle of a chunk to its ends up to which one product serves: `exp(2 * 40)` is far from overflow."""
+"""How much may decay from the middle of a chunk to its ends for one product to serve.
+
+`exp(2 * 40)`, the largest number there is then, is far from overflow.
+"""
 
 
 class Reads(NamedTuple):
@@ -26,6 +30,10 @@ class Reads(NamedTuple):
     k: jax.Array
     v: jax.Array
     state: jax.Array
+
+
+Saved = tuple[Reads, jax.Array, jax.Array | None]
+"""What is read, the log decays `b l h c k`, and the runs."""
 
 
 def writes(chunks: Chunks) -> tuple[jax.Array, jax.Array]:
@@ -45,10 +53,15 @@ def outputs(chunks: Chunks, state: jax.Array) -> jax.Array:
 
 
 def _spread(chunks: Chunks) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    arrays = (chunks.q, chunks.k, chunks.v, chunks.log_decay)
-    dtype = precision.accumulator(*arrays)
-    h = max(array.shape[2] for array in arrays)
-    return tuple(jnp.repeat(array.astype(dtype), h // array.shape[2], axis=2) for array in arrays)
+    """q, k, v and the log decays with all heads, in the type they are computed in."""
+    assert chunks.log_decay is not None
+    h = max(array.shape[2] for array in (chunks.q, chunks.k, chunks.v))
+    dtype = precision.accumulator(chunks.q, chunks.k, chunks.v, chunks.log_decay)
+
+    def spread(array: jax.Array) -> jax.Array:
+        return jnp.repeat(array.astype(dtype), h // array.shape[2], axis=2)
+
+    return spread(chunks.q), spread(chunks.k), spread(chunks.v), spread(chunks.log_decay)
 
 
 @jax.custom_vjp
@@ -56,11 +69,11 @@ def _read(reads: Reads, log_decay: jax.Array, runs: jax.Array | None) -> jax.Arr
     return jax.lax.cond(_moderate(log_decay), _read_moderate, _read_any, reads, log_decay, runs)
 
 
-def _save(reads: Reads, log_decay: jax.Array, runs: jax.Array | None):
+def _save(reads: Reads, log_decay: jax.Array, runs: jax.Array | None) -> tuple[jax.Array, Saved]:
     return _read(reads, log_decay, runs), (reads, log_decay, runs)
 
 
-def _pull(saved, doutput: jax.Array):
+def _pull(saved: Saved, doutput: jax.Array) -> tuple[Reads, jax.Array, None]:
     """The decays count as constants, for what they get follows from the rest.
 
     A decay of step t scales each product of a query at or after t and a key, or the state, before t. So its gradient is
@@ -69,7 +82,7 @@ def _pull(saved, doutput: jax.Array):
     reads, log_decay, runs = saved
 
     def pull(read: Callable[..., jax.Array]) -> Callable[..., Reads]:
-        def gradients(reads, log_decay, runs, doutput):
+        def gradients(reads: Reads, log_decay: jax.Array, runs: jax.Array | None, doutput: jax.Array) -> Reads:
             return jax.vjp(lambda reads: read(reads, log_decay, runs), reads)[1](doutput)[0]
 
         return gradients
@@ -84,14 +97,14 @@ _read.defvjp(_save, _pull)
 
 
 def _moderate(log_decay: jax.Array) -> jax.Array:
-    return jnp.max(jnp.abs(_from_middle(log_decay)[0])) <= MODERATE
+    return jnp.max(jnp.abs(_from_middle(log_decay)[0]), initial=0) <= MODERATE
 
 
 def _from_middle(log_decay: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The decays summed from the middle of the chunk to each step, and from its beginning to the middle, `b l h 1 k`."""
+    """The decays summed from the middle of the chunk to each step, `b l h c k`, and up to the middle, `b l h 1 k`."""
     total = since(log_decay)
-    middle = (log_decay.shape[3] - 1) // 2
-    middle = total[:, :, :, middle : middle + 1]
+    at = (log_decay.shape[3] - 1) // 2
+    middle = total[:, :, :, at : at + 1]
     return total - middle, middle
 
 
@@ -116,7 +129,7 @@ def _read_any(reads: Reads, log_decay: jax.Array, runs: jax.Array | None) -> jax
 
 
 def _read_joined(reads: Reads, log_decay: jax.Array, runs: jax.Array | None) -> jax.Array:
-    """What each step reads of earlier ones: blocks of one step and its neighbour joined, until one block is the chunk."""
+    """What each step reads of earlier ones, blocks of one step and then of more joined until one is the chunk."""
     total, size = jnp.zeros_like(reads.v), 1
     # Decays summed from the beginning of its block up to a step, and after it up to the end of its block.
     before, after = log_decay, jnp.zeros_like(log_decay)

@@ -1,6 +1,7 @@
 """The portable form of `linear_attention`: groups of chunks in order, all matrix products of a group at once.
 
-Kept for the backward pass are the inputs and the state before each group; all else is computed again, a group at a time.
+Kept for the backward pass are the inputs and the state before each group; all else is computed again, a group at a
+time.
 """
 
 import jax
@@ -20,6 +21,8 @@ def linear_attention(
 ) -> tuple[jax.Array, jax.Array]:
     """See `reference.linear_attention`."""
     b, t = q.shape[:2]
+    if t == 0:
+        return jnp.zeros((b, 0, state.shape[1], v.shape[3]), state.dtype), state
     is_vector = log_decay is not None and log_decay.shape[3] > 1
     _, h, *kv = state.shape
     tile = tiling.linear_attention(b, t, h * max(kv), jax.default_backend(), vector=is_vector)

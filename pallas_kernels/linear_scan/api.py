@@ -25,14 +25,15 @@ def linear_scan(
     Args:
       x: inputs, `b t d`, real or complex.
       decay: the factors a, real or complex, `b t d` or broadcastable to it.
-      state: h before the first step, `b d`; zero when `None`. It belongs to the segment of the first token (of the last one
-        when reversed).
+      state: h before the first step, `b d`; zero when `None`. It belongs to the segment of the first token (of the
+        last one when reversed).
       segments: document of every token, integers `b t`; `None`: one document a row.
       reverse: run from the last token to the first, `h_t = a_t h_{t+1} + x_t`.
       implementation: `None` chooses; see `dispatch.select`.
 
     Returns:
-      Every h, `b t d`, in the type of `x` (complex when any argument is), and the last h computed, `b d`, in float32 at least.
+      Every h, `b t d`, in the type of `x` (complex when any argument is), and the last h computed, `b d`, in float32
+      at least.
 
     Raises:
       ValueError: for shapes that do not fit.

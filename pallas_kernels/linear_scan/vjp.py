@@ -6,8 +6,14 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-Scan = Callable[[jax.Array, jax.Array, jax.Array, bool], tuple[jax.Array, jax.Array]]
-"""From x, `b t d`, decay, broadcastable to it, state, `b d`, and `reverse` to every h and the last one computed."""
+Outputs = tuple[jax.Array, jax.Array]
+"""Every h, `b t d`, and the last one computed, `b d`."""
+
+Scan = Callable[[jax.Array, jax.Array, jax.Array, bool], Outputs]
+"""From x, `b t d`, decay, broadcastable to it, state, `b d`, and `reverse` to the outputs."""
+
+Saved = tuple[jax.Array, jax.Array, jax.Array]
+"""Three arrays: kept are decay, state and every h; returned are the gradients of x, decay and state."""
 
 
 def differentiable(scan: Scan) -> Scan:
@@ -21,11 +27,11 @@ def differentiable(scan: Scan) -> Scan:
     def linear_scan(x: jax.Array, decay: jax.Array, state: jax.Array, reverse: bool) -> tuple[jax.Array, jax.Array]:
         return scan(x, decay, state, reverse)
 
-    def save(x: jax.Array, decay: jax.Array, state: jax.Array, reverse: bool):
+    def save(x: jax.Array, decay: jax.Array, state: jax.Array, reverse: bool) -> tuple[Outputs, Saved]:
         h, final = scan(x, decay, state, reverse)
         return (h, final), (decay, state, h)
 
-    def pull(reverse: bool, saved, gradients):
+    def pull(reverse: bool, saved: Saved, gradients: Outputs) -> Saved:
         decay, state, h = saved
         dh, dfinal = gradients
         first, last, later = (-1, 0, 1) if reverse else (0, -1, -1)

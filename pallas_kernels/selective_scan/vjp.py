@@ -26,6 +26,9 @@ Forward = Callable[[Operands, jax.Array | None], tuple[Outputs, jax.Array]]
 Backward = Callable[[Operands, jax.Array | None, jax.Array, Outputs], Operands]
 """From a call, its chunk states and the gradients of its outputs to the gradients of its operands."""
 
+Saved = tuple[Operands, jax.Array | None, jax.Array]
+"""A call, and the states that begin its chunks."""
+
 
 def differentiable(forward: Forward, backward: Backward) -> Callable[[Operands, jax.Array | None], Outputs]:
     """Returns the form as a function `(operands, starts) -> outputs` with its gradient.
@@ -38,12 +41,13 @@ def differentiable(forward: Forward, backward: Backward) -> Callable[[Operands, 
     def selective_scan(operands: Operands, starts: jax.Array | None) -> Outputs:
         return forward(operands, starts)[0]
 
-    def save(operands: Operands, starts: jax.Array | None):
+    def save(operands: Operands, starts: jax.Array | None) -> tuple[Outputs, Saved]:
         outputs, states = forward(operands, starts)
         return outputs, (operands, starts, states)
 
-    def pull(saved, gradients: Outputs):
-        return backward(*saved, gradients), None
+    def pull(saved: Saved, gradients: Outputs) -> tuple[Operands, None]:
+        operands, starts, states = saved
+        return backward(operands, starts, states, gradients), None
 
     selective_scan.defvjp(save, pull)
     return selective_scan

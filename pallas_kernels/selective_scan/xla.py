@@ -14,13 +14,17 @@ from pallas_kernels.selective_scan.vjp import Operands, Outputs
 
 
 class Inputs(NamedTuple):
-    """What varies with time; of one step `b ...`, of one chunk `c b ...`, of the whole call by chunks `chunks c b ...`."""
+    """What varies with time: of one step `b ...`, of one chunk `c b ...`, of the whole call `chunks c b ...`."""
 
     x: jax.Array
     dt: jax.Array
     B: jax.Array
     C: jax.Array
     starts: jax.Array | None
+
+
+Carry = tuple[jax.Array, jax.Array, jax.Array]
+"""Of the backward pass: the gradient of the state through later steps, that of the rates so far, and the state."""
 
 
 def forward(operands: Operands, starts: jax.Array | None) -> tuple[Outputs, jax.Array]:
@@ -42,16 +46,17 @@ def forward(operands: Operands, starts: jax.Array | None) -> tuple[Outputs, jax.
 def backward(operands: Operands, starts: jax.Array | None, states: jax.Array, gradients: Outputs) -> Operands:
     """Returns the gradients of the operands.
 
-    With `r_t = dy_t C_t + decay_{t+1} r_{t+1}` the gradient of `h_t`: of what is written `r_t`, of the decay `r_t h_{t-1}`.
+    With `r_t = dy_t C_t + decay_{t+1} r_{t+1}` the gradient of `h_t`: of what is written `r_t`, of the decay
+    `r_t h_{t-1}`.
     """
     dy, dfinal = gradients
-    rates, state, inputs = _by_chunks(operands, starts)
+    rates, _, inputs = _by_chunks(operands, starts)
     dy = _chunked(dy.astype(rates.dtype), inputs.x.shape[1])
 
     def again(h: jax.Array, at: Inputs) -> tuple[jax.Array, jax.Array]:
         return _decay(rates, at) * h + _write(at), h
 
-    def step(carry, inputs):
+    def step(carry: Carry, inputs: tuple[Inputs, jax.Array, jax.Array]) -> tuple[Carry, tuple[jax.Array, ...]]:
         dcarried, drates, h = carry
         at, dy, before = inputs
         r = dy[:, None, :] * at.C[:, :, None] + dcarried
@@ -66,7 +71,9 @@ def backward(operands: Operands, starts: jax.Array | None, states: jax.Array, gr
         )
         return (dcarried, drates + jnp.sum(dexponent * at.dt[:, None, :], axis=0), before), doperands
 
-    def chunk(carry, inputs):
+    def chunk(
+        carry: tuple[jax.Array, jax.Array], inputs: tuple[Inputs, jax.Array, jax.Array]
+    ) -> tuple[tuple[jax.Array, jax.Array], tuple[jax.Array, ...]]:
         at, dy, state = inputs
         last, before = jax.lax.scan(again, state, at)
         (dcarried, drates, _), doperands = jax.lax.scan(step, (*carry, last), (at, dy, before), reverse=True)
@@ -96,10 +103,9 @@ def _by_chunks(operands: Operands, starts: jax.Array | None) -> tuple[jax.Array,
     dtype = precision.accumulator(*operands)
     steps = tiling.selective_scan(operands.x.shape[1]).steps
     x, dt, A, B, C, state = (array.astype(dtype) for array in operands)
-    inputs = Inputs(*(_chunked(array, steps) for array in (x, dt, B, C)), starts=None)
-    if starts is not None:
-        inputs = inputs._replace(starts=_chunked(starts, steps))
-    return A.T, state.swapaxes(1, 2), inputs
+    starts = None if starts is None else _chunked(starts, steps)
+    x, dt, B, C = (_chunked(array, steps) for array in (x, dt, B, C))
+    return A.T, state.swapaxes(1, 2), Inputs(x, dt, B, C, starts)
 
 
 def _chunked(array: jax.Array, steps: int) -> jax.Array:
