@@ -51,6 +51,13 @@ def last_step(workdir: pathlib.Path) -> int:
     return max(whole, default=0)
 
 
+def pytest_collection_modifyitems(items):
+    """Tests that share a run of the session are run by one worker, which then trains it once."""
+    for item in items:
+        for shared in {'unbroken', 'alone'} & set(getattr(item, 'fixturenames', ())):
+            item.add_marker(pytest.mark.xdist_group(shared))
+
+
 @pytest.fixture(scope='session')
 def compiled(tmp_path_factory):
     """Where the processes of the tests keep compiled programs."""
