@@ -7,6 +7,7 @@ from flax import nnx
 from attnlab.config import build, takes
 from attnlab.errors import UserError, nearest
 from attnlab.mixers.mixer import Mixer
+from attnlab.signature import check_names
 from attnlab.zoo import ZOO
 
 __all__ = ['ZOO', 'UserError', 'make_mixer']
@@ -28,9 +29,7 @@ def make_mixer(name: str, dim: int, *, rngs: nnx.Rngs, **overrides: Any) -> Mixe
             f"a block for each spec of attnlab.ZOO['{name}'].pattern"
         )
     taken = takes(recipe.spec) - {'dim'}
-    for argument in overrides:
-        if argument not in taken:
-            raise UserError(f'{name!r} takes no argument {argument!r}{nearest(argument, taken)}')
+    check_names(repr(name), overrides, taken)
     missing = sorted(taken - set(recipe.spec) - set(overrides))
     if missing:
         raise UserError(f'{name!r} wants a value for {", ".join(missing)}')

@@ -5,12 +5,10 @@ from attnlab.mixers.attention import Attention
 from attnlab.nn.positions import Alibi, Rope
 from attnlab.zoo.recipe import Recipe
 
-VASWANI = 'Vaswani et al. 2017, https://arxiv.org/abs/1706.03762'
-
 ATTENTION = {
     'mha': Recipe(
         spec=spec(Attention, position=Rope()),
-        cite=VASWANI,
+        cite='Vaswani et al. 2017, https://arxiv.org/abs/1706.03762',
         causal=True,
         bidirectional=True,
         streaming=True,
