@@ -141,11 +141,13 @@ class Attention(Mixer):
         self, q: Queries, k: Keys, v: Values, segments: Segments, state: KeyValueCache
     ) -> tuple[Heads, KeyValueCache]:
         tokens = state.consumed + jnp.arange(q.shape[1], dtype=jnp.int32)
-        seen, places, state = extend(state, Entries(k, v, segments), window=self.window, sinks=self.sinks)
+        seen, places, state = extend(
+            state, Entries(_swapped(k), _swapped(v), segments), window=self.window, sinks=self.sinks
+        )
         y = pallas_kernels.attention(
             q,
-            seen.keys.astype(q.dtype),
-            seen.values.astype(q.dtype),
+            _swapped(seen.keys).astype(q.dtype),
+            _swapped(seen.values).astype(q.dtype),
             weights=self.weights,
             causal=False,
             segments=(segments, seen.segments),
@@ -162,6 +164,11 @@ class Attention(Mixer):
             distance = tokens[:, None] - places[None, :]
             bias = -slopes[None, :, None, None] * distance[None, None].astype(slopes.dtype)
         return jnp.where(mask, bias, -jnp.inf)
+
+
+def _swapped(x: Float[Array, 'b s g k']) -> Float[Array, 'b g s k']:
+    """Heads before time, or time before heads."""
+    return jnp.swapaxes(x, 1, 2)
 
 
 def _share(dim: int, heads: int) -> int:

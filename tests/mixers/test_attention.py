@@ -132,7 +132,7 @@ def test_a_ring_gives_what_a_cache_that_forgets_nothing_gives(position: Rope | A
     x = noise(2, 23, 16)
     ring = mixer.init_state(2, 23, x.dtype)
     whole = empty_cache(2, 23, kv_heads=4, key_dim=4, value_dim=4, dtype=x.dtype)
-    assert ring.entries.keys.shape[1] == 5 + sinks and whole.entries.keys.shape[1] == 23
+    assert ring.entries.segments.shape == (2, 5 + sinks) and whole.entries.segments.shape == (2, 23)
     for pieces in ((1,) * 23, (9, 1, 1, 9, 3), (3, 3, 1, 9, 3, 3, 1)):
         y, _ = stream(mixer, x, pieces, ring)
         expected, _ = stream(mixer, x, pieces, whole)
@@ -150,7 +150,7 @@ def test_a_ring_remembers_documents():
 
 def test_a_window_bounds_the_state():
     def slots(length: int, **kwargs) -> int:
-        return attention(**kwargs).init_state(1, length, jnp.float32).entries.keys.shape[1]
+        return attention(**kwargs).init_state(1, length, jnp.float32).entries.keys.shape[2]
 
     assert [slots(n) for n in (8, 80)] == [8, 80]
     assert [slots(n, window=20, sinks=4) for n in (8, 80, 800)] == [8, 24, 24]
@@ -159,7 +159,7 @@ def test_a_window_bounds_the_state():
 def test_keys_and_values_are_as_wide_as_asked_and_in_the_type_asked_for():
     state = attention(kv_heads=2, key_dim=6, value_dim=3).init_state(2, 8, jnp.bfloat16)
     keys, values, segments = state.entries
-    assert keys.shape == (2, 8, 2, 6) and values.shape == (2, 8, 2, 3)
+    assert keys.shape == (2, 2, 8, 6) and values.shape == (2, 2, 8, 3)
     assert keys.dtype == values.dtype == jnp.bfloat16
     assert segments.dtype == state.consumed.dtype == jnp.int32
 
