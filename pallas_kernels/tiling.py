@@ -39,7 +39,7 @@ def keeps_weights(count: int) -> bool:
 
     Computing them again costs a fifth of the core's time; up to 2^22, 16 MiB in float32, they are kept.
     """
-    return count <= 2**22
+    return 0 < count <= 2**22
 
 
 @dataclasses.dataclass(frozen=True)

@@ -66,11 +66,14 @@ def _dense(rule: Rule, operands: Operands, place: Place) -> vjp.Kept:
     """The whole of a small call in one block, its weights kept."""
     block = operands.accumulating()
     values, visible = scores(rule, _products(rule.scale * block.q, block.k), block, place)
-    pivot = rule.weights.pivot(values, visible)
-    numerators, denominators = rule.weights.block(values, visible, pivot)
-    normalizer, statistic = rule.weights.finish(pivot, jnp.sum(denominators, axis=-1, keepdims=True))
-    weights = numerators / normalizer
-    return vjp.Kept(_over_keys(weights, block.v).astype(operands.v.dtype), statistic, weights)
+    weights, statistic = rule.weights.dense(values, visible)
+    output = _where_seen(visible, _over_keys(weights, block.v))
+    return vjp.Kept(output.astype(operands.v.dtype), statistic, weights)
+
+
+def _where_seen(visible: jax.Array, rows: jax.Array) -> jax.Array:
+    """Zeros for queries that see no key; their weights in a dense block are anything."""
+    return jnp.where(jnp.any(visible, axis=-1, keepdims=True), rows, 0)
 
 
 def _advance(rule: Rule, block: Operands, place: Place, running: Running | None = None) -> Running:
@@ -99,7 +102,9 @@ def _pull(rule: Rule, block: Operands, place: Place, rows: Rows, weights: jax.Ar
 
     added = {name: getattr(block, name) for name in ADDED}
     values, pull, visible = jax.vjp(of, _products(rule.scale * block.q, block.k), added, has_aux=True)
-    if weights is None:
+    if weights is not None:
+        rows = rows._replace(doutput=_where_seen(visible, rows.doutput))
+    else:
         weights = rule.weights.recompute(values, visible, rows.statistic)
     dweights = _products(rows.doutput, block.v)
     dproducts, dadded = pull(
