@@ -83,6 +83,28 @@ class SelectiveScanCase:
 
 
 @dataclasses.dataclass(frozen=True)
+class LinearAttentionCase:
+    """A call of `linear_attention` with an incoming state.
+
+    Attributes:
+      heads: those of q, of k and of v.
+      decay: letters of the shape of the log decays, such as 'h' or 'b t h k'; `None`: no decay.
+      strength: the log decays lie between minus twice this and 0.
+      sudden: a tenth of the log decays are -50, and the others a thousandth of what they were.
+    """
+
+    b: int
+    t: int
+    k: int
+    v: int
+    heads: tuple[int, int, int] = (2, 2, 2)
+    decay: str | None = None
+    strength: float = 0.2
+    sudden: bool = False
+    documents: tuple[Runs, ...] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
 class CrossEntropyCase:
     """A call of `cross_entropy` with `n` tokens of width `d` and `o` classes."""
 
@@ -165,6 +187,32 @@ SELECTIVE_SCAN = {
     'packed': SelectiveScanCase(b=2, t=67, d=5, n=4, documents=PACKED_67),
 }
 
+LINEAR_ATTENTION = {
+    'one': LinearAttentionCase(b=2, t=1, k=3, v=4, decay='b t h'),
+    'two': LinearAttentionCase(b=1, t=2, k=3, v=2, decay='b t h k'),
+    'no decay': LinearAttentionCase(b=2, t=37, k=16, v=8),
+    'constant': LinearAttentionCase(b=2, t=37, k=8, v=8, decay='h'),
+    'constant in whole tiles': LinearAttentionCase(b=1, t=64, k=8, v=8, decay='h'),
+    'scalar': LinearAttentionCase(b=2, t=37, k=8, v=16, decay='b t h'),
+    'vector': LinearAttentionCase(b=2, t=37, k=8, v=16, decay='b t h k'),
+    'vector in whole tiles': LinearAttentionCase(b=1, t=64, k=8, v=8, decay='b t h k'),
+    'wide': LinearAttentionCase(b=1, t=19, k=128, v=64, decay='b t h'),
+    'shared queries and keys': LinearAttentionCase(b=2, t=37, k=8, v=8, heads=(1, 1, 4), decay='b t h'),
+    'grouped': LinearAttentionCase(b=2, t=37, k=8, v=8, heads=(4, 2, 2), decay='b t h'),
+    'grouped vector': LinearAttentionCase(b=1, t=37, k=8, v=8, heads=(4, 1, 2), decay='b t h k'),
+    'threes and twos': LinearAttentionCase(b=1, t=19, k=4, v=4, heads=(6, 2, 3)),
+    'packed': LinearAttentionCase(b=2, t=67, k=8, v=8, documents=PACKED_67),
+    'packed constant': LinearAttentionCase(b=2, t=67, k=8, v=8, decay='h', documents=PACKED_67),
+    'packed scalar': LinearAttentionCase(b=2, t=67, k=8, v=8, decay='b t h', documents=PACKED_67),
+    'packed vector': LinearAttentionCase(b=2, t=67, k=8, v=8, decay='b t h k', documents=PACKED_67),
+    'strong scalar': LinearAttentionCase(b=1, t=67, k=8, v=8, decay='b t h', strength=25.0),
+    'strong vector': LinearAttentionCase(b=1, t=67, k=8, v=8, decay='b t h k', strength=25.0),
+    'sudden scalar': LinearAttentionCase(b=1, t=67, k=8, v=8, decay='b t h', sudden=True),
+    'sudden vector': LinearAttentionCase(
+        b=2, t=67, k=8, v=8, decay='b t h k', strength=2.0, sudden=True, documents=PACKED_67
+    ),
+}
+
 CROSS_ENTROPY = {
     'one': CrossEntropyCase(n=1, d=3, o=2),
     'prime': CrossEntropyCase(n=37, d=16, o=101),
@@ -230,6 +278,27 @@ def selective_scan(name: str, dtype: DTypeLike = jnp.float32) -> Call:
         'D': _normal(name, 'D', _shape('d', sizes), wide),
         'state': _normal(name, 'state', _shape('b d n', sizes), wide),
     }
+    return Call(arrays, _segments(case.documents))
+
+
+def linear_attention(name: str, dtype: DTypeLike = jnp.float32) -> Call:
+    """Returns the call of `LINEAR_ATTENTION[name]`: q, k and v of `dtype`, log decays and state of float32 at least."""
+    case = LINEAR_ATTENTION[name]
+    hq, hk, hv = case.heads
+    sizes = {'b': case.b, 't': case.t, 'h': max(case.heads), 'k': case.k, 'v': case.v, 'hq': hq, 'hk': hk, 'hv': hv}
+    wide = jnp.promote_types(dtype, jnp.float32)
+    arrays = {
+        'q': _normal(name, 'q', _shape('b t hq k', sizes), dtype),
+        'k': _normal(name, 'k', _shape('b t hk k', sizes), dtype),
+        'v': _normal(name, 'v', _shape('b t hv v', sizes), dtype),
+        'state': _normal(name, 'state', _shape('b h k v', sizes), wide),
+    }
+    if case.decay is not None:
+        shape = _shape(case.decay, sizes)
+        decay = -2 * case.strength * jax.random.uniform(_key(name, 'log_decay'), shape)
+        if case.sudden:
+            decay = jnp.where(jax.random.bernoulli(_key(name, 'sudden'), 0.1, shape), -50.0, decay / 1000)
+        arrays['log_decay'] = decay.astype(wide)
     return Call(arrays, _segments(case.documents))
 
 

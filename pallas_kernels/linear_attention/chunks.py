@@ -63,6 +63,21 @@ def until(array: jax.Array) -> jax.Array:
     return jnp.matmul(_like(ones, array), array, precision='highest')
 
 
+def between(array: jax.Array) -> jax.Array:
+    """Sums over the steps after s up to t, for t after s: `b l h t s k` from `b l h c k`.
+
+    A difference of cumulative sums, which would lose the small difference of large sums to rounding; so a coarse part,
+    whose sums are exact, goes separately.
+    """
+    coarse = jnp.round(array * 1024) / 1024
+
+    def differences(array: jax.Array) -> jax.Array:
+        total = since(array)
+        return total[:, :, :, :, None] - total[:, :, :, None]
+
+    return differences(coarse) + differences(array - coarse)
+
+
 def _like(matrix: jax.Array, array: jax.Array) -> jax.Array:
     return matrix.reshape((1,) * (array.ndim - 2) + matrix.shape)
 

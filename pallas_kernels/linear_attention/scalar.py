@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels import precision
-from pallas_kernels.linear_attention.chunks import Chunks, keep, remembered, remembers, since, until, visible
+from pallas_kernels.linear_attention.chunks import Chunks, between, keep, remembered, remembers, since, until, visible
 
 
 def writes(chunks: Chunks) -> tuple[jax.Array, jax.Array]:
@@ -69,18 +69,8 @@ def _by_group(array: jax.Array, g: int) -> jax.Array:
 
 @jax.custom_vjp
 def _between(log_decay: jax.Array, runs: jax.Array | None) -> jax.Array:
-    """The decays after step s up to step t, summed: `b l h t s` from `b l h t 1`.
-
-    A difference of cumulative sums, which would lose the small difference of large sums to rounding; so a coarse part,
-    whose sums are exact, goes separately.
-    """
-    coarse = jnp.round(log_decay * 1024) / 1024
-
-    def differences(array: jax.Array) -> jax.Array:
-        total = since(array)
-        return total - total.swapaxes(-1, -2)
-
-    return differences(coarse) + differences(log_decay - coarse)
+    """The decays after step s up to step t, summed: `b l h t s` from `b l h t 1`."""
+    return between(log_decay)[..., 0]
 
 
 def _save_between(log_decay: jax.Array, runs: jax.Array | None) -> tuple[jax.Array, jax.Array | None]:

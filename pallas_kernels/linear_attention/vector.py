@@ -1,10 +1,9 @@
 """Chunks of `linear_attention` with a decay of its own for every key channel.
 
-With G the decays summed, `exp(G_t - G_s)` does not split into a factor of the query and one of the key: either may
-overflow. It does around a step r between the two, `exp(G_t - G_r) exp(G_r - G_s)`, both at most 1. So neighbours are
-joined two by two until they fill the chunk, and every pair of steps meets where two neighbours join (compare the
-secondary chunking of Yang et al., 2024, arXiv 2312.06635). A chunk whose decays are moderate takes one product around
-its middle instead.
+With G the decays summed, a query t reads a key s through `sum_k q_tk k_sk exp(G_tk - G_sk)`. Around the middle of the
+chunk this is one product of `q exp(G - G_middle)` and `k exp(G_middle - G)`, as long as neither overflows. Where decays
+are too strong for that the sum is taken as it stands, every exponent at most 0 (compare the secondary chunking of Yang
+et al., 2024, arXiv 2312.06635).
 """
 
 from collections.abc import Callable
@@ -14,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels import precision
-from pallas_kernels.linear_attention.chunks import Chunks, keep, remembered, remembers, since, until, visible
+from pallas_kernels.linear_attention.chunks import Chunks, between, keep, remembered, remembers, since, until, visible
 
 MODERATE = 40.0
 """How much may decay from the middle of a chunk to its ends for one product to serve.
@@ -119,51 +118,16 @@ def _read_moderate(reads: Reads, log_decay: jax.Array, runs: jax.Array | None) -
 
 
 def _read_any(reads: Reads, log_decay: jax.Array, runs: jax.Array | None) -> jax.Array:
-    """The step itself, earlier steps by joining neighbours, and the state."""
-    # Without the barrier the compiler prepares the operands of this branch even when the other one is taken.
-    reads, log_decay, runs = jax.lax.optimization_barrier((reads, log_decay, runs))
-    own = jnp.sum(reads.q * reads.k, axis=-1, keepdims=True) * reads.v
-    reach = keep(remembers(runs), jnp.exp(since(log_decay)))
-    before = jnp.einsum('blhtk,blhkv->blhtv', reach * reads.q, reads.state)
-    return own + _read_joined(reads, log_decay, runs) + before
+    """The sum over key channels as it stands, one chunk after the other, for it is `c c k` large."""
 
+    def read(chunk: tuple[Reads, jax.Array, jax.Array | None]) -> jax.Array:
+        (q, k, v, state), log_decay, runs = chunk
+        decay = jnp.exp(jnp.where(visible(runs, log_decay)[..., None], between(log_decay), -jnp.inf))
+        weights = jnp.sum(q[:, :, :, :, None] * k[:, :, :, None] * decay, axis=-1)
+        reach = keep(remembers(runs), jnp.exp(since(log_decay)))
+        within = jnp.einsum('blhts,blhsv->blhtv', weights, v)
+        return within + jnp.einsum('blhtk,blhkv->blhtv', reach * q, state)
 
-def _read_joined(reads: Reads, log_decay: jax.Array, runs: jax.Array | None) -> jax.Array:
-    """What each step reads of earlier ones, blocks of one step and then of more joined until one is the chunk."""
-    total, size = jnp.zeros_like(reads.v), 1
-    # Decays summed from the beginning of its block up to a step, and after it up to the end of its block.
-    before, after = log_decay, jnp.zeros_like(log_decay)
-    while size < log_decay.shape[3]:
-        (_, q), (k, _), (v, _) = (_neighbours(array, size) for array in reads[:3])
-        (before_first, before_last), (after_first, after_last) = (_neighbours(array, size) for array in (before, after))
-        weights = jnp.einsum('blhptk,blhpsk->blhpts', q * jnp.exp(before_last), k * jnp.exp(after_first))
-        if runs is not None:
-            first, last = _neighbours(runs, size)
-            weights = keep(last == first.swapaxes(-1, -2), weights)
-        read = jnp.einsum('blhpts,blhpsv->blhptv', weights, v)
-        total += _joined(jnp.zeros_like(read), read)
-        after = _joined(after_first + before_last[..., -1:, :], after_last)
-        before = _joined(before_first, before_last + before_first[..., -1:, :])
-        size *= 2
-    return total
-
-
-def _split(array: jax.Array, size: int) -> jax.Array:
-    """`b l h c k` as `b l h p s k`, blocks of `size` steps."""
-    *lead, c, k = array.shape
-    return array.reshape(*lead, c // size, size, k)
-
-
-def _flat(array: jax.Array) -> jax.Array:
-    *lead, p, s, k = array.shape
-    return array.reshape(*lead, p * s, k)
-
-
-def _neighbours(array: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
-    """The first and the last block of each pair, `b l h p s k` both."""
-    pairs = _split(array, 2 * size)
-    return pairs[..., :size, :], pairs[..., size:, :]
-
-
-def _joined(first: jax.Array, last: jax.Array) -> jax.Array:
-    return _flat(jnp.concatenate([first, last], axis=-2))
+    chunks = jax.tree.map(lambda array: jnp.moveaxis(array, 1, 0)[:, :, None], (reads, log_decay, runs))
+    outputs = jax.lax.map(jax.checkpoint(read, prevent_cse=False), chunks)
+    return jnp.moveaxis(outputs[:, :, 0], 0, 1)
