@@ -138,7 +138,7 @@ def test_under_vmap_and_remat(name, comparison):
 
 
 @pytest.mark.parametrize('name', DOCUMENTS)
-def test_nothing_passes_between_documents_or_from_the_future(name, small_tiles):
+def test_nothing_passes_between_documents_or_from_the_future(name):
     call = cases.linear_attention(name)
     segments = np.asarray(call.options['segments'])
     per_token = {n: a for n, a in call.arrays.items() if n != 'state' and a.ndim > 1}
