@@ -3,16 +3,17 @@
 import contextlib
 import contextvars
 import dataclasses
+import importlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-import jax
+from pallas_kernels.target import Target
 
 PREFERENCE = ('mosaic_gpu', 'mosaic_tpu', 'xla', 'reference')
 """Every implementation there can be, the one preferred first."""
 
 PLATFORM = {'mosaic_gpu': 'gpu', 'mosaic_tpu': 'tpu'}
-"""The only platform on which an implementation is chosen by default; those not listed run anywhere."""
+"""The only platform that has an implementation; those not listed run anywhere."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +30,21 @@ class Entry(NamedTuple):
     core: str
     implementation: str
     refused: tuple[tuple[str, str], ...]
+
+
+def kernel(core: str, implementation: str, here: Target, *call: Any) -> Candidate:
+    """Returns the Pallas form of `core` for a platform, the module of which is imported on that platform only.
+
+    The module has `form(here)`, the function, and `refusal(here, *call)`, the reason why it cannot serve or `None`.
+    """
+    if here.platform != PLATFORM[implementation]:
+        return Candidate(_missing, f'the platform is {here.platform}')
+    module = importlib.import_module(f'pallas_kernels.{core}.{implementation}')
+    return Candidate(module.form(here), module.refusal(here, *call))
+
+
+def _missing(*_: Any) -> Any:
+    raise AssertionError('a kernel that refused was called')
 
 
 _LEDGERS: contextvars.ContextVar[tuple[list[Entry], ...]] = contextvars.ContextVar('ledgers', default=())
@@ -48,16 +64,13 @@ def ledger() -> Iterator[list[Entry]]:
         _LEDGERS.reset(token)
 
 
-def select(
-    core: str, implementation: str | None, candidates: Mapping[str, Candidate], *, platform: str | None = None
-) -> Callable[..., Any]:
+def select(core: str, implementation: str | None, candidates: Mapping[str, Candidate]) -> Callable[..., Any]:
     """Returns the implementation of `core` that was named, or with `None` the first of `PREFERENCE` that can serve.
 
     Args:
       core: name of the core, for the ledger and for errors.
       implementation: one of `PREFERENCE`, or `None`.
       candidates: the implementations that exist for this core.
-      platform: 'cpu', 'gpu' or 'tpu'; `None` is the platform JAX runs on.
 
     Raises:
       ValueError: `implementation` is not a name of `PREFERENCE`.
@@ -71,12 +84,9 @@ def select(
             raise NotImplementedError(f'{core}: implementation {implementation!r} cannot serve: {reason}')
         return _record(Entry(core, implementation, ()), candidates)
 
-    platform = platform or jax.default_backend()
     refused: list[tuple[str, str]] = []
     for name in PREFERENCE:
         reason = _refusal(core, name, candidates)
-        if reason is None and PLATFORM.get(name, platform) != platform:
-            reason = f'the platform is {platform}'
         if reason is None:
             return _record(Entry(core, name, tuple(refused)), candidates)
         refused.append((name, reason))

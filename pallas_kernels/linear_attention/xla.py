@@ -7,7 +7,7 @@ time.
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels import tiling
+from pallas_kernels import target, tiling
 from pallas_kernels.linear_attention import scalar, vector
 from pallas_kernels.linear_attention.chunks import cut, join
 from pallas_kernels.linear_scan.xla import linear_scan
@@ -25,7 +25,7 @@ def linear_attention(
         return jnp.zeros((b, 0, state.shape[1], v.shape[3]), state.dtype), state
     is_vector = log_decay is not None and log_decay.shape[3] > 1
     _, h, *kv = state.shape
-    tile = tiling.linear_attention(b, t, h * max(kv), jax.default_backend(), vector=is_vector)
+    tile = tiling.linear_attention(b, t, h * max(kv), target.current().platform, vector=is_vector)
     if log_decay is not None:
         log_decay = jnp.broadcast_to(log_decay, (log_decay.shape[0], t, *log_decay.shape[2:]))
 

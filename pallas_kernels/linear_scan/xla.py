@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels import tiling
+from pallas_kernels import target, tiling
 from pallas_kernels.linear_scan import vjp
 
 
@@ -11,7 +11,7 @@ def forward(x: jax.Array, decay: jax.Array, state: jax.Array, reverse: bool) -> 
     """Returns every h, `b t *d`, and the last one computed, `b *d`; decay is broadcastable to x, of the same rank."""
     if x.shape[1] == 0:
         return x, state
-    tile = tiling.linear_scan(x.shape[1], jax.default_backend())
+    tile = tiling.linear_scan(x.shape[1], target.current().platform)
     if tile is None:
         return _in_parallel(x, decay, state, reverse)
     return _in_order(x, decay, state, reverse, tile.steps)

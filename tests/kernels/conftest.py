@@ -11,7 +11,7 @@ import pytest
 
 from attnlab.testing.contract import compare_with_differences
 from attnlab.testing.tolerances import assert_close
-from pallas_kernels.cases import Call
+from pallas_kernels.cases.drawing import Call
 
 Core = Callable[..., Any]
 Numbers = dict[str, np.ndarray]

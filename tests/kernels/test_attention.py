@@ -3,9 +3,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels import Softmax, attention, cases, tiling
+from pallas_kernels import Softmax, attention, tiling
+from pallas_kernels.cases import attention as cases
+from pallas_kernels.cases.drawing import Call
 
-SHORT = tuple(name for name in cases.ATTENTION if name != 'long')
+SHORT = tuple(name for name in cases.CASES if name != 'long')
 NARROW = ('prime', 'bias', 'everything')
 SMALL = ('more queries', 'bias', 'everything')
 
@@ -75,7 +77,7 @@ def check(comparison, name, call, sizes):
 @pytest.mark.parametrize('name', SHORT)
 def test_reference_is_the_definition(name, in_double):
     with jax.enable_x64(True):
-        call = in_double(cases.attention(name))
+        call = in_double(cases.call(name))
         actual = attention(**call.arrays, **call.options, implementation='reference')
         numbers = {name: np.asarray(array) for name, array in call.arrays.items()}
         options = jax.tree.map(np.asarray, {'segments': call.options.get('segments')})
@@ -101,7 +103,7 @@ def test_numbers_worked_out_by_hand(implementation):
 
 @pytest.mark.parametrize('name', SMALL)
 def test_gradients_of_the_reference_are_differences(name, differences):
-    differences(attention, cases.attention(name))
+    differences(attention, cases.call(name))
 
 
 @pytest.mark.parametrize(
@@ -114,19 +116,19 @@ def test_gradients_of_the_reference_are_differences(name, differences):
     indirect=['path'],
 )
 def test_xla_is_the_reference(name, path, comparison):
-    check(comparison, name, cases.attention(name), cases.ATTENTION[name].sizes())
+    check(comparison, name, cases.call(name), cases.CASES[name].sizes())
 
 
 @pytest.mark.parametrize('path', ['kept', 'blocks'], indirect=True)
 @pytest.mark.parametrize('name', NARROW)
 def test_xla_is_the_reference_in_bfloat16(name, path, comparison):
-    check(comparison, name, cases.attention(name, jnp.bfloat16), cases.ATTENTION[name].sizes())
+    check(comparison, name, cases.call(name, jnp.bfloat16), cases.CASES[name].sizes())
 
 
 def test_a_length_beyond_one_block_is_the_reference(comparison):
-    case = cases.ATTENTION['long']
+    case = cases.CASES['long']
     assert tiling.attention(case.t, case.t) is not None
-    check(comparison, 'long', cases.attention('long'), case.sizes())
+    check(comparison, 'long', cases.call('long'), case.sizes())
 
 
 def test_one_key_is_read_whole_and_passes_no_gradient_to_queries(path):
@@ -189,7 +191,7 @@ def test_large_biases(path, comparison):
     q, k = (jax.random.randint(jax.random.key(place), (1, 37, 2, 16), -1, 2).astype(jnp.float32) for place in (0, 1))
     v = jax.random.normal(jax.random.key(2), (1, 37, 2, 16))
     bias = 1e4 * jax.random.rademacher(jax.random.key(3), (1, 1, 37, 37), jnp.float32)
-    call = cases.Call({'q': q, 'k': k, 'v': v, 'bias': bias}, {'scale': 1.0})
+    call = Call({'q': q, 'k': k, 'v': v, 'bias': bias}, {'scale': 1.0})
     actual = comparison.evaluate(attention, call, 'xla')
     expected = comparison.reference(attention, 'large biases', call)
     for name, array in actual.items():
@@ -215,7 +217,7 @@ def test_large_products_stay_finite_and_pick_the_largest(path):
 @pytest.mark.parametrize('path', ['kept', 'blocks'], indirect=True)
 def test_hidden_keys_leave_no_trace(path):
     """Huge keys and values of another document do not reach this one, not even in the last bit."""
-    call = cases.attention('packed')
+    call = cases.call('packed')
     row = {name: array[:1] for name, array in call.arrays.items()}
     segments = call.options['segments'][:1]
     other = (segments[0] == 3)[None, :, None, None]
@@ -233,7 +235,7 @@ def test_outputs_have_the_type_of_the_values(implementation):
 
 
 def test_one_integer_array_of_segments_serves_queries_and_keys():
-    call = cases.attention('packed')
+    call = cases.call('packed')
     segments = call.options['segments']
     one = attention(**call.arrays, segments=segments)
     two = attention(**call.arrays, segments=(segments, segments))
@@ -242,7 +244,7 @@ def test_one_integer_array_of_segments_serves_queries_and_keys():
 
 @pytest.mark.parametrize('path', ['recomputed', 'blocks'], indirect=True)
 def test_under_vmap_and_remat(path, comparison):
-    call = cases.attention('prime')
+    call = cases.call('prime')
 
     def mapped(q, k, v, *, implementation, **options):
         if implementation == 'reference':
@@ -259,7 +261,7 @@ def test_under_vmap_and_remat(path, comparison):
 
 @pytest.mark.parametrize('path', ['kept', 'blocks'], indirect=True)
 def test_twice_the_same_bits(path, comparison):
-    call = cases.attention('everything')
+    call = cases.call('everything')
     first, second = (comparison.evaluate(attention, call, 'xla') for _ in range(2))
     for name, array in first.items():
         np.testing.assert_array_equal(array, second[name])

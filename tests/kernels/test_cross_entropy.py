@@ -3,7 +3,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels import cases, cross_entropy
+from pallas_kernels import cross_entropy
+from pallas_kernels.cases import cross_entropy as cases
+from pallas_kernels.cases.drawing import Call
 
 NARROW = ('both',)
 
@@ -19,10 +21,10 @@ def by_hand(hidden, embedding, labels, *, z_loss, soft_cap):
     return losses
 
 
-@pytest.mark.parametrize('name', cases.CROSS_ENTROPY)
+@pytest.mark.parametrize('name', cases.CASES)
 def test_reference_is_the_definition(name, in_double):
     with jax.enable_x64(True):
-        call = in_double(cases.cross_entropy(name))
+        call = in_double(cases.call(name))
         actual = cross_entropy(**call.arrays, **call.options, implementation='reference')
         numbers = {name: np.asarray(array) for name, array in call.arrays.items()}
         expected = by_hand(**numbers, **{**call.options, 'labels': np.asarray(call.options['labels'])})
@@ -51,17 +53,17 @@ def test_numbers_worked_out_by_hand(implementation):
 
 @pytest.mark.parametrize('name', ['one', 'both'])
 def test_gradients_of_the_reference_are_differences(name, differences):
-    differences(cross_entropy, cases.cross_entropy(name))
+    differences(cross_entropy, cases.call(name))
 
 
 @pytest.mark.parametrize(
     ('name', 'dtype'),
-    [(name, jnp.float32) for name in cases.CROSS_ENTROPY] + [(name, jnp.bfloat16) for name in NARROW],
+    [(name, jnp.float32) for name in cases.CASES] + [(name, jnp.bfloat16) for name in NARROW],
     ids=lambda value: value if isinstance(value, str) else value.__name__,
 )
 def test_xla_is_the_reference(name, dtype, comparison):
-    case = cases.CROSS_ENTROPY[name]
-    call = cases.cross_entropy(name, dtype)
+    case = cases.CASES[name]
+    call = cases.call(name, dtype)
     comparison.check(
         cross_entropy, name, call, max(case.o, case.d), implementation='xla', embedding=max(case.n, case.o)
     )
@@ -69,7 +71,7 @@ def test_xla_is_the_reference(name, dtype, comparison):
 
 @pytest.mark.parametrize('implementation', ['reference', 'xla'])
 def test_the_loss_is_wide(implementation):
-    call = cases.cross_entropy('prime', jnp.bfloat16)
+    call = cases.call('prime', jnp.bfloat16)
     loss = cross_entropy(**call.arrays, **call.options, implementation=implementation)
     assert loss.dtype == jnp.float32
 
@@ -78,7 +80,7 @@ def test_large_logits_stay_finite(comparison):
     # Whole numbers, so that logits of 1e4 have no rounding that would excuse an error.
     hidden = jnp.array([[100.0, 1.0], [-100.0, 2.0], [100.0, -3.0]])
     embedding = jnp.stack([jnp.full(11, 100.0), jnp.arange(11.0) / 4], axis=1)
-    call = cases.Call(
+    call = Call(
         {'hidden': hidden, 'embedding': embedding}, {'labels': jnp.array([0, 5, 10]), 'z_loss': 0.0, 'soft_cap': None}
     )
     losses = comparison.evaluate(cross_entropy, call, 'xla')
@@ -89,7 +91,7 @@ def test_large_logits_stay_finite(comparison):
 
 def test_gradients_of_probabilities_less_labels():
     """The gradient of the logits is `p - onehot`: read through an identity for an embedding."""
-    call = cases.cross_entropy('one')
+    call = cases.call('one')
     hidden, labels = jnp.array([[0.0, jnp.log(3.0)]]), jnp.array([1])
     gradient = jax.grad(lambda hidden: cross_entropy(hidden, jnp.eye(2), labels, implementation='xla').sum())(hidden)
     np.testing.assert_allclose(gradient, [[0.25, -0.25]], rtol=1e-6)
@@ -97,7 +99,7 @@ def test_gradients_of_probabilities_less_labels():
 
 
 def test_under_vmap_and_remat(comparison):
-    call = cases.cross_entropy('both')
+    call = cases.call('both')
 
     def mapped(hidden, embedding, *, labels, implementation, **options):
         if implementation == 'reference':
@@ -113,7 +115,7 @@ def test_under_vmap_and_remat(comparison):
 
 
 def test_twice_the_same_bits(comparison):
-    call = cases.cross_entropy('many tokens')
+    call = cases.call('many tokens')
     first, second = (comparison.evaluate(cross_entropy, call, 'xla') for _ in range(2))
     for name, array in first.items():
         np.testing.assert_array_equal(array, second[name])

@@ -1,10 +1,12 @@
+import sys
 import threading
+import types
 
 import jax
 import jax.numpy as jnp
 import pytest
 
-from pallas_kernels import attention, dispatch, linear_scan
+from pallas_kernels import attention, dispatch, linear_scan, target
 from pallas_kernels.dispatch import Candidate
 
 
@@ -15,20 +17,57 @@ def candidates(**refusals):
 EVERY = candidates(mosaic_gpu=None, mosaic_tpu=None, xla=None, reference=None)
 
 
-@pytest.mark.parametrize(('platform', 'chosen'), [('cpu', 'xla'), ('gpu', 'mosaic_gpu'), ('tpu', 'mosaic_tpu')])
-def test_the_platform_chooses(platform, chosen):
-    assert dispatch.select('core', None, EVERY, platform=platform)() == chosen
+@pytest.fixture
+def kernels(monkeypatch):
+    """A core 'core' that has a kernel for each platform; even lengths alone are served."""
+
+    def module(name):
+        refusal = lambda here, t: f't is {t}; expected an even length' if t % 2 else None  # noqa: E731
+        return types.SimpleNamespace(form=lambda here: lambda: (name, here), refusal=refusal)
+
+    for name in dispatch.PLATFORM:
+        monkeypatch.setitem(sys.modules, f'pallas_kernels.core.{name}', module(name))
+    monkeypatch.setitem(sys.modules, 'pallas_kernels.core', types.ModuleType('core'))
+
+    def choose(implementation, here, t=2):
+        kernels = {name: dispatch.kernel('core', name, here, t) for name in dispatch.PLATFORM}
+        return dispatch.select('core', implementation, {**kernels, **candidates(xla=None)})()
+
+    return choose
 
 
-@pytest.mark.parametrize('name', dispatch.PREFERENCE)
-def test_a_named_implementation_serves_on_any_platform(name):
-    assert dispatch.select('core', name, EVERY, platform='cpu')() == name
+def test_the_platform_chooses(kernels):
+    assert kernels(None, target.H100) == ('mosaic_gpu', target.H100)
+    assert kernels(None, target.TPU_V5E) == ('mosaic_tpu', target.TPU_V5E)
+    assert kernels(None, target.Target('cpu', 'cpu')) == 'xla'
+
+
+def test_a_kernel_refuses_the_call_or_the_platform_and_a_named_one_never_falls_back(kernels):
+    with dispatch.ledger() as entries:
+        assert kernels(None, target.H100, t=3) == 'xla'
+    assert entries[0].refused == (
+        ('mosaic_gpu', 't is 3; expected an even length'),
+        ('mosaic_tpu', 'the platform is gpu'),
+    )
+    with pytest.raises(NotImplementedError, match=r"core: implementation 'mosaic_tpu' cannot serve: t is 3; expected"):
+        kernels('mosaic_tpu', target.TPU_V5E, t=3)
+    with pytest.raises(NotImplementedError, match=r"'mosaic_gpu' cannot serve: the platform is cpu"):
+        kernels('mosaic_gpu', target.Target('cpu', 'cpu'))
+
+
+def test_the_target_is_this_device_unless_named():
+    assert target.current() == target.Target('cpu', 'cpu')
+    with target.compiling_for(target.H100):
+        with target.compiling_for(target.TPU_V5E):
+            assert target.current() == target.TPU_V5E
+        assert target.current() == target.H100
+    assert target.current().platform == 'cpu'
 
 
 def test_a_refusal_passes_the_call_on_and_is_written_down():
     with dispatch.ledger() as entries:
         some = candidates(mosaic_gpu='key_dim is 24; expected 64 or 128', xla=None, reference=None)
-        assert dispatch.select('core', None, some, platform='gpu')() == 'xla'
+        assert dispatch.select('core', None, some)() == 'xla'
     assert entries == [
         dispatch.Entry(
             'core',
@@ -41,19 +80,13 @@ def test_a_refusal_passes_the_call_on_and_is_written_down():
     ]
 
 
-def test_the_platform_is_a_reason_too():
-    with dispatch.ledger() as entries:
-        dispatch.select('core', None, EVERY, platform='cpu')
-    assert entries[0].refused == (('mosaic_gpu', 'the platform is cpu'), ('mosaic_tpu', 'the platform is cpu'))
-
-
 def test_a_named_implementation_never_falls_back():
     refusing = candidates(mosaic_gpu='windows are not served', xla=None)
     with dispatch.ledger() as entries:
         with pytest.raises(
             NotImplementedError, match="core: implementation 'mosaic_gpu' cannot serve: windows are not"
         ):
-            dispatch.select('core', 'mosaic_gpu', refusing, platform='gpu')
+            dispatch.select('core', 'mosaic_gpu', refusing)
         with pytest.raises(NotImplementedError, match='this version has no reference form of core'):
             dispatch.select('core', 'reference', refusing)
     assert entries == []
@@ -63,7 +96,7 @@ def test_when_none_can_serve_every_reason_is_given():
     with pytest.raises(
         NotImplementedError, match=r'no implementation can serve: .*xla: too long; reference: this version'
     ):
-        dispatch.select('core', None, candidates(xla='too long'), platform='cpu')
+        dispatch.select('core', None, candidates(xla='too long'))
 
 
 def test_an_unknown_name():
@@ -103,5 +136,5 @@ def test_the_ledger_of_one_thread_is_its_own():
 def test_the_ledger_ends_with_an_error():
     with pytest.raises(ZeroDivisionError), dispatch.ledger() as entries:
         raise ZeroDivisionError
-    dispatch.select('core', None, EVERY, platform='cpu')
+    dispatch.select('core', None, EVERY)
     assert entries == []

@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels import cases, linear_attention, tiling
+from pallas_kernels import linear_attention, tiling
+from pallas_kernels.cases import linear_attention as cases
 
 NARROW = ('shared queries and keys', 'packed scalar', 'packed vector', 'strong vector')
 SMALL = ('two', 'threes and twos', 'packed constant')
@@ -48,10 +49,10 @@ def check(comparison, core, name, call, case, implementation='xla'):
     )
 
 
-@pytest.mark.parametrize('name', cases.LINEAR_ATTENTION)
+@pytest.mark.parametrize('name', cases.CASES)
 def test_reference_is_the_definition(name, in_double):
     with jax.enable_x64(True):
-        call = in_double(cases.linear_attention(name))
+        call = in_double(cases.call(name))
         actual = jax.jit(functools.partial(linear_attention, **call.options, implementation='reference'))(**call.arrays)
         numbers = {name: np.asarray(array) for name, array in {**call.arrays, **call.options}.items()}
         for one, other in zip(actual, by_hand(**numbers), strict=True):
@@ -76,25 +77,25 @@ def test_numbers_worked_out_by_hand(implementation):
 
 @pytest.mark.parametrize('name', SMALL)
 def test_gradients_of_the_reference_are_differences(name, differences):
-    differences(linear_attention, cases.linear_attention(name))
+    differences(linear_attention, cases.call(name))
 
 
 @pytest.mark.parametrize(
     ('name', 'dtype'),
-    [(name, jnp.float32) for name in cases.LINEAR_ATTENTION] + [(name, jnp.bfloat16) for name in NARROW],
+    [(name, jnp.float32) for name in cases.CASES] + [(name, jnp.bfloat16) for name in NARROW],
     ids=lambda value: value if isinstance(value, str) else value.__name__,
 )
 def test_xla_is_the_reference(name, dtype, comparison):
-    check(comparison, linear_attention, name, cases.linear_attention(name, dtype), cases.LINEAR_ATTENTION[name])
+    check(comparison, linear_attention, name, cases.call(name, dtype), cases.CASES[name])
 
 
 @pytest.mark.parametrize('name', GROUPED)
 def test_groups_of_chunks_are_the_reference(name, small_tiles, comparison):
-    check(comparison, linear_attention, name, cases.linear_attention(name), cases.LINEAR_ATTENTION[name])
+    check(comparison, linear_attention, name, cases.call(name), cases.CASES[name])
 
 
 def test_the_vector_form_with_one_decay_for_all_channels_is_the_scalar_reference(comparison):
-    call = cases.linear_attention('packed scalar')
+    call = cases.call('packed scalar')
     q = call.arrays['q']
 
     def spread(log_decay, *, implementation, **arguments):
@@ -102,7 +103,7 @@ def test_the_vector_form_with_one_decay_for_all_channels_is_the_scalar_reference
             log_decay = jnp.broadcast_to(log_decay[..., None], (*log_decay.shape, q.shape[3]))
         return linear_attention(log_decay=log_decay, implementation=implementation, **arguments)
 
-    check(comparison, spread, 'spread', call, cases.LINEAR_ATTENTION['packed scalar'])
+    check(comparison, spread, 'spread', call, cases.CASES['packed scalar'])
 
 
 @pytest.mark.parametrize(('decay', 'cuts'), [('scalar', (1,)), ('scalar', (5, 32)), ('vector', (32,))])
@@ -119,12 +120,12 @@ def test_pieces_are_the_whole_forward_and_backward(decay, cuts, comparison):
             outputs.append(o)
         return jnp.concatenate(outputs, axis=1), state
 
-    check(comparison, in_pieces, decay, cases.linear_attention(decay), cases.LINEAR_ATTENTION[decay])
+    check(comparison, in_pieces, decay, cases.call(decay), cases.CASES[decay])
 
 
 @pytest.mark.parametrize('name', ['scalar', 'sudden vector'])
 def test_under_vmap_and_remat(name, comparison):
-    call = cases.linear_attention(name)
+    call = cases.call(name)
 
     def mapped(*, implementation, **arguments):
         if implementation == 'reference':
@@ -136,12 +137,12 @@ def test_under_vmap_and_remat(name, comparison):
 
         return jax.tree.map(lambda array: array[:, 0], jax.vmap(jax.checkpoint(row))(arguments))
 
-    check(comparison, mapped, f'mapped {name}', call, cases.LINEAR_ATTENTION[name])
+    check(comparison, mapped, f'mapped {name}', call, cases.CASES[name])
 
 
 @pytest.mark.parametrize('name', DOCUMENTS)
 def test_nothing_passes_between_documents_or_from_the_future(name):
-    call = cases.linear_attention(name)
+    call = cases.call(name)
     segments = np.asarray(call.options['segments'])
     per_token = {n: a for n, a in call.arrays.items() if n != 'state' and a.ndim > 1}
     rest = {n: a for n, a in call.arrays.items() if n not in per_token}
@@ -165,7 +166,7 @@ def test_nothing_passes_between_documents_or_from_the_future(name):
 
 @pytest.mark.parametrize('decay', [None, 'scalar', 'vector'])
 def test_no_steps_at_all(decay):
-    call = cases.linear_attention('no decay' if decay is None else decay)
+    call = cases.call('no decay' if decay is None else decay)
     inputs = {name: array[:, :0] for name, array in call.arrays.items() if name != 'state'}
     for implementation in ('reference', 'xla'):
 
@@ -180,7 +181,7 @@ def test_no_steps_at_all(decay):
 
 @pytest.mark.parametrize('implementation', ['reference', 'xla'])
 def test_types_and_defaults(implementation):
-    call = cases.linear_attention('grouped vector', jnp.bfloat16)
+    call = cases.call('grouped vector', jnp.bfloat16)
     without = {**call.arrays, 'state': None}
     given = {**call.arrays, 'state': jnp.zeros((1, 4, 8, 8))}
     run = jax.jit(functools.partial(linear_attention, implementation=implementation), static_argnames='scale')
@@ -204,7 +205,7 @@ def test_memory_is_linear_in_length():
 
 @pytest.mark.parametrize('name', ['packed scalar', 'sudden vector'])
 def test_twice_the_same_bits(name, comparison):
-    call = cases.linear_attention(name)
+    call = cases.call(name)
     first, second = (comparison.evaluate(linear_attention, call, 'xla') for _ in range(2))
     for name, array in first.items():
         np.testing.assert_array_equal(array, second[name])
@@ -230,4 +231,4 @@ def test_twice_the_same_bits(name, comparison):
 )  # fmt: skip
 def test_errors(arguments, error, message):
     with pytest.raises(error, match=message):
-        linear_attention(**{**cases.linear_attention('two').arrays, **arguments})
+        linear_attention(**{**cases.call('two').arrays, **arguments})

@@ -3,7 +3,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels import cases, linear_scan, tiling
+from pallas_kernels import linear_scan, tiling
+from pallas_kernels.cases import linear_scan as cases
 
 NARROW = ('prime', 'constant', 'packed, reverse')
 SMALL = ('two', 'packed', 'packed, reverse', 'complex', 'complex decay', 'complex input')
@@ -26,10 +27,10 @@ def by_hand(x, decay, state, *, reverse, segments=None):
     return outputs, h if t == 0 else outputs[:, order[-1]]
 
 
-@pytest.mark.parametrize('name', cases.LINEAR_SCAN)
+@pytest.mark.parametrize('name', cases.CASES)
 def test_reference_is_the_definition(name, in_double):
     with jax.enable_x64(True):
-        call = in_double(cases.linear_scan(name))
+        call = in_double(cases.call(name))
         actual = linear_scan(**call.arrays, **call.options, implementation='reference')
         expected = by_hand(
             **{name: np.asarray(array) for name, array in call.arrays.items()},
@@ -60,13 +61,13 @@ def test_numbers_worked_out_by_hand():
 
 @pytest.mark.parametrize('name', SMALL)
 def test_gradients_of_the_reference_are_differences(name, differences):
-    differences(linear_scan, cases.linear_scan(name))
+    differences(linear_scan, cases.call(name))
 
 
 @pytest.mark.parametrize('path', ['in order', 'in parallel'])
 @pytest.mark.parametrize(
     ('name', 'dtype'),
-    [(name, jnp.float32) for name in cases.LINEAR_SCAN] + [(name, jnp.bfloat16) for name in NARROW],
+    [(name, jnp.float32) for name in cases.CASES] + [(name, jnp.bfloat16) for name in NARROW],
     ids=lambda value: value if isinstance(value, str) else value.__name__,
 )
 def test_xla_is_the_reference(name, dtype, path, comparison, monkeypatch):
@@ -77,8 +78,8 @@ def test_xla_is_the_reference(name, dtype, path, comparison, monkeypatch):
         return tiling.ScanTile(8) if path == 'in order' else None
 
     monkeypatch.setattr(tiling, 'linear_scan', tile)
-    case = cases.LINEAR_SCAN[name]
-    call = cases.linear_scan(name, dtype)
+    case = cases.CASES[name]
+    call = cases.call(name, dtype)
     comparison.check(linear_scan, name, call, case.t, implementation='xla', decay=case.b * case.t * case.d)
     assert taken
 
@@ -97,7 +98,7 @@ def test_outputs_have_the_type_of_x_and_the_state_is_wide(implementation, dtype)
 @pytest.mark.parametrize('reverse', [False, True])
 @pytest.mark.parametrize('cuts', [(1,), (13, 29)])
 def test_pieces_are_the_whole_forward_and_backward(cuts, reverse, comparison):
-    call = cases.linear_scan('reverse' if reverse else 'prime')
+    call = cases.call('reverse' if reverse else 'prime')
     pieces = list(zip((0, *cuts), (*cuts, 37), strict=True))
 
     def in_pieces(x, decay, state, *, reverse, implementation):
@@ -135,7 +136,7 @@ def test_a_document_of_one_token_each_forgets_everything():
 
 
 def test_under_vmap_and_remat(comparison):
-    call = cases.linear_scan('prime')
+    call = cases.call('prime')
 
     def mapped(x, decay, state, *, reverse, implementation):
         if implementation == 'reference':
@@ -151,7 +152,7 @@ def test_under_vmap_and_remat(comparison):
 
 
 def test_twice_the_same_bits(comparison):
-    call = cases.linear_scan('packed')
+    call = cases.call('packed')
     first, second = (comparison.evaluate(linear_scan, call, 'xla') for _ in range(2))
     for name, array in first.items():
         np.testing.assert_array_equal(array, second[name])

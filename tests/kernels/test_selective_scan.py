@@ -3,7 +3,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels import cases, selective_scan
+from pallas_kernels import selective_scan
+from pallas_kernels.cases import selective_scan as cases
 
 NARROW = ('prime', 'packed')
 
@@ -24,10 +25,10 @@ def by_hand(x, dt, A, B, C, D, state, segments=None):
     return y, state
 
 
-@pytest.mark.parametrize('name', cases.SELECTIVE_SCAN)
+@pytest.mark.parametrize('name', cases.CASES)
 def test_reference_is_the_definition(name, in_double):
     with jax.enable_x64(True):
-        call = in_double(cases.selective_scan(name))
+        call = in_double(cases.call(name))
         actual = selective_scan(**call.arrays, **call.options, implementation='reference')
         numbers = {name: np.asarray(array) for name, array in {**call.arrays, **call.options}.items()}
         for one, other in zip(actual, by_hand(**numbers), strict=True):
@@ -51,24 +52,24 @@ def test_numbers_worked_out_by_hand(implementation):
 
 @pytest.mark.parametrize('name', ['two', 'packed'])
 def test_gradients_of_the_reference_are_differences(name, differences):
-    differences(selective_scan, cases.selective_scan(name))
+    differences(selective_scan, cases.call(name))
 
 
 @pytest.mark.parametrize(
     ('name', 'dtype'),
-    [(name, jnp.float32) for name in cases.SELECTIVE_SCAN] + [(name, jnp.bfloat16) for name in NARROW],
+    [(name, jnp.float32) for name in cases.CASES] + [(name, jnp.bfloat16) for name in NARROW],
     ids=lambda value: value if isinstance(value, str) else value.__name__,
 )
 def test_xla_is_the_reference(name, dtype, comparison):
-    case = cases.SELECTIVE_SCAN[name]
+    case = cases.CASES[name]
     everything = case.b * case.t * case.n
-    call = cases.selective_scan(name, dtype)
+    call = cases.call(name, dtype)
     comparison.check(selective_scan, name, call, case.t * case.n, implementation='xla', A=everything, D=everything)
 
 
 @pytest.mark.parametrize('implementation', ['reference', 'xla'])
 def test_without_skip_or_state(implementation):
-    call = cases.selective_scan('prime', jnp.bfloat16)
+    call = cases.call('prime', jnp.bfloat16)
     without = {**call.arrays, 'D': None, 'state': None}
     zeros = {**call.arrays, 'D': jnp.zeros(5), 'state': jnp.zeros((2, 5, 3))}
     y, state = selective_scan(**without, implementation=implementation)
@@ -80,7 +81,7 @@ def test_without_skip_or_state(implementation):
 
 @pytest.mark.parametrize('cuts', [(1,), (5, 32)])
 def test_pieces_are_the_whole_forward_and_backward(cuts, comparison):
-    call = cases.selective_scan('prime')
+    call = cases.call('prime')
     pieces = list(zip((0, *cuts), (*cuts, 37), strict=True))
 
     def in_pieces(A, D, state, *, implementation, **inputs):
@@ -97,7 +98,7 @@ def test_pieces_are_the_whole_forward_and_backward(cuts, comparison):
 
 
 def test_under_vmap_and_remat(comparison):
-    call = cases.selective_scan('prime')
+    call = cases.call('prime')
 
     def mapped(A, D, *, implementation, **inputs):
         if implementation == 'reference':
@@ -114,7 +115,7 @@ def test_under_vmap_and_remat(comparison):
 
 
 def test_no_steps_at_all():
-    call = cases.selective_scan('two')
+    call = cases.call('two')
     inputs = {name: array[:, :0] for name, array in call.arrays.items() if name in ('x', 'dt', 'B', 'C')}
     for implementation in ('reference', 'xla'):
 
@@ -128,7 +129,7 @@ def test_no_steps_at_all():
 
 
 def test_documents_do_not_see_each_other():
-    call = cases.selective_scan('packed')
+    call = cases.call('packed')
     alone = {name: array[:, 5:45] if name in ('x', 'dt', 'B', 'C') else array for name, array in call.arrays.items()}
     packed, _ = selective_scan(**call.arrays, **call.options, implementation='xla')
     expected, _ = selective_scan(**{**alone, 'state': None}, implementation='xla')
@@ -136,7 +137,7 @@ def test_documents_do_not_see_each_other():
 
 
 def test_twice_the_same_bits(comparison):
-    call = cases.selective_scan('packed')
+    call = cases.call('packed')
     first, second = (comparison.evaluate(selective_scan, call, 'xla') for _ in range(2))
     for name, array in first.items():
         np.testing.assert_array_equal(array, second[name])
@@ -171,4 +172,4 @@ def test_twice_the_same_bits(comparison):
 )
 def test_errors(arguments, error, message):
     with pytest.raises(error, match=message):
-        selective_scan(**{**cases.selective_scan('two').arrays, **arguments})
+        selective_scan(**{**cases.call('two').arrays, **arguments})

@@ -1,0 +1,119 @@
+"""Named calls of `attention`."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+
+from pallas_kernels.attention.maps import Softmax
+from pallas_kernels.cases import drawing
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A call of `attention`; `s`, `g` and `v` are `t`, `h` and `k` where `None`.
+
+    Attributes:
+      added: those of 'slopes' and 'log_forget' that are given.
+      bias: letters of its shape, such as '1 h 1 s'; a fifth of it is minus infinity, and its first query sees nothing.
+    """
+
+    b: int
+    t: int
+    h: int
+    k: int
+    s: int | None = None
+    g: int | None = None
+    v: int | None = None
+    causal: bool = True
+    window: int | None = None
+    sinks: int = 0
+    documents: tuple[drawing.Runs, ...] | None = None
+    key_documents: tuple[drawing.Runs, ...] | None = None
+    added: tuple[str, ...] = ()
+    bias: str | None = None
+    soft_cap: float | None = None
+
+    def sizes(self) -> dict[str, int]:
+        """The size of every dimension letter."""
+        s, g, v = (self.s or self.t), (self.g or self.h), (self.v or self.k)
+        return {'b': self.b, 't': self.t, 's': s, 'h': self.h, 'g': g, 'k': self.k, 'v': v}
+
+
+CASES = {
+    'two': Case(b=1, t=2, h=2, k=16),
+    'one query': Case(b=2, t=1, s=37, h=4, g=2, k=16),
+    'prime': Case(b=2, t=37, h=4, g=2, k=16, v=24),
+    'wide': Case(b=1, t=24, h=2, k=128, v=64, causal=False),
+    'narrow values': Case(b=1, t=19, h=6, g=2, k=64, v=16),
+    'more keys': Case(b=1, t=11, s=29, h=2, k=16),
+    'more queries': Case(b=1, t=29, s=11, h=2, k=16),
+    'window': Case(b=1, t=37, h=2, k=16, window=5),
+    'sinks': Case(b=1, t=37, h=2, k=16, window=6, sinks=3),
+    'two-sided window': Case(b=1, t=31, s=37, h=2, k=16, causal=False, window=4),
+    'packed': Case(b=2, t=37, h=2, k=16, documents=drawing.PACKED_37),
+    'two packings': Case(
+        b=1,
+        t=12,
+        s=21,
+        h=2,
+        k=16,
+        causal=False,
+        documents=(((1, 8), (2, 3), (4, 1)),),
+        key_documents=(((2, 8), (1, 13)),),
+    ),
+    'bias': Case(b=2, t=23, h=4, g=2, k=16, bias='b h t s'),
+    'bias of keys': Case(b=2, t=23, h=4, g=2, k=16, causal=False, bias='1 h 1 s'),
+    'slopes': Case(b=1, t=23, s=29, h=4, g=2, k=16, causal=False, added=('slopes',)),
+    'forgetting': Case(b=2, t=37, h=4, g=2, k=16, added=('log_forget',)),
+    'soft cap': Case(b=1, t=23, h=2, k=16, soft_cap=1.5),
+    'everything': Case(
+        b=2,
+        t=37,
+        h=4,
+        g=2,
+        k=32,
+        v=16,
+        window=9,
+        sinks=2,
+        documents=drawing.PACKED_37,
+        added=('slopes', 'log_forget'),
+        bias='b 1 t s',
+        soft_cap=2.0,
+    ),
+    'long': Case(b=1, t=1100, h=2, g=1, k=16, v=8, window=300, sinks=4),
+}
+
+
+def call(name: str, dtype: DTypeLike = jnp.float32) -> drawing.Call:
+    """Returns the call of `CASES[name]` with arrays of `dtype`."""
+    case = CASES[name]
+    sizes = case.sizes()
+    arrays = {
+        'q': drawing.normal(name, 'q', drawing.shape('b t h k', sizes), dtype),
+        'k': drawing.normal(name, 'k', drawing.shape('b s g k', sizes), dtype),
+        'v': drawing.normal(name, 'v', drawing.shape('b s g v', sizes), dtype),
+    }
+    if 'slopes' in case.added:
+        arrays['slopes'] = (0.5 ** (1 + jnp.arange(case.h))).astype(dtype)
+    if 'log_forget' in case.added:
+        arrays['log_forget'] = jax.nn.log_sigmoid(
+            2 + drawing.normal(name, 'log_forget', drawing.shape('b t h', sizes), dtype)
+        )
+    if case.bias is not None:
+        arrays['bias'] = drawing.hidden(name, drawing.shape(case.bias, sizes), dtype)
+    options: dict[str, Any] = {'causal': case.causal, 'window': case.window, 'sinks': case.sinks}
+    if case.documents is not None:
+        queries = drawing.segments(case.documents)
+        options['segments'] = queries if case.key_documents is None else (queries, drawing.segments(case.key_documents))
+    if case.soft_cap is not None:
+        options['weights'] = Softmax(soft_cap=case.soft_cap)
+    return drawing.Call(arrays, options)
+
+
+def real(k: int = 128, dtype: DTypeLike = jnp.bfloat16) -> drawing.Call:
+    """A call of the size of a model, without numbers."""
+    sizes = {'b': 4, 't': 8192, 'h': 16, 'k': k}
+    return drawing.Call({name: drawing.abstract('b t h k', sizes, dtype) for name in ('q', 'k', 'v')}, {})

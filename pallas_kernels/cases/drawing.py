@@ -1,0 +1,60 @@
+"""What the named calls are made of: documents, and numbers that are the same ones every time."""
+
+import math
+import zlib
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+
+Runs = tuple[tuple[int, int], ...]
+"""A row as (segment, length) of its documents in order; segment 0 is padding."""
+
+PACKED_37: tuple[Runs, ...] = (((1, 16), (2, 1), (3, 15), (0, 5)), ((1, 3), (2, 5), (3, 24), (4, 5)))
+PACKED_67: tuple[Runs, ...] = (((1, 32), (2, 1), (3, 31), (0, 3)), ((1, 5), (2, 40), (3, 22)))
+
+
+class Call(NamedTuple):
+    """The arguments of a core by name: `arrays` have gradients, `options` have none."""
+
+    arrays: dict[str, Any]
+    options: dict[str, Any]
+
+
+def documents(rows: tuple[Runs, ...] | None) -> dict[str, jax.Array]:
+    """The option `segments` of a call, if it has documents."""
+    return {} if rows is None else {'segments': segments(rows)}
+
+
+def segments(rows: tuple[Runs, ...]) -> jax.Array:
+    """Returns the segments of every token, int32 `b t`."""
+    return jnp.array([[segment for segment, length in row for _ in range(length)] for row in rows], jnp.int32)
+
+
+def shape(letters: str, sizes: dict[str, int]) -> tuple[int, ...]:
+    """The sizes of dimensions given by their letters, `1` standing for itself."""
+    return tuple(1 if letter == '1' else sizes[letter] for letter in letters.split())
+
+
+def abstract(letters: str, sizes: dict[str, int], dtype: DTypeLike) -> jax.ShapeDtypeStruct:
+    """An array without numbers, for compilation."""
+    return jax.ShapeDtypeStruct(shape(letters, sizes), dtype)
+
+
+def key(name: str, argument: str) -> jax.Array:
+    """The random key of one argument of a case."""
+    return jax.random.key(zlib.crc32(f'{name}/{argument}'.encode()))
+
+
+def normal(name: str, argument: str, shape: tuple[int, ...], dtype: DTypeLike) -> jax.Array:
+    """Standard normal numbers, drawn in float32 whatever the type, so that the types hold the same ones."""
+    return jax.random.normal(key(name, argument), shape, jnp.float32).astype(dtype)
+
+
+def hidden(name: str, shape: tuple[int, ...], dtype: DTypeLike) -> jax.Array:
+    """A bias `b h t s`, a fifth of it minus infinity; where it varies by query, the first query sees nothing."""
+    hidden = jax.random.bernoulli(key(name, 'hidden'), 0.2, shape)
+    if shape[2] > 1:
+        hidden = hidden.at[:, :, 0].set(True)
+    return jnp.where(hidden, -math.inf, normal(name, 'bias', shape, dtype))

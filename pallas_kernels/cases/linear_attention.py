@@ -1,0 +1,86 @@
+"""Named calls of `linear_attention`."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+
+from pallas_kernels.cases import drawing
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A call of `linear_attention` with an incoming state.
+
+    Attributes:
+      heads: those of q, of k and of v.
+      decay: letters of the shape of the log decays, such as 'h' or 'b t h k'; `None`: no decay.
+      strength: the log decays lie between minus twice this and 0.
+      sudden: a tenth of the log decays are -50, and the others a thousandth of what they were.
+    """
+
+    b: int
+    t: int
+    k: int
+    v: int
+    heads: tuple[int, int, int] = (2, 2, 2)
+    decay: str | None = None
+    strength: float = 0.2
+    sudden: bool = False
+    documents: tuple[drawing.Runs, ...] | None = None
+
+
+CASES = {
+    'one': Case(b=2, t=1, k=3, v=4, decay='b t h'),
+    'two': Case(b=1, t=2, k=3, v=2, decay='b t h k'),
+    'no decay': Case(b=2, t=37, k=16, v=8),
+    'constant': Case(b=2, t=37, k=8, v=8, decay='h'),
+    'constant in whole tiles': Case(b=1, t=64, k=8, v=8, decay='h'),
+    'scalar': Case(b=2, t=37, k=8, v=16, decay='b t h'),
+    'vector': Case(b=2, t=37, k=8, v=16, decay='b t h k'),
+    'vector in whole tiles': Case(b=1, t=64, k=8, v=8, decay='b t h k'),
+    'wide': Case(b=1, t=19, k=128, v=64, decay='b t h'),
+    'shared queries and keys': Case(b=2, t=37, k=8, v=8, heads=(1, 1, 4), decay='b t h'),
+    'grouped': Case(b=2, t=37, k=8, v=8, heads=(4, 2, 2), decay='b t h'),
+    'grouped vector': Case(b=1, t=37, k=8, v=8, heads=(4, 1, 2), decay='b t h k'),
+    'threes and twos': Case(b=1, t=19, k=4, v=4, heads=(6, 2, 3)),
+    'packed': Case(b=2, t=67, k=8, v=8, documents=drawing.PACKED_67),
+    'packed constant': Case(b=2, t=67, k=8, v=8, decay='h', documents=drawing.PACKED_67),
+    'packed scalar': Case(b=2, t=67, k=8, v=8, decay='b t h', documents=drawing.PACKED_67),
+    'packed vector': Case(b=2, t=67, k=8, v=8, decay='b t h k', documents=drawing.PACKED_67),
+    'strong scalar': Case(b=1, t=67, k=8, v=8, decay='b t h', strength=25.0),
+    'strong vector': Case(b=1, t=67, k=8, v=8, decay='b t h k', strength=25.0),
+    'sudden scalar': Case(b=1, t=67, k=8, v=8, decay='b t h', sudden=True),
+    'sudden vector': Case(b=2, t=67, k=8, v=8, decay='b t h k', strength=2.0, sudden=True, documents=drawing.PACKED_67),
+}
+
+
+def call(name: str, dtype: DTypeLike = jnp.float32) -> drawing.Call:
+    """Returns the call of `CASES[name]`: q, k and v of `dtype`, log decays and state of float32 at least."""
+    case = CASES[name]
+    hq, hk, hv = case.heads
+    sizes = {'b': case.b, 't': case.t, 'h': max(case.heads), 'k': case.k, 'v': case.v, 'hq': hq, 'hk': hk, 'hv': hv}
+    wide = jnp.promote_types(dtype, jnp.float32)
+    arrays = {
+        'q': drawing.normal(name, 'q', drawing.shape('b t hq k', sizes), dtype),
+        'k': drawing.normal(name, 'k', drawing.shape('b t hk k', sizes), dtype),
+        'v': drawing.normal(name, 'v', drawing.shape('b t hv v', sizes), dtype),
+        'state': drawing.normal(name, 'state', drawing.shape('b h k v', sizes), wide),
+    }
+    if case.decay is not None:
+        shape = drawing.shape(case.decay, sizes)
+        decay = -2 * case.strength * jax.random.uniform(drawing.key(name, 'log_decay'), shape)
+        if case.sudden:
+            decay = jnp.where(jax.random.bernoulli(drawing.key(name, 'sudden'), 0.1, shape), -50.0, decay / 1000)
+        arrays['log_decay'] = decay.astype(wide)
+    return drawing.Call(arrays, drawing.documents(case.documents))
+
+
+def real(k: int = 128, decay: str | None = 'b t h', dtype: DTypeLike = jnp.bfloat16) -> drawing.Call:
+    """A call of the size of a model, without numbers."""
+    sizes = {'b': 4, 't': 8192, 'h': 16, 'k': k, 'v': k}
+    arrays = {name: drawing.abstract('b t h k', sizes, dtype) for name in ('q', 'k', 'v')}
+    if decay is not None:
+        arrays['log_decay'] = drawing.abstract(decay, sizes, jnp.float32)
+    return drawing.Call({**arrays, 'state': drawing.abstract('b h k v', sizes, jnp.float32)}, {})

@@ -1,0 +1,17 @@
+"""What the Mosaic TPU kernels of all cores share."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.experimental.pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from pallas_kernels.target import Target
+
+LANES = 128
+"""The last dimension of a register: that of a block is a multiple of it, or the whole."""
+
+
+def call(body: Callable[..., None], here: Target, **options: Any) -> Callable[..., Any]:
+    """`pl.pallas_call`, interpreted where `here` says so; memory nobody wrote then holds NaN."""
+    return pl.pallas_call(body, interpret=pltpu.InterpretParams() if here.interpret else False, **options)
