@@ -113,7 +113,11 @@ def call(name: str, dtype: DTypeLike = jnp.float32) -> drawing.Call:
     return drawing.Call(arrays, options)
 
 
-def real(k: int = 128, dtype: DTypeLike = jnp.bfloat16) -> drawing.Call:
-    """A call of the size of a model, without numbers."""
+def real() -> dict[str, drawing.Call]:
+    """Calls of the size of models, shapes only."""
+    return {f'k={k}': _real(k) for k in (64, 128)}
+
+
+def _real(k: int) -> drawing.Call:
     sizes = {'b': 4, 't': 8192, 'h': 16, 'k': k}
-    return drawing.Call({name: drawing.abstract('b t h k', sizes, dtype) for name in ('q', 'k', 'v')}, {})
+    return drawing.Call({name: drawing.abstract('b t h k', sizes, jnp.bfloat16) for name in ('q', 'k', 'v')}, {})

@@ -43,8 +43,11 @@ def call(name: str, dtype: DTypeLike = jnp.float32) -> drawing.Call:
     return drawing.Call(arrays, {'labels': labels, 'z_loss': case.z_loss, 'soft_cap': case.soft_cap})
 
 
-def real(d: int = 2048, dtype: DTypeLike = jnp.bfloat16) -> drawing.Call:
-    """A call of the size of a model, without numbers."""
-    sizes = {'n': 32768, 'd': d, 'o': 50304}
-    arrays = {'hidden': drawing.abstract('n d', sizes, dtype), 'embedding': drawing.abstract('o d', sizes, dtype)}
-    return drawing.Call(arrays, {'labels': drawing.abstract('n', sizes, jnp.int32)})
+def real() -> dict[str, drawing.Call]:
+    """Calls of the size of models, shapes only."""
+    sizes = {'n': 32768, 'd': 2048, 'o': 50304}
+    arrays = {
+        'hidden': drawing.abstract('n d', sizes, jnp.bfloat16),
+        'embedding': drawing.abstract('o d', sizes, jnp.bfloat16),
+    }
+    return {'o=50304': drawing.Call(arrays, {'labels': drawing.abstract('n', sizes, jnp.int32)})}

@@ -77,10 +77,15 @@ def call(name: str, dtype: DTypeLike = jnp.float32) -> drawing.Call:
     return drawing.Call(arrays, drawing.documents(case.documents))
 
 
-def real(k: int = 128, decay: str | None = 'b t h', dtype: DTypeLike = jnp.bfloat16) -> drawing.Call:
-    """A call of the size of a model, without numbers."""
+def real() -> dict[str, drawing.Call]:
+    """Calls of the size of models, shapes only."""
+    decays = {'no decay': None, 'scalar': 'b t h', 'vector': 'b t h k'}
+    return {f'k={k}, {name}': _real(k, decay) for k in (64, 128) for name, decay in decays.items()}
+
+
+def _real(k: int, decay: str | None) -> drawing.Call:
     sizes = {'b': 4, 't': 8192, 'h': 16, 'k': k, 'v': k}
-    arrays = {name: drawing.abstract('b t h k', sizes, dtype) for name in ('q', 'k', 'v')}
+    arrays = {name: drawing.abstract('b t h k', sizes, jnp.bfloat16) for name in ('q', 'k', 'v')}
     if decay is not None:
         arrays['log_decay'] = drawing.abstract(decay, sizes, jnp.float32)
     return drawing.Call({**arrays, 'state': drawing.abstract('b h k v', sizes, jnp.float32)}, {})

@@ -61,8 +61,8 @@ def call(name: str, dtype: DTypeLike = jnp.float32) -> drawing.Call:
     return drawing.Call(arrays, {'reverse': case.reverse, **drawing.documents(case.documents)})
 
 
-def real(d: int = 2048, dtype: DTypeLike = jnp.bfloat16) -> drawing.Call:
-    """A call of the size of a model, without numbers."""
-    sizes = {'b': 4, 't': 8192, 'd': d}
-    arrays = {name: drawing.abstract('b t d', sizes, dtype) for name in ('x', 'decay')}
-    return drawing.Call({**arrays, 'state': drawing.abstract('b d', sizes, jnp.float32)}, {})
+def real() -> dict[str, drawing.Call]:
+    """Calls of the size of models, shapes only."""
+    sizes = {'b': 4, 't': 8192, 'd': 2048}
+    arrays = {name: drawing.abstract('b t d', sizes, jnp.bfloat16) for name in ('x', 'decay')}
+    return {'real': drawing.Call({**arrays, 'state': drawing.abstract('b d', sizes, jnp.float32)}, {})}

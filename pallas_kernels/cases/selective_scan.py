@@ -46,11 +46,11 @@ def call(name: str, dtype: DTypeLike = jnp.float32) -> drawing.Call:
     return drawing.Call(arrays, drawing.documents(case.documents))
 
 
-def real(d: int = 2048, dtype: DTypeLike = jnp.bfloat16) -> drawing.Call:
-    """A call of the size of a model, without numbers."""
-    sizes = {'b': 4, 't': 8192, 'd': d, 'n': 16}
+def real() -> dict[str, drawing.Call]:
+    """Calls of the size of models, shapes only."""
+    sizes = {'b': 4, 't': 8192, 'd': 2048, 'n': 16}
     letters = {'x': 'b t d', 'dt': 'b t d', 'B': 'b t n', 'C': 'b t n'}
     parameters = {'A': 'd n', 'D': 'd', 'state': 'b d n'}
-    arrays = {name: drawing.abstract(shape, sizes, dtype) for name, shape in letters.items()}
+    arrays = {name: drawing.abstract(shape, sizes, jnp.bfloat16) for name, shape in letters.items()}
     arrays |= {name: drawing.abstract(shape, sizes, jnp.float32) for name, shape in parameters.items()}
-    return drawing.Call(arrays, {})
+    return {'n=16': drawing.Call(arrays, {})}

@@ -1,5 +1,6 @@
 """How a core is compared with its reference: the same numbers, and every gradient, in float64."""
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 from attnlab.testing.contract import compare_with_differences
 from attnlab.testing.tolerances import assert_close
+from pallas_kernels import dispatch, target
 from pallas_kernels.cases.drawing import Call
 
 Core = Callable[..., Any]
@@ -33,7 +35,8 @@ class Comparison:
             found, pull = jax.vjp(outputs, arrays)
             return found, pull([_cotangent(place, output) for place, output in enumerate(found)])[0]
 
-        found, gradients = jax.jit(run)(call.arrays)
+        with _acting_out(implementation):
+            found, gradients = jax.jit(run)(call.arrays)
         named = {f'output {place}': output for place, output in enumerate(found)}
         named.update({f'gradient of {name}': gradient for name, gradient in gradients.items()})
         return {name: np.asarray(array) for name, array in named.items()}
@@ -92,6 +95,13 @@ def check_differences(core: Core, call: Call) -> None:
             return sum(jnp.vdot(_cotangent(place, part), part) for place, part in enumerate(real))
 
         compare_with_differences(core.__name__, loss, parts)
+
+
+def _acting_out(implementation: str) -> contextlib.AbstractContextManager[None]:
+    """Kernels for other devices than this one are interpreted."""
+    if implementation in dispatch.PLATFORM:
+        return target.compiling_for(target.interpreted(implementation))
+    return contextlib.nullcontext()
 
 
 def _cotangent(place: int, like: jax.Array | jax.ShapeDtypeStruct) -> jax.Array:

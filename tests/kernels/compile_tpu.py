@@ -1,0 +1,75 @@
+"""Compiles cores for TPUs that are not there, forward and backward at the sizes of models; a process of its own.
+
+    python tests/kernels/compile_tpu.py linear_scan attention
+
+For every core, topology and call of `real()` one line of JSON on standard output: seconds, memory and cost as the
+compiler has them. libtpu is taken from `<environment>/libtpu`, where it disturbs nobody else, or as installed.
+"""
+
+import importlib
+import json
+import os
+import pathlib
+import sys
+import time
+
+os.environ |= {'TPU_SKIP_MDS_QUERY': '1', 'JAX_PLATFORMS': 'cpu'}
+_APART = pathlib.Path(sys.prefix) / 'libtpu' / 'libtpu' / 'libtpu.so'
+if _APART.exists():
+    os.environ['TPU_LIBRARY_PATH'] = str(_APART)
+
+import jax  # noqa: E402
+from jax.experimental import topologies  # noqa: E402
+
+import pallas_kernels  # noqa: E402
+from pallas_kernels import dispatch, target  # noqa: E402
+
+TOPOLOGIES = ('v5e:2x2', 'v5p:2x2x1', 'v6e:2x2')
+
+
+def compile_calls(core: str, topology: str) -> None:
+    """Compiles every call of `real()` of a core, and prints what came of it."""
+    device = topologies.get_topology_desc(platform='tpu', topology_name=topology).devices[0]
+    for name, call in importlib.import_module(f'pallas_kernels.cases.{core}').real().items():
+        for what in ('forward', 'forward and backward'):
+            function = getattr(pallas_kernels, core)
+            start = time.perf_counter()
+            with target.compiling_for(target.Target('tpu', device.device_kind)), dispatch.ledger() as entries:
+                compiled = _compile(function, call, device, gradients=what != 'forward')
+            memory, cost = compiled.memory_analysis(), compiled.cost_analysis() or {}
+            line = {
+                'core': core,
+                'call': name,
+                'device': device.device_kind,
+                'what': what,
+                'implementation': entries[0].implementation,
+                'refused': dict(entries[0].refused).get('mosaic_tpu'),
+                'seconds': round(time.perf_counter() - start, 2),
+                'arguments MiB': memory.argument_size_in_bytes / 2**20,
+                'temporary MiB': memory.temp_size_in_bytes / 2**20,
+                'GFLOP': cost.get('flops', 0) / 1e9,
+                'accessed MiB': cost.get('bytes accessed', 0) / 2**20,
+            }
+            print(json.dumps(line), flush=True)
+
+
+def _compile(function, call, device, *, gradients):
+    options = {name: value for name, value in call.options.items() if not isinstance(value, jax.ShapeDtypeStruct)}
+    constant = {name: value for name, value in call.options.items() if isinstance(value, jax.ShapeDtypeStruct)}
+
+    def forward(arrays, constant):
+        return function(**arrays, **constant, **options)
+
+    def both(arrays, constant):
+        outputs, pull = jax.vjp(lambda arrays: forward(arrays, constant), arrays)
+        return outputs, pull(outputs)
+
+    here = jax.sharding.SingleDeviceSharding(device)
+    compiled = jax.jit(both if gradients else forward, in_shardings=here, out_shardings=here)
+    return compiled.trace(call.arrays, constant).lower(lowering_platforms=('tpu',)).compile()
+
+
+if __name__ == '__main__':
+    for topology in TOPOLOGIES:
+        for core in sys.argv[1:]:
+            compile_calls(core, topology)
