@@ -1,0 +1,105 @@
+"""Times the contenders of a problem, forward, and forward and backward."""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels import dispatch
+from pallas_kernels.bench import timing
+from pallas_kernels.bench.ceilings import Ceilings
+from pallas_kernels.bench.problems import OURS, Contender, Problem
+
+BACKWARD = {'attention': 3.5, 'cross_entropy': 4.0}
+"""Operations forward and backward over those forward, where scores are computed again; elsewhere 3."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """One line of the table.
+
+    Attributes:
+      implementation: what served, if it was one of ours.
+      ratio: the contender's time over ours, with its 95 % interval.
+      ceiling: the least time the device's measured rates allow, over the time.
+      memory: bytes of temporaries over ours.
+      failure: why there are no figures; `None`: there are.
+    """
+
+    core: str
+    problem: str
+    what: str
+    contender: str
+    implementation: str | None = None
+    milliseconds: float | None = None
+    ratio: float | None = None
+    low: float | None = None
+    high: float | None = None
+    tflops: float | None = None
+    gigabytes: float | None = None
+    ceiling: float | None = None
+    temporary_mib: float | None = None
+    compile_seconds: float | None = None
+    failure: str | None = None
+
+
+def lines(problem: Problem, ceilings: Ceilings, rounds: int) -> Iterator[Line]:
+    """Times every contender of a problem; one that fails has the reason instead of figures."""
+    for what, gradients in (('forward', False), ('forward and backward', True)):
+        programs: dict[str, timing.Program] = {}
+        served: dict[str, str | None] = {}
+        for name, contender in problem.contenders.items():
+            try:
+                with dispatch.ledger() as entries:
+                    programs[name] = timing.compiled(
+                        _graded(contender) if gradients else _applied(contender), problem.arrays
+                    )
+                served[name] = entries[0].implementation if entries else None
+            except Exception as error:
+                if name == OURS:
+                    raise
+                reason = f'{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}'
+                yield Line(problem.core, problem.name, what, name, failure=reason)
+        factor = BACKWARD.get(problem.core, 3.0) if gradients else 1.0
+        # Backward the arguments are read again, with the gradient of the result, and their gradients are written.
+        moved = problem.bytes * (3.0 if gradients else 1.0)
+        times = timing.alternate({name: program.call for name, program in programs.items()}, OURS, rounds)
+        for name, program in programs.items():
+            yield Line(
+                core=problem.core,
+                problem=problem.name,
+                what=what,
+                contender=name,
+                implementation=served[name],
+                milliseconds=1e3 * times[name].seconds,
+                ratio=times[name].ratio,
+                low=times[name].low,
+                high=times[name].high,
+                tflops=factor * problem.flops / times[name].seconds / 1e12,
+                gigabytes=moved / times[name].seconds / 1e9,
+                ceiling=ceilings.seconds(factor * problem.flops, moved) / times[name].seconds,
+                temporary_mib=program.temporary_bytes / 2**20,
+                compile_seconds=program.compile_seconds,
+            )
+
+
+def _applied(contender: Contender) -> Any:
+    """A contender as a function of one argument."""
+    return lambda arrays: contender(**arrays)
+
+
+def _graded(contender: Contender) -> Any:
+    """The gradients along the result itself, so that no part of the backward pass is for nothing."""
+
+    def gradients(arrays: dict[str, jax.Array]) -> Any:
+        result, pull = jax.vjp(_applied(contender), arrays)
+        first = jax.tree.leaves(result)[0]
+        cotangent = jax.tree.map(
+            lambda leaf: leaf if jnp.issubdtype(leaf.dtype, jnp.inexact) else jnp.zeros(leaf.shape, jax.dtypes.float0),
+            result,
+        )
+        return first, pull(cotangent)
+
+    return gradients

@@ -1,0 +1,270 @@
+"""What is timed: for every core calls of the size of models, and what a user would run instead."""
+
+import dataclasses
+import functools
+import importlib.util
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+import pallas_kernels
+from pallas_kernels import target
+from pallas_kernels.attention.maps import Softmax, WeightMap
+
+Arrays = dict[str, jax.Array]
+Contender = Callable[..., Any]
+
+OURS = 'pallas_kernels'
+"""The contender that is called as users call it, with no implementation named; ratios are against it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """One call of a core, and the functions that answer it.
+
+    Attributes:
+      core: the core.
+      name: the call, with its sizes.
+      arrays: the arguments that have gradients.
+      contenders: by name, functions of `arrays`.
+      flops: operations of the forward pass that its definition cannot do without.
+      bytes: those of its arguments and results, each moved once.
+    """
+
+    core: str
+    name: str
+    arrays: Arrays
+    contenders: dict[str, Contender]
+    flops: float
+    bytes: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """The sizes of a device's problems."""
+
+    b: int
+    t: int
+    h: int
+    k: int
+    width: int
+    long: int
+    attended: int
+    rows: int
+    row: int
+    tokens: int
+    model: int
+    vocab: int
+    dtype: Any
+
+
+CPU = Sizes(
+    b=4, t=2048, h=4, k=64, width=256, long=8192, attended=4096, rows=2048, row=4096,
+    tokens=2048, model=256, vocab=50_000, dtype=jnp.float32,
+)  # fmt: skip
+ACCELERATOR = Sizes(
+    b=2, t=8192, h=16, k=128, width=2048, long=8192, attended=8192, rows=16384, row=8192,
+    tokens=16384, model=2048, vocab=50_304, dtype=jnp.bfloat16,
+)  # fmt: skip
+SMALL = Sizes(
+    b=1, t=128, h=2, k=16, width=32, long=128, attended=128, rows=64, row=128,
+    tokens=64, model=32, vocab=512, dtype=jnp.float32,
+)  # fmt: skip
+
+
+MAPS: tuple[WeightMap, ...] = (Softmax(),)
+"""The weight maps timed, plain softmax first."""
+
+
+def problems(core: str, sizes: Sizes) -> Iterator[Problem]:
+    """The problems of a core."""
+    return _PROBLEMS[core](sizes)
+
+
+def _softmax(z: Sizes) -> Iterator[Problem]:
+    x = _normal(0, (z.rows, z.row), z.dtype)
+    contenders: dict[str, Contender] = {OURS: pallas_kernels.softmax, **_forms(pallas_kernels.softmax), 'jax.nn.softmax': jax.nn.softmax}
+    contenders = {name: _of('x', contender) for name, contender in contenders.items()}
+    yield Problem('softmax', f'{z.rows} x {z.row}', {'x': x}, contenders, 5 * x.size, 2 * x.nbytes)
+
+
+def _softmax_topk(z: Sizes) -> Iterator[Problem]:
+    x = _normal(0, (z.rows, z.row), z.dtype)
+
+    def separate(x: jax.Array) -> Any:
+        return jax.lax.top_k(jax.nn.softmax(x), 8)
+
+    ours = functools.partial(pallas_kernels.softmax_topk, k=8)
+    contenders: dict[str, Contender] = {OURS: ours, **_forms(ours), 'jax.lax.top_k of jax.nn.softmax': separate}
+    contenders = {name: _of('x', contender) for name, contender in contenders.items()}
+    yield Problem('softmax_topk', f'{z.rows} x {z.row}, k 8', {'x': x}, contenders, 5 * x.size, x.nbytes)
+
+
+def _attention(z: Sizes) -> Iterator[Problem]:
+    shape = (z.b, z.attended, z.h, z.k)
+    arrays = {name: _normal(place, shape, z.dtype) for place, name in enumerate('qkv')}
+    flops = 2 * z.b * z.h * z.attended**2 * z.k
+    size = f'b {z.b}, t {z.attended}, h {z.h}, k {z.k}, causal'
+    moved = sum(array.nbytes for array in arrays.values()) * 4 / 3
+    for weights in MAPS:
+        name = type(weights).__name__
+        ours = functools.partial(pallas_kernels.attention, weights=weights)
+        contenders: dict[str, Contender] = {OURS: ours, **_forms(ours)}
+        if name == 'Softmax':
+            contenders |= _library_attention()
+        yield Problem('attention', f'{name}: {size}', arrays, contenders, flops, moved)
+
+
+def _library_attention() -> dict[str, Contender]:
+    def library(q: jax.Array, k: jax.Array, v: jax.Array, *, implementation: Any = None) -> jax.Array:
+        return jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation=implementation)
+
+    found: dict[str, Contender] = {'jax.nn.dot_product_attention': library}
+    if target.current().platform == 'gpu':
+        found['cuDNN'] = functools.partial(library, implementation='cudnn')
+    return found
+
+
+def _linear_scan(z: Sizes) -> Iterator[Problem]:
+    shape = (z.b, z.long, z.width)
+    arrays = {'x': _normal(0, shape, z.dtype), 'decay': jax.nn.sigmoid(3 + _normal(1, shape, z.dtype))}
+
+    def associative(x: jax.Array, decay: jax.Array) -> jax.Array:
+        def join(left: Any, right: Any) -> Any:
+            return left[0] * right[0], right[0] * left[1] + right[1]
+
+        return jax.lax.associative_scan(join, (decay, x), axis=1)[1]
+
+    ours = pallas_kernels.linear_scan
+    contenders = {
+        OURS: _first(ours),
+        **{name: _first(form) for name, form in _forms(ours).items()},
+        'jax.lax.associative_scan': associative,
+    }
+    size = f'b {z.b}, t {z.long}, d {z.width}'
+    yield Problem('linear_scan', size, arrays, contenders, 2 * arrays['x'].size, 3 * arrays['x'].nbytes)
+
+
+def _selective_scan(z: Sizes) -> Iterator[Problem]:
+    d, n = z.width, 16
+    arrays = {
+        'x': _normal(0, (z.b, z.t, d), z.dtype),
+        'dt': jax.nn.softplus(_normal(1, (z.b, z.t, d), z.dtype) - 3),
+        'A': -jnp.broadcast_to(jnp.arange(1.0, n + 1), (d, n)),
+        'B': _normal(2, (z.b, z.t, n), z.dtype),
+        'C': _normal(3, (z.b, z.t, n), z.dtype),
+    }
+    ours = pallas_kernels.selective_scan
+    contenders = {OURS: _first(ours), **{name: _first(form) for name, form in _forms(ours).items()}}
+    if z.dtype == jnp.float32:
+        contenders['lax.scan of the definition'] = _first(functools.partial(ours, implementation='reference'))
+    flops, moved = 7 * z.b * z.t * d * n, 3 * arrays['x'].nbytes
+    yield Problem('selective_scan', f'b {z.b}, t {z.t}, d {d}, n {n}', arrays, contenders, flops, moved)
+
+
+def _linear_attention(z: Sizes) -> Iterator[Problem]:
+    kinds = {'no decay': None, 'scalar': 'simple_gla', 'vector': 'gla'}
+    for kind, theirs in kinds.items():
+        arrays = _recurrent(z, kind)
+        yield _recurrence(z, 'linear_attention', kind, arrays, 4, theirs)
+
+
+def _delta_rule(z: Sizes) -> Iterator[Problem]:
+    kinds = {'no decay': 'deltanet', 'scalar': 'gated_deltanet', 'vector': 'kda'}
+    for kind, theirs in kinds.items():
+        arrays = _recurrent(z, kind)
+        arrays['k'] /= jnp.linalg.norm(arrays['k'].astype(jnp.float32), axis=-1, keepdims=True).astype(z.dtype)
+        arrays['beta'] = jax.nn.sigmoid(_normal(5, (z.b, z.t, z.h), z.dtype))
+        yield _recurrence(z, 'delta_rule', kind, arrays, 8, theirs)
+
+
+def _recurrent(z: Sizes, kind: str) -> Arrays:
+    shape = (z.b, z.t, z.h, z.k)
+    arrays = {name: _normal(place, shape, z.dtype) for place, name in enumerate('qkv')}
+    decays = {'scalar': shape[:3], 'vector': shape}
+    if kind in decays:
+        arrays['log_decay'] = jax.nn.log_sigmoid(3 + _normal(4, decays[kind], jnp.float32))
+    return arrays
+
+
+def _recurrence(z: Sizes, core: str, kind: str, arrays: Arrays, per_element: int, theirs: str | None) -> Problem:
+    """A problem of a core with a state `k v`, which does `per_element` operations an element of it and a step."""
+    ours = getattr(pallas_kernels, core)
+    contenders = {OURS: _first(ours), **{name: _first(form) for name, form in _forms(ours).items()}}
+    if target.current().platform == 'cpu':
+        contenders['lax.scan of the definition'] = _first(functools.partial(ours, implementation='reference'))
+    # Built for Hopper and pinned to one version of JAX: timed where it is installed.
+    if theirs is not None and importlib.util.find_spec('jla') is not None:
+        contenders['jax-linear-attention'] = functools.partial(_jax_linear_attention, theirs)
+    flops = per_element * z.b * z.t * z.h * z.k * z.k
+    moved = sum(array.nbytes for array in arrays.values()) + arrays['v'].nbytes
+    return Problem(core, f'{kind}: b {z.b}, t {z.t}, h {z.h}, k {z.k}', arrays, contenders, flops, moved)
+
+
+def _jax_linear_attention(
+    kind: str,
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    log_decay: jax.Array | None = None,
+    beta: jax.Array | None = None,
+) -> jax.Array:
+    from jla import ops  # type: ignore[import-not-found]
+
+    gates = {name: gate for name, gate in (('g', log_decay), ('beta', beta)) if gate is not None}
+    return ops.linear_attention(kind, q, k, v, **gates)[0]
+
+
+def _cross_entropy(z: Sizes) -> Iterator[Problem]:
+    scale = 1 / math.sqrt(z.model)
+    arrays = {
+        'hidden': _normal(0, (z.tokens, z.model), z.dtype),
+        'embedding': scale * _normal(1, (z.vocab, z.model), z.dtype),
+    }
+    labels = jax.random.randint(jax.random.key(2), (z.tokens,), 0, z.vocab)
+
+    def dense(hidden: jax.Array, embedding: jax.Array) -> jax.Array:
+        logits = jnp.einsum('nd,od->no', hidden, embedding, preferred_element_type=jnp.float32)
+        return -jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], axis=1)[:, 0]
+
+    ours = functools.partial(pallas_kernels.cross_entropy, labels=labels)
+    contenders: dict[str, Contender] = {OURS: ours, **_forms(ours), 'dense logits': dense}
+    flops = 2 * z.tokens * z.model * z.vocab
+    moved = sum(array.nbytes for array in arrays.values())
+    yield Problem('cross_entropy', f'n {z.tokens}, d {z.model}, o {z.vocab}', arrays, contenders, flops, moved)
+
+
+_PROBLEMS: dict[str, Callable[[Sizes], Iterator[Problem]]] = {
+    'softmax': _softmax,
+    'softmax_topk': _softmax_topk,
+    'attention': _attention,
+    'linear_scan': _linear_scan,
+    'selective_scan': _selective_scan,
+    'linear_attention': _linear_attention,
+    'delta_rule': _delta_rule,
+    'cross_entropy': _cross_entropy,
+}
+CORES = tuple(_PROBLEMS)
+
+
+def _forms(ours: Contender) -> dict[str, Contender]:
+    """The portable form besides the kernel, where there is a kernel."""
+    if target.current().platform == 'cpu':
+        return {}
+    return {f'{OURS}, xla': functools.partial(ours, implementation='xla')}
+
+
+def _first(function: Contender) -> Contender:
+    """The first of the results alone: not every contender returns the state."""
+    return lambda **arrays: function(**arrays)[0]
+
+
+def _of(name: str, function: Contender) -> Contender:
+    return lambda **arrays: function(arrays[name])
+
+
+def _normal(seed: int, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+    return jax.random.normal(jax.random.key(seed), shape, jnp.float32).astype(dtype)

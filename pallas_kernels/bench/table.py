@@ -1,0 +1,104 @@
+"""Benchmark lines as text for a terminal, as JSON, and as the tables of a Markdown page."""
+
+import datetime
+import json
+import pathlib
+import platform
+import subprocess
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jaxlib
+
+from pallas_kernels.bench.ceilings import Ceilings
+from pallas_kernels.bench.measure import Line
+
+BEGIN, END = '<!-- measured: begin -->', '<!-- measured: end -->'
+"""Between these lines of a page its tables are rewritten."""
+
+COLUMNS = ('contender', 'ms', 'ratio (95 %)', 'TFLOP/s', 'GB/s', 'of ceiling', 'temporaries, MiB', 'compile, s')
+
+
+def facts(ceilings: Ceilings) -> dict[str, Any]:
+    """Where and with what the lines were measured."""
+    device = jax.devices()[0]
+    return {
+        'device': device.device_kind
+        if device.platform != 'cpu'
+        else f'{platform.processor() or platform.machine()} CPU',
+        'platform': device.platform,
+        'date': datetime.datetime.now(datetime.UTC).date().isoformat(),
+        'commit': _commit(),
+        'python': platform.python_version(),
+        'jax': jax.__version__,
+        'jaxlib': jaxlib.__version__,
+        'copy, GB/s': round(ceilings.bytes_per_second / 1e9, 1),
+        'matrix product, TFLOP/s': round(ceilings.flops_per_second / 1e12, 3),
+    }
+
+
+def _commit() -> str:
+    here = pathlib.Path(__file__).parent
+    answer = subprocess.run(
+        ['git', 'describe', '--always', '--dirty'], cwd=here, capture_output=True, text=True, check=False
+    )
+    return answer.stdout.strip() or 'unknown'
+
+
+def cells(line: Line) -> tuple[str, ...]:
+    """One line as the texts of `COLUMNS`."""
+    name = line.contender if line.implementation is None else f'{line.contender} ({line.implementation})'
+    if line.milliseconds is None:
+        return (name, f'failed: {line.failure}', *[''] * (len(COLUMNS) - 2))
+    return (
+        name,
+        f'{line.milliseconds:.3g}',
+        f'{line.ratio:.2f} ({line.low:.2f} to {line.high:.2f})',
+        f'{line.tflops:.3g}',
+        f'{line.gigabytes:.3g}',
+        f'{line.ceiling:.0%}',
+        f'{line.temporary_mib:.1f}',
+        f'{line.compile_seconds:.1f}',
+    )
+
+
+def text(lines: Sequence[Line]) -> str:
+    """The lines of one problem as a table of text."""
+    rows = [COLUMNS, *map(cells, lines)]
+    widths = [max(len(row[place]) for row in rows if row[1][:6] != 'failed') for place in range(len(COLUMNS))]
+    aligned = ('  '.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
+    return '\n'.join((f'{lines[0].core}, {lines[0].problem}, {lines[0].what}', *aligned))
+
+
+def markdown(record: dict[str, Any]) -> str:
+    """One measured record as Markdown."""
+    lines = [Line(**line) for line in record['lines']]
+    about = '; '.join(f'{name} {value}' for name, value in record['facts'].items())
+    parts = [f'### {record["facts"]["device"]}', '', about + '.', '']
+    for core in dict.fromkeys(line.core for line in lines):
+        parts += [
+            f'#### `{core}`',
+            '',
+            '| call | pass | ' + ' | '.join(COLUMNS) + ' |',
+            '|---' * (len(COLUMNS) + 2) + '|',
+        ]
+        parts += [
+            f'| {line.problem} | {line.what} | ' + ' | '.join(cells(line)) + ' |' for line in lines if line.core == core
+        ]
+        parts.append('')
+    return '\n'.join(parts)
+
+
+def rewrite(page: pathlib.Path, records: Sequence[pathlib.Path]) -> None:
+    """Rewrites the tables of a page from measured records.
+
+    Raises:
+      ValueError: the page has no place for them.
+    """
+    before, begin, rest = page.read_text().partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end):
+        raise ValueError(f'{page} has no lines {BEGIN} and {END}, between which the tables go')
+    tables = '\n'.join(markdown(json.loads(record.read_text())) for record in records)
+    page.write_text(f'{before}{BEGIN}\n\n{tables}\n{END}{after}')

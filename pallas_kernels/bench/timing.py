@@ -1,0 +1,83 @@
+"""Times contenders in turns, in one process, so that whatever else the machine does falls on each alike."""
+
+import dataclasses
+import random
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+SECONDS_OF_A_TURN = 0.2
+"""A turn repeats its call for about so long, on top of one call that is not timed."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """A compiled contender and its arguments."""
+
+    call: Callable[[], Any]
+    compile_seconds: float
+    temporary_bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Times:
+    """What the turns of one contender gave.
+
+    Attributes:
+      seconds: the median over turns of the mean time of a call.
+      ratio: the median over rounds of this contender's time over the baseline's in the same round.
+      low: lower end of the 95 % bootstrap interval of `ratio`.
+      high: its upper end.
+    """
+
+    seconds: float
+    ratio: float
+    low: float
+    high: float
+
+
+def compiled(function: Callable[..., Any], *arguments: Any) -> Program:
+    """Compiles a call."""
+    start = time.perf_counter()
+    program = jax.jit(function).lower(*arguments).compile()
+    seconds = time.perf_counter() - start
+    memory = program.memory_analysis()
+    return Program(lambda: program(*arguments), seconds, 0 if memory is None else memory.temp_size_in_bytes)
+
+
+def alternate(calls: Mapping[str, Callable[[], Any]], baseline: str, rounds: int) -> dict[str, Times]:
+    """Lets the calls take turns, in another order every round, and returns the times of each."""
+    order = random.Random(0)
+    repeats = {name: _repeats(call) for name, call in calls.items()}
+    turns: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(rounds):
+        names = list(calls)
+        order.shuffle(names)
+        for name in names:
+            turns[name].append(_turn(calls[name], repeats[name]))
+    return {name: _times(turns[name], turns[baseline]) for name in calls}
+
+
+def _repeats(call: Callable[[], Any]) -> int:
+    jax.block_until_ready(call())
+    return max(1, round(SECONDS_OF_A_TURN / max(_turn(call, 1), 1e-6)))
+
+
+def _turn(call: Callable[[], Any], repeats: int) -> float:
+    jax.block_until_ready(call())
+    start = time.perf_counter()
+    for _ in range(repeats):
+        result = call()
+    # Calls run in the order they were made, so that the last one ends last.
+    jax.block_until_ready(result)
+    return (time.perf_counter() - start) / repeats
+
+
+def _times(turns: Sequence[float], baseline: Sequence[float]) -> Times:
+    ratios = [mine / other for mine, other in zip(turns, baseline, strict=True)]
+    draw = random.Random(1)
+    medians = sorted(statistics.median(draw.choices(ratios, k=len(ratios))) for _ in range(1000))
+    return Times(statistics.median(turns), statistics.median(ratios), medians[25], medians[974])
