@@ -6,7 +6,7 @@ RUN := runs/quickstart
 PIP := -m pip --disable-pip-version-check install -qq
 export PYTHON
 
-.PHONY: help quickstart test test-all test-oldest lint format lock bench clean
+.PHONY: help quickstart test test-all test-oldest lint format lock bench bench-kernels clean
 .DELETE_ON_ERROR:
 
 help:  ## list these targets
@@ -17,13 +17,13 @@ quickstart: $(VENV)/installed  ## train a small language model, evaluate it, sam
 	$(BIN)/attnlab eval --workdir=$(RUN)
 	$(BIN)/attnlab generate --workdir=$(RUN) --prompt='def '
 
-test: $(VENV)/installed  ## run the tests
+test: $(VENV)/installed $(VENV)/libtpu/complete  ## run the tests
 	@$(BIN)/python -m pytest $(ARGS)
 
-test-all: $(VENV)/installed  ## run the tests, the slow ones too
+test-all: $(VENV)/installed $(VENV)/libtpu/complete  ## run the tests, the slow ones too
 	@$(BIN)/python -m pytest -m '' $(ARGS)
 
-test-oldest: $(OLDEST)/installed  ## run the tests on the oldest Python and JAX supported
+test-oldest: $(OLDEST)/installed $(OLDEST)/libtpu/complete  ## run the tests on the oldest Python and JAX supported
 	@$(OLDEST)/bin/python -m pytest $(ARGS)
 
 lint: $(VENV)/installed  ## check format, style and types
@@ -41,6 +41,9 @@ lock:  ## renew requirements.lock and requirements-oldest.lock from setup.cfg
 bench: $(VENV)/installed  ## time a train step against plain JAX
 	$(BIN)/python scripts/bench_step.py $(ARGS)
 
+bench-kernels: $(VENV)/installed  ## time the cores against what else there is
+	$(BIN)/python -m pallas_kernels.bench $(ARGS)
+
 clean:  ## remove the environments and caches, not the runs
 	rm -rf .venv .venv-* build *.egg-info .pytest_cache .ruff_cache .mypy_cache
 	find attnlab pallas_kernels configs scripts tests -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -55,6 +58,14 @@ $(OLDEST)/complete: requirements-oldest.lock
 	@python=$$(scripts/find_python.sh 3.12) && echo "setting up $(@D) with $$python (about a minute)" && rm -rf $(@D) && "$$python" -m venv $(@D)
 	@$(@D)/bin/python $(PIP) -r $<
 	@touch $@
+
+# The compiler for TPUs, for tests that compile without one. It stays out of the way of everything else: where JAX finds
+# it, every start of JAX prints warnings. It is made for Linux alone.
+$(VENV)/libtpu/complete: requirements-tpu.lock $(VENV)/complete
+$(OLDEST)/libtpu/complete: requirements-tpu-oldest.lock $(OLDEST)/complete
+%/libtpu/complete:
+	@[ "$$(uname -s)" != Linux ] || $*/bin/python $(PIP) --no-deps --upgrade --target $(@D) -r $<
+	@mkdir -p $(@D) && touch $@
 
 # setuptools is in the lock, so that this needs no network.
 %/installed: %/complete setup.cfg pyproject.toml

@@ -17,6 +17,19 @@ pins 'The newest versions that setup.cfg allows.' > requirements.lock
 sed -e "s/^\(jax\|jaxlib\)==.*/\1==$oldest/" -e "s/The newest versions.*/As requirements.lock, with the oldest JAX of setup.cfg./" \
     requirements.lock > requirements-oldest.lock
 
+# The compiler for TPUs that belongs to each JAX; see the Makefile.
+tpu_pin() {
+    rm -rf .venv-lock/tpu
+    $pip install -qq --no-deps --target .venv-lock/tpu "jax==$1"
+    wanted=$(sed -n 's/^Requires-Dist: \(libtpu[^;]*\);.*/\1/p' .venv-lock/tpu/jax-*.dist-info/METADATA)
+    $pip install -qq --no-deps --target .venv-lock/tpu "$wanted"
+    echo "# The compiler for TPUs of JAX $1; it serves tests. Regenerate with \`make lock\`."
+    basename .venv-lock/tpu/libtpu-*.dist-info .dist-info | sed 's/-/==/'
+}
+newest=$(sed -n 's/^jax==//p' requirements.lock)
+tpu_pin "$newest" > requirements-tpu.lock
+tpu_pin "$oldest" > requirements-tpu-oldest.lock
+
 for version in 3.12 3.13 3.14; do
     for lock in requirements.lock requirements-oldest.lock; do
         # promise has no wheel: it is pure Python and is built on the spot.

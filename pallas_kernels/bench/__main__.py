@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import jax
 
 from pallas_kernels import target
-from pallas_kernels.bench import ceilings, measure, problems, table
+from pallas_kernels.bench import ceilings, measure, problems, table, timing
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -41,13 +41,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     platform = target.current().platform
     sizes = problems.SMALL if options.small else problems.CPU if platform == 'cpu' else problems.ACCELERATOR
-    top = ceilings.measure('cpu' if options.small else platform, sizes.dtype)
+    patience = timing.Patience(options.rounds, 0.01 if options.small else 0.2)
+    top = ceilings.measure(platform, sizes.dtype, patience)
     facts = table.facts(top)
     print('; '.join(f'{name} {value}' for name, value in facts.items()), end='\n\n', flush=True)
     measured: list[measure.Line] = []
     for core in cores:
         for problem in problems.problems(core, sizes):
-            lines = list(measure.lines(problem, top, options.rounds))
+            lines = list(measure.lines(problem, top, patience))
             for what in dict.fromkeys(line.what for line in lines):
                 print(table.text([line for line in lines if line.what == what]), end='\n\n', flush=True)
             measured += lines

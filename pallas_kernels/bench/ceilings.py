@@ -20,7 +20,7 @@ class Ceilings:
         return max(flops / self.flops_per_second, moved / self.bytes_per_second)
 
 
-def measure(platform: str, dtype: jnp.dtype) -> Ceilings:
+def measure(platform: str, dtype: jnp.dtype, patience: timing.Patience) -> Ceilings:
     """Measures both, the product in `dtype`; as large as fills the device, and no cache holds."""
     mebibytes, size = (128, 2048) if platform == 'cpu' else (1024, 8192)
     source = jnp.ones((mebibytes * 2**18,), jnp.float32)
@@ -28,5 +28,5 @@ def measure(platform: str, dtype: jnp.dtype) -> Ceilings:
     copy = timing.compiled(lambda x: x + 1, source)
     left = jax.random.normal(jax.random.key(0), (size, size), jnp.float32).astype(dtype)
     product = timing.compiled(jnp.matmul, left, left)
-    times = timing.alternate({'copy': copy.call, 'product': product.call}, 'copy', rounds=5)
+    times = timing.alternate({'copy': copy.call, 'product': product.call}, 'copy', patience)
     return Ceilings(2 * source.nbytes / times['copy'].seconds, 2 * size**3 / times['product'].seconds)

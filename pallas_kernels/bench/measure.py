@@ -45,7 +45,7 @@ class Line:
     failure: str | None = None
 
 
-def lines(problem: Problem, ceilings: Ceilings, rounds: int) -> Iterator[Line]:
+def lines(problem: Problem, ceilings: Ceilings, patience: timing.Patience) -> Iterator[Line]:
     """Times every contender of a problem; one that fails has the reason instead of figures."""
     for what, gradients in (('forward', False), ('forward and backward', True)):
         programs: dict[str, timing.Program] = {}
@@ -65,7 +65,7 @@ def lines(problem: Problem, ceilings: Ceilings, rounds: int) -> Iterator[Line]:
         factor = BACKWARD.get(problem.core, 3.0) if gradients else 1.0
         # Backward the arguments are read again, with the gradient of the result, and their gradients are written.
         moved = problem.bytes * (3.0 if gradients else 1.0)
-        times = timing.alternate({name: program.call for name, program in programs.items()}, OURS, rounds)
+        times = timing.alternate({name: program.call for name, program in programs.items()}, OURS, patience)
         for name, program in programs.items():
             yield Line(
                 core=problem.core,

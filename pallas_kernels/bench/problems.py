@@ -86,7 +86,11 @@ def problems(core: str, sizes: Sizes) -> Iterator[Problem]:
 
 def _softmax(z: Sizes) -> Iterator[Problem]:
     x = _normal(0, (z.rows, z.row), z.dtype)
-    contenders: dict[str, Contender] = {OURS: pallas_kernels.softmax, **_forms(pallas_kernels.softmax), 'jax.nn.softmax': jax.nn.softmax}
+    contenders: dict[str, Contender] = {
+        OURS: pallas_kernels.softmax,
+        **_forms(pallas_kernels.softmax),
+        'jax.nn.softmax': jax.nn.softmax,
+    }
     contenders = {name: _of('x', contender) for name, contender in contenders.items()}
     yield Problem('softmax', f'{z.rows} x {z.row}', {'x': x}, contenders, 5 * x.size, 2 * x.nbytes)
 

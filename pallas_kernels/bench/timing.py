@@ -9,8 +9,13 @@ from typing import Any
 
 import jax
 
-SECONDS_OF_A_TURN = 0.2
-"""A turn repeats its call for about so long, on top of one call that is not timed."""
+
+@dataclasses.dataclass(frozen=True)
+class Patience:
+    """How long to measure: so many rounds, in each of which every contender has a turn of about so many seconds."""
+
+    rounds: int
+    seconds: float = 0.2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,12 +53,12 @@ def compiled(function: Callable[..., Any], *arguments: Any) -> Program:
     return Program(lambda: program(*arguments), seconds, 0 if memory is None else memory.temp_size_in_bytes)
 
 
-def alternate(calls: Mapping[str, Callable[[], Any]], baseline: str, rounds: int) -> dict[str, Times]:
+def alternate(calls: Mapping[str, Callable[[], Any]], baseline: str, patience: Patience) -> dict[str, Times]:
     """Lets the calls take turns, in another order every round, and returns the times of each."""
     order = random.Random(0)
-    repeats = {name: _repeats(call) for name, call in calls.items()}
+    repeats = {name: _repeats(call, patience.seconds) for name, call in calls.items()}
     turns: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(rounds):
+    for _ in range(patience.rounds):
         names = list(calls)
         order.shuffle(names)
         for name in names:
@@ -61,9 +66,9 @@ def alternate(calls: Mapping[str, Callable[[], Any]], baseline: str, rounds: int
     return {name: _times(turns[name], turns[baseline]) for name in calls}
 
 
-def _repeats(call: Callable[[], Any]) -> int:
+def _repeats(call: Callable[[], Any], seconds: float) -> int:
     jax.block_until_ready(call())
-    return max(1, round(SECONDS_OF_A_TURN / max(_turn(call, 1), 1e-6)))
+    return max(1, round(seconds / max(_turn(call, 1), 1e-6)))
 
 
 def _turn(call: Callable[[], Any], repeats: int) -> float:

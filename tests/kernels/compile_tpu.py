@@ -1,11 +1,12 @@
 """Compiles cores for TPUs that are not there, forward and backward at the sizes of models; a process of its own.
 
-    python tests/kernels/compile_tpu.py linear_scan attention
+    python tests/kernels/compile_tpu.py [--topologies=v5e:2x2,v6e:2x2] linear_scan attention
 
-For every core, topology and call of `real()` one line of JSON on standard output: seconds, memory and cost as the
+For every topology, core and call of `real()` one line of JSON on standard output: seconds, memory and cost as the
 compiler has them. libtpu is taken from `<environment>/libtpu`, where it disturbs nobody else, or as installed.
 """
 
+import argparse
 import importlib
 import json
 import os
@@ -24,7 +25,7 @@ from jax.experimental import topologies  # noqa: E402
 import pallas_kernels  # noqa: E402
 from pallas_kernels import dispatch, target  # noqa: E402
 
-TOPOLOGIES = ('v5e:2x2', 'v5p:2x2x1', 'v6e:2x2')
+TOPOLOGIES = 'v5e:2x2,v5p:2x2x1,v6e:2x2'
 
 
 def compile_calls(core: str, topology: str) -> None:
@@ -70,6 +71,10 @@ def _compile(function, call, device, *, gradients):
 
 
 if __name__ == '__main__':
-    for topology in TOPOLOGIES:
-        for core in sys.argv[1:]:
+    parser = argparse.ArgumentParser()
+    parser.add_argument('--topologies', default=TOPOLOGIES)
+    parser.add_argument('cores', nargs='+')
+    options = parser.parse_args()
+    for topology in options.topologies.split(','):
+        for core in options.cores:
             compile_calls(core, topology)

@@ -1,0 +1,87 @@
+import json
+
+import pytest
+
+from pallas_kernels.bench import __main__ as bench
+from pallas_kernels.bench import measure, problems, table, timing
+from pallas_kernels.bench.ceilings import Ceilings
+
+
+@pytest.mark.parametrize('core', problems.CORES)
+def test_every_contender_of_every_problem_runs(core, tmp_path, capsys):
+    record = tmp_path / 'record.json'
+    assert bench.main(['--small', '--rounds=2', f'--cores={core}', f'--json={record}']) == 0
+    lines = [measure.Line(**line) for line in json.loads(record.read_text())['lines']]
+    for problem in problems.problems(core, problems.SMALL):
+        ours = [line for line in lines if line.problem == problem.name]
+        assert {(line.contender, line.what) for line in ours} == {
+            (name, what) for name in problem.contenders for what in ('forward', 'forward and backward')
+        }
+    for line in lines:
+        assert line.failure is None, line
+        assert line.milliseconds > 0 and line.compile_seconds > 0 and 0 < line.low <= line.ratio <= line.high
+        if line.contender == problems.OURS:
+            assert (line.implementation, line.ratio, line.low, line.high) == ('xla', 1, 1, 1)
+    assert f'{core}, {lines[0].problem}, forward\n' in capsys.readouterr().out
+
+
+def test_contenders_are_timed_in_turns():
+    calls = []
+    timing.alternate({name: lambda name=name: calls.append(name) for name in 'ab'}, 'a', timing.Patience(4, 1e-5))
+    turns = [name for name, other in zip(calls, ['', *calls], strict=False) if name != other]
+    assert turns.count('a') > 2 and turns.count('b') > 2
+
+
+def test_ratios_are_taken_within_rounds():
+    # The machine is slower by the round; b takes twice as long as a throughout.
+    seconds = {'a': [1.0, 5.0, 10.0], 'b': [2.0, 10.0, 20.0]}
+    found = timing._times(seconds['b'], seconds['a'])
+    assert (found.seconds, found.ratio, found.low, found.high) == (10, 2, 2, 2)
+    assert timing._times([1, 2, 9], [1, 1, 1]).ratio == 2
+
+
+def test_the_ceiling_is_the_slower_of_two_rates():
+    ceilings = Ceilings(bytes_per_second=10, flops_per_second=100)
+    assert ceilings.seconds(flops=100, moved=20) == 2
+    assert ceilings.seconds(flops=500, moved=20) == 5
+
+
+def test_a_contender_that_fails_says_why_and_ours_may_not():
+    def broken(**_):
+        raise RuntimeError('no such kernel\nand more')
+
+    problem = next(problems.problems('linear_scan', problems.SMALL))
+    problem.contenders['other'] = broken
+    lines = [
+        line for line in measure.lines(problem, Ceilings(1, 1), timing.Patience(2, 1e-3)) if line.contender == 'other'
+    ]
+    assert [line.failure for line in lines] == ['RuntimeError: no such kernel'] * 2
+    assert 'failed: RuntimeError: no such kernel' in table.text(lines[:1])
+    problem.contenders[problems.OURS] = broken
+    with pytest.raises(RuntimeError, match='no such kernel'):
+        list(measure.lines(problem, Ceilings(1, 1), timing.Patience(2, 1e-3)))
+
+
+def test_the_tables_of_a_page_are_rewritten(tmp_path):
+    line = measure.Line(
+        'softmax', '2 x 3', 'forward', 'pallas_kernels', 'xla', 1.5, 1.0, 1.0, 1.0, 0.25, 10.0, 0.5, 0.125, 0.3
+    )
+    record, page = tmp_path / 'record.json', tmp_path / 'page.md'
+    record.write_text(json.dumps({'facts': {'device': 'a device', 'jax': '1.2'}, 'lines': [vars(line)]}))
+    page.write_text(f'before\n{table.BEGIN}\nold\n{table.END}\nafter\n')
+    for _ in range(2):
+        assert bench.main([f'--page={page}', str(record)]) == 0
+    text = page.read_text()
+    assert text.startswith('before\n') and text.endswith('\nafter\n') and 'old' not in text
+    assert 'device a device; jax 1.2.' in text
+    row = '| 2 x 3 | forward | pallas_kernels (xla) | 1.5 | 1.00 (1.00 to 1.00) | 0.25 | 10 | 50% | 0.1 | 0.3 |'
+    assert text.count(row) == 1
+    page.write_text('no place')
+    with pytest.raises(ValueError, match=r'page\.md has no lines'):
+        bench.main([f'--page={page}', str(record)])
+
+
+def test_a_core_that_is_none(capsys):
+    with pytest.raises(SystemExit):
+        bench.main(['--cores=linear_skan'])
+    assert "no core is called 'linear_skan'; the cores are softmax, softmax_topk" in capsys.readouterr().err

@@ -1,0 +1,48 @@
+"""Kernels for TPUs are compiled, at the sizes of models, by the compiler that TPUs have; none need be at hand."""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+CORES = (
+    'attention',
+    'cross_entropy',
+    'delta_rule',
+    'linear_attention',
+    'linear_scan',
+    'selective_scan',
+    'softmax',
+    'softmax_topk',
+)
+SCRIPT = pathlib.Path(__file__).parent / 'compile_tpu.py'
+
+
+@pytest.mark.skipif(sys.platform != 'linux', reason='the compiler for TPUs is made for Linux')
+@pytest.mark.parametrize(
+    'topologies',
+    [
+        pytest.param('v5e:2x2', id='v5e'),
+        pytest.param('v5p:2x2x1,v6e:2x2', id='v5p and v6e', marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.parametrize('core', CORES)
+def test_a_kernel_compiles(core, topologies):
+    # In a process of its own: the compiler's library speaks up in every process that finds it.
+    command = [sys.executable, SCRIPT, f'--topologies={topologies}', core]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
+    assert done.returncode == 0, f'make test installs the compiler of TPUs.\n{done.stderr[-3000:]}'
+    print(done.stdout)
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert {line['what'] for line in lines} == {'forward', 'forward and backward'}
+    for line in lines:
+        assert line['implementation'] == 'mosaic_tpu', line
+        assert line['seconds'] < 30, line
+        # Linear in length: a block of t x t scores for every head alone would take 64 GiB.
+        assert line['temporary MiB'] < TEMPORARIES * line['arguments MiB'], line
+
+
+TEMPORARIES = 12
+"""Bytes of temporaries for each byte of arguments, at most; the states between chunks are most of them."""
