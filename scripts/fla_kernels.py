@@ -3,6 +3,7 @@
 Runs in an environment with torch and flash-linear-attention, started by `scripts/bench_kernels.py --peer_python=...`.
 """
 
+import functools
 import json
 import sys
 
@@ -30,7 +31,7 @@ def main() -> None:
     for (core, kind), (call, decay, delta) in calls.items():
         arguments = inputs(decay, delta)
         for what, function in (('forward', forward), ('forward and backward', both)):
-            milliseconds = timed(lambda function=function: function(call, arguments))
+            milliseconds = timed(functools.partial(function, call, arguments))
             line = {'core': core, 'problem': kind, 'what': what, 'milliseconds': milliseconds}
             print(json.dumps({**line, 'torch': torch.__version__}), flush=True)
 
