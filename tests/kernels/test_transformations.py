@@ -1,0 +1,144 @@
+"""Every form of every core under the transformations of JAX: each gives what the plain call gives."""
+
+import contextlib
+import functools
+import importlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import pallas_kernels
+from attnlab.testing.tolerances import assert_close
+from pallas_kernels import dispatch, target
+
+SHARED = ('A', 'D', 'embedding')
+"""The arguments that all rows of a batch share."""
+
+CASES = {
+    'softmax': 'prime',
+    'softmax_topk': 'prime',
+    'attention': 'prime',
+    'linear_scan': 'prime',
+    'selective_scan': 'prime',
+    'linear_attention': 'scalar',
+    'delta_rule': 'scalar',
+    'cross_entropy': 'prime',
+}
+HEADS = {'attention': 2, 'linear_attention': 2, 'delta_rule': 2}
+"""The axis along which heads run, in the cores that have them; in a state it is one."""
+
+FORMS = [(core, form) for core in CASES for form in ('reference', 'xla', 'mosaic_gpu', 'mosaic_tpu')]
+
+
+@pytest.fixture(params=FORMS, ids=lambda pair: ' '.join(pair))
+def form(request):
+    """A core with its implementation named, and its arguments."""
+    core, implementation = request.param
+    # The matrix units of GPUs take 16-bit numbers.
+    dtype = jnp.bfloat16 if implementation == 'mosaic_gpu' else jnp.float32
+    call = importlib.import_module(f'pallas_kernels.cases.{core}').call(CASES[core], dtype)
+    function = functools.partial(getattr(pallas_kernels, core), implementation=implementation)
+    arrays = call.arrays | {name: value for name, value in call.options.items() if isinstance(value, jax.Array)}
+    options = {name: value for name, value in call.options.items() if not isinstance(value, jax.Array)}
+    interpreted = contextlib.nullcontext()
+    if implementation in dispatch.PLATFORM:
+        interpreted = target.compiling_for(target.interpreted(implementation))
+    with interpreted:
+        yield core, functools.partial(function, **options), arrays
+
+
+def with_gradients(function, arrays):
+    """The outputs of a call and the gradients along themselves, of its floating-point arguments."""
+    floating = {name: array for name, array in arrays.items() if jnp.issubdtype(array.dtype, jnp.inexact)}
+    rest = {name: array for name, array in arrays.items() if name not in floating}
+
+    def outputs(floating):
+        leaves = jax.tree.leaves(function(**floating, **rest))
+        return [leaf for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+
+    found, pull = jax.vjp(outputs, floating)
+    return found, pull(found)[0]
+
+
+def check(actual, expected):
+    actual, expected = jax.tree.leaves_with_path(actual), jax.tree.leaves(expected)
+    assert len(actual) == len(expected)
+    for (path, one), other in zip(actual, expected, strict=True):
+        assert one.dtype == other.dtype
+        assert_close(one, other, dtype=one.dtype, reduction=64, what=jax.tree_util.keystr(path))
+
+
+def test_two_runs_give_the_same_bits(form):
+    _, function, arrays = form
+    run = jax.jit(functools.partial(with_gradients, function))
+    for one, other in zip(jax.tree.leaves(run(arrays)), jax.tree.leaves(run(arrays)), strict=True):
+        assert np.asarray(one).tobytes() == np.asarray(other).tobytes()
+
+
+def test_vmap(form):
+    _, function, arrays = form
+    run = functools.partial(with_gradients, function)
+    twice = {name: jnp.stack([array, array[::-1]]) for name, array in arrays.items() if name not in SHARED}
+    shared = {name: array for name, array in arrays.items() if name in SHARED}
+    together = jax.jit(jax.vmap(lambda twice: run(twice | shared)))(twice)
+    for place in (0, 1):
+        alone = jax.jit(run)({name: array[place] for name, array in twice.items()} | shared)
+        check(jax.tree.map(lambda array, place=place: array[place], together), alone)
+
+
+def test_remat_inside_scan(form):
+    _, function, arrays = form
+    expected = jax.jit(functools.partial(with_gradients, function))(arrays)
+
+    def scanned(**arrays):
+        def step(carry, _):
+            return carry, jax.checkpoint(function)(**arrays)
+
+        return jax.tree.map(lambda array: array[1], jax.lax.scan(step, 0, length=2)[1])
+
+    check(jax.jit(functools.partial(with_gradients, scanned))(arrays), expected)
+
+
+@pytest.mark.parametrize('over', ['batch', 'heads'])
+def test_shard_map(form, over):
+    core, function, arrays = form
+    if over == 'heads':
+        if core not in HEADS:
+            pytest.skip('a core without heads')
+        # Every head with keys of its own, so that heads can be parted.
+        most = max(array.shape[_heads(core, name)] for name, array in arrays.items())
+        repeats = {name: most // array.shape[_heads(core, name)] for name, array in arrays.items()}
+        arrays = {name: jnp.repeat(array, repeats[name], _heads(core, name)) for name, array in arrays.items()}
+
+    if over == 'batch':
+        arrays = {name: array if name in SHARED else array[: len(array) // 2 * 2] for name, array in arrays.items()}
+
+    def parts(name):
+        if over == 'batch':
+            return P() if name in SHARED else P('part')
+        return P(*[None] * _heads(core, name), 'part')
+
+    names = ('o',) if core in ('attention', 'softmax', 'cross_entropy') else ('o', 'state')
+    out = tuple(parts(name) for name in names)
+
+    def parted(**arrays):
+        def part(arrays):
+            found = function(**arrays)
+            return found if isinstance(found, tuple) else (found,)
+
+        mesh = jax.make_mesh((2,), ('part',), axis_types=(jax.sharding.AxisType.Auto,))
+        specs = ({name: parts(name) for name in arrays},)
+        # Kernels do not say along which axes of the mesh their results vary.
+        return jax.shard_map(part, mesh=mesh, in_specs=specs, out_specs=out, check_vma=False)(arrays)
+
+    check(
+        jax.jit(functools.partial(with_gradients, parted))(arrays),
+        jax.jit(functools.partial(with_gradients, function))(arrays),
+    )
+
+
+def _heads(core, name):
+    return 1 if name == 'state' else HEADS[core]
