@@ -1,12 +1,16 @@
 """Linear attention with no, scalar or vector decay."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels import arguments, dispatch, packing, precision
+from pallas_kernels import arguments, dispatch, packing, precision, target
 from pallas_kernels.linear_attention import reference, xla
 
 CORE = 'linear_attention'
+
+Form = Callable[..., tuple[jax.Array, jax.Array]]
 
 
 def linear_attention(
@@ -62,13 +66,34 @@ def linear_attention(
     if scale is None:
         scale = sizes['k'] ** -0.5
 
+    state = state.astype(dtype)
+    here = target.current()
     candidates = {
-        'reference': dispatch.Candidate(reference.linear_attention),
-        'xla': dispatch.Candidate(xla.linear_attention),
+        'reference': dispatch.Candidate(_in_one_type(reference.linear_attention)),
+        'xla': dispatch.Candidate(_in_one_type(xla.linear_attention)),
+        'mosaic_tpu': dispatch.kernel(CORE, 'mosaic_tpu', here, k, v, state),
     }
     run = dispatch.select(CORE, implementation, candidates)
-    o, final = run(q.astype(dtype) * scale, k.astype(dtype), v.astype(dtype), log_decay, state.astype(dtype), starts)
+    o, final = run(q, k, v, log_decay, state, starts, scale)
     return o.astype(v.dtype), final
+
+
+def _in_one_type(form: Form) -> Form:
+    """Has a form compute in the type of the state, on scaled queries."""
+
+    def run(
+        q: jax.Array,
+        k: jax.Array,
+        v: jax.Array,
+        log_decay: jax.Array | None,
+        state: jax.Array,
+        starts: jax.Array | None,
+        scale: float,
+    ) -> tuple[jax.Array, jax.Array]:
+        dtype = state.dtype
+        return form(q.astype(dtype) * scale, k.astype(dtype), v.astype(dtype), log_decay, state, starts)
+
+    return run
 
 
 def _canonical_decay(log_decay: jax.Array | None, sizes: dict[str, int], dtype: jnp.dtype) -> jax.Array | None:
