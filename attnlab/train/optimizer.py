@@ -19,6 +19,7 @@ from flax import nnx
 
 from attnlab.errors import UserError, nearest
 from attnlab.nn.parameter import GROUPS
+from attnlab.train.perpendicular import Perpendicular
 from attnlab.train.schedule import Cosine, Schedule
 
 
@@ -77,6 +78,7 @@ class Optimizer(abc.ABC):
       schedule: its course over the run.
       weight_decay: decoupled, multiplied by the learning rate.
       clip: gradients are scaled down to this global norm; `None` leaves them.
+      perpendicular: takes from gradients their part along the weights, after clipping; `None` leaves it.
       groups: multipliers by group.
       overrides: multipliers by path; of several that match, the last one counts.
     """
@@ -85,6 +87,7 @@ class Optimizer(abc.ABC):
     schedule: Schedule = Cosine()
     weight_decay: float = 0.1
     clip: float | None = 1.0
+    perpendicular: Perpendicular | None = None
     groups: Groups = Groups()
     overrides: tuple[Override, ...] = ()
 
@@ -110,8 +113,9 @@ class Optimizer(abc.ABC):
         nothing, or a schedule that does not fit the run.
         """
         clip = () if self.clip is None else (optax.clip_by_global_norm(self.clip),)
+        projection = () if self.perpendicular is None else (self.perpendicular.transform(_stacked_dims(params)),)
         descend = _descend(self.learning_rate(steps), self.weight_decay, self.multipliers(params))
-        return optax.chain(*clip, self.direction(params), descend)
+        return optax.chain(*clip, *projection, self.direction(params), descend)
 
     def multipliers(self, params: nnx.State) -> dict[str, Group]:
         """Returns the multipliers of every parameter by its path, in the order of the tree's leaves."""
@@ -204,6 +208,12 @@ def named_parameters(params: nnx.State) -> dict[str, nnx.Variable]:
     """The parameters by path, such as `stack/blocks/0/mixer/query/weight`, in the order of the tree's leaves."""
     leaves, _ = jax.tree.flatten_with_path(params, is_leaf=lambda node: isinstance(node, nnx.Variable))
     return {jax.tree_util.keystr(path, simple=True, separator='/'): variable for path, variable in leaves}
+
+
+def _stacked_dims(params: nnx.State) -> Any:
+    """For every parameter, how many leading dimensions stack the same parameter of several layers."""
+    dims = [variable.ndim - len(variable.get_metadata()['axes']) for variable in named_parameters(params).values()]
+    return jax.tree.unflatten(jax.tree.structure(params), dims)
 
 
 def _is_matrix(variable: nnx.Variable) -> bool:

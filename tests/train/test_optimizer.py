@@ -13,6 +13,7 @@ from attnlab.config import build, spec
 from attnlab.errors import UserError
 from attnlab.nn.parameter import param
 from attnlab.train.optimizer import AdamW, Group, Groups, Lion, Muon, Optimizer, Override
+from attnlab.train.perpendicular import Perpendicular, perpendicular_gradient
 from attnlab.train.schedule import Constant
 
 STEPS = 4
@@ -212,3 +213,43 @@ def test_numbers_that_make_no_sense_are_refused(wrong: dict[str, float]):
         AdamW(**wrong)
     with pytest.raises(UserError, match='multipliers'):
         Group(lr=-1.0)
+
+
+@pytest.mark.parametrize('rescale', [False, True])
+def test_perpendicular_gradient_by_hand(rescale):
+    # The part of (3, 1) along (1, 1) is (2, 2); what is left, (1, -1), has norm sqrt(2) against sqrt(10).
+    transform = perpendicular_gradient(rescale)
+    params = {'a': jnp.array([1.0, 1.0]), 'zero': jnp.zeros(2), 'one': jnp.array([5.0])}
+    grads = {'a': jnp.array([3.0, 1.0]), 'zero': jnp.array([1.0, 2.0]), 'one': jnp.array([7.0])}
+    found, _ = transform.update(grads, transform.init(params), params)
+    factor = 5**0.5 if rescale else 1
+    np.testing.assert_allclose(found['a'], [factor, -factor], rtol=1e-6)
+    np.testing.assert_allclose(found['zero'], [1, 2], rtol=1e-6)
+    np.testing.assert_array_equal(found['one'], [7])
+    with pytest.raises(ValueError, match='needs the parameters'):
+        transform.update(grads, transform.init(params))
+
+
+@pytest.mark.parametrize('rescale', [False, True])
+def test_layers_that_are_stacked_are_projected_one_by_one(rescale, params):
+    optimizer = AdamW(peak_lr=RATE, schedule=FLAT, clip=None, weight_decay=0.0, perpendicular=Perpendicular(rescale))
+    plain = dataclasses.replace(optimizer, perpendicular=None)
+    grads = gradients(params)[0]
+    leaves, tree = jax.tree.flatten(grads)
+    projected = []
+    for (name, weights), gradient in zip(zip(PATHS, wide(params), strict=True), wide(grads), strict=True):
+        for w, g in zip(weights, gradient, strict=True) if name.startswith('layers') else [(weights, gradient)]:
+            size = np.linalg.norm(g)
+            g -= np.sum(w * g) / np.sum(w * w) * w
+            g *= size / np.linalg.norm(g) if rescale else 1
+        projected.append(jnp.asarray(gradient, jnp.float32))
+    assert len(leaves) == len(projected)
+    expected = run(plain, params, [jax.tree.unflatten(tree, projected)])
+    for one, other in zip(run(optimizer, params, [grads]), expected, strict=True):
+        # The first direction of Adam is the sign of the gradient, unless that is tiny.
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-5)
+
+
+def test_perpendicular_is_part_of_the_config():
+    cfg = spec(AdamW, peak_lr=RATE, perpendicular=spec(Perpendicular))
+    assert build(cfg).perpendicular == Perpendicular(rescale=False)
