@@ -1,13 +1,15 @@
 """The cores of sequence mixing: few, fused, differentiable. Needs JAX and nothing else."""
 
 from pallas_kernels.attention.api import attention
-from pallas_kernels.attention.maps import Softmax, WeightMap
+from pallas_kernels.attention.maps import Relu, Sigmoid, Softmax, WeightMap
 from pallas_kernels.cross_entropy.api import cross_entropy
 from pallas_kernels.linear_attention.api import linear_attention
 from pallas_kernels.linear_scan.api import linear_scan
 from pallas_kernels.selective_scan.api import selective_scan
 
 __all__ = [
+    'Relu',
+    'Sigmoid',
     'Softmax',
     'WeightMap',
     'attention',

@@ -2,11 +2,12 @@
 
 import jax
 
-from pallas_kernels import arguments, dispatch
+from pallas_kernels import arguments, dispatch, target
 from pallas_kernels.attention import problem, reference, xla
 from pallas_kernels.attention.maps import Softmax, WeightMap
 
 CORE = 'attention'
+KERNELS = ('mosaic_gpu', 'mosaic_tpu')
 
 
 def attention(
@@ -23,12 +24,14 @@ def attention(
     slopes: jax.Array | None = None,
     log_forget: jax.Array | None = None,
     bias: jax.Array | None = None,
+    temperature: jax.Array | None = None,
+    sink_scores: jax.Array | None = None,
     implementation: str | None = None,
 ) -> jax.Array:
     """Reads values by the match of queries and keys (Vaswani et al., 2017, arXiv 1706.03762).
 
     `o_i = sum_j w_ij v_j`, the row `w_i` being the weight map of the scores, over the visible keys,
-    `s_ij = scale q_i . k_j + bias_ij - slope |i - j| + sum_{j < l <= i} log_forget_l`.
+    `s_ij = scale temperature_i q_i . k_j + bias_ij - slope |i - j| + sum_{j < l <= i} log_forget_l`.
 
     Query i stands at position `i + s - t` of the keys, so that the last query stands on the last key. A query that sees
     no key reads zeros, and passes no gradient.
@@ -49,6 +52,9 @@ def attention(
       log_forget: natural logarithm of the forget gates, at most 0 and finite, `b t h` (Lin et al., 2025, arXiv
         2503.02130); a causal call with as many queries as keys.
       bias: added to the scores, each dimension that of `b h t s` or 1; minus infinity hides a key.
+      temperature: factor of the products of each query, `b t h`, or of each head, `h`.
+      sink_scores: the score of one more key for every head, `h`, that has the value zero and no scale (OpenAI, 2025,
+        arXiv 2508.10925); zeros add one to the denominators, minus infinity adds nothing.
       implementation: `None` chooses; see `dispatch.select`.
 
     Returns:
@@ -64,8 +70,16 @@ def attention(
     arguments.check_multiple(CORE, 'k', sizes['g'], sizes['h'], 'q')
     pair = _segment_pair(segments, sizes)
     arguments.match(CORE, sizes, slopes=(slopes, 'h'), log_forget=(log_forget, 'b t h'))
+    arguments.match(CORE, sizes, sink_scores=(sink_scores, 'h'))
+    if temperature is not None:
+        arguments.match(CORE, sizes, temperature=(temperature, 'h' if temperature.ndim == 1 else 'b t h'))
     _check_bias(bias, sizes)
     arguments.check_floating(CORE, q=q, k=k, v=v, slopes=slopes, log_forget=log_forget, bias=bias)
+    arguments.check_floating(CORE, temperature=temperature, sink_scores=sink_scores)
+    if sink_scores is not None and not weights.takes_sink:
+        raise ValueError(
+            f'{CORE}: sink_scores were given and the weights are {type(weights).__name__}; expected a softmax'
+        )
     if window is not None and window < 1:
         raise ValueError(f'{CORE}: window is {window}; expected at least 1, or None')
     if sinks < 0 or (sinks > 0 and window is None):
@@ -79,9 +93,15 @@ def attention(
         )
 
     operands = problem.canonical(q, k, v, bias, slopes, log_forget, pair)
+    extras = problem.canonical_extras(temperature, sink_scores, sizes['h'], sizes['g'])
     rule = problem.Rule(weights, sizes['k'] ** -0.5 if scale is None else scale, causal, window, sinks)
-    candidates = {'reference': dispatch.Candidate(reference.attention), 'xla': dispatch.Candidate(xla.attention)}
-    return problem.join_heads(dispatch.select(CORE, implementation, candidates)(rule, operands))
+    here = target.current()
+    candidates = {
+        'reference': dispatch.Candidate(reference.attention),
+        'xla': dispatch.Candidate(xla.attention),
+        **{name: dispatch.kernel(CORE, name, here, rule, operands) for name in KERNELS},
+    }
+    return problem.join_heads(dispatch.select(CORE, implementation, candidates)(rule, operands, extras))
 
 
 def _segment_pair(

@@ -60,6 +60,24 @@ class Operands:
         cast = jax.tree.map(lambda array: array.astype(self.dtype()), self.floating())
         return dataclasses.replace(cast, query_segments=self.query_segments, key_segments=self.key_segments)
 
+    def replace(self, **changes: jax.Array | None) -> 'Operands':
+        """The same operands but for those given."""
+        return dataclasses.replace(self, **changes)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Extras:
+    """The arrays of a call that the forms do not see, but for the reference.
+
+    Attributes:
+      temperature: factor of the products of every query, `b g r t 1`, or `None`.
+      sink_scores: the score of a further key with the value zero, `1 g r 1 1`, or `None`.
+    """
+
+    temperature: jax.Array | None = None
+    sink_scores: jax.Array | None = None
+
 
 def canonical(
     q: jax.Array,
@@ -90,6 +108,17 @@ def canonical(
             key_segments=segments[1][:, None, None, None, :],
         )
     return operands
+
+
+def canonical_extras(temperature: jax.Array | None, sink_scores: jax.Array | None, h: int, g: int) -> Extras:
+    """Arranges the arguments of `api.attention` that the forms do not see."""
+    if temperature is not None:
+        temperature = (
+            temperature.reshape(1, g, h // g, 1, 1) if temperature.ndim == 1 else split_heads(temperature[..., None], g)
+        )
+    if sink_scores is not None:
+        sink_scores = sink_scores.reshape(1, g, h // g, 1, 1)
+    return Extras(temperature, sink_scores)
 
 
 def split_heads(array: jax.Array, g: int) -> jax.Array:

@@ -3,16 +3,13 @@
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.attention.problem import Operands, Rule
+from pallas_kernels.attention.problem import Extras, Operands, Rule
 
 
-def attention(rule: Rule, operands: Operands) -> jax.Array:
+def attention(rule: Rule, operands: Operands, extras: Extras) -> jax.Array:
     """Returns `o_i = sum_j w_ij v_j`, `b g r t v`."""
     x = operands.accumulating()
     scores = rule.scale * jnp.einsum('bgrtk,bgsk->bgrts', x.q, x.k)
-    if rule.weights.soft_cap is not None:
-        scores = rule.weights.soft_cap * jnp.tanh(scores / rule.weights.soft_cap)
-
     t, s = scores.shape[3:]
     i = jnp.arange(t)[:, None] + s - t
     j = jnp.arange(s)[None, :]
@@ -26,11 +23,27 @@ def attention(rule: Rule, operands: Operands) -> jax.Array:
         visible &= x.query_segments == x.key_segments
     if x.bias is not None:
         visible &= x.bias > -jnp.inf
+    counts = jnp.sum(visible, axis=-1, keepdims=True, dtype=scores.dtype)
+
+    factors = (extras.temperature, rule.weights.query_factor(counts))
+    for factor in factors:
+        scores = scores if factor is None else scores * factor
+    if rule.weights.soft_cap is not None:
+        scores = rule.weights.soft_cap * jnp.tanh(scores / rule.weights.soft_cap)
+    if x.bias is not None:
         scores += jnp.where(visible, x.bias, 0)
     if x.slopes is not None:
         scores -= x.slopes * jnp.abs(i - j)[None, None, None]
     if x.query_forget is not None and x.key_forget is not None:
         scores += x.query_forget - x.key_forget
 
-    weights = rule.weights.weights(scores, visible)
+    if extras.sink_scores is not None:
+        sink = jnp.broadcast_to(extras.sink_scores.astype(scores.dtype), (*scores.shape[:-1], 1))
+        seen = jnp.any(visible, axis=-1, keepdims=True) & (sink > -jnp.inf)
+        scores = jnp.concatenate([scores, jnp.where(seen, sink, 0)], axis=-1)
+        visible = jnp.concatenate([visible, seen], axis=-1)
+    weights = rule.weights.weights(scores, visible)[..., :s]
+    after = rule.weights.output_factor(counts)
+    if after is not None:
+        weights *= after
     return jnp.einsum('bgrts,bgsv->bgrtv', weights, x.v).astype(operands.v.dtype)

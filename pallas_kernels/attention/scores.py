@@ -5,6 +5,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.attention.maps import Block
 from pallas_kernels.attention.problem import Operands, Rule
 
 
@@ -22,28 +23,41 @@ class Place(NamedTuple):
     end: int
 
 
-def scores(rule: Rule, products: jax.Array, block: Operands, place: Place) -> tuple[jax.Array, jax.Array]:
-    """Returns the scores of a block from its scaled products of queries and keys, `b g r t s`, and which are visible.
+def scores(rule: Rule, products: jax.Array, block: Operands, place: Place) -> Block:
+    """Returns the scores of a block from its scaled products of queries and keys, `b g r t s`.
 
     Visibility has the same dimensions, of size 1 where it does not vary.
     """
     cap = rule.weights.soft_cap
     values = products if cap is None else cap * jnp.tanh(products / cap)
-    columns = place.columns[None, None, None, None, :]
-    distance = place.rows[None, None, None, :, None] - columns
-
-    visible = columns < place.end
-    if rule.causal:
-        visible &= distance >= 0
-    if rule.window is not None:
-        visible &= (jnp.abs(distance) < rule.window) | (columns < rule.sinks)
-    if block.query_segments is not None:
-        visible &= block.query_segments == block.key_segments
+    seen = visible(rule, block, place)
     if block.bias is not None:
-        visible &= block.bias > -jnp.inf
-        values += jnp.where(visible, block.bias, 0)
+        values += jnp.where(seen, block.bias, 0)
     if block.slopes is not None:
-        values -= block.slopes * jnp.abs(distance).astype(values.dtype)
+        values -= block.slopes * jnp.abs(_distance(place)).astype(values.dtype)
     if block.query_forget is not None and block.key_forget is not None:
         values += block.query_forget - block.key_forget
-    return values, visible
+    return Block(values, seen, _columns(place))
+
+
+def visible(rule: Rule, block: Operands, place: Place) -> jax.Array:
+    """Which keys of a block its queries may see, `b g r t s`, of size 1 where it does not vary."""
+    columns, distance = _columns(place), _distance(place)
+    seen = columns < place.end
+    if rule.causal:
+        seen &= distance >= 0
+    if rule.window is not None:
+        seen &= (jnp.abs(distance) < rule.window) | (columns < rule.sinks)
+    if block.query_segments is not None:
+        seen &= block.query_segments == block.key_segments
+    if block.bias is not None:
+        seen &= block.bias > -jnp.inf
+    return seen
+
+
+def _columns(place: Place) -> jax.Array:
+    return place.columns[None, None, None, None, :]
+
+
+def _distance(place: Place) -> jax.Array:
+    return place.rows[None, None, None, :, None] - _columns(place)

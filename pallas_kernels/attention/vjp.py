@@ -5,52 +5,85 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 
-from pallas_kernels.attention.problem import Operands, Rule
+from pallas_kernels.attention import around, survey
+from pallas_kernels.attention.maps import Statistics
+from pallas_kernels.attention.problem import Extras, Operands, Rule
 
 
 class Kept(NamedTuple):
     """What the forward pass keeps for the backward pass besides the operands.
 
     Attributes:
-      output: `b g r t v`.
-      statistic: of every row, by the weight map, `b g r t 1`.
+      output: `b g r t v`, in the type of the values.
+      statistics: of every row, those of the weight map, `b g r t 1` each.
+      companion: the sum of the values by the map's second weights, like the output; `None`: it has none.
       weights: `b g r t s`; `None`: they are computed again.
     """
 
     output: jax.Array
-    statistic: jax.Array
+    statistics: Statistics
+    companion: jax.Array | None = None
     weights: jax.Array | None = None
 
 
-Forward = Callable[[Rule, Operands], Kept]
-"""From a call to its output, and what is kept."""
+Forward = Callable[[Rule, Operands, Statistics], Kept]
+"""From a call and the statistics surveyed, none for most maps, to its output, and what is kept."""
 
 Backward = Callable[[Rule, Operands, Kept, jax.Array], Operands]
 """From a call, what was kept, and the gradient of the output to the gradients of the operands."""
 
+Form = Callable[[Rule, Operands, Extras], jax.Array]
+"""A form of `attention`, differentiable."""
 
-def differentiable(forward: Forward, backward: Backward) -> Callable[[Rule, Operands], jax.Array]:
-    """Returns the form as a function `(rule, operands) -> output` with its gradient.
 
-    Kept for the backward pass are the operands, the output and one number a row; the weights are computed again (Dao et
-    al., 2022, arXiv 2205.14135), unless the forward pass kept them.
+def differentiable(forward: Forward, backward: Backward) -> Form:
+    """Returns the form with its gradient and with all that is done around it.
+
+    Kept for the backward pass are the operands, the output, the statistics of the weight map, one to six numbers a row,
+    and its companion if it has one; the weights are computed again (Dao et al., 2022, arXiv 2205.14135), unless the
+    forward pass kept them. A sink changes the output and the statistics that are kept, and nothing else.
     """
 
     @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-    def attention(rule: Rule, operands: Operands) -> jax.Array:
-        return forward(rule, operands).output
+    def core(rule: Rule, operands: Operands, sink: jax.Array | None) -> jax.Array:
+        return save(rule, operands, sink)[0]
 
-    def save(rule: Rule, operands: Operands) -> tuple[jax.Array, tuple[Operands, Kept]]:
-        kept = forward(rule, operands)
-        return kept.output, (operands, kept)
+    def save(
+        rule: Rule, operands: Operands, sink: jax.Array | None
+    ) -> tuple[jax.Array, tuple[Operands, Kept, jax.Array | None, jax.Array | None]]:
+        kept = forward(rule, operands, survey.statistics(rule, operands))
+        kept, weight = (kept, None) if sink is None else _with_sink(rule, kept, sink)
+        return kept.output, (operands, kept, sink, weight)
 
-    def pull(rule: Rule, saved: tuple[Operands, Kept], doutput: jax.Array) -> tuple[Operands]:
-        operands, kept = saved
+    def pull(
+        rule: Rule, saved: tuple[Operands, Kept, jax.Array | None, jax.Array | None], doutput: jax.Array
+    ) -> tuple[Operands, jax.Array | None]:
+        operands, kept, sink, weight = saved
         if kept.weights is None:
             # Otherwise the compiler would merge this pass with the forward one, and keep the weights after all.
             operands, kept, doutput = jax.lax.optimization_barrier((operands, kept, doutput))
-        return (backward(rule, operands, kept, doutput),)
+        gradients = backward(rule, operands, kept, doutput)
+        if sink is None or weight is None:
+            return gradients, None
+        delta, _ = deltas(kept, doutput)
+        return gradients, around.sink_gradient(weight, delta, sink)
 
-    attention.defvjp(save, pull)
-    return attention
+    core.defvjp(save, pull)
+    return functools.partial(around.attention, core)
+
+
+def deltas(kept: Kept, doutput: jax.Array) -> tuple[jax.Array, jax.Array | None]:
+    """Returns `delta` and `companion_delta` of every row, `b g r t 1`, as `WeightMap.score_gradient` takes them."""
+    dtype = jnp.result_type(jnp.float32, doutput)
+    doutput = doutput.astype(dtype)
+    delta = jnp.sum(kept.output * doutput, axis=-1, keepdims=True)
+    return delta, None if kept.companion is None else jnp.sum(kept.companion * doutput, axis=-1, keepdims=True)
+
+
+def _with_sink(rule: Rule, kept: Kept, sink: jax.Array) -> tuple[Kept, jax.Array]:
+    """What is kept, with a sink of every head, and the weights of the sinks, `b g r t 1`."""
+    statistics, share, weight = rule.weights.merge_sink(kept.statistics, sink.astype(kept.statistics[0].dtype))
+    weights = None if kept.weights is None else kept.weights * share
+    return Kept((kept.output * share).astype(kept.output.dtype), statistics, kept.companion, weights), weight

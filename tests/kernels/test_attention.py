@@ -305,7 +305,7 @@ ZEROS = jnp.zeros((2, 5, 4, 8))
             r'segments\[1\] has shape \(2, 3\); expected b s with b=2, s=5',
         ),
         ({'implementation': 'flash'}, ValueError, "implementation is 'flash'; expected None or one of"),
-        ({'implementation': 'mosaic_gpu'}, NotImplementedError, "'mosaic_gpu' cannot serve: this version has no"),
+        ({'implementation': 'mosaic_gpu'}, NotImplementedError, "'mosaic_gpu' cannot serve: the platform is cpu"),
     ],
 )
 def test_errors(arguments, error, message):

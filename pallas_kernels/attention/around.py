@@ -1,0 +1,77 @@
+"""What is done around every form of `attention`: factors of queries and outputs, counts of keys, the learned sink."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels import precision
+from pallas_kernels.attention import sweep
+from pallas_kernels.attention.problem import Extras, Operands, Rule
+from pallas_kernels.attention.scores import visible
+
+Core = Callable[[Rule, Operands, jax.Array | None], jax.Array]
+"""From a call and the scores of the sinks to the output, differentiable."""
+
+
+def attention(core: Core, rule: Rule, operands: Operands, extras: Extras) -> jax.Array:
+    """Returns the output of `core` with the temperatures, and the factors of the weight map, multiplied in outside."""
+    counts = key_counts(rule, operands) if rule.weights.counts_keys else None
+    factor = query_factor(rule, extras, counts)
+    if factor is not None:
+        operands = operands.replace(q=(operands.q * factor).astype(operands.q.dtype))
+    output = core(rule, operands, extras.sink_scores)
+    after = None if counts is None else rule.weights.output_factor(counts)
+    return output if after is None else (output * after).astype(output.dtype)
+
+
+def query_factor(rule: Rule, extras: Extras, counts: jax.Array | None) -> jax.Array | None:
+    """What the products of every query are multiplied by, `b g r t 1`; `None`: nothing."""
+    own = None if counts is None else rule.weights.query_factor(counts)
+    if own is None or extras.temperature is None:
+        return extras.temperature if own is None else own
+    return own * extras.temperature
+
+
+def key_counts(rule: Rule, operands: Operands) -> jax.Array:
+    """Returns how many keys every query sees, float32, `b g r t 1`, of size 1 where it does not vary."""
+    t, s = operands.q.shape[3], operands.k.shape[2]
+    if operands.query_segments is None and operands.bias is None:
+        return _counts_by_position(rule, t, s)[None, None, None, :, None]
+
+    def update(part: sweep.Part, rows: tuple[()], known: jax.Array) -> jax.Array:
+        seen = visible(rule, part.operands, part.place)
+        shape = (*known.shape[:4], part.place.columns.shape[0])
+        return known + jnp.sum(jnp.broadcast_to(seen, shape), axis=-1, keepdims=True, dtype=known.dtype)
+
+    return sweep.over_keys(rule, _mask_alone(operands), update, jnp.zeros(1, jnp.float32))
+
+
+def _counts_by_position(rule: Rule, t: int, s: int) -> jax.Array:
+    """The same where only positions matter, `t`."""
+    position = jnp.arange(t) + s - t
+    last = jnp.clip(position + 1, 0, s) if rule.causal else jnp.full(t, s)
+    if rule.window is None:
+        return last.astype(jnp.float32)
+    end = jnp.clip(position + rule.window, 0, last)
+    start = jnp.clip(position - rule.window + 1, 0, end)
+    sinks = jnp.minimum(rule.sinks, last)
+    twice = jnp.maximum(jnp.minimum(sinks, end) - start, 0)
+    return (end - start + sinks - twice).astype(jnp.float32)
+
+
+def _mask_alone(operands: Operands) -> Operands:
+    """Operands of the same lengths without channels, of size 1 where masks do not vary."""
+    masks = [array for array in (operands.bias, operands.query_segments) if array is not None]
+    b, g, r = (max(array.shape[axis] for array in masks) for axis in range(3))
+    t, s = operands.q.shape[3], operands.k.shape[2]
+    none = (jnp.zeros((b, g, r, t, 0)), jnp.zeros((b, g, s, 0)), jnp.zeros((b, g, s, 0)))
+    return Operands(
+        *none, bias=operands.bias, query_segments=operands.query_segments, key_segments=operands.key_segments
+    )
+
+
+def sink_gradient(weight: jax.Array, delta: jax.Array, like: jax.Array) -> jax.Array:
+    """The gradient of the scores of the sinks, `1 g r 1 1`: that of a softmax whose sink has the value zero."""
+    total = -jnp.sum(weight * delta, axis=(0, 3), keepdims=True)
+    return total.astype(precision.accumulator(like)).astype(like.dtype)

@@ -1,0 +1,166 @@
+"""What the template of attention asks of a weight map.
+
+A map is written twice. `weights` is its definition over whole rows, which the reference differentiates. The other
+methods are the same map block by block, for templates that never hold a whole row. All of them work element by element
+on a `Block`, and are made of operations that the kernels' compilers know: exp, log, tanh, where, maximum, comparisons
+and arithmetic. Row quantities broadcast against the block (`... t 1` against `... t s`); reductions over keys are the
+template's. There are two kinds of maps.
+
+Most are a ratio that can be kept up to date while keys come in. The template keeps for every query a pivot (a running
+maximum that begins at `start`), a denominator and an accumulator, and goes over the keys once:
+
+    pivot' = max(pivot, max_j map.pivot(block)_j),   r = map.rescale(pivot, pivot')
+    numerators, denominators = map.block(block, pivot')
+    denominator = r denominator + sum_j denominators_j,   accumulator = r accumulator + sum_j numerators_j v_j
+
+The output is `accumulator / normalizer` with `normalizer, statistics = map.finish(pivot, denominator)`.
+
+A map that `surveys` knows its statistics before any weight: `map.survey(reduce)` works them out, with as many
+reductions over the keys as it needs, or none; it always runs in the portable form. The template then goes over the keys
+once more, and adds up `map.recompute(block, statistics)_j v_j`, and with `has_companion` also
+`map.companion(block, statistics)_j v_j`.
+
+The statistics, a tuple of row quantities in the type of accumulators, are all that the backward pass gets:
+`map.recompute` makes the weights of a block from them, and `map.score_gradient` the gradient of its scores.
+"""
+
+import abc
+import dataclasses
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+HIDDEN = -1e30
+"""The score of a hidden key: its exponential is zero, and unlike minus infinity it may be subtracted from itself."""
+
+Statistics = tuple[jax.Array, ...]
+
+Reduce = Callable[..., Any]
+"""`reduce(function, kind, *rows)`: a reduction over all visible keys of `function(block, *rows)`, elementwise.
+
+`kind` is 'max', 'min' or 'sum'; a function that returns a tuple has each of its parts reduced. 'argmax' and 'argmin'
+return the extreme and the position of the first key that has it, in the same type. Over no keys they are minus
+infinity, infinity, zero, and the position -1.
+"""
+
+
+class Block(NamedTuple):
+    """The scores of some queries and some keys; the three arrays broadcast against each other.
+
+    Attributes:
+      scores: finite; those of hidden keys mean nothing.
+      visible: whether the query may see the key.
+      columns: the positions of the keys, integers.
+    """
+
+    scores: jax.Array
+    visible: jax.Array
+    columns: jax.Array
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WeightMap(abc.ABC):
+    """A weight map.
+
+    Attributes:
+      soft_cap: the scaled products of queries and keys are first bounded to `soft_cap tanh(scores / soft_cap)` (Gemma
+        team, 2024, arXiv 2408.00118), before biases and masks; `None`: not bounded.
+    """
+
+    soft_cap: float | None = None
+
+    statistics: ClassVar[tuple[str, ...]]
+    """The names of the statistics."""
+
+    start: ClassVar[float] = HIDDEN
+    """Where the running maximum begins."""
+
+    surveys: ClassVar[bool] = False
+    """Whether the statistics are known before the weights; otherwise `pivot`, `block` and `finish` find both."""
+
+    has_companion: ClassVar[bool] = False
+    """Whether the gradient needs a second weighted sum of the values; only for maps that survey."""
+
+    takes_sink: ClassVar[bool] = False
+    """Whether an additional key that has a score and no value has a meaning; then there is `merge_sink`."""
+
+    counts_keys: ClassVar[bool] = False
+    """Whether `query_factor` or `output_factor` depend on the number of visible keys; otherwise neither is asked."""
+
+    def __post_init__(self) -> None:
+        self._require(self.soft_cap is None or self.soft_cap > 0, 'soft_cap', 'a positive number, or None')
+
+    def _require(self, fits: bool, field: str, expected: str) -> None:
+        if not fits:
+            raise ValueError(f'{type(self).__name__}: {field} is {getattr(self, field)}; expected {expected}')
+
+    @abc.abstractmethod
+    def weights(self, scores: jax.Array, visible: jax.Array) -> jax.Array:
+        """The definition: the weights of whole rows, zero where not visible; zero rows where nothing is visible."""
+
+    def query_factor(self, counts: jax.Array) -> jax.Array | None:
+        """What the products of a query that sees so many keys are multiplied by, before the cap; `None`: nothing."""
+        return None
+
+    def output_factor(self, counts: jax.Array) -> jax.Array | None:
+        """What the weights of a query that sees so many keys are multiplied by in the end; `None`: nothing."""
+        return None
+
+    def pivot(self, block: Block) -> jax.Array:
+        """The numbers whose running maximum keeps `block` within range, `start` where not visible."""
+        return jnp.where(block.visible, block.scores, self.start)
+
+    def rescale(self, old: jax.Array, new: jax.Array) -> jax.Array:
+        """What numerators and denominators made with the pivot `old` are multiplied by when the pivot becomes `new`."""
+        return jnp.exp(old - new)
+
+    def block(self, block: Block, pivot: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The numerators and the denominators of a block, zero where not visible."""
+        raise NotImplementedError(type(self).__name__)
+
+    def finish(self, pivot: jax.Array, denominator: jax.Array) -> tuple[jax.Array, Statistics]:
+        """What the accumulator is divided by, never zero, and the statistics; `denominator` is zero for no keys."""
+        raise NotImplementedError(type(self).__name__)
+
+    def dense(self, block: Block) -> tuple[jax.Array, Statistics]:
+        """`pivot`, `block` and `finish` for whole rows at once; where a row sees no key, the weights mean nothing."""
+        pivot = jnp.max(self.pivot(block), axis=-1, keepdims=True, initial=self.start)
+        numerators, denominators = self.block(block, pivot)
+        normalizer, statistics = self.finish(pivot, jnp.sum(denominators, axis=-1, keepdims=True))
+        return numerators / normalizer, statistics
+
+    def survey(self, reduce: Reduce) -> Statistics:
+        """The statistics of all rows of a map that surveys."""
+        raise NotImplementedError(type(self).__name__)
+
+    def companion(self, block: Block, statistics: Statistics) -> jax.Array:
+        """The second weights `u` of a block, zero where not visible; with `has_companion` alone."""
+        raise NotImplementedError(type(self).__name__)
+
+    def merge_sink(self, statistics: Statistics, sink: jax.Array) -> tuple[Statistics, jax.Array, jax.Array]:
+        """Takes in a key of score `sink`, minus infinity allowed, and no value; with `takes_sink` alone.
+
+        Returns the statistics with it, what weights made without it are multiplied by, and its own weight.
+        """
+        raise NotImplementedError(type(self).__name__)
+
+    @abc.abstractmethod
+    def recompute(self, block: Block, statistics: Statistics) -> jax.Array:
+        """The weights of a block, zero where not visible."""
+
+    @abc.abstractmethod
+    def score_gradient(
+        self,
+        block: Block,
+        weights: jax.Array,
+        statistics: Statistics,
+        dweights: jax.Array,
+        delta: jax.Array,
+        companion_delta: jax.Array | None,
+    ) -> jax.Array:
+        """The gradient of the scores of a block, zero where not visible.
+
+        `delta` is `sum_j weights_j dweights_j` over the row, `companion_delta` is `sum_j u_j dweights_j`.
+        """

@@ -1,0 +1,60 @@
+"""The statistics of weight maps that must know their rows before their weights, in the portable form."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels.attention import sweep
+from pallas_kernels.attention.maps import Block, Statistics
+from pallas_kernels.attention.problem import Operands, Rule
+
+EMPTY = {'max': -jnp.inf, 'min': jnp.inf, 'sum': 0.0, 'argmax': -jnp.inf, 'argmin': jnp.inf}
+"""The reductions over no keys."""
+
+
+def statistics(rule: Rule, operands: Operands) -> Statistics:
+    """Returns the statistics of every row, `b g r t 1` each; none for a map that does not survey.
+
+    Every reduction goes over the keys anew, so that nothing larger than a block is held.
+    """
+    if not rule.weights.surveys:
+        return ()
+    dtype = operands.dtype()
+
+    def reduce(function: Any, kind: str | tuple[str, ...], *rows: jax.Array) -> Any:
+        kinds = (kind,) if isinstance(kind, str) else kind
+
+        def update(part: sweep.Part, rows: Any, known: Any) -> Any:
+            block = sweep.block(rule, part)
+            found = function(block, *rows)
+            parts = (found,) if isinstance(kind, str) else found
+            return tuple(map(_take, kinds, known, parts, (block,) * len(kinds)))
+
+        empty = tuple(
+            (jnp.full(1, EMPTY[kind], dtype), *([jnp.full(1, -1, dtype)] if kind.startswith('arg') else []))
+            for kind in kinds
+        )
+        reduced = tuple(
+            pair if len(pair) > 1 else pair[0] for pair in sweep.over_keys(rule, operands, update, empty, rows)
+        )
+        return reduced[0] if isinstance(kind, str) else reduced
+
+    return rule.weights.survey(reduce)
+
+
+def _take(kind: str, known: tuple[jax.Array, ...], values: jax.Array, block: Block) -> tuple[jax.Array, ...]:
+    """Takes the values of a block into what is known of its rows."""
+    seen = jnp.where(block.visible, values, jnp.asarray(EMPTY[kind], block.scores.dtype))
+    seen = jnp.broadcast_to(seen, block.scores.shape)
+    if kind == 'sum':
+        return (known[0] + jnp.sum(seen, axis=-1, keepdims=True),)
+    if kind == 'max':
+        return (jnp.maximum(known[0], jnp.max(seen, axis=-1, keepdims=True)),)
+    if kind == 'min':
+        return (jnp.minimum(known[0], jnp.min(seen, axis=-1, keepdims=True)),)
+    first = jnp.expand_dims((jnp.argmax if kind == 'argmax' else jnp.argmin)(seen, axis=-1), -1)
+    value = jnp.take_along_axis(seen, first, axis=-1)
+    column = block.columns.reshape(-1)[first].astype(value.dtype)
+    better = value > known[0] if kind == 'argmax' else value < known[0]
+    return jnp.where(better, value, known[0]), jnp.where(better, column, known[1])
