@@ -4,6 +4,7 @@ The same call always runs the same program. Figures in comments were measured on
 """
 
 import dataclasses
+from collections.abc import Callable
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,3 +93,78 @@ def linear_attention_tpu(t: int, k: int, v: int, *, vector: bool) -> ChunkTile:
     steps = 64 if vector else 128
     most = max(1, 2**16 // (steps * max(k, v, 128)))
     return ChunkTile(steps=steps, group=steps * min(most, -(-t // steps)))
+
+
+SHARED_MEMORY = 227 * 1024
+"""The bytes of shared memory that a block of threads may have on Hopper."""
+
+REGISTERS = 232
+"""Those of a thread where two warpgroups compute and a third, with 40, copies."""
+
+
+@dataclasses.dataclass(frozen=True)
+class HopperAttentionTile:
+    """The columns that one step of each kernel of attention takes in on Hopper, next to 128 rows.
+
+    Attributes:
+      forward: keys.
+      query_gradients: keys.
+      key_gradients: queries.
+      together: whether one kernel forms the gradients of keys and of values; otherwise they take turns.
+    """
+
+    forward: int
+    query_gradients: int
+    key_gradients: int
+    together: bool
+
+
+def attention_hopper(k: int, v: int, r: int, *, vectors: int, numbers: int, bias: bool) -> HopperAttentionTile | None:
+    """The steps of attention with `k` and `v` channels, multiples of 64, and `r` query heads a group; `None`: too many.
+
+    `vectors` are added to the scores or hide keys, `numbers` of each query are known to the backward pass; with `bias`
+    there is a whole matrix. Rows stay in shared memory, and two steps of columns are there at a time.
+    """
+
+    def columns(sums: int, tiles: int, vectors: int, more: Callable[[int], int]) -> int | None:
+        """`sums` and `tiles` in registers: channels of sums over the columns, and 16-bit numbers of each score."""
+        for step in (128, 64, 32, 16):
+            shared = 2 * (k + v) * (128 + 2 * step) + 8 * vectors * step + more(step) + 2**12
+            registers = sums // 2 + (tiles + vectors + 2 * bias) * step // 4 + 24
+            if shared <= SHARED_MEMORY and registers <= REGISTERS:
+                return step
+        return None
+
+    forward = columns(v, 3, vectors, lambda step: 0)
+    query_gradients = columns(k, 5, vectors, lambda step: 512 * step * bias)
+    results = 512 * r * bool(vectors)
+    both = columns(k + v, 5, vectors + numbers, lambda step: results)
+    key_gradients = both or columns(max(k, v), 5, vectors + numbers, lambda step: results)
+    if forward is None or query_gradients is None or key_gradients is None:
+        return None
+    return HopperAttentionTile(forward, query_gradients, key_gradients, together=both is not None)
+
+
+def attention_tpu(t: int, s: int) -> AttentionTile:
+    """Blocks of 512 queries and 512 keys, so that a turn of the grid, 0.3 us or so, does not show.
+
+    Their scores take 1 MiB, of which there are half a dozen at a time. Only in lists too long for the memory of scalars
+    are blocks four times as large.
+    """
+    largest = 512 if t * s <= 2**34 else 1024
+    return AttentionTile(queries=_lanes(t, largest), keys=_lanes(s, largest))
+
+
+def _lanes(n: int, largest: int) -> int:
+    """The length of blocks of `n` numbers along lanes: as few blocks as can be, and little behind the last of them."""
+    if n <= 128:
+        return -(-n // 16) * 16
+    blocks = -(-n // largest)
+    return -(-n // (128 * blocks)) * 128
+
+
+def delta_rule(b: int, t: int, channels: int, platform: str) -> ChunkTile:
+    """The chunks of `b` sequences of `t` steps with so many channels, over all heads."""
+    steps = min(64, 1 << (t - 1).bit_length())
+    numbers = 2**18 if platform == 'cpu' else 2**24
+    return ChunkTile(steps=steps, group=max(1, numbers // (b * channels * steps)) * steps)
