@@ -81,7 +81,7 @@ class Plan:
 
         def index(b: Any, h: Any, group: Any) -> tuple[Any, ...]:
             place = self.groups - 1 - group if backward else group
-            return (b if batch > 1 else 0, h // (self.h // heads), place, *(0 for _ in rest))
+            return (b if batch > 1 else 0, jax.lax.div(h, self.h // heads), place, *(0 for _ in rest))
 
         return pl.BlockSpec((None, None, size, *rest), index)
 

@@ -118,7 +118,7 @@ def _stack(arrays: list[jax.Array]) -> jax.Array:
 def _own(shape: tuple[int, int], key: int) -> jax.Array:
     """For every step the one that is `key` in its sub-block."""
     at, _ = iotas(shape)
-    return at // SUBBLOCK * SUBBLOCK + key
+    return at - jax.lax.rem(at, SUBBLOCK) + key
 
 
 def _log_decay(chunk: Chunk) -> jax.Array:
