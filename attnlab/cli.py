@@ -1,4 +1,4 @@
-"""The `attnlab` command: train, eval, generate, show, zoo."""
+"""The `attnlab` command: train, eval, analyse, generate, show, zoo."""
 
 import errno
 import pathlib
@@ -14,6 +14,7 @@ usage: attnlab COMMAND [--flag=value ...]
 
   train     --config=FILE.py[:ARG] --workdir=RUN   train, or go on training; --config.KEY=VALUE overrides
   eval      --workdir=RUN [--step=N]               loss, bits per byte, loss by position, at 1x to 8x the length
+  analyse   --workdir=RUN [--step=N]               sinks, sparsity and outliers by layer; the loss with few bits
   generate  --workdir=RUN --prompt=TEXT            text from a trained model
   show      RUN                                    what a run was, and how far it came
   zoo                                              the mixers that configs can name
@@ -87,6 +88,25 @@ def evaluate(argv: list[str]) -> int:
     return 0
 
 
+def analyse(argv: list[str]) -> int:
+    """`attnlab analyse`."""
+    values = flags.FlagValues()
+    _define_run(values)
+    flags.DEFINE_string('split', 'valid', 'The split of the text.', flag_values=values)
+    flags.DEFINE_integer('rows', 32, 'Windows to look at, of the length trained on.', lower_bound=1, flag_values=values)
+    flags.DEFINE_list('bits', ['8', '6', '4'], 'Bits of weights and activations to try.', flag_values=values)
+    if not _parsed(values, argv, 'analyse'):
+        return 0
+    _start_devices(values)
+    from rich.console import Console
+
+    from attnlab.analysis.examination import analyse_run
+
+    bits = tuple(_whole(text, '--bits') for text in values.bits)
+    analyse_run(_required(values, 'workdir'), Console(), values.step, values.split, values.rows, bits)
+    return 0
+
+
 def generate(argv: list[str]) -> int:
     """`attnlab generate`."""
     values = flags.FlagValues()
@@ -148,6 +168,7 @@ def zoo(argv: list[str]) -> int:
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
     'train': train,
     'eval': evaluate,
+    'analyse': analyse,
     'generate': generate,
     'show': show,
     'zoo': zoo,

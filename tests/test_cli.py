@@ -1,5 +1,7 @@
 """What the command line says to obvious mistakes: one line, what it was, what would be right."""
 
+import json
+
 import pytest
 
 from attnlab.cli import main
@@ -141,6 +143,26 @@ def test_eval_generate_and_show(capsys, run, tmp_path):
     assert 'checkpoints: 8 of 8 steps' in capsys.readouterr().out
     assert 'no checkpoint of step 5; it has: 8' in said(capsys, 'eval', workdir, '--step=5')
     assert '--top_p is 2.0' in said(capsys, 'generate', workdir, '--top_p=2')
+
+
+def test_analyse(capsys, run, tmp_path):
+    workdir = f'--workdir={tmp_path / "run"}'
+    argv = [one.replace('mingru', 'mha') for one in run]
+    assert main([*argv, '--config.model.stack.depth=2']) == 0
+    capsys.readouterr()
+    assert main(['analyse', workdir, '--rows=2', '--bits=8,2']) == 0
+    printed = capsys.readouterr().out
+    assert 'sink_rate' in printed and 'weights and activations rounded' in printed
+    found = json.loads((tmp_path / 'run' / 'analysis' / '8.json').read_text())
+    assert len(found['layers']) == 2 and found['loss_by_bits'].keys() == {'32', '8', '2'}
+    # Nearly untrained, attention is nearly uniform: the mean of the logarithms of 1 to 16, documents apart.
+    assert all(0 < layer['entropy'] <= 1.92 and layer['sparsity'] == 0 for layer in found['layers'])
+    assert abs(found['loss_by_bits']['8'] - found['loss_by_bits']['32']) < 0.02
+    assert found['loss_by_bits']['2'] > found['loss_by_bits']['32']
+    assert (tmp_path / 'run' / 'analysis' / '8.png').exists()
+    assert 'bits is 1; it wants at least 2' in said(capsys, 'analyse', workdir, '--rows=2', '--bits=1')
+    assert 'the valid split has' in said(capsys, 'analyse', workdir, '--rows=1000000')
+    assert "has no split 'vaild'" in said(capsys, 'analyse', workdir, '--split=vaild')
 
 
 def test_zoo_lists_every_recipe(capsys):

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 from jax.typing import DTypeLike
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 import pallas_kernels
 from attnlab.context import Context
@@ -94,6 +94,22 @@ class Attention(Mixer):
         else:
             y, state = self._continue(q, k, v, ctx.segments_or_ones(), state)
         return self.output(y.reshape(*x.shape[:2], -1)), state
+
+    def read_weights(self, x: Sequence, ctx: Context) -> tuple[Float[Array, 'b h t s'], Bool[Array, 'b t s']]:
+        """Returns every weight `p_ij` of a call without a state, and which keys each query may see; for analysis."""
+        q, k, _ = self._project(x, ctx)
+        batch, length, _ = x.shape
+        # Values that are the rows of the identity read the weights themselves.
+        identity = jnp.broadcast_to(
+            jnp.eye(length, dtype=q.dtype)[None, :, None], (batch, length, self.kv_heads, length)
+        )
+        weights = jnp.swapaxes(self._attend(q, k, identity, ctx.segments), 1, 2)
+        places = jnp.arange(length, dtype=jnp.int32)
+        seen = visible(places, places, window=self.window, sinks=self.sinks)
+        if not self.causal:
+            seen |= visible(places[::-1], places[::-1], window=self.window)
+        segments = ctx.segments_or_ones()
+        return weights, seen[None] & (segments[:, :, None] == segments[:, None, :])
 
     def init_state(self, batch: int, length: int, dtype: DTypeLike) -> KeyValueCache:
         """Returns an empty cache of `length` slots, or of `window + sinks` when that is fewer."""

@@ -33,8 +33,12 @@ class Linear(nnx.Module):
         self.bias = param(zeros, (dim_out,), axes=(axes[1],), group='vector', rngs=rngs) if bias else None
 
     def __call__(self, x: Float[Array, '*b d']) -> Float[Array, '*b f']:
+        return self.apply(x, self.weight[...])
+
+    def apply(self, x: Float[Array, '*b d'], weight: Float[Array, 'd f']) -> Float[Array, '*b f']:
+        """The map with another weight."""
         # All leading axes as one: the gradient of the weight then contracts one axis, without a transposed copy on CPU.
-        y = jnp.dot(x.reshape(-1, x.shape[-1]), self.weight[...].astype(x.dtype))
+        y = jnp.dot(x.reshape(-1, x.shape[-1]), weight.astype(x.dtype))
         if self.bias is not None:
             y = y + self.bias[...].astype(x.dtype)[None]
         return y.reshape(*x.shape[:-1], y.shape[-1])

@@ -47,6 +47,24 @@ def position_curves(curves: Mapping[str, np.ndarray], path: pathlib.Path, *, tra
     _write(figure, axes, path)
 
 
+def layer_curves(curves: Mapping[str, Sequence[float]], path: pathlib.Path) -> None:
+    """Numbers by layer, a panel each; layers without the number are left out."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    figure = Figure(figsize=(3 * len(curves), 2.6), layout='constrained')
+    FigureCanvasAgg(figure)
+    panels = figure.subplots(1, len(curves), squeeze=False)[0]
+    for axes, (name, values) in zip(panels, curves.items(), strict=True):
+        axes.plot(range(len(values)), values, marker='o', ms=3, lw=1.5)
+        axes.set(title=name.replace('_', ' '), xlabel='layer', ylim=(0, None))
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.grid(alpha=0.3)
+        axes.spines[['top', 'right']].set_visible(False)
+    _save(figure, path)
+
+
 def _smoothed(values: np.ndarray, points: int = 64) -> tuple[np.ndarray, np.ndarray]:
     """Means over windows of positions that grow geometrically, so that the first positions stay apart."""
     edges = np.unique(np.geomspace(1, len(values) + 1, points).astype(int))
@@ -69,6 +87,10 @@ def _axes(x: str, y: str) -> tuple[Any, Any]:
 
 def _write(figure: Any, axes: Any, path: pathlib.Path) -> None:
     axes.legend(frameon=False)
+    _save(figure, path)
+
+
+def _save(figure: Any, path: pathlib.Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix('.partial.png')
     figure.savefig(partial, dpi=120)

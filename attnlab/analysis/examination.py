@@ -1,0 +1,160 @@
+"""`attnlab analyse`: what a trained model's attention and activations are like, and what few bits make of it."""
+
+import dataclasses
+import json
+import os
+import pathlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from rich.console import Console
+from rich.table import Table
+
+from attnlab.analysis import statistics
+from attnlab.analysis.loading import Loaded, load_run
+from attnlab.analysis.quantization import quantized
+from attnlab.errors import UserError
+from attnlab.evals.cadence import AtEnd
+from attnlab.evals.held_out import HeldOut
+from attnlab.mixers.attention import Attention
+from attnlab.tasks.language import context
+from attnlab.train.figures import layer_curves
+from attnlab.train.state import split
+
+ATTENTION = ('sink_rate', 'entropy', 'sparsity')
+ACTIVATIONS = ('kurtosis', 'max_abs')
+
+
+@dataclasses.dataclass(frozen=True)
+class Examination:
+    """What was found.
+
+    Attributes:
+      layers: for every layer its numbers by name; those of `ATTENTION` only where the mixer is attention.
+      losses: nats per token by bits of weights and activations; 32 is the model as it is.
+    """
+
+    layers: tuple[Mapping[str, float], ...]
+    losses: Mapping[int, float]
+
+    def numbers(self) -> dict[str, Any]:
+        """As plain data: the means over layers, then everything."""
+        means = {name: float(np.mean([layer[name] for layer in self.having(name)])) for name in self.names()}
+        return {**means, 'max_abs': max(layer['max_abs'] for layer in self.layers)} | {
+            'layers': [dict(layer) for layer in self.layers],
+            'loss_by_bits': {str(bits): loss for bits, loss in self.losses.items()},
+        }
+
+    def names(self) -> list[str]:
+        """The numbers that some layer has."""
+        return [name for name in (*ATTENTION, *ACTIVATIONS) if self.having(name)]
+
+    def having(self, name: str) -> list[Mapping[str, float]]:
+        """The layers that have a number."""
+        return [layer for layer in self.layers if name in layer]
+
+
+def analyse_run(
+    workdir: pathlib.Path, console: Console, step: int | None, split_name: str, rows: int, bits: tuple[int, ...]
+) -> Examination:
+    """Examines a checkpoint on the first `rows` windows of a split, and writes `analysis/<step>.json` and a figure.
+
+    Raises `UserError` for a run or a split that is not there, or bits below 2.
+    """
+    loaded = load_run(workdir, step)
+    found = Examination(tuple(_layers(loaded, split_name, rows)), _losses(loaded, split_name, rows, bits))
+    folder = workdir / 'analysis'
+    folder.mkdir(exist_ok=True)
+    path = folder / f'{loaded.step}.json'
+    partial = path.with_suffix('.partial')
+    partial.write_text(
+        json.dumps({'step': loaded.step, 'split': split_name, 'rows': rows, **found.numbers()}, indent=2)
+    )
+    os.replace(partial, path)
+    curves = {name: [layer.get(name, np.nan) for layer in found.layers] for name in found.names()}
+    layer_curves(curves, folder / f'{loaded.step}.png')
+    console.print(_layer_table(found, f'{workdir}, step {loaded.step}, {split_name}'))
+    console.print(_bits_table(found.losses))
+    console.print(f'written: {path}, {path.with_suffix(".png")}', highlight=False, soft_wrap=True)
+    return found
+
+
+def _layers(loaded: Loaded, split_name: str, rows: int) -> Iterator[dict[str, float]]:
+    """The numbers of every layer, over the rows one after the other."""
+    source = loaded.setup.task.source(split_name, loaded.setup.length)
+    if rows > len(source):
+        raise UserError(f'rows is {rows}; the {split_name} split has {len(source)} windows of {loaded.setup.length}')
+    examine = jax.jit(_examine)
+    model = loaded.model()
+    found = [examine(model, {name: array[None] for name, array in source[index].items()}) for index in range(rows)]
+    for layer in zip(*jax.device_get(found), strict=True):
+        means = {name: float(np.mean([row[name] for row in layer])) for name in layer[0]}
+        if 'sink_mass' in means:
+            means['sink_rate'] = float(statistics.sink_rate(jnp.stack([row['sink_mass'] for row in layer])))
+            del means['sink_mass']
+        yield {**means, 'max_abs': float(max(row['max_abs'] for row in layer))}
+
+
+def _examine(model: Any, batch: Mapping[str, jax.Array]) -> list[dict[str, jax.Array]]:
+    ctx = context(batch)
+    x = model.embedding(batch['tokens'], model.dtype)
+    found = []
+    for block in model.stack.layers():
+        numbers = {}
+        if isinstance(block.mixer, Attention):
+            weights, visible = block.mixer.read_weights(block.mixer_norm(x), ctx)
+            seen = jnp.broadcast_to(visible[:, None], weights.shape)
+            numbers = {
+                'sink_mass': statistics.sink_mass(weights, ctx.segments_or_ones()),
+                'entropy': jnp.mean(statistics.entropy(weights)),
+                'sparsity': statistics.sparsity(weights, seen),
+            }
+        x, _ = block(x, ctx)
+        wide = x.astype(jnp.float32)
+        found.append({**numbers, 'kurtosis': jnp.mean(statistics.kurtosis(wide)), 'max_abs': jnp.max(jnp.abs(wide))})
+    return found
+
+
+def _losses(loaded: Loaded, split_name: str, rows: int, bits: tuple[int, ...]) -> dict[int, float]:
+    """The loss as it is, and with so many bits; on the same tokens."""
+    tokens = rows * loaded.setup.length
+    evaluator = HeldOut(cadence=AtEnd(), split=split_name, tokens=tokens)
+    losses = {32: evaluator.evaluate(loaded.setup, loaded.params).numbers['loss']}
+    for count in bits:
+        setup = dataclasses.replace(loaded.setup, make_model=_Quantized(loaded.setup.make_model, count))
+        params = split(quantized(loaded.model(), count))[1]
+        losses[count] = evaluator.evaluate(setup, params).numbers['loss']
+    return losses
+
+
+@dataclasses.dataclass(frozen=True)
+class _Quantized:
+    """Makes a model, and then quantises it."""
+
+    make: Any
+    bits: int
+
+    def __call__(self, rngs: nnx.Rngs) -> nnx.Module:
+        return quantized(self.make(rngs), self.bits)
+
+
+def _layer_table(found: Examination, title: str) -> Table:
+    table = Table(title=title, title_justify='left')
+    for column in ('layer', *found.names()):
+        table.add_column(column, justify='right')
+    for index, layer in enumerate(found.layers):
+        table.add_row(str(index), *(f'{layer[name]:.4g}' if name in layer else '' for name in found.names()))
+    return table
+
+
+def _bits_table(losses: Mapping[int, float]) -> Table:
+    table = Table(title='weights and activations rounded', title_justify='left')
+    for column in ('bits', 'nats/token', 'more than before'):
+        table.add_column(column, justify='right')
+    for bits, loss in losses.items():
+        table.add_row(str(bits), f'{loss:.4f}', '' if bits == 32 else f'{loss - losses[32]:+.4f}')
+    return table

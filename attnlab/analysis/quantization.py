@@ -1,0 +1,58 @@
+"""A trained model as it would be with numbers of few bits, acted out in floating point."""
+
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from jaxtyping import Float
+
+from attnlab.errors import UserError
+from attnlab.nn.projections import Linear
+
+
+def quantized_weight(weight: Float[Array, 'd f'], bits: int) -> Float[Array, 'd f']:
+    """Rounds to the nearest of `2^bits - 1` numbers, evenly spaced and symmetric about zero, one scale a matrix."""
+    top = 2 ** (bits - 1) - 1
+    scale = _step(jnp.max(jnp.abs(weight)), top)
+    return jnp.clip(jnp.round(weight / scale), -top, top) * scale
+
+
+def quantized_activations(x: Float[Array, '*b d'], bits: int) -> Float[Array, '*b d']:
+    """Rounds to the nearest of `2^bits` numbers, evenly spaced from the least to the greatest, zero one of them."""
+    top = 2**bits - 1
+    low, high = jnp.minimum(jnp.min(x), 0), jnp.maximum(jnp.max(x), 0)
+    scale = _step(high - low, top)
+    zero = jnp.round(-low / scale)
+    return (jnp.clip(jnp.round(x / scale) + zero, 0, top) - zero) * scale
+
+
+def _step(reach: Float[Array, ''], steps: int) -> Float[Array, '']:
+    return jnp.where(reach > 0, reach / steps, 1)
+
+
+class QuantizedLinear(nnx.Module):
+    """A linear map of which weights and inputs are rounded to so many bits, with the ranges they have in the call."""
+
+    def __init__(self, linear: Linear, bits: int):
+        self.linear = linear
+        self.bits = bits
+
+    def __call__(self, x: Float[Array, '*b d']) -> Float[Array, '*b f']:
+        weight = quantized_weight(self.linear.weight[...], self.bits)
+        return self.linear.apply(quantized_activations(x, self.bits), weight)
+
+
+def quantized(model: nnx.Module, bits: int) -> nnx.Module:
+    """Puts a `QuantizedLinear` in the place of every `Linear` of a model, changing it, and returns it.
+
+    Embedding, head and everything that is no linear map stay as they are (as in Bondarenko et al. 2023,
+    https://arxiv.org/abs/2306.12929, whose last layer is not rounded either). Raises `UserError` for fewer than 2 bits.
+    """
+    if bits < 2:
+        raise UserError(f'bits is {bits}; it wants at least 2')
+    for _, module in list(nnx.iter_modules(model)):
+        if isinstance(module, QuantizedLinear):
+            continue
+        for name, value in list(vars(module).items()):
+            if isinstance(value, Linear):
+                setattr(module, name, QuantizedLinear(value, bits))
+    return model

@@ -1,0 +1,88 @@
+"""Statistics of attention, activations and rounding, on constructed cases with known answers."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from attnlab.analysis import statistics
+from attnlab.analysis.quantization import QuantizedLinear, quantized, quantized_activations, quantized_weight
+from attnlab.context import Context
+from attnlab.errors import UserError
+from attnlab.mixers.attention import Attention
+from attnlab.nn.mlps import GatedMLP
+from attnlab.testing.contract import context
+
+UNIFORM = jnp.tril(jnp.ones((4, 4))) / jnp.arange(1, 5)[:, None]
+
+
+def test_sink_mass_and_rate():
+    on_first = jnp.zeros((4, 4)).at[:, 0].set(1)
+    weights = jnp.stack([on_first, UNIFORM, jnp.eye(4)])[None]
+    mass = statistics.sink_mass(weights, jnp.ones((1, 4), jnp.int32))
+    np.testing.assert_allclose(mass, [[1, (1 + 1 / 2 + 1 / 3 + 1 / 4) / 4, 1 / 4]], rtol=1e-6)
+    np.testing.assert_allclose(statistics.sink_rate(mass), 2 / 3, rtol=1e-6)
+    # Of two documents each has a first token of its own: that of the second is token 2.
+    two = statistics.sink_mass(jnp.eye(4)[None, None], jnp.array([[1, 1, 2, 2]]))
+    np.testing.assert_allclose(two, [[(1 + 0 + 1 + 0) / 4]])
+
+
+def test_entropy():
+    np.testing.assert_allclose(statistics.entropy(UNIFORM), np.log([1, 2, 3, 4]), rtol=1e-6, atol=1e-7)
+    # Weights need not add up to one, nor be positive; a row of zeros has none.
+    np.testing.assert_allclose(statistics.entropy(jnp.array([[3.0, -3.0], [0.0, 0.0]])), [np.log(2), 0], atol=1e-6)
+
+
+def test_sparsity_counts_visible_keys_alone():
+    visible = jnp.tril(jnp.ones((4, 4), bool))
+    assert statistics.sparsity(UNIFORM, visible) == 0
+    np.testing.assert_allclose(statistics.sparsity(jnp.eye(4), visible), 6 / 10)
+
+
+def test_kurtosis():
+    # Plus and minus one in equal parts: fourth moment 1, unbiased variance n / (n - 1).
+    coin = jnp.tile(jnp.array([1.0, -1.0]), 8)
+    np.testing.assert_allclose(statistics.kurtosis(coin), (15 / 16) ** 2, rtol=1e-5)
+    gaussian = jax.random.normal(jax.random.key(0), (100_000,))
+    np.testing.assert_allclose(statistics.kurtosis(gaussian), 3, rtol=0.05)
+    outlier = jnp.zeros(100).at[3].set(50.0)
+    np.testing.assert_allclose(statistics.kurtosis(outlier), statistics.kurtosis(-3 * outlier), rtol=1e-4)
+    assert statistics.kurtosis(outlier) > 90
+
+
+def test_rounding_by_hand():
+    # Three bits, symmetric: whole multiples of 6/3 between -6 and 6.
+    np.testing.assert_allclose(quantized_weight(jnp.array([[6.0, -5.2, 0.9, 3.1]]), 3), [[6, -6, 0, 4]], rtol=1e-6)
+    # Two bits from -1 to 2: whole numbers, zero among them.
+    np.testing.assert_allclose(quantized_activations(jnp.array([[-1.0, 0.2, 1.4, 2.0]]), 2), [[-1, 0, 1, 2]], atol=1e-6)
+    np.testing.assert_array_equal(quantized_activations(jnp.zeros((2, 3)), 4), 0)
+    np.testing.assert_array_equal(quantized_weight(jnp.zeros((2, 3)), 4), 0)
+
+
+def test_every_linear_map_is_rounded_and_many_bits_change_nothing():
+    x = jax.random.normal(jax.random.key(1), (2, 5, 16))
+    plain = GatedMLP(16, rngs=nnx.Rngs(0))
+    rounded = quantized(GatedMLP(16, rngs=nnx.Rngs(0)), 4)
+    assert all(isinstance(part, QuantizedLinear) for part in (rounded.gate, rounded.up, rounded.down))
+    by_hand = plain.gate.apply(quantized_activations(x, 4), quantized_weight(plain.gate.weight[...], 4))
+    np.testing.assert_allclose(rounded.gate(x), by_hand, rtol=1e-6)
+    np.testing.assert_allclose(quantized(GatedMLP(16, rngs=nnx.Rngs(0)), 16)(x), plain(x), atol=2e-3)
+    assert np.abs(rounded(x) - plain(x)).max() > 0.05
+    with pytest.raises(UserError, match='bits is 1; it wants at least 2'):
+        quantized(plain, 1)
+
+
+@pytest.mark.parametrize(
+    'options', [{}, {'window': 3, 'sinks': 1}, {'causal': False}, {'causal': False, 'window': 2}], ids=str
+)
+def test_the_weights_of_attention_are_those_it_mixes_with(options):
+    mixer = Attention(16, heads=4, kv_heads=2, rngs=nnx.Rngs(0), **options)
+    x = jax.random.normal(jax.random.key(2), (2, 6, 16))
+    ctx = Context.full(2, 6) if 'sinks' in options else context(((1, 3), (2, 3)), ((1, 1), (2, 5)))
+    weights, visible = mixer.read_weights(x, ctx)
+    values = jnp.repeat(mixer.value(x).reshape(2, 6, 2, 4), 2, axis=2)
+    y = mixer.output(jnp.einsum('b h t s, b s h v -> b t h v', weights, values).reshape(2, 6, 16))
+    np.testing.assert_allclose(y, mixer(x, ctx)[0], atol=1e-5)
+    np.testing.assert_array_equal(weights > 0, jnp.broadcast_to(visible[:, None], weights.shape))
+    np.testing.assert_allclose(jnp.sum(weights, axis=-1), 1, rtol=1e-5)
