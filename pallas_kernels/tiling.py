@@ -4,6 +4,7 @@ The same call always runs the same program. Figures in comments were measured on
 """
 
 import dataclasses
+import math
 from collections.abc import Callable
 
 
@@ -95,6 +96,10 @@ def linear_attention_tpu(t: int, k: int, v: int, *, vector: bool) -> ChunkTile:
     return ChunkTile(steps=steps, group=steps * min(most, -(-t // steps)))
 
 
+PIPELINE_HOPPER = 4
+"""Chunks of linear attention in shared memory at once, 18 KiB each: two blocks of threads fit in a multiprocessor."""
+
+
 SHARED_MEMORY = 227 * 1024
 """The bytes of shared memory that a block of threads may have on Hopper."""
 
@@ -168,3 +173,96 @@ def delta_rule(b: int, t: int, channels: int, platform: str) -> ChunkTile:
     steps = min(64, 1 << (t - 1).bit_length())
     numbers = 2**18 if platform == 'cpu' else 2**24
     return ChunkTile(steps=steps, group=max(1, numbers // (b * channels * steps)) * steps)
+
+
+VMEM = 48 * 2**20
+"""The bytes of a TPU's VMEM that kernels over tiles of rows may have: below what any TPU of the last years holds."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RowsTile:
+    """Rows and columns that are worked on at once."""
+
+    rows: int
+    columns: int
+
+
+def softmax_tpu(n: int, o: int) -> RowsTile:
+    """The tile of `n` rows of length `o` on a TPU; a tile of whole rows is read once.
+
+    2^18 numbers or so hide the turns of the grid; 2^20, 4 MiB in float32, are what VMEM holds of inputs, outputs and
+    exponentials together. Tiles of 32 rows suit every type, those of bool arrays included.
+    """
+    if 32 * o > 2**20:
+        return RowsTile(min(n, 32), 2**14)
+    return RowsTile(min(n, max(32, 2**18 // o // 32 * 32)), o)
+
+
+@dataclasses.dataclass(frozen=True)
+class WarpsTile:
+    """Rows and columns that a block of four warps works on at once, in registers.
+
+    Attributes:
+      rows: of the tile.
+      columns: of the tile.
+      warps: those that share a row.
+      vector: neighbours in a row that a thread reads at once.
+    """
+
+    rows: int
+    columns: int
+    warps: int
+    vector: int
+
+
+def softmax_hopper(n: int, o: int, itemsize: int) -> WarpsTile:
+    """The tile of `n` rows of length `o` on Hopper: 128 at least, 32 with four rows or more. Whole rows are read once.
+
+    A thread holds up to 64 numbers, two arrays of which fit its registers in the backward pass. Short rows are a
+    warp's, several for each; long ones are shared.
+    """
+    return _warps_tile(n, o, itemsize, 1 if n >= 4 and o <= 2048 else 4, numbers=64)
+
+
+def softmax_topk_hopper(n: int, o: int, itemsize: int) -> WarpsTile:
+    """The tile of four rows or more of length `o`, 32 at least, on Hopper; each is a warp's, which needs no other."""
+    return _warps_tile(n, o, itemsize, 1, numbers=32)
+
+
+def _warps_tile(n: int, o: int, itemsize: int, warps: int, numbers: int) -> WarpsTile:
+    """A thread has up to so many numbers, and reads up to 16 bytes at once, as rows that begin anywhere allow."""
+    vector = 16 // itemsize
+    while o % vector or 32 * warps * vector > o:
+        vector //= 2
+    step = 32 * warps * vector
+    columns = min(o, numbers * 32 * warps) // step * step
+    rows = 1 if warps == 4 else 4 * max(1, min(128 * numbers // columns, n) // 4)
+    return WarpsTile(rows, columns, warps, vector)
+
+
+def softmax_topk_tpu(n: int, o: int) -> RowsTile:
+    """The tile of `n` rows of length `o` on a TPU; see `softmax_tpu`."""
+    columns = o if o <= 2**13 else 2**13
+    return RowsTile(min(n, max(32, 2**18 // columns // 32 * 32)), columns)
+
+
+@dataclasses.dataclass(frozen=True)
+class SpanTile:
+    """Steps of one block, and the spans into which time is cut that are worked on at once."""
+
+    rows: int
+    spans: int
+
+
+def linear_scan_gpu(b: int, t: int, blocks: int, row: int) -> SpanTile:
+    """Blocks of 16 KiB read at a time, of which 48 under way in 64 programs keep an H100's memory busy.
+
+    `b blocks` programs, `row` bytes read a step, `t` a multiple of 8. Spans are of 256 steps at least; they read
+    everything twice, and so begin to pay where less than three fifths of 64 programs would run.
+    """
+    rows = math.gcd(t, max(8, 1 << (2**14 // row).bit_length() - 1))
+    spans = 1
+    if b * blocks <= 38:
+        while b * blocks * spans < 128 and t % (2 * spans * rows) == 0 and t >= 512 * spans:
+            spans *= 2
+    return SpanTile(rows=rows, spans=spans)
