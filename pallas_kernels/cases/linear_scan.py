@@ -42,7 +42,11 @@ CASES = {
     'complex': Case(b=2, t=37, d=5, decay='d', complex=('x', 'decay', 'state'), documents=drawing.PACKED_37),
     'complex decay': Case(b=2, t=13, d=5, complex=('decay',), reverse=True),
     'complex input': Case(b=2, t=13, d=5, complex=('x',)),
+    'wide': Case(b=1, t=19, d=200, reverse=True),
 }
+
+KERNEL = ('one', 'two', 'constant', 'one decay a step', 'packed', 'packed, reverse', 'complex', 'complex decay', 'wide')
+"""What every kernel serves."""
 
 
 def call(name: str, dtype: DTypeLike = jnp.float32) -> drawing.Call:
@@ -63,6 +67,27 @@ def call(name: str, dtype: DTypeLike = jnp.float32) -> drawing.Call:
 
 def real() -> dict[str, drawing.Call]:
     """Calls of the size of models, shapes only."""
-    sizes = {'b': 4, 't': 8192, 'd': 2048}
-    arrays = {name: drawing.abstract('b t d', sizes, jnp.bfloat16) for name in ('x', 'decay')}
-    return {'real': drawing.Call({**arrays, 'state': drawing.abstract('b d', sizes, jnp.float32)}, {})}
+    return {
+        'real': _real(jnp.bfloat16),
+        'float32, reverse': _real(jnp.float32, reverse=True),
+        'bfloat16 with decays in float32, one sequence': _real(jnp.bfloat16, decay_dtype=jnp.float32, b=1),
+        'complex, constant': _real(jnp.complex64, decay='d', b=4, d=1024),
+    }
+
+
+def _real(
+    dtype: DTypeLike,
+    *,
+    decay: str = 'b t d',
+    decay_dtype: DTypeLike | None = None,
+    b: int = 4,
+    d: int = 2048,
+    reverse: bool = False,
+) -> drawing.Call:
+    sizes = {'b': b, 't': 8192, 'd': d}
+    arrays = {
+        'x': drawing.abstract('b t d', sizes, dtype),
+        'decay': drawing.abstract(decay, sizes, decay_dtype or dtype),
+        'state': drawing.abstract('b d', sizes, jnp.promote_types(dtype, jnp.float32)),
+    }
+    return drawing.Call(arrays, {'reverse': reverse})

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels import arguments, dispatch, packing, precision
+from pallas_kernels import arguments, dispatch, packing, precision, target
 from pallas_kernels.linear_scan import reference, xla
 
 CORE = 'linear_scan'
@@ -49,13 +49,18 @@ def linear_scan(
     output_dtype = dtype if jnp.issubdtype(dtype, jnp.complexfloating) else x.dtype
     if state is None:
         state = jnp.zeros((sizes['b'], sizes['d']), dtype)
-    decay = decay.astype(dtype)
     if segments is not None:
         decay = jnp.where(packing.starts(segments, reverse=reverse)[..., None], 0, decay)
 
-    candidates = {'reference': dispatch.Candidate(reference.linear_scan), 'xla': dispatch.Candidate(xla.linear_scan)}
+    here = target.current()
+    candidates = {
+        'reference': dispatch.Candidate(reference.linear_scan),
+        'xla': dispatch.Candidate(xla.linear_scan),
+        'mosaic_gpu': dispatch.kernel(CORE, 'mosaic_gpu', here, x, decay, state),
+        'mosaic_tpu': dispatch.kernel(CORE, 'mosaic_tpu', here, x, decay, state),
+    }
     run = dispatch.select(CORE, implementation, candidates)
-    h, final = run(x.astype(dtype), decay, state.astype(dtype), reverse)
+    h, final = run(x, decay, state.astype(dtype), reverse)
     return h.astype(output_dtype), final
 
 

@@ -3,12 +3,16 @@
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels import precision
+
 
 def linear_scan(x: jax.Array, decay: jax.Array, state: jax.Array, reverse: bool) -> tuple[jax.Array, jax.Array]:
     """Returns every h of `h_t = decay_t h_{t-1} + x_t`, `b t d`, and the last one computed, `b d`.
 
-    `x` is `b t d`, `decay` broadcastable to it, `state` is `b d`, all of one type.
+    `x` is `b t d`, `decay` broadcastable to it, `state` is `b d`.
     """
+    operands = (x, decay, state)
+    x, decay, state = (array.astype(precision.accumulator(*operands)) for array in operands)
 
     def step(h: jax.Array, inputs: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         x_t, decay_t = inputs

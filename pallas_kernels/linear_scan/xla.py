@@ -3,25 +3,35 @@
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels import target, tiling
+from pallas_kernels import precision, target, tiling
 from pallas_kernels.linear_scan import vjp
+from pallas_kernels.linear_scan.vjp import Step
 
 
-def forward(x: jax.Array, decay: jax.Array, state: jax.Array, reverse: bool) -> tuple[jax.Array, jax.Array]:
-    """Returns every h, `b t *d`, and the last one computed, `b *d`; decay is broadcastable to x, of the same rank."""
+def forward(
+    x: jax.Array, decay: jax.Array, state: jax.Array, reverse: bool, step: Step
+) -> tuple[jax.Array, jax.Array]:
+    """Returns the output of every step, `b t *d`, and the last carry, `b *d`; decay is broadcastable to x."""
     if x.shape[1] == 0:
         return x, state
     tile = tiling.linear_scan(x.shape[1], target.current().platform)
     if tile is None:
-        return _in_parallel(x, decay, state, reverse)
-    return _in_order(x, decay, state, reverse, tile.steps)
+        return _in_parallel(x, decay, state, reverse, step)
+    return _in_order(x, decay, state, reverse, step, tile.steps)
 
 
-linear_scan = vjp.differentiable(forward)
+_differentiable = vjp.differentiable(forward)
+
+
+def linear_scan(x: jax.Array, decay: jax.Array, state: jax.Array, reverse: bool) -> tuple[jax.Array, jax.Array]:
+    """Returns every h, `b t *d`, and the last one computed, `b *d`; decay is broadcastable to x, of the same rank."""
+    operands = (x, decay, state)
+    x, decay, state = (array.astype(precision.accumulator(*operands)) for array in operands)
+    return _differentiable(x, decay, state, reverse)
 
 
 def _in_order(
-    x: jax.Array, decay: jax.Array, state: jax.Array, reverse: bool, steps: int
+    x: jax.Array, decay: jax.Array, state: jax.Array, reverse: bool, step: Step, steps: int
 ) -> tuple[jax.Array, jax.Array]:
     """A loop over groups of steps, the steps of a group written out."""
     t = x.shape[1]
@@ -32,22 +42,23 @@ def _in_order(
         x, decay = jnp.pad(x, behind), jnp.pad(decay, behind, constant_values=1)
 
     def group(carry: tuple[jax.Array, jax.Array], i: jax.Array) -> tuple[tuple[jax.Array, jax.Array], None]:
-        h, outputs = carry
+        state, outputs = carry
         xs = jax.lax.dynamic_slice_in_dim(x, i * steps, steps, axis=1)
         decays = decay if decay.shape[1] == 1 else jax.lax.dynamic_slice_in_dim(decay, i * steps, steps, axis=1)
-        hs = {}
+        found = {}
         for j in order:
-            h = decays[:, j if decay.shape[1] > 1 else 0] * h + xs[:, j]
-            hs[j] = h
-        group = jnp.stack([hs[j] for j in range(steps)], axis=1)
-        return (h, jax.lax.dynamic_update_slice_in_dim(outputs, group, i * steps, axis=1)), None
+            state, found[j] = step(state, decays[:, j if decay.shape[1] > 1 else 0], xs[:, j])
+        group = jnp.stack([found[j] for j in range(steps)], axis=1)
+        return (state, jax.lax.dynamic_update_slice_in_dim(outputs, group, i * steps, axis=1)), None
 
     groups = jnp.arange(x.shape[1] // steps)
-    (final, h), _ = jax.lax.scan(group, (state, jnp.zeros_like(x)), groups, reverse=reverse)
-    return h[:, :t], final
+    (final, outputs), _ = jax.lax.scan(group, (state, jnp.zeros_like(x)), groups, reverse=reverse)
+    return outputs[:, :t], final
 
 
-def _in_parallel(x: jax.Array, decay: jax.Array, state: jax.Array, reverse: bool) -> tuple[jax.Array, jax.Array]:
+def _in_parallel(
+    x: jax.Array, decay: jax.Array, state: jax.Array, reverse: bool, step: Step
+) -> tuple[jax.Array, jax.Array]:
     """Pairs of neighbouring steps merged, in as many rounds as it takes (Blelloch, 1990)."""
     first, last = (-1, 0) if reverse else (0, -1)
     decay = jnp.broadcast_to(decay, x.shape)
@@ -55,6 +66,8 @@ def _in_parallel(x: jax.Array, decay: jax.Array, state: jax.Array, reverse: bool
     def merge(earlier: tuple[jax.Array, jax.Array], later: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         return later[0] * earlier[0], later[0] * earlier[1] + later[1]
 
-    x = x.at[:, first].add(decay[:, first] * state)
-    _, h = jax.lax.associative_scan(merge, (decay, x), axis=1, reverse=reverse)
-    return h, h[:, last]
+    written, _ = step(jnp.zeros_like(x), decay, x)
+    written = written.at[:, first].add(decay[:, first] * state)
+    _, carries = jax.lax.associative_scan(merge, (decay, written), axis=1, reverse=reverse)
+    _, outputs = step(vjp.shifted(carries, state, reverse), decay, x)
+    return outputs, carries[:, last]

@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels import linear_scan, tiling
+from pallas_kernels import dispatch, linear_scan, target, tiling
 from pallas_kernels.cases import linear_scan as cases
 
 NARROW = ('prime', 'constant', 'packed, reverse')
@@ -84,6 +84,60 @@ def test_xla_is_the_reference(name, dtype, path, comparison, monkeypatch):
     assert taken
 
 
+@pytest.fixture
+def small_tiles(monkeypatch):
+    """Kernels with several tiles of time and channels in a small call."""
+    monkeypatch.setattr(tiling, 'linear_scan_tpu', lambda t, d, numbers: tiling.StreamTile(rows=16, channels=128))
+
+
+@pytest.mark.parametrize('implementation', dispatch.PLATFORM)
+@pytest.mark.parametrize(
+    ('name', 'dtype'),
+    [(name, jnp.float32) for name in cases.KERNEL] + [('packed', jnp.bfloat16)],
+    ids=lambda value: value if isinstance(value, str) else value.__name__,
+)
+def test_kernels_are_the_reference(name, dtype, implementation, comparison, small_tiles):
+    case = cases.CASES[name]
+    call = cases.call(name, dtype)
+    comparison.check(linear_scan, name, call, case.t, implementation=implementation, decay=case.b * case.t * case.d)
+
+
+@pytest.mark.parametrize('name', ['one decay', 'packed', 'packed, reverse', 'complex'])
+def test_spans_of_time_are_the_whole(name, comparison, monkeypatch):
+    monkeypatch.setattr(tiling, 'linear_scan_gpu', lambda b, t, blocks, row: tiling.SpanTile(rows=8, spans=t // 8))
+    case = cases.CASES[name]
+    call = cases.call(name)
+    comparison.check(linear_scan, name, call, case.t, implementation='mosaic_gpu', decay=case.b * case.t * case.d)
+
+
+@pytest.mark.parametrize('name', cases.real())
+def test_kernels_lower_for_a_gpu_that_is_not_there(name):
+    call = cases.real()[name]
+
+    def both(arrays):
+        outputs, pull = jax.vjp(lambda arrays: linear_scan(**arrays, **call.options), arrays)
+        return outputs, pull(outputs)
+
+    with target.compiling_for(target.H100), dispatch.ledger() as entries:
+        lowered = jax.jit(both).trace(call.arrays).lower(lowering_platforms=('cuda',))
+    assert entries == [('linear_scan', 'mosaic_gpu', ())]
+    assert 'mosaic_gpu' in lowered.as_text()
+
+
+@pytest.mark.parametrize(
+    ('b', 't', 'blocks', 'row', 'expected'),
+    [
+        (4, 8192, 16, 512, tiling.SpanTile(rows=32, spans=1)),
+        (4, 8192, 16, 768, tiling.SpanTile(rows=16, spans=1)),
+        (1, 8192, 16, 512, tiling.SpanTile(rows=32, spans=8)),
+        (1, 8, 16, 2048, tiling.SpanTile(rows=8, spans=1)),
+        (1, 520, 16, 512, tiling.SpanTile(rows=8, spans=1)),
+    ],
+)
+def test_few_programs_cut_time_into_spans(b, t, blocks, row, expected):
+    assert tiling.linear_scan_gpu(b, t, blocks, row) == expected
+
+
 @pytest.mark.parametrize('implementation', ['reference', 'xla'])
 @pytest.mark.parametrize('dtype', [jnp.bfloat16, jnp.float16, jnp.float32])
 def test_outputs_have_the_type_of_x_and_the_state_is_wide(implementation, dtype):
@@ -151,9 +205,10 @@ def test_under_vmap_and_remat(comparison):
     comparison.check(mapped, 'mapped', call, 37, implementation='xla')
 
 
-def test_twice_the_same_bits(comparison):
+@pytest.mark.parametrize('implementation', ['xla', *dispatch.PLATFORM])
+def test_twice_the_same_bits(implementation, comparison):
     call = cases.call('packed')
-    first, second = (comparison.evaluate(linear_scan, call, 'xla') for _ in range(2))
+    first, second = (comparison.evaluate(linear_scan, call, implementation) for _ in range(2))
     for name, array in first.items():
         np.testing.assert_array_equal(array, second[name])
 
@@ -184,10 +239,27 @@ def test_twice_the_same_bits(comparison):
         (
             {'implementation': 'mosaic_tpu'},
             NotImplementedError,
-            "'mosaic_tpu' cannot serve: this version has no mosaic_tpu",
+            "'mosaic_tpu' cannot serve: the platform is cpu",
         ),
     ],
 )
 def test_errors(arguments, error, message):
     with pytest.raises(error, match=message):
         linear_scan(**{'x': jnp.zeros((2, 3, 5)), 'decay': jnp.zeros(5), **arguments})
+
+
+@pytest.mark.parametrize('implementation', dispatch.PLATFORM)
+@pytest.mark.parametrize(
+    ('x', 'message'),
+    [
+        (jnp.zeros((2, 0, 5)), r'x has shape \(2, 0, 5\); expected no dimension of size zero'),
+        (np.zeros((2, 3, 5)), 'computed in float64; expected operands of at most float32 or complex64'),
+    ],
+)
+def test_kernels_refuse(x, message, implementation):
+    with (
+        jax.enable_x64(True),
+        target.compiling_for(target.interpreted(implementation)),
+        pytest.raises(NotImplementedError, match=message),
+    ):
+        linear_scan(jnp.asarray(x), jnp.zeros(5, jnp.float32), implementation=implementation)

@@ -1,0 +1,50 @@
+"""Complex numbers where a device has none: their real and imaginary parts."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Pair:
+    """Complex numbers as two real arrays of one shape, with the arithmetic of a recurrence."""
+
+    real: jax.Array
+    imag: jax.Array
+
+    def __add__(self, other: 'Pair') -> 'Pair':
+        return Pair(self.real + other.real, self.imag + other.imag)
+
+    def __mul__(self, other: 'Pair') -> 'Pair':
+        return Pair(
+            self.real * other.real - self.imag * other.imag,
+            self.real * other.imag + self.imag * other.real,
+        )
+
+
+Numbers = jax.Array | Pair
+"""Real or complex numbers."""
+
+
+def split(array: jax.Array) -> Numbers:
+    """Takes complex numbers apart; real ones stay as they are."""
+    return Pair(array.real, array.imag) if jnp.iscomplexobj(array) else array
+
+
+def whole(numbers: Numbers) -> jax.Array:
+    """Puts complex numbers together; real ones stay as they are."""
+    return jax.lax.complex(numbers.real, numbers.imag) if isinstance(numbers, Pair) else numbers
+
+
+def ones_like(numbers: Numbers) -> Numbers:
+    """As many ones."""
+    if isinstance(numbers, Pair):
+        return Pair(jnp.ones_like(numbers.real), jnp.zeros_like(numbers.imag))
+    return jnp.ones_like(numbers)
+
+
+def where[T](condition: jax.Array, numbers: T, others: T) -> T:
+    """Chooses between numbers, or structures of numbers."""
+    return jax.tree.map(lambda one, other: jnp.where(condition, one, other), numbers, others)
