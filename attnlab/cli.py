@@ -13,7 +13,7 @@ USAGE = """\
 usage: attnlab COMMAND [--flag=value ...]
 
   train     --config=FILE.py[:ARG] --workdir=RUN   train, or go on training; --config.KEY=VALUE overrides
-  eval      --workdir=RUN [--step=N]               loss, bits per byte, loss by position, at 1x to 8x the length
+  eval      --workdir=RUN [--step=N]               every metric, by position too, at 1x to 8x the length
   analyse   --workdir=RUN [--step=N]               sinks, sparsity and outliers by layer; the loss with few bits
   generate  --workdir=RUN --prompt=TEXT            text from a trained model
   show      RUN                                    what a run was, and how far it came
@@ -73,18 +73,24 @@ def evaluate(argv: list[str]) -> int:
     """`attnlab eval`."""
     values = flags.FlagValues()
     _define_run(values)
-    flags.DEFINE_string('split', 'valid', 'The split of the text.', flag_values=values)
-    flags.DEFINE_list('multiples', ['1', '2', '4', '8'], 'Window lengths, in training lengths.', flag_values=values)
-    flags.DEFINE_integer('tokens', None, 'Tokens to evaluate at each length; all by default.', flag_values=values)
+    flags.DEFINE_string(
+        'split', None, 'The split: valid of a text, test of other tasks by default.', flag_values=values
+    )
+    flags.DEFINE_list('multiples', ['1', '2', '4', '8'], 'Lengths, in training lengths.', flag_values=values)
+    flags.DEFINE_integer(
+        'tokens', None, 'Tokens of a text to evaluate at each length; all by default.', flag_values=values
+    )
+    flags.DEFINE_integer('examples', None, 'Examples of each slice of other tasks.', flag_values=values)
     if not _parsed(values, argv, 'eval'):
         return 0
     _start_devices(values)
     from rich.console import Console
 
-    from attnlab.analysis.evaluation import evaluate_run
+    from attnlab.analysis.evaluation import Asked, evaluate_run
 
     multiples = tuple(_whole(text, '--multiples') for text in values.multiples)
-    evaluate_run(_required(values, 'workdir'), Console(), values.step, values.split, multiples, values.tokens)
+    asked = Asked(values.split, multiples, values.tokens, values.examples)
+    evaluate_run(_required(values, 'workdir'), Console(), values.step, asked)
     return 0
 
 
@@ -92,7 +98,9 @@ def analyse(argv: list[str]) -> int:
     """`attnlab analyse`."""
     values = flags.FlagValues()
     _define_run(values)
-    flags.DEFINE_string('split', 'valid', 'The split of the text.', flag_values=values)
+    flags.DEFINE_string(
+        'split', None, 'The split: valid of a text, test of other tasks by default.', flag_values=values
+    )
     flags.DEFINE_integer('rows', 32, 'Windows to look at, of the length trained on.', lower_bound=1, flag_values=values)
     flags.DEFINE_list('bits', ['8', '6', '4'], 'Bits of weights and activations to try.', flag_values=values)
     if not _parsed(values, argv, 'analyse'):

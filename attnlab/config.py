@@ -8,7 +8,7 @@ import dataclasses
 import json
 import pathlib
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from flax import nnx
@@ -113,6 +113,13 @@ def arguments(text: str, **defaults: str) -> dict[str, str]:
             raise UserError(f'{item!r} in the config argument {text!r} is not name=value{nearest(name, defaults)}')
         given[name] = value
     return defaults | given
+
+
+def choose[T](table: Mapping[str, T], kind: str, name: str) -> T:
+    """The entry `name` of a table of choices. Raises `UserError` naming the `kind` of choice and the nearest name."""
+    if name not in table:
+        raise UserError(f'there is no {kind}={name}{nearest(name, table)}')
+    return table[name]
 
 
 def _record(value: Any, kind: Any) -> Any:

@@ -13,7 +13,7 @@ import dataclasses
 
 from ml_collections import ConfigDict
 
-from attnlab.config import arguments, spec, takes
+from attnlab.config import arguments, choose, spec
 from attnlab.data.stdlib import StdlibText
 from attnlab.data.text import TextFiles
 from attnlab.data.tfds import DATASETS, TfdsText
@@ -64,8 +64,8 @@ TOKENS = {'bytes': Bytes, 'bpe': BytePairs}
 def get_config(arg: str = '') -> ConfigDict:
     """The config of `zoo=...,size=...,data=...,tokens=...`."""
     chosen = arguments(arg, zoo='mha', size='tiny', data='stdlib', tokens='bytes')
-    recipe = _one_of(ZOO, 'zoo', chosen['zoo'])
-    size = _one_of(SIZES, 'size', chosen['size'])
+    recipe = choose(ZOO, 'zoo', chosen['zoo'])
+    size = choose(SIZES, 'size', chosen['size'])
     evaluated = max(1, size.steps // 10)
     config = ConfigDict(
         {
@@ -77,7 +77,7 @@ def get_config(arg: str = '') -> ConfigDict:
             'task': spec(
                 LanguageModelling,
                 text=_text(chosen['data']),
-                tokenizer=spec(_one_of(TOKENS, 'tokens', chosen['tokens'])),
+                tokenizer=spec(choose(TOKENS, 'tokens', chosen['tokens'])),
             ),
             'model': spec(LanguageModel, dim=size.dim, stack=_stack(recipe, size), head=spec(LanguageHead)),
             'optimizer': spec(AdamW, peak_lr=size.peak_lr, schedule=spec(Cosine, warmup=0.05)),
@@ -95,18 +95,9 @@ def get_config(arg: str = '') -> ConfigDict:
 def _stack(recipe: Recipe, size: Size) -> ConfigDict:
     """The recipe's mixers in the one block; twice as many layers where the paper's block has no MLP."""
     mlp = spec(GatedMLP) if recipe.mlp else None
-    blocks = tuple(spec(Block, mixer=_sized(mixer, size), mlp=mlp) for mixer in recipe.pattern)
+    mixers = recipe.sized(heads=size.heads, window=size.window)
+    blocks = tuple(spec(Block, mixer=mixer, mlp=mlp) for mixer in mixers)
     return spec(Stack, depth=size.depth if recipe.mlp else 2 * size.depth, blocks=blocks)
-
-
-def _sized(mixer: ConfigDict, size: Size) -> ConfigDict:
-    """The mixer with the size's heads where its recipe leaves them open, and the size's window where it has one."""
-    mixer = mixer.copy_and_resolve_references()
-    if 'heads' in takes(mixer) and 'heads' not in mixer:
-        mixer.heads = size.heads
-    if 'window' in mixer and mixer.window is not None:
-        mixer.window = size.window
-    return mixer
 
 
 def _text(data: str) -> ConfigDict:
@@ -117,9 +108,3 @@ def _text(data: str) -> ConfigDict:
     if '/' in data or '.' in data:
         return spec(TextFiles, path=data)
     raise UserError(f'there is no data {data!r}{nearest(data, ["stdlib", *DATASETS])}; a path wants a / or a . in it')
-
-
-def _one_of[T](table: dict[str, T], kind: str, name: str) -> T:
-    if name not in table:
-        raise UserError(f'there is no {kind}={name}{nearest(name, table)}')
-    return table[name]

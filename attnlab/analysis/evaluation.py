@@ -1,5 +1,6 @@
 """`attnlab eval`: a finished or unfinished run, evaluated at and beyond the length it was trained on."""
 
+import dataclasses
 import json
 import os
 import pathlib
@@ -10,21 +11,35 @@ from rich.console import Console
 from rich.table import Table
 
 from attnlab.analysis.loading import load_run
+from attnlab.errors import UserError
+from attnlab.evals.by_slice import BySlice
 from attnlab.evals.cadence import AtEnd
 from attnlab.evals.held_out import HeldOut
+from attnlab.tasks.language import LanguageModelling
+from attnlab.train.setup import Setup
 
 
-def evaluate_run(
-    workdir: pathlib.Path,
-    console: Console,
-    step: int | None,
-    split: str,
-    multiples: tuple[int, ...],
-    tokens: int | None,
-) -> dict[str, float]:
-    """Evaluates a checkpoint, prints a table, and writes `evals/<step>.json` and a figure of loss by position."""
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """What to evaluate; `None` is the task's own.
+
+    Attributes:
+      split: of the task.
+      multiples: lengths, in multiples of the training length.
+      tokens: of a text, at each length.
+      examples: of each slice of another task.
+    """
+
+    split: str | None = None
+    multiples: tuple[int, ...] = (1, 2, 4, 8)
+    tokens: int | None = None
+    examples: int | None = None
+
+
+def evaluate_run(workdir: pathlib.Path, console: Console, step: int | None, asked: Asked) -> dict[str, float]:
+    """Evaluates a checkpoint, prints a table, and writes `evals/<step>.json` and figures by position."""
     loaded = load_run(workdir, step)
-    evaluator = HeldOut(cadence=AtEnd(), split=split, multiples=multiples, tokens=tokens)
+    evaluator = _evaluator(loaded.setup, asked)
     evaluation = evaluator.evaluate(loaded.setup, loaded.params)
     if jax.process_index() == 0:
         folder = workdir / 'evals'
@@ -32,19 +47,37 @@ def evaluate_run(
         evaluation.draw(folder / str(loaded.step))
         path = folder / f'{loaded.step}.json'
         partial = path.with_suffix('.partial')
-        numbers = {'step': loaded.step, 'split': split, **evaluation.numbers}
+        numbers = {'step': loaded.step, 'split': evaluator.split, **evaluation.numbers}
         partial.write_text(json.dumps(numbers, indent=2) + '\n')
         os.replace(partial, path)
-        console.print(
-            _table(evaluation.numbers, multiples, loaded.setup.length, f'{workdir}, step {loaded.step}, {split}')
-        )
-        console.print(
-            f'written: {path}, {folder / str(loaded.step) / "position_loss.png"}', highlight=False, soft_wrap=True
-        )
+        title = f'{workdir}, step {loaded.step}, {evaluator.split}'
+        if isinstance(evaluator, HeldOut):
+            console.print(_window_table(evaluation.numbers, asked.multiples, loaded.setup.length, title))
+        else:
+            console.print(_slice_table(evaluation.numbers, title))
+        figures = sorted(map(str, (folder / str(loaded.step)).glob('*.png')))
+        console.print(f'written: {", ".join([str(path), *figures])}', highlight=False, soft_wrap=True)
     return dict(evaluation.numbers)
 
 
-def _table(numbers: Mapping[str, float], multiples: tuple[int, ...], length: int, title: str) -> Table:
+def _evaluator(setup: Setup, asked: Asked) -> HeldOut | BySlice:
+    """The evaluator of the run's task; raises `UserError` for what was asked of another kind of task."""
+    text = isinstance(setup.task, LanguageModelling)
+    if (asked.examples if text else asked.tokens) is not None:
+        flag, right = ('--examples', '--tokens') if text else ('--tokens', '--examples')
+        raise UserError(f'{flag} is not for {type(setup.task).__name__}, which takes {right}')
+    if text:
+        return HeldOut(AtEnd(), split=asked.split or 'valid', multiples=asked.multiples, tokens=asked.tokens)
+    own = next((evaluator for evaluator in setup.evals if isinstance(evaluator, BySlice)), BySlice(AtEnd()))
+    return dataclasses.replace(
+        own,
+        split=asked.split or own.split,
+        multiples=asked.multiples,
+        examples=own.examples if asked.examples is None else asked.examples,
+    )
+
+
+def _window_table(numbers: Mapping[str, float], multiples: tuple[int, ...], length: int, title: str) -> Table:
     table = Table(title=title, title_justify='left')
     for column in ('window', 'tokens', 'nats/token', 'bits/byte', 'perplexity'):
         table.add_column(column, justify='right')
@@ -52,4 +85,17 @@ def _table(numbers: Mapping[str, float], multiples: tuple[int, ...], length: int
         suffix = '' if multiple == multiples[0] else f'@{multiple}x'
         loss, bits, perplexity = (numbers[f'{name}{suffix}'] for name in ('loss', 'bits_per_byte', 'perplexity'))
         table.add_row(f'{multiple}x', str(multiple * length), f'{loss:.4f}', f'{bits:.4f}', f'{perplexity:.4g}')
+    return table
+
+
+def _slice_table(numbers: Mapping[str, float], title: str) -> Table:
+    """One row a slice, one column a metric."""
+    slices = dict.fromkeys(name.rpartition('/')[0] for name in numbers)
+    metrics = dict.fromkeys(name.rpartition('/')[2] for name in numbers)
+    table = Table(title=title, title_justify='left')
+    table.add_column('slice')
+    for metric in metrics:
+        table.add_column(metric.replace('_', ' '), justify='right')
+    for name in slices:
+        table.add_row(name, *(f'{numbers[f"{name}/{metric}"]:.4f}' for metric in metrics))
     return table

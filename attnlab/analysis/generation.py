@@ -7,7 +7,7 @@ from attnlab.analysis.loading import load_run
 from attnlab.data.tokenizers import StreamDecoder, load_tokenizer
 from attnlab.errors import UserError
 from attnlab.models.sampling import generate
-from attnlab.tasks.language import TOKENIZER
+from attnlab.tasks.language import TOKENIZER, LanguageModelling
 
 
 def generate_text(
@@ -24,6 +24,8 @@ def generate_text(
     if not prompt:
         raise UserError('the prompt is empty; give at least one character')
     loaded = load_run(workdir, step)
+    if not isinstance(loaded.setup.task, LanguageModelling):
+        raise UserError(f'{workdir} was trained for {type(loaded.setup.task).__name__}, not on text; try attnlab eval')
     tokenizer = load_tokenizer(workdir / TOKENIZER)
     (ids,) = tokenizer.encode([prompt.encode()])
     stream = StreamDecoder(tokenizer)

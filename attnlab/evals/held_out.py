@@ -5,15 +5,14 @@ import pathlib
 import sys
 from collections.abc import Mapping
 
-import jax
 import numpy as np
 from flax import nnx
 
-from attnlab.data.pipeline import Rows, ordered_batches
+from attnlab.data.pipeline import Rows
 from attnlab.evals.cadence import AtEnd, EveryNSteps
+from attnlab.evals.totals import curve, totals
 from attnlab.metrics import Average, bits, perplexity
 from attnlab.train.figures import position_curves
-from attnlab.train.partition import batch_shards, feed
 from attnlab.train.setup import Setup
 
 
@@ -64,27 +63,12 @@ class HeldOut:
         numbers: dict[str, float] = {}
         curves = {}
         for multiple in self.multiples:
-            averages = self._measured(setup, params, setup.length * multiple)
+            length = setup.length * multiple
+            averages = totals(setup, params, self._source(setup, length), length)
             suffix = '' if multiple == self.multiples[0] else f'@{multiple}x'
             numbers |= {f'{name}{suffix}': value for name, value in summary(averages).items()}
-            position = averages['position_loss']
-            curves[f'{multiple}x'] = np.divide(
-                position.total, position.count, out=np.full(position.total.shape, np.nan), where=position.count > 0
-            )
+            curves[f'{multiple}x'] = curve(averages['position_loss'])
         return Evaluation(numbers, curves, setup.length)
-
-    def _measured(self, setup: Setup, params: nnx.State, length: int) -> dict[str, Average]:
-        source = self._source(setup, length)
-        index, count = feed(setup.mesh)
-        total: dict[str, Average] = {}
-        with ordered_batches(
-            source, batch_size=_rows(setup, length), process_index=index, process_count=count
-        ) as batches:
-            for batch in batches:
-                averages = jax.device_get(setup.measure(params, setup.place(batch)))
-                found = jax.tree.map(lambda x: np.asarray(x, np.float64), averages)
-                total = {name: average.merge(total[name]) if total else average for name, average in found.items()}
-        return total
 
     def _source(self, setup: Setup, length: int) -> Rows:
         return setup.task.source(self.split, length, sys.maxsize - 1 if self.tokens is None else self.tokens)
@@ -94,9 +78,3 @@ def summary(averages: Mapping[str, Average]) -> dict[str, float]:
     """Loss, bits per byte and perplexity."""
     loss = float(averages['loss'].mean())
     return {'loss': loss, 'bits_per_byte': bits(float(averages['byte_loss'].mean())), 'perplexity': perplexity(loss)}
-
-
-def _rows(setup: Setup, length: int) -> int:
-    """Rows of an evaluation batch: as many tokens as in training, and a multiple of what the mesh splits."""
-    shards = batch_shards(setup.mesh)
-    return max(1, setup.batch_size * setup.length // length // shards) * shards

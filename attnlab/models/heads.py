@@ -7,7 +7,10 @@ from attnlab.nn.parameter import param
 
 
 class LanguageHead(nnx.Module):
-    """A linear map onto the vocabulary: `logits = hidden W^T`, `W` of shape `o d`, normal with variance 1 / d."""
+    """A linear map onto the vocabulary, or other outputs: `logits = hidden W^T`.
+
+    `W` is of shape `o d`, normal with variance 1 / d.
+    """
 
     def __init__(self, dim: int, vocab: int, *, rngs: nnx.Rngs):
         self.weight = param(

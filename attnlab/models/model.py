@@ -1,6 +1,7 @@
-"""The language model: embedding, stack, norm, head."""
+"""The model: embedding of tokens, or projection of real-valued inputs; stack, norm, head."""
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import jax.numpy as jnp
 from flax import nnx
@@ -9,24 +10,29 @@ from jax.typing import DTypeLike
 from jaxtyping import Float
 
 from attnlab.context import Context
+from attnlab.errors import UserError
 from attnlab.models.block import Stage, stages
 from attnlab.models.heads import LanguageHead
 from attnlab.models.stack import Stack
-from attnlab.nn.embed import Embedding
+from attnlab.nn.embed import Embedding, Projection
 from attnlab.nn.norms import RMSNorm
-from attnlab.typing import Logits, Sequence, State, Tokens
+from attnlab.typing import Features, Logits, Sequence, State, Tokens
 
 
 class LanguageModel(nnx.Module):
-    """Tokens to next-token logits.
+    """Tokens to next-token logits, or real-valued inputs to predictions.
 
     Args:
-      vocab: number of tokens.
+      vocab: number of tokens, or of outputs where the inputs are real-valued.
       dim: model width.
       stack: makes the stack, as `stack(dim, rngs=rngs)`.
       norm: makes the final norm.
       head: makes the output map, as `head(dim, vocab, rngs=rngs)`; `None` ties it to the embedding.
+      inputs: makes the map of real-valued inputs to activations, as `inputs(dim, rngs=rngs)`; `None`: tokens are
+        integers, and looked up in an embedding.
       dtype: type of the activations; parameters are float32.
+
+    Raises `UserError` for inputs without a head: there is no embedding to tie it to.
     """
 
     def __init__(
@@ -37,18 +43,23 @@ class LanguageModel(nnx.Module):
         stack: Callable[..., Stack],
         norm: Callable[..., nnx.Module] = RMSNorm,
         head: Callable[..., LanguageHead] | None = None,
+        inputs: Callable[..., Projection] | None = None,
         dtype: DTypeLike,
         rngs: nnx.Rngs,
     ):
+        if inputs is not None and head is None:
+            raise UserError('model.head is None, which ties it to the embedding; a model with inputs wants a head')
         self.vocab = vocab
         self.dim = dim
         self.dtype = jnp.dtype(dtype)
-        self.embedding = Embedding(vocab, dim, rngs=rngs)
+        self.embedding: Any = Embedding(vocab, dim, rngs=rngs) if inputs is None else inputs(dim, rngs=rngs)
         self.stack = stack(dim, rngs=rngs)
         self.norm = norm(dim, rngs=rngs)
         self.head = None if head is None else head(dim, vocab, rngs=rngs)
 
-    def hidden(self, tokens: Tokens, ctx: Context, state: State | None = None) -> tuple[Sequence, State | None]:
+    def hidden(
+        self, tokens: Tokens | Features, ctx: Context, state: State | None = None
+    ) -> tuple[Sequence, State | None]:
         """The normalised output of the last block, and the advanced state (see the mixers' contract)."""
         x, state = self.stack(self.embedding(tokens, self.dtype), ctx, state)
         return self.norm(x), state
@@ -66,7 +77,7 @@ class LanguageModel(nnx.Module):
         """The state before the first token, able to hold `length` tokens."""
         return self.stack.init_state(batch, length, self.dtype)
 
-    def stages(self, tokens: Tokens, ctx: Context) -> Iterator[Stage]:
+    def stages(self, tokens: Tokens | Features, ctx: Context) -> Iterator[Stage]:
         """Every named intermediate value in order, lazily, layer by layer; for finding where one went wrong."""
         x = self.embedding(tokens, self.dtype)
         yield Stage('embedding', x)

@@ -1,11 +1,13 @@
-"""The table of token vectors."""
+"""What turns inputs into activations: a table of token vectors, or a linear map of real-valued inputs."""
 
 import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
+from attnlab.errors import UserError
 from attnlab.nn.parameter import Initializer, param
-from attnlab.typing import Sequence, Tokens
+from attnlab.nn.projections import Linear
+from attnlab.typing import Features, Sequence, Tokens
 
 small_normal = nnx.initializers.normal(0.02)
 
@@ -24,3 +26,20 @@ class Embedding(nnx.Module):
         table = self.weight[...]
         # Cast after the lookup: the gradient of the table then adds up in the table's type.
         return jnp.take(table, tokens, axis=0, mode='fill').astype(table.dtype if dtype is None else dtype)
+
+
+class Projection(nnx.Module):
+    """A learned linear map of real-valued inputs, `y_t = x_t W + b`, `W` of shape `features dim`.
+
+    Raises `UserError` for inputs of another number of features.
+    """
+
+    def __init__(self, dim: int, *, features: int, rngs: nnx.Rngs):
+        self.features = features
+        self.linear = Linear(features, dim, bias=True, axes=(None, 'embed'), rngs=rngs)
+
+    def __call__(self, tokens: Features, dtype: DTypeLike | None = None) -> Sequence:
+        """Maps `tokens`, giving activations of type `dtype` (`None`: the inputs' own)."""
+        if tokens.shape[-1] != self.features:
+            raise UserError(f'model.inputs.features is {self.features}; the inputs of the task have {tokens.shape[-1]}')
+        return self.linear(tokens if dtype is None else tokens.astype(dtype))

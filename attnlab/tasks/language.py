@@ -8,7 +8,6 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from attnlab.context import Context
 from attnlab.data.corpus import Source, Text
 from attnlab.data.stdlib import StdlibText
 from attnlab.data.tokenizers import BytePairs, Bytes, save_tokenizer
@@ -16,7 +15,7 @@ from attnlab.data.windows import Windows
 from attnlab.losses import next_token_loss
 from attnlab.metrics import Average
 from attnlab.models.model import LanguageModel
-from attnlab.tasks.task import Batch
+from attnlab.tasks.task import Batch, context
 from attnlab.typing import DropoutKey
 
 TOKENIZER = 'tokenizer.json'
@@ -78,13 +77,3 @@ class LanguageModelling:
 @functools.lru_cache(maxsize=4)
 def _load(source: Source, split: str, tokenizer: Any) -> Text:
     return source.load(split, tokenizer)
-
-
-def context(batch: Batch, dropout_key: DropoutKey | None = None) -> Context:
-    """The context of a batch; deterministic without a key."""
-    return Context(
-        positions=batch['positions'],
-        segments=batch['segments'],
-        deterministic=dropout_key is None,
-        dropout_key=dropout_key,
-    )

@@ -1,5 +1,6 @@
 """What the trainer knows of a problem."""
 
+import dataclasses
 import pathlib
 from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
@@ -7,6 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from flax import nnx
 
+from attnlab.context import Context
 from attnlab.data.pipeline import Rows
 from attnlab.metrics import Average
 from attnlab.typing import DropoutKey
@@ -42,3 +44,29 @@ class Task(Protocol):
 
     def save(self, folder: pathlib.Path) -> None:
         """Writes into the work directory what using the model elsewhere needs besides its parameters."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Slice:
+    """A named part of what a task asks: its examples, and their length in tokens."""
+
+    source: Rows
+    length: int
+
+
+@runtime_checkable
+class Sliced(Protocol):
+    """A task whose difficulty has names."""
+
+    def slices(self, split: str, length: int, multiples: tuple[int, ...], count: int) -> dict[str, Slice]:
+        """Up to `count` examples of each difficulty: of the length trained on, `1x`, and of multiples of it, `2x`."""
+
+
+def context(batch: Batch, dropout_key: DropoutKey | None = None) -> Context:
+    """The context of a batch; deterministic without a key."""
+    return Context(
+        positions=batch['positions'],
+        segments=batch['segments'],
+        deterministic=dropout_key is None,
+        dropout_key=dropout_key,
+    )

@@ -5,8 +5,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from attnlab.models.model import LanguageModel
-from attnlab.tasks.language import context
-from attnlab.tasks.task import Batch, Task
+from attnlab.tasks.task import Batch, Task, context
 from attnlab.train.optimizer import named_parameters
 
 

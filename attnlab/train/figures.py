@@ -34,9 +34,16 @@ def loss_curve(lines: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
     _write(figure, axes, path)
 
 
-def position_curves(curves: Mapping[str, np.ndarray], path: pathlib.Path, *, trained: int) -> None:
-    """Loss by position in the window, one curve a length, smoothed; `trained` marks the training length."""
-    figure, axes = _axes('position in the window', 'nats per token')
+def position_curves(
+    curves: Mapping[str, np.ndarray],
+    path: pathlib.Path,
+    *,
+    trained: int,
+    x: str = 'position in the window',
+    y: str = 'nats per token',
+) -> None:
+    """A metric by position, one curve a length, smoothed; `trained` marks the training length."""
+    figure, axes = _axes(x, y)
     for name, values in curves.items():
         positions, smooth = _smoothed(values)
         axes.plot(positions, smooth, label=name, lw=1.5)

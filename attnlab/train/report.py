@@ -192,7 +192,12 @@ def means(sums: Mapping[str, float]) -> dict[str, float]:
     }
     if sums.get('byte_loss.count'):
         line['train/bits_per_byte'] = bits(sums['byte_loss.total'] / sums['byte_loss.count'])
-    return line
+    others = {name.removesuffix('.total') for name in sums if name.endswith('.total')} - {'loss', 'byte_loss'}
+    return line | {
+        f'train/{name}': sums[f'{name}.total'] / sums[f'{name}.count']
+        for name in sorted(others)
+        if sums[f'{name}.count']
+    }
 
 
 def append_line(path: pathlib.Path, numbers: Mapping[str, Any]) -> None:

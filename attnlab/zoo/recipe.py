@@ -4,6 +4,8 @@ import dataclasses
 
 from ml_collections import ConfigDict
 
+from attnlab.config import takes
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Recipe:
@@ -35,6 +37,19 @@ class Recipe:
     def pattern(self) -> tuple[ConfigDict, ...]:
         """The mixers of one period of layers; a single one unless the recipe is a hybrid."""
         return self.spec if isinstance(self.spec, tuple) else (self.spec,)
+
+    def sized(self, *, heads: int, window: int) -> tuple[ConfigDict, ...]:
+        """The pattern with `heads` where the recipe leaves them open, and `window` where it has one."""
+        return tuple(_sized(mixer, heads, window) for mixer in self.pattern)
+
+
+def _sized(mixer: ConfigDict, heads: int, window: int) -> ConfigDict:
+    mixer = mixer.copy_and_resolve_references()
+    if 'heads' in takes(mixer) and 'heads' not in mixer:
+        mixer.heads = heads
+    if 'window' in mixer and mixer.window is not None:
+        mixer.window = window
+    return mixer
 
 
 def merged(*families: dict[str, Recipe]) -> dict[str, Recipe]:

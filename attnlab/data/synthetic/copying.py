@@ -1,0 +1,96 @@
+"""Copying: say what was said before."""
+
+import dataclasses
+
+import numpy as np
+
+from attnlab.data.synthetic.problem import Example, Problem, fitting, require, require_length
+
+NOISE = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class SelectiveCopying(Problem):
+    """Data tokens at random places among noise, then as many markers; at marker `i` the `i`-th data token is predicted.
+
+        0 c 0 0 a 0 b 0 M M M      labels at the markers: c a b
+
+    Token 0 is noise, `vocab - 1` the marker, what lies between is data. Selective, since the places vary: a
+    time-invariant recurrence that solves plain copying cannot solve it.
+
+    Attributes:
+      vocab: number of tokens, noise and marker included.
+      data: number of tokens to be copied.
+
+    Source: Gu and Dao, "Mamba: Linear-Time Sequence Modeling with Selective State Spaces", 2023,
+    https://arxiv.org/abs/2312.00752, after Jing et al., "Gated Orthogonal Recurrent Units", 2019.
+    """
+
+    vocab: int = 16
+    data: int = 16
+
+    def check(self, length: int) -> None:
+        require(self, 'vocab', self.vocab >= 3, 'a whole number from 3')
+        require(self, 'data', self.data >= 1, 'a whole number from 1')
+        require_length(self, length, length >= 2 * self.data, f'at least {2 * self.data} tokens for data and markers')
+
+    def labels(self, length: int) -> int:
+        return self.data
+
+    def generate(self, rng: np.random.Generator, length: int) -> Example:
+        before = length - self.data
+        copied = rng.integers(1, self.vocab - 1, size=self.data)
+        tokens = np.full(length, NOISE)
+        tokens[np.sort(rng.choice(before, self.data, replace=False))] = copied
+        tokens[before:] = self.vocab - 1
+        return Example(tokens, np.arange(before, length), copied)
+
+    def variants(self, length: int) -> dict[str, Problem]:
+        counts = (max(1, self.data // 2), self.data, 2 * self.data, 4 * self.data)
+        return fitting(length, {f'data={n}': dataclasses.replace(self, data=n) for n in dict.fromkeys(counts)})
+
+
+@dataclasses.dataclass(frozen=True)
+class Copying(Problem):
+    """A random string between marks, then the same again, every letter of it predicted from those before, and the end.
+
+        $ c a b | c a b      labels from | on: c a b .
+
+    Tokens are the letters from 0, then `$`, `|` and `.`. The string has from `shortest` letters to as many as fit
+    twice, and is only that long with `shortest=None`. Since every prediction sees the right letters before it, a string
+    is exactly right just when greedy decoding would write it.
+
+    Attributes:
+      letters: number of letters.
+      shortest: the fewest letters of a string; `None` for as many as fit.
+
+    Source: Jelassi et al., "Repeat After Me: Transformers are Better than State Space Models at Copying", 2024,
+    https://arxiv.org/abs/2402.01032.
+    """
+
+    letters: int = 26
+    shortest: int | None = 5
+
+    @property
+    def vocab(self) -> int:
+        return self.letters + 3
+
+    def check(self, length: int) -> None:
+        require(self, 'letters', self.letters >= 1, 'a whole number from 1')
+        require(self, 'shortest', self.shortest is None or self.shortest >= 1, 'a whole number from 1, or None')
+        least = 2 * (self.shortest or 1) + 2
+        require_length(self, length, length >= least, f'at least {least} tokens for two strings and two marks')
+
+    def labels(self, length: int) -> int:
+        return (length - 2) // 2 + 1
+
+    def generate(self, rng: np.random.Generator, length: int) -> Example:
+        longest = (length - 2) // 2
+        size = longest if self.shortest is None else int(rng.integers(self.shortest, longest, endpoint=True))
+        text = rng.integers(self.letters, size=size)
+        start, middle, end = (np.array([self.letters + i]) for i in range(3))
+        tokens = np.concatenate([start, text, middle, text])
+        return Example(tokens, np.arange(size + 1, 2 * size + 2), np.concatenate([text, end]))
+
+    def stretched(self) -> Problem:
+        return dataclasses.replace(self, shortest=None)

@@ -1,0 +1,102 @@
+"""Word problems of finite groups: where do these steps lead?"""
+
+import dataclasses
+import functools
+import itertools
+import re
+
+import numpy as np
+
+from attnlab.data.synthetic.problem import Example, Problem, require, require_length
+
+LARGEST = 720
+"""Elements of the largest group whose table is worked out."""
+
+
+@dataclasses.dataclass(frozen=True)
+class WordProblem(Problem):
+    """The running product of uniformly random elements of a group, predicted after each of them.
+
+        acc_0 = e,   acc_i = acc_{i-1} x_i        label at x_i: acc_i
+
+    Tokens are the elements, the neutral one 0, and the mark of the beginning, which is the last token and stands first.
+    Elements of `S<n>` and `A<n>` are permutations in lexical order, with `(p q)(i) = p(q(i))`; those of `Z<n>` are
+    numbers under addition; those of a product `GxH` are pairs, `(g, h)` numbered `g |H| + h`. Every prefix has a
+    label, so an example holds those of all shorter lengths.
+
+    Parity is `Z2`. `A5` and `S5` are not solvable, and complete for NC1: no model of constant depth whose steps are a
+    fixed number of parallel ones tracks them at every length, under the usual conjectures.
+
+    Attributes:
+      group: `S<n>`, `A<n>`, `Z<n>`, or a product of those such as `A4xZ5`, of at most 720 elements.
+
+    Source: Merrill, Petty and Sabharwal, "The Illusion of State in State-Space Models", 2024,
+    https://arxiv.org/abs/2404.08819; Liu et al., "Transformers Learn Shortcuts to Automata", 2022,
+    https://arxiv.org/abs/2210.10749.
+    """
+
+    group: str = 'S5'
+
+    @property
+    def vocab(self) -> int:
+        return len(group_table(self.group)) + 1
+
+    def check(self, length: int) -> None:
+        wanted = f'S<n>, A<n>, Z<n> or a product such as A4xZ5, of 2 to {LARGEST} elements'
+        require(self, 'group', 2 <= order(self.group) <= LARGEST, wanted)
+        require_length(self, length, length >= 2, 'at least 2 tokens: the mark and an element')
+
+    def labels(self, length: int) -> int:
+        return length - 1
+
+    def generate(self, rng: np.random.Generator, length: int) -> Example:
+        table = group_table(self.group)
+        steps = rng.integers(len(table), size=length - 1)
+        products = list(itertools.accumulate(steps.tolist(), lambda acc, step: table[acc][step], initial=0))
+        return Example(np.concatenate([[len(table)], steps]), np.arange(1, length), np.array(products[1:]))
+
+
+def order(group: str) -> int:
+    """Number of elements, 0 for what is no group's name."""
+    return functools.reduce(lambda size, factor: size * _order(factor), group.split('x'), 1)
+
+
+@functools.lru_cache(maxsize=16)
+def group_table(group: str) -> list[list[int]]:
+    """The multiplication table: `table[a][b]` is the number of `a b`."""
+    return functools.reduce(_product, map(_table, group.split('x')))
+
+
+def elements(n: int, even: bool) -> list[tuple[int, ...]]:
+    """The permutations of `n` things in lexical order, or the even ones among them."""
+    return [p for p in itertools.permutations(range(n)) if not even or _inversions(p) % 2 == 0]
+
+
+def _order(factor: str) -> int:
+    match = re.fullmatch('([SAZ])([1-9][0-9]{0,2})', factor)
+    if match is None:
+        return 0
+    n = int(match[2])
+    if match[1] == 'Z':
+        return n
+    size = functools.reduce(int.__mul__, range(1, n + 1))
+    return size if match[1] == 'S' or n == 1 else size // 2
+
+
+def _table(factor: str) -> list[list[int]]:
+    kind, n = factor[0], int(factor[1:])
+    if kind == 'Z':
+        return [[(a + b) % n for b in range(n)] for a in range(n)]
+    members = elements(n, even=kind == 'A')
+    number = {p: i for i, p in enumerate(members)}
+    return [[number[tuple(p[i] for i in q)] for q in members] for p in members]
+
+
+def _product(left: list[list[int]], right: list[list[int]]) -> list[list[int]]:
+    size = len(right)
+    pairs = list(itertools.product(range(len(left)), range(size)))
+    return [[left[a][c] * size + right[b][d] for c, d in pairs] for a, b in pairs]
+
+
+def _inversions(p: tuple[int, ...]) -> int:
+    return sum(a > b for a, b in itertools.combinations(p, 2))

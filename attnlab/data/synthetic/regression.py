@@ -1,0 +1,156 @@
+"""Regression in context: points of an unknown function, and what it is at the next one."""
+
+import dataclasses
+import functools
+
+import numpy as np
+
+from attnlab.data.synthetic.problem import Example, Problem, fitting, require, require_length
+
+SINGULAR = 1e-9
+"""Variance, in units of the prior's, below which a prediction counts as certain."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LinearRegression(Problem):
+    """Points `x` and values `y` by turns; at each `x`, its `y` is predicted from the points before it.
+
+        x_1 y_1 x_2 y_2 ...      y_i = W phi(x_i) + noise e_i,   x_i ~ N(0, S),   e_i ~ N(0, I),   label at x_i: y_i
+
+    `W` (`outputs dim`) is drawn anew for every example, N(0, 1), all but `nonzero` columns set to zero. `S` is diagonal
+    with trace `dim`, eigenvalue `j` (from 1) proportional to `j^-decay`: `decay=0` is isotropic. `phi` is the identity,
+    or with `layers` a fixed random network: `h <- leaky_relu(V_l h)`, `V_l` of variance one over `dim`, its output
+    scaled to norm `sqrt(dim)`. A value is written in the first `outputs` of a token's numbers, the rest zero.
+
+    Baselines, on `phi(x)`, from the points before:
+
+    - `ridge`: `argmin_w sum_j (y_j - w . x_j)^2 + l |w|^2`, `l = noise^2 / E[w^2]`; without noise, its limit, the
+      shortest solution. For dense `W` that is the best there is.
+    - `gradient_step`: one step of gradient descent from zero with the best preconditioner for so many points `n`,
+      `diag(1 / ((n + 1) S + trace S + l))`, which is what one layer of linear attention can do at most.
+
+    - `zero`: predicting zero.
+
+    Attributes:
+      dim: of `x`.
+      outputs: of `y`; with several, a task each.
+      noise: standard deviation of the noise.
+      decay: of the eigenvalues of the inputs' covariance.
+      nonzero: columns of `W` that are not zero; `None` for all.
+      layers: of the fixed representation; 0 for none.
+
+    Source: Garg et al., "What Can Transformers Learn In-Context? A Case Study of Simple Function Classes", 2022,
+    https://arxiv.org/abs/2208.01066; the gradient step: Mahankali, Hashimoto and Ma, 2023,
+    https://arxiv.org/abs/2307.03576, and Ahn et al., 2023, https://arxiv.org/abs/2306.00297; the representation: Guo et
+    al., 2023, https://arxiv.org/abs/2310.10616.
+    """
+
+    dim: int = 20
+    outputs: int = 1
+    noise: float = 0.0
+    decay: float = 0.0
+    nonzero: int | None = None
+    layers: int = 0
+
+    @property
+    def vocab(self) -> int:
+        return self.outputs
+
+    @property
+    def features(self) -> int:
+        return max(self.dim, self.outputs)
+
+    def check(self, length: int) -> None:
+        require(self, 'dim', self.dim >= 1, 'a whole number from 1')
+        require(self, 'outputs', self.outputs >= 1, 'a whole number from 1')
+        require(self, 'noise', self.noise >= 0, 'a number from 0')
+        require(self, 'decay', self.decay >= 0, 'a number from 0')
+        whole = f'a whole number from 1 to dim = {self.dim}, or None'
+        require(self, 'nonzero', self.nonzero is None or 1 <= self.nonzero <= self.dim, whole)
+        require(self, 'layers', self.layers >= 0, 'a whole number from 0')
+        require_length(self, length, length >= 2 and length % 2 == 0, 'an even number, two tokens a point')
+
+    def labels(self, length: int) -> int:
+        return length // 2
+
+    def generate(self, rng: np.random.Generator, length: int) -> Example:
+        count = length // 2
+        x = (rng.standard_normal((count, self.dim)) * np.sqrt(self._spectrum)).astype(np.float32)
+        weights = rng.standard_normal((self.dim, self.outputs))
+        weights[rng.permutation(self.dim)[self._active :]] = 0
+        y = self._represent(x) @ weights + self.noise * rng.standard_normal((count, self.outputs))
+        tokens = np.zeros((length, self.features), np.float32)
+        tokens[::2, : self.dim] = x
+        tokens[1::2, : self.outputs] = y
+        return Example(tokens, np.arange(0, length, 2), y.astype(np.float32))
+
+    def variants(self, length: int) -> dict[str, Problem]:
+        changed = {
+            'noise=1': dataclasses.replace(self, noise=1.0),
+            'decay=1': dataclasses.replace(self, decay=1.0),
+        }
+        return fitting(length, {name: variant for name, variant in changed.items() if variant != self})
+
+    def baselines(self, example: Example) -> dict[str, np.ndarray]:
+        x = self._represent(example.tokens[::2, : self.dim])
+        y = example.targets.astype(np.float64)
+        predictions = {
+            'ridge': ridge_predictions(x, y, self._penalty),
+            'gradient_step': self._step_predictions(x, y),
+            'zero': np.zeros_like(y),
+        }
+        return {name: ((prediction - y) ** 2).mean(axis=1) for name, prediction in predictions.items()}
+
+    @property
+    def _active(self) -> int:
+        return self.dim if self.nonzero is None else self.nonzero
+
+    @property
+    def _penalty(self) -> float:
+        return self.noise**2 * self.dim / self._active
+
+    @property
+    def _spectrum(self) -> np.ndarray:
+        eigenvalues = np.arange(1, self.dim + 1) ** -self.decay
+        return eigenvalues * self.dim / eigenvalues.sum()
+
+    def _represent(self, x: np.ndarray) -> np.ndarray:
+        hidden = x.astype(np.float64)
+        for weight in _layers(self.dim, self.layers):
+            hidden = hidden @ weight
+            hidden = np.maximum(hidden, 0.1 * hidden)
+        if self.layers:
+            hidden *= np.sqrt(self.dim) / np.linalg.norm(hidden, axis=1, keepdims=True)
+        return hidden
+
+    def _step_predictions(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        spectrum = np.ones(self.dim) if self.layers else self._spectrum
+        before = np.arange(len(x))[:, None]
+        moments = np.cumsum(x[:, :, None] * y[:, None, :], axis=0)
+        moments = np.concatenate([np.zeros_like(moments[:1]), moments[:-1]])
+        scale = 1 / ((before + 1) * spectrum + spectrum.sum() + self._penalty)
+        return np.einsum('n d, n d, n d o -> n o', x, scale, moments)
+
+
+def ridge_predictions(x: np.ndarray, y: np.ndarray, penalty: float) -> np.ndarray:
+    """What ridge regression on the points before each point predicts there, `n o`, by recursive least squares.
+
+    With `penalty` 0 it predicts by the shortest solution.
+    """
+    covariance, weights = np.eye(x.shape[1]), np.zeros((x.shape[1], y.shape[1]))
+    predictions = np.empty_like(y)
+    for i, (point, value) in enumerate(zip(x, y, strict=True)):
+        predictions[i] = point @ weights
+        direction = covariance @ point
+        variance = point @ direction + penalty
+        if variance > SINGULAR * (point @ point):
+            weights += np.outer(direction, value - predictions[i]) / variance
+            covariance -= np.outer(direction, direction) / variance
+    return predictions
+
+
+@functools.lru_cache(maxsize=8)
+def _layers(dim: int, count: int) -> list[np.ndarray]:
+    """The weights of the fixed representation, which belong to the problem as a table of a group does."""
+    rng = np.random.default_rng((dim, count))
+    return [rng.standard_normal((dim, dim)) / np.sqrt(dim) for _ in range(count)]

@@ -1,0 +1,83 @@
+"""Every metric of a task on every slice of it: other difficulties, and lengths beyond those trained on."""
+
+import dataclasses
+import pathlib
+from collections.abc import Mapping
+
+import numpy as np
+from flax import nnx
+
+from attnlab.errors import UserError
+from attnlab.evals.cadence import AtEnd, EveryNSteps
+from attnlab.evals.totals import curve, totals
+from attnlab.tasks.task import Slice, Sliced
+from attnlab.train.figures import position_curves
+from attnlab.train.setup import Setup
+
+POSITION = 'position_'
+"""What the names of metrics begin with that have one value a label."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SlicedEvaluation:
+    """What an evaluator found.
+
+    Attributes:
+      numbers: means by `slice/metric`.
+      curves: means by label, by metric and slice.
+    """
+
+    numbers: Mapping[str, float]
+    curves: Mapping[str, Mapping[str, np.ndarray]]
+
+    def draw(self, folder: pathlib.Path) -> None:
+        """Writes a figure for every metric that has curves of more than one label."""
+        for metric, curves in self.curves.items():
+            longer = {name: values for name, values in curves.items() if len(values) > 1}
+            if longer:
+                trained = len(next(iter(longer.values())))
+                path = folder / f'{POSITION}{metric}.png'
+                position_curves(longer, path, trained=trained, x='label', y=metric.replace('_', ' '))
+
+
+@dataclasses.dataclass(frozen=True)
+class BySlice:
+    """Evaluates a task on its named slices.
+
+    Attributes:
+      cadence: when to run during training.
+      split: which split of the task.
+      multiples: lengths, in multiples of the training length; 1 is the problem as it is trained.
+      examples: how many examples of each slice.
+      name: what its numbers are filed under.
+    """
+
+    cadence: EveryNSteps | AtEnd
+    split: str = 'test'
+    multiples: tuple[int, ...] = (1, 2, 4)
+    examples: int = 512
+    name: str = 'test'
+
+    def load_data(self, setup: Setup) -> None:
+        """Draws the first example of every slice. Raises `UserError` for what is wrong with one."""
+        for part in self._slices(setup).values():
+            part.source[0]
+
+    def evaluate(self, setup: Setup, params: nnx.State) -> SlicedEvaluation:
+        """Returns the mean of every metric on every slice."""
+        numbers: dict[str, float] = {}
+        curves: dict[str, dict[str, np.ndarray]] = {}
+        for name, part in self._slices(setup).items():
+            for metric, average in totals(setup, params, part.source, part.length).items():
+                if metric.startswith(POSITION):
+                    curves.setdefault(metric.removeprefix(POSITION), {})[name] = curve(average)
+                else:
+                    numbers[f'{name}/{metric}'] = float(average.mean())
+        return SlicedEvaluation(numbers, curves)
+
+    def _slices(self, setup: Setup) -> dict[str, Slice]:
+        if not isinstance(setup.task, Sliced):
+            raise UserError(f'{type(setup.task).__name__} has no slices; evaluate it with HeldOut')
+        if self.examples < 1 or not self.multiples or min(self.multiples) < 1:
+            raise UserError(f'BySlice wants examples and multiples from 1; got {self.examples} and {self.multiples}')
+        return setup.task.slices(self.split, setup.length, self.multiples, self.examples)

@@ -1,0 +1,120 @@
+"""Problems that are drawn, not read: predictions at the labels of examples, and how good they are."""
+
+import abc
+import dataclasses
+import pathlib
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from attnlab.data.synthetic.problem import BASELINE, ENDLESS, Examples, Problem
+from attnlab.data.synthetic.recall import MultiQueryRecall
+from attnlab.data.synthetic.regression import LinearRegression
+from attnlab.losses import next_token_loss
+from attnlab.metrics import Average
+from attnlab.models.model import LanguageModel
+from attnlab.tasks.task import Batch, Slice, context
+from attnlab.typing import DropoutKey, Sequence
+
+
+@dataclasses.dataclass(frozen=True)
+class Synthetic(abc.ABC):
+    """A drawn problem, seen through its examples.
+
+    Attributes:
+      problem: what is drawn (see `attnlab.data.synthetic`).
+      seed: of the examples, from 0 to 2^32 - 1; which of them a run sees, and in what order, is up to the run's seed.
+      examples: how many training examples there are, seen again and again; `None` for a stream without end.
+      held_out: how many examples the other splits have, which are drawn from random streams of their own.
+    """
+
+    problem: Problem
+    seed: int = 0
+    examples: int | None = None
+    held_out: int = 4096
+
+    @property
+    def vocab(self) -> int:
+        """Number of tokens, or of outputs."""
+        return self.problem.vocab
+
+    def source(self, split: str, length: int, tokens: int | None = None) -> Examples:
+        """The examples of a split; to evaluate, those that make up the first `tokens`, at least one."""
+        count = (self.examples or ENDLESS) if split == 'train' else self.held_out
+        if tokens is not None:
+            count = min(count, self.held_out, max(1, tokens // length))
+        return Examples(self.problem, length, self.seed, split, count)
+
+    def slices(self, split: str, length: int, multiples: tuple[int, ...], count: int) -> dict[str, Slice]:
+        """The problem at multiples of the length, `1x` as trained, and its variants at the length trained on."""
+        count = min(count, self.held_out)
+        asked = {f'{n}x': (self.problem if n == 1 else self.problem.stretched(), n * length) for n in multiples}
+        asked |= {name: (variant, length) for name, variant in self.problem.variants(length).items()}
+        return {
+            name: Slice(Examples(problem, size, self.seed, split, count, baselines=True), size)
+            for name, (problem, size) in asked.items()
+        }
+
+    def example(self, length: int) -> dict[str, np.ndarray]:
+        """A row of zeros."""
+        return {name: np.zeros_like(value) for name, value in self.source('train', length)[0].items()}
+
+    def describe(self) -> dict[str, Any]:
+        """The problem and the seed: with the version of numpy, everything the examples depend on."""
+        return {'source': 'synthetic', 'problem': repr(self.problem), 'seed': self.seed}
+
+    def save(self, folder: pathlib.Path) -> None:
+        """Writes nothing: the config says it all."""
+        del folder
+
+    @abc.abstractmethod
+    def measure(self, model: LanguageModel, batch: Batch, dropout_key: DropoutKey | None) -> dict[str, Average]:
+        """The metrics of one batch."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LabelPrediction(Synthetic):
+    """Predict the token, or class, at every label."""
+
+    problem: Problem = MultiQueryRecall()
+
+    def measure(self, model: LanguageModel, batch: Batch, dropout_key: DropoutKey | None) -> dict[str, Average]:
+        """Over labels: loss in nats, and accuracy, by label too; over examples: how many have no label wrong."""
+        hidden = hidden_at_labels(model, batch, dropout_key)
+        targets, weights = batch['targets'], batch['weights']
+        losses = next_token_loss(hidden, model.unembedding(), targets)
+        right = jnp.argmax(model.logits(hidden), axis=-1) == targets
+        labelled = jnp.any(weights > 0, axis=1)
+        exact = labelled & jnp.all(right | (weights == 0), axis=1)
+        return {
+            'loss': Average.of(losses, weights),
+            'accuracy': Average.of(right.astype(jnp.float32), weights),
+            'exact_match': Average(jnp.sum(exact, dtype=jnp.float32), jnp.sum(labelled, dtype=jnp.float32)),
+            'position_accuracy': Average.of(right.astype(jnp.float32), weights, axis=0),
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class InContextRegression(Synthetic):
+    """Predict a real value at every label."""
+
+    problem: Problem = LinearRegression()
+
+    def measure(self, model: LanguageModel, batch: Batch, dropout_key: DropoutKey | None) -> dict[str, Average]:
+        """Squared error a label and output, by label too, and that of the baselines where the batch has them."""
+        predictions = model.logits(hidden_at_labels(model, batch, dropout_key))
+        weights = batch['weights']
+        errors = jnp.mean((predictions - batch['targets']) ** 2, axis=-1)
+        found = {'loss': Average.of(errors, weights), 'position_error': Average.of(errors, weights, axis=0)}
+        for name in (name for name in batch if name.startswith(BASELINE)):
+            baseline = name.removeprefix(BASELINE)
+            found[baseline] = Average.of(batch[name], weights)
+            found[f'position_{baseline}'] = Average.of(batch[name], weights, axis=0)
+        return found
+
+
+def hidden_at_labels(model: LanguageModel, batch: Batch, dropout_key: DropoutKey | None) -> Sequence:
+    """The model's output at the places of the labels, `b n d`: what is elsewhere costs no logits."""
+    hidden, _ = model.hidden(batch['tokens'], context(batch, dropout_key))
+    return jnp.take_along_axis(hidden, batch['at'][:, :, None], axis=1)
