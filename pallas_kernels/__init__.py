@@ -1,16 +1,43 @@
 """The cores of sequence mixing: few, fused, differentiable. Needs JAX and nothing else."""
 
 from pallas_kernels.attention.api import attention
-from pallas_kernels.attention.maps import Relu, Sigmoid, Softmax, WeightMap
+from pallas_kernels.attention.maps import (
+    ClippedSoftmax,
+    Entmax,
+    Entmax15,
+    NormalisedSelfAdjustSoftmax,
+    PowerSoftmax,
+    Relu,
+    ScalableSoftmax,
+    SelfAdjustSoftmax,
+    Sigmoid,
+    Softmax,
+    Softpick,
+    Sparsemax,
+    StableMax,
+    TaylorSoftmax,
+    WeightMap,
+)
 from pallas_kernels.cross_entropy.api import cross_entropy
 from pallas_kernels.linear_attention.api import linear_attention
 from pallas_kernels.linear_scan.api import linear_scan
 from pallas_kernels.selective_scan.api import selective_scan
 
 __all__ = [
+    'ClippedSoftmax',
+    'Entmax',
+    'Entmax15',
+    'NormalisedSelfAdjustSoftmax',
+    'PowerSoftmax',
     'Relu',
+    'ScalableSoftmax',
+    'SelfAdjustSoftmax',
     'Sigmoid',
     'Softmax',
+    'Softpick',
+    'Sparsemax',
+    'StableMax',
+    'TaylorSoftmax',
     'WeightMap',
     'attention',
     'cross_entropy',

@@ -34,17 +34,17 @@ def query_factor(rule: Rule, extras: Extras, counts: jax.Array | None) -> jax.Ar
 
 
 def key_counts(rule: Rule, operands: Operands) -> jax.Array:
-    """Returns how many keys every query sees, float32, `b g r t 1`, of size 1 where it does not vary."""
+    """Returns how many keys every query sees, `b g r t 1`, of size 1 where it does not vary, in accumulators' type."""
     t, s = operands.q.shape[3], operands.k.shape[2]
     if operands.query_segments is None and operands.bias is None:
-        return _counts_by_position(rule, t, s)[None, None, None, :, None]
+        return _counts_by_position(rule, t, s).astype(operands.dtype())[None, None, None, :, None]
 
     def update(part: sweep.Part, rows: tuple[()], known: jax.Array) -> jax.Array:
         seen = visible(rule, part.operands, part.place)
         shape = (*known.shape[:4], part.place.columns.shape[0])
         return known + jnp.sum(jnp.broadcast_to(seen, shape), axis=-1, keepdims=True, dtype=known.dtype)
 
-    return sweep.over_keys(rule, _mask_alone(operands), update, jnp.zeros(1, jnp.float32))
+    return sweep.over_keys(rule, _mask_alone(operands), update, jnp.zeros(1, operands.dtype()))
 
 
 def _counts_by_position(rule: Rule, t: int, s: int) -> jax.Array:
@@ -52,22 +52,22 @@ def _counts_by_position(rule: Rule, t: int, s: int) -> jax.Array:
     position = jnp.arange(t) + s - t
     last = jnp.clip(position + 1, 0, s) if rule.causal else jnp.full(t, s)
     if rule.window is None:
-        return last.astype(jnp.float32)
+        return last
     end = jnp.clip(position + rule.window, 0, last)
     start = jnp.clip(position - rule.window + 1, 0, end)
     sinks = jnp.minimum(rule.sinks, last)
     twice = jnp.maximum(jnp.minimum(sinks, end) - start, 0)
-    return (end - start + sinks - twice).astype(jnp.float32)
+    return end - start + sinks - twice
 
 
 def _mask_alone(operands: Operands) -> Operands:
-    """Operands of the same lengths without channels, of size 1 where masks do not vary."""
+    """Operands of the same lengths and one channel, of size 1 where masks do not vary."""
     masks = [array for array in (operands.bias, operands.query_segments) if array is not None]
     b, g, r = (max(array.shape[axis] for array in masks) for axis in range(3))
     t, s = operands.q.shape[3], operands.k.shape[2]
-    none = (jnp.zeros((b, g, r, t, 0)), jnp.zeros((b, g, s, 0)), jnp.zeros((b, g, s, 0)))
+    q, k = jnp.zeros((b, g, r, t, 1)), jnp.zeros((b, g, s, 1))
     return Operands(
-        *none, bias=operands.bias, query_segments=operands.query_segments, key_segments=operands.key_segments
+        q, k, k, bias=operands.bias, query_segments=operands.query_segments, key_segments=operands.key_segments
     )
 
 

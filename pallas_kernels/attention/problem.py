@@ -1,6 +1,7 @@
 """The canonical form of a call of `attention`: heads before time, split into groups that share keys, `h = g r`."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -60,7 +61,7 @@ class Operands:
         cast = jax.tree.map(lambda array: array.astype(self.dtype()), self.floating())
         return dataclasses.replace(cast, query_segments=self.query_segments, key_segments=self.key_segments)
 
-    def replace(self, **changes: jax.Array | None) -> 'Operands':
+    def replace(self, **changes: Any) -> 'Operands':
         """The same operands but for those given."""
         return dataclasses.replace(self, **changes)
 

@@ -1,5 +1,6 @@
 """The statistics of weight maps that must know their rows before their weights, in the portable form."""
 
+import math
 from typing import Any
 
 import jax
@@ -9,14 +10,20 @@ from pallas_kernels.attention import sweep
 from pallas_kernels.attention.maps import Block, Statistics
 from pallas_kernels.attention.problem import Operands, Rule
 
-EMPTY = {'max': -jnp.inf, 'min': jnp.inf, 'sum': 0.0, 'argmax': -jnp.inf, 'argmin': jnp.inf}
+EMPTY: dict[str, tuple[float, ...]] = {
+    'max': (-math.inf,),
+    'min': (math.inf,),
+    'sum': (0.0,),
+    'argmax': (-math.inf, -1.0),
+    'argmin': (math.inf, -1.0),
+}
 """The reductions over no keys."""
 
 
 def statistics(rule: Rule, operands: Operands) -> Statistics:
     """Returns the statistics of every row, `b g r t 1` each; none for a map that does not survey.
 
-    Every reduction goes over the keys anew, so that nothing larger than a block is held.
+    Every reduction goes over the keys anew, and holds nothing larger than a block of them.
     """
     if not rule.weights.surveys:
         return ()
@@ -25,19 +32,15 @@ def statistics(rule: Rule, operands: Operands) -> Statistics:
     def reduce(function: Any, kind: str | tuple[str, ...], *rows: jax.Array) -> Any:
         kinds = (kind,) if isinstance(kind, str) else kind
 
-        def update(part: sweep.Part, rows: Any, known: Any) -> Any:
+        def update(part: sweep.Part, rows: tuple[jax.Array, ...], known: Any) -> Any:
             block = sweep.block(rule, part)
             found = function(block, *rows)
-            parts = (found,) if isinstance(kind, str) else found
-            return tuple(map(_take, kinds, known, parts, (block,) * len(kinds)))
+            values = (found,) if isinstance(kind, str) else found
+            return tuple(_take(*each, block) for each in zip(kinds, known, values, strict=True))
 
-        empty = tuple(
-            (jnp.full(1, EMPTY[kind], dtype), *([jnp.full(1, -1, dtype)] if kind.startswith('arg') else []))
-            for kind in kinds
-        )
-        reduced = tuple(
-            pair if len(pair) > 1 else pair[0] for pair in sweep.over_keys(rule, operands, update, empty, rows)
-        )
+        empty = tuple(tuple(jnp.full(1, number, dtype) for number in EMPTY[kind]) for kind in kinds)
+        known = sweep.over_keys(rule, operands, update, empty, rows)
+        reduced = tuple(pair if len(pair) > 1 else pair[0] for pair in known)
         return reduced[0] if isinstance(kind, str) else reduced
 
     return rule.weights.survey(reduce)
@@ -45,7 +48,7 @@ def statistics(rule: Rule, operands: Operands) -> Statistics:
 
 def _take(kind: str, known: tuple[jax.Array, ...], values: jax.Array, block: Block) -> tuple[jax.Array, ...]:
     """Takes the values of a block into what is known of its rows."""
-    seen = jnp.where(block.visible, values, jnp.asarray(EMPTY[kind], block.scores.dtype))
+    seen = jnp.where(block.visible, values, EMPTY[kind][0])
     seen = jnp.broadcast_to(seen, block.scores.shape)
     if kind == 'sum':
         return (known[0] + jnp.sum(seen, axis=-1, keepdims=True),)

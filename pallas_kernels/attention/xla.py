@@ -47,10 +47,8 @@ def forward(rule: Rule, operands: Operands, given: Statistics) -> vjp.Kept:
         kept = _read(rule, operands, given)
     else:
         kept = _online(rule, operands)
-    output, companion = (
-        None if array is None else array.astype(operands.v.dtype) for array in (kept.output, kept.companion)
-    )
-    return kept._replace(output=output, companion=companion)
+    companion = None if kept.companion is None else kept.companion.astype(operands.v.dtype)
+    return kept._replace(output=kept.output.astype(operands.v.dtype), companion=companion)
 
 
 def backward(rule: Rule, operands: Operands, kept: vjp.Kept, doutput: jax.Array) -> Operands:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from pallas_kernels.attention.maps import Softmax
+from pallas_kernels.attention import maps
 from pallas_kernels.cases import drawing
 
 
@@ -16,8 +16,9 @@ class Case:
     """A call of `attention`; `s`, `g` and `v` are `t`, `h` and `k` where `None`.
 
     Attributes:
-      added: those of 'slopes' and 'log_forget' that are given.
+      added: those of 'slopes', 'log_forget', 'temperature' and 'sink_scores' that are given.
       bias: letters of its shape, such as '1 h 1 s'; a fifth of it is minus infinity, and its first query sees nothing.
+      whole: queries and keys hold whole numbers, and the bias is 1e4 or -1e4, so that large scores have no rounding.
     """
 
     b: int
@@ -34,7 +35,8 @@ class Case:
     key_documents: tuple[drawing.Runs, ...] | None = None
     added: tuple[str, ...] = ()
     bias: str | None = None
-    soft_cap: float | None = None
+    whole: bool = False
+    weights: maps.WeightMap = maps.Softmax()
 
     def sizes(self) -> dict[str, int]:
         """The size of every dimension letter."""
@@ -68,7 +70,11 @@ CASES = {
     'bias of keys': Case(b=2, t=23, h=4, g=2, k=16, causal=False, bias='1 h 1 s'),
     'slopes': Case(b=1, t=23, s=29, h=4, g=2, k=16, causal=False, added=('slopes',)),
     'forgetting': Case(b=2, t=37, h=4, g=2, k=16, added=('log_forget',)),
-    'soft cap': Case(b=1, t=23, h=2, k=16, soft_cap=1.5),
+    'soft cap': Case(b=1, t=23, h=2, k=16, weights=maps.Softmax(soft_cap=1.5)),
+    'temperature': Case(b=2, t=23, h=4, g=2, k=16, added=('temperature',)),
+    'learned sink': Case(b=2, t=23, h=4, g=2, k=16, added=('sink_scores',), bias='b h t s'),
+    'large': Case(b=1, t=37, h=2, k=16, bias='1 1 t s', whole=True),
+    'tiles': Case(b=1, t=150, h=2, g=1, k=32, documents=(((1, 64), (2, 1), (3, 63), (4, 22)),)),
     'everything': Case(
         b=2,
         t=37,
@@ -81,14 +87,68 @@ CASES = {
         documents=drawing.PACKED_37,
         added=('slopes', 'log_forget'),
         bias='b 1 t s',
-        soft_cap=2.0,
+        weights=maps.Softmax(soft_cap=2.0),
+    ),
+    'masked': Case(
+        b=1,
+        t=21,
+        s=29,
+        h=4,
+        g=2,
+        k=32,
+        v=16,
+        causal=False,
+        window=12,
+        sinks=2,
+        added=('slopes',),
+        bias='b h t s',
     ),
     'long': Case(b=1, t=1100, h=2, g=1, k=16, v=8, window=300, sinks=4),
 }
 
 
-def call(name: str, dtype: DTypeLike = jnp.float32) -> drawing.Call:
-    """Returns the call of `CASES[name]` with arrays of `dtype`."""
+MAPS = {
+    'scalable softmax': maps.ScalableSoftmax(0.43),
+    'self-adjust': maps.SelfAdjustSoftmax(),
+    'normalised self-adjust': maps.NormalisedSelfAdjustSoftmax(),
+    'softpick': maps.Softpick(),
+    'sigmoid': maps.Sigmoid(-3.0),
+    'relu': maps.Relu(),
+    'power': maps.PowerSoftmax(),
+    'stablemax': maps.StableMax(),
+    'taylor': maps.TaylorSoftmax(),
+    'clipped': maps.ClippedSoftmax(1.1, -0.03),
+    'sparsemax': maps.Sparsemax(),
+    'entmax 1.5': maps.Entmax15(),
+    'entmax 1.2': maps.Entmax(1.2, soft_cap=3.0),
+}
+"""Every weight map but the softmax."""
+
+KERNEL = (
+    'two',
+    'one query',
+    'prime',
+    'narrow values',
+    'more keys',
+    'more queries',
+    'sinks',
+    'two-sided window',
+    'packed',
+    'two packings',
+    'bias',
+    'bias of keys',
+    'slopes',
+    'forgetting',
+    'everything',
+    'masked',
+    'large',
+    'tiles',
+)
+"""The cases that every kernel serves; 'masked' with every map: no query sees a single key, at which some are ill."""
+
+
+def call(name: str, dtype: DTypeLike = jnp.float32, weights: maps.WeightMap | None = None) -> drawing.Call:
+    """Returns the call of `CASES[name]` with arrays of `dtype`, with other weights where they are given."""
     case = CASES[name]
     sizes = case.sizes()
     arrays = {
@@ -102,14 +162,22 @@ def call(name: str, dtype: DTypeLike = jnp.float32) -> drawing.Call:
         arrays['log_forget'] = jax.nn.log_sigmoid(
             2 + drawing.normal(name, 'log_forget', drawing.shape('b t h', sizes), dtype)
         )
-    if case.bias is not None:
+    if 'temperature' in case.added:
+        arrays['temperature'] = 1 + drawing.normal(name, 'temperature', drawing.shape('b t h', sizes), dtype) / 2
+    if 'sink_scores' in case.added:
+        arrays['sink_scores'] = drawing.normal(name, 'sink_scores', (case.h,), dtype)
+    if case.bias is not None and not case.whole:
         arrays['bias'] = drawing.hidden(name, drawing.shape(case.bias, sizes), dtype)
+    if case.whole:
+        arrays |= {name: jnp.clip(jnp.round(arrays[name]), -1, 1) for name in ('q', 'k')}
+        arrays['bias'] = 1e4 * jnp.sign(drawing.normal(name, 'bias', drawing.shape(str(case.bias), sizes), dtype))
     options: dict[str, Any] = {'causal': case.causal, 'window': case.window, 'sinks': case.sinks}
     if case.documents is not None:
         queries = drawing.segments(case.documents)
         options['segments'] = queries if case.key_documents is None else (queries, drawing.segments(case.key_documents))
-    if case.soft_cap is not None:
-        options['weights'] = Softmax(soft_cap=case.soft_cap)
+    options['weights'] = case.weights if weights is None else weights
+    if case.whole:
+        options['scale'] = 1.0
     return drawing.Call(arrays, options)
 
 

@@ -158,9 +158,9 @@ class WeightMap(abc.ABC):
         statistics: Statistics,
         dweights: jax.Array,
         delta: jax.Array,
-        companion_delta: jax.Array | None,
+        companion_delta: Any,
     ) -> jax.Array:
         """The gradient of the scores of a block, zero where not visible.
 
-        `delta` is `sum_j weights_j dweights_j` over the row, `companion_delta` is `sum_j u_j dweights_j`.
+        `delta` is `sum_j weights_j dweights_j` over the row, `companion_delta` is `sum_j u_j dweights_j`, or `None`.
         """

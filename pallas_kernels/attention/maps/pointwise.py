@@ -1,7 +1,7 @@
 """Maps in which the weight of a key depends on its own score alone."""
 
 import dataclasses
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -43,7 +43,7 @@ class Sigmoid(Pointwise):
         statistics: Statistics,
         dweights: jax.Array,
         delta: jax.Array,
-        companion_delta: jax.Array | None,
+        companion_delta: Any,
     ) -> jax.Array:
         return weights * (1 - weights) * dweights
 
@@ -70,6 +70,6 @@ class Relu(Pointwise):
         statistics: Statistics,
         dweights: jax.Array,
         delta: jax.Array,
-        companion_delta: jax.Array | None,
+        companion_delta: Any,
     ) -> jax.Array:
         return jnp.where(weights > 0, dweights, 0)

@@ -1,27 +1,52 @@
-"""The softmax, and maps that are a softmax of other scores."""
+"""The softmax, the softmax of rescaled scores, and functions of its weights."""
 
 import dataclasses
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.attention.maps.base import HIDDEN, Block, Statistics, WeightMap
+from pallas_kernels.attention.maps.base import HIDDEN, Block, Reduce, Statistics, WeightMap
+
+
+def row(scores: jax.Array, visible: jax.Array) -> jax.Array:
+    """The softmax of whole rows, zero where not visible."""
+    highest = jnp.max(jnp.where(visible, scores, HIDDEN), axis=-1, keepdims=True, initial=HIDDEN)
+    numerators = exponentials(Block(scores, visible, jnp.zeros((), int)), jax.lax.stop_gradient(highest))
+    denominator = jnp.sum(numerators, axis=-1, keepdims=True)
+    return numerators / jnp.where(denominator == 0, 1, denominator)
+
+
+def exponentials(block: Block, pivot: jax.Array) -> jax.Array:
+    """`exp(s_j - pivot)`, zero where not visible."""
+    return jnp.exp(jnp.where(block.visible, block.scores - pivot, HIDDEN))
+
+
+def normalise(pivot: jax.Array, denominator: jax.Array) -> tuple[jax.Array, Statistics]:
+    """What sums of exponentials are divided by, and it as statistics: the pivot, and one over the denominator.
+
+    Added up into one logarithm, a pivot of 1e4 would leave the denominator three digits.
+    """
+    empty = denominator == 0
+    normalizer = jnp.where(empty, 1, denominator)
+    return normalizer, (pivot, jnp.where(empty, 0, 1 / normalizer))
+
+
+def survey(reduce: Reduce) -> Statistics:
+    """The statistics of `normalise`, found before the weights."""
+    pivot = jnp.maximum(reduce(lambda block: block.scores, 'max'), HIDDEN)
+    return normalise(pivot, reduce(exponentials, 'sum', pivot))[1]
 
 
 @dataclasses.dataclass(frozen=True)
 class Softmax(WeightMap):
     """`w_j = exp(s_j) / sum_l exp(s_l)` (online: Milakov and Gimelshein, 2018, arXiv 1805.02867)."""
 
-    # Apart: in their logarithm's sum, scores of 1e4 would leave the denominator three digits.
     statistics: ClassVar[tuple[str, ...]] = ('pivot', 'inverse denominator')
     takes_sink: ClassVar[bool] = True
 
     def weights(self, scores: jax.Array, visible: jax.Array) -> jax.Array:
-        highest = jnp.max(jnp.where(visible, scores, HIDDEN), axis=-1, keepdims=True, initial=HIDDEN)
-        numerators = jnp.exp(jnp.where(visible, scores - jax.lax.stop_gradient(highest), HIDDEN))
-        denominator = jnp.sum(numerators, axis=-1, keepdims=True)
-        return numerators / jnp.where(denominator == 0, 1, denominator)
+        return row(scores, visible)
 
     def dense(self, block: Block) -> tuple[jax.Array, Statistics]:
         # Written so, XLA on CPU takes it for one operation; with a select more it does not.
@@ -32,13 +57,11 @@ class Softmax(WeightMap):
         return numerators / denominator, (pivot, 1 / denominator)
 
     def block(self, block: Block, pivot: jax.Array) -> tuple[jax.Array, jax.Array]:
-        numerators = jnp.exp(jnp.where(block.visible, block.scores - pivot, HIDDEN))
+        numerators = exponentials(block, pivot)
         return numerators, numerators
 
     def finish(self, pivot: jax.Array, denominator: jax.Array) -> tuple[jax.Array, Statistics]:
-        empty = denominator == 0
-        normalizer = jnp.where(empty, 1, denominator)
-        return normalizer, (pivot, jnp.where(empty, 0, 1 / normalizer))
+        return normalise(pivot, denominator)
 
     def merge_sink(self, statistics: Statistics, sink: jax.Array) -> tuple[Statistics, jax.Array, jax.Array]:
         pivot, inverse = statistics
@@ -52,7 +75,7 @@ class Softmax(WeightMap):
 
     def recompute(self, block: Block, statistics: Statistics) -> jax.Array:
         pivot, inverse = statistics
-        return jnp.exp(jnp.where(block.visible, block.scores - pivot, HIDDEN)) * inverse
+        return exponentials(block, pivot) * inverse
 
     def score_gradient(
         self,
@@ -61,6 +84,77 @@ class Softmax(WeightMap):
         statistics: Statistics,
         dweights: jax.Array,
         delta: jax.Array,
-        companion_delta: jax.Array | None,
+        companion_delta: Any,
     ) -> jax.Array:
         return weights * (dweights - delta)
+
+
+@dataclasses.dataclass(frozen=True)
+class ScalableSoftmax(Softmax):
+    """`w = softmax(scale log(n) s)`, `n` the number of keys that the query sees (Nakanishi, 2025, arXiv 2501.19399).
+
+    A learned scale is a temperature: `scale_h log(n_i)`, with `n` from `visible_counts`, for `Softmax`.
+
+    Attributes:
+      scale: factor of the logarithm; it multiplies the products of queries and keys, not the biases.
+    """
+
+    scale: float = 1.0
+    counts_keys: ClassVar[bool] = True
+
+    def query_factor(self, counts: jax.Array) -> jax.Array:
+        return self.scale * jnp.log(jnp.maximum(counts, 1))
+
+
+@dataclasses.dataclass(frozen=True)
+class ClippedSoftmax(WeightMap):
+    """`w = clip((zeta - gamma) softmax(s) + gamma, 0, 1)` (Bondarenko et al., 2023, arXiv 2306.12929).
+
+    Clipped weights pass no gradient.
+
+    Attributes:
+      zeta: at least 1.
+      gamma: at most 0; minus 12 over the length trained on, as a rule.
+    """
+
+    zeta: float = 1.0
+    gamma: float = 0.0
+
+    statistics: ClassVar[tuple[str, ...]] = ('pivot', 'inverse denominator')
+    surveys: ClassVar[bool] = True
+    has_companion: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require(self.zeta >= 1, 'zeta', 'at least 1')
+        self._require(self.gamma <= 0, 'gamma', 'at most 0')
+
+    def weights(self, scores: jax.Array, visible: jax.Array) -> jax.Array:
+        stretched = (self.zeta - self.gamma) * row(scores, visible) + self.gamma
+        return jnp.where(stretched <= 0, 0, jnp.where(stretched >= 1, 1, stretched)) * visible
+
+    def survey(self, reduce: Reduce) -> Statistics:
+        return survey(reduce)
+
+    def recompute(self, block: Block, statistics: Statistics) -> jax.Array:
+        return jnp.maximum(jnp.minimum(self._stretched(block, statistics) + self.gamma, 1), 0)
+
+    def companion(self, block: Block, statistics: Statistics) -> jax.Array:
+        stretched = self._stretched(block, statistics)
+        return jnp.where((stretched + self.gamma > 0) & (stretched + self.gamma < 1), stretched, 0)
+
+    def _stretched(self, block: Block, statistics: Statistics) -> jax.Array:
+        pivot, inverse = statistics
+        return exponentials(block, pivot) * ((self.zeta - self.gamma) * inverse)
+
+    def score_gradient(
+        self,
+        block: Block,
+        weights: jax.Array,
+        statistics: Statistics,
+        dweights: jax.Array,
+        delta: jax.Array,
+        companion_delta: Any,
+    ) -> jax.Array:
+        pivot, inverse = statistics
+        return self.companion(block, statistics) * dweights - exponentials(block, pivot) * inverse * companion_delta
