@@ -1,0 +1,111 @@
+"""The Pallas form of `softmax` for GPUs: rows in the registers of warps, straight from memory, without shared memory.
+
+Many small blocks of threads keep the memory busy. Rows that fit are read once; longer ones in two sweeps, the first of
+which adds up their statistics. Where a row is no multiple of the tile, the last tile overlaps the one before.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels import mosaic_gpu, tiling
+from pallas_kernels.softmax import vjp, warps
+from pallas_kernels.target import Target
+
+
+def refusal(here: Target, x: jax.Array) -> str | None:
+    """Why the call cannot be served; `None`: it can."""
+    if x.size == 0:
+        return f'x has shape {x.shape}; expected an array with entries'
+    if x.dtype.itemsize > 4:
+        return f'x has type {x.dtype}; expected float32, bfloat16 or float16'
+    return mosaic_gpu.capability_refusal(here)
+
+
+@functools.lru_cache
+def form(here: Target) -> vjp.Forward:
+    """The differentiable form on a device."""
+    return vjp.differentiable(
+        vjp.on_rows(functools.partial(_forward, here)), vjp.on_rows(functools.partial(_backward, here))
+    )
+
+
+def _forward(here: Target, x: jax.Array, where: jax.Array | None) -> jax.Array:
+    arrays = (x,) if where is None else (x, where.astype(jnp.int8))
+    return _by_rows(here, _weights, arrays, outside=-math.inf)
+
+
+def _backward(here: Target, y: jax.Array, dy: jax.Array) -> jax.Array:
+    return _by_rows(here, _gradients, (y, dy), outside=0)
+
+
+def _by_rows(here: Target, body: Callable[..., None], arrays: tuple[jax.Array, ...], *, outside: float) -> jax.Array:
+    n, o = arrays[0].shape
+    first, *others = arrays
+    behind = ((0, 0), (0, max(0, warps.shortest(n) - o)))
+    padded = (jnp.pad(first, behind, constant_values=outside), *(jnp.pad(array, behind) for array in others))
+    rows = warps.Rows(n, padded[0].shape[1], tiling.softmax_hopper(n, padded[0].shape[1], first.dtype.itemsize))
+    run = mosaic_gpu.kernel(
+        functools.partial(body, rows),
+        here,
+        out_type=jax.ShapeDtypeStruct(padded[0].shape, first.dtype),
+        grid=(rows.blocks,),
+        grid_names=('rows',),
+    )
+    return run(*padded)[:, :o]
+
+
+def _weights(rows: warps.Rows, x_ref: Any, *refs: Any) -> None:
+    *where_ref, y_ref = refs
+    row = rows.first(jax.lax.axis_index('rows'))
+
+    def read(j: Any) -> jax.Array:
+        scores = rows.read(x_ref, row, j).astype(jnp.float32)
+        for ref in where_ref:
+            scores = jnp.where(rows.read(ref, row, j).astype(jnp.float32) > 0, scores, -math.inf)
+        return scores
+
+    def add_up(j: Any, statistics: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        scores = rows.fresh(j, scores_of(j), -math.inf)
+        before, total = statistics
+        highest = jnp.maximum(before, jnp.max(scores, axis=1))
+        pivot = _pivot(highest)
+        terms = jnp.exp(scores - rows.spread(pivot))
+        return highest, total * jnp.exp(before - pivot) + jnp.sum(terms, axis=1)
+
+    def write(j: Any, _: None) -> None:
+        weights = jnp.exp(scores_of(j) - rows.spread(pivot)) * rows.spread(factor)
+        rows.write(y_ref, row, j, weights)
+
+    scores_of = rows.held(read)
+    highest, total = rows.each(add_up, (rows.constant(-math.inf), rows.constant(0)))
+    pivot, factor = _pivot(highest), 1 / jnp.where(highest == -math.inf, 1, total)
+    rows.each(write, None)
+
+
+def _gradients(rows: warps.Rows, y_ref: Any, dy_ref: Any, dx_ref: Any) -> None:
+    row = rows.first(jax.lax.axis_index('rows'))
+
+    def read(j: Any) -> tuple[jax.Array, jax.Array]:
+        return rows.read(y_ref, row, j).astype(jnp.float32), rows.read(dy_ref, row, j).astype(jnp.float32)
+
+    def add_up(j: Any, moment: jax.Array) -> jax.Array:
+        y, dy = arrays_of(j)
+        return moment + jnp.sum(rows.fresh(j, y * dy, 0), axis=1)
+
+    def write(j: Any, _: None) -> None:
+        y, dy = arrays_of(j)
+        rows.write(dx_ref, row, j, y * (dy - rows.spread(moment)))
+
+    arrays_of = rows.held(read)
+    moment = rows.each(add_up, rows.constant(0))
+    rows.each(write, None)
+
+
+def _pivot(highest: jax.Array) -> jax.Array:
+    """What is subtracted from the scores, in rows of minus infinity as well."""
+    return jnp.where(highest == -math.inf, 0, highest)

@@ -1,0 +1,43 @@
+"""What the forms of `softmax` share: its gradient, and the view of an array as rows."""
+
+from collections.abc import Callable
+
+import jax
+
+Forward = Callable[[jax.Array, jax.Array | None], jax.Array]
+"""From x and which entries count, `*b o`, to the weights."""
+
+Backward = Callable[[jax.Array, jax.Array], jax.Array]
+"""From the weights and their gradient, `*b o`, to the gradient of x."""
+
+
+def differentiable(forward: Forward, backward: Backward) -> Forward:
+    """Returns the softmax with its gradient, `dx = y (dy - sum(dy y))`.
+
+    Kept are the weights y; nothing is computed again. An entry that does not count has no weight, and so no gradient;
+    the same goes for a row without entries.
+    """
+
+    @jax.custom_vjp
+    def softmax(x: jax.Array, where: jax.Array | None) -> jax.Array:
+        return forward(x, where)
+
+    def save(x: jax.Array, where: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+        y = forward(x, where)
+        return y, y
+
+    def pull(y: jax.Array, dy: jax.Array) -> tuple[jax.Array, None]:
+        return backward(y, dy), None
+
+    softmax.defvjp(save, pull)
+    return softmax
+
+
+def on_rows(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    """Returns a function of arrays `*b o` from one of arrays `n o`; `None` stays `None`."""
+
+    def on_all(x: jax.Array, *others: jax.Array | None) -> jax.Array:
+        o = x.shape[-1]
+        return function(*(None if array is None else array.reshape(-1, o) for array in (x, *others))).reshape(x.shape)
+
+    return on_all
