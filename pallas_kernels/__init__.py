@@ -19,9 +19,12 @@ from pallas_kernels.attention.maps import (
     WeightMap,
 )
 from pallas_kernels.cross_entropy.api import cross_entropy
+from pallas_kernels.delta_rule.api import delta_rule
 from pallas_kernels.linear_attention.api import linear_attention
 from pallas_kernels.linear_scan.api import linear_scan
 from pallas_kernels.selective_scan.api import selective_scan
+from pallas_kernels.softmax.api import softmax
+from pallas_kernels.softmax_topk.api import softmax_topk
 
 __all__ = [
     'ClippedSoftmax',
@@ -41,7 +44,10 @@ __all__ = [
     'WeightMap',
     'attention',
     'cross_entropy',
+    'delta_rule',
     'linear_attention',
     'linear_scan',
     'selective_scan',
+    'softmax',
+    'softmax_topk',
 ]

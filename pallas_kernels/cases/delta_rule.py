@@ -1,0 +1,124 @@
+"""Named calls of `delta_rule`."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+
+from pallas_kernels.cases import drawing
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A call of `delta_rule` with an incoming state and keys of length one.
+
+    Attributes:
+      heads: those of q, of k and of v.
+      decay: letters of the shape of the log decays, such as 'h' or 'b t h k'; `None`: no decay.
+      strength: the log decays lie between minus twice this and 0.
+      sudden: a tenth of the log decays are -50, and the others a thousandth of what they were.
+      most: the betas lie between 0 and this.
+      alike: all keys have this in common, as a multiple of what they differ in.
+    """
+
+    b: int
+    t: int
+    k: int
+    v: int
+    heads: tuple[int, int, int] = (2, 2, 2)
+    decay: str | None = None
+    strength: float = 0.2
+    sudden: bool = False
+    most: float = 1.0
+    alike: float = 0.0
+    documents: tuple[drawing.Runs, ...] | None = None
+
+
+CASES = {
+    'one': Case(b=2, t=1, k=3, v=4, decay='b t h'),
+    'two': Case(b=1, t=2, k=3, v=2, decay='b t h k'),
+    'no decay': Case(b=2, t=37, k=16, v=8),
+    'constant': Case(b=2, t=37, k=8, v=8, decay='h'),
+    'scalar': Case(b=2, t=37, k=8, v=16, decay='b t h'),
+    'vector': Case(b=2, t=37, k=8, v=16, decay='b t h k'),
+    'several chunks': Case(b=1, t=149, k=16, v=8),
+    'several chunks, vector': Case(b=1, t=149, k=16, v=8, decay='b t h k'),
+    'whole tiles': Case(b=1, t=128, k=8, v=8, decay='b t h'),
+    'wide': Case(b=1, t=19, k=128, v=64, decay='b t h'),
+    'shared queries and keys': Case(b=2, t=37, k=8, v=8, heads=(1, 1, 4), decay='b t h'),
+    'grouped': Case(b=2, t=37, k=8, v=8, heads=(4, 2, 2), decay='b t h'),
+    'grouped vector': Case(b=1, t=37, k=8, v=8, heads=(4, 1, 2), decay='b t h k'),
+    'threes and twos': Case(b=1, t=19, k=4, v=4, heads=(6, 2, 3)),
+    'reflecting': Case(b=1, t=67, k=8, v=8, most=2.0),
+    'reflecting vector': Case(b=1, t=67, k=8, v=8, decay='b t h k', most=2.0),
+    'keys alike': Case(b=1, t=67, k=8, v=8, decay='b t h', alike=2.0),
+    'packed': Case(b=2, t=67, k=8, v=8, documents=drawing.PACKED_67),
+    'packed constant': Case(b=2, t=67, k=8, v=8, decay='h', documents=drawing.PACKED_67),
+    'packed scalar': Case(b=2, t=67, k=8, v=8, decay='b t h', documents=drawing.PACKED_67),
+    'packed vector': Case(b=2, t=67, k=8, v=8, decay='b t h k', documents=drawing.PACKED_67),
+    'strong scalar': Case(b=1, t=67, k=8, v=8, decay='b t h', strength=25.0),
+    'strong vector': Case(b=1, t=67, k=8, v=8, decay='b t h k', strength=25.0),
+    'sudden scalar': Case(b=1, t=67, k=8, v=8, decay='b t h', sudden=True),
+    'sudden vector': Case(b=2, t=67, k=8, v=8, decay='b t h k', strength=2.0, sudden=True, documents=drawing.PACKED_67),
+}
+
+KERNEL = (
+    'one',
+    'two',
+    'constant',
+    'several chunks',
+    'several chunks, vector',
+    'whole tiles',
+    'wide',
+    'grouped',
+    'grouped vector',
+    'reflecting vector',
+    'keys alike',
+    'packed',
+    'packed scalar',
+    'strong scalar',
+    'strong vector',
+    'sudden vector',
+)
+"""Those that every kernel serves."""
+
+
+def call(name: str, dtype: DTypeLike = jnp.float32) -> drawing.Call:
+    """Returns the call of `CASES[name]`: q, k, v and beta of `dtype`, log decays and state of float32 at least."""
+    case = CASES[name]
+    hq, hk, hv = case.heads
+    sizes = {'b': case.b, 't': case.t, 'h': max(case.heads), 'k': case.k, 'v': case.v, 'hq': hq, 'hk': hk, 'hv': hv}
+    wide = jnp.promote_types(dtype, jnp.float32)
+    keys = drawing.normal(name, 'k', drawing.shape('b t hk k', sizes), jnp.float32)
+    keys += case.alike * drawing.normal(name, 'alike', drawing.shape('b 1 hk k', sizes), jnp.float32)
+    beta = case.most * jax.random.uniform(drawing.key(name, 'beta'), drawing.shape('b t h', sizes))
+    arrays = {
+        'q': drawing.normal(name, 'q', drawing.shape('b t hq k', sizes), dtype),
+        'k': (keys / jnp.linalg.norm(keys, axis=-1, keepdims=True)).astype(dtype),
+        'v': drawing.normal(name, 'v', drawing.shape('b t hv v', sizes), dtype),
+        'beta': beta.astype(dtype),
+        'state': drawing.normal(name, 'state', drawing.shape('b h k v', sizes), wide),
+    }
+    if case.decay is not None:
+        shape = drawing.shape(case.decay, sizes)
+        decay = -2 * case.strength * jax.random.uniform(drawing.key(name, 'log_decay'), shape)
+        if case.sudden:
+            decay = jnp.where(jax.random.bernoulli(drawing.key(name, 'sudden'), 0.1, shape), -50.0, decay / 1000)
+        arrays['log_decay'] = decay.astype(wide)
+    return drawing.Call(arrays, drawing.documents(case.documents))
+
+
+def real() -> dict[str, drawing.Call]:
+    """Calls of the size of models, shapes only."""
+    decays = {'no decay': None, 'scalar': 'b t h', 'vector': 'b t h k'}
+    return {f'k={k}, {name}': _real(k, decay) for k in (64, 128) for name, decay in decays.items()}
+
+
+def _real(k: int, decay: str | None) -> drawing.Call:
+    sizes = {'b': 4, 't': 8192, 'h': 16, 'k': k, 'v': k}
+    arrays = {name: drawing.abstract('b t h k', sizes, jnp.bfloat16) for name in ('q', 'k', 'v')}
+    arrays['beta'] = drawing.abstract('b t h', sizes, jnp.bfloat16)
+    if decay is not None:
+        arrays['log_decay'] = drawing.abstract(decay, sizes, jnp.float32)
+    return drawing.Call({**arrays, 'state': drawing.abstract('b h k v', sizes, jnp.float32)}, {})

@@ -1,0 +1,195 @@
+"""The mathematics of chunks of `delta_rule`: functions of all chunks at once, or of one in a kernel.
+
+Within a chunk the value that a step writes is `r_i = beta_i (v_i - S^T (k_i exp(G_i)) - sum_{j<i} A_ij r_j)`, with S
+the state before the chunk, G the log decays summed, and `A_ij = sum_k k_ik k_jk exp(G_ik - G_jk)`. So `R = X diag(beta)
+(V - (K exp(G)) S)` with `X = (I + diag(beta) A)^{-1}`, the WY form of Yang et al., 2024, arXiv 2406.06484.
+
+No exponent is above 0, and none is a difference: log decays are summed over the very steps between a read and a write.
+States are transposed, `... v k`, so that decays lie along their last axis as along that of keys.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels.delta_rule.products import Form, multiply
+
+EXACT = 'highest'
+"""The precision of sums of log decays and of the triangular inverse, whatever that of other products."""
+
+
+class Chunk(NamedTuple):
+    """What the steps of a chunk bring.
+
+    Attributes:
+      q: scaled, `... c k`.
+      k: `... c k`.
+      beta: `... c 1`.
+      log_decay: `... c k`, or `... c 1` for all key channels, or `None`.
+      runs: how often the chunk has forgotten the past, up to each step, `... c 1`; or `None`.
+    """
+
+    q: jax.Array
+    k: jax.Array
+    beta: jax.Array
+    log_decay: jax.Array | None
+    runs: jax.Array | None
+
+
+class Weights(NamedTuple):
+    """What the steps of a chunk do.
+
+    Attributes:
+      among: what a step reads for its query of what a step writes, `... c c`.
+      erased: what it reads for its key, times beta, of what an earlier step writes, `... c c`.
+      q: what the queries read of the state before the chunk, `... c k`.
+      k: what the keys read of it, `... c k`.
+      writes: the keys under which values are in the state after the chunk, `... c k`.
+      factor: what the state before the chunk counts in it, `... 1 k` or `... 1 1`.
+    """
+
+    among: jax.Array
+    erased: jax.Array
+    q: jax.Array
+    k: jax.Array
+    writes: jax.Array
+    factor: jax.Array
+
+
+def weights(chunk: Chunk, form: Form) -> Weights:
+    """Returns the weights of a chunk; its length is a power of two."""
+    q, k, beta, log_decay, runs = chunk
+    q, k = q.astype(form.sums), k.astype(form.sums)
+    if log_decay is None:
+        since = until = jnp.zeros(beta.shape, form.sums)
+        by_q, by_k = _plain(q, k, form)
+    elif log_decay.shape[-1] == 1:
+        by_q, by_k, since, until = _scalar(q, k, log_decay, form)
+    else:
+        by_q, by_k, since, until = _vector(q, k, log_decay, form)
+    reach, stays, factor = jnp.exp(since), jnp.exp(until), jnp.exp(since[..., -1:, :])
+    past, seen = _before(q), ~_after(q)
+    if runs is not None:
+        last = runs[..., -1:, :]
+        here = runs == runs.swapaxes(-1, -2)
+        past, seen = past & here, seen & here
+        reach, stays = jnp.where(runs == 0, reach, 0), jnp.where(runs == last, stays, 0)
+        factor = jnp.where(last == 0, factor, 0)
+    return Weights(
+        among=jnp.where(seen, by_q, 0),
+        erased=jnp.where(past, beta * by_k, 0),
+        q=q * reach,
+        k=k * reach,
+        writes=k * stays,
+        factor=factor,
+    )
+
+
+def _plain(q: jax.Array, k: jax.Array, form: Form) -> tuple[jax.Array, jax.Array]:
+    return multiply(q, k, 'nt', form), multiply(k, k, 'nt', form)
+
+
+def _scalar(
+    q: jax.Array, k: jax.Array, log_decay: jax.Array, form: Form
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """Products of queries and of keys with keys, and the log decays up to each step and after it."""
+    # Over the steps after j up to i: a sum for every pair, so that small sums stay exact beside large ones.
+    later = jnp.where(_before(q), log_decay, 0)
+    until_now = jnp.broadcast_to(jnp.where(_after(q), 0, 1), later.shape)
+    between = multiply(until_now, later, 'nn', _exact(later))
+    decay = jnp.exp(between)
+    by_q, by_k = _plain(q, k, form)
+    row = log_decay.swapaxes(-1, -2)
+    since = jnp.sum(jnp.where(_after(q), 0, row), axis=-1, keepdims=True)
+    until = jnp.sum(jnp.where(_after(q), row, 0), axis=-1, keepdims=True)
+    return by_q * decay, by_k * decay, since, until
+
+
+def _vector(
+    q: jax.Array, k: jax.Array, log_decay: jax.Array, form: Form
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """The same, with decays for every key channel: halves of blocks of 2, 4, 8, ... steps.
+
+    The second half of a block reads the first through what has decayed since the block's middle, times what decays
+    until then (the secondary chunking of Yang et al., 2024, arXiv 2312.06635, all the way down).
+    """
+    c = q.shape[-2]
+    place = _count((1,) * (q.ndim - 2) + (c, 1), -2)
+    by_q = jnp.where(_same(q, 1), jnp.sum(q * k, axis=-1, keepdims=True), 0)
+    by_k = jnp.zeros_like(by_q)
+    since, until, total = log_decay, jnp.zeros_like(log_decay), log_decay
+    size = 1
+    while size < c:
+        second = (place & size) != 0
+        reads, held = jnp.where(second, jnp.exp(since), 0), jnp.where(second, 0, jnp.exp(until)) * k
+        here = _same(q, 2 * size)
+        by_q += jnp.where(here, multiply(q * reads, held, 'nt', form), 0)
+        by_k += jnp.where(here, multiply(k * reads, held, 'nt', form), 0)
+        other = jnp.where(second, jnp.roll(total, size, axis=-2), jnp.roll(total, -size, axis=-2))
+        since, until = since + jnp.where(second, other, 0), until + jnp.where(second, 0, other)
+        total += other
+        size *= 2
+    return by_q, by_k, since, until
+
+
+@jax.custom_vjp
+def inverse(strict: jax.Array) -> jax.Array:
+    """Returns `(I + strict)^{-1}`, `... c c`, of matrices that are zero on the diagonal and above.
+
+    Inverses of the diagonal blocks of 1, 2, 4, ... steps, each made of two of the size before: substitution by blocks,
+    which stays accurate where powers of the matrix would grow.
+    """
+    c = strict.shape[-1]
+    found = jnp.where(_same(strict, 1), 1, jnp.where(_same(strict, 2), -strict, 0))
+    form, size = _exact(strict), 2
+    while size < c:
+        corner = jnp.where(_same(strict, 2 * size) & ~_same(strict, size), strict, 0)
+        found -= multiply(found, multiply(corner, found, 'nn', form), 'nn', form)
+        size *= 2
+    return found
+
+
+def _save_inverse(strict: jax.Array) -> tuple[jax.Array, jax.Array]:
+    found = inverse(strict)
+    return found, found
+
+
+def _pull_inverse(found: jax.Array, dfound: jax.Array) -> tuple[jax.Array]:
+    form = _exact(found)
+    dstrict = -multiply(found, multiply(dfound, found, 'nt', form), 'tn', form)
+    return (jnp.where(_before(found), dstrict, 0),)
+
+
+inverse.defvjp(_save_inverse, _pull_inverse)
+
+
+def _exact(like: jax.Array) -> Form:
+    return Form(like.dtype, like.dtype, EXACT)
+
+
+def _before(like: jax.Array) -> jax.Array:
+    """Marks, bool `c c`, the steps before each; dimensions are those of `like`, `... c k`."""
+    row, column = _places(like)
+    return column < row
+
+
+def _after(like: jax.Array) -> jax.Array:
+    """Marks the steps after each."""
+    row, column = _places(like)
+    return column > row
+
+
+def _same(like: jax.Array, size: int) -> jax.Array:
+    """Marks the steps in the same block of so many, a power of two."""
+    row, column = _places(like)
+    return (row ^ column) < size
+
+
+def _places(like: jax.Array) -> tuple[jax.Array, jax.Array]:
+    shape = (1,) * (like.ndim - 2) + (like.shape[-2],) * 2
+    return _count(shape, -2), _count(shape, -1)
+
+
+def _count(shape: tuple[int, ...], axis: int) -> jax.Array:
+    return jax.lax.broadcasted_iota(jnp.int32, shape, axis % len(shape))

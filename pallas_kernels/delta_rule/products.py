@@ -1,0 +1,65 @@
+"""Matrix products of small blocks, and their gradients, in the types a device multiplies."""
+
+import dataclasses
+import functools
+from typing import NamedTuple
+
+import jax
+from jax.typing import DTypeLike
+
+
+@dataclasses.dataclass(frozen=True)
+class Form:
+    """How products are taken: their factors rounded to `operands`, sums in `sums`, at a precision of JAX's."""
+
+    operands: DTypeLike
+    sums: DTypeLike
+    precision: str | None = None
+
+
+class _Sides(NamedTuple):
+    """The axes, of the last two, over which left and right are summed."""
+
+    left: int
+    right: int
+
+
+_SUMMED = {'nn': _Sides(-1, -2), 'nt': _Sides(-1, -1), 'tn': _Sides(-2, -2)}
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def multiply(left: jax.Array, right: jax.Array, sides: str, form: Form) -> jax.Array:
+    """Returns `left @ right`, of `form.sums`, both `... i j`; where `sides` has a t for an n, that one is transposed.
+
+    The gradients are products of the same form, so that nothing else is rounded on the way back.
+    """
+    summed, last = _SUMMED[sides], left.ndim - 2
+    batch = tuple(range(last))
+    return jax.lax.dot_general(
+        left.astype(form.operands),
+        right.astype(form.operands),
+        (((summed.left % left.ndim,), (summed.right % right.ndim,)), (batch, batch)),
+        precision=form.precision,
+        preferred_element_type=form.sums,
+    )
+
+
+def _save(left: jax.Array, right: jax.Array, sides: str, form: Form) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    return multiply(left, right, sides, form), (left, right)
+
+
+def _pull(
+    sides: str, form: Form, saved: tuple[jax.Array, jax.Array], dproduct: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    left, right = saved
+    match sides:
+        case 'nn':
+            found = multiply(dproduct, right, 'nt', form), multiply(left, dproduct, 'tn', form)
+        case 'nt':
+            found = multiply(dproduct, right, 'nn', form), multiply(dproduct, left, 'tn', form)
+        case _:
+            found = multiply(right, dproduct, 'nt', form), multiply(left, dproduct, 'nn', form)
+    return found[0].astype(left.dtype), found[1].astype(right.dtype)
+
+
+multiply.defvjp(_save, _pull)

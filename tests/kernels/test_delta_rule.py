@@ -1,0 +1,275 @@
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_kernels import delta_rule, linear_attention, tiling
+from pallas_kernels.cases import delta_rule as cases
+from pallas_kernels.delta_rule import chunk
+
+NARROW = ('shared queries and keys', 'packed scalar', 'packed vector', 'strong vector')
+SMALL = ('two', 'threes and twos', 'packed constant')
+GROUPED = ('no decay', 'constant', 'grouped vector', 'packed scalar', 'sudden vector')
+DOCUMENTS = ('packed', 'packed constant', 'packed scalar', 'sudden vector')
+
+
+def by_hand(q, k, v, beta, state, log_decay=None, segments=None):
+    b, t, h = *q.shape[:2], state.shape[1]
+    S, o = state.copy(), np.zeros((b, t, h, v.shape[3]))
+    for row in range(b):
+        for i in range(t):
+            new = i > 0 and segments is not None and segments[row, i] != segments[row, i - 1]
+            for head in range(h):
+                query, key, value = (array[row, i, head * array.shape[2] // h] for array in (q, k, v))
+                if new:
+                    S[row, head] = 0
+                elif log_decay is not None:
+                    decay = log_decay[head] if log_decay.ndim == 1 else log_decay[row, i, head]
+                    S[row, head] *= np.exp(np.broadcast_to(decay, key.shape))[:, None]
+                erase = np.eye(len(key)) - beta[row, i, head] * np.outer(key, key)
+                S[row, head] = erase @ S[row, head] + beta[row, i, head] * np.outer(key, value)
+                o[row, i, head] = S[row, head].T @ query / np.sqrt(len(key))
+    return o, S
+
+
+@pytest.fixture
+def small_tiles(monkeypatch):
+    """Tiles so small that a short call has several groups of several chunks."""
+    monkeypatch.setattr(tiling, 'delta_rule', lambda *_: tiling.ChunkTile(steps=8, group=16))
+
+
+def check(comparison, core, name, call, case, implementation='xla'):
+    h = max(case.heads)
+    # An element of a state adds steps up; an output adds key channels up besides.
+    reduction = case.t * max(case.k, case.v)
+    everything = reduction * case.b if case.decay == 'h' else reduction
+    shared = reduction * h
+    comparison.check(
+        core, name, call, reduction, implementation=implementation, q=shared, k=shared, v=shared, log_decay=everything
+    )
+
+
+@pytest.mark.parametrize('name', cases.CASES)
+def test_reference_is_the_definition(name, in_double):
+    with jax.enable_x64(True):
+        call = in_double(cases.call(name))
+        actual = jax.jit(functools.partial(delta_rule, **call.options, implementation='reference'))(**call.arrays)
+        numbers = {name: np.asarray(array) for name, array in {**call.arrays, **call.options}.items()}
+        for one, other in zip(actual, by_hand(**numbers), strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize('implementation', ['reference', 'xla'])
+def test_numbers_worked_out_by_hand(implementation):
+    def steps(*rows):
+        return jnp.array(rows, jnp.float32)[None, :, None, :]
+
+    half = jnp.log(jnp.array([[[[1.0, 0.5]], [[0.5, 0.25]]]]))
+    o, state = delta_rule(
+        steps([1, 2], [1, 1]), steps([1, 0], [0, 1]), steps([10], [5]), jnp.array([[[1.0], [0.5]]]), half, scale=2.0,
+        state=jnp.array([[[[4.0], [8.0]]]]), implementation=implementation,
+    )  # fmt: skip
+    # (4, 8) decays to (4, 4); the key (1, 0) reads 4, which 10 replaces: S_1 = (10, 4), read by (1, 2): 18.
+    # (10, 4) decays to (5, 1); the key (0, 1) reads 1, which 5 replaces by half: S_2 = (5, 3), read by (1, 1): 8.
+    np.testing.assert_allclose(o[0, :, 0, 0], [36, 16], rtol=1e-6)
+    np.testing.assert_allclose(state[0, 0, :, 0], [5, 3], rtol=1e-6)
+
+
+@pytest.mark.parametrize('name', SMALL)
+def test_gradients_of_the_reference_are_differences(name, differences):
+    differences(delta_rule, cases.call(name))
+
+
+@pytest.mark.parametrize(
+    ('name', 'dtype'),
+    [(name, jnp.float32) for name in cases.CASES] + [(name, jnp.bfloat16) for name in NARROW],
+    ids=lambda value: value if isinstance(value, str) else value.__name__,
+)
+def test_xla_is_the_reference(name, dtype, comparison):
+    check(comparison, delta_rule, name, cases.call(name, dtype), cases.CASES[name])
+
+
+@pytest.mark.parametrize('name', GROUPED)
+def test_groups_of_chunks_are_the_reference(name, small_tiles, comparison):
+    check(comparison, delta_rule, name, cases.call(name), cases.CASES[name])
+
+
+@pytest.mark.parametrize('implementation', ['reference', 'xla'])
+def test_with_keys_at_right_angles_it_is_linear_attention(implementation):
+    """Nothing is ever overwritten then, and beta is a factor of the keys."""
+    q, v = (jax.random.normal(jax.random.key(seed), (1, 16, 2, 16)) for seed in (0, 1))
+    k = jnp.broadcast_to(jnp.eye(16)[None, :, None], q.shape)
+    beta = jax.random.uniform(jax.random.key(2), (1, 16, 2))
+    with jax.default_matmul_precision('highest'):
+        found = delta_rule(q, k, v, beta, implementation=implementation)
+        expected = linear_attention(q, beta[..., None] * k, v, implementation='reference')
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_with_beta_one_the_last_value_of_a_key_is_read_back():
+    k = jnp.broadcast_to(jnp.array([0.6, 0.8]), (1, 40, 1, 2))
+    v = jax.random.normal(jax.random.key(0), (1, 40, 1, 3))
+    o, _ = delta_rule(k, k, v, jnp.ones((1, 40, 1)), scale=1.0, implementation='xla')
+    np.testing.assert_allclose(o, v, rtol=1e-5, atol=1e-5)
+
+
+def test_the_vector_form_with_one_decay_for_all_channels_is_the_scalar_reference(comparison):
+    call = cases.call('packed scalar')
+    q = call.arrays['q']
+
+    def spread(log_decay, *, implementation, **arguments):
+        if implementation == 'xla':
+            log_decay = jnp.broadcast_to(log_decay[..., None], (*log_decay.shape, q.shape[3]))
+        return delta_rule(log_decay=log_decay, implementation=implementation, **arguments)
+
+    check(comparison, spread, 'spread', call, cases.CASES['packed scalar'])
+
+
+@pytest.mark.parametrize(('decay', 'cuts'), [('scalar', (1,)), ('scalar', (5, 32)), ('vector', (32,))])
+def test_pieces_are_the_whole_forward_and_backward(decay, cuts, comparison):
+    pieces = list(zip((0, *cuts), (*cuts, 37), strict=True))
+
+    def in_pieces(state, *, implementation, **inputs):
+        if implementation == 'reference':
+            return delta_rule(state=state, implementation=implementation, **inputs)
+        outputs = []
+        for start, end in pieces:
+            piece = {name: array[:, start:end] for name, array in inputs.items()}
+            o, state = delta_rule(state=state, implementation='xla', **piece)
+            outputs.append(o)
+        return jnp.concatenate(outputs, axis=1), state
+
+    check(comparison, in_pieces, decay, cases.call(decay), cases.CASES[decay])
+
+
+@pytest.mark.parametrize('name', ['scalar', 'sudden vector'])
+def test_under_vmap_and_remat(name, comparison):
+    call = cases.call(name)
+
+    def mapped(*, implementation, **arguments):
+        if implementation == 'reference':
+            return delta_rule(implementation=implementation, **arguments)
+
+        def row(arguments):
+            arguments = {name: array[None] for name, array in arguments.items()}
+            return delta_rule(implementation='xla', **arguments)
+
+        return jax.tree.map(lambda array: array[:, 0], jax.vmap(jax.checkpoint(row))(arguments))
+
+    check(comparison, mapped, f'mapped {name}', call, cases.CASES[name])
+
+
+@pytest.mark.parametrize('name', DOCUMENTS)
+def test_nothing_passes_between_documents_or_from_the_future(name):
+    call = cases.call(name)
+    segments = np.asarray(call.options['segments'])
+    per_token = {n: a for n, a in call.arrays.items() if n != 'state' and a.ndim > 1}
+    rest = {n: a for n, a in call.arrays.items() if n not in per_token}
+
+    @jax.jit
+    def gradients(at):
+        def output(inputs):
+            o, _ = delta_rule(**inputs, **rest, **call.options, implementation='xla')
+            return jnp.sum(jax.lax.dynamic_index_in_dim(o, at, axis=1))
+
+        return jax.grad(output)(per_token)
+
+    tokens = np.arange(segments.shape[1])
+    for at in (4, 31, 32, 40, 66):
+        seen = (segments == segments[:, at : at + 1]) & (tokens <= at)
+        for argument, gradient in gradients(at).items():
+            size = np.abs(np.asarray(gradient)).max(axis=tuple(range(2, gradient.ndim)))
+            assert not size[~seen].any(), f'{argument} at {np.argwhere((size > 0) & ~seen)[0]} reaches step {at}'
+            assert argument == 'log_decay' or size[:, at].all()
+
+
+@pytest.mark.parametrize('decay', [None, 'scalar', 'vector'])
+def test_no_steps_at_all(decay):
+    call = cases.call('no decay' if decay is None else decay)
+    inputs = {name: array[:, :0] for name, array in call.arrays.items() if name != 'state'}
+    for implementation in ('reference', 'xla'):
+
+        def run(state, implementation=implementation):
+            return delta_rule(**inputs, state=state, implementation=implementation)
+
+        (o, final), pull = jax.vjp(run, call.arrays['state'])
+        assert o.shape[:3] == (2, 0, 2)
+        np.testing.assert_array_equal(final, call.arrays['state'])
+        np.testing.assert_array_equal(pull((o, final))[0], final)
+
+
+@pytest.mark.parametrize('implementation', ['reference', 'xla'])
+def test_types_and_defaults(implementation):
+    call = cases.call('grouped vector', jnp.bfloat16)
+    without = {**call.arrays, 'state': None}
+    given = {**call.arrays, 'state': jnp.zeros((1, 4, 8, 8))}
+    run = jax.jit(functools.partial(delta_rule, implementation=implementation), static_argnames='scale')
+    o, state = run(**without)
+    assert o.dtype == jnp.bfloat16
+    assert state.dtype == jnp.float32
+    for one, other in zip((o, state), run(**given, scale=8**-0.5), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize('t', [1000, pytest.param(65536, marks=pytest.mark.slow)], ids=lambda t: f'{t} steps')
+@pytest.mark.parametrize('letters', ['b t h', 'b t h k'])
+def test_strong_decays_over_many_steps(letters, t, comparison, monkeypatch):
+    case = cases.Case(b=1, t=t, k=8, v=8, heads=(1, 1, 1), decay=letters, strength=25.0)
+    monkeypatch.setitem(cases.CASES, 'long', case)
+    check(comparison, delta_rule, f'long {letters} {t}', cases.call('long', jnp.bfloat16), case)
+
+
+@pytest.mark.parametrize(('size', 'most'), [(16, 1.0), (64, 1.0), (64, 2.0)])
+def test_inverse_of_keys_alike(size, most):
+    """Where powers of the matrix grow: keys that have much in common, betas up to 2."""
+    keys = np.random.default_rng(0).standard_normal((size, 32)) + 2
+    keys /= np.linalg.norm(keys, axis=1, keepdims=True)
+    strict = np.tril(most * keys @ keys.T, -1)
+    expected = np.linalg.inv(np.eye(size) + strict)
+    found = chunk.inverse(jnp.asarray(strict, jnp.float32))
+    assert np.abs(found - expected).max() < 1e-5 * np.abs(expected).max()
+
+
+def test_memory_is_linear_in_length():
+    """Four times the steps take about four times the memory of the backward pass; a square would take sixteen."""
+
+    def bytes_of(t):
+        inputs = [jax.ShapeDtypeStruct((1, t, 2, *last), jnp.float32) for last in ((16,), (16,), (16,), (), ())]
+        loss = jax.grad(lambda *arrays: jnp.sum(delta_rule(*arrays)[0] ** 2), argnums=(0, 1, 2, 3, 4))
+        return jax.jit(loss).lower(*inputs).compile().memory_analysis().temp_size_in_bytes
+
+    assert bytes_of(32768) < 5 * bytes_of(8192)
+
+
+@pytest.mark.parametrize('name', ['packed scalar', 'sudden vector'])
+def test_twice_the_same_bits(name, comparison):
+    call = cases.call(name)
+    first, second = (comparison.evaluate(delta_rule, call, 'xla') for _ in range(2))
+    for name, array in first.items():
+        np.testing.assert_array_equal(array, second[name])
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'error', 'message'),
+    [
+        ({'q': jnp.zeros((1, 2, 3))}, ValueError, r'delta_rule: q has shape \(1, 2, 3\); expected b t hq k'),
+        ({'k': jnp.zeros((1, 2, 2, 4))}, ValueError, r'k has shape .*; expected b t hk k with b=1, t=2, k=3'),
+        ({'v': jnp.zeros((1, 3, 2, 2))}, ValueError, r'v has shape \(1, 3, 2, 2\); expected b t hv v with b=1, t=2'),
+        ({'beta': jnp.zeros((1, 2))}, ValueError, r'beta has shape \(1, 2\); expected b t h with b=1, t=2, h=2'),
+        ({'beta': jnp.zeros((1, 2, 2), int)}, TypeError, 'beta has type int32 .*; expected a floating-point type'),
+        ({'log_decay': jnp.zeros(3)}, ValueError, r'log_decay has shape \(3,\); expected h with h=2'),
+        ({'log_decay': jnp.zeros((1, 2))}, ValueError, r'log_decay has shape \(1, 2\); expected b t h k'),
+        ({'log_decay': jnp.zeros((1, 2, 2, 2))}, ValueError, r'expected b t h k with b=1, t=2, h=2, k=3'),
+        ({'state': jnp.zeros((1, 2, 2, 3))}, ValueError, r'state has shape \(1, 2, 2, 3\); expected b h k v'),
+        ({'segments': jnp.zeros((2, 2), jnp.int32)}, ValueError, r'segments has shape \(2, 2\); expected b t'),
+        ({'segments': jnp.zeros((1, 2))}, TypeError, 'segments has type float32 .*; expected an integer type'),
+        ({'implementation': 'cuda'}, ValueError, "implementation is 'cuda'; expected None or one of"),
+        ({'implementation': 'mosaic_tpu'}, NotImplementedError, "'mosaic_tpu' cannot serve: the platform is cpu"),
+    ],
+)  # fmt: skip
+def test_errors(arguments, error, message):
+    with pytest.raises(error, match=message):
+        delta_rule(**{**cases.call('two').arrays, **arguments})
