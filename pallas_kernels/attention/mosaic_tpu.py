@@ -8,13 +8,12 @@ import functools
 from typing import Any
 
 import jax
-import jax.experimental.pallas as pl
 import jax.numpy as jnp
 
 from pallas_kernels.attention import tpu_sweep, vjp
 from pallas_kernels.attention.maps import Block, Statistics
 from pallas_kernels.attention.problem import Operands, Rule
-from pallas_kernels.attention.tpu_sweep import Arrays, Call, Part, Parts, Step, Sweep
+from pallas_kernels.attention.tpu_sweep import Arrays, Call, Part, Parts, Step, Sums, Sweep
 from pallas_kernels.target import Target
 
 CHANNELS = 16
@@ -50,20 +49,17 @@ def forward(here: Target, rule: Rule, operands: Operands, given: Statistics) -> 
     """Returns the output and what is kept; `given` are the statistics of a map that surveys."""
     call = tpu_sweep.call(here, rule, operands)
     inputs = _inputs(call, operands) | _rows(call, _named(given))
-    q, v = inputs['q'].array, inputs['v'].array
-    weighted = ('output', 'companion') if rule.weights.has_companion else ('output',)
-    outputs = {name: _rowwise(q, v.shape[3], v.dtype) for name in weighted}
-    scratch = dict.fromkeys(weighted, (v.shape[3], call.tile.queries))
+    v = operands.v.shape[3]
     if rule.weights.surveys:
-        body = functools.partial(_weigh, call)
+        found, statistics = _read(call, inputs), given
     else:
-        body = functools.partial(_follow, call)
-        outputs |= {name: _rowwise(q, 1, jnp.float32) for name in _named(rule.weights.statistics)}
-        scratch |= dict.fromkeys(('pivot', 'denominator'), (1, call.tile.queries))
-    found = Sweep(call, 'bgrp', 't', call.by_queries()).run(body, inputs, outputs, scratch)
-    rows = {name: array[..., : call.sizes['t']].swapaxes(3, 4) for name, array in found.items()}
-    weighed = [rows[name][..., : operands.v.shape[3]].astype(operands.v.dtype) for name in weighted]
-    statistics = given if rule.weights.surveys else tuple(rows[name] for name in _named(rule.weights.statistics))
+        found = _follow(call, inputs)
+        statistics = tuple(_time_last_but_one(call, found[name]) for name in _named(rule.weights.statistics))
+    weighed = [
+        _time_last_but_one(call, found[name])[..., :v].astype(operands.v.dtype)
+        for name in ('output', 'companion')
+        if name in found
+    ]
     return vjp.Kept(weighed[0], statistics, *weighed[1:])
 
 
@@ -94,134 +90,104 @@ def backward(here: Target, rule: Rule, operands: Operands, kept: vjp.Kept, doutp
     )
 
 
-def _pull_queries(call: Call, inputs: Parts) -> Arrays:
-    """The gradients of queries, of their forget gates, and of the slope as every query has it."""
-    q = inputs['q'].array
-    outputs = {'q': _rowwise(q, q.shape[3], q.dtype)}
-    scratch = {'q': (q.shape[3], call.tile.queries)}
-    for name in ('query_forget', 'slopes'):
-        if name in inputs:
-            outputs[name] = _rowwise(q, 1, jnp.float32)
-            scratch[name] = (1, call.tile.queries)
-    sweep = Sweep(call, 'bgrp', 't', call.by_queries())
-    return sweep.run(functools.partial(_push_queries, call), inputs, outputs, scratch)
+def _follow(call: Call, inputs: Parts) -> Arrays:
+    """The forward pass of a map that keeps up with the keys."""
+    weights, v = call.rule.weights, inputs['v'].array.shape[3]
 
+    def add(step: Step, values: Arrays, memory: Arrays) -> None:
+        block = _block(call, step, _products(call, values), values)
+        before = memory['pivot'][...]
+        pivot = jnp.maximum(before, jnp.max(weights.pivot(block), axis=0, keepdims=True))
+        numerators, denominators = weights.block(block, pivot)
+        rescale = weights.rescale(before, pivot)
+        memory['pivot'][...] = pivot
+        memory['denominator'][...] = rescale * memory['denominator'][...] + jnp.sum(denominators, axis=0, keepdims=True)
+        memory['output'][...] = rescale * memory['output'][...] + _dot(values['v'], numerators, 0, 0)
 
-def _pull_keys(call: Call, inputs: Parts) -> Arrays:
-    """The gradients of keys and values, summed over the heads of a group, and of the forget gates of keys."""
-    outputs = {name: Part('bgs.', _like(inputs[name].array)) for name in ('k', 'v')}
-    scratch = {name: (call.tile.keys, inputs[name].array.shape[3]) for name in ('k', 'v')}
-    if 'key_forget' in inputs:
-        outputs['key_forget'] = Part('bg..s', _like(inputs['key_forget'].array))
-    sweep = Sweep(call, 'bgpr', 's', call.by_keys())
-    return sweep.run(functools.partial(_push_keys, call), inputs, outputs, scratch)
-
-
-def _pull_bias(call: Call, inputs: Parts) -> jax.Array:
-    """The gradient of the bias, summed where it does not vary."""
-    letters, array = inputs['bias']
-    own = ''.join(axis for axis, n in zip('bgr', array.shape, strict=False) if n == call.sizes[axis])
-    others = ''.join(axis for axis in 'bgr' if axis not in own)
-    still = ''.join(letter for letter in 'ts' if letter in letters)
-    pairs = call.by_keys() if still == 's' else call.by_queries()
-    total = Sweep(call, f'{own}p{others}', still, pairs).run(
-        functools.partial(_push_bias, call, letters),
-        inputs,
-        {'bias': Part(letters, _like(array))},
-        {'bias': (call.tile.keys if 's' in still else 1, call.tile.queries if 't' in still else 1)},
-    )['bias']
-    return jnp.where(_visited(call, pairs), total, 0) if still == 'ts' else total
-
-
-def _follow(call: Call, step: Step, values: Arrays, results: Arrays, memory: Arrays) -> None:
-    """Takes in one tile of keys, for a map that keeps up with the keys."""
-    weights = call.rule.weights
-
-    @pl.when(step.first)
-    def start() -> None:
-        memory['pivot'][...] = jnp.full_like(memory['pivot'], weights.start)
-        memory['denominator'][...] = jnp.zeros_like(memory['denominator'])
-        memory['output'][...] = jnp.zeros_like(memory['output'])
-
-    block = _block(call, step, _products(call, values), values)
-    before = memory['pivot'][...]
-    pivot = jnp.maximum(before, jnp.max(weights.pivot(block), axis=0, keepdims=True))
-    numerators, denominators = weights.block(block, pivot)
-    rescale = weights.rescale(before, pivot)
-    memory['pivot'][...] = pivot
-    memory['denominator'][...] = rescale * memory['denominator'][...] + jnp.sum(denominators, axis=0, keepdims=True)
-    memory['output'][...] = rescale * memory['output'][...] + _dot(values['v'], numerators, 0, 0)
-
-    @pl.when(step.last)
-    def finish() -> None:
+    def finish(memory: Arrays, results: Arrays) -> None:
         normalizer, statistics = weights.finish(memory['pivot'][...], memory['denominator'][...])
         results['output'][...] = (memory['output'][...] / normalizer).astype(results['output'].dtype)
         for name, row in _named(statistics).items():
             results[name][...] = row
 
-
-def _weigh(call: Call, step: Step, values: Arrays, results: Arrays, memory: Arrays) -> None:
-    """Takes in one tile of keys, for a map whose statistics are known."""
-    weights, statistics = call.rule.weights, _statistics(call, values)
-    _clear(step, memory)
-    block = _block(call, step, _products(call, values), values)
-    memory['output'][...] += _dot(values['v'], weights.recompute(block, statistics), 0, 0)
-    if weights.has_companion:
-        memory['companion'][...] += _dot(values['v'], weights.companion(block, statistics), 0, 0)
-    _write(step, memory, results)
+    outputs = {'output': _rowwise(inputs, v, inputs['v'].array.dtype)}
+    outputs |= {name: _rowwise(inputs, 1, jnp.float32) for name in _named(weights.statistics)}
+    scratch = {
+        'pivot': Sums((1, call.tile.queries), weights.start),
+        'denominator': Sums((1, call.tile.queries)),
+        'output': Sums((v, call.tile.queries)),
+    }
+    return Sweep(call, 'bgrp', 't', call.by_queries()).run(add, inputs, outputs, scratch, finish)
 
 
-def _push_queries(call: Call, step: Step, values: Arrays, results: Arrays, memory: Arrays) -> None:
-    """Adds what one tile of keys gives to the gradients of queries."""
-    _clear(step, memory)
-    added = tuple(name for name in ('query_forget', 'slopes') if name in values)
-    _, dproducts, dadded = _gradients(call, step, values, added)
-    memory['q'][...] += call.rule.scale * _dot(values['k'], dproducts, 0, 0)
-    for name in added:
-        memory[name][...] += dadded[name]
-    _write(step, memory, results)
+def _read(call: Call, inputs: Parts) -> Arrays:
+    """The forward pass of a map whose statistics are known."""
+    weights, v = call.rule.weights, inputs['v'].array.shape[3]
+
+    def add(step: Step, values: Arrays, memory: Arrays) -> None:
+        block, statistics = _block(call, step, _products(call, values), values), _statistics(call, values)
+        memory['output'][...] += _dot(values['v'], weights.recompute(block, statistics), 0, 0)
+        if weights.has_companion:
+            memory['companion'][...] += _dot(values['v'], weights.companion(block, statistics), 0, 0)
+
+    names = ('output', 'companion') if weights.has_companion else ('output',)
+    outputs = {name: _rowwise(inputs, v, inputs['v'].array.dtype) for name in names}
+    scratch = {name: Sums((v, call.tile.queries)) for name in names}
+    return Sweep(call, 'bgrp', 't', call.by_queries()).run(add, inputs, outputs, scratch)
 
 
-def _push_keys(call: Call, step: Step, values: Arrays, results: Arrays, memory: Arrays) -> None:
-    """Adds what one tile of queries, of one head, gives to the gradients of keys and values."""
-    _clear(step, memory)
-    added = tuple(name for name in ('key_forget',) if name in values)
-    weights, dproducts, dadded = _gradients(call, step, values, added)
-    memory['k'][...] += call.rule.scale * _dot(dproducts, values['q'], 1, 1)
-    memory['v'][...] += _dot(weights, values['doutput'], 1, 1)
-    _write(step, memory, results)
-    if added:
-        total = results['key_forget']
+def _pull_queries(call: Call, inputs: Parts) -> Arrays:
+    """The gradients of queries, of their forget gates, and of the slope as every query has it."""
+    k, dtype = inputs['q'].array.shape[3], inputs['q'].array.dtype
+    added = tuple(name for name in ('query_forget', 'slopes') if name in inputs)
 
-        @pl.when(step.enters)
-        def start() -> None:
-            total[step.head] = jnp.zeros_like(total[step.head])
+    def add(step: Step, values: Arrays, memory: Arrays) -> None:
+        _, dproducts, dadded = _gradients(call, step, values, added)
+        memory['q'][...] += call.rule.scale * _dot(values['k'], dproducts, 0, 0)
+        for name in added:
+            memory[name][...] += dadded[name]
 
-        total[step.head] += tpu_sweep.upright('s', dadded['key_forget'])
+    outputs = {'q': _rowwise(inputs, k, dtype)} | {name: _rowwise(inputs, 1, jnp.float32) for name in added}
+    scratch = {'q': Sums((k, call.tile.queries))} | {name: Sums((1, call.tile.queries)) for name in added}
+    return Sweep(call, 'bgrp', 't', call.by_queries()).run(add, inputs, outputs, scratch)
 
 
-def _push_bias(call: Call, letters: str, step: Step, values: Arrays, results: Arrays, memory: Arrays) -> None:
-    """Adds what one pair of tiles gives to the gradient of the bias."""
-    _clear(step, memory)
-    memory['bias'][...] += _gradients(call, step, values, ('bias',))[2]['bias']
+def _pull_keys(call: Call, inputs: Parts) -> Arrays:
+    """The gradients of keys and values, summed over the heads of a group, and of the forget gates of keys."""
+    added = tuple(name for name in ('key_forget',) if name in inputs)
 
-    @pl.when(step.last)
-    def write() -> None:
-        results['bias'][...] = tpu_sweep.upright(letters, memory['bias'][...]).astype(results['bias'].dtype)
+    def add(step: Step, values: Arrays, memory: Arrays) -> None:
+        weights, dproducts, dadded = _gradients(call, step, values, added)
+        memory['k'][...] += call.rule.scale * _dot(dproducts, values['q'], 1, 1)
+        memory['v'][...] += _dot(weights, values['doutput'], 1, 1)
+        for name in added:
+            memory[name][step.head] += dadded[name].T
+
+    outputs = {name: Part('bgs.', _like(inputs[name].array)) for name in ('k', 'v')}
+    outputs |= {name: Part('bg..s', _like(inputs[name].array)) for name in added}
+    scratch = {name: Sums((call.tile.keys, inputs[name].array.shape[3])) for name in ('k', 'v')}
+    scratch |= {name: Sums((call.sizes['r'], 1, call.tile.keys)) for name in added}
+    return Sweep(call, 'bgpr', 's', call.by_keys()).run(add, inputs, outputs, scratch)
 
 
-def _clear(step: Step, memory: Arrays) -> None:
-    @pl.when(step.first)
-    def clear() -> None:
-        for sums in memory.values():
-            sums[...] = jnp.zeros_like(sums)
+def _pull_bias(call: Call, inputs: Parts) -> jax.Array:
+    """The gradient of the bias, summed where it does not vary."""
+    letters, array = inputs['bias']
 
+    def add(step: Step, values: Arrays, memory: Arrays) -> None:
+        memory['bias'][...] += _gradients(call, step, values, ('bias',))[2]['bias']
 
-def _write(step: Step, memory: Arrays, results: Arrays) -> None:
-    @pl.when(step.last)
-    def write() -> None:
-        for name, sums in memory.items():
-            results[name][...] = sums[...].astype(results[name].dtype)
+    def finish(memory: Arrays, results: Arrays) -> None:
+        results['bias'][...] = tpu_sweep.upright(letters, memory['bias'][...]).astype(array.dtype)
+
+    own = ''.join(axis for axis, n in zip('bgr', array.shape, strict=False) if n == call.sizes[axis])
+    others = ''.join(axis for axis in 'bgr' if axis not in own)
+    still = ''.join(letter for letter in 'ts' if letter in letters)
+    pairs = call.by_keys() if still == 's' else call.by_queries()
+    scratch = {'bias': Sums((call.tile.keys if 's' in still else 1, call.tile.queries if 't' in still else 1))}
+    sweep = Sweep(call, f'{own}p{others}', still, pairs)
+    total = sweep.run(add, inputs, {'bias': Part(letters, _like(array))}, scratch, finish)['bias']
+    return jnp.where(_visited(call, pairs), total, 0) if still == 'ts' else total
 
 
 def _gradients(call: Call, step: Step, values: Arrays, names: tuple[str, ...]) -> tuple[jax.Array, jax.Array, Arrays]:
@@ -236,15 +202,8 @@ def _gradients(call: Call, step: Step, values: Arrays, names: tuple[str, ...]) -
     if 'slopes' in added:
         added['slopes'] = jnp.broadcast_to(added['slopes'], step.rows.shape)
     _, pull, block = jax.vjp(of, _products(call, values), added, has_aux=True)
-    found = weights.recompute(block, statistics)
-    dscores = weights.score_gradient(
-        block,
-        found,
-        statistics,
-        _dot(values['v'], values['doutput'], 1, 0),
-        values['delta'],
-        values.get('companion_delta'),
-    )
+    found, dweights = weights.recompute(block, statistics), _dot(values['v'], values['doutput'], 1, 0)
+    dscores = weights.score_gradient(block, found, statistics, dweights, values['delta'], values.get('companion_delta'))
     return found, *pull(dscores)
 
 
@@ -254,26 +213,32 @@ def _products(call: Call, values: Arrays) -> jax.Array:
 
 def _block(call: Call, step: Step, products: jax.Array, values: Arrays) -> Block:
     """The scores of a block, `s t`."""
-    rule, cap = call.rule, call.rule.weights.soft_cap
+    cap = call.rule.weights.soft_cap
     scores = products if cap is None else cap * jnp.tanh(products / cap)
     distance = step.rows - step.columns
-    visible = list(step.real)
-    if rule.causal:
-        visible.append(distance >= 0)
-    if rule.window is not None:
-        visible.append((jnp.abs(distance) < rule.window) | (step.columns < rule.sinks))
-    if 'query_segments' in values:
-        visible.append(values['query_segments'] == values['key_segments'])
+    visible = _visible(call, step, distance, values) if step.masked else jnp.ones((1, 1), bool)
     if 'bias' in values:
-        visible.append(values['bias'] > -jnp.inf)
-    seen = functools.reduce(jnp.logical_and, visible, step.columns >= 0)
-    if 'bias' in values:
-        scores += jnp.where(seen, values['bias'], 0)
+        scores += jnp.where(visible, values['bias'], 0)
     if 'slopes' in values:
         scores -= values['slopes'] * jnp.abs(distance).astype(jnp.float32)
     if 'query_forget' in values:
         scores += values['query_forget'] - values['key_forget']
-    return Block(scores, seen, step.columns)
+    return Block(scores, visible, step.columns)
+
+
+def _visible(call: Call, step: Step, distance: jax.Array, values: Arrays) -> jax.Array:
+    """Which keys of a block its queries may see, `s t`."""
+    rule, s = call.rule, call.sizes['s']
+    conditions = [step.rows < s, step.columns < s] if call.padded() else []
+    if rule.causal:
+        conditions.append(distance >= 0)
+    if rule.window is not None:
+        conditions.append((jnp.abs(distance) < rule.window) | (step.columns < rule.sinks))
+    if 'query_segments' in values:
+        conditions.append(values['query_segments'] == values['key_segments'])
+    if 'bias' in values:
+        conditions.append(values['bias'] > -jnp.inf)
+    return functools.reduce(jnp.logical_and, conditions, jnp.ones(distance.shape, bool))
 
 
 def _dot(left: jax.Array, right: jax.Array, over_left: int, over_right: int) -> jax.Array:
@@ -326,9 +291,15 @@ def _rows(call: Call, rows: dict[str, jax.Array]) -> Parts:
     return {name: call.pad('bgr.t', row.astype(jnp.float32).swapaxes(3, 4)) for name, row in rows.items()}
 
 
-def _rowwise(q: jax.Array, channels: int, dtype: Any) -> Part:
+def _rowwise(inputs: Parts, channels: int, dtype: Any) -> Part:
     """An output of so many channels for every query."""
-    return Part('bgr.t', jax.ShapeDtypeStruct((*q.shape[:3], channels, q.shape[4]), dtype))
+    *heads, _, t = inputs['q'].array.shape
+    return Part('bgr.t', jax.ShapeDtypeStruct((*heads, channels, t), dtype))
+
+
+def _time_last_but_one(call: Call, array: jax.Array) -> jax.Array:
+    """`b g r v t` as `b g r t v`, the padding cut off."""
+    return array[..., : call.sizes['t']].swapaxes(3, 4)
 
 
 def _channels(array: jax.Array) -> jax.Array:

@@ -9,6 +9,7 @@ scratch memory, and run in the order of the list.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -55,6 +56,15 @@ class Call:
     rule: Rule
     sizes: dict[str, int]
     tile: tiling.AttentionTile
+
+    @property
+    def shift(self) -> int:
+        """The position of the first query among the keys."""
+        return self.sizes['s'] - self.sizes['t']
+
+    def padded(self) -> bool:
+        """Whether there are queries or keys that are padding."""
+        return any(self.sizes[letter] % size for letter, size in self.cut().items())
 
     def cut(self) -> dict[str, int]:
         """The size of the tiles of `t` and `s`."""
@@ -106,24 +116,34 @@ class Step(NamedTuple):
     Attributes:
       rows: positions of the queries among the keys, `1 t`.
       columns: positions of the keys, `s 1`.
-      real: which keys and queries are not padding, to be broadcast; all of these must hold.
-      enters: whether the list has come to other sums.
-      first: whether the step is the first of its sums, by every axis of the grid.
-      last: whether it is the last of them.
       head: the index in the group.
+      masked: whether some query of the block may not see some key; otherwise all see all.
     """
 
     rows: jax.Array
     columns: jax.Array
-    real: tuple[jax.Array, ...]
-    enters: jax.Array
-    first: jax.Array
-    last: jax.Array
     head: jax.Array
+    masked: bool
 
 
-Body = Callable[[Step, Arrays, Arrays, Arrays], None]
-"""One step of a kernel: given its inputs, and references to its outputs and its scratch memory."""
+Add = Callable[[Step, Arrays, Arrays], None]
+"""What a kernel does in one step: given its inputs, and references to its scratch memory."""
+
+Finish = Callable[[Arrays, Arrays], None]
+"""What it does with its scratch memory when sums are complete: given references to it, and to the outputs."""
+
+
+class Sums(NamedTuple):
+    """Scratch memory, float32, and what is in it before the first step."""
+
+    shape: tuple[int, ...]
+    start: float = 0.0
+
+
+def write(memory: Arrays, results: Arrays) -> None:
+    """Writes the sums out as they are."""
+    for name, sums in memory.items():
+        results[name][...] = sums[...].astype(results[name].dtype)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,34 +162,46 @@ class Sweep:
     still: str
     pairs: Pairs
 
-    def run(self, body: Body, inputs: Parts, outputs: Parts, scratch: dict[str, tuple[int, int]]) -> Arrays:
-        """Runs a kernel; `outputs` have shapes and types in place of arrays, scratch memory is float32."""
+    def run(self, add: Add, inputs: Parts, outputs: Parts, scratch: dict[str, Sums], finish: Finish = write) -> Arrays:
+        """Runs a kernel; `outputs` have shapes and types in place of arrays."""
 
         def kernel(queries: Any, keys: Any, sources: Arrays, results: Arrays, memory: Arrays) -> None:
-            values = {name: upright(part.letters, sources[name][...]) for name, part in inputs.items()}
-            body(self.step(queries, keys), values, results, memory)
+            at = {axis: pl.program_id(place) for place, axis in enumerate(self.axes)}
+            first, last = self._ends(at, queries, keys)
+
+            @pl.when(first)
+            def _() -> None:
+                for name, sums in scratch.items():
+                    memory[name][...] = jnp.full(sums.shape, sums.start, jnp.float32)
+
+            def step(masked: bool) -> None:
+                values = {name: upright(part.letters, sources[name][...]) for name, part in inputs.items()}
+                add(self._step(at, queries[at['p']], keys[at['p']], masked), values, memory)
+
+            some, every = self._sight(queries[at['p']], keys[at['p']], sources)
+            pl.when(every)(functools.partial(step, masked=False))
+            pl.when(some & ~every)(functools.partial(step, masked=True))
+            pl.when(last)(functools.partial(finish, memory, results))
 
         apart = self.axes.index('p')
+        semantics: list[Any] = ['parallel' if place < apart else 'arbitrary' for place in range(len(self.axes))]
         run = mosaic_tpu.call(
             kernel,
             self.call.here,
             grid_spec=pltpu.PrefetchScalarGridSpec(
                 num_scalar_prefetch=2,
                 grid=tuple(len(self.pairs) if axis == 'p' else self.call.sizes[axis] for axis in self.axes),
-                in_specs=({name: self.spec(part) for name, part in inputs.items()},),
-                out_specs=({name: self.spec(part) for name, part in outputs.items()},),
-                scratch_shapes=({name: pltpu.VMEM(shape, jnp.float32) for name, shape in scratch.items()},),
+                in_specs=({name: self._spec(part) for name, part in inputs.items()},),
+                out_specs=({name: self._spec(part) for name, part in outputs.items()},),
+                scratch_shapes=({name: pltpu.VMEM(sums.shape, jnp.float32) for name, sums in scratch.items()},),
             ),
             out_shape=({name: part.array for name, part in outputs.items()},),
-            compiler_params=pltpu.CompilerParams(
-                dimension_semantics=('parallel',) * apart + ('arbitrary',) * (len(self.axes) - apart),
-                vmem_limit_bytes=MEMORY,
-            ),
+            compiler_params=pltpu.CompilerParams(dimension_semantics=semantics, vmem_limit_bytes=MEMORY),
         )
         lists = [jnp.array(tiles, jnp.int32) for tiles in zip(*self.pairs, strict=True)]
         return run(*lists, {name: part.array for name, part in inputs.items()})[0]
 
-    def spec(self, part: Part) -> pl.BlockSpec:
+    def _spec(self, part: Part) -> pl.BlockSpec:
         """How the tiles of an array are found."""
         letters, shape = part.letters, part.array.shape
         sizes = {'b': None, 'g': None, 'r': None, **self.call.cut()}
@@ -182,25 +214,46 @@ class Sweep:
 
         return pl.BlockSpec(tuple(sizes.get(letter, n) for letter, n in zip(letters, shape, strict=True)), place)
 
-    def step(self, queries: Any, keys: Any) -> Step:
-        """Where a kernel is, given references to the tiles of queries and of keys in the list."""
-        at = {axis: pl.program_id(place) for place, axis in enumerate(self.axes)}
+    def _ends(self, at: Arrays, queries: Any, keys: Any) -> tuple[jax.Array, jax.Array]:
+        """Whether a step is the first of its sums, and whether it is the last of them."""
         p, end = at['p'], len(self.pairs) - 1
-        enters, leaves = p == 0, p == end
+        first, last = p == 0, p == end
         for letter, tiles in (('t', queries), ('s', keys)):
             if letter in self.still:
-                enters |= tiles[p] != tiles[jnp.maximum(p - 1, 0)]
-                leaves |= tiles[p] != tiles[jnp.minimum(p + 1, end)]
-        first, last = enters, leaves
+                first |= tiles[p] != tiles[jnp.maximum(p - 1, 0)]
+                last |= tiles[p] != tiles[jnp.minimum(p + 1, end)]
         for axis in self.axes[self.axes.index('p') + 1 :]:
             first &= at[axis] == 0
             last &= at[axis] == self.call.sizes[axis] - 1
+        return first, last
 
-        t, s, tile = self.call.sizes['t'], self.call.sizes['s'], self.call.tile
-        index = queries[p] * tile.queries + jax.lax.broadcasted_iota(jnp.int32, (1, tile.queries), 1)
-        columns = keys[p] * tile.keys + jax.lax.broadcasted_iota(jnp.int32, (tile.keys, 1), 0)
-        real = ((index < t,) if t % tile.queries else ()) + ((columns < s,) if s % tile.keys else ())
-        return Step(index + (s - t), columns, real, enters, first, last, at['r'])
+    def _step(self, at: Arrays, i: jax.Array, j: jax.Array, masked: bool) -> Step:
+        tile = self.call.tile
+        rows = i * tile.queries + self.call.shift + jax.lax.broadcasted_iota(jnp.int32, (1, tile.queries), 1)
+        columns = j * tile.keys + jax.lax.broadcasted_iota(jnp.int32, (tile.keys, 1), 0)
+        return Step(rows, columns, at['r'], masked)
+
+    def _sight(self, i: jax.Array, j: jax.Array, sources: Arrays) -> tuple[jax.Array, jax.Array]:
+        """Whether some query of a block may see some key, and whether every query sees every key."""
+        rule, tile, s = self.call.rule, self.call.tile, self.call.sizes['s']
+        first, start = i * tile.queries + self.call.shift, j * tile.keys
+        last, end = first + tile.queries - 1, start + tile.keys - 1
+        some, every = jnp.bool_(True), (last < s) & (end < s)
+        if rule.causal:
+            every &= end <= first
+        if rule.window is not None:
+            every &= ((last - start < rule.window) & (end - first < rule.window)) | (end < rule.sinks)
+        if 'bias' in sources:
+            every &= False
+        if 'query_segments' in sources:
+            lowest, highest, least, most = (
+                extreme(sources[name][...])
+                for name in ('query_segments', 'key_segments')
+                for extreme in (jnp.min, jnp.max)
+            )
+            some = (lowest <= most) & (least <= highest)
+            every &= (lowest == highest) & (least == most) & (lowest == least)
+        return some, every
 
 
 def upright(letters: str, block: jax.Array) -> jax.Array:
