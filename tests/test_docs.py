@@ -1,6 +1,9 @@
 """Generated pages are up to date."""
 
 import pathlib
+import re
+
+import jax
 
 from attnlab.cli import main
 
@@ -10,3 +13,12 @@ ROOT = pathlib.Path(__file__).parents[1]
 def test_the_zoo_table_is_what_the_command_prints(capsys):
     assert main(['zoo', '--markdown']) == 0
     assert capsys.readouterr().out.strip() in (ROOT / 'docs' / 'zoo.md').read_text()
+
+
+def test_the_page_on_kernels_runs_as_it_stands():
+    blocks = re.findall(r'```python\n(.*?)```', (ROOT / 'docs' / 'kernels.md').read_text(), flags=re.DOTALL)
+    (example,) = (block for block in blocks if 'class SquaredRelu' in block)
+    body = example.partition('"""\n\n')[2]
+    assert len([line for line in body.splitlines() if line.strip()]) <= 30
+    with jax.numpy_rank_promotion('allow'):
+        exec('\n'.join(blocks), {'__name__': 'kernels'})

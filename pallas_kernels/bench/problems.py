@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 import pallas_kernels
 from pallas_kernels import target
-from pallas_kernels.attention.maps import Softmax, WeightMap
+from pallas_kernels.attention import maps
 
 Arrays = dict[str, jax.Array]
 Contender = Callable[..., Any]
@@ -75,7 +75,22 @@ SMALL = Sizes(
 )  # fmt: skip
 
 
-MAPS: tuple[WeightMap, ...] = (Softmax(),)
+MAPS: tuple[maps.WeightMap, ...] = (
+    maps.Softmax(),
+    maps.Softmax(soft_cap=50.0),
+    maps.ScalableSoftmax(),
+    maps.SelfAdjustSoftmax(),
+    maps.NormalisedSelfAdjustSoftmax(),
+    maps.Softpick(),
+    maps.Sigmoid(bias=-8.0),
+    maps.Relu(),
+    maps.PowerSoftmax(),
+    maps.StableMax(),
+    maps.TaylorSoftmax(),
+    maps.ClippedSoftmax(gamma=-0.001),
+    maps.Sparsemax(),
+    maps.Entmax15(),
+)
 """The weight maps timed, plain softmax first."""
 
 
@@ -114,11 +129,10 @@ def _attention(z: Sizes) -> Iterator[Problem]:
     size = f'b {z.b}, t {z.attended}, h {z.h}, k {z.k}, causal'
     moved = sum(array.nbytes for array in arrays.values()) * 4 / 3
     for weights in MAPS:
-        name = type(weights).__name__
+        name = repr(weights) if weights.soft_cap else type(weights).__name__
         ours = functools.partial(pallas_kernels.attention, weights=weights)
         contenders: dict[str, Contender] = {OURS: ours, **_forms(ours)}
-        if name == 'Softmax':
-            contenders |= _library_attention()
+        contenders |= _library_attention() if name == 'Softmax' else {'Softmax': pallas_kernels.attention}
         yield Problem('attention', f'{name}: {size}', arrays, contenders, flops, moved)
 
 
