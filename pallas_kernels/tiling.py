@@ -144,10 +144,12 @@ def attention_hopper(k: int, v: int, r: int, *, vectors: int, numbers: int, bias
     query_gradients = columns(k, 5, vectors, lambda step: 512 * step * bias)
     results = 512 * r * bool(vectors)
     both = columns(k + v, 5, vectors + numbers, lambda step: results)
-    key_gradients = both or columns(max(k, v), 5, vectors + numbers, lambda step: results)
-    if forward is None or query_gradients is None or key_gradients is None:
+    # Two turns compute the scores twice; steps of 16 would cost more.
+    together = both is not None and both >= 32
+    key_gradients = both if together else columns(max(k, v), 5, vectors + numbers, lambda step: results)
+    if max(k, v) > 256 or forward is None or query_gradients is None or key_gradients is None:
         return None
-    return HopperAttentionTile(forward, query_gradients, key_gradients, together=both is not None)
+    return HopperAttentionTile(forward, query_gradients, key_gradients, together)
 
 
 def attention_tpu(t: int, s: int) -> AttentionTile:
@@ -198,7 +200,7 @@ def softmax_tpu(n: int, o: int) -> RowsTile:
     """
     if 32 * o > 2**20:
         return RowsTile(min(n, 32), 2**14)
-    return RowsTile(min(n, max(32, 2**18 // o // 32 * 32)), o)
+    return RowsTile(min(n, max(32, 2**18 // max(o, 128) // 32 * 32)), o)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -244,9 +246,9 @@ def _warps_tile(n: int, o: int, itemsize: int, warps: int, numbers: int) -> Warp
 
 
 def softmax_topk_tpu(n: int, o: int) -> RowsTile:
-    """The tile of `n` rows of length `o` on a TPU; see `softmax_tpu`."""
-    columns = o if o <= 2**13 else 2**13
-    return RowsTile(min(n, max(32, 2**18 // columns // 32 * 32)), columns)
+    """The tile of `n` rows of length `o` on a TPU: 2^16 numbers or so, over which all passes go before the next."""
+    columns = min(o, 2**13)
+    return RowsTile(min(n, max(32, 2**16 // max(columns, 128) // 32 * 32)), columns)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -287,3 +289,22 @@ def linear_scan_tpu(t: int, d: int, numbers: int) -> StreamTile:
     """
     channels = min(512 // numbers, -(-d // 128) * 128)
     return StreamTile(rows=min(2**18 // (numbers * channels), -(-t // 16) * 16), channels=channels)
+
+
+def selective_scan_gpu(t: int, n: int, x_bytes: int, dt_bytes: int) -> int:
+    """Steps of a tile of 64 channels, a multiple of 8 that divides `t`, of which states `64 n` fit shared memory.
+
+    Counted are the backward pass's: those states, two tiles of what is read, two of what is written, of 220 KiB.
+    """
+    numbers = 2 * 4 * n
+    row = 4 * 64 * n + 2 * (64 * (2 * x_bytes + dt_bytes) + numbers + 4) + 2 * (64 * (x_bytes + dt_bytes) + numbers)
+    rows = (220 * 2**10 - 2 * 4 * 64 * n) // row
+    return math.gcd(t, max(8, min(64, 1 << rows.bit_length() - 1)))
+
+
+def selective_scan_tpu(d: int, n: int) -> int:
+    """Channels of a tile with `n` numbers of state each, `n` a multiple of 8 and `d` of 128, which it divides.
+
+    States of 16 registers, `16 n 128`, of which the backward pass works on some at a time.
+    """
+    return math.gcd(d, max(128, 1 << (4096 // n).bit_length() - 1))
