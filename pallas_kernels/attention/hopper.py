@@ -29,7 +29,7 @@ WARPGROUPS = 2
 PAD = ROWS * WARPGROUPS
 """Queries and keys are padded to a multiple of it."""
 
-AXES = ('batch', 'head', 'tile', 'warpgroup')
+AXES = ('batch', 'head', 'turn', 'warpgroup')
 
 COPYING_REGISTERS = 40
 
@@ -88,16 +88,23 @@ class Call:
     axis: int
     step: int
     hides: bool
-    skips: bool = True
+    skips: bool
 
     def swizzled(self, itemsize: int = 2) -> tuple[Any, ...]:
         """How matrices lie in shared memory; products sum over whole rows of swizzled bytes."""
         width = min(128, self.step * itemsize)
-        return plgpu.TilingTransform((8, width // itemsize)), plgpu.SwizzleTransform(width)
+        tiled = plgpu.TilingTransform((8, width // itemsize))  # type: ignore[abstract]
+        return tiled, plgpu.SwizzleTransform(width)  # type: ignore[abstract]
 
     def position(self, query: Any) -> Any:
         """The position of a query among the keys."""
         return query + (self.s - self.t)
+
+    def first(self, turn: Any) -> Any:
+        """The first row of the block of threads whose turn it is: those with the most to do come first."""
+        if self.axis == 0 and self.rule.causal:
+            return (-(-self.t // PAD) - 1 - turn) * PAD
+        return turn * PAD
 
     def steps(self, first: Any) -> tuple[Any, Callable[[Any], Any]]:
         """How many steps the rows from `first` on need, and which tile of columns each step takes in."""
@@ -107,21 +114,23 @@ class Call:
 
     def _keys(self, first: Any) -> tuple[Any, Callable[[Any], Any]]:
         tiles = -(-self.s // self.step)
-        low, high, last = 0, tiles, self.position(first + PAD - 1)
+        high: Any = tiles
+        last = self.position(first + PAD - 1)
         if self.rule.causal:
             high = jnp.clip(last // self.step + 1, 0, tiles)
         if self.rule.window is None:
             return high, lambda step: step
-        low = jnp.maximum(self.position(first) - self.rule.window + 1, 0) // self.step
-        high = jnp.minimum(high, (last + self.rule.window - 1) // self.step + 1)
         # The keys that stay visible come first, the window after them.
         sinks = jnp.minimum(-(-self.rule.sinks // self.step), high)
-        low = jnp.maximum(low, sinks)
+        low = jnp.maximum(jnp.maximum(self.position(first) - self.rule.window + 1, 0) // self.step, sinks)
+        high = jnp.clip((last + self.rule.window - 1) // self.step + 1, 0, high)
         return sinks + jnp.maximum(high - low, 0), lambda step: jnp.where(step < sinks, step, step - sinks + low)
 
     def _queries(self, first: Any) -> tuple[Any, Callable[[Any], Any]]:
         tiles = -(-self.t // self.step)
-        low, high, shift = 0, tiles, self.t - self.s
+        low: Any = 0
+        high: Any = tiles
+        shift = self.t - self.s
         if self.rule.causal:
             low = jnp.maximum(first + shift, 0) // self.step
         if self.rule.window is not None:
@@ -254,7 +263,7 @@ def _iota(call: Call, along: int) -> jax.Array:
     return plgpu.broadcasted_iota(jnp.int32, (ROWS, call.step), along ^ call.axis, layout=TILE)
 
 
-def where_needed(call: Call, place: Place, compute: Callable[..., Any], *operands: jax.Array) -> Any:
+def where_needed(call: Call, place: Place, compute: Callable[..., Any], *operands: Any) -> Any:
     """`compute(*operands, masked=)`, with masks in those tiles alone that need one."""
     visible = call.all_visible(place)
     if isinstance(visible, bool):

@@ -69,9 +69,9 @@ def query_gradients(call: Call, arrays: Arrays, known: Known, doutput: jax.Array
     )
 
     def body(operands: Arrays, given: Known, doutput: Any, results: QueryGradients, scratch: Any) -> None:
-        batch, head, tile, warpgroup = (jax.lax.axis_index(name) for name in hopper.AXES)
+        batch, head, turn, warpgroup = (jax.lax.axis_index(name) for name in hopper.AXES)
         group = head // (h // g)
-        first = tile * PAD
+        first = call.first(turn)
         mine = hopper.rows_from(first + warpgroup * ROWS)
         steps, column = call.steps(first)
         q, do, places, copied = scratch
@@ -183,8 +183,8 @@ def key_gradients(
     )
 
     def body(operands: Arrays, given: Known, doutput: Any, results: KeyGradients, scratch: Any) -> None:
-        batch, group, tile, warpgroup = (jax.lax.axis_index(name) for name in hopper.AXES)
-        first = tile * PAD
+        batch, group, turn, warpgroup = (jax.lax.axis_index(name) for name in hopper.AXES)
+        first = call.first(turn)
         mine = hopper.rows_from(first + warpgroup * ROWS)
         steps, column = call.steps(first)
         keys, values, totals, copied = scratch

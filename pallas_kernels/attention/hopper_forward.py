@@ -71,9 +71,9 @@ def weighted_sum(call: Call, arrays: Arrays, weighing: Weighing) -> tuple[jax.Ar
     dtype = arrays.q.dtype
 
     def body(operands: Arrays, given: Any, output: Any, results: Any, scratch: Any) -> None:
-        batch, head, tile, warpgroup = (jax.lax.axis_index(name) for name in hopper.AXES)
+        batch, head, turn, warpgroup = (jax.lax.axis_index(name) for name in hopper.AXES)
         group = head // (h // g)
-        first = tile * PAD
+        first = call.first(turn)
         mine = hopper.rows_from(first + warpgroup * ROWS)
         steps, column = call.steps(first)
         q, o, vectors, copied = scratch

@@ -7,8 +7,9 @@ two blocks, and the order of every sum is fixed. Products are of 16-bit factors 
 between them.
 """
 
-import dataclasses
 import functools
+import importlib.metadata
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -51,16 +52,32 @@ def refusal(here: Target, rule: Rule, operands: Operands) -> str | None:
         return f'b={b} and h={g * r}; expected at most {GRID}'
     if _tile(rule, operands) is None:
         return f'k={k} and v={v} at {r} query heads a group; expected at most 256 channels, or fewer heads'
-    return mosaic_gpu.capability_refusal(here)
+    return mosaic_gpu.capability_refusal(here) or _assembler_refusal(here, rule)
+
+
+def _assembler_refusal(here: Target, rule: Rule) -> str | None:
+    """CUDA's assembler from 12.8.0 to 12.9.0 gets causal masks wrong, says JAX, whose own kernel refuses them, too."""
+    version = _assembler()
+    if here.interpret or not rule.causal or version is None or not (12, 8) <= version < (12, 9, 86):
+        return None
+    return f'causal masks; nvidia-cuda-nvcc-cu12 is {".".join(map(str, version))}; expected less than 12.8, or 12.9.86'
+
+
+@functools.cache
+def _assembler() -> tuple[int, ...] | None:
+    """The version of CUDA's assembler, if a package of CUDA 12 has brought it."""
+    try:
+        return tuple(int(part) for part in importlib.metadata.version('nvidia-cuda-nvcc-cu12').split('.')[:3])
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def _forward(here: Target, rule: Rule, operands: Operands, given: Statistics) -> vjp.Kept:
-    arrays, tile = _arrays(operands), _tile(rule, operands)
+    arrays, tile = _arrays(operands), _served(rule, operands)
     call = _call(here, rule, operands, axis=0, step=tile.forward)
     if not rule.weights.surveys:
         output, statistics = hopper_forward.weighted_sum(call, arrays, hopper_forward.online(call))
-        statistics = tuple(_rows(vector, operands)[..., None] for vector in statistics)
-        return vjp.Kept(_output(output, operands), statistics)
+        return vjp.Kept(_output(output, operands), tuple(_rows(vector, operands) for vector in statistics))
 
     vectors = tuple(_vector(array[..., 0], 1) for array in given)
     weights = (rule.weights.recompute, *((rule.weights.companion,) if rule.weights.has_companion else ()))
@@ -72,7 +89,7 @@ def _forward(here: Target, rule: Rule, operands: Operands, given: Statistics) ->
 
 
 def _backward(here: Target, rule: Rule, operands: Operands, kept: vjp.Kept, doutput: jax.Array) -> Operands:
-    arrays, tile = _arrays(operands), _tile(rule, operands)
+    arrays, tile = _arrays(operands), _served(rule, operands)
     delta, companion_delta = vjp.deltas(kept, doutput)
     known = hopper_backward.Known(
         statistics=tuple(_vector(array[..., 0], 1) for array in kept.statistics),
@@ -81,9 +98,8 @@ def _backward(here: Target, rule: Rule, operands: Operands, kept: vjp.Kept, dout
     )
     doutput = _matrix(join_heads(doutput.astype(operands.v.dtype)))
 
-    call = _call(here, rule, operands, axis=0, step=tile.query_gradients)
     # Every tile of the gradients of a bias has to be written.
-    call = dataclasses.replace(call, skips=arrays.bias is None)
+    call = _call(here, rule, operands, axis=0, step=tile.query_gradients, skips=arrays.bias is None)
     of_queries = hopper_backward.query_gradients(call, arrays, known, doutput)
 
     call = _call(here, rule, operands, axis=1, step=tile.key_gradients)
@@ -106,49 +122,58 @@ def _tile(rule: Rule, operands: Operands) -> tiling.HopperAttentionTile | None:
         operands.q.shape[2],
         vectors=sum(array is not None for array in kinds),
         numbers=len(rule.weights.statistics) + 1 + rule.weights.has_companion,
-        bias=_bias_kind(operands) == 'matrix',
+        bias=_varies(operands.bias) == 'both',
     )
 
 
-def _call(here: Target, rule: Rule, operands: Operands, *, axis: int, step: int) -> Call:
+def _served(rule: Rule, operands: Operands) -> tiling.HopperAttentionTile:
+    tile = _tile(rule, operands)
+    assert tile is not None, 'a call that was refused'
+    return tile
+
+
+def _call(here: Target, rule: Rule, operands: Operands, *, axis: int, step: int, skips: bool = True) -> Call:
     t, s = operands.q.shape[3], operands.k.shape[2]
     hides = operands.query_segments is not None or operands.bias is not None
-    return Call(here, rule, t, s, axis, step, hides)
-
-
-def _bias_kind(operands: Operands) -> str | None:
-    """What the bias is given as: 'queries' or 'keys', a vector, or a 'matrix'."""
-    if operands.bias is None:
-        return None
-    t, s = operands.bias.shape[3:]
-    return 'queries' if s == 1 else 'keys' if t == 1 else 'matrix'
+    return Call(here, rule, t, s, axis, step, hides, skips)
 
 
 def _arrays(operands: Operands) -> Arrays:
     """The operands as the kernels take them."""
-    queries, keys, bias = {}, {}, None
+    queries, keys = {}, {}
     if operands.query_forget is not None and operands.key_forget is not None:
         queries['forget'], keys['forget'] = operands.query_forget[..., 0], operands.key_forget[..., 0, :]
     if operands.query_segments is not None and operands.key_segments is not None:
         queries['segments'], keys['segments'] = operands.query_segments[..., 0], operands.key_segments[..., 0, :]
-    match _bias_kind(operands):
-        case 'queries':
-            t = operands.q.shape[3]
-            queries['bias'] = jnp.broadcast_to(operands.bias[..., 0], (*operands.bias.shape[:3], t))
-        case 'keys':
-            keys['bias'] = operands.bias[..., 0, :]
-        case 'matrix':
-            b, g, r, t, s = operands.bias.shape
-            bias = _padded(operands.bias.reshape(b, g * r, t, s), (1, 1, PAD, PAD))
-    return Arrays(
+    arrays = Arrays(
         q=_matrix(join_heads(operands.q)),
         k=_matrix(jnp.moveaxis(operands.k, 2, 1)),
         v=_matrix(jnp.moveaxis(operands.v, 2, 1)),
         queries={name: _vector(array) for name, array in queries.items()},
         keys={name: _vector(array) for name, array in keys.items()},
         slopes=None if operands.slopes is None else operands.slopes.reshape(-1).astype(jnp.float32),
-        bias=bias,
     )
+    return arrays if operands.bias is None else _with_bias(arrays, operands.bias, operands.q.shape[3])
+
+
+def _varies(bias: jax.Array | None) -> str | None:
+    """Along what a bias `b g r t s` varies: 'queries', 'keys', or 'both'; `None`: there is none."""
+    if bias is None:
+        return None
+    t, s = bias.shape[3:]
+    return 'queries' if s == 1 else 'keys' if t == 1 else 'both'
+
+
+def _with_bias(arrays: Arrays, bias: jax.Array, t: int) -> Arrays:
+    b, g, r = bias.shape[:3]
+    match _varies(bias):
+        case 'queries':
+            vector = _vector(jnp.broadcast_to(bias[..., 0], (b, g, r, t)))
+            return arrays._replace(queries={**arrays.queries, 'bias': vector})
+        case 'keys':
+            return arrays._replace(keys={**arrays.keys, 'bias': _vector(bias[..., 0, :])})
+        case _:
+            return arrays._replace(bias=_padded(bias.reshape(b, g * r, *bias.shape[3:]), (1, 1, PAD, PAD)))
 
 
 def _matrix(array: jax.Array) -> jax.Array:
@@ -169,9 +194,9 @@ def _padded(array: jax.Array, multiples: tuple[int, ...], fill: int = 0) -> jax.
 
 
 def _rows(vector: jax.Array, operands: Operands) -> jax.Array:
-    """A vector `b h t` of the kernels as `b g r t`."""
+    """A vector `b h t` of the kernels as `b g r t 1`."""
     b, g, r, t, _ = operands.q.shape
-    return vector[:, :, :t].reshape(b, g, r, t)
+    return vector[:, :, :t].reshape(b, g, r, t, 1)
 
 
 def _output(array: jax.Array, operands: Operands) -> jax.Array:
@@ -191,25 +216,26 @@ def _gradients(
         k=jnp.moveaxis(of_keys.k[:, :s, :, :k], 1, 2),
         v=jnp.moveaxis(of_keys.v[:, :s, :, :v], 1, 2),
     )
-    rows = None if of_queries.sums is None else of_queries.sums[:, :, :t].reshape(b, g, r, t, 1)
+    rows = None if of_queries.sums is None else _rows(of_queries.sums, operands)
     columns = None if of_keys.sums is None else of_keys.sums[:, :, :s].reshape(b, g, r, 1, s)
     if operands.query_forget is not None and rows is not None and columns is not None:
         gradients = gradients.replace(query_forget=rows, key_forget=-columns)
     if operands.slopes is not None:
         slopes = -jnp.sum(of_queries.distances[:, :, :t], axis=(0, 2))
         gradients = gradients.replace(slopes=slopes.reshape(1, g, r, 1, 1))
-    match _bias_kind(operands):
-        case 'queries':
-            gradients = gradients.replace(bias=_sum_to(rows, operands.bias))
-        case 'keys':
-            gradients = gradients.replace(bias=_sum_to(columns, operands.bias))
-        case 'matrix':
-            matrix = of_queries.scores[:, :, :t, :s].reshape(b, g, r, t, s)
-            gradients = gradients.replace(bias=_sum_to(matrix, operands.bias))
+    if operands.bias is not None:
+        match _varies(operands.bias):
+            case 'queries':
+                every = rows
+            case 'keys':
+                every = columns
+            case _:
+                every = of_queries.scores[:, :, :t, :s].reshape(b, g, r, t, s)
+        gradients = gradients.replace(bias=_sum_to(every, operands.bias))
     return jax.tree.map(lambda gradient, operand: gradient.astype(operand.dtype), gradients, operands.floating())
 
 
-def _sum_to(array: jax.Array, like: jax.Array) -> jax.Array:
+def _sum_to(array: Any, like: jax.Array) -> jax.Array:
     """Sums over the dimensions in which `like` has size 1."""
     axes = tuple(axis for axis, size in enumerate(like.shape) if size == 1)
     return jnp.sum(array, axis=axes, keepdims=True)

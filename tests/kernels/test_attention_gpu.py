@@ -1,0 +1,212 @@
+"""The form of `attention` for Hopper: interpreted on this machine, and lowered for a device that is not there."""
+
+import dataclasses
+import itertools
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_kernels import attention, dispatch, target, tiling
+from pallas_kernels.attention import maps, mosaic_gpu
+from pallas_kernels.attention.hopper import PAD, ROWS, Call, Place
+from pallas_kernels.attention.problem import Rule
+from pallas_kernels.cases import attention as cases
+
+# Every interpreted case takes about five seconds, most of which compiles the interpreted kernels.
+QUICK = {
+    'bfloat16': ('two packings', 'everything', 'tiles'),
+    'float16': ('prime',),
+}
+QUICK_MAPS = ('softpick', 'sigmoid', 'sparsemax')
+
+
+def marked(parameters, quick):
+    """The parameters, those that are not quick marked as slow."""
+    return [pytest.param(*one, marks=() if one in quick else pytest.mark.slow) for one in parameters]
+
+
+def check(comparison, name, call, what=''):
+    sizes = cases.CASES[name].sizes()
+    scores = sizes['t'] * sizes['s']
+    reduction = max(sizes['t'] * sizes['h'] // sizes['g'], sizes['s'], sizes['k'])
+    sums = dict.fromkeys(('slopes', 'log_forget', 'bias', 'sink_scores', 'temperature'), sizes['b'] * scores)
+    comparison.check(attention, f'{name} {what}', call, reduction, implementation='mosaic_gpu', **sums)
+
+
+@pytest.mark.parametrize(
+    ('dtype', 'name'),
+    marked(
+        list(itertools.product(QUICK, cases.KERNEL)),
+        [(dtype, name) for dtype, names in QUICK.items() for name in names],
+    ),
+)
+def test_interpreted_is_the_reference(dtype, name, comparison):
+    check(comparison, name, cases.call(name, dtype))
+
+
+@pytest.mark.parametrize(
+    ('dtype', 'weights'),
+    marked(list(itertools.product(QUICK, cases.MAPS)), [('bfloat16', weights) for weights in QUICK_MAPS]),
+)
+def test_every_map_interpreted_is_the_reference(dtype, weights, comparison):
+    check(comparison, 'masked', cases.call('masked', dtype, cases.MAPS[weights]), weights)
+
+
+def test_two_runs_give_the_same_bits():
+    call = cases.call('bias of keys', jnp.bfloat16)
+
+    def run(arrays):
+        output, pull = jax.vjp(lambda arrays: attention(**arrays, **call.options, implementation='mosaic_gpu'), arrays)
+        return output, pull(output)
+
+    with target.compiling_for(target.interpreted('mosaic_gpu')):
+        compiled = jax.jit(run).lower(call.arrays).compile()
+    for one, other in zip(*(jax.tree.leaves(compiled(call.arrays)) for _ in range(2)), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def shapes(k, v=None, g=16, b=4, t=8192, **others):
+    """A call of the size of models."""
+    arrays = {name: (b, t, heads, size) for name, heads, size in (('q', 16, k), ('k', g, k), ('v', g, v or k))}
+    return {name: jax.ShapeDtypeStruct(shape, jnp.bfloat16) for name, shape in (arrays | others).items()}
+
+
+SEGMENTS = {'segments': jax.ShapeDtypeStruct((4, 8192), jnp.int32)}
+FEATURES = {
+    'k=64': (shapes(64), {}),
+    'k=128': (shapes(128), {}),
+    'every key': (shapes(128), {'causal': False}),
+    'window and sinks': (shapes(128), {'window': 1024, 'sinks': 4}),
+    'two-sided window': (shapes(64), {'window': 1000, 'causal': False}),
+    'documents': (shapes(128), SEGMENTS),
+    'forgetting': (shapes(64, log_forget=(4, 8192, 16)), {}),
+    'slopes': (shapes(128, slopes=(16,)), {}),
+    'soft cap': (shapes(64), {'weights': maps.Softmax(soft_cap=30.0)}),
+    'grouped heads': (shapes(128, g=2, log_forget=(4, 8192, 16)), {}),
+    'bias of keys': (shapes(128, bias=(4, 1, 1, 8192)), {}),
+    'other channels': (shapes(192, 80, t=1000), {}),
+    'most channels': (shapes(256), {}),
+    'everything': (
+        shapes(256, g=2, log_forget=(4, 8192, 16), slopes=(16,), bias=(1, 16, 8192, 8192)),
+        {'window': 1024, 'sinks': 4, 'weights': maps.Softmax(soft_cap=30.0), **SEGMENTS},
+    ),
+}
+
+
+def lower(arrays, options):
+    """Lowers forward and backward for a GPU, and returns how many kernels there are."""
+    constant = {name: option for name, option in options.items() if isinstance(option, jax.ShapeDtypeStruct)}
+    fixed = {name: option for name, option in options.items() if name not in constant}
+
+    def run(arrays, constant):
+        output, pull = jax.vjp(lambda arrays: attention(**arrays, **constant, **fixed), arrays)
+        return output, pull(output)
+
+    with target.compiling_for(target.H100), dispatch.ledger() as entries:
+        lowered = jax.jit(run).trace(arrays, constant).lower(lowering_platforms=('cuda',))
+    assert entries[0].implementation == 'mosaic_gpu'
+    return lowered.as_text().count('custom_call @mosaic_gpu')
+
+
+@pytest.mark.parametrize('name', FEATURES)
+def test_lowered_for_hopper(name, record_property):
+    start = time.perf_counter()
+    kernels = lower(*FEATURES[name])
+    record_property('seconds', time.perf_counter() - start)
+    # One forward and two backward, or three where the gradients of keys and values take turns.
+    assert kernels == (4 if name in ('most channels', 'everything', 'other channels') else 3)
+
+
+@pytest.mark.parametrize('weights', cases.MAPS)
+def test_every_map_is_lowered_for_hopper(weights):
+    assert lower(shapes(128, t=1024), {'weights': cases.MAPS[weights]}) >= 3
+
+
+POSITIONS = [
+    (t, s, causal, window, sinks, step)
+    for t, s in ((300, 300), (130, 400), (400, 130), (1, 260), (260, 1), (128, 256))
+    for causal in (True, False)
+    for window, sinks in ((None, 0), (1, 0), (70, 0), (70, 140), (500, 3))
+    for step in (32, 128)
+]
+
+
+@pytest.mark.parametrize('axis', [0, 1])
+def test_every_visible_tile_is_visited_once_and_those_called_whole_are(axis):
+    for t, s, causal, window, sinks, step in POSITIONS:
+        call = Call(target.H100, Rule(maps.Softmax(), 1.0, causal, window, sinks), t, s, axis, step, False, True)
+        queries, keys = np.arange(t)[:, None], np.arange(s)
+        distance = queries + s - t - keys
+        visible = (distance >= 0) if causal else np.ones((t, s), bool)
+        if window is not None:
+            visible &= (abs(distance) < window) | (keys < sinks)
+        rows = t if axis == 0 else s
+        visible = np.pad(visible, ((0, -t % PAD), (0, -s % PAD)))
+        visible = visible if axis == 0 else visible.T
+        firsts = {int(call.first(turn)) for turn in range(-(-rows // PAD))}
+        assert firsts == set(range(0, rows, PAD))
+        for first in firsts:
+            steps, tile = call.steps(jnp.int32(first))
+            visited = [int(tile(jnp.int32(turn))) for turn in range(int(steps))]
+            needed = np.flatnonzero(visible[first : first + PAD].reshape(PAD, -1, step).any((0, 2)))
+            assert len(visited) == len(set(visited)) and set(needed) <= set(visited), (t, s, causal, window, sinks)
+            assert all(0 <= one * step < visible.shape[1] for one in visited)
+            for one, row in itertools.product(visited, range(first, first + PAD, ROWS)):
+                place = Place(row, one * step) if axis == 0 else Place(one * step, row)
+                if bool(call.all_visible(place)):
+                    assert visible[row : row + ROWS, one * step : (one + 1) * step].all()
+
+
+def test_steps_fit_shared_memory_and_registers():
+    sizes = (64, 128, 192, 256)
+    for k, v, r, vectors, numbers, bias in itertools.product(sizes, sizes, (1, 8, 32), (0, 3), (2, 8), (False, True)):
+        tile = tiling.attention_hopper(k, v, r, vectors=vectors, numbers=numbers, bias=bias)
+        for step, sums, extra in (
+            (tile.forward, v, 0),
+            (tile.query_gradients, k, 2 * 64 * 4 * tile.query_gradients * bias),
+            (tile.key_gradients, k + v if tile.together else max(k, v), 2 * 64 * 4 * r * bool(vectors)),
+        ):
+            rows, columns = 128 * (k + v) * 2, 2 * step * (k + v) * 2
+            assert rows + columns + extra + 2 * step * 4 * vectors < 227 * 1024
+            # Sums, one tile of products and one of weights at least, in numbers of a thread of 232 registers.
+            assert 64 * (sums + step) / 128 + 64 * step / 256 < 232
+    assert tiling.attention_hopper(128, 128, 1, vectors=0, numbers=3, bias=False) == tiling.HopperAttentionTile(
+        forward=128, query_gradients=64, key_gradients=32, together=True
+    )
+    assert tiling.attention_hopper(320, 64, 1, vectors=0, numbers=3, bias=False) is None
+
+
+@pytest.mark.parametrize(
+    ('arrays', 'message'),
+    [
+        ({'dtype': jnp.float32}, 'have type float32; expected bfloat16 or float16'),
+        ({'v_dtype': jnp.float16}, 'have type bfloat16, float16; expected'),
+        ({'k': 320}, 'k=320 and v=320 at 2 query heads a group; expected at most 256 channels'),
+        ({'t': 0}, 't=0'),
+    ],
+)
+def test_refusals(arrays, message):
+    dtype, k, t = arrays.get('dtype', jnp.bfloat16), arrays.get('k', 64), arrays.get('t', 16)
+    q, key = jnp.zeros((1, t, 2, k), dtype), jnp.zeros((1, t, 1, k), dtype)
+    with target.compiling_for(target.H100), pytest.raises(NotImplementedError, match=message):
+        attention(q, key, key.astype(arrays.get('v_dtype', dtype)), implementation='mosaic_gpu')
+
+
+def test_other_devices_and_assemblers_that_err_are_refused(monkeypatch):
+    q = jnp.zeros((1, 16, 2, 64), jnp.bfloat16)
+    with (
+        target.compiling_for(dataclasses.replace(target.H100, kind='NVIDIA A100', capability='8.0')),
+        pytest.raises(NotImplementedError, match=r'NVIDIA A100 has compute capability 8\.0; expected 9\.0'),
+    ):
+        attention(q, q, q, implementation='mosaic_gpu')
+
+    monkeypatch.setattr(mosaic_gpu, '_assembler', lambda: (12, 9, 41))
+    with target.compiling_for(target.H100):
+        with pytest.raises(NotImplementedError, match=r'causal masks; nvidia-cuda-nvcc-cu12 is 12\.9\.41; expected'):
+            attention(q, q, q, implementation='mosaic_gpu')
+        jax.eval_shape(lambda q: attention(q, q, q, causal=False, implementation='mosaic_gpu'), q)
+        monkeypatch.setattr(mosaic_gpu, '_assembler', lambda: (12, 9, 86))
+        jax.eval_shape(lambda q: attention(q, q, q, implementation='mosaic_gpu'), q)
