@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from pallas_kernels import mosaic_gpu, tiling
 from pallas_kernels.softmax.warps import Rows
-from pallas_kernels.softmax_topk import passes, vjp
+from pallas_kernels.softmax_topk import passes, reference, vjp, xla
 from pallas_kernels.target import Target
 
 
@@ -23,38 +23,56 @@ def refusal(here: Target, x: jax.Array, k: int) -> str | None:
 @functools.lru_cache
 def form(here: Target) -> Callable[[jax.Array, int], vjp.Outputs]:
     """The differentiable form on a device."""
-    return vjp.differentiable(passes.by_tiles(functools.partial(_sweep, here)))
+    return vjp.differentiable(functools.partial(_sweep, here), xla.replace)
 
 
-def _sweep(here: Target, x: jax.Array, k: int) -> passes.Kept:
+def _sweep(here: Target, x: jax.Array, k: int) -> vjp.Found:
+    """Tiles are found by different blocks of threads, so that a single row too is soon done."""
+    rows = x.reshape(-1, x.shape[-1])
+    n, o = rows.shape
+    scores, indices = _tiles(here, rows, k)
+    highest, totals = scores[..., 0], scores[..., k]
+    # In order of tiles, then of places, equal scores are in order of their indices.
+    best, where = reference.largest(scores[..., :k].reshape(n, -1), k)
+    indices = jnp.take_along_axis(indices[..., :k].reshape(n, -1), where, axis=1)
+    total = jnp.sum(totals * jnp.exp(highest - passes.pivot(best[:, :1])), axis=1, keepdims=True)
+    # Rows with NaN have no order, but indices that exist.
+    found = vjp.Found(best, jnp.minimum(indices, o - 1), total)
+    return vjp.Found(*(array.reshape(*x.shape[:-1], -1) for array in found))
+
+
+def _tiles(here: Target, x: jax.Array, k: int) -> list[jax.Array]:
+    """The scores and indices of the largest of each tile, `n tiles w`; number k of the scores is the tile's sum."""
     n, o = x.shape
     # A row for each warp, and an entry for each of its threads.
     x = jnp.pad(x, ((0, max(0, 4 - n)), (0, max(0, 32 - o))))
     rows = Rows(*x.shape, tiling.softmax_topk_hopper(*x.shape, x.dtype.itemsize))
     width = pl.cdiv(k + 1, 32) * 32
-    kept_rows = Rows(x.shape[0], rows.tiles * width, tiling.WarpsTile(rows.tile.rows, width, 1, 1))
-    kept = mosaic_gpu.kernel(
-        functools.partial(_tile, o, k, rows, kept_rows),
+    kept = Rows(x.shape[0], rows.tiles * width, tiling.WarpsTile(rows.tile.rows, width, 1, 1))
+    found = mosaic_gpu.kernel(
+        functools.partial(_tile, o, k, rows, kept),
         here,
-        out_type=tuple(jax.ShapeDtypeStruct((x.shape[0], kept_rows.o), dtype) for dtype in (jnp.float32, jnp.int32)),
+        out_type=tuple(jax.ShapeDtypeStruct((kept.n, kept.o), dtype) for dtype in (jnp.float32, jnp.int32)),
         grid=(rows.blocks, rows.tiles),
         grid_names=('rows', 'tiles'),
     )(x)
-    return passes.Kept(*(array[:n].reshape(n, rows.tiles, width) for array in kept))
+    return [array[:n].reshape(n, rows.tiles, width) for array in found]
 
 
-def _tile(o: int, k: int, rows: Rows, kept_rows: Rows, x_ref: Any, scores_ref: Any, indices_ref: Any) -> None:
+def _tile(o: int, k: int, rows: Rows, kept: Rows, x_ref: Any, scores_ref: Any, indices_ref: Any) -> None:
     row, j = rows.first(jax.lax.axis_index('rows')), jax.lax.axis_index('tiles')
     columns = rows.columns(j)
     counts = (columns < o) & (columns >= j * rows.tile.columns)
     x = jnp.where(counts, rows.read(x_ref, row, j).astype(jnp.float32), -math.inf)
-    kept = passes.keep(
-        x,
-        jnp.where(counts, columns, passes.NOWHERE),
-        kept_rows.columns(0),
+    columns = jnp.where(counts, columns, passes.NOWHERE)
+    total = jnp.sum(jnp.exp(x - rows.spread(passes.pivot(jnp.max(x, axis=1)))), axis=1)
+    places = kept.columns(0)
+    scores, indices = passes.largest(
+        [(x, columns)],
+        places,
         k,
         over_row=lambda reduce, array: reduce(array, axis=1),
         along_row=lambda numbers, like: jax.lax.broadcast_in_dim(numbers, like.shape, (0,)),
     )
-    for ref, array in zip((scores_ref, indices_ref), kept, strict=True):
-        kept_rows.write(ref, row, j, array)
+    kept.write(scores_ref, row, j, jnp.where(places == k, kept.spread(total), scores))
+    kept.write(indices_ref, row, j, indices)

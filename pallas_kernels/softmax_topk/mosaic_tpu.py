@@ -23,38 +23,61 @@ def refusal(here: Target, x: jax.Array, k: int) -> str | None:
 @functools.lru_cache
 def form(here: Target) -> Callable[[jax.Array, int], vjp.Outputs]:
     """The differentiable form on a device."""
-    return vjp.differentiable(passes.by_tiles(functools.partial(_sweep, here)))
+    return vjp.differentiable(functools.partial(_sweep, here), _replace)
 
 
-def _sweep(here: Target, x: jax.Array, k: int) -> passes.Kept:
-    n, o = x.shape
+def _replace(array: jax.Array, indices: jax.Array, entries: jax.Array) -> jax.Array:
+    """What `xla.replace` does, without a scatter, which a TPU does one entry after the other."""
+    columns = jax.lax.broadcasted_iota(jnp.int32, array.shape, array.ndim - 1)
+    for r in range(indices.shape[-1]):
+        array = jnp.where(columns == indices[..., r : r + 1], entries[..., r : r + 1], array)
+    return array
+
+
+def _sweep(here: Target, x: jax.Array, k: int) -> vjp.Found:
+    rows = x.reshape(-1, x.shape[-1])
+    n, o = rows.shape
     tile = tiling.softmax_topk_tpu(n, o)
-    tiles = pl.cdiv(o, tile.columns)
-    kept = mosaic_tpu.call(
+    scores, indices = mosaic_tpu.call(
         functools.partial(_tile, o, k),
         here,
-        grid=(pl.cdiv(n, tile.rows), tiles),
+        grid=(pl.cdiv(n, tile.rows), pl.cdiv(o, tile.columns)),
         in_specs=[pl.BlockSpec((tile.rows, tile.columns), lambda i, j: (i, j))],
-        out_specs=[pl.BlockSpec((tile.rows, mosaic_tpu.LANES), lambda i, j: (i, j))] * 2,
-        out_shape=[jax.ShapeDtypeStruct((n, tiles * mosaic_tpu.LANES), dtype) for dtype in (jnp.float32, jnp.int32)],
+        out_specs=[pl.BlockSpec((tile.rows, mosaic_tpu.LANES), lambda i, j: (i, 0))] * 2,
+        out_shape=[jax.ShapeDtypeStruct((n, mosaic_tpu.LANES), dtype) for dtype in (jnp.float32, jnp.int32)],
+        scratch_shapes=[pltpu.VMEM((tile.rows, 1), jnp.float32)],
         compiler_params=pltpu.CompilerParams(
-            dimension_semantics=('parallel', 'parallel'), vmem_limit_bytes=tiling.VMEM
+            dimension_semantics=('parallel', 'arbitrary'), vmem_limit_bytes=tiling.VMEM
         ),
-    )(x)
-    return passes.Kept(*(array.reshape(n, tiles, mosaic_tpu.LANES) for array in kept))
+    )(rows)
+    # Rows with NaN have no order, but indices that exist.
+    found = vjp.Found(scores[:, :k], jnp.minimum(indices[:, :k], o - 1), scores[:, k : k + 1])
+    return vjp.Found(*(array.reshape(*x.shape[:-1], -1) for array in found))
 
 
-def _tile(o: int, k: int, x_ref: Any, scores_ref: Any, indices_ref: Any) -> None:
-    columns = pl.program_id(1) * x_ref.shape[1] + jax.lax.broadcasted_iota(jnp.int32, x_ref.shape, 1)
+def _tile(o: int, k: int, x_ref: Any, scores_ref: Any, indices_ref: Any, total: Any) -> None:
+    """The results hold the largest so far, in order, from tile to tile; number k of the scores is the sum at last."""
+    j = pl.program_id(1)
+
+    @pl.when(j == 0)
+    def start() -> None:
+        scores_ref[...] = jnp.full_like(scores_ref, -math.inf)
+        indices_ref[...] = jnp.full_like(indices_ref, passes.NOWHERE)
+        total[...] = jnp.zeros_like(total)
+
+    columns = j * x_ref.shape[1] + jax.lax.broadcasted_iota(jnp.int32, x_ref.shape, 1)
     x = jnp.where(columns < o, x_ref[...].astype(jnp.float32), -math.inf)
-    columns = jnp.where(columns < o, columns, passes.NOWHERE)
     places = jax.lax.broadcasted_iota(jnp.int32, scores_ref.shape, 1)
-    kept = passes.keep(
-        x,
-        columns,
+    before = scores_ref[:, :1]
+    scores, indices = passes.largest(
+        [(scores_ref[...], indices_ref[...]), (x, jnp.where(columns < o, columns, passes.NOWHERE))],
         places,
         k,
         over_row=lambda reduce, array: reduce(array, axis=1, keepdims=True),
         along_row=lambda numbers, like: numbers,
     )
-    scores_ref[...], indices_ref[...] = kept
+    pivot = passes.pivot(scores[:, :1])
+    total[...] = total[...] * jnp.exp(before - pivot) + jnp.sum(jnp.exp(x - pivot), axis=1, keepdims=True)
+    is_last = j == pl.num_programs(1) - 1
+    scores_ref[...] = jnp.where((places == k) & is_last, total[...], scores)
+    indices_ref[...] = indices

@@ -23,8 +23,10 @@ class Found(NamedTuple):
     total: jax.Array
 
 
-def differentiable(sweep: Callable[[jax.Array, int], Found]) -> Callable[[jax.Array, int], Outputs]:
-    """Returns the weights with their gradient, dense in x.
+def differentiable(
+    sweep: Callable[[jax.Array, int], Found], replace: Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
+) -> Callable[[jax.Array, int], Outputs]:
+    """Returns the weights with their gradient, dense in x; `replace(array, indices, entries)` changes k of a row.
 
     With y the softmax and D the sum of `dy y` over the k weights that were returned, `dx = y (dy - D)`, dy being zero
     elsewhere. Kept are x, the k weights and indices, and two numbers a row, from which all of y is computed again.
@@ -52,7 +54,7 @@ def differentiable(sweep: Callable[[jax.Array, int], Found]) -> Callable[[jax.Ar
         moment = jnp.sum(dvalues * values, axis=-1, keepdims=True)
         elsewhere = (-moment / total * jnp.exp(x.astype(values.dtype) - highest)).astype(x.dtype)
         here = (values * (dvalues - moment)).astype(x.dtype)
-        return (jnp.put_along_axis(elsewhere, indices, here, axis=-1, inplace=False),)
+        return (replace(elsewhere, indices, here),)
 
     softmax_topk.defvjp(save, pull)
     return softmax_topk
