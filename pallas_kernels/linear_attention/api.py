@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from jax.experimental import checkify
 
 from pallas_kernels import arguments, dispatch, packing, precision, target
 from pallas_kernels.linear_attention import reference, xla
@@ -36,7 +37,7 @@ def linear_attention(
       v: values, `b t h v`. Each of q, k and v may have fewer heads, a divisor of `h`: head i then reads group
         `i // (h / groups)`. `h` is the largest of the three.
       log_decay: natural logarithm of the decay, at most 0 and finite: `b t h k`, `b t h`, or `h` for a constant per
-        head; `None`: no decay.
+        head; `None`: no decay. One above 0 is an error under `jax.experimental.checkify`.
       scale: factor of the queries; `None`: one over the square root of the key channels.
       state: S before the first step, `b h k v`; zero when `None`. It belongs to the segment of the first token.
       segments: document of every token, integers `b t`; `None`: one document a row.
@@ -46,7 +47,7 @@ def linear_attention(
       o, `b t h v`, in the type of `v`, and the last S, `b h k v`, in float32 at least.
 
     Raises:
-      ValueError: for shapes that do not fit.
+      ValueError: for shapes that do not fit; where the reference is named, for log decays above 0, unless traced.
       TypeError: for arrays that are not floating point, or non-integer `segments`.
       NotImplementedError: for a named implementation that cannot serve the call.
     """
@@ -60,6 +61,7 @@ def linear_attention(
 
     dtype = precision.accumulator(q, k, v, log_decay, state)
     log_decay = _canonical_decay(log_decay, sizes, dtype)
+    _check_sign(log_decay, implementation)
     if state is None:
         state = jnp.zeros((sizes['b'], heads, sizes['k'], sizes['v']), dtype)
     starts = None if segments is None else packing.starts(segments)
@@ -71,6 +73,7 @@ def linear_attention(
     candidates = {
         'reference': dispatch.Candidate(_in_one_type(reference.linear_attention)),
         'xla': dispatch.Candidate(_in_one_type(xla.linear_attention)),
+        'mosaic_gpu': dispatch.kernel(CORE, 'mosaic_gpu', here, q, k, v, log_decay, state),
         'mosaic_tpu': dispatch.kernel(CORE, 'mosaic_tpu', here, k, v, state),
     }
     run = dispatch.select(CORE, implementation, candidates)
@@ -109,3 +112,15 @@ def _canonical_decay(log_decay: jax.Array | None, sizes: dict[str, int], dtype: 
     else:
         arguments.match(CORE, sizes, log_decay=(log_decay, 'b t h k'))
     return log_decay.astype(dtype)
+
+
+def _check_sign(log_decay: jax.Array | None, implementation: str | None) -> None:
+    """Complains of decays that let the past grow: chunks sum them up, and their exponentials overflow."""
+    if log_decay is None or log_decay.size == 0:
+        return
+    highest = jnp.max(log_decay)
+    if implementation == 'reference' and not isinstance(highest, jax.core.Tracer) and highest > 0:
+        raise ValueError(f'{CORE}: log_decay has entries up to {highest}; expected at most 0')
+    checkify.debug_check(
+        highest <= 0, CORE + ': log_decay has entries up to {highest}; expected at most 0', highest=highest
+    )
