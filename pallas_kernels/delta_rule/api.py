@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels import arguments, dispatch, packing, precision
+from pallas_kernels import arguments, dispatch, packing, precision, target
 from pallas_kernels.delta_rule import reference, xla
 
 CORE = 'delta_rule'
@@ -67,12 +67,15 @@ def delta_rule(
     if scale is None:
         scale = sizes['k'] ** -0.5
 
+    here = target.current()
+    state = state.astype(dtype)
     candidates = {
         'reference': dispatch.Candidate(reference.delta_rule),
         'xla': dispatch.Candidate(xla.delta_rule),
+        'mosaic_tpu': dispatch.kernel(CORE, 'mosaic_tpu', here, k, v, state),
     }
     run = dispatch.select(CORE, implementation, candidates)
-    o, final = run(q, k, v, beta.astype(dtype), log_decay, state.astype(dtype), starts, scale)
+    o, final = run(q, k, v, beta.astype(dtype), log_decay, state, starts, scale)
     return o.astype(v.dtype), final
 
 

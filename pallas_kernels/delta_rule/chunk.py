@@ -8,6 +8,7 @@ No exponent is above 0, and none is a difference: log decays are summed over the
 States are transposed, `... v k`, so that decays lie along their last axis as along that of keys.
 """
 
+import functools
 from typing import NamedTuple
 
 import jax
@@ -68,7 +69,8 @@ def weights(chunk: Chunk, form: Form) -> Weights:
         by_q, by_k, since, until = _scalar(q, k, log_decay, form)
     else:
         by_q, by_k, since, until = _vector(q, k, log_decay, form)
-    reach, stays, factor = jnp.exp(since), jnp.exp(until), jnp.exp(since[..., -1:, :])
+    factor = jnp.ones_like(since[..., :1, :]) if log_decay is None else jnp.exp(jnp.sum(log_decay, -2, keepdims=True))
+    reach, stays = jnp.exp(since), jnp.exp(until)
     past, seen = _before(q), ~_after(q)
     if runs is not None:
         last = runs[..., -1:, :]
@@ -126,11 +128,39 @@ def _vector(
         here = _same(q, 2 * size)
         by_q += jnp.where(here, multiply(q * reads, held, 'nt', form), 0)
         by_k += jnp.where(here, multiply(k * reads, held, 'nt', form), 0)
-        other = jnp.where(second, jnp.roll(total, size, axis=-2), jnp.roll(total, -size, axis=-2))
+        other = _halves_swapped(total, size)
         since, until = since + jnp.where(second, other, 0), until + jnp.where(second, 0, other)
         total += other
         size *= 2
     return by_q, by_k, since, until
+
+
+def step(
+    chunk: Chunk, v: jax.Array, state: jax.Array, form: Form, solved: jax.Array | None = None
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Returns what one chunk reads, `c v`, the state after it, `v k` as that before, and the inverse it solved.
+
+    `solved`: that inverse, where it was kept.
+    """
+    does = weights(chunk, form)
+    solved = inverse(does.erased) if solved is None else recalled(does.erased, solved)
+    missing = v.astype(form.sums) - multiply(does.k, state, 'nt', form)
+    values = multiply(solved, chunk.beta * missing, 'nn', form)
+    o = multiply(does.q, state, 'nt', form) + multiply(does.among, values, 'nn', form)
+    return o, does.factor * state + multiply(values, does.writes, 'tn', form), solved
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _halves_swapped(array: jax.Array, size: int) -> jax.Array:
+    """Exchanges the halves, of so many steps, of each block; its own gradient."""
+    place = _count((1,) * (array.ndim - 2) + (array.shape[-2], 1), -2)
+    return jnp.where((place & size) != 0, jnp.roll(array, size, axis=-2), jnp.roll(array, -size, axis=-2))
+
+
+_halves_swapped.defvjp(
+    lambda array, size: (_halves_swapped(array, size), None),
+    lambda size, _, dswapped: (_halves_swapped(dswapped, size),),
+)
 
 
 @jax.custom_vjp
@@ -162,6 +192,15 @@ def _pull_inverse(found: jax.Array, dfound: jax.Array) -> tuple[jax.Array]:
 
 
 inverse.defvjp(_save_inverse, _pull_inverse)
+
+
+@jax.custom_vjp
+def recalled(strict: jax.Array, found: jax.Array) -> jax.Array:
+    """Returns `inverse(strict)` that was found before, with its gradient."""
+    return found
+
+
+recalled.defvjp(lambda strict, found: (found, found), lambda found, dfound: (*_pull_inverse(found, dfound), None))
 
 
 def _exact(like: jax.Array) -> Form:

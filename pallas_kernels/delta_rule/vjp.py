@@ -1,0 +1,95 @@
+"""Differentiation shared by the Pallas forms of `delta_rule`: what a form is given, and what becomes of gradients.
+
+A form works with heads before time, and makes gradients of every head by itself.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+
+class Arrays(NamedTuple):
+    """The arguments of a form, or what belongs to them.
+
+    Attributes:
+      q: `b hq t k`; as a gradient `b h t k`, as those of k and v.
+      k: `b hk t k`.
+      v: `b hv t v`.
+      beta: float32, `b h t`.
+      log_decay: float32, `b h t k`, of size 1 for a batch, heads or key channels that share it; or `None`. As a
+        gradient it is whole, but for key channels that share it.
+      state: float32, `b h k v`.
+      starts: bool `b t`, the tokens that forget the past; or `None`.
+    """
+
+    q: jax.Array
+    k: jax.Array
+    v: jax.Array
+    beta: jax.Array
+    log_decay: jax.Array | None
+    state: jax.Array
+    starts: jax.Array | None
+
+
+Outputs = tuple[jax.Array, jax.Array]
+"""o, `b h t v`, and the last state, `b h k v`."""
+
+Forward = Callable[[Arrays, float, bool], tuple[Outputs, Any]]
+"""From the arguments, the scale of what is read, and whether there will be a backward pass, to the outputs and what the
+form keeps for it."""
+
+Backward = Callable[[Arrays, float, Any, Outputs], Arrays]
+"""From the arguments, the scale, what was kept, and the gradients of the outputs to those of the arguments."""
+
+
+def differentiable(forward: Forward, backward: Backward) -> Callable[..., Outputs]:
+    """Returns the form on the arguments of `reference.delta_rule`.
+
+    Kept for the backward pass are the arguments and what the form says.
+    """
+
+    def run(scale: float, arrays: Arrays) -> Outputs:
+        return forward(arrays, scale, False)[0]
+
+    def save(scale: float, arrays: Arrays) -> tuple[Outputs, tuple[Arrays, Any]]:
+        outputs, kept = forward(arrays, scale, True)
+        return outputs, (arrays, kept)
+
+    def pull(scale: float, saved: tuple[Arrays, Any], gradients: Outputs) -> tuple[Arrays]:
+        arrays, kept = saved
+        found = backward(arrays, scale, kept, gradients)
+        return (jax.tree.map(_shared, arrays._replace(starts=None), found._replace(starts=None)),)
+
+    core = jax.custom_vjp(run, nondiff_argnums=(0,))
+    core.defvjp(save, pull)
+
+    def delta_rule(
+        q: jax.Array,
+        k: jax.Array,
+        v: jax.Array,
+        beta: jax.Array,
+        log_decay: jax.Array | None,
+        state: jax.Array,
+        starts: jax.Array | None,
+        scale: float,
+    ) -> Outputs:
+        if 0 in (*q.shape, v.shape[3]):
+            return jnp.zeros((*q.shape[:2], state.shape[1], v.shape[3]), v.dtype), state
+        operands = jnp.result_type(q, k, v)
+        if log_decay is not None:
+            size, _, *rest = log_decay.shape
+            log_decay = jnp.moveaxis(jnp.broadcast_to(log_decay, (size, q.shape[1], *rest)), 2, 1)
+        q, k, v = (jnp.moveaxis(array.astype(operands), 2, 1) for array in (q, k, v))
+        o, final = core(float(scale), Arrays(q, k, v, jnp.moveaxis(beta, 2, 1), log_decay, state, starts))
+        return jnp.moveaxis(o, 1, 2), final
+
+    return delta_rule
+
+
+def _shared(argument: jax.Array, gradient: jax.Array) -> jax.Array:
+    """The gradient of an argument, summed over the heads, or the batch, that share it."""
+    b, h, *rest = argument.shape
+    groups = gradient.reshape(b, gradient.shape[0] // b, h, gradient.shape[1] // h, *rest)
+    return jnp.sum(groups, axis=(1, 3)).astype(argument.dtype)
