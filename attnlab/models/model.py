@@ -28,11 +28,11 @@ class LanguageModel(nnx.Module):
       stack: makes the stack, as `stack(dim, rngs=rngs)`.
       norm: makes the final norm.
       head: makes the output map, as `head(dim, vocab, rngs=rngs)`; `None` ties it to the embedding.
-      inputs: makes the map of real-valued inputs to activations, as `inputs(dim, rngs=rngs)`; `None`: tokens are
-        integers, and looked up in an embedding.
+      inputs: makes the map of inputs to activations, as `inputs(vocab, dim, rngs=rngs)`: an `Embedding` of tokens, or a
+        `Projection` of real values.
       dtype: type of the activations; parameters are float32.
 
-    Raises `UserError` for inputs without a head: there is no embedding to tie it to.
+    Raises `UserError` for neither a head nor an embedding to tie it to.
     """
 
     def __init__(
@@ -43,16 +43,16 @@ class LanguageModel(nnx.Module):
         stack: Callable[..., Stack],
         norm: Callable[..., nnx.Module] = RMSNorm,
         head: Callable[..., LanguageHead] | None = None,
-        inputs: Callable[..., Projection] | None = None,
+        inputs: Callable[..., Embedding | Projection] = Embedding,
         dtype: DTypeLike,
         rngs: nnx.Rngs,
     ):
-        if inputs is not None and head is None:
-            raise UserError('model.head is None, which ties it to the embedding; a model with inputs wants a head')
         self.vocab = vocab
         self.dim = dim
         self.dtype = jnp.dtype(dtype)
-        self.embedding: Any = Embedding(vocab, dim, rngs=rngs) if inputs is None else inputs(dim, rngs=rngs)
+        self.embedding: Any = inputs(vocab, dim, rngs=rngs)
+        if head is None and not isinstance(self.embedding, Embedding):
+            raise UserError('model.head is None, which ties it to the embedding, and there is none; give it a head')
         self.stack = stack(dim, rngs=rngs)
         self.norm = norm(dim, rngs=rngs)
         self.head = None if head is None else head(dim, vocab, rngs=rngs)

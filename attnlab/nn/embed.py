@@ -5,20 +5,19 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from attnlab.errors import UserError
-from attnlab.nn.parameter import Initializer, param
+from attnlab.nn.parameter import param
 from attnlab.nn.projections import Linear
 from attnlab.typing import Features, Sequence, Tokens
 
-small_normal = nnx.initializers.normal(0.02)
-
 
 class Embedding(nnx.Module):
-    """A learned vector per token, `y_t = E[token_t]`, `E` of shape `vocab dim`.
+    """A learned vector per token, `y_t = E[token_t]`, `E` of shape `vocab dim`, normal of standard deviation `scale`.
 
     The table may serve as the output head as well: `embedding.weight`. A token outside the vocabulary gives NaN.
     """
 
-    def __init__(self, vocab: int, dim: int, *, initializer: Initializer = small_normal, rngs: nnx.Rngs):
+    def __init__(self, vocab: int, dim: int, *, scale: float = 0.02, rngs: nnx.Rngs):
+        initializer = nnx.initializers.normal(scale)
         self.weight = param(initializer, (vocab, dim), axes=('vocab', 'embed'), group='embedding', rngs=rngs)
 
     def __call__(self, tokens: Tokens, dtype: DTypeLike | None = None) -> Sequence:
@@ -31,10 +30,13 @@ class Embedding(nnx.Module):
 class Projection(nnx.Module):
     """A learned linear map of real-valued inputs, `y_t = x_t W + b`, `W` of shape `features dim`.
 
+    `vocab`, the number of outputs, is not used: it is what every input map is handed.
+
     Raises `UserError` for inputs of another number of features.
     """
 
-    def __init__(self, dim: int, *, features: int, rngs: nnx.Rngs):
+    def __init__(self, vocab: int, dim: int, *, features: int, rngs: nnx.Rngs):
+        del vocab
         self.features = features
         self.linear = Linear(features, dim, bias=True, axes=(None, 'embed'), rngs=rngs)
 
