@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels import arguments, dispatch, packing, precision
+from pallas_kernels import arguments, dispatch, packing, precision, target
 from pallas_kernels.selective_scan import reference, xla
 from pallas_kernels.selective_scan.vjp import Operands
 
@@ -65,12 +65,15 @@ def selective_scan(
         state = jnp.zeros((sizes['b'], sizes['d'], sizes['n']), dtype)
     starts = None if segments is None else packing.starts(segments)
 
+    here, operands = target.current(), Operands(x, dt, A, B, C, state)
     candidates = {
         'reference': dispatch.Candidate(reference.selective_scan),
         'xla': dispatch.Candidate(xla.selective_scan),
+        'mosaic_gpu': dispatch.kernel(CORE, 'mosaic_gpu', here, operands),
+        'mosaic_tpu': dispatch.kernel(CORE, 'mosaic_tpu', here, operands),
     }
     run = dispatch.select(CORE, implementation, candidates)
-    y, final = run(Operands(x, dt, A, B, C, state), starts)
+    y, final = run(operands, starts)
     if D is not None:
         y = y + x.astype(dtype) * D.astype(dtype)[None, None]
     return y.astype(x.dtype), final

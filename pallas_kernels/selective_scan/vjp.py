@@ -20,8 +20,9 @@ class Operands(NamedTuple):
 Outputs = tuple[jax.Array, jax.Array]
 """y without the skip, `b t d`, and the last state, `b d n`."""
 
-Forward = Callable[[Operands, jax.Array | None], tuple[Outputs, jax.Array]]
-"""From a call, and the tokens that forget the past, bool `b t`, to its outputs and the states that begin its chunks."""
+Forward = Callable[[Operands, jax.Array | None, bool], tuple[Outputs, jax.Array | None]]
+"""From a call, and the tokens that forget the past, bool `b t`, to its outputs, and the states that begin its chunks
+where they are kept."""
 
 Backward = Callable[[Operands, jax.Array | None, jax.Array, Outputs], Operands]
 """From a call, its chunk states and the gradients of its outputs to the gradients of its operands."""
@@ -39,10 +40,10 @@ def differentiable(forward: Forward, backward: Backward) -> Callable[[Operands, 
 
     @jax.custom_vjp
     def selective_scan(operands: Operands, starts: jax.Array | None) -> Outputs:
-        return forward(operands, starts)[0]
+        return forward(operands, starts, False)[0]
 
     def save(operands: Operands, starts: jax.Array | None) -> tuple[Outputs, Saved]:
-        outputs, states = forward(operands, starts)
+        outputs, states = forward(operands, starts, True)
         return outputs, (operands, starts, states)
 
     def pull(saved: Saved, gradients: Outputs) -> tuple[Operands, None]:

@@ -27,8 +27,8 @@ Carry = tuple[jax.Array, jax.Array, jax.Array]
 """Of the backward pass: the gradient of the state through later steps, that of the rates so far, and the state."""
 
 
-def forward(operands: Operands, starts: jax.Array | None) -> tuple[Outputs, jax.Array]:
-    """Returns the outputs, and the states at the beginning of the chunks, `chunks b n d`."""
+def forward(operands: Operands, starts: jax.Array | None, keep: bool) -> tuple[Outputs, jax.Array | None]:
+    """Returns the outputs, and to be kept the states at the beginning of the chunks, `chunks b n d`."""
     rates, state, inputs = _by_chunks(operands, starts)
 
     def step(h: jax.Array, at: Inputs) -> tuple[jax.Array, jax.Array]:
@@ -40,7 +40,7 @@ def forward(operands: Operands, starts: jax.Array | None) -> tuple[Outputs, jax.
         return last, (y, h)
 
     final, (y, states) = jax.lax.scan(chunk, state, inputs)
-    return (_by_time(y, operands.x.shape[1]), final.swapaxes(1, 2)), states
+    return (_by_time(y, operands.x.shape[1]), final.swapaxes(1, 2)), states if keep else None
 
 
 def backward(operands: Operands, starts: jax.Array | None, states: jax.Array, gradients: Outputs) -> Operands:
