@@ -180,6 +180,16 @@ def delta_rule(b: int, t: int, channels: int, platform: str) -> ChunkTile:
     return ChunkTile(steps=steps, group=max(1, numbers // (b * channels * steps)) * steps)
 
 
+def delta_rule_tpu(t: int, k: int, v: int) -> ChunkTile:
+    """Chunks of 64 steps, and groups whose blocks, float32 and twice each, take 10 MiB at most up to 256 channels.
+
+    In longer chunks the triangular inverse, twelve products of full precision, would cost more than all else.
+    """
+    steps = max(16, min(64, 1 << (t - 1).bit_length()))
+    most = max(1, 2**16 // (steps * max(k, v, 128)))
+    return ChunkTile(steps=steps, group=steps * min(most, -(-t // steps)))
+
+
 VMEM = 48 * 2**20
 """The bytes of a TPU's VMEM that kernels over tiles of rows may have: below what any TPU of the last years holds."""
 
@@ -308,3 +318,32 @@ def selective_scan_tpu(d: int, n: int) -> int:
     States of 16 registers, `16 n 128`, of which the backward pass works on some at a time.
     """
     return math.gcd(d, max(128, 1 << (4096 // n).bit_length() - 1))
+
+
+@dataclasses.dataclass(frozen=True)
+class HeadTile:
+    """Tokens and classes of one tile of logits."""
+
+    tokens: int
+    classes: int
+
+
+def cross_entropy_tpu(n: int, d: int, o: int, itemsize: int) -> HeadTile | None:
+    """The tile of the logits of `n` tokens of width `d` and `o` classes on a TPU; `None`: VMEM holds none.
+
+    Counted are the backward pass's: two tiles of either factor and of a result, its sum, and four of the logits.
+    Of tiles of classes between half as large and as large as can be, the one that leaves the least to be padded.
+    """
+    for size in (512, 256, 128):
+        if size * d * (6 * itemsize + 4) + 16 * size * size <= VMEM * 3 // 4:
+            break
+    else:
+        return None
+    classes = min(range(size, size // 2, -128), key=lambda classes: -(-o // classes) * classes)
+    return HeadTile(tokens=min(size, -(-n // 128) * 128), classes=min(classes, -(-o // 128) * 128))
+
+
+def cross_entropy_hopper(n: int, o: int) -> int:
+    """The classes, a multiple of 256, of which the gradients of all logits are held at a time: 2^27, 256 MiB."""
+    most = max(1, 2**27 // (n * 256))
+    return 256 * -(-(-(-o // 256)) // -(-(-(-o // 256)) // most))
