@@ -1,0 +1,75 @@
+"""Differentiation shared by the forms of `cross_entropy` that hold a part of the logits at a time."""
+
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+Statistics = tuple[jax.Array, jax.Array]
+"""The log-normaliser of every token and the logit of its label, both `n`."""
+
+Gradients = tuple[jax.Array, jax.Array]
+"""Those of hidden, `n d`, and of embedding, `o d`, in their types."""
+
+
+class Rule(NamedTuple):
+    """What is fixed when a call is traced; see `api.cross_entropy`."""
+
+    z_loss: float
+    soft_cap: float | None
+
+
+class Known(NamedTuple):
+    """What the backward pass knows of every token, each `n`: `dlogits = scale exp(logits - log Z) - dloss onehot`."""
+
+    labels: jax.Array
+    log_normalizers: jax.Array
+    scale: jax.Array
+    dlosses: jax.Array
+
+
+def differentiable(
+    statistics: Callable[[float | None, jax.Array, jax.Array, jax.Array], Statistics],
+    gradients: Callable[[float | None, jax.Array, jax.Array, Known], Gradients],
+) -> Callable[..., jax.Array]:
+    """Returns the loss with its gradient; both functions are given the soft cap, hidden and embedding first.
+
+    Kept are the arguments and one number a token, the log-normaliser; the logits are computed again. With p their
+    softmax and g the gradient of the loss, theirs is `g (1 + 2 z_loss log Z) p - g onehot(label)`.
+    """
+
+    @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+    def losses(rule: Rule, hidden: jax.Array, embedding: jax.Array, labels: jax.Array) -> jax.Array:
+        return save(rule, hidden, embedding, labels)[0]
+
+    def save(
+        rule: Rule, hidden: jax.Array, embedding: jax.Array, labels: jax.Array
+    ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+        log_normalizers, chosen = statistics(rule.soft_cap, hidden, embedding, labels)
+        exists = (labels >= 0) & (labels < embedding.shape[0])
+        losses = log_normalizers - jnp.where(exists, chosen, jnp.nan) + rule.z_loss * log_normalizers**2
+        return losses, (hidden, embedding, labels, log_normalizers)
+
+    def pull(rule: Rule, saved: tuple[jax.Array, ...], dlosses: jax.Array) -> tuple[jax.Array, jax.Array, None]:
+        hidden, embedding, labels, log_normalizers = saved
+        known = Known(labels, log_normalizers, dlosses * (1 + 2 * rule.z_loss * log_normalizers), dlosses)
+        return *gradients(rule.soft_cap, hidden, embedding, known), None
+
+    losses.defvjp(save, pull)
+
+    def cross_entropy(
+        hidden: jax.Array, embedding: jax.Array, labels: jax.Array, *, z_loss: float, soft_cap: float | None
+    ) -> jax.Array:
+        return losses(Rule(z_loss, soft_cap), hidden, embedding, labels)
+
+    return cross_entropy
+
+
+def capped(logits: jax.Array, soft_cap: float | None) -> tuple[jax.Array, jax.Array | float]:
+    """The logits below their cap, and the derivative of this."""
+    if soft_cap is None:
+        return logits, 1.0
+    parts = jnp.tanh(logits / soft_cap)
+    return soft_cap * parts, 1 - parts * parts
