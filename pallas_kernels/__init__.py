@@ -1,6 +1,6 @@
 """The cores of sequence mixing: few, fused, differentiable. Needs JAX and nothing else."""
 
-from pallas_kernels.attention.api import attention
+from pallas_kernels.attention.api import attention, visible_counts
 from pallas_kernels.attention.maps import (
     ClippedSoftmax,
     Entmax,
@@ -50,4 +50,5 @@ __all__ = [
     'selective_scan',
     'softmax',
     'softmax_topk',
+    'visible_counts',
 ]

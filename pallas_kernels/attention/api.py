@@ -1,9 +1,11 @@
 """Attention: every query reads a weighted mean of the values it may see."""
 
 import jax
+import jax.numpy as jnp
+from jax.experimental import checkify
 
 from pallas_kernels import arguments, dispatch, target
-from pallas_kernels.attention import problem, reference, xla
+from pallas_kernels.attention import around, problem, reference, xla
 from pallas_kernels.attention.maps import Softmax, WeightMap
 
 CORE = 'attention'
@@ -50,7 +52,8 @@ def attention(
         `b s` for the keys. `None`: one document a row.
       slopes: bias linear in the distance, per head, `h` (ALiBi: Press et al., 2022, arXiv 2108.12409).
       log_forget: natural logarithm of the forget gates, at most 0 and finite, `b t h` (Lin et al., 2025, arXiv
-        2503.02130); a causal call with as many queries as keys.
+        2503.02130); a causal call with as many queries as keys. One above 0 is an error under
+        `jax.experimental.checkify`, and where the definition is asked for outside of `jax.jit`.
       bias: added to the scores, each dimension that of `b h t s` or 1; minus infinity hides a key.
       temperature: factor of the products of each query, `b t h`, or of each head, `h`.
       sink_scores: the score of one more key for every head, `h`, that has the value zero and no scale (OpenAI, 2025,
@@ -61,8 +64,8 @@ def attention(
       o, `b t h v`, in the type of `v`.
 
     Raises:
-      ValueError: for shapes that do not fit, a window below 1, sinks without a window, or forget gates where they have
-        no meaning.
+      ValueError: for shapes that do not fit, a window below 1, sinks without a window, or forget gates or scores of a
+        sink where they have no meaning.
       TypeError: for arrays that are not floating point, or non-integer `segments`.
       NotImplementedError: for a named implementation that cannot serve the call.
     """
@@ -80,17 +83,13 @@ def attention(
         raise ValueError(
             f'{CORE}: sink_scores were given and the weights are {type(weights).__name__}; expected a softmax'
         )
-    if window is not None and window < 1:
-        raise ValueError(f'{CORE}: window is {window}; expected at least 1, or None')
-    if sinks < 0 or (sinks > 0 and window is None):
-        raise ValueError(
-            f'{CORE}: sinks is {sinks} and window {window}; expected no sinks, or a positive number and a window'
-        )
+    _check_window(window, sinks)
     if log_forget is not None and not (causal and sizes['t'] == sizes['s']):
         raise ValueError(
             f'{CORE}: log_forget needs a causal call with as many queries as keys; '
             f'causal is {causal}, t={sizes["t"]} and s={sizes["s"]}'
         )
+    _check_forget(log_forget, implementation)
 
     operands = problem.canonical(q, k, v, bias, slopes, log_forget, pair)
     extras = problem.canonical_extras(temperature, sink_scores, sizes['h'], sizes['g'])
@@ -102,6 +101,61 @@ def attention(
         **{name: dispatch.kernel(CORE, name, here, rule, operands) for name in KERNELS},
     }
     return problem.join_heads(dispatch.select(CORE, implementation, candidates)(rule, operands, extras))
+
+
+def visible_counts(
+    t: int,
+    s: int | None = None,
+    *,
+    causal: bool = True,
+    window: int | None = None,
+    sinks: int = 0,
+    segments: jax.Array | tuple[jax.Array, jax.Array] | None = None,
+    bias: jax.Array | None = None,
+) -> jax.Array:
+    """Returns how many keys every query of `attention` with these arguments sees.
+
+    For temperatures that depend on it, such as the learned scale and offset of scalable softmax,
+    `temperature_i = scale_h log(n_i) + offset_h` (Nakanishi, 2025, arXiv 2501.19399).
+
+    Args:
+      t: number of queries.
+      s: number of keys; `None`: as many.
+      causal, window, sinks, segments, bias: as for `attention`.
+
+    Returns:
+      n, float32, `b t h`, where `b` and `h` are 1 unless segments or bias vary along them.
+    """
+    s = t if s is None else s
+    batch = 1 if segments is None else jax.tree.leaves(segments)[0].shape[0]
+    batch, heads = (batch, 1) if bias is None else (max(batch, bias.shape[0]), bias.shape[1])
+    pair = _segment_pair(segments, {'b': batch, 't': t, 's': s})
+    _check_bias(bias, {'b': batch, 'h': heads, 't': t, 's': s})
+    _check_window(window, sinks)
+    q, k = jnp.zeros((batch, t, heads, 1)), jnp.zeros((batch, s, 1, 1))
+    operands = problem.canonical(q, k, k, bias, None, None, pair)
+    rule = problem.Rule(Softmax(), 1.0, causal, window, sinks)
+    return problem.join_heads(around.key_counts(rule, operands))[..., 0]
+
+
+def _check_window(window: int | None, sinks: int) -> None:
+    if window is not None and window < 1:
+        raise ValueError(f'{CORE}: window is {window}; expected at least 1, or None')
+    if sinks < 0 or (sinks > 0 and window is None):
+        raise ValueError(
+            f'{CORE}: sinks is {sinks} and window {window}; expected no sinks, or a positive number and a window'
+        )
+
+
+def _check_forget(log_forget: jax.Array | None, implementation: str | None) -> None:
+    """Complains of gates that let old keys grow."""
+    if log_forget is None or log_forget.size == 0:
+        return
+    highest = jnp.max(log_forget)
+    message = CORE + ': log_forget has entries up to {highest}; expected at most 0'
+    if implementation == 'reference' and not isinstance(highest, jax.core.Tracer) and highest > 0:
+        raise ValueError(message.format(highest=highest))
+    checkify.debug_check(highest <= 0, message, highest=highest)
 
 
 def _segment_pair(

@@ -23,17 +23,19 @@ EMPTY: dict[str, tuple[float, ...]] = {
 def statistics(rule: Rule, operands: Operands) -> Statistics:
     """Returns the statistics of every row, `b g r t 1` each; none for a map that does not survey.
 
-    Every reduction goes over the keys anew, and holds nothing larger than a block of them.
+    Every reduction goes over the keys anew, and holds nothing larger than a block of them; the scores of a single block
+    are worked out once.
     """
     if not rule.weights.surveys:
         return ()
     dtype = operands.dtype()
+    single = sweep.block(rule, sweep.whole(operands)) if sweep.tile(operands) is None else None
 
     def reduce(function: Any, kind: str | tuple[str, ...], *rows: jax.Array) -> Any:
         kinds = (kind,) if isinstance(kind, str) else kind
 
         def update(part: sweep.Part, rows: tuple[jax.Array, ...], known: Any) -> Any:
-            block = sweep.block(rule, part)
+            block = sweep.block(rule, part) if single is None else single
             found = function(block, *rows)
             values = (found,) if isinstance(kind, str) else found
             return tuple(_take(*each, block) for each in zip(kinds, known, values, strict=True))

@@ -33,19 +33,24 @@ def over_keys(
     known = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (b, g, r, t, *leaf.shape)), empty)
     if s == 0:
         return known
-    tile = tiling.attention(t, s)
-    if tile is None:
+    cut = tile(operands)
+    if cut is None:
         return update(whole(operands), rows, known)
-    padded = blocks.pad(operands, tile)
-    known, rows = (jax.tree.map(lambda array: pad_rows(array, tile), tree) for tree in (known, rows))
+    padded = blocks.pad(operands, cut)
+    known, rows = (jax.tree.map(lambda array: pad_rows(array, cut), tree) for tree in (known, rows))
 
     def step(known: Any, pair: jax.Array) -> tuple[Any, None]:
-        here, given = (jax.tree.map(lambda array: take_rows(array, pair, tile), tree) for tree in (known, rows))
-        here = update(part(padded, pair, t, s, tile), given, here)
-        return jax.tree.map(lambda array, rows: _put_rows(array, rows, pair, tile), known, here), None
+        here, given = (jax.tree.map(lambda array: take_rows(array, pair, cut), tree) for tree in (known, rows))
+        here = update(part(padded, pair, t, s, cut), given, here)
+        return jax.tree.map(lambda array, rows: _put_rows(array, rows, pair, cut), known, here), None
 
-    known, _ = jax.lax.scan(step, known, blocks.pairs(rule, t, s, tile))
+    known, _ = jax.lax.scan(step, known, blocks.pairs(rule, t, s, cut))
     return jax.tree.map(lambda array: array[:, :, :, :t], known)
+
+
+def tile(operands: Operands) -> tiling.AttentionTile | None:
+    """The size of the blocks; `None`: a single one."""
+    return tiling.attention(operands.q.shape[3], operands.k.shape[2])
 
 
 def whole(operands: Operands) -> Part:

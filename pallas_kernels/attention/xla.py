@@ -40,8 +40,7 @@ class Rows(NamedTuple):
 
 def forward(rule: Rule, operands: Operands, given: Statistics) -> vjp.Kept:
     """Returns the output and the row statistics; of a small dense block the weights as well."""
-    t, s = operands.q.shape[3], operands.k.shape[2]
-    if tiling.attention(t, s) is None and tiling.keeps_weights(math.prod(operands.q.shape[:4]) * s):
+    if sweep.tile(operands) is None and tiling.keeps_weights(math.prod(operands.q.shape[:4]) * operands.k.shape[2]):
         kept = _dense(rule, operands, given)
     elif rule.weights.surveys:
         kept = _read(rule, operands, given)
@@ -53,7 +52,7 @@ def forward(rule: Rule, operands: Operands, given: Statistics) -> vjp.Kept:
 
 def backward(rule: Rule, operands: Operands, kept: vjp.Kept, doutput: jax.Array) -> Operands:
     """Returns the gradients of the operands, `None` for segments."""
-    tile = tiling.attention(operands.q.shape[3], operands.k.shape[2])
+    tile = sweep.tile(operands)
     doutput = doutput.astype(operands.dtype())
     rows = Rows(kept.statistics, doutput, *vjp.deltas(kept, doutput))
     if tile is None:

@@ -18,7 +18,8 @@ class Case:
     Attributes:
       added: those of 'slopes', 'log_forget', 'temperature' and 'sink_scores' that are given.
       bias: letters of its shape, such as '1 h 1 s'; a fifth of it is minus infinity, and its first query sees nothing.
-      whole: queries and keys hold whole numbers, and the bias is 1e4 or -1e4, so that large scores have no rounding.
+      whole: queries and keys hold whole numbers, and the bias is 10000 or -10000 but for the first query, which sees
+        nothing: large scores that have no rounding.
     """
 
     b: int
@@ -73,7 +74,7 @@ CASES = {
     'soft cap': Case(b=1, t=23, h=2, k=16, weights=maps.Softmax(soft_cap=1.5)),
     'temperature': Case(b=2, t=23, h=4, g=2, k=16, added=('temperature',)),
     'learned sink': Case(b=2, t=23, h=4, g=2, k=16, added=('sink_scores',), bias='b h t s'),
-    'large': Case(b=1, t=37, h=2, k=16, bias='1 1 t s', whole=True),
+    'large': Case(b=1, t=21, h=2, k=16, bias='1 1 t s', whole=True),
     'tiles': Case(b=1, t=150, h=2, g=1, k=32, documents=(((1, 64), (2, 1), (3, 63), (4, 22)),)),
     'everything': Case(
         b=2,
@@ -170,7 +171,8 @@ def call(name: str, dtype: DTypeLike = jnp.float32, weights: maps.WeightMap | No
         arrays['bias'] = drawing.hidden(name, drawing.shape(case.bias, sizes), dtype)
     if case.whole:
         arrays |= {name: jnp.clip(jnp.round(arrays[name]), -1, 1) for name in ('q', 'k')}
-        arrays['bias'] = 1e4 * jnp.sign(drawing.normal(name, 'bias', drawing.shape(str(case.bias), sizes), dtype))
+        signs = jnp.sign(drawing.normal(name, 'bias', drawing.shape(str(case.bias), sizes), dtype))
+        arrays['bias'] = (10_000 * signs).at[:, :, 0].set(-jnp.inf)
     options: dict[str, Any] = {'causal': case.causal, 'window': case.window, 'sinks': case.sinks}
     if case.documents is not None:
         queries = drawing.segments(case.documents)
