@@ -1,8 +1,9 @@
 """A linear head fused with the cross-entropy loss."""
 
 import jax
+import jax.numpy as jnp
 
-from pallas_kernels import arguments, dispatch
+from pallas_kernels import arguments, dispatch, target
 from pallas_kernels.cross_entropy import reference, xla
 
 CORE = 'cross_entropy'
@@ -25,13 +26,13 @@ def cross_entropy(
     Args:
       hidden: activations, `n d`.
       embedding: one row a class, `o d`.
-      labels: class of every token, integers `n` from 0 to o - 1.
+      labels: class of every token, integers `n` from 0 to o - 1; negative ones count from the end.
       z_loss: weight of the squared log-normaliser (Chowdhery et al., 2022, arXiv 2204.02311).
       soft_cap: bound of the logits (Gemma team, 2024, arXiv 2408.00118); `None`: not bounded.
       implementation: `None` chooses; see `dispatch.select`.
 
     Returns:
-      The loss, `n`, in float32 at least.
+      The loss, `n`, in float32 at least; NaN where there is no such class.
 
     Raises:
       ValueError: for shapes that do not fit, or a `soft_cap` that is not positive.
@@ -44,9 +45,16 @@ def cross_entropy(
     if soft_cap is not None and soft_cap <= 0:
         raise ValueError(f'{CORE}: soft_cap is {soft_cap}; expected a positive number, or None')
 
+    # As everywhere in Python a negative label counts from the end.
+    labels = labels.astype(jnp.int32)
+    labels = jnp.where(labels < 0, labels + embedding.shape[0], labels)
+
+    here = target.current()
     candidates = {
         'reference': dispatch.Candidate(reference.cross_entropy),
         'xla': dispatch.Candidate(xla.cross_entropy),
+        'mosaic_gpu': dispatch.kernel(CORE, 'mosaic_gpu', here, hidden, embedding),
+        'mosaic_tpu': dispatch.kernel(CORE, 'mosaic_tpu', here, hidden, embedding),
     }
     run = dispatch.select(CORE, implementation, candidates)
     return run(hidden, embedding, labels, z_loss=z_loss, soft_cap=soft_cap)

@@ -1,0 +1,240 @@
+"""The Pallas form of `cross_entropy` for Hopper: tiles of logits, 128 tokens by 256 classes, made by matrix units.
+
+A block of threads has two warpgroups, each with 64 of the tokens, and one that copies ahead of them. The forward pass
+keeps three numbers of every token and tile. The backward pass computes the logits of some classes again, as much as
+`tiling.cross_entropy_hopper` says, and keeps their gradients just for the products with both factors that follow: the
+sums of these are wider than registers.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.experimental.pallas as pl
+import jax.experimental.pallas.mosaic_gpu as plgpu
+import jax.numpy as jnp
+
+from pallas_kernels import mosaic_gpu, tiling
+from pallas_kernels.cross_entropy import vjp
+from pallas_kernels.target import Target
+
+ROWS = 64
+"""The tokens of a warpgroup."""
+
+TOKENS = 2 * ROWS
+CLASSES = 256
+STEP = 64
+"""Of the width d, in shared memory at a time, as are `STAGES` of them: 48 KiB each."""
+
+STAGES = 4
+STRIP = 64
+"""The classes of a tile that are worked on at once, when its products are made; their gradients take 16 KiB."""
+
+STRIPS = range(0, CLASSES, STRIP)
+
+SWIZZLED = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))  # type: ignore[abstract]
+"""How matrices of 16-bit numbers lie in shared memory, 64 of a row together."""
+
+
+def refusal(here: Target, hidden: jax.Array, embedding: jax.Array) -> str | None:
+    """Why the call cannot be served; `None`: it can."""
+    (n, d), o = hidden.shape, embedding.shape[0]
+    if 0 in (n, d, o):
+        return f'hidden has shape {hidden.shape} and embedding {embedding.shape}; expected arrays with entries'
+    dtype = jnp.result_type(hidden, embedding)
+    if dtype.itemsize != 2:
+        return f'products are in {dtype}, of which matrix units see 10 bits; expected bfloat16 or float16 arguments'
+    return mosaic_gpu.capability_refusal(here)
+
+
+@functools.lru_cache
+def form(here: Target) -> Callable[..., jax.Array]:
+    """The differentiable form on a device."""
+    return vjp.differentiable(functools.partial(_statistics, here), functools.partial(_gradients, here))
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """The part of a tile of logits that a warpgroup has.
+
+    Attributes:
+      warpgroup: 0 or 1.
+      tokens: a slice of all tokens.
+      tile: number of the tile among those of the classes at hand.
+      first: the first class of the tile, among all classes.
+    """
+
+    warpgroup: Any
+    tokens: Any
+    tile: Any
+    first: Any
+
+    def classes(self, start: int) -> jax.Array:
+        """The class of every logit of the strip that begins at a column of the tile."""
+        return self.first + start + plgpu.broadcasted_iota(jnp.int32, (ROWS, STRIP), 1, layout=plgpu.Layout.WGMMA)
+
+    def read(self, ref: Any) -> jax.Array:
+        """A number of every token, as often as there are classes in a strip."""
+        numbers = plgpu.load(ref.at[self.tokens], layout=plgpu.Layout.WGMMA.reduce(1), optimized=False)
+        return _across(numbers)
+
+
+def _statistics(
+    here: Target, soft_cap: float | None, hidden: jax.Array, embedding: jax.Array, labels: jax.Array
+) -> vjp.Statistics:
+    n, o = hidden.shape[0], embedding.shape[0]
+    dtype = jnp.result_type(hidden, embedding)
+    hidden, embedding = _padded(hidden.astype(dtype), TOKENS, STEP), _padded(embedding.astype(dtype), CLASSES, STEP)
+
+    def finish(place: Place, logits: jax.Array, labels: Any, result: Any, shared: Any) -> None:
+        strips = []
+        for start in STRIPS:
+            strip, _ = vjp.capped(logits[:, start : start + STRIP], soft_cap)
+            strips.append(jnp.where(place.classes(start) < o, strip, -math.inf))
+        # Every tile has classes, so that this is finite.
+        highest = functools.reduce(jnp.maximum, [jnp.max(strip, axis=1) for strip in strips])
+        total = sum(jnp.sum(jnp.exp(strip - _across(highest)), axis=1) for strip in strips)
+        label = place.read(labels)
+        chosen = sum(
+            jnp.sum(jnp.where(place.classes(start) == label, strip, 0.0), axis=1)
+            for start, strip in zip(STRIPS, strips, strict=True)
+        )
+        for number, statistic in enumerate((highest, total, chosen)):
+            shared[place.warpgroup, number] = statistic
+        plgpu.commit_smem()
+        for number in range(3):
+            target = result.at[number, place.tile, place.tokens]
+            plgpu.copy_smem_to_gmem(shared.at[place.warpgroup, number], target)
+        plgpu.wait_smem_to_gmem(0)
+
+    highest, total, chosen = _over_tiles(
+        here,
+        finish,
+        hidden,
+        embedding,
+        jnp.zeros(1, jnp.int32),
+        (_padded(labels, TOKENS),),
+        result=jax.ShapeDtypeStruct((3, embedding.shape[0] // CLASSES, hidden.shape[0]), jnp.float32),
+        shared=plgpu.SMEM((2, 3, ROWS), jnp.float32),
+    )
+    log_normalizers = jax.nn.logsumexp(highest + jnp.log(total), axis=0)
+    return log_normalizers[:n], jnp.sum(chosen, axis=0)[:n]
+
+
+def _gradients(
+    here: Target, soft_cap: float | None, hidden: jax.Array, embedding: jax.Array, known: vjp.Known
+) -> vjp.Gradients:
+    (n, d), o = hidden.shape, embedding.shape[0]
+    dtype = jnp.result_type(hidden, embedding)
+    at_once = tiling.cross_entropy_hopper(n, o)
+    tokens = _padded(hidden.astype(dtype), TOKENS, STEP)
+    parts = _padded(embedding.astype(dtype), at_once, STEP).reshape(-1, at_once, tokens.shape[1])
+
+    def finish(place: Place, logits: jax.Array, *refs: Any) -> None:
+        *known_refs, result, shared = refs
+        numbers = vjp.Known(*(place.read(ref) for ref in known_refs))
+        strip = shared.at[place.warpgroup]
+        for start in STRIPS:
+            part, slope = vjp.capped(logits[:, start : start + STRIP], soft_cap)
+            classes = place.classes(start)
+            weights = numbers.scale * jnp.exp(part - numbers.log_normalizers)
+            dlogits = slope * jnp.where(classes == numbers.labels, weights - numbers.dlosses, weights)
+            strip[...] = jnp.where(classes < o, dlogits, 0.0).astype(dtype)
+            plgpu.commit_smem()
+            plgpu.copy_smem_to_gmem(strip, result.at[place.tokens, pl.ds(place.tile * CLASSES + start, STRIP)])
+            plgpu.wait_smem_to_gmem(0)
+
+    def part(dhidden: jax.Array, part: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        embedding, first = part
+        dlogits = _over_tiles(
+            here,
+            finish,
+            tokens,
+            embedding,
+            first,
+            tuple(_padded(array, TOKENS) for array in known),
+            result=jax.ShapeDtypeStruct((tokens.shape[0], at_once), dtype),
+            shared=plgpu.SMEM((2, ROWS, STRIP), dtype, transforms=SWIZZLED),
+        )
+        dhidden += jnp.einsum('no,od->nd', dlogits, embedding, preferred_element_type=jnp.float32)
+        return dhidden, jnp.einsum('no,nd->od', dlogits, tokens, preferred_element_type=jnp.float32).astype(dtype)
+
+    firsts = jnp.arange(0, parts.shape[0] * at_once, at_once, dtype=jnp.int32)[:, None]
+    dhidden, dembedding = jax.lax.scan(part, jnp.zeros(tokens.shape, jnp.float32), (parts, firsts))
+    dembedding = dembedding.reshape(-1, tokens.shape[1])[:o, :d]
+    return dhidden[:n, :d].astype(hidden.dtype), dembedding.astype(embedding.dtype)
+
+
+def _over_tiles(
+    here: Target,
+    finish: Callable[..., None],
+    hidden: jax.Array,
+    embedding: jax.Array,
+    first: jax.Array,
+    vectors: tuple[jax.Array, ...],
+    *,
+    result: jax.ShapeDtypeStruct,
+    shared: Any,
+) -> jax.Array:
+    """Computes all logits, of classes from `first[0]` on, and has each warpgroup `finish` its part of every tile."""
+    n, d = hidden.shape
+    tiles = (n // TOKENS, embedding.shape[0] // CLASSES)
+
+    def body(hidden: Any, embedding: Any, first: Any, *refs: Any) -> None:
+        warpgroup = jax.lax.axis_index('warpgroup')
+        # Neighbours in time share tiles of both factors, which are then found in the cache.
+        i, j = plgpu.planar_snake(jax.lax.axis_index('tile'), tiles, 0, 16)
+        mine = pl.ds(pl.multiple_of(warpgroup * ROWS, ROWS), ROWS)
+
+        def around(loop: Callable[[Any], Any]) -> None:
+            def with_sums(sums: Any) -> None:
+                loop(sums)
+                tokens = pl.ds(i * TOKENS + warpgroup * ROWS, ROWS)
+                place = Place(warpgroup, tokens, j, first[0] + j * CLASSES)
+                finish(place, sums[...], *refs)
+
+            pl.run_scoped(with_sums, plgpu.ACC((ROWS, CLASSES), jnp.float32))
+
+        def step(_: Any, hidden: Any, embedding: Any, sums: Any) -> Any:
+            plgpu.wgmma(sums, hidden.at[mine], embedding.transpose((1, 0)))
+            plgpu.wgmma_wait(0)
+            return sums
+
+        plgpu.emit_pipeline_warp_specialized(
+            step,
+            grid=(d // STEP,),
+            in_specs=[
+                plgpu.BlockSpec((TOKENS, STEP), lambda k: (i, k), transforms=SWIZZLED),
+                plgpu.BlockSpec((CLASSES, STEP), lambda k: (j, k), transforms=SWIZZLED),
+            ],
+            memory_registers=40,
+            wg_axis='warpgroup',
+            num_compute_wgs=2,
+            max_concurrent_steps=STAGES,
+            compute_context=around,
+        )(hidden, embedding)
+
+    return mosaic_gpu.kernel(
+        body,
+        here,
+        out_type=result,
+        grid=(tiles[0] * tiles[1],),
+        grid_names=('tile',),
+        num_threads=3,
+        thread_name='warpgroup',
+        scratch_types=(shared,),
+    )(hidden, embedding, first, *vectors)
+
+
+def _padded(array: jax.Array, *multiples: int) -> jax.Array:
+    """Puts zeros behind, up to a multiple of a number along each axis."""
+    pairs = zip(array.shape, multiples, strict=True)
+    return jnp.pad(array, [(0, -size % multiple) for size, multiple in pairs])
+
+
+def _across(numbers: jax.Array) -> jax.Array:
+    """Repeats a number of each token for all classes of a strip."""
+    return jax.lax.broadcast_in_dim(numbers, (ROWS, STRIP), (0,))
