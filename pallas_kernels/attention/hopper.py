@@ -306,12 +306,19 @@ def column_parts(
 ) -> Parts:
     """Adds what the columns of a tile contribute, their vectors in shared memory, and the bias of the tile."""
     loaded = {name: call.load(ref, 1 - call.axis) for name, ref in vectors.items()}
+    if loaded:
+        have_read()
     if operands.bias is not None:
         down, across = (place.query, place.key) if call.axis == 0 else (place.key, place.query)
         tile = at(operands.bias, batch, head).at[rows_from(down), rows_from(across, call.step)]
         bias = plgpu.load(tile, layout=TILE, optimized=False).astype(jnp.float32)
         parts = parts._replace(bias=bias)
     return parts._replace(keys=loaded) if call.axis == 0 else parts._replace(queries=loaded)
+
+
+def have_read() -> None:
+    """Has the vectors of a step been read before copies, which are another proxy's, write over them."""
+    plgpu.commit_smem()
 
 
 def give(array: jax.Array, shared: Any, result: Any) -> None:

@@ -226,6 +226,7 @@ def key_gradients(
             if of_keys:
                 dweights = mosaic_gpu.multiply(call.here, values.at[warpgroup], cotangents.transpose((1, 0)))
             known = jax.tree.map(lambda ref: call.load(ref, 0), known)
+            hopper.have_read()
 
             def pull(products: jax.Array, dweights: jax.Array | None, *, masked: bool) -> Any:
                 scored = hopper.score(call, products, parts, place, masked=masked)

@@ -1,15 +1,18 @@
 """The form of `attention` for Hopper: interpreted on this machine, and lowered for a device that is not there."""
 
 import dataclasses
+import functools
 import itertools
 import time
 
 import jax
+import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from pallas_kernels import attention, dispatch, target, tiling
+from pallas_kernels import mosaic_gpu as shared
 from pallas_kernels.attention import maps, mosaic_gpu
 from pallas_kernels.attention.hopper import PAD, ROWS, Call, Place
 from pallas_kernels.attention.problem import Rule
@@ -66,6 +69,21 @@ def test_two_runs_give_the_same_bits():
         compiled = jax.jit(run).lower(call.arrays).compile()
     for one, other in zip(*(jax.tree.leaves(compiled(call.arrays)) for _ in range(2)), strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', ['tiles', 'everything'])
+def test_no_warpgroup_races_another(name, comparison, monkeypatch):
+    # Stands in for products with a factor in registers, which the interpreter lacks: they read as any load does.
+    def multiply(left, right, onto, multiply=shared._multiply_interpreted):
+        product = multiply(left, right, onto)
+        plgpu.commit_smem()
+        return product
+
+    watched = functools.partial(plgpu.InterpretGPUParams, detect_races=True)
+    monkeypatch.setattr(shared, '_multiply_interpreted', multiply)
+    monkeypatch.setattr(plgpu, 'InterpretGPUParams', watched)
+    check(comparison, name, cases.call(name, jnp.bfloat16), 'watched')
 
 
 def shapes(k, v=None, g=16, b=4, t=8192, **others):
