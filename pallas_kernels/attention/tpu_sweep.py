@@ -82,7 +82,7 @@ class Call:
         found = []
         for first in range(s - t, s, self.tile.queries):
             last = min(first + self.tile.queries, s) - 1
-            reach = s if self.rule.window is None else self.rule.window - 1
+            reach = s + t if self.rule.window is None else self.rule.window - 1
             end = min(s, last + 1 if self.rule.causal else last + reach + 1)
             near = range(max(0, first - reach) // self.tile.keys, -(-max(0, end) // self.tile.keys))
             last_sink = min(self.rule.sinks, last + 1 if self.rule.causal else s, s)
@@ -178,7 +178,7 @@ class Sweep:
                 values = {name: upright(part.letters, sources[name][...]) for name, part in inputs.items()}
                 add(self._step(at, queries[at['p']], keys[at['p']], masked), values, memory)
 
-            some, every = self._sight(queries[at['p']], keys[at['p']], sources)
+            some, every = self.sight(queries[at['p']], keys[at['p']], sources)
             pl.when(every)(functools.partial(step, masked=False))
             pl.when(some & ~every)(functools.partial(step, masked=True))
             pl.when(last)(functools.partial(finish, memory, results))
@@ -233,7 +233,7 @@ class Sweep:
         columns = j * tile.keys + jax.lax.broadcasted_iota(jnp.int32, (tile.keys, 1), 0)
         return Step(rows, columns, at['r'], masked)
 
-    def _sight(self, i: jax.Array, j: jax.Array, sources: Arrays) -> tuple[jax.Array, jax.Array]:
+    def sight(self, i: jax.Array, j: jax.Array, sources: Arrays) -> tuple[jax.Array, jax.Array]:
         """Whether some query of a block may see some key, and whether every query sees every key."""
         rule, tile, s = self.call.rule, self.call.tile, self.call.sizes['s']
         first, start = i * tile.queries + self.call.shift, j * tile.keys

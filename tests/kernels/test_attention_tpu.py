@@ -1,0 +1,231 @@
+"""The form of `attention` for TPUs: interpreted on this machine, and lowered for a device that is not there."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_kernels import attention, dispatch, target, tiling
+from pallas_kernels.attention import maps, tpu_sweep
+from pallas_kernels.attention.problem import Rule
+from pallas_kernels.cases import attention as cases
+from pallas_kernels.cases.drawing import Call
+
+# Every interpreted case takes a few seconds, most of which compiles the interpreted kernels.
+QUICK = {
+    'float32': ('everything',),
+    'bfloat16': ('tiles',),
+}
+QUICK_MAPS = {'float32': ('self-adjust',), 'bfloat16': ('sigmoid',)}
+
+
+@pytest.fixture(autouse=True)
+def small_tiles(monkeypatch):
+    """Calls of a few dozen queries and keys have several tiles."""
+    monkeypatch.setattr(tiling, 'attention_tpu', lambda t, s: tiling.AttentionTile(queries=16, keys=32))
+
+
+def pairs(names, quick):
+    """Types with names, those that are not quick marked as slow."""
+    return [
+        pytest.param(dtype, name, marks=() if name in quick[dtype] else pytest.mark.slow)
+        for dtype in quick
+        for name in names
+    ]
+
+
+def check(comparison, name, call, what=''):
+    sizes = cases.CASES[name].sizes()
+    scores = sizes['t'] * sizes['s']
+    reduction = max(sizes['t'] * sizes['h'] // sizes['g'], sizes['s'], sizes['k'])
+    sums = dict.fromkeys(('slopes', 'log_forget', 'bias', 'sink_scores', 'temperature'), sizes['b'] * scores)
+    comparison.check(attention, f'{name} {what}', call, reduction, implementation='mosaic_tpu', **sums)
+
+
+@pytest.mark.parametrize(('dtype', 'name'), pairs(cases.KERNEL, QUICK))
+def test_interpreted_is_the_reference(dtype, name, comparison):
+    check(comparison, name, cases.call(name, dtype))
+
+
+@pytest.mark.parametrize(('dtype', 'weights'), pairs(cases.MAPS, QUICK_MAPS))
+def test_every_map_interpreted_is_the_reference(dtype, weights, comparison):
+    check(comparison, 'masked', cases.call('masked', dtype, cases.MAPS[weights]), weights)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('shape', ['b h 1 s', '1 h t s', 'b 1 t 1', '1 h 1 1', '1 1 t s'])
+def test_the_gradient_of_a_bias_is_summed_where_it_does_not_vary(shape, comparison):
+    call = cases.call('prime')
+    sizes = cases.CASES['prime'].sizes()
+    bias = jax.random.normal(jax.random.key(1), tuple(sizes.get(letter, 1) for letter in shape.split()))
+    check(comparison, 'prime', Call(call.arrays | {'bias': bias}, call.options), f'bias {shape}')
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    'dtypes', [('float16',) * 3, ('bfloat16', 'float32', 'bfloat16'), ('float32', 'bfloat16', 'float16')]
+)
+def test_other_types(dtypes, comparison):
+    call = cases.call('narrow values')
+    arrays = {name: array.astype(dtype) for (name, array), dtype in zip(call.arrays.items(), dtypes, strict=True)}
+    check(comparison, 'narrow values', Call(arrays, call.options))
+
+
+def test_two_runs_give_the_same_bits():
+    call = cases.call('bias of keys', jnp.bfloat16)
+
+    def run(arrays):
+        output, pull = jax.vjp(lambda arrays: attention(**arrays, **call.options, implementation='mosaic_tpu'), arrays)
+        return output, pull(output)
+
+    with target.compiling_for(target.interpreted('mosaic_tpu')):
+        compiled = jax.jit(run).lower(call.arrays).compile()
+    for one, other in zip(*(jax.tree.leaves(compiled(call.arrays)) for _ in range(2)), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_hidden_keys_leave_no_trace():
+    """Huge keys and values of another document do not reach this one, not even in the last bit."""
+    call = cases.call('packed')
+    row = {name: array[:1] for name, array in call.arrays.items()}
+    segments = call.options['segments'][:1]
+    other = (segments[0] == 3)[None, :, None, None]
+    moved = {'q': row['q'], **{name: jnp.where(other, 1e9, row[name]) for name in ('k', 'v')}}
+    with target.compiling_for(target.interpreted('mosaic_tpu')):
+        run = jax.jit(lambda arrays: attention(**arrays, segments=segments, implementation='mosaic_tpu'))
+        before, after = run(row), run(moved)
+    np.testing.assert_array_equal(before[0, segments[0] != 3], after[0, segments[0] != 3])
+
+
+POSITIONS = [
+    (t, s, causal, window, sinks)
+    for t, s in ((70, 70), (33, 100), (100, 33), (1, 65), (65, 1), (32, 64))
+    for causal in (True, False)
+    for window, sinks in ((None, 0), (1, 0), (17, 0), (17, 40), (500, 3))
+]
+
+
+def test_every_visible_pair_of_tiles_is_listed_and_those_called_whole_are():
+    tile = tiling.attention_tpu(1, 1)
+    for t, s, causal, window, sinks in POSITIONS:
+        rule = Rule(maps.Softmax(), 1.0, causal, window, sinks)
+        call = tpu_sweep.Call(target.TPU_V5E, rule, {'b': 1, 'g': 1, 'r': 1, 't': t, 's': s}, tile)
+        distance = np.arange(t)[:, None] + s - t - np.arange(s)
+        visible = (distance >= 0) if causal else np.ones((t, s), bool)
+        if window is not None:
+            visible &= (abs(distance) < window) | (np.arange(s) < sinks)
+        visible = np.pad(visible, ((0, -t % tile.queries), (0, -s % tile.keys)))
+        blocks = visible.reshape(visible.shape[0] // tile.queries, tile.queries, -1, tile.keys)
+        seen = {(int(i), int(j)) for i, j in np.argwhere(blocks.any((1, 3)))}
+        for listed, first, missing in (
+            (call.by_queries(), 0, np.flatnonzero(~blocks.any((1, 2, 3)))),
+            (call.by_keys(), 1, np.flatnonzero(~blocks.any((0, 1, 3)))),
+        ):
+            assert len(listed) == len(set(listed)), (t, s, rule)
+            assert seen <= set(listed), (t, s, rule)
+            # Sums of which nothing is visible are begun and ended all the same, and so written as zeros.
+            assert sorted(pair[first] for pair in set(listed) - seen) == list(missing), (t, s, rule)
+            assert [pair[first] for pair in listed] == sorted(pair[first] for pair in listed)
+        sweep = tpu_sweep.Sweep(call, 'bgrp', 't', call.by_queries())
+        for i, j in seen:
+            assert bool(sweep.sight(jnp.int32(i), jnp.int32(j), {})[1]) == blocks[i, :, j].all(), (t, s, rule)
+
+
+def shapes(k, v=None, t=2048, s=None, g=16, dtype=jnp.bfloat16, **others):
+    """A call of the size of models."""
+    sizes = {'q': (t, 16, k), 'k': (s or t, g, k), 'v': (s or t, g, v or k)}
+    arrays = {name: jax.ShapeDtypeStruct((2, *size), dtype) for name, size in sizes.items()}
+    return arrays | {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in others.items()}
+
+
+SEGMENTS = {'segments': jax.ShapeDtypeStruct((2, 2048), jnp.int32)}
+FEATURES = {
+    'float32': (shapes(64, dtype=jnp.float32), {}),
+    'float16': (shapes(64, dtype=jnp.float16), {}),
+    'windows': (shapes(128), {'window': 1000, 'sinks': 4}),
+    'documents': (shapes(128), SEGMENTS),
+    'grouped heads': (shapes(16, g=2, log_forget=(2, 2048, 16)), {}),
+    'bias of keys': (shapes(128, bias=(2, 1, 1, 2048)), {}),
+    'other sizes': (shapes(100, 24, t=7, s=1001), {}),
+    'everything': (
+        shapes(256, g=2, log_forget=(2, 2048, 16), slopes=(16,), bias=(1, 16, 2048, 2048)),
+        {'window': 1024, 'sinks': 4, 'weights': maps.Softmax(soft_cap=30.0), **SEGMENTS},
+    ),
+}
+
+
+def lower(arrays, options):
+    """Lowers forward and backward for a TPU, and returns how many kernels there are."""
+    constant = {name: option for name, option in options.items() if isinstance(option, jax.ShapeDtypeStruct)}
+    fixed = {name: option for name, option in options.items() if name not in constant}
+
+    def run(arrays, constant):
+        output, pull = jax.vjp(lambda arrays: attention(**arrays, **constant, **fixed), arrays)
+        return output, pull(output)
+
+    with target.compiling_for(target.TPU_V5E), dispatch.ledger() as entries:
+        lowered = jax.jit(run).trace(arrays, constant).lower(lowering_platforms=('tpu',))
+    assert entries[0].implementation == 'mosaic_tpu'
+    return lowered.as_text().count('custom_call @tpu_custom_call')
+
+
+@pytest.mark.parametrize('name', FEATURES)
+def test_lowered_for_a_tpu(name, monkeypatch):
+    monkeypatch.undo()
+    arrays, options = FEATURES[name]
+    # One forward and two backward, and one for the bias.
+    assert lower(arrays, options) == 3 + ('bias' in arrays)
+
+
+def test_lowered_under_remat_and_vmap(monkeypatch):
+    monkeypatch.undo()
+    arrays = [jax.ShapeDtypeStruct((3, *shape.shape), shape.dtype) for shape in shapes(64).values()]
+
+    def loss(*arrays):
+        return jnp.sum(jax.vmap(jax.checkpoint(attention))(*arrays))
+
+    with target.compiling_for(target.TPU_V5E):
+        lowered = jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2))).trace(*arrays).lower(lowering_platforms=('tpu',))
+    # One forward and two backward, and one that makes again what the backward pass needs.
+    assert lowered.as_text().count('custom_call @tpu_custom_call') == 4
+
+
+@pytest.mark.parametrize('weights', cases.MAPS)
+def test_every_map_is_lowered_for_a_tpu(weights, monkeypatch):
+    monkeypatch.undo()
+    assert lower(shapes(128), {'weights': cases.MAPS[weights]}) == 3
+
+
+def test_tiles_are_of_whole_registers_and_waste_little(monkeypatch):
+    monkeypatch.undo()
+    for t, s in itertools.product((1, 15, 128, 129, 1000, 1100, 8191, 8192, 2**17), repeat=2):
+        tile = tiling.attention_tpu(t, s)
+        for n, size in ((t, tile.queries), (s, tile.keys)):
+            assert size % (128 if n > 128 else 16) == 0
+            assert size <= 512
+            assert -(-n // size) * size - n < max(16, 128 * -(-n // 512))
+    assert tiling.attention_tpu(8192, 8192) == tiling.AttentionTile(queries=512, keys=512)
+
+
+@pytest.mark.parametrize(
+    ('t', 's', 'options', 'message'),
+    [
+        (0, 5, {}, 'there is nothing to compute'),
+        (5, 0, {}, 'there is nothing to compute'),
+        (2**20, 2**20, {}, 'its queries see 524800 pairs of tiles; expected at most 65536, of shorter rows or with a'),
+    ],
+)
+def test_refusals(t, s, options, message, monkeypatch):
+    monkeypatch.undo()
+    q, k = jax.ShapeDtypeStruct((1, t, 2, 16), jnp.bfloat16), jax.ShapeDtypeStruct((1, s, 2, 16), jnp.bfloat16)
+    with target.compiling_for(target.TPU_V5E), pytest.raises(NotImplementedError, match=message):
+        jax.eval_shape(lambda q, k: attention(q, k, k, **options, implementation='mosaic_tpu'), q, k)
+
+
+def test_double_precision_is_refused():
+    with jax.enable_x64(True), target.compiling_for(target.TPU_V5E):
+        q = jnp.zeros((1, 3, 2, 16), jnp.float64)
+        with pytest.raises(NotImplementedError, match='computed in float64; expected operands of at most 32 bits'):
+            attention(q, q, q, implementation='mosaic_tpu')
