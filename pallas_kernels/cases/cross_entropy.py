@@ -26,9 +26,11 @@ CASES = {
     'soft cap': Case(n=37, d=16, o=101, soft_cap=2.0),
     'z-loss': Case(n=37, d=16, o=101, z_loss=1e-2),
     'both': Case(n=37, d=16, o=101, z_loss=1e-2, soft_cap=2.0),
+    'tiles': Case(n=131, d=70, o=521, z_loss=1e-2, soft_cap=5.0),
     'many classes': Case(n=131, d=8, o=4099, z_loss=1e-3),
     'many tokens': Case(n=2053, d=8, o=67, soft_cap=5.0),
 }
+KERNEL = ('one', 'both', 'tiles')
 
 
 def call(name: str, dtype: DTypeLike = jnp.float32) -> drawing.Call:

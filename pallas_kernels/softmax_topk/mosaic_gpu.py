@@ -45,9 +45,9 @@ def _tiles(here: Target, x: jax.Array, k: int) -> list[jax.Array]:
     """The scores and indices of the largest of each tile, `n tiles w`; number k of the scores is the tile's sum."""
     n, o = x.shape
     # A row for each warp, and an entry for each of its threads.
-    x = jnp.pad(x, ((0, max(0, 4 - n)), (0, max(0, 32 - o))))
-    rows = Rows(*x.shape, tiling.softmax_topk_hopper(*x.shape, x.dtype.itemsize))
-    width = pl.cdiv(k + 1, 32) * 32
+    length, width = max(o, 32), pl.cdiv(k + 1, 32) * 32
+    x = jnp.pad(x, ((0, max(0, 4 - n)), (0, length - o)))
+    rows = Rows(x.shape[0], length, tiling.softmax_topk_hopper(x.shape[0], length, x.dtype.itemsize))
     kept = Rows(x.shape[0], rows.tiles * width, tiling.WarpsTile(rows.tile.rows, width, 1, 1))
     found = mosaic_gpu.kernel(
         functools.partial(_tile, o, k, rows, kept),

@@ -1,13 +1,25 @@
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels import cross_entropy
+from pallas_kernels import cross_entropy, dispatch, target, tiling
 from pallas_kernels.cases import cross_entropy as cases
 from pallas_kernels.cases.drawing import Call
 
 NARROW = ('both',)
+FORMS = [('xla', jnp.float32), ('mosaic_tpu', jnp.float32), ('mosaic_tpu', jnp.bfloat16), ('mosaic_gpu', jnp.bfloat16)]
+"""Matrix units of GPUs take 16-bit numbers alone."""
+
+
+@pytest.fixture
+def small_tiles(monkeypatch):
+    """Several parts, or tiles both ways, of any call with more than 128 tokens and 256 classes."""
+    monkeypatch.setattr(tiling, 'cross_entropy', lambda n, o: min(n, 32))
+    monkeypatch.setattr(tiling, 'cross_entropy_tpu', lambda n, d, o, itemsize: tiling.HeadTile(128, 128))
+    monkeypatch.setattr(tiling, 'cross_entropy_hopper', lambda n, o: 256)
 
 
 def by_hand(hidden, embedding, labels, *, z_loss, soft_cap):
@@ -67,6 +79,79 @@ def test_xla_is_the_reference(name, dtype, comparison):
     comparison.check(
         cross_entropy, name, call, max(case.o, case.d), implementation='xla', embedding=max(case.n, case.o)
     )
+
+
+@pytest.mark.parametrize(
+    ('implementation', 'dtype', 'name'),
+    [(*form, name) for form in FORMS for name in cases.KERNEL if form[0] != 'xla' or name == 'tiles']
+    + [('mosaic_gpu', jnp.float16, 'both')],
+    ids=lambda value: value if isinstance(value, str) else value.__name__,
+)
+def test_forms_that_hold_parts_are_the_reference(implementation, dtype, name, comparison, small_tiles):
+    case = cases.CASES[name]
+    comparison.check(
+        cross_entropy,
+        name,
+        cases.call(name, dtype),
+        max(case.o, case.d),
+        implementation=implementation,
+        embedding=max(case.n, case.o),
+    )
+
+
+@pytest.mark.parametrize('implementation', ['mosaic_tpu', pytest.param('mosaic_gpu', marks=pytest.mark.slow)])
+@pytest.mark.parametrize('name', ['many classes', 'many tokens'])
+def test_kernels_are_the_reference_with_the_tiles_of_models(name, implementation, comparison):
+    case, call = cases.CASES[name], cases.call(name, jnp.bfloat16)
+    sums = {'embedding': max(case.n, case.o)}
+    comparison.check(cross_entropy, name, call, max(case.o, case.d), implementation=implementation, **sums)
+
+
+@pytest.mark.parametrize(('implementation', 'dtype'), [('reference', jnp.float32), *FORMS])
+def test_negative_labels_count_from_the_end_and_there_are_no_others(implementation, dtype, comparison, small_tiles):
+    call = cases.call('prime', dtype)
+    o = call.arrays['embedding'].shape[0]
+    labels = call.options['labels']
+    mirrored = Call(call.arrays, call.options | {'labels': labels - o})
+    beyond = Call(call.arrays, call.options | {'labels': labels.at[3].set(o).at[5].set(-o - 1)})
+    expected, same, odd = (
+        comparison.evaluate(cross_entropy, each, implementation) for each in (call, mirrored, beyond)
+    )
+    for what, array in expected.items():
+        np.testing.assert_array_equal(array, same[what])
+    assert np.isnan(odd['output 0'])[[3, 5]].all()
+    kept = np.delete(np.arange(len(labels)), [3, 5])
+    np.testing.assert_array_equal(np.delete(odd['output 0'], [3, 5]), expected['output 0'][kept])
+    # No class is theirs, so that all are pushed away.
+    weights = jax.nn.softmax(np.asarray(call.arrays['hidden'] @ call.arrays['embedding'].T, np.float32))[3]
+    pushed = odd['gradient of hidden'][3].astype(np.float32)
+    toward = np.asarray(weights @ np.asarray(call.arrays['embedding'], np.float32))
+    assert abs(np.corrcoef(pushed, toward)[0, 1]) > 0.99
+
+
+@pytest.mark.parametrize('soft_cap', [None, 30.0])
+def test_forward_and_backward_are_lowered_for_a_gpu(soft_cap):
+    (call,) = cases.real().values()
+
+    def both(arrays, labels):
+        loss, pull = jax.vjp(
+            lambda arrays: cross_entropy(
+                **arrays, labels=labels, z_loss=1e-4, soft_cap=soft_cap, implementation='mosaic_gpu'
+            ),
+            arrays,
+        )
+        return loss, pull(loss)
+
+    with target.compiling_for(target.H100):
+        lowered = jax.jit(both).trace(call.arrays, call.options['labels']).lower(lowering_platforms=('cuda',))
+    module = lowered.as_text()
+    assert module.count('custom_call @mosaic_gpu') == 2
+    # Of the logits no more than 2^27 are there at a time.
+    n, o = len(call.arrays['hidden']), len(call.arrays['embedding'])
+    sizes = [
+        np.prod([int(size) for size in shape.split('x')]) for shape in re.findall(r'tensor<((?:\d+x)*\d+)x', module)
+    ]
+    assert 2**26 < max(sizes) <= 2**27 < n * o / 10
 
 
 @pytest.mark.parametrize('implementation', ['reference', 'xla'])
@@ -135,10 +220,34 @@ def test_twice_the_same_bits(comparison):
         ),
         ({'soft_cap': 0.0}, ValueError, 'soft_cap is 0.0; expected a positive number, or None'),
         ({'implementation': 'liger'}, ValueError, "implementation is 'liger'; expected None or one of"),
-        ({'implementation': 'mosaic_gpu'}, NotImplementedError, "'mosaic_gpu' cannot serve: this version has no"),
+        ({'implementation': 'mosaic_gpu'}, NotImplementedError, "'mosaic_gpu' cannot serve: the platform is cpu"),
     ],
 )
 def test_errors(arguments, error, message):
     defaults = {'hidden': jnp.zeros((4, 3)), 'embedding': jnp.zeros((5, 3)), 'labels': jnp.zeros(4, jnp.int32)}
     with pytest.raises(error, match=message):
         cross_entropy(**{**defaults, **arguments})
+
+
+def test_kernels_refuse_what_they_cannot_serve():
+    def served(implementation, **arrays):
+        with target.compiling_for(target.interpreted(implementation)):
+            return cross_entropy(labels=jnp.zeros(4, jnp.int32), implementation=implementation, **arrays)
+
+    hidden, embedding = jnp.zeros((4, 3)), jnp.zeros((5, 3))
+    with pytest.raises(NotImplementedError, match='products are in float32, of which matrix units see 10 bits'):
+        served('mosaic_gpu', hidden=hidden.astype(jnp.bfloat16), embedding=embedding)
+    with jax.enable_x64(True), pytest.raises(NotImplementedError, match='logits are computed in float64'):
+        served('mosaic_tpu', hidden=hidden, embedding=embedding.astype(jnp.float64))
+    with pytest.raises(NotImplementedError, match='d is 65536, of which VMEM cannot hold two tiles'):
+        served('mosaic_tpu', hidden=jnp.zeros((4, 65536)), embedding=jnp.zeros((5, 65536)))
+    for implementation in dispatch.PLATFORM:
+        with pytest.raises(NotImplementedError, match=r'embedding \(5, 0\); expected arrays with entries'):
+            served(implementation, hidden=jnp.zeros((4, 0), jnp.bfloat16), embedding=jnp.zeros((5, 0), jnp.bfloat16))
+
+
+def test_types_may_differ(comparison):
+    call = cases.call('both')
+    call = Call(call.arrays | {'hidden': call.arrays['hidden'].astype(jnp.bfloat16)}, call.options)
+    for implementation in ('xla', 'mosaic_tpu'):
+        comparison.check(cross_entropy, 'types', call, 101, implementation=implementation)
