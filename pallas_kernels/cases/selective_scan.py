@@ -26,7 +26,11 @@ CASES = {
     'whole tiles': Case(b=2, t=64, d=3, n=16),
     'prime': Case(b=2, t=37, d=5, n=3),
     'packed': Case(b=2, t=67, d=5, n=4, documents=drawing.PACKED_67),
+    'long and wide': Case(b=1, t=131, d=130, n=9),
 }
+
+KERNEL = ('one', 'two', 'prime', 'packed', 'long and wide')
+"""What every kernel serves."""
 
 
 def call(name: str, dtype: DTypeLike = jnp.float32) -> drawing.Call:
@@ -48,9 +52,17 @@ def call(name: str, dtype: DTypeLike = jnp.float32) -> drawing.Call:
 
 def real() -> dict[str, drawing.Call]:
     """Calls of the size of models, shapes only."""
-    sizes = {'b': 4, 't': 8192, 'd': 2048, 'n': 16}
+    return {
+        'n=16': _real(jnp.bfloat16, n=16),
+        'n=16, float32, packed': _real(jnp.float32, n=16, packed=True),
+        'n=64': _real(jnp.bfloat16, n=64),
+    }
+
+
+def _real(dtype: DTypeLike, *, n: int, packed: bool = False) -> drawing.Call:
+    sizes = {'b': 4, 't': 8192, 'd': 2048, 'n': n}
     letters = {'x': 'b t d', 'dt': 'b t d', 'B': 'b t n', 'C': 'b t n'}
     parameters = {'A': 'd n', 'D': 'd', 'state': 'b d n'}
-    arrays = {name: drawing.abstract(shape, sizes, jnp.bfloat16) for name, shape in letters.items()}
+    arrays = {name: drawing.abstract(shape, sizes, dtype) for name, shape in letters.items()}
     arrays |= {name: drawing.abstract(shape, sizes, jnp.float32) for name, shape in parameters.items()}
-    return {'n=16': drawing.Call(arrays, {})}
+    return drawing.Call(arrays, {'segments': drawing.abstract('b t', sizes, jnp.int32)} if packed else {})

@@ -96,8 +96,8 @@ def _kernel(
             decay = parts.where(inside, decay, parts.ones_like(decay))
         found = {}
         for first in (SUBLANES, 0) if reverse else (0, SUBLANES):
-            eight = jax.tree.map(lambda part, first=first: part[first : first + SUBLANES], (decay, x))
-            carry, found[first] = _eight(carry, *eight, step, reverse)
+            decays, xs = jax.tree.map(lambda part, first=first: part[first : first + SUBLANES], (decay, x))
+            carry, found[first] = _eight(carry, decays, xs, step, reverse)
         _write(output_ref, start, jax.tree.map(lambda *both: jnp.concatenate(both), found[0], found[SUBLANES]))
         return carry
 

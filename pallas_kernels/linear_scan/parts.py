@@ -1,6 +1,7 @@
 """Complex numbers where a device has none: their real and imaginary parts."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,8 +25,8 @@ class Pair:
         )
 
 
-Numbers = jax.Array | Pair
-"""Real or complex numbers."""
+Numbers = Any
+"""Real numbers, an array, or complex ones, a `Pair`."""
 
 
 def split(array: jax.Array) -> Numbers:

@@ -8,9 +8,7 @@ from pallas_kernels.linear_scan import vjp
 from pallas_kernels.linear_scan.vjp import Step
 
 
-def forward(
-    x: jax.Array, decay: jax.Array, state: jax.Array, reverse: bool, step: Step
-) -> tuple[jax.Array, jax.Array]:
+def forward(x: jax.Array, decay: jax.Array, state: jax.Array, reverse: bool, step: Step) -> tuple[jax.Array, jax.Array]:
     """Returns the output of every step, `b t *d`, and the last carry, `b *d`; decay is broadcastable to x."""
     if x.shape[1] == 0:
         return x, state

@@ -39,10 +39,8 @@ def filled(operands: Operands, multiples: dict[str, int], types: tuple[DTypeLike
     return Operands(*(fill(array, letters) for array, letters in zip(operands, LETTERS, strict=True)))
 
 
-def kept(starts: jax.Array | None, length: int) -> jax.Array | None:
-    """What the past counts at every step, one or zero, float32 `b length`; `None`: one always."""
-    if starts is None:
-        return None
+def kept(starts: jax.Array, length: int) -> jax.Array:
+    """What the past counts at every step, one or zero, float32 `b length`."""
     return jnp.pad(1 - starts.astype(jnp.float32), ((0, 0), (0, length - starts.shape[1])), constant_values=1)
 
 

@@ -76,7 +76,7 @@ class At(NamedTuple):
 def _forward(
     here: Target, operands: Operands, starts: jax.Array | None, keep: bool
 ) -> tuple[Outputs, jax.Array | None]:
-    """Keeps the states at the beginning of the tiles, `b tiles d n`."""
+    """Keeps the states at the beginning of the tiles, `(b tiles) d n`: a copy has few dimensions."""
     (_, length, width), n = operands.x.shape, operands.A.shape[1]
     operands, rows = _filled(operands)
     b, t, d = operands.x.shape
@@ -88,7 +88,7 @@ def _forward(
 
         def of_tile(_: Any, tiles: Any, results: Any, h: jax.Array) -> jax.Array:
             if keep:
-                results['states'][0, 0] = h
+                results['states'][0] = h
 
             def of_group(j: Any, h: jax.Array) -> jax.Array:
                 for row, at in _steps(tiles, j * GROUP, range(GROUP)):
@@ -104,7 +104,7 @@ def _forward(
 
     results = {'y': jax.ShapeDtypeStruct((b, t, d), operands.x.dtype)}
     if keep:
-        results['states'] = jax.ShapeDtypeStruct((b, t // rows, *operands.A.shape), jnp.float32)
+        results['states'] = jax.ShapeDtypeStruct((b * (t // rows), *operands.A.shape), jnp.float32)
     results, final = mosaic_gpu.kernel(
         body,
         here,
@@ -158,8 +158,8 @@ def _backward(
                 dA, h = dA + dexponent * at.across(at.dt), before
             return dcarried, dA, h
 
-        def of_tile(_: Any, tiles: Any, results: Any, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-            h = _load_state(tiles['states'].at[0, 0])
+        def of_tile(_: Any, tiles: Any, results: Any, carry: tuple[jax.Array, jax.Array]) -> Any:
+            h = _load_state(tiles['states'].at[0])
             h = jax.lax.fori_loop(0, rows // GROUP, functools.partial(again, tiles), h)
             each = functools.partial(of_group, tiles, results)
             return jax.lax.fori_loop(0, rows // GROUP, each, (*carry, h))[:2]
@@ -201,7 +201,9 @@ def _filled(operands: Operands) -> tuple[Operands, int]:
 def _inputs(operands: Operands, starts: jax.Array | None) -> dict[str, jax.Array]:
     """What varies with time."""
     inputs = {'x': operands.x, 'dt': operands.dt, 'B': operands.B, 'C': operands.C}
-    return inputs if starts is None else inputs | {'kept': kernels.kept(starts, operands.x.shape[1])}
+    if starts is not None:
+        inputs['kept'] = kernels.kept(starts, operands.x.shape[1])
+    return inputs
 
 
 def _program() -> tuple[Any, Any, Any]:
@@ -221,7 +223,8 @@ def _tiles(refs: dict[str, Any], rows: int, i: Any, c: Any, place: Callable[[Any
             case 'B' | 'C':
                 return Tiles(ref, (1, rows, n), lambda k: (i, place(k), 0))
             case 'states':
-                return Tiles(ref, (1, 1, CHANNELS, n), lambda k: (i, place(k), c, 0))
+                of_sequence = ref.shape[0] // jax.lax.axis_size('b')
+                return Tiles(ref, (1, CHANNELS, n), lambda k: (i * of_sequence + place(k), c, 0))
             case 'dB' | 'dC':
                 return Tiles(ref, (1, 1, rows, n), lambda k: (i, c, place(k), 0))
         return Tiles(ref, (1, rows, CHANNELS), lambda k: (i, place(k), c))

@@ -59,7 +59,7 @@ class At(NamedTuple):
     dt: jax.Array
     B: jax.Array
     C: jax.Array
-    kept: jax.Array | None
+    kept: jax.Array | None = None
 
     def decay(self, A: jax.Array) -> jax.Array:
         decay = jnp.exp(self.dt * A)
@@ -73,9 +73,8 @@ def _arrays(operands: Operands, starts: jax.Array | None) -> tuple[Arrays, jax.A
     """What the kernels read, in sizes that tiles divide, and the state, `b n d`."""
     operands = kernels.filled(operands, {'t': ROWS, 'd': mosaic_tpu.LANES, 'n': 8}, TYPES)
     columns = [operands.B.swapaxes(1, 2), operands.C.swapaxes(1, 2)]
-    kept = kernels.kept(starts, operands.x.shape[1])
-    if kept is not None:
-        columns.append(jnp.broadcast_to(kept[:, None], columns[0].shape))
+    if starts is not None:
+        columns.append(jnp.broadcast_to(kernels.kept(starts, operands.x.shape[1])[:, None], columns[0].shape))
     arrays = Arrays(operands.x, operands.dt, jnp.concatenate(columns, axis=1), operands.A.T)
     return arrays, operands.state.swapaxes(1, 2)
 
@@ -148,7 +147,9 @@ def _backward(
     (b, t, d), n = arrays.x.shape, arrays.A.shape[0]
     channels = tiling.selective_scan_tpu(d, n)
     blocks, tiles = d // channels, t // ROWS
-    dy = jnp.pad(dy.astype(arrays.x.dtype), [(0, whole - size) for size, whole in zip(dy.shape, (b, t, d), strict=True)])
+    dy = jnp.pad(
+        dy.astype(arrays.x.dtype), [(0, whole - size) for size, whole in zip(dy.shape, (b, t, d), strict=True)]
+    )
     dfinal = dfinal.swapaxes(1, 2)
     dfinal = jnp.pad(dfinal, [(0, whole - size) for size, whole in zip(dfinal.shape, (b, n, d), strict=True)])
 
@@ -258,7 +259,6 @@ def _steps(refs: Arrays, columns: jax.Array, start: Any, n: int) -> list[tuple[i
 
     def step(row: int) -> At:
         by_number = [columns[first : first + n, row : row + 1] for first in range(0, columns.shape[0], n)]
-        B, C, kept = by_number if len(by_number) == 3 else (*by_number, None)
-        return At(x[row : row + 1], dt[row : row + 1], B, C, kept)
+        return At(x[row : row + 1], dt[row : row + 1], *by_number)
 
     return [(row, step(row)) for row in range(GROUP)]

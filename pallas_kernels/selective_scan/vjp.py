@@ -1,7 +1,7 @@
 """Differentiation shared by the forms of `selective_scan`."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
@@ -20,14 +20,14 @@ class Operands(NamedTuple):
 Outputs = tuple[jax.Array, jax.Array]
 """y without the skip, `b t d`, and the last state, `b d n`."""
 
-Forward = Callable[[Operands, jax.Array | None, bool], tuple[Outputs, jax.Array | None]]
+Forward = Callable[[Operands, jax.Array | None, bool], tuple[Outputs, Any]]
 """From a call, and the tokens that forget the past, bool `b t`, to its outputs, and the states that begin its chunks
 where they are kept."""
 
-Backward = Callable[[Operands, jax.Array | None, jax.Array, Outputs], Operands]
+Backward = Callable[[Operands, jax.Array | None, Any, Outputs], Operands]
 """From a call, its chunk states and the gradients of its outputs to the gradients of its operands."""
 
-Saved = tuple[Operands, jax.Array | None, jax.Array]
+Saved = tuple[Operands, jax.Array | None, Any]
 """A call, and the states that begin its chunks."""
 
 

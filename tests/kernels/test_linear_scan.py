@@ -93,7 +93,11 @@ def small_tiles(monkeypatch):
 @pytest.mark.parametrize('implementation', dispatch.PLATFORM)
 @pytest.mark.parametrize(
     ('name', 'dtype'),
-    [(name, jnp.float32) for name in cases.KERNEL] + [('packed', jnp.bfloat16)],
+    [
+        ('packed, reverse', jnp.bfloat16),
+        ('complex', jnp.float32),
+        *(pytest.param(name, jnp.float32, marks=pytest.mark.slow) for name in cases.KERNEL if name != 'complex'),
+    ],
     ids=lambda value: value if isinstance(value, str) else value.__name__,
 )
 def test_kernels_are_the_reference(name, dtype, implementation, comparison, small_tiles):
@@ -102,7 +106,10 @@ def test_kernels_are_the_reference(name, dtype, implementation, comparison, smal
     comparison.check(linear_scan, name, call, case.t, implementation=implementation, decay=case.b * case.t * case.d)
 
 
-@pytest.mark.parametrize('name', ['one decay', 'packed', 'packed, reverse', 'complex'])
+@pytest.mark.parametrize(
+    'name',
+    ['packed', *(pytest.param(name, marks=pytest.mark.slow) for name in ('one decay', 'packed, reverse', 'complex'))],
+)
 def test_spans_of_time_are_the_whole(name, comparison, monkeypatch):
     monkeypatch.setattr(tiling, 'linear_scan_gpu', lambda b, t, blocks, row: tiling.SpanTile(rows=8, spans=t // 8))
     case = cases.CASES[name]
@@ -205,7 +212,9 @@ def test_under_vmap_and_remat(comparison):
     comparison.check(mapped, 'mapped', call, 37, implementation='xla')
 
 
-@pytest.mark.parametrize('implementation', ['xla', *dispatch.PLATFORM])
+@pytest.mark.parametrize(
+    'implementation', ['xla', *(pytest.param(name, marks=pytest.mark.slow) for name in dispatch.PLATFORM)]
+)
 def test_twice_the_same_bits(implementation, comparison):
     call = cases.call('packed')
     first, second = (comparison.evaluate(linear_scan, call, implementation) for _ in range(2))

@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels import selective_scan
+from pallas_kernels import dispatch, selective_scan, target, tiling
 from pallas_kernels.cases import selective_scan as cases
 
 NARROW = ('prime', 'packed')
@@ -65,6 +65,63 @@ def test_xla_is_the_reference(name, dtype, comparison):
     everything = case.b * case.t * case.n
     call = cases.call(name, dtype)
     comparison.check(selective_scan, name, call, case.t * case.n, implementation='xla', A=everything, D=everything)
+
+
+@pytest.mark.parametrize('implementation', dispatch.PLATFORM)
+@pytest.mark.parametrize(
+    ('name', 'dtype'),
+    [
+        ('packed', jnp.float32),
+        *(pytest.param(name, jnp.float32, marks=pytest.mark.slow) for name in cases.KERNEL if name != 'packed'),
+        pytest.param('packed', jnp.bfloat16, marks=pytest.mark.slow),
+        pytest.param('prime', jnp.float16, marks=pytest.mark.slow),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value.__name__,
+)
+def test_kernels_are_the_reference(name, dtype, implementation, comparison, monkeypatch):
+    monkeypatch.setattr(tiling, 'selective_scan_tpu', lambda d, n: 128)  # Several tiles of channels in a small call.
+    case = cases.CASES[name]
+    everything = case.b * case.t * case.n
+    comparison.check(
+        selective_scan,
+        name,
+        cases.call(name, dtype),
+        case.t * case.n,
+        implementation=implementation,
+        A=everything,
+        D=everything,
+        B=case.t * case.d,
+        C=case.t * case.d,
+    )
+
+
+@pytest.mark.parametrize(
+    'name', ['n=16', *(pytest.param(name, marks=pytest.mark.slow) for name in cases.real() if name != 'n=16')]
+)
+def test_kernels_lower_for_a_gpu_that_is_not_there(name):
+    call = cases.real()[name]
+
+    def both(arrays, options):
+        outputs, pull = jax.vjp(lambda arrays: selective_scan(**arrays, **options), arrays)
+        return outputs, pull(outputs)
+
+    with target.compiling_for(target.H100), dispatch.ledger() as entries:
+        lowered = jax.jit(both).trace(call.arrays, call.options).lower(lowering_platforms=('cuda',))
+    assert entries == [('selective_scan', 'mosaic_gpu', ())]
+    assert 'mosaic_gpu' in lowered.as_text()
+
+
+@pytest.mark.parametrize(
+    ('t', 'n', 'x_bytes', 'dt_bytes', 'rows'),
+    [(8192, 16, 2, 2, 32), (8192, 16, 4, 4, 16), (8192, 64, 2, 2, 8), (8, 8, 4, 4, 8), (8200, 16, 2, 2, 8)],
+)
+def test_the_states_of_a_tile_fit_shared_memory(t, n, x_bytes, dt_bytes, rows):
+    assert tiling.selective_scan_gpu(t, n, x_bytes, dt_bytes) == rows
+
+
+@pytest.mark.parametrize(('d', 'n', 'channels'), [(2048, 16, 256), (384, 16, 128), (2048, 64, 128), (128, 8, 128)])
+def test_channels_of_a_tile_divide_them_all(d, n, channels):
+    assert tiling.selective_scan_tpu(d, n) == channels
 
 
 @pytest.mark.parametrize('implementation', ['reference', 'xla'])
@@ -136,9 +193,12 @@ def test_documents_do_not_see_each_other():
     np.testing.assert_allclose(packed[1, 5:45], expected[1], rtol=1e-6, atol=1e-6)
 
 
-def test_twice_the_same_bits(comparison):
-    call = cases.call('packed')
-    first, second = (comparison.evaluate(selective_scan, call, 'xla') for _ in range(2))
+@pytest.mark.parametrize(
+    'implementation', ['xla', *(pytest.param(name, marks=pytest.mark.slow) for name in dispatch.PLATFORM)]
+)
+def test_twice_the_same_bits(implementation, comparison):
+    call = cases.call('prime')
+    first, second = (comparison.evaluate(selective_scan, call, implementation) for _ in range(2))
     for name, array in first.items():
         np.testing.assert_array_equal(array, second[name])
 
@@ -167,9 +227,30 @@ def test_twice_the_same_bits(comparison):
             'x has type complex64 .*; expected a floating-point type',
         ),
         ({'implementation': 'cuda'}, ValueError, "implementation is 'cuda'; expected None or one of"),
-        ({'implementation': 'mosaic_gpu'}, NotImplementedError, "'mosaic_gpu' cannot serve: this version has no"),
+        ({'implementation': 'mosaic_gpu'}, NotImplementedError, "'mosaic_gpu' cannot serve: the platform is cpu"),
     ],
 )
 def test_errors(arguments, error, message):
     with pytest.raises(error, match=message):
         selective_scan(**{**cases.call('two').arrays, **arguments})
+
+
+@pytest.mark.parametrize('implementation', dispatch.PLATFORM)
+@pytest.mark.parametrize(
+    ('arguments', 'message'),
+    [
+        ({name: jnp.zeros((1, 0, 5)) for name in ('x', 'dt')} | {name: jnp.zeros((1, 0, 1)) for name in 'BC'},
+         r'x has shape \(1, 0, 5\), A \(5, 1\); expected no dimension of size zero'),
+        ({'A': jnp.zeros((5, 65)), 'B': jnp.zeros((1, 2, 65)), 'C': jnp.zeros((1, 2, 65)), 'state': None},
+         'the state of a channel has 65 numbers; expected at most 64'),
+        ({'D': None, 'x': np.zeros((1, 2, 5))}, 'computed in float64; expected operands of at most float32'),
+    ],
+    ids=['no steps', 'many numbers', 'float64'],
+)  # fmt: skip
+def test_kernels_refuse(arguments, message, implementation):
+    with (
+        jax.enable_x64(True),
+        target.compiling_for(target.interpreted(implementation)),
+        pytest.raises(NotImplementedError, match=message),
+    ):
+        selective_scan(**{**cases.call('two').arrays, **arguments}, implementation=implementation)
