@@ -31,6 +31,8 @@ class Case:
     documents: tuple[drawing.Runs, ...] | None = None
 
 
+PACKED_131: drawing.Runs = ((1, 64), (2, 5), (3, 40), (4, 22))
+
 CASES = {
     'one': Case(b=2, t=1, k=3, v=4, decay='b t h'),
     'two': Case(b=1, t=2, k=3, v=2, decay='b t h k'),
@@ -53,12 +55,25 @@ CASES = {
     'strong vector': Case(b=1, t=67, k=8, v=8, decay='b t h k', strength=25.0),
     'sudden scalar': Case(b=1, t=67, k=8, v=8, decay='b t h', sudden=True),
     'sudden vector': Case(b=2, t=67, k=8, v=8, decay='b t h k', strength=2.0, sudden=True, documents=drawing.PACKED_67),
+    'long': Case(b=1, t=131, k=8, v=72, heads=(1, 2, 2), decay='b t h', documents=(PACKED_131,)),
+    'long sudden': Case(b=1, t=131, k=24, v=8, heads=(1, 1, 1), decay='b t h', sudden=True),
+    'long vector': Case(b=1, t=131, k=8, v=24, heads=(2, 1, 1), decay='b t h k', strength=1.0, documents=(PACKED_131,)),
 }
+
+KERNEL = ('one', 'no decay', 'constant', 'grouped', 'packed scalar', 'strong scalar', 'long', 'long sudden')
+"""The cases that every kernel serves."""
+
+VECTOR = ('two', 'grouped vector', 'strong vector', 'sudden vector', 'long vector')
+"""Those with decays that differ by key channel, which kernels may refuse."""
 
 
 def call(name: str, dtype: DTypeLike = jnp.float32) -> drawing.Call:
-    """Returns the call of `CASES[name]`: q, k and v of `dtype`, log decays and state of float32 at least."""
-    case = CASES[name]
+    """Returns the call of `CASES[name]`, see `draw`."""
+    return draw(name, CASES[name], dtype)
+
+
+def draw(name: str, case: Case, dtype: DTypeLike = jnp.float32) -> drawing.Call:
+    """Returns a call: q, k and v of `dtype`, log decays and state of float32 at least; the name seeds the numbers."""
     hq, hk, hv = case.heads
     sizes = {'b': case.b, 't': case.t, 'h': max(case.heads), 'k': case.k, 'v': case.v, 'hq': hq, 'hk': hk, 'hv': hv}
     wide = jnp.promote_types(dtype, jnp.float32)
@@ -80,12 +95,14 @@ def call(name: str, dtype: DTypeLike = jnp.float32) -> drawing.Call:
 def real() -> dict[str, drawing.Call]:
     """Calls of the size of models, shapes only."""
     decays = {'no decay': None, 'scalar': 'b t h', 'vector': 'b t h k'}
-    return {f'k={k}, {name}': _real(k, decay) for k in (64, 128) for name, decay in decays.items()}
+    calls = {f'k={k}, {name}': _real(k, decay) for k in (64, 128) for name, decay in decays.items()}
+    return calls | {'k=128, constant, grouped': _real(128, 'h', groups=4)}
 
 
-def _real(k: int, decay: str | None) -> drawing.Call:
-    sizes = {'b': 4, 't': 8192, 'h': 16, 'k': k, 'v': k}
-    arrays = {name: drawing.abstract('b t h k', sizes, jnp.bfloat16) for name in ('q', 'k', 'v')}
+def _real(k: int, decay: str | None, groups: int = 16) -> drawing.Call:
+    sizes = {'b': 4, 't': 8192, 'h': 16, 'g': groups, 'k': k}
+    letters = {'q': 'b t h k', 'k': 'b t g k', 'v': 'b t g k'}
+    arrays = {name: drawing.abstract(shape, sizes, jnp.bfloat16) for name, shape in letters.items()}
     if decay is not None:
         arrays['log_decay'] = drawing.abstract(decay, sizes, jnp.float32)
-    return drawing.Call({**arrays, 'state': drawing.abstract('b h k v', sizes, jnp.float32)}, {})
+    return drawing.Call({**arrays, 'state': drawing.abstract('b h k k', sizes, jnp.float32)}, {})

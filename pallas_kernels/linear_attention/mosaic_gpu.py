@@ -124,22 +124,22 @@ def _backward(here: Target, arrays: vjp.Arrays, kept: None, gradients: vjp.Outpu
 
     states, _ = _sweep(here, FORWARD, inputs.k, inputs.v, inputs.rows, inputs.state)
     dstates, dstate = _sweep(here, BACKWARD, inputs.q, do, inputs.rows, dfinal)
-    both = inputs.q, inputs.k
-    dv = _read(here, BACKWARD, *reversed(both), do, dstates, inputs.rows, rounded(arrays.v))
-    dq, reads = _pull(here, FORWARD, *both, do, inputs.v, states, inputs.rows, rounded(arrays.q))
-    dk, writes = _pull(here, BACKWARD, *reversed(both), inputs.v, do, dstates, inputs.rows, rounded(arrays.k))
+    q, k, v = inputs.q, inputs.k, inputs.v
+    dv = _read(here, BACKWARD, k, q, do, dstates, inputs.rows, rounded(arrays.v))
+    dq, reads = _pull(here, FORWARD, q, k, do, v, states, inputs.rows, rounded(arrays.q))
+    dk, writes = _pull(here, BACKWARD, k, q, v, do, dstates, inputs.rows, rounded(arrays.k))
 
     dlog_decay = None
     if arrays.log_decay is not None:
         held = jnp.einsum('bhlkv,bhlkv->bhl', states, dstates, preferred_element_type=jnp.float32)
         dlog_decay = _pull_decays(inputs.rows, reads, writes, held)
-    t, (k, v) = arrays.q.shape[2], arrays.state.shape[2:]
+    t, (key_size, value_size) = arrays.q.shape[2], arrays.state.shape[2:]
     return vjp.Arrays(
-        q=dq[:, :, :t, :k],
-        k=dk[:, :, :t, :k],
-        v=dv[:, :, :t, :v],
+        q=dq[:, :, :t, :key_size],
+        k=dk[:, :, :t, :key_size],
+        v=dv[:, :, :t, :value_size],
         log_decay=None if dlog_decay is None else dlog_decay[:, :, :t, None],
-        state=dstate[:, :, :k, :v],
+        state=dstate[:, :, :key_size, :value_size],
         starts=None,
     )
 
@@ -151,10 +151,10 @@ def _pull_decays(numbers: jax.Array, reads: jax.Array, writes: jax.Array, held: 
     the state, and in what keys before t write. `reads` and `writes` are `q dq` and `k dk` of scores and of the state.
     """
     run = numbers[..., RUN, :, None]
-    runs = run == run.swapaxes(-1, -2)
-    later = jnp.triu(jnp.ones((TILE, TILE), bool)) & runs
-    within = jnp.where(later, (reads[:, :, 0] - writes[:, :, 0])[..., None, :], 0)
-    across = jnp.where(jnp.triu(runs | True), reads[:, :, 1][..., None, :], writes[:, :, 1][..., None, :])
+    later = jnp.triu(jnp.ones((TILE, TILE), bool))
+    of_run = later & (run == run.swapaxes(-1, -2))
+    within = jnp.where(of_run, (reads[:, :, 0] - writes[:, :, 0])[..., None, :], 0)
+    across = jnp.where(later, reads[:, :, 1][..., None, :], writes[:, :, 1][..., None, :])
     sums = jnp.sum(within + across, axis=-1) + numbers[..., FACTOR, :] * held[..., None]
     return (sums * numbers[..., KEPT, :]).reshape(*sums.shape[:2], -1)
 
@@ -368,7 +368,8 @@ def _along_channels(step: Callable[..., Any], count: int, *sources: tuple[Any, C
 
 def _swizzled(dtype: Any) -> tuple[Any, ...]:
     """The order of numbers in shared memory that suits copies and products: rows of 128 bytes."""
-    return plgpu.TilingTransform((8, 128 // jnp.dtype(dtype).itemsize)), plgpu.SwizzleTransform(128)
+    tiled = plgpu.TilingTransform((8, 128 // jnp.dtype(dtype).itemsize))  # type: ignore[abstract]
+    return tiled, plgpu.SwizzleTransform(128)  # type: ignore[abstract]
 
 
 def _tile(dtype: Any) -> Any:

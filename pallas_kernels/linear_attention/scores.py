@@ -57,7 +57,8 @@ def dot(left: jax.Array, right: jax.Array, contracted: str = 'nn') -> jax.Array:
     )
 
 
-def iotas(shape: tuple[int, int]) -> tuple[jax.Array, jax.Array]:
+def iotas(shape: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
+    """The places along both axes of a matrix."""
     return jax.lax.broadcasted_iota(jnp.int32, shape, 0), jax.lax.broadcasted_iota(jnp.int32, shape, 1)
 
 

@@ -115,7 +115,7 @@ def _stack(arrays: list[jax.Array]) -> jax.Array:
     return jnp.concatenate(arrays, axis=0)
 
 
-def _own(shape: tuple[int, int], key: int) -> jax.Array:
+def _own(shape: tuple[int, ...], key: int) -> jax.Array:
     """For every step the one that is `key` in its sub-block."""
     at, _ = iotas(shape)
     return at - jax.lax.rem(at, SUBBLOCK) + key

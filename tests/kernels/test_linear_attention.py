@@ -1,11 +1,14 @@
+import dataclasses
 import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import checkify
 
-from pallas_kernels import linear_attention, tiling
+from attnlab.testing.tolerances import assert_close
+from pallas_kernels import dispatch, linear_attention, target, tiling
 from pallas_kernels.cases import linear_attention as cases
 
 NARROW = ('shared queries and keys', 'packed scalar', 'packed vector', 'strong vector')
@@ -32,10 +35,23 @@ def by_hand(q, k, v, state, log_decay=None, segments=None):
     return o, S
 
 
+ON_TPU = [(name, jnp.float32) for name in cases.KERNEL + cases.VECTOR]
+ON_TPU += [(name, jnp.bfloat16) for name in ('long', 'long vector', 'sudden vector')] + [('long sudden', jnp.float16)]
+ON_GPU = [('one', jnp.bfloat16), ('long', jnp.bfloat16), ('long sudden', jnp.float16)]
+SERVED = [('mosaic_tpu', *call) for call in ON_TPU] + [('mosaic_gpu', *call) for call in ON_GPU]
+SERVED += [
+    pytest.param('mosaic_gpu', name, dtype, marks=pytest.mark.slow)
+    for name in cases.KERNEL
+    for dtype in (jnp.bfloat16, jnp.float16)
+    if (name, dtype) not in ON_GPU
+]
+
+
 @pytest.fixture
 def small_tiles(monkeypatch):
     """Tiles so small that a short call has several groups of several chunks."""
     monkeypatch.setattr(tiling, 'linear_attention', lambda *_, vector: tiling.ChunkTile(steps=8, group=16))
+    monkeypatch.setattr(tiling, 'linear_attention_tpu', lambda *_, vector: tiling.ChunkTile(steps=32, group=64))
 
 
 def check(comparison, core, name, call, case, implementation='xla'):
@@ -47,6 +63,19 @@ def check(comparison, core, name, call, case, implementation='xla'):
     comparison.check(
         core, name, call, reduction, implementation=implementation, q=shared, k=shared, v=shared, log_decay=everything
     )
+
+
+def check_kernel(comparison, implementation, name, call, case):
+    """As `check`; but what comes of products of 16-bit numbers is as exact as these, whatever type it is kept in."""
+    actual = comparison.evaluate(linear_attention, call, implementation)
+    expected = comparison.reference(linear_attention, name, call)
+    assert actual.keys() == expected.keys()
+    steps = case.t * (case.b if case.decay == 'h' else max(case.heads))
+    for what, array in actual.items():
+        given = call.arrays.get(what.removeprefix('gradient of '))
+        assert given is None or array.dtype == given.dtype
+        dtype = call.arrays['q'].dtype
+        assert_close(array, expected[what], dtype=dtype, reduction=steps * max(case.k, case.v), what=f'{name}: {what}')
 
 
 @pytest.mark.parametrize('name', cases.CASES)
@@ -92,6 +121,56 @@ def test_xla_is_the_reference(name, dtype, comparison):
 @pytest.mark.parametrize('name', GROUPED)
 def test_groups_of_chunks_are_the_reference(name, small_tiles, comparison):
     check(comparison, linear_attention, name, cases.call(name), cases.CASES[name])
+
+
+@pytest.mark.parametrize(
+    ('implementation', 'name', 'dtype'), SERVED, ids=lambda value: value if isinstance(value, str) else value.__name__
+)
+def test_kernels_are_the_reference(implementation, name, dtype, small_tiles, comparison):
+    check_kernel(comparison, implementation, name, cases.call(name, dtype), cases.CASES[name])
+
+
+@pytest.mark.parametrize('name', ['long', 'long vector'])
+def test_kernels_for_tpus_are_the_reference_in_tiles_of_their_size(name, comparison):
+    check_kernel(comparison, 'mosaic_tpu', name, cases.call(name), cases.CASES[name])
+
+
+@pytest.mark.parametrize('name', ['k=64, scalar', *(pytest.param(n, marks=pytest.mark.slow) for n in cases.real())])
+def test_kernels_for_gpus_are_lowered_at_the_size_of_models(name):
+    if 'vector' in name:
+        pytest.skip('refused, see test_refusals')
+
+    def both(arrays):
+        found, pull = jax.vjp(lambda arrays: linear_attention(**arrays), arrays)
+        return found, pull(found)
+
+    with target.compiling_for(target.H100), dispatch.ledger() as entries:
+        lowered = jax.jit(both).trace(cases.real()[name].arrays).lower(lowering_platforms=('cuda',))
+    assert [entry.implementation for entry in entries] == ['mosaic_gpu']
+    # Forward: states and outputs. Backward: states again, their gradients, and those of q, k and v.
+    assert lowered.as_text().count('@mosaic_gpu') == 7
+
+
+@pytest.mark.parametrize('t', [1000, pytest.param(65536, marks=pytest.mark.slow)])
+@pytest.mark.parametrize('name', ['strong scalar', 'strong vector', 'sudden scalar', 'sudden vector'])
+def test_decays_down_to_nothing_over_long_sequences(name, t, comparison):
+    case = dataclasses.replace(cases.CASES[name], b=1, t=t, heads=(1, 1, 1), documents=None)
+    call = cases.draw(name, case, jnp.bfloat16)
+    assert call.arrays['log_decay'].min() < -49
+    check(comparison, linear_attention, f'{name} over {t}', call, case)
+
+
+@pytest.mark.parametrize('decay', ['b t h', 'b t h k'])
+@pytest.mark.parametrize('implementation', ['xla', 'mosaic_tpu'])
+def test_where_everything_is_forgotten_nothing_overflows(implementation, decay, comparison):
+    case = cases.Case(b=1, t=37, k=8, v=8, heads=(1, 1, 1), decay=decay)
+    call = cases.draw('forgotten', case)
+    call.arrays['log_decay'] = jnp.full_like(call.arrays['log_decay'], -1e4)
+    found = comparison.evaluate(linear_attention, call, implementation)
+    assert all(np.isfinite(array).all() for array in found.values())
+    q, k, v = (np.asarray(call.arrays[name], np.float64) for name in 'qkv')
+    own = np.einsum('bthk,bthk->bth', q, k)[..., None] * v / np.sqrt(8)
+    assert_close(found['output 0'], own, dtype=jnp.float32, reduction=8, what='o')
 
 
 def test_the_vector_form_with_one_decay_for_all_channels_is_the_scalar_reference(comparison):
@@ -142,6 +221,16 @@ def test_under_vmap_and_remat(name, comparison):
 
 @pytest.mark.parametrize('name', DOCUMENTS)
 def test_nothing_passes_between_documents_or_from_the_future(name):
+    check_reach(name, 'xla', (4, 31, 32, 40, 66))
+
+
+@pytest.mark.parametrize('name', ['packed scalar', 'sudden vector'])
+def test_nothing_passes_between_documents_in_kernels_for_tpus(name, small_tiles):
+    with target.compiling_for(target.interpreted('mosaic_tpu')):
+        check_reach(name, 'mosaic_tpu', (32, 40))
+
+
+def check_reach(name, implementation, steps):
     call = cases.call(name)
     segments = np.asarray(call.options['segments'])
     per_token = {n: a for n, a in call.arrays.items() if n != 'state' and a.ndim > 1}
@@ -150,13 +239,13 @@ def test_nothing_passes_between_documents_or_from_the_future(name):
     @jax.jit
     def gradients(at):
         def output(inputs):
-            o, _ = linear_attention(**inputs, **rest, **call.options, implementation='xla')
+            o, _ = linear_attention(**inputs, **rest, **call.options, implementation=implementation)
             return jnp.sum(jax.lax.dynamic_index_in_dim(o, at, axis=1))
 
         return jax.grad(output)(per_token)
 
     tokens = np.arange(segments.shape[1])
-    for at in (4, 31, 32, 40, 66):
+    for at in steps:
         seen = (segments == segments[:, at : at + 1]) & (tokens <= at)
         for argument, gradient in gradients(at).items():
             size = np.abs(np.asarray(gradient)).max(axis=tuple(range(2, gradient.ndim)))
@@ -168,12 +257,14 @@ def test_nothing_passes_between_documents_or_from_the_future(name):
 def test_no_steps_at_all(decay):
     call = cases.call('no decay' if decay is None else decay)
     inputs = {name: array[:, :0] for name, array in call.arrays.items() if name != 'state'}
-    for implementation in ('reference', 'xla'):
+    for implementation in ('reference', 'xla', 'mosaic_tpu'):
 
         def run(state, implementation=implementation):
             return linear_attention(**inputs, state=state, implementation=implementation)
 
-        (o, final), pull = jax.vjp(run, call.arrays['state'])
+        here = target.interpreted('mosaic_tpu') if implementation == 'mosaic_tpu' else target.current()
+        with target.compiling_for(here):
+            (o, final), pull = jax.vjp(run, call.arrays['state'])
         assert o.shape[:3] == (2, 0, 2)
         np.testing.assert_array_equal(final, call.arrays['state'])
         np.testing.assert_array_equal(pull((o, final))[0], final)
@@ -226,9 +317,37 @@ def test_twice_the_same_bits(name, comparison):
         ({'segments': jnp.zeros((1, 2))}, TypeError, 'segments has type float32 .*; expected an integer type'),
         ({'q': jnp.zeros((1, 2, 2, 3), int)}, TypeError, 'q has type int32 .*; expected a floating-point type'),
         ({'implementation': 'cuda'}, ValueError, "implementation is 'cuda'; expected None or one of"),
-        ({'implementation': 'mosaic_tpu'}, NotImplementedError, "'mosaic_tpu' cannot serve: this version has no"),
+        ({'implementation': 'mosaic_tpu'}, NotImplementedError, "'mosaic_tpu' cannot serve: the platform is cpu"),
     ],
 )  # fmt: skip
 def test_errors(arguments, error, message):
     with pytest.raises(error, match=message):
         linear_attention(**{**cases.call('two').arrays, **arguments})
+
+
+@pytest.mark.parametrize(
+    ('here', 'name', 'dtype', 'message'),
+    [
+        (target.H100, 'scalar', jnp.float32, 'q, k and v have type float32, .* expected bfloat16 or float16'),
+        (target.H100, 'vector', jnp.bfloat16, 'log_decay differs by key channel; expected one for all channels'),
+        (dataclasses.replace(target.H100, capability='8.0'), 'scalar', jnp.bfloat16, r'expected 9\.0'),
+        (target.TPU_V5E, 'huge', jnp.float32, 'a state has 1024 x 1024 numbers; expected at most 262144'),
+    ],
+)
+def test_refusals(here, name, dtype, message):
+    case = cases.Case(b=1, t=2, k=1024, v=1024) if name == 'huge' else cases.CASES[name]
+    call = cases.draw(name, case, dtype)
+    implementation = 'mosaic_gpu' if here.platform == 'gpu' else 'mosaic_tpu'
+    with target.compiling_for(here), pytest.raises(NotImplementedError, match=message):
+        linear_attention(**call.arrays, implementation=implementation)
+
+
+def test_decays_above_one_are_an_error():
+    arrays = cases.call('scalar').arrays
+    arrays['log_decay'] = arrays['log_decay'].at[0, 3, 1].set(0.5)
+    with pytest.raises(ValueError, match=r'linear_attention: log_decay has entries up to 0\.5; expected at most 0'):
+        linear_attention(**arrays, implementation='reference')
+    checked = jax.jit(checkify.checkify(lambda arrays: linear_attention(**arrays)))
+    assert 'log_decay has entries up to 0.5; expected at most 0' in checked(arrays)[0].get()
+    arrays['log_decay'] = jnp.minimum(arrays['log_decay'], 0)
+    assert checked(arrays)[0].get() is None
