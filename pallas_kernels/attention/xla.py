@@ -130,7 +130,8 @@ def _pull(rule: Rule, part: sweep.Part, rows: Rows, weights: jax.Array | None = 
     if weights is not None:
         rows = rows._replace(doutput=_where_seen(block.visible, rows.doutput))
     else:
-        weights = rule.weights.recompute(block, rows.statistics)
+        # Otherwise the compiler would work them out twice, for the product and for the gradient.
+        weights = jax.lax.optimization_barrier(rule.weights.recompute(block, rows.statistics))
     dweights = over_channels(rows.doutput, x.v)
     dscores = rule.weights.score_gradient(block, weights, rows.statistics, dweights, rows.delta, rows.companion_delta)
     dproducts, dadded = pull(dscores)
