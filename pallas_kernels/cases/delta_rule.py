@@ -68,17 +68,13 @@ KERNEL = (
     'two',
     'constant',
     'several chunks',
-    'several chunks, vector',
-    'whole tiles',
     'wide',
-    'grouped',
     'grouped vector',
     'reflecting vector',
     'keys alike',
     'packed',
     'packed scalar',
     'strong scalar',
-    'strong vector',
     'sudden vector',
 )
 """Those that every kernel serves."""

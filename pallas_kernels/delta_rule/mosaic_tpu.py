@@ -68,20 +68,20 @@ def _forward(here: Target, arrays: vjp.Arrays, scale: float, keep: bool) -> tupl
     plan = _plan(arrays)
     inputs, state = _inputs(plan, arrays), arrays.state.swapaxes(2, 3)
     b, h, v, k = state.shape
-    o = jax.ShapeDtypeStruct((b, h, plan.length, v), plan.dtype)
-    final = jax.ShapeDtypeStruct(state.shape, jnp.float32)
-    kept = jax.ShapeDtypeStruct((b, h, plan.groups, v, k), jnp.float32) if keep else None
+    whole = jax.ShapeDtypeStruct((b, h, plan.length, v), plan.dtype)
+    last = jax.ShapeDtypeStruct(state.shape, jnp.float32)
+    before = jax.ShapeDtypeStruct((b, h, plan.groups, v, k), jnp.float32) if keep else None
     o, final, kept = mosaic_tpu.call(
         functools.partial(_forward_body, plan, _decays(arrays), scale),
         here,
         grid=(b, h, plan.groups),
         in_specs=(_specs(plan, inputs, backward=False), plan.whole(state.shape)),
         out_specs=(
-            plan.group(o.shape, plan.tile.group),
-            plan.whole(final.shape),
-            None if kept is None else plan.group(kept.shape, 1),
+            plan.group(whole.shape, plan.tile.group),
+            plan.whole(last.shape),
+            None if before is None else plan.group(before.shape, 1),
         ),
-        out_shape=(o, final, kept),
+        out_shape=(whole, last, before),
         scratch_shapes=(pltpu.VMEM((v, k), jnp.float32),),
         compiler_params=_IN_ORDER,
     )(inputs, state)
@@ -102,7 +102,8 @@ def _forward_body(
         kept[0] = carried[...]
 
     def chunk(place: jax.Array, _: None) -> None:
-        read, carried[...], _ = _step(plan, _runs(inputs, place), _chunk(plan, decays, inputs, place, carried[...]))
+        read, after, _ = _step(plan, _runs(inputs, place), _chunk(plan, decays, inputs, place, carried[...]))
+        carried[...] = after
         o[pl.ds(place * plan.tile.steps, plan.tile.steps)] = (scale * read).astype(plan.dtype)
 
     jax.lax.fori_loop(0, plan.chunks, chunk, None)
@@ -182,7 +183,8 @@ def _backward_body(
 
     def run(place: jax.Array, state: jax.Array) -> jax.Array:
         states[place] = state
-        _, after, inverses[place] = _step(plan, _runs(inputs, place), _chunk(plan, decays, inputs, place, state))
+        _, after, inverse = _step(plan, _runs(inputs, place), _chunk(plan, decays, inputs, place, state))
+        inverses[place] = inverse
         return after
 
     jax.lax.fori_loop(0, plan.chunks, run, kept[0])
@@ -253,13 +255,13 @@ def _plan(arrays: vjp.Arrays) -> Plan:
 
 
 def _inputs(plan: Plan, arrays: vjp.Arrays) -> Inputs:
-    is_row = arrays.log_decay is not None and not plan.is_vector
+    decay = arrays.log_decay
     return Inputs(
         q=_fill(plan, arrays.q.astype(plan.dtype)),
         k=_fill(plan, arrays.k.astype(plan.dtype)),
         v=_fill(plan, arrays.v.astype(plan.dtype)),
-        rows=_rows(plan, arrays.beta, arrays.log_decay[..., 0] if is_row else None, arrays.starts),
-        log_decay=_fill(plan, arrays.log_decay) if plan.is_vector else None,
+        rows=_rows(plan, arrays.beta, None if decay is None or plan.is_vector else decay[..., 0], arrays.starts),
+        log_decay=None if decay is None or not plan.is_vector else _fill(plan, decay),
     )
 
 

@@ -58,7 +58,7 @@ def _group(state: jax.Array, inputs: Inputs, steps: int) -> tuple[jax.Array, jax
     q, k, v = (jnp.repeat(array.astype(dtype), h // array.shape[2], axis=2) for array in chunks[:3])
     beta = cut(beta, beta, beta, None, None, steps).q
     does = weights(Chunk(q, k, beta, chunks.log_decay, chunks.runs), form)
-    solved = inverse(does.erased)
+    solved = inverse(does.erased, target.current().platform)
     written = multiply(solved, beta * v, 'nn', form)
     read = multiply(solved, beta * does.k, 'nn', form)
 

@@ -5,13 +5,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels import delta_rule, linear_attention, tiling
+from attnlab.testing.tolerances import assert_close
+from pallas_kernels import delta_rule, linear_attention, target, tiling
 from pallas_kernels.cases import delta_rule as cases
 from pallas_kernels.delta_rule import chunk
 
 NARROW = ('shared queries and keys', 'packed scalar', 'packed vector', 'strong vector')
 SMALL = ('two', 'threes and twos', 'packed constant')
 GROUPED = ('no decay', 'constant', 'grouped vector', 'packed scalar', 'sudden vector')
+QUICK = ('two', 'constant', 'grouped vector', 'packed scalar')
+SERVED = [(name, jnp.float32) for name in cases.KERNEL] + [('several chunks, vector', jnp.bfloat16)]
+SERVED += [(name, jnp.bfloat16) for name in ('keys alike', 'packed scalar', 'sudden vector')]
+SERVED += [('several chunks', jnp.float16)]
 DOCUMENTS = ('packed', 'packed constant', 'packed scalar', 'sudden vector')
 
 
@@ -38,6 +43,7 @@ def by_hand(q, k, v, beta, state, log_decay=None, segments=None):
 def small_tiles(monkeypatch):
     """Tiles so small that a short call has several groups of several chunks."""
     monkeypatch.setattr(tiling, 'delta_rule', lambda *_: tiling.ChunkTile(steps=8, group=16))
+    monkeypatch.setattr(tiling, 'delta_rule_tpu', lambda *_: tiling.ChunkTile(steps=16, group=32))
 
 
 def check(comparison, core, name, call, case, implementation='xla'):
@@ -49,6 +55,19 @@ def check(comparison, core, name, call, case, implementation='xla'):
     comparison.check(
         core, name, call, reduction, implementation=implementation, q=shared, k=shared, v=shared, log_decay=everything
     )
+
+
+def check_kernel(comparison, implementation, name, call, case):
+    """As `check`; but what comes of products of 16-bit numbers is as exact as these, whatever type it is kept in."""
+    actual = comparison.evaluate(delta_rule, call, implementation)
+    expected = comparison.reference(delta_rule, name, call)
+    assert actual.keys() == expected.keys()
+    reduction = case.t * max(case.k, case.v) * (case.b if case.decay == 'h' else max(case.heads))
+    for what, array in actual.items():
+        given = call.arrays.get(what.removeprefix('gradient of '))
+        assert given is None or array.dtype == given.dtype
+        dtype = call.arrays['q'].dtype
+        assert_close(array, expected[what], dtype=dtype, reduction=reduction, what=f'{name}: {what}')
 
 
 @pytest.mark.parametrize('name', cases.CASES)
@@ -94,6 +113,39 @@ def test_xla_is_the_reference(name, dtype, comparison):
 @pytest.mark.parametrize('name', GROUPED)
 def test_groups_of_chunks_are_the_reference(name, small_tiles, comparison):
     check(comparison, delta_rule, name, cases.call(name), cases.CASES[name])
+
+
+@pytest.mark.parametrize(
+    ('name', 'dtype'),
+    [
+        pytest.param(name, dtype, marks=() if name in QUICK else pytest.mark.slow, id=f'{name}-{dtype.__name__}')
+        for name, dtype in SERVED
+    ],
+)
+def test_kernels_for_tpus_are_the_reference(name, dtype, small_tiles, comparison):
+    check_kernel(comparison, 'mosaic_tpu', name, cases.call(name, dtype), cases.CASES[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', ['several chunks', 'several chunks, vector'])
+def test_kernels_for_tpus_are_the_reference_in_tiles_of_their_size(name, comparison):
+    check_kernel(comparison, 'mosaic_tpu', name, cases.call(name), cases.CASES[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', ['packed scalar', 'sudden vector'])
+def test_kernels_for_tpus_give_the_same_bits_twice(name, small_tiles, comparison):
+    call = cases.call(name)
+    first, second = (comparison.evaluate(delta_rule, call, 'mosaic_tpu') for _ in range(2))
+    for name, array in first.items():
+        np.testing.assert_array_equal(array, second[name])
+
+
+def test_a_kernel_refuses_a_state_that_the_device_cannot_hold():
+    q = jax.ShapeDtypeStruct((1, 2, 1, 1024), jnp.float32)
+    beta = jax.ShapeDtypeStruct((1, 2, 1), jnp.float32)
+    with target.compiling_for(target.TPU_V5E), pytest.raises(NotImplementedError, match='a state has 1024 x 1024 numb'):
+        jax.eval_shape(functools.partial(delta_rule, implementation='mosaic_tpu'), q, q, q, beta)
 
 
 @pytest.mark.parametrize('implementation', ['reference', 'xla'])
@@ -222,14 +274,15 @@ def test_strong_decays_over_many_steps(letters, t, comparison, monkeypatch):
     check(comparison, delta_rule, f'long {letters} {t}', cases.call('long', jnp.bfloat16), case)
 
 
+@pytest.mark.parametrize('platform', ['cpu', 'tpu'])
 @pytest.mark.parametrize(('size', 'most'), [(16, 1.0), (64, 1.0), (64, 2.0)])
-def test_inverse_of_keys_alike(size, most):
+def test_inverse_of_keys_alike(size, most, platform):
     """Where powers of the matrix grow: keys that have much in common, betas up to 2."""
     keys = np.random.default_rng(0).standard_normal((size, 32)) + 2
     keys /= np.linalg.norm(keys, axis=1, keepdims=True)
     strict = np.tril(most * keys @ keys.T, -1)
     expected = np.linalg.inv(np.eye(size) + strict)
-    found = chunk.inverse(jnp.asarray(strict, jnp.float32))
+    found = chunk.inverse(jnp.asarray(strict, jnp.float32), platform)
     assert np.abs(found - expected).max() < 1e-5 * np.abs(expected).max()
 
 
