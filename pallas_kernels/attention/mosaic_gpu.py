@@ -115,7 +115,7 @@ def _backward(here: Target, rule: Rule, operands: Operands, kept: vjp.Kept, dout
 
 def _tile(rule: Rule, operands: Operands) -> tiling.HopperAttentionTile | None:
     k, v = (-(-array.shape[-1] // CHANNELS) * CHANNELS for array in (operands.k, operands.v))
-    kinds = (operands.query_forget, operands.query_segments, operands.bias)
+    kinds = (operands.query_forget, operands.query_segments, operands.slopes, operands.bias)
     return tiling.attention_hopper(
         k,
         v,
