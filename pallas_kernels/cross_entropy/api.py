@@ -45,9 +45,9 @@ def cross_entropy(
     if soft_cap is not None and soft_cap <= 0:
         raise ValueError(f'{CORE}: soft_cap is {soft_cap}; expected a positive number, or None')
 
-    # As everywhere in Python a negative label counts from the end.
+    o = embedding.shape[0]
     labels = labels.astype(jnp.int32)
-    labels = jnp.where(labels < 0, labels + embedding.shape[0], labels)
+    labels = jnp.where(labels < -o, o, jnp.where(labels < 0, labels + o, labels))
 
     here = target.current()
     candidates = {

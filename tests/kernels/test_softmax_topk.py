@@ -9,7 +9,6 @@ from pallas_kernels import dispatch, softmax_topk, target
 from pallas_kernels.cases import softmax_topk as cases
 from pallas_kernels.cases.drawing import Call
 
-NARROW = ('ties', 'long')
 FORMS = ('xla', *dispatch.PLATFORM)
 
 
@@ -27,7 +26,7 @@ def by_hand(x, k):
     return values.reshape(shape), indices.reshape(shape)
 
 
-@pytest.mark.parametrize('name', cases.CASES)
+@pytest.mark.parametrize('name', cases.KERNEL)
 def test_reference_is_the_definition(name, in_double):
     with jax.enable_x64(True):
         call = in_double(cases.call(name))
@@ -50,7 +49,7 @@ def test_numbers_worked_out_by_hand(implementation, comparison):
     assert not found['gradient of x'][2].any()
 
 
-@pytest.mark.parametrize('name', ['one', 'all', 'minus infinity'])
+@pytest.mark.parametrize('name', ['one', 'all'])
 def test_gradients_of_the_reference_are_differences(name, differences):
     def values(**arguments):
         return softmax_topk(**arguments)[0]
@@ -58,30 +57,22 @@ def test_gradients_of_the_reference_are_differences(name, differences):
     differences(values, cases.call(name))
 
 
-@pytest.mark.parametrize('implementation', FORMS)
 @pytest.mark.parametrize(
-    ('name', 'dtype'),
-    [(name, jnp.float32) for name in cases.CASES] + [(name, jnp.bfloat16) for name in NARROW] + [('ties', jnp.float16)],
+    ('name', 'dtype', 'implementation'),
+    [(name, jnp.float32, 'xla') for name in cases.CASES]
+    + [(name, jnp.float32, form) for form in dispatch.PLATFORM for name in cases.KERNEL]
+    + [('ties', dtype, form) for form in FORMS for dtype in (jnp.bfloat16, jnp.float16)],
     ids=lambda value: value if isinstance(value, str) else value.__name__,
 )
 def test_forms_are_the_reference(name, dtype, implementation, comparison):
     call = cases.call(name, dtype)
 
-    def values(x, k, implementation):
-        return softmax_topk(x, k, implementation=implementation)[0]
+    def numbers(x, k, implementation):
+        values, indices = softmax_topk(x, k, implementation=implementation)
+        # Wide, so that the tolerance is far below one.
+        return values, indices.astype(jnp.float32)
 
-    comparison.check(values, name, call, cases.CASES[name].shape[-1], implementation=implementation)
-
-
-@pytest.mark.parametrize('implementation', FORMS)
-@pytest.mark.parametrize('name', cases.CASES)
-def test_the_places_are_those_of_the_reference(name, implementation):
-    call = cases.call(name)
-    _, expected = softmax_topk(**call.arrays, **call.options, implementation='reference')
-    here = target.current() if implementation == 'xla' else target.interpreted(implementation)
-    with target.compiling_for(here):
-        _, indices = softmax_topk(**call.arrays, **call.options, implementation=implementation)
-    np.testing.assert_array_equal(indices, expected)
+    comparison.check(numbers, name, call, cases.CASES[name].shape[-1], implementation=implementation)
 
 
 @pytest.mark.parametrize('name', cases.real())
