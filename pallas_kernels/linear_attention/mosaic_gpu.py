@@ -151,7 +151,7 @@ def _pull_decays(numbers: jax.Array, reads: jax.Array, writes: jax.Array, held: 
     the state, and in what keys before t write. `reads` and `writes` are `q dq` and `k dk` of scores and of the state.
     """
     run = numbers[..., RUN, :, None]
-    later = jnp.triu(jnp.ones((TILE, TILE), bool))
+    later = jnp.triu(jnp.ones((1, 1, 1, TILE, TILE), bool))
     of_run = later & (run == run.swapaxes(-1, -2))
     within = jnp.where(of_run, (reads[:, :, 0] - writes[:, :, 0])[..., None, :], 0)
     across = jnp.where(later, reads[:, :, 1][..., None, :], writes[:, :, 1][..., None, :])
