@@ -316,7 +316,7 @@ def selective_scan_gpu(t: int, n: int, x_bytes: int, dt_bytes: int) -> int:
 def selective_scan_tpu(d: int, n: int) -> int:
     """Channels of a tile with `n` numbers of state each, `n` a multiple of 8 and `d` of 128, which it divides.
 
-    States of 16 registers, `16 n 128`, of which the backward pass works on some at a time.
+    A state then takes four of the 64 registers, eight at n = 64; the backward pass works on seven or so of them.
     """
     return math.gcd(d, max(128, 1 << (4096 // n).bit_length() - 1))
 
