@@ -165,6 +165,9 @@ class Sweep:
     def run(self, add: Add, inputs: Parts, outputs: Parts, scratch: dict[str, Sums], finish: Finish = write) -> Arrays:
         """Runs a kernel; `outputs` have shapes and types in place of arrays."""
 
+        # A bias hides what it likes, and beside the six products that make one of float32 masks cost nothing.
+        distinguishes = 'bias' not in inputs and inputs['q'].array.dtype != jnp.float32
+
         def kernel(queries: Any, keys: Any, sources: Arrays, results: Arrays, memory: Arrays) -> None:
             at = {axis: pl.program_id(place) for place, axis in enumerate(self.axes)}
             first, last = self._ends(at, queries, keys)
@@ -179,8 +182,10 @@ class Sweep:
                 add(self._step(at, queries[at['p']], keys[at['p']], masked), values, memory)
 
             some, every = self.sight(queries[at['p']], keys[at['p']], sources)
-            pl.when(every)(functools.partial(step, masked=False))
-            pl.when(some & ~every)(functools.partial(step, masked=True))
+            if distinguishes:
+                pl.when(every)(functools.partial(step, masked=False))
+                some &= ~every
+            pl.when(some)(functools.partial(step, masked=True))
             pl.when(last)(functools.partial(finish, memory, results))
 
         apart = self.axes.index('p')
@@ -234,7 +239,7 @@ class Sweep:
         return Step(rows, columns, at['r'], masked)
 
     def sight(self, i: jax.Array, j: jax.Array, sources: Arrays) -> tuple[jax.Array, jax.Array]:
-        """Whether some query of a block may see some key, and whether every query sees every key."""
+        """Whether some query of a block may see some key, and whether every query sees every key, but for a bias."""
         rule, tile, s = self.call.rule, self.call.tile, self.call.sizes['s']
         first, start = i * tile.queries + self.call.shift, j * tile.keys
         last, end = first + tile.queries - 1, start + tile.keys - 1
@@ -243,8 +248,6 @@ class Sweep:
             every &= end <= first
         if rule.window is not None:
             every &= ((last - start < rule.window) & (end - first < rule.window)) | (end < rule.sinks)
-        if 'bias' in sources:
-            every &= False
         if 'query_segments' in sources:
             lowest, highest, least, most = (
                 extreme(sources[name][...])
