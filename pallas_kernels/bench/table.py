@@ -1,6 +1,7 @@
 """Benchmark lines as text for a terminal, as JSON, and as the tables of a Markdown page."""
 
 import datetime
+import importlib.metadata
 import json
 import pathlib
 import platform
@@ -9,7 +10,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jaxlib
 
 from pallas_kernels.bench.ceilings import Ceilings
 from pallas_kernels.bench.measure import Line
@@ -32,7 +32,7 @@ def facts(ceilings: Ceilings) -> dict[str, Any]:
         'commit': _commit(),
         'python': platform.python_version(),
         'jax': jax.__version__,
-        'jaxlib': jaxlib.__version__,
+        'jaxlib': importlib.metadata.version('jaxlib'),
         'copy, GB/s': round(ceilings.bytes_per_second / 1e9, 1),
         'matrix product, TFLOP/s': round(ceilings.flops_per_second / 1e12, 3),
     }
