@@ -46,6 +46,9 @@ def refusal(here: Target, rule: Rule, operands: Operands) -> str | None:
         )
     if operands.dtype() != jnp.float32:
         return f'the call is computed in {operands.dtype()}; expected float32'
+    for segments in (operands.query_segments, operands.key_segments):
+        if segments is not None and segments.dtype.itemsize > 4:
+            return f'segments have type {segments.dtype}; expected 32 bits at most'
     if 0 in (b, t, s, k, v):
         return f'b={b}, t={t}, s={s}, k={k} and v={v}; expected none of them 0'
     if max(b, g * r) > GRID:
