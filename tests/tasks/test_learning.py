@@ -62,6 +62,7 @@ def test_attention_learns_to_recall(tmp_path, capsys):
         ('task=induction', 1000, 0.95),
         ('task=copying', 1000, 0.95),
         ('task=max_retrieval,zoo=nope', 1000, 0.95),
+        ('task=z2,zoo=rg_lru', 500, 0.95),
     ],
 )
 def test_every_family_is_learned(tmp_path, argument, steps, least):
