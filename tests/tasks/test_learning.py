@@ -55,13 +55,11 @@ def test_attention_learns_to_recall(tmp_path, capsys):
     ('argument', 'steps', 'least'),
     [
         ('task=mqar', 1000, 0.95),
-        ('task=mqar,zoo=gla', 1000, 0.9),
         ('task=overwritten', 1000, 0.9),
         ('task=selective_copying', 1000, 0.95),
-        ('task=selective_copying,zoo=mamba', 1000, 0.8),
         ('task=induction', 1000, 0.95),
         ('task=copying', 1000, 0.95),
-        ('task=max_retrieval,zoo=nope', 1000, 0.95),
+        ('task=max_retrieval', 400, 0.9),
         ('task=z2,zoo=rg_lru', 500, 0.95),
     ],
 )
