@@ -12,6 +12,11 @@ LANES = 128
 """The last dimension of a register: that of a block is a multiple of it, or the whole."""
 
 
-def call(body: Callable[..., None], here: Target, **options: Any) -> Callable[..., Any]:
+def call(
+    body: Callable[..., None], here: Target, *, compiler_params: pltpu.CompilerParams | None = None, **options: Any
+) -> Callable[..., Any]:
     """`pl.pallas_call`, interpreted where `here` says so; memory nobody wrote then holds NaN."""
-    return pl.pallas_call(body, interpret=pltpu.InterpretParams() if here.interpret else False, **options)
+    if here.interpret:
+        # The interpreter has no use for the compiler's parameters, and under vmap takes offence at them.
+        return pl.pallas_call(body, interpret=pltpu.InterpretParams(), **options)
+    return pl.pallas_call(body, compiler_params=compiler_params, **options)

@@ -14,7 +14,7 @@ import pathlib
 import sys
 import time
 
-os.environ |= {'TPU_SKIP_MDS_QUERY': '1', 'JAX_PLATFORMS': 'cpu'}
+os.environ |= {'TPU_SKIP_MDS_QUERY': '1', 'JAX_PLATFORMS': 'cpu', 'ALLOW_MULTIPLE_LIBTPU_LOAD': '1'}
 _APART = pathlib.Path(sys.prefix) / 'libtpu' / 'libtpu' / 'libtpu.so'
 if _APART.exists():
     os.environ['TPU_LIBRARY_PATH'] = str(_APART)

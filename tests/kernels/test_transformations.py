@@ -30,24 +30,30 @@ CASES = {
 HEADS = {'attention': 2, 'linear_attention': 2, 'delta_rule': 2}
 """The axis along which heads run, in the cores that have them; in a state it is one."""
 
-FORMS = [(core, form) for core in CASES for form in ('reference', 'xla', 'mosaic_gpu', 'mosaic_tpu')]
+PORTABLE = [pytest.param((core, form), id=f'{core} {form}') for core in CASES for form in ('reference', 'xla')]
+KERNELS = [pytest.param((core, form), id=f'{core} {form}') for core in CASES for form in dispatch.PLATFORM]
+INTERPRETED = [pytest.param(*case.values, id=case.id, marks=pytest.mark.slow) for case in KERNELS]
 
 
-@pytest.fixture(params=FORMS, ids=lambda pair: ' '.join(pair))
-def form(request):
+def parts(core, implementation):
     """A core with its implementation named, and its arguments."""
-    core, implementation = request.param
     # The matrix units of GPUs take 16-bit numbers.
     dtype = jnp.bfloat16 if implementation == 'mosaic_gpu' else jnp.float32
     call = importlib.import_module(f'pallas_kernels.cases.{core}').call(CASES[core], dtype)
-    function = functools.partial(getattr(pallas_kernels, core), implementation=implementation)
-    arrays = call.arrays | {name: value for name, value in call.options.items() if isinstance(value, jax.Array)}
     options = {name: value for name, value in call.options.items() if not isinstance(value, jax.Array)}
+    arrays = call.arrays | {name: value for name, value in call.options.items() if name not in options}
+    return functools.partial(getattr(pallas_kernels, core), implementation=implementation, **options), arrays
+
+
+@pytest.fixture
+def form(request):
+    """A core, its function, its arguments; kernels are interpreted."""
+    core, implementation = request.param
     interpreted = contextlib.nullcontext()
     if implementation in dispatch.PLATFORM:
         interpreted = target.compiling_for(target.interpreted(implementation))
     with interpreted:
-        yield core, functools.partial(function, **options), arrays
+        yield core, *parts(core, implementation)
 
 
 def with_gradients(function, arrays):
@@ -71,6 +77,7 @@ def check(actual, expected):
         assert_close(one, other, dtype=one.dtype, reduction=64, what=jax.tree_util.keystr(path))
 
 
+@pytest.mark.parametrize('form', [*PORTABLE, *INTERPRETED], indirect=True)
 def test_two_runs_give_the_same_bits(form):
     _, function, arrays = form
     run = jax.jit(functools.partial(with_gradients, function))
@@ -78,6 +85,7 @@ def test_two_runs_give_the_same_bits(form):
         assert np.asarray(one).tobytes() == np.asarray(other).tobytes()
 
 
+@pytest.mark.parametrize('form', [*PORTABLE, *INTERPRETED], indirect=True)
 def test_vmap(form):
     _, function, arrays = form
     run = functools.partial(with_gradients, function)
@@ -89,55 +97,89 @@ def test_vmap(form):
         check(jax.tree.map(lambda array, place=place: array[place], together), alone)
 
 
+@pytest.mark.parametrize('form', PORTABLE, indirect=True)
 def test_remat_inside_scan(form):
     _, function, arrays = form
-    expected = jax.jit(functools.partial(with_gradients, function))(arrays)
+    check(
+        jax.jit(functools.partial(with_gradients, scanned(function)))(arrays),
+        jax.jit(functools.partial(with_gradients, function))(arrays),
+    )
 
-    def scanned(**arrays):
+
+def scanned(function):
+    """The function twice in a scan, its insides computed again for the backward pass."""
+
+    def twice(**arrays):
         def step(carry, _):
             return carry, jax.checkpoint(function)(**arrays)
 
         return jax.tree.map(lambda array: array[1], jax.lax.scan(step, 0, length=2)[1])
 
-    check(jax.jit(functools.partial(with_gradients, scanned))(arrays), expected)
+    return twice
 
 
 @pytest.mark.parametrize('over', ['batch', 'heads'])
+@pytest.mark.parametrize('form', PORTABLE, indirect=True)
 def test_shard_map(form, over):
     core, function, arrays = form
-    if over == 'heads':
-        if core not in HEADS:
-            pytest.skip('a core without heads')
-        # Every head with keys of its own, so that heads can be parted.
-        most = max(array.shape[_heads(core, name)] for name, array in arrays.items())
-        repeats = {name: most // array.shape[_heads(core, name)] for name, array in arrays.items()}
-        arrays = {name: jnp.repeat(array, repeats[name], _heads(core, name)) for name, array in arrays.items()}
+    arrays = divisible(core, arrays, over)
+    check(
+        jax.jit(functools.partial(with_gradients, parted(core, function, over)))(arrays),
+        jax.jit(functools.partial(with_gradients, function))(arrays),
+    )
 
+
+@pytest.mark.parametrize('over', ['batch', 'heads'])
+@pytest.mark.parametrize('form', KERNELS)
+def test_kernels_lower_inside_all_of_them(form, over):
+    # Interpreters know neither remat nor, that for GPUs, more than one device.
+    core, implementation = form
+    platform, here = {'mosaic_gpu': ('cuda', target.H100), 'mosaic_tpu': ('tpu', target.TPU_V5E)}[implementation]
+    function, arrays = parts(core, implementation)
+    arrays = divisible(core, arrays, over)
+    run = functools.partial(with_gradients, parted(core, scanned(function), over))
+    with target.compiling_for(here):
+        lowered = jax.jit(run).trace(arrays).lower(lowering_platforms=(platform,)).as_text()
+    assert {'cuda': 'mosaic_gpu', 'tpu': 'tpu_custom_call'}[platform] in lowered
+
+
+def divisible(core, arrays, over):
+    """Arguments whose batch, or whose heads, two devices can share."""
     if over == 'batch':
-        arrays = {name: array if name in SHARED else array[: len(array) // 2 * 2] for name, array in arrays.items()}
+        return {name: array if name in SHARED else array[: len(array) // 2 * 2] for name, array in arrays.items()}
+    if core not in HEADS:
+        pytest.skip('a core without heads')
+    # Every head with keys of its own, so that heads can be parted.
+    most = max(array.shape[_heads(core, name)] for name, array in arrays.items())
+    repeats = {name: most // array.shape[_heads(core, name)] for name, array in arrays.items()}
+    return {name: jnp.repeat(array, repeats[name], _heads(core, name)) for name, array in arrays.items()}
 
-    def parts(name):
+
+def parted(core, function, over):
+    """The function on two devices, each of which has half of the batch or of the heads."""
+
+    def half(name):
         if over == 'batch':
             return P() if name in SHARED else P('part')
         return P(*[None] * _heads(core, name), 'part')
 
-    names = ('o',) if core in ('attention', 'softmax', 'cross_entropy') else ('o', 'state')
-    out = tuple(parts(name) for name in names)
-
-    def parted(**arrays):
+    def on_two(**arrays):
         def part(arrays):
             found = function(**arrays)
             return found if isinstance(found, tuple) else (found,)
 
         mesh = jax.make_mesh((2,), ('part',), axis_types=(jax.sharding.AxisType.Auto,))
-        specs = ({name: parts(name) for name in arrays},)
+        names = ('o',) if core in ('attention', 'softmax', 'cross_entropy') else ('o', 'state')
         # Kernels do not say along which axes of the mesh their results vary.
-        return jax.shard_map(part, mesh=mesh, in_specs=specs, out_specs=out, check_vma=False)(arrays)
+        return jax.shard_map(
+            part,
+            mesh=mesh,
+            in_specs=({name: half(name) for name in arrays},),
+            out_specs=tuple(half(name) for name in names),
+            check_vma=False,
+        )(arrays)
 
-    check(
-        jax.jit(functools.partial(with_gradients, parted))(arrays),
-        jax.jit(functools.partial(with_gradients, function))(arrays),
-    )
+    return on_two
 
 
 def _heads(core, name):
