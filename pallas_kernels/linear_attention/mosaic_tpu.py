@@ -108,14 +108,15 @@ def _plan(arrays: vjp.Arrays) -> Plan:
 
 
 def _inputs(plan: Plan, arrays: vjp.Arrays) -> Inputs:
-    decay, own = arrays.log_decay, None
+    decay = arrays.log_decay
+    own = None
     if decay is not None and plan.is_vector:
-        decay, own = None, _fill(plan, jnp.maximum(decay, rows.DARKEST))
+        own = _fill(plan, jnp.maximum(decay, rows.DARKEST))
     return Inputs(
         q=_fill(plan, arrays.q.astype(plan.dtype)),
         k=_fill(plan, arrays.k.astype(plan.dtype)),
         v=_fill(plan, arrays.v.astype(plan.dtype)),
-        rows=rows.rows(decay, arrays.starts, plan.length, plan.tile.steps),
+        rows=rows.rows(None if plan.is_vector else decay, arrays.starts, plan.length, plan.tile.steps),
         log_decay=own,
     )
 

@@ -37,13 +37,14 @@ def by_hand(q, k, v, state, log_decay=None, segments=None):
 
 ON_TPU = [(name, jnp.float32) for name in cases.KERNEL + cases.VECTOR]
 ON_TPU += [(name, jnp.bfloat16) for name in ('long', 'long vector', 'sudden vector')] + [('long sudden', jnp.float16)]
-ON_GPU = [('one', jnp.bfloat16), ('long', jnp.bfloat16), ('long sudden', jnp.float16)]
+ON_GPU = [('one', jnp.bfloat16), ('long sudden', jnp.bfloat16), ('long', jnp.float16)]
 SERVED = [('mosaic_tpu', *call) for call in ON_TPU] + [('mosaic_gpu', *call) for call in ON_GPU]
 SERVED += [
     pytest.param('mosaic_gpu', name, dtype, marks=pytest.mark.slow)
     for name in cases.KERNEL
     for dtype in (jnp.bfloat16, jnp.float16)
-    if (name, dtype) not in ON_GPU
+    # What decays to less than 6e-8 on its way into a product is zero in float16, where the reference has 2e-22.
+    if (name, dtype) not in [*ON_GPU, ('strong scalar', jnp.float16), ('long sudden', jnp.float16)]
 ]
 
 
