@@ -102,8 +102,8 @@ def _forward_body(
         kept[0] = carried[...]
 
     def chunk(place: jax.Array, _: None) -> None:
-        read, after, _ = _step(plan, _runs(inputs, place), _chunk(plan, decays, inputs, place, carried[...]))
-        carried[...] = after
+        here = _chunk(plan, decays, inputs, place, carried[...])
+        read, carried[...] = _step(plan, _runs(inputs, place), here)[:2]
         o[pl.ds(place * plan.tile.steps, plan.tile.steps)] = (scale * read).astype(plan.dtype)
 
     jax.lax.fori_loop(0, plan.chunks, chunk, None)
