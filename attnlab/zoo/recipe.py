@@ -18,7 +18,7 @@ class Recipe:
       bidirectional: built with `causal=False`, every token sees the whole document.
       streaming: given a state, any split of a sequence gives what one pass gives.
       packed: documents sharing a row, told apart by segments, do not see each other.
-      implementations: the implementations of its core that serve it, in `pallas_kernels` names.
+      implementations: the implementations of its core that serve it in bfloat16, in `pallas_kernels` names.
       notes: where the recipe departs from the paper, or which of the paper's variants it is.
       mlp: whether the paper's block follows the mixer with a channel mixer.
     """
@@ -29,7 +29,7 @@ class Recipe:
     bidirectional: bool = False
     streaming: bool = False
     packed: bool = False
-    implementations: tuple[str, ...] = ('reference', 'xla')
+    implementations: tuple[str, ...] = ('reference', 'xla', 'mosaic_gpu', 'mosaic_tpu')
     notes: str = ''
     mlp: bool = True
 

@@ -1,17 +1,19 @@
 """Recipes as data, and mixers made from them by name."""
 
+import jax
 import jax.numpy as jnp
 import pytest
 from flax import nnx
 from ml_collections import ConfigDict
 
 import attnlab
-from attnlab.config import takes
+from attnlab.config import build, takes
 from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.mixers.attention import Attention
 from attnlab.zoo import ZOO, Recipe
 from attnlab.zoo.recipe import merged
+from pallas_kernels import dispatch, target
 
 RNGS = nnx.Rngs(0)
 
@@ -22,6 +24,23 @@ def test_a_row_is_complete(recipe: Recipe):
     assert 'https://' in recipe.cite
     assert all(isinstance(mixer, ConfigDict) for mixer in recipe.pattern)
     assert {'reference', 'xla'} <= set(recipe.implementations)
+
+
+@pytest.mark.parametrize(
+    ('implementation', 'here'),
+    [('mosaic_gpu', target.H100), ('mosaic_tpu', target.TPU_V5E)],
+    ids=lambda each: str(each)[:10],
+)
+@pytest.mark.parametrize('recipe', [pytest.param(recipe, id=name) for name, recipe in ZOO.items()])
+def test_kernels_serve_the_recipes_that_say_so(recipe: Recipe, implementation: str, here: target.Target):
+    x = jax.ShapeDtypeStruct((2, 256, 128), jnp.bfloat16)
+    chosen = set()
+    for layer in recipe.pattern:
+        mixer = build(layer)(128, rngs=RNGS, **({'heads': 2} if 'heads' in takes(layer) else {}))
+        with target.compiling_for(here), dispatch.ledger() as entries:
+            jax.eval_shape(lambda x, mixer=mixer: mixer(x, Context.full(2, 256))[0], x)
+        chosen |= {entry.implementation for entry in entries}
+    assert chosen == ({implementation} if implementation in recipe.implementations else {'xla'})
 
 
 @pytest.mark.parametrize('name', [name for name, recipe in ZOO.items() if len(recipe.pattern) == 1])
