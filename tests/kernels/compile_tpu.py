@@ -1,6 +1,6 @@
 """Compiles cores for TPUs that are not there, forward and backward at the sizes of models; a process of its own.
 
-    python tests/kernels/compile_tpu.py [--topologies=v5e:2x2,v6e:2x2] linear_scan attention
+    python tests/kernels/compile_tpu.py [--topologies=v5e:2x2,v6e:2x2] [--first] linear_scan attention
 
 For every topology, core and call of `real()` one line of JSON on standard output: seconds, memory and cost as the
 compiler has them. libtpu is taken from `<environment>/libtpu`, where it disturbs nobody else, or as installed.
@@ -28,10 +28,11 @@ from pallas_kernels import dispatch, target  # noqa: E402
 TOPOLOGIES = 'v5e:2x2,v5p:2x2x1,v6e:2x2'
 
 
-def compile_calls(core: str, topology: str) -> None:
-    """Compiles every call of `real()` of a core, and prints what came of it."""
+def compile_calls(core: str, topology: str, *, first: bool) -> None:
+    """Compiles the calls of `real()` of a core, or the first of them, and prints what came of it."""
     device = topologies.get_topology_desc(platform='tpu', topology_name=topology).devices[0]
-    for name, call in importlib.import_module(f'pallas_kernels.cases.{core}').real().items():
+    calls = importlib.import_module(f'pallas_kernels.cases.{core}').real()
+    for name, call in list(calls.items())[: 1 if first else None]:
         for what in ('forward', 'forward and backward'):
             function = getattr(pallas_kernels, core)
             start = time.perf_counter()
@@ -73,8 +74,9 @@ def _compile(function, call, device, *, gradients):
 if __name__ == '__main__':
     parser = argparse.ArgumentParser()
     parser.add_argument('--topologies', default=TOPOLOGIES)
+    parser.add_argument('--first', action='store_true', help='the first call of a core alone')
     parser.add_argument('cores', nargs='+')
     options = parser.parse_args()
     for topology in options.topologies.split(','):
         for core in options.cores:
-            compile_calls(core, topology)
+            compile_calls(core, topology, first=options.first)
