@@ -139,7 +139,9 @@ def test_lowered_for_hopper(name, record_property):
     assert kernels == (4 if name in ('most channels', 'everything', 'other channels') else 3)
 
 
-@pytest.mark.parametrize('weights', cases.MAPS)
+@pytest.mark.parametrize(
+    'weights', marked([(name,) for name in cases.MAPS], [(name,) for name in (*QUICK_MAPS, 'normalised self-adjust')])
+)
 def test_every_map_is_lowered_for_hopper(weights):
     assert lower(shapes(128, t=1024), {'weights': cases.MAPS[weights]}) >= 3
 

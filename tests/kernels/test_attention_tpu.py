@@ -19,6 +19,7 @@ QUICK = {
     'bfloat16': ('tiles',),
 }
 QUICK_MAPS = {'float32': ('self-adjust',), 'bfloat16': ('sigmoid',)}
+LOWERED_MAPS = ('softpick', 'sigmoid', 'sparsemax', 'normalised self-adjust')
 
 
 @pytest.fixture(autouse=True)
@@ -192,7 +193,10 @@ def test_lowered_under_remat_and_vmap(monkeypatch):
     assert lowered.as_text().count('custom_call @tpu_custom_call') == 4
 
 
-@pytest.mark.parametrize('weights', cases.MAPS)
+@pytest.mark.parametrize(
+    'weights',
+    [pytest.param(name, marks=() if name in LOWERED_MAPS else pytest.mark.slow) for name in cases.MAPS],
+)
 def test_every_map_is_lowered_for_a_tpu(weights, monkeypatch):
     monkeypatch.undo()
     assert lower(shapes(128), {'weights': cases.MAPS[weights]}) == 3

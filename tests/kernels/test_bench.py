@@ -8,7 +8,8 @@ from pallas_kernels.bench.ceilings import Ceilings
 
 
 @pytest.mark.parametrize('core', problems.CORES)
-def test_every_contender_of_every_problem_runs(core, tmp_path, capsys):
+def test_every_contender_of_every_problem_runs(core, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(problems, 'MAPS', problems.MAPS[:2] + problems.MAPS[-1:])
     record = tmp_path / 'record.json'
     assert bench.main(['--small', '--rounds=2', f'--cores={core}', f'--json={record}']) == 0
     lines = [measure.Line(**line) for line in json.loads(record.read_text())['lines']]

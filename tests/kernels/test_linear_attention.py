@@ -35,10 +35,13 @@ def by_hand(q, k, v, state, log_decay=None, segments=None):
     return o, S
 
 
-ON_TPU = [(name, jnp.float32) for name in cases.KERNEL + cases.VECTOR]
-ON_TPU += [(name, jnp.bfloat16) for name in ('long', 'long vector', 'sudden vector')] + [('long sudden', jnp.float16)]
+ON_TPU = [(name, jnp.float32) for name in ('one', 'grouped', 'packed scalar', 'long sudden', 'strong vector')]
+ON_TPU += [('long', jnp.bfloat16), ('sudden vector', jnp.bfloat16)]
+MORE_ON_TPU = [(name, jnp.float32) for name in cases.KERNEL + cases.VECTOR if (name, jnp.float32) not in ON_TPU]
+MORE_ON_TPU += [('long vector', jnp.bfloat16), ('long sudden', jnp.float16)]
 ON_GPU = [('one', jnp.bfloat16), ('long sudden', jnp.bfloat16), ('long', jnp.float16)]
 SERVED = [('mosaic_tpu', *call) for call in ON_TPU] + [('mosaic_gpu', *call) for call in ON_GPU]
+SERVED += [pytest.param('mosaic_tpu', *call, marks=pytest.mark.slow) for call in MORE_ON_TPU]
 SERVED += [
     pytest.param('mosaic_gpu', name, dtype, marks=pytest.mark.slow)
     for name in cases.KERNEL

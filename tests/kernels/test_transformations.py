@@ -30,7 +30,7 @@ CASES = {
 HEADS = {'attention': 2, 'linear_attention': 2, 'delta_rule': 2}
 """The axis along which heads run, in the cores that have them; in a state it is one."""
 
-PORTABLE = [pytest.param((core, form), id=f'{core} {form}') for core in CASES for form in ('reference', 'xla')]
+PORTABLE = [pytest.param((core, 'xla'), id=f'{core} xla') for core in CASES]
 KERNELS = [pytest.param((core, form), id=f'{core} {form}') for core in CASES for form in dispatch.PLATFORM]
 INTERPRETED = [pytest.param(*case.values, id=case.id, marks=pytest.mark.slow) for case in KERNELS]
 
