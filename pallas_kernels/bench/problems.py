@@ -45,7 +45,7 @@ class Problem:
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """The sizes of a device's problems."""
+    """The sizes of a device's problems; `attended` are batch, length and heads of attention."""
 
     b: int
     t: int
@@ -53,7 +53,7 @@ class Sizes:
     k: int
     width: int
     long: int
-    attended: int
+    attended: tuple[int, int, int]
     rows: int
     row: int
     tokens: int
@@ -63,15 +63,15 @@ class Sizes:
 
 
 CPU = Sizes(
-    b=4, t=2048, h=4, k=64, width=256, long=8192, attended=4096, rows=2048, row=4096,
+    b=4, t=2048, h=4, k=64, width=256, long=8192, attended=(1, 4096, 2), rows=2048, row=4096,
     tokens=2048, model=256, vocab=50_000, dtype=jnp.float32,
 )  # fmt: skip
 ACCELERATOR = Sizes(
-    b=2, t=8192, h=16, k=128, width=2048, long=8192, attended=8192, rows=16384, row=8192,
+    b=2, t=8192, h=16, k=128, width=2048, long=8192, attended=(2, 8192, 16), rows=16384, row=8192,
     tokens=16384, model=2048, vocab=50_304, dtype=jnp.bfloat16,
 )  # fmt: skip
 SMALL = Sizes(
-    b=1, t=128, h=2, k=16, width=32, long=128, attended=128, rows=64, row=128,
+    b=1, t=128, h=2, k=16, width=32, long=128, attended=(1, 128, 2), rows=64, row=128,
     tokens=64, model=32, vocab=512, dtype=jnp.float32,
 )  # fmt: skip
 
@@ -124,10 +124,10 @@ def _softmax_topk(z: Sizes) -> Iterator[Problem]:
 
 
 def _attention(z: Sizes) -> Iterator[Problem]:
-    shape = (z.b, z.attended, z.h, z.k)
-    arrays = {name: _normal(place, shape, z.dtype) for place, name in enumerate('qkv')}
-    flops = 2 * z.b * z.h * z.attended**2 * z.k
-    size = f'b {z.b}, t {z.attended}, h {z.h}, k {z.k}, causal'
+    b, t, h = z.attended
+    arrays = {name: _normal(place, (b, t, h, z.k), z.dtype) for place, name in enumerate('qkv')}
+    flops = 2 * b * h * t**2 * z.k
+    size = f'b {b}, t {t}, h {h}, k {z.k}, causal'
     moved = sum(array.nbytes for array in arrays.values()) * 4 / 3
     for weights in MAPS:
         name = repr(weights) if weights.soft_cap else type(weights).__name__

@@ -14,8 +14,11 @@ import jax
 from pallas_kernels.bench.ceilings import Ceilings
 from pallas_kernels.bench.measure import Line
 
-BEGIN, END = '<!-- measured: begin -->', '<!-- measured: end -->'
-"""Between these lines of a page its tables are rewritten."""
+MEASURED = ('<!-- measured: begin -->', '<!-- measured: end -->')
+"""Between these lines of a page go the tables of what was measured."""
+
+COMPILED = ('<!-- compiled: begin -->', '<!-- compiled: end -->')
+"""Between these the tables of what was compiled for devices that are not there."""
 
 COLUMNS = ('contender', 'ms', 'ratio (95 %)', 'TFLOP/s', 'GB/s', 'of ceiling', 'temporaries, MiB', 'compile, s')
 
@@ -90,15 +93,38 @@ def markdown(record: dict[str, Any]) -> str:
     return '\n'.join(parts)
 
 
+def compiled(lines: Sequence[dict[str, Any]]) -> str:
+    """The lines of `tests/kernels/compile_tpu.py` as a Markdown table."""
+    rows = [
+        '| core | call | device | pass | kernel | compile, s | arguments, MiB | temporaries, MiB |',
+        '|---' * 8 + '|',
+    ]
+    for line in lines:
+        sizes = f'{line["arguments MiB"]:.0f} | {line["temporary MiB"]:.1f}'
+        rows.append(
+            f'| `{line["core"]}` | {line["call"]} | {line["device"]} | {line["what"]} | {line["implementation"]} '
+            f'| {line["seconds"]:.1f} | {sizes} |'
+        )
+    return '\n'.join(rows) + '\n'
+
+
 def rewrite(page: pathlib.Path, records: Sequence[pathlib.Path]) -> None:
-    """Rewrites the tables of a page from measured records.
+    """Rewrites the tables of a page from records: those that `--json` wrote, and lines of compilers, `.jsonl`.
 
     Raises:
       ValueError: the page has no place for them.
     """
-    before, begin, rest = page.read_text().partition(BEGIN)
-    _, end, after = rest.partition(END)
+    measured = [markdown(json.loads(record.read_text())) for record in records if record.suffix == '.json']
+    lines = [line for record in records if record.suffix == '.jsonl' for line in record.read_text().splitlines()]
+    text = _between(MEASURED, page.read_text(), '\n'.join(measured), page)
+    if lines:
+        text = _between(COMPILED, text, compiled([json.loads(line) for line in lines]), page)
+    page.write_text(text)
+
+
+def _between(marks: tuple[str, str], text: str, tables: str, page: pathlib.Path) -> str:
+    before, begin, rest = text.partition(marks[0])
+    _, end, after = rest.partition(marks[1])
     if not (begin and end):
-        raise ValueError(f'{page} has no lines {BEGIN} and {END}, between which the tables go')
-    tables = '\n'.join(markdown(json.loads(record.read_text())) for record in records)
-    page.write_text(f'{before}{BEGIN}\n\n{tables}\n{END}{after}')
+        raise ValueError(f'{page} has no lines {marks[0]} and {marks[1]}, between which the tables go')
+    return f'{before}{begin}\n\n{tables}\n{end}{after}'

@@ -69,14 +69,22 @@ def test_the_tables_of_a_page_are_rewritten(tmp_path):
     )
     record, page = tmp_path / 'record.json', tmp_path / 'page.md'
     record.write_text(json.dumps({'facts': {'device': 'a device', 'jax': '1.2'}, 'lines': [vars(line)]}))
-    page.write_text(f'before\n{table.BEGIN}\nold\n{table.END}\nafter\n')
+    page.write_text(
+        '\n'.join(['before', *table.MEASURED, 'between', table.COMPILED[0], 'old', table.COMPILED[1], 'after\n'])
+    )
+    built = tmp_path / 'built.jsonl'
+    sizes = {'seconds': 1.25, 'arguments MiB': 3.0, 'temporary MiB': 0.5}
+    names = {'core': 'softmax', 'call': '2 x 3', 'device': 'a TPU', 'what': 'forward', 'implementation': 'mosaic_tpu'}
+    built.write_text(json.dumps(names | sizes) + '\n')
     for _ in range(2):
-        assert bench.main([f'--page={page}', str(record)]) == 0
+        assert bench.main([f'--page={page}', str(record), str(built)]) == 0
     text = page.read_text()
     assert text.startswith('before\n') and text.endswith('\nafter\n') and 'old' not in text
     assert 'device a device; jax 1.2.' in text
     row = '| 2 x 3 | forward | pallas_kernels (xla) | 1.5 | 1.00 (1.00 to 1.00) | 0.25 | 10 | 50% | 0.1 | 0.3 |'
     assert text.count(row) == 1
+    assert text.count('| `softmax` | 2 x 3 | a TPU | forward | mosaic_tpu | 1.2 | 3 | 0.5 |') == 1
+    assert text.index(row) < text.index('between') < text.index('a TPU')
     page.write_text('no place')
     with pytest.raises(ValueError, match=r'page\.md has no lines'):
         bench.main([f'--page={page}', str(record)])
