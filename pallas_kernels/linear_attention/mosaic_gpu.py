@@ -1,6 +1,6 @@
 """The Pallas form of `linear_attention` for Hopper GPUs: three kernels, each of which serves both directions.
 
-`_sweep` runs over the chunks of a sequence in order and writes down the state at each, `_read` and `_pull` then work on
+`_sweep` runs over the chunks of a sequence in order and writes down the state at each, `read` and `_pull` then work on
 all chunks at once. Going forward the states are read by queries; going backward, from the last chunk to the first,
 their gradients are read by keys. Kept for the backward pass is nothing but the arguments; the states, in the 16-bit
 type that products want, `t / 64 * k * v` numbers a head, are computed again.
@@ -31,7 +31,7 @@ TILE = 64
 _GRID = ('b', 'h', 'chunk', 'column')
 
 # The kernels name the layouts of all registers; inferring them from so many rows and columns takes minutes.
-_NAMED_LAYOUTS = plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane)
+NAMED_LAYOUTS = plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane)
 
 
 def refusal(
@@ -95,15 +95,15 @@ def _inputs(arrays: vjp.Arrays) -> Inputs:
     t = pl.cdiv(arrays.q.shape[2], TILE) * TILE
     numbers = rows.rows(arrays.log_decay, arrays.starts, t, TILE)
     return Inputs(
-        q=_fill(arrays.q),
-        k=_fill(arrays.k),
-        v=_fill(arrays.v),
+        q=fill(arrays.q),
+        k=fill(arrays.k),
+        v=fill(arrays.v),
         rows=jnp.broadcast_to(numbers, (b, h, *numbers.shape[2:])),
-        state=_fill(arrays.state),
+        state=fill(arrays.state),
     )
 
 
-def _fill(array: jax.Array) -> jax.Array:
+def fill(array: jax.Array) -> jax.Array:
     """Fills both last axes up with zeros to whole tiles."""
     return jnp.pad(array, ((0, 0), (0, 0), (0, -array.shape[2] % TILE), (0, -array.shape[3] % TILE)))
 
@@ -111,14 +111,14 @@ def _fill(array: jax.Array) -> jax.Array:
 def _forward(here: Target, arrays: vjp.Arrays, keep: bool) -> tuple[vjp.Outputs, None]:
     inputs = _inputs(arrays)
     states, final = _sweep(here, FORWARD, inputs.k, inputs.v, inputs.rows, inputs.state)
-    o = _read(here, FORWARD, inputs.q, inputs.k, inputs.v, states, inputs.rows, inputs.v.dtype)
+    o = read(here, FORWARD, inputs.q, inputs.k, inputs.v, states, inputs.rows, inputs.v.dtype)
     t, (k, v) = arrays.q.shape[2], arrays.state.shape[2:]
     return (o[:, :, :t, :v], final[:, :, :k, :v]), None
 
 
 def _backward(here: Target, arrays: vjp.Arrays, kept: None, gradients: vjp.Outputs) -> vjp.Arrays:
     inputs = _inputs(arrays)
-    do, dfinal = _fill(gradients[0]), _fill(gradients[1])
+    do, dfinal = fill(gradients[0]), fill(gradients[1])
     h, dtype = inputs.state.shape[1], inputs.v.dtype
 
     def rounded(argument: jax.Array) -> Any:
@@ -128,7 +128,7 @@ def _backward(here: Target, arrays: vjp.Arrays, kept: None, gradients: vjp.Outpu
     states, _ = _sweep(here, FORWARD, inputs.k, inputs.v, inputs.rows, inputs.state)
     dstates, dstate = _sweep(here, BACKWARD, inputs.q, do, inputs.rows, dfinal)
     q, k, v = inputs.q, inputs.k, inputs.v
-    dv = _read(here, BACKWARD, k, q, do, dstates, inputs.rows, rounded(arrays.v))
+    dv = read(here, BACKWARD, k, q, do, dstates, inputs.rows, rounded(arrays.v))
     dq, reads = _pull(here, FORWARD, q, k, do, v, states, inputs.rows, rounded(arrays.q))
     dk, writes = _pull(here, BACKWARD, k, q, v, do, dstates, inputs.rows, rounded(arrays.k))
 
@@ -184,32 +184,32 @@ def _sweep(
             def step(turn: Any, x_tile: Any, y_tile: Any, numbers: Any, state: jax.Array) -> jax.Array:
                 plgpu.wait_smem_to_gmem(0, wait_read_only=True)
                 kept[...] = state.astype(dtype)
-                adds = _along(numbers.at[0], direction.adds, 0)
-                scaled[...] = (_load(y_tile) * adds).astype(dtype)
+                adds = along(numbers.at[0], direction.adds, 0)
+                scaled[...] = (load(y_tile) * adds).astype(dtype)
                 plgpu.commit_smem()
                 rows_of = pl.ds(place(turn[0]) * k + row * TILE, TILE)
                 plgpu.copy_smem_to_gmem(kept, states_ref.at[at, head, rows_of, tile[1]])
-                held = state * _along(numbers.at[0], FACTOR, 0)
+                held = state * along(numbers.at[0], FACTOR, 0)
                 return mosaic_gpu.multiply(here, x_tile.transpose((1, 0)), scaled, held)
 
             final[...] = plgpu.emit_pipeline(
                 step,
                 grid=(count,),
                 in_specs=(
-                    plgpu.BlockSpec((TILE, TILE), lambda turn: (place(turn), row), transforms=_swizzled(x.dtype)),
-                    plgpu.BlockSpec((TILE, TILE), lambda turn: (place(turn), column), transforms=_swizzled(x.dtype)),
+                    plgpu.BlockSpec((TILE, TILE), lambda turn: (place(turn), row), transforms=swizzled(x.dtype)),
+                    plgpu.BlockSpec((TILE, TILE), lambda turn: (place(turn), column), transforms=swizzled(x.dtype)),
                     plgpu.BlockSpec((1, COUNT, TILE), lambda turn: (place(turn), 0, 0)),
                 ),
                 max_concurrent_steps=min(tiling.PIPELINE_HOPPER, count),
                 init_carry=plgpu.load(state_ref.at[at, head, *tile], layout=plgpu.Layout.WGMMA, optimized=False),
             )(x_ref.at[at, _head(head, h, x)], y_ref.at[at, _head(head, h, y)], rows_ref.at[at, head])
-            _write(final, final_ref.at[at, head, *tile])
+            write(final, final_ref.at[at, head, *tile])
 
         pl.run_scoped(
             run,
-            _tile(dtype),
-            _tile(dtype),
-            _tile(jnp.float32),
+            shared_tile(dtype),
+            shared_tile(dtype),
+            shared_tile(jnp.float32),
         )
 
     states, final = mosaic_gpu.kernel(
@@ -218,12 +218,12 @@ def _sweep(
         out_type=(jax.ShapeDtypeStruct((b, h, count * k, v), dtype), jax.ShapeDtypeStruct(state.shape, jnp.float32)),
         grid=(b, h, k // TILE, v // TILE),
         grid_names=('b', 'h', 'row', 'column'),
-        compiler_params=_NAMED_LAYOUTS,
+        compiler_params=NAMED_LAYOUTS,
     )(x, y, numbers, state)
     return states.reshape(b, h, count, k, v), final
 
 
-def _read(
+def read(
     here: Target,
     direction: Direction,
     x: jax.Array,
@@ -258,15 +258,15 @@ def _read(
             )
             plgpu.barrier_wait(arrived)
             weights = (scores * _decays(numbers, direction)).astype(dtype)
-            total = mosaic_gpu.multiply(here, weights, z_tile, before * _along(numbers, direction.reads, 0))
+            total = mosaic_gpu.multiply(here, weights, z_tile, before * along(numbers, direction.reads, 0))
             out[...] = total.astype(out_dtype)
-            _write(out, out_ref.at[at, head, steps, channels])
+            write(out, out_ref.at[at, head, steps, channels])
 
         pl.run_scoped(
             run,
-            _tile(dtype),
+            shared_tile(dtype),
             plgpu.SMEM((COUNT, TILE), jnp.float32),
-            _tile(out_dtype),
+            shared_tile(out_dtype),
             plgpu.Barrier(num_arrivals=2),
         )
 
@@ -276,7 +276,7 @@ def _read(
         out_type=jax.ShapeDtypeStruct((b, h, count * TILE, v), out_dtype),
         grid=(b, h, count, v // TILE),
         grid_names=_GRID,
-        compiler_params=_NAMED_LAYOUTS,
+        compiler_params=NAMED_LAYOUTS,
     )(x, y, z, states, numbers)
 
 
@@ -321,23 +321,23 @@ def _pull(
                 (states_ref.at[at, head, chunk], lambda part: (column, part)),
             )
             plgpu.barrier_wait(arrived)
-            reads = reads * _along(numbers, direction.reads, 0)
+            reads = reads * along(numbers, direction.reads, 0)
             dscores = dscores * _decays(numbers, direction)
             others = _iota(0) != _iota(1)
             scores = mosaic_gpu.multiply(here, x_tile, y_tile.transpose((1, 0)))
             within[...] = jnp.sum(jnp.where(others, scores * dscores, 0), axis=1)
-            across[...] = jnp.sum(_load(x_tile) * reads, axis=1)
+            across[...] = jnp.sum(load(x_tile) * reads, axis=1)
             dx[...] = mosaic_gpu.multiply(here, dscores.astype(dtype), y_tile, reads).astype(out_dtype)
-            _write(dx, dx_ref.at[at, head, steps, channels])
-            _write(within, sums_ref.at[at, head, column, 0, steps])
-            _write(across, sums_ref.at[at, head, column, 1, steps])
+            write(dx, dx_ref.at[at, head, steps, channels])
+            write(within, sums_ref.at[at, head, column, 0, steps])
+            write(across, sums_ref.at[at, head, column, 1, steps])
 
         pl.run_scoped(
             run,
-            _tile(dtype),
-            _tile(dtype),
+            shared_tile(dtype),
+            shared_tile(dtype),
             plgpu.SMEM((COUNT, TILE), jnp.float32),
-            _tile(out_dtype),
+            shared_tile(out_dtype),
             plgpu.SMEM((TILE,), jnp.float32),
             plgpu.SMEM((TILE,), jnp.float32),
             plgpu.Barrier(num_arrivals=3),
@@ -352,7 +352,7 @@ def _pull(
         ),
         grid=(b, h, count, parts),
         grid_names=_GRID,
-        compiler_params=_NAMED_LAYOUTS,
+        compiler_params=NAMED_LAYOUTS,
     )(x, y, dz, z, states, numbers)
     return dx, jnp.sum(sums, axis=2).reshape(b, h, 2, count, TILE)
 
@@ -363,27 +363,27 @@ def _along_channels(step: Callable[..., Any], count: int, *sources: tuple[Any, C
     return plgpu.emit_pipeline(
         step,
         grid=(count,),
-        in_specs=[plgpu.BlockSpec((TILE, TILE), index, transforms=_swizzled(ref.dtype)) for ref, index in sources],
+        in_specs=[plgpu.BlockSpec((TILE, TILE), index, transforms=swizzled(ref.dtype)) for ref, index in sources],
         max_concurrent_steps=min(2, count),
         init_carry=(zero, zero),
     )(*(ref for ref, _ in sources))
 
 
-def _swizzled(dtype: Any) -> tuple[Any, ...]:
+def swizzled(dtype: Any) -> tuple[Any, ...]:
     """The order of numbers in shared memory that suits copies and products: rows of 128 bytes."""
     tiled = plgpu.TilingTransform((8, 128 // jnp.dtype(dtype).itemsize))  # type: ignore[abstract]
     return tiled, plgpu.SwizzleTransform(128)  # type: ignore[abstract]
 
 
-def _tile(dtype: Any) -> Any:
-    return plgpu.SMEM((TILE, TILE), dtype, transforms=_swizzled(dtype))
+def shared_tile(dtype: Any) -> Any:
+    return plgpu.SMEM((TILE, TILE), dtype, transforms=swizzled(dtype))
 
 
-def _load(tile: Any) -> jax.Array:
+def load(tile: Any) -> jax.Array:
     return plgpu.load(tile, layout=plgpu.Layout.WGMMA).astype(jnp.float32)
 
 
-def _write(tile: Any, out: Any) -> None:
+def write(tile: Any, out: Any) -> None:
     plgpu.commit_smem()
     plgpu.copy_smem_to_gmem(tile, out)
     plgpu.wait_smem_to_gmem(0)
@@ -398,7 +398,7 @@ def _iota(axis: int) -> jax.Array:
     return plgpu.broadcasted_iota(jnp.int32, (TILE, TILE), axis, layout=plgpu.Layout.WGMMA)
 
 
-def _along(numbers: Any, row: int, axis: int) -> jax.Array:
+def along(numbers: Any, row: int, axis: int) -> jax.Array:
     """One of the rows along an axis of a tile."""
     vector = plgpu.load(numbers.at[row], layout=plgpu.Layout.WGMMA.reduce(1 - axis), optimized=False)
     return plgpu.layout_cast(jax.lax.broadcast_in_dim(vector, (TILE, TILE), (axis,)), plgpu.Layout.WGMMA)
@@ -407,6 +407,6 @@ def _along(numbers: Any, row: int, axis: int) -> jax.Array:
 def _decays(numbers: Any, direction: Direction) -> jax.Array:
     """The decays between the steps of a chunk, zero where a query does not see a key; queries are rows, or columns."""
     query, key = (1, 0) if direction.backward else (0, 1)
-    coarse, fine = (_along(numbers, row, query) - _along(numbers, row, key) for row in (COARSE, FINE))
-    seen = (_iota(query) >= _iota(key)) & (_along(numbers, RUN, query) == _along(numbers, RUN, key))
+    coarse, fine = (along(numbers, row, query) - along(numbers, row, key) for row in (COARSE, FINE))
+    seen = (_iota(query) >= _iota(key)) & (along(numbers, RUN, query) == along(numbers, RUN, key))
     return jnp.exp(jnp.where(seen, coarse + fine, -jnp.inf))

@@ -1,0 +1,154 @@
+"""The form of `delta_rule` for Hopper: interpreted on this machine, and lowered for a device that is not there."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.experimental.pallas.mosaic_gpu as plgpu
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attnlab.testing.tolerances import assert_close
+from pallas_kernels import delta_rule as public
+from pallas_kernels import dispatch, packing, target, tiling
+from pallas_kernels import mosaic_gpu as shared
+from pallas_kernels.cases import delta_rule as cases
+from pallas_kernels.delta_rule import api
+
+TILES = cases.Case(
+    b=1, t=130, k=80, v=70, heads=(2, 1, 2), decay='b t h', documents=(((1, 64), (2, 30), (3, 36)),)
+)  # fmt: skip
+"""Several chunks, and tiles of keys and of values, not all full; documents that end with a chunk and inside one."""
+
+NAMES = (*cases.KERNEL, 'shared queries and keys', 'grouped', 'reflecting')
+SERVED = [name for name in NAMES if cases.CASES[name].decay != 'b t h k'] + ['tiles']
+CALLS = [
+    (name, dtype)
+    for name in SERVED
+    for dtype in (jnp.bfloat16, jnp.float16)
+    # What decays to less than 6e-8 on its way into a product is zero in float16, where the reference has it.
+    if (name, dtype) != ('strong scalar', jnp.float16)
+]
+QUICK = [('tiles', jnp.bfloat16), ('packed scalar', jnp.bfloat16)]
+
+
+def delta_rule(q, k, v, beta, log_decay=None, *, state=None, segments=None, implementation='mosaic_gpu'):
+    """The form itself, as the core would call it: the core does not choose among kernels for GPUs yet."""
+    if implementation == 'reference':
+        return public(q, k, v, beta, log_decay, state=state, segments=segments, implementation=implementation)
+    h = beta.shape[2]
+    sizes = {'b': q.shape[0], 't': q.shape[1], 'h': h, 'k': q.shape[3]}
+    log_decay = api._canonical_decay(log_decay, sizes, jnp.float32)
+    if state is None:
+        state = jnp.zeros((q.shape[0], h, q.shape[3], v.shape[3]))
+    candidate = dispatch.kernel(api.CORE, implementation, target.current(), q, k, v, log_decay, state)
+    if candidate.refusal is not None:
+        raise NotImplementedError(candidate.refusal)
+    starts = None if segments is None else packing.starts(segments)
+    o, final = candidate.function(q, k, v, beta.astype(jnp.float32), log_decay, state, starts, q.shape[3] ** -0.5)
+    return o.astype(v.dtype), final
+
+
+@pytest.fixture(autouse=True)
+def tiles(monkeypatch):
+    monkeypatch.setitem(cases.CASES, 'tiles', TILES)
+
+
+def check(comparison, name, dtype):
+    """As `comparison.check`; but what comes of products of 16-bit numbers is as exact as these, whatever its type."""
+    call, case = cases.call(name, dtype), cases.CASES[name]
+    actual = comparison.evaluate(delta_rule, call, 'mosaic_gpu')
+    expected = comparison.reference(delta_rule, name, call)
+    assert actual.keys() == expected.keys()
+    reduction = case.t * max(case.k, case.v) * (case.b if case.decay == 'h' else max(case.heads))
+    for what, array in actual.items():
+        given = call.arrays.get(what.removeprefix('gradient of '))
+        assert given is None or array.dtype == given.dtype
+        assert_close(array, expected[what], dtype=dtype, reduction=reduction, what=f'{name}: {what}')
+
+
+@pytest.mark.parametrize(
+    ('name', 'dtype'),
+    [
+        pytest.param(*call, marks=() if call in QUICK else pytest.mark.slow, id=f'{call[0]}-{call[1].__name__}')
+        for call in CALLS
+    ],
+)
+def test_interpreted_is_the_reference(name, dtype, comparison):
+    check(comparison, name, dtype)
+
+
+@pytest.mark.slow
+def test_copies_and_products_do_not_race(comparison, monkeypatch):
+    watched = functools.partial(plgpu.InterpretGPUParams, detect_races=True)
+    monkeypatch.setattr(plgpu, 'InterpretGPUParams', watched)
+    # Stands in for products with a factor in registers, which the interpreter lacks: they read as any load does.
+    multiply = shared._multiply_interpreted
+
+    def committed(*factors):
+        product = multiply(*factors)
+        plgpu.commit_smem()
+        return product
+
+    monkeypatch.setattr(shared, '_multiply_interpreted', committed)
+    check(comparison, 'tiles', jnp.bfloat16)
+
+
+@pytest.mark.slow
+def test_twice_the_same_bits(comparison):
+    call = cases.call('tiles', jnp.bfloat16)
+    first, second = (comparison.evaluate(delta_rule, call, 'mosaic_gpu') for _ in range(2))
+    for name, array in first.items():
+        np.testing.assert_array_equal(array, second[name])
+
+
+def sized(k):
+    """A call with documents and so many channels of keys, 200 of values."""
+    q, v = (jax.ShapeDtypeStruct((1, 1000, 2, size), jnp.float16) for size in (k, 200))
+    beta = jax.ShapeDtypeStruct((1, 1000, 2), jnp.float16)
+    return {'q': q, 'k': q, 'v': v, 'beta': beta, 'segments': jax.ShapeDtypeStruct((1, 1000), jnp.int32)}
+
+
+REAL = {name: call.arrays for name, call in cases.real().items() if 'vector' not in name}
+SIZES = REAL | {f'{k} channels': sized(k) for k in (130, 256)}
+
+
+@pytest.mark.parametrize(
+    'name', [pytest.param(name, marks=() if name == 'k=128, scalar' else pytest.mark.slow) for name in SIZES]
+)
+def test_lowered_for_hopper(name):
+    def both(arrays, segments):
+        found, pull = jax.vjp(lambda arrays: delta_rule(**arrays, segments=segments), arrays)
+        return found, pull(found)
+
+    arrays = dict(SIZES[name])
+    segments = arrays.pop('segments', None)
+    with target.compiling_for(target.H100):
+        lowered = jax.jit(both).trace(arrays, segments).lower(lowering_platforms=('cuda',))
+    # Forward: states and outputs. Backward: states again, and their gradients.
+    assert lowered.as_text().count('custom_call @mosaic_gpu') == 4
+
+
+@pytest.mark.parametrize('k', range(1, 257, 15))
+def test_chunks_fit_shared_memory(k):
+    stages, parts, tile = tiling.delta_rule_hopper(k), -(-k // 64), 64 * 64 * 2
+    step = 3 * parts * tile + 2 * tile + 8 * 64 * 4
+    assert stages >= 1
+    assert stages * step + parts * tile + tile + 2 * tile < tiling.SHARED_MEMORY
+
+
+@pytest.mark.parametrize(
+    ('here', 'k', 'dtype', 'decay', 'message'),
+    [
+        (target.H100, 8, jnp.float32, (), 'q, k and v have type float32, .* expected bfloat16 or float16'),
+        (target.H100, 8, jnp.bfloat16, (8,), 'log_decay differs by key channel; expected one for all channels'),
+        (target.H100, 257, jnp.bfloat16, (), 'q and k have 257 channels; expected at most 256'),
+        (dataclasses.replace(target.H100, capability='8.0'), 8, jnp.bfloat16, (), r'expected 9\.0'),
+    ],
+)
+def test_refusals(here, k, dtype, decay, message):
+    q, beta = jax.ShapeDtypeStruct((1, 2, 1, k), dtype), jax.ShapeDtypeStruct((1, 2, 1), dtype)
+    log_decay = jax.ShapeDtypeStruct((1, 2, 1, *decay), jnp.float32)
+    with target.compiling_for(here), pytest.raises(NotImplementedError, match=message):
+        jax.eval_shape(functools.partial(delta_rule, implementation='mosaic_gpu'), q, q, q, beta, log_decay)
