@@ -347,7 +347,9 @@ def cross_entropy_tpu(n: int, d: int, o: int, itemsize: int) -> HeadTile | None:
 def cross_entropy_hopper(n: int, o: int) -> int:
     """The classes, a multiple of 256, of which the gradients of all logits are held at a time: 2^27, 256 MiB."""
     most = max(1, 2**27 // (n * 256))
-    return 256 * -(-(-(-o // 256)) // -(-(-(-o // 256)) // most))
+    tiles = -(-o // 256)
+    groups = -(-tiles // most)
+    return 256 * -(-tiles // groups)
 
 
 def delta_rule_hopper(k: int) -> int | None:

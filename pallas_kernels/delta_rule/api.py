@@ -72,6 +72,7 @@ def delta_rule(
     candidates = {
         'reference': dispatch.Candidate(reference.delta_rule),
         'xla': dispatch.Candidate(xla.delta_rule),
+        'mosaic_gpu': dispatch.kernel(CORE, 'mosaic_gpu', here, q, k, v, log_decay, state),
         'mosaic_tpu': dispatch.kernel(CORE, 'mosaic_tpu', here, k, v, state),
     }
     run = dispatch.select(CORE, implementation, candidates)

@@ -19,6 +19,20 @@ Core = Callable[..., Any]
 Numbers = dict[str, np.ndarray]
 
 
+NAMED = ('test_xla_is_the_reference', 'test_reference_is_the_definition')
+"""Of the cases these tests go through, those of `KERNEL` are run every time, the others nightly."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks the cases that are run nightly."""
+    for item in items:
+        if isinstance(item, pytest.Function) and item.originalname in NAMED:
+            name = item.callspec.params['name']
+            if name not in item.module.cases.KERNEL:
+                item.add_marker(pytest.mark.slow)
+
+
 @dataclasses.dataclass
 class Comparison:
     """Runs cores and compares what comes out; references are computed once for each call."""

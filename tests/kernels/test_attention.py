@@ -159,7 +159,7 @@ def test_xla_is_the_reference_in_bfloat16(name, path, comparison):
     check(comparison, name, cases.call(name, jnp.bfloat16), cases.CASES[name].sizes())
 
 
-@pytest.mark.parametrize('path', ['kept', 'blocks'], indirect=True)
+@pytest.mark.parametrize('path', [pytest.param('kept', marks=pytest.mark.slow), 'blocks'], indirect=True)
 @pytest.mark.parametrize('kind', cases.MAPS)
 def test_every_map_is_its_reference(kind, path, comparison):
     call = cases.call('masked', weights=cases.MAPS[kind])
@@ -167,6 +167,7 @@ def test_every_map_is_its_reference(kind, path, comparison):
 
 
 # Of those left out, two round large scores, and the threshold of the third falls on whole numbers, where it bends.
+@pytest.mark.slow
 @pytest.mark.parametrize('path', ['blocks'], indirect=True)
 @pytest.mark.parametrize('kind', sorted(cases.MAPS.keys() - {'scalable softmax', 'entmax 1.2', 'sparsemax'}))
 def test_every_map_of_large_scores_is_its_reference(kind, path, comparison):

@@ -104,8 +104,8 @@ def test_gradients_of_the_reference_are_differences(name, differences):
 @pytest.mark.parametrize(
     ('name', 'dtype'),
     [
-        pytest.param(name, dtype, marks=() if name in cases.KERNEL else pytest.mark.slow)
-        for name, dtype in [(name, jnp.float32) for name in cases.CASES] + [(name, jnp.bfloat16) for name in NARROW]
+        *((name, jnp.float32) for name in cases.CASES),
+        *((name, jnp.bfloat16) for name in NARROW),
     ],
     ids=lambda value: value if isinstance(value, str) else value.__name__,
 )

@@ -10,11 +10,9 @@ import numpy as np
 import pytest
 
 from attnlab.testing.tolerances import assert_close
-from pallas_kernels import delta_rule as public
-from pallas_kernels import dispatch, packing, target, tiling
+from pallas_kernels import delta_rule, dispatch, target, tiling
 from pallas_kernels import mosaic_gpu as shared
 from pallas_kernels.cases import delta_rule as cases
-from pallas_kernels.delta_rule import api
 
 TILES = cases.Case(
     b=1, t=130, k=80, v=70, heads=(2, 1, 2), decay='b t h', documents=(((1, 64), (2, 30), (3, 36)),)
@@ -31,23 +29,6 @@ CALLS = [
     if (name, dtype) != ('strong scalar', jnp.float16)
 ]
 QUICK = [('tiles', jnp.bfloat16), ('packed scalar', jnp.bfloat16)]
-
-
-def delta_rule(q, k, v, beta, log_decay=None, *, state=None, segments=None, implementation='mosaic_gpu'):
-    """The form itself, as the core would call it: the core does not choose among kernels for GPUs yet."""
-    if implementation == 'reference':
-        return public(q, k, v, beta, log_decay, state=state, segments=segments, implementation=implementation)
-    h = beta.shape[2]
-    sizes = {'b': q.shape[0], 't': q.shape[1], 'h': h, 'k': q.shape[3]}
-    log_decay = api._canonical_decay(log_decay, sizes, jnp.float32)
-    if state is None:
-        state = jnp.zeros((q.shape[0], h, q.shape[3], v.shape[3]))
-    candidate = dispatch.kernel(api.CORE, implementation, target.current(), q, k, v, log_decay, state)
-    if candidate.refusal is not None:
-        raise NotImplementedError(candidate.refusal)
-    starts = None if segments is None else packing.starts(segments)
-    o, final = candidate.function(q, k, v, beta.astype(jnp.float32), log_decay, state, starts, q.shape[3] ** -0.5)
-    return o.astype(v.dtype), final
 
 
 @pytest.fixture(autouse=True)
@@ -124,8 +105,9 @@ def test_lowered_for_hopper(name):
 
     arrays = dict(SIZES[name])
     segments = arrays.pop('segments', None)
-    with target.compiling_for(target.H100):
+    with target.compiling_for(target.H100), dispatch.ledger() as entries:
         lowered = jax.jit(both).trace(arrays, segments).lower(lowering_platforms=('cuda',))
+    assert [entry.implementation for entry in entries] == ['mosaic_gpu']
     # Forward: states and outputs. Backward: states again, and their gradients.
     assert lowered.as_text().count('custom_call @mosaic_gpu') == 4
 
