@@ -2,8 +2,9 @@
 
     python tests/kernels/compile_tpu.py [--topologies=v5e:2x2,v6e:2x2] [--first] linear_scan attention
 
-For every topology, core and call of `real()` one line of JSON on standard output: seconds, memory and cost as the
-compiler has them. libtpu is taken from `<environment>/libtpu`, where it disturbs nobody else, or as installed.
+For every topology, core and call of `real()` one line of JSON on standard output: seconds of processor time, memory
+and cost as the compiler has them. libtpu is taken from `<environment>/libtpu`, where it disturbs nobody else, or as
+installed.
 """
 
 import argparse
@@ -35,7 +36,7 @@ def compile_calls(core: str, topology: str, *, first: bool) -> None:
     for name, call in list(calls.items())[: 1 if first else None]:
         for what in ('forward', 'forward and backward'):
             function = getattr(pallas_kernels, core)
-            start = time.perf_counter()
+            start = time.process_time()
             with target.compiling_for(target.Target('tpu', device.device_kind)), dispatch.ledger() as entries:
                 compiled = _compile(function, call, device, gradients=what != 'forward')
             memory, cost = compiled.memory_analysis(), compiled.cost_analysis() or {}
@@ -46,7 +47,7 @@ def compile_calls(core: str, topology: str, *, first: bool) -> None:
                 'what': what,
                 'implementation': entries[0].implementation,
                 'refused': dict(entries[0].refused).get('mosaic_tpu'),
-                'seconds': round(time.perf_counter() - start, 2),
+                'seconds': round(time.process_time() - start, 2),
                 'arguments MiB': memory.argument_size_in_bytes / 2**20,
                 'temporary MiB': memory.temp_size_in_bytes / 2**20,
                 'GFLOP': cost.get('flops', 0) / 1e9,
