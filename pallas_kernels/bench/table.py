@@ -96,7 +96,7 @@ def markdown(record: dict[str, Any]) -> str:
 def compiled(lines: Sequence[dict[str, Any]]) -> str:
     """The lines of `tests/kernels/compile_tpu.py` as a Markdown table."""
     rows = [
-        '| core | call | device | pass | kernel | compile, s | arguments, MiB | temporaries, MiB |',
+        '| core | call | device | pass | kernel | compile, s of processor time | arguments, MiB | temporaries, MiB |',
         '|---' * 8 + '|',
     ]
     for line in lines:
