@@ -377,6 +377,7 @@ def test_equal_scores(implementation):
         assert not one_row(weights, implementation, jnp.zeros(4)).any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('kind', cases.MAPS)
 def test_gradients_of_maps_are_differences(kind):
     # No gradient flows through what these two add to their sums.

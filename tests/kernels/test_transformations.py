@@ -129,7 +129,7 @@ def test_shard_map(form, over):
     )
 
 
-@pytest.mark.parametrize('over', ['batch', 'heads'])
+@pytest.mark.parametrize('over', ['batch', pytest.param('heads', marks=pytest.mark.slow)])
 @pytest.mark.parametrize('form', KERNELS)
 def test_kernels_lower_inside_all_of_them(form, over):
     # Interpreters know neither remat nor, that for GPUs, more than one device.
