@@ -21,10 +21,9 @@ from attnlab.data.tokenizers import BytePairs, Bytes
 from attnlab.errors import UserError, nearest
 from attnlab.evals.cadence import EveryNSteps
 from attnlab.evals.held_out import HeldOut
-from attnlab.models.block import Block
 from attnlab.models.heads import LanguageHead
 from attnlab.models.model import LanguageModel
-from attnlab.models.stack import Stack
+from attnlab.models.stack import stack_spec
 from attnlab.nn.mlps import GatedMLP
 from attnlab.tasks.language import LanguageModelling
 from attnlab.train.optimizer import AdamW
@@ -33,7 +32,7 @@ from attnlab.train.report import Reporting
 from attnlab.train.schedule import Cosine
 from attnlab.train.setup import Saving
 from attnlab.train.step import Precision
-from attnlab.zoo import ZOO, Recipe
+from attnlab.zoo import ZOO
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,6 +65,9 @@ def get_config(arg: str = '') -> ConfigDict:
     chosen = arguments(arg, zoo='mha', size='tiny', data='stdlib', tokens='bytes')
     recipe = choose(ZOO, 'zoo', chosen['zoo'])
     size = choose(SIZES, 'size', chosen['size'])
+    stack = stack_spec(
+        recipe.sized(heads=size.heads, window=size.window), layer=recipe.layer, depth=size.depth, mlp=spec(GatedMLP)
+    )
     evaluated = max(1, size.steps // 10)
     config = ConfigDict(
         {
@@ -79,7 +81,7 @@ def get_config(arg: str = '') -> ConfigDict:
                 text=_text(chosen['data']),
                 tokenizer=spec(choose(TOKENS, 'tokens', chosen['tokens'])),
             ),
-            'model': spec(LanguageModel, dim=size.dim, stack=_stack(recipe, size), head=spec(LanguageHead)),
+            'model': spec(LanguageModel, dim=size.dim, stack=stack, head=spec(LanguageHead)),
             'optimizer': spec(AdamW, peak_lr=size.peak_lr, schedule=spec(Cosine, warmup=0.05)),
             'precision': spec(Precision, activations=size.activations),
             'mesh': spec(Axes),
@@ -90,14 +92,6 @@ def get_config(arg: str = '') -> ConfigDict:
         convert_dict=False,
     )
     return config.lock()
-
-
-def _stack(recipe: Recipe, size: Size) -> ConfigDict:
-    """The recipe's mixers in the one block; twice as many layers where the paper's block has no MLP."""
-    mlp = spec(GatedMLP) if recipe.mlp else None
-    mixers = recipe.sized(heads=size.heads, window=size.window)
-    blocks = tuple(spec(Block, mixer=mixer, mlp=mlp) for mixer in mixers)
-    return spec(Stack, depth=size.depth if recipe.mlp else 2 * size.depth, blocks=blocks)
 
 
 def _text(data: str) -> ConfigDict:

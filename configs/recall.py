@@ -23,10 +23,9 @@ from attnlab.data.synthetic.regression import LinearRegression
 from attnlab.data.synthetic.sets import MaxRetrieval
 from attnlab.evals.by_slice import BySlice
 from attnlab.evals.cadence import EveryNSteps
-from attnlab.models.block import Block
 from attnlab.models.heads import LanguageHead
 from attnlab.models.model import LanguageModel
-from attnlab.models.stack import Stack
+from attnlab.models.stack import stack_spec
 from attnlab.nn.embed import Embedding, Projection
 from attnlab.nn.mlps import GatedMLP
 from attnlab.tasks.synthetic import InContextRegression, LabelPrediction
@@ -36,7 +35,7 @@ from attnlab.train.report import Reporting
 from attnlab.train.schedule import Constant, Cosine, Schedule
 from attnlab.train.setup import Saving
 from attnlab.train.step import Precision
-from attnlab.zoo import ZOO, Recipe
+from attnlab.zoo import ZOO
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,6 +161,12 @@ def get_config(arg: str = '') -> ConfigDict:
     recipe = choose(ZOO, 'zoo', chosen['zoo'])
     real = run.problem.features is not None
     task = InContextRegression if isinstance(run.problem, LinearRegression) else LabelPrediction
+    stack = stack_spec(
+        recipe.sized(heads=run.heads, window=run.window),
+        layer=recipe.layer,
+        depth=run.depth,
+        mlp=spec(GatedMLP) if run.mlp else None,
+    )
     evaluated = max(1, run.steps // 5)
     config = ConfigDict(
         {
@@ -174,7 +179,7 @@ def get_config(arg: str = '') -> ConfigDict:
             'model': spec(
                 LanguageModel,
                 dim=run.dim,
-                stack=_stack(recipe, run),
+                stack=stack,
                 head=spec(LanguageHead),
                 inputs=spec(Projection, features=run.problem.features) if real else spec(Embedding, scale=EMBEDDING),
             ),
@@ -188,11 +193,3 @@ def get_config(arg: str = '') -> ConfigDict:
         convert_dict=False,
     )
     return config.lock()
-
-
-def _stack(recipe: Recipe, run: Run) -> ConfigDict:
-    """The recipe's mixers in the one block; twice as many layers where the paper's block has no MLP and others' do."""
-    mlp = spec(GatedMLP) if run.mlp and recipe.mlp else None
-    mixers = recipe.sized(heads=run.heads, window=run.window)
-    depth = 2 * run.depth if run.mlp and not recipe.mlp else run.depth
-    return spec(Stack, depth=depth, blocks=tuple(spec(Block, mixer=mixer, mlp=mlp) for mixer in mixers))

@@ -6,7 +6,9 @@ from typing import Any
 import jax
 from flax import nnx
 from jax.typing import DTypeLike
+from ml_collections import ConfigDict
 
+from attnlab.config import spec
 from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.models.block import Block
@@ -102,6 +104,22 @@ class Stack(nnx.Module):
 
         (x, _), _ = jax.lax.scan(period, (x, jax.numpy.int32(0)), stacked)
         return x
+
+
+def stack_spec(
+    mixers: tuple[ConfigDict, ...], *, layer: str = 'mixer and mlp', depth: int, mlp: ConfigDict | None
+) -> ConfigDict:
+    """Returns the config of a stack of `depth` layers, each a mixer and a channel mixer in one block.
+
+    Mixers that are layers alone (`layer='mixer'`) become twice as many, so that the parameters stay about the same. A
+    spec that is `layers` whole residual blocks (`layer='blocks'`) takes the place of as many. Without `mlp` no block
+    has a channel mixer, and the depth is that of the mixers.
+    """
+    if layer == 'blocks':
+        return spec(Stack, depth=max(1, depth // sum(mixer.layers for mixer in mixers) * len(mixers)), blocks=mixers)
+    inside = mlp if layer == 'mixer and mlp' else None
+    blocks = tuple(spec(Block, mixer=mixer, mlp=inside) for mixer in mixers)
+    return spec(Stack, depth=2 * depth if mlp is not None and inside is None else depth, blocks=blocks)
 
 
 def _stacked(block: Callable[..., Block], dim: int, count: int, rngs: nnx.Rngs) -> Block:

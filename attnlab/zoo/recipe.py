@@ -1,6 +1,7 @@
 """A row of the zoo: how a published mixer is put together, and what it claims to do."""
 
 import dataclasses
+from typing import Literal
 
 from ml_collections import ConfigDict
 
@@ -20,7 +21,8 @@ class Recipe:
       packed: documents sharing a row, told apart by segments, do not see each other.
       implementations: the implementations of its core that serve it in bfloat16, in `pallas_kernels` names.
       notes: where the recipe departs from the paper, or which of the paper's variants it is.
-      mlp: whether the paper's block follows the mixer with a channel mixer.
+      layer: what a layer of the paper is: 'mixer and mlp', the mixer followed by a channel mixer; 'mixer', that alone;
+        'blocks', the spec itself, which then holds residual branches, channel mixers and `layers` layers of its own.
     """
 
     spec: ConfigDict | tuple[ConfigDict, ...]
@@ -31,7 +33,7 @@ class Recipe:
     packed: bool = False
     implementations: tuple[str, ...] = ('reference', 'xla', 'mosaic_gpu', 'mosaic_tpu')
     notes: str = ''
-    mlp: bool = True
+    layer: Literal['mixer and mlp', 'mixer', 'blocks'] = 'mixer and mlp'
 
     @property
     def pattern(self) -> tuple[ConfigDict, ...]:

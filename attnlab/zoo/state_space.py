@@ -13,7 +13,7 @@ STATE_SPACE = {
         causal=True,
         streaming=True,
         packed=True,
-        mlp=False,
+        layer='mixer',
         notes=(
             'The input enters as dt B x, as in the released code; the paper writes a zero-order hold. Biases of the '
             'convolution start at zero.'
@@ -25,7 +25,7 @@ STATE_SPACE = {
         causal=True,
         streaming=True,
         packed=True,
-        mlp=False,
+        layer='mixer',
         notes=(
             'One group of B and C, 128 states, heads of 64 channels, which must divide twice the width. Biases of the '
             'convolution start at zero.'
