@@ -16,4 +16,5 @@ def softmax_topk(x: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
 
 def largest(x: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
     """Returns the k largest numbers of the last axis, of equal ones the first, and their indices; -0 equals 0."""
-    return jax.lax.top_k(jnp.where(x == 0, 0, x), k)
+    scores, indices = jax.lax.top_k(jnp.where(x == 0, 0, x), k)
+    return scores, indices

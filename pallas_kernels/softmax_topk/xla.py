@@ -11,11 +11,28 @@ from pallas_kernels.softmax_topk import reference, vjp
 
 def sweep(x: jax.Array, k: int) -> vjp.Found:
     """Finds the k largest scores, and sums with the first of them subtracted."""
-    dtype = precision.accumulator(x)
-    scores, indices = reference.largest(x, k)
-    scores = scores.astype(dtype)
+    scores, indices = largest(x, k)
     highest = jnp.where(scores[..., :1] == -math.inf, 0, scores[..., :1])
-    return vjp.Found(scores, indices, jnp.sum(jnp.exp(x.astype(dtype) - highest), axis=-1, keepdims=True))
+    return vjp.Found(scores, indices, jnp.sum(jnp.exp(x.astype(scores.dtype) - highest), axis=-1, keepdims=True))
+
+
+def largest(x: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
+    """Returns what `reference.largest` does, the numbers in float32 at least, without sorting the rows.
+
+    XLA on CPUs knows another way for float32 alone, and everywhere only if nothing but the k largest is asked of the
+    sort: without the barrier, a slice of them would be asked of it as well.
+    """
+    wide = x.astype(precision.accumulator(x))
+    found = jax.lax.platform_dependent(
+        wide, cpu=lambda wide: _largest_of_signed(wide, k), default=lambda wide: reference.largest(wide, k)
+    )
+    return jax.lax.optimization_barrier(found)
+
+
+def _largest_of_signed(x: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
+    """The same without a copy of x in which zeros have no sign, unless one is among the largest: 0 comes before -0."""
+    found = tuple(jax.lax.top_k(x, k))
+    return jax.lax.cond(jnp.any(found[0] == 0), lambda: reference.largest(x, k), lambda: found)
 
 
 def replace(array: jax.Array, indices: jax.Array, entries: jax.Array) -> jax.Array:

@@ -1,3 +1,4 @@
+import functools
 import math
 
 import jax
@@ -47,6 +48,25 @@ def test_numbers_worked_out_by_hand(implementation, comparison):
     np.testing.assert_array_equal(found['output 1'], [[2, 1, 0], [1, 2, 0], [0, 1, 2], [0, 1, 2]])
     assert found['output 1'].dtype == np.int32
     assert not found['gradient of x'][2].any()
+
+
+@pytest.mark.parametrize('dtype', [jnp.float32, jnp.bfloat16, jnp.float16, jnp.float64])
+def test_zeros_have_no_sign(dtype):
+    with jax.enable_x64(dtype == jnp.float64):
+        # In the second row a -0 comes before the one that would be found; the third has none among the largest.
+        x = jnp.array([[0.0, -0.0, 0.0, -1.0], [-1.0, -0.0, 0.0, 0.0], [-0.0, 2.0, 0.0, 1.0]], dtype)
+        find = functools.partial(softmax_topk, k=2, implementation='xla')
+        for found in (find(x), jax.vmap(find)(x), [jnp.stack(part) for part in zip(*map(find, x), strict=True)]):
+            np.testing.assert_array_equal(found[1], [[0, 1], [1, 2], [1, 3]])
+            assert found[0].dtype == dtype
+
+
+@pytest.mark.parametrize('dtype', [jnp.float32, jnp.bfloat16])
+def test_on_a_cpu_no_row_is_sorted(dtype):
+    program = jax.jit(functools.partial(softmax_topk, k=8, implementation='xla')).lower(jnp.zeros((4, 64), dtype))
+    text = program.compile().as_text()
+    assert 'TopK' in text
+    assert ' sort(' not in text
 
 
 @pytest.mark.parametrize('name', ['one', 'all'])
