@@ -2,6 +2,7 @@
 
 from pallas_kernels.attention.api import attention, visible_counts
 from pallas_kernels.attention.maps import (
+    AdaptiveSoftmax,
     ClippedSoftmax,
     Entmax,
     Entmax15,
@@ -27,6 +28,7 @@ from pallas_kernels.softmax.api import softmax
 from pallas_kernels.softmax_topk.api import softmax_topk
 
 __all__ = [
+    'AdaptiveSoftmax',
     'ClippedSoftmax',
     'Entmax',
     'Entmax15',

@@ -119,6 +119,7 @@ MAPS = {
     'stablemax': maps.StableMax(),
     'taylor': maps.TaylorSoftmax(),
     'clipped': maps.ClippedSoftmax(1.1, -0.03),
+    'adaptive temperature': maps.AdaptiveSoftmax(),
     'sparsemax': maps.Sparsemax(),
     'entmax 1.5': maps.Entmax15(),
     'entmax 1.2': maps.Entmax(1.2, soft_cap=3.0),

@@ -6,6 +6,7 @@ from jax.experimental import checkify
 
 from attnlab.testing.contract import compare_with_differences
 from pallas_kernels import (
+    AdaptiveSoftmax,
     ClippedSoftmax,
     Entmax,
     Entmax15,
@@ -328,6 +329,7 @@ def test_weights_worked_out_by_hand(implementation):
         StableMax(): [0.413793, 0.275862, 0.206897, 0.068966, 0.034483],
         TaylorSoftmax(): [5 / 12.125, 2.5 / 12.125, 1.625 / 12.125, 0.5 / 12.125, 2.5 / 12.125],
         ClippedSoftmax(1.0, -0.03): [0.595177, 0.199990, 0.109496, 0.001126, 0],
+        AdaptiveSoftmax(): [0.703536, 0.186457, 0.095990, 0.013097, 0.000920],
         Sparsemax(): [1, 0, 0, 0, 0],
         Entmax15(): [0.814649, 0.162070, 0.023280, 0, 0],
         Entmax(1.25): [0.712040, 0.199831, 0.087320, 0.000808, 0],
@@ -380,8 +382,12 @@ def test_equal_scores(implementation):
 @pytest.mark.slow
 @pytest.mark.parametrize('kind', cases.MAPS)
 def test_gradients_of_maps_are_differences(kind):
-    # No gradient flows through what these two add to their sums.
-    weights = {'softpick': Softpick(1e-12), 'power': PowerSoftmax(epsilon=0.0)}.get(kind, cases.MAPS[kind])
+    # No gradient flows through what the first two add to their sums, nor through the temperature of the third.
+    weights = {
+        'softpick': Softpick(1e-12),
+        'power': PowerSoftmax(epsilon=0.0),
+        'adaptive temperature': AdaptiveSoftmax(coefficients=(1.5,), lowest=-1.0),
+    }.get(kind, cases.MAPS[kind])
     with jax.enable_x64(True):
         scores, along = jax.random.normal(jax.random.key(0), (2, 4, 7), jnp.float64)
         visible = jnp.arange(7)[None] < jnp.array([[7], [5], [3], [0]])

@@ -1,5 +1,6 @@
 """Weight maps: how the scores of one query become the weights of its keys; `base` has what a map must provide."""
 
+from pallas_kernels.attention.maps.adaptive import AdaptiveSoftmax
 from pallas_kernels.attention.maps.adjusted import NormalisedSelfAdjustSoftmax, SelfAdjustSoftmax
 from pallas_kernels.attention.maps.base import Block, Reduce, Statistics, WeightMap
 from pallas_kernels.attention.maps.pointwise import Relu, Sigmoid
@@ -8,6 +9,7 @@ from pallas_kernels.attention.maps.softmax import ClippedSoftmax, ScalableSoftma
 from pallas_kernels.attention.maps.sparse import Entmax, Entmax15, Sparsemax
 
 __all__ = [
+    'AdaptiveSoftmax',
     'Block',
     'ClippedSoftmax',
     'Entmax',
