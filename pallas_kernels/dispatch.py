@@ -10,10 +10,16 @@ from typing import Any, NamedTuple
 from pallas_kernels.target import Target
 
 PREFERENCE = ('mosaic_gpu', 'mosaic_tpu', 'xla', 'reference')
-"""Every implementation there can be, the one preferred first."""
+"""Every implementation that can be chosen, the one preferred first."""
 
 PLATFORM = {'mosaic_gpu': 'gpu', 'mosaic_tpu': 'tpu'}
 """The only platform that has an implementation; those not listed run anywhere."""
+
+LIBRARIES = {'cudnn': 'gpu'}
+"""Kernels of others, and the only platform that has them; they serve if they are named, and are never chosen."""
+
+UNCHOSEN = 'it serves if it is named: its gradients may differ from run to run'
+"""Why not, in the ledger."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,11 +39,11 @@ class Entry(NamedTuple):
 
 
 def kernel(core: str, implementation: str, here: Target, *call: Any) -> Candidate:
-    """Returns the Pallas form of `core` for a platform, the module of which is imported on that platform only.
+    """Returns the form of `core` that one platform has, the module of which is imported on that platform only.
 
     The module has `form(here)`, the function, and `refusal(here, *call)`, the reason why it cannot serve or `None`.
     """
-    if here.platform != PLATFORM[implementation]:
+    if here.platform != {**PLATFORM, **LIBRARIES}[implementation]:
         return Candidate(_missing, f'the platform is {here.platform}')
     module = importlib.import_module(f'pallas_kernels.{core}.{implementation}')
     return Candidate(module.form(here), module.refusal(here, *call))
@@ -69,22 +75,24 @@ def select(core: str, implementation: str | None, candidates: Mapping[str, Candi
 
     Args:
       core: name of the core, for the ledger and for errors.
-      implementation: one of `PREFERENCE`, or `None`.
+      implementation: one of `PREFERENCE` or of `LIBRARIES`, or `None`.
       candidates: the implementations that exist for this core.
 
     Raises:
-      ValueError: `implementation` is not a name of `PREFERENCE`.
+      ValueError: `implementation` is not the name of one.
       NotImplementedError: the implementation named cannot serve this call, or none can; the message says why.
     """
-    if implementation is not None and implementation not in PREFERENCE:
-        raise ValueError(f'{core}: implementation is {implementation!r}; expected None or one of {PREFERENCE}')
+    names = (*PREFERENCE, *LIBRARIES)
+    if implementation is not None and implementation not in names:
+        raise ValueError(f'{core}: implementation is {implementation!r}; expected None or one of {names}')
     if implementation is not None:
         reason = _refusal(core, implementation, candidates)
         if reason is not None:
             raise NotImplementedError(f'{core}: implementation {implementation!r} cannot serve: {reason}')
         return _record(Entry(core, implementation, ()), candidates)
 
-    refused: list[tuple[str, str]] = []
+    libraries = [name for name in LIBRARIES if _refusal(core, name, candidates) is None]
+    refused = [(name, UNCHOSEN) for name in libraries]
     for name in PREFERENCE:
         reason = _refusal(core, name, candidates)
         if reason is None:

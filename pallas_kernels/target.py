@@ -60,5 +60,5 @@ def compiling_for(target: Target) -> Iterator[None]:
 
 def interpreted(implementation: str) -> Target:
     """Returns the target on which kernels called `implementation` are interpreted."""
-    device = {'mosaic_gpu': H100, 'mosaic_tpu': TPU_V5E}[implementation]
+    device = {'mosaic_gpu': H100, 'mosaic_tpu': TPU_V5E, 'cudnn': H100}[implementation]
     return dataclasses.replace(device, interpret=True)

@@ -58,7 +58,7 @@ def attention(
       temperature: factor of the products of each query, `b t h`, or of each head, `h`.
       sink_scores: the score of one more key for every head, `h`, that has the value zero and no scale (OpenAI, 2025,
         arXiv 2508.10925); zeros add one to the denominators, minus infinity adds nothing.
-      implementation: `None` chooses; see `dispatch.select`.
+      implementation: `None` chooses; see `dispatch.select`. 'cudnn' has to be named; see `attention.cudnn`.
 
     Returns:
       o, `b t h v`, in the type of `v`.
@@ -99,6 +99,7 @@ def attention(
         'reference': dispatch.Candidate(reference.attention),
         'xla': dispatch.Candidate(xla.attention),
         **{name: dispatch.kernel(CORE, name, here, rule, operands) for name in KERNELS},
+        'cudnn': dispatch.kernel(CORE, 'cudnn', here, rule, operands, extras),
     }
     return problem.join_heads(dispatch.select(CORE, implementation, candidates)(rule, operands, extras))
 

@@ -118,7 +118,7 @@ def _effort(implementation: str) -> dict[str, int] | None:
 
 def _acting_out(implementation: str) -> contextlib.AbstractContextManager[None]:
     """Kernels for other devices than this one are interpreted."""
-    if implementation in dispatch.PLATFORM:
+    if implementation in (*dispatch.PLATFORM, *dispatch.LIBRARIES):
         return target.compiling_for(target.interpreted(implementation))
     return contextlib.nullcontext()
 
