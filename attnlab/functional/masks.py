@@ -1,7 +1,9 @@
 """Which key a query may see, where that is decided token by token."""
 
+import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Bool, Int
+from jax.typing import DTypeLike
+from jaxtyping import Bool, Float, Int
 
 
 def visible(
@@ -17,3 +19,16 @@ def visible(
     if window is not None:
         seen &= (distance < window) | (keys[None, :] < sinks)
     return seen
+
+
+def hiding(queries: Int[Array, 't'], keys: Int[Array, 's'], dtype: DTypeLike) -> Float[Array, '1 1 t s']:
+    """Returns `visible` as a bias of the scores: minus infinity where a key is hidden, zero where it is seen."""
+    wide = jnp.promote_types(dtype, jnp.float32)
+    return jnp.where(visible(queries, keys)[None, None], jnp.zeros((), wide), -jnp.inf)
+
+
+def reachable(length: int, *, causal: bool, window: int | None = None, sinks: int = 0) -> Bool[Array, 't s']:
+    """Tells which keys each query of a row sees, of as many keys as queries; both ways where not causal."""
+    places = jnp.arange(length, dtype=jnp.int32)
+    seen = visible(places, places, window=window, sinks=sinks)
+    return seen if causal else seen | visible(places[::-1], places[::-1], window=window)

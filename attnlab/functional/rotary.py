@@ -39,16 +39,24 @@ def rotate(
     turned = rotated_channels(x.shape[-1], fraction)
     wide = jnp.promote_types(x.dtype, jnp.float32)
     angles = rotary_angles(positions, turned, base, wide)[:, :, None, :]
+    head = turn(x[..., :turned], angles, interleaved=interleaved)
+    return jnp.concatenate([head, x[..., turned:]], axis=-1)
+
+
+def turn(
+    x: Float[Array, 'b t h k'], angles: Float[Array, 'b t #h r'], *, interleaved: bool = False
+) -> Float[Array, 'b t h k']:
+    """Turns all `k = 2 r` channels by angles in radians, the same for all heads or not; pairs as in `rotate`."""
     # The barrier has them computed once for all heads and layers, not inside every product they are part of.
     cos, sin = jax.lax.optimization_barrier((jnp.cos(angles), jnp.sin(angles)))
-    head = x[..., :turned].astype(wide)
+    wide = x.astype(angles.dtype)
     if interleaved:
-        first, second = head[..., 0::2], head[..., 1::2]
+        first, second = wide[..., 0::2], wide[..., 1::2]
     else:
-        first, second = jnp.split(head, 2, axis=-1)
+        first, second = jnp.split(wide, 2, axis=-1)
     pair = (first * cos - second * sin, second * cos + first * sin)
-    head = jnp.stack(pair, axis=-1).reshape(head.shape) if interleaved else jnp.concatenate(pair, axis=-1)
-    return jnp.concatenate([head.astype(x.dtype), x[..., turned:]], axis=-1)
+    turned = jnp.stack(pair, axis=-1).reshape(x.shape) if interleaved else jnp.concatenate(pair, axis=-1)
+    return turned.astype(x.dtype)
 
 
 def rotated_channels(channels: int, fraction: float) -> int:
