@@ -66,3 +66,16 @@ class StepSize(nnx.Module):
     def __call__(self, x: Float[Array, 'b t d']) -> Float[Array, 'b t d']:
         wide = x.astype(state_dtype(x.dtype))
         return jax.nn.softplus(wide + jnp.broadcast_to(self.bias[...].astype(wide.dtype), x.shape))
+
+
+class ForgetGate(nnx.Module):
+    """The logarithm of a forget gate for every head, `log sigmoid(x W + c)`, in float32 or better.
+
+    `c` starts at 0, hence the gate near a half. Lin et al. 2025, https://arxiv.org/abs/2503.02130.
+    """
+
+    def __init__(self, dim: int, *, heads: int, rngs: nnx.Rngs):
+        self.linear = Linear(dim, heads, bias=True, rngs=rngs)
+
+    def __call__(self, x: Sequence) -> Float[Array, 'b t h']:
+        return jax.nn.log_sigmoid(self.linear(x).astype(state_dtype(x.dtype)))

@@ -1,5 +1,6 @@
 """Gates: of what a mixer reads out, and of what a recurrence takes in and keeps."""
 
+import math
 from collections.abc import Sequence as Shape
 
 import jax
@@ -15,7 +16,7 @@ from attnlab.functional.recurrences import state_dtype
 from attnlab.nn.activations import activation as activation_called
 from attnlab.nn.parameter import param
 from attnlab.nn.projections import Linear
-from attnlab.typing import Sequence
+from attnlab.typing import Heads, Sequence
 
 
 class OutputGate(nnx.Module):
@@ -31,6 +32,94 @@ class OutputGate(nnx.Module):
 
     def __call__(self, x: Sequence) -> Float[Array, 'b t f']:
         return activation_called(self.activation)(self.linear(x))
+
+
+class ChannelGate(nnx.Module):
+    """The factor `sigmoid(x W)` of every channel of what heads read, from the whole input.
+
+    Qiu et al. 2025, https://arxiv.org/abs/2505.06708.
+    """
+
+    def __init__(self, dim: int, *, heads: int, channels: int, rngs: nnx.Rngs):
+        self.shape = (heads, channels)
+        self.linear = Linear(dim, heads * channels, rngs=rngs)
+
+    def __call__(self, x: Sequence) -> Heads:
+        return jax.nn.sigmoid(self.linear(x)).reshape(*x.shape[:2], *self.shape)
+
+
+class HeadGate(nnx.Module):
+    """The factor `sigmoid(x W + c)` of every head, from the whole input; `c` starts where the gate is `start`.
+
+    The form called "all heads" of Bondarenko et al. 2023, https://arxiv.org/abs/2306.12929.
+    """
+
+    def __init__(self, dim: int, *, heads: int, channels: int, start: float = 0.25, rngs: nnx.Rngs):
+        del channels
+        self.linear = Linear(dim, heads, rngs=rngs)
+        self.bias = _logit(start, heads, rngs)
+
+    def __call__(self, x: Sequence) -> Float[Array, 'b t h 1']:
+        scores = self.linear(x)
+        return _open(scores, self.bias)
+
+
+class SliceGate(nnx.Module):
+    """The factor `sigmoid(x_h . w_h + c_h)` of every head, `x_h` its share of the input.
+
+    `c` starts where the gate is `start`. The linear form of Bondarenko et al. 2023, https://arxiv.org/abs/2306.12929.
+    Raises `UserError` unless the heads divide the width.
+    """
+
+    def __init__(self, dim: int, *, heads: int, channels: int, start: float = 0.25, rngs: nnx.Rngs):
+        del channels
+        self.weight = _per_slice(dim, heads, 1, rngs)
+        self.bias = _logit(start, heads, rngs)
+
+    def __call__(self, x: Sequence) -> Float[Array, 'b t h 1']:
+        return _open(_by_slice(x, self.weight)[..., 0], self.bias)
+
+
+class SliceMLPGate(nnx.Module):
+    """The factor `sigmoid(u_h . relu(x_h V_h + b_h) + c_h)` of every head, `x_h` its share of the input.
+
+    The hidden width is a quarter of the share. The form called "MLP" of Bondarenko et al. 2023,
+    https://arxiv.org/abs/2306.12929. Raises `UserError` unless the heads divide the width.
+    """
+
+    def __init__(self, dim: int, *, heads: int, channels: int, rngs: nnx.Rngs):
+        del channels
+        hidden = max(1, dim // heads // 4)
+        self.up = _per_slice(dim, heads, hidden, rngs)
+        self.up_bias = param(nnx.initializers.zeros, (heads, hidden), axes=('heads', None), group='vector', rngs=rngs)
+        weight = nnx.initializers.variance_scaling(1.0, 'fan_in', 'normal', in_axis=1, out_axis=0)
+        self.down = param(weight, (heads, hidden), axes=('heads', None), rngs=rngs)
+        self.bias = _logit(0.5, heads, rngs)
+
+    def __call__(self, x: Sequence) -> Float[Array, 'b t h 1']:
+        hidden = jax.nn.relu(_by_slice(x, self.up) + self.up_bias[...].astype(x.dtype)[None, None])
+        return _open(jnp.einsum('bthf,hf->bth', hidden, self.down[...].astype(x.dtype)), self.bias)
+
+
+def _per_slice(dim: int, heads: int, features: int, rngs: nnx.Rngs) -> nnx.Param:
+    if dim % heads:
+        raise UserError(f'{heads} heads do not divide a width of {dim}; a gate per slice of the channels wants them to')
+    weight = nnx.initializers.variance_scaling(1.0, 'fan_in', 'normal', batch_axis=0)
+    return param(weight, (heads, dim // heads, features), axes=('heads', None, None), rngs=rngs)
+
+
+def _by_slice(x: Sequence, weight: nnx.Param) -> Float[Array, 'b t h f']:
+    slices = x.reshape(*x.shape[:2], weight.shape[0], -1)
+    return jnp.einsum('bthk,hkf->bthf', slices, weight[...].astype(x.dtype))
+
+
+def _logit(start: float, heads: int, rngs: nnx.Rngs) -> nnx.Param:
+    logit = nnx.initializers.constant(math.log(start) - math.log1p(-start))
+    return param(logit, (heads,), axes=('heads',), group='vector', rngs=rngs)
+
+
+def _open(scores: Float[Array, 'b t h'], bias: nnx.Param) -> Float[Array, 'b t h 1']:
+    return jax.nn.sigmoid(scores + bias[...].astype(scores.dtype)[None, None])[..., None]
 
 
 class RealGates(nnx.Module):

@@ -21,7 +21,26 @@ class RMSNorm(nnx.Module):
         self.scale = param(nnx.initializers.ones, (dim,), axes=(None,), group='vector', rngs=rngs)
 
     def __call__(self, x: Float[Array, '*b d']) -> Float[Array, '*b d']:
-        wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-        inverse = jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + self.eps)
-        scale = jnp.broadcast_to(self.scale[...].astype(wide.dtype), x.shape)
-        return (wide * inverse * scale).astype(x.dtype)
+        return _scaled_to_unit(x, jnp.broadcast_to(self.scale[...], x.shape), self.eps)
+
+
+class HeadRMSNorm(nnx.Module):
+    """`RMSNorm` of every head, `b t h k`, its gain shared by the heads, or with `apart` one for each.
+
+    Of queries and keys it bounds the scores (Henry et al. 2020, https://arxiv.org/abs/2010.04245; Gemma team 2025,
+    https://arxiv.org/abs/2503.19786).
+    """
+
+    def __init__(self, dim: int, *, heads: int, apart: bool = False, eps: float = 1e-6, rngs: nnx.Rngs):
+        self.eps = eps
+        shape, axes = ((heads, dim), ('heads', None)) if apart else ((1, dim), (None, None))
+        self.scale = param(nnx.initializers.ones, shape, axes=axes, group='vector', rngs=rngs)
+
+    def __call__(self, x: Float[Array, 'b t h k']) -> Float[Array, 'b t h k']:
+        return _scaled_to_unit(x, jnp.broadcast_to(self.scale[...][None, None], x.shape), self.eps)
+
+
+def _scaled_to_unit(x: Float[Array, '*b d'], gain: Float[Array, '*b d'], eps: float) -> Float[Array, '*b d']:
+    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    inverse = jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + eps)
+    return (wide * inverse * gain.astype(wide.dtype)).astype(x.dtype)

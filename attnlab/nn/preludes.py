@@ -3,6 +3,7 @@
 import abc
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
@@ -10,7 +11,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Float, Int
 
 from attnlab.errors import UserError
-from attnlab.functional.recurrences import NOTHING
+from attnlab.functional.recurrences import NOTHING, document_starts, no_segment
 from attnlab.nn.activations import activation as activation_called
 from attnlab.nn.parameter import param
 from attnlab.nn.projections import Linear
@@ -115,3 +116,45 @@ def causal_conv(
             tap = jnp.where(same[..., None], tap, jnp.zeros_like(tap))
         y = y + tap
     return y
+
+
+class ShiftState(NamedTuple):
+    """The last token's keys or values before they were shifted, and its segment."""
+
+    last: Float[Array, 'b g k']
+    segment: Int[Array, ' b']
+
+
+class TokenShift(nnx.Module):
+    """Mixes keys, or values, with those of the token before: `k_t = a_t k'_{t-1} + (1 - a_t) k'_t`, `a = sigmoid(x W)`.
+
+    One gate a head, from the current input; what comes before the first token of a document is zero.
+    Lin et al. 2025, https://arxiv.org/abs/2503.02130.
+    """
+
+    def __init__(self, dim: int, *, heads: int, channels: int, rngs: nnx.Rngs):
+        self.shape = (heads, channels)
+        self.gate = Linear(dim, heads, rngs=rngs)
+
+    def __call__(
+        self,
+        keys: Float[Array, 'b t g k'],
+        x: Sequence,
+        segments: Segments | None,
+        state: ShiftState | None = None,
+    ) -> tuple[Float[Array, 'b t g k'], ShiftState | None]:
+        """Returns the shifted keys and the state, by the contract of a prelude."""
+        gate = jax.nn.sigmoid(self.gate(x))[..., None]
+        first = jnp.zeros_like(keys[:, :1]) if state is None else state.last[:, None].astype(keys.dtype)
+        before = jnp.concatenate([first, keys[:, :-1]], axis=1)
+        if segments is not None or state is not None:
+            segments = jnp.ones(x.shape[:2], jnp.int32) if segments is None else segments
+            starts = document_starts(segments, None if state is None else state.segment)
+            before = jnp.where(starts[..., None, None], jnp.zeros_like(before), before)
+            if state is not None:
+                state = ShiftState(keys[:, -1].astype(state.last.dtype), segments[:, -1])
+        return gate * before + (1 - gate) * keys, state
+
+    def init_state(self, batch: int, dtype: DTypeLike) -> ShiftState:
+        """Returns the state before the first token of `batch` streams."""
+        return ShiftState(jnp.zeros((batch, *self.shape), dtype), no_segment(batch))

@@ -13,7 +13,7 @@ from flax import nnx
 from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.functional.cache import empty_cache
-from attnlab.mixers.attention import Attention
+from attnlab.mixers.attention import Attention, AttentionState
 from attnlab.nn.positions import Alibi, Rope
 from attnlab.testing.contract import context
 from attnlab.testing.tolerances import assert_close
@@ -131,8 +131,8 @@ def test_a_ring_gives_what_a_cache_that_forgets_nothing_gives(position: Rope | A
     mixer = attention(window=5, sinks=sinks, position=position)
     x = noise(2, 23, 16)
     ring = mixer.init_state(2, 23, x.dtype)
-    whole = empty_cache(2, 23, kv_heads=4, key_dim=4, value_dim=4, dtype=x.dtype)
-    assert ring.entries.segments.shape == (2, 5 + sinks) and whole.entries.segments.shape == (2, 23)
+    whole = AttentionState(empty_cache(2, 23, kv_heads=4, key_dim=4, value_dim=4, dtype=x.dtype), ())
+    assert ring.cache.entries.segments.shape == (2, 5 + sinks) and whole.cache.entries.segments.shape == (2, 23)
     for pieces in ((1,) * 23, (9, 1, 1, 9, 3), (3, 3, 1, 9, 3, 3, 1)):
         y, _ = stream(mixer, x, pieces, ring)
         expected, _ = stream(mixer, x, pieces, whole)
@@ -145,12 +145,12 @@ def test_a_ring_remembers_documents():
     ctx = context(((1, 7), (2, 2), (3, 11)))
     y, state = stream(mixer, x, (1, 3, 3, 1, 3, 9), mixer.init_state(1, 20, x.dtype), ctx)
     assert_close(y, run(mixer, x, ctx), dtype=x.dtype, reduction=16 * 20, what='y')
-    assert int(state.consumed) == 20
+    assert int(state.cache.consumed) == 20
 
 
 def test_a_window_bounds_the_state():
     def slots(length: int, **kwargs) -> int:
-        return attention(**kwargs).init_state(1, length, jnp.float32).entries.keys.shape[2]
+        return attention(**kwargs).init_state(1, length, jnp.float32).cache.entries.keys.shape[2]
 
     assert [slots(n) for n in (8, 80)] == [8, 80]
     assert [slots(n, window=20, sinks=4) for n in (8, 80, 800)] == [8, 24, 24]
@@ -158,10 +158,10 @@ def test_a_window_bounds_the_state():
 
 def test_keys_and_values_are_as_wide_as_asked_and_in_the_type_asked_for():
     state = attention(kv_heads=2, key_dim=6, value_dim=3).init_state(2, 8, jnp.bfloat16)
-    keys, values, segments = state.entries
+    keys, values, segments = state.cache.entries
     assert keys.shape == (2, 2, 8, 6) and values.shape == (2, 2, 8, 3)
     assert keys.dtype == values.dtype == jnp.bfloat16
-    assert segments.dtype == state.consumed.dtype == jnp.int32
+    assert segments.dtype == state.cache.consumed.dtype == jnp.int32
 
 
 @pytest.mark.parametrize('kwargs', [{}, {'window': 20}], ids=['no_window', 'window_longer_than_the_cache'])

@@ -1,0 +1,70 @@
+"""Attention with a map that wants whole rows of scores: memory grows with the product of the lengths."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Bool, Float
+
+from attnlab.typing import DropoutKey, Heads, Keys, Queries, Values
+
+
+class Rows(NamedTuple):
+    """The rows of a call, in float32 or better.
+
+    Attributes:
+      scores: zero where not visible.
+      visible: whether the query may see the key.
+      limits: the scores that keys of the same length would have in the query's direction, `scale |q_i| |k_j|`.
+    """
+
+    scores: Float[Array, 'b h t s']
+    visible: Bool[Array, 'b h t s']
+    limits: Float[Array, 'b h t s']
+
+
+DenseMap = Callable[[Rows, DropoutKey | None], Float[Array, 'b h t s']]
+"""From rows, and in training a key to draw from, to weights, zero where not visible."""
+
+
+def dense_attention(
+    weigh: DenseMap,
+    q: Queries,
+    k: Keys,
+    v: Values,
+    *,
+    visible: Bool[Array, 'b t s'],
+    bias: Float[Array, '1 _ t s'] | None,
+    temperature: Float[Array, 'b t h'] | None,
+    key: DropoutKey | None,
+) -> Heads:
+    """Returns `o_i = sum_j w_ij v_j`, the weights those of `temperature_i q_i . k_j / sqrt(k) + bias_ij`."""
+    dtype = jnp.promote_types(q.dtype, jnp.float32)
+    repeats = q.shape[2] // k.shape[2]
+    wide_q, wide_k = (q * q.shape[-1] ** -0.5).astype(dtype), jnp.repeat(k, repeats, axis=2).astype(dtype)
+    if temperature is not None:
+        wide_q = wide_q * temperature.astype(dtype)[..., None]
+    scores = jnp.einsum('bthk,bshk->bhts', wide_q, wide_k)
+    seen = jnp.broadcast_to(visible[:, None], scores.shape)
+    if bias is not None:
+        scores = scores + jnp.broadcast_to(bias.astype(dtype), scores.shape)
+    lengths = (jnp.moveaxis(_length(x), 1, 2) for x in (wide_q, wide_k))
+    limits = jnp.einsum('bht,bhs->bhts', *lengths)
+    weights = weigh(Rows(jnp.where(seen, scores, 0), seen, limits), key)
+    return jnp.einsum('bhts,bshv->bthv', weights.astype(v.dtype), jnp.repeat(v, repeats, axis=2))
+
+
+def _length(x: Float[Array, 'b t h k']) -> Float[Array, 'b t h']:
+    """The Euclidean norm, whose gradient at zero is zero."""
+    square = jnp.sum(jnp.square(x), axis=-1)
+    return jnp.where(square > 0, jnp.sqrt(jnp.where(square > 0, square, 1)), 0)
+
+
+def softmax(scores: Float[Array, '*b s'], visible: Bool[Array, '*b s']) -> Float[Array, '*b s']:
+    """Returns the softmax over visible keys, zero elsewhere and in rows without any."""
+    highest = jnp.max(jnp.where(visible, scores, jnp.finfo(scores.dtype).min), axis=-1, keepdims=True)
+    numerators = jnp.where(visible, jnp.exp(jnp.where(visible, scores - jax.lax.stop_gradient(highest), 0)), 0)
+    total = jnp.sum(numerators, axis=-1, keepdims=True)
+    return numerators / jnp.where(total > 0, total, 1)

@@ -1,0 +1,106 @@
+"""Weight maps that want whole rows: because they draw, or because a parameter of theirs is learned.
+
+All are made as `map(heads=, rngs=)` and turn `Rows` into weights; see `attnlab.functional.dense`.
+"""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from jaxtyping import Bool, Float
+
+from attnlab.errors import UserError
+from attnlab.functional.dense import Rows, softmax
+from attnlab.functional.entmax import entmax
+from attnlab.nn.parameter import param
+from attnlab.typing import DropoutKey
+
+LOWEST_ALPHA = 1.01
+
+
+class AdaptiveEntmax(nnx.Module):
+    """`alpha`-entmax, `alpha` learned for every head: a softmax near 1, a sparsemax at 2.
+
+    `alpha = 1 + sigmoid(a)`, at least 1.01; `a` starts standard normal. With `direct`, as in the released code,
+    `alpha` itself is the parameter, started likewise and clipped to its range where it is used.
+    Correia, Niculae and Martins 2019, https://arxiv.org/abs/1909.00015.
+    """
+
+    def __init__(self, *, heads: int, direct: bool = False, rngs: nnx.Rngs):
+        self.direct = direct
+
+        def start(key: Array, shape: tuple[int, ...], dtype: type) -> Array:
+            raw = jax.random.normal(key, shape, dtype)
+            return jnp.clip(1 + jax.nn.sigmoid(raw), LOWEST_ALPHA, 2) if direct else raw
+
+        self.raw = param(start, (heads,), axes=('heads',), group='vector', rngs=rngs)
+
+    def alpha(self) -> Float[Array, 'h']:
+        """The exponents."""
+        alpha = self.raw[...] if self.direct else 1 + jax.nn.sigmoid(self.raw[...])
+        return jnp.clip(alpha, LOWEST_ALPHA, 2)
+
+    def __call__(self, rows: Rows, key: DropoutKey | None) -> Float[Array, 'b h t s']:
+        return entmax(rows.scores, self.alpha(), rows.visible)
+
+
+class GumbelSoftmax(nnx.Module):
+    """In training a sample of the weights: `softmax((s + g) / tau)`, `g` standard Gumbel noise on every visible key.
+
+    With `hard` the sample is the one-hot row of the greatest `s_j + g_j`, and its gradient that of the soft one.
+    Otherwise, as in evaluation, nothing is drawn: the weights are `softmax(s / tau)`, or for `hard`, whose mean it is,
+    `softmax(s)`. Jang, Gu and Poole 2017, https://arxiv.org/abs/1611.01144.
+    Raises `UserError` for a temperature that is not positive.
+    """
+
+    def __init__(self, *, heads: int, temperature: float = 1.0, hard: bool = False, rngs: nnx.Rngs):
+        del heads, rngs
+        if temperature <= 0:
+            raise UserError(f'the temperature of GumbelSoftmax is {temperature}; it must be positive')
+        self.temperature = temperature
+        self.hard = hard
+
+    def __call__(self, rows: Rows, key: DropoutKey | None) -> Float[Array, 'b h t s']:
+        if key is None:
+            return softmax(rows.scores if self.hard else rows.scores / self.temperature, rows.visible)
+        noisy = rows.scores + jax.random.gumbel(key, rows.scores.shape, rows.scores.dtype)
+        soft = softmax(noisy / self.temperature, rows.visible)
+        return _straight_through(_greatest(noisy, rows.visible).astype(soft.dtype), soft) if self.hard else soft
+
+
+class NoisySoftmax(nnx.Module):
+    """In training, softmax attention whose greatest score is lowered by noise, so that it saturates later.
+
+        s_j <- s_j - a (limit_j - s_j) |xi|,   j the key of the greatest score,   xi standard normal
+
+    `limit_j` is the score of a key of the same length that points where the query does, so a match that is nearly
+    perfect is left alone. The paper does so to the logit of the label in a classifier; a row of attention has no label,
+    and its greatest score takes that place. In evaluation it is the softmax.
+    Chen, Deng and Du 2017, https://arxiv.org/abs/1708.03769.
+    """
+
+    def __init__(self, *, heads: int, strength: float = 0.3, rngs: nnx.Rngs):
+        del heads, rngs
+        self.strength = strength
+
+    def __call__(self, rows: Rows, key: DropoutKey | None) -> Float[Array, 'b h t s']:
+        if key is None:
+            return softmax(rows.scores, rows.visible)
+        xi = jnp.abs(jax.random.normal(key, (*rows.scores.shape[:-1], 1), rows.scores.dtype))
+        lowered = rows.scores - self.strength * (rows.limits - rows.scores) * xi
+        return softmax(jnp.where(_greatest(rows.scores, rows.visible), lowered, rows.scores), rows.visible)
+
+
+def _greatest(scores: Float[Array, '*b s'], visible: Bool[Array, '*b s']) -> Bool[Array, '*b s']:
+    """Marks the first visible key of the greatest score in every row that has one."""
+    place = jnp.argmax(jnp.where(visible, scores, -jnp.inf), axis=-1, keepdims=True)
+    return (jax.lax.broadcasted_iota(place.dtype, scores.shape, scores.ndim - 1) == place) & visible
+
+
+@jax.custom_vjp
+def _straight_through(hard: Float[Array, '*b'], soft: Float[Array, '*b']) -> Float[Array, '*b']:
+    """`hard`, whose gradient goes to `soft`."""
+    return hard
+
+
+_straight_through.defvjp(lambda hard, soft: (hard, None), lambda _, gradient: (jnp.zeros_like(gradient), gradient))

@@ -1,0 +1,52 @@
+"""Temperatures: factors of a query's products with its keys that depend on how many keys it sees."""
+
+import math
+
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from jaxtyping import Float
+
+from attnlab.nn.parameter import param
+from attnlab.typing import Sequence
+
+
+class LogLength(nnx.Module):
+    """The factor `s log(n_i) + c` of scalable softmax, `s` and, with `bias`, `c` learned for every head.
+
+    `n_i` is the number of keys that query `i` sees. With `c = 0` the weights are `n^(s z_j) / sum_l n^(s z_l)` for
+    scores `z`: the largest does not fade as keys are added. `s` starts at one over the mean of `log n` up to `length`,
+    so that the factors of a row of that length are one on average; `c` at 0. Neither is decayed.
+    Nakanishi 2025, https://arxiv.org/abs/2501.19399.
+    """
+
+    def __init__(self, dim: int, *, heads: int, length: int = 1024, bias: bool = False, rngs: nnx.Rngs):
+        del dim
+        start = length / max(math.lgamma(length + 1), 1.0)
+        self.scale = param(nnx.initializers.constant(start), (heads,), axes=('heads',), group='vector', rngs=rngs)
+        zeros = nnx.initializers.zeros
+        self.bias = param(zeros, (heads,), axes=('heads',), group='vector', rngs=rngs) if bias else None
+
+    def __call__(self, x: Sequence, counts: Float[Array, 'b t']) -> Float[Array, 'b t h']:
+        factor = jnp.log(jnp.maximum(counts, 1))[..., None] * _per_head(self.scale, counts)
+        return factor if self.bias is None else factor + _per_head(self.bias, counts)
+
+
+class RootLength(nnx.Module):
+    """The factor `sqrt(2 n_i) / gamma` that makes a ReLU over `n_i` keys one over `gamma sqrt(n_i / 2)`.
+
+    Its weights `max(s, 0) / (gamma sqrt(n / 2))` keep the variance of their sum over Gaussian scores. `gamma` is the
+    exponential of a learned number for every head, which starts at 0.
+    Shen et al. 2023, https://arxiv.org/abs/2302.06461.
+    """
+
+    def __init__(self, dim: int, *, heads: int, rngs: nnx.Rngs):
+        del dim
+        self.log_gamma = param(nnx.initializers.zeros, (heads,), axes=('heads',), group='vector', rngs=rngs)
+
+    def __call__(self, x: Sequence, counts: Float[Array, 'b t']) -> Float[Array, 'b t h']:
+        return jnp.sqrt(2 * counts)[..., None] * jnp.exp(-_per_head(self.log_gamma, counts))
+
+
+def _per_head(parameter: nnx.Param, like: Array) -> Float[Array, '1 1 h']:
+    return parameter[...].astype(like.dtype)[None, None]
