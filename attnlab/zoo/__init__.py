@@ -1,13 +1,15 @@
 """Named recipes: which class, which parts, which paper. Everything that iterates over variants iterates over `ZOO`."""
 
 from attnlab.zoo.attention import ATTENTION
+from attnlab.zoo.higher import HIGHER
 from attnlab.zoo.linear import LINEAR
 from attnlab.zoo.recipe import Recipe, merged
 from attnlab.zoo.recurrent import RECURRENT
+from attnlab.zoo.softmax import SOFTMAX
 from attnlab.zoo.stacks import STACKS
 from attnlab.zoo.state_space import STATE_SPACE
 
 __all__ = ['ZOO', 'Recipe']
 
-ZOO: dict[str, Recipe] = merged(ATTENTION, LINEAR, STATE_SPACE, RECURRENT, STACKS)
+ZOO: dict[str, Recipe] = merged(ATTENTION, SOFTMAX, HIGHER, LINEAR, STATE_SPACE, RECURRENT, STACKS)
 """Every recipe by the name the literature has for it."""

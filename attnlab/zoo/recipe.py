@@ -19,7 +19,8 @@ class Recipe:
       bidirectional: built with `causal=False`, every token sees the whole document.
       streaming: given a state, any split of a sequence gives what one pass gives.
       packed: documents sharing a row, told apart by segments, do not see each other.
-      implementations: the implementations of its core that serve it in bfloat16, in `pallas_kernels` names.
+      implementations: the implementations of its core that serve it in bfloat16, in `pallas_kernels` names; empty
+        when it has none.
       notes: where the recipe departs from the paper, or which of the paper's variants it is.
       layer: what a layer of the paper is: 'mixer and mlp', the mixer followed by a channel mixer; 'mixer', that alone;
         'blocks', the spec itself, which then holds residual branches, channel mixers and `layers` layers of its own.

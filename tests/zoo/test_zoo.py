@@ -23,7 +23,7 @@ def test_a_row_is_complete(recipe: Recipe):
     assert recipe.causal or recipe.bidirectional
     assert 'https://' in recipe.cite
     assert all(isinstance(mixer, ConfigDict) for mixer in recipe.pattern)
-    assert {'reference', 'xla'} <= set(recipe.implementations)
+    assert not recipe.implementations or {'reference', 'xla'} <= set(recipe.implementations)
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,8 @@ def test_kernels_serve_the_recipes_that_say_so(recipe: Recipe, implementation: s
         with target.compiling_for(here), dispatch.ledger() as entries:
             jax.eval_shape(lambda x, mixer=mixer: mixer(x, Context.full(2, 256))[0], x)
         chosen |= {entry.implementation for entry in entries}
-    assert chosen == ({implementation} if implementation in recipe.implementations else {'xla'})
+    served = implementation if implementation in recipe.implementations else 'xla'
+    assert chosen == ({served} if recipe.implementations else set())
 
 
 @pytest.mark.parametrize('name', [name for name, recipe in ZOO.items() if len(recipe.pattern) == 1])
