@@ -1,0 +1,163 @@
+"""Differential attention: two softmax maps, one subtracted from the other, so that what they have in common cancels."""
+
+from collections.abc import Callable
+
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from jax.typing import DTypeLike
+from jaxtyping import Float, Int
+
+import pallas_kernels
+from attnlab.context import Context
+from attnlab.errors import UserError
+from attnlab.functional.cache import Entries, KeyValueCache, empty_cache, extend, overflown
+from attnlab.functional.masks import hiding
+from attnlab.functional.recurrences import state_dtype
+from attnlab.mixers.mixer import Mixer
+from attnlab.nn.parameter import param
+from attnlab.nn.positions import Rope
+from attnlab.nn.projections import Linear
+from attnlab.typing import Heads, Queries, Segments, Sequence, Values
+
+
+class DifferentialAttention(Mixer):
+    """Differential attention: every pair of heads reads one value by the difference of its two softmax maps.
+
+        o_i = sum_j (p_ij - l p'_ij) v_j    y_i = W_o (1 - lambda_init) norm(o_i)
+        l = exp(a . b) - exp(a' . b') + lambda_init
+
+    `p` and `p'` are softmax weights of the two heads of a pair, heads `2 i` and `2 i + 1`, whose value has twice their
+    channels; `norm` is applied to each pair; the vectors `a`, `b`, `a'`, `b'` are learned, and `l` is the same for
+    all pairs. So with as many heads as softmax attention it has as many parameters, and four vectors more.
+    Ye et al. 2025, https://arxiv.org/abs/2410.05258.
+
+    The state is a cache of keys and values, those of a pair together. It holds the `length` tokens it was made for, and
+    a call that goes beyond gives NaN.
+
+    Raises `UserError` for an odd number of heads, or sizes that do not divide.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        heads: int,
+        kv_heads: int | None = None,
+        key_dim: int | None = None,
+        position: Rope | None = None,
+        lambda_init: float = 0.8,
+        norm: Callable[..., nnx.Module] | None = None,
+        causal: bool = True,
+        implementation: str | None = None,
+        rngs: nnx.Rngs,
+    ):
+        """Makes the projections, the norm and the four vectors.
+
+        Args:
+          dim: model width.
+          heads: query heads, two for every softmax map that is left.
+          kv_heads: key heads, two for every value head; query pair `i` reads key pair `i // (heads / kv_heads)`.
+            `None`: as many as `heads`.
+          key_dim: channels of a query or key per head, half those of a value; `None`: `dim / heads`.
+          position: turns queries and keys; `None`: no positions.
+          lambda_init: where `l` starts, give or take what the vectors, normal of standard deviation 0.1, add to it.
+          norm: made as `norm(2 * key_dim, rngs=)`, one for all pairs; `None`: neither norm nor factor.
+          causal: whether a query sees no later key.
+          implementation: of the core; `None`: the default of the platform.
+          rngs: draws the parameters.
+        """
+        kv_heads = heads if kv_heads is None else kv_heads
+        if heads < 2 or heads % 2:
+            raise UserError(f'heads is {heads}; they come in pairs, so it wants an even number')
+        if kv_heads < 2 or kv_heads % 2 or heads % kv_heads:
+            raise UserError(f'kv_heads is {kv_heads}; it wants an even number that divides heads, which is {heads}')
+        if key_dim is None and dim % heads:
+            raise UserError(f'heads is {heads}; it must divide dim, which is {dim}, unless key_dim is given')
+        self.pairs, self.kv_pairs = heads // 2, kv_heads // 2
+        self.key_dim = dim // heads if key_dim is None else key_dim
+        self.position, self.lambda_init, self.causal, self.implementation = (
+            position,
+            lambda_init,
+            causal,
+            implementation,
+        )
+        self.query = Linear(dim, heads * self.key_dim, rngs=rngs)
+        self.key = Linear(dim, kv_heads * self.key_dim, rngs=rngs)
+        self.value = Linear(dim, kv_heads * self.key_dim, rngs=rngs)
+        self.lambdas = param(
+            nnx.initializers.normal(0.1), (4, self.key_dim), axes=(None, None), group='vector', rngs=rngs
+        )
+        self.norm = None if norm is None else norm(2 * self.key_dim, rngs=rngs)
+        self.output = Linear(heads * self.key_dim, dim, axes=('heads', 'embed'), rngs=rngs)
+
+    def __call__(
+        self, x: Sequence, ctx: Context, state: KeyValueCache | None = None
+    ) -> tuple[Sequence, KeyValueCache | None]:
+        q, k = self._turned(self.query(x), ctx), self._turned(self.key(x), ctx)
+        v = self.value(x).reshape(*x.shape[:2], self.kv_pairs, -1)
+        if state is None:
+            y = self._difference(q, k, v, ctx.segments, causal=self.causal)
+        else:
+            y, state = self._continue(q, k, v, ctx.segments_or_ones(), state)
+        if self.norm is not None:
+            y = (1 - self.lambda_init) * self.norm(y)
+        return self.output(y.reshape(*x.shape[:2], -1).astype(x.dtype)), state
+
+    def mix(self) -> Float[Array, '']:
+        """Returns `l`, how much of the second map is subtracted, in float32 or better."""
+        a, b, c, d = self.lambdas[...].astype(state_dtype(self.lambdas.dtype))
+        return jnp.exp(jnp.sum(a * b)) - jnp.exp(jnp.sum(c * d)) + self.lambda_init
+
+    def init_state(self, batch: int, length: int, dtype: DTypeLike) -> KeyValueCache:
+        """Returns an empty cache of `length` slots."""
+        if not self.causal:
+            raise UserError('bidirectional attention cannot be streamed: the first token sees the last')
+        return empty_cache(
+            batch,
+            length,
+            kv_heads=self.kv_pairs,
+            key_dim=2 * self.key_dim,
+            value_dim=2 * self.key_dim,
+            dtype=dtype,
+        )
+
+    def _turned(self, heads: Sequence, ctx: Context) -> Float[Array, 'b t h k']:
+        """Queries or keys turned by position, the two of a pair side by side."""
+        x = heads.reshape(*heads.shape[:2], -1, self.key_dim)
+        x = x if self.position is None else self.position.rotate(x, ctx.positions)
+        return x.reshape(*heads.shape[:2], -1, 2 * self.key_dim)
+
+    def _continue(
+        self, q: Queries, k: Float[Array, 'b t g k'], v: Values, segments: Segments, state: KeyValueCache
+    ) -> tuple[Heads, KeyValueCache]:
+        tokens = state.consumed + jnp.arange(q.shape[1], dtype=jnp.int32)
+        seen, places, state = extend(state, Entries(jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2), segments))
+        y = self._difference(
+            q,
+            jnp.swapaxes(seen.keys, 1, 2).astype(q.dtype),
+            jnp.swapaxes(seen.values, 1, 2).astype(q.dtype),
+            (segments, seen.segments),
+            bias=hiding(tokens, places, q.dtype),
+        )
+        return jnp.where(overflown(state, None, 0), jnp.nan, y), state
+
+    def _difference(
+        self,
+        q: Queries,
+        k: Float[Array, 'b s g k'],
+        v: Values,
+        segments: Segments | tuple[Segments, Int[Array, 'b s']] | None,
+        *,
+        causal: bool = False,
+        bias: Float[Array, '1 1 t s'] | None = None,
+    ) -> Heads:
+        """The reads of the two maps, subtracted in float32 or better."""
+        first, second = (
+            pallas_kernels.attention(
+                one, other, v, causal=causal, segments=segments, bias=bias, implementation=self.implementation
+            )
+            for one, other in zip(jnp.split(q, 2, axis=-1), jnp.split(k, 2, axis=-1), strict=True)
+        )
+        mix = self.mix()
+        return first.astype(mix.dtype) - mix * second.astype(mix.dtype)

@@ -1,0 +1,211 @@
+"""Attention to a latent: keys and values of all heads are made from one small vector, which alone is kept."""
+
+from collections.abc import Callable
+
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from jax.typing import DTypeLike
+from jaxtyping import Float, Int
+
+import pallas_kernels
+from attnlab.context import Context
+from attnlab.errors import UserError
+from attnlab.functional.cache import Entries, KeyValueCache, extend, overflown
+from attnlab.functional.masks import hiding
+from attnlab.mixers.mixer import Mixer
+from attnlab.nn.decoupled import DecoupledRope, EliteRope
+from attnlab.nn.norms import RMSNorm
+from attnlab.nn.projections import Linear
+from attnlab.typing import Heads, Queries, Segments, Sequence
+
+
+class LatentAttention(Mixer):
+    """Multi-head latent attention: softmax attention whose keys and values are `c_j U`, `c_j = norm(x_j D)` the latent.
+
+        scores_ij = (q_i . k_j + q'_i . k'_j) / sqrt(channels of q and q')    [k_j | v_j] = c_j U
+
+    `k` and `v` are per head, without position. `q'` and `k'` are turned by position, `k'` being a map of `x_j` of its
+    own; `position` says how many channels they have, and for how many heads. DeepSeek-AI 2024,
+    https://arxiv.org/abs/2405.04434; per head turned, and without the norm, Zhou et al. 2025,
+    https://arxiv.org/abs/2503.01586.
+
+    The state is a cache of latents and turned keys, and of nothing else. One token that goes on from a state is
+    computed in absorbed form: `q_i . k_j = (q_i U_k^T) . c_j` and `sum_j p_ij v_j = (sum_j p_ij c_j) U_v`, so that
+    the heads all attend to the latents themselves, multi-query attention with the products of the turned parts as a
+    bias. More tokens, and those without a state, meet keys and values made from the latents, as it is written above.
+    The cache holds the `length` tokens it was made for, and a call that goes beyond gives NaN.
+
+    Raises `UserError` for sizes that do not divide, or a position that does not fit them.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        heads: int,
+        position: DecoupledRope | EliteRope,
+        key_dim: int | None = None,
+        value_dim: int | None = None,
+        rank: int | None = None,
+        rank_ratio: float = 0.25,
+        query_rank: int | None = None,
+        norm: Callable[..., nnx.Module] | None = RMSNorm,
+        causal: bool = True,
+        implementation: str | None = None,
+        rngs: nnx.Rngs,
+    ):
+        """Makes the projections and the norms.
+
+        Args:
+          dim: model width.
+          heads: how many.
+          position: which channels are turned.
+          key_dim: channels of a head, which `position` splits or adds to; `None`: `dim / heads`.
+          value_dim: channels of a value per head; `None`: `key_dim`.
+          rank: channels of the latent; `None`: `rank_ratio * dim`, rounded.
+          rank_ratio: see `rank`.
+          query_rank: channels of a latent that queries are made from, with a norm of its own; `None`: they are a
+            map of the input.
+          norm: made as `norm(rank, rngs=)`; `None`: the latent is a linear map of the input.
+          causal: whether a query sees no later key.
+          implementation: of the core; `None`: the default of the platform.
+          rngs: draws the parameters.
+        """
+        if key_dim is None and (heads < 1 or dim % heads):
+            raise UserError(f'heads is {heads}; it must divide dim, which is {dim}, unless key_dim is given')
+        self.channels = dim // heads if key_dim is None else key_dim
+        self.value_dim = self.channels if value_dim is None else value_dim
+        self.rank = max(1, round(rank_ratio * dim)) if rank is None else rank
+        self.heads, self.position, self.causal, self.implementation = heads, position, causal, implementation
+        self.key_dim, self.turned_dim = position.split(self.channels)
+        self.turned_keys = position.keys(heads)
+        width = heads * (self.key_dim + self.turned_dim)
+        if query_rank is None:
+            self.query: Linear | Bottleneck = Linear(dim, width, rngs=rngs)
+        else:
+            self.query = Bottleneck(dim, query_rank, width, norm=norm, rngs=rngs)
+        self.key = Linear(dim, self.turned_keys * self.turned_dim, rngs=rngs)
+        self.down = Linear(dim, self.rank, axes=('embed', None), rngs=rngs)
+        self.norm = None if norm is None else norm(self.rank, rngs=rngs)
+        self.up = Linear(self.rank, heads * (self.key_dim + self.value_dim), axes=(None, 'heads'), rngs=rngs)
+        self.output = Linear(heads * self.value_dim, dim, axes=('heads', 'embed'), rngs=rngs)
+
+    def __call__(
+        self, x: Sequence, ctx: Context, state: KeyValueCache | None = None
+    ) -> tuple[Sequence, KeyValueCache | None]:
+        batch, length, _ = x.shape
+        q = self.query(x).reshape(batch, length, self.heads, -1)
+        q, turned_q = jnp.split(q, [self.key_dim], axis=-1)
+        turned_q = self.position.rotate(turned_q, ctx.positions, self.channels)
+        key = self.key(x).reshape(batch, length, self.turned_keys, self.turned_dim)
+        key = self.position.rotate(key, ctx.positions, self.channels)
+        latent = self.down(x) if self.norm is None else self.norm(self.down(x))
+        if state is None:
+            y = self._expanded(q, turned_q, latent, key, ctx.segments, causal=self.causal)
+        else:
+            y, state = self._continue(q, turned_q, latent, key, ctx.segments_or_ones(), state)
+        return self.output(y.reshape(batch, length, -1)), state
+
+    def init_state(self, batch: int, length: int, dtype: DTypeLike) -> KeyValueCache:
+        """Returns an empty cache of `length` slots: turned keys as the keys, the latent as the one value."""
+        if not self.causal:
+            raise UserError('bidirectional attention cannot be streamed: the first token sees the last')
+        entries = Entries(
+            keys=jnp.zeros((batch, self.turned_keys, length, self.turned_dim), dtype),
+            values=jnp.zeros((batch, 1, length, self.rank), dtype),
+            segments=jnp.zeros((batch, length), jnp.int32),
+        )
+        return KeyValueCache(entries, jnp.zeros((), jnp.int32))
+
+    def _continue(
+        self,
+        q: Queries,
+        turned_q: Float[Array, 'b t h c'],
+        latent: Float[Array, 'b t r'],
+        key: Float[Array, 'b t g c'],
+        segments: Segments,
+        state: KeyValueCache,
+    ) -> tuple[Heads, KeyValueCache]:
+        tokens = state.consumed + jnp.arange(q.shape[1], dtype=jnp.int32)
+        new = Entries(jnp.swapaxes(key, 1, 2), latent[:, None], segments)
+        seen, places, state = extend(state, new)
+        y = (self._absorbed if q.shape[1] == 1 else self._expanded)(
+            q,
+            turned_q,
+            seen.values[:, 0].astype(q.dtype),
+            jnp.swapaxes(seen.keys, 1, 2).astype(q.dtype),
+            (segments, seen.segments),
+            bias=hiding(tokens, places, q.dtype),
+        )
+        return jnp.where(overflown(state, None, 0), jnp.nan, y), state
+
+    def _expanded(
+        self,
+        q: Queries,
+        turned_q: Float[Array, 'b t h c'],
+        latent: Float[Array, 'b s r'],
+        key: Float[Array, 'b s g c'],
+        segments: Segments | tuple[Segments, Int[Array, 'b s']] | None,
+        *,
+        causal: bool = False,
+        bias: Float[Array, '1 1 t s'] | None = None,
+    ) -> Heads:
+        """Keys and values are made from the latents."""
+        k, v = jnp.split(self.up(latent).reshape(*latent.shape[:2], self.heads, -1), [self.key_dim], axis=-1)
+        key = jnp.repeat(key, self.heads // self.turned_keys, axis=2)
+        return pallas_kernels.attention(
+            jnp.concatenate([q, turned_q], axis=-1),
+            jnp.concatenate([k, key], axis=-1),
+            v,
+            causal=causal,
+            segments=segments,
+            bias=bias,
+            implementation=self.implementation,
+        )
+
+    def _absorbed(
+        self,
+        q: Queries,
+        turned_q: Float[Array, 'b t h c'],
+        latent: Float[Array, 'b s r'],
+        key: Float[Array, 'b s g c'],
+        segments: tuple[Segments, Int[Array, 'b s']],
+        *,
+        bias: Float[Array, '1 1 t s'],
+    ) -> Heads:
+        """Queries attend to the latents; equal to `_expanded`, at a cost per key that does not grow with a head."""
+        up = self.up.weight[...].astype(q.dtype).reshape(self.rank, self.heads, -1)
+        key_up, value_up = jnp.split(up, [self.key_dim], axis=-1)
+        scale = (self.key_dim + self.turned_dim) ** -0.5
+        y = pallas_kernels.attention(
+            jnp.einsum('bthk,rhk->bthr', q, key_up),
+            latent[:, :, None],
+            latent[:, :, None],
+            scale=scale,
+            causal=False,
+            segments=segments,
+            bias=bias + scale * self._products(turned_q, key),
+            implementation=self.implementation,
+        )
+        return jnp.einsum('bthr,rhv->bthv', y, value_up)
+
+    def _products(self, q: Float[Array, 'b t h c'], k: Float[Array, 'b s g c']) -> Float[Array, 'b h t s']:
+        """The products of the turned parts."""
+        q = q.reshape(*q.shape[:2], self.turned_keys, -1, q.shape[-1])
+        wide = jnp.promote_types(q.dtype, jnp.float32)
+        products = jnp.einsum('btgnc,bsgc->bgnts', q, k, preferred_element_type=wide)
+        return products.reshape(q.shape[0], self.heads, q.shape[1], k.shape[1])
+
+
+class Bottleneck(nnx.Module):
+    """Two linear maps, with a norm between them unless it is `None`, `y = norm(x A) B`; `A` has `rank` columns."""
+
+    def __init__(self, dim: int, rank: int, features: int, *, norm: Callable[..., nnx.Module] | None, rngs: nnx.Rngs):
+        self.down = Linear(dim, rank, axes=('embed', None), rngs=rngs)
+        self.norm = None if norm is None else norm(rank, rngs=rngs)
+        self.up = Linear(rank, features, axes=(None, 'heads'), rngs=rngs)
+
+    def __call__(self, x: Sequence) -> Float[Array, 'b t f']:
+        latent = self.down(x)
+        return self.up(latent if self.norm is None else self.norm(latent))

@@ -1,0 +1,175 @@
+"""Selective attention: a token may tell all later ones to attend less to an earlier token."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from jax.typing import DTypeLike
+from jaxtyping import Bool, Float, Int
+
+import pallas_kernels
+from attnlab.context import Context
+from attnlab.errors import UserError
+from attnlab.functional.cache import Entries, KeyValueCache, empty_cache, extend, overflown
+from attnlab.functional.masks import hiding, visible
+from attnlab.functional.recurrences import document_starts, state_dtype
+from attnlab.mixers.mixer import Mixer
+from attnlab.nn.positions import Rope
+from attnlab.nn.projections import Linear
+from attnlab.typing import Heads, Keys, Queries, Segments, Sequence, Values
+
+
+class SelectiveAttentionState(NamedTuple):
+    """What selective attention remembers of a stream.
+
+    Attributes:
+      cache: keys and values.
+      mask: what the next query subtracts from the scores of every key, float32 or float64.
+    """
+
+    cache: KeyValueCache
+    mask: Float[Array, 'b s']
+
+
+class SelectiveAttention(Mixer):
+    """Causal softmax attention of the scores `q_i . k_j / sqrt(key_dim) - F_ij`, `F` what earlier tokens selected.
+
+        F_ij = sum_{l < i} S_lj    S_lj = max(scores_lj, 0), of the first head, for j < l
+
+    `F` is the same for all heads. `S` has zeros for `j = l`, so that no token masks itself, and for the first token
+    of a document, which is never masked; it has no parameters of its own. All pairs of `F` are held at once, so that a
+    call takes memory that grows with the square of its length.
+    Leviathan, Kalman and Matias 2025, https://arxiv.org/abs/2410.02703.
+
+    The state is a cache of keys and values, with the sum so far for every key. It holds the `length` tokens it was made
+    for, and a call that goes beyond gives NaN.
+
+    Raises `UserError` for sizes that do not divide.
+
+    Args:
+      dim: model width.
+      heads: query heads; the first one selects.
+      kv_heads: key and value heads, a divisor of `heads`; `None`: as many.
+      key_dim: channels of a query, key or value per head; `None`: `dim / heads`.
+      position: turns queries and keys; `None`: no positions.
+      implementation: of the core; `None`: the default of the platform.
+      rngs: draws the parameters.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        heads: int,
+        kv_heads: int | None = None,
+        key_dim: int | None = None,
+        position: Rope | None = None,
+        implementation: str | None = None,
+        rngs: nnx.Rngs,
+    ):
+        kv_heads = heads if kv_heads is None else kv_heads
+        if heads < 1 or kv_heads < 1 or heads % kv_heads:
+            raise UserError(f'kv_heads is {kv_heads}; it must divide heads, which is {heads}')
+        if key_dim is None and dim % heads:
+            raise UserError(f'heads is {heads}; it must divide dim, which is {dim}, unless key_dim is given')
+        self.heads, self.kv_heads = heads, kv_heads
+        self.key_dim = dim // heads if key_dim is None else key_dim
+        self.position, self.implementation = position, implementation
+        self.query = Linear(dim, heads * self.key_dim, rngs=rngs)
+        self.key = Linear(dim, kv_heads * self.key_dim, rngs=rngs)
+        self.value = Linear(dim, kv_heads * self.key_dim, rngs=rngs)
+        self.output = Linear(heads * self.key_dim, dim, axes=('heads', 'embed'), rngs=rngs)
+
+    def __call__(
+        self, x: Sequence, ctx: Context, state: SelectiveAttentionState | None = None
+    ) -> tuple[Sequence, SelectiveAttentionState | None]:
+        q, k, v = self._project(x, ctx)
+        if state is None:
+            y = pallas_kernels.attention(
+                q,
+                k,
+                v,
+                segments=ctx.segments,
+                bias=-self._mask(q, k, ctx)[:, None],
+                implementation=self.implementation,
+            )
+        else:
+            y, state = self._continue(q, k, v, ctx.segments_or_ones(), state)
+        return self.output(y.reshape(*x.shape[:2], -1)), state
+
+    def read_mask(self, x: Sequence, ctx: Context) -> Float[Array, 'b t s']:
+        """Returns `F` of a call without a state; for analysis."""
+        q, k, _ = self._project(x, ctx)
+        return self._mask(q, k, ctx)
+
+    def init_state(self, batch: int, length: int, dtype: DTypeLike) -> SelectiveAttentionState:
+        """Returns an empty cache of `length` slots, nothing of which is masked."""
+        cache = empty_cache(
+            batch, length, kv_heads=self.kv_heads, key_dim=self.key_dim, value_dim=self.key_dim, dtype=dtype
+        )
+        return SelectiveAttentionState(cache, jnp.zeros((batch, length), state_dtype(dtype)))
+
+    def _project(self, x: Sequence, ctx: Context) -> tuple[Queries, Keys, Values]:
+        q, k, v = (y.reshape(*x.shape[:2], -1, self.key_dim) for y in (self.query(x), self.key(x), self.value(x)))
+        if self.position is not None:
+            q, k = self.position.rotate(q, ctx.positions), self.position.rotate(k, ctx.positions)
+        return q, k, v
+
+    def _mask(self, q: Queries, k: Keys, ctx: Context) -> Float[Array, 'b t s']:
+        places = jnp.arange(q.shape[1], dtype=jnp.int32)
+        segments = ctx.segments_or_ones()
+        nothing = jnp.zeros(segments.shape, state_dtype(q.dtype))
+        return accumulated(selections(q[:, :, 0], k[:, :, 0], places, places, segments, segments), nothing)[0]
+
+    def _continue(
+        self, q: Queries, k: Keys, v: Values, segments: Segments, state: SelectiveAttentionState
+    ) -> tuple[Heads, SelectiveAttentionState]:
+        tokens = state.cache.consumed + jnp.arange(q.shape[1], dtype=jnp.int32)
+        seen, places, cache = extend(state.cache, Entries(jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2), segments))
+        k, v = (jnp.swapaxes(each, 1, 2).astype(q.dtype) for each in (seen.keys, seen.values))
+        selected = selections(q[:, :, 0], k[:, :, 0], tokens, places, segments, seen.segments)
+        mask, total = accumulated(selected, state.mask)
+        y = pallas_kernels.attention(
+            q,
+            k,
+            v,
+            causal=False,
+            segments=(segments, seen.segments),
+            bias=hiding(tokens, places, q.dtype) - mask[:, None],
+            implementation=self.implementation,
+        )
+        return jnp.where(overflown(cache, None, 0), jnp.nan, y), SelectiveAttentionState(cache, total)
+
+
+def selections(
+    q: Float[Array, 'b t k'],
+    k: Float[Array, 'b s k'],
+    queries: Int[Array, 't'],
+    keys: Int[Array, 's'],
+    query_segments: Segments,
+    key_segments: Int[Array, 'b s'],
+) -> Float[Array, 'b t s']:
+    """Returns `S_ij = max(q_i . k_j / sqrt(k), 0)` for the earlier keys of the document, its first one excepted.
+
+    `queries` and `keys` are places in the stream, a negative one an empty slot; the keys are those of the stream from
+    its first token on. The result is in float32 or better.
+    """
+    wide = state_dtype(q.dtype)
+    scores = q.shape[-1] ** -0.5 * jnp.einsum('btk,bsk->bts', q, k, preferred_element_type=wide)
+    counts = _same(query_segments, key_segments) & visible(queries - 1, keys)[None]
+    counts &= ~document_starts(key_segments)[:, None, :]
+    return jnp.where(counts, jax.nn.relu(scores), jnp.zeros((), wide))
+
+
+def accumulated(
+    selected: Float[Array, 'b t s'], before: Float[Array, 'b s']
+) -> tuple[Float[Array, 'b t s'], Float[Array, 'b s']]:
+    """Returns `F_ij = before_j + sum_{l < i} S_lj`, and what it would be for the query after the last."""
+    total = jnp.cumsum(jnp.concatenate([before[:, None], selected], axis=1), axis=1)
+    return total[:, :-1], total[:, -1]
+
+
+def _same(queries: Segments, keys: Int[Array, 'b s']) -> Bool[Array, 'b t s']:
+    return queries[:, :, None] == keys[:, None, :]
