@@ -1,6 +1,7 @@
 """Attention to a latent: keys and values of all heads are made from one small vector, which alone is kept."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax.numpy as jnp
 from flax import nnx
@@ -11,13 +12,21 @@ from jaxtyping import Float, Int
 import pallas_kernels
 from attnlab.context import Context
 from attnlab.errors import UserError
-from attnlab.functional.cache import Entries, KeyValueCache, extend, overflown
+from attnlab.functional.cache import KeyValueCache, extend, overflown
 from attnlab.functional.masks import hiding
 from attnlab.mixers.mixer import Mixer
 from attnlab.nn.decoupled import DecoupledRope, EliteRope
 from attnlab.nn.norms import RMSNorm
 from attnlab.nn.projections import Linear
 from attnlab.typing import Heads, Queries, Segments, Sequence
+
+
+class LatentEntries(NamedTuple):
+    """What is kept of tokens: latents, the keys turned by position, of `c` channels, and segments."""
+
+    latents: Float[Array, 'b s r']
+    keys: Float[Array, 'b g s c']
+    segments: Segments
 
 
 class LatentAttention(Mixer):
@@ -108,12 +117,12 @@ class LatentAttention(Mixer):
         return self.output(y.reshape(batch, length, -1)), state
 
     def init_state(self, batch: int, length: int, dtype: DTypeLike) -> KeyValueCache:
-        """Returns an empty cache of `length` slots: turned keys as the keys, the latent as the one value."""
+        """Returns an empty cache of `length` slots, `LatentEntries`."""
         if not self.causal:
             raise UserError('bidirectional attention cannot be streamed: the first token sees the last')
-        entries = Entries(
+        entries = LatentEntries(
+            latents=jnp.zeros((batch, length, self.rank), dtype),
             keys=jnp.zeros((batch, self.turned_keys, length, self.turned_dim), dtype),
-            values=jnp.zeros((batch, 1, length, self.rank), dtype),
             segments=jnp.zeros((batch, length), jnp.int32),
         )
         return KeyValueCache(entries, jnp.zeros((), jnp.int32))
@@ -128,12 +137,11 @@ class LatentAttention(Mixer):
         state: KeyValueCache,
     ) -> tuple[Heads, KeyValueCache]:
         tokens = state.consumed + jnp.arange(q.shape[1], dtype=jnp.int32)
-        new = Entries(jnp.swapaxes(key, 1, 2), latent[:, None], segments)
-        seen, places, state = extend(state, new)
+        seen, places, state = extend(state, LatentEntries(latent, jnp.swapaxes(key, 1, 2), segments))
         y = (self._absorbed if q.shape[1] == 1 else self._expanded)(
             q,
             turned_q,
-            seen.values[:, 0].astype(q.dtype),
+            seen.latents.astype(q.dtype),
             jnp.swapaxes(seen.keys, 1, 2).astype(q.dtype),
             (segments, seen.segments),
             bias=hiding(tokens, places, q.dtype),

@@ -1,6 +1,7 @@
 """Named recipes: which class, which parts, which paper. Everything that iterates over variants iterates over `ZOO`."""
 
 from attnlab.zoo.attention import ATTENTION
+from attnlab.zoo.attention_variants import ATTENTION_VARIANTS
 from attnlab.zoo.higher import HIGHER
 from attnlab.zoo.linear import LINEAR
 from attnlab.zoo.recipe import Recipe, merged
