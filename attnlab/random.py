@@ -7,7 +7,7 @@ import jax
 from attnlab.typing import DropoutKey
 
 
-def key_for(seed: int, step: int | jax.Array, purpose: str) -> DropoutKey:
+def key_for(seed: int | jax.Array, step: int | jax.Array, purpose: str) -> DropoutKey:
     """Returns the key of `purpose` (such as 'init' or 'dropout') at `step` of the run seeded with `seed`.
 
     Purposes are told apart by the CRC-32 of their name, which is the same on every machine and Python version.

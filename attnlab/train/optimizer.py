@@ -10,7 +10,7 @@ import abc
 import dataclasses
 import fnmatch
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -69,6 +69,13 @@ class Override:
     weight_decay: float = 1.0
 
 
+class Rates(NamedTuple):
+    """The numbers of an optimiser that a compiled step takes as arguments: other values compile nothing anew."""
+
+    peak_lr: Any
+    weight_decay: Any
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Optimizer(abc.ABC):
     """The part that all optimisers share.
@@ -106,15 +113,21 @@ class Optimizer(abc.ABC):
         """Returns the learning rate, before multipliers, as a function of the number of updates made."""
         return self.schedule(steps, self.peak_lr)
 
-    def transform(self, params: nnx.State, steps: int) -> optax.GradientTransformation:
+    @property
+    def rates(self) -> Rates:
+        """The numbers in place of which `transform` takes others."""
+        return Rates(self.peak_lr, self.weight_decay)
+
+    def transform(self, params: nnx.State, steps: int, rates: Rates | None = None) -> optax.GradientTransformation:
         """Returns the transformation of gradients into updates, for a run of `steps` steps.
 
-        `params` may be abstract. Raises `UserError` for a parameter of an unknown group, a pattern that matches
+        `params` may be abstract, and `rates`, its own unless given, may be traced. Raises `UserError` for a parameter of an unknown group, a pattern that matches
         nothing, or a schedule that does not fit the run.
         """
         clip = () if self.clip is None else (optax.clip_by_global_norm(self.clip),)
         projection = () if self.perpendicular is None else (self.perpendicular.transform(_stacked_dims(params)),)
-        descend = _descend(self.learning_rate(steps), self.weight_decay, self.multipliers(params))
+        peak_lr, weight_decay = rates or self.rates
+        descend = _descend(self.schedule(steps, peak_lr), weight_decay, self.multipliers(params))
         return optax.chain(*clip, *projection, self.direction(params), descend)
 
     def multipliers(self, params: nnx.State) -> dict[str, Group]:
@@ -230,7 +243,7 @@ def _like_adamw(orthogonal: jax.Array) -> jax.Array:
     return 0.2 * math.sqrt(max(orthogonal.shape[-2:])) * orthogonal
 
 
-def _descend(rate: optax.Schedule, weight_decay: float, multipliers: dict[str, Group]) -> optax.GradientTransformation:
+def _descend(rate: optax.Schedule, weight_decay: Any, multipliers: dict[str, Group]) -> optax.GradientTransformation:
     """Turns directions into updates. One pass over the leaves, so that XLA fuses each with what made its direction."""
 
     def init(params: optax.Params) -> optax.ScaleByScheduleState:
@@ -240,7 +253,7 @@ def _descend(rate: optax.Schedule, weight_decay: float, multipliers: dict[str, G
         lr = rate(state.count)
         leaves, tree = jax.tree.flatten(directions)
         moved = [
-            _update(direction, param, lr * group.lr, weight_decay * group.weight_decay)
+            _update(direction, param, lr * group.lr, weight_decay * group.weight_decay if group.weight_decay else None)
             for direction, param, group in zip(leaves, jax.tree.leaves(params), multipliers.values(), strict=True)
         ]
         return jax.tree.unflatten(tree, moved), optax.ScaleByScheduleState(optax.safe_increment(state.count))
@@ -248,6 +261,6 @@ def _descend(rate: optax.Schedule, weight_decay: float, multipliers: dict[str, G
     return optax.GradientTransformation(init, update)
 
 
-def _update(direction: jax.Array, param: jax.Array, lr: jax.Array, decay: float) -> jax.Array:
-    towards = direction + decay * param if decay else direction
+def _update(direction: jax.Array, param: jax.Array, lr: jax.Array, decay: Any) -> jax.Array:
+    towards = direction if decay is None else direction + decay * param
     return (-lr * towards).astype(param.dtype)

@@ -23,7 +23,7 @@ class Schedule(abc.ABC):
     """What a learning rate does over a run."""
 
     @abc.abstractmethod
-    def __call__(self, steps: int, peak_lr: float) -> optax.Schedule:
+    def __call__(self, steps: int, peak_lr: ArrayLike) -> optax.Schedule:
         """Returns the learning rate of a run of `steps` steps, as a function of the number of updates made.
 
         Raises `UserError` for a duration or a final value that makes no sense, or for parts longer than the run.
@@ -44,7 +44,7 @@ class Cosine(Schedule):
     warmup: float = 0.02
     final: float = 0.1
 
-    def __call__(self, steps: int, peak_lr: float) -> optax.Schedule:
+    def __call__(self, steps: int, peak_lr: ArrayLike) -> optax.Schedule:
         warm = _whole('warmup', self.warmup, steps)
         _check_final(self.final)
         _check_fits(steps, warmup=warm)
@@ -75,7 +75,7 @@ class WarmupStableDecay(Schedule):
     final: float = 0.0
     shape: str = 'sqrt'
 
-    def __call__(self, steps: int, peak_lr: float) -> optax.Schedule:
+    def __call__(self, steps: int, peak_lr: ArrayLike) -> optax.Schedule:
         warm, decay = _whole('warmup', self.warmup, steps), _whole('decay', self.decay, steps)
         _check_final(self.final)
         _check_fits(steps, warmup=warm, decay=decay)
@@ -99,16 +99,16 @@ class Constant(Schedule):
 
     warmup: float = 0.02
 
-    def __call__(self, steps: int, peak_lr: float) -> optax.Schedule:
+    def __call__(self, steps: int, peak_lr: ArrayLike) -> optax.Schedule:
         warm = _whole('warmup', self.warmup, steps)
         _check_fits(steps, warmup=warm)
         return _warmed(jnp.ones_like, warm, peak_lr)
 
 
-def _warmed(shape: Callable[[jax.Array], jax.Array], warm: int, peak_lr: float) -> optax.Schedule:
+def _warmed(shape: Callable[[jax.Array], jax.Array], warm: int, peak_lr: ArrayLike) -> optax.Schedule:
     def learning_rate(count: ArrayLike) -> jax.Array:
         step = jnp.asarray(count, jnp.float32) + 1
-        return peak_lr * jnp.where(step < warm, step / max(warm, 1), shape(step))
+        return jnp.multiply(peak_lr, jnp.where(step < warm, step / max(warm, 1), shape(step)))
 
     return learning_rate
 

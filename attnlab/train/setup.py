@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,9 +18,10 @@ from attnlab.errors import UserError
 from attnlab.metrics import Average
 from attnlab.tasks.task import Batch, Task
 from attnlab.train import partition
+from attnlab.train.optimizer import Rates
 from attnlab.train.report import Reporting
 from attnlab.train.state import TrainState, abstract_model, initialize, split
-from attnlab.train.step import Precision, make_step
+from attnlab.train.step import Metrics, Precision, make_step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,6 +35,20 @@ class Saving:
 
     every: int = 500
     keep: int = 2
+
+
+class Scalars(NamedTuple):
+    """The numbers of a run that its compiled programs take as arguments: runs that differ in them alone share those."""
+
+    seed: Any
+    rates: Rates
+
+
+SCALARS = ('seed', 'optimizer.peak_lr', 'optimizer.weight_decay')
+"""Where a config holds them."""
+
+COMPILED = ('model', 'graphdef', 'transform', 'abstract', 'program', 'initialization', 'measure')
+"""What of a setup does not depend on them."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -72,26 +87,53 @@ class Setup:
     @functools.cached_property
     def abstract(self) -> TrainState:
         """Shapes, types and shardings of the train state."""
-        shapes = jax.eval_shape(self._initialize)
+        shapes = jax.eval_shape(self._initialize, self.scalars.seed)
         shardings = partition.state_shardings(shapes, self.mesh)
         return jax.tree.map(
             lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), shapes, shardings
         )
 
     @functools.cached_property
-    def step(self) -> Any:
-        """The compiled training step; it consumes the state it is given."""
-        step = make_step(self.graphdef, self.task, self.transform, seed=self.seed, accumulate=self.accumulate)
+    def program(self) -> Any:
+        """The compiled training step, `program(state, batch, number, scalars)`; it consumes the state it is given."""
+        params = split(self.model)[1]
+
+        def step(state: TrainState, batch: Batch, number: jax.Array, scalars: Scalars) -> tuple[TrainState, Metrics]:
+            transform = self.optimizer.transform(params, self.steps, scalars.rates)
+            made = make_step(self.graphdef, self.task, transform, seed=scalars.seed, accumulate=self.accumulate)
+            return made(state, batch, number)
+
         return jax.jit(step, donate_argnums=0, out_shardings=(self._shardings(), None))
+
+    @property
+    def scalars(self) -> Scalars:
+        """This run's own; the seed as `jax.random.key` reads it."""
+        seed = np.int64(self.seed).astype(jax.dtypes.canonicalize_dtype(np.int64))
+        return Scalars(seed, Rates(*map(np.float32, self.optimizer.rates)))
+
+    def step(self, state: TrainState, batch: Batch, number: np.int32) -> tuple[TrainState, Metrics]:
+        """Takes one training step; consumes the state it is given."""
+        return self.program(state, batch, number, self.scalars)
 
     @functools.cached_property
     def measure(self) -> Callable[[nnx.State, Batch], dict[str, Average]]:
         """The compiled metrics of a batch, without dropout."""
         return jax.jit(lambda params, batch: self.task.measure(nnx.merge(self.graphdef, params), batch, None))
 
+    @functools.cached_property
+    def initialization(self) -> Any:
+        """The compiled state before the first step, by seed."""
+        return jax.jit(self._initialize, out_shardings=self._shardings())
+
     def initialize(self) -> TrainState:
         """The state before the first step, each device making only its own shard."""
-        return jax.jit(self._initialize, out_shardings=self._shardings())()
+        return self.initialization(self.scalars.seed)
+
+    def sharing(self, other: 'Setup') -> 'Setup':
+        """This setup with the compiled programs of another, whose config differs in `SCALARS` alone."""
+        shared = dataclasses.replace(self)
+        shared.__dict__.update({name: getattr(other, name) for name in COMPILED})
+        return shared
 
     def place(self, batch: Mapping[str, np.ndarray]) -> Batch:
         """Puts this process's rows of a batch onto its devices; the result is the global batch."""
@@ -111,7 +153,8 @@ class Setup:
         """The training step, traced for the shapes of this run."""
         replicated = NamedSharding(self.mesh, PartitionSpec())
         number = jax.ShapeDtypeStruct((), jnp.int32, sharding=replicated)
-        return self.step.trace(self.abstract, self.abstract_batch(), number)
+        scalars = jax.tree.map(lambda x: jax.ShapeDtypeStruct((), x.dtype, sharding=replicated), self.scalars)
+        return self.program.trace(self.abstract, self.abstract_batch(), number, scalars)
 
     def load_data(self) -> None:
         """Loads what training and evaluating will read: what is wrong with it is said before anything is written."""
@@ -129,8 +172,8 @@ class Setup:
                 f'of a multiple of {shards} rows (the devices of the mesh axes data and fsdp)'
             )
 
-    def _initialize(self) -> TrainState:
-        return initialize(self.make_model, self.transform, self.seed)
+    def _initialize(self, seed: jax.Array) -> TrainState:
+        return initialize(self.make_model, self.transform, seed)
 
     def _shardings(self) -> TrainState:
         return jax.tree.map(lambda leaf: leaf.sharding, self.abstract)

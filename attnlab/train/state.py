@@ -37,7 +37,7 @@ def split(model: nnx.Module) -> tuple[nnx.GraphDef, nnx.State]:
 
 
 def initialize(
-    make_model: Callable[[nnx.Rngs], nnx.Module], transform: optax.GradientTransformation, seed: int
+    make_model: Callable[[nnx.Rngs], nnx.Module], transform: optax.GradientTransformation, seed: int | jax.Array
 ) -> TrainState:
     """The state before the first step, a pure function of the seed."""
     _, params = split(make_model(nnx.Rngs(params=key_for(seed, 0, 'init'))))

@@ -20,7 +20,7 @@ Step = Callable[[TrainState, Batch, Int[Array, '']], tuple[TrainState, Metrics]]
 
 
 def make_step(
-    graphdef: nnx.GraphDef, task: Task, transform: optax.GradientTransformation, *, seed: int, accumulate: int = 1
+    graphdef: nnx.GraphDef, task: Task, transform: optax.GradientTransformation, *, seed: Any, accumulate: int = 1
 ) -> Step:
     """Returns `step(state, batch, number) -> (state, metrics)`, where `number` counts steps from 1.
 
