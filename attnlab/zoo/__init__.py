@@ -12,5 +12,5 @@ from attnlab.zoo.state_space import STATE_SPACE
 
 __all__ = ['ZOO', 'Recipe']
 
-ZOO: dict[str, Recipe] = merged(ATTENTION, SOFTMAX, HIGHER, LINEAR, STATE_SPACE, RECURRENT, STACKS)
+ZOO: dict[str, Recipe] = merged(ATTENTION, SOFTMAX, ATTENTION_VARIANTS, HIGHER, LINEAR, STATE_SPACE, RECURRENT, STACKS)
 """Every recipe by the name the literature has for it."""
