@@ -52,8 +52,9 @@ def attention(
         `b s` for the keys. `None`: one document a row.
       slopes: bias linear in the distance, per head, `h` (ALiBi: Press et al., 2022, arXiv 2108.12409).
       log_forget: natural logarithm of the forget gates, at most 0 and finite, `b t h` (Lin et al., 2025, arXiv
-        2503.02130); a causal call with as many queries as keys. One above 0 is an error under
-        `jax.experimental.checkify`, and where the definition is asked for outside of `jax.jit`.
+        2503.02130); a causal call with as many queries as keys, and one array of segments, a run of equal ones being a
+        document. One above 0 is an error under `jax.experimental.checkify`, and where the definition is asked for
+        outside of `jax.jit`.
       bias: added to the scores, each dimension that of `b h t s` or 1; minus infinity hides a key.
       temperature: factor of the products of each query, `b t h`, or of each head, `h`.
       sink_scores: the score of one more key for every head, `h`, that has the value zero and no scale (OpenAI, 2025,
@@ -89,6 +90,8 @@ def attention(
             f'{CORE}: log_forget needs a causal call with as many queries as keys; '
             f'causal is {causal}, t={sizes["t"]} and s={sizes["s"]}'
         )
+    if log_forget is not None and isinstance(segments, tuple):
+        raise ValueError(f'{CORE}: log_forget with a pair of segments; expected one array, for queries and keys alike')
     _check_forget(log_forget, implementation)
 
     operands = problem.canonical(q, k, v, bias, slopes, log_forget, pair)

@@ -99,7 +99,12 @@ def canonical(
     if slopes is not None:
         operands = dataclasses.replace(operands, slopes=slopes.reshape(1, g, h // g, 1, 1))
     if log_forget is not None:
-        total = jnp.cumsum(log_forget, axis=1, dtype=precision.accumulator(q, k, v, log_forget))
+        total = log_forget.astype(precision.accumulator(q, k, v, log_forget))
+        if segments is None:
+            total = jnp.cumsum(total, axis=1)
+        else:
+            runs, total = _by_run(segments[0], total)
+            segments = (runs, runs)
         query_forget = split_heads(total[..., None], g)
         operands = dataclasses.replace(operands, query_forget=query_forget, key_forget=query_forget.swapaxes(3, 4))
     if segments is not None:
@@ -109,6 +114,20 @@ def canonical(
             key_segments=segments[1][:, None, None, None, :],
         )
     return operands
+
+
+def _by_run(segments: jax.Array, gates: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Numbers runs of equal segments, `b t`, and sums up the gates of each run, `b t h`.
+
+    Sums over whole rows would do as well, but to rounding alone: a gate would get a gradient from other documents.
+    """
+    starts = jnp.concatenate([jnp.zeros_like(segments[:, :1]), jnp.diff(segments, axis=1)], axis=1) != 0
+
+    def join(left: tuple[jax.Array, jax.Array], right: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        return jnp.where(right[1], right[0], left[0] + right[0]), left[1] | right[1]
+
+    total, _ = jax.lax.associative_scan(join, (gates, starts[..., None]), axis=1)
+    return jnp.cumsum(starts, axis=1, dtype=jnp.int32), total
 
 
 def canonical_extras(temperature: jax.Array | None, sink_scores: jax.Array | None, h: int, g: int) -> Extras:
