@@ -1,7 +1,7 @@
 """A preallocated store of past keys and values, of one size from the first token to the last."""
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -31,11 +31,11 @@ class KeyValueCache(NamedTuple):
     slot `i` holds token `i`. Either way `consumed` alone says which token a slot holds: see `slot_tokens`.
 
     Attributes:
-      entries: the slots.
+      entries: the slots: `Entries`, or another tuple of arrays that has `segments`, `b s`.
       consumed: how many tokens the stream has had, int32.
     """
 
-    entries: Entries
+    entries: Any
     consumed: Int[Array, '']
 
 
@@ -53,8 +53,8 @@ def empty_cache(
 
 
 def extend(
-    cache: KeyValueCache, new: Entries, *, window: int | None = None, sinks: int = 0
-) -> tuple[Entries, Int[Array, 's'], KeyValueCache]:
+    cache: KeyValueCache, new: Any, *, window: int | None = None, sinks: int = 0
+) -> tuple[Any, Int[Array, 's'], KeyValueCache]:
     """Appends tokens; returns what their queries may attend to, its places in the stream, and the cache after them.
 
     A place of -1 is an empty slot. Without a window, or with fewer slots than `window + sinks`, the cache holds as many

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 from jax.typing import DTypeLike
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 
 import pallas_kernels
 from attnlab.context import Context
@@ -155,10 +155,12 @@ class Attention(Mixer):
         self.value = Linear(dim, kv_heads * value_dim, bias=bias, rngs=rngs)
         self.output = Linear(heads * value_dim, dim, bias=bias, axes=('heads', 'embed'), rngs=rngs)
         widths = () if shift is None else (key_dim, value_dim)
-        self.shifts = nnx.List([shift(dim, heads=kv_heads, channels=width, rngs=rngs) for width in widths if shift])
+        self.shifts: Any = nnx.List(
+            [shift(dim, heads=kv_heads, channels=width, rngs=rngs) for width in widths if shift]
+        )
         self.query_norm = None if qk_norm is None else qk_norm(key_dim, heads=heads, rngs=rngs)
         self.key_norm = None if qk_norm is None else qk_norm(key_dim, heads=kv_heads, rngs=rngs)
-        self.weights = weights if isinstance(weights, WeightMap) else weights(heads=heads, rngs=rngs)
+        self.weights: Any = weights if isinstance(weights, WeightMap) else weights(heads=heads, rngs=rngs)
         self.temperature = None if temperature is None else temperature(dim, heads=heads, rngs=rngs)
         self.forget = None if forget is None else forget(dim, heads=heads, rngs=rngs)
         self.sink = None if sink is None else sink(heads=heads, rngs=rngs)
@@ -231,12 +233,13 @@ class Attention(Mixer):
         )
         if self.forget is not None:
             forgotten = jnp.zeros((*cache.entries.segments.shape, self.heads), state_dtype(dtype))
-            cache = cache._replace(entries=ForgettingEntries(*cache.entries, forgotten))
+            keys, values, segments = cache.entries
+            cache = cache._replace(entries=ForgettingEntries(keys, values, segments, forgotten))
         return AttentionState(cache, tuple(shift.init_state(batch, dtype) for shift in self.shifts))
 
     def _project(
         self, x: Sequence, ctx: Context, state: AttentionState | None
-    ) -> tuple[Queries, Keys, Values, tuple[ShiftState, ...]]:
+    ) -> tuple[Queries, Keys, Values, tuple[Any, ...]]:
         batch, length, _ = x.shape
         q = self.query(x).reshape(batch, length, self.heads, self.key_dim)
         k = self.key(x).reshape(batch, length, self.kv_heads, self.key_dim)
@@ -254,17 +257,17 @@ class Attention(Mixer):
 
     def _terms(self, x: Sequence, ctx: Context) -> Terms:
         return Terms(
-            None if self.temperature is None else self.temperature(x, self._counts(ctx)),
+            None if self.temperature is None else self.temperature(x, self._counts(ctx).astype(state_dtype(x.dtype))),
             None if self.forget is None else self.forget(x),
         )
 
-    def _counts(self, ctx: Context) -> Float[Array, 'b t']:
+    def _counts(self, ctx: Context) -> Shaped[Array, 'b t']:
         """How many keys every query sees."""
         if self.causal:
             counts = ctx.positions + 1
             if self.window is not None:
                 counts = jnp.minimum(counts, self.window + self.sinks)
-            return counts.astype(jnp.float32)
+            return counts
         counts = pallas_kernels.visible_counts(
             ctx.positions.shape[1], causal=False, window=self.window, sinks=self.sinks, segments=ctx.segments
         )
@@ -326,9 +329,10 @@ class Attention(Mixer):
         cache: KeyValueCache,
     ) -> tuple[Any, Int[Array, 's'], KeyValueCache]:
         """Appends tokens to the cache; see `extend`."""
-        new: Any = Entries(_swapped(k), _swapped(v), ctx.segments_or_ones())
+        keys, values, segments = _swapped(k), _swapped(v), ctx.segments_or_ones()
+        new: Any = Entries(keys, values, segments)
         if terms.log_forget is not None:
-            new = ForgettingEntries(*new, -jnp.cumsum(terms.log_forget, axis=1))
+            new = ForgettingEntries(keys, values, segments, -jnp.cumsum(terms.log_forget, axis=1))
         return extend(cache, new, window=self.window, sinks=self.sinks)
 
     def _look_back(

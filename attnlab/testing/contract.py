@@ -37,6 +37,9 @@ Runs = tuple[tuple[int, int], ...]
 """A row as (segment, length) of its documents in order."""
 
 LENGTH = 24
+DRAWS = tuple(range(2, 18))
+"""Seeds of the inputs at which dependences are looked for."""
+
 PACKED: tuple[Runs, ...] = (((1, 11), (2, 1), (3, 1), (4, 11)), ((1, 1), (2, 11), (3, 11), (4, 1)))
 """Two rows of documents, of few different lengths."""
 
@@ -172,11 +175,13 @@ def check_rows_apart(make: Make, *, dim: int = 32) -> None:
 
 
 def influence(mixer: nnx.Module, ctx: Context, dim: int) -> Float[np.ndarray, 'b t b s']:
-    """Returns how much each output depends on each input: sums of absolute derivatives, zero where not at all."""
+    """Returns how much each output depends on each input: sums of absolute derivatives, zero where not at all.
+
+    They are sums over several inputs, since a map that has exact zeros may by chance leave out what it can see.
+    """
     params, run = _opened(mixer)
     batch, length = ctx.positions.shape
-    x = _noise(0, (batch, length, dim))
-    weights = _noise(1, x.shape)
+    weights = _noise(1, (batch, length, dim))
 
     @jax.jit
     def derivatives(params: Any, x: Array) -> Array:
@@ -185,7 +190,8 @@ def influence(mixer: nnx.Module, ctx: Context, dim: int) -> Float[np.ndarray, 'b
         (gradients,) = jax.vmap(pull)(unit)
         return jnp.sum(jnp.abs(gradients), axis=-1)
 
-    reach = np.asarray(derivatives(params, x)).reshape(batch, length, batch, length)
+    inputs = (_noise(seed, (batch, length, dim)) for seed in DRAWS)
+    reach = sum(np.asarray(derivatives(params, x)) for x in inputs).reshape(batch, length, batch, length)
     _require(bool(np.isfinite(reach).all()), 'the derivative of an output by an input is not finite')
     return reach
 
