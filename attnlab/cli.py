@@ -1,6 +1,7 @@
-"""The `attnlab` command: train, eval, analyse, generate, show, zoo."""
+"""The `attnlab` command: train, eval, analyse, generate, show, zoo, data."""
 
 import errno
+import os
 import pathlib
 import sys
 from collections.abc import Callable
@@ -18,6 +19,7 @@ usage: attnlab COMMAND [--flag=value ...]
   generate  --workdir=RUN --prompt=TEXT            text from a trained model
   show      RUN                                    what a run was, and how far it came
   zoo                                              the mixers that configs can name
+  data      prepare NAME                           make or convert a data set, once; verify it
 
 `attnlab COMMAND --help` lists a command's flags."""
 
@@ -171,6 +173,32 @@ def zoo(argv: list[str]) -> int:
     return 0
 
 
+def data(argv: list[str]) -> int:
+    """`attnlab data`."""
+    from attnlab.data.long_range.prepared import DATASETS, FOLDER
+
+    values = flags.FlagValues()
+    flags.DEFINE_string('data_dir', FOLDER, 'Folder of downloads and prepared data sets.', flag_values=values)
+    flags.DEFINE_integer(
+        'workers', os.cpu_count() or 1, 'Processes that draw examples.', lower_bound=1, flag_values=values
+    )
+    usage = f'usage: attnlab data prepare NAME [--flag=value ...], NAME one of {", ".join(DATASETS)}'
+    if not argv or argv[0] in ('--help', '-h'):
+        print(f'{usage}\n{values.get_help()}')
+        return 0
+    words = [word for word in argv if not word.startswith('-')]
+    if len(words) != 2 or words[0] != 'prepare':
+        raise UserError(usage)
+    if not _parsed(values, [word for word in argv if word.startswith('-')], 'data prepare NAME'):
+        return 0
+    from rich.console import Console
+
+    from attnlab.data.long_range.shown import prepare_shown
+
+    prepare_shown(words[1], pathlib.Path(values.data_dir).expanduser(), values.workers, Console(highlight=False))
+    return 0
+
+
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
     'train': train,
     'eval': evaluate,
@@ -178,6 +206,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     'generate': generate,
     'show': show,
     'zoo': zoo,
+    'data': data,
 }
 
 

@@ -13,7 +13,6 @@ import json
 import pathlib
 import re
 import struct
-import tarfile
 import urllib.parse
 from collections.abc import Iterator
 from typing import Any, ClassVar
@@ -22,6 +21,7 @@ import numpy as np
 import tensorflow_datasets as tfds
 from tensorflow_datasets.proto import tf_example_generated_pb2
 
+from attnlab.data.archives import tar_members
 from attnlab.data.cache import write_file
 from attnlab.data.download import fetch, read
 from attnlab.errors import UserError
@@ -41,7 +41,7 @@ LANGUAGES = (
 """The languages of Wiki-40B."""
 
 
-class _TextBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):  # type: ignore[call-arg]
+class OrderedBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):  # type: ignore[call-arg]
     """A builder whose examples keep the order in which they are generated."""
 
     features: ClassVar[dict[str, Any]]
@@ -61,7 +61,7 @@ class _TextBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):  # 
         return pathlib.Path(dl_manager.download_dir) / self.name
 
 
-class TinyShakespeare(_TextBuilder, skip_registration=True):  # type: ignore[call-arg]
+class TinyShakespeare(OrderedBuilder, skip_registration=True):  # type: ignore[call-arg]
     """Forty thousand lines of Shakespeare (Karpathy 2015), one example a split: the first 90 %, then 5 % and 5 %."""
 
     VERSION = tfds.core.Version('1.0.0')
@@ -83,7 +83,7 @@ class TinyShakespeare(_TextBuilder, skip_registration=True):  # type: ignore[cal
         yield split, {'text': text}
 
 
-class Lm1b(_TextBuilder, skip_registration=True):  # type: ignore[call-arg]
+class Lm1b(OrderedBuilder, skip_registration=True):  # type: ignore[call-arg]
     """The One Billion Word benchmark (Chelba et al. 2013): shuffled sentences of news, an example a sentence."""
 
     VERSION = tfds.core.Version('1.1.0')
@@ -103,12 +103,12 @@ class Lm1b(_TextBuilder, skip_registration=True):  # type: ignore[call-arg]
         return {split: self._generate_examples(archive, wanted) for split, wanted in self.members.items()}
 
     def _generate_examples(self, archive: pathlib.Path, wanted: re.Pattern[str]) -> Examples:
-        for name, lines in _tar_members(archive, wanted):
+        for path, lines in tar_members(archive, wanted):
             for index, line in enumerate(lines):
-                yield f'{name}_{index}', {'text': line.decode('utf-8').strip()}
+                yield f'{path.name}_{index}', {'text': line.decode('utf-8').strip()}
 
 
-class Pg19(_TextBuilder, skip_registration=True):  # type: ignore[call-arg]
+class Pg19(OrderedBuilder, skip_registration=True):  # type: ignore[call-arg]
     """Books of Project Gutenberg from before 1919 (Rae et al. 2020), an example a book."""
 
     VERSION = tfds.core.Version('0.1.1')
@@ -140,7 +140,7 @@ class Pg19(_TextBuilder, skip_registration=True):  # type: ignore[call-arg]
             yield path.name, {'book_text': text, **about}
 
 
-class Wiki40b(_TextBuilder, skip_registration=True):  # type: ignore[call-arg]
+class Wiki40b(OrderedBuilder, skip_registration=True):  # type: ignore[call-arg]
     """Cleaned Wikipedia articles of one language (Guo et al. 2020), an example an article, its section markers kept."""
 
     VERSION = tfds.core.Version('1.3.0')
@@ -212,20 +212,6 @@ class Bucket:
         # An object that was put together from parts in the bucket has no MD5.
         digest = base64.b64decode(item['md5Hash']).hex() if 'md5Hash' in item else None
         return fetch(url, path, size=int(item['size']), digest=digest, algorithm='md5')
-
-
-def _tar_members(archive: pathlib.Path, wanted: re.Pattern[str]) -> Iterator[tuple[str, Iterator[bytes]]]:
-    """The names and lines of the plain files of an archive whose path inside matches; nothing is unpacked to disk."""
-    with tarfile.open(archive, 'r|*') as members:
-        for member in members:
-            path = pathlib.PurePosixPath(member.name)
-            if path.is_absolute() or '..' in path.parts:
-                raise UserError(
-                    f'{archive} has a member outside its own folder, {member.name!r}; it is not to be trusted'
-                )
-            content = members.extractfile(member) if member.isreg() and wanted.fullmatch(path.as_posix()) else None
-            if content is not None:
-                yield path.name, iter(content)
 
 
 def _tf_records(path: pathlib.Path) -> Iterator[bytes]:

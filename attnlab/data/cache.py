@@ -52,7 +52,7 @@ def new_folder(path: pathlib.Path) -> Iterator[pathlib.Path]:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def write_file(path: pathlib.Path, content: str) -> None:
+def write_file(path: pathlib.Path, content: str | bytes) -> None:
     """Writes `content` to `path`, which from then on holds all of it, or else what it held before.
 
     Raises `UserError` naming the folder where it cannot be written (no permission, full disk).
@@ -61,8 +61,7 @@ def write_file(path: pathlib.Path, content: str) -> None:
     try:
         with _writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            with temporary.open('w', encoding='utf-8') as file:
-                file.write(content)
+            temporary.write_bytes(content.encode() if isinstance(content, str) else content)
             _flush(temporary)
             os.replace(temporary, path)
     finally:

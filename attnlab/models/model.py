@@ -12,7 +12,7 @@ from jaxtyping import Float
 from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.models.block import Stage, stages
-from attnlab.models.heads import LanguageHead
+from attnlab.models.heads import ClassificationHead, LanguageHead, PairHead
 from attnlab.models.stack import Stack
 from attnlab.nn.embed import Embedding, Projection
 from attnlab.nn.norms import RMSNorm
@@ -42,7 +42,7 @@ class LanguageModel(nnx.Module):
         dim: int,
         stack: Callable[..., Stack],
         norm: Callable[..., nnx.Module] = RMSNorm,
-        head: Callable[..., LanguageHead] | None = None,
+        head: Callable[..., LanguageHead | ClassificationHead | PairHead] | None = None,
         inputs: Callable[..., Embedding | Projection] = Embedding,
         dtype: DTypeLike,
         rngs: nnx.Rngs,
@@ -55,7 +55,7 @@ class LanguageModel(nnx.Module):
             raise UserError('model.head is None, which ties it to the embedding, and there is none; give it a head')
         self.stack = stack(dim, rngs=rngs)
         self.norm = norm(dim, rngs=rngs)
-        self.head = None if head is None else head(dim, vocab, rngs=rngs)
+        self.head: Any = None if head is None else head(dim, vocab, rngs=rngs)
 
     def hidden(
         self, tokens: Tokens | Features, ctx: Context, state: State | None = None
@@ -88,3 +88,51 @@ class LanguageModel(nnx.Module):
         x = self.norm(x)
         yield Stage('norm', x)
         yield Stage('head', self.logits(x))
+
+
+class Classifier(LanguageModel):
+    """Documents to classes: the same trunk under a head that is given one vector a document.
+
+    Which vector that is, the task decides. A classifier sees its documents whole and has no state to hand on.
+
+    Args:
+      vocab: number of tokens; not used where the inputs are real-valued.
+      dim: model width.
+      stack: makes the stack, as `stack(dim, rngs=rngs)`.
+      head: makes the output map, as `head(dim, vocab, rngs=rngs)`.
+      norm: makes the final norm.
+      inputs: makes the map of inputs to activations, as `inputs(vocab, dim, rngs=rngs)`.
+      dtype: type of the activations; parameters are float32.
+    """
+
+    def __init__(
+        self,
+        vocab: int,
+        *,
+        dim: int,
+        stack: Callable[..., Stack],
+        head: Callable[..., ClassificationHead | PairHead],
+        norm: Callable[..., nnx.Module] = RMSNorm,
+        inputs: Callable[..., Embedding | Projection] = Embedding,
+        dtype: DTypeLike,
+        rngs: nnx.Rngs,
+    ):
+        super().__init__(vocab, dim=dim, stack=stack, norm=norm, head=head, inputs=inputs, dtype=dtype, rngs=rngs)
+
+    @property
+    def documents(self) -> int:
+        """How many documents a prediction is about."""
+        return self.head.documents
+
+    def classify(self, *pooled: Float[Array, 'b d']) -> Float[Array, 'b o']:
+        """Scores of the classes, from one vector a document."""
+        return self.head(*pooled)
+
+    def logits(self, hidden: Sequence) -> Logits:
+        """Scores of the classes were each place all there is of a document; for finding where one went wrong."""
+        return self.head(*[hidden] * self.documents).astype(jnp.float32)
+
+    def init_state(self, batch: int, length: int) -> State:
+        """Nothing."""
+        del batch, length
+        return ()

@@ -1,0 +1,84 @@
+"""Whose code is this? A text task of bytes that needs no network: passages of the standard library's modules."""
+
+import dataclasses
+import functools
+import platform
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from attnlab.data.long_range.source import Example, Kind, Source, known_split
+from attnlab.data.stdlib import StdlibText
+from attnlab.errors import UserError
+
+MODULES = (
+    'asyncio', 'email', 'http', 'importlib', 'logging', 'multiprocessing', 'pydecimal', 'unittest', 'urllib', 'xml'
+)  # fmt: skip
+"""The modules by label: the ten that have most bytes in Python 3.12 and later."""
+
+PLACES = {'train': range(8), 'valid': range(8, 9), 'test': range(9, 10)}
+"""Of every ten passages one after another, which ones a split has."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Authorship(Source):
+    """Passages of `span` bytes of the running Python's sources, and which of ten modules each is from.
+
+    A module's files are laid end to end and cut into passages that do not overlap; of every ten the ninth is to
+    validate, the tenth to test. Every module has equally many, and passages that occur twice are left out. They depend
+    on the version of Python, which is recorded: figures compare only where it is the same.
+
+    Attributes:
+      span: bytes of a passage.
+    """
+
+    span: int = 512
+
+    def __post_init__(self) -> None:
+        if not 16 <= self.span <= 8192:
+            raise UserError(f'span of Authorship is {self.span}; it wants from 16 to 8192 bytes')
+
+    @property
+    def kind(self) -> Kind:
+        return Kind(classes=len(MODULES), length=self.span, vocab=257, offset=1)
+
+    @property
+    def splits(self) -> Mapping[str, int | None]:
+        return dict.fromkeys(PLACES)
+
+    def rows(self, split: str) -> list[Example]:
+        known_split(self, split)
+        return [example for place, example in _passages(self.span) if place % 10 in PLACES[split]]
+
+    def describe(self) -> dict[str, Any]:
+        return {'source': 'authorship of the Python standard library', 'python': platform.python_version()}
+
+
+@functools.lru_cache(maxsize=2)
+def _passages(span: int) -> list[tuple[int, Example]]:
+    """Passages with their place in their module."""
+    content = dict.fromkeys(MODULES, b'')
+    for split in ('train', 'valid'):
+        for document in StdlibText().documents(split):
+            module = document.name.split('/')[0].removesuffix('.py').lstrip('_')
+            if module in content:
+                content[module] += document.content
+    each = min(len(text) for text in content.values()) // span
+    if each < 10:
+        raise UserError(
+            f'the standard library of this Python has {each} passages of {span} bytes a module; 10 are needed'
+        )
+    cut = [
+        (place, label, content[module][place * span : (place + 1) * span])
+        for label, module in enumerate(MODULES)
+        for place in range(each)
+    ]
+    times: dict[bytes, int] = {}
+    for _, _, passage in cut:
+        times[passage] = times.setdefault(passage, 0) + 1
+    return [
+        (place, {'x': np.frombuffer(passage, np.uint8), 'label': np.int32(label)})
+        for place, label, passage in cut
+        if times[passage] == 1
+    ]

@@ -1,0 +1,49 @@
+"""Handwritten digits as sequences of pixels, with no network: the images that come with scikit-learn."""
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from attnlab.data.long_range.source import Example, Kind, Source, known_split
+from attnlab.errors import UserError
+
+COUNTS = {'train': 1437, 'valid': 180, 'test': 180}
+
+
+@dataclasses.dataclass(frozen=True)
+class Digits(Source):
+    """1,797 images of 8 x 8 pixels with grey levels from 0 to 16, row by row, in an order that is drawn once for all.
+
+    The test part of Alpaydin and Kaynak 1998, as scikit-learn has it; needs the extra `offline`.
+    """
+
+    @property
+    def kind(self) -> Kind:
+        return Kind(classes=10, length=64, mean=4.884, deviation=6.017)
+
+    @property
+    def splits(self) -> Mapping[str, int]:
+        return COUNTS
+
+    def rows(self, split: str) -> list[Example]:
+        known_split(self, split)
+        images, labels = _digits()
+        first = sum(list(COUNTS.values())[: list(COUNTS).index(split)])
+        order = np.random.default_rng(0).permutation(len(images))[first : first + COUNTS[split]]
+        return [{'x': images[i].reshape(-1), 'label': np.int32(labels[i])} for i in order]
+
+    def describe(self) -> dict[str, Any]:
+        return {'source': 'digits of scikit-learn'}
+
+
+@functools.cache
+def _digits() -> tuple[np.ndarray, np.ndarray]:
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        raise UserError("Digits needs `scikit-learn`: pip install 'attnlab[offline]'") from error
+    images, labels = load_digits(return_X_y=True)
+    return images.astype(np.uint8), labels

@@ -1,0 +1,79 @@
+"""Data sets whose examples are drawn: each is a pure function of the seed, the split and its index."""
+
+import abc
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from attnlab.data.long_range.source import Example, Kind, Source, known_split
+from attnlab.data.synthetic.problem import SPLITS
+
+
+class Distribution(abc.ABC):
+    """Where examples are drawn from: a frozen dataclass whose fields are its difficulty."""
+
+    @property
+    @abc.abstractmethod
+    def kind(self) -> Kind:
+        """What the examples are like."""
+
+    @abc.abstractmethod
+    def draw(self, stream: np.random.SeedSequence) -> Example:
+        """The example of a random stream."""
+
+
+def example(of: Distribution, seed: int, split: str, index: int) -> Example:
+    """Example `index` of a split, which takes no other to be made."""
+    return of.draw(np.random.SeedSequence(seed, spawn_key=(SPLITS[split], index)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Drawn(Source):
+    """Examples drawn whenever they are asked for, in no need of preparation.
+
+    Attributes:
+      of: what they are drawn from.
+      seed: from 0 to 2^32 - 1.
+      train: how many examples there are to train on.
+      held_out: how many the other two splits have.
+    """
+
+    of: Distribution
+    seed: int = 0
+    train: int = 96_000
+    held_out: int = 2_000
+
+    @property
+    def kind(self) -> Kind:
+        return self.of.kind
+
+    @property
+    def splits(self) -> Mapping[str, int]:
+        return {split: self.train if split == 'train' else self.held_out for split in SPLITS}
+
+    def rows(self, split: str) -> 'DrawnRows':
+        known_split(self, split)
+        return DrawnRows(self.of, self.seed, split, self.splits[split])
+
+    def describe(self) -> dict[str, Any]:
+        return {'source': 'drawn', 'of': repr(self.of), 'seed': self.seed}
+
+
+@dataclasses.dataclass(frozen=True)
+class DrawnRows:
+    """The examples of one split, by index."""
+
+    of: Distribution
+    seed: int
+    split: str
+    count: int
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> Example:
+        if not 0 <= index < self.count:
+            raise IndexError(f'example {index} of {self.count}')
+        return example(self.of, self.seed, self.split, int(index))

@@ -1,0 +1,137 @@
+"""Preparing a data set: drawn or downloaded, written, and read again to see that it is what was written."""
+
+import dataclasses
+import hashlib
+import pathlib
+from collections import Counter
+from typing import Any
+
+import numpy as np
+
+from attnlab.data.long_range.blocks import Progress
+from attnlab.data.long_range.drawn import example
+from attnlab.data.long_range.prepared import entry, hashes, library
+from attnlab.errors import UserError
+
+TOGETHER = 256
+"""Examples read at a time, which takes a fraction of the time that reading them singly does."""
+
+REDRAWN = 8
+"""Examples of each split that are drawn again to see that what is on the disk is what this version draws."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Split:
+    """What was found in a split.
+
+    Attributes:
+      name: of the split, on the disk.
+      examples: how many there are.
+      content: SHA-256 over all of them.
+      classes: how many examples each label has.
+      repeated: how many occurred before, in this split or those before it.
+    """
+
+    name: str
+    examples: int
+    content: str
+    classes: tuple[int, ...]
+    repeated: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """A data set that was prepared and verified.
+
+    Attributes:
+      folder: where it is.
+      fresh: whether it was not there before.
+      splits: what was found.
+    """
+
+    folder: pathlib.Path
+    fresh: bool
+    splits: tuple[Split, ...]
+
+
+def prepare(name: str, data_dir: pathlib.Path, workers: int, progress: Progress) -> Outcome:
+    """Prepares a data set unless it is there, and verifies it either way.
+
+    What is drawn is kept in blocks beside the downloads until all of it is written, so that a preparation that was
+    stopped goes on where it was.
+
+    Raises `UserError` for an unknown name, an archive that is missing or wrong, a disk that is full, and a data set
+    that is not what was written.
+    """
+    entry(name)
+    tfds = library()
+    from attnlab.data.long_range.builders import BUILDERS, DrawnBuilder
+
+    builder = BUILDERS[name](data_dir=data_dir)
+    builder.workers, builder.progress = workers, progress
+    folder, downloads = pathlib.Path(builder.data_dir), data_dir / 'downloads'
+    fresh = not (folder / 'dataset_info.json').is_file()
+    if fresh:
+        tfds.disable_progress_bar()
+        settings = tfds.download.DownloadConfig(try_download_gcs=False)
+        builder.download_and_prepare(download_dir=downloads, download_config=settings, file_format='array_record')
+    splits = verify(builder, progress)
+    if isinstance(builder, DrawnBuilder):
+        for blocks in builder.blocks(downloads / name).values():
+            for path in blocks.files():
+                path.unlink()
+    return Outcome(folder, fresh, splits)
+
+
+def verify(builder: Any, progress: Progress) -> tuple[Split, ...]:
+    """Reads a prepared data set through. Raises `UserError` where it is not what was written, or not what is drawn."""
+    from attnlab.data.long_range.builders import DrawnBuilder, digest_of
+
+    seen: set[bytes] = set()
+    found = []
+    recorded = hashes(builder)
+    for split in recorded:
+        records = builder.as_data_source(split)
+        digest, labels, repeated = hashlib.sha256(), Counter[int](), 0
+        for start in range(0, len(records), TOGETHER):
+            progress(f'verifying {split}', start, len(records))
+            for record in records.__getitems__(range(start, min(start + TOGETHER, len(records)))):
+                part = digest_of(_typed(record, builder))
+                digest.update(part)
+                labels[int(record['label'])] += 1
+                repeated += part in seen
+                seen.add(part)
+        if digest.hexdigest() != recorded[split]:
+            raise UserError(
+                f'{split} of {builder.data_dir} is not what was written: its content is {digest.hexdigest()}, not '
+                f'{recorded[split]}; delete the folder and prepare it again'
+            )
+        classes = tuple(labels[label] for label in range(entry(builder.name).kind.classes))
+        found.append(Split(split, len(records), digest.hexdigest(), classes, repeated))
+        if isinstance(builder, DrawnBuilder):
+            _check_drawn(builder, split, records, repeated)
+    return tuple(found)
+
+
+def _check_drawn(builder: Any, split: str, records: Any, repeated: int) -> None:
+    from attnlab.data.long_range.builders import digest_of
+
+    if repeated:
+        raise UserError(f'{repeated} examples of {builder.name} up to {split} occur twice; report this')
+    (name,) = (here for here, there in entry(builder.name).splits.items() if there == split)
+    for index in range(0, len(records), max(1, len(records) // REDRAWN)):
+        drawn = example(builder.of, builder.seed, name, index)
+        if digest_of(drawn) != digest_of(_typed(records[index], builder)):
+            raise UserError(
+                f'example {index} of {split} in {builder.data_dir} is not what this attnlab and this numpy draw; '
+                'delete the folder to prepare it anew'
+            )
+
+
+def _typed(record: dict[str, Any], builder: Any) -> dict[str, Any]:
+    """A record whose scalars have their types, which they lose on the way."""
+    features = builder.info.features
+    return {
+        name: value if isinstance(value, np.ndarray) else np.dtype(features[name].np_dtype).type(value)
+        for name, value in record.items()
+    }

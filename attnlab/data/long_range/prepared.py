@@ -1,0 +1,133 @@
+"""Data sets that are prepared once, by `attnlab data prepare`, and read by index from then on."""
+
+import dataclasses
+import json
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from attnlab.data.long_range.images import CIFAR10
+from attnlab.data.long_range.listops import ListOps
+from attnlab.data.long_range.pathfinder import PATH_X, Pathfinder
+from attnlab.data.long_range.retrieval import AAN
+from attnlab.data.long_range.source import Example, Kind, Source, known_split
+from attnlab.data.long_range.speech import SPEECH_COMMANDS
+from attnlab.data.long_range.text import IMDB
+from attnlab.errors import UserError, nearest
+
+FOLDER = '~/tensorflow_datasets'
+"""Where data sets are, unless told otherwise."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """A data set that can be prepared.
+
+    Attributes:
+      builder: its class in `attnlab.data.long_range.builders`.
+      kind: what its examples are like.
+      splits: the name here of every split, and its name on the disk.
+      substitute: what needs neither a network nor files.
+    """
+
+    builder: str
+    kind: Kind
+    splits: Mapping[str, str]
+    substitute: str | None = None
+
+
+_STANDARD = {'train': 'train', 'valid': 'validation', 'test': 'test'}
+_PIXELS = '`digits` needs no download: pixels as well (extra `offline`)'
+_BYTES = '`authorship` needs no download: bytes as well'
+
+DATASETS = {
+    'listops': Entry('ListOpsBuilder', ListOps().kind, _STANDARD),
+    'pathfinder': Entry('PathfinderBuilder', Pathfinder().kind, _STANDARD),
+    'pathfinder128': Entry('Pathfinder128Builder', PATH_X.kind, _STANDARD),
+    # The published figures are those of validating on the test split.
+    'imdb': Entry('ImdbBuilder', IMDB, {'train': 'train', 'valid': 'test', 'test': 'test'}, _BYTES),
+    'cifar10': Entry('Cifar10Builder', CIFAR10, _STANDARD, _PIXELS),
+    'aan': Entry('AanBuilder', AAN, _STANDARD, _BYTES),
+    'speech_commands': Entry('SpeechCommandsBuilder', SPEECH_COMMANDS, _STANDARD, _PIXELS),
+}
+"""The data sets by name."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Prepared(Source):
+    """A data set that `attnlab data prepare` left on the disk. Needs the extra `tfds`.
+
+    Attributes:
+      name: which, of `DATASETS`.
+      data_dir: folder of downloads and prepared data sets.
+    """
+
+    name: str
+    data_dir: str = FOLDER
+
+    def __post_init__(self) -> None:
+        entry(self.name)
+
+    @property
+    def kind(self) -> Kind:
+        return entry(self.name).kind
+
+    @property
+    def splits(self) -> Mapping[str, int | None]:
+        return dict.fromkeys(entry(self.name).splits)
+
+    def rows(self, split: str) -> 'Records':
+        known_split(self, split)
+        return Records(self._builder().as_data_source(entry(self.name).splits[split]))
+
+    def describe(self) -> dict[str, Any]:
+        builder = self._builder()
+        return {'source': 'prepared', 'name': builder.info.full_name, 'content': hashes(builder)}
+
+    def _builder(self) -> Any:
+        folder = pathlib.Path(self.data_dir).expanduser() / self.name
+        versions = sorted(path.parent for path in folder.glob('*/dataset_info.json'))
+        if not versions:
+            elsewhere = '' if self.data_dir == FOLDER else f' --data_dir={self.data_dir}'
+            substitute = entry(self.name).substitute
+            raise UserError(
+                f'{self.name} is not prepared in {folder}; run: attnlab data prepare {self.name}{elsewhere}'
+                + ('' if substitute is None else f'; {substitute}')
+            )
+        return library().builder_from_directory(versions[-1])
+
+
+@dataclasses.dataclass(frozen=True)
+class Records:
+    """The examples of one split on the disk."""
+
+    records: Any
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def __getitem__(self, index: int) -> Example:
+        return {name: np.asarray(value) for name, value in self.records[index].items()}
+
+
+def entry(name: str) -> Entry:
+    """The data set of that name. Raises `UserError` naming the nearest."""
+    if name not in DATASETS:
+        raise UserError(f'there is no data set {name!r}{nearest(name, DATASETS)}')
+    return DATASETS[name]
+
+
+def hashes(builder: Any) -> dict[str, str]:
+    """What was recorded of the content of each split when it was prepared: SHA-256, by the split's name on the disk."""
+    return json.loads((pathlib.Path(builder.data_dir) / 'metadata.json').read_text())['content']
+
+
+def library() -> Any:
+    """The module `tensorflow_datasets`. Raises `UserError` where it is missing."""
+    try:
+        import tensorflow_datasets
+    except ImportError as error:
+        raise UserError("prepared data sets need `tensorflow_datasets`: pip install 'attnlab[tfds]'") from error
+    return tensorflow_datasets

@@ -1,0 +1,86 @@
+"""Examples as a model takes them: of one length, with documents and padding told apart."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from attnlab.data.long_range.source import Example, Kind
+from attnlab.data.pipeline import Rows
+
+Row = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Padded:
+    """The examples of a source, cut off at or filled up to `length` places.
+
+    A row holds, for `t = length`:
+
+    - `tokens`: int32 `t`, ids; or float32 `t 1`, standardised numbers, 0 where there are none;
+    - `segments`, `positions`: int32 `t`; the segment is 1, and 0 for padding;
+    - `label`: int32, and `weights`: float32, 1: scalars.
+
+    Of a pair of documents each has half of the row, with segments 1 and 2, and positions from 0.
+
+    Attributes:
+      rows: the examples.
+      kind: what they are like.
+      length: places a row.
+    """
+
+    rows: Rows
+    kind: Kind
+    length: int
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Row:
+        return padded(self.rows[index], self.kind, self.length)
+
+
+@dataclasses.dataclass(frozen=True)
+class Chosen:
+    """Some examples of a source.
+
+    Attributes:
+      rows: all of them.
+      indices: which.
+    """
+
+    rows: Rows
+    indices: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, index: int) -> Example:
+        return self.rows[self.indices[index]]
+
+
+def padded(example: Example, kind: Kind, length: int) -> Row:
+    """The row of one example."""
+    share = length // kind.documents
+    names = ('x', 'second')[: kind.documents]
+    parts = [_document(example[name], kind, share, number) for number, name in enumerate(names, start=1)]
+    row = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    return row | {'label': np.int32(example['label']), 'weights': np.float32(1)}
+
+
+def blank(kind: Kind, length: int) -> Row:
+    """A row of zeros."""
+    row = padded({name: np.zeros(0, np.uint8) for name in ('x', 'second')} | {'label': np.int32(0)}, kind, length)
+    return {name: np.zeros_like(value) for name, value in row.items()}
+
+
+def _document(x: np.ndarray, kind: Kind, length: int, number: int) -> Row:
+    x = x[:length]
+    segments = np.zeros(length, np.int32)
+    segments[: len(x)] = number
+    tokens = np.zeros(length, np.int32) if kind.vocab else np.zeros((length, 1), np.float32)
+    if kind.vocab:
+        tokens[: len(x)] = x.astype(np.int32) + kind.offset
+    else:
+        tokens[: len(x), 0] = (x.astype(np.float32) - np.float32(kind.mean)) / np.float32(kind.deviation)
+    return {'tokens': tokens, 'segments': segments, 'positions': np.arange(length, dtype=np.int32)}

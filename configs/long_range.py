@@ -1,0 +1,168 @@
+"""The Long Range Arena and other long sequences with one label, with any mixer of the zoo.
+
+    attnlab train --config=configs/long_range.py:task=listops,zoo=mamba,size=smoke --workdir=runs/listops-mamba
+
+`task` is one of those of the size, `zoo` a recipe (`attnlab zoo` lists them). `size=smoke` is minutes on 2 CPU cores
+and needs no preparation: short expressions, small images, and what is there without a network, `digits` (extra
+`offline`) and `authorship`. `size=full` has lengths, widths, depths and training as published for S4 (Gu et al. 2023,
+https://arxiv.org/abs/2206.12037); its data are prepared once by `attnlab data prepare NAME`.
+
+Recipes that have a bidirectional form are trained in it; the others read from left to right. The task takes the mean
+over time of every model, under one head.
+"""
+
+import dataclasses
+
+from ml_collections import ConfigDict
+
+from attnlab.config import arguments, choose, spec, takes
+from attnlab.data.long_range.authorship import Authorship
+from attnlab.data.long_range.digits import Digits
+from attnlab.data.long_range.drawn import Drawn
+from attnlab.data.long_range.listops import ListOps
+from attnlab.data.long_range.pathfinder import Pathfinder
+from attnlab.data.long_range.prepared import Prepared
+from attnlab.data.long_range.source import Source
+from attnlab.evals.by_slice import BySlice
+from attnlab.evals.cadence import EveryNSteps
+from attnlab.models.heads import ClassificationHead, PairHead
+from attnlab.models.model import Classifier
+from attnlab.models.stack import stack_spec
+from attnlab.nn.embed import Embedding, Projection
+from attnlab.nn.mlps import GatedMLP
+from attnlab.tasks.long_range import Classification
+from attnlab.train.optimizer import AdamW, Group, Groups
+from attnlab.train.partition import Axes
+from attnlab.train.report import Reporting
+from attnlab.train.schedule import Cosine
+from attnlab.train.setup import Saving
+from attnlab.train.step import Precision
+from attnlab.zoo import ZOO, Recipe
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """Data, the model for them, and how it is trained; `window` is for the mixers that have one."""
+
+    data: Source
+    length: int
+    steps: int
+    batch_size: int
+    peak_lr: float
+    dim: int
+    depth: int
+    heads: int
+    weight_decay: float = 0.05
+    dropout: float = 0.0
+    warmup: float = 0.02
+    window: int = 128
+    examples: int = 20_000
+    activations: str = 'bfloat16'
+
+
+DYNAMICS_LR = 1e-3
+"""The learning rate of the time scales of a recurrence is at most this, whatever the others', and they do not decay."""
+
+EMBEDDING = 0.5
+"""Standard deviation of token vectors; see `configs/recall.py`."""
+
+SMOKE = {
+    'listops': Run(
+        Drawn(ListOps(shortest=40, longest=200, max_depth=5, max_arguments=5), train=20_000, held_out=1_000),
+        length=200, steps=1_000, batch_size=32, peak_lr=2e-3, dim=64, depth=3, heads=4, warmup=0.1, window=32,
+        examples=1_000, activations='float32',
+    ),
+    'pathfinder': Run(
+        Drawn(Pathfinder(size=16, contour=5, seed_distance=3, distractors=2, distractor_contour=2), train=20_000),
+        length=256, steps=1_000, batch_size=32, peak_lr=2e-3, dim=64, depth=3, heads=4, warmup=0.1, window=32,
+        examples=1_000, activations='float32',
+    ),
+    'digits': Run(
+        Digits(), length=64, steps=1_000, batch_size=32, peak_lr=3e-3, dim=64, depth=2, heads=4, warmup=0.1, window=16,
+        examples=180, activations='float32',
+    ),
+    'authorship': Run(
+        Authorship(span=256), length=256, steps=600, batch_size=32, peak_lr=3e-3, dim=64, depth=2, heads=4, warmup=0.1,
+        window=32, examples=1_000, activations='float32',
+    ),
+}  # fmt: skip
+
+FULL = {
+    # 40, 32, 20, 200, 200 and 50 epochs.
+    'listops': Run(
+        Prepared('listops'), length=2_000, steps=76_800, batch_size=50, peak_lr=1e-2, dim=128, depth=8, heads=4
+    ),
+    'imdb': Run(Prepared('imdb'), length=4_096, steps=50_000, batch_size=16, peak_lr=1e-2, dim=256, depth=6, heads=4),
+    'aan': Run(Prepared('aan'), length=8_000, steps=46_000, batch_size=64, peak_lr=1e-2, dim=256, depth=6, heads=4),
+    'cifar10': Run(
+        Prepared('cifar10'), length=1_024, steps=180_000, batch_size=50, peak_lr=1e-2, dim=512, depth=6, heads=8,
+        dropout=0.1,
+    ),
+    'pathfinder': Run(
+        Prepared('pathfinder'), length=1_024, steps=500_000, batch_size=64, peak_lr=4e-3, dim=256, depth=6, heads=4,
+        weight_decay=0.03,
+    ),
+    'pathfinder128': Run(
+        Prepared('pathfinder128'), length=16_384, steps=500_000, batch_size=16, peak_lr=5e-4, dim=256, depth=6, heads=4
+    ),
+    # As S4D trains it: Gu et al. 2022, https://arxiv.org/abs/2206.11893.
+    'speech_commands': Run(
+        Prepared('speech_commands'), length=16_000, steps=212_000, batch_size=16, peak_lr=1e-2, dim=128, depth=6,
+        heads=4,
+    ),
+}  # fmt: skip
+
+SIZES = {'smoke': SMOKE, 'full': FULL}
+
+
+def get_config(arg: str = '') -> ConfigDict:
+    """The config of `task=...,zoo=...,size=...`."""
+    chosen = arguments(arg, task='listops', zoo='mha', size='full')
+    run = choose(choose(SIZES, 'size', chosen['size']), 'task', chosen['task'])
+    recipe = choose(ZOO, 'zoo', chosen['zoo'])
+    kind = run.data.kind
+    evaluated = max(1, run.steps // 10)
+    config = ConfigDict(
+        {
+            'seed': 0,
+            'steps': run.steps,
+            'batch_size': run.batch_size,
+            'accumulate': 1,
+            'length': run.length,
+            'task': spec(Classification, data=run.data),
+            'model': spec(
+                Classifier,
+                dim=run.dim,
+                stack=_stack(recipe, run),
+                head=spec(ClassificationHead if kind.documents == 1 else PairHead, classes=kind.classes),
+                inputs=spec(Projection, features=1) if kind.vocab is None else spec(Embedding, scale=EMBEDDING),
+            ),
+            'optimizer': spec(
+                AdamW,
+                peak_lr=run.peak_lr,
+                schedule=spec(Cosine, warmup=run.warmup),
+                weight_decay=run.weight_decay,
+                groups=Groups(dynamics=Group(lr=min(1.0, DYNAMICS_LR / run.peak_lr), weight_decay=0.0)),
+            ),
+            'precision': spec(Precision, activations=run.activations),
+            'mesh': spec(Axes),
+            'evals': (spec(BySlice, cadence=spec(EveryNSteps, n=evaluated), multiples=(1,), examples=run.examples),),
+            'checkpoint': spec(Saving, every=evaluated),
+            'report': spec(Reporting),
+        },
+        convert_dict=False,
+    )
+    return config.lock()
+
+
+def _stack(recipe: Recipe, run: Run) -> ConfigDict:
+    """The recipe's mixers in the one block, in their bidirectional form where they have one."""
+    mixers = recipe.sized(heads=run.heads, window=run.window)
+    for mixer in mixers if recipe.bidirectional else ():
+        if 'causal' in takes(mixer):
+            mixer.causal = False
+    stack = stack_spec(mixers, layer=recipe.layer, depth=run.depth, mlp=spec(GatedMLP))
+    for block in stack.blocks:
+        if 'dropout' in block:
+            block.dropout = run.dropout
+    return stack
