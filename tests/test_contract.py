@@ -17,7 +17,7 @@ from attnlab.testing.contract import check_implementations, claimed
 from attnlab.zoo import ZOO, Recipe
 
 DIM = 32
-SMALL = {'heads': 4, 'head_dim': 16, 'window': 5}
+SMALL = {'heads': 4, 'head_dim': 16, 'window': 5, 'layers': 2}
 """Sizes that suit `DIM` and the length of the checks, in place of the recipe's where it has such an argument."""
 
 

@@ -21,6 +21,7 @@ from attnlab.errors import UserError
 from attnlab.evals.cadence import AtEnd
 from attnlab.evals.held_out import HeldOut
 from attnlab.mixers.attention import Attention
+from attnlab.models.block import mixer_of
 from attnlab.tasks.language import context
 from attnlab.train.figures import layer_curves
 from attnlab.train.state import split
@@ -105,7 +106,7 @@ def _examine(model: Any, batch: Mapping[str, jax.Array]) -> list[dict[str, jax.A
     found = []
     for block in model.stack.layers():
         numbers = {}
-        if isinstance(block.mixer, Attention):
+        if isinstance(mixer_of(block), Attention):
             weights, visible = block.mixer.read_weights(block.mixer_norm(x), ctx)
             seen = jnp.broadcast_to(visible[:, None], weights.shape)
             numbers = {

@@ -30,15 +30,16 @@ def print_zoo(console: Console, *, markdown: bool) -> None:
 
 def state_bytes(recipe: Recipe, length: int) -> float:
     """Bytes of state a layer, measured from `init_state`, the mean over the recipe's pattern."""
-    sizes = []
+    sizes, layers = [], 0
     for mixer in recipe.pattern:
         mixer = mixer.copy_and_resolve_references()
         if 'heads' in takes(mixer) and 'heads' not in mixer:
             mixer.heads = HEADS
         factory = build(mixer)
+        layers += mixer.layers if 'layers' in mixer else 1
         make = lambda factory=factory: factory(DIM, rngs=nnx.Rngs(0)).init_state(1, length, jnp.float32)  # noqa: E731
         sizes.append(sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(jax.eval_shape(make))))
-    return sum(sizes) / len(sizes)
+    return sum(sizes) / layers
 
 
 def _row(name: str, recipe: Recipe) -> tuple[str, ...]:

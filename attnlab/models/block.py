@@ -63,8 +63,15 @@ class Stage:
     value: jax.Array
 
 
-def stages(block: Block, x: Sequence, ctx: Context) -> list[Stage]:
+def mixer_of(block: nnx.Module) -> Any:
+    """The mixer in a block; a class that is a whole residual block, and keeps the contract of a mixer, is its own."""
+    return block.mixer if isinstance(block, Block) else block
+
+
+def stages(block: Block | Mixer, x: Sequence, ctx: Context) -> list[Stage]:
     """The outputs of a block's parts in order, computed as the block computes them without dropout."""
+    if not isinstance(block, Block):
+        return [Stage('residual', block(x, ctx)[0])]
     normed = block.mixer_norm(x)
     y, _ = block.mixer(normed, ctx)
     x = x + y

@@ -11,6 +11,7 @@ from ml_collections import ConfigDict
 from attnlab.config import spec
 from attnlab.context import Context
 from attnlab.errors import UserError
+from attnlab.mixers.mixer import Mixer
 from attnlab.models.block import Block
 from attnlab.typing import Sequence, State
 
@@ -26,7 +27,7 @@ class Stack(nnx.Module):
     Args:
       dim: model width.
       depth: number of blocks.
-      blocks: the pattern; each makes a block, as `block(dim, rngs=rngs)`.
+      blocks: the pattern; each makes a block, as `block(dim, rngs=rngs)`, or what is whole residual blocks by itself.
       loop: 'scan' over the repeats (compiles once per pattern), 'unroll' (faster on CPU), or 'auto' (unrolls on CPU).
       remat: recompute each block's activations in the backward pass instead of keeping them.
 
@@ -38,7 +39,7 @@ class Stack(nnx.Module):
         dim: int,
         *,
         depth: int,
-        blocks: tuple[Callable[..., Block], ...],
+        blocks: tuple[Callable[..., Block | Mixer], ...],
         loop: str = 'auto',
         remat: bool = False,
         rngs: nnx.Rngs,
@@ -75,7 +76,7 @@ class Stack(nnx.Module):
         """One state a layer, in order."""
         return tuple(layer.init_state(batch, length, dtype) for layer in self.layers())
 
-    def layers(self) -> Iterator[Block]:
+    def layers(self) -> Iterator[Block | Mixer]:
         """The blocks in order, each with its own slice of the stacked parameters."""
         split = [nnx.split(block) for block in self.blocks]
         sliced = [_unstack(state) for _, state in split]
@@ -112,17 +113,26 @@ def stack_spec(
     """Returns the config of a stack of `depth` layers, each a mixer and a channel mixer in one block.
 
     Mixers that are layers alone (`layer='mixer'`) become twice as many, so that the parameters stay about the same. A
-    spec that is `layers` whole residual blocks (`layer='blocks'`) takes the place of as many. Without `mlp` no block
-    has a channel mixer, and the depth is that of the mixers.
+    spec that is whole residual blocks (`layer='blocks'`) takes the place of as many as its `layers`, or of one; `mlp`
+    takes the place of its channel mixers if it has any. Without `mlp` no block has one, and the depth is that of the
+    mixers.
     """
     if layer == 'blocks':
-        return spec(Stack, depth=max(1, depth // sum(mixer.layers for mixer in mixers) * len(mixers)), blocks=mixers)
+        periods = depth // sum(mixer.layers if 'layers' in mixer else 1 for mixer in mixers)
+        return spec(Stack, depth=max(1, periods) * len(mixers), blocks=tuple(_with_mlp(mixer, mlp) for mixer in mixers))
     inside = mlp if layer == 'mixer and mlp' else None
     blocks = tuple(spec(Block, mixer=mixer, mlp=inside) for mixer in mixers)
     return spec(Stack, depth=2 * depth if mlp is not None and inside is None else depth, blocks=blocks)
 
 
-def _stacked(block: Callable[..., Block], dim: int, count: int, rngs: nnx.Rngs) -> Block:
+def _with_mlp(blocks: ConfigDict, mlp: ConfigDict | None) -> ConfigDict:
+    blocks = blocks.copy_and_resolve_references()
+    if 'mlp' in blocks:
+        blocks.mlp = mlp
+    return blocks
+
+
+def _stacked(block: Callable[..., Block | Mixer], dim: int, count: int, rngs: nnx.Rngs) -> Block | Mixer:
     """`count` blocks as one, every parameter with a leading dimension over them."""
     keys = jax.random.split(rngs.params(), count)
     return nnx.vmap(lambda key: block(dim, rngs=nnx.Rngs(params=key)))(keys)

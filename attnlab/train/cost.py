@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from attnlab.context import Context
+from attnlab.models.block import mixer_of
 from attnlab.train.setup import Setup
 from attnlab.train.state import split
 from pallas_kernels import dispatch
@@ -57,14 +58,14 @@ def implementations(setup: Setup) -> list[LayerCore]:
 
     def mixed(place: int, params: nnx.State, x: jax.Array) -> jax.Array:
         layers = list(nnx.merge(graphdef, params).stack.layers())
-        return layers[place].mixer(x, _context(*x.shape[:2]))[0]
+        return mixer_of(layers[place])(x, _context(*x.shape[:2]))[0]
 
     found = []
     for place, block in enumerate(stack.blocks):
         with dispatch.ledger() as entries:
             jax.eval_shape(functools.partial(mixed, place), params, x)
         layers = tuple(range(place, stack.depth, len(stack.blocks)))
-        found += [LayerCore(layers, type(block.mixer).__name__, *entry) for entry in dict.fromkeys(entries)]
+        found += [LayerCore(layers, type(mixer_of(block)).__name__, *entry) for entry in dict.fromkeys(entries)]
     return found
 
 

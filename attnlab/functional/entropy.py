@@ -1,0 +1,117 @@
+"""How spread out rows of attention weights are, in memory linear in the length."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Bool, Float
+
+from attnlab.functional.recurrences import state_dtype
+from attnlab.typing import Keys, Queries, Segments
+
+CHUNK = 64
+"""Queries whose scores are in memory at a time; they are computed again for the gradient."""
+
+Rows = Float[Array, 'b t h']
+
+
+def row_entropy(
+    q: Queries,
+    k: Keys,
+    *,
+    scale: float | None = None,
+    causal: bool = True,
+    window: int | None = None,
+    segments: Segments | None = None,
+) -> Rows:
+    """Returns `H_i = -sum_j p_ij log p_ij` in nats, `p_i` the softmax of `scale q_i . k_j` over the visible keys.
+
+    Keys are visible as in `pallas_kernels.attention`; `scale=None` is one over the square root of the key channels. A
+    query that sees none gives 0. Gradients by queries and keys are those of the definition.
+    """
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+
+    def entropy(scores: Array, seen: Array) -> tuple[Array]:
+        highest = jax.lax.stop_gradient(jnp.max(jnp.where(seen, scores, -jnp.inf), axis=-1, keepdims=True))
+        scores = jnp.where(seen, scores - jnp.where(jnp.isneginf(highest), 0.0, highest), 0.0)
+        numerators = jnp.where(seen, jnp.exp(scores), 0.0)
+        return (_entropy(numerators, scores),)
+
+    return _by_rows(q, k, entropy, scale=scale, causal=causal, window=window, segments=segments)[0]
+
+
+def row_sums_and_entropy(
+    q: Queries,
+    k: Keys,
+    numerator: Callable[[Array], Array],
+    *,
+    scale: float | None = None,
+    causal: bool = True,
+    window: int | None = None,
+    segments: Segments | None = None,
+) -> tuple[Rows, Rows]:
+    """Returns `S_i = sum_j w_ij` and the entropy of `w_i / S_i`, `w_ij = numerator(scale q_i . k_j)` at least zero.
+
+    Otherwise as `row_entropy`; a weight of zero, and a row of them, adds nothing to entropy or gradient.
+    """
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+
+    def statistics(scores: Array, seen: Array) -> tuple[Array, Array]:
+        weights = jnp.where(seen, numerator(scores), 0.0)
+        logarithms = jnp.log(jnp.where(weights > 0, weights, 1.0))
+        return jnp.sum(weights, axis=-1), _entropy(weights, logarithms)
+
+    sums, entropies = _by_rows(q, k, statistics, scale=scale, causal=causal, window=window, segments=segments)
+    return sums, entropies
+
+
+def _entropy(weights: Float[Array, '*b s'], logarithms: Float[Array, '*b s']) -> Float[Array, '*b']:
+    """`-sum p log p` of the weights over their sum, whose logarithms are given up to a constant factor of theirs."""
+    total = jnp.sum(weights, axis=-1)
+    total = jnp.where(total > 0, total, 1.0)
+    return jnp.log(total) - jnp.sum(weights * logarithms, axis=-1) / total
+
+
+def _by_rows(
+    q: Queries,
+    k: Keys,
+    statistics: Callable[[Array, Array], tuple[Array, ...]],
+    *,
+    scale: float,
+    causal: bool,
+    window: int | None,
+    segments: Segments | None,
+) -> tuple[Rows, ...]:
+    batch, t, heads, _ = q.shape
+    s, groups = k.shape[1:3]
+    segments = jnp.ones((batch, s), jnp.int32) if segments is None else segments
+    k = k.astype(state_dtype(k.dtype))
+    size = min(CHUNK, t)
+    more = -t % size
+
+    @jax.checkpoint
+    def chunk(step: tuple[Array, Array, Array]) -> tuple[Array, ...]:
+        q, places, own = step
+        scores = scale * jnp.einsum('btgrk,bsgk->btgrs', q.astype(k.dtype), k)
+        seen = _near(places, s, causal, window)[None] & (own[:, :, None] == segments[:, None, :])
+        return statistics(scores, jnp.broadcast_to(seen[:, :, None, None], scores.shape))
+
+    pieces = (
+        _pieces(jnp.pad(q, ((0, 0), (0, more), (0, 0), (0, 0))), size, groups),
+        (jnp.arange(t + more, dtype=jnp.int32) + (s - t)).reshape(-1, size),
+        jnp.moveaxis(jnp.pad(segments[:, s - t :], ((0, 0), (0, more))).reshape(batch, -1, size), 1, 0),
+    )
+    found = jax.lax.map(chunk, pieces)
+    return tuple(jnp.moveaxis(rows, 0, 1).reshape(batch, -1, heads)[:, :t] for rows in found)
+
+
+def _pieces(q: Queries, size: int, groups: int) -> Float[Array, 'i b c g r k']:
+    batch, _, heads, channels = q.shape
+    return jnp.moveaxis(q.reshape(batch, -1, size, groups, heads // groups, channels), 1, 0)
+
+
+def _near(places: Array, s: int, causal: bool, window: int | None) -> Bool[Array, 't s']:
+    distance = places[:, None] - jnp.arange(s, dtype=jnp.int32)[None]
+    seen = distance >= 0 if causal else jnp.ones(distance.shape, bool)
+    return seen if window is None else seen & (jnp.abs(distance) < window)

@@ -1,0 +1,202 @@
+"""A residual block in which softmax is the only nonlinearity, and the entropy of its rows is kept in bounds."""
+
+import dataclasses
+
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from jax.typing import DTypeLike
+from jaxtyping import Bool, Float
+
+import pallas_kernels
+from attnlab.context import PADDING, Context
+from attnlab.errors import UserError
+from attnlab.functional.cache import Entries, KeyValueCache, empty_cache, extend, overflown
+from attnlab.functional.cached import attend_cached
+from attnlab.functional.entropy import row_entropy
+from attnlab.functional.penalty import penalised
+from attnlab.functional.recurrences import state_dtype
+from attnlab.functional.rotary import rotated_channels
+from attnlab.mixers.mixer import Mixer
+from attnlab.nn.parameter import param
+from attnlab.nn.positions import Rope
+from attnlab.nn.projections import Linear
+from attnlab.typing import Heads, Keys, Queries, Sequence, Values
+
+
+@dataclasses.dataclass(frozen=True)
+class EntropyMargin:
+    """The penalty `weight mean_h d_h^2 1[|d_h| > margin log T]` a token, `d_h = mean_i H_hi - theta_h log T`.
+
+    `H_hi` is the entropy of the row of query `i`, averaged over the `T` queries of a row of the batch, `theta` what
+    share of its maximum the head aims at. Jha and Reagen 2025, https://arxiv.org/abs/2501.03489, algorithm 1.
+    """
+
+    weight: float = 1e-5
+    margin: float = 0.2
+
+    def __call__(
+        self, entropy: Float[Array, 'b t h'], theta: Float[Array, 'h'], real: Bool[Array, 'b t']
+    ) -> Float[Array, '']:
+        """Returns the penalty, summed over the real tokens."""
+        highest = jnp.log(jnp.asarray(entropy.shape[1], entropy.dtype))
+        counts = jnp.sum(real, axis=1).astype(entropy.dtype)
+        means = jnp.sum(jnp.where(real[..., None], entropy, 0.0), axis=1) / jnp.maximum(counts, 1)[:, None]
+        excess = _beyond(means - (theta * highest)[None], self.margin * highest)
+        return self.weight * jnp.sum(counts * jnp.mean(excess, axis=-1))
+
+
+@dataclasses.dataclass(frozen=True)
+class EntropyMarginPerQuery:
+    """The penalty as the released code has it: every row's deviation is squared, and the squares are summed.
+
+    `weight sum_i mean_h d_hi^2 1[|d_hi| > margin log T]` over all rows of all sequences, `d_hi = H_hi - theta_h log T`,
+    added to the mean loss, so that it grows with the batch. https://github.com/Nandan91/entropy-guided-attention-llm.
+    """
+
+    weight: float = 1e-5
+    margin: float = 0.2
+
+    def __call__(
+        self, entropy: Float[Array, 'b t h'], theta: Float[Array, 'h'], real: Bool[Array, 'b t']
+    ) -> Float[Array, '']:
+        """Returns the penalty times the number of real tokens, by which the trainer divides."""
+        highest = jnp.log(jnp.asarray(entropy.shape[1], entropy.dtype))
+        excess = _beyond(entropy - (theta * highest)[None, None], self.margin * highest)
+        return self.weight * jnp.sum(real) * jnp.sum(jnp.where(real, jnp.mean(excess, axis=-1), 0.0))
+
+
+def _beyond(deviation: Float[Array, '*b'], margin: Float[Array, '']) -> Float[Array, '*b']:
+    """The square of what deviates by more than the margin, else zero."""
+    return jnp.square(jnp.where(jnp.abs(deviation) > margin, deviation, 0.0))
+
+
+class SoftmaxOnlyBlock(Mixer):
+    """A whole layer without norms or activations, `z = x + attention(x)`, then `y = beta z + z W / alpha`.
+
+    The scores of query `i` of head `h` are divided by a learned temperature `t_hi`; `alpha` and `beta` are learned
+    numbers, and `W` is what is left of a feed-forward network whose two maps have nothing between them. In training
+    (`ctx.deterministic` is False) and without a state a penalty on the entropy of the rows is added to the gradient.
+    Jha and Reagen 2024, https://arxiv.org/abs/2410.13060, and 2025, https://arxiv.org/abs/2501.03489.
+
+    The state is a cache of keys and values; a call that goes beyond its `length` gives NaN, and so does a position that
+    has no temperature.
+
+    Raises `UserError` for sizes that do not divide, and for a row longer than there are temperatures.
+
+    Args:
+      dim: model width.
+      heads: query heads.
+      length: how many positions have a temperature.
+      temperature: what they all start at.
+      position: how positions enter the scores; `None`: not at all.
+      penalty: of the entropies; `None`: none.
+      threshold: what `theta`, the share of the highest entropy that a head aims at, starts at.
+      bias: whether the linear maps have one.
+      causal: whether a query sees no later key.
+      implementation: of the core; `None`: the default of the platform.
+      rngs: draws the parameters.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        heads: int,
+        length: int = 4096,
+        temperature: float = 1.0,
+        position: Rope | None = None,
+        penalty: EntropyMargin | EntropyMarginPerQuery | None = EntropyMargin(),
+        threshold: float = 0.5,
+        bias: bool = False,
+        causal: bool = True,
+        implementation: str | None = None,
+        rngs: nnx.Rngs,
+    ):
+        if heads < 1 or dim % heads:
+            raise UserError(f'heads is {heads}; it must divide dim, which is {dim}')
+        if position is not None:
+            rotated_channels(dim // heads, position.fraction)
+        self.heads, self.position, self.penalty = heads, position, penalty
+        self.causal, self.implementation = causal, implementation
+        self.query, self.key, self.value = (Linear(dim, dim, bias=bias, rngs=rngs) for _ in range(3))
+        self.output = Linear(dim, dim, bias=bias, axes=('heads', 'embed'), rngs=rngs)
+        self.feed_forward = Linear(dim, dim, bias=bias, axes=('embed', 'mlp'), rngs=rngs)
+
+        def constant(value: float, *shape: int) -> nnx.Param:
+            axes = ('heads', None)[: len(shape)]
+            return param(nnx.initializers.constant(value), shape, axes=axes, group='vector', rngs=rngs)
+
+        self.temperature = constant(temperature, heads, length)
+        self.alpha, self.beta = constant(1.0), constant(1.0)
+        self.theta = None if penalty is None else constant(threshold, heads)
+
+    def __call__(
+        self, x: Sequence, ctx: Context, state: KeyValueCache | None = None
+    ) -> tuple[Sequence, KeyValueCache | None]:
+        q, k, v = self._project(x, ctx)
+        inverse = 1 / self._temperatures(ctx, state_dtype(x.dtype))
+        if state is None:
+            y = self._attend(q, k, v, inverse, ctx)
+        else:
+            y, state = self._continue(q, k, v, inverse, ctx, state)
+        z = x + self.output(y.reshape(x.shape))
+        alpha, beta = (scalar[...].astype(x.dtype) for scalar in (self.alpha, self.beta))
+        return beta * z + self.feed_forward(z) / alpha, state
+
+    def init_state(self, batch: int, length: int, dtype: DTypeLike) -> KeyValueCache:
+        """Returns an empty cache of `length` slots."""
+        if not self.causal:
+            raise UserError('bidirectional attention cannot be streamed: the first token sees the last')
+        channels = self.query.weight.shape[1] // self.heads
+        return empty_cache(batch, length, kv_heads=self.heads, key_dim=channels, value_dim=channels, dtype=dtype)
+
+    def _project(self, x: Sequence, ctx: Context) -> tuple[Queries, Keys, Values]:
+        q, k, v = (linear(x).reshape(*x.shape[:2], self.heads, -1) for linear in (self.query, self.key, self.value))
+        if self.position is not None:
+            q, k = self.position.rotate(q, ctx.positions), self.position.rotate(k, ctx.positions)
+        return q, k, v
+
+    def _temperatures(self, ctx: Context, dtype: DTypeLike) -> Float[Array, 'b t h']:
+        length = self.temperature.shape[1]
+        if ctx.positions.shape[1] > length:
+            raise UserError(
+                f'a row has {ctx.positions.shape[1]} tokens; length, which counts temperatures, is {length}'
+            )
+        found = jnp.take(self.temperature[...].astype(dtype), ctx.positions, axis=1, mode='fill', fill_value=jnp.nan)
+        return jnp.moveaxis(found, 0, -1)
+
+    def _attend(self, q: Queries, k: Keys, v: Values, inverse: Float[Array, 'b t h'], ctx: Context) -> Heads:
+        y = pallas_kernels.attention(
+            q,
+            k,
+            v,
+            causal=self.causal,
+            segments=ctx.segments,
+            temperature=inverse,
+            implementation=self.implementation,
+        )
+        if ctx.deterministic or self.penalty is None or self.theta is None:
+            return y
+        entropy = row_entropy(
+            q.astype(inverse.dtype) * inverse[..., None], k, causal=self.causal, segments=ctx.segments
+        )
+        real = ctx.segments_or_ones() != PADDING
+        return penalised(y, self.penalty(entropy, self.theta[...].astype(entropy.dtype), real))
+
+    def _continue(
+        self, q: Queries, k: Keys, v: Values, inverse: Float[Array, 'b t h'], ctx: Context, state: KeyValueCache
+    ) -> tuple[Heads, KeyValueCache]:
+        tokens = state.consumed + jnp.arange(q.shape[1], dtype=jnp.int32)
+        segments = ctx.segments_or_ones()
+        seen, places, state = extend(state, Entries(jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2), segments))
+        y = attend_cached(
+            q,
+            seen,
+            tokens=tokens,
+            places=places,
+            segments=segments,
+            temperature=inverse,
+            implementation=self.implementation,
+        )
+        return jnp.where(overflown(state, None, 0), jnp.nan, y), state
