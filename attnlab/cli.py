@@ -1,4 +1,4 @@
-"""The `attnlab` command: train, eval, analyse, generate, show, zoo, data."""
+"""The `attnlab` command: train, sweep, eval, analyse, generate, show, zoo, data."""
 
 import errno
 import os
@@ -14,6 +14,9 @@ USAGE = """\
 usage: attnlab COMMAND [--flag=value ...]
 
   train     --config=FILE.py[:ARG] --workdir=RUN   train, or go on training; --config.KEY=VALUE overrides
+  sweep     --config=FILE.py[:ARG] --study=DIR     many runs: search, give up early, go on after any interruption
+  sweep worker --study=DIR                         one more worker on a study, from whatever can start a process
+  sweep status --study=DIR [--watch]               what runs, is done, failed and why; the best so far; the time left
   eval      --workdir=RUN [--step=N]               every metric, by position too, at 1x to 8x the length
   analyse   --workdir=RUN [--step=N]               sinks, sparsity and outliers by layer; the loss with few bits
   generate  --workdir=RUN --prompt=TEXT            text from a trained model
@@ -69,6 +72,94 @@ def train(argv: list[str]) -> int:
     from attnlab.train.launch import launch
 
     return launch(config, workdir, console=Console(highlight=False), data_workers=values.data_workers)
+
+
+def sweep(argv: list[str]) -> int:
+    """`attnlab sweep`, `attnlab sweep worker`, `attnlab sweep status`."""
+    if argv and not argv[0].startswith('-'):
+        if argv[0] not in SWEEPS:
+            raise UserError(f'there is no command sweep {argv[0]}{nearest(argv[0], SWEEPS)}')
+        return SWEEPS[argv[0]](argv[1:])
+    from attnlab.configuration import read_config
+
+    values = flags.FlagValues()
+    _define_study(values)
+    _define_platform(values)
+    flags.DEFINE_integer('workers', 1, 'How many trials run at once.', lower_bound=1, flag_values=values)
+    flags.DEFINE_list(
+        'devices', [], 'Accelerators of this host by index; workers take them in turn.', flag_values=values
+    )
+    flags.DEFINE_enum(
+        'launcher', 'processes', ['processes', 'submitit'], 'Workers run here, or as jobs.', flag_values=values
+    )
+    flags.DEFINE_enum('cluster', 'slurm', ['slurm', 'local'], 'With --launcher=submitit.', flag_values=values)
+    flags.DEFINE_list(
+        'job', [], 'Parameters of submitit, such as gpus_per_node=1,slurm_partition=gpu.', flag_values=values
+    )
+    config = read_config(values, argv, 'sweep', 'study')
+    if config is None:
+        return 0
+    from rich.console import Console
+
+    from attnlab.sweep import launch
+    from attnlab.sweep.study import create_study
+
+    console = Console(highlight=False)
+    folder = _required(values, 'study')
+    study = create_study(folder, config, values.storage)
+    arguments = [f'--study={folder}', f'--compilation_cache={values.compilation_cache}']
+    named = {name: values[name].value for name in ('storage', 'platform', 'cpu_devices')}
+    arguments += [f'--{name}={value}' for name, value in named.items() if value]
+    if values.launcher == 'submitit':
+        jobs = launch.submit(folder, arguments, values.workers, values.cluster, _options(values.job))
+        console.print(f'submitted {", ".join(job.job_id for job in jobs)}. Next: attnlab sweep status --study={folder}')
+        return 0
+    devices = [_index(text, '--devices') for text in values.devices]
+    return launch.run_processes(study, arguments, launch.places(values.workers, devices, launch.host_cores()), console)
+
+
+def sweep_worker(argv: list[str]) -> int:
+    """`attnlab sweep worker`."""
+    values = flags.FlagValues()
+    _define_study(values)
+    _define_platform(values)
+    flags.DEFINE_float('idle', None, 'Seconds to wait for something to do; no end by default.', flag_values=values)
+    flags.DEFINE_list('cores', [], 'Cores of the processor to keep to.', flag_values=values)
+    flags.DEFINE_integer('device', None, 'The accelerator to keep to, by index.', flag_values=values)
+    flags.DEFINE_bool('tied', False, 'Stop when standard input closes.', flag_values=values)
+    if not _parsed(values, argv, 'sweep worker'):
+        return 0
+    folder = _required(values, 'study')
+    from attnlab.sweep.launch import pin
+
+    pin([_index(text, '--cores') for text in values.cores], values.device)
+    from attnlab.train.devices import start
+
+    start(platform=values.platform, cpu_devices=values.cpu_devices, compilation_cache=values.compilation_cache)
+    from rich.console import Console
+
+    from attnlab.sweep.worker import stop_with_parent, work
+
+    if values.tied:
+        stop_with_parent()
+    idle = float('inf') if values.idle is None else values.idle
+    work(folder, values.storage, Console(highlight=False, soft_wrap=True), idle)
+    return 0
+
+
+def sweep_status(argv: list[str]) -> int:
+    """`attnlab sweep status`."""
+    values = flags.FlagValues()
+    _define_study(values)
+    flags.DEFINE_bool('watch', False, 'Go on showing, until the sweep is finished.', flag_values=values)
+    if not _parsed(values, argv, 'sweep status'):
+        return 0
+    from rich.console import Console
+
+    from attnlab.sweep.status import show_status
+
+    show_status(_required(values, 'study'), values.storage, Console(), watch=values.watch)
+    return 0
 
 
 def evaluate(argv: list[str]) -> int:
@@ -201,6 +292,7 @@ def data(argv: list[str]) -> int:
 
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
     'train': train,
+    'sweep': sweep,
     'eval': evaluate,
     'analyse': analyse,
     'generate': generate,
@@ -210,13 +302,26 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
 }
 
 
+SWEEPS: dict[str, Callable[[list[str]], int]] = {'worker': sweep_worker, 'status': sweep_status}
+
+
+def _define_study(values: flags.FlagValues) -> None:
+    flags.DEFINE_string('study', None, 'The directory of the study.', flag_values=values)
+    flags.DEFINE_string(
+        'storage',
+        None,
+        'A database to keep trials in, such as postgresql://USER@HOST/NAME; a journal in the study by default.',
+        flag_values=values,
+    )
+
+
 def _define_run(values: flags.FlagValues) -> None:
     flags.DEFINE_string('workdir', None, 'The directory of the run.', flag_values=values)
     flags.DEFINE_integer('step', None, 'The checkpoint to load; the newest by default.', flag_values=values)
     _define_devices(values)
 
 
-def _define_devices(values: flags.FlagValues) -> None:
+def _define_platform(values: flags.FlagValues) -> None:
     flags.DEFINE_string('platform', None, 'cpu, cuda or tpu; the best there is by default.', flag_values=values)
     flags.DEFINE_integer('cpu_devices', None, 'Virtual CPU devices, to try a mesh out.', flag_values=values)
     flags.DEFINE_string(
@@ -225,6 +330,10 @@ def _define_devices(values: flags.FlagValues) -> None:
         'Where compiled programs are kept between runs; empty for nowhere.',
         flag_values=values,
     )
+
+
+def _define_devices(values: flags.FlagValues) -> None:
+    _define_platform(values)
     flags.DEFINE_bool('distributed', False, 'Join the processes that the cluster started.', flag_values=values)
     flags.DEFINE_string('coordinator', None, 'HOST:PORT of process 0, where no cluster tells.', flag_values=values)
     flags.DEFINE_integer('processes', None, 'How many processes, with --coordinator.', flag_values=values)
@@ -270,3 +379,18 @@ def _whole(text: str, flag: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise UserError(f'{flag} holds {text!r}; it wants whole numbers from 1')
     return int(text)
+
+
+def _index(text: str, flag: str) -> int:
+    if not text.isdecimal():
+        raise UserError(f'{flag} holds {text!r}; it wants whole numbers from 0')
+    return int(text)
+
+
+def _options(items: list[str]) -> dict[str, int | str]:
+    """Reads `name=value` items; whole numbers become numbers."""
+    pairs = [item.partition('=') for item in items]
+    for item, (name, equals, _) in zip(items, pairs, strict=True):
+        if not equals or not name:
+            raise UserError(f'--job holds {item!r}, which is not name=value')
+    return {name: int(value) if value.isdecimal() else value for name, _, value in pairs}

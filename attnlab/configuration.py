@@ -2,6 +2,7 @@
 
 import difflib
 import pathlib
+import runpy
 import types
 
 from absl import flags
@@ -28,13 +29,15 @@ def define_config(values: flags.FlagValues, argv: list[str]) -> None:
     )
 
 
-def read_config(values: flags.FlagValues, argv: list[str]) -> ConfigDict | None:
+def read_config(
+    values: flags.FlagValues, argv: list[str], command: str = 'train', folder: str = 'workdir'
+) -> ConfigDict | None:
     """Parses the flags and returns the config with its overrides; prints the flags and returns `None` for `--help`.
 
     Raises `UserError`: a misspelt key names the nearest one, a wrong type names the key, what it has and what it wants.
     """
     if '--help' in argv or '-h' in argv:
-        print(f'usage: attnlab train --config=FILE.py:ARG --workdir=RUN [--flag=value ...]\n{values.get_help()}')
+        print(f'usage: attnlab {command} --config=FILE.py:ARG --{folder}=DIR [--flag=value ...]\n{values.get_help()}')
         return None
     overrides = [item for item in argv if item.startswith(OVERRIDE)]
     original = _original(argv)
@@ -130,3 +133,10 @@ def _reads_as(text: str, kind: type) -> bool:
     except ValueError:
         return False
     return True
+
+
+def config_of(path: pathlib.Path, arg: str = '') -> ConfigDict:
+    """What `get_config(arg)` of a config file returns, for a config that is made from another."""
+    if not path.is_file():
+        raise UserError(f'there is no config file {path}{nearest(str(path), map(str, path.parent.glob("*.py")))}')
+    return runpy.run_path(str(path))['get_config'](arg)

@@ -21,28 +21,50 @@ def launch(config: ConfigDict, workdir: pathlib.Path, *, console: Console, data_
     setup.check_batch()
     setup.load_data()
     run.claim(workdir, config)
-    flops = flops_per_token(setup)
+    facts = measured(setup)
     if jax.process_index() == 0:
-        facts = _facts(setup, flops)
-        run.record(workdir, facts)
-        setup.task.save(workdir)
         for line in undivided(setup.abstract.params, setup.mesh):
             console.print(f'whole on every device: {line}')
         console.print(_headline(setup, facts, workdir, time.perf_counter() - began))
-    outcome, _ = loop.train(setup, workdir, console=console, data_workers=data_workers, flops_per_token=flops)
+    outcome = train(setup, workdir, facts, console=console, data_workers=data_workers)
     if jax.process_index() == 0 and outcome == loop.FINISHED:
         console.print(f'finished: {setup.steps} steps. Next: attnlab eval --workdir={workdir}')
     return 0
 
 
-def _facts(setup: Setup, flops: float) -> dict[str, Any]:
+def train(
+    setup: Setup,
+    workdir: pathlib.Path,
+    facts: dict[str, Any],
+    *,
+    console: Console,
+    data_workers: int = 0,
+    watch: loop.Watch = loop.unwatched,
+) -> str:
+    """Trains in a work directory that was claimed, the start recorded with what was `measured`; see `loop.train`."""
+    if jax.process_index() == 0:
+        run.record(workdir, facts)
+        setup.task.save(workdir)
+    outcome, _ = loop.train(
+        setup,
+        workdir,
+        console=console,
+        data_workers=data_workers,
+        flops_per_token=facts['flops_per_token'],
+        watch=watch,
+    )
+    return outcome
+
+
+def measured(setup: Setup) -> dict[str, Any]:
+    """What the record of a run says of its model, kernels and data; none of it depends on the scalars of the config."""
     parameters = sum(leaf.size for leaf in jax.tree.leaves(setup.abstract.params))
     return {
         'parameters': parameters,
         'state_bytes_per_sequence': {
             str(length): state_bytes(setup, length) for length in (setup.length, 8 * setup.length)
         },
-        'flops_per_token': flops,
+        'flops_per_token': flops_per_token(setup),
         'implementations': [entry.describe() for entry in implementations(setup)],
         'mesh': dict(setup.mesh.shape),
         'data': setup.task.describe(),

@@ -5,7 +5,7 @@ import dataclasses
 import pathlib
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -29,6 +29,15 @@ AGREE_EVERY = 16
 """Steps between two looks at whether any process of several was asked to stop."""
 
 
+Watch = Callable[[int, Mapping[str, float]], bool]
+"""Told the step and the numbers of what was evaluated after it, by `evaluator/number`; returns whether to stop."""
+
+
+def unwatched(step: int, numbers: Mapping[str, float]) -> bool:
+    """Never stops a run."""
+    return False
+
+
 class NonFinite(UserError):
     """The loss or its gradient was not finite."""
 
@@ -49,11 +58,12 @@ def train(
     console: Console,
     data_workers: int = 0,
     flops_per_token: float | None = None,
+    watch: Watch = unwatched,
 ) -> tuple[str, TrainState]:
     """Trains to the last step, from the newest checkpoint in `workdir` if there is one.
 
-    Returns FINISHED, or STOPPED after SIGTERM, which saves first; and the state. The state after step n is a pure
-    function of the config, wherever and however often the run was interrupted.
+    Returns FINISHED, or STOPPED after SIGTERM or by `watch`, which save first; and the state. The state after step n is
+    a pure function of the config, wherever and however often the run was interrupted.
 
     Raises NonFinite, naming the step and the first module that went wrong; the last good checkpoint stays.
     """
@@ -87,7 +97,7 @@ def train(
         with contextlib.closing(report), contextlib.closing(feed):
             if restored:
                 report.say(f'going on from step {start} of {setup.steps}')
-            return _steps(setup, workdir, state, start, feed, checkpoints, report, stop)
+            return _steps(setup, workdir, state, start, feed, checkpoints, report, stop, watch)
 
 
 def _steps(
@@ -99,6 +109,7 @@ def _steps(
     checkpoints: Checkpoints,
     report: Report,
     stop: threading.Event,
+    watch: Watch,
 ) -> tuple[str, TrainState]:
     learning_rate = setup.optimizer.learning_rate(setup.steps)
     pending: Pending | None = None
@@ -115,8 +126,11 @@ def _steps(
         _settle(setup, state, pending, report, learning_rate)
         pending = None
         with report.paused():
+            numbers: dict[str, float] = {}
             for evaluator in due:
-                _evaluate(setup, workdir, evaluator, state, number, report)
+                numbers |= _evaluate(setup, workdir, evaluator, state, number, report)
+            if due and watch(number, numbers):
+                stopping = saving = True
             if saving:
                 checkpoints.save(number, state, {'step': number, 'sums': dict(report.sums)})
         if stopping and number < setup.steps:
@@ -143,12 +157,13 @@ def _settle(setup: Setup, state: TrainState, pending: Pending | None, report: Re
 
 def _evaluate(
     setup: Setup, workdir: pathlib.Path, evaluator: Any, state: TrainState, number: int, report: Report
-) -> None:
+) -> dict[str, float]:
     evaluation = evaluator.evaluate(setup, state.params)
     report.evaluation(number, evaluator.name, evaluation.numbers)
     if report.writes:
         evaluation.draw(workdir / 'figures')
         loss_curve(read_lines(workdir / 'metrics.jsonl'), workdir / 'figures' / 'loss.png')
+    return {f'{evaluator.name}/{key}': value for key, value in evaluation.numbers.items()}
 
 
 def _loss(metrics: Any) -> float:

@@ -121,8 +121,8 @@ class Optimizer(abc.ABC):
     def transform(self, params: nnx.State, steps: int, rates: Rates | None = None) -> optax.GradientTransformation:
         """Returns the transformation of gradients into updates, for a run of `steps` steps.
 
-        `params` may be abstract, and `rates`, its own unless given, may be traced. Raises `UserError` for a parameter of an unknown group, a pattern that matches
-        nothing, or a schedule that does not fit the run.
+        `params` may be abstract, `rates` traced; without, they are the optimiser's own. Raises `UserError` for a
+        parameter of an unknown group, a pattern that matches nothing, or a schedule that does not fit the run.
         """
         clip = () if self.clip is None else (optax.clip_by_global_norm(self.clip),)
         projection = () if self.perpendicular is None else (self.perpendicular.transform(_stacked_dims(params)),)

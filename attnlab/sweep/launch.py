@@ -1,0 +1,223 @@
+"""What starts workers: processes of this host, or jobs of a SLURM cluster through submitit."""
+
+import contextlib
+import dataclasses
+import itertools
+import math
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+
+from attnlab.errors import UserError
+from attnlab.sweep.status import describe, rows, status_table, summary
+from attnlab.sweep.study import Study
+
+PAUSE = 1.0
+SHARE = 0.9
+"""Of a device's memory, what the trials on it divide among themselves; JAX alone takes three quarters."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where a worker runs.
+
+    Attributes:
+      cores: of the processor; empty for all.
+      device: the index of its accelerator; `None` for all that there are.
+      memory: the share of the device's memory; `None` for what JAX takes by default.
+    """
+
+    cores: tuple[int, ...] = ()
+    device: int | None = None
+    memory: float | None = None
+
+
+def places(workers: int, devices: Sequence[int], cores: Sequence[int]) -> list[Place]:
+    """One place a worker: devices are taken in turn, or, where none are named, cores divided.
+
+    Workers on one device divide its memory. Raises `UserError` for no workers.
+    """
+    if workers < 1:
+        raise UserError(f'--workers is {workers}; it wants a whole number from 1')
+    if devices:
+        crowd = math.ceil(workers / len(devices))
+        memory = None if crowd == 1 else round(SHARE / crowd, 3)
+        return [Place(device=devices[index % len(devices)], memory=memory) for index in range(workers)]
+    if workers == 1:
+        return [Place()]
+    if workers > len(cores):
+        return [Place(cores=(cores[index % len(cores)],)) for index in range(workers)]
+    bounds = [index * len(cores) // workers for index in range(workers + 1)]
+    return [Place(cores=tuple(cores[low:high])) for low, high in itertools.pairwise(bounds)]
+
+
+def host_cores() -> list[int]:
+    """The cores that this process may use; none where the system does not say."""
+    return sorted(os.sched_getaffinity(0)) if sys.platform.startswith('linux') else []
+
+
+def pin(cores: Sequence[int], device: int | None) -> None:
+    """Keeps this process to its place; before JAX starts."""
+    if cores and sys.platform.startswith('linux'):
+        os.sched_setaffinity(0, cores)
+    if device is not None:
+        import jax
+
+        jax.config.update('jax_cuda_visible_devices', str(device))
+        jax.config.update('jax_rocm_visible_devices', str(device))
+
+
+def command(arguments: Sequence[str], place: Place) -> list[str]:
+    """The command of a worker at a place; JAX is told of its share of memory by the environment alone."""
+    prefix = [] if place.memory is None else ['env', f'XLA_PYTHON_CLIENT_MEM_FRACTION={place.memory}']
+    pinned = [f'--cores={",".join(map(str, place.cores))}'] if place.cores else []
+    pinned += [] if place.device is None else [f'--device={place.device}']
+    return [*prefix, sys.executable, '-m', 'attnlab', 'sweep', 'worker', *arguments, *pinned]
+
+
+def run_processes(study: Study, arguments: Sequence[str], where: Sequence[Place], console: Console) -> int:
+    """Runs workers as processes until the sweep is finished; returns the exit status.
+
+    A worker that a signal ended, for lack of memory or by hand, is started again: its trial goes on. One that gave up
+    says why in `logs/worker-I.txt`. Workers save and stop when this process ends, however it ends.
+    """
+    with contextlib.ExitStack() as stack:
+        crew = [_Worker(study, index, command(arguments, place), stack) for index, place in enumerate(where)]
+        asked = stack.enter_context(_forwarding(crew))
+        show = stack.enter_context(_display(study, console))
+        while True:
+            alive = [worker.alive(restart=not asked) for worker in crew]
+            show()
+            if not any(alive):
+                break
+            time.sleep(PAUSE)
+    console.print(summary(study, rows(study)))
+    complaints = dict.fromkeys(worker.complaint() for worker in crew if worker.process.returncode)
+    if complaints:
+        raise UserError('; '.join(complaints))
+    return 0
+
+
+class _Worker:
+    """A worker's process, and those that follow it."""
+
+    def __init__(self, study: Study, index: int, argv: Sequence[str], stack: contextlib.ExitStack):
+        self._log = study.folder / 'logs' / f'worker-{index}.txt'
+        self._log.parent.mkdir(exist_ok=True)
+        self._output = stack.enter_context(self._log.open('a'))
+        self._argv = [*argv, '--tied']
+        self.process = self._start()
+        stack.callback(self._close)
+
+    def alive(self, *, restart: bool) -> bool:
+        """Whether the process runs; starts another in place of one that a signal ended."""
+        status = self.process.poll()
+        if status is not None and status < 0 and restart:
+            self._output.write(f'ended by signal {-status}; started again\n')
+            self._output.flush()
+            self._close()
+            self.process = self._start()
+        return self.process.poll() is None
+
+    def complaint(self) -> str:
+        """What it said last."""
+        lines = self._log.read_text().splitlines()
+        return (lines[-1] if lines else f'a worker ended with status {self.process.returncode}').removeprefix(
+            'attnlab: '
+        )
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(self._argv, stdin=subprocess.PIPE, stdout=self._output, stderr=subprocess.STDOUT)
+
+    def _close(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait()
+
+
+@contextlib.contextmanager
+def _forwarding(crew: Sequence[_Worker]) -> Iterator[list[int]]:
+    """Hands SIGTERM and Ctrl-C on to the workers, who save; the list inside is not empty from then on."""
+    asked: list[int] = []
+
+    def hand_on(number: int, _: Any) -> None:
+        asked.append(number)
+        for worker in crew:
+            worker.process.send_signal(signal.SIGTERM)
+
+    previous: dict[int, Any] = {number: signal.signal(number, hand_on) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield asked
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _display(study: Study, console: Console) -> Iterator[Any]:
+    """A live table on a terminal, and a line for every trial that ends elsewhere."""
+    if console.is_terminal:
+        with Live(status_table(study), console=console, auto_refresh=False) as live:
+            yield lambda: live.update(status_table(study), refresh=True)
+        return
+    told = {trial.number for trial in study.trials() if trial.state.is_finished()}
+
+    def tell() -> None:
+        for trial in study.trials():
+            if trial.state.is_finished() and trial.number not in told:
+                told.add(trial.number)
+                console.print(describe(study, trial), soft_wrap=True)
+
+    yield tell
+
+
+@dataclasses.dataclass
+class Job:
+    """A worker as submitit runs it: a process of its own, which saves before the cluster takes the machine away."""
+
+    argv: tuple[str, ...]
+    process: Any = None
+
+    def __call__(self) -> int:
+        """Works until nothing is left to do."""
+        self.process = subprocess.Popen(self.argv, stdin=subprocess.PIPE)
+        while self.process.poll() is None:
+            time.sleep(0.1)
+        if self.process.returncode:
+            raise UserError(f'the worker ended with status {self.process.returncode}; see above')
+        return self.process.returncode
+
+    def checkpoint(self) -> Any:
+        """Called by submitit before a timeout, and when the job is preempted: saves, and asks to be queued again."""
+        from submitit.helpers import DelayedSubmission
+
+        if self.process is not None:
+            os.kill(self.process.pid, signal.SIGTERM)
+            os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT)
+        return DelayedSubmission(Job(self.argv))
+
+
+def submit(
+    folder: pathlib.Path, arguments: Sequence[str], workers: int, cluster: str, options: dict[str, Any]
+) -> list[Any]:
+    """Submits an array of workers; returns submitit's jobs. `cluster` is 'slurm', or 'local' to try it out."""
+    try:
+        import submitit
+    except ImportError as error:
+        raise UserError('--launcher=submitit wants submitit: pip install "attnlab[sweep]"') from error
+    try:
+        executor = submitit.AutoExecutor(folder=folder / 'jobs', cluster=cluster)
+        executor.update_parameters(**{'name': f'attnlab-{folder.name}', **options})
+    except (NameError, RuntimeError, ValueError) as error:
+        raise UserError(f'submitit, cluster {cluster}: {error}') from error
+    job = Job((*command([*arguments, '--tied'], Place()),))
+    with executor.batch():
+        return [executor.submit(job) for _ in range(workers)]

@@ -1,0 +1,164 @@
+"""Where to look next, and what to give up early.
+
+What a sampler draws for trial `n` depends on its seed, on `n`, and, for `Tpe` alone, on the results so far; not on the
+worker that asks, nor on how often one was killed. Two studies of one space, seed and sampler look at the same points.
+"""
+
+import abc
+import dataclasses
+import math
+
+import numpy as np
+import optuna
+
+from attnlab.errors import UserError
+from attnlab.sweep.space import Drawn, Space
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampler:
+    """How the points of a space are drawn.
+
+    Attributes:
+      seed: of the draws; has nothing to do with the seeds of the runs.
+    """
+
+    seed: int = 0
+
+    def optuna(self, number: int) -> optuna.samplers.BaseSampler:
+        """What draws, for trial `number`, the dimensions that are not `fixed`."""
+        return optuna.samplers.RandomSampler(seed=self._stream(number))
+
+    def fixed(self, space: Space, number: int, seeds: int) -> dict[str, Drawn]:
+        """What is drawn of each dimension for trial `number`, where the results so far do not matter."""
+        return {}
+
+    def trials(self, space: Space, asked: int | None, seeds: int) -> int:
+        """How many trials there are. Raises `UserError` where that is not said, or the space does not fit."""
+        if asked is None or asked < 1:
+            raise UserError(f'config.trials is {asked}; {type(self).__name__} wants a whole number from 1')
+        return asked
+
+    def seed_index(self, number: int, seeds: int) -> int:
+        """Which of the seeds trial `number` is run with: they are taken in turn."""
+        return number % seeds
+
+    def _stream(self, number: int) -> int:
+        return int(np.random.SeedSequence((self.seed, number)).generate_state(1)[0])
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomSearch(Sampler):
+    """Independent draws. Bergstra and Bengio 2012, https://jmlr.org/papers/v13/bergstra12a.html."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Tpe(Sampler):
+    """Tree-structured Parzen estimators; trials that still run count as bad ones, so that workers do not crowd.
+
+    Bergstra et al. 2011, https://proceedings.neurips.cc/paper/2011/hash/86e8f7ab32cfd12577bc2619bc635690-Abstract.html.
+
+    Attributes:
+      startup: trials that are drawn at random before the first estimate.
+    """
+
+    startup: int = 10
+
+    def optuna(self, number: int) -> optuna.samplers.BaseSampler:
+        return optuna.samplers.TPESampler(seed=self._stream(number), n_startup_trials=self.startup, constant_liar=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class QuasiRandom(Sampler):
+    """A scrambled Sobol sequence: even coverage, best with a power of two of trials.
+
+    Owen 1998, https://doi.org/10.1006/jcom.1998.0487.
+    """
+
+    def fixed(self, space: Space, number: int, seeds: int) -> dict[str, Drawn]:
+        from scipy.stats import qmc
+
+        if not space:
+            return {}
+        sequence = qmc.Sobol(len(space), scramble=True, rng=np.random.default_rng(self.seed))
+        (point,) = sequence.fast_forward(number).random(1)
+        return {name: space[name].at(float(share)) for name, share in zip(sorted(space), point, strict=True)}
+
+
+@dataclasses.dataclass(frozen=True)
+class GridSearch(Sampler):
+    """Every combination of values, each with every seed."""
+
+    def fixed(self, space: Space, number: int, seeds: int) -> dict[str, Drawn]:
+        shape = tuple(self._count(space, name) for name in sorted(space))
+        place = np.unravel_index(number // seeds, shape) if shape else ()
+        return {name: int(index) for name, index in zip(sorted(space), place, strict=True)}
+
+    def trials(self, space: Space, asked: int | None, seeds: int) -> int:
+        every = seeds * math.prod(self._count(space, name) for name in space)
+        if asked not in (None, every):
+            raise UserError(f'config.trials is {asked}; the grid and its seeds have {every}, which None stands for')
+        return every
+
+    def _count(self, space: Space, name: str) -> int:
+        count = space[name].count
+        if count is None:
+            raise UserError(
+                f'{name} is a {type(space[name]).__name__}, which GridSearch cannot exhaust; make it a Grid'
+            )
+        return count
+
+
+class Pruner(abc.ABC):
+    """Which runs to stop at an evaluation, for others of the study were better there."""
+
+    @abc.abstractmethod
+    def optuna(self, steps: int) -> optuna.pruners.BasePruner:
+        """Optuna's, for runs of so many steps."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Asha(Pruner):
+    """Asynchronous successive halving: of the runs at a rung, the best `1 / reduction` go on to the next.
+
+    Rungs are at `first`, `first * reduction`, `first * reduction^2`, ... steps. Li et al. 2020,
+    https://arxiv.org/abs/1810.05934.
+
+    Attributes:
+      first: the first rung, in steps; an evaluation should fall on each.
+      reduction: how many are compared for each that goes on.
+    """
+
+    first: int
+    reduction: int = 3
+
+    def optuna(self, steps: int) -> optuna.pruners.BasePruner:
+        _check_rungs(self.first, self.reduction, steps)
+        return optuna.pruners.SuccessiveHalvingPruner(self.first, self.reduction)
+
+
+@dataclasses.dataclass(frozen=True)
+class Hyperband(Pruner):
+    """Successive halving in several brackets, from `first` steps at the earliest to not at all.
+
+    Li et al. 2018, https://arxiv.org/abs/1603.06560.
+
+    Attributes:
+      first: the first rung of the hardest bracket, in steps.
+      reduction: how many are compared for each that goes on.
+    """
+
+    first: int
+    reduction: int = 3
+
+    def optuna(self, steps: int) -> optuna.pruners.BasePruner:
+        _check_rungs(self.first, self.reduction, steps)
+        return optuna.pruners.HyperbandPruner(self.first, steps, self.reduction)
+
+
+def _check_rungs(first: int, reduction: int, steps: int) -> None:
+    if not 1 <= first <= steps or reduction < 2:
+        raise UserError(
+            f'a pruner wants first from 1 to the {steps} steps of a run, and reduction from 2; '
+            f'got first={first}, reduction={reduction}'
+        )

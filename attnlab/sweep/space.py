@@ -1,0 +1,221 @@
+"""Search spaces: what a sweep may set, and to which values. A dimension is a value, and names the keys it sets.
+
+What is drawn of a dimension is a number of Optuna's: the value itself of a range, the index of one of several values.
+"""
+
+import abc
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+
+from attnlab.errors import UserError
+
+Drawn = float | int
+PLAIN = (bool, int, float, str, type(None))
+
+
+class Dimension(abc.ABC):
+    """Something that a sweep varies."""
+
+    @property
+    @abc.abstractmethod
+    def keys(self) -> tuple[str, ...]:
+        """The keys of the run's config that it sets, dotted, as the command line writes them."""
+
+    @property
+    @abc.abstractmethod
+    def count(self) -> int | None:
+        """How many values there are; `None` for a range."""
+
+    @property
+    @abc.abstractmethod
+    def distribution(self) -> BaseDistribution:
+        """What Optuna draws from."""
+
+    @abc.abstractmethod
+    def suggest(self, trial: optuna.Trial, name: str) -> Drawn:
+        """Has the study's sampler draw."""
+
+    @abc.abstractmethod
+    def at(self, share: float) -> Drawn:
+        """What lies at a share of the dimension, from 0 up to and without 1, equal shares being equally likely."""
+
+    @abc.abstractmethod
+    def settings(self, drawn: Drawn) -> dict[str, Any]:
+        """The value of each key."""
+
+
+class Range(Dimension):
+    """The numbers from `low` to `high`."""
+
+    key: str
+    low: float
+    high: float
+    log: bool
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return (self.key,)
+
+    @property
+    def count(self) -> None:
+        return None
+
+    @property
+    def distribution(self) -> FloatDistribution:
+        return FloatDistribution(self.low, self.high, log=self.log)
+
+    def suggest(self, trial: optuna.Trial, name: str) -> float:
+        return trial.suggest_float(name, self.low, self.high, log=self.log)
+
+    def at(self, share: float) -> float:
+        if self.log:
+            return min(self.high, self.low * (self.high / self.low) ** share)
+        return self.low + share * (self.high - self.low)
+
+    def settings(self, drawn: Drawn) -> dict[str, Any]:
+        return {self.key: float(drawn)}
+
+
+@dataclasses.dataclass(frozen=True)
+class LogUniform(Range):
+    """A number from `low` to `high`, above 0; its logarithm is uniform.
+
+    Attributes:
+      key: of the run's config, such as `optimizer.peak_lr`.
+      low: the smallest.
+      high: the largest.
+    """
+
+    key: str
+    low: float
+    high: float
+    log = True
+
+    def __post_init__(self) -> None:
+        if not 0 < self.low < self.high < math.inf:
+            raise UserError(f'{self.key}: LogUniform wants 0 < low < high; got {self.low} and {self.high}')
+
+
+@dataclasses.dataclass(frozen=True)
+class Uniform(Range):
+    """A number from `low` to `high`, uniform.
+
+    Attributes:
+      key: of the run's config, such as `model.stack.blocks[0].dropout`.
+      low: the smallest.
+      high: the largest.
+    """
+
+    key: str
+    low: float
+    high: float
+    log = False
+
+    def __post_init__(self) -> None:
+        if not -math.inf < self.low < self.high < math.inf:
+            raise UserError(f'{self.key}: Uniform wants low < high; got {self.low} and {self.high}')
+
+
+class Listed(Dimension):
+    """One of several values; what is drawn is the index."""
+
+    @property
+    @abc.abstractmethod
+    def count(self) -> int: ...
+
+    @property
+    def distribution(self) -> BaseDistribution:
+        return CategoricalDistribution(range(self.count))
+
+    def suggest(self, trial: optuna.Trial, name: str) -> int:
+        return trial.suggest_categorical(name, range(self.count))
+
+    def at(self, share: float) -> int:
+        return min(int(share * self.count), self.count - 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice(Listed):
+    """One of several values without an order: numbers, names, or tuples of them.
+
+    Attributes:
+      key: of the run's config.
+      values: to choose from.
+    """
+
+    key: str
+    values: tuple
+
+    def __post_init__(self) -> None:
+        _check_values(self.key, self.values)
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return (self.key,)
+
+    @property
+    def count(self) -> int:
+        return len(self.values)
+
+    def settings(self, drawn: Drawn) -> dict[str, Any]:
+        return {self.key: self.values[int(drawn)]}
+
+
+@dataclasses.dataclass(frozen=True)
+class Grid(Choice):
+    """One of several values in an order that means something, such as widths or learning rates."""
+
+    @property
+    def distribution(self) -> IntDistribution:
+        return IntDistribution(0, self.count - 1)
+
+    def suggest(self, trial: optuna.Trial, name: str) -> int:
+        return trial.suggest_int(name, 0, self.count - 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Zip(Listed):
+    """Several keys that change together.
+
+    Attributes:
+      together: of the run's config.
+      rows: each holds one value for every key.
+    """
+
+    together: tuple
+    rows: tuple
+
+    def __post_init__(self) -> None:
+        for row in self.rows:
+            if len(row) != len(self.together):
+                raise UserError(f'a row of Zip holds a value for each of {", ".join(self.together)}; got {row}')
+        _check_values(' and '.join(self.together), tuple(value for row in self.rows for value in row))
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return self.together
+
+    @property
+    def count(self) -> int:
+        return len(self.rows)
+
+    def settings(self, drawn: Drawn) -> dict[str, Any]:
+        return dict(zip(self.together, self.rows[int(drawn)], strict=True))
+
+
+Space = Mapping[str, Dimension]
+"""Dimensions by the name that tables give them."""
+
+
+def _check_values(key: str, values: tuple) -> None:
+    if not values:
+        raise UserError(f'{key}: there are no values to choose from')
+    for value in values:
+        flat = value if isinstance(value, tuple) else (value,)
+        if not all(isinstance(item, PLAIN) for item in flat):
+            raise UserError(f'{key}: {value!r} is no number, name, None, or tuple of them')

@@ -1,0 +1,283 @@
+"""A study: the state of a sweep, shared by any number of workers, none of which has to live.
+
+    STUDY/sweep.json     the sweep's config, complete
+          journal.log    Optuna's, unless the study lives in a database
+          trials/0007/   the run of trial 7, made by training as any other
+          logs/0007.txt  what it printed
+          locks/0007     held by the process that runs it
+          lock           held while a worker looks for a trial
+          home           tells this folder from that of another host
+          confirm/       the study of the winner, with fresh seeds
+
+A trial is RUNNING in Optuna from its creation to its end. Who runs it is said by a lock that the kernel takes back when
+its holder dies; Optuna's heartbeat needs a database and a guess at how long is dead. So a worker first takes up trials
+that nobody runs, then makes a new one, all of it holding `lock`. A trial belongs to the `home` it was made in: a host
+that cannot see that folder can see neither the lock nor the checkpoints, and leaves the trial alone.
+"""
+
+import dataclasses
+import json
+import os
+import pathlib
+import uuid
+from typing import Any
+
+import optuna
+from ml_collections import ConfigDict
+from optuna.storages import BaseStorage, JournalStorage, RDBStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.study import StudyDirection
+from optuna.trial import FrozenTrial, TrialState, create_trial
+
+from attnlab import config as configs
+from attnlab.config import from_plain, plain
+from attnlab.errors import UserError
+from attnlab.sweep.lock import JournalLock, Lock
+from attnlab.sweep.space import Drawn
+from attnlab.sweep.sweep import Sweep, read
+from attnlab.train.run import differences
+
+HOME = 'home'
+SURPLUS = 'one more than the sweep has: another host made the last trial at the same time'
+DATABASE = 'database'
+"""The file that says that the study's trials are in a database, and are looked for nowhere else."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Claim:
+    """A trial that this process alone may run, until `release`.
+
+    Attributes:
+      trial: Optuna's, to report to and to ask.
+      number: of the trial.
+      drawn: its point of the space.
+      lock: what makes it ours.
+    """
+
+    trial: optuna.Trial
+    number: int
+    drawn: dict[str, Drawn]
+    lock: Lock
+
+    @property
+    def notes(self) -> dict[str, Any]:
+        """What earlier attempts wrote down."""
+        return self.trial.user_attrs
+
+    def note(self, name: str, value: Any) -> None:
+        """Writes something down that must outlive this process."""
+        self.trial.set_user_attr(name, value)
+
+    def release(self) -> None:
+        """Lets others have the trial."""
+        self.lock.release()
+
+
+class Study:
+    """An open study. Make one with `create`, or `open` one that is there."""
+
+    def __init__(self, folder: pathlib.Path, sweep: Sweep, storage: BaseStorage, name: str, home: str):
+        self.folder = folder
+        self.sweep = sweep
+        self._storage = storage
+        self._name = name
+        self._home = home
+        self._id = storage.get_study_id_from_name(name)
+
+    @property
+    def storage(self) -> BaseStorage:
+        """Optuna's storage, which a study of confirmation shares if it is a database."""
+        return self._storage
+
+    @property
+    def name(self) -> str:
+        """The study's name in the storage."""
+        return self._name
+
+    def trials(self) -> list[FrozenTrial]:
+        """Every trial so far, by number."""
+        every = self._storage.get_all_trials(self._id, deepcopy=False)
+        return [trial for trial in every if trial.number < self.sweep.trials]
+
+    def finished(self) -> bool:
+        """Whether every trial has come to its end."""
+        trials = self.trials()
+        return len(trials) == self.sweep.trials and all(trial.state.is_finished() for trial in trials)
+
+    def best(self) -> FrozenTrial | None:
+        """The complete trial with the best value; the first of equals."""
+        best: FrozenTrial | None = None
+        for trial in self.trials():
+            if trial.state == TrialState.COMPLETE and (best is None or self.sweep.better(_value(trial), _value(best))):
+                best = trial
+        return best
+
+    def drawn(self, trial: FrozenTrial) -> dict[str, Drawn]:
+        """A trial's point of the space; empty while it is being drawn."""
+        complete = trial.params.keys() == self.sweep.space.keys()
+        return dict(trial.params) if complete else {}
+
+    def settings(self, trial: FrozenTrial) -> dict[str, Any]:
+        """The keys that a trial sets, and their values."""
+        drawn = self.drawn(trial)
+        return self.sweep.settings(drawn) if len(drawn) == len(self.sweep.space) else {}
+
+    def workdir(self, number: int) -> pathlib.Path:
+        """The run directory of a trial."""
+        return self.folder / 'trials' / f'{number:04}'
+
+    def log(self, number: int) -> pathlib.Path:
+        """What a trial printed."""
+        return self.folder / 'logs' / f'{number:04}.txt'
+
+    def taken(self, trial: FrozenTrial) -> bool:
+        """Whether some process runs the trial, as far as can be told from this folder."""
+        return trial.user_attrs.get(HOME) != self._home or self._trial_lock(trial.number).taken()
+
+    def claim(self) -> Claim | None:
+        """Takes up a trial that nobody runs, or makes one; `None` where there is neither."""
+        with Lock(self.folder / 'lock').held():
+            for trial in self.trials():
+                if trial.state == TrialState.RUNNING and trial.user_attrs[HOME] == self._home:
+                    lock = self._trial_lock(trial.number)
+                    if not lock.acquire(wait=False):
+                        continue
+                    trial_id = self._storage.get_trial_id_from_study_id_trial_number(self._id, trial.number)
+                    if self._storage.get_trial(trial_id).state == TrialState.RUNNING:
+                        return self._claim(trial_id, trial.number, lock)
+                    lock.release()
+            return self._create()
+
+    def tell(self, claim: Claim, state: TrialState, value: float | None = None, reason: str | None = None) -> None:
+        """Ends a trial."""
+        if reason is not None:
+            claim.note('reason', reason)
+        self._optuna(claim.number).tell(claim.trial, value, state)
+
+    def _create(self) -> Claim | None:
+        if len(self.trials()) >= self.sweep.trials:
+            return None
+        made = create_trial(state=TrialState.RUNNING, user_attrs={HOME: self._home})
+        trial_id = self._storage.create_new_trial(self._id, made)
+        number = self._storage.get_trial_number_from_id(trial_id)
+        if number >= self.sweep.trials:
+            self._storage.set_trial_user_attr(trial_id, 'reason', SURPLUS)
+            self._storage.set_trial_state_values(trial_id, TrialState.FAIL)
+            return None
+        lock = self._trial_lock(number)
+        lock.acquire()
+        return self._claim(trial_id, number, lock)
+
+    def _claim(self, trial_id: int, number: int, lock: Lock) -> Claim:
+        """Draws what was not drawn before: the same whoever draws, and however often."""
+        trial = optuna.Trial(self._optuna(number), trial_id)
+        space, fixed = self.sweep.space, self.sweep.fixed(number)
+        drawn = dict(trial.params)
+        for name in sorted(space.keys() - drawn.keys()):
+            if name in fixed:
+                kind = space[name].distribution
+                self._storage.set_trial_param(trial_id, name, kind.to_internal_repr(fixed[name]), kind)
+                drawn[name] = fixed[name]
+            else:
+                drawn[name] = space[name].suggest(trial, name)
+        return Claim(trial, number, drawn, lock)
+
+    def _optuna(self, number: int) -> optuna.Study:
+        pruner = self.sweep.pruner
+        return optuna.load_study(
+            study_name=self._name,
+            storage=self._storage,
+            sampler=self.sweep.sampler.optuna(number),
+            pruner=optuna.pruners.NopPruner() if pruner is None else pruner.optuna(self.sweep.base.steps),
+        )
+
+    def _trial_lock(self, number: int) -> Lock:
+        return Lock(self.folder / 'locks' / f'{number:04}')
+
+
+def create_study(folder: pathlib.Path, config: ConfigDict, storage: str | None = None) -> Study:
+    """Makes the folder this sweep's, or finds that it already is, and opens it.
+
+    `storage` is the address of a database; without one, trials are kept in the folder. Raises `UserError` where the
+    folder belongs to another sweep, naming the keys that differ.
+    """
+    read(config)
+    _claim_folder(folder, config, storage)
+    return open_study(folder, storage)
+
+
+def _claim_folder(folder: pathlib.Path, config: ConfigDict, storage: str | None) -> None:
+    path = folder / 'sweep.json'
+    if not path.exists() and folder.exists() and any(child.name != 'lock' for child in folder.iterdir()):
+        raise UserError(f'{folder} is not empty and holds no sweep.json, so it is no study: choose another --study')
+    with Lock(folder / 'lock').held():
+        if path.exists():
+            differing = differences(configs.load(path), config)
+            if differing:
+                shown = '; '.join(differing[:8]) + ('; ...' if len(differing) > 8 else '')
+                raise UserError(f'{folder} holds a study of another sweep ({shown}): choose another --study')
+        else:
+            if storage is not None:
+                _replace(folder / DATABASE, 'trials are in a database: give --storage\n')
+            _replace(folder / HOME, f'{uuid.uuid4()}\n')
+            _replace(path, json.dumps(plain(config), indent=2) + '\n')
+
+
+def open_study(folder: pathlib.Path, storage: str | None = None, within: Study | None = None) -> Study:
+    """Opens a study that was created; `within` another, whose storage it uses if that is a database.
+
+    Raises `UserError` where there is none, or it lives in a database and none is named.
+    """
+    path = folder / 'sweep.json'
+    if not path.exists():
+        raise UserError(f'{folder} is not a study: it holds no sweep.json')
+    config = configs.load(path)
+    sweep = read(config)
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    if (folder / DATABASE).exists() != (storage is not None):
+        hint = 'lives in a database: say which by --storage' if storage is None else 'has its trials in a journal'
+        raise UserError(f'{folder} {hint}')
+    name = folder.absolute().name if within is None else f'{within.name}/{folder.name}'
+    opened = _journal(folder) if storage is None else _database(storage) if within is None else within.storage
+    direction = StudyDirection.MINIMIZE if sweep.goal == 'min' else StudyDirection.MAXIMIZE
+    study = optuna.create_study(storage=opened, study_name=name, direction=direction, load_if_exists=True)
+    known = study.user_attrs
+    if 'sweep' not in known:
+        study.set_user_attr('sweep', plain(config))
+    elif differing := differences(from_plain(known['sweep']), config):
+        raise UserError(f'the database has a study {name} of another sweep ({differing[0]}): choose another --study')
+    return Study(folder, sweep, opened, name, (folder / HOME).read_text().strip())
+
+
+def confirmation(study: Study, storage: str | None) -> Study | None:
+    """The study of the winner with fresh seeds; `None` where none was asked for, or nothing won."""
+    best = study.best()
+    if study.sweep.confirm == 0 or best is None:
+        return None
+    folder = study.folder / 'confirm'
+    _claim_folder(folder, study.sweep.confirmation(study.drawn(best)), storage)
+    return open_study(folder, storage, study)
+
+
+def _journal(folder: pathlib.Path) -> BaseStorage:
+    path = folder / 'journal.log'
+    return JournalStorage(JournalFileBackend(str(path), lock_obj=JournalLock(path)))
+
+
+def _database(address: str) -> BaseStorage:
+    try:
+        return RDBStorage(address)
+    except ImportError as error:
+        raise UserError(f'{address.partition(":")[0]} needs a driver that is not installed: {error}') from error
+
+
+def _value(trial: FrozenTrial) -> float:
+    assert trial.value is not None
+    return trial.value
+
+
+def _replace(path: pathlib.Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f'{path.name}.partial')
+    partial.write_text(text)
+    os.replace(partial, path)

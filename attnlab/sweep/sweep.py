@@ -1,0 +1,149 @@
+"""A sweep's config, built: which runs there are."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from ml_collections import ConfigDict
+from ml_collections.config_dict import placeholder
+from ml_collections.config_flags import config_path
+
+from attnlab.config import build, from_plain, plain, spec
+from attnlab.errors import UserError, nearest
+from attnlab.sweep.search import GridSearch, Pruner, Sampler
+from attnlab.sweep.space import Drawn, Space
+from attnlab.train.run import flatten
+
+KEYS = ('base', 'space', 'sampler', 'pruner', 'trials', 'seeds', 'metric', 'goal', 'confirm')
+"""The top level of every sweep config."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Sweep:
+    """Runs of one config that differ in the points of a space and in their seeds.
+
+    Attributes:
+      base: the run config that every trial starts from.
+      space: what is varied, by name.
+      sampler: where to look next.
+      pruner: what to give up early; `None` gives up nothing.
+      trials: how many runs there are.
+      seeds: what the runs are seeded with.
+      metric: of an evaluator, such as `valid/loss`; a trial's value is that after its last step.
+      goal: 'min' or 'max'.
+      confirm: how many fresh seeds the winner is run with in the end; 0 for none.
+    """
+
+    base: ConfigDict
+    space: Space
+    sampler: Sampler
+    pruner: Pruner | None
+    trials: int
+    seeds: tuple[int, ...]
+    metric: str
+    goal: str
+    confirm: int
+
+    def seed(self, number: int) -> int:
+        """The seed of trial `number`."""
+        return self.seeds[self.sampler.seed_index(number, len(self.seeds))]
+
+    def fixed(self, number: int) -> dict[str, Drawn]:
+        """What of trial `number` is drawn without regard to results."""
+        return self.sampler.fixed(self.space, number, len(self.seeds))
+
+    def settings(self, drawn: Mapping[str, Drawn]) -> dict[str, Any]:
+        """The keys and values of a point of the space."""
+        return {
+            key: value for name in sorted(self.space) for key, value in self.space[name].settings(drawn[name]).items()
+        }
+
+    def config(self, number: int, drawn: Mapping[str, Drawn]) -> ConfigDict:
+        """The run config of trial `number` at a point of the space."""
+        return with_settings(self.base, {**self.settings(drawn), 'seed': self.seed(number)})
+
+    def better(self, value: float, other: float) -> bool:
+        """Whether a value of the metric is better than another."""
+        return value < other if self.goal == 'min' else value > other
+
+    def confirmation(self, drawn: Mapping[str, Drawn]) -> ConfigDict:
+        """The config of the sweep that runs a point with fresh seeds."""
+        first = max(self.seeds) + 1
+        return sweep_config(
+            with_settings(self.base, self.settings(drawn)),
+            {},
+            sampler=spec(GridSearch),
+            seeds=tuple(range(first, first + self.confirm)),
+            metric=self.metric,
+            goal=self.goal,
+            confirm=0,
+        )
+
+
+def sweep_config(
+    base: ConfigDict,
+    space: Mapping[str, ConfigDict],
+    *,
+    sampler: ConfigDict,
+    metric: str,
+    pruner: ConfigDict | None = None,
+    trials: int | None = None,
+    seeds: tuple[int, ...] = (0,),
+    goal: str = 'min',
+    confirm: int = 3,
+) -> ConfigDict:
+    """A sweep's config, as `get_config` of a file in `configs/sweeps` returns it; `Sweep` says what the keys are."""
+    config = ConfigDict(
+        {
+            'base': base,
+            'space': ConfigDict(dict(space), convert_dict=False),
+            'sampler': sampler,
+            'pruner': pruner,
+            'trials': placeholder(int) if trials is None else trials,
+            'seeds': seeds,
+            'metric': metric,
+            'goal': goal,
+            'confirm': confirm,
+        },
+        convert_dict=False,
+    )
+    return config.lock()
+
+
+def read(config: ConfigDict) -> Sweep:
+    """Builds a sweep's config. Raises `UserError` naming the key that is missing, unknown or wrong."""
+    if set(config) != set(KEYS):
+        lacks, unknown = sorted(set(KEYS) - set(config)), sorted(set(config) - set(KEYS))
+        raise UserError(f'a sweep config lacks {lacks} and has the unknown {unknown}')
+    built = {name: build(config[name], f'config.{name}') for name in KEYS if name != 'base'}
+    space, seeds, sampler = built['space'], built['seeds'], built['sampler']
+    if not seeds or len(set(seeds)) != len(seeds) or not all(type(seed) is int for seed in seeds):
+        raise UserError(f'config.seeds is {seeds}; it wants whole numbers, each once')
+    if built['goal'] not in ('min', 'max'):
+        raise UserError(f"config.goal is {built['goal']!r}; it wants 'min' or 'max'")
+    keys = [key for dimension in space.values() for key in dimension.keys]
+    if 'seed' in keys or len(set(keys)) != len(keys):
+        raise UserError(f'the space sets {", ".join(sorted(keys))}; each may be set once, and seed by config.seeds')
+    base = from_plain(plain(config.base))
+    trials = sampler.trials(space, built['trials'], len(seeds))
+    sweep = Sweep(**built | {'base': base, 'trials': trials})
+    for dimension in space.values():
+        for share in (0.0, 0.999999):
+            with_settings(base, dimension.settings(dimension.at(share)))
+    if sweep.pruner is not None:
+        sweep.pruner.optuna(base.steps)
+    return sweep
+
+
+def with_settings(base: ConfigDict, settings: Mapping[str, Any]) -> ConfigDict:
+    """A copy of a config with keys set. Raises `UserError` for an unknown key, or a value that does not fit."""
+    config = from_plain(plain(base))
+    for key, value in settings.items():
+        try:
+            config_path.get_value(key, config)
+            config_path.set_value(key, config, value)
+        except (AttributeError, KeyError, IndexError, ValueError) as error:
+            raise UserError(f'the base config has no key {key}{nearest(key, flatten(base))}') from error
+        except TypeError as error:
+            raise UserError(f'the space sets {key} to {value!r}: {error}') from error
+    return config.lock()

@@ -1,0 +1,221 @@
+"""One trial: an ordinary run, whose evaluations the study hears of, and whose end it records."""
+
+import collections
+import enum
+import gc
+import json
+import math
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+from ml_collections import ConfigDict
+from optuna.trial import TrialState
+from rich.console import Console
+
+from attnlab.config import from_plain, plain
+from attnlab.errors import UserError, nearest
+from attnlab.sweep.study import Claim, Study
+from attnlab.train import launch, loop, run
+from attnlab.train.report import read_lines
+from attnlab.train.setup import SCALARS, Setup, prepare
+
+STARTS = 10
+"""Starts from one and the same checkpoint after which a trial counts as one that cannot live."""
+
+KEPT = 2
+"""Models whose compiled programs a worker keeps."""
+
+
+class Outcome(enum.Enum):
+    """What became of a trial."""
+
+    DONE = 'done'
+    PRUNED = 'pruned'
+    FAILED = 'failed'
+    STOPPED = 'stopped'
+
+
+STATES = {Outcome.DONE: TrialState.COMPLETE, Outcome.PRUNED: TrialState.PRUNED, Outcome.FAILED: TrialState.FAIL}
+
+
+class Failed(Exception):
+    """The point of the trial cannot be run; the message says why."""
+
+
+class Programs:
+    """Compiled programs by what they depend on: trials that differ in `SCALARS` alone share them."""
+
+    def __init__(self) -> None:
+        self._made: collections.OrderedDict[str, tuple[Setup, dict[str, Any]]] = collections.OrderedDict()
+
+    def prepare(self, config: ConfigDict) -> tuple[Setup, dict[str, Any]]:
+        """The setup of a run, and what is measured of it. Raises Failed for a config that cannot be built."""
+        try:
+            setup = prepare(config)
+            setup.check_batch()
+        except UserError as error:
+            raise Failed(str(error)) from error
+        setup.load_data()
+        key = structure(config)
+        if key in self._made:
+            self._made.move_to_end(key)
+            first, facts = self._made[key]
+            return setup.sharing(first), facts
+        while len(self._made) >= KEPT:
+            self._made.popitem(last=False)
+        try:
+            facts = launch.measured(setup)
+        except UserError as error:
+            raise Failed(str(error)) from error
+        self._made[key] = setup, facts
+        return setup, facts
+
+    def clear(self) -> None:
+        """Lets go of everything, when memory may have run out."""
+        self._made.clear()
+        gc.collect()
+
+
+def structure(config: ConfigDict) -> str:
+    """A config without what its programs take as arguments."""
+    rest: Any = plain(config)
+    for key in SCALARS:
+        *parents, name = key.split('.')
+        inner = rest
+        for parent in parents:
+            inner = inner[parent]
+        del inner[name]
+    return json.dumps(rest, sort_keys=True)
+
+
+def run_trial(study: Study, claim: Claim, programs: Programs) -> Outcome:
+    """Runs a claimed trial to its end and records it, from the newest checkpoint if there is one.
+
+    What is wrong with the point (a config that cannot be built, a loss that is not finite, too little memory, a bug it
+    meets) fails the trial; what is wrong with the machine (a full disk, a missing data set) is raised, and the trial
+    goes on when it is claimed again.
+    """
+    began = time.perf_counter()
+    path = study.log(claim.number)
+    path.parent.mkdir(exist_ok=True)
+    with path.open('a') as file:
+        console = Console(file=file, width=120, highlight=False)
+        outcome, value, reason = _outcome(study, claim, programs, console)
+        if reason is not None:
+            console.print(f'failed: {reason}')
+    before = claim.notes.get('seconds', 0.0)
+    claim.note('seconds', before + time.perf_counter() - began)
+    if outcome != Outcome.STOPPED:
+        study.tell(claim, STATES[outcome], value, reason)
+    return outcome
+
+
+def _outcome(
+    study: Study, claim: Claim, programs: Programs, console: Console
+) -> tuple[Outcome, float | None, str | None]:
+    """What became of it, with the value of what is done and the reason of what failed."""
+    try:
+        value = _value(study, claim, programs, console)
+    except (Failed, loop.NonFinite) as error:
+        return Outcome.FAILED, None, str(error)
+    except (UserError, OSError):
+        raise
+    except Exception as error:
+        console.print_exception(max_frames=20)
+        reason = _reason(error)
+    else:
+        return (value, None, None) if isinstance(value, Outcome) else (Outcome.DONE, value, None)
+    programs.clear()
+    return Outcome.FAILED, None, reason
+
+
+def _value(study: Study, claim: Claim, programs: Programs, console: Console) -> float | Outcome:
+    """The metric after the last step; PRUNED or STOPPED where it did not come so far."""
+    sweep = study.sweep
+    config = sweep.config(claim.number, claim.drawn)
+    workdir = study.workdir(claim.number)
+    _check_starts(claim, newest_checkpoint(workdir))
+    setup, facts = programs.prepare(config)
+    _check_metric(sweep.metric, setup)
+    run.claim(workdir, from_plain(plain(config)))
+    pruned_at = claim.notes.get('pruned_at')
+    if pruned_at is None or newest_checkpoint(workdir) < pruned_at:
+        watch = _watch(claim, sweep.metric, setup.steps)
+        if launch.train(setup, workdir, facts, console=console, watch=watch) == loop.FINISHED:
+            return _last(workdir, sweep.metric, setup.steps)
+        if 'pruned_at' not in claim.notes:
+            return Outcome.STOPPED
+    return Outcome.PRUNED
+
+
+def _watch(claim: Claim, metric: str, steps: int) -> loop.Watch:
+    """Reports an evaluation, and asks whether to give up.
+
+    After a kill, evaluations since the last checkpoint come once more, with the same numbers. They are not reported
+    again; of the last one it is asked again, for it may be the question that was not answered.
+    """
+
+    def watch(step: int, numbers: Mapping[str, float]) -> bool:
+        if metric not in numbers:
+            if any(name.partition('/')[0] == metric.partition('/')[0] for name in numbers):
+                raise UserError(f'config.metric is {metric}, which is not evaluated{nearest(metric, numbers)}')
+            return False
+        value = numbers[metric]
+        if not math.isfinite(value):
+            raise Failed(f'{metric} is {value} after step {step}')
+        notes = claim.notes
+        if 'pruned_at' in notes:
+            return step >= notes['pruned_at']
+        study, trial = claim.trial.study, claim.trial
+        reported = study.get_trials(deepcopy=False)[claim.number].intermediate_values
+        if step not in reported:
+            trial.report(value, step)
+        elif step < max(reported):
+            return False
+        if step == steps or not trial.should_prune():
+            return False
+        claim.note('pruned_at', step)
+        return True
+
+    return watch
+
+
+def _check_starts(claim: Claim, checkpoint: int) -> None:
+    """Counts this start; raises Failed where the last ones all died before a checkpoint."""
+    starts = [*claim.notes.get('starts', ()), checkpoint][-STARTS - 1 :]
+    claim.note('starts', starts)
+    if len(starts) > STARTS and len(set(starts)) == 1:
+        raise Failed(f'died {STARTS} times after step {checkpoint} without a word; the kernel may be out of memory')
+
+
+def _check_metric(metric: str, setup: Setup) -> None:
+    names = [evaluator.name for evaluator in setup.evals]
+    name = metric.partition('/')[0]
+    if name not in names:
+        raise UserError(f'config.metric is {metric}, and there is no evaluator {name}{nearest(name, names)}')
+
+
+def newest_checkpoint(workdir: Any) -> int:
+    """The step of the newest checkpoint; 0 where there is none."""
+    return max((int(path.name) for path in (workdir / 'checkpoints').glob('*') if path.name.isdecimal()), default=0)
+
+
+def _last(workdir: Any, metric: str, steps: int) -> float:
+    """The metric after the last step, as the run wrote it down."""
+    found = [line[metric] for line in read_lines(workdir / 'metrics.jsonl') if line['step'] == steps and metric in line]
+    if not found:
+        raise UserError(f'config.metric is {metric}, which is not evaluated after the last step')
+    if isinstance(found[-1], str):
+        raise Failed(f'{metric} is {found[-1]} after step {steps}')
+    return found[-1]
+
+
+def _reason(error: Exception) -> str:
+    first = str(error).strip().partition('\n')[0]
+    if isinstance(error, MemoryError):
+        return 'out of memory'
+    if isinstance(error, jax.errors.JaxRuntimeError) and 'RESOURCE_EXHAUSTED' in first:
+        return f'out of memory: {first}'
+    return f'{type(error).__name__}: {first}'
