@@ -57,6 +57,8 @@ class Arrays(NamedTuple):
       keys: vectors `b h s`, likewise.
       slopes: `h`, or `None`.
       bias: `b h t s` if it varies by query and by key, or `None`; `b h s t` where keys are the rows.
+      reach: of every block of rows, the first tile of columns that may hold one of its documents, and the first one
+        behind them all, `b n` each; or `None`: any tile may.
     """
 
     q: Any
@@ -66,6 +68,7 @@ class Arrays(NamedTuple):
     keys: dict[str, Any]
     slopes: Any = None
     bias: Any = None
+    reach: tuple[Any, Any] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +81,7 @@ class Call:
       axis: of a tile, the one along which queries run.
       step: the columns of a tile, those that one step takes in.
       hides: whether segments or a bias may hide any key.
-      skips: whether tiles that positions hide are passed over.
+      skips: whether tiles that positions or segments hide are passed over.
     """
 
     here: Target
@@ -106,40 +109,39 @@ class Call:
             return (-(-self.t // PAD) - 1 - turn) * PAD
         return turn * PAD
 
-    def steps(self, first: Any) -> tuple[Any, Callable[[Any], Any]]:
+    def steps(self, first: Any, reach: tuple[Any, Any] | None = None) -> tuple[Any, Callable[[Any], Any]]:
         """How many steps the rows from `first` on need, and which tile of columns each step takes in."""
+        tiles = -(-(self.s if self.axis == 0 else self.t) // self.step)
         if not self.skips:
-            return -(-self.s // self.step), lambda step: step
-        return self._keys(first) if self.axis == 0 else self._queries(first)
+            return _between(0, tiles)
+        low, high = (0, tiles) if reach is None else reach
+        return self._keys(first, tiles, low, high) if self.axis == 0 else self._queries(first, tiles, low, high)
 
-    def _keys(self, first: Any) -> tuple[Any, Callable[[Any], Any]]:
-        tiles = -(-self.s // self.step)
-        high: Any = tiles
+    def _keys(self, first: Any, tiles: int, low: Any, high: Any) -> tuple[Any, Callable[[Any], Any]]:
         last = self.position(first + PAD - 1)
         if self.rule.causal:
-            high = jnp.clip(last // self.step + 1, 0, tiles)
+            high = jnp.clip(last // self.step + 1, 0, high)
         if self.rule.window is None:
-            return high, lambda step: step
+            return _between(low, high)
         # The keys that stay visible come first, the window after them.
         sinks = jnp.minimum(-(-self.rule.sinks // self.step), high)
-        low = jnp.maximum(jnp.maximum(self.position(first) - self.rule.window + 1, 0) // self.step, sinks)
+        sinks = jnp.where(low < sinks, sinks, 0)
+        near = jnp.maximum(self.position(first) - self.rule.window + 1, 0) // self.step
+        low = jnp.maximum(jnp.maximum(near, low), sinks)
         high = jnp.clip((last + self.rule.window - 1) // self.step + 1, 0, high)
         return sinks + jnp.maximum(high - low, 0), lambda step: jnp.where(step < sinks, step, step - sinks + low)
 
-    def _queries(self, first: Any) -> tuple[Any, Callable[[Any], Any]]:
-        tiles = -(-self.t // self.step)
-        low: Any = 0
-        high: Any = tiles
+    def _queries(self, first: Any, tiles: int, low: Any, high: Any) -> tuple[Any, Callable[[Any], Any]]:
         shift = self.t - self.s
         if self.rule.causal:
-            low = jnp.maximum(first + shift, 0) // self.step
+            low = jnp.maximum(low, jnp.maximum(first + shift, 0) // self.step)
         if self.rule.window is not None:
             near = jnp.maximum(first + shift - self.rule.window + 1, 0) // self.step
             far = jnp.clip((first + PAD - 1 + shift + self.rule.window - 1) // self.step + 1, 0, tiles)
             stays = first < self.rule.sinks
-            low = low if self.rule.causal else jnp.where(stays, 0, near)
-            high = jnp.where(stays, tiles, far)
-        return jnp.maximum(high - low, 0), lambda step: step + low
+            low = low if self.rule.causal else jnp.maximum(low, jnp.where(stays, 0, near))
+            high = jnp.minimum(high, jnp.where(stays, tiles, far))
+        return _between(low, high)
 
     def all_visible(self, place: 'Place') -> Any:
         """Whether every query of a tile sees every key of it, as far as positions say."""
@@ -172,6 +174,36 @@ class Call:
     def load(self, ref: Any, along: int) -> jax.Array:
         """Reads one number for each query (`along=0`) or key (1) of a tile."""
         return plgpu.load(ref, layout=DOWN if along == self.axis else ACROSS, optimized=False)
+
+
+def _between(low: Any, high: Any) -> tuple[Any, Callable[[Any], Any]]:
+    """The steps through the tiles from `low` to before `high`."""
+    steps = high - low if isinstance(low, int) and isinstance(high, int) else jnp.maximum(high - low, 0)
+    return steps, lambda step: step + low
+
+
+def reach(call: Call, queries: jax.Array, keys: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns `Arrays.reach` of the segments `b t` and `b s`.
+
+    Where documents lie one behind the other, numbered in order, it leaves out every tile that has none in common with
+    the rows. Of other numbers some such tiles are left in; masks hide them.
+    """
+    rows, columns = (queries, keys) if call.axis == 0 else (keys, queries)
+    least, most = _extremes(rows, PAD)
+    lowest, highest = _extremes(columns, call.step)
+    meet = (least[:, :, None] <= highest[:, None, :]) & (lowest[:, None, :] <= most[:, :, None])
+    tiles = jnp.arange(meet.shape[2], dtype=jnp.int32)
+    first = jnp.min(jnp.where(meet, tiles, meet.shape[2]), axis=2)
+    return first, jnp.max(jnp.where(meet, tiles + 1, 0), axis=2)
+
+
+def _extremes(segments: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
+    """The least and the greatest number in every tile of so many, `b n`."""
+    segments = segments.astype(jnp.int32)
+    # The last number stands in for those behind the end.
+    padded = jnp.pad(segments, ((0, 0), (0, -segments.shape[1] % size)), mode='edge')
+    tiles = padded.reshape(segments.shape[0], -1, size)
+    return jnp.min(tiles, axis=2), jnp.max(tiles, axis=2)
 
 
 class Place(NamedTuple):
@@ -289,6 +321,12 @@ def zeros(shape: tuple[int, ...], layout: Any) -> jax.Array:
 def full(shape: tuple[int, ...], value: float, layout: Any) -> jax.Array:
     """One number everywhere, in registers."""
     return plgpu.layout_cast(jnp.full(shape, value, jnp.float32), layout)
+
+
+def steps_of(call: Call, operands: Arrays, batch: Any, first: Any) -> tuple[Any, Callable[[Any], Any]]:
+    """`Call.steps` of the rows from `first` on."""
+    ends = operands.reach
+    return call.steps(first, None if ends is None else (ends[0][batch, first // PAD], ends[1][batch, first // PAD]))
 
 
 def row_parts(call: Call, operands: Arrays, batch: Any, head: Any, mine: Any) -> Parts:

@@ -73,7 +73,7 @@ def query_gradients(call: Call, arrays: Arrays, known: Known, doutput: jax.Array
         group = head // (h // g)
         first = call.first(turn)
         mine = hopper.rows_from(first + warpgroup * ROWS)
-        steps, column = call.steps(first)
+        steps, column = hopper.steps_of(call, operands, batch, first)
         q, do, places, copied = scratch
         places = jax.tree.map(lambda place: place.at[warpgroup], places)
 
@@ -186,7 +186,7 @@ def key_gradients(
         batch, group, turn, warpgroup = (jax.lax.axis_index(name) for name in hopper.AXES)
         first = call.first(turn)
         mine = hopper.rows_from(first + warpgroup * ROWS)
-        steps, column = call.steps(first)
+        steps, column = hopper.steps_of(call, operands, batch, first)
         keys, values, totals, copied = scratch
 
         def around(loop: Any) -> None:

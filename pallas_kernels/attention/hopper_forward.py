@@ -75,7 +75,7 @@ def weighted_sum(call: Call, arrays: Arrays, weighing: Weighing) -> tuple[jax.Ar
         group = head // (h // g)
         first = call.first(turn)
         mine = hopper.rows_from(first + warpgroup * ROWS)
-        steps, column = call.steps(first)
+        steps, column = hopper.steps_of(call, operands, batch, first)
         q, o, vectors, copied = scratch
 
         def around(loop: Callable[[Any], Any]) -> None:

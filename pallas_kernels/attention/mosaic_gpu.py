@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels import mosaic_gpu, tiling
-from pallas_kernels.attention import hopper_backward, hopper_forward, vjp
+from pallas_kernels.attention import hopper, hopper_backward, hopper_forward, vjp
 from pallas_kernels.attention.hopper import PAD, Arrays, Call
 from pallas_kernels.attention.maps import Statistics
 from pallas_kernels.attention.problem import Operands, Rule, join_heads, split_heads
@@ -78,6 +78,7 @@ def _assembler() -> tuple[int, ...] | None:
 def _forward(here: Target, rule: Rule, operands: Operands, given: Statistics) -> vjp.Kept:
     arrays, tile = _arrays(operands), _served(rule, operands)
     call = _call(here, rule, operands, axis=0, step=tile.forward)
+    arrays = arrays._replace(reach=_reach(call, operands))
     if not rule.weights.surveys:
         output, statistics = hopper_forward.weighted_sum(call, arrays, hopper_forward.online(call))
         return vjp.Kept(_output(output, operands), tuple(_rows(vector, operands) for vector in statistics))
@@ -103,9 +104,11 @@ def _backward(here: Target, rule: Rule, operands: Operands, kept: vjp.Kept, dout
 
     # Every tile of the gradients of a bias has to be written.
     call = _call(here, rule, operands, axis=0, step=tile.query_gradients, skips=arrays.bias is None)
-    of_queries = hopper_backward.query_gradients(call, arrays, known, doutput)
+    reaching = arrays._replace(reach=_reach(call, operands))
+    of_queries = hopper_backward.query_gradients(call, reaching, known, doutput)
 
     call = _call(here, rule, operands, axis=1, step=tile.key_gradients)
+    arrays = arrays._replace(reach=_reach(call, operands))
     if arrays.bias is not None:
         arrays = arrays._replace(bias=arrays.bias.swapaxes(2, 3))
     turns = ((True, True),) if tile.together else ((True, False), (False, True))
@@ -139,6 +142,13 @@ def _call(here: Target, rule: Rule, operands: Operands, *, axis: int, step: int,
     t, s = operands.q.shape[3], operands.k.shape[2]
     hides = operands.query_segments is not None or operands.bias is not None
     return Call(here, rule, t, s, axis, step, hides, skips)
+
+
+def _reach(call: Call, operands: Operands) -> tuple[jax.Array, jax.Array] | None:
+    """Which tiles of columns the documents of every block of rows may be in; see `Arrays`."""
+    if operands.query_segments is None or operands.key_segments is None or not call.skips:
+        return None
+    return hopper.reach(call, operands.query_segments[:, 0, 0, :, 0], operands.key_segments[:, 0, 0, 0])
 
 
 def _arrays(operands: Operands) -> Arrays:

@@ -14,7 +14,7 @@ import pytest
 from pallas_kernels import attention, dispatch, target, tiling
 from pallas_kernels import mosaic_gpu as shared
 from pallas_kernels.attention import maps, mosaic_gpu
-from pallas_kernels.attention.hopper import PAD, ROWS, Call, Place
+from pallas_kernels.attention.hopper import PAD, ROWS, Call, Place, reach
 from pallas_kernels.attention.problem import Rule
 from pallas_kernels.cases import attention as cases
 
@@ -108,6 +108,7 @@ FEATURES = {
     'bias of keys': (shapes(128, bias=(4, 1, 1, 8192)), {}),
     'other channels': (shapes(192, 80, t=1000), {}),
     'most channels': (shapes(256), {}),
+    'documents, 64 channels': (shapes(64), SEGMENTS),
     'everything': (
         shapes(256, g=2, log_forget=(4, 8192, 16), slopes=(16,), bias=(1, 16, 8192, 8192)),
         {'window': 1024, 'sinks': 4, 'weights': maps.Softmax(soft_cap=30.0), **SEGMENTS},
@@ -179,6 +180,37 @@ def test_every_visible_tile_is_visited_once_and_those_called_whole_are(axis):
                 place = Place(row, one * step) if axis == 0 else Place(one * step, row)
                 if bool(call.all_visible(place)):
                     assert visible[row : row + ROWS, one * step : (one + 1) * step].all()
+
+
+def packed(rng, b, t):
+    """Documents one behind the other."""
+    return np.cumsum(rng.random((b, t)) < 0.01, axis=1)
+
+
+@pytest.mark.parametrize('axis', [0, 1])
+def test_tiles_of_other_documents_are_left_out(axis):
+    rng = np.random.default_rng(0)
+    for t, s, causal, window, sinks, step in [place for place in POSITIONS if min(place[:2]) > 128 and place[-1] == 32]:
+        both = packed(rng, 2, max(t, s))
+        arbitrary = rng.integers(-3, 3, (2, t // 20 + 1)).repeat(20, axis=1)[:, :t]
+        for queries, keys in ((both[:, -t:], both[:, -s:]), (arbitrary, packed(rng, 2, s))):
+            call = Call(target.H100, Rule(maps.Softmax(), 1.0, causal, window, sinks), t, s, axis, step, True, True)
+            distance = np.arange(t)[:, None] + s - t - np.arange(s)
+            visible = np.broadcast_to((distance >= 0) if causal else True, (t, s))
+            if window is not None:
+                visible = visible & ((abs(distance) < window) | (np.arange(s) < sinks))
+            visible = visible & (queries[:, :, None] == keys[:, None, :])
+            visible = np.pad(visible, ((0, 0), (0, -t % PAD), (0, -s % PAD)))
+            visible = visible if axis == 0 else visible.swapaxes(1, 2)
+            firsts, ends = reach(call, jnp.asarray(queries), jnp.asarray(keys))
+            for batch, block in itertools.product(range(2), range(firsts.shape[1])):
+                steps, tile = call.steps(jnp.int32(block * PAD), (firsts[batch, block], ends[batch, block]))
+                visited = [int(tile(jnp.int32(turn))) for turn in range(int(steps))]
+                here = visible[batch, block * PAD : (block + 1) * PAD].reshape(PAD, -1, step).any((0, 2))
+                needed = np.flatnonzero(here)
+                assert len(visited) == len(set(visited)) and set(needed) <= set(visited), (t, s, causal, window, sinks)
+                if window is None and t == s and queries is not arbitrary:
+                    assert visited == list(needed)
 
 
 def test_steps_fit_shared_memory_and_registers():
