@@ -59,8 +59,16 @@ class Weights(NamedTuple):
     factor: jax.Array
 
 
-def weights(chunk: Chunk, form: Form) -> Weights:
-    """Returns the weights of a chunk; its length is a power of two."""
+Products = Callable[[jax.Array, jax.Array, jax.Array, Form], tuple[jax.Array, jax.Array, jax.Array, jax.Array]]
+"""From q, k and log decays, `... c k`, to products of queries and of keys with keys, `... c c`, and the log decays
+up to each step and after it."""
+
+
+def weights(chunk: Chunk, form: Form, vector: Products | None = None) -> Weights:
+    """Returns the weights of a chunk; its length is a power of two.
+
+    `vector` takes products where every key channel has a decay of its own; `None`: `by_halves`.
+    """
     q, k, beta, log_decay, runs = chunk
     q, k = q.astype(form.sums), k.astype(form.sums)
     if log_decay is None:
@@ -69,7 +77,7 @@ def weights(chunk: Chunk, form: Form) -> Weights:
     elif log_decay.shape[-1] == 1:
         by_q, by_k, since, until = _scalar(q, k, log_decay, form)
     else:
-        by_q, by_k, since, until = _vector(q, k, log_decay, form)
+        by_q, by_k, since, until = (vector or by_halves)(q, k, log_decay, form)
     factor = jnp.ones_like(since[..., :1, :]) if log_decay is None else jnp.exp(jnp.sum(log_decay, -2, keepdims=True))
     reach, stays = jnp.exp(since), jnp.exp(until)
     past, seen = _before(q), ~_after(q)
@@ -109,7 +117,7 @@ def _scalar(
     return by_q * decay, by_k * decay, since, until
 
 
-def _vector(
+def by_halves(
     q: jax.Array, k: jax.Array, log_decay: jax.Array, form: Form
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     """The same, with decays for every key channel: halves of blocks of 2, 4, 8, ... steps.

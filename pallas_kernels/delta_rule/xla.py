@@ -1,19 +1,15 @@
-"""The portable form of `delta_rule`: groups of chunks in order, all that does not wait for the state at once.
+"""The portable form of `delta_rule`: groups of chunks in order, all that does not wait for the state at once."""
 
-Kept for the backward pass are the inputs and the state before each group; all else is computed again, a group at a
-time.
-"""
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from pallas_kernels import target, tiling
-from pallas_kernels.delta_rule.chunk import Chunk, inverse, weights
-from pallas_kernels.delta_rule.products import Form, multiply
-from pallas_kernels.linear_attention.chunks import cut, join
-
-Inputs = tuple[jax.Array, jax.Array, jax.Array, jax.Array, jax.Array | None, jax.Array | None]
-"""q, k, v, beta, log_decay and starts, as in `reference.delta_rule`, beta `b t h 1`."""
+from pallas_kernels.delta_rule import vector
+from pallas_kernels.delta_rule.chunk import Chunk, Weights, inverse, weights
+from pallas_kernels.delta_rule.products import Form
+from pallas_kernels.linear_attention.chunks import Arrays, cut, in_groups, join
 
 
 def delta_rule(
@@ -31,53 +27,113 @@ def delta_rule(
     if t == 0:
         return jnp.zeros((b, 0, state.shape[1], v.shape[3]), state.dtype), state
     _, h, *kv = state.shape
+    is_vector = log_decay is not None and log_decay.shape[3] > 1
     tile = tiling.delta_rule(b, t, h * max(kv), target.current().platform)
     if log_decay is not None:
         log_decay = jnp.broadcast_to(log_decay, (log_decay.shape[0], t, *log_decay.shape[2:]))
 
-    def group(state: jax.Array, inputs: Inputs) -> tuple[jax.Array, jax.Array]:
-        final, o = _group(state, inputs, tile.steps)
-        return final, scale * o
+    def group(state: jax.Array, arrays: Arrays, starts: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+        dtype = state.dtype
+        q, k, v, beta, log_decay = arrays
+        chunks = cut(q, k, v, log_decay, starts, tile.steps)
+        beta = cut(beta, beta, beta, None, None, tile.steps).q
+        # Chunks first, as the loop over them reads them; the barrier keeps the compiler from laying the same array out
+        # anew for every use.
+        chunks, beta = jax.lax.optimization_barrier(jax.tree.map(lambda array: array.swapaxes(0, 1), (chunks, beta)))
+        q, k, v = (jnp.repeat(array.astype(dtype), h // array.shape[2], axis=2) for array in chunks[:3])
+        form = Form(dtype, dtype)
+        chunk = Chunk(scale * q, k, beta, chunks.log_decay, chunks.runs)
+        does = weights(chunk, form, vector.products) if is_vector else weights(chunk, form)
+        o, final = _read(does, beta, v, state)
+        return final, join(o.swapaxes(0, 1))
 
-    inputs = (q, k, v, beta[..., None], log_decay, starts)
-    state = state.swapaxes(2, 3)
-    if t <= tile.group:
-        final, o = jax.checkpoint(group)(state, inputs)
-        return o[:, :t], final.swapaxes(2, 3)
-    final, o = jax.lax.scan(jax.checkpoint(group, prevent_cse=False), state, by_group(inputs, tile.group))
-    return jnp.moveaxis(o, 0, 1).reshape(b, -1, *o.shape[3:])[:, :t], final.swapaxes(2, 3)
+    return in_groups(group, tile, state, (q, k, v, beta[..., None], log_decay), starts)
 
 
-def _group(state: jax.Array, inputs: Inputs, steps: int) -> tuple[jax.Array, jax.Array]:
-    """The state after a group, `b h v k` as the one before, and what its steps read, `b t h v`."""
-    q, k, v, beta, log_decay, starts = inputs
-    h, dtype = state.shape[1], state.dtype
-    form = Form(dtype, dtype)
-    # The barrier keeps the compiler from laying the same array out anew for every use.
-    chunks = jax.lax.optimization_barrier(cut(q, k, v, log_decay, starts, steps))
-    q, k, v = (jnp.repeat(array.astype(dtype), h // array.shape[2], axis=2) for array in chunks[:3])
-    beta = cut(beta, beta, beta, None, None, steps).q
-    does = weights(Chunk(q, k, beta, chunks.log_decay, chunks.runs), form)
+class _Found(NamedTuple):
+    """What the backward pass needs besides weights: the inverse, `l b h c c`, what keys read of the state once it is
+    solved for, `l b h c k`, the values written, `l b h c v`, and the state before each chunk, `l b h k v`.
+    """
+
+    solved: jax.Array
+    read: jax.Array
+    values: jax.Array
+    before: jax.Array
+
+
+@jax.custom_vjp
+def _read(does: Weights, beta: jax.Array, v: jax.Array, state: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """What steps read, `l b h c v`, and the state after the last chunk, `b h k v`.
+
+    The values written are `R = X beta (V - K S)`, see `chunk`; what is read is `O = Q S + A R`.
+    """
+    return _save(does, beta, v, state)[0]
+
+
+def _save(
+    does: Weights, beta: jax.Array, v: jax.Array, state: jax.Array
+) -> tuple[tuple[jax.Array, jax.Array], tuple[Weights, jax.Array, jax.Array, _Found]]:
     solved = inverse(does.erased, target.current().platform)
-    written = multiply(solved, beta * v, 'nn', form)
-    read = multiply(solved, beta * does.k, 'nn', form)
+    written, read = solved @ (beta * v), solved @ (beta * does.k)
 
     def chunk(state: jax.Array, does: tuple[jax.Array, ...]) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
         written, read, writes, factor = does
-        values = written - multiply(read, state, 'nt', form)
-        return factor * state + multiply(values, writes, 'tn', form), (state, values)
+        values = written - read @ state
+        return factor * state + writes @ values, (state, values)
 
-    by_chunk = tuple(jnp.moveaxis(array, 1, 0) for array in (written, read, does.writes, does.factor))
-    final, found = jax.lax.scan(chunk, state, by_chunk)
-    before, values = (jnp.moveaxis(array, 0, 1) for array in found)
-    return final, join(multiply(does.q, before, 'nt', form) + multiply(does.among, values, 'nn', form))
+    by_chunk = written, read, does.writes.swapaxes(3, 4), does.factor.swapaxes(3, 4)
+    final, (before, values) = jax.lax.scan(chunk, state, by_chunk)
+    o = does.q @ before + does.among @ values
+    return (o, final), (does, beta, v, _Found(solved, read, values, before))
 
 
-def by_group(inputs: Inputs, size: int) -> Inputs:
-    """`b t ...` as `groups b size ...`; steps of padding neither write nor decay."""
+def _pull(
+    saved: tuple[Weights, jax.Array, jax.Array, _Found], gradients: tuple[jax.Array, jax.Array]
+) -> tuple[Weights, jax.Array, jax.Array, jax.Array]:
+    """Gradients of values and states are kept transposed, `v c` and `v k`: so no product sums over the rows of both
+    its factors, which a CPU does slowly.
 
-    def arrange(array: jax.Array) -> jax.Array:
-        array = jnp.pad(array, ((0, 0), (0, -array.shape[1] % size)) + ((0, 0),) * (array.ndim - 2))
-        return jnp.moveaxis(array.reshape(array.shape[0], -1, size, *array.shape[2:]), 1, 0)
+    With U that of `beta (V - K S)`, the gradient of what is erased is `-U R^T`, for `X^{-1} R = beta (V - K S)`.
+    """
+    does, beta, v, (solved, read, values, before) = saved
+    do, dfinal = gradients
+    do = _turned(do)
 
-    return jax.tree.map(arrange, inputs)
+    def chunk(dafter: jax.Array, does: tuple[jax.Array, ...]) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+        dvalues, dstate, writes, read, factor = does
+        dvalues += dafter @ writes.swapaxes(2, 3)
+        return factor * dafter + dstate - dvalues @ read, (dafter, dvalues)
+
+    by_chunk = do @ does.among, do @ does.q, does.writes, read, does.factor
+    dstate, (dafter, dvalues) = jax.lax.scan(chunk, dfinal.swapaxes(2, 3), by_chunk, reverse=True)
+    dmissing = dvalues @ solved
+    dread, dmissing_rows = -_turned(before @ dmissing), _turned(dmissing)
+    kept = _turned(before) * dafter
+    pulled = Weights(
+        among=_turned(values @ do),
+        erased=-_turned(values @ dmissing),
+        q=_turned(before @ do),
+        k=beta * dread,
+        writes=values @ dafter,
+        factor=jnp.sum(kept, axis=(3, 4) if does.factor.shape[4] == 1 else 3, keepdims=True),
+    )
+    dbeta = jnp.sum(dmissing_rows * v, axis=4, keepdims=True) + jnp.sum(dread * does.k, axis=4, keepdims=True)
+    return _shared(pulled, does), dbeta, beta * dmissing_rows, dstate.swapaxes(2, 3)
+
+
+_read.defvjp(_save, _pull)
+
+
+def _turned(array: jax.Array) -> jax.Array:
+    """The array with its last axes exchanged, which the compiler must not make part of a product."""
+    return jax.lax.optimization_barrier(array).swapaxes(3, 4)
+
+
+def _shared(gradients: Weights, weights: Weights) -> Weights:
+    """Summed over what shares a weight."""
+
+    def add(gradient: jax.Array, weight: jax.Array) -> jax.Array:
+        axes = tuple(axis for axis, size in enumerate(weight.shape) if size < gradient.shape[axis])
+        return jnp.sum(gradient, axis=axes, keepdims=True) if axes else gradient
+
+    return jax.tree.map(add, gradients, weights)

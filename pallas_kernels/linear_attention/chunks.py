@@ -1,9 +1,13 @@
-"""A call of `linear_attention` cut into chunks of time."""
+"""A call of `linear_attention` cut into groups of chunks of time."""
 
-from typing import NamedTuple
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+
+from pallas_kernels.tiling import ChunkTile
 
 
 class Chunks(NamedTuple):
@@ -22,6 +26,87 @@ class Chunks(NamedTuple):
     v: jax.Array
     log_decay: jax.Array | None
     runs: jax.Array | None
+
+
+Arrays = tuple[Any, ...]
+"""Arrays `b t ...`, or `None`."""
+
+Group = Callable[[jax.Array, Arrays, jax.Array | None], tuple[jax.Array, jax.Array]]
+"""From the state before a group, its arrays and its starts: the state after it and what its steps read, `b t h v`."""
+
+
+def in_groups(
+    group: Group, tile: ChunkTile, state: jax.Array, arrays: Arrays, starts: jax.Array | None
+) -> tuple[jax.Array, jax.Array]:
+    """Returns the outputs `b t h v` and the last state of groups of chunks, one after the other.
+
+    Arrays, `b t ...`, are read and written where they lie: laid out anew for a loop over groups, they would take longer
+    than the products. Kept for the backward pass are the arrays and the state before each group; all else is computed
+    again, a group at a time.
+    """
+    t = jax.tree.leaves(arrays)[0].shape[1]
+    # Groups alike, so that little is filled up.
+    size = -(-t // (-(-t // tile.group) * tile.steps)) * tile.steps
+
+    def fill(array: jax.Array) -> jax.Array:
+        return jnp.pad(array, ((0, 0), (0, -t % size)) + ((0, 0),) * (array.ndim - 2)) if t % size else array
+
+    o, final = _in_order(group, size, state, *jax.tree.map(fill, (arrays, starts)))
+    return o[:, :t], final
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _in_order(
+    group: Group, size: int, state: jax.Array, arrays: Arrays, starts: jax.Array | None
+) -> tuple[jax.Array, jax.Array]:
+    return _save_order(group, size, state, arrays, starts)[0]
+
+
+def _save_order(
+    group: Group, size: int, state: jax.Array, arrays: Arrays, starts: jax.Array | None
+) -> tuple[tuple[jax.Array, jax.Array], tuple]:
+    steps = jax.tree.leaves(arrays)[0].shape[1]
+    _, like = jax.eval_shape(group, state, *_part((arrays, starts), 0, size))
+
+    def turn(carry: tuple[jax.Array, jax.Array], i: jax.Array) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
+        before, outputs = carry
+        after, o = group(before, *_part((arrays, starts), i, size))
+        return (after, _put(outputs, o, i)), before
+
+    outputs = jnp.zeros((like.shape[0], steps, *like.shape[2:]), like.dtype)
+    (final, outputs), before = jax.lax.scan(turn, (state, outputs), jnp.arange(steps // size))
+    return (outputs, final), (before, arrays, starts)
+
+
+def _pull_order(group: Group, size: int, saved: tuple, gradients: tuple[jax.Array, jax.Array]) -> tuple:
+    if saved[0].shape[0] == 1:
+        # A loop of one turn is none: the compiler would keep what the same turn found forward.
+        saved = jax.lax.optimization_barrier(saved)
+    before, arrays, starts = saved
+    doutputs, dfinal = gradients
+
+    def turn(carry: tuple, inputs: tuple[jax.Array, jax.Array]) -> tuple[tuple, None]:
+        (dafter, darrays), (i, before) = carry, inputs
+        part, begins, do = _part((arrays, starts, doutputs), i, size)
+        dbefore, dpart = jax.vjp(lambda before, part: group(before, part, begins), before, part)[1]((dafter, do))
+        return (dbefore, jax.tree.map(lambda array, part: _put(array, part, i), darrays, dpart)), None
+
+    zeros = jax.tree.map(jnp.zeros_like, arrays)
+    turns = jnp.arange(before.shape[0])
+    (dstate, darrays), _ = jax.lax.scan(turn, (dfinal, zeros), (turns, before), reverse=True)
+    return dstate, darrays, None
+
+
+_in_order.defvjp(_save_order, _pull_order)
+
+
+def _part[T](arrays: T, i: jax.Array | int, size: int) -> T:
+    """The steps, the second axis, of group i."""
+    return jax.tree.map(lambda array: jax.lax.dynamic_slice_in_dim(array, i * size, size, axis=1), arrays)
+
+
+def _put(array: jax.Array, part: jax.Array, i: jax.Array) -> jax.Array:
+    return jax.lax.dynamic_update_slice_in_dim(array, part, i * part.shape[1], axis=1)
 
 
 def cut(

@@ -1,0 +1,101 @@
+"""Products within chunks of `delta_rule` with a decay of its own for every key channel, in the portable form.
+
+With G the decays summed, a step t reads a key s through `sum_k k_tk k_sk exp(G_tk - G_sk)`. Around the middle of the
+chunk this is one product of `k exp(G - G_middle)` and `k exp(G_middle - G)`, as long as neither overflows. Where decays
+are too strong for that chunks are taken by halves (Yang et al., 2024, arXiv 2312.06635).
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels.delta_rule.chunk import by_halves
+from pallas_kernels.delta_rule.products import Form
+from pallas_kernels.linear_attention.chunks import since, until
+from pallas_kernels.linear_attention.vector import MODERATE
+
+Products = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
+"""Of queries and of keys with keys, `l b h c c`, those with later keys any finite numbers; and the log decays up to
+each step and after it, `l b h c k`."""
+
+
+class Saved(NamedTuple):
+    """q, k and the log decays, `l b h c k`, and these summed from the middle of the chunk to each step."""
+
+    q: jax.Array
+    k: jax.Array
+    log_decay: jax.Array
+    decay: jax.Array
+
+
+def products(q: jax.Array, k: jax.Array, log_decay: jax.Array, form: Form) -> Products:
+    """See `chunk.by_halves`."""
+    del form  # The types are what they should be.
+    return _products(q, k, log_decay)
+
+
+@jax.custom_vjp
+def _products(q: jax.Array, k: jax.Array, log_decay: jax.Array) -> Products:
+    return _save(q, k, log_decay)[0]
+
+
+def _save(q: jax.Array, k: jax.Array, log_decay: jax.Array) -> tuple[Products, Saved]:
+    middle = (log_decay.shape[3] - 1) // 2
+    total = since(log_decay)
+    saved = Saved(q, k, jnp.broadcast_to(log_decay, q.shape), total - total[:, :, :, middle : middle + 1])
+    return jax.lax.cond(_moderate(saved), _at_once, _any, saved), saved
+
+
+def _pull(saved: Saved, gradients: Products) -> tuple[jax.Array, ...]:
+    return jax.lax.cond(_moderate(saved), _pull_at_once, _pull_any, saved, gradients)
+
+
+_products.defvjp(_save, _pull)
+
+
+def _moderate(saved: Saved) -> jax.Array:
+    """Sums of decays are largest at the ends."""
+    first, last = saved.decay[:, :, :, 0], saved.decay[:, :, :, -1]
+    return jnp.max(jnp.maximum(first, -last), initial=0) <= MODERATE
+
+
+def _at_once(saved: Saved) -> Products:
+    """One product around the middle of the chunk."""
+    q, k, log_decay, decay = saved
+    reach, keys = jnp.exp(decay), (k * jnp.exp(-decay)).swapaxes(3, 4)
+    first, last = decay[:, :, :, :1], decay[:, :, :, -1:]
+    return (q * reach) @ keys, (k * reach) @ keys, decay - first + log_decay[:, :, :, :1], last - decay
+
+
+def _pull_at_once(saved: Saved, gradients: Products) -> tuple[jax.Array, ...]:
+    """The decay of step t is in each product of a step at or after t and a key before t, so that it gets the sum, over
+    the steps from t on, of what the reads of a step get times these less what its key gets times the key.
+    """
+    q, k, _, decay = saved
+    by_q, by_k, dsince, duntil = gradients
+    reach, stays = jnp.exp(decay), jnp.exp(-decay)
+    keys = k * stays
+    dq, dread = reach * (by_q @ keys), reach * (by_k @ keys)
+    by_q, by_k = (jax.lax.optimization_barrier(array.swapaxes(3, 4)) for array in (by_q, by_k))
+    dkeys = stays * (by_q @ (q * reach) + by_k @ (k * reach))
+    at = q * dq + k * (dread - dkeys) + dsince
+    return dq, dread + dkeys, at + until(at) + since(duntil) - duntil
+
+
+def _any(saved: Saved) -> Products:
+    """Whatever the decays, a chunk at a time."""
+    return jax.lax.map(_by_halves, saved[:3])
+
+
+def _pull_any(saved: Saved, gradients: Products) -> tuple[jax.Array, ...]:
+    def pull(arrays: tuple[tuple[jax.Array, ...], Products]) -> tuple[jax.Array, ...]:
+        saved, gradients = arrays
+        return jax.vjp(_by_halves, saved)[1](gradients)[0]
+
+    return jax.lax.map(pull, (saved[:3], gradients))
+
+
+def _by_halves(arrays: tuple[jax.Array, ...]) -> Products:
+    q, k, log_decay = arrays
+    return by_halves(q, k, log_decay, Form(q.dtype, q.dtype))
