@@ -17,7 +17,16 @@ from attnlab.testing.contract import check_implementations, claimed
 from attnlab.zoo import ZOO, Recipe
 
 DIM = 32
-SMALL = {'heads': 4, 'head_dim': 16, 'window': 5, 'layers': 2}
+SMALL = {
+    'heads': 4,
+    'head_dim': 16,
+    'window': 5,
+    'layers': 2,
+    'compressed_block': 4,
+    'compressed_stride': 2,
+    'selected_block': 4,
+    'selected_blocks': 4,
+}
 """Sizes that suit `DIM` and the length of the checks, in place of the recipe's where it has such an argument."""
 
 

@@ -1,6 +1,7 @@
 """Mixers of the softmax family that are more, or less, than one softmax over the keys."""
 
 from attnlab.config import spec
+from attnlab.mixers.routed import NativeSparseAttention
 from attnlab.mixers.softmax_only import SoftmaxOnlyBlock
 from attnlab.mixers.third_order import TaylorThirdOrderAttention, ThirdOrderAttention
 from attnlab.mixers.unified import UnifiedBlocks
@@ -63,6 +64,20 @@ HIGHER = {
             '0.5, 1 and 1. The penalty is summed over layers, theirs is the mean; per head it is that of the mean '
             'entropy of a row of the batch, as in their algorithm 1, and EntropyMarginPerQuery is what their code does '
             'instead. Rotary positions, not learned ones; feed-forward maps are not pruned.'
+        ),
+    ),
+    'nsa': Recipe(
+        spec=spec(NativeSparseAttention, kv_heads=2, position=Rope()),
+        cite='Yuan et al. 2025, https://arxiv.org/abs/2502.11089',
+        causal=True,
+        streaming=True,
+        packed=True,
+        notes=(
+            'Two key/value heads; heads must be a multiple of them. The paper gives no sizes for the networks that '
+            'compress and gate, nor where positions enter: compressed keys are rotated as if at the start of their '
+            'block, as in https://github.com/XunhaoLai/native-sparse-attention-triton, whose gates are one linear map '
+            '(OutputGate with a sigmoid). Kernels serve the compressed and the windowed branch; the selected one is '
+            'plain JAX everywhere.'
         ),
     ),
 }

@@ -1,0 +1,177 @@
+"""Blocks of a document: which of them matter to a query, and attention to their tokens alone."""
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Bool, Float, Int
+
+from attnlab.functional.recurrences import document_starts, state_dtype
+from attnlab.typing import Heads, Queries, Segments
+
+CHUNK = 16
+"""Queries whose selected keys are in memory at a time; they are gathered again for the gradient."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Blocks:
+    """How documents are cut into blocks.
+
+    Attributes:
+      block: tokens of a compressed block.
+      stride: tokens from the start of one compressed block to that of the next, a divisor of `block` and of `size`.
+      size: tokens of a selected block, at least `block`.
+      count: how many blocks a query selects, those included that it selects always.
+      initial: how many of the first blocks of its document it selects always.
+      local: how many blocks up to its own.
+    """
+
+    block: int
+    stride: int
+    size: int
+    count: int
+    initial: int
+    local: int
+
+    def ends(self, offsets: Int[Array, 'b t']) -> tuple[Bool[Array, 'b t'], Int[Array, 'b t']]:
+        """Says which tokens, by their place in the document, are last of a compressed block, and of which."""
+        past = offsets + 1 - self.block
+        return (past >= 0) & (past % self.stride == 0), past // self.stride
+
+    def overlap(self, numbers: Int[Array, 'b n'], selectable: int) -> Int[Array, 'b n j']:
+        """Returns how many strides of each compressed block lie in each selectable one."""
+        first = (numbers * self.stride)[:, :, None]
+        other = (jnp.arange(selectable, dtype=jnp.int32) * self.size)[None, None]
+        shared = jnp.minimum(first + self.block, other + self.size) - jnp.maximum(first, other)
+        return jnp.maximum(shared, 0) // self.stride
+
+
+class Compressed(NamedTuple):
+    """Compressed blocks in the order in which they ended: keys and values, and where.
+
+    Attributes:
+      keys: `b g n k`.
+      values: `b g n v`.
+      ends: the stream index of the last token of each, -1 where there is none.
+      numbers: which block of its document it is.
+    """
+
+    keys: Float[Array, 'b g n k']
+    values: Float[Array, 'b g n v']
+    ends: Int[Array, 'b n']
+    numbers: Int[Array, 'b n']
+
+    def visible(self, queries: 'Located', block: int) -> Bool[Array, 'b t n']:
+        """Which blocks lie as a whole in a query's past, and in its document."""
+        ended = self.ends[:, None] <= queries.tokens[None, :, None]
+        return ended & (self.ends[:, None] - (block - 1) >= queries.firsts[:, :, None])
+
+
+class Located(NamedTuple):
+    """Where queries stand in the stream, `t`, and where their documents start, `b t`."""
+
+    tokens: Int[Array, 't']
+    firsts: Int[Array, 'b t']
+
+
+def document_firsts(
+    tokens: Int[Array, 't'], segments: Segments, first: Int[Array, ' b'], last: Int[Array, ' b']
+) -> Int[Array, 'b t']:
+    """Returns the stream index of the first token of every token's document.
+
+    `first` is that of the token before these, and `last` its segment.
+    """
+    begun = jnp.where(document_starts(segments, last), tokens[None], first[:, None])
+    return jax.lax.cummax(begun, axis=1)
+
+
+def attend_selected(
+    q: Queries,
+    keys: Float[Array, 'b g s k'],
+    values: Float[Array, 'b g s v'],
+    *,
+    queries: Located,
+    compressed: Compressed,
+    blocks: Blocks,
+) -> Heads:
+    """Returns softmax attention to the tokens of the blocks that matter most to a query, of its past and its document.
+
+    Slot `i` of the keys holds token `i` of the stream. Block `j` of a document matters by the softmax weights `p` that
+    queries give to compressed blocks, `sum_c p_c overlap_cj`, summed over the heads that share keys. Which blocks are
+    selected has no gradient. Scores exist for `CHUNK` queries at a time.
+    Yuan et al. 2025, https://arxiv.org/abs/2502.11089, equations 8 to 12.
+    """
+    batch, t, heads, _ = q.shape
+    groups, dtype = keys.shape[1], state_dtype(q.dtype)
+    overlap = blocks.overlap(compressed.numbers, max(1, -(-keys.shape[2] // blocks.size))).astype(dtype)
+    size = min(CHUNK, t)
+    more = -t % size
+
+    @jax.checkpoint
+    def chunk(step: tuple[Array, Array, Array]) -> Array:
+        q, tokens, firsts = step
+        here = Located(tokens, firsts)
+        importance = jax.lax.stop_gradient(_importance(q, here, compressed, overlap, blocks))
+        chosen = _chosen(importance, here, blocks)
+        return _attend(q, keys.astype(dtype), values.astype(dtype), here, chosen, blocks)
+
+    def pieces(x: Queries) -> Float[Array, 'i b c g r k']:
+        x = jnp.pad(x.astype(dtype), ((0, 0), (0, more), (0, 0), (0, 0)))
+        return jnp.moveaxis(x.reshape(batch, -1, size, groups, heads // groups, x.shape[-1]), 1, 0)
+
+    firsts = jnp.pad(queries.firsts, ((0, 0), (0, more)), mode='edge')
+    steps = (
+        pieces(q),
+        jnp.pad(queries.tokens, (0, more), mode='edge').reshape(-1, size),
+        jnp.moveaxis(firsts.reshape(batch, -1, size), 1, 0),
+    )
+    read = jax.lax.map(chunk, steps)
+    return jnp.moveaxis(read, 0, 1).reshape(batch, -1, heads, values.shape[-1])[:, :t].astype(q.dtype)
+
+
+def _importance(
+    q: Float[Array, 'b t g r k'], here: Located, compressed: Compressed, overlap: Float[Array, 'b n j'], blocks: Blocks
+) -> Float[Array, 'b g t j']:
+    scores = jnp.einsum('btgrk,bgnk->bgrtn', q, compressed.keys.astype(q.dtype)) * q.shape[-1] ** -0.5
+    weights = _softmax(scores, compressed.visible(here, blocks.block)[:, None, None])
+    return jnp.einsum('bgrtn,bnj->bgtj', weights, overlap)
+
+
+def _chosen(importance: Float[Array, 'b g t j'], here: Located, blocks: Blocks) -> Int[Array, 'b g t n']:
+    """The numbers of the selected blocks; they are later than the query's own where there are fewer than wanted."""
+    selectable = importance.shape[-1]
+    own = ((here.tokens[None] - here.firsts) // blocks.size)[:, None, :, None]
+    number = jnp.arange(selectable, dtype=jnp.int32)[None, None, None]
+    always = (number < blocks.initial) | (number > own - blocks.local)
+    wanted = jnp.where(always, jnp.inf, importance)
+    return jax.lax.top_k(jnp.where(number <= own, wanted, -jnp.inf), min(blocks.count, selectable))[1]
+
+
+def _attend(
+    q: Float[Array, 'b t g r k'],
+    keys: Float[Array, 'b g s k'],
+    values: Float[Array, 'b g s v'],
+    here: Located,
+    chosen: Int[Array, 'b g t n'],
+    blocks: Blocks,
+) -> Float[Array, 'b t h v']:
+    inside = jnp.arange(blocks.size, dtype=jnp.int32)[None, None, None, None]
+    places = here.firsts[:, None, :, None, None] + blocks.size * chosen[..., None] + inside
+    places = places.reshape(*chosen.shape[:3], -1)
+    seen = places <= here.tokens[None, None, :, None]
+    gather = jax.vmap(jax.vmap(lambda x, places: x[jnp.minimum(places, x.shape[0] - 1)]))
+    scores = jnp.einsum('btgrk,bgtsk->bgrts', q, gather(keys, places)) * q.shape[-1] ** -0.5
+    read = jnp.einsum('bgrts,bgtsv->btgrv', _softmax(scores, seen[:, :, None]), gather(values, places))
+    return read.reshape(*read.shape[:2], -1, read.shape[-1])
+
+
+def _softmax(scores: Float[Array, 'b g r t s'], seen: Bool[Array, 'b #g 1 t s']) -> Float[Array, 'b g r t s']:
+    """Softmax over what is seen; zeros where nothing is."""
+    seen = jnp.broadcast_to(seen, scores.shape)
+    highest = jax.lax.stop_gradient(jnp.max(jnp.where(seen, scores, -jnp.inf), axis=-1, keepdims=True))
+    raised = jnp.where(seen, scores - jnp.where(jnp.isneginf(highest), 0.0, highest), 0.0)
+    numerators = jnp.where(seen, jnp.exp(raised), 0.0)
+    total = jnp.sum(numerators, axis=-1, keepdims=True)
+    return numerators / jnp.where(total > 0, total, 1.0)

@@ -1,0 +1,324 @@
+"""Attention that chooses what it reads: blocks of tokens, by what a summary of them promises."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from jax.typing import DTypeLike
+from jaxtyping import Float, Int
+
+import pallas_kernels
+from attnlab.context import Context
+from attnlab.errors import UserError
+from attnlab.functional.block_sparse import Blocks, Compressed, Located, attend_selected, document_firsts
+from attnlab.functional.cache import Entries, KeyValueCache, empty_cache, extend, overflown
+from attnlab.functional.cached import attend_cached
+from attnlab.functional.recurrences import no_segment
+from attnlab.functional.rotary import rotated_channels
+from attnlab.mixers.mixer import Mixer
+from attnlab.nn.activations import activation as activation_called
+from attnlab.nn.parameter import param
+from attnlab.nn.positions import Rope
+from attnlab.nn.projections import Linear
+from attnlab.typing import Heads, Keys, Positions, Queries, Sequence, Values
+
+Make = Callable[..., nnx.Module]
+BRANCHES = ('compressed', 'selected', 'window')
+
+
+class BlockCompressor(nnx.Module):
+    """Maps every head's block of tokens to one, `W_2 f(W_1 (x_1 + e_1, ..., x_l + e_l))`, `e` learned for each place.
+
+    `hidden=None` is twice `channels`. Raises `UserError` for an unknown activation.
+    """
+
+    def __init__(
+        self, channels: int, *, block: int, hidden: int | None = None, activation: str = 'gelu', rngs: nnx.Rngs
+    ):
+        activation_called(activation)
+        hidden = 2 * channels if hidden is None else hidden
+        self.activation = activation
+        start = nnx.initializers.normal(0.02)
+        self.places = param(start, (block, channels), axes=(None, None), group='vector', rngs=rngs)
+        self.up = Linear(block * channels, hidden, axes=(None, 'mlp'), rngs=rngs)
+        self.down = Linear(hidden, channels, axes=('mlp', None), rngs=rngs)
+
+    def __call__(self, x: Float[Array, 'b n l g k']) -> Float[Array, 'b n g k']:
+        x = jnp.swapaxes(x + self.places[...].astype(x.dtype)[None, None, :, None], 2, 3)
+        return self.down(activation_called(self.activation)(self.up(x.reshape(*x.shape[:3], -1))))
+
+
+class BranchGates(nnx.Module):
+    """The gates `sigmoid(W_2 f(W_1 x))`; `hidden=None` is half of `dim`.
+
+    Raises `UserError` for an unknown activation.
+    """
+
+    def __init__(self, dim: int, features: int, *, hidden: int | None = None, activation: str = 'silu', rngs: nnx.Rngs):
+        activation_called(activation)
+        hidden = max(1, dim // 2) if hidden is None else hidden
+        self.activation = activation
+        self.up = Linear(dim, hidden, axes=('embed', 'mlp'), rngs=rngs)
+        self.down = Linear(hidden, features, axes=('mlp', 'heads'), rngs=rngs)
+
+    def __call__(self, x: Sequence) -> Float[Array, 'b t f']:
+        return jax.nn.sigmoid(self.down(activation_called(self.activation)(self.up(x))))
+
+
+class Recent(NamedTuple):
+    """The tokens that blocks to come may still reach back to, the latest last, as they were projected."""
+
+    keys: Float[Array, 'b w g k']
+    values: Float[Array, 'b w g v']
+    positions: Int[Array, 'b w']
+
+
+class NativeSparseState(NamedTuple):
+    """What native sparse attention remembers of a stream.
+
+    Attributes:
+      selected: all keys and values of the branch that selects.
+      window: those of the window's branch, a ring.
+      compressed: the compressed blocks that have ended.
+      ended: how many those are, `b`.
+      recent: the last tokens of the branch that compresses.
+      first: the stream index of the first token of the current document, `b`.
+      segment: that document, `b`; -1 before the first token.
+    """
+
+    selected: KeyValueCache
+    window: KeyValueCache
+    compressed: Compressed
+    ended: Int[Array, ' b']
+    recent: Recent
+    first: Int[Array, ' b']
+    segment: Int[Array, ' b']
+
+
+class NativeSparseAttention(Mixer):
+    """Causal attention of three branches with keys and values of their own, `y_i = W_o sum_c g_ic attention_c(q_i)`.
+
+    They read blocks of `compressed_block` tokens, `compressed_stride` apart, each compressed to one key and one value;
+    the tokens of the `selected_blocks` blocks of `selected_block` tokens whose compressed blocks the query weighs most,
+    summed over the query heads that share keys, the first and the last two blocks among them always; and the last
+    `window` tokens. Blocks are counted from the first token of a document, and read only when they are over.
+    The gates `g` are sigmoids of a network of the input, one for every branch and head. Rotated, a compressed key
+    stands where its block starts. Yuan et al. 2025, https://arxiv.org/abs/2502.11089.
+
+    The state holds the `length` tokens it was made for, and a call that goes beyond gives NaN.
+
+    Raises `UserError` for sizes that do not divide.
+
+    Args:
+      dim: model width.
+      heads: query heads.
+      kv_heads: key and value heads of every branch, a divisor of `heads`; `None`: as many.
+      key_dim: channels of a query, key or value per head; `None`: `dim / heads`.
+      compressed_block: tokens of a compressed block.
+      compressed_stride: tokens between their starts, a divisor of `compressed_block` and of `selected_block`.
+      selected_block: tokens of a selected block, at least `compressed_block`.
+      selected_blocks: how many blocks a query selects, at least `initial + local`.
+      initial: how many blocks at the start of the document are always selected.
+      local: how many up to the query's own are.
+      window: how many tokens the window's branch sees, the query's own included.
+      position: how positions enter the scores; `None`: not at all.
+      compressor: makes the maps of blocks of keys, and of values, as `compressor(channels, block=, rngs=)`.
+      gate: makes the gates, as `gate(dim, features, rngs=)`.
+      implementation: of the core, which serves compressed blocks and window; `None`: the default of the platform.
+      rngs: draws the parameters.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        heads: int,
+        kv_heads: int | None = None,
+        key_dim: int | None = None,
+        compressed_block: int = 32,
+        compressed_stride: int = 16,
+        selected_block: int = 64,
+        selected_blocks: int = 16,
+        initial: int = 1,
+        local: int = 2,
+        window: int = 512,
+        position: Rope | None = None,
+        compressor: Make = BlockCompressor,
+        gate: Make = BranchGates,
+        implementation: str | None = None,
+        rngs: nnx.Rngs,
+    ):
+        kv_heads = heads if kv_heads is None else kv_heads
+        if key_dim is None and (heads < 1 or dim % heads):
+            raise UserError(f'heads is {heads}; it must divide dim, which is {dim}, unless key_dim is given')
+        if kv_heads < 1 or heads % kv_heads:
+            raise UserError(f'kv_heads is {kv_heads}; it must divide heads, which is {heads}')
+        if compressed_stride < 1 or compressed_block % compressed_stride or selected_block % compressed_stride:
+            raise UserError(
+                f'compressed_stride is {compressed_stride}; it must divide compressed_block, which is '
+                f'{compressed_block}, and selected_block, which is {selected_block}'
+            )
+        if selected_block < compressed_block:
+            raise UserError(
+                f'selected_block is {selected_block}; expected at least compressed_block, which is {compressed_block}'
+            )
+        if local < 1 or initial < 0 or selected_blocks < initial + local:
+            raise UserError(
+                f'selected_blocks is {selected_blocks}; expected at least initial + local, which are {initial} and '
+                f'{local}, and at least one of them local'
+            )
+        if window < 1:
+            raise UserError(f'window is {window}; it counts the query itself, so it is at least 1')
+        self.heads, self.kv_heads = heads, kv_heads
+        self.key_dim = dim // heads if key_dim is None else key_dim
+        if position is not None:
+            rotated_channels(self.key_dim, position.fraction)
+        self.blocks = Blocks(compressed_block, compressed_stride, selected_block, selected_blocks, initial, local)
+        self.window, self.position, self.implementation = window, position, implementation
+        self.query = Linear(dim, heads * self.key_dim, rngs=rngs)
+        self.keys = nnx.List([Linear(dim, kv_heads * self.key_dim, rngs=rngs) for _ in BRANCHES])
+        self.values = nnx.List([Linear(dim, kv_heads * self.key_dim, rngs=rngs) for _ in BRANCHES])
+        self.key_compressor: Any = compressor(self.key_dim, block=compressed_block, rngs=rngs)
+        self.value_compressor: Any = compressor(self.key_dim, block=compressed_block, rngs=rngs)
+        self.gate: Any = gate(dim, len(BRANCHES) * heads, rngs=rngs)
+        self.output = Linear(heads * self.key_dim, dim, axes=('heads', 'embed'), rngs=rngs)
+
+    def __call__(
+        self, x: Sequence, ctx: Context, state: NativeSparseState | None = None
+    ) -> tuple[Sequence, NativeSparseState | None]:
+        batch, t, _ = x.shape
+        q = self._rotated(self.query(x).reshape(batch, t, self.heads, self.key_dim), ctx.positions)
+        keys = [linear(x).reshape(batch, t, self.kv_heads, self.key_dim) for linear in self.keys]
+        values = [linear(x).reshape(batch, t, self.kv_heads, self.key_dim) for linear in self.values]
+        keys[1:] = [self._rotated(k, ctx.positions) for k in keys[1:]]
+
+        before = self.init_state(batch, t, x.dtype) if state is None else state
+        segments = ctx.segments_or_ones()
+        tokens = before.selected.consumed + jnp.arange(t, dtype=jnp.int32)
+        here = Located(tokens, document_firsts(tokens, segments, before.first, before.segment))
+        compressed, count, recent = self._compress(keys[0], values[0], ctx.positions, here, before)
+        selected, selected_cache = Entries(_swapped(keys[1]), _swapped(values[1]), segments), before.selected
+        if state is not None:
+            selected, _, selected_cache = extend(before.selected, selected)
+        near, window_cache = self._read_window(q, keys[2], values[2], ctx, tokens, state)
+        reads = (
+            self._read_compressed(q, compressed, here),
+            attend_selected(
+                q,
+                selected.keys,
+                selected.values,
+                queries=here,
+                compressed=compressed,
+                blocks=self.blocks,
+            ),
+            near,
+        )
+        gates = self.gate(x).reshape(batch, t, len(BRANCHES), self.heads, 1)
+        y = self.output(sum(gates[:, :, i] * read for i, read in enumerate(reads)).reshape(batch, t, -1))
+        if state is None or window_cache is None:
+            return y, None
+        state = NativeSparseState(
+            selected_cache, window_cache, compressed, count, recent, here.firsts[:, -1], segments[:, -1]
+        )
+        return jnp.where(overflown(selected_cache, None, 0), jnp.nan, y), state
+
+    def init_state(self, batch: int, length: int, dtype: DTypeLike) -> NativeSparseState:
+        """Returns empty caches: of `length` tokens, of the window, and of the blocks that so many tokens can end."""
+        sizes: Any = {'kv_heads': self.kv_heads, 'key_dim': self.key_dim, 'value_dim': self.key_dim, 'dtype': dtype}
+        slots = max(1, length // self.blocks.stride)
+        block = jnp.zeros((batch, self.kv_heads, slots, self.key_dim), dtype)
+        reach = self.blocks.block - 1
+        token = jnp.zeros((batch, reach, self.kv_heads, self.key_dim), dtype)
+        return NativeSparseState(
+            selected=empty_cache(batch, length, **sizes),
+            window=empty_cache(batch, length, **sizes, ring=self.window),
+            compressed=Compressed(
+                block, block, jnp.full((batch, slots), -1, jnp.int32), jnp.zeros((batch, slots), jnp.int32)
+            ),
+            ended=jnp.zeros((batch,), jnp.int32),
+            recent=Recent(token, token, jnp.zeros((batch, reach), jnp.int32)),
+            first=jnp.zeros((batch,), jnp.int32),
+            segment=no_segment(batch),
+        )
+
+    def _rotated(self, x: Float[Array, 'b t h k'], positions: Positions) -> Float[Array, 'b t h k']:
+        return x if self.position is None else self.position.rotate(x, positions)
+
+    def _compress(
+        self, k: Keys, v: Values, positions: Positions, here: Located, before: NativeSparseState
+    ) -> tuple[Compressed, Int[Array, ' b'], Recent]:
+        """The compressed blocks with those that end here, how many they are, and the tokens to keep for the next."""
+        t = k.shape[1]
+        old = before.recent
+        tokens = Recent(
+            jnp.concatenate([old.keys.astype(k.dtype), k], axis=1),
+            jnp.concatenate([old.values.astype(v.dtype), v], axis=1),
+            jnp.concatenate([old.positions, positions], axis=1),
+        )
+        ended, numbers = self.blocks.ends(here.tokens[None] - here.firsts)
+        most = -(-t // self.blocks.stride)
+        # Where blocks end, in order; `t` where there are fewer than there could be.
+        ends = jax.vmap(lambda row: jnp.nonzero(row, size=most, fill_value=t)[0])(ended).astype(jnp.int32)
+        inside = jnp.arange(self.blocks.block, dtype=jnp.int32)[None, None]
+        blocks = jax.tree.map(
+            jax.vmap(lambda x, places: x[jnp.minimum(places, x.shape[0] - 1)]),
+            tokens,
+            Recent(*(ends[:, :, None] + inside for _ in tokens)),
+        )
+        new = Compressed(
+            _swapped(self._rotated(self.key_compressor(blocks.keys), blocks.positions[:, :, 0])),
+            _swapped(self.value_compressor(blocks.values)),
+            here.tokens[jnp.minimum(ends, t - 1)],
+            jnp.take_along_axis(numbers, jnp.minimum(ends, t - 1), axis=1),
+        )
+        slots = before.compressed.ends.shape[1]
+        places = before.ended[:, None] + jnp.arange(most, dtype=jnp.int32)[None]
+        places = jnp.where(ends < t, places, slots)  # out of bounds, hence dropped
+
+        def put(old: Array, new: Array) -> Array:
+            axis = old.ndim - 2 if old.ndim > 2 else old.ndim - 1
+            set_row = lambda x, place, y: x.at[(slice(None),) * (axis - 1) + (place,)].set(y, mode='drop')  # noqa: E731
+            return jax.vmap(set_row)(old, places, new.astype(old.dtype))
+
+        recent = jax.tree.map(lambda x, old: x[:, t:].astype(old.dtype), tokens, old)
+        return jax.tree.map(put, before.compressed, new), before.ended + jnp.sum(ended, axis=1, dtype=jnp.int32), recent
+
+    def _read_compressed(self, q: Queries, compressed: Compressed, here: Located) -> Heads:
+        seen = compressed.visible(here, self.blocks.block)[:, None]
+        return pallas_kernels.attention(
+            q,
+            _swapped(compressed.keys).astype(q.dtype),
+            _swapped(compressed.values).astype(q.dtype),
+            causal=False,
+            bias=jnp.where(seen, jnp.zeros((), jnp.promote_types(q.dtype, jnp.float32)), -jnp.inf),
+            implementation=self.implementation,
+        )
+
+    def _read_window(
+        self, q: Queries, k: Keys, v: Values, ctx: Context, tokens: Int[Array, 't'], state: NativeSparseState | None
+    ) -> tuple[Heads, KeyValueCache | None]:
+        if state is None:
+            y = pallas_kernels.attention(
+                q, k, v, window=self.window, segments=ctx.segments, implementation=self.implementation
+            )
+            return y, None
+        segments = ctx.segments_or_ones()
+        seen, places, cache = extend(state.window, Entries(_swapped(k), _swapped(v), segments), window=self.window)
+        y = attend_cached(
+            q,
+            seen,
+            tokens=tokens,
+            places=places,
+            segments=segments,
+            window=self.window,
+            implementation=self.implementation,
+        )
+        return y, cache
+
+
+def _swapped(x: Float[Array, 'b s g k']) -> Float[Array, 'b g s k']:
+    """Heads before time, or time before heads."""
+    return jnp.swapaxes(x, 1, 2)
