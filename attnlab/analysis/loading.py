@@ -39,7 +39,11 @@ def load_run(workdir: pathlib.Path, step: int | None = None) -> Loaded:
     config = configs.load(path)
     with config.unlocked():
         config.mesh = spec(Axes)
-    setup = prepare(config)
+    return restored(prepare(config), workdir, step)
+
+
+def restored(setup: Setup, workdir: pathlib.Path, step: int | None = None) -> Loaded:
+    """The same for a config that has been built. Raises `UserError` when `workdir` has no such checkpoint."""
     checkpoints = Checkpoints(workdir / 'checkpoints', notify=lambda text: print(text, file=sys.stderr))
     try:
         found = (

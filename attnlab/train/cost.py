@@ -12,6 +12,7 @@ from flax import nnx
 
 from attnlab.context import Context
 from attnlab.models.block import mixer_of
+from attnlab.models.model import LanguageModel
 from attnlab.train.setup import Setup
 from attnlab.train.state import split
 from pallas_kernels import dispatch
@@ -51,7 +52,9 @@ def state_bytes(setup: Setup, length: int) -> int:
 
 
 def implementations(setup: Setup) -> list[LayerCore]:
-    """What the mixer at each place in the pattern of layers runs in training."""
+    """What the mixer at each place in the pattern of layers runs in training; nothing for a model without mixers."""
+    if not isinstance(setup.model, LanguageModel):
+        return []
     graphdef, params = split(setup.model)
     stack = setup.model.stack
     x = jax.ShapeDtypeStruct((setup.batch_size, setup.length, setup.model.dim), setup.model.dtype)
