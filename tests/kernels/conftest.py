@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -89,6 +89,39 @@ class Comparison:
         return self.references[key]
 
 
+class Lowered(NamedTuple):
+    """A call of a core and its gradients, lowered for a GPU: the module, and the ledger of what was chosen."""
+
+    module: str
+    entries: list[dispatch.Entry]
+
+    def kernels(self) -> int:
+        """How many kernels of ours the module calls."""
+        return self.module.count('custom_call @mosaic_gpu')
+
+
+def lower_for_gpu(core: Core, call: Call, **fixed: Any) -> Lowered:
+    """Lowers a call, shapes or arrays, and its gradients along the result itself, for a GPU that is not there.
+
+    Options that have a shape are arguments, too; the others, and those of `fixed`, are constants.
+    """
+    constant = {name: option for name, option in call.options.items() if hasattr(option, 'shape')}
+    fixed = {name: option for name, option in call.options.items() if name not in constant} | fixed
+
+    def run(arrays: dict[str, Any], constant: dict[str, Any]) -> Any:
+        found, pull = jax.vjp(lambda arrays: core(**arrays, **constant, **fixed), arrays)
+        return found, pull(jax.tree.map(_itself, found))
+
+    with target.compiling_for(target.H100), dispatch.ledger() as entries:
+        lowered = jax.jit(run).trace(call.arrays, constant).lower(lowering_platforms=('cuda',))
+    return Lowered(lowered.as_text(), entries)
+
+
+def _itself(result: jax.Array) -> Any:
+    """A cotangent of a result; whole numbers have none."""
+    return result if jnp.issubdtype(result.dtype, jnp.inexact) else np.zeros(result.shape, jax.dtypes.float0)
+
+
 def double(call: Call) -> Call:
     """The same call in float64, or complex128; inside `jax.enable_x64(True)`."""
     return Call(
@@ -154,6 +187,11 @@ def _whole(parts: tuple[jax.Array, ...]) -> jax.Array:
 @pytest.fixture(scope='session')
 def comparison() -> Comparison:
     return Comparison({})
+
+
+@pytest.fixture(scope='session')
+def lowered_for_gpu() -> Callable[..., Lowered]:
+    return lower_for_gpu
 
 
 @pytest.fixture(scope='session')
