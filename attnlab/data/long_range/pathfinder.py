@@ -142,9 +142,9 @@ class Pathfinder(Distribution):
             trials = (_short_path(shapes, canvas, rand) for _ in range(DISTRACTOR_TRIALS))
             found = next((trial for trial in trials if trial is not None), None)
             if found is not None:
-                path, canvas = found
-                distractors.append(path.dashes(shapes))
-        targets = paths[0].dashes(shapes), paths[1].dashes(shapes)
+                (path,), canvas = found
+                distractors.append(shapes.dashes(path))
+        targets = shapes.dashes(paths[0]), shapes.dashes(paths[1])
         origin = int(2 * rand())
         start, end = targets[origin][0], targets[origin if label else 1 - origin][-1]
         return Scene(targets, tuple(distractors), shapes.margin, ((start.y, start.x), (end.y, end.x)), label)
@@ -206,15 +206,15 @@ class Start(NamedTuple):
 
     Attributes:
       stroke: the dash.
-      pivot: the point that it is turned around, relative to its anchor, row and column.
-      head: its other end, likewise.
+      pivot: the point that it is turned around, relative to its anchor, as a difference of bits.
+      ends: that point and its other end, relative to its anchor, rows and columns.
       cover: the pixels that are wholly its own, relative to its anchor, as differences of bits.
       centres: where it may start as the first long path, as bits.
     """
 
     stroke: Stroke
-    pivot: tuple[int, int]
-    head: tuple[int, int]
+    pivot: int
+    ends: tuple[tuple[int, int], tuple[int, int]]
     cover: list[int]
     centres: list[int]
 
@@ -256,9 +256,9 @@ class Shapes:
         y, x = divmod(bit, self.stride)
         return y - self.reach, x - self.reach
 
-    def anchored(self, pixels: int, bit: int) -> int:
-        """Pixels around an anchor, moved to it."""
-        return pixels << bit - self.centre
+    def dashes(self, path: 'list[Placed]') -> tuple[Dash, ...]:
+        """A path as it is drawn."""
+        return tuple(Dash(*self.pixel(bit), stroke.angle) for stroke, bit in path)
 
     def line(self, angle: float) -> Float64[np.ndarray, 'h w']:
         """The brightness of a dash around its anchor."""
@@ -286,7 +286,8 @@ class Shapes:
         (top, left), (bottom, right) = border - whole.min(0), self.of.size - border - whole.max(0)
         free = [self.bit(y, x) for y in range(top, bottom) for x in range(left, right)]
         cover = [int(a) * self.stride + int(b) for a, b in whole]
-        return Start(stroke, (head[0] + back[0], head[1] + back[1]), head, cover, free)
+        pivot = head[0] + back[0], head[1] + back[1]
+        return Start(stroke, pivot[0] * self.stride + pivot[1], (pivot, head), cover, free)
 
     def _turns(self, heading: float) -> list[tuple[int, float, int]]:
         turned = np.abs(self.directions - heading)
@@ -319,63 +320,68 @@ def _shapes(of: Pathfinder, margin: int) -> Shapes:
     return Shapes(of, margin)
 
 
-class Path:
-    """A path that grows; what its last dash takes does not count until the next is there, which starts beside it."""
+Placed = tuple[Stroke, int]
+"""A dash and the bit of its anchor."""
 
-    def __init__(self, shapes: Shapes, start: Start, bit: int):
-        y, x = shapes.pixel(bit)
-        self.pivot = shapes.bit(y + start.pivot[0], x + start.pivot[1])
-        self.stroke = start.stroke
-        self.bits = [bit]
-        self.strokes = [start.stroke]
-        self.last = _taken(shapes, start.stroke, bit)
 
-    def grow(self, shapes: Shapes, canvas: Canvas, rand: Callable[[], float]) -> Canvas | None:
-        """Adds a dash; returns what is taken without it, or `None` where it finds no place."""
-        corner = self.pivot + self.stroke.out - shapes.centre
-        near = canvas.near >> corner & shapes.window
-        turns = [turn for turn in self.stroke.turns if not near >> turn[0] & 1]
-        if not turns:
-            return None
-        total = sum([turn[1] for turn in turns])
-        for _ in range(SEGMENT_TRIALS):
-            left = rand() * total
-            for turn in turns:
-                left -= turn[1]
-                if left < 0:
+def _grown(
+    shapes: Shapes, starts: list[tuple[Start, int]], taken: Canvas, dashes: int, rand: Callable[[], float]
+) -> tuple[list[list[Placed]], Canvas] | None:
+    """Paths that grow in turns, and what is taken with them; `None` where one of them finds no way on.
+
+    What a path's last dash takes does not count until the next one is there, which starts beside it.
+    """
+    solid, near, soft = taken
+    centre, window, strokes = shapes.centre, shapes.window, shapes.strokes
+    paths = [[(start.stroke, bit)] for start, bit in starts]
+    pivots = [bit + start.pivot for start, bit in starts]
+    for _ in range(dashes - 1):
+        for index, path in enumerate(paths):
+            last, bit = path[-1]
+            corner = pivots[index] + last.out - centre
+            around = near >> corner & window
+            turns = [turn for turn in last.turns if not around >> turn[0] & 1]
+            total = sum([turn[1] for turn in turns])
+            for _ in range(SEGMENT_TRIALS if turns else 0):
+                left = rand() * total
+                for turn in turns:
+                    left -= turn[1]
+                    if left < 0:
+                        break
+                stroke, place = strokes[turn[2]], corner + turn[0]
+                if not stroke.solid << place - centre & solid:
                     break
-            stroke, bit = shapes.strokes[turn[2]], corner + turn[0]
-            if not shapes.anchored(stroke.solid, bit) & canvas.solid:
-                canvas = _merged(canvas, self.last)
-                self.pivot, self.stroke, self.last = corner + shapes.centre, stroke, _taken(shapes, stroke, bit)
-                self.bits.append(bit)
-                self.strokes.append(stroke)
-                return canvas
-        return None
+            else:
+                return None
+            solid |= last.solid << bit - centre
+            near |= last.near << bit - centre
+            soft |= last.soft << bit - centre
+            path.append((stroke, place))
+            pivots[index] = corner + centre
+    for path in paths:
+        last, bit = path[-1]
+        solid |= last.solid << bit - centre
+        near |= last.near << bit - centre
+        soft |= last.soft << bit - centre
+    return paths, Canvas(solid, near, soft)
 
-    def dashes(self, shapes: Shapes) -> tuple[Dash, ...]:
-        """The path as it is drawn."""
-        places = zip(self.bits, self.strokes, strict=True)
-        return tuple(Dash(*shapes.pixel(bit), stroke.angle) for bit, stroke in places)
 
-
-def _two_paths(shapes: Shapes, rand: Callable[[], float]) -> tuple[tuple[Path, Path], Canvas] | None:
-    """Both long paths and what is taken with them, or `None` where one of them finds no way on."""
-    of, canvas = shapes.of, shapes.blank
+def _two_paths(shapes: Shapes, rand: Callable[[], float]) -> tuple[list[list[Placed]], Canvas] | None:
+    """Both long paths and what is taken with them, or `None` where there is no way on."""
     first = _central(shapes, rand)
-    second = None if first is None else _beside(shapes, shapes.pixel(first.bits[0]), rand)
+    second = None if first is None else _beside(shapes, shapes.pixel(first[1]), rand)
     if first is None or second is None:
         return None
-    for _ in range(of.contour - 1):
-        for path in (first, second):
-            grown = path.grow(shapes, canvas, rand)
-            if grown is None:
-                return None
-            canvas = grown
-    return (first, second), _merged(_merged(canvas, first.last), second.last)
+    return _grown(shapes, [first, second], shapes.blank, shapes.of.contour, rand)
 
 
-def _central(shapes: Shapes, rand: Callable[[], float]) -> Path | None:
+def _short_path(shapes: Shapes, taken: Canvas, rand: Callable[[], float]) -> tuple[list[list[Placed]], Canvas] | None:
+    """A short path and what is taken with it, or `None` where it finds no place."""
+    start = _anywhere(shapes, taken.soft, rand)
+    return None if start is None else _grown(shapes, [start], taken, shapes.of.distractor_contour, rand)
+
+
+def _central(shapes: Shapes, rand: Callable[[], float]) -> tuple[Start, int] | None:
     """The start of the first path, at twice the distance between starts from every border."""
     for _ in range(SEGMENT_TRIALS):
         start = shapes.starts[int(360 * rand())]
@@ -383,11 +389,11 @@ def _central(shapes: Shapes, rand: Callable[[], float]) -> Path | None:
             return None
         bit = start.centres[int(rand() * len(start.centres))]
         if _fits(shapes, start, *shapes.pixel(bit)):
-            return Path(shapes, start, bit)
+            return start, bit
     return None
 
 
-def _beside(shapes: Shapes, other: tuple[int, int], rand: Callable[[], float]) -> Path | None:
+def _beside(shapes: Shapes, other: tuple[int, int], rand: Callable[[], float]) -> tuple[Start, int] | None:
     """The start of the second path, at a distance from that of the first."""
     for _ in range(SEGMENT_TRIALS):
         start = shapes.starts[int(360 * rand())]
@@ -395,20 +401,11 @@ def _beside(shapes: Shapes, other: tuple[int, int], rand: Callable[[], float]) -
         y = other[0] + round(shapes.of.seed_distance * math.sin(angle))
         x = other[1] + round(shapes.of.seed_distance * math.cos(angle))
         if _fits(shapes, start, y, x):
-            return Path(shapes, start, shapes.bit(y, x))
+            return start, shapes.bit(y, x)
     return None
 
 
-def _short_path(shapes: Shapes, taken: Canvas, rand: Callable[[], float]) -> tuple[Path, Canvas] | None:
-    """A short path and what is taken with it, or `None` where it finds no place."""
-    path = _anywhere(shapes, taken.soft, rand)
-    canvas: Canvas | None = taken
-    for _ in range(shapes.of.distractor_contour - 1):
-        canvas = None if path is None or canvas is None else path.grow(shapes, canvas, rand)
-    return None if path is None or canvas is None else (path, _merged(canvas, path.last))
-
-
-def _anywhere(shapes: Shapes, soft: int, rand: Callable[[], float]) -> Path | None:
+def _anywhere(shapes: Shapes, soft: int, rand: Callable[[], float]) -> tuple[Start, int] | None:
     """The start of a path, on any pixel from which its first dash is free."""
     for _ in range(SEGMENT_TRIALS):
         start = shapes.starts[int(360 * rand())]
@@ -420,21 +417,13 @@ def _anywhere(shapes: Shapes, soft: int, rand: Callable[[], float]) -> Path | No
             return None
         bit = int(bits[int(rand() * len(bits))])
         if _fits(shapes, start, *shapes.pixel(bit)):
-            return Path(shapes, start, bit)
+            return start, bit
     return None
 
 
 def _fits(shapes: Shapes, start: Start, y: int, x: int) -> bool:
-    ends = ((y, x), (y + start.pivot[0], x + start.pivot[1]), (y + start.head[0], x + start.head[1]))
-    return all(0 <= row < shapes.of.size and 0 <= column < shapes.of.size for row, column in ends)
-
-
-def _taken(shapes: Shapes, stroke: Stroke, bit: int) -> Canvas:
-    return Canvas(*(shapes.anchored(pixels, bit) for pixels in (stroke.solid, stroke.near, stroke.soft)))
-
-
-def _merged(canvas: Canvas, more: Canvas) -> Canvas:
-    return Canvas(canvas.solid | more.solid, canvas.near | more.near, canvas.soft | more.soft)
+    places = ((y, x), *((y + dy, x + dx) for dy, dx in start.ends))
+    return all(0 <= row < shapes.of.size and 0 <= column < shapes.of.size for row, column in places)
 
 
 def _bits(pixels: int) -> np.ndarray:
@@ -443,7 +432,7 @@ def _bits(pixels: int) -> np.ndarray:
     return np.flatnonzero(np.unpackbits(content, bitorder='little'))
 
 
-def _moved(angle: float, distance: float) -> tuple[int, int]:
+def _moved(angle: float, distance: int) -> tuple[int, int]:
     """Rows and columns to a pixel in that direction, rounded up as in the published generator."""
     return math.ceil(distance * math.sin(angle) - 1e-9), math.ceil(distance * math.cos(angle) - 1e-9)
 
