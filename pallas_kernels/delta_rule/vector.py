@@ -43,7 +43,7 @@ def _products(q: jax.Array, k: jax.Array, log_decay: jax.Array) -> Products:
 def _save(q: jax.Array, k: jax.Array, log_decay: jax.Array) -> tuple[Products, Saved]:
     middle = (log_decay.shape[3] - 1) // 2
     total = since(log_decay)
-    saved = Saved(q, k, jnp.broadcast_to(log_decay, q.shape), total - total[:, :, :, middle : middle + 1])
+    saved = Saved(q, k, log_decay, total - total[:, :, :, middle : middle + 1])
     return jax.lax.cond(_moderate(saved), _at_once, _any, saved), saved
 
 

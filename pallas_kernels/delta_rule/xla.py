@@ -108,17 +108,17 @@ def _pull(
     dstate, (dafter, dvalues) = jax.lax.scan(chunk, dfinal.swapaxes(2, 3), by_chunk, reverse=True)
     dmissing = dvalues @ solved
     dread, dmissing_rows = -_turned(before @ dmissing), _turned(dmissing)
-    kept = _turned(before) * dafter
+    shared = tuple(axis for axis, size in enumerate(does.factor.shape) if size == 1)
     pulled = Weights(
         among=_turned(values @ do),
         erased=-_turned(values @ dmissing),
         q=_turned(before @ do),
         k=beta * dread,
         writes=values @ dafter,
-        factor=jnp.sum(kept, axis=(3, 4) if does.factor.shape[4] == 1 else 3, keepdims=True),
+        factor=jnp.sum(_turned(before) * dafter, axis=shared, keepdims=True),
     )
     dbeta = jnp.sum(dmissing_rows * v, axis=4, keepdims=True) + jnp.sum(dread * does.k, axis=4, keepdims=True)
-    return _shared(pulled, does), dbeta, beta * dmissing_rows, dstate.swapaxes(2, 3)
+    return pulled, dbeta, beta * dmissing_rows, dstate.swapaxes(2, 3)
 
 
 _read.defvjp(_save, _pull)
@@ -127,13 +127,3 @@ _read.defvjp(_save, _pull)
 def _turned(array: jax.Array) -> jax.Array:
     """The array with its last axes exchanged, which the compiler must not make part of a product."""
     return jax.lax.optimization_barrier(array).swapaxes(3, 4)
-
-
-def _shared(gradients: Weights, weights: Weights) -> Weights:
-    """Summed over what shares a weight."""
-
-    def add(gradient: jax.Array, weight: jax.Array) -> jax.Array:
-        axes = tuple(axis for axis, size in enumerate(weight.shape) if size < gradient.shape[axis])
-        return jnp.sum(gradient, axis=axes, keepdims=True) if axes else gradient
-
-    return jax.tree.map(add, gradients, weights)

@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels import target
+from pallas_kernels.target import Target
 from pallas_kernels.tiling import ChunkTile
 
 
@@ -51,34 +53,36 @@ def in_groups(
     def fill(array: jax.Array) -> jax.Array:
         return jnp.pad(array, ((0, 0), (0, -t % size)) + ((0, 0),) * (array.ndim - 2)) if t % size else array
 
-    o, final = _in_order(group, size, state, *jax.tree.map(fill, (arrays, starts)))
+    here = target.current()  # What is differentiated is traced later, perhaps elsewhere.
+    o, final = _in_order(group, size, here, state, *jax.tree.map(fill, (arrays, starts)))
     return o[:, :t], final
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
 def _in_order(
-    group: Group, size: int, state: jax.Array, arrays: Arrays, starts: jax.Array | None
+    group: Group, size: int, here: Target, state: jax.Array, arrays: Arrays, starts: jax.Array | None
 ) -> tuple[jax.Array, jax.Array]:
-    return _save_order(group, size, state, arrays, starts)[0]
+    return _save_order(group, size, here, state, arrays, starts)[0]
 
 
 def _save_order(
-    group: Group, size: int, state: jax.Array, arrays: Arrays, starts: jax.Array | None
+    group: Group, size: int, here: Target, state: jax.Array, arrays: Arrays, starts: jax.Array | None
 ) -> tuple[tuple[jax.Array, jax.Array], tuple]:
     steps = jax.tree.leaves(arrays)[0].shape[1]
-    _, like = jax.eval_shape(group, state, *_part((arrays, starts), 0, size))
 
     def turn(carry: tuple[jax.Array, jax.Array], i: jax.Array) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
         before, outputs = carry
         after, o = group(before, *_part((arrays, starts), i, size))
         return (after, _put(outputs, o, i)), before
 
-    outputs = jnp.zeros((like.shape[0], steps, *like.shape[2:]), like.dtype)
-    (final, outputs), before = jax.lax.scan(turn, (state, outputs), jnp.arange(steps // size))
+    with target.compiling_for(here):
+        _, like = jax.eval_shape(group, state, *_part((arrays, starts), 0, size))
+        outputs = jnp.zeros((like.shape[0], steps, *like.shape[2:]), like.dtype)
+        (final, outputs), before = jax.lax.scan(turn, (state, outputs), jnp.arange(steps // size))
     return (outputs, final), (before, arrays, starts)
 
 
-def _pull_order(group: Group, size: int, saved: tuple, gradients: tuple[jax.Array, jax.Array]) -> tuple:
+def _pull_order(group: Group, size: int, here: Target, saved: tuple, gradients: tuple[jax.Array, jax.Array]) -> tuple:
     if saved[0].shape[0] == 1:
         # A loop of one turn is none: the compiler would keep what the same turn found forward.
         saved = jax.lax.optimization_barrier(saved)
@@ -88,7 +92,8 @@ def _pull_order(group: Group, size: int, saved: tuple, gradients: tuple[jax.Arra
     def turn(carry: tuple, inputs: tuple[jax.Array, jax.Array]) -> tuple[tuple, None]:
         (dafter, darrays), (i, before) = carry, inputs
         part, begins, do = _part((arrays, starts, doutputs), i, size)
-        dbefore, dpart = jax.vjp(lambda before, part: group(before, part, begins), before, part)[1]((dafter, do))
+        with target.compiling_for(here):
+            dbefore, dpart = jax.vjp(lambda before, part: group(before, part, begins), before, part)[1]((dafter, do))
         return (dbefore, jax.tree.map(lambda array, part: _put(array, part, i), darrays, dpart)), None
 
     zeros = jax.tree.map(jnp.zeros_like, arrays)
