@@ -138,8 +138,9 @@ def sweep_worker(argv: list[str]) -> int:
     start(platform=values.platform, cpu_devices=values.cpu_devices, compilation_cache=values.compilation_cache)
     from rich.console import Console
 
-    from attnlab.sweep.worker import stop_with_parent, work
+    from attnlab.sweep.worker import leave_when_asked, stop_with_parent, work
 
+    leave_when_asked()
     if values.tied:
         stop_with_parent()
     idle = float('inf') if values.idle is None else values.idle
@@ -174,6 +175,12 @@ def evaluate(argv: list[str]) -> int:
         'tokens', None, 'Tokens of a text to evaluate at each length; all by default.', flag_values=values
     )
     flags.DEFINE_integer('examples', None, 'Examples of each slice of other tasks.', flag_values=values)
+    flags.DEFINE_string(
+        'attention',
+        None,
+        'What takes the place of the softmax: adaptive_temperature, ssmax, quantized_8, quantized_8_corrected.',
+        flag_values=values,
+    )
     if not _parsed(values, argv, 'eval'):
         return 0
     _start_devices(values)
@@ -182,7 +189,7 @@ def evaluate(argv: list[str]) -> int:
     from attnlab.analysis.evaluation import Asked, evaluate_run
 
     multiples = tuple(_whole(text, '--multiples') for text in values.multiples)
-    asked = Asked(values.split, multiples, values.tokens, values.examples)
+    asked = Asked(values.split, multiples, values.tokens, values.examples, values.attention)
     evaluate_run(_required(values, 'workdir'), Console(), values.step, asked)
     return 0
 

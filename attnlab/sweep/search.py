@@ -81,7 +81,9 @@ class QuasiRandom(Sampler):
         if not space:
             return {}
         sequence = qmc.Sobol(len(space), scramble=True, rng=np.random.default_rng(self.seed))
-        (point,) = sequence.fast_forward(number).random(1)
+        if number:
+            sequence.fast_forward(number)
+        (point,) = sequence.random(1)
         return {name: space[name].at(float(share)) for name, share in zip(sorted(space), point, strict=True)}
 
 

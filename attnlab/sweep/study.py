@@ -24,7 +24,7 @@ from typing import Any
 
 import optuna
 from ml_collections import ConfigDict
-from optuna.storages import BaseStorage, JournalStorage, RDBStorage
+from optuna.storages import BaseStorage, JournalStorage, get_storage
 from optuna.storages.journal import JournalFileBackend
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState, create_trial
@@ -266,7 +266,7 @@ def _journal(folder: pathlib.Path) -> BaseStorage:
 
 def _database(address: str) -> BaseStorage:
     try:
-        return RDBStorage(address)
+        return get_storage(address)
     except ImportError as error:
         raise UserError(f'{address.partition(":")[0]} needs a driver that is not installed: {error}') from error
 

@@ -216,6 +216,6 @@ def _reason(error: Exception) -> str:
     first = str(error).strip().partition('\n')[0]
     if isinstance(error, MemoryError):
         return 'out of memory'
-    if isinstance(error, jax.errors.JaxRuntimeError) and 'RESOURCE_EXHAUSTED' in first:
+    if isinstance(error, jax.errors.JaxRuntimeError) and ('RESOURCE_EXHAUSTED' in first or 'Out of memory' in first):
         return f'out of memory: {first}'
     return f'{type(error).__name__}: {first}'

@@ -25,8 +25,6 @@ def work(folder: Path, storage: str | None, console: Console, idle: float = floa
     A worker that finds nothing to do waits, for it may have to take over from one that dies: `idle` seconds at most.
     Asked to stop by SIGTERM or Ctrl-C, it saves the run it is in and returns.
     """
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _leave)
     study: Study | None = open_study(folder, storage)
     programs = Programs()
     console.print(f'{socket.gethostname()} {os.getpid()}: at work on {folder}')
@@ -57,6 +55,12 @@ def work(folder: Path, storage: str | None, console: Console, idle: float = floa
 def _leave(number: int, frame: object) -> None:
     """Between runs there is nothing to save; a run saves by a handler of its own."""
     sys.exit(0)
+
+
+def leave_when_asked() -> None:
+    """Ends this process in order on SIGTERM and Ctrl-C; while it runs a trial, that is saved first."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _leave)
 
 
 def stop_with_parent() -> None:

@@ -1,0 +1,168 @@
+"""Real workers, killed for real: every trial ends as in a study that nothing interrupted, to the bit."""
+
+import collections
+import json
+import os
+import pathlib
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from attnlab.sweep.launch import Place, command, places, submit
+from attnlab.sweep.study import open_study
+
+ROOT = pathlib.Path(__file__).parents[2]
+CONFIG = '--config=tests/sweep/tiny.py'
+
+
+@pytest.fixture
+def attnlab(compiled):
+    """Starts `attnlab sweep ...`; whatever still runs in the end is killed."""
+    started = []
+
+    def start(*arguments):
+        argv = [
+            sys.executable,
+            '-m',
+            'attnlab',
+            'sweep',
+            *arguments,
+            '--platform=cpu',
+            f'--compilation_cache={compiled}',
+        ]
+        process = subprocess.Popen(argv, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def workers(folder):
+    """The processes that ever worked on a study, by its logs, newest last."""
+    logs = sorted((folder / 'logs').glob('worker-*.txt'))
+    return [int(pid) for log in logs for pid in re.findall(r' (\d+): at work', log.read_text())]
+
+
+def alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return (pathlib.Path('/proc') / str(pid) / 'stat').read_text().split(') ')[1][0] != 'Z'
+
+
+def until(condition, seconds=120):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def steps_of(folder, number):
+    """How far a trial has come."""
+    path = folder / 'trials' / f'{number:04}' / 'metrics.jsonl'
+    return len(path.read_text().splitlines()) if path.exists() else 0
+
+
+def assert_whole(folder, unbroken):
+    """Every trial is there once, and as it is without interruption."""
+    study = open_study(folder)
+    assert study.finished()
+    found, wanted = study.trials(), unbroken.trials()
+    assert [trial.number for trial in found] == list(range(len(wanted)))
+    assert [(trial.params, trial.value) for trial in found] == [(trial.params, trial.value) for trial in wanted]
+    assert [trial.intermediate_values for trial in found] == [trial.intermediate_values for trial in wanted]
+    for trial in found:
+        for name in ('metrics.jsonl', 'config.json'):
+            path = pathlib.Path('trials', f'{trial.number:04}', name)
+            assert (folder / path).read_bytes() == (unbroken.folder / path).read_bytes()
+
+
+def test_workers_and_the_sweep_are_killed_and_the_same_command_goes_on(attnlab, unbroken, tmp_path):
+    folder = tmp_path / 'study'
+    arguments = (CONFIG, f'--study={folder}')
+    sweep = attnlab(*arguments, '--workers=2')
+    until(lambda: len(workers(folder)) == 2 and steps_of(folder, 0) > 3)
+    os.kill(workers(folder)[0], signal.SIGKILL)
+    until(lambda: 'ended by signal 9; started again' in (folder / 'logs' / 'worker-0.txt').read_text())
+    assert sweep.poll() is None
+    sweep.kill()
+    until(lambda: not any(map(alive, workers(folder))))
+    assert not open_study(folder).finished()
+    alone = attnlab('worker', f'--study={folder}')
+    output, _ = alone.communicate(timeout=240)
+    assert alone.returncode == 0, output
+    assert_whole(folder, unbroken)
+    again = attnlab(*arguments)
+    output, _ = again.communicate(timeout=240)
+    assert again.returncode == 0 and '4 done; best' in output, output
+
+
+@pytest.mark.slow
+def test_killed_at_random_again_and_again(attnlab, unbroken, tmp_path):
+    folder, moments = tmp_path / 'study', random.Random(1)
+    seen = collections.Counter()
+    for _ in range(12):
+        crew = [attnlab('worker', f'--study={folder}') if folder.exists() else attnlab(CONFIG, f'--study={folder}')]
+        crew += [attnlab(CONFIG, f'--study={folder}', '--workers=1')]
+        time.sleep(moments.uniform(4, 12))
+        for process in crew:
+            process.kill()
+        until(lambda: not any(map(alive, workers(folder))))
+        seen.update(trial.number for trial in open_study(folder).trials() if trial.state.is_finished())
+    last = attnlab(CONFIG, f'--study={folder}')
+    output, _ = last.communicate(timeout=400)
+    assert last.returncode == 0, output
+    assert_whole(folder, unbroken)
+
+
+def test_asked_to_stop_it_saves(attnlab, tmp_path):
+    folder = tmp_path / 'study'
+    sweep = attnlab(f'{CONFIG}:steps=4000,trials=1', f'--study={folder}')
+    until(lambda: steps_of(folder, 0) > 3)
+    sweep.send_signal(signal.SIGTERM)
+    output, _ = sweep.communicate(timeout=120)
+    assert sweep.returncode == 0 and '1 interrupted' in output, output
+    (trial,) = open_study(folder).trials()
+    (saved,) = [
+        int(path.name) for path in (folder / 'trials' / '0000' / 'checkpoints').iterdir() if path.name.isdecimal()
+    ]
+    last = json.loads((folder / 'trials' / '0000' / 'metrics.jsonl').read_text().splitlines()[-1])['step']
+    assert not trial.state.is_finished() and 0 <= saved - last < 2 and saved < 4000
+
+
+@pytest.mark.parametrize('preempted', [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_submitit(preempted, make, compiled, unbroken, tmp_path):
+    """Through submitit's local executor, which runs jobs, signals and requeues them as SLURM does."""
+    arguments = [f'--study={make().folder}', '--platform=cpu', f'--compilation_cache={compiled}']
+    (job,) = submit(make().folder, arguments, 1, 'local', {'timeout_min': 10})
+    if preempted:
+        until(lambda: steps_of(make().folder, 0) > 3)
+        job._interrupt()
+        until(job.done)
+        assert not make().finished()
+        (job,) = submit(make().folder, arguments, 1, 'local', {'timeout_min': 10})
+    assert job.result() == 0
+    assert_whole(make().folder, unbroken)
+
+
+def test_places():
+    assert places(1, [], range(8)) == [Place()]
+    assert [place.cores for place in places(3, [], range(8))] == [(0, 1), (2, 3, 4), (5, 6, 7)]
+    assert [place.cores for place in places(3, [], range(2))] == [(0,), (1,), (0,)]
+    assert places(3, [4, 5], range(8)) == [
+        Place(device=4, memory=0.45),
+        Place(device=5, memory=0.45),
+        Place(device=4, memory=0.45),
+    ]
+    assert places(2, [0, 1], range(8)) == [Place(device=0), Place(device=1)]
+    assert command(['--study=x'], Place(device=1, memory=0.45))[:2] == ['env', 'XLA_PYTHON_CLIENT_MEM_FRACTION=0.45']
+    assert command(['--study=x'], Place(cores=(2, 3)))[-1] == '--cores=2,3'

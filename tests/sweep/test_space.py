@@ -1,0 +1,113 @@
+"""Which points are looked at: closed forms, and nothing that depends on who asks."""
+
+import math
+import pathlib
+
+import numpy as np
+import pytest
+
+from attnlab.configuration import config_of
+from attnlab.errors import UserError
+from attnlab.sweep.search import Asha, GridSearch, QuasiRandom, RandomSearch
+from attnlab.sweep.space import Choice, Grid, LogUniform, Uniform, Zip
+from attnlab.sweep.sweep import read, with_settings
+
+TINY = pathlib.Path(__file__).parent / 'tiny.py'
+LANGUAGE = TINY.parents[2] / 'configs' / 'sweeps' / 'language.py'
+SPACE = {
+    'rate': LogUniform('optimizer.peak_lr', 1e-4, 1e-2),
+    'clip': Uniform('optimizer.clip', 0.0, 4.0),
+    'size': Zip(('model.dim', 'length'), ((8, 16), (16, 32))),
+}
+
+
+def test_shares_of_a_dimension():
+    assert SPACE['rate'].at(0.5) == pytest.approx(1e-3, rel=1e-12)
+    assert SPACE['clip'].at(0.25) == 1.0
+    assert [Choice('steps', (3, 1, 2)).at(share) for share in (0.0, 0.34, 0.999)] == [0, 1, 2]
+    assert SPACE['size'].settings(1) == {'model.dim': 16, 'length': 32}
+    assert Grid('steps', (3, 1, 2)).settings(2) == {'steps': 2}
+
+
+def test_a_grid_has_every_combination_with_every_seed_once():
+    space = {'rate': Grid('optimizer.peak_lr', (1.0, 2.0, 3.0)), 'size': SPACE['size']}
+    search = GridSearch()
+    assert search.trials(space, None, 2) == 12
+    visited = [(*search.fixed(space, n, 2).values(), search.seed_index(n, 2)) for n in range(12)]
+    assert sorted(visited) == [(rate, size, seed) for rate in range(3) for size in range(2) for seed in range(2)]
+    with pytest.raises(UserError, match='rate is a LogUniform, which GridSearch cannot exhaust'):
+        search.trials(SPACE, None, 1)
+    with pytest.raises(UserError, match=r'config\.trials is 5; the grid and its seeds have 12'):
+        search.trials(space, 5, 2)
+
+
+def test_quasi_random_points_fill_every_stratum():
+    """Any 2^m points of a Sobol sequence from its start have one coordinate in each of 2^m equal parts of an axis."""
+    points = [QuasiRandom(seed=3).fixed(SPACE, n, 1) for n in range(16)]
+    shares = [math.log(point['rate'] / 1e-4) / math.log(100) for point in points]
+    assert sorted(int(16 * share) for share in shares) == list(range(16))
+    assert sorted(int(16 * point['clip'] / 4) for point in points) == list(range(16))
+    assert sum(point['size'] for point in points) == 8
+    assert points[5] == QuasiRandom(seed=3).fixed(SPACE, 5, 1) != QuasiRandom(seed=4).fixed(SPACE, 5, 1)
+
+
+def test_random_streams_differ_between_trials():
+    draws = [RandomSearch(seed=1)._stream(n) for n in range(64)]
+    assert len(set(draws)) == 64 and draws[7] == RandomSearch(seed=1)._stream(7)
+
+
+def test_a_trial_is_the_base_with_its_point_and_seed():
+    sweep = read(config_of(TINY, 'sampler=grid'))
+    assert sweep.trials == 8
+    configs = [sweep.config(n, sweep.fixed(n)) for n in range(8)]
+    found = [(c.optimizer.peak_lr, c.optimizer.weight_decay, c.seed) for c in configs]
+    # In the order of the names: decay, then rate, and seeds fastest.
+    assert found == [(rate, decay, seed) for decay in (0.0, 0.1) for rate in (1e-3, 1e-2) for seed in (0, 1)]
+    assert configs[0].model.dim == 8 and sweep.base.optimizer.peak_lr == 3e-3
+
+
+def test_a_confirmation_has_fresh_seeds_and_one_point():
+    sweep = read(config_of(TINY, 'sampler=grid,confirm=3'))
+    confirmation = read(sweep.confirmation(sweep.fixed(5)))
+    assert confirmation.seeds == (2, 3, 4) and confirmation.trials == 3 and confirmation.confirm == 0
+    config = confirmation.config(2, {})
+    assert (config.optimizer.peak_lr, config.optimizer.weight_decay, config.seed) == (1e-3, 0.1, 4)
+
+
+@pytest.mark.parametrize('search', ['quasi', 'random', 'tpe', 'grid'])
+def test_the_sweeps_of_two_mixers_look_at_the_same_points(search):
+    gla, mha = (read(config_of(LANGUAGE, f'zoo={zoo},search={search}')) for zoo in ('gla', 'mha'))
+    assert (gla.space, gla.seeds, gla.trials, gla.sampler, gla.pruner) == (
+        mha.space,
+        mha.seeds,
+        mha.trials,
+        mha.sampler,
+        mha.pruner,
+    )
+    assert [gla.fixed(n) for n in range(4)] == [mha.fixed(n) for n in range(4)]
+
+
+@pytest.mark.parametrize(
+    ('key', 'value', 'message'),
+    [
+        ('seeds', (), 'config.seeds is'),
+        ('seeds', (1, 1), 'config.seeds is'),
+        ('goal', 'least', "config.goal is 'least'"),
+        ('trials', 0, 'config.trials is 0'),
+        ('space.rate.key', 'optimizer.peak_rate', "did you mean 'optimizer.peak_lr'"),
+        ('space.rate.key', 'optimizer.weight_decay', 'each may be set once'),
+        ('space.rate.key', 'seed', 'each may be set once, and seed by config.seeds'),
+        ('space.rate.key', 'steps', 'the space sets steps to'),
+        ('space.rate.high', 1e-9, 'LogUniform wants 0 < low < high'),
+        ('pruner.first', 100, 'a pruner wants first from 1 to the 24 steps'),
+    ],
+)
+def test_mistakes(key, value, message):
+    config = config_of(TINY, 'pruner=asha')
+    with pytest.raises(UserError, match=message):
+        read(with_settings(config, {key: value}))
+
+
+def test_rungs():
+    assert Asha(first=2).optuna(8)._min_resource == 2
+    assert np.isfinite(LogUniform('a', 1e-300, 1e300).at(0.5))

@@ -1,0 +1,253 @@
+"""Claims, ends and failures of trials, in one process."""
+
+import gc
+import importlib.util
+import json
+import time
+
+import jax
+import numpy as np
+import optuna
+import pytest
+from optuna.trial import TrialState
+from rich.console import Console
+
+from attnlab import config as configs
+from attnlab.config import from_plain, plain
+from attnlab.errors import UserError
+from attnlab.sweep import trial as trials
+from attnlab.sweep.status import rows, seconds_left, show_status
+from attnlab.sweep.study import create_study, open_study
+from attnlab.sweep.trial import STARTS, Outcome, Programs, run_trial
+from attnlab.train import launch
+
+HAS_DRIVER = importlib.util.find_spec('psycopg') is not None
+
+
+def finish(study, claim, value):
+    study.tell(claim, TrialState.COMPLETE, value)
+    claim.release()
+
+
+def test_a_trial_is_run_by_one_at_a_time_and_goes_on_where_it_was_left(make):
+    one, other = make(), make()
+    first, second = one.claim(), other.claim()
+    assert (first.number, second.number) == (0, 1)
+    assert one.taken(one.trials()[0]) and first.drawn != second.drawn
+    first.release()
+    assert not one.taken(one.trials()[0])
+    again = other.claim()
+    assert again.number == 0 and again.drawn == first.drawn
+    finish(other, again, 1.0)
+    claims = [one.claim() for _ in range(3)]
+    assert [claim and claim.number for claim in claims] == [2, 3, None]
+    assert not one.finished()
+    for claim in (second, *claims[:2]):
+        finish(one, claim, float(claim.number) / 2)
+    assert other.finished() and other.claim() is None and len(other.trials()) == 4
+    assert other.best().number == 1
+    assert [row.state for row in rows(other)] == ['done'] * 4
+
+
+@pytest.mark.parametrize('sampler', ['random', 'quasi', 'grid', 'tpe'])
+def test_what_is_drawn_does_not_depend_on_the_order_or_on_deaths(make, sampler):
+    straight, broken = make(f'sampler={sampler}', 'straight'), make(f'sampler={sampler}', 'broken')
+    wanted = [straight.claim().drawn for _ in range(4)]
+    for claim in [broken.claim() for _ in range(4)]:
+        claim.release()
+    assert [broken.claim().drawn for _ in range(4)] == wanted
+
+
+def test_a_journal_whose_writer_died_in_the_middle_of_a_line(make):
+    study = make()
+    study.claim()
+    journal = study.folder / 'journal.log'
+    whole = journal.read_bytes()
+    journal.write_bytes(whole + b'{"op_code":8,"worker_id":"cut sho')
+    study.claim()
+    assert journal.read_bytes().startswith(whole)
+    assert [json.loads(line) for line in journal.read_text().splitlines()]
+    assert len(make().trials()) == 2
+
+
+def test_a_folder_belongs_to_its_sweep(make, tmp_path):
+    make()
+    with pytest.raises(UserError, match=r'another sweep .trials: 4 there, 5 here'):
+        make('trials=5')
+    (tmp_path / 'thesis').mkdir()
+    (tmp_path / 'thesis' / 'thesis.tex').write_text('precious')
+    with pytest.raises(UserError, match=r'is not empty and holds no sweep\.json'):
+        make(folder='thesis')
+    with pytest.raises(UserError, match='is not a study'):
+        open_study(tmp_path)
+
+
+@pytest.mark.filterwarnings('ignore::pytest.PytestUnraisableExceptionWarning')
+def test_hosts_that_share_a_database_but_no_folder(make, tmp_path):
+    address = f'sqlite:///{tmp_path}/trials.db'
+    one, other = make('trials=2', 'one/study', address), make('trials=2', 'two/study', address)
+    first, second = one.claim(), other.claim()
+    assert (first.number, second.number) == (0, 1)
+    first.release()
+    assert other.claim() is None and one.claim().number == 0
+    with pytest.raises(UserError, match='lives in a database: say which by --storage'):
+        open_study(tmp_path / 'one' / 'study')
+    with pytest.raises(UserError, match=r'the database has a study study of another sweep .trials'):
+        make('trials=3', 'three/study', address)
+    if not HAS_DRIVER:
+        with pytest.raises(UserError, match='postgresql needs a driver that is not installed'):
+            make('trials=2', 'four/study', 'postgresql://nobody@nowhere/nothing')
+    # Optuna leaves connections to SQLite open, which the interpreter complains of here and not in a later test.
+    del one, other
+    gc.collect()
+
+
+def test_a_trial_is_the_run_that_training_makes(unbroken, tmp_path):
+    """Programs shared between trials, and scalars that are arguments, change no bit."""
+    workdir = unbroken.workdir(3)
+    config = configs.load(workdir / 'config.json')
+    assert config.seed == 1 and config.optimizer.peak_lr == unbroken.trials()[3].params['rate']
+    launch.launch(config, tmp_path / 'run', console=Console(quiet=True))
+    assert (tmp_path / 'run' / 'metrics.jsonl').read_bytes() == (workdir / 'metrics.jsonl').read_bytes()
+    last = [json.loads(line) for line in (workdir / 'metrics.jsonl').read_text().splitlines()][-1]
+    assert last['valid/loss'] == unbroken.trials()[3].value
+
+
+def test_trials_that_differ_in_scalars_compile_nothing_and_cost_little(unbroken, programs, make, monkeypatch):
+    (setup, _), *rest = programs._made.values()
+    assert not rest and setup.program._cache_size() == setup.initialization._cache_size() == 1
+    compiled = []
+    jax.monitoring.register_event_duration_secs_listener(lambda name, seconds, **_: compiled.append(name))
+    study, inside, train = make('trials=1,high=3e-2'), [], launch.train
+
+    def timed(*arguments, **named):
+        began = time.process_time()
+        try:
+            return train(*arguments, **named)
+        finally:
+            inside.append(time.process_time() - began)
+
+    monkeypatch.setattr(launch, 'train', timed)
+    began = time.process_time()
+    assert run_trial(study, study.claim(), programs) == Outcome.DONE
+    assert time.process_time() - began - inside[0] < 2.0
+    assert setup.program._cache_size() == 1 and not any('backend_compile' in name for name in compiled)
+
+
+def test_failures_are_recorded_with_their_reasons_and_the_study_goes_on(make, programs):
+    sweep = plain(configs.load(make().folder / 'sweep.json'))
+    keys = ['optimizer.peak_lr', 'model.dim', 'accumulate']
+    points = [[1e30, 8, 1], [1e-3, 8, 3], [1e-3, 8, 1], [1e-3, 2**20, 1]]
+    space = {'point': {'target': 'attnlab.sweep.space.Zip', 'together': keys, 'rows': points}}
+    grid = {'target': 'attnlab.sweep.search.GridSearch', 'seed': 0}
+    sweep |= {'space': space, 'sampler': grid, 'seeds': [0], 'trials': None}
+    study = create_study(make().folder.parent / 'failing', from_plain(sweep))
+    while (claim := study.claim()) is not None:
+        run_trial(study, claim, programs if claim.number < 3 else Programs())
+        claim.release()
+    nonfinite, invalid, good, memory = rows(study)
+    assert [row.state for row in (nonfinite, invalid, good, memory)] == ['failed', 'failed', 'done', 'failed']
+    assert 'step 2: loss' in nonfinite.reason and 'the first that is not finite' in nonfinite.reason
+    assert memory.reason.startswith('out of memory: ')
+    assert 'does not divide into config.accumulate=3' in invalid.reason and not study.workdir(1).exists()
+
+
+def test_a_run_that_dies_again_and_again_is_given_up(make, programs):
+    study = make('trials=1')
+    for start in range(STARTS):
+        claim = study.claim()
+        trials._check_starts(claim, 0 if start < 5 else 6)
+        claim.release()
+    for _ in range(STARTS - 5):
+        claim = study.claim()
+        trials._check_starts(claim, 6)
+        claim.release()
+    assert run_trial(study, study.claim(), programs) == Outcome.DONE
+    study = make('trials=1', 'doomed')
+    for _ in range(STARTS):
+        claim = study.claim()
+        trials._check_starts(claim, 0)
+        claim.release()
+    assert run_trial(study, study.claim(), programs) == Outcome.FAILED
+    assert 'died 10 times after step 0' in rows(study)[0].reason
+
+
+def test_what_is_wrong_with_the_machine_does_not_fail_the_trial(make, programs, monkeypatch):
+    study = make('trials=1')
+
+    def full(*_, **__):
+        raise UserError('no space left on device')
+
+    monkeypatch.setattr(launch, 'train', full)
+    claim = study.claim()
+    with pytest.raises(UserError, match='no space left'):
+        run_trial(study, claim, programs)
+    claim.release()
+    monkeypatch.undo()
+    again = study.claim()
+    assert again.number == 0 and run_trial(study, again, programs) == Outcome.DONE
+
+
+def test_a_metric_that_nothing_evaluates_stops_the_worker(make, programs):
+    for name, message in (('test/loss', 'no evaluator test; valid names: valid'), ('valid/los', "'valid/loss'")):
+        sweep = configs.load(make().folder / 'sweep.json')
+        with sweep.unlocked():
+            sweep.metric = name
+        study = create_study(make().folder.parent / name.replace('/', '-'), sweep)
+        with pytest.raises(UserError, match=message):
+            run_trial(study, study.claim(), programs)
+
+
+def test_pruning_saves_the_run_and_survives_a_death_at_any_moment(make, programs, monkeypatch):
+    """The second of two trials is worse at the first rung; it dies after the decision, and after the saving."""
+    study = make('pruner=asha,trials=3,sampler=quasi')
+    first = study.claim()
+    first.trial.report(0.0, 6)
+    assert not first.trial.should_prune()
+    finish(study, first, 0.0)
+
+    class Dead(BaseException):
+        pass
+
+    def dies(*_, **__):
+        raise Dead
+
+    claim = study.claim()
+    note = type(claim).note
+    monkeypatch.setattr(
+        type(claim), 'note', lambda self, name, value: note(self, name, value) or (name == 'pruned_at' and dies())
+    )
+    with pytest.raises(Dead):
+        run_trial(study, claim, programs)
+    claim.release()
+    monkeypatch.undo()
+    assert trials.newest_checkpoint(study.workdir(1)) == 0
+    claim = study.claim()
+    monkeypatch.setattr(study, 'tell', dies)
+    with pytest.raises(Dead):
+        run_trial(study, claim, programs)
+    claim.release()
+    monkeypatch.undo()
+    assert trials.newest_checkpoint(study.workdir(1)) == 6
+    claim = study.claim()
+    assert claim.number == 1 and run_trial(study, claim, programs) == Outcome.PRUNED
+    pruned = study.trials()[1]
+    assert pruned.state == TrialState.PRUNED and pruned.value == pruned.intermediate_values[6] > 0
+    assert list(pruned.intermediate_values) == [6]
+
+
+def test_status(unbroken, capsys, make):
+    show_status(unbroken.folder, None, Console(width=200))
+    printed = capsys.readouterr().out
+    best = min(unbroken.trials(), key=lambda trial: trial.value)
+    assert f'4 done; best: trial {best.number}, valid/loss {best.value:.5g}' in printed
+    study = make()
+    study.claim()
+    assert [row.state for row in rows(study)] == ['running']
+    claim = study.claim()
+    claim.note('seconds', 10.0)
+    finish(study, claim, 1.0)
+    # One runs and is at its beginning, two are to come: three times ten seconds for the one worker there is.
+    assert seconds_left(study, rows(study)) == pytest.approx(30.0)
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    assert np.isfinite(rows(unbroken)[0].seconds)
