@@ -1,6 +1,7 @@
 """Blocks of a document: which of them matter to a query, and attention to their tokens alone."""
 
 import dataclasses
+import functools
 from typing import NamedTuple
 
 import jax
@@ -11,7 +12,7 @@ from jaxtyping import Bool, Float, Int
 from attnlab.functional.recurrences import document_starts, state_dtype
 from attnlab.typing import Heads, Queries, Segments
 
-CHUNK = 16
+CHUNK = 32
 """Queries whose selected keys are in memory at a time; they are gathered again for the gradient."""
 
 
@@ -127,7 +128,7 @@ def attend_selected(
         jnp.pad(queries.tokens, (0, more), mode='edge').reshape(-1, size),
         jnp.moveaxis(firsts.reshape(batch, -1, size), 1, 0),
     )
-    read = jax.lax.map(chunk, steps)
+    read = chunk(jax.tree.map(lambda x: x[0], steps))[None] if t <= CHUNK else jax.lax.map(chunk, steps)
     return jnp.moveaxis(read, 0, 1).reshape(batch, -1, heads, values.shape[-1])[:, :t].astype(q.dtype)
 
 
@@ -161,9 +162,10 @@ def _attend(
     places = here.firsts[:, None, :, None, None] + blocks.size * chosen[..., None] + inside
     places = places.reshape(*chosen.shape[:3], -1)
     seen = places <= here.tokens[None, None, :, None]
-    gather = jax.vmap(jax.vmap(lambda x, places: x[jnp.minimum(places, x.shape[0] - 1)]))
-    scores = jnp.einsum('btgrk,bgtsk->bgrts', q, gather(keys, places)) * q.shape[-1] ** -0.5
-    read = jnp.einsum('bgrts,bgtsv->btgrv', _softmax(scores, seen[:, :, None]), gather(values, places))
+    gather = jax.vmap(jax.vmap(functools.partial(jnp.take, axis=0, mode='clip')))
+    keys, values = jnp.split(gather(jnp.concatenate([keys, values], axis=-1), places), [keys.shape[-1]], axis=-1)
+    scores = jnp.einsum('btgrk,bgtsk->bgrts', q, keys) * q.shape[-1] ** -0.5
+    read = jnp.einsum('bgrts,bgtsv->btgrv', _softmax(scores, seen[:, :, None]), values)
     return read.reshape(*read.shape[:2], -1, read.shape[-1])
 
 

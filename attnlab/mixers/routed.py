@@ -1,5 +1,6 @@
 """Attention that chooses what it reads: blocks of tokens, by what a summary of them promises."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -8,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 from jax.typing import DTypeLike
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 
 import pallas_kernels
 from attnlab.context import Context
@@ -261,30 +262,20 @@ class NativeSparseAttention(Mixer):
         ended, numbers = self.blocks.ends(here.tokens[None] - here.firsts)
         most = -(-t // self.blocks.stride)
         # Where blocks end, in order; `t` where there are fewer than there could be.
-        ends = jax.vmap(lambda row: jnp.nonzero(row, size=most, fill_value=t)[0])(ended).astype(jnp.int32)
-        inside = jnp.arange(self.blocks.block, dtype=jnp.int32)[None, None]
-        blocks = jax.tree.map(
-            jax.vmap(lambda x, places: x[jnp.minimum(places, x.shape[0] - 1)]),
-            tokens,
-            Recent(*(ends[:, :, None] + inside for _ in tokens)),
-        )
+        ends = jnp.sort(jnp.where(ended, jnp.arange(t, dtype=jnp.int32)[None], t), axis=1)[:, :most]
+        take = jax.vmap(functools.partial(jnp.take, axis=0, mode='clip'))
+        places = ends[:, :, None] + jnp.arange(self.blocks.block, dtype=jnp.int32)[None, None]
+        blocks = take(jnp.concatenate([tokens.keys, tokens.values], axis=-1), places)
+        keys, values = jnp.split(blocks, 2, axis=-1)
         new = Compressed(
-            _swapped(self._rotated(self.key_compressor(blocks.keys), blocks.positions[:, :, 0])),
-            _swapped(self.value_compressor(blocks.values)),
-            here.tokens[jnp.minimum(ends, t - 1)],
-            jnp.take_along_axis(numbers, jnp.minimum(ends, t - 1), axis=1),
+            _swapped(self._rotated(self.key_compressor(keys), take(tokens.positions, ends))),
+            _swapped(self.value_compressor(values)),
+            jnp.take(here.tokens, ends, mode='clip'),
+            take(numbers, ends),
         )
-        slots = before.compressed.ends.shape[1]
-        places = before.ended[:, None] + jnp.arange(most, dtype=jnp.int32)[None]
-        places = jnp.where(ends < t, places, slots)  # out of bounds, hence dropped
-
-        def put(old: Array, new: Array) -> Array:
-            axis = old.ndim - 2 if old.ndim > 2 else old.ndim - 1
-            set_row = lambda x, place, y: x.at[(slice(None),) * (axis - 1) + (place,)].set(y, mode='drop')  # noqa: E731
-            return jax.vmap(set_row)(old, places, new.astype(old.dtype))
-
+        after = _appended(before.compressed, new, before.ended, ends < t)
         recent = jax.tree.map(lambda x, old: x[:, t:].astype(old.dtype), tokens, old)
-        return jax.tree.map(put, before.compressed, new), before.ended + jnp.sum(ended, axis=1, dtype=jnp.int32), recent
+        return after, before.ended + jnp.sum(ended, axis=1, dtype=jnp.int32), recent
 
     def _read_compressed(self, q: Queries, compressed: Compressed, here: Located) -> Heads:
         seen = compressed.visible(here, self.blocks.block)[:, None]
@@ -317,6 +308,19 @@ class NativeSparseAttention(Mixer):
             implementation=self.implementation,
         )
         return y, cache
+
+
+def _appended(cache: Compressed, new: Compressed, start: Int[Array, ' b'], real: Bool[Array, 'b m']) -> Compressed:
+    """The cache with the real ones of new blocks from `start` on; those that find no room are lost."""
+    slots = start[:, None] + jnp.arange(real.shape[1], dtype=jnp.int32)[None]
+    slots = jnp.where(real, slots, cache.ends.shape[1])
+
+    def put(old: Shaped[Array, 'b ...'], new: Shaped[Array, 'b ...']) -> Shaped[Array, 'b ...']:
+        every = (slice(None),) if old.ndim == 4 else ()  # heads come before slots
+        written = jax.vmap(lambda old, slots, new: old.at[(*every, slots)].set(new, mode='drop'))
+        return written(old, slots, new.astype(old.dtype))
+
+    return jax.tree.map(put, cache, new)
 
 
 def _swapped(x: Float[Array, 'b s g k']) -> Float[Array, 'b g s k']:
