@@ -58,13 +58,14 @@ CASES = {
     'long': Case(b=1, t=131, k=8, v=72, heads=(1, 2, 2), decay='b t h', documents=(PACKED_131,)),
     'long sudden': Case(b=1, t=131, k=24, v=8, heads=(1, 1, 1), decay='b t h', sudden=True),
     'long vector': Case(b=1, t=131, k=8, v=24, heads=(2, 1, 1), decay='b t h k', strength=1.0, documents=(PACKED_131,)),
+    'wide vector': Case(b=1, t=131, k=72, v=72, heads=(2, 1, 2), decay='b t h k', documents=(PACKED_131,)),
 }
 
 KERNEL = ('one', 'no decay', 'constant', 'grouped', 'packed scalar', 'strong scalar', 'long', 'long sudden')
 """The cases that every kernel serves."""
 
 VECTOR = ('two', 'grouped vector', 'strong vector', 'sudden vector', 'long vector')
-"""Those with decays that differ by key channel, which kernels may refuse."""
+"""Those with decays that differ by key channel, which all kernels serve too."""
 
 
 def call(name: str, dtype: DTypeLike = jnp.float32) -> drawing.Call:

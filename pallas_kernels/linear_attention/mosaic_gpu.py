@@ -5,6 +5,9 @@ all chunks at once. Going forward the states are read by queries; going backward
 their gradients are read by keys. Kept for the backward pass is nothing but the arguments; the states, in the 16-bit
 type that products want, `t / 64 * k * v` numbers a head, are computed again.
 
+Where key channels have decays of their own, all that depends on these is found first, for all chunks at once (see
+`mosaic_gpu_weights`): 16-bit numbers, `64 + 2 k` a step. What is left is the sweep and products.
+
 Decays are put on numbers before they are rounded for a product: in float16 what decays below 6e-8 is zero there, and a
 state above 65504 overflows.
 
@@ -21,17 +24,25 @@ import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 
 from pallas_kernels import mosaic_gpu, tiling
-from pallas_kernels.linear_attention import rows, vjp
+from pallas_kernels.linear_attention import mosaic_gpu_weights, rows, vjp
+from pallas_kernels.linear_attention.mosaic_gpu_tiles import (
+    NAMED_LAYOUTS,
+    TILE,
+    along,
+    along_channels,
+    fill,
+    group,
+    iota,
+    load,
+    shared_tile,
+    swizzled,
+    write,
+)
+from pallas_kernels.linear_attention.mosaic_gpu_weights import Steps, Weights
 from pallas_kernels.linear_attention.rows import COARSE, COUNT, FACTOR, FINE, KEPT, REACH, RUN, WRITE
 from pallas_kernels.target import Target
 
-TILE = 64
-"""Steps of a chunk, and channels worked on at once: the rows of one wgmma."""
-
 _GRID = ('b', 'h', 'chunk', 'column')
-
-# The kernels name the layouts of all registers; inferring them from so many rows and columns takes minutes.
-NAMED_LAYOUTS = plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane)
 
 
 def refusal(
@@ -44,8 +55,6 @@ def refusal(
             f'q, k and v have type {operands}, the state {state.dtype}; expected bfloat16 or float16, and float32: '
             'products of float32 would be rounded to the 10 bits of tf32'
         )
-    if log_decay is not None and log_decay.shape[3] > 1:
-        return 'log_decay differs by key channel; expected one for all channels, b t h or h'
     return mosaic_gpu.capability_refusal(here)
 
 
@@ -103,12 +112,9 @@ def _inputs(arrays: vjp.Arrays) -> Inputs:
     )
 
 
-def fill(array: jax.Array) -> jax.Array:
-    """Fills both last axes up with zeros to whole tiles."""
-    return jnp.pad(array, ((0, 0), (0, 0), (0, -array.shape[2] % TILE), (0, -array.shape[3] % TILE)))
-
-
 def _forward(here: Target, arrays: vjp.Arrays, keep: bool) -> tuple[vjp.Outputs, None]:
+    if _is_vector(arrays):
+        return _forward_by_channel(here, arrays), None
     inputs = _inputs(arrays)
     states, final = _sweep(here, FORWARD, inputs.k, inputs.v, inputs.rows, inputs.state)
     o = read(here, FORWARD, inputs.q, inputs.k, inputs.v, states, inputs.rows, inputs.v.dtype)
@@ -116,7 +122,13 @@ def _forward(here: Target, arrays: vjp.Arrays, keep: bool) -> tuple[vjp.Outputs,
     return (o[:, :, :t, :v], final[:, :, :k, :v]), None
 
 
+def _is_vector(arrays: vjp.Arrays) -> bool:
+    return arrays.log_decay is not None and arrays.log_decay.shape[3] > 1
+
+
 def _backward(here: Target, arrays: vjp.Arrays, kept: None, gradients: vjp.Outputs) -> vjp.Arrays:
+    if _is_vector(arrays):
+        return _backward_by_channel(here, arrays, gradients)
     inputs = _inputs(arrays)
     do, dfinal = fill(gradients[0]), fill(gradients[1])
     h, dtype = inputs.state.shape[1], inputs.v.dtype
@@ -147,6 +159,72 @@ def _backward(here: Target, arrays: vjp.Arrays, kept: None, gradients: vjp.Outpu
     )
 
 
+class Weighed(NamedTuple):
+    """What chunks do whose key channels have decays of their own.
+
+    Attributes:
+      weights: see there.
+      factor: what the state before a chunk counts in the one after it, `b h l k`.
+    """
+
+    weights: Weights
+    factor: jax.Array
+
+
+def _weigh(here: Target, starts: jax.Array | None, q: jax.Array, k: jax.Array, log_decay: jax.Array) -> Weighed:
+    b, h, t, _ = log_decay.shape
+    numbers = rows.rows(None, starts, pl.cdiv(t, TILE) * TILE, TILE)
+    steps = Steps(fill(q), fill(k), fill(log_decay), jnp.broadcast_to(numbers, (b, h, *numbers.shape[2:])))
+    return Weighed(mosaic_gpu_weights.weights(here, False, steps), mosaic_gpu_weights.factor(steps))
+
+
+def _forward_by_channel(here: Target, arrays: vjp.Arrays) -> vjp.Outputs:
+    assert arrays.log_decay is not None
+    weights, factor = _weigh(here, arrays.starts, arrays.q, arrays.k, arrays.log_decay)
+    v = fill(arrays.v)
+    states, final = _sweep(here, FORWARD, weights.writes, v, factor, fill(arrays.state))
+    o = read_weighed(here, FORWARD, weights.among, v, weights.q, states, v.dtype)
+    t, (key_size, value_size) = arrays.q.shape[2], arrays.state.shape[2:]
+    return o[:, :, :t, :value_size], final[:, :, :key_size, :value_size]
+
+
+def _backward_by_channel(here: Target, arrays: vjp.Arrays, gradients: vjp.Outputs) -> vjp.Arrays:
+    """Products of the matrices of a chunk whose factors are at hand are left to XLA."""
+    dtype, h = arrays.v.dtype, arrays.state.shape[1]
+    do, v = fill(gradients[0]), fill(arrays.v)
+    weigh = functools.partial(_weigh, here, arrays.starts)
+    (weights, factor), pull = jax.vjp(weigh, arrays.q, arrays.k, arrays.log_decay)
+    states, _ = _sweep(here, FORWARD, weights.writes, v, factor, fill(arrays.state))
+    dstates, dstate = _sweep(here, BACKWARD, weights.q, do, factor, fill(gradients[1]))
+    rounded = dtype if v.shape[1] == h else jnp.float32
+    dv = read_weighed(here, BACKWARD, weights.among, do, weights.writes, dstates, rounded)
+
+    def by_chunk(array: jax.Array) -> jax.Array:
+        return jnp.repeat(array, h // array.shape[1], axis=1).reshape(*states.shape[:3], TILE, -1)
+
+    def product(letters: str, left: jax.Array, right: jax.Array) -> jax.Array:
+        found = jnp.einsum(letters, left, right, preferred_element_type=dtype)
+        return found.reshape(*states.shape[:2], -1, found.shape[-1])
+
+    do_chunks, v_chunks = by_chunk(do), by_chunk(v)
+    dweights = Weights(
+        among=product('bhltv,bhlsv->bhlts', do_chunks, v_chunks),
+        q=product('bhltv,bhlkv->bhltk', do_chunks, states),
+        writes=product('bhlsv,bhlkv->bhlsk', v_chunks, dstates),
+    )
+    dfactor = jnp.einsum('bhlkv,bhlkv->bhlk', states, dstates, preferred_element_type=jnp.float32)
+    dq, dk, dlog_decay = pull(Weighed(dweights, dfactor))
+    t, (key_size, value_size) = arrays.q.shape[2], arrays.state.shape[2:]
+    return vjp.Arrays(
+        q=dq,
+        k=dk,
+        v=dv[:, :, :t, :value_size],
+        log_decay=dlog_decay,
+        state=dstate[:, :, :key_size, :value_size],
+        starts=None,
+    )
+
+
 def _pull_decays(numbers: jax.Array, reads: jax.Array, writes: jax.Array, held: jax.Array) -> jax.Array:
     """What the log decays get, `b h t`.
 
@@ -168,9 +246,10 @@ def _sweep(
     """The state, `l k v`, at every chunk before it is gone through, and the last one.
 
     A program carries one tile of the state, in float32 registers, through all chunks: `S = factor S + x^T (adds y)`.
+    `numbers` are rows, or the factors of key channels, `b h l k`; x then has what is added, and `adds` is one.
     """
     b, h, k, v = state.shape
-    count, dtype = x.shape[2] // TILE, x.dtype
+    count, dtype, by_channel = x.shape[2] // TILE, x.dtype, numbers.ndim == 4
 
     def body(x_ref: Any, y_ref: Any, rows_ref: Any, state_ref: Any, states_ref: Any, final_ref: Any) -> None:
         at, head = jax.lax.axis_index('b'), jax.lax.axis_index('h')
@@ -184,13 +263,15 @@ def _sweep(
             def step(turn: Any, x_tile: Any, y_tile: Any, numbers: Any, state: jax.Array) -> jax.Array:
                 plgpu.wait_smem_to_gmem(0, wait_read_only=True)
                 kept[...] = state.astype(dtype)
-                adds = along(numbers.at[0], direction.adds, 0)
-                scaled[...] = (load(y_tile) * adds).astype(dtype)
+                if not by_channel:
+                    adds = along(numbers.at[0], direction.adds, 0)
+                    scaled[...] = (load(y_tile) * adds).astype(dtype)
                 plgpu.commit_smem()
                 rows_of = pl.ds(place(turn[0]) * k + row * TILE, TILE)
                 plgpu.copy_smem_to_gmem(kept, states_ref.at[at, head, rows_of, tile[1]])
-                held = state * along(numbers.at[0], FACTOR, 0)
-                return mosaic_gpu.multiply(here, x_tile.transpose((1, 0)), scaled, held)
+                factor = along(numbers, 0, 0) if by_channel else along(numbers.at[0], FACTOR, 0)
+                added = y_tile if by_channel else scaled
+                return mosaic_gpu.multiply(here, x_tile.transpose((1, 0)), added, state * factor)
 
             final[...] = plgpu.emit_pipeline(
                 step,
@@ -198,11 +279,13 @@ def _sweep(
                 in_specs=(
                     plgpu.BlockSpec((TILE, TILE), lambda turn: (place(turn), row), transforms=swizzled(x.dtype)),
                     plgpu.BlockSpec((TILE, TILE), lambda turn: (place(turn), column), transforms=swizzled(x.dtype)),
-                    plgpu.BlockSpec((1, COUNT, TILE), lambda turn: (place(turn), 0, 0)),
+                    plgpu.BlockSpec((1, TILE), lambda turn: (place(turn), row))
+                    if by_channel
+                    else plgpu.BlockSpec((1, COUNT, TILE), lambda turn: (place(turn), 0, 0)),
                 ),
                 max_concurrent_steps=min(tiling.PIPELINE_HOPPER, count),
                 init_carry=plgpu.load(state_ref.at[at, head, *tile], layout=plgpu.Layout.WGMMA, optimized=False),
-            )(x_ref.at[at, _head(head, h, x)], y_ref.at[at, _head(head, h, y)], rows_ref.at[at, head])
+            )(x_ref.at[at, group(head, h, x)], y_ref.at[at, group(head, h, y)], rows_ref.at[at, head])
             write(final, final_ref.at[at, head, *tile])
 
         pl.run_scoped(
@@ -247,13 +330,13 @@ def read(
             return scores, mosaic_gpu.multiply(here, x_tile, state, before)
 
         def run(z_tile: Any, numbers: Any, out: Any, arrived: Any) -> None:
-            plgpu.copy_gmem_to_smem(z_ref.at[at, _head(head, h, z), steps, channels], z_tile, arrived)
+            plgpu.copy_gmem_to_smem(z_ref.at[at, group(head, h, z), steps, channels], z_tile, arrived)
             plgpu.copy_gmem_to_smem(rows_ref.at[at, head, chunk], numbers, arrived)
-            scores, before = _along_channels(
+            scores, before = along_channels(
                 step,
                 k // TILE,
-                (x_ref.at[at, _head(head, h, x)], lambda part: (chunk, part)),
-                (y_ref.at[at, _head(head, h, y)], lambda part: (chunk, part)),
+                (x_ref.at[at, group(head, h, x)], lambda part: (chunk, part)),
+                (y_ref.at[at, group(head, h, y)], lambda part: (chunk, part)),
                 (states_ref.at[at, head, chunk], lambda part: (part, column)),
             )
             plgpu.barrier_wait(arrived)
@@ -278,6 +361,58 @@ def read(
         grid_names=_GRID,
         compiler_params=NAMED_LAYOUTS,
     )(x, y, z, states, numbers)
+
+
+def read_weighed(
+    here: Target,
+    direction: Direction,
+    weights: jax.Array,
+    z: jax.Array,
+    x: jax.Array,
+    states: jax.Array,
+    out_dtype: Any,
+) -> jax.Array:
+    """`weights z + x state` of every chunk, `b h t v`; going backward the weights, `b h t c`, are transposed."""
+    b, h, count, k, v = states.shape
+
+    def body(weights_ref: Any, z_ref: Any, x_ref: Any, states_ref: Any, out_ref: Any) -> None:
+        at, head, chunk, column = (jax.lax.axis_index(name) for name in _GRID)
+        steps, channels = pl.ds(chunk * TILE, TILE), pl.ds(column * TILE, TILE)
+
+        def step(_: Any, x_tile: Any, state: Any, sums: tuple[Any]) -> tuple[Any]:
+            return (mosaic_gpu.multiply(here, x_tile, state, sums[0]),)
+
+        def run(weights_tile: Any, z_tile: Any, out: Any, arrived: Any) -> None:
+            plgpu.copy_gmem_to_smem(weights_ref.at[at, head, steps], weights_tile, arrived)
+            plgpu.copy_gmem_to_smem(z_ref.at[at, group(head, h, z), steps, channels], z_tile, arrived)
+            (before,) = along_channels(
+                step,
+                k // TILE,
+                (x_ref.at[at, head], lambda part: (chunk, part)),
+                (states_ref.at[at, head, chunk], lambda part: (part, column)),
+                sums=1,
+            )
+            plgpu.barrier_wait(arrived)
+            left = weights_tile.transpose((1, 0)) if direction.backward else weights_tile
+            out[...] = mosaic_gpu.multiply(here, left, z_tile, before).astype(out_dtype)
+            write(out, out_ref.at[at, head, steps, channels])
+
+        pl.run_scoped(
+            run,
+            shared_tile(weights.dtype),
+            shared_tile(z.dtype),
+            shared_tile(out_dtype),
+            plgpu.Barrier(num_arrivals=2),
+        )
+
+    return mosaic_gpu.kernel(
+        body,
+        here,
+        out_type=jax.ShapeDtypeStruct((b, h, count * TILE, v), out_dtype),
+        grid=(b, h, count, v // TILE),
+        grid_names=_GRID,
+        compiler_params=NAMED_LAYOUTS,
+    )(weights, z, x, states)
 
 
 def _pull(
@@ -310,20 +445,20 @@ def _pull(
             return dscores, mosaic_gpu.multiply(here, dz_tile, state.transpose((1, 0)), reads)
 
         def run(x_tile: Any, y_tile: Any, numbers: Any, dx: Any, within: Any, across: Any, arrived: Any) -> None:
-            plgpu.copy_gmem_to_smem(x_ref.at[at, _head(head, h, x), steps, channels], x_tile, arrived)
-            plgpu.copy_gmem_to_smem(y_ref.at[at, _head(head, h, y), steps, channels], y_tile, arrived)
+            plgpu.copy_gmem_to_smem(x_ref.at[at, group(head, h, x), steps, channels], x_tile, arrived)
+            plgpu.copy_gmem_to_smem(y_ref.at[at, group(head, h, y), steps, channels], y_tile, arrived)
             plgpu.copy_gmem_to_smem(rows_ref.at[at, head, chunk], numbers, arrived)
-            dscores, reads = _along_channels(
+            dscores, reads = along_channels(
                 step,
                 v // TILE,
-                (dz_ref.at[at, _head(head, h, dz)], lambda part: (chunk, part)),
-                (z_ref.at[at, _head(head, h, z)], lambda part: (chunk, part)),
+                (dz_ref.at[at, group(head, h, dz)], lambda part: (chunk, part)),
+                (z_ref.at[at, group(head, h, z)], lambda part: (chunk, part)),
                 (states_ref.at[at, head, chunk], lambda part: (column, part)),
             )
             plgpu.barrier_wait(arrived)
             reads = reads * along(numbers, direction.reads, 0)
             dscores = dscores * _decays(numbers, direction)
-            others = _iota(0) != _iota(1)
+            others = iota(0) != iota(1)
             scores = mosaic_gpu.multiply(here, x_tile, y_tile.transpose((1, 0)))
             within[...] = jnp.sum(jnp.where(others, scores * dscores, 0), axis=1)
             across[...] = jnp.sum(load(x_tile) * reads, axis=1)
@@ -357,56 +492,9 @@ def _pull(
     return dx, jnp.sum(sums, axis=2).reshape(b, h, 2, count, TILE)
 
 
-def _along_channels(step: Callable[..., Any], count: int, *sources: tuple[Any, Callable[..., Any]]) -> Any:
-    """Adds up over tiles of channels: two tiles of sums, from zero."""
-    zero = plgpu.layout_cast(jnp.zeros((TILE, TILE), jnp.float32), plgpu.Layout.WGMMA)
-    return plgpu.emit_pipeline(
-        step,
-        grid=(count,),
-        in_specs=[plgpu.BlockSpec((TILE, TILE), index, transforms=swizzled(ref.dtype)) for ref, index in sources],
-        max_concurrent_steps=min(2, count),
-        init_carry=(zero, zero),
-    )(*(ref for ref, _ in sources))
-
-
-def swizzled(dtype: Any) -> tuple[Any, ...]:
-    """The order of numbers in shared memory that suits copies and products: rows of 128 bytes."""
-    tiled = plgpu.TilingTransform((8, 128 // jnp.dtype(dtype).itemsize))  # type: ignore[abstract]
-    return tiled, plgpu.SwizzleTransform(128)  # type: ignore[abstract]
-
-
-def shared_tile(dtype: Any) -> Any:
-    return plgpu.SMEM((TILE, TILE), dtype, transforms=swizzled(dtype))
-
-
-def load(tile: Any) -> jax.Array:
-    return plgpu.load(tile, layout=plgpu.Layout.WGMMA).astype(jnp.float32)
-
-
-def write(tile: Any, out: Any) -> None:
-    plgpu.commit_smem()
-    plgpu.copy_smem_to_gmem(tile, out)
-    plgpu.wait_smem_to_gmem(0)
-
-
-def _head(head: Any, heads: int, array: jax.Array) -> Any:
-    """The group of an array that a head reads."""
-    return jax.lax.div(head, heads // array.shape[1])
-
-
-def _iota(axis: int) -> jax.Array:
-    return plgpu.broadcasted_iota(jnp.int32, (TILE, TILE), axis, layout=plgpu.Layout.WGMMA)
-
-
-def along(numbers: Any, row: int, axis: int) -> jax.Array:
-    """One of the rows along an axis of a tile."""
-    vector = plgpu.load(numbers.at[row], layout=plgpu.Layout.WGMMA.reduce(1 - axis), optimized=False)
-    return plgpu.layout_cast(jax.lax.broadcast_in_dim(vector, (TILE, TILE), (axis,)), plgpu.Layout.WGMMA)
-
-
 def _decays(numbers: Any, direction: Direction) -> jax.Array:
     """The decays between the steps of a chunk, zero where a query does not see a key; queries are rows, or columns."""
     query, key = (1, 0) if direction.backward else (0, 1)
     coarse, fine = (along(numbers, row, query) - along(numbers, row, key) for row in (COARSE, FINE))
-    seen = (_iota(query) >= _iota(key)) & (along(numbers, RUN, query) == along(numbers, RUN, key))
+    seen = (iota(query) >= iota(key)) & (along(numbers, RUN, query) == along(numbers, RUN, key))
     return jnp.exp(jnp.where(seen, coarse + fine, -jnp.inf))
