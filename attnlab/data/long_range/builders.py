@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 import tensorflow_datasets as tfds
 
+from attnlab.data.archives import readable
 from attnlab.data.builders import STORAGE, Bucket, Examples, OrderedBuilder, Splits
 from attnlab.data.download import fetch
 from attnlab.data.long_range import images, retrieval, speech, text
@@ -150,7 +151,10 @@ class ArchiveBuilder(Builder, skip_registration=True):  # type: ignore[call-arg]
         except UserError as error:
             raise UserError(f'{error}; {DATASETS[self.name].substitute}') from error
         splits = dict.fromkeys(DATASETS[self.name].splits.values())
-        return {split: self._generate_examples(split, self._converted(archive, split)) for split in splits}
+        return {
+            split: self._generate_examples(split, readable(archive, self._converted(archive, split)))
+            for split in splits
+        }
 
     @abc.abstractmethod
     def _converted(self, archive: pathlib.Path, split: str) -> Iterator[Example]:

@@ -20,6 +20,8 @@ class Bars:
         if self._stage is None or self._stage[0] != stage:
             self.finish()
             self._stage = stage, self._progress.add_task(stage, total=total or None)
+            if done:
+                self._progress.console.print(f'{stage}: {done:,} of {total:,} are there from before; going on')
         self._progress.update(self._stage[1], completed=done)
 
     def finish(self) -> None:

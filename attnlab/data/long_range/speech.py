@@ -1,5 +1,6 @@
 """Speech Commands as raw audio: which of 35 words is said?"""
 
+import io
 import pathlib
 import re
 import wave
@@ -37,7 +38,7 @@ def speech_commands(archive: pathlib.Path, split: str) -> Iterator[Example]:
         word, name = path.parts[-2:]
         found = listed.get(f'{word}/{name}', 'train')
         if found == split:
-            with wave.open(content) as recording:
+            with wave.open(io.BytesIO(content.read())) as recording:
                 if (recording.getnchannels(), recording.getsampwidth(), recording.getframerate()) != (1, 2, 16_000):
                     raise UserError(f'{path} in {archive} is not 16 kHz, 16 bits, one channel')
                 samples = np.frombuffer(recording.readframes(recording.getnframes()), '<i2')
