@@ -2,12 +2,14 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from attnlab.errors import UserError
+from attnlab.train.cost import state_bytes
 from attnlab.train.setup import prepare
 from attnlab.zoo import ZOO
-from configs import language, recall
+from configs import language, long_range, recall
 
 QUICK = ('mha', 'gla', 'mamba')
 """Recipes that are traced in every run of the tests; the others are, too, but only in the slow ones."""
@@ -76,3 +78,49 @@ def test_mistakes_name_the_nearest(argument, message):
 
 def test_every_task_has_every_size():
     assert recall.TINY.keys() == recall.PAPER.keys()
+
+
+@zoo
+def test_long_range_by_any_recipe(name):
+    config = long_range.get_config(f'zoo={name},size=smoke')
+    with config.unlocked():
+        config.length = 32
+    setup = prepared(config)
+    setup.trace()
+    assert state_bytes(setup, 32) == 0
+
+
+LONG_RANGE = [f'task={name},size={size}' for size, runs in long_range.SIZES.items() for name in runs]
+
+
+@pytest.mark.parametrize('argument', LONG_RANGE)
+def test_long_range_on_every_task(argument):
+    config = long_range.get_config(argument)
+    with config.unlocked():
+        config.length = 32
+    setup = prepared(config)
+    batch = setup.abstract_batch()
+    measured = jax.eval_shape(setup.measure, setup.abstract.params, batch)
+    assert set(measured) == {'loss', 'accuracy'}
+
+
+@pytest.mark.parametrize('name', long_range.SMOKE)
+def test_long_range_without_preparation(name):
+    if name == 'digits':
+        pytest.importorskip('sklearn')
+    setup = prepared(long_range.get_config(f'task={name},size=smoke'))
+    setup.task.source('train', setup.length)
+    row, example = setup.task.source('train', setup.length)[0], setup.task.example(setup.length)
+    assert {name: (np.shape(value), value.dtype) for name, value in row.items()} == {
+        name: (np.shape(value), value.dtype) for name, value in example.items()
+    }
+
+
+def test_long_range_says_what_to_prepare(tmp_path):
+    config = long_range.get_config('task=pathfinder')
+    with config.unlocked():
+        config.task.data.data_dir = str(tmp_path)
+    with pytest.raises(UserError, match=f'run: attnlab data prepare pathfinder --data_dir={tmp_path}'):
+        prepared(config).load_data()
+    with pytest.raises(UserError, match='there is no task=digits; valid names: aan, cifar10'):
+        long_range.get_config('task=digits,size=full')
