@@ -66,10 +66,21 @@ def checks(recipe: Recipe) -> dict[str, Callable[..., None]]:
     return found
 
 
+QUICK = ('gradients', 'no look-ahead', 'streaming', 'packing', 'bidirectional')
+"""The checks that every recipe has to pass every time; the others are nightly but for the first recipe of a class."""
+
+FIRST = {recipe.pattern[0].target: name for name, recipe in reversed(ZOO.items())}
+
+
+def marks(name: str, recipe: Recipe, what: str) -> tuple[pytest.MarkDecorator, ...]:
+    first = FIRST[recipe.pattern[0].target] == name
+    return () if first or what in QUICK[: 4 if recipe.causal else 5] else (pytest.mark.slow,)
+
+
 @pytest.mark.parametrize(
     ('recipe', 'check'),
     [
-        pytest.param(recipe, check, id=f'{name}-{what.replace(" ", "_")}')
+        pytest.param(recipe, check, id=f'{name}-{what.replace(" ", "_")}', marks=marks(name, recipe, what))
         for name, recipe in ZOO.items()
         for what, check in checks(recipe).items()
     ],

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from attnlab.analysis.loading import load_run
+from attnlab.analysis.substitution import substituted
 from attnlab.errors import UserError
 from attnlab.evals.by_slice import BySlice
 from attnlab.evals.cadence import AtEnd
@@ -28,34 +29,42 @@ class Asked:
       multiples: lengths, in multiples of the training length.
       tokens: of a text, at each length.
       examples: of each slice of another task.
+      attention: what takes the place of the softmax, see `attnlab.analysis.substitution`; `None`: nothing.
     """
 
     split: str | None = None
     multiples: tuple[int, ...] = (1, 2, 4, 8)
     tokens: int | None = None
     examples: int | None = None
+    attention: str | None = None
 
 
 def evaluate_run(workdir: pathlib.Path, console: Console, step: int | None, asked: Asked) -> dict[str, float]:
-    """Evaluates a checkpoint, prints a table, and writes `evals/<step>.json` and figures by position."""
+    """Evaluates a checkpoint, prints a table, and writes `evals/<step>.json` and figures by position.
+
+    With another attention the file is `evals/<step>-<attention>.json`.
+    """
     loaded = load_run(workdir, step)
+    if asked.attention is not None:
+        loaded = substituted(loaded, asked.attention)
+    name = str(loaded.step) if asked.attention is None else f'{loaded.step}-{asked.attention}'
     evaluator = _evaluator(loaded.setup, asked)
     evaluation = evaluator.evaluate(loaded.setup, loaded.params)
     if jax.process_index() == 0:
         folder = workdir / 'evals'
         folder.mkdir(exist_ok=True)
-        evaluation.draw(folder / str(loaded.step))
-        path = folder / f'{loaded.step}.json'
+        evaluation.draw(folder / name)
+        path = folder / f'{name}.json'
         partial = path.with_suffix('.partial')
         numbers = {'step': loaded.step, 'split': evaluator.split, **evaluation.numbers}
         partial.write_text(json.dumps(numbers, indent=2) + '\n')
         os.replace(partial, path)
-        title = f'{workdir}, step {loaded.step}, {evaluator.split}'
+        title = f'{workdir}, step {name}, {evaluator.split}'
         if isinstance(evaluator, HeldOut):
             console.print(_window_table(evaluation.numbers, asked.multiples, loaded.setup.length, title))
         else:
             console.print(_slice_table(evaluation.numbers, title))
-        figures = sorted(map(str, (folder / str(loaded.step)).glob('*.png')))
+        figures = sorted(map(str, (folder / name).glob('*.png')))
         console.print(f'written: {", ".join([str(path), *figures])}', highlight=False, soft_wrap=True)
     return dict(evaluation.numbers)
 
