@@ -55,8 +55,8 @@ def quantized_weights(weights: Float[Array, '*b s'], bits: int) -> Float[Array, 
 def substituted(loaded: Loaded, name: str, *, rows: int = 32) -> Loaded:
     """Returns the run with another map in every attention layer that has a softmax.
 
-    `adaptive_temperature` sharpens rows of high entropy (`pallas_kernels.AdaptiveSoftmax`). `ssmax` multiplies scores by
-    `log n` over its mean up to the length trained on. `quantized_8` rounds weights to 8 bits, and
+    `adaptive_temperature` sharpens rows of high entropy (`pallas_kernels.AdaptiveSoftmax`). `ssmax` multiplies scores
+    by `log n` over its mean up to the length trained on. `quantized_8` rounds weights to 8 bits, and
     `quantized_8_corrected` adds what rounding loses on average, measured on the first `rows` examples to train on.
     Raises `UserError` for another name, or when no layer has a softmax.
     """

@@ -85,8 +85,9 @@ SOFTMAX = {
     'power_softmax': _row(
         'Zimerman et al. 2024, https://arxiv.org/abs/2410.09457',
         'The fourth power, as in the language models of the paper. The map is even: a score far below zero weighs as '
-        'much as one far above.',
-        weights=PowerSoftmax(),
+        'much as one far above. Without the thousandth that the paper adds to the denominator, `weights.epsilon`, of '
+        'which the core takes no gradient.',
+        weights=PowerSoftmax(epsilon=0.0),
     ),
     'stablemax': _row(
         'Prieto et al. 2025, https://arxiv.org/abs/2501.04697',
