@@ -6,7 +6,7 @@ RUN := runs/quickstart
 PIP := -m pip --disable-pip-version-check install -qq
 export PYTHON
 
-.PHONY: help quickstart test test-all test-oldest lint format lock bench bench-kernels clean
+.PHONY: help quickstart experiment test test-all test-oldest lint format lock bench bench-kernels clean
 .DELETE_ON_ERROR:
 
 help:  ## list these targets
@@ -16,6 +16,9 @@ quickstart: $(VENV)/installed  ## train a small language model, evaluate it, sam
 	$(BIN)/attnlab train --config=configs/language.py:size=tiny --workdir=$(RUN)
 	$(BIN)/attnlab eval --workdir=$(RUN)
 	$(BIN)/attnlab generate --workdir=$(RUN) --prompt='def '
+
+experiment: $(VENV)/installed  ## run one of experiments/, or go on with it: make experiment NAME=grokking [SIZE=full]
+	$(BIN)/python scripts/experiment.py $(NAME) --size=$(or $(SIZE),cpu)
 
 test: $(VENV)/installed $(VENV)/libtpu/complete  ## run the tests
 	@$(BIN)/python -m pytest $(ARGS)

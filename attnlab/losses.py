@@ -1,6 +1,9 @@
-"""Losses, one number a token."""
+"""Losses, one number a token, or a prediction."""
 
-from jaxtyping import Array, Float
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Float, Int
 
 import pallas_kernels
 from attnlab.typing import PerToken, Sequence, Tokens
@@ -13,3 +16,32 @@ def next_token_loss(hidden: Sequence, embedding: Float[Array, 'o d'], targets: T
         hidden.reshape(b * t, d), embedding.astype(hidden.dtype), targets.reshape(b * t)
     )
     return losses.reshape(b, t)
+
+
+def softmax_loss(logits: Float[Array, '*b o'], targets: Int[Array, '*b']) -> Float[Array, '*b']:
+    """Cross-entropy in nats, `-log softmax(logits)[target]`.
+
+    Where the target's logit is beyond the others by 17 in float32, the sum of the exponentials rounds to the target's
+    own, and the loss and its derivative by that logit are zero exactly. Prieto et al. 2025,
+    https://arxiv.org/abs/2501.04697, call it softmax collapse.
+    """
+    return -_at(jax.nn.log_softmax(logits), targets)
+
+
+def stablemax_loss(logits: Float[Array, '*b o'], targets: Int[Array, '*b']) -> Float[Array, '*b']:
+    """Cross-entropy in nats under StableMax, `-log(g(x_target) / sum_j g(x_j))`, for logits `x`.
+
+    `g(x) = x + 1` from 0 up and `1 / (1 - x)` below: the same as `softmax(sign(x) log(1 + |x|))`, which is how it is
+    computed, in the type of the logits; the released code computes it in float64. A sum absorbs its other terms where
+    the target's is 2^24 times as large in float32, for logits in the thousands. Adding a constant to the logits changes
+    the loss. Prieto et al. 2025, https://arxiv.org/abs/2501.04697.
+    """
+    positive = logits >= 0
+    # Each branch sees 0 where it is not taken: its derivative there is finite, and at 0 the result's is 1.
+    above = jnp.log1p(jnp.where(positive, logits, 0))
+    below = jnp.log1p(jnp.where(positive, 0, -logits))
+    return softmax_loss(jnp.where(positive, above, -below), targets)
+
+
+def _at(values: Float[Array, '*b o'], targets: Int[Array, '*b']) -> Float[Array, '*b']:
+    return jnp.take_along_axis(values, targets[..., None], axis=-1)[..., 0]

@@ -1,0 +1,90 @@
+"""Modular addition: learn a share of a table, and be asked for the rest."""
+
+import dataclasses
+import pathlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attnlab.config import choose
+from attnlab.data.synthetic.addition import OPERANDS, ModularAddition, Sums
+from attnlab.errors import UserError
+from attnlab.losses import softmax_loss, stablemax_loss
+from attnlab.metrics import Average
+from attnlab.models.perceptron import Perceptron
+from attnlab.tasks.task import Batch, Slice
+from attnlab.typing import DropoutKey
+
+LOSSES = {'softmax': softmax_loss, 'stablemax': stablemax_loss}
+
+
+@dataclasses.dataclass(frozen=True)
+class Addition:
+    """Predict the sum of two numbers.
+
+    Attributes:
+      table: the sums, and which of them are learned.
+      loss: 'softmax' or 'stablemax', the map from logits to probabilities, of which cross-entropy is taken.
+
+    Raises `UserError` for another loss.
+    """
+
+    table: ModularAddition = ModularAddition()
+    loss: str = 'softmax'
+
+    def __post_init__(self) -> None:
+        choose(LOSSES, 'loss', self.loss)
+
+    @property
+    def vocab(self) -> int:
+        """Number of numbers."""
+        return self.table.modulus
+
+    def source(self, split: str, length: int, tokens: int | None = None) -> Sums:
+        """The sums of a split; to evaluate, the first of them, at least one."""
+        if length != OPERANDS:
+            raise UserError(f'config.length is {length}; a sum has {OPERANDS} tokens')
+        sums = self.table.sums(split)
+        return sums if tokens is None else dataclasses.replace(sums, count=min(len(sums), max(1, tokens // length)))
+
+    def slices(self, split: str, length: int, multiples: tuple[int, ...], count: int) -> dict[str, Slice]:
+        """The first `count` sums of a split, `all`; there are none of other lengths."""
+        del multiples
+        return {'all': Slice(self.source(split, length, count * length), length)}
+
+    def example(self, length: int) -> dict[str, np.ndarray]:
+        """A row of zeros."""
+        return {
+            'tokens': np.zeros(length, np.int32),
+            'target': np.zeros((), np.int32),
+            'weights': np.zeros((), np.float32),
+        }
+
+    def describe(self) -> dict[str, Any]:
+        """The table: with the version of numpy, everything the splits depend on."""
+        return {'source': 'modular addition', 'table': repr(self.table)}
+
+    def save(self, folder: pathlib.Path) -> None:
+        """Writes nothing: the config says it all."""
+        del folder
+
+    def measure(self, model: Perceptron, batch: Batch, dropout_key: DropoutKey | None) -> dict[str, Average]:
+        """Loss in nats, accuracy, and how many sums the loss has nothing more to say of.
+
+        Of the derivatives of a sum's loss by its logits, `collapsed` counts where that by the right class's is exactly
+        zero, and `vanished` where all are.
+        """
+        del dropout_key
+        loss = LOSSES[self.loss]
+        logits, targets = model(batch['tokens']), batch['target']
+        still = jax.lax.stop_gradient(logits)
+        zero = jax.grad(lambda logits: jnp.sum(loss(logits, targets)))(still) == 0
+        found = {
+            'accuracy': jnp.argmax(logits, axis=1) == targets,
+            'collapsed': jnp.take_along_axis(zero, targets[:, None], axis=1)[:, 0],
+            'vanished': jnp.all(zero, axis=1),
+        }
+        values = {'loss': loss(logits, targets)} | {name: x.astype(jnp.float32) for name, x in found.items()}
+        return {name: Average.of(x[:, None], batch['weights'][:, None]) for name, x in values.items()}

@@ -1,0 +1,80 @@
+"""Modular addition in full batches: from remembering the sums that were shown to knowing the others.
+
+    attnlab train --config=configs/grokking.py:method=stablemax,size=tiny --workdir=runs/stablemax
+
+`method` is one of METHODS, `size` is `tiny`, numbers modulo 59, or `paper`, modulo 113. The model is the perceptron of
+Prieto et al. 2025, https://arxiv.org/abs/2501.04697, with their optimiser: Adam with epsilon 1e-25, without clipping.
+"""
+
+import dataclasses
+
+from ml_collections import ConfigDict
+
+from attnlab.config import arguments, choose, spec
+from attnlab.data.synthetic.addition import OPERANDS, ModularAddition
+from attnlab.evals.by_slice import BySlice
+from attnlab.evals.cadence import EveryNSteps
+from attnlab.models.perceptron import Perceptron
+from attnlab.tasks.addition import Addition
+from attnlab.train.optimizer import AdamW
+from attnlab.train.partition import Axes
+from attnlab.train.perpendicular import Perpendicular
+from attnlab.train.report import Reporting
+from attnlab.train.schedule import Constant
+from attnlab.train.setup import Saving
+from attnlab.train.step import Precision
+
+
+@dataclasses.dataclass(frozen=True)
+class Method:
+    """What a run does about the loss growing silent."""
+
+    loss: str = 'softmax'
+    perpendicular: Perpendicular | None = None
+    weight_decay: float = 0.0
+
+
+METHODS = {
+    'softmax': Method(),
+    'stablemax': Method(loss='stablemax'),
+    # With the norm of the gradient given back, as in the released code.
+    'perpendicular': Method(perpendicular=Perpendicular(rescale=True)),
+    'weight_decay': Method(weight_decay=0.3),
+}
+SIZES = {'tiny': 59, 'paper': 113}
+
+
+def get_config(arg: str = '') -> ConfigDict:
+    """The config of `method=...,size=...`."""
+    chosen = arguments(arg, method='softmax', size='tiny')
+    method = choose(METHODS, 'method', chosen['method'])
+    table = ModularAddition(modulus=choose(SIZES, 'size', chosen['size']))
+    steps = 2000
+    config = ConfigDict(
+        {
+            'seed': 0,
+            'steps': steps,
+            'batch_size': table.count('train'),
+            'accumulate': 1,
+            'length': OPERANDS,
+            'task': spec(Addition, table=table, loss=method.loss),
+            'model': spec(Perceptron, length=OPERANDS),
+            'optimizer': spec(
+                AdamW,
+                peak_lr=1e-2,
+                schedule=Constant(warmup=0.0),
+                weight_decay=method.weight_decay,
+                clip=None,
+                perpendicular=method.perpendicular,
+                b2=0.99,
+                eps=1e-25,
+            ),
+            'precision': spec(Precision, matmul='highest'),
+            'mesh': spec(Axes),
+            'evals': (spec(BySlice, cadence=spec(EveryNSteps, n=20), multiples=(1,), examples=table.count('test')),),
+            'checkpoint': spec(Saving, every=steps // 4),
+            'report': spec(Reporting, tensorboard=False),
+        },
+        convert_dict=False,
+    )
+    return config.lock()

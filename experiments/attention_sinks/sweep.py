@@ -1,0 +1,48 @@
+"""Language models that differ in what heads can do when they have nothing to do."""
+
+import math
+import pathlib
+
+from rich.console import Console
+
+from attnlab.analysis.examination import analyse_run
+from attnlab.analysis.experiment import Finished, Run
+from attnlab.config import spec
+from attnlab.configuration import config_of
+from attnlab.evals.cadence import AtEnd
+from attnlab.evals.held_out import HeldOut
+
+CONFIG = pathlib.Path(__file__).parents[2] / 'configs' / 'language.py'
+MAPS = ('mha', 'softpick', 'clipped_softmax', 'gated_attention', 'learned_sink', 'sigmoid_attention')
+
+
+def runs(size):
+    """A run a map: two layers of 64 channels for 800 steps, or the 125m size of `configs/language.py`."""
+    return [Run(name, config(name, size)) for name in MAPS]
+
+
+def config(name, size):
+    """The run of a map, whose constants are those of its training length."""
+    found = config_of(CONFIG, f'zoo={name},size={"tiny" if size == "cpu" else "125m"}')
+    with found.unlocked():
+        if size == 'cpu':
+            found.update(steps=800, batch_size=8, length=256)
+            found.model.dim = 64
+            found.model.stack.depth = 2
+        mixer = found.model.stack.blocks[0].mixer
+        if name == 'sigmoid_attention':
+            mixer.weights.bias = -math.log(found.length)
+        if name == 'clipped_softmax':
+            mixer.weights.gamma = -12 / found.length
+        found.evals = (spec(HeldOut, cadence=spec(AtEnd), tokens=65_536),)
+        found.checkpoint.every = found.steps // 2 if size == 'cpu' else 1000
+        found.report.update(every=found.steps // 40, tensorboard=False)
+    return found
+
+
+def measure(finished: Finished):
+    """What `attnlab analyse` finds on 64 windows of the validation text, and the loss."""
+    with (finished.workdir / 'log.txt').open('a') as log:
+        found = analyse_run(finished.workdir, Console(file=log, width=120), None, 'valid', rows=64, bits=(8, 6, 4))
+    (_, loss), *_ = finished.curve('valid/loss')[-1:]
+    return {'loss': loss, **found.numbers()}

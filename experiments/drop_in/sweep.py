@@ -1,0 +1,49 @@
+"""One language model, one budget, one order of the data, and every map of the softmax family in the same place."""
+
+import math
+import pathlib
+
+from attnlab.analysis.experiment import Finished, Run
+from attnlab.config import spec
+from attnlab.configuration import config_of
+from attnlab.evals.cadence import AtEnd
+from attnlab.evals.held_out import HeldOut
+from attnlab.zoo.softmax import SOFTMAX
+
+CONFIG = pathlib.Path(__file__).parents[2] / 'configs' / 'language.py'
+MAPS = ('mha', *(name for name in SOFTMAX if name != 'window_sinks'))
+"""Softmax and its family, but for the window with sinks, which takes no packed documents."""
+
+SEEDS = 3
+
+
+def runs(size):
+    """A run a map and seed: two layers of 64 channels for 120 steps, or the 10m size of `configs/language.py`."""
+    return [Run(f'{name}-{seed}', config(name, size, seed)) for name in MAPS for seed in range(SEEDS)]
+
+
+def config(name, size, seed):
+    """The run of a map: nothing differs between maps but the mixer and the constants that want the training length."""
+    found = config_of(CONFIG, f'zoo={name},size={"tiny" if size == "cpu" else "10m"}')
+    with found.unlocked():
+        found.seed = seed
+        if size == 'cpu':
+            found.update(steps=120, batch_size=16, length=128)
+            found.model.dim = 64
+            found.model.stack.depth = 2
+        mixer = found.model.stack.blocks[0].mixer
+        if name == 'sigmoid_attention':
+            mixer.weights.bias = -math.log(found.length)
+        if name == 'clipped_softmax':
+            mixer.weights.gamma = -12 / found.length
+        if name.startswith('ssmax'):
+            mixer.temperature.length = found.length
+        found.evals = (spec(HeldOut, cadence=spec(AtEnd), tokens=65_536 if size == 'cpu' else 1_048_576),)
+        found.checkpoint.every = found.steps if size == 'cpu' else 1000
+        found.report.update(every=found.steps // 10, tensorboard=False)
+    return found
+
+
+def measure(finished: Finished):
+    """The loss on held-out text."""
+    return {'loss': finished.curve('valid/loss')[-1][1]}

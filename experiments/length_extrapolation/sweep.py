@@ -1,0 +1,73 @@
+"""Language models trained on windows of 256 bytes, asked at up to 32 times that."""
+
+import pathlib
+from itertools import pairwise
+
+import numpy as np
+
+from attnlab.analysis.experiment import Finished, Run
+from attnlab.config import spec
+from attnlab.configuration import config_of
+from attnlab.evals.cadence import AtEnd
+from attnlab.evals.held_out import HeldOut
+
+CONFIG = pathlib.Path(__file__).parents[2] / 'configs' / 'language.py'
+LENGTH = 256
+MULTIPLES = (1, 2, 4, 8, 16, 32)
+ENCODINGS = {
+    'rope': 'mha',
+    'nope': 'nope',
+    'alibi': 'alibi',
+    'forgetting': 'forgetting',
+    'forgetting_pro': 'forgetting_pro',
+    'ssmax': 'ssmax',
+    'sliding_window': 'sliding_window',
+}
+"""Labels, and the recipes that they are."""
+
+TOKENS = {'cpu': 65_536, 'full': 1_048_576}
+
+
+def runs(size):
+    """A run a recipe: two layers of 64 channels for 800 steps, or the 10m size of `configs/language.py`."""
+    return [Run(label, config(label, size)) for label in ENCODINGS]
+
+
+def config(label, size):
+    """The run of a recipe."""
+    found = config_of(CONFIG, f'zoo={ENCODINGS[label]},size={"tiny" if size == "cpu" else "10m"}')
+    with found.unlocked():
+        if size == 'cpu':
+            found.update(steps=800, batch_size=8)
+            found.model.dim = 64
+            found.model.stack.depth = 2
+        else:
+            found.batch_size = found.batch_size * found.length // LENGTH
+        found.length = LENGTH
+        mixer = found.model.stack.blocks[0].mixer
+        if label == 'ssmax':
+            mixer.temperature.length = LENGTH
+        if label == 'sliding_window':
+            mixer.window = LENGTH // 4
+        found.evals = (spec(HeldOut, cadence=spec(AtEnd), multiples=MULTIPLES, tokens=TOKENS[size]),)
+        found.checkpoint.every = found.steps // 2 if size == 'cpu' else 1000
+        found.report.update(every=found.steps // 40, tensorboard=False)
+    return found
+
+
+def measure(finished: Finished):
+    """Bits per byte by length of the window, on the same tokens, and nats per token by position in the longest."""
+    setup = finished.loaded.setup
+    (evaluator,) = setup.evals
+    found = evaluator.evaluate(setup, finished.loaded.params)
+    names = {f'{multiple * LENGTH}': '' if multiple == 1 else f'@{multiple}x' for multiple in MULTIPLES}
+    return {
+        'bits_per_byte': {length: found.numbers[f'bits_per_byte{suffix}'] for length, suffix in names.items()},
+        'by_position': by_position(found.curves[f'{MULTIPLES[-1]}x']),
+    }
+
+
+def by_position(losses):
+    """Means over the positions from each power of two up to the next."""
+    bounds = [0, *(2**power for power in range(4, int(np.log2(len(losses))) + 1))]
+    return {str(end): float(np.nanmean(losses[start:end])) for start, end in pairwise(bounds)}
