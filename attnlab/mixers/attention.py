@@ -16,6 +16,7 @@ from attnlab.errors import UserError
 from attnlab.functional.cache import Entries, KeyValueCache, empty_cache, extend, overflown
 from attnlab.functional.dense import dense_attention
 from attnlab.functional.masks import reachable, visible
+from attnlab.functional.penalty import penalised
 from attnlab.functional.recurrences import state_dtype
 from attnlab.functional.rotary import rotated_channels
 from attnlab.mixers.mixer import Mixer
@@ -98,6 +99,7 @@ class Attention(Mixer):
         read: Callable[..., nnx.Module] | None = None,
         norm: Callable[..., nnx.Module] | None = None,
         gate: Callable[..., nnx.Module] | None = None,
+        penalty: Callable[..., nnx.Module] | None = None,
         bias: bool = False,
         causal: bool = True,
         implementation: str | None = None,
@@ -129,6 +131,7 @@ class Attention(Mixer):
             that it sees. Queries then start at zero, so that what they read starts as that mean.
           norm: made as `norm(value_dim, heads=, rngs=)`, applied to what heads have read.
           gate: made as `gate(dim, heads=, channels=, rngs=)`; multiplies it after that.
+          penalty: made as `penalty(rngs=)`; a term of the loss in training, from queries and keys.
           bias: whether the projections have one.
           causal: whether a query sees no later key.
           implementation: of the core; `None`: the default of the platform.
@@ -167,6 +170,7 @@ class Attention(Mixer):
         self.read = None if read is None else read(heads=heads, rngs=rngs)
         self.norm = None if norm is None else norm(value_dim, heads=heads, rngs=rngs)
         self.gate = None if gate is None else gate(dim, heads=heads, channels=value_dim, rngs=rngs)
+        self.penalty = None if penalty is None else penalty(rngs=rngs)
         if read is not None:
             self.query.weight[...] = jnp.zeros_like(self.query.weight[...])
         self._check_parts()
@@ -178,6 +182,8 @@ class Attention(Mixer):
             raise UserError(f'{type(self.weights).__name__} takes neither a forget gate nor a learned sink')
         if self.sink is not None and isinstance(self.weights, WeightMap) and not self.weights.takes_sink:
             raise UserError(f'{type(self.weights).__name__} takes no learned sink: it is no softmax')
+        if self.penalty is not None and not self.causal:
+            raise UserError('a penalty of rows is for causal attention')
         biased = isinstance(self.position, Alibi) or self.forget is not None or self.sink is not None
         if self.read is not None and (biased or not isinstance(self.weights, Softmax)):
             raise UserError('a read about the mean wants a softmax of products alone: no ALiBi, forget gate or sink')
@@ -198,6 +204,8 @@ class Attention(Mixer):
             look = functools.partial(self._look_back, entries=entries, places=places, cache=cache, terms=terms, ctx=ctx)
             state = AttentionState(_forgotten(cache, terms), shifts)
         y = look(q)
+        if self.penalty is not None and state is None and not ctx.deterministic:
+            y = penalised(y, self._penalty(q, k, terms, ctx))
         if self.read is not None:
             own = jnp.repeat(v, self.heads // self.kv_heads, axis=2)
             y = self.read(own, y, look(jnp.zeros_like(q)))
@@ -260,6 +268,11 @@ class Attention(Mixer):
             None if self.temperature is None else self.temperature(x, self._counts(ctx).astype(state_dtype(x.dtype))),
             None if self.forget is None else self.forget(x),
         )
+
+    def _penalty(self, q: Queries, k: Keys, terms: Terms, ctx: Context) -> Float[Array, '']:
+        warm = q if terms.temperature is None else q * terms.temperature[..., None].astype(q.dtype)
+        counts = self._counts(ctx).astype(state_dtype(q.dtype))
+        return self.penalty(warm, k, counts, ctx.segments, self.window)
 
     def _counts(self, ctx: Context) -> Shaped[Array, 'b t']:
         """How many keys every query sees."""

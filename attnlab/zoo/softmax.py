@@ -11,6 +11,7 @@ from attnlab.nn.decays import ForgetGate
 from attnlab.nn.dense_maps import AdaptiveEntmax, GumbelSoftmax, NoisySoftmax
 from attnlab.nn.gates import ChannelGate, HeadGate, SliceGate, SliceMLPGate
 from attnlab.nn.norms import HeadRMSNorm
+from attnlab.nn.penalties import RowPenalty
 from attnlab.nn.positions import Rope
 from attnlab.nn.preludes import TokenShift
 from attnlab.nn.reads import ShapedRead
@@ -64,7 +65,8 @@ SOFTMAX = {
     'ssmax': _row(
         'Nakanishi 2025, https://arxiv.org/abs/2501.19399',
         'One learned scale a head, without weight decay; it starts such that the factor is one on average up to a '
-        'length of 1024, which is about the start that the paper uses. Under a window `n` counts the window.',
+        'length of 1024. The start in the paper was not found; re-implementations start at 0.43 or 1. Under a window '
+        '`n` counts the window.',
         temperature=spec(LogLength),
     ),
     'ssmax_bias': _row(
@@ -142,9 +144,12 @@ SOFTMAX = {
     ),
     'reluformer': _row(
         'Shen et al. 2023, https://arxiv.org/abs/2302.06461',
-        'gamma is learned for every head and starts at 1.',
+        'gamma is learned for every head and starts at 1. The two terms of the loss that the paper adds, with weight 1 '
+        'each and a margin of 0.7 log n, as a re-implementation has them: the paper was read in summary only.',
+        claims={'bidirectional': False},
         weights=Relu(),
         temperature=spec(RootLength),
+        penalty=spec(RowPenalty),
     ),
     'soft_cap': _row(
         'Gemma team 2024, https://arxiv.org/abs/2408.00118',

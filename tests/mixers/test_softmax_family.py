@@ -19,6 +19,7 @@ from attnlab.nn.decays import ForgetGate
 from attnlab.nn.dense_maps import AdaptiveEntmax, GumbelSoftmax, NoisySoftmax
 from attnlab.nn.gates import ChannelGate, HeadGate, SliceGate, SliceMLPGate
 from attnlab.nn.norms import HeadRMSNorm
+from attnlab.nn.penalties import RowPenalty
 from attnlab.nn.positions import Alibi
 from attnlab.nn.preludes import TokenShift
 from attnlab.nn.reads import ShapedRead
@@ -330,6 +331,44 @@ def test_normed_queries_and_keys_bound_the_scores():
     weights, seen = mixer.read_weights(x, Context.full(1, T))
     # |s| is at most sqrt(key_dim) = 2, so no weight is below e^-4 / T.
     assert float(jnp.min(jnp.where(seen[:, None], weights, 1))) > math.exp(-4) / T
+
+
+def test_a_penalty_of_rows_by_hand():
+    part = RowPenalty(normalisation=2.0, flatness=3.0, margin=0.1, rngs=RNGS)
+    q, k = jnp.ones((1, 2, 1, 1)), jnp.array([3.0, 1.0]).reshape(1, 2, 1, 1)
+    actual = part(q, k, jnp.array([[1.0, 2.0]]), None, None)
+    # Rows (3) and (3, 1) / 2: sums 3 and 2, entropies 0 and that of (3/4, 1/4).
+    entropy = -(0.75 * math.log(0.75) + 0.25 * math.log(0.25))
+    expected = 2 * (math.log(3) + math.log(2)) + 3 * (entropy - 0.1 * math.log(2))
+    np.testing.assert_allclose(actual, expected, rtol=1e-5)
+    assert part(q, -k, jnp.array([[1.0, 2.0]]), None, None) == 0
+
+
+def test_training_pays_the_penalty_and_evaluation_does_not():
+    mixer, x = make('reluformer'), noise(1, T, DIM)
+    without = make('reluformer', penalty=None)
+
+    @jax.jit
+    def gradients(mixers):
+        trained = Context(positions=Context.full(1, T).positions, deterministic=False, dropout_key=jax.random.key(0))
+        return [
+            jax.grad(lambda mixer, ctx=ctx: jnp.sum(mixer(x, ctx)[0]))(mixer).query.weight[...]
+            for mixer, ctx in zip(mixers, (trained, Context.full(1, T), trained), strict=True)
+        ]
+
+    paid, evaluated, free = gradients([mixer, mixer, without])
+    np.testing.assert_allclose(evaluated, free, rtol=1e-5, atol=1e-7)
+    terms = mixer._terms(x, Context.full(1, T))
+
+    def penalty(weight):
+        ctx = Context.full(1, T)
+        q = (x @ weight).reshape(1, T, HEADS, -1)
+        _, k, _, _ = mixer._project(x, ctx, None)
+        return mixer._penalty(mixer.position.rotate(q, ctx.positions), k, terms, ctx)
+
+    expected = jax.grad(penalty)(mixer.query.weight[...])
+    np.testing.assert_allclose(paid - free, expected, rtol=1e-3, atol=1e-5)
+    assert np.abs(expected).max() > 1e-3
 
 
 @pytest.mark.parametrize(

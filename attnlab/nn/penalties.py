@@ -1,0 +1,34 @@
+"""Terms of the loss that keep rows of attention weights in shape; in training alone."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from jaxtyping import Float
+
+from attnlab.functional.entropy import row_sums_and_entropy
+from attnlab.typing import Keys, Queries, Segments
+
+
+class RowPenalty(nnx.Module):
+    """For every query and head `|log S| + max(H - C log n, 0)`, weighted, of the rows `w_j = max(s_j, 0) / n`.
+
+    `S` is the sum of a row over the `n` keys that the query sees, `H` the entropy of `w / S` in nats, and `C` the
+    margin: rows shall add up to one and not be too flat. A row of zeros pays nothing.
+    Shen et al. 2023, https://arxiv.org/abs/2302.06461.
+    """
+
+    def __init__(self, *, normalisation: float = 1.0, flatness: float = 1.0, margin: float = 0.7, rngs: nnx.Rngs):
+        del rngs
+        self.normalisation, self.flatness, self.margin = normalisation, flatness, margin
+
+    def __call__(
+        self, q: Queries, k: Keys, counts: Float[Array, 'b t'], segments: Segments | None, window: int | None
+    ) -> Float[Array, '']:
+        """Returns the sum over the queries of the mean over heads; the queries have their temperatures already."""
+        sums, entropy = row_sums_and_entropy(q, k, jax.nn.relu, window=window, segments=segments)
+        present = sums > 0
+        logarithm = jnp.log(jnp.where(present, sums / counts[..., None], 1))
+        flat = jax.nn.relu(entropy - self.margin * jnp.log(counts)[..., None])
+        penalty = self.normalisation * jnp.abs(logarithm) + self.flatness * jnp.where(present, flat, 0)
+        return jnp.sum(jnp.mean(penalty, axis=-1))
