@@ -39,7 +39,7 @@ METHODS = {
     'stablemax': Method(loss='stablemax'),
     # With the norm of the gradient given back, as in the released code.
     'perpendicular': Method(perpendicular=Perpendicular(rescale=True)),
-    'weight_decay': Method(weight_decay=0.3),
+    'weight_decay': Method(weight_decay=1.0),
 }
 SIZES = {'tiny': 59, 'paper': 113}
 

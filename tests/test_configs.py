@@ -1,15 +1,19 @@
 """Every config builds, and its training step and evaluation are traced with shapes in place of arrays."""
 
+import pathlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from attnlab.analysis.experiment import SIZES, Experiment
 from attnlab.errors import UserError
 from attnlab.train.cost import state_bytes
 from attnlab.train.setup import prepare
 from attnlab.zoo import ZOO
-from configs import language, long_range, recall
+from attnlab.zoo.softmax import SOFTMAX
+from configs import grokking, language, long_range, recall
 
 QUICK = ('mha', 'gla', 'mamba')
 """Recipes that are traced in every run of the tests; the others are, too, but only in the slow ones."""
@@ -76,6 +80,23 @@ def test_mistakes_name_the_nearest(argument, message):
         recall.get_config(argument)
 
 
+@pytest.mark.parametrize(
+    'argument', [f'method={name},size={size}' for size in grokking.SIZES for name in grokking.METHODS]
+)
+def test_grokking(argument):
+    setup = prepare(grokking.get_config(argument))
+    setup.check_batch()
+    setup.load_data()
+    assert len(setup.task.source('train', setup.length)) == setup.batch_size
+
+
+def test_grokking_is_traced():
+    config = grokking.get_config('method=perpendicular')
+    with config.unlocked():
+        config.task.loss = 'stablemax'
+    prepare(config).trace()
+
+
 def test_every_task_has_every_size():
     assert recall.TINY.keys() == recall.PAPER.keys()
 
@@ -124,3 +145,19 @@ def test_long_range_says_what_to_prepare(tmp_path):
         prepared(config).load_data()
     with pytest.raises(UserError, match='there is no task=digits; valid names: aan, cifar10'):
         long_range.get_config('task=digits,size=full')
+
+
+EXPERIMENTS = sorted(path.parent for path in pathlib.Path(__file__).parents[1].glob('experiments/*/sweep.py'))
+
+
+@pytest.mark.parametrize('folder', EXPERIMENTS, ids=lambda folder: folder.name)
+def test_experiments(folder):
+    assert (folder / 'plot.py').exists() and '![' in (folder / 'README.md').read_text()
+    small, full = (Experiment(folder, size).runs() for size in SIZES)
+    assert [run.label for run in small] == [run.label for run in full]
+    for run in (*small, *full):
+        prepare(run.config)
+    # Seeds share a model; the many of `drop_in` are those that are traced above.
+    for run in small if len(small) < len(SOFTMAX) else small[:1]:
+        if not run.label.endswith(('-1', '-2')):
+            assert prepare(run.config).model

@@ -1,0 +1,46 @@
+"""Losses against values worked out by hand, and where float32 ends."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attnlab.losses import softmax_loss, stablemax_loss
+
+
+def of_target(logits, target=0, loss=stablemax_loss):
+    return float(loss(jnp.array(logits, jnp.float32), jnp.int32(target)))
+
+
+def test_stablemax_by_hand():
+    # g = 3, 1, 1/2 of a sum of 4.5.
+    assert of_target([2.0, 0.0, -1.0], 0) == pytest.approx(np.log(4.5 / 3), rel=1e-6)
+    assert of_target([2.0, 0.0, -1.0], 1) == pytest.approx(np.log(4.5), rel=1e-6)
+    assert of_target([2.0, 0.0, -1.0], 2) == pytest.approx(np.log(9), rel=1e-6)
+
+
+def test_softmax_by_hand():
+    assert of_target([0.0, np.log(3)], 0, softmax_loss) == pytest.approx(np.log(4), rel=1e-6)
+
+
+def test_stablemax_has_batches_of_any_shape():
+    logits = jnp.array([[[2.0, 0.0], [0.0, 2.0]]])
+    np.testing.assert_allclose(stablemax_loss(logits, jnp.array([[0, 0]])), np.log([[4 / 3, 4 / 1]]), rtol=1e-6)
+
+
+@pytest.mark.parametrize('x', [-3.0, -1.0, -1e-6, 0.0, 1e-6, 1.0, 3.0])
+def test_the_derivative_of_stablemax_is_that_of_the_equation(x):
+    # Against another logit at 0, whose g is 1: loss = log(1 + 1 / g).
+    g, slope = (x + 1, 1) if x >= 0 else (1 / (1 - x), 1 / (1 - x) ** 2)
+    found = jax.grad(lambda x: stablemax_loss(jnp.stack([x, jnp.float32(0)]), jnp.int32(0)))(jnp.float32(x))
+    np.testing.assert_allclose(found, -slope / (g * (g + 1)), rtol=1e-5)
+
+
+@pytest.mark.parametrize('gap', [20.0, 1000.0])
+def test_where_softmax_is_silent_stablemax_is_not(gap):
+    logits = jnp.array([gap, 0.0, -gap], jnp.float32)
+    gradients = {loss: jax.jit(jax.grad(loss))(logits, jnp.int32(0)) for loss in (softmax_loss, stablemax_loss)}
+    assert of_target(logits, 0, softmax_loss) == 0 and gradients[softmax_loss][0] == 0
+    assert of_target(logits) > 0 and gradients[stablemax_loss][0] < 0
+    assert all(jnp.all(jnp.isfinite(gradient)) for gradient in gradients.values())
+    assert np.isfinite(of_target(logits * 1e30, 2))
