@@ -1,12 +1,13 @@
 """The Pallas form of `delta_rule` for Hopper GPUs: what waits for the state is one kernel, for both directions.
 
 All that a chunk of 64 steps does by itself, its triangular inverse above all, is found outside, for all chunks at once,
-in float32, the products of which have tf32's 10 bits on a GPU. `_sweep` then runs over the chunks of a sequence in
-order and writes down the state at each and the values that its steps write; these are read as in `linear_attention`.
+in float32, the products of which have tf32's 10 bits on a GPU. What depends on decays of key channels is found by the
+kernels of `linear_attention.mosaic_gpu_weights`. `_sweep` then runs over the chunks of a sequence in order and writes
+down the state at each and the values that its steps write; these are read as in `linear_attention`.
 
 Kept for the backward pass are the arguments alone. It sweeps once more for the states, `t / 64 * k * v` numbers a head
 in the 16-bit type that products want, and from the last chunk to the first for their gradients; with both at hand, the
-gradients of a chunk are those that JAX finds of what it does, all chunks at once, all but the states computed again.
+gradients of a chunk are those that JAX finds of what it does, all chunks at once.
 
 Decays are put on numbers before they are rounded for a product: in float16 what decays below 6e-8 is zero there, and a
 state above 65504 overflows.
@@ -26,8 +27,18 @@ from pallas_kernels.delta_rule import vjp
 from pallas_kernels.delta_rule.chunk import Chunk, Weights, inverse, weights
 from pallas_kernels.delta_rule.products import Form, multiply
 from pallas_kernels.linear_attention import mosaic_gpu as linear
+from pallas_kernels.linear_attention import mosaic_gpu_weights as by_channel
 from pallas_kernels.linear_attention import rows
-from pallas_kernels.linear_attention.mosaic_gpu import TILE
+from pallas_kernels.linear_attention.mosaic_gpu_tiles import (
+    NAMED_LAYOUTS,
+    TILE,
+    along,
+    fill,
+    load,
+    shared_tile,
+    swizzled,
+    write,
+)
 from pallas_kernels.target import Target
 
 _FORM = Form(jnp.float32, jnp.float32)
@@ -49,13 +60,14 @@ def form(here: Target) -> Callable[..., vjp.Outputs]:
 
 
 class Steps(NamedTuple):
-    """A call in whole chunks and tiles, float32, `b h l c` and channels, of which beta and decay have one.
+    """A call in whole chunks and tiles.
 
     Attributes:
-      q, k: of all heads.
-      v: of all heads.
-      beta: zero where time is filled up.
-      log_decay: zero there; or `None`.
+      q: `b hq t k`.
+      k: `b hk t k`.
+      v: `b hv t v`.
+      beta: float32, `b h l c 1`, zero where time is filled up.
+      log_decay: float32, zero there: `b h l c 1`, or `b h t k` where key channels have their own; or `None`.
     """
 
     q: jax.Array
@@ -63,6 +75,18 @@ class Steps(NamedTuple):
     v: jax.Array
     beta: jax.Array
     log_decay: jax.Array | None
+
+
+class Documents(NamedTuple):
+    """Where chunks forget the past.
+
+    Attributes:
+      runs: how often, up to each step, `b 1 l c 1`; or `None`: never.
+      rows: `b h l 8 c`, see there; with the decays, where these are one for all key channels.
+    """
+
+    runs: jax.Array | None
+    rows: jax.Array
 
 
 class Solved(NamedTuple):
@@ -79,43 +103,69 @@ class Solved(NamedTuple):
     erases: jax.Array
 
 
-def _solve(here: Target, steps: Steps, runs: jax.Array | None) -> Solved:
-    does = weights(Chunk(steps.q, steps.k, steps.beta, steps.log_decay, runs), _FORM)
+def _solve(here: Target, documents: Documents, steps: Steps) -> Solved:
+    does = _weights(here, documents, steps)
     solved = inverse(does.erased, here.platform)
     return Solved(
         does=does,
-        written=multiply(solved, steps.beta * steps.v, 'nn', _FORM),
+        written=multiply(solved, steps.beta * _of_heads(steps, steps.v), 'nn', _FORM),
         erases=multiply(solved, steps.beta * does.k, 'nn', _FORM),
     )
 
 
-def _outputs(
-    here: Target, runs: jax.Array | None, state: jax.Array, scale: float, steps: Steps
-) -> tuple[jax.Array, jax.Array]:
+def _weights(here: Target, documents: Documents, steps: Steps) -> Weights:
+    decay = steps.log_decay
+    if decay is None or decay.ndim == 5:
+        q, k = _of_heads(steps, steps.q), _of_heads(steps, steps.k)
+        return weights(Chunk(q, k, steps.beta, decay, documents.runs), _FORM)
+    given = by_channel.Steps(steps.q, steps.k, decay, documents.rows)
+    found = by_channel.weights(here, True, given)
+    return Weights(
+        among=_cut(found.among),
+        erased=steps.beta * _cut(found.erased),
+        q=_cut(found.q),
+        k=_cut(found.k),
+        writes=_cut(found.writes),
+        factor=by_channel.factor(given)[:, :, :, None],
+    )
+
+
+def _of_heads(steps: Steps, array: jax.Array) -> jax.Array:
+    """What heads may share, for all of them, `b h l c k`, float32."""
+    h = steps.beta.shape[1]
+    return _cut(jnp.repeat(array.astype(jnp.float32), h // array.shape[1], axis=1))
+
+
+def _outputs(state: jax.Array, scale: float, solved: Solved) -> tuple[jax.Array, jax.Array]:
     """What the steps of all chunks read, given the states before them, `b h l k v`, and the states after them."""
-    does, written, erases = _solve(here, steps, runs)
+    does, written, erases = solved
     values = written - multiply(erases, state, 'nn', _FORM)
     o = multiply(does.q, state, 'nn', _FORM) + multiply(does.among, values, 'nn', _FORM)
-    return scale * o, does.factor * state + multiply(does.writes, values, 'tn', _FORM)
+    return scale * o, does.factor.swapaxes(-1, -2) * state + multiply(does.writes, values, 'tn', _FORM)
 
 
 def _forward(here: Target, arrays: vjp.Arrays, scale: float, keep: bool) -> tuple[vjp.Outputs, None]:
-    steps, runs, numbers = _inputs(arrays)
-    states, values, final = _forward_sweep(here, arrays, numbers, _solve(here, steps, runs))
-    q, k = linear.fill((scale * arrays.q.astype(jnp.float32)).astype(arrays.q.dtype)), linear.fill(arrays.k)
-    o = linear.read(here, linear.FORWARD, q, k, values, states, numbers, values.dtype)
+    steps, documents = _inputs(arrays)
+    steps = steps._replace(q=(scale * steps.q.astype(jnp.float32)).astype(steps.q.dtype))
+    solved = _solve(here, documents, steps)
+    states, values, final = _forward_sweep(here, arrays, solved)
+    if arrays.log_decay is not None and arrays.log_decay.shape[3] > 1:
+        among, q = (_join(array, values.dtype) for array in (solved.does.among, solved.does.q))
+        o = linear.read_weighed(here, linear.FORWARD, among, values, q, states, values.dtype)
+    else:
+        o = linear.read(here, linear.FORWARD, steps.q, steps.k, values, states, documents.rows, values.dtype)
     t, (key_size, value_size) = arrays.q.shape[2], arrays.state.shape[2:]
     return (o[:, :, :t, :value_size], final[:, :, :key_size, :value_size]), None
 
 
 def _backward(here: Target, arrays: vjp.Arrays, scale: float, kept: None, gradients: vjp.Outputs) -> vjp.Arrays:
-    steps, runs, numbers = _inputs(arrays)
+    steps, documents = _inputs(arrays)
     dtype = arrays.q.dtype
-    do, dfinal = (linear.fill(gradient) for gradient in gradients)
+    do, dfinal = (fill(gradient) for gradient in gradients)
     do = _cut(do.astype(jnp.float32))
-    solved = _solve(here, steps, runs)
+    solved, pull = jax.vjp(functools.partial(_solve, here, documents), steps)
     does = solved.does
-    states, _, _ = _forward_sweep(here, arrays, numbers, solved)
+    states, _, _ = _forward_sweep(here, arrays, solved)
     dstates, _, dstate = _sweep(
         here,
         Sweep(
@@ -124,50 +174,50 @@ def _backward(here: Target, arrays: vjp.Arrays, scale: float, kept: None, gradie
             values=_join(scale * multiply(does.among, do, 'tn', _FORM), dtype),
             more=(_join(scale * does.q, dtype), _join(do, dtype)),
         ),
-        numbers,
+        does.factor,
         dfinal,
         backward=True,
     )
-    outputs = functools.partial(_outputs, here, runs, states.astype(jnp.float32), scale)
-    found = jax.vjp(outputs, steps)[1]((do, dstates.astype(jnp.float32)))[0]
-    t, (key_size, value_size) = arrays.q.shape[2], arrays.state.shape[2:]
+    outputs = functools.partial(_outputs, states.astype(jnp.float32), scale)
+    (found,) = pull(jax.vjp(outputs, solved)[1]((do, dstates.astype(jnp.float32)))[0])
+    b, h, t, (key_size, value_size) = *arrays.state.shape[:2], arrays.q.shape[2], arrays.state.shape[2:]
 
-    def joined(gradient: jax.Array, channels: int) -> jax.Array:
-        return _join(gradient, jnp.float32)[:, :, :t, :channels]
+    def cropped(gradient: jax.Array, channels: int) -> jax.Array:
+        return gradient[:, :, :t, :channels]
 
+    dlog_decay = found.log_decay
+    if dlog_decay is not None:
+        channels = key_size if dlog_decay.ndim == 4 else 1
+        dlog_decay = cropped(dlog_decay.reshape(b, h, -1, dlog_decay.shape[-1]), channels)
     return vjp.Arrays(
-        q=joined(found.q, key_size),
-        k=joined(found.k, key_size),
-        v=joined(found.v, value_size),
-        beta=joined(found.beta, 1)[..., 0],
-        log_decay=None if found.log_decay is None else joined(found.log_decay, 1),
+        q=cropped(found.q, key_size),
+        k=cropped(found.k, key_size),
+        v=cropped(found.v, value_size),
+        beta=found.beta.reshape(b, h, -1)[:, :, :t],
+        log_decay=dlog_decay,
         state=dstate[:, :, :key_size, :value_size],
         starts=None,
     )
 
 
-def _inputs(arrays: vjp.Arrays) -> tuple[Steps, jax.Array | None, jax.Array]:
-    """The steps; how often their chunk has forgotten the past, `b 1 l c 1` or `None`; and `rows`, `b h l 8 c`."""
+def _inputs(arrays: vjp.Arrays) -> tuple[Steps, Documents]:
     b, h = arrays.state.shape[:2]
     t = arrays.q.shape[2]
-
-    def of_heads(array: jax.Array) -> jax.Array:
-        return _cut(linear.fill(jnp.repeat(array, h // array.shape[1], axis=1)).astype(jnp.float32))
 
     def numbers(array: jax.Array) -> jax.Array:
         return _cut(jnp.pad(array, ((0, 0), (0, 0), (0, -t % TILE), (0, 0))))
 
     decay, starts = arrays.log_decay, arrays.starts
-    steps = Steps(
-        q=of_heads(arrays.q),
-        k=of_heads(arrays.k),
-        v=of_heads(arrays.v),
-        beta=numbers(arrays.beta[..., None]),
-        log_decay=None if decay is None else numbers(jnp.broadcast_to(decay, (b, h, t, 1))),
+    shared = decay is not None and decay.shape[3] == 1
+    if decay is not None:
+        decay = jnp.broadcast_to(decay, (b, h, t, decay.shape[3]))
+        decay = numbers(decay) if shared else fill(decay)
+    steps = Steps(fill(arrays.q), fill(arrays.k), fill(arrays.v), numbers(arrays.beta[..., None]), decay)
+    found = rows.rows(arrays.log_decay if shared else None, starts, pl.cdiv(t, TILE) * TILE, TILE)
+    return steps, Documents(
+        runs=None if starts is None else jnp.cumsum(numbers(starts[:, None, :, None]), axis=3, dtype=jnp.int32),
+        rows=jnp.broadcast_to(found, (b, h, *found.shape[2:])),
     )
-    runs = None if starts is None else jnp.cumsum(numbers(starts[:, None, :, None]), axis=3, dtype=jnp.int32)
-    found = rows.rows(decay, starts, pl.cdiv(t, TILE) * TILE, TILE)
-    return steps, runs, jnp.broadcast_to(found, (b, h, *found.shape[2:]))
 
 
 def _cut(array: jax.Array) -> jax.Array:
@@ -198,9 +248,7 @@ class Sweep(NamedTuple):
     more: tuple[jax.Array, ...]
 
 
-def _forward_sweep(
-    here: Target, arrays: vjp.Arrays, numbers: jax.Array, solved: Solved
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+def _forward_sweep(here: Target, arrays: vjp.Arrays, solved: Solved) -> tuple[jax.Array, jax.Array, jax.Array]:
     dtype = arrays.q.dtype
     given = Sweep(
         reads=_join(-solved.erases, dtype),
@@ -208,15 +256,16 @@ def _forward_sweep(
         values=_join(solved.written, dtype),
         more=(),
     )
-    return _sweep(here, given, numbers, linear.fill(arrays.state), backward=False)
+    return _sweep(here, given, solved.does.factor, fill(arrays.state), backward=False)
 
 
 def _sweep(
-    here: Target, given: Sweep, numbers: jax.Array, state: jax.Array, *, backward: bool
+    here: Target, given: Sweep, factor: jax.Array, state: jax.Array, *, backward: bool
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The state, `b h l k v`, at every chunk before it is gone through, the sums, `b h t v`, and the last state.
 
-    `sums = values + reads S`, `S = factor S + adds^T sums`, and what there is more. A program carries a column of tiles
+    `sums = values + reads S`, `S = factor S + adds^T sums`, and what there is more; `factor` is `b h l 1 k` or, for all
+    key channels, `b h l 1 1`. A program carries a column of tiles
     of the state, all its key channels, in float32 registers, through all chunks.
     """
     b, h, k, v = state.shape
@@ -224,9 +273,10 @@ def _sweep(
     count = given.values.shape[2] // TILE
     stages = tiling.delta_rule_hopper(k)
     assert stages is not None
+    factors = jnp.broadcast_to(factor, (b, h, count, 1, k)).reshape(b, h, count, parts, TILE)
 
     def body(reads_ref: Any, adds_ref: Any, values_ref: Any, *others: Any) -> None:
-        more_refs, (rows_ref, state_ref, states_ref, sums_ref, final_ref) = others[:-5], others[-5:]
+        more_refs, (factors_ref, state_ref, states_ref, sums_ref, final_ref) = others[:-5], others[-5:]
         at, head, column = (jax.lax.axis_index(name) for name in ('b', 'h', 'column'))
         channels = pl.ds(column * TILE, TILE)
 
@@ -234,7 +284,7 @@ def _sweep(
             return count - 1 - turn if backward else turn
 
         def tiles(ref: Any, index: Any) -> tuple[Any, plgpu.BlockSpec]:
-            transforms = linear.swizzled(dtype)
+            transforms = swizzled(dtype)
             spec = plgpu.BlockSpec((TILE, TILE), lambda turn: (place(turn), index), transforms=transforms)
             return ref.at[at, head], spec
 
@@ -242,7 +292,7 @@ def _sweep(
             return pl.ds(part * TILE, TILE), channels
 
         def run(kept: Any, sums_tile: Any, final: Any) -> None:
-            def step(turn: Any, numbers: Any, values: Any, *rest: Any) -> tuple[jax.Array, ...]:
+            def step(turn: Any, factors: Any, values: Any, *rest: Any) -> tuple[jax.Array, ...]:
                 *keys, state = rest
                 reads, adds, more = keys[:parts], keys[parts : 2 * parts], keys[2 * parts :]
                 chunk = place(turn[0])
@@ -250,7 +300,7 @@ def _sweep(
                 for part in range(parts):
                     kept[part][...] = state[part].astype(dtype)
                 plgpu.commit_smem()
-                sums = linear.load(values)
+                sums = load(values)
                 for part in range(parts):
                     channel = pl.ds(chunk * k + part * TILE, TILE)
                     plgpu.copy_smem_to_gmem(kept[part], states_ref.at[at, head, channel, channels])
@@ -258,17 +308,17 @@ def _sweep(
                 sums_tile[...] = sums.astype(dtype)
                 plgpu.commit_smem()
                 plgpu.copy_smem_to_gmem(sums_tile, sums_ref.at[at, head, pl.ds(chunk * TILE, TILE), channels])
-                factor = linear.along(numbers.at[0], rows.FACTOR, 0)
                 after = []
                 for part in range(parts):
-                    held = mosaic_gpu.multiply(here, adds[part].transpose((1, 0)), sums_tile, state[part] * factor)
+                    held = state[part] * along(factors.at[0], part, 0)
+                    held = mosaic_gpu.multiply(here, adds[part].transpose((1, 0)), sums_tile, held)
                     if more:
                         held = mosaic_gpu.multiply(here, more[part].transpose((1, 0)), more[parts], held)
                     after.append(held)
                 return tuple(after)
 
             sources = [
-                (rows_ref.at[at, head], plgpu.BlockSpec((1, rows.COUNT, TILE), lambda turn: (place(turn), 0, 0))),
+                (factors_ref.at[at, head], plgpu.BlockSpec((1, parts, TILE), lambda turn: (place(turn), 0, 0))),
                 tiles(values_ref, column),
                 *(tiles(ref, part) for ref in (reads_ref, adds_ref, *more_refs[:1]) for part in range(parts)),
                 *(tiles(ref, column) for ref in more_refs[1:]),
@@ -285,11 +335,9 @@ def _sweep(
             )(*(ref for ref, _ in sources))
             for part in range(parts):
                 final[...] = last[part]
-                linear.write(final, final_ref.at[at, head, *tile_of(part)])
+                write(final, final_ref.at[at, head, *tile_of(part)])
 
-        pl.run_scoped(
-            run, [linear.shared_tile(dtype)] * parts, linear.shared_tile(dtype), linear.shared_tile(jnp.float32)
-        )
+        pl.run_scoped(run, [shared_tile(dtype)] * parts, shared_tile(dtype), shared_tile(jnp.float32))
 
     states, sums, final = mosaic_gpu.kernel(
         body,
@@ -301,6 +349,6 @@ def _sweep(
         ),
         grid=(b, h, v // TILE),
         grid_names=('b', 'h', 'column'),
-        compiler_params=linear.NAMED_LAYOUTS,
-    )(given.reads, given.adds, given.values, *given.more, numbers, state)
+        compiler_params=NAMED_LAYOUTS,
+    )(given.reads, given.adds, given.values, *given.more, factors, state)
     return states.reshape(b, h, count, k, v), sums, final
