@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 
 from attnlab.functional.recurrences import carried, state_dtype
 from attnlab.typing import Segments
@@ -19,8 +19,8 @@ from attnlab.typing import Segments
 TILE = (32, 16, 64)
 """Queries, first keys and second keys of which scores are in memory at a time, for every row and head."""
 
-CHUNK = 16
-"""Tokens for each of which the sums of `pair_sums` are in memory at a time."""
+CHUNK, CHUNKS = 4, 16
+"""Tokens whose sums of monomials are worked out together, and how many such chunks are worked out again together."""
 
 
 class Placed(NamedTuple):
@@ -292,16 +292,20 @@ def taylor_attention(
     batch, length = segments.shape
     dtype = sums.first.dtype
     size = min(CHUNK, length)
-    more = -length % size
+    together = min(CHUNKS, -(-length // size))
+    more = -length % (size * together)
     _, coefficients = monomials(operands.q.shape[-1], degree)
     wide = Operands(*(x.astype(dtype) for x in operands))
     ones = jnp.ones_like(wide.v1[..., :1])
     v1, v2 = (jnp.concatenate([v, ones], axis=-1) for v in (wide.v1, wide.v2))
+
+    def chunks(x: Shaped[Array, 'b t ...']) -> Shaped[Array, 'l i b c ...']:
+        return jnp.moveaxis(x.reshape(batch, -1, together, size, *x.shape[2:]), 0, 2)
+
     streams = [
-        jnp.moveaxis(jnp.pad(x, ((0, 0), (0, more), (0, 0), (0, 0))).reshape(batch, -1, size, *x.shape[2:]), 1, 0)
-        for x in (scale * wide.q, wide.k1, wide.k2, v1, v2)
+        chunks(jnp.pad(x, ((0, 0), (0, more), (0, 0), (0, 0)))) for x in (scale * wide.q, wide.k1, wide.k2, v1, v2)
     ]
-    chunked = jnp.moveaxis(jnp.pad(segments, ((0, 0), (0, more)), mode='edge').reshape(batch, -1, size), 1, 0)
+    chunked = chunks(jnp.pad(segments, ((0, 0), (0, more)), mode='edge'))
 
     @jax.checkpoint
     def chunk(sums: PairSums, step: tuple[Array, ...]) -> tuple[PairSums, Array]:
@@ -320,6 +324,10 @@ def taylor_attention(
         read = jnp.einsum('bthm,bthmv->bthv', weights, reads[0] * reads[1])
         return PairSums(after[0], after[1], segments[:, -1]), read
 
-    sums, read = jax.lax.scan(chunk, sums, (*streams, chunked))
-    read = jnp.moveaxis(read, 0, 1).reshape(batch, -1, *read.shape[3:])[:, :length]
+    @jax.checkpoint
+    def several(sums: PairSums, steps: tuple[Array, ...]) -> tuple[PairSums, Array]:
+        return jax.lax.scan(chunk, sums, steps)
+
+    sums, read = jax.lax.scan(several, sums, (*streams, chunked))
+    read = jnp.moveaxis(read, 2, 0).reshape(batch, -1, *read.shape[4:])[:, :length]
     return (read[..., :-1] / read[..., -1:]).astype(operands.v1.dtype), sums

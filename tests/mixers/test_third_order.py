@@ -77,6 +77,17 @@ def test_tiles_give_the_softmax_over_pairs(kwargs: dict):
         assert_close(y, expected, dtype=jnp.float64, reduction=LENGTH**2, what='y')
 
 
+def test_memory_of_gradients_is_linear_in_the_length():
+    def bytes_of(length: int) -> int:
+        operands = Operands(*(jax.ShapeDtypeStruct((1, length, 1, 4), jnp.float32) for _ in range(5)))
+        here = placed(np.ones((1, length), np.int32))
+        loss = jax.grad(lambda operands: jnp.sum(third_order_attention(operands, here, here, scale=1.0)))
+        return jax.jit(loss).lower(operands).compile().memory_analysis().temp_size_in_bytes
+
+    short, middle, long = map(bytes_of, (512, 1024, 1536))
+    assert 0 < long - middle < 1.1 * (middle - short)
+
+
 @pytest.mark.usefixtures('small_tiles')
 def test_gradients_by_tiles_are_those_of_differences():
     with jax.enable_x64(True):
@@ -137,7 +148,8 @@ def polynomial(mixer: TaylorThirdOrderAttention, s: float) -> float:
 
 
 def test_the_polynomial_form_is_the_sum_over_pairs_of_a_polynomial(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(third_order, 'CHUNK', 3)
+    monkeypatch.setattr(third_order, 'CHUNK', 2)
+    monkeypatch.setattr(third_order, 'CHUNKS', 2)
     with jax.enable_x64(True):
         mixer = TaylorThirdOrderAttention(6, heads=2, value_dim=2, rngs=nnx.Rngs(0))
         operands = drawn()
