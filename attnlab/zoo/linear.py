@@ -53,8 +53,6 @@ LINEAR = {
         bidirectional=True,
         streaming=True,
         packed=True,
-        # Hopper's kernel wants one decay for all channels of a head.
-        implementations=('reference', 'xla', 'mosaic_tpu'),
         notes=(
             'RMSNorm on heads and no bias in the gate, as in the released code; the paper writes LayerNorm and a bias. '
             'The paper has four heads, and is causal only.'
