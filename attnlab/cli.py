@@ -17,6 +17,8 @@ usage: attnlab COMMAND [--flag=value ...]
   sweep     --config=FILE.py[:ARG] --study=DIR     many runs: search, give up early, go on after any interruption
   sweep worker --study=DIR                         one more worker on a study, from whatever can start a process
   sweep status --study=DIR [--watch]               what runs, is done, failed and why; the best so far; the time left
+  match     --config=FILE.py[:ARG] --by=MEASURE    configs of several recipes that agree in size
+  compare   STUDY...                               studies side by side, with intervals; says what is unequal
   eval      --workdir=RUN [--step=N]               every metric, by position too, at 1x to 8x the length
   analyse   --workdir=RUN [--step=N]               sinks, sparsity and outliers by layer; the loss with few bits
   generate  --workdir=RUN --prompt=TEXT            text from a trained model
@@ -133,9 +135,7 @@ def sweep_worker(argv: list[str]) -> int:
     from attnlab.sweep.launch import pin
 
     pin([_index(text, '--cores') for text in values.cores], values.device)
-    from attnlab.train.devices import start
-
-    start(platform=values.platform, cpu_devices=values.cpu_devices, compilation_cache=values.compilation_cache)
+    _start_platform(values)
     from rich.console import Console
 
     from attnlab.sweep.worker import leave_when_asked, stop_with_parent, work
@@ -160,6 +160,58 @@ def sweep_status(argv: list[str]) -> int:
     from attnlab.sweep.status import show_status
 
     show_status(_required(values, 'study'), values.storage, Console(), watch=values.watch)
+    return 0
+
+
+def match(argv: list[str]) -> int:
+    """`attnlab match`."""
+    values = flags.FlagValues()
+    flags.DEFINE_string('config', None, 'FILE.py:ARG; zoo=RECIPE is added to ARG.', flag_values=values)
+    flags.DEFINE_string('by', 'params', 'params, state_bytes@TOKENS, train_flops or decode_ms.', flag_values=values)
+    flags.DEFINE_string('target', None, 'A number, or the recipe that the others are matched to.', flag_values=values)
+    flags.DEFINE_list('recipes', [], 'Names of `attnlab zoo`.', flag_values=values)
+    flags.DEFINE_float('tolerance', 0.01, 'How far off, as a share.', lower_bound=0.0, flag_values=values)
+    flags.DEFINE_string('out', 'matched', 'Where the matched configs are written.', flag_values=values)
+    _define_platform(values)
+    if not _parsed(values, argv, 'match'):
+        return 0
+    path, _, arg = str(_required(values, 'config')).partition(':')
+    target, out = str(_required(values, 'target')), _required(values, 'out')
+    if not values.recipes:
+        raise UserError('--recipes is missing, such as --recipes=gla,mamba2,mha')
+    _start_platform(values)
+    from rich.console import Console
+
+    from attnlab.analysis.match import match_recipes
+    from attnlab.configuration import config_of
+
+    names = {name: ','.join(filter(None, (arg, f'zoo={name}'))) for name in values.recipes}
+    configs = {name: config_of(pathlib.Path(path), text) for name, text in names.items()}
+    match_recipes(configs, values.by, target, values.tolerance, out, Console())
+    return 0
+
+
+def compare(argv: list[str]) -> int:
+    """`attnlab compare`."""
+    values = flags.FlagValues()
+    flags.DEFINE_string('by', 'params', 'What the models should agree in, as for match.', flag_values=values)
+    flags.DEFINE_float('tolerance', 0.01, 'By how much, as a share.', lower_bound=0.0, flag_values=values)
+    flags.DEFINE_bool('strict', False, 'Refuse to compare what is not matched.', flag_values=values)
+    flags.DEFINE_string('storage', None, 'The database of the studies, if they are in one.', flag_values=values)
+    _define_platform(values)
+    studies = [word for word in argv if not word.startswith('-')]
+    if not _parsed(values, [word for word in argv if word.startswith('-')], 'compare STUDY...'):
+        return 0
+    if not studies:
+        raise UserError('usage: attnlab compare STUDY... [--flag=value ...]')
+    _start_platform(values)
+    from rich.console import Console
+
+    from attnlab.analysis.report.comparison import compare as compared
+    from attnlab.analysis.report.comparison import print_comparison
+
+    found = compared([pathlib.Path(study) for study in studies], values.by, values.tolerance, values.storage)
+    print_comparison(found, Console(), strict=values.strict)
     return 0
 
 
@@ -300,6 +352,8 @@ def data(argv: list[str]) -> int:
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
     'train': train,
     'sweep': sweep,
+    'match': match,
+    'compare': compare,
     'eval': evaluate,
     'analyse': analyse,
     'generate': generate,
@@ -345,6 +399,12 @@ def _define_devices(values: flags.FlagValues) -> None:
     flags.DEFINE_string('coordinator', None, 'HOST:PORT of process 0, where no cluster tells.', flag_values=values)
     flags.DEFINE_integer('processes', None, 'How many processes, with --coordinator.', flag_values=values)
     flags.DEFINE_integer('process', None, 'Which of them this is, from 0.', flag_values=values)
+
+
+def _start_platform(values: flags.FlagValues) -> None:
+    from attnlab.train.devices import start
+
+    start(platform=values.platform, cpu_devices=values.cpu_devices, compilation_cache=values.compilation_cache)
 
 
 def _start_devices(values: flags.FlagValues) -> None:
