@@ -170,7 +170,7 @@ class Attention(Mixer):
         self.read = None if read is None else read(heads=heads, rngs=rngs)
         self.norm = None if norm is None else norm(value_dim, heads=heads, rngs=rngs)
         self.gate = None if gate is None else gate(dim, heads=heads, channels=value_dim, rngs=rngs)
-        self.penalty = None if penalty is None else penalty(rngs=rngs)
+        self.penalty: Any = None if penalty is None else penalty(rngs=rngs)
         if read is not None:
             self.query.weight[...] = jnp.zeros_like(self.query.weight[...])
         self._check_parts()

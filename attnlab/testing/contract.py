@@ -190,8 +190,8 @@ def influence(mixer: nnx.Module, ctx: Context, dim: int) -> Float[np.ndarray, 'b
         (gradients,) = jax.vmap(pull)(unit)
         return jnp.sum(jnp.abs(gradients), axis=-1)
 
-    inputs = (_noise(seed, (batch, length, dim)) for seed in DRAWS)
-    reach = sum(np.asarray(derivatives(params, x)) for x in inputs).reshape(batch, length, batch, length)
+    drawn = [np.asarray(derivatives(params, _noise(seed, (batch, length, dim)))) for seed in DRAWS]
+    reach = np.sum(drawn, axis=0).reshape(batch, length, batch, length)
     _require(bool(np.isfinite(reach).all()), 'the derivative of an output by an input is not finite')
     return reach
 
