@@ -29,8 +29,8 @@ class UnifiedBlocks(Mixer):
     """`layers` whole layers, `x += W_o P V(n) + n W_c`, then `x += mlp(norm(x))`, `n = norm(x)`, with one `P` for all.
 
     `P` are the softmax weights of the first layer, which has no `W_c`; the layers after it have neither queries nor
-    keys, but values of their own. `W_c`, the linear compensation, starts at zero. Every layer reads anew by the first
-    one's queries and keys, so that no weights are kept.
+    keys, but values of their own. `W_c`, the linear compensation, starts at zero; `attnlab.analysis.unify` fits it
+    to a trained model. Every layer reads anew by the first one's queries and keys, so that no weights are kept.
     Xiong et al. 2025, https://arxiv.org/abs/2502.00439.
 
     The state is a cache a layer, of which only the first has keys; a call beyond their `length` gives NaN.
@@ -101,8 +101,20 @@ class UnifiedBlocks(Mixer):
             else:
                 y, keys, after = self._continue(q, k, v, ctx, state[index], keys)
                 advanced.append(after)
-            x = layer.add(x, normed, y.reshape(*x.shape[:2], -1))
+            x = layer.feed(layer.add(x, normed, y.reshape(*x.shape[:2], -1)))
         return x, None if state is None else tuple(advanced)
+
+    def read_streams(self, x: Sequence, ctx: Context) -> list[tuple[Sequence, Sequence]]:
+        """Returns for every layer its normed input and the residual stream before its channel mixer; for analysis."""
+        q, k = self._queries_and_keys(self.layers[0].mixer_norm(x), ctx)
+        found = []
+        for layer in self.layers:
+            normed = layer.mixer_norm(x)
+            v = layer.value(normed).reshape(*x.shape[:2], self.kv_heads, self.key_dim)
+            x = layer.add(x, normed, self._attend(q, k, v, ctx.segments).reshape(*x.shape[:2], -1))
+            found.append((normed, x))
+            x = layer.feed(x)
+        return found
 
     def init_state(self, batch: int, length: int, dtype: DTypeLike) -> tuple[KeyValueCache, ...]:
         """Returns empty caches of `length` slots, one a layer; only the first has channels for keys."""
@@ -168,7 +180,10 @@ class UnifiedLayer(nnx.Module):
         self.mlp: Any = None if mlp is None else mlp(dim, rngs=rngs)
 
     def add(self, x: Sequence, normed: Sequence, read: Float[Array, 'b t f']) -> Sequence:
-        """Returns the residual stream after the layer, which `read` has been read for."""
+        """Returns the residual stream with what was read, and the compensation, before the channel mixer."""
         y = self.output(read)
-        x = x + (y if self.compensation is None else y + self.compensation(normed))
+        return x + (y if self.compensation is None else y + self.compensation(normed))
+
+    def feed(self, x: Sequence) -> Sequence:
+        """Returns the residual stream with what the channel mixer adds."""
         return x if self.mlp is None else x + self.mlp(self.mlp_norm(x))
