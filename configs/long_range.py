@@ -7,11 +7,20 @@ and needs no preparation: short expressions, small images, and what is there wit
 `offline`) and `authorship`. `size=full` has lengths, widths, depths and training as published for S4 (Gu et al. 2023,
 https://arxiv.org/abs/2206.12037); its data are prepared once by `attnlab data prepare NAME`.
 
-Recipes that have a bidirectional form are trained in it; the others read from left to right. The task takes the mean
-over time of every model, under one head.
+`protocol` is `scratch`, or `pretrain`, to predict the inputs themselves, and then `finetune`, from the parameters of
+the run that was pretrained, `run=` (Amos et al. 2024, https://arxiv.org/abs/2310.02980); what is taken from it, and
+what is not, is in `config.start`:
+
+    attnlab train --config=configs/long_range.py:task=imdb,protocol=pretrain --workdir=runs/first
+    attnlab train --config=configs/long_range.py:task=imdb,protocol=finetune,run=runs/first --workdir=runs/then
+
+Recipes that have a bidirectional form are trained in it, and pretrained on places that are hidden from them; others
+read from left to right and are pretrained to predict what follows. The task takes the mean over time of every model,
+under one head.
 """
 
 import dataclasses
+from typing import Any
 
 from ml_collections import ConfigDict
 
@@ -23,26 +32,31 @@ from attnlab.data.long_range.listops import ListOps
 from attnlab.data.long_range.pathfinder import Pathfinder
 from attnlab.data.long_range.prepared import Prepared
 from attnlab.data.long_range.source import Source
+from attnlab.errors import UserError
 from attnlab.evals.by_slice import BySlice
 from attnlab.evals.cadence import EveryNSteps
-from attnlab.models.heads import ClassificationHead, PairHead
-from attnlab.models.model import Classifier
+from attnlab.models.heads import ClassificationHead, LanguageHead, PairHead
+from attnlab.models.model import Classifier, LanguageModel
 from attnlab.models.stack import stack_spec
 from attnlab.nn.embed import Embedding, Projection
 from attnlab.nn.mlps import GatedMLP
-from attnlab.tasks.long_range import Classification
+from attnlab.tasks.long_range import Classification, Denoising
 from attnlab.train.optimizer import AdamW, Group, Groups
 from attnlab.train.partition import Axes
 from attnlab.train.report import Reporting
 from attnlab.train.schedule import Cosine
 from attnlab.train.setup import Saving
+from attnlab.train.start import FromRun
 from attnlab.train.step import Precision
 from attnlab.zoo import ZOO, Recipe
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """Data, the model for them, and how it is trained; `window` is for the mixers that have one."""
+    """Data, the model for them, and how it is trained.
+
+    `window` is for the mixers that have one; `hidden` is the share of places that are hidden in pretraining.
+    """
 
     data: Source
     length: int
@@ -57,6 +71,7 @@ class Run:
     warmup: float = 0.02
     window: int = 128
     examples: int = 20_000
+    hidden: float = 0.5
     activations: str = 'bfloat16'
 
 
@@ -70,7 +85,7 @@ SMOKE = {
     'listops': Run(
         Drawn(ListOps(shortest=40, longest=200, max_depth=5, max_arguments=5), train=20_000, held_out=1_000),
         length=200, steps=1_000, batch_size=32, peak_lr=2e-3, dim=64, depth=3, heads=4, warmup=0.1, window=32,
-        examples=1_000, activations='float32',
+        examples=1_000, activations='float32', hidden=0.1,
     ),
     'pathfinder': Run(
         Drawn(Pathfinder(size=16, contour=5, seed_distance=3, distractors=2, distractor_contour=2), train=20_000),
@@ -83,17 +98,23 @@ SMOKE = {
     ),
     'authorship': Run(
         Authorship(span=256), length=256, steps=600, batch_size=32, peak_lr=3e-3, dim=64, depth=2, heads=4, warmup=0.1,
-        window=32, examples=1_000, activations='float32',
+        window=32, examples=1_000, activations='float32', hidden=0.15,
     ),
 }  # fmt: skip
 
 FULL = {
     # 40, 32, 20, 200, 200 and 50 epochs.
     'listops': Run(
-        Prepared('listops'), length=2_000, steps=76_800, batch_size=50, peak_lr=1e-2, dim=128, depth=8, heads=4
+        Prepared('listops'), length=2_000, steps=76_800, batch_size=50, peak_lr=1e-2, dim=128, depth=8, heads=4,
+        hidden=0.1,
     ),
-    'imdb': Run(Prepared('imdb'), length=4_096, steps=50_000, batch_size=16, peak_lr=1e-2, dim=256, depth=6, heads=4),
-    'aan': Run(Prepared('aan'), length=8_000, steps=46_000, batch_size=64, peak_lr=1e-2, dim=256, depth=6, heads=4),
+    'imdb': Run(
+        Prepared('imdb'), length=4_096, steps=50_000, batch_size=16, peak_lr=1e-2, dim=256, depth=6, heads=4,
+        hidden=0.15,
+    ),
+    'aan': Run(
+        Prepared('aan'), length=8_000, steps=46_000, batch_size=64, peak_lr=1e-2, dim=256, depth=6, heads=4, hidden=0.15
+    ),
     'cifar10': Run(
         Prepared('cifar10'), length=1_024, steps=180_000, batch_size=50, peak_lr=1e-2, dim=512, depth=6, heads=8,
         dropout=0.1,
@@ -117,10 +138,14 @@ SIZES = {'smoke': SMOKE, 'full': FULL}
 
 def get_config(arg: str = '') -> ConfigDict:
     """The config of `task=...,zoo=...,size=...`."""
-    chosen = arguments(arg, task='listops', zoo='mha', size='full')
+    chosen = arguments(arg, task='listops', zoo='mha', size='full', protocol='scratch', run='')
+    if (chosen['protocol'] == 'finetune') != bool(chosen['run']):
+        raise UserError(
+            'protocol=finetune goes with run=WORKDIR, that of a run with protocol=pretrain; the others without'
+        )
+    protocol = choose(PROTOCOLS, 'protocol', chosen['protocol'])
     run = choose(choose(SIZES, 'size', chosen['size']), 'task', chosen['task'])
     recipe = choose(ZOO, 'zoo', chosen['zoo'])
-    kind = run.data.kind
     evaluated = max(1, run.steps // 10)
     config = ConfigDict(
         {
@@ -129,14 +154,7 @@ def get_config(arg: str = '') -> ConfigDict:
             'batch_size': run.batch_size,
             'accumulate': 1,
             'length': run.length,
-            'task': spec(Classification, data=run.data),
-            'model': spec(
-                Classifier,
-                dim=run.dim,
-                stack=_stack(recipe, run),
-                head=spec(ClassificationHead if kind.documents == 1 else PairHead, classes=kind.classes),
-                inputs=spec(Projection, features=1) if kind.vocab is None else spec(Embedding, scale=EMBEDDING),
-            ),
+            **protocol(recipe, run),
             'optimizer': spec(
                 AdamW,
                 peak_lr=run.peak_lr,
@@ -152,7 +170,31 @@ def get_config(arg: str = '') -> ConfigDict:
         },
         convert_dict=False,
     )
+    if chosen['run']:
+        config.start = spec(FromRun, run=chosen['run'])
     return config.lock()
+
+
+def _classification(recipe: Recipe, run: Run) -> dict[str, ConfigDict]:
+    """The labels, by a head of their own."""
+    kind = run.data.kind
+    head = spec(ClassificationHead if kind.documents == 1 else PairHead, classes=kind.classes)
+    return {'task': spec(Classification, data=run.data), 'model': spec(Classifier, head=head, **_trunk(recipe, run))}
+
+
+def _denoising(recipe: Recipe, run: Run) -> dict[str, ConfigDict]:
+    """The inputs themselves: hidden ones where the mixer sees to both sides, the next one where it does not."""
+    task = spec(Denoising, data=run.data, hidden=run.hidden if recipe.bidirectional else None)
+    return {'task': task, 'model': spec(LanguageModel, head=spec(LanguageHead), **_trunk(recipe, run))}
+
+
+PROTOCOLS = {'scratch': _classification, 'pretrain': _denoising, 'finetune': _classification}
+
+
+def _trunk(recipe: Recipe, run: Run) -> dict[str, Any]:
+    real = run.data.kind.vocab is None
+    inputs = spec(Projection, features=1) if real else spec(Embedding, scale=EMBEDDING)
+    return {'dim': run.dim, 'stack': _stack(recipe, run), 'inputs': inputs}
 
 
 def _stack(recipe: Recipe, run: Run) -> ConfigDict:

@@ -1,5 +1,6 @@
-"""One label for a long sequence, or for a pair of them."""
+"""One label for a long sequence, or for a pair of them; and the sequences themselves, to train on beforehand."""
 
+import abc
 import dataclasses
 import functools
 import pathlib
@@ -15,17 +16,19 @@ from attnlab.data.long_range.listops import ListOps
 from attnlab.data.long_range.rows import Chosen, Padded, blank
 from attnlab.data.long_range.source import Source
 from attnlab.errors import UserError
+from attnlab.losses import next_token_loss
 from attnlab.metrics import Average
-from attnlab.models.model import Classifier
+from attnlab.models.model import Classifier, LanguageModel
 from attnlab.tasks.task import Batch, Slice, context
 from attnlab.typing import DropoutKey, Sequence
 
+FEWEST = 8
+"""Examples of a difficulty below which it is no slice."""
+
 
 @dataclasses.dataclass(frozen=True)
-class Classification:
-    """Predict the label of a sequence, or of two that one encoder has read apart from each other.
-
-    A document is the mean of its last hidden states, padding left out, whatever the model; see `pooled`.
+class LongRange(abc.ABC):
+    """What is done with a data set of long sequences.
 
     Attributes:
       data: where the examples come from (see `attnlab.data.long_range`).
@@ -35,8 +38,8 @@ class Classification:
 
     @property
     def vocab(self) -> int:
-        """Number of tokens; of classes, where the inputs are real-valued."""
-        return self.data.kind.vocab or self.data.kind.classes
+        """Number of tokens; 1 where places hold real numbers."""
+        return self.data.kind.vocab or 1
 
     def source(self, split: str, length: int, tokens: int | None = None) -> Padded:
         """The examples of a split; to evaluate, those that make up the first `tokens` places, at least one."""
@@ -46,7 +49,7 @@ class Classification:
         return Padded(rows, self.data.kind, self._share(length))
 
     def slices(self, split: str, length: int, multiples: tuple[int, ...], count: int) -> dict[str, Slice]:
-        """The first `count` examples, `all`, and those of each difficulty; there are none of other lengths."""
+        """The first `count` examples, `all`, and those of each difficulty that has some; none are of other lengths."""
         del multiples
         rows = self.data.rows(split)
         count = min(count, len(rows))
@@ -56,7 +59,7 @@ class Classification:
             for least, bound in zip(bounds, (*bounds[1:], np.inf), strict=True):
                 title = f'{name}={least}' if bound == least + 1 else f'{name}>={least}'
                 chosen = tuple(np.flatnonzero((values >= least) & (values < bound)).tolist())
-                if 0 < len(chosen) < count:
+                if FEWEST <= len(chosen) < count:
                     found[title] = chosen
         kind = self.data.kind
         return {
@@ -76,6 +79,29 @@ class Classification:
         """Writes nothing: the config says it all."""
         del folder
 
+    @abc.abstractmethod
+    def measure(self, model: Any, batch: Batch, dropout_key: DropoutKey | None) -> dict[str, Average]:
+        """The metrics of one batch."""
+
+    def apart(self, batch: Batch) -> dict[str, jax.Array]:
+        """Tokens, segments and positions, with each of the documents that share a row in a row of its own."""
+        count = self.data.kind.documents
+        parts = {name: batch[name] for name in ('tokens', 'segments', 'positions')}
+        return {name: x.reshape(-1, x.shape[1] // count, *x.shape[2:]) for name, x in parts.items()}
+
+    def _share(self, length: int) -> int:
+        if length % self.data.kind.documents:
+            raise UserError(f'config.length is {length}; a pair of documents wants an even one')
+        return length
+
+
+@dataclasses.dataclass(frozen=True)
+class Classification(LongRange):
+    """Predict the label of a sequence, or of two that one encoder has read apart from each other.
+
+    A document is the mean of its last hidden states, padding left out, whatever the model; see `pooled`.
+    """
+
     def measure(self, model: Classifier, batch: Batch, dropout_key: DropoutKey | None) -> dict[str, Average]:
         """Loss in nats an example, and accuracy."""
         logits = self.logits(model, batch, dropout_key)
@@ -94,15 +120,52 @@ class Classification:
             raise UserError(
                 f'model.head is for {model.documents} document(s); an example of {type(self.data).__name__} has {count}'
             )
-        apart = {name: _apart(batch[name], count) for name in ('tokens', 'segments', 'positions')}
+        apart = self.apart(batch)
         hidden, _ = model.hidden(apart['tokens'], context(apart, dropout_key))
         documents = pooled(hidden, apart['segments'] > 0)
         return model.classify(*jnp.moveaxis(documents.reshape(-1, count, documents.shape[1]), 1, 0))
 
-    def _share(self, length: int) -> int:
-        if length % self.data.kind.documents:
-            raise UserError(f'config.length is {length}; a pair of documents wants an even one')
-        return length
+
+@dataclasses.dataclass(frozen=True)
+class Denoising(LongRange):
+    """Predict the inputs of a data set, its labels left aside, with a language model.
+
+    With `hidden=None` every place is predicted from those before it; otherwise that share of places, drawn anew at
+    every step, is replaced by id 0, or by the mean, and predicted from all the others. The loss is cross-entropy in
+    nats where places hold ids, and the absolute error, in standard deviations, where they hold numbers.
+
+    Amos, Berant and Gupta 2024, "Never Train from Scratch", https://arxiv.org/abs/2310.02980.
+
+    Attributes:
+      hidden: share of the places that are hidden; `None` to predict what follows.
+    """
+
+    hidden: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.hidden is not None and not 0.0 < self.hidden < 1.0:
+            raise UserError(f'hidden of Denoising is {self.hidden}; it wants a share between 0 and 1, or None')
+
+    def measure(self, model: LanguageModel, batch: Batch, dropout_key: DropoutKey | None) -> dict[str, Average]:
+        """Loss a predicted place; what is hidden in an evaluation is always the same."""
+        apart = self.apart(batch)
+        tokens, segments = apart['tokens'], apart['segments']
+        there = (segments > 0) & (jnp.repeat(batch['weights'], self.data.kind.documents) > 0)[:, None]
+        if self.hidden is None:
+            inputs, targets = tokens, jnp.roll(tokens, -1, axis=1)
+            predicted = there & (jnp.roll(segments, -1, axis=1) == segments)
+            predicted = predicted.at[:, -1].set(False)
+        else:
+            key, dropout_key = (jax.random.key(0), None) if dropout_key is None else jax.random.split(dropout_key)
+            predicted = there & jax.random.bernoulli(key, self.hidden, there.shape)
+            chosen = predicted.reshape(*predicted.shape, *(1,) * (tokens.ndim - 2))
+            inputs, targets = jnp.where(chosen, jnp.zeros_like(tokens), tokens), tokens
+        hidden, _ = model.hidden(inputs, context(apart | {'tokens': inputs}, dropout_key))
+        if self.data.kind.vocab is None:
+            losses = jnp.abs(model.logits(hidden) - targets)[:, :, 0]
+        else:
+            losses = next_token_loss(hidden, model.unembedding(), targets)
+        return {'loss': Average.of(losses, predicted.astype(jnp.float32))}
 
 
 def pooled(hidden: Sequence, where: Bool[Array, 'b t']) -> Float[Array, 'b d']:
@@ -110,11 +173,6 @@ def pooled(hidden: Sequence, where: Bool[Array, 'b t']) -> Float[Array, 'b d']:
     weights = where.astype(jnp.float32)
     total = jnp.einsum('b t d, b t -> b d', hidden.astype(jnp.float32), weights)
     return total / jnp.maximum(jnp.sum(weights, axis=1, keepdims=True), 1.0)
-
-
-def _apart(x: jax.Array, count: int) -> jax.Array:
-    """The documents that share a row, each in a row of its own."""
-    return x.reshape(x.shape[0] * count, x.shape[1] // count, *x.shape[2:])
 
 
 @functools.lru_cache(maxsize=16)

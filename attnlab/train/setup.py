@@ -20,6 +20,7 @@ from attnlab.tasks.task import Batch, Task
 from attnlab.train import partition
 from attnlab.train.optimizer import Rates
 from attnlab.train.report import Reporting
+from attnlab.train.start import FromRun
 from attnlab.train.state import TrainState, abstract_model, initialize, split
 from attnlab.train.step import Metrics, Precision, make_step
 
@@ -68,6 +69,7 @@ class Setup:
     reporting: Reporting
     mesh: Mesh
     make_model: Callable[[nnx.Rngs], nnx.Module]
+    start: FromRun | None = None
 
     @functools.cached_property
     def model(self) -> Any:
@@ -127,7 +129,8 @@ class Setup:
 
     def initialize(self) -> TrainState:
         """The state before the first step, each device making only its own shard."""
-        return self.initialization(self.scalars.seed)
+        state = self.initialization(self.scalars.seed)
+        return state if self.start is None else self.start.into(state, self.abstract)
 
     def sharing(self, other: 'Setup') -> 'Setup':
         """This setup with the compiled programs of another, whose config differs in `SCALARS` alone."""
@@ -158,6 +161,8 @@ class Setup:
 
     def load_data(self) -> None:
         """Loads what training and evaluating will read: what is wrong with it is said before anything is written."""
+        if self.start is not None:
+            self.start.check()
         self.task.source('train', self.length)
         for evaluator in self.evals:
             evaluator.load_data(self)
@@ -185,13 +190,15 @@ KEYS = frozenset(
 )
 """The top level of every run config."""
 
+OPTIONAL = frozenset({'start'})
+"""What it may have besides: where the parameters come from, if not from the seed."""
+
 
 def prepare(config: ConfigDict) -> Setup:
     """Builds a run config. Raises `UserError` naming the key that is missing, unknown or wrong."""
-    if set(config) != KEYS:
-        raise UserError(
-            f'a run config lacks {sorted(KEYS - set(config))} and has the unknown {sorted(set(config) - KEYS)}'
-        )
+    if set(config) - OPTIONAL != KEYS:
+        unknown = sorted(set(config) - KEYS - OPTIONAL)
+        raise UserError(f'a run config lacks {sorted(KEYS - set(config))} and has the unknown {unknown}')
     built = {name: build(value, f'config.{name}') for name, value in config.items()}
     for name in ('steps', 'batch_size', 'accumulate', 'length'):
         if type(built[name]) is not int or built[name] < 1:
@@ -206,4 +213,5 @@ def prepare(config: ConfigDict) -> Setup:
         reporting=built['report'],
         mesh=built['mesh'].make(),
         make_model=lambda rngs: built['model'](task.vocab, dtype=precision.activations, rngs=rngs),
+        start=built.get('start'),
     )

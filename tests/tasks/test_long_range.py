@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from attnlab.analysis.loading import load_run
+from attnlab.cli import main
 from attnlab.config import build, spec
 from attnlab.data.long_range.digits import Digits
 from attnlab.data.long_range.drawn import Drawn
@@ -17,11 +19,13 @@ from attnlab.evals.by_slice import BySlice
 from attnlab.evals.cadence import AtEnd
 from attnlab.models.block import Block
 from attnlab.models.heads import ClassificationHead, PairHead
-from attnlab.models.model import Classifier
+from attnlab.models.model import Classifier, LanguageModel
 from attnlab.models.stack import Stack
-from attnlab.tasks.long_range import Classification, pooled
+from attnlab.tasks.long_range import FEWEST, Classification, Denoising, pooled
 from attnlab.tasks.task import Sliced, Task, context
+from attnlab.train.optimizer import named_parameters
 from attnlab.train.setup import prepare
+from attnlab.train.start import FromRun
 from attnlab.zoo import ZOO
 from configs.long_range import get_config
 
@@ -141,19 +145,23 @@ def test_splits_and_slices():
     assert len(task.source('train', 48)) == 60 and len(task.source('valid', 48)) == 40
     assert len(task.source('valid', 48, tokens=96)) == 2 and len(task.source('valid', 48, tokens=1)) == 1
     slices = task.slices('test', 48, (1, 2), 30)
-    rows = [SHORT.rows('test')[index] for index in range(30)]
     assert len(slices['all'].source) == 30 and {part.length for part in slices.values()} == {48}
-    for depth in (1, 2, 3):
-        expected = [row['x'].tolist() for row in rows if row['depth'] == depth]
-        if expected:
-            part = slices[f'depth={depth}' if depth < 3 else 'depth>=3'].source
-            found = [part[index]['tokens'][part[index]['segments'] > 0].tolist() for index in range(len(part))]
-            assert found == expected
-    by_length = [part for name, part in slices.items() if name.startswith('length>=')]
-    assert len(by_length) > 1 and sum(len(part.source) for part in by_length) == 30
+    rows = [SHORT.rows('test')[index] for index in range(30)]
+    expected = {f'depth={depth}': [row for row in rows if row['depth'] == depth] for depth in (1, 2)}
+    expected['depth>=3'] = [row for row in rows if row['depth'] >= 3]
+    for least in (11, 18, 25, 32):
+        expected[f'length>={least}'] = [
+            row for row in rows if least <= len(row['x']) < least + 7 or len(row['x']) >= least == 32
+        ]
+    enough = {name: [row['x'].tolist() for row in part] for name, part in expected.items() if len(part) >= FEWEST}
+    parts = {name: part.source for name, part in slices.items() if name != 'all'}
+    assert len(enough) >= 2 and enough == {
+        name: [part[i]['tokens'][part[i]['segments'] > 0].tolist() for i in range(len(part))]
+        for name, part in parts.items()
+    }
     pytest.importorskip('sklearn')
     assert set(Classification(Digits()).slices('test', 64, (1,), 1000)) == {'all'}
-    assert Classification(Digits()).vocab == 10
+    assert Classification(Digits()).vocab == 1
 
 
 def classifier(**parts):
@@ -164,10 +172,17 @@ def classifier(**parts):
 def test_a_classifier_does_not_see_padding_and_knows_its_stages():
     model = classifier(head=spec(ClassificationHead, classes=10))
     task = Classification(SHORT)
-    short, long = (task.logits(model, batch_of(task.source('test', length), 3), None) for length in (48, 64))
+    logits = jax.jit(lambda batch: task.logits(model, batch, None))
+    short, long = (logits(batch_of(task.source('test', length), 3)) for length in (48, 64))
     np.testing.assert_allclose(short, long, rtol=1e-4, atol=1e-5)
-    batch = batch_of(task.source('test', 48), 3)
-    assert [stage.name for stage in model.stages(batch['tokens'], context(batch))][-2:] == ['norm', 'head']
+    batch, names = batch_of(task.source('test', 48), 3), []
+
+    def outputs(batch):
+        found = list(model.stages(batch['tokens'], context(batch)))
+        names.extend(stage.name for stage in found)
+        return [stage.value for stage in found]
+
+    assert jax.eval_shape(outputs, batch)[-1].shape == (3, 48, 10) and names[-2:] == ['norm', 'head']
     assert model.init_state(1, 8) == ()
     pair = classifier(head=spec(PairHead, classes=2))
     assert Classification(Pairs()).logits(
@@ -188,3 +203,115 @@ def test_a_run_is_evaluated_by_slices():
     assert 'all/accuracy' in found.numbers and any(name.startswith('depth') for name in found.numbers)
     counted = [len(part.source) for part in setup.task.slices('test', 48, (1,), 9).values()]
     assert counted[0] == 9 and not found.curves
+
+
+def test_what_follows_is_predicted_inside_documents_alone():
+    task = Denoising(Pairs())
+    batch = batch_of(task.source('train', 8), 3)
+    seen = []
+
+    class Follower(LanguageModel):
+        def __init__(self):
+            pass
+
+        def hidden(self, tokens, ctx, state=None):
+            seen.append(tokens)
+            return jax.nn.one_hot(tokens, 4) * 5.0, state
+
+        def unembedding(self):
+            return jnp.eye(4)
+
+    found = task.measure(Follower(), batch, None)['loss']
+    # Of documents of n tokens n - 1 are predicted: 0, 1 and 2 of the first ones, twice of each of the second ones.
+    assert float(found.count) == 0 + 1 + 2 + 3 * 2
+    assert float(found.mean()) == pytest.approx(math.log(1 + 3 * math.exp(-5)), rel=1e-5)
+    assert seen[0].shape == (6, 4)
+
+
+@pytest.mark.parametrize('key', [None, 0])
+def test_hidden_places_are_predicted_and_not_seen(key):
+    task = Denoising(SHORT, hidden=0.3)
+    batch = batch_of(task.source('train', 48), 16)
+    seen = []
+
+    class Blind(LanguageModel):
+        def __init__(self):
+            pass
+
+        def hidden(self, tokens, ctx, state=None):
+            seen.append(tokens)
+            return jnp.zeros((*tokens.shape, 2)), state
+
+        def unembedding(self):
+            return jnp.zeros((16, 2))
+
+    found = task.measure(Blind(), batch, None if key is None else jax.random.key(key))['loss']
+    hidden = (np.asarray(seen[0]) == 0) & (np.asarray(batch['segments']) > 0)
+    assert found.count == hidden.sum() and float(found.mean()) == pytest.approx(math.log(16), rel=1e-5)
+    assert abs(hidden.sum() / np.sum(batch['segments']) - 0.3) < 0.06
+    assert np.array_equal(np.where(hidden, batch['tokens'], seen[0]), batch['tokens'])
+    again = task.measure(Blind(), batch, None if key is None else jax.random.key(key + 1))['loss']
+    assert (key is None) == np.array_equal(seen[0], seen[1]) and again.count > 0
+    with pytest.raises(UserError, match=r'hidden of Denoising is 1\.0'):
+        Denoising(SHORT, hidden=1.0)
+
+
+def test_errors_of_numbers_are_absolute():
+    pytest.importorskip('sklearn')
+    task = Denoising(Digits(), hidden=0.5)
+    batch = batch_of(task.source('train', 64), 8)
+
+    class Mean(LanguageModel):
+        def __init__(self):
+            pass
+
+        def hidden(self, tokens, ctx, state=None):
+            self.seen = tokens
+            return tokens, state
+
+        def logits(self, hidden):
+            return jnp.zeros_like(hidden)
+
+    found = task.measure(Mean(), batch, jax.random.key(0))['loss']
+    assert 0.4 < float(found.count) / (8 * 64) < 0.6
+    assert 0.6 < float(found.mean()) < 1.2
+
+
+# ml_collections loads config files so.
+@pytest.mark.filterwarnings('ignore:the load_module:DeprecationWarning')
+def test_a_run_starts_from_the_parameters_of_another(tmp_path):
+    first = tmp_path / 'first'
+    tiny = [
+        '--config.model.dim=8', '--config.model.stack.depth=1', '--config.length=24', '--config.batch_size=8',
+        '--config.evals[0].examples=8', '--platform=cpu', '--compilation_cache=', '--config.task.data.train=16',
+        '--config.task.data.held_out=8', '--config.steps=2',
+    ]  # fmt: skip
+    where = 'configs/long_range.py:task=listops,zoo=mingru,size=smoke'
+    assert main(['train', f'--config={where},protocol=pretrain', f'--workdir={first}', *tiny]) == 0
+    config = get_config(f'task=listops,zoo=mingru,size=smoke,protocol=finetune,run={first}')
+    assert config.start.run == str(first) and config.start.leave == ('head/*',)
+    with config.unlocked():
+        config.update(length=24, batch_size=8, steps=2)
+        config.model.dim = 8
+        config.model.stack.depth = 1
+    setup = prepare(config)
+    before = named_parameters(load_run(first).params)
+    started = named_parameters(setup.initialize().params)
+    fresh = named_parameters(dataclasses.replace(setup, start=None).initialize().params)
+    for name, variable in started.items():
+        own = name.startswith('head/')
+        assert np.array_equal(variable[...], (fresh if own else before)[name][...])
+        assert own or name == 'norm/scale' or not np.array_equal(variable[...], fresh[name][...])
+    with pytest.raises(UserError, match=r'config.start.leave: no parameter matches .haed/'):
+        dataclasses.replace(setup, start=FromRun(str(first), leave=('haed/*',))).initialize()
+    with pytest.raises(UserError, match=r'holds no array params.head.linear'):
+        dataclasses.replace(setup, start=FromRun(str(first), leave=())).initialize()
+    for start, wanted in (
+        (FromRun(str(tmp_path)), 'checkpoint'),
+        (FromRun(str(first), step=7), 'checkpoint of step 7'),
+    ):
+        with pytest.raises(UserError, match=f'config.start.run is {start.run}, which has no {wanted}'):
+            dataclasses.replace(setup, start=start).load_data()
+    for argument in ('protocol=finetune', f'protocol=scratch,run={first}'):
+        with pytest.raises(UserError, match='protocol=finetune goes with run=WORKDIR'):
+            get_config(argument)

@@ -1,0 +1,77 @@
+"""Starting a run from the parameters of another one."""
+
+import dataclasses
+import fnmatch
+import pathlib
+import sys
+from typing import Any
+
+import jax
+
+from attnlab.errors import UserError, nearest
+from attnlab.train.checkpoint import Checkpoints
+from attnlab.train.optimizer import named_parameters
+from attnlab.train.state import TrainState
+
+PARAMS = 'params.'
+"""What the names of parameters in a checkpoint begin with."""
+
+
+@dataclasses.dataclass(frozen=True)
+class FromRun:
+    """The parameters of another run, in place of those drawn from the seed; the optimiser starts afresh.
+
+    Attributes:
+      run: the work directory of that run, which stays as it is.
+      leave: paths of parameters that are drawn all the same, such as `head/*`; `*` also crosses `/`.
+      step: which checkpoint; `None` for the newest.
+    """
+
+    run: str
+    leave: tuple[str, ...] = ('head/*',)
+    step: int | None = None
+
+    def check(self) -> None:
+        """Raises `UserError` where there is no such checkpoint."""
+        steps = [path.name for path in self._folder.glob('*') if path.name.isdecimal()]
+        if not steps or (self.step is not None and str(self.step) not in steps):
+            wanted = 'checkpoint' if self.step is None else f'checkpoint of step {self.step}'
+            raise UserError(f'config.start.run is {self.run}, which has no {wanted}')
+
+    def into(self, state: TrainState, abstract: TrainState) -> TrainState:
+        """Replaces the parameters of `state`, `abstract` being its shapes and shardings, by those of the run.
+
+        Raises `UserError` for a pattern that matches nothing, and for a parameter that the run lacks or has in another
+        shape, naming it.
+        """
+        named = _named(abstract)
+        paths = dict(zip(named, named_parameters(abstract.params), strict=True))
+        for pattern in self.leave:
+            if not fnmatch.filter(paths.values(), pattern):
+                raise UserError(
+                    f'config.start.leave: no parameter matches {pattern!r}{nearest(pattern, paths.values())}'
+                )
+        taken = {
+            name: leaf
+            for name, leaf in named.items()
+            if not any(fnmatch.fnmatchcase(paths[name], pattern) for pattern in self.leave)
+        }
+        checkpoints = Checkpoints(self._folder, notify=lambda line: print(line, file=sys.stderr))
+        try:
+            found = checkpoints.restore_latest(taken) if self.step is None else checkpoints.restore(self.step, taken)
+        finally:
+            checkpoints.close()
+        if found is None:
+            raise UserError(f'config.start.run is {self.run}, which has no checkpoint')
+        leaves = (_named(state) | found[0]).values()
+        return dataclasses.replace(state, params=jax.tree.unflatten(jax.tree.structure(state.params), leaves))
+
+    @property
+    def _folder(self) -> pathlib.Path:
+        return pathlib.Path(self.run).expanduser() / 'checkpoints'
+
+
+def _named(state: TrainState) -> dict[str, Any]:
+    """The parameters by their names in a checkpoint."""
+    leaves = jax.tree.leaves_with_path(state.params)
+    return {PARAMS + jax.tree_util.keystr(path, simple=True, separator='.'): leaf for path, leaf in leaves}
