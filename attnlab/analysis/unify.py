@@ -30,10 +30,11 @@ CUT = 1e-10
 def unified(model: LanguageModel, tokens: Tokens, *, layers: int = 4, begin: int = 0) -> LanguageModel:
     """Returns a copy of the model whose layers from `begin` on share attention weights in groups of `layers`.
 
-    Parameters are the model's; dropout is left out. The compensation of a layer that follows is fitted, one layer after the other, those
-    before it fitted already: `W_c = pinv(X) (R - R')`, `X` its normed input, `R` and `R'` the residual streams after
-    attention of the model as it was and as it is, each averaged over the rows of `tokens` and kept for every position.
-    With more channels than positions the streams then agree exactly, on average; else in the sense of least squares.
+    Parameters are the model's; dropout is left out. The compensation of a layer that follows is fitted, one layer after
+    the other, those before it fitted already: `W_c = pinv(X) (R - R')`, `X` its normed input, `R` and `R'` the residual
+    streams after attention of the model as it was and as it is, each averaged over the rows of `tokens` and kept for
+    every position. With more channels than positions the streams then agree exactly, on average; else in the sense of
+    least squares.
 
     Raises `UserError` for layers that are not softmax attention as `UnifiedBlocks` knows it.
     """
