@@ -227,6 +227,12 @@ def confidence(values: Sequence[float]) -> tuple[float, float]:
     return float(np.mean(values)), half
 
 
+def plus_minus(values: Sequence[float], digits: int) -> str:
+    """`mean ± half` of the 95 % confidence interval; the mean alone where there is no interval."""
+    mean, half = confidence(values)
+    return f'{mean:.{digits}f}' + (f' ± {half:.{digits}f}' if half == half else '')
+
+
 def panels(columns: int, *, rows: int = 1, width: float = 4.2, height: float = 3.4) -> tuple[Figure, list[Any]]:
     """A figure of panels side by side, and their axes in reading order."""
     figure = Figure(figsize=(width * columns, height * rows), layout='constrained')

@@ -17,11 +17,11 @@ def figure(rows):
     places = range(len(rows))
     for axis, (name, title) in zip(axes, NUMBERS.items(), strict=False):
         axis.barh(places, [row[name] for row in rows], color='C0', height=0.7)
-        axis.set(title=title, xlim=(0, max(1e-3, 1.05 * max(row[name] for row in rows))))
+        axis.set(title=title, xlim=(0, max(0.1, 1.05 * max(row[name] for row in rows))))
     for bits, color in ((8, 'C2'), (6, 'C1'), (4, 'C3')):
         added = [row['loss_by_bits'][str(bits)] - row['loss_by_bits']['32'] for row in rows]
         axes[-1].plot(added, places, 'o', color=color, label=f'{bits} bits')
-    axes[-1].set(title='nats added by rounding', xscale='symlog')
+    axes[-1].set(title='nats added by rounding')
     axes[-1].set_xscale('symlog', linthresh=0.01)
     axes[-1].legend(frameon=False, loc='upper left', bbox_to_anchor=(1, 1))
     for axis in axes:

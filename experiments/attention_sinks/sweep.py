@@ -17,7 +17,7 @@ MAPS = ('mha', 'softpick', 'clipped_softmax', 'gated_attention', 'learned_sink',
 
 
 def runs(size):
-    """A run a map: two layers of 64 channels for 800 steps, or the 125m size of `configs/language.py`."""
+    """A run a map: two layers of 64 channels for 500 steps, or the 125m size of `configs/language.py`."""
     return [Run(name, config(name, size)) for name in MAPS]
 
 
@@ -26,7 +26,7 @@ def config(name, size):
     found = config_of(CONFIG, f'zoo={name},size={"tiny" if size == "cpu" else "125m"}')
     with found.unlocked():
         if size == 'cpu':
-            found.update(steps=800, batch_size=8, length=256)
+            found.update(steps=500, batch_size=8, length=256)
             found.model.dim = 64
             found.model.stack.depth = 2
         mixer = found.model.stack.blocks[0].mixer

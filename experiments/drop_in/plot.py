@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from attnlab.analysis.experiment import confidence, panels
+from attnlab.analysis.experiment import confidence, panels, plus_minus
 
 SOFTMAX = 'mha'
 
@@ -39,12 +39,11 @@ def by_map(rows):
 
 
 def _line(name, seeds):
-    mean, half = confidence([seed['loss'] for seed in seeds])
     speed = np.median([seed['tokens_per_second'] for seed in seeds])
     state = next(iter(seeds[0]['state_bytes_per_sequence'].values()))
     return [
         name,
-        f'{mean:.4f} ± {half:.4f}',
+        plus_minus([seed['loss'] for seed in seeds], 4),
         f'{len(seeds)}',
         f'{speed:,.0f}',
         f'{state:,}',

@@ -18,7 +18,7 @@ SEEDS = 3
 
 
 def runs(size):
-    """A run a map and seed: two layers of 64 channels for 120 steps, or the 10m size of `configs/language.py`."""
+    """A run a map and seed: two layers of 64 channels for 80 steps, or the 10m size of `configs/language.py`."""
     return [Run(f'{name}-{seed}', config(name, size, seed)) for name in MAPS for seed in range(SEEDS)]
 
 
@@ -28,7 +28,7 @@ def config(name, size, seed):
     with found.unlocked():
         found.seed = seed
         if size == 'cpu':
-            found.update(steps=120, batch_size=16, length=128)
+            found.update(steps=80, batch_size=16, length=128)
             found.model.dim = 64
             found.model.stack.depth = 2
         mixer = found.model.stack.blocks[0].mixer

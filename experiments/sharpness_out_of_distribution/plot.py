@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from attnlab.analysis.experiment import confidence, panels
+from attnlab.analysis.experiment import panels, plus_minus
 
 TRAINED = 16
 ADAPTIVE = 'adaptive temperature'
@@ -18,7 +18,7 @@ def figure(rows):
             values = np.array([list(seed[metric].values()) for seed in seeds])
             axis.plot(items, values.mean(axis=0), dashed, marker='o', ms=3, label=name)
             axis.fill_between(items, values.min(axis=0), values.max(axis=0), alpha=0.12, lw=0)
-    for axis, label in zip(axes, ('accuracy', 'share of the weights on the largest item'), strict=True):
+    for axis, label in zip(axes, ('accuracy', 'share of weights on the largest'), strict=True):
         axis.axvline(TRAINED, color='0.6', lw=1, ls=':')
         axis.set_xscale('log', base=2)
         axis.set(xlabel='items (dotted: the most trained on)', ylabel=label, ylim=(0, 1.02))
@@ -31,18 +31,14 @@ def table(rows):
     found = curves(rows)
     items = list(next(iter(found.values()))[0]['accuracy'])
     heading = ['accuracy at items', *items, f'share at {items[1]}', f'share at {items[-1]}']
-    lines = {
-        name: [confidence([seed['accuracy'][n] for seed in seeds]) for n in items] for name, seeds in found.items()
-    }
-    ordered = sorted(lines, key=lambda name: -lines[name][-1][0])
-    shares = {
-        name: [f'{np.mean([seed["share"][n] for seed in found[name]]):.3f}' for n in (items[1], items[-1])]
-        for name in found
-    }
-    return [
-        heading,
-        *([name, *(f'{m:.3f} ± {half:.3f}' for m, half in lines[name]), *shares[name]] for name in ordered),
-    ]
+    ordered = sorted(found, key=lambda name: -np.mean([seed['accuracy'][items[-1]] for seed in found[name]]))
+    return [heading, *(_line(name, found[name], items) for name in ordered)]
+
+
+def _line(name, seeds, items):
+    accuracies = [plus_minus([seed['accuracy'][count] for seed in seeds], 3) for count in items]
+    shares = [f'{np.mean([seed["share"][count] for seed in seeds]):.3f}' for count in (items[1], items[-1])]
+    return [name, *accuracies, *shares]
 
 
 def curves(rows):

@@ -51,7 +51,7 @@ def config(label, size, seed):
         if label == 'ssmax':
             block.mixer.temperature.length = TRAINED
         if size == 'cpu':
-            found.update(steps=2000, batch_size=128)
+            found.update(steps=1000)
         found.evals = (spec(BySlice, cadence=spec(AtEnd), multiples=(1,)),)
         found.checkpoint.every = found.steps
         found.report.every = found.steps // 20
