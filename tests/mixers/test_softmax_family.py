@@ -85,6 +85,17 @@ def test_entmax_by_hand(alpha, expected):
     assert not hidden.any()
 
 
+def test_entmax_is_a_softmax_as_alpha_nears_one():
+    with jax.enable_x64(True):
+        scores = jnp.asarray(SCORES)[None, None, None]
+        expected = jax.nn.softmax(scores)
+        near, nearer = (
+            np.abs(entmax(scores, jnp.array([alpha]), scores < 9) - expected).max() for alpha in (1.01, 1.001)
+        )
+    # The difference is of first order in alpha - 1.
+    assert nearer < 2e-3 and 8 < near / nearer < 12
+
+
 def test_gradients_of_entmax_are_differences():
     with jax.enable_x64(True):
         scores = jnp.asarray(np.random.default_rng(0).standard_normal((1, 3, 4, 6)))
