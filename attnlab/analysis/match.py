@@ -48,7 +48,7 @@ def measure(text: str) -> Measure:
     """
     name, at, length = text.partition('@')
     if name == 'state_bytes' and at and length.isdecimal() and int(length) > 0:
-        return functools.partial(state_bytes, length=int(length))
+        return lambda setup: float(state_bytes(setup, int(length)))
     if text in MEASURES:
         return MEASURES[text]
     raise UserError(f'--by is {text!r}{nearest(text, [*MEASURES, "state_bytes@8192"])}')

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from attnlab import config as configs
-from attnlab.analysis.match import measure, unmatched
+from attnlab.analysis.match import MEASURES, measure, unmatched
 from attnlab.analysis.report.summary import Interval, area, best, bootstrap, mean, top_quarter
 from attnlab.errors import UserError
 from attnlab.sweep.study import Study, open_study
@@ -138,7 +138,7 @@ def _row(name: str, study: Study, by: str, storage: str | None) -> Row:
     return Row(
         name=name,
         size=measure(by)(setup),
-        flops=measure('train_flops')(setup) * tokens * study.sweep.trials,
+        flops=MEASURES['train_flops'](setup) * tokens * study.sweep.trials,
         points=tuple(_point(study, trial) for trial in study.trials() if trial.state.is_finished()),
         goal=study.sweep.goal,
         confirmed=_confirmed(study, storage),
