@@ -13,7 +13,7 @@ from attnlab.train import devices
 EXPERIMENTS = pathlib.Path(__file__).resolve().parents[1] / 'experiments'
 
 parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument('name', nargs='?', default='')
+parser.add_argument('name', nargs='?', default='NAME', help='a folder of experiments')
 parser.add_argument('--size', default='cpu', help='cpu or full')
 parser.add_argument('--workdirs', default='runs/experiments', type=pathlib.Path, help='where the runs are kept')
 chosen = parser.parse_args()
