@@ -36,7 +36,7 @@ from attnlab.errors import UserError
 from attnlab.evals.by_slice import BySlice
 from attnlab.evals.cadence import EveryNSteps
 from attnlab.models.heads import ClassificationHead, LanguageHead, PairHead
-from attnlab.models.model import Classifier, LanguageModel
+from attnlab.models.model import Classifier, Encoder, LanguageModel
 from attnlab.models.stack import stack_spec
 from attnlab.nn.embed import Embedding, Projection
 from attnlab.nn.mlps import GatedMLP
@@ -185,7 +185,8 @@ def _classification(recipe: Recipe, run: Run) -> dict[str, ConfigDict]:
 def _denoising(recipe: Recipe, run: Run) -> dict[str, ConfigDict]:
     """The inputs themselves: hidden ones where the mixer sees to both sides, the next one where it does not."""
     task = spec(Denoising, data=run.data, hidden=run.hidden if recipe.bidirectional else None)
-    return {'task': task, 'model': spec(LanguageModel, head=spec(LanguageHead), **_trunk(recipe, run))}
+    model = Encoder if recipe.bidirectional else LanguageModel
+    return {'task': task, 'model': spec(model, head=spec(LanguageHead), **_trunk(recipe, run))}
 
 
 PROTOCOLS = {'scratch': _classification, 'pretrain': _denoising, 'finetune': _classification}

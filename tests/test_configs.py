@@ -103,12 +103,13 @@ def test_every_task_has_every_size():
 
 @zoo
 def test_long_range_by_any_recipe(name):
-    config = long_range.get_config(f'zoo={name},size=smoke')
-    with config.unlocked():
-        config.length = 32
-    setup = prepared(config)
-    setup.trace()
-    assert state_bytes(setup, 32) == 0
+    for protocol in ('scratch', 'pretrain'):
+        config = long_range.get_config(f'zoo={name},size=smoke,protocol={protocol}')
+        with config.unlocked():
+            config.length = 32
+        setup = prepared(config)
+        setup.trace()
+        assert (state_bytes(setup, 32) == 0) == (protocol == 'scratch' or ZOO[name].bidirectional)
 
 
 LONG_RANGE = [f'task={name},size={size}' for size, runs in long_range.SIZES.items() for name in runs]

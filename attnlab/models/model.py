@@ -90,10 +90,19 @@ class LanguageModel(nnx.Module):
         yield Stage('head', self.logits(x))
 
 
-class Classifier(LanguageModel):
+class Encoder(LanguageModel):
+    """The same model where tokens see to both sides: it reads documents whole, and has no state to hand on."""
+
+    def init_state(self, batch: int, length: int) -> State:
+        """Nothing."""
+        del batch, length
+        return ()
+
+
+class Classifier(Encoder):
     """Documents to classes: the same trunk under a head that is given one vector a document.
 
-    Which vector that is, the task decides. A classifier sees its documents whole and has no state to hand on.
+    Which vector that is, the task decides.
 
     Args:
       vocab: number of tokens; not used where the inputs are real-valued.
@@ -131,8 +140,3 @@ class Classifier(LanguageModel):
     def logits(self, hidden: Sequence) -> Logits:
         """Scores of the classes were each place all there is of a document; for finding where one went wrong."""
         return self.head(*[hidden] * self.documents).astype(jnp.float32)
-
-    def init_state(self, batch: int, length: int) -> State:
-        """Nothing."""
-        del batch, length
-        return ()

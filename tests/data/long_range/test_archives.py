@@ -1,10 +1,13 @@
 """Data sets converted from small archives of the true format, which the tests make."""
 
+import functools
 import gzip
 import hashlib
+import http.server
 import io
 import pathlib
 import tarfile
+import threading
 import wave
 
 import numpy as np
@@ -18,6 +21,8 @@ from attnlab.data.long_range.prepared import Prepared
 from attnlab.data.long_range.rows import Padded
 from attnlab.data.long_range.speech import WORDS
 from attnlab.errors import UserError
+
+from ..test_tfds import Cloud
 
 tfds = pytest.importorskip('tensorflow_datasets')
 
@@ -248,3 +253,52 @@ def test_the_checksums_are_those_of_the_catalogue():
     known = {line[0]: (int(line[1]), line[2]) for line in lines}
     for name, builder in ARCHIVES.items():
         assert known[ADDRESSES[name]] == (builder.size, builder.sha256)
+
+
+@pytest.fixture
+def served(monkeypatch):
+    """Serves objects by name over HTTP, in the place of the official servers."""
+    objects, log = {}, []
+    server = http.server.ThreadingHTTPServer(('127.0.0.1', 0), functools.partial(Cloud, objects, log))
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    address = f'http://127.0.0.1:{server.server_address[1]}'
+    monkeypatch.setattr(builders.ImdbBuilder, 'url', f'{address}/any/aclImdb_v1.tar.gz')
+    monkeypatch.setattr(builders.AanBuilder, 'storage', address)
+    yield objects, log
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+REVIEWS = {'aclImdb/train/pos/0_9.txt': b'good', 'aclImdb/test/neg/0_1.txt': b'bad'}
+
+
+def test_a_download_over_http(tmp_path, monkeypatch, served):
+    objects, log = served
+    objects['aclImdb_v1.tar.gz'] = archive(REVIEWS)
+    expect(monkeypatch, 'imdb', objects['aclImdb_v1.tar.gz'])
+    prepare('imdb', tmp_path, 1, silent)
+    assert contents(Prepared('imdb', str(tmp_path)), 'train') == [(b'good', 1)]
+    assert log == ['/any/aclImdb_v1.tar.gz']
+
+
+def test_a_download_that_is_another_file_is_refused(tmp_path, monkeypatch, served):
+    objects, _ = served
+    expect(monkeypatch, 'imdb', archive(REVIEWS))
+    objects['aclImdb_v1.tar.gz'] = archive(REVIEWS | {'aclImdb/train/neg/1_1.txt': b'slipped in'})
+    with pytest.raises(UserError, match=r'aclImdb_v1.tar.gz is not the file of http.*: it has \d+ bytes, sha256'):
+        prepare('imdb', tmp_path, 1, silent)
+    assert not list((tmp_path / 'imdb').glob('*/dataset_info.json'))
+
+
+def test_the_archive_of_the_arena_is_checked_against_its_listing(tmp_path, monkeypatch, served):
+    objects, _ = served
+    lines = b'1\ta\tb\tc\td\n'
+    objects['lra_release.gz'] = archive({f'd/new_aan_pairs.{split}.tsv': lines for split in ('train', 'eval', 'test')})
+    prepare('aan', tmp_path / 'right', 1, silent)
+    assert contents(Prepared('aan', str(tmp_path / 'right')), 'valid') == [(b'c', 1)]
+    listing = Cloud.listing
+    monkeypatch.setattr(Cloud, 'listing', lambda self, query: listing(self, query).replace(b'"size": "', b'"size": "1'))
+    with pytest.raises(UserError, match=r'lra_release.gz is not the file of .*: it has \d+ bytes, md5 '):
+        prepare('aan', tmp_path / 'wrong', 1, silent)
