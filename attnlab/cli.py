@@ -19,6 +19,7 @@ usage: attnlab COMMAND [--flag=value ...]
   sweep status --study=DIR [--watch]               what runs, is done, failed and why; the best so far; the time left
   match     --config=FILE.py[:ARG] --by=MEASURE    configs of several recipes that agree in size
   compare   STUDY...                               studies side by side, with intervals; says what is unequal
+  report    STUDY... --out=DIR                     the same as one HTML page with figures, and as CSV
   eval      --workdir=RUN [--step=N]               every metric, by position too, at 1x to 8x the length
   analyse   --workdir=RUN [--step=N]               sinks, sparsity and outliers by layer; the loss with few bits
   generate  --workdir=RUN --prompt=TEXT            text from a trained model
@@ -193,25 +194,38 @@ def match(argv: list[str]) -> int:
 
 def compare(argv: list[str]) -> int:
     """`attnlab compare`."""
+    return _compared(argv, 'compare', None)
+
+
+def report(argv: list[str]) -> int:
+    """`attnlab report`."""
+    return _compared(argv, 'report', 'report')
+
+
+def _compared(argv: list[str], command: str, out: str | None) -> int:
+    """Compares studies: prints the table or, with somewhere to write to, makes the page."""
     values = flags.FlagValues()
+    if out is not None:
+        flags.DEFINE_string('out', out, 'Where the page is written.', flag_values=values)
     flags.DEFINE_string('by', 'params', 'What the models should agree in, as for match.', flag_values=values)
     flags.DEFINE_float('tolerance', 0.01, 'By how much, as a share.', lower_bound=0.0, flag_values=values)
     flags.DEFINE_bool('strict', False, 'Refuse to compare what is not matched.', flag_values=values)
     flags.DEFINE_string('storage', None, 'The database of the studies, if they are in one.', flag_values=values)
     _define_platform(values)
     studies = [word for word in argv if not word.startswith('-')]
-    if not _parsed(values, [word for word in argv if word.startswith('-')], 'compare STUDY...'):
+    if not _parsed(values, [word for word in argv if word.startswith('-')], f'{command} STUDY...'):
         return 0
     if not studies:
-        raise UserError('usage: attnlab compare STUDY... [--flag=value ...]')
+        raise UserError(f'usage: attnlab {command} STUDY... [--flag=value ...]')
     _start_platform(values)
     from rich.console import Console
 
-    from attnlab.analysis.report.comparison import compare as compared
-    from attnlab.analysis.report.comparison import print_comparison
+    from attnlab.analysis.report import comparison, page
 
-    found = compared([pathlib.Path(study) for study in studies], values.by, values.tolerance, values.storage)
-    print_comparison(found, Console(), strict=values.strict)
+    found = comparison.compare([pathlib.Path(study) for study in studies], values.by, values.tolerance, values.storage)
+    comparison.print_comparison(found, Console(), strict=values.strict)
+    if out is not None:
+        page.write_report(found, _required(values, 'out'), Console())
     return 0
 
 
@@ -354,6 +368,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     'sweep': sweep,
     'match': match,
     'compare': compare,
+    'report': report,
     'eval': evaluate,
     'analyse': analyse,
     'generate': generate,

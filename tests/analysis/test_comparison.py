@@ -1,6 +1,8 @@
 """Statistics against hand-computed values; heads of tables of studies that are matched and of such that are not."""
 
+import csv
 import math
+import re
 
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ from rich.console import Console
 
 from attnlab.analysis.report import comparison as comparisons
 from attnlab.analysis.report.comparison import Comparison, Point, Row, compare, print_comparison
+from attnlab.analysis.report.page import write_report
 from attnlab.analysis.report.summary import Interval, area, best, bootstrap, mean, top_quarter
 from attnlab.configuration import config_of
 from attnlab.errors import UserError
@@ -107,3 +110,27 @@ def test_an_unfinished_study_is_said_to_be_one(tmp_path, monkeypatch):
     create_study(tmp_path / 'begun', config_of(tiny.LANGUAGE.parent / 'sweeps' / 'language.py', 'zoo=mingru'))
     found = compare([tmp_path / 'begun'], 'params', 0.01)
     assert isinstance(found, Comparison) and 'begun is not finished' in found.head
+
+
+def test_a_report_needs_nothing_else_and_is_the_same_twice(tmp_path):
+    points = tuple(Point(10.0**-n, n % 2, 'done', 2.0 + n) for n in range(4))
+    rows = (
+        Row('a & b', 100.0, 1e12, points, 'min', (1.0, 1.5)),
+        Row('c', 101.0, 1e12, (*points[:3], Point(1.0, 1, 'failed', None)), 'min', ()),
+    )
+    found = Comparison('valid/loss', 'params', 0.01, rows, ('c is not finished',))
+    for name in ('one', 'two'):
+        write_report(found, tmp_path / name, Console(quiet=True))
+    names = sorted(path.name for path in (tmp_path / 'one').iterdir())
+    assert names == ['index.html', 'studies.csv', 'trials.csv']
+    for name in names:
+        assert (tmp_path / 'one' / name).read_bytes() == (tmp_path / 'two' / name).read_bytes()
+    page = (tmp_path / 'one' / 'index.html').read_text()
+    assert page.count('<svg') == 3 and 'a &amp; b' in page and 'NOT MATCHED: c is not finished' in page
+    assert not re.search(r'(src|href)="(?!#)', page) and '<script' not in page and 'url(http' not in page
+    with (tmp_path / 'one' / 'trials.csv').open() as file:
+        lines = list(csv.DictReader(file))
+    assert len(lines) == 8 and lines[7]['value'] == '' and lines[1]['learning_rate'] == '0.1'
+    with (tmp_path / 'one' / 'studies.csv').open() as file:
+        first, second = csv.DictReader(file)
+    assert float(first['best']) == 2.0 and float(first['confirmed']) == 1.25 and second['confirmed'] == ''
