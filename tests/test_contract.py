@@ -70,10 +70,12 @@ QUICK = ('gradients', 'no look-ahead', 'streaming', 'packing', 'bidirectional')
 """The checks that every recipe has to pass every time; the others are nightly but for the first recipe of a class."""
 
 FIRST = {recipe.pattern[0].target: name for name, recipe in reversed(ZOO.items())}
+DEAR = ('nsa', 'third_order', 'third_order_taylor', 'uniattn', 'aero')
+"""Those that take many times as long to compile as others: nightly too."""
 
 
 def marks(name: str, recipe: Recipe, what: str) -> tuple[pytest.MarkDecorator, ...]:
-    first = FIRST[recipe.pattern[0].target] == name
+    first = FIRST[recipe.pattern[0].target] == name and name not in DEAR
     return () if first or what in QUICK[: 4 if recipe.causal else 5] else (pytest.mark.slow,)
 
 
