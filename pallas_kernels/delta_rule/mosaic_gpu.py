@@ -6,8 +6,8 @@ kernels of `linear_attention.mosaic_gpu_weights`. `_sweep` then runs over the ch
 down the state at each and the values that its steps write; these are read as in `linear_attention`.
 
 Kept for the backward pass are the arguments alone. It sweeps once more for the states, `t / 64 * k * v` numbers a head
-in the 16-bit type that products want, and from the last chunk to the first for their gradients; with both at hand, the
-gradients of a chunk are those that JAX finds of what it does, all chunks at once.
+in the 16-bit type that products want, and the values; from the last chunk to the first for the gradients of both. The
+gradients of what a chunk does by itself are products of these, 16-bit too, and the rest of them is JAX's.
 
 Decays are put on numbers before they are rounded for a product: in float16 what decays below 6e-8 is zero there, and a
 state above 65504 overflows.
@@ -90,15 +90,21 @@ class Documents(NamedTuple):
 
 
 class Solved(NamedTuple):
-    """What chunks do once their inverse is known.
+    """What chunks do once their inverse is known, in the type of q but for the factor.
 
     Attributes:
-      does: their weights.
-      written: the values they would write on an empty state, `... c v`.
-      erases: what these lack for each number of the state before, `... c k`.
+      among: what a step reads for its query of what a step writes, `b h l c c`.
+      q: what queries read of the state before the chunk, `b h l c k`.
+      writes: the keys under which values are in the state after the chunk, `b h l c k`.
+      factor: what the state before the chunk counts in it, `b h l 1 k` or `b h l 1 1`, float32.
+      written: the values that steps would write on an empty state, `b h l c v`.
+      erases: what these lack for each number of the state before, `b h l c k`.
     """
 
-    does: Weights
+    among: jax.Array
+    q: jax.Array
+    writes: jax.Array
+    factor: jax.Array
     written: jax.Array
     erases: jax.Array
 
@@ -106,11 +112,10 @@ class Solved(NamedTuple):
 def _solve(here: Target, documents: Documents, steps: Steps) -> Solved:
     does = _weights(here, documents, steps)
     solved = inverse(does.erased, here.platform)
-    return Solved(
-        does=does,
-        written=multiply(solved, steps.beta * _of_heads(steps, steps.v), 'nn', _FORM),
-        erases=multiply(solved, steps.beta * does.k, 'nn', _FORM),
-    )
+    written = multiply(solved, steps.beta * _of_heads(steps, steps.v), 'nn', _FORM)
+    erases = multiply(solved, steps.beta * does.k, 'nn', _FORM)
+    found = Solved(does.among, does.q, does.writes, does.factor, written, erases)
+    return jax.tree.map(lambda array: array.astype(steps.q.dtype), found)._replace(factor=does.factor)
 
 
 def _weights(here: Target, documents: Documents, steps: Steps) -> Weights:
@@ -136,21 +141,13 @@ def _of_heads(steps: Steps, array: jax.Array) -> jax.Array:
     return _cut(jnp.repeat(array.astype(jnp.float32), h // array.shape[1], axis=1))
 
 
-def _outputs(state: jax.Array, scale: float, solved: Solved) -> tuple[jax.Array, jax.Array]:
-    """What the steps of all chunks read, given the states before them, `b h l k v`, and the states after them."""
-    does, written, erases = solved
-    values = written - multiply(erases, state, 'nn', _FORM)
-    o = multiply(does.q, state, 'nn', _FORM) + multiply(does.among, values, 'nn', _FORM)
-    return scale * o, does.factor.swapaxes(-1, -2) * state + multiply(does.writes, values, 'tn', _FORM)
-
-
 def _forward(here: Target, arrays: vjp.Arrays, scale: float, keep: bool) -> tuple[vjp.Outputs, None]:
     steps, documents = _inputs(arrays)
     steps = steps._replace(q=(scale * steps.q.astype(jnp.float32)).astype(steps.q.dtype))
     solved = _solve(here, documents, steps)
     states, values, final = _forward_sweep(here, arrays, solved)
     if arrays.log_decay is not None and arrays.log_decay.shape[3] > 1:
-        among, q = (_join(array, values.dtype) for array in (solved.does.among, solved.does.q))
+        among, q = _join(solved.among), _join(solved.q)
         o = linear.read_weighed(here, linear.FORWARD, among, values, q, states, values.dtype)
     else:
         o = linear.read(here, linear.FORWARD, steps.q, steps.k, values, states, documents.rows, values.dtype)
@@ -161,25 +158,36 @@ def _forward(here: Target, arrays: vjp.Arrays, scale: float, keep: bool) -> tupl
 def _backward(here: Target, arrays: vjp.Arrays, scale: float, kept: None, gradients: vjp.Outputs) -> vjp.Arrays:
     steps, documents = _inputs(arrays)
     dtype = arrays.q.dtype
-    do, dfinal = (fill(gradient) for gradient in gradients)
-    do = _cut(do.astype(jnp.float32))
+    do = _cut((scale * fill(gradients[0]).astype(jnp.float32)).astype(dtype))
     solved, pull = jax.vjp(functools.partial(_solve, here, documents), steps)
-    does = solved.does
-    states, _, _ = _forward_sweep(here, arrays, solved)
-    dstates, _, dstate = _sweep(
+    states, values, _ = _forward_sweep(here, arrays, solved)
+
+    def product(letters: str, left: jax.Array, right: jax.Array) -> jax.Array:
+        return jnp.einsum(letters, left, right, preferred_element_type=dtype)
+
+    dstates, dvalues, dstate = _sweep(
         here,
         Sweep(
-            reads=_join(does.writes, dtype),
-            adds=_join(-solved.erases, dtype),
-            values=_join(scale * multiply(does.among, do, 'tn', _FORM), dtype),
-            more=(_join(scale * does.q, dtype), _join(do, dtype)),
+            reads=_join(solved.writes),
+            adds=_join(-solved.erases),
+            values=_join(product('bhlts,bhltv->bhlsv', solved.among, do)),
+            more=(_join(solved.q), _join(do)),
         ),
-        does.factor,
-        dfinal,
+        solved.factor,
+        fill(gradients[1]),
         backward=True,
     )
-    outputs = functools.partial(_outputs, states.astype(jnp.float32), scale)
-    (found,) = pull(jax.vjp(outputs, solved)[1]((do, dstates.astype(jnp.float32)))[0])
+    values, dvalues = _cut(values), _cut(dvalues)
+    held = jnp.einsum('bhlkv,bhlkv->bhlk', states, dstates, preferred_element_type=jnp.float32)[:, :, :, None]
+    dsolved = Solved(
+        among=product('bhltv,bhlsv->bhlts', do, values),
+        q=product('bhltv,bhlkv->bhltk', do, states),
+        writes=product('bhlsv,bhlkv->bhlsk', values, dstates),
+        factor=held if solved.factor.shape == held.shape else jnp.sum(held, axis=-1, keepdims=True),
+        written=dvalues,
+        erases=-product('bhlsv,bhlkv->bhlsk', dvalues, states),
+    )
+    (found,) = pull(dsolved)
     b, h, t, (key_size, value_size) = *arrays.state.shape[:2], arrays.q.shape[2], arrays.state.shape[2:]
 
     def cropped(gradient: jax.Array, channels: int) -> jax.Array:
@@ -226,10 +234,10 @@ def _cut(array: jax.Array) -> jax.Array:
     return array.reshape(b, h, t // TILE, TILE, k)
 
 
-def _join(array: jax.Array, dtype: Any) -> jax.Array:
+def _join(array: jax.Array) -> jax.Array:
     """`b h l c k` as `b h t k`."""
     b, h, l, c, k = array.shape
-    return array.reshape(b, h, l * c, k).astype(dtype)
+    return array.reshape(b, h, l * c, k)
 
 
 class Sweep(NamedTuple):
@@ -249,14 +257,8 @@ class Sweep(NamedTuple):
 
 
 def _forward_sweep(here: Target, arrays: vjp.Arrays, solved: Solved) -> tuple[jax.Array, jax.Array, jax.Array]:
-    dtype = arrays.q.dtype
-    given = Sweep(
-        reads=_join(-solved.erases, dtype),
-        adds=_join(solved.does.writes, dtype),
-        values=_join(solved.written, dtype),
-        more=(),
-    )
-    return _sweep(here, given, solved.does.factor, fill(arrays.state), backward=False)
+    given = Sweep(reads=_join(-solved.erases), adds=_join(solved.writes), values=_join(solved.written), more=())
+    return _sweep(here, given, solved.factor, fill(arrays.state), backward=False)
 
 
 def _sweep(
