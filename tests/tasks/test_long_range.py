@@ -295,23 +295,27 @@ def test_a_run_starts_from_the_parameters_of_another(tmp_path):
         config.model.dim = 8
         config.model.stack.depth = 1
     setup = prepare(config)
+
+    def starting(start):
+        return dataclasses.replace(setup, start=start).sharing(setup)
+
     before = named_parameters(load_run(first).params)
     started = named_parameters(setup.initialize().params)
-    fresh = named_parameters(dataclasses.replace(setup, start=None).initialize().params)
+    fresh = named_parameters(starting(None).initialize().params)
     for name, variable in started.items():
         own = name.startswith('head/')
         assert np.array_equal(variable[...], (fresh if own else before)[name][...])
         assert own or name == 'norm/scale' or not np.array_equal(variable[...], fresh[name][...])
     with pytest.raises(UserError, match=r'config.start.leave: no parameter matches .haed/'):
-        dataclasses.replace(setup, start=FromRun(str(first), leave=('haed/*',))).initialize()
+        starting(FromRun(str(first), leave=('haed/*',))).initialize()
     with pytest.raises(UserError, match=r'holds no array params.head.linear'):
-        dataclasses.replace(setup, start=FromRun(str(first), leave=())).initialize()
+        starting(FromRun(str(first), leave=())).initialize()
     for start, wanted in (
         (FromRun(str(tmp_path)), 'checkpoint'),
         (FromRun(str(first), step=7), 'checkpoint of step 7'),
     ):
         with pytest.raises(UserError, match=f'config.start.run is {start.run}, which has no {wanted}'):
-            dataclasses.replace(setup, start=start).load_data()
+            starting(start).load_data()
     for argument in ('protocol=finetune', f'protocol=scratch,run={first}'):
         with pytest.raises(UserError, match='protocol=finetune goes with run=WORKDIR'):
             get_config(argument)
