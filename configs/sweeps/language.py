@@ -2,6 +2,9 @@
 
     attnlab sweep --config=configs/sweeps/language.py:zoo=gla,size=tiny --study=studies/gla
 
+    attnlab match --config=configs/language.py:size=tiny --target=mha --recipes=gla,mamba2,mha --out=matched
+    attnlab sweep --config=configs/sweeps/language.py:base=matched/gla.py --study=studies/gla
+
 The same file for another mixer makes the same points, seeds and number of runs, so that both had the same chance.
 `search` is `quasi`, `random`, `tpe` or `grid`. Runs that are behind are given up by successive halving, but in a grid.
 """
@@ -22,10 +25,11 @@ SEARCHES = {'quasi': QuasiRandom, 'random': RandomSearch, 'tpe': Tpe, 'grid': Gr
 
 
 def get_config(arg: str = '') -> ConfigDict:
-    """The config of `search=...,trials=...,` and the arguments of `configs/language.py`."""
-    chosen = arguments(arg, search='quasi', trials='16', zoo='mha', size='tiny', data='stdlib', tokens='bytes')
-    search, trials = chosen.pop('search'), int(chosen.pop('trials'))
-    base = config_of(BASE, ','.join(f'{name}={value}' for name, value in chosen.items()))
+    """The config of `search=...,trials=...`, and of `base=FILE.py` or the arguments of `configs/language.py`."""
+    chosen = arguments(arg, search='quasi', trials='16', base='', zoo='mha', size='tiny', data='stdlib', tokens='bytes')
+    search, trials, path = chosen.pop('search'), int(chosen.pop('trials')), chosen.pop('base')
+    asked = ','.join(f'{name}={value}' for name, value in chosen.items())
+    base = config_of(pathlib.Path(path)) if path else config_of(BASE, asked)
     sampler = choose(SEARCHES, 'search', search)
     if sampler is GridSearch:
         space = {'rate': spec(Grid, key='optimizer.peak_lr', values=RATES)}

@@ -1,6 +1,5 @@
 """Real workers, killed for real: every trial ends as in a study that nothing interrupted, to the bit."""
 
-import collections
 import json
 import os
 import pathlib
@@ -33,6 +32,7 @@ def attnlab(compiled):
             'sweep',
             *arguments,
             '--platform=cpu',
+            '--cpu_devices=2',
             f'--compilation_cache={compiled}',
         ]
         process = subprocess.Popen(argv, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
@@ -59,7 +59,7 @@ def alive(pid):
     return (pathlib.Path('/proc') / str(pid) / 'stat').read_text().split(') ')[1][0] != 'Z'
 
 
-def until(condition, seconds=120):
+def until(condition, seconds=240):
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline
@@ -107,20 +107,20 @@ def test_workers_and_the_sweep_are_killed_and_the_same_command_goes_on(attnlab, 
 
 
 @pytest.mark.slow
-def test_killed_at_random_again_and_again(attnlab, unbroken, tmp_path):
-    folder, moments = tmp_path / 'study', random.Random(1)
-    seen = collections.Counter()
-    for _ in range(12):
-        crew = [attnlab('worker', f'--study={folder}') if folder.exists() else attnlab(CONFIG, f'--study={folder}')]
-        crew += [attnlab(CONFIG, f'--study={folder}', '--workers=1')]
-        time.sleep(moments.uniform(4, 12))
-        for process in crew:
-            process.kill()
+def test_killed_at_random_again_and_again(attnlab, make, unbroken):
+    """Two sweeps on one study; both and their workers are killed at a random moment after one of them is at work."""
+    folder, moments = make().folder, random.Random(1)
+    arguments = (CONFIG, f'--study={folder}')
+    for _ in range(6):
+        before = len(workers(folder))
+        crew = [attnlab(*arguments), attnlab(*arguments)]
+        until(lambda before=before: len(workers(folder)) > before)
+        time.sleep(moments.uniform(0, 6))
+        for pid in [process.pid for process in crew] + [pid for pid in workers(folder) if alive(pid)]:
+            os.kill(pid, signal.SIGKILL)
         until(lambda: not any(map(alive, workers(folder))))
-        seen.update(trial.number for trial in open_study(folder).trials() if trial.state.is_finished())
-    last = attnlab(CONFIG, f'--study={folder}')
-    output, _ = last.communicate(timeout=400)
-    assert last.returncode == 0, output
+    output, _ = attnlab(*arguments).communicate(timeout=400)
+    assert '4 done; best' in output, output
     assert_whole(folder, unbroken)
 
 
@@ -142,7 +142,7 @@ def test_asked_to_stop_it_saves(attnlab, tmp_path):
 @pytest.mark.parametrize('preempted', [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_submitit(preempted, make, compiled, unbroken, tmp_path):
     """Through submitit's local executor, which runs jobs, signals and requeues them as SLURM does."""
-    arguments = [f'--study={make().folder}', '--platform=cpu', f'--compilation_cache={compiled}']
+    arguments = [f'--study={make().folder}', '--platform=cpu', '--cpu_devices=2', f'--compilation_cache={compiled}']
     (job,) = submit(make().folder, arguments, 1, 'local', {'timeout_min': 10})
     if preempted:
         until(lambda: steps_of(make().folder, 0) > 3)

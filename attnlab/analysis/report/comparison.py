@@ -85,7 +85,7 @@ class Comparison:
         """What stands above the table."""
         if self.reasons:
             return f'NOT MATCHED: {"; ".join(self.reasons)}'
-        return f'matched by {self.by} within {self.tolerance:.1%}; same space, trials, seeds and compute'
+        return f'matched by {self.by} within {self.tolerance:.1%}; same space, trials, seeds and tokens'
 
 
 def compare(folders: Sequence[pathlib.Path], by: str, tolerance: float, storage: str | None = None) -> Comparison:
