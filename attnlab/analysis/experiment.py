@@ -161,19 +161,20 @@ def _report(experiment: Experiment, rows: list[Row], planned: int, command: str)
     plot = _module(experiment.folder / 'plot.py')
     folder, size = experiment.folder / 'results', experiment.size
     folder.mkdir(exist_ok=True)
-    results = {'experiment': experiment.folder.name, 'size': size, 'command': command, 'planned': planned, 'runs': rows}
-    _write(folder / f'{size}.json', json.dumps(_rounded(results), indent=1) + '\n')
+    results = {'experiment': experiment.folder.name, 'size': size, 'command': command, 'planned': planned}
+    lines = ',\n'.join(json.dumps(_rounded(row)) for row in rows)
+    _write(folder / f'{size}.json', f'{json.dumps(results)[:-1]}, "runs": [\n{lines}\n]}}\n')
     whole = [row for row in rows if 'failed' not in row]
     if whole:
-        with matplotlib.rc_context({'svg.hashsalt': experiment.folder.name}):
+        with matplotlib.rc_context({'svg.hashsalt': experiment.folder.name, 'svg.fonttype': 'none'}):
             figure = plot.figure(whole)
             for suffix, metadata in (('png', {'Software': None}), ('svg', {'Date': None})):
                 partial = folder / f'{size}.partial.{suffix}'
                 figure.savefig(partial, dpi=120, metadata=metadata)
                 os.replace(partial, folder / f'{size}.{suffix}')
-    lines = plot.table(whole) if whole else []
+    table = markdown(plot.table(whole) if whole else [])
     failures = [f'{row["label"]} did not come to its end: {row["failed"]}.' for row in rows if 'failed' in row]
-    text = '\n\n'.join([markdown(lines), *failures, provenance(rows, planned, command)]).strip()
+    text = '\n\n'.join([table, *failures, provenance(rows, planned, command)]).strip()
     readme = experiment.folder / 'README.md'
     _write(readme, written(readme.read_text(), size, text))
 

@@ -19,27 +19,26 @@ def figure(rows):
     axes[1].set(xlabel='step', ylabel='share of the sums shown', title='collapsed: no gradient to the right class')
     axes[1].set(xscale='log', ylim=(-0.02, 1.02))
     axes[2].set(xlabel='step', ylabel='nats', title='training loss', xscale='log', yscale='log')
-    axes[0].legend(frameon=False)
+    figure.legend(frameon=False, loc='outside right upper')
     return figure
 
 
 def table(rows):
-    """A line a method."""
+    """A line a method; of the shares of silent sums the greatest and the last."""
     heading = [
         'method',
-        'sums shown known at step',
-        'others known at step',
-        'accuracy on others',
-        'collapsed',
-        'vanished',
+        f'shown, {KNOWN:.0%} right at step',
+        f'others, {KNOWN:.0%} right at step',
+        'others right in the end',
     ]
-    return [heading, *(_line(row['label'], row['curves']) for row in rows)]
+    return [[*heading, 'collapsed', 'vanished'], *(_line(row['label'], row['curves']) for row in rows)]
 
 
 def _line(label, curves):
     shown, others = (_known(curves[f'{split}/accuracy']) for split in ('train', 'test'))
-    last = (f'{curves[name][-1][1]:.3f}' for name in ('test/accuracy', 'train/collapsed', 'train/vanished'))
-    return [label.replace('_', ' '), shown, others, *last]
+    silent = ([share for _, share in curves[f'train/{name}']] for name in ('collapsed', 'vanished'))
+    shares = (f'{max(each):.3f}, {each[-1]:.3f}' for each in silent)
+    return [label.replace('_', ' '), shown, others, f'{curves["test/accuracy"][-1][1]:.4f}', *shares]
 
 
 def _known(curve):
