@@ -32,6 +32,9 @@ from attnlab.train.report import read_lines
 SIZES = ('cpu', 'full')
 """How large an experiment is: minutes on 2 cores, or what the question deserves, on an accelerator."""
 
+MEASURED = 'measured.json'
+"""What was measured of a run, in its work directory; a run that has it is done."""
+
 Row = dict[str, Any]
 Line = Sequence[str]
 
@@ -91,6 +94,10 @@ class Experiment:
             raise UserError(f'two runs of {self.folder.name} are called {", ".join(twice)}')
         return runs
 
+    def workdir(self, each: Run, workdirs: pathlib.Path) -> pathlib.Path:
+        """Where a run is kept."""
+        return workdirs / self.folder.name / self.size / each.label
+
 
 def run_experiment(experiment: Experiment, workdirs: pathlib.Path, command: str, console: Console) -> str:
     """Runs what has not been run, measures it, and reports everything; returns FINISHED, or STOPPED after SIGTERM.
@@ -103,25 +110,31 @@ def run_experiment(experiment: Experiment, workdirs: pathlib.Path, command: str,
     """
     measure = _module(experiment.folder / 'sweep.py').measure
     runs, programs, outcome = experiment.runs(), Programs(), loop.FINISHED
-    readme = experiment.folder / 'README.md'
-    written(readme.read_text(), experiment.size, '')
-    rows: list[Row] = []
+    written((experiment.folder / 'README.md').read_text(), experiment.size, '')
     for number, each in enumerate(runs, 1):
-        workdir = workdirs / experiment.folder.name / experiment.size / each.label
-        path = workdir / 'measured.json'
+        workdir = experiment.workdir(each, workdirs)
         _check_same(workdir, each.config)
-        if not path.exists():
-            console.print(f'{number} of {len(runs)}: {each.label}')
-            row = _run(each, workdir, measure, programs)
-            if row is None:
-                outcome = loop.STOPPED
-                break
-            _write(path, json.dumps(row) + '\n')
-        rows.append(json.loads(path.read_text()))
-    if rows:
-        _report(experiment, rows, len(runs), command)
-        console.print(f'written: {readme}, {experiment.folder / "results" / experiment.size}.*')
+        if (workdir / MEASURED).exists():
+            continue
+        console.print(f'{number} of {len(runs)}: {each.label}')
+        row = _run(each, workdir, measure, programs)
+        if row is None:
+            outcome = loop.STOPPED
+            break
+        _write(workdir / MEASURED, json.dumps(row) + '\n')
+    report_experiment(experiment, workdirs, command, console)
     return outcome
+
+
+def report_experiment(experiment: Experiment, workdirs: pathlib.Path, command: str, console: Console) -> None:
+    """Writes results, figures and the table of the README, of as many runs as have been measured."""
+    runs = experiment.runs()
+    paths = [experiment.workdir(each, workdirs) / MEASURED for each in runs]
+    rows = [json.loads(path.read_text()) for path in paths if path.exists()]
+    if not rows:
+        raise UserError(f'no run of {experiment.folder.name} has been measured at size {experiment.size}')
+    _report(experiment, rows, len(runs), command)
+    console.print(f'written: {experiment.folder}/README.md, {experiment.folder}/results/{experiment.size}.*')
 
 
 def _run(each: Run, workdir: pathlib.Path, measure: Any, programs: Programs) -> Row | None:
@@ -157,7 +170,6 @@ def _check_same(workdir: pathlib.Path, config: ConfigDict) -> None:
 
 
 def _report(experiment: Experiment, rows: list[Row], planned: int, command: str) -> None:
-    """Writes the results, the figures, and the table of the README."""
     plot = _module(experiment.folder / 'plot.py')
     folder, size = experiment.folder / 'results', experiment.size
     folder.mkdir(exist_ok=True)
