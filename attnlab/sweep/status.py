@@ -64,7 +64,8 @@ def status_table(study: Study) -> Group:
     found = rows(study)
     best = study.best()
     table = Table(title=str(study.folder), title_justify='left')
-    for column in ('trial', 'state', *_columns(found), 'seed', 'step', study.sweep.metric, 'seconds', 'why'):
+    named = [key.rpartition('.')[2] for key in _columns(found)]
+    for column in ('trial', 'state', *named, 'seed', 'step', study.sweep.metric, 'seconds', 'why'):
         right = column not in ('state', 'why')
         table.add_column(column, justify='right' if right else 'left', overflow='fold')
     for row in found:

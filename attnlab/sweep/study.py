@@ -24,10 +24,11 @@ from typing import Any
 
 import optuna
 from ml_collections import ConfigDict
-from optuna.storages import BaseStorage, JournalStorage, get_storage
+from optuna.storages import BaseStorage, JournalStorage, RDBStorage, get_storage
 from optuna.storages.journal import JournalFileBackend
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState, create_trial
+from sqlalchemy.pool import NullPool
 
 from attnlab import config as configs
 from attnlab.config import from_plain, plain
@@ -266,7 +267,8 @@ def _journal(folder: pathlib.Path) -> BaseStorage:
 
 def _database(address: str) -> BaseStorage:
     try:
-        return get_storage(address)
+        # A connection an operation: one that is kept over hours of training is dropped by servers and firewalls.
+        return get_storage(RDBStorage(address, engine_kwargs={'poolclass': NullPool}))
     except ImportError as error:
         raise UserError(f'{address.partition(":")[0]} needs a driver that is not installed: {error}') from error
 

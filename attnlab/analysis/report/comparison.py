@@ -105,23 +105,28 @@ def print_comparison(comparison: Comparison, console: Console, *, strict: bool =
     if strict and comparison.reasons:
         raise UserError(f'the studies are not matched: {"; ".join(comparison.reasons)}')
     table = Table(title=comparison.head, title_justify='left', title_style='bold red' if comparison.reasons else 'bold')
-    headers = ('study', comparison.by, 'FLOPs', 'done', 'pruned', 'failed', 'best', 'top quarter', 'area', 'confirmed')
-    for header in headers:
-        table.add_column(header, justify='left' if header == 'study' else 'right')
+    for header in headers(comparison):
+        table.add_column(header, justify='left' if header == 'study' else 'right', overflow='fold')
     for row in comparison.rows:
-        table.add_row(*cells(row))
+        table.add_row(*(cell.replace(' [', '\n[').replace(', ', ',\n') for cell in cells(row)))
     console.print(table)
     console.print(
-        f'{comparison.metric} with 95% bootstrap intervals; top quarter: median of the best quarter of trials'
+        f'{comparison.metric} with 95% bootstrap intervals; trials done/pruned/failed; '
+        f'top quarter: median of the best quarter of trials; area: mean over log learning rate'
     )
+
+
+def headers(comparison: Comparison) -> tuple[str, ...]:
+    """The columns of the table; trials are counted as done, pruned and failed."""
+    return ('study', comparison.by, 'FLOPs', 'trials', *COLUMNS)
 
 
 def cells(row: Row) -> list[str]:
     """A row of the table, as text."""
-    counts = [str(sum(point.state == state for point in row.points)) for state in ('done', 'pruned', 'failed')]
+    counts = '/'.join(str(sum(point.state == state for point in row.points)) for state in STATES.values())
     found = row.statistics()
     shown = [shown_interval(found[name]) if name in found else '' for name in COLUMNS]
-    return [row.name, f'{row.size:,.6g}', f'{row.flops:.3g}', *counts, *shown]
+    return [row.name, f'{row.size:,.6g}', f'{row.flops:.3g}', counts, *shown]
 
 
 COLUMNS = ('best', 'top quarter', 'area', 'confirmed')

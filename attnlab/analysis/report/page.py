@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from attnlab.analysis.report.comparison import COLUMNS, Comparison, cells
+from attnlab.analysis.report.comparison import COLUMNS, Comparison, cells, headers
 
 STYLE = """\
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 62em; margin: 2em auto; padding: 0 1em; color: #222; }
@@ -23,9 +23,10 @@ th:first-child, td:first-child { text-align: left; }
 svg { max-width: 100%; height: auto; }
 """
 NOTES = """\
-Intervals are 95% percentiles of 1000 bootstrap resamples of the trials of a study. Top quarter: the median of the best
-quarter of the trials. Area: the mean over the logarithm of the learning rate, by trapezoids. A failed trial counts as
-the worst that did not fail, a pruned one as what it had reached. Confirmed: the winner's settings with fresh seeds."""
+Intervals are 95% percentiles of 1000 bootstrap resamples of the trials of a study. Trials are done/pruned/failed. Top
+quarter: the median of the best quarter of the trials. Area: the mean over the logarithm of the learning rate, by
+trapezoids. A failed trial counts as the worst that did not fail, a pruned one as what it had reached. Confirmed: the
+winner's settings with fresh seeds."""
 
 
 def write_report(comparison: Comparison, folder: pathlib.Path, console: Console) -> None:
@@ -46,7 +47,7 @@ def write_report(comparison: Comparison, folder: pathlib.Path, console: Console)
 def page(comparison: Comparison) -> str:
     """The page as HTML."""
     state = 'unmatched' if comparison.reasons else 'matched'
-    headers = ''.join(f'<th>{html.escape(name)}</th>' for name in _shown_headers(comparison))
+    names = ''.join(f'<th>{html.escape(name)}</th>' for name in headers(comparison))
     body = ''.join(
         f'<tr>{"".join(f"<td>{html.escape(cell)}</td>" for cell in cells(row))}</tr>' for row in comparison.rows
     )
@@ -55,7 +56,7 @@ def page(comparison: Comparison) -> str:
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>\n<style>\n{STYLE}</style>'
         f'</head><body>\n<h1>{title}</h1>\n<p class="{state}">{html.escape(comparison.head)}</p>\n'
-        f'<table><thead><tr>{headers}</tr></thead><tbody>{body}</tbody></table>\n<p>{NOTES}</p>\n{figures}</body></html>\n'
+        f'<table><thead><tr>{names}</tr></thead><tbody>{body}</tbody></table>\n<p>{NOTES}</p>\n{figures}</body></html>\n'
     )
 
 
@@ -129,10 +130,6 @@ def table(header: Sequence[str], lines: Iterable[Sequence[Any]]) -> str:
     writer.writerow(header)
     writer.writerows(lines)
     return buffer.getvalue()
-
-
-def _shown_headers(comparison: Comparison) -> tuple[str, ...]:
-    return ('study', comparison.by, 'FLOPs', 'done', 'pruned', 'failed', *COLUMNS)
 
 
 def _headers(comparison: Comparison) -> tuple[str, ...]:
