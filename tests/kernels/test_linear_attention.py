@@ -242,8 +242,15 @@ def test_nothing_passes_between_documents_in_kernels_for_tpus(name, small_tiles)
         check_reach(name, 'mosaic_tpu', (32, 40))
 
 
-def check_reach(name, implementation, steps):
-    call = cases.call(name)
+@pytest.mark.slow
+@pytest.mark.parametrize('name', ['packed scalar', 'sudden vector'])
+def test_nothing_passes_between_documents_in_kernels_for_gpus(name):
+    with target.compiling_for(target.interpreted('mosaic_gpu')):
+        check_reach(name, 'mosaic_gpu', (32, 40), jnp.bfloat16)
+
+
+def check_reach(name, implementation, steps, dtype=jnp.float32):
+    call = cases.call(name, dtype)
     segments = np.asarray(call.options['segments'])
     per_token = {n: a for n, a in call.arrays.items() if n != 'state' and a.ndim > 1}
     rest = {n: a for n, a in call.arrays.items() if n not in per_token}
