@@ -264,8 +264,10 @@ def analyse(argv: list[str]) -> int:
     """`attnlab analyse`."""
     values = flags.FlagValues()
     _define_run(values)
-    flags.DEFINE_string('split', 'valid', 'The split of the text.', flag_values=values)
-    flags.DEFINE_integer('rows', 32, 'Windows to look at, of the length trained on.', lower_bound=1, flag_values=values)
+    flags.DEFINE_string(
+        'split', None, 'The split: valid of a text, test of other tasks by default.', flag_values=values
+    )
+    flags.DEFINE_integer('rows', 32, 'Rows to look at, of the length trained on.', lower_bound=1, flag_values=values)
     flags.DEFINE_list('bits', ['8', '6', '4'], 'Bits of weights and activations to try.', flag_values=values)
     if not _parsed(values, argv, 'analyse'):
         return 0

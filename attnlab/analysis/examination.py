@@ -18,12 +18,12 @@ from attnlab.analysis import statistics
 from attnlab.analysis.loading import Loaded, load_run
 from attnlab.analysis.quantization import quantized
 from attnlab.errors import UserError
-from attnlab.evals.cadence import AtEnd
-from attnlab.evals.held_out import HeldOut
 from attnlab.mixers.attention import Attention
 from attnlab.models.block import mixer_of
-from attnlab.tasks.language import context
+from attnlab.tasks.language import LanguageModelling
+from attnlab.tasks.task import Batch, context
 from attnlab.train.figures import layer_curves
+from attnlab.train.setup import Setup
 from attnlab.train.state import split
 
 ATTENTION = ('sink_rate', 'entropy', 'sparsity')
@@ -36,7 +36,7 @@ class Examination:
 
     Attributes:
       layers: for every layer its numbers by name; those of `ATTENTION` only where the mixer is attention.
-      losses: nats per token by bits of weights and activations; 32 is the model as it is.
+      losses: the task's loss by bits of weights and activations; 32 is the model as it is.
     """
 
     layers: tuple[Mapping[str, float], ...]
@@ -60,14 +60,18 @@ class Examination:
 
 
 def analyse_run(
-    workdir: pathlib.Path, console: Console, step: int | None, split_name: str, rows: int, bits: tuple[int, ...]
+    workdir: pathlib.Path, console: Console, step: int | None, split_name: str | None, rows: int, bits: tuple[int, ...]
 ) -> Examination:
-    """Examines a checkpoint on the first `rows` windows of a split, and writes `analysis/<step>.json` and a figure.
+    """Examines a checkpoint on the first `rows` rows of a split, and writes `analysis/<step>.json` and a figure.
 
-    Raises `UserError` for a run or a split that is not there, or bits below 2.
+    Without a name the split is `valid` of a text, `test` of another task. Raises `UserError` for a run or a split that
+    is not there, or bits below 2.
     """
     loaded = load_run(workdir, step)
-    found = Examination(tuple(_layers(loaded, split_name, rows)), _losses(loaded, split_name, rows, bits))
+    if split_name is None:
+        split_name = 'valid' if isinstance(loaded.setup.task, LanguageModelling) else 'test'
+    examples = _rows(loaded, split_name, rows)
+    found = Examination(tuple(_layers(loaded, examples)), _losses(loaded, examples, bits))
     folder = workdir / 'analysis'
     folder.mkdir(exist_ok=True)
     path = folder / f'{loaded.step}.json'
@@ -84,14 +88,19 @@ def analyse_run(
     return found
 
 
-def _layers(loaded: Loaded, split_name: str, rows: int) -> Iterator[dict[str, float]]:
-    """The numbers of every layer, over the rows one after the other."""
+def _rows(loaded: Loaded, split_name: str, count: int) -> list[Batch]:
+    """The first rows of a split, each a batch of its own."""
     source = loaded.setup.task.source(split_name, loaded.setup.length)
-    if rows > len(source):
-        raise UserError(f'rows is {rows}; the {split_name} split has {len(source)} windows of {loaded.setup.length}')
+    if count > len(source):
+        raise UserError(f'rows is {count}; the {split_name} split has {len(source)} rows of {loaded.setup.length}')
+    return [{name: array[None] for name, array in source[index].items()} for index in range(count)]
+
+
+def _layers(loaded: Loaded, rows: list[Batch]) -> Iterator[dict[str, float]]:
+    """The numbers of every layer, over the rows one after the other."""
     examine = jax.jit(_examine)
     model = loaded.model()
-    found = [examine(model, {name: array[None] for name, array in source[index].items()}) for index in range(rows)]
+    found = [examine(model, row) for row in rows]
     for layer in zip(*jax.device_get(found), strict=True):
         means = {name: float(np.mean([row[name] for row in layer])) for name in layer[0]}
         if 'sink_mass' in means:
@@ -120,16 +129,18 @@ def _examine(model: Any, batch: Mapping[str, jax.Array]) -> list[dict[str, jax.A
     return found
 
 
-def _losses(loaded: Loaded, split_name: str, rows: int, bits: tuple[int, ...]) -> dict[int, float]:
-    """The loss as it is, and with so many bits; on the same tokens."""
-    tokens = rows * loaded.setup.length
-    evaluator = HeldOut(cadence=AtEnd(), split=split_name, tokens=tokens)
-    losses = {32: evaluator.evaluate(loaded.setup, loaded.params).numbers['loss']}
+def _losses(loaded: Loaded, rows: list[Batch], bits: tuple[int, ...]) -> dict[int, float]:
+    """The loss of the rows as it is, and with so many bits."""
+    losses = {32: _loss(loaded.setup, loaded.params, rows)}
     for count in bits:
         setup = dataclasses.replace(loaded.setup, make_model=_Quantized(loaded.setup.make_model, count))
-        params = split(quantized(loaded.model(), count))[1]
-        losses[count] = evaluator.evaluate(setup, params).numbers['loss']
+        losses[count] = _loss(setup, split(quantized(loaded.model(), count))[1], rows)
     return losses
+
+
+def _loss(setup: Setup, params: nnx.State, rows: list[Batch]) -> float:
+    found = [jax.device_get(setup.measure(params, row)['loss']) for row in rows]
+    return float(sum(average.total for average in found) / sum(average.count for average in found))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,7 +165,7 @@ def _layer_table(found: Examination, title: str) -> Table:
 
 def _bits_table(losses: Mapping[int, float]) -> Table:
     table = Table(title='weights and activations rounded', title_justify='left')
-    for column in ('bits', 'nats/token', 'more than before'):
+    for column in ('bits', 'loss', 'more than before'):
         table.add_column(column, justify='right')
     for bits, loss in losses.items():
         table.add_row(str(bits), f'{loss:.4f}', '' if bits == 32 else f'{loss - losses[32]:+.4f}')
