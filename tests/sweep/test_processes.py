@@ -124,6 +124,7 @@ def test_killed_at_random_again_and_again(attnlab, make, unbroken):
     assert_whole(folder, unbroken)
 
 
+@pytest.mark.slow
 def test_asked_to_stop_it_saves(attnlab, tmp_path):
     folder = tmp_path / 'study'
     sweep = attnlab(f'{CONFIG}:steps=4000,trials=1', f'--study={folder}')
