@@ -19,7 +19,7 @@ def figure(rows):
     axes[1].set(xlabel='step', ylabel='share of the sums shown', title='collapsed: no gradient to the right class')
     axes[1].set(xscale='log', ylim=(-0.02, 1.02))
     axes[2].set(xlabel='step', ylabel='nats', title='training loss', xscale='log', yscale='log')
-    figure.legend(frameon=False, loc='outside right upper')
+    figure.legend(*axes[0].get_legend_handles_labels(), frameon=False, loc='outside right upper')
     return figure
 
 

@@ -22,7 +22,7 @@ def figure(rows):
         axis.axvline(TRAINED, color='0.6', lw=1, ls=':')
         axis.set_xscale('log', base=2)
         axis.set(xlabel='items (dotted: the most trained on)', ylabel=label, ylim=(0, 1.02))
-    axes[0].legend(frameon=False)
+    figure.legend(*axes[0].get_legend_handles_labels(), frameon=False, loc='outside right upper')
     return figure
 
 
