@@ -76,7 +76,7 @@ def test_parameters(name, closed, target):
 
 
 def test_states():
-    """A GLA layer keeps h memories of k x v in float32 and one segment; Mamba-2 three inputs too. Attention keeps keys, values."""
+    """Memories of k x v in float32 and a segment; Mamba-2 keeps three inputs too, attention every key and value."""
     found = match(config('gla'), 'state_bytes@8192', 100_000.0, 0.01)
     d, mixer, _ = sizes(found.config)
     assert found.value == DEPTH * (4 * mixer.key_dim * d + 4)
