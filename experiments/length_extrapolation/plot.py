@@ -21,7 +21,7 @@ def figure(rows):
         axis.axvline(TRAINED, color='0.6', lw=1, ls=':')
         axis.set_xscale('log', base=2)
     axes[0].set(xlabel='bytes in the window (dotted: trained on)', ylabel='bits per byte')
-    axes[1].set(xlabel='position in a window of 8192, up to', ylabel='nats per byte, less those of the sliding window')
+    axes[1].set(xlabel='position in a window of 8192, up to', ylabel='nats less those of the window')
     figure.legend(*axes[0].get_legend_handles_labels(), frameon=False, loc='outside right upper')
     return figure
 
