@@ -29,6 +29,8 @@ def config(name, size):
             found.update(steps=500, batch_size=8, length=256)
             found.model.dim = 64
             found.model.stack.depth = 2
+        else:
+            found.update(steps=5000, accumulate=16)
         mixer = found.model.stack.blocks[0].mixer
         if name == 'sigmoid_attention':
             mixer.weights.bias = -math.log(found.length)
