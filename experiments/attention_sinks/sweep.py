@@ -46,5 +46,4 @@ def measure(finished: Finished):
     """What `attnlab analyse` finds on 64 windows of the validation text, and the loss."""
     with (finished.workdir / 'log.txt').open('a') as log:
         found = analyse_run(finished.workdir, Console(file=log, width=120), None, 'valid', rows=64, bits=(8, 6, 4))
-    (_, loss), *_ = finished.curve('valid/loss')[-1:]
-    return {'loss': loss, **found.numbers()}
+    return {'loss': finished.curve('valid/loss')[-1][1], **found.numbers()}
