@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attnlab.analysis.experiment import Finished, Run
+from attnlab.analysis.substitution import substituted
 from attnlab.config import spec
 from attnlab.configuration import config_of
 from attnlab.data.synthetic.problem import Examples
@@ -14,7 +15,6 @@ from attnlab.evals.by_slice import BySlice
 from attnlab.evals.cadence import AtEnd
 from attnlab.mixers.attention import Attention
 from attnlab.zoo import ZOO
-from pallas_kernels import AdaptiveSoftmax
 
 CONFIG = pathlib.Path(__file__).parents[2] / 'configs' / 'recall.py'
 MAPS = {
@@ -61,13 +61,11 @@ def config(label, size, seed):
 
 def measure(finished: Finished):
     """Accuracy and weight of the largest item by number of items, of the softmax also with adaptive temperature."""
-    model, task = finished.loaded.model(), finished.loaded.setup.task
-    found = by_items(model, task)
+    loaded, task = finished.loaded, finished.loaded.setup.task
+    found = by_items(loaded.model(), task)
     if not finished.label.startswith('softmax'):
         return found
-    for block in model.stack.blocks:
-        block.mixer.weights = AdaptiveSoftmax()
-    return found | {'adaptive': by_items(model, task)}
+    return found | {'adaptive': by_items(substituted(loaded, 'adaptive_temperature').model(), task)}
 
 
 def by_items(model, task):
