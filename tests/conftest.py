@@ -3,8 +3,14 @@
 Warnings are errors too: see `filterwarnings` in setup.cfg.
 """
 
+import os
+
 import jax
 import jaxtyping
+
+# So many threads XLA has on a CPU; it reads this when it is first asked for one. A warpgroup that waits for another in
+# the interpreter of GPU kernels occupies one, and with as few as there are cores the other may never have its turn.
+os.environ.setdefault('NPROC', '8')
 
 # Before anything imports attnlab, so that every annotated function of it is checked.
 jaxtyping.install_import_hook('attnlab', 'beartype.beartype')

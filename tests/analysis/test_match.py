@@ -68,13 +68,14 @@ def mamba2_parameters(d, mixer, hidden):
 @pytest.mark.parametrize(
     ('name', 'closed'), [('mha', mha_parameters), ('gla', gla_parameters), ('mamba2', mamba2_parameters)]
 )
-@pytest.mark.parametrize('target', [300_000.0, 1_000_000.0])
+@pytest.mark.parametrize('target', [300_000.0, pytest.param(1_000_000.0, marks=pytest.mark.slow)])
 def test_parameters(name, closed, target):
     found = match(config(name), 'params', target, 0.01)
     assert closed(*sizes(found.config)) == found.value == pytest.approx(target, rel=0.01)
     assert measure('params')(prepare(found.config)) == found.value
 
 
+@pytest.mark.slow
 def test_states():
     """Memories of k x v in float32 and a segment; Mamba-2 keeps three inputs too, attention every key and value."""
     found = match(config('gla'), 'state_bytes@8192', 100_000.0, 0.01)
@@ -122,6 +123,7 @@ def test_operations():
     assert measure('train_flops')(prepare(found.config)) == found.value == pytest.approx(wanted, rel=0.03)
 
 
+@pytest.mark.slow
 def test_matched_configs_can_be_trained(tmp_path):
     names = ('mha', 'gla')
     found = match_recipes({n: config(n) for n in names}, 'params', 'mha', 0.005, tmp_path, Console(quiet=True))

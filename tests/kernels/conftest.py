@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -15,10 +14,6 @@ from attnlab.testing.contract import compare_with_differences
 from attnlab.testing.tolerances import assert_close
 from pallas_kernels import dispatch, target
 from pallas_kernels.cases.drawing import Call
-
-# So many threads XLA has on a CPU, before it is first asked for one. A warpgroup that waits for another in the
-# interpreter of GPU kernels occupies one, and with as few as there are cores the other may never have its turn.
-os.environ.setdefault('NPROC', '8')
 
 Core = Callable[..., Any]
 Numbers = dict[str, np.ndarray]

@@ -140,7 +140,8 @@ def test_asked_to_stop_it_saves(attnlab, tmp_path):
     assert not trial.state.is_finished() and 0 <= saved - last < 2 and saved < 4000
 
 
-@pytest.mark.parametrize('preempted', [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize('preempted', [False, True])
 def test_submitit(preempted, make, compiled, unbroken, tmp_path):
     """Through submitit's local executor, which runs jobs, signals and requeues them as SLURM does."""
     arguments = [f'--study={make().folder}', '--platform=cpu', '--cpu_devices=2', f'--compilation_cache={compiled}']

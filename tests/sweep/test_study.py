@@ -48,7 +48,9 @@ def test_a_trial_is_run_by_one_at_a_time_and_goes_on_where_it_was_left(make):
     assert [row.state for row in rows(other)] == ['done'] * 4
 
 
-@pytest.mark.parametrize('sampler', ['random', 'quasi', 'grid', 'tpe'])
+@pytest.mark.parametrize(
+    'sampler', ['quasi', 'tpe', *(pytest.param(name, marks=pytest.mark.slow) for name in ('random', 'grid'))]
+)
 def test_what_is_drawn_does_not_depend_on_the_order_or_on_deaths(make, sampler):
     straight, broken = make(f'sampler={sampler}', 'straight'), make(f'sampler={sampler}', 'broken')
     wanted = [straight.claim().drawn for _ in range(4)]
