@@ -51,6 +51,7 @@ def streams(model: LanguageModel, length: int) -> list[tuple[np.ndarray, np.ndar
     return [tuple(np.asarray(y, np.float64).mean(axis=0) for y in pair) for pair in found]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('length', [5, 12], ids=['interpolated', 'least_squares'])
 def test_the_compensation_makes_up_for_the_difference_as_far_as_it_can(length: int):
     model = language_model()
@@ -74,6 +75,7 @@ def test_the_compensation_makes_up_for_the_difference_as_far_as_it_can(length: i
         assert np.linalg.norm(left) < np.linalg.norm(unfitted)
 
 
+@pytest.mark.slow
 def test_groups_of_one_change_nothing():
     model = language_model()
     converted = unified(model, tokens(6), layers=1)

@@ -141,6 +141,7 @@ def test_numbers_worked_out_by_hand(implementation):
         np.testing.assert_allclose(even[0, 0, 0], [6, 0.5], rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', SMALL)
 def test_gradients_of_the_reference_are_differences(name, differences):
     differences(attention, cases.call(name))
@@ -294,6 +295,7 @@ def test_under_vmap_and_remat(path, comparison):
     comparison.check(mapped, 'mapped', call, 2 * 37, implementation='xla')
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('path', ['kept', 'blocks'], indirect=True)
 def test_twice_the_same_bits(path, comparison):
     call = cases.call('everything')

@@ -7,6 +7,7 @@ from pallas_kernels.bench import measure, problems, table, timing
 from pallas_kernels.bench.ceilings import Ceilings
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('core', problems.CORES)
 def test_every_contender_of_every_problem_runs(core, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(problems, 'MAPS', problems.MAPS[:2] + problems.MAPS[-1:])

@@ -96,6 +96,7 @@ def test_numbers_worked_out_by_hand(implementation):
     np.testing.assert_allclose(state[0, 0, :, 0], [5, 3], rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', SMALL)
 def test_gradients_of_the_reference_are_differences(name, differences):
     differences(delta_rule, cases.call(name))
@@ -113,6 +114,7 @@ def test_xla_is_the_reference(name, dtype, comparison):
     check(comparison, delta_rule, name, cases.call(name, dtype), cases.CASES[name])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', GROUPED)
 def test_groups_of_chunks_are_the_reference(name, small_tiles, comparison):
     check(comparison, delta_rule, name, cases.call(name), cases.CASES[name])
@@ -183,6 +185,7 @@ def test_the_vector_form_with_one_decay_for_all_channels_is_the_scalar_reference
     check(comparison, spread, 'spread', call, cases.CASES['packed scalar'])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ('decay', 'cuts'), [('scalar', (5, 32)), pytest.param('vector', (32,), marks=pytest.mark.slow)]
 )
@@ -202,6 +205,7 @@ def test_pieces_are_the_whole_forward_and_backward(decay, cuts, comparison):
     check(comparison, in_pieces, decay, cases.call(decay), cases.CASES[decay])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', ['scalar', 'sudden vector'])
 def test_under_vmap_and_remat(name, comparison):
     call = cases.call(name)
@@ -302,6 +306,7 @@ def test_memory_is_linear_in_length():
     assert bytes_of(32768) < 5 * bytes_of(8192)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', ['packed scalar', 'sudden vector'])
 def test_twice_the_same_bits(name, comparison):
     call = cases.call(name)

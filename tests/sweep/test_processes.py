@@ -86,6 +86,7 @@ def assert_whole(folder, unbroken):
             assert (folder / path).read_bytes() == (unbroken.folder / path).read_bytes()
 
 
+@pytest.mark.slow
 def test_workers_and_the_sweep_are_killed_and_the_same_command_goes_on(attnlab, unbroken, tmp_path):
     folder = tmp_path / 'study'
     arguments = (CONFIG, f'--study={folder}')

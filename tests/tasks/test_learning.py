@@ -23,6 +23,7 @@ def short(steps):
     return (f'--config.steps={steps}', f'--config.evals[0].cadence.n={steps}', '--config.evals[0].examples=128')
 
 
+@pytest.mark.slow
 def test_attention_learns_to_recall(tmp_path, capsys):
     found = trained(
         tmp_path,

@@ -347,6 +347,7 @@ def pair(task: str, directory: pathlib.Path) -> list[subprocess.Popen[str]]:
     return [python(task, directory, 2, 2, port, index, 2) for index in range(2)]
 
 
+@pytest.mark.slow
 def test_two_processes_save_and_restore_together_and_one_opens_it(tmp_path: pathlib.Path):
     succeed(*pair('save', tmp_path))
     succeed(*pair('restore', tmp_path))

@@ -25,7 +25,7 @@ def alone(train, tmp_path_factory):
 @pytest.mark.parametrize(
     'mesh',
     [
-        {'data': 8},
+        pytest.param({'data': 8}, marks=pytest.mark.slow),
         {'data': 2, 'fsdp': 2, 'tensor': 2},
         pytest.param({'fsdp': 8}, marks=pytest.mark.slow),
         pytest.param({'data': 2, 'tensor': 4}, marks=pytest.mark.slow),

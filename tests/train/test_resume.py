@@ -60,6 +60,7 @@ def test_sigkill_at_any_moment_changes_nothing(train, unbroken, tmp_path):
     assert_same(workdir, unbroken)
 
 
+@pytest.mark.slow
 def test_sigterm_saves_says_how_to_go_on_and_changes_nothing(train, unbroken, tmp_path):
     workdir = tmp_path / 'stopped'
     command = train(workdir)
@@ -71,6 +72,7 @@ def test_sigterm_saves_says_how_to_go_on_and_changes_nothing(train, unbroken, tm
     assert_same(workdir, unbroken)
 
 
+@pytest.mark.slow
 def test_a_full_disk_loses_nothing(train, unbroken, mount):
     workdir = mount('700k') / 'run'
     status, output = train(workdir).finish()

@@ -80,6 +80,7 @@ def distances(scene, of, reach):
     return nearest, np.minimum(*(np.hypot(y - row, x - column) for row, column in scene.markers))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(('of', 'count'), [(Pathfinder(), 30), (PATH_X, 3)])
 def test_an_image_shows_its_scene_and_nothing_else(of, count):
     for index in range(count):

@@ -133,6 +133,7 @@ def command(folder, *arguments):
     )
 
 
+@pytest.mark.slow
 def test_a_preparation_that_is_killed_goes_on(tmp_path):
     process = command(tmp_path, '--workers=2')
     while len(blocks_in(tmp_path)) < 2:
