@@ -8,7 +8,10 @@ import numpy as np
 import pytest
 
 from attnlab.analysis.experiment import SIZES, Experiment
+from attnlab.analysis.match import parameters, unmatched
+from attnlab.analysis.study_experiment import TOLERANCE
 from attnlab.errors import UserError
+from attnlab.sweep.sweep import read
 from attnlab.train.cost import state_bytes
 from attnlab.train.setup import prepare
 from attnlab.zoo import ZOO
@@ -151,7 +154,25 @@ def test_long_range_says_what_to_prepare(tmp_path):
 EXPERIMENTS = sorted(path.parent for path in pathlib.Path(__file__).parents[1].glob('experiments/*/sweep.py'))
 
 
-@pytest.mark.parametrize('folder', EXPERIMENTS, ids=lambda folder: folder.name)
+RUNS = [folder for folder in EXPERIMENTS if not Experiment(folder, 'cpu').has_studies()]
+
+
+@pytest.mark.parametrize(
+    'folder', [folder for folder in EXPERIMENTS if folder not in RUNS], ids=lambda folder: folder.name
+)
+def test_experiments_of_studies(folder):
+    """Sweeps of both sizes build, and what they compare is matched in size."""
+    for size in SIZES:
+        studies = Experiment(folder, size).studies()
+        assert studies.keys() == Experiment(folder, 'cpu').studies().keys()
+        for report in studies.values():
+            sweeps = {name: read(config) for name, config in report.items()}
+            assert len({sweep.trials for sweep in sweeps.values()}) == 1
+            sizes = [parameters(prepare(sweep.base)) for sweep in sweeps.values()]
+            assert not unmatched(sizes, TOLERANCE), dict(zip(sweeps, sizes, strict=True))
+
+
+@pytest.mark.parametrize('folder', RUNS, ids=lambda folder: folder.name)
 def test_experiments(folder):
     assert (folder / 'plot.py').exists() and '![' in (folder / 'README.md').read_text()
     small, full = (Experiment(folder, size).runs() for size in SIZES)

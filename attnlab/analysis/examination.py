@@ -1,6 +1,7 @@
 """`attnlab analyse`: what a trained model's attention and activations are like, and what few bits make of it."""
 
 import dataclasses
+import functools
 import json
 import os
 import pathlib
@@ -10,7 +11,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 from rich.console import Console
 from rich.table import Table
 
@@ -23,8 +23,6 @@ from attnlab.models.block import mixer_of
 from attnlab.tasks.language import LanguageModelling
 from attnlab.tasks.task import Batch, context
 from attnlab.train.figures import layer_curves
-from attnlab.train.setup import Setup
-from attnlab.train.state import split
 
 ATTENTION = ('sink_rate', 'entropy', 'sparsity')
 ACTIVATIONS = ('kurtosis', 'max_abs')
@@ -131,27 +129,15 @@ def _examine(model: Any, batch: Mapping[str, jax.Array]) -> list[dict[str, jax.A
 
 def _losses(loaded: Loaded, rows: list[Batch], bits: tuple[int, ...]) -> dict[int, float]:
     """The loss of the rows as it is, and with so many bits."""
-    losses = {32: _loss(loaded.setup, loaded.params, rows)}
+    losses = {32: _loss(loaded, rows)}
     for count in bits:
-        setup = dataclasses.replace(loaded.setup, make_model=_Quantized(loaded.setup.make_model, count))
-        losses[count] = _loss(setup, split(quantized(loaded.model(), count))[1], rows)
+        losses[count] = _loss(loaded.altered(functools.partial(quantized, bits=count)), rows)
     return losses
 
 
-def _loss(setup: Setup, params: nnx.State, rows: list[Batch]) -> float:
-    found = [jax.device_get(setup.measure(params, row)['loss']) for row in rows]
+def _loss(loaded: Loaded, rows: list[Batch]) -> float:
+    found = [jax.device_get(loaded.setup.measure(loaded.params, row)['loss']) for row in rows]
     return float(sum(average.total for average in found) / sum(average.count for average in found))
-
-
-@dataclasses.dataclass(frozen=True)
-class _Quantized:
-    """Makes a model, and then quantises it."""
-
-    make: Any
-    bits: int
-
-    def __call__(self, rngs: nnx.Rngs) -> nnx.Module:
-        return quantized(self.make(rngs), self.bits)
 
 
 def _layer_table(found: Examination, title: str) -> Table:

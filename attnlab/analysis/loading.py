@@ -3,6 +3,7 @@
 import dataclasses
 import pathlib
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from flax import nnx
@@ -13,6 +14,7 @@ from attnlab.errors import UserError
 from attnlab.train.checkpoint import Checkpoints
 from attnlab.train.partition import Axes
 from attnlab.train.setup import Setup, prepare
+from attnlab.train.state import split
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,6 +28,12 @@ class Loaded:
     def model(self) -> Any:
         """The model with its parameters."""
         return nnx.merge(self.setup.graphdef, self.params)
+
+    def altered(self, change: Callable[[Any], Any]) -> 'Loaded':
+        """The run with another model: what `change(model)`, which may change the model itself, makes of it."""
+        make = self.setup.make_model
+        setup = dataclasses.replace(self.setup, make_model=lambda rngs: change(make(rngs)))
+        return Loaded(setup, split(change(self.model()))[1], self.step)
 
 
 def load_run(workdir: pathlib.Path, step: int | None = None) -> Loaded:

@@ -30,15 +30,25 @@ def _step(reach: Float[Array, ''], steps: int) -> Float[Array, '']:
 
 
 class QuantizedLinear(nnx.Module):
-    """A linear map of which weights and inputs are rounded to so many bits, with the ranges they have in the call."""
+    """A linear map of which weights and inputs are rounded to so many bits, with the ranges they have in the call.
+
+    So what a token is rounded to depends on the others of its call; a token alone, as in decoding, loses less.
+    """
 
     def __init__(self, linear: Linear, bits: int):
         self.linear = linear
         self.bits = bits
 
     def __call__(self, x: Float[Array, '*b d']) -> Float[Array, '*b f']:
-        weight = quantized_weight(self.linear.weight[...], self.bits)
-        return self.linear.apply(quantized_activations(x, self.bits), weight)
+        return self.linear.apply(self.inputs(x), self.matrix())
+
+    def inputs(self, x: Float[Array, '*b d']) -> Float[Array, '*b d']:
+        """The inputs, rounded."""
+        return quantized_activations(x, self.bits)
+
+    def matrix(self) -> Float[Array, 'd f']:
+        """The weights, rounded."""
+        return quantized_weight(self.linear.weight[...], self.bits)
 
 
 def quantized(model: nnx.Module, bits: int) -> nnx.Module:

@@ -4,9 +4,9 @@ attnlab eval --workdir=RUN --attention=adaptive_temperature
 """
 
 import dataclasses
-import math
+import functools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -21,10 +21,10 @@ from attnlab.errors import UserError
 from attnlab.functional.dense import Rows, softmax
 from attnlab.mixers.attention import Attention
 from attnlab.nn.parameter import param
+from attnlab.nn.temperatures import log_length_scale
 from attnlab.tasks.task import context
-from attnlab.train.state import split
 from attnlab.typing import DropoutKey
-from pallas_kernels import AdaptiveSoftmax, ScalableSoftmax, Softmax
+from pallas_kernels import AdaptiveSoftmax, ScalableSoftmax, Softmax, WeightMap
 
 NAMES = 'adaptive_temperature, ssmax, quantized_BITS, or quantized_BITS_corrected'
 
@@ -60,51 +60,55 @@ def substituted(loaded: Loaded, name: str, *, rows: int = 32) -> Loaded:
     `quantized_8_corrected` adds what rounding loses on average, measured on the first `rows` examples to train on.
     Raises `UserError` for another name, or when no layer has a softmax.
     """
-    make = _maker(name, loaded.setup.length)
-    replaced = _Substituted(loaded.setup.make_model, make)
-    model = replaced.into(loaded.model())
-    if name.endswith('_corrected'):
-        _correct(model, _losses_of_mass(loaded, make(1).bits, rows))
-    setup = dataclasses.replace(loaded.setup, make_model=replaced)
-    return Loaded(setup, split(model)[1], loaded.step)
-
-
-def _maker(name: str, length: int) -> Callable[[int], Any]:
-    """From the number of heads to what takes the place of a softmax."""
-    if name == 'adaptive_temperature':
-        return lambda heads: AdaptiveSoftmax()
-    if name == 'ssmax':
-        scale = length / max(math.lgamma(length + 1), 1.0)
-        return lambda heads: ScalableSoftmax(scale)
-    found = re.fullmatch(r'quantized_(\d+)(_corrected)?', name)
-    if found is None or int(found[1]) < 1:
-        raise UserError(f'there is no attention {name!r}; it is {NAMES}')
-    bits = int(found[1])
-    return lambda heads: QuantizedSoftmax(heads=heads, bits=bits, rngs=nnx.Rngs(0))
+    by = replacement(name, loaded.setup.length)
+    result = loaded.altered(functools.partial(replaced, by=by))
+    if isinstance(by, Rounding) and by.corrected:
+        lost = _losses_of_mass(loaded, by.bits, rows)
+        result = result.altered(functools.partial(_corrected, lost=lost))
+    return result
 
 
 @dataclasses.dataclass(frozen=True)
-class _Substituted:
-    """Makes a model, and then replaces its softmax."""
+class Rounding:
+    """A softmax rounded to so many bits; `corrected` by what that takes away on average, or not."""
 
-    make_model: Callable[[nnx.Rngs], nnx.Module]
-    make: Callable[[int], Any]
+    bits: int
+    corrected: bool
 
-    def __call__(self, rngs: nnx.Rngs) -> nnx.Module:
-        return self.into(self.make_model(rngs))
+    def __call__(self, *, heads: int, rngs: nnx.Rngs) -> QuantizedSoftmax:
+        """Returns the map, its corrections zero."""
+        return QuantizedSoftmax(heads=heads, bits=self.bits, rngs=rngs)
 
-    def into(self, model: Any) -> Any:
-        """Changes the model, and returns it."""
-        changed = 0
-        for block in model.stack.blocks:
-            repeats = jax.tree.leaves(nnx.state(block))[0].shape[0]
-            for mixer in _softmaxes(block):
-                part = self.make(mixer.heads)
-                mixer.weights = nnx.data(_repeated(part, repeats)) if isinstance(part, nnx.Module) else part
-                changed += 1
-        if not changed:
-            raise UserError('no layer of this run is attention with a plain softmax: there is nothing to replace')
-        return model
+
+def replacement(name: str, length: int) -> WeightMap | Rounding:
+    """Returns what a name of `NAMES` stands for in a run trained on rows of `length`; raises `UserError` for others."""
+    if name == 'adaptive_temperature':
+        return AdaptiveSoftmax()
+    if name == 'ssmax':
+        return ScalableSoftmax(log_length_scale(length))
+    found = re.fullmatch(r'quantized_(\d+)(_corrected)?', name)
+    if found is None or int(found[1]) < 1:
+        raise UserError(f'there is no attention {name!r}; it is {NAMES}')
+    return Rounding(bits=int(found[1]), corrected=found[2] is not None)
+
+
+def replaced(model: Any, by: WeightMap | Rounding) -> Any:
+    """Puts a map in the place of every plain softmax of a model, changing it, and returns it.
+
+    Raises `UserError` when there is none, or one with a sink or a forget gate.
+    """
+    changed = 0
+    for block in model.stack.blocks:
+        repeats = jax.tree.leaves(nnx.state(block))[0].shape[0]
+        for mixer in _softmaxes(block):
+            if isinstance(by, WeightMap):
+                mixer.weights = by
+            else:
+                mixer.weights = nnx.data(_repeated(by(heads=mixer.heads, rngs=nnx.Rngs(0)), repeats))
+            changed += 1
+    if not changed:
+        raise UserError('no layer of this run is attention with a plain softmax: there is nothing to replace')
+    return model
 
 
 def _softmaxes(block: nnx.Module) -> Iterator[Attention]:
@@ -150,10 +154,11 @@ def _losses_of_mass(loaded: Loaded, bits: int, rows: int) -> list[Float[np.ndarr
     return [None if layer[0] is None else np.mean(layer, axis=0) for layer in zip(*measured, strict=True)]
 
 
-def _correct(model: Any, lost: list[Float[np.ndarray, 'h'] | None]) -> None:
-    """Sets the corrections of a model that has a `QuantizedSoftmax` in every layer that had a softmax."""
+def _corrected(model: Any, lost: list[Float[np.ndarray, 'h'] | None]) -> Any:
+    """Sets the corrections of a model that has a `QuantizedSoftmax` in every layer that had a softmax; returns it."""
     blocks = model.stack.blocks
     for place, block in enumerate(blocks):
         of_place = [layer for layer in lost[place :: len(blocks)] if layer is not None]
         if of_place:
             block.mixer.weights.correction[...] = jnp.asarray(np.stack(of_place), jnp.float32)
+    return model

@@ -8,6 +8,7 @@ import pallas_kernels
 from attnlab.functional.cache import Entries
 from attnlab.functional.masks import visible
 from attnlab.typing import Heads, Queries, Segments
+from pallas_kernels import Softmax, WeightMap
 
 
 def attend_cached(
@@ -17,19 +18,32 @@ def attend_cached(
     tokens: Int[Array, 't'],
     places: Int[Array, 's'],
     segments: Segments,
+    weights: WeightMap = Softmax(),
+    scale: float | None = None,
     window: int | None = None,
+    sinks: int = 0,
+    bias: Float[Array, '#b #h t s'] | None = None,
     temperature: Float[Array, 'b t h'] | None = None,
+    sink_scores: Float[Array, 'h'] | None = None,
     implementation: str | None = None,
 ) -> Heads:
-    """Returns causal softmax attention of queries at `tokens` of the stream to entries at `places`, as of `extend`."""
-    mask = visible(tokens, places, window=window)[None, None]
+    """Returns causal attention of queries at `tokens` of the stream to entries at `places`, as of `extend`.
+
+    `window` and `sinks` are those of `visible`; the rest is handed to `pallas_kernels.attention`.
+    """
+    added = jnp.zeros((1, 1, 1, 1), jnp.promote_types(q.dtype, jnp.float32)) if bias is None else bias
+    mask = visible(tokens, places, window=window, sinks=sinks)[None, None]
     return pallas_kernels.attention(
         q,
         jnp.swapaxes(seen.keys, 1, 2).astype(q.dtype),
         jnp.swapaxes(seen.values, 1, 2).astype(q.dtype),
+        weights=weights,
+        scale=scale,
         causal=False,
         segments=(segments, seen.segments),
-        bias=jnp.where(mask, jnp.zeros((), jnp.promote_types(q.dtype, jnp.float32)), -jnp.inf),
+        # Minus infinity where hidden, so that the core and every weight map serve the cache as it is.
+        bias=jnp.where(mask, added, -jnp.inf),
         temperature=temperature,
+        sink_scores=sink_scores,
         implementation=implementation,
     )

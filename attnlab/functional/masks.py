@@ -2,8 +2,7 @@
 
 import jax.numpy as jnp
 from jax import Array
-from jax.typing import DTypeLike
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Int
 
 
 def visible(
@@ -19,12 +18,6 @@ def visible(
     if window is not None:
         seen &= (distance < window) | (keys[None, :] < sinks)
     return seen
-
-
-def hiding(queries: Int[Array, 't'], keys: Int[Array, 's'], dtype: DTypeLike) -> Float[Array, '1 1 t s']:
-    """Returns `visible` as a bias of the scores: minus infinity where a key is hidden, zero where it is seen."""
-    wide = jnp.promote_types(dtype, jnp.float32)
-    return jnp.where(visible(queries, keys)[None, None], jnp.zeros((), wide), -jnp.inf)
 
 
 def reachable(length: int, *, causal: bool, window: int | None = None, sinks: int = 0) -> Bool[Array, 't s']:

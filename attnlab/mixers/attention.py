@@ -14,12 +14,14 @@ import pallas_kernels
 from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.functional.cache import Entries, KeyValueCache, empty_cache, extend, overflown
+from attnlab.functional.cached import attend_cached
 from attnlab.functional.dense import dense_attention
 from attnlab.functional.masks import reachable, visible
 from attnlab.functional.penalty import penalised
 from attnlab.functional.recurrences import state_dtype
 from attnlab.functional.rotary import rotated_channels
 from attnlab.mixers.mixer import Mixer
+from attnlab.nn.heads import check_groups, head_channels
 from attnlab.nn.positions import Alibi, Rope
 from attnlab.nn.preludes import ShiftState
 from attnlab.nn.projections import Linear
@@ -138,10 +140,9 @@ class Attention(Mixer):
           rngs: draws the parameters.
         """
         kv_heads = heads if kv_heads is None else kv_heads
-        key_dim = _share(dim, heads) if key_dim is None else key_dim
+        key_dim = head_channels(dim, heads, instead='key_dim') if key_dim is None else key_dim
         value_dim = key_dim if value_dim is None else value_dim
-        if kv_heads < 1 or heads % kv_heads:
-            raise UserError(f'kv_heads is {kv_heads}; it must divide heads, which is {heads}')
+        check_groups(heads, kv_heads)
         if sinks and window is None:
             raise UserError(f'sinks is {sinks} without a window: every key is seen already')
         if isinstance(position, Rope):
@@ -354,26 +355,23 @@ class Attention(Mixer):
         """What queries read from a cache that has their own keys already."""
         segments = ctx.segments_or_ones()
         tokens = cache.consumed - q.shape[1] + jnp.arange(q.shape[1], dtype=jnp.int32)
-        k, v = _swapped(entries.keys).astype(q.dtype), _swapped(entries.values).astype(q.dtype)
-        seen = visible(tokens, places, window=self.window, sinks=self.sinks)
         bias = self._distance_bias(tokens, places, q.dtype)
         if not isinstance(self.weights, WeightMap):
+            k, v = _swapped(entries.keys).astype(q.dtype), _swapped(entries.values).astype(q.dtype)
+            seen = visible(tokens, places, window=self.window, sinks=self.sinks)
             same = segments[:, :, None] == entries.segments[:, None, :]
             y = self._weigh(q, k, v, seen[None] & same, bias, terms, ctx)
         else:
-            added = jnp.zeros((1, 1, 1, 1), state_dtype(q.dtype)) if bias is None else bias
-            if terms.log_forget is not None:
-                since = jnp.moveaxis(jnp.cumsum(terms.log_forget, axis=1), 1, 2)[..., None]
-                added = added + since + jnp.moveaxis(entries.forgotten, 1, 2)[:, :, None]
-            y = pallas_kernels.attention(
+            y = attend_cached(
                 q,
-                k,
-                v,
+                Entries(entries.keys, entries.values, entries.segments),
+                tokens=tokens,
+                places=places,
+                segments=segments,
                 weights=self.weights,
-                causal=False,
-                segments=(segments, entries.segments),
-                # Minus infinity where hidden, so that the core and every weight map serve the cache as it is.
-                bias=jnp.where(seen[None, None], added, -jnp.inf),
+                window=self.window,
+                sinks=self.sinks,
+                bias=_forgetting(bias, entries, terms),
                 temperature=terms.temperature,
                 sink_scores=None if self.sink is None else self.sink(),
                 implementation=self.implementation,
@@ -391,6 +389,14 @@ class Attention(Mixer):
         return -slopes[None, :, None, None] * distance[None, None].astype(slopes.dtype)
 
 
+def _forgetting(bias: Float[Array, '1 h t s'] | None, entries: Any, terms: Terms) -> Float[Array, '_ h t s'] | None:
+    """The bias of the scores, with what gates have forgotten of every key."""
+    if terms.log_forget is None:
+        return bias
+    since = jnp.moveaxis(jnp.cumsum(terms.log_forget, axis=1), 1, 2)[..., None]
+    return (0 if bias is None else bias) + since + jnp.moveaxis(entries.forgotten, 1, 2)[:, :, None]
+
+
 def _forgotten(cache: KeyValueCache, terms: Terms) -> KeyValueCache:
     """The cache as the tokens after a call find it: all of its keys have been forgotten by the gates of the call."""
     if terms.log_forget is None:
@@ -403,9 +409,3 @@ def _forgotten(cache: KeyValueCache, terms: Terms) -> KeyValueCache:
 def _swapped(x: Float[Array, 'b s g k']) -> Float[Array, 'b g s k']:
     """Heads before time, or time before heads."""
     return jnp.swapaxes(x, 1, 2)
-
-
-def _share(dim: int, heads: int) -> int:
-    if heads < 1 or dim % heads:
-        raise UserError(f'heads is {heads}; it must divide dim, which is {dim}, unless key_dim is given')
-    return dim // heads

@@ -6,15 +6,16 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 from jax.typing import DTypeLike
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 import pallas_kernels
 from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.functional.cache import Entries, KeyValueCache, empty_cache, extend, overflown
-from attnlab.functional.masks import hiding
+from attnlab.functional.cached import attend_cached
 from attnlab.functional.recurrences import state_dtype
 from attnlab.mixers.mixer import Mixer
+from attnlab.nn.heads import check_groups, head_channels
 from attnlab.nn.parameter import param
 from attnlab.nn.positions import Rope
 from attnlab.nn.projections import Linear
@@ -68,14 +69,12 @@ class DifferentialAttention(Mixer):
           rngs: draws the parameters.
         """
         kv_heads = heads if kv_heads is None else kv_heads
-        if heads < 2 or heads % 2:
-            raise UserError(f'heads is {heads}; they come in pairs, so it wants an even number')
-        if kv_heads < 2 or kv_heads % 2 or heads % kv_heads:
-            raise UserError(f'kv_heads is {kv_heads}; it wants an even number that divides heads, which is {heads}')
-        if key_dim is None and dim % heads:
-            raise UserError(f'heads is {heads}; it must divide dim, which is {dim}, unless key_dim is given')
+        for name, count in (('heads', heads), ('kv_heads', kv_heads)):
+            if count < 2 or count % 2:
+                raise UserError(f'{name} is {count}; they come in pairs, so it wants an even number')
+        check_groups(heads, kv_heads)
         self.pairs, self.kv_pairs = heads // 2, kv_heads // 2
-        self.key_dim = dim // heads if key_dim is None else key_dim
+        self.key_dim = head_channels(dim, heads, instead='key_dim') if key_dim is None else key_dim
         self.position, self.lambda_init, self.causal, self.implementation = (
             position,
             lambda_init,
@@ -97,7 +96,13 @@ class DifferentialAttention(Mixer):
         q, k = self._turned(self.query(x), ctx), self._turned(self.key(x), ctx)
         v = self.value(x).reshape(*x.shape[:2], self.kv_pairs, -1)
         if state is None:
-            y = self._difference(q, k, v, ctx.segments, causal=self.causal)
+            reads = (
+                pallas_kernels.attention(
+                    *pair, v, causal=self.causal, segments=ctx.segments, implementation=self.implementation
+                )
+                for pair in zip(_halves(q), _halves(k), strict=True)
+            )
+            y = self._difference(*reads)
         else:
             y, state = self._continue(q, k, v, ctx.segments_or_ones(), state)
         if self.norm is not None:
@@ -133,31 +138,25 @@ class DifferentialAttention(Mixer):
     ) -> tuple[Heads, KeyValueCache]:
         tokens = state.consumed + jnp.arange(q.shape[1], dtype=jnp.int32)
         seen, places, state = extend(state, Entries(jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2), segments))
-        y = self._difference(
-            q,
-            jnp.swapaxes(seen.keys, 1, 2).astype(q.dtype),
-            jnp.swapaxes(seen.values, 1, 2).astype(q.dtype),
-            (segments, seen.segments),
-            bias=hiding(tokens, places, q.dtype),
-        )
-        return jnp.where(overflown(state, None, 0), jnp.nan, y), state
-
-    def _difference(
-        self,
-        q: Queries,
-        k: Float[Array, 'b s g k'],
-        v: Values,
-        segments: Segments | tuple[Segments, Int[Array, 'b s']] | None,
-        *,
-        causal: bool = False,
-        bias: Float[Array, '1 1 t s'] | None = None,
-    ) -> Heads:
-        """The reads of the two maps, subtracted in float32 or better."""
-        first, second = (
-            pallas_kernels.attention(
-                one, other, v, causal=causal, segments=segments, bias=bias, implementation=self.implementation
+        reads = (
+            attend_cached(
+                half,
+                seen._replace(keys=keys),
+                tokens=tokens,
+                places=places,
+                segments=segments,
+                implementation=self.implementation,
             )
-            for one, other in zip(jnp.split(q, 2, axis=-1), jnp.split(k, 2, axis=-1), strict=True)
+            for half, keys in zip(_halves(q), _halves(seen.keys), strict=True)
         )
+        return jnp.where(overflown(state, None, 0), jnp.nan, self._difference(*reads)), state
+
+    def _difference(self, first: Heads, second: Heads) -> Heads:
+        """The reads of the two maps, subtracted in float32 or better."""
         mix = self.mix()
         return first.astype(mix.dtype) - mix * second.astype(mix.dtype)
+
+
+def _halves(pairs: Float[Array, '*b k']) -> list[Float[Array, '*b c']]:
+    """The first heads of all pairs, and the second."""
+    return jnp.split(pairs, 2, axis=-1)

@@ -1,5 +1,6 @@
 """Attention to a latent: keys and values of all heads are made from one small vector, which alone is kept."""
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -7,15 +8,16 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 from jax.typing import DTypeLike
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 import pallas_kernels
 from attnlab.context import Context
 from attnlab.errors import UserError
-from attnlab.functional.cache import KeyValueCache, extend, overflown
-from attnlab.functional.masks import hiding
+from attnlab.functional.cache import Entries, KeyValueCache, extend, overflown
+from attnlab.functional.cached import attend_cached
 from attnlab.mixers.mixer import Mixer
 from attnlab.nn.decoupled import DecoupledRope, EliteRope
+from attnlab.nn.heads import head_channels
 from attnlab.nn.norms import RMSNorm
 from attnlab.nn.projections import Linear
 from attnlab.typing import Heads, Queries, Segments, Sequence
@@ -81,9 +83,7 @@ class LatentAttention(Mixer):
           implementation: of the core; `None`: the default of the platform.
           rngs: draws the parameters.
         """
-        if key_dim is None and (heads < 1 or dim % heads):
-            raise UserError(f'heads is {heads}; it must divide dim, which is {dim}, unless key_dim is given')
-        self.channels = dim // heads if key_dim is None else key_dim
+        self.channels = head_channels(dim, heads, instead='key_dim') if key_dim is None else key_dim
         self.value_dim = self.channels if value_dim is None else value_dim
         self.rank = max(1, round(rank_ratio * dim)) if rank is None else rank
         self.heads, self.position, self.causal, self.implementation = heads, position, causal, implementation
@@ -111,7 +111,15 @@ class LatentAttention(Mixer):
         key = self.position.rotate(key, ctx.positions, self.channels)
         latent = self.down(x) if self.norm is None else self.norm(self.down(x))
         if state is None:
-            y = self._expanded(q, turned_q, latent, key, ctx.segments, causal=self.causal)
+            k, v = self._keys_and_values(latent, key)
+            y = pallas_kernels.attention(
+                jnp.concatenate([q, turned_q], axis=-1),
+                k,
+                v,
+                causal=self.causal,
+                segments=ctx.segments,
+                implementation=self.implementation,
+            )
         else:
             y, state = self._continue(q, turned_q, latent, key, ctx.segments_or_ones(), state)
         return self.output(y.reshape(batch, length, -1)), state
@@ -138,72 +146,50 @@ class LatentAttention(Mixer):
     ) -> tuple[Heads, KeyValueCache]:
         tokens = state.consumed + jnp.arange(q.shape[1], dtype=jnp.int32)
         seen, places, state = extend(state, LatentEntries(latent, jnp.swapaxes(key, 1, 2), segments))
-        y = (self._absorbed if q.shape[1] == 1 else self._expanded)(
-            q,
-            turned_q,
-            seen.latents.astype(q.dtype),
-            jnp.swapaxes(seen.keys, 1, 2).astype(q.dtype),
-            (segments, seen.segments),
-            bias=hiding(tokens, places, q.dtype),
+        seen = seen._replace(latents=seen.latents.astype(q.dtype), keys=seen.keys.astype(q.dtype))
+        attend = functools.partial(
+            attend_cached, tokens=tokens, places=places, segments=segments, implementation=self.implementation
         )
+        y = (self._absorbed if q.shape[1] == 1 else self._expanded)(q, turned_q, seen, attend)
         return jnp.where(overflown(state, None, 0), jnp.nan, y), state
 
+    def _keys_and_values(
+        self, latent: Float[Array, 'b s r'], key: Float[Array, 'b s g c']
+    ) -> tuple[Float[Array, 'b s h k'], Float[Array, 'b s h v']]:
+        """What is made from latents, the turned keys after those without position."""
+        k, v = jnp.split(self.up(latent).reshape(*latent.shape[:2], self.heads, -1), [self.key_dim], axis=-1)
+        return jnp.concatenate([k, jnp.repeat(key, self.heads // self.turned_keys, axis=2)], axis=-1), v
+
     def _expanded(
-        self,
-        q: Queries,
-        turned_q: Float[Array, 'b t h c'],
-        latent: Float[Array, 'b s r'],
-        key: Float[Array, 'b s g c'],
-        segments: Segments | tuple[Segments, Int[Array, 'b s']] | None,
-        *,
-        causal: bool = False,
-        bias: Float[Array, '1 1 t s'] | None = None,
+        self, q: Queries, turned_q: Float[Array, 'b t h c'], seen: LatentEntries, attend: Callable[..., Heads]
     ) -> Heads:
         """Keys and values are made from the latents."""
-        k, v = jnp.split(self.up(latent).reshape(*latent.shape[:2], self.heads, -1), [self.key_dim], axis=-1)
-        key = jnp.repeat(key, self.heads // self.turned_keys, axis=2)
-        return pallas_kernels.attention(
-            jnp.concatenate([q, turned_q], axis=-1),
-            jnp.concatenate([k, key], axis=-1),
-            v,
-            causal=causal,
-            segments=segments,
-            bias=bias,
-            implementation=self.implementation,
-        )
+        k, v = self._keys_and_values(seen.latents, jnp.swapaxes(seen.keys, 1, 2))
+        made = Entries(jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2), seen.segments)
+        return attend(jnp.concatenate([q, turned_q], axis=-1), made)
 
     def _absorbed(
-        self,
-        q: Queries,
-        turned_q: Float[Array, 'b t h c'],
-        latent: Float[Array, 'b s r'],
-        key: Float[Array, 'b s g c'],
-        segments: tuple[Segments, Int[Array, 'b s']],
-        *,
-        bias: Float[Array, '1 1 t s'],
+        self, q: Queries, turned_q: Float[Array, 'b t h c'], seen: LatentEntries, attend: Callable[..., Heads]
     ) -> Heads:
         """Queries attend to the latents; equal to `_expanded`, at a cost per key that does not grow with a head."""
-        up = self.up.weight[...].astype(q.dtype).reshape(self.rank, self.heads, -1)
+        up = self.up.matrix().astype(q.dtype).reshape(self.rank, self.heads, -1)
         key_up, value_up = jnp.split(up, [self.key_dim], axis=-1)
         scale = (self.key_dim + self.turned_dim) ** -0.5
-        y = pallas_kernels.attention(
+        latents = self.up.inputs(seen.latents)[:, None]
+        y = attend(
             jnp.einsum('bthk,rhk->bthr', q, key_up),
-            latent[:, :, None],
-            latent[:, :, None],
+            Entries(latents, latents, seen.segments),
             scale=scale,
-            causal=False,
-            segments=segments,
-            bias=bias + scale * self._products(turned_q, key),
-            implementation=self.implementation,
+            bias=scale * self._products(turned_q, seen.keys),
         )
         return jnp.einsum('bthr,rhv->bthv', y, value_up)
 
-    def _products(self, q: Float[Array, 'b t h c'], k: Float[Array, 'b s g c']) -> Float[Array, 'b h t s']:
+    def _products(self, q: Float[Array, 'b t h c'], k: Float[Array, 'b g s c']) -> Float[Array, 'b h t s']:
         """The products of the turned parts."""
         q = q.reshape(*q.shape[:2], self.turned_keys, -1, q.shape[-1])
         wide = jnp.promote_types(q.dtype, jnp.float32)
-        products = jnp.einsum('btgnc,bsgc->bgnts', q, k, preferred_element_type=wide)
-        return products.reshape(q.shape[0], self.heads, q.shape[1], k.shape[1])
+        products = jnp.einsum('btgnc,bgsc->bgnts', q, k, preferred_element_type=wide)
+        return products.reshape(q.shape[0], self.heads, q.shape[1], k.shape[2])
 
 
 class Bottleneck(nnx.Module):

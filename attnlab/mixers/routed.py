@@ -21,6 +21,7 @@ from attnlab.functional.recurrences import no_segment
 from attnlab.functional.rotary import rotated_channels
 from attnlab.mixers.mixer import Mixer
 from attnlab.nn.activations import activation as activation_called
+from attnlab.nn.heads import check_groups, head_channels
 from attnlab.nn.parameter import param
 from attnlab.nn.positions import Rope
 from attnlab.nn.projections import Linear
@@ -153,10 +154,8 @@ class NativeSparseAttention(Mixer):
         rngs: nnx.Rngs,
     ):
         kv_heads = heads if kv_heads is None else kv_heads
-        if key_dim is None and (heads < 1 or dim % heads):
-            raise UserError(f'heads is {heads}; it must divide dim, which is {dim}, unless key_dim is given')
-        if kv_heads < 1 or heads % kv_heads:
-            raise UserError(f'kv_heads is {kv_heads}; it must divide heads, which is {heads}')
+        self.key_dim = head_channels(dim, heads, instead='key_dim') if key_dim is None else key_dim
+        check_groups(heads, kv_heads)
         if compressed_stride < 1 or compressed_block % compressed_stride or selected_block % compressed_stride:
             raise UserError(
                 f'compressed_stride is {compressed_stride}; it must divide compressed_block, which is '
@@ -174,7 +173,6 @@ class NativeSparseAttention(Mixer):
         if window < 1:
             raise UserError(f'window is {window}; it counts the query itself, so it is at least 1')
         self.heads, self.kv_heads = heads, kv_heads
-        self.key_dim = dim // heads if key_dim is None else key_dim
         if position is not None:
             rotated_channels(self.key_dim, position.fraction)
         self.blocks = Blocks(compressed_block, compressed_stride, selected_block, selected_blocks, initial, local)

@@ -11,11 +11,12 @@ from jaxtyping import Bool, Float, Int
 
 import pallas_kernels
 from attnlab.context import Context
-from attnlab.errors import UserError
 from attnlab.functional.cache import Entries, KeyValueCache, empty_cache, extend, overflown
-from attnlab.functional.masks import hiding, visible
+from attnlab.functional.cached import attend_cached
+from attnlab.functional.masks import visible
 from attnlab.functional.recurrences import document_starts, state_dtype
 from attnlab.mixers.mixer import Mixer
+from attnlab.nn.heads import check_groups, head_channels
 from attnlab.nn.positions import Rope
 from attnlab.nn.projections import Linear
 from attnlab.typing import Heads, Keys, Queries, Segments, Sequence, Values
@@ -70,12 +71,9 @@ class SelectiveAttention(Mixer):
         rngs: nnx.Rngs,
     ):
         kv_heads = heads if kv_heads is None else kv_heads
-        if heads < 1 or kv_heads < 1 or heads % kv_heads:
-            raise UserError(f'kv_heads is {kv_heads}; it must divide heads, which is {heads}')
-        if key_dim is None and dim % heads:
-            raise UserError(f'heads is {heads}; it must divide dim, which is {dim}, unless key_dim is given')
+        self.key_dim = head_channels(dim, heads, instead='key_dim') if key_dim is None else key_dim
+        check_groups(heads, kv_heads)
         self.heads, self.kv_heads = heads, kv_heads
-        self.key_dim = dim // heads if key_dim is None else key_dim
         self.position, self.implementation = position, implementation
         self.query = Linear(dim, heads * self.key_dim, rngs=rngs)
         self.key = Linear(dim, kv_heads * self.key_dim, rngs=rngs)
@@ -128,16 +126,16 @@ class SelectiveAttention(Mixer):
     ) -> tuple[Heads, SelectiveAttentionState]:
         tokens = state.cache.consumed + jnp.arange(q.shape[1], dtype=jnp.int32)
         seen, places, cache = extend(state.cache, Entries(jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2), segments))
-        k, v = (jnp.swapaxes(each, 1, 2).astype(q.dtype) for each in (seen.keys, seen.values))
-        selected = selections(q[:, :, 0], k[:, :, 0], tokens, places, segments, seen.segments)
+        first = seen.keys[:, 0].astype(q.dtype)
+        selected = selections(q[:, :, 0], first, tokens, places, segments, seen.segments)
         mask, total = accumulated(selected, state.mask)
-        y = pallas_kernels.attention(
+        y = attend_cached(
             q,
-            k,
-            v,
-            causal=False,
-            segments=(segments, seen.segments),
-            bias=hiding(tokens, places, q.dtype) - mask[:, None],
+            seen,
+            tokens=tokens,
+            places=places,
+            segments=segments,
+            bias=-mask[:, None],
             implementation=self.implementation,
         )
         return jnp.where(overflown(cache, None, 0), jnp.nan, y), SelectiveAttentionState(cache, total)

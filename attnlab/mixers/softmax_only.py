@@ -18,6 +18,7 @@ from attnlab.functional.penalty import penalised
 from attnlab.functional.recurrences import state_dtype
 from attnlab.functional.rotary import rotated_channels
 from attnlab.mixers.mixer import Mixer
+from attnlab.nn.heads import head_channels
 from attnlab.nn.parameter import param
 from attnlab.nn.positions import Rope
 from attnlab.nn.projections import Linear
@@ -113,11 +114,10 @@ class SoftmaxOnlyBlock(Mixer):
         implementation: str | None = None,
         rngs: nnx.Rngs,
     ):
-        if heads < 1 or dim % heads:
-            raise UserError(f'heads is {heads}; it must divide dim, which is {dim}')
+        self.heads, self.channels = heads, head_channels(dim, heads)
         if position is not None:
-            rotated_channels(dim // heads, position.fraction)
-        self.heads, self.position, self.penalty = heads, position, penalty
+            rotated_channels(self.channels, position.fraction)
+        self.position, self.penalty = position, penalty
         self.causal, self.implementation = causal, implementation
         self.query, self.key, self.value = (Linear(dim, dim, bias=bias, rngs=rngs) for _ in range(3))
         self.output = Linear(dim, dim, bias=bias, axes=('heads', 'embed'), rngs=rngs)
@@ -148,8 +148,9 @@ class SoftmaxOnlyBlock(Mixer):
         """Returns an empty cache of `length` slots."""
         if not self.causal:
             raise UserError('bidirectional attention cannot be streamed: the first token sees the last')
-        channels = self.query.weight.shape[1] // self.heads
-        return empty_cache(batch, length, kv_heads=self.heads, key_dim=channels, value_dim=channels, dtype=dtype)
+        return empty_cache(
+            batch, length, kv_heads=self.heads, key_dim=self.channels, value_dim=self.channels, dtype=dtype
+        )
 
     def _project(self, x: Sequence, ctx: Context) -> tuple[Queries, Keys, Values]:
         q, k, v = (linear(x).reshape(*x.shape[:2], self.heads, -1) for linear in (self.query, self.key, self.value))

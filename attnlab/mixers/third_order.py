@@ -21,6 +21,7 @@ from attnlab.functional.third_order import (
     third_order_attention,
 )
 from attnlab.mixers.mixer import Mixer
+from attnlab.nn.heads import head_channels
 from attnlab.nn.norms import RMSNorm
 from attnlab.nn.projections import Linear
 from attnlab.typing import Sequence
@@ -167,9 +168,7 @@ class PairProjections(nnx.Module):
         norm: Norm | None,
         rngs: nnx.Rngs,
     ):
-        if key_dim is None and (heads < 1 or dim % heads):
-            raise UserError(f'heads is {heads}; it must divide dim, which is {dim}, unless key_dim is given')
-        key_dim = dim // heads if key_dim is None else key_dim
+        key_dim = head_channels(dim, heads, instead='key_dim') if key_dim is None else key_dim
         self.heads, self.key_dim = heads, key_dim
         self.value_dim = key_dim if value_dim is None else value_dim
         self.query, self.first_key, self.second_key = (Linear(dim, heads * key_dim, rngs=rngs) for _ in range(3))

@@ -16,6 +16,7 @@ from attnlab.functional.cache import Entries, KeyValueCache, empty_cache, extend
 from attnlab.functional.cached import attend_cached
 from attnlab.functional.rotary import rotated_channels
 from attnlab.mixers.mixer import Mixer
+from attnlab.nn.heads import check_groups, head_channels
 from attnlab.nn.mlps import GatedMLP
 from attnlab.nn.norms import RMSNorm
 from attnlab.nn.positions import Rope
@@ -69,13 +70,10 @@ class UnifiedBlocks(Mixer):
         rngs: nnx.Rngs,
     ):
         kv_heads = heads if kv_heads is None else kv_heads
-        if key_dim is None and (heads < 1 or dim % heads):
-            raise UserError(f'heads is {heads}; it must divide dim, which is {dim}, unless key_dim is given')
-        if kv_heads < 1 or heads % kv_heads:
-            raise UserError(f'kv_heads is {kv_heads}; it must divide heads, which is {heads}')
+        self.key_dim = head_channels(dim, heads, instead='key_dim') if key_dim is None else key_dim
+        check_groups(heads, kv_heads)
         if layers < 1:
             raise UserError(f'layers is {layers}; the first is the one whose weights are shared, so it is at least 1')
-        self.key_dim = dim // heads if key_dim is None else key_dim
         if position is not None:
             rotated_channels(self.key_dim, position.fraction)
         self.heads, self.kv_heads, self.position = heads, kv_heads, position

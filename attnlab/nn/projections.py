@@ -33,7 +33,15 @@ class Linear(nnx.Module):
         self.bias = param(zeros, (dim_out,), axes=(axes[1],), group='vector', rngs=rngs) if bias else None
 
     def __call__(self, x: Float[Array, '*b d']) -> Float[Array, '*b f']:
-        return self.apply(x, self.weight[...])
+        return self.apply(self.inputs(x), self.matrix())
+
+    def inputs(self, x: Float[Array, '*b d']) -> Float[Array, '*b d']:
+        """`x` as `W` meets it."""
+        return x
+
+    def matrix(self) -> Float[Array, 'd f']:
+        """`W` as `x` meets it."""
+        return self.weight[...]
 
     def apply(self, x: Float[Array, '*b d'], weight: Float[Array, 'd f']) -> Float[Array, '*b f']:
         """The map with another weight."""

@@ -11,19 +11,27 @@ from attnlab.nn.parameter import param
 from attnlab.typing import Sequence
 
 
+def log_length_scale(length: int) -> float:
+    """Returns one over the mean of `log n`, `n` from 1 to `length`, but at most `length`.
+
+    Factors `log n` times it are one on average over a row of that length.
+    """
+    return length / max(math.lgamma(length + 1), 1.0)
+
+
 class LogLength(nnx.Module):
     """The factor `s log(n_i) + c` of scalable softmax, `s` and, with `bias`, `c` learned for every head.
 
     `n_i` is the number of keys that query `i` sees. With `c = 0` the weights are `n^(s z_j) / sum_l n^(s z_l)` for
-    scores `z`: the largest does not fade as keys are added. `s` starts at one over the mean of `log n` up to `length`,
-    so that the factors of a row of that length are one on average; `c` at 0. Neither is decayed.
+    scores `z`: the largest does not fade as keys are added. `s` starts at `log_length_scale(length)`, so that the
+    factors of a row of that length are one on average; `c` at 0. Neither is decayed.
     Nakanishi 2025, https://arxiv.org/abs/2501.19399.
     """
 
     def __init__(self, dim: int, *, heads: int, length: int = 1024, bias: bool = False, rngs: nnx.Rngs):
         del dim
-        start = length / max(math.lgamma(length + 1), 1.0)
-        self.scale = param(nnx.initializers.constant(start), (heads,), axes=('heads',), group='vector', rngs=rngs)
+        start = nnx.initializers.constant(log_length_scale(length))
+        self.scale = param(start, (heads,), axes=('heads',), group='vector', rngs=rngs)
         zeros = nnx.initializers.zeros
         self.bias = param(zeros, (heads,), axes=('heads',), group='vector', rngs=rngs) if bias else None
 

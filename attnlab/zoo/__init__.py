@@ -2,6 +2,7 @@
 
 from attnlab.zoo.attention import ATTENTION
 from attnlab.zoo.attention_variants import ATTENTION_VARIANTS
+from attnlab.zoo.convolution import CONVOLUTION
 from attnlab.zoo.higher import HIGHER
 from attnlab.zoo.linear import LINEAR
 from attnlab.zoo.recipe import Recipe, merged
@@ -12,5 +13,7 @@ from attnlab.zoo.state_space import STATE_SPACE
 
 __all__ = ['ZOO', 'Recipe']
 
-ZOO: dict[str, Recipe] = merged(ATTENTION, SOFTMAX, ATTENTION_VARIANTS, HIGHER, LINEAR, STATE_SPACE, RECURRENT, STACKS)
+ZOO: dict[str, Recipe] = merged(
+    ATTENTION, SOFTMAX, ATTENTION_VARIANTS, HIGHER, LINEAR, STATE_SPACE, RECURRENT, CONVOLUTION, STACKS
+)
 """Every recipe by the name the literature has for it."""

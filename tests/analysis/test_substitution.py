@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from attnlab.analysis.substitution import QuantizedSoftmax, _maker, _Substituted, quantized_weights
+from attnlab.analysis.loading import Loaded
+from attnlab.analysis.substitution import (
+    QuantizedSoftmax,
+    Rounding,
+    quantized_weights,
+    replaced,
+    replacement,
+    substituted,
+)
 from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.functional.dense import Rows
@@ -18,6 +26,8 @@ from attnlab.models.model import LanguageModel
 from attnlab.models.stack import Stack
 from attnlab.nn.positions import Rope
 from attnlab.nn.sinks import LearnedSink
+from attnlab.train.setup import prepare
+from configs.recall import get_config
 from pallas_kernels import AdaptiveSoftmax, ScalableSoftmax, Softmax, Softpick
 
 
@@ -40,8 +50,7 @@ def maps(model) -> list[type]:
     [('adaptive_temperature', AdaptiveSoftmax), ('ssmax', ScalableSoftmax), ('quantized_8', QuantizedSoftmax)],
 )
 def test_every_softmax_is_replaced_and_nothing_else(name, expected):
-    replaced = _Substituted(make({}, {'weights': Softpick()}), _maker(name, 64))
-    model = replaced(nnx.Rngs(0))
+    model = replaced(make({}, {'weights': Softpick()})(nnx.Rngs(0)), replacement(name, 64))
     assert maps(model) == [expected, Softpick, expected]
     tokens = jnp.arange(6, dtype=jnp.int32)[None]
     hidden, _ = jax.jit(lambda model: model.hidden(tokens, Context.full(1, 6)))(model)
@@ -49,8 +58,13 @@ def test_every_softmax_is_replaced_and_nothing_else(name, expected):
 
 
 def test_scores_of_ssmax_are_as_they_were_on_average_over_the_length():
-    scale = _maker('ssmax', 64)(2).scale
+    scale = replacement('ssmax', 64).scale
     np.testing.assert_allclose(scale * np.mean(np.log(np.arange(1, 65))), 1, rtol=1e-6)
+
+
+def test_names_of_rounding_say_how_many_bits_and_whether_corrected():
+    assert replacement('quantized_8', 64) == Rounding(bits=8, corrected=False)
+    assert replacement('quantized_12_corrected', 64) == Rounding(bits=12, corrected=True)
 
 
 def test_weights_of_few_bits_by_hand():
@@ -79,10 +93,33 @@ def test_what_rounding_takes_is_given_back_to_visible_keys_alone():
 )
 def test_what_cannot_be_replaced(mixers, name, message):
     with pytest.raises(UserError, match=message):
-        _Substituted(make(*mixers), _maker(name, 64))(nnx.Rngs(0))
+        replaced(make(*mixers)(nnx.Rngs(0)), replacement(name, 64))
+
+
+def test_a_run_is_corrected_by_what_rounding_takes_from_its_weights():
+    setup = prepare(get_config('task=mqar,zoo=mha'))
+    loaded = Loaded(setup, setup.initialize().params, 5)
+    corrected = substituted(loaded, 'quantized_3_corrected', rows=2)
+    assert corrected.step == 5 and maps(corrected.model()) == [QuantizedSoftmax, QuantizedSoftmax]
+    assert maps(loaded.model()) == [Softmax, Softmax]
+
+    @jax.jit
+    def masses(model, tokens):
+        """The mean weight of a visible key in the first layer, for every head."""
+        block = next(iter(model.stack.layers()))
+        x = block.mixer_norm(model.embedding(tokens, model.dtype))
+        weights, seen = block.mixer.read_weights(x, Context.full(*tokens.shape))
+        return jnp.sum(jnp.where(seen[:, None], weights, 0), axis=(0, 2, 3)) / jnp.sum(seen)
+
+    source = setup.task.source('train', setup.length)
+    tokens = jnp.stack([source[index]['tokens'] for index in range(2)])
+    before, after = (masses(run.model(), tokens) for run in (loaded, corrected))
+    np.testing.assert_allclose(after, before, rtol=1e-4)
+    added = next(iter(corrected.model().stack.layers())).mixer.weights.correction[...]
+    assert (added > 0.1 * before).all()
 
 
 def test_the_plain_softmax_is_told_apart_from_one_with_a_cap():
     model = make({'weights': Softmax(soft_cap=5.0)}, {})(nnx.Rngs(0))
-    _Substituted(lambda rngs: model, _maker('ssmax', 64))(nnx.Rngs(0))
+    replaced(model, replacement('ssmax', 64))
     assert maps(model) == [Softmax, ScalableSoftmax, Softmax]

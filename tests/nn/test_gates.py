@@ -40,7 +40,7 @@ def test_real_gates_by_hand():
 
 
 def test_real_gates_start_with_slow_decays():
-    gates = RealGates(16_000, 16_000, blocks=1000, rngs=nnx.Rngs(0))
+    gates = RealGates(16_000, 16_000, blocks=16_000, rngs=nnx.Rngs(0))
     slowest = jnp.exp(-8 * jax.nn.softplus(gates.rate[...]))
     assert slowest.min() >= 0.8999 and slowest.max() <= 0.9991
     np.testing.assert_allclose(slowest.mean(), (0.9 + 0.999) / 2, rtol=1e-3)

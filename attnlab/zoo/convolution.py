@@ -1,0 +1,20 @@
+"""Convolutions."""
+
+from attnlab.config import spec
+from attnlab.mixers.convolution import GatedConvolution
+from attnlab.zoo.recipe import Recipe
+
+CONVOLUTION = {
+    'base_conv': Recipe(
+        spec=spec(GatedConvolution),
+        cite='Arora et al. 2023, https://arxiv.org/abs/2312.04927',
+        causal=True,
+        streaming=True,
+        packed=True,
+        implementations=(),
+        notes=(
+            'With three taps, as the paper puts it before the mixers it compares on recall, and the skip connection of '
+            'the released code; without the long convolution of its other form.'
+        ),
+    ),
+}

@@ -1,0 +1,28 @@
+"""How widths divide into heads."""
+
+import pytest
+
+from attnlab.errors import UserError
+from attnlab.nn.heads import check_groups, head_channels
+
+
+def test_channels_of_a_head():
+    assert head_channels(12, 4) == 3
+
+
+@pytest.mark.parametrize('heads', [5, 0, -4])
+def test_heads_that_do_not_divide_the_width(heads: int):
+    with pytest.raises(UserError, match=f'^heads is {heads}; it must divide dim, which is 12$'):
+        head_channels(12, heads)
+    with pytest.raises(UserError, match=f'^heads is {heads}; .* which is 12, unless key_dim is given$'):
+        head_channels(12, heads, instead='key_dim')
+
+
+@pytest.mark.parametrize('kv_heads', [3, 0, -1, 8])
+def test_groups_that_do_not_divide_the_heads(kv_heads: int):
+    for right in (1, 2, 4):
+        check_groups(4, right)
+    with pytest.raises(UserError, match=f'^kv_heads is {kv_heads}; it must divide heads, which is 4$'):
+        check_groups(4, kv_heads)
+    with pytest.raises(UserError, match=r'^kv_heads is 1; it must divide heads, which is 0$'):
+        check_groups(0, 1)
