@@ -83,8 +83,8 @@ def command(arguments: Sequence[str], place: Place) -> list[str]:
     return [*prefix, sys.executable, '-m', 'attnlab', 'sweep', 'worker', *arguments, *pinned]
 
 
-def run_processes(study: Study, arguments: Sequence[str], where: Sequence[Place], console: Console) -> int:
-    """Runs workers as processes until the sweep is finished; returns the exit status.
+def run_processes(study: Study, arguments: Sequence[str], where: Sequence[Place], console: Console) -> bool:
+    """Runs workers as processes until the sweep is finished; returns whether it is, and was not asked to stop before.
 
     A worker that a signal ended, for lack of memory or by hand, is started again: its trial goes on. One that gave up
     says why in `logs/worker-I.txt`. Workers save and stop when this process ends, however it ends.
@@ -103,7 +103,7 @@ def run_processes(study: Study, arguments: Sequence[str], where: Sequence[Place]
     complaints = dict.fromkeys(worker.complaint() for worker in crew if worker.process.returncode)
     if complaints:
         raise UserError('; '.join(complaints))
-    return 0
+    return not asked
 
 
 class _Worker:
@@ -150,8 +150,10 @@ def _forwarding(crew: Sequence[_Worker]) -> Iterator[list[int]]:
 
     def hand_on(number: int, _: Any) -> None:
         asked.append(number)
+        # A cluster may have sent the workers the same signal, and the same one twice would end them unsaved.
+        other = signal.SIGINT if number == signal.SIGTERM else signal.SIGTERM
         for worker in crew:
-            worker.process.send_signal(signal.SIGTERM)
+            worker.process.send_signal(other)
 
     previous: dict[int, Any] = {number: signal.signal(number, hand_on) for number in (signal.SIGTERM, signal.SIGINT)}
     try:

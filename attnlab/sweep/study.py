@@ -24,15 +24,15 @@ from typing import Any
 
 import optuna
 from ml_collections import ConfigDict
-from optuna.storages import BaseStorage, JournalStorage, RDBStorage, get_storage
+from optuna.storages import BaseStorage, JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState, create_trial
-from sqlalchemy.pool import NullPool
 
 from attnlab import config as configs
 from attnlab.config import from_plain, plain
 from attnlab.errors import UserError
+from attnlab.sweep.database import open_database
 from attnlab.sweep.lock import JournalLock, Lock
 from attnlab.sweep.space import Drawn
 from attnlab.sweep.sweep import Sweep, read
@@ -125,7 +125,7 @@ class Study:
 
     def workdir(self, number: int) -> pathlib.Path:
         """The run directory of a trial."""
-        return self.folder / 'trials' / f'{number:04}'
+        return workdir(self.folder, number)
 
     def log(self, number: int) -> pathlib.Path:
         """What a trial printed."""
@@ -196,6 +196,11 @@ class Study:
         return Lock(self.folder / 'locks' / f'{number:04}')
 
 
+def workdir(folder: pathlib.Path, number: int) -> pathlib.Path:
+    """The run directory of a trial of the study in a folder."""
+    return folder / 'trials' / f'{number:04}'
+
+
 def create_study(folder: pathlib.Path, config: ConfigDict, storage: str | None = None) -> Study:
     """Makes the folder this sweep's, or finds that it already is, and opens it.
 
@@ -239,7 +244,7 @@ def open_study(folder: pathlib.Path, storage: str | None = None, within: Study |
         hint = 'lives in a database: say which by --storage' if storage is None else 'has its trials in a journal'
         raise UserError(f'{folder} {hint}')
     name = folder.absolute().name if within is None else f'{within.name}/{folder.name}'
-    opened = _journal(folder) if storage is None else _database(storage) if within is None else within.storage
+    opened = _journal(folder) if storage is None else open_database(storage) if within is None else within.storage
     direction = StudyDirection.MINIMIZE if sweep.goal == 'min' else StudyDirection.MAXIMIZE
     study = optuna.create_study(storage=opened, study_name=name, direction=direction, load_if_exists=True)
     known = study.user_attrs
@@ -263,14 +268,6 @@ def confirmation(study: Study, storage: str | None) -> Study | None:
 def _journal(folder: pathlib.Path) -> BaseStorage:
     path = folder / 'journal.log'
     return JournalStorage(JournalFileBackend(str(path), lock_obj=JournalLock(path)))
-
-
-def _database(address: str) -> BaseStorage:
-    try:
-        # A connection an operation: one that is kept over hours of training is dropped by servers and firewalls.
-        return get_storage(RDBStorage(address, engine_kwargs={'poolclass': NullPool}))
-    except ImportError as error:
-        raise UserError(f'{address.partition(":")[0]} needs a driver that is not installed: {error}') from error
 
 
 def _value(trial: FrozenTrial) -> float:

@@ -1,31 +1,30 @@
 """One trial: an ordinary run, whose evaluations the study hears of, and whose end it records."""
 
-import collections
+import contextlib
 import enum
-import gc
-import json
 import math
+import pathlib
 import time
 from collections.abc import Mapping
 from typing import Any
 
 import jax
-from ml_collections import ConfigDict
 from optuna.trial import TrialState
 from rich.console import Console
 
+from attnlab import config as configs
 from attnlab.config import from_plain, plain
 from attnlab.errors import UserError, nearest
-from attnlab.sweep.study import Claim, Study
+from attnlab.sweep.study import Claim, Study, workdir
+from attnlab.sweep.sweep import read
+from attnlab.sweep.together import Abandoned, Followers, Order, OutOfStep, heard
 from attnlab.train import launch, loop, run
+from attnlab.train.programs import Programs, Unbuildable
 from attnlab.train.report import read_lines
-from attnlab.train.setup import SCALARS, Setup, prepare
+from attnlab.train.setup import Setup
 
 STARTS = 10
 """Starts from one and the same checkpoint after which a trial counts as one that cannot live."""
-
-KEPT = 2
-"""Models whose compiled programs a worker keeps."""
 
 
 class Outcome(enum.Enum):
@@ -44,81 +43,48 @@ class Failed(Exception):
     """The point of the trial cannot be run; the message says why."""
 
 
-class Programs:
-    """Compiled programs by what they depend on: trials that differ in `SCALARS` alone share them."""
-
-    def __init__(self) -> None:
-        self._made: collections.OrderedDict[str, tuple[Setup, dict[str, Any]]] = collections.OrderedDict()
-
-    def prepare(self, config: ConfigDict) -> tuple[Setup, dict[str, Any]]:
-        """The setup of a run, and what is measured of it. Raises Failed for a config that cannot be built."""
-        try:
-            setup = prepare(config)
-            setup.check_batch()
-        except UserError as error:
-            raise Failed(str(error)) from error
-        setup.load_data()
-        key = structure(config)
-        if key in self._made:
-            self._made.move_to_end(key)
-            first, facts = self._made[key]
-            return setup.sharing(first), facts
-        while len(self._made) >= KEPT:
-            self._made.popitem(last=False)
-        try:
-            facts = launch.measured(setup)
-        except UserError as error:
-            raise Failed(str(error)) from error
-        self._made[key] = setup, facts
-        return setup, facts
-
-    def clear(self) -> None:
-        """Lets go of everything, when memory may have run out."""
-        self._made.clear()
-        gc.collect()
-
-
-def structure(config: ConfigDict) -> str:
-    """A config without what its programs take as arguments."""
-    rest: Any = plain(config)
-    for key in SCALARS:
-        *parents, name = key.split('.')
-        inner = rest
-        for parent in parents:
-            inner = inner[parent]
-        del inner[name]
-    return json.dumps(rest, sort_keys=True)
-
-
-def run_trial(study: Study, claim: Claim, programs: Programs) -> Outcome:
-    """Runs a claimed trial to its end and records it, from the newest checkpoint if there is one.
+def run_trial(study: Study, claim: Claim, programs: Programs, followers: Followers | None = None) -> Outcome:
+    """Runs a claimed trial to its end and records it, from the newest checkpoint if there is one; so do `followers`.
 
     What is wrong with the point (a config that cannot be built, a loss that is not finite, too little memory, a bug it
     meets) fails the trial; what is wrong with the machine (a full disk, a missing data set) is raised, and the trial
-    goes on when it is claimed again.
+    goes on when it is claimed again. Raises OutOfStep where what failed the trial may not have befallen the followers.
     """
+    followers = Followers(study.folder) if followers is None else followers
     began = time.perf_counter()
     path = study.log(claim.number)
     path.parent.mkdir(exist_ok=True)
     with path.open('a') as file:
         console = Console(file=file, width=120, highlight=False)
-        outcome, value, reason = _outcome(study, claim, programs, console)
+        outcome, value, reason = _outcome(study, claim, programs, followers, console)
         if reason is not None:
             console.print(f'failed: {reason}')
     before = claim.notes.get('seconds', 0.0)
     claim.note('seconds', before + time.perf_counter() - began)
     if outcome != Outcome.STOPPED:
         study.tell(claim, STATES[outcome], value, reason)
+    if not followers.in_step:
+        raise OutOfStep(
+            f'trial {claim.number} failed in one process of {jax.process_count()} ({reason}): start them again'
+        )
     return outcome
 
 
+def follow_trial(folder: pathlib.Path, order: Order, programs: Programs) -> None:
+    """Runs a trial beside the first process, which claimed it, checked its config, and made its folder."""
+    study = folder / order.study
+    setup, facts = programs.prepare(read(configs.load(study / 'sweep.json')).config(order.number, order.drawn))
+    with contextlib.suppress(loop.NonFinite, Abandoned):
+        launch.train(setup, workdir(study, order.number), facts, console=Console(quiet=True), watch=heard)
+
+
 def _outcome(
-    study: Study, claim: Claim, programs: Programs, console: Console
+    study: Study, claim: Claim, programs: Programs, followers: Followers, console: Console
 ) -> tuple[Outcome, float | None, str | None]:
     """What became of it, with the value of what is done and the reason of what failed."""
     try:
-        value = _value(study, claim, programs, console)
-    except (Failed, loop.NonFinite) as error:
+        value = _value(study, claim, programs, followers, console)
+    except (Failed, Unbuildable, loop.NonFinite) as error:
         return Outcome.FAILED, None, str(error)
     except (UserError, OSError):
         raise
@@ -131,20 +97,27 @@ def _outcome(
     return Outcome.FAILED, None, reason
 
 
-def _value(study: Study, claim: Claim, programs: Programs, console: Console) -> float | Outcome:
+def _value(study: Study, claim: Claim, programs: Programs, followers: Followers, console: Console) -> float | Outcome:
     """The metric after the last step; PRUNED or STOPPED where it did not come so far."""
     sweep = study.sweep
     config = sweep.config(claim.number, claim.drawn)
-    workdir = study.workdir(claim.number)
-    _check_starts(claim, newest_checkpoint(workdir))
+    folder = study.workdir(claim.number)
+    _check_starts(claim, newest_checkpoint(folder))
     setup, facts = programs.prepare(config)
     _check_metric(sweep.metric, setup)
-    run.claim(workdir, from_plain(plain(config)))
+    run.claim(folder, from_plain(plain(config)))
     pruned_at = claim.notes.get('pruned_at')
-    if pruned_at is None or newest_checkpoint(workdir) < pruned_at:
-        watch = _watch(claim, sweep.metric, setup.steps)
-        if launch.train(setup, workdir, facts, console=console, watch=watch) == loop.FINISHED:
-            return _last(workdir, sweep.metric, setup.steps)
+    if pruned_at is None or newest_checkpoint(folder) < pruned_at:
+        watch = followers.told(_watch(claim, sweep.metric, setup.steps))
+        followers.run(study.folder, claim.number, claim.drawn)
+        try:
+            outcome = launch.train(setup, folder, facts, console=console, watch=watch)
+        except loop.NonFinite:
+            followers.ran()
+            raise
+        followers.ran()
+        if outcome == loop.FINISHED:
+            return _last(folder, sweep.metric, setup.steps)
         if 'pruned_at' not in claim.notes:
             return Outcome.STOPPED
     return Outcome.PRUNED

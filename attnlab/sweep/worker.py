@@ -6,6 +6,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from optuna.trial import TrialState
@@ -13,7 +14,9 @@ from rich.console import Console
 
 from attnlab.sweep.status import describe
 from attnlab.sweep.study import Study, confirmation, open_study
-from attnlab.sweep.trial import Outcome, Programs, run_trial
+from attnlab.sweep.together import Followers, Leaving, first, next_order
+from attnlab.sweep.trial import Outcome, follow_trial, run_trial
+from attnlab.train.programs import Programs
 
 PAUSE = 1.0
 """Seconds between two looks for something to do."""
@@ -23,8 +26,22 @@ def work(folder: Path, storage: str | None, console: Console, idle: float = floa
     """Runs trials until the sweep is finished, its confirmation too; returns whether it is.
 
     A worker that finds nothing to do waits, for it may have to take over from one that dies: `idle` seconds at most.
-    Asked to stop by SIGTERM or Ctrl-C, it saves the run it is in and returns.
+    Asked to stop by SIGTERM or Ctrl-C, it saves the run it is in and returns. Of several processes of
+    `jax.distributed` the first one decides all this, and the others run its trials with it.
     """
+    if not first():
+        return _follow(folder)
+    followers = Followers(folder)
+    _answer_signals(followers.leave)
+    try:
+        return _lead(folder, storage, console, idle, followers)
+    except Leaving:
+        return False
+    finally:
+        followers.end()
+
+
+def _lead(folder: Path, storage: str | None, console: Console, idle: float, followers: Followers) -> bool:
     study: Study | None = open_study(folder, storage)
     programs = Programs()
     console.print(f'{socket.gethostname()} {os.getpid()}: at work on {folder}')
@@ -33,7 +50,7 @@ def work(folder: Path, storage: str | None, console: Console, idle: float = floa
         claim = study.claim()
         if claim is not None:
             try:
-                outcome = run_trial(study, claim, programs)
+                outcome = run_trial(study, claim, programs, followers)
             finally:
                 claim.release()
             busy = time.monotonic()
@@ -48,19 +65,32 @@ def work(folder: Path, storage: str | None, console: Console, idle: float = floa
             console.print(f'nothing to do; others run trials {", ".join(map(str, waiting))}')
             return False
         else:
+            followers.idle()
             time.sleep(PAUSE)
     return True
 
 
-def _leave(number: int, frame: object) -> None:
-    """Between runs there is nothing to save; a run saves by a handler of its own."""
-    sys.exit(0)
+def _follow(folder: Path) -> bool:
+    """Runs what the first process says, until it says that it is the end; between runs signals are for that one."""
+    _answer_signals(lambda *_: None)
+    programs = Programs()
+    while (order := next_order()) is not None:
+        follow_trial(folder, order, programs)
+    return True
 
 
-def leave_when_asked() -> None:
-    """Ends this process in order on SIGTERM and Ctrl-C; while it runs a trial, that is saved first."""
+def leave_when_asked(status: int) -> None:
+    """Ends this process with an exit status on SIGTERM and Ctrl-C, until `work` answers them."""
+    _answer_signals(lambda *_: sys.exit(status))
+    # With these SLURM warns every process of a job; the one that started this one answers, and sends SIGTERM.
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _answer_signals(answer: Callable[..., None]) -> None:
+    """Between runs there is nothing to save; a run saves by handlers of its own."""
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _leave)
+        signal.signal(number, answer)
 
 
 def stop_with_parent() -> None:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -31,6 +31,11 @@ class LayerCore:
     def describe(self) -> dict[str, Any]:
         """As plain data, for run.json."""
         return dataclasses.asdict(self) | {'refused': dict(self.refused)}
+
+    @classmethod
+    def described(cls, entry: Mapping[str, Any]) -> 'LayerCore':
+        """What `describe` returned, read back from run.json."""
+        return cls(**{**entry, 'layers': tuple(entry['layers']), 'refused': tuple(entry['refused'].items())})
 
 
 def flops_per_token(setup: Setup) -> float:

@@ -3,7 +3,7 @@
 import itertools
 import os
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -56,20 +56,40 @@ def position_curves(
 
 def layer_curves(curves: Mapping[str, Sequence[float]], path: pathlib.Path) -> None:
     """Numbers by layer, a panel each; layers without the number are left out."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
-    figure = Figure(figsize=(3 * len(curves), 2.6), layout='constrained')
-    FigureCanvasAgg(figure)
-    panels = figure.subplots(1, len(curves), squeeze=False)[0]
-    for axes, (name, values) in zip(panels, curves.items(), strict=True):
+    figure, panels = _panels(curves, 'layer')
+    for axes, values in zip(panels, curves.values(), strict=True):
         axes.plot(range(len(values)), values, marker='o', ms=3, lw=1.5)
-        axes.set(title=name.replace('_', ' '), xlabel='layer', ylim=(0, None))
+        axes.set_ylim(0, None)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    _save(figure, path)
+
+
+def length_curves(curves: Mapping[str, Mapping[int, float]], path: pathlib.Path) -> None:
+    """Metrics by length, in multiples of the length trained on, a panel each."""
+    figure, panels = _panels(curves, 'times the training length')
+    for axes, values in zip(panels, curves.values(), strict=True):
+        axes.plot(values.keys(), values.values(), marker='o', ms=3, lw=1.5)
+        axes.set_xscale('log', base=2)
+        axes.set_xticks(list(values), [str(multiple) for multiple in values])
+    _save(figure, path)
+
+
+def _panels(titles: Iterable[str], x: str) -> tuple[Any, list[Any]]:
+    """A figure with a panel a title, side by side."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    names = [title.replace('_', ' ') for title in titles]
+    figure = Figure(figsize=(3 * len(names), 2.6), layout='constrained')
+    FigureCanvasAgg(figure)
+    panels = list(figure.subplots(1, len(names), squeeze=False)[0])
+    for axes, name in zip(panels, names, strict=True):
+        axes.set(title=name, xlabel=x)
         axes.grid(alpha=0.3)
         axes.spines[['top', 'right']].set_visible(False)
-    _save(figure, path)
+    return figure, panels
 
 
 def _smoothed(values: np.ndarray, points: int = 64) -> tuple[np.ndarray, np.ndarray]:

@@ -30,13 +30,14 @@ def claim(workdir: pathlib.Path, config: ConfigDict) -> None:
             shown = '; '.join(differing[:8]) + ('; ...' if len(differing) > 8 else '')
             raise UserError(f'{workdir} holds a run with another config ({shown}): choose another --workdir')
         return
-    if workdir.exists() and any(workdir.iterdir()):
+    partial = workdir / 'config.json.partial'
+    # Another process of this run may be writing it just now, or have died while it did.
+    if workdir.exists() and any(child not in (path, partial) for child in workdir.iterdir()):
         raise UserError(
             f'{workdir} is not empty and holds no config.json, so it is not a run: choose another --workdir'
         )
     if jax.process_index() == 0:
         workdir.mkdir(parents=True, exist_ok=True)
-        partial = workdir / 'config.json.partial'
         configs.save(config, partial)
         os.replace(partial, path)
 

@@ -1,12 +1,16 @@
 import pathlib
 import shutil
+import subprocess
+import sys
 
 import pytest
 
 from attnlab.configuration import config_of
 from attnlab.sweep.study import create_study
-from attnlab.sweep.trial import Programs, run_trial
+from attnlab.sweep.trial import run_trial
+from attnlab.train.programs import Programs
 
+ROOT = pathlib.Path(__file__).parents[2]
 TINY = pathlib.Path(__file__).parent / 'tiny.py'
 
 
@@ -51,3 +55,29 @@ def compiled(tmp_path_factory):
     folder = tmp_path_factory.mktemp('compiled')
     yield folder
     shutil.rmtree(folder)
+
+
+@pytest.fixture
+def attnlab(compiled):
+    """Starts `attnlab sweep ...`; whatever still runs in the end is killed."""
+    started = []
+
+    def start(*arguments):
+        argv = [
+            sys.executable,
+            '-m',
+            'attnlab',
+            'sweep',
+            *arguments,
+            '--platform=cpu',
+            '--cpu_devices=2',
+            f'--compilation_cache={compiled}',
+        ]
+        process = subprocess.Popen(argv, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()

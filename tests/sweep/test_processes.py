@@ -2,88 +2,15 @@
 
 import json
 import os
-import pathlib
 import random
-import re
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
 
 from attnlab.sweep.launch import Place, command, places, submit
 from attnlab.sweep.study import open_study
-
-ROOT = pathlib.Path(__file__).parents[2]
-CONFIG = '--config=tests/sweep/tiny.py'
-
-
-@pytest.fixture
-def attnlab(compiled):
-    """Starts `attnlab sweep ...`; whatever still runs in the end is killed."""
-    started = []
-
-    def start(*arguments):
-        argv = [
-            sys.executable,
-            '-m',
-            'attnlab',
-            'sweep',
-            *arguments,
-            '--platform=cpu',
-            '--cpu_devices=2',
-            f'--compilation_cache={compiled}',
-        ]
-        process = subprocess.Popen(argv, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        started.append(process)
-        return process
-
-    yield start
-    for process in started:
-        process.kill()
-        process.communicate()
-
-
-def workers(folder):
-    """The processes that ever worked on a study, by its logs, newest last."""
-    logs = sorted((folder / 'logs').glob('worker-*.txt'))
-    return [int(pid) for log in logs for pid in re.findall(r' (\d+): at work', log.read_text())]
-
-
-def alive(pid):
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return (pathlib.Path('/proc') / str(pid) / 'stat').read_text().split(') ')[1][0] != 'Z'
-
-
-def until(condition, seconds=240):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
-def steps_of(folder, number):
-    """How far a trial has come."""
-    path = folder / 'trials' / f'{number:04}' / 'metrics.jsonl'
-    return len(path.read_text().splitlines()) if path.exists() else 0
-
-
-def assert_whole(folder, unbroken):
-    """Every trial is there once, and as it is without interruption."""
-    study = open_study(folder)
-    assert study.finished()
-    found, wanted = study.trials(), unbroken.trials()
-    assert [trial.number for trial in found] == list(range(len(wanted)))
-    assert [(trial.params, trial.value) for trial in found] == [(trial.params, trial.value) for trial in wanted]
-    assert [trial.intermediate_values for trial in found] == [trial.intermediate_values for trial in wanted]
-    for trial in found:
-        for name in ('metrics.jsonl', 'config.json'):
-            path = pathlib.Path('trials', f'{trial.number:04}', name)
-            assert (folder / path).read_bytes() == (unbroken.folder / path).read_bytes()
+from tests.sweep.processes import CONFIG, alive, assert_whole, steps_of, until, workers
 
 
 @pytest.mark.slow
@@ -126,11 +53,15 @@ def test_killed_at_random_again_and_again(attnlab, make, unbroken):
 
 
 @pytest.mark.slow
-def test_asked_to_stop_it_saves(attnlab, tmp_path):
+@pytest.mark.parametrize('everyone', [False, True])
+def test_asked_to_stop_it_saves(attnlab, tmp_path, everyone):
+    """Also where a cluster signals every process of the job itself."""
     folder = tmp_path / 'study'
     sweep = attnlab(f'{CONFIG}:steps=4000,trials=1', f'--study={folder}')
     until(lambda: steps_of(folder, 0) > 3)
-    sweep.send_signal(signal.SIGTERM)
+    for pid in [*(workers(folder) if everyone else []), sweep.pid]:
+        os.kill(pid, signal.SIGTERM)
+        time.sleep(0.05)
     output, _ = sweep.communicate(timeout=120)
     assert sweep.returncode == 0 and '1 interrupted' in output, output
     (trial,) = open_study(folder).trials()

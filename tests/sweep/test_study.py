@@ -1,6 +1,5 @@
 """Claims, ends and failures of trials, in one process."""
 
-import importlib.util
 import json
 import time
 
@@ -17,10 +16,9 @@ from attnlab.errors import UserError
 from attnlab.sweep import trial as trials
 from attnlab.sweep.status import rows, seconds_left, show_status
 from attnlab.sweep.study import create_study, open_study
-from attnlab.sweep.trial import STARTS, Outcome, Programs, run_trial
+from attnlab.sweep.trial import STARTS, Outcome, run_trial
 from attnlab.train import launch
-
-HAS_DRIVER = importlib.util.find_spec('psycopg') is not None
+from attnlab.train.programs import Programs
 
 
 def finish(study, claim, value):
@@ -94,9 +92,6 @@ def test_hosts_that_share_a_database_but_no_folder(make, tmp_path):
         open_study(tmp_path / 'one' / 'study')
     with pytest.raises(UserError, match=r'the database has a study study of another sweep .trials'):
         make('trials=3', 'three/study', address)
-    if not HAS_DRIVER:
-        with pytest.raises(UserError, match='postgresql needs a driver that is not installed'):
-            make('trials=2', 'four/study', 'postgresql://nobody@nowhere/nothing')
 
 
 def test_a_trial_is_the_run_that_training_makes(unbroken, tmp_path):

@@ -1,0 +1,101 @@
+"""Trials in a database: opened by its address, and asked again while it does not answer."""
+
+import random
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from optuna.exceptions import StorageInternalError, UpdateFinishedTrialError
+from optuna.storages import BaseStorage, RDBStorage, get_storage
+from sqlalchemy.exc import InterfaceError, OperationalError, PendingRollbackError, SQLAlchemyError
+from sqlalchemy.pool import NullPool
+
+from attnlab.errors import UserError
+
+PATIENCE = 600.0
+"""Seconds for which a database that has answered before is asked again."""
+
+PAUSE = 1.0
+TRIES = 8
+"""Of making the tables: workers that start at once on an empty database get in each other's way."""
+
+OUTAGES = (OperationalError, InterfaceError, PendingRollbackError)
+"""The last where Optuna caught one of the others and asked again over the connection that broke."""
+
+
+def open_database(address: str) -> BaseStorage:
+    """Opens Optuna's storage at an address such as `postgresql://USER@HOST/NAME`, making its tables if need be.
+
+    Raises `UserError` where the driver is missing, the address is none, or nothing answers there.
+    """
+    scheme, separator, rest = address.partition('://')
+    if not separator:
+        raise UserError(f'--storage is {address!r}; it wants an address such as postgresql://USER@HOST/NAME')
+    if scheme == 'postgresql':
+        address = f'postgresql+psycopg://{rest}'
+    for attempt in range(1, TRIES + 1):
+        try:
+            # A connection an operation: one that is kept over hours of training is dropped by servers and firewalls.
+            storage: BaseStorage = Patient(get_storage(RDBStorage(address, engine_kwargs={'poolclass': NullPool})))
+            return storage
+        except ImportError as error:
+            wanted = 'pip install "attnlab[postgresql]"' if scheme == 'postgresql' else f'{error.__cause__ or error}'
+            raise UserError(f'{scheme} wants a driver that is not installed: {wanted}') from error
+        except (SQLAlchemyError, StorageInternalError) as error:
+            if attempt == TRIES or _is_outage(error):
+                raise UserError(f'the database at --storage cannot be opened: {_reason(error)}') from error
+            time.sleep(PAUSE * random.random())
+    raise AssertionError('unreachable')
+
+
+def _asked(name: str) -> Callable[..., Any]:
+    """A method of a storage, called until it answers.
+
+    What was done before the connection broke may be done again without harm: attributes and values are set to the same,
+    and a trial that is made twice is one that nobody runs, which is taken up next.
+    """
+
+    def ask(self: Any, *arguments: Any, **named: Any) -> Any:
+        began, again = time.monotonic(), False
+        while True:
+            try:
+                return getattr(self._storage, name)(*arguments, **named)
+            except UpdateFinishedTrialError:
+                if not again or name != 'set_trial_state_values':
+                    raise
+                return True
+            except StorageInternalError as error:
+                waited = time.monotonic() - began
+                if not _is_outage(error) or waited > PATIENCE:
+                    raise UserError(
+                        f'the database failed for {waited:.0f} s: {_reason(error)}; the same command goes on from there'
+                    ) from error
+                if not again:
+                    print(f'the database does not answer, waiting: {_reason(error)}', file=sys.stderr, flush=True)
+                again = True
+            time.sleep(PAUSE)
+
+    return ask
+
+
+def _patient(self: Any, storage: BaseStorage) -> None:
+    self._storage = storage
+
+
+Patient = type(
+    'Patient',
+    (BaseStorage,),
+    {'__init__': _patient, '__doc__': 'A storage that outlives short outages of another.'}
+    | {name: _asked(name) for name in vars(BaseStorage) if not name.startswith('_')},
+)
+
+
+def _is_outage(error: Exception) -> bool:
+    return isinstance(error if isinstance(error, SQLAlchemyError) else error.__cause__, OUTAGES)
+
+
+def _reason(error: Exception) -> str:
+    """What the server or its driver says, in one line."""
+    cause = error if isinstance(error, SQLAlchemyError) else error.__cause__
+    return str(getattr(cause, 'orig', cause)).strip().replace('\n', ' ')

@@ -1,0 +1,31 @@
+"""Whose a work directory is."""
+
+import jax
+import pytest
+
+from attnlab.config import load
+from attnlab.configuration import config_of
+from attnlab.errors import UserError
+from attnlab.train.run import claim
+from tests.sweep import tiny
+
+
+def test_a_folder_is_claimed_whatever_another_process_has_written_of_the_config(tmp_path, monkeypatch):
+    """What is there of it, for a process that comes second: nothing, the beginning of the file, or all of it."""
+    config = config_of(tiny.LANGUAGE, 'zoo=mha')
+    (tmp_path / 'config.json.partial').write_text('{"steps"')
+    with monkeypatch.context() as other:
+        other.setattr(jax, 'process_index', lambda: 1)
+        claim(tmp_path, config)
+        assert [path.name for path in tmp_path.iterdir()] == ['config.json.partial']
+    claim(tmp_path, config)
+    claim(tmp_path, config)
+    assert [path.name for path in tmp_path.iterdir()] == ['config.json']
+    assert load(tmp_path / 'config.json').steps == config.steps
+
+
+def test_what_is_no_run_is_left_alone(tmp_path):
+    (tmp_path / 'config.json.partial').touch()
+    (tmp_path / 'thesis.tex').touch()
+    with pytest.raises(UserError, match='is not empty and holds no config'):
+        claim(tmp_path, config_of(tiny.LANGUAGE, 'zoo=mha'))
