@@ -5,6 +5,7 @@ import os
 import pathlib
 import sys
 from collections.abc import Callable
+from typing import Any
 
 from absl import flags
 
@@ -18,7 +19,7 @@ usage: attnlab COMMAND [--flag=value ...]
   sweep worker --study=DIR                         one more worker on a study, from whatever can start a process
   sweep status --study=DIR [--watch]               what runs, is done, failed and why; the best so far; the time left
   match     --config=FILE.py[:ARG] --by=MEASURE    configs of several recipes that agree in size
-  compare   STUDY...                               studies side by side, with intervals; says what is unequal
+  compare   RUN... | STUDY...                      scores beside costs, with intervals for studies; says what is unequal
   report    STUDY... --out=DIR                     the same as one HTML page with figures, and as CSV
   eval      --workdir=RUN [--step=N]               every metric, by position too, at 1x to 8x the length
   analyse   --workdir=RUN [--step=N]               sinks, sparsity and outliers by layer; the loss with few bits
@@ -87,7 +88,8 @@ def sweep(argv: list[str]) -> int:
 
     values = flags.FlagValues()
     _define_study(values)
-    _define_platform(values)
+    _define_devices(values)
+    _define_stopping(values)
     flags.DEFINE_integer('workers', 1, 'How many trials run at once.', lower_bound=1, flag_values=values)
     flags.DEFINE_list(
         'devices', [], 'Accelerators of this host by index; workers take them in turn.', flag_values=values
@@ -109,23 +111,29 @@ def sweep(argv: list[str]) -> int:
 
     console = Console(highlight=False)
     folder = _required(values, 'study')
+    together = values.distributed or values.coordinator is not None
+    if together and values.launcher == 'processes' and values.workers != 1:
+        raise UserError(f'--workers is {values.workers}; several processes that run one trial together are one worker')
     study = create_study(folder, config, values.storage)
     arguments = [f'--study={folder}', f'--compilation_cache={values.compilation_cache}']
-    named = {name: values[name].value for name in ('storage', 'platform', 'cpu_devices')}
-    arguments += [f'--{name}={value}' for name, value in named.items() if value]
+    named = ('storage', 'platform', 'cpu_devices', 'distributed', 'coordinator', 'processes', 'process')
+    given = {name: values[name].value for name in named}
+    arguments += [f'--{name}={value}' for name, value in given.items() if value is not None and value is not False]
     if values.launcher == 'submitit':
         jobs = launch.submit(folder, arguments, values.workers, values.cluster, _options(values.job))
         console.print(f'submitted {", ".join(job.job_id for job in jobs)}. Next: attnlab sweep status --study={folder}')
         return 0
     devices = [_index(text, '--devices') for text in values.devices]
-    return launch.run_processes(study, arguments, launch.places(values.workers, devices, launch.host_cores()), console)
+    where = launch.places(values.workers, devices, launch.host_cores())
+    return 0 if launch.run_processes(study, arguments, where, console) else values.stopped_status
 
 
 def sweep_worker(argv: list[str]) -> int:
     """`attnlab sweep worker`."""
     values = flags.FlagValues()
     _define_study(values)
-    _define_platform(values)
+    _define_devices(values)
+    _define_stopping(values)
     flags.DEFINE_float('idle', None, 'Seconds to wait for something to do; no end by default.', flag_values=values)
     flags.DEFINE_list('cores', [], 'Cores of the processor to keep to.', flag_values=values)
     flags.DEFINE_integer('device', None, 'The accelerator to keep to, by index.', flag_values=values)
@@ -136,17 +144,17 @@ def sweep_worker(argv: list[str]) -> int:
     from attnlab.sweep.launch import pin
 
     pin([_index(text, '--cores') for text in values.cores], values.device)
-    _start_platform(values)
+    _start_devices(values)
     from rich.console import Console
 
     from attnlab.sweep.worker import leave_when_asked, stop_with_parent, work
 
-    leave_when_asked()
+    leave_when_asked(values.stopped_status)
     if values.tied:
         stop_with_parent()
     idle = float('inf') if values.idle is None else values.idle
-    work(folder, values.storage, Console(highlight=False, soft_wrap=True), idle)
-    return 0
+    finished = work(folder, values.storage, Console(highlight=False, soft_wrap=True), idle)
+    return 0 if finished else values.stopped_status
 
 
 def sweep_status(argv: list[str]) -> int:
@@ -193,8 +201,26 @@ def match(argv: list[str]) -> int:
 
 
 def compare(argv: list[str]) -> int:
-    """`attnlab compare`."""
-    return _compared(argv, 'compare', None)
+    """`attnlab compare`, of runs or of studies."""
+    folders = [pathlib.Path(word) for word in argv if not word.startswith('-')]
+    for folder in folders:
+        if not any((folder / name).exists() for name in ('config.json', 'sweep.json')):
+            raise UserError(f'{folder} is neither a run nor a study: it holds no config.json and no sweep.json')
+    if not any((folder / 'config.json').exists() for folder in folders):
+        return _compared(argv, 'compare', None)
+    values = flags.FlagValues()
+    flags.DEFINE_string('metric', None, 'The score; accuracy, bits per byte or loss by default.', flag_values=values)
+    _define_strictness(values)
+    flags.DEFINE_string('out', 'comparison', 'Where the table and the figure are written.', flag_values=values)
+    if not _parsed(values, [word for word in argv if word.startswith('-')], 'compare RUN...'):
+        return 0
+    from rich.console import Console
+
+    from attnlab.analysis.runs import compare_runs
+
+    chosen: dict[str, Any] = {name: values[name].value for name in ('metric', 'tolerance', 'strict')}
+    compare_runs(folders, _required(values, 'out'), Console(), **chosen)
+    return 0
 
 
 def report(argv: list[str]) -> int:
@@ -207,9 +233,14 @@ def _compared(argv: list[str], command: str, out: str | None) -> int:
     values = flags.FlagValues()
     if out is not None:
         flags.DEFINE_string('out', out, 'Where the page is written.', flag_values=values)
+        flags.DEFINE_bool(
+            'measure',
+            None,
+            'Measure decoding time and memory on the device at hand; --nomeasure never does. By default, once a study.',
+            flag_values=values,
+        )
     flags.DEFINE_string('by', 'params', 'What the models should agree in, as for match.', flag_values=values)
-    flags.DEFINE_float('tolerance', 0.01, 'By how much, as a share.', lower_bound=0.0, flag_values=values)
-    flags.DEFINE_bool('strict', False, 'Refuse to compare what is not matched.', flag_values=values)
+    _define_strictness(values)
     flags.DEFINE_string('storage', None, 'The database of the studies, if they are in one.', flag_values=values)
     _define_platform(values)
     studies = [word for word in argv if not word.startswith('-')]
@@ -220,12 +251,21 @@ def _compared(argv: list[str], command: str, out: str | None) -> int:
     _start_platform(values)
     from rich.console import Console
 
-    from attnlab.analysis.report import comparison, page
+    from attnlab.analysis.report.comparison import compare, print_comparison
 
-    found = comparison.compare([pathlib.Path(study) for study in studies], values.by, values.tolerance, values.storage)
-    comparison.print_comparison(found, Console(), strict=values.strict)
-    if out is not None:
-        page.write_report(found, _required(values, 'out'), Console())
+    folders = [pathlib.Path(study) for study in studies]
+    if out is None:
+        found = compare(folders, values.by, values.tolerance, values.storage)
+        print_comparison(found, Console(), strict=values.strict)
+        return 0
+    from attnlab.analysis.report.contents import gather
+    from attnlab.analysis.report.page import write_report
+
+    folder = _required(values, 'out')
+    chosen: dict[str, Any] = {name: values[name].value for name in ('by', 'tolerance', 'storage', 'strict', 'measure')}
+    contents = gather(folders, folder, **chosen)
+    print_comparison(contents.comparison, Console())
+    write_report(contents, folder, Console())
     return 0
 
 
@@ -389,6 +429,22 @@ def _define_study(values: flags.FlagValues) -> None:
         'storage',
         None,
         'A database to keep trials in, such as postgresql://USER@HOST/NAME; a journal in the study by default.',
+        flag_values=values,
+    )
+
+
+def _define_strictness(values: flags.FlagValues) -> None:
+    flags.DEFINE_float('tolerance', 0.01, 'How far sizes may be off, as a share.', lower_bound=0.0, flag_values=values)
+    flags.DEFINE_bool('strict', False, 'Refuse to compare what is not matched.', flag_values=values)
+
+
+def _define_stopping(values: flags.FlagValues) -> None:
+    flags.DEFINE_integer(
+        'stopped_status',
+        0,
+        'Exit status where it stops before the end; clusters that start again what failed want one above 0.',
+        lower_bound=0,
+        upper_bound=255,
         flag_values=values,
     )
 

@@ -25,8 +25,8 @@ from attnlab import config as configs
 from attnlab.analysis.loading import Loaded, restored
 from attnlab.config import from_plain, plain
 from attnlab.errors import UserError, nearest
-from attnlab.sweep.trial import Failed, Programs
 from attnlab.train import launch, loop, run
+from attnlab.train.programs import Programs, Unbuildable
 from attnlab.train.report import read_lines
 
 SIZES = ('cpu', 'full')
@@ -94,6 +94,14 @@ class Experiment:
             raise UserError(f'two runs of {self.folder.name} are called {", ".join(twice)}')
         return runs
 
+    def has_studies(self) -> bool:
+        """Whether it is one of sweeps; see `attnlab.analysis.study_experiment`."""
+        return hasattr(_module(self.folder / 'sweep.py'), 'studies')
+
+    def studies(self) -> Mapping[str, Mapping[str, ConfigDict]]:
+        """The configs of its sweeps, as `sweep.py` has them."""
+        return _module(self.folder / 'sweep.py').studies(self.size)
+
     def workdir(self, each: Run, workdirs: pathlib.Path) -> pathlib.Path:
         """Where a run is kept."""
         return workdirs / self.folder.name / self.size / each.label
@@ -121,7 +129,7 @@ def run_experiment(experiment: Experiment, workdirs: pathlib.Path, command: str,
         if row is None:
             outcome = loop.STOPPED
             break
-        _write(workdir / MEASURED, json.dumps(row) + '\n')
+        write(workdir / MEASURED, json.dumps(row) + '\n')
     report_experiment(experiment, workdirs, command, console)
     return outcome
 
@@ -144,7 +152,7 @@ def _run(each: Run, workdir: pathlib.Path, measure: Any, programs: Programs) -> 
     made = {**run.environment(), 'cores': os.cpu_count()}
     try:
         setup, facts = programs.prepare(config)
-    except Failed as error:
+    except Unbuildable as error:
         raise UserError(f'{each.label}: {error}') from error
     run.claim(workdir, config)
     found = {name: facts[name] for name in ('parameters', 'state_bytes_per_sequence', 'implementations')}
@@ -175,7 +183,7 @@ def _report(experiment: Experiment, rows: list[Row], planned: int, command: str)
     folder.mkdir(exist_ok=True)
     results = {'experiment': experiment.folder.name, 'size': size, 'command': command, 'planned': planned}
     lines = ',\n'.join(json.dumps(_rounded(row)) for row in rows)
-    _write(folder / f'{size}.json', f'{json.dumps(results)[:-1]}, "runs": [\n{lines}\n]}}\n')
+    write(folder / f'{size}.json', f'{json.dumps(results)[:-1]}, "runs": [\n{lines}\n]}}\n')
     whole = [row for row in rows if 'failed' not in row]
     if whole:
         with matplotlib.rc_context({'svg.hashsalt': experiment.folder.name, 'svg.fonttype': 'none'}):
@@ -188,10 +196,10 @@ def _report(experiment: Experiment, rows: list[Row], planned: int, command: str)
     failures = [f'{row["label"]} did not come to its end: {row["failed"]}.' for row in rows if 'failed' in row]
     text = '\n\n'.join([table, *failures, provenance(rows, planned, command)]).strip()
     readme = experiment.folder / 'README.md'
-    _write(readme, written(readme.read_text(), size, text))
+    write(readme, written(readme.read_text(), size, text))
 
 
-def provenance(rows: Sequence[Row], planned: int, command: str) -> str:
+def provenance(rows: Sequence[Row], planned: int, command: str, what: str = 'runs') -> str:
     """What the rows were made with, in a sentence."""
     seconds = sum(row['seconds'] for row in rows)
 
@@ -199,7 +207,7 @@ def provenance(rows: Sequence[Row], planned: int, command: str) -> str:
         return ', '.join(dict.fromkeys(str(read(row['made'])) for row in rows))
 
     return (
-        f'{len(rows)} of {planned} runs, {seconds / 60:.1f} minutes, by `{command}`; '
+        f'{len(rows)} of {planned} {what}, {seconds / 60:.1f} minutes, by `{command}`; '
         f'device: {all_of(lambda made: f"{made['device_count']} {made['device_kind']}, {made['cores']} cores")}; '
         f'Python {all_of(lambda made: made["python"])}, jax {all_of(lambda made: made["packages"]["jax"])}, '
         f'flax {all_of(lambda made: made["packages"]["flax"])}; '
@@ -275,7 +283,8 @@ def _rounded(value: Any) -> Any:
     return float(f'{value:.6g}') if isinstance(value, float) else value
 
 
-def _write(path: pathlib.Path, text: str) -> None:
+def write(path: pathlib.Path, text: str) -> None:
+    """Writes a file, whole or not at all."""
     partial = path.with_name(f'{path.name}.partial')
     partial.write_text(text)
     os.replace(partial, path)

@@ -11,7 +11,7 @@ from attnlab.errors import UserError
 from attnlab.evals.cadence import AtEnd, EveryNSteps
 from attnlab.evals.totals import curve, totals
 from attnlab.tasks.task import Slice, Sliced
-from attnlab.train.figures import position_curves
+from attnlab.train.figures import length_curves, position_curves
 from attnlab.train.setup import Setup
 
 POSITION = 'position_'
@@ -31,13 +31,25 @@ class SlicedEvaluation:
     curves: Mapping[str, Mapping[str, np.ndarray]]
 
     def draw(self, folder: pathlib.Path) -> None:
-        """Writes a figure for every metric that has curves of more than one label."""
+        """Writes a figure for every metric that has curves of more than one label, and one of all metrics by length."""
         for metric, curves in self.curves.items():
             longer = {name: values for name, values in curves.items() if len(values) > 1}
             if longer:
                 trained = len(next(iter(longer.values())))
                 path = folder / f'{POSITION}{metric}.png'
                 position_curves(longer, path, trained=trained, x='label', y=metric.replace('_', ' '))
+        lengths = self.by_length()
+        if lengths and len(next(iter(lengths.values()))) > 1:
+            length_curves(lengths, folder / 'lengths.png')
+
+    def by_length(self) -> dict[str, dict[int, float]]:
+        """Every metric by length, in multiples of the length trained on."""
+        found: dict[str, dict[int, float]] = {}
+        for name, value in self.numbers.items():
+            part, _, metric = name.rpartition('/')
+            if part.endswith('x') and part[:-1].isdecimal():
+                found.setdefault(metric, {})[int(part[:-1])] = value
+        return found
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,16 +1,13 @@
 """Statistics against hand-computed values; heads of tables of studies that are matched and of such that are not."""
 
-import csv
 import math
-import re
 
 import numpy as np
 import pytest
 from rich.console import Console
 
-from attnlab.analysis.report import comparison as comparisons
+from attnlab.analysis.match import MEASURES
 from attnlab.analysis.report.comparison import Comparison, Point, Row, compare, print_comparison
-from attnlab.analysis.report.page import write_report
 from attnlab.analysis.report.summary import Interval, area, best, bootstrap, mean, top_quarter
 from attnlab.configuration import config_of
 from attnlab.errors import UserError
@@ -44,13 +41,13 @@ def test_a_bootstrap_interval_is_that_of_the_mean_and_repeats():
 
 def test_failed_trials_count_as_the_worst_whatever_the_goal():
     points = (Point(1e-3, 0, 'done', 0.5), Point(1e-2, 1, 'failed', None), Point(1e-1, 0, 'pruned', 0.9))
-    least = Row('a', 1.0, 1.0, points, 'min', (0.5, 0.7)).statistics()
+    least = Row('a', 1.0, 1.0, points, 'min', (0.5, 0.7)).statistics
     assert least['best'].value == 0.5 and least['area'].value == pytest.approx((0.7 + 0.9) / 2)
     assert least['confirmed'].value == pytest.approx(0.6)
-    most = Row('a', 1.0, 1.0, points, 'max', ()).statistics()
+    most = Row('a', 1.0, 1.0, points, 'max', ()).statistics
     assert most['best'].value == 0.9 and most['area'].value == pytest.approx((0.5 + 0.7) / 2)
     assert most['best'].low <= most['best'].value <= most['best'].high
-    assert Row('a', 1.0, 1.0, (Point(1.0, 0, 'failed', None),), 'min', ()).statistics() == {}
+    assert Row('a', 1.0, 1.0, (Point(1.0, 0, 'failed', None),), 'min', ()).statistics == {}
 
 
 @pytest.fixture
@@ -79,7 +76,7 @@ def wider(steps=24):
 
 
 def test_rows_that_are_not_matched_are_said_so_and_refused_when_strict(study, tmp_path, capsys, monkeypatch):
-    monkeypatch.setitem(comparisons.MEASURES, 'train_flops', lambda setup: 1e3)
+    monkeypatch.setitem(MEASURES, 'train_flops', lambda setup: 1e3)
     study('one'), study('two'), study('wide', base=wider()), study('more', seeds=(0, 1, 2))
     other = tiny.get_config('trials=3').space.unlock()
     other.rate.high = 1.0
@@ -89,7 +86,7 @@ def test_rows_that_are_not_matched_are_said_so_and_refused_when_strict(study, tm
     print_comparison(fair, Console(width=200), strict=True)
     printed = capsys.readouterr().out
     assert 'matched by params' in printed and 'two' in printed
-    assert fair.rows[0].statistics()['best'].value == min(point.rate for point in fair.rows[0].points)
+    assert fair.rows[0].statistics['best'].value == min(point.rate for point in fair.rows[0].points)
     for name, reason in (
         ('wide', 'params differs by more than 1.0%'),
         ('more', 'more has another sweep than one: seeds'),
@@ -106,31 +103,7 @@ def test_rows_that_are_not_matched_are_said_so_and_refused_when_strict(study, tm
 
 
 def test_an_unfinished_study_is_said_to_be_one(tmp_path, monkeypatch):
-    monkeypatch.setitem(comparisons.MEASURES, 'train_flops', lambda setup: 1e3)
+    monkeypatch.setitem(MEASURES, 'train_flops', lambda setup: 1e3)
     create_study(tmp_path / 'begun', config_of(tiny.LANGUAGE.parent / 'sweeps' / 'language.py', 'zoo=mingru'))
     found = compare([tmp_path / 'begun'], 'params', 0.01)
     assert isinstance(found, Comparison) and 'begun is not finished' in found.head
-
-
-def test_a_report_needs_nothing_else_and_is_the_same_twice(tmp_path):
-    points = tuple(Point(10.0**-n, n % 2, 'done', 2.0 + n) for n in range(4))
-    rows = (
-        Row('a & b', 100.0, 1e12, points, 'min', (1.0, 1.5)),
-        Row('c', 101.0, 1e12, (*points[:3], Point(1.0, 1, 'failed', None)), 'min', ()),
-    )
-    found = Comparison('valid/loss', 'params', 0.01, rows, ('c is not finished',))
-    for name in ('one', 'two'):
-        write_report(found, tmp_path / name, Console(quiet=True))
-    names = sorted(path.name for path in (tmp_path / 'one').iterdir())
-    assert names == ['index.html', 'studies.csv', 'trials.csv']
-    for name in names:
-        assert (tmp_path / 'one' / name).read_bytes() == (tmp_path / 'two' / name).read_bytes()
-    page = (tmp_path / 'one' / 'index.html').read_text()
-    assert page.count('<svg') == 3 and 'a &amp; b' in page and 'NOT MATCHED: c is not finished' in page
-    assert not re.search(r'(src|href)="(?!#)', page) and '<script' not in page and 'url(http' not in page
-    with (tmp_path / 'one' / 'trials.csv').open() as file:
-        lines = list(csv.DictReader(file))
-    assert len(lines) == 8 and lines[7]['value'] == '' and lines[1]['learning_rate'] == '0.1'
-    with (tmp_path / 'one' / 'studies.csv').open() as file:
-        first, second = csv.DictReader(file)
-    assert float(first['best']) == 2.0 and float(first['confirmed']) == 1.25 and second['confirmed'] == ''

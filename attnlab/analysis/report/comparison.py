@@ -1,16 +1,19 @@
 """Studies side by side, with equal effort and equal size, or with a head that says in what they are not equal."""
 
 import dataclasses
+import functools
 import pathlib
 from collections.abc import Sequence
 from typing import Any
 
+from ml_collections import ConfigDict
 from optuna.trial import FrozenTrial, TrialState
 from rich.console import Console
 from rich.table import Table
 
 from attnlab import config as configs
-from attnlab.analysis.match import MEASURES, measure, unmatched
+from attnlab.analysis.match import measure, unmatched
+from attnlab.analysis.record import Record, read_record
 from attnlab.analysis.report.summary import Interval, area, best, bootstrap, mean, top_quarter
 from attnlab.errors import UserError
 from attnlab.sweep.study import Study, open_study
@@ -52,6 +55,7 @@ class Row:
     goal: str
     confirmed: tuple[float, ...]
 
+    @functools.cached_property
     def statistics(self) -> dict[str, Interval]:
         """Best, top quarter, area under the learning-rate curve and, where there is one, the confirmation.
 
@@ -90,10 +94,26 @@ class Comparison:
 
 def compare(folders: Sequence[pathlib.Path], by: str, tolerance: float, storage: str | None = None) -> Comparison:
     """Reads studies. Raises `UserError` for a folder that is none, or two of one name."""
+    return compare_studies(open_studies(folders, storage), by, tolerance, storage)
+
+
+def open_studies(folders: Sequence[pathlib.Path], storage: str | None = None) -> list[Study]:
+    """Opens studies to compare. Raises `UserError` for a folder that is none, or two of one name."""
     studies = [open_study(folder, storage) for folder in folders]
-    names = [study.folder.absolute().name for study in studies]
+    names = [name_of(study) for study in studies]
     if len(set(names)) != len(names):
         raise UserError(f'two of the studies are called the same: {", ".join(names)}')
+    return studies
+
+
+def name_of(study: Study) -> str:
+    """That of its folder."""
+    return study.folder.absolute().name
+
+
+def compare_studies(studies: Sequence[Study], by: str, tolerance: float, storage: str | None) -> Comparison:
+    """Compares open studies."""
+    names = [name_of(study) for study in studies]
     rows = tuple(_row(name, study, by, storage) for name, study in zip(names, studies, strict=True))
     return Comparison(
         studies[0].sweep.metric, by, tolerance, rows, tuple(_reasons(names, studies, rows, by, tolerance))
@@ -124,12 +144,17 @@ def headers(comparison: Comparison) -> tuple[str, ...]:
 def cells(row: Row) -> list[str]:
     """A row of the table, as text."""
     counts = '/'.join(str(sum(point.state == state for point in row.points)) for state in STATES.values())
-    found = row.statistics()
+    found = row.statistics
     shown = [shown_interval(found[name]) if name in found else '' for name in COLUMNS]
-    return [row.name, f'{row.size:,.6g}', f'{row.flops:.3g}', counts, *shown]
+    return [row.name, shown_size(row.size), f'{row.flops:.3g}', counts, *shown]
 
 
 COLUMNS = ('best', 'top quarter', 'area', 'confirmed')
+
+
+def shown_size(size: float) -> str:
+    """A size by any measure: what is counted with every digit, what is timed with few."""
+    return f'{size:,.0f}' if size == int(size) else f'{size:,.6g}'
 
 
 def shown_interval(interval: Interval) -> str:
@@ -137,13 +162,47 @@ def shown_interval(interval: Interval) -> str:
     return f'{interval.value:.4g} [{interval.low:.4g}, {interval.high:.4g}]'
 
 
+def shown_config(study: Study) -> ConfigDict:
+    """The config of the trial that stands for the study: its best, or what all start from before there is one."""
+    best = study.best()
+    return study.sweep.base if best is None else study.sweep.config(best.number, study.drawn(best))
+
+
+def shown_record(study: Study) -> Record | None:
+    """What that trial wrote down of its model, or another where it left nothing; `None` before one has started."""
+    best = study.best()
+    numbers = [trial.number for trial in study.trials()]
+    for number in numbers if best is None else [best.number, *numbers]:
+        if (study.workdir(number) / 'run.json').exists():
+            return read_record(study.workdir(number))
+    return None
+
+
+def measured_by(study: Study, record: Record | None, by: str) -> float:
+    """The size of a study's model by a measure: as it was recorded, else measured on the model, built here."""
+    if record is not None:
+        if by == 'params':
+            return float(record.parameters)
+        if by == 'train_flops':
+            return record.flops_per_token
+        known = {f'state_bytes@{length}': size for length, size in record.state_bytes.items()}
+        if by in known:
+            return float(known[by])
+    return measure(by)(prepare(shown_config(study)))
+
+
+def tokens_of(study: Study) -> int:
+    """Tokens that one trial trains on, if it runs to the end."""
+    base = study.sweep.base
+    return base.steps * base.batch_size * base.length
+
+
 def _row(name: str, study: Study, by: str, storage: str | None) -> Row:
-    setup = prepare(study.sweep.base)
-    tokens = study.sweep.base.steps * study.sweep.base.batch_size * study.sweep.base.length
+    record = shown_record(study)
     return Row(
         name=name,
-        size=measure(by)(setup),
-        flops=MEASURES['train_flops'](setup) * tokens * study.sweep.trials,
+        size=measured_by(study, record, by),
+        flops=measured_by(study, record, 'train_flops') * tokens_of(study) * study.sweep.trials,
         points=tuple(_point(study, trial) for trial in study.trials() if trial.state.is_finished()),
         goal=study.sweep.goal,
         confirmed=_confirmed(study, storage),
@@ -177,6 +236,6 @@ def _reasons(
         told = [line for line in differing if not line.startswith(MODEL)]
         reasons += [f'{name} has another sweep than {names[0]}: {line}' for line in told[:3]]
     if unmatched([row.size for row in rows], tolerance):
-        sizes = ', '.join(f'{row.name} {row.size:,.6g}' for row in rows)
+        sizes = ', '.join(f'{row.name} {shown_size(row.size)}' for row in rows)
         reasons.append(f'{by} differs by more than {tolerance:.1%}: {sizes}')
     return reasons

@@ -1,0 +1,87 @@
+"""What a run directory says of its run: what it was, what it cost, how far it came. Nothing is built or measured."""
+
+import dataclasses
+import json
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from attnlab import config as configs
+from attnlab.errors import UserError
+from attnlab.train.report import read_lines
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """One run, as it wrote itself down.
+
+    Attributes:
+      folder: its work directory.
+      config: all of it.
+      step: how many steps are reported.
+      last: the newest value of each metric by name, such as `valid/loss`; NaN for one that was not finite.
+      facts: what the newest start recorded: the model, kernels, data, versions and devices.
+      tokens_per_second: of training, the median over what was reported; `None` before the first report.
+    """
+
+    folder: pathlib.Path
+    config: ConfigDict
+    step: int
+    last: Mapping[str, float]
+    facts: Mapping[str, Any]
+    tokens_per_second: float | None
+
+    @property
+    def name(self) -> str:
+        """That of the directory."""
+        return self.folder.absolute().name
+
+    @property
+    def finished(self) -> bool:
+        """Whether every step was taken."""
+        return self.step == self.config.steps
+
+    @property
+    def parameters(self) -> int:
+        """Numbers that are trained."""
+        return self.facts['parameters']
+
+    @property
+    def state_bytes(self) -> dict[int, int]:
+        """Bytes that decoding one sequence keeps, by its length: that of training, and eight times that."""
+        return {int(length): size for length, size in self.facts['state_bytes_per_sequence'].items()}
+
+    @property
+    def flops_per_token(self) -> float:
+        """Floating-point operations of a training step per token."""
+        return self.facts['flops_per_token']
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all the training that the config asks for."""
+        return self.config.steps * self.config.batch_size * self.config.length
+
+    @property
+    def implementations(self) -> Sequence[Mapping[str, Any]]:
+        """Which implementation of which core ran, by layers; see `attnlab.train.cost.LayerCore`."""
+        return self.facts['implementations']
+
+
+def read_record(workdir: pathlib.Path) -> Record:
+    """Reads a run directory. Raises `UserError` where it is none, or was never started."""
+    for name, lacking in (('config.json', 'is not a run'), ('run.json', 'is a run that never started')):
+        if not (workdir / name).exists():
+            raise UserError(f'{workdir} {lacking}: it holds no {name}')
+    lines = read_lines(workdir / 'metrics.jsonl')
+    speeds = [line['tokens_per_second'] for line in read_lines(workdir / 'speed.jsonl')]
+    return Record(
+        folder=workdir,
+        config=configs.load(workdir / 'config.json'),
+        step=max((line['step'] for line in lines), default=0),
+        last={name: float(value) for line in lines for name, value in line.items() if name != 'step'},
+        facts=json.loads((workdir / 'run.json').read_text())['starts'][-1],
+        tokens_per_second=float(np.median(speeds)) if speeds else None,
+    )
