@@ -1,6 +1,7 @@
 """Runs one of the experiments, or goes on with it: scripts/experiment.py NAME [--size=full]."""
 
 import argparse
+import os
 import pathlib
 import sys
 
@@ -17,12 +18,23 @@ parser.add_argument('name', nargs='?', default='NAME', help='a folder of experim
 parser.add_argument('--size', default='cpu', help='cpu or full')
 parser.add_argument('--workdirs', default='runs/experiments', type=pathlib.Path, help='where the runs are kept')
 parser.add_argument('--report', action='store_true', help='run nothing, report what has been measured')
+parser.add_argument('--workers', type=int, help='of sweeps, trials at once; at size cpu as many as there are cores')
 chosen = parser.parse_args()
+console = Console(highlight=False, soft_wrap=True)
 try:
     experiment = Experiment(EXPERIMENTS / chosen.name, chosen.size)
-    devices.start(compilation_cache='~/.cache/attnlab/compiled')
     command = f'scripts/experiment.py {chosen.name} --size={chosen.size}'
-    go = report_experiment if chosen.report else run_experiment
-    go(experiment, chosen.workdirs, command, Console(highlight=False, soft_wrap=True))
+    if not experiment.has_studies():
+        devices.start(compilation_cache='~/.cache/attnlab/compiled')
+        go = report_experiment if chosen.report else run_experiment
+        go(experiment, chosen.workdirs, command, console)
+    else:
+        from attnlab.analysis.study_experiment import report_studies, run_studies
+
+        if chosen.report:
+            report_studies(experiment, chosen.workdirs, command, console)
+        else:
+            workers = chosen.workers or (os.cpu_count() or 1 if chosen.size == 'cpu' else 1)
+            run_studies(experiment, chosen.workdirs, command, workers, console)
 except UserError as error:
     sys.exit(f'experiment: {error}')
