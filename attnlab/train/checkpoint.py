@@ -12,6 +12,7 @@ import os
 import pathlib
 import re
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from typing import Any
@@ -29,6 +30,9 @@ UNCHECKED = (SUMS, '_CHECKPOINT_METADATA')
 
 UNFINISHED = '.orbax-checkpoint-tmp'
 """What Orbax adds to the name of a folder it is still writing."""
+
+REMOVAL_PAUSES = tuple(0.01 * 2**n for n in range(8))
+"""Seconds between attempts at removing a folder, two and a half in all."""
 
 NONE = -1
 ALL_DAMAGED = -2
@@ -214,7 +218,7 @@ class Checkpoints:
                 shutil.rmtree(doomed)
 
     def _sweep(self) -> None:
-        """Removes what an interrupted save or removal left behind, once."""
+        """Removes what an interrupted save or removal left behind, once, and again after a save that failed."""
         if not self._swept:
             self._directory.mkdir(parents=True, exist_ok=True)
             self._clear(f'*{UNFINISHED}*')
@@ -236,7 +240,7 @@ class Checkpoints:
     def _clear(self, pattern: str) -> None:
         if jax.process_index() == 0:
             for path in self._directory.glob(pattern):
-                shutil.rmtree(path)
+                _remove(path)
 
     @contextlib.contextmanager
     def _explained(self, step: int) -> Iterator[None]:
@@ -249,10 +253,22 @@ class Checkpoints:
             if reason is None:
                 raise
             self._clear(f'{step}{UNFINISHED}*')
+            self._swept = False  # writes that still went on may make the folder again
             raise UserError(
                 f'checkpoint {step} cannot be written to {self._directory}: {reason}; '
                 f'complete checkpoints: {self._complete()}'
             ) from error
+
+
+def _remove(folder: pathlib.Path) -> None:
+    """Removes a folder into which writes may still be going: Orbax reports the first that fails and lets others run."""
+    for pause in REMOVAL_PAUSES:
+        with contextlib.suppress(OSError):  # a file came or went meanwhile
+            shutil.rmtree(folder)
+        if not folder.exists():
+            return
+        time.sleep(pause)
+    shutil.rmtree(folder)
 
 
 def _named(state: State) -> dict[str, Any]:

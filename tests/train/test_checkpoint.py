@@ -1,5 +1,6 @@
 """Checkpoints: round trips, damage of every kind, kills, full disks, other devices, other processes."""
 
+import contextlib
 import errno
 import os
 import pathlib
@@ -10,8 +11,10 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +25,7 @@ from flax import nnx
 
 from attnlab.errors import UserError
 from attnlab.nn.parameter import param
-from attnlab.train.checkpoint import SUMS, Checkpoints
+from attnlab.train.checkpoint import SUMS, UNFINISHED, Checkpoints
 from attnlab.train.optimizer import AdamW, Muon
 from tests.train.checkpoint_process import abstract, arrays, numbers
 
@@ -299,10 +302,39 @@ def test_a_write_that_fails_midway_is_one_line_and_older_checkpoints_stay(tmp_pa
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
         signal.signal(signal.SIGXFSZ, handler)
-    assert folders(directory) == ['5']
+    assert checkpoints.steps() == [5]
     checkpoints.save(10, arrays(10), {'step': 10, 'sums': {'loss': 10.1}})
     checkpoints.close()
+    assert folders(directory) == ['10', '5']
     assert restored_step(directory) == 10
+
+
+def test_what_a_failed_save_is_still_writing_is_removed_with_it(tmp_path: pathlib.Path, monkeypatch):
+    checkpoints = Checkpoints(saved(tmp_path, 5))
+    late: list[threading.Thread] = []
+
+    def keep_writing(folder: pathlib.Path) -> None:
+        for n in range(1000):
+            with contextlib.suppress(FileNotFoundError):  # the folder is gone
+                (folder / str(n)).touch()
+
+    def fails(path: pathlib.Path, args: Any) -> None:
+        folder = path.with_name(f'{path.name}{UNFINISHED}')
+        folder.mkdir()
+        late.append(threading.Thread(target=keep_writing, args=(folder,)))
+        late[0].start()
+        while not (folder / '100').exists():
+            time.sleep(0)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(checkpoints._orbax, 'save', fails)
+    with pytest.raises(UserError, match=r'^checkpoint 10 cannot be written to .*: No space left on device; .*: 5$'):
+        checkpoints.save(10, arrays(10), {'step': 10})
+    late[0].join()
+    monkeypatch.undo()
+    checkpoints.save(10, arrays(10), {'step': 10, 'sums': {'loss': 10.1}})
+    checkpoints.close()
+    assert folders(tmp_path) == ['10', '5']
 
 
 def test_a_file_in_the_place_of_the_folder_is_one_line(tmp_path: pathlib.Path):
