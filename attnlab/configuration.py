@@ -96,7 +96,8 @@ def _check(config: ConfigDict, item: str) -> None:
     if text == 'None' and _optional(config, key):
         return
     if isinstance(value, ConfigDict):
-        raise UserError(f'config.{key} is a group of keys ({", ".join(sorted(value))}); override those')
+        without = ', or leave it out with None' if _optional(config, key) else ''
+        raise UserError(f'config.{key} is a group of keys ({", ".join(sorted(value))}); override those{without}')
     if kind in (int, float, bool) and not _reads_as(text, kind):
         raise UserError(f'config.{key} is {text!r}, of type str; it wants {kind.__name__}')
 

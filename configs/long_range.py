@@ -15,8 +15,10 @@ what is not, is in `config.start`:
     attnlab train --config=configs/long_range.py:task=imdb,protocol=finetune,run=runs/first --workdir=runs/then
 
 Recipes that have a bidirectional form are trained in it, and pretrained on places that are hidden from them; others
-read from left to right and are pretrained to predict what follows. The task takes the mean over time of every model,
-under one head.
+read from left to right and are pretrained to predict what follows. Those whose bidirectional form cannot tell left from
+right (`mirrored` in the zoo) are given sinusoidal positions at their inputs, as the arena's own transformers are (Tay
+et al. 2021, https://arxiv.org/abs/2011.04006); `--config.model.positions=None` takes them away. The task takes the mean
+over time of every model, under one head.
 """
 
 import dataclasses
@@ -40,6 +42,7 @@ from attnlab.models.model import Classifier, Encoder, LanguageModel
 from attnlab.models.stack import stack_spec
 from attnlab.nn.embed import Embedding, Projection
 from attnlab.nn.mlps import GatedMLP
+from attnlab.nn.positions import Sinusoidal
 from attnlab.tasks.long_range import Classification, Denoising
 from attnlab.train.optimizer import AdamW, Group, Groups
 from attnlab.train.partition import Axes
@@ -195,7 +198,8 @@ PROTOCOLS = {'scratch': _classification, 'pretrain': _denoising, 'finetune': _cl
 def _trunk(recipe: Recipe, run: Run) -> dict[str, Any]:
     real = run.data.kind.vocab is None
     inputs = spec(Projection, features=1) if real else spec(Embedding, scale=EMBEDDING)
-    return {'dim': run.dim, 'stack': _stack(recipe, run), 'inputs': inputs}
+    trunk = {'dim': run.dim, 'stack': _stack(recipe, run), 'inputs': inputs}
+    return {**trunk, 'positions': Sinusoidal()} if recipe.mirrored else trunk
 
 
 def _stack(recipe: Recipe, run: Run) -> ConfigDict:

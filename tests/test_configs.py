@@ -115,6 +115,12 @@ def test_long_range_by_any_recipe(name):
         assert (state_bytes(setup, 32) == 0) == (protocol == 'scratch' or ZOO[name].bidirectional)
 
 
+@zoo
+def test_long_range_gives_positions_to_what_cannot_tell_left_from_right(name):
+    model = long_range.get_config(f'zoo={name},size=smoke').model
+    assert (model.positions is not None) == ZOO[name].mirrored
+
+
 LONG_RANGE = [f'task={name},size={size}' for size, runs in long_range.SIZES.items() for name in runs]
 
 

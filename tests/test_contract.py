@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 from attnlab.config import build, from_plain, plain, takes
 from attnlab.models.block import Block
 from attnlab.models.stack import Stack
-from attnlab.testing.contract import check_implementations, claimed
+from attnlab.testing.contract import check_implementations, claimed, is_mirrored
 from attnlab.zoo import ZOO, Recipe
 
 DIM = 32
@@ -107,6 +107,18 @@ def test_property(recipe: Recipe, check: Callable[..., None]):
 def test_implementations(recipe: Recipe):
     portable = [name for name in recipe.implementations if name not in ('reference', 'mosaic_gpu', 'mosaic_tpu')]
     check_implementations(functools.partial(make, recipe), names=portable, dim=DIM)
+
+
+@pytest.mark.parametrize(
+    'recipe',
+    [
+        pytest.param(recipe, id=name, marks=() if recipe.mirrored else marks(name, recipe, 'mirrored'))
+        for name, recipe in ZOO.items()
+        if recipe.bidirectional
+    ],
+)
+def test_what_cannot_tell_left_from_right_says_so(recipe: Recipe):
+    assert is_mirrored(functools.partial(make, recipe), dim=DIM) == recipe.mirrored
 
 
 @pytest.mark.parametrize('recipe', ROWS)

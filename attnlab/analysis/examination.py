@@ -109,7 +109,7 @@ def _layers(loaded: Loaded, rows: list[Batch]) -> Iterator[dict[str, float]]:
 
 def _examine(model: Any, batch: Mapping[str, jax.Array]) -> list[dict[str, jax.Array]]:
     ctx = context(batch)
-    x = model.embedding(batch['tokens'], model.dtype)
+    x = model.embed(batch['tokens'], ctx)
     found = []
     for block in model.stack.layers():
         numbers = {}

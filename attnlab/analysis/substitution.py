@@ -133,7 +133,7 @@ def _losses_of_mass(loaded: Loaded, bits: int, rows: int) -> list[Float[np.ndarr
     @jax.jit
     def measure(model: Any, batch: Any) -> list[Array | None]:
         ctx = context(batch)
-        x = model.embedding(batch['tokens'], model.dtype)
+        x = model.embed(batch['tokens'], ctx)
         found: list[Array | None] = []
         for block in model.stack.layers():
             mixer = getattr(block, 'mixer', None)

@@ -42,7 +42,7 @@ def unified(model: LanguageModel, tokens: Tokens, *, layers: int = 4, begin: int
     if layers < 1 or not 0 <= begin <= len(blocks):
         raise UserError(f'layers is {layers} and begin {begin}; the model has {len(blocks)} layers')
     ctx = Context.full(*tokens.shape)
-    x = base = model.embedding(tokens, model.dtype)
+    x = base = model.embed(tokens, ctx)
     made: list[Any] = []
     for block in blocks[:begin]:
         x, _ = block(x, ctx)

@@ -44,7 +44,9 @@ def state_bytes(recipe: Recipe, length: int) -> float:
 
 def _row(name: str, recipe: Recipe) -> tuple[str, ...]:
     classes = dict.fromkeys(mixer.target.rpartition('.')[2] for mixer in recipe.pattern)
-    claims = [claim for claim in ('causal', 'bidirectional', 'streaming', 'packed') if getattr(recipe, claim)]
+    claims = [
+        claim for claim in ('causal', 'bidirectional', 'mirrored', 'streaming', 'packed') if getattr(recipe, claim)
+    ]
     sizes = [f'{state_bytes(recipe, length):,.0f}' for length in LENGTHS]
     return name, ', '.join(classes), recipe.cite, ', '.join(claims), *sizes
 

@@ -16,6 +16,7 @@ from attnlab.models.heads import ClassificationHead, LanguageHead, PairHead
 from attnlab.models.stack import Stack
 from attnlab.nn.embed import Embedding, Projection
 from attnlab.nn.norms import RMSNorm
+from attnlab.nn.positions import Sinusoidal
 from attnlab.typing import Features, Logits, Sequence, State, Tokens
 
 
@@ -30,6 +31,7 @@ class LanguageModel(nnx.Module):
       head: makes the output map, as `head(dim, vocab, rngs=rngs)`; `None` ties it to the embedding.
       inputs: makes the map of inputs to activations, as `inputs(vocab, dim, rngs=rngs)`: an `Embedding` of tokens, or a
         `Projection` of real values.
+      positions: added to the activations; `None`: positions are the mixers' own matter.
       dtype: type of the activations; parameters are float32.
 
     Raises `UserError` for neither a head nor an embedding to tie it to.
@@ -44,12 +46,14 @@ class LanguageModel(nnx.Module):
         norm: Callable[..., nnx.Module] = RMSNorm,
         head: Callable[..., LanguageHead | ClassificationHead | PairHead] | None = None,
         inputs: Callable[..., Embedding | Projection] = Embedding,
+        positions: Sinusoidal | None = None,
         dtype: DTypeLike,
         rngs: nnx.Rngs,
     ):
         self.vocab = vocab
         self.dim = dim
         self.dtype = jnp.dtype(dtype)
+        self.positions = positions
         self.embedding: Any = inputs(vocab, dim, rngs=rngs)
         if head is None and not isinstance(self.embedding, Embedding):
             raise UserError('model.head is None, which ties it to the embedding, and there is none; give it a head')
@@ -57,11 +61,18 @@ class LanguageModel(nnx.Module):
         self.norm = norm(dim, rngs=rngs)
         self.head: Any = None if head is None else head(dim, vocab, rngs=rngs)
 
+    def embed(self, tokens: Tokens | Features, ctx: Context) -> Sequence:
+        """What the first block is given."""
+        x = self.embedding(tokens, self.dtype)
+        if self.positions is None:
+            return x
+        return x + self.positions.encode(ctx.positions, self.dim).astype(x.dtype)
+
     def hidden(
         self, tokens: Tokens | Features, ctx: Context, state: State | None = None
     ) -> tuple[Sequence, State | None]:
         """The normalised output of the last block, and the advanced state (see the mixers' contract)."""
-        x, state = self.stack(self.embedding(tokens, self.dtype), ctx, state)
+        x, state = self.stack(self.embed(tokens, ctx), ctx, state)
         return self.norm(x), state
 
     def unembedding(self) -> Float[Array, 'o d']:
@@ -79,7 +90,7 @@ class LanguageModel(nnx.Module):
 
     def stages(self, tokens: Tokens | Features, ctx: Context) -> Iterator[Stage]:
         """Every named intermediate value in order, lazily, layer by layer; for finding where one went wrong."""
-        x = self.embedding(tokens, self.dtype)
+        x = self.embed(tokens, ctx)
         yield Stage('embedding', x)
         for index, block in enumerate(self.stack.layers()):
             for stage in stages(block, x, ctx):
@@ -111,6 +122,7 @@ class Classifier(Encoder):
       head: makes the output map, as `head(dim, vocab, rngs=rngs)`.
       norm: makes the final norm.
       inputs: makes the map of inputs to activations, as `inputs(vocab, dim, rngs=rngs)`.
+      positions: added to the activations; `None`: positions are the mixers' own matter.
       dtype: type of the activations; parameters are float32.
     """
 
@@ -123,10 +135,21 @@ class Classifier(Encoder):
         head: Callable[..., ClassificationHead | PairHead],
         norm: Callable[..., nnx.Module] = RMSNorm,
         inputs: Callable[..., Embedding | Projection] = Embedding,
+        positions: Sinusoidal | None = None,
         dtype: DTypeLike,
         rngs: nnx.Rngs,
     ):
-        super().__init__(vocab, dim=dim, stack=stack, norm=norm, head=head, inputs=inputs, dtype=dtype, rngs=rngs)
+        super().__init__(
+            vocab,
+            dim=dim,
+            stack=stack,
+            norm=norm,
+            head=head,
+            inputs=inputs,
+            positions=positions,
+            dtype=dtype,
+            rngs=rngs,
+        )
 
     @property
     def documents(self) -> int:

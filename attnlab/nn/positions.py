@@ -1,15 +1,17 @@
-"""Position encodings that act inside attention; `None` in their place means none at all.
+"""Position encodings, inside attention or added to the inputs; `None` in their place means none at all.
 
 Without one a causal mask alone still tells positions apart: Kazemnejad et al. 2023, https://arxiv.org/abs/2305.19466.
 """
 
 import dataclasses
 
+import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jaxtyping import Float
 
-from attnlab.functional.rotary import rotate
+from attnlab.errors import UserError
+from attnlab.functional.rotary import rotary_angles, rotate
 from attnlab.typing import Positions
 
 
@@ -41,6 +43,24 @@ class Alibi:
         lower = 1 << (heads.bit_length() - 1)
         between = _geometric(2 * lower)[::2][: heads - lower]
         return np.concatenate([_geometric(lower), between])
+
+
+@dataclasses.dataclass(frozen=True)
+class Sinusoidal:
+    """Waves added to the inputs, `p_t = [sin(t w), cos(t w)]`, `w_r = base^(-2 r / dim)`, for position `t`.
+
+    For mixers that cannot tell left from right by themselves. The paper has sines and cosines by turns.
+    Vaswani et al. 2017, https://arxiv.org/abs/1706.03762.
+    """
+
+    base: float = 10000.0
+
+    def encode(self, positions: Positions, dim: int) -> Float[Array, 'b t d']:
+        """Returns the waves, in float32. Raises `UserError` for an odd `dim`."""
+        if dim % 2:
+            raise UserError(f'sinusoidal positions want an even width; got {dim}')
+        angles = rotary_angles(positions, dim, self.base)
+        return jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1)
 
 
 def _geometric(heads: int) -> Float[np.ndarray, 'h']:

@@ -390,6 +390,15 @@ def cast_parameters(mixer: nnx.Module, dtype: DTypeLike) -> nnx.Module:
     return nnx.merge(graphdef, jax.tree.map(lambda leaf: leaf.astype(dtype) if _is_float(leaf) else leaf, state))
 
 
+def is_mirrored(make: Make, *, dim: int = 32) -> bool:
+    """Whether the bidirectional form gives a sequence that is read backwards its outputs backwards."""
+    params, run = _opened(_built(functools.partial(make, causal=False), dim))
+    x, ctx = _noise(0, (2, LENGTH, dim)), Context.full(2, LENGTH)
+    run = jax.jit(run)
+    forwards, backwards = run(params, x, ctx)[0], run(params, x[:, ::-1], ctx)[0][:, ::-1]
+    return bool(jnp.max(jnp.abs(forwards - backwards)) < 1e-4 * jnp.max(jnp.abs(forwards)))
+
+
 def _built(make: Make, dim: int, dtype: DTypeLike = jnp.float32) -> Any:
     """A mixer whose parameters have moved a little, so that none is zero."""
     graphdef, params, rest = _split(make(dim, rngs=nnx.Rngs(0)))

@@ -54,6 +54,7 @@ ATTENTION = {
         cite='Press, Smith and Lewis 2022, https://arxiv.org/abs/2108.12409',
         causal=True,
         bidirectional=True,
+        mirrored=True,
         streaming=True,
         packed=True,
         notes='Bidirectional, the penalty is symmetric in the distance.',

@@ -14,13 +14,14 @@ HIGHER = {
         cite='Alman and Song 2024, https://arxiv.org/abs/2310.04064',
         causal=True,
         bidirectional=True,
+        mirrored=True,
         streaming=True,
         packed=True,
         implementations=(),
         notes=(
             'The exact map, in cubic time; a window makes it practical. The paper defines the map alone: the causal '
             'form, the norms of queries and keys, and the scale, one over the square root of the key channels, are '
-            'ours. No position encoding, so that bidirectionally the order of tokens is lost.'
+            'ours. No position encoding.'
         ),
     ),
     'third_order_taylor': Recipe(

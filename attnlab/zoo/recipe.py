@@ -17,6 +17,7 @@ class Recipe:
       cite: the paper, authors and year first, then the address.
       causal: built as it is, `y_t` depends on no later token.
       bidirectional: built with `causal=False`, every token sees the whole document.
+      mirrored: bidirectional, it cannot tell left from right: a document read backwards gives the outputs backwards.
       streaming: given a state, any split of a sequence gives what one pass gives.
       packed: documents sharing a row, told apart by segments, do not see each other.
       implementations: the implementations of its core that serve it in bfloat16, in `pallas_kernels` names; empty
@@ -30,6 +31,7 @@ class Recipe:
     cite: str
     causal: bool = False
     bidirectional: bool = False
+    mirrored: bool = False
     streaming: bool = False
     packed: bool = False
     implementations: tuple[str, ...] = ('reference', 'xla', 'mosaic_gpu', 'mosaic_tpu')

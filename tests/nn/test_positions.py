@@ -1,8 +1,11 @@
-"""ALiBi's slopes, as the paper's code has them."""
+"""ALiBi's slopes, as the paper's code has them, and waves added to the inputs."""
 
+import jax.numpy as jnp
 import numpy as np
+import pytest
 
-from attnlab.nn.positions import Alibi
+from attnlab.errors import UserError
+from attnlab.nn.positions import Alibi, Sinusoidal
 
 
 def test_slopes_of_a_power_of_two():
@@ -16,3 +19,14 @@ def test_slopes_between_powers_of_two():
     np.testing.assert_allclose(slopes[:8], [2.0**-i for i in range(1, 9)])
     np.testing.assert_allclose(slopes[8:], [0.70710678, 0.35355339, 0.1767767, 0.08838835], rtol=1e-7)
     np.testing.assert_allclose(Alibi().slopes(3), [2.0**-4, 2.0**-8, 2.0**-2])
+
+
+def test_waves_by_hand():
+    waves = Sinusoidal(base=100.0).encode(jnp.asarray([[0, 3]]), 4)
+    expected = [[0.0, 0.0, 1.0, 1.0], [np.sin(3.0), np.sin(0.3), np.cos(3.0), np.cos(0.3)]]
+    np.testing.assert_allclose(waves, [expected], rtol=1e-6)
+
+
+def test_waves_want_an_even_width():
+    with pytest.raises(UserError, match='sinusoidal positions want an even width; got 5'):
+        Sinusoidal().encode(jnp.asarray([[0]]), 5)
