@@ -10,6 +10,7 @@ from typing import Any
 from absl import flags
 
 from attnlab.errors import UserError, nearest
+from attnlab.help import help_text
 
 USAGE = """\
 usage: attnlab COMMAND [--flag=value ...]
@@ -206,14 +207,16 @@ def compare(argv: list[str]) -> int:
     for folder in folders:
         if not any((folder / name).exists() for name in ('config.json', 'sweep.json')):
             raise UserError(f'{folder} is neither a run nor a study: it holds no config.json and no sweep.json')
-    if not any((folder / 'config.json').exists() for folder in folders):
+    if folders and not any((folder / 'config.json').exists() for folder in folders):
         return _compared(argv, 'compare', None)
     values = flags.FlagValues()
     flags.DEFINE_string('metric', None, 'The score; accuracy, bits per byte or loss by default.', flag_values=values)
     _define_strictness(values)
     flags.DEFINE_string('out', 'comparison', 'Where the table and the figure are written.', flag_values=values)
     if not _parsed(values, [word for word in argv if word.startswith('-')], 'compare RUN...'):
-        return 0
+        return _compared(['--help'], 'compare', None)
+    if not folders:
+        raise UserError('usage: attnlab compare RUN... [--flag=value ...], or STUDY... in the place of RUN...')
     from rich.console import Console
 
     from attnlab.analysis.runs import compare_runs
@@ -390,7 +393,7 @@ def data(argv: list[str]) -> int:
     )
     usage = f'usage: attnlab data prepare NAME [--flag=value ...], NAME one of {", ".join(DATASETS)}'
     if not argv or argv[0] in ('--help', '-h'):
-        print(f'{usage}\n{values.get_help()}')
+        print(help_text(usage, values))
         return 0
     words = [word for word in argv if not word.startswith('-')]
     if len(words) != 2 or words[0] != 'prepare':
@@ -497,7 +500,7 @@ def _start_devices(values: flags.FlagValues) -> None:
 def _parsed(values: flags.FlagValues, argv: list[str], command: str) -> bool:
     """Parses flags; prints them and returns False when asked for help."""
     if '--help' in argv or '-h' in argv:
-        print(f'usage: attnlab {command} [--flag=value ...]\n{values.main_module_help() or values.get_help()}')
+        print(help_text(f'usage: attnlab {command} [--flag=value ...]', values))
         return False
     try:
         rest = values(['attnlab', *argv])[1:]

@@ -11,6 +11,7 @@ from ml_collections.config_flags import config_path
 
 from attnlab.config import TARGET
 from attnlab.errors import UserError, nearest
+from attnlab.help import help_text
 from attnlab.signature import members, parameters, resolve
 
 OVERRIDE = '--config.'
@@ -37,7 +38,7 @@ def read_config(
     Raises `UserError`: a misspelt key names the nearest one, a wrong type names the key, what it has and what it wants.
     """
     if '--help' in argv or '-h' in argv:
-        print(f'usage: attnlab {command} --config=FILE.py:ARG --{folder}=DIR [--flag=value ...]\n{values.get_help()}')
+        print(help_text(f'usage: attnlab {command} --config=FILE.py:ARG --{folder}=DIR [--flag=value ...]', values))
         return None
     overrides = [item for item in argv if item.startswith(OVERRIDE)]
     original = _original(argv)

@@ -22,7 +22,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
             {'train'},
             {'evals'},
             {'sweep'},
-            {'analysis', 'testing', 'configuration', 'cli', '__init__', '__main__'},
+            {'analysis', 'testing', 'configuration', 'cli', 'help', '__init__', '__main__'},
         ),
     )
 )

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from attnlab.cli import main
+from attnlab.cli import COMMANDS, main
 
 # ml_collections loads config files so.
 pytestmark = pytest.mark.filterwarnings('ignore:the load_module:DeprecationWarning')
@@ -47,6 +47,20 @@ def test_help_and_unknown_commands(capsys):
     assert "there is no command 'trian'; did you mean 'train'?" in said(capsys, 'trian')
 
 
+@pytest.mark.parametrize('command', sorted(COMMANDS.keys() - {'show'}))
+def test_every_command_has_help_of_its_own_flags_alone(capsys, command):
+    assert main([command, '--help']) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith(f'usage: attnlab {command}') and '--flagfile' not in shown
+
+
+def test_compare_has_help_for_runs_and_for_studies(capsys):
+    assert main(['compare', '--help']) == 0
+    shown = capsys.readouterr().out
+    assert all(text in shown for text in ('compare RUN...', '--metric', 'compare STUDY...', '--by'))
+    assert 'usage: attnlab compare RUN... ' in said(capsys, 'compare')
+
+
 @pytest.mark.parametrize(
     ('arguments', 'message'),
     [
@@ -69,6 +83,7 @@ def test_help_and_unknown_commands(capsys):
         ),
         ((CONFIG, '--workdir=/nowhere', '--config.steps=0'), 'config.steps is 0; it wants a whole number from 1'),
         ((CONFIG, '--config.model=3'), 'config.model is a group of keys'),
+        ((CONFIG, '--config.model.stack.blocks[0].mlp=3'), '; override those, or leave it out with None'),
         ((CONFIG, '--workdir=/nowhere', '--config.mesh.data=3'), 'wants 3 devices; there are 2'),
         ((CONFIG, '--workdir=/nowhere', '--config.batch_size=3'), 'config.batch_size, 3, does not divide'),
         ((CONFIG,), '--workdir is missing'),

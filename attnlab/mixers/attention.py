@@ -20,7 +20,7 @@ from attnlab.functional.masks import reachable, visible
 from attnlab.functional.penalty import penalised
 from attnlab.functional.recurrences import state_dtype
 from attnlab.functional.rotary import rotated_channels
-from attnlab.mixers.mixer import Mixer
+from attnlab.mixers.mixer import Mixer, require_causal
 from attnlab.nn.heads import check_groups, head_channels
 from attnlab.nn.positions import Alibi, Rope
 from attnlab.nn.preludes import ShiftState
@@ -229,8 +229,7 @@ class Attention(Mixer):
 
     def init_state(self, batch: int, length: int, dtype: DTypeLike) -> AttentionState:
         """Returns an empty cache of `length` slots, or of `window + sinks` when that is fewer."""
-        if not self.causal:
-            raise UserError('bidirectional attention cannot be streamed: the first token sees the last')
+        require_causal(self.causal)
         cache = empty_cache(
             batch,
             length,

@@ -14,7 +14,7 @@ from attnlab.errors import UserError
 from attnlab.functional.cache import Entries, KeyValueCache, empty_cache, extend, overflown
 from attnlab.functional.cached import attend_cached
 from attnlab.functional.recurrences import state_dtype
-from attnlab.mixers.mixer import Mixer
+from attnlab.mixers.mixer import Mixer, require_causal
 from attnlab.nn.heads import check_groups, head_channels
 from attnlab.nn.parameter import param
 from attnlab.nn.positions import Rope
@@ -116,8 +116,7 @@ class DifferentialAttention(Mixer):
 
     def init_state(self, batch: int, length: int, dtype: DTypeLike) -> KeyValueCache:
         """Returns an empty cache of `length` slots."""
-        if not self.causal:
-            raise UserError('bidirectional attention cannot be streamed: the first token sees the last')
+        require_causal(self.causal)
         return empty_cache(
             batch,
             length,

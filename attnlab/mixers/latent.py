@@ -12,10 +12,9 @@ from jaxtyping import Float
 
 import pallas_kernels
 from attnlab.context import Context
-from attnlab.errors import UserError
 from attnlab.functional.cache import Entries, KeyValueCache, extend, overflown
 from attnlab.functional.cached import attend_cached
-from attnlab.mixers.mixer import Mixer
+from attnlab.mixers.mixer import Mixer, require_causal
 from attnlab.nn.decoupled import DecoupledRope, EliteRope
 from attnlab.nn.heads import head_channels
 from attnlab.nn.norms import RMSNorm
@@ -126,8 +125,7 @@ class LatentAttention(Mixer):
 
     def init_state(self, batch: int, length: int, dtype: DTypeLike) -> KeyValueCache:
         """Returns an empty cache of `length` slots, `LatentEntries`."""
-        if not self.causal:
-            raise UserError('bidirectional attention cannot be streamed: the first token sees the last')
+        require_causal(self.causal)
         entries = LatentEntries(
             latents=jnp.zeros((batch, length, self.rank), dtype),
             keys=jnp.zeros((batch, self.turned_keys, length, self.turned_dim), dtype),

@@ -15,7 +15,7 @@ from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.functional.normalizers import SumNormalizer
 from attnlab.functional.recurrences import carried, no_segment, state_dtype
-from attnlab.mixers.mixer import Mixer
+from attnlab.mixers.mixer import Mixer, require_causal
 from attnlab.nn.positions import Rope
 from attnlab.nn.preludes import Prelude
 from attnlab.nn.projections import Linear
@@ -128,8 +128,7 @@ class LinearAttention(Mixer):
 
     def init_state(self, batch: int, length: int, dtype: DTypeLike) -> LinearAttentionState:
         """Returns an empty memory; its size does not depend on `length`."""
-        if not self.causal:
-            raise UserError('bidirectional linear attention cannot be streamed: the first token sees the last')
+        require_causal(self.causal)
         columns = self.value_dim + (self.normalizer is not None)
         memory = jnp.zeros((batch, self.heads, self._features(), columns), state_dtype(dtype))
         preludes = tuple(prelude.init_state(batch, dtype) for prelude in self.preludes)

@@ -6,6 +6,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from attnlab.context import Context
+from attnlab.errors import UserError
 from attnlab.typing import Sequence, State
 
 
@@ -26,3 +27,9 @@ class Mixer(nnx.Module):
     @abc.abstractmethod
     def init_state(self, batch: int, length: int, dtype: DTypeLike) -> State:
         """Returns the state before the first token, able to hold `length` tokens, activations of type `dtype`."""
+
+
+def require_causal(causal: bool) -> None:
+    """Raises `UserError` for a mixer that is asked for a state though it sees to both sides."""
+    if not causal:
+        raise UserError('a bidirectional mixer cannot be streamed: the first token sees the last')

@@ -17,7 +17,7 @@ from attnlab.functional.entropy import row_entropy
 from attnlab.functional.penalty import penalised
 from attnlab.functional.recurrences import state_dtype
 from attnlab.functional.rotary import rotated_channels
-from attnlab.mixers.mixer import Mixer
+from attnlab.mixers.mixer import Mixer, require_causal
 from attnlab.nn.heads import head_channels
 from attnlab.nn.parameter import param
 from attnlab.nn.positions import Rope
@@ -146,8 +146,7 @@ class SoftmaxOnlyBlock(Mixer):
 
     def init_state(self, batch: int, length: int, dtype: DTypeLike) -> KeyValueCache:
         """Returns an empty cache of `length` slots."""
-        if not self.causal:
-            raise UserError('bidirectional attention cannot be streamed: the first token sees the last')
+        require_causal(self.causal)
         return empty_cache(
             batch, length, kv_heads=self.heads, key_dim=self.channels, value_dim=self.channels, dtype=dtype
         )

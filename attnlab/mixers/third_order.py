@@ -20,7 +20,7 @@ from attnlab.functional.third_order import (
     taylor_attention,
     third_order_attention,
 )
-from attnlab.mixers.mixer import Mixer
+from attnlab.mixers.mixer import Mixer, require_causal
 from attnlab.nn.heads import head_channels
 from attnlab.nn.norms import RMSNorm
 from attnlab.nn.projections import Linear
@@ -90,8 +90,7 @@ class ThirdOrderAttention(Mixer):
 
     def init_state(self, batch: int, length: int, dtype: DTypeLike) -> KeyValueCache:
         """Returns an empty cache of `length` slots, or of `window` when that is fewer."""
-        if not self.causal:
-            raise UserError('bidirectional attention cannot be streamed: the first token sees the last')
+        require_causal(self.causal)
         return empty_cache(
             batch,
             length,

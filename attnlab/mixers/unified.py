@@ -15,7 +15,7 @@ from attnlab.errors import UserError
 from attnlab.functional.cache import Entries, KeyValueCache, empty_cache, extend, overflown
 from attnlab.functional.cached import attend_cached
 from attnlab.functional.rotary import rotated_channels
-from attnlab.mixers.mixer import Mixer
+from attnlab.mixers.mixer import Mixer, require_causal
 from attnlab.nn.heads import check_groups, head_channels
 from attnlab.nn.mlps import GatedMLP
 from attnlab.nn.norms import RMSNorm
@@ -116,8 +116,7 @@ class UnifiedBlocks(Mixer):
 
     def init_state(self, batch: int, length: int, dtype: DTypeLike) -> tuple[KeyValueCache, ...]:
         """Returns empty caches of `length` slots, one a layer; only the first has channels for keys."""
-        if not self.causal:
-            raise UserError('bidirectional attention cannot be streamed: the first token sees the last')
+        require_causal(self.causal)
         return tuple(
             empty_cache(
                 batch,
