@@ -62,7 +62,7 @@ TASKS = {
     'parity': Part(
         ('recall', 'task=parity'),
         ('recall', 'task=parity,size=paper'),
-        {'length': 10, 'batch_size': 128, 'steps': 400, 'optimizer.peak_lr': 5e-3},
+        {'length': 10, 'batch_size': 128, 'steps': 600, 'optimizer.peak_lr': 2e-3},
         (1, 2, 4, 8),
     ),
     'listops': Part(

@@ -34,9 +34,9 @@ def study(task, recipe, size):
         base,
         {'rate': spec(Grid, key='optimizer.peak_lr', values=RATES)},
         sampler=spec(GridSearch),
-        pruner=spec(Asha, first=base.steps // 8, reduction=2),
+        pruner=spec(Asha, first=base.steps // 4, reduction=2),
         seeds=(0, 1),
         metric=metric,
         goal=goal,
-        confirm=0,
+        confirm=2,
     )

@@ -2,7 +2,6 @@
 
 import dataclasses
 
-import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
@@ -88,7 +87,7 @@ def call(name: str, dtype: DTypeLike = jnp.float32) -> drawing.Call:
     wide = jnp.promote_types(dtype, jnp.float32)
     keys = drawing.normal(name, 'k', drawing.shape('b t hk k', sizes), jnp.float32)
     keys += case.alike * drawing.normal(name, 'alike', drawing.shape('b 1 hk k', sizes), jnp.float32)
-    beta = case.most * jax.random.uniform(drawing.key(name, 'beta'), drawing.shape('b t h', sizes))
+    beta = case.most * drawing.uniform(name, 'beta', drawing.shape('b t h', sizes))
     arrays = {
         'q': drawing.normal(name, 'q', drawing.shape('b t hq k', sizes), dtype),
         'k': (keys / jnp.linalg.norm(keys, axis=-1, keepdims=True)).astype(dtype),
@@ -98,9 +97,9 @@ def call(name: str, dtype: DTypeLike = jnp.float32) -> drawing.Call:
     }
     if case.decay is not None:
         shape = drawing.shape(case.decay, sizes)
-        decay = -2 * case.strength * jax.random.uniform(drawing.key(name, 'log_decay'), shape)
+        decay = -2 * case.strength * drawing.uniform(name, 'log_decay', shape)
         if case.sudden:
-            decay = jnp.where(jax.random.bernoulli(drawing.key(name, 'sudden'), 0.1, shape), -50.0, decay / 1000)
+            decay = jnp.where(drawing.chosen(name, 'sudden', 0.1, shape), -50.0, decay / 1000)
         arrays['log_decay'] = decay.astype(wide)
     return drawing.Call(arrays, drawing.documents(case.documents))
 

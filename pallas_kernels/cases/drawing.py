@@ -2,6 +2,7 @@
 
 import math
 import zlib
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -49,12 +50,27 @@ def key(name: str, argument: str) -> jax.Array:
 
 def normal(name: str, argument: str, shape: tuple[int, ...], dtype: DTypeLike) -> jax.Array:
     """Standard normal numbers, drawn in float32 whatever the type, so that the types hold the same ones."""
-    return jax.random.normal(key(name, argument), shape, jnp.float32).astype(dtype)
+    return _in_a_row(jax.random.normal, name, argument, shape).astype(dtype)
+
+
+def uniform(name: str, argument: str, shape: tuple[int, ...]) -> jax.Array:
+    """Numbers from 0 to 1, in float32."""
+    return _in_a_row(jax.random.uniform, name, argument, shape)
+
+
+def chosen(name: str, argument: str, share: float, shape: tuple[int, ...]) -> jax.Array:
+    """A mask in which so large a share is True."""
+    return uniform(name, argument, shape) < share
+
+
+def _in_a_row(draw: Callable[..., jax.Array], name: str, argument: str, shape: tuple[int, ...]) -> jax.Array:
+    """The same numbers as in the shape itself, for which XLA would compile ten times as long."""
+    return draw(key(name, argument), (math.prod(shape),)).reshape(shape)
 
 
 def hidden(name: str, shape: tuple[int, ...], dtype: DTypeLike) -> jax.Array:
     """A bias `b h t s`, a fifth of it minus infinity; where it varies by query, the first query sees nothing."""
-    hidden = jax.random.bernoulli(key(name, 'hidden'), 0.2, shape)
+    hidden = chosen(name, 'hidden', 0.2, shape)
     if shape[2] > 1:
         hidden = hidden.at[:, :, 0].set(True)
     return jnp.where(hidden, -math.inf, normal(name, 'bias', shape, dtype))

@@ -2,7 +2,6 @@
 
 import dataclasses
 
-import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
@@ -86,9 +85,9 @@ def draw(name: str, case: Case, dtype: DTypeLike = jnp.float32) -> drawing.Call:
     }
     if case.decay is not None:
         shape = drawing.shape(case.decay, sizes)
-        decay = -2 * case.strength * jax.random.uniform(drawing.key(name, 'log_decay'), shape)
+        decay = -2 * case.strength * drawing.uniform(name, 'log_decay', shape)
         if case.sudden:
-            decay = jnp.where(jax.random.bernoulli(drawing.key(name, 'sudden'), 0.1, shape), -50.0, decay / 1000)
+            decay = jnp.where(drawing.chosen(name, 'sudden', 0.1, shape), -50.0, decay / 1000)
         arrays['log_decay'] = decay.astype(wide)
     return drawing.Call(arrays, drawing.documents(case.documents))
 

@@ -48,11 +48,11 @@ def call(name: str, dtype: DTypeLike = jnp.float32) -> drawing.Call:
     case = CASES[name]
     x = (case.offset + drawing.normal(name, 'x', case.shape, jnp.float32)).astype(dtype)
     if case.hidden:
-        hidden = jax.random.bernoulli(drawing.key(name, 'hidden'), 0.2, case.shape).at[0].set(True)
+        hidden = drawing.chosen(name, 'hidden', 0.2, case.shape).at[0].set(True)
         x = jnp.where(hidden, -math.inf, x)
     options = {}
     if case.where is not None:
-        options['where'] = jax.random.bernoulli(drawing.key(name, 'where'), 0.8, case.where).at[0].set(False)
+        options['where'] = drawing.chosen(name, 'where', 0.8, case.where).at[0].set(False)
     return drawing.Call({'x': x}, options)
 
 

@@ -51,7 +51,7 @@ def call(name: str, dtype: DTypeLike = jnp.float32) -> drawing.Call:
     if case.spacing:
         x = case.spacing * jnp.round(x / case.spacing)
     if case.hidden:
-        hidden = jax.random.bernoulli(drawing.key(name, 'hidden'), 0.2, case.shape).at[0].set(True)
+        hidden = drawing.chosen(name, 'hidden', 0.2, case.shape).at[0].set(True)
         x = jnp.where(hidden, -math.inf, x)
     return drawing.Call({'x': x.astype(dtype)}, {'k': case.k})
 
