@@ -26,6 +26,7 @@ from jaxtyping import Float
 
 from attnlab.context import PADDING, Context
 from attnlab.nn.parameter import AXES, GROUPS
+from attnlab.testing.noise import noise, perturbed
 from attnlab.testing.tolerances import STEP, assert_close, difference_tolerance
 from attnlab.typing import State
 
@@ -105,14 +106,14 @@ def check_shape_and_type(make: Make, *, dim: int = 32) -> None:
     params, run = _opened(_built(make, dim))
     ctx = Context.full(2, LENGTH)
     for dtype in (jnp.float32, jnp.bfloat16, jnp.float16):
-        x = _noise(0, (2, LENGTH, dim), dtype)
+        x = noise(2, LENGTH, dim, dtype=dtype)
         y, state = jax.eval_shape(run, params, x, ctx)
         _require(
             y.shape == x.shape and y.dtype == x.dtype,
             f'shape and type: {x.dtype}{x.shape} became {y.dtype}{y.shape}',
         )
         _require(state is None, f'shape and type: a state came out, {type(state).__name__}, though none went in')
-    y, _ = jax.jit(run)(params, _noise(0, (2, LENGTH, dim)), ctx)
+    y, _ = jax.jit(run)(params, noise(2, LENGTH, dim), ctx)
     _require(bool(jnp.isfinite(y).all()), 'shape and type: the output is not finite')
 
 
@@ -120,9 +121,9 @@ def check_gradients(make: Make, *, dim: int = 32) -> None:
     """In float64 the derivative along a random direction, of every parameter and of `x`, is that of a difference."""
     with jax.enable_x64(True):
         params, run = _opened(_built(make, dim, jnp.float64))
-        x = _noise(0, (2, LENGTH, dim), jnp.float64)
+        x = noise(2, LENGTH, dim, dtype=jnp.float64)
         ctx = Context.full(2, LENGTH)
-        weights = _noise(1, x.shape, x.dtype)
+        weights = noise(*x.shape, seed=1, dtype=x.dtype)
 
         def loss(inputs: tuple[Any, Array]) -> Array:
             return jnp.vdot(weights, run(*inputs, ctx)[0])
@@ -139,7 +140,7 @@ def compare_with_differences(what: str, loss: Callable[[Any], Array], inputs: An
     for place, (path, gradient) in enumerate(named):
         name = jax.tree_util.keystr(path)
         _require(bool(jnp.isfinite(gradient).all()), f'{what}: the gradient of {name} is not finite')
-        direction = _noise(place, gradient.shape, gradient.dtype)
+        direction = noise(*gradient.shape, seed=place, dtype=gradient.dtype)
         direction /= jnp.linalg.norm(direction)
         up, down = (
             loss(jax.tree.unflatten(tree, [*leaves[:place], leaves[place] + step * direction, *leaves[place + 1 :]]))
@@ -167,7 +168,7 @@ def check_rows_apart(make: Make, *, dim: int = 32) -> None:
     """No row of a batch depends on another, to the last bit."""
     params, run = _opened(_built(make, dim))
     run = jax.jit(run)
-    x, other = _noise(0, (2, LENGTH, dim)), _noise(1, (1, LENGTH, dim))
+    x, other = noise(2, LENGTH, dim), noise(1, LENGTH, dim, seed=1)
     y, _ = run(params, x, Context.full(2, LENGTH))
     for row in range(2):
         changed, _ = run(params, jnp.where(jnp.arange(2)[:, None, None] == row, x, other), Context.full(2, LENGTH))
@@ -181,7 +182,7 @@ def influence(mixer: nnx.Module, ctx: Context, dim: int) -> Float[np.ndarray, 'b
     """
     params, run = _opened(mixer)
     batch, length = ctx.positions.shape
-    weights = _noise(1, (batch, length, dim))
+    weights = noise(batch, length, dim, seed=1)
 
     @jax.jit
     def derivatives(params: Any, x: Array) -> Array:
@@ -190,7 +191,7 @@ def influence(mixer: nnx.Module, ctx: Context, dim: int) -> Float[np.ndarray, 'b
         (gradients,) = jax.vmap(pull)(unit)
         return jnp.sum(jnp.abs(gradients), axis=-1)
 
-    drawn = [np.asarray(derivatives(params, _noise(seed, (batch, length, dim)))) for seed in DRAWS]
+    drawn = [np.asarray(derivatives(params, noise(batch, length, dim, seed=seed))) for seed in DRAWS]
     reach = np.sum(drawn, axis=0).reshape(batch, length, batch, length)
     _require(bool(np.isfinite(reach).all()), 'the derivative of an output by an input is not finite')
     return reach
@@ -211,7 +212,7 @@ def _check_splits(what: str, make: Make, dim: int, ctx: Context, splits: Sequenc
     mixer = _built(make, dim)
     params, run = _opened(mixer)
     run = jax.jit(run)
-    x = _noise(0, (2, LENGTH, dim))
+    x = noise(2, LENGTH, dim)
     expected, _ = run(params, x, ctx)
     real = np.asarray(ctx.segments_or_ones()) != PADDING
     for split in splits:
@@ -235,8 +236,8 @@ def check_streaming_gradients(make: Make, *, dim: int = 32) -> None:
     with jax.enable_x64(True):
         mixer = _built(make, dim, jnp.float64)
         params, run = _opened(mixer)
-        x = _noise(0, (2, LENGTH, dim), jnp.float64)
-        weights = _noise(1, x.shape, x.dtype)
+        x = noise(2, LENGTH, dim, dtype=jnp.float64)
+        weights = noise(*x.shape, seed=1, dtype=x.dtype)
         ctx = Context.full(2, LENGTH)
         empty = mixer.init_state(2, LENGTH, x.dtype)
         cut = 10
@@ -269,7 +270,7 @@ def _check_documents(what: str, make: Make, dim: int, rows: tuple[Runs, ...]) ->
     params, run = _opened(mixer)
     run = jax.jit(run)
     ctx = context(*rows)
-    x = _noise(0, (len(rows), LENGTH, dim))
+    x = noise(len(rows), LENGTH, dim)
     together = np.asarray(run(params, x, ctx)[0])
     for row, runs in enumerate(rows):
         for segment, start, stop in _documents(runs):
@@ -308,7 +309,7 @@ def check_bidirectional(make: Make, *, packed: bool, dim: int = 32) -> None:
 def check_bfloat16(make: Make, *, dim: int = 32) -> None:
     """In bfloat16 the output is close to that in float32 of the same, rounded, input."""
     params, run = _opened(_built(make, dim))
-    x = _noise(0, (2, LENGTH, dim), jnp.bfloat16)
+    x = noise(2, LENGTH, dim, dtype=jnp.bfloat16)
     ctx = Context.full(2, LENGTH)
     run = jax.jit(run)
     narrow, wide = run(params, x, ctx)[0], run(params, x.astype(jnp.float32), ctx)[0]
@@ -320,7 +321,7 @@ def check_float64(make: Make, *, dim: int = 32) -> None:
     narrow = (jnp.float32, jnp.bfloat16, jnp.float16, jnp.complex64)
     with jax.enable_x64(True):
         params, run = _opened(_built(make, dim, jnp.float64))
-        x = _noise(0, (2, LENGTH, dim), jnp.float64)
+        x = noise(2, LENGTH, dim, dtype=jnp.float64)
         ctx = Context.full(2, LENGTH)
         gradients = jax.grad(lambda params, x: jnp.sum(run(params, x, ctx)[0]), argnums=(0, 1))
         for equation in _equations(jax.make_jaxpr(gradients)(params, x).jaxpr):
@@ -337,7 +338,7 @@ def check_compiles_once(make: Make, *, dim: int = 32) -> None:
         with _noted('compiles once: static attributes must hash and compare by value', (TypeError, ValueError)):
             hash(graphdef)
             for _ in range(2):
-                call(graphdef, params, _noise(seed, (2, LENGTH, dim)), Context.full(2, LENGTH), None)
+                call(graphdef, params, noise(2, LENGTH, dim, seed=seed), Context.full(2, LENGTH), None)
     _require(len(traces) == 1, f'compiles once: two mixers built alike were traced {len(traces)} times')
 
 
@@ -349,15 +350,15 @@ def check_streaming_compiles_once(make: Make, *, dim: int = 32) -> None:
     state = mixer.init_state(2, LENGTH, jnp.float32)
     for step in range(4):
         ctx = Context.full(2, 1, start=jnp.int32(step))
-        _, state = call(graphdef, params, _noise(step, (2, 1, dim)), ctx, state)
+        _, state = call(graphdef, params, noise(2, 1, dim, seed=step), ctx, state)
     _require(len(traces) == 1, f'streaming compiles once: 4 steps were traced {len(traces)} times')
 
 
 def check_implementations(make: Make, *, names: Sequence[str], dim: int = 32) -> None:
     """Built with `implementation=name`, outputs and gradients are those of 'reference', for every name."""
     ctx = context(*PACKED)
-    x = _noise(0, (2, LENGTH, dim))
-    weights = _noise(1, x.shape)
+    x = noise(2, LENGTH, dim)
+    weights = noise(*x.shape, seed=1)
     found = {}
     for name in ('reference', *names):
         params, run = _opened(_built(functools.partial(make, implementation=name), dim))
@@ -393,18 +394,15 @@ def cast_parameters(mixer: nnx.Module, dtype: DTypeLike) -> nnx.Module:
 def is_mirrored(make: Make, *, dim: int = 32) -> bool:
     """Whether the bidirectional form gives a sequence that is read backwards its outputs backwards."""
     params, run = _opened(_built(functools.partial(make, causal=False), dim))
-    x, ctx = _noise(0, (2, LENGTH, dim)), Context.full(2, LENGTH)
+    x, ctx = noise(2, LENGTH, dim), Context.full(2, LENGTH)
     run = jax.jit(run)
     forwards, backwards = run(params, x, ctx)[0], run(params, x[:, ::-1], ctx)[0][:, ::-1]
     return bool(jnp.max(jnp.abs(forwards - backwards)) < 1e-4 * jnp.max(jnp.abs(forwards)))
 
 
 def _built(make: Make, dim: int, dtype: DTypeLike = jnp.float32) -> Any:
-    """A mixer whose parameters have moved a little, so that none is zero."""
-    graphdef, params, rest = _split(make(dim, rngs=nnx.Rngs(0)))
-    leaves, tree = jax.tree.flatten(params)
-    moved = [leaf + 0.1 * _noise(place, leaf.shape, leaf.dtype) for place, leaf in enumerate(leaves)]
-    return cast_parameters(nnx.merge(graphdef, jax.tree.unflatten(tree, moved), rest), dtype)
+    """A mixer whose parameters have moved a little."""
+    return cast_parameters(perturbed(make(dim, rngs=nnx.Rngs(0)), 0.1), dtype)
 
 
 def _split(mixer: nnx.Module) -> tuple[Any, Any, Any]:
@@ -435,10 +433,6 @@ def _counted() -> tuple[Callable[..., Any], list[None]]:
         return nnx.merge(graphdef, params)(x, ctx, state)
 
     return call, traces
-
-
-def _noise(seed: int, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> Array:
-    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), dtype)
 
 
 def _documents(runs: Runs) -> Iterator[tuple[int, int, int]]:

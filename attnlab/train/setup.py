@@ -125,7 +125,10 @@ class Setup:
     @functools.cached_property
     def initialization(self) -> Any:
         """The compiled state before the first step, by seed."""
-        return jax.jit(self._initialize, out_shardings=self._shardings())
+        # Random numbers take XLA for CPUs longer to optimise than anything else of a cold start, and run once.
+        on_cpu = self.mesh.devices.flat[0].platform == 'cpu'
+        options = {'xla_backend_optimization_level': 1} if on_cpu else None
+        return jax.jit(self._initialize, out_shardings=self._shardings(), compiler_options=options)
 
     def initialize(self) -> TrainState:
         """The state before the first step, each device making only its own shard."""

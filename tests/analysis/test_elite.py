@@ -12,6 +12,7 @@ from attnlab.functional.rotary import rotary_angles
 from attnlab.mixers.attention import Attention
 from attnlab.nn.positions import Alibi, Rope
 from attnlab.testing.contract import context
+from attnlab.testing.noise import noise
 from attnlab.testing.tolerances import assert_close
 
 DIM, HEADS, KEY = 12, 2, 8
@@ -20,10 +21,6 @@ ALL = ((2, 0, 3, 1), (0, 1, 2, 3))
 
 def attention(**kwargs) -> Attention:
     return Attention(DIM, **({'heads': HEADS, 'key_dim': KEY, 'position': Rope()} | kwargs), rngs=nnx.Rngs(0))
-
-
-def noise(*shape: int) -> jnp.ndarray:
-    return jnp.asarray(np.random.default_rng(0).standard_normal(shape), jnp.float32)
 
 
 def with_energy_in(chunks) -> Attention:

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from attnlab.testing.noise import noise
 from pallas_kernels import attention, dispatch, target, tiling
 from pallas_kernels.attention import maps, tpu_sweep
 from pallas_kernels.attention.problem import Rule
@@ -60,7 +61,7 @@ def test_every_map_interpreted_is_the_reference(dtype, weights, comparison):
 def test_the_gradient_of_a_bias_is_summed_where_it_does_not_vary(shape, comparison):
     call = cases.call('prime')
     sizes = cases.CASES['prime'].sizes()
-    bias = jax.random.normal(jax.random.key(1), tuple(sizes.get(letter, 1) for letter in shape.split()))
+    bias = noise(*(sizes.get(letter, 1) for letter in shape.split()))
     check(comparison, 'prime', Call(call.arrays | {'bias': bias}, call.options), f'bias {shape}')
 
 

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from attnlab.testing.noise import noise
 from attnlab.testing.tolerances import assert_close
 from pallas_kernels import delta_rule, linear_attention, target, tiling
 from pallas_kernels.cases import delta_rule as cases
@@ -156,9 +157,9 @@ def test_a_kernel_refuses_a_state_that_the_device_cannot_hold():
 @pytest.mark.parametrize('implementation', ['reference', 'xla'])
 def test_with_keys_at_right_angles_it_is_linear_attention(implementation):
     """Nothing is ever overwritten then, and beta is a factor of the keys."""
-    q, v = (jax.random.normal(jax.random.key(seed), (1, 16, 2, 16)) for seed in (0, 1))
+    q, v = (noise(1, 16, 2, 16, seed=seed) for seed in (0, 1))
     k = jnp.broadcast_to(jnp.eye(16)[None, :, None], q.shape)
-    beta = jax.random.uniform(jax.random.key(2), (1, 16, 2))
+    beta = jax.nn.sigmoid(noise(1, 16, 2))
     with jax.default_matmul_precision('highest'):
         found = delta_rule(q, k, v, beta, implementation=implementation)
         expected = linear_attention(q, beta[..., None] * k, v, implementation='reference')
@@ -168,7 +169,7 @@ def test_with_keys_at_right_angles_it_is_linear_attention(implementation):
 
 def test_with_beta_one_the_last_value_of_a_key_is_read_back():
     k = jnp.broadcast_to(jnp.array([0.6, 0.8]), (1, 40, 1, 2))
-    v = jax.random.normal(jax.random.key(0), (1, 40, 1, 3))
+    v = noise(1, 40, 1, 3)
     o, _ = delta_rule(k, k, v, jnp.ones((1, 40, 1)), scale=1.0, implementation='xla')
     np.testing.assert_allclose(o, v, rtol=1e-5, atol=1e-5)
 

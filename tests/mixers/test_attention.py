@@ -16,6 +16,7 @@ from attnlab.functional.cache import empty_cache
 from attnlab.mixers.attention import Attention, AttentionState
 from attnlab.nn.positions import Alibi, Rope
 from attnlab.testing.contract import context
+from attnlab.testing.noise import noise
 from attnlab.testing.tolerances import assert_close
 
 
@@ -41,10 +42,6 @@ def apply(graphdef, params, x, ctx, state=None):
 def run(mixer: Attention, x, ctx: Context | None = None) -> np.ndarray:
     x = jnp.asarray(x, jnp.float32)
     return np.asarray(apply(*nnx.split(mixer), x, Context.full(*x.shape[:2]) if ctx is None else ctx)[0])
-
-
-def noise(*shape: int, seed: int = 0) -> jax.Array:
-    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), jnp.float32)
 
 
 def stream(mixer: Attention, x: jax.Array, pieces, state, ctx: Context | None = None):

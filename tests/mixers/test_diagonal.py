@@ -9,6 +9,7 @@ from flax import nnx
 from attnlab.config import build
 from attnlab.context import Context
 from attnlab.mixers.diagonal import DiagonalRecurrence
+from attnlab.testing.noise import noise, perturbed
 from attnlab.zoo.recurrent import RECURRENT
 
 DIM = 8
@@ -24,13 +25,7 @@ def float64():
 def recipe(name: str, **overrides) -> DiagonalRecurrence:
     """The recipe, every parameter moved off its initial value."""
     factory = build(RECURRENT[name].spec)
-    graphdef, parameters = nnx.split(factory.module(DIM, **{**factory.kwargs, **overrides}, rngs=nnx.Rngs(0)))
-    leaves, treedef = jax.tree.flatten(parameters)
-    keys = jax.random.split(jax.random.key(7), len(leaves))
-    moved = [
-        leaf + 0.2 * jax.random.normal(key, leaf.shape, leaf.dtype) for leaf, key in zip(leaves, keys, strict=True)
-    ]
-    return nnx.merge(graphdef, jax.tree.unflatten(treedef, moved))
+    return perturbed(factory.module(DIM, **{**factory.kwargs, **overrides}, rngs=nnx.Rngs(0)))
 
 
 def weights(parameter) -> np.ndarray:
@@ -91,7 +86,7 @@ def mingru(mixer: DiagonalRecurrence, u: np.ndarray) -> np.ndarray:
 )
 def test_the_layer_is_that_of_the_paper(equations, overrides):
     mixer = recipe(equations.__name__, **overrides)
-    x = jax.random.normal(jax.random.key(1), (2, 9, DIM), jnp.float64)
+    x = noise(2, 9, DIM, dtype=jnp.float64)
     ctx = Context(jnp.zeros((2, 9), jnp.int32), jnp.asarray(SEGMENTS, jnp.int32))
     y, state = jax.jit(mixer)(x, ctx)
     assert state is None
@@ -106,7 +101,7 @@ def test_the_layer_is_that_of_the_paper(equations, overrides):
 def test_a_chunk_goes_on_where_the_one_before_stopped(name, overrides, segments):
     """The first token of a chunk starts a document only where the segment changes; of padding likewise."""
     mixer = recipe(name, **overrides)
-    x = jax.random.normal(jax.random.key(1), (1, 9, DIM), jnp.float64)
+    x = noise(1, 9, DIM, dtype=jnp.float64)
     ctx = Context(jnp.zeros((1, 9), jnp.int32), None if segments is None else jnp.asarray([segments], jnp.int32))
     whole, _ = jax.jit(mixer)(x, ctx)
     state, pieces = mixer.init_state(1, 9, jnp.float64), []

@@ -15,6 +15,7 @@ from attnlab.mixers.attention import Attention
 from attnlab.mixers.differential import DifferentialAttention
 from attnlab.nn.norms import RMSNorm
 from attnlab.nn.positions import Rope
+from attnlab.testing.noise import noise
 from attnlab.testing.tolerances import assert_close
 
 
@@ -30,10 +31,6 @@ def apply(graphdef, params, x, ctx, state=None):
 def run(mixer: nnx.Module, x) -> np.ndarray:
     x = jnp.asarray(x, jnp.float32)
     return np.asarray(apply(*nnx.split(mixer), x, Context.full(*x.shape[:2]))[0])
-
-
-def noise(*shape: int) -> jax.Array:
-    return jnp.asarray(np.random.default_rng(0).standard_normal(shape), jnp.float32)
 
 
 def set_mix(mixer: DifferentialAttention, mix: float) -> None:

@@ -15,6 +15,7 @@ from attnlab.errors import UserError
 from attnlab.mixers.latent import LatentAttention
 from attnlab.nn.decoupled import DecoupledRope, EliteRope
 from attnlab.testing.contract import context
+from attnlab.testing.noise import noise
 from attnlab.testing.tolerances import assert_close
 
 DECOUPLED = DecoupledRope()
@@ -33,10 +34,6 @@ def apply(graphdef, params, x, ctx, state=None):
 def run(mixer: LatentAttention, x, ctx: Context | None = None) -> np.ndarray:
     x = jnp.asarray(x, jnp.float32)
     return np.asarray(apply(*nnx.split(mixer), x, Context.full(*x.shape[:2]) if ctx is None else ctx)[0])
-
-
-def noise(*shape: int) -> jax.Array:
-    return jnp.asarray(np.random.default_rng(0).standard_normal(shape), jnp.float32)
 
 
 def stream(mixer: LatentAttention, x: jax.Array, pieces, ctx: Context | None = None, length: int | None = None):

@@ -16,6 +16,7 @@ from attnlab.mixers.linear_attention import LinearAttention
 from attnlab.nn.decays import LowRankDecay
 from attnlab.nn.feature_maps import EluPlusOne
 from attnlab.nn.preludes import ShortConv
+from attnlab.testing.noise import noise, perturbed
 from attnlab.zoo.linear import LINEAR
 
 DIM, HEADS, LENGTH = 8, 2, 9
@@ -42,24 +43,13 @@ def sigmoid(x: np.ndarray) -> np.ndarray:
     return 1 / (1 + np.exp(-x))
 
 
-def perturb(mixer: LinearAttention) -> LinearAttention:
-    """Moves every parameter off its initial value, so that biases and gains count."""
-    graphdef, parameters = nnx.split(mixer)
-    leaves, treedef = jax.tree.flatten(parameters)
-    keys = jax.random.split(jax.random.key(7), len(leaves))
-    moved = [
-        leaf + 0.2 * jax.random.normal(key, leaf.shape, leaf.dtype) for leaf, key in zip(leaves, keys, strict=True)
-    ]
-    return nnx.merge(graphdef, jax.tree.unflatten(treedef, moved))
-
-
 def recipe(name: str, **overrides) -> LinearAttention:
     factory = build(LINEAR[name].spec)
-    return perturb(factory.module(DIM, heads=HEADS, **{**factory.kwargs, **overrides}, rngs=nnx.Rngs(0)))
+    return perturbed(factory.module(DIM, heads=HEADS, **{**factory.kwargs, **overrides}, rngs=nnx.Rngs(0)))
 
 
 def batch(segments: np.ndarray = SEGMENTS) -> tuple[jax.Array, Context]:
-    x = jax.random.normal(jax.random.key(1), (*segments.shape, DIM), jnp.float64)
+    x = noise(*segments.shape, DIM, dtype=jnp.float64)
     positions = np.zeros_like(segments)
     for row, place in zip(segments, positions, strict=True):
         for t in range(1, len(row)):

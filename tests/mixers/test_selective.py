@@ -10,6 +10,7 @@ from attnlab.config import build
 from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.mixers.selective import SelectiveSSM, StateSpaceDual
+from attnlab.testing.noise import noise, perturbed
 from attnlab.zoo.state_space import STATE_SPACE
 
 DIM = 8
@@ -25,13 +26,7 @@ def float64():
 def recipe(name: str, **overrides) -> SelectiveSSM | StateSpaceDual:
     """The recipe, every parameter moved off its initial value."""
     factory = build(STATE_SPACE[name].spec)
-    graphdef, parameters = nnx.split(factory.module(DIM, **{**factory.kwargs, **overrides}, rngs=nnx.Rngs(0)))
-    leaves, treedef = jax.tree.flatten(parameters)
-    keys = jax.random.split(jax.random.key(7), len(leaves))
-    moved = [
-        leaf + 0.2 * jax.random.normal(key, leaf.shape, leaf.dtype) for leaf, key in zip(leaves, keys, strict=True)
-    ]
-    return nnx.merge(graphdef, jax.tree.unflatten(treedef, moved))
+    return perturbed(factory.module(DIM, **{**factory.kwargs, **overrides}, rngs=nnx.Rngs(0)))
 
 
 def weights(parameter) -> np.ndarray:
@@ -96,7 +91,7 @@ def mamba2(mixer: StateSpaceDual, u: np.ndarray) -> np.ndarray:
 )
 def test_the_layer_is_that_of_the_paper(equations, overrides):
     mixer = recipe(equations.__name__, **overrides)
-    x = jax.random.normal(jax.random.key(1), (2, 9, DIM), jnp.float64)
+    x = noise(2, 9, DIM, dtype=jnp.float64)
     ctx = Context(jnp.zeros((2, 9), jnp.int32), jnp.asarray(SEGMENTS, jnp.int32))
     y, state = jax.jit(mixer)(x, ctx)
     assert state is None

@@ -14,6 +14,7 @@ from attnlab.mixers.attention import Attention
 from attnlab.mixers.selective_attention import SelectiveAttention
 from attnlab.nn.positions import Rope
 from attnlab.testing.contract import context
+from attnlab.testing.noise import noise
 from attnlab.testing.tolerances import assert_close
 
 
@@ -50,10 +51,6 @@ def run(mixer: nnx.Module, x: jax.Array) -> np.ndarray:
 def mask(mixer: SelectiveAttention, x: jax.Array, ctx: Context | None = None) -> np.ndarray:
     ctx = Context.full(*x.shape[:2]) if ctx is None else ctx
     return np.asarray(read_mask(*nnx.split(mixer), x, ctx))
-
-
-def noise(*shape: int) -> jax.Array:
-    return jnp.asarray(np.random.default_rng(0).standard_normal(shape), jnp.float32)
 
 
 def test_the_mask_by_hand():

@@ -26,6 +26,7 @@ from attnlab.nn.reads import ShapedRead
 from attnlab.nn.sinks import LearnedSink
 from attnlab.nn.temperatures import LogLength, RootLength
 from attnlab.testing.contract import compare_with_differences
+from attnlab.testing.noise import noise
 from attnlab.testing.tolerances import assert_close
 from attnlab.zoo import ZOO
 from pallas_kernels import ClippedSoftmax, Relu, Softmax
@@ -41,10 +42,6 @@ def rows(scores=SCORES, visible=None, limits=None) -> Rows:
     scores = jnp.asarray(scores, jnp.float32)[None, None, None]
     visible = jnp.ones(scores.shape, bool) if visible is None else jnp.asarray(visible)[None, None, None]
     return Rows(scores, visible, jnp.full_like(scores, 4.0) if limits is None else limits)
-
-
-def noise(*shape: int, seed: int = 0) -> jax.Array:
-    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), jnp.float32)
 
 
 def make(recipe: str, **overrides) -> Attention:

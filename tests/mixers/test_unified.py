@@ -18,6 +18,7 @@ from attnlab.models.block import Block, mixer_of, stages
 from attnlab.models.stack import stack_spec
 from attnlab.nn.mlps import MLP, GatedMLP
 from attnlab.nn.positions import Rope
+from attnlab.testing.noise import noise
 from attnlab.testing.tolerances import assert_close
 from attnlab.zoo import ZOO
 
@@ -33,10 +34,6 @@ def apply(graphdef, params, *args):
 
 def run(module: nnx.Module, *args):
     return apply(*nnx.split(module), *args)
-
-
-def noise(*shape: int) -> jax.Array:
-    return jnp.asarray(np.random.default_rng(0).standard_normal(shape), jnp.float32)
 
 
 def plain(unified: UnifiedBlocks, index: int) -> Block:

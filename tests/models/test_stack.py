@@ -12,6 +12,7 @@ from attnlab.mixers.diagonal import DiagonalRecurrence
 from attnlab.models.block import Block, dropped
 from attnlab.models.stack import Stack
 from attnlab.nn.mlps import GatedMLP
+from attnlab.testing.noise import noise
 from attnlab.zoo import ZOO
 
 DIM, DEPTH = 8, 5
@@ -26,7 +27,7 @@ def stack(**settings):
 
 
 def inputs(t=7):
-    return jax.random.normal(jax.random.key(1), (2, t, DIM)), Context.full(2, t)
+    return noise(2, t, DIM), Context.full(2, t)
 
 
 def test_layers_follow_the_pattern_each_with_parameters_of_its_own():

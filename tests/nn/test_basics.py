@@ -12,10 +12,7 @@ from attnlab.nn.embed import Embedding
 from attnlab.nn.mlps import MLP, GatedMLP
 from attnlab.nn.norms import RMSNorm
 from attnlab.nn.projections import Linear
-
-
-def noise(*shape: int) -> jax.Array:
-    return jnp.asarray(np.random.default_rng(0).standard_normal(shape), jnp.float32)
+from attnlab.testing.noise import noise
 
 
 def test_linear_is_a_product_and_a_bias():

@@ -5,6 +5,7 @@ from flax import nnx
 
 from attnlab.functional.discretize import inverse_softplus
 from attnlab.nn.decays import LowRankDecay, RetentionDecay, StepSize
+from attnlab.testing.noise import noise
 
 
 def test_retention_decays():
@@ -26,9 +27,9 @@ def test_low_rank_decay():
 
 def test_low_rank_decay_stays_finite_and_close_to_one():
     decay = LowRankDecay(16, heads=2, key_dim=4, rngs=nnx.Rngs(0))
-    log_decay = decay(1e4 * jax.random.normal(jax.random.key(0), (1, 50, 16)))
+    log_decay = decay(1e4 * noise(1, 50, 16))
     assert jnp.isfinite(log_decay).all() and (log_decay <= 0).all()
-    assert (decay(jax.random.normal(jax.random.key(0), (1, 50, 16))) > -1.0).all()
+    assert (decay(noise(1, 50, 16)) > -1.0).all()
 
 
 def test_step_sizes_start_log_uniform():

@@ -7,10 +7,7 @@ import pytest
 from attnlab.errors import UserError
 from attnlab.functional.rotary import rotate
 from attnlab.nn.decoupled import DecoupledRope, EliteRope
-
-
-def noise(*shape: int) -> jnp.ndarray:
-    return jnp.asarray(np.random.default_rng(0).standard_normal(shape), jnp.float32)
+from attnlab.testing.noise import noise
 
 
 def test_decoupled_channels_are_half_as_many_and_even():

@@ -6,6 +6,7 @@ from flax import nnx
 
 from attnlab.errors import UserError
 from attnlab.nn.preludes import ShortConv
+from attnlab.testing.noise import noise
 
 
 def conv_of_ones(taps: list[float], **kwargs) -> ShortConv:
@@ -43,7 +44,7 @@ def test_bias_and_activation_follow_the_sum():
 @pytest.mark.parametrize('segments', [[1] * 7, [1, 1, 2, 2, 2, 0, 0], [0, 0, 1, 1, 1, 1, 2]])
 def test_any_split_gives_what_one_pass_gives(splits: tuple[int, ...], segments: list[int]):
     conv = ShortConv(3, bias=True, rngs=nnx.Rngs(0))
-    x = jax.random.normal(jax.random.key(1), (1, 7, 3))
+    x = noise(1, 7, 3)
     segments = jnp.asarray([segments])
     whole, _ = conv(x, segments)
     state, pieces = conv.init_state(1, jnp.float32), []

@@ -1,0 +1,22 @@
+"""Numbers to compute with, and parameters that are not where they start."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.typing import DTypeLike
+
+
+def noise(*shape: int, seed: int = 0, dtype: DTypeLike = jnp.float32) -> jax.Array:
+    """Standard normal numbers; drawn by numpy, since those of jax have to be compiled for every shape."""
+    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), dtype)
+
+
+def perturbed(module: Any, by: float = 0.2) -> Any:
+    """The module with every parameter moved a little, since one that starts at zero would hide what is behind it."""
+    graphdef, params, rest = nnx.split(module, nnx.Param, ...)
+    leaves, tree = jax.tree.flatten(params)
+    moved = [leaf + by * noise(*leaf.shape, seed=place, dtype=leaf.dtype) for place, leaf in enumerate(leaves)]
+    return nnx.merge(graphdef, jax.tree.unflatten(tree, moved), rest)
