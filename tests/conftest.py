@@ -1,6 +1,6 @@
 """Strict mode: what would pass unnoticed in a run is an error here, and shapes are checked against the annotations.
 
-Warnings are errors too: see `filterwarnings` in setup.cfg.
+Warnings are errors too: see `filterwarnings` in setup.cfg. Processes that tests start inherit what is set by variables.
 """
 
 import os
@@ -11,6 +11,11 @@ import jaxtyping
 # So many threads XLA has on a CPU; it reads this when it is first asked for one. A warpgroup that waits for another in
 # the interpreter of GPU kernels occupies one, and with as few as there are cores the other may never have its turn.
 os.environ.setdefault('NPROC', '8')
+
+# Nearly all the time of the tests goes into compiling, and a third of that into optimising machine code. What is
+# compared with a reference by `Comparison` in tests/kernels is optimised nevertheless.
+os.environ.setdefault('JAX_DISABLE_MOST_OPTIMIZATIONS', '1')
+jax.config.update('jax_disable_most_optimizations', os.environ['JAX_DISABLE_MOST_OPTIMIZATIONS'] == '1')
 
 # Before anything imports attnlab, so that every annotated function of it is checked.
 jaxtyping.install_import_hook('attnlab', 'beartype.beartype')

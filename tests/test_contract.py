@@ -2,10 +2,9 @@
 
 import functools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-import jax
 import pytest
 from flax import nnx
 from ml_collections import ConfigDict
@@ -28,14 +27,6 @@ SMALL = {
     'selected_blocks': 4,
 }
 """Sizes that suit `DIM` and the length of the checks, in place of the recipe's where it has such an argument."""
-
-
-@pytest.fixture(scope='module', autouse=True)
-def compiles_fast() -> Iterator[None]:
-    """Leaves out XLA's optimisations: nearly all the time goes into compiling, and they take half of it."""
-    jax.config.update('jax_disable_most_optimizations', True)
-    yield
-    jax.config.update('jax_disable_most_optimizations', False)
 
 
 ROWS = [pytest.param(recipe, id=name) for name, recipe in ZOO.items()]

@@ -15,8 +15,8 @@ def noise(*shape: int, seed: int = 0, dtype: DTypeLike = jnp.float32) -> jax.Arr
 
 
 def perturbed(module: Any, by: float = 0.2) -> Any:
-    """The module with every parameter moved a little, since one that starts at zero would hide what is behind it."""
-    graphdef, params, rest = nnx.split(module, nnx.Param, ...)
-    leaves, tree = jax.tree.flatten(params)
+    """Moves every parameter of a module a little, since one that starts at zero hides what is behind it."""
+    leaves, tree = jax.tree.flatten(nnx.state(module, nnx.Param))
     moved = [leaf + by * noise(*leaf.shape, seed=place, dtype=leaf.dtype) for place, leaf in enumerate(leaves)]
-    return nnx.merge(graphdef, jax.tree.unflatten(tree, moved), rest)
+    nnx.update(module, jax.tree.unflatten(tree, moved))
+    return module

@@ -37,12 +37,10 @@ QUICK = ('mha', 'mla', 'aero')
 
 
 @pytest.fixture(scope='module', autouse=True)
-def exact_and_compiled_fast() -> Iterator[None]:
-    """In float64, so that no rounding error decides which way a number is rounded; without XLA's optimisations."""
-    jax.config.update('jax_disable_most_optimizations', True)
+def exact() -> Iterator[None]:
+    """In float64, so that no rounding error decides which way a number is rounded."""
     with jax.enable_x64(True):
         yield
-    jax.config.update('jax_disable_most_optimizations', False)
 
 
 def small(recipe: Recipe) -> Any:

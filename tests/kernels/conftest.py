@@ -151,9 +151,10 @@ def check_differences(core: Core, call: Call) -> None:
         compare_with_differences(core.__name__, loss, parts)
 
 
-def _effort(implementation: str) -> dict[str, int] | None:
-    """Loops over time in float64, and interpreted kernels, take longer to optimise than to run."""
-    return None if implementation == 'xla' else {'xla_backend_optimization_level': 0}
+def _effort(implementation: str) -> dict[str, int | bool]:
+    """What serves CPUs is compiled as users have it; the others take longer to optimise than to run."""
+    as_released = implementation == 'xla'
+    return {'xla_backend_optimization_level': 3 * as_released, 'xla_llvm_disable_expensive_passes': not as_released}
 
 
 def _acting_out(implementation: str) -> contextlib.AbstractContextManager[None]:

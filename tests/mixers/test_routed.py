@@ -2,7 +2,6 @@
 
 import functools
 import math
-from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
@@ -23,14 +22,6 @@ from attnlab.testing.tolerances import assert_close
 
 LENGTH = 23
 SIZES = {'compressed_block': 4, 'compressed_stride': 2, 'selected_block': 6, 'selected_blocks': 3, 'initial': 1}
-
-
-@pytest.fixture(scope='module', autouse=True)
-def compiles_fast() -> Iterator[None]:
-    """Leaves out XLA's optimisations: nearly all the time goes into compiling."""
-    jax.config.update('jax_disable_most_optimizations', True)
-    yield
-    jax.config.update('jax_disable_most_optimizations', False)
 
 
 def sparse(dim: int = 16, **kwargs) -> NativeSparseAttention:

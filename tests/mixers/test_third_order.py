@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
@@ -21,14 +20,6 @@ from attnlab.testing.contract import compare_with_differences
 from attnlab.testing.tolerances import assert_close
 
 LENGTH, SEGMENTS = 7, np.array([[1, 1, 1, 2, 2, 2, 2], [0, 1, 1, 1, 1, 1, 2]], np.int32)
-
-
-@pytest.fixture(scope='module', autouse=True)
-def compiles_fast() -> Iterator[None]:
-    """Leaves out XLA's optimisations: nearly all the time goes into compiling."""
-    jax.config.update('jax_disable_most_optimizations', True)
-    yield
-    jax.config.update('jax_disable_most_optimizations', False)
 
 
 def drawn(*, length: int = LENGTH, heads: int = 2, bound: float | None = None) -> Operands:

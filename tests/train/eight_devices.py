@@ -152,5 +152,4 @@ def _train(optimizer: Optimizer, axes: Axes | None) -> dict[str, np.ndarray]:
 
 if __name__ == '__main__':
     jax.config.update('jax_num_cpu_devices', 8)
-    jax.config.update('jax_disable_most_optimizations', True)
     {check.__name__: check for check in (placements, meshes, training)}[sys.argv[1]]()
