@@ -93,7 +93,8 @@ def _by_rows(
     @jax.checkpoint
     def chunk(step: tuple[Array, Array, Array]) -> tuple[Array, ...]:
         q, places, own = step
-        scores = scale * jnp.einsum('btgrk,bsgk->btgrs', q.astype(k.dtype), k)
+        # Kept, since XLA may otherwise compute a score twice, and round it otherwise where it is compared with itself.
+        scores = jax.lax.optimization_barrier(scale * jnp.einsum('btgrk,bsgk->btgrs', q.astype(k.dtype), k))
         seen = _near(places, s, causal, window)[None] & (own[:, :, None] == segments[:, None, :])
         return statistics(scores, jnp.broadcast_to(seen[:, :, None, None], scores.shape))
 

@@ -37,7 +37,8 @@ def made(tmp_path):
         folder.mkdir(parents=True)
         config = config_of(CONFIGS / f'{file}.py', arg)
         with config.unlocked():
-            config.update(changes)
+            for key, value in changes.items():
+                config[key] = value
         save(config, folder / 'config.json')
         (folder / 'run.json').write_text(json.dumps({'starts': [{}, FACTS | dict(facts)]}))
         lines = [{'step': 10, 'train/loss': 3.0}, *({'step': config.steps} | line for line in scores)]
