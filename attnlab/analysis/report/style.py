@@ -42,7 +42,7 @@ tbody th { font-weight: 500; }
 tbody tr:hover > * { background: var(--soft); }
 th.number, td.number { text-align: right; }
 .interval, .none { color: var(--quiet); }
-.interval { font-size: .92em; }
+.interval { display: block; font-size: .92em; }
 .group th { padding-top: 1rem; font-weight: 700; }
 .optimal { color: #222; font-size: .8em; }
 .yes { color: #00614a; }
