@@ -18,6 +18,7 @@ from attnlab.mixers.routed import NativeSparseAttention
 from attnlab.nn.gates import OutputGate
 from attnlab.nn.positions import Rope
 from attnlab.testing.contract import cast_parameters, context
+from attnlab.testing.noise import noise as float32_noise
 from attnlab.testing.tolerances import assert_close
 
 LENGTH = 23
@@ -30,8 +31,7 @@ def sparse(dim: int = 16, **kwargs) -> NativeSparseAttention:
     return cast_parameters(NativeSparseAttention(dim, heads=4, kv_heads=2, rngs=nnx.Rngs(0), **settings), jnp.float64)
 
 
-def noise(*shape: int, seed: int = 0) -> jax.Array:
-    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape))
+noise = functools.partial(float32_noise, dtype=float)
 
 
 def run(mixer: NativeSparseAttention, x: jax.Array, ctx: Context) -> jax.Array:

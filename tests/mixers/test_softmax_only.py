@@ -16,13 +16,13 @@ from attnlab.functional import entropy
 from attnlab.functional.entropy import row_entropy, row_sums_and_entropy
 from attnlab.mixers.softmax_only import EntropyMargin, EntropyMarginPerQuery, SoftmaxOnlyBlock
 from attnlab.testing.contract import cast_parameters, compare_with_differences, context
+from attnlab.testing.noise import noise as float32_noise
 from attnlab.testing.tolerances import assert_close
 
 SEGMENTS = np.array([[1, 1, 1, 1, 1, 1, 1], [1, 1, 1, 2, 2, 2, 2]], np.int32)
 
 
-def noise(*shape: int, seed: int = 0, dtype=jnp.float64) -> jax.Array:
-    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), dtype)
+noise = functools.partial(float32_noise, dtype=jnp.float64)
 
 
 def seen_by_definition(*, causal: bool = True, window: int | None = None) -> np.ndarray:
