@@ -252,8 +252,10 @@ class Checkpoints:
             reason = _reason(error)
             if reason is None:
                 raise
-            self._clear(f'{step}{UNFINISHED}*')
-            self._swept = False  # writes that still went on may make the folder again
+            # What cannot be removed, or is made again by writes that still go on, the next save sweeps away.
+            with contextlib.suppress(OSError):
+                self._clear(f'{step}{UNFINISHED}*')
+            self._swept = False
             raise UserError(
                 f'checkpoint {step} cannot be written to {self._directory}: {reason}; '
                 f'complete checkpoints: {self._complete()}'

@@ -25,6 +25,7 @@ from flax import nnx
 
 from attnlab.errors import UserError
 from attnlab.nn.parameter import param
+from attnlab.train import checkpoint
 from attnlab.train.checkpoint import SUMS, UNFINISHED, Checkpoints
 from attnlab.train.optimizer import AdamW, Muon
 from tests.train.checkpoint_process import abstract, arrays, numbers
@@ -335,6 +336,21 @@ def test_what_a_failed_save_is_still_writing_is_removed_with_it(tmp_path: pathli
     checkpoints.save(10, arrays(10), {'step': 10, 'sums': {'loss': 10.1}})
     checkpoints.close()
     assert folders(tmp_path) == ['10', '5']
+
+
+def test_the_reason_is_told_though_nothing_can_be_removed_either(tmp_path: pathlib.Path, monkeypatch):
+    checkpoints = Checkpoints(saved(tmp_path, 5))
+
+    def fails(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    (tmp_path / f'10{UNFINISHED}').mkdir()
+    monkeypatch.setattr(checkpoints, '_swept', True)
+    monkeypatch.setattr(checkpoint, 'REMOVAL_PAUSES', ())
+    monkeypatch.setattr(shutil, 'rmtree', fails)
+    monkeypatch.setattr(checkpoints._orbax, 'save', fails)
+    with pytest.raises(UserError, match=r'^checkpoint 10 cannot be written to .*: Read-only file system; .*: 5$'):
+        checkpoints.save(10, arrays(10), {'step': 10})
 
 
 def test_a_file_in_the_place_of_the_folder_is_one_line(tmp_path: pathlib.Path):
