@@ -68,7 +68,7 @@ def train(argv: list[str]) -> int:
     from rich.console import Console
 
     if values.dry_run:
-        from attnlab.analysis.plan import print_plan
+        from attnlab.runs.plan import print_plan
         from attnlab.train.setup import prepare
 
         print_plan(prepare(config), Console())
@@ -192,7 +192,7 @@ def match(argv: list[str]) -> int:
     _start_platform(values)
     from rich.console import Console
 
-    from attnlab.analysis.match import match_recipes
+    from attnlab.compare.match import match_recipes
     from attnlab.configuration import config_of
 
     names = {name: ','.join(filter(None, (arg, f'zoo={name}'))) for name in values.recipes}
@@ -219,7 +219,7 @@ def compare(argv: list[str]) -> int:
         raise UserError('usage: attnlab compare RUN... [--flag=value ...], or STUDY... in the place of RUN...')
     from rich.console import Console
 
-    from attnlab.analysis.runs import compare_runs
+    from attnlab.compare.runs import compare_runs
 
     chosen: dict[str, Any] = {name: values[name].value for name in ('metric', 'tolerance', 'strict')}
     compare_runs(folders, _required(values, 'out'), Console(), **chosen)
@@ -254,15 +254,15 @@ def _compared(argv: list[str], command: str, out: str | None) -> int:
     _start_platform(values)
     from rich.console import Console
 
-    from attnlab.analysis.report.comparison import compare, print_comparison
+    from attnlab.compare.report.comparison import compare, print_comparison
 
     folders = [pathlib.Path(study) for study in studies]
     if out is None:
         found = compare(folders, values.by, values.tolerance, values.storage)
         print_comparison(found, Console(), strict=values.strict)
         return 0
-    from attnlab.analysis.report.contents import gather
-    from attnlab.analysis.report.page import write_report
+    from attnlab.compare.report.contents import gather
+    from attnlab.compare.report.page import write_report
 
     folder = _required(values, 'out')
     chosen: dict[str, Any] = {name: values[name].value for name in ('by', 'tolerance', 'storage', 'strict', 'measure')}
@@ -338,7 +338,7 @@ def generate(argv: list[str]) -> int:
     if not 0.0 < values.top_p <= 1.0:
         raise UserError(f'--top_p is {values.top_p}; it wants a probability above 0, up to 1')
     _start_devices(values)
-    from attnlab.analysis.generation import generate_text
+    from attnlab.runs.generation import generate_text
 
     pieces = generate_text(
         _required(values, 'workdir'),
@@ -362,7 +362,7 @@ def show(argv: list[str]) -> int:
         raise UserError('usage: attnlab show RUN')
     from rich.console import Console
 
-    from attnlab.analysis.show import show_run
+    from attnlab.runs.show import show_run
 
     show_run(pathlib.Path(argv[0]), Console())
     return 0
@@ -376,7 +376,7 @@ def zoo(argv: list[str]) -> int:
         return 0
     from rich.console import Console
 
-    from attnlab.analysis.zoo_table import print_zoo
+    from attnlab.zoo.table import print_zoo
 
     print_zoo(Console(), markdown=values.markdown)
     return 0

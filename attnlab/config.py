@@ -16,6 +16,7 @@ from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
 from attnlab.errors import UserError, nearest
+from attnlab.renamed import current
 from attnlab.signature import ABSENT, check_names, check_type, members, parameters, resolve
 
 TARGET = 'target'
@@ -85,9 +86,12 @@ def plain(config: Any) -> Any:
 
 
 def from_plain(value: Any) -> Any:
-    """The inverse of `plain`: dictionaries become ConfigDicts, lists become tuples."""
+    """The inverse of `plain`: dictionaries become ConfigDicts, lists become tuples, names that changed today's."""
     if isinstance(value, dict):
-        return ConfigDict({name: from_plain(item) for name, item in value.items()}, convert_dict=False)
+        fields = {name: from_plain(item) for name, item in value.items()}
+        if isinstance(fields.get(TARGET), str):
+            fields[TARGET] = current(fields[TARGET])
+        return ConfigDict(fields, convert_dict=False)
     return tuple(from_plain(item) for item in value) if isinstance(value, list) else value
 
 

@@ -14,10 +14,10 @@ import dataclasses
 from ml_collections import ConfigDict
 
 from attnlab.config import arguments, choose, spec
-from attnlab.data.stdlib import StdlibText
-from attnlab.data.text import TextFiles
-from attnlab.data.tfds import DATASETS, TfdsText
-from attnlab.data.tokenizers import BytePairs, Bytes
+from attnlab.data.text.stdlib import StdlibText
+from attnlab.data.text.text import TextFiles
+from attnlab.data.text.tfds import DATASETS, TfdsText
+from attnlab.data.text.tokenizers import BytePairs, Bytes
 from attnlab.errors import UserError, nearest
 from attnlab.evals.cadence import EveryNSteps
 from attnlab.evals.held_out import HeldOut

@@ -38,9 +38,9 @@ from attnlab.errors import UserError
 from attnlab.evals.by_slice import BySlice
 from attnlab.evals.cadence import EveryNSteps
 from attnlab.models.heads import ClassificationHead, LanguageHead, PairHead
+from attnlab.models.inputs.embedding import Embedding, Projection
 from attnlab.models.model import Classifier, Encoder, LanguageModel
 from attnlab.models.stack import stack_spec
-from attnlab.nn.embed import Embedding, Projection
 from attnlab.nn.mlps import GatedMLP
 from attnlab.nn.positions import Sinusoidal
 from attnlab.tasks.long_range import Classification, Denoising

@@ -26,9 +26,9 @@ from attnlab.data.synthetic.sets import MaxRetrieval
 from attnlab.evals.by_slice import BySlice
 from attnlab.evals.cadence import EveryNSteps
 from attnlab.models.heads import LanguageHead
+from attnlab.models.inputs.embedding import Embedding, Projection
 from attnlab.models.model import LanguageModel
 from attnlab.models.stack import stack_spec
-from attnlab.nn.embed import Embedding, Projection
 from attnlab.nn.mlps import GatedMLP
 from attnlab.tasks.synthetic import InContextRegression, LabelPrediction
 from attnlab.train.optimizer import AdamW

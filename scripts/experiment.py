@@ -7,8 +7,8 @@ import sys
 
 from rich.console import Console
 
-from attnlab.analysis.experiment import Experiment, report_experiment, run_experiment
 from attnlab.errors import UserError
+from attnlab.experiment.runs import Experiment, report_experiment, run_experiment
 from attnlab.train import devices
 
 EXPERIMENTS = pathlib.Path(__file__).resolve().parents[1] / 'experiments'
@@ -29,7 +29,7 @@ try:
         go = report_experiment if chosen.report else run_experiment
         go(experiment, chosen.workdirs, command, console)
     else:
-        from attnlab.analysis.study_experiment import report_studies, run_studies
+        from attnlab.experiment.studies import report_studies, run_studies
 
         if chosen.report:
             report_studies(experiment, chosen.workdirs, command, console)

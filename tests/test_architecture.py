@@ -12,17 +12,20 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
     map(
         frozenset,
         (
-            {'errors', 'typing', 'signature', 'config', 'context', 'random'},
+            {'errors', 'typing', 'signature', 'config', 'renamed', 'context', 'random'},
             {'functional'},
             {'nn'},
             {'mixers'},
+            {'blocks'},
             {'zoo', 'models'},
             {'losses', 'metrics', 'data'},
             {'tasks'},
             {'train'},
             {'evals'},
-            {'sweep'},
-            {'analysis', 'testing', 'configuration', 'cli', 'help', '__init__', '__main__'},
+            {'runs'},
+            {'sweep', 'convert', 'quantize'},
+            {'compare', 'analysis'},
+            {'experiment', 'testing', 'configuration', 'cli', 'help', '__init__', '__main__'},
         ),
     )
 )
@@ -142,7 +145,7 @@ def test_habits(path: pathlib.Path):
     ('importer', 'imported'),
     [
         ('attnlab.nn.norms', 'attnlab.train.loop'),
-        ('attnlab.mixers.attention', 'attnlab.zoo.ZOO'),
+        ('attnlab.mixers.softmax.attention', 'attnlab.zoo.ZOO'),
         ('attnlab.zoo.attention', 'attnlab.models.stack.Stack'),
         ('attnlab.models.stack', 'attnlab.zoo'),
         ('attnlab.config', 'attnlab.functional.rotary'),
@@ -161,7 +164,7 @@ def test_the_rule_refuses(importer: str, imported: str):
     [
         ('attnlab.__init__', 'attnlab.zoo.ZOO'),
         ('attnlab.cli', 'attnlab.train.run'),
-        ('attnlab.mixers.attention', 'pallas_kernels'),
+        ('attnlab.mixers.softmax.attention', 'pallas_kernels'),
         ('attnlab.losses', 'attnlab.metrics.Mean'),
         ('pallas_kernels.attention.api', 'jax.numpy'),
         ('pallas_kernels.dispatch', 'contextvars'),

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attnlab.analysis.experiment import SIZES, Experiment
-from attnlab.analysis.match import parameters, unmatched
-from attnlab.analysis.study_experiment import TOLERANCE
+from attnlab.compare.match import parameters, unmatched
 from attnlab.errors import UserError
+from attnlab.experiment.runs import SIZES, Experiment
+from attnlab.experiment.studies import TOLERANCE
 from attnlab.sweep.sweep import read
 from attnlab.train.cost import state_bytes
 from attnlab.train.setup import prepare

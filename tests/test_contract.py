@@ -9,8 +9,8 @@ import pytest
 from flax import nnx
 from ml_collections import ConfigDict
 
+from attnlab.blocks.block import Block
 from attnlab.config import build, from_plain, plain, takes
-from attnlab.models.block import Block
 from attnlab.models.stack import Stack
 from attnlab.testing.contract import check_implementations, claimed, is_mirrored
 from attnlab.zoo import ZOO, Recipe

@@ -10,12 +10,12 @@ import jax
 from rich.console import Console
 from rich.table import Table
 
-from attnlab.analysis.loading import load_run
-from attnlab.analysis.substitution import substituted
+from attnlab.convert.substitution import substituted
 from attnlab.errors import UserError
 from attnlab.evals.by_slice import BySlice
 from attnlab.evals.cadence import AtEnd
 from attnlab.evals.held_out import HeldOut
+from attnlab.runs.loading import load_run
 from attnlab.tasks.language import LanguageModelling
 from attnlab.train.setup import Setup
 
@@ -29,7 +29,7 @@ class Asked:
       multiples: lengths, in multiples of the training length.
       tokens: of a text, at each length.
       examples: of each slice of another task.
-      attention: what takes the place of the softmax, see `attnlab.analysis.substitution`; `None`: nothing.
+      attention: what takes the place of the softmax, see `attnlab.convert.substitution`; `None`: nothing.
     """
 
     split: str | None = None

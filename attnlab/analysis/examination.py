@@ -15,11 +15,11 @@ from rich.console import Console
 from rich.table import Table
 
 from attnlab.analysis import statistics
-from attnlab.analysis.loading import Loaded, load_run
-from attnlab.analysis.quantization import quantized
+from attnlab.blocks.block import mixer_of
 from attnlab.errors import UserError
-from attnlab.mixers.attention import Attention
-from attnlab.models.block import mixer_of
+from attnlab.mixers.softmax.attention import Attention
+from attnlab.quantize.formats import quantized
+from attnlab.runs.loading import Loaded, load_run
 from attnlab.tasks.language import LanguageModelling
 from attnlab.tasks.task import Batch, context
 from attnlab.train.figures import layer_curves

@@ -9,12 +9,12 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Float
 
+from attnlab.blocks.block import Stage, stages
 from attnlab.context import Context
 from attnlab.errors import UserError
-from attnlab.models.block import Stage, stages
 from attnlab.models.heads import ClassificationHead, LanguageHead, PairHead
+from attnlab.models.inputs.embedding import Embedding, Projection
 from attnlab.models.stack import Stack
-from attnlab.nn.embed import Embedding, Projection
 from attnlab.nn.norms import RMSNorm
 from attnlab.nn.positions import Sinusoidal
 from attnlab.typing import Features, Logits, Sequence, State, Tokens

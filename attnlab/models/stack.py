@@ -8,11 +8,11 @@ from flax import nnx
 from jax.typing import DTypeLike
 from ml_collections import ConfigDict
 
+from attnlab.blocks.block import Block
 from attnlab.config import spec
 from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.mixers.mixer import Mixer
-from attnlab.models.block import Block
 from attnlab.typing import Sequence, State
 
 LOOPS = ('auto', 'scan', 'unroll')

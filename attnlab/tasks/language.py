@@ -8,10 +8,10 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from attnlab.data.corpus import Source, Text
-from attnlab.data.stdlib import StdlibText
-from attnlab.data.tokenizers import BytePairs, Bytes, save_tokenizer
-from attnlab.data.windows import Windows
+from attnlab.data.text.corpus import Source, Text
+from attnlab.data.text.stdlib import StdlibText
+from attnlab.data.text.tokenizers import BytePairs, Bytes, save_tokenizer
+from attnlab.data.text.windows import Windows
 from attnlab.losses import next_token_loss
 from attnlab.metrics import Average
 from attnlab.models.model import LanguageModel

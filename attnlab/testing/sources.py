@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64
 
-from attnlab.data.corpus import Document, Source
+from attnlab.data.text.corpus import Document, Source
 
 SPLITS = ('train', 'valid')
 

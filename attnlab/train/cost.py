@@ -10,8 +10,8 @@ import jax.extend as jex
 import jax.numpy as jnp
 from flax import nnx
 
+from attnlab.blocks.block import mixer_of
 from attnlab.context import Context
-from attnlab.models.block import mixer_of
 from attnlab.models.model import LanguageModel
 from attnlab.train.setup import Setup
 from attnlab.train.state import split

@@ -4,16 +4,16 @@ from attnlab.zoo.attention import ATTENTION
 from attnlab.zoo.attention_variants import ATTENTION_VARIANTS
 from attnlab.zoo.convolution import CONVOLUTION
 from attnlab.zoo.higher import HIGHER
+from attnlab.zoo.hybrids import HYBRIDS
 from attnlab.zoo.linear import LINEAR
 from attnlab.zoo.recipe import Recipe, merged
 from attnlab.zoo.recurrent import RECURRENT
 from attnlab.zoo.softmax import SOFTMAX
-from attnlab.zoo.stacks import STACKS
 from attnlab.zoo.state_space import STATE_SPACE
 
 __all__ = ['ZOO', 'Recipe']
 
 ZOO: dict[str, Recipe] = merged(
-    ATTENTION, SOFTMAX, ATTENTION_VARIANTS, HIGHER, LINEAR, STATE_SPACE, RECURRENT, CONVOLUTION, STACKS
+    ATTENTION, SOFTMAX, ATTENTION_VARIANTS, HIGHER, LINEAR, STATE_SPACE, RECURRENT, CONVOLUTION, HYBRIDS
 )
 """Every recipe by the name the literature has for it."""

@@ -1,7 +1,7 @@
 """Softmax attention: the baselines every other mixer is measured against."""
 
 from attnlab.config import spec
-from attnlab.mixers.attention import Attention
+from attnlab.mixers.softmax.attention import Attention
 from attnlab.nn.positions import Alibi, Rope
 from attnlab.zoo.recipe import Recipe
 

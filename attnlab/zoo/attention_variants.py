@@ -1,9 +1,9 @@
 """Attention of the softmax family with a structure of its own: compressed caches, differences, selections."""
 
 from attnlab.config import spec
-from attnlab.mixers.differential import DifferentialAttention
-from attnlab.mixers.latent import LatentAttention
-from attnlab.mixers.selective_attention import SelectiveAttention
+from attnlab.mixers.softmax.differential import DifferentialAttention
+from attnlab.mixers.softmax.latent import LatentAttention
+from attnlab.mixers.softmax.selective import SelectiveAttention
 from attnlab.nn.decoupled import DecoupledRope, EliteRope
 from attnlab.nn.norms import RMSNorm
 from attnlab.nn.positions import Rope
@@ -33,7 +33,7 @@ ATTENTION_VARIANTS = {
         packed=True,
         notes=(
             "The paper's sizes for a quarter of the cache of LLaMA-2: an eighth of the frequencies, a latent of three "
-            'eighths of the width. The paper converts a trained model, for which see attnlab.analysis.elite; from '
+            'eighths of the width. The paper converts a trained model, for which see attnlab.convert.elite; from '
             'scratch, frequencies are spread evenly, as in its uniform baseline. Multi-head only, as the paper.'
         ),
     ),

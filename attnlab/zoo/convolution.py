@@ -1,7 +1,7 @@
 """Convolutions."""
 
 from attnlab.config import spec
-from attnlab.mixers.convolution import GatedConvolution
+from attnlab.mixers.convolution.gated import GatedConvolution
 from attnlab.zoo.recipe import Recipe
 
 CONVOLUTION = {

@@ -1,10 +1,10 @@
 """Mixers of the softmax family that are more, or less, than one softmax over the keys."""
 
+from attnlab.blocks.softmax_only import SoftmaxOnlyBlock
+from attnlab.blocks.unified import UnifiedBlocks
 from attnlab.config import spec
-from attnlab.mixers.routed import NativeSparseAttention
-from attnlab.mixers.softmax_only import SoftmaxOnlyBlock
-from attnlab.mixers.third_order import TaylorThirdOrderAttention, ThirdOrderAttention
-from attnlab.mixers.unified import UnifiedBlocks
+from attnlab.mixers.softmax.routed import NativeSparseAttention
+from attnlab.mixers.softmax.third_order import TaylorThirdOrderAttention, ThirdOrderAttention
 from attnlab.nn.positions import Rope
 from attnlab.zoo.recipe import Recipe
 

@@ -2,7 +2,7 @@
 
 from attnlab.config import spec
 from attnlab.functional.normalizers import SumNormalizer
-from attnlab.mixers.linear_attention import LinearAttention
+from attnlab.mixers.linear.attention import LinearAttention
 from attnlab.nn.decays import LowRankDecay, RetentionDecay
 from attnlab.nn.feature_maps import EluPlusOne
 from attnlab.nn.gates import OutputGate

@@ -1,7 +1,7 @@
 """Gated diagonal recurrences."""
 
 from attnlab.config import spec
-from attnlab.mixers.diagonal import DiagonalRecurrence
+from attnlab.mixers.recurrent.diagonal import DiagonalRecurrence
 from attnlab.nn.gates import MinGRUGates, OutputGate, RealGates
 from attnlab.nn.preludes import Lift, ShortConv
 from attnlab.zoo.recipe import Recipe

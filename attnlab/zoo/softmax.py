@@ -6,7 +6,7 @@ Where nothing else is said, positions are rotary, as in `mha`, so that rows of a
 from typing import Any
 
 from attnlab.config import spec
-from attnlab.mixers.attention import Attention
+from attnlab.mixers.softmax.attention import Attention
 from attnlab.nn.decays import ForgetGate
 from attnlab.nn.dense_maps import AdaptiveEntmax, GumbelSoftmax, NoisySoftmax
 from attnlab.nn.gates import ChannelGate, HeadGate, SliceGate, SliceMLPGate

@@ -1,7 +1,7 @@
 """Selective state-space models."""
 
 from attnlab.config import spec
-from attnlab.mixers.selective import SelectiveSSM, StateSpaceDual
+from attnlab.mixers.state_space.selective import SelectiveSSM, StateSpaceDual
 from attnlab.nn.norms import RMSNorm
 from attnlab.nn.preludes import ShortConv
 from attnlab.zoo.recipe import Recipe

@@ -3,11 +3,11 @@
 import math
 import pathlib
 
-from attnlab.analysis.experiment import Finished, Run
 from attnlab.config import spec
 from attnlab.configuration import config_of
 from attnlab.evals.cadence import AtEnd
 from attnlab.evals.held_out import HeldOut
+from attnlab.experiment.runs import Finished, Run
 from attnlab.zoo.softmax import SOFTMAX
 
 CONFIG = pathlib.Path(__file__).parents[2] / 'configs' / 'language.py'

@@ -1,8 +1,8 @@
 """Recall by difficulty and by state, parity by length, accuracy on every task."""
 
-from attnlab.analysis.axes import styles
-from attnlab.analysis.experiment import panels
-from attnlab.analysis.runs import COSTS, Entry, by_task, lines
+from attnlab.compare.axes import styles
+from attnlab.compare.runs import COSTS, Entry, by_task, lines
+from attnlab.experiment.runs import panels
 
 TASKS = ('mqar', 'induction', 'parity', 'listops', 'digits')
 PAIRS = (2, 4, 8)

@@ -5,13 +5,13 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from attnlab.analysis.experiment import Finished, Run
-from attnlab.analysis.record import read_record
-from attnlab.analysis.runs import entry
+from attnlab.compare.runs import entry
 from attnlab.config import spec
 from attnlab.configuration import config_of
 from attnlab.evals.by_slice import BySlice
 from attnlab.evals.cadence import AtEnd
+from attnlab.experiment.runs import Finished, Run
+from attnlab.runs.record import read_record
 from attnlab.sweep.sweep import with_settings
 
 CONFIGS = pathlib.Path(__file__).parents[2] / 'configs'

@@ -6,11 +6,11 @@ from itertools import pairwise
 
 import numpy as np
 
-from attnlab.analysis.experiment import Finished, Run
 from attnlab.config import spec
 from attnlab.configuration import config_of
 from attnlab.evals.cadence import AtEnd
 from attnlab.evals.held_out import HeldOut
+from attnlab.experiment.runs import Finished, Run
 
 CONFIG = pathlib.Path(__file__).parents[2] / 'configs' / 'language.py'
 LENGTH = 256

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from attnlab.analysis.experiment import panels, plus_minus
+from attnlab.experiment.runs import panels, plus_minus
 
 TRAINED = 16
 ADAPTIVE = 'adaptive temperature'

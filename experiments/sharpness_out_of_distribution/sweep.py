@@ -6,14 +6,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attnlab.analysis.experiment import Finished, Run
-from attnlab.analysis.substitution import substituted
 from attnlab.config import spec
 from attnlab.configuration import config_of
+from attnlab.convert.substitution import substituted
 from attnlab.data.synthetic.problem import Examples
 from attnlab.evals.by_slice import BySlice
 from attnlab.evals.cadence import AtEnd
-from attnlab.mixers.attention import Attention
+from attnlab.experiment.runs import Finished, Run
+from attnlab.mixers.softmax.attention import Attention
 from attnlab.zoo import ZOO
 
 CONFIG = pathlib.Path(__file__).parents[2] / 'configs' / 'recall.py'

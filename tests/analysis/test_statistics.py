@@ -7,11 +7,11 @@ import pytest
 from flax import nnx
 
 from attnlab.analysis import statistics
-from attnlab.analysis.quantization import QuantizedLinear, quantized, quantized_activations, quantized_weight
 from attnlab.context import Context
 from attnlab.errors import UserError
-from attnlab.mixers.attention import Attention
+from attnlab.mixers.softmax.attention import Attention
 from attnlab.nn.mlps import GatedMLP
+from attnlab.quantize.formats import QuantizedLinear, quantized, quantized_activations, quantized_weight
 from attnlab.testing.contract import context
 
 UNIFORM = jnp.tril(jnp.ones((4, 4))) / jnp.arange(1, 5)[:, None]

@@ -6,10 +6,10 @@ import sys
 import numpy as np
 import pytest
 
-from attnlab.data.corpus import Text
 from attnlab.data.pipeline import SMALL, batches, ordered_batches
-from attnlab.data.tokenizers import Bytes
-from attnlab.data.windows import Windows
+from attnlab.data.text.corpus import Text
+from attnlab.data.text.tokenizers import Bytes
+from attnlab.data.text.windows import Windows
 from attnlab.errors import UserError
 
 
@@ -156,10 +156,10 @@ def test_a_stream_that_is_dropped_is_closed():
 
 PROGRAM = """
 import numpy as np
-from attnlab.data.corpus import Text
+from attnlab.data.text.corpus import Text
 from attnlab.data.pipeline import batches
-from attnlab.data.tokenizers import Bytes
-from attnlab.data.windows import Windows
+from attnlab.data.text.tokenizers import Bytes
+from attnlab.data.text.windows import Windows
 
 if __name__ == '__main__':
     windows = Windows(Text(np.arange(200, dtype=np.uint8), np.array([200]), Bytes(), '', {}), 8)

@@ -1,7 +1,7 @@
 import numpy as np
 
 from attnlab.config import build, spec
-from attnlab.data.tokenizers import Bytes
+from attnlab.data.text.tokenizers import Bytes
 from attnlab.testing.sources import Markov, Repeating
 
 

@@ -6,9 +6,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from attnlab.blocks.block import Block
 from attnlab.context import Context
-from attnlab.mixers.linear_attention import LinearAttention
-from attnlab.models.block import Block
+from attnlab.mixers.linear.attention import LinearAttention
 from attnlab.models.model import LanguageModel
 from attnlab.models.stack import Stack
 from attnlab.nn.positions import Sinusoidal

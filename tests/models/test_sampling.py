@@ -3,9 +3,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from attnlab.blocks.block import Block
 from attnlab.config import build, spec
 from attnlab.context import Context
-from attnlab.models.block import Block
 from attnlab.models.model import LanguageModel
 from attnlab.models.sampling import generate, nucleus, sample
 from attnlab.models.stack import Stack

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from attnlab.blocks.block import Block, dropped
 from attnlab.config import build, spec
 from attnlab.context import Context
 from attnlab.errors import UserError
-from attnlab.mixers.attention import Attention
-from attnlab.mixers.diagonal import DiagonalRecurrence
-from attnlab.models.block import Block, dropped
+from attnlab.mixers.recurrent.diagonal import DiagonalRecurrence
+from attnlab.mixers.softmax.attention import Attention
 from attnlab.models.stack import Stack
 from attnlab.nn.mlps import GatedMLP
 from attnlab.testing.noise import noise

@@ -7,8 +7,8 @@ import pytest
 from flax import nnx
 
 from attnlab.errors import UserError
+from attnlab.models.inputs.embedding import Embedding
 from attnlab.nn.activations import ACTIVATIONS, activation
-from attnlab.nn.embed import Embedding
 from attnlab.nn.mlps import MLP, GatedMLP
 from attnlab.nn.norms import RMSNorm
 from attnlab.nn.projections import Linear

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from attnlab.analysis.loading import load_run
+from attnlab.blocks.block import Block
 from attnlab.cli import main
 from attnlab.config import build, spec
 from attnlab.data.long_range.digits import Digits
@@ -17,10 +17,10 @@ from attnlab.data.long_range.source import Kind, Source
 from attnlab.errors import UserError
 from attnlab.evals.by_slice import BySlice
 from attnlab.evals.cadence import AtEnd
-from attnlab.models.block import Block
 from attnlab.models.heads import ClassificationHead, PairHead
 from attnlab.models.model import Classifier, LanguageModel
 from attnlab.models.stack import Stack
+from attnlab.runs.loading import load_run
 from attnlab.tasks.long_range import FEWEST, Classification, Denoising, pooled
 from attnlab.tasks.task import Sliced, Task, context
 from attnlab.train.optimizer import named_parameters

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from attnlab.blocks.block import Block
 from attnlab.config import build, spec
 from attnlab.context import Context
 from attnlab.data.synthetic.copying import Copying
@@ -16,11 +17,10 @@ from attnlab.data.synthetic.regression import LinearRegression
 from attnlab.errors import UserError
 from attnlab.evals.by_slice import BySlice
 from attnlab.evals.cadence import AtEnd
-from attnlab.models.block import Block
 from attnlab.models.heads import LanguageHead
+from attnlab.models.inputs.embedding import Projection
 from attnlab.models.model import LanguageModel
 from attnlab.models.stack import Stack
-from attnlab.nn.embed import Projection
 from attnlab.tasks.synthetic import InContextRegression, LabelPrediction
 from attnlab.tasks.task import Sliced, Task
 from attnlab.train.setup import prepare

@@ -10,7 +10,7 @@ import attnlab
 from attnlab.config import build, takes
 from attnlab.context import Context
 from attnlab.errors import UserError
-from attnlab.mixers.attention import Attention
+from attnlab.mixers.softmax.attention import Attention
 from attnlab.zoo import ZOO, Recipe
 from attnlab.zoo.recipe import merged
 from pallas_kernels import dispatch, target

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from attnlab.data.long_range.source import Example, Kind, Source, known_split
-from attnlab.data.stdlib import StdlibText
+from attnlab.data.text.stdlib import StdlibText
 from attnlab.errors import UserError
 
 MODULES = (

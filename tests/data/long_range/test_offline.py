@@ -10,7 +10,7 @@ from attnlab.data.long_range.authorship import MODULES, Authorship
 from attnlab.data.long_range.digits import Digits, _digits
 from attnlab.data.long_range.rows import Chosen, Padded, blank, padded
 from attnlab.data.long_range.source import Kind
-from attnlab.data.stdlib import StdlibText
+from attnlab.data.text.stdlib import StdlibText
 from attnlab.errors import UserError
 
 from .probes import linear_probe

@@ -1,0 +1,186 @@
+"""Residual blocks that share one set of attention weights."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from jax.typing import DTypeLike
+from jaxtyping import Float
+
+import pallas_kernels
+from attnlab.context import Context
+from attnlab.errors import UserError
+from attnlab.functional.cache import Entries, KeyValueCache, empty_cache, extend, overflown
+from attnlab.functional.cached import attend_cached
+from attnlab.functional.rotary import rotated_channels
+from attnlab.mixers.mixer import Mixer, require_causal
+from attnlab.nn.heads import check_groups, head_channels
+from attnlab.nn.mlps import GatedMLP
+from attnlab.nn.norms import RMSNorm
+from attnlab.nn.positions import Rope
+from attnlab.nn.projections import Linear
+from attnlab.typing import Heads, Keys, Queries, Segments, Sequence, Values
+
+Make = Callable[..., nnx.Module]
+
+
+class UnifiedBlocks(Mixer):
+    """`layers` whole layers, `x += W_o P V(n) + n W_c`, then `x += mlp(norm(x))`, `n = norm(x)`, with one `P` for all.
+
+    `P` are the softmax weights of the first layer, which has no `W_c`; the layers after it have neither queries nor
+    keys, but values of their own. `W_c`, the linear compensation, starts at zero; `attnlab.convert.unify` fits it
+    to a trained model. Every layer reads anew by the first one's queries and keys, so that no weights are kept.
+    Xiong et al. 2025, https://arxiv.org/abs/2502.00439.
+
+    The state is a cache a layer, of which only the first has keys; a call beyond their `length` gives NaN.
+
+    Raises `UserError` for sizes that do not divide, or no layers.
+
+    Args:
+      dim: model width.
+      heads: query heads.
+      kv_heads: key and value heads, a divisor of `heads`; `None`: as many.
+      key_dim: channels of a query, key or value per head; `None`: `dim / heads`.
+      layers: how many layers share their weights.
+      mlp: makes the channel mixers, as `mlp(dim, rngs=rngs)`; `None`: none.
+      norm: makes the norms, likewise.
+      position: how positions enter the scores; `None`: not at all.
+      bias: whether the projections, and the compensation, have one.
+      causal: whether a query sees no later key.
+      implementation: of the core; `None`: the default of the platform.
+      rngs: draws the parameters.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        heads: int,
+        kv_heads: int | None = None,
+        key_dim: int | None = None,
+        layers: int = 4,
+        mlp: Make | None = GatedMLP,
+        norm: Make = RMSNorm,
+        position: Rope | None = None,
+        bias: bool = False,
+        causal: bool = True,
+        implementation: str | None = None,
+        rngs: nnx.Rngs,
+    ):
+        kv_heads = heads if kv_heads is None else kv_heads
+        self.key_dim = head_channels(dim, heads, instead='key_dim') if key_dim is None else key_dim
+        check_groups(heads, kv_heads)
+        if layers < 1:
+            raise UserError(f'layers is {layers}; the first is the one whose weights are shared, so it is at least 1')
+        if position is not None:
+            rotated_channels(self.key_dim, position.fraction)
+        self.heads, self.kv_heads, self.position = heads, kv_heads, position
+        self.causal, self.implementation = causal, implementation
+        self.query = Linear(dim, heads * self.key_dim, bias=bias, rngs=rngs)
+        self.key = Linear(dim, kv_heads * self.key_dim, bias=bias, rngs=rngs)
+        widths = (kv_heads * self.key_dim, heads * self.key_dim)
+        self.layers = nnx.List(
+            [UnifiedLayer(dim, *widths, leads=i == 0, mlp=mlp, norm=norm, bias=bias, rngs=rngs) for i in range(layers)]
+        )
+
+    def __call__(
+        self, x: Sequence, ctx: Context, state: tuple[KeyValueCache, ...] | None = None
+    ) -> tuple[Sequence, tuple[KeyValueCache, ...] | None]:
+        q, k = self._queries_and_keys(self.layers[0].mixer_norm(x), ctx)
+        advanced: list[KeyValueCache] = []
+        keys: Array | None = None
+        for index, layer in enumerate(self.layers):
+            normed = layer.mixer_norm(x)
+            v = layer.value(normed).reshape(*x.shape[:2], self.kv_heads, self.key_dim)
+            if state is None:
+                y = self._attend(q, k, v, ctx.segments)
+            else:
+                y, keys, after = self._continue(q, k, v, ctx, state[index], keys)
+                advanced.append(after)
+            x = layer.feed(layer.add(x, normed, y.reshape(*x.shape[:2], -1)))
+        return x, None if state is None else tuple(advanced)
+
+    def read_streams(self, x: Sequence, ctx: Context) -> list[tuple[Sequence, Sequence]]:
+        """Returns for every layer its normed input and the residual stream before its channel mixer; for analysis."""
+        q, k = self._queries_and_keys(self.layers[0].mixer_norm(x), ctx)
+        found = []
+        for layer in self.layers:
+            normed = layer.mixer_norm(x)
+            v = layer.value(normed).reshape(*x.shape[:2], self.kv_heads, self.key_dim)
+            x = layer.add(x, normed, self._attend(q, k, v, ctx.segments).reshape(*x.shape[:2], -1))
+            found.append((normed, x))
+            x = layer.feed(x)
+        return found
+
+    def init_state(self, batch: int, length: int, dtype: DTypeLike) -> tuple[KeyValueCache, ...]:
+        """Returns empty caches of `length` slots, one a layer; only the first has channels for keys."""
+        require_causal(self.causal)
+        return tuple(
+            empty_cache(
+                batch,
+                length,
+                kv_heads=self.kv_heads,
+                key_dim=self.key_dim if index == 0 else 0,
+                value_dim=self.key_dim,
+                dtype=dtype,
+            )
+            for index in range(len(self.layers))
+        )
+
+    def _queries_and_keys(self, normed: Sequence, ctx: Context) -> tuple[Queries, Keys]:
+        q = self.query(normed).reshape(*normed.shape[:2], self.heads, self.key_dim)
+        k = self.key(normed).reshape(*normed.shape[:2], self.kv_heads, self.key_dim)
+        if self.position is None:
+            return q, k
+        return self.position.rotate(q, ctx.positions), self.position.rotate(k, ctx.positions)
+
+    def _attend(self, q: Queries, k: Keys, v: Values, segments: Segments | None) -> Heads:
+        return pallas_kernels.attention(
+            q, k, v, causal=self.causal, segments=segments, implementation=self.implementation
+        )
+
+    def _continue(
+        self, q: Queries, k: Keys, v: Values, ctx: Context, state: KeyValueCache, keys: Float[Array, 'b g _ k'] | None
+    ) -> tuple[Heads, Float[Array, 'b g _ k'], KeyValueCache]:
+        """The read, the keys seen, those of the first layer if given, and the layer's cache after it."""
+        tokens, segments = state.consumed + jnp.arange(q.shape[1], dtype=jnp.int32), ctx.segments_or_ones()
+        written = k if keys is None else k[..., :0]
+        seen, places, state = extend(state, Entries(jnp.swapaxes(written, 1, 2), jnp.swapaxes(v, 1, 2), segments))
+        seen = seen if keys is None else seen._replace(keys=keys)
+        y = attend_cached(q, seen, tokens=tokens, places=places, segments=segments, implementation=self.implementation)
+        return jnp.where(overflown(state, None, 0), jnp.nan, y), seen.keys, state
+
+
+class UnifiedLayer(nnx.Module):
+    """What a layer of `UnifiedBlocks` has of its own; the one that leads has no compensation."""
+
+    def __init__(
+        self,
+        dim: int,
+        value_width: int,
+        read_width: int,
+        *,
+        leads: bool,
+        mlp: Make | None,
+        norm: Make,
+        bias: bool,
+        rngs: nnx.Rngs,
+    ):
+        zeros = nnx.initializers.zeros
+        self.mixer_norm = norm(dim, rngs=rngs)
+        self.value = Linear(dim, value_width, bias=bias, rngs=rngs)
+        self.output = Linear(read_width, dim, bias=bias, axes=('heads', 'embed'), rngs=rngs)
+        self.compensation = None if leads else Linear(dim, dim, bias=bias, initializer=zeros, rngs=rngs)
+        self.mlp_norm: Any = None if mlp is None else norm(dim, rngs=rngs)
+        self.mlp: Any = None if mlp is None else mlp(dim, rngs=rngs)
+
+    def add(self, x: Sequence, normed: Sequence, read: Float[Array, 'b t f']) -> Sequence:
+        """Returns the residual stream with what was read, and the compensation, before the channel mixer."""
+        y = self.output(read)
+        return x + (y if self.compensation is None else y + self.compensation(normed))
+
+    def feed(self, x: Sequence) -> Sequence:
+        """Returns the residual stream with what the channel mixer adds."""
+        return x if self.mlp is None else x + self.mlp(self.mlp_norm(x))

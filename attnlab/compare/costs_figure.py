@@ -1,0 +1,64 @@
+"""The figure of `attnlab compare RUN...`: scores over what they cost, a row of panels a task."""
+
+import itertools
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import matplotlib
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from attnlab.compare.axes import Style, scale, short, styles
+from attnlab.compare.runs import COSTS, Entry
+
+PANELS = tuple(name for name in COSTS if name != 'state_bytes_8x')
+
+
+def draw_costs(groups: Mapping[str, Sequence[Entry]], path: pathlib.Path) -> None:
+    """Writes the figure, in the format that the path ends in; a pure function of the entries."""
+    with matplotlib.rc_context({'svg.hashsalt': 'runs', 'svg.fonttype': 'none'}):
+        vector = path.suffix == '.svg'
+        costs_figure(groups).savefig(path, dpi=120, metadata={'Date': None} if vector else {'Software': None})
+
+
+def costs_figure(groups: Mapping[str, Sequence[Entry]]) -> Figure:
+    """A row of panels a task, its runs as points; a run that bears one name in several tasks looks the same in all."""
+    names = dict.fromkeys(itertools.chain.from_iterable(short_names(group) for group in groups.values()))
+    looks = styles(list(names))
+    figure = Figure(figsize=(2.6 * len(PANELS) + 1.6, 2.3 * len(groups) + 0.4), layout='constrained')
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(len(groups), len(PANELS), squeeze=False, sharey='row')
+    for row, (task, group) in zip(axes, groups.items(), strict=True):
+        for axis, cost in zip(row, PANELS, strict=True):
+            _panel(axis, group, cost, looks)
+        metrics = ', '.join(dict.fromkeys(one.metric for one in group))
+        row[0].set_ylabel(f'{task}\n{metrics}')
+    handles = [Line2D([], [], ls='', marker=look.marker, color=look.colour, label=name) for name, look in looks.items()]
+    figure.legend(handles=handles, loc='outside right upper', frameon=False, fontsize='small')
+    return figure
+
+
+def _panel(axis: Any, group: Sequence[Entry], cost: str, looks: Mapping[str, Style]) -> None:
+    """Scores over a cost; a classifier does not decode, has no state, and stays out of that panel."""
+    costs = [getattr(one, cost) or None for one in group]
+    for one, name, value in zip(group, short_names(group), costs, strict=True):
+        if value is not None:
+            axis.plot(value, one.score, looks[name].marker, color=looks[name].colour, ms=6, alpha=0.85)
+    known = [float(value) for value in costs if value is not None]
+    if known:
+        scale(axis.xaxis, known, short, least=3.0)
+    axis.set_xlabel(COSTS[cost])
+    axis.grid(alpha=0.3)
+    axis.spines[['top', 'right']].set_visible(False)
+    axis.tick_params(labelsize='small')
+
+
+def short_names(group: Sequence[Entry]) -> list[str]:
+    """The names of runs without the words that all begin with: of `mqar-gla` and `mqar-mha`, `gla` and `mha`."""
+    names = [one.name for one in group]
+    alike = zip(*names, strict=False) if len(names) > 1 else ()
+    shared = ''.join(letters[0] for letters in itertools.takewhile(lambda letters: len(set(letters)) == 1, alike))
+    cut = max(shared.rfind(mark) + 1 for mark in '-_/. ')
+    return [name[cut:] for name in names]

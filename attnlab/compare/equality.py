@@ -1,0 +1,77 @@
+"""In what things that are compared are equal: what they measure, within a tolerance, and how they were made."""
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from attnlab.compare.match import unmatched
+
+CONDITIONS = {
+    'data and length': ('task', 'length'),
+    'tokens of training': ('steps', 'batch_size', 'length'),
+    'optimiser and precision': ('optimizer', 'accumulate', 'precision'),
+    'initial parameters': ('seed', 'start'),
+    'evaluation': ('evals',),
+}
+"""What of two runs should be equal besides size, and how the keys of a run's config that make it up begin."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Equality:
+    """A measure or a condition, and whether all agree in it.
+
+    Attributes:
+      name: of the measure or the condition.
+      wanted: whether it has to be equal for them to be matched.
+      equal: whether it is.
+      least: the smallest value and whose it is; `None` for a condition.
+      most: the largest.
+      different: what differs: keys of the configs, or kinds of device.
+    """
+
+    name: str
+    wanted: bool
+    equal: bool
+    least: tuple[float, str] | None = None
+    most: tuple[float, str] | None = None
+    different: tuple[str, ...] = ()
+
+    @property
+    def spread(self) -> float | None:
+        """How much the largest exceeds the smallest, as a share; `None` where that is not defined."""
+        if self.least is None or self.most is None or not self.least[0]:
+            return None
+        return self.most[0] / self.least[0] - 1
+
+
+def of_measure(
+    name: str, names: Sequence[str], values: Sequence[float | None], tolerance: float, *, wanted: bool
+) -> Equality:
+    """`values` are in the order of `names`; what has none is not equal to what has one."""
+    known = [(value, owner) for value, owner in zip(values, names, strict=True) if value is not None]
+    equal = len(known) == len(values) and not unmatched([value for value, _ in known], tolerance)
+    least, most = min(known, key=lambda one: one[0]), max(known, key=lambda one: one[0])
+    return Equality(name, wanted, equal, least, most)
+
+
+def of_conditions(conditions: Mapping[str, tuple[str, ...]], keys: Iterable[str]) -> list[Equality]:
+    """Each condition, told by how the keys that make it up begin, with those of the keys that differ."""
+    wrong = {name: tuple(key for key in keys if key.startswith(starts)) for name, starts in conditions.items()}
+    return [Equality(name, True, not found, different=found) for name, found in wrong.items()]
+
+
+def of_kinds(name: str, kinds: Iterable[str]) -> Equality:
+    """A condition of which each has one kind, such as the device it ran on."""
+    found = tuple(sorted(set(kinds)))
+    return Equality(name, True, len(found) < 2, different=found)
+
+
+def differing(settings: Sequence[Mapping[str, Any]]) -> dict[str, list[str | None]]:
+    """The keys that differ, with the value in each as text; `None` for none."""
+    keys = dict.fromkeys(key for one in settings for key in one)
+    columns = {key: [_text(one.get(key)) for one in settings] for key in keys}
+    return {key: values for key, values in columns.items() if any(value != values[0] for value in values)}
+
+
+def _text(value: Any) -> str | None:
+    return None if value is None else str(value)

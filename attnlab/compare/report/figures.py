@@ -1,0 +1,361 @@
+"""The figures of a page of studies: small panels, each drawn from the lines of a CSV file and from nothing else."""
+
+import dataclasses
+import html
+import io
+import itertools
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib import style as looks
+from matplotlib import ticker
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from attnlab.compare.axes import MARKERS, Style, power, scale, scale_metric, short, styles
+from attnlab.compare.report.comparison import COLUMNS, Row
+from attnlab.compare.report.contents import COSTS, Contents, frontier
+
+GREY = '#767676'
+PALE = '#c8c8c8'
+SIZE = (3.2, 2.5)
+WIDE = (3.7, 2.7)
+FONTS = "'DejaVu Sans', Arial, Helvetica, sans-serif"
+"""What figures are laid out with comes first; the others are narrower, so that nothing overlaps in them either."""
+
+AXES = {
+    'parameters': 'parameters',
+    'state_bytes': 'state bytes a sequence',
+    'state_bytes_8x': 'state bytes at 8x the length',
+    'flops': 'training FLOPs of a trial',
+    'tokens_per_second': 'training tokens per second',
+    'decode_ms': 'ms to decode a token',
+    'peak_bytes': 'peak bytes of a training step',
+}
+"""What costs are called along an axis."""
+
+Line = tuple[Any, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Plot:
+    """A figure.
+
+    Attributes:
+      name: of its file, without an ending.
+      title: what it shows, for those who do not see it.
+      data: the name of its CSV file, without an ending.
+      header: of its CSV file.
+      lines: of its CSV file: everything that is drawn.
+      draw: draws the lines onto axes.
+      keyed: the studies that are told apart by colour and marker alone, by name.
+      size: in inches.
+    """
+
+    name: str
+    title: str
+    data: str
+    header: tuple[str, ...]
+    lines: tuple[Line, ...]
+    draw: Callable[[Any, Sequence[Line]], None]
+    keyed: tuple[str, ...]
+    size: tuple[float, float] = SIZE
+
+
+def cost_plots(contents: Contents) -> list[Plot]:
+    """The best value over each cost."""
+    rows = [study.row for study in contents.studies]
+    plots = [_cost_plot(contents, cost, contents.comparison.metric, rows, f'cost_{cost}') for cost in COSTS]
+    return [plot for plot in plots if plot.lines]
+
+
+def companion_plots(contents: Contents) -> list[Plot]:
+    """The same by the metric beside that of the studies; nothing where there is none."""
+    rows = [study.companion for study in contents.studies if study.companion is not None]
+    if contents.companion is None or len(rows) != len(contents.studies):
+        return []
+    start = f'cost_{contents.companion.rpartition("/")[2]}'
+    plots = [_cost_plot(contents, cost, contents.companion, rows, f'{start}_{cost}') for cost in COSTS]
+    return [plot for plot in plots if plot.lines]
+
+
+def _cost_plot(contents: Contents, cost: str, metric: str, rows: Sequence[Row], name: str) -> Plot:
+    optimal = frontier(contents.studies, cost, rows)
+    lines = tuple(
+        (row.name, getattr(study.costs, cost), *dataclasses.astuple(row.statistics['best']), mark)
+        for study, row, mark in zip(contents.studies, rows, optimal, strict=True)
+        if getattr(study.costs, cost) is not None and row.statistics
+    )
+    names = tuple(study.row.name for study in contents.studies)
+    look = styles(names)
+
+    def draw(axes: Any, lines: Sequence[Line]) -> None:
+        front = sorted((x, y) for _, x, y, _, _, mark in lines if mark)
+        axes.plot(*zip(*front, strict=True), color=PALE, lw=1.2, zorder=1)
+        for study, x, y, low, high, mark in lines:
+            style = look[study]
+            axes.plot([x, x], [low, high], color=style.colour, lw=1, zorder=2)
+            face = style.colour if mark else 'white'
+            axes.plot([x], [y], style.marker, color=style.colour, mfc=face, ms=6, zorder=3)
+        scale(axes.xaxis, [line[1] for line in lines], short, least=5.0)
+        scale_metric(axes.yaxis, [value for line in lines for value in line[2:5]])
+        axes.set(xlabel=AXES[cost], ylabel=f'best {metric}')
+
+    header = ('study', cost, 'best', 'low', 'high', 'pareto_optimal')
+    return Plot(name, f'{metric} over {AXES[cost]}', name, header, lines, draw, names)
+
+
+def rate_plots(contents: Contents) -> list[Plot]:
+    """Every trial's value over its learning rate: a panel a study, the others behind it, all on the same axes."""
+    rows = [study.row for study in contents.studies]
+    look = styles([row.name for row in rows])
+    seeds = sorted({point.seed for row in rows for point in row.points})
+    marks = dict(zip(seeds, itertools.cycle(MARKERS), strict=False))
+    every = [
+        (row.name, point.rate, point.seed, point.state, '' if point.value is None else point.value)
+        for row in rows
+        for point in row.points
+    ]
+    known = [line for line in every if line[4] != '']
+    if not known:
+        return []
+
+    def panel(row: Row) -> Plot:
+        def draw(axes: Any, lines: Sequence[Line]) -> None:
+            behind = [line for line in lines if line[0] != row.name and line[4] != '']
+            axes.plot([line[1] for line in behind], [line[4] for line in behind], '.', color=PALE, ms=4, zorder=1)
+            mine = [line for line in lines if line[0] == row.name]
+            colour = look[row.name].colour
+            _draw_repeated(axes, [line for line in mine if line[4] != ''], colour)
+            for _, rate, seed, state, value in mine:
+                if value == '':
+                    axes.plot([rate], [0.97], 'x', color=colour, ms=5, transform=axes.get_xaxis_transform(), zorder=4)
+                else:
+                    face = colour if state == 'done' else 'white'
+                    axes.plot([rate], [value], marks[seed], color=colour, mfc=face, ms=4.5, mew=1, zorder=3)
+            scale(axes.xaxis, [line[1] for line in lines], power, least=2.0)
+            scale_metric(axes.yaxis, [line[4] for line in lines if line[4] != ''], room=0.1)
+            axes.set(xlabel='learning rate', ylabel=contents.comparison.metric)
+            axes.set_title(row.name, color=colour, fontsize='medium', fontweight='bold', loc='left')
+
+        header = ('study', 'learning_rate', 'seed', 'state', 'value')
+        title = f'{row.name}: {contents.comparison.metric} over learning rate'
+        return Plot(f'learning_rate_{row.name}', title, 'learning_rates', header, tuple(every), draw, ())
+
+    return [panel(row) for row in rows]
+
+
+def _draw_repeated(axes: Any, lines: Sequence[Line], colour: str) -> None:
+    """The median, and the band from least to most, over rates that several trials share."""
+    by_rate: dict[float, list[float]] = {}
+    for _, rate, _, _, value in lines:
+        by_rate.setdefault(rate, []).append(value)
+    rates = sorted(by_rate)
+    if len(lines) > len(rates) > 1:
+        axes.fill_between(
+            rates,
+            [min(by_rate[rate]) for rate in rates],
+            [max(by_rate[rate]) for rate in rates],
+            color=colour,
+            alpha=0.15,
+            lw=0,
+        )
+        axes.plot(rates, [float(np.median(by_rate[rate])) for rate in rates], color=colour, lw=1.2)
+
+
+def length_plots(contents: Contents) -> list[Plot]:
+    """The metric of each study's best trial, and of those that confirm it, over the length that it is evaluated at."""
+    lines = tuple(
+        (study.row.name, 'confirmation' if trial.confirms else 'best', trial.number, multiple, value)
+        for study in contents.studies
+        for trial in study.trials
+        if trial.best or trial.confirms
+        for multiple, value in trial.lengths.items()
+    )
+    names = tuple(study.row.name for study in contents.studies)
+    look = styles(names)
+
+    def draw(axes: Any, lines: Sequence[Line]) -> None:
+        for name, style in look.items():
+            best = [line[3:] for line in lines if line[:2] == (name, 'best')]
+            if best:
+                axes.plot(*zip(*best, strict=True), color=style.colour, marker=style.marker, ms=4, lw=1.4, zorder=3)
+            again = [line[3:] for line in lines if line[:2] == (name, 'confirmation')]
+            shared = sorted({multiple for multiple, _ in again})
+            values = [[value for multiple, value in again if multiple == one] for one in shared]
+            low, high = [min(column) for column in values], [max(column) for column in values]
+            axes.fill_between(shared, low, high, color=style.colour, alpha=0.2, lw=0, zorder=2)
+        found = sorted({line[3] for line in lines})
+        axes.set_xscale('log', base=2)
+        axes.set_xticks(found, [f'{multiple}x' for multiple in found])
+        axes.xaxis.set_minor_locator(ticker.NullLocator())
+        axes.axvline(1, color=GREY, lw=0.8, ls=':')
+        scale_metric(axes.yaxis, [line[4] for line in lines])
+        axes.set(xlabel=f'length, in those trained on ({contents.length})', ylabel=contents.comparison.metric)
+
+    header = ('study', 'run', 'trial', 'multiple', 'value')
+    title = f'{contents.comparison.metric} over length'
+    return [Plot('lengths', title, 'lengths', header, lines, draw, names, WIDE)] if lines else []
+
+
+def progress_plots(contents: Contents) -> list[Plot]:
+    """The best value among the first trials, over how many they are."""
+    rows = [study.row for study in contents.studies]
+    lines = tuple((row.name, number, value) for row in rows for number, value in enumerate(_best_so_far(row), 1))
+    names = tuple(row.name for row in rows)
+    look = styles(names)
+
+    def draw(axes: Any, lines: Sequence[Line]) -> None:
+        for name, group in itertools.groupby(lines, lambda line: line[0]):
+            known = [(number, value) for _, number, value in group if value != '']
+            if known:
+                style = look[name]
+                numbers, values = zip(*known, strict=True)
+                last = len(known) - 1
+                axes.plot(
+                    numbers,
+                    values,
+                    color=style.colour,
+                    marker=style.marker,
+                    markevery=[last],
+                    ms=5,
+                    lw=1.4,
+                    drawstyle='steps-post',
+                )
+        axes.xaxis.set_major_locator(ticker.MaxNLocator(6, integer=True))
+        scale_metric(axes.yaxis, [line[2] for line in lines if line[2] != ''])
+        axes.set(xlabel='trials', ylabel=f'best {contents.comparison.metric} so far')
+
+    known = any(line[2] != '' for line in lines)
+    header = ('study', 'trials', 'best_so_far')
+    return [Plot('progress', 'Best so far over trials', 'progress', header, lines, draw, names, WIDE)] if known else []
+
+
+def _best_so_far(row: Row) -> list[float | str]:
+    found: list[float | str] = []
+    best: float | None = None
+    for point in row.points:
+        if point.value is not None and (best is None or (point.value < best) == (row.goal == 'min')):
+            best = point.value
+        found.append('' if best is None else best)
+    return found
+
+
+def interval_plots(contents: Contents) -> list[Plot]:
+    """A panel a statistic: its value and interval in each study."""
+    rows = [study.row for study in contents.studies]
+    look = styles([row.name for row in rows])
+
+    def panel(statistic: str) -> Plot:
+        lines = tuple(
+            (row.name, *dataclasses.astuple(row.statistics[statistic])) for row in rows if statistic in row.statistics
+        )
+
+        def draw(axes: Any, lines: Sequence[Line]) -> None:
+            for place, (name, value, low, high) in enumerate(lines):
+                style = look[name]
+                axes.plot([low, high], [place, place], color=style.colour, lw=1.6)
+                axes.plot([value], [place], style.marker, color=style.colour, ms=5.5)
+            axes.set_yticks(range(len(lines)), [line[0] for line in lines])
+            axes.set_ylim(len(lines) - 0.5, -0.5)
+            axes.tick_params(axis='y', length=0)
+            scale_metric(axes.xaxis, [value for line in lines for value in line[1:]])
+            axes.set(xlabel=contents.comparison.metric)
+            axes.set_title(statistic, fontsize='medium', fontweight='bold', loc='left')
+
+        header = ('study', 'value', 'low', 'high')
+        size = (SIZE[0], 0.95 + 0.2 * max(len(lines), 3))
+        name = f'interval_{_word(statistic)}'
+        return Plot(name, f'{statistic}, with intervals', name, header, lines, draw, (), size)
+
+    return [plot for plot in map(panel, COLUMNS) if plot.lines]
+
+
+SETTINGS: dict[str, Any] = {
+    'svg.fonttype': 'none',
+    'text.parse_math': False,
+    'font.family': 'DejaVu Sans',
+    'font.size': 8,
+    'axes.linewidth': 0.6,
+    'axes.edgecolor': GREY,
+    'xtick.color': GREY,
+    'ytick.color': GREY,
+    'xtick.labelcolor': '#333333',
+    'ytick.labelcolor': '#333333',
+}
+"""Of Matplotlib, over its defaults: a reader's own settings change nothing."""
+
+
+def svg(plot: Plot, *, key: bool) -> str:
+    """A figure as an SVG element: text as text, no dates, identifiers of its own; with `key`, one of colours below."""
+    height = plot.size[1]
+    ordered = plot.keyed if key else ()
+    if ordered:
+        columns = max(1, int(plot.size[0] * 13 // (max(map(len, ordered)) + 4)))
+        columns = min(columns, len(ordered))
+        height += 0.17 * math.ceil(len(ordered) / columns) + 0.1
+    with looks.context(['default', SETTINGS | {'svg.hashsalt': plot.name}]):
+        figure = Figure(figsize=(plot.size[0], height), layout='constrained')
+        FigureCanvasSVG(figure)
+        axes = figure.add_subplot()
+        axes.grid(color='#e8e8e8', lw=0.6)
+        axes.set_axisbelow(True)
+        axes.spines[['top', 'right']].set_visible(False)
+        plot.draw(axes, plot.lines)
+        if ordered:
+            figure.legend(
+                handles=[_handle(name, style) for name, style in styles(ordered).items()],
+                loc='outside lower center',
+                ncols=columns,
+                frameon=False,
+                fontsize=7,
+                handletextpad=0.2,
+                columnspacing=1.0,
+                labelspacing=0.3,
+            )
+        buffer = io.StringIO()
+        figure.savefig(buffer, format='svg', metadata=dict.fromkeys(('Date', 'Creator', 'Format', 'Type')))
+    return _mended(buffer.getvalue(), plot)
+
+
+def _handle(name: str, style: Style) -> Line2D:
+    return Line2D([], [], ls='', marker=style.marker, color=style.colour, ms=5, label=name)
+
+
+def _mended(text: str, plot: Plot) -> str:
+    """The element alone, with a title, rules and identifiers that hold for it only, and fonts that every reader has."""
+    text = text[text.index('<svg') :].strip()
+    text = text.replace('*{stroke-linejoin', 'svg *{stroke-linejoin').replace("'DejaVu Sans'", FONTS)
+    prefix = re.sub(r'[^A-Za-z0-9_]', lambda match: f'-{ord(match[0]):x}-', plot.name)
+    text = re.sub(r'( id="|href="#|url\(#)', rf'\g<1>{prefix}-', text)
+    title = html.escape(plot.title)
+    opening, rest = text.split('>', 1)
+    return f'{opening} role="img" aria-label="{title}">\n <title>{title}</title>{rest}\n'
+
+
+def _word(name: str) -> str:
+    return name.replace(' ', '_')
+
+
+SHAPES: Mapping[str, str] = {
+    'o': '<circle cx="6" cy="6" r="4.5"/>',
+    's': '<rect x="2" y="2" width="8" height="8"/>',
+    '^': '<path d="M6 1 11 10.5H1z"/>',
+    'D': '<path d="M6 .5 11.5 6 6 11.5.5 6z"/>',
+    'v': '<path d="M6 11 11 1.5H1z"/>',
+    'P': '<path d="M4.2 1h3.6v3.2H11v3.6H7.8V11H4.2V7.8H1V4.2h3.2z"/>',
+    'X': '<path d="M3.2.8 6 3.6 8.8.8l2.4 2.4L8.4 6l2.8 2.8-2.4 2.4L6 8.4l-2.8 2.8L.8 8.8 3.6 6 .8 3.2z"/>',
+    '*': '<path d="M6 .3 7.6 4.2 11.8 4.5 8.5 7.2 9.6 11.3 6 9 2.4 11.3 3.5 7.2.2 4.5 4.4 4.2z"/>',
+    'p': '<path d="M6 1 11 4.8 9.1 10.6H2.9L1 4.8z"/>',
+}
+"""Markers as SVG, twelve units wide, for the key in the page."""
+
+
+def swatch(style: Style) -> str:
+    """A study's mark, as an SVG element."""
+    shape = SHAPES[style.marker]
+    return f'<svg class="mark" viewBox="0 0 12 12" aria-hidden="true" fill="{style.colour}">{shape}</svg>'

@@ -1,0 +1,102 @@
+"""What of a study is measured on a device rather than read off: decoding time and peak memory.
+
+Clocks never show the same twice, so both are measured once and kept in the study, in `measured.json`, by the kind of
+device: a report on a laptop adds to what a cluster measured, and takes nothing away.
+"""
+
+import dataclasses
+import json
+import os
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from attnlab.compare.match import decode_ms
+from attnlab.models.inputs.embedding import Embedding
+from attnlab.models.model import Encoder, LanguageModel
+from attnlab.train.run import environment
+from attnlab.train.setup import Setup, prepare
+
+FILE = 'measured.json'
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """What a model costs on one kind of device.
+
+    Attributes:
+      decode_ms: milliseconds of one step of decoding one sequence; `None` for a model that does not decode tokens.
+      peak_bytes: of the training step on one device; `None` where its compiler does not say.
+      python: the version that measured.
+      packages: their versions.
+    """
+
+    decode_ms: float | None
+    peak_bytes: int | None
+    python: str
+    packages: Mapping[str, str | None]
+
+
+def read_measured(folder: pathlib.Path) -> dict[str, Measured]:
+    """What is kept in a study, by the kind of device."""
+    path = folder / FILE
+    kept: dict[str, dict[str, Any]] = json.loads(path.read_text()) if path.exists() else {}
+    return {device: Measured(**numbers) for device, numbers in kept.items()}
+
+
+def measure_here(folder: pathlib.Path, config: ConfigDict) -> None:
+    """Measures a config on the device at hand, and keeps it in the study beside what other kinds of device measured.
+
+    Raises `UserError` for a config that cannot be built here, such as one that wants more devices.
+    """
+    setup = prepare(config)
+    here = environment()
+    found = Measured(
+        decode_ms=decode_ms(setup) if decodes(setup) else None,
+        peak_bytes=peak_bytes(setup),
+        python=here['python'],
+        packages=here['packages'],
+    )
+    kept = read_measured(folder) | {here['device_kind']: found}
+    partial = folder / f'{FILE}.partial'
+    plain = {device: dataclasses.asdict(kept[device]) for device in sorted(kept)}
+    partial.write_text(json.dumps(plain, indent=2) + '\n')
+    os.replace(partial, folder / FILE)
+
+
+def decodes(setup: Setup) -> bool:
+    """Whether the model takes tokens one by one."""
+    model = setup.model
+    return (
+        isinstance(model, LanguageModel) and not isinstance(model, Encoder) and isinstance(model.embedding, Embedding)
+    )
+
+
+def peak_bytes(setup: Setup) -> int | None:
+    """Bytes that the compiled training step occupies on one device, as XLA laid them out.
+
+    Arguments, results and temporaries, less the results that are written over arguments. Unlike the device's own count
+    it knows nothing of what else the process keeps there, and is the same every time.
+    """
+    memory = setup.trace().lower().compile().memory_analysis()
+    if memory is None:
+        return None
+    occupied = memory.argument_size_in_bytes + memory.temp_size_in_bytes + memory.output_size_in_bytes
+    return int(occupied - memory.alias_size_in_bytes)
+
+
+def shared_device(kept: list[Mapping[str, Measured]], ran_on: Mapping[str, int]) -> str | None:
+    """The kind of device to compare on: that which most studies were measured on, of those the one most trials ran on.
+
+    `ran_on` counts trials by the kind of device. `None` where nothing was measured.
+    """
+    counts = {device: sum(device in one for one in kept) for one in kept for device in one}
+    ranked = sorted(counts, key=lambda device: (-counts[device], -ran_on.get(device, 0), device))
+    return ranked[0] if ranked else None
+
+
+def shown_versions(measured: Measured) -> str:
+    """Where the numbers come from, in a line."""
+    return f'Python {measured.python}, jax {measured.packages["jax"]}, attnlab {measured.packages["attnlab"]}'

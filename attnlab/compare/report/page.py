@@ -1,0 +1,231 @@
+"""`attnlab report`: one HTML page that needs nothing else, its figures as SVG and their numbers as CSV.
+
+A pure function of what `contents.gather` reads: the same studies give the same bytes.
+"""
+
+import dataclasses
+import html
+import os
+import pathlib
+import urllib.parse
+from collections.abc import Mapping, Sequence
+
+from rich.console import Console
+
+from attnlab.compare.axes import styles
+from attnlab.compare.report import figures, tables
+from attnlab.compare.report.contents import Contents
+from attnlab.compare.report.figures import Plot, svg, swatch
+from attnlab.compare.report.style import STYLE
+from attnlab.compare.report.tables import csv_text, link
+
+
+@dataclasses.dataclass(frozen=True)
+class Section:
+    """A heading, what is under it as HTML, and its figures."""
+
+    anchor: str
+    title: str
+    body: str
+    plots: Sequence[Plot] = ()
+    after: str = ''
+
+
+def write_report(contents: Contents, folder: pathlib.Path, console: Console) -> None:
+    """Writes the page and the files of its figures and tables."""
+    folder.mkdir(parents=True, exist_ok=True)
+    files = render(contents)
+    for name, text in files.items():
+        partial = folder / f'{name}.partial'
+        partial.write_text(text, encoding='utf-8')
+        os.replace(partial, folder / name)
+    others = len(files) - 1
+    console.print(f'written: {folder / "index.html"} and {others} files beside it', highlight=False, soft_wrap=True)
+
+
+def render(contents: Contents) -> dict[str, str]:
+    """Every file of a report by its name: `index.html`, an SVG a figure, the numbers as CSV."""
+    parts = sections(contents)
+    plots = [plot for part in parts for plot in part.plots]
+    drawn = {plot.name: svg(plot, key=False) for plot in plots}
+    files = {'index.html': page(contents, parts, drawn)}
+    files |= {f'{plot.name}.svg': XML + (svg(plot, key=True) if plot.keyed else drawn[plot.name]) for plot in plots}
+    files |= {f'{plot.data}.csv': csv_text(plot.header, plot.lines) for plot in plots}
+    return files | {'studies.csv': tables.studies_csv(contents), 'trials.csv': tables.trials_csv(contents)}
+
+
+XML = '<?xml version="1.0" encoding="utf-8" standalone="no"?>\n'
+
+
+def page(contents: Contents, parts: Sequence[Section], drawn: Mapping[str, str]) -> str:
+    """The page as HTML; `drawn` are its figures as SVG, by name."""
+    metric = html.escape(contents.comparison.metric)
+    names = [study.row.name for study in contents.studies]
+    title = f'{metric}: {html.escape(", ".join(names))}'
+    head = f'{metric} of {len(names)} {"study" if len(names) == 1 else "studies"}'
+    places = ''.join(f'<li><a href="#{part.anchor}">{part.title}</a></li>\n' for part in parts)
+    body = ''.join(_section(part, contents, drawn) for part in parts)
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f'<title>{title}</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n<header>\n'
+        f'<h1>{head}</h1>\n{_key(names)}{_verdict(contents)}'
+        f'{_notices(contents)}</header>\n<nav aria-label="Contents">\n<ul>\n{places}</ul>\n</nav>\n'
+        f'<main>\n{body}</main>\n</body>\n</html>\n'
+    )
+
+
+def sections(contents: Contents) -> list[Section]:
+    """Everything under the head of the page, in order; what there is nothing to say of is left out."""
+    metric = html.escape(contents.comparison.metric)
+    found = [
+        Section(
+            'comparison',
+            'Comparison',
+            _text(INTERVALS) + tables.comparison_table(contents) + _downloads('studies.csv'),
+        ),
+        Section(
+            'costs',
+            f'{metric} against cost',
+            _text(COSTS) + tables.cost_table(contents),
+            figures.cost_plots(contents),
+            _text(_measured_on(contents)) + tables.measured_table(contents),
+        ),
+        Section(
+            'companion',
+            f'{html.escape(contents.companion or "")} against cost',
+            _text(COMPANION),
+            figures.companion_plots(contents),
+        ),
+        Section('rates', 'Learning rate', _text(_rates(contents)), figures.rate_plots(contents)),
+        Section('lengths', 'Length', _text(LENGTHS), figures.length_plots(contents)),
+        Section('progress', 'Best so far', _text(PROGRESS), figures.progress_plots(contents)),
+        Section('intervals', 'Intervals', _text(STATISTICS), figures.interval_plots(contents)),
+        Section('matched', 'What was matched', tables.equality_table(contents)),
+        Section('kernels', 'Kernels', _text(KERNELS) + tables.kernel_table(contents)),
+        Section('configs', 'Differences between configs', _differences(contents)),
+        Section('trials', 'Trials', _moved(contents) + tables.trial_table(contents) + _downloads('trials.csv')),
+        Section('failures', 'Failures', tables.failure_table(contents)),
+    ]
+    optional = {'companion', 'rates', 'lengths', 'intervals', 'progress'}
+    return [one for one in found if one.plots or (one.body and one.anchor not in optional)]
+
+
+def _section(section: Section, contents: Contents, drawn: Mapping[str, str]) -> str:
+    shown = ''.join(_figure(plot, drawn[plot.name]) for plot in section.plots)
+    names = [study.row.name for study in contents.studies]
+    key = _key(names) if any(plot.keyed for plot in section.plots) else ''
+    wide = ' wide' if any(plot.size[0] > figures.SIZE[0] for plot in section.plots) else ''
+    panels = f'{key}<div class="panels{wide}">\n{shown}</div>\n' if shown else ''
+    whole = ' class="whole"' if 0 < len(section.plots) <= 4 else ''
+    head = f'<section id="{section.anchor}"{whole}>\n<h2>{section.title}</h2>\n'
+    return f'{head}{section.body}{panels}{section.after}</section>\n'
+
+
+def _figure(plot: Plot, drawn: str) -> str:
+    title = html.escape(plot.title)
+    return (
+        f'<figure>\n{drawn}<figcaption>{title} '
+        f'<span class="files">{_file(f"{plot.name}.svg", "SVG")} {_file(f"{plot.data}.csv", "CSV")}</span>'
+        '</figcaption>\n</figure>\n'
+    )
+
+
+def _file(name: str, kind: str) -> str:
+    return f'<a href="{html.escape(urllib.parse.quote(name))}" title="{html.escape(name)}">{kind}</a>'
+
+
+def _key(names: Sequence[str]) -> str:
+    items = ''.join(f'<li>{swatch(style)}{html.escape(name)}</li>\n' for name, style in styles(names).items())
+    return f'<ul class="key" aria-label="Studies">\n{items}</ul>\n'
+
+
+def _verdict(contents: Contents) -> str:
+    comparison = contents.comparison
+    if not comparison.reasons:
+        head = html.escape(comparison.head)
+        return f'<p class="verdict matched"><strong>{head[:1].upper()}{head[1:]}.</strong></p>\n'
+    reasons = ''.join(f'<li>{html.escape(reason)}</li>\n' for reason in comparison.reasons)
+    return f'<div class="verdict unmatched">\n<p><strong>NOT MATCHED</strong></p>\n<ul>\n{reasons}</ul>\n</div>\n'
+
+
+def _notices(contents: Contents) -> str:
+    if not contents.notices:
+        return ''
+    lines = ''.join(f'<li>{html.escape(notice)}</li>\n' for notice in contents.notices)
+    return f'<aside class="verdict notice" aria-label="Notices">\n<ul>\n{lines}</ul>\n</aside>\n'
+
+
+def _text(text: str) -> str:
+    return f'<p>{text}</p>\n'
+
+
+def _downloads(name: str) -> str:
+    return f'<p class="files">As CSV: {link(name)}</p>\n'
+
+
+def _differences(contents: Contents) -> str:
+    found = tables.difference_table(contents)
+    return _text(DIFFERENCES) + found if found else _text('None: the studies have the same config.')
+
+
+def _moved(contents: Contents) -> str:
+    within = contents.within
+    with_what = (
+        'The links to runs are relative; the studies are in the folder of this page, and move with it.'
+        if within == '.'
+        else f'The links to runs are relative: they hold as long as this page and the studies keep their places below '
+        f'<code>{html.escape(within)}</code>, wherever that is moved. The rest of the page needs no other file.'
+    )
+    return _text(f'★ is the best trial of a study. {with_what}')
+
+
+def _rates(contents: Contents) -> str:
+    seeds = sorted({point.seed for study in contents.studies for point in study.row.points})
+    shapes = 'The shape of a mark is its seed. ' if len(seeds) > 1 else ''
+    return (
+        f'Every trial of a study, those of the others in grey behind it, all on the same axes. {shapes}Filled: ran to '
+        'the end; hollow: pruned, with the value it had reached; cross at the upper edge: failed. Where several trials '
+        'share a rate, the line is their median and the band reaches from the least to the most.'
+    )
+
+
+def _measured_on(contents: Contents) -> str:
+    if contents.device is None:
+        return 'Decoding time and peak memory were not measured.'
+    return (
+        f'Decoding time and peak memory are those of {html.escape(contents.device)}. Both were measured once and are '
+        'kept in the studies, in <code>measured.json</code>, by the kind of device. Decoding: the median step of one '
+        'sequence, at the length trained on. '
+        'Memory: what the compiled training step occupies on one device. Tokens per second are the median over trials '
+        'of what training reported; trials that ran side by side on one machine slowed each other.'
+    )
+
+
+INTERVALS = """\
+Brackets are 95% intervals: percentiles of 1000 bootstrap resamples of the trials of a study. Trials are done / pruned /
+failed; a failed one counts as the worst that did not fail, a pruned one as what it had reached. Top quarter: the median
+of the best quarter of the trials. Area: the mean over the logarithm of the learning rate, by trapezoids. Confirmed: the
+mean of the winner's settings with fresh seeds."""
+
+COSTS = f"""\
+{tables.OPTIMAL} marks what is Pareto-optimal: no other study is at least as good in both the best value and this cost,
+and better in one. In the figures these are filled and joined by a line, the others hollow; bars are 95% intervals of
+the best value. State is what decoding one sequence keeps, at the length trained on and at eight times that."""
+
+COMPANION = """\
+Another metric of the same evaluation: the best that any trial of a study ended with, which need not be the trial that
+is best above; marks and bars as there."""
+
+LENGTHS = """\
+Each study's best trial, evaluated at multiples of the length it was trained on; the band reaches from the least to the
+most of the trials that confirm it with fresh seeds."""
+
+STATISTICS = 'The statistics of the table with their 95% intervals.'
+
+PROGRESS = 'The best value among the first trials, over how many they are.'
+
+DIFFERENCES = 'Only the keys of the sweeps that differ; a dash where a study has no such key, or has it unset.'
+
+KERNELS = """\
+The implementation of each core that the trials ran, in training, and why the ones preferred to it were refused."""

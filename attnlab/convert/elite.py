@@ -1,0 +1,148 @@
+"""Trained rotary attention turned into attention with a compressed cache: few frequencies, the rest of low rank.
+
+    chunks = elite_chunks(mixer, x, ctx, kept=4)
+    smaller = to_elite(mixer, chunks, rank=96)
+
+Zhou et al. 2025, https://arxiv.org/abs/2503.01586.
+"""
+
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax import Array
+from jaxtyping import Float, Int
+
+from attnlab.context import Context
+from attnlab.errors import UserError
+from attnlab.mixers.softmax.attention import Attention
+from attnlab.mixers.softmax.latent import LatentAttention
+from attnlab.nn.decoupled import EliteRope
+from attnlab.nn.positions import Rope
+from attnlab.typing import Sequence
+from pallas_kernels import Softmax
+
+Chunks = tuple[tuple[int, ...], ...]
+"""The pairs of channels that are turned by position, a tuple for every head."""
+
+
+def elite_chunks(mixer: Attention, x: Sequence, ctx: Context, *, kept: int) -> Chunks:
+    """Returns the `kept` pairs of every head, the most important first, that a greedy search finds for inputs `x`.
+
+    Starting with none, each round adds the pair that brings the scores of a head with only those pairs turned closest
+    to its own: the least mean of absolute differences over the queries and the keys they see. Fewer pairs are the
+    first ones of more. Raises `UserError` for attention other than `to_elite` takes, or more pairs than there are.
+    """
+    _rope(mixer)
+    pairs = mixer.key_dim // 2
+    if not 1 <= kept <= pairs:
+        raise UserError(f'kept is {kept}; a head has {pairs} pairs of channels')
+    return tuple(_greedy(_differences(mixer, x, ctx, head), kept) for head in range(mixer.heads))
+
+
+def score_distance(mixer: Attention, x: Sequence, ctx: Context, chunks: Chunks) -> Float[np.ndarray, 'h']:
+    """Returns how far off the scores of each head are with only these pairs turned, what `elite_chunks` makes small."""
+    table = EliteRope(chunks=chunks).table(EliteRope(chunks=chunks).keys(mixer.heads), mixer.key_dim)
+    left = (np.delete(_differences(mixer, x, ctx, head), table[head], axis=0) for head in range(mixer.heads))
+    return np.asarray([np.mean(np.abs(np.sum(rest, axis=0))) for rest in left])
+
+
+def to_elite(mixer: Attention, chunks: Chunks, *, rank: int | None = None) -> LatentAttention:
+    """Returns attention that turns only these pairs, and has all other keys and the values as one latent.
+
+    The joint map to the unturned keys and the values of all heads is replaced by its best approximation of `rank`;
+    `None` is the full rank, and changes nothing. With all pairs turned the result is then the same function as
+    `mixer`. A token takes `2 r h + rank` numbers of a cache, `r` the pairs of a head, instead of `2 h k`.
+
+    Raises `UserError` unless `mixer` is plain multi-head softmax attention of which all channels are rotary, or for a
+    rank beyond the full one.
+    """
+    rope = _rope(mixer)
+    dim, heads = mixer.query.weight.shape[0], mixer.heads
+    position = EliteRope(base=rope.base, chunks=chunks)
+    full = min(dim, heads * (position.split(mixer.key_dim)[0] + mixer.value_dim))
+    if rank is not None and not 1 <= rank <= full:
+        raise UserError(f'rank is {rank}; the map to keys and values has a rank of {full} at most')
+    result = LatentAttention(
+        dim,
+        heads=heads,
+        position=position,
+        key_dim=mixer.key_dim,
+        value_dim=mixer.value_dim,
+        rank=full if rank is None else rank,
+        norm=None,
+        causal=mixer.causal,
+        implementation=mixer.implementation,
+        rngs=nnx.Rngs(0),
+    )
+    first, second = _pairs(mixer.key_dim, rope.interleaved)
+    table = position.table(position.keys(heads), mixer.key_dim)
+    turned = np.concatenate([first[table], second[table]], axis=1)
+    others = np.stack([np.setdiff1d(np.arange(mixer.key_dim), row) for row in turned])
+
+    query, key, value = (
+        np.asarray(linear.weight[...], np.float64).reshape(dim, heads, -1)
+        for linear in (mixer.query, mixer.key, mixer.value)
+    )
+    joint = np.concatenate([np.take_along_axis(key, others[None], 2), value], axis=2).reshape(dim, -1)
+    left, sizes, right = np.linalg.svd(joint, full_matrices=False)
+    weights = {
+        'query': np.concatenate([np.take_along_axis(query, which[None], 2) for which in (others, turned)], axis=2),
+        'key': np.take_along_axis(key, turned[None], 2),
+        'down': left[:, : result.rank],
+        'up': sizes[: result.rank, None] * right[: result.rank],
+        'output': mixer.output.weight[...],
+    }
+    dtype = mixer.query.weight.dtype
+    for name, weight in weights.items():
+        linear = getattr(result, name)
+        linear.weight[...] = jnp.asarray(weight, dtype).reshape(linear.weight.shape)
+    return result
+
+
+def _rope(mixer: Attention) -> Rope:
+    """The rotary embedding of attention that has nothing else."""
+    rope, parts = mixer.position, (mixer.query_norm, mixer.temperature, mixer.forget, mixer.sink, mixer.read)
+    if not isinstance(rope, Rope) or rope.fraction != 1 or mixer.kv_heads != mixer.heads or mixer.weights != Softmax():
+        raise UserError('elite frequencies want softmax attention with as many key/value heads as heads, all rotary')
+    plain = all(part is None for part in (*parts, mixer.norm, mixer.gate, mixer.window, mixer.query.bias))
+    if not plain or mixer.shifts:
+        raise UserError('elite frequencies want attention without window, biases, norms, gates and other parts')
+    return rope
+
+
+def _pairs(channels: int, interleaved: bool) -> tuple[Int[np.ndarray, 'c'], Int[np.ndarray, 'c']]:
+    """The first and the second channels of all pairs."""
+    each = np.arange(channels)
+    return (each[0::2], each[1::2]) if interleaved else (each[: channels // 2], each[channels // 2 :])
+
+
+def _differences(mixer: Attention, x: Sequence, ctx: Context, head: int) -> Float[np.ndarray, 'c n']:
+    """What each pair of channels adds to the scores of a head, less what it would if not turned, for keys in view."""
+    rope = _rope(mixer)
+    batch, length, _ = x.shape
+    first, second = _pairs(mixer.key_dim, rope.interleaved)
+
+    def products(q: Array, k: Array) -> Array:
+        q, k = (jnp.stack([each[:, :, head, first], each[:, :, head, second]], axis=-1) for each in (q, k))
+        return jnp.einsum('btcn,bscn->cbts', q, k)
+
+    q, k = (linear(x).reshape(batch, length, mixer.heads, -1) for linear in (mixer.query, mixer.key))
+    turned = products(rope.rotate(q, ctx.positions), rope.rotate(k, ctx.positions))
+    difference = mixer.key_dim**-0.5 * (turned - products(q, k))
+    segments = np.asarray(ctx.segments_or_ones())
+    seen = (segments[:, :, None] == segments[:, None, :]) & (segments != 0)[:, :, None]
+    if mixer.causal:
+        seen &= np.tril(np.ones((length, length), bool))[None]
+    return np.asarray(difference)[:, seen]
+
+
+def _greedy(differences: Float[np.ndarray, 'c n'], kept: int) -> tuple[int, ...]:
+    left, chosen = np.sum(differences, axis=0), np.zeros(len(differences), bool)
+    order = []
+    for _ in range(kept):
+        distances = np.asarray([np.mean(np.abs(left - each)) for each in differences])
+        best = int(np.argmin(np.where(chosen, np.inf, distances)))
+        chosen[best] = True
+        order.append(best)
+        left = left - differences[best]
+    return tuple(order)

@@ -1,0 +1,164 @@
+"""A trained model whose softmax is replaced by something else, and nothing trained again.
+
+attnlab eval --workdir=RUN --attention=adaptive_temperature
+"""
+
+import dataclasses
+import functools
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax import Array
+from jaxtyping import Float
+
+from attnlab.errors import UserError
+from attnlab.functional.dense import Rows, softmax
+from attnlab.mixers.softmax.attention import Attention
+from attnlab.nn.parameter import param
+from attnlab.nn.temperatures import log_length_scale
+from attnlab.runs.loading import Loaded
+from attnlab.tasks.task import context
+from attnlab.typing import DropoutKey
+from pallas_kernels import AdaptiveSoftmax, ScalableSoftmax, Softmax, WeightMap
+
+NAMES = 'adaptive_temperature, ssmax, quantized_BITS, or quantized_BITS_corrected'
+
+
+class QuantizedSoftmax(nnx.Module):
+    """The softmax rounded to multiples of `1 / (2^bits - 1)`, plus a constant for every head on every visible key.
+
+    Rounding takes most small weights to zero, so that rows lose mass; the constant, measured on examples, gives the
+    mean of it back. Pandey et al. 2023, https://arxiv.org/abs/2309.01729.
+    """
+
+    def __init__(self, *, heads: int, bits: int, rngs: nnx.Rngs):
+        self.bits = bits
+        self.correction = param(nnx.initializers.zeros, (heads,), axes=('heads',), group='vector', rngs=rngs)
+
+    def __call__(self, rows: Rows, key: DropoutKey | None) -> Float[Array, 'b h t s']:
+        rounded = quantized_weights(softmax(rows.scores, rows.visible), self.bits)
+        correction = self.correction[...].astype(rounded.dtype)[None, :, None, None]
+        return jnp.where(rows.visible, rounded + correction, 0)
+
+
+def quantized_weights(weights: Float[Array, '*b s'], bits: int) -> Float[Array, '*b s']:
+    """Rounds numbers of at most 1 to multiples of `1 / (2^bits - 1)`."""
+    top = 2**bits - 1
+    return jnp.round(weights * top) / top
+
+
+def substituted(loaded: Loaded, name: str, *, rows: int = 32) -> Loaded:
+    """Returns the run with another map in every attention layer that has a softmax.
+
+    `adaptive_temperature` sharpens rows of high entropy (`pallas_kernels.AdaptiveSoftmax`). `ssmax` multiplies scores
+    by `log n` over its mean up to the length trained on. `quantized_8` rounds weights to 8 bits, and
+    `quantized_8_corrected` adds what rounding loses on average, measured on the first `rows` examples to train on.
+    Raises `UserError` for another name, or when no layer has a softmax.
+    """
+    by = replacement(name, loaded.setup.length)
+    result = loaded.altered(functools.partial(replaced, by=by))
+    if isinstance(by, Rounding) and by.corrected:
+        lost = _losses_of_mass(loaded, by.bits, rows)
+        result = result.altered(functools.partial(_corrected, lost=lost))
+    return result
+
+
+@dataclasses.dataclass(frozen=True)
+class Rounding:
+    """A softmax rounded to so many bits; `corrected` by what that takes away on average, or not."""
+
+    bits: int
+    corrected: bool
+
+    def __call__(self, *, heads: int, rngs: nnx.Rngs) -> QuantizedSoftmax:
+        """Returns the map, its corrections zero."""
+        return QuantizedSoftmax(heads=heads, bits=self.bits, rngs=rngs)
+
+
+def replacement(name: str, length: int) -> WeightMap | Rounding:
+    """Returns what a name of `NAMES` stands for in a run trained on rows of `length`; raises `UserError` for others."""
+    if name == 'adaptive_temperature':
+        return AdaptiveSoftmax()
+    if name == 'ssmax':
+        return ScalableSoftmax(log_length_scale(length))
+    found = re.fullmatch(r'quantized_(\d+)(_corrected)?', name)
+    if found is None or int(found[1]) < 1:
+        raise UserError(f'there is no attention {name!r}; it is {NAMES}')
+    return Rounding(bits=int(found[1]), corrected=found[2] is not None)
+
+
+def replaced(model: Any, by: WeightMap | Rounding) -> Any:
+    """Puts a map in the place of every plain softmax of a model, changing it, and returns it.
+
+    Raises `UserError` when there is none, or one with a sink or a forget gate.
+    """
+    changed = 0
+    for block in model.stack.blocks:
+        repeats = jax.tree.leaves(nnx.state(block))[0].shape[0]
+        for mixer in _softmaxes(block):
+            if isinstance(by, WeightMap):
+                mixer.weights = by
+            else:
+                mixer.weights = nnx.data(_repeated(by(heads=mixer.heads, rngs=nnx.Rngs(0)), repeats))
+            changed += 1
+    if not changed:
+        raise UserError('no layer of this run is attention with a plain softmax: there is nothing to replace')
+    return model
+
+
+def _softmaxes(block: nnx.Module) -> Iterator[Attention]:
+    """The attention inside that has a plain softmax."""
+    for _, module in nnx.iter_modules(block):
+        if isinstance(module, Attention) and module.weights == Softmax():
+            if module.sink is not None or module.forget is not None:
+                raise UserError('the softmax of this run has a learned sink or a forget gate, which go with no other')
+            yield module
+
+
+def _repeated(part: nnx.Module, repeats: int) -> nnx.Module:
+    """The module with its parameters once for every layer that shares its place in the pattern."""
+    graphdef, state = nnx.split(part)
+    return nnx.merge(graphdef, jax.tree.map(lambda leaf: jnp.stack([leaf] * repeats), state))
+
+
+def _losses_of_mass(loaded: Loaded, bits: int, rows: int) -> list[Float[np.ndarray, 'h'] | None]:
+    """The mean of what rounding takes from the weight of a visible key, by layer and head; `None` without a softmax."""
+    source = loaded.setup.task.source('train', loaded.setup.length)
+
+    @jax.jit
+    def measure(model: Any, batch: Any) -> list[Array | None]:
+        ctx = context(batch)
+        x = model.embed(batch['tokens'], ctx)
+        found: list[Array | None] = []
+        for block in model.stack.layers():
+            mixer = getattr(block, 'mixer', None)
+            if isinstance(mixer, Attention) and mixer.weights == Softmax():
+                weights, seen = mixer.read_weights(block.mixer_norm(x), ctx)
+                lost = jnp.where(seen[:, None], weights - quantized_weights(weights, bits), 0)
+                found.append(jnp.sum(lost, axis=(0, 2, 3)) / jnp.sum(seen))
+            else:
+                found.append(None)
+            x, _ = block(x, ctx)
+        return found
+
+    model = loaded.model()
+    measured = [
+        jax.device_get(measure(model, {name: array[None] for name, array in source[index].items()}))
+        for index in range(rows)
+    ]
+    return [None if layer[0] is None else np.mean(layer, axis=0) for layer in zip(*measured, strict=True)]
+
+
+def _corrected(model: Any, lost: list[Float[np.ndarray, 'h'] | None]) -> Any:
+    """Sets the corrections of a model that has a `QuantizedSoftmax` in every layer that had a softmax; returns it."""
+    blocks = model.stack.blocks
+    for place, block in enumerate(blocks):
+        of_place = [layer for layer in lost[place :: len(blocks)] if layer is not None]
+        if of_place:
+            block.mixer.weights.correction[...] = jnp.asarray(np.stack(of_place), jnp.float32)
+    return model

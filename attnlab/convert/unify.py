@@ -1,0 +1,128 @@
+"""UniAttn of a trained model: layers that reuse the attention weights of the first of their group.
+
+    unified(model, tokens, layers=4, begin=16)
+
+Xiong et al. 2025, https://arxiv.org/abs/2502.00439. What the paper does next is to train the compensations alone, and
+then everything, for an epoch each at a small learning rate.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax import Array
+from jaxtyping import Float
+
+from attnlab.blocks.block import Block
+from attnlab.blocks.unified import UnifiedBlocks
+from attnlab.context import Context
+from attnlab.errors import UserError
+from attnlab.mixers.softmax.attention import Attention
+from attnlab.models.model import LanguageModel
+from attnlab.typing import Sequence, Tokens
+
+CUT = 1e-10
+"""Singular values below it count as zero, as in the released code."""
+
+
+def unified(model: LanguageModel, tokens: Tokens, *, layers: int = 4, begin: int = 0) -> LanguageModel:
+    """Returns a copy of the model whose layers from `begin` on share attention weights in groups of `layers`.
+
+    Parameters are the model's; dropout is left out. The compensation of a layer that follows is fitted, one layer after
+    the other, those before it fitted already: `W_c = pinv(X) (R - R')`, `X` its normed input, `R` and `R'` the residual
+    streams after attention of the model as it was and as it is, each averaged over the rows of `tokens` and kept for
+    every position. With more channels than positions the streams then agree exactly, on average; else in the sense of
+    least squares.
+
+    Raises `UserError` for layers that are not softmax attention as `UnifiedBlocks` knows it.
+    """
+    blocks = list(model.stack.layers())
+    if layers < 1 or not 0 <= begin <= len(blocks):
+        raise UserError(f'layers is {layers} and begin {begin}; the model has {len(blocks)} layers')
+    ctx = Context.full(*tokens.shape)
+    x = base = model.embed(tokens, ctx)
+    made: list[Any] = []
+    for block in blocks[:begin]:
+        x, _ = block(x, ctx)
+        base = x
+        made.append(block)
+    for start in range(begin, len(blocks), layers):
+        group = [_attention_block(block, index) for index, block in enumerate(blocks[start : start + layers], start)]
+        targets = []
+        for index, block in enumerate(group, start):
+            _check(block, base, ctx, index)
+            mixed = base + block.mixer(block.mixer_norm(base), ctx)[0]
+            targets.append(mixed)
+            base, _ = block(base, ctx)
+        joined = _joined(group)
+        for place, layer in enumerate(joined.layers):
+            normed, mixed = joined.read_streams(x, ctx)[place]
+            if layer.compensation is not None:
+                layer.compensation.weight[...] = _fitted(_mean(normed), _mean(targets[place]) - _mean(mixed))
+        x, _ = joined(x, ctx)
+        made.append(joined)
+    result = nnx.clone(model)
+    result.stack.depth = len(made)
+    result.stack.blocks = nnx.List([_stacked(block) for block in made])
+    return result
+
+
+def _attention_block(block: nnx.Module, index: int) -> Any:
+    if isinstance(block, Block) and isinstance(block.mixer, Attention) and block.mixer.causal:
+        return block
+    raise UserError(f'layer {index} is {type(block).__name__}; only blocks of causal attention can share weights')
+
+
+def _joined(blocks: list[Any]) -> UnifiedBlocks:
+    """The blocks as a group, with their parameters, and compensations of zero."""
+    blocks = [nnx.clone(block) for block in blocks]
+    leader, mlps = blocks[0].mixer, iter([block.mlp for block in blocks])
+    made = UnifiedBlocks(
+        leader.query.weight.shape[0],
+        heads=leader.heads,
+        kv_heads=leader.kv_heads,
+        key_dim=leader.key_dim,
+        layers=len(blocks),
+        mlp=None if blocks[0].mlp is None else lambda dim, *, rngs: next(mlps),
+        position=leader.position,
+        bias=leader.query.bias is not None,
+        implementation=leader.implementation,
+        rngs=nnx.Rngs(0),
+    )
+    made.query, made.key = leader.query, leader.key
+    for layer, block in zip(made.layers, blocks, strict=True):
+        layer.mixer_norm, layer.value, layer.output = block.mixer_norm, block.mixer.value, block.mixer.output
+        layer.mlp_norm = block.mlp_norm
+    return made
+
+
+def _check(block: Any, x: Sequence, ctx: Context, index: int) -> None:
+    """Refuses attention that has more to it than its four maps and softmax: alone in a group it would change."""
+    expected, _ = block(x, ctx)
+    actual, _ = _joined([block])(x, ctx) if block.mixer.value_dim == block.mixer.key_dim else (x, None)
+    if not np.allclose(actual, expected, rtol=1e-2, atol=1e-2 * float(jnp.std(expected))):
+        raise UserError(
+            f'layer {index} is not plain softmax attention with values as wide as keys; only that can share weights'
+        )
+
+
+def _mean(x: Sequence) -> Float[np.ndarray, 't d']:
+    return np.asarray(x, np.float64).mean(axis=0)
+
+
+def _fitted(inputs: Float[np.ndarray, 't d'], targets: Float[np.ndarray, 't d']) -> Float[Array, 'd d']:
+    """The least of the maps that come closest."""
+    greatest = max(float(np.linalg.norm(inputs, 2)), CUT)
+    return jnp.asarray(np.linalg.pinv(inputs, rcond=CUT / greatest) @ targets, jnp.float32)
+
+
+def _stacked(block: Any) -> Any:
+    """The block with the leading dimension that blocks of a stack have."""
+    graphdef, state = nnx.split(block)
+
+    def first(leaf: Array) -> Array:
+        return leaf[None]
+
+    return nnx.merge(graphdef, jax.tree.map(first, state))

@@ -1,0 +1,169 @@
+"""Corpora from any file or folder of text."""
+
+import dataclasses
+import hashlib
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+from absl import logging
+
+from attnlab.data import cache
+from attnlab.data.text.corpus import Document, Source
+from attnlab.data.text.tokenizers import utf8
+from attnlab.errors import UserError
+
+ENCODINGS = ('utf-8', 'bytes')
+
+
+@dataclasses.dataclass(frozen=True)
+class TextFiles(Source):
+    """A file, or the files of a folder, as a corpus; a document a file, or what lies between separators in it.
+
+    Without `valid_path` the validation split is cut from the same files: a document of at most a tenth of what `valid`
+    should hold goes there whole or not at all, by the SHA-256 of its content, so that equal ones stay together; of a
+    larger one (a single big file, say) the last `valid_fraction` goes there, from the start of a line if one is near.
+
+    Files are read one at a time and whole. Hidden files and folders are passed over, and so are empty files, which the
+    log and the run's record name.
+
+    Attributes:
+      path: a file, or a folder that is searched with `pattern`.
+      pattern: which files of a folder, as in `**/*.txt`; not used where `path` is a file.
+      separator: what ends a document inside a file and stays part of it, `\\n\\n` for a blank line; `None`: the file.
+      encoding: `utf-8`, checked, or `bytes` for content of any kind.
+      valid_fraction: how much of the corpus goes to `valid`, above 0 and below 1.
+      valid_path: a file or folder that is the validation split; `path` is then `train` alone.
+      cache: folder for trained tokenizers and token ids; `None` keeps nothing and holds the tokens in memory.
+    """
+
+    path: str
+    pattern: str = '**/*.txt'
+    separator: str | None = None
+    encoding: str = 'utf-8'
+    valid_fraction: float = 0.05
+    valid_path: str | None = None
+    cache: str | None = cache.FOLDER
+
+    def __post_init__(self) -> None:
+        if self.encoding not in ENCODINGS:
+            raise UserError(f'encoding of TextFiles is {self.encoding!r}; it is one of {", ".join(ENCODINGS)}')
+        if not 0 < self.valid_fraction < 1:
+            raise UserError(f'valid_fraction of TextFiles is {self.valid_fraction}; it lies between 0 and 1')
+        if self.separator == '':
+            raise UserError('separator of TextFiles is empty; None makes every file one document')
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        return ('train', 'valid')
+
+    def documents(self, split: str) -> Iterator[Document]:
+        if self.valid_path is not None:
+            yield from self._documents(self._files(self.path if split == 'train' else self.valid_path))
+            return
+        files = self._files(self.path)
+        largest_whole = sum(path.stat().st_size for _, path in files) * self.valid_fraction / 10
+        for name, content in self._documents(files):
+            if len(content) > largest_whole:
+                cut = _cut(content, self.valid_fraction)
+                part = content[:cut] if split == 'train' else content[cut:]
+            else:
+                part = content if _falls_below(content, self.valid_fraction) == (split == 'valid') else b''
+            if part:
+                yield Document(name, part)
+
+    def describe(self) -> dict[str, Any]:
+        paths = [_resolved(path) for path in (self.path, self.valid_path) if path is not None]
+        empty = [str(file) for path in paths for file in _empty(_listed(path, self.pattern))]
+        split = {'valid_fraction': self.valid_fraction} if self.valid_path is None else {'valid_path': str(paths[-1])}
+        return {
+            'source': 'files',
+            'path': str(paths[0]),
+            'pattern': self.pattern,
+            'separator': self.separator,
+            'encoding': self.encoding,
+            **split,
+            'empty_files': empty,
+        }
+
+    def _files(self, path: str) -> list[tuple[str, pathlib.Path]]:
+        """The files that hold something, with their names inside the corpus, in the order of these names."""
+        root = _resolved(path)
+        files = _listed(root, self.pattern)
+        empty = _empty(files)
+        if len(empty) == len(files):
+            raise UserError(f'{root} holds no text: {len(files)} matching file(s), every one empty')
+        if empty:
+            logging.warning('%d empty file(s) passed over in %s, such as %s', len(empty), root, empty[0])
+        return [(name, file) for name, file in files if file not in empty]
+
+    def _documents(self, files: list[tuple[str, pathlib.Path]]) -> Iterator[Document]:
+        for name, path in files:
+            content = _read(path)
+            if self.encoding == 'utf-8':
+                utf8(content, str(path), "encoding='bytes' takes any content")
+            if self.separator is None:
+                yield Document(name, content)
+            else:
+                for index, part in enumerate(_parts(content, self.separator.encode())):
+                    yield Document(f'{name}#{index}', part)
+
+
+def _resolved(path: str) -> pathlib.Path:
+    return pathlib.Path(path).expanduser().absolute()
+
+
+def _listed(root: pathlib.Path, pattern: str) -> list[tuple[str, pathlib.Path]]:
+    if root.is_file():
+        return [(root.name, root)]
+    if not root.is_dir():
+        raise UserError(f'there is no text corpus at {root}: no such file or folder')
+    try:
+        files = {file.relative_to(root).as_posix(): file for file in root.glob(pattern) if file.is_file()}
+    except (ValueError, NotImplementedError) as error:
+        raise UserError(f'pattern of TextFiles is {pattern!r}: {error}') from error
+    files = {name: file for name, file in files.items() if not any(part.startswith('.') for part in name.split('/'))}
+    if not files:
+        raise UserError(f'no file in {root} matches the pattern {pattern!r}{_suffixes(root)}')
+    return sorted(files.items())
+
+
+def _suffixes(root: pathlib.Path) -> str:
+    found = sorted({file.suffix or 'none' for file in root.rglob('*') if file.is_file()})[:10]
+    return f'; the files there end in {", ".join(found)}' if found else '; the folder is empty'
+
+
+def _empty(files: list[tuple[str, pathlib.Path]]) -> list[pathlib.Path]:
+    return [file for _, file in files if not file.stat().st_size]
+
+
+def _read(path: pathlib.Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UserError(f'cannot read {path}: {error.strerror}') from error
+
+
+def _parts(content: bytes, separator: bytes) -> Iterator[bytes]:
+    start = 0
+    while start < len(content):
+        found = content.find(separator, start)
+        stop = len(content) if found < 0 else found + len(separator)
+        yield content[start:stop]
+        start = stop
+
+
+def _falls_below(content: bytes, fraction: float) -> bool:
+    return int.from_bytes(hashlib.sha256(content).digest()[:8]) < fraction * 2**64
+
+
+def _cut(content: bytes, fraction: float) -> int:
+    """Where the last `fraction` of a document begins: at the start of a line not far before, or else of a character."""
+    cut = round(len(content) * (1 - fraction))
+    nearby = cut - round(len(content) * fraction / 10)
+    line = content.rfind(b'\n', nearby, cut)
+    if line >= 0:
+        return line + 1
+    while 0 < cut < len(content) and content[cut] & 0xC0 == 0x80:
+        cut -= 1
+    return cut

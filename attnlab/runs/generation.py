@@ -1,0 +1,34 @@
+"""`attnlab generate`: text from a trained run."""
+
+import pathlib
+from collections.abc import Iterator
+
+from attnlab.data.text.tokenizers import StreamDecoder, load_tokenizer
+from attnlab.errors import UserError
+from attnlab.models.sampling import generate
+from attnlab.runs.loading import load_run
+from attnlab.tasks.language import TOKENIZER, LanguageModelling
+
+
+def generate_text(
+    workdir: pathlib.Path,
+    prompt: str,
+    *,
+    step: int | None = None,
+    tokens: int,
+    temperature: float,
+    top_p: float,
+    seed: int,
+) -> Iterator[str]:
+    """Yields the text that goes on from `prompt`, in pieces that are whole characters."""
+    if not prompt:
+        raise UserError('the prompt is empty; give at least one character')
+    loaded = load_run(workdir, step)
+    if not isinstance(loaded.setup.task, LanguageModelling):
+        raise UserError(f'{workdir} was trained for {type(loaded.setup.task).__name__}, not on text; try attnlab eval')
+    tokenizer = load_tokenizer(workdir / TOKENIZER)
+    (ids,) = tokenizer.encode([prompt.encode()])
+    stream = StreamDecoder(tokenizer)
+    for token in generate(loaded.model(), ids, tokens, temperature=temperature, top_p=top_p, seed=seed):
+        yield stream.feed([token])
+    yield stream.finish()

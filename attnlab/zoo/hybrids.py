@@ -1,0 +1,34 @@
+"""Hybrids: a pattern of layers, repeated over the depth of a stack."""
+
+from attnlab.config import spec
+from attnlab.mixers.softmax.attention import Attention
+from attnlab.nn.positions import Rope
+from attnlab.zoo.recipe import Recipe
+from attnlab.zoo.recurrent import RECURRENT
+from attnlab.zoo.state_space import STATE_SPACE
+
+RG_LRU = RECURRENT['rg_lru'].spec
+MAMBA = STATE_SPACE['mamba'].spec
+
+HYBRIDS = {
+    'griffin': Recipe(
+        spec=(RG_LRU, RG_LRU, spec(Attention, kv_heads=1, position=Rope(fraction=0.5), window=1024)),
+        cite='De et al. 2024, https://arxiv.org/abs/2402.19427',
+        causal=True,
+        streaming=True,
+        packed=True,
+        notes=(
+            'Two recurrent layers, then local multi-query attention, half of whose channels are rotated. The window '
+            'counts the query itself, 1024 keys; the released code sees one more. The output map of attention has no '
+            'bias; theirs has one.'
+        ),
+    ),
+    'samba': Recipe(
+        spec=(MAMBA, spec(Attention, position=Rope(), window=2048)),
+        cite='Ren et al. 2024, https://arxiv.org/abs/2406.07522',
+        causal=True,
+        streaming=True,
+        packed=True,
+        notes='Every layer is followed by a channel mixer, the Mamba layer too, as in the paper.',
+    ),
+}

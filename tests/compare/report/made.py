@@ -1,0 +1,105 @@
+"""Contents of a page without studies behind them: what a real sweep leaves, failures and pruned trials among it."""
+
+import dataclasses
+
+import numpy as np
+
+from attnlab.compare.equality import Equality
+from attnlab.compare.report.comparison import Comparison, Point, Row
+from attnlab.compare.report.contents import Contents, Costs, Kernel, Shown, Trial
+from attnlab.compare.report.measured import Measured
+from attnlab.train.cost import LayerCore
+
+NAMES = ('mha', 'gla', 'mamba2', 'gated_delta_net', 'hgrn2', 'sliding_window', 'rwkv & <co>', 'retnet')
+VERSIONS = {'attnlab': '0.1.0', 'jax': '0.12.0'}
+
+
+def contents(studies: int = 8, trials: int = 16, *, grid: bool = False, companion: bool = False) -> Contents:
+    """So many studies of so many trials each, of the first of `NAMES`; over a grid of rates, or spread out."""
+    shown = tuple(_study(index, trials, grid, companion) for index in range(studies))
+    rows = tuple(study.row for study in shown)
+    reasons = ('gla has another sweep than mha: base.steps: 2000 there, 1000 here', 'hgrn2 is not finished')
+    comparison = Comparison('valid/loss', 'params', 0.01, rows, reasons[: studies - 1])
+    equalities = (
+        Equality('params', True, True, (10.4e6, 'mha'), (10.4416e6, 'gla')),
+        Equality('state_bytes_8x', False, False, (65536.0, 'hgrn2'), (8388608.0, 'mha')),
+        Equality('search space', True, True),
+        Equality('tokens of training', True, False, different=('base.steps', 'base.batch_size')),
+    )
+    notices = ('The trials ran on several kinds of device: mha on NVIDIA H200, gla on cpu.',)
+    return Contents(
+        comparison=comparison,
+        companion='valid/accuracy' if companion else None,
+        studies=shown,
+        length=512,
+        device='NVIDIA H200',
+        equalities=equalities,
+        notices=notices,
+        within='..',
+    )
+
+
+def _study(index: int, count: int, grid: bool, companion: bool) -> Shown:
+    draws = np.random.default_rng(index)
+    name = NAMES[index]
+    rates = np.geomspace(3e-4, 1e-2, 4)[np.arange(count) % 4] if grid else 10 ** draws.uniform(-3.5, -2, count)
+    values = 2.2 + 0.05 * draws.random() + 0.6 * (np.log10(rates) + 2.8) ** 2 + 0.05 * draws.random(count)
+    states = ['done', 'failed', *draws.choice(['done', 'pruned', 'failed'], count - 2, p=[0.6, 0.3, 0.1])]
+    points = tuple(
+        Point(float(rate), number % 3, str(state), None if state == 'failed' else float(value))
+        for number, (rate, value, state) in enumerate(zip(rates, values, states, strict=True))
+    )
+    known = [number for number, point in enumerate(points) if point.state == 'done']
+    best = min(known, key=lambda number: values[number])
+    confirmed = tuple(float(values[best] + 0.01 * n) for n in range(3))
+    row = Row(name, 10.4e6 + 1e4 * index, 3.1e16, points, 'min', confirmed)
+    other = tuple(dataclasses.replace(p, value=None if p.value is None else 1 / p.value) for p in points)
+    trials = [_trial(name, number, point, number == best) for number, point in enumerate(points)]
+    trials += [
+        _trial(name, n, Point(points[best].rate, n + 3, 'done', value), None) for n, value in enumerate(confirmed)
+    ]
+    why = (('mosaic_gpu', 'the head has 12 channels; it wants a multiple of 16'), ('mosaic_tpu', 'the platform is gpu'))
+    return Shown(
+        row=row,
+        companion=dataclasses.replace(row, points=other, goal='max', confirmed=()) if companion else None,
+        costs=Costs(
+            parameters=10.4e6 + 1e4 * index,
+            state_bytes=float(2 ** (16 + index)),
+            state_bytes_8x=float(2 ** (16 + index)) * (8 if index % 3 == 0 else 1),
+            flops=1.9e15 * (1 + 0.07 * index),
+            tokens_per_second=1.2e5 / (1 + 0.3 * ((5 * index) % 8)),
+            decode_ms=None if index == 6 else 0.2 + 0.05 * ((3 * index) % 8),
+            peak_bytes=2.1e9 * (1 + 0.2 * ((7 * index) % 8)),
+        ),
+        trials=tuple(trials),
+        kernels=((Kernel(LayerCore(tuple(range(12)), 'Attention', 'attention', 'xla', why), 'NVIDIA H200'), count),),
+        measured={'NVIDIA H200': Measured(0.2 + 0.05 * index, 2_100_000_000, '3.13.0', VERSIONS)},
+        settings={
+            'base.model.dim': 256 + 8 * index,
+            'base.model.stack.blocks[0].mixer.target': f'attnlab.mixers.linear.attention.Mixer{index}',
+            'base.steps': 1000 if index == 1 else 2000,
+            'metric': 'valid/loss',
+        },
+    )
+
+
+def _trial(name: str, number: int, point: Point, best: bool | None) -> Trial:
+    """`best` is `None` for a trial of the confirmation."""
+    folder = 'trials' if best is not None else 'confirm/trials'
+    rise = 0.08 if len(name) % 2 else 0.4
+    lengths = {} if point.value is None else {m: point.value + rise * (m - 1) ** 0.5 for m in (1, 2, 4, 8)}
+    reason = 'step 412: loss nan, gradient norm nan; the first that is not finite: stack.layers[3].mixer'
+    return Trial(
+        number=number,
+        state=point.state,
+        confirms=best is None,
+        best=bool(best),
+        settings={'optimizer.peak_lr': point.rate, 'optimizer.weight_decay': 0.1},
+        seed=point.seed,
+        value=point.value,
+        reason=reason if point.state == 'failed' else '',
+        link=f'../studies/{name}/{folder}/{number:04}',
+        lengths=lengths if point.state == 'done' else {},
+        tokens_per_second=None if point.state == 'failed' else 1.1e5 + 100 * number,
+        device='NVIDIA H200',
+    )

@@ -1,0 +1,280 @@
+"""The page of a report: complete, self-contained, the same twice, and drawn from the numbers that it offers."""
+
+import csv
+import dataclasses
+import html.parser
+import io
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import urllib.parse
+import xml.etree.ElementTree
+
+import pytest
+from rich.console import Console
+
+from attnlab.compare.report import figures, tables
+from attnlab.compare.report.contents import COSTS, frontier, pareto
+from attnlab.compare.report.page import page, render, sections, write_report
+from tests.compare.report import made
+
+ROOT = pathlib.Path(__file__).parents[3]
+VOID = {'meta', 'br', 'wbr', 'link', 'img', 'hr', 'input'}
+DIGEST = """
+import hashlib
+from attnlab.compare.report.page import render
+from tests.compare.report import made
+files = render(made.contents(2, 5, companion=True))
+print(hashlib.sha256(repr(sorted(files.items())).encode()).hexdigest())
+"""
+
+
+# One worker draws them once.
+pytestmark = pytest.mark.xdist_group('page')
+
+
+@pytest.fixture(scope='module')
+def contents():
+    return made.contents(2, 9, grid=True)
+
+
+@pytest.fixture(scope='module')
+def files(contents):
+    return render(contents)
+
+
+def bare(contents):
+    """The page with nothing in its figures, which is quick."""
+    parts = sections(contents)
+    return page(contents, parts, {plot.name: '' for part in parts for plot in part.plots})
+
+
+class Reader(html.parser.HTMLParser):
+    """Collects what a page holds, and insists that elements close in the order in which they open."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.ids, self.references, self.tags, self.headers = [], [], [], [], []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag, attributes):
+        self.handle_startendtag(tag, attributes)
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attributes):
+        self.tags.append(tag)
+        self.ids += [value for name, value in attributes if name == 'id']
+        self.references += [value for name, value in attributes if name in ('href', 'src', 'xlink:href', 'srcset')]
+        if tag == 'th':
+            self.headers.append(dict(attributes))
+
+    def handle_endtag(self, tag):
+        assert self.open and self.open.pop() == tag, f'</{tag}> at {self.getpos()} closes what is not open'
+
+
+def test_the_page_is_well_formed_and_every_link_leads_somewhere(contents, files):
+    read = Reader(files['index.html'])
+    assert not read.open
+    assert len(set(read.ids)) == len(read.ids)
+    runs = {trial.link for study in contents.studies for trial in study.trials}
+    led = [urllib.parse.unquote(reference) for reference in read.references]
+    for reference in led:
+        assert reference.removeprefix('#') in read.ids or reference in files or reference in runs, reference
+    assert runs <= set(led)
+    assert set(files) - {'index.html'} <= set(led)
+    assert all(header.get('scope') in ('col', 'row', 'rowgroup') for header in read.headers)
+    assert read.tags.count('figure') == read.tags.count('figcaption') == sum(name.endswith('.svg') for name in files)
+
+
+def test_nothing_is_fetched_from_anywhere(files):
+    for name, text in files.items():
+        without = re.sub(r'xmlns(:\w+)?="[^"]*"|<!DOCTYPE[^>]*>', '', text)
+        assert not re.search(r'https?:|//\w|@import|<script|<link|<iframe|<object|data:', without), name
+        assert all(target.startswith('#') for target in re.findall(r'url\(([^)]*)\)', without)), name
+
+
+def test_every_figure_is_an_svg_that_stands_alone(files):
+    for name in [name for name in files if name.endswith('.svg')]:
+        root = xml.etree.ElementTree.fromstring(files[name])
+        assert root.tag == '{http://www.w3.org/2000/svg}svg'
+        assert root[0].tag.endswith('title') and root[0].text
+        assert root.attrib['role'] == 'img' and root.attrib['viewBox']
+        words = {(text.text or '').strip() for text in root.iter('{http://www.w3.org/2000/svg}text')}
+        if name.startswith('cost'):
+            assert set(made.NAMES[:2]) <= words, 'a figure of its own has its own key'
+
+
+def test_a_report_is_the_same_twice(contents, files, tmp_path):
+    write_report(contents, tmp_path / 'report', Console(quiet=True))
+    written = {path.name: path.read_text() for path in (tmp_path / 'report').iterdir()}
+    assert written == files
+
+
+@pytest.mark.slow
+def test_a_report_is_the_same_in_another_process():
+    """Another process has other hashes of strings, and so another order of sets."""
+    found = []
+    for seed in ('1', '2'):
+        environment = os.environ | {'PYTHONHASHSEED': seed}
+        made = subprocess.run(
+            [sys.executable, '-c', DIGEST], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
+        )
+        found.append(made.stdout)
+    assert found[0] == found[1] and len(found[0].strip()) == 64
+
+
+def lines_of(text):
+    """The lines of a CSV file, numbers as numbers."""
+    header, *lines = csv.reader(io.StringIO(text))
+    return tuple(header), tuple(tuple(map(read, line)) for line in lines)
+
+
+def read(cell):
+    if cell in ('True', 'False'):
+        return cell == 'True'
+    for kind in (int, float):
+        try:
+            return kind(cell)
+        except ValueError:
+            pass
+    return cell
+
+
+def test_figures_are_what_is_drawn_from_their_csv_files(contents, files):
+    """Each is drawn anew from the numbers that were read back, to the same bytes; with other numbers, it changes."""
+    plots = [plot for section in sections(contents) for plot in section.plots]
+    assert {plot.name for plot in plots} >= {
+        *('cost_parameters', 'cost_tokens_per_second', 'cost_decode_ms', 'cost_peak_bytes'),
+        *('learning_rate_mha', 'learning_rate_gla', 'lengths', 'progress', 'interval_best', 'interval_confirmed'),
+    }
+    for plot in plots:
+        header, lines = lines_of(files[f'{plot.data}.csv'])
+        assert header == plot.header
+        drawn = figures.svg(dataclasses.replace(plot, lines=lines), key=bool(plot.keyed))
+        assert files[f'{plot.name}.svg'].endswith(drawn), plot.name
+    first = plots[0]
+    study, cost, best, *rest = first.lines[0]
+    moved = dataclasses.replace(first, lines=((study, cost, best + 0.01, *rest), *first.lines[1:]))
+    assert not files[f'{first.name}.svg'].endswith(figures.svg(moved, key=True))
+
+
+def test_the_metric_beside_that_of_the_studies_has_figures_too():
+    both = made.contents(2, 9, companion=True)
+    plots = figures.companion_plots(both)
+    assert [plot.name for plot in plots] == [f'cost_accuracy_{cost}' for cost in COSTS]
+    for study, line in zip(both.studies, plots[0].lines, strict=True):
+        best = study.companion.statistics['best']
+        assert line[:5] == (study.row.name, study.costs.parameters, best.value, best.low, best.high)
+        assert best.value == max(1 / point.value for point in study.row.points if point.value is not None)
+    assert 'valid/accuracy against cost' in bare(both)
+    assert 'valid/accuracy over parameters' in figures.svg(plots[0], key=True)
+
+
+def test_the_tables_hold_every_study_and_trial(contents, files):
+    header, lines = lines_of(files['studies.csv'])
+    assert [line[0] for line in lines] == list(made.NAMES[:2])
+    for study, line in zip(contents.studies, lines, strict=True):
+        row = dict(zip(header, line, strict=True))
+        best = study.row.statistics['best']
+        assert (row['best'], row['best_low'], row['best_high']) == (best.value, best.low, best.high)
+        assert row['decode_ms'] == study.costs.decode_ms and row['peak_bytes'] == study.costs.peak_bytes
+    header, lines = lines_of(files['trials.csv'])
+    trials = [trial for study in contents.studies for trial in study.trials]
+    assert len(lines) == len(trials) == 2 * (9 + 3)
+    for trial, line in zip(trials, lines, strict=True):
+        row = dict(zip(header, line, strict=True))
+        assert (row['state'], row['run'], row['optimizer.peak_lr']) == (
+            trial.state,
+            trial.link,
+            trial.settings['optimizer.peak_lr'],
+        )
+        assert row['value'] == ('' if trial.value is None else trial.value)
+
+
+def test_the_page_says_what_it_should(contents, files):
+    text = files['index.html']
+    assert 'NOT MATCHED' in text and 'base.steps: 2000 there, 1000 here' in text
+    assert 'mosaic_gpu</b>: the head has 12 channels' in text
+    failed = sum(trial.state == 'failed' for study in contents.studies for trial in study.trials)
+    assert failed and text.count('the first that is not finite: stack.layers[3].mixer') == failed
+    assert contents.notices[0] in text
+    fair = dataclasses.replace(contents.comparison, reasons=())
+    text = bare(dataclasses.replace(contents, comparison=fair, notices=()))
+    assert 'NOT MATCHED' not in text and 'Matched by params within 1.0%' in text and '<aside' not in text
+
+
+def test_a_study_in_which_everything_failed_is_shown(contents):
+    """It has no statistics and no point in any figure, but its trials and their reasons are there."""
+    first, *others = contents.studies
+    points = tuple(dataclasses.replace(point, state='failed', value=None) for point in first.row.points)
+    row = dataclasses.replace(first.row, points=points, confirmed=())
+    trials = tuple(dataclasses.replace(t, state='failed', value=None, best=False, lengths={}) for t in first.trials)
+    failed = dataclasses.replace(first, row=row, companion=row, trials=trials)
+    comparison = dataclasses.replace(contents.comparison, rows=(row, *(other.row for other in others)))
+    mixed = dataclasses.replace(contents, comparison=comparison, studies=(failed, *others))
+    assert bare(mixed).count('class="state failed"') >= len(trials)
+    (parameters,) = (plot for plot in figures.cost_plots(mixed) if plot.name == 'cost_parameters')
+    assert [line[0] for line in parameters.lines] == [other.row.name for other in others]
+    assert tables.studies_csv(mixed).splitlines()[1].startswith('mha,')
+    alone = dataclasses.replace(contents, comparison=dataclasses.replace(comparison, rows=(row,)), studies=(failed,))
+    assert not any(section.plots for section in sections(alone))
+    assert bare(alone).count('class="state failed"') == len(trials)
+
+
+def test_names_cannot_break_the_page():
+    contents = made.contents(7, 4)
+    assert contents.studies[-1].row.name == 'rwkv & <co>'
+    text = bare(contents)
+    assert 'rwkv &amp; &lt;co&gt;' in text and '<co>' not in text
+    assert not Reader(text).open
+    (plot,) = (plot for plot in figures.rate_plots(contents) if plot.name == 'learning_rate_rwkv & <co>')
+    root = xml.etree.ElementTree.fromstring(figures.svg(plot, key=True))
+    assert root[0].text == 'rwkv & <co>: valid/loss over learning rate'
+
+
+def test_pareto_marks():
+    assert pareto([(1.0, 3.0), (2.0, 2.0), (3.0, 1.0), (3.0, 3.0), None]) == [True, True, True, False, False]
+    assert pareto([(1.0, 1.0), (1.0, 1.0), (1.0, 2.0)]) == [True, True, False]
+    assert pareto([(2.0, 1.0), (1.0, 1.0)]) == [False, True]
+
+
+def test_more_tokens_a_second_are_better(contents):
+    """The first study is the fastest; of the others, only what has a better value than every faster one is marked."""
+    rows = [study.row for study in contents.studies]
+    speeds = [study.costs.tokens_per_second for study in contents.studies]
+    values = [row.statistics['best'].value for row in rows]
+    expected = [
+        all(not (s >= speed and v <= value and (s, v) != (speed, value)) for s, v in zip(speeds, values, strict=True))
+        for speed, value in zip(speeds, values, strict=True)
+    ]
+    assert frontier(contents.studies, 'tokens_per_second', rows) == expected
+    assert expected[0] and max(speeds) == speeds[0]
+
+
+def test_numbers_are_short_and_line_up():
+    assert [figures.short(value) for value in (1.5e6, 2e4, 0.5, 1e-4, 0.0, 3e19)] == [
+        *('1.5M', '20k', '0.5', '1e-4', '0', '3e19'),
+    ]
+    assert figures.power(3e-4) == '3e-4' and figures.power(0.1) == '1e-1'
+    assert tables.decimals([2.345678, 2.1]) == 3 and tables.decimals([0.0123]) == 5 and tables.decimals([]) == 0
+    assert tables.decimals([12345.6]) == 0
+    assert [tables.in_bytes(size) for size in (512.0, 2048.0, 3.5 * 2**20)] == ['512 B', '2.0 KiB', '3.5 MiB']
+    assert (
+        tables.layers((0, 1, 2, 3)) == '0 to 3'
+        and tables.layers((0, 2)) == '0, 2'
+        and tables.layers((0, 2, 4)) == '0, 2, 4'
+    )
+    assert tables.parent('base.model.stack.blocks[0].mixer.decay.rank') == 'base.model.stack.blocks[0].mixer'
+    assert tables.parent('base.steps') == 'base' and tables.parent('metric') == ''
+
+
+def test_looks_of_studies_differ():
+    looks = figures.styles([str(n) for n in range(72)])
+    assert len(set(looks.values())) == 72
+    first = [looks[str(n)] for n in range(8)]
+    assert len({look.colour for look in first}) == len({look.marker for look in first}) == 8
+    assert set(figures.MARKERS) == set(figures.SHAPES)

@@ -1,0 +1,113 @@
+"""The page of a report as a browser shows it: nothing wider than a phone, nothing over anything else, nothing cut."""
+
+import html
+import json
+import re
+import shutil
+import subprocess
+
+import pytest
+
+from attnlab.compare.report.figures import svg
+from attnlab.compare.report.page import page, sections
+from tests.compare.report import made
+
+CHROMIUM = shutil.which('chromium')
+FLAGS = (
+    *('--headless', '--no-sandbox', '--disable-gpu', '--disable-quic', '--no-first-run', '--hide-scrollbars'),
+    *('--disable-background-networking', '--disable-component-update', '--disable-sync', '--disable-dev-shm-usage'),
+)
+PHONE, DESK, PAPER = 390, 1300, 702
+"""Pixels of CSS; paper is A4 between its margins, 186 mm wide."""
+
+SCRIPT = """
+<script>
+const box = element => element.getBoundingClientRect();
+const before = (a, b) => a.right <= b.left + 1 || a.bottom <= b.top + 2;
+const found = {overlaps: [], outside: [], cut: [], small: []};
+for (const svg of document.querySelectorAll('figure svg')) {
+  const name = svg.getAttribute('aria-label'), texts = [...svg.querySelectorAll('text')], frame = box(svg);
+  texts.forEach((one, i) => {
+    const a = box(one);
+    if (a.left < frame.left - 1 || a.right > frame.right + 1 || a.top < frame.top - 1 || a.bottom > frame.bottom + 1)
+      found.outside.push([name, one.textContent]);
+    if (a.height < 8 && a.width < 8) found.small.push([name, one.textContent]);
+    for (const other of texts.slice(i + 1))
+      if (!before(a, box(other)) && !before(box(other), a))
+        found.overlaps.push([name, one.textContent, other.textContent]);
+  });
+}
+for (const table of document.querySelectorAll('table'))
+  if (box(table).right > box(document.querySelector('main')).right + 1)
+    found.cut.push([table.parentNode.ariaLabel, box(table).width]);
+for (const text of document.querySelectorAll('p, h1, h2, li, figcaption'))
+  if (text.scrollWidth > text.clientWidth + 1 && text.clientWidth) found.cut.push(text.textContent);
+found.width = document.documentElement.scrollWidth;
+found.window = innerWidth;
+found.figures = document.querySelectorAll('figure svg').length;
+console.log('looked');
+top.document.title = JSON.stringify(found);
+</script>
+"""
+
+pytestmark = [
+    pytest.mark.skipif(CHROMIUM is None, reason='there is no chromium on the path'),
+    pytest.mark.xdist_group('browser'),
+]
+
+
+@pytest.fixture(scope='module')
+def report(tmp_path_factory):
+    """The page of eight studies of sixteen trials, failures and pruned ones among them."""
+    contents = made.contents()
+    parts = sections(contents)
+    drawn = {plot.name: svg(plot, key=False) for part in parts for plot in part.plots}
+    path = tmp_path_factory.mktemp('browser') / 'index.html'
+    path.write_text(page(contents, parts, drawn))
+    return path
+
+
+def chromium(home, *arguments):
+    """Runs the browser once, with a profile of its own; returns what it wrote to both streams."""
+    command = [CHROMIUM, *FLAGS, f'--user-data-dir={home / "profile"}', *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    return done.stdout, done.stderr
+
+
+def looked_at(report, tmp_path, width, edit=lambda text: text):
+    """What the script sees on a copy of the page so many pixels wide, in a frame: windows have a least width."""
+    text = edit(report.read_text()).replace('</body>', f'{SCRIPT}</body>')
+    copy = tmp_path / 'index.html'
+    copy.write_text(
+        f'<!doctype html><meta charset="utf-8"><title></title>'
+        f'<iframe style="border: 0; width: {width}px; height: 900px" srcdoc="{html.escape(text)}"></iframe>'
+    )
+    window = f'--window-size={max(width + 50, 800)},1000'
+    shown, said = chromium(tmp_path, window, '--enable-logging=stderr', '--dump-dom', copy.as_uri())
+    console = re.findall(r'CONSOLE.*?"(.*)", source', said)
+    assert console == ['looked'], said
+    return json.loads(html.unescape(re.search(r'<title>(.*?)</title>', shown)[1]))
+
+
+@pytest.mark.parametrize('width', [PHONE, DESK])
+def test_on_a_phone_and_on_a_desk(report, tmp_path, width):
+    """The page is as wide as the window; tables that are wider scroll in a box of their own."""
+    found = looked_at(report, tmp_path, width)
+    assert found['window'] == width and found['width'] <= width
+    assert found['figures'] == 21
+    assert not found['overlaps'] and not found['outside'] and not found['small']
+
+
+def test_on_paper_no_table_is_cut(report, tmp_path):
+    """The rules for paper, applied to a window as wide as the paper."""
+    found = looked_at(report, tmp_path, PAPER, lambda text: text.replace('@media print', '@media screen'))
+    assert found['window'] == PAPER and found['width'] <= PAPER and not found['cut']
+    assert not found['overlaps'] and not found['outside']
+
+
+def test_it_prints(report, tmp_path):
+    path = tmp_path / 'report.pdf'
+    chromium(tmp_path, '--no-pdf-header-footer', f'--print-to-pdf={path}', report.as_uri())
+    content = path.read_bytes()
+    assert content.startswith(b'%PDF-')
+    assert 5 <= len(re.findall(rb'/Type\s*/Page\b', content)) <= 25

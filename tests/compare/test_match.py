@@ -1,0 +1,146 @@
+"""The matcher against closed forms, and against a state that is not what it claims to be."""
+
+import json
+import math
+import pathlib
+
+import jax.numpy as jnp
+import pytest
+from rich.console import Console
+
+from attnlab.compare.match import find_knobs, match, match_recipes, measure, unmatched
+from attnlab.config import spec
+from attnlab.configuration import config_of
+from attnlab.errors import UserError
+from attnlab.mixers.state_space.selective import StateSpaceDual
+from attnlab.train.setup import prepare
+from configs import language
+
+VOCAB, DEPTH, HEADS, RANK = 256, 4, 4, 16
+
+
+class Doubled(StateSpaceDual):
+    """A mixer that remembers twice what its `state` says."""
+
+    def init_state(self, batch, length, dtype):
+        state = super().init_state(batch, length, dtype)
+        return state._replace(memory=jnp.concatenate([state.memory] * 2, axis=2))
+
+
+def config(name):
+    made = language.get_config(f'zoo={name}')
+    with made.unlocked():
+        made.length = 32
+        made.batch_size = 2
+    return made
+
+
+def sizes(config):
+    mixer, mlp = config.model.stack.blocks[0].mixer, config.model.stack.blocks[0].mlp
+    dim, hidden = config.model.dim, None if mlp is None else mlp.hidden
+    return dim, mixer, 64 * math.ceil(8 * dim / 192) if hidden is None else hidden
+
+
+def outside(d, layers, norms):
+    """Embedding, head and norms."""
+    return 2 * VOCAB * d + d + layers * norms * d
+
+
+def mha_parameters(d, mixer, hidden):
+    return outside(d, DEPTH, 2) + DEPTH * (4 * d * d + 3 * d * hidden)
+
+
+def gla_parameters(d, mixer, hidden):
+    """Queries and keys of d/2, values, gate and output of d, the decay by a map of rank 16, a norm of d/h gains."""
+    half = d // 2
+    layer = 2 * d * half + 3 * d * d + (d * RANK + RANK * half + half) + d // HEADS + 3 * d * hidden
+    return outside(d, DEPTH, 2) + DEPTH * layer
+
+
+def mamba2_parameters(d, mixer, hidden):
+    """Twice as many layers; inner width 2d, a convolution of width 4 with bias, three numbers a head, a norm of 2d."""
+    n, inner = mixer.state, 2 * d
+    heads, mixed = inner // mixer.head_dim, 2 * d + 2 * n
+    layer = d * (inner + mixed + heads) + 5 * mixed + 3 * heads + inner + inner * d
+    return outside(d, 2 * DEPTH, 1) + 2 * DEPTH * layer
+
+
+@pytest.mark.parametrize(
+    ('name', 'closed'), [('mha', mha_parameters), ('gla', gla_parameters), ('mamba2', mamba2_parameters)]
+)
+@pytest.mark.parametrize('target', [300_000.0, pytest.param(1_000_000.0, marks=pytest.mark.slow)])
+def test_parameters(name, closed, target):
+    found = match(config(name), 'params', target, 0.01)
+    assert closed(*sizes(found.config)) == found.value == pytest.approx(target, rel=0.01)
+    assert measure('params')(prepare(found.config)) == found.value
+
+
+@pytest.mark.slow
+def test_states():
+    """Memories of k x v in float32 and a segment; Mamba-2 keeps three inputs too, attention every key and value."""
+    found = match(config('gla'), 'state_bytes@8192', 100_000.0, 0.01)
+    d, mixer, _ = sizes(found.config)
+    assert found.value == DEPTH * (4 * mixer.key_dim * d + 4)
+    assert found.turned == {'key_dim': mixer.key_dim} and found.value == pytest.approx(100_000, rel=0.01)
+    found = match(config('mamba2'), 'state_bytes@64', 400_000.0, 0.01)
+    d, mixer, _ = sizes(found.config)
+    n = mixer.state
+    closed = 2 * DEPTH * (4 * n * 2 * d + 3 * (4 * (2 * d + 2 * n) + 4) + 4)
+    assert found.value == closed == pytest.approx(400_000, rel=0.01)
+    found = match(config('mha'), 'state_bytes@64', 148_480.0, 0.01)
+    d, mixer, _ = sizes(found.config)
+    width = d // HEADS if mixer.key_dim is None else mixer.key_dim
+    assert found.value == DEPTH * (64 * (4 * HEADS * 2 * width + 4) + 4) == pytest.approx(148_480, rel=0.01)
+
+
+def test_a_state_of_another_size_than_it_says_is_measured_as_it_is():
+    honest, lying = config('mamba2'), config('mamba2')
+    with lying.unlocked():
+        block = lying.model.stack.blocks[0]
+        kwargs = {name: block.mixer[name] for name in block.mixer if name != 'target'}
+        block.mixer = spec(Doubled, **kwargs)
+    bytes_of = measure('state_bytes@64')
+    as_said, as_is = bytes_of(prepare(honest)), bytes_of(prepare(lying))
+    assert as_is - as_said == 2 * DEPTH * 4 * 128 * 2 * 128
+    assert unmatched([as_said, as_is], 0.01)
+    solved = [match(one, 'state_bytes@64', 600_000.0, 0.02) for one in (honest, lying)]
+    first, second = (sizes(one.config) for one in solved)
+    assert first[0] * first[1].state == pytest.approx(2 * second[0] * second[1].state, rel=0.15)
+    assert not unmatched([one.value for one in solved], 0.02)
+
+
+def test_time():
+    assert 0 < measure('decode_ms')(prepare(config('mingru'))) < 1000
+
+
+@pytest.mark.slow
+def test_operations():
+    base = config('mingru')
+    with base.unlocked():
+        base.model.stack.depth = 1
+    wanted = 1.1 * measure('train_flops')(prepare(base))
+    found = match(base, 'train_flops', wanted, 0.03)
+    assert measure('train_flops')(prepare(found.config)) == found.value == pytest.approx(wanted, rel=0.03)
+
+
+@pytest.mark.slow
+def test_matched_configs_can_be_trained(tmp_path):
+    names = ('mha', 'gla')
+    found = match_recipes({n: config(n) for n in names}, 'params', 'mha', 0.005, tmp_path, Console(quiet=True))
+    wanted = measure('params')(prepare(config('mha')))
+    assert found['mha'].value == wanted
+    again = config_of(tmp_path / 'gla.py')
+    assert measure('params')(prepare(again)) == found['gla'].value == pytest.approx(wanted, rel=0.005)
+    assert json.loads((tmp_path / 'gla.json').read_text())['model']['dim'] == found['gla'].config.model.dim
+
+
+@pytest.mark.slow
+def test_what_cannot_be_matched_says_what_came_nearest():
+    with pytest.raises(UserError, match=r'is not reached within 1\.0%; nearest is'):
+        match(config('mha'), 'state_bytes@8192', 1000.0, 0.01)
+    with pytest.raises(UserError, match="--by is 'parms'; did you mean 'params'"):
+        measure('parms')
+    with pytest.raises(UserError, match="--target is 'many'; it wants a number or one of mha"):
+        match_recipes({'mha': config('mha')}, 'params', 'many', 0.01, pathlib.Path('nowhere'), Console(quiet=True))
+    assert set(find_knobs(config('mamba2'))) == {'heads', 'state'}
+    assert not unmatched([1.0, 1.02], 0.01) and unmatched([1.0, 1.03], 0.01) and math.isfinite(1.0)

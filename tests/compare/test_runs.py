@@ -1,0 +1,208 @@
+"""Runs side by side: scores and costs as the runs wrote them down, and every inequality said."""
+
+import csv
+import json
+import math
+import pathlib
+
+import pytest
+from rich.console import Console
+
+from attnlab.cli import main
+from attnlab.compare.costs_figure import costs_figure, short_names
+from attnlab.compare.runs import by_task, compare_runs, entry, equalities, unequal
+from attnlab.config import save, spec
+from attnlab.configuration import config_of
+from attnlab.errors import UserError
+from attnlab.runs.record import read_record
+from attnlab.train.start import FromRun
+
+CONFIGS = pathlib.Path(__file__).parents[2] / 'configs'
+FACTS = {
+    'parameters': 1000,
+    'state_bytes_per_sequence': {'32': 640, '256': 640},
+    'flops_per_token': 10.0,
+    'implementations': [],
+    'device_kind': 'cpu',
+    'device_count': 1,
+}
+
+
+@pytest.fixture
+def made(tmp_path):
+    """Writes the directory of a run that was trained: what `attnlab train` leaves, without checkpoints."""
+
+    def make(name, scores, file='recall', arg='task=mqar', facts=(), **changes):
+        folder = tmp_path / name
+        folder.mkdir(parents=True)
+        config = config_of(CONFIGS / f'{file}.py', arg)
+        with config.unlocked():
+            for key, value in changes.items():
+                config[key] = value
+        save(config, folder / 'config.json')
+        (folder / 'run.json').write_text(json.dumps({'starts': [{}, FACTS | dict(facts)]}))
+        lines = [{'step': 10, 'train/loss': 3.0}, *({'step': config.steps} | line for line in scores)]
+        (folder / 'metrics.jsonl').write_text(''.join(json.dumps(line) + '\n' for line in lines))
+        speeds = ''.join(json.dumps({'step': n, 'tokens_per_second': n}) + '\n' for n in (1, 7, 100))
+        (folder / 'speed.jsonl').write_text(speeds)
+        return folder
+
+    return make
+
+
+ACCURATE = [{'test/1x/loss': 0.1, 'test/1x/accuracy': 0.5}, {'test/1x/loss': 0.2, 'test/1x/accuracy': 0.75}]
+
+
+def test_a_run_is_read_from_what_it_wrote(made):
+    record = read_record(made('a', ACCURATE))
+    one = entry(record)
+    assert (one.name, one.task, one.metric, one.score) == ('a', 'MultiQueryRecall', 'test/1x/accuracy', 0.75)
+    assert one.higher and one.finished and one.tokens_per_second == 7
+    # 400 steps of 64 rows of 32 tokens, at 10 operations each.
+    assert one.flops == 400 * 64 * 32 * 10
+    assert entry(record, 'test/1x/loss').score == 0.2 and not entry(record, 'test/1x/loss').higher
+    with pytest.raises(UserError, match="has no metric 'test/1x/los'; did you mean"):
+        entry(record, 'test/1x/los')
+
+
+def test_tasks_are_named_and_scored_in_their_own_way(made):
+    listops = entry(
+        read_record(
+            made(
+                'b',
+                [{'test/all/accuracy': 0.3}],
+                'long_range',
+                'task=listops,size=smoke',
+                {'state_bytes_per_sequence': {'200': 1, '1600': 2}},
+            )
+        )
+    )
+    assert (listops.task, listops.metric, listops.state_bytes_8x) == ('ListOps', 'test/all/accuracy', 2)
+    aan = config_of(CONFIGS / 'long_range.py', 'task=aan')
+    assert (
+        entry(
+            read_record(
+                made(
+                    'c',
+                    [{'test/all/accuracy': 0.3}],
+                    'long_range',
+                    'task=aan',
+                    {'state_bytes_per_sequence': {str(aan.length): 1, str(8 * aan.length): 2}},
+                )
+            )
+        ).task
+        == 'aan'
+    )
+    text = entry(
+        read_record(
+            made(
+                'd',
+                [{'valid/loss': 2.0, 'valid/bits_per_byte': 2.9}],
+                'language',
+                '',
+                {'state_bytes_per_sequence': {'256': 1, '2048': 2}},
+            )
+        )
+    )
+    assert (text.task, text.metric, text.higher) == ('StdlibText', 'valid/bits_per_byte', False)
+
+
+def matching(entries):
+    """What is equal, and what is not, with its values."""
+    found = equalities(entries, 0.01)
+    return [one.name for one in found if one.equal], unequal(found, entries)
+
+
+def test_what_is_matched_is_said_and_what_is_not_is_said_with_its_values(made):
+    same = [entry(read_record(made(name, ACCURATE))) for name in 'ab']
+    matched, wrong = matching(same)
+    assert not wrong
+    assert {'parameters', 'state bytes', 'training FLOPs', 'data and length', 'initial parameters'} <= set(matched)
+    for number, (changes, facts, lost, told) in enumerate(
+        (
+            ({'seed': 1}, {}, 'initial parameters', 'initial parameters (seed: 0, 1)'),
+            (
+                {'start': spec(FromRun, run='pretrained')},
+                {},
+                'initial parameters',
+                "initial parameters (start.leave: none, ('head/*',); start.run: none, pretrained; "
+                'start.target: none, attnlab.train.start.FromRun)',
+            ),
+            ({'steps': 500}, {}, 'tokens of training', 'tokens of training (steps: 400, 500)'),
+            ({}, {'parameters': 1050}, 'parameters', 'parameters (1,000 to 1,050)'),
+            ({}, {'device_kind': 'NVIDIA H100'}, 'device', 'device (1 NVIDIA H100; 1 cpu)'),
+        )
+    ):
+        other = entry(read_record(made(f'other{number}', ACCURATE, facts=facts, **changes)))
+        matched, wrong = matching([same[0], other])
+        assert lost not in matched and told in wrong, wrong
+    assert not matching([same[0], entry(read_record(made('near', ACCURATE, facts={'parameters': 1015})))])[1]
+    # What is equal in the model's own settings is for the measures to say.
+    deeper = config_of(CONFIGS / 'recall.py', 'task=mqar').model.unlock()
+    deeper.stack.depth = 3
+    assert not matching([same[0], entry(read_record(made('deep', ACCURATE, model=deeper)))])[1]
+    begun = made('begun', ACCURATE)
+    (begun / 'metrics.jsonl').write_text('{"step": 9, "test/1x/accuracy": 0.1}\n')
+    assert 'end (after the last step; begun is not finished)' in matching([same[0], entry(read_record(begun))])[1]
+
+
+def test_the_best_comes_first_and_what_is_not_finite_last(made):
+    scores = {'low': 0.2, 'high': 0.9, 'lost': 'nan', 'middle': 0.5}
+    entries = [entry(read_record(made(name, [{'test/1x/accuracy': score}]))) for name, score in scores.items()]
+    (group,) = by_task(entries).values()
+    assert [one.name for one in group] == ['high', 'middle', 'low', 'lost'] and math.isnan(group[-1].score)
+    (group,) = by_task(entry(read_record(made(f'loss/{n}', [{'test/1x/loss': n}]))) for n in (3, 1, 2)).values()
+    assert [one.score for one in group] == [1, 2, 3]
+
+
+def test_names_lose_what_they_share_up_to_a_words_end(made):
+    group = [entry(read_record(made(name, ACCURATE))) for name in ('mqar-gla', 'mqar-gateloop')]
+    assert short_names(group) == ['gla', 'gateloop'] and short_names(group[:1]) == ['mqar-gla']
+
+
+def test_one_table_one_figure_the_same_twice(made, tmp_path, capsys):
+    folders = [
+        made('mqar-gla', ACCURATE, facts={'parameters': 2000}),
+        made('mqar-mha', [{'test/1x/accuracy': 1.0}]),
+        made(
+            'parity-mha',
+            [{'test/1x/accuracy': 0.5}],
+            arg='task=parity',
+            facts={'state_bytes_per_sequence': {'16': 1, '128': 2}},
+        ),
+    ]
+    for out in ('one', 'two'):
+        compare_runs(folders, tmp_path / out, Console(width=200))
+    printed = capsys.readouterr().out
+    assert 'Not matched: parameters (1,000 to 2,000).' in printed and 'Parity, matched: parameters' in printed
+    names = sorted(path.name for path in (tmp_path / 'one').iterdir())
+    assert names == ['runs.csv', 'runs.png', 'runs.svg']
+    for name in names:
+        assert (tmp_path / 'one' / name).read_bytes() == (tmp_path / 'two' / name).read_bytes()
+    with (tmp_path / 'one' / 'runs.csv').open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row['name'] for row in rows] == ['mqar-mha', 'mqar-gla', 'parity-mha'] and rows[1]['parameters'] == '2000'
+    groups = by_task(entry(read_record(folder)) for folder in folders)
+    figure = costs_figure(groups)
+    shown = {float(line.get_xdata()[0]) for line in figure.axes[1].lines}
+    assert shown == {640.0} and {float(line.get_ydata()[0]) for line in figure.axes[1].lines} == {0.75, 1.0}
+    with pytest.raises(UserError, match='the runs are not matched: MultiQueryRecall: parameters'):
+        compare_runs(folders, tmp_path / 'three', Console(), strict=True)
+    assert not (tmp_path / 'three').exists()
+
+
+def test_the_command_says_what_it_cannot_compare(made, tmp_path, capsys):
+    folder, empty = made('a', []), tmp_path / 'empty'
+    empty.mkdir()
+    for arguments, message in (
+        ([folder], 'a has not been evaluated yet'),
+        ([empty], 'empty is neither a run nor a study'),
+        ([made('b', ACCURATE), folder.parent / 'b'], 'a run is named twice'),
+    ):
+        assert main(['compare', *map(str, arguments), f'--out={tmp_path / "out"}']) == 2
+        assert message in capsys.readouterr().err
+    (folder / 'run.json').unlink()
+    with pytest.raises(UserError, match='never started'):
+        read_record(folder)
+    assert main(['compare', str(tmp_path / 'b'), f'--out={tmp_path / "out"}', '--metric=test/1x/loss']) == 0
+    assert '0.2000' in capsys.readouterr().out

@@ -1,0 +1,162 @@
+import json
+import sys
+
+import numpy as np
+import pytest
+
+from attnlab.config import build, spec
+from attnlab.data.text import tokenizers
+from attnlab.data.text.tokenizers import BytePairs, Bytes, StreamDecoder, load_tokenizer, save_tokenizer
+from attnlab.errors import UserError
+
+LINE = b'the cat sat on the mat; the quick brown fox jumps over the lazy dog, and the dog over the cat.\n'
+TEXT = LINE * 20
+STRANGE = [
+    b'',
+    b'\x00\t \n\n  \r\n',
+    'naïve façade, 日本語, \U0001f600\u200d\ufeff \ud7ff\ue000'.encode(),
+    'é'.encode() * 50,
+    b'    def f(self):\n\n\n        return  1\n',
+    b"I'll don't we've  it's",
+]
+
+
+@pytest.fixture(scope='module')
+def pairs():
+    return BytePairs(vocab=300).train([TEXT, 'größer als größe '.encode() * 30])
+
+
+def test_bytes_are_their_own_tokens():
+    tokenizer = Bytes()
+    (ids,) = tokenizer.encode([b'a\xff\x00'])
+    assert ids.tolist() == [97, 255, 0]
+    assert tokenizer.decode(ids) == b'a\xff\x00'
+    assert tokenizer.vocab == 256
+    assert tokenizer.token_bytes.tolist() == [1] * 256
+
+
+@pytest.mark.parametrize('content', STRANGE)
+def test_byte_pairs_round_trip_whatever_is_utf8(pairs, content):
+    (ids,) = pairs.encode([content])
+    assert ids.dtype == np.uint16
+    assert pairs.decode(ids) == content
+    assert pairs.token_bytes[ids].sum() == len(content)
+
+
+def test_byte_pairs_decode_all_ids_and_count_their_bytes(pairs):
+    pieces = [pairs.decode([index]) for index in range(pairs.vocab)]
+    assert [len(piece) for piece in pieces] == pairs.token_bytes.tolist()
+    assert sorted(piece[0] for piece in pieces if len(piece) == 1) == list(range(256))
+    assert len(set(pieces)) == pairs.vocab == 300
+
+
+def test_byte_pairs_learn_what_is_frequent(pairs):
+    (ids,) = pairs.encode([TEXT])
+    assert len(ids) < len(TEXT) / 2
+    assert b' the' in [pairs.decode([index]) for index in ids.tolist()]
+
+
+def test_byte_pairs_decode_as_the_library_does(pairs):
+    library = pytest.importorskip('tokenizers')
+    theirs = library.Tokenizer.from_str(pairs.definition)
+    theirs.decoder = library.decoders.ByteLevel()
+    ids = pairs.encode([STRANGE[2] + TEXT])[0].tolist()
+    assert theirs.decode(ids) == pairs.decode(ids).decode()
+
+
+def test_training_again_gives_the_same():
+    first, second = (BytePairs(268).train(iter([TEXT])) for _ in range(2))
+    assert first.hash == second.hash
+    assert first.hash != BytePairs(269).train([TEXT]).hash
+
+
+def test_training_stops_at_train_bytes():
+    rest = [b'zq' * 1000]
+    assert BytePairs(268, train_bytes=len(TEXT)).train([TEXT, *rest]).hash == BytePairs(268).train([TEXT]).hash
+    assert BytePairs(268, train_bytes=len(TEXT) + 1).train([TEXT, *rest]).hash != BytePairs(268).train([TEXT]).hash
+
+
+def test_long_texts_are_encoded_in_pieces(pairs, monkeypatch):
+    content = TEXT + 'ünbroken'.encode() * 40
+    whole = pairs.encode([content])[0]
+    for size in (7, 64, 4096):
+        monkeypatch.setattr(tokenizers, 'PIECE', size)
+        ids = pairs.encode([b'x', content])[1]
+        assert pairs.decode(ids) == content
+        assert len(ids) >= len(whole)
+    # Cut only where a line ends, nothing is lost.
+    monkeypatch.setattr(tokenizers, 'PIECE', len(LINE) + 5)
+    assert np.array_equal(pairs.encode([TEXT])[0], np.tile(pairs.encode([LINE])[0], 20))
+
+
+def test_text_that_is_not_utf8_is_refused_at_its_byte(pairs, monkeypatch):
+    monkeypatch.setattr(tokenizers, 'PIECE', 16)
+    with pytest.raises(UserError, match='byte 40 is 0xff; the Bytes tokenizer takes any content'):
+        pairs.encode([b'good', b'g' * 40 + b'\xff' + b'g' * 40])
+
+
+def test_pieces_end_even_where_no_character_does(pairs, monkeypatch):
+    monkeypatch.setattr(tokenizers, 'PIECE', 16)
+    with pytest.raises(UserError, match='byte 0 is 0x80'):
+        pairs.encode([b'\x80' * 100])
+
+
+def test_vocabularies_that_cannot_be():
+    with pytest.raises(UserError, match='vocab of BytePairs is 255; the single bytes alone are 256'):
+        BytePairs(255).train([TEXT])
+    with pytest.raises(UserError, match=r'vocab of BytePairs is 100000, but the training text yields only \d+ tokens'):
+        BytePairs(100_000).train([TEXT])
+
+
+def test_without_the_library_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, 'tokenizers', None)
+    with pytest.raises(UserError, match=r"pip install 'attnlab\[bpe\]'"):
+        BytePairs().train([TEXT])
+
+
+def test_saving_and_loading(pairs, tmp_path):
+    for tokenizer in (Bytes(), pairs):
+        path = tmp_path / 'tokenizer.json'
+        save_tokenizer(tokenizer, path)
+        assert load_tokenizer(path) == tokenizer
+        assert load_tokenizer(path).encode([TEXT])[0].tolist() == tokenizer.encode([TEXT])[0].tolist()
+    assert [file.name for file in tmp_path.iterdir()] == ['tokenizer.json']
+
+
+def test_tokenizer_files_that_are_missing_damaged_or_altered(pairs, tmp_path):
+    path = tmp_path / 'tokenizer.json'
+    with pytest.raises(UserError, match=rf'cannot read the tokenizer {path}: No such file'):
+        load_tokenizer(path)
+    for content in ('', '{', '{}', '[]', '{"kind": "byte pairs", "vocab": 3}'):
+        path.write_text(content)
+        with pytest.raises(UserError, match=f'{path} is not a tokenizer'):
+            load_tokenizer(path)
+    save_tokenizer(pairs, path)
+    fields = json.loads(path.read_text())
+    path.write_text(json.dumps(fields | {'definition': fields['definition'].replace('cat', 'dog')}))
+    with pytest.raises(UserError, match='was altered'):
+        load_tokenizer(path)
+
+
+@pytest.mark.parametrize('content', [*STRANGE, b'\xf0\x9f\x98', b'a\xffb\xc3', bytes(range(256))])
+def test_stream_decoding_byte_by_byte_gives_what_decoding_at_once_does(content):
+    decoder = StreamDecoder(Bytes())
+    pieces = [decoder.feed([byte]) for byte in content]
+    assert ''.join([*pieces, decoder.finish()]) == content.decode('utf-8', errors='replace')
+
+
+def test_stream_decoding_holds_back_unfinished_characters(pairs):
+    decoder = StreamDecoder(Bytes())
+    assert [decoder.feed([byte]) for byte in 'é!'.encode()] == ['', 'é', '!']
+    decoder.feed([0xF0])
+    assert decoder.finish() == '\ufffd'
+    assert decoder.feed(np.array([97])) == 'a'
+    decoder = StreamDecoder(pairs)
+    content = STRANGE[2] + TEXT
+    pieces = [decoder.feed([index]) for index in pairs.encode([content])[0].tolist()]
+    assert ''.join(pieces) == content.decode()
+
+
+def test_specs():
+    assert build(spec(Bytes)) == Bytes()
+    assert build(spec(BytePairs, vocab=512)) == BytePairs(512)

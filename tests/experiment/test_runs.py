@@ -1,0 +1,159 @@
+"""An experiment of three runs of four steps, one of which cannot go on."""
+
+import json
+import pathlib
+import shutil
+
+import pytest
+from rich.console import Console
+
+from attnlab.errors import UserError
+from attnlab.experiment.runs import Experiment, confidence, markdown, run_experiment, written
+from attnlab.train import launch, loop
+
+CONFIG = pathlib.Path(__file__).parents[2] / 'configs' / 'grokking.py'
+SWEEP = f"""
+import pathlib
+from attnlab.experiment.runs import Run
+from attnlab.configuration import config_of
+
+def runs(size):
+    return [Run(label, config(rate)) for label, rate in (('slow', 1e-3), ('broken', 1e38), ('fast', 1e-2))]
+
+def config(rate):
+    found = config_of(pathlib.Path({str(CONFIG)!r}))
+    with found.unlocked():
+        found.steps, found.batch_size = 4, 10
+        found.task.table.modulus = 5
+        found.model.hidden = (8,)
+        found.optimizer.peak_lr = rate
+        found.report.every = 2
+        found.evals[0].cadence.n = 4
+    return found
+
+def measure(finished):
+    return {{'accuracy': finished.curve('test/all/accuracy')}}
+"""
+PLOT = """
+from attnlab.experiment.runs import panels
+
+def figure(rows):
+    figure, axes = panels(2)
+    for row in rows:
+        axes[0].plot(*zip(*row['accuracy']))
+    return figure
+
+def table(rows):
+    return [['run', 'accuracy'], *([row['label'], str(row['accuracy'][-1][1])] for row in rows)]
+"""
+README = """# A question
+
+<!-- results of size cpu -->
+Not run yet.
+<!-- end of size cpu -->
+<!-- results of size full -->
+Not run yet.
+<!-- end of size full -->
+"""
+
+
+@pytest.fixture(scope='module')
+def done(tmp_path_factory):
+    """The experiment after its runs."""
+    root = tmp_path_factory.mktemp('root')
+    folder = root / 'experiments' / 'toy'
+    folder.mkdir(parents=True)
+    for name, text in (('sweep.py', SWEEP), ('plot.py', PLOT), ('README.md', README)):
+        (folder / name).write_text(text)
+    assert run(root) == loop.FINISHED
+    return root
+
+
+def run(root):
+    return run_experiment(
+        Experiment(root / 'experiments' / 'toy', 'cpu'), root / 'runs', 'command', Console(quiet=True)
+    )
+
+
+def results(root):
+    folder = root / 'experiments' / 'toy'
+    return {
+        path.name: path.read_bytes() for path in (folder / 'README.md', *folder.glob('results/*')) if path.is_file()
+    }
+
+
+def test_what_is_written(done):
+    found = results(done)
+    assert found.keys() == {'README.md', 'cpu.json', 'cpu.png', 'cpu.svg'}
+    rows = json.loads(found['cpu.json'])['runs']
+    assert [row['label'] for row in rows] == ['slow', 'broken', 'fast']
+    assert rows[0]['accuracy'][-1][0] == 4 and rows[0]['tokens_per_second'] > 0
+    assert rows[1]['failed'].startswith('step ') and 'accuracy' not in rows[1]
+    readme = found['README.md'].decode()
+    before, _, after = README.partition('Not run yet.')
+    assert readme.startswith(before) and readme.endswith(after)
+    assert f'| slow | {rows[0]["accuracy"][-1][1]} |' in readme
+    assert 'broken did not come to its end: step ' in readme
+    assert '3 of 3 runs' in readme and 'by `command`; device: ' in readme and 'jax ' in readme and 'commit ' in readme
+
+
+def test_what_is_done_is_not_done_again(done, monkeypatch):
+    before = results(done)
+    monkeypatch.setattr(launch, 'train', lambda *_, **__: pytest.fail('trained again'))
+    assert run(done) == loop.FINISHED
+    assert results(done) == before
+
+
+def test_what_is_not_measured_is_and_a_stopped_run_leaves_the_rest(done, tmp_path, monkeypatch):
+    shutil.copytree(done, tmp_path, dirs_exist_ok=True)
+    fast = tmp_path / 'runs' / 'toy' / 'cpu' / 'fast'
+    (fast / 'measured.json').unlink()
+    trained = launch.train
+    monkeypatch.setattr(launch, 'train', lambda *_, **__: loop.STOPPED)
+    assert run(tmp_path) == loop.STOPPED
+    assert '2 of 3 runs' in results(tmp_path)['README.md'].decode()
+    monkeypatch.setattr(launch, 'train', trained)
+    steps = (fast / 'metrics.jsonl').read_bytes()
+    assert run(tmp_path) == loop.FINISHED
+    assert (
+        json.loads((fast / 'measured.json').read_text())['accuracy'] and (fast / 'metrics.jsonl').read_bytes() == steps
+    )
+    assert '3 of 3 runs' in results(tmp_path)['README.md'].decode()
+
+
+def test_a_run_of_another_config_is_refused(done, tmp_path):
+    shutil.copytree(done, tmp_path, dirs_exist_ok=True)
+    sweep = tmp_path / 'experiments' / 'toy' / 'sweep.py'
+    sweep.write_text(SWEEP.replace('1e-3', '2e-3'))
+    with pytest.raises(UserError, match=r'slow holds a run with another config \(optimizer.peak_lr: 0.001 there'):
+        run(tmp_path)
+
+
+def test_an_experiment_that_is_not_there(done):
+    with pytest.raises(UserError, match=r"there is no experiment 'toys' in .*experiments; there are toy"):
+        Experiment(done / 'experiments' / 'toys', 'cpu')
+    with pytest.raises(UserError, match=r"there is no size 'ful'; did you mean 'full'"):
+        Experiment(done / 'experiments' / 'toy', 'ful')
+
+
+def test_two_runs_of_one_name(done, tmp_path):
+    shutil.copytree(done, tmp_path, dirs_exist_ok=True)
+    folder = tmp_path / 'experiments' / 'toy'
+    (folder / 'sweep.py').write_text(SWEEP.replace("'slow'", "'fast'"))
+    with pytest.raises(UserError, match='two runs of toy are called fast'):
+        Experiment(folder, 'cpu').runs()
+
+
+def test_a_readme_without_a_place_for_the_table():
+    assert written(README, 'full', 'table').count('Not run yet.') == 1
+    with pytest.raises(UserError, match=r'README\.md lacks the comments <!-- results of size cpu -->'):
+        written('# A question\n', 'cpu', 'table')
+
+
+def test_a_table():
+    assert markdown([['a', 'b'], ['1', '2']]) == '| a | b |\n| --- | ---: |\n| 1 | 2 |'
+
+
+def test_the_interval_of_three():
+    mean, half = confidence([1.0, 2.0, 3.0])
+    assert mean == 2 and half == pytest.approx(4.303 / 3**0.5)

@@ -1,0 +1,69 @@
+"""An experiment of two studies of four trials each, which a worker of this process runs."""
+
+import json
+import pathlib
+
+import pytest
+from rich.console import Console
+
+from attnlab.errors import UserError
+from attnlab.experiment import studies as study_experiment
+from attnlab.experiment.runs import Experiment
+from attnlab.experiment.studies import report_studies, run_studies
+from attnlab.sweep.worker import work
+
+TINY = pathlib.Path(__file__).parents[1] / 'sweep' / 'tiny.py'
+SWEEP = f"""
+import pathlib
+from attnlab.configuration import config_of
+
+def studies(size):
+    tiny = pathlib.Path({str(TINY)!r})
+    return {{'text': {{name: config_of(tiny, 'sampler=grid') for name in ('one', 'two')}}}}
+"""
+README = """# A question
+
+<!-- results of size cpu -->
+Not run yet.
+<!-- end of size cpu -->
+"""
+QUIET = Console(quiet=True)
+
+
+@pytest.fixture
+def experiment(tmp_path):
+    folder = tmp_path / 'experiments' / 'toy'
+    folder.mkdir(parents=True)
+    (folder / 'sweep.py').write_text(SWEEP)
+    (folder / 'README.md').write_text(README)
+    return Experiment(folder, 'cpu')
+
+
+@pytest.mark.slow
+def test_studies_are_run_once_and_reported(experiment, tmp_path, monkeypatch):
+    ran = []
+
+    def run(study, arguments, places, console):
+        ran.append(study.folder.name)
+        assert f'--study={study.folder}' in arguments and len(places) == 2
+        work(study.folder, None, QUIET)
+
+    monkeypatch.setattr(study_experiment.launch, 'run_processes', run)
+    assert experiment.has_studies()
+    with pytest.raises(UserError, match='one is not a study yet'):
+        report_studies(experiment, tmp_path / 'runs', 'command', QUIET)
+    assert run_studies(experiment, tmp_path / 'runs', 'command', 2, QUIET) and ran == ['one', 'two']
+    readme = (experiment.folder / 'README.md').read_text()
+    assert '**text**: valid/loss; matched by params within 1.0%' in readme and '| two |' in readme
+    assert '2 of 2 studies' in readme and 'by `command`' in readme
+    page = (experiment.folder / 'results' / 'cpu' / 'text' / 'index.html').read_bytes()
+    seconds = json.loads((tmp_path / 'runs' / 'toy' / 'cpu' / 'text' / 'one' / 'seconds.json').read_text())
+    assert seconds > 0
+    assert run_studies(experiment, tmp_path / 'runs', 'command', 2, QUIET) and ran == ['one', 'two']
+    assert (experiment.folder / 'results' / 'cpu' / 'text' / 'index.html').read_bytes() == page
+
+
+def test_a_sweep_that_was_stopped_is_not_reported(experiment, tmp_path, monkeypatch):
+    monkeypatch.setattr(study_experiment.launch, 'run_processes', lambda *arguments: None)
+    assert not run_studies(experiment, tmp_path / 'runs', 'command', 1, QUIET)
+    assert (experiment.folder / 'README.md').read_text() == README

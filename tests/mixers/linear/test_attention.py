@@ -1,0 +1,193 @@
+"""Whole layers against the equations of their papers, written as loops over tokens in numpy float64."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from attnlab.config import build
+from attnlab.context import Context
+from attnlab.errors import UserError
+from attnlab.functional.normalizers import SumNormalizer
+from attnlab.mixers.linear.attention import LinearAttention
+from attnlab.nn.decays import LowRankDecay
+from attnlab.nn.feature_maps import EluPlusOne
+from attnlab.nn.preludes import ShortConv
+from attnlab.testing.noise import noise, perturbed
+from attnlab.zoo.linear import LINEAR
+
+DIM, HEADS, LENGTH = 8, 2, 9
+SEGMENTS = np.asarray([[1] * 9, [1, 1, 1, 2, 2, 3, 3, 0, 0]])
+
+
+@pytest.fixture(autouse=True)
+def float64():
+    with jax.enable_x64(True):
+        yield
+
+
+def numbers(linear) -> tuple[np.ndarray, np.ndarray | float]:
+    bias = 0.0 if linear.bias is None else np.asarray(linear.bias[...], np.float64)
+    return np.asarray(linear.weight[...], np.float64), bias
+
+
+def apply(linear, x: np.ndarray) -> np.ndarray:
+    weight, bias = numbers(linear)
+    return x @ weight + bias
+
+
+def sigmoid(x: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-x))
+
+
+def recipe(name: str, **overrides) -> LinearAttention:
+    factory = build(LINEAR[name].spec)
+    return perturbed(factory.module(DIM, heads=HEADS, **{**factory.kwargs, **overrides}, rngs=nnx.Rngs(0)))
+
+
+def batch(segments: np.ndarray = SEGMENTS) -> tuple[jax.Array, Context]:
+    x = noise(*segments.shape, DIM, dtype=jnp.float64)
+    positions = np.zeros_like(segments)
+    for row, place in zip(segments, positions, strict=True):
+        for t in range(1, len(row)):
+            place[t] = place[t - 1] + 1 if row[t] == row[t - 1] else 0
+    return x, Context(jnp.asarray(positions, jnp.int32), jnp.asarray(segments, jnp.int32))
+
+
+def heads(x: np.ndarray) -> np.ndarray:
+    return x.reshape(len(x), HEADS, -1)
+
+
+def documents(layer: Callable[[np.ndarray], np.ndarray], x: jax.Array, ctx: Context) -> np.ndarray:
+    """The layer run on every document by itself."""
+    out = np.empty(x.shape)
+    for i, row in enumerate(np.asarray(ctx.segments)):
+        for document in np.unique(row):
+            where = row == document
+            out[i, where] = layer(np.asarray(x[i])[where])
+    return out
+
+
+def linear_transformer(mixer: LinearAttention, x: np.ndarray, causal: bool = True) -> np.ndarray:
+    q, k, v = (heads(apply(linear, x)) for linear in (mixer.query, mixer.key, mixer.value))
+    q, k = (np.where(a > 0, a + 1, np.exp(a)) for a in (q, k))
+    out = np.zeros_like(v)
+    for h in range(HEADS):
+        for t in range(len(x)):
+            seen = range(t + 1) if causal else range(len(x))
+            weights = np.asarray([q[t, h] @ k[s, h] for s in seen])
+            out[t, h] = sum(w * v[s, h] for w, s in zip(weights, seen, strict=True)) / (weights.sum() + 1e-6)
+    return apply(mixer.output, out.reshape(len(x), -1))
+
+
+def retnet(mixer: LinearAttention, x: np.ndarray) -> np.ndarray:
+    q, k, v = (heads(apply(linear, x)) for linear in (mixer.query, mixer.key, mixer.value))
+    half = q.shape[-1] // 2
+    angle = np.arange(len(x))[:, None] * 10000.0 ** (-np.arange(half) / half)[None]
+    turn = np.exp(1j * angle)[:, None]
+    q, k = (turn * (a[..., :half] + 1j * a[..., half:]) for a in (q, k))
+    out = np.zeros_like(v)
+    for h in range(HEADS):
+        gamma = 1 - 2.0 ** (-5 - h)
+        for t in range(len(x)):
+            for s in range(t + 1):
+                score = np.real(q[t, h] @ np.conj(k[s, h])) / np.sqrt(2 * half)
+                out[t, h] += gamma ** (t - s) * score * v[s, h]
+    return gated_output(mixer, out, x)
+
+
+def gla(mixer: LinearAttention, x: np.ndarray) -> np.ndarray:
+    q, k, v = (heads(apply(linear, x)) for linear in (mixer.query, mixer.key, mixer.value))
+    assert q.shape[-1] == DIM // 2 // HEADS and v.shape[-1] == DIM // HEADS
+    decay = heads(sigmoid(apply(mixer.decay.up, apply(mixer.decay.down, x))) ** (1 / 16))
+    out = np.zeros_like(v)
+    for h in range(HEADS):
+        memory = np.zeros((q.shape[-1], v.shape[-1]))
+        for t in range(len(x)):
+            memory = decay[t, h][:, None] * memory + np.outer(k[t, h], v[t, h])
+            out[t, h] = q[t, h] @ memory / np.sqrt(q.shape[-1])
+    return gated_output(mixer, out, x)
+
+
+def gated_output(mixer: LinearAttention, out: np.ndarray, x: np.ndarray) -> np.ndarray:
+    out = out / np.sqrt((out**2).mean(-1, keepdims=True) + mixer.norm.eps) * np.asarray(mixer.norm.scale[...])
+    gate = apply(mixer.gate.linear, x)
+    return apply(mixer.output, out.reshape(len(x), -1) * gate * sigmoid(gate))
+
+
+@pytest.mark.parametrize('equations', [linear_transformer, retnet, gla])
+def test_the_layer_is_that_of_the_paper(equations: Callable[[LinearAttention, np.ndarray], np.ndarray]):
+    mixer = recipe(equations.__name__)
+    x, ctx = batch()
+    y, state = jax.jit(mixer)(x, ctx)
+    expected = documents(lambda row: equations(mixer, row), x, ctx)
+    assert state is None
+    np.testing.assert_allclose(y, expected, rtol=1e-9, atol=1e-9)
+
+
+def test_widths_of_the_papers():
+    assert recipe('retnet').value.weight.shape == (DIM, 2 * DIM)
+    assert recipe('gla').key.weight.shape == (DIM, DIM // 2)
+    assert recipe('gla').decay.down.weight.shape == (DIM, 16)
+    assert recipe('gla').norm.eps == 1e-5
+
+
+def test_bidirectional_linear_transformer_counts_every_pair_once():
+    mixer = recipe('linear_transformer', causal=False)
+    x, ctx = batch()
+    expected = documents(lambda row: linear_transformer(mixer, row, causal=False), x, ctx)
+    np.testing.assert_allclose(jax.jit(mixer)(x, ctx)[0], expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize('name', ['retnet', 'gla'])
+def test_bidirectional_decay_is_what_lies_between(name: str):
+    mixer = recipe(name, causal=False)
+    x, ctx = batch(np.ones((1, 5), np.int32))
+    q, k, v, _ = mixer._project(x, ctx, None)
+    log_decay = mixer.decay(x)
+    log_decay = np.broadcast_to(log_decay if log_decay.ndim == 4 else log_decay[None, None, :, None], q.shape)[0]
+    got = mixer._both_ways(q, k, v, mixer.decay(x), None)[0]
+    q, k, v = (np.asarray(a[0]) for a in (q, k, v))
+    expected = np.zeros_like(v)
+    for h in range(HEADS):
+        for t in range(5):
+            for s in range(5):
+                between = log_decay[s + 1 : t + 1, h] if s < t else log_decay[t:s, h]
+                weight = (q[t, h] * k[s, h] * np.exp(between.sum(0))).sum() / np.sqrt(q.shape[-1])
+                expected[t, h] += weight * v[s, h]
+    np.testing.assert_allclose(got, expected, rtol=1e-9, atol=1e-9)
+
+
+def test_queries_keys_and_values_each_have_their_prelude():
+    mixer = LinearAttention(DIM, heads=HEADS, prelude=ShortConv, value_ratio=2.0, rngs=nnx.Rngs(0))
+    x, ctx = batch()
+    run = jax.jit(mixer)
+    whole, _ = run(x, ctx)
+    state, pieces = mixer.init_state(2, LENGTH, jnp.float64), []
+    assert [s.inputs.shape[-1] for s in state.preludes] == [DIM, DIM, 2 * DIM]
+    for start, stop in ((0, 1), (1, 5), (5, 9)):
+        part = Context(ctx.positions[:, start:stop], ctx.segments[:, start:stop])
+        y, state = run(x[:, start:stop], part, state)
+        pieces.append(y)
+    np.testing.assert_allclose(jnp.concatenate(pieces, axis=1), whole, rtol=1e-9, atol=1e-9)
+    conv = mixer.preludes[1]
+    alone, keys = jax.jit(lambda x: (conv(mixer.key(x), ctx.segments)[0], mixer._project(x, ctx, None)[1]))(x)
+    np.testing.assert_allclose(keys.reshape(2, LENGTH, -1), alone)
+
+
+def test_the_state_holds_the_sum_of_the_weights_and_keeps_its_type():
+    mixer = recipe('linear_transformer')
+    assert isinstance(mixer.feature_map, EluPlusOne) and mixer.normalizer == SumNormalizer(eps=1e-6)
+    state = mixer.init_state(3, 100, jnp.bfloat16)
+    assert state.memory.shape == (3, HEADS, DIM // HEADS, DIM // HEADS + 1) and state.memory.dtype == jnp.float32
+    assert mixer.init_state(3, 100, jnp.float64).memory.dtype == jnp.float64
+
+
+def test_mistakes_are_named():
+    with pytest.raises(UserError, match=r'key_ratio 0.5 of dim 8 over 3 heads is 1.33.*, not a whole number'):
+        LinearAttention(8, heads=3, key_ratio=0.5, rngs=nnx.Rngs(0))
+    with pytest.raises(UserError, match='cannot be streamed'):
+        LinearAttention(8, heads=2, causal=False, decay=LowRankDecay, rngs=nnx.Rngs(0)).init_state(1, 4, jnp.float32)

@@ -1,0 +1,141 @@
+"""Mamba and Mamba-2 against their equations, written as loops over tokens in numpy float64."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from attnlab.config import build
+from attnlab.context import Context
+from attnlab.errors import UserError
+from attnlab.mixers.state_space.selective import SelectiveSSM, StateSpaceDual
+from attnlab.testing.noise import noise, perturbed
+from attnlab.zoo.state_space import STATE_SPACE
+
+DIM = 8
+SEGMENTS = np.asarray([[1] * 9, [1, 1, 1, 2, 2, 3, 3, 0, 0]])
+
+
+@pytest.fixture(autouse=True)
+def float64():
+    with jax.enable_x64(True):
+        yield
+
+
+def recipe(name: str, **overrides) -> SelectiveSSM | StateSpaceDual:
+    """The recipe, every parameter moved off its initial value."""
+    factory = build(STATE_SPACE[name].spec)
+    return perturbed(factory.module(DIM, **{**factory.kwargs, **overrides}, rngs=nnx.Rngs(0)))
+
+
+def weights(parameter) -> np.ndarray:
+    return np.asarray(parameter[...], np.float64)
+
+
+def silu(x: np.ndarray) -> np.ndarray:
+    return x / (1 + np.exp(-x))
+
+
+def softplus(x: np.ndarray) -> np.ndarray:
+    return np.log1p(np.exp(x))
+
+
+def conv(prelude, x: np.ndarray) -> np.ndarray:
+    taps, out = weights(prelude.taps), np.zeros_like(x)
+    for t in range(len(x)):
+        for i in range(4):
+            if t - 3 + i >= 0:
+                out[t] += taps[i] * x[t - 3 + i]
+    return silu(out + weights(prelude.bias))
+
+
+def mamba(mixer: SelectiveSSM, u: np.ndarray) -> np.ndarray:
+    inner = 2 * DIM
+    xz = u @ weights(mixer.input.weight)
+    x, z = conv(mixer.prelude, xz[:, :inner]), xz[:, inner:]
+    selected = x @ weights(mixer.select.weight)
+    rank = selected.shape[1] - 32
+    low, B, C = selected[:, :rank], selected[:, rank : rank + 16], selected[:, rank + 16 :]
+    dt = softplus(low @ weights(mixer.step.weight) + weights(mixer.step_size.bias))
+    A, D = -np.exp(weights(mixer.A_log)), weights(mixer.D)
+    h, y = np.zeros((inner, 16)), np.zeros_like(x)
+    for t in range(len(x)):
+        h = np.exp(dt[t][:, None] * A) * h + (dt[t] * x[t])[:, None] * B[t][None]
+        y[t] = h @ C[t] + D * x[t]
+    return (y * silu(z)) @ weights(mixer.output.weight)
+
+
+def mamba2(mixer: StateSpaceDual, u: np.ndarray) -> np.ndarray:
+    inner, state = 2 * DIM, mixer.state
+    heads = inner // 4
+    projected = u @ weights(mixer.input.weight)
+    z, xBC, step = np.split(projected, [inner, 2 * inner + 2 * state], axis=1)
+    x, B, C = np.split(conv(mixer.prelude, xBC), [inner, inner + state], axis=1)
+    x = x.reshape(len(u), heads, 4)
+    dt = softplus(step + weights(mixer.step_size.bias))
+    A, D = -np.exp(weights(mixer.A_log)), weights(mixer.D)
+    y = np.zeros_like(x)
+    for h in range(heads):
+        S = np.zeros((4, state))
+        for t in range(len(u)):
+            S = np.exp(dt[t, h] * A[h]) * S + np.outer(dt[t, h] * x[t, h], B[t])
+            y[t, h] = S @ C[t] + D[h] * x[t, h]
+    gated = y.reshape(len(u), inner) * silu(z)
+    gated = gated / np.sqrt((gated**2).mean(-1, keepdims=True) + 1e-5) * weights(mixer.norm.scale)
+    return gated @ weights(mixer.output.weight)
+
+
+@pytest.mark.parametrize(
+    ('equations', 'overrides'), [(mamba, {}), (mamba2, {'head_dim': 4, 'state': 5})], ids=['mamba', 'mamba2']
+)
+def test_the_layer_is_that_of_the_paper(equations, overrides):
+    mixer = recipe(equations.__name__, **overrides)
+    x = noise(2, 9, DIM, dtype=jnp.float64)
+    ctx = Context(jnp.zeros((2, 9), jnp.int32), jnp.asarray(SEGMENTS, jnp.int32))
+    y, state = jax.jit(mixer)(x, ctx)
+    assert state is None
+    for i, row in enumerate(SEGMENTS):
+        for document in np.unique(row):
+            where = row == document
+            np.testing.assert_allclose(y[i][where], equations(mixer, np.asarray(x[i])[where]), rtol=1e-9, atol=1e-9)
+
+
+def test_mamba_starts_as_the_paper_does():
+    mixer = SelectiveSSM(32, rngs=nnx.Rngs(0))
+    np.testing.assert_allclose(jnp.exp(mixer.A_log[...]), np.broadcast_to(np.arange(1, 17), (64, 16)), rtol=1e-6)
+    np.testing.assert_array_equal(mixer.D[...], np.ones(64))
+    dt = softplus(weights(mixer.step_size.bias))
+    assert dt.min() >= 0.999e-3 and dt.max() <= 1.001e-1 and dt.max() / dt.min() > 10
+    assert mixer.step.weight.shape == (2, 64)
+    assert 0.9 * 2**-0.5 < jnp.abs(mixer.step.weight[...]).max() <= 2**-0.5
+    assert mixer.select.weight.shape == (64, 2 + 32) and mixer.input.weight.shape == (32, 128)
+
+
+def test_mamba2_starts_as_the_paper_does():
+    mixer = StateSpaceDual(1024, rngs=nnx.Rngs(0))
+    rate = jnp.exp(mixer.A_log[...])
+    assert rate.shape == (32,) and rate.min() >= 1 and rate.max() <= 16 and 7 < rate.mean() < 10
+    assert mixer.input.weight.shape == (1024, 2 * 2048 + 2 * 128 + 32)
+    dt = softplus(weights(mixer.step_size.bias))
+    assert dt.min() >= 0.999e-3 and dt.max() <= 1.001e-1
+
+
+def test_what_sets_the_time_scales_is_of_the_group_dynamics():
+    for mixer in (SelectiveSSM(8, rngs=nnx.Rngs(0)), StateSpaceDual(32, rngs=nnx.Rngs(0))):
+        for parameter in (mixer.A_log, mixer.D, mixer.step_size.bias):
+            assert parameter.get_metadata()['group'] == 'dynamics'
+        assert mixer.prelude.taps.get_metadata()['group'] == 'vector'
+
+
+def test_the_state_keeps_its_type():
+    state = SelectiveSSM(8, rngs=nnx.Rngs(0)).init_state(3, 100, jnp.bfloat16)
+    assert state.memory.shape == (3, 16, 16) and state.memory.dtype == jnp.float32
+    assert state.prelude.inputs.shape == (3, 3, 16) and state.prelude.inputs.dtype == jnp.bfloat16
+    state = StateSpaceDual(32, rngs=nnx.Rngs(0)).init_state(3, 100, jnp.float64)
+    assert state.memory.shape == (3, 1, 128, 64) and state.memory.dtype == jnp.float64
+
+
+def test_mistakes_are_named():
+    with pytest.raises(UserError, match='head_dim is 64; it must divide the inner width, 2 times 48'):
+        StateSpaceDual(48, rngs=nnx.Rngs(0))
