@@ -146,7 +146,7 @@ def test_habits(path: pathlib.Path):
     [
         ('attnlab.nn.norms', 'attnlab.train.loop'),
         ('attnlab.mixers.softmax.attention', 'attnlab.zoo.ZOO'),
-        ('attnlab.zoo.attention', 'attnlab.models.stack.Stack'),
+        ('attnlab.zoo.softmax.baselines', 'attnlab.models.stack.Stack'),
         ('attnlab.models.stack', 'attnlab.zoo'),
         ('attnlab.config', 'attnlab.functional.rotary'),
         ('attnlab.train.loop', 'attnlab.make_mixer'),

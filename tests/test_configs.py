@@ -15,7 +15,8 @@ from attnlab.sweep.sweep import read
 from attnlab.train.cost import state_bytes
 from attnlab.train.setup import prepare
 from attnlab.zoo import ZOO
-from attnlab.zoo.softmax import SOFTMAX
+from attnlab.zoo.softmax.maps import MAPS
+from attnlab.zoo.softmax.parts import PARTS
 from configs import grokking, language, long_range, recall
 
 QUICK = ('mha', 'gla', 'mamba')
@@ -186,6 +187,6 @@ def test_experiments(folder):
     for run in (*small, *full):
         prepare(run.config)
     # Seeds share a model; the many of `drop_in` are those that are traced above.
-    for run in small if len(small) < len(SOFTMAX) else small[:1]:
+    for run in small if len(small) < len(MAPS) + len(PARTS) else small[:1]:
         if not run.label.endswith(('-1', '-2')):
             assert prepare(run.config).model

@@ -1,9 +1,6 @@
 """Named recipes: which class, which parts, which paper. Everything that iterates over variants iterates over `ZOO`."""
 
-from attnlab.zoo.attention import ATTENTION
-from attnlab.zoo.attention_variants import ATTENTION_VARIANTS
 from attnlab.zoo.convolution import CONVOLUTION
-from attnlab.zoo.higher import HIGHER
 from attnlab.zoo.hybrids import HYBRIDS
 from attnlab.zoo.linear import LINEAR
 from attnlab.zoo.recipe import Recipe, merged
@@ -13,7 +10,5 @@ from attnlab.zoo.state_space import STATE_SPACE
 
 __all__ = ['ZOO', 'Recipe']
 
-ZOO: dict[str, Recipe] = merged(
-    ATTENTION, SOFTMAX, ATTENTION_VARIANTS, HIGHER, LINEAR, STATE_SPACE, RECURRENT, CONVOLUTION, HYBRIDS
-)
+ZOO: dict[str, Recipe] = merged(SOFTMAX, LINEAR, STATE_SPACE, RECURRENT, CONVOLUTION, HYBRIDS)
 """Every recipe by the name the literature has for it."""

@@ -8,10 +8,11 @@ from attnlab.configuration import config_of
 from attnlab.evals.cadence import AtEnd
 from attnlab.evals.held_out import HeldOut
 from attnlab.experiment.runs import Finished, Run
-from attnlab.zoo.softmax import SOFTMAX
+from attnlab.zoo.softmax.maps import MAPS as WEIGHT_MAPS
+from attnlab.zoo.softmax.parts import PARTS
 
 CONFIG = pathlib.Path(__file__).parents[2] / 'configs' / 'language.py'
-MAPS = ('mha', *(name for name in SOFTMAX if name != 'window_sinks'))
+MAPS = ('mha', *(name for name in (*WEIGHT_MAPS, *PARTS) if name != 'window_sinks'))
 """Softmax and its family, but for the window with sinks, which takes no packed documents."""
 
 SEEDS = 3

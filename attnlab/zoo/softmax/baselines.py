@@ -5,7 +5,7 @@ from attnlab.mixers.softmax.attention import Attention
 from attnlab.nn.positions import Alibi, Rope
 from attnlab.zoo.recipe import Recipe
 
-ATTENTION = {
+BASELINES = {
     'mha': Recipe(
         spec=spec(Attention, position=Rope()),
         cite='Vaswani et al. 2017, https://arxiv.org/abs/1706.03762',

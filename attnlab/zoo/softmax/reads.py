@@ -1,4 +1,4 @@
-"""Attention of the softmax family with a structure of its own: compressed caches, differences, selections."""
+"""Reads with a structure of their own: compressed caches, differences of two maps, selections."""
 
 from attnlab.config import spec
 from attnlab.mixers.softmax.differential import DifferentialAttention
@@ -9,7 +9,7 @@ from attnlab.nn.norms import RMSNorm
 from attnlab.nn.positions import Rope
 from attnlab.zoo.recipe import Recipe
 
-ATTENTION_VARIANTS = {
+READS = {
     'mla': Recipe(
         spec=spec(LatentAttention, position=DecoupledRope()),
         cite='DeepSeek-AI 2024, https://arxiv.org/abs/2405.04434',

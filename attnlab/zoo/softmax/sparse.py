@@ -1,0 +1,23 @@
+"""Attention that chooses which keys it reads."""
+
+from attnlab.config import spec
+from attnlab.mixers.softmax.routed import NativeSparseAttention
+from attnlab.nn.positions import Rope
+from attnlab.zoo.recipe import Recipe
+
+SPARSE = {
+    'nsa': Recipe(
+        spec=spec(NativeSparseAttention, kv_heads=2, position=Rope()),
+        cite='Yuan et al. 2025, https://arxiv.org/abs/2502.11089',
+        causal=True,
+        streaming=True,
+        packed=True,
+        notes=(
+            'Two key/value heads; heads must be a multiple of them. The paper gives no sizes for the networks that '
+            'compress and gate, nor where positions enter: compressed keys are rotated as if at the start of their '
+            'block, as in https://github.com/XunhaoLai/native-sparse-attention-triton, whose gates are one linear map '
+            '(OutputGate with a sigmoid). Kernels serve the compressed and the windowed branch; the selected one is '
+            'plain JAX everywhere.'
+        ),
+    ),
+}
