@@ -8,9 +8,9 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Bool, Float
 
-import pallas_kernels
 from attnlab.context import PADDING, Context
 from attnlab.errors import UserError
+from attnlab.functional import cores
 from attnlab.functional.cache import Entries, KeyValueCache, empty_cache, extend, overflown
 from attnlab.functional.cached import attend_cached
 from attnlab.functional.entropy import row_entropy
@@ -167,7 +167,7 @@ class SoftmaxOnlyBlock(Mixer):
         return jnp.moveaxis(found, 0, -1)
 
     def _attend(self, q: Queries, k: Keys, v: Values, inverse: Float[Array, 'b t h'], ctx: Context) -> Heads:
-        y = pallas_kernels.attention(
+        y = cores.attention(
             q,
             k,
             v,

@@ -9,9 +9,9 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Float
 
-import pallas_kernels
 from attnlab.context import Context
 from attnlab.errors import UserError
+from attnlab.functional import cores
 from attnlab.functional.cache import Entries, KeyValueCache, empty_cache, extend, overflown
 from attnlab.functional.cached import attend_cached
 from attnlab.functional.rotary import rotated_channels
@@ -137,9 +137,7 @@ class UnifiedBlocks(Mixer):
         return self.position.rotate(q, ctx.positions), self.position.rotate(k, ctx.positions)
 
     def _attend(self, q: Queries, k: Keys, v: Values, segments: Segments | None) -> Heads:
-        return pallas_kernels.attention(
-            q, k, v, causal=self.causal, segments=segments, implementation=self.implementation
-        )
+        return cores.attention(q, k, v, causal=self.causal, segments=segments, implementation=self.implementation)
 
     def _continue(
         self, q: Queries, k: Keys, v: Values, ctx: Context, state: KeyValueCache, keys: Float[Array, 'b g _ k'] | None

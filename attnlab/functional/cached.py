@@ -4,7 +4,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int
 
-import pallas_kernels
+from attnlab.functional import cores
 from attnlab.functional.cache import Entries
 from attnlab.functional.masks import visible
 from attnlab.typing import Heads, Queries, Segments
@@ -29,11 +29,11 @@ def attend_cached(
 ) -> Heads:
     """Returns causal attention of queries at `tokens` of the stream to entries at `places`, as of `extend`.
 
-    `window` and `sinks` are those of `visible`; the rest is handed to `pallas_kernels.attention`.
+    `window` and `sinks` are those of `visible`; the rest is handed to `cores.attention`.
     """
     added = jnp.zeros((1, 1, 1, 1), jnp.promote_types(q.dtype, jnp.float32)) if bias is None else bias
     mask = visible(tokens, places, window=window, sinks=sinks)[None, None]
-    return pallas_kernels.attention(
+    return cores.attention(
         q,
         jnp.swapaxes(seen.keys, 1, 2).astype(q.dtype),
         jnp.swapaxes(seen.values, 1, 2).astype(q.dtype),

@@ -10,9 +10,9 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Float, Int
 
-import pallas_kernels
 from attnlab.context import Context
 from attnlab.errors import UserError
+from attnlab.functional import cores
 from attnlab.functional.normalizers import SumNormalizer
 from attnlab.functional.recurrences import carried, no_segment, state_dtype
 from attnlab.mixers.mixer import Mixer, require_causal
@@ -166,7 +166,7 @@ class LinearAttention(Mixer):
         segments: Segments | None,
         memory: Float[Array, 'b h m v'] | None = None,
     ) -> tuple[Heads, Float[Array, 'b h m v']]:
-        return pallas_kernels.linear_attention(
+        return cores.linear_attention(
             q,
             k,
             v,

@@ -9,8 +9,8 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Float, Int
 
-import pallas_kernels
 from attnlab.context import Context
+from attnlab.functional import cores
 from attnlab.functional.recurrences import carried, document_starts, no_segment, state_dtype
 from attnlab.mixers.mixer import Mixer
 from attnlab.nn.preludes import Prelude
@@ -83,7 +83,7 @@ class DiagonalRecurrence(Mixer):
         if self.prelude is not None:
             inputs, prelude = self.prelude(inputs, ctx.segments, None if state is None else state.prelude)
         taken, kept = self.gates(inputs, document_starts(segments, None if state is None else state.segment))
-        h, last = pallas_kernels.linear_scan(
+        h, last = cores.linear_scan(
             taken,
             kept,
             state=None if state is None else carried(state.hidden, segments, state.segment),

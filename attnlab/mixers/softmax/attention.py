@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 import pallas_kernels
 from attnlab.context import Context
 from attnlab.errors import UserError
+from attnlab.functional import cores
 from attnlab.functional.cache import Entries, KeyValueCache, empty_cache, extend, overflown
 from attnlab.functional.cached import attend_cached
 from attnlab.functional.dense import dense_attention
@@ -303,7 +304,7 @@ class Attention(Mixer):
             places = jnp.arange(q.shape[1], dtype=jnp.int32)
             bias = self._distance_bias(places, places, q.dtype)
             return self._weigh(q, k, v, self._seen(ctx), bias, terms, ctx)
-        return pallas_kernels.attention(
+        return cores.attention(
             q,
             k,
             v,

@@ -8,9 +8,9 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Float
 
-import pallas_kernels
 from attnlab.context import Context
 from attnlab.errors import UserError
+from attnlab.functional import cores
 from attnlab.functional.cache import Entries, KeyValueCache, empty_cache, extend, overflown
 from attnlab.functional.cached import attend_cached
 from attnlab.functional.recurrences import state_dtype
@@ -97,9 +97,7 @@ class DifferentialAttention(Mixer):
         v = self.value(x).reshape(*x.shape[:2], self.kv_pairs, -1)
         if state is None:
             reads = (
-                pallas_kernels.attention(
-                    *pair, v, causal=self.causal, segments=ctx.segments, implementation=self.implementation
-                )
+                cores.attention(*pair, v, causal=self.causal, segments=ctx.segments, implementation=self.implementation)
                 for pair in zip(_halves(q), _halves(k), strict=True)
             )
             y = self._difference(*reads)

@@ -10,8 +10,8 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Float
 
-import pallas_kernels
 from attnlab.context import Context
+from attnlab.functional import cores
 from attnlab.functional.cache import Entries, KeyValueCache, extend, overflown
 from attnlab.functional.cached import attend_cached
 from attnlab.mixers.mixer import Mixer, require_causal
@@ -111,7 +111,7 @@ class LatentAttention(Mixer):
         latent = self.down(x) if self.norm is None else self.norm(self.down(x))
         if state is None:
             k, v = self._keys_and_values(latent, key)
-            y = pallas_kernels.attention(
+            y = cores.attention(
                 jnp.concatenate([q, turned_q], axis=-1),
                 k,
                 v,

@@ -11,9 +11,9 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Bool, Float, Int, Shaped
 
-import pallas_kernels
 from attnlab.context import Context
 from attnlab.errors import UserError
+from attnlab.functional import cores
 from attnlab.functional.block_sparse import Blocks, Compressed, Located, attend_selected, document_firsts
 from attnlab.functional.cache import Entries, KeyValueCache, empty_cache, extend, overflown
 from attnlab.functional.cached import attend_cached
@@ -277,7 +277,7 @@ class NativeSparseAttention(Mixer):
 
     def _read_compressed(self, q: Queries, compressed: Compressed, here: Located) -> Heads:
         seen = compressed.visible(here, self.blocks.block)[:, None]
-        return pallas_kernels.attention(
+        return cores.attention(
             q,
             _swapped(compressed.keys).astype(q.dtype),
             _swapped(compressed.values).astype(q.dtype),
@@ -290,9 +290,7 @@ class NativeSparseAttention(Mixer):
         self, q: Queries, k: Keys, v: Values, ctx: Context, tokens: Int[Array, 't'], state: NativeSparseState | None
     ) -> tuple[Heads, KeyValueCache | None]:
         if state is None:
-            y = pallas_kernels.attention(
-                q, k, v, window=self.window, segments=ctx.segments, implementation=self.implementation
-            )
+            y = cores.attention(q, k, v, window=self.window, segments=ctx.segments, implementation=self.implementation)
             return y, None
         segments = ctx.segments_or_ones()
         seen, places, cache = extend(state.window, Entries(_swapped(k), _swapped(v), segments), window=self.window)

@@ -9,8 +9,8 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Bool, Float, Int
 
-import pallas_kernels
 from attnlab.context import Context
+from attnlab.functional import cores
 from attnlab.functional.cache import Entries, KeyValueCache, empty_cache, extend, overflown
 from attnlab.functional.cached import attend_cached
 from attnlab.functional.masks import visible
@@ -85,7 +85,7 @@ class SelectiveAttention(Mixer):
     ) -> tuple[Sequence, SelectiveAttentionState | None]:
         q, k, v = self._project(x, ctx)
         if state is None:
-            y = pallas_kernels.attention(
+            y = cores.attention(
                 q,
                 k,
                 v,

@@ -11,9 +11,9 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Float, Int
 
-import pallas_kernels
 from attnlab.context import Context
 from attnlab.errors import UserError
+from attnlab.functional import cores
 from attnlab.functional.recurrences import carried, no_segment, state_dtype
 from attnlab.mixers.mixer import Mixer
 from attnlab.nn.decays import StepSize
@@ -89,7 +89,7 @@ class SelectiveSSM(Mixer):
         x, z = jnp.split(self.input(x), 2, axis=-1)
         x, prelude = self.prelude(x, ctx.segments, None if state is None else state.prelude)
         low, B, C = jnp.split(self.select(x), self.splits, axis=-1)
-        y, memory = pallas_kernels.selective_scan(
+        y, memory = cores.selective_scan(
             x,
             self.step_size(self.step(low)),
             -jnp.exp(self.A_log[...].astype(state_dtype(x.dtype))),
@@ -169,7 +169,7 @@ class StateSpaceDual(Mixer):
         values, B, C = jnp.split(xBC, (inner, inner + self.state), axis=-1)
         values = values.reshape(*values.shape[:2], self.heads, -1)
         dt = self.step_size(step)
-        y, memory = pallas_kernels.linear_attention(
+        y, memory = cores.linear_attention(
             C[:, :, None],
             B[:, :, None],
             dt.astype(x.dtype)[..., None] * values,
