@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
 from attnlab.errors import UserError, nearest
-from attnlab.renamed import current
+from attnlab.renamed import upgraded
 from attnlab.signature import ABSENT, check_names, check_type, members, parameters, resolve
 
 TARGET = 'target'
@@ -86,11 +86,11 @@ def plain(config: Any) -> Any:
 
 
 def from_plain(value: Any) -> Any:
-    """The inverse of `plain`: dictionaries become ConfigDicts, lists become tuples, names that changed today's."""
+    """The inverse of `plain`: dictionaries become ConfigDicts, lists become tuples, what changed in specs today's."""
     if isinstance(value, dict):
         fields = {name: from_plain(item) for name, item in value.items()}
         if isinstance(fields.get(TARGET), str):
-            fields[TARGET] = current(fields[TARGET])
+            fields = dict(upgraded(fields))
         return ConfigDict(fields, convert_dict=False)
     return tuple(from_plain(item) for item in value) if isinstance(value, list) else value
 
