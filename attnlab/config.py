@@ -47,6 +47,13 @@ def spec(target: Callable[..., Any], /, **kwargs: Any) -> ConfigDict:
     return ConfigDict({TARGET: path} | fields, convert_dict=False)
 
 
+def spec_of(value: Any) -> ConfigDict:
+    """Returns the spec of the call that makes a dataclass with these values."""
+    return spec(
+        type(value), **{item.name: getattr(value, item.name) for item in dataclasses.fields(value) if item.init}
+    )
+
+
 def build(config: Any, path: str = 'config') -> Any:
     """Makes what `config` describes: a spec of a module becomes a `Factory`, any other spec the object it names.
 
@@ -136,9 +143,7 @@ def _record(value: Any, kind: Any) -> Any:
     if isinstance(value, Factory):
         return spec(value.module, **value.kwargs)
     if dataclasses.is_dataclass(value):
-        return spec(
-            type(value), **{field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}
-        )
+        return spec_of(value)
     if isinstance(value, list | tuple):
         return tuple(_record(item, Any) for item in value)
     return float(value) if type(value) is int and members(kind) == (float,) else value

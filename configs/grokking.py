@@ -3,7 +3,8 @@
     attnlab train --config=configs/grokking.py:method=stablemax,size=tiny --workdir=runs/stablemax
 
 `method` is one of METHODS, `size` is `tiny`, numbers modulo 59, or `paper`, modulo 113. The model is the perceptron of
-Prieto et al. 2025, https://arxiv.org/abs/2501.04697, with their optimiser: Adam with epsilon 1e-25, without clipping.
+Prieto et al. 2025, https://arxiv.org/abs/2501.04697, with their optimiser: Adam with epsilon 1e-25, without clipping;
+`optimizer` and `schedule` choose others, as in `configs/language.py`.
 """
 
 import dataclasses
@@ -17,11 +18,10 @@ from attnlab.evals.cadence import EveryNSteps
 from attnlab.models.perceptron import Perceptron
 from attnlab.tasks.addition import Addition
 from attnlab.train.optimizer import AdamW
-from attnlab.train.partition import Axes
 from attnlab.train.perpendicular import Perpendicular
 from attnlab.train.report import Reporting
+from attnlab.train.run_config import CHOICES, run_config
 from attnlab.train.schedule import Constant
-from attnlab.train.setup import Saving
 from attnlab.train.step import Precision
 
 
@@ -45,36 +45,29 @@ SIZES = {'tiny': 59, 'paper': 113}
 
 
 def get_config(arg: str = '') -> ConfigDict:
-    """The config of `method=...,size=...`."""
-    chosen = arguments(arg, method='softmax', size='tiny')
+    """The config of `method=...,size=...,optimizer=...,schedule=...`."""
+    chosen = arguments(arg, method='softmax', size='tiny', **CHOICES)
     method = choose(METHODS, 'method', chosen['method'])
     table = ModularAddition(modulus=choose(SIZES, 'size', chosen['size']))
     steps = 2000
-    config = ConfigDict(
-        {
-            'seed': 0,
-            'steps': steps,
-            'batch_size': table.count('train'),
-            'accumulate': 1,
-            'length': OPERANDS,
-            'task': spec(Addition, table=table, loss=method.loss),
-            'model': spec(Perceptron, length=OPERANDS),
-            'optimizer': spec(
-                AdamW,
-                peak_lr=1e-2,
-                schedule=Constant(warmup=0.0),
-                weight_decay=method.weight_decay,
-                clip=None,
-                perpendicular=method.perpendicular,
-                b2=0.99,
-                eps=1e-25,
-            ),
-            'precision': spec(Precision, matmul='highest'),
-            'mesh': spec(Axes),
-            'evals': (spec(BySlice, cadence=spec(EveryNSteps, n=20), multiples=(1,), examples=table.count('test')),),
-            'checkpoint': spec(Saving, every=steps // 4),
-            'report': spec(Reporting, tensorboard=False),
-        },
-        convert_dict=False,
+    return run_config(
+        chosen,
+        steps=steps,
+        batch_size=table.count('train'),
+        length=OPERANDS,
+        task=spec(Addition, table=table, loss=method.loss),
+        model=spec(Perceptron, length=OPERANDS),
+        optimizer=AdamW(
+            peak_lr=1e-2,
+            schedule=Constant(warmup=0.0),
+            weight_decay=method.weight_decay,
+            clip=None,
+            perpendicular=method.perpendicular,
+            b2=0.99,
+            eps=1e-25,
+        ),
+        evals=(spec(BySlice, cadence=spec(EveryNSteps, n=20), multiples=(1,), examples=table.count('test')),),
+        save_every=steps // 4,
+        precision=Precision(matmul='highest'),
+        report=Reporting(tensorboard=False),
     )
-    return config.lock()

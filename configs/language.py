@@ -4,6 +4,9 @@
 
 `zoo` is a recipe (`attnlab zoo` lists them), `size` one of SIZES, `data` is `stdlib`, the name of a prepared dataset
 (`tiny_shakespeare`, `lm1b`, `pg19`), or the path of a text file or a folder of them; `tokens` is `bytes` or `bpe`.
+`optimizer` is `adamw`, `lion` or `muon`, `schedule` is `cosine`, `wsd`, `linear` or `constant`:
+
+    attnlab train --config=configs/language.py:zoo=gla,optimizer=lion,schedule=wsd --workdir=runs/gla-lion
 
 Claim: with no arguments, 2 CPU cores and five minutes, validation falls below 2.74 bits per byte, which is where an
 interpolated trigram model of the same text stands (`docs/benchmarks.md`).
@@ -27,10 +30,8 @@ from attnlab.models.stack import stack_spec
 from attnlab.nn.mlps import GatedMLP
 from attnlab.tasks.language import LanguageModelling
 from attnlab.train.optimizer import AdamW
-from attnlab.train.partition import Axes
-from attnlab.train.report import Reporting
+from attnlab.train.run_config import CHOICES, run_config
 from attnlab.train.schedule import Cosine
-from attnlab.train.setup import Saving
 from attnlab.train.step import Precision
 from attnlab.zoo import ZOO
 
@@ -61,37 +62,28 @@ TOKENS = {'bytes': Bytes, 'bpe': BytePairs}
 
 
 def get_config(arg: str = '') -> ConfigDict:
-    """The config of `zoo=...,size=...,data=...,tokens=...`."""
-    chosen = arguments(arg, zoo='mha', size='tiny', data='stdlib', tokens='bytes')
+    """The config of `zoo=...,size=...,data=...,tokens=...,optimizer=...,schedule=...`."""
+    chosen = arguments(arg, zoo='mha', size='tiny', data='stdlib', tokens='bytes', **CHOICES)
     recipe = choose(ZOO, 'zoo', chosen['zoo'])
     size = choose(SIZES, 'size', chosen['size'])
     stack = stack_spec(
         recipe.sized(heads=size.heads, window=size.window), layer=recipe.layer, depth=size.depth, mlp=spec(GatedMLP)
     )
     evaluated = max(1, size.steps // 10)
-    config = ConfigDict(
-        {
-            'seed': 0,
-            'steps': size.steps,
-            'batch_size': size.batch_size,
-            'accumulate': 1,
-            'length': size.length,
-            'task': spec(
-                LanguageModelling,
-                text=_text(chosen['data']),
-                tokenizer=spec(choose(TOKENS, 'tokens', chosen['tokens'])),
-            ),
-            'model': spec(LanguageModel, dim=size.dim, stack=stack, head=spec(LanguageHead)),
-            'optimizer': spec(AdamW, peak_lr=size.peak_lr, schedule=spec(Cosine, warmup=0.05)),
-            'precision': spec(Precision, activations=size.activations),
-            'mesh': spec(Axes),
-            'evals': (spec(HeldOut, cadence=spec(EveryNSteps, n=evaluated), tokens=65_536),),
-            'checkpoint': spec(Saving, every=evaluated),
-            'report': spec(Reporting),
-        },
-        convert_dict=False,
+    return run_config(
+        chosen,
+        steps=size.steps,
+        batch_size=size.batch_size,
+        length=size.length,
+        task=spec(
+            LanguageModelling, text=_text(chosen['data']), tokenizer=spec(choose(TOKENS, 'tokens', chosen['tokens']))
+        ),
+        model=spec(LanguageModel, dim=size.dim, stack=stack, head=spec(LanguageHead)),
+        optimizer=AdamW(peak_lr=size.peak_lr, schedule=Cosine(warmup=0.05)),
+        evals=(spec(HeldOut, cadence=spec(EveryNSteps, n=evaluated), tokens=65_536),),
+        save_every=evaluated,
+        precision=Precision(activations=size.activations),
     )
-    return config.lock()
 
 
 def _text(data: str) -> ConfigDict:

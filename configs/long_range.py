@@ -18,7 +18,7 @@ Recipes that have a bidirectional form are trained in it, and pretrained on plac
 read from left to right and are pretrained to predict what follows. Those whose bidirectional form cannot tell left from
 right (`mirrored` in the zoo) are given sinusoidal positions at their inputs, as the arena's own transformers are (Tay
 et al. 2021, https://arxiv.org/abs/2011.04006); `--config.model.positions=None` takes them away. The task takes the mean
-over time of every model, under one head.
+over time of every model, under one head. `optimizer` and `schedule` choose others, as in `configs/language.py`.
 """
 
 import dataclasses
@@ -45,10 +45,8 @@ from attnlab.nn.mlps import GatedMLP
 from attnlab.nn.positions import Sinusoidal
 from attnlab.tasks.long_range import Classification, Denoising
 from attnlab.train.optimizer import AdamW, Group, Groups
-from attnlab.train.partition import Axes
-from attnlab.train.report import Reporting
+from attnlab.train.run_config import CHOICES, run_config
 from attnlab.train.schedule import Cosine
-from attnlab.train.setup import Saving
 from attnlab.train.start import FromRun
 from attnlab.train.step import Precision
 from attnlab.zoo import ZOO, Recipe
@@ -140,8 +138,8 @@ SIZES = {'smoke': SMOKE, 'full': FULL}
 
 
 def get_config(arg: str = '') -> ConfigDict:
-    """The config of `task=...,zoo=...,size=...`."""
-    chosen = arguments(arg, task='listops', zoo='mha', size='full', protocol='scratch', run='')
+    """The config of `task=...,zoo=...,size=...,protocol=...,run=...,optimizer=...,schedule=...`."""
+    chosen = arguments(arg, task='listops', zoo='mha', size='full', protocol='scratch', run='', **CHOICES)
     if (chosen['protocol'] == 'finetune') != bool(chosen['run']):
         raise UserError(
             'protocol=finetune goes with run=WORKDIR, that of a run with protocol=pretrain; the others without'
@@ -150,32 +148,23 @@ def get_config(arg: str = '') -> ConfigDict:
     run = choose(choose(SIZES, 'size', chosen['size']), 'task', chosen['task'])
     recipe = choose(ZOO, 'zoo', chosen['zoo'])
     evaluated = max(1, run.steps // 10)
-    config = ConfigDict(
-        {
-            'seed': 0,
-            'steps': run.steps,
-            'batch_size': run.batch_size,
-            'accumulate': 1,
-            'length': run.length,
-            **protocol(recipe, run),
-            'optimizer': spec(
-                AdamW,
-                peak_lr=run.peak_lr,
-                schedule=spec(Cosine, warmup=run.warmup),
-                weight_decay=run.weight_decay,
-                groups=Groups(dynamics=Group(lr=min(1.0, DYNAMICS_LR / run.peak_lr), weight_decay=0.0)),
-            ),
-            'precision': spec(Precision, activations=run.activations),
-            'mesh': spec(Axes),
-            'evals': (spec(BySlice, cadence=spec(EveryNSteps, n=evaluated), multiples=(1,), examples=run.examples),),
-            'checkpoint': spec(Saving, every=evaluated),
-            'report': spec(Reporting),
-        },
-        convert_dict=False,
+    return run_config(
+        chosen,
+        steps=run.steps,
+        batch_size=run.batch_size,
+        length=run.length,
+        **protocol(recipe, run),
+        optimizer=AdamW(
+            peak_lr=run.peak_lr,
+            schedule=Cosine(warmup=run.warmup),
+            weight_decay=run.weight_decay,
+            groups=Groups(dynamics=Group(lr=min(1.0, DYNAMICS_LR / run.peak_lr), weight_decay=0.0)),
+        ),
+        evals=(spec(BySlice, cadence=spec(EveryNSteps, n=evaluated), multiples=(1,), examples=run.examples),),
+        save_every=evaluated,
+        precision=Precision(activations=run.activations),
+        start=spec(FromRun, run=chosen['run']) if chosen['run'] else None,
     )
-    if chosen['run']:
-        config.start = spec(FromRun, run=chosen['run'])
-    return config.lock()
 
 
 def _classification(recipe: Recipe, run: Run) -> dict[str, ConfigDict]:

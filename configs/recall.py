@@ -6,6 +6,7 @@
 `paper`: lengths, vocabularies, widths and training as published, as far as the paper says. With `conv=1` the layers are
 by turns a short gated convolution and the recipe's: a convolution brings a key and its value together, which many
 mixers cannot do alone, so that papers on recall put one into every model (Arora et al. 2023).
+`optimizer` and `schedule` choose others, as in `configs/language.py`.
 
 Every run is evaluated on named slices: 1x, 2x and 4x the length trained on, and the task's own difficulties.
 """
@@ -32,11 +33,8 @@ from attnlab.models.stack import stack_spec
 from attnlab.nn.mlps import GatedMLP
 from attnlab.tasks.synthetic import InContextRegression, LabelPrediction
 from attnlab.train.optimizer import AdamW
-from attnlab.train.partition import Axes
-from attnlab.train.report import Reporting
+from attnlab.train.run_config import CHOICES, run_config
 from attnlab.train.schedule import Constant, Cosine, Schedule
-from attnlab.train.setup import Saving
-from attnlab.train.step import Precision
 from attnlab.zoo import ZOO
 
 
@@ -158,8 +156,8 @@ SIZES = {'tiny': TINY, 'paper': PAPER}
 
 
 def get_config(arg: str = '') -> ConfigDict:
-    """The config of `task=...,zoo=...,size=...,conv=...`."""
-    chosen = arguments(arg, task='mqar', zoo='mha', size='tiny', conv='0')
+    """The config of `task=...,zoo=...,size=...,conv=...,optimizer=...,schedule=...`."""
+    chosen = arguments(arg, task='mqar', zoo='mha', size='tiny', conv='0', **CHOICES)
     conv = choose({'0': (), '1': ZOO['base_conv'].pattern}, 'conv', chosen['conv'])
     run = choose(choose(SIZES, 'size', chosen['size']), 'task', chosen['task'])
     recipe = choose(ZOO, 'zoo', chosen['zoo'])
@@ -172,28 +170,20 @@ def get_config(arg: str = '') -> ConfigDict:
         mlp=spec(GatedMLP) if run.mlp else None,
     )
     evaluated = max(1, run.steps // 5)
-    config = ConfigDict(
-        {
-            'seed': 0,
-            'steps': run.steps,
-            'batch_size': run.batch_size,
-            'accumulate': 1,
-            'length': run.length,
-            'task': spec(task, problem=run.problem, examples=run.examples),
-            'model': spec(
-                LanguageModel,
-                dim=run.dim,
-                stack=stack,
-                head=spec(LanguageHead),
-                inputs=spec(Projection, features=run.problem.features) if real else spec(Embedding, scale=EMBEDDING),
-            ),
-            'optimizer': spec(AdamW, peak_lr=run.peak_lr, schedule=run.schedule, weight_decay=run.weight_decay),
-            'precision': spec(Precision),
-            'mesh': spec(Axes),
-            'evals': (spec(BySlice, cadence=spec(EveryNSteps, n=evaluated)),),
-            'checkpoint': spec(Saving, every=evaluated),
-            'report': spec(Reporting),
-        },
-        convert_dict=False,
+    return run_config(
+        chosen,
+        steps=run.steps,
+        batch_size=run.batch_size,
+        length=run.length,
+        task=spec(task, problem=run.problem, examples=run.examples),
+        model=spec(
+            LanguageModel,
+            dim=run.dim,
+            stack=stack,
+            head=spec(LanguageHead),
+            inputs=spec(Projection, features=run.problem.features) if real else spec(Embedding, scale=EMBEDDING),
+        ),
+        optimizer=AdamW(peak_lr=run.peak_lr, schedule=run.schedule, weight_decay=run.weight_decay),
+        evals=(spec(BySlice, cadence=spec(EveryNSteps, n=evaluated)),),
+        save_every=evaluated,
     )
-    return config.lock()

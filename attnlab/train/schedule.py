@@ -20,7 +20,13 @@ from attnlab.errors import UserError
 
 
 class Schedule(abc.ABC):
-    """What a learning rate does over a run."""
+    """What a learning rate does over a run.
+
+    Attributes:
+      warmup: duration of the warm-up.
+    """
+
+    warmup: float
 
     @abc.abstractmethod
     def __call__(self, steps: int, peak_lr: ArrayLike) -> optax.Schedule:
@@ -85,6 +91,31 @@ class WarmupStableDecay(Schedule):
         def shape(step: jax.Array) -> jax.Array:
             done = _progress(step, steps - decay, steps)
             return 1 - (1 - self.final) * (done if self.shape == 'linear' else jnp.sqrt(done))
+
+        return _warmed(shape, warm, peak_lr)
+
+
+@dataclasses.dataclass(frozen=True)
+class LinearDecay(Schedule):
+    """Linear warm-up, then a straight line to the last step: `peak_lr (final + (1 - final) (1 - u))`, u from 0 to 1.
+
+    Bergsma et al. 2025, https://arxiv.org/abs/2502.15938, for the choice of a final rate of 0.
+
+    Attributes:
+      warmup: duration of the warm-up.
+      final: where the last step ends, as a share of `peak_lr`.
+    """
+
+    warmup: float = 0.02
+    final: float = 0.0
+
+    def __call__(self, steps: int, peak_lr: ArrayLike) -> optax.Schedule:
+        warm = _whole('warmup', self.warmup, steps)
+        _check_final(self.final)
+        _check_fits(steps, warmup=warm)
+
+        def shape(step: jax.Array) -> jax.Array:
+            return self.final + (1 - self.final) * (1 - _progress(step, warm, steps))
 
         return _warmed(shape, warm, peak_lr)
 

@@ -6,7 +6,9 @@
     attnlab sweep --config=configs/sweeps/language.py:base=matched/gla.py --study=studies/gla
 
 The same file for another mixer makes the same points, seeds and number of runs, so that both had the same chance.
-`search` is `quasi`, `random`, `tpe` or `grid`. Runs that are behind are given up by successive halving, but in a grid.
+`optimizer` moves the ranges by the factors of `attnlab.train.run_config.OPTIMIZERS`.
+`search` is `quasi`, `random`, `tpe` or `grid`. `pruner` says how runs that are behind are given up: `asha`,
+`hyperband` or `none`; a grid gives up none.
 """
 
 import pathlib
@@ -15,35 +17,62 @@ from ml_collections import ConfigDict
 
 from attnlab.config import arguments, choose, spec
 from attnlab.configuration import config_of
-from attnlab.sweep.search import Asha, GridSearch, QuasiRandom, RandomSearch, Tpe
+from attnlab.errors import UserError
+from attnlab.sweep.search import Asha, GridSearch, Hyperband, Pruner, QuasiRandom, RandomSearch, Tpe
 from attnlab.sweep.space import Grid, LogUniform
 from attnlab.sweep.sweep import sweep_config
+from attnlab.train.run_config import CHOICES, OPTIMIZERS
 
-BASE = pathlib.Path(__file__).parents[1] / 'language.py'
+LANGUAGE = pathlib.Path(__file__).parents[1] / 'language.py'
 RATES = (3e-4, 1e-3, 3e-3, 1e-2)
 SEARCHES = {'quasi': QuasiRandom, 'random': RandomSearch, 'tpe': Tpe, 'grid': GridSearch}
+PRUNERS: dict[str, type[Pruner] | None] = {'asha': Asha, 'hyperband': Hyperband, 'none': None}
 
 
 def get_config(arg: str = '') -> ConfigDict:
-    """The config of `search=...,trials=...`, and of `base=FILE.py` or the arguments of `configs/language.py`."""
-    chosen = arguments(arg, search='quasi', trials='16', base='', zoo='mha', size='tiny', data='stdlib', tokens='bytes')
-    search, trials, path = chosen.pop('search'), int(chosen.pop('trials')), chosen.pop('base')
-    asked = ','.join(f'{name}={value}' for name, value in chosen.items())
-    base = config_of(pathlib.Path(path)) if path else config_of(BASE, asked)
-    sampler = choose(SEARCHES, 'search', search)
+    """The config of `search=,pruner=,trials=`, and of `base=FILE.py` or the arguments of `configs/language.py`."""
+    defaults = {'zoo': 'mha', 'size': 'tiny', 'data': 'stdlib', 'tokens': 'bytes', **CHOICES}
+    chosen = arguments(arg, search='quasi', pruner='', trials='16', base='', **defaults)
+    base = _base(chosen['base'], {name: chosen[name] for name in defaults}, defaults)
+    usual = choose(OPTIMIZERS, 'optimizer', chosen['optimizer'] or 'adamw')
+    sampler = choose(SEARCHES, 'search', chosen['search'])
     if sampler is GridSearch:
-        space = {'rate': spec(Grid, key='optimizer.peak_lr', values=RATES)}
+        if choose(PRUNERS, 'pruner', chosen['pruner'] or 'none') is not None:
+            raise UserError(f'search=grid runs every point to its end; pruner={chosen["pruner"]} goes with the others')
+        rates = tuple(rate * usual.peak_lr for rate in RATES)
+        space = {'rate': spec(Grid, key='optimizer.peak_lr', values=rates)}
         return sweep_config(base, space, sampler=spec(sampler), seeds=(0, 1, 2), metric='valid/loss')
+    pruner = choose(PRUNERS, 'pruner', chosen['pruner'] or 'asha')
     space = {
-        'rate': spec(LogUniform, key='optimizer.peak_lr', low=3e-4, high=1e-2),
-        'decay': spec(LogUniform, key='optimizer.weight_decay', low=1e-2, high=1.0),
+        'rate': _range('optimizer.peak_lr', 3e-4, 1e-2, usual.peak_lr),
+        'decay': _range('optimizer.weight_decay', 1e-2, 1.0, usual.weight_decay),
     }
     return sweep_config(
         base,
         space,
         sampler=spec(sampler),
-        pruner=spec(Asha, first=base.evals[0].cadence.n),
-        trials=trials,
+        pruner=None if pruner is None else spec(pruner, first=base.evals[0].cadence.n),
+        trials=_count(chosen['trials']),
         seeds=(0, 1, 2),
         metric='valid/loss',
     )
+
+
+def _base(path: str, asked: dict[str, str], defaults: dict[str, str]) -> ConfigDict:
+    """The config of one run: that of a file, or of `configs/language.py` with these arguments."""
+    if not path:
+        return config_of(LANGUAGE, ','.join(f'{name}={value}' for name, value in asked.items()))
+    given = [name for name in asked if asked[name] != defaults[name]]
+    if given:
+        raise UserError(f'base={path} is a whole config, so {given[0]}={asked[given[0]]} has nothing to choose')
+    return config_of(pathlib.Path(path))
+
+
+def _range(key: str, low: float, high: float, factor: float) -> ConfigDict:
+    return spec(LogUniform, key=key, low=low * factor, high=high * factor)
+
+
+def _count(text: str) -> int:
+    if not text.isdigit():
+        raise UserError(f'trials is {text!r}; it wants a whole number')
+    return int(text)

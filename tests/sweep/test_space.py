@@ -8,7 +8,7 @@ import pytest
 
 from attnlab.configuration import config_of
 from attnlab.errors import UserError
-from attnlab.sweep.search import Asha, GridSearch, QuasiRandom, RandomSearch
+from attnlab.sweep.search import Asha, GridSearch, Hyperband, QuasiRandom, RandomSearch
 from attnlab.sweep.space import Choice, Grid, LogUniform, Uniform, Zip
 from attnlab.sweep.sweep import read, with_settings
 
@@ -85,6 +85,21 @@ def test_the_sweeps_of_two_mixers_look_at_the_same_points(search):
         mha.pruner,
     )
     assert [gla.fixed(n) for n in range(4)] == [mha.fixed(n) for n in range(4)]
+
+
+def test_a_pruner_is_chosen_by_name():
+    prunes = {name: read(config_of(LANGUAGE, f'pruner={name}')).pruner for name in ('hyperband', 'asha', 'none')}
+    assert prunes == {'hyperband': Hyperband(first=60), 'asha': Asha(first=60), 'none': None}
+    lion = read(config_of(LANGUAGE, 'optimizer=lion'))
+    assert lion.base.optimizer.target.endswith('.Lion') and lion.space['rate'].high == pytest.approx(2e-3)
+    for argument, message in (
+        ('pruner=hyprband', "there is no pruner=hyprband; did you mean 'hyperband'"),
+        ('pruner=asha,search=grid', 'search=grid runs every point to its end'),
+        ('base=gla.py,schedule=wsd', 'base=gla.py is a whole config, so schedule=wsd has nothing to choose'),
+        ('trials=many', "trials is 'many'; it wants a whole number"),
+    ):
+        with pytest.raises(UserError, match=message):
+            config_of(LANGUAGE, argument)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from attnlab.errors import UserError
-from attnlab.train.schedule import Constant, Cosine, Schedule, WarmupStableDecay
+from attnlab.train.schedule import Constant, Cosine, LinearDecay, Schedule, WarmupStableDecay
 
 
 def at(schedule: Schedule, steps: int, *numbers: int, peak_lr: float = 2.0) -> list[float]:
@@ -28,6 +28,12 @@ def test_warmup_stable_decay_at_hand_computed_points():
     np.testing.assert_allclose(at(root, 100, 80, 85, 100), [2, 1, 0], atol=1e-6)
 
 
+def test_linear_decay_at_hand_computed_points():
+    rates = at(LinearDecay(warmup=10.0, final=0.2), 110, 1, 5, 10, 35, 60, 110)
+    np.testing.assert_allclose(rates, [0.2, 1.0, 2.0, 1.6, 1.2, 0.4], rtol=1e-6)
+    assert at(LinearDecay(), 100, 100) == [0.0]
+
+
 def test_constant_at_hand_computed_points():
     np.testing.assert_allclose(at(Constant(warmup=0.1), 20, 1, 2, 3, 20), [1, 2, 2, 2])
     np.testing.assert_allclose(at(Constant(warmup=0.0), 20, 1, 20), [2, 2])
@@ -40,7 +46,7 @@ def test_a_duration_below_one_is_a_fraction_and_from_one_on_a_number_of_steps():
     assert at(Constant(warmup=0.999), 1000, 998) == [pytest.approx(2.0 * 998 / 999)]
 
 
-@pytest.mark.parametrize('schedule', [Cosine(), WarmupStableDecay(), Constant()])
+@pytest.mark.parametrize('schedule', [Cosine(), WarmupStableDecay(), LinearDecay(), Constant()])
 def test_short_runs_and_traced_counts(schedule: Schedule):
     assert np.isfinite(at(schedule, 1, 1)).all()
     rate = schedule(50, 2.0)

@@ -1,0 +1,119 @@
+"""The config of a run, written once: what all configs share, and what their arguments choose by name."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from attnlab.config import choose, spec, spec_of
+from attnlab.train.optimizer import AdamW, Lion, Muon, Optimizer
+from attnlab.train.partition import Axes
+from attnlab.train.report import Reporting
+from attnlab.train.schedule import Constant, Cosine, LinearDecay, Schedule, WarmupStableDecay
+from attnlab.train.setup import Saving
+from attnlab.train.step import Precision
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """An optimiser, and the factors by which its numbers differ from those that suit AdamW."""
+
+    kind: type[Optimizer]
+    peak_lr: float = 1.0
+    weight_decay: float = 1.0
+
+
+OPTIMIZERS = MappingProxyType(
+    {
+        'adamw': Choice(AdamW),
+        # A rate 3 to 10 times lower and a decay as much higher: Chen et al. 2023, https://arxiv.org/abs/2302.06675.
+        'lion': Choice(Lion, peak_lr=0.2, weight_decay=5.0),
+        'muon': Choice(Muon),
+    }
+)
+"""What `optimizer=` may be."""
+
+SCHEDULES: Mapping[str, Callable[..., Schedule]] = MappingProxyType(
+    {'cosine': Cosine, 'wsd': WarmupStableDecay, 'linear': LinearDecay, 'constant': Constant}
+)
+"""What `schedule=` may be."""
+
+CHOICES = MappingProxyType({'optimizer': '', 'schedule': ''})
+"""The arguments that every config takes, for `attnlab.config.arguments`; an empty one leaves what the config has."""
+
+
+def run_config(
+    choices: Mapping[str, str],
+    *,
+    steps: int,
+    batch_size: int,
+    length: int,
+    task: ConfigDict,
+    model: ConfigDict,
+    optimizer: AdamW,
+    evals: tuple[ConfigDict, ...],
+    save_every: int,
+    precision: Precision | None = None,
+    report: Reporting | None = None,
+    start: ConfigDict | None = None,
+) -> ConfigDict:
+    """Returns the locked config of a run, its top level the same for every task.
+
+    Args:
+      choices: the arguments of the config, those of `CHOICES` among them.
+      steps: how many the run takes.
+      batch_size: rows a step.
+      length: tokens a row.
+      task: the spec of the task.
+      model: the spec of the model.
+      optimizer: what `choices` start from: an optimiser or a schedule chosen there takes over its numbers.
+      evals: the specs of the evaluators.
+      save_every: steps between two checkpoints.
+      precision: types of activations and products; `None`: its defaults.
+      report: what is logged; `None`: its defaults.
+      start: parameters to start from; `None`: fresh ones.
+
+    Raises `UserError` for an optimiser or a schedule that there is not, naming the nearest.
+    """
+    config = ConfigDict(
+        {
+            'seed': 0,
+            'steps': steps,
+            'batch_size': batch_size,
+            'accumulate': 1,
+            'length': length,
+            'task': task,
+            'model': model,
+            'optimizer': spec_of(chosen(optimizer, choices['optimizer'], choices['schedule'])),
+            'precision': spec_of(precision or Precision()),
+            'mesh': spec(Axes),
+            'evals': evals,
+            'checkpoint': spec(Saving, every=save_every),
+            'report': spec_of(report or Reporting()),
+        },
+        convert_dict=False,
+    )
+    if start is not None:
+        config.start = start
+    return config.lock()
+
+
+def chosen(default: AdamW, optimizer: str, schedule: str) -> Optimizer:
+    """Returns the optimiser and the schedule of these names, with the numbers of `default` that they share.
+
+    An empty name, or that of what `default` is, changes nothing. A schedule keeps the warm-up; an optimiser keeps the
+    clipping, the groups and what else all optimisers have, and multiplies the learning rate and the weight decay by
+    its factors in `OPTIMIZERS`. Raises `UserError` for another name.
+    """
+    make = choose(SCHEDULES, 'schedule', schedule) if schedule else type(default.schedule)
+    if make is not type(default.schedule):
+        default = dataclasses.replace(default, schedule=SCHEDULES[schedule](warmup=default.schedule.warmup))
+    choice = choose(OPTIMIZERS, 'optimizer', optimizer) if optimizer else Choice(AdamW)
+    if choice.kind is type(default):
+        return default
+    shared: dict[str, Any] = {field.name: getattr(default, field.name) for field in dataclasses.fields(Optimizer)}
+    shared['peak_lr'] *= choice.peak_lr
+    shared['weight_decay'] *= choice.weight_decay
+    return choice.kind(**shared)
