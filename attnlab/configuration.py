@@ -11,7 +11,6 @@ from ml_collections.config_flags import config_path
 
 from attnlab.config import TARGET
 from attnlab.errors import UserError, nearest
-from attnlab.help import help_text
 from attnlab.signature import members, parameters, resolve
 
 OVERRIDE = '--config.'
@@ -30,22 +29,17 @@ def define_config(values: flags.FlagValues, argv: list[str]) -> None:
     )
 
 
-def read_config(
-    values: flags.FlagValues, argv: list[str], command: str = 'train', folder: str = 'workdir'
-) -> ConfigDict | None:
-    """Parses the flags and returns the config with its overrides; prints the flags and returns `None` for `--help`.
+def read_config(values: flags.FlagValues, argv: list[str], command: str) -> ConfigDict:
+    """Parses the flags of a command and returns the config with its overrides.
 
     Raises `UserError`: a misspelt key names the nearest one, a wrong type names the key, what it has and what it wants.
     """
-    if '--help' in argv or '-h' in argv:
-        print(help_text(f'usage: attnlab {command} --config=FILE.py:ARG --{folder}=DIR [--flag=value ...]', values))
-        return None
     overrides = [item for item in argv if item.startswith(OVERRIDE)]
-    original = _original(argv)
+    original = _original(argv, command)
     for item in overrides if original else ():
         _check(original, item)
     define_config(values, argv)
-    _parse(values, _given(argv))
+    _parse(values, _given(argv), command)
     config = values.config
     if config is None:
         raise UserError(MISSING)
@@ -56,7 +50,7 @@ def read_config(
     return config.lock()
 
 
-def _original(argv: list[str]) -> ConfigDict | None:
+def _original(argv: list[str], command: str) -> ConfigDict | None:
     """The config as its file gives it, so that overrides can be checked against it before ml_collections sees them."""
     values = flags.FlagValues()
     argv = [item for item in argv if item.startswith('--config=')]
@@ -65,7 +59,7 @@ def _original(argv: list[str]) -> ConfigDict | None:
         if not path.is_file():
             raise UserError(f'there is no config file {path}{nearest(str(path), map(str, path.parent.glob("*.py")))}')
     define_config(values, argv)
-    _parse(values, argv)
+    _parse(values, argv, command)
     return values.config
 
 
@@ -74,13 +68,13 @@ def _given(argv: list[str]) -> list[str]:
     return [item for item in argv if not (item.startswith(OVERRIDE) and item.endswith(EMPTIED))]
 
 
-def _parse(values: flags.FlagValues, argv: list[str]) -> None:
+def _parse(values: flags.FlagValues, argv: list[str], command: str) -> None:
     try:
         rest = values(['attnlab', *argv])[1:]
     except flags.Error as error:
         raise UserError(str(error)) from error
     if rest:
-        raise UserError(f'train takes no argument {rest[0]!r}; flags are written --name=value')
+        raise UserError(f'{command} takes no argument {rest[0]!r}; flags are written --name=value')
 
 
 def _check(config: ConfigDict, item: str) -> None:

@@ -1,4 +1,4 @@
-"""`attnlab eval`: a finished or unfinished run, evaluated at and beyond the length it was trained on."""
+"""A finished or unfinished run, evaluated at and beyond the length it was trained on."""
 
 import dataclasses
 import json
@@ -10,12 +10,11 @@ import jax
 from rich.console import Console
 from rich.table import Table
 
-from attnlab.convert.substitution import substituted
 from attnlab.errors import UserError
 from attnlab.evals.by_slice import BySlice
 from attnlab.evals.cadence import AtEnd
 from attnlab.evals.held_out import HeldOut
-from attnlab.runs.loading import load_run
+from attnlab.runs.loading import Loaded
 from attnlab.tasks.language import LanguageModelling
 from attnlab.train.setup import Setup
 
@@ -29,25 +28,22 @@ class Asked:
       multiples: lengths, in multiples of the training length.
       tokens: of a text, at each length.
       examples: of each slice of another task.
-      attention: what takes the place of the softmax, see `attnlab.convert.substitution`; `None`: nothing.
     """
 
     split: str | None = None
     multiples: tuple[int, ...] = (1, 2, 4, 8)
     tokens: int | None = None
     examples: int | None = None
-    attention: str | None = None
 
 
-def evaluate_run(workdir: pathlib.Path, console: Console, step: int | None, asked: Asked) -> dict[str, float]:
-    """Evaluates a checkpoint, prints a table, and writes `evals/<step>.json` and figures by position.
+def evaluate_run(
+    loaded: Loaded, asked: Asked, workdir: pathlib.Path, console: Console, name: str | None = None
+) -> dict[str, float]:
+    """Evaluates a loaded checkpoint, prints a table, and writes `evals/<name>.json` and figures by position.
 
-    With another attention the file is `evals/<step>-<attention>.json`.
+    The name is the step by default; whoever changed the model gives it another.
     """
-    loaded = load_run(workdir, step)
-    if asked.attention is not None:
-        loaded = substituted(loaded, asked.attention)
-    name = str(loaded.step) if asked.attention is None else f'{loaded.step}-{asked.attention}'
+    name = str(loaded.step) if name is None else name
     evaluator = _evaluator(loaded.setup, asked)
     evaluation = evaluator.evaluate(loaded.setup, loaded.params)
     if jax.process_index() == 0:

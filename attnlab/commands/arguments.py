@@ -1,0 +1,123 @@
+"""Flags that several commands share, and how a command reads its flags.
+
+Nothing heavy is imported here or at the top of a command: help, and the complaint about a wrong flag, come at once.
+"""
+
+import pathlib
+
+from absl import flags
+
+from attnlab.errors import UserError
+
+
+def help_text(usage: str, values: flags.FlagValues) -> str:
+    """The usage, the flags of the command, and after an empty line those that it shares with others."""
+    modules = [name for name in values.flags_by_module_dict() if name != flags.__name__]
+    modules.sort(key=lambda name: name == __name__)
+    blocks = [values.module_help(name).strip('\n').partition('\n')[2] for name in modules]
+    return '\n\n'.join([usage, *blocks])
+
+
+def asks_for_help(argv: list[str]) -> bool:
+    """Whether a command is asked to print its help."""
+    return '--help' in argv or '-h' in argv
+
+
+def parsed(values: flags.FlagValues, argv: list[str], command: str) -> bool:
+    """Parses the flags of a command; prints them and returns False when asked for help."""
+    if asks_for_help(argv):
+        print(help_text(f'usage: attnlab {command} [--flag=value ...]', values))
+        return False
+    try:
+        rest = values(['attnlab', *argv])[1:]
+    except flags.Error as error:
+        raise UserError(str(error)) from error
+    if rest:
+        raise UserError(f'{command} takes no argument {rest[0]!r}; flags are written --name=value')
+    return True
+
+
+def required(values: flags.FlagValues, name: str) -> pathlib.Path:
+    """The path that a flag gives. Raises `UserError` where it is not given."""
+    given = values[name].value
+    if not given:
+        raise UserError(f'--{name} is missing')
+    return pathlib.Path(given).expanduser()
+
+
+def whole(text: str, flag: str, least: int = 1) -> int:
+    """The whole number that an item of a list flag gives. Raises `UserError` for anything else, or one below `least`."""
+    if not text.isdecimal() or int(text) < least:
+        raise UserError(f'{flag} holds {text!r}; it wants whole numbers from {least}')
+    return int(text)
+
+
+def define_run(values: flags.FlagValues) -> None:
+    """Defines the flags of a command that loads a trained run."""
+    flags.DEFINE_string('workdir', None, 'The directory of the run.', flag_values=values)
+    flags.DEFINE_integer('step', None, 'The checkpoint to load; the newest by default.', flag_values=values)
+    define_devices(values)
+
+
+def define_split(values: flags.FlagValues) -> None:
+    """Defines the flag of a command that reads a split of a run's task."""
+    flags.DEFINE_string(
+        'split', None, 'The split: valid of a text, test of other tasks by default.', flag_values=values
+    )
+
+
+def define_studies(values: flags.FlagValues) -> None:
+    """Defines the flags of a command that compares studies."""
+    flags.DEFINE_string('by', 'params', 'What the models should agree in, as for match.', flag_values=values)
+    define_strictness(values)
+    flags.DEFINE_string('storage', None, 'The database of the studies, if they are in one.', flag_values=values)
+    define_platform(values)
+
+
+def define_strictness(values: flags.FlagValues) -> None:
+    """Defines the flags of a command that compares."""
+    flags.DEFINE_float('tolerance', 0.01, 'How far sizes may be off, as a share.', lower_bound=0.0, flag_values=values)
+    flags.DEFINE_bool('strict', False, 'Refuse to compare what is not matched.', flag_values=values)
+
+
+def define_platform(values: flags.FlagValues) -> None:
+    """Defines the flags of a command that computes in one process."""
+    flags.DEFINE_string('platform', None, 'cpu, cuda or tpu; the best there is by default.', flag_values=values)
+    flags.DEFINE_integer('cpu_devices', None, 'Virtual CPU devices, to try a mesh out.', flag_values=values)
+    flags.DEFINE_string(
+        'compilation_cache',
+        '~/.cache/attnlab/compiled',
+        'Where compiled programs are kept between runs; empty for nowhere.',
+        flag_values=values,
+    )
+
+
+def define_devices(values: flags.FlagValues) -> None:
+    """Defines the flags of a command that computes in one process or several."""
+    define_platform(values)
+    flags.DEFINE_bool('distributed', False, 'Join the processes that the cluster started.', flag_values=values)
+    flags.DEFINE_string('coordinator', None, 'HOST:PORT of process 0, where no cluster tells.', flag_values=values)
+    flags.DEFINE_integer('processes', None, 'How many processes, with --coordinator.', flag_values=values)
+    flags.DEFINE_integer('process', None, 'Which of them this is, from 0.', flag_values=values)
+
+
+def start_platform(values: flags.FlagValues) -> None:
+    """Starts JAX as the flags of `define_platform` say."""
+    from attnlab.train.devices import start
+
+    start(platform=values.platform, cpu_devices=values.cpu_devices, compilation_cache=values.compilation_cache)
+
+
+def start_devices(values: flags.FlagValues) -> None:
+    """Starts JAX as the flags of `define_devices` say."""
+    from attnlab.train.devices import start
+
+    start(
+        platform=values.platform,
+        cpu_devices=values.cpu_devices,
+        compilation_cache=values.compilation_cache,
+        distributed=values.distributed,
+        coordinator=values.coordinator,
+        processes=values.processes,
+        process=values.process,
+    )

@@ -1,0 +1,36 @@
+"""`attnlab match`: configs of several recipes that agree in size."""
+
+import pathlib
+
+from absl import flags
+
+from attnlab.commands.arguments import define_platform, parsed, required, start_platform
+from attnlab.errors import UserError
+
+
+def main(argv: list[str]) -> int:
+    """Runs the command."""
+    values = flags.FlagValues()
+    flags.DEFINE_string('config', None, 'FILE.py:ARG; zoo=RECIPE is added to ARG.', flag_values=values)
+    flags.DEFINE_string('by', 'params', 'params, state_bytes@TOKENS, train_flops or decode_ms.', flag_values=values)
+    flags.DEFINE_string('target', None, 'A number, or the recipe that the others are matched to.', flag_values=values)
+    flags.DEFINE_list('recipes', [], 'Names of `attnlab zoo`.', flag_values=values)
+    flags.DEFINE_float('tolerance', 0.01, 'How far off, as a share.', lower_bound=0.0, flag_values=values)
+    flags.DEFINE_string('out', 'matched', 'Where the matched configs are written.', flag_values=values)
+    define_platform(values)
+    if not parsed(values, argv, 'match'):
+        return 0
+    path, _, arg = str(required(values, 'config')).partition(':')
+    target, out = str(required(values, 'target')), required(values, 'out')
+    if not values.recipes:
+        raise UserError('--recipes is missing, such as --recipes=gla,mamba2,mha')
+    start_platform(values)
+    from rich.console import Console
+
+    from attnlab.compare.match import match_recipes
+    from attnlab.configuration import config_of
+
+    names = {name: ','.join(filter(None, (arg, f'zoo={name}'))) for name in values.recipes}
+    configs = {name: config_of(pathlib.Path(path), text) for name, text in names.items()}
+    match_recipes(configs, values.by, target, values.tolerance, out, Console())
+    return 0

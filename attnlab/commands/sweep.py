@@ -1,0 +1,148 @@
+"""`attnlab sweep`, `attnlab sweep worker`, `attnlab sweep status`: many runs, searched and given up early."""
+
+from collections.abc import Callable
+
+from absl import flags
+
+from attnlab.commands.arguments import (
+    asks_for_help,
+    define_devices,
+    help_text,
+    parsed,
+    required,
+    start_devices,
+    whole,
+)
+from attnlab.errors import UserError, nearest
+
+HANDED_ON = ('storage', 'platform', 'cpu_devices', 'distributed', 'coordinator', 'processes', 'process')
+"""Flags that a sweep hands on to its workers as they were given."""
+
+
+def main(argv: list[str]) -> int:
+    """Runs the command, or the one of `SUBCOMMANDS` that is named."""
+    if argv and not argv[0].startswith('-'):
+        if argv[0] not in SUBCOMMANDS:
+            raise UserError(f'there is no command sweep {argv[0]}{nearest(argv[0], SUBCOMMANDS)}')
+        return SUBCOMMANDS[argv[0]](argv[1:])
+    values = flags.FlagValues()
+    _define_study(values)
+    define_devices(values)
+    _define_stopping(values)
+    flags.DEFINE_integer('workers', 1, 'How many trials run at once.', lower_bound=1, flag_values=values)
+    flags.DEFINE_list(
+        'devices', [], 'Accelerators of this host by index; workers take them in turn.', flag_values=values
+    )
+    flags.DEFINE_enum(
+        'launcher', 'processes', ['processes', 'submitit'], 'Workers run here, or as jobs.', flag_values=values
+    )
+    flags.DEFINE_enum('cluster', 'slurm', ['slurm', 'local'], 'With --launcher=submitit.', flag_values=values)
+    flags.DEFINE_list(
+        'job', [], 'Parameters of submitit, such as gpus_per_node=1,slurm_partition=gpu.', flag_values=values
+    )
+    if asks_for_help(argv):
+        print(help_text('usage: attnlab sweep --config=FILE.py:ARG --study=DIR [--flag=value ...]', values))
+        return 0
+    from attnlab.configuration import read_config
+
+    config = read_config(values, argv, 'sweep')
+    from rich.console import Console
+
+    from attnlab.sweep import launch
+    from attnlab.sweep.study import create_study
+
+    console = Console(highlight=False)
+    folder = required(values, 'study')
+    together = values.distributed or values.coordinator is not None
+    if together and values.launcher == 'processes' and values.workers != 1:
+        raise UserError(f'--workers is {values.workers}; several processes that run one trial together are one worker')
+    study = create_study(folder, config, values.storage)
+    arguments = [f'--study={folder}', f'--compilation_cache={values.compilation_cache}']
+    given = {name: values[name].value for name in HANDED_ON}
+    arguments += [f'--{name}={value}' for name, value in given.items() if value is not None and value is not False]
+    if values.launcher == 'submitit':
+        jobs = launch.submit(folder, arguments, values.workers, values.cluster, _options(values.job))
+        console.print(f'submitted {", ".join(job.job_id for job in jobs)}. Next: attnlab sweep status --study={folder}')
+        return 0
+    devices = [whole(text, '--devices', least=0) for text in values.devices]
+    where = launch.places(values.workers, devices, launch.host_cores())
+    return 0 if launch.run_processes(study, arguments, where, console) else values.stopped_status
+
+
+def worker(argv: list[str]) -> int:
+    """Runs `attnlab sweep worker`."""
+    values = flags.FlagValues()
+    _define_study(values)
+    define_devices(values)
+    _define_stopping(values)
+    flags.DEFINE_float('idle', None, 'Seconds to wait for something to do; no end by default.', flag_values=values)
+    flags.DEFINE_list('cores', [], 'Cores of the processor to keep to.', flag_values=values)
+    flags.DEFINE_integer('device', None, 'The accelerator to keep to, by index.', flag_values=values)
+    flags.DEFINE_bool('tied', False, 'Stop when standard input closes.', flag_values=values)
+    if not parsed(values, argv, 'sweep worker'):
+        return 0
+    folder = required(values, 'study')
+    cores = [whole(text, '--cores', least=0) for text in values.cores]
+    from attnlab.sweep.launch import pin
+
+    pin(cores, values.device)
+    start_devices(values)
+    from rich.console import Console
+
+    from attnlab.sweep.worker import leave_when_asked, stop_with_parent, work
+
+    leave_when_asked(values.stopped_status)
+    if values.tied:
+        stop_with_parent()
+    idle = float('inf') if values.idle is None else values.idle
+    finished = work(folder, values.storage, Console(highlight=False, soft_wrap=True), idle)
+    return 0 if finished else values.stopped_status
+
+
+def status(argv: list[str]) -> int:
+    """Runs `attnlab sweep status`."""
+    values = flags.FlagValues()
+    _define_study(values)
+    flags.DEFINE_bool('watch', False, 'Go on showing, until the sweep is finished.', flag_values=values)
+    if not parsed(values, argv, 'sweep status'):
+        return 0
+    folder = required(values, 'study')
+    from rich.console import Console
+
+    from attnlab.sweep.status import show_status
+
+    show_status(folder, values.storage, Console(), watch=values.watch)
+    return 0
+
+
+SUBCOMMANDS: dict[str, Callable[[list[str]], int]] = {'worker': worker, 'status': status}
+
+
+def _define_study(values: flags.FlagValues) -> None:
+    flags.DEFINE_string('study', None, 'The directory of the study.', flag_values=values)
+    flags.DEFINE_string(
+        'storage',
+        None,
+        'A database to keep trials in, such as postgresql://USER@HOST/NAME; a journal in the study by default.',
+        flag_values=values,
+    )
+
+
+def _define_stopping(values: flags.FlagValues) -> None:
+    flags.DEFINE_integer(
+        'stopped_status',
+        0,
+        'Exit status where it stops before the end; clusters that start again what failed want one above 0.',
+        lower_bound=0,
+        upper_bound=255,
+        flag_values=values,
+    )
+
+
+def _options(items: list[str]) -> dict[str, int | str]:
+    """Reads `name=value` items; whole numbers become numbers."""
+    pairs = [item.partition('=') for item in items]
+    for item, (name, equals, _) in zip(items, pairs, strict=True):
+        if not equals or not name:
+            raise UserError(f'--job holds {item!r}, which is not name=value')
+    return {name: int(value) if value.isdecimal() else value for name, _, value in pairs}

@@ -1,0 +1,33 @@
+"""`attnlab train`: trains, or goes on training."""
+
+from absl import flags
+
+from attnlab.commands.arguments import asks_for_help, define_devices, help_text, required, start_devices
+
+
+def main(argv: list[str]) -> int:
+    """Runs the command."""
+    values = flags.FlagValues()
+    flags.DEFINE_string('workdir', None, 'The directory of the run.', flag_values=values)
+    flags.DEFINE_bool('dry_run', False, 'Build everything abstractly, print the plan, and stop.', flag_values=values)
+    flags.DEFINE_integer('data_workers', 0, 'Processes that read data; changes speed, not results.', flag_values=values)
+    define_devices(values)
+    if asks_for_help(argv):
+        print(help_text('usage: attnlab train --config=FILE.py:ARG --workdir=DIR [--flag=value ...]', values))
+        return 0
+    from attnlab.configuration import read_config
+
+    config = read_config(values, argv, 'train')
+    start_devices(values)
+    from rich.console import Console
+
+    if values.dry_run:
+        from attnlab.runs.plan import print_plan
+        from attnlab.train.setup import prepare
+
+        print_plan(prepare(config), Console())
+        return 0
+    workdir = required(values, 'workdir')
+    from attnlab.train.launch import launch
+
+    return launch(config, workdir, console=Console(highlight=False), data_workers=values.data_workers)
