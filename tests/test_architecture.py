@@ -1,9 +1,11 @@
 """Imports run one way, and a few habits hold everywhere; read from syntax trees, so that nothing need be imported."""
 
 import ast
+import functools
+import graphlib
 import pathlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping, Set
 
 import pytest
 
@@ -12,7 +14,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
     map(
         frozenset,
         (
-            {'errors', 'typing', 'signature', 'config', 'renamed', 'context', 'random'},
+            {'errors', 'typing', 'signature', 'config', 'configuration', 'renamed', 'context', 'random'},
             {'functional'},
             {'nn'},
             {'mixers'},
@@ -25,7 +27,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
             {'runs'},
             {'sweep', 'convert', 'quantize'},
             {'compare', 'analysis'},
-            {'experiment', 'testing', 'configuration', 'cli', 'help', '__init__', '__main__'},
+            {'experiment', 'testing', 'commands', 'cli', '__init__', '__main__'},
         ),
     )
 )
@@ -34,22 +36,53 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
 APART = frozenset({'zoo', 'models'})
 """Parts side by side that do not know each other."""
 
-FILES = sorted(path for package in ('attnlab', 'pallas_kernels') for path in (ROOT / package).rglob('*.py'))
+
+@functools.cache
+def trees() -> dict[str, ast.Module]:
+    """The syntax tree of every file of both packages, by the name that it is imported by."""
+    files = (path for package in ('attnlab', 'pallas_kernels') for path in sorted((ROOT / package).rglob('*.py')))
+    return {dotted(path): ast.parse(path.read_text()) for path in files}
 
 
-def parametrized(paths: list[pathlib.Path]) -> Callable:
-    return pytest.mark.parametrize('path', [pytest.param(path, id=str(path.relative_to(ROOT))) for path in paths])
+def dotted(path: pathlib.Path) -> str:
+    """The name that a file is imported by; that of a package for its `__init__`."""
+    parts = path.relative_to(ROOT).with_suffix('').parts
+    return '.'.join(parts[:-1] if parts[-1] == '__init__' else parts)
 
 
 def imports(tree: ast.AST) -> Iterator[str]:
-    """The modules that a file imports anywhere, names imported from a package spelled out: they may be modules too."""
+    """What a file imports anywhere, in functions too; names from a package are spelled out, for they may be modules."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            if node.level:
-                raise AssertionError(f'line {node.lineno}: a relative import; name the module in full')
-            yield from (f'{node.module}.{alias.name}' for alias in node.names)
+            yield from (f'{"." * node.level}{node.module or ""}.{alias.name}' for alias in node.names)
+
+
+def importing(trees: Mapping[str, ast.AST]) -> dict[str, set[str]]:
+    """The files that each file imports, of those given."""
+    found: dict[str, set[str]] = {name: set() for name in trees}
+    for name, tree in trees.items():
+        for imported in imports(tree):
+            while imported and imported not in trees:
+                imported = imported.rpartition('.')[0]
+            if imported:
+                found[name].add(imported)
+    return found
+
+
+def circles(graph: Mapping[str, Set[str]]) -> list[str]:
+    """Circles of a graph, as `a > b > a`, until none is left when an arrow of each is taken away."""
+    left, found = {name: set(targets) for name, targets in graph.items()}, []
+    while True:
+        try:
+            tuple(graphlib.TopologicalSorter(left).static_order())
+            return found
+        except graphlib.CycleError as error:
+            # Backwards: each is imported by the next.
+            circle = error.args[1]
+            found.append(' > '.join(reversed(circle)))
+            left[circle[1]].remove(circle[0])
 
 
 def height(part: str) -> int:
@@ -63,15 +96,14 @@ def height(part: str) -> int:
 def part_of(module: str) -> str:
     """The part of attnlab that a dotted name belongs to; what is in no part is in the package's own `__init__`."""
     parts = module.split('.')
-    known = frozenset().union(*LAYERS)
-    if len(parts) == 1 or parts[1] not in known:
-        return '__init__'
-    return parts[1]
+    return parts[1] if len(parts) > 1 and parts[1] in frozenset().union(*LAYERS) else '__init__'
 
 
 def forbidden(importer: str, imported: str) -> str | None:
     """Why a module may not import another, both by dotted name; `None` when it may."""
     package, target = importer.split('.')[0], imported.split('.')[0]
+    if not target:
+        return 'relative: name the module in full'
     if target in ('configs', 'experiments', 'scripts', 'tests'):
         return f'{package} does not know {target}'
     if package == 'pallas_kernels':
@@ -85,11 +117,6 @@ def forbidden(importer: str, imported: str) -> str | None:
     if height(other) > height(part):
         return f'{part} lies below {other}'
     return f'{part} and {other} lie apart' if {part, other} <= APART else None
-
-
-def dotted(path: pathlib.Path) -> str:
-    parts = path.relative_to(ROOT).with_suffix('').parts
-    return '.'.join(parts[:-1] if parts[-1] == '__init__' and len(parts) > 2 else parts)
 
 
 def configs_asked_for_defaults(tree: ast.AST) -> list[int]:
@@ -125,87 +152,118 @@ def calls_on_import(tree: ast.Module) -> list[int]:
     ]
 
 
-@parametrized(FILES)
-def test_imports_run_one_way(path: pathlib.Path):
-    importer = dotted(path)
-    reasons = {imported: forbidden(importer, imported) for imported in imports(ast.parse(path.read_text()))}
-    assert not {imported: reason for imported, reason in reasons.items() if reason is not None}
+def broken_habits(name: str, tree: ast.Module) -> Iterator[str]:
+    """What a file does that none does, as lines to read."""
+    if name.endswith('.utils'):
+        yield f'{name}: a helper lives with its one user, or in a module named for its subject'
+    findings = {
+        'a config is asked for what it has, without a default': configs_asked_for_defaults(tree),
+        'nothing depends on environment variables': environment_reads(tree),
+        'nothing happens on import': [] if name.endswith('.__main__') else calls_on_import(tree),
+    }
+    yield from (f'{name}, line {line}: {reason}' for reason, lines in findings.items() for line in lines)
 
 
-@parametrized(FILES)
-def test_habits(path: pathlib.Path):
-    tree = ast.parse(path.read_text())
-    assert path.name != 'utils.py', 'a helper lives with its one user, or in a module named for its subject'
-    assert not configs_asked_for_defaults(tree), 'a config is asked for what it has, without a default'
-    assert not environment_reads(tree), 'nothing depends on environment variables'
-    assert path.name == '__main__.py' or not calls_on_import(tree), 'nothing happens on import'
+def test_imports_run_one_way():
+    wrong = [
+        f'{importer} imports {imported}: {reason}'
+        for importer, tree in trees().items()
+        for imported in imports(tree)
+        if (reason := forbidden(importer, imported)) is not None
+    ]
+    assert not wrong, '\n'.join(wrong)
 
 
-@pytest.mark.parametrize(
-    ('importer', 'imported'),
-    [
-        ('attnlab.nn.norms', 'attnlab.train.loop'),
-        ('attnlab.mixers.softmax.attention', 'attnlab.zoo.ZOO'),
-        ('attnlab.zoo.softmax.baselines', 'attnlab.models.stack.Stack'),
-        ('attnlab.models.stack', 'attnlab.zoo'),
-        ('attnlab.config', 'attnlab.functional.rotary'),
-        ('attnlab.train.loop', 'attnlab.make_mixer'),
-        ('attnlab.tasks.task', 'configs.language'),
-        ('pallas_kernels.attention.api', 'attnlab.errors'),
-        ('pallas_kernels.attention.api', 'numpy'),
-    ],
+def test_no_files_import_each_other_in_a_circle():
+    found = circles(importing(trees()))
+    assert not found, '\n'.join(found)
+
+
+def test_no_rooms_import_each_other_in_a_circle():
+    rooms: dict[str, set[str]] = {}
+    for importer, imported in importing(
+        {name: t for name, t in trees().items() if name.startswith('attnlab.')}
+    ).items():
+        rooms.setdefault(part_of(importer), set()).update({part_of(name) for name in imported} - {part_of(importer)})
+    found = circles(rooms)
+    assert not found, '\n'.join(found)
+
+
+def test_habits():
+    wrong = [line for name, tree in trees().items() for line in broken_habits(name, tree)]
+    assert not wrong, '\n'.join(wrong)
+
+
+def test_both_packages_are_read_whole():
+    assert {'attnlab', 'attnlab.cli', 'attnlab.nn.norms', 'pallas_kernels.attention.api'} < trees().keys()
+    assert 'attnlab.compare.runs_table' in importing(trees())['attnlab.commands.compare'], 'imports in functions count'
+
+
+def test_every_part_has_a_place():
+    known = frozenset().union(*LAYERS)
+    parts = {path.stem for path in (ROOT / 'attnlab').iterdir() if path.suffix == '.py' or any(path.glob('*.py'))}
+    assert not parts - known, 'without a place in the import rule'
+
+
+REFUSED = (
+    ('attnlab.nn.norms', 'attnlab.train.loop'),
+    ('attnlab.mixers.softmax.attention', 'attnlab.zoo.ZOO'),
+    ('attnlab.zoo.softmax.baselines', 'attnlab.models.stack.Stack'),
+    ('attnlab.models.stack', 'attnlab.zoo'),
+    ('attnlab.config', 'attnlab.functional.rotary'),
+    ('attnlab.train.loop', 'attnlab.make_mixer'),
+    ('attnlab.tasks.task', 'configs.language'),
+    ('attnlab.tasks.task', '.task'),
+    ('pallas_kernels.attention.api', 'attnlab.errors'),
+    ('pallas_kernels.attention.api', 'numpy'),
 )
-def test_the_rule_refuses(importer: str, imported: str):
-    assert forbidden(importer, imported) is not None
-
-
-@pytest.mark.parametrize(
-    ('importer', 'imported'),
-    [
-        ('attnlab.__init__', 'attnlab.zoo.ZOO'),
-        ('attnlab.cli', 'attnlab.train.run'),
-        ('attnlab.mixers.softmax.attention', 'pallas_kernels'),
-        ('attnlab.losses', 'attnlab.metrics.Mean'),
-        ('pallas_kernels.attention.api', 'jax.numpy'),
-        ('pallas_kernels.dispatch', 'contextvars'),
-    ],
+ALLOWED = (
+    ('attnlab', 'attnlab.zoo.ZOO'),
+    ('attnlab.cli', 'attnlab.train.run'),
+    ('attnlab.mixers.softmax.attention', 'pallas_kernels'),
+    ('attnlab.losses', 'attnlab.metrics.Mean'),
+    ('pallas_kernels.attention.api', 'jax.numpy'),
+    ('pallas_kernels.dispatch', 'contextvars'),
 )
-def test_the_rule_allows(importer: str, imported: str):
-    assert forbidden(importer, imported) is None
 
 
-def test_a_part_without_a_place_is_named():
+def test_the_rule_refuses_and_allows():
+    assert [pair for pair in REFUSED if forbidden(*pair) is None] == []
+    assert [pair for pair in ALLOWED if forbidden(*pair) is not None] == []
     with pytest.raises(AssertionError, match=r'attnlab\.extras has no place'):
         height('extras')
 
 
-def test_every_part_has_a_place():
-    for path in (ROOT / 'attnlab').iterdir():
-        if (path.is_dir() and (path / '__init__.py').exists()) or path.suffix == '.py':
-            height(path.stem)
+def test_circles_are_found():
+    files = {
+        'a.x': 'from a.y import f',
+        'a.y': 'def f():\n    from a import z',
+        'a.z': 'import a.x',
+        'a.v': 'import a.w',
+        'a.w': 'from a.v import g\nimport a.x',
+        'a.u': 'import a.x',
+    }
+    found = circles(importing({name: ast.parse(source) for name, source in files.items()}))
+    assert sorted(found, key=len) == ['a.w > a.v > a.w', 'a.x > a.y > a.z > a.x']
+    assert circles({'a': {'b', 'c'}, 'b': {'c'}, 'c': set()}) == []
 
 
-@pytest.mark.parametrize(
-    ('finder', 'source'),
-    [
-        (configs_asked_for_defaults, "rate = config.optimizer.get('rate', 1e-3)"),
-        (configs_asked_for_defaults, "rate = cfg.get('rate')"),
-        (environment_reads, "import os\nos.environ['JAX_PLATFORMS'] = 'cpu'"),
-        (environment_reads, 'from os import getenv'),
-        (calls_on_import, "jax.config.update('jax_enable_x64', True)"),
-    ],
+BROKEN = (
+    (configs_asked_for_defaults, "rate = config.optimizer.get('rate', 1e-3)"),
+    (configs_asked_for_defaults, "rate = cfg.get('rate')"),
+    (environment_reads, "import os\nos.environ['JAX_PLATFORMS'] = 'cpu'"),
+    (environment_reads, 'from os import getenv'),
+    (calls_on_import, "jax.config.update('jax_enable_x64', True)"),
 )
-def test_a_broken_habit_is_found(finder: Callable[[ast.AST], list[int]], source: str):
-    assert finder(ast.parse(source))
-
-
-@pytest.mark.parametrize(
-    ('finder', 'source'),
-    [
-        (configs_asked_for_defaults, "names = table.get('rate')"),
-        (environment_reads, 'import os\nos.replace(a, b)'),
-        (calls_on_import, '"""Text."""\nf.defvjp(forward, backward)\nx = g()'),
-    ],
+KEPT = (
+    (configs_asked_for_defaults, "names = table.get('rate')"),
+    (environment_reads, 'import os\nos.replace(a, b)'),
+    (calls_on_import, '"""Text."""\nf.defvjp(forward, backward)\nx = g()'),
 )
-def test_a_kept_habit_is_not(finder: Callable[[ast.AST], list[int]], source: str):
-    assert not finder(ast.parse(source))
+
+
+def test_broken_habits_are_found_and_kept_ones_are_not():
+    assert [source for finder, source in BROKEN if not finder(ast.parse(source))] == []
+    assert [source for finder, source in KEPT if finder(ast.parse(source))] == []
+    assert len(list(broken_habits('attnlab.utils', ast.parse('f()')))) == 2
+    assert not list(broken_habits('attnlab.__main__', ast.parse('f()')))

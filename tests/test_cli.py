@@ -1,6 +1,8 @@
 """What the command line says to obvious mistakes: one line, what it was, what would be right."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -52,6 +54,21 @@ def test_every_command_has_help_of_its_own_flags_alone(capsys, command):
     assert main([command, '--help']) == 0
     shown = capsys.readouterr().out
     assert shown.startswith(f'usage: attnlab {command}') and '--flagfile' not in shown
+
+
+LIGHT = """
+import sys
+from attnlab.cli import COMMANDS, main
+for command in COMMANDS.keys() - {'data'}:
+    main([command, '--help'])
+    main([command, '--no_such_flag=1'])
+print('heavy:', sorted({'grain', 'matplotlib', 'optuna', 'orbax', 'scipy', 'tensorboardX'} & sys.modules.keys()))
+"""
+
+
+def test_help_and_wrong_flags_need_no_heavy_imports():
+    done = subprocess.run([sys.executable, '-c', LIGHT], capture_output=True, text=True, check=True)
+    assert done.stdout.endswith('heavy: []\n')
 
 
 def test_compare_has_help_for_runs_and_for_studies(capsys):

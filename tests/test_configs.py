@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attnlab.compare.match import parameters, unmatched
+from attnlab.compare.equality import unmatched
+from attnlab.compare.measures import parameters
 from attnlab.errors import UserError
 from attnlab.experiment.runs import SIZES, Experiment
 from attnlab.experiment.studies import TOLERANCE

@@ -46,7 +46,7 @@ def required(values: flags.FlagValues, name: str) -> pathlib.Path:
 
 
 def whole(text: str, flag: str, least: int = 1) -> int:
-    """The whole number that an item of a list flag gives. Raises `UserError` for anything else, or one below `least`."""
+    """The whole number an item of a list flag gives. Raises `UserError` for anything else or below `least`."""
     if not text.isdecimal() or int(text) < least:
         raise UserError(f'{flag} holds {text!r}; it wants whole numbers from {least}')
     return int(text)

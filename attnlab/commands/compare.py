@@ -46,7 +46,7 @@ def _compare_runs(values: flags.FlagValues, folders: list[pathlib.Path], options
     out = required(values, 'out')
     from rich.console import Console
 
-    from attnlab.compare.runs import compare_runs
+    from attnlab.compare.runs_table import compare_runs
 
     chosen: dict[str, Any] = {name: values[name].value for name in ('metric', 'tolerance', 'strict')}
     compare_runs(folders, out, Console(), **chosen)

@@ -4,8 +4,6 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from attnlab.compare.match import unmatched
-
 CONDITIONS = {
     'data and length': ('task', 'length'),
     'tokens of training': ('steps', 'batch_size', 'length'),
@@ -52,6 +50,11 @@ def of_measure(
     equal = len(known) == len(values) and not unmatched([value for value, _ in known], tolerance)
     least, most = min(known, key=lambda one: one[0]), max(known, key=lambda one: one[0])
     return Equality(name, wanted, equal, least, most)
+
+
+def unmatched(values: Sequence[float], tolerance: float) -> bool:
+    """Whether the largest of the values exceeds the smallest by more than two tolerances: one to either side."""
+    return max(values) > min(values) * (1 + tolerance) / (1 - tolerance)
 
 
 def of_conditions(conditions: Mapping[str, tuple[str, ...]], keys: Iterable[str]) -> list[Equality]:

@@ -1,86 +1,30 @@
 """Models of one size: width, heads and state of each recipe solved so that a measure of the built model agrees.
 
-Nothing is declared. Parameters are counted in the tree, states in the arrays of `init_state`, floating-point operations
-in the training step as XLA has it, and milliseconds on the clock.
+Nothing is declared: see `attnlab.compare.measures`.
 """
 
 import dataclasses
-import functools
 import json
 import math
 import pathlib
-import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-from flax import nnx
 from ml_collections import ConfigDict
 from ml_collections.config_flags import config_path
 from rich.console import Console
 from rich.table import Table
 
+from attnlab.compare.measures import Measure, measure
 from attnlab.config import from_plain, plain
-from attnlab.context import Context
-from attnlab.errors import UserError, nearest
-from attnlab.train.cost import flops_per_token, state_bytes
+from attnlab.errors import UserError
 from attnlab.train.run import flatten
-from attnlab.train.setup import Setup, prepare
-
-Measure = Callable[[Setup], float]
+from attnlab.train.setup import prepare
 
 LARGEST = 2**16
 """Beyond this no knob is turned."""
 
 NEIGHBOURS = 8
 """Widths to either side that are tried where the state is what is solved."""
-
-REPEATS = 20
-"""Decoding steps that are timed; the median counts."""
-
-
-def measure(text: str) -> Measure:
-    """The measure that `--by` names: params, state_bytes@TOKENS, train_flops or decode_ms.
-
-    Raises `UserError` for any other.
-    """
-    name, at, length = text.partition('@')
-    if name == 'state_bytes' and at and length.isdecimal() and int(length) > 0:
-        return lambda setup: float(state_bytes(setup, int(length)))
-    if text in MEASURES:
-        return MEASURES[text]
-    raise UserError(f'--by is {text!r}{nearest(text, [*MEASURES, "state_bytes@8192"])}')
-
-
-def parameters(setup: Setup) -> float:
-    """Numbers that are trained."""
-    return float(sum(leaf.size for leaf in jax.tree.leaves(setup.abstract.params)))
-
-
-def decode_ms(setup: Setup) -> float:
-    """Milliseconds of one step of decoding one sequence, at the length trained on, on the device at hand."""
-    params = setup.initialize().params
-    state = nnx.merge(setup.graphdef, params).init_state(1, setup.length)
-    token = jnp.zeros((1, 1), jnp.int32)
-
-    @functools.partial(jax.jit, donate_argnums=1)
-    def step(params: nnx.State, state: Any, position: jax.Array) -> tuple[jax.Array, Any]:
-        model = nnx.merge(setup.graphdef, params)
-        hidden, state = model.hidden(token, Context.full(1, 1, start=position), state)
-        return model.logits(hidden), state
-
-    seconds = []
-    for position in range(min(REPEATS, setup.length)):
-        began = time.perf_counter()
-        logits, state = step(params, state, jnp.int32(position))
-        jax.block_until_ready(logits)
-        seconds.append(time.perf_counter() - began)
-    return 1000 * float(np.median(seconds[1:]))
-
-
-MEASURES: dict[str, Measure] = {'params': parameters, 'train_flops': flops_per_token, 'decode_ms': decode_ms}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -293,11 +237,6 @@ def _target(configs: dict[str, ConfigDict], by: str, target: str) -> float:
     if not 0 < wanted < math.inf:
         raise UserError(f'--target is {target}; it wants a number above 0')
     return wanted
-
-
-def unmatched(values: Sequence[float], tolerance: float) -> bool:
-    """Whether the largest of the values exceeds the smallest by more than two tolerances: one to either side."""
-    return max(values) > min(values) * (1 + tolerance) / (1 - tolerance)
 
 
 def _shown(turned: dict[str, int]) -> str:

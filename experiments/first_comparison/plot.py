@@ -1,7 +1,8 @@
 """Recall by difficulty and by state, parity by length, accuracy on every task."""
 
 from attnlab.compare.axes import styles
-from attnlab.compare.runs import COSTS, Entry, by_task, lines
+from attnlab.compare.runs import COSTS, RunResult, by_task
+from attnlab.compare.runs_table import lines
 from attnlab.experiment.runs import panels
 
 TASKS = ('mqar', 'induction', 'parity', 'listops', 'digits')
@@ -47,10 +48,10 @@ def figure(rows):
 
 def table(rows):
     """The table of `attnlab compare`, a line a run, the best of a task first."""
-    entries = [Entry(**row['entry']) for row in rows]
+    results = [RunResult(**row['entry']) for row in rows]
     return [
         ['task', 'run', 'score', *COSTS.values()],
-        *([task, *line] for task, group in by_task(entries).items() for line in lines(group)),
+        *([task, *line] for task, group in by_task(results).items() for line in lines(group)),
     ]
 
 

@@ -5,7 +5,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from attnlab.compare.runs import entry
+from attnlab.compare.runs import run_result
 from attnlab.config import spec
 from attnlab.configuration import config_of
 from attnlab.evals.by_slice import BySlice
@@ -130,4 +130,4 @@ def measure(finished: Finished):
         for name, value in record.last.items()
         if name.endswith('/accuracy') and 'test' in name
     }
-    return {'entry': dataclasses.asdict(entry(record)), 'accuracy': accuracy}
+    return {'entry': dataclasses.asdict(run_result(record)), 'accuracy': accuracy}

@@ -8,7 +8,9 @@ import jax.numpy as jnp
 import pytest
 from rich.console import Console
 
-from attnlab.compare.match import find_knobs, match, match_recipes, measure, unmatched
+from attnlab.compare.equality import unmatched
+from attnlab.compare.match import find_knobs, match, match_recipes
+from attnlab.compare.measures import measure
 from attnlab.config import spec
 from attnlab.configuration import config_of
 from attnlab.errors import UserError

@@ -9,8 +9,9 @@ import pytest
 from rich.console import Console
 
 from attnlab.cli import main
-from attnlab.compare.costs_figure import costs_figure, short_names
-from attnlab.compare.runs import by_task, compare_runs, entry, equalities, unequal
+from attnlab.compare.runs import by_task, equalities, run_result, unequal
+from attnlab.compare.runs_figure import costs_figure, short_names
+from attnlab.compare.runs_table import compare_runs
 from attnlab.config import save, spec
 from attnlab.configuration import config_of
 from attnlab.errors import UserError
@@ -55,18 +56,18 @@ ACCURATE = [{'test/1x/loss': 0.1, 'test/1x/accuracy': 0.5}, {'test/1x/loss': 0.2
 
 def test_a_run_is_read_from_what_it_wrote(made):
     record = read_record(made('a', ACCURATE))
-    one = entry(record)
+    one = run_result(record)
     assert (one.name, one.task, one.metric, one.score) == ('a', 'MultiQueryRecall', 'test/1x/accuracy', 0.75)
     assert one.higher and one.finished and one.tokens_per_second == 7
     # 400 steps of 64 rows of 32 tokens, at 10 operations each.
     assert one.flops == 400 * 64 * 32 * 10
-    assert entry(record, 'test/1x/loss').score == 0.2 and not entry(record, 'test/1x/loss').higher
+    assert run_result(record, 'test/1x/loss').score == 0.2 and not run_result(record, 'test/1x/loss').higher
     with pytest.raises(UserError, match="has no metric 'test/1x/los'; did you mean"):
-        entry(record, 'test/1x/los')
+        run_result(record, 'test/1x/los')
 
 
 def test_tasks_are_named_and_scored_in_their_own_way(made):
-    listops = entry(
+    listops = run_result(
         read_record(
             made(
                 'b',
@@ -80,7 +81,7 @@ def test_tasks_are_named_and_scored_in_their_own_way(made):
     assert (listops.task, listops.metric, listops.state_bytes_8x) == ('ListOps', 'test/all/accuracy', 2)
     aan = config_of(CONFIGS / 'long_range.py', 'task=aan')
     assert (
-        entry(
+        run_result(
             read_record(
                 made(
                     'c',
@@ -93,7 +94,7 @@ def test_tasks_are_named_and_scored_in_their_own_way(made):
         ).task
         == 'aan'
     )
-    text = entry(
+    text = run_result(
         read_record(
             made(
                 'd',
@@ -107,14 +108,14 @@ def test_tasks_are_named_and_scored_in_their_own_way(made):
     assert (text.task, text.metric, text.higher) == ('StdlibText', 'valid/bits_per_byte', False)
 
 
-def matching(entries):
+def matching(results):
     """What is equal, and what is not, with its values."""
-    found = equalities(entries, 0.01)
-    return [one.name for one in found if one.equal], unequal(found, entries)
+    found = equalities(results, 0.01)
+    return [one.name for one in found if one.equal], unequal(found, results)
 
 
 def test_what_is_matched_is_said_and_what_is_not_is_said_with_its_values(made):
-    same = [entry(read_record(made(name, ACCURATE))) for name in 'ab']
+    same = [run_result(read_record(made(name, ACCURATE))) for name in 'ab']
     matched, wrong = matching(same)
     assert not wrong
     assert {'parameters', 'state bytes', 'training FLOPs', 'data and length', 'initial parameters'} <= set(matched)
@@ -133,30 +134,30 @@ def test_what_is_matched_is_said_and_what_is_not_is_said_with_its_values(made):
             ({}, {'device_kind': 'NVIDIA H100'}, 'device', 'device (1 NVIDIA H100; 1 cpu)'),
         )
     ):
-        other = entry(read_record(made(f'other{number}', ACCURATE, facts=facts, **changes)))
+        other = run_result(read_record(made(f'other{number}', ACCURATE, facts=facts, **changes)))
         matched, wrong = matching([same[0], other])
         assert lost not in matched and told in wrong, wrong
-    assert not matching([same[0], entry(read_record(made('near', ACCURATE, facts={'parameters': 1015})))])[1]
+    assert not matching([same[0], run_result(read_record(made('near', ACCURATE, facts={'parameters': 1015})))])[1]
     # What is equal in the model's own settings is for the measures to say.
     deeper = config_of(CONFIGS / 'recall.py', 'task=mqar').model.unlock()
     deeper.stack.depth = 3
-    assert not matching([same[0], entry(read_record(made('deep', ACCURATE, model=deeper)))])[1]
+    assert not matching([same[0], run_result(read_record(made('deep', ACCURATE, model=deeper)))])[1]
     begun = made('begun', ACCURATE)
     (begun / 'metrics.jsonl').write_text('{"step": 9, "test/1x/accuracy": 0.1}\n')
-    assert 'end (after the last step; begun is not finished)' in matching([same[0], entry(read_record(begun))])[1]
+    assert 'end (after the last step; begun is not finished)' in matching([same[0], run_result(read_record(begun))])[1]
 
 
 def test_the_best_comes_first_and_what_is_not_finite_last(made):
     scores = {'low': 0.2, 'high': 0.9, 'lost': 'nan', 'middle': 0.5}
-    entries = [entry(read_record(made(name, [{'test/1x/accuracy': score}]))) for name, score in scores.items()]
-    (group,) = by_task(entries).values()
+    results = [run_result(read_record(made(name, [{'test/1x/accuracy': score}]))) for name, score in scores.items()]
+    (group,) = by_task(results).values()
     assert [one.name for one in group] == ['high', 'middle', 'low', 'lost'] and math.isnan(group[-1].score)
-    (group,) = by_task(entry(read_record(made(f'loss/{n}', [{'test/1x/loss': n}]))) for n in (3, 1, 2)).values()
+    (group,) = by_task(run_result(read_record(made(f'loss/{n}', [{'test/1x/loss': n}]))) for n in (3, 1, 2)).values()
     assert [one.score for one in group] == [1, 2, 3]
 
 
 def test_names_lose_what_they_share_up_to_a_words_end(made):
-    group = [entry(read_record(made(name, ACCURATE))) for name in ('mqar-gla', 'mqar-gateloop')]
+    group = [run_result(read_record(made(name, ACCURATE))) for name in ('mqar-gla', 'mqar-gateloop')]
     assert short_names(group) == ['gla', 'gateloop'] and short_names(group[:1]) == ['mqar-gla']
 
 
@@ -182,7 +183,7 @@ def test_one_table_one_figure_the_same_twice(made, tmp_path, capsys):
     with (tmp_path / 'one' / 'runs.csv').open() as file:
         rows = list(csv.DictReader(file))
     assert [row['name'] for row in rows] == ['mqar-mha', 'mqar-gla', 'parity-mha'] and rows[1]['parameters'] == '2000'
-    groups = by_task(entry(read_record(folder)) for folder in folders)
+    groups = by_task(run_result(read_record(folder)) for folder in folders)
     figure = costs_figure(groups)
     shown = {float(line.get_xdata()[0]) for line in figure.axes[1].lines}
     assert shown == {640.0} and {float(line.get_ydata()[0]) for line in figure.axes[1].lines} == {0.75, 1.0}

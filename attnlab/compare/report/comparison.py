@@ -12,8 +12,9 @@ from rich.console import Console
 from rich.table import Table
 
 from attnlab import config as configs
+from attnlab.compare.equality import unmatched
 from attnlab.compare.intervals import Interval, area, best, bootstrap, mean, top_quarter
-from attnlab.compare.match import measure, unmatched
+from attnlab.compare.measures import measure
 from attnlab.errors import UserError
 from attnlab.runs.record import Record, read_record
 from attnlab.sweep.study import Study, open_study

@@ -13,7 +13,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from attnlab.compare.match import decode_ms
+from attnlab.compare.measures import decode_ms
 from attnlab.models.inputs.embedding import Embedding
 from attnlab.models.model import Encoder, LanguageModel
 from attnlab.train.run import environment

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from attnlab.compare.intervals import Interval, area, best, bootstrap, mean, top_quarter
-from attnlab.compare.match import MEASURES
+from attnlab.compare.measures import MEASURES
 from attnlab.compare.report.comparison import Comparison, Point, Row, compare, print_comparison
 from attnlab.configuration import config_of
 from attnlab.errors import UserError

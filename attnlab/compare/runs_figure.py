@@ -11,19 +11,19 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from attnlab.compare.axes import Style, scale, short, styles
-from attnlab.compare.runs import COSTS, Entry
+from attnlab.compare.runs import COSTS, RunResult
 
 PANELS = tuple(name for name in COSTS if name != 'state_bytes_8x')
 
 
-def draw_costs(groups: Mapping[str, Sequence[Entry]], path: pathlib.Path) -> None:
-    """Writes the figure, in the format that the path ends in; a pure function of the entries."""
+def draw_costs(groups: Mapping[str, Sequence[RunResult]], path: pathlib.Path) -> None:
+    """Writes the figure, in the format that the path ends in; a pure function of the results."""
     with matplotlib.rc_context({'svg.hashsalt': 'runs', 'svg.fonttype': 'none'}):
         vector = path.suffix == '.svg'
         costs_figure(groups).savefig(path, dpi=120, metadata={'Date': None} if vector else {'Software': None})
 
 
-def costs_figure(groups: Mapping[str, Sequence[Entry]]) -> Figure:
+def costs_figure(groups: Mapping[str, Sequence[RunResult]]) -> Figure:
     """A row of panels a task, its runs as points; a run that bears one name in several tasks looks the same in all."""
     names = dict.fromkeys(itertools.chain.from_iterable(short_names(group) for group in groups.values()))
     looks = styles(list(names))
@@ -40,7 +40,7 @@ def costs_figure(groups: Mapping[str, Sequence[Entry]]) -> Figure:
     return figure
 
 
-def _panel(axis: Any, group: Sequence[Entry], cost: str, looks: Mapping[str, Style]) -> None:
+def _panel(axis: Any, group: Sequence[RunResult], cost: str, looks: Mapping[str, Style]) -> None:
     """Scores over a cost; a classifier does not decode, has no state, and stays out of that panel."""
     costs = [getattr(one, cost) or None for one in group]
     for one, name, value in zip(group, short_names(group), costs, strict=True):
@@ -55,7 +55,7 @@ def _panel(axis: Any, group: Sequence[Entry], cost: str, looks: Mapping[str, Sty
     axis.tick_params(labelsize='small')
 
 
-def short_names(group: Sequence[Entry]) -> list[str]:
+def short_names(group: Sequence[RunResult]) -> list[str]:
     """The names of runs without the words that all begin with: of `mqar-gla` and `mqar-mha`, `gla` and `mha`."""
     names = [one.name for one in group]
     alike = zip(*names, strict=False) if len(names) > 1 else ()

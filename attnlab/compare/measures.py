@@ -1,0 +1,67 @@
+"""Sizes of a built model: parameters, bytes of state, operations of a training step, milliseconds of decoding.
+
+Nothing is declared. Parameters are counted in the tree, states in the arrays of `init_state`, floating-point operations
+in the training step as XLA has it, and milliseconds on the clock.
+"""
+
+import functools
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from attnlab.context import Context
+from attnlab.errors import UserError, nearest
+from attnlab.train.cost import flops_per_token, state_bytes
+from attnlab.train.setup import Setup
+
+Measure = Callable[[Setup], float]
+
+REPEATS = 20
+"""Decoding steps that are timed; the median counts."""
+
+
+def measure(text: str) -> Measure:
+    """The measure that `--by` names: params, state_bytes@TOKENS, train_flops or decode_ms.
+
+    Raises `UserError` for any other.
+    """
+    name, at, length = text.partition('@')
+    if name == 'state_bytes' and at and length.isdecimal() and int(length) > 0:
+        return lambda setup: float(state_bytes(setup, int(length)))
+    if text in MEASURES:
+        return MEASURES[text]
+    raise UserError(f'--by is {text!r}{nearest(text, [*MEASURES, "state_bytes@8192"])}')
+
+
+def parameters(setup: Setup) -> float:
+    """Numbers that are trained."""
+    return float(sum(leaf.size for leaf in jax.tree.leaves(setup.abstract.params)))
+
+
+def decode_ms(setup: Setup) -> float:
+    """Milliseconds of one step of decoding one sequence, at the length trained on, on the device at hand."""
+    params = setup.initialize().params
+    state = nnx.merge(setup.graphdef, params).init_state(1, setup.length)
+    token = jnp.zeros((1, 1), jnp.int32)
+
+    @functools.partial(jax.jit, donate_argnums=1)
+    def step(params: nnx.State, state: Any, position: jax.Array) -> tuple[jax.Array, Any]:
+        model = nnx.merge(setup.graphdef, params)
+        hidden, state = model.hidden(token, Context.full(1, 1, start=position), state)
+        return model.logits(hidden), state
+
+    seconds = []
+    for position in range(min(REPEATS, setup.length)):
+        began = time.perf_counter()
+        logits, state = step(params, state, jnp.int32(position))
+        jax.block_until_ready(logits)
+        seconds.append(time.perf_counter() - began)
+    return 1000 * float(np.median(seconds[1:]))
+
+
+MEASURES: dict[str, Measure] = {'params': parameters, 'train_flops': flops_per_token, 'decode_ms': decode_ms}
