@@ -21,7 +21,7 @@ usage: attnlab COMMAND [--flag=value ...]
   analyse   --workdir=RUN [--step=N]               sinks, sparsity and outliers by layer; the loss with few bits
   generate  --workdir=RUN --prompt=TEXT            text from a trained model
   show      RUN                                    what a run was, and how far it came
-  zoo                                              the mixers that configs can name
+  zoo [NAME]                                       the mixers that configs can name, or one of them whole
   data      prepare NAME                           make or convert a data set, once; verify it
 
 `attnlab COMMAND --help` lists a command's flags."""

@@ -203,3 +203,12 @@ def test_zoo_lists_every_recipe(capsys):
     assert main(['zoo', '--markdown']) == 0
     rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith('| ')]
     assert len(rows) == len(ZOO) + 2
+
+
+def test_zoo_shows_a_recipe_whole(capsys):
+    from attnlab.zoo import ZOO
+
+    assert main(['zoo', 'gla']) == 0
+    shown = ' '.join(capsys.readouterr().out.split())
+    assert ZOO['gla'].cite in shown and ZOO['gla'].notes in shown and '"key_ratio": 0.5' in shown
+    assert "there is no recipe 'glaa'; did you mean 'gla'" in said(capsys, 'zoo', 'glaa')

@@ -20,11 +20,15 @@ from attnlab.zoo.softmax.maps import MAPS
 from attnlab.zoo.softmax.parts import PARTS
 from configs import grokking, language, long_range, recall
 
-QUICK = ('mha', 'gla', 'mamba')
-"""Recipes that are traced in every run of the tests; the others are, too, but only in the slow ones."""
+KINDS = {
+    (str(recipe.layer), recipe.bidirectional, recipe.mirrored): name
+    for name, recipe in reversed(ZOO.items())
+    if not recipe.slow
+}
+"""The first recipe with each of the claims that configs read: traced in every run of the tests, the others nightly."""
 
 zoo = pytest.mark.parametrize(
-    'name', [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in ZOO]
+    'name', [pytest.param(name, marks=() if name in KINDS.values() else pytest.mark.slow) for name in ZOO]
 )
 
 

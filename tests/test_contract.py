@@ -7,44 +7,24 @@ from typing import Any
 
 import pytest
 from flax import nnx
-from ml_collections import ConfigDict
 
 from attnlab.blocks.block import Block
-from attnlab.config import build, from_plain, plain, takes
+from attnlab.config import build, from_plain, plain
 from attnlab.models.stack import Stack
 from attnlab.testing.contract import check_implementations, claimed, is_mirrored
 from attnlab.zoo import ZOO, Recipe
 
 DIM = 32
-SMALL = {
-    'heads': 4,
-    'head_dim': 16,
-    'window': 5,
-    'layers': 2,
-    'compressed_block': 4,
-    'compressed_stride': 2,
-    'selected_block': 4,
-    'selected_blocks': 4,
-}
-"""Sizes that suit `DIM` and the length of the checks, in place of the recipe's where it has such an argument."""
-
-
 ROWS = [pytest.param(recipe, id=name) for name, recipe in ZOO.items()]
 
 
 def make(recipe: Recipe, dim: int, *, rngs: nnx.Rngs, **overrides: Any) -> nnx.Module:
     """The recipe's mixer, small; a hybrid as a stack of one period, which obeys the contract of a mixer."""
-    if len(recipe.pattern) == 1:
-        return small(recipe.spec)(dim, rngs=rngs, **overrides)
-    blocks = tuple(functools.partial(Block, mixer=functools.partial(small(m), **overrides)) for m in recipe.pattern)
+    mixers = build(recipe.reduced(**overrides))
+    if len(mixers) == 1:
+        return mixers[0](dim, rngs=rngs)
+    blocks = tuple(functools.partial(Block, mixer=mixer) for mixer in mixers)
     return Stack(dim, depth=len(blocks), blocks=blocks, rngs=rngs)
-
-
-def small(mixer: ConfigDict) -> Callable[..., nnx.Module]:
-    factory = build(mixer)
-    fitting = takes(mixer) - {name for name in mixer if mixer[name] is None}
-    sizes = {name: size for name, size in SMALL.items() if name in fitting}
-    return functools.partial(factory.module, **{**factory.kwargs, **sizes})
 
 
 def checks(recipe: Recipe) -> dict[str, Callable[..., None]]:
@@ -65,12 +45,10 @@ recipes of a class apart, are checked where these are: tests/kernels, tests/nn.
 """
 
 FIRST = {recipe.pattern[0].target: name for name, recipe in reversed(ZOO.items())}
-DEAR = ('nsa', 'third_order', 'third_order_taylor', 'uniattn', 'aero')
-"""Those that take many times as long to compile as others: nightly too."""
 
 
 def marks(name: str, recipe: Recipe, what: str) -> tuple[pytest.MarkDecorator, ...]:
-    first = FIRST[recipe.pattern[0].target] == name and name not in DEAR
+    first = FIRST[recipe.pattern[0].target] == name and not recipe.slow
     # A hybrid is a stack, which hands states and segments on as tests/models has it, of mixers with rows of their own.
     return () if first or (what in QUICK and len(recipe.pattern) == 1) else (pytest.mark.slow,)
 

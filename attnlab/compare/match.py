@@ -7,7 +7,7 @@ import dataclasses
 import json
 import math
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from ml_collections import ConfigDict
 from ml_collections.config_flags import config_path
@@ -19,6 +19,7 @@ from attnlab.config import from_plain, plain
 from attnlab.errors import UserError
 from attnlab.train.run import flatten
 from attnlab.train.setup import prepare
+from attnlab.zoo import ZOO
 
 LARGEST = 2**16
 """Beyond this no knob is turned."""
@@ -56,18 +57,19 @@ class Matched:
         return self.value / target - 1
 
 
-def match(config: ConfigDict, by: str, target: float, tolerance: float) -> Matched:
+def match(config: ConfigDict, by: str, target: float, tolerance: float, knobs: Mapping[str, str]) -> Matched:
     """Solves a recipe's config for a measure. Of what reaches the target, the config changed least wins.
 
     By parameters, operations or time, the width is solved, and the hidden width of channel mixers takes up the rest, or
     the state where there are none; then with other heads. By bytes of state, the states or the channels of keys are
     solved, at the width there is, then at widths near it, then with other heads; at last the width as before.
 
-    Raises `UserError` where nothing comes within `tolerance`, a share of the target; it says what came nearest.
+    `knobs` are those of the recipe. Raises `UserError` where nothing comes within `tolerance`, a share of the target;
+    it says what came nearest.
     """
     bench = _Bench(measure(by))
     nearest_found: Matched | None = None
-    for found in _attempts(config, by, target, bench):
+    for found in _attempts(config, by, target, find_knobs(config, knobs), bench):
         if abs(found.off(target)) <= tolerance:
             return found
         if nearest_found is None or abs(found.off(target)) < abs(nearest_found.off(target)):
@@ -97,12 +99,11 @@ class _Bench:
         return self._known[key]
 
 
-def _attempts(config: ConfigDict, by: str, target: float, bench: _Bench) -> Iterator[Matched]:
+def _attempts(config: ConfigDict, by: str, target: float, knobs: dict[str, Knob], bench: _Bench) -> Iterator[Matched]:
     """The config as it is, then what comes nearest in each direction of search, the gentlest first."""
     value = bench(config)
     if value is not None:
         yield Matched(config, {}, value)
-    knobs = find_knobs(config)
     width = _width(config, bench)
     if by.startswith('state_bytes') and 'state' in knobs:
         for changed, turned in _variants(config, knobs, width):
@@ -115,24 +116,16 @@ def _attempts(config: ConfigDict, by: str, target: float, bench: _Bench) -> Iter
                     yield from _solved(found.config, found.turned, knobs[name], target, bench)
 
 
-def find_knobs(config: ConfigDict) -> dict[str, Knob]:
-    """What there is to turn besides the width: heads, state, and the hidden width of channel mixers."""
+def find_knobs(config: ConfigDict, knobs: Mapping[str, str]) -> dict[str, Knob]:
+    """Returns the adjustable sizes of a config besides its width: those of its recipe, and the MLPs' hidden width."""
+    ends = {name: (argument, f'.mixer.{argument}') for name, argument in knobs.items()}
+    ends['hidden'] = ('hidden', '.mlp.hidden')
     leaves = flatten(config.model)
-    found: dict[str, Knob] = {}
-    for name, suffixes in ENDS.items():
-        for suffix in suffixes:
-            keys = tuple(f'model.{key}' for key in leaves if key.endswith(suffix))
-            if keys and name not in found:
-                found[name] = Knob(suffix.rpartition('.')[2], keys)
-    return found
-
-
-ENDS = {
-    'heads': ('.mixer.heads', '.mixer.head_dim'),
-    'state': ('.mixer.state', '.mixer.key_dim'),
-    'hidden': ('.mlp.hidden',),
-}
-"""How the keys of a knob end, by the class of the mixer; the first that a config has counts."""
+    found = {
+        name: Knob(argument, tuple(f'model.{key}' for key in leaves if key.endswith(end)))
+        for name, (argument, end) in ends.items()
+    }
+    return {name: knob for name, knob in found.items() if knob.keys}
 
 
 def _variants(
@@ -191,7 +184,7 @@ def _solved(config: ConfigDict, turned: dict[str, int], knob: Knob, target: floa
 def match_recipes(
     configs: dict[str, ConfigDict], by: str, target: str, tolerance: float, out: pathlib.Path, console: Console
 ) -> dict[str, Matched]:
-    """Solves the config of each recipe, writes `NAME.json` and a `NAME.py` that reads it, and prints a table.
+    """Solves the config of each recipe, by its name in the zoo, writes `NAME.json` and a `NAME.py` that reads it, and prints a table.
 
     `target` is a number, or the name of the recipe that the others are matched to as it stands.
     """
@@ -199,7 +192,7 @@ def match_recipes(
     found: dict[str, Matched] = {}
     for name, config in configs.items():
         try:
-            found[name] = match(config, by, wanted, tolerance)
+            found[name] = match(config, by, wanted, tolerance, ZOO[name].knobs)
         except UserError as error:
             raise UserError(f'{name}: {error}') from error
     out.mkdir(parents=True, exist_ok=True)

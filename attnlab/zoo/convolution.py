@@ -12,6 +12,7 @@ CONVOLUTION = {
         streaming=True,
         packed=True,
         implementations=(),
+        knobs={},
         notes=(
             'With three taps, as the paper puts it before the mixers it compares on recall, and the skip connection of '
             'the released code; without the long convolution of its other form.'

@@ -29,6 +29,8 @@ HYBRIDS = {
         causal=True,
         streaming=True,
         packed=True,
+        small={'state': 4},
+        knobs={'heads': 'heads', 'state': 'state'},
         notes='Every layer is followed by a channel mixer, the Mamba layer too, as in the paper.',
     ),
 }

@@ -1,7 +1,9 @@
 """A row of the zoo: how a published mixer is put together, and what it claims to do."""
 
 import dataclasses
-from typing import Literal
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Literal
 
 from ml_collections import ConfigDict
 
@@ -10,7 +12,7 @@ from attnlab.config import takes
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """One published variant as data; tests, benchmarks, configs and tables read the same rows.
+    """One published variant as data; tests, benchmarks, configs and tables read the same rows, and know no other names.
 
     Attributes:
       spec: the mixer, from `attnlab.config.spec`, or a tuple of them: a hybrid's pattern of layers, repeated.
@@ -22,9 +24,14 @@ class Recipe:
       packed: documents sharing a row, told apart by segments, do not see each other.
       implementations: the implementations of its core that serve it in bfloat16, in `pallas_kernels` names; empty
         when it has none.
-      notes: where the recipe departs from the paper, or which of the paper's variants it is.
+      notes: where the recipe departs from the paper, or which of the paper's variants it is; shown by `attnlab zoo NAME`.
       layer: what a layer of the paper is: 'mixer and mlp', the mixer followed by a channel mixer; 'mixer', that alone;
         'blocks', the spec itself, which then holds residual branches, channel mixers and `layers` layers of its own.
+      small: arguments that suit a test, of a width of 16 or 32 and two dozen tokens, where the recipe's own do not;
+        `reduced` sets heads and window besides.
+      knobs: the arguments that matching may adjust: 'heads', how many heads there are or how wide each is, and 'state',
+        what sets the size of the state.
+      slow: so long to compile that most of its properties are checked by nightly tests alone.
     """
 
     spec: ConfigDict | tuple[ConfigDict, ...]
@@ -37,6 +44,9 @@ class Recipe:
     implementations: tuple[str, ...] = ('reference', 'xla', 'mosaic_gpu', 'mosaic_tpu')
     notes: str = ''
     layer: Literal['mixer and mlp', 'mixer', 'blocks'] = 'mixer and mlp'
+    small: Mapping[str, Any] = MappingProxyType({})
+    knobs: Mapping[str, str] = MappingProxyType({'heads': 'heads', 'state': 'key_dim'})
+    slow: bool = False
 
     @property
     def pattern(self) -> tuple[ConfigDict, ...]:
@@ -46,6 +56,15 @@ class Recipe:
     def sized(self, *, heads: int, window: int) -> tuple[ConfigDict, ...]:
         """The pattern with `heads` where the recipe leaves them open, and `window` where it has one."""
         return tuple(_sized(mixer, heads, window) for mixer in self.pattern)
+
+    def reduced(self, *, heads: int = 4, window: int = 5, **sizes: Any) -> tuple[ConfigDict, ...]:
+        """The pattern in sizes that suit a test, and with `sizes` in every mixer that takes them."""
+        pattern = self.sized(heads=heads, window=window)
+        for mixer in pattern:
+            for name, value in {**self.small, **sizes}.items():
+                if name in takes(mixer):
+                    mixer[name] = value
+        return pattern
 
 
 def _sized(mixer: ConfigDict, heads: int, window: int) -> ConfigDict:

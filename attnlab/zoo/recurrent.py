@@ -20,6 +20,7 @@ RECURRENT = {
         causal=True,
         streaming=True,
         packed=True,
+        knobs={},
         notes=(
             'The recurrent block of Hawk and Griffin, as wide as the model as in the released RecurrentGemma; the '
             'paper widens it by a third. Decays start in [0.9, 0.999] as in the paper; the released code has their '
@@ -32,6 +33,7 @@ RECURRENT = {
         causal=True,
         streaming=True,
         packed=True,
+        knobs={},
         notes=(
             'The recurrence with the output map, no wider than the model, without the convolution that some models of '
             'the paper put before it.'

@@ -14,6 +14,8 @@ STATE_SPACE = {
         streaming=True,
         packed=True,
         layer='mixer',
+        small={'state': 4},
+        knobs={'state': 'state'},
         notes=(
             'The input enters as dt B x, as in the released code; the paper writes a zero-order hold. Biases of the '
             'convolution start at zero.'
@@ -26,6 +28,8 @@ STATE_SPACE = {
         streaming=True,
         packed=True,
         layer='mixer',
+        small={'head_dim': 8, 'state': 4},
+        knobs={'heads': 'head_dim', 'state': 'state'},
         notes=(
             'One group of B and C, 128 states, heads of 64 channels, which must divide twice the width. Biases of the '
             'convolution start at zero.'

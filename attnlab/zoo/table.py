@@ -1,4 +1,6 @@
-"""`attnlab zoo`: the recipes, with what each claims and the state it was measured to keep."""
+"""`attnlab zoo`: the recipes, with what each claims and the state it was measured to keep; one of them whole."""
+
+import json
 
 import jax
 import jax.numpy as jnp
@@ -6,10 +8,12 @@ from flax import nnx
 from rich.console import Console
 from rich.table import Table
 
-from attnlab.config import build, takes
+from attnlab.config import build, plain, takes
+from attnlab.errors import UserError, nearest
 from attnlab.zoo import ZOO, Recipe
 
 DIM, HEADS, LENGTHS = 256, 4, (1024, 8192)
+CLAIMS = ('causal', 'bidirectional', 'mirrored', 'streaming', 'packed')
 COLUMNS = ('recipe', 'class', 'paper', 'claims', *(f'state at {length}' for length in LENGTHS))
 
 
@@ -18,7 +22,8 @@ def print_zoo(console: Console, *, markdown: bool) -> None:
     rows = [_row(name, recipe) for name, recipe in ZOO.items()]
     caption = f'State: bytes a sequence and layer (mean over the pattern) in float32 at width {DIM}, {HEADS} heads.'
     if markdown:
-        print('\n'.join([*_markdown(rows), '', caption]))
+        notes = [f'- **{name}**: {recipe.notes}' for name, recipe in ZOO.items() if recipe.notes]
+        print('\n'.join([*_markdown(rows), '', caption, '', '## Notes', '', *notes]))
         return
     table = Table(caption=caption, caption_justify='left')
     for column in COLUMNS:
@@ -26,6 +31,21 @@ def print_zoo(console: Console, *, markdown: bool) -> None:
     for row in rows:
         table.add_row(*row)
     console.print(table)
+
+
+def print_recipe(console: Console, name: str) -> None:
+    """Prints one recipe whole: paper, claims, kernels, notes and spec. Raises `UserError` for a name that is none."""
+    if name not in ZOO:
+        raise UserError(f'there is no recipe {name!r}{nearest(name, ZOO)}')
+    recipe = ZOO[name]
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_row('recipe', name)
+    table.add_row('paper', recipe.cite)
+    table.add_row('claims', ', '.join(_claims(recipe)))
+    table.add_row('kernels', ', '.join(recipe.implementations) or 'none')
+    table.add_row('notes', recipe.notes or 'none')
+    console.print(table)
+    console.print_json(json.dumps(plain(recipe.spec)))
 
 
 def state_bytes(recipe: Recipe, length: int) -> float:
@@ -44,11 +64,12 @@ def state_bytes(recipe: Recipe, length: int) -> float:
 
 def _row(name: str, recipe: Recipe) -> tuple[str, ...]:
     classes = dict.fromkeys(mixer.target.rpartition('.')[2] for mixer in recipe.pattern)
-    claims = [
-        claim for claim in ('causal', 'bidirectional', 'mirrored', 'streaming', 'packed') if getattr(recipe, claim)
-    ]
     sizes = [f'{state_bytes(recipe, length):,.0f}' for length in LENGTHS]
-    return name, ', '.join(classes), recipe.cite, ', '.join(claims), *sizes
+    return name, ', '.join(classes), recipe.cite, ', '.join(_claims(recipe)), *sizes
+
+
+def _claims(recipe: Recipe) -> list[str]:
+    return [claim for claim in CLAIMS if getattr(recipe, claim)]
 
 
 def _markdown(rows: list[tuple[str, ...]]) -> list[str]:

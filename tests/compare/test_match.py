@@ -16,6 +16,7 @@ from attnlab.configuration import config_of
 from attnlab.errors import UserError
 from attnlab.mixers.state_space.selective import StateSpaceDual
 from attnlab.train.setup import prepare
+from attnlab.zoo import ZOO
 from configs import language
 
 VOCAB, DEPTH, HEADS, RANK = 256, 4, 4, 16
@@ -72,7 +73,7 @@ def mamba2_parameters(d, mixer, hidden):
 )
 @pytest.mark.parametrize('target', [300_000.0, pytest.param(1_000_000.0, marks=pytest.mark.slow)])
 def test_parameters(name, closed, target):
-    found = match(config(name), 'params', target, 0.01)
+    found = match(config(name), 'params', target, 0.01, ZOO[name].knobs)
     assert closed(*sizes(found.config)) == found.value == pytest.approx(target, rel=0.01)
     assert measure('params')(prepare(found.config)) == found.value
 
@@ -80,16 +81,16 @@ def test_parameters(name, closed, target):
 @pytest.mark.slow
 def test_states():
     """Memories of k x v in float32 and a segment; Mamba-2 keeps three inputs too, attention every key and value."""
-    found = match(config('gla'), 'state_bytes@8192', 100_000.0, 0.01)
+    found = match(config('gla'), 'state_bytes@8192', 100_000.0, 0.01, ZOO['gla'].knobs)
     d, mixer, _ = sizes(found.config)
     assert found.value == DEPTH * (4 * mixer.key_dim * d + 4)
     assert found.turned == {'key_dim': mixer.key_dim} and found.value == pytest.approx(100_000, rel=0.01)
-    found = match(config('mamba2'), 'state_bytes@64', 400_000.0, 0.01)
+    found = match(config('mamba2'), 'state_bytes@64', 400_000.0, 0.01, ZOO['mamba2'].knobs)
     d, mixer, _ = sizes(found.config)
     n = mixer.state
     closed = 2 * DEPTH * (4 * n * 2 * d + 3 * (4 * (2 * d + 2 * n) + 4) + 4)
     assert found.value == closed == pytest.approx(400_000, rel=0.01)
-    found = match(config('mha'), 'state_bytes@64', 148_480.0, 0.01)
+    found = match(config('mha'), 'state_bytes@64', 148_480.0, 0.01, ZOO['mha'].knobs)
     d, mixer, _ = sizes(found.config)
     width = d // HEADS if mixer.key_dim is None else mixer.key_dim
     assert found.value == DEPTH * (64 * (4 * HEADS * 2 * width + 4) + 4) == pytest.approx(148_480, rel=0.01)
@@ -105,7 +106,7 @@ def test_a_state_of_another_size_than_it_says_is_measured_as_it_is():
     as_said, as_is = bytes_of(prepare(honest)), bytes_of(prepare(lying))
     assert as_is - as_said == 2 * DEPTH * 4 * 128 * 2 * 128
     assert unmatched([as_said, as_is], 0.01)
-    solved = [match(one, 'state_bytes@64', 600_000.0, 0.02) for one in (honest, lying)]
+    solved = [match(one, 'state_bytes@64', 600_000.0, 0.02, ZOO['mamba2'].knobs) for one in (honest, lying)]
     first, second = (sizes(one.config) for one in solved)
     assert first[0] * first[1].state == pytest.approx(2 * second[0] * second[1].state, rel=0.15)
     assert not unmatched([one.value for one in solved], 0.02)
@@ -121,7 +122,7 @@ def test_operations():
     with base.unlocked():
         base.model.stack.depth = 1
     wanted = 1.1 * measure('train_flops')(prepare(base))
-    found = match(base, 'train_flops', wanted, 0.03)
+    found = match(base, 'train_flops', wanted, 0.03, ZOO['mingru'].knobs)
     assert measure('train_flops')(prepare(found.config)) == found.value == pytest.approx(wanted, rel=0.03)
 
 
@@ -139,10 +140,10 @@ def test_matched_configs_can_be_trained(tmp_path):
 @pytest.mark.slow
 def test_what_cannot_be_matched_says_what_came_nearest():
     with pytest.raises(UserError, match=r'is not reached within 1\.0%; nearest is'):
-        match(config('mha'), 'state_bytes@8192', 1000.0, 0.01)
+        match(config('mha'), 'state_bytes@8192', 1000.0, 0.01, ZOO['mha'].knobs)
     with pytest.raises(UserError, match="--by is 'parms'; did you mean 'params'"):
         measure('parms')
     with pytest.raises(UserError, match="--target is 'many'; it wants a number or one of mha"):
         match_recipes({'mha': config('mha')}, 'params', 'many', 0.01, pathlib.Path('nowhere'), Console(quiet=True))
-    assert set(find_knobs(config('mamba2'))) == {'heads', 'state'}
+    assert set(find_knobs(config('mamba2'), ZOO['mamba2'].knobs)) == {'heads', 'state'}
     assert not unmatched([1.0, 1.02], 0.01) and unmatched([1.0, 1.03], 0.01) and math.isfinite(1.0)

@@ -26,6 +26,13 @@ def test_a_row_is_complete(recipe: Recipe):
     assert not recipe.implementations or {'reference', 'xla'} <= set(recipe.implementations)
 
 
+@pytest.mark.parametrize('recipe', [pytest.param(recipe, id=name) for name, recipe in ZOO.items()])
+def test_small_sizes_and_knobs_are_arguments_of_its_mixers(recipe: Recipe):
+    taken = {name for mixer in recipe.pattern for name in takes(mixer)}
+    assert taken >= {*recipe.small, *recipe.knobs.values()}
+    assert recipe.knobs.keys() <= {'heads', 'state'}
+
+
 @pytest.mark.parametrize(
     ('implementation', 'here'),
     [('mosaic_gpu', target.H100), ('mosaic_tpu', target.TPU_V5E)],

@@ -15,6 +15,9 @@ BLOCKS = {
         streaming=True,
         packed=True,
         layer='blocks',
+        small={'layers': 2},
+        knobs={},
+        slow=True,
         notes=(
             'Whole layers, in groups of four. The paper converts a trained model, of which it groups the upper half of '
             'the layers (16 to 31 of 32), and fits the compensation to it; from scratch it starts at zero.'
@@ -28,6 +31,8 @@ BLOCKS = {
         streaming=True,
         packed=True,
         layer='blocks',
+        knobs={},
+        slow=True,
         notes=(
             "Temperatures and penalty are defined in the authors' sequel, https://arxiv.org/abs/2501.03489. There "
             'temperatures start at 0.01 or 0.1, for weights that start at a deviation of 0.02; here at 1, for '

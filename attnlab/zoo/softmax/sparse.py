@@ -12,6 +12,8 @@ SPARSE = {
         causal=True,
         streaming=True,
         packed=True,
+        small={'compressed_block': 4, 'compressed_stride': 2, 'selected_block': 4, 'selected_blocks': 4},
+        slow=True,
         notes=(
             'Two key/value heads; heads must be a multiple of them. The paper gives no sizes for the networks that '
             'compress and gate, nor where positions enter: compressed keys are rotated as if at the start of their '

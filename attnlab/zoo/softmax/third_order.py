@@ -14,6 +14,7 @@ THIRD_ORDER = {
         streaming=True,
         packed=True,
         implementations=(),
+        slow=True,
         notes=(
             'The exact map, in cubic time; a window makes it practical. The paper defines the map alone: the causal '
             'form, the norms of queries and keys, and the scale, one over the square root of the key channels, are '
@@ -27,6 +28,7 @@ THIRD_ORDER = {
         streaming=True,
         packed=True,
         implementations=(),
+        slow=True,
         notes=(
             'The near-linear form for bounded entries: the polynomial is that of Taylor, of degree 2, where the paper '
             'takes the one of least degree for its error. The scale is one over the key channels, which keeps scores '
