@@ -17,8 +17,9 @@ import jax.experimental.pallas as pl
 import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 
-from pallas_kernels import mosaic_gpu, tiling
+from pallas_kernels import tiling
 from pallas_kernels.cross_entropy import vjp
+from pallas_kernels.mosaic_gpu import launch
 from pallas_kernels.target import Target
 
 ROWS = 64
@@ -47,7 +48,7 @@ def refusal(here: Target, hidden: jax.Array, embedding: jax.Array) -> str | None
     dtype = jnp.result_type(hidden, embedding)
     if dtype.itemsize != 2:
         return f'products are in {dtype}, of which matrix units see 10 bits; expected bfloat16 or float16 arguments'
-    return mosaic_gpu.capability_refusal(here)
+    return launch.capability_refusal(here)
 
 
 @functools.lru_cache
@@ -217,7 +218,7 @@ def _over_tiles(
             compute_context=around,
         )(hidden, embedding)
 
-    return mosaic_gpu.kernel(
+    return launch.kernel(
         body,
         here,
         out_type=result,

@@ -16,8 +16,9 @@ import jax.experimental.pallas as pl
 import jax.numpy as jnp
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_kernels import mosaic_tpu, tiling
+from pallas_kernels import tiling
 from pallas_kernels.cross_entropy import vjp
+from pallas_kernels.mosaic_tpu import launch
 from pallas_kernels.target import Target
 
 
@@ -142,7 +143,7 @@ def _run(
     sums: Any,
 ) -> Any:
     d = arrays[0].shape[1]
-    return mosaic_tpu.call(
+    return launch.call(
         functools.partial(body, plan),
         here,
         grid=plan.grid,

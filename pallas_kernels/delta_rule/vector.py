@@ -12,8 +12,7 @@ import jax.numpy as jnp
 
 from pallas_kernels.delta_rule.chunk import by_halves
 from pallas_kernels.delta_rule.products import Form
-from pallas_kernels.linear_attention.chunks import since, until
-from pallas_kernels.linear_attention.vector import MODERATE
+from pallas_kernels.matrix_state.chunks import MODERATE, since, until
 
 Products = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
 """Of queries and of keys with keys, `l b h c c`, those with later keys any finite numbers; and the log decays up to

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.matrix_state import heads
+
 
 class Arrays(NamedTuple):
     """The arguments of a form, or what belongs to them.
@@ -60,7 +62,7 @@ def differentiable(forward: Forward, backward: Backward) -> Callable[..., Output
     def pull(scale: float, saved: tuple[Arrays, Any], gradients: Outputs) -> tuple[Arrays]:
         arrays, kept = saved
         found = backward(arrays, scale, kept, gradients)
-        return (jax.tree.map(_shared, arrays._replace(starts=None), found._replace(starts=None)),)
+        return (jax.tree.map(heads.summed, arrays._replace(starts=None), found._replace(starts=None)),)
 
     core = jax.custom_vjp(run, nondiff_argnums=(0,))
     core.defvjp(save, pull)
@@ -86,10 +88,3 @@ def differentiable(forward: Forward, backward: Backward) -> Callable[..., Output
         return jnp.moveaxis(o, 1, 2), final
 
     return delta_rule
-
-
-def _shared(argument: jax.Array, gradient: jax.Array) -> jax.Array:
-    """The gradient of an argument, summed over the heads, or the batch, that share it."""
-    b, h, *rest = argument.shape
-    groups = gradient.reshape(b, gradient.shape[0] // b, h, gradient.shape[1] // h, *rest)
-    return jnp.sum(groups, axis=(1, 3)).astype(argument.dtype)

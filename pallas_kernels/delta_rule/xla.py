@@ -9,7 +9,7 @@ from pallas_kernels import target, tiling
 from pallas_kernels.delta_rule import vector
 from pallas_kernels.delta_rule.chunk import Chunk, Weights, inverse, weights
 from pallas_kernels.delta_rule.products import Form
-from pallas_kernels.linear_attention.chunks import Arrays, cut, in_groups, join
+from pallas_kernels.matrix_state.chunks import Arrays, cut, in_groups, join
 
 
 def delta_rule(

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels import precision
-from pallas_kernels.linear_attention.chunks import Chunks, between, keep, remembered, remembers, since, until, visible
+from pallas_kernels.matrix_state.chunks import Chunks, between, keep, remembered, remembers, since, until, visible
 
 
 def writes(chunks: Chunks) -> tuple[jax.Array, jax.Array]:

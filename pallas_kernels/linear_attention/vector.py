@@ -13,13 +13,17 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels import precision
-from pallas_kernels.linear_attention.chunks import Chunks, between, keep, remembered, remembers, since, until, visible
-
-MODERATE = 40.0
-"""How much may decay from the middle of a chunk to its ends for one product to serve.
-
-`exp(2 * 40)`, the largest number there is then, is far from overflow.
-"""
+from pallas_kernels.matrix_state.chunks import (
+    MODERATE,
+    Chunks,
+    between,
+    keep,
+    remembered,
+    remembers,
+    since,
+    until,
+    visible,
+)
 
 
 class Reads(NamedTuple):

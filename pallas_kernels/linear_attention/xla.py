@@ -5,8 +5,8 @@ import jax.numpy as jnp
 
 from pallas_kernels import target, tiling
 from pallas_kernels.linear_attention import scalar, vector
-from pallas_kernels.linear_attention.chunks import Arrays, cut, in_groups, join
 from pallas_kernels.linear_scan.xla import linear_scan
+from pallas_kernels.matrix_state.chunks import Arrays, cut, in_groups, join
 
 
 def linear_attention(

@@ -16,16 +16,17 @@ import jax
 import jax.experimental.pallas as pl
 import jax.numpy as jnp
 
-from pallas_kernels import mosaic_gpu, tiling
+from pallas_kernels import tiling
 from pallas_kernels.linear_scan import kernels, parts, vjp, xla
 from pallas_kernels.linear_scan.parts import Numbers
 from pallas_kernels.linear_scan.vjp import Step
-from pallas_kernels.mosaic_gpu_stream import Tiles, stream
+from pallas_kernels.mosaic_gpu import launch
+from pallas_kernels.mosaic_gpu.stream import Tiles, stream
 from pallas_kernels.target import Target
 
 TYPES = (jnp.bfloat16, jnp.float16, jnp.float32)
 
-CHANNELS = mosaic_gpu.WARPGROUP
+CHANNELS = launch.WARPGROUP
 
 STAGES = 4
 
@@ -41,7 +42,7 @@ def form(here: Target) -> Callable[[jax.Array, jax.Array, jax.Array, bool], vjp.
 
 def refusal(here: Target, x: jax.Array, decay: jax.Array, state: jax.Array) -> str | None:
     """Why the call cannot be served; `None`: it can."""
-    return mosaic_gpu.capability_refusal(here) or kernels.refusal(x, decay, state)
+    return launch.capability_refusal(here) or kernels.refusal(x, decay, state)
 
 
 def _scan(here: Target, x: jax.Array, decay: jax.Array, state: jax.Array, reverse: bool, step: Step) -> vjp.Outputs:
@@ -141,7 +142,7 @@ def _run(
 
     outputs = None if dtype is None else jax.tree.map(lambda _: jax.ShapeDtypeStruct((b, t, d), dtype), arrays[0])
     final = jax.tree.map(lambda part: jax.ShapeDtypeStruct(part.shape, part.dtype), arrays[2])
-    run = mosaic_gpu.kernel(body, here, out_type=(outputs, final), grid=(b, d // CHANNELS), grid_names=('b', 'd'))
+    run = launch.kernel(body, here, out_type=(outputs, final), grid=(b, d // CHANNELS), grid_names=('b', 'd'))
     return jax.tree.map(parts.whole, run(*arrays), is_leaf=lambda numbers: isinstance(numbers, parts.Pair))
 
 

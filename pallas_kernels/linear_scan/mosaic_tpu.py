@@ -14,10 +14,11 @@ import jax.experimental.pallas as pl
 import jax.numpy as jnp
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_kernels import mosaic_tpu, tiling
+from pallas_kernels import tiling
 from pallas_kernels.linear_scan import kernels, parts, vjp
 from pallas_kernels.linear_scan.parts import Numbers
 from pallas_kernels.linear_scan.vjp import Step
+from pallas_kernels.mosaic_tpu import launch
 from pallas_kernels.target import Target
 
 TYPES = (jnp.bfloat16, jnp.float32)
@@ -59,7 +60,7 @@ def _scan(here: Target, x: jax.Array, decay: jax.Array, state: jax.Array, revers
     def for_parts(*each: Any) -> tuple[Any, ...]:
         return tuple(jax.tree.map(lambda _, one=one: one, arrays[0]) for one in each)
 
-    outputs, final = mosaic_tpu.call(
+    outputs, final = launch.call(
         functools.partial(_kernel, step=step, reverse=reverse, t=t),
         here,
         grid=(b, pl.cdiv(d, tile.channels), tiles),

@@ -18,8 +18,9 @@ import jax.experimental.pallas as pl
 import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 
-from pallas_kernels import mosaic_gpu, tiling
-from pallas_kernels.mosaic_gpu_stream import Tiles, stream
+from pallas_kernels import tiling
+from pallas_kernels.mosaic_gpu import launch
+from pallas_kernels.mosaic_gpu.stream import Tiles, stream
 from pallas_kernels.selective_scan import kernels, vjp
 from pallas_kernels.selective_scan.vjp import Operands, Outputs
 from pallas_kernels.target import Target
@@ -53,7 +54,7 @@ def form(here: Target) -> Callable[[Operands, jax.Array | None], Outputs]:
 
 def refusal(here: Target, operands: Operands) -> str | None:
     """Why the call cannot be served; `None`: it can."""
-    return mosaic_gpu.capability_refusal(here) or kernels.refusal(operands, MOST)
+    return launch.capability_refusal(here) or kernels.refusal(operands, MOST)
 
 
 class At(NamedTuple):
@@ -108,7 +109,7 @@ def _forward(
     results = {'y': jax.ShapeDtypeStruct((b, t, d), operands.x.dtype)}
     if keep:
         results['states'] = jax.ShapeDtypeStruct((b * (t // rows), *operands.A.shape), jnp.float32)
-    results, final = mosaic_gpu.kernel(
+    results, final = launch.kernel(
         body,
         here,
         out_type=(results, jax.ShapeDtypeStruct(operands.state.shape, jnp.float32)),
@@ -183,7 +184,7 @@ def _backward(
         'dB': partial,
         'dC': partial,
     }
-    results, dA, dstate = mosaic_gpu.kernel(
+    results, dA, dstate = launch.kernel(
         body,
         here,
         out_type=(results, whole, whole),

@@ -15,14 +15,15 @@ import jax.experimental.pallas as pl
 import jax.numpy as jnp
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_kernels import mosaic_tpu, tiling
+from pallas_kernels import tiling
+from pallas_kernels.mosaic_tpu import launch
 from pallas_kernels.selective_scan import kernels, vjp
 from pallas_kernels.selective_scan.vjp import Operands, Outputs
 from pallas_kernels.target import Target
 
 TYPES = (jnp.bfloat16, jnp.float32)
 
-ROWS = mosaic_tpu.LANES
+ROWS = launch.LANES
 """The steps of a tile."""
 
 MOST = 64
@@ -71,7 +72,7 @@ class At(NamedTuple):
 
 def _arrays(operands: Operands, starts: jax.Array | None) -> tuple[Arrays, jax.Array]:
     """What the kernels read, in sizes that tiles divide, and the state, `b n d`."""
-    operands = kernels.filled(operands, {'t': ROWS, 'd': mosaic_tpu.LANES, 'n': 8}, TYPES)
+    operands = kernels.filled(operands, {'t': ROWS, 'd': launch.LANES, 'n': 8}, TYPES)
     columns = [operands.B.swapaxes(1, 2), operands.C.swapaxes(1, 2)]
     if starts is not None:
         columns.append(jnp.broadcast_to(kernels.kept(starts, operands.x.shape[1])[:, None], columns[0].shape))
@@ -96,7 +97,7 @@ def _forward(
     if keep:
         shapes.append(jax.ShapeDtypeStruct((b, t // ROWS, n, d), jnp.float32))
         specs.append(pl.BlockSpec((1, 1, n, channels), lambda i, c, k: (i, k, 0, c)))
-    y, final, *states = mosaic_tpu.call(
+    y, final, *states = launch.call(
         functools.partial(_forward_kernel, n=n),
         here,
         grid=(b, d // channels, t // ROWS),
@@ -161,7 +162,7 @@ def _backward(
     of_A = pl.BlockSpec((n, channels), lambda i, k, c: (0, c))
     of_sequence = pl.BlockSpec((1, blocks, n, channels), lambda i, k, c: (i, 0, 0, 0))
     sums = jax.ShapeDtypeStruct((b, blocks, n, channels), jnp.float32)
-    dx, ddt, dcolumns, dstate, dA = mosaic_tpu.call(
+    dx, ddt, dcolumns, dstate, dA = launch.call(
         functools.partial(_backward_kernel, n=n),
         here,
         grid=(b, tiles, blocks),

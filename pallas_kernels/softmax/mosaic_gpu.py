@@ -13,7 +13,8 @@ import jax
 import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 
-from pallas_kernels import mosaic_gpu, tiling
+from pallas_kernels import tiling
+from pallas_kernels.mosaic_gpu import launch
 from pallas_kernels.softmax import vjp, warps
 from pallas_kernels.target import Target
 
@@ -24,7 +25,7 @@ def refusal(here: Target, x: jax.Array) -> str | None:
         return f'x has shape {x.shape}; expected an array with entries'
     if x.dtype.itemsize > 4:
         return f'x has type {x.dtype}; expected float32, bfloat16 or float16'
-    return mosaic_gpu.capability_refusal(here)
+    return launch.capability_refusal(here)
 
 
 @functools.lru_cache
@@ -50,7 +51,7 @@ def _by_rows(here: Target, body: Callable[..., None], arrays: tuple[jax.Array, .
     behind = ((0, 0), (0, max(0, warps.shortest(n) - o)))
     padded = (jnp.pad(first, behind, constant_values=outside), *(jnp.pad(array, behind) for array in others))
     rows = warps.Rows(n, padded[0].shape[1], tiling.softmax_hopper(n, padded[0].shape[1], first.dtype.itemsize))
-    run = mosaic_gpu.kernel(
+    run = launch.kernel(
         functools.partial(body, rows),
         here,
         out_type=jax.ShapeDtypeStruct(padded[0].shape, first.dtype),

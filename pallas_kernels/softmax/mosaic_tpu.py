@@ -14,7 +14,8 @@ import jax.experimental.pallas as pl
 import jax.numpy as jnp
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_kernels import mosaic_tpu, tiling
+from pallas_kernels import tiling
+from pallas_kernels.mosaic_tpu import launch
 from pallas_kernels.softmax import vjp
 from pallas_kernels.target import Target
 
@@ -49,7 +50,7 @@ def _sweeps(here: Target, body: Callable[..., None], arrays: tuple[jax.Array, ..
     n, o = arrays[0].shape
     tile = tiling.softmax_tpu(n, o)
     columns = pl.cdiv(o, tile.columns)
-    return mosaic_tpu.call(
+    return launch.call(
         functools.partial(body, o % tile.columns),
         here,
         grid=(pl.cdiv(n, tile.rows), 2, columns),

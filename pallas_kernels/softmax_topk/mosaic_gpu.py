@@ -9,15 +9,16 @@ import jax
 import jax.experimental.pallas as pl
 import jax.numpy as jnp
 
-from pallas_kernels import mosaic_gpu, tiling
+from pallas_kernels import tiling
+from pallas_kernels.mosaic_gpu import launch
 from pallas_kernels.softmax.warps import Rows
-from pallas_kernels.softmax_topk import passes, vjp, xla
+from pallas_kernels.softmax_topk import selection, vjp, xla
 from pallas_kernels.target import Target
 
 
 def refusal(here: Target, x: jax.Array, k: int) -> str | None:
     """Why the call cannot be served; `None`: it can."""
-    return passes.refusal(x, k) or mosaic_gpu.capability_refusal(here)
+    return selection.refusal(x, k) or launch.capability_refusal(here)
 
 
 @functools.lru_cache
@@ -35,7 +36,7 @@ def _sweep(here: Target, x: jax.Array, k: int) -> vjp.Found:
     # In order of tiles, then of places, equal scores are in order of their indices.
     best, where = xla.largest(scores[..., :k].reshape(n, -1), k)
     indices = jnp.take_along_axis(indices[..., :k].reshape(n, -1), where, axis=1)
-    total = jnp.sum(totals * jnp.exp(highest - passes.pivot(best[:, :1])), axis=1, keepdims=True)
+    total = jnp.sum(totals * jnp.exp(highest - selection.pivot(best[:, :1])), axis=1, keepdims=True)
     # Rows with NaN have no order, but indices that exist.
     found = vjp.Found(best, jnp.minimum(indices, o - 1), total)
     return vjp.Found(*(array.reshape(*x.shape[:-1], -1) for array in found))
@@ -49,7 +50,7 @@ def _tiles(here: Target, x: jax.Array, k: int) -> list[jax.Array]:
     x = jnp.pad(x, ((0, max(0, 4 - n)), (0, length - o)))
     rows = Rows(x.shape[0], length, tiling.softmax_topk_hopper(x.shape[0], length, x.dtype.itemsize))
     kept = Rows(x.shape[0], rows.tiles * width, tiling.WarpsTile(rows.tile.rows, width, 1, 1))
-    found = mosaic_gpu.kernel(
+    found = launch.kernel(
         functools.partial(_tile, o, k, rows, kept),
         here,
         out_type=tuple(jax.ShapeDtypeStruct((kept.n, kept.o), dtype) for dtype in (jnp.float32, jnp.int32)),
@@ -64,10 +65,10 @@ def _tile(o: int, k: int, rows: Rows, kept: Rows, x_ref: Any, scores_ref: Any, i
     columns = rows.columns(j)
     counts = (columns < o) & (columns >= j * rows.tile.columns)
     x = jnp.where(counts, rows.read(x_ref, row, j).astype(jnp.float32), -math.inf)
-    columns = jnp.where(counts, columns, passes.NOWHERE)
-    total = jnp.sum(jnp.exp(x - rows.spread(passes.pivot(jnp.max(x, axis=1)))), axis=1)
+    columns = jnp.where(counts, columns, selection.NOWHERE)
+    total = jnp.sum(jnp.exp(x - rows.spread(selection.pivot(jnp.max(x, axis=1)))), axis=1)
     places = kept.columns(0)
-    scores, indices = passes.largest(
+    scores, indices = selection.largest(
         [(x, columns)],
         places,
         k,

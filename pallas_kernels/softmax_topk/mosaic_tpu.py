@@ -10,14 +10,15 @@ import jax.experimental.pallas as pl
 import jax.numpy as jnp
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_kernels import mosaic_tpu, tiling
-from pallas_kernels.softmax_topk import passes, vjp
+from pallas_kernels import tiling
+from pallas_kernels.mosaic_tpu import launch
+from pallas_kernels.softmax_topk import selection, vjp
 from pallas_kernels.target import Target
 
 
 def refusal(here: Target, x: jax.Array, k: int) -> str | None:
     """Why the call cannot be served; `None`: it can."""
-    return passes.refusal(x, k)
+    return selection.refusal(x, k)
 
 
 @functools.lru_cache
@@ -38,13 +39,13 @@ def _sweep(here: Target, x: jax.Array, k: int) -> vjp.Found:
     rows = x.reshape(-1, x.shape[-1])
     n, o = rows.shape
     tile = tiling.softmax_topk_tpu(n, o)
-    scores, indices = mosaic_tpu.call(
+    scores, indices = launch.call(
         functools.partial(_tile, o, k),
         here,
         grid=(pl.cdiv(n, tile.rows), pl.cdiv(o, tile.columns)),
         in_specs=[pl.BlockSpec((tile.rows, tile.columns), lambda i, j: (i, j))],
-        out_specs=[pl.BlockSpec((tile.rows, mosaic_tpu.LANES), lambda i, j: (i, 0))] * 2,
-        out_shape=[jax.ShapeDtypeStruct((n, mosaic_tpu.LANES), dtype) for dtype in (jnp.float32, jnp.int32)],
+        out_specs=[pl.BlockSpec((tile.rows, launch.LANES), lambda i, j: (i, 0))] * 2,
+        out_shape=[jax.ShapeDtypeStruct((n, launch.LANES), dtype) for dtype in (jnp.float32, jnp.int32)],
         scratch_shapes=[pltpu.VMEM((tile.rows, 1), jnp.float32)],
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=('parallel', 'arbitrary'), vmem_limit_bytes=tiling.VMEM
@@ -62,21 +63,21 @@ def _tile(o: int, k: int, x_ref: Any, scores_ref: Any, indices_ref: Any, total: 
     @pl.when(j == 0)
     def start() -> None:
         scores_ref[...] = jnp.full_like(scores_ref, -math.inf)
-        indices_ref[...] = jnp.full_like(indices_ref, passes.NOWHERE)
+        indices_ref[...] = jnp.full_like(indices_ref, selection.NOWHERE)
         total[...] = jnp.zeros_like(total)
 
     columns = j * x_ref.shape[1] + jax.lax.broadcasted_iota(jnp.int32, x_ref.shape, 1)
     x = jnp.where(columns < o, x_ref[...].astype(jnp.float32), -math.inf)
     places = jax.lax.broadcasted_iota(jnp.int32, scores_ref.shape, 1)
     before = scores_ref[:, :1]
-    scores, indices = passes.largest(
-        [(scores_ref[...], indices_ref[...]), (x, jnp.where(columns < o, columns, passes.NOWHERE))],
+    scores, indices = selection.largest(
+        [(scores_ref[...], indices_ref[...]), (x, jnp.where(columns < o, columns, selection.NOWHERE))],
         places,
         k,
         over_row=lambda reduce, array: reduce(array, axis=1, keepdims=True),
         along_row=lambda numbers, like: numbers,
     )
-    pivot = passes.pivot(scores[:, :1])
+    pivot = selection.pivot(scores[:, :1])
     total[...] = total[...] * jnp.exp(before - pivot) + jnp.sum(jnp.exp(x - pivot), axis=1, keepdims=True)
     is_last = j == pl.num_programs(1) - 1
     scores_ref[...] = jnp.where((places == k) & is_last, total[...], scores)

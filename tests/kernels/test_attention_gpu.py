@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 
 from pallas_kernels import attention, target, tiling
-from pallas_kernels import mosaic_gpu as shared
-from pallas_kernels.attention import hopper, maps, mosaic_gpu
-from pallas_kernels.attention.hopper import PAD, ROWS, Place, reach
+from pallas_kernels.attention import maps
+from pallas_kernels.attention.mosaic_gpu import passes, sm90
+from pallas_kernels.attention.mosaic_gpu.sm90 import PAD, ROWS, Place, reach
 from pallas_kernels.attention.problem import Rule
 from pallas_kernels.cases import attention as cases
 from pallas_kernels.cases.drawing import Call
+from pallas_kernels.mosaic_gpu import products_sm90
 
 # Every interpreted case takes about five seconds, most of which compiles the interpreted kernels.
 QUICK = {
@@ -76,13 +77,13 @@ def test_two_runs_give_the_same_bits():
 @pytest.mark.parametrize('name', ['tiles', 'everything'])
 def test_no_warpgroup_races_another(name, comparison, monkeypatch):
     # Stands in for products with a factor in registers, which the interpreter lacks: they read as any load does.
-    def multiply(left, right, onto, multiply=shared._multiply_interpreted):
+    def multiply(left, right, onto, multiply=products_sm90._multiply_interpreted):
         product = multiply(left, right, onto)
         plgpu.commit_smem()
         return product
 
     watched = functools.partial(plgpu.InterpretGPUParams, detect_races=True)
-    monkeypatch.setattr(shared, '_multiply_interpreted', multiply)
+    monkeypatch.setattr(products_sm90, '_multiply_interpreted', multiply)
     monkeypatch.setattr(plgpu, 'InterpretGPUParams', watched)
     check(comparison, name, cases.call(name, jnp.bfloat16), 'watched')
 
@@ -144,7 +145,7 @@ POSITIONS = [
 @pytest.mark.parametrize('axis', [0, 1])
 def test_every_visible_tile_is_visited_once_and_those_called_whole_are(axis):
     for t, s, causal, window, sinks, step in POSITIONS:
-        call = hopper.Call(target.H100, Rule(maps.Softmax(), 1.0, causal, window, sinks), t, s, axis, step, False, True)
+        call = sm90.Call(target.H100, Rule(maps.Softmax(), 1.0, causal, window, sinks), t, s, axis, step, False, True)
         queries, keys = np.arange(t)[:, None], np.arange(s)
         distance = queries + s - t - keys
         visible = (distance >= 0) if causal else np.ones((t, s), bool)
@@ -179,7 +180,7 @@ def test_tiles_of_other_documents_are_left_out(axis):
         both = packed(rng, 2, max(t, s))
         arbitrary = rng.integers(-3, 3, (2, t // 20 + 1)).repeat(20, axis=1)[:, :t]
         for queries, keys in ((both[:, -t:], both[:, -s:]), (arbitrary, packed(rng, 2, s))):
-            call = hopper.Call(
+            call = sm90.Call(
                 target.H100, Rule(maps.Softmax(), 1.0, causal, window, sinks), t, s, axis, step, True, True
             )
             distance = np.arange(t)[:, None] + s - t - np.arange(s)
@@ -243,10 +244,10 @@ def test_other_devices_and_assemblers_that_err_are_refused(monkeypatch):
     ):
         attention(q, q, q, implementation='mosaic_gpu')
 
-    monkeypatch.setattr(mosaic_gpu, '_assembler', lambda: (12, 9, 41))
+    monkeypatch.setattr(passes, '_assembler', lambda: (12, 9, 41))
     with target.compiling_for(target.H100):
         with pytest.raises(NotImplementedError, match=r'causal masks; nvidia-cuda-nvcc-cu12 is 12\.9\.41; expected'):
             attention(q, q, q, implementation='mosaic_gpu')
         jax.eval_shape(lambda q: attention(q, q, q, causal=False, implementation='mosaic_gpu'), q)
-        monkeypatch.setattr(mosaic_gpu, '_assembler', lambda: (12, 9, 86))
+        monkeypatch.setattr(passes, '_assembler', lambda: (12, 9, 86))
         jax.eval_shape(lambda q: attention(q, q, q, implementation='mosaic_gpu'), q)

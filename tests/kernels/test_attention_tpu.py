@@ -9,7 +9,8 @@ import pytest
 
 from attnlab.testing.noise import noise
 from pallas_kernels import attention, dispatch, target, tiling
-from pallas_kernels.attention import maps, tpu_sweep
+from pallas_kernels.attention import maps
+from pallas_kernels.attention.mosaic_tpu import sweep
 from pallas_kernels.attention.problem import Rule
 from pallas_kernels.cases import attention as cases
 from pallas_kernels.cases.drawing import Call
@@ -113,7 +114,7 @@ def test_every_visible_pair_of_tiles_is_listed_and_those_called_whole_are():
     tile = tiling.attention_tpu(1, 1)
     for t, s, causal, window, sinks in POSITIONS:
         rule = Rule(maps.Softmax(), 1.0, causal, window, sinks)
-        call = tpu_sweep.Call(target.TPU_V5E, rule, {'b': 1, 'g': 1, 'r': 1, 't': t, 's': s}, tile)
+        call = sweep.Call(target.TPU_V5E, rule, {'b': 1, 'g': 1, 'r': 1, 't': t, 's': s}, tile)
         distance = np.arange(t)[:, None] + s - t - np.arange(s)
         visible = (distance >= 0) if causal else np.ones((t, s), bool)
         if window is not None:
@@ -130,9 +131,9 @@ def test_every_visible_pair_of_tiles_is_listed_and_those_called_whole_are():
             # Sums of which nothing is visible are begun and ended all the same, and so written as zeros.
             assert sorted(pair[first] for pair in set(listed) - seen) == list(missing), (t, s, rule)
             assert [pair[first] for pair in listed] == sorted(pair[first] for pair in listed)
-        sweep = tpu_sweep.Sweep(call, 'bgrp', 't', call.by_queries())
+        visits = sweep.Sweep(call, 'bgrp', 't', call.by_queries())
         for i, j in seen:
-            assert bool(sweep.sight(jnp.int32(i), jnp.int32(j), {})[1]) == blocks[i, :, j].all(), (t, s, rule)
+            assert bool(visits.sight(jnp.int32(i), jnp.int32(j), {})[1]) == blocks[i, :, j].all(), (t, s, rule)
 
 
 def shapes(k, v=None, t=2048, s=None, g=16, dtype=jnp.bfloat16, **others):

@@ -11,8 +11,8 @@ import pytest
 
 from attnlab.testing.tolerances import assert_close
 from pallas_kernels import delta_rule, dispatch, target, tiling
-from pallas_kernels import mosaic_gpu as shared
 from pallas_kernels.cases import delta_rule as cases
+from pallas_kernels.mosaic_gpu import products_sm90
 
 TILES = cases.Case(
     b=1, t=130, k=80, v=70, heads=(2, 1, 2), decay='b t h', documents=(((1, 64), (2, 30), (3, 36)),)
@@ -67,14 +67,14 @@ def test_copies_and_products_do_not_race(name, comparison, monkeypatch):
     watched = functools.partial(plgpu.InterpretGPUParams, detect_races=True)
     monkeypatch.setattr(plgpu, 'InterpretGPUParams', watched)
     # Stands in for products with a factor in registers, which the interpreter lacks: they read as any load does.
-    multiply = shared._multiply_interpreted
+    multiply = products_sm90._multiply_interpreted
 
     def committed(*factors):
         product = multiply(*factors)
         plgpu.commit_smem()
         return product
 
-    monkeypatch.setattr(shared, '_multiply_interpreted', committed)
+    monkeypatch.setattr(products_sm90, '_multiply_interpreted', committed)
     check(comparison, name, jnp.bfloat16)
 
 

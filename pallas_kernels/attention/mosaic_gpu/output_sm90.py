@@ -1,0 +1,151 @@
+"""The kernels of `attention` for Hopper that go over the keys of every query, for its output."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.experimental.pallas.mosaic_gpu as plgpu
+import jax.numpy as jnp
+
+from pallas_kernels.attention.maps import Block
+from pallas_kernels.attention.mosaic_gpu import sm90
+from pallas_kernels.attention.mosaic_gpu.sm90 import DOWN, PAD, ROWS, TILE, Arrays, Call, Place
+from pallas_kernels.mosaic_gpu.products_sm90 import multiply
+
+Rows = tuple[jax.Array, ...]
+"""Numbers of the 64 queries of a warpgroup."""
+
+
+class Weighing(NamedTuple):
+    """How the rows of weights come about, tile by tile.
+
+    Attributes:
+      given: vectors of every query known beforehand, `b h t`.
+      results: how many vectors of every query come out besides the output.
+      begin: `begin() -> rows`, what is known of the queries before the first key.
+      take: `take(rows, given, block) -> rows, weights, rescale`; the weights of a tile and what those taken in before
+        are to be multiplied by, or `None`.
+      end: `end(rows) -> normalizer, results`; what the sums are divided by, or `None`.
+    """
+
+    given: tuple[jax.Array, ...]
+    results: int
+    begin: Callable[[], Rows]
+    take: Callable[[Rows, Rows, Block], tuple[Rows, jax.Array, jax.Array | None]]
+    end: Callable[[Rows], tuple[jax.Array | None, Sequence[jax.Array]]]
+
+
+def online(call: Call) -> Weighing:
+    """The weights of a map that finds its statistics on the way; they are the results."""
+    weights = call.rule.weights
+
+    def take(rows: Rows, given: Rows, block: Block) -> tuple[Rows, jax.Array, jax.Array]:
+        pivot, denominator = rows
+        highest = jnp.maximum(pivot, jnp.max(weights.pivot(block), axis=1))
+        numerators, denominators = weights.block(block, call.spread(highest, 0))
+        rescale = weights.rescale(pivot, highest)
+        return (highest, rescale * denominator + jnp.sum(denominators, axis=1)), numerators, rescale
+
+    return Weighing(
+        given=(),
+        results=len(weights.statistics),
+        begin=lambda: (sm90.full((ROWS,), weights.start, DOWN), sm90.zeros((ROWS,), DOWN)),
+        take=take,
+        end=lambda rows: weights.finish(*rows),
+    )
+
+
+def known(call: Call, weigh: Callable[[Block, Rows], jax.Array], statistics: tuple[jax.Array, ...]) -> Weighing:
+    """The weights `weigh(block, statistics)` of a map whose statistics are known."""
+
+    def take(rows: Rows, given: Rows, block: Block) -> tuple[Rows, jax.Array, None]:
+        return rows, weigh(block, tuple(call.spread(vector, 0) for vector in given)), None
+
+    return Weighing(given=statistics, results=0, begin=lambda: (), take=take, end=lambda rows: (None, ()))
+
+
+def weighted_sum(call: Call, arrays: Arrays, weighing: Weighing) -> tuple[jax.Array, list[jax.Array]]:
+    """Returns the sums of the values, `b t h v`, and the results of `weighing`, `b h t`."""
+    b, t, h, k = arrays.q.shape
+    g, v = arrays.v.shape[2:]
+    dtype = arrays.q.dtype
+
+    def body(operands: Arrays, given: Any, output: Any, results: Any, scratch: Any) -> None:
+        batch, head, turn, warpgroup = (jax.lax.axis_index(name) for name in sm90.AXES)
+        group = head // (h // g)
+        first = call.first(turn)
+        mine = sm90.rows_from(first + warpgroup * ROWS)
+        steps, column = sm90.steps_of(call, operands, batch, first)
+        q, o, vectors, copied = scratch
+
+        def around(loop: Callable[[Any], Any]) -> None:
+            plgpu.copy_gmem_to_smem(operands.q.at[batch, mine, head], q.at[warpgroup], copied.at[warpgroup])
+            fixed = (sm90.row_parts(call, operands, batch, head, mine), _read(call, given, batch, head, mine))
+            plgpu.barrier_wait(copied.at[warpgroup])
+            _, rows, sums = loop((fixed, weighing.begin(), sm90.zeros((ROWS, v), TILE)))
+            normalizer, found = weighing.end(rows)
+            if normalizer is not None:
+                sums /= _over_channels(normalizer, v)
+            sm90.give(sums.astype(dtype), o.at[warpgroup], output.at[batch, mine, head])
+            for array, place, result in zip(found, vectors, results, strict=True):
+                sm90.give(array, place.at[warpgroup], result.at[batch, head, mine])
+            plgpu.wait_smem_to_gmem(0)
+
+        def step(indices: Any, keys: Any, values: Any, vectors: Any, carry: Any) -> Any:
+            (parts, given), rows, sums = carry
+            place = Place(first + warpgroup * ROWS, column(indices[0]) * call.step)
+            products = multiply(call.here, q.at[warpgroup], keys.transpose((1, 0)))
+            parts = sm90.column_parts(call, operands, batch, head, parts, vectors, place)
+
+            def weigh(products: jax.Array, rows: Rows, *, masked: bool) -> Any:
+                block = sm90.score(call, products, parts, place, masked=masked).block
+                rows, weights, rescale = weighing.take(rows, given, block)
+                return rows, weights.astype(dtype), rescale
+
+            rows, weights, rescale = sm90.where_needed(call, place, weigh, products, rows)
+            if rescale is not None:
+                sums *= _over_channels(rescale, v)
+            return carry[0], rows, multiply(call.here, weights, values, sums)
+
+        loop = sm90.over_columns(
+            step,
+            around,
+            (steps,),
+            (
+                sm90.matrix(call, k, column),
+                sm90.matrix(call, v, column),
+                sm90.vectors(operands.keys, call.step, column),
+            ),
+        )
+        loop(
+            operands.k.at[batch, :, group],
+            operands.v.at[batch, :, group],
+            {name: sm90.at(ref, batch, head) for name, ref in operands.keys.items()},
+        )
+
+    vector = jax.ShapeDtypeStruct((b, h, t), jnp.float32)
+    rows = (sm90.WARPGROUPS, ROWS)
+    output, results = sm90.kernel(
+        call,
+        body,
+        name='attention_forward',
+        out_type=(jax.ShapeDtypeStruct((b, t, h, v), dtype), [vector] * weighing.results),
+        grid=(b, h, t // PAD),
+        scratch_types=(
+            (
+                plgpu.SMEM((*rows, k), dtype, transforms=call.swizzled()),
+                plgpu.SMEM((*rows, v), dtype, transforms=call.swizzled()),
+                [plgpu.SMEM(rows, jnp.float32)] * weighing.results,
+                plgpu.Barrier(num_barriers=sm90.WARPGROUPS),
+            ),
+        ),
+    )(arrays, weighing.given)
+    return output, results
+
+
+def _read(call: Call, vectors: Any, batch: Any, head: Any, mine: Any) -> Rows:
+    return tuple(call.load(ref.at[batch, head, mine], 0) for ref in vectors)
+
+
+def _over_channels(vector: jax.Array, channels: int) -> jax.Array:
+    return jax.lax.broadcast_in_dim(vector, (ROWS, channels), (0,))

@@ -1,0 +1,415 @@
+"""What the kernels of `attention` for Hopper share: the parts of a call, its tiles, and the scores of one tile.
+
+A block of threads has two warpgroups that compute, each with 64 rows of its own, and one that copies. The rows are
+queries where a query's sums over keys are formed, and keys where a key's sums over queries are; `axis` says along which
+dimension of a tile of scores the queries run: 0, or 1.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.experimental.pallas as pl
+import jax.experimental.pallas.mosaic_gpu as plgpu
+import jax.numpy as jnp
+
+from pallas_kernels.attention.maps import Block
+from pallas_kernels.attention.problem import Rule
+from pallas_kernels.mosaic_gpu import launch
+from pallas_kernels.target import Target
+
+ROWS = 64
+"""The rows of a warpgroup: what one matrix instruction produces."""
+
+WARPGROUPS = 2
+"""Those that compute; one more copies."""
+
+PAD = ROWS * WARPGROUPS
+"""Queries and keys are padded to a multiple of it."""
+
+AXES = ('batch', 'head', 'turn', 'warpgroup')
+
+COPYING_REGISTERS = 40
+
+STAGES = 2
+"""The steps whose operands are in shared memory at a time."""
+
+TILE = plgpu.Layout.WGMMA
+DOWN = TILE.reduce(1)
+"""The layout of one number for each row of a tile."""
+ACROSS = TILE.reduce(0)
+"""The layout of one number for each column of a tile."""
+
+UNHIDDEN = -3e38
+"""A bias below it is minus infinity."""
+
+
+class Arrays(NamedTuple):
+    """The operands, queries and keys padded to whole tiles; a dimension of vectors and bias may be 1 instead.
+
+    Attributes:
+      q: `b t h k`.
+      k: `b s g k`.
+      v: `b s g v`.
+      queries: vectors `b h t` by name: 'forget', 'bias' and 'segments'.
+      keys: vectors `b h s`, likewise.
+      slopes: `h`, or `None`.
+      bias: `b h t s` if it varies by query and by key, or `None`; `b h s t` where keys are the rows.
+      reach: of every block of rows, the first tile of columns that may hold one of its documents, and the first one
+        behind them all, `b n` each; or `None`: any tile may.
+    """
+
+    q: Any
+    k: Any
+    v: Any
+    queries: dict[str, Any]
+    keys: dict[str, Any]
+    slopes: Any = None
+    bias: Any = None
+    reach: tuple[Any, Any] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """What is fixed when a kernel is built.
+
+    Attributes:
+      t: queries, those of the padding not counted.
+      s: keys, likewise.
+      axis: of a tile, the one along which queries run.
+      step: the columns of a tile, those that one step takes in.
+      hides: whether segments or a bias may hide any key.
+      skips: whether tiles that positions or segments hide are passed over.
+    """
+
+    here: Target
+    rule: Rule
+    t: int
+    s: int
+    axis: int
+    step: int
+    hides: bool
+    skips: bool
+
+    def swizzled(self, itemsize: int = 2) -> tuple[Any, ...]:
+        """How matrices lie in shared memory; products sum over whole rows of swizzled bytes."""
+        width = min(128, self.step * itemsize)
+        tiled = plgpu.TilingTransform((8, width // itemsize))  # type: ignore[abstract]
+        return tiled, plgpu.SwizzleTransform(width)  # type: ignore[abstract]
+
+    def position(self, query: Any) -> Any:
+        """The position of a query among the keys."""
+        return query + (self.s - self.t)
+
+    def first(self, turn: Any) -> Any:
+        """The first row of the block of threads whose turn it is: those with the most to do come first."""
+        if self.axis == 0 and self.rule.causal:
+            return (-(-self.t // PAD) - 1 - turn) * PAD
+        return turn * PAD
+
+    def steps(self, first: Any, reach: tuple[Any, Any] | None = None) -> tuple[Any, Callable[[Any], Any]]:
+        """How many steps the rows from `first` on need, and which tile of columns each step takes in."""
+        tiles = -(-(self.s if self.axis == 0 else self.t) // self.step)
+        if not self.skips:
+            return _between(0, tiles)
+        low, high = (0, tiles) if reach is None else reach
+        return self._keys(first, tiles, low, high) if self.axis == 0 else self._queries(first, tiles, low, high)
+
+    def _keys(self, first: Any, tiles: int, low: Any, high: Any) -> tuple[Any, Callable[[Any], Any]]:
+        last = self.position(first + PAD - 1)
+        if self.rule.causal:
+            high = jnp.clip(last // self.step + 1, 0, high)
+        if self.rule.window is None:
+            return _between(low, high)
+        # The keys that stay visible come first, the window after them.
+        sinks = jnp.minimum(-(-self.rule.sinks // self.step), high)
+        sinks = jnp.where(low < sinks, sinks, 0)
+        near = jnp.maximum(self.position(first) - self.rule.window + 1, 0) // self.step
+        low = jnp.maximum(jnp.maximum(near, low), sinks)
+        high = jnp.clip((last + self.rule.window - 1) // self.step + 1, 0, high)
+        return sinks + jnp.maximum(high - low, 0), lambda step: jnp.where(step < sinks, step, step - sinks + low)
+
+    def _queries(self, first: Any, tiles: int, low: Any, high: Any) -> tuple[Any, Callable[[Any], Any]]:
+        shift = self.t - self.s
+        if self.rule.causal:
+            low = jnp.maximum(low, jnp.maximum(first + shift, 0) // self.step)
+        if self.rule.window is not None:
+            near = jnp.maximum(first + shift - self.rule.window + 1, 0) // self.step
+            far = jnp.clip((first + PAD - 1 + shift + self.rule.window - 1) // self.step + 1, 0, tiles)
+            stays = first < self.rule.sinks
+            low = low if self.rule.causal else jnp.maximum(low, jnp.where(stays, 0, near))
+            high = jnp.minimum(high, jnp.where(stays, tiles, far))
+        return _between(low, high)
+
+    def all_visible(self, place: 'Place') -> Any:
+        """Whether every query of a tile sees every key of it, as far as positions say."""
+        if self.hides:
+            return False
+        query, key, queries, keys = place.query, place.key, *self._extent()
+        first, last = self.position(query), self.position(query + queries - 1)
+        known = []
+        if self.t % PAD:
+            known.append(query + queries <= self.t)
+        if self.s % PAD:
+            known.append(key + keys <= self.s)
+        if self.rule.causal:
+            known.append(first >= key + keys - 1)
+        if self.rule.window is not None:
+            near = last - key < self.rule.window
+            if not self.rule.causal:
+                near &= key + keys - 1 - first < self.rule.window
+            known.append(near | (key + keys <= self.rule.sinks))
+        return functools.reduce(jnp.logical_and, known) if known else True
+
+    def _extent(self) -> tuple[int, int]:
+        """Queries and keys of a tile."""
+        return (ROWS, self.step) if self.axis == 0 else (self.step, ROWS)
+
+    def spread(self, vector: jax.Array, along: int) -> jax.Array:
+        """One number for each query (`along=0`) or key (1), over the whole tile."""
+        return jax.lax.broadcast_in_dim(vector, (ROWS, self.step), (along ^ self.axis,))
+
+    def load(self, ref: Any, along: int) -> jax.Array:
+        """Reads one number for each query (`along=0`) or key (1) of a tile."""
+        return plgpu.load(ref, layout=DOWN if along == self.axis else ACROSS, optimized=False)
+
+
+def _between(low: Any, high: Any) -> tuple[Any, Callable[[Any], Any]]:
+    """The steps through the tiles from `low` to before `high`."""
+    steps = high - low if isinstance(low, int) and isinstance(high, int) else jnp.maximum(high - low, 0)
+    return steps, lambda step: step + low
+
+
+def reach(call: Call, queries: jax.Array, keys: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns `Arrays.reach` of the segments `b t` and `b s`.
+
+    Where documents lie one behind the other, numbered in order, it leaves out every tile that has none in common with
+    the rows. Of other numbers some such tiles are left in; masks hide them.
+    """
+    rows, columns = (queries, keys) if call.axis == 0 else (keys, queries)
+    least, most = _extremes(rows, PAD)
+    lowest, highest = _extremes(columns, call.step)
+    meet = (least[:, :, None] <= highest[:, None, :]) & (lowest[:, None, :] <= most[:, :, None])
+    tiles = jnp.arange(meet.shape[2], dtype=jnp.int32)
+    first = jnp.min(jnp.where(meet, tiles, meet.shape[2]), axis=2)
+    return first, jnp.max(jnp.where(meet, tiles + 1, 0), axis=2)
+
+
+def _extremes(segments: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
+    """The least and the greatest number in every tile of so many, `b n`."""
+    segments = segments.astype(jnp.int32)
+    # The last number stands in for those behind the end.
+    padded = jnp.pad(segments, ((0, 0), (0, -segments.shape[1] % size)), mode='edge')
+    tiles = padded.reshape(segments.shape[0], -1, size)
+    return jnp.min(tiles, axis=2), jnp.max(tiles, axis=2)
+
+
+class Place(NamedTuple):
+    """The first query and the first key of a tile."""
+
+    query: Any
+    key: Any
+
+
+class Parts(NamedTuple):
+    """What is added to the products of a tile, or hides its keys; see `Arrays`."""
+
+    queries: Mapping[str, jax.Array]
+    keys: Mapping[str, jax.Array]
+    slope: jax.Array | None
+    bias: jax.Array | None
+
+
+class Scored(NamedTuple):
+    """A tile of scores.
+
+    Attributes:
+      block: as maps take it.
+      distance: of queries and keys.
+      slope: of the scores over the scaled products, where they are bounded; or `None`: one.
+    """
+
+    block: Block
+    distance: jax.Array
+    slope: jax.Array | None
+
+    def pull(self, dscores: jax.Array) -> jax.Array:
+        """The gradients of the scaled products from those of the scores."""
+        return dscores if self.slope is None else dscores * self.slope
+
+
+def score(call: Call, products: jax.Array, parts: Parts, place: Place, *, masked: bool) -> Scored:
+    """Returns the scores of a tile from its products; if not `masked`, every key of it is visible."""
+    rule = call.rule
+    scores, slope = rule.scale * products, None
+    if rule.weights.soft_cap is not None:
+        bounded = jnp.tanh(scores / rule.weights.soft_cap)
+        scores, slope = rule.weights.soft_cap * bounded, 1 - bounded * bounded
+
+    queries = _iota(call, 0) + place.query
+    columns = _iota(call, 1) + place.key
+    distance = jnp.abs(call.position(queries) - columns)
+    visible = _visible(call, queries, columns, parts) if masked else _everywhere(call)
+    if parts.slope is not None:
+        scores -= parts.slope * distance.astype(jnp.float32)
+    if 'forget' in parts.queries:
+        scores += call.spread(parts.queries['forget'], 0) - call.spread(parts.keys['forget'], 1)
+    for bias in _biases(call, parts):
+        scores += jnp.where(visible, bias, 0)
+    return Scored(Block(scores, visible, columns), distance, slope)
+
+
+def _visible(call: Call, queries: jax.Array, columns: jax.Array, parts: Parts) -> jax.Array:
+    rule, visible = call.rule, _everywhere(call)
+    if call.t % PAD:
+        visible &= queries < call.t
+    if call.s % PAD:
+        visible &= columns < call.s
+    distance = call.position(queries) - columns
+    if rule.causal:
+        visible &= distance >= 0
+    if rule.window is not None:
+        near = jnp.abs(distance) < rule.window
+        visible &= near | (columns < rule.sinks) if rule.sinks else near
+    if 'segments' in parts.queries:
+        visible &= call.spread(parts.queries['segments'], 0) == call.spread(parts.keys['segments'], 1)
+    for bias in _biases(call, parts):
+        visible &= bias > UNHIDDEN
+    return visible
+
+
+def _biases(call: Call, parts: Parts) -> list[jax.Array]:
+    biases = [] if parts.bias is None else [parts.bias]
+    biases += [call.spread(parts.queries['bias'], 0)] if 'bias' in parts.queries else []
+    biases += [call.spread(parts.keys['bias'], 1)] if 'bias' in parts.keys else []
+    return biases
+
+
+def _everywhere(call: Call) -> jax.Array:
+    return plgpu.layout_cast(jnp.full((ROWS, call.step), True), TILE)
+
+
+def _iota(call: Call, along: int) -> jax.Array:
+    return plgpu.broadcasted_iota(jnp.int32, (ROWS, call.step), along ^ call.axis, layout=TILE)
+
+
+def where_needed(call: Call, place: Place, compute: Callable[..., Any], *operands: Any) -> Any:
+    """`compute(*operands, masked=)`, with masks in those tiles alone that need one."""
+    visible = call.all_visible(place)
+    if isinstance(visible, bool):
+        return compute(*operands, masked=not visible)
+    return jax.lax.cond(
+        visible,
+        lambda *operands: compute(*operands, masked=False),
+        lambda *operands: compute(*operands, masked=True),
+        *operands,
+    )
+
+
+def at(ref: Any, batch: Any, head: Any) -> Any:
+    """The part of a vector `b h t` or a bias that belongs to one head, where it varies by head at all."""
+    return ref.at[batch if ref.shape[0] > 1 else 0, head if ref.shape[1] > 1 else 0]
+
+
+def zeros(shape: tuple[int, ...], layout: Any) -> jax.Array:
+    """Zeros in registers."""
+    return full(shape, 0.0, layout)
+
+
+def full(shape: tuple[int, ...], value: float, layout: Any) -> jax.Array:
+    """One number everywhere, in registers."""
+    return plgpu.layout_cast(jnp.full(shape, value, jnp.float32), layout)
+
+
+def steps_of(call: Call, operands: Arrays, batch: Any, first: Any) -> tuple[Any, Callable[[Any], Any]]:
+    """`Call.steps` of the rows from `first` on."""
+    ends = operands.reach
+    return call.steps(first, None if ends is None else (ends[0][batch, first // PAD], ends[1][batch, first // PAD]))
+
+
+def row_parts(call: Call, operands: Arrays, batch: Any, head: Any, mine: Any) -> Parts:
+    """What a warpgroup's rows contribute to its scores, read once."""
+    vectors = {
+        name: call.load(at(ref, batch, head).at[mine], call.axis)
+        for name, ref in (operands.queries if call.axis == 0 else operands.keys).items()
+    }
+    slope = None if operands.slopes is None else operands.slopes[head]
+    return Parts(vectors, {}, slope, None) if call.axis == 0 else Parts({}, vectors, slope, None)
+
+
+def column_parts(
+    call: Call, operands: Arrays, batch: Any, head: Any, parts: Parts, vectors: Mapping[str, Any], place: Place
+) -> Parts:
+    """Adds what the columns of a tile contribute, their vectors in shared memory, and the bias of the tile."""
+    loaded = {name: call.load(ref, 1 - call.axis) for name, ref in vectors.items()}
+    if loaded:
+        have_read()
+    if operands.bias is not None:
+        down, across = (place.query, place.key) if call.axis == 0 else (place.key, place.query)
+        tile = at(operands.bias, batch, head).at[rows_from(down), rows_from(across, call.step)]
+        bias = plgpu.load(tile, layout=TILE, optimized=False).astype(jnp.float32)
+        parts = parts._replace(bias=bias)
+    return parts._replace(keys=loaded) if call.axis == 0 else parts._replace(queries=loaded)
+
+
+def have_read() -> None:
+    """Has the vectors of a step been read before copies, which are another proxy's, write over them."""
+    plgpu.commit_smem()
+
+
+def give(array: jax.Array, shared: Any, result: Any) -> None:
+    """Writes an array to global memory by way of shared memory; wait for it before the kernel ends."""
+    shared[...] = array
+    plgpu.commit_smem()
+    plgpu.copy_smem_to_gmem(shared, result)
+
+
+def kernel(call: Call, body: Callable[..., None], *, name: str, **options: Any) -> Callable[..., Any]:
+    """A kernel of two warpgroups that compute and one that copies."""
+    return launch.kernel(
+        body,
+        call.here,
+        grid_names=AXES[:3],
+        num_threads=WARPGROUPS + 1,
+        thread_name=AXES[3],
+        kernel_name=name,
+        compiler_params=plgpu.CompilerParams(approx_math=True),
+        **options,
+    )
+
+
+def over_columns(
+    body: Callable[..., Any], around: Callable[..., None], grid: tuple[Any, ...], specs: tuple[Any, ...]
+) -> Callable[..., None]:
+    """A loop over tiles of columns, which the third warpgroup copies to shared memory ahead of it.
+
+    `body(indices, *refs, carry)` is one step; `around(loop)` runs in the warpgroups that compute and calls `loop` once
+    with the first carry, for the last.
+    """
+    return plgpu.emit_pipeline_warp_specialized(
+        body,
+        grid=grid,
+        in_specs=specs,
+        memory_registers=COPYING_REGISTERS,
+        wg_axis=AXES[3],
+        num_compute_wgs=WARPGROUPS,
+        max_concurrent_steps=STAGES,
+        compute_context=around,
+    )
+
+
+def matrix(call: Call, channels: int, tile: Callable[..., Any]) -> Any:
+    """The tiles of a matrix in shared memory; a step takes in the one that `tile` says."""
+    return plgpu.BlockSpec((call.step, channels), lambda *indices: (tile(*indices), 0), transforms=call.swizzled())
+
+
+def vectors(refs: Mapping[str, Any], rows: int, tile: Callable[..., Any]) -> dict[str, Any]:
+    """The tiles of vectors in shared memory."""
+    return {name: plgpu.BlockSpec((rows,), lambda *indices: (tile(*indices),)) for name in refs}
+
+
+def rows_from(start: Any, count: int = ROWS) -> Any:
+    """A slice, as long as the rows of a warpgroup."""
+    return pl.ds(start, count)

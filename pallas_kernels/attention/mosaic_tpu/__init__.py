@@ -1,0 +1,5 @@
+"""`attention` on TPUs."""
+
+from pallas_kernels.attention.mosaic_tpu.passes import form, refusal
+
+__all__ = ['form', 'refusal']

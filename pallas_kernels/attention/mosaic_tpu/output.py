@@ -1,0 +1,52 @@
+"""The kernels of `attention` for TPUs that go over the keys of every query, for its output."""
+
+import jax.numpy as jnp
+
+from pallas_kernels.attention.mosaic_tpu.blocks import block_of, dot, named, products, rowwise, statistics_of
+from pallas_kernels.attention.mosaic_tpu.sweep import Arrays, Call, Parts, Step, Sums, Sweep
+
+
+def follow(call: Call, inputs: Parts) -> Arrays:
+    """The forward pass of a map that keeps up with the keys."""
+    weights, v = call.rule.weights, inputs['v'].array.shape[3]
+
+    def add(step: Step, values: Arrays, memory: Arrays) -> None:
+        block = block_of(call, step, products(call, values), values)
+        before = memory['pivot'][...]
+        pivot = jnp.maximum(before, jnp.max(weights.pivot(block), axis=0, keepdims=True))
+        numerators, denominators = weights.block(block, pivot)
+        rescale = weights.rescale(before, pivot)
+        memory['pivot'][...] = pivot
+        memory['denominator'][...] = rescale * memory['denominator'][...] + jnp.sum(denominators, axis=0, keepdims=True)
+        memory['output'][...] = rescale * memory['output'][...] + dot(values['v'], numerators, 0, 0)
+
+    def finish(memory: Arrays, results: Arrays) -> None:
+        normalizer, statistics = weights.finish(memory['pivot'][...], memory['denominator'][...])
+        results['output'][...] = (memory['output'][...] / normalizer).astype(results['output'].dtype)
+        for name, row in named(statistics).items():
+            results[name][...] = row
+
+    outputs = {'output': rowwise(inputs, v, inputs['v'].array.dtype)}
+    outputs |= {name: rowwise(inputs, 1, jnp.float32) for name in named(weights.statistics)}
+    scratch = {
+        'pivot': Sums((1, call.tile.queries), weights.start),
+        'denominator': Sums((1, call.tile.queries)),
+        'output': Sums((v, call.tile.queries)),
+    }
+    return Sweep(call, 'bgrp', 't', call.by_queries()).run(add, inputs, outputs, scratch, finish)
+
+
+def read(call: Call, inputs: Parts) -> Arrays:
+    """The forward pass of a map whose statistics are known."""
+    weights, v = call.rule.weights, inputs['v'].array.shape[3]
+
+    def add(step: Step, values: Arrays, memory: Arrays) -> None:
+        block, statistics = block_of(call, step, products(call, values), values), statistics_of(call, values)
+        memory['output'][...] += dot(values['v'], weights.recompute(block, statistics), 0, 0)
+        if weights.has_companion:
+            memory['companion'][...] += dot(values['v'], weights.companion(block, statistics), 0, 0)
+
+    names = ('output', 'companion') if weights.has_companion else ('output',)
+    outputs = {name: rowwise(inputs, v, inputs['v'].array.dtype) for name in names}
+    scratch = {name: Sums((v, call.tile.queries)) for name in names}
+    return Sweep(call, 'bgrp', 't', call.by_queries()).run(add, inputs, outputs, scratch)

@@ -1,0 +1,143 @@
+"""The form of `attention` for TPUs: one blockwise template, forward and backward, in Pallas Mosaic TPU.
+
+Blocks lie as `sweep` says, so that of the seven products of both passes only two, with keys or values transposed,
+have a factor to turn round, and that the small one.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels.attention import vjp
+from pallas_kernels.attention.maps import Statistics
+from pallas_kernels.attention.mosaic_tpu.blocks import named
+from pallas_kernels.attention.mosaic_tpu.gradients import pull_bias, pull_keys, pull_queries
+from pallas_kernels.attention.mosaic_tpu.output import follow, read
+from pallas_kernels.attention.mosaic_tpu.sweep import Call, Part, Parts, call_of
+from pallas_kernels.attention.problem import Operands, Rule
+from pallas_kernels.target import Target
+
+CHANNELS = 16
+"""Head sizes are padded to a multiple of it, the rows of a register of 16-bit numbers."""
+
+
+LONGEST = 2**16
+"""The most pairs of tiles: two lists of so many integers are half of the memory that there is for scalars."""
+
+
+@functools.lru_cache
+def form(here: Target) -> vjp.Form:
+    """Returns `attention` for a TPU, with its gradient."""
+    return vjp.differentiable(functools.partial(forward, here), functools.partial(backward, here))
+
+
+def refusal(here: Target, rule: Rule, operands: Operands) -> str | None:
+    """Why the kernels cannot serve a call; `None`: they can."""
+    if operands.dtype() != jnp.float32:
+        return f'it is computed in {operands.dtype()}; expected operands of at most 32 bits'
+    call = call_of(here, rule, operands)
+    if 0 in call.sizes.values():
+        return 'there is nothing to compute; expected at least one row, head, query and key'
+    pairs = sum(map(len, call.visible()))
+    if pairs > LONGEST:
+        return f'its queries see {pairs} pairs of tiles; expected at most {LONGEST}, of shorter rows or with a window'
+    return None
+
+
+def forward(here: Target, rule: Rule, operands: Operands, given: Statistics) -> vjp.Kept:
+    """Returns the output and what is kept; `given` are the statistics of a map that surveys."""
+    call = call_of(here, rule, operands)
+    inputs = _inputs(call, operands) | _rows(call, named(given))
+    v = operands.v.shape[3]
+    if rule.weights.surveys:
+        found, statistics = read(call, inputs), given
+    else:
+        found = follow(call, inputs)
+        statistics = tuple(_time_last_but_one(call, found[name]) for name in named(rule.weights.statistics))
+    weighed = [
+        _time_last_but_one(call, found[name])[..., :v].astype(operands.v.dtype)
+        for name in ('output', 'companion')
+        if name in found
+    ]
+    return vjp.Kept(weighed[0], statistics, *weighed[1:])
+
+
+def backward(here: Target, rule: Rule, operands: Operands, kept: vjp.Kept, doutput: jax.Array) -> Operands:
+    """Returns the gradients of the operands, `None` for segments: one kernel for those of queries, one for keys.
+
+    The gradient of a bias has a third, which sums it over the dimensions that the bias does not have, and which the
+    compiler leaves out where nobody asks for that gradient.
+    """
+    call = call_of(here, rule, operands)
+    delta, companion_delta = vjp.deltas(kept, doutput)
+    inputs = _inputs(call, operands) | _rows(call, named(kept.statistics)) | _rows(call, {'delta': delta})
+    if companion_delta is not None:
+        inputs |= _rows(call, {'companion_delta': companion_delta})
+    inputs['doutput'] = call.pad('bgr.t', _channels(doutput.astype(inputs['v'].array.dtype)).swapaxes(3, 4))
+    gradients = pull_queries(call, inputs) | pull_keys(call, inputs)
+    if 'bias' in inputs:
+        gradients['bias'] = pull_bias(call, inputs)
+    for name in gradients:
+        if name not in ('k', 'v') and inputs[name].letters == 'bgr.t':
+            gradients[name] = gradients[name].swapaxes(3, 4)
+    if 'slopes' in gradients:
+        gradients['slopes'] = jnp.sum(gradients['slopes'], axis=(0, 4), keepdims=True)
+    return jax.tree.map(
+        lambda gradient, operand: jax.lax.slice(gradient, (0,) * operand.ndim, operand.shape).astype(operand.dtype),
+        Operands(**gradients),
+        operands.floating(),
+    )
+
+
+def _inputs(call: Call, operands: Operands) -> Parts:
+    """The operands as the kernels take them."""
+    key_type, value_type = _factor_type(operands.q, operands.k), _factor_type(operands.v)
+    parts = {
+        'q': call.pad('bgr.t', _channels(operands.q.astype(key_type)).swapaxes(3, 4)),
+        'k': call.pad('bgs.', _channels(operands.k.astype(key_type))),
+        'v': call.pad('bgs.', _channels(operands.v.astype(value_type))),
+    }
+    if operands.bias is not None:
+        parts['bias'] = _bias(call, operands.bias)
+    if operands.slopes is not None:
+        parts['slopes'] = Part('bgr..', operands.slopes.astype(jnp.float32))
+    if operands.query_forget is not None and operands.key_forget is not None:
+        parts |= _rows(call, {'query_forget': operands.query_forget})
+        parts['key_forget'] = call.pad('bgr.s', operands.key_forget.astype(jnp.float32))
+    if operands.query_segments is not None and operands.key_segments is not None:
+        parts['query_segments'] = call.pad('bgr.t', operands.query_segments.astype(jnp.int32).swapaxes(3, 4))
+        parts['key_segments'] = call.pad('bgr.s', operands.key_segments.astype(jnp.int32))
+    return parts
+
+
+def _bias(call: Call, bias: jax.Array) -> Part:
+    """A bias with its one dimension across, or with both; only then it keeps its type, for the memory."""
+    t, s = bias.shape[3:]
+    if t > 1 and s > 1:
+        return call.pad('bgrts', bias.astype(_factor_type(bias)))
+    bias = bias.astype(jnp.float32)
+    if t > 1:
+        return call.pad('bgr.t', bias.swapaxes(3, 4))
+    return call.pad('bgr.s' if s > 1 else 'bgr..', bias)
+
+
+def _rows(call: Call, rows: dict[str, jax.Array]) -> Parts:
+    """Numbers of every query, `b g r t 1`."""
+    return {name: call.pad('bgr.t', row.astype(jnp.float32).swapaxes(3, 4)) for name, row in rows.items()}
+
+
+def _time_last_but_one(call: Call, array: jax.Array) -> jax.Array:
+    """`b g r v t` as `b g r t v`, the padding cut off."""
+    return array[..., : call.sizes['t']].swapaxes(3, 4)
+
+
+def _channels(array: jax.Array) -> jax.Array:
+    """An array with channels of zeros behind its last dimension."""
+    return jnp.pad(array, ((0, 0),) * (array.ndim - 1) + ((0, -array.shape[-1] % CHANNELS),))
+
+
+def _factor_type(*arrays: jax.Array) -> jnp.dtype:
+    """The type of the factors of a product: there is no matrix unit for other 16-bit numbers than bfloat16."""
+    dtype = jnp.result_type(*arrays)
+    return dtype if dtype == jnp.bfloat16 else jnp.dtype(jnp.float32)

@@ -1,0 +1,268 @@
+"""How the kernels of `attention` for TPUs go over a call: tile by tile, and only where a query may see a key.
+
+In a block keys run down and queries across, `s t`. What belongs to a query, such as its pivot or its statistics, then
+lies along the lanes, `1 t`, dense in memory, and keys are summed over sublanes. Queries and outputs lie likewise,
+`k t` and `v t`; keys and values as they come, `s k` and `s v`.
+
+A kernel visits a list of pairs of tiles: what a mask hides costs neither time nor copies. Sums over tiles are held in
+scratch memory, and run in the order of the list.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.experimental.pallas as pl
+import jax.numpy as jnp
+from jax.experimental.pallas import tpu as pltpu
+
+from pallas_kernels import tiling
+from pallas_kernels.attention.problem import Operands, Rule
+from pallas_kernels.mosaic_tpu import launch
+from pallas_kernels.target import Target
+
+Pairs = list[tuple[int, int]]
+Arrays = dict[str, Any]
+
+MEMORY = 64 * 2**20
+"""The vector memory a kernel may use, in bytes."""
+
+
+class Part(NamedTuple):
+    """An array of which a kernel sees a tile at a time, and what its dimensions are.
+
+    Of `b`, `g` and `r` a kernel sees one index, the only one where the size is 1; of `t` and `s` one tile, of every
+    other dimension, `.`, all.
+    """
+
+    letters: str
+    array: Any
+
+
+Parts = dict[str, Part]
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """What is fixed about a call.
+
+    Attributes:
+      sizes: of `b`, `g`, `r`, `t` and `s`.
+      tile: queries and keys of a block.
+    """
+
+    here: Target
+    rule: Rule
+    sizes: dict[str, int]
+    tile: tiling.AttentionTile
+
+    @property
+    def shift(self) -> int:
+        """The position of the first query among the keys."""
+        return self.sizes['s'] - self.sizes['t']
+
+    def padded(self) -> bool:
+        """Whether there are queries or keys that are padding."""
+        return any(self.sizes[letter] % size for letter, size in self.cut().items())
+
+    def cut(self) -> dict[str, int]:
+        """The size of the tiles of `t` and `s`."""
+        return {'t': self.tile.queries, 's': self.tile.keys}
+
+    def pad(self, letters: str, array: jax.Array) -> Part:
+        """An array with zeros behind its queries and its keys, up to whole tiles."""
+        cut = self.cut()
+        behind = [-n % cut.get(letter, 1) for letter, n in zip(letters, array.shape, strict=True)]
+        return Part(letters, jnp.pad(array, [(0, n) for n in behind]))
+
+    def visible(self) -> list[list[int]]:
+        """For every tile of queries the tiles of keys in which some of them may see some key."""
+        t, s = self.sizes['t'], self.sizes['s']
+        found = []
+        for first in range(s - t, s, self.tile.queries):
+            last = min(first + self.tile.queries, s) - 1
+            reach = s + t if self.rule.window is None else self.rule.window - 1
+            end = min(s, last + 1 if self.rule.causal else last + reach + 1)
+            near = range(max(0, first - reach) // self.tile.keys, -(-max(0, end) // self.tile.keys))
+            last_sink = min(self.rule.sinks, last + 1 if self.rule.causal else s, s)
+            sinks = range(-(-max(0, last_sink) // self.tile.keys))
+            found.append(sorted({*sinks, *near}))
+        return found
+
+    def by_queries(self) -> Pairs:
+        """The pairs of tiles with something visible, and one at least for every tile of queries, in their order."""
+        return [(i, j) for i, tiles in enumerate(self.visible()) for j in tiles or [0]]
+
+    def by_keys(self) -> Pairs:
+        """The pairs of tiles with something visible, and one at least for every tile of keys, in their order."""
+        queries: list[list[int]] = [[] for _ in range(0, self.sizes['s'], self.tile.keys)]
+        for i, tiles in enumerate(self.visible()):
+            for j in tiles:
+                queries[j].append(i)
+        return [(i, j) for j, tiles in enumerate(queries) for i in tiles or [0]]
+
+
+def call_of(here: Target, rule: Rule, operands: Operands) -> Call:
+    """The sizes and tiles of a call."""
+    b, g, r, t, _ = operands.q.shape
+    s = operands.k.shape[2]
+    return Call(here, rule, {'b': b, 'g': g, 'r': r, 't': t, 's': s}, tiling.attention_tpu(t, s))
+
+
+class Step(NamedTuple):
+    """Where in its sweep a kernel is.
+
+    Attributes:
+      rows: positions of the queries among the keys, `1 t`.
+      columns: positions of the keys, `s 1`.
+      head: the index in the group.
+      masked: whether some query of the block may not see some key; otherwise all see all.
+    """
+
+    rows: jax.Array
+    columns: jax.Array
+    head: jax.Array
+    masked: bool
+
+
+Add = Callable[[Step, Arrays, Arrays], None]
+"""What a kernel does in one step: given its inputs, and references to its scratch memory."""
+
+Finish = Callable[[Arrays, Arrays], None]
+"""What it does with its scratch memory when sums are complete: given references to it, and to the outputs."""
+
+
+class Sums(NamedTuple):
+    """Scratch memory, float32, and what is in it before the first step."""
+
+    shape: tuple[int, ...]
+    start: float = 0.0
+
+
+def write(memory: Arrays, results: Arrays) -> None:
+    """Writes the sums out as they are."""
+    for name, sums in memory.items():
+        results[name][...] = sums[...].astype(results[name].dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sweep:
+    """The order in which a kernel visits the blocks of a call.
+
+    Attributes:
+      axes: of the grid, the slowest first: `b`, `g`, `r`, and `p` for the pairs of tiles. Sums run over the axes behind
+        `p`, and over successive pairs that have the tiles named in `still` in common.
+      still: which of `t` and `s` sums do not run over.
+      pairs: tiles of queries and of keys.
+    """
+
+    call: Call
+    axes: str
+    still: str
+    pairs: Pairs
+
+    def run(self, add: Add, inputs: Parts, outputs: Parts, scratch: dict[str, Sums], finish: Finish = write) -> Arrays:
+        """Runs a kernel; `outputs` have shapes and types in place of arrays."""
+
+        # A bias hides what it likes, and beside the six products that make one of float32 masks cost nothing.
+        distinguishes = 'bias' not in inputs and inputs['q'].array.dtype != jnp.float32
+
+        def kernel(queries: Any, keys: Any, sources: Arrays, results: Arrays, memory: Arrays) -> None:
+            at = {axis: pl.program_id(place) for place, axis in enumerate(self.axes)}
+            first, last = self._ends(at, queries, keys)
+
+            @pl.when(first)
+            def _() -> None:
+                for name, sums in scratch.items():
+                    memory[name][...] = jnp.full(sums.shape, sums.start, jnp.float32)
+
+            def step(masked: bool) -> None:
+                values = {name: upright(part.letters, sources[name][...]) for name, part in inputs.items()}
+                add(self._step(at, queries[at['p']], keys[at['p']], masked), values, memory)
+
+            some, every = self.sight(queries[at['p']], keys[at['p']], sources)
+            if distinguishes:
+                pl.when(every)(functools.partial(step, masked=False))
+                some &= ~every
+            pl.when(some)(functools.partial(step, masked=True))
+            pl.when(last)(functools.partial(finish, memory, results))
+
+        apart = self.axes.index('p')
+        semantics: list[Any] = ['parallel' if place < apart else 'arbitrary' for place in range(len(self.axes))]
+        run = launch.call(
+            kernel,
+            self.call.here,
+            grid_spec=pltpu.PrefetchScalarGridSpec(
+                num_scalar_prefetch=2,
+                grid=tuple(len(self.pairs) if axis == 'p' else self.call.sizes[axis] for axis in self.axes),
+                in_specs=({name: self._spec(part) for name, part in inputs.items()},),
+                out_specs=({name: self._spec(part) for name, part in outputs.items()},),
+                scratch_shapes=({name: pltpu.VMEM(sums.shape, jnp.float32) for name, sums in scratch.items()},),
+            ),
+            out_shape=({name: part.array for name, part in outputs.items()},),
+            compiler_params=pltpu.CompilerParams(dimension_semantics=semantics, vmem_limit_bytes=MEMORY),
+        )
+        lists = [jnp.array(tiles, jnp.int32) for tiles in zip(*self.pairs, strict=True)]
+        return run(*lists, {name: part.array for name, part in inputs.items()})[0]
+
+    def _spec(self, part: Part) -> pl.BlockSpec:
+        """How the tiles of an array are found."""
+        letters, shape = part.letters, part.array.shape
+        sizes = {'b': None, 'g': None, 'r': None, **self.call.cut()}
+
+        def place(*places: Any) -> tuple[Any, ...]:
+            *grid, queries, keys = places
+            at = dict(zip(self.axes, grid, strict=True))
+            at |= {'t': queries[at['p']], 's': keys[at['p']], '.': 0}
+            return tuple(0 if n == 1 else at[letter] for letter, n in zip(letters, shape, strict=True))
+
+        return pl.BlockSpec(tuple(sizes.get(letter, n) for letter, n in zip(letters, shape, strict=True)), place)
+
+    def _ends(self, at: Arrays, queries: Any, keys: Any) -> tuple[jax.Array, jax.Array]:
+        """Whether a step is the first of its sums, and whether it is the last of them."""
+        p, end = at['p'], len(self.pairs) - 1
+        first, last = p == 0, p == end
+        for letter, tiles in (('t', queries), ('s', keys)):
+            if letter in self.still:
+                first |= tiles[p] != tiles[jnp.maximum(p - 1, 0)]
+                last |= tiles[p] != tiles[jnp.minimum(p + 1, end)]
+        for axis in self.axes[self.axes.index('p') + 1 :]:
+            first &= at[axis] == 0
+            last &= at[axis] == self.call.sizes[axis] - 1
+        return first, last
+
+    def _step(self, at: Arrays, i: jax.Array, j: jax.Array, masked: bool) -> Step:
+        tile = self.call.tile
+        rows = i * tile.queries + self.call.shift + jax.lax.broadcasted_iota(jnp.int32, (1, tile.queries), 1)
+        columns = j * tile.keys + jax.lax.broadcasted_iota(jnp.int32, (tile.keys, 1), 0)
+        return Step(rows, columns, at['r'], masked)
+
+    def sight(self, i: jax.Array, j: jax.Array, sources: Arrays) -> tuple[jax.Array, jax.Array]:
+        """Whether some query of a block may see some key, and whether every query sees every key, but for a bias."""
+        rule, tile, s = self.call.rule, self.call.tile, self.call.sizes['s']
+        first, start = i * tile.queries + self.call.shift, j * tile.keys
+        last, end = first + tile.queries - 1, start + tile.keys - 1
+        some, every = jnp.bool_(True), (last < s) & (end < s)
+        if rule.causal:
+            every &= end <= first
+        if rule.window is not None:
+            every &= ((last - start < rule.window) & (end - first < rule.window)) | (end < rule.sinks)
+        if 'query_segments' in sources:
+            lowest, highest, least, most = (
+                extreme(sources[name][...])
+                for name in ('query_segments', 'key_segments')
+                for extreme in (jnp.min, jnp.max)
+            )
+            some = (lowest <= most) & (least <= highest)
+            every &= (lowest == highest) & (least == most) & (lowest == least)
+        return some, every
+
+
+def upright(letters: str, block: jax.Array) -> jax.Array:
+    """Turns the block of an array that has keys across, and back."""
+    if letters[-1] != 's':
+        return block
+    floating = jnp.issubdtype(block.dtype, jnp.floating)
+    return (block.astype(jnp.float32) if floating else block).T

@@ -1,0 +1,5 @@
+"""`delta_rule` on Hopper GPUs."""
+
+from pallas_kernels.delta_rule.mosaic_gpu.passes import form, refusal
+
+__all__ = ['form', 'refusal']

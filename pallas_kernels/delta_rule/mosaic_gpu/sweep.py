@@ -1,0 +1,125 @@
+"""The kernel that runs over the chunks of a sequence in order, from the first to the last or back."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.experimental.pallas as pl
+import jax.experimental.pallas.mosaic_gpu as plgpu
+import jax.numpy as jnp
+
+from pallas_kernels import tiling
+from pallas_kernels.matrix_state.mosaic_gpu.tiles import NAMED_LAYOUTS, TILE, along, load, shared_tile, swizzled, write
+from pallas_kernels.mosaic_gpu import launch
+from pallas_kernels.mosaic_gpu.products_sm90 import multiply
+from pallas_kernels.target import Target
+
+
+class Sweep(NamedTuple):
+    """What the chunks of one sweep bring, 16-bit.
+
+    Attributes:
+      reads: what is multiplied with the state and added to the values, `b h t k`.
+      adds: the keys under which these sums are added to the state, `b h t k`.
+      values: `b h t v`.
+      more: other keys, `b h t k`, and values, `b h t v`, added to the state; or nothing.
+    """
+
+    reads: jax.Array
+    adds: jax.Array
+    values: jax.Array
+    more: tuple[jax.Array, ...]
+
+
+def sweep(
+    here: Target, given: Sweep, factor: jax.Array, state: jax.Array, *, backward: bool
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The state, `b h l k v`, at every chunk before it is gone through, the sums, `b h t v`, and the last state.
+
+    `sums = values + reads S`, `S = factor S + adds^T sums`, and what there is more; `factor` is `b h l 1 k` or, for all
+    key channels, `b h l 1 1`. A program carries a column of tiles
+    of the state, all its key channels, in float32 registers, through all chunks.
+    """
+    b, h, k, v = state.shape
+    dtype, parts = given.values.dtype, k // TILE
+    count = given.values.shape[2] // TILE
+    stages = tiling.delta_rule_hopper(k)
+    assert stages is not None
+    factors = jnp.broadcast_to(factor, (b, h, count, 1, k)).reshape(b, h, count, parts, TILE)
+
+    def body(reads_ref: Any, adds_ref: Any, values_ref: Any, *others: Any) -> None:
+        more_refs, (factors_ref, state_ref, states_ref, sums_ref, final_ref) = others[:-5], others[-5:]
+        at, head, column = (jax.lax.axis_index(name) for name in ('b', 'h', 'column'))
+        channels = pl.ds(column * TILE, TILE)
+
+        def place(turn: Any) -> Any:
+            return count - 1 - turn if backward else turn
+
+        def tiles(ref: Any, index: Any) -> tuple[Any, plgpu.BlockSpec]:
+            transforms = swizzled(dtype)
+            spec = plgpu.BlockSpec((TILE, TILE), lambda turn: (place(turn), index), transforms=transforms)
+            return ref.at[at, head], spec
+
+        def tile_of(part: int) -> tuple[Any, Any]:
+            return pl.ds(part * TILE, TILE), channels
+
+        def run(kept: Any, sums_tile: Any, final: Any) -> None:
+            def step(turn: Any, factors: Any, values: Any, *rest: Any) -> tuple[jax.Array, ...]:
+                *keys, state = rest
+                reads, adds, more = keys[:parts], keys[parts : 2 * parts], keys[2 * parts :]
+                chunk = place(turn[0])
+                plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+                for part in range(parts):
+                    kept[part][...] = state[part].astype(dtype)
+                plgpu.commit_smem()
+                sums = load(values)
+                for part in range(parts):
+                    channel = pl.ds(chunk * k + part * TILE, TILE)
+                    plgpu.copy_smem_to_gmem(kept[part], states_ref.at[at, head, channel, channels])
+                    sums = multiply(here, reads[part], kept[part], sums)
+                sums_tile[...] = sums.astype(dtype)
+                plgpu.commit_smem()
+                plgpu.copy_smem_to_gmem(sums_tile, sums_ref.at[at, head, pl.ds(chunk * TILE, TILE), channels])
+                after = []
+                for part in range(parts):
+                    held = state[part] * along(factors.at[0], part, 0)
+                    held = multiply(here, adds[part].transpose((1, 0)), sums_tile, held)
+                    if more:
+                        held = multiply(here, more[part].transpose((1, 0)), more[parts], held)
+                    after.append(held)
+                return tuple(after)
+
+            sources = [
+                (factors_ref.at[at, head], plgpu.BlockSpec((1, parts, TILE), lambda turn: (place(turn), 0, 0))),
+                tiles(values_ref, column),
+                *(tiles(ref, part) for ref in (reads_ref, adds_ref, *more_refs[:1]) for part in range(parts)),
+                *(tiles(ref, column) for ref in more_refs[1:]),
+            ]
+            last = plgpu.emit_pipeline(
+                step,
+                grid=(count,),
+                in_specs=[spec for _, spec in sources],
+                max_concurrent_steps=min(stages, count),
+                init_carry=tuple(
+                    plgpu.load(state_ref.at[at, head, *tile_of(part)], layout=plgpu.Layout.WGMMA, optimized=False)
+                    for part in range(parts)
+                ),
+            )(*(ref for ref, _ in sources))
+            for part in range(parts):
+                final[...] = last[part]
+                write(final, final_ref.at[at, head, *tile_of(part)])
+
+        pl.run_scoped(run, [shared_tile(dtype)] * parts, shared_tile(dtype), shared_tile(jnp.float32))
+
+    states, sums, final = launch.kernel(
+        body,
+        here,
+        out_type=(
+            jax.ShapeDtypeStruct((b, h, count * k, v), dtype),
+            jax.ShapeDtypeStruct((b, h, count * TILE, v), dtype),
+            jax.ShapeDtypeStruct(state.shape, jnp.float32),
+        ),
+        grid=(b, h, v // TILE),
+        grid_names=('b', 'h', 'column'),
+        compiler_params=NAMED_LAYOUTS,
+    )(given.reads, given.adds, given.values, *given.more, factors, state)
+    return states.reshape(b, h, count, k, v), sums, final

@@ -1,0 +1,200 @@
+"""The Pallas form of `linear_attention` for Hopper GPUs: three kernels, each of which serves both directions.
+
+`sweep` runs over the chunks of a sequence in order and writes down the state at each, `read` and `gradients` then work
+on all chunks at once. Going forward the states are read by queries; going backward, from the last chunk to the first,
+their gradients are read by keys. Kept for the backward pass is nothing but the arguments; the states, in the 16-bit
+type that products want, `t / 64 * k * v` numbers a head, are computed again.
+
+Where key channels have decays of their own, all that depends on these is found first, for all chunks at once (see
+`matrix_state.mosaic_gpu.channel_decays`): 16-bit numbers, `64 + 2 k` a step. What is left is the sweep and products.
+
+Decays are put on numbers before they are rounded for a product: in float16 what decays below 6e-8 is zero there, and a
+state above 65504 overflows.
+
+A warpgroup works on tiles of 64 x 64: steps of a chunk, and channels.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.experimental.pallas as pl
+import jax.numpy as jnp
+
+from pallas_kernels.linear_attention import vjp
+from pallas_kernels.linear_attention.mosaic_gpu.gradients import gradients as gradients_of
+from pallas_kernels.linear_attention.mosaic_gpu.sweep import sweep
+from pallas_kernels.matrix_state import decays
+from pallas_kernels.matrix_state.decays import FACTOR, KEPT, RUN
+from pallas_kernels.matrix_state.mosaic_gpu import channel_decays
+from pallas_kernels.matrix_state.mosaic_gpu.channel_decays import Steps, Weights
+from pallas_kernels.matrix_state.mosaic_gpu.reads import BACKWARD, FORWARD, read, read_weighed
+from pallas_kernels.matrix_state.mosaic_gpu.tiles import TILE, fill
+from pallas_kernels.matrix_state.mosaic_gpu.weights import weights as weights_of
+from pallas_kernels.target import Target
+
+
+@functools.lru_cache
+def form(here: Target) -> Callable[..., vjp.Outputs]:
+    """The differentiable form on a device."""
+    return vjp.differentiable(functools.partial(_forward, here), functools.partial(_backward, here))
+
+
+class Inputs(NamedTuple):
+    """A call in whole chunks and tiles.
+
+    Attributes:
+      q: `b hq t k`.
+      k: `b hk t k`.
+      v: `b hv t v`.
+      rows: `b h l 8 c`, see `rows`.
+      state: `b h k v`.
+    """
+
+    q: jax.Array
+    k: jax.Array
+    v: jax.Array
+    rows: jax.Array
+    state: jax.Array
+
+
+def _inputs(arrays: vjp.Arrays) -> Inputs:
+    b, h = arrays.state.shape[:2]
+    t = pl.cdiv(arrays.q.shape[2], TILE) * TILE
+    numbers = decays.rows(arrays.log_decay, arrays.starts, t, TILE)
+    return Inputs(
+        q=fill(arrays.q),
+        k=fill(arrays.k),
+        v=fill(arrays.v),
+        rows=jnp.broadcast_to(numbers, (b, h, *numbers.shape[2:])),
+        state=fill(arrays.state),
+    )
+
+
+def _forward(here: Target, arrays: vjp.Arrays, keep: bool) -> tuple[vjp.Outputs, None]:
+    if _is_vector(arrays):
+        return _forward_by_channel(here, arrays), None
+    inputs = _inputs(arrays)
+    states, final = sweep(here, FORWARD, inputs.k, inputs.v, inputs.rows, inputs.state)
+    o = read(here, FORWARD, inputs.q, inputs.k, inputs.v, states, inputs.rows, inputs.v.dtype)
+    t, (k, v) = arrays.q.shape[2], arrays.state.shape[2:]
+    return (o[:, :, :t, :v], final[:, :, :k, :v]), None
+
+
+def _is_vector(arrays: vjp.Arrays) -> bool:
+    return arrays.log_decay is not None and arrays.log_decay.shape[3] > 1
+
+
+def _backward(here: Target, arrays: vjp.Arrays, kept: None, gradients: vjp.Outputs) -> vjp.Arrays:
+    if _is_vector(arrays):
+        return _backward_by_channel(here, arrays, gradients)
+    inputs = _inputs(arrays)
+    do, dfinal = fill(gradients[0]), fill(gradients[1])
+    h, dtype = inputs.state.shape[1], inputs.v.dtype
+
+    def rounded(argument: jax.Array) -> Any:
+        # Gradients that heads share are added up before they are rounded.
+        return dtype if argument.shape[1] == h else jnp.float32
+
+    states, _ = sweep(here, FORWARD, inputs.k, inputs.v, inputs.rows, inputs.state)
+    dstates, dstate = sweep(here, BACKWARD, inputs.q, do, inputs.rows, dfinal)
+    q, k, v = inputs.q, inputs.k, inputs.v
+    dv = read(here, BACKWARD, k, q, do, dstates, inputs.rows, rounded(arrays.v))
+    dq, reads = gradients_of(here, FORWARD, q, k, do, v, states, inputs.rows, rounded(arrays.q))
+    dk, writes = gradients_of(here, BACKWARD, k, q, v, do, dstates, inputs.rows, rounded(arrays.k))
+
+    dlog_decay = None
+    if arrays.log_decay is not None:
+        held = jnp.einsum('bhlkv,bhlkv->bhl', states, dstates, preferred_element_type=jnp.float32)
+        dlog_decay = _pull_decays(inputs.rows, reads, writes, held)
+    t, (key_size, value_size) = arrays.q.shape[2], arrays.state.shape[2:]
+    return vjp.Arrays(
+        q=dq[:, :, :t, :key_size],
+        k=dk[:, :, :t, :key_size],
+        v=dv[:, :, :t, :value_size],
+        log_decay=None if dlog_decay is None else dlog_decay[:, :, :t, None],
+        state=dstate[:, :, :key_size, :value_size],
+        starts=None,
+    )
+
+
+class Weighed(NamedTuple):
+    """What chunks do whose key channels have decays of their own.
+
+    Attributes:
+      weights: see there.
+      factor: what the state before a chunk counts in the one after it, `b h l k`.
+    """
+
+    weights: Weights
+    factor: jax.Array
+
+
+def _weigh(here: Target, starts: jax.Array | None, q: jax.Array, k: jax.Array, log_decay: jax.Array) -> Weighed:
+    b, h, t, _ = log_decay.shape
+    numbers = decays.rows(None, starts, pl.cdiv(t, TILE) * TILE, TILE)
+    steps = Steps(fill(q), fill(k), fill(log_decay), jnp.broadcast_to(numbers, (b, h, *numbers.shape[2:])))
+    return Weighed(weights_of(here, False, steps), channel_decays.factor(steps))
+
+
+def _forward_by_channel(here: Target, arrays: vjp.Arrays) -> vjp.Outputs:
+    assert arrays.log_decay is not None
+    weights, factor = _weigh(here, arrays.starts, arrays.q, arrays.k, arrays.log_decay)
+    v = fill(arrays.v)
+    states, final = sweep(here, FORWARD, weights.writes, v, factor, fill(arrays.state))
+    o = read_weighed(here, FORWARD, weights.among, v, weights.q, states, v.dtype)
+    t, (key_size, value_size) = arrays.q.shape[2], arrays.state.shape[2:]
+    return o[:, :, :t, :value_size], final[:, :, :key_size, :value_size]
+
+
+def _backward_by_channel(here: Target, arrays: vjp.Arrays, gradients: vjp.Outputs) -> vjp.Arrays:
+    """Products of the matrices of a chunk whose factors are at hand are left to XLA."""
+    dtype, h = arrays.v.dtype, arrays.state.shape[1]
+    do, v = fill(gradients[0]), fill(arrays.v)
+    weigh = functools.partial(_weigh, here, arrays.starts)
+    (weights, factor), pull = jax.vjp(weigh, arrays.q, arrays.k, arrays.log_decay)
+    states, _ = sweep(here, FORWARD, weights.writes, v, factor, fill(arrays.state))
+    dstates, dstate = sweep(here, BACKWARD, weights.q, do, factor, fill(gradients[1]))
+    rounded = dtype if v.shape[1] == h else jnp.float32
+    dv = read_weighed(here, BACKWARD, weights.among, do, weights.writes, dstates, rounded)
+
+    def by_chunk(array: jax.Array) -> jax.Array:
+        return jnp.repeat(array, h // array.shape[1], axis=1).reshape(*states.shape[:3], TILE, -1)
+
+    def product(letters: str, left: jax.Array, right: jax.Array) -> jax.Array:
+        found = jnp.einsum(letters, left, right, preferred_element_type=dtype)
+        return found.reshape(*states.shape[:2], -1, found.shape[-1])
+
+    do_chunks, v_chunks = by_chunk(do), by_chunk(v)
+    dweights = Weights(
+        among=product('bhltv,bhlsv->bhlts', do_chunks, v_chunks),
+        q=product('bhltv,bhlkv->bhltk', do_chunks, states),
+        writes=product('bhlsv,bhlkv->bhlsk', v_chunks, dstates),
+    )
+    dfactor = jnp.einsum('bhlkv,bhlkv->bhlk', states, dstates, preferred_element_type=jnp.float32)
+    dq, dk, dlog_decay = pull(Weighed(dweights, dfactor))
+    t, (key_size, value_size) = arrays.q.shape[2], arrays.state.shape[2:]
+    return vjp.Arrays(
+        q=dq,
+        k=dk,
+        v=dv[:, :, :t, :value_size],
+        log_decay=dlog_decay,
+        state=dstate[:, :, :key_size, :value_size],
+        starts=None,
+    )
+
+
+def _pull_decays(numbers: jax.Array, reads: jax.Array, writes: jax.Array, held: jax.Array) -> jax.Array:
+    """What the log decays get, `b h t`.
+
+    The decay of step t is in every score of a query at or after t and a key before t, in what queries from t on read of
+    the state, and in what keys before t write. `reads` and `writes` are `q dq` and `k dk` of scores and of the state.
+    """
+    run = numbers[..., RUN, :, None]
+    later = jnp.triu(jnp.ones((1, 1, 1, TILE, TILE), bool))
+    of_run = later & (run == run.swapaxes(-1, -2))
+    within = jnp.where(of_run, (reads[:, :, 0] - writes[:, :, 0])[..., None, :], 0)
+    across = jnp.where(later, reads[:, :, 1][..., None, :], writes[:, :, 1][..., None, :])
+    sums = jnp.sum(within + across, axis=-1) + numbers[..., FACTOR, :] * held[..., None]
+    return (sums * numbers[..., KEPT, :]).reshape(*sums.shape[:2], -1)

@@ -1,0 +1,124 @@
+"""The kernel of the backward pass of `linear_attention` on TPUs."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.experimental.pallas as pl
+import jax.numpy as jnp
+from jax.experimental.pallas import tpu as pltpu
+
+from pallas_kernels.linear_attention import vjp
+from pallas_kernels.linear_attention.mosaic_tpu import scalar, vector
+from pallas_kernels.linear_attention.mosaic_tpu.chunk import dot
+from pallas_kernels.linear_attention.mosaic_tpu.inputs import Inputs, chunk_at, fill, inputs_of, plan_of
+from pallas_kernels.matrix_state.mosaic_tpu.plan import IN_ORDER, Plan
+from pallas_kernels.mosaic_tpu import launch
+from pallas_kernels.target import Target
+
+
+def backward(here: Target, arrays: vjp.Arrays, kept: jax.Array, gradients: vjp.Outputs) -> vjp.Arrays:
+    plan = plan_of(arrays)
+    inputs = inputs_of(plan, arrays)
+    do, dfinal = fill(plan, gradients[0].astype(plan.dtype)), gradients[1].swapaxes(2, 3)
+    b, h, v, k = dfinal.shape
+
+    def gradient(like: jax.Array) -> jax.ShapeDtypeStruct:
+        # Gradients that heads share are added up before they are rounded.
+        dtype = plan.dtype if like.shape[1] == h else jnp.float32
+        return jax.ShapeDtypeStruct((b, h, *like.shape[2:]), dtype)
+
+    decay_shape = (b, h, plan.length, k) if plan.is_vector else (b, h, *inputs.rows.shape[2:3], 1, plan.tile.steps)
+    found = Inputs(
+        q=gradient(inputs.q),
+        k=gradient(inputs.k),
+        v=gradient(inputs.v),
+        rows=None,
+        log_decay=None if arrays.log_decay is None else jax.ShapeDtypeStruct(decay_shape, jnp.float32),
+    )
+
+    def spec(out: jax.ShapeDtypeStruct) -> pl.BlockSpec:
+        return plan.group(out.shape, plan.chunks if out.ndim == 5 else plan.tile.group, backward=True)
+
+    found, dstate = launch.call(
+        functools.partial(_body, plan),
+        here,
+        grid=(b, h, plan.groups),
+        in_specs=(
+            plan.specs(inputs, backward=True),
+            plan.group(kept.shape, 1, backward=True),
+            plan.group(do.shape, plan.tile.group, backward=True),
+            plan.whole(dfinal.shape),
+        ),
+        out_specs=(jax.tree.map(spec, found), plan.whole(dfinal.shape)),
+        out_shape=(found, jax.ShapeDtypeStruct(dfinal.shape, jnp.float32)),
+        scratch_shapes=(pltpu.VMEM((plan.chunks, v, k), jnp.float32), pltpu.VMEM((v, k), jnp.float32)),
+        compiler_params=IN_ORDER,
+    )(inputs, kept, do, dfinal)
+
+    dlog_decay = found.log_decay
+    if dlog_decay is not None and not plan.is_vector:
+        dlog_decay = dlog_decay.reshape(b, h, plan.length, 1)
+    time = slice(plan.t)
+    return vjp.Arrays(
+        q=found.q[:, :, time],
+        k=found.k[:, :, time],
+        v=found.v[:, :, time],
+        log_decay=None if dlog_decay is None else dlog_decay[:, :, time],
+        state=dstate.swapaxes(2, 3),
+        starts=None,
+    )
+
+
+def _body(
+    plan: Plan,
+    inputs: Inputs,
+    kept: Any,
+    do: Any,
+    dfinal: Any,
+    gradients: Inputs,
+    dstate: Any,
+    states: Any,
+    carried: Any,
+) -> None:
+    scores = vector if plan.is_vector else scalar
+
+    @pl.when(pl.program_id(2) == 0)
+    def _() -> None:
+        carried[...] = dfinal[...]
+
+    def write(place: jax.Array, state: jax.Array) -> jax.Array:
+        states[place] = state
+        chunk = chunk_at(plan, inputs, place)
+        decays = scores.decays(chunk)
+        return decays.factor * state + dot(chunk.v, (chunk.k * decays.write).astype(plan.dtype), 'tn')
+
+    jax.lax.fori_loop(0, plan.chunks, write, kept[0])
+
+    def step(turn: jax.Array, _: None) -> None:
+        place = plan.chunks - 1 - turn
+        at = pl.ds(place * plan.tile.steps, plan.tile.steps)
+        chunk, doutput = chunk_at(plan, inputs, place), do[at]
+        decays = scores.decays(chunk)
+        before, dafter = states[place], carried[...]
+
+        weights, pulled = scores.pull(chunk, dot(doutput, chunk.v, 'nt'))
+        keys = (chunk.k * decays.write).astype(plan.dtype)
+        dv = dot(weights.astype(plan.dtype), doutput, 'tn') + dot(keys, dafter.astype(plan.dtype), 'nt')
+        reads = decays.reach * dot(doutput, before.astype(plan.dtype))
+        writes = decays.write * dot(chunk.v, dafter.astype(plan.dtype))
+        gradients.q[at] = (pulled.dq + reads).astype(gradients.q.dtype)
+        gradients.k[at] = (pulled.dk + writes).astype(gradients.k.dtype)
+        gradients.v[at] = dv.astype(gradients.v.dtype)
+        if gradients.log_decay is not None:
+            held = decays.factor * jnp.sum(before * dafter, axis=0, keepdims=True)
+            dlog_decay = pulled.dlog_decay + scores.pull_decays(chunk, chunk.q * reads, chunk.k * writes, held)
+            gradients.log_decay[at if plan.is_vector else place] = dlog_decay
+        queries = (chunk.q * decays.reach).astype(plan.dtype)
+        carried[...] = decays.factor * dafter + dot(doutput, queries, 'tn')
+
+    jax.lax.fori_loop(0, plan.chunks, step, None)
+
+    @pl.when(pl.program_id(2) == plan.groups - 1)
+    def _() -> None:
+        dstate[...] = carried[...]

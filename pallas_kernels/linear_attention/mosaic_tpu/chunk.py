@@ -1,0 +1,69 @@
+"""What the Pallas forms of `linear_attention` compute of one chunk, for every kind of decay: values, no memory."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels.matrix_state.decays import RUN
+
+
+class Chunk(NamedTuple):
+    """What a kernel reads of one chunk: q, k `c k` and v `c v`, and its decays.
+
+    Attributes:
+      rows: `8 c`, see `rows`.
+      columns: the same, transposed.
+      log_decay: `c k`, or `None`: the decays are those of the rows.
+    """
+
+    q: jax.Array
+    k: jax.Array
+    v: jax.Array
+    rows: jax.Array
+    columns: jax.Array
+    log_decay: jax.Array | None
+
+
+class Decays(NamedTuple):
+    """What the state before a chunk counts at its steps, what they count in the state after it, what it counts there.
+
+    `c 1` and `1 1`, or `c k` and `1 k`.
+    """
+
+    reach: jax.Array
+    write: jax.Array
+    factor: jax.Array
+
+
+class Pulled(NamedTuple):
+    """What the scores of a chunk get: dq and dk, `c k`, and their log decays as rows `1 c`, or as `c k`."""
+
+    dq: jax.Array
+    dk: jax.Array
+    dlog_decay: jax.Array
+
+
+def dot(left: jax.Array, right: jax.Array, contracted: str = 'nn') -> jax.Array:
+    """Products in float32, of a matrix or (t) its transpose with another."""
+    axes = {'nn': (1, 0), 'nt': (1, 1), 'tn': (0, 0)}[contracted]
+    precision = jax.lax.Precision.HIGHEST if right.dtype == jnp.float32 else jax.lax.Precision.DEFAULT
+    return jax.lax.dot_general(
+        left.astype(right.dtype),
+        right,
+        (((axes[0],), (axes[1],)), ((), ())),
+        precision=precision,
+        preferred_element_type=jnp.float32,
+    )
+
+
+def iotas(shape: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
+    """The places along both axes of a matrix."""
+    return jax.lax.broadcasted_iota(jnp.int32, shape, 0), jax.lax.broadcasted_iota(jnp.int32, shape, 1)
+
+
+def visible(chunk: Chunk) -> jax.Array:
+    """Which steps, along rows, a step reads."""
+    c = chunk.rows.shape[1]
+    at, read = iotas((c, c))
+    return (at >= read) & (chunk.columns[:, RUN : RUN + 1] == chunk.rows[RUN : RUN + 1])

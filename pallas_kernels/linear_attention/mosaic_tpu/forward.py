@@ -1,0 +1,68 @@
+"""The kernel of the forward pass of `linear_attention` on TPUs."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.experimental.pallas as pl
+import jax.numpy as jnp
+from jax.experimental.pallas import tpu as pltpu
+
+from pallas_kernels.linear_attention import vjp
+from pallas_kernels.linear_attention.mosaic_tpu import scalar, vector
+from pallas_kernels.linear_attention.mosaic_tpu.chunk import dot
+from pallas_kernels.linear_attention.mosaic_tpu.inputs import Inputs, chunk_at, inputs_of, plan_of
+from pallas_kernels.matrix_state.mosaic_tpu.plan import IN_ORDER, Plan
+from pallas_kernels.mosaic_tpu import launch
+from pallas_kernels.target import Target
+
+
+def forward(here: Target, arrays: vjp.Arrays, keep: bool) -> tuple[vjp.Outputs, jax.Array | None]:
+    """Keeps the states before the groups, `b h groups v k`."""
+    plan = plan_of(arrays)
+    inputs, state = inputs_of(plan, arrays), arrays.state.swapaxes(2, 3)
+    b, h, v, k = state.shape
+    o = jax.ShapeDtypeStruct((b, h, plan.length, v), plan.dtype)
+    final = jax.ShapeDtypeStruct(state.shape, jnp.float32)
+    kept = jax.ShapeDtypeStruct((b, h, plan.groups, v, k), jnp.float32) if keep else None
+    o, final, kept = launch.call(
+        functools.partial(_body, plan),
+        here,
+        grid=(b, h, plan.groups),
+        in_specs=(plan.specs(inputs), plan.whole(state.shape)),
+        out_specs=(
+            plan.group(o.shape, plan.tile.group),
+            plan.whole(final.shape),
+            None if kept is None else plan.group(kept.shape, 1),
+        ),
+        out_shape=(o, final, kept),
+        scratch_shapes=(pltpu.VMEM((v, k), jnp.float32),),
+        compiler_params=IN_ORDER,
+    )(inputs, state)
+    return (o[:, :, : plan.t].astype(arrays.v.dtype), final.swapaxes(2, 3)), kept
+
+
+def _body(plan: Plan, inputs: Inputs, state: Any, o: Any, final: Any, kept: Any, carried: Any) -> None:
+    scores = vector if plan.is_vector else scalar
+
+    @pl.when(pl.program_id(2) == 0)
+    def _() -> None:
+        carried[...] = state[...]
+
+    if kept is not None:
+        kept[0] = carried[...]
+
+    def step(place: jax.Array, _: None) -> None:
+        chunk = chunk_at(plan, inputs, place)
+        decays = scores.decays(chunk)
+        before = carried[...]
+        read = dot((chunk.q * decays.reach).astype(plan.dtype), before.astype(plan.dtype), 'nt')
+        within = dot(scores.scores(chunk).astype(plan.dtype), chunk.v)
+        o[pl.ds(place * plan.tile.steps, plan.tile.steps)] = (read + within).astype(plan.dtype)
+        carried[...] = decays.factor * before + dot(chunk.v, (chunk.k * decays.write).astype(plan.dtype), 'tn')
+
+    jax.lax.fori_loop(0, plan.chunks, step, None)
+
+    @pl.when(pl.program_id(2) == plan.groups - 1)
+    def _() -> None:
+        final[...] = carried[...]

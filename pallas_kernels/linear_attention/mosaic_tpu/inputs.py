@@ -1,0 +1,65 @@
+"""What both kernels of `linear_attention` for TPUs read."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.experimental.pallas as pl
+import jax.numpy as jnp
+
+from pallas_kernels import tiling
+from pallas_kernels.linear_attention import vjp
+from pallas_kernels.linear_attention.mosaic_tpu.chunk import Chunk
+from pallas_kernels.matrix_state import decays
+from pallas_kernels.matrix_state.mosaic_tpu.plan import Plan
+
+
+class Inputs(NamedTuple):
+    """What both kernels read: arrays, references or blocks; `log_decay` only where key channels have their own."""
+
+    q: Any
+    k: Any
+    v: Any
+    rows: Any
+    log_decay: Any = None
+
+
+def plan_of(arrays: vjp.Arrays) -> Plan:
+    b, h, k, v = arrays.state.shape
+    t = arrays.q.shape[2]
+    is_vector = arrays.log_decay is not None and arrays.log_decay.shape[3] > 1
+    # The units that multiply matrices know bfloat16; float32 holds float16.
+    dtype = jnp.bfloat16 if arrays.q.dtype == jnp.bfloat16 else jnp.float32
+    tile = tiling.linear_attention_tpu(t, k, v, vector=is_vector)
+    return Plan(b, t, h, k, v, tile, dtype, is_vector)
+
+
+def inputs_of(plan: Plan, arrays: vjp.Arrays) -> Inputs:
+    decay = arrays.log_decay
+    own = None
+    if decay is not None and plan.is_vector:
+        own = fill(plan, jnp.maximum(decay, decays.DARKEST))
+    return Inputs(
+        q=fill(plan, arrays.q.astype(plan.dtype)),
+        k=fill(plan, arrays.k.astype(plan.dtype)),
+        v=fill(plan, arrays.v.astype(plan.dtype)),
+        rows=decays.rows(None if plan.is_vector else decay, arrays.starts, plan.length, plan.tile.steps),
+        log_decay=own,
+    )
+
+
+def fill(plan: Plan, array: jax.Array) -> jax.Array:
+    """Fills time up with steps that neither write nor decay."""
+    return jnp.pad(array, ((0, 0), (0, 0), (0, plan.length - array.shape[2]), (0, 0)))
+
+
+def chunk_at(plan: Plan, inputs: Inputs, place: Any) -> Chunk:
+    steps = pl.ds(place * plan.tile.steps, plan.tile.steps)
+    numbers = inputs.rows[place]
+    return Chunk(
+        q=inputs.q[steps],
+        k=inputs.k[steps],
+        v=inputs.v[steps],
+        rows=numbers,
+        columns=numbers.T,
+        log_decay=None if inputs.log_decay is None else inputs.log_decay[steps],
+    )

@@ -1,0 +1,1 @@
+"""What cores with a matrix for a state, `linear_attention` and `delta_rule`, share."""

@@ -1,0 +1,11 @@
+"""What heads, and rows of a batch, share."""
+
+import jax
+import jax.numpy as jnp
+
+
+def summed(argument: jax.Array, gradient: jax.Array) -> jax.Array:
+    """The gradient of an argument, `b h ...`, summed over the heads, or the rows of the batch, that share it."""
+    b, h, *rest = argument.shape
+    groups = gradient.reshape(b, gradient.shape[0] // b, h, gradient.shape[1] // h, *rest)
+    return jnp.sum(groups, axis=(1, 3)).astype(argument.dtype)

@@ -1,0 +1,161 @@
+"""The kernels that read, at all chunks at once, what steps wrote: those of their chunk and the state before it."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.experimental.pallas as pl
+import jax.experimental.pallas.mosaic_gpu as plgpu
+import jax.numpy as jnp
+
+from pallas_kernels.matrix_state.decays import COARSE, COUNT, FINE, REACH, RUN, WRITE
+from pallas_kernels.matrix_state.mosaic_gpu.tiles import (
+    NAMED_LAYOUTS,
+    TILE,
+    along,
+    along_channels,
+    group,
+    iota,
+    shared_tile,
+    write,
+)
+from pallas_kernels.mosaic_gpu import launch
+from pallas_kernels.mosaic_gpu.products_sm90 import multiply
+from pallas_kernels.target import Target
+
+GRID = ('b', 'h', 'chunk', 'column')
+
+
+class Direction(NamedTuple):
+    """Queries read keys, and what was before; or keys, whose gradients are wanted, queries and what comes after.
+
+    Attributes:
+      reads: the row that says what the state at the chunk counts at a step.
+      adds: the row that says what a step counts in the state at the next chunk.
+    """
+
+    backward: bool
+    reads: int
+    adds: int
+
+
+FORWARD = Direction(backward=False, reads=REACH, adds=WRITE)
+
+
+BACKWARD = Direction(backward=True, reads=WRITE, adds=REACH)
+
+
+def read(
+    here: Target,
+    direction: Direction,
+    x: jax.Array,
+    y: jax.Array,
+    z: jax.Array,
+    states: jax.Array,
+    numbers: jax.Array,
+    out_dtype: Any,
+) -> jax.Array:
+    """`(x y^T * decays) z + reads (x state)` of every chunk, `b h t v`."""
+    b, h, count, k, v = states.shape
+    dtype = x.dtype
+
+    def body(x_ref: Any, y_ref: Any, z_ref: Any, states_ref: Any, rows_ref: Any, out_ref: Any) -> None:
+        at, head, chunk, column = (jax.lax.axis_index(name) for name in GRID)
+        steps, channels = pl.ds(chunk * TILE, TILE), pl.ds(column * TILE, TILE)
+
+        def step(_: Any, x_tile: Any, y_tile: Any, state: Any, sums: tuple[Any, Any]) -> tuple[Any, Any]:
+            scores, before = sums
+            scores = multiply(here, x_tile, y_tile.transpose((1, 0)), scores)
+            return scores, multiply(here, x_tile, state, before)
+
+        def run(z_tile: Any, numbers: Any, out: Any, arrived: Any) -> None:
+            plgpu.copy_gmem_to_smem(z_ref.at[at, group(head, h, z), steps, channels], z_tile, arrived)
+            plgpu.copy_gmem_to_smem(rows_ref.at[at, head, chunk], numbers, arrived)
+            scores, before = along_channels(
+                step,
+                k // TILE,
+                (x_ref.at[at, group(head, h, x)], lambda part: (chunk, part)),
+                (y_ref.at[at, group(head, h, y)], lambda part: (chunk, part)),
+                (states_ref.at[at, head, chunk], lambda part: (part, column)),
+            )
+            plgpu.barrier_wait(arrived)
+            weights = (scores * decays_between(numbers, direction)).astype(dtype)
+            total = multiply(here, weights, z_tile, before * along(numbers, direction.reads, 0))
+            out[...] = total.astype(out_dtype)
+            write(out, out_ref.at[at, head, steps, channels])
+
+        pl.run_scoped(
+            run,
+            shared_tile(dtype),
+            plgpu.SMEM((COUNT, TILE), jnp.float32),
+            shared_tile(out_dtype),
+            plgpu.Barrier(num_arrivals=2),
+        )
+
+    return launch.kernel(
+        body,
+        here,
+        out_type=jax.ShapeDtypeStruct((b, h, count * TILE, v), out_dtype),
+        grid=(b, h, count, v // TILE),
+        grid_names=GRID,
+        compiler_params=NAMED_LAYOUTS,
+    )(x, y, z, states, numbers)
+
+
+def read_weighed(
+    here: Target,
+    direction: Direction,
+    weights: jax.Array,
+    z: jax.Array,
+    x: jax.Array,
+    states: jax.Array,
+    out_dtype: Any,
+) -> jax.Array:
+    """`weights z + x state` of every chunk, `b h t v`; going backward the weights, `b h t c`, are transposed."""
+    b, h, count, k, v = states.shape
+
+    def body(weights_ref: Any, z_ref: Any, x_ref: Any, states_ref: Any, out_ref: Any) -> None:
+        at, head, chunk, column = (jax.lax.axis_index(name) for name in GRID)
+        steps, channels = pl.ds(chunk * TILE, TILE), pl.ds(column * TILE, TILE)
+
+        def step(_: Any, x_tile: Any, state: Any, sums: tuple[Any]) -> tuple[Any]:
+            return (multiply(here, x_tile, state, sums[0]),)
+
+        def run(weights_tile: Any, z_tile: Any, out: Any, arrived: Any) -> None:
+            plgpu.copy_gmem_to_smem(weights_ref.at[at, head, steps], weights_tile, arrived)
+            plgpu.copy_gmem_to_smem(z_ref.at[at, group(head, h, z), steps, channels], z_tile, arrived)
+            (before,) = along_channels(
+                step,
+                k // TILE,
+                (x_ref.at[at, head], lambda part: (chunk, part)),
+                (states_ref.at[at, head, chunk], lambda part: (part, column)),
+                sums=1,
+            )
+            plgpu.barrier_wait(arrived)
+            left = weights_tile.transpose((1, 0)) if direction.backward else weights_tile
+            out[...] = multiply(here, left, z_tile, before).astype(out_dtype)
+            write(out, out_ref.at[at, head, steps, channels])
+
+        pl.run_scoped(
+            run,
+            shared_tile(weights.dtype),
+            shared_tile(z.dtype),
+            shared_tile(out_dtype),
+            plgpu.Barrier(num_arrivals=2),
+        )
+
+    return launch.kernel(
+        body,
+        here,
+        out_type=jax.ShapeDtypeStruct((b, h, count * TILE, v), out_dtype),
+        grid=(b, h, count, v // TILE),
+        grid_names=GRID,
+        compiler_params=NAMED_LAYOUTS,
+    )(weights, z, x, states)
+
+
+def decays_between(numbers: Any, direction: Direction) -> jax.Array:
+    """The decays between the steps of a chunk, zero where a query does not see a key; queries are rows, or columns."""
+    query, key = (1, 0) if direction.backward else (0, 1)
+    coarse, fine = (along(numbers, row, query) - along(numbers, row, key) for row in (COARSE, FINE))
+    seen = (iota(query) >= iota(key)) & (along(numbers, RUN, query) == along(numbers, RUN, key))
+    return jnp.exp(jnp.where(seen, coarse + fine, -jnp.inf))

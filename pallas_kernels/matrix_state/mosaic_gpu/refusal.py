@@ -1,0 +1,20 @@
+"""Which calls the kernels for Hopper cannot serve."""
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels.mosaic_gpu import launch
+from pallas_kernels.target import Target
+
+
+def refusal(
+    here: Target, q: jax.Array, k: jax.Array, v: jax.Array, log_decay: jax.Array | None, state: jax.Array
+) -> str | None:
+    """Why the call cannot be served; `None`: it can."""
+    operands = jnp.result_type(q, k, v)
+    if operands.itemsize != 2 or state.dtype != jnp.float32:
+        return (
+            f'q, k and v have type {operands}, the state {state.dtype}; expected bfloat16 or float16, and float32: '
+            'products of float32 would be rounded to the 10 bits of tf32'
+        )
+    return launch.capability_refusal(here)

@@ -1,0 +1,139 @@
+"""The kernel that finds the gradients of `weights`."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.experimental.pallas as pl
+import jax.experimental.pallas.mosaic_gpu as plgpu
+import jax.numpy as jnp
+
+from pallas_kernels.matrix_state.decays import COUNT, KEPT, RUN
+from pallas_kernels.matrix_state.mosaic_gpu.channel_decays import (
+    HALVES,
+    Steps,
+    Weights,
+    decay_over,
+    halves_of,
+    ones_where,
+    parts,
+    to_ends,
+)
+from pallas_kernels.matrix_state.mosaic_gpu.tiles import (
+    NAMED_LAYOUTS,
+    TILE,
+    along,
+    group,
+    iota,
+    load,
+    shared_tile,
+    write,
+    zeros,
+)
+from pallas_kernels.mosaic_gpu import launch
+from pallas_kernels.mosaic_gpu.products_sm90 import multiply
+from pallas_kernels.target import Target
+
+
+def weight_gradients(here: Target, steps: Steps, gradients: Weights) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """dq, dk and those of the log decays, `b h t k`, of every head; in float32 where heads share the argument.
+
+    The decay of step t is in what queries, or keys that erase, from t on read of what keys before t write, and of the
+    state before the chunk, and in what those keys write to the state after it: so it gets sums of `q dq` and `k dk`. A
+    query's own key, whose parts would cancel, is left out.
+    """
+    b, h, t, size = steps.log_decay.shape
+    dtype, erases = steps.q.dtype, gradients.erased is not None
+    if erases:
+        gradients = gradients._replace(erased=gradients.erased.astype(dtype))
+    arrays = jax.tree.leaves(gradients)
+    types = [dtype if array.shape[1] == h else jnp.float32 for array in (steps.q, steps.k)]
+
+    def body(q_ref: Any, k_ref: Any, coarse_ref: Any, fine_ref: Any, rows_ref: Any, *others: Any) -> None:
+        gradient_refs, out_refs = others[: len(arrays)], others[len(arrays) :]
+        at, head, chunk, part = (jax.lax.axis_index(name) for name in ('b', 'h', 'chunk', 'part'))
+        time, channels = pl.ds(chunk * TILE, TILE), pl.ds(part * TILE, TILE)
+
+        def run(
+            given: Any, gradients: Weights, scores: Any, factors: Any, wide: Any, numbers: Any, arrived: Any
+        ) -> None:
+            groups = (group(head, h, steps.q), group(head, h, steps.k), head, head)
+            for ref, index, tile in zip((q_ref, k_ref, coarse_ref, fine_ref), groups, given, strict=True):
+                plgpu.copy_gmem_to_smem(ref.at[at, index, time, channels], tile, arrived)
+            for ref, array, tile in zip(gradient_refs, arrays, jax.tree.leaves(gradients), strict=True):
+                columns = channels if array.shape[3] == size else slice(None)
+                plgpu.copy_gmem_to_smem(ref.at[at, head, time, columns], tile, arrived)
+            plgpu.copy_gmem_to_smem(rows_ref.at[at, head, chunk], numbers, arrived)
+            plgpu.barrier_wait(arrived)
+            q_tile, k_tile, coarse, fine = given
+            decay = functools.partial(decay_over, here, coarse, fine)
+
+            def one_run() -> jax.Array:
+                return along(numbers, RUN, 0) == along(numbers, RUN, 1)
+
+            def halves(turn: Any, sums: Any) -> Any:
+                dq, dk = sums
+                between, pairs = halves_of(turn)
+                decayed, seen = decay(between), pairs & one_run()
+                factors[...] = (load(k_tile) * decayed).astype(dtype)
+                if erases:
+                    scores[...] = jnp.where(seen, load(gradients.erased), 0).astype(dtype)
+                    plgpu.commit_smem()
+                    dk = dk + decayed * multiply(here, scores.transpose((1, 0)), factors)
+                    # There are no registers left to hold it.
+                    wide[...] = load(wide) + decayed * multiply(here, scores, factors)
+                scores[...] = jnp.where(seen, load(gradients.among), 0).astype(dtype)
+                plgpu.commit_smem()
+                dq = dq + decayed * multiply(here, scores, factors)
+                factors[...] = (load(q_tile) * decayed).astype(dtype)
+                plgpu.commit_smem()
+                return dq, dk + decayed * multiply(here, scores.transpose((1, 0)), factors)
+
+            if erases:
+                wide[...] = zeros()
+            dq, dk = jax.lax.fori_loop(0, HALVES, halves, (zeros(), zeros()))
+            reach, writes = (decay(steps) * along(numbers, row, 0) for steps, row in to_ends())
+            dq = dq + reach * load(gradients.q)
+            later = load(q_tile) * dq - load(k_tile) * dk
+            if erases:
+                erasing = load(wide) + reach * load(gradients.k)
+                later = later + load(k_tile) * erasing
+                dk = dk + erasing
+            writes = writes * load(gradients.writes)
+
+            def total(steps: jax.Array, terms: jax.Array, onto: jax.Array | None) -> jax.Array:
+                # In two parts, as the decays, which are not needed any more.
+                coarse[...] = terms.astype(jnp.bfloat16)
+                fine[...] = (terms - load(coarse)).astype(jnp.bfloat16)
+                plgpu.commit_smem()
+                ones = ones_where(steps)
+                return multiply(here, ones, fine, multiply(here, ones, coarse, onto))
+
+            before = total(iota(0) > iota(1), load(k_tile) * writes, None)
+            wide[...] = total((iota(0) <= iota(1)) & one_run(), later, before) * along(numbers, KEPT, 0)
+            write(wide, out_refs[2].at[at, head, time, channels])
+            own = jnp.where(iota(0) == iota(1), load(gradients.among), 0).astype(dtype)
+            for total_of, other, ref in ((dq, k_tile, out_refs[0]), (dk + writes, q_tile, out_refs[1])):
+                tile = factors if ref.dtype == dtype else wide
+                tile[...] = multiply(here, own, other, total_of).astype(ref.dtype)
+                write(tile, ref.at[at, head, time, channels])
+
+        pl.run_scoped(
+            run,
+            [shared_tile(dtype)] * 2 + [shared_tile(jnp.bfloat16)] * 2,
+            jax.tree.map(lambda array: shared_tile(array.dtype), gradients),
+            shared_tile(dtype),
+            shared_tile(dtype),
+            shared_tile(jnp.float32),
+            plgpu.SMEM((COUNT, TILE), jnp.float32),
+            plgpu.Barrier(num_arrivals=5 + len(arrays)),
+        )
+
+    return launch.kernel(
+        body,
+        here,
+        out_type=tuple(jax.ShapeDtypeStruct((b, h, t, size), dtype) for dtype in (*types, jnp.float32)),
+        grid=(b, h, t // TILE, size // TILE),
+        grid_names=('b', 'h', 'chunk', 'part'),
+        compiler_params=NAMED_LAYOUTS,
+    )(steps.q, steps.k, *parts(steps.log_decay), steps.rows, *arrays)

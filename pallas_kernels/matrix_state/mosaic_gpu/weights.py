@@ -1,0 +1,154 @@
+"""The kernel that finds what chunks do whose key channels have decays of their own; see `channel_decays`."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.experimental.pallas as pl
+import jax.experimental.pallas.mosaic_gpu as plgpu
+import jax.numpy as jnp
+
+from pallas_kernels.matrix_state.decays import COUNT, RUN
+from pallas_kernels.matrix_state.mosaic_gpu.channel_decays import (
+    HALVES,
+    Steps,
+    Weights,
+    decay_over,
+    halves_of,
+    parts,
+    to_ends,
+)
+from pallas_kernels.matrix_state.mosaic_gpu.tiles import (
+    NAMED_LAYOUTS,
+    TILE,
+    along,
+    group,
+    iota,
+    load,
+    shared_tile,
+    swizzled,
+    write,
+    zeros,
+)
+from pallas_kernels.matrix_state.mosaic_gpu.weight_gradients import weight_gradients
+from pallas_kernels.mosaic_gpu import launch
+from pallas_kernels.mosaic_gpu.products_sm90 import multiply
+from pallas_kernels.target import Target
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def weights(here: Target, erases: bool, steps: Steps) -> Weights:
+    """Returns the weights of all chunks; what keys read only where they erase."""
+    return _find(here, erases, steps)
+
+
+def _save(here: Target, erases: bool, steps: Steps) -> tuple[Weights, Steps]:
+    return weights(here, erases, steps), steps
+
+
+def _pull(here: Target, erases: bool, steps: Steps, gradients: Weights) -> tuple[Steps]:
+    dq, dk, dlog_decay = weight_gradients(here, steps, gradients)
+    return (Steps(_shared(steps.q, dq), _shared(steps.k, dk), dlog_decay, jnp.zeros_like(steps.rows)),)
+
+
+weights.defvjp(_save, _pull)
+
+
+def _find(here: Target, erases: bool, steps: Steps) -> Weights:
+    b, h, t, k = steps.log_decay.shape
+    dtype = steps.q.dtype
+
+    def out(channels: int, dtype: Any) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((b, h, t, channels), dtype)
+
+    outs = Weights(among=out(TILE, dtype), q=out(k, dtype), writes=out(k, dtype))
+    if erases:
+        outs = outs._replace(erased=out(TILE, jnp.float32), k=out(k, dtype))
+    arrays, structure = jax.tree.flatten(outs)
+
+    def body(q_ref: Any, k_ref: Any, coarse_ref: Any, fine_ref: Any, rows_ref: Any, *out_refs: Any) -> None:
+        at, head, chunk = (jax.lax.axis_index(name) for name in ('b', 'h', 'chunk'))
+        found = jax.tree.unflatten(structure, [ref.at[at, head, pl.ds(chunk * TILE, TILE)] for ref in out_refs])
+
+        def run(tiles: Weights, keys: Any, numbers: Any, arrived: Any) -> None:
+            plgpu.copy_gmem_to_smem(rows_ref.at[at, head, chunk], numbers, arrived)
+            plgpu.barrier_wait(arrived)
+
+            def step(turn: Any, q_tile: Any, k_tile: Any, coarse: Any, fine: Any, scores: Any) -> Any:
+                plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+                decay = functools.partial(decay_over, here, coarse, fine)
+                own = multiply(here, q_tile, k_tile.transpose((1, 0)))
+
+                def halves(turn: Any, scores: Any) -> Any:
+                    by_q, by_k = scores
+                    between, pairs = halves_of(turn)
+                    decayed = decay(between)
+                    keys[...] = (load(k_tile) * decayed).astype(dtype)
+                    plgpu.commit_smem()
+                    read, queries = keys.transpose((1, 0)), (load(q_tile) * decayed).astype(dtype)
+                    by_q = by_q + jnp.where(pairs, multiply(here, queries, read), 0)
+                    if erases:
+                        by_k = by_k + jnp.where(pairs, multiply(here, keys, read), 0)
+                    return by_q, by_k
+
+                by_q, by_k = scores
+                scores = by_q + jnp.where(iota(0) == iota(1), own, 0), by_k
+                scores = jax.lax.fori_loop(0, HALVES, halves, scores)
+                reach, writes = (decay(steps) * along(numbers, row, 0) for steps, row in to_ends())
+                tiles.q[...] = (load(q_tile) * reach).astype(dtype)
+                if erases:
+                    tiles.k[...] = (load(k_tile) * reach).astype(dtype)
+                tiles.writes[...] = (load(k_tile) * writes).astype(dtype)
+                plgpu.commit_smem()
+                channels = pl.ds(turn[0] * TILE, TILE)
+                for tile, ref in ((tiles.q, found.q), (tiles.k, found.k), (tiles.writes, found.writes)):
+                    if ref is not None:
+                        plgpu.copy_smem_to_gmem(tile, ref.at[:, channels])
+                return scores
+
+            sources = (
+                q_ref.at[at, group(head, h, steps.q)],
+                k_ref.at[at, group(head, h, steps.k)],
+                coarse_ref.at[at, head],
+                fine_ref.at[at, head],
+            )
+            sums = plgpu.emit_pipeline(
+                step,
+                grid=(k // TILE,),
+                in_specs=[
+                    plgpu.BlockSpec((TILE, TILE), lambda part: (chunk, part), transforms=swizzled(ref.dtype))
+                    for ref in sources
+                ],
+                # More would keep a second program out of shared memory.
+                max_concurrent_steps=1,
+                init_carry=(zeros(), zeros() if erases else None),
+            )(*sources)
+            one_run = along(numbers, RUN, 0) == along(numbers, RUN, 1)
+            for scores, tile, ref in zip(sums, (tiles.among, tiles.erased), (found.among, found.erased), strict=True):
+                if ref is not None:
+                    tile[...] = jnp.where(one_run, scores, 0).astype(ref.dtype)
+                    write(tile, ref)
+
+        pl.run_scoped(
+            run,
+            jax.tree.map(lambda array: shared_tile(array.dtype), outs),
+            shared_tile(dtype),
+            plgpu.SMEM((COUNT, TILE), jnp.float32),
+            plgpu.Barrier(num_arrivals=1),
+        )
+
+    found = launch.kernel(
+        body,
+        here,
+        out_type=tuple(arrays),
+        grid=(b, h, t // TILE),
+        grid_names=('b', 'h', 'chunk'),
+        compiler_params=NAMED_LAYOUTS,
+    )(steps.q, steps.k, *parts(steps.log_decay), steps.rows)
+    return jax.tree.unflatten(structure, found)
+
+
+def _shared(argument: jax.Array, gradient: jax.Array) -> jax.Array:
+    """The gradient of an argument, summed over the heads that share it."""
+    b, h, *rest = argument.shape
+    return jnp.sum(gradient.reshape(b, h, -1, *rest), axis=2).astype(argument.dtype)

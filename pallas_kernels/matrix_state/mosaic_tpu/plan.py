@@ -1,0 +1,77 @@
+"""How a call is cut up for TPUs: a grid over batch, heads and groups of chunks, the groups in order."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.experimental.pallas as pl
+import jax.numpy as jnp
+from jax.experimental.pallas import tpu as pltpu
+
+from pallas_kernels import tiling
+from pallas_kernels.target import Target
+
+LARGEST_STATE = 2**18
+"""Numbers of a state, several of which must fit in VMEM."""
+
+
+IN_ORDER = pltpu.CompilerParams(dimension_semantics=('parallel', 'parallel', 'arbitrary'))
+
+
+def refusal(here: Target, k: jax.Array, v: jax.Array, state: jax.Array) -> str | None:
+    """Why the call cannot be served; `None`: it can."""
+    if state.dtype != jnp.float32:
+        return f'the state is computed in {state.dtype}; expected arguments of at most float32'
+    if k.shape[3] * v.shape[3] > LARGEST_STATE:
+        return f'a state has {k.shape[3]} x {v.shape[3]} numbers; expected at most {LARGEST_STATE}, which VMEM holds'
+    return None
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """Sizes of a call, and how it is cut up. The groups run backward in the backward pass."""
+
+    b: int
+    t: int
+    h: int
+    k: int
+    v: int
+    tile: tiling.ChunkTile
+    dtype: Any
+    is_vector: bool
+
+    @property
+    def groups(self) -> int:
+        return pl.cdiv(self.t, self.tile.group)
+
+    @property
+    def length(self) -> int:
+        return self.groups * self.tile.group
+
+    @property
+    def chunks(self) -> int:
+        """Of a group."""
+        return self.tile.group // self.tile.steps
+
+    def group(self, shape: tuple[int, ...], size: int, *, backward: bool = False) -> pl.BlockSpec:
+        """The part of an array that belongs to a group, `size` long along its third axis."""
+        batch, heads, _, *rest = shape
+
+        def index(b: Any, h: Any, group: Any) -> tuple[Any, ...]:
+            place = self.groups - 1 - group if backward else group
+            return (b if batch > 1 else 0, jax.lax.div(h, self.h // heads), place, *(0 for _ in rest))
+
+        return pl.BlockSpec((None, None, size, *rest), index)
+
+    def whole(self, shape: tuple[int, ...]) -> pl.BlockSpec:
+        """The part of an array that belongs to a sequence and head."""
+        return pl.BlockSpec((None, None, *shape[2:]), lambda b, h, group: (b, h, *(0 for _ in shape[2:])))
+
+    def specs(self, inputs: Any, *, backward: bool = False) -> Any:
+        """Those of a structure of arrays, of which `inputs.rows` has a row a chunk and the others one a step."""
+
+        def spec(array: Any) -> pl.BlockSpec:
+            size = self.chunks if array is inputs.rows else self.tile.group
+            return self.group(array.shape, size, backward=backward)
+
+        return jax.tree.map(spec, inputs)

@@ -1,0 +1,1 @@
+"""What the Mosaic TPU kernels of all cores share."""
