@@ -9,11 +9,13 @@ from jax.typing import DTypeLike
 from ml_collections import ConfigDict
 
 from attnlab.blocks.block import Block
+from attnlab.blocks.layer import Layer, MixerAndMLP
 from attnlab.config import spec
 from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.mixers.mixer import Mixer
 from attnlab.typing import Sequence, State
+from pallas_kernels import target
 
 LOOPS = ('auto', 'scan', 'unroll')
 
@@ -28,7 +30,8 @@ class Stack(nnx.Module):
       dim: model width.
       depth: number of blocks.
       blocks: the pattern; each makes a block, as `block(dim, rngs=rngs)`, or what is whole residual blocks by itself.
-      loop: 'scan' over the repeats (compiles once per pattern), 'unroll' (faster on CPU), or 'auto' (unrolls on CPU).
+      loop: 'scan' over the repeats (compiles once per pattern), 'unroll' (faster on CPU), or 'auto' (unrolls
+        where the program is compiled for a CPU: see `pallas_kernels.target`).
       remat: recompute each block's activations in the backward pass instead of keeping them.
 
     Raises `UserError` for a depth below 1, an empty pattern, or an unknown loop.
@@ -85,7 +88,8 @@ class Stack(nnx.Module):
             yield nnx.merge(split[place][0], sliced[place][index // len(self.blocks)])
 
     def _scans(self) -> bool:
-        return self.loop == 'scan' or (self.loop == 'auto' and jax.default_backend() != 'cpu')
+        device = target.current()
+        return self.loop == 'scan' or (self.loop == 'auto' and device.platform != 'cpu' and not device.interpret)
 
     def _apply(self, graphdef: Any, params: Any, x: Sequence, ctx: Context) -> Sequence:
         def apply(params: Any, x: Sequence, ctx: Context) -> Sequence:
@@ -108,28 +112,11 @@ class Stack(nnx.Module):
 
 
 def stack_spec(
-    mixers: tuple[ConfigDict, ...], *, layer: str = 'mixer and mlp', depth: int, mlp: ConfigDict | None
+    mixers: tuple[ConfigDict, ...], *, layer: Layer = MixerAndMLP(), depth: int, mlp: ConfigDict | None
 ) -> ConfigDict:
-    """Returns the config of a stack of `depth` layers, each a mixer and a channel mixer in one block.
-
-    Mixers that are layers alone (`layer='mixer'`) become twice as many, so that the parameters stay about the same. A
-    spec that is whole residual blocks (`layer='blocks'`) takes the place of as many as its `layers`, or of one; `mlp`
-    takes the place of its channel mixers if it has any. Without `mlp` no block has one, and the depth is that of the
-    mixers.
-    """
-    if layer == 'blocks':
-        periods = depth // sum(mixer.layers if 'layers' in mixer else 1 for mixer in mixers)
-        return spec(Stack, depth=max(1, periods) * len(mixers), blocks=tuple(_with_mlp(mixer, mlp) for mixer in mixers))
-    inside = mlp if layer == 'mixer and mlp' else None
-    blocks = tuple(spec(Block, mixer=mixer, mlp=inside) for mixer in mixers)
-    return spec(Stack, depth=2 * depth if mlp is not None and inside is None else depth, blocks=blocks)
-
-
-def _with_mlp(blocks: ConfigDict, mlp: ConfigDict | None) -> ConfigDict:
-    blocks = blocks.copy_and_resolve_references()
-    if 'mlp' in blocks:
-        blocks.mlp = mlp
-    return blocks
+    """Returns the config of a stack of `depth` layers; how many blocks those are, and of what, `layer` says."""
+    pattern = layer.pattern(mixers, depth=depth, mlp=mlp)
+    return spec(Stack, depth=pattern.depth, blocks=pattern.blocks)
 
 
 def _stacked(block: Callable[..., Block | Mixer], dim: int, count: int, rngs: nnx.Rngs) -> Block | Mixer:

@@ -3,10 +3,11 @@
 import dataclasses
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any
 
 from ml_collections import ConfigDict
 
+from attnlab.blocks.layer import Layer, MixerAndMLP
 from attnlab.config import takes
 
 
@@ -25,8 +26,7 @@ class Recipe:
       implementations: the implementations of its core that serve it in bfloat16, in `pallas_kernels` names; empty
         when it has none.
       notes: where the recipe departs from the paper, or which of the paper's variants it is; shown by `attnlab zoo NAME`.
-      layer: what a layer of the paper is: 'mixer and mlp', the mixer followed by a channel mixer; 'mixer', that alone;
-        'blocks', the spec itself, which then holds residual branches, channel mixers and `layers` layers of its own.
+      layer: what a layer of the paper is made of.
       small: arguments that suit a test, of a width of 16 or 32 and two dozen tokens, where the recipe's own do not;
         `reduced` sets heads and window besides.
       knobs: the arguments that matching may adjust: 'heads', how many heads there are or how wide each is, and 'state',
@@ -43,7 +43,7 @@ class Recipe:
     packed: bool = False
     implementations: tuple[str, ...] = ('reference', 'xla', 'mosaic_gpu', 'mosaic_tpu')
     notes: str = ''
-    layer: Literal['mixer and mlp', 'mixer', 'blocks'] = 'mixer and mlp'
+    layer: Layer = MixerAndMLP()
     small: Mapping[str, Any] = MappingProxyType({})
     knobs: Mapping[str, str] = MappingProxyType({'heads': 'heads', 'state': 'key_dim'})
     slow: bool = False

@@ -1,5 +1,6 @@
 """Selective state-space models."""
 
+from attnlab.blocks.layer import MixersAlone
 from attnlab.config import spec
 from attnlab.mixers.state_space.selective import SelectiveSSM, StateSpaceDual
 from attnlab.nn.norms import RMSNorm
@@ -13,7 +14,7 @@ STATE_SPACE = {
         causal=True,
         streaming=True,
         packed=True,
-        layer='mixer',
+        layer=MixersAlone(),
         small={'state': 4},
         knobs={'state': 'state'},
         notes=(
@@ -27,7 +28,7 @@ STATE_SPACE = {
         causal=True,
         streaming=True,
         packed=True,
-        layer='mixer',
+        layer=MixersAlone(),
         small={'head_dim': 8, 'state': 4},
         knobs={'heads': 'head_dim', 'state': 'state'},
         notes=(

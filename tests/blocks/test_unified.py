@@ -10,6 +10,7 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 from attnlab.blocks.block import Block, mixer_of, stages
+from attnlab.blocks.layer import WholeLayers
 from attnlab.blocks.unified import UnifiedBlocks
 from attnlab.config import build, spec
 from attnlab.context import Context
@@ -94,14 +95,14 @@ def test_sizes_that_do_not_fit_are_named(kwargs: dict, message: str):
 def stack_of_unified(*, depth: int, mlp: ConfigDict | None) -> ConfigDict:
     (mixer,) = ZOO['uniattn'].sized(heads=2, window=4)
     mixer.layers = 2
-    return stack_spec((mixer,), layer='blocks', depth=depth, mlp=mlp)
+    return stack_spec((mixer,), layer=WholeLayers(), depth=depth, mlp=mlp)
 
 
 def test_a_stack_counts_the_layers_inside():
     assert [stack_of_unified(depth=depth, mlp=None).depth for depth in (1, 4, 5)] == [1, 2, 2]
     (aero,), (unified,) = (ZOO[name].sized(heads=2, window=4) for name in ('aero', 'uniattn'))
-    assert stack_spec((aero,), layer='blocks', depth=3, mlp=spec(GatedMLP)).depth == 3
-    assert stack_spec((unified, aero), layer='blocks', depth=10, mlp=spec(GatedMLP)).depth == 4
+    assert stack_spec((aero,), layer=WholeLayers(), depth=3, mlp=spec(GatedMLP)).depth == 3
+    assert stack_spec((unified, aero), layer=WholeLayers(), depth=10, mlp=spec(GatedMLP)).depth == 4
 
 
 @pytest.mark.parametrize(('mlp', 'kind'), [(spec(MLP, hidden=12), MLP), (None, type(None))], ids=['mlp', 'none'])

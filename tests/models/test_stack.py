@@ -14,6 +14,7 @@ from attnlab.models.stack import Stack
 from attnlab.nn.mlps import GatedMLP
 from attnlab.testing.noise import noise
 from attnlab.zoo import ZOO
+from pallas_kernels import target
 
 DIM, DEPTH = 8, 5
 
@@ -55,6 +56,19 @@ def test_scanned_and_unrolled_agree_in_value_and_gradient_over_one_parameter_lay
     for value, gradient in results[1:]:
         np.testing.assert_allclose(value, results[0][0], rtol=1e-5)
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), gradient, results[0][1])
+
+
+def test_layers_are_scanned_where_the_program_is_compiled_for_an_accelerator():
+    x, ctx = inputs()
+    graphdef, params = nnx.split(stack())
+
+    def loops() -> bool:
+        traced = jax.make_jaxpr(lambda params: nnx.merge(graphdef, params)(x, ctx)[0])(params)
+        return any(e.primitive.name == 'scan' and e.params['length'] == DEPTH // 2 for e in traced.jaxpr.eqns)
+
+    assert not loops()
+    with target.compiling_for(target.TPU_V5E):
+        assert loops()
 
 
 def test_a_stack_hands_its_state_on():

@@ -1,5 +1,6 @@
 """Attention that comes as whole layers, with residual branches of its own."""
 
+from attnlab.blocks.layer import WholeLayers
 from attnlab.blocks.softmax_only import SoftmaxOnlyBlock
 from attnlab.blocks.unified import UnifiedBlocks
 from attnlab.config import spec
@@ -14,7 +15,7 @@ BLOCKS = {
         bidirectional=True,
         streaming=True,
         packed=True,
-        layer='blocks',
+        layer=WholeLayers(),
         small={'layers': 2},
         knobs={},
         slow=True,
@@ -30,7 +31,7 @@ BLOCKS = {
         bidirectional=True,
         streaming=True,
         packed=True,
-        layer='blocks',
+        layer=WholeLayers(),
         knobs={},
         slow=True,
         notes=(
