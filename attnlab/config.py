@@ -16,6 +16,7 @@ from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
 from attnlab.errors import UserError, nearest
+from attnlab.files import write_json
 from attnlab.renamed import upgraded
 from attnlab.signature import ABSENT, check_names, check_type, members, parameters, resolve
 
@@ -104,7 +105,7 @@ def from_plain(value: Any) -> Any:
 
 def save(config: ConfigDict, path: pathlib.Path) -> None:
     """Writes the resolved config as JSON."""
-    path.write_text(json.dumps(plain(config), indent=2) + '\n')
+    write_json(path, plain(config))
 
 
 def load(path: pathlib.Path) -> ConfigDict:

@@ -31,6 +31,7 @@ from rich.console import Console
 from rich.table import Table
 from step_size import StepSize
 
+from attnlab.files import write_json
 from attnlab.train.devices import keep_freed_memory
 
 _PEER = flags.DEFINE_string('peer_python', None, 'Python of an environment with torch; without it JAX is timed alone.')
@@ -215,7 +216,7 @@ def main(argv: Sequence[str]) -> None:
     show(results, environment)
     if _OUT.value:
         record = {'size': dataclasses.asdict(size), 'machine': environment, 'results': results, 'command': sys.argv}
-        pathlib.Path(_OUT.value).write_text(json.dumps(record, indent=2) + '\n')
+        write_json(pathlib.Path(_OUT.value), record)
 
 
 if __name__ == '__main__':

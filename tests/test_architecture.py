@@ -14,7 +14,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
     map(
         frozenset,
         (
-            {'errors', 'typing', 'signature', 'config', 'configuration', 'renamed', 'context', 'random'},
+            {'errors', 'files', 'typing', 'signature', 'config', 'configuration', 'renamed', 'context', 'random'},
             {'functional'},
             {'nn'},
             {'mixers'},
@@ -152,6 +152,17 @@ def calls_on_import(tree: ast.Module) -> list[int]:
     ]
 
 
+def writes(tree: ast.AST) -> list[int]:
+    """The lines that write a file by hand, so that a reader could meet half of it, or replace one."""
+    return [
+        node.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and (node.func.attr in ('write_text', 'write_bytes') or ast.unparse(node.func) == 'os.replace')
+    ]
+
+
 def broken_habits(name: str, tree: ast.Module) -> Iterator[str]:
     """What a file does that none does, as lines to read."""
     if name.endswith('.utils'):
@@ -159,6 +170,9 @@ def broken_habits(name: str, tree: ast.Module) -> Iterator[str]:
     findings = {
         'a config is asked for what it has, without a default': configs_asked_for_defaults(tree),
         'nothing depends on environment variables': environment_reads(tree),
+        'files are written by attnlab.files': writes(tree)
+        if name.startswith('attnlab.') and name != 'attnlab.files'
+        else [],
         'nothing happens on import': [] if name.endswith('.__main__') else calls_on_import(tree),
     }
     yield from (f'{name}, line {line}: {reason}' for reason, lines in findings.items() for line in lines)
@@ -253,11 +267,14 @@ BROKEN = (
     (configs_asked_for_defaults, "rate = cfg.get('rate')"),
     (environment_reads, "import os\nos.environ['JAX_PLATFORMS'] = 'cpu'"),
     (environment_reads, 'from os import getenv'),
+    (writes, "path.write_text('half')"),
+    (writes, 'import os\nos.replace(a, b)'),
     (calls_on_import, "jax.config.update('jax_enable_x64', True)"),
 )
 KEPT = (
     (configs_asked_for_defaults, "names = table.get('rate')"),
     (environment_reads, 'import os\nos.replace(a, b)'),
+    (writes, "name.replace('a', 'b')"),
     (calls_on_import, '"""Text."""\nf.defvjp(forward, backward)\nx = g()'),
 )
 

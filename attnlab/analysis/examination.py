@@ -2,8 +2,6 @@
 
 import dataclasses
 import functools
-import json
-import os
 import pathlib
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -17,6 +15,7 @@ from rich.table import Table
 from attnlab.analysis import statistics
 from attnlab.blocks.block import mixer_of
 from attnlab.errors import UserError
+from attnlab.files import write_json
 from attnlab.mixers.softmax.attention import Attention
 from attnlab.quantize.formats import quantized
 from attnlab.runs.loading import Loaded, load_run
@@ -71,13 +70,8 @@ def analyse_run(
     examples = _rows(loaded, split_name, rows)
     found = Examination(tuple(_layers(loaded, examples)), _losses(loaded, examples, bits))
     folder = workdir / 'analysis'
-    folder.mkdir(exist_ok=True)
     path = folder / f'{loaded.step}.json'
-    partial = path.with_suffix('.partial')
-    partial.write_text(
-        json.dumps({'step': loaded.step, 'split': split_name, 'rows': rows, **found.numbers()}, indent=2)
-    )
-    os.replace(partial, path)
+    write_json(path, {'step': loaded.step, 'split': split_name, 'rows': rows, **found.numbers()})
     curves = {name: [layer.get(name, np.nan) for layer in found.layers] for name in found.names()}
     layer_curves(curves, folder / f'{loaded.step}.png')
     console.print(_layer_table(found, f'{workdir}, step {loaded.step}, {split_name}'))

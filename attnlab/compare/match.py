@@ -14,8 +14,9 @@ from ml_collections.config_flags import config_path
 from rich.console import Console
 from rich.table import Table
 
+from attnlab import files
 from attnlab.compare.measures import Measure, measure
-from attnlab.config import from_plain, plain
+from attnlab.config import from_plain, plain, save
 from attnlab.errors import UserError
 from attnlab.train.run import flatten
 from attnlab.train.setup import prepare
@@ -195,13 +196,12 @@ def match_recipes(
             found[name] = match(config, by, wanted, tolerance, ZOO[name].knobs)
         except UserError as error:
             raise UserError(f'{name}: {error}') from error
-    out.mkdir(parents=True, exist_ok=True)
     table = Table(title=f'matched by {by} to {wanted:g}, within {tolerance:.1%}', title_justify='left')
     for column in ('recipe', by, 'off', 'turned', 'config'):
         table.add_column(column, justify='right' if column in (by, 'off') else 'left', overflow='fold')
     for name, one in found.items():
-        (out / f'{name}.json').write_text(json.dumps(plain(one.config), indent=2) + '\n')
-        (out / f'{name}.py').write_text(READER.format(name=name, by=by, target=wanted, value=one.value))
+        save(one.config, out / f'{name}.json')
+        files.write(out / f'{name}.py', READER.format(name=name, by=by, target=wanted, value=one.value))
         table.add_row(name, f'{one.value:,.6g}', f'{one.off(wanted):+.2%}', _shown(one.turned), str(out / f'{name}.py'))
     console.print(table)
     return found

@@ -12,6 +12,7 @@ from matplotlib.lines import Line2D
 
 from attnlab.compare.axes import Style, scale, short, styles
 from attnlab.compare.runs import COSTS, RunResult
+from attnlab.files import replacing
 
 PANELS = tuple(name for name in COSTS if name != 'state_bytes_8x')
 
@@ -19,8 +20,9 @@ PANELS = tuple(name for name in COSTS if name != 'state_bytes_8x')
 def draw_costs(groups: Mapping[str, Sequence[RunResult]], path: pathlib.Path) -> None:
     """Writes the figure, in the format that the path ends in; a pure function of the results."""
     with matplotlib.rc_context({'svg.hashsalt': 'runs', 'svg.fonttype': 'none'}):
-        vector = path.suffix == '.svg'
-        costs_figure(groups).savefig(path, dpi=120, metadata={'Date': None} if vector else {'Software': None})
+        metadata = {'Date': None} if path.suffix == '.svg' else {'Software': None}
+        with replacing(path) as temporary:
+            costs_figure(groups).savefig(temporary, format=path.suffix[1:], dpi=120, metadata=metadata)
 
 
 def costs_figure(groups: Mapping[str, Sequence[RunResult]]) -> Figure:

@@ -2,15 +2,15 @@
 
 import csv
 import dataclasses
-import os
+import io
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from attnlab import files
 from attnlab.compare.runs import (
     RunResult,
     by_task,
@@ -55,10 +55,9 @@ def compare_runs(
     console.print(CAPTION, highlight=False, soft_wrap=True)
     for task, group in groups.items():
         console.print(f'{task}, {equality_summary(found[task], group)}', highlight=False, soft_wrap=True)
-    out.mkdir(parents=True, exist_ok=True)
-    _write(out / 'runs.csv', lambda path: _write_csv(groups, path))
+    files.write(out / 'runs.csv', csv_text(groups))
     for suffix in ('png', 'svg'):
-        _write(out / f'runs.{suffix}', lambda path: draw_costs(groups, path))
+        draw_costs(groups, out / f'runs.{suffix}')
     written = ', '.join(str(out / f'runs.{suffix}') for suffix in ('csv', 'png', 'svg'))
     console.print(f'written: {written}', highlight=False, soft_wrap=True)
     return results
@@ -95,15 +94,11 @@ def lines(group: Sequence[RunResult]) -> list[list[str]]:
     ]
 
 
-def _write_csv(groups: Mapping[str, Sequence[RunResult]], path: pathlib.Path) -> None:
+def csv_text(groups: Mapping[str, Sequence[RunResult]]) -> str:
+    """Every run with every digit: the fields of a `RunResult` but the settings."""
     fields = [field.name for field in dataclasses.fields(RunResult) if field.name != 'settings']
-    with path.open('w', newline='') as file:
-        writer = csv.writer(file, lineterminator='\n')
-        writer.writerow(fields)
-        writer.writerows([getattr(one, name) for name in fields] for group in groups.values() for one in group)
-
-
-def _write(path: pathlib.Path, make: Any) -> None:
-    partial = path.with_name(f'partial.{path.name}')
-    make(partial)
-    os.replace(partial, path)
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator='\n')
+    writer.writerow(fields)
+    writer.writerows([getattr(one, name) for name in fields] for group in groups.values() for one in group)
+    return text.getvalue()

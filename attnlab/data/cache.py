@@ -1,8 +1,6 @@
-"""Files that are there whole or not at all, such as the caches of trained tokenizers and of token ids.
+"""Caches of trained tokenizers and of token ids: files and folders that are there whole or not at all.
 
-Everything is written under a hidden temporary name beside its destination and renamed into place at the end, so a
-reader never meets a half-written entry, and of two writers of the same entry either may win. A process that is killed
-while it writes leaves its hidden temporary behind, which may be deleted at any time.
+Folders are made as `attnlab.files` writes files: under a hidden name beside their own, and renamed at the end.
 """
 
 import contextlib
@@ -10,13 +8,13 @@ import hashlib
 import os
 import pathlib
 import shutil
-import uuid
 from collections.abc import Iterable, Iterator
 from typing import BinaryIO
 
 import numpy as np
 from jaxtyping import Shaped
 
+from attnlab import files
 from attnlab.errors import UserError
 
 FOLDER = '~/.cache/attnlab/text'
@@ -35,14 +33,14 @@ def new_folder(path: pathlib.Path) -> Iterator[pathlib.Path]:
     When someone else has made `path` in the meantime, theirs stays and this one vanishes.
     Raises `UserError` naming the folder where it cannot be written (no permission, full disk).
     """
-    temporary = _temporary(path)
+    temporary = files.temporary_name(path)
     try:
         with _writing(path):
             temporary.mkdir(parents=True)
         yield temporary
         with _writing(path):
             for file in temporary.iterdir():
-                _flush(file)
+                files.flush(file)
             try:
                 os.rename(temporary, path)
             except OSError:
@@ -57,15 +55,8 @@ def write_file(path: pathlib.Path, content: str | bytes) -> None:
 
     Raises `UserError` naming the folder where it cannot be written (no permission, full disk).
     """
-    temporary = _temporary(path)
-    try:
-        with _writing(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_bytes(content.encode() if isinstance(content, str) else content)
-            _flush(temporary)
-            os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with _writing(path):
+        files.write(path, content)
 
 
 def write_array(path: pathlib.Path, pieces: Iterable[Shaped[np.ndarray, '_']], dtype: np.dtype) -> int:
@@ -100,13 +91,3 @@ def _writing(path: pathlib.Path) -> Iterator[None]:
         folder = path.parents[path.parent.name.endswith('.tmp')]
         reason = error.strerror or str(error)
         raise UserError(f'cannot write to {folder}: {reason}; make room or name another folder') from error
-
-
-def _temporary(path: pathlib.Path) -> pathlib.Path:
-    return path.with_name(f'.{path.name}.{uuid.uuid4().hex}.tmp')
-
-
-def _flush(file: pathlib.Path) -> None:
-    """Puts a file on the disk before the rename that announces it, so that a power cut cannot reverse the two."""
-    with file.open('rb') as handle:
-        os.fsync(handle.fileno())

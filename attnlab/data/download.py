@@ -3,16 +3,15 @@
 import hashlib
 import http.client
 import io
-import os
 import pathlib
 import time
 import urllib.error
 import urllib.request
-import uuid
 
 from absl import logging
 
 from attnlab.errors import UserError
+from attnlab.files import replacing
 
 WAITS = (0.0, 1.0, 4.0)
 """Seconds before every attempt at a download."""
@@ -53,18 +52,14 @@ def read(url: str) -> bytes:
 
 def _download(url: str, path: pathlib.Path) -> None:
     """Writes what `url` answers to `path`, which appears only when it is complete."""
-    temporary = path.with_name(f'.{path.name}.{uuid.uuid4().hex}.tmp')
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open('wb') as file:
-            failure = _transfer(url, file)
-        if failure is not None:
-            raise UserError(f'cannot download {url}: {failure}; without a network, put a copy of it at {path}')
-        os.replace(temporary, path)
+        with replacing(path) as temporary:
+            with temporary.open('wb') as file:
+                failure = _transfer(url, file)
+            if failure is not None:
+                raise UserError(f'cannot download {url}: {failure}; without a network, put a copy of it at {path}')
     except OSError as error:
         raise UserError(f'cannot write {path}: {error.strerror}; make room or name another folder') from error
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _transfer(url: str, file: io.BufferedIOBase) -> str | None:

@@ -22,8 +22,10 @@ from ml_collections import ConfigDict
 from rich.console import Console
 
 from attnlab import config as configs
+from attnlab import files
 from attnlab.config import from_plain, plain
 from attnlab.errors import UserError, nearest
+from attnlab.files import replacing
 from attnlab.runs.loading import Loaded, restored
 from attnlab.train import launch, loop, run
 from attnlab.train.programs import Programs, Unbuildable
@@ -129,7 +131,7 @@ def run_experiment(experiment: Experiment, workdirs: pathlib.Path, command: str,
         if row is None:
             outcome = loop.STOPPED
             break
-        write(workdir / MEASURED, json.dumps(row) + '\n')
+        files.write(workdir / MEASURED, json.dumps(row) + '\n')
     report_experiment(experiment, workdirs, command, console)
     return outcome
 
@@ -180,23 +182,21 @@ def _check_same(workdir: pathlib.Path, config: ConfigDict) -> None:
 def _report(experiment: Experiment, rows: list[Row], planned: int, command: str) -> None:
     plot = _module(experiment.folder / 'plot.py')
     folder, size = experiment.folder / 'results', experiment.size
-    folder.mkdir(exist_ok=True)
     results = {'experiment': experiment.folder.name, 'size': size, 'command': command, 'planned': planned}
     lines = ',\n'.join(json.dumps(_rounded(row)) for row in rows)
-    write(folder / f'{size}.json', f'{json.dumps(results)[:-1]}, "runs": [\n{lines}\n]}}\n')
+    files.write(folder / f'{size}.json', f'{json.dumps(results)[:-1]}, "runs": [\n{lines}\n]}}\n')
     whole = [row for row in rows if 'failed' not in row]
     if whole:
         with matplotlib.rc_context({'svg.hashsalt': experiment.folder.name, 'svg.fonttype': 'none'}):
             figure = plot.figure(whole)
             for suffix, metadata in (('png', {'Software': None}), ('svg', {'Date': None})):
-                partial = folder / f'{size}.partial.{suffix}'
-                figure.savefig(partial, dpi=120, metadata=metadata)
-                os.replace(partial, folder / f'{size}.{suffix}')
+                with replacing(folder / f'{size}.{suffix}') as temporary:
+                    figure.savefig(temporary, format=suffix, dpi=120, metadata=metadata)
     table = markdown(plot.table(whole) if whole else [])
     failures = [f'{row["label"]} did not come to its end: {row["failed"]}.' for row in rows if 'failed' in row]
     text = '\n\n'.join([table, *failures, provenance(rows, planned, command)]).strip()
     readme = experiment.folder / 'README.md'
-    write(readme, written(readme.read_text(), size, text))
+    files.write(readme, written(readme.read_text(), size, text))
 
 
 def provenance(rows: Sequence[Row], planned: int, command: str, what: str = 'runs') -> str:
@@ -281,10 +281,3 @@ def _rounded(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_rounded(item) for item in value]
     return float(f'{value:.6g}') if isinstance(value, float) else value
-
-
-def write(path: pathlib.Path, text: str) -> None:
-    """Writes a file, whole or not at all."""
-    partial = path.with_name(f'{path.name}.partial')
-    partial.write_text(text)
-    os.replace(partial, path)

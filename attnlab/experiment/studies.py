@@ -14,11 +14,12 @@ from collections.abc import Mapping
 from ml_collections import ConfigDict
 from rich.console import Console
 
+from attnlab import files
 from attnlab.compare.report.comparison import Comparison, cells, headers
 from attnlab.compare.report.contents import gather
 from attnlab.compare.report.page import write_report
 from attnlab.errors import UserError
-from attnlab.experiment.runs import Experiment, Row, markdown, provenance, write, written
+from attnlab.experiment.runs import Experiment, Row, markdown, provenance, written
 from attnlab.runs.record import read_record
 from attnlab.sweep import launch
 from attnlab.sweep.study import Study, create_study
@@ -66,7 +67,7 @@ def report_studies(experiment: Experiment, workdirs: pathlib.Path, command: str,
         tables.append(_table(report.name, found.comparison))
     made = provenance([_made(folder) for folder in folders], len(folders), command, 'studies')
     readme = experiment.folder / 'README.md'
-    write(readme, written(readme.read_text(), experiment.size, '\n\n'.join([*tables, made])))
+    files.write(readme, written(readme.read_text(), experiment.size, '\n\n'.join([*tables, made])))
 
 
 def _folders(experiment: Experiment, workdirs: pathlib.Path) -> dict[pathlib.Path, ConfigDict]:
@@ -81,7 +82,7 @@ def _run(study: Study, workers: int, console: Console) -> None:
     arguments = [f'--study={study.folder}', '--compilation_cache=~/.cache/attnlab/compiled']
     before = json.loads(path.read_text()) if path.exists() else 0.0
     launch.run_processes(study, arguments, launch.places(workers, [], launch.host_cores()), console)
-    write(path, json.dumps(before + time.perf_counter() - began))
+    files.write(path, json.dumps(before + time.perf_counter() - began))
 
 
 def _made(folder: pathlib.Path) -> Row:

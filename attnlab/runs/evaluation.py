@@ -1,8 +1,6 @@
 """A finished or unfinished run, evaluated at and beyond the length it was trained on."""
 
 import dataclasses
-import json
-import os
 import pathlib
 from collections.abc import Mapping
 
@@ -14,6 +12,7 @@ from attnlab.errors import UserError
 from attnlab.evals.by_slice import BySlice
 from attnlab.evals.cadence import AtEnd
 from attnlab.evals.held_out import HeldOut
+from attnlab.files import write_json
 from attnlab.runs.loading import Loaded
 from attnlab.tasks.language import LanguageModelling
 from attnlab.train.setup import Setup
@@ -48,13 +47,9 @@ def evaluate_run(
     evaluation = evaluator.evaluate(loaded.setup, loaded.params)
     if jax.process_index() == 0:
         folder = workdir / 'evals'
-        folder.mkdir(exist_ok=True)
         evaluation.draw(folder / name)
         path = folder / f'{name}.json'
-        partial = path.with_suffix('.partial')
-        numbers = {'step': loaded.step, 'split': evaluator.split, **evaluation.numbers}
-        partial.write_text(json.dumps(numbers, indent=2) + '\n')
-        os.replace(partial, path)
+        write_json(path, {'step': loaded.step, 'split': evaluator.split, **evaluation.numbers})
         title = f'{workdir}, step {name}, {evaluator.split}'
         if isinstance(evaluator, HeldOut):
             console.print(_window_table(evaluation.numbers, asked.multiples, loaded.setup.length, title))

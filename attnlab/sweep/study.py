@@ -16,8 +16,6 @@ that cannot see that folder can see neither the lock nor the checkpoints, and le
 """
 
 import dataclasses
-import json
-import os
 import pathlib
 import uuid
 from typing import Any
@@ -30,7 +28,8 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from attnlab import config as configs
-from attnlab.config import from_plain, plain
+from attnlab import files
+from attnlab.config import from_plain, plain, save
 from attnlab.errors import UserError
 from attnlab.sweep.database import open_database
 from attnlab.sweep.lock import JournalLock, Lock
@@ -224,9 +223,9 @@ def _claim_folder(folder: pathlib.Path, config: ConfigDict, storage: str | None)
                 raise UserError(f'{folder} holds a study of another sweep ({shown}): choose another --study')
         else:
             if storage is not None:
-                _replace(folder / DATABASE, 'trials are in a database: give --storage\n')
-            _replace(folder / HOME, f'{uuid.uuid4()}\n')
-            _replace(path, json.dumps(plain(config), indent=2) + '\n')
+                files.write(folder / DATABASE, 'trials are in a database: give --storage\n')
+            files.write(folder / HOME, f'{uuid.uuid4()}\n')
+            save(config, path)
 
 
 def open_study(folder: pathlib.Path, storage: str | None = None, within: Study | None = None) -> Study:
@@ -273,10 +272,3 @@ def _journal(folder: pathlib.Path) -> BaseStorage:
 def _value(trial: FrozenTrial) -> float:
     assert trial.value is not None
     return trial.value
-
-
-def _replace(path: pathlib.Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f'{path.name}.partial')
-    partial.write_text(text)
-    os.replace(partial, path)

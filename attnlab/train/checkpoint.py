@@ -22,6 +22,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
+from attnlab import files
 from attnlab.errors import UserError, nearest
 
 SUMS = 'SHA256SUMS'
@@ -204,10 +205,7 @@ class Checkpoints:
         """Called by Orbax in the first process, between the last write and the renaming."""
         (unfinished,) = self._directory.glob(f'{self._saving}{UNFINISHED}*')
         lines = [f'{digest}  {name}\n' for name, digest in _digests(unfinished).items()]
-        with open(unfinished / SUMS, 'w') as file:
-            file.writelines(lines)
-            file.flush()
-            os.fsync(file.fileno())
+        files.write(unfinished / SUMS, ''.join(lines))
 
     def _prune(self) -> None:
         """Removes all but the newest. A folder is renamed first, so that an interrupted removal is no damage."""

@@ -1,12 +1,13 @@
 """The figures of a run, drawn anew after each evaluation."""
 
 import itertools
-import os
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+
+from attnlab.files import replacing
 
 
 def loss_curve(lines: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
@@ -118,7 +119,5 @@ def _write(figure: Any, axes: Any, path: pathlib.Path) -> None:
 
 
 def _save(figure: Any, path: pathlib.Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix('.partial.png')
-    figure.savefig(partial, dpi=120)
-    os.replace(partial, path)
+    with replacing(path) as temporary:
+        figure.savefig(temporary, format=path.suffix[1:], dpi=120)

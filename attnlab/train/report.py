@@ -5,7 +5,6 @@ import contextlib
 import dataclasses
 import json
 import math
-import os
 import pathlib
 import time
 from collections.abc import Mapping
@@ -16,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from tensorboardX import SummaryWriter
 
+from attnlab import files
 from attnlab.errors import UserError
 from attnlab.metrics import bits
 
@@ -211,9 +211,7 @@ def keep_until(path: pathlib.Path, step: int) -> None:
     """Drops the lines of steps after `step`, which will be run again, and a last line cut short."""
     if path.exists():
         kept = [line for line in whole_lines(path) if json.loads(line)['step'] <= step]
-        replacement = path.with_suffix('.partial')
-        replacement.write_text(''.join(kept))
-        os.replace(replacement, path)
+        files.write(path, ''.join(kept))
 
 
 def whole_lines(path: pathlib.Path) -> list[str]:

@@ -2,7 +2,6 @@
 
 import importlib.metadata
 import json
-import os
 import pathlib
 import platform
 import subprocess
@@ -14,6 +13,7 @@ from ml_collections import ConfigDict
 
 from attnlab import config as configs
 from attnlab.errors import UserError
+from attnlab.files import is_temporary, write_json
 
 PACKAGES = ('attnlab', 'jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'grain', 'ml_collections', 'numpy')
 
@@ -30,16 +30,13 @@ def claim(workdir: pathlib.Path, config: ConfigDict) -> None:
             shown = '; '.join(differing[:8]) + ('; ...' if len(differing) > 8 else '')
             raise UserError(f'{workdir} holds a run with another config ({shown}): choose another --workdir')
         return
-    partial = workdir / 'config.json.partial'
     # Another process of this run may be writing it just now, or have died while it did.
-    if workdir.exists() and any(child not in (path, partial) for child in workdir.iterdir()):
+    if workdir.exists() and any(child != path and not is_temporary(child) for child in workdir.iterdir()):
         raise UserError(
             f'{workdir} is not empty and holds no config.json, so it is not a run: choose another --workdir'
         )
     if jax.process_index() == 0:
-        workdir.mkdir(parents=True, exist_ok=True)
-        configs.save(config, partial)
-        os.replace(partial, path)
+        configs.save(config, path)
 
 
 def differences(old: ConfigDict, new: ConfigDict) -> list[str]:
@@ -68,9 +65,7 @@ def record(workdir: pathlib.Path, facts: dict[str, Any]) -> None:
     """Adds this start to run.json: the command, versions, devices and `facts`, after those of earlier starts."""
     path = workdir / 'run.json'
     starts = json.loads(path.read_text())['starts'] if path.exists() else []
-    partial = workdir / 'run.json.partial'
-    partial.write_text(json.dumps({'starts': [*starts, environment() | facts]}, indent=2) + '\n')
-    os.replace(partial, path)
+    write_json(path, {'starts': [*starts, environment() | facts]})
 
 
 def environment() -> dict[str, Any]:

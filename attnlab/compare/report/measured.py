@@ -6,7 +6,6 @@ device: a report on a laptop adds to what a cluster measured, and takes nothing 
 
 import dataclasses
 import json
-import os
 import pathlib
 from collections.abc import Mapping
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from attnlab.compare.measures import decode_ms
+from attnlab.files import write_json
 from attnlab.models.inputs.embedding import Embedding
 from attnlab.models.model import Encoder, LanguageModel
 from attnlab.train.run import environment
@@ -60,10 +60,7 @@ def measure_here(folder: pathlib.Path, config: ConfigDict) -> None:
         packages=here['packages'],
     )
     kept = read_measured(folder) | {here['device_kind']: found}
-    partial = folder / f'{FILE}.partial'
-    plain = {device: dataclasses.asdict(kept[device]) for device in sorted(kept)}
-    partial.write_text(json.dumps(plain, indent=2) + '\n')
-    os.replace(partial, folder / FILE)
+    write_json(folder / FILE, {device: dataclasses.asdict(kept[device]) for device in sorted(kept)})
 
 
 def decodes(setup: Setup) -> bool:

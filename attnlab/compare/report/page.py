@@ -5,13 +5,13 @@ A pure function of what `contents.gather` reads: the same studies give the same 
 
 import dataclasses
 import html
-import os
 import pathlib
 import urllib.parse
 from collections.abc import Mapping, Sequence
 
 from rich.console import Console
 
+from attnlab import files
 from attnlab.compare.axes import styles
 from attnlab.compare.report import figures, tables
 from attnlab.compare.report.contents import Contents
@@ -33,13 +33,10 @@ class Section:
 
 def write_report(contents: Contents, folder: pathlib.Path, console: Console) -> None:
     """Writes the page and the files of its figures and tables."""
-    folder.mkdir(parents=True, exist_ok=True)
-    files = render(contents)
-    for name, text in files.items():
-        partial = folder / f'{name}.partial'
-        partial.write_text(text, encoding='utf-8')
-        os.replace(partial, folder / name)
-    others = len(files) - 1
+    texts = render(contents)
+    for name, text in texts.items():
+        files.write(folder / name, text)
+    others = len(texts) - 1
     console.print(f'written: {folder / "index.html"} and {others} files beside it', highlight=False, soft_wrap=True)
 
 

@@ -22,7 +22,7 @@ from attnlab.data.long_range.rows import Padded
 from attnlab.data.long_range.speech import WORDS
 from attnlab.errors import UserError
 
-from ..test_tfds import Cloud
+from ..text.test_tfds import Cloud
 
 tfds = pytest.importorskip('tensorflow_datasets')
 

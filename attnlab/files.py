@@ -1,0 +1,71 @@
+"""Files that are there whole or not at all.
+
+A file is written under a hidden name beside its destination, put on the disk, and renamed into place: a reader meets
+what was there before or what is there now, never half of it, and so does whoever starts after a crash or a power cut.
+Of two writers of one file either may win. A process that is killed while it writes leaves its hidden file behind, which
+may be deleted at any time.
+"""
+
+import contextlib
+import errno
+import json
+import os
+import pathlib
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+
+@contextlib.contextmanager
+def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Yields a path to write to; its file takes the place of `path` when the block ends, and vanishes when it fails.
+
+    Folders that are missing are made. An `OSError` names `path` where it named the temporary file or none.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = temporary_name(path)
+    try:
+        yield temporary
+        flush(temporary)
+        os.replace(temporary, path)
+        flush(path.parent)
+    except OSError as error:
+        if error.filename in (None, os.fspath(temporary)):
+            error.filename = os.fspath(path)
+        raise
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write(path: pathlib.Path, content: str | bytes) -> None:
+    """Writes `content`, text as UTF-8, to `path`, which from then on holds all of it, or else what it held before."""
+    with replacing(path) as temporary:
+        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def write_json(path: pathlib.Path, value: Any) -> None:
+    """Writes `value` as indented JSON, as `write` does."""
+    write(path, json.dumps(value, indent=2) + '\n')
+
+
+def temporary_name(path: pathlib.Path) -> pathlib.Path:
+    """A hidden name beside `path` that nobody else has."""
+    return path.with_name(f'.{path.name}.{uuid.uuid4().hex}.tmp')
+
+
+def is_temporary(path: pathlib.Path) -> bool:
+    """Whether a path is a file that is being written, or was when its writer was killed."""
+    return path.name.startswith('.') and path.name.endswith('.tmp')
+
+
+def flush(path: pathlib.Path) -> None:
+    """Puts a file on the disk, or the names in a folder, so that a power cut cannot take them back."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        # Some network file systems keep no names of their own to put anywhere.
+        if not (path.is_dir() and error.errno in (errno.EINVAL, errno.ENOTSUP)):
+            raise
+    finally:
+        os.close(handle)

@@ -1,0 +1,103 @@
+"""Files are whole or not there, whatever happens while they are written."""
+
+import errno
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from attnlab import files
+
+KILLED = """
+import os, pathlib, runpy, signal, sys
+files = runpy.run_path(sys.argv[1])
+with files['replacing'](pathlib.Path(sys.argv[2])) as temporary:
+    temporary.write_text('half of what is ne')
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_text_bytes_and_json_are_written_in_folders_that_are_made(tmp_path):
+    files.write(tmp_path / 'a' / 'b' / 'text', 'größer')
+    files.write(tmp_path / 'a' / 'bytes', b'\xff')
+    files.write_json(tmp_path / 'a' / 'json', {'steps': [1, 2.5]})
+    assert (tmp_path / 'a' / 'b' / 'text').read_bytes() == 'größer'.encode()
+    assert (tmp_path / 'a' / 'bytes').read_bytes() == b'\xff'
+    assert json.loads((tmp_path / 'a' / 'json').read_text()) == {'steps': [1, 2.5]}
+    assert sorted(path.name for path in (tmp_path / 'a').iterdir()) == ['b', 'bytes', 'json']
+
+
+def test_a_block_that_fails_leaves_the_old_file_and_no_litter(tmp_path):
+    path = tmp_path / 'config.json'
+    files.write(path, 'old')
+    with pytest.raises(ZeroDivisionError), files.replacing(path) as temporary:
+        temporary.write_text('half')
+        assert files.is_temporary(temporary) and not files.is_temporary(path)
+        1 / 0  # noqa: B018
+    assert path.read_text() == 'old' and list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize('call', ['fsync', 'replace'])
+def test_a_full_disk_leaves_the_old_file_and_no_litter_and_names_the_file(tmp_path, monkeypatch, call):
+    path = tmp_path / 'config.json'
+    files.write(path, 'old')
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, 'No space left on device')
+
+    monkeypatch.setattr(os, call, full)
+    with pytest.raises(OSError, match='No space left') as raised:
+        files.write(path, 'new')
+    assert raised.value.filename == str(path)
+    assert path.read_text() == 'old' and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_writer_that_is_killed_leaves_the_old_file_whole(tmp_path):
+    path = tmp_path / 'config.json'
+    files.write(path, 'old')
+    done = subprocess.run([sys.executable, '-c', KILLED, files.__file__, str(path)], check=False)
+    assert done.returncode == -signal.SIGKILL
+    (left,) = (child for child in tmp_path.iterdir() if child != path)
+    assert path.read_text() == 'old' and files.is_temporary(left)
+    files.write(path, 'new')
+    assert path.read_text() == 'new'
+
+
+def test_readers_and_writers_at_once_meet_whole_files(tmp_path):
+    path = tmp_path / 'numbers.json'
+    lists = [[number] * 20_000 for number in range(2)]
+    files.write_json(path, lists[0])
+
+    def write(number: int) -> None:
+        for _ in range(10):
+            files.write_json(path, lists[number])
+
+    writers = [threading.Thread(target=write, args=(number,)) for number in range(2)]
+    for writer in writers:
+        writer.start()
+    while any(writer.is_alive() for writer in writers):
+        assert json.loads(path.read_text()) in lists
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_file_is_on_the_disk_before_its_name_and_the_name_at_the_end(tmp_path, monkeypatch):
+    calls: list[str] = []
+    flush, replace = files.flush, os.replace
+
+    def flushed(path: pathlib.Path) -> None:
+        calls.append('folder' if path.is_dir() else 'file')
+        flush(path)
+
+    def replaced(old: pathlib.Path, new: pathlib.Path) -> None:
+        calls.append('replace')
+        replace(old, new)
+
+    monkeypatch.setattr(files, 'flush', flushed)
+    monkeypatch.setattr(os, 'replace', replaced)
+    files.write(tmp_path / 'text', 'text')
+    assert calls == ['file', 'replace', 'folder']
