@@ -94,12 +94,12 @@ def plain(config: Any) -> Any:
 
 
 def from_plain(value: Any) -> Any:
-    """The inverse of `plain`: dictionaries become ConfigDicts, lists become tuples, what changed in specs today's."""
+    """The inverse of `plain`: dictionaries become ConfigDicts, lists become tuples, what changed today's."""
     if isinstance(value, dict):
-        fields = {name: from_plain(item) for name, item in value.items()}
-        if isinstance(fields.get(TARGET), str):
-            fields = dict(upgraded(fields))
-        return ConfigDict(fields, convert_dict=False)
+        fields = upgraded({name: from_plain(item) for name, item in value.items()})
+        # What an upgrade adds is plain.
+        made = {name: from_plain(item) if isinstance(item, dict) else item for name, item in fields.items()}
+        return ConfigDict(made, convert_dict=False)
     return tuple(from_plain(item) for item in value) if isinstance(value, list) else value
 
 

@@ -19,14 +19,15 @@ class Context:
     Attributes:
       positions: position of every token inside its document, int32, `b t`, from 0.
       segments: document of every token, int32, `b t`, numbered from 1; 0 is padding. `None`: one document a row.
-      grid: height and width when the `t` tokens are a flattened image, else `None`.
+      grid: the static shape, `(height, width)` or `(depth, height, width)`, when the `t` tokens are a flattened image
+        or volume, the last axis fastest; else `None`. Inputs declare it.
       deterministic: `False` in training, where dropout applies.
       dropout_key: the key dropout draws from; `None` when deterministic.
     """
 
     positions: Positions
     segments: Segments | None = None
-    grid: tuple[int, int] | None = dataclasses.field(default=None, metadata={'static': True})
+    grid: tuple[int, int] | tuple[int, int, int] | None = dataclasses.field(default=None, metadata={'static': True})
     deterministic: bool = dataclasses.field(default=True, metadata={'static': True})
     dropout_key: DropoutKey | None = None
 

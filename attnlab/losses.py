@@ -6,14 +6,16 @@ from jax import Array
 from jaxtyping import Float, Int
 
 from attnlab.functional import cores
-from attnlab.typing import PerToken, Sequence, Tokens
 
 
-def next_token_loss(hidden: Sequence, embedding: Float[Array, 'o d'], targets: Tokens) -> PerToken:
+def next_token_loss(
+    hidden: Float[Array, '*b d'], embedding: Float[Array, 'o d'], targets: Int[Array, '*b']
+) -> Float[Array, '*b']:
     """Cross-entropy in nats, `-log softmax(embedding hidden)[target]`, without storing all logits at once."""
-    b, t, d = hidden.shape
-    losses = cores.cross_entropy(hidden.reshape(b * t, d), embedding.astype(hidden.dtype), targets.reshape(b * t))
-    return losses.reshape(b, t)
+    losses = cores.cross_entropy(
+        hidden.reshape(-1, hidden.shape[-1]), embedding.astype(hidden.dtype), targets.reshape(-1)
+    )
+    return losses.reshape(targets.shape)
 
 
 def softmax_loss(logits: Float[Array, '*b o'], targets: Int[Array, '*b']) -> Float[Array, '*b']:
@@ -27,18 +29,35 @@ def softmax_loss(logits: Float[Array, '*b o'], targets: Int[Array, '*b']) -> Flo
 
 
 def stablemax_loss(logits: Float[Array, '*b o'], targets: Int[Array, '*b']) -> Float[Array, '*b']:
-    """Cross-entropy in nats under StableMax, `-log(g(x_target) / sum_j g(x_j))`, for logits `x`.
+    """Cross-entropy in nats under StableMax, `-log(g(x_target) / sum_j g(x_j))`, for logits `x`; `g` as below.
 
-    `g(x) = x + 1` from 0 up and `1 / (1 - x)` below: the same as `softmax(sign(x) log(1 + |x|))`, which is how it is
-    computed, in the type of the logits; the released code computes it in float64. A sum absorbs its other terms where
-    the target's is 2^24 times as large in float32, for logits in the thousands. Adding a constant to the logits changes
-    the loss. Prieto et al. 2025, https://arxiv.org/abs/2501.04697.
+    A sum absorbs its other terms where the target's is 2^24 times as large in float32, for logits in the thousands.
+    Adding a constant to the logits changes the loss. Prieto et al. 2025, https://arxiv.org/abs/2501.04697.
+    """
+    return softmax_loss(stablemax_logits(logits), targets)
+
+
+def stablemax_logits(logits: Float[Array, '*b o']) -> Float[Array, '*b o']:
+    """Logits whose softmax is the StableMax of `logits`: `log g(x) = sign(x) log(1 + |x|)`.
+
+    `g(x) = x + 1` from 0 up and `1 / (1 - x)` below. Computed in the type of the logits; the released code computes in
+    float64. Prieto et al. 2025, https://arxiv.org/abs/2501.04697.
     """
     positive = logits >= 0
     # Each branch sees 0 where it is not taken: its derivative there is finite, and at 0 the result's is 1.
     above = jnp.log1p(jnp.where(positive, logits, 0))
     below = jnp.log1p(jnp.where(positive, 0, -logits))
-    return softmax_loss(jnp.where(positive, above, -below), targets)
+    return jnp.where(positive, above, -below)
+
+
+def squared_error(predictions: Float[Array, '*b o'], targets: Float[Array, '*b o']) -> Float[Array, '*b']:
+    """The mean over outputs of `(y - target)^2`."""
+    return jnp.mean((predictions - targets) ** 2, axis=-1)
+
+
+def absolute_error(predictions: Float[Array, '*b o'], targets: Float[Array, '*b o']) -> Float[Array, '*b']:
+    """The mean over outputs of `|y - target|`."""
+    return jnp.mean(jnp.abs(predictions - targets), axis=-1)
 
 
 def _at(values: Float[Array, '*b o'], targets: Int[Array, '*b']) -> Float[Array, '*b']:

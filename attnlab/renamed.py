@@ -39,10 +39,43 @@ MODULES = MappingProxyType(
 )
 """Modules that moved."""
 
-OBJECTS: MappingProxyType[str, str] = MappingProxyType({})
+OBJECTS: MappingProxyType[str, str] = MappingProxyType(
+    {
+        'attnlab.models.heads.ClassificationHead': 'attnlab.models.heads.classification.ClassificationHead',
+        'attnlab.models.heads.LanguageHead': 'attnlab.models.heads.language.LanguageHead',
+        'attnlab.models.heads.PairHead': 'attnlab.models.heads.pairs.PairHead',
+    }
+)
 """Classes and functions that were renamed or moved alone, by the path that they would have in `MODULES`."""
 
-UPGRADES: MappingProxyType[str, Callable[[Fields], Fields]] = MappingProxyType({})
+
+def _model(*, pool: Fields | None, streaming: bool) -> Callable[[Fields], Fields]:
+    """The upgrade of a class that the one model took the place of."""
+    return lambda fields: {**fields, 'target': 'attnlab.models.model.Model', 'pool': pool, 'streaming': streaming}
+
+
+RUN = frozenset({'task', 'model', 'optimizer', 'evals'})
+"""Some of the keys by which a run config is known."""
+
+ADDITION = 'attnlab.tasks.addition.Addition'
+LANGUAGE_HEAD = 'attnlab.models.heads.language.LanguageHead'
+REGRESSION_HEAD = 'attnlab.models.heads.regression.RegressionHead'
+PROJECTION = 'attnlab.models.inputs.embedding.Projection'
+ERRORS = MappingProxyType(
+    {
+        'attnlab.tasks.long_range.Denoising': 'absolute',
+        'attnlab.tasks.synthetic.InContextRegression': 'squared',
+    }
+)
+"""What tasks once took of the predictions of a language head where inputs were numbers."""
+
+UPGRADES: MappingProxyType[str, Callable[[Fields], Fields]] = MappingProxyType(
+    {
+        'attnlab.models.model.Classifier': _model(pool={'target': 'attnlab.nn.pools.MeanPool'}, streaming=False),
+        'attnlab.models.model.Encoder': _model(pool=None, streaming=False),
+        'attnlab.models.model.LanguageModel': _model(pool=None, streaming=True),
+    }
+)
 """How specs saved with arguments that are gone are written now, by today's path of their target.
 
 An upgrade is also handed specs that need none, and returns those as they are.
@@ -57,7 +90,19 @@ def current(path: str) -> str:
 
 
 def upgraded(fields: Fields) -> Fields:
-    """The fields of a spec that was saved at any time, with the names and the arguments of today."""
-    target = current(fields['target'])
-    fields = {**fields, 'target': target}
-    return UPGRADES[target](fields) if target in UPGRADES else fields
+    """The fields of a spec or a run config that was saved at any time, with the names and the arguments of today."""
+    if isinstance(fields.get('target'), str):
+        target = current(fields['target'])
+        fields = {**fields, 'target': target}
+        return UPGRADES[target](fields) if target in UPGRADES else fields
+    return _with_loss_in_model(fields) if fields.keys() >= RUN else fields
+
+
+def _with_loss_in_model(run: Fields) -> Fields:
+    """A run config whose loss is its model's: once some tasks chose theirs."""
+    task, model = dict(run['task']), dict(run['model'])
+    if task['target'] == ADDITION and 'loss' in task:
+        model['loss'] = task.pop('loss')
+    if task['target'] in ERRORS and (model['head']['target'], model['inputs']['target']) == (LANGUAGE_HEAD, PROJECTION):
+        model['head'] = {'target': REGRESSION_HEAD, 'error': ERRORS[task['target']]}
+    return {**run, 'task': task, 'model': model}

@@ -55,8 +55,8 @@ def get_config(arg: str = '') -> ConfigDict:
         steps=steps,
         batch_size=table.count('train'),
         length=OPERANDS,
-        task=spec(Addition, table=table, loss=method.loss),
-        model=spec(Perceptron, length=OPERANDS),
+        task=spec(Addition, table=table),
+        model=spec(Perceptron, length=OPERANDS, loss=method.loss),
         optimizer=AdamW(
             peak_lr=1e-2,
             schedule=Constant(warmup=0.0),

@@ -24,8 +24,8 @@ from attnlab.data.text.tokenizers import BytePairs, Bytes
 from attnlab.errors import UserError, nearest
 from attnlab.evals.cadence import EveryNSteps
 from attnlab.evals.held_out import HeldOut
-from attnlab.models.heads import LanguageHead
-from attnlab.models.model import LanguageModel
+from attnlab.models.heads.language import LanguageHead
+from attnlab.models.model import Model
 from attnlab.models.stack import stack_spec
 from attnlab.nn.mlps import GatedMLP
 from attnlab.tasks.language import LanguageModelling
@@ -78,7 +78,7 @@ def get_config(arg: str = '') -> ConfigDict:
         task=spec(
             LanguageModelling, text=_text(chosen['data']), tokenizer=spec(choose(TOKENS, 'tokens', chosen['tokens']))
         ),
-        model=spec(LanguageModel, dim=size.dim, stack=stack, head=spec(LanguageHead)),
+        model=spec(Model, dim=size.dim, stack=stack, head=spec(LanguageHead)),
         optimizer=AdamW(peak_lr=size.peak_lr, schedule=Cosine(warmup=0.05)),
         evals=(spec(HeldOut, cadence=spec(EveryNSteps, n=evaluated), tokens=65_536),),
         save_every=evaluated,

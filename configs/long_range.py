@@ -17,8 +17,9 @@ what is not, is in `config.start`:
 Recipes that have a bidirectional form are trained in it, and pretrained on places that are hidden from them; others
 read from left to right and are pretrained to predict what follows. Those whose bidirectional form cannot tell left from
 right (`mirrored` in the zoo) are given sinusoidal positions at their inputs, as the arena's own transformers are (Tay
-et al. 2021, https://arxiv.org/abs/2011.04006); `--config.model.positions=None` takes them away. The task takes the mean
-over time of every model, under one head. `optimizer` and `schedule` choose others, as in `configs/language.py`.
+et al. 2021, https://arxiv.org/abs/2011.04006); `--config.model.positions=None` takes them away. The mean over
+time stands for a document, whatever the mixer, under one head. `optimizer` and `schedule` choose others, as in
+`configs/language.py`.
 """
 
 import dataclasses
@@ -37,11 +38,15 @@ from attnlab.data.long_range.source import Source
 from attnlab.errors import UserError
 from attnlab.evals.by_slice import BySlice
 from attnlab.evals.cadence import EveryNSteps
-from attnlab.models.heads import ClassificationHead, LanguageHead, PairHead
+from attnlab.models.heads.classification import ClassificationHead
+from attnlab.models.heads.language import LanguageHead
+from attnlab.models.heads.pairs import PairHead
+from attnlab.models.heads.regression import RegressionHead
 from attnlab.models.inputs.embedding import Embedding, Projection
-from attnlab.models.model import Classifier, Encoder, LanguageModel
+from attnlab.models.model import Model
 from attnlab.models.stack import stack_spec
 from attnlab.nn.mlps import GatedMLP
+from attnlab.nn.pools import MeanPool
 from attnlab.nn.positions import Sinusoidal
 from attnlab.tasks.long_range import Classification, Denoising
 from attnlab.train.optimizer import AdamW, Group, Groups
@@ -171,14 +176,15 @@ def _classification(recipe: Recipe, run: Run) -> dict[str, ConfigDict]:
     """The labels, by a head of their own."""
     kind = run.data.kind
     head = spec(ClassificationHead if kind.documents == 1 else PairHead, classes=kind.classes)
-    return {'task': spec(Classification, data=run.data), 'model': spec(Classifier, head=head, **_trunk(recipe, run))}
+    model = spec(Model, head=head, pool=MeanPool(), streaming=False, **_trunk(recipe, run))
+    return {'task': spec(Classification, data=run.data), 'model': model}
 
 
 def _denoising(recipe: Recipe, run: Run) -> dict[str, ConfigDict]:
     """The inputs themselves: hidden ones where the mixer sees to both sides, the next one where it does not."""
     task = spec(Denoising, data=run.data, hidden=run.hidden if recipe.bidirectional else None)
-    model = Encoder if recipe.bidirectional else LanguageModel
-    return {'task': task, 'model': spec(model, head=spec(LanguageHead), **_trunk(recipe, run))}
+    head = spec(RegressionHead, error='absolute') if run.data.kind.vocab is None else spec(LanguageHead)
+    return {'task': task, 'model': spec(Model, head=head, streaming=not recipe.bidirectional, **_trunk(recipe, run))}
 
 
 PROTOCOLS = {'scratch': _classification, 'pretrain': _denoising, 'finetune': _classification}

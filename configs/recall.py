@@ -26,9 +26,10 @@ from attnlab.data.synthetic.regression import LinearRegression
 from attnlab.data.synthetic.sets import MaxRetrieval
 from attnlab.evals.by_slice import BySlice
 from attnlab.evals.cadence import EveryNSteps
-from attnlab.models.heads import LanguageHead
+from attnlab.models.heads.language import LanguageHead
+from attnlab.models.heads.regression import RegressionHead
 from attnlab.models.inputs.embedding import Embedding, Projection
-from attnlab.models.model import LanguageModel
+from attnlab.models.model import Model
 from attnlab.models.stack import stack_spec
 from attnlab.nn.mlps import GatedMLP
 from attnlab.tasks.synthetic import InContextRegression, LabelPrediction
@@ -177,10 +178,10 @@ def get_config(arg: str = '') -> ConfigDict:
         length=run.length,
         task=spec(task, problem=run.problem, examples=run.examples),
         model=spec(
-            LanguageModel,
+            Model,
             dim=run.dim,
             stack=stack,
-            head=spec(LanguageHead),
+            head=spec(RegressionHead if task is InContextRegression else LanguageHead),
             inputs=spec(Projection, features=run.problem.features) if real else spec(Embedding, scale=EMBEDDING),
         ),
         optimizer=AdamW(peak_lr=run.peak_lr, schedule=run.schedule, weight_decay=run.weight_decay),

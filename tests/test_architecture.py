@@ -16,11 +16,11 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         (
             {'errors', 'files', 'typing', 'signature', 'config', 'configuration', 'renamed', 'context', 'random'},
             {'functional'},
-            {'nn'},
+            {'nn', 'losses'},
             {'mixers'},
             {'blocks'},
             {'zoo', 'models'},
-            {'losses', 'metrics', 'data'},
+            {'metrics', 'data'},
             {'tasks'},
             {'train'},
             {'evals'},
@@ -235,7 +235,7 @@ ALLOWED = (
     ('attnlab', 'attnlab.zoo.ZOO'),
     ('attnlab.cli', 'attnlab.train.run'),
     ('attnlab.mixers.softmax.attention', 'pallas_kernels'),
-    ('attnlab.losses', 'attnlab.metrics.Mean'),
+    ('attnlab.data.text', 'attnlab.metrics.Mean'),
     ('pallas_kernels.attention.api', 'jax.numpy'),
     ('pallas_kernels.dispatch', 'contextvars'),
 )

@@ -20,14 +20,14 @@ from attnlab.blocks.unified import UnifiedBlocks
 from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.mixers.softmax.attention import Attention
-from attnlab.models.model import LanguageModel
+from attnlab.models.model import Model
 from attnlab.typing import Sequence, Tokens
 
 CUT = 1e-10
 """Singular values below it count as zero, as in the released code."""
 
 
-def unified(model: LanguageModel, tokens: Tokens, *, layers: int = 4, begin: int = 0) -> LanguageModel:
+def unified(model: Model, tokens: Tokens, *, layers: int = 4, begin: int = 0) -> Model:
     """Returns a copy of the model whose layers from `begin` on share attention weights in groups of `layers`.
 
     Parameters are the model's; dropout is left out. The compensation of a layer that follows is fitted, one layer after

@@ -1,5 +1,7 @@
-"""The model: embedding of tokens, or projection of real-valued inputs; stack, norm, head."""
+"""The model: inputs, a stack, a norm, perhaps a pool, and a head."""
 
+import dataclasses
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -7,34 +9,38 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 from jax.typing import DTypeLike
-from jaxtyping import Float
+from jaxtyping import Float, Int, Shaped
 
 from attnlab.blocks.block import Stage, stages
 from attnlab.context import Context
 from attnlab.errors import UserError
-from attnlab.models.heads import ClassificationHead, LanguageHead, PairHead
-from attnlab.models.inputs.embedding import Embedding, Projection
+from attnlab.models.heads.head import Head
+from attnlab.models.heads.language import TiedHead
+from attnlab.models.inputs.embedding import Embedding
+from attnlab.models.inputs.inputs import Inputs
 from attnlab.models.stack import Stack
 from attnlab.nn.norms import RMSNorm
+from attnlab.nn.pools import MeanPool
 from attnlab.nn.positions import Sinusoidal
-from attnlab.typing import Features, Logits, Sequence, State, Tokens
+from attnlab.typing import Features, Sequence, State, Tokens
 
 
-class LanguageModel(nnx.Module):
-    """Tokens to next-token logits, or real-valued inputs to predictions.
+class Model(nnx.Module):
+    """Tokens, or real-valued inputs, to predictions; keeps the protocol of `attnlab.models.predictor.Predictor`.
 
     Args:
       vocab: number of tokens, or of outputs where the inputs are real-valued.
       dim: model width.
       stack: makes the stack, as `stack(dim, rngs=rngs)`.
       norm: makes the final norm.
-      head: makes the output map, as `head(dim, vocab, rngs=rngs)`; `None` ties it to the embedding.
-      inputs: makes the map of inputs to activations, as `inputs(vocab, dim, rngs=rngs)`: an `Embedding` of tokens, or a
-        `Projection` of real values.
+      head: makes what predicts, as `head(dim, vocab, rngs=rngs)`; `None` ties it to the embedding.
+      inputs: makes the map of inputs to activations, as `inputs(vocab, dim, rngs=rngs)`.
       positions: added to the activations; `None`: positions are the mixers' own matter.
+      pool: makes one vector of a document, where a prediction is about the whole of it; `None`: it is about a place.
+      streaming: whether every hidden state depends on the inputs up to its place alone, and the mixers hand on a state.
       dtype: type of the activations; parameters are float32.
 
-    Raises `UserError` for neither a head nor an embedding to tie it to.
+    Raises `UserError` for neither a head nor a table of the inputs to tie it to.
     """
 
     def __init__(
@@ -44,9 +50,11 @@ class LanguageModel(nnx.Module):
         dim: int,
         stack: Callable[..., Stack],
         norm: Callable[..., nnx.Module] = RMSNorm,
-        head: Callable[..., LanguageHead | ClassificationHead | PairHead] | None = None,
-        inputs: Callable[..., Embedding | Projection] = Embedding,
+        head: Callable[..., Head] | None = None,
+        inputs: Callable[..., Inputs] = Embedding,
         positions: Sinusoidal | None = None,
+        pool: MeanPool | None = None,
+        streaming: bool = True,
         dtype: DTypeLike,
         rngs: nnx.Rngs,
     ):
@@ -54,12 +62,22 @@ class LanguageModel(nnx.Module):
         self.dim = dim
         self.dtype = jnp.dtype(dtype)
         self.positions = positions
+        self.pool = pool
+        self.streaming = streaming
         self.embedding: Any = inputs(vocab, dim, rngs=rngs)
-        if head is None and not isinstance(self.embedding, Embedding):
-            raise UserError('model.head is None, which ties it to the embedding, and there is none; give it a head')
         self.stack = stack(dim, rngs=rngs)
         self.norm = norm(dim, rngs=rngs)
-        self.head: Any = None if head is None else head(dim, vocab, rngs=rngs)
+        self.head: Any = TiedHead(self.embedding.table) if head is None else head(dim, vocab, rngs=rngs)
+
+    @property
+    def decodes(self) -> bool:
+        """Whether it reads tokens one by one, so that it can go on from its own predictions."""
+        return self.streaming and self.embedding.tokens
+
+    @property
+    def documents(self) -> int:
+        """How many documents a prediction is about, one after the other in the hidden state."""
+        return self.head.documents
 
     def embed(self, tokens: Tokens | Features, ctx: Context) -> Sequence:
         """What the first block is given."""
@@ -68,29 +86,54 @@ class LanguageModel(nnx.Module):
             return x
         return x + self.positions.encode(ctx.positions, self.dim).astype(x.dtype)
 
+    def context(self, ctx: Context) -> Context:
+        """The context that the blocks are given: with the grid of the inputs.
+
+        Raises `UserError` for a grid of another number of places.
+        """
+        grid, length = self.embedding.grid, ctx.positions.shape[1]
+        if grid is None:
+            return ctx
+        if math.prod(grid) != length:
+            raise UserError(f'the grid of the inputs is {grid}, {math.prod(grid)} places; the rows have {length}')
+        return dataclasses.replace(ctx, grid=grid)
+
     def hidden(
         self, tokens: Tokens | Features, ctx: Context, state: State | None = None
     ) -> tuple[Sequence, State | None]:
         """The normalised output of the last block, and the advanced state (see the mixers' contract)."""
-        x, state = self.stack(self.embed(tokens, ctx), ctx, state)
+        x, state = self.stack(self.embed(tokens, ctx), self.context(ctx), state)
         return self.norm(x), state
 
-    def unembedding(self) -> Float[Array, 'o d']:
-        """The rows that hidden states are compared with: the head's, or the embedding's when tied."""
-        return self.embedding.weight[...] if self.head is None else self.head.weight[...]
+    def pooled(self, tokens: Tokens | Features, ctx: Context) -> Float[Array, 'b d']:
+        """One vector for every row, of its hidden states without padding. Raises `UserError` without a pool."""
+        if self.pool is None:
+            raise UserError('model.pool is None; a prediction about a whole document wants one, such as MeanPool')
+        hidden, _ = self.hidden(tokens, ctx)
+        return self.pool(hidden, ctx.segments_or_ones() > 0)
 
-    def logits(self, hidden: Sequence) -> Logits:
-        """Scores of the next token, in float32."""
-        weight = self.unembedding().astype(hidden.dtype)
-        return jnp.einsum('b t d, o d -> b t o', hidden, weight, preferred_element_type=jnp.float32)
+    def losses(self, hidden: Float[Array, '*b d'], targets: Shaped[Array, '...']) -> Float[Array, '*b']:
+        """The head's, one number for every hidden state."""
+        return self.head.losses(hidden, targets)
+
+    def logits(self, hidden: Float[Array, '*b d']) -> Float[Array, '*b o']:
+        """The head's, in float32."""
+        return self.head.logits(hidden)
+
+    def sample(self, hidden: Float[Array, 'b d'], key: Array, *, temperature: float, top_p: float) -> Int[Array, ' b']:
+        """A prediction of the head's, drawn for every hidden state."""
+        return self.head.sample(hidden, key, temperature=temperature, top_p=top_p)
 
     def init_state(self, batch: int, length: int) -> State:
-        """The state before the first token, able to hold `length` tokens."""
-        return self.stack.init_state(batch, length, self.dtype)
+        """The state before the first token, able to hold `length` tokens; nothing where the model is not streaming."""
+        return self.stack.init_state(batch, length, self.dtype) if self.streaming else ()
 
     def stages(self, tokens: Tokens | Features, ctx: Context) -> Iterator[Stage]:
-        """Every named intermediate value in order, lazily, layer by layer; for finding where one went wrong."""
-        x = self.embed(tokens, ctx)
+        """Every named intermediate value in order, lazily, layer by layer; for finding where one went wrong.
+
+        The head is given every place as if it were all there is of a document.
+        """
+        x, ctx = self.embed(tokens, ctx), self.context(ctx)
         yield Stage('embedding', x)
         for index, block in enumerate(self.stack.layers()):
             for stage in stages(block, x, ctx):
@@ -98,68 +141,4 @@ class LanguageModel(nnx.Module):
                 x = stage.value
         x = self.norm(x)
         yield Stage('norm', x)
-        yield Stage('head', self.logits(x))
-
-
-class Encoder(LanguageModel):
-    """The same model where tokens see to both sides: it reads documents whole, and has no state to hand on."""
-
-    def init_state(self, batch: int, length: int) -> State:
-        """Nothing."""
-        del batch, length
-        return ()
-
-
-class Classifier(Encoder):
-    """Documents to classes: the same trunk under a head that is given one vector a document.
-
-    Which vector that is, the task decides.
-
-    Args:
-      vocab: number of tokens; not used where the inputs are real-valued.
-      dim: model width.
-      stack: makes the stack, as `stack(dim, rngs=rngs)`.
-      head: makes the output map, as `head(dim, vocab, rngs=rngs)`.
-      norm: makes the final norm.
-      inputs: makes the map of inputs to activations, as `inputs(vocab, dim, rngs=rngs)`.
-      positions: added to the activations; `None`: positions are the mixers' own matter.
-      dtype: type of the activations; parameters are float32.
-    """
-
-    def __init__(
-        self,
-        vocab: int,
-        *,
-        dim: int,
-        stack: Callable[..., Stack],
-        head: Callable[..., ClassificationHead | PairHead],
-        norm: Callable[..., nnx.Module] = RMSNorm,
-        inputs: Callable[..., Embedding | Projection] = Embedding,
-        positions: Sinusoidal | None = None,
-        dtype: DTypeLike,
-        rngs: nnx.Rngs,
-    ):
-        super().__init__(
-            vocab,
-            dim=dim,
-            stack=stack,
-            norm=norm,
-            head=head,
-            inputs=inputs,
-            positions=positions,
-            dtype=dtype,
-            rngs=rngs,
-        )
-
-    @property
-    def documents(self) -> int:
-        """How many documents a prediction is about."""
-        return self.head.documents
-
-    def classify(self, *pooled: Float[Array, 'b d']) -> Float[Array, 'b o']:
-        """Scores of the classes, from one vector a document."""
-        return self.head(*pooled)
-
-    def logits(self, hidden: Sequence) -> Logits:
-        """Scores of the classes were each place all there is of a document; for finding where one went wrong."""
-        return self.head(*[hidden] * self.documents).astype(jnp.float32)
+        yield Stage('head', self.logits(jnp.concatenate([x] * self.documents, axis=-1)))

@@ -10,59 +10,54 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from attnlab.context import Context
-from attnlab.models.model import LanguageModel
+from attnlab.errors import UserError
+from attnlab.models.predictor import Predictor
 from attnlab.typing import State
 
 
 def generate(
-    model: LanguageModel, prompt: np.ndarray, steps: int, *, temperature: float = 1.0, top_p: float = 1.0, seed: int = 0
+    model: Predictor, prompt: np.ndarray, steps: int, *, temperature: float = 1.0, top_p: float = 1.0, seed: int = 0
 ) -> Iterator[int]:
     """Yields `steps` tokens that go on from `prompt` (int `t`, not empty), each drawn as soon as it is asked for.
 
     The prompt is read in one pass; each token then costs one step of every mixer, whatever came before.
-    Temperature 0 takes the likeliest token. The tokens are a pure function of the arguments.
+    Temperature 0 takes the likeliest token. The tokens are a pure function of the arguments. Raises `UserError` for a
+    model that cannot go on from its own predictions.
     """
-    graphdef, params = nnx.split(model)
+    if not model.decodes:
+        raise UserError('this model does not read tokens one by one: it cannot go on from its own predictions')
+    graphdef, variables = nnx.split(model)
     tokens = jnp.asarray(prompt, jnp.int32)[None]
     state = model.init_state(1, len(prompt) + steps)
-    draw = jax.jit(functools.partial(sample, temperature=temperature, top_p=top_p))
+    draw = jax.jit(functools.partial(_draw, graphdef, temperature=temperature, top_p=top_p))
     advance = jax.jit(functools.partial(_advance, graphdef), donate_argnums=2)
     key = jax.random.key(seed)
     position = 0
     for index in range(steps):
-        logits, state = advance(params, tokens, state, jnp.int32(position))
+        hidden, state = advance(variables, tokens, state, jnp.int32(position))
         position += tokens.shape[1]
-        tokens = draw(logits, jax.random.fold_in(key, index))[:, None]
+        tokens = draw(variables, hidden, jax.random.fold_in(key, index))[:, None]
         yield int(tokens[0, 0])
 
 
-def sample(logits: Float[Array, 'b o'], key: jax.Array, *, temperature: float, top_p: float) -> Int[Array, ' b']:
-    """Draws from `softmax(logits / temperature)` cut to its nucleus: the likeliest tokens that together reach `top_p`.
-
-    Source: Holtzman et al., "The Curious Case of Neural Text Degeneration", ICLR 2020.
-    """
-    if temperature == 0.0:
-        return jnp.argmax(logits, axis=-1).astype(jnp.int32)
-    logits = logits / temperature
-    if top_p < 1.0:
-        logits = jnp.where(nucleus(logits, top_p), logits, -jnp.inf)
-    return jax.random.categorical(key, logits).astype(jnp.int32)
-
-
-def nucleus(logits: Float[Array, 'b o'], top_p: float) -> Array:
-    """Which tokens belong to the smallest set of likeliest tokens whose probability reaches `top_p`; at least one."""
-    order = jnp.argsort(-logits, axis=-1)
-    weights = jnp.take_along_axis(jax.nn.softmax(logits, axis=-1), order, axis=-1)
-    before = jnp.cumsum(weights, axis=-1) - weights
-    kept = before < top_p
-    return jnp.take_along_axis(kept, jnp.argsort(order, axis=-1), axis=-1)
+def _draw(
+    graphdef: nnx.GraphDef,
+    variables: nnx.State,
+    hidden: Float[Array, 'b d'],
+    key: jax.Array,
+    *,
+    temperature: float,
+    top_p: float,
+) -> Int[Array, ' b']:
+    """The next tokens."""
+    return nnx.merge(graphdef, variables).sample(hidden, key, temperature=temperature, top_p=top_p)
 
 
 def _advance(
-    graphdef: nnx.GraphDef, params: nnx.State, tokens: Int[Array, 'b t'], state: State, position: jax.Array
-) -> tuple[Float[Array, 'b o'], State]:
-    """Logits after the last of `tokens`, and the state after them."""
-    model = nnx.merge(graphdef, params)
+    graphdef: nnx.GraphDef, variables: nnx.State, tokens: Int[Array, 'b t'], state: State, position: jax.Array
+) -> tuple[Float[Array, 'b d'], State]:
+    """The hidden state after the last of `tokens`, and the state of the mixers after them."""
+    model = nnx.merge(graphdef, variables)
     ctx = Context.full(*tokens.shape, start=position)
     hidden, state = model.hidden(tokens, ctx, state)
-    return model.logits(hidden[:, -1:])[:, 0], state
+    return hidden[:, -1], state

@@ -8,16 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attnlab.config import choose
 from attnlab.data.synthetic.addition import OPERANDS, ModularAddition, Sums
 from attnlab.errors import UserError
-from attnlab.losses import softmax_loss, stablemax_loss
+from attnlab.losses import softmax_loss
 from attnlab.metrics import Average
-from attnlab.models.perceptron import Perceptron
-from attnlab.tasks.task import Batch, Slice
+from attnlab.models.predictor import Predictor
+from attnlab.tasks.task import Batch, Slice, context
 from attnlab.typing import DropoutKey
-
-LOSSES = {'softmax': softmax_loss, 'stablemax': stablemax_loss}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,16 +23,9 @@ class Addition:
 
     Attributes:
       table: the sums, and which of them are learned.
-      loss: 'softmax' or 'stablemax', the map from logits to probabilities, of which cross-entropy is taken.
-
-    Raises `UserError` for another loss.
     """
 
     table: ModularAddition = ModularAddition()
-    loss: str = 'softmax'
-
-    def __post_init__(self) -> None:
-        choose(LOSSES, 'loss', self.loss)
 
     @property
     def vocab(self) -> int:
@@ -70,21 +60,20 @@ class Addition:
         """Writes nothing: the config says it all."""
         del folder
 
-    def measure(self, model: Perceptron, batch: Batch, dropout_key: DropoutKey | None) -> dict[str, Average]:
+    def measure(self, model: Predictor, batch: Batch, dropout_key: DropoutKey | None) -> dict[str, Average]:
         """Loss in nats, accuracy, and how many sums the loss has nothing more to say of.
 
-        Of the derivatives of a sum's loss by its logits, `collapsed` counts where that by the right class's is exactly
-        zero, and `vanished` where all are.
+        Of the derivatives of a sum's cross-entropy by its logits, `collapsed` counts where that by the right class's is
+        exactly zero, and `vanished` where all are.
         """
-        del dropout_key
-        loss = LOSSES[self.loss]
-        logits, targets = model(batch['tokens']), batch['target']
+        hidden, targets = model.pooled(batch['tokens'], context(batch, dropout_key)), batch['target']
+        logits = model.logits(hidden)
         still = jax.lax.stop_gradient(logits)
-        zero = jax.grad(lambda logits: jnp.sum(loss(logits, targets)))(still) == 0
+        zero = jax.grad(lambda logits: jnp.sum(softmax_loss(logits, targets)))(still) == 0
         found = {
             'accuracy': jnp.argmax(logits, axis=1) == targets,
             'collapsed': jnp.take_along_axis(zero, targets[:, None], axis=1)[:, 0],
             'vanished': jnp.all(zero, axis=1),
         }
-        values = {'loss': loss(logits, targets)} | {name: x.astype(jnp.float32) for name, x in found.items()}
+        values = {'loss': model.losses(hidden, targets)} | {name: x.astype(jnp.float32) for name, x in found.items()}
         return {name: Average.of(x[:, None], batch['weights'][:, None]) for name, x in values.items()}

@@ -12,9 +12,8 @@ from attnlab.data.text.corpus import Source, Text
 from attnlab.data.text.stdlib import StdlibText
 from attnlab.data.text.tokenizers import BytePairs, Bytes, save_tokenizer
 from attnlab.data.text.windows import Windows
-from attnlab.losses import next_token_loss
 from attnlab.metrics import Average
-from attnlab.models.model import LanguageModel
+from attnlab.models.predictor import Predictor
 from attnlab.tasks.task import Batch, context
 from attnlab.typing import DropoutKey
 
@@ -48,11 +47,11 @@ class LanguageModelling:
         names = ('tokens', 'targets', 'segments', 'positions', 'bytes')
         return {name: np.zeros(length, np.int32) for name in names} | {'weights': np.zeros(length, np.float32)}
 
-    def measure(self, model: LanguageModel, batch: Batch, dropout_key: DropoutKey | None) -> dict[str, Average]:
+    def measure(self, model: Predictor, batch: Batch, dropout_key: DropoutKey | None) -> dict[str, Average]:
         """Loss in nats per token, by position too, and in nats per byte."""
         ctx = context(batch, dropout_key)
         hidden, _ = model.hidden(batch['tokens'], ctx)
-        losses = next_token_loss(hidden, model.unembedding(), batch['targets'])
+        losses = model.losses(hidden, batch['targets'])
         weights = batch['weights']
         loss = Average.of(losses, weights)
         return {

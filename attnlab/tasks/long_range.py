@@ -9,18 +9,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
 from attnlab.data.long_range.drawn import Drawn
 from attnlab.data.long_range.listops import ListOps
 from attnlab.data.long_range.rows import Chosen, Padded, blank
 from attnlab.data.long_range.source import Source
 from attnlab.errors import UserError
-from attnlab.losses import next_token_loss
 from attnlab.metrics import Average
-from attnlab.models.model import Classifier, LanguageModel
+from attnlab.models.predictor import Predictor
 from attnlab.tasks.task import Batch, Slice, context
-from attnlab.typing import DropoutKey, Sequence
+from attnlab.typing import DropoutKey
 
 FEWEST = 8
 """Examples of a difficulty below which it is no slice."""
@@ -80,7 +79,7 @@ class LongRange(abc.ABC):
         del folder
 
     @abc.abstractmethod
-    def measure(self, model: Any, batch: Batch, dropout_key: DropoutKey | None) -> dict[str, Average]:
+    def measure(self, model: Predictor, batch: Batch, dropout_key: DropoutKey | None) -> dict[str, Average]:
         """The metrics of one batch."""
 
     def apart(self, batch: Batch) -> dict[str, jax.Array]:
@@ -97,42 +96,37 @@ class LongRange(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class Classification(LongRange):
-    """Predict the label of a sequence, or of two that one encoder has read apart from each other.
+    """Predict the label of a sequence, or of two that one model has read apart from each other."""
 
-    A document is the mean of its last hidden states, padding left out, whatever the model; see `pooled`.
-    """
-
-    def measure(self, model: Classifier, batch: Batch, dropout_key: DropoutKey | None) -> dict[str, Average]:
+    def measure(self, model: Predictor, batch: Batch, dropout_key: DropoutKey | None) -> dict[str, Average]:
         """Loss in nats an example, and accuracy."""
-        logits = self.logits(model, batch, dropout_key)
+        vectors = self.vectors(model, batch, dropout_key)
         labels, weights = batch['label'], batch['weights'][:, None]
-        losses = -jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], axis=1)
-        right = jnp.argmax(logits, axis=1) == labels
+        right = jnp.argmax(model.logits(vectors), axis=1) == labels
         return {
-            'loss': Average.of(losses, weights),
+            'loss': Average.of(model.losses(vectors, labels)[:, None], weights),
             'accuracy': Average.of(right.astype(jnp.float32)[:, None], weights),
         }
 
-    def logits(self, model: Classifier, batch: Batch, dropout_key: DropoutKey | None) -> Float[Array, 'b o']:
-        """Scores of the classes, in float32."""
+    def vectors(self, model: Predictor, batch: Batch, dropout_key: DropoutKey | None) -> Float[Array, 'b d']:
+        """One hidden state for every example: those of its documents, one after the other."""
         count = self.data.kind.documents
         if model.documents != count:
             raise UserError(
                 f'model.head is for {model.documents} document(s); an example of {type(self.data).__name__} has {count}'
             )
         apart = self.apart(batch)
-        hidden, _ = model.hidden(apart['tokens'], context(apart, dropout_key))
-        documents = pooled(hidden, apart['segments'] > 0)
-        return model.classify(*jnp.moveaxis(documents.reshape(-1, count, documents.shape[1]), 1, 0))
+        documents = model.pooled(apart['tokens'], context(apart, dropout_key))
+        return documents.reshape(-1, count * documents.shape[1])
 
 
 @dataclasses.dataclass(frozen=True)
 class Denoising(LongRange):
-    """Predict the inputs of a data set, its labels left aside, with a language model.
+    """Predict the inputs of a data set, its labels left aside.
 
     With `hidden=None` every place is predicted from those before it; otherwise that share of places, drawn anew at
-    every step, is replaced by id 0, or by the mean, and predicted from all the others. The loss is cross-entropy in
-    nats where places hold ids, and the absolute error, in standard deviations, where they hold numbers.
+    every step, is replaced by id 0, or by the mean, and predicted from all the others. The loss is the head's: of
+    numbers in standard deviations.
 
     Amos, Berant and Gupta 2024, "Never Train from Scratch", https://arxiv.org/abs/2310.02980.
 
@@ -146,7 +140,7 @@ class Denoising(LongRange):
         if self.hidden is not None and not 0.0 < self.hidden < 1.0:
             raise UserError(f'hidden of Denoising is {self.hidden}; it wants a share between 0 and 1, or None')
 
-    def measure(self, model: LanguageModel, batch: Batch, dropout_key: DropoutKey | None) -> dict[str, Average]:
+    def measure(self, model: Predictor, batch: Batch, dropout_key: DropoutKey | None) -> dict[str, Average]:
         """Loss a predicted place; what is hidden in an evaluation is always the same."""
         apart = self.apart(batch)
         tokens, segments = apart['tokens'], apart['segments']
@@ -161,18 +155,7 @@ class Denoising(LongRange):
             chosen = predicted.reshape(*predicted.shape, *(1,) * (tokens.ndim - 2))
             inputs, targets = jnp.where(chosen, jnp.zeros_like(tokens), tokens), tokens
         hidden, _ = model.hidden(inputs, context(apart | {'tokens': inputs}, dropout_key))
-        if self.data.kind.vocab is None:
-            losses = jnp.abs(model.logits(hidden) - targets)[:, :, 0]
-        else:
-            losses = next_token_loss(hidden, model.unembedding(), targets)
-        return {'loss': Average.of(losses, predicted.astype(jnp.float32))}
-
-
-def pooled(hidden: Sequence, where: Bool[Array, 'b t']) -> Float[Array, 'b d']:
-    """The mean over time of what is `where`, in float32; zero where nothing is."""
-    weights = where.astype(jnp.float32)
-    total = jnp.einsum('b t d, b t -> b d', hidden.astype(jnp.float32), weights)
-    return total / jnp.maximum(jnp.sum(weights, axis=1, keepdims=True), 1.0)
+        return {'loss': Average.of(model.losses(hidden, targets), predicted.astype(jnp.float32))}
 
 
 @functools.lru_cache(maxsize=16)

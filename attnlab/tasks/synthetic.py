@@ -11,9 +11,8 @@ import numpy as np
 from attnlab.data.synthetic.problem import BASELINE, ENDLESS, Examples, Problem
 from attnlab.data.synthetic.recall import MultiQueryRecall
 from attnlab.data.synthetic.regression import LinearRegression
-from attnlab.losses import next_token_loss
 from attnlab.metrics import Average
-from attnlab.models.model import LanguageModel
+from attnlab.models.predictor import Predictor
 from attnlab.tasks.task import Batch, Slice, context
 from attnlab.typing import DropoutKey, Sequence
 
@@ -69,7 +68,7 @@ class Synthetic(abc.ABC):
         del folder
 
     @abc.abstractmethod
-    def measure(self, model: LanguageModel, batch: Batch, dropout_key: DropoutKey | None) -> dict[str, Average]:
+    def measure(self, model: Predictor, batch: Batch, dropout_key: DropoutKey | None) -> dict[str, Average]:
         """The metrics of one batch."""
 
 
@@ -79,11 +78,11 @@ class LabelPrediction(Synthetic):
 
     problem: Problem = MultiQueryRecall()
 
-    def measure(self, model: LanguageModel, batch: Batch, dropout_key: DropoutKey | None) -> dict[str, Average]:
+    def measure(self, model: Predictor, batch: Batch, dropout_key: DropoutKey | None) -> dict[str, Average]:
         """Over labels: loss in nats, and accuracy, by label too; over examples: how many have no label wrong."""
         hidden = hidden_at_labels(model, batch, dropout_key)
         targets, weights = batch['targets'], batch['weights']
-        losses = next_token_loss(hidden, model.unembedding(), targets)
+        losses = model.losses(hidden, targets)
         right = jnp.argmax(model.logits(hidden), axis=-1) == targets
         labelled = jnp.any(weights > 0, axis=1)
         exact = labelled & jnp.all(right | (weights == 0), axis=1)
@@ -101,11 +100,10 @@ class InContextRegression(Synthetic):
 
     problem: Problem = LinearRegression()
 
-    def measure(self, model: LanguageModel, batch: Batch, dropout_key: DropoutKey | None) -> dict[str, Average]:
-        """Squared error a label and output, by label too, and that of the baselines where the batch has them."""
-        predictions = model.logits(hidden_at_labels(model, batch, dropout_key))
+    def measure(self, model: Predictor, batch: Batch, dropout_key: DropoutKey | None) -> dict[str, Average]:
+        """The error of a label, by label too, and that of the baselines where the batch has them."""
         weights = batch['weights']
-        errors = jnp.mean((predictions - batch['targets']) ** 2, axis=-1)
+        errors = model.losses(hidden_at_labels(model, batch, dropout_key), batch['targets'])
         found = {'loss': Average.of(errors, weights), 'position_error': Average.of(errors, weights, axis=0)}
         for name in (name for name in batch if name.startswith(BASELINE)):
             baseline = name.removeprefix(BASELINE)
@@ -114,7 +112,7 @@ class InContextRegression(Synthetic):
         return found
 
 
-def hidden_at_labels(model: LanguageModel, batch: Batch, dropout_key: DropoutKey | None) -> Sequence:
+def hidden_at_labels(model: Predictor, batch: Batch, dropout_key: DropoutKey | None) -> Sequence:
     """The model's output at the places of the labels, `b n d`: what is elsewhere costs no logits."""
     hidden, _ = model.hidden(batch['tokens'], context(batch, dropout_key))
     return jnp.take_along_axis(hidden, batch['at'][:, :, None], axis=1)

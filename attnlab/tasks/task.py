@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
-from flax import nnx
 
 from attnlab.context import Context
 from attnlab.data.pipeline import Rows
 from attnlab.metrics import Average
+from attnlab.models.predictor import Predictor
 from attnlab.typing import DropoutKey
 
 Batch = Mapping[str, Any]
@@ -18,7 +18,8 @@ Batch = Mapping[str, Any]
 
 @runtime_checkable
 class Task(Protocol):
-    """Inputs, loss and metrics of one problem; the trainer knows `Task` and the model, not which.
+    """Inputs, targets and metrics of one problem: what is predicted where. The trainer knows `Task` and the model, not
+    which. Losses and logits are asked of the model; no task reaches for a weight.
 
     Constructing a task touches nothing; `source` loads.
     """
@@ -36,7 +37,7 @@ class Task(Protocol):
     def example(self, length: int) -> dict[str, np.ndarray]:
         """An example of zeros with the shapes and types of `source(...)[i]`, without loading anything."""
 
-    def measure(self, model: nnx.Module, batch: Batch, dropout_key: DropoutKey | None) -> dict[str, Average]:
+    def measure(self, model: Predictor, batch: Batch, dropout_key: DropoutKey | None) -> dict[str, Average]:
         """The metrics of one batch; `metrics['loss']` is what training minimises. Trains when given a dropout key."""
 
     def describe(self) -> dict[str, Any]:
@@ -63,10 +64,9 @@ class Sliced(Protocol):
 
 
 def context(batch: Batch, dropout_key: DropoutKey | None = None) -> Context:
-    """The context of a batch; deterministic without a key."""
-    return Context(
-        positions=batch['positions'],
-        segments=batch['segments'],
-        deterministic=dropout_key is None,
-        dropout_key=dropout_key,
-    )
+    """The context of a batch, one unbroken document a row where it has no positions; deterministic without a key."""
+    if 'positions' in batch:
+        ctx = Context(positions=batch['positions'], segments=batch['segments'])
+    else:
+        ctx = Context.full(*batch['tokens'].shape[:2])
+    return dataclasses.replace(ctx, deterministic=dropout_key is None, dropout_key=dropout_key)

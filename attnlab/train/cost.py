@@ -12,7 +12,6 @@ from flax import nnx
 
 from attnlab.blocks.block import mixer_of
 from attnlab.context import Context
-from attnlab.models.model import LanguageModel
 from attnlab.train.setup import Setup
 from attnlab.train.state import split
 from pallas_kernels import dispatch
@@ -57,11 +56,11 @@ def state_bytes(setup: Setup, length: int) -> int:
 
 
 def implementations(setup: Setup) -> list[LayerCore]:
-    """What the mixer at each place in the pattern of layers runs in training; nothing for a model without mixers."""
-    if not isinstance(setup.model, LanguageModel):
+    """What the mixer at each place in the pattern of layers runs in training; nothing for a model without a stack."""
+    stack = setup.model.stack
+    if stack is None:
         return []
     graphdef, params = split(setup.model)
-    stack = setup.model.stack
     x = jax.ShapeDtypeStruct((setup.batch_size, setup.length, setup.model.dim), setup.model.dtype)
 
     def mixed(place: int, params: nnx.State, x: jax.Array) -> jax.Array:

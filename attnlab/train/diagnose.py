@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from attnlab.models.model import LanguageModel
 from attnlab.tasks.task import Batch, Task, context
 from attnlab.train.optimizer import named_parameters
 
@@ -18,10 +17,9 @@ def first_nonfinite(task: Task, graphdef: nnx.GraphDef, params: nnx.State, batch
     if bad:
         return f'parameter {bad}'
     model = nnx.merge(graphdef, params)
-    if isinstance(model, LanguageModel):
-        for stage in model.stages(batch['tokens'], context(batch)):
-            if not bool(jnp.all(jnp.isfinite(stage.value))):
-                return f'output of {stage.name}'
+    for stage in model.stages(batch['tokens'], context(batch)):
+        if not bool(jnp.all(jnp.isfinite(stage.value))):
+            return f'output of {stage.name}'
     if not bool(jnp.isfinite(task.measure(model, batch, None)['loss'].total)):
         return 'loss'
     grads = jax.grad(lambda p: task.measure(nnx.merge(graphdef, p), batch, None)['loss'].total)(params)

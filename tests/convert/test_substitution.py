@@ -21,7 +21,7 @@ from attnlab.convert.substitution import (
 from attnlab.errors import UserError
 from attnlab.functional.dense import Rows
 from attnlab.mixers.softmax.attention import Attention
-from attnlab.models.model import LanguageModel
+from attnlab.models.model import Model
 from attnlab.models.stack import Stack
 from attnlab.nn.positions import Rope
 from attnlab.nn.sinks import LearnedSink
@@ -38,7 +38,7 @@ def make(*mixers: dict):
         for parts in mixers
     )
     stack = functools.partial(Stack, depth=3, blocks=blocks)
-    return lambda rngs: LanguageModel(7, dim=8, stack=stack, dtype=jnp.float32, rngs=rngs)
+    return lambda rngs: Model(7, dim=8, stack=stack, dtype=jnp.float32, rngs=rngs)
 
 
 def maps(model) -> list[type]:

@@ -15,8 +15,8 @@ from attnlab.context import Context
 from attnlab.convert.unify import unified
 from attnlab.errors import UserError
 from attnlab.mixers.softmax.attention import Attention
-from attnlab.models.heads import LanguageHead
-from attnlab.models.model import LanguageModel
+from attnlab.models.heads.language import LanguageHead
+from attnlab.models.model import Model
 from attnlab.models.stack import Stack
 from attnlab.nn.mlps import GatedMLP
 from attnlab.nn.positions import Rope
@@ -27,10 +27,10 @@ DIM = 8
 
 
 @functools.cache
-def language_model(**kwargs) -> LanguageModel:
+def language_model(**kwargs) -> Model:
     block = spec(Block, mixer=spec(Attention, heads=2, position=Rope(), **kwargs), mlp=spec(GatedMLP, hidden=12))
     stack = spec(Stack, depth=4, blocks=(block,))
-    model = spec(LanguageModel, dim=DIM, stack=stack, head=spec(LanguageHead), dtype='float32')
+    model = spec(Model, dim=DIM, stack=stack, head=spec(LanguageHead), dtype='float32')
     return build(model)(11, rngs=nnx.Rngs(0))
 
 
@@ -38,7 +38,7 @@ def tokens(length: int) -> jax.Array:
     return jnp.asarray(np.random.default_rng(0).integers(0, 11, (5, length)), jnp.int32)
 
 
-def streams(model: LanguageModel, length: int) -> list[tuple[np.ndarray, np.ndarray]]:
+def streams(model: Model, length: int) -> list[tuple[np.ndarray, np.ndarray]]:
     """For the layers in groups of two: normed inputs, and residual streams after attention, both averaged over rows."""
     x, ctx, found = model.embedding(tokens(length), model.dtype), Context.full(5, length), []
     for block in model.stack.layers():
@@ -91,7 +91,7 @@ def test_what_cannot_share_weights_is_refused():
     with pytest.raises(UserError, match='layer 0 is not plain softmax attention'):
         unified(language_model(window=2), tokens(6))
     stack = spec(Stack, depth=1, blocks=(spec(Block, mixer=ZOO['mingru'].spec),))
-    recurrent = build(spec(LanguageModel, dim=DIM, stack=stack, head=spec(LanguageHead), dtype='float32'))
+    recurrent = build(spec(Model, dim=DIM, stack=stack, head=spec(LanguageHead), dtype='float32'))
     with pytest.raises(UserError, match='layer 0 is Block; only blocks of causal attention'):
         unified(recurrent(11, rngs=nnx.Rngs(0)), tokens(6))
     with pytest.raises(UserError, match='layers is 0 and begin 0; the model has 4 layers'):

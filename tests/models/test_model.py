@@ -1,25 +1,31 @@
 """What a model is besides its stack: positions at its inputs."""
 
 import functools
+from typing import ClassVar
 
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from flax import nnx
 
 from attnlab.blocks.block import Block
 from attnlab.context import Context
+from attnlab.errors import UserError
 from attnlab.mixers.linear.attention import LinearAttention
-from attnlab.models.model import LanguageModel
+from attnlab.mixers.mixer import Mixer
+from attnlab.models.inputs.embedding import Embedding
+from attnlab.models.model import Model
+from attnlab.models.predictor import Predictor
 from attnlab.models.stack import Stack
 from attnlab.nn.positions import Sinusoidal
 
 TOKENS = jnp.asarray([[3, 1, 4, 1, 5, 9, 2, 6]])
 
 
-def model(positions: Sinusoidal | None) -> LanguageModel:
+def model(positions: Sinusoidal | None) -> Model:
     block = functools.partial(Block, mixer=functools.partial(LinearAttention, heads=2))
     stack = functools.partial(Stack, depth=1, blocks=(block,))
-    return LanguageModel(10, dim=8, stack=stack, positions=positions, dtype=jnp.float32, rngs=nnx.Rngs(0))
+    return Model(10, dim=8, stack=stack, positions=positions, dtype=jnp.float32, rngs=nnx.Rngs(0))
 
 
 def test_positions_are_added_to_the_embedding_and_begin_anew_with_a_document():
@@ -46,3 +52,53 @@ def test_stages_begin_with_what_the_first_block_is_given():
     first = next(iter(waves.stages(TOKENS, ctx)))
     assert first.name == 'embedding'
     np.testing.assert_array_equal(first.value, waves.embed(TOKENS, ctx))
+
+
+def test_a_tied_head_is_the_table_of_the_embedding():
+    graphdef, params = nnx.split(model(None))
+    paths = {'.'.join(map(str, path)) for path, _ in nnx.to_flat_state(params)}
+    assert 'embedding.weight' in paths and not any(path.startswith('head') for path in paths)
+    made = nnx.merge(graphdef, params)
+    made.embedding.weight[...] = 2 * made.embedding.weight[...]
+    hidden = jnp.ones((1, 1, 8))
+    np.testing.assert_allclose(made.logits(hidden), 2 * model(None).logits(hidden), rtol=1e-6)
+
+
+def test_models_keep_the_protocol():
+    made = model(None)
+    assert isinstance(made, Predictor) and made.streaming and made.decodes and made.documents == 1
+    with pytest.raises(UserError, match=r'model.pool is None; .* such as MeanPool'):
+        made.pooled(TOKENS, Context.full(1, 8))
+
+
+class Patches(Embedding):
+    """Inputs whose places are a grid."""
+
+    grid = (2, 4)
+
+
+class Reader(Mixer):
+    """Keeps the grids it was shown."""
+
+    seen: ClassVar[list] = []
+
+    def __init__(self, dim, *, rngs):
+        del dim, rngs
+
+    def __call__(self, x, ctx, state=None):
+        Reader.seen.append(ctx.grid)
+        return x, state
+
+    def init_state(self, batch, length, dtype):
+        return ()
+
+
+def test_the_grid_of_the_inputs_reaches_the_mixers():
+    stack = functools.partial(Stack, depth=1, blocks=(functools.partial(Block, mixer=Reader),), loop='unroll')
+    made = Model(10, dim=8, stack=stack, inputs=Patches, dtype=jnp.float32, rngs=nnx.Rngs(0))
+    Reader.seen.clear()
+    made.hidden(TOKENS, Context.full(1, 8))
+    list(made.stages(TOKENS, Context.full(1, 8)))
+    assert Reader.seen == [(2, 4)] * 2
+    with pytest.raises(UserError, match=r'the grid of the inputs is \(2, 4\), 8 places; the rows have 4'):
+        made.hidden(TOKENS[:, :4], Context.full(1, 4))

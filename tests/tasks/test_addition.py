@@ -6,20 +6,28 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from attnlab.context import Context
 from attnlab.data.synthetic.addition import ModularAddition
 from attnlab.errors import UserError
+from attnlab.losses import softmax_loss, stablemax_logits, stablemax_loss
 from attnlab.models.perceptron import Perceptron
+from attnlab.models.predictor import Predictor
 from attnlab.tasks.addition import Addition
 
 
-class Given(Perceptron):
-    """Gives these logits, whatever the sums."""
+class Given(Predictor):
+    """Stands for a model whose scores are these, whatever the sums."""
 
-    def __init__(self, logits):
-        self.logits = tuple(map(tuple, logits))
+    def __init__(self, scores, loss):
+        self.scores = jnp.array(scores)
+        self.logits = stablemax_logits if loss == 'stablemax' else lambda hidden: hidden
 
-    def __call__(self, tokens):
-        return jnp.array(self.logits)
+    def pooled(self, tokens, ctx):
+        del tokens, ctx
+        return self.scores
+
+    def losses(self, hidden, targets):
+        return softmax_loss(self.logits(hidden), targets)
 
 
 def measured(logits, loss='softmax'):
@@ -30,7 +38,7 @@ def measured(logits, loss='softmax'):
         'target': jnp.zeros(count, jnp.int32),
         'weights': jnp.ones(count),
     }
-    averages = Addition(ModularAddition(modulus=3), loss).measure(Given(logits), batch, None)
+    averages = Addition(ModularAddition(modulus=3)).measure(Given(logits, loss), batch, None)
     return {name: float(average.mean()) for name, average in averages.items()}
 
 
@@ -44,13 +52,23 @@ def test_collapsed_and_vanished():
 
 def test_a_loss_that_is_not_there():
     with pytest.raises(UserError, match="there is no loss=stablmax; did you mean 'stablemax'"):
-        Addition(loss='stablmax')
+        Perceptron(5, loss='stablmax', dtype='float32', rngs=nnx.Rngs(0))
 
 
 def test_the_network_sees_which_token_is_where():
     model = Perceptron(5, hidden=(4,), dtype='float32', rngs=nnx.Rngs(0))
     first, second = (layer.weight[...] for layer in model.layers)
     assert first.shape == (10, 4) and second.shape == (4, 5)
-    logits = model(jnp.array([[1, 3], [3, 1]]))
+    tokens, ctx = jnp.array([[1, 3], [3, 1]]), Context.full(2, 2)
+    hidden = model.pooled(tokens, ctx)
+    logits = model.logits(hidden)
     by_hand = [jax.nn.relu(first[1] + first[5 + 3]) @ second, jax.nn.relu(first[3] + first[5 + 1]) @ second]
     np.testing.assert_allclose(logits, by_hand, rtol=1e-5, atol=1e-6)
+    assert isinstance(model, Predictor) and [stage.name for stage in model.stages(tokens, ctx)] == [
+        'layers[0]',
+        'layers[1]',
+    ]
+    stable = Perceptron(5, hidden=(4,), loss='stablemax', dtype='float32', rngs=nnx.Rngs(0))
+    np.testing.assert_array_equal(stable.logits(hidden), stablemax_logits(logits))
+    targets = jnp.array([4, 0])
+    np.testing.assert_allclose(stable.losses(hidden, targets), stablemax_loss(logits, targets), rtol=1e-6)

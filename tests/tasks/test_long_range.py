@@ -17,11 +17,15 @@ from attnlab.data.long_range.source import Kind, Source
 from attnlab.errors import UserError
 from attnlab.evals.by_slice import BySlice
 from attnlab.evals.cadence import AtEnd
-from attnlab.models.heads import ClassificationHead, PairHead
-from attnlab.models.model import Classifier, LanguageModel
+from attnlab.losses import absolute_error, next_token_loss, softmax_loss
+from attnlab.models.heads.classification import ClassificationHead
+from attnlab.models.heads.pairs import PairHead
+from attnlab.models.model import Model
+from attnlab.models.predictor import Predictor
 from attnlab.models.stack import Stack
+from attnlab.nn.pools import MeanPool
 from attnlab.runs.loading import load_run
-from attnlab.tasks.long_range import FEWEST, Classification, Denoising, pooled
+from attnlab.tasks.long_range import FEWEST, Classification, Denoising
 from attnlab.tasks.task import Sliced, Task, context
 from attnlab.train.optimizer import named_parameters
 from attnlab.train.setup import prepare
@@ -54,34 +58,25 @@ class Pairs(Source):
         return {'source': 'pairs'}
 
 
-class Oracle(Classifier):
+class Oracle(Predictor):
     """Stands for a model: its hidden state is a table's entry of the token, its scores what the head makes of these."""
+
+    documents = 1
 
     def __init__(self, table, classify, documents=1):
         self.look = lambda tokens: jnp.asarray(table)[tokens]
-        self.make = classify
-        self.count = documents
+        self.logits = classify
+        self.documents = documents
 
-    @property
-    def documents(self):
-        return self.count
+    def pooled(self, tokens, ctx):
+        return MeanPool()(self.look(tokens), ctx.segments > 0)
 
-    def hidden(self, tokens, ctx, state=None):
-        return self.look(tokens), state
-
-    def classify(self, *documents):
-        return self.make(*documents)
+    def losses(self, hidden, targets):
+        return softmax_loss(self.logits(hidden), targets)
 
 
 def batch_of(source, count):
     return jax.tree.map(lambda *rows: jnp.asarray(np.stack(rows)), *(source[i] for i in range(count)))
-
-
-def test_pooling_is_the_mean_of_what_is_there():
-    hidden = jnp.asarray(np.arange(24).reshape(2, 4, 3), jnp.bfloat16)
-    where = jnp.asarray([[True, True, False, False], [False] * 4])
-    found = pooled(hidden, where)
-    assert found.tolist() == [[1.5, 2.5, 3.5], [0, 0, 0]] and found.dtype == jnp.float32
 
 
 def test_loss_and_accuracy_are_of_examples():
@@ -117,10 +112,9 @@ def test_two_documents_are_read_apart_and_compared():
     batch = batch_of(task.source('train', 8), 3)
     seen = []
     table = np.array([[9.0], [1.0], [2.0], [0.0]], np.float32)
-    model = Oracle(table, lambda x, y: seen.append((x, y)) or jnp.concatenate([x, y], 1), documents=2)
+    model = Oracle(table, lambda x: seen.append(x) or x, documents=2)
     task.measure(model, batch, None)
-    ((first, second),) = seen
-    assert first[:, 0].tolist() == [1, 1, 1] and second[:, 0].tolist() == [2, 2, 2]
+    assert seen[0].tolist() == [[1, 2]] * 3
     with pytest.raises(UserError, match=r'config.length is 7; a pair of documents wants an even one'):
         task.source('train', 7)
     with pytest.raises(UserError, match=r'model.head is for 1 document\(s\); an example of Pairs has 2'):
@@ -132,11 +126,15 @@ def test_heads():
     x, y = (jnp.asarray(rng.standard_normal((3, 4)), jnp.float32) for _ in range(2))
     head = ClassificationHead(4, 99, classes=5, rngs=nnx.Rngs(0))
     head.linear.bias[...] = jnp.arange(5.0)
-    np.testing.assert_allclose(head(x), x @ head.linear.weight[...] + jnp.arange(5.0)[None], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        head.logits(x), x @ head.linear.weight[...] + jnp.arange(5.0)[None], rtol=1e-5, atol=1e-6
+    )
     pair = PairHead(4, 99, classes=2, rngs=nnx.Rngs(0))
     into, out = pair.into.weight[...], pair.out.weight[...]
     features = np.concatenate([x, y, x * y, x - y], 1)
-    np.testing.assert_allclose(pair(x, y), np.maximum(features @ into, 0) @ out, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        pair.logits(jnp.concatenate([x, y], 1)), np.maximum(features @ into, 0) @ out, rtol=1e-5, atol=1e-6
+    )
 
 
 def test_splits_and_slices():
@@ -166,13 +164,14 @@ def test_splits_and_slices():
 
 def classifier(**parts):
     stack = spec(Stack, depth=1, blocks=(spec(Block, mixer=ZOO['mingru'].spec),))
-    return build(spec(Classifier, dim=8, stack=stack, **parts))(16, dtype='float32', rngs=nnx.Rngs(0))
+    made = spec(Model, dim=8, stack=stack, pool=MeanPool(), streaming=False, **parts)
+    return build(made)(16, dtype='float32', rngs=nnx.Rngs(0))
 
 
 def test_a_classifier_does_not_see_padding_and_knows_its_stages():
     model = classifier(head=spec(ClassificationHead, classes=10))
     task = Classification(SHORT)
-    logits = jax.jit(lambda batch: task.logits(model, batch, None))
+    logits = jax.jit(lambda batch: model.logits(task.vectors(model, batch, None)))
     short, long = (logits(batch_of(task.source('test', length), 3)) for length in (48, 64))
     np.testing.assert_allclose(short, long, rtol=1e-4, atol=1e-5)
     batch, names = batch_of(task.source('test', 48), 3), []
@@ -183,11 +182,11 @@ def test_a_classifier_does_not_see_padding_and_knows_its_stages():
         return [stage.value for stage in found]
 
     assert jax.eval_shape(outputs, batch)[-1].shape == (3, 48, 10) and names[-2:] == ['norm', 'head']
-    assert model.init_state(1, 8) == ()
+    assert model.init_state(1, 8) == () and not model.decodes
     pair = classifier(head=spec(PairHead, classes=2))
-    assert Classification(Pairs()).logits(
-        pair, batch_of(Classification(Pairs()).source('train', 8), 3), None
-    ).shape == (3, 2)
+    pairs = Classification(Pairs())
+    vectors = pairs.vectors(pair, batch_of(pairs.source('train', 8), 3), None)
+    assert pair.logits(vectors).shape == (3, 2)
 
 
 def test_a_run_is_evaluated_by_slices():
@@ -210,16 +209,13 @@ def test_what_follows_is_predicted_inside_documents_alone():
     batch = batch_of(task.source('train', 8), 3)
     seen = []
 
-    class Follower(LanguageModel):
-        def __init__(self):
-            pass
-
+    class Follower(Predictor):
         def hidden(self, tokens, ctx, state=None):
             seen.append(tokens)
             return jax.nn.one_hot(tokens, 4) * 5.0, state
 
-        def unembedding(self):
-            return jnp.eye(4)
+        def losses(self, hidden, targets):
+            return next_token_loss(hidden, jnp.eye(4), targets)
 
     found = task.measure(Follower(), batch, None)['loss']
     # Of documents of n tokens n - 1 are predicted: 0, 1 and 2 of the first ones, twice of each of the second ones.
@@ -234,16 +230,13 @@ def test_hidden_places_are_predicted_and_not_seen(key):
     batch = batch_of(task.source('train', 48), 16)
     seen = []
 
-    class Blind(LanguageModel):
-        def __init__(self):
-            pass
-
+    class Blind(Predictor):
         def hidden(self, tokens, ctx, state=None):
             seen.append(tokens)
             return jnp.zeros((*tokens.shape, 2)), state
 
-        def unembedding(self):
-            return jnp.zeros((16, 2))
+        def losses(self, hidden, targets):
+            return next_token_loss(hidden, jnp.zeros((16, 2)), targets)
 
     found = task.measure(Blind(), batch, None if key is None else jax.random.key(key))['loss']
     hidden = (np.asarray(seen[0]) == 0) & (np.asarray(batch['segments']) > 0)
@@ -261,16 +254,13 @@ def test_errors_of_numbers_are_absolute():
     task = Denoising(Digits(), hidden=0.5)
     batch = batch_of(task.source('train', 64), 8)
 
-    class Mean(LanguageModel):
-        def __init__(self):
-            pass
-
+    class Mean(Predictor):
         def hidden(self, tokens, ctx, state=None):
             self.seen = tokens
             return tokens, state
 
-        def logits(self, hidden):
-            return jnp.zeros_like(hidden)
+        def losses(self, hidden, targets):
+            return absolute_error(jnp.zeros_like(hidden), targets)
 
     found = task.measure(Mean(), batch, jax.random.key(0))['loss']
     assert 0.4 < float(found.count) / (8 * 64) < 0.6

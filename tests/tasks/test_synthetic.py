@@ -17,9 +17,11 @@ from attnlab.data.synthetic.regression import LinearRegression
 from attnlab.errors import UserError
 from attnlab.evals.by_slice import BySlice
 from attnlab.evals.cadence import AtEnd
-from attnlab.models.heads import LanguageHead
+from attnlab.losses import softmax_loss, squared_error
+from attnlab.models.heads.language import LanguageHead
 from attnlab.models.inputs.embedding import Projection
-from attnlab.models.model import LanguageModel
+from attnlab.models.model import Model
+from attnlab.models.predictor import Predictor
 from attnlab.models.stack import Stack
 from attnlab.tasks.synthetic import InContextRegression, LabelPrediction
 from attnlab.tasks.task import Sliced, Task
@@ -29,18 +31,16 @@ from configs.language import get_config as language
 from configs.recall import get_config as recall
 
 
-class Oracle(LanguageModel):
+class Oracle(Predictor):
     """Stands for a model: its hidden state at a token is the token's entry of a table, its logits the hidden state."""
 
-    def __init__(self, table):
+    def __init__(self, table, loss=softmax_loss):
         self.look = lambda: jnp.asarray(table)
+        self.losses = loss
 
     def hidden(self, tokens, ctx, state=None):
         del tokens, ctx
         return self.look(), state
-
-    def unembedding(self):
-        return jnp.eye(self.look().shape[-1])
 
     def logits(self, hidden):
         return hidden
@@ -89,12 +89,12 @@ def test_squared_error_and_baselines():
     batch = stacked(part.source, 4)
     table = np.zeros((4, 6, 2), np.float32)
     table[:, ::2] = np.asarray(batch['targets']) + np.array([1, 3], np.float32)
-    found = jax.tree.map(np.asarray, task.measure(Oracle(table), batch, None))
+    found = jax.tree.map(np.asarray, task.measure(Oracle(table, squared_error), batch, None))
     assert found['loss'].mean() == pytest.approx(5.0, rel=1e-4)
     np.testing.assert_allclose(found['position_error'].mean(), [5.0] * 3, rtol=1e-4)
     np.testing.assert_allclose(found['zero'].mean(), np.mean(np.asarray(batch['targets']) ** 2), rtol=1e-5)
     assert found['position_ridge'].mean()[2] < 1e-6 < found['position_ridge'].mean()[0]
-    assert set(task.measure(Oracle(table), batch_of(task, 6, 4), None)) == {'loss', 'position_error'}
+    assert set(task.measure(Oracle(table, squared_error), batch_of(task, 6, 4), None)) == {'loss', 'position_error'}
 
 
 def test_the_gradient_reaches_the_model_through_the_labels_alone():
@@ -170,13 +170,14 @@ def test_evaluating_what_has_no_slices():
 
 def model(**parts):
     stack = spec(Stack, depth=1, blocks=(spec(Block, mixer=ZOO['mingru'].spec),))
-    return build(spec(LanguageModel, dim=8, stack=stack, **parts))(2, dtype='float32', rngs=nnx.Rngs(0))
+    return build(spec(Model, dim=8, stack=stack, **parts))(2, dtype='float32', rngs=nnx.Rngs(0))
 
 
 def test_real_inputs_are_projected():
     made = model(inputs=spec(Projection, features=3), head=spec(LanguageHead))
     hidden, _ = made.hidden(jnp.ones((1, 4, 3)), Context.full(1, 4))
     assert made.logits(hidden).shape == (1, 4, 2)
+    assert made.streaming and not made.decodes and model().decodes
     with pytest.raises(UserError, match=r'model.inputs.features is 3; the inputs of the task have 5'):
         made.hidden(jnp.ones((1, 4, 5)), Context.full(1, 4))
     with pytest.raises(UserError, match=r'model.head is None, which ties it to the embedding'):

@@ -14,8 +14,6 @@ from ml_collections import ConfigDict
 
 from attnlab.compare.measures import decode_ms
 from attnlab.files import write_json
-from attnlab.models.inputs.embedding import Embedding
-from attnlab.models.model import Encoder, LanguageModel
 from attnlab.train.run import environment
 from attnlab.train.setup import Setup, prepare
 
@@ -54,21 +52,13 @@ def measure_here(folder: pathlib.Path, config: ConfigDict) -> None:
     setup = prepare(config)
     here = environment()
     found = Measured(
-        decode_ms=decode_ms(setup) if decodes(setup) else None,
+        decode_ms=decode_ms(setup) if setup.model.decodes else None,
         peak_bytes=peak_bytes(setup),
         python=here['python'],
         packages=here['packages'],
     )
     kept = read_measured(folder) | {here['device_kind']: found}
     write_json(folder / FILE, {device: dataclasses.asdict(kept[device]) for device in sorted(kept)})
-
-
-def decodes(setup: Setup) -> bool:
-    """Whether the model takes tokens one by one."""
-    model = setup.model
-    return (
-        isinstance(model, LanguageModel) and not isinstance(model, Encoder) and isinstance(model.embedding, Embedding)
-    )
 
 
 def peak_bytes(setup: Setup) -> int | None:

@@ -5,20 +5,29 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from attnlab.errors import UserError
+from attnlab.models.inputs.inputs import Inputs
 from attnlab.nn.parameter import param
 from attnlab.nn.projections import Linear
 from attnlab.typing import Features, Sequence, Tokens
 
 
-class Embedding(nnx.Module):
+class Embedding(Inputs):
     """A learned vector per token, `y_t = E[token_t]`, `E` of shape `vocab dim`, normal of standard deviation `scale`.
 
-    The table may serve as the output head as well: `embedding.weight`. A token outside the vocabulary gives NaN.
+    The table may serve as the head as well, see `attnlab.models.heads.language.TiedHead`. A token outside the
+    vocabulary gives NaN.
     """
+
+    tokens = True
 
     def __init__(self, vocab: int, dim: int, *, scale: float = 0.02, rngs: nnx.Rngs):
         initializer = nnx.initializers.normal(scale)
         self.weight = param(initializer, (vocab, dim), axes=('vocab', 'embed'), group='embedding', rngs=rngs)
+
+    @property
+    def table(self) -> nnx.Param:
+        """`E`."""
+        return self.weight
 
     def __call__(self, tokens: Tokens, dtype: DTypeLike | None = None) -> Sequence:
         """Looks `tokens` up, giving activations of type `dtype` (`None`: the table's own)."""
@@ -27,10 +36,10 @@ class Embedding(nnx.Module):
         return jnp.take(table, tokens, axis=0, mode='fill').astype(table.dtype if dtype is None else dtype)
 
 
-class Projection(nnx.Module):
+class Projection(Inputs):
     """A learned linear map of real-valued inputs, `y_t = x_t W + b`, `W` of shape `features dim`.
 
-    `vocab`, the number of outputs, is not used: it is what every input map is handed.
+    `vocab`, the number of outputs, is ignored; inputs share one signature.
 
     Raises `UserError` for inputs of another number of features.
     """

@@ -1,0 +1,50 @@
+"""What every head promises: the loss of its predictions, their logits, and samples of them."""
+
+import abc
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from jaxtyping import Float, Int, Shaped
+
+from attnlab.functional import sampling
+from attnlab.nn.parameter import param
+
+
+class Head(nnx.Module):
+    """What turns hidden states into predictions, and says what they cost; made as `head(dim, vocab, rngs=rngs)`.
+
+    Attributes:
+      documents: how many documents a prediction is about; their vectors come one after the other in one hidden state.
+    """
+
+    documents = 1
+
+    @abc.abstractmethod
+    def losses(self, hidden: Float[Array, '*b d'], targets: Shaped[Array, '...']) -> Float[Array, '*b']:
+        """One number for every hidden state: `-log p(target)` in nats, or an error where predictions are numbers."""
+
+    @abc.abstractmethod
+    def logits(self, hidden: Float[Array, '*b d']) -> Float[Array, '*b o']:
+        """Log-probabilities up to a constant, or the numbers predicted, in float32."""
+
+    def sample(self, hidden: Float[Array, 'b d'], key: Array, *, temperature: float, top_p: float) -> Int[Array, ' b']:
+        """Draws a prediction for every hidden state, see `attnlab.functional.sampling`.
+
+        A head that can draw without all of its logits does so in a method of its own.
+        """
+        return sampling.sample(self.logits(hidden), key, temperature=temperature, top_p=top_p)
+
+
+def linear_logits(hidden: Float[Array, '*b d'], weight: Float[Array, 'o d']) -> Float[Array, '*b o']:
+    """`hidden W^T`, multiplied in the type of `hidden`, added up and returned in float32."""
+    weight = weight.astype(hidden.dtype)
+    return jnp.einsum('... d, o d -> ... o', hidden, weight, preferred_element_type=jnp.float32)
+
+
+def output_weight(dim: int, outputs: int, rngs: nnx.Rngs) -> nnx.Param:
+    """A map onto outputs, `o d`, normal with variance 1 / d."""
+    return param(
+        jax.nn.initializers.normal(dim**-0.5), (outputs, dim), axes=('vocab', 'embed'), group='embedding', rngs=rngs
+    )

@@ -1,0 +1,42 @@
+"""Heads over a vocabulary: a linear map under softmax, of its own or tied to the embedding."""
+
+from flax import nnx
+from jax import Array
+from jaxtyping import Float, Int
+
+from attnlab.errors import UserError
+from attnlab.losses import next_token_loss
+from attnlab.models.heads.head import Head, linear_logits, output_weight
+
+
+class VocabularyHead(Head):
+    """A linear map onto the vocabulary, `logits = hidden W^T`, `W` of shape `o d`; the loss never stores all logits."""
+
+    weight: nnx.Param
+
+    def losses(self, hidden: Float[Array, '*b d'], targets: Int[Array, '*b']) -> Float[Array, '*b']:
+        """Cross-entropy in nats, `-log softmax(hidden W^T)[target]`."""
+        return next_token_loss(hidden, self.weight[...], targets)
+
+    def logits(self, hidden: Float[Array, '*b d']) -> Float[Array, '*b o']:
+        """Scores of every token, in float32."""
+        return linear_logits(hidden, self.weight[...])
+
+
+class LanguageHead(VocabularyHead):
+    """A vocabulary head with a map of its own, normal with variance 1 / d."""
+
+    def __init__(self, dim: int, vocab: int, *, rngs: nnx.Rngs):
+        self.weight = output_weight(dim, vocab, rngs)
+
+
+class TiedHead(VocabularyHead):
+    """A vocabulary head whose map is the table of the embedding: one parameter, at two places of the model.
+
+    Press and Wolf 2017, https://arxiv.org/abs/1608.05859. Raises `UserError` for inputs without a table.
+    """
+
+    def __init__(self, table: nnx.Param | None):
+        if table is None:
+            raise UserError('model.head is None, which ties it to the embedding, and there is none; give it a head')
+        self.weight = table

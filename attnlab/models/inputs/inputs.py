@@ -1,0 +1,31 @@
+"""What every map of inputs to activations says of itself."""
+
+import abc
+
+from flax import nnx
+from jax.typing import DTypeLike
+
+from attnlab.typing import Features, Sequence, Tokens
+
+
+class Inputs(nnx.Module):
+    """What turns inputs into activations; made as `inputs(vocab, dim, rngs=rngs)`.
+
+    Attributes:
+      tokens: whether inputs are token ids, so that a prediction can be the next input.
+      table: a vector for every token, `vocab dim`, which a head may be tied to; `None`: there is none.
+      grid: the static shape, `(height, width)` or `(depth, height, width)`, of activations that are a flattened image
+        or volume; `None`: they are a sequence.
+    """
+
+    tokens: bool = False
+    grid: tuple[int, int] | tuple[int, int, int] | None = None
+
+    @property
+    def table(self) -> nnx.Param | None:
+        """None, unless a class has one."""
+        return None
+
+    @abc.abstractmethod
+    def __call__(self, tokens: Tokens | Features, dtype: DTypeLike | None = None) -> Sequence:
+        """The activations, of type `dtype` (`None`: of the inputs' own, or the table's)."""

@@ -1,0 +1,63 @@
+"""What may be asked of a model, whichever it is."""
+
+from collections.abc import Iterator
+from typing import Protocol, runtime_checkable
+
+from jax import Array
+from jax.typing import DTypeLike
+from jaxtyping import Float, Int, Shaped
+
+from attnlab.blocks.block import Stage
+from attnlab.context import Context
+from attnlab.models.stack import Stack
+from attnlab.typing import Features, Sequence, State, Tokens
+
+
+@runtime_checkable
+class Predictor(Protocol):
+    """A model, an `nnx.Module`: what training, evaluation, decoding and analysis ask of it, and no more.
+
+    Attributes:
+      dim: width of the hidden states.
+      dtype: type of the activations.
+      stack: the residual blocks; `None` for a model that has none.
+      streaming: whether it can be given a sequence piece by piece, a state handed on.
+      decodes: whether it also reads what it predicts, so that it can go on from its own predictions.
+      documents: how many documents a prediction is about, one after the other in the hidden state.
+    """
+
+    dim: int
+    dtype: DTypeLike
+    stack: Stack | None
+    streaming: bool
+
+    @property
+    def decodes(self) -> bool:
+        """See above."""
+
+    @property
+    def documents(self) -> int:
+        """See above."""
+
+    def hidden(
+        self, inputs: Tokens | Features, ctx: Context, state: State | None = None
+    ) -> tuple[Sequence, State | None]:
+        """The hidden state of every place, and the advanced state (see the mixers' contract)."""
+
+    def pooled(self, inputs: Tokens | Features, ctx: Context) -> Float[Array, 'b d']:
+        """One hidden state for every row, padding left out."""
+
+    def losses(self, hidden: Float[Array, '*b d'], targets: Shaped[Array, '...']) -> Float[Array, '*b']:
+        """One number for every hidden state: `-log p(target)` in nats, or an error where predictions are numbers."""
+
+    def logits(self, hidden: Float[Array, '*b d']) -> Float[Array, '*b o']:
+        """Log-probabilities up to a constant, or the numbers predicted, in float32."""
+
+    def sample(self, hidden: Float[Array, 'b d'], key: Array, *, temperature: float, top_p: float) -> Int[Array, ' b']:
+        """A prediction drawn for every hidden state."""
+
+    def init_state(self, batch: int, length: int) -> State:
+        """The state before the first of `length` inputs; `()` for a model that is not streaming."""
+
+    def stages(self, inputs: Tokens | Features, ctx: Context) -> Iterator[Stage]:
+        """Every named intermediate value in order, lazily; for finding where one went wrong."""

@@ -1,0 +1,18 @@
+"""What makes one vector of a document's hidden states."""
+
+import dataclasses
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from attnlab.typing import Sequence
+
+
+@dataclasses.dataclass(frozen=True)
+class MeanPool:
+    """The mean over time of what is there: `sum_t w_t x_t / max(sum_t w_t, 1)`, in float32; zero where nothing is."""
+
+    def __call__(self, hidden: Sequence, where: Bool[Array, 'b t']) -> Float[Array, 'b d']:
+        weights = where.astype(jnp.float32)
+        total = jnp.einsum('b t d, b t -> b d', hidden.astype(jnp.float32), weights)
+        return total / jnp.maximum(jnp.sum(weights, axis=1, keepdims=True), 1.0)
