@@ -185,7 +185,9 @@ def _solved(config: ConfigDict, turned: dict[str, int], knob: Knob, target: floa
 def match_recipes(
     configs: dict[str, ConfigDict], by: str, target: str, tolerance: float, out: pathlib.Path, console: Console
 ) -> dict[str, Matched]:
-    """Solves the config of each recipe, by its name in the zoo, writes `NAME.json` and a `NAME.py` that reads it, and prints a table.
+    """Solves the config of each recipe, by its name in the zoo, and prints a table.
+
+    Writes `NAME.json` and a `NAME.py` that reads it.
 
     `target` is a number, or the name of the recipe that the others are matched to as it stands.
     """

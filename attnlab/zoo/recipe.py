@@ -25,7 +25,8 @@ class Recipe:
       packed: documents sharing a row, told apart by segments, do not see each other.
       implementations: the implementations of its core that serve it in bfloat16, in `pallas_kernels` names; empty
         when it has none.
-      notes: where the recipe departs from the paper, or which of the paper's variants it is; shown by `attnlab zoo NAME`.
+      notes: where the recipe departs from the paper, or which of the paper's variants it is; `attnlab zoo NAME` shows
+        them.
       layer: what a layer of the paper is made of.
       small: arguments that suit a test, of a width of 16 or 32 and two dozen tokens, where the recipe's own do not;
         `reduced` sets heads and window besides.
