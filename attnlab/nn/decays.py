@@ -68,6 +68,29 @@ class StepSize(nnx.Module):
         return jax.nn.softplus(wide + jnp.broadcast_to(self.bias[...].astype(wide.dtype), x.shape))
 
 
+class StepDecay(nnx.Module):
+    """Mamba-2's decay, one a head: `-exp(A_log) softplus(x W + c)`, in float32 or better.
+
+    `exp(A_log)` starts uniform in `[0, 16]`, `softplus(c)` as in `StepSize`. Neither is subject to weight decay.
+    Dao and Gu 2024, https://arxiv.org/abs/2405.21060; Yang et al. 2025, https://arxiv.org/abs/2412.06464.
+    """
+
+    def __init__(self, dim: int, *, heads: int, key_dim: int, rngs: nnx.Rngs):
+        del key_dim
+        self.linear = Linear(dim, heads, rngs=rngs)
+        self.step_size = StepSize(heads, rngs=rngs)
+        self.A_log = param(_log_uniform_rate, (heads,), axes=('heads',), group='dynamics', rngs=rngs)
+
+    def __call__(self, x: Sequence) -> Float[Array, 'b t h']:
+        step = self.step_size(self.linear(x))
+        return -jnp.exp(self.A_log[...].astype(step.dtype))[None, None] * step
+
+
+def _log_uniform_rate(key: jax.Array, shape: Shape[int], dtype: DTypeLike) -> Array:
+    """The logarithm of a number that is uniform in `[0, 16]`, finite."""
+    return jnp.log(jnp.maximum(jax.random.uniform(key, shape, dtype, 0.0, 16.0), jnp.finfo(dtype).tiny))
+
+
 class ForgetGate(nnx.Module):
     """The logarithm of a forget gate for every head, `log sigmoid(x W + c)`, in float32 or better.
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence as Shape
+from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +17,7 @@ from attnlab.functional.recurrences import state_dtype
 from attnlab.nn.activations import activation as activation_called
 from attnlab.nn.parameter import param
 from attnlab.nn.projections import Linear
-from attnlab.typing import Heads, Sequence
+from attnlab.typing import Heads, Keys, Sequence, Values
 
 
 class OutputGate(nnx.Module):
@@ -120,6 +121,42 @@ def _logit(start: float, heads: int, rngs: nnx.Rngs) -> nnx.Param:
 
 def _open(scores: Float[Array, 'b t h'], bias: nnx.Param) -> Float[Array, 'b t h 1']:
     return jax.nn.sigmoid(scores + bias[...].astype(scores.dtype)[None, None])[..., None]
+
+
+class Terms(NamedTuple):
+    """What the gates of a matrix-valued memory say of a step; `None` leaves a term out.
+
+    Attributes:
+      log_decay: of what the memory holds, natural logarithm, at most 0: `h`, `b t h` or `b t h k`.
+      strength: of the write, `b t h`.
+    """
+
+    log_decay: Array | None = None
+    strength: Float[Array, 'b t h'] | None = None
+
+
+class MemoryGates(Protocol):
+    """Gates of a matrix-valued memory, made as `gates(dim, heads=, key_dim=, rngs=)`."""
+
+    def __call__(self, x: Sequence, k: Keys, v: Values, log_decay: Array | None) -> tuple[Keys, Values, Terms]:
+        """Returns keys, values and terms: any may depend on `x`, and on what is given of the others."""
+
+
+class WriteStrength(nnx.Module):
+    """How much a write replaces, `b = scale * sigmoid(x W)`, one number a head, in float32 or better.
+
+    With a `scale` of 2 the delta rule has eigenvalues in `(-1, 1)` instead of `(0, 1)` along its keys, which lets it
+    track states: Grazzi et al. 2025, https://arxiv.org/abs/2411.12537.
+    """
+
+    def __init__(self, dim: int, *, heads: int, key_dim: int, scale: float = 1.0, rngs: nnx.Rngs):
+        del key_dim
+        self.scale = scale
+        self.linear = Linear(dim, heads, rngs=rngs)
+
+    def __call__(self, x: Sequence, k: Keys, v: Values, log_decay: Array | None) -> tuple[Keys, Values, Terms]:
+        strength = self.scale * jax.nn.sigmoid(self.linear(x).astype(state_dtype(x.dtype)))
+        return k, v, Terms(log_decay, strength)
 
 
 class RealGates(nnx.Module):

@@ -3,11 +3,13 @@
 from attnlab.config import spec
 from attnlab.functional.normalizers import SumNormalizer
 from attnlab.mixers.linear.attention import LinearAttention
-from attnlab.nn.decays import LowRankDecay, RetentionDecay
-from attnlab.nn.feature_maps import EluPlusOne
-from attnlab.nn.gates import OutputGate
+from attnlab.mixers.linear.write import Delta
+from attnlab.nn.decays import LowRankDecay, RetentionDecay, StepDecay
+from attnlab.nn.feature_maps import EluPlusOne, UnitNorm
+from attnlab.nn.gates import OutputGate, WriteStrength
 from attnlab.nn.norms import RMSNorm
 from attnlab.nn.positions import Rope
+from attnlab.nn.preludes import ShortConv
 from attnlab.zoo.recipe import Recipe
 
 LINEAR = {
@@ -59,5 +61,43 @@ LINEAR = {
             'RMSNorm on heads and no bias in the gate, as in the released code; the paper writes LayerNorm and a bias. '
             'The paper has four heads, and is causal only.'
         ),
+    ),
+    'delta_net': Recipe(
+        spec=spec(
+            LinearAttention,
+            prelude=spec(ShortConv),
+            feature_map=UnitNorm(),
+            gates=spec(WriteStrength),
+            write=Delta(),
+            norm=spec(RMSNorm, eps=1e-5),
+        ),
+        cite='Yang et al. 2024, https://arxiv.org/abs/2406.06484',
+        causal=True,
+        streaming=True,
+        packed=True,
+        notes=(
+            'Keys and queries of length one, after a convolution and SiLU; the rule of Schlag et al. 2021, '
+            'https://arxiv.org/abs/2102.11174, divides positive features by their sum: feature_map=SumNorm(). '
+            'Eigenvalues below zero: gates.scale=2.'
+        ),
+    ),
+    'gated_delta_net': Recipe(
+        spec=spec(
+            LinearAttention,
+            key_ratio=0.75,
+            value_ratio=1.5,
+            prelude=spec(ShortConv),
+            feature_map=UnitNorm(),
+            decay=spec(StepDecay),
+            gates=spec(WriteStrength),
+            write=Delta(),
+            norm=spec(RMSNorm, eps=1e-5),
+            gate=spec(OutputGate),
+        ),
+        cite='Yang et al. 2025, https://arxiv.org/abs/2412.06464',
+        causal=True,
+        streaming=True,
+        packed=True,
+        notes='Values twice as wide as keys, as in the paper. Eigenvalues below zero: gates.scale=2.',
     ),
 }

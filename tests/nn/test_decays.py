@@ -4,7 +4,7 @@ import numpy as np
 from flax import nnx
 
 from attnlab.functional.discretize import inverse_softplus
-from attnlab.nn.decays import LowRankDecay, RetentionDecay, StepSize
+from attnlab.nn.decays import LowRankDecay, RetentionDecay, StepDecay, StepSize
 from attnlab.testing.noise import noise
 
 
@@ -43,3 +43,12 @@ def test_step_sizes_start_log_uniform():
 def test_inverse_softplus():
     y = jnp.asarray([1e-3, 0.1, 1.0, 200.0])
     np.testing.assert_allclose(jax.nn.softplus(inverse_softplus(y)), y, rtol=1e-4)
+
+
+def test_step_decays_start_between_their_bounds():
+    decay = StepDecay(4, heads=5_000, key_dim=2, rngs=nnx.Rngs(0))
+    rate = jnp.exp(decay.A_log[...])
+    assert rate.min() > 0 and rate.max() <= 16 and abs(float(rate.mean()) - 8) < 0.3
+    log_decay = decay(jnp.zeros((1, 1, 4)))[0, 0]
+    np.testing.assert_allclose(log_decay / -rate, jax.nn.softplus(decay.step_size.bias[...]), rtol=1e-5)
+    assert decay(1e4 * noise(1, 3, 4, dtype=jnp.bfloat16)).dtype == jnp.float32

@@ -1,12 +1,15 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
-from attnlab.nn.feature_maps import EluPlusOne
+from attnlab.config import build, from_plain, plain, spec
+from attnlab.mixers.linear.attention import LinearAttention
+from attnlab.nn.feature_maps import EluPlusOne, SumNorm, UnitNorm
 
 
 def features(*values: float) -> jax.Array:
-    return EluPlusOne()(jnp.asarray(values)[None, None, None])[0, 0, 0]
+    return EluPlusOne().apply(jnp.asarray(values)[None, None, None])[0, 0, 0]
 
 
 def test_elu_plus_one():
@@ -15,5 +18,28 @@ def test_elu_plus_one():
 
 def test_elu_plus_one_stays_positive_and_differentiable():
     assert (features(-30.0, -80.0) > 0).all()
-    slope = jax.grad(lambda x: EluPlusOne()(x).sum())(jnp.asarray([2.0, -1.0, 200.0, -200.0])[None, None, None])
+    slope = jax.grad(lambda x: EluPlusOne().apply(x).sum())(jnp.asarray([2.0, -1.0, 200.0, -200.0])[None, None, None])
     np.testing.assert_allclose(slope[0, 0, 0], [1.0, np.exp(-1), 1.0, 0.0], rtol=1e-6, atol=1e-30)
+
+
+def test_unit_norm_has_length_one_and_a_gradient_at_zero():
+    x = jnp.asarray([[3.0, 4.0], [0.0, 0.0]])[None, None]
+    np.testing.assert_allclose(UnitNorm().apply(x)[0, 0], [[0.6, 0.8], [0.0, 0.0]], rtol=1e-6)
+    assert jnp.isfinite(jax.grad(lambda x: UnitNorm().apply(x).sum())(x)).all()
+
+
+def test_sum_norm_has_sum_one():
+    x = jnp.asarray([2.0, 0.0, -1.0])[None, None, None]
+    np.testing.assert_allclose(
+        SumNorm().apply(x)[0, 0, 0], np.asarray([3, 1, np.exp(-1)]) / (4 + np.exp(-1)), rtol=1e-6
+    )
+
+
+def test_a_map_without_parameters_is_its_own_factory():
+    made = SumNorm()(4, heads=2, rngs=nnx.Rngs(0))
+    q, k = jnp.ones((1, 1, 2, 4)), jnp.zeros((1, 1, 2, 4))
+    assert (
+        made == SumNorm()
+        and build(from_plain(plain(spec(LinearAttention, feature_map=made)))).kwargs['feature_map'] == made
+    )
+    np.testing.assert_allclose(made.features(q, k, jnp.zeros((1, 1), jnp.int32)), 0.25)

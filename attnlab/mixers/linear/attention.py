@@ -12,23 +12,23 @@ from jaxtyping import Float, Int
 
 from attnlab.context import Context
 from attnlab.errors import UserError
-from attnlab.functional import cores
 from attnlab.functional.normalizers import SumNormalizer
 from attnlab.functional.recurrences import carried, no_segment, state_dtype
+from attnlab.mixers.linear.write import Additive, WriteRule
 from attnlab.mixers.mixer import Mixer, require_causal
+from attnlab.nn.feature_maps import FeatureMap
+from attnlab.nn.gates import MemoryGates, Terms
 from attnlab.nn.positions import Rope
 from attnlab.nn.preludes import Prelude
 from attnlab.nn.projections import Linear
-from attnlab.typing import Heads, Keys, Queries, Segments, Sequence, State, Values
-
-FeatureMap = Callable[[Float[Array, 'b t h k']], Float[Array, 'b t h m']]
+from attnlab.typing import Heads, Keys, Queries, Sequence, State, Values
 
 
 class LinearAttentionState(NamedTuple):
     """What linear attention remembers of a stream.
 
     Attributes:
-      memory: the sum of keys times values, decayed; float32 or float64, `b h m v`.
+      memory: what keys have written of values; float32 or float64, `b h m v`.
       preludes: the states of the preludes of queries, keys and values; empty without preludes.
       segment: the segment of the last token, `b`; -1 before the first.
     """
@@ -39,13 +39,12 @@ class LinearAttentionState(NamedTuple):
 
 
 class LinearAttention(Mixer):
-    """Multi-head linear attention, `y_t = W_o (g_t * norm(S_t^T f(q_t)))`, `S_t = diag(a_t) S_{t-1} + f(k_t) v_t^T`.
+    """Multi-head linear attention, `y_t = W_o (g_t * norm(S_t^T f(q_t)))`, `S_t = write(S_{t-1}, f(k_t), v_t)`.
 
-    `f` is the feature map, `a` the decay, `g` the gate, `norm` a norm of every head's read; a normalizer instead
-    divides the read by the sum of the weights it is made of. Every part may be `None`, which leaves it out.
+    `f` is the feature map, `g` the gate, `norm` a norm of every head's read; a normalizer instead divides the read by
+    the sum of the weights it is made of. `write` says what a key does to the memory: as a rule it adds
+    `f(k_t) v_t^T` to what is left after a decay. Every other part may be `None`, which leaves it out.
     Katharopoulos et al. 2020, https://arxiv.org/abs/2006.16236; Yang et al. 2024, https://arxiv.org/abs/2312.06635.
-
-    Bidirectional (`causal=False`), every pair of tokens counts once, decayed by what lies between.
 
     Raises `UserError` for sizes that do not divide.
     """
@@ -59,8 +58,10 @@ class LinearAttention(Mixer):
         value_dim: int | None = None,
         key_ratio: float = 1.0,
         value_ratio: float = 1.0,
-        feature_map: FeatureMap | None = None,
+        feature_map: Callable[..., FeatureMap] | None = None,
         decay: Callable[..., nnx.Module] | None = None,
+        gates: Callable[..., MemoryGates] | None = None,
+        write: WriteRule = Additive(),
         prelude: Callable[..., Prelude] | None = None,
         position: Rope | None = None,
         scale: float | None = None,
@@ -81,11 +82,14 @@ class LinearAttention(Mixer):
           value_dim: channels of a value per head; `None`: `value_ratio * dim / heads`.
           key_ratio: see `key_dim`.
           value_ratio: see `value_dim`.
-          feature_map: applied to queries and keys, `b t h k` to `b t h m`.
+          feature_map: made as `feature_map(key_dim, heads=, rngs=)`; see `attnlab.nn.feature_maps`.
           decay: made as `decay(dim, heads=, key_dim=, rngs=)`; gives log decays, `h`, `b t h` or
             `b t h k`, from the input.
+          gates: made as `gates(dim, heads=, key_dim=, rngs=)`; gives what else the write rule wants, and may tie keys,
+            values and decays to each other: from the input, keys, values and log decays the keys, values and terms.
+          write: what a key does to the memory.
           prelude: made as `prelude(features, rngs=)`, one each for queries, keys and values.
-          position: turns queries and keys.
+          position: rotates queries and keys.
           scale: factor of the queries; `None`: one over the square root of the feature channels.
           normalizer: divides by the sum of the weights; wants a feature map that is never negative.
           norm: made as `norm(value_dim, rngs=)`, one for all heads, applied to each.
@@ -98,14 +102,16 @@ class LinearAttention(Mixer):
         key_dim = _share('key', key_ratio, dim, heads) if key_dim is None else key_dim
         value_dim = _share('value', value_ratio, dim, heads) if value_dim is None else value_dim
         self.heads, self.key_dim, self.value_dim = heads, key_dim, value_dim
-        self.feature_map, self.position, self.scale, self.normalizer = feature_map, position, scale, normalizer
-        self.causal, self.implementation = causal, implementation
+        self.position, self.scale, self.normalizer = position, scale, normalizer
+        self.write, self.causal, self.implementation = write, causal, implementation
         self.query = Linear(dim, heads * key_dim, bias=bias, rngs=rngs)
         self.key = Linear(dim, heads * key_dim, bias=bias, rngs=rngs)
         self.value = Linear(dim, heads * value_dim, bias=bias, rngs=rngs)
         widths = (key_dim, key_dim, value_dim)
         self.preludes = nnx.List([] if prelude is None else [prelude(heads * width, rngs=rngs) for width in widths])
         self.decay = None if decay is None else decay(dim, heads=heads, key_dim=key_dim, rngs=rngs)
+        self.gates = None if gates is None else gates(dim, heads=heads, key_dim=key_dim, rngs=rngs)
+        self.feature_map = None if feature_map is None else feature_map(key_dim, heads=heads, rngs=rngs)
         self.norm = None if norm is None else norm(value_dim, rngs=rngs)
         self.gate = None if gate is None else gate(dim, heads * value_dim, rngs=rngs)
         self.output = Linear(heads * value_dim, dim, bias=bias, axes=('heads', 'embed'), rngs=rngs)
@@ -114,16 +120,19 @@ class LinearAttention(Mixer):
         self, x: Sequence, ctx: Context, state: LinearAttentionState | None = None
     ) -> tuple[Sequence, LinearAttentionState | None]:
         q, k, v, preludes = self._project(x, ctx, state)
-        log_decay = None if self.decay is None else self.decay(x)
+        k, v, terms = self._gated(x, k, v)
+        if self.normalizer is not None:  # A column of ones among the values collects the sum of the weights.
+            v = jnp.concatenate([v, jnp.ones_like(v[..., :1])], axis=-1)
+        core = {'scale': self.scale, 'segments': ctx.segments, 'implementation': self.implementation}
         if state is not None:
             segments = ctx.segments_or_ones()
             memory = carried(state.memory, segments, state.segment)
-            y, memory = self._forward(q, k, v, log_decay, ctx.segments, memory)
+            y, memory = self.write(q, k, v, terms, state=memory, **core)
             state = LinearAttentionState(memory, preludes, segments[:, -1])
         elif self.causal:
-            y, _ = self._forward(q, k, v, log_decay, ctx.segments)
+            y, _ = self.write(q, k, v, terms, **core)
         else:
-            y = self._both_ways(q, k, v, log_decay, ctx.segments)
+            y = self.write.both_ways(q, k, v, terms, **core)
         return self.output(self._read(y, x)), state
 
     def init_state(self, batch: int, length: int, dtype: DTypeLike) -> LinearAttentionState:
@@ -138,7 +147,8 @@ class LinearAttention(Mixer):
         if self.feature_map is None:
             return self.key_dim
         key = jax.ShapeDtypeStruct((1, 1, self.heads, self.key_dim), jnp.float32)
-        return jax.eval_shape(self.feature_map, key).shape[-1]
+        _, features = jax.eval_shape(self.feature_map.features, key, key, jax.ShapeDtypeStruct((1, 1), jnp.int32))
+        return features.shape[-1]
 
     def _project(
         self, x: Sequence, ctx: Context, state: LinearAttentionState | None
@@ -152,41 +162,12 @@ class LinearAttention(Mixer):
         if self.position is not None:
             q, k = self.position.rotate(q, ctx.positions), self.position.rotate(k, ctx.positions)
         if self.feature_map is not None:
-            q, k = self.feature_map(q), self.feature_map(k)
-        if self.normalizer is not None:  # A column of ones among the values collects the sum of the weights.
-            v = jnp.concatenate([v, jnp.ones_like(v[..., :1])], axis=-1)
+            q, k = self.feature_map.features(q, k, ctx.positions)
         return q, k, v, tuple(preludes)
 
-    def _forward(
-        self,
-        q: Queries,
-        k: Keys,
-        v: Values,
-        log_decay: Array | None,
-        segments: Segments | None,
-        memory: Float[Array, 'b h m v'] | None = None,
-    ) -> tuple[Heads, Float[Array, 'b h m v']]:
-        return cores.linear_attention(
-            q,
-            k,
-            v,
-            log_decay,
-            scale=self.scale,
-            state=memory,
-            segments=segments,
-            implementation=self.implementation,
-        )
-
-    def _both_ways(self, q: Queries, k: Keys, v: Values, log_decay: Array | None, segments: Segments | None) -> Heads:
-        """The past, the token itself and the future: a scan each way, less the token itself, which both include."""
-        past, _ = self._forward(q, k, v, log_decay, segments)
-        if log_decay is not None and log_decay.ndim > 1:
-            log_decay = jnp.flip(log_decay, 1)
-        segments = None if segments is None else jnp.flip(segments, 1)
-        future, _ = self._forward(jnp.flip(q, 1), jnp.flip(k, 1), jnp.flip(v, 1), log_decay, segments)
-        scale = q.shape[-1] ** -0.5 if self.scale is None else self.scale
-        own = scale * jnp.sum(q * k, axis=-1, keepdims=True) * v
-        return past + jnp.flip(future, 1) - own
+    def _gated(self, x: Sequence, k: Keys, v: Values) -> tuple[Keys, Values, Terms]:
+        log_decay = None if self.decay is None else self.decay(x)
+        return (k, v, Terms(log_decay)) if self.gates is None else self.gates(x, k, v, log_decay)
 
     def _read(self, y: Heads, x: Sequence) -> Float[Array, 'b t f']:
         if self.normalizer is not None:

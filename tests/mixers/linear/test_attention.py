@@ -8,67 +8,35 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from attnlab.config import build
 from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.functional.normalizers import SumNormalizer
 from attnlab.mixers.linear.attention import LinearAttention
+from attnlab.mixers.linear.write import Delta
 from attnlab.nn.decays import LowRankDecay
 from attnlab.nn.feature_maps import EluPlusOne
+from attnlab.nn.gates import Terms, WriteStrength
 from attnlab.nn.preludes import ShortConv
-from attnlab.testing.noise import noise, perturbed
-from attnlab.zoo.linear import LINEAR
-
-DIM, HEADS, LENGTH = 8, 2, 9
-SEGMENTS = np.asarray([[1] * 9, [1, 1, 1, 2, 2, 3, 3, 0, 0]])
+from attnlab.testing.noise import noise
+from tests.mixers.linear.equations import (
+    DIM,
+    HEADS,
+    LENGTH,
+    apply,
+    batch,
+    check_layer,
+    documents,
+    gated_output,
+    heads,
+    recipe,
+    sigmoid,
+)
 
 
 @pytest.fixture(autouse=True)
 def float64():
     with jax.enable_x64(True):
         yield
-
-
-def numbers(linear) -> tuple[np.ndarray, np.ndarray | float]:
-    bias = 0.0 if linear.bias is None else np.asarray(linear.bias[...], np.float64)
-    return np.asarray(linear.weight[...], np.float64), bias
-
-
-def apply(linear, x: np.ndarray) -> np.ndarray:
-    weight, bias = numbers(linear)
-    return x @ weight + bias
-
-
-def sigmoid(x: np.ndarray) -> np.ndarray:
-    return 1 / (1 + np.exp(-x))
-
-
-def recipe(name: str, **overrides) -> LinearAttention:
-    factory = build(LINEAR[name].spec)
-    return perturbed(factory.module(DIM, heads=HEADS, **{**factory.kwargs, **overrides}, rngs=nnx.Rngs(0)))
-
-
-def batch(segments: np.ndarray = SEGMENTS) -> tuple[jax.Array, Context]:
-    x = noise(*segments.shape, DIM, dtype=jnp.float64)
-    positions = np.zeros_like(segments)
-    for row, place in zip(segments, positions, strict=True):
-        for t in range(1, len(row)):
-            place[t] = place[t - 1] + 1 if row[t] == row[t - 1] else 0
-    return x, Context(jnp.asarray(positions, jnp.int32), jnp.asarray(segments, jnp.int32))
-
-
-def heads(x: np.ndarray) -> np.ndarray:
-    return x.reshape(len(x), HEADS, -1)
-
-
-def documents(layer: Callable[[np.ndarray], np.ndarray], x: jax.Array, ctx: Context) -> np.ndarray:
-    """The layer run on every document by itself."""
-    out = np.empty(x.shape)
-    for i, row in enumerate(np.asarray(ctx.segments)):
-        for document in np.unique(row):
-            where = row == document
-            out[i, where] = layer(np.asarray(x[i])[where])
-    return out
 
 
 def linear_transformer(mixer: LinearAttention, x: np.ndarray, causal: bool = True) -> np.ndarray:
@@ -112,20 +80,9 @@ def gla(mixer: LinearAttention, x: np.ndarray) -> np.ndarray:
     return gated_output(mixer, out, x)
 
 
-def gated_output(mixer: LinearAttention, out: np.ndarray, x: np.ndarray) -> np.ndarray:
-    out = out / np.sqrt((out**2).mean(-1, keepdims=True) + mixer.norm.eps) * np.asarray(mixer.norm.scale[...])
-    gate = apply(mixer.gate.linear, x)
-    return apply(mixer.output, out.reshape(len(x), -1) * gate * sigmoid(gate))
-
-
 @pytest.mark.parametrize('equations', [linear_transformer, retnet, gla])
 def test_the_layer_is_that_of_the_paper(equations: Callable[[LinearAttention, np.ndarray], np.ndarray]):
-    mixer = recipe(equations.__name__)
-    x, ctx = batch()
-    y, state = jax.jit(mixer)(x, ctx)
-    expected = documents(lambda row: equations(mixer, row), x, ctx)
-    assert state is None
-    np.testing.assert_allclose(y, expected, rtol=1e-9, atol=1e-9)
+    check_layer(equations.__name__, equations)
 
 
 def test_widths_of_the_papers():
@@ -149,7 +106,7 @@ def test_bidirectional_decay_is_what_lies_between(name: str):
     q, k, v, _ = mixer._project(x, ctx, None)
     log_decay = mixer.decay(x)
     log_decay = np.broadcast_to(log_decay if log_decay.ndim == 4 else log_decay[None, None, :, None], q.shape)[0]
-    got = mixer._both_ways(q, k, v, mixer.decay(x), None)[0]
+    got = mixer.write.both_ways(q, k, v, Terms(mixer.decay(x)), scale=None, segments=None)[0]
     q, k, v = (np.asarray(a[0]) for a in (q, k, v))
     expected = np.zeros_like(v)
     for h in range(HEADS):
@@ -187,7 +144,13 @@ def test_the_state_holds_the_sum_of_the_weights_and_keeps_its_type():
 
 
 def test_mistakes_are_named():
+    x = noise(1, 3, 8)
     with pytest.raises(UserError, match=r'key_ratio 0.5 of dim 8 over 3 heads is 1.33.*, not a whole number'):
         LinearAttention(8, heads=3, key_ratio=0.5, rngs=nnx.Rngs(0))
     with pytest.raises(UserError, match='cannot be streamed'):
         LinearAttention(8, heads=2, causal=False, decay=LowRankDecay, rngs=nnx.Rngs(0)).init_state(1, 4, jnp.float32)
+    with pytest.raises(UserError, match=r'the delta rule wants a write strength.* such as WriteStrength'):
+        LinearAttention(8, heads=2, write=Delta(), rngs=nnx.Rngs(0))(x, Context.full(1, 3))
+    with pytest.raises(UserError, match=r'Delta writes in order; a bidirectional mixer wants write=Additive'):
+        mixer = LinearAttention(8, heads=2, causal=False, write=Delta(), gates=WriteStrength, rngs=nnx.Rngs(0))
+        mixer(x, Context.full(1, 3))

@@ -1,0 +1,74 @@
+"""Write rules: what a key does to a matrix-valued memory before a query reads it."""
+
+import abc
+import dataclasses
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Float
+
+from attnlab.errors import UserError
+from attnlab.functional import cores
+from attnlab.nn.gates import Terms
+from attnlab.typing import Heads, Keys, Queries, Values
+
+Memory = Float[Array, 'b h m v']
+
+
+class WriteRule(abc.ABC):
+    """Runs a memory over a sequence: from `S_{t-1}` to `S_t` by the key, the value and the terms, then a read by `q_t`.
+
+    `core` are the arguments that all cores share: `scale` of the queries (`None`: one over the square root of the key
+    channels), `state` before the first token (`None`: empty), `segments`, `implementation`.
+    """
+
+    @abc.abstractmethod
+    def __call__(self, q: Queries, k: Keys, v: Values, terms: Terms, **core: Any) -> tuple[Heads, Memory]:
+        """Returns the reads `scale S_t^T q_t` and the last memory, in float32 or wider."""
+
+    def both_ways(self, q: Queries, k: Keys, v: Values, terms: Terms, **core: Any) -> Heads:
+        """Returns the reads of queries that see their whole document. Raises `UserError` if the rule cannot."""
+        raise UserError(f'{type(self).__name__} writes in order; a bidirectional mixer wants write=Additive()')
+
+
+@dataclasses.dataclass(frozen=True)
+class Additive(WriteRule):
+    """Adds: `S_t = diag(a_t) S_{t-1} + b_t k_t v_t^T`, decay `a` and strength `b`, each one where gates give none.
+
+    Both ways, every pair of tokens counts once, decayed by what lies between; the strength is that of the key's token.
+    """
+
+    def __call__(self, q: Queries, k: Keys, v: Values, terms: Terms, **core: Any) -> tuple[Heads, Memory]:
+        return cores.linear_attention(q, k, _weighted(v, terms), terms.log_decay, **core)
+
+    def both_ways(self, q: Queries, k: Keys, v: Values, terms: Terms, **core: Any) -> Heads:
+        """The past, the token itself and the future: a scan each way, less the token itself, which both include."""
+        v, log_decay, segments, scale = _weighted(v, terms), terms.log_decay, core['segments'], core['scale']
+        past, _ = cores.linear_attention(q, k, v, log_decay, **core)
+        if log_decay is not None and log_decay.ndim > 1:
+            log_decay = jnp.flip(log_decay, 1)
+        core = core | {'segments': None if segments is None else jnp.flip(segments, 1)}
+        future, _ = cores.linear_attention(jnp.flip(q, 1), jnp.flip(k, 1), jnp.flip(v, 1), log_decay, **core)
+        scale = q.shape[-1] ** -0.5 if scale is None else scale
+        own = scale * jnp.sum(q * k, axis=-1, keepdims=True) * v
+        return past + jnp.flip(future, 1) - own
+
+
+@dataclasses.dataclass(frozen=True)
+class Delta(WriteRule):
+    """Replaces what the memory holds for the key: `S_t = (I - b_t k_t k_t^T) diag(a_t) S_{t-1} + b_t k_t v_t^T`.
+
+    The decay `a` is one where gates give none; they have to give the strength `b`. Stable for `b |k|^2` from 0 to 2:
+    the eigenvalue along the key is `1 - b |k|^2`, and above 1 it changes the sign of what was there.
+    Schlag et al. 2021, https://arxiv.org/abs/2102.11174; Yang et al. 2024, https://arxiv.org/abs/2406.06484.
+    """
+
+    def __call__(self, q: Queries, k: Keys, v: Values, terms: Terms, **core: Any) -> tuple[Heads, Memory]:
+        if terms.strength is None:
+            raise UserError('the delta rule wants a write strength; give its mixer gates such as WriteStrength')
+        return cores.delta_rule(q, k, v, terms.strength, terms.log_decay, **core)
+
+
+def _weighted(v: Values, terms: Terms) -> Values:
+    return v if terms.strength is None else terms.strength.astype(v.dtype)[..., None] * v

@@ -1,0 +1,110 @@
+"""The layers of the delta rule against their equations, as loops over tokens in numpy float64."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attnlab.config import build, spec
+from attnlab.mixers.linear.attention import LinearAttention
+from attnlab.mixers.linear.write import Delta
+from attnlab.nn.feature_maps import SumNorm
+from attnlab.nn.gates import Terms, WriteStrength
+from attnlab.testing.noise import noise
+from tests.mixers.linear.equations import (
+    DIM,
+    HEADS,
+    apply,
+    batch,
+    check_layer,
+    convolved,
+    gated_output,
+    normed,
+    recipe,
+    sigmoid,
+    softplus,
+)
+
+
+@pytest.fixture(autouse=True)
+def float64():
+    with jax.enable_x64(True):
+        yield
+
+
+def unit(x: np.ndarray) -> np.ndarray:
+    return x / np.sqrt((x**2).sum(-1, keepdims=True) + 1e-6)
+
+
+def delta(q: np.ndarray, k: np.ndarray, v: np.ndarray, beta: np.ndarray, decay: np.ndarray) -> np.ndarray:
+    """The delta rule with decays, `t h k`, token after token."""
+    out = np.zeros_like(v)
+    for h in range(HEADS):
+        memory = np.zeros((q.shape[-1], v.shape[-1]))
+        for t in range(len(q)):
+            memory = decay[t, h][:, None] * memory
+            memory = memory + beta[t, h] * np.outer(k[t, h], v[t, h] - memory.T @ k[t, h])
+            out[t, h] = memory.T @ q[t, h] / np.sqrt(q.shape[-1])
+    return out
+
+
+def delta_net(mixer: LinearAttention, x: np.ndarray) -> np.ndarray:
+    q, k, v = convolved(mixer, x)
+    assert q.shape[-1] == v.shape[-1] == DIM // HEADS
+    out = delta(unit(q), unit(k), v, sigmoid(apply(mixer.gates.linear, x)), np.ones_like(k))
+    return apply(mixer.output, normed(mixer, out))
+
+
+def sum_normed(mixer: LinearAttention, x: np.ndarray) -> np.ndarray:
+    q, k, v = convolved(mixer, x)
+    q, k = (np.where(a > 0, a + 1, np.exp(a)) for a in (q, k))
+    q, k = (a / a.sum(-1, keepdims=True) for a in (q, k))
+    out = delta(q, k, v, sigmoid(apply(mixer.gates.linear, x)), np.ones_like(k))
+    return apply(mixer.output, normed(mixer, out))
+
+
+def gated_delta_net(mixer: LinearAttention, x: np.ndarray, scale: float = 1.0) -> np.ndarray:
+    q, k, v = convolved(mixer, x)
+    assert q.shape[-1] == 3 * DIM // 4 // HEADS and v.shape[-1] == 2 * q.shape[-1]
+    A, bias = (np.asarray(a[...], np.float64) for a in (mixer.decay.A_log, mixer.decay.step_size.bias))
+    decay = np.exp(-np.exp(A) * softplus(apply(mixer.decay.linear, x) + bias))[..., None] + np.zeros_like(k)
+    out = delta(unit(q), unit(k), v, scale * sigmoid(apply(mixer.gates.linear, x)), decay)
+    return gated_output(mixer, out, x)
+
+
+def test_the_layer_is_that_of_the_paper():
+    check_layer('delta_net', delta_net)
+    check_layer('delta_net', sum_normed, feature_map=SumNorm())
+    check_layer('gated_delta_net', gated_delta_net)
+
+
+def test_the_write_strength_can_reach_two():
+    doubled = build(spec(WriteStrength, scale=2.0))
+    check_layer('gated_delta_net', lambda mixer, x: gated_delta_net(mixer, x, scale=2.0), gates=doubled)
+
+
+def test_without_decay_gated_delta_net_is_the_delta_rule():
+    mixer = recipe('gated_delta_net')
+    x, ctx = batch()
+    mixer.decay.A_log[...] = jnp.full(HEADS, -jnp.inf)
+    decayed, _ = mixer(x, ctx)
+    mixer.decay = None
+    np.testing.assert_allclose(decayed, mixer(x, ctx)[0], rtol=1e-12, atol=1e-12)
+
+
+def core(q: jax.Array, k: jax.Array, v: jax.Array, beta: float) -> tuple[jax.Array, jax.Array]:
+    return Delta()(q, k, v, Terms(strength=jnp.full(k.shape[:3], beta)), scale=1.0)
+
+
+def test_a_strength_of_zero_leaves_the_memory_empty():
+    q, k, v = (noise(2, 5, HEADS, 4, seed=seed, dtype=jnp.float64) for seed in range(3))
+    y, memory = core(q, k, v, 0.0)
+    assert not y.any() and not memory.any()
+
+
+@pytest.mark.parametrize(('beta', 'left'), [(1.0, 0.0), (2.0, -2.0), (0.5, 0.25)])
+def test_a_second_write_to_a_key_replaces_the_first(beta: float, left: float):
+    key = jnp.zeros((1, 2, 1, 4)).at[..., 1].set(1.0)
+    v = noise(1, 2, 1, 3, dtype=jnp.float64)
+    y, _ = core(key, key, v, beta)
+    np.testing.assert_allclose(y[0, 1, 0], beta * v[0, 1, 0] + left * v[0, 0, 0], rtol=1e-12)
