@@ -12,10 +12,7 @@ def next_token_loss(
     hidden: Float[Array, '*b d'], embedding: Float[Array, 'o d'], targets: Int[Array, '*b']
 ) -> Float[Array, '*b']:
     """Cross-entropy in nats, `-log softmax(embedding hidden)[target]`, without storing all logits at once."""
-    losses = cores.cross_entropy(
-        hidden.reshape(-1, hidden.shape[-1]), embedding.astype(hidden.dtype), targets.reshape(-1)
-    )
-    return losses.reshape(targets.shape)
+    return cores.cross_entropy(hidden, embedding.astype(hidden.dtype), targets)
 
 
 def softmax_loss(logits: Float[Array, '*b o'], targets: Int[Array, '*b']) -> Float[Array, '*b']:

@@ -4,7 +4,6 @@ Nothing is declared. Parameters are counted in the tree, states in the arrays of
 in the training step as XLA has it, and milliseconds on the clock.
 """
 
-import functools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +15,7 @@ from flax import nnx
 
 from attnlab.context import Context
 from attnlab.errors import UserError, nearest
+from attnlab.functional import cores
 from attnlab.train.cost import flops_per_token, state_bytes
 from attnlab.train.setup import Setup
 
@@ -49,16 +49,16 @@ def decode_ms(setup: Setup) -> float:
     state = nnx.merge(setup.graphdef, params).init_state(1, setup.length)
     token = jnp.zeros((1, 1), jnp.int32)
 
-    @functools.partial(jax.jit, donate_argnums=1)
     def step(params: nnx.State, state: Any, position: jax.Array) -> tuple[jax.Array, Any]:
         model = nnx.merge(setup.graphdef, params)
         hidden, state = model.hidden(token, Context.full(1, 1, start=position), state)
         return model.logits(hidden), state
 
+    decode = jax.jit(cores.on(setup.mesh, step), donate_argnums=1)
     seconds = []
     for position in range(min(REPEATS, setup.length)):
         began = time.perf_counter()
-        logits, state = step(params, state, jnp.int32(position))
+        logits, state = decode(params, state, jnp.int32(position))
         jax.block_until_ready(logits)
         seconds.append(time.perf_counter() - began)
     return 1000 * float(np.median(seconds[1:]))

@@ -1,5 +1,303 @@
-"""The cores of sequence mixing, as mixers, heads and losses call them: the one front of attnlab to `pallas_kernels`."""
+"""The cores of sequence mixing, as mixers, heads and losses call them: the one front of attnlab to `pallas_kernels`.
 
-from pallas_kernels import attention, cross_entropy, delta_rule, linear_attention, linear_scan, selective_scan
+A core computes on one device, and no compiler can divide a kernel over several. Under a mesh (see `on`) each call is
+put under `jax.shard_map`: rows over `data` and `fsdp`, heads, or the channels of a scan, over `tensor`, and the classes
+of the loss over `tensor`. Everything else is whole on every device. On one device nothing is added.
 
-__all__ = ['attention', 'cross_entropy', 'delta_rule', 'linear_attention', 'linear_scan', 'selective_scan']
+A size that an axis does not divide stays whole along it, so that every device of the axis does the same work;
+`undivided` collects such cases. Heads of keys and values that the axis does not divide are repeated to the least number
+that it does, provided that it divides those of the queries.
+"""
+
+import contextlib
+import contextvars
+import functools
+import inspect
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as Spec
+from jaxtyping import Array, Float, Int
+
+import pallas_kernels
+
+ROWS = ('data', 'fsdp')
+"""Mesh axes that rows are divided over."""
+
+TENSOR = 'tensor'
+"""Mesh axis that heads, channels of scans, and classes are divided over."""
+
+AXES: Mapping[str, tuple[str, ...]] = {'b': ROWS, 'h': (TENSOR,), 'd': (TENSOR,), 'o': (TENSOR,)}
+"""Mesh axes of the letters of dimensions; those of other letters are whole."""
+
+WORDS = {'b': 'rows', 'h': 'heads', 'd': 'channels', 'o': 'classes'}
+
+
+class Undivided(NamedTuple):
+    """A dimension of a call that stays whole along axes of the mesh, which do not divide its size."""
+
+    core: str
+    letter: str
+    size: int
+    axes: tuple[tuple[str, int], ...]
+
+    def __str__(self) -> str:
+        over = ', '.join(f'{axis} {devices}' for axis, devices in self.axes)
+        return f'{self.core}: {WORDS[self.letter]} {self.size} over {over}'
+
+
+_LEDGERS: contextvars.ContextVar[tuple[list[Undivided], ...]] = contextvars.ContextVar('undivided', default=())
+
+
+@contextlib.contextmanager
+def undivided() -> Iterator[list[Undivided]]:
+    """Collects what stays whole in every call of a core traced inside the `with` block, in this thread."""
+    found: list[Undivided] = []
+    token = _LEDGERS.set((*_LEDGERS.get(), found))
+    try:
+        yield found
+    finally:
+        _LEDGERS.reset(token)
+
+
+def on(mesh: Mesh | None, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns `function`, to be compiled for the devices of `mesh`, over which its cores divide their work."""
+    if mesh is None or mesh.size == 1:
+        return function
+
+    @functools.wraps(function)
+    def traced(*args: Any, **kwargs: Any) -> Any:
+        with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+            return function(*args, **kwargs)
+
+    return traced
+
+
+def mesh_of(arrays: Any) -> Mesh | None:
+    """The mesh that the arrays of a tree lie on; `None` where there is none."""
+    shardings = [leaf.sharding for leaf in jax.tree.leaves(arrays) if isinstance(leaf, jax.Array)]
+    meshes = [sharding.mesh for sharding in shardings if isinstance(sharding, NamedSharding)]
+    return meshes[0] if meshes and isinstance(meshes[0], Mesh) else None
+
+
+class Division:
+    """Over which axes of the mesh the dimensions of one call are divided.
+
+    Args:
+      core: its name.
+      sizes: of the letters in `AXES` that the call has; of 'h', the most heads that an argument has.
+      mesh: devices of every axis.
+    """
+
+    def __init__(self, core: str, sizes: Mapping[str, int], mesh: Mapping[str, int]):
+        self._sizes = sizes
+        self.axes: dict[str, tuple[str, ...]] = {}
+        self.parts: dict[str, int] = {}
+        for letter, size in sizes.items():
+            self.axes[letter], self.parts[letter] = (), 1
+            left = []
+            for axis in AXES[letter]:
+                if size % (self.parts[letter] * mesh[axis]):
+                    left.append((axis, mesh[axis]))
+                else:
+                    self.axes[letter] += (axis,)
+                    self.parts[letter] *= mesh[axis]
+            if left:
+                _record(Undivided(core, letter, size, tuple(left)))
+
+    def spec(self, letters: str, shape: tuple[int, ...] = ()) -> Spec:
+        """The axes of every dimension of an array; of its `shape`, sizes of 1 are broadcast and therefore whole."""
+        axes = [self.axes.get(letter) for letter in letters.replace('g', 'h').split()]
+        for place, size in enumerate(shape):
+            axes[place] = None if size == 1 else axes[place]
+        return Spec(*axes)
+
+    def repeated(self, letters: str, array: Array) -> Array:
+        """Heads of groups, 'g', repeated to the least number that is divided as 'h' is."""
+        if 'g' not in letters:
+            return array
+        axis = letters.split().index('g')
+        groups = array.shape[axis]
+        return jnp.repeat(array, math.lcm(groups, self.parts['h']) // groups, axis=axis)
+
+
+def _letters(alternatives: str, array: Array) -> str:
+    """Of several signatures of an argument, the one with as many letters as the array has dimensions."""
+    found = [letters.strip() for letters in alternatives.split('|') if len(letters.split()) == array.ndim]
+    if not found:
+        raise ValueError(f'an array has shape {array.shape}; expected {alternatives}')
+    return found[0]
+
+
+def _sizes(letters: Any, arrays: Any) -> dict[str, int]:
+    """The size of every letter that the mesh divides: the largest, as others are broadcast or in groups."""
+    sizes: dict[str, int] = {}
+    for names, array in zip(jax.tree.leaves(letters), jax.tree.leaves(arrays), strict=True):
+        for letter, size in zip(names.replace('g', 'h').split(), array.shape, strict=True):
+            if letter in AXES:
+                sizes[letter] = max(size, sizes.get(letter, 1))
+    return sizes
+
+
+def _on_mesh(core: Callable[..., Any], arguments: Mapping[str, str], *results: str) -> Callable[..., Any]:
+    """Returns `core`, its calls under `jax.shard_map` where there is a mesh.
+
+    Args:
+      core: a function of `pallas_kernels`.
+      arguments: the letters of every argument that is an array, or a tree of them; those of other ranks after a stroke.
+      results: the letters of every result.
+    """
+    signature = inspect.signature(core)
+
+    @functools.wraps(core)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        mesh = _mesh()
+        if not mesh:
+            return core(*args, **kwargs)
+        given = {name: value for name, value in signature.bind(*args, **kwargs).arguments.items() if value is not None}
+        options = {name: value for name, value in given.items() if name not in arguments}
+        arrays = {name: value for name, value in given.items() if name in arguments}
+        letters = {name: jax.tree.map(functools.partial(_letters, arguments[name]), arrays[name]) for name in arrays}
+        division = Division(core.__name__, _sizes(letters, arrays), mesh)
+        arrays = jax.tree.map(division.repeated, letters, arrays)
+        specs = tuple(division.spec(names) for names in results)
+        run = jax.shard_map(
+            lambda arrays: core(**arrays, **options),
+            in_specs=(jax.tree.map(lambda names, array: division.spec(names, array.shape), letters, arrays),),
+            out_specs=specs if len(specs) > 1 else specs[0],
+            check_vma=False,
+        )
+        return run(arrays)
+
+    return call
+
+
+def _mesh() -> dict[str, int]:
+    """The devices of every axis of the mesh that a call is traced for; empty on one device, and inside of a shard."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or mesh.size == 1 or mesh.manual_axes:
+        return {}
+    return dict(mesh.shape)
+
+
+def _record(entry: Undivided) -> None:
+    for found in _LEDGERS.get():
+        found.append(entry)
+
+
+linear_scan = _on_mesh(
+    pallas_kernels.linear_scan,
+    {'x': 'b t d', 'decay': '| d | t d | b t d', 'state': 'b d', 'segments': 'b t'},
+    'b t d',
+    'b d',
+)
+
+selective_scan = _on_mesh(
+    pallas_kernels.selective_scan,
+    {
+        'x': 'b t d',
+        'dt': 'b t d',
+        'A': 'd n',
+        'B': 'b t n',
+        'C': 'b t n',
+        'D': 'd',
+        'state': 'b d n',
+        'segments': 'b t',
+    },
+    'b t d',
+    'b d n',
+)
+
+MEMORY = {
+    'q': 'b t g k',
+    'k': 'b t g k',
+    'v': 'b t g v',
+    'beta': 'b t h',
+    'log_decay': 'h | b t h | b t h k',
+    'erase': 'b t h k',
+    'state': 'b h k v',
+    'segments': 'b t',
+}
+"""The arguments of the cores whose state is a matrix a head."""
+
+linear_attention = _on_mesh(pallas_kernels.linear_attention, MEMORY, 'b t h v', 'b h k v')
+
+delta_rule = _on_mesh(pallas_kernels.delta_rule, MEMORY, 'b t h v', 'b h k v')
+
+attention = _on_mesh(
+    pallas_kernels.attention,
+    {
+        'q': 'b t h k',
+        'k': 'b s g k',
+        'v': 'b s g v',
+        'segments': 'b t',
+        'slopes': 'h',
+        'log_forget': 'b t h',
+        'bias': 'b h t s',
+        'temperature': 'h | b t h',
+        'sink_scores': 'h',
+    },
+    'b t h v',
+)
+
+
+def cross_entropy(
+    hidden: Float[Array, '*b d'],
+    embedding: Float[Array, 'o d'],
+    labels: Int[Array, '*b'],
+    *,
+    z_loss: float = 0.0,
+    soft_cap: float | None = None,
+    implementation: str | None = None,
+) -> Float[Array, '*b']:
+    """The loss of a linear head, as `pallas_kernels.cross_entropy` has it, for any leading dimensions.
+
+    Where classes are divided over devices, each takes the normaliser over its own; two numbers a token are exchanged.
+    """
+
+    def losses(hidden: Array, embedding: Array, labels: Array, z_loss: float = z_loss) -> Array:
+        flat = pallas_kernels.cross_entropy(
+            hidden.reshape(-1, hidden.shape[-1]),
+            embedding,
+            labels.reshape(-1),
+            z_loss=z_loss,
+            soft_cap=soft_cap,
+            implementation=implementation,
+        )
+        return flat.reshape(labels.shape)
+
+    def losses_apart(hidden: Array, embedding: Array, labels: Array) -> Array:
+        here, every = embedding.shape[0], classes
+        labels = jnp.where(labels < -every, every, jnp.where(labels < 0, labels + every, labels))
+        # Any class of this device will do to take the normaliser from the loss.
+        some = labels % here
+        logits = _logits(hidden, embedding, some, soft_cap)
+        normalizers = losses(hidden, embedding, some, z_loss=0.0) + logits
+        normalizers, logits = jax.lax.all_gather((normalizers, logits), TENSOR)
+        own = jnp.take_along_axis(logits, (labels // here)[None], axis=0, mode='fill', fill_value=jnp.nan)[0]
+        whole = jax.nn.logsumexp(normalizers, axis=0)
+        return whole - own + z_loss * whole**2
+
+    mesh, classes = _mesh(), embedding.shape[0]
+    if not mesh:
+        return losses(hidden, embedding, labels)
+    division = Division('cross_entropy', {'b': labels.shape[0], 'o': classes}, mesh)
+    rows = 'b' + ' _' * (labels.ndim - 1)
+    run = jax.shard_map(
+        losses_apart if division.parts['o'] > 1 else losses,
+        in_specs=(division.spec(f'{rows} _'), division.spec('o _'), division.spec(rows)),
+        out_specs=division.spec(rows),
+        check_vma=False,
+    )
+    return run(hidden, embedding, labels)
+
+
+def _logits(hidden: Array, embedding: Array, labels: Array, soft_cap: float | None) -> Array:
+    """The logit of one class a token, `*b`, in float32 or better."""
+    wide = jnp.promote_types(hidden.dtype, jnp.float32)
+    logits = jnp.sum(hidden.astype(wide) * embedding[labels].astype(wide), axis=-1)
+    return logits if soft_cap is None else soft_cap * jnp.tanh(logits / soft_cap)

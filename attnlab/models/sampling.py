@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, Int
 
 from attnlab.context import Context
 from attnlab.errors import UserError
+from attnlab.functional import cores
 from attnlab.models.predictor import Predictor
 from attnlab.typing import State
 
@@ -30,7 +31,8 @@ def generate(
     tokens = jnp.asarray(prompt, jnp.int32)[None]
     state = model.init_state(1, len(prompt) + steps)
     draw = jax.jit(functools.partial(_draw, graphdef, temperature=temperature, top_p=top_p))
-    advance = jax.jit(functools.partial(_advance, graphdef), donate_argnums=2)
+    mesh = cores.mesh_of(variables)
+    advance = jax.jit(cores.on(mesh, functools.partial(_advance, graphdef)), donate_argnums=2)
     key = jax.random.key(seed)
     position = 0
     for index in range(steps):

@@ -19,6 +19,8 @@ def print_plan(setup: Setup, console: Console) -> None:
     console.print(cost_table(setup))
     console.print(batch_table(setup))
     console.print(implementation_table(setup))
+    for line in setup.undivided():
+        console.print(f'not divided, the same work on every device: {line}', highlight=False, soft_wrap=True)
 
 
 def parameter_table(setup: Setup) -> Table:

@@ -6,7 +6,7 @@ rows over `data` and `fsdp`, and by tokens over `sequence`.
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -14,12 +14,10 @@ from flax import nnx
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from attnlab.errors import UserError
+from attnlab.functional.cores import ROWS
 
 RULES = {'embed': 'fsdp', 'heads': 'tensor', 'mlp': 'tensor', 'vocab': 'tensor', 'state': None, None: None}
 """Mesh axis of each logical axis in `attnlab.nn.parameter.AXES`."""
-
-ROWS = ('data', 'fsdp')
-"""Mesh axes that the rows of a batch are divided over."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,10 +36,13 @@ class Axes:
     tensor: int = 1
     sequence: int = 1
 
-    def make(self) -> Mesh:
-        """Returns the mesh of all devices. Raises `UserError` when the sizes do not multiply to their number."""
+    def make(self, devices: Sequence[jax.Device] | None = None) -> Mesh:
+        """Returns the mesh of `devices`; `None`: of all there are.
+
+        Raises `UserError` when the sizes do not multiply to their number.
+        """
         sizes = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        count = jax.device_count()
+        count = jax.device_count() if devices is None else len(devices)
         open_axes = [name for name, size in sizes.items() if size == -1]
         given = math.prod(size for size in sizes.values() if size != -1)
         if len(open_axes) > 1 or any(size < 1 and size != -1 for size in sizes.values()):
@@ -50,7 +51,8 @@ class Axes:
             wanted = f'a multiple of {given}' if open_axes else f'{given}'
             raise UserError(f'the mesh {_named(sizes)} wants {wanted} devices; there are {count}')
         sizes |= dict.fromkeys(open_axes, count // given)
-        return jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
+        types = (AxisType.Auto,) * len(sizes)
+        return jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=types, devices=devices)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,6 +15,7 @@ from ml_collections import ConfigDict
 
 from attnlab.config import build
 from attnlab.errors import UserError
+from attnlab.functional import cores
 from attnlab.metrics import Average
 from attnlab.tasks.task import Batch, Task
 from attnlab.train import partition
@@ -105,7 +106,7 @@ class Setup:
             made = make_step(self.graphdef, self.task, transform, seed=scalars.seed, accumulate=self.accumulate)
             return made(state, batch, number)
 
-        return jax.jit(step, donate_argnums=0, out_shardings=(self._shardings(), None))
+        return jax.jit(cores.on(self.mesh, step), donate_argnums=0, out_shardings=(self._shardings(), None))
 
     @property
     def scalars(self) -> Scalars:
@@ -120,7 +121,14 @@ class Setup:
     @functools.cached_property
     def measure(self) -> Callable[[nnx.State, Batch], dict[str, Average]]:
         """The compiled metrics of a batch, without dropout."""
-        return jax.jit(lambda params, batch: self.task.measure(nnx.merge(self.graphdef, params), batch, None))
+        return jax.jit(self._measure)
+
+    @property
+    def _measure(self) -> Callable[[nnx.State, Batch], dict[str, Average]]:
+        """The metrics of a batch, without dropout, to be compiled."""
+        return cores.on(
+            self.mesh, lambda params, batch: self.task.measure(nnx.merge(self.graphdef, params), batch, None)
+        )
 
     @functools.cached_property
     def initialization(self) -> Any:
@@ -161,6 +169,12 @@ class Setup:
         number = jax.ShapeDtypeStruct((), jnp.int32, sharding=replicated)
         scalars = jax.tree.map(lambda x: jax.ShapeDtypeStruct((), x.dtype, sharding=replicated), self.scalars)
         return self.program.trace(self.abstract, self.abstract_batch(), number, scalars)
+
+    def undivided(self) -> list[str]:
+        """What the mesh would divide and cannot, a line each: parameters, and dimensions of cores."""
+        with cores.undivided() as found:
+            jax.eval_shape(self._measure, self.abstract.params, self.abstract_batch())
+        return [*partition.undivided(self.abstract.params, self.mesh), *dict.fromkeys(map(str, found))]
 
     def load_data(self) -> None:
         """Loads what training and evaluating will read: what is wrong with it is said before anything is written."""

@@ -1,0 +1,166 @@
+"""Calls of cores whose work is divided over virtual devices, compared with the same calls on one.
+
+On more devices than the tests have, in a process of its own: `python -m tests.functional.divided data=2 tensor=4`.
+"""
+
+import contextlib
+import math
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from attnlab.functional import cores
+from attnlab.testing.tolerances import assert_close
+from pallas_kernels import ScalableSoftmax, target
+
+B, T, H, K, V, D, N = 4, 16, 4, 8, 4, 12, 3
+
+
+class Call(NamedTuple):
+    """A call of a core: what it is differentiated by, and what it is not."""
+
+    core: Callable[..., Any]
+    arrays: dict[str, jax.Array]
+    options: dict[str, Any] = {}  # noqa: RUF012
+
+
+def noise(name: str, *shape: int) -> jax.Array:
+    """Normal numbers that the name alone decides on."""
+    return jnp.asarray(np.random.default_rng(list(name.encode())).standard_normal(shape), jnp.float32)
+
+
+def fading(name: str, *shape: int) -> jax.Array:
+    """Logarithms of decays."""
+    return -jax.nn.softplus(noise(name, *shape))
+
+
+DOCUMENTS = jnp.asarray(np.sort(np.random.default_rng(0).integers(1, 4, (B, T))), jnp.int32)
+ONE_KEY = {'q': noise('q', B, T, H, K), 'k': noise('k', B, T, 1, K), 'v': noise('v', B, T, 1, V)}
+HEADS = {'q': noise('q', B, T, H, K), 'k': noise('k', B, T, 2, K) / 3, 'v': noise('v', B, T, 1, V)}
+SELECTIVE = {
+    'x': noise('x', B, T, D),
+    'dt': jax.nn.softplus(noise('dt', B, T, D)),
+    'A': fading('A', D, N),
+    'B': noise('B', B, T, N),
+    'C': noise('C', B, T, N),
+    'D': noise('D', D),
+}
+LOSS = {'hidden': noise('hidden', B, T, 6), 'embedding': noise('embedding', D, 6)}
+LABELS = jnp.asarray(np.random.default_rng(0).integers(-D, D, (B, T)), jnp.int32)
+
+CALLS = {
+    'attention': Call(cores.attention, ONE_KEY, {'segments': DOCUMENTS, 'implementation': 'xla'}),
+    'attention, every term': Call(
+        cores.attention,
+        {
+            'q': noise('q', B, T, H, K),
+            'k': noise('k', B, T, 2, K),
+            'v': noise('v', B, T, 2, V),
+            'bias': noise('bias', 1, H, T, 1),
+            'slopes': jnp.abs(noise('slopes', H)),
+            'temperature': noise('temperature', B, T, H),
+            'sink_scores': noise('sink', H),
+        },
+        {'segments': DOCUMENTS, 'window': 7},
+    ),
+    'attention that forgets': Call(
+        cores.attention,
+        ONE_KEY | {'log_forget': fading('forget', B, T, H), 'temperature': noise('temperature', H)},
+        {'weights': ScalableSoftmax()},
+    ),
+    'attention to other keys': Call(
+        cores.attention,
+        ONE_KEY | {'q': noise('q', B, 3, H, K)},
+        {'segments': (DOCUMENTS[:, :3], DOCUMENTS), 'causal': False},
+    ),
+    'linear scan': Call(
+        cores.linear_scan,
+        {'x': noise('x', B, T, D), 'decay': noise('decay', B, T, D), 'state': noise('state', B, D)},
+        {'segments': DOCUMENTS},
+    ),
+    'linear scan, backwards and constant': Call(
+        cores.linear_scan,
+        {'x': noise('x', B, T, D), 'decay': noise('decay', D), 'state': noise('state', B, D)},
+        {'reverse': True},
+    ),
+    'selective scan': Call(
+        cores.selective_scan, SELECTIVE | {'state': noise('state', B, D, N)}, {'segments': DOCUMENTS}
+    ),
+    'linear attention': Call(cores.linear_attention, HEADS),
+    'linear attention, scalar': Call(
+        cores.linear_attention,
+        HEADS | {'log_decay': fading('decay', B, T, H), 'state': noise('state', B, H, K, V)},
+        {'segments': DOCUMENTS},
+    ),
+    'linear attention, constant': Call(cores.linear_attention, HEADS | {'log_decay': fading('decay', H)}),
+    'linear attention, vector': Call(
+        cores.linear_attention, HEADS | {'log_decay': fading('decay', B, T, H, K)}, {'segments': DOCUMENTS}
+    ),
+    'delta rule': Call(
+        cores.delta_rule,
+        HEADS
+        | {
+            'beta': jax.nn.sigmoid(noise('beta', B, T, H)),
+            'log_decay': fading('decay', B, T, H, K),
+            'state': noise('state', B, H, K, V),
+        },
+        {'segments': DOCUMENTS},
+    ),
+    'cross entropy': Call(cores.cross_entropy, LOSS, {'labels': LABELS}),
+    'cross entropy, every term': Call(cores.cross_entropy, LOSS, {'labels': LABELS, 'z_loss': 0.1, 'soft_cap': 2.0}),
+}
+
+
+def mesh(**sizes: int) -> Mesh:
+    """The mesh with these sizes, other axes being of one device."""
+    axes = {'data': 1, 'fsdp': 1, 'tensor': 1, 'sequence': 1} | sizes
+    devices = np.array(jax.devices()[: math.prod(axes.values())]).reshape(*axes.values())
+    return Mesh(devices, tuple(axes), axis_types=(AxisType.Auto,) * 4)
+
+
+def compiled(function: Callable[..., Any], devices: Mesh | None) -> Callable[..., Any]:
+    """The function compiled for `devices`, all of which are given whole arguments."""
+    whole = None if devices is None else NamedSharding(devices, PartitionSpec())
+    return jax.jit(cores.on(devices, function), in_shardings=whole)
+
+
+def evaluate(call: Call, devices: Mesh | None, *, interpreted: bool = False) -> dict[str, np.ndarray]:
+    """Outputs and gradients, along cotangents that are always the same ones."""
+    integers = {name: option for name, option in call.options.items() if jax.tree.leaves(option)}
+    integers = {name: value for name, value in integers.items() if hasattr(jax.tree.leaves(value)[0], 'shape')}
+    options = {name: option for name, option in call.options.items() if name not in integers}
+    if interpreted:
+        options['implementation'] = 'mosaic_tpu'
+
+    def run(arrays: dict[str, jax.Array], integers: dict[str, Any]) -> Any:
+        outputs, pull = jax.vjp(lambda arrays: call.core(**arrays, **integers, **options), arrays)
+        cotangents = [noise(f'cotangent {place}', *y.shape) for place, y in enumerate(jax.tree.leaves(outputs))]
+        return outputs, pull(jax.tree.unflatten(jax.tree.structure(outputs), cotangents))[0]
+
+    acting = target.compiling_for(target.interpreted('mosaic_tpu')) if interpreted else contextlib.nullcontext()
+    with acting:
+        outputs, gradients = compiled(run, devices)(call.arrays, integers)
+    named = {f'output {place}': y for place, y in enumerate(jax.tree.leaves(outputs))}
+    named |= {f'gradient of {name}': gradient for name, gradient in gradients.items()}
+    return {name: np.asarray(array) for name, array in named.items()}
+
+
+def check(name: str, devices: Mesh, *, interpreted: bool = False) -> None:
+    """Compares one call on `devices` with the same call on one."""
+    alone, divided = evaluate(CALLS[name], None), evaluate(CALLS[name], devices, interpreted=interpreted)
+    assert alone.keys() == divided.keys()
+    for what, array in divided.items():
+        assert_close(array, alone[what], dtype=array.dtype, reduction=B * T * D, what=f'{name}: {what}')
+
+
+if __name__ == '__main__':
+    given = {axis: int(size) for axis, size in (word.split('=') for word in sys.argv[1:])}
+    jax.config.update('jax_num_cpu_devices', math.prod(given.values()))
+    jax.config.update('jax_default_matmul_precision', 'highest')
+    for name in CALLS:
+        check(name, mesh(**given))

@@ -1,0 +1,85 @@
+"""A core whose work is divided over devices gives the numbers of one device."""
+
+import functools
+import pathlib
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attnlab.functional import cores
+from tests.functional import divided
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def full_precision():
+    with jax.default_matmul_precision('highest'):
+        yield
+
+
+ROWS = ('attention, every term', 'attention to other keys', 'linear attention, scalar', 'cross entropy, every term')
+"""Calls whose rows are divided every time; heads, channels or classes of all calls are."""
+
+
+@pytest.mark.parametrize('name', divided.CALLS)
+def test_two_devices_agree_with_one(name):
+    divided.check(name, divided.mesh(tensor=2))
+    if name in ROWS:
+        divided.check(name, divided.mesh(data=2))
+
+
+@pytest.mark.parametrize(
+    ('name', 'axis'), [('attention', 'tensor'), ('linear attention, scalar', 'fsdp'), ('cross entropy', 'tensor')]
+)
+def test_two_devices_with_kernels_agree_with_one(name, axis):
+    divided.check(name, divided.mesh(**{axis: 2}), interpreted=True)
+
+
+def primitives(function, *arrays):
+    """The names of the primitives a function is made of."""
+    return {equation.primitive.name for equation in jax.make_jaxpr(function)(*arrays).eqns}
+
+
+def test_one_device_adds_nothing():
+    x = divided.noise('x', 2, 5, 4)
+    scan = functools.partial(cores.linear_scan, decay=x)
+    assert 'shard_map' in primitives(cores.on(divided.mesh(data=2), scan), x)
+    assert 'shard_map' not in primitives(cores.on(divided.mesh(data=1), scan), x)
+    assert 'shard_map' not in primitives(scan, x)
+
+
+def test_what_does_not_divide_is_whole_and_said():
+    q, k = divided.noise('q', 1, 3, 3, 4), divided.noise('k', 1, 3, 1, 4)
+    expected = cores.attention(q, k, k)
+    with cores.undivided() as found:
+        actual = divided.compiled(cores.attention, divided.mesh(tensor=2))(q, k, k)
+    assert [str(entry) for entry in found] == ['attention: heads 3 over tensor 2']
+    np.testing.assert_allclose(actual, expected, rtol=1e-6)
+    with cores.undivided() as found:
+        jax.eval_shape(cores.on(divided.mesh(data=2), cores.attention), q, k, k)
+    assert [str(entry) for entry in found] == ['attention: rows 1 over data 2']
+
+
+def test_classes_that_do_not_exist_have_no_loss():
+    hidden, embedding = divided.noise('hidden', 5, 3), divided.noise('embedding', 6, 3)
+    labels = jnp.asarray([0, 5, 6, -6, -7], jnp.int32)
+    losses = divided.compiled(cores.cross_entropy, divided.mesh(tensor=2))(hidden, embedding, labels)
+    np.testing.assert_allclose(losses, cores.cross_entropy(hidden, embedding, labels), rtol=1e-5)
+    assert np.isnan(losses).tolist() == [False, False, True, False, True]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    'sizes',
+    [('data=4',), ('tensor=4',), ('fsdp=2', 'tensor=2'), ('data=2', 'fsdp=2', 'tensor=2'), ('data=2', 'tensor=4')],
+    ids='-'.join,
+)
+def test_more_devices_agree_with_one(sizes):
+    command = [sys.executable, '-m', 'tests.functional.divided', *sizes]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=600)
+    assert done.returncode == 0, done.stderr
