@@ -102,7 +102,7 @@ def test_grokking(argument):
 def test_grokking_is_traced():
     config = grokking.get_config('method=perpendicular')
     with config.unlocked():
-        config.task.loss = 'stablemax'
+        config.model.loss = 'stablemax'
     prepare(config).trace()
 
 

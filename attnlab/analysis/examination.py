@@ -131,7 +131,7 @@ def _losses(loaded: Loaded, rows: list[Batch], bits: tuple[int, ...]) -> dict[in
 
 
 def _loss(loaded: Loaded, rows: list[Batch]) -> float:
-    found = [jax.device_get(loaded.setup.measure(loaded.params, row)['loss']) for row in rows]
+    found = [jax.device_get(loaded.setup.measure(loaded.variables, row)['loss']) for row in rows]
     return float(sum(average.total for average in found) / sum(average.count for average in found))
 
 

@@ -45,12 +45,12 @@ def parameters(setup: Setup) -> float:
 
 def decode_ms(setup: Setup) -> float:
     """Milliseconds of one step of decoding one sequence, at the length trained on, on the device at hand."""
-    params = setup.initialize().params
-    state = nnx.merge(setup.graphdef, params).init_state(1, setup.length)
+    variables = setup.initialize().variables
+    state = nnx.merge(setup.graphdef, variables).init_state(1, setup.length)
     token = jnp.zeros((1, 1), jnp.int32)
 
-    def step(params: nnx.State, state: Any, position: jax.Array) -> tuple[jax.Array, Any]:
-        model = nnx.merge(setup.graphdef, params)
+    def step(variables: nnx.State, state: Any, position: jax.Array) -> tuple[jax.Array, Any]:
+        model = nnx.merge(setup.graphdef, variables)
         hidden, state = model.hidden(token, Context.full(1, 1, start=position), state)
         return model.logits(hidden), state
 
@@ -58,7 +58,7 @@ def decode_ms(setup: Setup) -> float:
     seconds = []
     for position in range(min(REPEATS, setup.length)):
         began = time.perf_counter()
-        logits, state = decode(params, state, jnp.int32(position))
+        logits, state = decode(variables, state, jnp.int32(position))
         jax.block_until_ready(logits)
         seconds.append(time.perf_counter() - began)
     return 1000 * float(np.median(seconds[1:]))

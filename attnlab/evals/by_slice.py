@@ -75,12 +75,12 @@ class BySlice:
         for part in self._slices(setup).values():
             part.source[0]
 
-    def evaluate(self, setup: Setup, params: nnx.State) -> SlicedEvaluation:
+    def evaluate(self, setup: Setup, variables: nnx.State) -> SlicedEvaluation:
         """Returns the mean of every metric on every slice."""
         numbers: dict[str, float] = {}
         curves: dict[str, dict[str, np.ndarray]] = {}
         for name, part in self._slices(setup).items():
-            for metric, average in totals(setup, params, part.source, part.length).items():
+            for metric, average in totals(setup, variables, part.source, part.length).items():
                 if metric.startswith(POSITION):
                     curves.setdefault(metric.removeprefix(POSITION), {})[name] = curve(average)
                 else:

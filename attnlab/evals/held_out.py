@@ -58,13 +58,13 @@ class HeldOut:
         for multiple in self.multiples:
             self._source(setup, setup.length * multiple)
 
-    def evaluate(self, setup: Setup, params: nnx.State) -> Evaluation:
+    def evaluate(self, setup: Setup, variables: nnx.State) -> Evaluation:
         """Returns loss (nats per token), bits per byte and perplexity for each length."""
         numbers: dict[str, float] = {}
         curves = {}
         for multiple in self.multiples:
             length = setup.length * multiple
-            averages = totals(setup, params, self._source(setup, length), length)
+            averages = totals(setup, variables, self._source(setup, length), length)
             suffix = '' if multiple == self.multiples[0] else f'@{multiple}x'
             numbers |= {f'{name}{suffix}': value for name, value in summary(averages).items()}
             curves[f'{multiple}x'] = curve(averages['position_loss'])

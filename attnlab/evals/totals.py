@@ -10,13 +10,13 @@ from attnlab.train.partition import batch_shards, feed
 from attnlab.train.setup import Setup
 
 
-def totals(setup: Setup, params: nnx.State, source: Rows, length: int) -> dict[str, Average]:
+def totals(setup: Setup, variables: nnx.State, source: Rows, length: int) -> dict[str, Average]:
     """The task's metrics over every row of `source`, of `length` tokens each, in float64."""
     index, count = feed(setup.mesh)
     total: dict[str, Average] = {}
     with ordered_batches(source, batch_size=_rows(setup, length), process_index=index, process_count=count) as batches:
         for batch in batches:
-            averages = jax.device_get(setup.measure(params, setup.place(batch)))
+            averages = jax.device_get(setup.measure(variables, setup.place(batch)))
             found = jax.tree.map(lambda x: np.asarray(x, np.float64), averages)
             total = {name: average.merge(total[name]) if total else average for name, average in found.items()}
     return total

@@ -1,10 +1,11 @@
-"""Parameters, with the two things the trainer wants to know of each: its logical axes and its optimiser group."""
+"""Variables of a model: parameters, which are trained, and buffers, which are kept beside them."""
 
 from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import ArrayLike
 
 GROUPS = ('matrix', 'embedding', 'vector', 'dynamics')
 """`matrix`: hidden weights. `embedding`: tables indexed by token. `vector`: biases, gains. `dynamics`: what sets the
@@ -23,8 +24,32 @@ def param(
 
     Raises ValueError for an unknown axis or group, or when `axes` and `shape` differ in length.
     """
+    _check_axes(axes, shape)
+    if group not in GROUPS:
+        raise ValueError(f'group {group!r} must be one of {GROUPS}')
+    return nnx.Param(initializer(rngs.params(), tuple(shape), jnp.float32), axes=tuple(axes), group=group)
+
+
+class Buffer(nnx.Variable):
+    """A variable that is no parameter: random features, moving averages, codebooks, what calibration measured.
+
+    It is part of the train state, saved, restored and placed on devices with the rest; no gradient is taken by it, and
+    the optimiser does not know it.
+    """
+
+
+def buffer(value: ArrayLike, *, axes: Sequence[str | None]) -> Buffer:
+    """Returns a variable that is not trained, of any type, annotated with one logical axis name per dimension.
+
+    Raises ValueError for an unknown axis, or when `axes` and the shape of `value` differ in length.
+    """
+    value = jnp.asarray(value)
+    _check_axes(axes, value.shape)
+    return Buffer(value, axes=tuple(axes))
+
+
+def _check_axes(axes: Sequence[str | None], shape: Sequence[int]) -> None:
     if len(axes) != len(shape):
         raise ValueError(f'axes {tuple(axes)} name {len(axes)} dimensions; the shape {tuple(shape)} has {len(shape)}')
-    if group not in GROUPS or not set(axes) <= set(AXES):
-        raise ValueError(f'group {group!r} must be one of {GROUPS}, and axes {tuple(axes)} among {AXES}')
-    return nnx.Param(initializer(rngs.params(), tuple(shape), jnp.float32), axes=tuple(axes), group=group)
+    if not set(axes) <= set(AXES):
+        raise ValueError(f'axes {tuple(axes)} must be among {AXES}')

@@ -44,7 +44,7 @@ def evaluate_run(
     """
     name = str(loaded.step) if name is None else name
     evaluator = _evaluator(loaded.setup, asked)
-    evaluation = evaluator.evaluate(loaded.setup, loaded.params)
+    evaluation = evaluator.evaluate(loaded.setup, loaded.variables)
     if jax.process_index() == 0:
         folder = workdir / 'evals'
         evaluation.draw(folder / name)

@@ -14,26 +14,27 @@ from attnlab.errors import UserError
 from attnlab.train.checkpoint import Checkpoints
 from attnlab.train.partition import Axes
 from attnlab.train.setup import Setup, prepare
-from attnlab.train.state import split
+from attnlab.train.state import joined, split
 
 
 @dataclasses.dataclass(frozen=True)
 class Loaded:
-    """A run's config, built, with the parameters after `step`."""
+    """A run's config, built, with the parameters and buffers after `step`."""
 
     setup: Setup
-    params: nnx.State
+    variables: nnx.State
     step: int
 
     def model(self) -> Any:
-        """The model with its parameters."""
-        return nnx.merge(self.setup.graphdef, self.params)
+        """The model with its parameters and buffers."""
+        return nnx.merge(self.setup.graphdef, self.variables)
 
     def altered(self, change: Callable[[Any], Any]) -> 'Loaded':
         """The run with another model: what `change(model)`, which may change the model itself, makes of it."""
         make = self.setup.make_model
         setup = dataclasses.replace(self.setup, make_model=lambda rngs: change(make(rngs)))
-        return Loaded(setup, split(change(self.model()))[1], self.step)
+        _, params, buffers = split(change(self.model()))
+        return Loaded(setup, joined(params, buffers), self.step)
 
 
 def load_run(workdir: pathlib.Path, step: int | None = None) -> Loaded:
@@ -62,4 +63,4 @@ def restored(setup: Setup, workdir: pathlib.Path, step: int | None = None) -> Lo
     if found is None:
         raise UserError(f'{workdir} has no checkpoint yet')
     state, carried = found
-    return Loaded(setup, state.params, carried['step'])
+    return Loaded(setup, state.variables, carried['step'])

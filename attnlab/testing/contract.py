@@ -25,7 +25,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Float
 
 from attnlab.context import PADDING, Context
-from attnlab.nn.parameter import AXES, GROUPS
+from attnlab.nn.parameter import AXES, GROUPS, Buffer
 from attnlab.testing.noise import noise, perturbed
 from attnlab.testing.tolerances import STEP, assert_close, difference_tolerance
 from attnlab.typing import State
@@ -62,6 +62,7 @@ def claimed(*, causal: bool, bidirectional: bool, streaming: bool, packed: bool)
     """Returns the checks, by name, that a mixer with these claims must pass; see the attributes of `Recipe`."""
     checks: dict[str, Callable[..., None]] = {
         'parameters': check_parameters,
+        'buffers': check_buffers,
         'shape and type': check_shape_and_type,
         'gradients': check_gradients,
         'rows apart': check_rows_apart,
@@ -99,6 +100,27 @@ def check_parameters(make: Make, *, dim: int = 32) -> None:
         )
         group = metadata.get('group')
         _require(group in GROUPS, f'parameters: the group of {name} is {group!r}, not one of {GROUPS}')
+
+
+def check_buffers(make: Make, *, dim: int = 32) -> None:
+    """Variables that are no parameters are buffers that name their logical axes, and a call leaves them as they are."""
+    mixer = make(dim, rngs=nnx.Rngs(0))
+    others = dict(nnx.to_flat_state(nnx.state(mixer, nnx.Not(nnx.Param))))
+    for path, variable in others.items():
+        name, axes = '.'.join(map(str, path)), variable.get_metadata().get('axes')
+        _require(
+            isinstance(variable, Buffer), f'buffers: {name} is {type(variable).__name__}; see attnlab.nn.parameter'
+        )
+        _require(
+            axes is not None and len(axes) == variable.ndim and set(axes) <= set(AXES),
+            f'buffers: the axes of {name} are {axes}; it has {variable.ndim} dimensions, and axes are among {AXES}',
+        )
+    if not others:
+        return
+    before = jax.tree.map(jnp.array, nnx.state(mixer, Buffer))
+    mixer(noise(2, LENGTH, dim), Context.full(2, LENGTH))
+    unchanged = jax.tree.map(jnp.array_equal, before, nnx.state(mixer, Buffer))
+    _require(all(jax.tree.leaves(unchanged)), 'buffers: a call changed one; a mixer is a pure function')
 
 
 def check_shape_and_type(make: Make, *, dim: int = 32) -> None:

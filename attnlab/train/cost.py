@@ -13,7 +13,6 @@ from flax import nnx
 from attnlab.blocks.block import mixer_of
 from attnlab.context import Context
 from attnlab.train.setup import Setup
-from attnlab.train.state import split
 from pallas_kernels import dispatch
 
 
@@ -50,8 +49,8 @@ def flops_per_token(setup: Setup) -> float:
 
 def state_bytes(setup: Setup, length: int) -> int:
     """Bytes that decoding one sequence of `length` tokens keeps, from the arrays of `init_state`."""
-    graphdef, params = split(setup.model)
-    state = jax.eval_shape(lambda params: nnx.merge(graphdef, params).init_state(1, length), params)
+    graphdef, variables = nnx.split(setup.model)
+    state = jax.eval_shape(lambda variables: nnx.merge(graphdef, variables).init_state(1, length), variables)
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
 
 
@@ -60,17 +59,17 @@ def implementations(setup: Setup) -> list[LayerCore]:
     stack = setup.model.stack
     if stack is None:
         return []
-    graphdef, params = split(setup.model)
+    graphdef, variables = nnx.split(setup.model)
     x = jax.ShapeDtypeStruct((setup.batch_size, setup.length, setup.model.dim), setup.model.dtype)
 
-    def mixed(place: int, params: nnx.State, x: jax.Array) -> jax.Array:
-        layers = list(nnx.merge(graphdef, params).stack.layers())
+    def mixed(place: int, variables: nnx.State, x: jax.Array) -> jax.Array:
+        layers = list(nnx.merge(graphdef, variables).stack.layers())
         return mixer_of(layers[place])(x, _context(*x.shape[:2]))[0]
 
     found = []
     for place, block in enumerate(stack.blocks):
         with dispatch.ledger() as entries:
-            jax.eval_shape(functools.partial(mixed, place), params, x)
+            jax.eval_shape(functools.partial(mixed, place), variables, x)
         layers = tuple(range(place, stack.depth, len(stack.blocks)))
         found += [LayerCore(layers, type(mixer_of(block)).__name__, *entry) for entry in dict.fromkeys(entries)]
     return found

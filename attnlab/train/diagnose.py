@@ -6,24 +6,29 @@ from flax import nnx
 
 from attnlab.tasks.task import Batch, Task, context
 from attnlab.train.optimizer import named_parameters
+from attnlab.train.state import TrainState, joined
 
 
-def first_nonfinite(task: Task, graphdef: nnx.GraphDef, params: nnx.State, batch: Batch) -> str:
-    """Names the first thing that is not finite, in the order: parameters, outputs of modules, loss, gradients.
+def first_nonfinite(task: Task, graphdef: nnx.GraphDef, state: TrainState, batch: Batch) -> str:
+    """Names the first thing that is not finite, in the order: parameters, buffers, outputs of modules, loss,
+    gradients.
 
     Runs the model once more, module by module, on the state and batch of the step that failed.
     """
-    bad = _bad_leaf(params)
-    if bad:
-        return f'parameter {bad}'
-    model = nnx.merge(graphdef, params)
+    for kind, variables in (('parameter', state.params), ('buffer', state.buffers)):
+        if bad := _bad_leaf(variables):
+            return f'{kind} {bad}'
+    model = nnx.merge(graphdef, state.variables)
     for stage in model.stages(batch['tokens'], context(batch)):
         if not bool(jnp.all(jnp.isfinite(stage.value))):
             return f'output of {stage.name}'
     if not bool(jnp.isfinite(task.measure(model, batch, None)['loss'].total)):
         return 'loss'
-    grads = jax.grad(lambda p: task.measure(nnx.merge(graphdef, p), batch, None)['loss'].total)(params)
-    bad = _bad_leaf(grads)
+
+    def loss(params: nnx.State) -> jax.Array:
+        return task.measure(nnx.merge(graphdef, joined(params, state.buffers)), batch, None)['loss'].total
+
+    bad = _bad_leaf(jax.grad(loss)(state.params))
     return (
         f'gradient of {bad}'
         if bad

@@ -148,7 +148,7 @@ def _settle(setup: Setup, state: TrainState, pending: Pending | None, report: Re
     metrics = jax.device_get(pending.metrics)
     if not metrics['good']:
         with jax.set_mesh(setup.mesh):
-            culprit = first_nonfinite(setup.task, setup.graphdef, state.params, pending.batch)
+            culprit = first_nonfinite(setup.task, setup.graphdef, state, pending.batch)
         raise NonFinite(
             f'step {pending.number}: loss {_loss(metrics):.4g}, gradient norm {metrics["grad_norm"]:.4g}; '
             f'the first that is not finite: {culprit}. The last checkpoint is from before it'
@@ -159,7 +159,7 @@ def _settle(setup: Setup, state: TrainState, pending: Pending | None, report: Re
 def _evaluate(
     setup: Setup, workdir: pathlib.Path, evaluator: Any, state: TrainState, number: int, report: Report
 ) -> dict[str, float]:
-    evaluation = evaluator.evaluate(setup, state.params)
+    evaluation = evaluator.evaluate(setup, state.variables)
     report.evaluation(number, evaluator.name, evaluation.numbers)
     if report.writes:
         evaluation.draw(workdir / 'figures')

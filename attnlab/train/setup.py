@@ -127,7 +127,7 @@ class Setup:
     def _measure(self) -> Callable[[nnx.State, Batch], dict[str, Average]]:
         """The metrics of a batch, without dropout, to be compiled."""
         return cores.on(
-            self.mesh, lambda params, batch: self.task.measure(nnx.merge(self.graphdef, params), batch, None)
+            self.mesh, lambda variables, batch: self.task.measure(nnx.merge(self.graphdef, variables), batch, None)
         )
 
     @functools.cached_property
@@ -173,7 +173,7 @@ class Setup:
     def undivided(self) -> list[str]:
         """What the mesh would divide and cannot, a line each: parameters, and dimensions of cores."""
         with cores.undivided() as found:
-            jax.eval_shape(self._measure, self.abstract.params, self.abstract_batch())
+            jax.eval_shape(self._measure, self.abstract.variables, self.abstract_batch())
         return [*partition.undivided(self.abstract.params, self.mesh), *dict.fromkeys(map(str, found))]
 
     def load_data(self) -> None:

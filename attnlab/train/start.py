@@ -13,17 +13,17 @@ from attnlab.train.checkpoint import Checkpoints
 from attnlab.train.optimizer import named_parameters
 from attnlab.train.state import TrainState
 
-PARAMS = 'params.'
-"""What the names of parameters in a checkpoint begin with."""
+TAKEN = ('params', 'buffers')
+"""Parts of the train state that are taken over; the names of their arrays in a checkpoint begin so."""
 
 
 @dataclasses.dataclass(frozen=True)
 class FromRun:
-    """The parameters of another run, in place of those drawn from the seed; the optimiser starts afresh.
+    """The variables of another run, in place of those drawn from the seed; the optimiser starts afresh.
 
     Attributes:
       run: the work directory of that run, which stays as it is.
-      leave: paths of parameters that are drawn all the same, such as `head/*`; `*` also crosses `/`.
+      leave: paths of those that are drawn all the same, such as `head/*`; `*` also crosses `/`.
       step: which checkpoint; `None` for the newest.
     """
 
@@ -39,13 +39,14 @@ class FromRun:
             raise UserError(f'config.start.run is {self.run}, which has no {wanted}')
 
     def into(self, state: TrainState, abstract: TrainState) -> TrainState:
-        """Replaces the parameters of `state`, `abstract` being its shapes and shardings, by those of the run.
+        """Replaces the variables of `state`, `abstract` being its shapes and shardings, by those of the run.
 
         Raises `UserError` for a pattern that matches nothing, and for a parameter that the run lacks or has in another
         shape, naming it.
         """
         named = _named(abstract)
-        paths = dict(zip(named, named_parameters(abstract.params), strict=True))
+        found_paths = (path for part in TAKEN for path in named_parameters(getattr(abstract, part)))
+        paths = dict(zip(named, found_paths, strict=True))
         for pattern in self.leave:
             if not fnmatch.filter(paths.values(), pattern):
                 raise UserError(
@@ -63,8 +64,17 @@ class FromRun:
             checkpoints.close()
         if found is None:
             raise UserError(f'config.start.run is {self.run}, which has no checkpoint')
-        leaves = (_named(state) | found[0]).values()
-        return dataclasses.replace(state, params=jax.tree.unflatten(jax.tree.structure(state.params), leaves))
+        parts = {part: getattr(state, part) for part in TAKEN}
+        leaves = _named(state) | found[0]
+        return dataclasses.replace(
+            state,
+            **{
+                part: jax.tree.unflatten(
+                    jax.tree.structure(tree), [leaf for name, leaf in leaves.items() if name.startswith(f'{part}.')]
+                )
+                for part, tree in parts.items()
+            },
+        )
 
     @property
     def _folder(self) -> pathlib.Path:
@@ -72,6 +82,9 @@ class FromRun:
 
 
 def _named(state: TrainState) -> dict[str, Any]:
-    """The parameters by their names in a checkpoint."""
-    leaves = jax.tree.leaves_with_path(state.params)
-    return {PARAMS + jax.tree_util.keystr(path, simple=True, separator='.'): leaf for path, leaf in leaves}
+    """Parameters and buffers by their names in a checkpoint."""
+    return {
+        f'{part}.{jax.tree_util.keystr(path, simple=True, separator=".")}': leaf
+        for part in TAKEN
+        for path, leaf in jax.tree.leaves_with_path(getattr(state, part))
+    }

@@ -1,4 +1,4 @@
-"""What training changes: parameters, optimiser state, step. Everything else of a run is its config."""
+"""What changes in a run: parameters, optimiser state, step, and buffers. Everything else of a run is its config."""
 
 import dataclasses
 from collections.abc import Callable
@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
+from attnlab.nn.parameter import Buffer
 from attnlab.random import key_for
 
 
@@ -21,27 +22,39 @@ class TrainState:
       params: parameters, float32.
       opt_state: the state of the optax transformation.
       step: number of updates made, int32.
+      buffers: the model's other variables, which training leaves as they are (see `attnlab.nn.parameter.Buffer`).
     """
 
     params: nnx.State
     opt_state: Any
     step: Any
+    buffers: nnx.State = dataclasses.field(default_factory=lambda: nnx.State({}))
+
+    @property
+    def variables(self) -> nnx.State:
+        """Parameters and buffers: what `nnx.merge` makes a model of."""
+        return joined(self.params, self.buffers)
 
 
-def split(model: nnx.Module) -> tuple[nnx.GraphDef, nnx.State]:
-    """The model's structure and its parameters. Raises TypeError for a model that holds anything else."""
-    graphdef, params, rest = nnx.split(model, nnx.Param, ...)  # type: ignore[misc]
+def split(model: nnx.Module) -> tuple[nnx.GraphDef, nnx.State, nnx.State]:
+    """The model's structure, its parameters, and its buffers. Raises TypeError for a model that holds anything else."""
+    graphdef, params, buffers, rest = nnx.split(model, nnx.Param, Buffer, ...)  # type: ignore[misc]
     if jax.tree.leaves(rest):
-        raise TypeError(f'the model holds variables that are not parameters, which a checkpoint would lose: {rest}')
-    return graphdef, params
+        raise TypeError(f'the model holds variables that are neither parameters nor buffers, which are lost: {rest}')
+    return graphdef, params, buffers
+
+
+def joined(params: nnx.State, buffers: nnx.State) -> nnx.State:
+    """All variables of a model."""
+    return nnx.merge_state(params, buffers)
 
 
 def initialize(
     make_model: Callable[[nnx.Rngs], nnx.Module], transform: optax.GradientTransformation, seed: int | jax.Array
 ) -> TrainState:
     """The state before the first step, a pure function of the seed."""
-    _, params = split(make_model(nnx.Rngs(params=key_for(seed, 0, 'init'))))
-    return TrainState(params, transform.init(params), jnp.int32(0))
+    _, params, buffers = split(make_model(nnx.Rngs(params=key_for(seed, 0, 'init'))))
+    return TrainState(params, transform.init(params), jnp.int32(0), buffers)
 
 
 def abstract_model(make_model: Callable[[nnx.Rngs], nnx.Module]) -> nnx.Module:

@@ -13,7 +13,7 @@ from jaxtyping import Array, Int
 from attnlab.metrics import Average
 from attnlab.random import key_for
 from attnlab.tasks.task import Batch, Task
-from attnlab.train.state import TrainState
+from attnlab.train.state import TrainState, joined
 
 Metrics = dict[str, Any]
 Step = Callable[[TrainState, Batch, Int[Array, '']], tuple[TrainState, Metrics]]
@@ -30,8 +30,8 @@ def make_step(
     With `accumulate=n` the batch is taken in n parts one after another; loss and gradient are those of the whole batch.
     """
 
-    def total_loss(params: nnx.State, batch: Batch, key: jax.Array) -> tuple[jax.Array, Metrics]:
-        averages = task.measure(nnx.merge(graphdef, params), batch, key)
+    def total_loss(params: nnx.State, buffers: nnx.State, batch: Batch, key: jax.Array) -> tuple[jax.Array, Metrics]:
+        averages = task.measure(nnx.merge(graphdef, joined(params, buffers)), batch, key)
         kept = {name: average for name, average in averages.items() if average.total.ndim == 0}
         return averages['loss'].total, kept
 
@@ -39,11 +39,11 @@ def make_step(
 
     def update(state: TrainState, grads: nnx.State) -> TrainState:
         updates, opt_state = transform.update(grads, state.opt_state, state.params)
-        return TrainState(optax.apply_updates(state.params, updates), opt_state, state.step + 1)
+        return TrainState(optax.apply_updates(state.params, updates), opt_state, state.step + 1, state.buffers)
 
     def step(state: TrainState, batch: Batch, number: Int[Array, '']) -> tuple[TrainState, Metrics]:
         key = key_for(seed, number, 'dropout')
-        summed, averages = _accumulated(gradient, state.params, batch, key, accumulate)
+        summed, averages = _accumulated(gradient, state, batch, key, accumulate)
         count = jnp.maximum(averages['loss'].count, 1.0)
         grads = jax.tree.map(lambda g: g / count, summed)
         norm = optax.tree.norm(grads)
@@ -55,19 +55,20 @@ def make_step(
 
 
 def _accumulated(
-    gradient: Callable[..., Any], params: nnx.State, batch: Batch, key: jax.Array, parts: int
+    gradient: Callable[..., Any], state: TrainState, batch: Batch, key: jax.Array, parts: int
 ) -> tuple[nnx.State, dict[str, Average]]:
     """Sums of gradients and metrics over equal parts of the batch, row i going to part i % parts."""
     if parts == 1:
-        return gradient(params, batch, key)
+        return gradient(state.params, state.buffers, batch, key)
 
     def part(carry: Any, item: tuple[Batch, jax.Array]) -> tuple[Any, None]:
         rows, index = item
-        return jax.tree.map(jnp.add, carry, gradient(params, rows, jax.random.fold_in(key, index))), None
+        found = gradient(state.params, state.buffers, rows, jax.random.fold_in(key, index))
+        return jax.tree.map(jnp.add, carry, found), None
 
     strided = jax.tree.map(lambda x: x.reshape(x.shape[0] // parts, parts, *x.shape[1:]).swapaxes(0, 1), batch)
     first = jax.tree.map(lambda x: x[0], strided)
-    shapes = jax.eval_shape(gradient, params, first, key)
+    shapes = jax.eval_shape(gradient, state.params, state.buffers, first, key)
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
     return jax.lax.scan(part, zeros, (strided, jnp.arange(parts)))[0]
 

@@ -60,7 +60,7 @@ def measure(finished: Finished):
     """Bits per byte by length of the window, on the same tokens, and nats per token by position in the longest."""
     setup = finished.loaded.setup
     (evaluator,) = setup.evals
-    found = dataclasses.replace(evaluator, multiples=MULTIPLES).evaluate(setup, finished.loaded.params)
+    found = dataclasses.replace(evaluator, multiples=MULTIPLES).evaluate(setup, finished.loaded.variables)
     names = {f'{multiple * LENGTH}': '' if multiple == 1 else f'@{multiple}x' for multiple in MULTIPLES}
     return {
         'bits_per_byte': {length: found.numbers[f'bits_per_byte{suffix}'] for length, suffix in names.items()},

@@ -290,7 +290,7 @@ def test_a_run_starts_from_the_parameters_of_another(tmp_path):
     def starting(start):
         return dataclasses.replace(setup, start=start).sharing(setup)
 
-    before = named_parameters(load_run(first).params)
+    before = named_parameters(load_run(first).variables)
     started = named_parameters(setup.initialize().params)
     fresh = named_parameters(starting(None).initialize().params)
     for name, variable in started.items():

@@ -11,6 +11,7 @@ from jax import Array
 
 from attnlab.context import Context
 from attnlab.mixers.mixer import Mixer
+from attnlab.nn.parameter import buffer
 from attnlab.nn.projections import Linear
 from attnlab.testing.contract import check_implementations, check_mixer, claimed
 
@@ -164,6 +165,30 @@ class HasANarrowParameter(Lag):
         self.output.weight = nnx.Param(weight[...].astype(jnp.bfloat16), **weight.get_metadata())
 
 
+class HasABuffer(Lag):
+    """An honest mixer with a variable that is not trained."""
+
+    def __init__(self, dim: int, **kwargs: Any):
+        super().__init__(dim, **kwargs)
+        self.seen = buffer(jax.random.normal(kwargs['rngs'].params(), (dim,)), axes=('embed',))
+
+    def before(self, x: Array, segments: Array, last: Last) -> Array:
+        return super().before(x, segments, last) * self.seen[...].astype(x.dtype)[None, None]
+
+
+class ChangesABuffer(HasABuffer):
+    def before(self, x: Array, segments: Array, last: Last) -> Array:
+        y = super().before(x, segments, last)
+        self.seen[...] = 0.9 * self.seen[...] + 0.1 * jnp.mean(x, axis=(0, 1))
+        return y
+
+
+class HoldsABareVariable(Lag):
+    def __init__(self, dim: int, **kwargs: Any):
+        super().__init__(dim, **kwargs)
+        self.seen = nnx.BatchStat(jnp.zeros(dim))
+
+
 class DependsOnTheImplementation(Lag):
     def before(self, x: Array, segments: Array, last: Last) -> Array:
         return super().before(x, segments, last) * (1.001 if self.implementation == 'xla' else 1.0)
@@ -192,12 +217,19 @@ CAUGHT = [
     (IgnoresCausalFalse, 'bidirectional'),
     (HasABareParameter, 'parameters'),
     (HasANarrowParameter, 'parameters'),
+    (ChangesABuffer, 'buffers'),
+    (HoldsABareVariable, 'buffers'),
 ]
 
 
 def test_an_honest_mixer_passes():
     check_mixer(Lag, causal=True, bidirectional=True, streaming=True, packed=True)
     check_implementations(Lag, names=('xla',))
+
+
+@pytest.mark.parametrize('name', ['buffers', 'parameters', 'bfloat16', 'compiles once', 'gradients', 'streaming'])
+def test_an_honest_mixer_may_have_a_buffer(name: str):
+    CHECKS[name](HasABuffer)
 
 
 @pytest.mark.parametrize(('mixer', 'name'), [pytest.param(m, n, id=f'{m.__name__}-{n}') for m, n in CAUGHT])

@@ -44,7 +44,7 @@ class Squares:
 
 def made(accumulate=1):
     transform = optax.sgd(0.1)
-    graphdef, _ = split(Line(rngs=nnx.Rngs(0)))
+    graphdef, _, _ = split(Line(rngs=nnx.Rngs(0)))
     step = jax.jit(make_step(graphdef, Squares(), transform, seed=0, accumulate=accumulate))
     return step, initialize(lambda rngs: Line(rngs=rngs), transform, 0)
 
@@ -100,5 +100,5 @@ def test_a_step_that_is_not_finite_and_all_after_it_change_nothing():
 def test_a_model_that_holds_more_than_parameters_is_refused():
     model = Line(rngs=nnx.Rngs(0))
     model.seen = nnx.BatchStat(jnp.zeros(3))
-    with pytest.raises(TypeError, match='variables that are not parameters'):
+    with pytest.raises(TypeError, match='variables that are neither parameters nor buffers'):
         split(model)
