@@ -16,7 +16,6 @@ from attnlab.analysis import statistics
 from attnlab.blocks.block import mixer_of
 from attnlab.errors import UserError
 from attnlab.files import write_json
-from attnlab.functional import cores
 from attnlab.mixers.softmax.attention import Attention
 from attnlab.quantize.formats import quantized
 from attnlab.runs.loading import Loaded, load_run
@@ -91,7 +90,7 @@ def _rows(loaded: Loaded, split_name: str, count: int) -> list[Batch]:
 
 def _layers(loaded: Loaded, rows: list[Batch]) -> Iterator[dict[str, float]]:
     """The numbers of every layer, over the rows one after the other."""
-    examine = jax.jit(cores.on(loaded.setup.mesh, _examine))
+    examine = loaded.setup.jit(_examine)
     model = loaded.model()
     found = [examine(model, row) for row in rows]
     for layer in zip(*jax.device_get(found), strict=True):

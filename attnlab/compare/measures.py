@@ -15,7 +15,6 @@ from flax import nnx
 
 from attnlab.context import Context
 from attnlab.errors import UserError, nearest
-from attnlab.functional import cores
 from attnlab.train.cost import flops_per_token, state_bytes
 from attnlab.train.setup import Setup
 
@@ -54,7 +53,7 @@ def decode_ms(setup: Setup) -> float:
         hidden, state = model.hidden(token, Context.full(1, 1, start=position), state)
         return model.logits(hidden), state
 
-    decode = jax.jit(cores.on(setup.mesh, step), donate_argnums=1)
+    decode = setup.jit(step, donate_argnums=1)
     seconds = []
     for position in range(min(REPEATS, setup.length)):
         began = time.perf_counter()

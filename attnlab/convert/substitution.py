@@ -130,7 +130,7 @@ def _losses_of_mass(loaded: Loaded, bits: int, rows: int) -> list[Float[np.ndarr
     """The mean of what rounding takes from the weight of a visible key, by layer and head; `None` without a softmax."""
     source = loaded.setup.task.source('train', loaded.setup.length)
 
-    @jax.jit
+    @loaded.setup.jit
     def measure(model: Any, batch: Any) -> list[Array | None]:
         ctx = context(batch)
         x = model.embed(batch['tokens'], ctx)

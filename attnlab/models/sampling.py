@@ -1,7 +1,8 @@
 """Text from a trained model: prefill, then one token at a time."""
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,22 +18,30 @@ from attnlab.typing import State
 
 
 def generate(
-    model: Predictor, prompt: np.ndarray, steps: int, *, temperature: float = 1.0, top_p: float = 1.0, seed: int = 0
+    model: Predictor,
+    prompt: np.ndarray,
+    steps: int,
+    *,
+    temperature: float = 1.0,
+    top_p: float = 1.0,
+    seed: int = 0,
+    jit: Callable[..., Any] = jax.jit,
 ) -> Iterator[int]:
     """Yields `steps` tokens that go on from `prompt` (int `t`, not empty), each drawn as soon as it is asked for.
 
     The prompt is read in one pass; each token then costs one step of every mixer, whatever came before.
-    Temperature 0 takes the likeliest token. The tokens are a pure function of the arguments. Raises `UserError` for a
-    model that cannot go on from its own predictions.
+    Temperature 0 takes the likeliest token. The tokens are a pure function of the arguments. `jit` compiles the steps:
+    that of a run's `Precision` gives them its precision. Raises `UserError` for a model that cannot go on from its own
+    predictions.
     """
     if not model.decodes:
         raise UserError('this model does not read tokens one by one: it cannot go on from its own predictions')
     graphdef, variables = nnx.split(model)
     tokens = jnp.asarray(prompt, jnp.int32)[None]
     state = model.init_state(1, len(prompt) + steps)
-    draw = jax.jit(functools.partial(_draw, graphdef, temperature=temperature, top_p=top_p))
+    draw = jit(functools.partial(_draw, graphdef, temperature=temperature, top_p=top_p))
     mesh = cores.mesh_of(variables)
-    advance = jax.jit(cores.on(mesh, functools.partial(_advance, graphdef)), donate_argnums=2)
+    advance = jit(cores.on(mesh, functools.partial(_advance, graphdef)), donate_argnums=2)
     key = jax.random.key(seed)
     position = 0
     for index in range(steps):

@@ -29,6 +29,9 @@ def generate_text(
     tokenizer = load_tokenizer(workdir / TOKENIZER)
     (ids,) = tokenizer.encode([prompt.encode()])
     stream = StreamDecoder(tokenizer)
-    for token in generate(loaded.model(), ids, tokens, temperature=temperature, top_p=top_p, seed=seed):
+    drawn = generate(
+        loaded.model(), ids, tokens, temperature=temperature, top_p=top_p, seed=seed, jit=loaded.setup.precision.jit
+    )
+    for token in drawn:
         yield stream.feed([token])
     yield stream.finish()

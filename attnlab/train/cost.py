@@ -68,7 +68,7 @@ def implementations(setup: Setup) -> list[LayerCore]:
 
     found = []
     for place, block in enumerate(stack.blocks):
-        with dispatch.ledger() as entries:
+        with setup.precision.scope(), dispatch.ledger() as entries:
             jax.eval_shape(functools.partial(mixed, place), variables, x)
         layers = tuple(range(place, stack.depth, len(stack.blocks)))
         found += [LayerCore(layers, type(mixer_of(block)).__name__, *entry) for entry in dict.fromkeys(entries)]

@@ -147,7 +147,7 @@ def _settle(setup: Setup, state: TrainState, pending: Pending | None, report: Re
         return
     metrics = jax.device_get(pending.metrics)
     if not metrics['good']:
-        with jax.set_mesh(setup.mesh):
+        with setup.precision.scope(), jax.set_mesh(setup.mesh):
             culprit = first_nonfinite(setup.task, setup.graphdef, state, pending.batch)
         raise NonFinite(
             f'step {pending.number}: loss {_loss(metrics):.4g}, gradient norm {metrics["grad_norm"]:.4g}; '

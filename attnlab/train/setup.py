@@ -47,15 +47,84 @@ class Scalars(NamedTuple):
 
 
 SCALARS = ('seed', 'optimizer.peak_lr', 'optimizer.weight_decay')
-"""Where a config holds them."""
+"""The config paths of `Scalars`."""
 
-COMPILED = ('model', 'graphdef', 'transform', 'abstract', 'program', 'initialization', 'measure')
-"""What of a setup does not depend on them."""
+
+class Compiled:
+    """The model of a run, the shapes of its state, and its compiled programs: all that does not depend on `Scalars`.
+
+    Every program is made when it is first asked for, with the run's own precision of matrix products.
+    """
+
+    def __init__(self, setup: 'Setup'):
+        self._setup = setup
+
+    @functools.cached_property
+    def model(self) -> Any:
+        """The model, with shapes in place of arrays."""
+        return abstract_model(self._setup.make_model)
+
+    @functools.cached_property
+    def graphdef(self) -> nnx.GraphDef:
+        """The structure of the model."""
+        return split(self.model)[0]
+
+    @functools.cached_property
+    def transform(self) -> optax.GradientTransformation:
+        """The optimiser's transformation of this model's gradients."""
+        return self._setup.optimizer.transform(split(self.model)[1], self._setup.steps)
+
+    @functools.cached_property
+    def abstract(self) -> TrainState:
+        """Shapes, types and shardings of the train state."""
+        shapes = jax.eval_shape(self._initialize, self._setup.scalars.seed)
+        shardings = partition.state_shardings(shapes, self._setup.mesh)
+        return jax.tree.map(
+            lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), shapes, shardings
+        )
+
+    @functools.cached_property
+    def program(self) -> Any:
+        """The training step, `program(state, batch, number, scalars)`; it consumes the state it is given."""
+        setup, params = self._setup, split(self.model)[1]
+
+        def step(state: TrainState, batch: Batch, number: jax.Array, scalars: Scalars) -> tuple[TrainState, Metrics]:
+            transform = setup.optimizer.transform(params, setup.steps, scalars.rates)
+            made = make_step(self.graphdef, setup.task, transform, seed=scalars.seed, accumulate=setup.accumulate)
+            return made(state, batch, number)
+
+        return setup.jit(step, donate_argnums=0, out_shardings=(self._shardings(), None))
+
+    @functools.cached_property
+    def measure(self) -> Callable[[nnx.State, Batch], dict[str, Average]]:
+        """The metrics of a batch, without dropout."""
+        return self._setup.jit(self.averages)
+
+    def averages(self, variables: nnx.State, batch: Batch) -> dict[str, Average]:
+        """What `measure` compiles."""
+        return self._setup.task.measure(nnx.merge(self.graphdef, variables), batch, None)
+
+    @functools.cached_property
+    def initialization(self) -> Any:
+        """The state before the first step, by seed."""
+        # Random numbers take XLA for CPUs longer to optimise than anything else of a cold start, and run once.
+        on_cpu = self._setup.mesh.devices.flat[0].platform == 'cpu'
+        options = {'xla_backend_optimization_level': 1} if on_cpu else None
+        return self._setup.precision.jit(self._initialize, out_shardings=self._shardings(), compiler_options=options)
+
+    def _initialize(self, seed: jax.Array) -> TrainState:
+        return initialize(self._setup.make_model, self.transform, seed)
+
+    def _shardings(self) -> TrainState:
+        return jax.tree.map(lambda leaf: leaf.sharding, self.abstract)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Setup:
-    """A run's config, built: what to train, on what, how. Holds shapes, not arrays."""
+    """A run's config, built: what to train, on what, how. Holds shapes, not arrays.
+
+    `sharing` makes one that takes its compiled programs from another.
+    """
 
     seed: int
     steps: int
@@ -71,42 +140,40 @@ class Setup:
     mesh: Mesh
     make_model: Callable[[nnx.Rngs], nnx.Module]
     start: FromRun | None = None
+    shared_with: dataclasses.InitVar['Setup | None'] = None
+    compiled: Compiled = dataclasses.field(init=False, repr=False)
 
-    @functools.cached_property
+    def __post_init__(self, shared_with: 'Setup | None') -> None:
+        object.__setattr__(self, 'compiled', Compiled(self) if shared_with is None else shared_with.compiled)
+
+    def sharing(self, other: 'Setup') -> 'Setup':
+        """This setup with the compiled programs of another, whose config differs in `SCALARS` alone."""
+        return dataclasses.replace(self, shared_with=other)
+
+    @property
     def model(self) -> Any:
         """The model, with shapes in place of arrays."""
-        return abstract_model(self.make_model)
+        return self.compiled.model
 
-    @functools.cached_property
+    @property
     def graphdef(self) -> nnx.GraphDef:
         """The structure of the model."""
-        return split(self.model)[0]
+        return self.compiled.graphdef
 
-    @functools.cached_property
+    @property
     def transform(self) -> optax.GradientTransformation:
         """The optimiser's transformation of this model's gradients."""
-        return self.optimizer.transform(split(self.model)[1], self.steps)
+        return self.compiled.transform
 
-    @functools.cached_property
+    @property
     def abstract(self) -> TrainState:
         """Shapes, types and shardings of the train state."""
-        shapes = jax.eval_shape(self._initialize, self.scalars.seed)
-        shardings = partition.state_shardings(shapes, self.mesh)
-        return jax.tree.map(
-            lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), shapes, shardings
-        )
+        return self.compiled.abstract
 
-    @functools.cached_property
-    def program(self) -> Any:
-        """The compiled training step, `program(state, batch, number, scalars)`; it consumes the state it is given."""
-        params = split(self.model)[1]
-
-        def step(state: TrainState, batch: Batch, number: jax.Array, scalars: Scalars) -> tuple[TrainState, Metrics]:
-            transform = self.optimizer.transform(params, self.steps, scalars.rates)
-            made = make_step(self.graphdef, self.task, transform, seed=scalars.seed, accumulate=self.accumulate)
-            return made(state, batch, number)
-
-        return jax.jit(cores.on(self.mesh, step), donate_argnums=0, out_shardings=(self._shardings(), None))
+    @property
+    def measure(self) -> Callable[[nnx.State, Batch], dict[str, Average]]:
+        """The compiled metrics of a batch, without dropout."""
+        return self.compiled.measure
 
     @property
     def scalars(self) -> Scalars:
@@ -114,40 +181,18 @@ class Setup:
         seed = np.int64(self.seed).astype(jax.dtypes.canonicalize_dtype(np.int64))
         return Scalars(seed, Rates(*map(np.float32, self.optimizer.rates)))
 
+    def jit(self, function: Callable[..., Any], **options: Any) -> Any:
+        """`jax.jit(function, **options)` with this run's precision of matrix products, over its mesh."""
+        return self.precision.jit(cores.on(self.mesh, function), **options)
+
     def step(self, state: TrainState, batch: Batch, number: np.int32) -> tuple[TrainState, Metrics]:
         """Takes one training step; consumes the state it is given."""
-        return self.program(state, batch, number, self.scalars)
-
-    @functools.cached_property
-    def measure(self) -> Callable[[nnx.State, Batch], dict[str, Average]]:
-        """The compiled metrics of a batch, without dropout."""
-        return jax.jit(self._measure)
-
-    @property
-    def _measure(self) -> Callable[[nnx.State, Batch], dict[str, Average]]:
-        """The metrics of a batch, without dropout, to be compiled."""
-        return cores.on(
-            self.mesh, lambda variables, batch: self.task.measure(nnx.merge(self.graphdef, variables), batch, None)
-        )
-
-    @functools.cached_property
-    def initialization(self) -> Any:
-        """The compiled state before the first step, by seed."""
-        # Random numbers take XLA for CPUs longer to optimise than anything else of a cold start, and run once.
-        on_cpu = self.mesh.devices.flat[0].platform == 'cpu'
-        options = {'xla_backend_optimization_level': 1} if on_cpu else None
-        return jax.jit(self._initialize, out_shardings=self._shardings(), compiler_options=options)
+        return self.compiled.program(state, batch, number, self.scalars)
 
     def initialize(self) -> TrainState:
         """The state before the first step, each device making only its own shard."""
-        state = self.initialization(self.scalars.seed)
+        state = self.compiled.initialization(self.scalars.seed)
         return state if self.start is None else self.start.into(state, self.abstract)
-
-    def sharing(self, other: 'Setup') -> 'Setup':
-        """This setup with the compiled programs of another, whose config differs in `SCALARS` alone."""
-        shared = dataclasses.replace(self)
-        shared.__dict__.update({name: getattr(other, name) for name in COMPILED})
-        return shared
 
     def place(self, batch: Mapping[str, np.ndarray]) -> Batch:
         """Puts this process's rows of a batch onto its devices; the result is the global batch."""
@@ -168,12 +213,12 @@ class Setup:
         replicated = NamedSharding(self.mesh, PartitionSpec())
         number = jax.ShapeDtypeStruct((), jnp.int32, sharding=replicated)
         scalars = jax.tree.map(lambda x: jax.ShapeDtypeStruct((), x.dtype, sharding=replicated), self.scalars)
-        return self.program.trace(self.abstract, self.abstract_batch(), number, scalars)
+        return self.compiled.program.trace(self.abstract, self.abstract_batch(), number, scalars)
 
     def undivided(self) -> list[str]:
         """What the mesh would divide and cannot, a line each: parameters, and dimensions of cores."""
         with cores.undivided() as found:
-            jax.eval_shape(self._measure, self.abstract.variables, self.abstract_batch())
+            jax.eval_shape(cores.on(self.mesh, self.compiled.averages), self.abstract.variables, self.abstract_batch())
         return [*partition.undivided(self.abstract.params, self.mesh), *dict.fromkeys(map(str, found))]
 
     def load_data(self) -> None:
@@ -193,12 +238,6 @@ class Setup:
                 f'config.batch_size, {self.batch_size}, does not divide into config.accumulate={self.accumulate} parts '
                 f'of a multiple of {shards} rows (the devices of the mesh axes data and fsdp)'
             )
-
-    def _initialize(self, seed: jax.Array) -> TrainState:
-        return initialize(self.make_model, self.transform, seed)
-
-    def _shardings(self) -> TrainState:
-        return jax.tree.map(lambda leaf: leaf.sharding, self.abstract)
 
 
 KEYS = frozenset(
@@ -221,7 +260,6 @@ def prepare(config: ConfigDict) -> Setup:
         if type(built[name]) is not int or built[name] < 1:
             raise UserError(f'config.{name} is {built[name]!r}; it wants a whole number from 1')
     task, precision = built['task'], built['precision']
-    jax.config.update('jax_default_matmul_precision', precision.matmul)
     return Setup(
         **{name: built[name] for name in ('seed', 'steps', 'batch_size', 'accumulate', 'length', 'optimizer', 'evals')},
         task=task,

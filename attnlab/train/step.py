@@ -1,6 +1,8 @@
 """One training step, a pure function of state and batch."""
 
+import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -84,3 +86,17 @@ class Precision:
 
     activations: str = 'float32'
     matmul: str = 'default'
+
+    def scope(self) -> contextlib.AbstractContextManager[None]:
+        """Matrix products that are traced, or computed one by one, inside have the precision `matmul`."""
+        return jax.default_matmul_precision(self.matmul)
+
+    def jit(self, function: Callable[..., Any], **options: Any) -> Any:
+        """`jax.jit(function, **options)`, traced inside the scope whoever calls it."""
+
+        @functools.wraps(function)
+        def scoped(*args: Any, **kwargs: Any) -> Any:
+            with self.scope():
+                return function(*args, **kwargs)
+
+        return jax.jit(scoped, **options)

@@ -62,10 +62,11 @@ def config(label, size, seed):
 def measure(finished: Finished):
     """Accuracy and weight of the largest item by number of items, of the softmax also with adaptive temperature."""
     loaded, task = finished.loaded, finished.loaded.setup.task
-    found = by_items(loaded.model(), task)
-    if not finished.label.startswith('softmax'):
-        return found
-    return found | {'adaptive': by_items(substituted(loaded, 'adaptive_temperature').model(), task)}
+    with loaded.setup.precision.scope():
+        found = by_items(loaded.model(), task)
+        if not finished.label.startswith('softmax'):
+            return found
+        return found | {'adaptive': by_items(substituted(loaded, 'adaptive_temperature').model(), task)}
 
 
 def by_items(model, task):

@@ -107,7 +107,7 @@ def test_a_trial_is_the_run_that_training_makes(unbroken, tmp_path):
 
 def test_trials_that_differ_in_scalars_compile_nothing_and_cost_little(unbroken, programs, make, monkeypatch):
     (setup, _), *rest = programs._made.values()
-    assert not rest and setup.program._cache_size() == setup.initialization._cache_size() == 1
+    assert not rest and setup.compiled.program._cache_size() == setup.compiled.initialization._cache_size() == 1
     compiled = []
     jax.monitoring.register_event_duration_secs_listener(lambda name, seconds, **_: compiled.append(name))
     study, inside, train = make('trials=1,high=3e-2'), [], launch.train
@@ -123,7 +123,7 @@ def test_trials_that_differ_in_scalars_compile_nothing_and_cost_little(unbroken,
     began = time.process_time()
     assert run_trial(study, study.claim(), programs) == Outcome.DONE
     assert time.process_time() - began - inside[0] < 2.0
-    assert setup.program._cache_size() == 1 and not any('backend_compile' in name for name in compiled)
+    assert setup.compiled.program._cache_size() == 1 and not any('backend_compile' in name for name in compiled)
 
 
 def test_failures_are_recorded_with_their_reasons_and_the_study_goes_on(make, programs):
