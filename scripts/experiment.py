@@ -8,7 +8,8 @@ import sys
 from rich.console import Console
 
 from attnlab.errors import UserError
-from attnlab.experiment.runs import Experiment, report_experiment, run_experiment
+from attnlab.experiment.experiment import Experiment
+from attnlab.experiment.runs import report_experiment, run_experiment
 from attnlab.train import devices
 
 EXPERIMENTS = pathlib.Path(__file__).resolve().parents[1] / 'experiments'

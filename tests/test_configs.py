@@ -10,7 +10,7 @@ import pytest
 from attnlab.compare.equality import unmatched
 from attnlab.compare.measures import parameters
 from attnlab.errors import UserError
-from attnlab.experiment.runs import SIZES, Experiment
+from attnlab.experiment.experiment import SIZES, Experiment
 from attnlab.experiment.studies import TOLERANCE
 from attnlab.sweep.sweep import read
 from attnlab.train.cost import state_bytes

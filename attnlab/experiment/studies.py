@@ -1,10 +1,12 @@
 """An experiment whose runs are the trials of sweeps: studies that are compared, in one report or several.
 
 It is a folder whose `sweep.py` has `studies(size)`, which returns the sweeps' configs by report and study, such as
-`{'recall': {'gla': sweep_config(...), 'mha': sweep_config(...)}}`. What comes of it are the pages
-`results/SIZE/REPORT/index.html` with their figures and numbers, and the tables in `README.md`, between two comments.
+`{'recall': {'gla': sweep_config(...), 'mha': sweep_config(...)}}`, and whose `plot.py` has `figure(studies)`, of what
+`results/SIZE.json` holds of each. Beside the studies, in `WORKDIRS/NAME/SIZE/pages/REPORT`, the page of each report is
+written as `attnlab report` writes it.
 """
 
+import dataclasses
 import json
 import os
 import pathlib
@@ -16,10 +18,20 @@ from rich.console import Console
 
 from attnlab import files
 from attnlab.compare.report.comparison import Comparison, cells, headers
-from attnlab.compare.report.contents import gather
+from attnlab.compare.report.contents import Shown, gather
 from attnlab.compare.report.page import write_report
 from attnlab.errors import UserError
-from attnlab.experiment.runs import Experiment, Row, markdown, provenance, written
+from attnlab.experiment.experiment import Experiment, load_module
+from attnlab.experiment.results import (
+    Measurements,
+    markdown,
+    provenance,
+    rounded,
+    with_results,
+    write_figure,
+    write_readme,
+    write_results,
+)
 from attnlab.runs.record import read_record
 from attnlab.sweep import launch
 from attnlab.sweep.study import Study, create_study
@@ -39,7 +51,7 @@ def run_studies(experiment: Experiment, workdirs: pathlib.Path, command: str, wo
     A study is kept in `workdirs/NAME/SIZE/REPORT/STUDY`, and goes on where it was stopped or killed. Raises `UserError`
     for a folder that holds a study of another sweep, and for a README without the two comments.
     """
-    written((experiment.folder / 'README.md').read_text(), experiment.size, '')
+    with_results((experiment.folder / 'README.md').read_text(), experiment.size, '')
     for folder, config in _folders(experiment, workdirs).items():
         study = create_study(folder, config)
         if not study.finished():
@@ -52,22 +64,49 @@ def run_studies(experiment: Experiment, workdirs: pathlib.Path, command: str, wo
 
 
 def report_studies(experiment: Experiment, workdirs: pathlib.Path, command: str, console: Console) -> None:
-    """Writes the pages and the tables of the README. Raises `UserError` where a study was not begun."""
+    """Writes the results, the figure, the README's tables and the pages. Raises `UserError` for a study not begun."""
     folders = _folders(experiment, workdirs)
     missing = [folder for folder in folders if not (folder / 'sweep.json').exists()]
     if missing:
         raise UserError(f'{missing[0]} is not a study yet: run the experiment first')
-    tables = []
+    tables: list[str] = []
+    studies: list[Measurements] = []
     for report in dict.fromkeys(folder.parent for folder in folders):
-        out = experiment.folder / 'results' / experiment.size / report.name
-        found = gather(
-            [folder for folder in folders if folder.parent == report], out, by=MATCHED_BY, tolerance=TOLERANCE
-        )
-        write_report(found, out, console)
+        page = report.parent / 'pages' / report.name
+        compared = [folder for folder in folders if folder.parent == report]
+        found = gather(compared, page, by=MATCHED_BY, tolerance=TOLERANCE)
+        write_report(found, page, console)
         tables.append(_table(report.name, found.comparison))
+        studies += [measurements(report.name, found.comparison.metric, study) for study in found.studies]
     made = provenance([_made(folder) for folder in folders], len(folders), command, 'studies')
-    readme = experiment.folder / 'README.md'
-    files.write(readme, written(readme.read_text(), experiment.size, '\n\n'.join([*tables, made])))
+    facts = {'experiment': experiment.folder.name, 'size': experiment.size, 'command': command, 'made': made}
+    studies = [rounded(study) for study in studies]
+    write_results(experiment, facts, 'studies', studies)
+    write_figure(experiment, load_module(experiment.folder / 'plot.py').figure(studies))
+    write_readme(experiment, '\n\n'.join([*tables, made]))
+    names = f'README.md, results/{experiment.size}.json, results/{experiment.size}.png'
+    console.print(f'written: {experiment.folder}/{names}')
+
+
+def measurements(report: str, metric: str, study: Shown) -> Measurements:
+    """What is kept of a study: its trials, its statistics with intervals, its costs, and its best runs by length."""
+    row = study.row
+    return {
+        'report': report,
+        'study': row.name,
+        'metric': metric,
+        'goal': row.goal,
+        'flops_of_all': row.flops,
+        'trials': [dataclasses.asdict(point) for point in row.points],
+        'confirmed': row.confirmed,
+        'statistics': {name: dataclasses.asdict(interval) for name, interval in row.statistics.items()},
+        'costs': dataclasses.asdict(study.costs),
+        'by_length': [
+            {'run': 'confirmation' if trial.confirms else 'best', **{f'{n}x': x for n, x in trial.lengths.items()}}
+            for trial in study.trials
+            if trial.lengths and (trial.best or trial.confirms)
+        ],
+    }
 
 
 def _folders(experiment: Experiment, workdirs: pathlib.Path) -> dict[pathlib.Path, ConfigDict]:
@@ -85,7 +124,7 @@ def _run(study: Study, workers: int, console: Console) -> None:
     files.write(path, json.dumps(before + time.perf_counter() - began))
 
 
-def _made(folder: pathlib.Path) -> Row:
+def _made(folder: pathlib.Path) -> Measurements:
     """What a study was made with, for `provenance`."""
     trial = next(path for path in sorted((folder / 'trials').iterdir()) if (path / 'run.json').exists())
     made = {**read_record(trial).facts, 'cores': os.cpu_count()}

@@ -1,6 +1,6 @@
 """Sinks, outliers and sparsity by map, and what few bits cost."""
 
-from attnlab.experiment.runs import panels
+from attnlab.experiment.results import panels
 
 NUMBERS = {
     'sink_rate': 'sink rate',

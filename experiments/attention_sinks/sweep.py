@@ -10,7 +10,7 @@ from attnlab.config import spec
 from attnlab.configuration import config_of
 from attnlab.evals.cadence import AtEnd
 from attnlab.evals.held_out import HeldOut
-from attnlab.experiment.runs import Finished, Run
+from attnlab.experiment.experiment import Finished, Run
 
 CONFIG = pathlib.Path(__file__).parents[2] / 'configs' / 'language.py'
 MAPS = ('mha', 'softpick', 'clipped_softmax', 'gated_attention', 'learned_sink', 'sigmoid_attention')

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from attnlab.experiment.runs import confidence, panels, plus_minus
+from attnlab.experiment.results import confidence, panels, plus_minus
 
 SOFTMAX = 'mha'
 

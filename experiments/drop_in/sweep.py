@@ -7,7 +7,7 @@ from attnlab.config import spec
 from attnlab.configuration import config_of
 from attnlab.evals.cadence import AtEnd
 from attnlab.evals.held_out import HeldOut
-from attnlab.experiment.runs import Finished, Run
+from attnlab.experiment.experiment import Finished, Run
 from attnlab.zoo.softmax.maps import MAPS as WEIGHT_MAPS
 from attnlab.zoo.softmax.parts import PARTS
 

@@ -3,7 +3,7 @@
 from attnlab.compare.axes import styles
 from attnlab.compare.runs import COSTS, RunResult, by_task
 from attnlab.compare.runs_table import lines
-from attnlab.experiment.runs import panels
+from attnlab.experiment.results import panels
 
 TASKS = ('mqar', 'induction', 'parity', 'listops', 'digits')
 PAIRS = (2, 4, 8)

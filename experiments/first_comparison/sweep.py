@@ -10,7 +10,7 @@ from attnlab.config import spec
 from attnlab.configuration import config_of
 from attnlab.evals.by_slice import BySlice
 from attnlab.evals.cadence import AtEnd
-from attnlab.experiment.runs import Finished, Run
+from attnlab.experiment.experiment import Finished, Run
 from attnlab.runs.record import read_record
 from attnlab.sweep.sweep import with_settings
 

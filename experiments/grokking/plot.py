@@ -1,6 +1,6 @@
 """Accuracy on sums shown and not shown, and the share of sums whose loss has collapsed, over steps."""
 
-from attnlab.experiment.runs import panels
+from attnlab.experiment.results import panels
 
 KNOWN = 0.95
 """The accuracy from which sums count as known."""

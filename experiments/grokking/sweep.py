@@ -5,7 +5,7 @@ import pathlib
 from attnlab.config import spec
 from attnlab.configuration import config_of
 from attnlab.evals.cadence import EveryNSteps
-from attnlab.experiment.runs import Finished, Run
+from attnlab.experiment.experiment import Finished, Run
 
 CONFIG = pathlib.Path(__file__).parents[2] / 'configs' / 'grokking.py'
 METHODS = ('softmax', 'stablemax', 'perpendicular', 'weight_decay')

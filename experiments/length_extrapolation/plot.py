@@ -1,6 +1,6 @@
 """Bits per byte over the length of the window, and nats over the position in the longest."""
 
-from attnlab.experiment.runs import panels
+from attnlab.experiment.results import panels
 
 TRAINED = 256
 REFERENCE = 'sliding_window'

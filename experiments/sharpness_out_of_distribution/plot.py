@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from attnlab.experiment.runs import panels, plus_minus
+from attnlab.experiment.results import panels, plus_minus
 
 TRAINED = 16
 ADAPTIVE = 'adaptive temperature'

@@ -12,7 +12,7 @@ from attnlab.convert.substitution import substituted
 from attnlab.data.synthetic.problem import Examples
 from attnlab.evals.by_slice import BySlice
 from attnlab.evals.cadence import AtEnd
-from attnlab.experiment.runs import Finished, Run
+from attnlab.experiment.experiment import Finished, Run
 from attnlab.mixers.softmax.attention import Attention
 from attnlab.zoo import ZOO
 

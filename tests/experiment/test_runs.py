@@ -8,13 +8,15 @@ import pytest
 from rich.console import Console
 
 from attnlab.errors import UserError
-from attnlab.experiment.runs import Experiment, confidence, markdown, run_experiment, written
+from attnlab.experiment.experiment import Experiment
+from attnlab.experiment.results import confidence, markdown, with_results
+from attnlab.experiment.runs import run_experiment
 from attnlab.train import launch, loop
 
 CONFIG = pathlib.Path(__file__).parents[2] / 'configs' / 'grokking.py'
 SWEEP = f"""
 import pathlib
-from attnlab.experiment.runs import Run
+from attnlab.experiment.experiment import Run
 from attnlab.configuration import config_of
 
 def runs(size):
@@ -35,7 +37,7 @@ def measure(finished):
     return {{'accuracy': finished.curve('test/all/accuracy')}}
 """
 PLOT = """
-from attnlab.experiment.runs import panels
+from attnlab.experiment.results import panels
 
 def figure(rows):
     figure, axes = panels(2)
@@ -84,7 +86,7 @@ def results(root):
 
 def test_what_is_written(done):
     found = results(done)
-    assert found.keys() == {'README.md', 'cpu.json', 'cpu.png', 'cpu.svg'}
+    assert found.keys() == {'README.md', 'cpu.json', 'cpu.png'}
     rows = json.loads(found['cpu.json'])['runs']
     assert [row['label'] for row in rows] == ['slow', 'broken', 'fast']
     assert rows[0]['accuracy'][-1][0] == 4 and rows[0]['tokens_per_second'] > 0
@@ -145,9 +147,9 @@ def test_two_runs_of_one_name(done, tmp_path):
 
 
 def test_a_readme_without_a_place_for_the_table():
-    assert written(README, 'full', 'table').count('Not run yet.') == 1
+    assert with_results(README, 'full', 'table').count('Not run yet.') == 1
     with pytest.raises(UserError, match=r'README\.md lacks the comments <!-- results of size cpu -->'):
-        written('# A question\n', 'cpu', 'table')
+        with_results('# A question\n', 'cpu', 'table')
 
 
 def test_a_table():

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from attnlab.errors import UserError
 from attnlab.experiment import studies as study_experiment
-from attnlab.experiment.runs import Experiment
+from attnlab.experiment.experiment import Experiment
 from attnlab.experiment.studies import report_studies, run_studies
 from attnlab.sweep.worker import work
 
@@ -20,6 +20,15 @@ from attnlab.configuration import config_of
 def studies(size):
     tiny = pathlib.Path({str(TINY)!r})
     return {{'text': {{name: config_of(tiny, 'sampler=grid') for name in ('one', 'two')}}}}
+"""
+PLOT = """
+from attnlab.experiment.results import panels
+
+def figure(studies):
+    figure, (axes,) = panels(1)
+    for study in studies:
+        axes.plot([one['rate'] for one in study['trials']], [one['value'] for one in study['trials']])
+    return figure
 """
 README = """# A question
 
@@ -35,6 +44,7 @@ def experiment(tmp_path):
     folder = tmp_path / 'experiments' / 'toy'
     folder.mkdir(parents=True)
     (folder / 'sweep.py').write_text(SWEEP)
+    (folder / 'plot.py').write_text(PLOT)
     (folder / 'README.md').write_text(README)
     return Experiment(folder, 'cpu')
 
@@ -56,11 +66,18 @@ def test_studies_are_run_once_and_reported(experiment, tmp_path, monkeypatch):
     readme = (experiment.folder / 'README.md').read_text()
     assert '**text**: valid/loss; matched by params within 1.0%' in readme and '| two |' in readme
     assert '2 of 2 studies' in readme and 'by `command`' in readme
-    page = (experiment.folder / 'results' / 'cpu' / 'text' / 'index.html').read_bytes()
+    assert {path.name for path in (experiment.folder / 'results').iterdir()} == {'cpu.json', 'cpu.png'}
+    numbers = (experiment.folder / 'results' / 'cpu.json').read_bytes()
+    kept = json.loads(numbers)['studies']
+    assert [study['study'] for study in kept] == ['one', 'two']
+    assert all(len(study['trials']) > 1 and study['statistics']['best'] for study in kept)
+    page = tmp_path / 'runs' / 'toy' / 'cpu' / 'pages' / 'text' / 'index.html'
+    written = page.read_bytes()
     seconds = json.loads((tmp_path / 'runs' / 'toy' / 'cpu' / 'text' / 'one' / 'seconds.json').read_text())
     assert seconds > 0
     assert run_studies(experiment, tmp_path / 'runs', 'command', 2, QUIET) and ran == ['one', 'two']
-    assert (experiment.folder / 'results' / 'cpu' / 'text' / 'index.html').read_bytes() == page
+    assert page.read_bytes() == written
+    assert (experiment.folder / 'results' / 'cpu.json').read_bytes() == numbers
 
 
 def test_a_sweep_that_was_stopped_is_not_reported(experiment, tmp_path, monkeypatch):

@@ -37,8 +37,8 @@ class Point:
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
-    """One study.
+class StudyResult:
+    """What the trials of one study reached.
 
     Attributes:
       name: of its folder.
@@ -82,7 +82,7 @@ class Comparison:
     metric: str
     by: str
     tolerance: float
-    rows: tuple[Row, ...]
+    rows: tuple[StudyResult, ...]
     reasons: tuple[str, ...]
 
     @property
@@ -142,7 +142,7 @@ def headers(comparison: Comparison) -> tuple[str, ...]:
     return ('study', comparison.by, 'FLOPs', 'trials', *COLUMNS)
 
 
-def cells(row: Row) -> list[str]:
+def cells(row: StudyResult) -> list[str]:
     """A row of the table, as text."""
     counts = '/'.join(str(sum(point.state == state for point in row.points)) for state in STATES.values())
     found = row.statistics
@@ -198,9 +198,9 @@ def tokens_of(study: Study) -> int:
     return base.steps * base.batch_size * base.length
 
 
-def _row(name: str, study: Study, by: str, storage: str | None) -> Row:
+def _row(name: str, study: Study, by: str, storage: str | None) -> StudyResult:
     record = shown_record(study)
-    return Row(
+    return StudyResult(
         name=name,
         size=measured_by(study, record, by),
         flops=measured_by(study, record, 'train_flops') * tokens_of(study) * study.sweep.trials,
@@ -228,7 +228,7 @@ def _confirmed(study: Study, storage: str | None) -> tuple[float, ...]:
 
 
 def _reasons(
-    names: Sequence[str], studies: Sequence[Study], rows: Sequence[Row], by: str, tolerance: float
+    names: Sequence[str], studies: Sequence[Study], rows: Sequence[StudyResult], by: str, tolerance: float
 ) -> list[str]:
     reasons = [f'{name} is not finished' for name, study in zip(names, studies, strict=True) if not study.finished()]
     first: Any = configs.load(studies[0].folder / 'sweep.json')

@@ -18,7 +18,7 @@ from attnlab.compare.equality import Equality, differing, of_conditions, of_kind
 from attnlab.compare.report.comparison import (
     STATES,
     Comparison,
-    Row,
+    StudyResult,
     compare_studies,
     measured_by,
     name_of,
@@ -127,8 +127,8 @@ class Shown:
       settings: the config of its sweep, by key.
     """
 
-    row: Row
-    companion: Row | None
+    row: StudyResult
+    companion: StudyResult | None
     costs: Costs
     trials: tuple[Trial, ...]
     kernels: tuple[tuple[Kernel, int], ...]
@@ -218,7 +218,7 @@ def pareto(points: Sequence[tuple[float, float] | None]) -> list[bool]:
     ]
 
 
-def frontier(studies: Sequence[Shown], cost: str, rows: Sequence[Row]) -> list[bool]:
+def frontier(studies: Sequence[Shown], cost: str, rows: Sequence[StudyResult]) -> list[bool]:
     """Which studies are Pareto-optimal in a cost and the best value of their rows."""
     points: list[tuple[float, float] | None] = []
     for study, row in zip(studies, rows, strict=True):
@@ -345,7 +345,7 @@ def _companion(studies: Sequence[Study]) -> tuple[str, str] | None:
     return (metric, goal) if all(record is not None and metric in record.last for record in records) else None
 
 
-def _companion_row(study: Study, row: Row, metric: str, goal: str) -> Row:
+def _companion_row(study: Study, row: StudyResult, metric: str, goal: str) -> StudyResult:
     """The row by another metric, as the finished trials recorded it."""
     finished = [trial for trial in study.trials() if trial.state.is_finished()]
     points = []

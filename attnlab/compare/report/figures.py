@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from attnlab.compare.axes import MARKERS, Style, power, scale, scale_metric, short, styles
-from attnlab.compare.report.comparison import COLUMNS, Row
+from attnlab.compare.report.comparison import COLUMNS, StudyResult
 from attnlab.compare.report.contents import COSTS, Contents, frontier
 
 GREY = '#767676'
@@ -83,7 +83,7 @@ def companion_plots(contents: Contents) -> list[Plot]:
     return [plot for plot in plots if plot.lines]
 
 
-def _cost_plot(contents: Contents, cost: str, metric: str, rows: Sequence[Row], name: str) -> Plot:
+def _cost_plot(contents: Contents, cost: str, metric: str, rows: Sequence[StudyResult], name: str) -> Plot:
     optimal = frontier(contents.studies, cost, rows)
     lines = tuple(
         (row.name, getattr(study.costs, cost), *dataclasses.astuple(row.statistics['best']), mark)
@@ -124,7 +124,7 @@ def rate_plots(contents: Contents) -> list[Plot]:
     if not known:
         return []
 
-    def panel(row: Row) -> Plot:
+    def panel(row: StudyResult) -> Plot:
         def draw(axes: Any, lines: Sequence[Line]) -> None:
             behind = [line for line in lines if line[0] != row.name and line[4] != '']
             axes.plot([line[1] for line in behind], [line[4] for line in behind], '.', color=PALE, ms=4, zorder=1)
@@ -235,7 +235,7 @@ def progress_plots(contents: Contents) -> list[Plot]:
     return [Plot('progress', 'Best so far over trials', 'progress', header, lines, draw, names, WIDE)] if known else []
 
 
-def _best_so_far(row: Row) -> list[float | str]:
+def _best_so_far(row: StudyResult) -> list[float | str]:
     found: list[float | str] = []
     best: float | None = None
     for point in row.points:

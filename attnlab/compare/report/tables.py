@@ -11,7 +11,7 @@ from typing import Any
 from attnlab.compare.axes import styles
 from attnlab.compare.equality import Equality, differing
 from attnlab.compare.intervals import Interval
-from attnlab.compare.report.comparison import COLUMNS, STATES, Comparison, Row, shown_size
+from attnlab.compare.report.comparison import COLUMNS, STATES, Comparison, StudyResult, shown_size
 from attnlab.compare.report.contents import COSTS, Contents, Shown, Trial, frontier
 from attnlab.compare.report.figures import swatch
 from attnlab.compare.report.measured import shown_versions
@@ -79,7 +79,7 @@ def comparison_table(contents: Contents) -> str:
     return table(('Study', by, '>FLOPs of all', '>Trials', *titles), [('', rows)], 'Comparison')
 
 
-def _intervals(rows: Sequence[Row], statistic: str) -> list[str]:
+def _intervals(rows: Sequence[StudyResult], statistic: str) -> list[str]:
     found = [row.statistics.get(statistic) for row in rows]
     digits = decimals([number for one in found if one is not None for number in (one.value, one.low, one.high)])
     return [NONE if one is None else _interval(one, digits) for one in found]
@@ -90,7 +90,7 @@ def _interval(one: Interval, digits: int) -> str:
     return f'{value} <span class="interval">[{low}, {high}]</span>'
 
 
-def counts(row: Row) -> str:
+def counts(row: StudyResult) -> str:
     """Trials done, pruned and failed."""
     return ' / '.join(str(sum(point.state == state for point in row.points)) for state in STATES.values())
 
@@ -357,7 +357,7 @@ def _size(comparison: Comparison) -> str:
     return f'matched_{comparison.by}'
 
 
-def _statistics(row: Row) -> list[Any]:
+def _statistics(row: StudyResult) -> list[Any]:
     found = row.statistics
     return [getattr(found[name], part) if name in found else None for name in COLUMNS for part in PARTS]
 

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 
 from attnlab.compare.equality import Equality
-from attnlab.compare.report.comparison import Comparison, Point, Row
+from attnlab.compare.report.comparison import Comparison, Point, StudyResult
 from attnlab.compare.report.contents import Contents, Costs, Kernel, Shown, Trial
 from attnlab.compare.report.measured import Measured
 from attnlab.train.cost import LayerCore
@@ -52,7 +52,7 @@ def _study(index: int, count: int, grid: bool, companion: bool) -> Shown:
     known = [number for number, point in enumerate(points) if point.state == 'done']
     best = min(known, key=lambda number: values[number])
     confirmed = tuple(float(values[best] + 0.01 * n) for n in range(3))
-    row = Row(name, 10.4e6 + 1e4 * index, 3.1e16, points, 'min', confirmed)
+    row = StudyResult(name, 10.4e6 + 1e4 * index, 3.1e16, points, 'min', confirmed)
     other = tuple(dataclasses.replace(p, value=None if p.value is None else 1 / p.value) for p in points)
     trials = [_trial(name, number, point, number == best) for number, point in enumerate(points)]
     trials += [

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from attnlab.compare.intervals import Interval, area, best, bootstrap, mean, top_quarter
 from attnlab.compare.measures import MEASURES
-from attnlab.compare.report.comparison import Comparison, Point, Row, compare, print_comparison
+from attnlab.compare.report.comparison import Comparison, Point, StudyResult, compare, print_comparison
 from attnlab.configuration import config_of
 from attnlab.errors import UserError
 from attnlab.sweep.study import TrialState, create_study
@@ -41,13 +41,13 @@ def test_a_bootstrap_interval_is_that_of_the_mean_and_repeats():
 
 def test_failed_trials_count_as_the_worst_whatever_the_goal():
     points = (Point(1e-3, 0, 'done', 0.5), Point(1e-2, 1, 'failed', None), Point(1e-1, 0, 'pruned', 0.9))
-    least = Row('a', 1.0, 1.0, points, 'min', (0.5, 0.7)).statistics
+    least = StudyResult('a', 1.0, 1.0, points, 'min', (0.5, 0.7)).statistics
     assert least['best'].value == 0.5 and least['area'].value == pytest.approx((0.7 + 0.9) / 2)
     assert least['confirmed'].value == pytest.approx(0.6)
-    most = Row('a', 1.0, 1.0, points, 'max', ()).statistics
+    most = StudyResult('a', 1.0, 1.0, points, 'max', ()).statistics
     assert most['best'].value == 0.9 and most['area'].value == pytest.approx((0.5 + 0.7) / 2)
     assert most['best'].low <= most['best'].value <= most['best'].high
-    assert Row('a', 1.0, 1.0, (Point(1.0, 0, 'failed', None),), 'min', ()).statistics == {}
+    assert StudyResult('a', 1.0, 1.0, (Point(1.0, 0, 'failed', None),), 'min', ()).statistics == {}
 
 
 @pytest.fixture

@@ -1,0 +1,100 @@
+"""An experiment: one question, the runs or sweeps that answer it, what is measured of them, a figure and a table.
+
+It is a folder with two files of Python. `sweep.py` has `runs(size)`, a list of `Run`, and `measure(finished)`, which
+returns plain data about a `Finished` one; or it has `studies(size)`, see `attnlab.experiment.studies`. `plot.py` has
+`figure(results)` and, for runs, `table(results)`, a list of lines of text cells, the heading first.
+"""
+
+import dataclasses
+import importlib.util
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from attnlab.errors import UserError, nearest
+from attnlab.runs.loading import Loaded
+from attnlab.train.report import read_lines
+
+SIZES = ('cpu', 'full')
+"""How large an experiment is: minutes on 2 cores, or what the question deserves, on an accelerator."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One run of an experiment: an ordinary config, under a name that its work directory has too."""
+
+    label: str
+    config: ConfigDict
+
+
+@dataclasses.dataclass(frozen=True)
+class Finished:
+    """A run that came to its end, for what is to be measured of it."""
+
+    label: str
+    workdir: pathlib.Path
+    loaded: Loaded
+
+    def curve(self, metric: str) -> list[tuple[int, float]]:
+        """The metric over steps, as the run wrote it down."""
+        lines = read_lines(self.workdir / 'metrics.jsonl')
+        return [(line['step'], line[metric]) for line in lines if metric in line]
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of training, the median over what was reported."""
+        return float(np.median([line['tokens_per_second'] for line in read_lines(self.workdir / 'speed.jsonl')]))
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+    """The folder of an experiment at one of its sizes, its Python loaded.
+
+    Raises `UserError` for an experiment or a size that is not there, naming those there are.
+    """
+
+    folder: pathlib.Path
+    size: str
+
+    def __post_init__(self) -> None:
+        there = sorted(path.parent.name for path in self.folder.parent.glob('*/sweep.py'))
+        if self.folder.name not in there:
+            raise UserError(
+                f'there is no experiment {self.folder.name!r} in {self.folder.parent}; there are {", ".join(there)}'
+            )
+        if self.size not in SIZES:
+            raise UserError(f'there is no size {self.size!r}{nearest(self.size, SIZES)}')
+
+    def runs(self) -> list[Run]:
+        """The runs, as `sweep.py` has them. Raises `UserError` for two of one name."""
+        runs = load_module(self.folder / 'sweep.py').runs(self.size)
+        labels = [run.label for run in runs]
+        twice = sorted({label for label in labels if labels.count(label) > 1})
+        if twice:
+            raise UserError(f'two runs of {self.folder.name} are called {", ".join(twice)}')
+        return runs
+
+    def has_studies(self) -> bool:
+        """Whether it is one of sweeps; see `attnlab.experiment.studies`."""
+        return hasattr(load_module(self.folder / 'sweep.py'), 'studies')
+
+    def studies(self) -> Mapping[str, Mapping[str, ConfigDict]]:
+        """The configs of its sweeps, as `sweep.py` has them."""
+        return load_module(self.folder / 'sweep.py').studies(self.size)
+
+    def workdir(self, each: Run, workdirs: pathlib.Path) -> pathlib.Path:
+        """Where a run is kept."""
+        return workdirs / self.folder.name / self.size / each.label
+
+
+def load_module(path: pathlib.Path) -> Any:
+    """A file of Python as a module that nothing else imports."""
+    found = importlib.util.spec_from_file_location(f'{path.parent.name}_{path.stem}', path)
+    if found is None or found.loader is None or not path.exists():
+        raise UserError(f'there is no {path}')
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    return module

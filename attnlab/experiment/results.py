@@ -1,0 +1,111 @@
+"""What an experiment writes: its numbers as JSON, one figure, and the table in its README between two comments."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from attnlab import files
+from attnlab.errors import UserError
+from attnlab.experiment.experiment import Experiment
+
+Measurements = dict[str, Any]
+"""Plain data about one run or study."""
+
+
+def write_results(experiment: Experiment, facts: Mapping[str, Any], key: str, items: Sequence[Measurements]) -> None:
+    """Writes `results/SIZE.json`: `facts` about all, and under `key` the items, one a line."""
+    lines = ',\n'.join(json.dumps(item) for item in items)
+    path = experiment.folder / 'results' / f'{experiment.size}.json'
+    files.write(path, f'{json.dumps(facts)[:-1]}, {json.dumps(key)}: [\n{lines}\n]}}\n')
+
+
+def write_figure(experiment: Experiment, figure: Figure) -> None:
+    """Writes `results/SIZE.png`."""
+    path = experiment.folder / 'results' / f'{experiment.size}.png'
+    with files.replacing(path) as temporary:
+        figure.savefig(temporary, format='png', dpi=120, metadata={'Software': None})
+
+
+def write_readme(experiment: Experiment, text: str) -> None:
+    """Puts the text between the two comments of the size. Raises `UserError` where they are not."""
+    readme = experiment.folder / 'README.md'
+    files.write(readme, with_results(readme.read_text(), experiment.size, text))
+
+
+def provenance(rows: Sequence[Measurements], planned: int, command: str, what: str = 'runs') -> str:
+    """What the rows were made with, in a sentence."""
+    seconds = sum(row['seconds'] for row in rows)
+
+    def all_of(read: Any) -> str:
+        return ', '.join(dict.fromkeys(str(read(row['made'])) for row in rows))
+
+    return (
+        f'{len(rows)} of {planned} {what}, {seconds / 60:.1f} minutes, by `{command}`; '
+        f'device: {all_of(lambda made: f"{made['device_count']} {made['device_kind']}, {made['cores']} cores")}; '
+        f'Python {all_of(lambda made: made["python"])}, jax {all_of(lambda made: made["packages"]["jax"])}, '
+        f'flax {all_of(lambda made: made["packages"]["flax"])}; '
+        f'commit {all_of(lambda made: _commit(made["git"]))}.'
+    )
+
+
+def _commit(git: Mapping[str, Any]) -> str:
+    return 'unknown' if git['commit'] is None else git['commit'][:10] + (' with changes' if git['changed'] else '')
+
+
+def markdown(lines: Sequence[Sequence[str]]) -> str:
+    """A table; the first line is its heading, and columns after the first are flush right."""
+    if not lines:
+        return ''
+    rule = ['---', *['---:'] * (len(lines[0]) - 1)]
+    return '\n'.join(f'| {" | ".join(line)} |' for line in (lines[0], rule, *lines[1:]))
+
+
+def with_results(readme: str, size: str, text: str) -> str:
+    """A README with what stands between the two comments of a size replaced. Raises `UserError` where they are not."""
+    begin, end = f'<!-- results of size {size} -->', f'<!-- end of size {size} -->'
+    before, found, rest = readme.partition(begin)
+    _, closed, after = rest.partition(end)
+    if not (found and closed):
+        raise UserError(f'README.md lacks the comments {begin} and {end}, between which the table goes')
+    return f'{before}{begin}\n{text}\n{end}{after}'
+
+
+def rounded(value: Any) -> Any:
+    """The same with numbers of six digits, for files that are read, and kept in git."""
+    if isinstance(value, dict):
+        return {name: rounded(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [rounded(item) for item in value]
+    return float(f'{value:.6g}') if isinstance(value, float) else value
+
+
+T_QUANTILES = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
+"""By number of samples, the 97.5 % quantile of Student's t with one degree of freedom less."""
+
+
+def confidence(values: Sequence[float]) -> tuple[float, float]:
+    """The mean, and half of its 95 % confidence interval by Student's t; NaN unless there are 2 to 10 values."""
+    count = len(values)
+    half = T_QUANTILES[count] * float(np.std(values, ddof=1)) / count**0.5 if count in T_QUANTILES else float('nan')
+    return float(np.mean(values)), half
+
+
+def plus_minus(values: Sequence[float], digits: int) -> str:
+    """`mean ± half` of the 95 % confidence interval; the mean alone where there is no interval."""
+    mean, half = confidence(values)
+    return f'{mean:.{digits}f}' + (f' ± {half:.{digits}f}' if half == half else '')
+
+
+def panels(
+    columns: int, *, rows: int = 1, width: int | float = 4.2, height: int | float = 3.4
+) -> tuple[Figure, list[Any]]:
+    """A figure of panels side by side, and their axes in reading order."""
+    figure = Figure(figsize=(width * columns, height * rows), layout='constrained')
+    axes = list(figure.subplots(rows, columns, squeeze=False).ravel())
+    for each in axes:
+        each.grid(alpha=0.3)
+        each.spines[['top', 'right']].set_visible(False)
+    return figure, axes

@@ -1,0 +1,57 @@
+"""The results that stand in experiments/: numbers as JSON, one figure, tables that follow from the numbers."""
+
+import decimal
+import json
+import pathlib
+import re
+
+import pytest
+
+from attnlab.experiment.experiment import SIZES, Experiment, load_module
+
+NUMBER = re.compile(r'-?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?')
+FOLDERS = sorted(path.parent for path in pathlib.Path(__file__).parents[2].glob('experiments/*/sweep.py'))
+
+
+@pytest.mark.parametrize('folder', FOLDERS, ids=lambda folder: folder.name)
+def test_an_experiment_keeps_numbers_and_one_figure_of_each_size(folder):
+    readme = (folder / 'README.md').read_text()
+    kept = {path.relative_to(folder / 'results').as_posix() for path in (folder / 'results').rglob('*')}
+    sizes = [size for size in SIZES if f'{size}.json' in kept]
+    assert sizes and kept == {f'{size}.{ending}' for size in sizes for ending in ('json', 'png')}
+    assert all(f'](results/{size}.png)' in readme for size in sizes)
+
+
+@pytest.mark.parametrize('folder', FOLDERS, ids=lambda folder: folder.name)
+def test_the_table_of_the_readme_and_the_figure_follow_from_the_numbers(folder):
+    readme, plot = (folder / 'README.md').read_text(), load_module(folder / 'plot.py')
+    results = json.loads((folder / 'results' / 'cpu.json').read_text())
+    lines = [tuple(cell.strip() for cell in line.split('|')[1:-1]) for line in readme.splitlines() if line[:1] == '|']
+    if Experiment(folder, 'cpu').has_studies():
+        plot.figure(results['studies'])
+        for study in results['studies']:
+            best = study['statistics']['best']
+            shown = f'{best["value"]:.4g} [{best["low"]:.4g}, {best["high"]:.4g}]'
+            assert any(line[0] == study['study'] and any(agree(shown, cell) for cell in line) for line in lines), shown
+    else:
+        whole = [run for run in results['runs'] if 'failed' not in run]
+        plot.figure(whole)
+        for line in plot.table(whole):
+            assert any(len(line) == len(other) and all(map(agree, line, other)) for other in lines), line
+
+
+def agree(shown: str, other: str) -> bool:
+    """Whether texts are the same but for one in the last digit of a number, for the JSON has been rounded before."""
+    mine, theirs = NUMBER.findall(shown), NUMBER.findall(other)
+    return NUMBER.sub('#', shown) == NUMBER.sub('#', other) and all(map(_close, mine, theirs))
+
+
+def _close(shown: str, other: str) -> bool:
+    one, two = (decimal.Decimal(text.replace(',', '')) for text in (shown, other))
+    exponent = min(one.as_tuple().exponent, two.as_tuple().exponent)
+    return abs(one - two) <= decimal.Decimal(1).scaleb(exponent)
+
+
+def test_agreement_is_to_the_last_digit():
+    assert agree('1.0000 [55,813, 1e-3]', '1.0001 [55,814, 1e-3]') and agree('0.492', '0.4921')
+    assert not agree('1.0000', '1.0002') and not agree('55,813', '55,815') and not agree('a 1', 'b 1')
