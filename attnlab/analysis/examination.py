@@ -17,9 +17,9 @@ from attnlab.blocks.block import mixer_of
 from attnlab.errors import UserError
 from attnlab.files import write_json
 from attnlab.mixers.softmax.attention import Attention
+from attnlab.models.predictor import Stacked
 from attnlab.quantize.formats import quantized
 from attnlab.runs.loading import Loaded, load_run
-from attnlab.tasks.language import LanguageModelling
 from attnlab.tasks.task import Batch, context
 from attnlab.train.figures import layer_curves
 
@@ -61,12 +61,14 @@ def analyse_run(
 ) -> Examination:
     """Examines a checkpoint on the first `rows` rows of a split, and writes `analysis/<step>.json` and a figure.
 
-    Without a name the split is `valid` of a text, `test` of another task. Raises `UserError` for a run or a split that
-    is not there, or bits below 2.
+    Without a name the split is the one that the task is evaluated on. Raises `UserError` for a run or a split that is
+    not there, a model without layers to look into, or bits below 2.
     """
     loaded = load_run(workdir, step)
+    if not isinstance(loaded.setup.model, Stacked):
+        raise UserError(f'{workdir} holds a {type(loaded.setup.model).__name__}, which has no layers to look into')
     if split_name is None:
-        split_name = 'valid' if isinstance(loaded.setup.task, LanguageModelling) else 'test'
+        split_name = loaded.setup.task.evaluated_split
     examples = _rows(loaded, split_name, rows)
     found = Examination(tuple(_layers(loaded, examples)), _losses(loaded, examples, bits))
     folder = workdir / 'analysis'
@@ -102,7 +104,7 @@ def _layers(loaded: Loaded, rows: list[Batch]) -> Iterator[dict[str, float]]:
 
 
 def _examine(model: Any, batch: Mapping[str, jax.Array]) -> list[dict[str, jax.Array]]:
-    ctx = context(batch)
+    ctx = model.context(context(batch))
     x = model.embed(batch['tokens'], ctx)
     found = []
     for block in model.stack.layers():

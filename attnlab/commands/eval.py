@@ -29,7 +29,8 @@ def main(argv: list[str]) -> int:
     from rich.console import Console
 
     from attnlab.convert.substitution import substituted
-    from attnlab.runs.evaluation import Asked, evaluate_run
+    from attnlab.evals.asked import Asked
+    from attnlab.runs.evaluation import evaluate_run
     from attnlab.runs.loading import load_run
 
     loaded = load_run(workdir, values.step)

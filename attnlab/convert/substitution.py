@@ -132,7 +132,7 @@ def _losses_of_mass(loaded: Loaded, bits: int, rows: int) -> list[Float[np.ndarr
 
     @loaded.setup.jit
     def measure(model: Any, batch: Any) -> list[Array | None]:
-        ctx = context(batch)
+        ctx = model.context(context(batch))
         x = model.embed(batch['tokens'], ctx)
         found: list[Array | None] = []
         for block in model.stack.layers():

@@ -41,7 +41,7 @@ def unified(model: Model, tokens: Tokens, *, layers: int = 4, begin: int = 0) ->
     blocks = list(model.stack.layers())
     if layers < 1 or not 0 <= begin <= len(blocks):
         raise UserError(f'layers is {layers} and begin {begin}; the model has {len(blocks)} layers')
-    ctx = Context.full(*tokens.shape)
+    ctx = model.context(Context.full(*tokens.shape))
     x = base = model.embed(tokens, ctx)
     made: list[Any] = []
     for block in blocks[:begin]:

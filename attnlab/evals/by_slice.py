@@ -6,8 +6,10 @@ from collections.abc import Mapping
 
 import numpy as np
 from flax import nnx
+from rich.table import Table
 
 from attnlab.errors import UserError
+from attnlab.evals.asked import Asked
 from attnlab.evals.cadence import AtEnd, EveryNSteps
 from attnlab.evals.totals import curve, totals
 from attnlab.tasks.task import Slice, Sliced
@@ -51,6 +53,18 @@ class SlicedEvaluation:
                 found.setdefault(metric, {})[int(part[:-1])] = value
         return found
 
+    def table(self, title: str) -> Table:
+        """One row a slice, one column a metric."""
+        slices = dict.fromkeys(name.rpartition('/')[0] for name in self.numbers)
+        metrics = dict.fromkeys(name.rpartition('/')[2] for name in self.numbers)
+        table = Table(title=title, title_justify='left')
+        table.add_column('slice')
+        for metric in metrics:
+            table.add_column(metric.replace('_', ' '), justify='right')
+        for name in slices:
+            table.add_row(name, *(f'{self.numbers[f"{name}/{metric}"]:.4f}' for metric in metrics))
+        return table
+
 
 @dataclasses.dataclass(frozen=True)
 class BySlice:
@@ -69,6 +83,19 @@ class BySlice:
     multiples: tuple[int, ...] = (1, 2, 4)
     examples: int = 512
     name: str = 'test'
+
+    @classmethod
+    def asked(cls, setup: Setup, asked: Asked) -> 'BySlice':
+        """The run's own evaluator, changed to what was asked. Raises `UserError` for what does not go with slices."""
+        asked.check(setup.task, taken='examples')
+        default = cls(AtEnd(), split=setup.task.evaluated_split)
+        own = next((evaluator for evaluator in setup.evals if isinstance(evaluator, cls)), default)
+        return dataclasses.replace(
+            own,
+            split=asked.split or own.split,
+            multiples=asked.multiples,
+            examples=own.examples if asked.examples is None else asked.examples,
+        )
 
     def load_data(self, setup: Setup) -> None:
         """Draws the first example of every slice. Raises `UserError` for what is wrong with one."""

@@ -7,8 +7,10 @@ from collections.abc import Mapping
 
 import numpy as np
 from flax import nnx
+from rich.table import Table
 
 from attnlab.data.pipeline import Rows
+from attnlab.evals.asked import Asked
 from attnlab.evals.cadence import AtEnd, EveryNSteps
 from attnlab.evals.totals import curve, totals
 from attnlab.metrics import Average, bits, perplexity
@@ -34,6 +36,20 @@ class Evaluation:
         """Writes the figure of loss by position."""
         position_curves(self.curves, folder / 'position_loss.png', trained=self.trained)
 
+    def table(self, title: str) -> Table:
+        """One row a window length."""
+        table = Table(title=title, title_justify='left')
+        for column in ('window', 'tokens', 'nats/token', 'bits/byte', 'perplexity'):
+            table.add_column(column, justify='right')
+        for index, window in enumerate(self.curves):
+            suffix = f'@{window}' if index else ''
+            loss, bits, perplexity = (
+                self.numbers[f'{name}{suffix}'] for name in ('loss', 'bits_per_byte', 'perplexity')
+            )
+            tokens = int(window.removesuffix('x')) * self.trained
+            table.add_row(window, str(tokens), f'{loss:.4f}', f'{bits:.4f}', f'{perplexity:.4g}')
+        return table
+
 
 @dataclasses.dataclass(frozen=True)
 class HeldOut:
@@ -52,6 +68,13 @@ class HeldOut:
     multiples: tuple[int, ...] = (1,)
     tokens: int | None = None
     name: str = 'valid'
+
+    @classmethod
+    def asked(cls, setup: Setup, asked: Asked) -> 'HeldOut':
+        """The evaluator of what was asked, once. Raises `UserError` for what does not go with a text."""
+        asked.check(setup.task, taken='tokens')
+        split = asked.split or setup.task.evaluated_split
+        return cls(AtEnd(), split=split, multiples=asked.multiples, tokens=asked.tokens)
 
     def load_data(self, setup: Setup) -> None:
         """Loads the split. Raises `UserError` for what is wrong with it."""

@@ -26,7 +26,7 @@ from attnlab.typing import Features, Sequence, State, Tokens
 
 
 class Model(nnx.Module):
-    """Tokens, or real-valued inputs, to predictions; keeps the protocol of `attnlab.models.predictor.Predictor`.
+    """Tokens, or real-valued inputs, to predictions; keeps the protocol of `attnlab.models.predictor.Stacked`.
 
     Args:
       vocab: number of tokens, or of outputs where the inputs are real-valued.

@@ -43,7 +43,6 @@ class Perceptron(nnx.Module):
     Raises `UserError` for another loss, or no hidden layer.
     """
 
-    stack = None
     streaming = False
     decodes = False
     documents = 1
@@ -61,7 +60,7 @@ class Perceptron(nnx.Module):
         choose(LOSSES, 'loss', loss)
         if not hidden:
             raise UserError('model.hidden is (); a perceptron wants at least one hidden layer')
-        self.vocab, self.dtype, self.dim, self.loss = vocab, jnp.dtype(dtype), hidden[-1], loss
+        self.vocab, self.dtype, self.loss = vocab, jnp.dtype(dtype), loss
         widths = (length * vocab, *hidden, vocab)
         self.layers = nnx.List(
             [Linear(*pair, initializer=small_uniform, axes=(None, 'mlp'), rngs=rngs) for pair in pairwise(widths)]

@@ -18,17 +18,11 @@ class Predictor(Protocol):
     """A model, an `nnx.Module`: what training, evaluation, decoding and analysis ask of it, and no more.
 
     Attributes:
-      dim: width of the hidden states.
-      dtype: type of the activations.
-      stack: the residual blocks; `None` for a model that has none.
       streaming: whether it can be given a sequence piece by piece, a state handed on.
       decodes: whether it also reads what it predicts, so that it can go on from its own predictions.
       documents: how many documents a prediction is about, one after the other in the hidden state.
     """
 
-    dim: int
-    dtype: DTypeLike
-    stack: Stack | None
     streaming: bool
 
     @property
@@ -61,3 +55,24 @@ class Predictor(Protocol):
 
     def stages(self, inputs: Tokens | Features, ctx: Context) -> Iterator[Stage]:
         """Every named intermediate value in order, lazily; for finding where one went wrong."""
+
+
+@runtime_checkable
+class Stacked(Predictor, Protocol):
+    """A model of residual blocks, whose layers can be looked into.
+
+    Attributes:
+      dim: width of the residual stream.
+      dtype: type of the activations.
+      stack: the residual blocks.
+    """
+
+    dim: int
+    dtype: DTypeLike
+    stack: Stack
+
+    def embed(self, inputs: Tokens | Features, ctx: Context) -> Sequence:
+        """What the first block is given."""
+
+    def context(self, ctx: Context) -> Context:
+        """The context that the blocks are given."""

@@ -7,7 +7,8 @@ from attnlab.data.text.tokenizers import StreamDecoder, load_tokenizer
 from attnlab.errors import UserError
 from attnlab.models.sampling import generate
 from attnlab.runs.loading import load_run
-from attnlab.tasks.language import TOKENIZER, LanguageModelling
+from attnlab.tasks.language import TOKENIZER
+from attnlab.tasks.task import Textual
 
 
 def generate_text(
@@ -24,7 +25,7 @@ def generate_text(
     if not prompt:
         raise UserError('the prompt is empty; give at least one character')
     loaded = load_run(workdir, step)
-    if not isinstance(loaded.setup.task, LanguageModelling):
+    if not isinstance(loaded.setup.task, Textual):
         raise UserError(f'{workdir} was trained for {type(loaded.setup.task).__name__}, not on text; try attnlab eval')
     tokenizer = load_tokenizer(workdir / TOKENIZER)
     (ids,) = tokenizer.encode([prompt.encode()])

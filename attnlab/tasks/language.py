@@ -37,6 +37,11 @@ class LanguageModelling:
         """Number of tokens."""
         return self.tokenizer.vocab
 
+    @property
+    def evaluated_split(self) -> str:
+        """The text beside the one trained on; `test` is for the end."""
+        return 'valid'
+
     def source(self, split: str, length: int, tokens: int | None = None) -> Windows:
         """Windows of `length` tokens over the split; to evaluate, over its first `tokens`, the last row padded."""
         text = self.load(split)

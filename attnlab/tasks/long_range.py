@@ -40,6 +40,11 @@ class LongRange(abc.ABC):
         """Number of tokens; 1 where places hold real numbers."""
         return self.data.kind.vocab or 1
 
+    @property
+    def evaluated_split(self) -> str:
+        """The published test examples, or those held out."""
+        return 'test'
+
     def source(self, split: str, length: int, tokens: int | None = None) -> Padded:
         """The examples of a split; to evaluate, those that make up the first `tokens` places, at least one."""
         rows = self.data.rows(split)

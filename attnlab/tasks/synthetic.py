@@ -38,6 +38,11 @@ class Synthetic(abc.ABC):
         """Number of tokens, or of outputs."""
         return self.problem.vocab
 
+    @property
+    def evaluated_split(self) -> str:
+        """Examples of other random streams than those trained on."""
+        return 'test'
+
     def source(self, split: str, length: int, tokens: int | None = None) -> Examples:
         """The examples of a split; to evaluate, those that make up the first `tokens`, at least one."""
         count = (self.examples or ENDLESS) if split == 'train' else self.held_out

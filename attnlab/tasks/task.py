@@ -28,6 +28,10 @@ class Task(Protocol):
     def vocab(self) -> int:
         """Number of tokens a model must know."""
 
+    @property
+    def evaluated_split(self) -> str:
+        """The split that is evaluated where none is named."""
+
     def source(self, split: str, length: int, tokens: int | None = None) -> Rows:
         """The examples of a split, of `length` tokens each: `len(source)`, `source[i]` a dict of numpy arrays.
 
@@ -61,6 +65,15 @@ class Sliced(Protocol):
 
     def slices(self, split: str, length: int, multiples: tuple[int, ...], count: int) -> dict[str, Slice]:
         """Up to `count` examples of each difficulty: of the length trained on, `1x`, and of multiples of it, `2x`."""
+
+
+@runtime_checkable
+class Textual(Protocol):
+    """A task whose tokens are a text's; `save` keeps its tokenizer."""
+
+    @property
+    def tokenizer(self) -> Any:
+        """How text becomes tokens."""
 
 
 def context(batch: Batch, dropout_key: DropoutKey | None = None) -> Context:

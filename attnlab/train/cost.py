@@ -12,6 +12,7 @@ from flax import nnx
 
 from attnlab.blocks.block import mixer_of
 from attnlab.context import Context
+from attnlab.models.predictor import Stacked
 from attnlab.train.setup import Setup
 from pallas_kernels import dispatch
 
@@ -56,9 +57,9 @@ def state_bytes(setup: Setup, length: int) -> int:
 
 def implementations(setup: Setup) -> list[LayerCore]:
     """What the mixer at each place in the pattern of layers runs in training; nothing for a model without a stack."""
-    stack = setup.model.stack
-    if stack is None:
+    if not isinstance(setup.model, Stacked):
         return []
+    stack = setup.model.stack
     graphdef, variables = nnx.split(setup.model)
     x = jax.ShapeDtypeStruct((setup.batch_size, setup.length, setup.model.dim), setup.model.dtype)
 

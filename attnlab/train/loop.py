@@ -20,7 +20,7 @@ from attnlab.train.checkpoint import Checkpoints
 from attnlab.train.diagnose import first_nonfinite
 from attnlab.train.figures import loss_curve
 from attnlab.train.report import Report, read_lines
-from attnlab.train.setup import Setup
+from attnlab.train.setup import Evaluator, Setup
 from attnlab.train.state import TrainState
 
 STOPPED = 'stopped'
@@ -157,7 +157,7 @@ def _settle(setup: Setup, state: TrainState, pending: Pending | None, report: Re
 
 
 def _evaluate(
-    setup: Setup, workdir: pathlib.Path, evaluator: Any, state: TrainState, number: int, report: Report
+    setup: Setup, workdir: pathlib.Path, evaluator: Evaluator, state: TrainState, number: int, report: Report
 ) -> dict[str, float]:
     evaluation = evaluator.evaluate(setup, state.variables)
     report.evaluation(number, evaluator.name, evaluation.numbers)

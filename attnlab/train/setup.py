@@ -2,8 +2,9 @@
 
 import dataclasses
 import functools
+import pathlib
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -119,6 +120,45 @@ class Compiled:
         return jax.tree.map(lambda leaf: leaf.sharding, self.abstract)
 
 
+@runtime_checkable
+class Evaluation(Protocol):
+    """What an evaluator found."""
+
+    @property
+    def numbers(self) -> Mapping[str, float]:
+        """By name, for the record."""
+
+    def draw(self, folder: pathlib.Path) -> None:
+        """Writes figures, if it has some."""
+
+
+@runtime_checkable
+class Cadence(Protocol):
+    """When an evaluator runs."""
+
+    def due(self, step: int, steps: int) -> bool:
+        """Whether to run after `step` of `steps`."""
+
+
+@runtime_checkable
+class Evaluator(Protocol):
+    """What is measured of a model now and then; the trainer knows this much of it."""
+
+    @property
+    def name(self) -> str:
+        """What its numbers are filed under."""
+
+    @property
+    def cadence(self) -> Cadence:
+        """When to run during training."""
+
+    def load_data(self, setup: 'Setup') -> None:
+        """Loads what it will read. Raises `UserError` for what is wrong with it."""
+
+    def evaluate(self, setup: 'Setup', variables: nnx.State) -> Evaluation:
+        """Evaluates a model, from its parameters and buffers."""
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Setup:
     """A run's config, built: what to train, on what, how. Holds shapes, not arrays.
@@ -134,7 +174,7 @@ class Setup:
     task: Task
     precision: Precision
     optimizer: Any
-    evals: tuple[Any, ...]
+    evals: tuple['Evaluator', ...]
     saving: Saving
     reporting: Reporting
     mesh: Mesh

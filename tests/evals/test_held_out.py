@@ -34,6 +34,7 @@ class Known:
     task: object
 
     vocab: int = 256
+    evaluated_split: str = 'valid'
 
     def source(self, split, length, tokens=None):
         return self.task.source(split, length, tokens)

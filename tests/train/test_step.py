@@ -24,6 +24,7 @@ class Squares:
     """Weighted squared error of a line: its gradient is known."""
 
     vocab: int = 0
+    evaluated_split: str = 'valid'
 
     def source(self, split, length, tokens=None):
         raise NotImplementedError
