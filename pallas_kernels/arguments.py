@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
+from jax.experimental import checkify
 
 
 def match(core: str, known: Mapping[str, int], **arguments: tuple[jax.Array | None, str]) -> dict[str, int]:
@@ -71,3 +72,18 @@ def check_multiple(core: str, name: str, heads: int, whole: int, of: str) -> Non
     """Raises ValueError unless `heads`, the head count of `name`, divides `whole`, the head count of `of`."""
     if heads == 0 or whole % heads:
         raise ValueError(f'{core}: {name} has {heads} heads; expected a divisor of the {whole} heads of {of}')
+
+
+def check_not_positive(core: str, implementation: str | None, **arguments: jax.Array | None) -> None:
+    """Complains of natural logarithms of decays or gates above 0: the past would grow, and sums of them overflow.
+
+    It is an error under `jax.experimental.checkify`; where the reference is named, outside of `jax.jit`, a ValueError.
+    """
+    for name, array in arguments.items():
+        if array is None or array.size == 0:
+            continue
+        highest = jnp.max(array)
+        message = f'{core}: {name} has entries up to {{highest}}; expected at most 0'
+        if implementation == 'reference' and not isinstance(highest, jax.core.Tracer) and highest > 0:
+            raise ValueError(message.format(highest=highest))
+        checkify.debug_check(highest <= 0, message, highest=highest)

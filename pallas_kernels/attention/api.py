@@ -2,7 +2,6 @@
 
 import jax
 import jax.numpy as jnp
-from jax.experimental import checkify
 
 from pallas_kernels import arguments, dispatch, target
 from pallas_kernels.attention import around, problem, reference, xla
@@ -92,7 +91,7 @@ def attention(
         )
     if log_forget is not None and isinstance(segments, tuple):
         raise ValueError(f'{CORE}: log_forget with a pair of segments; expected one array, for queries and keys alike')
-    _check_forget(log_forget, implementation)
+    arguments.check_not_positive(CORE, implementation, log_forget=log_forget)
 
     operands = problem.canonical(q, k, v, bias, slopes, log_forget, pair)
     extras = problem.canonical_extras(temperature, sink_scores, sizes['h'], sizes['g'])
@@ -149,17 +148,6 @@ def _check_window(window: int | None, sinks: int) -> None:
         raise ValueError(
             f'{CORE}: sinks is {sinks} and window {window}; expected no sinks, or a positive number and a window'
         )
-
-
-def _check_forget(log_forget: jax.Array | None, implementation: str | None) -> None:
-    """Complains of gates that let old keys grow."""
-    if log_forget is None or log_forget.size == 0:
-        return
-    highest = jnp.max(log_forget)
-    message = CORE + ': log_forget has entries up to {highest}; expected at most 0'
-    if implementation == 'reference' and not isinstance(highest, jax.core.Tracer) and highest > 0:
-        raise ValueError(message.format(highest=highest))
-    checkify.debug_check(highest <= 0, message, highest=highest)
 
 
 def _segment_pair(

@@ -3,11 +3,10 @@
 from collections.abc import Callable
 
 import jax
-import jax.numpy as jnp
-from jax.experimental import checkify
 
-from pallas_kernels import arguments, dispatch, packing, precision, target
+from pallas_kernels import dispatch, target
 from pallas_kernels.linear_attention import reference, xla
+from pallas_kernels.matrix_state import arguments
 
 CORE = 'linear_attention'
 
@@ -51,33 +50,16 @@ def linear_attention(
       TypeError: for arrays that are not floating point, or non-integer `segments`.
       NotImplementedError: for a named implementation that cannot serve the call.
     """
-    sizes = arguments.match(CORE, {}, q=(q, 'b t hq k'), k=(k, 'b t hk k'), v=(v, 'b t hv v'))
-    heads = max(sizes['hq'], sizes['hk'], sizes['hv'])
-    sizes = arguments.match(CORE, sizes | {'h': heads}, state=(state, 'b h k v'), segments=(segments, 'b t'))
-    for name, array in (('q', q), ('k', k), ('v', v)):
-        arguments.check_multiple(CORE, name, array.shape[2], heads, 'the call')
-    arguments.check_floating(CORE, q=q, k=k, v=v, log_decay=log_decay, state=state)
-    arguments.check_integer(CORE, segments=segments)
-
-    dtype = precision.accumulator(q, k, v, log_decay, state)
-    log_decay = _canonical_decay(log_decay, sizes, dtype)
-    _check_sign(log_decay, implementation)
-    if state is None:
-        state = jnp.zeros((sizes['b'], heads, sizes['k'], sizes['v']), dtype)
-    starts = None if segments is None else packing.starts(segments)
-    if scale is None:
-        scale = sizes['k'] ** -0.5
-
-    state = state.astype(dtype)
+    call = arguments.canonical(CORE, q, k, v, log_decay, scale, state, segments, implementation)
     here = target.current()
     candidates = {
         'reference': dispatch.Candidate(_in_one_type(reference.linear_attention)),
         'xla': dispatch.Candidate(_in_one_type(xla.linear_attention)),
-        'mosaic_gpu': dispatch.kernel(CORE, 'mosaic_gpu', here, q, k, v, log_decay, state),
-        'mosaic_tpu': dispatch.kernel(CORE, 'mosaic_tpu', here, k, v, state),
+        'mosaic_gpu': dispatch.kernel(CORE, 'mosaic_gpu', here, q, k, v, call.log_decay, call.state),
+        'mosaic_tpu': dispatch.kernel(CORE, 'mosaic_tpu', here, k, v, call.state),
     }
     run = dispatch.select(CORE, implementation, candidates)
-    o, final = run(q, k, v, log_decay, state, starts, scale)
+    o, final = run(q, k, v, call.log_decay, call.state, call.starts, call.scale)
     return o.astype(v.dtype), final
 
 
@@ -97,30 +79,3 @@ def _in_one_type(form: Form) -> Form:
         return form(q.astype(dtype) * scale, k.astype(dtype), v.astype(dtype), log_decay, state, starts)
 
     return run
-
-
-def _canonical_decay(log_decay: jax.Array | None, sizes: dict[str, int], dtype: jnp.dtype) -> jax.Array | None:
-    """The log decays as `b t h k`, dimensions along which they are constant of size 1; `None` stays `None`."""
-    if log_decay is None:
-        return None
-    if log_decay.ndim == 1:
-        arguments.match(CORE, sizes, log_decay=(log_decay, 'h'))
-        log_decay = log_decay[None, None, :, None]
-    elif log_decay.ndim == 3:
-        arguments.match(CORE, sizes, log_decay=(log_decay, 'b t h'))
-        log_decay = log_decay[..., None]
-    else:
-        arguments.match(CORE, sizes, log_decay=(log_decay, 'b t h k'))
-    return log_decay.astype(dtype)
-
-
-def _check_sign(log_decay: jax.Array | None, implementation: str | None) -> None:
-    """Complains of decays that let the past grow: chunks sum them up, and their exponentials overflow."""
-    if log_decay is None or log_decay.size == 0:
-        return
-    highest = jnp.max(log_decay)
-    if implementation == 'reference' and not isinstance(highest, jax.core.Tracer) and highest > 0:
-        raise ValueError(f'{CORE}: log_decay has entries up to {highest}; expected at most 0')
-    checkify.debug_check(
-        highest <= 0, CORE + ': log_decay has entries up to {highest}; expected at most 0', highest=highest
-    )

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import checkify
 
 from attnlab.testing.noise import noise
 from attnlab.testing.tolerances import assert_close
@@ -337,3 +338,12 @@ def test_twice_the_same_bits(name, comparison):
 def test_errors(arguments, error, message):
     with pytest.raises(error, match=message):
         delta_rule(**{**cases.call('two').arrays, **arguments})
+
+
+def test_decays_above_one_are_an_error():
+    arrays = cases.call('packed scalar').arrays
+    arrays['log_decay'] = arrays['log_decay'].at[0, 1, 0].set(0.5)
+    with pytest.raises(ValueError, match=r'delta_rule: log_decay has entries up to 0\.5; expected at most 0'):
+        delta_rule(**arrays, implementation='reference')
+    checked = jax.jit(checkify.checkify(lambda arrays: delta_rule(**arrays)))
+    assert 'log_decay has entries up to 0.5; expected at most 0' in checked(arrays)[0].get()
