@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from pallas_kernels import tiling
 from pallas_kernels.cross_entropy import vjp
 from pallas_kernels.mosaic_gpu import launch
+from pallas_kernels.mosaic_gpu.products_sm90 import arrived
 from pallas_kernels.target import Target
 
 ROWS = 64
@@ -118,6 +119,7 @@ def _statistics(
         embedding,
         jnp.zeros(1, jnp.int32),
         (_padded(labels, TOKENS),),
+        name='cross_entropy_statistics',
         result=jax.ShapeDtypeStruct((3, embedding.shape[0] // CLASSES, hidden.shape[0]), jnp.float32),
         shared=plgpu.SMEM((2, 3, ROWS), jnp.float32),
     )
@@ -157,6 +159,7 @@ def _gradients(
             embedding,
             first,
             tuple(_padded(array, TOKENS) for array in known),
+            name='cross_entropy_gradients',
             result=jax.ShapeDtypeStruct((tokens.shape[0], at_once), dtype),
             shared=plgpu.SMEM((2, ROWS, STRIP), dtype, transforms=SWIZZLED),
         )
@@ -177,6 +180,7 @@ def _over_tiles(
     first: jax.Array,
     vectors: tuple[jax.Array, ...],
     *,
+    name: str,
     result: jax.ShapeDtypeStruct,
     shared: Any,
 ) -> jax.Array:
@@ -195,7 +199,7 @@ def _over_tiles(
                 loop(sums)
                 tokens = pl.ds(i * TOKENS + warpgroup * ROWS, ROWS)
                 place = Place(warpgroup, tokens, j, first[0] + j * CLASSES)
-                finish(place, sums[...], *refs)
+                finish(place, arrived(sums[...]), *refs)
 
             pl.run_scoped(with_sums, plgpu.ACC((ROWS, CLASSES), jnp.float32))
 
@@ -218,14 +222,14 @@ def _over_tiles(
             compute_context=around,
         )(hidden, embedding)
 
-    return launch.kernel(
+    return launch.kernel_of_warpgroups(
         body,
         here,
+        computing=2,
+        name=name,
         out_type=result,
         grid=(tiles[0] * tiles[1],),
         grid_names=('tile',),
-        num_threads=3,
-        thread_name='warpgroup',
         scratch_types=(shared,),
     )(hidden, embedding, first, *vectors)
 

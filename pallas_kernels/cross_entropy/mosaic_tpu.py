@@ -146,6 +146,7 @@ def _run(
     return launch.call(
         functools.partial(body, plan),
         here,
+        name='cross_entropy' + body.__name__,
         grid=plan.grid,
         in_specs=[plan.hidden(d), plan.embedding(d), *[plan.by_token()] * (len(arrays) - 2)],
         out_specs=specs,

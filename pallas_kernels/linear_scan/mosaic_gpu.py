@@ -42,7 +42,12 @@ def form(here: Target) -> Callable[[jax.Array, jax.Array, jax.Array, bool], vjp.
 
 def refusal(here: Target, x: jax.Array, decay: jax.Array, state: jax.Array) -> str | None:
     """Why the call cannot be served; `None`: it can."""
-    return launch.capability_refusal(here) or kernels.refusal(x, decay, state)
+    b, _, d = x.shape
+    return (
+        launch.capability_refusal(here)
+        or launch.grid_refusal(b=b, channels=pl.cdiv(d, CHANNELS))
+        or kernels.refusal(x, decay, state)
+    )
 
 
 def _scan(here: Target, x: jax.Array, decay: jax.Array, state: jax.Array, reverse: bool, step: Step) -> vjp.Outputs:
@@ -142,7 +147,10 @@ def _run(
 
     outputs = None if dtype is None else jax.tree.map(lambda _: jax.ShapeDtypeStruct((b, t, d), dtype), arrays[0])
     final = jax.tree.map(lambda part: jax.ShapeDtypeStruct(part.shape, part.dtype), arrays[2])
-    run = launch.kernel(body, here, out_type=(outputs, final), grid=(b, d // CHANNELS), grid_names=('b', 'd'))
+    name = 'linear_scan_summary' if dtype is None else 'linear_scan'
+    run = launch.kernel(
+        body, here, name=name, out_type=(outputs, final), grid=(b, d // CHANNELS), grid_names=('b', 'd')
+    )
     return jax.tree.map(parts.whole, run(*arrays), is_leaf=lambda numbers: isinstance(numbers, parts.Pair))
 
 

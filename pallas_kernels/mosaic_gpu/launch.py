@@ -1,5 +1,6 @@
 """How Mosaic GPU kernels are started, and on which devices."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,9 @@ from pallas_kernels.target import Target
 WARPGROUP = 128
 """The threads of a warpgroup."""
 
+MOST = 65535
+"""The most blocks of threads along the second and the third axis of CUDA's grids; the first takes 2^31 - 1."""
+
 
 def capability_refusal(here: Target) -> str | None:
     """Why a device cannot run kernels built on Hopper's matrix and copy instructions; `None`: it can."""
@@ -18,6 +22,66 @@ def capability_refusal(here: Target) -> str | None:
     return f'{here.kind} has compute capability {here.capability}; expected 9.0 (Hopper)'
 
 
-def kernel(body: Callable[..., None], here: Target, **options: Any) -> Callable[..., Any]:
-    """`plgpu.kernel`, interpreted where `here` says so; memory nobody wrote then holds NaN."""
-    return plgpu.kernel(body, interpret=plgpu.InterpretGPUParams() if here.interpret else None, **options)
+def grid_refusal(**grid: int) -> str | None:
+    """Why a grid, its sizes by name, cannot be launched; `None`: it can.
+
+    Pallas makes the last axis CUDA's first, the one before it the second, and the product of the others the third.
+    """
+    *outer, second, _ = (1, 1, *grid.values())
+    if math.prod(outer) <= MOST and second <= MOST:
+        return None
+    sizes = ', '.join(f'{name}={size}' for name, size in grid.items())
+    names = list(grid)
+    axes = ' x '.join(names[:-2]), names[-2]
+    return f'the grid is {sizes}; expected at most {MOST} for ' + ' and for '.join(axis for axis in axes if axis)
+
+
+def kernel(
+    body: Callable[..., None],
+    here: Target,
+    *,
+    name: str,
+    grid: tuple[int, ...],
+    grid_names: tuple[str, ...],
+    **options: Any,
+) -> Callable[..., Any]:
+    """`plgpu.kernel`, interpreted where `here` says so; memory nobody wrote then holds NaN.
+
+    `name` is what profilers show. Offsets into arrays are formed with 64 bits, those within a tile with 32.
+    """
+    refusal = grid_refusal(**dict(zip(grid_names, grid, strict=True)))
+    if refusal is not None:
+        raise AssertionError(f'{name}: a call that was not refused: {refusal}')
+    return plgpu.kernel(
+        body,
+        interpret=plgpu.InterpretGPUParams() if here.interpret else None,
+        grid=grid,
+        grid_names=grid_names,
+        kernel_name=name,
+        **options,
+    )
+
+
+def kernel_of_warpgroups(
+    body: Callable[..., None], here: Target, *, computing: int, scratch_types: tuple[Any, ...], **options: Any
+) -> Callable[..., Any]:
+    """A kernel of so many warpgroups that compute and one that copies, `axis_index('warpgroup')`.
+
+    They end together: a warpgroup that is gone while another still multiplies can make that one fail with an illegal
+    instruction.
+    """
+
+    def together(*refs: Any) -> None:
+        *others, done = refs
+        body(*others)
+        plgpu.barrier_arrive(done)
+        plgpu.barrier_wait(done)
+
+    return kernel(
+        together,
+        here,
+        num_threads=computing + 1,
+        thread_name='warpgroup',
+        scratch_types=(*scratch_types, plgpu.Barrier(num_arrivals=computing + 1)),
+        **options,
+    )

@@ -18,8 +18,20 @@ def multiply(here: Target, left: Any, right: Any, onto: jax.Array | None = None)
     if here.interpret:
         return _multiply_interpreted(left, right, onto)
     if onto is None:
-        return pl.run_scoped(lambda sums: _multiply_into(sums, left, right), plgpu.ACC((left.shape[0], right.shape[1])))
-    return pl.run_state(lambda sums: plgpu.wgmma(sums, left, right))(plgpu.ACC.init(onto))
+        product = pl.run_scoped(
+            lambda sums: _multiply_into(sums, left, right), plgpu.ACC((left.shape[0], right.shape[1]))
+        )
+    else:
+        product = pl.run_state(lambda sums: plgpu.wgmma(sums, left, right))(plgpu.ACC.init(onto))
+    return arrived(product)
+
+
+def arrived(sums: jax.Array) -> jax.Array:
+    """What was read of an accumulator, to be used after the wait for its product only.
+
+    The wait names no registers, so that the compiler may move arithmetic on them to before it.
+    """
+    return jax.lax.optimization_barrier(sums)
 
 
 def _multiply_into(sums: Any, left: Any, right: Any) -> jax.Array:

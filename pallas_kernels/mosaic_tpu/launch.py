@@ -13,10 +13,18 @@ LANES = 128
 
 
 def call(
-    body: Callable[..., None], here: Target, *, compiler_params: pltpu.CompilerParams | None = None, **options: Any
+    body: Callable[..., None],
+    here: Target,
+    *,
+    name: str,
+    compiler_params: pltpu.CompilerParams | None = None,
+    **options: Any,
 ) -> Callable[..., Any]:
-    """`pl.pallas_call`, interpreted where `here` says so; memory nobody wrote then holds NaN."""
+    """`pl.pallas_call`, interpreted where `here` says so; memory nobody wrote then holds NaN.
+
+    `name` is what profilers show.
+    """
     if here.interpret:
         # The interpreter has no use for the compiler's parameters, and under vmap takes offence at them.
-        return pl.pallas_call(body, interpret=pltpu.InterpretParams(), **options)
-    return pl.pallas_call(body, compiler_params=compiler_params, **options)
+        return pl.pallas_call(body, name=name, interpret=pltpu.InterpretParams(), **options)
+    return pl.pallas_call(body, name=name, compiler_params=compiler_params, **options)

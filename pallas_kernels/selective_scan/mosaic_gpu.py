@@ -54,7 +54,12 @@ def form(here: Target) -> Callable[[Operands, jax.Array | None], Outputs]:
 
 def refusal(here: Target, operands: Operands) -> str | None:
     """Why the call cannot be served; `None`: it can."""
-    return launch.capability_refusal(here) or kernels.refusal(operands, MOST)
+    b, _, d = operands.x.shape
+    return (
+        launch.capability_refusal(here)
+        or launch.grid_refusal(b=b, channels=pl.cdiv(d, CHANNELS))
+        or kernels.refusal(operands, MOST)
+    )
 
 
 class At(NamedTuple):
@@ -113,6 +118,7 @@ def _forward(
         body,
         here,
         out_type=(results, jax.ShapeDtypeStruct(operands.state.shape, jnp.float32)),
+        name='selective_scan_forward',
         grid=(b, d // CHANNELS),
         grid_names=('b', 'd'),
         compiler_params=FAST,
@@ -189,6 +195,7 @@ def _backward(
         here,
         out_type=(results, whole, whole),
         scratch_types=[plgpu.SMEM((rows, CHANNELS, n), jnp.float32)],
+        name='selective_scan_backward',
         grid=(b, d // CHANNELS),
         grid_names=('b', 'd'),
         compiler_params=FAST,

@@ -100,6 +100,7 @@ def _forward(
     y, final, *states = launch.call(
         functools.partial(_forward_kernel, n=n),
         here,
+        name='selective_scan_forward',
         grid=(b, d // channels, t // ROWS),
         in_specs=(Arrays(steps, steps, columns, of_A), of_state),
         out_specs=specs,
@@ -165,6 +166,7 @@ def _backward(
     dx, ddt, dcolumns, dstate, dA = launch.call(
         functools.partial(_backward_kernel, n=n),
         here,
+        name='selective_scan_backward',
         grid=(b, tiles, blocks),
         in_specs=(Arrays(steps, steps, columns, of_A), of_states, steps, of_state),
         out_specs=[steps, steps, dcolumns, of_sequence, of_sequence],

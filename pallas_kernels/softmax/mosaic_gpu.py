@@ -38,14 +38,16 @@ def form(here: Target) -> vjp.Forward:
 
 def _forward(here: Target, x: jax.Array, where: jax.Array | None) -> jax.Array:
     arrays = (x,) if where is None else (x, where.astype(jnp.int8))
-    return _by_rows(here, _weights, arrays, outside=-math.inf)
+    return _by_rows(here, _weights, arrays, name='softmax_forward', outside=-math.inf)
 
 
 def _backward(here: Target, y: jax.Array, dy: jax.Array) -> jax.Array:
-    return _by_rows(here, _gradients, (y, dy), outside=0)
+    return _by_rows(here, _gradients, (y, dy), name='softmax_backward', outside=0)
 
 
-def _by_rows(here: Target, body: Callable[..., None], arrays: tuple[jax.Array, ...], *, outside: float) -> jax.Array:
+def _by_rows(
+    here: Target, body: Callable[..., None], arrays: tuple[jax.Array, ...], *, name: str, outside: float
+) -> jax.Array:
     n, o = arrays[0].shape
     first, *others = arrays
     behind = ((0, 0), (0, max(0, warps.shortest(n) - o)))
@@ -54,6 +56,7 @@ def _by_rows(here: Target, body: Callable[..., None], arrays: tuple[jax.Array, .
     run = launch.kernel(
         functools.partial(body, rows),
         here,
+        name=name,
         out_type=jax.ShapeDtypeStruct(padded[0].shape, first.dtype),
         grid=(rows.blocks,),
         grid_names=('rows',),

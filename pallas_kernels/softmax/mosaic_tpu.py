@@ -39,20 +39,23 @@ def form(here: Target) -> vjp.Forward:
 
 def _forward(here: Target, x: jax.Array, where: jax.Array | None) -> jax.Array:
     arrays = (x,) if where is None else (x, where.astype(jnp.int8))
-    return _sweeps(here, _weights, arrays, statistics=2)
+    return _sweeps(here, _weights, arrays, name='softmax_forward', statistics=2)
 
 
 def _backward(here: Target, y: jax.Array, dy: jax.Array) -> jax.Array:
-    return _sweeps(here, _gradients, (y, dy), statistics=1)
+    return _sweeps(here, _gradients, (y, dy), name='softmax_backward', statistics=1)
 
 
-def _sweeps(here: Target, body: Callable[..., None], arrays: tuple[jax.Array, ...], *, statistics: int) -> jax.Array:
+def _sweeps(
+    here: Target, body: Callable[..., None], arrays: tuple[jax.Array, ...], *, name: str, statistics: int
+) -> jax.Array:
     n, o = arrays[0].shape
     tile = tiling.softmax_tpu(n, o)
     columns = pl.cdiv(o, tile.columns)
     return launch.call(
         functools.partial(body, o % tile.columns),
         here,
+        name=name,
         grid=(pl.cdiv(n, tile.rows), 2, columns),
         in_specs=[pl.BlockSpec((tile.rows, tile.columns), lambda i, sweep, j: (i, j))] * len(arrays),
         # The first sweep stays at the first tile, which is not written out before the second one has been there.

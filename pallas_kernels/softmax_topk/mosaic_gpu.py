@@ -54,8 +54,10 @@ def _tiles(here: Target, x: jax.Array, k: int) -> list[jax.Array]:
         functools.partial(_tile, o, k, rows, kept),
         here,
         out_type=tuple(jax.ShapeDtypeStruct((kept.n, kept.o), dtype) for dtype in (jnp.float32, jnp.int32)),
-        grid=(rows.blocks, rows.tiles),
-        grid_names=('rows', 'tiles'),
+        name='softmax_topk',
+        # CUDA's first axis, the last of these, takes the most blocks.
+        grid=(rows.tiles, rows.blocks),
+        grid_names=('tiles', 'rows'),
     )(x)
     return [array[:n].reshape(n, rows.tiles, width) for array in found]
 

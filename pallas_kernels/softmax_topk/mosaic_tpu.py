@@ -42,6 +42,7 @@ def _sweep(here: Target, x: jax.Array, k: int) -> vjp.Found:
     scores, indices = launch.call(
         functools.partial(_tile, o, k),
         here,
+        name='softmax_topk',
         grid=(pl.cdiv(n, tile.rows), pl.cdiv(o, tile.columns)),
         in_specs=[pl.BlockSpec((tile.rows, tile.columns), lambda i, j: (i, j))],
         out_specs=[pl.BlockSpec((tile.rows, launch.LANES), lambda i, j: (i, 0))] * 2,

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+import types
 
 import jax
 import jax.experimental.pallas.mosaic_gpu as plgpu
@@ -244,10 +245,22 @@ def test_other_devices_and_assemblers_that_err_are_refused(monkeypatch):
     ):
         attention(q, q, q, implementation='mosaic_gpu')
 
-    monkeypatch.setattr(passes, '_assembler', lambda: (12, 9, 41))
+    monkeypatch.setattr(passes, '_runtime', lambda: 12090)
     with target.compiling_for(target.H100):
-        with pytest.raises(NotImplementedError, match=r'causal masks; nvidia-cuda-nvcc-cu12 is 12\.9\.41; expected'):
+        with pytest.raises(NotImplementedError, match=r'causal masks, .* of CUDA 12\.9 gets wrong; expected'):
             attention(q, q, q, implementation='mosaic_gpu')
         jax.eval_shape(lambda q: attention(q, q, q, causal=False, implementation='mosaic_gpu'), q)
-        monkeypatch.setattr(passes, '_assembler', lambda: (12, 9, 86))
-        jax.eval_shape(lambda q: attention(q, q, q, implementation='mosaic_gpu'), q)
+        for version in (12060, 13000, None):
+            monkeypatch.setattr(passes, '_runtime', lambda version=version: version)
+            jax.eval_shape(lambda q: attention(q, q, q, implementation='mosaic_gpu'), q)
+
+
+def test_the_assembler_is_that_of_the_runtime(monkeypatch):
+    """Whatever package or toolkit it came with."""
+    versions = types.SimpleNamespace(cuda_runtime_get_version=lambda: 12080)
+    monkeypatch.setattr(passes, 'cuda_versions', versions)
+    passes._runtime.cache_clear()
+    try:
+        assert passes._runtime() == 12080
+    finally:
+        passes._runtime.cache_clear()

@@ -8,11 +8,11 @@ between them.
 """
 
 import functools
-import importlib.metadata
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax._src.lib import cuda_versions
 
 from pallas_kernels import tiling
 from pallas_kernels.attention import vjp
@@ -28,9 +28,6 @@ from pallas_kernels.target import Target
 
 CHANNELS = 64
 """Channels are padded to a multiple of it, 128 bytes of shared memory."""
-
-GRID = 65535
-"""The most blocks of threads along the second and third axis of a grid."""
 
 
 @functools.lru_cache
@@ -56,28 +53,27 @@ def refusal(here: Target, rule: Rule, operands: Operands) -> str | None:
             return f'segments have type {segments.dtype}; expected 32 bits at most'
     if 0 in (b, t, s, k, v):
         return f'b={b}, t={t}, s={s}, k={k} and v={v}; expected none of them 0'
-    if max(b, g * r) > GRID:
-        return f'b={b} and h={g * r}; expected at most {GRID}'
+    grid = launch.grid_refusal(b=b, h=g * r, rows=-(-max(t, s) // PAD))
+    if grid is not None:
+        return grid
     if _tile(rule, operands) is None:
         return f'k={k} and v={v} at {r} query heads a group; expected at most 256 channels, or fewer heads'
     return launch.capability_refusal(here) or _assembler_refusal(here, rule)
 
 
 def _assembler_refusal(here: Target, rule: Rule) -> str | None:
-    """CUDA's assembler from 12.8.0 to 12.9.0 gets causal masks wrong, says JAX, whose own kernel refuses them, too."""
-    version = _assembler()
-    if here.interpret or not rule.causal or version is None or not (12, 8) <= version < (12, 9, 86):
+    """CUDA's assembler from 12.8 to 12.9.0 gets causal masks wrong, says JAX, whose own kernel refuses them, too."""
+    version = _runtime()
+    if here.interpret or not rule.causal or version is None or not 12080 <= version < 12091:
         return None
-    return f'causal masks; nvidia-cuda-nvcc-cu12 is {".".join(map(str, version))}; expected less than 12.8, or 12.9.86'
+    major, minor = version // 1000, version % 1000 // 10
+    return f'causal masks, which the assembler of CUDA {major}.{minor} gets wrong; expected CUDA before 12.8, or 13'
 
 
 @functools.cache
-def _assembler() -> tuple[int, ...] | None:
-    """The version of CUDA's assembler, if a package of CUDA 12 has brought it."""
-    try:
-        return tuple(int(part) for part in importlib.metadata.version('nvidia-cuda-nvcc-cu12').split('.')[:3])
-    except importlib.metadata.PackageNotFoundError:
-        return None
+def _runtime() -> int | None:
+    """The version of CUDA's runtime, 12080 for 12.8, with which its assembler comes; `None` where there is none."""
+    return None if cuda_versions is None else cuda_versions.cuda_runtime_get_version()
 
 
 def _forward(here: Target, rule: Rule, operands: Operands, given: Statistics) -> vjp.Kept:

@@ -368,13 +368,12 @@ def give(array: jax.Array, shared: Any, result: Any) -> None:
 
 def kernel(call: Call, body: Callable[..., None], *, name: str, **options: Any) -> Callable[..., Any]:
     """A kernel of two warpgroups that compute and one that copies."""
-    return launch.kernel(
+    return launch.kernel_of_warpgroups(
         body,
         call.here,
+        computing=WARPGROUPS,
+        name=name,
         grid_names=AXES[:3],
-        num_threads=WARPGROUPS + 1,
-        thread_name=AXES[3],
-        kernel_name=name,
         compiler_params=plgpu.CompilerParams(approx_math=True),
         **options,
     )

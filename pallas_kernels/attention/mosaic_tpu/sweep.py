@@ -152,12 +152,14 @@ class Sweep:
     """The order in which a kernel visits the blocks of a call.
 
     Attributes:
+      name: of the kernel.
       axes: of the grid, the slowest first: `b`, `g`, `r`, and `p` for the pairs of tiles. Sums run over the axes behind
         `p`, and over successive pairs that have the tiles named in `still` in common.
       still: which of `t` and `s` sums do not run over.
       pairs: tiles of queries and of keys.
     """
 
+    name: str
     call: Call
     axes: str
     still: str
@@ -194,6 +196,7 @@ class Sweep:
         run = launch.call(
             kernel,
             self.call.here,
+            name=self.name,
             grid_spec=pltpu.PrefetchScalarGridSpec(
                 num_scalar_prefetch=2,
                 grid=tuple(len(self.pairs) if axis == 'p' else self.call.sizes[axis] for axis in self.axes),

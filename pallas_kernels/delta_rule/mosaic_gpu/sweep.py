@@ -70,8 +70,10 @@ def sweep(
                 plgpu.wait_smem_to_gmem(0, wait_read_only=True)
                 for part in range(parts):
                     kept[part][...] = state[part].astype(dtype)
-                plgpu.commit_smem()
+                # Whatever ordinary reads take from a slot is read before the commit, after which copies may refill it.
                 sums = load(values)
+                held = [state[part] * along(factors.at[0], part, 0) for part in range(parts)]
+                plgpu.commit_smem()
                 for part in range(parts):
                     channel = pl.ds(chunk * k + part * TILE, TILE)
                     plgpu.copy_smem_to_gmem(kept[part], states_ref.at[at, head, channel, channels])
@@ -81,11 +83,10 @@ def sweep(
                 plgpu.copy_smem_to_gmem(sums_tile, sums_ref.at[at, head, pl.ds(chunk * TILE, TILE), channels])
                 after = []
                 for part in range(parts):
-                    held = state[part] * along(factors.at[0], part, 0)
-                    held = multiply(here, adds[part].transpose((1, 0)), sums_tile, held)
+                    total = multiply(here, adds[part].transpose((1, 0)), sums_tile, held[part])
                     if more:
-                        held = multiply(here, more[part].transpose((1, 0)), more[parts], held)
-                    after.append(held)
+                        total = multiply(here, more[part].transpose((1, 0)), more[parts], total)
+                    after.append(total)
                 return tuple(after)
 
             sources = [
@@ -118,6 +119,7 @@ def sweep(
             jax.ShapeDtypeStruct((b, h, count * TILE, v), dtype),
             jax.ShapeDtypeStruct(state.shape, jnp.float32),
         ),
+        name='delta_rule_sweep',
         grid=(b, h, v // TILE),
         grid_names=('b', 'h', 'column'),
         compiler_params=NAMED_LAYOUTS,

@@ -44,6 +44,7 @@ def backward(here: Target, arrays: vjp.Arrays, scale: float, kept: jax.Array, gr
     found, dstate = launch.call(
         functools.partial(_body, plan, has_decays(arrays), scale),
         here,
+        name='delta_rule_backward',
         grid=(b, h, plan.groups),
         in_specs=(
             plan.specs(inputs, backward=True),

@@ -34,6 +34,7 @@ def forward(here: Target, arrays: vjp.Arrays, scale: float, keep: bool) -> tuple
     o, final, kept = launch.call(
         functools.partial(_body, plan, has_decays(arrays), scale),
         here,
+        name='delta_rule_forward',
         grid=(b, h, plan.groups),
         in_specs=(plan.specs(inputs), plan.whole(state.shape)),
         out_specs=(

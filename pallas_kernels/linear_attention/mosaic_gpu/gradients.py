@@ -95,6 +95,7 @@ def gradients(
             jax.ShapeDtypeStruct((b, h, count * TILE, k), out_dtype),
             jax.ShapeDtypeStruct((b, h, parts, 2, count * TILE), jnp.float32),
         ),
+        name='linear_attention_gradients',
         grid=(b, h, count, parts),
         grid_names=GRID,
         compiler_params=NAMED_LAYOUTS,

@@ -48,13 +48,14 @@ def sweep(
             def step(turn: Any, x_tile: Any, y_tile: Any, numbers: Any, state: jax.Array) -> jax.Array:
                 plgpu.wait_smem_to_gmem(0, wait_read_only=True)
                 kept[...] = state.astype(dtype)
+                # Whatever ordinary reads take from a slot is read before the commit, after which copies may refill it.
+                factor = along(numbers, 0, 0) if by_channel else along(numbers.at[0], FACTOR, 0)
                 if not by_channel:
                     adds = along(numbers.at[0], direction.adds, 0)
                     scaled[...] = (load(y_tile) * adds).astype(dtype)
                 plgpu.commit_smem()
                 rows_of = pl.ds(place(turn[0]) * k + row * TILE, TILE)
                 plgpu.copy_smem_to_gmem(kept, states_ref.at[at, head, rows_of, tile[1]])
-                factor = along(numbers, 0, 0) if by_channel else along(numbers.at[0], FACTOR, 0)
                 added = y_tile if by_channel else scaled
                 return multiply(here, x_tile.transpose((1, 0)), added, state * factor)
 
@@ -84,6 +85,7 @@ def sweep(
         body,
         here,
         out_type=(jax.ShapeDtypeStruct((b, h, count * k, v), dtype), jax.ShapeDtypeStruct(state.shape, jnp.float32)),
+        name='linear_attention_sweep',
         grid=(b, h, k // TILE, v // TILE),
         grid_names=('b', 'h', 'row', 'column'),
         compiler_params=NAMED_LAYOUTS,

@@ -43,6 +43,7 @@ def backward(here: Target, arrays: vjp.Arrays, kept: jax.Array, gradients: vjp.O
     found, dstate = launch.call(
         functools.partial(_body, plan),
         here,
+        name='linear_attention_backward',
         grid=(b, h, plan.groups),
         in_specs=(
             plan.specs(inputs, backward=True),

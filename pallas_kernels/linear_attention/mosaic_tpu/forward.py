@@ -28,6 +28,7 @@ def forward(here: Target, arrays: vjp.Arrays, keep: bool) -> tuple[vjp.Outputs, 
     o, final, kept = launch.call(
         functools.partial(_body, plan),
         here,
+        name='linear_attention_forward',
         grid=(b, h, plan.groups),
         in_specs=(plan.specs(inputs), plan.whole(state.shape)),
         out_specs=(

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.matrix_state.mosaic_gpu.tiles import TILE
 from pallas_kernels.mosaic_gpu import launch
 from pallas_kernels.target import Target
 
@@ -17,4 +18,6 @@ def refusal(
             f'q, k and v have type {operands}, the state {state.dtype}; expected bfloat16 or float16, and float32: '
             'products of float32 would be rounded to the 10 bits of tf32'
         )
-    return launch.capability_refusal(here)
+    b, h, _, columns = state.shape
+    grid = launch.grid_refusal(b=b, h=h, chunks=-(-q.shape[1] // TILE), columns=-(-columns // TILE))
+    return grid or launch.capability_refusal(here)

@@ -133,6 +133,7 @@ def weight_gradients(here: Target, steps: Steps, gradients: Weights) -> tuple[ja
         body,
         here,
         out_type=tuple(jax.ShapeDtypeStruct((b, h, t, size), dtype) for dtype in (*types, jnp.float32)),
+        name='matrix_state_weight_gradients',
         grid=(b, h, t // TILE, size // TILE),
         grid_names=('b', 'h', 'chunk', 'part'),
         compiler_params=NAMED_LAYOUTS,

@@ -141,6 +141,7 @@ def _find(here: Target, erases: bool, steps: Steps) -> Weights:
         body,
         here,
         out_type=tuple(arrays),
+        name='matrix_state_weights',
         grid=(b, h, t // TILE),
         grid_names=('b', 'h', 'chunk'),
         compiler_params=NAMED_LAYOUTS,

@@ -1,0 +1,195 @@
+"""What interpreting a kernel cannot show, read off the programs that are handed to the compiler."""
+
+import importlib
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import pallas_kernels
+from pallas_kernels import dispatch, target
+from pallas_kernels.cases.drawing import Call
+from pallas_kernels.mosaic_gpu import launch
+
+CORES = (
+    'attention',
+    'cross_entropy',
+    'delta_rule',
+    'linear_attention',
+    'linear_scan',
+    'selective_scan',
+    'softmax',
+    'softmax_topk',
+)
+
+
+def inner(equation: Any) -> list[Any]:
+    """The programs inside an operation."""
+    leaves = jax.tree.leaves(list(equation.params.values()), is_leaf=lambda value: hasattr(value, 'eqns'))
+    return [getattr(leaf, 'jaxpr', leaf) for leaf in leaves if hasattr(leaf, 'eqns')]
+
+
+def programs(jaxpr: Any) -> Iterator[Any]:
+    """A program and all those inside it."""
+    yield jaxpr
+    for equation in jaxpr.eqns:
+        for program in inner(equation):
+            yield from programs(program)
+
+
+def operations(jaxpr: Any) -> Iterator[Any]:
+    """The operations of a program and of all those inside it, in order."""
+    for program in programs(jaxpr):
+        yield from program.eqns
+
+
+def kernels(core: str, here: target.Target, call: Call) -> list[Any]:
+    """The kernels that a call and its gradients start."""
+    options = {name: value for name, value in call.options.items() if not hasattr(value, 'shape')}
+    constant = {name: value for name, value in call.options.items() if hasattr(value, 'shape')}
+    floating = {name: x for name, x in call.arrays.items() if jnp.issubdtype(x.dtype, jnp.inexact)}
+    constant |= {name: x for name, x in call.arrays.items() if name not in floating}
+
+    def loss(floating, constant):
+        outputs = jax.tree.leaves(getattr(pallas_kernels, core)(**floating, **constant, **options))
+        return sum(jnp.sum(jnp.abs(x).astype(jnp.float32)) for x in outputs if jnp.issubdtype(x.dtype, jnp.inexact))
+
+    implementation = 'mosaic_gpu' if here.platform == 'gpu' else 'mosaic_tpu'
+    with target.compiling_for(here), dispatch.ledger() as entries:
+        traced = jax.make_jaxpr(jax.grad(loss))(floating, constant)
+    assert {entry.implementation for entry in entries} == {implementation}
+    found = [equation for equation in operations(traced.jaxpr) if 'compiler_params' in equation.params]
+    assert found
+    return found
+
+
+def real(core: str) -> dict[str, Call]:
+    return importlib.import_module(f'pallas_kernels.cases.{core}').real()
+
+
+def first(core: str) -> Call:
+    return next(iter(real(core).values()))
+
+
+@pytest.fixture(scope='module')
+def on_hopper() -> dict[str, list[Any]]:
+    """The kernels of a call of every core, and of one with decays of key channels where there are such."""
+    found = {core: kernels(core, target.H100, first(core)) for core in CORES}
+    for core in ('linear_attention', 'delta_rule'):
+        found[core] += kernels(core, target.H100, real(core)['k=64, vector'])
+    return found
+
+
+@pytest.mark.parametrize('core', CORES)
+def test_a_kernel_says_what_it_is(core, on_hopper):
+    subjects = (core, 'matrix_state') if core in ('linear_attention', 'delta_rule') else (core,)
+    for equation in (*on_hopper[core], *kernels(core, target.TPU_V5E, first(core))):
+        assert str(equation.params.get('name')).startswith(subjects)
+
+
+def test_products_are_used_after_their_wait_alone(on_hopper):
+    """What an accumulator held goes through a barrier first, for the wait itself names no registers."""
+    products = 0
+    for name, program in bodies(on_hopper):
+        for equation in program.eqns:
+            own = [one.primitive.name for body in inner(equation) for one in body.eqns]
+            read = equation.primitive.name == 'wgmma_accumulator_deref'
+            if not read and not ('wgmma_ref' in own and equation.primitive.name in ('run_scoped', 'run_state')):
+                continue
+            found = set(equation.outvars)
+            users = {one.primitive.name for one in program.eqns if found & variables(one.invars)}
+            assert users <= {'optimization_barrier'}, name
+            # Or the program returns it, to such a barrier.
+            assert users or found & variables(program.outvars), name
+            products += 1
+    assert products > 50
+
+
+def test_warpgroups_end_together(on_hopper):
+    """One that is gone while another still multiplies can make that one fail."""
+    several = [kernel for core in ('attention', 'cross_entropy') for kernel in on_hopper[core]]
+    for equation in several:
+        bodies = [program for body in inner(equation) for program in programs(body)]
+        endings = [[one.primitive.name for one in program.eqns][-2:] for program in bodies]
+        assert ['barrier_arrive', 'barrier_wait'] in endings, equation.params.get('name')
+    assert len(several) >= 5
+
+
+@pytest.mark.parametrize('core', ['linear_attention', 'delta_rule'])
+def test_a_sweep_reads_its_tiles_before_copies_may_refill_them(core, on_hopper):
+    """A commit stands between ordinary reads of a slot and the copy that writes over it."""
+    swept = 0
+    for name, program in bodies({core: on_hopper[core]}):
+        operations = [one.primitive.name for one in program.eqns]
+        if name.endswith('_sweep') and 'commit_smem' in operations and 'run_state' in operations:
+            reads = [place for place, operation in enumerate(operations) if operation == 'load']
+            assert max(reads) < operations.index('commit_smem')
+            swept += 1
+    assert swept >= 4
+
+
+def bodies(found: dict[str, list[Any]]) -> Iterator[tuple[str, Any]]:
+    """The names of kernels, and each of the programs they are made of."""
+    for equation in [kernel for kernels in found.values() for kernel in kernels]:
+        for body in inner(equation):
+            for program in programs(body):
+                yield str(equation.params.get('name')), program
+
+
+def variables(atoms: Any) -> set[Any]:
+    return {atom for atom in atoms if not hasattr(atom, 'val')}
+
+
+def shapes(dtype=jnp.bfloat16, **arrays):
+    return {name: jax.ShapeDtypeStruct(shape, dtype) for name, shape in arrays.items()}
+
+
+MANY = 70_000
+"""More sequences than CUDA has blocks along the second and third axis of a grid."""
+
+
+@pytest.mark.parametrize(
+    ('core', 'arrays', 'grid'),
+    [
+        ('attention', shapes(q=(MANY, 8, 1, 8), k=(MANY, 8, 1, 8), v=(MANY, 8, 1, 8)), 'b=70000, h=1, rows=1'),
+        ('linear_attention', shapes(q=(8750, 8, 8, 8), k=(8750, 8, 8, 8), v=(8750, 8, 8, 8)), 'b=8750, h=8, chunks=1'),
+        (
+            'delta_rule',
+            shapes(q=(MANY, 8, 1, 8), k=(MANY, 8, 1, 8), v=(MANY, 8, 1, 8), beta=(MANY, 8, 1)),
+            'b=70000, h=1',
+        ),
+        ('linear_scan', shapes(x=(MANY, 8, 8), decay=(MANY, 8, 8)), 'b=70000, channels=1'),
+        (
+            'selective_scan',
+            shapes(x=(MANY, 8, 8), dt=(MANY, 8, 8), A=(8, 4), B=(MANY, 8, 4), C=(MANY, 8, 4)),
+            'b=70000, channels=1',
+        ),
+    ],
+)
+def test_grids_that_cannot_be_launched_are_refused(core, arrays, grid):
+    call = getattr(pallas_kernels, core)
+    with target.compiling_for(target.H100):
+        with pytest.raises(NotImplementedError, match=f'the grid is {grid}.*; expected at most 65535 for b'):
+            jax.eval_shape(lambda arrays: call(**arrays, implementation='mosaic_gpu'), arrays)
+        with dispatch.ledger() as entries:
+            jax.eval_shape(lambda arrays: call(**arrays), arrays)
+    assert entries[0].implementation == 'xla' and 'the grid is' in dict(entries[0].refused)['mosaic_gpu']
+
+
+def test_many_rows_of_many_columns_are_served():
+    call = Call(shapes(x=(300_000, 2048)), {'k': 8})
+    for equation in kernels('softmax_topk', target.H100, call):
+        (mesh,) = equation.params['meshes']
+        assert math.prod(mesh.grid[:-1]) <= launch.MOST
+        assert math.prod(mesh.grid) == 2 * 75_000
+
+
+def test_the_axes_of_a_grid_are_those_of_cuda():
+    assert launch.grid_refusal(rows=10**9) is None
+    assert launch.grid_refusal(tiles=launch.MOST, rows=10**9) is None
+    assert launch.grid_refusal(rows=launch.MOST + 1, tiles=1) is not None
+    assert launch.grid_refusal(b=2, h=launch.MOST, chunk=1) is None
+    assert launch.grid_refusal(b=2, h=launch.MOST, chunk=1, column=1) is not None
