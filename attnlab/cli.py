@@ -4,6 +4,7 @@ import errno
 import sys
 from collections.abc import Callable
 
+from attnlab import trust
 from attnlab.commands import analyse, compare, data, eval, generate, match, report, show, sweep, train, zoo
 from attnlab.errors import UserError, nearest
 
@@ -24,7 +25,10 @@ usage: attnlab COMMAND [--flag=value ...]
   zoo [NAME]                                       the mixers that configs can name, or one of them whole
   data      prepare NAME                           make or convert a data set, once; verify it
 
-`attnlab COMMAND --help` lists a command's flags."""
+`attnlab COMMAND --help` lists a command's flags. Every command that reads a config, a run or a study takes
+`--allow=PACKAGE` or `--allow=FILE.py`: classes of that package may stand in it. Only allow what you trust."""
+
+ALLOW = '--allow='
 
 
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
@@ -51,7 +55,11 @@ def main(argv: list[str] | None = None) -> int:
             return 0
         if name not in COMMANDS:
             raise UserError(f'there is no command {name!r}{nearest(name, COMMANDS)}')
-        return COMMANDS[name](rest)
+        for item in rest:
+            if item.startswith(ALLOW):
+                for package in item.removeprefix(ALLOW).split(','):
+                    trust.allow(package)
+        return COMMANDS[name]([item for item in rest if not item.startswith(ALLOW)])
     except UserError as error:
         message = str(error)
     except OSError as error:

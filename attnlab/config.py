@@ -18,7 +18,8 @@ from ml_collections.config_dict import placeholder
 from attnlab.errors import UserError, nearest
 from attnlab.files import write_json
 from attnlab.renamed import upgraded
-from attnlab.signature import ABSENT, check_names, check_type, members, parameters, resolve
+from attnlab.signature import ABSENT, check_names, check_type, members, parameters
+from attnlab.trust import allow_module, is_part, named
 
 TARGET = 'target'
 
@@ -38,8 +39,12 @@ def spec(target: Callable[..., Any], /, **kwargs: Any) -> ConfigDict:
     """Returns the config of the call `target(**kwargs)`, its remaining defaults spelled out.
 
     Parameters without a default and without a value here (`dim`, `rngs`) are the parent's to give and are left out.
-    Raises `UserError` for an argument that `target` does not take.
+    Raises `UserError` for an argument that `target` does not take, for a class that could not be imported again, and
+    for what is neither a module of Flax NNX nor a dataclass.
     """
+    if not is_part(target):
+        raise UserError(f'{target!r} cannot stand in a config: it is neither an nnx.Module nor a dataclass')
+    allow_module(target.__module__)
     taken = parameters(target)
     path = f'{target.__module__}.{target.__qualname__}'
     check_names(path, kwargs, taken)
@@ -68,7 +73,7 @@ def build(config: Any, path: str = 'config') -> Any:
     kwargs = {name: build(value, f'{path}.{name}') for name, value in config.items() if name != TARGET}
     if TARGET not in config:
         return kwargs
-    target = resolve(config[TARGET], f'{path}.{TARGET}')
+    target = named(config[TARGET], f'{path}.{TARGET}')
     taken = parameters(target)
     check_names(path, kwargs, taken)
     for name, value in kwargs.items():
@@ -83,7 +88,7 @@ def build(config: Any, path: str = 'config') -> Any:
 
 def takes(config: ConfigDict) -> frozenset[str]:
     """The argument names that the target of a spec takes."""
-    return frozenset(parameters(resolve(config[TARGET], TARGET)))
+    return frozenset(parameters(named(config[TARGET], TARGET)))
 
 
 def plain(config: Any) -> Any:

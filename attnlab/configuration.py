@@ -1,71 +1,95 @@
 """A run config from the command line: `--config=FILE.py:ARG` and `--config.KEY=VALUE`, through ml_collections."""
 
 import difflib
+import importlib.util
 import pathlib
-import runpy
+import sys
+import traceback
 import types
 
 from absl import flags
 from ml_collections import ConfigDict, config_flags
+from ml_collections.config_dict import placeholder
 from ml_collections.config_flags import config_path
 
-from attnlab.config import TARGET
+from attnlab.config import TARGET, spec
 from attnlab.errors import UserError, nearest
-from attnlab.signature import members, parameters, resolve
+from attnlab.signature import Parameter, members, parameters
+from attnlab.trust import importable, named
 
+CONFIG = '--config='
 OVERRIDE = '--config.'
-EMPTIED = '=None'
 MISSING = '--config is missing, such as --config=configs/language.py'
 
 
-def define_config(values: flags.FlagValues, argv: list[str]) -> None:
-    """Defines `--config`, and a flag for each override in `argv`."""
-    config_flags.DEFINE_config_file(
-        'config',
-        None,
-        'A Python file with get_config(arg), as FILE.py:ARG.',
-        flag_values=values,
-        sys_argv=['attnlab', *_given(argv)],
-    )
-
-
 def read_config(values: flags.FlagValues, argv: list[str], command: str) -> ConfigDict:
-    """Parses the flags of a command and returns the config with its overrides.
+    """Parses the flags of a command and returns the config with its overrides, taken in the order they are given.
+
+    An override is a number, a string, a tuple, `None` where the constructor takes it, or, for a part, the import path
+    of its class, whose own keys later overrides may set.
 
     Raises `UserError`: a misspelt key names the nearest one, a wrong type names the key, what it has and what it wants.
     """
+    given = [item for item in argv if item.startswith(CONFIG)]
     overrides = [item for item in argv if item.startswith(OVERRIDE)]
-    original = _original(argv, command)
-    for item in overrides if original else ():
-        _check(original, item)
-    define_config(values, argv)
-    _parse(values, _given(argv), command)
-    config = values.config
-    if config is None:
+    rest = [item for item in argv if item not in given and item not in overrides]
+    if '--config' in rest:
+        raise UserError('flags are written --name=value, such as --config=configs/language.py')
+    if len(given) > 1:
+        raise UserError(f'--config is given {len(given)} times; it wants one file')
+    if not given:
+        flags.DEFINE_string('config', None, 'A Python file with get_config(arg), as FILE.py:ARG.', flag_values=values)
+        _parse(values, rest, command)
         raise UserError(MISSING)
-    for item in (item for item in overrides if item.endswith(EMPTIED)):
-        parent, name = _parent(config, item.removeprefix(OVERRIDE).partition('=')[0])
-        with parent.ignore_type():
-            parent[name] = None
-    return config.lock()
+    path, _, arg = given[0].removeprefix(CONFIG).partition(':')
+    config = config_of(pathlib.Path(path), arg).unlock()
+    plain = [item for item in overrides if not _replaces_part(config, item)]
+    config_flags.DEFINE_config_dict('config', config, flag_values=values, sys_argv=['attnlab', *plain])
+    _parse(values, [*rest, *plain], command)
+    return values.config.lock()
 
 
-def _original(argv: list[str], command: str) -> ConfigDict | None:
-    """The config as its file gives it, so that overrides can be checked against it before ml_collections sees them."""
-    values = flags.FlagValues()
-    argv = [item for item in argv if item.startswith('--config=')]
-    for item in argv:
-        path = pathlib.Path(item.removeprefix('--config=').partition(':')[0])
-        if not path.is_file():
-            raise UserError(f'there is no config file {path}{nearest(str(path), map(str, path.parent.glob("*.py")))}')
-    define_config(values, argv)
-    _parse(values, argv, command)
-    return values.config
+def config_of(path: pathlib.Path, arg: str = '') -> ConfigDict:
+    """Returns what `get_config(arg)` of a config file returns; the file may import modules that lie beside it.
+
+    Raises `UserError` for a file that is not there, has no `get_config`, raises (its own traceback is shown, and
+    nothing else), or returns no ConfigDict.
+    """
+    if not path.is_file():
+        raise UserError(f'there is no config file {path}{nearest(str(path), map(str, path.parent.glob("*.py")))}')
+    importable(path.resolve().parent)
+    try:
+        module = _module(path)
+        if not hasattr(module, 'get_config'):
+            raise UserError(f'{path} has no function get_config(arg), so it is no config file')
+        config = module.get_config(arg)
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(_raised(path, error)) from error
+    if not isinstance(config, ConfigDict):
+        raise UserError(f'get_config of {path} returned {type(config).__name__}; it wants an ml_collections.ConfigDict')
+    return config
 
 
-def _given(argv: list[str]) -> list[str]:
-    """What ml_collections is to read: it knows no way to set a key to `None`."""
-    return [item for item in argv if not (item.startswith(OVERRIDE) and item.endswith(EMPTIED))]
+def _module(path: pathlib.Path) -> types.ModuleType:
+    """The module of a config file, made anew."""
+    found = importlib.util.spec_from_file_location(f'config_of_{path.stem}', path)
+    if found is None or found.loader is None:
+        raise UserError(f'{path} is no Python file, so it is no config file')
+    module = importlib.util.module_from_spec(found)
+    # Dataclasses look up the module that they stand in.
+    sys.modules[module.__name__] = module
+    found.loader.exec_module(module)
+    return module
+
+
+def _raised(path: pathlib.Path, error: Exception) -> str:
+    """The traceback of what a config file raised, from that file on."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = next((index for index, frame in enumerate(frames) if pathlib.Path(frame.filename) == path), len(frames))
+    lines = [*traceback.format_list(frames[own:]), *traceback.format_exception_only(error)]
+    return f'{path} raised {type(error).__name__}:\n{"".join(lines).rstrip()}'
 
 
 def _parse(values: flags.FlagValues, argv: list[str], command: str) -> None:
@@ -77,48 +101,86 @@ def _parse(values: flags.FlagValues, argv: list[str], command: str) -> None:
         raise UserError(f'{command} takes no argument {rest[0]!r}; flags are written --name=value')
 
 
-def _check(config: ConfigDict, item: str) -> None:
-    """Raises `UserError` where a `--config.KEY=VALUE` does not fit the config."""
+def _replaces_part(config: ConfigDict, item: str) -> bool:
+    """Carries out an override that puts in a part or takes one out; says whether it was one.
+
+    Any other is checked, so that ml_collections can carry it out. Raises `UserError` where it does not fit the config.
+    """
     key, equals, text = item.removeprefix(OVERRIDE).partition('=')
     if not equals:
         raise UserError(f'{item} has no value; overrides are written {OVERRIDE}{key}=VALUE')
-    try:
-        value = config_path.get_value(key, config)
-        kind = config_path.get_type(key, config)
-    except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
-        close = difflib.get_close_matches(key, list(_keys(config)), n=1, cutoff=0.0)[0]
-        raise UserError(f'the config has no key {key}; did you mean {close}?') from error
-    if text == 'None' and _optional(config, key):
-        return
-    if isinstance(value, ConfigDict):
-        without = ', or leave it out with None' if _optional(config, key) else ''
-        raise UserError(f'config.{key} is a group of keys ({", ".join(sorted(value))}); override those{without}')
+    value = _value(config, key)
+    taken = _parameter(config, key)
+    kinds = () if taken is None else tuple(kind for kind in members(taken.kind) if kind in PLAIN)
+    optional = taken is not None and (taken.default is None or types.NoneType in members(taken.kind))
+    if text == 'None' and optional:
+        _put(config, key, None)
+        return True
+    if value is None and kinds:
+        # ml_collections cannot tell the type of what is not set.
+        _put(config, key, placeholder(kinds[0]))
+        value, kind = None, kinds[0]
+    elif value is None or isinstance(value, ConfigDict):
+        _put(config, key, _part(config, key, text, optional))
+        return True
+    else:
+        kind = type(value)
     if kind in (int, float, bool) and not _reads_as(text, kind):
         raise UserError(f'config.{key} is {text!r}, of type str; it wants {kind.__name__}')
+    return False
 
 
-def _parent(config: ConfigDict, key: str) -> tuple[ConfigDict, str]:
+PLAIN = (int, float, str, bool, tuple)
+"""The types of what an override can spell out, in the order in which they are tried for a key that is not set."""
+
+
+def _part(config: ConfigDict, key: str, text: str, optional: bool) -> ConfigDict:
+    """The part that an override names by the import path of its class."""
+    value = _value(config, key)
+    if '.' not in text:
+        keys = f', or override its keys ({", ".join(sorted(value))})' if isinstance(value, ConfigDict) else ''
+        without = ', or leave it out with None' if optional and value is not None else ''
+        raise UserError(
+            f'config.{key} is {text!r}; it is a part, so give the import path of a class, such as '
+            f'attnlab.nn.norms.RMSNorm{keys}{without}'
+        )
+    return spec(named(text, f'config.{key}'))
+
+
+def _value(config: ConfigDict, key: str) -> object:
+    """What the config has at a key. Raises `UserError`, naming the nearest, for a key that it does not have."""
+    try:
+        return config_path.get_value(key, config)
+    except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
+        close = difflib.get_close_matches(key, list(keys(config)), n=1, cutoff=0.0)[0]
+        raise UserError(f'the config has no key {key}; did you mean {close}?') from error
+
+
+def _parameter(config: ConfigDict, key: str) -> Parameter | None:
+    """The parameter of the constructor that a key stands for; `None` for one that is not of a spec."""
     path, _, name = key.rpartition('.')
-    return (config_path.get_value(path, config) if path else config), name
+    parent = config_path.get_value(path, config) if path else config
+    if not isinstance(parent, ConfigDict) or TARGET not in parent or name == TARGET:
+        return None
+    return parameters(named(parent[TARGET], f'config.{path}.{TARGET}')).get(name)
 
 
-def _optional(config: ConfigDict, key: str) -> bool:
-    """Whether the constructor that the key belongs to takes `None` there."""
-    parent, name = _parent(config, key)
-    if TARGET not in parent:
-        return False
-    parameter = parameters(resolve(parent[TARGET], TARGET))[name]
-    return parameter.default is None or types.NoneType in members(parameter.kind)
+def _put(config: ConfigDict, key: str, value: object) -> None:
+    path, _, name = key.rpartition('.')
+    parent = config_path.get_value(path, config) if path else config
+    with parent.ignore_type():
+        parent[name] = value
 
 
-def _keys(config: object, path: str = '') -> list[str]:
+def keys(config: object, path: str = '') -> list[str]:
+    """Every key of a config as the command line spells it, groups of keys too."""
     if isinstance(config, ConfigDict):
         items = [(f'{path}.{name}' if path else name, config[name]) for name in config]
     elif isinstance(config, tuple) and any(isinstance(item, ConfigDict) for item in config):
         items = [(f'{path}[{index}]', item) for index, item in enumerate(config)]
     else:
         return []
-    return [key for name, value in items for key in (name, *_keys(value, name))]
+    return [key for name, value in items for key in (name, *keys(value, name))]
 
 
 def _reads_as(text: str, kind: type) -> bool:
@@ -129,10 +191,3 @@ def _reads_as(text: str, kind: type) -> bool:
     except ValueError:
         return False
     return True
-
-
-def config_of(path: pathlib.Path, arg: str = '') -> ConfigDict:
-    """What `get_config(arg)` of a config file returns, for a config that is made from another."""
-    if not path.is_file():
-        raise UserError(f'there is no config file {path}{nearest(str(path), map(str, path.parent.glob("*.py")))}')
-    return runpy.run_path(str(path))['get_config'](arg)

@@ -1,6 +1,5 @@
 """What a constructor or function takes, and whether a value fits."""
 
-import importlib
 import inspect
 import types
 import typing
@@ -52,12 +51,3 @@ def check_type(path: str, value: Any, kind: Any) -> None:
     if not (type(value) in admitted or (type(value) is int and float in admitted)):
         wanted = ' or '.join('None' if member is types.NoneType else member.__name__ for member in admitted)
         raise UserError(f'{path} is {value!r}, of type {type(value).__name__}; it wants {wanted}')
-
-
-def resolve(path: str, where: str) -> Callable[..., Any]:
-    """Imports `package.module.name`. Raises `UserError`, saying `where` the path stood, if there is no such thing."""
-    module, _, name = path.rpartition('.')
-    try:
-        return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise UserError(f'{where} is {path!r}, which cannot be imported: {error}') from error

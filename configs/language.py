@@ -33,7 +33,7 @@ from attnlab.train.optimizer import AdamW
 from attnlab.train.run_config import CHOICES, run_config
 from attnlab.train.schedule import Cosine
 from attnlab.train.step import Precision
-from attnlab.zoo import ZOO
+from attnlab.zoo.chosen import chosen_recipe
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +64,7 @@ TOKENS = {'bytes': Bytes, 'bpe': BytePairs}
 def get_config(arg: str = '') -> ConfigDict:
     """The config of `zoo=...,size=...,data=...,tokens=...,optimizer=...,schedule=...`."""
     chosen = arguments(arg, zoo='mha', size='tiny', data='stdlib', tokens='bytes', **CHOICES)
-    recipe = choose(ZOO, 'zoo', chosen['zoo'])
+    recipe = chosen_recipe(chosen['zoo'])
     size = choose(SIZES, 'size', chosen['size'])
     stack = stack_spec(
         recipe.sized(heads=size.heads, window=size.window), layer=recipe.layer, depth=size.depth, mlp=spec(GatedMLP)

@@ -54,7 +54,8 @@ from attnlab.train.run_config import CHOICES, run_config
 from attnlab.train.schedule import Cosine
 from attnlab.train.start import FromRun
 from attnlab.train.step import Precision
-from attnlab.zoo import ZOO, Recipe
+from attnlab.zoo import Recipe
+from attnlab.zoo.chosen import chosen_recipe
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,7 +152,7 @@ def get_config(arg: str = '') -> ConfigDict:
         )
     protocol = choose(PROTOCOLS, 'protocol', chosen['protocol'])
     run = choose(choose(SIZES, 'size', chosen['size']), 'task', chosen['task'])
-    recipe = choose(ZOO, 'zoo', chosen['zoo'])
+    recipe = chosen_recipe(chosen['zoo'])
     evaluated = max(1, run.steps // 10)
     return run_config(
         chosen,

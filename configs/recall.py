@@ -37,6 +37,7 @@ from attnlab.train.optimizer import AdamW
 from attnlab.train.run_config import CHOICES, run_config
 from attnlab.train.schedule import Constant, Cosine, Schedule
 from attnlab.zoo import ZOO
+from attnlab.zoo.chosen import chosen_recipe
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,7 +162,7 @@ def get_config(arg: str = '') -> ConfigDict:
     chosen = arguments(arg, task='mqar', zoo='mha', size='tiny', conv='0', **CHOICES)
     conv = choose({'0': (), '1': ZOO['base_conv'].pattern}, 'conv', chosen['conv'])
     run = choose(choose(SIZES, 'size', chosen['size']), 'task', chosen['task'])
-    recipe = choose(ZOO, 'zoo', chosen['zoo'])
+    recipe = chosen_recipe(chosen['zoo'])
     real = run.problem.features is not None
     task = InContextRegression if isinstance(run.problem, LinearRegression) else LabelPrediction
     stack = stack_spec(

@@ -14,7 +14,18 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
     map(
         frozenset,
         (
-            {'errors', 'files', 'typing', 'signature', 'config', 'configuration', 'renamed', 'context', 'random'},
+            {
+                'errors',
+                'files',
+                'typing',
+                'signature',
+                'config',
+                'configuration',
+                'renamed',
+                'trust',
+                'context',
+                'random',
+            },
             {'functional'},
             {'nn', 'losses'},
             {'mixers'},

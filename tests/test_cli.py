@@ -99,8 +99,11 @@ def test_compare_has_help_for_runs_and_for_studies(capsys):
             "config.optimizer.peak_lr is 'fast', of type str; it wants float",
         ),
         ((CONFIG, '--workdir=/nowhere', '--config.steps=0'), 'config.steps is 0; it wants a whole number from 1'),
-        ((CONFIG, '--config.model=3'), 'config.model is a group of keys'),
-        ((CONFIG, '--config.model.stack.blocks[0].mlp=3'), '; override those, or leave it out with None'),
+        ((CONFIG, '--config.model=3'), "config.model is '3'; it is a part"),
+        (
+            (CONFIG, '--config.model.stack.blocks[0].mlp=3'),
+            'or override its keys (activation, hidden, target), or leave it out with None',
+        ),
         ((CONFIG, '--workdir=/nowhere', '--config.mesh.data=3'), 'wants 3 devices; there are 2'),
         ((CONFIG, '--workdir=/nowhere', '--config.batch_size=3'), 'config.batch_size, 3, does not divide'),
         ((CONFIG,), '--workdir is missing'),

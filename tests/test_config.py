@@ -77,8 +77,8 @@ def test_a_wrong_type_names_the_key_what_it_has_and_what_it_wants(name, value, m
 
 
 def test_a_missing_argument_and_an_unknown_target_say_where():
-    with pytest.raises(UserError, match=r'config.x \(.*check_names\) lacks path, given, taken'):
-        build(ConfigDict({'target': 'attnlab.signature.check_names'}), 'config.x')
+    with pytest.raises(UserError, match=r'config.x \(.*FromRun\) lacks run'):
+        build(ConfigDict({'target': 'attnlab.train.start.FromRun'}), 'config.x')
     with pytest.raises(UserError, match=r"config.target is 'attnlab.nothing.X', which cannot be imported"):
         build(ConfigDict({'target': 'attnlab.nothing.X'}))
 

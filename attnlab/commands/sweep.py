@@ -50,6 +50,7 @@ def main(argv: list[str]) -> int:
 
     from attnlab.sweep import launch
     from attnlab.sweep.study import create_study
+    from attnlab.trust import allowed
 
     console = Console(highlight=False)
     folder = required(values, 'study')
@@ -60,6 +61,7 @@ def main(argv: list[str]) -> int:
     arguments = [f'--study={folder}', f'--compilation_cache={values.compilation_cache}']
     given = {name: values[name].value for name in HANDED_ON}
     arguments += [f'--{name}={value}' for name, value in given.items() if value is not None and value is not False]
+    arguments += [f'--allow={package}' for package in allowed()]
     if values.launcher == 'submitit':
         jobs = launch.submit(folder, arguments, values.workers, values.cluster, _options(values.job))
         console.print(f'submitted {", ".join(job.job_id for job in jobs)}. Next: attnlab sweep status --study={folder}')

@@ -14,6 +14,7 @@ from ml_collections import ConfigDict
 from attnlab import config as configs
 from attnlab.errors import UserError
 from attnlab.files import is_temporary, write_json
+from attnlab.trust import allowed
 
 PACKAGES = ('attnlab', 'jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'grain', 'ml_collections', 'numpy')
 
@@ -62,10 +63,10 @@ def flatten(config: Any, path: str = '') -> dict[str, Any]:
 
 
 def record(workdir: pathlib.Path, facts: dict[str, Any]) -> None:
-    """Adds this start to run.json: the command, versions, devices and `facts`, after those of earlier starts."""
+    """Adds this start to run.json: command, versions, devices, code that was allowed, and `facts`, after earlier ones."""
     path = workdir / 'run.json'
     starts = json.loads(path.read_text())['starts'] if path.exists() else []
-    write_json(path, {'starts': [*starts, environment() | facts]})
+    write_json(path, {'starts': [*starts, environment() | {'allowed': allowed()} | facts]})
 
 
 def environment() -> dict[str, Any]:

@@ -1,0 +1,80 @@
+"""Overrides on the command line, and config files that are none."""
+
+import pathlib
+
+import pytest
+from absl import flags
+from ml_collections import ConfigDict
+from ml_collections.config_flags import config_path
+
+from attnlab.config import TARGET, build
+from attnlab.configuration import config_of, keys, read_config
+from attnlab.errors import UserError
+from attnlab.signature import members, parameters
+from attnlab.trust import named
+from attnlab.zoo import ZOO
+
+LANGUAGE = pathlib.Path(__file__).parents[1] / 'configs' / 'language.py'
+SAMPLES = {int: 3, float: 0.5, str: 'x', bool: True, tuple: (1, 2)}
+"""A value of every type that an override can spell out."""
+
+
+def read(*argv: str, config: object = LANGUAGE) -> ConfigDict:
+    return read_config(flags.FlagValues(), [f'--config={config}', *argv], 'train')
+
+
+def overridable(config: ConfigDict):
+    """Every key that is a plain value or could be, with another value for it."""
+    for key in keys(config):
+        value = config_path.get_value(key, config)
+        parent, _, name = key.rpartition('.')
+        if name == TARGET:
+            continue
+        if type(value) in SAMPLES:
+            if not (isinstance(value, tuple) and any(isinstance(item, ConfigDict) for item in value)):
+                yield key, value if isinstance(value, tuple) else SAMPLES[type(value)]
+        elif value is None and parent:
+            taken = parameters(named(config_path.get_value(parent, config)[TARGET], key))[name]
+            kinds = [kind for kind in members(taken.kind) if kind in SAMPLES]
+            if kinds:
+                yield key, SAMPLES[kinds[0]]
+
+
+def test_every_plain_key_of_every_recipe_can_be_overridden():
+    for name in ZOO:
+        asked = dict(overridable(config_of(LANGUAGE, f'zoo={name}')))
+        config = read(*(f'--config.{key}={value}' for key, value in asked.items()), config=f'{LANGUAGE}:zoo={name}')
+        found = {key: config_path.get_value(key, config) for key in asked}
+        assert found == asked, name
+
+
+def test_a_part_is_put_in_by_its_import_path_and_its_keys_set():
+    mixer = '--config.model.stack.blocks[0].mixer'
+    config = read(
+        f'{mixer}.qk_norm=attnlab.nn.norms.HeadRMSNorm', f'{mixer}.qk_norm.eps=1e-3', f'{mixer}.position=None'
+    )
+    made = config.model.stack.blocks[0].mixer
+    assert made.qk_norm.eps == 1e-3 and made.position is None
+    assert build(config.model.stack.blocks[0].mixer.qk_norm).module.__name__ == 'HeadRMSNorm'
+
+
+@pytest.mark.parametrize(
+    ('text', 'message'),
+    [
+        ('x = 1', r'has no function get_config\(arg\), so it is no config file'),
+        ('def get_config(arg):\n    return {}', 'returned dict; it wants an ml_collections.ConfigDict'),
+        ('def get_config(arg):\n    return 1 / 0', r'(?s)mine.py raised ZeroDivisionError:\n +File .*mine.py", line 2'),
+        ('import nothing_such', r'mine.py raised ModuleNotFoundError'),
+        ('def get_config(:', 'raised SyntaxError'),
+    ],
+)
+def test_a_file_that_is_no_config_says_why(tmp_path, text, message):
+    (tmp_path / 'mine.py').write_text(text)
+    with pytest.raises(UserError, match=message) as raised:
+        config_of(tmp_path / 'mine.py')
+    assert 'attnlab/configuration.py' not in str(raised.value) and 'importlib' not in str(raised.value)
+
+
+def test_a_config_is_given_once():
+    with pytest.raises(UserError, match='--config is given 2 times'):
+        read(f'--config={LANGUAGE}')

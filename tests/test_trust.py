@@ -1,0 +1,120 @@
+"""What a config may name: classes of attnlab, and of code that the user said may run."""
+
+import json
+import pathlib
+import re
+import sys
+
+import pytest
+from ml_collections import ConfigDict
+
+from attnlab import cli, trust
+from attnlab.config import build, load, plain, spec
+from attnlab.errors import UserError
+from attnlab.zoo import ZOO
+from attnlab.zoo.chosen import chosen_recipe
+from configs import language
+
+pytestmark = pytest.mark.filterwarnings('ignore:the load_module:DeprecationWarning')
+
+ROOT = pathlib.Path(__file__).parents[1]
+
+
+@pytest.fixture
+def alone(monkeypatch):
+    """A process of its own: what is allowed and importable in it ends with the test."""
+    monkeypatch.setattr(trust, '_allowed', set())
+    monkeypatch.setattr(sys, 'path', list(sys.path))
+
+
+@pytest.mark.parametrize(
+    ('target', 'message'),
+    [
+        ('os.system', r'config.target names os.system, which is no part of attnlab.*--allow=os'),
+        ('attnlab.cli.main', r'config.target names attnlab.cli.main, which no config may call'),
+        ('attnlab.__main__.main', r'cannot be imported: attnlab.__main__ is a program'),
+        ('attnlab.train.run.pathlib', r'which no config may call'),
+        ('attnlab.train.launch.Console', r'which no config may call'),
+        ('system', r'--allow=system'),
+    ],
+)
+def test_a_config_calls_nothing_but_parts(alone, target, message):
+    with pytest.raises(UserError, match=message):
+        build(ConfigDict({'target': target}))
+
+
+def test_a_config_from_a_stranger_runs_nothing(alone, tmp_path, capsys):
+    """The refusal comes before the import: a module's own code would have run by then."""
+    (tmp_path / 'malice.py').write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    config = plain(language.get_config())
+    config['model']['norm'] = {'target': 'malice.Part'}
+    (tmp_path / 'run').mkdir()
+    (tmp_path / 'run' / 'config.json').write_text(json.dumps(config))
+    trust.importable(tmp_path)
+    for command, *rest in (('eval',), ('analyse',), ('generate', '--prompt=x')):
+        assert cli.main([command, f'--workdir={tmp_path / "run"}', *rest]) == 2
+    assert '--allow=malice' in capsys.readouterr().err
+    assert not (tmp_path / 'ran').exists()
+
+
+def test_a_class_of_a_config_file_is_refused_where_it_is_written_down(alone, tmp_path, capsys):
+    (tmp_path / 'mine.py').write_text(
+        'import dataclasses\nfrom attnlab.config import spec\n\n'
+        '@dataclasses.dataclass(frozen=True)\nclass Part:\n    x: int = 1\n\n'
+        'def get_config(arg):\n    return spec(Part)\n'
+    )
+    assert cli.main(['train', f'--config={tmp_path / "mine.py"}', '--dry_run']) == 2
+    message = capsys.readouterr().err
+    assert str(tmp_path / 'mine.py') in message and 'put the class into a module beside that file' in message
+
+
+def test_the_mixer_of_the_readme_trains_and_is_loaded_again(alone, tmp_path, capsys):
+    definition = re.findall(r'```python\n(.*?)```', (ROOT / 'README.md').read_text(), flags=re.DOTALL)[0]
+    module = tmp_path / 'my_mixers.py'
+    module.write_text(definition)
+    text = tmp_path / 'text.txt'
+    text.write_text('one and two and three and four and five\n' * 400)
+    workdir = f'--workdir={tmp_path / "run"}'
+    train = [
+        'train',
+        f'--config={ROOT / "configs" / "language.py"}:zoo=my_mixers.MovingAverage,data={text}',
+        workdir,
+        *('--config.steps=2', '--config.batch_size=2', '--config.length=16', '--config.model.dim=16'),
+        *('--config.model.stack.depth=1', '--config.evals=()', '--compilation_cache='),
+    ]
+    assert cli.main(train) == 2
+    assert 'zoo names my_mixers.MovingAverage' in capsys.readouterr().err
+    allow = f'--allow={module}'
+    assert cli.main([*train, allow]) == 0
+    assert load(tmp_path / 'run' / 'config.json').model.stack.blocks[0].mixer.target == 'my_mixers.MovingAverage'
+    trust._allowed.clear()
+    assert cli.main(['generate', workdir, '--prompt=one']) == 2
+    assert '--allow=my_mixers' in capsys.readouterr().err
+    assert cli.main(['eval', workdir, '--multiples=1', '--tokens=64', '--compilation_cache=', allow]) == 0
+    assert cli.main(['generate', workdir, '--prompt=one', '--tokens=4', '--compilation_cache=', allow]) == 0
+
+
+def test_patterns_join_rows():
+    recipe = chosen_recipe('3*gla+mha')
+    assert [mixer.target.rpartition('.')[2] for mixer in recipe.pattern] == ['LinearAttention'] * 3 + ['Attention']
+    assert recipe.streaming and recipe.packed and 'Vaswani' in recipe.cite and 'Yang' in recipe.cite
+    assert chosen_recipe('gla') is ZOO['gla']
+
+
+@pytest.mark.parametrize(
+    ('name', 'message'),
+    [
+        ('3*glaa+mha', "there is no zoo=glaa; did you mean 'gla'"),
+        ('0*gla', r'holds .0\*gla.'),
+        ('gla++mha', 'a pattern is written 3'),
+        ('gla+uniattn', 'fill layers in different ways'),
+    ],
+)
+def test_a_pattern_that_is_none_says_so(name, message):
+    with pytest.raises(UserError, match=message):
+        chosen_recipe(name)
+
+
+def test_a_function_is_no_part():
+    with pytest.raises(UserError, match='cannot stand in a config'):
+        spec(build)
