@@ -63,7 +63,7 @@ def flatten(config: Any, path: str = '') -> dict[str, Any]:
 
 
 def record(workdir: pathlib.Path, facts: dict[str, Any]) -> None:
-    """Adds this start to run.json: command, versions, devices, code that was allowed, and `facts`; earlier ones stay."""
+    """Adds this start to run.json: command, versions, devices, code that was allowed, `facts`; earlier ones stay."""
     path = workdir / 'run.json'
     starts = json.loads(path.read_text())['starts'] if path.exists() else []
     write_json(path, {'starts': [*starts, environment() | {'allowed': allowed()} | facts]})
