@@ -162,7 +162,8 @@ def _parameter(config: ConfigDict, key: str) -> Parameter | None:
     parent = config_path.get_value(path, config) if path else config
     if not isinstance(parent, ConfigDict) or TARGET not in parent or name == TARGET:
         return None
-    return parameters(named(parent[TARGET], f'config.{path}.{TARGET}')).get(name)
+    taken = parameters(named(parent[TARGET], f'config.{path}.{TARGET}'))
+    return taken[name] if name in taken else None
 
 
 def _put(config: ConfigDict, key: str, value: object) -> None:
