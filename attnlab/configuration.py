@@ -163,7 +163,9 @@ def _parameter(config: ConfigDict, key: str) -> Parameter | None:
     if not isinstance(parent, ConfigDict) or TARGET not in parent or name == TARGET:
         return None
     taken = parameters(named(parent[TARGET], f'config.{path}.{TARGET}'))
-    return taken[name] if name in taken else None
+    if name not in taken:
+        raise UserError(f'config.{key} is no argument of {parent[TARGET]}{nearest(name, taken)}')
+    return taken[name]
 
 
 def _put(config: ConfigDict, key: str, value: object) -> None:
