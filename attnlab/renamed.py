@@ -54,6 +54,26 @@ def _model(*, pool: Fields | None, streaming: bool) -> Callable[[Fields], Fields
     return lambda fields: {**fields, 'target': 'attnlab.models.model.Model', 'pool': pool, 'streaming': streaming}
 
 
+SOFTMAX = 'pallas_kernels.attention.maps.softmax.Softmax'
+SHAPED = 'attnlab.mixers.softmax.shaped.ShapedAttention'
+PENALISED = 'attnlab.functional.penalty.Penalised'
+
+
+def _attention(fields: Fields) -> Fields:
+    """`read` is a class of its own now, and `penalty` stands with the weights whose rows it is of."""
+    fields = dict(fields)
+    read, penalty = fields.pop('read', None), fields.pop('penalty', None)
+    if penalty is not None:
+        fields['weights'] = {'target': PENALISED, 'weights': fields['weights'], 'penalty': penalty}
+    if read is None:
+        return fields
+    if [value for value in dict(fields['weights']).values() if value is not None] == [SOFTMAX]:
+        del fields['weights']
+    absent = ('shift', 'qk_norm', 'temperature', 'forget', 'sink', 'norm', 'gate')
+    kept = {name: value for name, value in fields.items() if name not in absent or value is not None}
+    return kept | {'target': SHAPED}
+
+
 RUN = frozenset({'task', 'model', 'optimizer', 'evals'})
 """Some of the keys by which a run config is known."""
 
@@ -71,6 +91,7 @@ ERRORS = MappingProxyType(
 
 UPGRADES: MappingProxyType[str, Callable[[Fields], Fields]] = MappingProxyType(
     {
+        'attnlab.mixers.softmax.attention.Attention': _attention,
         'attnlab.models.model.Classifier': _model(pool={'target': 'attnlab.nn.pools.MeanPool'}, streaming=False),
         'attnlab.models.model.Encoder': _model(pool=None, streaming=False),
         'attnlab.models.model.LanguageModel': _model(pool=None, streaming=True),

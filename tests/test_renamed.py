@@ -2,7 +2,9 @@
 
 import pytest
 
-from attnlab.config import from_plain, plain
+from attnlab.config import build, from_plain, plain
+from attnlab.errors import UserError
+from attnlab.zoo import ZOO
 from configs.grokking import get_config as grokking
 from configs.language import get_config as language
 from configs.long_range import get_config as long_range
@@ -46,3 +48,38 @@ def test_what_was_saved_is_what_would_be_saved_now(config, saved):
     before = saved(plain(config))
     assert before != plain(config)
     assert plain(from_plain(before)) == plain(config)
+
+
+SOFTMAX = {'target': 'pallas_kernels.attention.maps.softmax.Softmax', 'soft_cap': None}
+RELU = {'target': 'pallas_kernels.attention.maps.pointwise.Relu', 'soft_cap': None}
+PENALTY = {'target': 'attnlab.nn.penalties.RowPenalty', 'normalisation': 1.0, 'flatness': 1.0, 'margin': 0.7}
+ROPE = {'target': 'attnlab.nn.positions.Rope', 'base': 10000.0, 'fraction': 1.0, 'interleaved': False}
+ATTENTION = {
+    **dict.fromkeys(('kv_heads', 'key_dim', 'value_dim', 'shift', 'qk_norm', 'temperature', 'forget', 'sink')),
+    **dict.fromkeys(('window', 'read', 'norm', 'gate', 'penalty', 'implementation')),
+    **{'target': 'attnlab.mixers.attention.Attention', 'position': ROPE, 'weights': SOFTMAX},
+    **{'sinks': 0, 'bias': False, 'causal': True},
+}
+"""What `plain(spec(Attention, position=Rope()))` was when `read` and `penalty` were arguments of it."""
+
+READ = {'target': 'attnlab.nn.reads.ShapedRead'}
+TEMPERATURE = {'target': 'attnlab.nn.temperatures.RootLength'}
+
+
+@pytest.mark.parametrize(
+    ('recipe', 'saved'),
+    [
+        ('mha', ATTENTION),
+        ('shaped_attention', ATTENTION | {'read': READ}),
+        ('reluformer', ATTENTION | {'weights': RELU, 'temperature': TEMPERATURE, 'penalty': PENALTY}),
+    ],
+)
+def test_attention_with_a_read_or_a_penalty(recipe: str, saved: dict):
+    assert plain(from_plain(saved)) == plain(ZOO[recipe].spec)
+    assert plain(from_plain(plain(ZOO[recipe].spec))) == plain(ZOO[recipe].spec)
+
+
+def test_what_a_class_of_today_does_not_take_is_named():
+    gate = {'target': 'attnlab.nn.gates.HeadGate', 'start': 0.25}
+    with pytest.raises(UserError, match="takes no argument 'gate'"):
+        build(from_plain(ATTENTION | {'read': READ, 'gate': gate}))

@@ -17,6 +17,7 @@ from attnlab.blocks.block import mixer_of
 from attnlab.errors import UserError
 from attnlab.files import write_json
 from attnlab.mixers.softmax.attention import Attention
+from attnlab.mixers.softmax.shaped import ShapedAttention
 from attnlab.models.predictor import Stacked
 from attnlab.quantize.formats import quantized
 from attnlab.runs.loading import Loaded, load_run
@@ -109,7 +110,7 @@ def _examine(model: Any, batch: Mapping[str, jax.Array]) -> list[dict[str, jax.A
     found = []
     for block in model.stack.layers():
         numbers = {}
-        if isinstance(mixer_of(block), Attention):
+        if isinstance(mixer_of(block), Attention | ShapedAttention):
             weights, visible = block.mixer.read_weights(block.mixer_norm(x), ctx)
             seen = jnp.broadcast_to(visible[:, None], weights.shape)
             numbers = {

@@ -10,11 +10,11 @@ from jaxtyping import Bool, Float
 
 from attnlab.context import PADDING, Context
 from attnlab.errors import UserError
-from attnlab.functional import cores
-from attnlab.functional.cache import Entries, KeyValueCache, empty_cache, extend, overflown
-from attnlab.functional.cached import attend_cached
+from attnlab.functional.attend import attend, look
+from attnlab.functional.cache import Entries, KeyValueCache, empty_cache
 from attnlab.functional.entropy import row_entropy
 from attnlab.functional.penalty import penalised
+from attnlab.functional.reach import Reach
 from attnlab.functional.recurrences import state_dtype
 from attnlab.functional.rotary import rotated_channels
 from attnlab.mixers.mixer import Mixer, require_causal
@@ -118,7 +118,7 @@ class SoftmaxOnlyBlock(Mixer):
         if position is not None:
             rotated_channels(self.channels, position.fraction)
         self.position, self.penalty = position, penalty
-        self.causal, self.implementation = causal, implementation
+        self.reach, self.implementation = Reach(causal), implementation
         self.query, self.key, self.value = (Linear(dim, dim, bias=bias, rngs=rngs) for _ in range(3))
         self.output = Linear(dim, dim, bias=bias, axes=('heads', 'embed'), rngs=rngs)
         self.feed_forward = Linear(dim, dim, bias=bias, axes=('embed', 'mlp'), rngs=rngs)
@@ -136,17 +136,19 @@ class SoftmaxOnlyBlock(Mixer):
     ) -> tuple[Sequence, KeyValueCache | None]:
         q, k, v = self._project(x, ctx)
         inverse = 1 / self._temperatures(ctx, state_dtype(x.dtype))
-        if state is None:
-            y = self._attend(q, k, v, inverse, ctx)
-        else:
-            y, state = self._continue(q, k, v, inverse, ctx, state)
+        view = look(Entries(k, v, ctx.segments_or_ones()), ctx, self.reach, state)
+        y = attend(
+            q, view.entries.keys, view.entries.values, view, temperature=inverse, implementation=self.implementation
+        )
+        if state is None and not ctx.deterministic:
+            y = self._penalised(y, q, k, inverse, ctx)
         z = x + self.output(y.reshape(x.shape))
         alpha, beta = (scalar[...].astype(x.dtype) for scalar in (self.alpha, self.beta))
-        return beta * z + self.feed_forward(z) / alpha, state
+        return beta * z + self.feed_forward(z) / alpha, view.cache
 
     def init_state(self, batch: int, length: int, dtype: DTypeLike) -> KeyValueCache:
         """Returns an empty cache of `length` slots."""
-        require_causal(self.causal)
+        require_causal(self.reach.causal)
         return empty_cache(
             batch, length, kv_heads=self.heads, key_dim=self.channels, value_dim=self.channels, dtype=dtype
         )
@@ -166,37 +168,9 @@ class SoftmaxOnlyBlock(Mixer):
         found = jnp.take(self.temperature[...].astype(dtype), ctx.positions, axis=1, mode='fill', fill_value=jnp.nan)
         return jnp.moveaxis(found, 0, -1)
 
-    def _attend(self, q: Queries, k: Keys, v: Values, inverse: Float[Array, 'b t h'], ctx: Context) -> Heads:
-        y = cores.attention(
-            q,
-            k,
-            v,
-            causal=self.causal,
-            segments=ctx.segments,
-            temperature=inverse,
-            implementation=self.implementation,
-        )
-        if ctx.deterministic or self.penalty is None or self.theta is None:
+    def _penalised(self, y: Heads, q: Queries, k: Keys, inverse: Float[Array, 'b t h'], ctx: Context) -> Heads:
+        if self.penalty is None or self.theta is None:
             return y
-        entropy = row_entropy(
-            q.astype(inverse.dtype) * inverse[..., None], k, causal=self.causal, segments=ctx.segments
-        )
+        entropy = row_entropy(q.astype(inverse.dtype) * inverse[..., None], k, reach=self.reach, segments=ctx.segments)
         real = ctx.segments_or_ones() != PADDING
         return penalised(y, self.penalty(entropy, self.theta[...].astype(entropy.dtype), real))
-
-    def _continue(
-        self, q: Queries, k: Keys, v: Values, inverse: Float[Array, 'b t h'], ctx: Context, state: KeyValueCache
-    ) -> tuple[Heads, KeyValueCache]:
-        tokens = state.consumed + jnp.arange(q.shape[1], dtype=jnp.int32)
-        segments = ctx.segments_or_ones()
-        seen, places, state = extend(state, Entries(jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2), segments))
-        y = attend_cached(
-            q,
-            seen,
-            tokens=tokens,
-            places=places,
-            segments=segments,
-            temperature=inverse,
-            implementation=self.implementation,
-        )
-        return jnp.where(overflown(state, None, 0), jnp.nan, y), state

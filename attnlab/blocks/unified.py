@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 from jax.typing import DTypeLike
@@ -11,9 +10,9 @@ from jaxtyping import Float
 
 from attnlab.context import Context
 from attnlab.errors import UserError
-from attnlab.functional import cores
-from attnlab.functional.cache import Entries, KeyValueCache, empty_cache, extend, overflown
-from attnlab.functional.cached import attend_cached
+from attnlab.functional.attend import attend, look
+from attnlab.functional.cache import Entries, KeyValueCache, empty_cache
+from attnlab.functional.reach import Reach
 from attnlab.functional.rotary import rotated_channels
 from attnlab.mixers.mixer import Mixer, require_causal
 from attnlab.nn.heads import check_groups, head_channels
@@ -21,7 +20,7 @@ from attnlab.nn.mlps import GatedMLP
 from attnlab.nn.norms import RMSNorm
 from attnlab.nn.positions import Rope
 from attnlab.nn.projections import Linear
-from attnlab.typing import Heads, Keys, Queries, Segments, Sequence, Values
+from attnlab.typing import Keys, Queries, Sequence
 
 Make = Callable[..., nnx.Module]
 
@@ -77,7 +76,7 @@ class UnifiedBlocks(Mixer):
         if position is not None:
             rotated_channels(self.key_dim, position.fraction)
         self.heads, self.kv_heads, self.position = heads, kv_heads, position
-        self.causal, self.implementation = causal, implementation
+        self.reach, self.implementation = Reach(causal), implementation
         self.query = Linear(dim, heads * self.key_dim, bias=bias, rngs=rngs)
         self.key = Linear(dim, kv_heads * self.key_dim, bias=bias, rngs=rngs)
         widths = (kv_heads * self.key_dim, heads * self.key_dim)
@@ -89,16 +88,17 @@ class UnifiedBlocks(Mixer):
         self, x: Sequence, ctx: Context, state: tuple[KeyValueCache, ...] | None = None
     ) -> tuple[Sequence, tuple[KeyValueCache, ...] | None]:
         q, k = self._queries_and_keys(self.layers[0].mixer_norm(x), ctx)
-        advanced: list[KeyValueCache] = []
-        keys: Array | None = None
+        keys: Keys | None = None
+        advanced: list[Any] = []
         for index, layer in enumerate(self.layers):
             normed = layer.mixer_norm(x)
             v = layer.value(normed).reshape(*x.shape[:2], self.kv_heads, self.key_dim)
-            if state is None:
-                y = self._attend(q, k, v, ctx.segments)
-            else:
-                y, keys, after = self._continue(q, k, v, ctx, state[index], keys)
-                advanced.append(after)
+            # Only the first layer's cache holds keys.
+            new = Entries(k if keys is None else k[..., :0], v, ctx.segments_or_ones())
+            view = look(new, ctx, self.reach, None if state is None else state[index])
+            keys = view.entries.keys if keys is None else keys
+            y = attend(q, keys, view.entries.values, view, implementation=self.implementation)
+            advanced.append(view.cache)
             x = layer.feed(layer.add(x, normed, y.reshape(*x.shape[:2], -1)))
         return x, None if state is None else tuple(advanced)
 
@@ -109,14 +109,16 @@ class UnifiedBlocks(Mixer):
         for layer in self.layers:
             normed = layer.mixer_norm(x)
             v = layer.value(normed).reshape(*x.shape[:2], self.kv_heads, self.key_dim)
-            x = layer.add(x, normed, self._attend(q, k, v, ctx.segments).reshape(*x.shape[:2], -1))
+            view = look(Entries(k, v, ctx.segments_or_ones()), ctx, self.reach)
+            y = attend(q, k, v, view, implementation=self.implementation)
+            x = layer.add(x, normed, y.reshape(*x.shape[:2], -1))
             found.append((normed, x))
             x = layer.feed(x)
         return found
 
     def init_state(self, batch: int, length: int, dtype: DTypeLike) -> tuple[KeyValueCache, ...]:
         """Returns empty caches of `length` slots, one a layer; only the first has channels for keys."""
-        require_causal(self.causal)
+        require_causal(self.reach.causal)
         return tuple(
             empty_cache(
                 batch,
@@ -135,20 +137,6 @@ class UnifiedBlocks(Mixer):
         if self.position is None:
             return q, k
         return self.position.rotate(q, ctx.positions), self.position.rotate(k, ctx.positions)
-
-    def _attend(self, q: Queries, k: Keys, v: Values, segments: Segments | None) -> Heads:
-        return cores.attention(q, k, v, causal=self.causal, segments=segments, implementation=self.implementation)
-
-    def _continue(
-        self, q: Queries, k: Keys, v: Values, ctx: Context, state: KeyValueCache, keys: Float[Array, 'b g _ k'] | None
-    ) -> tuple[Heads, Float[Array, 'b g _ k'], KeyValueCache]:
-        """The read, the keys seen, those of the first layer if given, and the layer's cache after it."""
-        tokens, segments = state.consumed + jnp.arange(q.shape[1], dtype=jnp.int32), ctx.segments_or_ones()
-        written = k if keys is None else k[..., :0]
-        seen, places, state = extend(state, Entries(jnp.swapaxes(written, 1, 2), jnp.swapaxes(v, 1, 2), segments))
-        seen = seen if keys is None else seen._replace(keys=keys)
-        y = attend_cached(q, seen, tokens=tokens, places=places, segments=segments, implementation=self.implementation)
-        return jnp.where(overflown(state, None, 0), jnp.nan, y), seen.keys, state
 
 
 class UnifiedLayer(nnx.Module):

@@ -70,7 +70,7 @@ def to_elite(mixer: Attention, chunks: Chunks, *, rank: int | None = None) -> La
         value_dim=mixer.value_dim,
         rank=full if rank is None else rank,
         norm=None,
-        causal=mixer.causal,
+        causal=mixer.reach.causal,
         implementation=mixer.implementation,
         rngs=nnx.Rngs(0),
     )
@@ -101,10 +101,10 @@ def to_elite(mixer: Attention, chunks: Chunks, *, rank: int | None = None) -> La
 
 def _rope(mixer: Attention) -> Rope:
     """The rotary embedding of attention that has nothing else."""
-    rope, parts = mixer.position, (mixer.query_norm, mixer.temperature, mixer.forget, mixer.sink, mixer.read)
+    rope, parts = mixer.position, (mixer.query_norm, mixer.temperature, mixer.forget, mixer.sink)
     if not isinstance(rope, Rope) or rope.fraction != 1 or mixer.kv_heads != mixer.heads or mixer.weights != Softmax():
         raise UserError('elite frequencies want softmax attention with as many key/value heads as heads, all rotary')
-    plain = all(part is None for part in (*parts, mixer.norm, mixer.gate, mixer.window, mixer.query.bias))
+    plain = all(part is None for part in (*parts, mixer.norm, mixer.gate, mixer.reach.window, mixer.query.bias))
     if not plain or mixer.shifts:
         raise UserError('elite frequencies want attention without window, biases, norms, gates and other parts')
     return rope
@@ -131,7 +131,7 @@ def _differences(mixer: Attention, x: Sequence, ctx: Context, head: int) -> Floa
     difference = mixer.key_dim**-0.5 * (turned - products(q, k))
     segments = np.asarray(ctx.segments_or_ones())
     seen = (segments[:, :, None] == segments[:, None, :]) & (segments != 0)[:, :, None]
-    if mixer.causal:
+    if mixer.reach.causal:
         seen &= np.tril(np.ones((length, length), bool))[None]
     return np.asarray(difference)[:, seen]
 

@@ -70,7 +70,7 @@ def unified(model: Model, tokens: Tokens, *, layers: int = 4, begin: int = 0) ->
 
 
 def _attention_block(block: nnx.Module, index: int) -> Any:
-    if isinstance(block, Block) and isinstance(block.mixer, Attention) and block.mixer.causal:
+    if isinstance(block, Block) and isinstance(block.mixer, Attention) and block.mixer.reach.causal:
         return block
     raise UserError(f'layer {index} is {type(block).__name__}; only blocks of causal attention can share weights')
 

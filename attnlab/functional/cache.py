@@ -10,18 +10,33 @@ from jax.typing import DTypeLike
 from jaxtyping import Float, Int, Shaped
 
 from attnlab.errors import UserError
+from attnlab.functional.reach import Reach
 from attnlab.typing import Segments
 
 
 class Entries(NamedTuple):
-    """What is kept of tokens: keys, `b g s k`, turned by position; values, `b g s v`; segments, `b s`.
+    """What is known of tokens: keys, rotated by position, values and segments.
 
-    Heads come before time, which is how attention reads them: on CPU a step is ten times as fast as with time first.
+    In a cache heads come before time, `b g s k`, which is how attention reads them: on CPU a step is ten times as fast
+    as with time first.
     """
 
-    keys: Float[Array, 'b g s k']
-    values: Float[Array, 'b g s v']
+    keys: Float[Array, 'b s g k']
+    values: Float[Array, 'b s g v']
     segments: Segments
+
+
+class ForgettingEntries(NamedTuple):
+    """The `Entries` of a cache with forget gates.
+
+    `forgotten` is what the next token's query adds to the score of each key before its own gate: the sum of the log
+    gates of all tokens after the key, `b s h`, in float32 or better.
+    """
+
+    keys: Float[Array, 'b s g k']
+    values: Float[Array, 'b s g v']
+    segments: Segments
+    forgotten: Float[Array, 'b s h']
 
 
 class KeyValueCache(NamedTuple):
@@ -31,7 +46,7 @@ class KeyValueCache(NamedTuple):
     slot `i` holds token `i`. Either way `consumed` alone says which token a slot holds: see `slot_tokens`.
 
     Attributes:
-      entries: the slots: `Entries`, or another tuple of arrays that has `segments`, `b s`.
+      entries: the slots: `Entries`, or another tuple of arrays that has `segments`, `b s`; heads come before time.
       consumed: how many tokens the stream has had, int32.
     """
 
@@ -40,10 +55,10 @@ class KeyValueCache(NamedTuple):
 
 
 def empty_cache(
-    batch: int, length: int, *, kv_heads: int, key_dim: int, value_dim: int, dtype: DTypeLike, ring: int | None = None
+    batch: int, length: int, *, kv_heads: int, key_dim: int, value_dim: int, dtype: DTypeLike, reach: Reach = Reach()
 ) -> KeyValueCache:
-    """Returns an empty cache of `length` slots, or of `ring` when that is fewer."""
-    slots = length if ring is None else min(length, ring)
+    """Returns an empty cache of `length` slots, or of those of a ring when they are fewer."""
+    slots = length if reach.ring is None else min(length, reach.ring)
     entries = Entries(
         keys=jnp.zeros((batch, kv_heads, slots, key_dim), dtype),
         values=jnp.zeros((batch, kv_heads, slots, value_dim), dtype),
@@ -52,19 +67,22 @@ def empty_cache(
     return KeyValueCache(entries, jnp.zeros((), jnp.int32))
 
 
-def extend(
-    cache: KeyValueCache, new: Any, *, window: int | None = None, sinks: int = 0
-) -> tuple[Any, Int[Array, 's'], KeyValueCache]:
+def extend(cache: KeyValueCache, new: Any, reach: Reach) -> tuple[Any, Int[Array, 's'], KeyValueCache]:
     """Appends tokens; returns what their queries may attend to, its places in the stream, and the cache after them.
 
-    A place of -1 is an empty slot. Without a window, or with fewer slots than `window + sinks`, the cache holds as many
-    tokens as it has slots: once `consumed` exceeds them its content is meaningless (see `overflown`).
-    Raises `UserError` when one call is too long.
+    In what is appended and returned time comes before heads. A place of -1 is an empty slot. Without a window, or with
+    fewer slots than a ring has, the cache holds as many tokens as it has slots: once `consumed` exceeds them its
+    content is meaningless (see `overflown`). Raises `UserError` when one call is too long.
     """
-    slots, steps = cache.entries.segments.shape[1], new.segments.shape[1]
+    stored = jax.tree.map(lambda old, x: _swapped(x).astype(old.dtype), cache.entries, new)
+    entries, places, cache = _extend(cache, stored, reach)
+    return jax.tree.map(lambda x, like: _swapped(x).astype(like.dtype), entries, new), places, cache
+
+
+def _extend(cache: KeyValueCache, new: Any, reach: Reach) -> tuple[Any, Int[Array, 's'], KeyValueCache]:
+    slots, steps, sinks = cache.entries.segments.shape[1], new.segments.shape[1], reach.sinks
     consumed = cache.consumed + steps
-    new = jax.tree.map(lambda old, x: x.astype(old.dtype), cache.entries, new)
-    if not is_ring(cache, window, sinks):
+    if not is_ring(cache, reach):
         if steps > slots:
             raise UserError(
                 f'{steps} tokens do not fit in a state of length {slots}; init_state wants a greater length'
@@ -82,14 +100,14 @@ def extend(
     return both, jnp.concatenate([slot_tokens(cache.consumed, slots, sinks), tokens]), after
 
 
-def is_ring(cache: KeyValueCache, window: int | None, sinks: int) -> bool:
+def is_ring(cache: KeyValueCache, reach: Reach) -> bool:
     """Whether the cache forgets its oldest tokens."""
-    return window is not None and cache.entries.segments.shape[1] == window + sinks
+    return cache.entries.segments.shape[1] == reach.ring
 
 
-def overflown(cache: KeyValueCache, window: int | None, sinks: int) -> Array | bool:
+def overflown(cache: KeyValueCache, reach: Reach) -> Array | bool:
     """Whether more tokens came than a cache that forgets none can hold."""
-    return False if is_ring(cache, window, sinks) else cache.consumed > cache.entries.segments.shape[1]
+    return False if is_ring(cache, reach) else cache.consumed > cache.entries.segments.shape[1]
 
 
 def slot_tokens(consumed: Int[Array, ''], slots: int, sinks: int) -> Int[Array, 's']:
@@ -126,3 +144,8 @@ def _put(place: Int[Array, 't'], old: Shaped[Array, '...'], new: Shaped[Array, '
 def _time_axis(entry: Shaped[Array, '...']) -> int:
     """Time comes after the heads in keys and values; segments have no heads."""
     return 2 if entry.ndim == 4 else 1
+
+
+def _swapped(entry: Shaped[Array, '...']) -> Shaped[Array, '...']:
+    """Heads before time, or time before heads; what has no heads as it is."""
+    return jnp.swapaxes(entry, 1, 2) if entry.ndim == 4 else entry

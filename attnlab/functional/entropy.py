@@ -5,15 +5,17 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 
+from attnlab.functional.reach import Placed, Reach
 from attnlab.functional.recurrences import state_dtype
 from attnlab.typing import Keys, Queries, Segments
 
 CHUNK = 64
 """Queries whose scores are in memory at a time; they are computed again for the gradient."""
 
-Rows = Float[Array, 'b t h']
+RowNumbers = Float[Array, 'b t h']
+"""A number for every row of weights."""
 
 
 def row_entropy(
@@ -21,10 +23,9 @@ def row_entropy(
     k: Keys,
     *,
     scale: float | None = None,
-    causal: bool = True,
-    window: int | None = None,
+    reach: Reach = Reach(),
     segments: Segments | None = None,
-) -> Rows:
+) -> RowNumbers:
     """Returns `H_i = -sum_j p_ij log p_ij` in nats, `p_i` the softmax of `scale q_i . k_j` over the visible keys.
 
     Keys are visible as in `pallas_kernels.attention`; `scale=None` is one over the square root of the key channels. A
@@ -38,7 +39,7 @@ def row_entropy(
         numerators = jnp.where(seen, jnp.exp(scores), 0.0)
         return (_entropy(numerators, scores),)
 
-    return _by_rows(q, k, entropy, scale=scale, causal=causal, window=window, segments=segments)[0]
+    return _by_rows(q, k, entropy, scale=scale, reach=reach, segments=segments)[0]
 
 
 def row_sums_and_entropy(
@@ -47,10 +48,9 @@ def row_sums_and_entropy(
     numerator: Callable[[Array], Array],
     *,
     scale: float | None = None,
-    causal: bool = True,
-    window: int | None = None,
+    reach: Reach = Reach(),
     segments: Segments | None = None,
-) -> tuple[Rows, Rows]:
+) -> tuple[RowNumbers, RowNumbers]:
     """Returns `S_i = sum_j w_ij` and the entropy of `w_i / S_i`, `w_ij = numerator(scale q_i . k_j)` at least zero.
 
     Otherwise as `row_entropy`; a weight of zero, and a row of them, adds nothing to entropy or gradient.
@@ -62,7 +62,7 @@ def row_sums_and_entropy(
         logarithms = jnp.log(jnp.where(weights > 0, weights, 1.0))
         return jnp.sum(weights, axis=-1), _entropy(weights, logarithms)
 
-    sums, entropies = _by_rows(q, k, statistics, scale=scale, causal=causal, window=window, segments=segments)
+    sums, entropies = _by_rows(q, k, statistics, scale=scale, reach=reach, segments=segments)
     return sums, entropies
 
 
@@ -79,13 +79,13 @@ def _by_rows(
     statistics: Callable[[Array, Array], tuple[Array, ...]],
     *,
     scale: float,
-    causal: bool,
-    window: int | None,
+    reach: Reach,
     segments: Segments | None,
-) -> tuple[Rows, ...]:
+) -> tuple[RowNumbers, ...]:
     batch, t, heads, _ = q.shape
     s, groups = k.shape[1:3]
     segments = jnp.ones((batch, s), jnp.int32) if segments is None else segments
+    keys = Placed(jnp.arange(s, dtype=jnp.int32), segments)
     k = k.astype(state_dtype(k.dtype))
     size = min(CHUNK, t)
     more = -t % size
@@ -95,7 +95,7 @@ def _by_rows(
         q, places, own = step
         # Kept, since XLA may otherwise compute a score twice, and round it otherwise where it is compared with itself.
         scores = jax.lax.optimization_barrier(scale * jnp.einsum('btgrk,bsgk->btgrs', q.astype(k.dtype), k))
-        seen = _near(places, s, causal, window)[None] & (own[:, :, None] == segments[:, None, :])
+        seen = reach.visible(Placed(places, own), keys)
         return statistics(scores, jnp.broadcast_to(seen[:, :, None, None], scores.shape))
 
     pieces = (
@@ -110,9 +110,3 @@ def _by_rows(
 def _pieces(q: Queries, size: int, groups: int) -> Float[Array, 'i b c g r k']:
     batch, _, heads, channels = q.shape
     return jnp.moveaxis(q.reshape(batch, -1, size, groups, heads // groups, channels), 1, 0)
-
-
-def _near(places: Array, s: int, causal: bool, window: int | None) -> Bool[Array, 't s']:
-    distance = places[:, None] - jnp.arange(s, dtype=jnp.int32)[None]
-    seen = distance >= 0 if causal else jnp.ones(distance.shape, bool)
-    return seen if window is None else seen & (jnp.abs(distance) < window)

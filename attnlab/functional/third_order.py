@@ -13,6 +13,7 @@ import numpy as np
 from jax import Array
 from jaxtyping import Bool, Float, Int, Shaped
 
+from attnlab.functional.reach import Placed, Reach
 from attnlab.functional.recurrences import carried, state_dtype
 from attnlab.typing import Segments
 
@@ -21,13 +22,6 @@ TILE = (32, 16, 64)
 
 CHUNK, CHUNKS = 4, 16
 """Tokens whose sums of monomials are worked out together, and how many such chunks are worked out again together."""
-
-
-class Placed(NamedTuple):
-    """Where tokens stand in their stream, `t`, negative where there is none, and their documents, `b t`."""
-
-    places: Int[Array, 't']
-    segments: Segments
 
 
 class Operands(NamedTuple):
@@ -41,34 +35,23 @@ class Operands(NamedTuple):
 
 
 def third_order_attention(
-    operands: Operands, queries: Placed, keys: Placed, *, scale: float, causal: bool = True, window: int | None = None
+    operands: Operands, queries: Placed, keys: Placed, *, scale: float, reach: Reach
 ) -> Float[Array, 'b t h v']:
     """Returns `o_i = sum_jk p_ijk (v1_j * v2_k)`, `p_i` the softmax over all visible pairs of `scale sum_c q k1 k2`.
 
-    Both keys of a pair are of the query's document; causally neither is later than the query, and with a window both
-    are among the last `window` keys (otherwise, less than `window` away). A query that sees no pair gives zero.
+    A query sees a pair when it sees both of its keys; one that sees no pair gives zero.
     Time is cubic in the length, memory linear, also of the gradient: scores exist in tiles, and are computed again.
     Alman and Song 2024, https://arxiv.org/abs/2310.04064.
     """
     dtype = operands.v1.dtype
     wide = jax.tree.map(lambda x: jnp.swapaxes(x, 1, 2).astype(state_dtype(x.dtype)), operands)
-    return jnp.swapaxes(_attend(_Rule(scale, causal, window), wide, queries, keys), 1, 2).astype(dtype)
+    return jnp.swapaxes(_attend(_Rule(scale, reach), wide, queries, keys), 1, 2).astype(dtype)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Rule:
     scale: float
-    causal: bool
-    window: int | None
-
-    def visible(self, queries: Placed, keys: Placed) -> Bool[Array, 'b t s']:
-        distance = queries.places[:, None] - keys.places[None, :]
-        seen = (queries.places >= 0)[:, None] & (keys.places >= 0)[None, :]
-        if self.causal:
-            seen &= distance >= 0
-        if self.window is not None:
-            seen &= jnp.abs(distance) < self.window
-        return seen[None] & (queries.segments[:, :, None] == keys.segments[:, None, :])
+    reach: Reach
 
 
 class _Tile(NamedTuple):
@@ -202,10 +185,10 @@ class _Cut(NamedTuple):
         """Runs `carry = add(carry, j, s, seen)` over all tiles in which some query sees something."""
 
         def first(j: Array, carry: C) -> C:
-            seen_first = rule.visible(queries, jax.tree.map(lambda x: x[j], self.firsts))
+            seen_first = rule.reach.visible(queries, jax.tree.map(lambda x: x[j], self.firsts))
 
             def second(s: Array, carry: C) -> C:
-                seen_second = rule.visible(queries, jax.tree.map(lambda x: x[s], self.seconds))
+                seen_second = rule.reach.visible(queries, jax.tree.map(lambda x: x[s], self.seconds))
                 seen = _Seen(seen_first, seen_second)
                 return jax.lax.cond(jnp.any(seen_second), lambda c: add(c, j, s, seen), lambda c: c, carry)
 

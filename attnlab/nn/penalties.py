@@ -1,16 +1,21 @@
 """Terms of the loss that keep rows of attention weights in shape; in training alone."""
 
+import dataclasses
+from typing import ClassVar
+
 import jax
 import jax.numpy as jnp
-from flax import nnx
 from jax import Array
 from jaxtyping import Float
 
 from attnlab.functional.entropy import row_sums_and_entropy
+from attnlab.functional.reach import Reach
 from attnlab.typing import Keys, Queries, Segments
+from pallas_kernels import Relu, WeightMap
 
 
-class RowPenalty(nnx.Module):
+@dataclasses.dataclass(frozen=True)
+class RowPenalty:
     """For every query and head `|log S| + max(H - C log n, 0)`, weighted, of the rows `w_j = max(s_j, 0) / n`.
 
     `S` is the sum of a row over the `n` keys that the query sees, `H` the entropy of `w / S` in nats, and `C` the
@@ -18,15 +23,16 @@ class RowPenalty(nnx.Module):
     Shen et al. 2023, https://arxiv.org/abs/2302.06461.
     """
 
-    def __init__(self, *, normalisation: float = 1.0, flatness: float = 1.0, margin: float = 0.7, rngs: nnx.Rngs):
-        del rngs
-        self.normalisation, self.flatness, self.margin = normalisation, flatness, margin
+    normalisation: float = 1.0
+    flatness: float = 1.0
+    margin: float = 0.7
+    penalises: ClassVar[WeightMap] = Relu()
 
     def __call__(
-        self, q: Queries, k: Keys, counts: Float[Array, 'b t'], segments: Segments | None, window: int | None
+        self, q: Queries, k: Keys, counts: Float[Array, 'b t'], segments: Segments | None, reach: Reach
     ) -> Float[Array, '']:
         """Returns the sum over the queries of the mean over heads; the queries have their temperatures already."""
-        sums, entropy = row_sums_and_entropy(q, k, jax.nn.relu, window=window, segments=segments)
+        sums, entropy = row_sums_and_entropy(q, k, jax.nn.relu, reach=reach, segments=segments)
         present = sums > 0
         logarithm = jnp.log(jnp.where(present, sums / counts[..., None], 1))
         flat = jax.nn.relu(entropy - self.margin * jnp.log(counts)[..., None])

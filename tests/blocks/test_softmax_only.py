@@ -15,6 +15,7 @@ from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.functional import entropy
 from attnlab.functional.entropy import row_entropy, row_sums_and_entropy
+from attnlab.functional.reach import Reach
 from attnlab.testing.contract import cast_parameters, compare_with_differences, context
 from attnlab.testing.noise import noise as float32_noise
 from attnlab.testing.tolerances import assert_close
@@ -25,11 +26,11 @@ SEGMENTS = np.array([[1, 1, 1, 1, 1, 1, 1], [1, 1, 1, 2, 2, 2, 2]], np.int32)
 noise = functools.partial(float32_noise, dtype=jnp.float64)
 
 
-def seen_by_definition(*, causal: bool = True, window: int | None = None) -> np.ndarray:
+def seen_by_definition(*, causal: bool = True, window: int | None = None, sinks: int = 0) -> np.ndarray:
     distance = np.arange(7)[:, None] - np.arange(7)
     seen = (distance >= 0) | (not causal)
     if window is not None:
-        seen &= np.abs(distance) < window
+        seen &= (np.abs(distance) < window) | (np.arange(7) < sinks)
     return seen[None] & (SEGMENTS[:, :, None] == SEGMENTS[:, None])
 
 
@@ -44,12 +45,12 @@ def entropy_by_definition(weights: np.ndarray) -> np.ndarray:
     return np.moveaxis(-np.sum(shares * np.log(np.where(shares > 0, shares, 1)), axis=-1), 1, 2)
 
 
-@pytest.mark.parametrize('kwargs', [{}, {'causal': False}, {'window': 3}], ids=str)
+@pytest.mark.parametrize('kwargs', [{}, {'causal': False}, {'window': 3}, {'window': 2, 'sinks': 1}], ids=str)
 def test_entropies_of_softmax_rows(kwargs: dict, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(entropy, 'CHUNK', 3)
     with jax.enable_x64(True):
         q, k = noise(2, 7, 4, 3), noise(2, 7, 2, 3, seed=1)
-        actual = jax.jit(functools.partial(row_entropy, **kwargs))(q, k, segments=jnp.asarray(SEGMENTS))
+        actual = jax.jit(functools.partial(row_entropy, reach=Reach(**kwargs)))(q, k, segments=jnp.asarray(SEGMENTS))
         weights = np.exp(scores_by_definition(q, k)) * seen_by_definition(**kwargs)[:, None]
         assert_close(actual, entropy_by_definition(weights), dtype=jnp.float64, reduction=7, what='entropy')
 

@@ -10,16 +10,16 @@ from jaxtyping import Float
 
 from attnlab.context import Context
 from attnlab.errors import UserError
-from attnlab.functional import cores
-from attnlab.functional.cache import Entries, KeyValueCache, empty_cache, extend, overflown
-from attnlab.functional.cached import attend_cached
+from attnlab.functional.attend import attend, look
+from attnlab.functional.cache import Entries, KeyValueCache, empty_cache
+from attnlab.functional.reach import Reach
 from attnlab.functional.recurrences import state_dtype
 from attnlab.mixers.mixer import Mixer, require_causal
 from attnlab.nn.heads import check_groups, head_channels
 from attnlab.nn.parameter import param
 from attnlab.nn.positions import Rope
 from attnlab.nn.projections import Linear
-from attnlab.typing import Heads, Queries, Segments, Sequence, Values
+from attnlab.typing import Heads, Sequence
 
 
 class DifferentialAttention(Mixer):
@@ -61,7 +61,7 @@ class DifferentialAttention(Mixer):
           kv_heads: key heads, two for every value head; query pair `i` reads key pair `i // (heads / kv_heads)`.
             `None`: as many as `heads`.
           key_dim: channels of a query or key per head, half those of a value; `None`: `dim / heads`.
-          position: turns queries and keys; `None`: no positions.
+          position: rotates queries and keys; `None`: no positions.
           lambda_init: where `l` starts, give or take what the vectors, normal of standard deviation 0.1, add to it.
           norm: made as `norm(2 * key_dim, rngs=)`, one for all pairs; `None`: neither norm nor factor.
           causal: whether a query sees no later key.
@@ -93,19 +93,18 @@ class DifferentialAttention(Mixer):
     def __call__(
         self, x: Sequence, ctx: Context, state: KeyValueCache | None = None
     ) -> tuple[Sequence, KeyValueCache | None]:
-        q, k = self._turned(self.query(x), ctx), self._turned(self.key(x), ctx)
+        q, k = self._rotated(self.query(x), ctx), self._rotated(self.key(x), ctx)
         v = self.value(x).reshape(*x.shape[:2], self.kv_pairs, -1)
-        if state is None:
-            reads = (
-                cores.attention(*pair, v, causal=self.causal, segments=ctx.segments, implementation=self.implementation)
-                for pair in zip(_halves(q), _halves(k), strict=True)
+        view = look(Entries(k, v, ctx.segments_or_ones()), ctx, Reach(self.causal), state)
+        y = self._difference(
+            *(
+                attend(*pair, view.entries.values, view, implementation=self.implementation)
+                for pair in zip(_halves(q), _halves(view.entries.keys), strict=True)
             )
-            y = self._difference(*reads)
-        else:
-            y, state = self._continue(q, k, v, ctx.segments_or_ones(), state)
+        )
         if self.norm is not None:
             y = (1 - self.lambda_init) * self.norm(y)
-        return self.output(y.reshape(*x.shape[:2], -1).astype(x.dtype)), state
+        return self.output(y.reshape(*x.shape[:2], -1).astype(x.dtype)), view.cache
 
     def mix(self) -> Float[Array, '']:
         """Returns `l`, how much of the second map is subtracted, in float32 or better."""
@@ -124,29 +123,11 @@ class DifferentialAttention(Mixer):
             dtype=dtype,
         )
 
-    def _turned(self, heads: Sequence, ctx: Context) -> Float[Array, 'b t h k']:
-        """Queries or keys turned by position, the two of a pair side by side."""
+    def _rotated(self, heads: Sequence, ctx: Context) -> Float[Array, 'b t h k']:
+        """Queries or keys rotated by position, the two of a pair side by side."""
         x = heads.reshape(*heads.shape[:2], -1, self.key_dim)
         x = x if self.position is None else self.position.rotate(x, ctx.positions)
         return x.reshape(*heads.shape[:2], -1, 2 * self.key_dim)
-
-    def _continue(
-        self, q: Queries, k: Float[Array, 'b t g k'], v: Values, segments: Segments, state: KeyValueCache
-    ) -> tuple[Heads, KeyValueCache]:
-        tokens = state.consumed + jnp.arange(q.shape[1], dtype=jnp.int32)
-        seen, places, state = extend(state, Entries(jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2), segments))
-        reads = (
-            attend_cached(
-                half,
-                seen._replace(keys=keys),
-                tokens=tokens,
-                places=places,
-                segments=segments,
-                implementation=self.implementation,
-            )
-            for half, keys in zip(_halves(q), _halves(seen.keys), strict=True)
-        )
-        return jnp.where(overflown(state, None, 0), jnp.nan, self._difference(*reads)), state
 
     def _difference(self, first: Heads, second: Heads) -> Heads:
         """The reads of the two maps, subtracted in float32 or better."""
@@ -154,6 +135,6 @@ class DifferentialAttention(Mixer):
         return first.astype(mix.dtype) - mix * second.astype(mix.dtype)
 
 
-def _halves(pairs: Float[Array, '*b k']) -> list[Float[Array, '*b c']]:
+def _halves(pairs: Float[Array, 'b t h _']) -> list[Float[Array, 'b t h k']]:
     """The first heads of all pairs, and the second."""
     return jnp.split(pairs, 2, axis=-1)

@@ -1,6 +1,5 @@
 """Attention to a latent: keys and values of all heads are made from one small vector, which alone is kept."""
 
-import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -11,9 +10,9 @@ from jax.typing import DTypeLike
 from jaxtyping import Float
 
 from attnlab.context import Context
-from attnlab.functional import cores
-from attnlab.functional.cache import Entries, KeyValueCache, extend, overflown
-from attnlab.functional.cached import attend_cached
+from attnlab.functional.attend import View, attend, look
+from attnlab.functional.cache import KeyValueCache
+from attnlab.functional.reach import Reach
 from attnlab.mixers.mixer import Mixer, require_causal
 from attnlab.nn.decoupled import DecoupledRope, EliteRope
 from attnlab.nn.heads import head_channels
@@ -23,26 +22,26 @@ from attnlab.typing import Heads, Queries, Segments, Sequence
 
 
 class LatentEntries(NamedTuple):
-    """What is kept of tokens: latents, the keys turned by position, of `c` channels, and segments."""
+    """What is known of tokens: latents, the keys rotated by position, and segments; see `Entries`."""
 
     latents: Float[Array, 'b s r']
-    keys: Float[Array, 'b g s c']
+    keys: Float[Array, 'b s g k']
     segments: Segments
 
 
 class LatentAttention(Mixer):
-    """Multi-head latent attention: softmax attention whose keys and values are `c_j U`, `c_j = norm(x_j D)` the latent.
+    """Multi-head latent attention: softmax attention whose keys and values are `z_j U`, `z_j = norm(x_j D)` the latent.
 
-        scores_ij = (q_i . k_j + q'_i . k'_j) / sqrt(channels of q and q')    [k_j | v_j] = c_j U
+        scores_ij = (q_i . k_j + q'_i . k'_j) / sqrt(channels of q and q')    [k_j | v_j] = z_j U
 
-    `k` and `v` are per head, without position. `q'` and `k'` are turned by position, `k'` being a map of `x_j` of its
+    `k` and `v` are per head, without position. `q'` and `k'` are rotated by position, `k'` being a map of `x_j` of its
     own; `position` says how many channels they have, and for how many heads. DeepSeek-AI 2024,
-    https://arxiv.org/abs/2405.04434; per head turned, and without the norm, Zhou et al. 2025,
+    https://arxiv.org/abs/2405.04434; rotated per head, and without the norm, Zhou et al. 2025,
     https://arxiv.org/abs/2503.01586.
 
-    The state is a cache of latents and turned keys, and of nothing else. One token that goes on from a state is
-    computed in absorbed form: `q_i . k_j = (q_i U_k^T) . c_j` and `sum_j p_ij v_j = (sum_j p_ij c_j) U_v`, so that
-    the heads all attend to the latents themselves, multi-query attention with the products of the turned parts as a
+    The state is a cache of latents and rotated keys, and of nothing else. One token that goes on from a state is
+    computed in absorbed form: `q_i . k_j = (q_i U_k^T) . z_j` and `sum_j p_ij v_j = (sum_j p_ij z_j) U_v`, so that
+    the heads all attend to the latents themselves, multi-query attention with the products of the rotated parts as a
     bias. More tokens, and those without a state, meet keys and values made from the latents, as it is written above.
     The cache holds the `length` tokens it was made for, and a call that goes beyond gives NaN.
 
@@ -70,7 +69,7 @@ class LatentAttention(Mixer):
         Args:
           dim: model width.
           heads: how many.
-          position: which channels are turned.
+          position: which channels are rotated.
           key_dim: channels of a head, which `position` splits or adds to; `None`: `dim / heads`.
           value_dim: channels of a value per head; `None`: `key_dim`.
           rank: channels of the latent; `None`: `rank_ratio * dim`, rounded.
@@ -86,14 +85,14 @@ class LatentAttention(Mixer):
         self.value_dim = self.channels if value_dim is None else value_dim
         self.rank = max(1, round(rank_ratio * dim)) if rank is None else rank
         self.heads, self.position, self.causal, self.implementation = heads, position, causal, implementation
-        self.key_dim, self.turned_dim = position.split(self.channels)
-        self.turned_keys = position.keys(heads)
-        width = heads * (self.key_dim + self.turned_dim)
+        self.key_dim, self.rotated_dim = position.split(self.channels)
+        self.rotated_keys = position.keys(heads)
+        width = heads * (self.key_dim + self.rotated_dim)
         if query_rank is None:
             self.query: Linear | Bottleneck = Linear(dim, width, rngs=rngs)
         else:
             self.query = Bottleneck(dim, query_rank, width, norm=norm, rngs=rngs)
-        self.key = Linear(dim, self.turned_keys * self.turned_dim, rngs=rngs)
+        self.key = Linear(dim, self.rotated_keys * self.rotated_dim, rngs=rngs)
         self.down = Linear(dim, self.rank, axes=('embed', None), rngs=rngs)
         self.norm = None if norm is None else norm(self.rank, rngs=rngs)
         self.up = Linear(self.rank, heads * (self.key_dim + self.value_dim), axes=(None, 'heads'), rngs=rngs)
@@ -104,90 +103,60 @@ class LatentAttention(Mixer):
     ) -> tuple[Sequence, KeyValueCache | None]:
         batch, length, _ = x.shape
         q = self.query(x).reshape(batch, length, self.heads, -1)
-        q, turned_q = jnp.split(q, [self.key_dim], axis=-1)
-        turned_q = self.position.rotate(turned_q, ctx.positions, self.channels)
-        key = self.key(x).reshape(batch, length, self.turned_keys, self.turned_dim)
+        q, rotated_q = jnp.split(q, [self.key_dim], axis=-1)
+        rotated_q = self.position.rotate(rotated_q, ctx.positions, self.channels)
+        key = self.key(x).reshape(batch, length, self.rotated_keys, self.rotated_dim)
         key = self.position.rotate(key, ctx.positions, self.channels)
         latent = self.down(x) if self.norm is None else self.norm(self.down(x))
-        if state is None:
-            k, v = self._keys_and_values(latent, key)
-            y = cores.attention(
-                jnp.concatenate([q, turned_q], axis=-1),
-                k,
-                v,
-                causal=self.causal,
-                segments=ctx.segments,
-                implementation=self.implementation,
-            )
-        else:
-            y, state = self._continue(q, turned_q, latent, key, ctx.segments_or_ones(), state)
-        return self.output(y.reshape(batch, length, -1)), state
+        view = look(LatentEntries(latent, key, ctx.segments_or_ones()), ctx, Reach(self.causal), state)
+        read = self._absorbed if state is not None and length == 1 else self._expanded
+        return self.output(read(q, rotated_q, view).reshape(batch, length, -1)), view.cache
 
     def init_state(self, batch: int, length: int, dtype: DTypeLike) -> KeyValueCache:
         """Returns an empty cache of `length` slots, `LatentEntries`."""
         require_causal(self.causal)
         entries = LatentEntries(
             latents=jnp.zeros((batch, length, self.rank), dtype),
-            keys=jnp.zeros((batch, self.turned_keys, length, self.turned_dim), dtype),
+            keys=jnp.zeros((batch, self.rotated_keys, length, self.rotated_dim), dtype),
             segments=jnp.zeros((batch, length), jnp.int32),
         )
         return KeyValueCache(entries, jnp.zeros((), jnp.int32))
 
-    def _continue(
-        self,
-        q: Queries,
-        turned_q: Float[Array, 'b t h c'],
-        latent: Float[Array, 'b t r'],
-        key: Float[Array, 'b t g c'],
-        segments: Segments,
-        state: KeyValueCache,
-    ) -> tuple[Heads, KeyValueCache]:
-        tokens = state.consumed + jnp.arange(q.shape[1], dtype=jnp.int32)
-        seen, places, state = extend(state, LatentEntries(latent, jnp.swapaxes(key, 1, 2), segments))
-        seen = seen._replace(latents=seen.latents.astype(q.dtype), keys=seen.keys.astype(q.dtype))
-        attend = functools.partial(
-            attend_cached, tokens=tokens, places=places, segments=segments, implementation=self.implementation
-        )
-        y = (self._absorbed if q.shape[1] == 1 else self._expanded)(q, turned_q, seen, attend)
-        return jnp.where(overflown(state, None, 0), jnp.nan, y), state
-
     def _keys_and_values(
-        self, latent: Float[Array, 'b s r'], key: Float[Array, 'b s g c']
+        self, latent: Float[Array, 'b s r'], key: Float[Array, 'b s g _']
     ) -> tuple[Float[Array, 'b s h k'], Float[Array, 'b s h v']]:
-        """What is made from latents, the turned keys after those without position."""
+        """What is made from latents, the rotated keys after those without position."""
         k, v = jnp.split(self.up(latent).reshape(*latent.shape[:2], self.heads, -1), [self.key_dim], axis=-1)
-        return jnp.concatenate([k, jnp.repeat(key, self.heads // self.turned_keys, axis=2)], axis=-1), v
+        return jnp.concatenate([k, jnp.repeat(key, self.heads // self.rotated_keys, axis=2)], axis=-1), v
 
-    def _expanded(
-        self, q: Queries, turned_q: Float[Array, 'b t h c'], seen: LatentEntries, attend: Callable[..., Heads]
-    ) -> Heads:
+    def _expanded(self, q: Queries, rotated_q: Float[Array, 'b t h _'], view: View) -> Heads:
         """Keys and values are made from the latents."""
-        k, v = self._keys_and_values(seen.latents, jnp.swapaxes(seen.keys, 1, 2))
-        made = Entries(jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2), seen.segments)
-        return attend(jnp.concatenate([q, turned_q], axis=-1), made)
+        k, v = self._keys_and_values(view.entries.latents, view.entries.keys)
+        return attend(jnp.concatenate([q, rotated_q], axis=-1), k, v, view, implementation=self.implementation)
 
-    def _absorbed(
-        self, q: Queries, turned_q: Float[Array, 'b t h c'], seen: LatentEntries, attend: Callable[..., Heads]
-    ) -> Heads:
+    def _absorbed(self, q: Queries, rotated_q: Float[Array, 'b t h _'], view: View) -> Heads:
         """Queries attend to the latents; equal to `_expanded`, at a cost per key that does not grow with a head."""
         up = self.up.matrix().astype(q.dtype).reshape(self.rank, self.heads, -1)
         key_up, value_up = jnp.split(up, [self.key_dim], axis=-1)
-        scale = (self.key_dim + self.turned_dim) ** -0.5
-        latents = self.up.inputs(seen.latents)[:, None]
+        scale = (self.key_dim + self.rotated_dim) ** -0.5
+        latents = self.up.inputs(view.entries.latents)[:, :, None]
         y = attend(
             jnp.einsum('bthk,rhk->bthr', q, key_up),
-            Entries(latents, latents, seen.segments),
+            latents,
+            latents,
+            view,
             scale=scale,
-            bias=scale * self._products(turned_q, seen.keys),
+            bias=scale * self._products(rotated_q, view.entries.keys),
+            implementation=self.implementation,
         )
         return jnp.einsum('bthr,rhv->bthv', y, value_up)
 
-    def _products(self, q: Float[Array, 'b t h c'], k: Float[Array, 'b g s c']) -> Float[Array, 'b h t s']:
-        """The products of the turned parts."""
-        q = q.reshape(*q.shape[:2], self.turned_keys, -1, q.shape[-1])
+    def _products(self, q: Float[Array, 'b t h k'], k: Float[Array, 'b s g k']) -> Float[Array, 'b h t s']:
+        """The products of the rotated parts."""
+        q = q.reshape(*q.shape[:2], self.rotated_keys, -1, q.shape[-1])
         wide = jnp.promote_types(q.dtype, jnp.float32)
-        products = jnp.einsum('btgnc,bgsc->bgnts', q, k, preferred_element_type=wide)
-        return products.reshape(q.shape[0], self.heads, q.shape[1], k.shape[2])
+        products = jnp.einsum('btgnk,bsgk->bgnts', q, k, preferred_element_type=wide)
+        return products.reshape(q.shape[0], self.heads, q.shape[1], k.shape[1])
 
 
 class Bottleneck(nnx.Module):

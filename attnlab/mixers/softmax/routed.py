@@ -14,9 +14,10 @@ from jaxtyping import Bool, Float, Int, Shaped
 from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.functional import cores
+from attnlab.functional.attend import attend, look
 from attnlab.functional.block_sparse import Blocks, Compressed, Located, attend_selected, document_firsts
-from attnlab.functional.cache import Entries, KeyValueCache, empty_cache, extend, overflown
-from attnlab.functional.cached import attend_cached
+from attnlab.functional.cache import Entries, KeyValueCache, empty_cache
+from attnlab.functional.reach import Reach
 from attnlab.functional.recurrences import no_segment
 from attnlab.functional.rotary import rotated_channels
 from attnlab.mixers.mixer import Mixer
@@ -32,7 +33,7 @@ BRANCHES = ('compressed', 'selected', 'window')
 
 
 class BlockCompressor(nnx.Module):
-    """Maps every head's block of tokens to one, `W_2 f(W_1 (x_1 + e_1, ..., x_l + e_l))`, `e` learned for each place.
+    """Maps every head's block of tokens to one, `W_2 f(W_1 (x_1 + e_1, ..., x_c + e_c))`, `e` learned for each place.
 
     `hidden=None` is twice `channels`. Raises `UserError` for an unknown activation.
     """
@@ -48,7 +49,7 @@ class BlockCompressor(nnx.Module):
         self.up = Linear(block * channels, hidden, axes=(None, 'mlp'), rngs=rngs)
         self.down = Linear(hidden, channels, axes=('mlp', None), rngs=rngs)
 
-    def __call__(self, x: Float[Array, 'b n l g k']) -> Float[Array, 'b n g k']:
+    def __call__(self, x: Float[Array, 'b n c g k']) -> Float[Array, 'b n g k']:
         x = jnp.swapaxes(x + self.places[...].astype(x.dtype)[None, None, :, None], 2, 3)
         return self.down(activation_called(self.activation)(self.up(x.reshape(*x.shape[:3], -1))))
 
@@ -101,7 +102,7 @@ class NativeSparseState(NamedTuple):
 
 
 class NativeSparseAttention(Mixer):
-    """Causal attention of three branches with keys and values of their own, `y_i = W_o sum_c g_ic attention_c(q_i)`.
+    """Causal attention of three branches with keys and values of their own, `y_i = W_o sum_a g_ia attention_a(q_i)`.
 
     They read blocks of `compressed_block` tokens, `compressed_stride` apart, each compressed to one key and one value;
     the tokens of the `selected_blocks` blocks of `selected_block` tokens whose compressed blocks the query weighs most,
@@ -170,13 +171,11 @@ class NativeSparseAttention(Mixer):
                 f'selected_blocks is {selected_blocks}; expected at least initial + local, which are {initial} and '
                 f'{local}, and at least one of them local'
             )
-        if window < 1:
-            raise UserError(f'window is {window}; it counts the query itself, so it is at least 1')
         self.heads, self.kv_heads = heads, kv_heads
         if position is not None:
             rotated_channels(self.key_dim, position.fraction)
         self.blocks = Blocks(compressed_block, compressed_stride, selected_block, selected_blocks, initial, local)
-        self.window, self.position, self.implementation = window, position, implementation
+        self.reach, self.position, self.implementation = Reach(window=window), position, implementation
         self.query = Linear(dim, heads * self.key_dim, rngs=rngs)
         self.keys = nnx.List([Linear(dim, kv_heads * self.key_dim, rngs=rngs) for _ in BRANCHES])
         self.values = nnx.List([Linear(dim, kv_heads * self.key_dim, rngs=rngs) for _ in BRANCHES])
@@ -196,33 +195,30 @@ class NativeSparseAttention(Mixer):
 
         before = self.init_state(batch, t, x.dtype) if state is None else state
         segments = ctx.segments_or_ones()
-        tokens = before.selected.consumed + jnp.arange(t, dtype=jnp.int32)
+        view = look(Entries(keys[1], values[1], segments), ctx, Reach(), None if state is None else state.selected)
+        near = look(Entries(keys[2], values[2], segments), ctx, self.reach, None if state is None else state.window)
+        tokens = view.queries.places
         here = Located(tokens, document_firsts(tokens, segments, before.first, before.segment))
         compressed, count, recent = self._compress(keys[0], values[0], ctx.positions, here, before)
-        selected, selected_cache = Entries(_swapped(keys[1]), _swapped(values[1]), segments), before.selected
-        if state is not None:
-            selected, _, selected_cache = extend(before.selected, selected)
-        near, window_cache = self._read_window(q, keys[2], values[2], ctx, tokens, state)
         reads = (
             self._read_compressed(q, compressed, here),
             attend_selected(
                 q,
-                selected.keys,
-                selected.values,
+                _swapped(view.entries.keys),
+                _swapped(view.entries.values),
                 queries=here,
                 compressed=compressed,
                 blocks=self.blocks,
             ),
-            near,
+            attend(q, near.entries.keys, near.entries.values, near, implementation=self.implementation),
         )
         gates = self.gate(x).reshape(batch, t, len(BRANCHES), self.heads, 1)
         y = self.output(sum(gates[:, :, i] * read for i, read in enumerate(reads)).reshape(batch, t, -1))
-        if state is None or window_cache is None:
+        if view.cache is None or near.cache is None:
             return y, None
-        state = NativeSparseState(
-            selected_cache, window_cache, compressed, count, recent, here.firsts[:, -1], segments[:, -1]
+        return view.or_nan(y), NativeSparseState(
+            view.cache, near.cache, compressed, count, recent, here.firsts[:, -1], segments[:, -1]
         )
-        return jnp.where(overflown(selected_cache, None, 0), jnp.nan, y), state
 
     def init_state(self, batch: int, length: int, dtype: DTypeLike) -> NativeSparseState:
         """Returns empty caches: of `length` tokens, of the window, and of the blocks that so many tokens can end."""
@@ -233,7 +229,7 @@ class NativeSparseAttention(Mixer):
         token = jnp.zeros((batch, reach, self.kv_heads, self.key_dim), dtype)
         return NativeSparseState(
             selected=empty_cache(batch, length, **sizes),
-            window=empty_cache(batch, length, **sizes, ring=self.window),
+            window=empty_cache(batch, length, **sizes, reach=self.reach),
             compressed=Compressed(
                 block, block, jnp.full((batch, slots), -1, jnp.int32), jnp.zeros((batch, slots), jnp.int32)
             ),
@@ -285,25 +281,6 @@ class NativeSparseAttention(Mixer):
             bias=jnp.where(seen, jnp.zeros((), jnp.promote_types(q.dtype, jnp.float32)), -jnp.inf),
             implementation=self.implementation,
         )
-
-    def _read_window(
-        self, q: Queries, k: Keys, v: Values, ctx: Context, tokens: Int[Array, 't'], state: NativeSparseState | None
-    ) -> tuple[Heads, KeyValueCache | None]:
-        if state is None:
-            y = cores.attention(q, k, v, window=self.window, segments=ctx.segments, implementation=self.implementation)
-            return y, None
-        segments = ctx.segments_or_ones()
-        seen, places, cache = extend(state.window, Entries(_swapped(k), _swapped(v), segments), window=self.window)
-        y = attend_cached(
-            q,
-            seen,
-            tokens=tokens,
-            places=places,
-            segments=segments,
-            window=self.window,
-            implementation=self.implementation,
-        )
-        return y, cache
 
 
 def _appended(cache: Compressed, new: Compressed, start: Int[Array, ' b'], real: Bool[Array, 'b m']) -> Compressed:

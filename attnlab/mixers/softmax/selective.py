@@ -7,19 +7,18 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 from jax.typing import DTypeLike
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 
 from attnlab.context import Context
-from attnlab.functional import cores
-from attnlab.functional.cache import Entries, KeyValueCache, empty_cache, extend, overflown
-from attnlab.functional.cached import attend_cached
-from attnlab.functional.masks import visible
+from attnlab.functional.attend import View, attend, look
+from attnlab.functional.cache import Entries, KeyValueCache, empty_cache
+from attnlab.functional.reach import Placed, Reach
 from attnlab.functional.recurrences import document_starts, state_dtype
 from attnlab.mixers.mixer import Mixer
 from attnlab.nn.heads import check_groups, head_channels
 from attnlab.nn.positions import Rope
 from attnlab.nn.projections import Linear
-from attnlab.typing import Heads, Keys, Queries, Segments, Sequence, Values
+from attnlab.typing import Keys, Queries, Sequence, Values
 
 
 class SelectiveAttentionState(NamedTuple):
@@ -54,7 +53,7 @@ class SelectiveAttention(Mixer):
       heads: query heads; the first one selects.
       kv_heads: key and value heads, a divisor of `heads`; `None`: as many.
       key_dim: channels of a query, key or value per head; `None`: `dim / heads`.
-      position: turns queries and keys; `None`: no positions.
+      position: rotates queries and keys; `None`: no positions.
       implementation: of the core; `None`: the default of the platform.
       rngs: draws the parameters.
     """
@@ -84,23 +83,17 @@ class SelectiveAttention(Mixer):
         self, x: Sequence, ctx: Context, state: SelectiveAttentionState | None = None
     ) -> tuple[Sequence, SelectiveAttentionState | None]:
         q, k, v = self._project(x, ctx)
-        if state is None:
-            y = cores.attention(
-                q,
-                k,
-                v,
-                segments=ctx.segments,
-                bias=-self._mask(q, k, ctx)[:, None],
-                implementation=self.implementation,
-            )
-        else:
-            y, state = self._continue(q, k, v, ctx.segments_or_ones(), state)
-        return self.output(y.reshape(*x.shape[:2], -1)), state
+        view = look(Entries(k, v, ctx.segments_or_ones()), ctx, Reach(), None if state is None else state.cache)
+        mask, total = self._mask(q, view, state)
+        k, v, _ = view.entries
+        y = attend(q, k, v, view, bias=-mask[:, None], implementation=self.implementation)
+        after = None if view.cache is None else SelectiveAttentionState(view.cache, total)
+        return self.output(y.reshape(*x.shape[:2], -1)), after
 
     def read_mask(self, x: Sequence, ctx: Context) -> Float[Array, 'b t s']:
         """Returns `F` of a call without a state; for analysis."""
-        q, k, _ = self._project(x, ctx)
-        return self._mask(q, k, ctx)
+        q, k, v = self._project(x, ctx)
+        return self._mask(q, look(Entries(k, v, ctx.segments_or_ones()), ctx, Reach()), None)[0]
 
     def init_state(self, batch: int, length: int, dtype: DTypeLike) -> SelectiveAttentionState:
         """Returns an empty cache of `length` slots, nothing of which is masked."""
@@ -115,50 +108,26 @@ class SelectiveAttention(Mixer):
             q, k = self.position.rotate(q, ctx.positions), self.position.rotate(k, ctx.positions)
         return q, k, v
 
-    def _mask(self, q: Queries, k: Keys, ctx: Context) -> Float[Array, 'b t s']:
-        places = jnp.arange(q.shape[1], dtype=jnp.int32)
-        segments = ctx.segments_or_ones()
-        nothing = jnp.zeros(segments.shape, state_dtype(q.dtype))
-        return accumulated(selections(q[:, :, 0], k[:, :, 0], places, places, segments, segments), nothing)[0]
-
-    def _continue(
-        self, q: Queries, k: Keys, v: Values, segments: Segments, state: SelectiveAttentionState
-    ) -> tuple[Heads, SelectiveAttentionState]:
-        tokens = state.cache.consumed + jnp.arange(q.shape[1], dtype=jnp.int32)
-        seen, places, cache = extend(state.cache, Entries(jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2), segments))
-        first = seen.keys[:, 0].astype(q.dtype)
-        selected = selections(q[:, :, 0], first, tokens, places, segments, seen.segments)
-        mask, total = accumulated(selected, state.mask)
-        y = attend_cached(
-            q,
-            seen,
-            tokens=tokens,
-            places=places,
-            segments=segments,
-            bias=-mask[:, None],
-            implementation=self.implementation,
-        )
-        return jnp.where(overflown(cache, None, 0), jnp.nan, y), SelectiveAttentionState(cache, total)
+    def _mask(
+        self, q: Queries, view: View, state: SelectiveAttentionState | None
+    ) -> tuple[Float[Array, 'b t s'], Float[Array, 'b s']]:
+        """`F` of a call, and what it would be for the query after the last."""
+        before = jnp.zeros(view.keys.segments.shape, state_dtype(q.dtype)) if state is None else state.mask
+        return accumulated(selections(q[:, :, 0], view.entries.keys[:, :, 0], view.queries, view.keys), before)
 
 
 def selections(
-    q: Float[Array, 'b t k'],
-    k: Float[Array, 'b s k'],
-    queries: Int[Array, 't'],
-    keys: Int[Array, 's'],
-    query_segments: Segments,
-    key_segments: Int[Array, 'b s'],
+    q: Float[Array, 'b t k'], k: Float[Array, 'b s k'], queries: Placed, keys: Placed
 ) -> Float[Array, 'b t s']:
     """Returns `S_ij = max(q_i . k_j / sqrt(k), 0)` for the earlier keys of the document, its first one excepted.
 
-    `queries` and `keys` are places in the stream, a negative one an empty slot; the keys are those of the stream from
-    its first token on. The result is in float32 or better.
+    The keys are those of the stream from its first token on. The result is in float32 or better.
     """
     wide = state_dtype(q.dtype)
     scores = q.shape[-1] ** -0.5 * jnp.einsum('btk,bsk->bts', q, k, preferred_element_type=wide)
-    counts = _same(query_segments, key_segments) & visible(queries - 1, keys)[None]
-    counts &= ~document_starts(key_segments)[:, None, :]
-    return jnp.where(counts, jax.nn.relu(scores), jnp.zeros((), wide))
+    earlier = Reach().visible(queries._replace(places=queries.places - 1), keys)
+    selectable = earlier & ~document_starts(keys.segments)[:, None, :]
+    return jnp.where(selectable, jax.nn.relu(scores), jnp.zeros((), wide))
 
 
 def accumulated(
@@ -167,7 +136,3 @@ def accumulated(
     """Returns `F_ij = before_j + sum_{l < i} S_lj`, and what it would be for the query after the last."""
     total = jnp.cumsum(jnp.concatenate([before[:, None], selected], axis=1), axis=1)
     return total[:, :-1], total[:, -1]
-
-
-def _same(queries: Segments, keys: Int[Array, 'b s']) -> Bool[Array, 'b t s']:
-    return queries[:, :, None] == keys[:, None, :]

@@ -10,12 +10,13 @@ from jaxtyping import Float
 
 from attnlab.context import Context
 from attnlab.errors import UserError
-from attnlab.functional.cache import Entries, KeyValueCache, empty_cache, extend, overflown
+from attnlab.functional.attend import look
+from attnlab.functional.cache import Entries, KeyValueCache, empty_cache
+from attnlab.functional.reach import Reach
 from attnlab.functional.recurrences import no_segment, state_dtype
 from attnlab.functional.third_order import (
     Operands,
     PairSums,
-    Placed,
     monomials,
     taylor_attention,
     third_order_attention,
@@ -65,32 +66,23 @@ class ThirdOrderAttention(Mixer):
         causal: bool = True,
         rngs: nnx.Rngs,
     ):
-        if window is not None and window < 1:
-            raise UserError(f'window is {window}; it counts the query itself, so it is at least 1')
         self.operands = PairProjections(dim, heads=heads, key_dim=key_dim, value_dim=value_dim, norm=norm, rngs=rngs)
         self.scale = self.operands.key_dim**-0.5 if scale is None else scale
-        self.window, self.causal = window, causal
+        self.reach = Reach(causal, window)
 
     def __call__(
         self, x: Sequence, ctx: Context, state: KeyValueCache | None = None
     ) -> tuple[Sequence, KeyValueCache | None]:
-        operands, segments = self.operands(x), ctx.segments_or_ones()
-        places = jnp.arange(x.shape[1], dtype=jnp.int32)
-        if state is None:
-            here = Placed(places, segments)
-            y = third_order_attention(operands, here, here, scale=self.scale, causal=self.causal, window=self.window)
-            return self.operands.output_of(y), None
-        here = Placed(state.consumed + places, segments)
-        seen, kept, state = extend(state, _entries(operands, segments), window=self.window)
+        operands = self.operands(x)
+        view = look(_entries(operands, ctx.segments_or_ones()), ctx, self.reach, state)
         y = third_order_attention(
-            _of_entries(operands.q, seen), here, Placed(kept, seen.segments), scale=self.scale, window=self.window
+            _of_entries(operands.q, view.entries), view.queries, view.keys, scale=self.scale, reach=self.reach
         )
-        y = jnp.where(overflown(state, self.window, 0), jnp.nan, y)
-        return self.operands.output_of(y), state
+        return self.operands.output_of(view.or_nan(y)), view.cache
 
     def init_state(self, batch: int, length: int, dtype: DTypeLike) -> KeyValueCache:
         """Returns an empty cache of `length` slots, or of `window` when that is fewer."""
-        require_causal(self.causal)
+        require_causal(self.reach.causal)
         return empty_cache(
             batch,
             length,
@@ -98,7 +90,7 @@ class ThirdOrderAttention(Mixer):
             key_dim=2 * self.operands.key_dim,
             value_dim=2 * self.operands.value_dim,
             dtype=dtype,
-            ring=self.window,
+            reach=self.reach,
         )
 
 
@@ -192,9 +184,8 @@ def _entries(operands: Operands, segments: Array) -> Entries:
     """Both keys and both values side by side, as a cache keeps them."""
     keys = jnp.concatenate([operands.k1, operands.k2], axis=-1)
     values = jnp.concatenate([operands.v1, operands.v2], axis=-1)
-    return Entries(jnp.swapaxes(keys, 1, 2), jnp.swapaxes(values, 1, 2), segments)
+    return Entries(keys, values, segments)
 
 
 def _of_entries(q: Float[Array, 'b t h k'], entries: Entries) -> Operands:
-    keys, values = (jnp.swapaxes(x, 1, 2).astype(q.dtype) for x in (entries.keys, entries.values))
-    return Operands(q, *jnp.split(keys, 2, axis=-1), *jnp.split(values, 2, axis=-1))
+    return Operands(q, *jnp.split(entries.keys, 2, axis=-1), *jnp.split(entries.values, 2, axis=-1))

@@ -4,32 +4,39 @@ Where nothing else is said, positions are rotary, as in `mha`, so that rows of a
 """
 
 from attnlab.config import spec
+from attnlab.functional.penalty import Penalised
+from attnlab.mixers.softmax.shaped import ShapedAttention
 from attnlab.nn.decays import ForgetGate
 from attnlab.nn.gates import ChannelGate, HeadGate, SliceGate, SliceMLPGate
 from attnlab.nn.norms import HeadRMSNorm
 from attnlab.nn.penalties import RowPenalty
 from attnlab.nn.positions import Rope
 from attnlab.nn.preludes import TokenShift
-from attnlab.nn.reads import ShapedRead
 from attnlab.nn.temperatures import RootLength
+from attnlab.zoo.recipe import Recipe
 from attnlab.zoo.softmax.row import attention_with
 from pallas_kernels import Relu, Softmax
 
 PARTS = {
-    'shaped_attention': attention_with(
-        'Noci et al. 2023, https://arxiv.org/abs/2306.17759; He and Hofmann 2024, https://arxiv.org/abs/2311.01906',
-        'The causal form with trainable gains of the second paper: all gains and, with them, every head start as the '
-        'identity. The first has no residual branch beside it; the block here has.',
-        read=spec(ShapedRead),
+    'shaped_attention': Recipe(
+        spec=spec(ShapedAttention, position=Rope()),
+        cite='Noci et al. 2023, https://arxiv.org/abs/2306.17759; He and Hofmann 2024, https://arxiv.org/abs/2311.01906',
+        causal=True,
+        bidirectional=True,
+        streaming=True,
+        packed=True,
+        notes=(
+            'The causal form with trainable gains of the second paper: all gains and, with them, every head start as '
+            'the identity. The first has no residual branch beside it; the block here has.'
+        ),
     ),
     'reluformer': attention_with(
         'Shen et al. 2023, https://arxiv.org/abs/2302.06461',
         'gamma is learned for every head and starts at 1. The two terms of the loss that the paper adds, with weight 1 '
         'each and a margin of 0.7 log n, as a re-implementation has them: the paper was read in summary only.',
         claims={'bidirectional': False},
-        weights=Relu(),
+        weights=Penalised(Relu(), RowPenalty()),
         temperature=spec(RootLength),
-        penalty=spec(RowPenalty),
     ),
     'soft_cap': attention_with(
         'Gemma team 2024, https://arxiv.org/abs/2408.00118',

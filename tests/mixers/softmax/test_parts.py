@@ -14,6 +14,8 @@ from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.functional.dense import Rows, softmax
 from attnlab.functional.entmax import entmax
+from attnlab.functional.penalty import Penalised
+from attnlab.functional.reach import Reach
 from attnlab.mixers.softmax.attention import Attention
 from attnlab.nn.decays import ForgetGate
 from attnlab.nn.dense_maps import AdaptiveEntmax, GumbelSoftmax, NoisySoftmax
@@ -32,6 +34,7 @@ from attnlab.zoo import ZOO
 from pallas_kernels import ClippedSoftmax, Relu, Softmax
 from pallas_kernels.attention import maps
 
+PENALISED = Penalised(Relu(), RowPenalty())
 SCORES = [2.0, 1.0, 0.5, -1.0, -3.0]
 DIM, HEADS, T = 16, 4, 9
 RNGS = nnx.Rngs(0)
@@ -221,12 +224,14 @@ def test_scalable_softmax_is_softmax_where_the_factor_is_one():
         (3, 0, True, [1, 2, 3, 3, 3, 3]),
         (2, 1, True, [1, 2, 3, 3, 3, 3]),
         (2, 0, False, [2, 3, 3, 3, 3, 2]),
+        (2, 1, False, [2, 3, 4, 4, 4, 3]),
     ],
 )
 def test_counts_are_of_the_keys_that_are_seen(window, sinks, causal, expected):
     mixer = make('mha', window=window, sinks=sinks, causal=causal)
-    np.testing.assert_array_equal(mixer._counts(Context.full(1, 6))[0], expected)
-    np.testing.assert_array_equal(mixer._seen(Context.full(1, 6))[0].sum(axis=-1), expected)
+    np.testing.assert_array_equal(mixer.reach.counts(Context.full(1, 6).positions, None)[0], expected)
+    _, seen = mixer.read_weights(noise(1, 6, DIM), Context.full(1, 6))
+    np.testing.assert_array_equal(seen[0].sum(axis=-1), expected)
 
 
 def test_special_cases_are_other_recipes():
@@ -347,19 +352,32 @@ def test_normed_queries_and_keys_bound_the_scores():
 
 
 def test_a_penalty_of_rows_by_hand():
-    part = RowPenalty(normalisation=2.0, flatness=3.0, margin=0.1, rngs=RNGS)
+    part = RowPenalty(normalisation=2.0, flatness=3.0, margin=0.1)
     q, k = jnp.ones((1, 2, 1, 1)), jnp.array([3.0, 1.0]).reshape(1, 2, 1, 1)
-    actual = part(q, k, jnp.array([[1.0, 2.0]]), None, None)
+    actual = part(q, k, jnp.array([[1.0, 2.0]]), None, Reach())
     # Rows (3) and (3, 1) / 2: sums 3 and 2, entropies 0 and that of (3/4, 1/4).
     entropy = -(0.75 * math.log(0.75) + 0.25 * math.log(0.25))
     expected = 2 * (math.log(3) + math.log(2)) + 3 * (entropy - 0.1 * math.log(2))
     np.testing.assert_allclose(actual, expected, rtol=1e-5)
-    assert part(q, -k, jnp.array([[1.0, 2.0]]), None, None) == 0
+    assert part(q, -k, jnp.array([[1.0, 2.0]]), None, Reach()) == 0
 
 
-def test_training_pays_the_penalty_and_evaluation_does_not():
-    mixer, x = make('reluformer'), noise(1, T, DIM)
-    without = make('reluformer', penalty=None)
+def penalty_by_definition(mixer: Attention, x: jax.Array) -> jax.Array:
+    """That of `RowPenalty()`, from the weights themselves."""
+    weights, seen = mixer.read_weights(x, Context.full(*x.shape[:2]))
+    sums, counts = weights.sum(axis=-1), seen.sum(axis=-1)[:, None]
+    present = sums > 0
+    sums = jnp.where(present, sums, 1)
+    shares = weights / sums[..., None]
+    entropies = -jnp.sum(jnp.where(shares > 0, shares * jnp.log(jnp.where(shares > 0, shares, 1)), 0), axis=-1)
+    rows = jnp.abs(jnp.log(sums)) + jax.nn.relu(entropies - 0.7 * jnp.log(counts))
+    return jnp.sum(jnp.mean(jnp.where(present, rows, 0), axis=1))
+
+
+@pytest.mark.parametrize('reach', [{}, {'window': 2, 'sinks': 3}, {'window': 2, 'sinks': 3, 'causal': False}], ids=str)
+def test_training_pays_the_penalty_and_evaluation_does_not(reach):
+    mixer, x = make('reluformer', **reach), noise(1, T, DIM)
+    without = make('reluformer', weights=Relu(), **reach)
 
     @jax.jit
     def gradients(mixers):
@@ -367,23 +385,17 @@ def test_training_pays_the_penalty_and_evaluation_does_not():
         return [
             jax.grad(lambda mixer, ctx=ctx: jnp.sum(mixer(x, ctx)[0]))(mixer).query.weight[...]
             for mixer, ctx in zip(mixers, (trained, Context.full(1, T), trained), strict=True)
-        ]
+        ] + [jax.grad(penalty_by_definition)(mixers[2], x).query.weight[...]]
 
-    paid, evaluated, free = gradients([mixer, mixer, without])
+    paid, evaluated, free, expected = gradients([mixer, mixer, without])
     np.testing.assert_allclose(evaluated, free, rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(paid - free, expected, rtol=1e-3, atol=1e-4)
+    assert np.abs(expected).max() > 1e-1
 
-    @jax.jit
-    @jax.grad
-    def penalty(weight):
-        ctx = Context.full(1, T)
-        terms = mixer._terms(x, ctx)
-        q = (x @ weight).reshape(1, T, HEADS, -1)
-        _, k, _, _ = mixer._project(x, ctx, None)
-        return mixer._penalty(mixer.position.rotate(q, ctx.positions), k, terms, ctx)
 
-    expected = penalty(mixer.query.weight[...])
-    np.testing.assert_allclose(paid - free, expected, rtol=1e-3, atol=1e-5)
-    assert np.abs(expected).max() > 1e-3
+def test_a_penalty_is_of_the_rows_of_its_map():
+    with pytest.raises(UserError, match=r'rows of Relu\(soft_cap=None\); the weights are Softmax'):
+        Penalised(Softmax(), RowPenalty())
 
 
 @pytest.mark.parametrize(
@@ -393,7 +405,8 @@ def test_training_pays_the_penalty_and_evaluation_does_not():
         ({'forget': ForgetGate, 'window': 4, 'sinks': 1}, 'sinks are there to stay'),
         ({'forget': ForgetGate, 'weights': GumbelSoftmax}, 'GumbelSoftmax takes neither a forget gate nor'),
         ({'sink': LearnedSink, 'weights': Relu()}, 'Relu takes no learned sink'),
-        ({'read': ShapedRead, 'position': Alibi()}, 'a read about the mean wants a softmax of products alone'),
+        ({'weights': PENALISED, 'position': Alibi()}, 'RowPenalty is a penalty of products .* there is also slopes'),
+        ({'weights': PENALISED, 'forget': ForgetGate}, 'RowPenalty is a penalty of products .* there is also forget'),
     ],
 )
 def test_parts_that_exclude_each_other(parts, message):

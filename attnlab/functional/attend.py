@@ -1,0 +1,207 @@
+"""What queries read: of the tokens of their call or of a cache, by a kernel or by whole rows of weights."""
+
+import dataclasses
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Bool, Float, Shaped
+
+from attnlab.context import Context
+from attnlab.functional import cores
+from attnlab.functional.cache import ForgettingEntries, KeyValueCache, extend, overflown
+from attnlab.functional.dense import DenseMap, dense_attention
+from attnlab.functional.penalty import Penalised, penalised
+from attnlab.functional.reach import Placed, Reach
+from attnlab.functional.recurrences import state_dtype
+from attnlab.typing import Heads, Keys, Queries, Values
+from pallas_kernels import Softmax, WeightMap
+
+
+@dataclasses.dataclass(frozen=True)
+class View:
+    """The tokens that the queries of a call look at: those of the call, or those of a cache that holds them already.
+
+    Attributes:
+      entries: what is known of them, as they were handed to `look`; time comes before heads.
+      queries: where the queries stand.
+      keys: where the entries stand.
+      reach: which of them a query sees.
+      ctx: the context of the call.
+      log_forget: logarithms of the forget gates of the call, `b t h`, or `None`.
+      cache: the cache after the call; `None` without one.
+    """
+
+    entries: Any
+    queries: Placed
+    keys: Placed
+    reach: Reach
+    ctx: Context
+    log_forget: Float[Array, 'b t h'] | None
+    cache: KeyValueCache | None
+
+    def visible(self) -> Bool[Array, 'b t s']:
+        """Returns which entries each query sees."""
+        return self.reach.visible(self.queries, self.keys)
+
+    def counts(self) -> Shaped[Array, 'b t']:
+        """Returns how many entries each query sees."""
+        return self.reach.counts(self.ctx.positions, self.ctx.segments)
+
+    def or_nan(self, y: Float[Array, 'b t ...']) -> Float[Array, 'b t ...']:
+        """Returns what was read, or NaN where more tokens came than the cache holds."""
+        return y if self.cache is None else jnp.where(overflown(self.cache, self.reach), jnp.nan, y)
+
+
+def look(
+    new: Any,
+    ctx: Context,
+    reach: Reach,
+    cache: KeyValueCache | None = None,
+    *,
+    log_forget: Float[Array, 'b t h'] | None = None,
+) -> View:
+    """Returns what the queries of a call look at: the new entries, or a cache that they are appended to first.
+
+    `new` is `Entries`, or another tuple of arrays that has `segments`, as `extend` takes them. With forget gates it is
+    `Entries`, and the cache one of `ForgettingEntries`.
+    Raises `UserError` for sinks together with segments, and for a call too long for the cache.
+    """
+    reach.check_segments(ctx.segments)
+    places = jnp.arange(new.segments.shape[1], dtype=jnp.int32)
+    if cache is None:
+        here = Placed(places, new.segments)
+        return View(new, here, here, reach, ctx, log_forget, None)
+    if log_forget is not None:
+        new = ForgettingEntries(new.keys, new.values, new.segments, -jnp.cumsum(log_forget, axis=1))
+    queries = Placed(cache.consumed + places, new.segments)
+    entries, kept, cache = extend(cache, new, reach)
+    if log_forget is not None:  # Later tokens find all keys forgotten by the gates of this call.
+        forgotten = cache.entries.forgotten + jnp.sum(log_forget, axis=1, keepdims=True)
+        cache = cache._replace(entries=cache.entries._replace(forgotten=forgotten))
+    return View(entries, queries, Placed(kept, entries.segments), reach, ctx, log_forget, cache)
+
+
+def attend(
+    q: Queries,
+    k: Keys,
+    v: Values,
+    view: View,
+    *,
+    weights: WeightMap | Penalised | DenseMap = Softmax(),
+    scale: float | None = None,
+    slopes: Float[Array, 'h'] | None = None,
+    bias: Float[Array, '#b #h t s'] | None = None,
+    temperature: Float[Array, 'b t h'] | None = None,
+    sink_scores: Float[Array, 'h'] | None = None,
+    implementation: str | None = None,
+) -> Heads:
+    """Returns `o_i = sum_j w_ij v_j` over the entries of a view, the row `w_i` being the weight map of the scores.
+
+    Scores are those of `pallas_kernels.attention`, which serves maps of its own; others are given whole rows. A
+    penalised map adds its penalty to the gradient, in training and without a cache.
+
+    Args:
+      q: queries, `b t h k`.
+      k: keys of the view's entries, `b s g k`.
+      v: their values, `b s g v`.
+      view: from `look`.
+      weights: how scores become weights.
+      scale: factor of the products; `None`: one over the square root of the key channels.
+      slopes: what a score loses with every step of distance, by head.
+      bias: added to the scores.
+      temperature: factor of the products of each query.
+      sink_scores: the score of one more key for every head, without a value.
+      implementation: of the core; `None`: the default of the platform.
+
+    Returns:
+      o, `b t h v`; NaN where more tokens came than the cache holds.
+
+    Raises:
+      UserError: for what the weights do not take.
+    """
+    if isinstance(weights, Penalised):
+        weights.check(scale=scale, slopes=slopes, bias=bias, log_forget=view.log_forget, sink_scores=sink_scores)
+    weigh = weights.weights if isinstance(weights, Penalised) else weights
+    if not isinstance(weigh, WeightMap):
+        if not (scale is None and view.log_forget is None and sink_scores is None):
+            raise ValueError('maps of whole rows take neither a scale, nor forget gates, nor scores of a sink')
+        y = dense_attention(
+            weigh,
+            q,
+            k,
+            v,
+            visible=view.visible(),
+            bias=_with_distance(bias, slopes, view),
+            temperature=temperature,
+            key=None if view.ctx.deterministic else view.ctx.fold_in(2).dropout_key,
+        )
+    elif view.cache is None:
+        y = cores.attention(
+            q,
+            k,
+            v,
+            weights=weigh,
+            scale=scale,
+            causal=view.reach.causal,
+            window=view.reach.window,
+            sinks=view.reach.sinks,
+            segments=view.ctx.segments,
+            slopes=slopes,
+            log_forget=view.log_forget,
+            bias=bias,
+            temperature=temperature,
+            sink_scores=sink_scores,
+            implementation=implementation,
+        )
+    else:
+        y = cores.attention(
+            q,
+            k,
+            v,
+            weights=weigh,
+            scale=scale,
+            causal=False,
+            segments=(view.queries.segments, view.keys.segments),
+            bias=_cache_bias(_with_distance(bias, slopes, view), view, q),
+            temperature=temperature,
+            sink_scores=sink_scores,
+            implementation=implementation,
+        )
+    if isinstance(weights, Penalised) and view.cache is None and not view.ctx.deterministic:
+        y = penalised(y, _penalty(weights, q, k, view, temperature))
+    return view.or_nan(y)
+
+
+def identity_values(k: Keys) -> Float[Array, 'b s g s']:
+    """Returns values that are the rows of the identity, for as many keys: a query reads its own weights of them."""
+    batch, length, groups, _ = k.shape
+    return jnp.broadcast_to(jnp.eye(length, dtype=k.dtype)[None, :, None], (batch, length, groups, length))
+
+
+def _penalty(
+    weights: Penalised, q: Queries, k: Keys, view: View, temperature: Float[Array, 'b t h'] | None
+) -> Float[Array, '']:
+    warm = q if temperature is None else q * temperature[..., None].astype(q.dtype)
+    return weights.penalty(warm, k, view.counts().astype(state_dtype(q.dtype)), view.ctx.segments, view.reach)
+
+
+def _cache_bias(bias: Float[Array, '#b #h t s'] | None, view: View, q: Queries) -> Float[Array, '#b #h t s']:
+    """What is added to the scores of a cache: minus infinity out of reach, so that every weight map serves it."""
+    if view.log_forget is not None:
+        since = jnp.moveaxis(jnp.cumsum(view.log_forget, axis=1), 1, 2)[..., None]
+        bias = (since if bias is None else bias + since) + jnp.moveaxis(view.entries.forgotten, 1, 2)[:, :, None]
+    if bias is None:
+        bias = jnp.zeros((1, 1, 1, 1), state_dtype(q.dtype))
+    return jnp.where(view.reach.within(view.queries.places, view.keys.places)[None, None], bias, -jnp.inf)
+
+
+def _with_distance(
+    bias: Float[Array, '#b #h t s'] | None, slopes: Float[Array, 'h'] | None, view: View
+) -> Float[Array, '#b #h t s'] | None:
+    """The bias with what slopes take from the scores."""
+    if slopes is None:
+        return bias
+    distance = jnp.abs(view.queries.places[:, None] - view.keys.places[None, :])
+    loss = slopes[None, :, None, None] * distance[None, None].astype(slopes.dtype)
+    return -loss if bias is None else bias - loss

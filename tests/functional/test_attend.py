@@ -1,0 +1,81 @@
+"""One read, stateless or from a cache, by the core or by whole rows: they agree."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attnlab.context import Context
+from attnlab.errors import UserError
+from attnlab.functional.attend import attend, identity_values, look
+from attnlab.functional.cache import Entries, empty_cache
+from attnlab.functional.dense import softmax
+from attnlab.functional.penalty import Penalised
+from attnlab.functional.reach import Reach
+from attnlab.nn.penalties import RowPenalty
+from attnlab.testing.noise import noise
+from attnlab.testing.tolerances import assert_close
+from pallas_kernels import Relu
+
+T, HEADS, GROUPS, K = 9, 4, 2, 3
+
+
+def whole_rows(rows, key):
+    return softmax(rows.scores, rows.visible)
+
+
+@functools.cache
+def operands() -> tuple[jax.Array, ...]:
+    return noise(2, T, HEADS, K), noise(2, T, GROUPS, K, seed=1), noise(2, T, GROUPS, K, seed=2)
+
+
+def entries(k: jax.Array, v: jax.Array) -> Entries:
+    return Entries(k, v, jnp.ones(k.shape[:2], jnp.int32))
+
+
+def read(reach: Reach, **terms) -> jax.Array:
+    q, k, v = operands()
+    return attend(q, k, v, look(entries(k, v), Context.full(2, T), reach), **terms)
+
+
+@pytest.mark.parametrize('causal', [True, False])
+@pytest.mark.parametrize(('window', 'sinks'), [(None, 0), (2, 0), (2, 5)])
+@pytest.mark.parametrize('slopes', [None, (0.5, 0.25, 0.1, 0.01)])
+def test_whole_rows_see_what_the_core_sees(causal, window, sinks, slopes):
+    reach = Reach(causal, window, sinks)
+    slopes = None if slopes is None else jnp.array(slopes)
+    actual, expected = read(reach, slopes=slopes, weights=whole_rows), read(reach, slopes=slopes)
+    assert_close(actual, expected, dtype=jnp.float32, reduction=T, what=str(reach))
+
+
+@pytest.mark.parametrize('weights', [{}, {'weights': whole_rows}], ids=['core', 'whole_rows'])
+@pytest.mark.parametrize('reach', [Reach(), Reach(window=2, sinks=1)], ids=str)
+def test_a_cache_that_is_too_short_gives_nan_once(reach, weights):
+    """Four tokens at a time into six slots, or into a ring, which never fills."""
+    q, k, v = operands()
+    cache = empty_cache(2, 6, kv_heads=GROUPS, key_dim=K, value_dim=K, dtype=q.dtype, reach=reach)
+    expected = read(reach, **weights)
+    for start in (0, 4):
+        part = slice(start, start + 4)
+        view = look(entries(k[:, part], v[:, part]), Context.full(2, 4, start=start), reach, cache)
+        y, cache = attend(q[:, part], view.entries.keys, view.entries.values, view, **weights), view.cache
+        if start and reach.ring is None:
+            assert np.isnan(y).all()
+        else:
+            assert_close(y, expected[:, part], dtype=q.dtype, reduction=T, what=f'from {start}')
+
+
+def test_values_of_the_identity_read_weights():
+    q, k, v = operands()
+    view = look(entries(k, v), Context.full(2, T), Reach())
+    weights = attend(q, k, identity_values(k), view)
+    read = jnp.einsum('bthgs,bsgv->bthgv', jnp.stack([weights] * GROUPS, axis=3), v)
+    expected = jnp.concatenate([read[:, :, :2, 0], read[:, :, 2:, 1]], axis=2)
+    assert_close(attend(q, k, v, view), expected, dtype=q.dtype, reduction=T, what='y')
+
+
+def test_a_penalty_refuses_what_it_would_not_see():
+    with pytest.raises(UserError, match='products of queries and keys alone; there is also slopes'):
+        read(Reach(), slopes=jnp.ones(HEADS), weights=Penalised(Relu(), RowPenalty()))
