@@ -57,8 +57,12 @@ ROPE = {'target': 'attnlab.nn.positions.Rope', 'base': 10000.0, 'fraction': 1.0,
 ATTENTION = {
     **dict.fromkeys(('kv_heads', 'key_dim', 'value_dim', 'shift', 'qk_norm', 'temperature', 'forget', 'sink')),
     **dict.fromkeys(('window', 'read', 'norm', 'gate', 'penalty', 'implementation')),
-    **{'target': 'attnlab.mixers.attention.Attention', 'position': ROPE, 'weights': SOFTMAX},
-    **{'sinks': 0, 'bias': False, 'causal': True},
+    'target': 'attnlab.mixers.attention.Attention',
+    'position': ROPE,
+    'weights': SOFTMAX,
+    'sinks': 0,
+    'bias': False,
+    'causal': True,
 }
 """What `plain(spec(Attention, position=Rope()))` was when `read` and `penalty` were arguments of it."""
 
