@@ -35,7 +35,7 @@ class Operands(NamedTuple):
 
 
 def third_order_attention(
-    operands: Operands, queries: Placed, keys: Placed, *, scale: float, reach: Reach
+    operands: Operands, queries: Placed, keys: Placed, *, scale: float, reach: Reach = Reach()
 ) -> Float[Array, 'b t h v']:
     """Returns `o_i = sum_jk p_ijk (v1_j * v2_k)`, `p_i` the softmax over all visible pairs of `scale sum_c q k1 k2`.
 

@@ -50,7 +50,7 @@ def softmax_read(q: np.ndarray, keys: np.ndarray, values: np.ndarray) -> tuple[n
 
 def by_definition(mixer: NativeSparseAttention, x: jax.Array, positions: np.ndarray) -> np.ndarray:
     """The output for one document, `t d`, one query at a time; equations 5 to 12 with blocks numbered from 0."""
-    t, blocks, window = len(x), mixer.blocks, mixer.window
+    t, blocks, window = len(x), mixer.blocks, mixer.reach.window
 
     def rotated(y: np.ndarray, where: np.ndarray) -> np.ndarray:
         return np.asarray(mixer.position.rotate(jnp.asarray(y)[None], jnp.asarray(where, jnp.int32)[None])[0])

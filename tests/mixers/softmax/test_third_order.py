@@ -14,7 +14,8 @@ from flax import nnx
 from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.functional import third_order
-from attnlab.functional.third_order import Operands, Placed, monomials, powers, third_order_attention
+from attnlab.functional.reach import Placed, Reach
+from attnlab.functional.third_order import Operands, monomials, powers, third_order_attention
 from attnlab.mixers.softmax.third_order import TaylorThirdOrderAttention, ThirdOrderAttention
 from attnlab.testing.contract import compare_with_differences
 from attnlab.testing.tolerances import assert_close
@@ -63,7 +64,7 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch):
 def test_tiles_give_the_softmax_over_pairs(kwargs: dict):
     with jax.enable_x64(True):
         operands, here = drawn(), placed(SEGMENTS)
-        y = jax.jit(functools.partial(third_order_attention, scale=0.7, **kwargs))(operands, here, here)
+        y = jax.jit(functools.partial(third_order_attention, scale=0.7, reach=Reach(**kwargs)))(operands, here, here)
         expected = by_definition(operands, SEGMENTS, scale=0.7, **kwargs)
         assert_close(y, expected, dtype=jnp.float64, reduction=LENGTH**2, what='y')
 
