@@ -20,7 +20,7 @@ def print_plan(setup: Setup, console: Console) -> None:
     console.print(batch_table(setup))
     console.print(implementation_table(setup))
     for line in setup.undivided():
-        console.print(f'not divided, the same work on every device: {line}', highlight=False, soft_wrap=True)
+        console.print(f'whole on every device: {line}', highlight=False, soft_wrap=True)
 
 
 def parameter_table(setup: Setup) -> Table:

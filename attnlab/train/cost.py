@@ -12,7 +12,11 @@ from flax import nnx
 
 from attnlab.blocks.block import mixer_of
 from attnlab.context import Context
+<<<<<<< HEAD
 from attnlab.models.predictor import Stacked
+=======
+from attnlab.functional import cores
+>>>>>>> c4dae28 (Models on a mesh against one device; operations are counted as one device would take the step)
 from attnlab.train.setup import Setup
 from pallas_kernels import dispatch
 
@@ -40,10 +44,11 @@ class LayerCore:
 def flops_per_token(setup: Setup) -> float:
     """Floating-point operations of one training step, forward, backward and update, per token.
 
-    They are those of XLA's cost analysis. It counts the body of a loop once, so for every `scan` the body is analysed
-    too and counted for its remaining iterations.
+    They are those of XLA's cost analysis, of the step as one device would take it. It counts the body of a loop once,
+    so for every `scan` the body is analysed too and counted for its remaining iterations.
     """
-    traced = setup.trace()
+    # Under a mesh, a core is traced for the part of one device.
+    traced = setup.alone().trace()
     total = _cost(traced.lower()) + sum(_repeats(traced.jaxpr))
     return total / (setup.batch_size * setup.length)
 
@@ -70,7 +75,7 @@ def implementations(setup: Setup) -> list[LayerCore]:
     found = []
     for place, block in enumerate(stack.blocks):
         with setup.precision.scope(), dispatch.ledger() as entries:
-            jax.eval_shape(functools.partial(mixed, place), variables, x)
+            jax.eval_shape(cores.on(setup.mesh, functools.partial(mixed, place)), variables, x)
         layers = tuple(range(place, stack.depth, len(stack.blocks)))
         found += [LayerCore(layers, type(mixer_of(block)).__name__, *entry) for entry in dict.fromkeys(entries)]
     return found

@@ -10,7 +10,6 @@ from rich.console import Console
 
 from attnlab.train import loop, run
 from attnlab.train.cost import flops_per_token, implementations, state_bytes
-from attnlab.train.partition import undivided
 from attnlab.train.setup import Setup, prepare
 
 
@@ -23,7 +22,7 @@ def launch(config: ConfigDict, workdir: pathlib.Path, *, console: Console, data_
     run.claim(workdir, config)
     facts = measured(setup)
     if jax.process_index() == 0:
-        for line in undivided(setup.abstract.params, setup.mesh):
+        for line in setup.undivided():
             console.print(f'whole on every device: {line}')
         console.print(_headline(setup, facts, workdir, time.perf_counter() - began))
     outcome = train(setup, workdir, facts, console=console, data_workers=data_workers)

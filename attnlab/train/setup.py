@@ -234,6 +234,12 @@ class Setup:
         state = self.compiled.initialization(self.scalars.seed)
         return state if self.start is None else self.start.into(state, self.abstract)
 
+    def alone(self) -> 'Setup':
+        """This setup on one device of its mesh."""
+        if self.mesh.size == 1:
+            return self
+        return dataclasses.replace(self, mesh=partition.Axes().make(list(self.mesh.devices.flat[:1])))
+
     def place(self, batch: Mapping[str, np.ndarray]) -> Batch:
         """Puts this process's rows of a batch onto its devices; the result is the global batch."""
         sharding = partition.batch_sharding(self.mesh)
@@ -257,6 +263,8 @@ class Setup:
 
     def undivided(self) -> list[str]:
         """What the mesh would divide and cannot, a line each: parameters, and dimensions of cores."""
+        if self.mesh.size == 1:
+            return []
         with cores.undivided() as found:
             jax.eval_shape(cores.on(self.mesh, self.compiled.averages), self.abstract.variables, self.abstract_batch())
         return [*partition.undivided(self.abstract.params, self.mesh), *dict.fromkeys(map(str, found))]

@@ -1,0 +1,75 @@
+"""A model on a mesh gives the numbers of one device: every class of mixer, in this process."""
+
+import numpy as np
+import pytest
+
+from attnlab.models.sampling import generate
+from attnlab.train.setup import Setup, prepare
+from attnlab.zoo import ZOO
+from configs import language
+
+QUICK = ('mha', 'linear_transformer', 'mamba')
+
+
+def one_of_each_class():
+    """The first recipe of every class of mixers that predicts the next token."""
+    found: dict[str, str] = {}
+    for name, recipe in ZOO.items():
+        if recipe.causal:
+            found.setdefault(recipe.pattern[0].target, name)
+    return [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in found.values()]
+
+
+def small(zoo: str, *, heads: int | None = None, **sizes: int) -> Setup:
+    """A small model of a recipe on a mesh, of two rows unless sizes are given."""
+    config = language.get_config(f'zoo={zoo},size=tiny').unlock()
+    config.batch_size, config.length, config.steps = 4, 48, 2
+    config.model.dim, config.model.stack.depth = 64, len(config.model.stack.blocks)
+    for block in config.model.stack.blocks:
+        if heads is not None:
+            block.mixer.heads = heads
+    for axis, size in ({'data': 1} | sizes).items() if sizes else ():
+        config.mesh[axis] = size
+    return prepare(config.lock())
+
+
+def trained(setup: Setup) -> dict[str, float]:
+    """Losses and norms of the gradients of two steps."""
+    state, found = setup.initialize(), {}
+    for number in (1, 2):
+        noise = np.random.default_rng(number).integers(0, 256, (4, 48)).astype(np.int32)
+        rows = {
+            name: noise if name in ('tokens', 'targets') else np.ones((4, 48), array.dtype)
+            for name, array in setup.abstract_batch().items()
+        }
+        rows['positions'] = np.tile(np.arange(48, dtype=np.int32), (4, 1))
+        state, metrics = setup.step(state, setup.place(rows), np.int32(number))
+        found[f'loss {number}'] = float(metrics['loss'].total)
+        found[f'gradient {number}'] = float(metrics['grad_norm'])
+    return found
+
+
+@pytest.mark.parametrize('zoo', one_of_each_class())
+def test_two_devices_agree_with_one(zoo):
+    alone, divided = trained(small(zoo).alone()), trained(small(zoo, tensor=2))
+    for name, value in alone.items():
+        np.testing.assert_allclose(divided[name], value, rtol=2e-4, err_msg=name)
+
+
+@pytest.mark.parametrize('sizes', [{'data': 2}, {'tensor': 2}], ids=str)
+def test_one_sequence_is_decoded_on_a_mesh(sizes):
+    setup = small('mha', **sizes)
+    alone = setup.alone()
+    prompt = np.arange(5, dtype=np.int32)
+    tokens = [
+        list(generate(nnx.merge(each.graphdef, each.initialize().variables), prompt, 6, temperature=0.0))
+        for each in (setup, alone)
+    ]
+    assert tokens[0] == tokens[1]
+
+
+def test_what_does_not_divide_is_named():
+    setup = small('mha', heads=1, tensor=2)
+    found = [line for line in setup.undivided() if line.startswith('attention')]
+    assert found == ['attention: heads 1 over tensor 2']
+    assert setup.alone().undivided() == []
