@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from flax import nnx
 
 from attnlab.models.sampling import generate
 from attnlab.train.setup import Setup, prepare
