@@ -12,11 +12,8 @@ from flax import nnx
 
 from attnlab.blocks.block import mixer_of
 from attnlab.context import Context
-<<<<<<< HEAD
-from attnlab.models.predictor import Stacked
-=======
 from attnlab.functional import cores
->>>>>>> c4dae28 (Models on a mesh against one device; operations are counted as one device would take the step)
+from attnlab.models.predictor import Stacked
 from attnlab.train.setup import Setup
 from pallas_kernels import dispatch
 
