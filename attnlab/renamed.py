@@ -49,6 +49,11 @@ OBJECTS: MappingProxyType[str, str] = MappingProxyType(
 """Classes and functions that were renamed or moved alone, by the path that they would have in `MODULES`."""
 
 
+def _stack(fields: Fields) -> Fields:
+    """Stacks were all plain once."""
+    return {'residual': {'target': 'attnlab.blocks.residual.Plain'}, **fields}
+
+
 def _model(*, pool: Fields | None, streaming: bool) -> Callable[[Fields], Fields]:
     """The upgrade of a class that the one model took the place of."""
     return lambda fields: {**fields, 'target': 'attnlab.models.model.Model', 'pool': pool, 'streaming': streaming}
@@ -95,9 +100,10 @@ UPGRADES: MappingProxyType[str, Callable[[Fields], Fields]] = MappingProxyType(
         'attnlab.models.model.Classifier': _model(pool={'target': 'attnlab.nn.pools.MeanPool'}, streaming=False),
         'attnlab.models.model.Encoder': _model(pool=None, streaming=False),
         'attnlab.models.model.LanguageModel': _model(pool=None, streaming=True),
+        'attnlab.models.stack.Stack': _stack,
     }
 )
-"""How specs saved with arguments that are gone are written now, by today's path of their target.
+"""How specs saved with other arguments are written now, by today's path of their target.
 
 An upgrade is also handed specs that need none, and returns those as they are.
 """

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from attnlab.analysis import statistics
-from attnlab.blocks.block import mixer_of
+from attnlab.blocks.block import mixer_of, steps
 from attnlab.errors import UserError
 from attnlab.files import write_json
 from attnlab.mixers.softmax.attention import Attention
@@ -106,20 +106,22 @@ def _layers(loaded: Loaded, rows: list[Batch]) -> Iterator[dict[str, float]]:
 
 def _examine(model: Any, batch: Mapping[str, jax.Array]) -> list[dict[str, jax.Array]]:
     ctx = model.context(context(batch))
-    x = model.embed(batch['tokens'], ctx)
+    residual = model.stack.residual
+    streams = residual.open(model.embed(batch['tokens'], ctx))
     found = []
     for block in model.stack.layers():
         numbers = {}
+        taken = list(steps(block, streams, ctx))
         if isinstance(mixer_of(block), Attention | ShapedAttention):
-            weights, visible = block.mixer.read_weights(block.mixer_norm(x), ctx)
+            weights, visible = block.mixer.read_weights(taken[0].normed, ctx)
             seen = jnp.broadcast_to(visible[:, None], weights.shape)
             numbers = {
                 'sink_mass': statistics.sink_mass(weights, ctx.segments_or_ones()),
                 'entropy': jnp.mean(statistics.entropy(weights)),
                 'sparsity': statistics.sparsity(weights, seen),
             }
-        x, _ = block(x, ctx)
-        wide = x.astype(jnp.float32)
+        streams = taken[-1].streams
+        wide = residual.close(streams).astype(jnp.float32)
         found.append({**numbers, 'kurtosis': jnp.mean(statistics.kurtosis(wide)), 'max_abs': jnp.max(jnp.abs(wide))})
     return found
 

@@ -1,13 +1,16 @@
 """Residual blocks that share one set of attention weights."""
 
-from collections.abc import Callable
-from typing import Any
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 from flax import nnx
 from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Float
 
+from attnlab.blocks.block import PreNorm, Step, step
+from attnlab.blocks.residual import Addition
 from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.functional.attend import attend, look
@@ -20,12 +23,20 @@ from attnlab.nn.mlps import GatedMLP
 from attnlab.nn.norms import RMSNorm
 from attnlab.nn.positions import Rope
 from attnlab.nn.projections import Linear
-from attnlab.typing import Keys, Queries, Sequence
+from attnlab.typing import Keys, Queries, Sequence, State
 
 Make = Callable[..., nnx.Module]
 
 
-class UnifiedBlocks(Mixer):
+class Shared(NamedTuple):
+    """What all layers read by: the first one's queries and keys, and once it has run the keys in its view."""
+
+    q: Queries
+    k: Keys
+    keys: Float[Array, 'b g _ k'] | None
+
+
+class UnifiedBlocks(Mixer, PreNorm):
     """`layers` whole layers, `x += W_o P V(n) + n W_c`, then `x += mlp(norm(x))`, `n = norm(x)`, with one `P` for all.
 
     `P` are the softmax weights of the first layer, which has no `W_c`; the layers after it have neither queries nor
@@ -87,34 +98,26 @@ class UnifiedBlocks(Mixer):
     def __call__(
         self, x: Sequence, ctx: Context, state: tuple[KeyValueCache, ...] | None = None
     ) -> tuple[Sequence, tuple[KeyValueCache, ...] | None]:
-        q, k = self._queries_and_keys(self.layers[0].mixer_norm(x), ctx)
-        keys: Keys | None = None
-        advanced: list[Any] = []
-        for index, layer in enumerate(self.layers):
-            normed = layer.mixer_norm(x)
-            v = layer.value(normed).reshape(*x.shape[:2], self.kv_heads, self.key_dim)
-            # Only the first layer's cache holds keys.
-            new = Entries(k if keys is None else k[..., :0], v, ctx.segments_or_ones())
-            view = look(new, ctx, self.reach, None if state is None else state[index])
-            keys = view.entries.keys if keys is None else keys
-            y = attend(q, keys, view.entries.values, view, implementation=self.implementation)
-            advanced.append(view.cache)
-            x = layer.feed(layer.add(x, normed, y.reshape(*x.shape[:2], -1)))
-        return x, None if state is None else tuple(advanced)
+        taken = list(self.steps(x, ctx, state))
+        caches = tuple(each.state for each in taken if each.state is not None)
+        return taken[-1].streams, None if state is None else caches
 
-    def read_streams(self, x: Sequence, ctx: Context) -> list[tuple[Sequence, Sequence]]:
-        """Returns for every layer its normed input and the residual stream before its channel mixer; for analysis."""
-        q, k = self._queries_and_keys(self.layers[0].mixer_norm(x), ctx)
-        found = []
-        for layer in self.layers:
-            normed = layer.mixer_norm(x)
-            v = layer.value(normed).reshape(*x.shape[:2], self.kv_heads, self.key_dim)
-            view = look(Entries(k, v, ctx.segments_or_ones()), ctx, self.reach)
-            y = attend(q, k, v, view, implementation=self.implementation)
-            x = layer.add(x, normed, y.reshape(*x.shape[:2], -1))
-            found.append((normed, x))
-            x = layer.feed(x)
-        return found
+    def steps(self, streams: Sequence, ctx: Context, state: State | None = None) -> Iterator[Step]:
+        """Runs the attention and the channel mixer of every layer, in order."""
+        shared = Shared(*self._queries_and_keys(self.layers[0].mixer_norm(streams), ctx), None)
+        for index, layer in enumerate(self.layers):
+            mix = functools.partial(self._mix, layer, shared, None if state is None else state[index], ctx)
+            name = f'layers[{index}]'
+            mixed = step(f'{name}.mixer', streams, mix, norm=layer.mixer_norm, connection=Addition(), ctx=ctx)
+            keys, cache = mixed.state
+            shared = shared._replace(keys=keys)
+            yield mixed._replace(state=cache)
+            streams = mixed.streams
+            if layer.mlp is not None:
+                feed = functools.partial(_fed, layer)
+                fed = step(f'{name}.mlp', streams, feed, norm=layer.mlp_norm, connection=Addition(), ctx=ctx)
+                yield fed
+                streams = fed.streams
 
     def init_state(self, batch: int, length: int, dtype: DTypeLike) -> tuple[KeyValueCache, ...]:
         """Returns empty caches of `length` slots, one a layer; only the first has channels for keys."""
@@ -130,6 +133,24 @@ class UnifiedBlocks(Mixer):
             )
             for index in range(len(self.layers))
         )
+
+    def _mix(
+        self,
+        layer: 'UnifiedLayer',
+        shared: Shared,
+        cache: KeyValueCache | None,
+        ctx: Context,
+        normed: Sequence,
+    ) -> tuple[Sequence, tuple[Array | None, KeyValueCache | None]]:
+        """The attention of one layer, with the keys that it read and the cache after it."""
+        q, k, keys = shared
+        v = layer.value(normed).reshape(*normed.shape[:2], self.kv_heads, self.key_dim)
+        # Only the first layer's cache holds keys.
+        new = Entries(k if keys is None else k[..., :0], v, ctx.segments_or_ones())
+        view = look(new, ctx, self.reach, cache)
+        keys = view.entries.keys if keys is None else keys
+        read = attend(q, keys, view.entries.values, view, implementation=self.implementation)
+        return layer.mixed(normed, read.reshape(*normed.shape[:2], -1)), (keys, view.cache)
 
     def _queries_and_keys(self, normed: Sequence, ctx: Context) -> tuple[Queries, Keys]:
         q = self.query(normed).reshape(*normed.shape[:2], self.heads, self.key_dim)
@@ -162,11 +183,11 @@ class UnifiedLayer(nnx.Module):
         self.mlp_norm: Any = None if mlp is None else norm(dim, rngs=rngs)
         self.mlp: Any = None if mlp is None else mlp(dim, rngs=rngs)
 
-    def add(self, x: Sequence, normed: Sequence, read: Float[Array, 'b t f']) -> Sequence:
-        """Returns the residual stream with what was read, and the compensation, before the channel mixer."""
+    def mixed(self, normed: Sequence, read: Float[Array, 'b t f']) -> Sequence:
+        """Returns what was read, mapped to the stream's width, with the compensation."""
         y = self.output(read)
-        return x + (y if self.compensation is None else y + self.compensation(normed))
+        return y if self.compensation is None else y + self.compensation(normed)
 
-    def feed(self, x: Sequence) -> Sequence:
-        """Returns the residual stream with what the channel mixer adds."""
-        return x if self.mlp is None else x + self.mlp(self.mlp_norm(x))
+
+def _fed(layer: UnifiedLayer, normed: Sequence) -> tuple[Sequence, None]:
+    return layer.mlp(normed), None

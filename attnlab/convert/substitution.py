@@ -16,6 +16,7 @@ from flax import nnx
 from jax import Array
 from jaxtyping import Float
 
+from attnlab.blocks.block import mixer_of, steps
 from attnlab.errors import UserError
 from attnlab.functional.dense import Rows, softmax
 from attnlab.mixers.softmax.attention import Attention
@@ -133,17 +134,18 @@ def _losses_of_mass(loaded: Loaded, bits: int, rows: int) -> list[Float[np.ndarr
     @loaded.setup.jit
     def measure(model: Any, batch: Any) -> list[Array | None]:
         ctx = model.context(context(batch))
-        x = model.embed(batch['tokens'], ctx)
+        streams = model.stack.residual.open(model.embed(batch['tokens'], ctx))
         found: list[Array | None] = []
         for block in model.stack.layers():
-            mixer = getattr(block, 'mixer', None)
+            mixer = mixer_of(block)
+            taken = list(steps(block, streams, ctx))
             if isinstance(mixer, Attention) and mixer.weights == Softmax():
-                weights, seen = mixer.read_weights(block.mixer_norm(x), ctx)
+                weights, seen = mixer.read_weights(taken[0].normed, ctx)
                 lost = jnp.where(seen[:, None], weights - quantized_weights(weights, bits), 0)
                 found.append(jnp.sum(lost, axis=(0, 2, 3)) / jnp.sum(seen))
             else:
                 found.append(None)
-            x, _ = block(x, ctx)
+            streams = taken[-1].streams
         return found
 
     model = loaded.model()

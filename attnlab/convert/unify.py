@@ -16,6 +16,7 @@ from jax import Array
 from jaxtyping import Float
 
 from attnlab.blocks.block import Block
+from attnlab.blocks.residual import Plain
 from attnlab.blocks.unified import UnifiedBlocks
 from attnlab.context import Context
 from attnlab.errors import UserError
@@ -41,6 +42,8 @@ def unified(model: Model, tokens: Tokens, *, layers: int = 4, begin: int = 0) ->
     blocks = list(model.stack.layers())
     if layers < 1 or not 0 <= begin <= len(blocks):
         raise UserError(f'layers is {layers} and begin {begin}; the model has {len(blocks)} layers')
+    if not isinstance(model.stack.residual, Plain):
+        raise UserError(f'the stack has {type(model.stack.residual).__name__}; only a plain one can share weights')
     ctx = model.context(Context.full(*tokens.shape))
     x = base = model.embed(tokens, ctx)
     made: list[Any] = []
@@ -53,14 +56,15 @@ def unified(model: Model, tokens: Tokens, *, layers: int = 4, begin: int = 0) ->
         targets = []
         for index, block in enumerate(group, start):
             _check(block, base, ctx, index)
-            mixed = base + block.mixer(block.mixer_norm(base), ctx)[0]
-            targets.append(mixed)
-            base, _ = block(base, ctx)
+            taken = list(block.steps(base, ctx))
+            targets.append(taken[0].streams)
+            base = taken[-1].streams
         joined = _joined(group)
         for place, layer in enumerate(joined.layers):
-            normed, mixed = joined.read_streams(x, ctx)[place]
             if layer.compensation is not None:
-                layer.compensation.weight[...] = _fitted(_mean(normed), _mean(targets[place]) - _mean(mixed))
+                mixed = [taken for taken in joined.steps(x, ctx) if taken.name.endswith('mixer')][place]
+                rest = _mean(targets[place]) - _mean(mixed.streams)
+                layer.compensation.weight[...] = _fitted(_mean(mixed.normed), rest)
         x, _ = joined(x, ctx)
         made.append(joined)
     result = nnx.clone(model)

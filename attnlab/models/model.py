@@ -11,7 +11,7 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Float, Int, Shaped
 
-from attnlab.blocks.block import Stage, stages
+from attnlab.blocks.block import Stage
 from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.models.heads.head import Head
@@ -135,10 +135,9 @@ class Model(nnx.Module):
         """
         x, ctx = self.embed(tokens, ctx), self.context(ctx)
         yield Stage('embedding', x)
-        for index, block in enumerate(self.stack.layers()):
-            for stage in stages(block, x, ctx):
-                yield Stage(f'stack.layers[{index}].{stage.name}', stage.value)
-                x = stage.value
+        for stage in self.stack.stages(x, ctx):
+            yield Stage(f'stack.{stage.name}', stage.value)
+            x = stage.value
         x = self.norm(x)
         yield Stage('norm', x)
         yield Stage('head', self.logits(jnp.concatenate([x] * self.documents, axis=-1)))

@@ -4,12 +4,17 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from flax import nnx
+from jax import Array
 from jax.typing import DTypeLike
+from jaxtyping import Int
 from ml_collections import ConfigDict
 
-from attnlab.blocks.block import Block
+from attnlab.blocks.block import Block, Stage, stages
 from attnlab.blocks.layer import Layer, MixerAndMLP
+from attnlab.blocks.residual import Plain, Residual, Streams
 from attnlab.config import spec
 from attnlab.context import Context
 from attnlab.errors import UserError
@@ -18,6 +23,8 @@ from attnlab.typing import Sequence, State
 from pallas_kernels import target
 
 LOOPS = ('auto', 'scan', 'unroll')
+CONNECTIONS = 0x7E51D0A1
+"""Sets the keys of connections apart from those of the blocks they belong to."""
 
 
 class Stack(nnx.Module):
@@ -30,11 +37,13 @@ class Stack(nnx.Module):
       dim: model width.
       depth: number of blocks.
       blocks: the pattern; each makes a block, as `block(dim, rngs=rngs)`, or what is whole residual blocks by itself.
+      residual: makes what joins branches and the residual stream, as `residual(dim, branches=..., rngs=rngs)`.
       loop: 'scan' over the repeats (compiles once per pattern), 'unroll' (faster on CPU), or 'auto' (unrolls
         where the program is compiled for a CPU: see `pallas_kernels.target`).
       remat: recompute each block's activations in the backward pass instead of keeping them.
 
-    Raises `UserError` for a depth below 1, an empty pattern, or an unknown loop.
+    Raises `UserError` for a depth below 1, an empty pattern, an unknown loop, or blocks that wire their own
+    residual branches, and so cannot have another residual than the plain one.
     """
 
     def __init__(
@@ -43,6 +52,7 @@ class Stack(nnx.Module):
         *,
         depth: int,
         blocks: tuple[Callable[..., Block | Mixer], ...],
+        residual: Callable[..., Residual] = Plain,
         loop: str = 'auto',
         remat: bool = False,
         rngs: nnx.Rngs,
@@ -55,25 +65,40 @@ class Stack(nnx.Module):
         self.depth = depth
         self.loop = loop
         self.remat = remat
-        self.blocks = nnx.List(
-            [_stacked(block, dim, len(range(place, depth, len(pattern))), rngs) for place, block in enumerate(pattern)]
-        )
+        keys = [
+            jax.random.split(rngs.params(), len(range(place, depth, len(pattern)))) for place in range(len(pattern))
+        ]
+        self.blocks = nnx.List([_stacked(block, dim, some) for block, some in zip(pattern, keys, strict=True)])
+        firsts = _first_branches(self.blocks, depth)
+        self.residual = residual(dim, branches=firsts[-1], rngs=rngs)
+        for place, block in enumerate(self.blocks):
+            _connect(block, self.residual, jnp.asarray(firsts[place : depth : len(pattern)]), keys[place])
 
     def __call__(self, x: Sequence, ctx: Context, state: State | None = None) -> tuple[Sequence, State | None]:
         """Returns `(x, state)`; the state is a tuple with one entry a layer, and with one the layers are unrolled."""
+        streams = self.residual.open(x)
         if state is not None:
             advanced = []
             for index, layer in enumerate(self.layers()):
-                x, layer_state = layer(x, ctx.fold_in(index), state[index])
+                streams, layer_state = layer(streams, ctx.fold_in(index), state[index])
                 advanced.append(layer_state)
-            return x, tuple(advanced)
+            return self.residual.close(streams), tuple(advanced)
         periods = self.depth // len(self.blocks) if self._scans() else 0
         if periods:
-            x = self._scanned(x, ctx, periods)
+            streams = self._scanned(streams, ctx, periods)
         for index, layer in enumerate(self.layers()):
             if index >= periods * len(self.blocks):
-                x = self._apply(*nnx.split(layer), x, ctx.fold_in(index))
-        return x, None
+                streams = self._apply(*nnx.split(layer), streams, ctx.fold_in(index))
+        return self.residual.close(streams), None
+
+    def stages(self, x: Sequence, ctx: Context) -> Iterator[Stage]:
+        """Every named intermediate value in order, lazily, layer by layer; the last is the output."""
+        streams = self.residual.open(x)
+        for index, layer in enumerate(self.layers()):
+            for stage in stages(layer, streams, ctx):
+                yield Stage(f'layers[{index}].{stage.name}', stage.value)
+            streams = stage.value
+        yield Stage('output', self.residual.close(streams))
 
     def init_state(self, batch: int, length: int, dtype: DTypeLike) -> State:
         """One state a layer, in order."""
@@ -91,38 +116,68 @@ class Stack(nnx.Module):
         device = target.current()
         return self.loop == 'scan' or (self.loop == 'auto' and device.platform != 'cpu' and not device.interpret)
 
-    def _apply(self, graphdef: Any, params: Any, x: Sequence, ctx: Context) -> Sequence:
-        def apply(params: Any, x: Sequence, ctx: Context) -> Sequence:
-            return nnx.merge(graphdef, params)(x, ctx)[0]
+    def _apply(self, graphdef: Any, params: Any, streams: Streams, ctx: Context) -> Streams:
+        def apply(params: Any, streams: Streams, ctx: Context) -> Streams:
+            return nnx.merge(graphdef, params)(streams, ctx)[0]
 
-        return (jax.checkpoint(apply) if self.remat else apply)(params, x, ctx)
+        return (jax.checkpoint(apply) if self.remat else apply)(params, streams, ctx)
 
-    def _scanned(self, x: Sequence, ctx: Context, periods: int) -> Sequence:
+    def _scanned(self, streams: Streams, ctx: Context, periods: int) -> Streams:
         split = [nnx.split(block) for block in self.blocks]
         stacked = [jax.tree.map(lambda leaf: leaf[:periods], state) for _, state in split]
 
-        def period(carry: tuple[Sequence, jax.Array], params: list[Any]) -> tuple[tuple[Sequence, jax.Array], None]:
-            x, index = carry
+        def period(carry: tuple[Streams, jax.Array], params: list[Any]) -> tuple[tuple[Streams, jax.Array], None]:
+            streams, index = carry
             for place, ((graphdef, _), layer) in enumerate(zip(split, params, strict=True)):
-                x = self._apply(graphdef, layer, x, ctx.fold_in(index + place))
-            return (x, index + len(split)), None
+                streams = self._apply(graphdef, layer, streams, ctx.fold_in(index + place))
+            return (streams, index + len(split)), None
 
-        (x, _), _ = jax.lax.scan(period, (x, jax.numpy.int32(0)), stacked)
-        return x
+        (streams, _), _ = jax.lax.scan(period, (streams, jnp.int32(0)), stacked)
+        return streams
 
 
 def stack_spec(
-    mixers: tuple[ConfigDict, ...], *, layer: Layer = MixerAndMLP(), depth: int, mlp: ConfigDict | None
+    mixers: tuple[ConfigDict, ...],
+    *,
+    layer: Layer = MixerAndMLP(),
+    depth: int,
+    mlp: ConfigDict | None,
+    residual: ConfigDict | None = None,
 ) -> ConfigDict:
-    """Returns the config of a stack of `depth` layers; how many blocks those are, and of what, `layer` says."""
+    """Returns the config of a stack of `depth` layers; how many blocks those are, and of what, `layer` says.
+
+    Without `residual` it is plain.
+    """
     pattern = layer.pattern(mixers, depth=depth, mlp=mlp)
-    return spec(Stack, depth=pattern.depth, blocks=pattern.blocks)
+    return spec(Stack, depth=pattern.depth, blocks=pattern.blocks, residual=residual or spec(Plain))
 
 
-def _stacked(block: Callable[..., Block | Mixer], dim: int, count: int, rngs: nnx.Rngs) -> Block | Mixer:
-    """`count` blocks as one, every parameter with a leading dimension over them."""
-    keys = jax.random.split(rngs.params(), count)
+def _stacked(block: Callable[..., Block | Mixer], dim: int, keys: Array) -> Block | Mixer:
+    """A block for every key as one, each parameter with a leading dimension over them."""
     return nnx.vmap(lambda key: block(dim, rngs=nnx.Rngs(params=key)))(keys)
+
+
+def _first_branches(blocks: nnx.List, depth: int) -> list[int]:
+    """The number of the first branch of each layer, from 0, and at last how many branches there are."""
+    counts = [len(block.connections) if isinstance(block, Block) else 0 for block in blocks]
+    return [0, *np.cumsum([counts[layer % len(counts)] for layer in range(depth)]).tolist()]
+
+
+def _connect(block: Block | Mixer, residual: Residual, firsts: Int[Array, 'l'], keys: Array) -> None:
+    """Gives the branches of stacked blocks their connections, of which `firsts` are the first ones' numbers."""
+    if type(residual) is Plain:
+        return
+    if not isinstance(block, Block):
+        raise UserError(
+            f'{type(block).__name__} wires its own residual branches: it goes with residual=Plain, '
+            f'not with {type(residual).__name__}'
+        )
+
+    def connections(key: Array, first: Array) -> nnx.List:
+        rngs = nnx.Rngs(params=jax.random.fold_in(key, CONNECTIONS))
+        return nnx.List([residual.connection(first + branch, rngs=rngs) for branch in range(len(block.connections))])
+
+    block.connections = nnx.vmap(connections)(keys, firsts)
 
 
 def _unstack(state: nnx.State) -> list[nnx.State]:

@@ -11,6 +11,7 @@ from ml_collections import ConfigDict
 
 from attnlab.blocks.block import Block, mixer_of, stages
 from attnlab.blocks.layer import WholeLayers
+from attnlab.blocks.softmax_only import SoftmaxOnlyBlock
 from attnlab.blocks.unified import UnifiedBlocks
 from attnlab.config import build, spec
 from attnlab.context import Context
@@ -128,8 +129,14 @@ def test_a_stack_of_whole_blocks_runs_scanned_and_unrolled_and_streams():
     assert_close(jnp.concatenate([first, second], 1), expected, dtype=x.dtype, reduction=56 * 4, what='streamed')
 
 
-def test_reports_take_a_whole_block_as_one_stage():
+def test_reports_name_the_layers_inside_and_take_other_whole_blocks_as_one_stage():
     made, x, ctx = blocks(2), noise(2, 7, 8), Context.full(2, 7)
-    (stage,) = stages(made, x, ctx)
-    assert stage.name == 'residual' and mixer_of(made) is made
-    np.testing.assert_array_equal(stage.value, made(x, ctx)[0])
+    *inside, last = stages(made, x, ctx)
+    branches = [f'layers[{index}].{branch}' for index in (0, 1) for branch in ('mixer', 'mlp')]
+    assert [stage.name for stage in inside] == [name for branch in branches for name in (f'{branch}_norm', branch)]
+    assert last.name == 'residual' and mixer_of(made) is made
+    np.testing.assert_array_equal(last.value, made(x, ctx)[0])
+    whole = SoftmaxOnlyBlock(8, heads=2, rngs=nnx.Rngs(0))
+    (stage,) = stages(whole, x, ctx)
+    assert stage.name == 'residual' and mixer_of(whole) is whole
+    np.testing.assert_array_equal(stage.value, whole(x, ctx)[0])

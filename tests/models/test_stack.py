@@ -5,7 +5,8 @@ import pytest
 from flax import nnx
 
 from attnlab.blocks.block import Block, dropped
-from attnlab.config import build, spec
+from attnlab.blocks.residual import Plain
+from attnlab.config import build, from_plain, plain, spec
 from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.mixers.recurrent.diagonal import DiagonalRecurrence
@@ -69,6 +70,14 @@ def test_layers_are_scanned_where_the_program_is_compiled_for_an_accelerator():
     assert not loops()
     with target.compiling_for(target.TPU_V5E):
         assert loops()
+
+
+def test_stacks_saved_before_there_were_other_residuals_are_plain():
+    config = spec(Stack, depth=1, blocks=(spec(Block, mixer=spec(Attention, heads=2)),))
+    saved = plain(config)
+    del saved['residual']
+    assert plain(from_plain(saved)) == plain(config)
+    assert type(build(from_plain(saved))(DIM, rngs=nnx.Rngs(0)).residual) is Plain
 
 
 def test_a_stack_hands_its_state_on():
