@@ -4,7 +4,8 @@
 
 `zoo` is a recipe (`attnlab zoo` lists them), `size` one of SIZES, `data` is `stdlib`, the name of a prepared dataset
 (`tiny_shakespeare`, `lm1b`, `pg19`), or the path of a text file or a folder of them; `tokens` is `bytes` or `bpe`.
-`optimizer` is `adamw`, `lion` or `muon`, `schedule` is `cosine`, `wsd`, `linear` or `constant`:
+`residual` is one of RESIDUALS, `optimizer` is `adamw`, `lion` or `muon`, `schedule` is `cosine`, `wsd`, `linear` or
+`constant`:
 
     attnlab train --config=configs/language.py:zoo=gla,optimizer=lion,schedule=wsd --workdir=runs/gla-lion
 
@@ -16,6 +17,8 @@ import dataclasses
 
 from ml_collections import ConfigDict
 
+from attnlab.blocks.hyper_connections import HyperConnections
+from attnlab.blocks.residual import Plain
 from attnlab.config import arguments, choose, spec
 from attnlab.data.text.stdlib import StdlibText
 from attnlab.data.text.text import TextFiles
@@ -59,15 +62,24 @@ SIZES = {
     '1b': Size(2048, 24, 16, 2048, 4096, 256, 100_000, 2e-4),
 }
 TOKENS = {'bytes': Bytes, 'bpe': BytePairs}
+RESIDUALS = {
+    'plain': spec(Plain),
+    'hyper_connections': spec(HyperConnections),
+    'static_hyper_connections': spec(HyperConnections, dynamic=False),
+}
 
 
 def get_config(arg: str = '') -> ConfigDict:
-    """The config of `zoo=...,size=...,data=...,tokens=...,optimizer=...,schedule=...`."""
-    chosen = arguments(arg, zoo='mha', size='tiny', data='stdlib', tokens='bytes', **CHOICES)
+    """The config of `zoo=...,size=...,data=...,tokens=...,residual=...,optimizer=...,schedule=...`."""
+    chosen = arguments(arg, zoo='mha', size='tiny', data='stdlib', tokens='bytes', residual='plain', **CHOICES)
     recipe = chosen_recipe(chosen['zoo'])
     size = choose(SIZES, 'size', chosen['size'])
     stack = stack_spec(
-        recipe.sized(heads=size.heads, window=size.window), layer=recipe.layer, depth=size.depth, mlp=spec(GatedMLP)
+        recipe.sized(heads=size.heads, window=size.window),
+        layer=recipe.layer,
+        depth=size.depth,
+        mlp=spec(GatedMLP),
+        residual=choose(RESIDUALS, 'residual', chosen['residual']),
     )
     evaluated = max(1, size.steps // 10)
     return run_config(

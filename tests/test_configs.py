@@ -48,6 +48,14 @@ def test_language(name):
     prepared(config).trace()
 
 
+@pytest.mark.parametrize('name', [name for name in language.RESIDUALS if name != 'plain'])
+def test_language_with_other_residuals(name):
+    config = language.get_config(f'residual={name},optimizer=muon')
+    with config.unlocked():
+        config.length = 32
+    prepared(config).trace()
+
+
 @zoo
 def test_recall_by_any_recipe(name):
     prepared(recall.get_config(f'zoo={name}')).trace()

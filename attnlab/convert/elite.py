@@ -1,4 +1,4 @@
-"""Trained rotary attention turned into attention with a compressed cache: few frequencies, the rest of low rank.
+"""Trained rotary attention converted into attention with a compressed cache: few frequencies, the rest of low rank.
 
     chunks = elite_chunks(mixer, x, ctx, kept=4)
     smaller = to_elite(mixer, chunks, rank=96)
@@ -22,13 +22,13 @@ from attnlab.typing import Sequence
 from pallas_kernels import Softmax
 
 Chunks = tuple[tuple[int, ...], ...]
-"""The pairs of channels that are turned by position, a tuple for every head."""
+"""The pairs of channels that positions rotate, a tuple for every head."""
 
 
 def elite_chunks(mixer: Attention, x: Sequence, ctx: Context, *, kept: int) -> Chunks:
     """Returns the `kept` pairs of every head, the most important first, that a greedy search finds for inputs `x`.
 
-    Starting with none, each round adds the pair that brings the scores of a head with only those pairs turned closest
+    Starting with none, each round adds the pair that brings the scores of a head with only those pairs rotated closest
     to its own: the least mean of absolute differences over the queries and the keys they see. Fewer pairs are the
     first ones of more. Raises `UserError` for attention other than `to_elite` takes, or more pairs than there are.
     """
@@ -40,17 +40,17 @@ def elite_chunks(mixer: Attention, x: Sequence, ctx: Context, *, kept: int) -> C
 
 
 def score_distance(mixer: Attention, x: Sequence, ctx: Context, chunks: Chunks) -> Float[np.ndarray, 'h']:
-    """Returns how far off the scores of each head are with only these pairs turned, what `elite_chunks` makes small."""
+    """Returns how far off each head's scores are with only these pairs rotated, what `elite_chunks` makes small."""
     table = EliteRope(chunks=chunks).table(EliteRope(chunks=chunks).keys(mixer.heads), mixer.key_dim)
     left = (np.delete(_differences(mixer, x, ctx, head), table[head], axis=0) for head in range(mixer.heads))
     return np.asarray([np.mean(np.abs(np.sum(rest, axis=0))) for rest in left])
 
 
 def to_elite(mixer: Attention, chunks: Chunks, *, rank: int | None = None) -> LatentAttention:
-    """Returns attention that turns only these pairs, and has all other keys and the values as one latent.
+    """Returns attention that rotates only these pairs, and has all other keys and the values as one latent.
 
-    The joint map to the unturned keys and the values of all heads is replaced by its best approximation of `rank`;
-    `None` is the full rank, and changes nothing. With all pairs turned the result is then the same function as
+    The joint map to the unrotated keys and the values of all heads is replaced by its best approximation of `rank`;
+    `None` is the full rank, and changes nothing. With all pairs rotated the result is then the same function as
     `mixer`. A token takes `2 r h + rank` numbers of a cache, `r` the pairs of a head, instead of `2 h k`.
 
     Raises `UserError` unless `mixer` is plain multi-head softmax attention of which all channels are rotary, or for a
@@ -76,8 +76,8 @@ def to_elite(mixer: Attention, chunks: Chunks, *, rank: int | None = None) -> La
     )
     first, second = _pairs(mixer.key_dim, rope.interleaved)
     table = position.table(position.keys(heads), mixer.key_dim)
-    turned = np.concatenate([first[table], second[table]], axis=1)
-    others = np.stack([np.setdiff1d(np.arange(mixer.key_dim), row) for row in turned])
+    rotated = np.concatenate([first[table], second[table]], axis=1)
+    others = np.stack([np.setdiff1d(np.arange(mixer.key_dim), row) for row in rotated])
 
     query, key, value = (
         np.asarray(linear.weight[...], np.float64).reshape(dim, heads, -1)
@@ -86,8 +86,8 @@ def to_elite(mixer: Attention, chunks: Chunks, *, rank: int | None = None) -> La
     joint = np.concatenate([np.take_along_axis(key, others[None], 2), value], axis=2).reshape(dim, -1)
     left, sizes, right = np.linalg.svd(joint, full_matrices=False)
     weights = {
-        'query': np.concatenate([np.take_along_axis(query, which[None], 2) for which in (others, turned)], axis=2),
-        'key': np.take_along_axis(key, turned[None], 2),
+        'query': np.concatenate([np.take_along_axis(query, which[None], 2) for which in (others, rotated)], axis=2),
+        'key': np.take_along_axis(key, rotated[None], 2),
         'down': left[:, : result.rank],
         'up': sizes[: result.rank, None] * right[: result.rank],
         'output': mixer.output.weight[...],
@@ -117,7 +117,7 @@ def _pairs(channels: int, interleaved: bool) -> tuple[Int[np.ndarray, 'c'], Int[
 
 
 def _differences(mixer: Attention, x: Sequence, ctx: Context, head: int) -> Float[np.ndarray, 'c n']:
-    """What each pair of channels adds to the scores of a head, less what it would if not turned, for keys in view."""
+    """What each pair of channels adds to the scores of a head, less what it would if not rotated, for keys in view."""
     rope = _rope(mixer)
     batch, length, _ = x.shape
     first, second = _pairs(mixer.key_dim, rope.interleaved)
@@ -127,8 +127,8 @@ def _differences(mixer: Attention, x: Sequence, ctx: Context, head: int) -> Floa
         return jnp.einsum('btcn,bscn->cbts', q, k)
 
     q, k = (linear(x).reshape(batch, length, mixer.heads, -1) for linear in (mixer.query, mixer.key))
-    turned = products(rope.rotate(q, ctx.positions), rope.rotate(k, ctx.positions))
-    difference = mixer.key_dim**-0.5 * (turned - products(q, k))
+    rotated = products(rope.rotate(q, ctx.positions), rope.rotate(k, ctx.positions))
+    difference = mixer.key_dim**-0.5 * (rotated - products(q, k))
     segments = np.asarray(ctx.segments_or_ones())
     seen = (segments[:, :, None] == segments[:, None, :]) & (segments != 0)[:, :, None]
     if mixer.reach.causal:
