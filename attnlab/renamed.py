@@ -15,6 +15,7 @@ Fields = Mapping[str, Any]
 MODULES = MappingProxyType(
     {
         'attnlab.data.builders': 'attnlab.data.text.builders',
+        'attnlab.data.long_range.source': 'attnlab.data.long_range.dataset',
         'attnlab.data.corpus': 'attnlab.data.text.corpus',
         'attnlab.data.stdlib': 'attnlab.data.text.stdlib',
         'attnlab.data.text': 'attnlab.data.text.text',

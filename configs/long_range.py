@@ -29,12 +29,12 @@ from ml_collections import ConfigDict
 
 from attnlab.config import arguments, choose, spec, takes
 from attnlab.data.long_range.authorship import Authorship
+from attnlab.data.long_range.dataset import Dataset
 from attnlab.data.long_range.digits import Digits
 from attnlab.data.long_range.drawn import Drawn
 from attnlab.data.long_range.listops import ListOps
 from attnlab.data.long_range.pathfinder import Pathfinder
 from attnlab.data.long_range.prepared import Prepared
-from attnlab.data.long_range.source import Source
 from attnlab.errors import UserError
 from attnlab.evals.by_slice import BySlice
 from attnlab.evals.cadence import EveryNSteps
@@ -65,7 +65,7 @@ class Run:
     `window` is for the mixers that have one; `hidden` is the share of places that are hidden in pretraining.
     """
 
-    data: Source
+    data: Dataset
     length: int
     steps: int
     batch_size: int

@@ -29,7 +29,9 @@ def main(argv: list[str]) -> int:
         return 0
     from rich.console import Console
 
-    from attnlab.data.long_range.shown import prepare_shown
+    from attnlab.data.long_range.progress import prepare_with_progress
 
-    prepare_shown(words[1], pathlib.Path(values.data_dir).expanduser(), values.workers, Console(highlight=False))
+    prepare_with_progress(
+        words[1], pathlib.Path(values.data_dir).expanduser(), values.workers, Console(highlight=False)
+    )
     return 0

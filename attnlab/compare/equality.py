@@ -58,7 +58,7 @@ def unmatched(values: Sequence[float], tolerance: float) -> bool:
 
 
 def of_conditions(conditions: Mapping[str, tuple[str, ...]], keys: Iterable[str]) -> list[Equality]:
-    """Each condition, told by how the keys that make it up begin, with those of the keys that differ."""
+    """Each condition, given by how the keys that make it up begin, with those of the keys that differ."""
     wrong = {name: tuple(key for key in keys if key.startswith(starts)) for name, starts in conditions.items()}
     return [Equality(name, True, not found, different=found) for name, found in wrong.items()]
 

@@ -23,7 +23,7 @@ from attnlab.train.setup import prepare
 from attnlab.zoo import ZOO
 
 LARGEST = 2**16
-"""Beyond this no knob is turned."""
+"""The largest value that is tried of an adjustable size."""
 
 NEIGHBOURS = 8
 """Widths to either side that are tried where the state is what is solved."""
@@ -31,13 +31,13 @@ NEIGHBOURS = 8
 
 @dataclasses.dataclass(frozen=True)
 class Knob:
-    """A number that several keys of a config share, and the step in which it is turned."""
+    """A number that several keys of a config share, and the step in which it is adjusted."""
 
     name: str
     keys: tuple[str, ...]
     step: int = 1
 
-    def turned(self, config: ConfigDict, value: int) -> ConfigDict:
+    def apply(self, config: ConfigDict, value: int) -> ConfigDict:
         """The config with the number in each of its keys."""
         copy = from_plain(plain(config))
         for key in self.keys:
@@ -47,10 +47,10 @@ class Knob:
 
 @dataclasses.dataclass(frozen=True)
 class Matched:
-    """A config that reaches the target, what was turned for it, and what it measures."""
+    """A config that reaches the target, what was adjusted for it, and what it measures."""
 
     config: ConfigDict
-    turned: dict[str, int]
+    adjusted: dict[str, int]
     value: float
 
     def off(self, target: float) -> float:
@@ -79,7 +79,7 @@ def match(config: ConfigDict, by: str, target: float, tolerance: float, knobs: M
         raise UserError(f'the config cannot be built near {by} = {target:g}')
     raise UserError(
         f'{by} = {target:g} is not reached within {tolerance:.1%}; nearest is {nearest_found.value:g} '
-        f'({nearest_found.off(target):+.2%}) with {_shown(nearest_found.turned)}'
+        f'({nearest_found.off(target):+.2%}) with {_shown(nearest_found.adjusted)}'
     )
 
 
@@ -107,14 +107,14 @@ def _attempts(config: ConfigDict, by: str, target: float, knobs: dict[str, Knob]
         yield Matched(config, {}, value)
     width = _width(config, bench)
     if by.startswith('state_bytes') and 'state' in knobs:
-        for changed, turned in _variants(config, knobs, width):
-            yield from _solved(changed, turned, knobs['state'], target, bench)
-    for changed, turned in _variants(config, knobs, None):
-        for found in _solved(changed, turned, _width(changed, bench), target, bench):
+        for changed, adjusted in _variants(config, knobs, width):
+            yield from _solved(changed, adjusted, knobs['state'], target, bench)
+    for changed, adjusted in _variants(config, knobs, None):
+        for found in _solved(changed, adjusted, _width(changed, bench), target, bench):
             yield found
             for name in ('hidden', 'state'):
                 if name in knobs:
-                    yield from _solved(found.config, found.turned, knobs[name], target, bench)
+                    yield from _solved(found.config, found.adjusted, knobs[name], target, bench)
 
 
 def find_knobs(config: ConfigDict, knobs: Mapping[str, str]) -> dict[str, Knob]:
@@ -138,12 +138,12 @@ def _variants(
         now = config.model.dim // width.step
         for count in (now + sign * away for away in range(1, NEIGHBOURS + 1) for sign in (1, -1)):
             if count > 0:
-                yield width.turned(config, width.step * count), {'width': width.step * count}
+                yield width.apply(config, width.step * count), {'width': width.step * count}
     now = config_path.get_value(knobs['heads'].keys[0], config) if 'heads' in knobs else None
     if now is not None:
         for value in (now // 2, now * 2, now // 4, now * 4, now // 8, now * 8):
             if value > 0:
-                yield knobs['heads'].turned(config, value), {knobs['heads'].name: value}
+                yield knobs['heads'].apply(config, value), {knobs['heads'].name: value}
 
 
 def _width(config: ConfigDict, bench: _Bench) -> Knob:
@@ -152,18 +152,20 @@ def _width(config: ConfigDict, bench: _Bench) -> Knob:
     for step in (1, 2, 4, 8, 16, 32, 64, 128, 256):
         knob = Knob('width', ('model.dim',), step)
         start = max(1, now // step)
-        if all(bench(knob.turned(config, step * count)) is not None for count in (start, start + 1)):
+        if all(bench(knob.apply(config, step * count)) is not None for count in (start, start + 1)):
             return knob
     return Knob('width', ('model.dim',), now)
 
 
-def _solved(config: ConfigDict, turned: dict[str, int], knob: Knob, target: float, bench: _Bench) -> Iterator[Matched]:
+def _solved(
+    config: ConfigDict, adjusted: dict[str, int], knob: Knob, target: float, bench: _Bench
+) -> Iterator[Matched]:
     """The settings of a knob on either side of the target, the nearer first; the measure grows with the knob."""
 
     def at(count: int) -> Matched | None:
-        changed = knob.turned(config, knob.step * count)
+        changed = knob.apply(config, knob.step * count)
         value = bench(changed)
-        return None if value is None else Matched(changed, {**turned, knob.name: knob.step * count}, value)
+        return None if value is None else Matched(changed, {**adjusted, knob.name: knob.step * count}, value)
 
     low, high, before = 0, 1, None
     while (found := at(high)) is None or found.value < target:
@@ -199,12 +201,14 @@ def match_recipes(
         except UserError as error:
             raise UserError(f'{name}: {error}') from error
     table = Table(title=f'matched by {by} to {wanted:g}, within {tolerance:.1%}', title_justify='left')
-    for column in ('recipe', by, 'off', 'turned', 'config'):
+    for column in ('recipe', by, 'off', 'adjusted', 'config'):
         table.add_column(column, justify='right' if column in (by, 'off') else 'left', overflow='fold')
     for name, one in found.items():
         save(one.config, out / f'{name}.json')
         files.write(out / f'{name}.py', READER.format(name=name, by=by, target=wanted, value=one.value))
-        table.add_row(name, f'{one.value:,.6g}', f'{one.off(wanted):+.2%}', _shown(one.turned), str(out / f'{name}.py'))
+        table.add_row(
+            name, f'{one.value:,.6g}', f'{one.off(wanted):+.2%}', _shown(one.adjusted), str(out / f'{name}.py')
+        )
     console.print(table)
     return found
 
@@ -234,5 +238,5 @@ def _target(configs: dict[str, ConfigDict], by: str, target: str) -> float:
     return wanted
 
 
-def _shown(turned: dict[str, int]) -> str:
-    return ', '.join(f'{name} {value}' for name, value in turned.items()) or 'nothing'
+def _shown(adjusted: dict[str, int]) -> str:
+    return ', '.join(f'{name} {value}' for name, value in adjusted.items()) or 'nothing'

@@ -16,6 +16,9 @@ from attnlab.errors import UserError
 
 Batch = dict[str, np.ndarray]
 
+Row = dict[str, Any]
+"""One example as batches stack them: arrays and scalars by name, of the same shapes and types at every index."""
+
 BUFFER = 8
 """Batches made ahead of their use."""
 
@@ -24,12 +27,12 @@ SMALL = 4096
 
 
 @runtime_checkable
-class Rows(Protocol):
-    """Random access to examples: dictionaries of numpy arrays, the same names, shapes and types at every index."""
+class Source(Protocol):
+    """Random access to rows."""
 
     def __len__(self) -> int: ...
 
-    def __getitem__(self, index: int) -> dict[str, Any]: ...
+    def __getitem__(self, index: int) -> Row: ...
 
 
 class Batches(Iterator[Batch]):
@@ -66,7 +69,7 @@ def _close(iterators: list[grain.DatasetIterator], num_workers: int) -> None:
 
 
 def batches(
-    source: Rows,
+    source: Source,
     *,
     batch_size: int,
     seed: int,
@@ -101,14 +104,14 @@ def batches(
     """
     if seed < 0 or start < 0:
         raise UserError(f'seed is {seed} and start is {start}; neither can be negative')
-    share = _share(source, batch_size, process_index, process_count)
+    size = _process_batch_size(source, batch_size, process_index, process_count)
     rows = _shuffled(source, seed) if shuffle else grain.MapDataset.source(source).repeat()
-    dataset = rows.batch(share)[start * process_count + process_index :: process_count]
+    dataset = rows.batch(size)[start * process_count + process_index :: process_count]
     return _iterate(dataset, num_threads, num_workers)
 
 
 def ordered_batches(
-    source: Rows,
+    source: Source,
     *,
     batch_size: int,
     process_index: int = 0,
@@ -132,15 +135,15 @@ def ordered_batches(
     Raises:
       UserError: for an empty source, rows without `weights`, or a batch that does not divide among the processes.
     """
-    share = _share(source, batch_size, process_index, process_count)
+    size = _process_batch_size(source, batch_size, process_index, process_count)
     filled = _Filled(source, batch_size)
     if 'weights' not in filled.zeros:
         raise UserError(f'rows of {type(source).__name__} have no weights, only {", ".join(filled.zeros)}')
-    dataset = grain.MapDataset.source(filled).batch(share)[process_index::process_count]
+    dataset = grain.MapDataset.source(filled).batch(size)[process_index::process_count]
     return _iterate(dataset, num_threads, num_workers)
 
 
-def _shuffled(source: Rows, seed: int) -> grain.MapDataset:
+def _shuffled(source: Source, seed: int) -> grain.MapDataset:
     """The rows of epoch after epoch, each in an order of its own."""
     if len(source) < SMALL:
         return grain.MapDataset.source(_Epochs(source, seed))
@@ -152,13 +155,13 @@ def _shuffled(source: Rows, seed: int) -> grain.MapDataset:
 class _Epochs:
     """A small source as an endless one, by explicit permutations."""
 
-    def __init__(self, source: Rows, seed: int) -> None:
+    def __init__(self, source: Source, seed: int) -> None:
         self._source, self._seed = source, seed
 
     def __len__(self) -> int:
         return sys.maxsize
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
+    def __getitem__(self, index: int) -> Row:
         epoch, place = divmod(index, len(self._source))
         return self._source[int(_order(len(self._source), self._seed, epoch)[place])]
 
@@ -171,7 +174,7 @@ def _order(length: int, seed: int, epoch: int) -> Int64[np.ndarray, '_']:
 class _Filled:
     """A source made a whole number of batches long by rows of zeros."""
 
-    def __init__(self, source: Rows, batch_size: int) -> None:
+    def __init__(self, source: Source, batch_size: int) -> None:
         self._source = source
         self._length = -(-len(source) // batch_size) * batch_size
         self.zeros = {name: np.zeros_like(value) for name, value in source[0].items()}
@@ -179,11 +182,11 @@ class _Filled:
     def __len__(self) -> int:
         return self._length
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
+    def __getitem__(self, index: int) -> Row:
         return self._source[index] if index < len(self._source) else self.zeros
 
 
-def _share(source: Rows, batch_size: int, process_index: int, process_count: int) -> int:
+def _process_batch_size(source: Source, batch_size: int, process_index: int, process_count: int) -> int:
     """The rows of every batch that one process makes."""
     if not len(source):
         raise UserError(f'{type(source).__name__} is empty; a batch needs at least one row')

@@ -9,7 +9,7 @@ import numpy as np
 from flax import nnx
 from rich.table import Table
 
-from attnlab.data.pipeline import Rows
+from attnlab.data.pipeline import Source
 from attnlab.evals.asked import Asked
 from attnlab.evals.cadence import AtEnd, EveryNSteps
 from attnlab.evals.totals import curve, totals
@@ -93,7 +93,7 @@ class HeldOut:
             curves[f'{multiple}x'] = curve(averages['position_loss'])
         return Evaluation(numbers, curves, setup.length)
 
-    def _source(self, setup: Setup, length: int) -> Rows:
+    def _source(self, setup: Setup, length: int) -> Source:
         return setup.task.source(self.split, length, sys.maxsize - 1 if self.tokens is None else self.tokens)
 
 

@@ -4,13 +4,13 @@ import jax
 import numpy as np
 from flax import nnx
 
-from attnlab.data.pipeline import Rows, ordered_batches
+from attnlab.data.pipeline import Source, ordered_batches
 from attnlab.metrics import Average
 from attnlab.train.partition import batch_shards, feed
 from attnlab.train.setup import Setup
 
 
-def totals(setup: Setup, variables: nnx.State, source: Rows, length: int) -> dict[str, Average]:
+def totals(setup: Setup, variables: nnx.State, source: Source, length: int) -> dict[str, Average]:
     """The task's metrics over every row of `source`, of `length` tokens each, in float64."""
     index, count = feed(setup.mesh)
     total: dict[str, Average] = {}

@@ -18,7 +18,7 @@ from rich.console import Console
 
 from attnlab import files
 from attnlab.compare.report.comparison import Comparison, cells, headers
-from attnlab.compare.report.contents import Shown, gather
+from attnlab.compare.report.contents import StudyContents, gather
 from attnlab.compare.report.page import write_report
 from attnlab.errors import UserError
 from attnlab.experiment.experiment import Experiment, load_module
@@ -88,7 +88,7 @@ def report_studies(experiment: Experiment, workdirs: pathlib.Path, command: str,
     console.print(f'written: {experiment.folder}/{names}')
 
 
-def measurements(report: str, metric: str, study: Shown) -> Measurements:
+def measurements(report: str, metric: str, study: StudyContents) -> Measurements:
     """What is kept of a study: its trials, its statistics with intervals, its costs, and its best runs by length."""
     row = study.row
     return {

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.live import Live
 
 from attnlab.errors import UserError
-from attnlab.sweep.status import describe, rows, status_table, summary
+from attnlab.sweep.status import describe, status_table, statuses, summary
 from attnlab.sweep.study import Study
 
 PAUSE = 1.0
@@ -99,8 +99,8 @@ def run_processes(study: Study, arguments: Sequence[str], where: Sequence[Place]
             if not any(alive):
                 break
             time.sleep(PAUSE)
-    console.print(summary(study, rows(study)))
-    complaints = dict.fromkeys(worker.complaint() for worker in crew if worker.process.returncode)
+    console.print(summary(study, statuses(study)))
+    complaints = dict.fromkeys(worker.last_line() for worker in crew if worker.process.returncode)
     if complaints:
         raise UserError('; '.join(complaints))
     return not asked
@@ -127,8 +127,8 @@ class _Worker:
             self.process = self._start()
         return self.process.poll() is None
 
-    def complaint(self) -> str:
-        """What it said last."""
+    def last_line(self) -> str:
+        """The last line of its log."""
         lines = self._log.read_text().splitlines()
         return (lines[-1] if lines else f'a worker ended with status {self.process.returncode}').removeprefix(
             'attnlab: '
@@ -170,15 +170,15 @@ def _display(study: Study, console: Console) -> Iterator[Any]:
         with Live(status_table(study), console=console, auto_refresh=False) as live:
             yield lambda: live.update(status_table(study), refresh=True)
         return
-    told = {trial.number for trial in study.trials() if trial.state.is_finished()}
+    printed = {trial.number for trial in study.trials() if trial.state.is_finished()}
 
-    def tell() -> None:
+    def update() -> None:
         for trial in study.trials():
-            if trial.state.is_finished() and trial.number not in told:
-                told.add(trial.number)
+            if trial.state.is_finished() and trial.number not in printed:
+                printed.add(trial.number)
                 console.print(describe(study, trial), soft_wrap=True)
 
-    yield tell
+    yield update
 
 
 @dataclasses.dataclass

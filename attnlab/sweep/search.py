@@ -84,7 +84,7 @@ class QuasiRandom(Sampler):
         if number:
             sequence.fast_forward(number)
         (point,) = sequence.random(1)
-        return {name: space[name].at(float(share)) for name, share in zip(sorted(space), point, strict=True)}
+        return {name: space[name].at_quantile(float(share)) for name, share in zip(sorted(space), point, strict=True)}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -41,8 +41,8 @@ class Dimension(abc.ABC):
         """Has the study's sampler draw."""
 
     @abc.abstractmethod
-    def at(self, share: float) -> Drawn:
-        """What lies at a share of the dimension, from 0 up to and without 1, equal shares being equally likely."""
+    def at_quantile(self, quantile: float) -> Drawn:
+        """The value at a quantile, from 0 up to but not including 1, of the distribution that is drawn from."""
 
     @abc.abstractmethod
     def settings(self, drawn: Drawn) -> dict[str, Any]:
@@ -72,10 +72,10 @@ class Range(Dimension):
     def suggest(self, trial: optuna.Trial, name: str) -> float:
         return trial.suggest_float(name, self.low, self.high, log=self.log)
 
-    def at(self, share: float) -> float:
+    def at_quantile(self, quantile: float) -> float:
         if self.log:
-            return min(self.high, self.low * (self.high / self.low) ** share)
-        return self.low + share * (self.high - self.low)
+            return min(self.high, self.low * (self.high / self.low) ** quantile)
+        return self.low + quantile * (self.high - self.low)
 
     def settings(self, drawn: Drawn) -> dict[str, Any]:
         return {self.key: float(drawn)}
@@ -135,8 +135,8 @@ class Listed(Dimension):
     def suggest(self, trial: optuna.Trial, name: str) -> int:
         return trial.suggest_categorical(name, range(self.count))
 
-    def at(self, share: float) -> int:
-        return min(int(share * self.count), self.count - 1)
+    def at_quantile(self, quantile: float) -> int:
+        return min(int(quantile * self.count), self.count - 1)
 
 
 @dataclasses.dataclass(frozen=True)

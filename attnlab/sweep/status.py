@@ -21,8 +21,8 @@ WORDS = {TrialState.COMPLETE: 'done', TrialState.PRUNED: 'pruned', TrialState.FA
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
-    """What there is to say of one trial."""
+class TrialStatus:
+    """How far one trial is, and what came of it."""
 
     number: int
     state: str
@@ -34,21 +34,21 @@ class Row:
     reason: str
 
 
-def rows(study: Study) -> list[Row]:
+def statuses(study: Study) -> list[TrialStatus]:
     """Every trial, by number."""
-    return [_row(study, trial) for trial in study.trials()]
+    return [_status(study, trial) for trial in study.trials()]
 
 
 def describe(study: Study, trial: FrozenTrial) -> str:
     """A trial in one line."""
-    row = _row(study, trial)
+    row = _status(study, trial)
     value = '' if row.value is None else f'  {study.sweep.metric} {row.value:.5g}'
     seconds = '' if row.seconds is None else f'  {row.seconds:.1f} s'
     reason = f'  {row.reason}' if row.reason else ''
     return f'trial {row.number} {row.state}  {_shown(row.settings)} seed={row.seed}{value}{seconds}{reason}'
 
 
-def seconds_left(study: Study, found: list[Row]) -> float | None:
+def seconds_left(study: Study, found: list[TrialStatus]) -> float | None:
     """What the trials that are not finished would take the workers of now, by the median of those that are done."""
     done = [row.seconds for row in found if row.state == 'done' and row.seconds is not None]
     running = [row for row in found if row.state == 'running']
@@ -61,7 +61,7 @@ def seconds_left(study: Study, found: list[Row]) -> float | None:
 
 def status_table(study: Study) -> Group:
     """The table, and a line under it."""
-    found = rows(study)
+    found = statuses(study)
     best = study.best()
     table = Table(title=str(study.folder), title_justify='left')
     named = [key.rpartition('.')[2] for key in _columns(found)]
@@ -102,7 +102,7 @@ def _shown_now(study: Study, storage: str | None) -> Group:
     return Group(*(status_table(one) for one in (study, *confirmed)))
 
 
-def summary(study: Study, found: list[Row]) -> str:
+def summary(study: Study, found: list[TrialStatus]) -> str:
     """Counts, the best so far, the time left."""
     counts = {state: sum(row.state == state for row in found) for state in ('running', 'done', 'pruned', 'failed')}
     counts['interrupted'] = sum(row.state == 'interrupted' for row in found)
@@ -117,10 +117,10 @@ def summary(study: Study, found: list[Row]) -> str:
     return '; '.join(parts)
 
 
-def _row(study: Study, trial: FrozenTrial) -> Row:
+def _status(study: Study, trial: FrozenTrial) -> TrialStatus:
     state = WORDS[trial.state] if trial.state in WORDS else 'running' if study.taken(trial) else 'interrupted'
     notes = trial.user_attrs
-    return Row(
+    return TrialStatus(
         number=trial.number,
         state=state,
         settings=study.settings(trial),
@@ -143,7 +143,7 @@ def _last(values: Mapping[int, float]) -> float | None:
     return values[max(values)] if values else None
 
 
-def _columns(found: list[Row]) -> list[str]:
+def _columns(found: list[TrialStatus]) -> list[str]:
     return sorted({key for row in found for key in row.settings})
 
 

@@ -129,7 +129,7 @@ def read(config: ConfigDict) -> Sweep:
     sweep = Sweep(**built | {'base': base, 'trials': trials})
     for dimension in space.values():
         for share in (0.0, 0.999999):
-            with_settings(base, dimension.settings(dimension.at(share)))
+            with_settings(base, dimension.settings(dimension.at_quantile(share)))
     if sweep.pruner is not None:
         sweep.pruner.optuna(base.steps)
     return sweep

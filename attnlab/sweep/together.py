@@ -61,7 +61,7 @@ def first() -> bool:
     return jax.process_index() == 0
 
 
-def tell(message: Any) -> Any:
+def broadcast(message: Any) -> Any:
     """Returns, in every process, the message of the first; plain data."""
     if jax.process_count() == 1:
         return message
@@ -96,42 +96,42 @@ class Followers:
 
     def idle(self) -> None:
         """Nothing for now."""
-        self._tell({})
+        self._send({})
 
     def end(self) -> None:
         """No more trials."""
         if self._in_step:
-            self._tell({'end': True})
+            self._send({'end': True})
 
     def run(self, study: pathlib.Path, number: int, drawn: dict[str, Drawn]) -> None:
         """They begin a trial, and so does the caller; until `ran` they are not in step."""
         order = Order(str(study.relative_to(self._folder)), number, drawn)
-        self._tell({'run': dataclasses.asdict(order)})
+        self._send({'run': dataclasses.asdict(order)})
         self._in_step = jax.process_count() == 1
 
     def ran(self) -> None:
         """The trial came to an end that is the same in every process."""
         self._in_step = True
 
-    def told(self, watch: loop.Watch) -> loop.Watch:
+    def broadcasting(self, watch: loop.Watch) -> loop.Watch:
         """A watch whose answers the others hear; what it raises ends the trial for them."""
 
         def shared(step: int, numbers: Mapping[str, float]) -> bool:
             try:
                 stopping = watch(step, numbers) or self._leaving
             except BaseException:
-                self._tell(Word.ABANDON)
+                self._send(Word.ABANDON)
                 self._in_step = True
                 raise
-            self._tell(Word.STOP if stopping else Word.GO_ON)
+            self._send(Word.STOP if stopping else Word.GO_ON)
             return stopping
 
         return shared
 
-    def _tell(self, message: Any) -> None:
+    def _send(self, message: Any) -> None:
         self._speaking = True
         try:
-            tell(message)
+            broadcast(message)
         finally:
             self._speaking = False
         if self._leaving and self._in_step:
@@ -140,7 +140,7 @@ class Followers:
 
 def heard(step: int, numbers: Mapping[str, float]) -> bool:
     """The watch of a process that follows. Raises Abandoned where the first gave up."""
-    word = tell(None)
+    word = broadcast(None)
     if word == Word.ABANDON:
         raise Abandoned
     return bool(word == Word.STOP)
@@ -148,7 +148,7 @@ def heard(step: int, numbers: Mapping[str, float]) -> bool:
 
 def next_order() -> Order | None:
     """Waits for the next trial; `None` is the end."""
-    while not (message := tell(None)):
+    while not (message := broadcast(None)):
         pass
     return None if 'end' in message else Order(**message['run'])
 

@@ -108,7 +108,7 @@ def _value(study: Study, claim: Claim, programs: Programs, followers: Followers,
     run.claim(folder, from_plain(plain(config)))
     pruned_at = claim.notes.get('pruned_at')
     if pruned_at is None or newest_checkpoint(folder) < pruned_at:
-        watch = followers.told(_watch(claim, sweep.metric, setup.steps))
+        watch = followers.broadcasting(_watch(claim, sweep.metric, setup.steps))
         followers.run(study.folder, claim.number, claim.drawn)
         try:
             outcome = launch.train(setup, folder, facts, console=console, watch=watch)

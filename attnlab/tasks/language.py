@@ -8,7 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from attnlab.data.text.corpus import Source, Text
+from attnlab.data.text.corpus import Corpus, Text
 from attnlab.data.text.stdlib import StdlibText
 from attnlab.data.text.tokenizers import BytePairs, Bytes, save_tokenizer
 from attnlab.data.text.windows import Windows
@@ -29,7 +29,7 @@ class LanguageModelling:
       tokenizer: how text becomes tokens.
     """
 
-    text: Source = StdlibText()
+    text: Corpus = StdlibText()
     tokenizer: Bytes | BytePairs = Bytes()
 
     @property
@@ -79,5 +79,5 @@ class LanguageModelling:
 
 
 @functools.lru_cache(maxsize=4)
-def _load(source: Source, split: str, tokenizer: Any) -> Text:
+def _load(source: Corpus, split: str, tokenizer: Any) -> Text:
     return source.load(split, tokenizer)

@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from attnlab.data.long_range.dataset import Dataset
 from attnlab.data.long_range.drawn import Drawn
 from attnlab.data.long_range.listops import ListOps
 from attnlab.data.long_range.rows import Chosen, Padded, blank
-from attnlab.data.long_range.source import Source
 from attnlab.errors import UserError
 from attnlab.metrics import Average
 from attnlab.models.predictor import Predictor
@@ -33,7 +33,7 @@ class LongRange(abc.ABC):
       data: where the examples come from (see `attnlab.data.long_range`).
     """
 
-    data: Source = Drawn(ListOps())
+    data: Dataset = Drawn(ListOps())
 
     @property
     def vocab(self) -> int:
@@ -164,7 +164,7 @@ class Denoising(LongRange):
 
 
 @functools.lru_cache(maxsize=16)
-def _difficulty(data: Source, split: str, name: str) -> np.ndarray:
+def _difficulty(data: Dataset, split: str, name: str) -> np.ndarray:
     """A scalar of every example of a split."""
     rows = data.rows(split)
     examples = (rows[index] for index in range(len(rows)))

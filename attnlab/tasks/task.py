@@ -8,7 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from attnlab.context import Context
-from attnlab.data.pipeline import Rows
+from attnlab.data.pipeline import Source
 from attnlab.metrics import Average
 from attnlab.models.predictor import Predictor
 from attnlab.typing import DropoutKey
@@ -32,7 +32,7 @@ class Task(Protocol):
     def evaluated_split(self) -> str:
         """The split that is evaluated where none is named."""
 
-    def source(self, split: str, length: int, tokens: int | None = None) -> Rows:
+    def source(self, split: str, length: int, tokens: int | None = None) -> Source:
         """The examples of a split, of `length` tokens each: `len(source)`, `source[i]` a dict of numpy arrays.
 
         With `tokens`, those of an evaluation: over that many tokens from the start, every one of them counted once.
@@ -55,7 +55,7 @@ class Task(Protocol):
 class Slice:
     """A named part of what a task asks: its examples, and their length in tokens."""
 
-    source: Rows
+    source: Source
     length: int
 
 

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64
 
-from attnlab.data.text.corpus import Document, Source
+from attnlab.data.text.corpus import Corpus, Document
 
 SPLITS = ('train', 'valid')
 
 
 @dataclasses.dataclass(frozen=True)
-class Repeating(Source):
+class Repeating(Corpus):
     """Documents that repeat one motif, each from another place in it: what follows is certain from the second byte on.
 
     Attributes:
@@ -45,7 +45,7 @@ class Repeating(Source):
 
 
 @dataclasses.dataclass(frozen=True)
-class Markov(Source):
+class Markov(Corpus):
     """Documents drawn from one random first-order chain of letters, whose entropy no model can beat on average.
 
     Document `i` of a split is a pure function of `(seed, split, i)`; the chain is one of `seed`.

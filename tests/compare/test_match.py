@@ -84,7 +84,7 @@ def test_states():
     found = match(config('gla'), 'state_bytes@8192', 100_000.0, 0.01, ZOO['gla'].knobs)
     d, mixer, _ = sizes(found.config)
     assert found.value == DEPTH * (4 * mixer.key_dim * d + 4)
-    assert found.turned == {'key_dim': mixer.key_dim} and found.value == pytest.approx(100_000, rel=0.01)
+    assert found.adjusted == {'key_dim': mixer.key_dim} and found.value == pytest.approx(100_000, rel=0.01)
     found = match(config('mamba2'), 'state_bytes@64', 400_000.0, 0.01, ZOO['mamba2'].knobs)
     d, mixer, _ = sizes(found.config)
     n = mixer.state

@@ -22,9 +22,9 @@ SPACE = {
 
 
 def test_shares_of_a_dimension():
-    assert SPACE['rate'].at(0.5) == pytest.approx(1e-3, rel=1e-12)
-    assert SPACE['clip'].at(0.25) == 1.0
-    assert [Choice('steps', (3, 1, 2)).at(share) for share in (0.0, 0.34, 0.999)] == [0, 1, 2]
+    assert SPACE['rate'].at_quantile(0.5) == pytest.approx(1e-3, rel=1e-12)
+    assert SPACE['clip'].at_quantile(0.25) == 1.0
+    assert [Choice('steps', (3, 1, 2)).at_quantile(share) for share in (0.0, 0.34, 0.999)] == [0, 1, 2]
     assert SPACE['size'].settings(1) == {'model.dim': 16, 'length': 32}
     assert Grid('steps', (3, 1, 2)).settings(2) == {'steps': 2}
 
@@ -125,4 +125,4 @@ def test_mistakes(key, value, message):
 
 def test_rungs():
     assert Asha(first=2).optuna(8)._min_resource == 2
-    assert np.isfinite(LogUniform('a', 1e-300, 1e300).at(0.5))
+    assert np.isfinite(LogUniform('a', 1e-300, 1e300).at_quantile(0.5))

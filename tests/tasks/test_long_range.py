@@ -10,10 +10,10 @@ from flax import nnx
 from attnlab.blocks.block import Block
 from attnlab.cli import main
 from attnlab.config import build, spec
+from attnlab.data.long_range.dataset import Dataset, Kind
 from attnlab.data.long_range.digits import Digits
 from attnlab.data.long_range.drawn import Drawn
 from attnlab.data.long_range.listops import ListOps
-from attnlab.data.long_range.source import Kind, Source
 from attnlab.errors import UserError
 from attnlab.evals.by_slice import BySlice
 from attnlab.evals.cadence import AtEnd
@@ -37,7 +37,7 @@ SHORT = Drawn(ListOps(shortest=10, longest=40, max_depth=4, max_arguments=4), tr
 
 
 @dataclasses.dataclass(frozen=True)
-class Pairs(Source):
+class Pairs(Dataset):
     """Pairs of a document of ones and one of twos."""
 
     @property

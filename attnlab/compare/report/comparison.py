@@ -234,8 +234,8 @@ def _reasons(
     first: Any = configs.load(studies[0].folder / 'sweep.json')
     for name, study in zip(names[1:], studies[1:], strict=True):
         differing = differences(first, configs.load(study.folder / 'sweep.json'))
-        told = [line for line in differing if not line.startswith(MODEL)]
-        reasons += [f'{name} has another sweep than {names[0]}: {line}' for line in told[:3]]
+        others = [line for line in differing if not line.startswith(MODEL)]
+        reasons += [f'{name} has another sweep than {names[0]}: {line}' for line in others[:3]]
     if unmatched([row.size for row in rows], tolerance):
         sizes = ', '.join(f'{row.name} {shown_size(row.size)}' for row in rows)
         reasons.append(f'{by} differs by more than {tolerance:.1%}: {sizes}')

@@ -114,7 +114,7 @@ class Kernel:
 
 
 @dataclasses.dataclass(frozen=True)
-class Shown:
+class StudyContents:
     """One study.
 
     Attributes:
@@ -153,7 +153,7 @@ class Contents:
 
     comparison: Comparison
     companion: str | None
-    studies: tuple[Shown, ...]
+    studies: tuple[StudyContents, ...]
     length: int
     device: str | None
     equalities: tuple[Equality, ...]
@@ -186,7 +186,7 @@ def gather(
     device = shared_device(list(kept), ran_on)
     companion = _companion(studies)
     shown = tuple(
-        Shown(
+        StudyContents(
             row=row,
             companion=None if companion is None else _companion_row(study, row, *companion),
             costs=_costs(study, found, measured, device),
@@ -218,7 +218,7 @@ def pareto(points: Sequence[tuple[float, float] | None]) -> list[bool]:
     ]
 
 
-def frontier(studies: Sequence[Shown], cost: str, rows: Sequence[StudyResult]) -> list[bool]:
+def frontier(studies: Sequence[StudyContents], cost: str, rows: Sequence[StudyResult]) -> list[bool]:
     """Which studies are Pareto-optimal in a cost and the best value of their rows."""
     points: list[tuple[float, float] | None] = []
     for study, row in zip(studies, rows, strict=True):
@@ -371,7 +371,7 @@ def _kernels(study: Study, trials: Sequence[Trial]) -> tuple[tuple[Kernel, int],
     )
 
 
-def _equalities(studies: Sequence[Shown], by: str, tolerance: float) -> list[Equality]:
+def _equalities(studies: Sequence[StudyContents], by: str, tolerance: float) -> list[Equality]:
     """What was matched, the other costs, then the conditions."""
     names = [study.row.name for study in studies]
     found = [of_measure(by, names, [study.row.size for study in studies], tolerance, wanted=True)]
@@ -384,7 +384,7 @@ def _equalities(studies: Sequence[Shown], by: str, tolerance: float) -> list[Equ
     return [*found, of_kinds('device of the trials', devices)]
 
 
-def _notices(studies: Sequence[Shown], device: str | None) -> list[str]:
+def _notices(studies: Sequence[StudyContents], device: str | None) -> list[str]:
     """What of devices and missing directories a reader must know."""
     notices = []
     ran = {

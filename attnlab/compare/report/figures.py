@@ -38,7 +38,7 @@ AXES = {
 }
 """What costs are called along an axis."""
 
-Line = tuple[Any, ...]
+CsvRow = tuple[Any, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,8 +60,8 @@ class Plot:
     title: str
     data: str
     header: tuple[str, ...]
-    lines: tuple[Line, ...]
-    draw: Callable[[Any, Sequence[Line]], None]
+    lines: tuple[CsvRow, ...]
+    draw: Callable[[Any, Sequence[CsvRow]], None]
     keyed: tuple[str, ...]
     size: tuple[float, float] = SIZE
 
@@ -93,7 +93,7 @@ def _cost_plot(contents: Contents, cost: str, metric: str, rows: Sequence[StudyR
     names = tuple(study.row.name for study in contents.studies)
     look = styles(names)
 
-    def draw(axes: Any, lines: Sequence[Line]) -> None:
+    def draw(axes: Any, lines: Sequence[CsvRow]) -> None:
         front = sorted((x, y) for _, x, y, _, _, mark in lines if mark)
         axes.plot(*zip(*front, strict=True), color=PALE, lw=1.2, zorder=1)
         for study, x, y, low, high, mark in lines:
@@ -125,7 +125,7 @@ def rate_plots(contents: Contents) -> list[Plot]:
         return []
 
     def panel(row: StudyResult) -> Plot:
-        def draw(axes: Any, lines: Sequence[Line]) -> None:
+        def draw(axes: Any, lines: Sequence[CsvRow]) -> None:
             behind = [line for line in lines if line[0] != row.name and line[4] != '']
             axes.plot([line[1] for line in behind], [line[4] for line in behind], '.', color=PALE, ms=4, zorder=1)
             mine = [line for line in lines if line[0] == row.name]
@@ -149,7 +149,7 @@ def rate_plots(contents: Contents) -> list[Plot]:
     return [panel(row) for row in rows]
 
 
-def _draw_repeated(axes: Any, lines: Sequence[Line], colour: str) -> None:
+def _draw_repeated(axes: Any, lines: Sequence[CsvRow], colour: str) -> None:
     """The median, and the band from least to most, over rates that several trials share."""
     by_rate: dict[float, list[float]] = {}
     for _, rate, _, _, value in lines:
@@ -179,7 +179,7 @@ def length_plots(contents: Contents) -> list[Plot]:
     names = tuple(study.row.name for study in contents.studies)
     look = styles(names)
 
-    def draw(axes: Any, lines: Sequence[Line]) -> None:
+    def draw(axes: Any, lines: Sequence[CsvRow]) -> None:
         for name, style in look.items():
             best = [line[3:] for line in lines if line[:2] == (name, 'best')]
             if best:
@@ -209,7 +209,7 @@ def progress_plots(contents: Contents) -> list[Plot]:
     names = tuple(row.name for row in rows)
     look = styles(names)
 
-    def draw(axes: Any, lines: Sequence[Line]) -> None:
+    def draw(axes: Any, lines: Sequence[CsvRow]) -> None:
         for name, group in itertools.groupby(lines, lambda line: line[0]):
             known = [(number, value) for _, number, value in group if value != '']
             if known:
@@ -255,7 +255,7 @@ def interval_plots(contents: Contents) -> list[Plot]:
             (row.name, *dataclasses.astuple(row.statistics[statistic])) for row in rows if statistic in row.statistics
         )
 
-        def draw(axes: Any, lines: Sequence[Line]) -> None:
+        def draw(axes: Any, lines: Sequence[CsvRow]) -> None:
             for place, (name, value, low, high) in enumerate(lines):
                 style = look[name]
                 axes.plot([low, high], [place, place], color=style.colour, lw=1.6)

@@ -12,7 +12,7 @@ from attnlab.compare.axes import styles
 from attnlab.compare.equality import Equality, differing
 from attnlab.compare.intervals import Interval
 from attnlab.compare.report.comparison import COLUMNS, STATES, Comparison, StudyResult, shown_size
-from attnlab.compare.report.contents import COSTS, Contents, Shown, Trial, frontier
+from attnlab.compare.report.contents import COSTS, Contents, StudyContents, Trial, frontier
 from attnlab.compare.report.figures import swatch
 from attnlab.compare.report.measured import shown_versions
 
@@ -111,7 +111,7 @@ def _marked(cell: str, mark: bool) -> str:
     return f'{OPTIMAL} {cell}' if mark else cell
 
 
-def _costs(studies: Sequence[Shown], cost: str) -> list[str]:
+def _costs(studies: Sequence[StudyContents], cost: str) -> list[str]:
     """A column of costs, in which numbers line up."""
     values = [getattr(study.costs, cost) for study in studies]
     if cost == 'decode_ms':

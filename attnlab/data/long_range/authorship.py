@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from attnlab.data.long_range.source import Example, Kind, Source, known_split
+from attnlab.data.long_range.dataset import Dataset, Example, Kind, known_split
 from attnlab.data.text.stdlib import StdlibText
 from attnlab.errors import UserError
 
@@ -22,7 +22,7 @@ PLACES = {'train': range(8), 'valid': range(8, 9), 'test': range(9, 10)}
 
 
 @dataclasses.dataclass(frozen=True)
-class Authorship(Source):
+class Authorship(Dataset):
     """Passages of `span` bytes of the running Python's sources, and which of ten modules each is from.
 
     A module's files are laid end to end and cut into passages that do not overlap; of every ten the ninth is to

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from attnlab.data import cache
+from attnlab.data.long_range.dataset import Example
 from attnlab.data.long_range.drawn import Distribution, example
-from attnlab.data.long_range.source import Example
 from attnlab.errors import UserError
 
 BLOCK = 500

@@ -17,11 +17,11 @@ from attnlab.data.archives import readable
 from attnlab.data.download import fetch
 from attnlab.data.long_range import images, retrieval, speech, text
 from attnlab.data.long_range.blocks import Blocks, Progress, draw_all
+from attnlab.data.long_range.dataset import Example
 from attnlab.data.long_range.drawn import Distribution
 from attnlab.data.long_range.listops import ListOps
 from attnlab.data.long_range.pathfinder import PATH_X, Pathfinder
 from attnlab.data.long_range.prepared import DATASETS
-from attnlab.data.long_range.source import Example
 from attnlab.data.text.builders import STORAGE, Bucket, Examples, OrderedBuilder, Splits
 from attnlab.errors import UserError
 

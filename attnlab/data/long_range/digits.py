@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from attnlab.data.long_range.source import Example, Kind, Source, known_split
+from attnlab.data.long_range.dataset import Dataset, Example, Kind, known_split
 from attnlab.errors import UserError
 
 COUNTS = {'train': 1437, 'valid': 180, 'test': 180}
 
 
 @dataclasses.dataclass(frozen=True)
-class Digits(Source):
+class Digits(Dataset):
     """1,797 images of 8 x 8 pixels with grey levels from 0 to 16, row by row, in an order that is drawn once for all.
 
     The test part of Alpaydin and Kaynak 1998, as scikit-learn has it; needs the extra `offline`.

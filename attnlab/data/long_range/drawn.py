@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from attnlab.data.long_range.source import Example, Kind, Source, known_split
+from attnlab.data.long_range.dataset import Dataset, Example, Kind, known_split
 from attnlab.data.synthetic.problem import SPLITS
 
 
@@ -30,7 +30,7 @@ def example(of: Distribution, seed: int, split: str, index: int) -> Example:
 
 
 @dataclasses.dataclass(frozen=True)
-class Drawn(Source):
+class Drawn(Dataset):
     """Examples drawn whenever they are asked for, in no need of preparation.
 
     Attributes:

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import UInt8
 
 from attnlab.data.archives import tar_members
-from attnlab.data.long_range.source import Example, Kind
+from attnlab.data.long_range.dataset import Example, Kind
 from attnlab.errors import UserError
 
 CIFAR10 = Kind(classes=10, length=1024, mean=122.6, deviation=61.0)

@@ -6,8 +6,8 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int
 
+from attnlab.data.long_range.dataset import Example, Kind
 from attnlab.data.long_range.drawn import Distribution
-from attnlab.data.long_range.source import Example, Kind
 from attnlab.errors import UserError
 
 OPERATORS = ('[MIN', '[MAX', '[MED', '[SM')

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float64, UInt8
 
+from attnlab.data.long_range.dataset import Example, Kind
 from attnlab.data.long_range.drawn import Distribution
-from attnlab.data.long_range.source import Example, Kind
 from attnlab.errors import UserError
 
 SEGMENT_TRIALS = 3

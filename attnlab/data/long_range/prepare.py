@@ -10,7 +10,7 @@ import numpy as np
 
 from attnlab.data.long_range.blocks import Progress
 from attnlab.data.long_range.drawn import example
-from attnlab.data.long_range.prepared import entry, hashes, library
+from attnlab.data.long_range.prepared import hashes, library, preparable
 from attnlab.errors import UserError
 
 TOGETHER = 256
@@ -40,7 +40,7 @@ class Split:
 
 
 @dataclasses.dataclass(frozen=True)
-class Outcome:
+class Preparation:
     """A data set that was prepared and verified.
 
     Attributes:
@@ -54,7 +54,7 @@ class Outcome:
     splits: tuple[Split, ...]
 
 
-def prepare(name: str, data_dir: pathlib.Path, workers: int, progress: Progress) -> Outcome:
+def prepare(name: str, data_dir: pathlib.Path, workers: int, progress: Progress) -> Preparation:
     """Prepares a data set unless it is there, and verifies it either way.
 
     What is drawn is kept in blocks beside the downloads until all of it is written, so that a preparation that was
@@ -63,7 +63,7 @@ def prepare(name: str, data_dir: pathlib.Path, workers: int, progress: Progress)
     Raises `UserError` for an unknown name, an archive that is missing or wrong, a disk that is full, and a data set
     that is not what was written.
     """
-    entry(name)
+    preparable(name)
     tfds = library()
     from attnlab.data.long_range.builders import BUILDERS, DrawnBuilder
 
@@ -80,7 +80,7 @@ def prepare(name: str, data_dir: pathlib.Path, workers: int, progress: Progress)
         for blocks in builder.blocks(downloads / name).values():
             for path in blocks.files():
                 path.unlink()
-    return Outcome(folder, fresh, splits)
+    return Preparation(folder, fresh, splits)
 
 
 def verify(builder: Any, progress: Progress) -> tuple[Split, ...]:
@@ -106,7 +106,7 @@ def verify(builder: Any, progress: Progress) -> tuple[Split, ...]:
                 f'{split} of {builder.data_dir} is not what was written: its content is {digest.hexdigest()}, not '
                 f'{recorded[split]}; delete the folder and prepare it again'
             )
-        classes = tuple(labels[label] for label in range(entry(builder.name).kind.classes))
+        classes = tuple(labels[label] for label in range(preparable(builder.name).kind.classes))
         found.append(Split(split, len(records), digest.hexdigest(), classes, repeated))
         if isinstance(builder, DrawnBuilder):
             _check_drawn(builder, split, records, repeated)
@@ -118,7 +118,7 @@ def _check_drawn(builder: Any, split: str, records: Any, repeated: int) -> None:
 
     if repeated:
         raise UserError(f'{repeated} examples of {builder.name} up to {split} occur twice; report this')
-    (name,) = (here for here, there in entry(builder.name).splits.items() if there == split)
+    (name,) = (here for here, there in preparable(builder.name).splits.items() if there == split)
     for index in range(0, len(records), max(1, len(records) // REDRAWN)):
         drawn = example(builder.of, builder.seed, name, index)
         if digest_of(drawn) != digest_of(_typed(records[index], builder)):

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from attnlab.data.long_range.dataset import Dataset, Example, Kind, known_split
 from attnlab.data.long_range.images import CIFAR10
 from attnlab.data.long_range.listops import ListOps
 from attnlab.data.long_range.pathfinder import PATH_X, Pathfinder
 from attnlab.data.long_range.retrieval import AAN
-from attnlab.data.long_range.source import Example, Kind, Source, known_split
 from attnlab.data.long_range.speech import SPEECH_COMMANDS
 from attnlab.data.long_range.text import IMDB
 from attnlab.errors import UserError, nearest
@@ -22,7 +22,7 @@ FOLDER = '~/tensorflow_datasets'
 
 
 @dataclasses.dataclass(frozen=True)
-class Entry:
+class Preparable:
     """A data set that can be prepared.
 
     Attributes:
@@ -43,20 +43,20 @@ _PIXELS = '`digits` needs no download: pixels as well (extra `offline`)'
 _BYTES = '`authorship` needs no download: bytes as well'
 
 DATASETS = {
-    'listops': Entry('ListOpsBuilder', ListOps().kind, _STANDARD),
-    'pathfinder': Entry('PathfinderBuilder', Pathfinder().kind, _STANDARD),
-    'pathfinder128': Entry('Pathfinder128Builder', PATH_X.kind, _STANDARD),
+    'listops': Preparable('ListOpsBuilder', ListOps().kind, _STANDARD),
+    'pathfinder': Preparable('PathfinderBuilder', Pathfinder().kind, _STANDARD),
+    'pathfinder128': Preparable('Pathfinder128Builder', PATH_X.kind, _STANDARD),
     # The published figures are those of validating on the test split.
-    'imdb': Entry('ImdbBuilder', IMDB, {'train': 'train', 'valid': 'test', 'test': 'test'}, _BYTES),
-    'cifar10': Entry('Cifar10Builder', CIFAR10, _STANDARD, _PIXELS),
-    'aan': Entry('AanBuilder', AAN, _STANDARD, _BYTES),
-    'speech_commands': Entry('SpeechCommandsBuilder', SPEECH_COMMANDS, _STANDARD, _PIXELS),
+    'imdb': Preparable('ImdbBuilder', IMDB, {'train': 'train', 'valid': 'test', 'test': 'test'}, _BYTES),
+    'cifar10': Preparable('Cifar10Builder', CIFAR10, _STANDARD, _PIXELS),
+    'aan': Preparable('AanBuilder', AAN, _STANDARD, _BYTES),
+    'speech_commands': Preparable('SpeechCommandsBuilder', SPEECH_COMMANDS, _STANDARD, _PIXELS),
 }
 """The data sets by name."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Prepared(Source):
+class Prepared(Dataset):
     """A data set that `attnlab data prepare` left on the disk. Needs the extra `tfds`.
 
     Attributes:
@@ -68,19 +68,19 @@ class Prepared(Source):
     data_dir: str = FOLDER
 
     def __post_init__(self) -> None:
-        entry(self.name)
+        preparable(self.name)
 
     @property
     def kind(self) -> Kind:
-        return entry(self.name).kind
+        return preparable(self.name).kind
 
     @property
     def splits(self) -> Mapping[str, int | None]:
-        return dict.fromkeys(entry(self.name).splits)
+        return dict.fromkeys(preparable(self.name).splits)
 
     def rows(self, split: str) -> 'Records':
         known_split(self, split)
-        return Records(self._builder().as_data_source(entry(self.name).splits[split]))
+        return Records(self._builder().as_data_source(preparable(self.name).splits[split]))
 
     def describe(self) -> dict[str, Any]:
         builder = self._builder()
@@ -91,7 +91,7 @@ class Prepared(Source):
         versions = sorted(path.parent for path in folder.glob('*/dataset_info.json'))
         if not versions:
             elsewhere = '' if self.data_dir == FOLDER else f' --data_dir={self.data_dir}'
-            substitute = entry(self.name).substitute
+            substitute = preparable(self.name).substitute
             raise UserError(
                 f'{self.name} is not prepared in {folder}; run: attnlab data prepare {self.name}{elsewhere}'
                 + ('' if substitute is None else f'; {substitute}')
@@ -112,7 +112,7 @@ class Records:
         return {name: np.asarray(value) for name, value in self.records[index].items()}
 
 
-def entry(name: str) -> Entry:
+def preparable(name: str) -> Preparable:
     """The data set of that name. Raises `UserError` naming the nearest."""
     if name not in DATASETS:
         raise UserError(f'there is no data set {name!r}{nearest(name, DATASETS)}')

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from attnlab.data.archives import tar_members
-from attnlab.data.long_range.source import Example, Kind
+from attnlab.data.long_range.dataset import Example, Kind
 from attnlab.errors import UserError
 
 AAN = Kind(classes=2, length=8000, vocab=257, offset=1, documents=2)

@@ -1,14 +1,11 @@
-"""Examples as a model takes them: of one length, with documents and padding told apart."""
+"""Examples as a model takes them: of one length, with documents and padding marked."""
 
 import dataclasses
-from typing import Any
 
 import numpy as np
 
-from attnlab.data.long_range.source import Example, Kind
-from attnlab.data.pipeline import Rows
-
-Row = dict[str, Any]
+from attnlab.data.long_range.dataset import Example, Kind
+from attnlab.data.pipeline import Row, Source
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +26,7 @@ class Padded:
       length: places a row.
     """
 
-    rows: Rows
+    rows: Source
     kind: Kind
     length: int
 
@@ -49,7 +46,7 @@ class Chosen:
       indices: which.
     """
 
-    rows: Rows
+    rows: Source
     indices: tuple[int, ...]
 
     def __len__(self) -> int:
@@ -61,9 +58,9 @@ class Chosen:
 
 def padded(example: Example, kind: Kind, length: int) -> Row:
     """The row of one example."""
-    share = length // kind.documents
+    places = length // kind.documents
     names = ('x', 'second')[: kind.documents]
-    parts = [_document(example[name], kind, share, number) for number, name in enumerate(names, start=1)]
+    parts = [_document(example[name], kind, places, number) for number, name in enumerate(names, start=1)]
     row = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     return row | {'label': np.int32(example['label']), 'weights': np.float32(1)}
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from attnlab.data.archives import tar_members
-from attnlab.data.long_range.source import Example, Kind
+from attnlab.data.long_range.dataset import Example, Kind
 from attnlab.errors import UserError
 
 # fmt: off

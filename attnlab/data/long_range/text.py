@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from attnlab.data.archives import tar_members
-from attnlab.data.long_range.source import Example, Kind
+from attnlab.data.long_range.dataset import Example, Kind
 
 IMDB = Kind(classes=2, length=4096, vocab=257, offset=1, difficulties={'length': (1, 1024, 2048, 4096)})
 """Bytes of the raw review, the id of byte `b` being `b + 1`; Maas et al. 2011."""

@@ -6,7 +6,7 @@ import functools
 import numpy as np
 from jaxtyping import Int
 
-from attnlab.data.synthetic.problem import Row
+from attnlab.data.pipeline import Row
 from attnlab.errors import UserError, nearest
 
 SPLITS = ('train', 'test')

@@ -7,9 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from attnlab.data.pipeline import Row
 from attnlab.errors import UserError, nearest
-
-Row = dict[str, np.ndarray]
 
 SPLITS: Mapping[str, int] = {'train': 0, 'valid': 1, 'test': 2}
 """The splits, with the number that keeps their random streams apart."""

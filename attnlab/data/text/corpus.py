@@ -70,7 +70,7 @@ class Text:
         self.__dict__.update(state)
 
 
-class Source(abc.ABC):
+class Corpus(abc.ABC):
     """A corpus as a config names it: a frozen dataclass that touches nothing until it is asked for documents.
 
     Attributes:

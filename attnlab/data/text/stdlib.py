@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from attnlab.data import cache
-from attnlab.data.text.corpus import Document, Source, Text, content_hash
+from attnlab.data.text.corpus import Corpus, Document, Text, content_hash
 from attnlab.data.text.tokenizers import Bytes, Tokenizer, Untrained
 from attnlab.errors import UserError
 
@@ -24,7 +24,7 @@ LEFT_OUT_FILES = {'sitecustomize.py', 'turtle.py', '_distutils_system_mod.py', '
 
 
 @dataclasses.dataclass(frozen=True)
-class StdlibText(Source):
+class StdlibText(Corpus):
     """The standard library's Python sources, a document a file: about 400 files and 8 MB, with no network and no setup.
 
     A top-level module goes to `valid` as a whole when the SHA-256 of its name (without leading underscores), modulo 20,

@@ -9,7 +9,7 @@ from typing import Any
 from absl import logging
 
 from attnlab.data import cache
-from attnlab.data.text.corpus import Document, Source
+from attnlab.data.text.corpus import Corpus, Document
 from attnlab.data.text.tokenizers import utf8
 from attnlab.errors import UserError
 
@@ -17,7 +17,7 @@ ENCODINGS = ('utf-8', 'bytes')
 
 
 @dataclasses.dataclass(frozen=True)
-class TextFiles(Source):
+class TextFiles(Corpus):
     """A file, or the files of a folder, as a corpus; a document a file, or what lies between separators in it.
 
     Without `valid_path` the validation split is cut from the same files: a document of at most a tenth of what `valid`

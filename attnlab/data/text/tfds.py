@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from attnlab.data import cache
-from attnlab.data.text.corpus import Document, Source
+from attnlab.data.text.corpus import Corpus, Document
 from attnlab.errors import UserError, nearest
 
 TOGETHER = 256
@@ -16,7 +16,7 @@ TOGETHER = 256
 
 
 @dataclasses.dataclass(frozen=True)
-class Entry:
+class Listed:
     """How a corpus of the catalogue is read.
 
     Attributes:
@@ -33,15 +33,15 @@ class Entry:
 _STANDARD = {'train': 'train', 'valid': 'validation', 'test': 'test'}
 
 DATASETS = {
-    'tiny_shakespeare': Entry('TinyShakespeare', 'text', _STANDARD),
-    'lm1b': Entry('Lm1b', 'text', {'train': 'train', 'valid': 'test[:50%]', 'test': 'test[50%:]'}),
-    'pg19': Entry('Pg19', 'book_text', _STANDARD),
-    'wiki40b': Entry('Wiki40b', 'text', _STANDARD),
+    'tiny_shakespeare': Listed('TinyShakespeare', 'text', _STANDARD),
+    'lm1b': Listed('Lm1b', 'text', {'train': 'train', 'valid': 'test[:50%]', 'test': 'test[50%:]'}),
+    'pg19': Listed('Pg19', 'book_text', _STANDARD),
+    'wiki40b': Listed('Wiki40b', 'text', _STANDARD),
 }
 
 
 @dataclasses.dataclass(frozen=True)
-class TfdsText(Source):
+class TfdsText(Corpus):
     """A text corpus of the TensorFlow Datasets catalogue, downloaded and prepared at its first use without TensorFlow.
 
     `tiny_shakespeare` (Karpathy 2015; 1 MB), `lm1b` (Chelba et al. 2013; 1.8 GB to download), `pg19` (Rae et al. 2020;
@@ -70,14 +70,14 @@ class TfdsText(Source):
 
     @property
     def splits(self) -> tuple[str, ...]:
-        return tuple(self._entry.splits)
+        return tuple(self._listed.splits)
 
     def documents(self, split: str) -> Iterator[Document]:
-        examples = self._prepared().as_data_source(split=self._entry.splits[split])
+        examples = self._prepared().as_data_source(split=self._listed.splits[split])
         for start in range(0, len(examples), TOGETHER):
             indices = range(start, min(start + TOGETHER, len(examples)))
             for index, example in zip(indices, examples.__getitems__(indices), strict=True):
-                yield Document(f'{self.name}/{split}/{index}', example[self._entry.feature])
+                yield Document(f'{self.name}/{split}/{index}', example[self._listed.feature])
 
     def describe(self) -> dict[str, Any]:
         return {'source': 'tensorflow_datasets', 'name': self._prepared().info.full_name}
@@ -92,14 +92,14 @@ class TfdsText(Source):
         return digest.hexdigest()
 
     @property
-    def _entry(self) -> Entry:
+    def _listed(self) -> Listed:
         return DATASETS[self.name.split('/')[0]]
 
     def _prepared(self) -> Any:
         """The builder, once its corpus lies on the disk."""
         tfds, builders = _libraries()
         folder = pathlib.Path(self.data_dir).expanduser()
-        kind = getattr(builders, self._entry.builder)
+        kind = getattr(builders, self._listed.builder)
         _, _, config = self.name.partition('/')
         if config and config not in kind.builder_configs:
             raise UserError(f'{kind.name} has no variant {config!r}{nearest(config, kind.builder_configs)}')

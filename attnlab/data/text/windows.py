@@ -4,10 +4,9 @@ import dataclasses
 
 import numpy as np
 
+from attnlab.data.pipeline import Row
 from attnlab.data.text.corpus import Text
 from attnlab.errors import UserError
-
-Row = dict[str, np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True)

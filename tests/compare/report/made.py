@@ -6,7 +6,7 @@ import numpy as np
 
 from attnlab.compare.equality import Equality
 from attnlab.compare.report.comparison import Comparison, Point, StudyResult
-from attnlab.compare.report.contents import Contents, Costs, Kernel, Shown, Trial
+from attnlab.compare.report.contents import Contents, Costs, Kernel, StudyContents, Trial
 from attnlab.compare.report.measured import Measured
 from attnlab.train.cost import LayerCore
 
@@ -39,7 +39,7 @@ def contents(studies: int = 8, trials: int = 16, *, grid: bool = False, companio
     )
 
 
-def _study(index: int, count: int, grid: bool, companion: bool) -> Shown:
+def _study(index: int, count: int, grid: bool, companion: bool) -> StudyContents:
     draws = np.random.default_rng(index)
     name = NAMES[index]
     rates = np.geomspace(3e-4, 1e-2, 4)[np.arange(count) % 4] if grid else 10 ** draws.uniform(-3.5, -2, count)
@@ -59,7 +59,7 @@ def _study(index: int, count: int, grid: bool, companion: bool) -> Shown:
         _trial(name, n, Point(points[best].rate, n + 3, 'done', value), None) for n, value in enumerate(confirmed)
     ]
     why = (('mosaic_gpu', 'the head has 12 channels; it wants a multiple of 16'), ('mosaic_tpu', 'the platform is gpu'))
-    return Shown(
+    return StudyContents(
         row=row,
         companion=dataclasses.replace(row, points=other, goal='max', confirmed=()) if companion else None,
         costs=Costs(

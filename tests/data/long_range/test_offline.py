@@ -7,9 +7,9 @@ import pytest
 
 from attnlab.config import build, spec
 from attnlab.data.long_range.authorship import MODULES, Authorship
+from attnlab.data.long_range.dataset import Kind
 from attnlab.data.long_range.digits import Digits, _digits
 from attnlab.data.long_range.rows import Chosen, Padded, blank, padded
-from attnlab.data.long_range.source import Kind
 from attnlab.data.text.stdlib import StdlibText
 from attnlab.errors import UserError
 

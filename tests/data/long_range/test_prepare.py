@@ -14,7 +14,7 @@ from attnlab.data.long_range.blocks import Blocks, draw_all
 from attnlab.data.long_range.drawn import Drawn
 from attnlab.data.long_range.listops import ListOps
 from attnlab.data.long_range.prepare import prepare
-from attnlab.data.long_range.prepared import DATASETS, Prepared, entry
+from attnlab.data.long_range.prepared import DATASETS, Prepared, preparable
 from attnlab.errors import UserError
 
 pytest.importorskip('tensorflow_datasets')
@@ -201,6 +201,6 @@ def test_builders_and_entries_are_of_one_kind(name):
     builder = builders.BUILDERS[name]
     assert DATASETS[name].builder == builder.__name__ and builder.name == name
     if issubclass(builder, builders.DrawnBuilder):
-        assert builder.of.kind == entry(name).kind
-        assert set(builder.counts) == set(entry(name).splits.values())
+        assert builder.of.kind == preparable(name).kind
+        assert set(builder.counts) == set(preparable(name).splits.values())
         assert sum(builder.counts.values()) in (100_000, 200_000)

@@ -18,7 +18,7 @@ import pytest
 
 from attnlab.data import cache
 from attnlab.data.text import corpus
-from attnlab.data.text.corpus import Document, Source, Text, content_hash
+from attnlab.data.text.corpus import Corpus, Document, Text, content_hash
 from attnlab.data.text.tokenizers import BytePairs, Bytes
 from attnlab.errors import UserError
 
@@ -31,7 +31,7 @@ PAIRS = BytePairs(270)
 
 
 @dataclasses.dataclass(frozen=True)
-class Given(Source):
+class Given(Corpus):
     """The documents above."""
 
     cache: str | None = None

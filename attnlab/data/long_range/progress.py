@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from attnlab.data.long_range.prepare import Outcome, prepare
+from attnlab.data.long_range.prepare import Preparation, prepare
 
 
 class Bars:
@@ -32,7 +32,7 @@ class Bars:
             self._progress.update(self._stage[1], total=total, completed=total)
 
 
-def prepare_shown(name: str, data_dir: pathlib.Path, workers: int, console: Console) -> Outcome:
+def prepare_with_progress(name: str, data_dir: pathlib.Path, workers: int, console: Console) -> Preparation:
     """Prepares and verifies a data set, showing how far it is; see `prepare`."""
     columns = (TextColumn('{task.description}'), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console) as progress:

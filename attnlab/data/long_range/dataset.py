@@ -5,7 +5,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from attnlab.data.pipeline import Rows
+from attnlab.data.pipeline import Source
 from attnlab.errors import UserError, nearest
 
 Example = dict[str, Any]
@@ -39,7 +39,7 @@ class Kind:
     difficulties: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
 
 
-class Source(abc.ABC):
+class Dataset(abc.ABC):
     """A data set as a config names it: a frozen dataclass that touches nothing until it is asked for rows."""
 
     @property
@@ -53,7 +53,7 @@ class Source(abc.ABC):
         """How many examples each split has, where that is known without loading; `train` and `test` are among them."""
 
     @abc.abstractmethod
-    def rows(self, split: str) -> Rows:
+    def rows(self, split: str) -> Source:
         """The examples of a split. Raises `UserError` for an unknown one, and for data that are not there."""
 
     @abc.abstractmethod
@@ -61,7 +61,7 @@ class Source(abc.ABC):
         """What a run records of the source: where it is from and how it was split, ready for JSON."""
 
 
-def known_split(source: Source, split: str) -> None:
+def known_split(source: Dataset, split: str) -> None:
     """Raises `UserError` where a source has no such split."""
     if split not in source.splits:
         raise UserError(f'{type(source).__name__} has no split {split!r}{nearest(split, source.splits)}')
