@@ -131,6 +131,7 @@ def _with_loss_in_model(run: Fields) -> Fields:
     task, model = dict(run['task']), dict(run['model'])
     if task['target'] == ADDITION and 'loss' in task:
         model['loss'] = task.pop('loss')
-    if task['target'] in ERRORS and (model['head']['target'], model['inputs']['target']) == (LANGUAGE_HEAD, PROJECTION):
+    targets = tuple(dict(model.get(name) or {}).get('target') for name in ('head', 'inputs'))
+    if task['target'] in ERRORS and targets == (LANGUAGE_HEAD, PROJECTION):
         model['head'] = {'target': REGRESSION_HEAD, 'error': ERRORS[task['target']]}
     return {**run, 'task': task, 'model': model}

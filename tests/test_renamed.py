@@ -32,6 +32,18 @@ def loss_in_task(run):
     return run
 
 
+def tied(run):
+    """A head tied to the embedding was, and is, none."""
+    run = one_model('Encoder', 'LanguageHead')(run)
+    run['model']['head'] = None
+    return run
+
+
+def test_a_tied_head_stays_tied():
+    config = long_range('task=listops,size=smoke,protocol=pretrain')
+    assert from_plain(tied(plain(config))).model.head is None
+
+
 @pytest.mark.parametrize(
     ('config', 'saved'),
     [

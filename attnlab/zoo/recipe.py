@@ -23,6 +23,7 @@ class Recipe:
       mirrored: bidirectional, it cannot tell left from right: a document read backwards gives the outputs backwards.
       streaming: given a state, any split of a sequence gives what one pass gives.
       packed: documents sharing a row, told apart by segments, do not see each other.
+      grid: the tokens are an image or a volume, whose shape it reads from `ctx.grid`.
       implementations: the implementations of its core that serve it in bfloat16, in `pallas_kernels` names; empty
         when it has none.
       notes: where the recipe departs from the paper, or which of the paper's variants it is; `attnlab zoo NAME` shows
@@ -42,6 +43,7 @@ class Recipe:
     mirrored: bool = False
     streaming: bool = False
     packed: bool = False
+    grid: bool = False
     implementations: tuple[str, ...] = ('reference', 'xla', 'mosaic_gpu', 'mosaic_tpu')
     notes: str = ''
     layer: Layer = MixerAndMLP()
