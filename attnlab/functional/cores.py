@@ -1,8 +1,9 @@
 """The cores of sequence mixing, as mixers, heads and losses call them: the one front of attnlab to `pallas_kernels`.
 
 A core computes on one device, and no compiler can divide a kernel over several. Under a mesh (see `on`) each call is
-put under `jax.shard_map`: rows over `data` and `fsdp`, heads, or the channels of a scan, over `tensor`, and the classes
-of the loss over `tensor`. Everything else is whole on every device. On one device nothing is added.
+put under `jax.shard_map`: rows over `data` and `fsdp`, heads, or the channels of a scan, over `tensor`, the classes of
+the loss over `tensor`, and time over `sequence`, where the forms of `attnlab.functional.sequence` run. Everything else
+is whole on every device. On one device nothing is added.
 
 A size that an axis does not divide stays whole along it, so that every device of the axis does the same work;
 `undivided` collects such cases. Heads of keys and values that the axis does not divide are repeated to the least number
@@ -24,6 +25,8 @@ from jax.sharding import PartitionSpec as Spec
 from jaxtyping import Array, Float, Int
 
 import pallas_kernels
+from attnlab.functional import sequence
+from attnlab.functional.sequence import SEQUENCE
 
 ROWS = ('data', 'fsdp')
 """Mesh axes that rows are divided over."""
@@ -31,10 +34,13 @@ ROWS = ('data', 'fsdp')
 TENSOR = 'tensor'
 """Mesh axis that heads, channels of scans, and classes are divided over."""
 
-AXES: Mapping[str, tuple[str, ...]] = {'b': ROWS, 'h': (TENSOR,), 'd': (TENSOR,), 'o': (TENSOR,)}
+AXES: Mapping[str, tuple[str, ...]] = {'b': ROWS, 't': (SEQUENCE,), 'h': (TENSOR,), 'd': (TENSOR,), 'o': (TENSOR,)}
 """Mesh axes of the letters of dimensions; those of other letters are whole."""
 
-WORDS = {'b': 'rows', 'h': 'heads', 'd': 'channels', 'o': 'classes'}
+SAME = str.maketrans('gs', 'ht')
+"""Letters that are divided as another is: heads of groups as heads, the keys' time as that of the queries."""
+
+WORDS = {'b': 'rows', 't': 'tokens', 'h': 'heads', 'd': 'channels', 'o': 'classes'}
 
 
 class Undivided(NamedTuple):
@@ -101,17 +107,18 @@ class Division:
             self.axes[letter], self.parts[letter] = (), 1
             left = []
             for axis in AXES[letter]:
-                if size % (self.parts[letter] * mesh[axis]):
-                    left.append((axis, mesh[axis]))
-                else:
+                devices = mesh.get(axis, 1)
+                if size % (self.parts[letter] * devices):
+                    left.append((axis, devices))
+                elif devices > 1:
                     self.axes[letter] += (axis,)
-                    self.parts[letter] *= mesh[axis]
+                    self.parts[letter] *= devices
             if left:
                 _record(Undivided(core, letter, size, tuple(left)))
 
     def spec(self, letters: str, shape: tuple[int, ...] = ()) -> Spec:
         """The axes of every dimension of an array; of its `shape`, sizes of 1 are broadcast and therefore whole."""
-        axes = [self.axes.get(letter) for letter in letters.replace('g', 'h').split()]
+        axes = [self.axes.get(letter) for letter in letters.translate(SAME).split()]
         for place, size in enumerate(shape):
             axes[place] = None if size == 1 else axes[place]
         return Spec(*axes)
@@ -134,20 +141,29 @@ def _letters(alternatives: str, array: Array) -> str:
 
 
 def _sizes(letters: Any, arrays: Any) -> dict[str, int]:
-    """The size of every letter that the mesh divides: the largest, as others are broadcast or in groups."""
+    """The size of every letter that the mesh divides: the largest, as others are broadcast or in groups.
+
+    Where queries and keys are not as many, time counts as 1: it is not divided.
+    """
     sizes: dict[str, int] = {}
+    times: set[int] = set()
     for names, array in zip(jax.tree.leaves(letters), jax.tree.leaves(arrays), strict=True):
-        for letter, size in zip(names.replace('g', 'h').split(), array.shape, strict=True):
+        for letter, size in zip(names.translate(SAME).split(), array.shape, strict=True):
             if letter in AXES:
                 sizes[letter] = max(size, sizes.get(letter, 1))
-    return sizes
+            if letter == 't' and size > 1:
+                times.add(size)
+    return sizes | ({'t': 1} if len(times) > 1 else {})
 
 
-def _on_mesh(core: Callable[..., Any], arguments: Mapping[str, str], *results: str) -> Callable[..., Any]:
+def _on_mesh(
+    core: Callable[..., Any], over_time: Callable[..., Any], arguments: Mapping[str, str], *results: str
+) -> Callable[..., Any]:
     """Returns `core`, its calls under `jax.shard_map` where there is a mesh.
 
     Args:
       core: a function of `pallas_kernels`.
+      over_time: the same where time is divided.
       arguments: the letters of every argument that is an array, or a tree of them; those of other ranks after a stroke.
       results: the letters of every result.
     """
@@ -164,9 +180,10 @@ def _on_mesh(core: Callable[..., Any], arguments: Mapping[str, str], *results: s
         letters = {name: jax.tree.map(functools.partial(_letters, arguments[name]), arrays[name]) for name in arrays}
         division = Division(core.__name__, _sizes(letters, arrays), mesh)
         arrays = jax.tree.map(division.repeated, letters, arrays)
+        local = over_time if division.parts['t'] > 1 else core
         specs = tuple(division.spec(names) for names in results)
         run = jax.shard_map(
-            lambda arrays: core(**arrays, **options),
+            lambda arrays: local(**arrays, **options),
             in_specs=(jax.tree.map(lambda names, array: division.spec(names, array.shape), letters, arrays),),
             out_specs=specs if len(specs) > 1 else specs[0],
             check_vma=False,
@@ -191,6 +208,7 @@ def _record(entry: Undivided) -> None:
 
 linear_scan = _on_mesh(
     pallas_kernels.linear_scan,
+    sequence.linear_scan,
     {'x': 'b t d', 'decay': '| d | t d | b t d', 'state': 'b d', 'segments': 'b t'},
     'b t d',
     'b d',
@@ -198,6 +216,7 @@ linear_scan = _on_mesh(
 
 selective_scan = _on_mesh(
     pallas_kernels.selective_scan,
+    sequence.selective_scan,
     {
         'x': 'b t d',
         'dt': 'b t d',
@@ -224,12 +243,13 @@ MEMORY = {
 }
 """The arguments of the cores whose state is a matrix a head."""
 
-linear_attention = _on_mesh(pallas_kernels.linear_attention, MEMORY, 'b t h v', 'b h k v')
+linear_attention = _on_mesh(pallas_kernels.linear_attention, sequence.linear_attention, MEMORY, 'b t h v', 'b h k v')
 
-delta_rule = _on_mesh(pallas_kernels.delta_rule, MEMORY, 'b t h v', 'b h k v')
+delta_rule = _on_mesh(pallas_kernels.delta_rule, sequence.delta_rule, MEMORY, 'b t h v', 'b h k v')
 
 attention = _on_mesh(
     pallas_kernels.attention,
+    sequence.attention,
     {
         'q': 'b t h k',
         'k': 'b s g k',
@@ -237,7 +257,7 @@ attention = _on_mesh(
         'segments': 'b t',
         'slopes': 'h',
         'log_forget': 'b t h',
-        'bias': 'b h t s',
+        'bias': 'b h t _',
         'temperature': 'h | b t h',
         'sink_scores': 'h',
     },
@@ -285,8 +305,9 @@ def cross_entropy(
     mesh, classes = _mesh(), embedding.shape[0]
     if not mesh:
         return losses(hidden, embedding, labels)
-    division = Division('cross_entropy', {'b': labels.shape[0], 'o': classes}, mesh)
-    rows = 'b' + ' _' * (labels.ndim - 1)
+    sizes = dict(zip('bt', labels.shape, strict=False)) | {'o': classes}
+    division = Division('cross_entropy', sizes, mesh)
+    rows = ' '.join(('b', 't', *'_' * labels.ndim)[: labels.ndim])
     run = jax.shard_map(
         losses_apart if division.parts['o'] > 1 else losses,
         in_specs=(division.spec(f'{rows} _'), division.spec('o _'), division.spec(rows)),

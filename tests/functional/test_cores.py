@@ -33,6 +33,11 @@ def test_two_devices_agree_with_one(name):
         divided.check(name, divided.mesh(data=2))
 
 
+@pytest.mark.parametrize('name', divided.CALLS)
+def test_time_over_two_devices_agrees_with_one(name):
+    divided.check(name, divided.mesh(sequence=2))
+
+
 @pytest.mark.parametrize(
     ('name', 'axis'), [('attention', 'tensor'), ('linear attention, scalar', 'fsdp'), ('cross entropy', 'tensor')]
 )

@@ -1,0 +1,265 @@
+"""Cores whose time is divided over the devices of a mesh axis: each holds a stretch of every row, in order.
+
+To be called inside `jax.shard_map`, with what a device holds of each argument. Time is axis 1; what has none is whole.
+
+A recurrence is run twice: first from zero, which gives the state that a stretch leaves behind, then from the state that
+the stretches before it leave together. A stretch acts on a state by `S -> D S + E`: `E` is what it leaves, `D` its
+total decay, or the matrix that the delta rule multiplies the state with. These are small and gathered; every device
+adds up those before its own. Attention gathers keys and values. All of it is differentiated as it stands.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int
+
+import pallas_kernels
+from attnlab.errors import UserError
+from pallas_kernels import Softmax, WeightMap
+
+SEQUENCE = 'sequence'
+"""The mesh axis."""
+
+HIDDEN = jnp.iinfo(jnp.int32).min
+"""The segment of keys that no query sees."""
+
+Form = Callable[..., tuple[Array, Array]]
+"""A recurrence: outputs, and the state it ends in."""
+
+Map = Callable[[Array, Array], Array]
+"""The action of a stretch's `D` on a state."""
+
+
+def linear_scan(
+    x: Array,
+    decay: Array,
+    *,
+    state: Array | None = None,
+    segments: Array | None = None,
+    reverse: bool = False,
+    **options: Any,
+) -> tuple[Array, Array]:
+    """See `pallas_kernels.linear_scan`."""
+    run = functools.partial(pallas_kernels.linear_scan, x, decay, segments=segments, reverse=reverse, **options)
+    decay = decay.astype(jnp.promote_types(decay.dtype, jnp.float32)).reshape((1,) * (3 - decay.ndim) + decay.shape)
+    total = decay[:, 0] ** x.shape[1] if decay.shape[1] == 1 else _product(decay)
+    return _handed_on(run, total, jnp.multiply, state, segments, reverse=reverse)
+
+
+def selective_scan(
+    x: Array,
+    dt: Array,
+    A: Array,
+    B: Array,
+    C: Array,
+    D: Array | None = None,
+    *,
+    state: Array | None = None,
+    segments: Array | None = None,
+    **options: Any,
+) -> tuple[Array, Array]:
+    """See `pallas_kernels.selective_scan`."""
+    run = functools.partial(pallas_kernels.selective_scan, x, dt, A, B, C, D, segments=segments, **options)
+    wide = jnp.promote_types(dt.dtype, jnp.float32)
+    time = jnp.sum(dt.astype(wide), axis=1)
+    return _handed_on(run, jnp.exp(time[..., None] * A.astype(wide)[None]), jnp.multiply, state, segments)
+
+
+def linear_attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    log_decay: Array | None = None,
+    *,
+    state: Array | None = None,
+    segments: Array | None = None,
+    **options: Any,
+) -> tuple[Array, Array]:
+    """See `pallas_kernels.linear_attention`."""
+    run = functools.partial(pallas_kernels.linear_attention, q, k, v, log_decay, segments=segments, **options)
+    return _handed_on(run, _total_decay(log_decay, q.shape[1]), jnp.multiply, state, segments)
+
+
+def delta_rule(
+    q: Array,
+    k: Array,
+    v: Array,
+    beta: Array,
+    log_decay: Array | None = None,
+    *,
+    state: Array | None = None,
+    segments: Array | None = None,
+    **options: Any,
+) -> tuple[Array, Array]:
+    """See `pallas_kernels.delta_rule`."""
+    core: Form = functools.partial(pallas_kernels.delta_rule, segments=segments, **options)
+    batch, _, heads = beta.shape
+    channels = k.shape[-1]
+    # What a stretch makes of the columns of the identity is the matrix that it multiplies a state with.
+    identity = jnp.broadcast_to(jnp.eye(channels)[None, None], (batch, heads, channels, channels))
+    nothing = jnp.zeros((*v.shape[:-1], channels), v.dtype)
+    _, matrix = core(q, k, nothing, beta, log_decay, state=identity)
+    run = functools.partial(core, q, k, v, beta, log_decay)
+    return _handed_on(run, matrix, functools.partial(jnp.matmul, precision='highest'), state, segments)
+
+
+def attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    weights: WeightMap = Softmax(),
+    causal: bool = True,
+    window: int | None = None,
+    sinks: int = 0,
+    segments: Array | tuple[Array, Array] | None = None,
+    slopes: Array | None = None,
+    log_forget: Array | None = None,
+    bias: Array | None = None,
+    sink_scores: Array | None = None,
+    **options: Any,
+) -> Array:
+    """See `pallas_kernels.attention`; as many keys as queries. Of `bias` a device has its own queries and every key.
+
+    The stretches of keys are turned round until a device's own is the last, so that distances are what they are in the
+    row; those of later tokens, which come first then, are hidden. Every device therefore has the same work, of which
+    half is not needed where a form does not skip keys that documents hide.
+
+    Raises `UserError` for sinks, for a window or slopes that look ahead, and for forget gates with other weights than
+    a softmax without cap and sink.
+    """
+    if sinks:
+        raise UserError('attention with sinks has no form that divides time: config.mesh.sequence must be 1')
+    if not causal and (window is not None or slopes is not None):
+        raise UserError('attention to both sides of a window has no form that divides time: mesh.sequence must be 1')
+    shifts = isinstance(weights, Softmax) and weights.soft_cap is None and sink_scores is None
+    if log_forget is not None and not shifts:
+        raise UserError(
+            'forget gates have a form that divides time for a softmax without cap or sink: mesh.sequence must be 1'
+        )
+    here, count = jax.lax.axis_index(SEQUENCE), jax.lax.axis_size(SEQUENCE)
+    batch, t, *_ = q.shape
+    order = (here + 1 + jnp.arange(count)) % count
+
+    def turned(x: Array, axis: int = 1) -> Array:
+        """The stretches of an array that every device has a part of, this device's own the last."""
+        blocks = jax.lax.all_gather(x, SEQUENCE, axis=axis)
+        blocks = jnp.take(blocks, order, axis=axis)
+        return blocks.reshape(*x.shape[:axis], -1, *x.shape[axis + 1 :])
+
+    pair = segments if isinstance(segments, tuple) else (segments, segments)
+    of_queries, of_keys = (jnp.ones((batch, t), jnp.int32) if each is None else each for each in pair)
+    seen = turned(of_keys)
+    if causal:
+        seen = jnp.where(jnp.repeat(order > here, t)[None], HIDDEN, seen)
+    if bias is not None and bias.shape[-1] > 1:
+        split = bias.reshape(*bias.shape[:3], count, t)
+        bias = jnp.take(split, order, axis=3).reshape(bias.shape)
+    if log_forget is not None:
+        forgotten = _forgotten(log_forget, here, order, turned)
+        bias = forgotten if bias is None else bias + forgotten
+    return pallas_kernels.attention(
+        q,
+        turned(k),
+        turned(v),
+        weights=weights,
+        causal=causal,
+        window=window,
+        segments=(of_queries, seen),
+        slopes=slopes,
+        bias=bias,
+        sink_scores=sink_scores,
+        **options,
+    )
+
+
+def _forgotten(log_forget: Array, here: Array, order: Int[Array, ' p'], turned: Callable[[Array], Array]) -> Array:
+    """What gates have taken from the score of every key since, as a bias `b h 1 s`.
+
+    Up to a constant of the row, which a softmax does not see: it counts from the first token of this device.
+    """
+    wide = log_forget.astype(jnp.promote_types(log_forget.dtype, jnp.float32))
+    totals = jax.lax.all_gather(jnp.sum(wide, axis=1), SEQUENCE)
+    # Gates after a stretch and before this device's own.
+    stretches = jnp.arange(totals.shape[0])
+    between = (stretches[None] >= stretches[:, None]) & (stretches[None] < here)
+    since = jnp.einsum('pn,nbh->pbh', between.astype(wide.dtype), totals, precision='highest')
+    spread = jnp.repeat(jnp.moveaxis(since[order], 0, 1), log_forget.shape[1], axis=1)
+    later = jnp.repeat(order > here, log_forget.shape[1])[None, :, None]
+    return jnp.moveaxis(jnp.where(later, 0, spread - turned(jnp.cumsum(wide, axis=1))), 1, 2)[:, :, None]
+
+
+def _handed_on(
+    run: Form,
+    total: Array,
+    act: Map,
+    state: Array | None,
+    segments: Int[Array, 'b t'] | None,
+    *,
+    reverse: bool = False,
+) -> tuple[Array, Array]:
+    """A recurrence from the state that comes in at the first device, or the last when reversed.
+
+    Args:
+      run: the recurrence over this device's tokens, from `state`; returns outputs and the state it ends in.
+      total: `D` of this device's tokens, documents aside.
+      act: `D S`.
+      state: the same on every device; `None`: zero.
+      segments: of this device's tokens.
+      reverse: whether states are handed to the device before.
+    """
+    _, left = run()
+    begins, ends = _edges(segments, left.shape[0], reverse=reverse)
+    total = jnp.where(_over(ends | begins, total), 0, total)
+    totals, lefts = jax.lax.all_gather((jnp.broadcast_to(total, (left.shape[0], *total.shape[1:])), left), SEQUENCE)
+    first = jnp.zeros_like(left) if state is None else state.astype(left.dtype)
+
+    def add(before: Array, stretch: tuple[Array, Array]) -> tuple[Array, Array]:
+        return act(stretch[0], before) + stretch[1], before
+
+    last, starts = jax.lax.scan(add, first, (totals, lefts), reverse=reverse)
+    start = jax.lax.dynamic_index_in_dim(starts, jax.lax.axis_index(SEQUENCE), keepdims=False)
+    outputs, _ = run(state=jnp.where(_over(begins, start), 0, start))
+    return outputs, last
+
+
+def _edges(
+    segments: Int[Array, 'b t'] | None, batch: int, *, reverse: bool
+) -> tuple[Bool[Array, ' b'], Bool[Array, ' b']]:
+    """Whether this device's first token, in the order of the run, begins a document, and whether a later one does."""
+    if segments is None:
+        return jnp.zeros(batch, bool), jnp.zeros(batch, bool)
+    segments = jnp.flip(segments, 1) if reverse else segments
+    count, here = jax.lax.axis_size(SEQUENCE), jax.lax.axis_index(SEQUENCE)
+    step = -1 if reverse else 1
+    before = jax.lax.ppermute(segments[:, -1], SEQUENCE, [(i, (i + step) % count) for i in range(count)])
+    first = here == (count - 1 if reverse else 0)
+    return (segments[:, 0] != before) & ~first, jnp.any(segments[:, 1:] != segments[:, :-1], axis=1)
+
+
+def _over(rows: Bool[Array, ' b'], like: Array) -> Array:
+    """A flag a row, to be broadcast over the other dimensions of an array."""
+    return rows.reshape(-1, *(1,) * (like.ndim - 1))
+
+
+def _total_decay(log_decay: Array | None, t: int) -> Array:
+    """The product of all decays over time, to be broadcast to `b h k v`."""
+    if log_decay is None:
+        return jnp.ones((1, 1, 1, 1))
+    wide = log_decay.astype(jnp.promote_types(log_decay.dtype, jnp.float32))
+    if wide.ndim == 1:
+        return jnp.exp(t * wide)[None, :, None, None]
+    total = jnp.exp(jnp.sum(wide, axis=1))
+    return total[:, :, None, None] if total.ndim == 2 else total[..., None]
+
+
+def _product(x: Array) -> Array:
+    """The product over time, by halves: its derivative divides by nothing."""
+    while x.shape[1] > 1:
+        half = x.shape[1] // 2
+        pairs = x[:, :half] * x[:, half : 2 * half]
+        x = pairs if 2 * half == x.shape[1] else jnp.concatenate([pairs, x[:, -1:]], axis=1)
+    return x[:, 0]
