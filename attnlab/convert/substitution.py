@@ -18,7 +18,7 @@ from jaxtyping import Float
 
 from attnlab.blocks.block import mixer_of, steps
 from attnlab.errors import UserError
-from attnlab.functional.dense import Rows, softmax
+from attnlab.functional.dense import ScoreRows, softmax
 from attnlab.mixers.softmax.attention import Attention
 from attnlab.nn.parameter import param
 from attnlab.nn.temperatures import log_length_scale
@@ -41,7 +41,7 @@ class QuantizedSoftmax(nnx.Module):
         self.bits = bits
         self.correction = param(nnx.initializers.zeros, (heads,), axes=('heads',), group='vector', rngs=rngs)
 
-    def __call__(self, rows: Rows, key: DropoutKey | None) -> Float[Array, 'b h t s']:
+    def __call__(self, rows: ScoreRows, key: DropoutKey | None) -> Float[Array, 'b h t s']:
         rounded = quantized_weights(softmax(rows.scores, rows.visible), self.bits)
         correction = self.correction[...].astype(rounded.dtype)[None, :, None, None]
         return jnp.where(rows.visible, rounded + correction, 0)

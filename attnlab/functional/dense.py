@@ -11,8 +11,8 @@ from jaxtyping import Bool, Float
 from attnlab.typing import DropoutKey, Heads, Keys, Queries, Values
 
 
-class Rows(NamedTuple):
-    """The rows of a call, in float32 or better.
+class ScoreRows(NamedTuple):
+    """The scores of a call, whole rows of them, in float32 or better.
 
     Attributes:
       scores: zero where not visible.
@@ -25,7 +25,7 @@ class Rows(NamedTuple):
     limits: Float[Array, 'b h t s']
 
 
-DenseMap = Callable[[Rows, DropoutKey | None], Float[Array, 'b h t s']]
+DenseMap = Callable[[ScoreRows, DropoutKey | None], Float[Array, 'b h t s']]
 """From rows, and in training a key to draw from, to weights, zero where not visible."""
 
 
@@ -52,7 +52,7 @@ def dense_attention(
         scores = scores + jnp.broadcast_to(bias.astype(dtype), scores.shape)
     lengths = (jnp.moveaxis(_length(x), 1, 2) for x in (wide_q, wide_k))
     limits = jnp.einsum('bht,bhs->bhts', *lengths)
-    weights = weigh(Rows(jnp.where(seen, scores, 0), seen, limits), key)
+    weights = weigh(ScoreRows(jnp.where(seen, scores, 0), seen, limits), key)
     return jnp.einsum('bhts,bshv->bthv', weights.astype(v.dtype), jnp.repeat(v, repeats, axis=2))
 
 

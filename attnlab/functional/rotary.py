@@ -1,4 +1,4 @@
-"""Rotary position embedding: queries and keys turned by an angle proportional to their position."""
+"""Rotary position embedding: queries and keys rotated by an angle proportional to their position."""
 
 import jax
 import jax.numpy as jnp
@@ -30,17 +30,17 @@ def rotate(
 ) -> Float[Array, 'b t h k']:
     """Turns pairs of channels by their angle: `(x1, x2) -> (x1 cos - x2 sin, x2 cos + x1 sin)`.
 
-    The first `fraction` of the channels are turned, the others pass. A pair is `(c, c + n/2)` of the `n` turned ones,
+    The first `fraction` of the channels are rotated, the others pass. A pair is `(c, c + n/2)` of the `n` rotated ones,
     or `(2c, 2c + 1)` when `interleaved`: the same up to the order of channels, but not interchangeable once trained.
     The rotation is in float32 or wider, the result in the type of `x`.
-    Raises ValueError when the turned channels are not an even, positive whole number.
+    Raises ValueError when the rotated channels are not an even, positive whole number.
     Su et al. 2021, https://arxiv.org/abs/2104.09864.
     """
-    turned = rotated_channels(x.shape[-1], fraction)
+    rotated = rotated_channels(x.shape[-1], fraction)
     wide = jnp.promote_types(x.dtype, jnp.float32)
-    angles = rotary_angles(positions, turned, base, wide)[:, :, None, :]
-    head = turn(x[..., :turned], angles, interleaved=interleaved)
-    return jnp.concatenate([head, x[..., turned:]], axis=-1)
+    angles = rotary_angles(positions, rotated, base, wide)[:, :, None, :]
+    head = turn(x[..., :rotated], angles, interleaved=interleaved)
+    return jnp.concatenate([head, x[..., rotated:]], axis=-1)
 
 
 def turn(
@@ -55,15 +55,15 @@ def turn(
     else:
         first, second = jnp.split(wide, 2, axis=-1)
     pair = (first * cos - second * sin, second * cos + first * sin)
-    turned = jnp.stack(pair, axis=-1).reshape(x.shape) if interleaved else jnp.concatenate(pair, axis=-1)
-    return turned.astype(x.dtype)
+    rotated = jnp.stack(pair, axis=-1).reshape(x.shape) if interleaved else jnp.concatenate(pair, axis=-1)
+    return rotated.astype(x.dtype)
 
 
 def rotated_channels(channels: int, fraction: float) -> int:
-    """Returns how many of `channels` are turned. Raises ValueError unless that is an even, positive whole number."""
-    turned = round(channels * fraction, 6)
-    if not 0 < fraction <= 1 or turned != round(turned) or round(turned) % 2:
+    """Returns how many of `channels` are rotated. Raises ValueError unless that is an even, positive whole number."""
+    rotated = round(channels * fraction, 6)
+    if not 0 < fraction <= 1 or rotated != round(rotated) or round(rotated) % 2:
         raise ValueError(
-            f'fraction {fraction} of {channels} channels is {turned}; rotation wants an even number of them'
+            f'fraction {fraction} of {channels} channels is {rotated}; rotation wants an even number of them'
         )
-    return round(turned)
+    return round(rotated)

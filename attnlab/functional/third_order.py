@@ -64,7 +64,7 @@ class _Tile(NamedTuple):
     v2: Float[Array, 'b h s v']
 
 
-class _Rows(NamedTuple):
+class _PartialRows(NamedTuple):
     """The softmax of some rows as far as it has come: highest score, sum of numerators, weighted sum of products."""
 
     highest: Float[Array, 'b h t']
@@ -89,13 +89,13 @@ def _weigh(weights: Float[Array, 'b h t j s'], tile: _Tile) -> Float[Array, 'b h
     return jnp.sum(jnp.einsum('bhtjs,bhsv->bhtjv', weights, tile.v2) * tile.v1[:, :, None], axis=3)
 
 
-def _add(rule: _Rule, rows: _Rows, tile: _Tile, seen: _Seen) -> _Rows:
+def _add(rule: _Rule, rows: _PartialRows, tile: _Tile, seen: _Seen) -> _PartialRows:
     scores = _scores(rule, tile, seen)
     highest = jnp.maximum(rows.highest, jnp.max(scores, axis=(3, 4)))
     pivot = jnp.where(jnp.isneginf(highest), 0.0, highest)
     faded = jnp.exp(rows.highest - pivot)
     numerators = jnp.exp(scores - pivot[..., None, None])
-    return _Rows(
+    return _PartialRows(
         highest,
         rows.total * faded + jnp.sum(numerators, axis=(3, 4)),
         rows.read * faded[..., None] + _weigh(numerators, tile),
@@ -115,9 +115,9 @@ def _forward(
     def rows_of(step: tuple[Array, Placed]) -> tuple[Array, Array]:
         q, placed = step
         empty = jnp.full(q.shape[:-1], -jnp.inf, q.dtype)
-        rows = _Rows(empty, jnp.zeros_like(empty), jnp.zeros((*q.shape[:-1], cut.v1.shape[-1]), q.dtype))
+        rows = _PartialRows(empty, jnp.zeros_like(empty), jnp.zeros((*q.shape[:-1], cut.v1.shape[-1]), q.dtype))
 
-        def add(rows: _Rows, j: Array, s: Array, seen: _Seen) -> _Rows:
+        def add(rows: _PartialRows, j: Array, s: Array, seen: _Seen) -> _PartialRows:
             return _add(rule, rows, cut.tile(q, j, s), seen)
 
         rows = cut.sweep(rule, placed, add, rows)

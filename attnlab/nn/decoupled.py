@@ -1,7 +1,7 @@
-"""Which part of a head is turned by position, where all the rest is made from a compressed latent.
+"""Which part of a head is rotated by position, where all the rest is made from a compressed latent.
 
-What is turned cannot be compressed along with the rest: the turn stands between the latent and the product of query
-and key. So a head is split in two, and the turned keys are kept as they are.
+What is rotated cannot be compressed along with the rest: the rotation stands between the latent and the product of
+query and key. So a head is split in two, and the rotated keys are kept as they are.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ from attnlab.typing import Positions
 
 @dataclasses.dataclass(frozen=True)
 class DecoupledRope:
-    """Turned channels besides those of the head, `ratio` times as many, their key shared by all heads.
+    """Rotated channels besides those of the head, `ratio` times as many, their key shared by all heads.
 
     Pairs are neighbouring channels. DeepSeek-AI 2024, https://arxiv.org/abs/2405.04434.
     """
@@ -26,15 +26,15 @@ class DecoupledRope:
     ratio: float = 0.5
 
     def split(self, channels: int) -> tuple[int, int]:
-        """Returns how many channels of a query or key are not turned, all those of the head, and how many are."""
+        """Returns how many channels of a query or key are not rotated, all those of the head, and how many are."""
         return channels, max(2, 2 * round(self.ratio * channels / 2))
 
     def keys(self, heads: int) -> int:
-        """Returns how many turned keys a token has: one."""
+        """Returns how many rotated keys a token has: one."""
         return 1
 
     def rotate(self, x: Float[Array, 'b t h k'], positions: Positions, channels: int) -> Float[Array, 'b t h k']:
-        """Turns the turned channels of queries or keys, which alone are `x`, by their position in the document."""
+        """Rotates the rotated channels of queries or keys, which alone are `x`, by their position in the document."""
         return rotate(x, positions, base=self.base, interleaved=True)
 
 
@@ -42,8 +42,8 @@ class DecoupledRope:
 class EliteRope:
     """Of the rotary frequencies of a head only a few are kept, a choice of its own for every head.
 
-    Of a head with `n` channels pair `c` stands for channels `c` and `c + n/2`, turned at frequency
-    `base^(-2 c / n)`. `chunks` are the pairs that are turned, a tuple for every head; `None`: `fraction` of them, at
+    Of a head with `n` channels pair `c` stands for channels `c` and `c + n/2`, rotated at frequency
+    `base^(-2 c / n)`. `chunks` are the pairs that are rotated, a tuple for every head; `None`: `fraction` of them, at
     least one, spread evenly from the first to the last, the same in every head.
     Zhou et al. 2025, https://arxiv.org/abs/2503.01586.
     """
@@ -53,12 +53,12 @@ class EliteRope:
     chunks: tuple[tuple[int, ...], ...] | None = None
 
     def split(self, channels: int) -> tuple[int, int]:
-        """Returns how many channels of a query or key are not turned, and how many are, together those of the head.
+        """Returns how many channels of a query or key are not rotated, and how many are, together those of the head.
 
-        Raises `UserError` unless every head turns as many pairs, each one once, among those there are.
+        Raises `UserError` unless every head rotates as many pairs, each one once, among those there are.
         """
         if channels % 2:
-            raise UserError(f'a head of {channels} channels cannot be turned in pairs; it wants an even number')
+            raise UserError(f'a head of {channels} channels cannot be rotated in pairs; it wants an even number')
         pairs = channels // 2
         kept = max(1, round(self.fraction * pairs)) if self.chunks is None else len(self.chunks[0])
         for chunks in self.chunks or ():
@@ -70,7 +70,7 @@ class EliteRope:
         return channels - 2 * kept, 2 * kept
 
     def keys(self, heads: int) -> int:
-        """Returns how many turned keys a token has: one for every head.
+        """Returns how many rotated keys a token has: one for every head.
 
         Raises `UserError` unless there are chunks for so many heads.
         """
@@ -79,14 +79,14 @@ class EliteRope:
         return heads
 
     def table(self, heads: int, channels: int) -> Int[np.ndarray, 'h r']:
-        """Returns the pairs that each of the heads turns."""
+        """Returns the pairs that each of the heads rotates."""
         if self.chunks is not None:
             return np.asarray(self.chunks, np.int32).reshape(heads, -1)
         kept = self.split(channels)[1] // 2
         return np.tile(np.linspace(0, channels // 2 - 1, kept).astype(np.int32), (heads, 1))
 
     def rotate(self, x: Float[Array, 'b t h k'], positions: Positions, channels: int) -> Float[Array, 'b t h k']:
-        """Turns the turned channels of queries or keys, which alone are `x`, of heads with so many `channels`.
+        """Rotates the rotated channels of queries or keys, which alone are `x`, of heads with so many `channels`.
 
         First stand the first channels of all pairs, then the second ones, in the order of `chunks`.
         """

@@ -1,6 +1,6 @@
 """Weight maps that want whole rows: because they draw, or because a parameter of theirs is learned.
 
-All are made as `map(heads=, rngs=)` and turn `Rows` into weights; see `attnlab.functional.dense`.
+All are made as `map(heads=, rngs=)` and map `ScoreRows` to weights; see `attnlab.functional.dense`.
 """
 
 import jax
@@ -10,7 +10,7 @@ from jax import Array
 from jaxtyping import Bool, Float
 
 from attnlab.errors import UserError
-from attnlab.functional.dense import Rows, softmax
+from attnlab.functional.dense import ScoreRows, softmax
 from attnlab.functional.entmax import entmax
 from attnlab.nn.parameter import param
 from attnlab.typing import DropoutKey
@@ -40,7 +40,7 @@ class AdaptiveEntmax(nnx.Module):
         alpha = self.raw[...] if self.direct else 1 + jax.nn.sigmoid(self.raw[...])
         return jnp.clip(alpha, LOWEST_ALPHA, 2)
 
-    def __call__(self, rows: Rows, key: DropoutKey | None) -> Float[Array, 'b h t s']:
+    def __call__(self, rows: ScoreRows, key: DropoutKey | None) -> Float[Array, 'b h t s']:
         return entmax(rows.scores, self.alpha(), rows.visible)
 
 
@@ -60,7 +60,7 @@ class GumbelSoftmax(nnx.Module):
         self.temperature = temperature
         self.hard = hard
 
-    def __call__(self, rows: Rows, key: DropoutKey | None) -> Float[Array, 'b h t s']:
+    def __call__(self, rows: ScoreRows, key: DropoutKey | None) -> Float[Array, 'b h t s']:
         if key is None:
             return softmax(rows.scores if self.hard else rows.scores / self.temperature, rows.visible)
         noisy = rows.scores + jax.random.gumbel(key, rows.scores.shape, rows.scores.dtype)
@@ -83,7 +83,7 @@ class NoisySoftmax(nnx.Module):
         del heads, rngs
         self.strength = strength
 
-    def __call__(self, rows: Rows, key: DropoutKey | None) -> Float[Array, 'b h t s']:
+    def __call__(self, rows: ScoreRows, key: DropoutKey | None) -> Float[Array, 'b h t s']:
         if key is None:
             return softmax(rows.scores, rows.visible)
         xi = jnp.abs(jax.random.normal(key, (*rows.scores.shape[:-1], 1), rows.scores.dtype))

@@ -54,7 +54,7 @@ def test_with_all_pairs_and_the_full_rank_nothing_changes(interleaved: bool):
     mixer = attention(position=Rope(base=100.0, interleaved=interleaved), value_dim=5)
     x, ctx = noise(2, 7, DIM), context(((1, 7),), ((1, 3), (2, 4)))
     converted = to_elite(mixer, ALL)
-    assert (converted.rank, converted.key_dim, converted.turned_dim) == (2 * 5, 0, KEY)
+    assert (converted.rank, converted.key_dim, converted.rotated_dim) == (2 * 5, 0, KEY)
     assert_close(converted(x, ctx)[0], mixer(x, ctx)[0], dtype=x.dtype, reduction=DIM * 7, what='y')
 
 

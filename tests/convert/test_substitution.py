@@ -19,7 +19,7 @@ from attnlab.convert.substitution import (
     substituted,
 )
 from attnlab.errors import UserError
-from attnlab.functional.dense import Rows
+from attnlab.functional.dense import ScoreRows
 from attnlab.mixers.softmax.attention import Attention
 from attnlab.models.model import Model
 from attnlab.models.stack import Stack
@@ -78,7 +78,7 @@ def test_what_rounding_takes_is_given_back_to_visible_keys_alone():
     scores = jnp.log(jnp.array([0.7, 0.2, 0.1, 5.0]))[None, None, None]
     visible = jnp.array([True, True, True, False])[None, None, None]
     np.testing.assert_allclose(
-        part(Rows(scores, visible, scores), None)[0, 0, 0], [2 / 3 + 0.1, 1 / 3 + 0.1, 0.1, 0], atol=1e-6
+        part(ScoreRows(scores, visible, scores), None)[0, 0, 0], [2 / 3 + 0.1, 1 / 3 + 0.1, 0.1, 0], atol=1e-6
     )
 
 

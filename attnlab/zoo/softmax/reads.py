@@ -18,10 +18,10 @@ READS = {
         streaming=True,
         packed=True,
         notes=(
-            'As in the released code: the latent has a norm, the turned key none, pairs are neighbouring channels. The '
-            'turned channels are half those of a head, as in the paper. The latent has a quarter of the width, which '
-            'at 16 heads is the four heads of the paper and DeepSeek-V2-Lite, and queries are not compressed, as in '
-            'V2-Lite; the large model compresses them (query_rank). No rescaling for longer contexts.'
+            'As in the released code: the latent has a norm, the rotated key none, pairs are neighbouring channels. '
+            'The rotated channels are half those of a head, as in the paper. The latent has a quarter of the width, '
+            'which at 16 heads is the four heads of the paper and DeepSeek-V2-Lite, and queries are not compressed, as '
+            'in V2-Lite; the large model compresses them (query_rank). No rescaling for longer contexts.'
         ),
     ),
     'elitekv': Recipe(

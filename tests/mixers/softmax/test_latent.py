@@ -59,7 +59,7 @@ def rms(x: np.ndarray) -> np.ndarray:
     return x / np.sqrt(np.mean(x**2, axis=-1, keepdims=True) + 1e-6)
 
 
-def turned(x: np.ndarray, angles: np.ndarray) -> np.ndarray:
+def rotated(x: np.ndarray, angles: np.ndarray) -> np.ndarray:
     """Neighbouring channels as complex numbers."""
     z = (x[..., 0::2] + 1j * x[..., 1::2]) * np.exp(1j * angles)
     return np.stack([z.real, z.imag], axis=-1).reshape(x.shape)
@@ -69,14 +69,14 @@ def test_the_equations_of_the_paper_written_out():
     mixer = latent_attention(key_dim=4, value_dim=3, rank=5, query_rank=6)
     x = np.asarray(noise(1, 6, 12), np.float64)[0]
     latent = rms(x @ _weight(mixer.down))
-    angles = np.arange(6)[:, None] * 1.0  # Two turned channels: one frequency, 1.
-    shared = turned(x @ _weight(mixer.key), angles)
+    angles = np.arange(6)[:, None] * 1.0  # Two rotated channels: one frequency, 1.
+    shared = rotated(x @ _weight(mixer.key), angles)
     q = (rms(x @ _weight(mixer.query.down)) @ _weight(mixer.query.up)).reshape(6, 2, 6)
     up = _weight(mixer.up).reshape(5, 2, 7)
     heads = []
     for h in range(2):
         k, v = latent @ up[:, h, :4], latent @ up[:, h, 4:]
-        scores = (q[:, h, :4] @ k.T + turned(q[:, h, 4:], angles) @ shared.T) / np.sqrt(6)
+        scores = (q[:, h, :4] @ k.T + rotated(q[:, h, 4:], angles) @ shared.T) / np.sqrt(6)
         weights = np.exp(scores) * np.tril(np.ones((6, 6)))
         heads.append(weights / weights.sum(axis=1, keepdims=True) @ v)
     expected = np.concatenate(heads, axis=1) @ _weight(mixer.output)

@@ -12,7 +12,7 @@ import attnlab
 import pallas_kernels
 from attnlab.context import Context
 from attnlab.errors import UserError
-from attnlab.functional.dense import Rows, softmax
+from attnlab.functional.dense import ScoreRows, softmax
 from attnlab.functional.entmax import entmax
 from attnlab.functional.penalty import Penalised
 from attnlab.functional.reach import Reach
@@ -40,11 +40,11 @@ DIM, HEADS, T = 16, 4, 9
 RNGS = nnx.Rngs(0)
 
 
-def rows(scores=SCORES, visible=None, limits=None) -> Rows:
+def rows(scores=SCORES, visible=None, limits=None) -> ScoreRows:
     """One row of one head."""
     scores = jnp.asarray(scores, jnp.float32)[None, None, None]
     visible = jnp.ones(scores.shape, bool) if visible is None else jnp.asarray(visible)[None, None, None]
-    return Rows(scores, visible, jnp.full_like(scores, 4.0) if limits is None else limits)
+    return ScoreRows(scores, visible, jnp.full_like(scores, 4.0) if limits is None else limits)
 
 
 def make(recipe: str, **overrides) -> Attention:
