@@ -200,6 +200,7 @@ class NativeSparseAttention(Mixer):
         tokens = view.queries.places
         here = Located(tokens, document_firsts(tokens, segments, before.first, before.segment))
         compressed, count, recent = self._compress(keys[0], values[0], ctx.positions, here, before)
+        windowed = attend(q, near.entries.keys, near.entries.values, near, implementation=self.implementation)
         reads = (
             self._read_compressed(q, compressed, here),
             attend_selected(
@@ -210,7 +211,7 @@ class NativeSparseAttention(Mixer):
                 compressed=compressed,
                 blocks=self.blocks,
             ),
-            attend(q, near.entries.keys, near.entries.values, near, implementation=self.implementation),
+            windowed,
         )
         gates = self.gate(x).reshape(batch, t, len(BRANCHES), self.heads, 1)
         y = self.output(sum(gates[:, :, i] * read for i, read in enumerate(reads)).reshape(batch, t, -1))
