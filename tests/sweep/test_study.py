@@ -14,7 +14,7 @@ from attnlab import config as configs
 from attnlab.config import from_plain, plain
 from attnlab.errors import UserError
 from attnlab.sweep import trial as trials
-from attnlab.sweep.status import rows, seconds_left, show_status
+from attnlab.sweep.status import seconds_left, show_status, statuses
 from attnlab.sweep.study import create_study, open_study
 from attnlab.sweep.trial import STARTS, Outcome, run_trial
 from attnlab.train import launch
@@ -43,7 +43,7 @@ def test_a_trial_is_run_by_one_at_a_time_and_goes_on_where_it_was_left(make):
         finish(one, claim, float(claim.number) / 2)
     assert other.finished() and other.claim() is None and len(other.trials()) == 4
     assert other.best().number == 1
-    assert [row.state for row in rows(other)] == ['done'] * 4
+    assert [row.state for row in statuses(other)] == ['done'] * 4
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_failures_are_recorded_with_their_reasons_and_the_study_goes_on(make, pr
     while (claim := study.claim()) is not None:
         run_trial(study, claim, programs if claim.number < 3 else Programs())
         claim.release()
-    nonfinite, invalid, good, memory = rows(study)
+    nonfinite, invalid, good, memory = statuses(study)
     assert [row.state for row in (nonfinite, invalid, good, memory)] == ['failed', 'failed', 'done', 'failed']
     assert 'step 2: loss' in nonfinite.reason and 'the first that is not finite' in nonfinite.reason
     assert memory.reason.startswith('out of memory: ')
@@ -161,7 +161,7 @@ def test_a_run_that_dies_again_and_again_is_given_up(make, programs):
         trials._check_starts(claim, 0)
         claim.release()
     assert run_trial(study, study.claim(), programs) == Outcome.FAILED
-    assert 'died 10 times after step 0' in rows(study)[0].reason
+    assert 'died 10 times after step 0' in statuses(study)[0].reason
 
 
 def test_what_is_wrong_with_the_machine_does_not_fail_the_trial(make, programs, monkeypatch):
@@ -235,11 +235,11 @@ def test_status(unbroken, capsys, make):
     assert f'4 done; best: trial {best.number}, valid/loss {best.value:.5g}' in printed
     study = make()
     study.claim()
-    assert [row.state for row in rows(study)] == ['running']
+    assert [row.state for row in statuses(study)] == ['running']
     claim = study.claim()
     claim.note('seconds', 10.0)
     finish(study, claim, 1.0)
     # One runs and is at its beginning, two are to come: three times ten seconds for the one worker there is.
-    assert seconds_left(study, rows(study)) == pytest.approx(30.0)
+    assert seconds_left(study, statuses(study)) == pytest.approx(30.0)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    assert np.isfinite(rows(unbroken)[0].seconds)
+    assert np.isfinite(statuses(unbroken)[0].seconds)

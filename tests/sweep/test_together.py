@@ -9,7 +9,7 @@ import pytest
 
 from attnlab.config import from_plain, plain
 from attnlab.configuration import config_of
-from attnlab.sweep.status import rows
+from attnlab.sweep.status import statuses
 from attnlab.sweep.study import create_study, open_study
 from tests.sweep.conftest import TINY
 from tests.sweep.processes import until
@@ -57,7 +57,7 @@ def test_faults_of_a_point_and_pruning_are_shared(pair, tmp_path):
     config = config_of(TINY, 'sampler=quasi,pruner=asha,high=1e30')
     study = create_study(tmp_path / 'study', config)
     finish(pair(study.folder))
-    states = [row.state for row in rows(study)]
+    states = [row.state for row in statuses(study)]
     assert study.finished() and {'done', 'failed'} <= set(states), states
 
 
@@ -71,7 +71,7 @@ def test_a_trial_without_memory_is_recorded_and_ends_the_worker(pair, tmp_path):
     outputs = [process.communicate(timeout=240)[0] for process in pair(study.folder)]
     assert 'trial 0 failed in one process of 2 (out of memory: ' in outputs[0], outputs
     finish(pair(study.folder))
-    assert [row.state for row in rows(study)] == ['failed', 'done']
+    assert [row.state for row in statuses(study)] == ['failed', 'done']
 
 
 @pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGKILL])
