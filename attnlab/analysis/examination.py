@@ -23,6 +23,7 @@ from attnlab.quantize.formats import quantized
 from attnlab.runs.loading import Loaded, load_run
 from attnlab.tasks.task import Batch, context
 from attnlab.train.figures import layer_curves
+from attnlab.train.run import check_data
 
 ATTENTION = ('sink_rate', 'entropy', 'sparsity')
 ACTIVATIONS = ('kurtosis', 'max_abs')
@@ -58,14 +59,23 @@ class Examination:
 
 
 def analyse_run(
-    workdir: pathlib.Path, console: Console, step: int | None, split_name: str | None, rows: int, bits: tuple[int, ...]
+    workdir: pathlib.Path,
+    console: Console,
+    step: int | None,
+    split_name: str | None,
+    rows: int,
+    bits: tuple[int, ...],
+    *,
+    other_data: bool = False,
 ) -> Examination:
     """Examines a checkpoint on the first `rows` rows of a split, and writes `analysis/<step>.json` and a figure.
 
     Without a name the split is the one that the task is evaluated on. Raises `UserError` for a run or a split that is
-    not there, a model without layers to look into, or bits below 2.
+    not there, data that have changed unless `other_data` allows it, a model without layers to look into, or bits below
+    2.
     """
     loaded = load_run(workdir, step)
+    check_data(workdir, loaded.setup.task.describe(), other=other_data)
     if not isinstance(loaded.setup.model, Stacked):
         raise UserError(f'{workdir} holds a {type(loaded.setup.model).__name__}, which has no layers to look into')
     if split_name is None:
@@ -74,7 +84,9 @@ def analyse_run(
     found = Examination(tuple(_layers(loaded, examples)), _losses(loaded, examples, bits))
     folder = workdir / 'analysis'
     path = folder / f'{loaded.step}.json'
-    write_json(path, {'step': loaded.step, 'split': split_name, 'rows': rows, **found.numbers()})
+    write_json(
+        path, {'step': loaded.step, 'split': split_name, 'rows': rows, 'other_data': other_data, **found.numbers()}
+    )
     curves = {name: [layer.get(name, np.nan) for layer in found.layers] for name in found.names()}
     layer_curves(curves, folder / f'{loaded.step}.png')
     console.print(_layer_table(found, f'{workdir}, step {loaded.step}, {split_name}'))

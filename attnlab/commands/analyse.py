@@ -21,5 +21,5 @@ def main(argv: list[str]) -> int:
 
     from attnlab.analysis.examination import analyse_run
 
-    analyse_run(workdir, Console(), values.step, values.split, values.rows, bits)
+    analyse_run(workdir, Console(), values.step, values.split, values.rows, bits, other_data=values.other_data)
     return 0

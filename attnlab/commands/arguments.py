@@ -60,9 +60,17 @@ def define_run(values: flags.FlagValues) -> None:
 
 
 def define_split(values: flags.FlagValues) -> None:
-    """Defines the flag of a command that reads a split of a run's task."""
+    """Defines the flags of a command that reads a split of a run's task."""
+    define_other_data(values)
     flags.DEFINE_string(
         'split', None, 'The split: valid of a text, test of other tasks by default.', flag_values=values
+    )
+
+
+def define_other_data(values: flags.FlagValues) -> None:
+    """Defines the flag of a command that reads the data of a run."""
+    flags.DEFINE_bool(
+        'other_data', False, 'Go on although the data are not those that the run was trained on.', flag_values=values
     )
 
 

@@ -32,12 +32,14 @@ def main(argv: list[str]) -> int:
     from attnlab.evals.asked import Asked
     from attnlab.runs.evaluation import evaluate_run
     from attnlab.runs.loading import load_run
+    from attnlab.train.run import check_data
 
     loaded = load_run(workdir, values.step)
+    check_data(workdir, loaded.setup.task.describe(), other=values.other_data)
     name = str(loaded.step)
     if values.attention is not None:
         loaded = substituted(loaded, values.attention)
         name = f'{name}-{values.attention}'
     asked = Asked(values.split, multiples, values.tokens, values.examples)
-    evaluate_run(loaded, asked, workdir, Console(), name)
+    evaluate_run(loaded, asked, workdir, Console(), name, other_data=values.other_data)
     return 0

@@ -2,7 +2,14 @@
 
 from absl import flags
 
-from attnlab.commands.arguments import asks_for_help, define_devices, help_text, required, start_devices
+from attnlab.commands.arguments import (
+    asks_for_help,
+    define_devices,
+    define_other_data,
+    help_text,
+    required,
+    start_devices,
+)
 
 
 def main(argv: list[str]) -> int:
@@ -11,6 +18,7 @@ def main(argv: list[str]) -> int:
     flags.DEFINE_string('workdir', None, 'The directory of the run.', flag_values=values)
     flags.DEFINE_bool('dry_run', False, 'Build everything abstractly, print the plan, and stop.', flag_values=values)
     flags.DEFINE_integer('data_workers', 0, 'Processes that read data; changes speed, not results.', flag_values=values)
+    define_other_data(values)
     define_devices(values)
     if asks_for_help(argv):
         print(help_text('usage: attnlab train --config=FILE.py:ARG --workdir=DIR [--flag=value ...]', values))
@@ -30,4 +38,10 @@ def main(argv: list[str]) -> int:
     workdir = required(values, 'workdir')
     from attnlab.train.launch import launch
 
-    return launch(config, workdir, console=Console(highlight=False), data_workers=values.data_workers)
+    return launch(
+        config,
+        workdir,
+        console=Console(highlight=False),
+        data_workers=values.data_workers,
+        other_data=values.other_data,
+    )

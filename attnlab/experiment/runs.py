@@ -88,7 +88,7 @@ def _run(each: Run, workdir: pathlib.Path, measure: Any, programs: Programs) -> 
     found = {name: facts[name] for name in ('parameters', 'state_bytes_per_sequence', 'implementations')}
     with (workdir / 'log.txt').open('a') as log:
         try:
-            outcome = launch.train(setup, workdir, facts, console=Console(file=log, width=120, highlight=False))
+            outcome = launch.train(setup, config, workdir, facts, console=Console(file=log, width=120, highlight=False))
         except loop.NonFinite as error:
             found['failed'] = str(error)
         else:

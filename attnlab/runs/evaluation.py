@@ -1,5 +1,6 @@
 """A finished or unfinished run, evaluated at and beyond the length it was trained on."""
 
+import dataclasses
 import pathlib
 
 import jax
@@ -14,11 +15,18 @@ from attnlab.tasks.task import Sliced
 
 
 def evaluate_run(
-    loaded: Loaded, asked: Asked, workdir: pathlib.Path, console: Console, name: str | None = None
+    loaded: Loaded,
+    asked: Asked,
+    workdir: pathlib.Path,
+    console: Console,
+    name: str | None = None,
+    *,
+    other_data: bool = False,
 ) -> dict[str, float]:
     """Evaluates a loaded checkpoint, prints a table, and writes `evals/<name>.json` and figures by position.
 
-    The name is the step by default; whoever changed the model gives it another. Raises `UserError` for what was asked
+    The name is the step by default; whoever changed the model gives it another. What was asked is written down too, and
+    `other_data`, that the data are not those of the run. Raises `UserError` for what was asked
     of another kind of task.
     """
     name = str(loaded.step) if name is None else name
@@ -29,7 +37,8 @@ def evaluate_run(
         folder = workdir / 'evals'
         evaluation.draw(folder / name)
         path = folder / f'{name}.json'
-        write_json(path, {'step': loaded.step, 'split': evaluator.split, **evaluation.numbers})
+        record = {'asked': dataclasses.asdict(asked), 'other_data': other_data}
+        write_json(path, {'step': loaded.step, 'split': evaluator.split, **record, **evaluation.numbers})
         console.print(evaluation.table(f'{workdir}, step {name}, {evaluator.split}'))
         figures = sorted(map(str, (folder / name).glob('*.png')))
         console.print(f'written: {", ".join([str(path), *figures])}', highlight=False, soft_wrap=True)

@@ -48,7 +48,7 @@ def load_run(workdir: pathlib.Path, step: int | None = None) -> Loaded:
     config = configs.load(path)
     with config.unlocked():
         config.mesh = spec(Axes)
-    return restored(prepare(config), workdir, step)
+    return restored(prepare(config).restored(workdir), workdir, step)
 
 
 def restored(setup: Setup, workdir: pathlib.Path, step: int | None = None) -> Loaded:

@@ -1,66 +1,10 @@
-"""Locks that the kernel takes back when their holder dies, however it dies.
+"""The lock of a study's journal."""
 
-A lock is `flock` on a file that is never removed. On a network file system it holds between hosts if that file system
-carries `flock`, as NFS version 4 and Lustre (mounted with `flock`) do.
-"""
-
-import contextlib
-import fcntl
-import os
 import pathlib
-from collections.abc import Iterator
 
 from optuna.storages.journal import JournalFileOpenLock
 
-from attnlab.errors import UserError
-
-
-class Lock:
-    """One file's lock, held or not."""
-
-    def __init__(self, path: pathlib.Path):
-        self._path = path
-        self._file: int | None = None
-
-    def acquire(self, *, wait: bool = True) -> bool:
-        """Takes the lock; without `wait`, returns False where another holds it."""
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
-            os.close(file)
-            return False
-        except OSError as error:
-            os.close(file)
-            raise UserError(
-                f'{self._path} cannot be locked: {error.strerror}; a sweep wants a file system with flock'
-            ) from error
-        self._file = file
-        return True
-
-    def release(self) -> None:
-        """Gives the lock back."""
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
-
-    def taken(self) -> bool:
-        """Whether another holds the lock."""
-        if not self._path.exists():
-            return False
-        free = self.acquire(wait=False)
-        self.release()
-        return not free
-
-    @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
-        """Holds the lock inside."""
-        self.acquire()
-        try:
-            yield
-        finally:
-            self.release()
+from attnlab.locks import Lock
 
 
 class JournalLock(JournalFileOpenLock):

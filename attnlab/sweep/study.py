@@ -31,8 +31,9 @@ from attnlab import config as configs
 from attnlab import files
 from attnlab.config import from_plain, plain, save
 from attnlab.errors import UserError
+from attnlab.locks import Lock
 from attnlab.sweep.database import open_database
-from attnlab.sweep.lock import JournalLock, Lock
+from attnlab.sweep.lock import JournalLock
 from attnlab.sweep.space import Drawn
 from attnlab.sweep.sweep import Sweep, read
 from attnlab.train.run import differences

@@ -18,7 +18,7 @@ from attnlab.errors import UserError, nearest
 from attnlab.sweep.study import Claim, Study, workdir
 from attnlab.sweep.sweep import read
 from attnlab.sweep.together import Abandoned, Followers, Order, OutOfStep, heard
-from attnlab.train import launch, loop, run
+from attnlab.train import launch, loop
 from attnlab.train.programs import Programs, Unbuildable
 from attnlab.train.report import read_lines
 from attnlab.train.setup import Setup
@@ -73,9 +73,11 @@ def run_trial(study: Study, claim: Claim, programs: Programs, followers: Followe
 def follow_trial(folder: pathlib.Path, order: Order, programs: Programs) -> None:
     """Runs a trial beside the first process, which claimed it, checked its config, and made its folder."""
     study = folder / order.study
-    setup, facts = programs.prepare(read(configs.load(study / 'sweep.json')).config(order.number, order.drawn))
+    config = read(configs.load(study / 'sweep.json')).config(order.number, order.drawn)
+    setup, facts = programs.prepare(config)
+    folder = workdir(study, order.number)
     with contextlib.suppress(loop.NonFinite, Abandoned):
-        launch.train(setup, workdir(study, order.number), facts, console=Console(quiet=True), watch=heard)
+        launch.train(setup, from_plain(plain(config)), folder, facts, console=Console(quiet=True), watch=heard)
 
 
 def _outcome(
@@ -105,13 +107,12 @@ def _value(study: Study, claim: Claim, programs: Programs, followers: Followers,
     _check_starts(claim, newest_checkpoint(folder))
     setup, facts = programs.prepare(config)
     _check_metric(sweep.metric, setup)
-    run.claim(folder, from_plain(plain(config)))
     pruned_at = claim.notes.get('pruned_at')
     if pruned_at is None or newest_checkpoint(folder) < pruned_at:
         watch = followers.broadcasting(_watch(claim, sweep.metric, setup.steps))
         followers.run(study.folder, claim.number, claim.drawn)
         try:
-            outcome = launch.train(setup, folder, facts, console=console, watch=watch)
+            outcome = launch.train(setup, from_plain(plain(config)), folder, facts, console=console, watch=watch)
         except loop.NonFinite:
             followers.ran()
             raise

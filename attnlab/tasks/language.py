@@ -10,7 +10,7 @@ import numpy as np
 
 from attnlab.data.text.corpus import Corpus, Text
 from attnlab.data.text.stdlib import StdlibText
-from attnlab.data.text.tokenizers import BytePairs, Bytes, save_tokenizer
+from attnlab.data.text.tokenizers import BytePairs, Bytes, TrainedBytePairs, load_tokenizer, save_tokenizer
 from attnlab.data.text.windows import Windows
 from attnlab.metrics import Average
 from attnlab.models.predictor import Predictor
@@ -30,7 +30,7 @@ class LanguageModelling:
     """
 
     text: Corpus = StdlibText()
-    tokenizer: Bytes | BytePairs = Bytes()
+    tokenizer: Bytes | BytePairs | TrainedBytePairs = Bytes()
 
     @property
     def vocab(self) -> int:
@@ -72,6 +72,11 @@ class LanguageModelling:
     def save(self, folder: pathlib.Path) -> None:
         """Writes the tokenizer, which a trained model is worth nothing without, as `tokenizer.json`."""
         save_tokenizer(self.load('train').tokenizer, folder / TOKENIZER)
+
+    def restored(self, folder: pathlib.Path) -> 'LanguageModelling':
+        """The task with the tokenizer that the run was trained with, whatever the text has become."""
+        path = folder / TOKENIZER
+        return dataclasses.replace(self, tokenizer=load_tokenizer(path)) if path.exists() else self
 
     def load(self, split: str) -> Text:
         """The tokens of a split, read once."""

@@ -3,7 +3,7 @@
 import abc
 import dataclasses
 import pathlib
-from typing import Any
+from typing import Any, Self
 
 import jax.numpy as jnp
 import numpy as np
@@ -71,6 +71,11 @@ class Synthetic(abc.ABC):
     def save(self, folder: pathlib.Path) -> None:
         """Writes nothing: the config says it all."""
         del folder
+
+    def restored(self, folder: pathlib.Path) -> Self:
+        """The task as it is."""
+        del folder
+        return self
 
     @abc.abstractmethod
     def measure(self, model: Predictor, batch: Batch, dropout_key: DropoutKey | None) -> dict[str, Average]:

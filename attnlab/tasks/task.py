@@ -50,6 +50,9 @@ class Task(Protocol):
     def save(self, folder: pathlib.Path) -> None:
         """Writes into the work directory what using the model elsewhere needs besides its parameters."""
 
+    def restored(self, folder: pathlib.Path) -> 'Task':
+        """The task with what `save` wrote, if it did, in the place of what would be made anew, such as a vocabulary."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Slice:

@@ -148,6 +148,10 @@ class Checkpoints:
             )
         return self._read(step, abstract)
 
+    def check_structure(self, step: int, wanted: dict[str, Any]) -> None:
+        """Raises `UserError` for an array that a checkpoint lacks or has in another shape or type, reading none."""
+        self._check_structure(self._directory / str(step), wanted)
+
     def _read(self, step: int, abstract: State) -> tuple[State, Metadata]:
         path = self._directory / str(step)
         wanted = _named(abstract)

@@ -13,19 +13,23 @@ from attnlab.train.cost import flops_per_token, implementations, state_bytes
 from attnlab.train.setup import Setup, prepare
 
 
-def launch(config: ConfigDict, workdir: pathlib.Path, *, console: Console, data_workers: int = 0) -> int:
-    """Trains the config in its work directory; returns the exit status, 0 also when it was asked to stop and saved."""
+def launch(
+    config: ConfigDict, workdir: pathlib.Path, *, console: Console, data_workers: int = 0, other_data: bool = False
+) -> int:
+    """Trains the config in its work directory; returns the exit status, 0 also when it was asked to stop and saved.
+
+    Everything that can be wrong with the config is found before the work directory is touched.
+    """
     began = time.perf_counter()
-    setup = prepare(config)
+    setup = prepare(config).restored(workdir)
     setup.check_batch()
     setup.load_data()
-    run.claim(workdir, config)
     facts = measured(setup)
     if jax.process_index() == 0:
         for line in setup.undivided():
             console.print(f'whole on every device: {line}')
         console.print(_headline(setup, facts, workdir, time.perf_counter() - began))
-    outcome = train(setup, workdir, facts, console=console, data_workers=data_workers)
+    outcome = train(setup, config, workdir, facts, console=console, data_workers=data_workers, other_data=other_data)
     if jax.process_index() == 0 and outcome == loop.FINISHED:
         console.print(f'finished: {setup.steps} steps. Next: attnlab eval --workdir={workdir}')
     return 0
@@ -33,25 +37,33 @@ def launch(config: ConfigDict, workdir: pathlib.Path, *, console: Console, data_
 
 def train(
     setup: Setup,
+    config: ConfigDict,
     workdir: pathlib.Path,
     facts: dict[str, Any],
     *,
     console: Console,
     data_workers: int = 0,
+    other_data: bool = False,
     watch: loop.Watch = loop.unwatched,
 ) -> str:
-    """Trains in a work directory that was claimed, the start recorded with what was `measured`; see `loop.train`."""
-    if jax.process_index() == 0:
-        run.record(workdir, facts)
-        setup.task.save(workdir)
-    outcome, _ = loop.train(
-        setup,
-        workdir,
-        console=console,
-        data_workers=data_workers,
-        flops_per_token=facts['flops_per_token'],
-        watch=watch,
-    )
+    """Claims the work directory, records the start with what was `measured`, and trains; see `loop.train`.
+
+    Raises `UserError` where the directory belongs to another config or process, or the data have changed.
+    """
+    with run.held(workdir):
+        run.claim(workdir, config)
+        run.check_data(workdir, facts['data'], other=other_data)
+        if jax.process_index() == 0:
+            run.record(workdir, {**facts, 'other_data': other_data})
+            setup.task.save(workdir)
+        outcome, _ = loop.train(
+            setup,
+            workdir,
+            console=console,
+            data_workers=data_workers,
+            flops_per_token=facts['flops_per_token'],
+            watch=watch,
+        )
     return outcome
 
 

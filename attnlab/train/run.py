@@ -1,11 +1,13 @@
 """A run's work directory: whose it is, what it was made with, where it stopped."""
 
+import contextlib
 import importlib.metadata
 import json
 import pathlib
 import platform
 import subprocess
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -14,8 +16,10 @@ from ml_collections import ConfigDict
 from attnlab import config as configs
 from attnlab.errors import UserError
 from attnlab.files import is_temporary, write_json
+from attnlab.locks import Lock
 from attnlab.trust import allowed
 
+LOCK = 'lock'
 PACKAGES = ('attnlab', 'jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'grain', 'ml_collections', 'numpy')
 
 
@@ -32,12 +36,52 @@ def claim(workdir: pathlib.Path, config: ConfigDict) -> None:
             raise UserError(f'{workdir} holds a run with another config ({shown}): choose another --workdir')
         return
     # Another process of this run may be writing it just now, or have died while it did.
-    if workdir.exists() and any(child != path and not is_temporary(child) for child in workdir.iterdir()):
+    if workdir.exists() and any(
+        child.name not in (path.name, LOCK) and not is_temporary(child) for child in workdir.iterdir()
+    ):
         raise UserError(
             f'{workdir} is not empty and holds no config.json, so it is not a run: choose another --workdir'
         )
     if jax.process_index() == 0:
         configs.save(config, path)
+
+
+@contextlib.contextmanager
+def held(workdir: pathlib.Path) -> Iterator[None]:
+    """Keeps other processes from training in the work directory meanwhile; of several of this run the first does.
+
+    Raises `UserError`, naming the process, where another does already.
+    """
+    lock = Lock(workdir / LOCK)
+    if jax.process_index() == 0 and not lock.acquire(wait=False):
+        raise UserError(f'{workdir} is being trained in by {lock.holder()}; wait for it, or choose another --workdir')
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def check_data(workdir: pathlib.Path, data: dict[str, Any], *, other: bool = False) -> None:
+    """Checks that a run's data are those that it was trained on, by what it recorded of them; `other` lets all pass.
+
+    Raises `UserError` naming both hashes of what differs.
+    """
+    path = workdir / 'run.json'
+    if other or not path.exists():
+        return
+    before, now = _hashes(json.loads(path.read_text())['starts'][-1]['data']), _hashes(data)
+    for name in sorted(before.keys() & now.keys()):
+        if before[name] != now[name]:
+            raise UserError(
+                f'the data of {workdir} have changed since it was trained: {name} was {before[name]} and is '
+                f'{now[name]}; put back what was there, or go on with --other_data, which is recorded'
+            )
+
+
+def _hashes(data: dict[str, Any]) -> dict[str, str]:
+    """What the description of data holds that is a hash of their content, by dotted path."""
+    leaves = flatten(data)
+    return {name: str(value) for name, value in leaves.items() if any(word in name for word in ('hash', 'content'))}
 
 
 def differences(old: ConfigDict, new: ConfigDict) -> list[str]:

@@ -39,6 +39,12 @@ class Saving:
     every: int = 500
     keep: int = 2
 
+    def __post_init__(self) -> None:
+        """Raises `UserError` for a number below 1."""
+        for name in ('every', 'keep'):
+            if getattr(self, name) < 1:
+                raise UserError(f'config.checkpoint.{name} is {getattr(self, name)}; it wants a whole number from 1')
+
 
 class Scalars(NamedTuple):
     """The numbers of a run that its compiled programs take as arguments: runs that differ in them alone share those."""
@@ -269,10 +275,14 @@ class Setup:
             jax.eval_shape(cores.on(self.mesh, self.compiled.averages), self.abstract.variables, self.abstract_batch())
         return [*partition.undivided(self.abstract.params, self.mesh), *dict.fromkeys(map(str, found))]
 
+    def restored(self, workdir: pathlib.Path) -> 'Setup':
+        """The same with what the run in a work directory saved of its task, such as its tokenizer."""
+        return dataclasses.replace(self, task=self.task.restored(workdir))
+
     def load_data(self) -> None:
         """Loads what training and evaluating will read: what is wrong with it is said before anything is written."""
         if self.start is not None:
-            self.start.check()
+            self.start.check(self.abstract)
         self.task.source('train', self.length)
         for evaluator in self.evals:
             evaluator.load_data(self)

@@ -1,5 +1,6 @@
 """Starting a run from the parameters of another one."""
 
+import contextlib
 import dataclasses
 import fnmatch
 import pathlib
@@ -31,12 +32,15 @@ class FromRun:
     leave: tuple[str, ...] = ('head/*',)
     step: int | None = None
 
-    def check(self) -> None:
-        """Raises `UserError` where there is no such checkpoint."""
+    def check(self, abstract: TrainState) -> None:
+        """Raises `UserError` where there is no such checkpoint, or it does not fit; reads no parameters."""
         steps = [path.name for path in self._folder.glob('*') if path.name.isdecimal()]
         if not steps or (self.step is not None and str(self.step) not in steps):
             wanted = 'checkpoint' if self.step is None else f'checkpoint of step {self.step}'
             raise UserError(f'config.start.run is {self.run}, which has no {wanted}')
+        with self._checkpoints() as checkpoints:
+            step = max(map(int, steps)) if self.step is None else self.step
+            checkpoints.check_structure(step, self._taken(abstract))
 
     def into(self, state: TrainState, abstract: TrainState) -> TrainState:
         """Replaces the variables of `state`, `abstract` being its shapes and shardings, by those of the run.
@@ -44,24 +48,9 @@ class FromRun:
         Raises `UserError` for a pattern that matches nothing, and for a parameter that the run lacks or has in another
         shape, naming it.
         """
-        named = _named(abstract)
-        found_paths = (path for part in TAKEN for path in named_parameters(getattr(abstract, part)))
-        paths = dict(zip(named, found_paths, strict=True))
-        for pattern in self.leave:
-            if not fnmatch.filter(paths.values(), pattern):
-                raise UserError(
-                    f'config.start.leave: no parameter matches {pattern!r}{nearest(pattern, paths.values())}'
-                )
-        taken = {
-            name: leaf
-            for name, leaf in named.items()
-            if not any(fnmatch.fnmatchcase(paths[name], pattern) for pattern in self.leave)
-        }
-        checkpoints = Checkpoints(self._folder, notify=lambda line: print(line, file=sys.stderr))
-        try:
+        taken = self._taken(abstract)
+        with self._checkpoints() as checkpoints:
             found = checkpoints.restore_latest(taken) if self.step is None else checkpoints.restore(self.step, taken)
-        finally:
-            checkpoints.close()
         if found is None:
             raise UserError(f'config.start.run is {self.run}, which has no checkpoint')
         parts = {part: getattr(state, part) for part in TAKEN}
@@ -75,6 +64,25 @@ class FromRun:
                 for part, tree in parts.items()
             },
         )
+
+    def _taken(self, abstract: TrainState) -> dict[str, Any]:
+        """The variables that are taken over, by their names in a checkpoint."""
+        named = _named(abstract)
+        found_paths = (path for part in TAKEN for path in named_parameters(getattr(abstract, part)))
+        paths = dict(zip(named, found_paths, strict=True))
+        for pattern in self.leave:
+            if not fnmatch.filter(paths.values(), pattern):
+                raise UserError(
+                    f'config.start.leave: no parameter matches {pattern!r}{nearest(pattern, paths.values())}'
+                )
+        return {
+            name: leaf
+            for name, leaf in named.items()
+            if not any(fnmatch.fnmatchcase(paths[name], pattern) for pattern in self.leave)
+        }
+
+    def _checkpoints(self) -> contextlib.closing[Checkpoints]:
+        return contextlib.closing(Checkpoints(self._folder, notify=lambda line: print(line, file=sys.stderr)))
 
     @property
     def _folder(self) -> pathlib.Path:
