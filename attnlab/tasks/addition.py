@@ -2,7 +2,7 @@
 
 import dataclasses
 import pathlib
-from typing import Any, Self
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -65,7 +65,7 @@ class Addition:
         """Writes nothing: the config says it all."""
         del folder
 
-    def restored(self, folder: pathlib.Path) -> Self:
+    def restored(self, folder: pathlib.Path) -> 'Addition':
         """The task as it is."""
         del folder
         return self

@@ -4,7 +4,7 @@ import abc
 import dataclasses
 import functools
 import pathlib
-from typing import Any, Self
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -83,7 +83,7 @@ class LongRange(abc.ABC):
         """Writes nothing: the config says it all."""
         del folder
 
-    def restored(self, folder: pathlib.Path) -> Self:
+    def restored(self, folder: pathlib.Path) -> 'LongRange':
         """The task as it is."""
         del folder
         return self

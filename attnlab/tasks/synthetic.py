@@ -3,7 +3,7 @@
 import abc
 import dataclasses
 import pathlib
-from typing import Any, Self
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -72,7 +72,7 @@ class Synthetic(abc.ABC):
         """Writes nothing: the config says it all."""
         del folder
 
-    def restored(self, folder: pathlib.Path) -> Self:
+    def restored(self, folder: pathlib.Path) -> 'Synthetic':
         """The task as it is."""
         del folder
         return self
