@@ -17,6 +17,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
             {
                 'errors',
                 'files',
+                'locks',
                 'typing',
                 'signature',
                 'config',
