@@ -2,7 +2,6 @@
 
 import functools
 import json
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,11 +10,28 @@ from flax import nnx
 from attnlab.blocks.block import Block
 from attnlab.config import build, from_plain, plain
 from attnlab.models.stack import Stack
-from attnlab.testing.contract import check_implementations, claimed, is_mirrored
+from attnlab.testing.contract import Check, Subject, check_implementations, claimed, is_mirrored
 from attnlab.zoo import ZOO, Recipe
 
-DIM = 32
-ROWS = [pytest.param(recipe, id=name) for name, recipe in ZOO.items()]
+EVERY_TIME = ('streaming', 'packing', 'spec survives JSON')
+"""The checks that every recipe has to pass every time; the others are nightly but for the first recipe of a class.
+
+What equals one pass in pieces has not looked ahead. Gradients of weight maps, decays and gates, which are what tells
+recipes of a class apart, are checked where these are: tests/kernels, tests/nn.
+"""
+
+FIRST = {
+    recipe.pattern[0].target: name
+    for name, recipe in reversed(ZOO.items())
+    if len(recipe.pattern) == 1 and not recipe.slow
+}
+"""The recipe that stands for its class. Of a hybrid, a stack of what has rows of its own, none does."""
+
+
+@functools.lru_cache(maxsize=1)
+def subject(name: str) -> Subject:
+    """The recipe's mixer and what is compiled for it; the tests of a recipe follow one another in one process."""
+    return Subject(functools.partial(make, ZOO[name]))
 
 
 def make(recipe: Recipe, dim: int, *, rngs: nnx.Rngs, **overrides: Any) -> nnx.Module:
@@ -27,69 +43,46 @@ def make(recipe: Recipe, dim: int, *, rngs: nnx.Rngs, **overrides: Any) -> nnx.M
     return Stack(dim, depth=len(blocks), blocks=blocks, rngs=rngs)
 
 
-def checks(recipe: Recipe) -> dict[str, Callable[..., None]]:
+def checks(recipe: Recipe) -> dict[str, Check]:
+    """What the row claims, by name."""
     found = claimed(
         causal=recipe.causal, bidirectional=recipe.bidirectional, streaming=recipe.streaming, packed=recipe.packed
     )
     if len(recipe.pattern) > 1:
         # A stack has no parameters of its own: those of its mixers gain a dimension, which the names leave out.
         del found['parameters']
+    portable = [name for name in recipe.implementations if name not in ('reference', 'mosaic_gpu', 'mosaic_tpu')]
+    if portable and recipe.packed:
+        found['implementations'] = functools.partial(check_implementations, names=portable)
+    if recipe.bidirectional:
+        found['mirrored'] = functools.partial(check_mirrored, claim=recipe.mirrored)
+    found['spec survives JSON'] = lambda _: check_json(recipe)
     return found
 
 
-QUICK = ('streaming', 'packing')
-"""The checks that every recipe has to pass every time; the others are nightly but for the first recipe of a class.
-
-What equals one pass in pieces has not looked ahead. Gradients of weight maps, decays and gates, which are what tells
-recipes of a class apart, are checked where these are: tests/kernels, tests/nn.
-"""
-
-FIRST = {recipe.pattern[0].target: name for name, recipe in reversed(ZOO.items())}
+def check_mirrored(subject: Subject, *, claim: bool) -> None:
+    """What cannot tell left from right says so."""
+    assert is_mirrored(subject) == claim
 
 
-def marks(name: str, recipe: Recipe, what: str) -> tuple[pytest.MarkDecorator, ...]:
-    first = FIRST[recipe.pattern[0].target] == name and not recipe.slow
-    # A hybrid is a stack, which hands states and segments on as tests/models has it, of mixers with rows of their own.
-    return () if first or (what in QUICK and len(recipe.pattern) == 1) else (pytest.mark.slow,)
+def check_json(recipe: Recipe) -> None:
+    """The spec read back from a file builds the same."""
+    assert build(from_plain(json.loads(json.dumps(plain(recipe.spec))))) == build(recipe.spec)
 
 
-SERVED = [
-    pytest.param(recipe, id=name, marks=marks(name, recipe, 'implementations'))
-    for name, recipe in ZOO.items()
-    if recipe.implementations and recipe.packed
-]
+def marks(name: str, recipe: Recipe, what: str) -> list[pytest.MarkDecorator]:
+    always = what in EVERY_TIME and (len(recipe.pattern) == 1 or what == 'spec survives JSON')
+    always = always or FIRST.get(recipe.pattern[0].target) == name or (what == 'mirrored' and recipe.mirrored)
+    return [pytest.mark.xdist_group(f'contract of {name}')] + ([] if always else [pytest.mark.slow])
 
 
 @pytest.mark.parametrize(
-    ('recipe', 'check'),
+    ('name', 'what', 'check'),
     [
-        pytest.param(recipe, check, id=f'{name}-{what.replace(" ", "_")}', marks=marks(name, recipe, what))
+        pytest.param(name, what, check, id=f'{name}-{what.replace(" ", "_")}', marks=marks(name, recipe, what))
         for name, recipe in ZOO.items()
         for what, check in checks(recipe).items()
     ],
 )
-def test_property(recipe: Recipe, check: Callable[..., None]):
-    check(functools.partial(make, recipe), dim=DIM)
-
-
-@pytest.mark.parametrize('recipe', SERVED)
-def test_implementations(recipe: Recipe):
-    portable = [name for name in recipe.implementations if name not in ('reference', 'mosaic_gpu', 'mosaic_tpu')]
-    check_implementations(functools.partial(make, recipe), names=portable, dim=DIM)
-
-
-@pytest.mark.parametrize(
-    'recipe',
-    [
-        pytest.param(recipe, id=name, marks=() if recipe.mirrored else marks(name, recipe, 'mirrored'))
-        for name, recipe in ZOO.items()
-        if recipe.bidirectional
-    ],
-)
-def test_what_cannot_tell_left_from_right_says_so(recipe: Recipe):
-    assert is_mirrored(functools.partial(make, recipe), dim=DIM) == recipe.mirrored
-
-
-@pytest.mark.parametrize('recipe', ROWS)
-def test_spec_survives_json(recipe: Recipe):
-    assert build(from_plain(json.loads(json.dumps(plain(recipe.spec))))) == build(recipe.spec)
+def test_property(name: str, what: str, check: Check):
+    check(subject(name))

@@ -251,5 +251,7 @@ class BlockDiagonal(nnx.Module):
 
     def __call__(self, x: Float[Array, 'b t d']) -> Float[Array, 'b t d']:
         groups = x.reshape(*x.shape[:2], self.weight.shape[0], -1)
-        y = jnp.einsum('bthf,hfv->bthv', groups, self.weight[...].astype(x.dtype)).reshape(x.shape)
-        return y + jnp.broadcast_to(self.bias[...].astype(x.dtype), x.shape)
+        # Sums in float32, those of the gradients too: a CPU would add tokens up in the type of the activations.
+        wide = jnp.promote_types(x.dtype, jnp.float32)
+        y = jnp.einsum('bthf,hfv->bthv', groups, self.weight[...].astype(x.dtype), preferred_element_type=wide)
+        return y.astype(x.dtype).reshape(x.shape) + jnp.broadcast_to(self.bias[...].astype(x.dtype), x.shape)

@@ -80,3 +80,11 @@ def test_mistakes_are_named():
         RealGates(8, 8, blocks=3, rngs=nnx.Rngs(0))
     with pytest.raises(UserError, match='keep the width 8 of their input; a lift'):
         RealGates(8, 16, rngs=nnx.Rngs(0))
+
+
+def test_gradients_of_blocks_are_summed_in_float32():
+    """Of ones, over more tokens than a sum in bfloat16 can count."""
+    graphdef, params = nnx.split(BlockDiagonal(16, blocks=4, rngs=nnx.Rngs(0)))
+    x = jnp.ones((1, 2048, 16), jnp.bfloat16)
+    gradients = jax.jit(jax.grad(lambda params: jnp.sum(nnx.merge(graphdef, params)(x).astype(jnp.float32))))(params)
+    assert (np.asarray(gradients['weight'][...]) == 2048).all() and (np.asarray(gradients['bias'][...]) == 2048).all()

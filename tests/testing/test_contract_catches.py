@@ -13,7 +13,7 @@ from attnlab.context import Context
 from attnlab.mixers.mixer import Mixer
 from attnlab.nn.parameter import buffer
 from attnlab.nn.projections import Linear
-from attnlab.testing.contract import check_implementations, check_mixer, claimed
+from attnlab.testing.contract import Subject, check_implementations, check_mixer, claimed
 
 
 class Last(NamedTuple):
@@ -124,6 +124,40 @@ class DetachesTheState(Lag):
         return super().before(x, segments, jax.lax.stop_gradient(last))
 
 
+class ForgetsALongPrompt(Lag):
+    """A piece of more than seven tokens leaves no state behind."""
+
+    def __call__(self, x: Array, ctx: Context, state: Last | None = None) -> tuple[Array, Last | None]:
+        y, after = super().__call__(x, ctx, state)
+        return y, after if after is None or x.shape[1] <= 7 else Last(0 * after.x, after.segment)
+
+
+@jax.custom_vjp
+def scaled(x: Array, scale: Array) -> Array:
+    return x * scale
+
+
+def _summed(residuals: tuple[Array, Array], g: Array) -> tuple[Array, Array]:
+    x, scale = residuals
+    terms = (x * g).reshape(-1, x.shape[-1])
+    total, _ = jax.lax.scan(lambda total, term: (total + term, None), jnp.zeros_like(terms[0]), terms)
+    return g * scale, total[None, None]
+
+
+scaled.defvjp(lambda x, scale: (scaled(x, scale), (x, scale)), _summed)
+
+
+class SumsGradientsNarrowly(Lag):
+    """A weight's gradient is added up, token by token, in the type of the activations."""
+
+    def __init__(self, dim: int, **kwargs: Any):
+        super().__init__(dim, **kwargs)
+        self.scale = nnx.Param(jnp.ones((1, 1, dim)), axes=(None, None, 'embed'), group='default')
+
+    def before(self, x: Array, segments: Array, last: Last) -> Array:
+        return scaled(super().before(x, segments, last), self.scale[...].astype(x.dtype))
+
+
 class HoldsALambda(Lag):
     def __init__(self, dim: int, **kwargs: Any):
         super().__init__(dim, **kwargs)
@@ -210,6 +244,8 @@ CAUGHT = [
     (ReturnsNaN, 'shape and type'),
     (DifferentiatesWrongly, 'gradients'),
     (DetachesTheState, 'streaming gradients'),
+    (ForgetsALongPrompt, 'long prompt'),
+    (SumsGradientsNarrowly, 'bfloat16 gradients'),
     (HoldsALambda, 'compiles once'),
     (HoldsADictionary, 'compiles once'),
     (ChangesTheStateType, 'streaming'),
@@ -224,18 +260,18 @@ CAUGHT = [
 
 def test_an_honest_mixer_passes():
     check_mixer(Lag, causal=True, bidirectional=True, streaming=True, packed=True)
-    check_implementations(Lag, names=('xla',))
+    check_implementations(Subject(Lag), names=('xla',))
 
 
 @pytest.mark.parametrize('name', ['buffers', 'parameters', 'bfloat16', 'compiles once', 'gradients', 'streaming'])
 def test_an_honest_mixer_may_have_a_buffer(name: str):
-    CHECKS[name](HasABuffer)
+    CHECKS[name](Subject(HasABuffer))
 
 
 @pytest.mark.parametrize(('mixer', 'name'), [pytest.param(m, n, id=f'{m.__name__}-{n}') for m, n in CAUGHT])
 def test_a_broken_promise_is_caught_by_its_check(mixer: type[Mixer], name: str):
     with pytest.raises(AssertionError, match=f'^{name}: '):
-        CHECKS[name](mixer)
+        CHECKS[name](Subject(mixer))
 
 
 def test_every_check_has_a_mixer_that_breaks_it():
@@ -244,7 +280,7 @@ def test_every_check_has_a_mixer_that_breaks_it():
 
 def test_an_implementation_that_differs_is_caught():
     with pytest.raises(AssertionError, match=r'^implementations: xla'):
-        check_implementations(DependsOnTheImplementation, names=('xla',))
+        check_implementations(Subject(DependsOnTheImplementation), names=('xla',))
 
 
 def test_check_mixer_runs_what_is_claimed_and_nothing_else():

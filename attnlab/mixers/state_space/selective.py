@@ -181,7 +181,8 @@ class StateSpaceDual(Mixer):
         )
         if state is not None:
             state = SelectiveState(memory, prelude, ctx.segments_or_ones()[:, -1])
-        y = y + self.D[...].astype(x.dtype)[None, None, :, None] * values
+        # In the type of D, so that its gradient is summed over tokens in float32.
+        y = y + (self.D[...][None, None, :, None] * values).astype(x.dtype)
         return self.output(self.norm(y.reshape(z.shape) * jax.nn.silu(z))), state
 
     def init_state(self, batch: int, length: int, dtype: DTypeLike) -> SelectiveState:

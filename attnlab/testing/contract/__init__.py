@@ -1,0 +1,83 @@
+"""What every mixer promises, as checks that can be run on a mixer of one's own.
+
+    def make(dim, *, rngs, causal=True):
+        return MyMixer(dim, heads=4, causal=causal, rngs=rngs)
+
+    check_mixer(make, causal=True, bidirectional=False, streaming=True, packed=True)
+
+Each property has a function of its own, which takes a `Subject`: a small mixer made by `make`, and the programs that
+were compiled for it, which all checks share. It raises AssertionError with the name of the property and what was found.
+"""
+
+from collections.abc import Callable
+
+from attnlab.testing.contract.bidirectional import check_bidirectional, is_mirrored
+from attnlab.testing.contract.compilation import check_compiles_once, check_streaming_compiles_once
+from attnlab.testing.contract.documents import check_packing, check_padding
+from attnlab.testing.contract.gradients import check_float64, check_gradients, compare_with_differences
+from attnlab.testing.contract.implementations import check_implementations
+from attnlab.testing.contract.lookahead import check_no_lookahead
+from attnlab.testing.contract.narrow import check_bfloat16, check_bfloat16_gradients
+from attnlab.testing.contract.rows import check_rows_apart
+from attnlab.testing.contract.shapes import check_shape_and_type
+from attnlab.testing.contract.streaming import (
+    check_long_prompt,
+    check_streaming,
+    check_streaming_gradients,
+    check_streaming_packed,
+)
+from attnlab.testing.contract.subject import Make, Subject, cast_parameters, context
+from attnlab.testing.contract.variables import check_buffers, check_parameters
+
+__all__ = [
+    'Check',
+    'Make',
+    'Subject',
+    'cast_parameters',
+    'check_implementations',
+    'check_mixer',
+    'claimed',
+    'compare_with_differences',
+    'context',
+    'is_mirrored',
+]
+
+Check = Callable[[Subject], None]
+
+
+def check_mixer(make: Make, *, causal: bool, bidirectional: bool, streaming: bool, packed: bool, dim: int = 32) -> None:
+    """Runs the checks of every property that is claimed, and of those that no mixer may lack."""
+    subject = Subject(make, dim)
+    claims = claimed(causal=causal, bidirectional=bidirectional, streaming=streaming, packed=packed)
+    for check in claims.values():
+        check(subject)
+
+
+def claimed(*, causal: bool, bidirectional: bool, streaming: bool, packed: bool) -> dict[str, Check]:
+    """Returns the checks, by name, that a mixer with these claims must pass; see the attributes of `Recipe`."""
+    checks: dict[str, Check] = {
+        'parameters': check_parameters,
+        'buffers': check_buffers,
+        'shape and type': check_shape_and_type,
+        'gradients': check_gradients,
+        'rows apart': check_rows_apart,
+        'bfloat16': check_bfloat16,
+        'bfloat16 gradients': check_bfloat16_gradients,
+        'float64': check_float64,
+        'compiles once': check_compiles_once,
+    }
+    if causal:
+        checks['no look-ahead'] = check_no_lookahead
+    if streaming:
+        checks['streaming'] = check_streaming
+        checks['long prompt'] = check_long_prompt
+        checks['streaming gradients'] = check_streaming_gradients
+        checks['streaming compiles once'] = check_streaming_compiles_once
+    if packed:
+        checks['packing'] = lambda subject: check_packing(subject, causal=causal)
+        checks['padding'] = lambda subject: check_padding(subject, causal=causal)
+    if packed and streaming:
+        checks['streaming packed'] = check_streaming_packed
+    if bidirectional:
+        checks['bidirectional'] = lambda subject: check_bidirectional(subject, packed=packed)
+    return checks

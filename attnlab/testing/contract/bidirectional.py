@@ -1,0 +1,37 @@
+"""What reads both ways."""
+
+import jax.numpy as jnp
+import numpy as np
+
+from attnlab.testing.contract.documents import check_packing, check_padding
+from attnlab.testing.contract.gradients import check_float64, check_gradients
+from attnlab.testing.contract.narrow import check_bfloat16
+from attnlab.testing.contract.subject import LENGTH, Subject, full, noted, require
+
+
+def check_bidirectional(subject: Subject, *, packed: bool) -> None:
+    """With `causal=False` outputs depend on inputs to either side; gradients, types and documents are right."""
+    both = subject.bidirectional
+    before = np.arange(LENGTH - 1)
+    wanted = np.zeros((2, LENGTH, 2, LENGTH), bool)
+    wanted[0, before, 0, before + 1] = wanted[0, before + 1, 0, before] = True
+    with noted('bidirectional'):
+        reach = both.influence(full(), wanted)
+        for t in range(LENGTH - 1):
+            require(reach[0, t, 0, t + 1] > 0, f'the output at {t} ignores the input at {t + 1}')
+            require(reach[0, t + 1, 0, t] > 0, f'the output at {t + 1} ignores the input at {t}')
+        for check in (check_gradients, check_bfloat16, check_float64):
+            check(both)
+        if packed:
+            check_packing(both, causal=False)
+            check_padding(both, causal=False)
+
+
+def is_mirrored(subject: Subject) -> bool:
+    """Whether the bidirectional form gives a sequence that is read backwards its outputs backwards."""
+    both = subject.bidirectional
+    x = np.asarray(both.x())
+    forwards, backwards = (
+        np.asarray(both.apply(both.params, jnp.asarray(each), full())[0]) for each in (x, x[:, ::-1])
+    )
+    return bool(np.max(np.abs(forwards - backwards[:, ::-1])) < 1e-4 * np.max(np.abs(forwards)))

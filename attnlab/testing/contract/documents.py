@@ -1,0 +1,62 @@
+"""Documents that share a row are as if alone."""
+
+import jax.numpy as jnp
+import numpy as np
+
+from attnlab.context import PADDING
+from attnlab.testing.contract.subject import (
+    LENGTH,
+    PACKED,
+    PADDED,
+    Runs,
+    Subject,
+    context,
+    documents,
+    full,
+    require,
+)
+from attnlab.testing.tolerances import assert_close
+
+
+def check_packing(subject: Subject, *, causal: bool) -> None:
+    """Documents that share a row give what they give apart, and no output depends on another document's input."""
+    _check_documents('packing', subject, PACKED, causal)
+
+
+def check_padding(subject: Subject, *, causal: bool) -> None:
+    """Documents with padding around them give what they give alone, and do not depend on what stands in the padding."""
+    _check_documents('padding', subject, PADDED, causal)
+
+
+def _check_documents(what: str, subject: Subject, rows: tuple[Runs, ...], causal: bool) -> None:
+    ctx, x = context(*rows), np.asarray(subject.x())
+    together = subject.output(ctx)
+    for row, runs in enumerate(rows):
+        for start, stop in documents(runs):
+            assert_close(
+                together[row, start:stop],
+                _alone(subject, x[row, start:stop], causal),
+                dtype=x.dtype,
+                reduction=LENGTH * subject.dim,
+                what=f'{what}: row {row}, tokens {start} to {stop}',
+            )
+    reach = subject.influence(ctx)
+    segments = np.asarray(ctx.segments)
+    apart = (segments[:, :, None, None] != segments[None, None]) & (segments != PADDING)[:, :, None, None]
+    leaks = np.argwhere(apart & (reach > 0))
+    require(
+        not leaks.size, f'{what}: (row, token, row, token) {leaks[:1].tolist()}: an output depends on another document'
+    )
+
+
+def _alone(subject: Subject, document: np.ndarray, causal: bool) -> np.ndarray:
+    """The output of a document by itself.
+
+    What does not look ahead reads it at the start of a row that goes on: every length then has the same program.
+    """
+    length = len(document)
+    if not causal:
+        return np.asarray(subject.apply(subject.params, jnp.asarray(document[None]), full(length, rows=1))[0][0])
+    row = np.array(subject.x(seed=1))
+    row[:, :length] = document
+    return np.asarray(subject.apply(subject.params, jnp.asarray(row), full())[0])[0, :length]

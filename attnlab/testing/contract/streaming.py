@@ -1,0 +1,88 @@
+"""A sequence in pieces is the sequence."""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from attnlab.context import PADDING, Context
+from attnlab.testing.contract.subject import LENGTH, PACKED, PADDED, Subject, context, cut, full, piece, require
+from attnlab.testing.tolerances import assert_close
+
+SPLITS = ((7, 7, 7, 1, 1, 1), (1, 7, 1, 1, 7, 7), (1,) * LENGTH)
+"""Ways to cut a sequence: pieces, then steps; both mixed; steps only. Of two lengths: each has to be compiled."""
+
+LONG = ((16, *(1,) * 8),)
+"""A prompt longer than most windows, then steps."""
+
+
+def check_streaming(subject: Subject) -> None:
+    """Any split of a sequence, the state handed on, gives what one pass gives; the state keeps its shapes and types."""
+    _check_splits(
+        'streaming', subject, full(), SPLITS, np.asarray(subject.apply(subject.params, subject.x(), full())[0])
+    )
+
+
+def check_long_prompt(subject: Subject) -> None:
+    """The same for a long prompt, then steps."""
+    expected = np.asarray(subject.apply(subject.params, subject.x(), full())[0])
+    _check_splits('long prompt', subject, full(), LONG, expected)
+
+
+def check_streaming_packed(subject: Subject) -> None:
+    """The same where documents and padding share the row: the state remembers which document it belongs to."""
+    for rows, splits in ((PACKED, SPLITS), (PADDED, SPLITS[1:2])):
+        ctx = context(*rows)
+        _check_splits('streaming packed', subject, ctx, splits, subject.output(ctx))
+
+
+def _check_splits(
+    what: str, subject: Subject, ctx: Context, splits: Sequence[Sequence[int]], expected: np.ndarray
+) -> None:
+    x = subject.x()
+    real = np.asarray(ctx.segments_or_ones()) != PADDING
+    for split in splits:
+        state, pieces, start = subject.mixer.init_state(2, LENGTH, x.dtype), [], 0
+        before = jax.tree.map(_form, state)
+        for steps in split:
+            stop = start + steps
+            y, state = subject.apply(subject.params, cut(x, start, stop), piece(ctx, start, stop), state)
+            after = jax.tree.map(_form, state)
+            require(after == before, f'{what}: after {steps} steps the state is {after}; it was {before}')
+            pieces.append(y)
+            start = stop
+        actual = np.concatenate(pieces, axis=1)
+        assert_close(
+            actual[real],
+            expected[real],
+            dtype=x.dtype,
+            reduction=LENGTH * subject.dim,
+            what=f'{what}: split as {split}, y',
+        )
+
+
+def check_streaming_gradients(subject: Subject) -> None:
+    """In float64 the gradients through a state handed on are those of one pass: of the parameters, and of `x`."""
+    with jax.enable_x64(True):
+        x, params, ctx, middle = subject.x(dtype=jnp.float64), subject.double, full(), 10
+        weights = np.array(subject.x(seed=1, dtype=jnp.float64))
+        weights[:, :middle] = 0
+        empty = subject.mixer.init_state(2, LENGTH, x.dtype)
+        first, second = piece(ctx, 0, middle), piece(ctx, middle, LENGTH)
+
+        def loss(inputs: tuple[object, Array], weights: Array) -> Array:
+            params, x = inputs
+            _, state = subject.run(params, x[:, :middle], first, empty)
+            return jnp.vdot(weights, subject.run(params, x[:, middle:], second, state)[0])
+
+        expected = subject.differentiated((params, x), jnp.asarray(weights), ctx)[1]
+        actual = jax.jit(jax.grad(loss))((params, x), jnp.asarray(weights[:, middle:]))
+        names = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(expected)]
+        for name, a, e in zip(names, jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+            assert_close(a, e, dtype=x.dtype, reduction=e.size * LENGTH, what=f'streaming gradients: {name}')
+
+
+def _form(leaf: Array) -> str:
+    return f'{leaf.dtype}{list(leaf.shape)}'

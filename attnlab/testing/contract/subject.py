@@ -1,0 +1,196 @@
+"""A small mixer, and the programs that the checks of its properties share."""
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax import Array
+from jax.typing import DTypeLike
+from jaxtyping import Float
+
+from attnlab.context import PADDING, Context
+from attnlab.testing.noise import noise, perturbed
+from attnlab.typing import State
+
+Make = Callable[..., Any]
+"""Builds a mixer, or what keeps its contract, as `make(dim, rngs=rngs)`; its bidirectional form with `causal=False`."""
+
+Runs = tuple[tuple[int, int], ...]
+"""A row as (segment, length) of its documents in order."""
+
+LENGTH = 24
+
+PACKED: tuple[Runs, ...] = (((1, 11), (2, 1), (3, 1), (4, 11)), ((1, 1), (2, 11), (3, 11), (4, 1)))
+"""Two rows of documents, of few different lengths."""
+
+PADDED: tuple[Runs, ...] = (((0, 4), (1, 11), (0, 9)), ((1, 11), (2, 11), (0, 2)))
+"""Two rows with padding before, after, or both."""
+
+FEWEST, MOST = 4, 16
+"""How many inputs a dependence is looked for at: more than the fewest only while an expected one was not found."""
+
+
+class Subject:
+    """A mixer of `make`, small, with what is compiled for it: contexts, states and lengths are arguments.
+
+    Its parameters are moved a little from where they start, since a map that starts at zero hides everything behind it.
+    What is in float64 is to be asked for where `jax.enable_x64` holds.
+    """
+
+    def __init__(self, make: Make, dim: int = 32):
+        self.make, self.dim = make, dim
+
+    @functools.cached_property
+    def mixer(self) -> Any:
+        """The mixer whose parameters have moved."""
+        with jax.enable_x64(False):
+            return perturbed(self.fresh(), 0.1)
+
+    @functools.cached_property
+    def bidirectional(self) -> 'Subject':
+        """The subject made with `causal=False`."""
+        return Subject(functools.partial(self.make, causal=False), self.dim)
+
+    def fresh(self, seed: int = 0) -> Any:
+        """A mixer as it is made."""
+        return self.make(self.dim, rngs=nnx.Rngs(seed))
+
+    def x(self, *, rows: int = 2, length: int = LENGTH, seed: int = 0, dtype: DTypeLike = jnp.float32) -> Array:
+        """An input."""
+        return noise(rows, length, self.dim, seed=seed, dtype=dtype)
+
+    @functools.cached_property
+    def params(self) -> Any:
+        """The parameters."""
+        return self._split[1]
+
+    @functools.cached_property
+    def double(self) -> Any:
+        """The parameters in float64."""
+        return jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf).astype(np.float64)), self.params)
+
+    def run(self, params: Any, x: Array, ctx: Context, state: State | None = None) -> tuple[Array, State | None]:
+        """The mixer as a function of its parameters, with buffers in float64 where `x` is."""
+        graphdef, _, rest = self._split
+        with jax.default_matmul_precision('highest'):
+            rest = _cast(rest, x.dtype) if x.dtype == jnp.float64 else rest
+            return nnx.merge(graphdef, params, rest)(x, ctx, state)
+
+    @functools.cached_property
+    def apply(self) -> Callable[..., tuple[Array, State | None]]:
+        """`run`, compiled."""
+        return jax.jit(self.run)
+
+    @functools.cached_property
+    def differentiated(self) -> Any:
+        """Value and gradients of the sum of `weights * y`, compiled: `differentiated((params, x), weights, ctx)`."""
+
+        def loss(inputs: tuple[Any, Array], weights: Array, ctx: Context) -> Array:
+            return jnp.vdot(weights, self.run(*inputs, ctx)[0])
+
+        return jax.jit(jax.value_and_grad(loss))
+
+    @functools.cached_property
+    def derivatives(self) -> Callable[[Any, Array, Context, Array], tuple[Array, Array]]:
+        """The output, and how much every output depends on every input, compiled."""
+
+        def derivatives(params: Any, x: Array, ctx: Context, weights: Array) -> tuple[Array, Array]:
+            def weighted(x: Array) -> tuple[Array, Array]:
+                y = self.run(params, x, ctx)[0]
+                return jnp.sum(weights * y, axis=-1), y
+
+            outputs, pull, y = jax.vjp(weighted, x, has_aux=True)
+            unit = jnp.eye(outputs.size, dtype=outputs.dtype).reshape(-1, *outputs.shape)
+            (gradients,) = jax.vmap(pull)(unit)
+            return y, jnp.sum(jnp.abs(gradients), axis=-1)
+
+        return jax.jit(derivatives)
+
+    def output(self, ctx: Context) -> np.ndarray:
+        """The output, by the program that finds dependences."""
+        return np.asarray(self.derivatives(self.params, self.x(), ctx, self.x(seed=1))[0])
+
+    def influence(self, ctx: Context, wanted: np.ndarray | None = None) -> Float[np.ndarray, 'b t b s']:
+        """Returns how much each output depends on each input: sums of absolute derivatives, zero where not at all.
+
+        They are sums over several inputs, since a map that has exact zeros may by chance leave out what it can see;
+        over more of them while one is zero that is `wanted`, a mask of the result's shape.
+        """
+        shape = (2, LENGTH, 2, LENGTH)
+        weights, reach = self.x(seed=1), np.zeros(shape)
+        for drawn in range(MOST):
+            if drawn >= FEWEST and (wanted is None or (reach[wanted] > 0).all()):
+                break
+            reach += np.asarray(self.derivatives(self.params, self.x(seed=2 + drawn), ctx, weights)[1]).reshape(shape)
+        require(bool(np.isfinite(reach).all()), 'the derivative of an output by an input is not finite')
+        return reach
+
+    @functools.cached_property
+    def _split(self) -> tuple[Any, Any, Any]:
+        """The graph definition, the parameters, and the variables that are none."""
+        graphdef, *states = nnx.split(self.mixer, nnx.Param, ...)
+        params, rest = states
+        return graphdef, params, rest
+
+
+def full(length: int = LENGTH, *, rows: int = 2) -> Context:
+    """The context of rows that are one document each."""
+    return Context.full(rows, length)
+
+
+def context(*rows: Runs) -> Context:
+    """Returns the context of rows of documents, positions counted in each."""
+    segments = [[segment for segment, length in runs for _ in range(length)] for runs in rows]
+    positions = [[i for _, length in runs for i in range(length)] for runs in rows]
+    return Context(positions=jnp.asarray(positions, jnp.int32), segments=jnp.asarray(segments, jnp.int32))
+
+
+def documents(runs: Runs) -> Iterator[tuple[int, int]]:
+    """First token and end of every document of a row, padding left out."""
+    start = 0
+    for segment, length in runs:
+        if segment != PADDING:
+            yield start, start + length
+        start += length
+
+
+def cut(array: Any, start: int, stop: int) -> Array:
+    """Tokens `start` to `stop`, cut by numpy: JAX would compile a slice for every place."""
+    return jnp.asarray(np.asarray(array)[:, start:stop])
+
+
+def piece(ctx: Context, start: int, stop: int) -> Context:
+    """Tokens `start` to `stop` of a context."""
+    segments = None if ctx.segments is None else cut(ctx.segments, start, stop)
+    return dataclasses.replace(ctx, positions=cut(ctx.positions, start, stop), segments=segments)
+
+
+def cast_parameters(mixer: nnx.Module, dtype: DTypeLike) -> nnx.Module:
+    """Returns the mixer with every floating-point variable in `dtype`."""
+    graphdef, state = nnx.split(mixer)
+    return nnx.merge(graphdef, _cast(state, dtype))
+
+
+def _cast(tree: Any, dtype: DTypeLike) -> Any:
+    return jax.tree.map(lambda leaf: leaf.astype(dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf, tree)
+
+
+def require(condition: bool | np.bool, message: str) -> None:
+    """Raises AssertionError with `message` unless `condition` holds."""
+    if not condition:
+        raise AssertionError(message)
+
+
+@contextlib.contextmanager
+def noted(note: str, kinds: tuple[type[Exception], ...] = (AssertionError,)) -> Iterator[None]:
+    """Makes an AssertionError of errors of these `kinds`, with `note` before the message."""
+    try:
+        yield
+    except kinds as error:
+        raise AssertionError(f'{note}: {error}') from error
