@@ -71,7 +71,7 @@ class StepSize(nnx.Module):
 class StepDecay(nnx.Module):
     """Mamba-2's decay, one a head: `-exp(A_log) softplus(x W + c)`, in float32 or better.
 
-    `exp(A_log)` starts uniform in `[0, 16]`, `softplus(c)` as in `StepSize`. Neither is subject to weight decay.
+    `exp(A_log)` starts uniform in `[0, 16]`, `softplus(c)` as in `StepSize`.
     Dao and Gu 2024, https://arxiv.org/abs/2405.21060; Yang et al. 2025, https://arxiv.org/abs/2412.06464.
     """
 
@@ -79,16 +79,40 @@ class StepDecay(nnx.Module):
         del key_dim
         self.linear = Linear(dim, heads, rngs=rngs)
         self.step_size = StepSize(heads, rngs=rngs)
-        self.A_log = param(_log_uniform_rate, (heads,), axes=('heads',), group='dynamics', rngs=rngs)
+        self.A_log = _log_rates(heads, 0.0, rngs)
 
     def __call__(self, x: Sequence) -> Float[Array, 'b t h']:
         step = self.step_size(self.linear(x))
         return -jnp.exp(self.A_log[...].astype(step.dtype))[None, None] * step
 
 
-def _log_uniform_rate(key: jax.Array, shape: Shape[int], dtype: DTypeLike) -> Array:
-    """The logarithm of a number that is uniform in `[0, 16]`, finite."""
-    return jnp.log(jnp.maximum(jax.random.uniform(key, shape, dtype, 0.0, 16.0), jnp.finfo(dtype).tiny))
+class LowRankStepDecay(nnx.Module):
+    """A decay for every key channel, read through a bottleneck: `-exp(A_log_h) softplus(x W_1 W_2 + c)`.
+
+    In float32 or better. `W_1` has as many columns as a key has channels; `A_log` is one number a head, its exponential
+    uniform in `[1, 16]` at the start; `c` is one a channel, as in `StepSize`.
+    Kimi Team 2025, https://arxiv.org/abs/2510.26692.
+    """
+
+    def __init__(self, dim: int, *, heads: int, key_dim: int, rngs: nnx.Rngs):
+        self.down = Linear(dim, key_dim, axes=('embed', None), rngs=rngs)
+        self.up = Linear(key_dim, heads * key_dim, axes=(None, 'heads'), rngs=rngs)
+        self.step_size = StepSize(heads * key_dim, rngs=rngs)
+        self.A_log = _log_rates(heads, 1.0, rngs)
+
+    def __call__(self, x: Sequence) -> Float[Array, 'b t h k']:
+        step = self.step_size(self.up(self.down(x)))
+        rate = jnp.exp(self.A_log[...].astype(step.dtype))
+        return -rate[None, None, :, None] * step.reshape(*x.shape[:2], rate.shape[0], -1)
+
+
+def _log_rates(heads: int, low: float, rngs: nnx.Rngs) -> nnx.Param:
+    """The logarithms, finite, of numbers that start uniform in `[low, 16]`."""
+
+    def log_uniform_rate(key: jax.Array, shape: Shape[int], dtype: DTypeLike) -> Array:
+        return jnp.log(jnp.maximum(jax.random.uniform(key, shape, dtype, low, 16.0), jnp.finfo(dtype).tiny))
+
+    return param(log_uniform_rate, (heads,), axes=('heads',), group='dynamics', rngs=rngs)
 
 
 class ForgetGate(nnx.Module):

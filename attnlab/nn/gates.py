@@ -35,6 +35,33 @@ class OutputGate(nnx.Module):
         return activation_called(self.activation)(self.linear(x))
 
 
+class LowRankGate(nnx.Module):
+    """The factor `f(x W_1 W_2 + c)` of the read of a mixer, one for each of `features` channels.
+
+    `W_1` has `rank` columns; `None`: a sixteenth of the width, rounded up. Raises `UserError` for no known activation.
+    Kimi Team 2025, https://arxiv.org/abs/2510.26692.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        features: int,
+        *,
+        rank: int | None = None,
+        activation: str = 'sigmoid',
+        bias: bool = True,
+        rngs: nnx.Rngs,
+    ):
+        activation_called(activation)
+        self.activation = activation
+        rank = -(-dim // 16) if rank is None else rank
+        self.down = Linear(dim, rank, axes=('embed', None), rngs=rngs)
+        self.up = Linear(rank, features, bias=bias, axes=(None, 'heads'), rngs=rngs)
+
+    def __call__(self, x: Sequence) -> Float[Array, 'b t f']:
+        return activation_called(self.activation)(self.up(self.down(x)))
+
+
 class ChannelGate(nnx.Module):
     """The factor `sigmoid(x W)` of every channel of what heads read, from the whole input.
 

@@ -4,9 +4,9 @@ from attnlab.config import spec
 from attnlab.functional.normalizers import SumNormalizer
 from attnlab.mixers.linear.attention import LinearAttention
 from attnlab.mixers.linear.write import Delta
-from attnlab.nn.decays import LowRankDecay, RetentionDecay, StepDecay
+from attnlab.nn.decays import LowRankDecay, LowRankStepDecay, RetentionDecay, StepDecay
 from attnlab.nn.feature_maps import EluPlusOne, UnitNorm
-from attnlab.nn.gates import OutputGate, WriteStrength
+from attnlab.nn.gates import LowRankGate, OutputGate, WriteStrength
 from attnlab.nn.norms import RMSNorm
 from attnlab.nn.positions import Rope
 from attnlab.nn.preludes import ShortConv
@@ -99,5 +99,25 @@ LINEAR = {
         streaming=True,
         packed=True,
         notes='Values twice as wide as keys, as in the paper. Eigenvalues below zero: gates.scale=2.',
+    ),
+    'kda': Recipe(
+        spec=spec(
+            LinearAttention,
+            prelude=spec(ShortConv),
+            feature_map=UnitNorm(),
+            decay=spec(LowRankStepDecay),
+            gates=spec(WriteStrength),
+            write=Delta(),
+            norm=spec(RMSNorm, eps=1e-5),
+            gate=spec(LowRankGate),
+        ),
+        cite='Kimi Team 2025, https://arxiv.org/abs/2510.26692',
+        causal=True,
+        streaming=True,
+        packed=True,
+        notes=(
+            'The mixer of Kimi Linear without its layers of attention. The rank of the output gate is a sixteenth of '
+            'the width, which is the channels of a head at the size of the paper.'
+        ),
     ),
 }

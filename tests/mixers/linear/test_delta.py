@@ -4,10 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 from attnlab.config import build, spec
 from attnlab.mixers.linear.attention import LinearAttention
 from attnlab.mixers.linear.write import Delta
+from attnlab.nn.decays import StepDecay
 from attnlab.nn.feature_maps import SumNorm
 from attnlab.nn.gates import Terms, WriteStrength
 from attnlab.testing.noise import noise
@@ -72,10 +74,21 @@ def gated_delta_net(mixer: LinearAttention, x: np.ndarray, scale: float = 1.0) -
     return gated_output(mixer, out, x)
 
 
+def kda(mixer: LinearAttention, x: np.ndarray) -> np.ndarray:
+    q, k, v = convolved(mixer, x)
+    A, bias = (np.asarray(a[...], np.float64) for a in (mixer.decay.A_log, mixer.decay.step_size.bias))
+    step = softplus(apply(mixer.decay.up, apply(mixer.decay.down, x)) + bias)
+    decay = np.exp(-np.exp(A)[:, None] * step.reshape(k.shape))
+    out = delta(unit(q), unit(k), v, sigmoid(apply(mixer.gates.linear, x)), decay)
+    gate = sigmoid(apply(mixer.gate.up, apply(mixer.gate.down, x)))
+    return apply(mixer.output, normed(mixer, out) * gate)
+
+
 def test_the_layer_is_that_of_the_paper():
     check_layer('delta_net', delta_net)
     check_layer('delta_net', sum_normed, feature_map=SumNorm())
     check_layer('gated_delta_net', gated_delta_net)
+    check_layer('kda', kda)
 
 
 def test_the_write_strength_can_reach_two():
@@ -90,6 +103,20 @@ def test_without_decay_gated_delta_net_is_the_delta_rule():
     decayed, _ = mixer(x, ctx)
     mixer.decay = None
     np.testing.assert_allclose(decayed, mixer(x, ctx)[0], rtol=1e-12, atol=1e-12)
+
+
+def test_kda_with_equal_decays_in_a_head_is_gated_delta_net():
+    mixer = recipe('kda')
+    x, ctx = batch()
+    mixer.decay.up.weight[...] = jnp.zeros_like(mixer.decay.up.weight[...])
+    mixer.decay.step_size.bias[...] = jnp.zeros_like(mixer.decay.step_size.bias[...])
+    by_channel, _ = mixer(x, ctx)
+    by_head = StepDecay(DIM, heads=HEADS, key_dim=4, rngs=nnx.Rngs(0))
+    by_head.linear.weight[...] = jnp.zeros_like(by_head.linear.weight[...])
+    by_head.step_size.bias[...] = jnp.zeros_like(by_head.step_size.bias[...])
+    by_head.A_log[...] = mixer.decay.A_log[...]
+    mixer.decay = by_head
+    np.testing.assert_allclose(by_channel, mixer(x, ctx)[0], rtol=1e-12, atol=1e-12)
 
 
 def core(q: jax.Array, k: jax.Array, v: jax.Array, beta: float) -> tuple[jax.Array, jax.Array]:
