@@ -23,7 +23,7 @@ class FeatureMap(Protocol):
 
     def features(
         self, q: Queries, k: Keys, positions: Positions
-    ) -> tuple[Float[Array, 'b t h m'], Float[Array, 'b t h m']]:
+    ) -> tuple[Float[Array, 'b t h m'], Float[Array, 'b s g m']]:
         """Returns the features of queries and of keys, as many of both; `positions` are inside the document."""
 
 
@@ -38,7 +38,7 @@ class FixedMap(abc.ABC):
 
     def features(
         self, q: Queries, k: Keys, positions: Positions
-    ) -> tuple[Float[Array, 'b t h m'], Float[Array, 'b t h m']]:
+    ) -> tuple[Float[Array, 'b t h m'], Float[Array, 'b s g m']]:
         """Returns the features of queries and of keys."""
         del positions
         return self.apply(q), self.apply(k)

@@ -120,4 +120,23 @@ LINEAR = {
             'the width, which is the channels of a head at the size of the paper.'
         ),
     ),
+    'gated_delta_product': Recipe(
+        spec=spec(
+            LinearAttention,
+            key_ratio=0.75,
+            value_ratio=1.5,
+            prelude=spec(ShortConv),
+            feature_map=UnitNorm(),
+            decay=spec(StepDecay),
+            gates=spec(WriteStrength, scale=2.0),
+            write=Delta(steps=2),
+            norm=spec(RMSNorm, eps=1e-5),
+            gate=spec(OutputGate),
+        ),
+        cite='Siems et al. 2025, https://arxiv.org/abs/2502.10297',
+        causal=True,
+        streaming=True,
+        packed=True,
+        notes='Two writes a token, with eigenvalues down to -1. Sizes are those of gated_delta_net.',
+    ),
 }

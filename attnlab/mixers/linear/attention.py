@@ -87,6 +87,7 @@ class LinearAttention(Mixer):
             `b t h k`, from the input.
           gates: made as `gates(dim, heads=, key_dim=, rngs=)`; gives what else the write rule wants, and may tie keys,
             values and decays to each other: from the input, keys, values and log decays the keys, values and terms.
+            Its `heads` are those of keys, `write.steps` times as many as those of queries.
           write: what a key does to the memory.
           prelude: made as `prelude(features, rngs=)`, one each for queries, keys and values.
           position: rotates queries and keys.
@@ -105,12 +106,13 @@ class LinearAttention(Mixer):
         self.position, self.scale, self.normalizer = position, scale, normalizer
         self.write, self.causal, self.implementation = write, causal, implementation
         self.query = Linear(dim, heads * key_dim, bias=bias, rngs=rngs)
-        self.key = Linear(dim, heads * key_dim, bias=bias, rngs=rngs)
-        self.value = Linear(dim, heads * value_dim, bias=bias, rngs=rngs)
-        widths = (key_dim, key_dim, value_dim)
-        self.preludes = nnx.List([] if prelude is None else [prelude(heads * width, rngs=rngs) for width in widths])
+        writes = write.steps * heads
+        self.key = Linear(dim, writes * key_dim, bias=bias, rngs=rngs)
+        self.value = Linear(dim, writes * value_dim, bias=bias, rngs=rngs)
+        widths = (heads * key_dim, writes * key_dim, writes * value_dim)
+        self.preludes = nnx.List([] if prelude is None else [prelude(width, rngs=rngs) for width in widths])
         self.decay = None if decay is None else decay(dim, heads=heads, key_dim=key_dim, rngs=rngs)
-        self.gates = None if gates is None else gates(dim, heads=heads, key_dim=key_dim, rngs=rngs)
+        self.gates = None if gates is None else gates(dim, heads=writes, key_dim=key_dim, rngs=rngs)
         self.feature_map = None if feature_map is None else feature_map(key_dim, heads=heads, rngs=rngs)
         self.norm = None if norm is None else norm(value_dim, rngs=rngs)
         self.gate = None if gate is None else gate(dim, heads * value_dim, rngs=rngs)
@@ -158,7 +160,8 @@ class LinearAttention(Mixer):
         for i, prelude in enumerate(self.preludes):
             projected[i], after = prelude(projected[i], ctx.segments, None if state is None else state.preludes[i])
             preludes.append(after)
-        q, k, v = (y.reshape(*x.shape[:2], self.heads, -1) for y in projected)
+        widths = (self.key_dim, self.key_dim, self.value_dim)
+        q, k, v = (y.reshape(*x.shape[:2], -1, width) for y, width in zip(projected, widths, strict=True))
         if self.position is not None:
             q, k = self.position.rotate(q, ctx.positions), self.position.rotate(k, ctx.positions)
         if self.feature_map is not None:

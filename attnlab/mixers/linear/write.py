@@ -23,6 +23,11 @@ class WriteRule(abc.ABC):
     channels), `state` before the first token (`None`: empty), `segments`, `implementation`.
     """
 
+    @property
+    def steps(self) -> int:
+        """How many keys and values a token has for every head of queries; keys are `b t (steps h) k`."""
+        return 1
+
     @abc.abstractmethod
     def __call__(self, q: Queries, k: Keys, v: Values, terms: Terms, **core: Any) -> tuple[Heads, Memory]:
         """Returns the reads `scale S_t^T q_t` and the last memory, in float32 or wider."""
@@ -62,12 +67,34 @@ class Delta(WriteRule):
     The decay `a` is one where gates give none; they have to give the strength `b`. Stable for `b |k|^2` from 0 to 2:
     the eigenvalue along the key is `1 - b |k|^2`, and above 1 it changes the sign of what was there.
     Schlag et al. 2021, https://arxiv.org/abs/2102.11174; Yang et al. 2024, https://arxiv.org/abs/2406.06484.
+
+    With `steps` above 1 a token has that many keys, values and strengths, as so many times the heads, and makes as many
+    writes, one after the other: the memory decays before the first and is read after the last.
+    Siems et al. 2025, https://arxiv.org/abs/2502.10297.
     """
+
+    steps: int = 1
 
     def __call__(self, q: Queries, k: Keys, v: Values, terms: Terms, **core: Any) -> tuple[Heads, Memory]:
         if terms.strength is None:
             raise UserError('the delta rule wants a write strength; give its mixer gates such as WriteStrength')
-        return cores.delta_rule(q, k, v, terms.strength, terms.log_decay, **core)
+        if self.steps == 1:
+            return cores.delta_rule(q, k, v, terms.strength, terms.log_decay, **core)
+        b, t, n = *k.shape[:2], self.steps
+        k, v, strength = (a.reshape(b, t * n, a.shape[2] // n, *a.shape[3:]) for a in (k, v, terms.strength))
+        segments = core['segments']
+        core = core | {'segments': None if segments is None else jnp.repeat(segments, n, axis=1)}
+        log_decay = None if terms.log_decay is None else _before_first(terms.log_decay, b, t, n)
+        y, memory = cores.delta_rule(jnp.repeat(q, n, axis=1), k, v, strength, log_decay, **core)
+        return y[:, n - 1 :: n], memory
+
+
+def _before_first(log_decay: Array, b: int, t: int, n: int) -> Float[Array, 'b s h *k']:
+    """Log decays of the first of every `n` writes, zero at the others."""
+    if log_decay.ndim == 1:
+        log_decay = jnp.broadcast_to(log_decay, (b, t, *log_decay.shape))
+    others = [(0, 0), (0, 0), (0, n - 1)] + [(0, 0)] * (log_decay.ndim - 2)
+    return jnp.pad(log_decay[:, :, None], others).reshape(b, t * n, *log_decay.shape[2:])
 
 
 def _weighted(v: Values, terms: Terms) -> Values:

@@ -45,8 +45,8 @@ def batch(segments: np.ndarray = SEGMENTS) -> tuple[jax.Array, Context]:
     return x, Context(jnp.asarray(positions, jnp.int32), jnp.asarray(segments, jnp.int32))
 
 
-def heads(x: np.ndarray) -> np.ndarray:
-    return x.reshape(len(x), HEADS, -1)
+def heads(x: np.ndarray, count: int = HEADS) -> np.ndarray:
+    return x.reshape(len(x), count, -1)
 
 
 def documents(layer: Callable[[np.ndarray], np.ndarray], x: jax.Array, ctx: Context) -> np.ndarray:
@@ -68,7 +68,7 @@ def softplus(x: np.ndarray) -> np.ndarray:
 
 
 def convolved(mixer: LinearAttention, x: np.ndarray) -> list[np.ndarray]:
-    """Queries, keys and values after short convolutions and SiLU, `t h k`."""
+    """Queries, keys and values after short convolutions and SiLU, `t h k`; of `n` writes a token `t (n h) k`."""
     results = []
     for linear, conv in zip((mixer.query, mixer.key, mixer.value), mixer.preludes, strict=True):
         projected, taps = apply(linear, x), np.asarray(conv.taps[...], np.float64)
@@ -77,7 +77,7 @@ def convolved(mixer: LinearAttention, x: np.ndarray) -> list[np.ndarray]:
             for i, tap in enumerate(reversed(taps)):
                 if t >= i:
                     y[t] += tap * projected[t - i]
-        results.append(heads(silu(y)))
+        results.append(heads(silu(y), HEADS if linear is mixer.query else mixer.write.steps * HEADS))
     return results
 
 

@@ -84,11 +84,30 @@ def kda(mixer: LinearAttention, x: np.ndarray) -> np.ndarray:
     return apply(mixer.output, normed(mixer, out) * gate)
 
 
+def gated_delta_product(mixer: LinearAttention, x: np.ndarray) -> np.ndarray:
+    q, k, v = convolved(mixer, x)
+    A, bias = (np.asarray(a[...], np.float64) for a in (mixer.decay.A_log, mixer.decay.step_size.bias))
+    decay = np.exp(-np.exp(A) * softplus(apply(mixer.decay.linear, x) + bias))
+    beta = 2 * sigmoid(apply(mixer.gates.linear, x))
+    q, k, steps = unit(q), unit(k), mixer.write.steps
+    out = np.zeros((len(x), HEADS, v.shape[-1]))
+    for h in range(HEADS):
+        memory = np.zeros((q.shape[-1], v.shape[-1]))
+        for t in range(len(x)):
+            memory = decay[t, h] * memory
+            for write in range(h, steps * HEADS, HEADS):
+                missing = v[t, write] - memory.T @ k[t, write]
+                memory = memory + beta[t, write] * np.outer(k[t, write], missing)
+            out[t, h] = memory.T @ q[t, h] / np.sqrt(q.shape[-1])
+    return gated_output(mixer, out, x)
+
+
 def test_the_layer_is_that_of_the_paper():
     check_layer('delta_net', delta_net)
     check_layer('delta_net', sum_normed, feature_map=SumNorm())
     check_layer('gated_delta_net', gated_delta_net)
     check_layer('kda', kda)
+    check_layer('gated_delta_product', gated_delta_product)
 
 
 def test_the_write_strength_can_reach_two():
@@ -117,6 +136,25 @@ def test_kda_with_equal_decays_in_a_head_is_gated_delta_net():
     by_head.A_log[...] = mixer.decay.A_log[...]
     mixer.decay = by_head
     np.testing.assert_allclose(by_channel, mixer(x, ctx)[0], rtol=1e-12, atol=1e-12)
+
+
+def test_a_delta_product_of_one_step_is_gated_delta_net():
+    def one(mixer: LinearAttention, x: np.ndarray) -> np.ndarray:
+        return gated_delta_net(mixer, x, scale=2.0)
+
+    check_layer('gated_delta_product', one, write=Delta(steps=1))
+
+
+@pytest.mark.parametrize('shape', [(HEADS,), (2, 5, HEADS), (2, 5, HEADS, 4)], ids=str)
+def test_the_memory_decays_before_the_first_write_of_a_token(shape: tuple[int, ...]):
+    q, k, v = (noise(2, 5, n * HEADS, 4, seed=seed, dtype=jnp.float64) for seed, n in enumerate((1, 3, 3)))
+    terms = Terms(-jnp.abs(noise(*shape, seed=3, dtype=jnp.float64)), jnp.full((2, 5, 3 * HEADS), 0.1))
+    silent = terms._replace(strength=terms.strength.at[..., HEADS:].set(0.0))  # writes that change nothing
+    y, memory = Delta(steps=3)(q, k, v, silent, segments=None)
+    first = (k[:, :, :HEADS], v[:, :, :HEADS], terms._replace(strength=terms.strength[..., :HEADS]))
+    alone, left = Delta()(q, *first, segments=None)
+    np.testing.assert_allclose(y, alone, rtol=1e-12)
+    np.testing.assert_allclose(memory, left, rtol=1e-12)
 
 
 def core(q: jax.Array, k: jax.Array, v: jax.Array, beta: float) -> tuple[jax.Array, jax.Array]:
