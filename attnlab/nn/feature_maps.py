@@ -86,3 +86,18 @@ class SumNorm(FixedMap):
     def apply(self, x: Float[Array, 'b t h k']) -> Float[Array, 'b t h m']:
         wide = self.of.apply(x.astype(state_dtype(x.dtype)))
         return (wide / jnp.sum(wide, axis=-1, keepdims=True)).astype(x.dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class SiluQueries(FixedMap):
+    """SiLU of queries; keys stay as they are. Qin et al. 2024, https://arxiv.org/abs/2404.07904."""
+
+    def features(
+        self, q: Queries, k: Keys, positions: Positions
+    ) -> tuple[Float[Array, 'b t h m'], Float[Array, 'b s g m']]:
+        """Returns the features of queries, and the keys."""
+        del positions
+        return self.apply(q), k
+
+    def apply(self, x: Float[Array, 'b t h k']) -> Float[Array, 'b t h m']:
+        return jax.nn.silu(x)

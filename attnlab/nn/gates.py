@@ -186,6 +186,29 @@ class WriteStrength(nnx.Module):
         return k, v, Terms(log_decay, strength)
 
 
+class TiedKeys(nnx.Module):
+    """Keys that are what decays leave free, `k = 1 - a`, `a = c + (1 - c) sigmoid(z)`, for logits `z` in place of keys.
+
+    `c` is `lower_bound`, from 0 to below 1. Qin et al. 2024, https://arxiv.org/abs/2404.07904.
+    Raises `UserError` for another `lower_bound`, or where a decay of its own is given.
+    """
+
+    def __init__(self, dim: int, *, heads: int, key_dim: int, lower_bound: float = 0.0, rngs: nnx.Rngs):
+        del dim, heads, key_dim, rngs
+        if not 0 <= lower_bound < 1:
+            raise UserError(f'the lower_bound of TiedKeys is {lower_bound}; it must be from 0 to below 1')
+        self.lower_bound = lower_bound
+
+    def __call__(self, x: Sequence, k: Keys, v: Values, log_decay: Array | None) -> tuple[Keys, Values, Terms]:
+        if log_decay is not None:
+            raise UserError('TiedKeys make the decay themselves; give their mixer decay=None')
+        logits, bound = k.astype(state_dtype(k.dtype)), self.lower_bound
+        log_decay = jax.nn.log_sigmoid(logits)
+        if bound > 0:
+            log_decay = jnp.logaddexp(math.log(bound), math.log1p(-bound) + log_decay)
+        return ((1 - bound) * jax.nn.sigmoid(-logits)).astype(k.dtype), v, Terms(log_decay)
+
+
 class RealGates(nnx.Module):
     """The gates of the real-gated linear recurrent unit (RG-LRU), for `h_t = a_t h_{t-1} + b_t`.
 

@@ -5,8 +5,8 @@ from attnlab.functional.normalizers import SumNormalizer
 from attnlab.mixers.linear.attention import LinearAttention
 from attnlab.mixers.linear.write import Delta
 from attnlab.nn.decays import LowRankDecay, LowRankStepDecay, RetentionDecay, StepDecay
-from attnlab.nn.feature_maps import EluPlusOne, UnitNorm
-from attnlab.nn.gates import LowRankGate, OutputGate, WriteStrength
+from attnlab.nn.feature_maps import EluPlusOne, SiluQueries, UnitNorm
+from attnlab.nn.gates import LowRankGate, OutputGate, TiedKeys, WriteStrength
 from attnlab.nn.norms import RMSNorm
 from attnlab.nn.positions import Rope
 from attnlab.nn.preludes import ShortConv
@@ -62,6 +62,19 @@ LINEAR = {
             'The paper has four heads, and is causal only.'
         ),
     ),
+    'hgrn2': Recipe(
+        spec=spec(LinearAttention, feature_map=SiluQueries(), gates=spec(TiedKeys), joint_norm=spec(RMSNorm, eps=1e-5)),
+        cite='Qin et al. 2024, https://arxiv.org/abs/2404.07904',
+        causal=True,
+        bidirectional=True,
+        mirrored=True,
+        streaming=True,
+        packed=True,
+        notes=(
+            'The lower bound of the forget gate is a number, gates.lower_bound, zero as in the first layer of the paper, '
+            'which learns one for every layer, increasing with depth. The paper has heads of 128 channels.'
+        ),
+    ),
     'delta_net': Recipe(
         spec=spec(
             LinearAttention,
@@ -114,8 +127,9 @@ LINEAR = {
         cite='Kimi Team 2025, https://arxiv.org/abs/2510.26692',
         causal=True,
         streaming=True,
-        packed=True,
         notes=(
+            'Documents that share a row are kept apart, but not claimed to be: in the portable form of the core, gradients '
+            'of decays by channel carry a rounding error, some 1e-7, from one document to another. '
             'The mixer of Kimi Linear without its layers of attention. The rank of the output gate is a sixteenth of '
             'the width, which is the channels of a head at the size of the paper.'
         ),

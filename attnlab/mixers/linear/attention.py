@@ -41,9 +41,9 @@ class LinearAttentionState(NamedTuple):
 class LinearAttention(Mixer):
     """Multi-head linear attention, `y_t = W_o (g_t * norm(S_t^T f(q_t)))`, `S_t = write(S_{t-1}, f(k_t), v_t)`.
 
-    `f` is the feature map, `g` the gate, `norm` a norm of every head's read; a normalizer instead divides the read by
-    the sum of the weights it is made of. `write` says what a key does to the memory: as a rule it adds
-    `f(k_t) v_t^T` to what is left after a decay. Every other part may be `None`, which leaves it out.
+    `f` is the feature map, `g` the gate, `norm` a norm of every head's read or of all of them; a normalizer instead
+    divides the read by the sum of the weights it is made of. `write` says what a key does to the memory: as a rule it
+    adds `f(k_t) v_t^T` to what is left after a decay. Every other part may be `None`, which leaves it out.
     Katharopoulos et al. 2020, https://arxiv.org/abs/2006.16236; Yang et al. 2024, https://arxiv.org/abs/2312.06635.
 
     Raises `UserError` for sizes that do not divide.
@@ -67,6 +67,7 @@ class LinearAttention(Mixer):
         scale: float | None = None,
         normalizer: SumNormalizer | None = None,
         norm: Callable[..., nnx.Module] | None = None,
+        joint_norm: Callable[..., nnx.Module] | None = None,
         gate: Callable[..., nnx.Module] | None = None,
         bias: bool = False,
         causal: bool = True,
@@ -94,6 +95,7 @@ class LinearAttention(Mixer):
           scale: factor of the queries; `None`: one over the square root of the feature channels.
           normalizer: divides by the sum of the weights; wants a feature map that is never negative.
           norm: made as `norm(value_dim, rngs=)`, one for all heads, applied to each.
+          joint_norm: made as `joint_norm(heads * value_dim, rngs=)`, applied to all heads together.
           gate: made as `gate(dim, features, rngs=)`; multiplies the read.
           bias: whether the projections have one.
           causal: whether a query sees no later key.
@@ -115,6 +117,7 @@ class LinearAttention(Mixer):
         self.gates = None if gates is None else gates(dim, heads=writes, key_dim=key_dim, rngs=rngs)
         self.feature_map = None if feature_map is None else feature_map(key_dim, heads=heads, rngs=rngs)
         self.norm = None if norm is None else norm(value_dim, rngs=rngs)
+        self.joint_norm = None if joint_norm is None else joint_norm(heads * value_dim, rngs=rngs)
         self.gate = None if gate is None else gate(dim, heads * value_dim, rngs=rngs)
         self.output = Linear(heads * value_dim, dim, bias=bias, axes=('heads', 'embed'), rngs=rngs)
 
@@ -178,6 +181,8 @@ class LinearAttention(Mixer):
         if self.norm is not None:
             y = self.norm(y)
         y = y.reshape(*x.shape[:2], -1)
+        if self.joint_norm is not None:
+            y = self.joint_norm(y)
         return y if self.gate is None else y * self.gate(x)
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from attnlab.config import build, spec
 from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.functional.normalizers import SumNormalizer
@@ -15,7 +16,7 @@ from attnlab.mixers.linear.attention import LinearAttention
 from attnlab.mixers.linear.write import Delta
 from attnlab.nn.decays import LowRankDecay
 from attnlab.nn.feature_maps import EluPlusOne
-from attnlab.nn.gates import Terms, WriteStrength
+from attnlab.nn.gates import Terms, TiedKeys, WriteStrength
 from attnlab.nn.preludes import ShortConv
 from attnlab.testing.noise import noise
 from tests.mixers.linear.equations import (
@@ -30,6 +31,7 @@ from tests.mixers.linear.equations import (
     heads,
     recipe,
     sigmoid,
+    silu,
 )
 
 
@@ -80,9 +82,28 @@ def gla(mixer: LinearAttention, x: np.ndarray) -> np.ndarray:
     return gated_output(mixer, out, x)
 
 
-@pytest.mark.parametrize('equations', [linear_transformer, retnet, gla])
+def hgrn2(mixer: LinearAttention, x: np.ndarray) -> np.ndarray:
+    q, f, v = (heads(apply(linear, x)) for linear in (mixer.query, mixer.key, mixer.value))
+    q, bound = silu(q), mixer.gates.lower_bound
+    f = bound + (1 - bound) * sigmoid(f)
+    out = np.zeros_like(v)
+    for h in range(HEADS):
+        memory = np.zeros((q.shape[-1], v.shape[-1]))
+        for t in range(len(x)):
+            memory = f[t, h][:, None] * memory + np.outer(1 - f[t, h], v[t, h])
+            out[t, h] = q[t, h] @ memory / np.sqrt(q.shape[-1])
+    out = out.reshape(len(x), -1)
+    out = out / np.sqrt((out**2).mean(-1, keepdims=True) + 1e-5) * np.asarray(mixer.joint_norm.scale[...])
+    return apply(mixer.output, out)
+
+
+@pytest.mark.parametrize('equations', [linear_transformer, retnet, gla, hgrn2])
 def test_the_layer_is_that_of_the_paper(equations: Callable[[LinearAttention, np.ndarray], np.ndarray]):
     check_layer(equations.__name__, equations)
+
+
+def test_a_lower_bound_keeps_the_forget_gate_open():
+    check_layer('hgrn2', hgrn2, gates=build(spec(TiedKeys, lower_bound=0.4)))
 
 
 def test_widths_of_the_papers():
@@ -154,3 +175,7 @@ def test_mistakes_are_named():
     with pytest.raises(UserError, match=r'Delta writes in order; a bidirectional mixer wants write=Additive'):
         mixer = LinearAttention(8, heads=2, causal=False, write=Delta(), gates=WriteStrength, rngs=nnx.Rngs(0))
         mixer(x, Context.full(1, 3))
+    with pytest.raises(UserError, match=r'lower_bound of TiedKeys is 1.0; it must be from 0 to below 1'):
+        TiedKeys(8, heads=2, key_dim=4, lower_bound=1.0, rngs=nnx.Rngs(0))
+    with pytest.raises(UserError, match=r'TiedKeys make the decay themselves'):
+        LinearAttention(8, heads=2, gates=TiedKeys, decay=LowRankDecay, rngs=nnx.Rngs(0))(x, Context.full(1, 3))
