@@ -19,3 +19,17 @@ class SumNormalizer:
     def __call__(self, total: Float[Array, 'b t h v'], weight: Float[Array, 'b t h']) -> Float[Array, 'b t h v']:
         wide = weight.astype(jnp.promote_types(weight.dtype, jnp.float32))
         return total * (1 / (wide + self.eps)).astype(total.dtype)[..., None]
+
+
+@dataclasses.dataclass(frozen=True)
+class FloorNormalizer:
+    """Divides by the sum of the weights, no less than `floor`: `o = n / max(z, floor)`.
+
+    Qin et al. 2022, https://arxiv.org/abs/2202.08791.
+    """
+
+    floor: float = 1e-6
+
+    def __call__(self, total: Float[Array, 'b t h v'], weight: Float[Array, 'b t h']) -> Float[Array, 'b t h v']:
+        wide = weight.astype(jnp.promote_types(weight.dtype, jnp.float32))
+        return total * (1 / jnp.maximum(wide, self.floor)).astype(total.dtype)[..., None]

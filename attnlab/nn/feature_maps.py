@@ -6,15 +6,20 @@ be learned, drawn, or depend on positions, and queries and keys may have maps of
 
 import abc
 import dataclasses
+import math
+from collections.abc import Sequence as Shape
 from typing import Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax import Array
+from jax.typing import DTypeLike
 from jaxtyping import Float
 
 from attnlab.functional.recurrences import state_dtype
+from attnlab.nn.parameter import param
 from attnlab.typing import Keys, Positions, Queries
 
 
@@ -101,3 +106,112 @@ class SiluQueries(FixedMap):
 
     def apply(self, x: Float[Array, 'b t h k']) -> Float[Array, 'b t h m']:
         return jax.nn.silu(x)
+
+
+class Hedgehog(nnx.Module):
+    """Learned maps of queries and of keys, one for every head: `f(x) = [softmax(x W), softmax(-x W)]`, at least 1e-12.
+
+    `W` is square and starts as the identity. The softmax is in float32 or better.
+    Zhang et al. 2024, https://arxiv.org/abs/2402.04347.
+    """
+
+    def __init__(self, key_dim: int, *, heads: int, rngs: nnx.Rngs):
+        def identities(key: Array, shape: Shape[int], dtype: DTypeLike) -> Array:
+            del key
+            return jnp.broadcast_to(jnp.eye(shape[1], dtype=dtype)[None], tuple(shape))
+
+        shape, axes = (heads, key_dim, key_dim), ('heads', None, None)
+        self.query = param(identities, shape, axes=axes, rngs=rngs)
+        self.key = param(identities, shape, axes=axes, rngs=rngs)
+
+    def features(
+        self, q: Queries, k: Keys, positions: Positions
+    ) -> tuple[Float[Array, 'b t h m'], Float[Array, 'b s g m']]:
+        """Returns the features of queries and of keys, twice as many as there are channels."""
+        del positions
+        return _both_signs(q, self.query), _both_signs(k, self.key)
+
+
+def _both_signs(x: Float[Array, 'b t h k'], weight: nnx.Param) -> Float[Array, 'b t h m']:
+    mapped = jnp.einsum('bthk,hkm->bthm', x, weight[...].astype(x.dtype)).astype(state_dtype(x.dtype))
+    features = jnp.concatenate([jax.nn.softmax(mapped), jax.nn.softmax(-mapped)], axis=-1)
+    return jnp.maximum(features, 1e-12).astype(x.dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class CosFormer(FixedMap):
+    """Weights `relu(q_i) . relu(k_j) cos(pi/2 (i - j) / span)`, as features of twice as many channels.
+
+        f(x_i) = [relu(x_i) sin(pi/2 i / span), relu(x_i) cos(pi/2 i / span)]
+
+    `span` is the longest distance, in tokens: beyond it weights are negative. The paper has the length of the sequence
+    at hand there, so that one prefix has other features in longer sequences.
+    Qin et al. 2022, https://arxiv.org/abs/2202.08791.
+    """
+
+    span: int = 8192
+
+    def features(
+        self, q: Queries, k: Keys, positions: Positions
+    ) -> tuple[Float[Array, 'b t h m'], Float[Array, 'b s g m']]:
+        """Returns the features of queries and of keys, by their positions from 1 on."""
+        angle = (positions + 1).astype(state_dtype(q.dtype))[..., None, None] * (math.pi / 2 / self.span)
+        return _weighted_by(self.apply(q), angle), _weighted_by(self.apply(k), angle)
+
+    def apply(self, x: Float[Array, 'b t h k']) -> Float[Array, 'b t h k']:
+        return jax.nn.relu(x)
+
+
+def _weighted_by(x: Float[Array, 'b t h k'], angle: Float[Array, 'b t 1 1']) -> Float[Array, 'b t h m']:
+    return jnp.concatenate([x * jnp.sin(angle).astype(x.dtype), x * jnp.cos(angle).astype(x.dtype)], axis=-1)
+
+
+def pairs(x: Float[Array, 'b t h k']) -> Float[Array, 'b t h m']:
+    """Products of two channels each, `pairs(x) . pairs(y) = (x . y)^2`: `k (k + 1) / 2` of them."""
+    first, second = np.triu_indices(x.shape[-1])
+    factors = jnp.asarray(np.where(first == second, 1.0, math.sqrt(2)), x.dtype)
+    return x[..., first] * x[..., second] * factors[None, None, None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Taylor(FixedMap):
+    """The second Taylor polynomial of the exponential: `f(q) . f(k) = 1 + s + s^2 / 2`, `s = q . k / sqrt(channels)`.
+
+    Symmetric products are kept once. In float32 or better. Arora et al. 2024, https://arxiv.org/abs/2402.18668.
+    """
+
+    def apply(self, x: Float[Array, 'b t h k']) -> Float[Array, 'b t h m']:
+        scaled = x.astype(state_dtype(x.dtype)) * x.shape[-1] ** -0.25
+        features = [jnp.ones_like(scaled[..., :1]), scaled, pairs(scaled) / math.sqrt(2)]
+        return jnp.concatenate(features, axis=-1).astype(x.dtype)
+
+
+class SquaredProduct(nnx.Module):
+    """A learned parabola: `f(q) . f(k) = (n(q) . n(k))^2 / channels`, `n(x) = LayerNorm(x) * g + c`.
+
+    Queries and keys have gains `g` and biases `c` of their own; the mean and variance are over the channels of all
+    heads. In float32 or better. Aksenov et al. 2024, https://arxiv.org/abs/2402.10644.
+    """
+
+    def __init__(self, key_dim: int, *, heads: int, eps: float = 1e-5, rngs: nnx.Rngs):
+        self.eps = eps
+        ones, zeros = nnx.initializers.ones, nnx.initializers.zeros
+        shape, axes = (heads, key_dim), ('heads', None)
+        self.query_scale = param(ones, shape, axes=axes, group='vector', rngs=rngs)
+        self.query_bias = param(zeros, shape, axes=axes, group='vector', rngs=rngs)
+        self.key_scale = param(ones, shape, axes=axes, group='vector', rngs=rngs)
+        self.key_bias = param(zeros, shape, axes=axes, group='vector', rngs=rngs)
+
+    def features(
+        self, q: Queries, k: Keys, positions: Positions
+    ) -> tuple[Float[Array, 'b t h m'], Float[Array, 'b s g m']]:
+        """Returns the features of queries and of keys."""
+        del positions
+        return self._squares(q, self.query_scale, self.query_bias), self._squares(k, self.key_scale, self.key_bias)
+
+    def _squares(self, x: Float[Array, 'b t h k'], scale: nnx.Param, bias: nnx.Param) -> Float[Array, 'b t h m']:
+        wide = x.astype(state_dtype(x.dtype))
+        centred = wide - jnp.mean(wide, axis=(-2, -1), keepdims=True)
+        inverse = jax.lax.rsqrt(jnp.mean(jnp.square(centred), axis=(-2, -1), keepdims=True) + self.eps)
+        gain, shift = (a[...].astype(wide.dtype)[None, None] for a in (scale, bias))
+        return (pairs(centred * inverse * gain + shift) * x.shape[-1] ** -0.5).astype(x.dtype)

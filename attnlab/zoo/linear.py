@@ -1,11 +1,11 @@
 """Linear attention: memories of keys and values of a fixed size."""
 
 from attnlab.config import spec
-from attnlab.functional.normalizers import SumNormalizer
+from attnlab.functional.normalizers import FloorNormalizer, SumNormalizer
 from attnlab.mixers.linear.attention import LinearAttention
 from attnlab.mixers.linear.write import Delta
 from attnlab.nn.decays import LowRankDecay, LowRankStepDecay, RetentionDecay, StepDecay
-from attnlab.nn.feature_maps import EluPlusOne, SiluQueries, UnitNorm
+from attnlab.nn.feature_maps import CosFormer, EluPlusOne, Hedgehog, SiluQueries, SquaredProduct, UnitNorm
 from attnlab.nn.gates import LowRankGate, OutputGate, TiedKeys, WriteStrength
 from attnlab.nn.norms import RMSNorm
 from attnlab.nn.positions import Rope
@@ -62,6 +62,48 @@ LINEAR = {
             'The paper has four heads, and is causal only.'
         ),
     ),
+    'cosformer': Recipe(
+        spec=spec(LinearAttention, feature_map=CosFormer(), normalizer=FloorNormalizer(), scale=1.0, bias=True),
+        cite='Qin et al. 2022, https://arxiv.org/abs/2202.08791',
+        causal=True,
+        bidirectional=True,
+        mirrored=True,
+        streaming=True,
+        packed=True,
+        notes=(
+            'Distances are measured by feature_map.span, a number of tokens, where the paper has the length of the '
+            'sequence: no prefix depends on what follows it.'
+        ),
+    ),
+    'hedgehog': Recipe(
+        spec=spec(LinearAttention, feature_map=spec(Hedgehog), normalizer=SumNormalizer(eps=1e-12), scale=1.0),
+        cite='Zhang et al. 2024, https://arxiv.org/abs/2402.04347',
+        causal=True,
+        bidirectional=True,
+        mirrored=True,
+        streaming=True,
+        packed=True,
+        notes=(
+            'Trained from scratch, with the softmax of features and of their negatives. The paper also converts '
+            'trained softmax attention, by distillation of its weights.'
+        ),
+    ),
+    'rebased': Recipe(
+        spec=spec(
+            LinearAttention,
+            key_dim=16,
+            feature_map=spec(SquaredProduct),
+            normalizer=SumNormalizer(eps=1e-12),
+            scale=1.0,
+        ),
+        cite='Aksenov et al. 2024, https://arxiv.org/abs/2402.10644',
+        causal=True,
+        bidirectional=True,
+        mirrored=True,
+        streaming=True,
+        packed=True,
+        notes='The layer norm is over all heads, as in the released code. Without the layers of convolution beside it.',
+    ),
     'hgrn2': Recipe(
         spec=spec(LinearAttention, feature_map=SiluQueries(), gates=spec(TiedKeys), joint_norm=spec(RMSNorm, eps=1e-5)),
         cite='Qin et al. 2024, https://arxiv.org/abs/2404.07904',
@@ -71,8 +113,8 @@ LINEAR = {
         streaming=True,
         packed=True,
         notes=(
-            'The lower bound of the forget gate is a number, gates.lower_bound, zero as in the first layer of the paper, '
-            'which learns one for every layer, increasing with depth. The paper has heads of 128 channels.'
+            'The lower bound of the forget gate is a number, gates.lower_bound, zero as in the first layer of the '
+            'paper, which learns one for every layer, increasing with depth. The paper has heads of 128 channels.'
         ),
     ),
     'delta_net': Recipe(
@@ -128,8 +170,8 @@ LINEAR = {
         causal=True,
         streaming=True,
         notes=(
-            'Documents that share a row are kept apart, but not claimed to be: in the portable form of the core, gradients '
-            'of decays by channel carry a rounding error, some 1e-7, from one document to another. '
+            'Documents that share a row are kept apart, but not claimed to be: in the portable form of the core, '
+            'gradients of decays by channel carry a rounding error, some 1e-7, from one document to another. '
             'The mixer of Kimi Linear without its layers of attention. The rank of the output gate is a sixteenth of '
             'the width, which is the channels of a head at the size of the paper.'
         ),

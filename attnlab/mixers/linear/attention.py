@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 
 from attnlab.context import Context
 from attnlab.errors import UserError
-from attnlab.functional.normalizers import SumNormalizer
+from attnlab.functional.normalizers import FloorNormalizer, SumNormalizer
 from attnlab.functional.recurrences import carried, no_segment, state_dtype
 from attnlab.mixers.linear.write import Additive, WriteRule
 from attnlab.mixers.mixer import Mixer, require_causal
@@ -65,7 +65,7 @@ class LinearAttention(Mixer):
         prelude: Callable[..., Prelude] | None = None,
         position: Rope | None = None,
         scale: float | None = None,
-        normalizer: SumNormalizer | None = None,
+        normalizer: SumNormalizer | FloorNormalizer | None = None,
         norm: Callable[..., nnx.Module] | None = None,
         joint_norm: Callable[..., nnx.Module] | None = None,
         gate: Callable[..., nnx.Module] | None = None,

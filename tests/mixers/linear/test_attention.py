@@ -15,7 +15,7 @@ from attnlab.functional.normalizers import SumNormalizer
 from attnlab.mixers.linear.attention import LinearAttention
 from attnlab.mixers.linear.write import Delta
 from attnlab.nn.decays import LowRankDecay
-from attnlab.nn.feature_maps import EluPlusOne
+from attnlab.nn.feature_maps import CosFormer, EluPlusOne, Taylor
 from attnlab.nn.gates import Terms, TiedKeys, WriteStrength
 from attnlab.nn.preludes import ShortConv
 from attnlab.testing.noise import noise
@@ -33,6 +33,8 @@ from tests.mixers.linear.equations import (
     sigmoid,
     silu,
 )
+
+Weight = Callable[[np.ndarray, np.ndarray, int, int], float]
 
 
 @pytest.fixture(autouse=True)
@@ -97,9 +99,65 @@ def hgrn2(mixer: LinearAttention, x: np.ndarray) -> np.ndarray:
     return apply(mixer.output, out)
 
 
-@pytest.mark.parametrize('equations', [linear_transformer, retnet, gla, hgrn2])
+def weighted(mixer: LinearAttention, x: np.ndarray, weight: Weight, eps: float) -> np.ndarray:
+    """Values averaged by `weight(q_t, k_s, h, t - s)`, all pairs of queries and keys that are seen."""
+    q, k, v = (heads(apply(linear, x)) for linear in (mixer.query, mixer.key, mixer.value))
+    out = np.zeros_like(v)
+    for h in range(HEADS):
+        for t in range(len(x)):
+            weights = np.asarray([weight(q[t], k[s], h, t - s) for s in range(t + 1)])
+            out[t, h] = weights @ v[: t + 1, h] / max(weights.sum(), eps)
+    return apply(mixer.output, out.reshape(len(x), -1))
+
+
+def cosformer(mixer: LinearAttention, x: np.ndarray) -> np.ndarray:
+    def weight(q: np.ndarray, k: np.ndarray, h: int, distance: int) -> float:
+        return np.maximum(q[h], 0) @ np.maximum(k[h], 0) * np.cos(np.pi / 2 * distance / mixer.feature_map.span)
+
+    return weighted(mixer, x, weight, 1e-6)
+
+
+def hedgehog(mixer: LinearAttention, x: np.ndarray) -> np.ndarray:
+    def features(x: np.ndarray, matrix: np.ndarray) -> np.ndarray:
+        up, down = np.exp(x @ matrix), np.exp(-x @ matrix)
+        return np.concatenate([up / up.sum(), down / down.sum()])
+
+    query, key = (np.asarray(a[...], np.float64) for a in (mixer.feature_map.query, mixer.feature_map.key))
+    return weighted(mixer, x, lambda q, k, h, _: features(q[h], query[h]) @ features(k[h], key[h]), 1e-12)
+
+
+def rebased(mixer: LinearAttention, x: np.ndarray) -> np.ndarray:
+    names = ('query_scale', 'query_bias', 'key_scale', 'key_bias')
+    gain_q, shift_q, gain_k, shift_k = (np.asarray(getattr(mixer.feature_map, name)[...], np.float64) for name in names)
+
+    def norm(x: np.ndarray) -> np.ndarray:
+        return (x - x.mean()) / np.sqrt(x.var() + 1e-5)
+
+    def weight(q: np.ndarray, k: np.ndarray, h: int, _: int) -> float:
+        return ((norm(q) * gain_q + shift_q)[h] @ (norm(k) * gain_k + shift_k)[h]) ** 2 / q.shape[-1]
+
+    return weighted(mixer, x, weight, 1e-12)
+
+
+def based(mixer: LinearAttention, x: np.ndarray) -> np.ndarray:
+    def weight(q: np.ndarray, k: np.ndarray, h: int, _: int) -> float:
+        score = q[h] @ k[h] / np.sqrt(q.shape[-1])
+        return 1 + score + score**2 / 2
+
+    return weighted(mixer, x, weight, 1e-12)
+
+
+@pytest.mark.parametrize('equations', [linear_transformer, retnet, gla, cosformer, hedgehog, rebased, hgrn2])
 def test_the_layer_is_that_of_the_paper(equations: Callable[[LinearAttention, np.ndarray], np.ndarray]):
     check_layer(equations.__name__, equations)
+
+
+def test_cosformer_weighs_by_distance_inside_a_short_span():
+    check_layer('cosformer', cosformer, feature_map=CosFormer(span=12))
+
+
+def test_the_taylor_map_is_the_second_polynomial_of_the_exponential():
+    check_layer('rebased', based, feature_map=Taylor())
 
 
 def test_a_lower_bound_keeps_the_forget_gate_open():
