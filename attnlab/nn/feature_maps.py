@@ -19,7 +19,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Float
 
 from attnlab.functional.recurrences import state_dtype
-from attnlab.nn.parameter import param
+from attnlab.nn.parameter import buffer, param
 from attnlab.typing import Keys, Positions, Queries
 
 
@@ -215,3 +215,50 @@ class SquaredProduct(nnx.Module):
         inverse = jax.lax.rsqrt(jnp.mean(jnp.square(centred), axis=(-2, -1), keepdims=True) + self.eps)
         gain, shift = (a[...].astype(wide.dtype)[None, None] for a in (scale, bias))
         return (pairs(centred * inverse * gain + shift) * x.shape[-1] ** -0.5).astype(x.dtype)
+
+
+class PositiveRandomFeatures(nnx.Module):
+    """FAVOR+: positive features whose products are, in the mean over draws, `exp(q . k / sqrt(channels))`.
+
+        f(x)_i = (exp(w_i . y - |y|^2 / 2) + 1e-4) / sqrt(count),  y = x / channels^(1/4)
+
+    The `w_i` are drawn once, normal, orthogonal within blocks of as many as there are channels, the same for all heads,
+    and are not trained. The exponent of a query has its largest `w_i . y` taken off, which all its weights share; that
+    of a key must not. `count` is `channels log(channels)`, rounded down but no less than the channels, when `None`.
+    In float32 or better. Choromanski et al. 2021, https://arxiv.org/abs/2009.14794.
+    """
+
+    def __init__(self, key_dim: int, *, heads: int, count: int | None = None, rngs: nnx.Rngs):
+        del heads
+        count = max(key_dim, int(key_dim * math.log(key_dim))) if count is None else count
+        self.directions = buffer(orthogonal_normals(rngs.params(), count, key_dim), axes=(None, None))
+
+    def features(
+        self, q: Queries, k: Keys, positions: Positions
+    ) -> tuple[Float[Array, 'b t h m'], Float[Array, 'b s g m']]:
+        """Returns the features of queries and of keys."""
+        del positions
+        along_q, half_q = self._projected(q)
+        along_k, half_k = self._projected(k)
+        largest = jax.lax.stop_gradient(jnp.max(along_q, axis=-1, keepdims=True))
+        return _positive(along_q - half_q - largest, q), _positive(along_k - half_k, k)
+
+    def _projected(self, x: Float[Array, 'b t h k']) -> tuple[Float[Array, 'b t h m'], Float[Array, 'b t h 1']]:
+        scaled = x.astype(state_dtype(x.dtype)) * x.shape[-1] ** -0.25
+        along = jnp.einsum('bthk,mk->bthm', scaled, self.directions[...].astype(scaled.dtype))
+        return along, jnp.sum(jnp.square(scaled), axis=-1, keepdims=True) / 2
+
+
+def _positive(exponent: Float[Array, 'b t h m'], x: Float[Array, 'b t h k']) -> Float[Array, 'b t h m']:
+    return ((jnp.exp(exponent) + 1e-4) * exponent.shape[-1] ** -0.5).astype(x.dtype)
+
+
+def orthogonal_normals(key: Array, count: int, dim: int) -> Float[Array, 'm k']:
+    """Returns `count` vectors, each standard normal, those of every block of `dim` orthogonal to each other."""
+    directions, lengths = jax.random.split(key)
+    blocks = jax.random.normal(directions, (-(-count // dim), dim, dim))
+    bases, upper = jnp.linalg.qr(blocks)
+    # With the signs of the diagonal the bases are uniform over all rotations and reflections.
+    bases = bases * jnp.sign(jnp.diagonal(upper, axis1=1, axis2=2))[:, None]
+    norms = jnp.linalg.norm(jax.random.normal(lengths, (count, dim)), axis=-1, keepdims=True)
+    return norms * bases.swapaxes(1, 2).reshape(-1, dim)[:count]

@@ -5,7 +5,15 @@ from attnlab.functional.normalizers import FloorNormalizer, SumNormalizer
 from attnlab.mixers.linear.attention import LinearAttention
 from attnlab.mixers.linear.write import Delta
 from attnlab.nn.decays import LowRankDecay, LowRankStepDecay, RetentionDecay, StepDecay
-from attnlab.nn.feature_maps import CosFormer, EluPlusOne, Hedgehog, SiluQueries, SquaredProduct, UnitNorm
+from attnlab.nn.feature_maps import (
+    CosFormer,
+    EluPlusOne,
+    Hedgehog,
+    PositiveRandomFeatures,
+    SiluQueries,
+    SquaredProduct,
+    UnitNorm,
+)
 from attnlab.nn.gates import LowRankGate, OutputGate, TiedKeys, WriteStrength
 from attnlab.nn.norms import RMSNorm
 from attnlab.nn.positions import Rope
@@ -103,6 +111,25 @@ LINEAR = {
         streaming=True,
         packed=True,
         notes='The layer norm is over all heads, as in the released code. Without the layers of convolution beside it.',
+    ),
+    'performer': Recipe(
+        spec=spec(
+            LinearAttention,
+            feature_map=spec(PositiveRandomFeatures),
+            normalizer=SumNormalizer(),
+            scale=1.0,
+            bias=True,
+        ),
+        cite='Choromanski et al. 2021, https://arxiv.org/abs/2009.14794',
+        causal=True,
+        bidirectional=True,
+        mirrored=True,
+        streaming=True,
+        packed=True,
+        notes=(
+            'Features are drawn once; the paper draws new ones now and then while it trains. Keys are not scaled by '
+            'the largest feature of the sequence, which a causal model must not know.'
+        ),
     ),
     'hgrn2': Recipe(
         spec=spec(LinearAttention, feature_map=SiluQueries(), gates=spec(TiedKeys), joint_norm=spec(RMSNorm, eps=1e-5)),

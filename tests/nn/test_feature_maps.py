@@ -5,7 +5,8 @@ from flax import nnx
 
 from attnlab.config import build, from_plain, plain, spec
 from attnlab.mixers.linear.attention import LinearAttention
-from attnlab.nn.feature_maps import EluPlusOne, SumNorm, UnitNorm
+from attnlab.nn.feature_maps import EluPlusOne, PositiveRandomFeatures, SumNorm, UnitNorm, orthogonal_normals
+from attnlab.testing.noise import noise
 
 
 def features(*values: float) -> jax.Array:
@@ -43,3 +44,21 @@ def test_a_map_without_parameters_is_its_own_factory():
         and build(from_plain(plain(spec(LinearAttention, feature_map=made)))).kwargs['feature_map'] == made
     )
     np.testing.assert_allclose(made.features(q, k, jnp.zeros((1, 1), jnp.int32)), 0.25)
+
+
+def test_random_features_are_those_of_the_softmax_kernel_in_the_mean():
+    made = PositiveRandomFeatures(4, heads=1, count=1 << 14, rngs=nnx.Rngs(0))
+    q, k = noise(1, 3, 1, 4), noise(1, 3, 1, 4, seed=1)
+    features, of_keys = made.features(q, k, jnp.zeros((1, 3), jnp.int32))
+    ratios = jnp.einsum('btgm,bsgm->ts', features, of_keys) / jnp.exp(jnp.einsum('btgk,bsgk->ts', q, k) / 2)
+    # What a query's weights share is taken off.
+    np.testing.assert_allclose(ratios / ratios[:, :1], 1.0, rtol=0.1)
+
+
+def test_random_directions_are_normal_and_orthogonal():
+    directions = orthogonal_normals(jax.random.key(0), 4094, 4)
+    assert directions.shape == (4094, 4)
+    products = jnp.einsum('bik,bjk->bij', *(directions[:4092].reshape(-1, 4, 4),) * 2)
+    assert jnp.abs(products * (1 - jnp.eye(4))[None]).max() < 1e-4
+    np.testing.assert_allclose(directions.T @ directions / 4094, jnp.eye(4), atol=0.05)
+    assert abs(float((directions**4).mean()) - 3) < 0.3

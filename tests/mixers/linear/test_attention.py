@@ -99,14 +99,14 @@ def hgrn2(mixer: LinearAttention, x: np.ndarray) -> np.ndarray:
     return apply(mixer.output, out)
 
 
-def weighted(mixer: LinearAttention, x: np.ndarray, weight: Weight, eps: float) -> np.ndarray:
+def weighted(mixer: LinearAttention, x: np.ndarray, weight: Weight, eps: float, added: bool = False) -> np.ndarray:
     """Values averaged by `weight(q_t, k_s, h, t - s)`, all pairs of queries and keys that are seen."""
     q, k, v = (heads(apply(linear, x)) for linear in (mixer.query, mixer.key, mixer.value))
     out = np.zeros_like(v)
     for h in range(HEADS):
         for t in range(len(x)):
             weights = np.asarray([weight(q[t], k[s], h, t - s) for s in range(t + 1)])
-            out[t, h] = weights @ v[: t + 1, h] / max(weights.sum(), eps)
+            out[t, h] = weights @ v[: t + 1, h] / (weights.sum() + eps if added else max(weights.sum(), eps))
     return apply(mixer.output, out.reshape(len(x), -1))
 
 
@@ -139,6 +139,20 @@ def rebased(mixer: LinearAttention, x: np.ndarray) -> np.ndarray:
     return weighted(mixer, x, weight, 1e-12)
 
 
+def performer(mixer: LinearAttention, x: np.ndarray) -> np.ndarray:
+    directions = np.asarray(mixer.feature_map.directions[...], np.float64)
+
+    def features(x: np.ndarray, largest: float) -> np.ndarray:
+        x = x / x.size**0.25
+        return (np.exp(directions @ x - largest - x @ x / 2) + 1e-4) / np.sqrt(len(directions))
+
+    def weight(q: np.ndarray, k: np.ndarray, h: int, _: int) -> float:
+        largest = (directions @ q[h]).max() / q[h].size ** 0.25
+        return features(q[h], largest) @ features(k[h], 0.0)
+
+    return weighted(mixer, x, weight, eps=1e-6, added=True)
+
+
 def based(mixer: LinearAttention, x: np.ndarray) -> np.ndarray:
     def weight(q: np.ndarray, k: np.ndarray, h: int, _: int) -> float:
         score = q[h] @ k[h] / np.sqrt(q.shape[-1])
@@ -147,7 +161,7 @@ def based(mixer: LinearAttention, x: np.ndarray) -> np.ndarray:
     return weighted(mixer, x, weight, 1e-12)
 
 
-@pytest.mark.parametrize('equations', [linear_transformer, retnet, gla, cosformer, hedgehog, rebased, hgrn2])
+@pytest.mark.parametrize('equations', [linear_transformer, retnet, gla, cosformer, hedgehog, rebased, performer, hgrn2])
 def test_the_layer_is_that_of_the_paper(equations: Callable[[LinearAttention, np.ndarray], np.ndarray]):
     check_layer(equations.__name__, equations)
 
