@@ -9,9 +9,11 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Float
 
+from attnlab.errors import UserError
 from attnlab.functional.discretize import inverse_softplus, log_uniform
 from attnlab.functional.recurrences import state_dtype
 from attnlab.nn.parameter import param
+from attnlab.nn.positions import Alibi
 from attnlab.nn.projections import Linear
 from attnlab.typing import Sequence
 
@@ -28,6 +30,23 @@ class RetentionDecay(nnx.Module):
 
     def __call__(self, x: Sequence) -> Float[Array, 'h']:
         return jnp.log1p(-jnp.exp2(-5.0 - jnp.arange(self.heads, dtype=state_dtype(x.dtype))))
+
+
+class SlopeDecay(nnx.Module):
+    """A fixed decay for every head, `-s_h (1 - depth + 1e-5)`, the slopes `s` those of ALiBi, the same at every token.
+
+    `depth` is that of the layer, from 0 for the first to 1 for the last, which hardly forgets.
+    Qin et al. 2023, https://arxiv.org/abs/2307.14995. Raises `UserError` for a `depth` outside.
+    """
+
+    def __init__(self, dim: int, *, heads: int, key_dim: int, depth: float = 0.0, rngs: nnx.Rngs):
+        del dim, key_dim, rngs
+        if not 0 <= depth <= 1:
+            raise UserError(f'the depth of SlopeDecay is {depth}; it must be from 0, the first layer, to 1, the last')
+        self.heads, self.depth = heads, depth
+
+    def __call__(self, x: Sequence) -> Float[Array, 'h']:
+        return -jnp.asarray(Alibi().slopes(self.heads) * (1 - self.depth + 1e-5), state_dtype(x.dtype))
 
 
 class LowRankDecay(nnx.Module):

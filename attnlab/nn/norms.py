@@ -24,6 +24,17 @@ class RMSNorm(nnx.Module):
         return _scaled_to_unit(x, jnp.broadcast_to(self.scale[...], x.shape), self.eps)
 
 
+class SimpleRMSNorm(nnx.Module):
+    """`RMSNorm` without a gain. Qin et al. 2023, https://arxiv.org/abs/2307.14995."""
+
+    def __init__(self, dim: int, *, eps: float = 1e-6, rngs: nnx.Rngs):
+        del dim, rngs
+        self.eps = eps
+
+    def __call__(self, x: Float[Array, '*b d']) -> Float[Array, '*b d']:
+        return _scaled_to_unit(x, jnp.ones_like(x), self.eps)
+
+
 class HeadRMSNorm(nnx.Module):
     """`RMSNorm` of every head, `b t h k`, its gain shared by the heads, or with `apart` one for each.
 

@@ -42,6 +42,24 @@ class Prelude(nnx.Module):
         """Returns the state before the first token of `batch` streams."""
 
 
+class Activation(Prelude):
+    """A nonlinearity, named by `name`, that keeps no state. Raises `UserError` for an unknown name."""
+
+    def __init__(self, dim: int, *, name: str = 'silu', rngs: nnx.Rngs):
+        del dim, rngs
+        activation_called(name)
+        self.name = name
+
+    def __call__(
+        self, x: Sequence, segments: Segments | None, state: tuple[()] | None = None
+    ) -> tuple[Sequence, tuple[()] | None]:
+        return activation_called(self.name)(x), state
+
+    def init_state(self, batch: int, dtype: DTypeLike) -> tuple[()]:
+        """Returns nothing: there is nothing to remember."""
+        return ()
+
+
 class ConvState(NamedTuple):
     """The inputs a causal convolution of width `w` still needs, the latest last, and their segments."""
 

@@ -4,7 +4,7 @@ from attnlab.config import spec
 from attnlab.functional.normalizers import FloorNormalizer, SumNormalizer
 from attnlab.mixers.linear.attention import LinearAttention
 from attnlab.mixers.linear.write import Delta
-from attnlab.nn.decays import LowRankDecay, LowRankStepDecay, RetentionDecay, StepDecay
+from attnlab.nn.decays import LowRankDecay, LowRankStepDecay, RetentionDecay, SlopeDecay, StepDecay
 from attnlab.nn.feature_maps import (
     CosFormer,
     EluPlusOne,
@@ -15,9 +15,9 @@ from attnlab.nn.feature_maps import (
     UnitNorm,
 )
 from attnlab.nn.gates import LowRankGate, OutputGate, TiedKeys, WriteStrength
-from attnlab.nn.norms import RMSNorm
+from attnlab.nn.norms import RMSNorm, SimpleRMSNorm
 from attnlab.nn.positions import Rope
-from attnlab.nn.preludes import ShortConv
+from attnlab.nn.preludes import Activation, ShortConv
 from attnlab.zoo.recipe import Recipe
 
 LINEAR = {
@@ -129,6 +129,27 @@ LINEAR = {
         notes=(
             'Features are drawn once; the paper draws new ones now and then while it trains. Keys are not scaled by '
             'the largest feature of the sequence, which a causal model must not know.'
+        ),
+    ),
+    'lightning': Recipe(
+        spec=spec(
+            LinearAttention,
+            prelude=spec(Activation),
+            decay=spec(SlopeDecay),
+            scale=1.0,
+            joint_norm=spec(SimpleRMSNorm),
+            gate=spec(LowRankGate, bias=False),
+        ),
+        cite='Qin et al. 2024, https://arxiv.org/abs/2401.04658',
+        causal=True,
+        bidirectional=True,
+        mirrored=True,
+        streaming=True,
+        packed=True,
+        notes=(
+            'The mixer of TransNormerLLM (Qin et al. 2023, https://arxiv.org/abs/2307.14995) in its first layer; there '
+            'decays weaken with depth, here in every layer decay.depth says how far. The rank of the gate is a '
+            'sixteenth of the width; the paper has the channels of a head.'
         ),
     ),
     'hgrn2': Recipe(

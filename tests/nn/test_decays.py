@@ -1,10 +1,12 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from flax import nnx
 
+from attnlab.errors import UserError
 from attnlab.functional.discretize import inverse_softplus
-from attnlab.nn.decays import LowRankDecay, RetentionDecay, StepDecay, StepSize
+from attnlab.nn.decays import LowRankDecay, RetentionDecay, SlopeDecay, StepDecay, StepSize
 from attnlab.testing.noise import noise
 
 
@@ -52,3 +54,12 @@ def test_step_decays_start_between_their_bounds():
     log_decay = decay(jnp.zeros((1, 1, 4)))[0, 0]
     np.testing.assert_allclose(log_decay / -rate, jax.nn.softplus(decay.step_size.bias[...]), rtol=1e-5)
     assert decay(1e4 * noise(1, 3, 4, dtype=jnp.bfloat16)).dtype == jnp.float32
+
+
+def test_slope_decays_are_those_of_alibi_and_vanish_with_depth():
+    decay = SlopeDecay(8, heads=2, key_dim=4, rngs=nnx.Rngs(0))(jnp.zeros((1, 1, 8)))
+    np.testing.assert_allclose(decay, [-(2.0**-4) * 1.00001, -(2.0**-8) * 1.00001], rtol=1e-6)
+    last = SlopeDecay(8, heads=2, key_dim=4, depth=1.0, rngs=nnx.Rngs(0))(jnp.zeros((1, 1, 8)))
+    np.testing.assert_allclose(last, [-(2.0**-4) * 1e-5, -(2.0**-8) * 1e-5], rtol=1e-6)
+    with pytest.raises(UserError, match=r'depth of SlopeDecay is 2.0; it must be from 0'):
+        SlopeDecay(8, heads=2, key_dim=4, depth=2.0, rngs=nnx.Rngs(0))

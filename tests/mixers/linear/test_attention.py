@@ -14,11 +14,12 @@ from attnlab.errors import UserError
 from attnlab.functional.normalizers import SumNormalizer
 from attnlab.mixers.linear.attention import LinearAttention
 from attnlab.mixers.linear.write import Delta
-from attnlab.nn.decays import LowRankDecay
+from attnlab.nn.decays import LowRankDecay, SlopeDecay
 from attnlab.nn.feature_maps import CosFormer, EluPlusOne, Taylor
 from attnlab.nn.gates import Terms, TiedKeys, WriteStrength
 from attnlab.nn.preludes import ShortConv
 from attnlab.testing.noise import noise
+from attnlab.zoo.hybrids import HYBRIDS
 from tests.mixers.linear.equations import (
     DIM,
     HEADS,
@@ -82,6 +83,19 @@ def gla(mixer: LinearAttention, x: np.ndarray) -> np.ndarray:
             memory = decay[t, h][:, None] * memory + np.outer(k[t, h], v[t, h])
             out[t, h] = q[t, h] @ memory / np.sqrt(q.shape[-1])
     return gated_output(mixer, out, x)
+
+
+def lightning(mixer: LinearAttention, x: np.ndarray) -> np.ndarray:
+    q, k, v = (heads(silu(apply(linear, x))) for linear in (mixer.query, mixer.key, mixer.value))
+    out = np.zeros_like(v)
+    for h in range(HEADS):
+        decay = np.exp(-(2.0 ** (-8 * (h + 1) / HEADS)) * (1 - mixer.decay.depth + 1e-5))
+        for t in range(len(x)):
+            for s in range(t + 1):
+                out[t, h] += decay ** (t - s) * (q[t, h] @ k[s, h]) * v[s, h]
+    out = out.reshape(len(x), -1)
+    out = out / np.sqrt((out**2).mean(-1, keepdims=True) + 1e-6)
+    return apply(mixer.output, out * sigmoid(apply(mixer.gate.up, apply(mixer.gate.down, x))))
 
 
 def hgrn2(mixer: LinearAttention, x: np.ndarray) -> np.ndarray:
@@ -161,7 +175,9 @@ def based(mixer: LinearAttention, x: np.ndarray) -> np.ndarray:
     return weighted(mixer, x, weight, 1e-12)
 
 
-@pytest.mark.parametrize('equations', [linear_transformer, retnet, gla, cosformer, hedgehog, rebased, performer, hgrn2])
+@pytest.mark.parametrize(
+    'equations', [linear_transformer, retnet, gla, cosformer, hedgehog, rebased, performer, lightning, hgrn2]
+)
 def test_the_layer_is_that_of_the_paper(equations: Callable[[LinearAttention, np.ndarray], np.ndarray]):
     check_layer(equations.__name__, equations)
 
@@ -172,6 +188,12 @@ def test_cosformer_weighs_by_distance_inside_a_short_span():
 
 def test_the_taylor_map_is_the_second_polynomial_of_the_exponential():
     check_layer('rebased', based, feature_map=Taylor())
+    mixer = build(HYBRIDS['based'].pattern[0])(DIM, heads=HEADS, rngs=nnx.Rngs(0))
+    assert mixer.init_state(1, 9, jnp.float32).memory.shape == (1, HEADS, 1 + 16 + 16 * 17 // 2, DIM // HEADS + 1)
+
+
+def test_decays_by_slope_weaken_with_depth():
+    check_layer('lightning', lightning, decay=build(spec(SlopeDecay, depth=0.5)))
 
 
 def test_a_lower_bound_keeps_the_forget_gate_open():
