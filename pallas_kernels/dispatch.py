@@ -7,6 +7,8 @@ import importlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from pallas_kernels import counting
+from pallas_kernels.cost import CallCost
 from pallas_kernels.target import Target
 
 PREFERENCE = ('mosaic_gpu', 'mosaic_tpu', 'xla', 'reference')
@@ -31,11 +33,15 @@ class Candidate:
 
 
 class Entry(NamedTuple):
-    """One line of the ledger: which implementation served a call of `core`, and why the preferred ones did not."""
+    """One line of the ledger: which implementation served a call of `core`, and why the preferred ones did not.
+
+    `cost` is that of one call; how often loops and maps around it run it, the ledger does not know.
+    """
 
     core: str
     implementation: str
     refused: tuple[tuple[str, str], ...]
+    cost: CallCost
 
 
 def kernel(core: str, implementation: str, here: Target, *call: Any) -> Candidate:
@@ -70,13 +76,18 @@ def ledger() -> Iterator[list[Entry]]:
         _LEDGERS.reset(token)
 
 
-def select(core: str, implementation: str | None, candidates: Mapping[str, Candidate]) -> Callable[..., Any]:
+def select(
+    core: str, implementation: str | None, candidates: Mapping[str, Candidate], cost: Callable[..., CallCost]
+) -> Callable[..., Any]:
     """Returns the implementation of `core` that was named, or with `None` the first of `PREFERENCE` that can serve.
+
+    Inside of `counting.counting` it is a stand-in for the definition, of the cost of that implementation.
 
     Args:
       core: name of the core, for the ledger and for errors.
       implementation: one of `PREFERENCE` or of `LIBRARIES`, or `None`.
       candidates: the implementations that exist for this core.
+      cost: of the call, a function of `implementation=`.
 
     Raises:
       ValueError: `implementation` is not the name of one.
@@ -89,14 +100,14 @@ def select(core: str, implementation: str | None, candidates: Mapping[str, Candi
         reason = _refusal(core, implementation, candidates)
         if reason is not None:
             raise NotImplementedError(f'{core}: implementation {implementation!r} cannot serve: {reason}')
-        return _record(Entry(core, implementation, ()), candidates)
+        return _record(Entry(core, implementation, (), cost(implementation=implementation)), candidates)
 
     libraries = [name for name in LIBRARIES if _refusal(core, name, candidates) is None]
     refused = [(name, UNCHOSEN) for name in libraries]
     for name in PREFERENCE:
         reason = _refusal(core, name, candidates)
         if reason is None:
-            return _record(Entry(core, name, tuple(refused)), candidates)
+            return _record(Entry(core, name, tuple(refused), cost(implementation=name)), candidates)
         refused.append((name, reason))
     listing = '; '.join(f'{name}: {reason}' for name, reason in refused)
     raise NotImplementedError(f'{core}: no implementation can serve: {listing}')
@@ -111,4 +122,6 @@ def _refusal(core: str, name: str, candidates: Mapping[str, Candidate]) -> str |
 def _record(entry: Entry, candidates: Mapping[str, Candidate]) -> Callable[..., Any]:
     for entries in _LEDGERS.get():
         entries.append(entry)
+    if counting.is_counting():
+        return counting.stand_in(entry.core, entry.cost, candidates['reference'].function)
     return candidates[entry.implementation].function

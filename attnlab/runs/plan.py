@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from attnlab.train import partition
-from attnlab.train.cost import flops_per_token, implementations, state_bytes
+from attnlab.train.cost import executed_flops_per_token, flops_per_token, implementations, state_bytes
 from attnlab.train.setup import Setup
 
 
@@ -47,12 +47,13 @@ def state_table(setup: Setup) -> Table:
 def cost_table(setup: Setup) -> Table:
     """Operations per token, and the memory of one device."""
     parameters = sum(leaf.size for leaf in jax.tree.leaves(setup.abstract.params))
-    flops = flops_per_token(setup)
+    flops, executed = flops_per_token(setup), executed_flops_per_token(setup)
     memory = setup.trace().lower().compile().memory_analysis()
     table = _table('cost of training', 'what', '>value')
-    table.add_row('FLOPs a token (XLA cost analysis of the step)', f'{flops:.4g}')
+    table.add_row('model FLOPs a token', f'{flops:.4g}')
     table.add_row('of 6 x parameters', f'{flops / (6 * parameters):.2f}')
-    table.add_row('FLOPs a step', f'{flops * setup.batch_size * setup.length:.4g}')
+    table.add_row('model FLOPs a step', f'{flops * setup.batch_size * setup.length:.4g}')
+    table.add_row('executed, with recomputation, over model', f'{executed / flops:.2f}')
     table.add_row('train state on one device', _bytes(_state_on_device(setup)))
     if memory is not None:
         table.add_row('temporaries on one device (compiled)', _bytes(memory.temp_size_in_bytes))

@@ -1,21 +1,25 @@
-"""What a run costs, read off the things that will run: floating-point operations, bytes of state, implementations."""
+"""What a run costs, from the shapes of what will run: floating-point operations, bytes of state, implementations."""
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.extend as jex
 import jax.numpy as jnp
 from flax import nnx
+from jax.interpreters import partial_eval
 
 from attnlab.blocks.block import mixer_of
 from attnlab.context import Context
 from attnlab.functional import cores
 from attnlab.models.predictor import Stacked
+from attnlab.tasks.task import Batch
 from attnlab.train.setup import Setup
-from pallas_kernels import dispatch
+from attnlab.train.state import joined
+from pallas_kernels import counting, dispatch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,15 +43,53 @@ class LayerCore:
 
 
 def flops_per_token(setup: Setup) -> float:
-    """Floating-point operations of one training step, forward, backward and update, per token.
+    """Model FLOPs of a training step, per token: what the definition of the model needs, forward and backward.
 
-    They are those of XLA's cost analysis, of the step as one device would take it. It counts the body of a loop once,
-    so for every `scan` the body is analysed too and counted for its remaining iterations.
+    They are those of matrix products, convolutions and Fourier transforms by their shapes, and of cores as
+    `pallas_kernels.cost` has them: causal attention counts the pairs that see each other, documents are not known.
+    Elementwise operations outside of cores, recomputation, and the optimiser are not counted. They do not depend on the
+    device, nor on which implementation runs.
     """
-    # Under a mesh, a core is traced for the part of one device.
-    traced = setup.alone().trace()
-    total = _cost(traced.lower()) + sum(_repeats(traced.jaxpr))
-    return total / (setup.batch_size * setup.length)
+    params, others, loss = _loss(setup)
+    with setup.precision.scope(), counting.counting():
+        forward = jax.make_jaxpr(loss)(params, *others)
+        leaves = jax.tree.leaves((params, *others))
+        count = len(jax.tree.leaves(params))
+        kept = jex.core.jaxpr_as_fun(_keeping(forward))
+
+        def gradient(leaves: list[jax.Array], rest: list[jax.Array]) -> tuple[jax.Array, list[jax.Array]]:
+            return jax.value_and_grad(lambda leaves: kept(*leaves, *rest)[0])(leaves)
+
+        backward = jax.make_jaxpr(gradient)(leaves[:count], leaves[count:])
+    return _flops(_needed(backward), 'model') / (setup.batch_size * setup.length)
+
+
+def executed_flops_per_token(setup: Setup) -> float:
+    """FLOPs of a training step as it runs, per token: with recomputation, with chunks, and the optimiser's.
+
+    Of cores they are those of the implementations that serve; otherwise counted as by `flops_per_token`.
+    """
+    params, others, loss = _loss(setup)
+    with setup.precision.scope(), counting.counting():
+        step = jax.make_jaxpr(jax.value_and_grad(loss))(params, *others)
+        update = jax.make_jaxpr(setup.transform.update)(params, _shapes(setup.abstract.opt_state), params)
+    return (_flops(_needed(step), 'executed') + _flops(update.jaxpr, 'executed')) / (setup.batch_size * setup.length)
+
+
+def _loss(setup: Setup) -> tuple[Any, tuple[Any, Any], Callable[..., jax.Array]]:
+    """The shapes of the parameters, those of buffers and a batch, and the loss as a function of them."""
+
+    def loss(params: nnx.State, buffers: nnx.State, batch: Batch) -> jax.Array:
+        model = nnx.merge(setup.graphdef, joined(params, buffers))
+        return setup.task.measure(model, batch, jax.random.key(0))['loss'].total
+
+    state = setup.abstract
+    return _shapes(state.params), (_shapes(state.buffers), _shapes(setup.abstract_batch())), loss
+
+
+def _shapes(tree: Any) -> Any:
+    """Shapes and types without the devices they lie on."""
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree)
 
 
 def state_bytes(setup: Setup, length: int) -> int:
@@ -74,7 +116,9 @@ def implementations(setup: Setup) -> list[LayerCore]:
         with setup.precision.scope(), dispatch.ledger() as entries:
             jax.eval_shape(cores.on(setup.mesh, functools.partial(mixed, place)), variables, x)
         layers = tuple(range(place, stack.depth, len(stack.blocks)))
-        found += [LayerCore(layers, type(mixer_of(block)).__name__, *entry) for entry in dict.fromkeys(entries)]
+        mixer = type(mixer_of(block)).__name__
+        served = dict.fromkeys((entry.core, entry.implementation, entry.refused) for entry in entries)
+        found += [LayerCore(layers, mixer, *entry) for entry in served]
     return found
 
 
@@ -84,26 +128,80 @@ def _context(batch: int, length: int) -> Context:
     return dataclasses.replace(ctx, segments=jnp.ones_like(ctx.positions))
 
 
-def _repeats(jaxpr: Any) -> Iterator[float]:
-    """The cost of each scan's body times its iterations after the first, nested scans included."""
-    for equation in getattr(jaxpr, 'jaxpr', jaxpr).eqns:
-        times = equation.params['length'] if equation.primitive.name == 'scan' else 1
-        for inner in jax.tree.leaves(list(equation.params.values()), is_leaf=_is_jaxpr):
-            if not _is_jaxpr(inner):
-                continue
-            if times > 1:
-                yield (times - 1) * _body_cost(inner)
-            yield from (times * extra for extra in _repeats(inner))
+def _keeping(closed: jex.core.ClosedJaxpr) -> jex.core.ClosedJaxpr:
+    """The program with nothing computed again on the way back."""
+
+    def keep(value: Any) -> Any:
+        if _is_jaxpr(value):
+            # The newest versions of JAX have one class for programs with constants and without.
+            if getattr(value, 'jaxpr', value) is not value:
+                return value.replace(jaxpr=keep(value.jaxpr))
+            return value.replace(eqns=[equation.replace(params=_kept(equation)) for equation in value.eqns])
+        if isinstance(value, tuple):
+            return tuple(keep(part) for part in value) if any(map(_is_jaxpr, value)) else value
+        return value
+
+    def _kept(equation: Any) -> dict[str, Any]:
+        params = {name: keep(value) for name, value in equation.params.items()}
+        if equation.primitive.name in REMATERIALISED:
+            params['policy'] = jax.checkpoint_policies.everything_saveable
+        return params
+
+    return keep(closed)
 
 
-def _body_cost(closed: Any) -> float:
-    arguments = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in closed.jaxpr.invars]
-    return _cost(jax.jit(jex.core.jaxpr_as_fun(closed)).lower(*arguments))
+REMATERIALISED = ('checkpoint', 'remat', 'remat2')
+"""What `jax.checkpoint` is called in programs."""
 
 
-def _cost(lowered: jax.stages.Lowered) -> float:
-    analysis: Any = lowered.cost_analysis()
-    return float(analysis['flops'])
+def _needed(closed: jex.core.ClosedJaxpr) -> Any:
+    """The part of a program that its results depend on."""
+    return partial_eval.dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars))[0]
+
+
+def _flops(jaxpr: Any, kind: str) -> float:
+    """The operations of a program: `kind` is 'model' or 'executed'."""
+    return float(sum(_of_equation(equation, kind) for equation in jaxpr.eqns))
+
+
+def _of_equation(equation: Any, kind: str) -> float:
+    """Of one operation; the body of a loop counts for each of its turns, of branches the dearest one counts.
+
+    Raises:
+      AssertionError: for a kernel that is not a core's, of which nothing is known.
+    """
+    inner = [_flops(getattr(jaxpr, 'jaxpr', jaxpr), kind) for jaxpr in _programs(equation)]
+    match equation.primitive.name:
+        case 'core_call':
+            return float(equation.params[kind].flops)
+        case 'dot_general':
+            (contracted, _), _ = equation.params['dimension_numbers']
+            left, result = equation.invars[0].aval, equation.outvars[0].aval
+            return 2.0 * result.size * math.prod(left.shape[axis] for axis in contracted)
+        case 'ragged_dot' | 'ragged_dot_general':
+            left, right, result = equation.invars[0].aval, equation.invars[1].aval, equation.outvars[0].aval
+            # Every row of the left factor meets one group of the right one.
+            return 2.0 * result.size * left.shape[-1] if result.ndim == 2 else 2.0 * left.size * right.shape[-1]
+        case 'conv_general_dilated':
+            kernel, result = equation.invars[1].aval, equation.outvars[0].aval
+            return 2.0 * result.size * kernel.size / kernel.shape[equation.params['dimension_numbers'].rhs_spec[0]]
+        case 'fft':
+            length = math.prod(equation.params['fft_lengths'])
+            numbers = max(equation.invars[0].aval.size, equation.outvars[0].aval.size)
+            return 5.0 * numbers * math.log2(max(length, 2))
+        case 'triangular_solve':
+            return float(equation.outvars[0].aval.size * equation.invars[0].aval.shape[-1])
+        case 'scan':
+            return equation.params['length'] * sum(inner)
+        case 'cond':
+            return max(inner)
+        case 'pallas_call' | 'mpmd_map' | 'core_map':
+            raise AssertionError(f'a kernel outside of cores: {equation.params.get("name")}')
+    return float(sum(inner))
+
+
+def _programs(equation: Any) -> list[Any]:
+    return [value for value in jax.tree.leaves(list(equation.params.values()), is_leaf=_is_jaxpr) if _is_jaxpr(value)]
 
 
 def _is_jaxpr(value: Any) -> bool:

@@ -1,9 +1,11 @@
 """Attention: every query reads a weighted mean of the values it may see."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels import arguments, dispatch, target
+from pallas_kernels import arguments, cost, dispatch, target
 from pallas_kernels.attention import around, problem, reference, xla
 from pallas_kernels.attention.maps import Softmax, WeightMap
 
@@ -103,7 +105,21 @@ def attention(
         **{name: dispatch.kernel(CORE, name, here, rule, operands) for name in KERNELS},
         'cudnn': dispatch.kernel(CORE, 'cudnn', here, rule, operands, extras),
     }
-    return problem.join_heads(dispatch.select(CORE, implementation, candidates)(rule, operands, extras))
+    size = functools.partial(
+        cost.attention,
+        b=sizes['b'],
+        t=sizes['t'],
+        s=sizes['s'],
+        h=sizes['h'],
+        g=sizes['g'],
+        k=sizes['k'],
+        v=sizes['v'],
+        causal=causal,
+        window=window,
+        sinks=sinks,
+        itemsize=v.dtype.itemsize,
+    )
+    return problem.join_heads(dispatch.select(CORE, implementation, candidates, size)(rule, operands, extras))
 
 
 def visible_counts(

@@ -1,9 +1,11 @@
 """A linear head fused with the cross-entropy loss."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels import arguments, dispatch, target
+from pallas_kernels import arguments, cost, dispatch, target
 from pallas_kernels.cross_entropy import reference, xla
 
 CORE = 'cross_entropy'
@@ -56,5 +58,7 @@ def cross_entropy(
         'mosaic_gpu': dispatch.kernel(CORE, 'mosaic_gpu', here, hidden, embedding),
         'mosaic_tpu': dispatch.kernel(CORE, 'mosaic_tpu', here, hidden, embedding),
     }
-    run = dispatch.select(CORE, implementation, candidates)
+    (n, d), itemsize = hidden.shape, jnp.result_type(hidden, embedding).itemsize
+    size = functools.partial(cost.cross_entropy, n=n, d=d, o=o, itemsize=itemsize)
+    run = dispatch.select(CORE, implementation, candidates, size)
     return run(hidden, embedding, labels, z_loss=z_loss, soft_cap=soft_cap)

@@ -2,7 +2,7 @@
 
 import jax
 
-from pallas_kernels import dispatch, target
+from pallas_kernels import cost, dispatch, target
 from pallas_kernels.delta_rule import reference, xla
 from pallas_kernels.matrix_state import arguments
 
@@ -57,6 +57,6 @@ def delta_rule(
         'mosaic_gpu': dispatch.kernel(CORE, 'mosaic_gpu', here, q, k, v, call.log_decay, call.state),
         'mosaic_tpu': dispatch.kernel(CORE, 'mosaic_tpu', here, k, v, call.state),
     }
-    run = dispatch.select(CORE, implementation, candidates)
+    run = dispatch.select(CORE, implementation, candidates, call.cost(cost.delta_rule, v))
     o, final = run(q, k, v, beta.astype(call.dtype), call.log_decay, call.state, call.starts, call.scale)
     return o.astype(v.dtype), final

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import jax
 
-from pallas_kernels import dispatch, target
+from pallas_kernels import cost, dispatch, target
 from pallas_kernels.linear_attention import reference, xla
 from pallas_kernels.matrix_state import arguments
 
@@ -58,7 +58,7 @@ def linear_attention(
         'mosaic_gpu': dispatch.kernel(CORE, 'mosaic_gpu', here, q, k, v, call.log_decay, call.state),
         'mosaic_tpu': dispatch.kernel(CORE, 'mosaic_tpu', here, k, v, call.state),
     }
-    run = dispatch.select(CORE, implementation, candidates)
+    run = dispatch.select(CORE, implementation, candidates, call.cost(cost.linear_attention, v))
     o, final = run(q, k, v, call.log_decay, call.state, call.starts, call.scale)
     return o.astype(v.dtype), final
 

@@ -1,9 +1,11 @@
 """The linear recurrence, elementwise: `h_t = a_t h_{t-1} + x_t`."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels import arguments, dispatch, packing, precision, target
+from pallas_kernels import arguments, cost, dispatch, packing, precision, target
 from pallas_kernels.linear_scan import reference, xla
 
 CORE = 'linear_scan'
@@ -59,7 +61,12 @@ def linear_scan(
         'mosaic_gpu': dispatch.kernel(CORE, 'mosaic_gpu', here, x, decay, state),
         'mosaic_tpu': dispatch.kernel(CORE, 'mosaic_tpu', here, x, decay, state),
     }
-    run = dispatch.select(CORE, implementation, candidates)
+    is_complex = jnp.issubdtype(dtype, jnp.complexfloating)
+    itemsize = x.dtype.itemsize // (2 if jnp.iscomplexobj(x) else 1)
+    size = functools.partial(
+        cost.linear_scan, b=sizes['b'], t=sizes['t'], d=sizes['d'], is_complex=is_complex, itemsize=itemsize
+    )
+    run = dispatch.select(CORE, implementation, candidates, size)
     h, final = run(x, decay, state.astype(dtype), reverse)
     return h.astype(output_dtype), final
 

@@ -1,11 +1,14 @@
 """The arguments that cores with a matrix for a state have in common, checked and in their canonical form."""
 
+import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from pallas_kernels import arguments, packing, precision
+from pallas_kernels.cost import CallCost
 
 
 class Canonical(NamedTuple):
@@ -26,6 +29,12 @@ class Canonical(NamedTuple):
     state: jax.Array
     starts: jax.Array | None
     scale: float
+
+    def cost(self, of: Callable[..., CallCost], v: jax.Array) -> Callable[..., CallCost]:
+        """The cost of the call, a function of `implementation=`, from that of the core."""
+        sizes = {letter: self.sizes[letter] for letter in 'bthkv'}
+        decay = None if self.log_decay is None else 'vector' if self.log_decay.shape[3] > 1 else 'scalar'
+        return functools.partial(of, **sizes, decay=decay, itemsize=v.dtype.itemsize)
 
 
 def canonical(

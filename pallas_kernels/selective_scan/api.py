@@ -1,9 +1,11 @@
 """The selective state-space scan of Mamba."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels import arguments, dispatch, packing, precision, target
+from pallas_kernels import arguments, cost, dispatch, packing, precision, target
 from pallas_kernels.selective_scan import reference, xla
 from pallas_kernels.selective_scan.vjp import Operands
 
@@ -72,7 +74,16 @@ def selective_scan(
         'mosaic_gpu': dispatch.kernel(CORE, 'mosaic_gpu', here, operands),
         'mosaic_tpu': dispatch.kernel(CORE, 'mosaic_tpu', here, operands),
     }
-    run = dispatch.select(CORE, implementation, candidates)
+    size = functools.partial(
+        cost.selective_scan,
+        b=sizes['b'],
+        t=sizes['t'],
+        d=sizes['d'],
+        n=sizes['n'],
+        skip=D is not None,
+        itemsize=x.dtype.itemsize,
+    )
+    run = dispatch.select(CORE, implementation, candidates, size)
     y, final = run(operands, starts)
     if D is not None:
         y = y + x.astype(dtype) * D.astype(dtype)[None, None]

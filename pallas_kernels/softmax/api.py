@@ -1,9 +1,11 @@
 """The softmax of rows."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels import arguments, dispatch, target
+from pallas_kernels import arguments, cost, dispatch, target
 from pallas_kernels.softmax import reference, xla
 
 CORE = 'softmax'
@@ -42,7 +44,8 @@ def softmax(x: jax.Array, *, where: jax.Array | None = None, implementation: str
         'mosaic_gpu': dispatch.kernel(CORE, 'mosaic_gpu', here, x),
         'mosaic_tpu': dispatch.kernel(CORE, 'mosaic_tpu', here, x),
     }
-    return dispatch.select(CORE, implementation, candidates)(x, where)
+    size = functools.partial(cost.softmax, n=x.size // max(x.shape[-1], 1), o=x.shape[-1], itemsize=x.dtype.itemsize)
+    return dispatch.select(CORE, implementation, candidates, size)(x, where)
 
 
 def _canonical_where(where: jax.Array, x: jax.Array) -> jax.Array:

@@ -1,8 +1,10 @@
 """The largest softmax weights of rows, and where they are."""
 
+import functools
+
 import jax
 
-from pallas_kernels import arguments, dispatch, target
+from pallas_kernels import arguments, cost, dispatch, target
 from pallas_kernels.softmax_topk import reference, xla
 
 CORE = 'softmax_topk'
@@ -41,4 +43,6 @@ def softmax_topk(x: jax.Array, k: int, *, implementation: str | None = None) -> 
         'mosaic_gpu': dispatch.kernel(CORE, 'mosaic_gpu', here, x, k),
         'mosaic_tpu': dispatch.kernel(CORE, 'mosaic_tpu', here, x, k),
     }
-    return dispatch.select(CORE, implementation, candidates)(x, k)
+    n, itemsize = x.size // x.shape[-1], x.dtype.itemsize
+    size = functools.partial(cost.softmax_topk, n=n, o=x.shape[-1], k=k, itemsize=itemsize)
+    return dispatch.select(CORE, implementation, candidates, size)(x, k)

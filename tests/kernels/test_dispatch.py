@@ -6,12 +6,19 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from pallas_kernels import attention, dispatch, linear_scan, target
+from pallas_kernels import attention, cost, dispatch, linear_scan, target
 from pallas_kernels.dispatch import Candidate
 
 
 def candidates(**refusals):
     return {name: Candidate(lambda name=name: name, refusal) for name, refusal in refusals.items()}
+
+
+NOTHING = cost.Passes(cost.Cost(), cost.Cost())
+
+
+def free(implementation):
+    return cost.CallCost(NOTHING, NOTHING)
 
 
 EVERY = candidates(mosaic_gpu=None, mosaic_tpu=None, xla=None, reference=None)
@@ -31,7 +38,7 @@ def kernels(monkeypatch):
 
     def choose(implementation, here, t=2):
         kernels = {name: dispatch.kernel('core', name, here, t) for name in dispatch.PLATFORM}
-        return dispatch.select('core', implementation, {**kernels, **candidates(xla=None)})()
+        return dispatch.select('core', implementation, {**kernels, **candidates(xla=None)}, free)()
 
     return choose
 
@@ -67,7 +74,7 @@ def test_the_target_is_this_device_unless_named():
 def test_a_refusal_passes_the_call_on_and_is_written_down():
     with dispatch.ledger() as entries:
         some = candidates(mosaic_gpu='key_dim is 24; expected 64 or 128', xla=None, reference=None)
-        assert dispatch.select('core', None, some)() == 'xla'
+        assert dispatch.select('core', None, some, free)() == 'xla'
     assert entries == [
         dispatch.Entry(
             'core',
@@ -76,6 +83,7 @@ def test_a_refusal_passes_the_call_on_and_is_written_down():
                 ('mosaic_gpu', 'key_dim is 24; expected 64 or 128'),
                 ('mosaic_tpu', 'this version has no mosaic_tpu form of core'),
             ),
+            free('xla'),
         )
     ]
 
@@ -86,9 +94,9 @@ def test_a_named_implementation_never_falls_back():
         with pytest.raises(
             NotImplementedError, match="core: implementation 'mosaic_gpu' cannot serve: windows are not"
         ):
-            dispatch.select('core', 'mosaic_gpu', refusing)
+            dispatch.select('core', 'mosaic_gpu', refusing, free)
         with pytest.raises(NotImplementedError, match='this version has no reference form of core'):
-            dispatch.select('core', 'reference', refusing)
+            dispatch.select('core', 'reference', refusing, free)
     assert entries == []
 
 
@@ -96,12 +104,12 @@ def test_when_none_can_serve_every_reason_is_given():
     with pytest.raises(
         NotImplementedError, match=r'no implementation can serve: .*xla: too long; reference: this version'
     ):
-        dispatch.select('core', None, candidates(xla='too long'))
+        dispatch.select('core', None, candidates(xla='too long'), free)
 
 
 def test_an_unknown_name():
     with pytest.raises(ValueError, match=r"core: implementation is 'triton'; expected None or one of \('mosaic_gpu'"):
-        dispatch.select('core', 'triton', EVERY)
+        dispatch.select('core', 'triton', EVERY, free)
 
 
 def test_the_ledger_has_one_line_for_every_call_traced():
@@ -119,7 +127,7 @@ def test_the_ledger_has_one_line_for_every_call_traced():
         linear_scan(x, x, implementation='xla')
     assert [entry[:2] for entry in inner] == [('linear_scan', 'xla'), ('attention', 'reference')]
     assert outer[:2] == inner
-    assert outer[2:] == [dispatch.Entry('linear_scan', 'xla', ())]
+    assert outer[2:] == [dispatch.Entry('linear_scan', 'xla', (), cost.linear_scan(b=1, t=3, d=2, itemsize=4))]
     linear_scan(x, x)
     assert len(outer) == 3
 
@@ -136,5 +144,5 @@ def test_the_ledger_of_one_thread_is_its_own():
 def test_the_ledger_ends_with_an_error():
     with pytest.raises(ZeroDivisionError), dispatch.ledger() as entries:
         raise ZeroDivisionError
-    dispatch.select('core', None, EVERY)
+    dispatch.select('core', None, EVERY, free)
     assert entries == []

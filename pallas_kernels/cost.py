@@ -1,0 +1,259 @@
+"""What a call of a core costs, from its shapes alone: operations, bytes and exponentials, forward and backward.
+
+A multiplication and an addition count as two operations. Model costs are those of the definition, whatever form runs:
+matrix products over the pairs of queries and keys that positions let see each other, the steps of a recurrence as its
+equation has them, every argument and result moved once. Executed costs are those of a form: with what it computes again
+on its way back, and, where it works in chunks, with the products within them. Documents, which hide more, are known
+only when a call runs, and count as one.
+"""
+
+import dataclasses
+import math
+
+import jax
+import jax.experimental.pallas as pl
+
+from pallas_kernels import target, tiling
+
+IN_CHUNKS = {'mosaic_gpu': 64}
+"""Steps of a chunk of `linear_attention` and `delta_rule`, of forms that have them whatever the call."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """What one pass costs.
+
+    Attributes:
+      flops: floating-point operations.
+      bytes: bytes of arguments and results.
+      exponentials: transcendental functions.
+    """
+
+    flops: int = 0
+    bytes: int = 0
+    exponentials: int = 0
+
+    def __add__(self, other: 'Cost') -> 'Cost':
+        return Cost(self.flops + other.flops, self.bytes + other.bytes, self.exponentials + other.exponentials)
+
+    def __mul__(self, times: int) -> 'Cost':
+        return Cost(self.flops * times, self.bytes * times, self.exponentials * times)
+
+    def estimate(self) -> pl.CostEstimate:
+        """What the compiler is told of a kernel."""
+        return pl.CostEstimate(flops=self.flops, bytes_accessed=self.bytes, transcendentals=self.exponentials)
+
+
+@dataclasses.dataclass(frozen=True)
+class Passes:
+    """The costs of both passes."""
+
+    forward: Cost
+    backward: Cost
+
+    def __add__(self, other: 'Passes') -> 'Passes':
+        return Passes(self.forward + other.forward, self.backward + other.backward)
+
+
+@dataclasses.dataclass(frozen=True)
+class CallCost:
+    """What a call costs: what its definition needs (`model`), and what the form that serves it does (`executed`)."""
+
+    model: Passes
+    executed: Passes
+
+
+def moved(*arrays: jax.Array | jax.ShapeDtypeStruct | None) -> int:
+    """The bytes of some arrays."""
+    return sum(math.prod(array.shape) * array.dtype.itemsize for array in arrays if array is not None)
+
+
+def visible_pairs(t: int, s: int, *, causal: bool, window: int | None = None, sinks: int = 0) -> int:
+    """How many pairs of a query and a key positions let see each other; query i stands at `i + s - t` of the keys."""
+    first = s - t
+    if window is None:
+        return _clipped(first + 1, t, s) if causal else t * s
+    sinks = min(sinks, s)
+    far = first + 1 if causal else first + window
+    near = first - window + 1
+    pairs = _clipped(far, t, s) - _clipped(near, t, s) + _clipped(near, t, sinks)
+    return pairs if causal else pairs + t * sinks - _clipped(far, t, sinks)
+
+
+def _clipped(first: int, count: int, most: int) -> int:
+    """The sum of so many successive numbers from `first` on, each at least 0 and at most `most`."""
+
+    def up_to(last: int) -> int:
+        rising = max(min(last, most), 0)
+        return rising * (rising + 1) // 2 + max(last - most, 0) * most
+
+    return up_to(first + count - 1) - up_to(first - 1)
+
+
+def attention(
+    *,
+    b: int,
+    t: int,
+    s: int,
+    h: int,
+    g: int,
+    k: int,
+    v: int,
+    causal: bool = True,
+    window: int | None = None,
+    sinks: int = 0,
+    itemsize: int = 2,
+    implementation: str = 'reference',
+) -> CallCost:
+    """Two products forward, four backward; forms compute the scores again, those for GPUs and TPUs twice."""
+    pairs = b * h * visible_pairs(t, s, causal=causal, window=window, sinks=sinks)
+    arrays = itemsize * b * (t * h * (k + v) + s * g * (k + v))
+    model = Passes(
+        Cost(2 * pairs * (k + v), arrays, pairs), Cost(4 * pairs * (k + v), 2 * arrays + itemsize * b * t * h * v, 0)
+    )
+    dense = implementation == 'reference' or (implementation == 'xla' and tiling.attention(t, s) is None)
+    done = b * h * t * s if dense else pairs
+    match implementation:
+        case 'reference':
+            back = Cost(4 * done * (k + v), model.backward.bytes, 0)
+        case 'mosaic_gpu' | 'mosaic_tpu':
+            back = Cost(2 * done * (4 * k + 3 * v), model.backward.bytes, 2 * done)
+        case _:
+            back = Cost(2 * done * (3 * k + 2 * v), model.backward.bytes, done)
+    return CallCost(model, Passes(Cost(2 * done * (k + v), arrays, done), back))
+
+
+def linear_attention(
+    *,
+    b: int,
+    t: int,
+    h: int,
+    k: int,
+    v: int,
+    decay: str | None = None,
+    itemsize: int = 2,
+    implementation: str = 'reference',
+) -> CallCost:
+    """A step decays the state, `k v` operations, and writes and reads it, `2 k v` each; backward twice that.
+
+    `decay` is `None`, 'scalar' or 'vector'. In chunks of c steps each also has products with the others,
+    `c (k + v)` twice, and the state decays once a chunk.
+    """
+    steps, state = b * t * h, k * v
+    numbers = {None: 0, 'scalar': 1, 'vector': k}[decay]
+    arrays = steps * (itemsize * (2 * k + 2 * v) + 4 * numbers) + 4 * 2 * b * h * state
+    per_step = (4 + (decay is not None)) * state
+    # Of the decays, which scale the gradient of the state and get the sum over the state times that gradient.
+    per_step_back = 8 * state + 3 * state * (decay is not None)
+    model = Passes(
+        Cost(steps * per_step, arrays, steps * numbers), Cost(steps * per_step_back, 2 * arrays, steps * numbers)
+    )
+    if implementation == 'reference':
+        return CallCost(model, model)
+    c = _chunk('linear_attention', implementation, b, t, h, k, v, decay)
+    within = 2 * c * (k * (7 if decay == 'vector' and implementation == 'mosaic_gpu' else 1) + v)
+    ahead = Cost(steps * (4 * state + within), arrays, steps * (numbers + c))
+    if implementation == 'mosaic_gpu':
+        # The states again, their gradients, and of the outputs those of values, queries and keys.
+        back = Cost(steps * (10 * state + 5 * within), 2 * arrays, 4 * ahead.exponentials)
+    else:
+        back = Cost(3 * ahead.flops, 2 * arrays, 2 * ahead.exponentials)
+    return CallCost(model, Passes(ahead, back))
+
+
+def delta_rule(
+    *,
+    b: int,
+    t: int,
+    h: int,
+    k: int,
+    v: int,
+    decay: str | None = None,
+    itemsize: int = 2,
+    implementation: str = 'reference',
+) -> CallCost:
+    """A step decays the state, `k v` operations, reads it for its key, writes, and reads it for its query, `2 k v`
+    each.
+
+    In chunks of c steps each also has the products with the others and its part of a triangular inverse.
+    """
+    steps, state = b * t * h, k * v
+    numbers = {None: 0, 'scalar': 1, 'vector': k}[decay]
+    arrays = steps * (itemsize * (2 * k + 2 * v) + 4 * (1 + numbers)) + 4 * 2 * b * h * state
+    per_step = (6 + (decay is not None)) * state + 2 * v
+    per_step_back = 12 * state + 3 * state * (decay is not None) + 6 * v
+    model = Passes(
+        Cost(steps * per_step, arrays, steps * numbers), Cost(steps * per_step_back, 2 * arrays, steps * numbers)
+    )
+    if implementation == 'reference':
+        return CallCost(model, model)
+    c = _chunk('delta_rule', implementation, b, t, h, k, v, decay)
+    doublings = max(c.bit_length() - 2, 0)
+    inverse = 4 * c * c * doublings if implementation != 'xla' else 2 * c * c // 3
+    within = 2 * c * (3 * k + 2 * v) + inverse
+    ahead = Cost(steps * (6 * state + within), arrays, steps * (numbers + c))
+    return CallCost(model, Passes(ahead, Cost(3 * ahead.flops, 2 * arrays, 2 * ahead.exponentials)))
+
+
+def _chunk(core: str, implementation: str, b: int, t: int, h: int, k: int, v: int, decay: str | None) -> int:
+    """The steps of a chunk."""
+    vector = decay == 'vector'
+    if implementation in IN_CHUNKS or t == 0:
+        return IN_CHUNKS.get(implementation, 1)
+    if core == 'linear_attention':
+        if implementation == 'mosaic_tpu':
+            return tiling.linear_attention_tpu(t, k, v, vector=vector).steps
+        return tiling.linear_attention(b, t, h * max(k, v), target.current().platform, vector=vector).steps
+    if implementation == 'mosaic_tpu':
+        return tiling.delta_rule_tpu(t, k, v).steps
+    return tiling.delta_rule(b, t, h * max(k, v), target.current().platform).steps
+
+
+def linear_scan(
+    *, b: int, t: int, d: int, is_complex: bool = False, itemsize: int = 2, implementation: str = 'reference'
+) -> CallCost:
+    """A multiplication and an addition a step and channel; backward one more multiplication, for the decays."""
+    numbers, size = b * t * d, itemsize * (2 if is_complex else 1)
+    forward, backward = (8, 14) if is_complex else (2, 3)
+    model = Passes(Cost(forward * numbers, 3 * size * numbers), Cost(backward * numbers, 5 * size * numbers))
+    return CallCost(model, model)
+
+
+def selective_scan(
+    *, b: int, t: int, d: int, n: int, skip: bool = False, itemsize: int = 2, implementation: str = 'reference'
+) -> CallCost:
+    """Six operations for every number of the state at every step forward, fifteen backward; forms run forward again."""
+    numbers = b * t * d * n
+    arrays = itemsize * b * t * (3 * d + 2 * n) + 4 * (d * n + 2 * b * d * n)
+    forward = Cost(6 * numbers + (1 + 2 * skip) * b * t * d, arrays, numbers)
+    backward = Cost(15 * numbers + (2 + 4 * skip) * b * t * d, 2 * arrays, 0)
+    model = Passes(forward, backward)
+    if implementation == 'reference':
+        return CallCost(model, model)
+    again = Cost(backward.flops + forward.flops, backward.bytes, 2 * numbers)
+    return CallCost(model, Passes(forward, again))
+
+
+def softmax(*, n: int, o: int, itemsize: int = 2, implementation: str = 'reference') -> CallCost:
+    """Rows `n`, entries `o`: a subtraction, an exponential, a sum and a division each."""
+    numbers = n * o
+    model = Passes(Cost(3 * numbers, 2 * itemsize * numbers, numbers), Cost(4 * numbers, 3 * itemsize * numbers))
+    return CallCost(model, model)
+
+
+def softmax_topk(*, n: int, o: int, k: int, itemsize: int = 2, implementation: str = 'reference') -> CallCost:
+    """The sum of a row's exponentials; backward its weights once more. Finding the largest is not counted."""
+    numbers = n * o
+    small = n * k * (itemsize + 4)
+    forward = Cost(2 * numbers, itemsize * numbers + small, numbers)
+    model = Passes(forward, Cost(4 * numbers, 2 * itemsize * numbers + 2 * small, numbers))
+    return CallCost(model, model)
+
+
+def cross_entropy(*, n: int, d: int, o: int, itemsize: int = 2, implementation: str = 'reference') -> CallCost:
+    """The logits, a product; two for their gradients. Forms compute the logits again, those for TPUs twice."""
+    product, arrays = 2 * n * d * o, itemsize * (n * d + o * d) + 8 * n
+    model = Passes(Cost(product, arrays, n * o), Cost(2 * product, 2 * arrays, n * o))
+    products = {'reference': 2, 'mosaic_tpu': 4}.get(implementation, 3)
+    back = Cost(products * product, 2 * arrays, max(1, products - 2) * n * o)
+    return CallCost(model, Passes(model.forward, back))

@@ -1,0 +1,102 @@
+"""Calls of cores that are counted, not computed: what a program costs is read off its trace."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.extend as jex
+import jax.numpy as jnp
+from jax.interpreters import batching
+
+from pallas_kernels.cost import CallCost, Cost
+
+# Functions that were traced before are traced again where the value differs.
+_COUNTING = jax.make_user_context(False)
+
+call = jex.core.Primitive('core_call')
+"""A pass of a core, with its costs as parameters `model` and `executed`, in a program that is only counted."""
+
+call.multiple_results = True
+
+
+@contextlib.contextmanager
+def counting() -> Iterator[None]:
+    """Has calls of cores traced inside the `with` block, in this thread, stand for their costs: `core_call`.
+
+    What is traced so can be differentiated and mapped, but not compiled; it is the same whatever form would serve.
+    """
+    with _COUNTING(True):
+        yield
+
+
+def is_counting() -> bool:
+    """Whether calls are counted here."""
+    return bool(_COUNTING.value)
+
+
+@call.def_abstract_eval
+def _shapes(*_: Any, results: tuple[jax.core.ShapedArray, ...], core: str, model: Cost, executed: Cost) -> Sequence:
+    return list(results)
+
+
+def _batched(arrays: Sequence[Any], axes: Sequence[Any], **params: Any) -> tuple[list[Any], list[int]]:
+    size = next(array.shape[axis] for array, axis in zip(arrays, axes, strict=True) if axis is not None)
+    results = tuple(jax.core.ShapedArray((size, *result.shape), result.dtype) for result in params['results'])
+    costs = {name: params[name] * size for name in ('model', 'executed')}
+    found = call.bind(*arrays, **(params | costs | {'results': results}))
+    return found, [0] * len(found)
+
+
+batching.primitive_batchers[call] = _batched
+
+
+def stand_in(core: str, cost: CallCost, definition: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function that has the arguments, results and gradients of `definition`, and stands for its cost."""
+
+    def run(*args: Any, **options: Any) -> Any:
+        leaves, structure = jax.tree.flatten((args, options))
+        places = [place for place, leaf in enumerate(leaves) if hasattr(leaf, 'dtype')]
+
+        def of_arrays(*arrays: Any) -> Any:
+            filled = list(leaves)
+            for place, array in zip(places, arrays, strict=True):
+                filled[place] = array
+            args, options = jax.tree.unflatten(structure, filled)
+            return definition(*args, **options)
+
+        given = [jnp.asarray(leaves[place]) for place in places]
+        shapes = jax.eval_shape(of_arrays, *given)
+
+        def bind(cost_of: str, arrays: Sequence[Any], results: Sequence[Any]) -> list[Any]:
+            return call.bind(
+                *arrays,
+                results=tuple(jax.core.ShapedArray(result.shape, result.dtype) for result in results),
+                core=core,
+                model=getattr(cost.model, cost_of),
+                executed=getattr(cost.executed, cost_of),
+            )
+
+        @jax.custom_vjp
+        def counted(*arrays: Any) -> Any:
+            return jax.tree.unflatten(jax.tree.structure(shapes), bind('forward', arrays, jax.tree.leaves(shapes)))
+
+        def save(*arrays: Any) -> Any:
+            # Forms keep something of what they found, so that recomputation runs them forward again.
+            found = counted(*arrays)
+            return found, (arrays, jax.tree.leaves(found))
+
+        def pull(saved: Any, gradients: Any) -> Any:
+            arrays, kept = saved
+            floating = [place for place, array in enumerate(arrays) if jnp.issubdtype(array.dtype, jnp.inexact)]
+            upstream = [x for x in jax.tree.leaves(gradients) if x.dtype != jax.dtypes.float0]
+            found = bind('backward', (*arrays, *kept, *upstream), [arrays[place] for place in floating])
+            pulled: list[Any] = [None] * len(arrays)
+            for place, gradient in zip(floating, found, strict=True):
+                pulled[place] = gradient
+            return tuple(pulled)
+
+        counted.defvjp(save, pull)
+        return counted(*given)
+
+    return run
