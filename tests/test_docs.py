@@ -22,3 +22,17 @@ def test_the_page_on_kernels_runs_as_it_stands():
     assert len([line for line in body.splitlines() if line.strip()]) <= 30
     with jax.numpy_rank_promotion('allow'):
         exec('\n'.join(blocks), {'__name__': 'kernels'})
+
+
+def test_the_map_of_the_house_names_files_that_are_there():
+    there = [path for room in ('attnlab', 'pallas_kernels', 'configs', 'tests') for path in (ROOT / room).rglob('*')]
+    paths = {f'/{path.relative_to(ROOT)}' for path in there} | {
+        '/experiments',
+        '/scripts',
+        '/configs',
+        '/tests',
+        '/pallas_kernels',
+    }
+    named = re.findall(r'`([\w./]+/[\w./]*|\w+\.py)`', (ROOT / 'docs' / 'architecture.md').read_text())
+    missing = [name for name in named if not any(path.endswith(f'/{name.rstrip("/")}') for path in paths)]
+    assert len(named) > 80 and [name for name in missing if 'FAMILY' not in name] == []
