@@ -21,10 +21,10 @@ experiment: $(VENV)/installed  ## run one of experiments/, or go on with it: mak
 	$(BIN)/python scripts/experiment.py $(NAME) --size=$(or $(SIZE),cpu)
 
 test: $(VENV)/installed $(VENV)/libtpu/complete  ## run the tests
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest --durations=20 $(ARGS)
 
 test-all: $(VENV)/installed $(VENV)/libtpu/complete  ## run the tests, the slow ones too
-	@$(BIN)/python -m pytest -m '' $(ARGS)
+	@$(BIN)/python -m pytest -m '' --durations=20 $(ARGS)
 
 test-oldest: $(OLDEST)/installed $(OLDEST)/libtpu/complete  ## run the tests on the oldest Python and JAX supported
 	@$(OLDEST)/bin/python -m pytest $(ARGS)

@@ -4,9 +4,11 @@ Warnings are errors too: see `filterwarnings` in setup.cfg. Processes that tests
 """
 
 import os
+import pathlib
 
 import jax
 import jaxtyping
+import pytest
 
 # So many threads XLA has on a CPU; it reads this when it is first asked for one. A warpgroup that waits for another in
 # the interpreter of GPU kernels occupies one, and with as few as there are cores the other may never have its turn.
@@ -22,3 +24,12 @@ jaxtyping.install_import_hook('attnlab', 'beartype.beartype')
 
 jax.config.update('jax_num_cpu_devices', 2)
 jax.config.update('jax_numpy_rank_promotion', 'raise')
+
+
+@pytest.fixture(scope='session')
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """Where the processes that tests start keep compiled programs: one folder for all workers of a session."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if 'PYTEST_XDIST_WORKER' in os.environ else base) / 'compiled'
+    folder.mkdir(exist_ok=True)
+    return folder

@@ -14,6 +14,7 @@ import os
 import pathlib
 import sys
 import time
+import traceback
 
 os.environ |= {'TPU_SKIP_MDS_QUERY': '1', 'JAX_PLATFORMS': 'cpu', 'ALLOW_MULTIPLE_LIBTPU_LOAD': '1'}
 _APART = pathlib.Path(sys.prefix) / 'libtpu' / 'libtpu' / 'libtpu.so'
@@ -80,4 +81,8 @@ if __name__ == '__main__':
     options = parser.parse_args()
     for topology in options.topologies.split(','):
         for core in options.cores:
-            compile_calls(core, topology, first=options.first)
+            try:
+                compile_calls(core, topology, first=options.first)
+            except Exception:
+                # One core of several: what went wrong is said, and the others are compiled.
+                print(json.dumps({'core': core, 'error': traceback.format_exc()[-3000:]}), flush=True)

@@ -1,5 +1,4 @@
 import pathlib
-import shutil
 import subprocess
 import sys
 
@@ -47,14 +46,6 @@ def unbroken(programs, tmp_path_factory):
         claim.release()
     assert len(outcomes) == 4
     return study
-
-
-@pytest.fixture(scope='session')
-def compiled(tmp_path_factory):
-    """Where processes keep compiled programs."""
-    folder = tmp_path_factory.mktemp('compiled')
-    yield folder
-    shutil.rmtree(folder)
 
 
 @pytest.fixture

@@ -59,12 +59,6 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture(scope='session')
-def compiled(tmp_path_factory):
-    """Where the processes of the tests keep compiled programs."""
-    return tmp_path_factory.mktemp('compiled')
-
-
-@pytest.fixture(scope='session')
 def attnlab(compiled):
     """Starts `attnlab COMMAND ...` on one CPU device."""
 
