@@ -33,6 +33,12 @@ Map = Callable[[Array, Array], Array]
 """The action of a stretch's `D` on a state."""
 
 
+def divided() -> bool:
+    """Whether what is traced is for a mesh that divides time."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return SEQUENCE in mesh.axis_names and mesh.shape[SEQUENCE] > 1
+
+
 def linear_scan(
     x: Array,
     decay: Array,

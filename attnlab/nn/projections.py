@@ -5,6 +5,7 @@ from flax import nnx
 from jax import Array
 from jaxtyping import Float
 
+from attnlab.functional import sequence
 from attnlab.nn.parameter import Initializer, param
 
 fan_in_normal = nnx.initializers.variance_scaling(1.0, 'fan_in', 'normal')
@@ -46,7 +47,8 @@ class Linear(nnx.Module):
     def apply(self, x: Float[Array, '*b d'], weight: Float[Array, 'd f']) -> Float[Array, '*b f']:
         """The map with another weight."""
         # All leading axes as one: the gradient of the weight then contracts one axis, without a transposed copy on CPU.
-        y = jnp.dot(x.reshape(-1, x.shape[-1]), weight.astype(x.dtype))
+        # Where time is divided over devices, rows and time have no common axis: every device would gather all tokens.
+        y = jnp.dot(x if sequence.divided() else x.reshape(-1, x.shape[-1]), weight.astype(x.dtype))
         if self.bias is not None:
-            y = y + self.bias[...].astype(x.dtype)[None]
+            y = y + self.bias[...].astype(x.dtype).reshape((1,) * (y.ndim - 1) + (-1,))
         return y.reshape(*x.shape[:-1], y.shape[-1])
