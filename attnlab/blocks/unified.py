@@ -119,6 +119,10 @@ class UnifiedBlocks(Mixer, PreNorm):
                 yield fed
                 streams = fed.streams
 
+    @property
+    def divides_time(self) -> bool:
+        return self.reach.causal
+
     def init_state(self, batch: int, length: int, dtype: DTypeLike) -> tuple[KeyValueCache, ...]:
         """Returns empty caches of `length` slots, one a layer; only the first has channels for keys."""
         require_causal(self.reach.causal)

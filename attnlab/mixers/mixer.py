@@ -24,6 +24,11 @@ class Mixer(nnx.Module):
         where that state stopped, by any number of steps, and returns the advanced state: same structure, same shapes.
         """
 
+    @property
+    def divides_time(self) -> bool:
+        """Whether the tokens of a row may lie on several devices: none then gathers more than keys and values."""
+        return False
+
     @abc.abstractmethod
     def init_state(self, batch: int, length: int, dtype: DTypeLike) -> State:
         """Returns the state before the first token, able to hold `length` tokens, activations of type `dtype`."""

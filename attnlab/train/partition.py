@@ -13,8 +13,12 @@ import jax
 from flax import nnx
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from attnlab.blocks.block import mixer_of
 from attnlab.errors import UserError
 from attnlab.functional.cores import ROWS
+from attnlab.functional.sequence import SEQUENCE
+from attnlab.mixers.mixer import Mixer
+from attnlab.models.predictor import Predictor, Stacked
 
 RULES = {'embed': 'fsdp', 'heads': 'tensor', 'mlp': 'tensor', 'vocab': 'tensor', 'state': None, None: None}
 """Mesh axis of each logical axis in `attnlab.nn.parameter.AXES`."""
@@ -111,9 +115,27 @@ def state_shardings(state: Any, mesh: Mesh) -> Any:
     return jax.tree.map(place, state, is_leaf=_is_variable)
 
 
-def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """The sharding of arrays `b t`: rows over `data` and `fsdp`, tokens over `sequence`."""
-    return NamedSharding(mesh, PartitionSpec(ROWS, *(('sequence',) if mesh.shape['sequence'] > 1 else ())))
+def batch_sharding(mesh: Mesh, shape: tuple[int, ...]) -> NamedSharding:
+    """The sharding of an array of a batch: rows over `data` and `fsdp`; tokens, if they divide, over `sequence`."""
+    devices = mesh.shape[SEQUENCE]
+    divided = devices > 1 and len(shape) > 1 and shape[1] % devices == 0
+    return NamedSharding(mesh, PartitionSpec(ROWS, *((SEQUENCE,) if divided else ())))
+
+
+def check_time(mesh: Mesh, length: int, model: Predictor) -> None:
+    """Raises `UserError` where the tokens of a row do not divide over `sequence`, or a mixer has no form for it."""
+    devices = mesh.shape[SEQUENCE]
+    if devices == 1:
+        return
+    if length % devices:
+        raise UserError(f'config.length is {length}; config.mesh.sequence wants a multiple of {devices}')
+    mixers = [mixer_of(block) for block in model.stack.blocks] if isinstance(model, Stacked) else [model]
+    for mixer in mixers:
+        if not (isinstance(mixer, Mixer) and mixer.divides_time):
+            raise UserError(
+                f'config.mesh.sequence is {devices}, and this {type(mixer).__name__} has no form that divides time; '
+                'attnlab zoo lists the recipes that have one: sequence'
+            )
 
 
 def batch_shards(mesh: Mesh) -> int:

@@ -248,16 +248,19 @@ class Setup:
 
     def place(self, batch: Mapping[str, np.ndarray]) -> Batch:
         """Puts this process's rows of a batch onto its devices; the result is the global batch."""
-        sharding = partition.batch_sharding(self.mesh)
-        return {name: jax.make_array_from_process_local_data(sharding, rows) for name, rows in batch.items()}
+        return {
+            name: jax.make_array_from_process_local_data(partition.batch_sharding(self.mesh, rows.shape), rows)
+            for name, rows in batch.items()
+        }
 
     def abstract_batch(self) -> dict[str, jax.ShapeDtypeStruct]:
         """Shapes, types and sharding of a batch."""
-        sharding = partition.batch_sharding(self.mesh)
-        example = self.task.example(self.length)
+        shapes = {
+            name: ((self.batch_size, *row.shape), row.dtype) for name, row in self.task.example(self.length).items()
+        }
         return {
-            name: jax.ShapeDtypeStruct((self.batch_size, *row.shape), row.dtype, sharding=sharding)
-            for name, row in example.items()
+            name: jax.ShapeDtypeStruct(shape, dtype, sharding=partition.batch_sharding(self.mesh, shape))
+            for name, (shape, dtype) in shapes.items()
         }
 
     def trace(self) -> jax.stages.Traced:
@@ -288,7 +291,8 @@ class Setup:
             evaluator.load_data(self)
 
     def check_batch(self) -> None:
-        """Raises `UserError` where a batch does not divide into its parts, or those over the mesh."""
+        """Raises `UserError` where a batch does not divide into its parts, or rows and tokens over the mesh."""
+        partition.check_time(self.mesh, self.length, self.model)
         part, rest = divmod(self.batch_size, self.accumulate)
         shards = partition.batch_shards(self.mesh)
         if rest or part % shards:

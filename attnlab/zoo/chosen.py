@@ -34,6 +34,7 @@ def chosen_recipe(name: str) -> Recipe:
         mirrored=all(recipe.mirrored for recipe in recipes),
         streaming=all(recipe.streaming for recipe in recipes),
         packed=all(recipe.packed for recipe in recipes),
+        sequence=all(recipe.sequence for recipe in recipes),
         grid=any(recipe.grid for recipe in recipes),
         implementations=tuple(
             implementation

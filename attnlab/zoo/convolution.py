@@ -11,6 +11,7 @@ CONVOLUTION = {
         causal=True,
         streaming=True,
         packed=True,
+        sequence=True,
         implementations=(),
         knobs={},
         notes=(

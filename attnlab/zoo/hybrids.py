@@ -34,6 +34,7 @@ HYBRIDS = {
         causal=True,
         streaming=True,
         packed=True,
+        sequence=True,
         notes=(
             'Two recurrent layers, then local multi-query attention, half of whose channels are rotated. The window '
             'counts the query itself, 1024 keys; the released code sees one more. The output map of attention has no '
@@ -46,6 +47,7 @@ HYBRIDS = {
         causal=True,
         streaming=True,
         packed=True,
+        sequence=True,
         small={'state': 4},
         knobs={'heads': 'heads', 'state': 'state'},
         notes='Every layer is followed by a channel mixer, the Mamba layer too, as in the paper.',

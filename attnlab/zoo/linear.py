@@ -29,6 +29,7 @@ LINEAR = {
         mirrored=True,
         streaming=True,
         packed=True,
+        sequence=True,
         notes='The denominator is offset by 1e-6, as in the released code; the paper has no offset.',
     ),
     'retnet': Recipe(
@@ -45,6 +46,7 @@ LINEAR = {
         bidirectional=True,
         streaming=True,
         packed=True,
+        sequence=True,
         notes=(
             'Frequencies and pairs of channels as in rotary attention; the released code spaces the exponents of the '
             'frequencies to 1 inclusive and pairs neighbours. The row scalings of the paper cancel in the norm and are '
@@ -65,6 +67,7 @@ LINEAR = {
         mirrored=True,
         streaming=True,
         packed=True,
+        sequence=True,
         notes=(
             'RMSNorm on heads and no bias in the gate, as in the released code; the paper writes LayerNorm and a bias. '
             'The paper has four heads, and is causal only.'
@@ -178,6 +181,7 @@ LINEAR = {
         causal=True,
         streaming=True,
         packed=True,
+        sequence=True,
         notes=(
             'Keys and queries of length one, after a convolution and SiLU; the rule of Schlag et al. 2021, '
             'https://arxiv.org/abs/2102.11174, divides positive features by their sum: feature_map=SumNorm(). '
@@ -201,6 +205,7 @@ LINEAR = {
         causal=True,
         streaming=True,
         packed=True,
+        sequence=True,
         notes='Values twice as wide as keys, as in the paper. Eigenvalues below zero: gates.scale=2.',
     ),
     'kda': Recipe(

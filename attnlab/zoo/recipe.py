@@ -23,6 +23,7 @@ class Recipe:
       mirrored: bidirectional, it cannot tell left from right: a document read backwards gives the outputs backwards.
       streaming: given a state, any split of a sequence gives what one pass gives.
       packed: documents sharing a row, told apart by segments, do not see each other.
+      sequence: the tokens of a row may lie on several devices, over the mesh axis of that name.
       grid: the tokens are an image or a volume, whose shape it reads from `ctx.grid`.
       implementations: the implementations of its core that serve it in bfloat16, in `pallas_kernels` names; empty
         when it has none.
@@ -43,6 +44,7 @@ class Recipe:
     mirrored: bool = False
     streaming: bool = False
     packed: bool = False
+    sequence: bool = False
     grid: bool = False
     implementations: tuple[str, ...] = ('reference', 'xla', 'mosaic_gpu', 'mosaic_tpu')
     notes: str = ''

@@ -20,6 +20,7 @@ RECURRENT = {
         causal=True,
         streaming=True,
         packed=True,
+        sequence=True,
         knobs={},
         notes=(
             'The recurrent block of Hawk and Griffin, as wide as the model as in the released RecurrentGemma; the '
@@ -33,6 +34,7 @@ RECURRENT = {
         causal=True,
         streaming=True,
         packed=True,
+        sequence=True,
         knobs={},
         notes=(
             'The recurrence with the output map, no wider than the model, without the convolution that some models of '

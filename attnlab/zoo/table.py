@@ -13,7 +13,7 @@ from attnlab.errors import UserError, nearest
 from attnlab.zoo import ZOO, Recipe
 
 DIM, HEADS, LENGTHS = 256, 4, (1024, 8192)
-CLAIMS = ('causal', 'bidirectional', 'mirrored', 'streaming', 'packed')
+CLAIMS = ('causal', 'bidirectional', 'mirrored', 'streaming', 'packed', 'sequence')
 COLUMNS = ('recipe', 'class', 'paper', 'claims', *(f'state at {length}' for length in LENGTHS))
 
 

@@ -91,7 +91,8 @@ def meshes() -> None:
     assert dict(Axes().make().shape) == {'data': 8, 'fsdp': 1, 'tensor': 1, 'sequence': 1}
     assert dict(Axes(data=2, fsdp=-1, tensor=2).make().shape) == {'data': 2, 'fsdp': 2, 'tensor': 2, 'sequence': 1}
     mesh = Axes(fsdp=2, sequence=2).make()
-    assert partition.batch_sharding(mesh).spec == P(('data', 'fsdp'), 'sequence')
+    assert partition.batch_sharding(mesh, (8, 6)).spec == P(('data', 'fsdp'), 'sequence')
+    assert partition.batch_sharding(mesh, (8, 5)).spec == P(('data', 'fsdp'))
     assert partition.batch_shards(mesh) == 4
     assert partition.feed(mesh) == (0, 1)
     wrong = {

@@ -1,15 +1,23 @@
 """A model on a mesh gives the numbers of one device: every class of mixer, in this process."""
 
+import dataclasses
+import functools
+import math
+import re
+
 import numpy as np
 import pytest
 from flax import nnx
 
+from attnlab.blocks.block import mixer_of
+from attnlab.errors import UserError
 from attnlab.models.sampling import generate
 from attnlab.train.setup import Setup, prepare
 from attnlab.zoo import ZOO
 from configs import language
 
 QUICK = ('mha', 'linear_transformer', 'mamba')
+DIVIDED = ('mha', 'gla', 'mamba')
 
 
 def one_of_each_class():
@@ -50,11 +58,50 @@ def trained(setup: Setup) -> dict[str, float]:
     return found
 
 
+@functools.cache
+def trained_alone(zoo: str) -> dict[str, float]:
+    return trained(small(zoo).alone())
+
+
 @pytest.mark.parametrize('zoo', one_of_each_class())
 def test_two_devices_agree_with_one(zoo):
-    alone, divided = trained(small(zoo).alone()), trained(small(zoo, tensor=2))
-    for name, value in alone.items():
+    divided = trained(small(zoo, tensor=2))
+    for name, value in trained_alone(zoo).items():
         np.testing.assert_allclose(divided[name], value, rtol=2e-4, err_msg=name)
+
+
+CLAIMING = [
+    pytest.param(name, marks=() if name in DIVIDED else pytest.mark.slow)
+    for name, recipe in ZOO.items()
+    if recipe.sequence and recipe.causal
+]
+
+
+@pytest.mark.parametrize('zoo', CLAIMING)
+def test_time_over_two_devices_agrees_with_one(zoo):
+    setup = small(zoo, sequence=2)
+    divided = trained(setup)
+    for name, value in trained_alone(zoo).items():
+        np.testing.assert_allclose(divided[name], value, rtol=2e-4, err_msg=name)
+    # Cores exchange states, or keys and values; nothing else of every token is gathered.
+    for line in setup.trace().lower().compile().as_text().splitlines():
+        found = re.search(r'\w\[([\d,]+)]\S* (all-gather|all-to-all)\(', line)
+        if found and 'shard_map' not in line:
+            assert math.prod(map(int, found[1].split(','))) <= setup.batch_size * setup.length, line
+
+
+@pytest.mark.parametrize('zoo', ZOO)
+def test_a_recipe_divides_time_where_it_claims_to(zoo):
+    model = small(zoo).model
+    assert all(mixer_of(block).divides_time for block in model.stack.blocks) == ZOO[zoo].sequence
+
+
+def test_what_cannot_divide_time_says_so():
+    with pytest.raises(UserError, match=r'config.mesh.sequence is 2, and this SelectiveAttention has no form'):
+        small('selective_attention', sequence=2).check_batch()
+    setup = dataclasses.replace(small('mha', sequence=2), length=47)
+    with pytest.raises(UserError, match=r'config.length is 47; config.mesh.sequence wants a multiple of 2'):
+        setup.check_batch()
 
 
 @pytest.mark.parametrize('sizes', [{'data': 2}, {'tensor': 2}], ids=str)

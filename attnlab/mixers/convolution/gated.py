@@ -31,6 +31,10 @@ class GatedConvolution(Mixer):
         y, state = self.conv(x, ctx.segments, state)
         return y * self.gate(x) + x, state
 
+    @property
+    def divides_time(self) -> bool:
+        return True
+
     def init_state(self, batch: int, length: int, dtype: DTypeLike) -> ConvState:
         """Returns the inputs the convolution still needs; their number does not depend on `length`."""
         del length

@@ -140,6 +140,10 @@ class LinearAttention(Mixer):
             y = self.write.both_ways(q, k, v, terms, **core)
         return self.output(self._read(y, x)), state
 
+    @property
+    def divides_time(self) -> bool:
+        return self.causal
+
     def init_state(self, batch: int, length: int, dtype: DTypeLike) -> LinearAttentionState:
         """Returns an empty memory; its size does not depend on `length`."""
         require_causal(self.causal)

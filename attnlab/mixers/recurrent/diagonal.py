@@ -95,6 +95,10 @@ class DiagonalRecurrence(Mixer):
         y = h.astype(x.dtype)
         return self.output(y if self.gate is None else y * self.gate(x)), state
 
+    @property
+    def divides_time(self) -> bool:
+        return True
+
     def init_state(self, batch: int, length: int, dtype: DTypeLike) -> DiagonalState:
         """Returns the state before the first token; its size does not depend on `length`."""
         hidden = jnp.zeros((batch, self.width), state_dtype(dtype))

@@ -165,6 +165,11 @@ class Attention(Mixer):
         view = self._look(k, v, x, ctx, None)
         return jnp.swapaxes(self._attend(q, identity_values(k), view, x), 1, 2), view.visible()
 
+    @property
+    def divides_time(self) -> bool:
+        forgets = self.forget is None or self.weights == Softmax()
+        return self.reach.causal and not self.reach.sinks and isinstance(self.weights, WeightMap) and forgets
+
     def init_state(self, batch: int, length: int, dtype: DTypeLike) -> AttentionState:
         """Returns an empty cache of `length` slots, or of `window + sinks` when that is fewer."""
         require_causal(self.reach.causal)

@@ -111,6 +111,10 @@ class DifferentialAttention(Mixer):
         a, b, c, d = self.lambdas[...].astype(state_dtype(self.lambdas.dtype))
         return jnp.exp(jnp.sum(a * b)) - jnp.exp(jnp.sum(c * d)) + self.lambda_init
 
+    @property
+    def divides_time(self) -> bool:
+        return self.causal
+
     def init_state(self, batch: int, length: int, dtype: DTypeLike) -> KeyValueCache:
         """Returns an empty cache of `length` slots."""
         require_causal(self.causal)

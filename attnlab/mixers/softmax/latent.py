@@ -112,6 +112,10 @@ class LatentAttention(Mixer):
         read = self._absorbed if state is not None and length == 1 else self._expanded
         return self.output(read(q, rotated_q, view).reshape(batch, length, -1)), view.cache
 
+    @property
+    def divides_time(self) -> bool:
+        return self.causal
+
     def init_state(self, batch: int, length: int, dtype: DTypeLike) -> KeyValueCache:
         """Returns an empty cache of `length` slots, `LatentEntries`."""
         require_causal(self.causal)

@@ -95,6 +95,10 @@ class ShapedAttention(Mixer):
         weights = attend(q, k, identity_values(k), view, implementation=self.implementation)
         return jnp.swapaxes(weights, 1, 2), view.visible()
 
+    @property
+    def divides_time(self) -> bool:
+        return self.reach.causal and not self.reach.sinks
+
     def init_state(self, batch: int, length: int, dtype: DTypeLike) -> KeyValueCache:
         """Returns an empty cache of `length` slots, or of `window + sinks` when that is fewer."""
         require_causal(self.reach.causal)

@@ -104,6 +104,10 @@ class SelectiveSSM(Mixer):
             state = SelectiveState(memory, prelude, ctx.segments_or_ones()[:, -1])
         return self.output(y * jax.nn.silu(z)), state
 
+    @property
+    def divides_time(self) -> bool:
+        return True
+
     def init_state(self, batch: int, length: int, dtype: DTypeLike) -> SelectiveState:
         """Returns the state of a system at rest; its size does not depend on `length`."""
         memory = jnp.zeros((batch, *self.A_log.shape), state_dtype(dtype))
@@ -184,6 +188,10 @@ class StateSpaceDual(Mixer):
         # In the type of D, so that its gradient is summed over tokens in float32.
         y = y + (self.D[...][None, None, :, None] * values).astype(x.dtype)
         return self.output(self.norm(y.reshape(z.shape) * jax.nn.silu(z))), state
+
+    @property
+    def divides_time(self) -> bool:
+        return True
 
     def init_state(self, batch: int, length: int, dtype: DTypeLike) -> SelectiveState:
         """Returns the state of a system at rest; its size does not depend on `length`."""

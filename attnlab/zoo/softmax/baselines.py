@@ -13,6 +13,7 @@ BASELINES = {
         bidirectional=True,
         streaming=True,
         packed=True,
+        sequence=True,
         notes='Rotary positions (Su et al. 2021, https://arxiv.org/abs/2104.09864), not sinusoidal ones; no biases.',
     ),
     'gqa': Recipe(
@@ -22,6 +23,7 @@ BASELINES = {
         bidirectional=True,
         streaming=True,
         packed=True,
+        sequence=True,
         notes='Two key/value heads; heads must be a multiple of them.',
     ),
     'mqa': Recipe(
@@ -31,6 +33,7 @@ BASELINES = {
         bidirectional=True,
         streaming=True,
         packed=True,
+        sequence=True,
     ),
     'sliding_window': Recipe(
         spec=spec(Attention, position=Rope(), window=128),
@@ -39,6 +42,7 @@ BASELINES = {
         bidirectional=True,
         streaming=True,
         packed=True,
+        sequence=True,
         notes='The window counts the query itself: 128 keys. Bidirectional, a query sees 127 keys to either side.',
     ),
     'nope': Recipe(
@@ -47,6 +51,7 @@ BASELINES = {
         causal=True,
         streaming=True,
         packed=True,
+        sequence=True,
         notes='No position encoding: the causal mask alone tells positions apart, so there is no bidirectional form.',
     ),
     'alibi': Recipe(
@@ -57,6 +62,7 @@ BASELINES = {
         mirrored=True,
         streaming=True,
         packed=True,
+        sequence=True,
         notes='Bidirectional, the penalty is symmetric in the distance.',
     ),
 }

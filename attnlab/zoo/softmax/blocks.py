@@ -15,6 +15,7 @@ BLOCKS = {
         bidirectional=True,
         streaming=True,
         packed=True,
+        sequence=True,
         layer=WholeLayers(),
         small={'layers': 2},
         knobs={},

@@ -95,27 +95,27 @@ MAPS = {
         'Correia, Niculae and Martins 2019, https://arxiv.org/abs/1909.00015',
         'alpha is one plus a sigmoid, as in the paper; in the released code the sigmoid is applied once, at the start '
         '(`weights.direct`). Holds whole rows.',
-        claims={'implementations': ()},
+        claims={'implementations': (), 'sequence': False},
         weights=spec(AdaptiveEntmax),
     ),
     'gumbel_softmax': attention_with(
         'Jang, Gu and Poole 2017, https://arxiv.org/abs/1611.01144',
         'Draws in training, at a constant temperature of 1; the paper anneals it. Evaluated without noise. Holds whole '
         'rows.',
-        claims={'implementations': ()},
+        claims={'implementations': (), 'sequence': False},
         weights=spec(GumbelSoftmax),
     ),
     'gumbel_softmax_hard': attention_with(
         'Jang, Gu and Poole 2017, https://arxiv.org/abs/1611.01144',
         'Straight-through: in training every query reads one key. Evaluated by the mean of the samples, the softmax.',
-        claims={'implementations': ()},
+        claims={'implementations': (), 'sequence': False},
         weights=spec(GumbelSoftmax, hard=True),
     ),
     'noisy_softmax': attention_with(
         'Chen, Deng and Du 2017, https://arxiv.org/abs/1708.03769',
         'An extension: the paper lowers the logit of the label in a classifier; here it is the greatest score of a '
         'row, in training. Holds whole rows.',
-        claims={'implementations': ()},
+        claims={'implementations': (), 'sequence': False},
         weights=spec(NoisySoftmax),
     ),
 }

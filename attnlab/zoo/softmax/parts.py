@@ -25,6 +25,7 @@ PARTS = {
         bidirectional=True,
         streaming=True,
         packed=True,
+        sequence=True,
         notes=(
             'The causal form with trainable gains of the second paper: all gains and, with them, every head start as '
             'the identity. The first has no residual branch beside it; the block here has.'
@@ -34,7 +35,7 @@ PARTS = {
         'Shen et al. 2023, https://arxiv.org/abs/2302.06461',
         'gamma is learned for every head and starts at 1. The two terms of the loss that the paper adds, with weight 1 '
         'each and a margin of 0.7 log n, as a re-implementation has them: the paper was read in summary only.',
-        claims={'bidirectional': False},
+        claims={'bidirectional': False, 'sequence': False},
         weights=Penalised(Relu(), RowPenalty()),
         temperature=spec(RootLength),
     ),
@@ -93,7 +94,7 @@ PARTS = {
         'Xiao et al. 2024, https://arxiv.org/abs/2309.17453',
         'A window of 128 keys and the first 4 of the row. Positions are those of the text; the paper counts them '
         'inside the cache.',
-        claims={'bidirectional': False, 'packed': False},
+        claims={'bidirectional': False, 'packed': False, 'sequence': False},
         window=128,
         sinks=4,
     ),

@@ -17,6 +17,7 @@ READS = {
         bidirectional=True,
         streaming=True,
         packed=True,
+        sequence=True,
         notes=(
             'As in the released code: the latent has a norm, the rotated key none, pairs are neighbouring channels. '
             'The rotated channels are half those of a head, as in the paper. The latent has a quarter of the width, '
@@ -31,6 +32,7 @@ READS = {
         bidirectional=True,
         streaming=True,
         packed=True,
+        sequence=True,
         notes=(
             "The paper's sizes for a quarter of the cache of LLaMA-2: an eighth of the frequencies, a latent of three "
             'eighths of the width. The paper converts a trained model, for which see attnlab.convert.elite; from '
@@ -44,6 +46,7 @@ READS = {
         bidirectional=True,
         streaming=True,
         packed=True,
+        sequence=True,
         notes=(
             'lambda_init is 0.8 in every layer, an alternative of the paper (section 2.1, ablated in 3.8) to its '
             '0.8 - 0.6 exp(-0.3 (l - 1)) in layer l. heads counts both of a pair, and so is that of the Transformer it '

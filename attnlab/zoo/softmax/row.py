@@ -10,7 +10,7 @@ from attnlab.zoo.recipe import Recipe
 
 def attention_with(cite: str, notes: str = '', *, claims: dict[str, Any] | None = None, **parts: Any) -> Recipe:
     """Multi-head attention with rotary positions and these parts."""
-    everything = {'causal': True, 'bidirectional': True, 'streaming': True, 'packed': True}
+    everything = {'causal': True, 'bidirectional': True, 'streaming': True, 'packed': True, 'sequence': True}
     return Recipe(
         spec=spec(Attention, **{'position': Rope(), **parts}), cite=cite, notes=notes, **(everything | (claims or {}))
     )
