@@ -190,7 +190,8 @@ class SquaredProduct(nnx.Module):
     """A learned parabola: `f(q) . f(k) = (n(q) . n(k))^2 / channels`, `n(x) = LayerNorm(x) * g + c`.
 
     Queries and keys have gains `g` and biases `c` of their own; the mean and variance are over the channels of all
-    heads. In float32 or better. Aksenov et al. 2024, https://arxiv.org/abs/2402.10644.
+    heads. Features are in float32 or better, and stay so: weights are small differences of their products.
+    Aksenov et al. 2024, https://arxiv.org/abs/2402.10644.
     """
 
     def __init__(self, key_dim: int, *, heads: int, eps: float = 1e-5, rngs: nnx.Rngs):
@@ -214,7 +215,7 @@ class SquaredProduct(nnx.Module):
         centred = wide - jnp.mean(wide, axis=(-2, -1), keepdims=True)
         inverse = jax.lax.rsqrt(jnp.mean(jnp.square(centred), axis=(-2, -1), keepdims=True) + self.eps)
         gain, shift = (a[...].astype(wide.dtype)[None, None] for a in (scale, bias))
-        return (pairs(centred * inverse * gain + shift) * x.shape[-1] ** -0.5).astype(x.dtype)
+        return pairs(centred * inverse * gain + shift) * x.shape[-1] ** -0.5
 
 
 class PositiveRandomFeatures(nnx.Module):
@@ -240,7 +241,7 @@ class PositiveRandomFeatures(nnx.Module):
         del positions
         along_q, half_q = self._projected(q)
         along_k, half_k = self._projected(k)
-        largest = jax.lax.stop_gradient(jnp.max(along_q, axis=-1, keepdims=True))
+        largest = jnp.max(along_q, axis=-1, keepdims=True)
         return _positive(along_q - half_q - largest, q), _positive(along_k - half_k, k)
 
     def _projected(self, x: Float[Array, 'b t h k']) -> tuple[Float[Array, 'b t h m'], Float[Array, 'b t h 1']]:

@@ -56,7 +56,7 @@ class Additive(WriteRule):
         core = core | {'segments': None if segments is None else jnp.flip(segments, 1)}
         future, _ = cores.linear_attention(jnp.flip(q, 1), jnp.flip(k, 1), jnp.flip(v, 1), log_decay, **core)
         scale = q.shape[-1] ** -0.5 if scale is None else scale
-        own = scale * jnp.sum(q * k, axis=-1, keepdims=True) * v
+        own = (scale * jnp.sum(q * k, axis=-1, keepdims=True)).astype(v.dtype) * v
         return past + jnp.flip(future, 1) - own
 
 
