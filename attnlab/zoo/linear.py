@@ -113,7 +113,11 @@ LINEAR = {
         mirrored=True,
         streaming=True,
         packed=True,
-        notes='The layer norm is over all heads, as in the released code. Without the layers of convolution beside it.',
+        implementations=('reference', 'xla', 'mosaic_tpu'),
+        notes=(
+            'The layer norm is over all heads, as in the released code. Without the layers of convolution beside it. '
+            'Features stay in float32, which the kernel for GPUs does not take for keys of so many channels.'
+        ),
     ),
     'performer': Recipe(
         spec=spec(
