@@ -118,6 +118,8 @@ def _layers(loaded: Loaded, rows: list[Batch]) -> Iterator[dict[str, float]]:
 
 def _examine(model: Any, batch: Mapping[str, jax.Array]) -> list[dict[str, jax.Array]]:
     ctx = model.context(context(batch))
+    segments = ctx.segments_or_ones()
+    real = segments > 0
     residual = model.stack.residual
     streams = residual.open(model.embed(batch['tokens'], ctx))
     found = []
@@ -128,13 +130,16 @@ def _examine(model: Any, batch: Mapping[str, jax.Array]) -> list[dict[str, jax.A
             weights, visible = block.mixer.read_weights(taken[0].normed, ctx)
             seen = jnp.broadcast_to(visible[:, None], weights.shape)
             numbers = {
-                'sink_mass': statistics.sink_mass(weights, ctx.segments_or_ones()),
-                'entropy': jnp.mean(statistics.entropy(weights)),
-                'sparsity': statistics.sparsity(weights, seen),
+                'sink_mass': statistics.sink_mass(weights, visible, segments),
+                'entropy': jnp.mean(statistics.entropy(weights), where=real[:, None]),
+                'sparsity': statistics.sparsity(weights, seen & real[:, None, :, None]),
             }
         streams = taken[-1].streams
         wide = residual.close(streams).astype(jnp.float32)
-        found.append({**numbers, 'kurtosis': jnp.mean(statistics.kurtosis(wide)), 'max_abs': jnp.max(jnp.abs(wide))})
+        sizes = jnp.abs(wide) * real[..., None]
+        found.append(
+            {**numbers, 'kurtosis': jnp.mean(statistics.kurtosis(wide), where=real), 'max_abs': jnp.max(sizes)}
+        )
     return found
 
 

@@ -1,26 +1,42 @@
 """What attention weights and activations are like: sinks, entropy, sparsity, outliers."""
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
 SINK = 0.3
-"""The mean weight above which a head counts as sinking (Gu et al. 2025, https://arxiv.org/abs/2410.10781)."""
+"""The `sink_mass` above which a head counts as sinking (Gu et al. 2025, https://arxiv.org/abs/2410.10781)."""
 
 
-def sink_mass(weights: Float[Array, 'b h t s'], segments: Int[Array, 'b t']) -> Float[Array, 'b h']:
-    """Returns the mean weight that queries give the first token of their document, that token's own query included.
+def sink_mass(
+    weights: Float[Array, 'b h t s'], visible: Bool[Array, 'b t s'], segments: Int[Array, 'b t']
+) -> Float[Array, 'b h']:
+    """Returns how far the first token of a document draws weight beyond its uniform share: 0 by chance, 1 all of it.
 
-    With one document a row it is `1/t sum_i p_i0`. Gu et al. 2025, https://arxiv.org/abs/2410.10781.
+        m = mean over documents of  sum_i (p_if - u_if) / sum_i (1 - u_if)
+
+    where `f` is the first token of the document of query `i`, and `u_if` is one over the number of keys that `i` sees,
+    or 0 where it does not see `f`. In one long document `m` is about the `1/t sum_i p_i0` of Gu et al. 2025,
+    https://arxiv.org/abs/2410.10781, which in short documents uniform weights raise alone. Padding, segment 0, is not
+    counted, nor are documents in which every query sees its first token alone; NaN where no other is left.
     """
-    first = jnp.argmax(segments[:, :, None] == segments[:, None, :], axis=-1)
-    on_first = jnp.take_along_axis(weights, first[:, None, :, None], axis=-1)[..., 0]
-    return jnp.mean(on_first, axis=-1)
+    same = (segments[:, :, None] == segments[:, None, :]) & (segments > 0)[:, :, None]
+    first = jax.nn.one_hot(jnp.argmax(same, axis=-1), weights.shape[-1]) * (segments > 0)[..., None]
+    sees_first = jnp.sum(first * visible, axis=-1)
+    uniform = sees_first / jnp.maximum(jnp.sum(visible, axis=-1), 1)
+    on_first = jnp.einsum('bhts,bts->bht', weights.astype(jnp.float32), first)
+    above = jnp.einsum('bht,btf->bhf', on_first - uniform[:, None], first)
+    most = jnp.einsum('bt,btf->bf', 1 - uniform, first)
+    counted = most > 1e-6
+    masses = above / jnp.where(counted, most, 1)[:, None]
+    return jnp.sum(masses * counted[:, None], axis=-1) / jnp.sum(counted, axis=-1)[:, None]
 
 
 def sink_rate(mass: Float[Array, '*b'], threshold: float = SINK) -> Float[Array, '']:
-    """Returns the share of heads whose `sink_mass` exceeds the threshold."""
-    return jnp.mean((mass > threshold).astype(jnp.float32))
+    """Returns the share of heads whose `sink_mass` exceeds the threshold, of those that have one."""
+    known = ~jnp.isnan(mass)
+    return jnp.sum(mass > threshold) / jnp.sum(known)
 
 
 def entropy(weights: Float[Array, '*b s']) -> Float[Array, '*b']:

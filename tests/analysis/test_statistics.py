@@ -17,15 +17,31 @@ from attnlab.testing.contract import context
 UNIFORM = jnp.tril(jnp.ones((4, 4))) / jnp.arange(1, 5)[:, None]
 
 
+def masses(weights, segments):
+    segments = jnp.array([segments])
+    causal = jnp.tril(jnp.ones((1, segments.shape[1], segments.shape[1]), bool))
+    return statistics.sink_mass(weights, (segments[:, :, None] == segments[:, None, :]) & causal, segments)[0]
+
+
 def test_sink_mass_and_rate():
     on_first = jnp.zeros((4, 4)).at[:, 0].set(1)
-    weights = jnp.stack([on_first, UNIFORM, jnp.eye(4)])[None]
-    mass = statistics.sink_mass(weights, jnp.ones((1, 4), jnp.int32))
-    np.testing.assert_allclose(mass, [[1, (1 + 1 / 2 + 1 / 3 + 1 / 4) / 4, 1 / 4]], rtol=1e-6)
-    np.testing.assert_allclose(statistics.sink_rate(mass), 2 / 3, rtol=1e-6)
-    # Of two documents each has a first token of its own: that of the second is token 2.
-    two = statistics.sink_mass(jnp.eye(4)[None, None], jnp.array([[1, 1, 2, 2]]))
-    np.testing.assert_allclose(two, [[(1 + 0 + 1 + 0) / 4]])
+    mass = masses(jnp.stack([on_first, UNIFORM, jnp.eye(4)])[None], [1, 1, 1, 1])
+    uniform = 1 + 1 / 2 + 1 / 3 + 1 / 4
+    np.testing.assert_allclose(mass, [1, 0, (1 - uniform) / (4 - uniform)], atol=1e-6)
+    np.testing.assert_allclose(statistics.sink_rate(mass), 1 / 3, rtol=1e-6)
+    np.testing.assert_allclose(statistics.sink_rate(jnp.array([0.5, jnp.nan])), 1)
+
+
+def test_a_sink_is_counted_by_document_and_without_padding():
+    """Uniform weights are no sink however short the documents; what padding attends to says nothing."""
+    segments = [1] * 6 + [2] * 2 + [3] + [0] * 5
+    same = np.equal.outer(segments, segments) & np.tri(14, dtype=bool)
+    uniform = jnp.asarray(same / same.sum(1, keepdims=True), jnp.float32)
+    np.testing.assert_allclose(masses(uniform[None, None], segments), [0], atol=1e-6)
+    # The first document sinks, the second does not, the third is one token: the mean over the two, not over tokens.
+    sinking = uniform.at[:6].set(0).at[:6, 0].set(1)
+    np.testing.assert_allclose(masses(sinking[None, None], segments), [0.5], atol=1e-6)
+    np.testing.assert_allclose(masses(sinking.at[9:, 9].set(7.0)[None, None], segments), [0.5], atol=1e-6)
 
 
 def test_entropy():

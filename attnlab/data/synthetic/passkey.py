@@ -21,7 +21,8 @@ class Passkey(Problem):
 
         TASK filler The pass key is 4711. Remember it. 4711 is the pass key. filler What is ...? The pass key is 4711
 
-    The labels are the digits, each predicted from those before it, and the full stop after them.
+    The labels are the digits, each predicted from those before it; the full stop after them, which any reader guesses,
+    is none.
 
     Attributes:
       depth: where in the filler the key is said, from 0, before all of it, to 1, after it; `None` for anywhere.
@@ -42,7 +43,7 @@ class Passkey(Problem):
         require_length(self, length, length >= least, f'at least {least} bytes for its sentences')
 
     def labels(self, length: int) -> int:
-        return len(str(LARGEST)) + 1
+        return len(str(LARGEST))
 
     def generate(self, rng: np.random.Generator, length: int) -> Example:
         key = int(rng.integers(1, LARGEST, endpoint=True))
@@ -51,8 +52,8 @@ class Passkey(Problem):
         anywhere = int(rng.integers(room, endpoint=True))
         before = anywhere if self.depth is None else round(self.depth * room)
         text = TASK + _filler(before) + _line(key) + _filler(room - before) + QUESTION + digits
-        at = np.arange(length - len(digits) - 1, length)
-        return Example(np.frombuffer(text, np.uint8), at, np.frombuffer(digits + b'.', np.uint8))
+        at = np.arange(length - len(digits) - 1, length - 1)
+        return Example(np.frombuffer(text, np.uint8), at, np.frombuffer(digits, np.uint8))
 
     def variants(self, length: int) -> dict[str, Problem]:
         return {f'depth={depth}': dataclasses.replace(self, depth=depth) for depth in (0.0, 0.5, 1.0)}

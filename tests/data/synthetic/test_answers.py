@@ -120,8 +120,8 @@ def test_passkey(depth):
         key = found[1]
         assert len(text) == 600 and 1 <= int(key) <= 50_000 and found[2] == key
         assert text.endswith(f'\nWhat is the pass key? The pass key is {key}')
-        assert list(labels) == list(range(600 - len(key) - 1, 600))
-        assert bytes(labels.values()).decode() == f'{key}.'
+        assert list(labels) == list(range(600 - len(key) - 1, 600 - 1))
+        assert bytes(labels.values()).decode() == key
         places.append(found.start() - text.index('there.\n') - len('there.\n'))
     assert (max(places) == 0) if depth == 0.0 else (np.ptp(places) > 100) if depth is None else min(places) > 200
 
