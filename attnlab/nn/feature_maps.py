@@ -190,7 +190,8 @@ class SquaredProduct(nnx.Module):
     """A learned parabola: `f(q) . f(k) = (n(q) . n(k))^2 / channels`, `n(x) = LayerNorm(x) * g + c`.
 
     Queries and keys have gains `g` and biases `c` of their own; the mean and variance are over the channels of all
-    heads. Features are in float32 or better, and stay so: weights are small differences of their products.
+    heads. Features are in float32 or better, and stay so: weights are small differences of their products,
+    and where every weight of a row is small, so is what is left of their digits.
     Aksenov et al. 2024, https://arxiv.org/abs/2402.10644.
     """
 

@@ -11,7 +11,6 @@ from attnlab.nn.feature_maps import (
     Hedgehog,
     PositiveRandomFeatures,
     SiluQueries,
-    SquaredProduct,
     UnitNorm,
 )
 from attnlab.nn.gates import LowRankGate, OutputGate, TiedKeys, WriteStrength
@@ -97,26 +96,6 @@ LINEAR = {
         notes=(
             'Trained from scratch, with the softmax of features and of their negatives. The paper also converts '
             'trained softmax attention, by distillation of its weights.'
-        ),
-    ),
-    'rebased': Recipe(
-        spec=spec(
-            LinearAttention,
-            key_dim=16,
-            feature_map=spec(SquaredProduct),
-            normalizer=SumNormalizer(eps=1e-12),
-            scale=1.0,
-        ),
-        cite='Aksenov et al. 2024, https://arxiv.org/abs/2402.10644',
-        causal=True,
-        bidirectional=True,
-        mirrored=True,
-        streaming=True,
-        packed=True,
-        implementations=('reference', 'xla', 'mosaic_tpu'),
-        notes=(
-            'The layer norm is over all heads, as in the released code. Without the layers of convolution beside it. '
-            'Features stay in float32, which the kernel for GPUs does not take for keys of so many channels.'
         ),
     ),
     'performer': Recipe(
