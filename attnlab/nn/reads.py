@@ -25,6 +25,7 @@ class ShapedRead(nnx.Module):
 
     def __call__(self, own: Heads, read: Heads, mean: Heads) -> Heads:
         def scaled(gain: nnx.Param, values: Heads) -> Float[Array, 'b t h v']:
-            return gain[...].astype(values.dtype)[None, None, :, None] * values
+            # In the type of the gains, so that their gradients are summed over tokens in float32.
+            return (gain[...][None, None, :, None] * values).astype(values.dtype)
 
         return scaled(self.own, own) + scaled(self.read, read) - scaled(self.mean, mean)
