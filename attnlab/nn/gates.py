@@ -147,7 +147,7 @@ def _logit(start: float, heads: int, rngs: nnx.Rngs) -> nnx.Param:
 
 
 def _open(scores: Float[Array, 'b t h'], bias: nnx.Param) -> Float[Array, 'b t h 1']:
-    return jax.nn.sigmoid(scores + bias[...].astype(scores.dtype)[None, None])[..., None]
+    return jax.nn.sigmoid((scores + bias[...][None, None]).astype(scores.dtype))[..., None]
 
 
 class Terms(NamedTuple):
