@@ -9,6 +9,7 @@ only when a call runs, and count as one.
 
 import dataclasses
 import math
+from typing import Any
 
 import jax
 import jax.experimental.pallas as pl
@@ -39,9 +40,10 @@ class Cost:
     def __mul__(self, times: int) -> 'Cost':
         return Cost(self.flops * times, self.bytes * times, self.exponentials * times)
 
-    def estimate(self) -> pl.CostEstimate:
-        """What the compiler is told of a kernel."""
-        return pl.CostEstimate(flops=self.flops, bytes_accessed=self.bytes, transcendentals=self.exponentials)
+    def estimate(self, *arrays: Any) -> pl.CostEstimate:
+        """What the compiler is told of a kernel that moves these arrays, or trees of them, once."""
+        moved = sum(math.prod(array.shape) * array.dtype.itemsize for array in jax.tree.leaves(arrays))
+        return pl.CostEstimate(flops=self.flops, bytes_accessed=moved, transcendentals=self.exponentials)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,11 +63,6 @@ class CallCost:
 
     model: Passes
     executed: Passes
-
-
-def moved(*arrays: jax.Array | jax.ShapeDtypeStruct | None) -> int:
-    """The bytes of some arrays."""
-    return sum(math.prod(array.shape) * array.dtype.itemsize for array in arrays if array is not None)
 
 
 def visible_pairs(t: int, s: int, *, causal: bool, window: int | None = None, sinks: int = 0) -> int:

@@ -18,6 +18,7 @@ import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 
 from pallas_kernels import tiling
+from pallas_kernels.cost import Cost
 from pallas_kernels.cross_entropy import vjp
 from pallas_kernels.mosaic_gpu import launch
 from pallas_kernels.mosaic_gpu.products_sm90 import arrived
@@ -227,6 +228,7 @@ def _over_tiles(
         here,
         computing=2,
         name=name,
+        cost=Cost(flops=2 * n * d * embedding.shape[0], exponentials=n * embedding.shape[0]),
         out_type=result,
         grid=(tiles[0] * tiles[1],),
         grid_names=('tile',),

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels import tiling
+from pallas_kernels.cost import Cost
 from pallas_kernels.cross_entropy import vjp
 from pallas_kernels.mosaic_tpu import launch
 from pallas_kernels.target import Target
@@ -142,11 +143,14 @@ def _run(
     specs: tuple[pl.BlockSpec, ...],
     sums: Any,
 ) -> Any:
-    d = arrays[0].shape[1]
+    n, d = arrays[0].shape
+    # The logits, and where a gradient is wanted its own product.
+    products = 1 if body is _forward else 2
     return launch.call(
         functools.partial(body, plan),
         here,
         name='cross_entropy' + body.__name__,
+        cost=Cost(flops=2 * products * n * d * plan.o, exponentials=n * plan.o),
         grid=plan.grid,
         in_specs=[plan.hidden(d), plan.embedding(d), *[plan.by_token()] * (len(arrays) - 2)],
         out_specs=specs,

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from pallas_kernels import precision
+from pallas_kernels.cost import Cost, linear_scan
 from pallas_kernels.linear_scan import vjp
 
 
@@ -30,16 +31,21 @@ def serving(
     """
     run = vjp.differentiable(scan)
 
-    def linear_scan(x: jax.Array, decay: jax.Array, state: jax.Array, reverse: bool) -> vjp.Outputs:
+    def served(x: jax.Array, decay: jax.Array, state: jax.Array, reverse: bool) -> vjp.Outputs:
         if jnp.iscomplexobj(state):
             x, decay = x.astype(state.dtype), decay.astype(state.dtype)
         else:
             x, decay = (array if array.dtype in types else array.astype(jnp.float32) for array in (x, decay))
         return run(x, jnp.broadcast_to(decay, (*decay.shape[:2], x.shape[2])), state, reverse)
 
-    return linear_scan
+    return served
 
 
 def type_of_outputs(x: jax.Array, decay: jax.Array) -> jnp.dtype:
     """The type in which a kernel writes its outputs, the real one of complex numbers."""
     return jnp.finfo(jnp.result_type(x, decay)).dtype
+
+
+def cost(b: int, t: int, d: int, dtype: DTypeLike) -> Cost:
+    """What a scan in either direction costs."""
+    return linear_scan(b=b, t=t, d=d, is_complex=jnp.issubdtype(dtype, jnp.complexfloating)).model.forward

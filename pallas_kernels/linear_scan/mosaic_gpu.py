@@ -149,7 +149,13 @@ def _run(
     final = jax.tree.map(lambda part: jax.ShapeDtypeStruct(part.shape, part.dtype), arrays[2])
     name = 'linear_scan_summary' if dtype is None else 'linear_scan'
     run = launch.kernel(
-        body, here, name=name, out_type=(outputs, final), grid=(b, d // CHANNELS), grid_names=('b', 'd')
+        body,
+        here,
+        name=name,
+        cost=kernels.cost(b, t, d, x.dtype),
+        out_type=(outputs, final),
+        grid=(b, d // CHANNELS),
+        grid_names=('b', 'd'),
     )
     return jax.tree.map(parts.whole, run(*arrays), is_leaf=lambda numbers: isinstance(numbers, parts.Pair))
 

@@ -64,6 +64,7 @@ def _scan(here: Target, x: jax.Array, decay: jax.Array, state: jax.Array, revers
         functools.partial(_kernel, step=step, reverse=reverse, t=t),
         here,
         name='linear_scan',
+        cost=kernels.cost(b, t, d, x.dtype),
         grid=(b, pl.cdiv(d, tile.channels), tiles),
         in_specs=for_parts(steps, decays, carry),
         out_specs=for_parts(steps, carry),

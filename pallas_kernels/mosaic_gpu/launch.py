@@ -1,12 +1,17 @@
 """How Mosaic GPU kernels are started, and on which devices."""
 
+import inspect
 import math
 from collections.abc import Callable
 from typing import Any
 
 import jax.experimental.pallas.mosaic_gpu as plgpu
 
+from pallas_kernels.cost import Cost
 from pallas_kernels.target import Target
+
+TAKES_ESTIMATES = 'cost_estimate' in inspect.signature(plgpu.kernel).parameters
+"""Whether this version of JAX can be told what a kernel costs; the oldest cannot."""
 
 WARPGROUP = 128
 """The threads of a warpgroup."""
@@ -41,25 +46,35 @@ def kernel(
     here: Target,
     *,
     name: str,
+    cost: Cost,
+    out_type: Any,
     grid: tuple[int, ...],
     grid_names: tuple[str, ...],
     **options: Any,
 ) -> Callable[..., Any]:
     """`plgpu.kernel`, interpreted where `here` says so; memory nobody wrote then holds NaN.
 
-    `name` is what profilers show. Offsets into arrays are formed with 64 bits, those within a tile with 32.
+    `name` is what profilers show, `cost` what the compiler is told of operations. Offsets into arrays are formed with
+    64 bits, those within a tile with 32.
     """
     refusal = grid_refusal(**dict(zip(grid_names, grid, strict=True)))
     if refusal is not None:
         raise AssertionError(f'{name}: a call that was not refused: {refusal}')
-    return plgpu.kernel(
-        body,
-        interpret=plgpu.InterpretGPUParams() if here.interpret else None,
-        grid=grid,
-        grid_names=grid_names,
-        kernel_name=name,
-        **options,
-    )
+
+    def run(*operands: Any) -> Any:
+        estimate: dict[str, Any] = {'cost_estimate': cost.estimate(operands, out_type)} if TAKES_ESTIMATES else {}
+        return plgpu.kernel(
+            body,
+            interpret=plgpu.InterpretGPUParams() if here.interpret else None,
+            out_type=out_type,
+            grid=grid,
+            grid_names=grid_names,
+            kernel_name=name,
+            **estimate,
+            **options,
+        )(*operands)
+
+    return run
 
 
 def kernel_of_warpgroups(

@@ -6,6 +6,7 @@ from typing import Any
 import jax.experimental.pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from pallas_kernels.cost import Cost
 from pallas_kernels.target import Target
 
 LANES = 128
@@ -17,14 +18,23 @@ def call(
     here: Target,
     *,
     name: str,
+    cost: Cost,
+    out_shape: Any,
     compiler_params: pltpu.CompilerParams | None = None,
     **options: Any,
 ) -> Callable[..., Any]:
     """`pl.pallas_call`, interpreted where `here` says so; memory nobody wrote then holds NaN.
 
-    `name` is what profilers show.
+    `name` is what profilers show, `cost` what the compiler is told of operations.
     """
-    if here.interpret:
-        # The interpreter has no use for the compiler's parameters, and under vmap takes offence at them.
-        return pl.pallas_call(body, name=name, interpret=pltpu.InterpretParams(), **options)
-    return pl.pallas_call(body, name=name, compiler_params=compiler_params, **options)
+
+    def run(*operands: Any) -> Any:
+        if here.interpret:
+            # The interpreter has no use for the compiler's parameters, and under vmap takes offence at them.
+            how: dict[str, Any] = {'interpret': pltpu.InterpretParams()}
+        else:
+            estimate = cost.estimate(operands, out_shape)
+            how = {'compiler_params': compiler_params, 'cost_estimate': estimate}
+        return pl.pallas_call(body, name=name, out_shape=out_shape, **how, **options)(*operands)
+
+    return run

@@ -18,7 +18,7 @@ import jax.experimental.pallas as pl
 import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 
-from pallas_kernels import tiling
+from pallas_kernels import cost, tiling
 from pallas_kernels.mosaic_gpu import launch
 from pallas_kernels.mosaic_gpu.stream import Tiles, stream
 from pallas_kernels.selective_scan import kernels, vjp
@@ -119,6 +119,7 @@ def _forward(
         here,
         out_type=(results, jax.ShapeDtypeStruct(operands.state.shape, jnp.float32)),
         name='selective_scan_forward',
+        cost=cost.selective_scan(b=b, t=t, d=d, n=n, implementation='mosaic_gpu').executed.forward,
         grid=(b, d // CHANNELS),
         grid_names=('b', 'd'),
         compiler_params=FAST,
@@ -196,6 +197,7 @@ def _backward(
         out_type=(results, whole, whole),
         scratch_types=[plgpu.SMEM((rows, CHANNELS, n), jnp.float32)],
         name='selective_scan_backward',
+        cost=cost.selective_scan(b=b, t=t, d=d, n=n, implementation='mosaic_gpu').executed.backward,
         grid=(b, d // CHANNELS),
         grid_names=('b', 'd'),
         compiler_params=FAST,

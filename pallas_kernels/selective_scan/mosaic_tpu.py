@@ -15,7 +15,7 @@ import jax.experimental.pallas as pl
 import jax.numpy as jnp
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_kernels import tiling
+from pallas_kernels import cost, tiling
 from pallas_kernels.mosaic_tpu import launch
 from pallas_kernels.selective_scan import kernels, vjp
 from pallas_kernels.selective_scan.vjp import Operands, Outputs
@@ -101,6 +101,7 @@ def _forward(
         functools.partial(_forward_kernel, n=n),
         here,
         name='selective_scan_forward',
+        cost=cost.selective_scan(b=b, t=t, d=d, n=n, implementation='mosaic_tpu').executed.forward,
         grid=(b, d // channels, t // ROWS),
         in_specs=(Arrays(steps, steps, columns, of_A), of_state),
         out_specs=specs,
@@ -167,6 +168,7 @@ def _backward(
         functools.partial(_backward_kernel, n=n),
         here,
         name='selective_scan_backward',
+        cost=cost.selective_scan(b=b, t=t, d=d, n=n, implementation='mosaic_tpu').executed.backward,
         grid=(b, tiles, blocks),
         in_specs=(Arrays(steps, steps, columns, of_A), of_states, steps, of_state),
         out_specs=[steps, steps, dcolumns, of_sequence, of_sequence],

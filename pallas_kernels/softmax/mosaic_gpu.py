@@ -14,6 +14,7 @@ import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 
 from pallas_kernels import tiling
+from pallas_kernels.cost import Cost, Passes, softmax
 from pallas_kernels.mosaic_gpu import launch
 from pallas_kernels.softmax import vjp, warps
 from pallas_kernels.target import Target
@@ -36,17 +37,22 @@ def form(here: Target) -> vjp.Forward:
     )
 
 
+def _cost(x: jax.Array) -> Passes:
+    """Of rows `n o`."""
+    return softmax(n=x.shape[0], o=x.shape[1]).model
+
+
 def _forward(here: Target, x: jax.Array, where: jax.Array | None) -> jax.Array:
     arrays = (x,) if where is None else (x, where.astype(jnp.int8))
-    return _by_rows(here, _weights, arrays, name='softmax_forward', outside=-math.inf)
+    return _by_rows(here, _weights, arrays, name='softmax_forward', cost=_cost(x).forward, outside=-math.inf)
 
 
 def _backward(here: Target, y: jax.Array, dy: jax.Array) -> jax.Array:
-    return _by_rows(here, _gradients, (y, dy), name='softmax_backward', outside=0)
+    return _by_rows(here, _gradients, (y, dy), name='softmax_backward', cost=_cost(y).backward, outside=0)
 
 
 def _by_rows(
-    here: Target, body: Callable[..., None], arrays: tuple[jax.Array, ...], *, name: str, outside: float
+    here: Target, body: Callable[..., None], arrays: tuple[jax.Array, ...], *, name: str, cost: Cost, outside: float
 ) -> jax.Array:
     n, o = arrays[0].shape
     first, *others = arrays
@@ -57,6 +63,7 @@ def _by_rows(
         functools.partial(body, rows),
         here,
         name=name,
+        cost=cost,
         out_type=jax.ShapeDtypeStruct(padded[0].shape, first.dtype),
         grid=(rows.blocks,),
         grid_names=('rows',),

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels import tiling
+from pallas_kernels.cost import Cost, Passes, softmax
 from pallas_kernels.mosaic_tpu import launch
 from pallas_kernels.softmax import vjp
 from pallas_kernels.target import Target
@@ -37,17 +38,22 @@ def form(here: Target) -> vjp.Forward:
     )
 
 
+def _cost(x: jax.Array) -> Passes:
+    """Of rows `n o`."""
+    return softmax(n=x.shape[0], o=x.shape[1]).model
+
+
 def _forward(here: Target, x: jax.Array, where: jax.Array | None) -> jax.Array:
     arrays = (x,) if where is None else (x, where.astype(jnp.int8))
-    return _sweeps(here, _weights, arrays, name='softmax_forward', statistics=2)
+    return _sweeps(here, _weights, arrays, name='softmax_forward', cost=_cost(x).forward, statistics=2)
 
 
 def _backward(here: Target, y: jax.Array, dy: jax.Array) -> jax.Array:
-    return _sweeps(here, _gradients, (y, dy), name='softmax_backward', statistics=1)
+    return _sweeps(here, _gradients, (y, dy), name='softmax_backward', cost=_cost(y).backward, statistics=1)
 
 
 def _sweeps(
-    here: Target, body: Callable[..., None], arrays: tuple[jax.Array, ...], *, name: str, statistics: int
+    here: Target, body: Callable[..., None], arrays: tuple[jax.Array, ...], *, name: str, cost: Cost, statistics: int
 ) -> jax.Array:
     n, o = arrays[0].shape
     tile = tiling.softmax_tpu(n, o)
@@ -56,6 +62,7 @@ def _sweeps(
         functools.partial(body, o % tile.columns),
         here,
         name=name,
+        cost=cost,
         grid=(pl.cdiv(n, tile.rows), 2, columns),
         in_specs=[pl.BlockSpec((tile.rows, tile.columns), lambda i, sweep, j: (i, j))] * len(arrays),
         # The first sweep stays at the first tile, which is not written out before the second one has been there.

@@ -9,7 +9,7 @@ import jax
 import jax.experimental.pallas as pl
 import jax.numpy as jnp
 
-from pallas_kernels import tiling
+from pallas_kernels import cost, tiling
 from pallas_kernels.mosaic_gpu import launch
 from pallas_kernels.softmax.warps import Rows
 from pallas_kernels.softmax_topk import selection, vjp, xla
@@ -55,6 +55,7 @@ def _tiles(here: Target, x: jax.Array, k: int) -> list[jax.Array]:
         here,
         out_type=tuple(jax.ShapeDtypeStruct((kept.n, kept.o), dtype) for dtype in (jnp.float32, jnp.int32)),
         name='softmax_topk',
+        cost=cost.softmax_topk(n=rows.n, o=rows.o, k=k).model.forward,
         # CUDA's first axis, the last of these, takes the most blocks.
         grid=(rows.tiles, rows.blocks),
         grid_names=('tiles', 'rows'),

@@ -10,7 +10,7 @@ import jax.experimental.pallas as pl
 import jax.numpy as jnp
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_kernels import tiling
+from pallas_kernels import cost, tiling
 from pallas_kernels.mosaic_tpu import launch
 from pallas_kernels.softmax_topk import selection, vjp
 from pallas_kernels.target import Target
@@ -43,6 +43,7 @@ def _sweep(here: Target, x: jax.Array, k: int) -> vjp.Found:
         functools.partial(_tile, o, k),
         here,
         name='softmax_topk',
+        cost=cost.softmax_topk(n=n, o=o, k=k).model.forward,
         grid=(pl.cdiv(n, tile.rows), pl.cdiv(o, tile.columns)),
         in_specs=[pl.BlockSpec((tile.rows, tile.columns), lambda i, j: (i, j))],
         out_specs=[pl.BlockSpec((tile.rows, launch.LANES), lambda i, j: (i, 0))] * 2,

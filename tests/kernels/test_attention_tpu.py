@@ -131,7 +131,7 @@ def test_every_visible_pair_of_tiles_is_listed_and_those_called_whole_are():
             # Sums of which nothing is visible are begun and ended all the same, and so written as zeros.
             assert sorted(pair[first] for pair in set(listed) - seen) == list(missing), (t, s, rule)
             assert [pair[first] for pair in listed] == sorted(pair[first] for pair in listed)
-        visits = sweep.Sweep(call, 'bgrp', 't', call.by_queries())
+        visits = sweep.Sweep('attention_forward', (1, 1), call, 'bgrp', 't', call.by_queries())
         for i, j in seen:
             assert bool(visits.sight(jnp.int32(i), jnp.int32(j), {})[1]) == blocks[i, :, j].all(), (t, s, rule)
 

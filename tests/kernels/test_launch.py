@@ -90,6 +90,20 @@ def test_a_kernel_says_what_it_is(core, on_hopper):
         assert str(equation.params.get('name')).startswith(subjects)
 
 
+@pytest.mark.parametrize('core', [core for core in CORES if core != 'softmax_topk'])
+@pytest.mark.parametrize('here', [target.H100, target.TPU_V5E], ids=['gpu', 'tpu'])
+def test_the_compiler_is_told_what_kernels_cost(core, here):
+    """In all what the form executes, but for what it leaves to XLA on a GPU: a loop's other turns, and much algebra."""
+    if here.platform == 'gpu' and not launch.TAKES_ESTIMATES:
+        pytest.skip('this version of JAX takes no estimates')
+    with dispatch.ledger() as entries:
+        found = [kernel.params['cost_estimate'] for kernel in kernels(core, here, first(core))]
+    assert min(min(estimate.flops, estimate.bytes_accessed) for estimate in found) > 0
+    executed, known = entries[0].cost.executed, sum(estimate.flops for estimate in found)
+    leaves = {'cross_entropy': 0.25, 'delta_rule': 0.1}.get(core, 0.7) if here.platform == 'gpu' else 0.7
+    assert leaves < known / (executed.forward.flops + executed.backward.flops) < 1.2
+
+
 def test_products_are_used_after_their_wait_alone(on_hopper):
     """What an accumulator held goes through a barrier first, for the wait itself names no registers."""
     products = 0

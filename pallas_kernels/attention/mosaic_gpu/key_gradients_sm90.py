@@ -129,6 +129,8 @@ def key_gradients(
         call,
         body,
         name='attention_key_gradients',
+        products=k + of_keys * (k + v) + of_values * v,
+        heads=b * h,
         out_type=(wanted,),
         grid=(b, g, s // PAD),
         scratch_types=(

@@ -129,6 +129,8 @@ def weighted_sum(call: Call, arrays: Arrays, weighing: Weighing) -> tuple[jax.Ar
         call,
         body,
         name='attention_forward',
+        products=k + v,
+        heads=b * h,
         out_type=(jax.ShapeDtypeStruct((b, t, h, v), dtype), [vector] * weighing.results),
         grid=(b, h, t // PAD),
         scratch_types=(

@@ -126,6 +126,8 @@ def query_gradients(call: Call, arrays: Arrays, known: Known, doutput: jax.Array
         call,
         body,
         name='attention_query_gradients',
+        products=2 * k + v,
+        heads=b * h,
         out_type=(wanted,),
         grid=(b, h, t // PAD),
         scratch_types=(

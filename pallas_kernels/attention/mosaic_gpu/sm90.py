@@ -17,6 +17,7 @@ import jax.numpy as jnp
 
 from pallas_kernels.attention.maps import Block
 from pallas_kernels.attention.problem import Rule
+from pallas_kernels.cost import Cost, visible_pairs
 from pallas_kernels.mosaic_gpu import launch
 from pallas_kernels.target import Target
 
@@ -366,13 +367,21 @@ def give(array: jax.Array, shared: Any, result: Any) -> None:
     plgpu.copy_smem_to_gmem(shared, result)
 
 
-def kernel(call: Call, body: Callable[..., None], *, name: str, **options: Any) -> Callable[..., Any]:
-    """A kernel of two warpgroups that compute and one that copies."""
+def kernel(
+    call: Call, body: Callable[..., None], *, name: str, products: int, heads: int, **options: Any
+) -> Callable[..., Any]:
+    """A kernel of two warpgroups that compute and one that copies.
+
+    `products` are the channels of all products of a query and a key, of so many heads of all sequences.
+    """
+    rule = call.rule
+    pairs = heads * visible_pairs(call.t, call.s, causal=rule.causal, window=rule.window, sinks=rule.sinks)
     return launch.kernel_of_warpgroups(
         body,
         call.here,
         computing=WARPGROUPS,
         name=name,
+        cost=Cost(flops=2 * pairs * products, exponentials=pairs),
         grid_names=AXES[:3],
         compiler_params=plgpu.CompilerParams(approx_math=True),
         **options,

@@ -21,7 +21,8 @@ def pull_queries(call: Call, inputs: Parts) -> Arrays:
 
     outputs = {'q': rowwise(inputs, k, dtype)} | {name: rowwise(inputs, 1, jnp.float32) for name in added}
     scratch = {'q': Sums((k, call.tile.queries))} | {name: Sums((1, call.tile.queries)) for name in added}
-    return Sweep('attention_query_gradients', call, 'bgrp', 't', call.by_queries()).run(add, inputs, outputs, scratch)
+    visits = Sweep('attention_query_gradients', (2, 1), call, 'bgrp', 't', call.by_queries())
+    return visits.run(add, inputs, outputs, scratch)
 
 
 def pull_keys(call: Call, inputs: Parts) -> Arrays:
@@ -39,7 +40,8 @@ def pull_keys(call: Call, inputs: Parts) -> Arrays:
     outputs |= {name: Part('bg..s', like(inputs[name].array)) for name in added}
     scratch = {name: Sums((call.tile.keys, inputs[name].array.shape[3])) for name in ('k', 'v')}
     scratch |= {name: Sums((call.sizes['r'], 1, call.tile.keys)) for name in added}
-    return Sweep('attention_key_gradients', call, 'bgpr', 's', call.by_keys()).run(add, inputs, outputs, scratch)
+    visits = Sweep('attention_key_gradients', (2, 2), call, 'bgpr', 's', call.by_keys())
+    return visits.run(add, inputs, outputs, scratch)
 
 
 def pull_bias(call: Call, inputs: Parts) -> jax.Array:
@@ -57,7 +59,7 @@ def pull_bias(call: Call, inputs: Parts) -> jax.Array:
     still = ''.join(letter for letter in 'ts' if letter in letters)
     pairs = call.by_keys() if still == 's' else call.by_queries()
     scratch = {'bias': Sums((call.tile.keys if 's' in still else 1, call.tile.queries if 't' in still else 1))}
-    sweep = Sweep('attention_bias_gradients', call, f'{own}p{others}', still, pairs)
+    sweep = Sweep('attention_bias_gradients', (1, 1), call, f'{own}p{others}', still, pairs)
     total = sweep.run(add, inputs, {'bias': Part(letters, like(array))}, scratch, finish)['bias']
     return jnp.where(_visited(call, pairs), total, 0) if still == 'ts' else total
 

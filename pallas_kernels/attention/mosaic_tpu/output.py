@@ -33,7 +33,8 @@ def follow(call: Call, inputs: Parts) -> Arrays:
         'denominator': Sums((1, call.tile.queries)),
         'output': Sums((v, call.tile.queries)),
     }
-    return Sweep('attention_forward', call, 'bgrp', 't', call.by_queries()).run(add, inputs, outputs, scratch, finish)
+    visits = Sweep('attention_forward', (1, 1), call, 'bgrp', 't', call.by_queries())
+    return visits.run(add, inputs, outputs, scratch, finish)
 
 
 def read(call: Call, inputs: Parts) -> Arrays:
@@ -49,4 +50,5 @@ def read(call: Call, inputs: Parts) -> Arrays:
     names = ('output', 'companion') if weights.has_companion else ('output',)
     outputs = {name: rowwise(inputs, v, inputs['v'].array.dtype) for name in names}
     scratch = {name: Sums((v, call.tile.queries)) for name in names}
-    return Sweep('attention_forward', call, 'bgrp', 't', call.by_queries()).run(add, inputs, outputs, scratch)
+    visits = Sweep('attention_forward', (1, len(names)), call, 'bgrp', 't', call.by_queries())
+    return visits.run(add, inputs, outputs, scratch)

@@ -10,6 +10,7 @@ scratch memory, and run in the order of the list.
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels import tiling
 from pallas_kernels.attention.problem import Operands, Rule
+from pallas_kernels.cost import Cost
 from pallas_kernels.mosaic_tpu import launch
 from pallas_kernels.target import Target
 
@@ -153,6 +155,7 @@ class Sweep:
 
     Attributes:
       name: of the kernel.
+      products: how many of its products of queries and keys have the channels of keys, and those of values.
       axes: of the grid, the slowest first: `b`, `g`, `r`, and `p` for the pairs of tiles. Sums run over the axes behind
         `p`, and over successive pairs that have the tiles named in `still` in common.
       still: which of `t` and `s` sums do not run over.
@@ -160,6 +163,7 @@ class Sweep:
     """
 
     name: str
+    products: tuple[int, int]
     call: Call
     axes: str
     still: str
@@ -191,12 +195,16 @@ class Sweep:
             pl.when(some)(functools.partial(step, masked=True))
             pl.when(last)(functools.partial(finish, memory, results))
 
+        scores = len(self.pairs) * self.call.tile.queries * self.call.tile.keys
+        scores *= math.prod(self.call.sizes[axis] for axis in self.axes if axis != 'p')
+        channels = sum(times * inputs[name].array.shape[3] for times, name in zip(self.products, 'qv', strict=True))
         apart = self.axes.index('p')
         semantics: list[Any] = ['parallel' if place < apart else 'arbitrary' for place in range(len(self.axes))]
         run = launch.call(
             kernel,
             self.call.here,
             name=self.name,
+            cost=Cost(flops=2 * scores * channels, exponentials=scores),
             grid_spec=pltpu.PrefetchScalarGridSpec(
                 num_scalar_prefetch=2,
                 grid=tuple(len(self.pairs) if axis == 'p' else self.call.sizes[axis] for axis in self.axes),

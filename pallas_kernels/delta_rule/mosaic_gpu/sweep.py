@@ -8,6 +8,7 @@ import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 
 from pallas_kernels import tiling
+from pallas_kernels.cost import Cost
 from pallas_kernels.matrix_state.mosaic_gpu.tiles import NAMED_LAYOUTS, TILE, along, load, shared_tile, swizzled, write
 from pallas_kernels.mosaic_gpu import launch
 from pallas_kernels.mosaic_gpu.products_sm90 import multiply
@@ -120,6 +121,7 @@ def sweep(
             jax.ShapeDtypeStruct(state.shape, jnp.float32),
         ),
         name='delta_rule_sweep',
+        cost=Cost(2 * b * h * count * TILE * k * v * (2 + bool(given.more))),
         grid=(b, h, v // TILE),
         grid_names=('b', 'h', 'column'),
         compiler_params=NAMED_LAYOUTS,

@@ -8,6 +8,7 @@ import jax.experimental.pallas as pl
 import jax.numpy as jnp
 from jax.experimental.pallas import tpu as pltpu
 
+from pallas_kernels import cost
 from pallas_kernels.delta_rule import vjp
 from pallas_kernels.delta_rule.mosaic_tpu.inputs import (
     Inputs,
@@ -35,6 +36,7 @@ def forward(here: Target, arrays: vjp.Arrays, scale: float, keep: bool) -> tuple
         functools.partial(_body, plan, has_decays(arrays), scale),
         here,
         name='delta_rule_forward',
+        cost=plan.cost(cost.delta_rule, arrays.log_decay is not None).forward,
         grid=(b, h, plan.groups),
         in_specs=(plan.specs(inputs), plan.whole(state.shape)),
         out_specs=(

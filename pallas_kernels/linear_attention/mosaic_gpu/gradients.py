@@ -7,6 +7,7 @@ import jax.experimental.pallas as pl
 import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 
+from pallas_kernels.cost import Cost
 from pallas_kernels.matrix_state.decays import COUNT
 from pallas_kernels.matrix_state.mosaic_gpu.reads import GRID, Direction, decays_between
 from pallas_kernels.matrix_state.mosaic_gpu.tiles import (
@@ -96,6 +97,10 @@ def gradients(
             jax.ShapeDtypeStruct((b, h, parts, 2, count * TILE), jnp.float32),
         ),
         name='linear_attention_gradients',
+        cost=Cost(
+            flops=b * h * count * TILE * (2 * TILE * v * parts + 2 * k * v + 4 * TILE * k),
+            exponentials=b * h * count * TILE * TILE * parts,
+        ),
         grid=(b, h, count, parts),
         grid_names=GRID,
         compiler_params=NAMED_LAYOUTS,

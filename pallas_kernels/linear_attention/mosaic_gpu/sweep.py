@@ -8,6 +8,7 @@ import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 
 from pallas_kernels import tiling
+from pallas_kernels.cost import Cost
 from pallas_kernels.matrix_state.decays import COUNT, FACTOR
 from pallas_kernels.matrix_state.mosaic_gpu.reads import Direction
 from pallas_kernels.matrix_state.mosaic_gpu.tiles import (
@@ -86,6 +87,7 @@ def sweep(
         here,
         out_type=(jax.ShapeDtypeStruct((b, h, count * k, v), dtype), jax.ShapeDtypeStruct(state.shape, jnp.float32)),
         name='linear_attention_sweep',
+        cost=Cost(b * h * count * k * v * (2 * TILE + 1)),
         grid=(b, h, k // TILE, v // TILE),
         grid_names=('b', 'h', 'row', 'column'),
         compiler_params=NAMED_LAYOUTS,

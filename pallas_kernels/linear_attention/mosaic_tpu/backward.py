@@ -8,6 +8,7 @@ import jax.experimental.pallas as pl
 import jax.numpy as jnp
 from jax.experimental.pallas import tpu as pltpu
 
+from pallas_kernels import cost
 from pallas_kernels.linear_attention import vjp
 from pallas_kernels.linear_attention.mosaic_tpu import scalar, vector
 from pallas_kernels.linear_attention.mosaic_tpu.chunk import dot
@@ -44,6 +45,7 @@ def backward(here: Target, arrays: vjp.Arrays, kept: jax.Array, gradients: vjp.O
         functools.partial(_body, plan),
         here,
         name='linear_attention_backward',
+        cost=plan.cost(cost.linear_attention, arrays.log_decay is not None).backward,
         grid=(b, h, plan.groups),
         in_specs=(
             plan.specs(inputs, backward=True),

@@ -8,6 +8,7 @@ import jax.experimental.pallas as pl
 import jax.numpy as jnp
 from jax.experimental.pallas import tpu as pltpu
 
+from pallas_kernels import cost
 from pallas_kernels.linear_attention import vjp
 from pallas_kernels.linear_attention.mosaic_tpu import scalar, vector
 from pallas_kernels.linear_attention.mosaic_tpu.chunk import dot
@@ -29,6 +30,7 @@ def forward(here: Target, arrays: vjp.Arrays, keep: bool) -> tuple[vjp.Outputs, 
         functools.partial(_body, plan),
         here,
         name='linear_attention_forward',
+        cost=plan.cost(cost.linear_attention, arrays.log_decay is not None).forward,
         grid=(b, h, plan.groups),
         in_specs=(plan.specs(inputs), plan.whole(state.shape)),
         out_specs=(

@@ -7,6 +7,7 @@ import jax.experimental.pallas as pl
 import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 
+from pallas_kernels.cost import Cost
 from pallas_kernels.matrix_state.decays import COARSE, COUNT, FINE, REACH, RUN, WRITE
 from pallas_kernels.matrix_state.mosaic_gpu.tiles import (
     NAMED_LAYOUTS,
@@ -96,6 +97,10 @@ def read(
         here,
         out_type=jax.ShapeDtypeStruct((b, h, count * TILE, v), out_dtype),
         name='matrix_state_read',
+        cost=Cost(
+            flops=2 * b * h * count * TILE * (TILE * (k * v // TILE + v) + k * v),
+            exponentials=b * h * count * TILE * v,
+        ),
         grid=(b, h, count, v // TILE),
         grid_names=GRID,
         compiler_params=NAMED_LAYOUTS,
@@ -149,6 +154,7 @@ def read_weighed(
         here,
         out_type=jax.ShapeDtypeStruct((b, h, count * TILE, v), out_dtype),
         name='matrix_state_read_weighed',
+        cost=Cost(2 * b * h * count * TILE * v * (TILE + k)),
         grid=(b, h, count, v // TILE),
         grid_names=GRID,
         compiler_params=NAMED_LAYOUTS,

@@ -8,6 +8,7 @@ import jax.experimental.pallas as pl
 import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 
+from pallas_kernels.cost import Cost
 from pallas_kernels.matrix_state.decays import COUNT, KEPT, RUN
 from pallas_kernels.matrix_state.mosaic_gpu.channel_decays import (
     HALVES,
@@ -134,6 +135,11 @@ def weight_gradients(here: Target, steps: Steps, gradients: Weights) -> tuple[ja
         here,
         out_type=tuple(jax.ShapeDtypeStruct((b, h, t, size), dtype) for dtype in (*types, jnp.float32)),
         name='matrix_state_weight_gradients',
+        cost=Cost(
+            # The same sums, the products of the halves both ways, and the sums that decays get.
+            flops=2 * b * h * t * size * TILE * (2 * (HALVES + 2) + 2 * HALVES * (1 + erases) + 6),
+            exponentials=b * h * t * size * (HALVES + 2),
+        ),
         grid=(b, h, t // TILE, size // TILE),
         grid_names=('b', 'h', 'chunk', 'part'),
         compiler_params=NAMED_LAYOUTS,

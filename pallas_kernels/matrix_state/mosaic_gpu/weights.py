@@ -8,6 +8,7 @@ import jax.experimental.pallas as pl
 import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 
+from pallas_kernels.cost import Cost
 from pallas_kernels.matrix_state.decays import COUNT, RUN
 from pallas_kernels.matrix_state.mosaic_gpu.channel_decays import (
     HALVES,
@@ -142,6 +143,11 @@ def _find(here: Target, erases: bool, steps: Steps) -> Weights:
         here,
         out_type=tuple(arrays),
         name='matrix_state_weights',
+        cost=Cost(
+            # Sums of decays in two parts, to each half and to both ends, and the products of the halves.
+            flops=2 * b * h * t * k * TILE * (2 * (HALVES + 2) + 1 + HALVES * (1 + erases)),
+            exponentials=b * h * t * k * (HALVES + 2),
+        ),
         grid=(b, h, t // TILE),
         grid_names=('b', 'h', 'chunk'),
         compiler_params=NAMED_LAYOUTS,

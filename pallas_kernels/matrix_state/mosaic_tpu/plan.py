@@ -1,6 +1,7 @@
 """How a call is cut up for TPUs: a grid over batch, heads and groups of chunks, the groups in order."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels import tiling
+from pallas_kernels.cost import CallCost, Passes
 from pallas_kernels.target import Target
 
 LARGEST_STATE = 2**18
@@ -52,6 +54,12 @@ class Plan:
     def chunks(self) -> int:
         """Of a group."""
         return self.tile.group // self.tile.steps
+
+    def cost(self, of: Callable[..., CallCost], decays: bool) -> Passes:
+        """What both kernels do, from the cost of the core."""
+        decay = None if not decays else 'vector' if self.is_vector else 'scalar'
+        sizes = {'b': self.b, 't': self.length, 'h': self.h, 'k': self.k, 'v': self.v}
+        return of(**sizes, decay=decay, implementation='mosaic_tpu').executed
 
     def group(self, shape: tuple[int, ...], size: int, *, backward: bool = False) -> pl.BlockSpec:
         """The part of an array that belongs to a group, `size` long along its third axis."""
