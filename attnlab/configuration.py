@@ -1,4 +1,7 @@
-"""A run config from the command line: `--config=FILE.py:ARG` and `--config.KEY=VALUE`, through ml_collections."""
+"""A run config from the command line: `--config=NAME:ARG` and `--config.KEY=VALUE`, through ml_collections.
+
+NAME is the path of a Python file, or that of one of the configs that come with attnlab, such as `language`.
+"""
 
 import difflib
 import importlib.util
@@ -19,7 +22,9 @@ from attnlab.trust import importable, named
 
 CONFIG = '--config='
 OVERRIDE = '--config.'
-MISSING = '--config is missing, such as --config=configs/language.py'
+MISSING = '--config is missing, such as --config=language:zoo=gla'
+PACKAGED = pathlib.Path(__file__).parent / 'configs'
+"""The configs that come with attnlab: in a clone, a link to the folder `configs`."""
 
 
 def read_config(values: flags.FlagValues, argv: list[str], command: str) -> ConfigDict:
@@ -34,11 +39,16 @@ def read_config(values: flags.FlagValues, argv: list[str], command: str) -> Conf
     overrides = [item for item in argv if item.startswith(OVERRIDE)]
     rest = [item for item in argv if item not in given and item not in overrides]
     if '--config' in rest:
-        raise UserError('flags are written --name=value, such as --config=configs/language.py')
+        raise UserError('flags are written --name=value, such as --config=language:zoo=gla')
     if len(given) > 1:
         raise UserError(f'--config is given {len(given)} times; it wants one file')
     if not given:
-        flags.DEFINE_string('config', None, 'A Python file with get_config(arg), as FILE.py:ARG.', flag_values=values)
+        flags.DEFINE_string(
+            'config',
+            None,
+            'A Python file with get_config(arg), as FILE.py:ARG, or a config of attnlab.',
+            flag_values=values,
+        )
         _parse(values, rest, command)
         raise UserError(MISSING)
     path, _, arg = given[0].removeprefix(CONFIG).partition(':')
@@ -52,12 +62,14 @@ def read_config(values: flags.FlagValues, argv: list[str], command: str) -> Conf
 def config_of(path: pathlib.Path, arg: str = '') -> ConfigDict:
     """Returns what `get_config(arg)` of a config file returns; the file may import modules that lie beside it.
 
+    The path may leave out `.py`; where there is no such file, it is the name of a config that comes with attnlab.
+
     Raises `UserError` for a file that is not there, has no `get_config`, raises (its own traceback is shown, and
     nothing else), or returns no ConfigDict.
     """
-    if not path.is_file():
-        raise UserError(f'there is no config file {path}{nearest(str(path), map(str, path.parent.glob("*.py")))}')
-    importable(path.resolve().parent)
+    path = _file(path)
+    if not path.is_relative_to(PACKAGED):
+        importable(path.resolve().parent)
     try:
         module = _module(path)
         if not hasattr(module, 'get_config'):
@@ -70,6 +82,17 @@ def config_of(path: pathlib.Path, arg: str = '') -> ConfigDict:
     if not isinstance(config, ConfigDict):
         raise UserError(f'get_config of {path} returned {type(config).__name__}; it wants an ml_collections.ConfigDict')
     return config
+
+
+def _file(path: pathlib.Path) -> pathlib.Path:
+    """The config file that a path stands for; a file of the user's own goes before one that comes with attnlab."""
+    candidates = (path, pathlib.Path(f'{path}.py'), PACKAGED / f'{path}.py')
+    for candidate in candidates:
+        if candidate.is_file():
+            return candidate
+    packaged = (str(file.relative_to(PACKAGED).with_suffix('')) for file in PACKAGED.glob('**/*.py'))
+    there = [*map(str, path.parent.glob('*.py')), *packaged]
+    raise UserError(f'there is no config file {path}{nearest(str(path), there)}')
 
 
 def _module(path: pathlib.Path) -> types.ModuleType:

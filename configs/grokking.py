@@ -1,6 +1,6 @@
 """Modular addition in full batches: from remembering the sums that were shown to knowing the others.
 
-    attnlab train --config=configs/grokking.py:method=stablemax,size=tiny --workdir=runs/stablemax
+    attnlab train --config=grokking:method=stablemax,size=tiny --workdir=runs/stablemax
 
 `method` is one of METHODS, `size` is `tiny`, numbers modulo 59, or `paper`, modulo 113. The model is the perceptron of
 Prieto et al. 2025, https://arxiv.org/abs/2501.04697, with their optimiser: Adam with epsilon 1e-25, without clipping;

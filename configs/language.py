@@ -1,13 +1,13 @@
 """Language modelling with any mixer of the zoo, at any size, on any text.
 
-    attnlab train --config=configs/language.py:zoo=gla,size=tiny,data=stdlib --workdir=runs/gla
+    attnlab train --config=language:zoo=gla,size=tiny,data=stdlib --workdir=runs/gla
 
 `zoo` is a recipe (`attnlab zoo` lists them), `size` one of SIZES, `data` is `stdlib`, the name of a prepared dataset
 (`tiny_shakespeare`, `lm1b`, `pg19`), or the path of a text file or a folder of them; `tokens` is `bytes` or `bpe`.
 `residual` is one of RESIDUALS, `optimizer` is `adamw`, `lion` or `muon`, `schedule` is `cosine`, `wsd`, `linear` or
 `constant`:
 
-    attnlab train --config=configs/language.py:zoo=gla,optimizer=lion,schedule=wsd --workdir=runs/gla-lion
+    attnlab train --config=language:zoo=gla,optimizer=lion,schedule=wsd --workdir=runs/gla-lion
 
 Claim: with no arguments, 2 CPU cores and five minutes, validation falls below 2.74 bits per byte, which is where an
 interpolated trigram model of the same text stands (`docs/benchmarks.md`).

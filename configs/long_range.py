@@ -1,6 +1,6 @@
 """The Long Range Arena and other long sequences with one label, with any mixer of the zoo.
 
-    attnlab train --config=configs/long_range.py:task=listops,zoo=mamba,size=smoke --workdir=runs/listops-mamba
+    attnlab train --config=long_range:task=listops,zoo=mamba,size=smoke --workdir=runs/listops-mamba
 
 `task` is one of those of the size, `zoo` a recipe (`attnlab zoo` lists them). `size=smoke` is minutes on 2 CPU cores
 and needs no preparation: short expressions, small images, and what is there without a network, `digits` (extra
@@ -11,8 +11,8 @@ https://arxiv.org/abs/2206.12037); its data are prepared once by `attnlab data p
 the run that was pretrained, `run=` (Amos et al. 2024, https://arxiv.org/abs/2310.02980); what is taken from it, and
 what is not, is in `config.start`:
 
-    attnlab train --config=configs/long_range.py:task=imdb,protocol=pretrain --workdir=runs/first
-    attnlab train --config=configs/long_range.py:task=imdb,protocol=finetune,run=runs/first --workdir=runs/then
+    attnlab train --config=long_range:task=imdb,protocol=pretrain --workdir=runs/first
+    attnlab train --config=long_range:task=imdb,protocol=finetune,run=runs/first --workdir=runs/then
 
 Recipes that have a bidirectional form are trained in it, and pretrained on places that are hidden from them; others
 read from left to right and are pretrained to predict what follows. Those whose bidirectional form cannot tell left from

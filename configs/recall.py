@@ -1,6 +1,6 @@
 """Recall, copying, state tracking and in-context learning, on examples that are drawn, with any mixer of the zoo.
 
-    attnlab train --config=configs/recall.py:task=mqar,zoo=gla --workdir=runs/mqar-gla
+    attnlab train --config=recall:task=mqar,zoo=gla --workdir=runs/mqar-gla
 
 `task` is one of TASKS, `zoo` a recipe (`attnlab zoo` lists them), `size` is `tiny`, which is minutes on 2 CPU cores, or
 `paper`: lengths, vocabularies, widths and training as published, as far as the paper says. With `conv=1` the layers are

@@ -78,3 +78,16 @@ def test_a_file_that_is_no_config_says_why(tmp_path, text, message):
 def test_a_config_is_given_once():
     with pytest.raises(UserError, match='--config is given 2 times'):
         read(f'--config={LANGUAGE}')
+
+
+def test_a_config_that_comes_with_attnlab_is_found_by_name_and_a_file_of_ones_own_goes_first(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert config_of(pathlib.Path('language'), 'zoo=gla') == config_of(LANGUAGE, 'zoo=gla')
+    assert 'base' in config_of(pathlib.Path('sweeps/language'))
+    with pytest.raises(UserError, match="there is no config file langage; did you mean 'language'"):
+        config_of(pathlib.Path('langage'))
+    (tmp_path / 'language.py').write_text(
+        'from ml_collections import ConfigDict\n\ndef get_config(arg):\n    return ConfigDict({"own": arg})'
+    )
+    for name in ('language', 'language.py', './language'):
+        assert config_of(pathlib.Path(name), 'x').own == 'x'

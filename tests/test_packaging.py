@@ -3,6 +3,7 @@
 import configparser
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -152,3 +153,16 @@ def test_make_alone_lists_the_targets():
     done = subprocess.run(['make'], cwd=ROOT, capture_output=True, text=True, check=True)
     targets = {line.split()[0] for line in done.stdout.splitlines()}
     assert {'quickstart', 'test', 'test-all', 'test-oldest', 'lint', 'format', 'lock', 'bench', 'clean'} <= targets
+
+
+def test_extras_that_texts_name_are_there():
+    files = [ROOT / 'README.md', *ROOT.glob('docs/*.md'), *ROOT.glob('attnlab/**/*.py'), *ROOT.glob('configs/**/*.py')]
+    named = {
+        (extra, file.relative_to(ROOT))
+        for file in files
+        for list_ in re.findall(r'(?:attnlab|\.)\[([\w,]+)\]["\']|\(extra `(\w+)`\)', file.read_text())
+        for extra in ''.join(list_).split(',')
+    }
+    assert len({extra for extra, _ in named}) >= 6
+    there = metadata()['options.extras_require']
+    assert [f'{file} names {extra}' for extra, file in sorted(named) if extra not in there] == []

@@ -1,9 +1,9 @@
 """Learning rate and weight decay of language modelling, for any mixer and size of `configs/language.py`.
 
-    attnlab sweep --config=configs/sweeps/language.py:zoo=gla,size=tiny --study=studies/gla
+    attnlab sweep --config=sweeps/language:zoo=gla,size=tiny --study=studies/gla
 
-    attnlab match --config=configs/language.py:size=tiny --target=mha --recipes=gla,mamba2,mha --out=matched
-    attnlab sweep --config=configs/sweeps/language.py:base=matched/gla.py --study=studies/gla
+    attnlab match --config=language:size=tiny --target=mha --recipes=gla,mamba2,mha --out=matched
+    attnlab sweep --config=sweeps/language:base=matched/gla.py --study=studies/gla
 
 The same file for another mixer makes the same points, seeds and number of runs, so that both had the same chance.
 `optimizer` moves the ranges by the factors of `attnlab.train.run_config.OPTIMIZERS`.
