@@ -55,6 +55,12 @@ def _stack(fields: Fields) -> Fields:
     return {'residual': {'target': 'attnlab.blocks.residual.Plain'}, **fields}
 
 
+def _linear_attention(fields: Fields) -> Fields:
+    """Every write was additive once, and keys and values were not gated."""
+    additive = {'target': 'attnlab.mixers.linear.write.Additive'}
+    return {'gates': None, 'joint_norm': None, 'write': additive, **fields}
+
+
 def _model(*, pool: Fields | None, streaming: bool) -> Callable[[Fields], Fields]:
     """The upgrade of a class that the one model took the place of."""
     return lambda fields: {**fields, 'target': 'attnlab.models.model.Model', 'pool': pool, 'streaming': streaming}
@@ -97,6 +103,7 @@ ERRORS = MappingProxyType(
 
 UPGRADES: MappingProxyType[str, Callable[[Fields], Fields]] = MappingProxyType(
     {
+        'attnlab.mixers.linear.attention.LinearAttention': _linear_attention,
         'attnlab.mixers.softmax.attention.Attention': _attention,
         'attnlab.models.model.Classifier': _model(pool={'target': 'attnlab.nn.pools.MeanPool'}, streaming=False),
         'attnlab.models.model.Encoder': _model(pool=None, streaming=False),

@@ -99,3 +99,10 @@ def test_what_a_class_of_today_does_not_take_is_named():
     gate = {'target': 'attnlab.nn.gates.HeadGate', 'start': 0.25}
     with pytest.raises(UserError, match="takes no argument 'gate'"):
         build(from_plain(ATTENTION | {'read': READ, 'gate': gate}))
+
+
+@pytest.mark.parametrize('recipe', ['linear_transformer', 'retnet', 'gla'])
+def test_linear_attention_before_it_had_a_write_rule(recipe: str):
+    today = plain(ZOO[recipe].spec)
+    saved = {name: value for name, value in today.items() if name not in ('gates', 'joint_norm', 'write')}
+    assert plain(from_plain(saved | {'target': 'attnlab.mixers.linear_attention.LinearAttention'})) == today
