@@ -80,6 +80,7 @@ LINEAR = {
         mirrored=True,
         streaming=True,
         packed=True,
+        sequence=True,
         notes=(
             'Distances are measured by feature_map.span, a number of tokens, where the paper has the length of the '
             'sequence: no prefix depends on what follows it.'
@@ -93,6 +94,7 @@ LINEAR = {
         mirrored=True,
         streaming=True,
         packed=True,
+        sequence=True,
         notes=(
             'Trained from scratch, with the softmax of features and of their negatives. The paper also converts '
             'trained softmax attention, by distillation of its weights.'
@@ -112,6 +114,7 @@ LINEAR = {
         mirrored=True,
         streaming=True,
         packed=True,
+        sequence=True,
         notes=(
             'Features are drawn once; the paper draws new ones now and then while it trains. Keys are not scaled by '
             'the largest feature of the sequence, which a causal model must not know.'
@@ -132,6 +135,7 @@ LINEAR = {
         mirrored=True,
         streaming=True,
         packed=True,
+        sequence=True,
         notes=(
             'The mixer of TransNormerLLM (Qin et al. 2023, https://arxiv.org/abs/2307.14995) in its first layer; there '
             'decays weaken with depth, here in every layer decay.depth says how far. The rank of the gate is a '
@@ -146,6 +150,7 @@ LINEAR = {
         mirrored=True,
         streaming=True,
         packed=True,
+        sequence=True,
         notes=(
             'The lower bound of the forget gate is a number, gates.lower_bound, zero as in the first layer of the '
             'paper, which learns one for every layer, increasing with depth. The paper has heads of 128 channels.'
@@ -205,6 +210,7 @@ LINEAR = {
         cite='Kimi Team 2025, https://arxiv.org/abs/2510.26692',
         causal=True,
         streaming=True,
+        sequence=True,
         notes=(
             'Documents that share a row are kept apart, but not claimed to be: in the portable form of the core, '
             'gradients of decays by channel carry a rounding error, some 1e-7, from one document to another. '
@@ -229,6 +235,7 @@ LINEAR = {
         causal=True,
         streaming=True,
         packed=True,
+        sequence=True,
         notes='Two writes a token, with eigenvalues down to -1. Sizes are those of gated_delta_net.',
     ),
 }
