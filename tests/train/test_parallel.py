@@ -29,6 +29,7 @@ def alone(train, tmp_path_factory):
         {'data': 2, 'fsdp': 2, 'tensor': 2},
         pytest.param({'fsdp': 8}, marks=pytest.mark.slow),
         pytest.param({'data': 2, 'tensor': 4}, marks=pytest.mark.slow),
+        pytest.param({'data': 2, 'sequence': 4}, marks=pytest.mark.slow),
     ],
     ids=lambda mesh: '-'.join(f'{axis}{size}' for axis, size in mesh.items()),
 )
