@@ -3,7 +3,7 @@
     python -m tests.compile.training [--topology=v5e:2x2] zoo=mha,data=4 zoo=gla,fsdp=4
 
 For every step, a recipe on a mesh, one line of JSON on standard output: how many kernels it calls, the collectives by
-kind, the shapes that are gathered outside of cores, the bytes of temporaries on one device, and seconds of processor time.
+kind, the shapes gathered outside of cores, the bytes of temporaries on one device, and seconds of processor time.
 """
 
 import argparse
