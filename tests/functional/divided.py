@@ -18,6 +18,11 @@ from attnlab.functional import cores
 from attnlab.testing.tolerances import assert_close
 from pallas_kernels import ScalableSoftmax, target
 
+if __name__ == '__main__':
+    SIZES = {axis: int(size) for axis, size in (word.split('=') for word in sys.argv[1:])}
+    jax.config.update('jax_num_cpu_devices', math.prod(SIZES.values()))
+    jax.config.update('jax_default_matmul_precision', 'highest')
+
 B, T, H, K, V, D, N = 4, 16, 4, 8, 4, 12, 3
 
 
@@ -159,8 +164,5 @@ def check(name: str, devices: Mesh, *, interpreted: bool = False) -> None:
 
 
 if __name__ == '__main__':
-    given = {axis: int(size) for axis, size in (word.split('=') for word in sys.argv[1:])}
-    jax.config.update('jax_num_cpu_devices', math.prod(given.values()))
-    jax.config.update('jax_default_matmul_precision', 'highest')
     for name in CALLS:
-        check(name, mesh(**given))
+        check(name, mesh(**SIZES))
