@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 
 from attnlab.typing import Segments
 
@@ -26,8 +26,19 @@ def document_starts(segments: Segments, last: Int[Array, ' b'] | None = None) ->
 
     `last` is the segment of the token before the chunk; without it the first token of the chunk is a start.
     """
-    before = no_segment(segments.shape[0]) if last is None else last
-    return segments != jnp.concatenate([before[:, None], segments[:, :-1]], axis=1)
+    return segments != of_token_before(segments, last, nothing=NOTHING)
+
+
+def of_token_before(
+    x: Shaped[Array, 'b t ...'], last: Shaped[Array, 'b ...'] | None, *, nothing: int = 0
+) -> Shaped[Array, 'b t ...']:
+    """What `x` was one token earlier; at the first token `last`, or `nothing` where that is `None`.
+
+    By padding: where time is divided over devices, they exchange the edge, and would turn rows for a concatenation.
+    """
+    if last is None:
+        return jnp.pad(x, ((0, 0), (1, 0)) + ((0, 0),) * (x.ndim - 2), constant_values=nothing)[:, :-1]
+    return jnp.concatenate([last[:, None].astype(x.dtype), x[:, :-1]], axis=1)
 
 
 def carried(state: Float[Array, 'b ...'], segments: Segments, last: Int[Array, ' b']) -> Float[Array, 'b ...']:

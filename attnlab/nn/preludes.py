@@ -11,7 +11,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Float, Int
 
 from attnlab.errors import UserError
-from attnlab.functional.recurrences import NOTHING, document_starts, no_segment
+from attnlab.functional.recurrences import NOTHING, document_starts, no_segment, of_token_before
 from attnlab.nn.activations import activation as activation_called
 from attnlab.nn.parameter import param
 from attnlab.nn.projections import Linear
@@ -163,8 +163,7 @@ class TokenShift(nnx.Module):
     ) -> tuple[Float[Array, 'b t g k'], ShiftState | None]:
         """Returns the shifted keys and the state, by the contract of a prelude."""
         gate = jax.nn.sigmoid(self.gate(x))[..., None]
-        first = jnp.zeros_like(keys[:, :1]) if state is None else state.last[:, None].astype(keys.dtype)
-        before = jnp.concatenate([first, keys[:, :-1]], axis=1)
+        before = of_token_before(keys, None if state is None else state.last)
         if segments is not None or state is not None:
             segments = jnp.ones(x.shape[:2], jnp.int32) if segments is None else segments
             starts = document_starts(segments, None if state is None else state.segment)
