@@ -18,7 +18,7 @@ quickstart: $(VENV)/installed  ## train a small language model, evaluate it, sam
 	$(BIN)/attnlab generate --workdir=$(RUN) --prompt='def '
 
 experiment: $(VENV)/installed  ## run one of experiments/, or go on with it: make experiment NAME=grokking [SIZE=full]
-	$(BIN)/python scripts/experiment.py $(NAME) --size=$(or $(SIZE),cpu)
+	$(BIN)/attnlab experiment $(NAME) --size=$(or $(SIZE),cpu)
 
 test: $(VENV)/installed $(VENV)/libtpu/complete  ## run the tests
 	@$(BIN)/python -m pytest --durations=20 $(ARGS)

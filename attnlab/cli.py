@@ -5,17 +5,17 @@ import sys
 from collections.abc import Callable
 
 from attnlab import trust
-from attnlab.commands import analyse, compare, data, eval, generate, match, report, show, sweep, train, zoo
+from attnlab.commands import analyse, compare, data, eval, experiment, generate, match, report, show, sweep, train, zoo
 from attnlab.errors import UserError, nearest
 
 USAGE = """\
 usage: attnlab COMMAND [--flag=value ...]
 
-  train     --config=FILE.py[:ARG] --workdir=RUN   train, or go on training; --config.KEY=VALUE overrides
-  sweep     --config=FILE.py[:ARG] --study=DIR     many runs: search, give up early, go on after any interruption
+  train     --config=NAME[:ARG] --workdir=RUN      train, or go on training; --config.KEY=VALUE overrides
+  sweep     --config=NAME[:ARG] --study=DIR        many runs: search, give up early, go on after any interruption
   sweep worker --study=DIR                         one more worker on a study, from whatever can start a process
   sweep status --study=DIR [--watch]               what runs, is done, failed and why; the best so far; the time left
-  match     --config=FILE.py[:ARG] --by=MEASURE    configs of several recipes that agree in size
+  match     --config=NAME[:ARG] --by=MEASURE       configs of several recipes that agree in size
   compare   RUN... | STUDY...                      scores beside costs, with intervals for studies; says what is unequal
   report    STUDY... --out=DIR                     the same as one HTML page with figures, and as CSV
   eval      --workdir=RUN [--step=N]               every metric, by position too, at 1x to 8x the length
@@ -24,7 +24,9 @@ usage: attnlab COMMAND [--flag=value ...]
   show      RUN                                    what a run was, and how far it came
   zoo [NAME]                                       the mixers that configs can name, or one of them whole
   data      prepare NAME                           make or convert a data set, once; verify it
+  experiment NAME [--size=full]                    one of experiments/: run it, or go on with it
 
+NAME is a config that comes with attnlab, such as language or sweeps/language, or a file of your own, FILE.py.
 `attnlab COMMAND --help` lists a command's flags. Every command that reads a config, a run or a study takes
 `--allow=PACKAGE` or `--allow=FILE.py`: classes of that package may stand in it. Only allow what you trust."""
 
@@ -40,6 +42,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     'eval': eval.main,
     'analyse': analyse.main,
     'generate': generate.main,
+    'experiment': experiment.main,
     'show': show.main,
     'zoo': zoo.main,
     'data': data.main,

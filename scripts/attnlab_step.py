@@ -1,21 +1,23 @@
 """The same training step in attnlab, from the config a user would write."""
 
+import pathlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from step_size import StepSize
 
 from attnlab.config import spec
+from attnlab.configuration import config_of
 from attnlab.train.optimizer import AdamW
 from attnlab.train.schedule import Constant
 from attnlab.train.setup import prepare
 from attnlab.train.step import make_step
-from configs.language import get_config
 
 
 def contender(size: StepSize) -> tuple:
     """Returns (step, state, batch); the step is the trainer's own, with its metrics and its guard."""
-    config = get_config('zoo=mha')
+    config = config_of(pathlib.Path('language'), 'zoo=mha')
     with config.unlocked():
         config.update(batch_size=size.batch, length=size.length)
         config.model.dim = size.dim

@@ -8,7 +8,7 @@ import time
 
 
 def seconds_to_first_step(workdir: pathlib.Path, cache: pathlib.Path) -> float:
-    arguments = ['--config=configs/language.py', '--config.report.every=1', f'--workdir={workdir}']
+    arguments = ['--config=language', '--config.report.every=1', f'--workdir={workdir}']
     command = [sys.executable, '-m', 'attnlab', 'train', *arguments, f'--compilation_cache={cache}']
     start = time.perf_counter()
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:

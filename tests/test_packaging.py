@@ -166,3 +166,10 @@ def test_extras_that_texts_name_are_there():
     assert len({extra for extra, _ in named}) >= 6
     there = metadata()['options.extras_require']
     assert [f'{file} names {extra}' for extra, file in sorted(named) if extra not in there] == []
+
+
+def test_one_version_everywhere():
+    version = metadata()['metadata']['version']
+    assert f"__version__ = '{version}'" in (ROOT / 'attnlab' / '__init__.py').read_text()
+    assert f'\nversion: {version}\n' in (ROOT / 'CITATION.cff').read_text()
+    assert f'\n## {version}' in (ROOT / 'CHANGELOG.md').read_text()

@@ -1,0 +1,55 @@
+"""`attnlab experiment`: runs an experiment, or goes on with it."""
+
+import os
+import pathlib
+
+from absl import flags
+
+from attnlab.commands.arguments import parsed
+from attnlab.errors import UserError
+
+EXPERIMENTS = pathlib.Path('experiments')
+
+
+def main(argv: list[str]) -> int:
+    """Runs the command."""
+    names = [word for word in argv if not word.startswith('-')]
+    values = flags.FlagValues()
+    flags.DEFINE_string('size', 'cpu', 'cpu or full.', flag_values=values)
+    flags.DEFINE_string('workdirs', 'runs/experiments', 'Where the runs are kept.', flag_values=values)
+    flags.DEFINE_bool('report', False, 'Run nothing, report what has been measured.', flag_values=values)
+    flags.DEFINE_integer(
+        'workers',
+        None,
+        'Of sweeps, trials at once; at size cpu as many as there are cores.',
+        lower_bound=1,
+        flag_values=values,
+    )
+    if not parsed(values, [word for word in argv if word.startswith('-')], 'experiment NAME|FOLDER'):
+        return 0
+    if len(names) != 1:
+        raise UserError('usage: attnlab experiment NAME|FOLDER [--size=cpu|full]; NAME is a folder of ./experiments')
+    from rich.console import Console
+
+    from attnlab.experiment.experiment import Experiment
+
+    folder = pathlib.Path(names[0])
+    experiment = Experiment(folder if folder.is_dir() else EXPERIMENTS / folder, values.size)
+    workdirs, console = pathlib.Path(values.workdirs).expanduser(), Console(highlight=False, soft_wrap=True)
+    command = f'attnlab experiment {experiment.folder.name} --size={experiment.size}'
+    if experiment.has_studies():
+        from attnlab.experiment.studies import report_studies, run_studies
+
+        if values.report:
+            report_studies(experiment, workdirs, command, console)
+            return 0
+        workers = values.workers or (os.cpu_count() or 1 if experiment.size == 'cpu' else 1)
+        run_studies(experiment, workdirs, command, workers, console)
+        return 0
+    from attnlab.experiment.runs import report_experiment, run_experiment
+    from attnlab.train import devices
+
+    devices.start(compilation_cache='~/.cache/attnlab/compiled')
+    go = report_experiment if values.report else run_experiment
+    go(experiment, workdirs, command, console)
+    return 0
