@@ -175,6 +175,22 @@ def writes(tree: ast.AST) -> list[int]:
     ]
 
 
+FRONT = ('attnlab.functional.cores', 'attnlab.functional.sequence')
+"""What reaches the cores of pallas_kernels; all else goes through the first, which knows of meshes."""
+
+CORES = ('attention', 'cross_entropy', 'delta_rule', 'linear_attention', 'linear_scan', 'selective_scan')
+
+
+def core_calls(tree: ast.AST) -> list[int]:
+    """The lines that name a core of pallas_kernels itself."""
+    named = [f'pallas_kernels.{core}' for core in CORES]
+    found = [node.lineno for node in ast.walk(tree) if isinstance(node, ast.Attribute) and ast.unparse(node) in named]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module == 'pallas_kernels':
+            found += [node.lineno for alias in node.names if alias.name in CORES]
+    return found
+
+
 def broken_habits(name: str, tree: ast.Module) -> Iterator[str]:
     """What a file does that none does, as lines to read."""
     if name.endswith('.utils'):
@@ -184,6 +200,9 @@ def broken_habits(name: str, tree: ast.Module) -> Iterator[str]:
         'nothing depends on environment variables': environment_reads(tree),
         'files are written by attnlab.files': writes(tree)
         if name.startswith('attnlab.') and name != 'attnlab.files'
+        else [],
+        'cores are called through attnlab.functional.cores': core_calls(tree)
+        if name.startswith('attnlab.') and name not in FRONT
         else [],
         'nothing happens on import': [] if name.endswith('.__main__') else calls_on_import(tree),
     }
@@ -282,12 +301,15 @@ BROKEN = (
     (environment_reads, 'from os import getenv'),
     (writes, "path.write_text('half')"),
     (writes, 'import os\nos.replace(a, b)'),
+    (core_calls, 'import pallas_kernels\ny = pallas_kernels.attention(q, k, v)'),
+    (core_calls, 'from pallas_kernels import delta_rule'),
     (calls_on_import, "jax.config.update('jax_enable_x64', True)"),
 )
 KEPT = (
     (configs_asked_for_defaults, "names = table.get('rate')"),
     (environment_reads, 'import os\nos.replace(a, b)'),
     (writes, "name.replace('a', 'b')"),
+    (core_calls, 'from pallas_kernels import Softmax\ny = cores.attention(q, k, v)'),
     (calls_on_import, '"""Text."""\nf.defvjp(forward, backward)\nx = g()'),
 )
 
