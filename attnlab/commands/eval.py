@@ -12,7 +12,14 @@ def main(argv: list[str]) -> int:
     define_split(values)
     flags.DEFINE_list('multiples', ['1', '2', '4', '8'], 'Lengths, in training lengths.', flag_values=values)
     flags.DEFINE_integer(
-        'tokens', None, 'Tokens of a text to evaluate at each length; all by default.', flag_values=values
+        'tokens', None, 'Tokens of a text to evaluate, spread over its documents; all by default.', flag_values=values
+    )
+    flags.DEFINE_integer(
+        'stride',
+        None,
+        'Tokens from one window over a text to the next; below the length they overlap, and what an '
+        'earlier one predicted is not counted again.',
+        flag_values=values,
     )
     flags.DEFINE_integer('examples', None, 'Examples of each slice of other tasks.', flag_values=values)
     flags.DEFINE_string(
@@ -40,6 +47,6 @@ def main(argv: list[str]) -> int:
     if values.attention is not None:
         loaded = substituted(loaded, values.attention)
         name = f'{name}-{values.attention}'
-    asked = Asked(values.split, multiples, values.tokens, values.examples)
+    asked = Asked(values.split, multiples, values.tokens, values.examples, values.stride)
     evaluate_run(loaded, asked, workdir, Console(), name, other_data=values.other_data)
     return 0

@@ -13,7 +13,8 @@ class Asked:
     Attributes:
       split: of the task.
       multiples: lengths, in multiples of the training length.
-      tokens: of a text, at each length.
+      tokens: of a text, at each length: a sample of so many.
+      stride: tokens from the start of one window over a text to that of the next.
       examples: of each slice of another task.
     """
 
@@ -21,9 +22,16 @@ class Asked:
     multiples: tuple[int, ...] = (1, 2, 4, 8)
     tokens: int | None = None
     examples: int | None = None
+    stride: int | None = None
 
-    def check(self, task: Task, *, taken: str) -> None:
-        """Raises `UserError` where another of `tokens` and `examples` is given than the one that is `taken`."""
-        for name in {'tokens', 'examples'} - {taken}:
-            if getattr(self, name) is not None:
-                raise UserError(f'--{name} is not for {type(task).__name__}, which takes --{taken}')
+    @property
+    def suffix(self) -> str:
+        """What the name of the result has besides the step, so that a sample is not taken for the whole."""
+        sample = '' if self.tokens is None else f'-{self.tokens}-tokens'
+        return sample if self.stride is None else f'{sample}-stride-{self.stride}'
+
+    def check(self, task: Task, *, taken: tuple[str, ...]) -> None:
+        """Raises `UserError` where another of `tokens`, `stride` and `examples` is given than those `taken`."""
+        for name in ('tokens', 'stride', 'examples'):
+            if name not in taken and getattr(self, name) is not None:
+                raise UserError(f'--{name} is not for {type(task).__name__}, which takes --{taken[0]}')

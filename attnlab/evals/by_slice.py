@@ -87,7 +87,7 @@ class BySlice:
     @classmethod
     def asked(cls, setup: Setup, asked: Asked) -> 'BySlice':
         """The run's own evaluator, changed to what was asked. Raises `UserError` for what does not go with slices."""
-        asked.check(setup.task, taken='examples')
+        asked.check(setup.task, taken=('examples',))
         default = cls(AtEnd(), split=setup.task.evaluated_split)
         own = next((evaluator for evaluator in setup.evals if isinstance(evaluator, cls)), default)
         return dataclasses.replace(

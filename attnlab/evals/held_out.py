@@ -2,18 +2,20 @@
 
 import dataclasses
 import pathlib
-import sys
 from collections.abc import Mapping
 
 import numpy as np
 from flax import nnx
 from rich.table import Table
 
-from attnlab.data.pipeline import Source
+from attnlab.data.text.windows import Sample
+from attnlab.errors import UserError
 from attnlab.evals.asked import Asked
 from attnlab.evals.cadence import AtEnd, EveryNSteps
+from attnlab.evals.measured import Measured, of_documents
 from attnlab.evals.totals import curve, totals
 from attnlab.metrics import Average, bits, perplexity
+from attnlab.tasks.task import Textual
 from attnlab.train.figures import position_curves
 from attnlab.train.setup import Setup
 
@@ -23,14 +25,16 @@ class Evaluation:
     """What an evaluator found.
 
     Attributes:
-      numbers: by name, for the record.
+      numbers: by name, for the record; `loss_low` and `loss_high` are the ends of the interval of `loss`.
       curves: loss by position, in nats per token, by the name of the window length.
       trained: the length that was trained on.
+      sample: what was evaluated, in words.
     """
 
     numbers: Mapping[str, float]
     curves: Mapping[str, np.ndarray]
     trained: int
+    sample: str = ''
 
     def draw(self, folder: pathlib.Path) -> None:
         """Writes the figure of loss by position."""
@@ -38,17 +42,23 @@ class Evaluation:
 
     def table(self, title: str) -> Table:
         """One row a window length."""
-        table = Table(title=title, title_justify='left')
+        table = Table(title=f'{title}: {self.sample}' if self.sample else title, title_justify='left')
         for column in ('window', 'tokens', 'nats/token', 'bits/byte', 'perplexity'):
             table.add_column(column, justify='right')
         for index, window in enumerate(self.curves):
             suffix = f'@{window}' if index else ''
-            loss, bits, perplexity = (
-                self.numbers[f'{name}{suffix}'] for name in ('loss', 'bits_per_byte', 'perplexity')
-            )
             tokens = int(window.removesuffix('x')) * self.trained
-            table.add_row(window, str(tokens), f'{loss:.4f}', f'{bits:.4f}', f'{perplexity:.4g}')
+            perplexity = f'{self.numbers[f"perplexity{suffix}"]:.4g}'
+            table.add_row(window, str(tokens), *(self._shown(name, suffix) for name in INTERVALS), perplexity)
         return table
+
+    def _shown(self, name: str, suffix: str) -> str:
+        value, high = self.numbers[f'{name}{suffix}'], self.numbers.get(f'{name}_high{suffix}')
+        return f'{value:.4f}' if high is None else f'{value:.4f} ± {high - value:.4f}'
+
+
+INTERVALS = ('loss', 'bits_per_byte')
+"""The numbers that have intervals."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,8 +69,11 @@ class HeldOut:
       cadence: when to run during training.
       split: which split of the task's text.
       multiples: window lengths, in multiples of the training length; the first names its numbers without a suffix.
-      tokens: how many tokens of the split to evaluate, from its start and the same at each length; `None` for all.
+      tokens: how many tokens of the split to evaluate, in blocks of the longest window spread over all of its documents
+        (`Sample`), the same at each length; `None` for all.
       name: what its numbers are filed under.
+      stride: tokens from the start of one window to that of the next, at most the shortest window: with less, windows
+        overlap, and only what no earlier one predicted is counted; `None` for windows side by side.
     """
 
     cadence: EveryNSteps | AtEnd
@@ -68,13 +81,14 @@ class HeldOut:
     multiples: tuple[int, ...] = (1,)
     tokens: int | None = None
     name: str = 'valid'
+    stride: int | None = None
 
     @classmethod
     def asked(cls, setup: Setup, asked: Asked) -> 'HeldOut':
         """The evaluator of what was asked, once. Raises `UserError` for what does not go with a text."""
-        asked.check(setup.task, taken='tokens')
+        asked.check(setup.task, taken=('tokens', 'stride'))
         split = asked.split or setup.task.evaluated_split
-        return cls(AtEnd(), split=split, multiples=asked.multiples, tokens=asked.tokens)
+        return cls(AtEnd(), split=split, multiples=asked.multiples, tokens=asked.tokens, stride=asked.stride)
 
     def load_data(self, setup: Setup) -> None:
         """Loads the split. Raises `UserError` for what is wrong with it."""
@@ -82,22 +96,50 @@ class HeldOut:
             self._source(setup, setup.length * multiple)
 
     def evaluate(self, setup: Setup, variables: nnx.State) -> Evaluation:
-        """Returns loss (nats per token), bits per byte and perplexity for each length."""
+        """Returns loss (nats per token), bits per byte and perplexity for each length.
+
+        Then the intervals of the first two, by bootstrap over documents where there are two or more; and how many
+        tokens of how many documents were counted, called `sampled_...` where that is not all of the split.
+        """
         numbers: dict[str, float] = {}
-        curves = {}
+        intervals: dict[str, float] = {}
+        curves, tokens = {}, 0.0
         for multiple in self.multiples:
             length = setup.length * multiple
             averages = totals(setup, variables, self._source(setup, length), length)
             suffix = '' if multiple == self.multiples[0] else f'@{multiple}x'
             numbers |= {f'{name}{suffix}': value for name, value in summary(averages).items()}
+            for name, measured in by_document(averages).items():
+                if measured.low is not None and measured.high is not None:
+                    intervals |= {f'{name}_low{suffix}': measured.low, f'{name}_high{suffix}': measured.high}
             curves[f'{multiple}x'] = curve(averages['position_loss'])
-        return Evaluation(numbers, curves, setup.length)
+            tokens = float(averages['loss'].count)
+        sample = self._source(setup, setup.length * self.multiples[-1])
+        start = '' if sample.whole else 'sampled_'
+        counts = {f'{start}tokens': tokens, f'{start}documents': float(sample.documents)}
+        words = f'{"" if sample.whole else "a sample, "}{tokens:,.0f} tokens of {sample.documents:,} documents'
+        if not sample.whole:
+            words += f' of {len(sample.text.ends):,}'
+        return Evaluation({**numbers, **intervals, **counts}, curves, setup.length, words)
 
-    def _source(self, setup: Setup, length: int) -> Source:
-        return setup.task.source(self.split, length, sys.maxsize - 1 if self.tokens is None else self.tokens)
+    def _source(self, setup: Setup, length: int) -> Sample:
+        if not isinstance(setup.task, Textual):
+            raise UserError(f'{type(setup.task).__name__} is not a text; evaluate it with BySlice')
+        block = setup.length * max(self.multiples)
+        return setup.task.sample(self.split, length, self.tokens, block=block, stride=self.stride)
 
 
 def summary(averages: Mapping[str, Average]) -> dict[str, float]:
     """Loss, bits per byte and perplexity."""
     loss = float(averages['loss'].mean())
     return {'loss': loss, 'bits_per_byte': bits(float(averages['byte_loss'].mean())), 'perplexity': perplexity(loss)}
+
+
+def by_document(averages: Mapping[str, Average]) -> dict[str, Measured]:
+    """The loss and the bits per byte with their intervals over documents."""
+    found = {name: of_documents(averages[key].total, averages[key].count) for name, key in DOCUMENT_SUMS.items()}
+    return found | {'bits_per_byte': found['bits_per_byte'].scaled(bits(1.0))}
+
+
+DOCUMENT_SUMS = {'loss': 'document_loss', 'bits_per_byte': 'document_byte_loss'}
+"""What a task calls the sums by document of each number that has an interval."""

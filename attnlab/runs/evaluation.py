@@ -25,11 +25,11 @@ def evaluate_run(
 ) -> dict[str, float]:
     """Evaluates a loaded checkpoint, prints a table, and writes `evals/<name>.json` and figures by position.
 
-    The name is the step by default; whoever changed the model gives it another. What was asked is written down too, and
-    `other_data`, that the data are not those of the run. Raises `UserError` for what was asked
-    of another kind of task.
+    The name is the step by default; whoever changed the model gives it another, and that of a sample of a text says so:
+    `600-65536-tokens`. What was asked is written down too, and `other_data`, that the data are not those of the run.
+    Raises `UserError` for what was asked of another kind of task.
     """
-    name = str(loaded.step) if name is None else name
+    name = (str(loaded.step) if name is None else name) + asked.suffix
     setup = loaded.setup
     evaluator = (BySlice if isinstance(setup.task, Sliced) else HeldOut).asked(setup, asked)
     evaluation = evaluator.evaluate(setup, loaded.variables)

@@ -5,13 +5,14 @@ import functools
 import pathlib
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from attnlab.data.text.corpus import Corpus, Text
 from attnlab.data.text.stdlib import StdlibText
 from attnlab.data.text.tokenizers import BytePairs, Bytes, TrainedBytePairs, load_tokenizer, save_tokenizer
-from attnlab.data.text.windows import Windows
+from attnlab.data.text.windows import UNITS, Sample, Windows
 from attnlab.metrics import Average
 from attnlab.models.predictor import Predictor
 from attnlab.tasks.task import Batch, context
@@ -42,10 +43,15 @@ class LanguageModelling:
         """The text beside the one trained on; `test` is for the end."""
         return 'valid'
 
-    def source(self, split: str, length: int, tokens: int | None = None) -> Windows:
-        """Windows of `length` tokens over the split; to evaluate, over its first `tokens`, the last row padded."""
-        text = self.load(split)
-        return Windows(text, length) if tokens is None else Windows(text.head(tokens + 1), length, pad=True)
+    def source(self, split: str, length: int, tokens: int | None = None) -> Windows | Sample:
+        """Windows of `length` tokens over the split; to evaluate, over a sample of so many `tokens`."""
+        return Windows(self.load(split), length) if tokens is None else self.sample(split, length, tokens)
+
+    def sample(
+        self, split: str, length: int, tokens: int | None = None, *, block: int | None = None, stride: int | None = None
+    ) -> Sample:
+        """Windows to evaluate: a sample of so many `tokens`, or all, in blocks spread over the documents of a split."""
+        return Sample(self.load(split), length, tokens, block, stride)
 
     def example(self, length: int) -> dict[str, np.ndarray]:
         """A row of zeros."""
@@ -53,17 +59,27 @@ class LanguageModelling:
         return {name: np.zeros(length, np.int32) for name in names} | {'weights': np.zeros(length, np.float32)}
 
     def measure(self, model: Predictor, batch: Batch, dropout_key: DropoutKey | None) -> dict[str, Average]:
-        """Loss in nats per token, by position too, and in nats per byte."""
+        """Loss in nats per token, by position too, and in nats per byte; by document where the batch tells them apart.
+
+        Of `document_loss` the count is of tokens, of `document_byte_loss` of bytes, `UNITS` each.
+        """
         ctx = context(batch, dropout_key)
         hidden, _ = model.hidden(batch['tokens'], ctx)
         losses = model.losses(hidden, batch['targets'])
         weights = batch['weights']
         loss = Average.of(losses, weights)
-        return {
+        found = {
             'loss': loss,
             'position_loss': Average.of(losses, weights, axis=0),
             'byte_loss': Average(loss.total, jnp.sum(batch['bytes'] * weights)),
         }
+        if 'documents' not in batch:
+            return found
+        total, tokens, count = (
+            jax.ops.segment_sum(values.ravel(), batch['documents'].ravel(), UNITS)
+            for values in (losses * weights, weights, batch['bytes'] * weights)
+        )
+        return found | {'document_loss': Average(total, tokens), 'document_byte_loss': Average(total, count)}
 
     def describe(self) -> dict[str, Any]:
         """Provenance of the training text."""

@@ -74,6 +74,11 @@ class Sliced(Protocol):
 class Textual(Protocol):
     """A task whose tokens are a text's; `save` keeps its tokenizer."""
 
+    def sample(
+        self, split: str, length: int, tokens: int | None = None, *, block: int | None = None, stride: int | None = None
+    ) -> Any:
+        """Windows to evaluate, of a sample of the split: an `attnlab.data.text.windows.Sample`."""
+
     @property
     def tokenizer(self) -> Any:
         """How text becomes tokens."""

@@ -94,8 +94,7 @@ class Report:
     def evaluation(self, number: int, name: str, numbers: Mapping[str, float]) -> None:
         """Writes the numbers of one evaluation."""
         self._record(number, {f'{name}/{key}': value for key, value in numbers.items()})
-        shown = ', '.join(f'{key} {value:.4g}' for key, value in numbers.items())
-        self._bar.console.print(f'[dim]step {number}[/dim]  {name}: {shown}')
+        self._bar.console.print(f'[dim]step {number}[/dim]  {name}: {shown(numbers)}')
 
     def paused(self) -> contextlib.AbstractContextManager[None]:
         """Leaves the time spent inside out of the reported speed (evaluating, saving)."""
@@ -182,6 +181,19 @@ class Clock:
         before = time.perf_counter()
         yield
         self._since += time.perf_counter() - before
+
+
+def shown(numbers: Mapping[str, float]) -> str:
+    """The numbers of an evaluation in a line: ends of intervals in brackets, whole numbers whole."""
+    parts = []
+    for name, value in numbers.items():
+        stem, _, suffix = name.partition('@')
+        if stem.removesuffix('_low').removesuffix('_high') != stem:
+            continue
+        ends = [numbers.get(f'{stem}_{end}{"@" if suffix else ""}{suffix}') for end in ('low', 'high')]
+        digits = f'{value:,.0f}' if stem.endswith(('tokens', 'documents')) else f'{value:.4g}'
+        parts.append(f'{name} {digits}' + ('' if None in ends else f' [{ends[0]:.4g}, {ends[1]:.4g}]'))
+    return ', '.join(parts)
 
 
 def means(sums: Mapping[str, float]) -> dict[str, float]:

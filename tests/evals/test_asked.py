@@ -32,6 +32,10 @@ def test_a_text_is_asked_for_tokens():
     setup = setup_of(LanguageModelling(), HeldOut(EveryNSteps(2), tokens=8))
     assert HeldOut.asked(setup, Asked()).tokens is None
     assert HeldOut.asked(setup, Asked(tokens=4)).split == 'valid'
+    assert HeldOut.asked(setup, Asked(tokens=4, stride=2)).stride == 2
+    assert Asked(tokens=4, stride=2).suffix == '-4-tokens-stride-2' and Asked().suffix == ''
+    with pytest.raises(UserError, match='--stride is not for Addition, which takes --examples'):
+        BySlice.asked(setup_of(Addition()), Asked(stride=4))
     with pytest.raises(UserError, match='--examples is not for LanguageModelling, which takes --tokens'):
         HeldOut.asked(setup, Asked(examples=4))
 

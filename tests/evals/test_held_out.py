@@ -5,9 +5,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from attnlab.data.text.text import TextFiles
+from attnlab.errors import UserError
 from attnlab.evals.cadence import AtEnd, EveryNSteps
 from attnlab.evals.held_out import HeldOut
 from attnlab.metrics import Average
+from attnlab.models.predictor import Predictor
+from attnlab.tasks.addition import Addition
+from attnlab.tasks.language import LanguageModelling
 from attnlab.train.setup import prepare
 from configs.language import get_config
 
@@ -34,10 +39,14 @@ class Known:
     task: object
 
     vocab: int = 256
+    tokenizer: object = None
     evaluated_split: str = 'valid'
 
     def source(self, split, length, tokens=None):
         return self.task.source(split, length, tokens)
+
+    def sample(self, *args, **kwargs):
+        return self.task.sample(*args, **kwargs)
 
     def example(self, length):
         return self.task.example(length)
@@ -48,14 +57,20 @@ class Known:
     def save(self, folder):
         raise NotImplementedError
 
+    def restored(self, folder):
+        raise NotImplementedError
+
     def measure(self, model, batch, dropout_key):
         weights = batch['weights']
         losses = jnp.broadcast_to(jnp.arange(weights.shape[1], dtype=jnp.float32), weights.shape)
         loss = Average.of(losses, weights)
+        count = jnp.sum(batch['bytes'] * weights)
         return {
             'loss': loss,
             'position_loss': Average.of(losses, weights, axis=0),
-            'byte_loss': Average(loss.total, jnp.sum(batch['bytes'] * weights)),
+            'byte_loss': Average(loss.total, count),
+            'document_loss': Average(loss.total[None], loss.count[None]),
+            'document_byte_loss': Average(loss.total[None], count[None]),
         }
 
 
@@ -68,6 +83,61 @@ def test_numbers_are_of_the_same_tokens_at_every_length(setup):
     assert evaluation.numbers['bits_per_byte'] == pytest.approx(evaluation.numbers['loss'] / math.log(2), rel=1e-6)
     assert evaluation.numbers['perplexity'] == pytest.approx(math.exp(evaluation.numbers['loss']), rel=1e-6)
     assert {name: len(curve) for name, curve in evaluation.curves.items()} == {'1x': 64, '2x': 128, '4x': 256}
+
+
+class Unigram(Predictor):
+    """A model whose loss at a token is the token's own number: what documents have is known."""
+
+    def hidden(self, tokens, ctx):
+        return tokens, None
+
+    def losses(self, hidden, targets):
+        return targets.astype(jnp.float32)
+
+
+def test_losses_by_document_are_those_of_the_documents(setup, tmp_path):
+    """Every document is one letter throughout, so that its loss is the letter; the sums are of a sample of 8 * 32."""
+    for letter in 'abcdef':
+        (tmp_path / f'{letter}.txt').write_text(letter * 100)
+    task = LanguageModelling(TextFiles(str(tmp_path), valid_path=str(tmp_path), cache=None))
+    total: dict = {}
+    for row in task.sample('valid', 32, 256, block=64):
+        batch = {name: jnp.asarray(values)[None] for name, values in row.items()}
+        found = task.measure(Unigram(), batch, None)
+        total = {name: average.merge(total[name]) if total else average for name, average in found.items()}
+    sums = total['document_loss']
+    seen = np.flatnonzero(sums.count)
+    assert seen.tolist() == [0, 1, 2, 3, 4, 5] and 240 < float(sums.count.sum()) <= 256
+    np.testing.assert_allclose((sums.total / np.maximum(sums.count, 1))[seen], seen + ord('a'), rtol=1e-6)
+    np.testing.assert_allclose(sums.total.sum(), total['loss'].total, rtol=1e-6)
+
+
+def test_a_sample_is_called_one_and_has_an_interval(setup):
+    params = setup.initialize().params
+    sample = HeldOut(cadence=AtEnd(), multiples=(1, 2), tokens=4000).evaluate(setup, params)
+    numbers = sample.numbers
+    assert 3500 < numbers['sampled_tokens'] <= 4000 and numbers['sampled_documents'] > 10 and 'tokens' not in numbers
+    for suffix in ('', '@2x'):
+        for name in ('loss', 'bits_per_byte'):
+            value, low, high = (numbers[f'{name}{end}{suffix}'] for end in ('', '_low', '_high'))
+            assert low < value < high and (low + high) / 2 == pytest.approx(value, rel=1e-5)
+    cells = [list(column.cells) for column in sample.table('title').columns]
+    assert '±' in cells[2][0] and 'a sample, ' in sample.table('title').title
+    with pytest.raises(UserError, match='is not a text; evaluate it with BySlice'):
+        HeldOut(AtEnd()).load_data(dataclasses.replace(setup, task=Addition()))
+
+
+def test_overlapping_windows_count_the_same_tokens_with_more_before_them(setup):
+    setup = dataclasses.replace(setup, task=Known(setup.task))
+    params = setup.initialize().params
+    beside, over = (
+        HeldOut(AtEnd(), tokens=640, stride=stride).evaluate(setup, params).numbers for stride in (None, 16)
+    )
+    assert over['sampled_tokens'] == beside['sampled_tokens'] and over['loss'] == beside['loss']
+    longer = HeldOut(AtEnd(), multiples=(1, 4), tokens=640, stride=16).evaluate(setup, params).numbers
+    apart = HeldOut(AtEnd(), multiples=(1, 4), tokens=640).evaluate(setup, params).numbers
+    assert longer['sampled_tokens'] == apart['sampled_tokens']
+    assert longer['loss'] > apart['loss'] + 15, 'Known has a loss that grows with what stands before a token'
 
 
 def test_loss_by_position_and_in_all(setup):

@@ -50,6 +50,16 @@ class Text:
     def __len__(self) -> int:
         return len(self.tokens)
 
+    def part(self, start: int, stop: int) -> 'Text':
+        """The tokens from `start` to `stop`, and what of the documents is there."""
+        first, last = np.searchsorted(self.ends, (start, stop), side='right')
+        inside = self.ends[first:last]
+        ends = inside if len(inside) and inside[-1] == stop else np.append(inside, stop)
+        part = {'part': [start, stop]}
+        return dataclasses.replace(
+            self, tokens=self.tokens[start:stop], ends=ends - start, provenance=self.provenance | part
+        )
+
     def head(self, length: int) -> 'Text':
         """The first `length` tokens of this text, or all of it if it has no more."""
         length = min(length, len(self))

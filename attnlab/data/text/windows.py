@@ -1,8 +1,10 @@
 """Windows of equal length over a text, by index."""
 
 import dataclasses
+import functools
 
 import numpy as np
+from jaxtyping import Int64
 
 from attnlab.data.pipeline import Row
 from attnlab.data.text.corpus import Text
@@ -44,7 +46,7 @@ class Windows:
     def __post_init__(self) -> None:
         if self.length < 1:
             raise UserError(f'length of a window is {self.length}; it is at least 1')
-        if not 1 <= self._step <= self.length:
+        if not 1 <= self.step <= self.length:
             raise UserError(f'stride is {self.stride}; it lies between 1 and the length of a window, {self.length}')
         needed = 2 if self.pad else self.length + 1
         if len(self.text) < needed:
@@ -55,14 +57,14 @@ class Windows:
 
     def __len__(self) -> int:
         beyond_first = len(self.text) - 1 - self.length
-        windows = 1 + max(beyond_first, 0) // self._step
-        left = max(beyond_first, 0) % self._step
+        windows = 1 + max(beyond_first, 0) // self.step
+        left = max(beyond_first, 0) % self.step
         return windows + (self.pad and left > 0)
 
     def __getitem__(self, index: int) -> Row:
         if not 0 <= index < len(self):
             raise IndexError(f'window {index} of {len(self)}')
-        start = int(index) * self._step
+        start = int(index) * self.step
         ids = np.asarray(self.text.tokens[start : start + self.length + 1], np.int32)
         tokens, targets = ids[:-1], ids[1:]
         begins, ends = self._documents(start, len(tokens))
@@ -75,12 +77,13 @@ class Windows:
             'bytes': self.text.tokenizer.token_bytes[targets],
         }
         if index:
-            row['weights'][: self.length - self._step] = 0
+            row['weights'][: self.length - self.step] = 0
         missing = self.length - len(tokens)
         return {name: np.pad(values, (0, missing)) for name, values in row.items()} if missing else row
 
     @property
-    def _step(self) -> int:
+    def step(self) -> int:
+        """Tokens from the start of one window to that of the next."""
         return self.length if self.stride is None else self.stride
 
     def _documents(self, start: int, length: int) -> tuple[np.ndarray, np.ndarray]:
@@ -91,6 +94,91 @@ class Windows:
         begins[bounds[bounds < length]] = True
         ends[bounds - 1] = True
         return begins, ends
+
+
+UNITS = 1024
+"""Documents that the rows of a sample tell apart: of more, those whose numbers agree modulo this are one unit."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    """Padded windows over blocks of a text that are spread over all of it: what is evaluated of a held-out split.
+
+    Of `p = len(text) - 1` targets, `n = tokens // block` blocks of `block` targets are taken, at equal distances: block
+    `k` is about the place `(2k + 1) p / 2n`. They do not overlap, and a long document has more of them. Windows of
+    other lengths over the same blocks predict the same targets. A row is that of `Windows`, and `documents` (int32,
+    `t`), the number of each token's document in the text, modulo `UNITS`.
+
+    Attributes:
+      text: what is sampled.
+      length: tokens a window.
+      tokens: how many targets, rounded down to whole blocks; `None`, or as many as there are, for all, in one block.
+      block: targets that follow on one another; `None` is `length`.
+      stride: of the windows of a block, as in `Windows`.
+
+    Raises:
+      UserError: for a sample of nothing, and what `Windows` refuses.
+    """
+
+    text: Text
+    length: int
+    tokens: int | None = None
+    block: int | None = None
+    stride: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.tokens is not None and self.tokens < 1:
+            raise UserError(f'tokens of a sample is {self.tokens}; it is at least 1')
+        self._windows(0)
+
+    def __len__(self) -> int:
+        return len(self._starts) * self._windows_per_block
+
+    def __getitem__(self, index: int) -> Row:
+        if not 0 <= index < len(self):
+            raise IndexError(f'window {index} of {len(self)}')
+        block, window = divmod(int(index), self._windows_per_block)
+        windows = self._windows(block)
+        row = windows[window]
+        first = int(self._starts[block]) + window * windows.step
+        documents = np.searchsorted(self.text.ends, first + np.arange(self.length), side='right') % UNITS
+        return row | {'documents': np.where(row['segments'] > 0, documents, 0).astype(np.int32)}
+
+    @property
+    def whole(self) -> bool:
+        """Whether all of the text is evaluated."""
+        return self.tokens is None or self.tokens >= len(self.text) - 1
+
+    @functools.cached_property
+    def documents(self) -> int:
+        """How many documents the blocks come from."""
+        ends = self._starts + self._block
+        found = [np.searchsorted(self.text.ends, places, side='right') for places in (self._starts, ends - 1)]
+        return len(np.unique(np.concatenate([np.arange(first, last + 1) for first, last in zip(*found, strict=True)])))
+
+    @functools.cached_property
+    def _block(self) -> int:
+        most = len(self.text) - 1
+        if self.tokens is None or self.tokens >= most:
+            return most
+        return min(self.length if self.block is None else self.block, self.tokens)
+
+    @functools.cached_property
+    def _starts(self) -> Int64[np.ndarray, '_']:
+        """Where blocks begin."""
+        if self.tokens is None or self.whole:
+            return np.zeros(1, np.int64)
+        count = self.tokens // self._block
+        return (2 * np.arange(count) + 1) * (len(self.text) - 1) // (2 * count) - self._block // 2
+
+    @functools.cached_property
+    def _windows_per_block(self) -> int:
+        return len(self._windows(0))
+
+    def _windows(self, block: int) -> Windows:
+        start = int(self._starts[block])
+        text = self.text if self.whole else self.text.part(start, start + self._block + 1)
+        return Windows(text, self.length, self.stride, pad=True)
 
 
 def _since(begins: np.ndarray) -> np.ndarray:

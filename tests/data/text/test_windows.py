@@ -3,7 +3,7 @@ import pytest
 
 from attnlab.data.text.corpus import Text
 from attnlab.data.text.tokenizers import Bytes
-from attnlab.data.text.windows import Windows
+from attnlab.data.text.windows import UNITS, Sample, Windows
 from attnlab.errors import UserError
 
 
@@ -138,3 +138,54 @@ def test_rows_do_not_share_memory_with_the_text():
     row = Windows(corpus, 4)[0]
     row['tokens'][:] = 0
     assert corpus.tokens[0] == 10
+
+
+def places(sample):
+    """Where in the text the targets that count are, window after window."""
+    return [row['targets'][row['weights'] > 0] - 10 for row in sample]
+
+
+def test_a_sample_is_spread_over_all_documents():
+    """A prefix of 60 of 200 tokens is of the first two documents; the sample has some of each."""
+    corpus = text(*[40] * 5)
+    sample = Sample(corpus, 4, tokens=60)
+    assert not sample.whole and sample.documents == 5 and len(sample) == 15
+    assert {int(document) for row in sample for document in row['documents']} == set(range(5))
+    found = np.concatenate(places(sample))
+    assert len(found) == len(set(found.tolist())) and found.max() > 190
+    for row in sample:
+        np.testing.assert_array_equal(row['documents'], (row['tokens'] - 10) // 40)
+    again = Sample(corpus, 4, tokens=60)
+    assert all((a['tokens'] == b['tokens']).all() for a, b in zip(sample, again, strict=True))
+
+
+@pytest.mark.parametrize(('tokens', 'block'), [(16, 16), (50, 16), (63, 8), (7, 16), (198, 16), (10, 3)])
+def test_blocks_are_apart_inside_the_text_and_the_same_for_every_length(tokens, block):
+    corpus = text(200)
+    found = [np.sort(np.concatenate(places(Sample(corpus, length, tokens, block)))) for length in (2, 4, 16)]
+    assert len(found[0]) == tokens // min(block, tokens) * min(block, tokens)
+    assert len(set(found[0].tolist())) == len(found[0])
+    for other in found[1:]:
+        np.testing.assert_array_equal(other, found[0])
+    strided = np.sort(np.concatenate(places(Sample(corpus, 4, tokens, block, stride=2))))
+    np.testing.assert_array_equal(strided, found[0])
+
+
+@pytest.mark.parametrize('tokens', [None, 29, 1000])
+def test_a_sample_of_everything_is_every_window(tokens):
+    corpus = text(10, 20)
+    sample, windows = Sample(corpus, 8, tokens, block=16), Windows(corpus, 8, pad=True)
+    assert sample.whole and sample.documents == 2 and len(sample) == len(windows)
+    for row, expected in zip(sample, windows, strict=True):
+        assert row.keys() - expected.keys() == {'documents'}
+        assert all((row[name] == expected[name]).all() for name in expected)
+
+
+def test_what_is_wrong_with_a_sample():
+    with pytest.raises(UserError, match='tokens of a sample is 0'):
+        Sample(text(20), 4, 0)
+    with pytest.raises(UserError, match='stride is 5'):
+        Sample(text(20), 4, 8, stride=5)
+    with pytest.raises(IndexError):
+        Sample(text(20), 4, 8)[2]
+    assert UNITS == 1024, 'what programs that evaluate are compiled for'

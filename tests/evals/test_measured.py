@@ -1,0 +1,63 @@
+"""Intervals cover what they say: the share of simulated experiments whose interval has the true value in it."""
+
+import numpy as np
+import pytest
+
+from attnlab.evals.measured import Measured, of_documents, of_seeds
+
+RUNS = 2000
+ERROR = 3 * np.sqrt(0.95 * 0.05 / RUNS)
+"""Three standard errors of a share of 0.95 in as many runs."""
+
+
+def coverage(made, truth):
+    found = [made(np.random.default_rng(run)) for run in range(RUNS)]
+    return np.mean([one.low <= truth <= one.high for one in found])
+
+
+@pytest.mark.parametrize('n', [3, 5, 10])
+def test_a_mean_of_seeds_is_covered(n):
+    assert coverage(lambda rng: of_seeds(rng.normal(1.0, 2.0, n)), 1.0) == pytest.approx(0.95, abs=ERROR)
+
+
+def test_the_noise_of_a_shared_test_set_is_covered():
+    """Every seed sees the same deviation of the test set, which more of them do not average away."""
+
+    def made(rng, noise):
+        values = rng.normal(1.0, 0.1, 5) + rng.normal(0.0, 0.5)
+        return of_seeds(values, noise)
+
+    assert coverage(lambda rng: made(rng, 0.5), 1.0) == pytest.approx(0.95, abs=2 * ERROR)
+    assert coverage(lambda rng: made(rng, None), 1.0) < 0.5
+
+
+@pytest.mark.parametrize(('documents', 'spread'), [(6, 0.5), (22, 0.5), (22, 1.0), (200, 1.0)])
+def test_a_loss_over_documents_is_covered(documents, spread):
+    """Documents of different length and difficulty; a long tail of lengths costs a little."""
+
+    def made(rng):
+        counts = np.ceil(1000 * rng.lognormal(0, spread, documents))
+        return of_documents(counts * rng.normal(2.0, 0.4, documents), counts)
+
+    assert 0.95 - ERROR - (0.04 if spread == 1.0 and documents < 100 else 0.015) < coverage(made, 2.0) < 0.98
+
+
+def test_one_value_has_no_interval_and_two_have_a_range():
+    one, two = of_seeds([2.0]), of_seeds([2.0, 3.0])
+    assert (one.n, one.kind, one.low, one.half_width) == (1, 'one', None, None)
+    assert (two.mean, two.low, two.high, two.kind) == (2.5, 2.0, 3.0, 'range')
+    assert of_documents(np.array([3.0, 0.0]), np.array([2.0, 0.0])) == Measured(1.5, None, None, 1, 'one')
+    with pytest.raises(ValueError, match='an interval over one'):
+        Measured(1.0, 0.9, 1.1, 1, 'one')
+    with pytest.raises(ValueError, match='an interval over seeds'):
+        Measured(1.0, None, None, 3, 'seeds')
+    with pytest.raises(ValueError, match='is not between'):
+        Measured(1.0, 1.1, 1.2, 3, 'seeds')
+
+
+def test_a_ratio_repeats_and_changes_its_sign_and_unit():
+    totals, counts = np.array([3.0, 5.0, 1.0]), np.array([2.0, 2.0, 1.0])
+    found = of_documents(totals, counts)
+    assert found == of_documents(totals, counts) and found.mean == 9 / 5 and found.n == 3
+    assert found.negated().negated() == found and found.negated().low == -found.high
+    assert found.scaled(2.0).half_width == pytest.approx(2 * found.half_width)
