@@ -1,5 +1,7 @@
 """`attnlab train`: trains, or goes on training."""
 
+from typing import TYPE_CHECKING
+
 from absl import flags
 
 from attnlab.commands.arguments import (
@@ -10,6 +12,10 @@ from attnlab.commands.arguments import (
     required,
     start_devices,
 )
+from attnlab.errors import UserError
+
+if TYPE_CHECKING:
+    from ml_collections import ConfigDict
 
 
 def main(argv: list[str]) -> int:
@@ -17,6 +23,9 @@ def main(argv: list[str]) -> int:
     values = flags.FlagValues()
     flags.DEFINE_string('workdir', None, 'The directory of the run.', flag_values=values)
     flags.DEFINE_bool('dry_run', False, 'Build everything abstractly, print the plan, and stop.', flag_values=values)
+    flags.DEFINE_string(
+        'topology', None, 'With --dry_run: devices that are not there, as v5p:4x4x4 or H100x8.', flag_values=values
+    )
     flags.DEFINE_integer('data_workers', 0, 'Processes that read data; changes speed, not results.', flag_values=values)
     define_other_data(values)
     define_devices(values)
@@ -26,6 +35,11 @@ def main(argv: list[str]) -> int:
     from attnlab.configuration import read_config
 
     config = read_config(values, argv, 'train')
+    if values.topology is not None:
+        if not values.dry_run:
+            raise UserError('--topology names devices that are not there: it goes with --dry_run')
+        _plan_for(values, config)
+        return 0
     start_devices(values)
     from rich.console import Console
 
@@ -45,3 +59,18 @@ def main(argv: list[str]) -> int:
         data_workers=values.data_workers,
         other_data=values.other_data,
     )
+
+
+def _plan_for(values: flags.FlagValues, config: 'ConfigDict') -> None:
+    """Prints the plan of a run on devices that are not there."""
+    from rich.console import Console
+
+    from attnlab.runs.plan import print_plan_for
+    from attnlab.train import devices, topologies
+    from attnlab.train.setup import prepare
+
+    devices.start(
+        platform='cpu', cpu_devices=topologies.gpus(values.topology), compilation_cache=values.compilation_cache
+    )
+    topology = topologies.find(values.topology)
+    print_plan_for(prepare(config, topology.devices), topology, Console())

@@ -41,11 +41,11 @@ def generate(
     state = model.init_state(1, len(prompt) + steps)
     draw = jit(functools.partial(_draw, graphdef, temperature=temperature, top_p=top_p))
     mesh = cores.mesh_of(variables)
-    advance = jit(cores.on(mesh, functools.partial(_advance, graphdef)), donate_argnums=2)
+    run = jit(cores.on(mesh, functools.partial(advance, graphdef)), donate_argnums=2)
     key = jax.random.key(seed)
     position = 0
     for index in range(steps):
-        hidden, state = advance(variables, tokens, state, jnp.int32(position))
+        hidden, state = run(variables, tokens, state, jnp.int32(position))
         position += tokens.shape[1]
         tokens = draw(variables, hidden, jax.random.fold_in(key, index))[:, None]
         yield int(tokens[0, 0])
@@ -64,7 +64,7 @@ def _draw(
     return nnx.merge(graphdef, variables).sample(hidden, key, temperature=temperature, top_p=top_p)
 
 
-def _advance(
+def advance(
     graphdef: nnx.GraphDef, variables: nnx.State, tokens: Int[Array, 'b t'], state: State, position: jax.Array
 ) -> tuple[Float[Array, 'b d'], State]:
     """The hidden state after the last of `tokens`, and the state of the mixers after them."""

@@ -1,24 +1,90 @@
 """`attnlab train --dry_run`: what a config would do, with nothing allocated."""
 
 import math
+import re
+from typing import Any
 
 import jax
 from rich.console import Console
 from rich.table import Table
 
+from attnlab.errors import UserError
+from attnlab.runs.collectives import Exchange, exchanges
 from attnlab.train import partition
 from attnlab.train.cost import executed_flops_per_token, flops_per_token, implementations, state_bytes
+from attnlab.train.hardware import hardware
 from attnlab.train.setup import Setup
+from attnlab.train.topologies import Topology
+from pallas_kernels import target
 
 
 def print_plan(setup: Setup, console: Console) -> None:
     """Prints parameters, state, cost, batch, mesh, memory and implementations of the run."""
     setup.check_batch()
+    compiled = setup.trace().lower().compile()
     console.print(parameter_table(setup))
     console.print(state_table(setup))
     console.print(cost_table(setup))
+    console.print(memory_table(setup, compiled.memory_analysis()))
     console.print(batch_table(setup))
     console.print(implementation_table(setup))
+    _print_undivided(setup, console)
+
+
+def print_plan_for(setup: Setup, topology: Topology, console: Console) -> None:
+    """Prints the same for devices that are not there, and what they exchange, and estimates the time of a step.
+
+    Raises `UserError` where the run does not fit into their memory: before anything is compiled if its train state
+    alone does not.
+    """
+    setup.check_batch()
+    with target.compiling_for(topology.target):
+        check_fits(_state_on_device(setup), topology, 'the train state alone takes')
+        console.print(parameter_table(setup))
+        console.print(state_table(setup))
+        console.print(cost_table(setup))
+        console.print(batch_table(setup))
+        console.print(implementation_table(setup))
+        _print_undivided(setup, console)
+        lowered = setup.trace().lower(lowering_platforms=(topology.platform,))
+        executed = executed_flops_per_token(setup) * setup.batch_size * setup.length
+    if not topology.compiles:
+        console.print(memory_table(setup, None))
+        console.print(f'lowered for {topology.name}; what is not known without its compiler: temporaries, collectives')
+        console.print(roofline_table(setup, topology, executed, None, []))
+        return
+    try:
+        compiled = lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+        if 'RESOURCE_EXHAUSTED' not in str(error):
+            raise
+        raise UserError(f'the run does not fit on {topology.name}: {_shortage(str(error))}') from error
+    memory = compiled.memory_analysis()
+    exchanged = exchanges(compiled.as_text())
+    console.print(memory_table(setup, memory))
+    console.print(exchange_table(exchanged))
+    console.print(roofline_table(setup, topology, executed, memory, exchanged))
+    needed = memory.argument_size_in_bytes + memory.temp_size_in_bytes
+    check_fits(needed, topology, 'train state, batch and temporaries take')
+
+
+def check_fits(needed: int, topology: Topology, what: str) -> None:
+    """Raises `UserError` where one device of the topology has less memory than `needed`, saying how much less."""
+    device = hardware(topology.target.kind)
+    if device is not None and needed > device.memory:
+        raise UserError(
+            f'the run does not fit on {topology.name}: {what} {_bytes(needed)} on one device, {topology.target.kind} '
+            f'has {_bytes(device.memory)}, too little by {_bytes(needed - device.memory)}'
+        )
+
+
+def _shortage(message: str) -> str:
+    """What the compiler says of the memory that is missing."""
+    found = re.search(r'Used \S+ of \S+ hbm\. Exceeded hbm capacity by [\d.]+\w', message)
+    return found[0] if found else message.partition('\n')[0]
+
+
+def _print_undivided(setup: Setup, console: Console) -> None:
     for line in setup.undivided():
         console.print(f'whole on every device: {line}', highlight=False, soft_wrap=True)
 
@@ -48,16 +114,63 @@ def cost_table(setup: Setup) -> Table:
     """Operations per token, and the memory of one device."""
     parameters = sum(leaf.size for leaf in jax.tree.leaves(setup.abstract.params))
     flops, executed = flops_per_token(setup), executed_flops_per_token(setup)
-    memory = setup.trace().lower().compile().memory_analysis()
     table = _table('cost of training', 'what', '>value')
     table.add_row('model FLOPs a token', f'{flops:.4g}')
     table.add_row('of 6 x parameters', f'{flops / (6 * parameters):.2f}')
     table.add_row('model FLOPs a step', f'{flops * setup.batch_size * setup.length:.4g}')
     table.add_row('executed, with recomputation, over model', f'{executed / flops:.2f}')
-    table.add_row('train state on one device', _bytes(_state_on_device(setup)))
+    return table
+
+
+def memory_table(setup: Setup, memory: Any) -> Table:
+    """Bytes on one device: of the train state by its parts, and of the compiled step where there is its `memory`."""
+    table = _table('memory of one device', 'what', '>bytes')
+    state = setup.abstract
+    parts = {'parameters': state.params, 'optimiser': state.opt_state}
+    sizes = {name: _on_device(part) for name, part in parts.items()}
+    for name, size in (sizes | {'batch': _on_device(setup.abstract_batch())}).items():
+        table.add_row(name, _bytes(size))
+    table.add_row('train state', _bytes(_state_on_device(setup)))
     if memory is not None:
-        table.add_row('temporaries on one device (compiled)', _bytes(memory.temp_size_in_bytes))
-        table.add_row('in all on one device', _bytes(memory.argument_size_in_bytes + memory.temp_size_in_bytes))
+        table.add_row('activations and other temporaries (compiled)', _bytes(memory.temp_size_in_bytes))
+        table.add_row('in all', _bytes(memory.argument_size_in_bytes + memory.temp_size_in_bytes))
+    return table
+
+
+def exchange_table(exchanged: list[Exchange]) -> Table:
+    """What the devices exchange in a step."""
+    table = _table('collectives of a step, on one device', 'kind', '>calls', '>bytes sent')
+    for entry in exchanged:
+        table.add_row(entry.kind, f'{entry.calls:,}', _bytes(entry.bytes))
+    if not exchanged:
+        table.add_row('none', '0', '0 B')
+    return table
+
+
+def roofline_table(setup: Setup, topology: Topology, executed: float, memory: Any, exchanged: list[Exchange]) -> Table:
+    """An estimate of the time of a step, from what devices can do at most: operations, memory, links.
+
+    Memory: train state and temporaries written and read once, which is the least there is.
+    """
+    device = hardware(topology.target.kind)
+    table = _table('roofline estimate of a step (not measured)', 'what', '>milliseconds', 'assumes')
+    if device is None:
+        table.add_row(f'no figures of {topology.target.kind}', '', '')
+        return table
+    moved = 2 * (_state_on_device(setup) + (memory.temp_size_in_bytes if memory is not None else 0))
+    times = {
+        'operations': (executed / setup.mesh.size / device.flops, f'{device.flops / 1e12:.4g} TFLOP/s, bfloat16'),
+        'memory': (moved / device.bandwidth, f'{device.bandwidth / 1e9:.4g} GB/s'),
+        'links': (sum(entry.bytes for entry in exchanged) / device.links, f'{device.links / 1e9:.4g} GB/s'),
+    }
+    for name, (seconds, assumed) in times.items():
+        table.add_row(name, f'{1e3 * seconds:.3g}', assumed)
+    least = max(seconds for seconds, _ in times.values())
+    table.add_section()
+    table.add_row('all three at once', f'{1e3 * least:.3g}', device.source)
+    table.add_row('one after the other', f'{1e3 * sum(seconds for seconds, _ in times.values()):.3g}', '')
+    tokens = setup.batch_size * setup.length
+    table.add_row('tokens a second, at most', f'{tokens / least:,.0f}', 'all three at once')
     return table
 
 
@@ -79,7 +192,11 @@ def implementation_table(setup: Setup) -> Table:
 
 
 def _state_on_device(setup: Setup) -> int:
-    leaves = jax.tree.leaves(setup.abstract)
+    return _on_device(setup.abstract)
+
+
+def _on_device(tree: Any) -> int:
+    leaves = jax.tree.leaves(tree)
     return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
 
 

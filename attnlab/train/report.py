@@ -18,17 +18,7 @@ from tensorboardX import SummaryWriter
 from attnlab import files
 from attnlab.errors import UserError
 from attnlab.metrics import bits
-
-PEAK_FLOPS = {
-    'NVIDIA A100': 312e12,
-    'NVIDIA H100': 989e12,
-    'NVIDIA H200': 989e12,
-    'TPU v4': 275e12,
-    'TPU v5 lite': 197e12,
-    'TPU v5p': 459e12,
-    'TPU v6 lite': 918e12,
-}
-"""Dense bfloat16 peak of one device, by the beginning of its `device_kind`."""
+from attnlab.train.hardware import hardware
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,10 +130,10 @@ class Report:
 
     def _utilisation(self, tokens_per_second: float) -> float | None:
         kind = jax.devices()[0].device_kind
-        peak = next((flops for name, flops in PEAK_FLOPS.items() if kind.startswith(name)), None)
-        if peak is None or self._flops_per_token is None:
+        device = hardware(kind)
+        if device is None or self._flops_per_token is None:
             return None
-        return tokens_per_second * self._flops_per_token / (peak * jax.device_count())
+        return tokens_per_second * self._flops_per_token / (device.flops * jax.device_count())
 
     def _open_events(self, start: int) -> SummaryWriter | None:
         if not self.settings.tensorboard:

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
@@ -312,8 +312,11 @@ OPTIONAL = frozenset({'start'})
 """What it may have besides: where the parameters come from, if not from the seed."""
 
 
-def prepare(config: ConfigDict) -> Setup:
-    """Builds a run config. Raises `UserError` naming the key that is missing, unknown or wrong."""
+def prepare(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> Setup:
+    """Builds a run config for `devices`; `None`: for all there are.
+
+    Raises `UserError` naming the key that is missing, unknown or wrong.
+    """
     if set(config) - OPTIONAL != KEYS:
         unknown = sorted(set(config) - KEYS - OPTIONAL)
         raise UserError(f'a run config lacks {sorted(KEYS - set(config))} and has the unknown {unknown}')
@@ -328,7 +331,7 @@ def prepare(config: ConfigDict) -> Setup:
         precision=precision,
         saving=built['checkpoint'],
         reporting=built['report'],
-        mesh=built['mesh'].make(),
+        mesh=built['mesh'].make(devices),
         make_model=lambda rngs: built['model'](task.vocab, dtype=precision.activations, rngs=rngs),
         start=built.get('start'),
     )

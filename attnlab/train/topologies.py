@@ -1,0 +1,136 @@
+"""Devices that are not there, for which programs are compiled all the same."""
+
+import contextlib
+import dataclasses
+import difflib
+import importlib.util
+import itertools
+import math
+import os
+import pathlib
+import re
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+from jax.experimental import topologies
+
+from attnlab.errors import UserError
+from pallas_kernels import target
+
+TPUS = {
+    'v4': ((1, 2, 2), (2, 2, 2), (2, 2, 4), (2, 4, 4), (4, 4, 4), (4, 4, 8), (4, 8, 8), (8, 8, 8)),
+    'v5e': ((1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16)),
+    'v5p': ((2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4), (4, 4, 4), (4, 4, 8), (4, 8, 8), (8, 8, 8), (8, 8, 16)),
+    'tpu7x': ((2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4), (4, 4, 4), (4, 4, 8), (4, 8, 8), (8, 8, 8)),
+    'v6e': ((1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16)),
+}
+"""Kinds of TPU and the usual shapes of their slices, to name one that is near a name that is none."""
+
+GPU = re.compile(r'H100x([1-9]\d{0,3})')
+
+
+@dataclasses.dataclass(frozen=True)
+class Topology:
+    """Devices that a program is compiled for.
+
+    Attributes:
+      name: such as `v5p:4x4x4` or `H100x8`.
+      devices: of the topology, with which a compiler can be called; for GPUs stand-ins, for which it can be lowered.
+      target: the kind of device.
+    """
+
+    name: str
+    devices: tuple[jax.Device, ...]
+    target: target.Target
+
+    @property
+    def compiles(self) -> bool:
+        """Whether there is a compiler for these devices; if not, programs can still be lowered for them."""
+        return self.target.platform == 'tpu'
+
+    @property
+    def platform(self) -> str:
+        """What JAX calls the platform that programs are lowered for."""
+        return {'gpu': 'cuda', 'tpu': 'tpu'}[self.target.platform]
+
+
+def gpus(name: str) -> int | None:
+    """The number of GPUs that a name of a topology stands for: as many CPU devices stand in; `None` for TPUs."""
+    found = GPU.fullmatch(name)
+    return int(found[1]) if found else None
+
+
+def find(name: str) -> Topology:
+    """Returns the topology called `name`: `v5p:4x4x4` and whatever else libtpu knows, or `H100x8`.
+
+    Raises `UserError` for a name that is none, naming the nearest, and where libtpu is not installed.
+    """
+    count = gpus(name)
+    if count is not None:
+        if jax.device_count() < count:
+            raise UserError(f'--topology={name} wants {count} CPU devices as stand-ins; there are {jax.device_count()}')
+        return Topology(name, tuple(jax.devices()[:count]), target.H100)
+    if name.lower().startswith('h') or not re.fullmatch(r'\w+:\d+(x\d+)*', name):
+        raise UserError(f'there is no topology {name!r}; the nearest is {nearest(name)}')
+    find_libtpu()
+    try:
+        with _silent():
+            devices: Any = topologies.get_topology_desc(platform='tpu', topology_name=name).devices
+    except (jax.errors.JaxRuntimeError, ValueError) as error:
+        reason = str(error).partition('\n')[0]
+        raise UserError(f'there is no topology {name!r}; the nearest is {nearest(name)} ({reason})') from error
+    return Topology(name, tuple(devices), target.Target('tpu', devices[0].device_kind))
+
+
+def nearest(name: str) -> str:
+    """The usual topology nearest to a name: of the kind meant, with about as many chips."""
+    if name.lower().startswith(('h', 'gpu', 'cuda')):
+        digits = re.findall(r'\d+', name)
+        return f'H100x{digits[-1] if len(digits) > 1 else 8}'
+    kind, _, shape = name.lower().partition(':')
+    kind = difflib.get_close_matches(kind, TPUS, n=1, cutoff=0.0)[0]
+    sizes = tuple(int(size) for size in re.findall(r'\d+', shape)) or (2, 2)
+    # The same number of chips as far as may be, then a shape of sides as near.
+    best = min(
+        TPUS[kind],
+        key=lambda usual: (
+            abs(math.log2(math.prod(usual) / max(math.prod(sizes), 1))),
+            sum(abs(one - other) for one, other in itertools.zip_longest(sorted(usual), sorted(sizes), fillvalue=1)),
+        ),
+    )
+    return f'{kind}:{"x".join(map(str, best))}'
+
+
+def find_libtpu() -> None:
+    """Has JAX find the compiler for TPUs: as installed, or apart from everything else, in `<environment>/libtpu`.
+
+    Raises `UserError` where it is in neither place.
+    """
+    apart = pathlib.Path(sys.prefix) / 'libtpu'
+    if importlib.util.find_spec('libtpu') is None and (apart / 'libtpu' / 'libtpu.so').exists():
+        # At the end, so that nothing else is taken from there.
+        sys.path.append(str(apart))
+        importlib.invalidate_caches()
+    if importlib.util.find_spec('libtpu') is None:
+        raise UserError(
+            f'the compiler for TPUs, libtpu, is neither installed nor in {apart}; '
+            f'`make {apart}/complete` puts it there, or pip install libtpu'
+        )
+    # It can be told in no other way that it is to ask nobody which TPU this machine is, nor to be alone on the machine.
+    os.environ |= {'TPU_SKIP_MDS_QUERY': '1', 'ALLOW_MULTIPLE_LIBTPU_LOAD': '1'}
+
+
+@contextlib.contextmanager
+def _silent() -> Iterator[None]:
+    """Throws away what is written to the standard error: libtpu complains of every machine that has no TPU."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    try:
+        with open(os.devnull, 'w') as nowhere:
+            os.dup2(nowhere.fileno(), 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)

@@ -1,0 +1,88 @@
+"""The programs of a recipe, of sizes that kernels accept: training steps, evaluation, prefill, a decoding step."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.sharding import NamedSharding, PartitionSpec
+
+from attnlab.config import spec
+from attnlab.models import sampling
+from attnlab.models.stack import stack_spec
+from attnlab.nn.mlps import GatedMLP
+from attnlab.train.partition import Axes
+from attnlab.train.setup import Setup, prepare
+from attnlab.zoo import ZOO
+from configs import language
+
+ROWS, LENGTH, WIDTH, HEADS = 2, 512, 256, 2
+"""Sizes of a batch, of the model, and of the heads of mixers that leave them open: 128 channels each."""
+
+PERIODS = 2
+"""How often the pattern of layers is repeated: where it is scanned, that is a loop."""
+
+
+def setup_for(recipe: str, devices: Sequence[jax.Device], *, remat: bool = False) -> Setup:
+    """The setup of a recipe in bfloat16 on the first of `devices`, with the optimiser of configs/language.py."""
+    config = language.get_config(f'zoo={recipe},size=10m').unlock()
+    config.batch_size, config.length, config.model.dim = ROWS, LENGTH, WIDTH
+    row = ZOO[recipe]
+    layers = sum(mixer.layers if 'layers' in mixer else 1 for mixer in row.pattern)
+    mixers = row.sized(heads=HEADS, window=LENGTH // 4)
+    config.model.stack = stack_spec(mixers, layer=row.layer, depth=PERIODS * layers, mlp=spec(GatedMLP))
+    config.model.stack.remat = remat
+    return dataclasses.replace(prepare(config.lock()), mesh=Axes().make(devices[:1]))
+
+
+def training(setup: Setup) -> jax.stages.Traced:
+    """A training step."""
+    return setup.trace()
+
+
+def evaluation(setup: Setup) -> jax.stages.Traced:
+    """The metrics of a batch."""
+    return setup.measure.trace(setup.abstract.variables, setup.abstract_batch())
+
+
+def prefill(setup: Setup) -> jax.stages.Traced:
+    """Reading a prompt."""
+    return _advance(setup, LENGTH)
+
+
+def decode(setup: Setup) -> jax.stages.Traced:
+    """One token more."""
+    return _advance(setup, 1)
+
+
+def _advance(setup: Setup, tokens: int) -> jax.stages.Traced:
+    graphdef, variables = nnx.split(setup.model)
+    state = jax.eval_shape(lambda variables: nnx.merge(graphdef, variables).init_state(ROWS, 2 * LENGTH), variables)
+    here = NamedSharding(setup.mesh, PartitionSpec())
+    arguments = (
+        variables,
+        jax.ShapeDtypeStruct((ROWS, tokens), jnp.int32),
+        state,
+        jax.ShapeDtypeStruct((), jnp.int32),
+    )
+    placed = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here), arguments)
+    run = setup.jit(functools.partial(sampling.advance, graphdef), donate_argnums=2)
+    return run.trace(*placed)
+
+
+PROGRAMS: dict[str, tuple[Callable[[Setup], jax.stages.Traced], bool]] = {
+    'training step': (training, False),
+    'recomputing step': (training, True),
+    'evaluation': (evaluation, False),
+    'prefill': (prefill, False),
+    'decoding step': (decode, False),
+}
+"""Every program, and whether blocks are computed again on the way back."""
+
+
+def trace(recipe: str, program: str, devices: Sequence[jax.Device]) -> jax.stages.Traced:
+    """A program of a recipe, traced for the first of `devices`; their kind is the target's, which the caller names."""
+    make, remat = PROGRAMS[program]
+    return make(setup_for(recipe, devices, remat=remat))

@@ -1,0 +1,53 @@
+"""What devices exchange is read off the text of a compiled program."""
+
+from attnlab.runs.collectives import Exchange, exchanges
+
+PROGRAM = """HloModule step
+
+%sum (a: f32[], b: f32[]) -> f32[] {
+  ROOT %add = f32[] add(%a, %b)
+}
+
+%all-reduce-scatter.1 (input: f32[256,128]) -> f32[64,128] {
+  %all-reduce.9 = f32[256,128]{1,0:T(8,128)} all-reduce(%input), channel_id=7, replica_groups={{0,1,2,3}}, to_apply=%sum
+  ROOT %slice = f32[64,128]{1,0} dynamic-slice(%all-reduce.9, %c), dynamic_slice_sizes={64,128}
+}
+
+%start (p: bf16[64,32]) -> bf16[256,32] {
+  ROOT %all-gather.1 = bf16[256,32]{1,0} all-gather(%p), channel_id=3, replica_groups=[1,4]<=[4], dimensions={0}
+}
+
+%continued (p: bf16[64,32]) -> bf16[256,32] {
+  ROOT %all-gather.2 = bf16[256,32]{1,0} all-gather(%p), channel_id=3, replica_groups=[1,4]<=[4], dimensions={0}
+}
+
+%cond (t: (s32[])) -> pred[] {
+  %limit = s32[]{:T(128)} constant(6)
+  ROOT %less = pred[] compare(%i, %limit), direction=LT
+}
+
+%body (t: (s32[])) -> (s32[]) {
+  %one = bf16[256,32]{1,0} fusion(%x), kind=kCustom, calls=%start
+  %two = bf16[256,32]{1,0} fusion(%x), kind=kCustom, calls=%continued
+  %part = f32[64,128]{1,0} fusion(%y), kind=kCustom, calls=%all-reduce-scatter.1
+}
+
+ENTRY %main (x: f32[4]) -> f32[] {
+  %loop = (s32[]) while(%start), condition=%cond, body=%body, metadata={op_name="while"}
+  %both = (f32[100]{0}, f32[28]{0}) all-reduce(%u, %v), channel_id=9, replica_groups=mesh['a'=2,'b'=4] {'b'}, to=%sum
+  %near = f32[10]{0} collective-permute(%u), channel_id=11, source_target_pairs={{0,1},{1,0}}
+}
+"""
+
+
+def test_exchanges_count_every_turn_of_a_loop_and_every_channel_once():
+    assert exchanges(PROGRAM) == [
+        Exchange('all-gather', 6, 6 * 256 * 32 * 2 * 3 // 4),
+        Exchange('all-reduce', 1, 2 * 128 * 4 * 3 // 4),
+        Exchange('reduce-scatter', 6, 6 * 256 * 128 * 4 * 3 // 4),
+        Exchange('collective-permute', 1, 40),
+    ]
+
+
+def test_a_program_of_one_device_exchanges_nothing():
+    assert exchanges('HloModule step\n\nENTRY %main (x: f32[4]) -> f32[4] {\n  ROOT %y = f32[4] add(%x, %x)\n}\n') == []

@@ -1,0 +1,58 @@
+"""Plans of runs on devices that are not there."""
+
+import io
+
+import jax
+import pytest
+from rich.console import Console
+
+from attnlab.errors import UserError
+from attnlab.runs.plan import print_plan_for
+from attnlab.train import topologies
+from attnlab.train.hardware import hardware
+from attnlab.train.setup import prepare
+from configs import language
+from pallas_kernels import target
+
+
+def test_plan_for_gpus_names_memory_kernels_and_an_estimate():
+    topology = topologies.find('H100x2')
+    config = language.get_config('zoo=gla,size=tiny').unlock()
+    config.precision.activations, config.model.stack.depth = 'bfloat16', 1
+    console = Console(file=io.StringIO(), width=200)
+    print_plan_for(prepare(config.lock(), topology.devices), topology, console)
+    text = console.file.getvalue()
+    assert 'mosaic_gpu' in text
+    assert 'roofline estimate of a step (not measured)' in text
+    assert 'optimiser' in text
+    assert '989 TFLOP/s' in text
+
+
+def test_a_run_that_does_not_fit_says_so_and_by_how_much_before_it_is_compiled():
+    config = language.get_config('size=1b').unlock()
+    config.model.dim = 4096
+    topology = topologies.Topology('v5e:1x1', (jax.devices()[0],), target.TPU_V5E)
+    console = Console(file=io.StringIO())
+    with pytest.raises(UserError, match=r'alone takes .* GiB on one device, TPU v5 lite has 16 GiB, too little by'):
+        print_plan_for(prepare(config.lock(), topology.devices), topology, console)
+    assert console.file.getvalue() == ''
+
+
+@pytest.mark.parametrize(
+    ('name', 'near'), [('v5p:3x3x7', 'v5p:4x4x4'), ('v5:2x2', 'v5'), ('h100:8', 'H100x8'), ('v6:4x4', 'v6e:4x4')]
+)
+def test_the_nearest_topology_is_named(name, near):
+    assert topologies.nearest(name).startswith(near)
+
+
+def test_a_topology_that_is_none_is_refused_in_one_line():
+    with pytest.raises(UserError, match=r"^there is no topology 'H200x8'; the nearest is H100x8$"):
+        topologies.find('H200x8')
+
+
+@pytest.mark.parametrize(
+    ('kind', 'flops'),
+    [('TPU v5 lite', 197e12), ('TPU v5', 459e12), ('TPU v5p', 459e12), ('NVIDIA H100 80GB HBM3', 989e12)],
+)
+def test_kinds_of_devices_are_told_apart(kind, flops):
+    assert hardware(kind).flops == flops
