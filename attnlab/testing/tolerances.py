@@ -1,6 +1,7 @@
 """How close is equal: a matter of the type and of how many numbers were added up, and of nothing else."""
 
 import math
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -31,17 +32,37 @@ def assert_close(actual: ArrayLike, expected: ArrayLike, *, dtype: DTypeLike, re
     Errors are measured against the root mean square of `expected`, so that an element near zero need not be exact.
     Also raises when either holds a number that is not finite.
     """
-    actual, expected = np.asarray(actual).astype(np.float64), np.asarray(expected).astype(np.float64)
-    if actual.shape != expected.shape:
-        raise AssertionError(f'{what}: shape {actual.shape} instead of {expected.shape}')
-    if not (np.isfinite(actual).all() and np.isfinite(expected).all()):
+    if np.shape(actual) != np.shape(expected):
+        raise AssertionError(f'{what}: shape {np.shape(actual)} instead of {np.shape(expected)}')
+    if not (_finite(actual) and _finite(expected)):
         raise AssertionError(f'{what}: not finite')
-    scale = np.sqrt(np.mean(np.square(expected)))
-    error = np.abs(actual - expected)
-    worst = np.unravel_index(np.argmax(error), error.shape)
-    bound = tolerance(dtype, reduction) * scale
-    if error[worst] > bound:
+    worst = worst_error(actual, expected, dtype=dtype, reduction=reduction)
+    if worst.error > worst.bound:
         raise AssertionError(
-            f'{what}: at {tuple(map(int, worst))} is {actual[worst]:.6g}, expected {expected[worst]:.6g}; '
-            f'the error {error[worst]:.2g} exceeds {bound:.2g}'
+            f'{what}: at {worst.place} is {worst.actual:.6g}, expected {worst.expected:.6g}; '
+            f'the error {worst.error:.2g} exceeds {worst.bound:.2g}'
         )
+
+
+class Worst(NamedTuple):
+    """The element of an array that is farthest off: where it is, what it is, and the error that was to be expected."""
+
+    place: tuple[int, ...]
+    actual: float
+    expected: float
+    error: float
+    bound: float
+
+
+def worst_error(actual: ArrayLike, expected: ArrayLike, *, dtype: DTypeLike, reduction: int) -> Worst:
+    """Returns the worst element of `actual`, beside the bound by which `assert_close` judges; what is not finite is."""
+    actual, expected = np.asarray(actual).astype(np.float64), np.asarray(expected).astype(np.float64)
+    error = np.abs(actual - expected)
+    error = np.where(np.isfinite(error), error, np.inf)
+    place = np.unravel_index(np.argmax(error), error.shape)
+    bound = tolerance(dtype, reduction) * np.sqrt(np.mean(np.square(expected)))
+    return Worst(tuple(map(int, place)), *map(float, (actual[place], expected[place], error[place], bound)))
+
+
+def _finite(array: ArrayLike) -> bool:
+    return bool(np.isfinite(np.asarray(array).astype(np.float64)).all())

@@ -1,6 +1,5 @@
 """How a core is compared with its reference: the same numbers, and every gradient, in float64."""
 
-import contextlib
 import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -11,13 +10,10 @@ import numpy as np
 import pytest
 
 from attnlab.testing.contract import compare_with_differences
+from attnlab.testing.cores import Core, Numbers, cotangent, double, evaluate, parts
 from attnlab.testing.tolerances import assert_close
 from pallas_kernels import dispatch, target
 from pallas_kernels.cases.drawing import Call
-
-Core = Callable[..., Any]
-Numbers = dict[str, np.ndarray]
-
 
 NAMED = {'test_xla_is_the_reference': None, 'test_reference_is_the_definition': 4}
 """Of the cases these tests go through, so many of `KERNEL` are run every time, `None` for all, the others nightly.
@@ -44,19 +40,7 @@ class Comparison:
 
     def evaluate(self, core: Core, call: Call, implementation: str) -> Numbers:
         """The outputs of a core, and the gradients along cotangents that are always the same ones."""
-
-        def outputs(arrays: dict[str, jax.Array]) -> list[jax.Array]:
-            return jax.tree.leaves(core(**arrays, **call.options, implementation=implementation))
-
-        def run(arrays: dict[str, jax.Array]) -> tuple[list[jax.Array], dict[str, jax.Array]]:
-            found, pull = jax.vjp(outputs, arrays)
-            return found, pull([_cotangent(place, output) for place, output in enumerate(found)])[0]
-
-        with _acting_out(implementation):
-            found, gradients = jax.jit(run, compiler_options=_effort(implementation))(call.arrays)
-        named = {f'output {place}': output for place, output in enumerate(found)}
-        named.update({f'gradient of {name}': gradient for name, gradient in gradients.items()})
-        return {name: np.asarray(array) for name, array in named.items()}
+        return evaluate(core, call, implementation)
 
     def check(self, core: Core, name: str, call: Call, reduction: int, *, implementation: str, **sums: int) -> None:
         """Compares an implementation with the reference in float64.
@@ -75,8 +59,8 @@ class Comparison:
             if argument in call.arrays:
                 assert array.dtype == call.arrays[argument].dtype
             assert_close(
-                _real(array),
-                _real(expected[what]),
+                parts(array),
+                parts(expected[what]),
                 dtype=array.dtype,
                 reduction=sums.get(argument, reduction),
                 what=f'{name}: {what}',
@@ -124,14 +108,6 @@ def _itself(result: jax.Array) -> Any:
     return result if jnp.issubdtype(result.dtype, jnp.inexact) else np.zeros(result.shape, jax.dtypes.float0)
 
 
-def double(call: Call) -> Call:
-    """The same call in float64, or complex128; inside `jax.enable_x64(True)`."""
-    return Call(
-        {name: jnp.asarray(np.asarray(array), _double(array.dtype)) for name, array in call.arrays.items()},
-        call.options,
-    )
-
-
 def check_differences(core: Core, call: Call) -> None:
     """Compares the gradients of the reference, in float64, with differences."""
     with jax.enable_x64(True):
@@ -146,37 +122,9 @@ def check_differences(core: Core, call: Call) -> None:
             }
             outputs = jax.tree.leaves(core(**arrays, **call.options, implementation='reference'))
             real = [part for output in outputs for part in _parts(output)]
-            return sum(jnp.vdot(_cotangent(place, part), part) for place, part in enumerate(real))
+            return sum(jnp.vdot(cotangent(place, part), part) for place, part in enumerate(real))
 
         compare_with_differences(core.__name__, loss, parts)
-
-
-def _effort(implementation: str) -> dict[str, int | bool]:
-    """What serves CPUs is compiled as users have it; the others take longer to optimise than to run."""
-    as_released = implementation == 'xla'
-    return {'xla_backend_optimization_level': 3 * as_released, 'xla_llvm_disable_expensive_passes': not as_released}
-
-
-def _acting_out(implementation: str) -> contextlib.AbstractContextManager[None]:
-    """Kernels for other devices than this one are interpreted."""
-    if implementation in (*dispatch.PLATFORM, *dispatch.LIBRARIES):
-        return target.compiling_for(target.interpreted(implementation))
-    return contextlib.nullcontext()
-
-
-def _cotangent(place: int, like: jax.Array | jax.ShapeDtypeStruct) -> jax.Array:
-    noise = np.random.default_rng(place).standard_normal((2, *like.shape))
-    noise = noise[0] + 1j * noise[1] if jnp.issubdtype(like.dtype, jnp.complexfloating) else noise[0]
-    # Numbers that every type holds exactly, so that all implementations are given the same ones.
-    return jnp.asarray(np.round(8 * noise) / 8, like.dtype)
-
-
-def _double(dtype: Any) -> Any:
-    return jnp.complex128 if jnp.issubdtype(dtype, jnp.complexfloating) else jnp.float64
-
-
-def _real(array: np.ndarray) -> np.ndarray:
-    return np.stack([array.real, array.imag]) if np.iscomplexobj(array) else array
 
 
 def _parts(array: jax.Array) -> tuple[jax.Array, ...]:

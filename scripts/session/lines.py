@@ -1,0 +1,63 @@
+"""The record of a session: a line of JSON a case, on the disk before the next case begins."""
+
+import json
+import os
+import pathlib
+import subprocess
+from collections.abc import Iterable
+from typing import Any
+
+Line = dict[str, Any]
+STATUSES = ('ok', 'wrong', 'failed', 'timeout', 'skipped')
+
+
+class Record:
+    """A file to which lines are added; what a power cut left of a line stays a line of its own."""
+
+    def __init__(self, path: pathlib.Path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        torn = path.exists() and not path.read_bytes().endswith(b'\n') and path.stat().st_size > 0
+        self._file = path.open('ab')
+        if torn:
+            self._file.write(b'\n')
+
+    def add(self, line: Line) -> None:
+        """Writes a line and waits until the disk has it."""
+        self._file.write(json.dumps(line).encode() + b'\n')
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def read(paths: Iterable[pathlib.Path]) -> list[Line]:
+    """The lines of several records; the half of a line is left out."""
+    found = []
+    for path in paths:
+        for text in path.read_text(errors='replace').splitlines():
+            try:
+                found.append(json.loads(text))
+            except json.JSONDecodeError:
+                continue
+    return found
+
+
+def newest(paths: Iterable[pathlib.Path]) -> dict[str, Line]:
+    """The last line of every case; one that was skipped does not take the place of one that was run."""
+    found: dict[str, Line] = {}
+    for line in read(paths):
+        if line['status'] != 'skipped' or found.get(line['id'], line)['status'] == 'skipped':
+            found[line['id']] = line
+    return found
+
+
+def commit(root: pathlib.Path) -> str:
+    """The commit of a checkout; where there is no git, the one that `prepare` wrote down is asked for instead."""
+    try:
+        answer = subprocess.run(
+            ['git', 'describe', '--always', '--dirty'], cwd=root, capture_output=True, text=True, check=False
+        )
+    except FileNotFoundError:
+        return 'unknown'
+    return answer.stdout.strip() or 'unknown'

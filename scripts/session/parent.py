@@ -1,0 +1,294 @@
+"""The parent of a session: hands cases to workers, one at a time, and goes on whatever becomes of them.
+
+It imports nothing that could touch the device. Workers lead process groups of their own, so that what they start dies
+with them.
+"""
+
+import collections
+import contextlib
+import dataclasses
+import datetime
+import importlib.metadata
+import json
+import os
+import pathlib
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from typing import IO, Any
+
+from scripts.session import cases as session_cases
+from scripts.session import lines
+from scripts.session.cases import SMOKE, STAGES, Case, Stage
+
+START = 90.0
+"""Seconds in which a worker has to report."""
+
+SCRIPT = pathlib.Path(__file__).resolve().parent.parent / 'gpu_session.py'
+ROOT = SCRIPT.parent.parent
+TOOLKIT = '/usr/local/cuda/bin'
+OK, NOT_ALL_RIGHT, DEAD = 0, 1, 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Session:
+    """What the command line said."""
+
+    folder: pathlib.Path
+    out: pathlib.Path
+    minutes: float = 9.0
+    workers: int | None = None
+    patience: float = 1.0
+    commit: str = 'unknown'
+
+
+class Worker:
+    """A process in a group of its own, with the case it is at, if any."""
+
+    def __init__(self, folder: pathlib.Path, stage: Stage, log: IO[bytes], limit: float):
+        read, write = os.pipe()
+        command = [sys.executable, SCRIPT, 'worker', f'--from={folder}', f'--results={write}']
+        self.process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env=environment(stage),
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            pass_fds=(write,),
+            start_new_session=True,
+        )
+        os.close(write)
+        os.set_blocking(read, False)
+        self.results = read
+        self.case: Case | None = None
+        self.ready = False
+        self.deadline = time.monotonic() + limit
+        self._rest = b''
+
+    def hand(self, case: Case, patience: float) -> None:
+        """Gives the process a case; the clock starts when it is ready."""
+        self.case = case
+        if self.ready:
+            self._send(patience)
+
+    def begin(self, patience: float) -> None:
+        """The process has said that it is ready."""
+        self.ready = True
+        if self.case is not None:
+            self._send(patience)
+
+    def _send(self, patience: float) -> None:
+        assert self.case is not None and self.process.stdin is not None
+        self.deadline = time.monotonic() + patience * self.case.seconds
+        # A process that has just died is met where its results are read.
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.write(json.dumps(dataclasses.asdict(self.case)).encode() + b'\n')
+            self.process.stdin.flush()
+
+    def receive(self) -> list[dict[str, Any]] | None:
+        """The lines that have come; `None` when the process is gone."""
+        try:
+            data = os.read(self.results, 1 << 20)
+        except BlockingIOError:
+            return []
+        if not data:
+            return None
+        *whole, self._rest = (self._rest + data).split(b'\n')
+        return [json.loads(line) for line in whole]
+
+    def kill(self) -> int:
+        """Ends the process and all that it started; returns its status."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        os.close(self.results)
+        if self.process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                self.process.stdin.close()
+        return self.process.wait()
+
+
+def environment(stage: Stage) -> dict[str, str]:
+    """That of a worker: the checkout comes first, and the assembler is found where toolkits keep it."""
+    paths = [str(ROOT), *filter(None, [os.environ.get('PYTHONPATH')])]
+    return {
+        **os.environ,
+        **stage.environment,
+        'PYTHONPATH': os.pathsep.join(paths),
+        'PATH': os.pathsep.join([os.environ.get('PATH', os.defpath), TOOLKIT]),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Those of what is installed here of what figures depend on."""
+    found = {}
+    for name in ('jax', 'jaxlib', 'jax-cuda13-plugin', 'tokamax', 'jax-linear-attention', 'fla-core', 'torch'):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
+
+
+class Runner:
+    """Runs stages until they are done, the minutes are over, or the device is dead."""
+
+    def __init__(self, session: Session, record: lines.Record, log: IO[bytes]):
+        self.session = session
+        self.record = record
+        self.log = log
+        self.facts: dict[str, Any] = {'commit': session.commit, 'versions': versions()}
+        self.end = time.monotonic() + 60 * session.minutes
+        self.stopped: str | None = None
+        self.dead = False
+        self.counts: collections.Counter[str] = collections.Counter()
+
+    def stop(self, *_: Any) -> None:
+        """Is called by SIGTERM and SIGINT."""
+        self.stopped = 'the session was told to end'
+
+    def over(self) -> str | None:
+        """Why the session ends here, if it does."""
+        if self.dead:
+            return 'the device did not answer'
+        if self.stopped is None and time.monotonic() >= self.end:
+            self.stopped = 'the minutes were over'
+        return self.stopped
+
+    def write(self, case: Case, line: dict[str, Any]) -> None:
+        """Adds the line of a case to the record."""
+        now = datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds')
+        self.facts |= line.pop('facts', {})
+        whole = {**session_cases.public(case), **line, **self.facts, 'time': now}
+        self.record.add(whole)
+        self.counts[whole['status']] += 1
+        reason = f': {whole["reason"]}' if 'reason' in whole else ''
+        print(f'{whole["status"]:8}{case.id}{reason}', flush=True)
+
+    def stage(self, name: str, cases: Sequence[Case]) -> None:
+        """Runs the cases of one stage."""
+        stage, waiting = STAGES[name], collections.deque(cases)
+        slots = min(self.session.workers or stage.workers, stage.workers, len(cases))
+        workers: list[Worker] = []
+        with selectors.DefaultSelector() as selector:
+            try:
+                while (waiting or any(worker.case for worker in workers)) and self.over() is None:
+                    self._hand_out(waiting, workers, slots, stage, selector)
+                    for key, _ in selector.select(0.2):
+                        self._take_in(key.data, workers, stage, selector)
+                    for worker in [one for one in workers if time.monotonic() > one.deadline and one.case]:
+                        self._give_up(worker, workers, selector)
+            finally:
+                for worker in workers:
+                    worker.kill()
+        reason = self.over()
+        for worker in workers if reason else ():
+            if worker.case is not None:
+                self.write(worker.case, {'status': 'skipped', 'reason': f'{reason}, in the middle of it'})
+
+    def _hand_out(self, waiting: Any, workers: list[Worker], slots: int, stage: Stage, selector: Any) -> None:
+        while waiting and len(workers) < slots:
+            worker = Worker(self.session.folder, stage, self.log, START * self.session.patience)
+            selector.register(worker.results, selectors.EVENT_READ, worker)
+            workers.append(worker)
+            worker.hand(waiting.popleft(), self.session.patience)
+        for worker in workers:
+            if waiting and worker.case is None:
+                worker.hand(waiting.popleft(), self.session.patience)
+
+    def _take_in(self, worker: Worker, workers: list[Worker], stage: Stage, selector: Any) -> None:
+        found = worker.receive()
+        if found is None:
+            status = self._part_with(worker, workers, selector)
+            if worker.case is not None:
+                self.write(worker.case, {'status': 'failed', 'reason': f'its process died: {_died(status)}'})
+                self.see_whether_it_lives(workers)
+            return
+        for line in found:
+            if 'ready' in line:
+                worker.begin(self.session.patience)
+                continue
+            assert worker.case is not None and line['id'] == worker.case.id
+            self.write(worker.case, line)
+            worker.case = None
+        if stage.fresh and worker.ready and worker.case is None:
+            self._part_with(worker, workers, selector)
+
+    def _give_up(self, worker: Worker, workers: list[Worker], selector: Any) -> None:
+        self._part_with(worker, workers, selector)
+        assert worker.case is not None
+        limit = worker.case.seconds if worker.ready else START
+        what = 'it took longer than' if worker.ready else 'its process did not start within'
+        line = {'status': 'timeout', 'reason': f'{what} {limit * self.session.patience:g} s'}
+        self.write(worker.case, line)
+        self.see_whether_it_lives(workers)
+
+    def _part_with(self, worker: Worker, workers: list[Worker], selector: Any) -> int:
+        selector.unregister(worker.results)
+        workers.remove(worker)
+        return worker.kill()
+
+    def see_whether_it_lives(self, others: Sequence[Worker] = ()) -> None:
+        """At the start, and after a crash or a hang: a product in a fresh process decides whether to go on.
+
+        The clocks of the others stand still meanwhile.
+        """
+        start = time.monotonic()
+        stage = STAGES['check']
+        worker = Worker(self.session.folder, stage, self.log, START * self.session.patience)
+        worker.hand(SMOKE, self.session.patience)
+        answered = None
+        try:
+            while answered is None and time.monotonic() < worker.deadline and self.over() is None:
+                time.sleep(0.02)
+                for line in worker.receive() or ([{'status': 'died'}] if worker.process.poll() is not None else []):
+                    if 'ready' in line:
+                        worker.begin(self.session.patience)
+                    else:
+                        answered = line['status']
+                        self.facts |= line.get('facts', {})
+        finally:
+            worker.kill()
+        self.dead = self.stopped is None and answered != 'ok'
+        for other in others:
+            other.deadline += time.monotonic() - start
+
+
+def run(session: Session, stages: Sequence[str] | None, resume: Sequence[pathlib.Path]) -> int:
+    """Runs the cases that were prepared, those of `stages`, but for what is ok in the sessions of before."""
+    prepared = session_cases.read(session.folder / 'cases.json')
+    before = lines.newest(resume)
+    left = [case for case in prepared if before.get(case.id, {'status': ''})['status'] != 'ok']
+    if session.commit == 'unknown':
+        session = dataclasses.replace(session, commit=(session.folder / 'commit').read_text().strip())
+    session.out.mkdir(parents=True, exist_ok=True)
+    record = lines.Record(session.out / 'session.jsonl')
+    with (session.out / 'session.log').open('ab') as log, contextlib.closing(record):
+        runner = Runner(session, record, log)
+        with _ended_by_signals(runner):
+            runner.see_whether_it_lives()
+            for name in STAGES:
+                chosen = [case for case in left if case.stage == name and (stages is None or name in stages)]
+                if chosen and runner.over() is None:
+                    runner.stage(name, chosen)
+    done = sum(runner.counts.values())
+    figures = ', '.join(f'{number} {status}' for status, number in runner.counts.items()) or 'nothing to do'
+    print(f'{figures}; {len(prepared) - len(left)} were ok before; {runner.over() or "all done"}', flush=True)
+    if runner.dead:
+        return DEAD
+    return OK if runner.counts['ok'] + runner.counts['skipped'] == done else NOT_ALL_RIGHT
+
+
+@contextlib.contextmanager
+def _ended_by_signals(runner: Runner) -> Iterator[None]:
+    before = {number: signal.signal(number, runner.stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _died(status: int) -> str:
+    return signal.Signals(-status).name if status < 0 else f'status {status}'

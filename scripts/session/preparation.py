@@ -1,0 +1,63 @@
+"""What is made on any machine before: the list of cases, what is expected of them, and the wheels they need."""
+
+import importlib
+import importlib.metadata
+import pathlib
+import re
+from typing import Any
+
+from packaging.requirements import Requirement
+
+from scripts.session import cases, lines
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+
+PEERS = ('jax-linear-attention', 'tokamax', 'fla-core', 'flash-linear-attention')
+"""What it is timed against where it is installed; the first pins JAX to 0.11.2."""
+
+
+def prepare(folder: pathlib.Path, stages: list[str], *, small: bool) -> int:
+    """Writes the folder that `run` reads; expectations that it has are kept."""
+    folder.mkdir(parents=True, exist_ok=True)
+    found = [case for stage in stages for case in _stage(stage).cases(small)]
+    expected = importlib.import_module('scripts.session.expected')
+    compared = {expected.key(case): case for case in found if case.call and case.stage in ('check', 'correct')}
+    expected.write(folder, list(compared.values()))
+    (folder / 'wheels.txt').write_text(wheels((ROOT / 'requirements-oldest.lock').read_text()))
+    (folder / 'commit').write_text(lines.commit(ROOT) + '\n')
+    cases.write(folder / 'cases.json', found)
+    print(f'{len(found)} cases in {folder}; the wheels it needs, to be brought along, are in {folder / "wheels.txt"}')
+    return 0
+
+
+def wheels(lock: str) -> str:
+    """The wheels to bring to a machine without a network, with the versions of a lock, as pip reads them."""
+    wanted = needed('attnlab')
+    lines = [line for line in lock.splitlines() if _plain(line.partition('==')[0]) in wanted]
+    jax = next(line.partition('==')[2] for line in lines if line.startswith('jax=='))
+    cuda = [f'jax-cuda13-plugin=={jax}', f'jax-cuda13-pjrt=={jax}']
+    return '\n'.join([*lines, *cuda, '# Compared with where they are installed:', *(f'# {name}' for name in PEERS), ''])
+
+
+def needed(package: str) -> set[str]:
+    """The packages that one needs, and those need, in this environment."""
+    found: set[str] = set()
+    wanted = [(package, frozenset[str]())]
+    while wanted:
+        name, extras = wanted.pop()
+        for text in importlib.metadata.requires(name) or ():
+            required = Requirement(text)
+            asked = required.marker is None or any(required.marker.evaluate({'extra': one}) for one in (*extras, ''))
+            plain = _plain(required.name)
+            if asked and plain not in found:
+                found.add(plain)
+                wanted.append((plain, frozenset(required.extras)))
+    return found
+
+
+def _plain(name: str) -> str:
+    return re.sub(r'[-_.]+', '-', name).lower()
+
+
+def _stage(name: str) -> Any:
+    return importlib.import_module(f'scripts.session.stages.{name}')

@@ -1,0 +1,85 @@
+"""Tables of sessions, in Markdown."""
+
+import collections
+import pathlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from scripts.session import lines
+from scripts.session.lines import STATUSES, Line
+
+
+def tables(sessions: Sequence[pathlib.Path], against: pathlib.Path | None = None) -> str:
+    """What several sessions found, the newest line of each case; and what changed since another."""
+    found = lines.newest(sessions)
+    parts = [*_about(found.values()), *_counted(found.values()), *_amiss(found.values()), *_timed(found.values())]
+    if against is not None:
+        parts += _changed(found, lines.newest([against]))
+    return '\n'.join(parts)
+
+
+def _about(found: Any) -> Iterator[str]:
+    for name in ('device', 'commit', 'versions'):
+        values = dict.fromkeys(str(line[name]) for line in found if name in line)
+        yield f'{name}: {"; ".join(values) or "unknown"}'
+    days = sorted(line['time'][:10] for line in found if 'time' in line)
+    yield f'date: {" to ".join(dict.fromkeys((days[0], days[-1]))) if days else "unknown"}'
+    yield ''
+
+
+def _counted(found: Any) -> Iterator[str]:
+    counts: dict[tuple[str, str], collections.Counter[str]] = collections.defaultdict(collections.Counter)
+    for line in found:
+        counts[line['stage'], line.get('core', '')][line['status']] += 1
+    yield from _table(
+        ('stage', 'core', *STATUSES), [(*key, *(counts[key][status] or '' for status in STATUSES)) for key in counts]
+    )
+
+
+def _amiss(found: Any) -> Iterator[str]:
+    rows = [(line['id'], line['status'], line.get('reason', '')) for line in found if line['status'] != 'ok']
+    if rows:
+        yield from _table(('case', 'status', 'why'), rows)
+
+
+def _timed(found: Any) -> Iterator[str]:
+    rows = []
+    for line in found:
+        for one in line.get('measured', []):
+            low, middle, high = one['milliseconds']
+            figures = [
+                f'{one[name]:.3g}' if one.get(name) is not None else '' for name in ('ratio', 'tflops', 'ceiling')
+            ]
+            rows.append((line['id'], one['contender'], f'{middle:.3g} ({low:.3g} to {high:.3g})', *figures))
+    if rows:
+        yield from _table(('case', 'contender', 'ms (quartiles)', 'over ours', 'TFLOP/s', 'of ceiling'), rows)
+    steps = [line for line in found if 'tokens_per_second' in line]
+    if steps:
+        columns = ('tokens_per_second', 'mfu')
+        yield from _table(
+            ('case', 'tokens/s', 'MFU, of the measured product'),
+            [(line['id'], *(f'{line[name]:.3g}' for name in columns)) for line in steps],
+        )
+
+
+def _changed(found: dict[str, Line], before: dict[str, Line]) -> Iterator[str]:
+    rows = []
+    for name in sorted(found.keys() & before.keys()):
+        one, other = found[name], before[name]
+        if one['status'] != other['status']:
+            rows.append((name, f'{other["status"]} -> {one["status"]}'))
+        old = {figure['contender']: figure for figure in other.get('measured', [])}
+        for figure in one.get('measured', []):
+            if figure['contender'] in old:
+                share = figure['milliseconds'][1] / old[figure['contender']]['milliseconds'][1]
+                if abs(share - 1) > 0.05:
+                    rows.append((name, f'{figure["contender"]}: {share:.2f} of the time'))
+    yield from _table(('case', 'changed'), rows or [('none', 'nothing by more than a twentieth')])
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Iterator[str]:
+    yield '| ' + ' | '.join(columns) + ' |'
+    yield '|---' * len(columns) + '|'
+    for row in rows:
+        yield '| ' + ' | '.join(str(cell).replace('|', '/') for cell in row) + ' |'
+    yield ''

@@ -1,0 +1,66 @@
+"""What goes wrong first: the device, its compiler, its rates, one kernel of each core."""
+
+import pathlib
+import shutil
+import subprocess
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels import target
+from pallas_kernels.bench import ceilings, timing
+from scripts.session.cases import SMOKE, Case
+from scripts.session.stages import correct
+
+
+def cases(small: bool) -> list[Case]:
+    """The smoke product, tools and rates, and for each core the first case in bfloat16 that its kernel serves."""
+    found = [SMOKE, Case('check/tools', 'check', 20)]
+    if small:
+        return found
+    found.append(Case('check/ceilings', 'check', 60))
+    named = [one for one in correct.cases(False) if one.implementation == correct.KERNEL and one.dtype == 'bfloat16']
+    first = {one.core: one for one in reversed(named)}
+    return found + [
+        correct.case(core, first[core].call, 'bfloat16', correct.KERNEL, stage='check') for core in correct.ORDER
+    ]
+
+
+def run(case: Case, folder: pathlib.Path) -> dict[str, Any]:
+    if case.id in CHECKS:
+        return CHECKS[case.id]()
+    return correct.run(case, folder)
+
+
+def smoke() -> dict[str, Any]:
+    """A product of matrices."""
+    found = float(jnp.sum(jnp.ones((256, 256), jnp.bfloat16) @ jnp.ones((256, 256), jnp.bfloat16)))
+    facts = {'device': jax.devices()[0].device_kind, 'platform': target.current().platform}
+    return {'status': 'ok' if found == 256**3 else 'wrong', 'facts': facts}
+
+
+def tools() -> dict[str, Any]:
+    """The assembler that Mosaic calls, and the driver."""
+    found = {name: _says(name, flag) for name, flag in (('ptxas', '--version'), ('nvidia-smi', '--version'))}
+    if target.current().platform == 'gpu' and found['ptxas'] is None:
+        return {'status': 'failed', 'reason': 'there is no ptxas on PATH', 'tools': found}
+    return {'status': 'ok', 'tools': found}
+
+
+def rates() -> dict[str, Any]:
+    """What a copy and a product reach, which figures are compared with."""
+    top = ceilings.measure(target.current().platform, jnp.dtype(jnp.bfloat16), timing.Patience(3))
+    figures = {'copy, GB/s': top.bytes_per_second / 1e9, 'matrix product, TFLOP/s': top.flops_per_second / 1e12}
+    return {'status': 'ok', 'ceilings': figures}
+
+
+CHECKS = {SMOKE.id: smoke, 'check/tools': tools, 'check/ceilings': rates}
+
+
+def _says(name: str, flag: str) -> str | None:
+    path = shutil.which(name)
+    if path is None:
+        return None
+    answer = subprocess.run([path, flag], capture_output=True, text=True, timeout=10, check=False)
+    return (answer.stdout.strip().splitlines() or [''])[-1]

@@ -1,0 +1,82 @@
+"""Every core and named case on the device, in value and in gradient, against float64."""
+
+import importlib
+import pathlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attnlab.testing import cores
+from attnlab.testing.tolerances import worst_error
+from pallas_kernels import dispatch
+from scripts.session import expected
+from scripts.session.cases import Case
+
+SECONDS = 60.0
+KERNEL = 'mosaic_gpu'
+DTYPES = ('bfloat16', 'float16', 'float32')
+ORDER = ('attention', 'delta_rule', 'linear_attention', 'selective_scan', 'linear_scan', 'softmax', 'cross_entropy',
+         'softmax_topk')  # fmt: skip
+"""The cores, the likeliest to be wrong first."""
+
+
+def cases(small: bool) -> list[Case]:
+    """First what every kernel serves, in bfloat16; then other types, other weight maps, and what any form may serve."""
+    if small:
+        return [case('softmax', 'one', 'float32', KERNEL), *(case(core, 'one', 'float32', 'xla') for core in SMALL)]
+    served = {core: _named(core) for core in ORDER}
+    found = [case(core, name, 'bfloat16', KERNEL) for core in ORDER for name in served[core]]
+    found += [case(core, name, dtype, KERNEL) for dtype in DTYPES[1:] for core in ORDER for name in served[core]]
+    maps = importlib.import_module('pallas_kernels.cases.attention').MAPS
+    found += [case('attention', f'masked, {weights}', 'bfloat16', KERNEL) for weights in maps]
+    others = {core: [name for name in _module(core).CASES if name not in served[core]] for core in ORDER}
+    return found + [case(core, name, 'bfloat16', None) for core in ORDER for name in others[core]]
+
+
+SMALL = ('softmax', 'linear_scan')
+
+
+def case(core: str, name: str, dtype: str, implementation: str | None, stage: str = 'correct') -> Case:
+    """One call in one type by one form."""
+    identity = f'{stage}/{core}/{name}/{dtype}/{implementation or "any"}'
+    return Case(identity, stage, SECONDS, core, name, dtype, 'forward and backward', implementation)
+
+
+def run(case: Case, folder: pathlib.Path) -> dict[str, Any]:
+    """Compares; a form that is named and does not serve the call is skipped, with its reason."""
+    jax.clear_caches()
+    call, numbers = expected.read(folder, case)
+    with dispatch.ledger() as entries:
+        found = cores.evaluate(expected.core_of(case), call, case.implementation)
+    # What is summed into one number: at most all of the largest argument.
+    reduction = max(array.size for array in call.arrays.values())
+    worst = max((_compare(name, array, numbers[name], case.dtype, reduction) for name, array in found.items()),
+                key=lambda one: one['of_bound'])  # fmt: skip
+    right = worst['of_bound'] <= 1
+    line = {'status': 'ok' if right else 'wrong', 'worst': worst, 'served': entries[0].implementation}
+    return line if right else {**line, 'reason': f'{worst["where"]} is off by {worst["error"]:.2g}'}
+
+
+def _compare(name: str, array: np.ndarray, right: np.ndarray, dtype: str, reduction: int) -> dict[str, Any]:
+    """The worst number of an array; products of 16-bit operands are as exact as these, whatever type they are kept in.
+
+    Whole numbers, which are places, are right or wrong.
+    """
+    if not jnp.issubdtype(array.dtype, jnp.inexact):
+        wrong = int(np.sum(array != right))
+        return {'where': name, 'error': float(wrong), 'of_bound': 2.0 if wrong else 0.0}
+    worst = worst_error(cores.parts(array), cores.parts(right), dtype=dtype, reduction=reduction)
+    share = worst.error / worst.bound if worst.bound else float(worst.error > 0) * 2
+    return {'where': f'{name} {list(worst.place)}', 'error': min(worst.error, 1e300), 'of_bound': min(share, 1e300)}
+
+
+def _module(core: str) -> Any:
+    return importlib.import_module(f'pallas_kernels.cases.{core}')
+
+
+def _named(core: str) -> tuple[str, ...]:
+    """The cases that every kernel of a core serves."""
+    module = _module(core)
+    return (*module.KERNEL, *getattr(module, 'VECTOR', ()))

@@ -1,0 +1,54 @@
+"""A process that runs cases one at a time: a line of JSON in, a line of JSON out; all it prints goes to the log."""
+
+import ctypes
+import importlib
+import json
+import os
+import pathlib
+import signal
+import sys
+import time
+import traceback
+from typing import Any
+
+from scripts.session.cases import Case
+
+
+def serve(folder: pathlib.Path, results: int) -> int:
+    """Answers the cases on standard input until it ends."""
+    _end_with_parent()
+    with os.fdopen(results, 'w') as out:
+        _say(out, {'ready': True})
+        for text in sys.stdin:
+            case = Case(**json.loads(text))
+            print(f'--- {case.id}', flush=True)
+            start = time.perf_counter()
+            line = answer(case, folder)
+            _say(out, {**line, 'id': case.id, 'seconds': round(time.perf_counter() - start, 3)})
+    return 0
+
+
+def answer(case: Case, folder: pathlib.Path) -> dict[str, Any]:
+    """What there is to say of a case: its status, and figures or the reason why there are none."""
+    try:
+        return importlib.import_module(f'scripts.session.stages.{case.stage}').run(case, folder)
+    except NotImplementedError as error:
+        return {'status': 'skipped', 'reason': _first(error)}
+    except Exception as error:
+        traceback.print_exc()
+        return {'status': 'failed', 'reason': f'{type(error).__name__}: {_first(error)}'}
+
+
+def _first(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [''])[0][:300]
+
+
+def _say(out: Any, line: dict[str, Any]) -> None:
+    out.write(json.dumps(line) + '\n')
+    out.flush()
+
+
+def _end_with_parent() -> None:
+    """Where the parent is killed, nothing of it goes on to hold the device. Linux alone knows how."""
+    if sys.platform == 'linux':
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)

@@ -1,0 +1,151 @@
+"""A session on a GPU, rehearsed on a CPU: whatever becomes of a case, no other is lost."""
+
+import json
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from scripts.session import cases, lines, parent, preparation, report
+
+ROOT = pathlib.Path(__file__).parent.parent.parent
+SCRIPT = ROOT / 'scripts' / 'gpu_session.py'
+
+EXPECTED = {
+    'check/smoke': 'ok',
+    'check/tools': 'ok',
+    'correct/softmax/one/float32/mosaic_gpu': 'ok',
+    'correct/softmax/one/float32/xla': 'ok',
+    'correct/linear_scan/one/float32/xla': 'ok',
+    'rehearsal/right': 'ok',
+    'rehearsal/hang': 'timeout',
+    'rehearsal/crash': 'failed',
+    'rehearsal/raise': 'failed',
+    'rehearsal/refuse': 'skipped',
+    'rehearsal/wrong': 'wrong',
+    'rehearsal/right again': 'ok',
+}
+
+
+def start(*arguments):
+    return subprocess.Popen(
+        [sys.executable, SCRIPT, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+@pytest.fixture(scope='module')
+def prepared(tmp_path_factory):
+    folder = tmp_path_factory.mktemp('session')
+    assert preparation.prepare(folder, ['check', 'correct', 'rehearsal'], small=True) == 0
+    return folder
+
+
+@pytest.fixture(scope='module')
+def ran(prepared, tmp_path_factory):
+    out = tmp_path_factory.mktemp('out')
+    process = start('run', f'--from={prepared}', f'--out={out}', '--workers=2', '--minutes=8')
+    printed = process.communicate(timeout=500)[0]
+    assert process.returncode == 1, printed
+    return out
+
+
+def alive(command):
+    """The processes that run a piece of Python, given by its text."""
+    found = []
+    for path in pathlib.Path('/proc').glob('[0-9]*/cmdline'):
+        try:
+            text = path.read_bytes()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if command.encode() in text:
+            found.append(path)
+    return found
+
+
+@pytest.mark.xdist_group('gpu_session')
+def test_a_case_that_hangs_crashes_or_is_wrong_takes_none_with_it(ran):
+    found = [json.loads(line) for line in (ran / 'session.jsonl').read_text().splitlines()]
+    assert {line['id']: line['status'] for line in found} == EXPECTED
+    assert len(found) == len(EXPECTED)
+    by_id = {line['id']: line for line in found}
+    assert by_id['rehearsal/crash']['reason'] == 'its process died: SIGSEGV'
+    assert by_id['rehearsal/hang']['reason'] == 'it took longer than 3 s'
+    assert by_id['rehearsal/raise']['reason'] == 'ValueError: on purpose'
+    kernel = by_id['correct/softmax/one/float32/mosaic_gpu']
+    assert kernel['served'] == 'mosaic_gpu' and kernel['worst']['of_bound'] <= 1 and kernel['pass']
+    assert all(line['commit'] and line['versions']['jax'] and line['device'] for line in found)
+
+
+@pytest.mark.xdist_group('gpu_session')
+def test_a_resumed_session_leaves_out_what_is_ok_and_ends_cleanly_when_told_to(prepared, ran, tmp_path):
+    arguments = [f'--from={prepared}', f'--out={tmp_path}', '--resume', ran / 'session.jsonl', '--patience=100']
+    process = start('run', *arguments)
+    log, deadline = tmp_path / 'session.log', time.monotonic() + 200
+    while '--- rehearsal/hang' not in (log.read_text() if log.exists() else '') and time.monotonic() < deadline:
+        time.sleep(0.1)
+    process.send_signal(signal.SIGTERM)
+    printed = process.communicate(timeout=60)[0]
+    found = lines.read([tmp_path / 'session.jsonl'])
+    assert {line['id'] for line in found} <= {name for name, status in EXPECTED.items() if status != 'ok'}
+    assert {line['id']: line['status'] for line in found}['rehearsal/hang'] == 'skipped', printed
+    assert '7 were ok before; the session was told to end' in printed
+    assert not alive(f'--from={prepared}')
+    merged = lines.newest([ran / 'session.jsonl', tmp_path / 'session.jsonl'])
+    assert merged.keys() == EXPECTED.keys()
+    # What was skipped now does not hide what was found before.
+    assert merged['rehearsal/hang']['status'] == 'timeout'
+
+
+def test_when_the_minutes_are_over_nothing_is_begun(prepared, tmp_path, capsys):
+    session = parent.Session(folder=prepared, out=tmp_path, minutes=0)
+    assert parent.run(session, None, ()) == parent.OK
+    assert (tmp_path / 'session.jsonl').read_text() == ''
+    assert 'the minutes were over' in capsys.readouterr().out
+
+
+def test_a_device_that_does_not_answer_ends_the_session(prepared, tmp_path, monkeypatch):
+    monkeypatch.setattr(parent, 'SMOKE', cases.Case('rehearsal/crash', 'rehearsal', 30))
+    assert parent.run(parent.Session(folder=prepared, out=tmp_path), None, ()) == parent.DEAD
+    assert (tmp_path / 'session.jsonl').read_text() == ''
+
+
+def test_half_a_line_costs_no_other(tmp_path):
+    path = tmp_path / 'session.jsonl'
+    path.write_text('{"id": "a", "status": "ok"}\n{"id": "b", "sta')
+    record = lines.Record(path)
+    record.add({'id': 'c', 'status': 'ok'})
+    record.close()
+    assert list(lines.newest([path])) == ['a', 'c']
+
+
+def test_a_report_counts_names_and_compares(tmp_path):
+    def write(name, status, milliseconds):
+        case = cases.Case('bench/softmax/0/forward', 'bench', 90, 'softmax', what='forward')
+        measured = [{'contender': 'ours', 'milliseconds': [0.9, milliseconds, 1.1], 'ratio': 1.0, 'tflops': 2.0}]
+        record = lines.Record(tmp_path / name)
+        record.add({**cases.public(case), 'status': 'ok', 'measured': measured, 'time': '2026-11-22T00:00:00'})
+        record.add({'id': 'correct/x', 'stage': 'correct', 'core': 'x', 'status': status, 'reason': 'off'})
+        record.close()
+        return tmp_path / name
+
+    text = report.tables([write('new', 'wrong', 1.0)], write('old', 'ok', 2.0))
+    assert '| correct | x |  | 1 |  |  |  |' in text
+    assert '| correct/x | wrong | off |' in text
+    assert '| bench/softmax/0/forward | ours | 1 (0.9 to 1.1) | 1 | 2 |  |' in text
+    assert '| correct/x | ok -> wrong |' in text and 'ours: 0.50 of the time' in text
+
+
+def test_the_wheels_are_what_the_package_needs_and_no_more(prepared):
+    listed = (prepared / 'wheels.txt').read_text()
+    assert 'jax==0.11.2' in listed and 'jax-cuda13-plugin==0.11.2' in listed and 'flax==' in listed
+    assert 'tensorstore==' in listed and 'pytest' not in listed and '# tokamax' in listed
+
+
+@pytest.mark.parametrize('stages', ['corect', 'check,'])
+def test_an_unknown_stage_is_named(stages):
+    process = start('run', '--from=.', '--out=.', f'--stages={stages}')
+    printed = process.communicate(timeout=60)[0]
+    assert process.returncode == 2 and 'no stage is called' in printed
