@@ -1,4 +1,4 @@
-"""Trials in a database: opened by its address, and asked again while it does not answer."""
+"""Storage of trials in a database, which retries operations during short outages."""
 
 import random
 import sys
@@ -14,20 +14,20 @@ from sqlalchemy.pool import NullPool
 from attnlab.errors import UserError
 
 PATIENCE = 600.0
-"""Seconds for which a database that has answered before is asked again."""
+"""Seconds for which operations on a database that has answered before are retried."""
 
 PAUSE = 1.0
 TRIES = 8
-"""Of making the tables: workers that start at once on an empty database get in each other's way."""
+"""Attempts at creating the tables: workers that start together on an empty database may conflict."""
 
 OUTAGES = (OperationalError, InterfaceError, PendingRollbackError)
-"""The last where Optuna caught one of the others and asked again over the connection that broke."""
+"""Errors that count as an outage; the last is raised where Optuna caught another and reused the broken connection."""
 
 
 def open_database(address: str) -> BaseStorage:
-    """Opens Optuna's storage at an address such as `postgresql://USER@HOST/NAME`, making its tables if need be.
+    """Opens Optuna's storage at an address such as `postgresql://USER@HOST/NAME`, creating its tables where missing.
 
-    Raises `UserError` where the driver is missing, the address is none, or nothing answers there.
+    Raises `UserError` where the driver is missing, the address is not valid, or no database answers there.
     """
     scheme, separator, rest = address.partition('://')
     if not separator:
@@ -36,7 +36,7 @@ def open_database(address: str) -> BaseStorage:
         address = f'postgresql+psycopg://{rest}'
     for attempt in range(1, TRIES + 1):
         try:
-            # A connection an operation: one that is kept over hours of training is dropped by servers and firewalls.
+            # A new connection for every operation: servers and firewalls drop one that is idle for hours of training.
             storage: BaseStorage = Patient(get_storage(RDBStorage(address, engine_kwargs={'poolclass': NullPool})))
             return storage
         except ImportError as error:
@@ -49,11 +49,11 @@ def open_database(address: str) -> BaseStorage:
     raise AssertionError('unreachable')
 
 
-def _asked(name: str) -> Callable[..., Any]:
-    """A method of a storage, called until it answers.
+def _retried(name: str) -> Callable[..., Any]:
+    """Returns a method of a storage that is retried during an outage.
 
-    What was done before the connection broke may be done again without harm: attributes and values are set to the same,
-    and a trial that is made twice is one that nobody runs, which is taken up next.
+    Repeating an operation that did succeed does no harm: attributes and values are set to what they already are,
+    and a trial created twice leaves one without a worker, which is claimed next.
     """
 
     def ask(self: Any, *arguments: Any, **named: Any) -> Any:
@@ -79,15 +79,15 @@ def _asked(name: str) -> Callable[..., Any]:
     return ask
 
 
-def _patient(self: Any, storage: BaseStorage) -> None:
+def _init(self: Any, storage: BaseStorage) -> None:
     self._storage = storage
 
 
 Patient = type(
     'Patient',
     (BaseStorage,),
-    {'__init__': _patient, '__doc__': 'A storage that outlives short outages of another.'}
-    | {name: _asked(name) for name in vars(BaseStorage) if not name.startswith('_')},
+    {'__init__': _init, '__doc__': 'A storage that outlives short outages of another.'}
+    | {name: _retried(name) for name in vars(BaseStorage) if not name.startswith('_')},
 )
 
 
@@ -96,6 +96,6 @@ def _is_outage(error: Exception) -> bool:
 
 
 def _reason(error: Exception) -> str:
-    """What the server or its driver says, in one line."""
+    """The message of the server or its driver, in one line."""
     cause = error if isinstance(error, SQLAlchemyError) else error.__cause__
     return str(getattr(cause, 'orig', cause)).strip().replace('\n', ' ')

@@ -1,4 +1,4 @@
-"""What starts workers: processes of this host, or jobs of a SLURM cluster through submitit."""
+"""Launchers of workers: as processes of this host, or as jobs of a SLURM cluster through submitit."""
 
 import contextlib
 import dataclasses
@@ -21,8 +21,8 @@ from attnlab.sweep.status import describe, status_table, statuses, summary
 from attnlab.sweep.study import Study
 
 PAUSE = 1.0
-SHARE = 0.9
-"""Of a device's memory, what the trials on it divide among themselves; JAX alone takes three quarters."""
+MEMORY_FRACTION = 0.9
+"""Fraction of a device's memory that the trials on it divide among themselves; by default JAX takes 0.75."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,9 +30,9 @@ class Place:
     """Where a worker runs.
 
     Attributes:
-      cores: of the processor; empty for all.
-      device: the index of its accelerator; `None` for all that there are.
-      memory: the share of the device's memory; `None` for what JAX takes by default.
+      cores: the processor cores it may use; empty for all.
+      device: the index of its accelerator; `None` for all of them.
+      memory: the fraction of the device's memory; `None` for JAX's default.
     """
 
     cores: tuple[int, ...] = ()
@@ -41,15 +41,15 @@ class Place:
 
 
 def places(workers: int, devices: Sequence[int], cores: Sequence[int]) -> list[Place]:
-    """One place a worker: devices are taken in turn, or, where none are named, cores divided.
+    """Returns a place for each worker: devices in rotation or, where none are named, an equal part of the cores.
 
     Workers on one device divide its memory. Raises `UserError` for no workers.
     """
     if workers < 1:
         raise UserError(f'--workers is {workers}; it wants a whole number from 1')
     if devices:
-        crowd = math.ceil(workers / len(devices))
-        memory = None if crowd == 1 else round(SHARE / crowd, 3)
+        per_device = math.ceil(workers / len(devices))
+        memory = None if per_device == 1 else round(MEMORY_FRACTION / per_device, 3)
         return [Place(device=devices[index % len(devices)], memory=memory) for index in range(workers)]
     if workers == 1:
         return [Place()]
@@ -60,12 +60,12 @@ def places(workers: int, devices: Sequence[int], cores: Sequence[int]) -> list[P
 
 
 def host_cores() -> list[int]:
-    """The cores that this process may use; none where the system does not say."""
+    """The cores that this process may use; empty where the system does not report them."""
     return sorted(os.sched_getaffinity(0)) if sys.platform.startswith('linux') else []
 
 
 def pin(cores: Sequence[int], device: int | None) -> None:
-    """Keeps this process to its place; before JAX starts."""
+    """Restricts this process to its cores and device; call before JAX starts."""
     if cores and sys.platform.startswith('linux'):
         os.sched_setaffinity(0, cores)
     if device is not None:
@@ -76,7 +76,7 @@ def pin(cores: Sequence[int], device: int | None) -> None:
 
 
 def command(arguments: Sequence[str], place: Place) -> list[str]:
-    """The command of a worker at a place; JAX is told of its share of memory by the environment alone."""
+    """Returns the command of a worker; JAX reads its fraction of memory only from the environment."""
     prefix = [] if place.memory is None else ['env', f'XLA_PYTHON_CLIENT_MEM_FRACTION={place.memory}']
     pinned = [f'--cores={",".join(map(str, place.cores))}'] if place.cores else []
     pinned += [] if place.device is None else [f'--device={place.device}']
@@ -84,17 +84,17 @@ def command(arguments: Sequence[str], place: Place) -> list[str]:
 
 
 def run_processes(study: Study, arguments: Sequence[str], where: Sequence[Place], console: Console) -> bool:
-    """Runs workers as processes until the sweep is finished; returns whether it is, and was not asked to stop before.
+    """Runs workers as processes; returns whether the sweep finished without having been stopped.
 
-    A worker that a signal ended, for lack of memory or by hand, is started again: its trial goes on. One that gave up
-    says why in `logs/worker-I.txt`. Workers save and stop when this process ends, however it ends.
+    A worker killed by a signal (out of memory, or by hand) is restarted and resumes its trial. One that failed logs the
+    reason in `logs/worker-I.txt`. Workers save and stop when this process ends, however it ends.
     """
     with contextlib.ExitStack() as stack:
         crew = [_Worker(study, index, command(arguments, place), stack) for index, place in enumerate(where)]
-        asked = stack.enter_context(_forwarding(crew))
+        received = stack.enter_context(_forwarding(crew))
         show = stack.enter_context(_display(study, console))
         while True:
-            alive = [worker.alive(restart=not asked) for worker in crew]
+            alive = [worker.alive(restart=not received) for worker in crew]
             show()
             if not any(alive):
                 break
@@ -103,11 +103,11 @@ def run_processes(study: Study, arguments: Sequence[str], where: Sequence[Place]
     complaints = dict.fromkeys(worker.last_line() for worker in crew if worker.process.returncode)
     if complaints:
         raise UserError('; '.join(complaints))
-    return not asked
+    return not received
 
 
 class _Worker:
-    """A worker's process, and those that follow it."""
+    """A worker's process, restarted when a signal kills it."""
 
     def __init__(self, study: Study, index: int, argv: Sequence[str], stack: contextlib.ExitStack):
         self._log = study.folder / 'logs' / f'worker-{index}.txt'
@@ -118,7 +118,7 @@ class _Worker:
         stack.callback(self._close)
 
     def alive(self, *, restart: bool) -> bool:
-        """Whether the process runs; starts another in place of one that a signal ended."""
+        """Whether the process runs; with `restart`, one that a signal killed is replaced."""
         status = self.process.poll()
         if status is not None and status < 0 and restart:
             self._output.write(f'ended by signal {-status}; started again\n')
@@ -145,19 +145,19 @@ class _Worker:
 
 @contextlib.contextmanager
 def _forwarding(crew: Sequence[_Worker]) -> Iterator[list[int]]:
-    """Hands SIGTERM and Ctrl-C on to the workers, who save; the list inside is not empty from then on."""
-    asked: list[int] = []
+    """Forwards SIGTERM and Ctrl-C to the workers, which save; yields the list of signals received."""
+    received: list[int] = []
 
-    def hand_on(number: int, _: Any) -> None:
-        asked.append(number)
-        # A cluster may have sent the workers the same signal, and the same one twice would end them unsaved.
+    def forward(number: int, _: Any) -> None:
+        received.append(number)
+        # A cluster may have sent the workers the same signal too; receiving it twice would end them before they save.
         other = signal.SIGINT if number == signal.SIGTERM else signal.SIGTERM
         for worker in crew:
             worker.process.send_signal(other)
 
-    previous: dict[int, Any] = {number: signal.signal(number, hand_on) for number in (signal.SIGTERM, signal.SIGINT)}
+    previous: dict[int, Any] = {number: signal.signal(number, forward) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        yield asked
+        yield received
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
@@ -165,7 +165,7 @@ def _forwarding(crew: Sequence[_Worker]) -> Iterator[list[int]]:
 
 @contextlib.contextmanager
 def _display(study: Study, console: Console) -> Iterator[Any]:
-    """A live table on a terminal, and a line for every trial that ends elsewhere."""
+    """A live table on a terminal; elsewhere a line for every trial that ends."""
     if console.is_terminal:
         with Live(status_table(study), console=console, auto_refresh=False) as live:
             yield lambda: live.update(status_table(study), refresh=True)
@@ -189,7 +189,7 @@ class Job:
     process: Any = None
 
     def __call__(self) -> int:
-        """Works until nothing is left to do."""
+        """Runs trials until none is left."""
         self.process = subprocess.Popen(self.argv, stdin=subprocess.PIPE)
         while self.process.poll() is None:
             time.sleep(0.1)

@@ -8,9 +8,9 @@ from attnlab.locks import Lock
 
 
 class JournalLock(JournalFileOpenLock):
-    """The lock of Optuna's journal; also mends a last line that a writer did not live to finish.
+    """The lock of Optuna's journal; acquiring it also removes an incomplete last line, left by a killed writer.
 
-    Optuna's own locks are files whose presence is the lock: those of dead holders are broken after a guessed time.
+    Optuna's own locks are files whose existence is the lock; those of dead holders are broken after a fixed timeout.
     """
 
     def __init__(self, journal: pathlib.Path):

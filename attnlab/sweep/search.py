@@ -1,7 +1,7 @@
-"""Where to look next, and what to give up early.
+"""Samplers, which choose the points of a search space, and pruners, which stop trials early.
 
-What a sampler draws for trial `n` depends on its seed, on `n`, and, for `Tpe` alone, on the results so far; not on the
-worker that asks, nor on how often one was killed. Two studies of one space, seed and sampler look at the same points.
+What a sampler draws for trial `n` depends on its seed, on `n`, and, for `Tpe` only, on the results so far; not on the
+worker that runs it or on restarts. Two studies with the same space, seed and sampler visit the same points.
 """
 
 import abc
@@ -17,30 +17,30 @@ from attnlab.sweep.space import Drawn, Space
 
 @dataclasses.dataclass(frozen=True)
 class Sampler:
-    """How the points of a space are drawn.
+    """How points of a search space are drawn.
 
     Attributes:
-      seed: of the draws; has nothing to do with the seeds of the runs.
+      seed: of the draws; independent of the seeds of the runs.
     """
 
     seed: int = 0
 
     def optuna(self, number: int) -> optuna.samplers.BaseSampler:
-        """What draws, for trial `number`, the dimensions that are not `fixed`."""
+        """Optuna's sampler of the dimensions of trial `number` that are not `fixed`."""
         return optuna.samplers.RandomSampler(seed=self._stream(number))
 
     def fixed(self, space: Space, number: int, seeds: int) -> dict[str, Drawn]:
-        """What is drawn of each dimension for trial `number`, where the results so far do not matter."""
+        """The dimensions of trial `number` that do not depend on the results so far."""
         return {}
 
-    def trials(self, space: Space, asked: int | None, seeds: int) -> int:
-        """How many trials there are. Raises `UserError` where that is not said, or the space does not fit."""
-        if asked is None or asked < 1:
-            raise UserError(f'config.trials is {asked}; {type(self).__name__} wants a whole number from 1')
-        return asked
+    def trials(self, space: Space, requested: int | None, seeds: int) -> int:
+        """The number of trials. Raises `UserError` where `requested` or the space does not suit the sampler."""
+        if requested is None or requested < 1:
+            raise UserError(f'config.trials is {requested}; {type(self).__name__} wants a whole number from 1')
+        return requested
 
     def seed_index(self, number: int, seeds: int) -> int:
-        """Which of the seeds trial `number` is run with: they are taken in turn."""
+        """The index of the seed of trial `number`: seeds are used in rotation."""
         return number % seeds
 
     def _stream(self, number: int) -> int:
@@ -54,12 +54,12 @@ class RandomSearch(Sampler):
 
 @dataclasses.dataclass(frozen=True)
 class Tpe(Sampler):
-    """Tree-structured Parzen estimators; trials that still run count as bad ones, so that workers do not crowd.
+    """Tree-structured Parzen estimators; running trials count as bad ones, so that workers explore different points.
 
     Bergstra et al. 2011, https://proceedings.neurips.cc/paper/2011/hash/86e8f7ab32cfd12577bc2619bc635690-Abstract.html.
 
     Attributes:
-      startup: trials that are drawn at random before the first estimate.
+      startup: trials drawn at random before the first estimate.
     """
 
     startup: int = 10
@@ -70,7 +70,7 @@ class Tpe(Sampler):
 
 @dataclasses.dataclass(frozen=True)
 class QuasiRandom(Sampler):
-    """A scrambled Sobol sequence: even coverage, best with a power of two of trials.
+    """A scrambled Sobol sequence, which covers the space evenly; best with a power of two as the number of trials.
 
     Owen 1998, https://doi.org/10.1006/jcom.1998.0487.
     """
@@ -84,22 +84,24 @@ class QuasiRandom(Sampler):
         if number:
             sequence.fast_forward(number)
         (point,) = sequence.random(1)
-        return {name: space[name].at_quantile(float(share)) for name, share in zip(sorted(space), point, strict=True)}
+        return {
+            name: space[name].at_quantile(float(quantile)) for name, quantile in zip(sorted(space), point, strict=True)
+        }
 
 
 @dataclasses.dataclass(frozen=True)
 class GridSearch(Sampler):
-    """Every combination of values, each with every seed."""
+    """Every combination of values with every seed."""
 
     def fixed(self, space: Space, number: int, seeds: int) -> dict[str, Drawn]:
         shape = tuple(self._count(space, name) for name in sorted(space))
         place = np.unravel_index(number // seeds, shape) if shape else ()
         return {name: int(index) for name, index in zip(sorted(space), place, strict=True)}
 
-    def trials(self, space: Space, asked: int | None, seeds: int) -> int:
+    def trials(self, space: Space, requested: int | None, seeds: int) -> int:
         every = seeds * math.prod(self._count(space, name) for name in space)
-        if asked not in (None, every):
-            raise UserError(f'config.trials is {asked}; the grid and its seeds have {every}, which None stands for')
+        if requested not in (None, every):
+            raise UserError(f'config.trials is {requested}; the grid and its seeds have {every}, which None stands for')
         return every
 
     def _count(self, space: Space, name: str) -> int:
@@ -112,22 +114,22 @@ class GridSearch(Sampler):
 
 
 class Pruner(abc.ABC):
-    """Which runs to stop at an evaluation, for others of the study were better there."""
+    """Stops runs early at an evaluation, where other runs of the study were better at that step."""
 
     @abc.abstractmethod
     def optuna(self, steps: int) -> optuna.pruners.BasePruner:
-        """Optuna's, for runs of so many steps."""
+        """Optuna's pruner for runs of `steps` steps."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Asha(Pruner):
-    """Asynchronous successive halving: of the runs at a rung, the best `1 / reduction` go on to the next.
+    """Asynchronous successive halving: of the runs at a rung, the best `1 / reduction` continue to the next.
 
     Rungs are at `first`, `first * reduction`, `first * reduction^2`, ... steps. Li et al. 2020,
     https://arxiv.org/abs/1810.05934.
 
     Attributes:
-      first: the first rung, in steps; an evaluation should fall on each.
+      first: the first rung, in steps; every rung should coincide with an evaluation.
       reduction: how many are compared for each that goes on.
     """
 
@@ -141,12 +143,12 @@ class Asha(Pruner):
 
 @dataclasses.dataclass(frozen=True)
 class Hyperband(Pruner):
-    """Successive halving in several brackets, from `first` steps at the earliest to not at all.
+    """Successive halving in several brackets, from one that prunes at `first` steps to one that never prunes.
 
     Li et al. 2018, https://arxiv.org/abs/1603.06560.
 
     Attributes:
-      first: the first rung of the hardest bracket, in steps.
+      first: the first rung of the most aggressive bracket, in steps.
       reduction: how many are compared for each that goes on.
     """
 

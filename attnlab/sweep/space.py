@@ -1,6 +1,6 @@
-"""Search spaces: what a sweep may set, and to which values. A dimension is a value, and names the keys it sets.
+"""Search spaces: which config keys a sweep sets, and to which values. A dimension names the keys it sets.
 
-What is drawn of a dimension is a number of Optuna's: the value itself of a range, the index of one of several values.
+Optuna draws one number for a dimension: the value itself for a range, an index for one of several values.
 """
 
 import abc
@@ -19,30 +19,30 @@ PLAIN = (bool, int, float, str, type(None))
 
 
 class Dimension(abc.ABC):
-    """Something that a sweep varies."""
+    """A dimension of a search space."""
 
     @property
     @abc.abstractmethod
     def keys(self) -> tuple[str, ...]:
-        """The keys of the run's config that it sets, dotted, as the command line writes them."""
+        """The keys of the run's config that it sets, as dotted paths."""
 
     @property
     @abc.abstractmethod
     def count(self) -> int | None:
-        """How many values there are; `None` for a range."""
+        """The number of values; `None` for a range."""
 
     @property
     @abc.abstractmethod
     def distribution(self) -> BaseDistribution:
-        """What Optuna draws from."""
+        """Optuna's distribution."""
 
     @abc.abstractmethod
     def suggest(self, trial: optuna.Trial, name: str) -> Drawn:
-        """Has the study's sampler draw."""
+        """Draws with the study's sampler."""
 
     @abc.abstractmethod
     def at_quantile(self, quantile: float) -> Drawn:
-        """The value at a quantile, from 0 up to but not including 1, of the distribution that is drawn from."""
+        """The value at a quantile in [0, 1) of the distribution."""
 
     @abc.abstractmethod
     def settings(self, drawn: Drawn) -> dict[str, Any]:
@@ -50,7 +50,7 @@ class Dimension(abc.ABC):
 
 
 class Range(Dimension):
-    """The numbers from `low` to `high`."""
+    """The real numbers from `low` to `high`."""
 
     key: str
     low: float
@@ -83,7 +83,7 @@ class Range(Dimension):
 
 @dataclasses.dataclass(frozen=True)
 class LogUniform(Range):
-    """A number from `low` to `high`, above 0; its logarithm is uniform.
+    """A positive number from `low` to `high` whose logarithm is uniform.
 
     Attributes:
       key: of the run's config, such as `optimizer.peak_lr`.
@@ -168,7 +168,7 @@ class Choice(Listed):
 
 @dataclasses.dataclass(frozen=True)
 class Grid(Choice):
-    """One of several values in an order that means something, such as widths or learning rates."""
+    """One of several values in a meaningful order, such as widths or learning rates."""
 
     @property
     def distribution(self) -> IntDistribution:
@@ -183,7 +183,7 @@ class Zip(Listed):
     """Several keys that change together.
 
     Attributes:
-      together: of the run's config.
+      together: the keys of the run's config.
       rows: each holds one value for every key.
     """
 
@@ -209,7 +209,7 @@ class Zip(Listed):
 
 
 Space = Mapping[str, Dimension]
-"""Dimensions by the name that tables give them."""
+"""Dimensions by name, as shown in tables."""
 
 
 def _check_values(key: str, values: tuple) -> None:

@@ -1,4 +1,4 @@
-"""How far a study is: what runs, what is done, pruned or failed and why, the best so far, the time left."""
+"""The progress of a study: the state of every trial, the best value so far, the time left."""
 
 import dataclasses
 import pathlib
@@ -22,7 +22,7 @@ WORDS = {TrialState.COMPLETE: 'done', TrialState.PRUNED: 'pruned', TrialState.FA
 
 @dataclasses.dataclass(frozen=True)
 class TrialStatus:
-    """How far one trial is, and what came of it."""
+    """The state, progress and result of one trial."""
 
     number: int
     state: str
@@ -35,7 +35,7 @@ class TrialStatus:
 
 
 def statuses(study: Study) -> list[TrialStatus]:
-    """Every trial, by number."""
+    """The status of every trial, by number."""
     return [_status(study, trial) for trial in study.trials()]
 
 
@@ -45,22 +45,22 @@ def describe(study: Study, trial: FrozenTrial) -> str:
     value = '' if row.value is None else f'  {study.sweep.metric} {row.value:.5g}'
     seconds = '' if row.seconds is None else f'  {row.seconds:.1f} s'
     reason = f'  {row.reason}' if row.reason else ''
-    return f'trial {row.number} {row.state}  {_shown(row.settings)} seed={row.seed}{value}{seconds}{reason}'
+    return f'trial {row.number} {row.state}  {_format_settings(row.settings)} seed={row.seed}{value}{seconds}{reason}'
 
 
 def seconds_left(study: Study, found: list[TrialStatus]) -> float | None:
-    """What the trials that are not finished would take the workers of now, by the median of those that are done."""
+    """The estimated seconds to finish with the workers now running, from the median time of completed trials."""
     done = [row.seconds for row in found if row.state == 'done' and row.seconds is not None]
     running = [row for row in found if row.state == 'running']
     if not done or not running:
         return None
     steps = study.sweep.base.steps
-    begun = sum(1 - row.step / steps for row in found if row.state in ('running', 'interrupted'))
-    return statistics.median(done) * (begun + study.sweep.trials - len(found)) / len(running)
+    unfinished = sum(1 - row.step / steps for row in found if row.state in ('running', 'interrupted'))
+    return statistics.median(done) * (unfinished + study.sweep.trials - len(found)) / len(running)
 
 
 def status_table(study: Study) -> Group:
-    """The table, and a line under it."""
+    """A table of all trials with a summary line."""
     found = statuses(study)
     best = study.best()
     table = Table(title=str(study.folder), title_justify='left')
@@ -85,18 +85,18 @@ def status_table(study: Study) -> Group:
 
 
 def show_status(folder: pathlib.Path, storage: str | None, console: Console, *, watch: bool = False) -> None:
-    """Prints the table of a study, and of its confirmation; with `watch`, renews it until the sweep is finished."""
+    """Prints the table of a study and of its confirmation; with `watch`, refreshes it until the sweep is finished."""
     study = open_study(folder, storage)
     if not watch:
-        console.print(_shown_now(study, storage))
+        console.print(_tables(study, storage))
         return
-    with Live(_shown_now(study, storage), console=console, auto_refresh=False) as live:
+    with Live(_tables(study, storage), console=console, auto_refresh=False) as live:
         while not study.finished():
             time.sleep(PAUSE)
-            live.update(_shown_now(study, storage), refresh=True)
+            live.update(_tables(study, storage), refresh=True)
 
 
-def _shown_now(study: Study, storage: str | None) -> Group:
+def _tables(study: Study, storage: str | None) -> Group:
     folder = study.folder / 'confirm'
     confirmed = [open_study(folder, storage, study)] if (folder / 'sweep.json').exists() else []
     return Group(*(status_table(one) for one in (study, *confirmed)))
@@ -133,7 +133,7 @@ def _status(study: Study, trial: FrozenTrial) -> TrialStatus:
 
 
 def _step(study: Study, number: int) -> int:
-    """How far the run has come, by its last line of metrics."""
+    """The last step in the run's metrics."""
     path = study.workdir(number) / 'metrics.jsonl'
     lines = whole_lines(path) if path.exists() else []
     return int(lines[-1].split('"step": ', 1)[1].split(',', 1)[0]) if lines else 0
@@ -147,7 +147,7 @@ def _columns(found: list[TrialStatus]) -> list[str]:
     return sorted({key for row in found for key in row.settings})
 
 
-def _shown(settings: Mapping[str, Any]) -> str:
+def _format_settings(settings: Mapping[str, Any]) -> str:
     return ' '.join(f'{key}={_number(value)}' for key, value in settings.items())
 
 

@@ -1,18 +1,18 @@
-"""A study: the state of a sweep, shared by any number of workers, none of which has to live.
+"""A study: the state of a sweep, shared by any number of workers, any of which may die at any time.
 
     STUDY/sweep.json     the sweep's config, complete
           journal.log    Optuna's, unless the study lives in a database
-          trials/0007/   the run of trial 7, made by training as any other
-          logs/0007.txt  what it printed
+          trials/0007/   the run of trial 7, an ordinary run directory
+          logs/0007.txt  its console output
           locks/0007     held by the process that runs it
           lock           held while a worker looks for a trial
-          home           tells this folder from that of another host
+          home           an identifier that distinguishes this folder from that of another host
           confirm/       the study of the winner, with fresh seeds
 
-A trial is RUNNING in Optuna from its creation to its end. Who runs it is said by a lock that the kernel takes back when
-its holder dies; Optuna's heartbeat needs a database and a guess at how long is dead. So a worker first takes up trials
-that nobody runs, then makes a new one, all of it holding `lock`. A trial belongs to the `home` it was made in: a host
-that cannot see that folder can see neither the lock nor the checkpoints, and leaves the trial alone.
+A trial is RUNNING in Optuna from its creation to its end. The process that runs it holds a file lock, which the kernel
+releases when the process dies; Optuna's heartbeat needs a database and a timeout. A worker first resumes trials whose
+lock is free, then creates a new one, holding `lock` meanwhile. A trial belongs to the `home` it was created in: a host
+that cannot access that folder has access to neither the lock nor the checkpoints, and leaves the trial alone.
 """
 
 import dataclasses
@@ -41,18 +41,18 @@ from attnlab.train.run import differences
 HOME = 'home'
 SURPLUS = 'one more than the sweep has: another host made the last trial at the same time'
 DATABASE = 'database'
-"""The file that says that the study's trials are in a database, and are looked for nowhere else."""
+"""The file that marks a study whose trials are stored in a database."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
-    """A trial that this process alone may run, until `release`.
+    """The exclusive right to run a trial, until `release`.
 
     Attributes:
-      trial: Optuna's, to report to and to ask.
+      trial: Optuna's trial.
       number: of the trial.
       drawn: its point of the space.
-      lock: what makes it ours.
+      lock: the lock of the trial, held.
     """
 
     trial: optuna.Trial
@@ -62,20 +62,20 @@ class Claim:
 
     @property
     def notes(self) -> dict[str, Any]:
-        """What earlier attempts wrote down."""
+        """The notes of earlier attempts."""
         return self.trial.user_attrs
 
     def note(self, name: str, value: Any) -> None:
-        """Writes something down that must outlive this process."""
+        """Stores a note in the study, where it survives this process."""
         self.trial.set_user_attr(name, value)
 
     def release(self) -> None:
-        """Lets others have the trial."""
+        """Releases the lock, so that another process may run the trial."""
         self.lock.release()
 
 
 class Study:
-    """An open study. Make one with `create`, or `open` one that is there."""
+    """An open study; see `create_study` and `open_study`."""
 
     def __init__(self, folder: pathlib.Path, sweep: Sweep, storage: BaseStorage, name: str, home: str):
         self.folder = folder
@@ -87,7 +87,7 @@ class Study:
 
     @property
     def storage(self) -> BaseStorage:
-        """Optuna's storage, which a study of confirmation shares if it is a database."""
+        """Optuna's storage, which the confirmation study shares if it is a database."""
         return self._storage
 
     @property
@@ -96,17 +96,17 @@ class Study:
         return self._name
 
     def trials(self) -> list[FrozenTrial]:
-        """Every trial so far, by number."""
+        """All trials so far, by number."""
         every = self._storage.get_all_trials(self._id, deepcopy=False)
         return [trial for trial in every if trial.number < self.sweep.trials]
 
     def finished(self) -> bool:
-        """Whether every trial has come to its end."""
+        """Whether every trial has ended."""
         trials = self.trials()
         return len(trials) == self.sweep.trials and all(trial.state.is_finished() for trial in trials)
 
     def best(self) -> FrozenTrial | None:
-        """The complete trial with the best value; the first of equals."""
+        """The completed trial with the best value; on a tie, the first."""
         best: FrozenTrial | None = None
         for trial in self.trials():
             if trial.state == TrialState.COMPLETE and (best is None or self.sweep.better(_value(trial), _value(best))):
@@ -119,7 +119,7 @@ class Study:
         return dict(trial.params) if complete else {}
 
     def settings(self, trial: FrozenTrial) -> dict[str, Any]:
-        """The keys that a trial sets, and their values."""
+        """The config keys that a trial sets, with their values."""
         drawn = self.drawn(trial)
         return self.sweep.settings(drawn) if len(drawn) == len(self.sweep.space) else {}
 
@@ -128,15 +128,15 @@ class Study:
         return workdir(self.folder, number)
 
     def log(self, number: int) -> pathlib.Path:
-        """What a trial printed."""
+        """The file of a trial's console output."""
         return self.folder / 'logs' / f'{number:04}.txt'
 
     def taken(self, trial: FrozenTrial) -> bool:
-        """Whether some process runs the trial, as far as can be told from this folder."""
+        """Whether some process runs the trial, as far as this folder shows."""
         return trial.user_attrs.get(HOME) != self._home or self._trial_lock(trial.number).taken()
 
     def claim(self) -> Claim | None:
-        """Takes up a trial that nobody runs, or makes one; `None` where there is neither."""
+        """Claims a trial that no process runs, or creates one; `None` where none is left."""
         with Lock(self.folder / 'lock').held():
             for trial in self.trials():
                 if trial.state == TrialState.RUNNING and trial.user_attrs[HOME] == self._home:
@@ -150,7 +150,7 @@ class Study:
             return self._create()
 
     def tell(self, claim: Claim, state: TrialState, value: float | None = None, reason: str | None = None) -> None:
-        """Ends a trial."""
+        """Records the end of a trial."""
         if reason is not None:
             claim.note('reason', reason)
         self._optuna(claim.number).tell(claim.trial, value, state)
@@ -170,7 +170,7 @@ class Study:
         return self._claim(trial_id, number, lock)
 
     def _claim(self, trial_id: int, number: int, lock: Lock) -> Claim:
-        """Draws what was not drawn before: the same whoever draws, and however often."""
+        """Draws the dimensions not yet drawn; the result is the same for every process and every attempt."""
         trial = optuna.Trial(self._optuna(number), trial_id)
         space, fixed = self.sweep.space, self.sweep.fixed(number)
         drawn = dict(trial.params)
@@ -202,7 +202,7 @@ def workdir(folder: pathlib.Path, number: int) -> pathlib.Path:
 
 
 def create_study(folder: pathlib.Path, config: ConfigDict, storage: str | None = None) -> Study:
-    """Makes the folder this sweep's, or finds that it already is, and opens it.
+    """Opens the study of a sweep in a folder, creating it where there is none.
 
     `storage` is the address of a database; without one, trials are kept in the folder. Raises `UserError` where the
     folder belongs to another sweep, naming the keys that differ.
@@ -232,7 +232,7 @@ def _claim_folder(folder: pathlib.Path, config: ConfigDict, storage: str | None)
 def open_study(folder: pathlib.Path, storage: str | None = None, within: Study | None = None) -> Study:
     """Opens a study that was created; `within` another, whose storage it uses if that is a database.
 
-    Raises `UserError` where there is none, or it lives in a database and none is named.
+    Raises `UserError` where there is none, or it is stored in a database and no address is given.
     """
     path = folder / 'sweep.json'
     if not path.exists():
@@ -256,7 +256,7 @@ def open_study(folder: pathlib.Path, storage: str | None = None, within: Study |
 
 
 def confirmation(study: Study, storage: str | None) -> Study | None:
-    """The study of the winner with fresh seeds; `None` where none was asked for, or nothing won."""
+    """Opens the study of the best point with new seeds; `None` where none is configured, or no trial completed."""
     best = study.best()
     if study.sweep.confirm == 0 or best is None:
         return None

@@ -1,4 +1,4 @@
-"""A sweep's config, built: which runs there are."""
+"""A sweep, built from its config."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -15,23 +15,23 @@ from attnlab.sweep.space import Drawn, Space
 from attnlab.train.run import flatten
 
 KEYS = ('base', 'space', 'sampler', 'pruner', 'trials', 'seeds', 'metric', 'goal', 'confirm')
-"""The top level of every sweep config."""
+"""The top-level keys of every sweep config."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Sweep:
-    """Runs of one config that differ in the points of a space and in their seeds.
+    """Runs of one config that differ in points of a search space and in seeds.
 
     Attributes:
       base: the run config that every trial starts from.
       space: what is varied, by name.
-      sampler: where to look next.
-      pruner: what to give up early; `None` gives up nothing.
-      trials: how many runs there are.
-      seeds: what the runs are seeded with.
+      sampler: chooses the points.
+      pruner: stops trials early; `None`: none is stopped.
+      trials: the number of runs.
+      seeds: seeds of the runs.
       metric: of an evaluator, such as `valid/loss`; a trial's value is that after its last step.
       goal: 'min' or 'max'.
-      confirm: how many fresh seeds the winner is run with in the end; 0 for none.
+      confirm: the number of new seeds with which the best point is run in the end; 0 for none.
     """
 
     base: ConfigDict
@@ -49,7 +49,7 @@ class Sweep:
         return self.seeds[self.sampler.seed_index(number, len(self.seeds))]
 
     def fixed(self, number: int) -> dict[str, Drawn]:
-        """What of trial `number` is drawn without regard to results."""
+        """The dimensions of trial `number` that do not depend on results."""
         return self.sampler.fixed(self.space, number, len(self.seeds))
 
     def settings(self, drawn: Mapping[str, Drawn]) -> dict[str, Any]:
@@ -67,7 +67,7 @@ class Sweep:
         return value < other if self.goal == 'min' else value > other
 
     def confirmation(self, drawn: Mapping[str, Drawn]) -> ConfigDict:
-        """The config of the sweep that runs a point with fresh seeds."""
+        """The config of the sweep that runs a point with new seeds."""
         first = max(self.seeds) + 1
         return sweep_config(
             with_settings(self.base, self.settings(drawn)),
@@ -92,7 +92,7 @@ def sweep_config(
     goal: str = 'min',
     confirm: int = 3,
 ) -> ConfigDict:
-    """A sweep's config, as `get_config` of a file in `configs/sweeps` returns it; `Sweep` says what the keys are."""
+    """A sweep's config, as `get_config` of a file in `configs/sweeps` returns it; `Sweep` documents the keys."""
     config = ConfigDict(
         {
             'base': base,

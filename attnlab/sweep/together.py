@@ -1,9 +1,9 @@
-"""A trial that several processes run together, as one program of `jax.distributed`.
+"""Trials that several processes run together, as one program of `jax.distributed`.
 
-The first process alone looks for trials and writes to the study. The others do what it says: a trial, by its folder,
-number and point; at each of its evaluations, whether to go on; nothing for now; the end. All of them are always at the
-same word of this conversation, or on the way there. A process that fails where the others may not have ends its worker,
-and `jax.distributed` ends those that wait for it; the trial goes on when they are started again.
+The first process alone claims trials and writes to the study. It sends messages to the others: a trial, by its folder,
+number and point; at each evaluation, whether to continue; nothing to do yet; the end. All processes send and receive
+the same sequence of messages. A process that fails where the others may not have ends its worker, and
+`jax.distributed` ends those that wait for it; the trial resumes when they are restarted.
 """
 
 import dataclasses
@@ -22,11 +22,11 @@ from attnlab.sweep.space import Drawn
 from attnlab.train import loop
 
 BLOCK = 1024
-"""Messages are sent in multiples of so many bytes, that few programs are compiled for them."""
+"""Message sizes are multiples of this many bytes, so that few programs are compiled to send them."""
 
 
 class Word(enum.IntEnum):
-    """What the first process says after an evaluation."""
+    """The message of the first process after an evaluation."""
 
     GO_ON = 0
     STOP = 1
@@ -34,16 +34,16 @@ class Word(enum.IntEnum):
 
 
 class Leaving(BaseException):
-    """This process was asked to stop, and has nothing to save."""
+    """This process received a signal to stop, and has nothing to save."""
 
 
 class Abandoned(Exception):
-    """The first process gave the trial up."""
+    """The first process abandoned the trial."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Order:
-    """A trial to run.
+    """A message: a trial to run.
 
     Attributes:
       study: the study's folder, below that of the sweep: '.' or 'confirm'.
@@ -57,12 +57,12 @@ class Order:
 
 
 def first() -> bool:
-    """Whether this process is the one that claims."""
+    """Whether this process is the first, which claims trials."""
     return jax.process_index() == 0
 
 
 def broadcast(message: Any) -> Any:
-    """Returns, in every process, the message of the first; plain data."""
+    """Returns the message of the first process, in every process; messages are plain data."""
     if jax.process_count() == 1:
         return message
     text = json.dumps(message).encode() if first() else b''
@@ -74,7 +74,7 @@ def broadcast(message: Any) -> Any:
 
 
 class Followers:
-    """The other processes of a worker, as the first one speaks to them; there may be none."""
+    """The other processes of a worker, as seen by the first; there may be none."""
 
     def __init__(self, folder: pathlib.Path):
         self._folder = folder
@@ -84,37 +84,37 @@ class Followers:
 
     @property
     def in_step(self) -> bool:
-        """Whether they are known to wait for a word between trials."""
+        """Whether all of them are known to wait for a message between trials."""
         return self._in_step
 
     def leave(self, *_: Any) -> None:
-        """Handles a signal: raises Leaving, once no word is half said and no trial half begun."""
+        """Handles a signal: raises Leaving, once no message is being sent and no trial is being started."""
         if self._speaking or not self._in_step:
             self._leaving = True
         else:
             raise Leaving
 
     def idle(self) -> None:
-        """Nothing for now."""
+        """Sends that there is nothing to do yet."""
         self._send({})
 
     def end(self) -> None:
-        """No more trials."""
+        """Sends that there are no more trials."""
         if self._in_step:
             self._send({'end': True})
 
     def run(self, study: pathlib.Path, number: int, drawn: dict[str, Drawn]) -> None:
-        """They begin a trial, and so does the caller; until `ran` they are not in step."""
+        """Sends a trial, which the caller runs too; until `ran` the processes are not in step."""
         order = Order(str(study.relative_to(self._folder)), number, drawn)
         self._send({'run': dataclasses.asdict(order)})
         self._in_step = jax.process_count() == 1
 
     def ran(self) -> None:
-        """The trial came to an end that is the same in every process."""
+        """Marks the trial as ended in the same way in every process."""
         self._in_step = True
 
     def broadcasting(self, watch: loop.Watch) -> loop.Watch:
-        """A watch whose answers the others hear; what it raises ends the trial for them."""
+        """Returns a watch whose answers are sent to the others; an exception it raises ends the trial for them."""
 
         def shared(step: int, numbers: Mapping[str, float]) -> bool:
             try:
@@ -139,7 +139,7 @@ class Followers:
 
 
 def heard(step: int, numbers: Mapping[str, float]) -> bool:
-    """The watch of a process that follows. Raises Abandoned where the first gave up."""
+    """The watch of every other process: receives the answer. Raises Abandoned where the first process gave up."""
     word = broadcast(None)
     if word == Word.ABANDON:
         raise Abandoned
@@ -147,11 +147,11 @@ def heard(step: int, numbers: Mapping[str, float]) -> bool:
 
 
 def next_order() -> Order | None:
-    """Waits for the next trial; `None` is the end."""
+    """Waits for the next trial; `None` at the end."""
     while not (message := broadcast(None)):
         pass
     return None if 'end' in message else Order(**message['run'])
 
 
 class OutOfStep(UserError):
-    """A process of several failed in the middle of a trial."""
+    """One of several processes failed during a trial."""

@@ -1,4 +1,4 @@
-"""One trial: an ordinary run, whose evaluations the study hears of, and whose end it records."""
+"""One trial: an ordinary run whose evaluations and result are reported to the study."""
 
 import contextlib
 import enum
@@ -24,11 +24,11 @@ from attnlab.train.report import read_lines
 from attnlab.train.setup import Setup
 
 STARTS = 10
-"""Starts from one and the same checkpoint after which a trial counts as one that cannot live."""
+"""Starts from the same checkpoint after which a trial counts as failed."""
 
 
 class Outcome(enum.Enum):
-    """What became of a trial."""
+    """How an attempt at a trial ended."""
 
     DONE = 'done'
     PRUNED = 'pruned'
@@ -40,15 +40,15 @@ STATES = {Outcome.DONE: TrialState.COMPLETE, Outcome.PRUNED: TrialState.PRUNED, 
 
 
 class Failed(Exception):
-    """The point of the trial cannot be run; the message says why."""
+    """The point of the trial cannot be run; the message gives the reason."""
 
 
 def run_trial(study: Study, claim: Claim, programs: Programs, followers: Followers | None = None) -> Outcome:
-    """Runs a claimed trial to its end and records it, from the newest checkpoint if there is one; so do `followers`.
+    """Runs a claimed trial, from its newest checkpoint if it has one, and records its end; `followers` run it too.
 
-    What is wrong with the point (a config that cannot be built, a loss that is not finite, too little memory, a bug it
-    meets) fails the trial; what is wrong with the machine (a full disk, a missing data set) is raised, and the trial
-    goes on when it is claimed again. Raises OutOfStep where what failed the trial may not have befallen the followers.
+    Errors caused by the point (a config that cannot be built, a loss that is not finite, too little memory, a bug it
+    triggers) fail the trial; errors of the machine (a full disk, a missing data set) are raised, and the trial
+    resumes when it is claimed again. Raises OutOfStep where the followers may not have failed in the same way.
     """
     followers = Followers(study.folder) if followers is None else followers
     began = time.perf_counter()
@@ -71,7 +71,7 @@ def run_trial(study: Study, claim: Claim, programs: Programs, followers: Followe
 
 
 def follow_trial(folder: pathlib.Path, order: Order, programs: Programs) -> None:
-    """Runs a trial beside the first process, which claimed it, checked its config, and made its folder."""
+    """Runs a trial together with the first process, which claimed it, checked its config and created its folder."""
     study = folder / order.study
     config = read(configs.load(study / 'sweep.json')).config(order.number, order.drawn)
     setup, facts = programs.prepare(config)
@@ -83,7 +83,7 @@ def follow_trial(folder: pathlib.Path, order: Order, programs: Programs) -> None
 def _outcome(
     study: Study, claim: Claim, programs: Programs, followers: Followers, console: Console
 ) -> tuple[Outcome, float | None, str | None]:
-    """What became of it, with the value of what is done and the reason of what failed."""
+    """The outcome, with the value of a completed trial and the reason of a failed one."""
     try:
         value = _value(study, claim, programs, followers, console)
     except (Failed, Unbuildable, loop.NonFinite) as error:
@@ -100,7 +100,7 @@ def _outcome(
 
 
 def _value(study: Study, claim: Claim, programs: Programs, followers: Followers, console: Console) -> float | Outcome:
-    """The metric after the last step; PRUNED or STOPPED where it did not come so far."""
+    """The metric after the last step; PRUNED or STOPPED where the run ended before."""
     sweep = study.sweep
     config = sweep.config(claim.number, claim.drawn)
     folder = study.workdir(claim.number)
@@ -125,10 +125,10 @@ def _value(study: Study, claim: Claim, programs: Programs, followers: Followers,
 
 
 def _watch(claim: Claim, metric: str, steps: int) -> loop.Watch:
-    """Reports an evaluation, and asks whether to give up.
+    """Returns the watch that reports evaluations to the study and returns whether to prune.
 
-    After a kill, evaluations since the last checkpoint come once more, with the same numbers. They are not reported
-    again; of the last one it is asked again, for it may be the question that was not answered.
+    After a restart, evaluations since the last checkpoint are repeated, with the same numbers. They are not reported
+    again; for the last one pruning is decided again, for the process may have died before the decision.
     """
 
     def watch(step: int, numbers: Mapping[str, float]) -> bool:
@@ -157,7 +157,7 @@ def _watch(claim: Claim, metric: str, steps: int) -> loop.Watch:
 
 
 def _check_starts(claim: Claim, checkpoint: int) -> None:
-    """Counts this start; raises Failed where the last ones all died before a checkpoint."""
+    """Counts this start; raises Failed where the last `STARTS` all died before saving a checkpoint."""
     starts = [*claim.notes.get('starts', ()), checkpoint][-STARTS - 1 :]
     claim.note('starts', starts)
     if len(starts) > STARTS and len(set(starts)) == 1:
@@ -177,7 +177,7 @@ def newest_checkpoint(workdir: Any) -> int:
 
 
 def _last(workdir: Any, metric: str, steps: int) -> float:
-    """The metric after the last step, as the run wrote it down."""
+    """The metric after the last step, from the run's metrics."""
     found = [line[metric] for line in read_lines(workdir / 'metrics.jsonl') if line['step'] == steps and metric in line]
     if not found:
         raise UserError(f'config.metric is {metric}, which is not evaluated after the last step')

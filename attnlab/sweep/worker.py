@@ -1,4 +1,4 @@
-"""A worker: takes one trial after another, until there is none left."""
+"""A worker: runs one trial after another until none is left."""
 
 import os
 import signal
@@ -19,20 +19,20 @@ from attnlab.sweep.trial import Outcome, follow_trial, run_trial
 from attnlab.train.programs import Programs
 
 PAUSE = 1.0
-"""Seconds between two looks for something to do."""
+"""Seconds between two attempts at claiming a trial."""
 
 
 def work(folder: Path, storage: str | None, console: Console, idle: float = float('inf')) -> bool:
-    """Runs trials until the sweep is finished, its confirmation too; returns whether it is.
+    """Runs trials until the sweep and its confirmation are finished; returns whether they are.
 
-    A worker that finds nothing to do waits, for it may have to take over from one that dies: `idle` seconds at most.
-    Asked to stop by SIGTERM or Ctrl-C, it saves the run it is in and returns. Of several processes of
-    `jax.distributed` the first one decides all this, and the others run its trials with it.
+    A worker without a trial waits up to `idle` seconds, for it may have to resume the trial of one that dies.
+    On SIGTERM or Ctrl-C it saves the current run and returns. Of several processes of
+    `jax.distributed` the first claims the trials, and the others run them with it.
     """
     if not first():
         return _follow(folder)
     followers = Followers(folder)
-    _answer_signals(followers.leave)
+    _handle_signals(followers.leave)
     try:
         return _lead(folder, storage, console, idle, followers)
     except Leaving:
@@ -71,8 +71,8 @@ def _lead(folder: Path, storage: str | None, console: Console, idle: float, foll
 
 
 def _follow(folder: Path) -> bool:
-    """Runs what the first process says, until it says that it is the end; between runs signals are for that one."""
-    _answer_signals(lambda *_: None)
+    """Runs the trials that the first process sends, until the end; between trials signals are left to that process."""
+    _handle_signals(lambda *_: None)
     programs = Programs()
     while (order := next_order()) is not None:
         follow_trial(folder, order, programs)
@@ -80,21 +80,21 @@ def _follow(folder: Path) -> bool:
 
 
 def leave_when_asked(status: int) -> None:
-    """Ends this process with an exit status on SIGTERM and Ctrl-C, until `work` answers them."""
-    _answer_signals(lambda *_: sys.exit(status))
-    # With these SLURM warns every process of a job; the one that started this one answers, and sends SIGTERM.
+    """Makes SIGTERM and Ctrl-C end this process with an exit status, until `work` installs its own handlers."""
+    _handle_signals(lambda *_: sys.exit(status))
+    # SLURM warns every process of a job with these; the parent of this process handles them, and sends SIGTERM.
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
 
 
-def _answer_signals(answer: Callable[..., None]) -> None:
-    """Between runs there is nothing to save; a run saves by handlers of its own."""
+def _handle_signals(answer: Callable[..., None]) -> None:
+    """Handles SIGTERM and Ctrl-C between runs, when nothing needs saving; a run installs handlers that save."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, answer)
 
 
 def stop_with_parent() -> None:
-    """Asks this process to stop when its standard input closes, which it does when the parent dies."""
+    """Sends this process SIGTERM when its standard input closes, as it does when the parent dies."""
 
     def wait() -> None:
         sys.stdin.read()
