@@ -27,8 +27,10 @@ PACKAGED = pathlib.Path(__file__).parent / 'configs'
 """The configs that come with attnlab: in a clone, a link to the folder `configs`."""
 
 
-def read_config(values: flags.FlagValues, argv: list[str], command: str) -> ConfigDict:
+def read_config(values: flags.FlagValues, argv: list[str], command: str, base: ConfigDict | None = None) -> ConfigDict:
     """Parses the flags of a command and returns the config with its overrides, taken in the order they are given.
+
+    The config is what `--config` names, or `base`, which takes its place.
 
     An override is a number, a string, a tuple, `None` where the constructor takes it, or, for a part, the import path
     of its class, whose own keys later overrides may set.
@@ -42,7 +44,9 @@ def read_config(values: flags.FlagValues, argv: list[str], command: str) -> Conf
         raise UserError('flags are written --name=value, such as --config=language:zoo=gla')
     if len(given) > 1:
         raise UserError(f'--config is given {len(given)} times; it wants one file')
-    if not given:
+    if given and base is not None:
+        raise UserError('--config and --from are given; a fork has the config of the run that it is of')
+    if not given and base is None:
         flags.DEFINE_string(
             'config',
             None,
@@ -51,8 +55,10 @@ def read_config(values: flags.FlagValues, argv: list[str], command: str) -> Conf
         )
         _parse(values, rest, command)
         raise UserError(MISSING)
-    path, _, arg = given[0].removeprefix(CONFIG).partition(':')
-    config = config_of(pathlib.Path(path), arg).unlock()
+    if base is None:
+        path, _, arg = given[0].removeprefix(CONFIG).partition(':')
+        base = config_of(pathlib.Path(path), arg)
+    config = base.unlock()
     plain = [item for item in overrides if not _replaces_part(config, item)]
     config_flags.DEFINE_config_dict('config', config, flag_values=values, sys_argv=['attnlab', *plain])
     _parse(values, [*rest, *plain], command)

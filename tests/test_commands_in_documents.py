@@ -114,6 +114,7 @@ def folder(tmp_path, monkeypatch):
         assert starts
         for start in starts:
             monkeypatch.setattr(module, start, then(nothing))
+    monkeypatch.setattr(sys.modules['attnlab.commands.train'], '_plan_for', then(nothing))
     monkeypatch.setattr(show, 'show_run', then(nothing))
     monkeypatch.setattr(progress, 'prepare_with_progress', then(nothing))
     monkeypatch.setattr(experiment.Experiment, 'has_studies', then(nothing))

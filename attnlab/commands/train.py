@@ -1,5 +1,6 @@
 """`attnlab train`: trains, or goes on training."""
 
+import pathlib
 from typing import TYPE_CHECKING
 
 from absl import flags
@@ -27,6 +28,8 @@ def main(argv: list[str]) -> int:
         'topology', None, 'With --dry_run: devices that are not there, as v5p:4x4x4 or H100x8.', flag_values=values
     )
     flags.DEFINE_integer('data_workers', 0, 'Processes that read data; changes speed, not results.', flag_values=values)
+    flags.DEFINE_string('from', None, 'A run to begin as, in place of --config; it stays as it is.', flag_values=values)
+    flags.DEFINE_integer('from_step', None, 'Which of its checkpoints; the best fit by default.', flag_values=values)
     define_other_data(values)
     define_devices(values)
     if asks_for_help(argv):
@@ -34,7 +37,15 @@ def main(argv: list[str]) -> int:
         return 0
     from attnlab.configuration import read_config
 
-    config = read_config(values, argv, 'train')
+    run = next((pathlib.Path(item.partition('=')[2]).expanduser() for item in argv if item.startswith('--from=')), None)
+    if run is None:
+        config = read_config(values, argv, 'train')
+    else:
+        from attnlab.train.fork import forked_config
+
+        config = read_config(values, argv, 'train', forked_config(run))
+    if run is None and values.from_step is not None:
+        raise UserError('--from_step is given without --from')
     if values.topology is not None:
         if not values.dry_run:
             raise UserError('--topology names devices that are not there: it goes with --dry_run')
@@ -50,6 +61,7 @@ def main(argv: list[str]) -> int:
         print_plan(prepare(config), Console())
         return 0
     workdir = required(values, 'workdir')
+    from attnlab.train.fork import fork
     from attnlab.train.launch import launch
 
     return launch(
@@ -58,6 +70,7 @@ def main(argv: list[str]) -> int:
         console=Console(highlight=False),
         data_workers=values.data_workers,
         other_data=values.other_data,
+        begin=None if run is None else fork(run, config, values.from_step),
     )
 
 

@@ -52,6 +52,7 @@ class Checkpoints:
       directory: the folder; made by the first save.
       every: steps between two checkpoints, for `due`.
       keep: how many of the newest stay when a new one is complete.
+      steady: the newest up to this step stays too, for longer runs to begin with.
       notify: called with one line for the user.
     """
 
@@ -61,6 +62,7 @@ class Checkpoints:
         *,
         every: int = 500,
         keep: int = 2,
+        steady: int = 0,
         notify: Callable[[str], None] = print,
     ):
         if every < 1 or keep < 1:
@@ -68,6 +70,7 @@ class Checkpoints:
         self._directory = pathlib.Path(directory).absolute()
         self._every = every
         self._keep = keep
+        self._steady = steady
         self._notify = notify if jax.process_index() == 0 else lambda line: None
         self._saving: int | None = None
         self._swept = False
@@ -212,9 +215,14 @@ class Checkpoints:
         files.write(unfinished / SUMS, ''.join(lines))
 
     def _prune(self) -> None:
-        """Removes all but the newest. A folder is renamed first, so that an interrupted removal is no damage."""
+        """Removes all but the newest and the last that is steady.
+
+        A folder is renamed first, so that an interrupted removal is no damage.
+        """
         if jax.process_index() == 0:
-            for step in self.steps()[: -self._keep]:
+            steps = self.steps()
+            steady = max((step for step in steps if step <= self._steady), default=None)
+            for step in (step for step in steps[: -self._keep] if step != steady):
                 doomed = self._directory / f'removing-{step}'
                 (self._directory / str(step)).rename(doomed)
                 shutil.rmtree(doomed)

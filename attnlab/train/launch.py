@@ -10,18 +10,27 @@ from rich.console import Console
 
 from attnlab.train import loop, run
 from attnlab.train.cost import flops_per_token, implementations, state_bytes
+from attnlab.train.fork import Fork
 from attnlab.train.setup import Setup, prepare
 
 
 def launch(
-    config: ConfigDict, workdir: pathlib.Path, *, console: Console, data_workers: int = 0, other_data: bool = False
+    config: ConfigDict,
+    workdir: pathlib.Path,
+    *,
+    console: Console,
+    data_workers: int = 0,
+    other_data: bool = False,
+    begin: Fork | None = None,
 ) -> int:
     """Trains the config in its work directory; returns the exit status, 0 also when it was asked to stop and saved.
+
+    A new work directory begins as another run did, where `begin` says which.
 
     Everything that can be wrong with the config is found before the work directory is touched.
     """
     began = time.perf_counter()
-    setup = prepare(config).restored(workdir)
+    setup = prepare(config).restored(workdir if begin is None else begin.run)
     setup.check_batch()
     setup.load_data()
     facts = measured(setup)
@@ -29,7 +38,18 @@ def launch(
         for line in setup.undivided():
             console.print(f'whole on every device: {line}')
         console.print(_headline(setup, facts, workdir, time.perf_counter() - began))
-    outcome = train(setup, config, workdir, facts, console=console, data_workers=data_workers, other_data=other_data)
+        if begin is not None:
+            console.print(str(begin))
+    outcome = train(
+        setup,
+        config,
+        workdir,
+        facts,
+        console=console,
+        data_workers=data_workers,
+        other_data=other_data,
+        begin=begin,
+    )
     if jax.process_index() == 0 and outcome == loop.FINISHED:
         console.print(f'finished: {setup.steps} steps. Next: attnlab eval --workdir={workdir}')
     return 0
@@ -44,6 +64,7 @@ def train(
     console: Console,
     data_workers: int = 0,
     other_data: bool = False,
+    begin: Fork | None = None,
     watch: loop.Watch = loop.unwatched,
 ) -> str:
     """Claims the work directory, records the start with what was `measured`, and trains; see `loop.train`.
@@ -51,9 +72,14 @@ def train(
     Raises `UserError` where the directory belongs to another config or process, or the data have changed.
     """
     with run.held(workdir):
+        if begin is not None:
+            run.check_data(begin.run, facts['data'], other=other_data)
         run.claim(workdir, config)
         run.check_data(workdir, facts['data'], other=other_data)
         if jax.process_index() == 0:
+            if begin is not None:
+                begin.into(workdir)
+            facts = facts if begin is None else {**facts, 'from': begin.describe()}
             run.record(workdir, {**facts, 'other_data': other_data})
             setup.task.save(workdir)
         outcome, _ = loop.train(

@@ -69,7 +69,13 @@ def train(
     """
     source = setup.task.source('train', setup.length)
     saving = setup.saving
-    checkpoints = Checkpoints(workdir / 'checkpoints', every=saving.every, keep=saving.keep, notify=console.print)
+    checkpoints = Checkpoints(
+        workdir / 'checkpoints',
+        every=saving.every,
+        keep=saving.keep,
+        steady=setup.optimizer.schedule.steady(setup.steps),
+        notify=console.print,
+    )
     with contextlib.closing(checkpoints), _asked_to_stop() as stop:
         restored = checkpoints.restore_latest(setup.abstract)
         state, carried = restored or (setup.initialize(), {'step': 0, 'sums': {}})

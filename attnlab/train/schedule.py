@@ -35,6 +35,10 @@ class Schedule(abc.ABC):
         Raises `UserError` for a duration or a final value that makes no sense, or for parts longer than the run.
         """
 
+    def steady(self, steps: int) -> int:
+        """Returns the last step at which a longer run would be where this one is; 0 where every rate differs."""
+        return 0
+
 
 @dataclasses.dataclass(frozen=True)
 class Cosine(Schedule):
@@ -51,7 +55,7 @@ class Cosine(Schedule):
     final: float = 0.1
 
     def __call__(self, steps: int, peak_lr: ArrayLike) -> optax.Schedule:
-        warm = _whole('warmup', self.warmup, steps)
+        warm = whole('warmup', self.warmup, steps)
         _check_final(self.final)
         _check_fits(steps, warmup=warm)
 
@@ -82,7 +86,7 @@ class WarmupStableDecay(Schedule):
     shape: str = 'sqrt'
 
     def __call__(self, steps: int, peak_lr: ArrayLike) -> optax.Schedule:
-        warm, decay = _whole('warmup', self.warmup, steps), _whole('decay', self.decay, steps)
+        warm, decay = whole('warmup', self.warmup, steps), whole('decay', self.decay, steps)
         _check_final(self.final)
         _check_fits(steps, warmup=warm, decay=decay)
         if self.shape not in ('linear', 'sqrt'):
@@ -93,6 +97,9 @@ class WarmupStableDecay(Schedule):
             return 1 - (1 - self.final) * (done if self.shape == 'linear' else jnp.sqrt(done))
 
         return _warmed(shape, warm, peak_lr)
+
+    def steady(self, steps: int) -> int:
+        return steps - whole('decay', self.decay, steps)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,7 +117,7 @@ class LinearDecay(Schedule):
     final: float = 0.0
 
     def __call__(self, steps: int, peak_lr: ArrayLike) -> optax.Schedule:
-        warm = _whole('warmup', self.warmup, steps)
+        warm = whole('warmup', self.warmup, steps)
         _check_final(self.final)
         _check_fits(steps, warmup=warm)
 
@@ -131,7 +138,7 @@ class Constant(Schedule):
     warmup: float = 0.02
 
     def __call__(self, steps: int, peak_lr: ArrayLike) -> optax.Schedule:
-        warm = _whole('warmup', self.warmup, steps)
+        warm = whole('warmup', self.warmup, steps)
         _check_fits(steps, warmup=warm)
         return _warmed(jnp.ones_like, warm, peak_lr)
 
@@ -149,7 +156,8 @@ def _progress(step: jax.Array, start: int, end: int) -> jax.Array:
     return jnp.clip((step - start) / max(end - start, 1), 0, 1)
 
 
-def _whole(name: str, duration: float, steps: int) -> int:
+def whole(name: str, duration: float, steps: int) -> int:
+    """A duration in steps. Raises `UserError` for one that is neither a fraction nor a whole number of steps."""
     if duration < 0 or (duration >= 1 and duration != int(duration)):
         raise UserError(
             f'{name} is {duration}; it wants a fraction of the run from 0 to below 1, or a whole number of steps from 1'

@@ -1,0 +1,93 @@
+"""Going on for longer: another run that begins as one did which is there, and which stays as it is."""
+
+import dataclasses
+import pathlib
+import shutil
+from typing import Any
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from attnlab import config as configs
+from attnlab import files
+from attnlab.config import build
+from attnlab.errors import UserError
+from attnlab.train.schedule import whole
+
+
+@dataclasses.dataclass(frozen=True)
+class Fork:
+    """A run to begin as, up to one of its checkpoints.
+
+    Attributes:
+      run: its work directory.
+      step: the checkpoint.
+      same_rates: whether the steps before it had the learning rates that they have in the new run.
+    """
+
+    run: pathlib.Path
+    step: int
+    same_rates: bool
+
+    def __str__(self) -> str:
+        if self.same_rates:
+            return f'from step {self.step} of {self.run}'
+        return (
+            f'from step {self.step} of {self.run}, whose learning rates up to there were not those of this run: '
+            'it is not what a run of this config from its start would be'
+        )
+
+    def describe(self) -> dict[str, Any]:
+        """What the record of a run says of how it began."""
+        return {'run': str(self.run), 'step': self.step, 'same_rates': self.same_rates}
+
+    def into(self, workdir: pathlib.Path) -> None:
+        """Copies the checkpoint and the metrics, unless the work directory has a checkpoint already."""
+        folder = workdir / 'checkpoints'
+        if any(path.name.isdecimal() for path in folder.glob('*')):
+            return
+        files.write(workdir / 'metrics.jsonl', (self.run / 'metrics.jsonl').read_text())
+        temporary = files.temporary_name(folder / str(self.step))
+        shutil.copytree(self.run / 'checkpoints' / str(self.step), temporary)
+        temporary.rename(folder / str(self.step))
+
+
+def forked_config(run: pathlib.Path) -> ConfigDict:
+    """The config of a run, its warm-up counted in steps, so that it stays as long when the run does not.
+
+    Raises `UserError` for a folder that is no run.
+    """
+    path = run / 'config.json'
+    if not path.exists():
+        raise UserError(f'--from is {run}, which is not a run: it holds no config.json')
+    config = configs.load(path)
+    schedule = config.optimizer.schedule
+    with config.unlocked():
+        schedule.warmup = float(whole('warmup', schedule.warmup, config.steps))
+    return config
+
+
+def fork(run: pathlib.Path, config: ConfigDict, step: int | None = None) -> Fork:
+    """Where a run of `config` begins as `run` did: at `step`, or the newest checkpoint that fits.
+
+    That is the newest before which both have the same learning rates; where there is none such, the newest.
+
+    Raises `UserError` for a run without the checkpoint, and for a config that ends before it.
+    """
+    there = sorted(int(path.name) for path in (run / 'checkpoints').glob('*') if path.name.isdecimal())
+    if not there or (step is not None and step not in there):
+        wanted = 'checkpoint' if step is None else f'checkpoint of step {step}'
+        raise UserError(f'--from is {run}, which has no {wanted}; it has: {", ".join(map(str, there)) or "none"}')
+    agreed = _agreed(configs.load(run / 'config.json'), config, there[-1])
+    chosen = step or max((one for one in there if one <= agreed), default=there[-1])
+    if config.steps <= chosen:
+        raise UserError(f'the steps are {config.steps}, and checkpoint {chosen} of {run} is no earlier: give more')
+    return Fork(run, chosen, chosen <= agreed)
+
+
+def _agreed(old: ConfigDict, new: ConfigDict, last: int) -> int:
+    """How many first steps, up to `last`, have the same learning rate in both configs."""
+    counts = np.arange(last)
+    rates = [np.asarray(build(config.optimizer).learning_rate(config.steps)(counts)) for config in (old, new)]
+    differing = np.flatnonzero(rates[0] != rates[1])
+    return int(differing[0]) if differing.size else last

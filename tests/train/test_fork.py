@@ -1,0 +1,83 @@
+"""Going on for longer than a run was meant to go."""
+
+import json
+
+import numpy as np
+import pytest
+
+from attnlab.cli import main
+from attnlab.train.fork import fork as fork_of
+from attnlab.train.fork import forked_config
+from attnlab.train.schedule import Constant, Cosine, WarmupStableDecay
+from tests.train.test_resume import final_state
+
+SMALL = (
+    'length=16',
+    'batch_size=2',
+    'model.dim=16',
+    'model.stack.depth=1',
+    'checkpoint.every=4',
+    'report.every=3',
+    'report.tensorboard=False',
+    'evals[0].tokens=64',
+)
+
+
+def train(workdir, corpus, *overrides, schedule='wsd'):
+    config = f'--config=language:zoo=mingru,data={corpus},schedule={schedule}'
+    return main(['train', config, f'--workdir={workdir}', *(f'--config.{item}' for item in (*SMALL, *overrides))])
+
+
+def files(folder):
+    return {path: path.read_bytes() for path in folder.rglob('*') if path.is_file()}
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    path = tmp_path / 'corpus.txt'
+    path.write_text('def function(argument):\n    return argument + 1\n' * 400)
+    return path
+
+
+def test_a_fork_of_a_finished_run_is_what_a_longer_run_would_have_been(corpus, tmp_path, capsys):
+    short, longer, fork = (tmp_path / name for name in ('short', 'longer', 'fork'))
+    assert train(short, corpus, 'steps=20', 'optimizer.schedule.decay=0.4', 'optimizer.schedule.warmup=0.1') == 0
+    assert sorted(int(path.name) for path in (short / 'checkpoints').iterdir()) == [12, 16, 20]
+    before = files(short)
+    assert train(longer, corpus, 'steps=30', 'optimizer.schedule.decay=0.4', 'optimizer.schedule.warmup=2.0') == 0
+    again = ['train', f'--from={short}', f'--workdir={fork}', '--config.steps=30']
+    capsys.readouterr()
+    assert main(again) == 0
+    assert f'from step 12 of {short}' in ' '.join(capsys.readouterr().out.split())
+    assert files(short) == before
+    (state, carried), (same, also) = final_state(fork), final_state(longer)
+    assert carried == also
+    for one, other in zip(state, same, strict=True):
+        np.testing.assert_array_equal(one, other)
+    lines, expected = (
+        [line for line in map(json.loads, (run / 'metrics.jsonl').read_text().splitlines()) if 'train/loss' in line]
+        for run in (fork, longer)
+    )
+    assert len(lines) == 10 and lines == expected
+    made = json.loads((fork / 'run.json').read_text())['starts'][0]['from']
+    assert made == {'run': str(short), 'step': 12, 'same_rates': True}
+
+    assert main(again) == 0, 'a fork goes on as any run'
+    assert main(['train', f'--from={short}', f'--workdir={tmp_path / "a"}', '--config.steps=12']) == 2
+    assert 'is no earlier: give more' in capsys.readouterr().err
+    assert main(['train', f'--from={short}', f'--workdir={tmp_path / "a"}', '--from_step=3']) == 2
+    assert 'has no checkpoint of step 3; it has: 12, 16, 20' in capsys.readouterr().err
+    assert main(['train', f'--from={tmp_path}', f'--workdir={tmp_path / "a"}']) == 2
+    assert 'is not a run' in capsys.readouterr().err
+    assert not (tmp_path / 'a').exists()
+
+    config = forked_config(short).unlock()
+    config.steps = 30
+    decayed = fork_of(short, config, 20)
+    assert not decayed.same_rates and 'were not those of this run' in str(decayed)
+
+
+def test_how_long_a_longer_run_is_the_same():
+    assert WarmupStableDecay(decay=0.2).steady(100) == 80
+    assert WarmupStableDecay(decay=30.0).steady(100) == 70
+    assert Cosine().steady(100) == Constant().steady(100) == 0
