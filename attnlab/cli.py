@@ -1,10 +1,13 @@
 """The `attnlab` command: the table of its subcommands, and the one place where errors become a line of text."""
 
 import errno
+import io
+import os
+import signal
 import sys
 from collections.abc import Callable
 
-from attnlab import trust
+from attnlab import __version__, trust
 from attnlab.commands import analyse, compare, data, eval, experiment, generate, match, report, show, sweep, train, zoo
 from attnlab.errors import UserError, nearest
 
@@ -27,10 +30,36 @@ usage: attnlab COMMAND [--flag=value ...]
   experiment NAME [--size=full]                    one of experiments/: run it, or go on with it
 
 NAME is a config that comes with attnlab, such as language or sweeps/language, or a file of your own, FILE.py.
-`attnlab COMMAND --help` lists a command's flags. Every command that reads a config, a run or a study takes
-`--allow=PACKAGE` or `--allow=FILE.py`: classes of that package may stand in it. Only allow what you trust."""
+`attnlab COMMAND --help` lists a command's flags, `attnlab --version` says which this is.
+Every command that reads a config, a run or a study takes `--allow=PACKAGE` or `--allow=FILE.py`:
+classes of that package may stand in it. Only allow what you trust."""
 
 ALLOW = '--allow='
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+UNUSABLE = (
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.EEXIST,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.ENAMETOOLONG,
+    errno.ELOOP,
+)
+"""Errors of paths that a user gave."""
+
+EXTRAS = {
+    'optuna': 'sweep',
+    'scipy': 'sweep',
+    'submitit': 'sweep',
+    'psycopg': 'postgresql',
+    'tokenizers': 'bpe',
+    'tensorflow_datasets': 'tfds',
+    'sklearn': 'offline',
+    'wandb': 'wandb',
+}
+"""The extra that installs a package that is not always there."""
 
 
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
@@ -52,12 +81,20 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
 def main(argv: list[str] | None = None) -> int:
     """Runs one command; returns the exit status. What the user can mend is said in one line, without a traceback."""
     name, *rest = (sys.argv[1:] if argv is None else argv) or ['--help']
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # File names and prompts may hold what the terminal cannot show.
+            stream.reconfigure(errors='backslashreplace')
     try:
         if name in ('--help', '-h', 'help'):
             print(USAGE)
             return 0
+        if name == '--version':
+            print(f'attnlab {__version__}')
+            return 0
         if name not in COMMANDS:
             raise UserError(f'there is no command {name!r}{nearest(name, COMMANDS)}')
+        _check_given_once(rest)
         for item in rest:
             if item.startswith(ALLOW):
                 for package in item.removeprefix(ALLOW).split(','):
@@ -65,9 +102,27 @@ def main(argv: list[str] | None = None) -> int:
         return COMMANDS[name]([item for item in rest if not item.startswith(ALLOW)])
     except UserError as error:
         message = str(error)
+    except BrokenPipeError:
+        # Whoever read the output, such as `head`, has had enough; the interpreter shall not try to write the rest.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.EFBIG):
+        if error.errno not in (*FULL, *UNUSABLE):
             raise
-        message = f'{error.filename or "the disk"}: {error.strerror}; what was saved before is whole'
+        kept = '; what was saved before is whole' if error.errno in FULL else '; name another path'
+        message = f'{error.filename or "the disk"}: {error.strerror}{kept}'
+    except ModuleNotFoundError as error:
+        package = (error.name or '').partition('.')[0]
+        if package not in EXTRAS:
+            raise
+        message = f'{name} wants {package}, which is not installed: pip install "attnlab[{EXTRAS[package]}]"'
     print(f'attnlab: {message}', file=sys.stderr)
     return 2
+
+
+def _check_given_once(argv: list[str]) -> None:
+    """Raises `UserError` for a flag or an override that is given twice: which of them counts is not for us to guess."""
+    names = [item.partition('=')[0] for item in argv if item.startswith('--') and not item.startswith(ALLOW)]
+    for name in names:
+        if names.count(name) > 1:
+            raise UserError(f'{name} is given {names.count(name)} times; give it once')

@@ -5,7 +5,6 @@ spelled out, so that a saved config is a complete record. Nothing below `build` 
 """
 
 import dataclasses
-import json
 import pathlib
 import types
 from collections.abc import Callable, Mapping
@@ -16,9 +15,9 @@ from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
 from attnlab.errors import UserError, nearest
-from attnlab.files import write_json
+from attnlab.files import read_json, write_json
 from attnlab.renamed import upgraded
-from attnlab.signature import ABSENT, check_names, check_type, members, parameters
+from attnlab.signature import ABSENT, check_names, check_value, members, parameters
 from attnlab.trust import allow_module, is_part, named
 
 TARGET = 'target'
@@ -77,7 +76,7 @@ def build(config: Any, path: str = 'config') -> Any:
     taken = parameters(target)
     check_names(path, kwargs, taken)
     for name, value in kwargs.items():
-        check_type(f'{path}.{name}', value, taken[name].kind)
+        check_value(f'{path}.{name}', name, value, taken[name].kind)
     if isinstance(target, type) and issubclass(target, nnx.Module):
         return Factory(target, kwargs)
     missing = [name for name, parameter in taken.items() if parameter.default is ABSENT and name not in kwargs]
@@ -114,8 +113,15 @@ def save(config: ConfigDict, path: pathlib.Path) -> None:
 
 
 def load(path: pathlib.Path) -> ConfigDict:
-    """Reads a config that `save` wrote; it builds the same objects."""
-    return from_plain(json.loads(path.read_text())).lock()
+    """Reads a config that `save` wrote; it builds the same objects.
+
+    Raises `UserError` for a file that is damaged.
+    """
+    remedy = 'put back a copy of it, or start anew in another directory'
+    found = read_json(path, remedy)
+    if not isinstance(found, dict):
+        raise UserError(f'{path} is damaged: it holds a {type(found).__name__} in place of a config; {remedy}')
+    return from_plain(found).lock()
 
 
 def arguments(text: str, **defaults: str) -> dict[str, str]:

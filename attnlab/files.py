@@ -15,6 +15,8 @@ import uuid
 from collections.abc import Iterator
 from typing import Any
 
+from attnlab.errors import UserError
+
 
 @contextlib.contextmanager
 def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
@@ -46,6 +48,14 @@ def write(path: pathlib.Path, content: str | bytes) -> None:
 def write_json(path: pathlib.Path, value: Any) -> None:
     """Writes `value` as indented JSON, as `write` does."""
     write(path, json.dumps(value, indent=2) + '\n')
+
+
+def read_json(path: pathlib.Path, remedy: str) -> Any:
+    """Returns what a JSON file holds. Raises `UserError`, naming the file and the `remedy`, where it is damaged."""
+    try:
+        return json.loads(path.read_text(encoding='utf-8'))
+    except (ValueError, RecursionError) as error:
+        raise UserError(f'{path} is damaged: {error}; {remedy}') from error
 
 
 def temporary_name(path: pathlib.Path) -> pathlib.Path:

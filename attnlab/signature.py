@@ -1,6 +1,9 @@
 """What a constructor or function takes, and whether a value fits."""
 
+import functools
 import inspect
+import math
+import numbers
 import types
 import typing
 from collections.abc import Callable, Iterable
@@ -10,6 +13,16 @@ from attnlab.errors import UserError, nearest
 
 ABSENT = inspect.Parameter.empty
 PLAIN = (int, float, str, bool, tuple, types.NoneType)
+
+
+FROM_ZERO = frozenset(
+    {'antialias', 'confirm', 'dash', 'distractors', 'held_out', 'initial', 'label', 'layers', 'links', 'local'}
+    | {'margin', 'offset', 'padding', 'repeated', 'rewrites', 'seed', 'sinks', 'startup', 'step'}
+)
+"""Parameters that count something there may be none of; every other whole number is a size, which begins at 1."""
+
+MESH = frozenset({'data', 'fsdp', 'sequence', 'tensor'})
+"""Axes of a mesh, one of which may be -1."""
 
 
 class Parameter(NamedTuple):
@@ -48,6 +61,35 @@ def check_type(path: str, value: Any, kind: Any) -> None:
     admitted = members(kind)
     if not all(member in PLAIN for member in admitted):
         return
-    if not (type(value) in admitted or (type(value) is int and float in admitted)):
+    whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    if not (type(value) in admitted or (whole and (int in admitted or float in admitted))):
         wanted = ' or '.join('None' if member is types.NoneType else member.__name__ for member in admitted)
         raise UserError(f'{path} is {value!r}, of type {type(value).__name__}; it wants {wanted}')
+
+
+def check_value(path: str, name: str, value: Any, kind: Any) -> None:
+    """Checks a value by the type of its parameter and, where that is a number, by its range.
+
+    Raises `UserError` for a wrong type, a size below 1, a count below 0, and for what is not a number.
+    """
+    check_type(path, value, kind)
+    if isinstance(value, float) and math.isnan(value):
+        raise UserError(f'{path} is nan; it wants a number')
+    least = 0 if name in FROM_ZERO else 1
+    if int in members(kind) and isinstance(value, numbers.Integral) and name not in MESH and value < least:
+        raise UserError(f'{path} is {value}; it wants a whole number from {least}')
+
+
+def checked[**P](function: Callable[P, None]) -> Callable[P, None]:
+    """The same `__init__`, which checks its arguments first, as `check_value` does."""
+
+    @functools.wraps(function)
+    def init(*args: P.args, **kwargs: P.kwargs) -> None:
+        taken = parameters(function)
+        given = inspect.signature(function).bind_partial(*args, **kwargs).arguments
+        for name, value in given.items():
+            if name in taken:
+                check_value(f'{name} of {type(args[0]).__name__}', name, value, taken[name].kind)
+        function(*args, **kwargs)
+
+    return init

@@ -2,7 +2,7 @@
 
 from absl import flags
 
-from attnlab.commands.arguments import define_run, define_split, parsed, required, start_devices, whole
+from attnlab.commands.arguments import define_run, define_split, directory, parsed, start_devices, whole
 
 
 def main(argv: list[str]) -> int:
@@ -14,7 +14,7 @@ def main(argv: list[str]) -> int:
     flags.DEFINE_list('bits', ['8', '6', '4'], 'Bits of weights and activations to try.', flag_values=values)
     if not parsed(values, argv, 'analyse'):
         return 0
-    workdir = required(values, 'workdir')
+    workdir = directory(values, 'workdir')
     bits = tuple(whole(text, '--bits') for text in values.bits)
     start_devices(values)
     from rich.console import Console

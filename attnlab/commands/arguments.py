@@ -3,6 +3,7 @@
 Nothing heavy is imported here or at the top of a command: help, and the complaint about a wrong flag, come at once.
 """
 
+import math
 import pathlib
 
 from absl import flags
@@ -34,6 +35,9 @@ def parsed(values: flags.FlagValues, argv: list[str], command: str) -> bool:
         raise UserError(str(error)) from error
     if rest:
         raise UserError(f'{command} takes no argument {rest[0]!r}; flags are written --name=value')
+    for name in values:
+        if isinstance(values[name].value, float) and math.isnan(values[name].value):
+            raise UserError(f'--{name} is nan; it wants a number')
     return True
 
 
@@ -43,6 +47,17 @@ def required(values: flags.FlagValues, name: str) -> pathlib.Path:
     if not given:
         raise UserError(f'--{name} is missing')
     return pathlib.Path(given).expanduser()
+
+
+def directory(values: flags.FlagValues, name: str) -> pathlib.Path:
+    """The folder that a flag gives, which may be yet to be made. Raises `UserError` where it cannot be a folder."""
+    path = required(values, name)
+    for place in (path, *path.parents):
+        if place.exists():
+            if not place.is_dir():
+                raise UserError(f'--{name} is {path}, and {place} is a file; it wants a folder')
+            return path
+    return path
 
 
 def whole(text: str, flag: str, least: int = 1) -> int:
@@ -55,7 +70,9 @@ def whole(text: str, flag: str, least: int = 1) -> int:
 def define_run(values: flags.FlagValues) -> None:
     """Defines the flags of a command that loads a trained run."""
     flags.DEFINE_string('workdir', None, 'The directory of the run.', flag_values=values)
-    flags.DEFINE_integer('step', None, 'The checkpoint to load; the newest by default.', flag_values=values)
+    flags.DEFINE_integer(
+        'step', None, 'The checkpoint to load; the newest by default.', lower_bound=0, flag_values=values
+    )
     define_devices(values)
 
 
@@ -91,7 +108,9 @@ def define_strictness(values: flags.FlagValues) -> None:
 def define_platform(values: flags.FlagValues) -> None:
     """Defines the flags of a command that computes in one process."""
     flags.DEFINE_string('platform', None, 'cpu, cuda or tpu; the best there is by default.', flag_values=values)
-    flags.DEFINE_integer('cpu_devices', None, 'Virtual CPU devices, to try a mesh out.', flag_values=values)
+    flags.DEFINE_integer(
+        'cpu_devices', None, 'Virtual CPU devices, to try a mesh out.', lower_bound=1, flag_values=values
+    )
     flags.DEFINE_string(
         'compilation_cache',
         '~/.cache/attnlab/compiled',
@@ -105,8 +124,10 @@ def define_devices(values: flags.FlagValues) -> None:
     define_platform(values)
     flags.DEFINE_bool('distributed', False, 'Join the processes that the cluster started.', flag_values=values)
     flags.DEFINE_string('coordinator', None, 'HOST:PORT of process 0, where no cluster tells.', flag_values=values)
-    flags.DEFINE_integer('processes', None, 'How many processes, with --coordinator.', flag_values=values)
-    flags.DEFINE_integer('process', None, 'Which of them this is, from 0.', flag_values=values)
+    flags.DEFINE_integer(
+        'processes', None, 'How many processes, with --coordinator.', lower_bound=1, flag_values=values
+    )
+    flags.DEFINE_integer('process', None, 'Which of them this is, from 0.', lower_bound=0, flag_values=values)
 
 
 def start_platform(values: flags.FlagValues) -> None:

@@ -9,9 +9,9 @@ from attnlab.commands.arguments import (
     asks_for_help,
     define_strictness,
     define_studies,
+    directory,
     help_text,
     parsed,
-    required,
     start_platform,
 )
 from attnlab.errors import UserError
@@ -43,7 +43,7 @@ def _compare_runs(values: flags.FlagValues, folders: list[pathlib.Path], options
     parsed(values, options, 'compare RUN...')
     if not folders:
         raise UserError(f'{USAGE.format("RUN")}, or STUDY... in the place of RUN...')
-    out = required(values, 'out')
+    out = directory(values, 'out')
     from rich.console import Console
 
     from attnlab.compare.runs_table import compare_runs

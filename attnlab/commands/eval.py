@@ -2,7 +2,8 @@
 
 from absl import flags
 
-from attnlab.commands.arguments import define_run, define_split, parsed, required, start_devices, whole
+from attnlab.commands.arguments import define_run, define_split, directory, parsed, start_devices, whole
+from attnlab.errors import UserError
 
 
 def main(argv: list[str]) -> int:
@@ -12,16 +13,21 @@ def main(argv: list[str]) -> int:
     define_split(values)
     flags.DEFINE_list('multiples', ['1', '2', '4', '8'], 'Lengths, in training lengths.', flag_values=values)
     flags.DEFINE_integer(
-        'tokens', None, 'Tokens of a text to evaluate, spread over its documents; all by default.', flag_values=values
+        'tokens',
+        None,
+        'Tokens of a text to evaluate, spread over its documents; all by default.',
+        lower_bound=1,
+        flag_values=values,
     )
     flags.DEFINE_integer(
         'stride',
         None,
         'Tokens from one window over a text to the next; below the length they overlap, and what an '
         'earlier one predicted is not counted again.',
+        lower_bound=1,
         flag_values=values,
     )
-    flags.DEFINE_integer('examples', None, 'Examples of each slice of other tasks.', flag_values=values)
+    flags.DEFINE_integer('examples', None, 'Examples of each slice of other tasks.', lower_bound=1, flag_values=values)
     flags.DEFINE_string(
         'attention',
         None,
@@ -30,8 +36,10 @@ def main(argv: list[str]) -> int:
     )
     if not parsed(values, argv, 'eval'):
         return 0
-    workdir = required(values, 'workdir')
+    workdir = directory(values, 'workdir')
     multiples = tuple(whole(text, '--multiples') for text in values.multiples)
+    if not multiples or len(set(multiples)) != len(multiples):
+        raise UserError(f'--multiples is {",".join(values.multiples)!r}; it wants whole numbers from 1, each once')
     start_devices(values)
     from rich.console import Console
 
@@ -39,10 +47,15 @@ def main(argv: list[str]) -> int:
     from attnlab.evals.asked import Asked
     from attnlab.runs.evaluation import evaluate_run
     from attnlab.runs.loading import load_run
+    from attnlab.tasks.task import Textual
     from attnlab.train.run import check_data
 
     loaded = load_run(workdir, values.step)
     check_data(workdir, loaded.setup.task.describe(), other=values.other_data)
+    task = loaded.setup.task
+    if values['multiples'].present and isinstance(task, Textual):
+        # Raises where the text is shorter than a window: one that is all padding but for that text takes for ever.
+        task.source(values.split or task.evaluated_split, loaded.setup.length * max(multiples))
     name = str(loaded.step)
     if values.attention is not None:
         loaded = substituted(loaded, values.attention)

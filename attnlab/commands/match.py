@@ -4,7 +4,7 @@ import pathlib
 
 from absl import flags
 
-from attnlab.commands.arguments import define_platform, parsed, required, start_platform
+from attnlab.commands.arguments import define_platform, directory, parsed, required, start_platform
 from attnlab.errors import UserError
 
 
@@ -21,7 +21,7 @@ def main(argv: list[str]) -> int:
     if not parsed(values, argv, 'match'):
         return 0
     path, _, arg = str(required(values, 'config')).partition(':')
-    target, out = str(required(values, 'target')), required(values, 'out')
+    target, out = str(required(values, 'target')), directory(values, 'out')
     if not values.recipes:
         raise UserError('--recipes is missing, such as --recipes=gla,mamba2,mha')
     start_platform(values)

@@ -5,7 +5,7 @@ from typing import Any
 
 from absl import flags
 
-from attnlab.commands.arguments import define_studies, parsed, required, start_platform
+from attnlab.commands.arguments import define_studies, directory, parsed, start_platform
 from attnlab.errors import UserError
 
 
@@ -25,7 +25,7 @@ def main(argv: list[str]) -> int:
         return 0
     if not studies:
         raise UserError('usage: attnlab report STUDY... [--flag=value ...]')
-    folder = required(values, 'out')
+    folder = directory(values, 'out')
     start_platform(values)
     from rich.console import Console
 

@@ -7,9 +7,9 @@ from absl import flags
 from attnlab.commands.arguments import (
     asks_for_help,
     define_devices,
+    directory,
     help_text,
     parsed,
-    required,
     start_devices,
     whole,
 )
@@ -53,7 +53,7 @@ def main(argv: list[str]) -> int:
     from attnlab.trust import allowed
 
     console = Console(highlight=False)
-    folder = required(values, 'study')
+    folder = directory(values, 'study')
     together = values.distributed or values.coordinator is not None
     if together and values.launcher == 'processes' and values.workers != 1:
         raise UserError(f'--workers is {values.workers}; several processes that run one trial together are one worker')
@@ -83,7 +83,7 @@ def worker(argv: list[str]) -> int:
     flags.DEFINE_bool('tied', False, 'Stop when standard input closes.', flag_values=values)
     if not parsed(values, argv, 'sweep worker'):
         return 0
-    folder = required(values, 'study')
+    folder = directory(values, 'study')
     cores = [whole(text, '--cores', least=0) for text in values.cores]
     from attnlab.sweep.launch import pin
 
@@ -108,7 +108,7 @@ def status(argv: list[str]) -> int:
     flags.DEFINE_bool('watch', False, 'Go on showing, until the sweep is finished.', flag_values=values)
     if not parsed(values, argv, 'sweep status'):
         return 0
-    folder = required(values, 'study')
+    folder = directory(values, 'study')
     from rich.console import Console
 
     from attnlab.sweep.status import show_status

@@ -9,8 +9,8 @@ from attnlab.commands.arguments import (
     asks_for_help,
     define_devices,
     define_other_data,
+    directory,
     help_text,
-    required,
     start_devices,
 )
 from attnlab.errors import UserError
@@ -27,7 +27,13 @@ def main(argv: list[str]) -> int:
     flags.DEFINE_string(
         'topology', None, 'With --dry_run: devices that are not there, as v5p:4x4x4 or H100x8.', flag_values=values
     )
-    flags.DEFINE_integer('data_workers', 0, 'Processes that read data; changes speed, not results.', flag_values=values)
+    flags.DEFINE_integer(
+        'data_workers',
+        0,
+        'Processes that read data; changes speed, not results.',
+        lower_bound=0,
+        flag_values=values,
+    )
     flags.DEFINE_string('from', None, 'A run to begin as, in place of --config; it stays as it is.', flag_values=values)
     flags.DEFINE_integer('from_step', None, 'Which of its checkpoints; the best fit by default.', flag_values=values)
     define_other_data(values)
@@ -60,7 +66,7 @@ def main(argv: list[str]) -> int:
 
         print_plan(prepare(config), Console())
         return 0
-    workdir = required(values, 'workdir')
+    workdir = directory(values, 'workdir')
     from attnlab.train.fork import fork
     from attnlab.train.launch import launch
 

@@ -1,12 +1,14 @@
 """The contract every sequence mixer obeys."""
 
 import abc
+from typing import Any
 
 from flax import nnx
 from jax.typing import DTypeLike
 
 from attnlab.context import Context
 from attnlab.errors import UserError
+from attnlab.signature import checked
 from attnlab.typing import Sequence, State
 
 
@@ -15,6 +17,12 @@ class Mixer(nnx.Module):
 
     A mixer is built as `Mixer(dim, *, ..., rngs)` and is final: variation goes through the parts it is given.
     """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Checks what every mixer is made with: raises `UserError` for sizes of a wrong type or below their range."""
+        super().__init_subclass__(**options)
+        if '__init__' in vars(cls):
+            cls.__init__ = checked(cls.__init__)  # type: ignore[method-assign]
 
     @abc.abstractmethod
     def __call__(self, x: Sequence, ctx: Context, state: State | None = None) -> tuple[Sequence, State | None]:

@@ -22,13 +22,17 @@ def generate_text(
     seed: int,
 ) -> Iterator[str]:
     """Yields the text that goes on from `prompt`, in pieces that are whole characters."""
+    try:
+        encoded = prompt.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(f'the prompt is no UTF-8: {prompt!r}; give it in the encoding of the terminal') from error
     if not prompt:
         raise UserError('the prompt is empty; give at least one character')
     loaded = load_run(workdir, step)
     if not isinstance(loaded.setup.task, Textual):
         raise UserError(f'{workdir} was trained for {type(loaded.setup.task).__name__}, not on text; try attnlab eval')
     tokenizer = load_tokenizer(workdir / TOKENIZER)
-    (ids,) = tokenizer.encode([prompt.encode()])
+    (ids,) = tokenizer.encode([encoded])
     stream = StreamDecoder(tokenizer)
     drawn = generate(
         loaded.model(), ids, tokens, temperature=temperature, top_p=top_p, seed=seed, jit=loaded.setup.precision.jit

@@ -8,11 +8,11 @@ from typing import Any
 
 from flax import nnx
 
-from attnlab import config as configs
 from attnlab.config import spec
 from attnlab.errors import UserError
 from attnlab.train.checkpoint import Checkpoints
 from attnlab.train.partition import Axes
+from attnlab.train.run import saved_config
 from attnlab.train.setup import Setup, prepare
 from attnlab.train.state import joined, split
 
@@ -42,10 +42,7 @@ def load_run(workdir: pathlib.Path, step: int | None = None) -> Loaded:
 
     Raises `UserError` when `workdir` is no run, or has no such checkpoint.
     """
-    path = workdir / 'config.json'
-    if not path.exists():
-        raise UserError(f'{workdir} is not a run: it holds no config.json')
-    config = configs.load(path)
+    config = saved_config(workdir)
     with config.unlocked():
         config.mesh = spec(Axes)
     return restored(prepare(config).restored(workdir), workdir, step)

@@ -1,7 +1,6 @@
 """What a run directory says of its run: what it was, what it cost, how far it came. Nothing is built or measured."""
 
 import dataclasses
-import json
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,8 +8,8 @@ from typing import Any
 import numpy as np
 from ml_collections import ConfigDict
 
-from attnlab import config as configs
 from attnlab.errors import UserError
+from attnlab.train import run
 from attnlab.train.report import read_lines
 
 
@@ -72,16 +71,16 @@ class Record:
 
 def read_record(workdir: pathlib.Path) -> Record:
     """Reads a run directory. Raises `UserError` where it is none, or was never started."""
-    for name, lacking in (('config.json', 'is not a run'), ('run.json', 'is a run that never started')):
-        if not (workdir / name).exists():
-            raise UserError(f'{workdir} {lacking}: it holds no {name}')
+    config, starts = run.saved_config(workdir), run.starts(workdir)
+    if not starts:
+        raise UserError(f'{workdir} is a run that never started: it holds no run.json')
     lines = read_lines(workdir / 'metrics.jsonl')
     speeds = [line['tokens_per_second'] for line in read_lines(workdir / 'speed.jsonl')]
     return Record(
         folder=workdir,
-        config=configs.load(workdir / 'config.json'),
+        config=config,
         step=max((line['step'] for line in lines), default=0),
         last={name: float(value) for line in lines for name, value in line.items() if name != 'step'},
-        facts=json.loads((workdir / 'run.json').read_text())['starts'][-1],
+        facts=starts[-1],
         tokens_per_second=float(np.median(speeds)) if speeds else None,
     )

@@ -2,6 +2,7 @@
 
 import dataclasses
 import pathlib
+import re
 import statistics
 import time
 from collections.abc import Mapping
@@ -136,7 +137,8 @@ def _step(study: Study, number: int) -> int:
     """The last step in the run's metrics."""
     path = study.workdir(number) / 'metrics.jsonl'
     lines = whole_lines(path) if path.exists() else []
-    return int(lines[-1].split('"step": ', 1)[1].split(',', 1)[0]) if lines else 0
+    found = re.match(r'\{"step": (\d+),', lines[-1]) if lines else None
+    return int(found[1]) if found else 0
 
 
 def _last(values: Mapping[int, float]) -> float | None:

@@ -245,6 +245,14 @@ def open_study(folder: pathlib.Path, storage: str | None = None, within: Study |
         raise UserError(f'{folder} {hint}')
     name = folder.absolute().name if within is None else f'{within.name}/{folder.name}'
     opened = _journal(folder) if storage is None else open_database(storage) if within is None else within.storage
+    known_names = [known.study_name for known in opened.get_all_studies()]
+    if storage is None and known_names:
+        # A folder may be copied or renamed; its journal holds one study.
+        (name,) = known_names
+    elif name not in known_names and (folder / 'trials').exists():
+        raise UserError(
+            f'{folder} holds trials, and the database has no study {name!r}: if the folder was renamed, rename it back'
+        )
     direction = StudyDirection.MINIMIZE if sweep.goal == 'min' else StudyDirection.MAXIMIZE
     study = optuna.create_study(storage=opened, study_name=name, direction=direction, load_if_exists=True)
     known = study.user_attrs
@@ -252,6 +260,8 @@ def open_study(folder: pathlib.Path, storage: str | None = None, within: Study |
         study.set_user_attr('sweep', plain(config))
     elif differing := differences(from_plain(known['sweep']), config):
         raise UserError(f'the database has a study {name} of another sweep ({differing[0]}): choose another --study')
+    if not (folder / HOME).exists():
+        raise UserError(f'{folder} lacks its file {HOME!r}: it was not copied whole; copy all of the study')
     return Study(folder, sweep, opened, name, (folder / HOME).read_text().strip())
 
 
@@ -266,8 +276,14 @@ def confirmation(study: Study, storage: str | None) -> Study | None:
 
 
 def _journal(folder: pathlib.Path) -> BaseStorage:
+    """Optuna's storage in a study's own journal. Raises `UserError` where the journal is damaged."""
     path = folder / 'journal.log'
-    return JournalStorage(JournalFileBackend(str(path), lock_obj=JournalLock(path)))
+    try:
+        return JournalStorage(JournalFileBackend(str(path), lock_obj=JournalLock(path)))
+    except (ValueError, KeyError, TypeError, AssertionError) as error:
+        raise UserError(
+            f'{path} is damaged: {type(error).__name__}: {error}; remove lines that are no JSON, or put back a copy'
+        ) from error
 
 
 def _value(trial: FrozenTrial) -> float:

@@ -38,16 +38,31 @@ def start(
         jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.5)
     logging.getLogger('absl').setLevel(logging.WARNING)
     keep_freed_memory()
-    if coordinator is not None:
-        if processes is None or process is None:
-            raise UserError('--coordinator wants --processes and --process beside it')
-        jax.distributed.initialize(coordinator, processes, process)
-    elif distributed:
-        jax.distributed.initialize()
+    if coordinator is not None and (processes is None or process is None):
+        raise UserError('--coordinator wants --processes and --process beside it')
+    if processes is not None and process is not None and process >= processes:
+        raise UserError(
+            f'--process is {process}, of {processes} processes; it wants a number from 0 to {processes - 1}'
+        )
+    try:
+        if coordinator is not None:
+            jax.distributed.initialize(coordinator, processes, process)
+        elif distributed:
+            jax.distributed.initialize()
+    except (ValueError, RuntimeError) as error:
+        hint = f'--coordinator={coordinator}' if coordinator else '--distributed wants a cluster that JAX knows'
+        raise UserError(
+            f'the processes cannot join: {_first_line(error)}; {hint}; elsewhere give each process '
+            '--coordinator=HOST:PORT --processes=N --process=I'
+        ) from error
     try:
         jax.devices()
-    except RuntimeError as error:
-        raise UserError(f'no device for --platform={platform}: {error}') from error
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(f'no device for --platform={platform}: {_first_line(error)}') from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def keep_freed_memory() -> None:

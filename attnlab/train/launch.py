@@ -13,6 +13,9 @@ from attnlab.train.cost import flops_per_token, implementations, state_bytes
 from attnlab.train.fork import Fork
 from attnlab.train.setup import Setup, prepare
 
+STOPPED = 75
+"""The exit status of a run that was asked to stop and saved, EX_TEMPFAIL: the same command goes on from there."""
+
 
 def launch(
     config: ConfigDict,
@@ -23,7 +26,7 @@ def launch(
     other_data: bool = False,
     begin: Fork | None = None,
 ) -> int:
-    """Trains the config in its work directory; returns the exit status, 0 also when it was asked to stop and saved.
+    """Trains the config in its work directory; returns the exit status: 0, or `STOPPED` where it was asked to stop.
 
     A new work directory begins as another run did, where `begin` says which.
 
@@ -52,7 +55,7 @@ def launch(
     )
     if jax.process_index() == 0 and outcome == loop.FINISHED:
         console.print(f'finished: {setup.steps} steps. Next: attnlab eval --workdir={workdir}')
-    return 0
+    return 0 if outcome == loop.FINISHED else STOPPED
 
 
 def train(

@@ -99,11 +99,18 @@ class Optimizer(abc.ABC):
     overrides: tuple[Override, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.peak_lr <= 0 or self.weight_decay < 0 or (self.clip is not None and self.clip <= 0):
+        if not (0 < self.peak_lr < math.inf and 0 <= self.weight_decay < math.inf) or (
+            self.clip is not None and not self.clip > 0
+        ):
             raise UserError(
                 f'an optimizer wants peak_lr above 0, weight_decay from 0, and clip above 0 or None; '
                 f'got {self.peak_lr}, {self.weight_decay}, {self.clip}'
             )
+        for name in ('b1', 'b2'):
+            if not 0 <= getattr(self, name, 0) < 1:
+                raise UserError(f'{name} of an optimizer is {getattr(self, name)}; it wants a number from 0 to below 1')
+        if not 0 <= getattr(self, 'eps', 0) < math.inf:
+            raise UserError(f'eps of an optimizer is {self.eps}; it wants a number from 0')
 
     @abc.abstractmethod
     def direction(self, params: nnx.State) -> optax.GradientTransformation:

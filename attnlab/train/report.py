@@ -67,7 +67,8 @@ class Report:
         self._bar = self._closing.enter_context(_progress(console, self.writes))
         self._task = self._bar.add_task('train', total=steps, completed=start, loss='', speed='')
         if self.writes:
-            keep_until(workdir / 'metrics.jsonl', start)
+            for lost in keep_until(workdir / 'metrics.jsonl', start, settings.every):
+                self.say(lost)
             self._events = self._open_events(start)
             self._wandb = self._open_wandb()
 
@@ -209,21 +210,51 @@ def append_line(path: pathlib.Path, numbers: Mapping[str, Any]) -> None:
         file.write(json.dumps(finite) + '\n')
 
 
-def keep_until(path: pathlib.Path, step: int) -> None:
-    """Drops the lines of steps after `step`, which will be run again, and a last line cut short."""
+def keep_until(path: pathlib.Path, step: int, every: int) -> list[str]:
+    """Drops the lines of steps after `step`, which will be run again, and what is damaged; a run reports `every` steps.
+
+    Returns a line for the user about what was lost of the steps that will not be run again.
+    """
+    lines = [(line, _parsed(line)) for line in whole_lines(path)] if path.exists() else []
+    kept = [(line, found) for line, found in lines if found is not None and found['step'] <= step]
     if path.exists():
-        kept = [line for line in whole_lines(path) if json.loads(line)['step'] <= step]
-        files.write(path, ''.join(kept))
+        files.write(path, ''.join(f'{line}\n' for line, _ in kept))
+    lost = []
+    if damaged := sum(found is None for _, found in lines):
+        lost.append(f'{path}: {damaged} damaged line{"s" if damaged > 1 else ""} dropped')
+    reported = {found['step'] for _, found in kept if 'train/loss' in found}
+    if absent := [number for number in range(every, step + 1, every) if number not in reported]:
+        lost.append(
+            f'{path} lacks {len(absent)} of the reports up to the checkpoint of step {step}, from step {absent[0]} to '
+            f'{absent[-1]}: they were lost, and those steps are not taken again'
+        )
+    return lost
 
 
 def whole_lines(path: pathlib.Path) -> list[str]:
     """The lines that end in a newline."""
-    return [line for line in path.read_text().splitlines(keepends=True) if line.endswith('\n')]
+    text = path.read_text(encoding='utf-8', errors='replace')
+    return text.split('\n')[:-1]
 
 
 def read_lines(path: pathlib.Path) -> list[dict[str, Any]]:
-    """The objects of a `.jsonl` file."""
-    return [json.loads(line) for line in whole_lines(path)] if path.exists() else []
+    """The objects of a `.jsonl` file, a last line cut short left out. Raises `UserError` naming a line that is none."""
+    lines = whole_lines(path) if path.exists() else []
+    found = [_parsed(line) for line in lines]
+    if None in found:
+        raise UserError(
+            f'line {found.index(None) + 1} of {path} is damaged: {lines[found.index(None)][:40]!r}; remove that line'
+        )
+    return [line for line in found if line is not None]
+
+
+def _parsed(line: str) -> dict[str, Any] | None:
+    """The object of a line with its step; `None` for a damaged one."""
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) and type(found.get('step')) is int else None
 
 
 def _progress(console: Console, shown: bool) -> Progress:

@@ -2,7 +2,6 @@
 
 import contextlib
 import importlib.metadata
-import json
 import pathlib
 import platform
 import subprocess
@@ -15,12 +14,47 @@ from ml_collections import ConfigDict
 
 from attnlab import config as configs
 from attnlab.errors import UserError
-from attnlab.files import is_temporary, write_json
+from attnlab.files import is_temporary, read_json, write_json
 from attnlab.locks import Lock
 from attnlab.trust import allowed
 
 LOCK = 'lock'
 PACKAGES = ('attnlab', 'jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'grain', 'ml_collections', 'numpy')
+
+
+FACTS = frozenset({'data', 'implementations', 'parameters', 'flops_per_token', 'state_bytes_per_sequence'})
+"""What every start records beside its environment, among other things."""
+
+
+def saved_config(workdir: pathlib.Path) -> ConfigDict:
+    """The config of the run in a directory. Raises `UserError` where there is none, or it is damaged."""
+    path = workdir / 'config.json'
+    if not path.exists():
+        study = '; it is a study, whose runs lie in its folder trials' if (workdir / 'sweep.json').exists() else ''
+        raise UserError(f'{workdir} is not a run: it holds no config.json{study}')
+    config = configs.load(path)
+    lacking = sorted(name for name in ('batch_size', 'length', 'model', 'steps', 'task') if name not in config)
+    if lacking:
+        raise UserError(f'{path} is damaged: it lacks {", ".join(lacking)}; put back a copy of it')
+    return config
+
+
+def starts(workdir: pathlib.Path) -> list[dict[str, Any]]:
+    """What each start of a run recorded, the oldest first; none where it was never started.
+
+    Raises `UserError` where the record is damaged.
+    """
+    path = workdir / 'run.json'
+    if not path.exists():
+        return []
+    remedy = 'put back a copy of it, or move it away, and train: the next start writes another'
+    found = read_json(path, remedy)
+    listed = found.get('starts') if isinstance(found, dict) else None
+    if not isinstance(listed, list) or not listed or not all(isinstance(item, dict) for item in listed):
+        raise UserError(f'{path} is damaged: it has no list of starts; {remedy}')
+    if lacking := sorted(FACTS - listed[-1].keys()):
+        raise UserError(f'{path} is damaged: its last start lacks {", ".join(lacking)}; {remedy}')
+    return listed
 
 
 def claim(workdir: pathlib.Path, config: ConfigDict) -> None:
@@ -66,10 +100,10 @@ def check_data(workdir: pathlib.Path, data: dict[str, Any], *, other: bool = Fal
 
     Raises `UserError` naming both hashes of what differs.
     """
-    path = workdir / 'run.json'
-    if other or not path.exists():
+    recorded = starts(workdir)
+    if other or not recorded:
         return
-    before, now = _hashes(json.loads(path.read_text())['starts'][-1]['data']), _hashes(data)
+    before, now = _hashes(recorded[-1]['data']), _hashes(data)
     for name in sorted(before.keys() & now.keys()):
         if before[name] != now[name]:
             raise UserError(
@@ -108,9 +142,8 @@ def flatten(config: Any, path: str = '') -> dict[str, Any]:
 
 def record(workdir: pathlib.Path, facts: dict[str, Any]) -> None:
     """Adds this start to run.json: command, versions, devices, code that was allowed, `facts`; earlier ones stay."""
-    path = workdir / 'run.json'
-    starts = json.loads(path.read_text())['starts'] if path.exists() else []
-    write_json(path, {'starts': [*starts, environment() | {'allowed': allowed()} | facts]})
+    made = environment() | {'allowed': allowed()} | facts
+    write_json(workdir / 'run.json', {'starts': [*starts(workdir), made]})
 
 
 def environment() -> dict[str, Any]:

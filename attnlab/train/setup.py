@@ -324,6 +324,8 @@ def prepare(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> 
     for name in ('steps', 'batch_size', 'accumulate', 'length'):
         if type(built[name]) is not int or built[name] < 1:
             raise UserError(f'config.{name} is {built[name]!r}; it wants a whole number from 1')
+    if type(built['seed']) is not int or not 0 <= built['seed'] < 2**63:
+        raise UserError(f'config.seed is {built["seed"]!r}; it wants a whole number from 0 to 2^63 - 1')
     task, precision = built['task'], built['precision']
     return Setup(
         **{name: built[name] for name in ('seed', 'steps', 'batch_size', 'accumulate', 'length', 'optimizer', 'evals')},

@@ -12,12 +12,15 @@ import optax
 from flax import nnx
 from jaxtyping import Array, Int
 
+from attnlab.errors import UserError, nearest
 from attnlab.metrics import Average
 from attnlab.random import key_for
 from attnlab.tasks.task import Batch, Task
 from attnlab.train.state import TrainState, joined
 
 Metrics = dict[str, Any]
+ACTIVATIONS = ('float32', 'bfloat16', 'float16')
+PRODUCTS = ('default', 'high', 'highest')
 Step = Callable[[TrainState, Batch, Int[Array, '']], tuple[TrainState, Metrics]]
 
 
@@ -86,6 +89,14 @@ class Precision:
 
     activations: str = 'float32'
     matmul: str = 'default'
+
+    def __post_init__(self) -> None:
+        """Raises `UserError` for a name that is none of these."""
+        for name, valid in (('activations', ACTIVATIONS), ('matmul', PRODUCTS)):
+            if getattr(self, name) not in valid:
+                raise UserError(
+                    f'config.precision.{name} is {getattr(self, name)!r}{nearest(str(getattr(self, name)), valid)}'
+                )
 
     def scope(self) -> contextlib.AbstractContextManager[None]:
         """Matrix products that are traced, or computed one by one, inside have the precision `matmul`."""

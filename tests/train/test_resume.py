@@ -66,7 +66,7 @@ def test_sigterm_saves_says_how_to_go_on_and_changes_nothing(train, unbroken, tm
     command = train(workdir)
     command.send(signal.SIGTERM, workdir, 33)
     status, output = command.finish()
-    assert status == 0 and 'the same command goes on from there' in output, output
+    assert status == 75 and 'the same command goes on from there' in output, output
     status, output = train(workdir, '--data_workers=1').finish()
     assert status == 0 and 'going on from step' in output, output
     assert_same(workdir, unbroken)

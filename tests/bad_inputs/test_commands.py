@@ -1,0 +1,256 @@
+"""Wrong inputs at the command line: exit status 2 and one line, which names the thing and what would be right.
+
+A row is a command, in which `{tmp}`, `{text}`, `{run}` and `{study}` are paths, and a part of the line. Nothing trains.
+"""
+
+import pathlib
+import shlex
+
+import pytest
+
+from attnlab.cli import COMMANDS, main
+
+ROOT = pathlib.Path(__file__).parents[2]
+LANGUAGE = ROOT / 'configs' / 'language.py'
+SMALL = (
+    *('--config.steps=4', '--config.batch_size=2', '--config.length=16', '--config.model.dim=8'),
+    *('--config.model.stack.depth=1', '--config.evals[0].tokens=64', '--compilation_cache='),
+)
+TRAIN = f'train --config={LANGUAGE}:zoo=mingru,data={{text}} --workdir={{tmp}}/new {" ".join(SMALL)}'
+SWEEP = f'sweep --config={ROOT}/configs/sweeps/language.py:zoo=mingru --study={{tmp}}/new'
+MIXER = 'model.stack.blocks[0].mixer'
+
+FLAGS = [
+    ('trian', "there is no command 'trian'; did you mean 'train'"),
+    ('train', '--config is missing'),
+    ('train --config=nothing.py --workdir={tmp}/new', 'there is no config file nothing.py'),
+    ('train --config={tmp} --workdir={tmp}/new', 'there is no config file'),
+    ('train --config configs/language.py', 'flags are written --name=value'),
+    (f'train --config={LANGUAGE}', '--workdir is missing'),
+    (f'train --config={LANGUAGE} --config={LANGUAGE} --workdir={{tmp}}/new', '--config is given 2 times'),
+    (f'train --config={LANGUAGE} --workdir={{tmp}}/a --workdir={{tmp}}/b', '--workdir is given 2 times; give it once'),
+    (f'{TRAIN} --config.steps=3', '--config.steps is given 2 times'),
+    (f'{TRAIN} --data_workers=-1', 'data_workers=-1'),
+    (f'{TRAIN} --data_workers=two', 'data_workers=two'),
+    (f'{TRAIN} --cpu_devices=-2', 'cpu_devices=-2'),
+    (f'{TRAIN} --cpu_devices=0', 'cpu_devices=0'),
+    (f'{TRAIN} --coordinator=localhost:1', '--coordinator wants --processes and --process'),
+    (f'{TRAIN} --coordinator=localhost:1 --processes=2 --process=2', '--process is 2, of 2 processes'),
+    (f'{TRAIN} --coordinator=localhost:1 --processes=0 --process=0', 'processes=0'),
+    (f'{TRAIN} --no_such_flag', 'no_such_flag'),
+    (f'{TRAIN} word', "takes no argument 'word'"),
+    (f'train --config={LANGUAGE} --workdir={{text}}', 'is a file; it wants a folder'),
+    (f'train --config={LANGUAGE} --workdir={{text}}/run', 'text.txt is a file; it wants a folder'),
+    (f'train --config={LANGUAGE}:zoo=nothing --workdir={{tmp}}/new', 'there is no zoo=nothing'),
+    (f'train --config={LANGUAGE}:size=huge --workdir={{tmp}}/new', 'there is no size=huge'),
+    (f'train --config={LANGUAGE}:data=huge --workdir={{tmp}}/new', "there is no data 'huge'"),
+    (f'train --config={LANGUAGE}:tokens=words --workdir={{tmp}}/new', 'there is no tokens=words'),
+    (f'train --config={LANGUAGE}:optimizer=adam --workdir={{tmp}}/new', "did you mean 'adamw'"),
+    (f'train --config={LANGUAGE}:schedule=step --workdir={{tmp}}/new', 'there is no schedule=step'),
+    (f'train --config={LANGUAGE}:residual=none --workdir={{tmp}}/new', 'there is no residual=none'),
+    (f'train --config={LANGUAGE}:mixer=gla --workdir={{tmp}}/new', 'is not name=value'),
+    (f'train --config={LANGUAGE}:gla --workdir={{tmp}}/new', 'is not name=value'),
+    (f'train --config={LANGUAGE}:zoo=os.path --workdir={{tmp}}/new', 'os.path'),
+    (f'train --config={ROOT}/configs/recall.py:task=nothing --workdir={{tmp}}/new', 'there is no task=nothing'),
+    (f'train --config={ROOT}/configs/grokking.py:method=none --workdir={{tmp}}/new', 'there is no method=none'),
+    (f'train --config={ROOT}/configs/long_range.py:task=nothing --workdir={{tmp}}/new', 'there is no task=nothing'),
+    (f'train --config={ROOT}/configs/long_range.py:protocol=finetune --workdir={{tmp}}/new', 'goes with run=WORKDIR'),
+    ('train --config={text} --workdir={tmp}/new', 'is no Python file'),
+    ('eval', '--workdir is missing'),
+    ('eval --workdir={tmp}/nothing', 'is not a run: it holds no config.json'),
+    ('eval --workdir={text}', 'is a file; it wants a folder'),
+    ('eval --workdir={study}', 'it is a study'),
+    ('eval --workdir={run} --step=3', 'has no checkpoint of step 3; it has: 2, 4'),
+    ('eval --workdir={run} --step=-1', 'step=-1'),
+    ('eval --workdir={run} --tokens=0', 'tokens=0'),
+    ('eval --workdir={run} --tokens=-5', 'tokens=-5'),
+    ('eval --workdir={run} --tokens=many', 'tokens=many'),
+    ('eval --workdir={run} --examples=5', '--examples is not for LanguageModelling'),
+    ('eval --workdir={run} --examples=0', 'examples=0'),
+    ('eval --workdir={run} --multiples=0', "--multiples holds '0'"),
+    ('eval --workdir={run} --multiples=1,x', "--multiples holds 'x'"),
+    ('eval --workdir={run} --multiples=1.5', "--multiples holds '1.5'"),
+    ('eval --workdir={run} --multiples=', '--multiples'),
+    ('eval --workdir={run} --multiples=1,1', '--multiples'),
+    ('eval --workdir={run} --multiples=100000', 'choose a shorter length or a longer text'),
+    ('eval --workdir={run} --split=tset', "no split 'tset'; valid names: train, valid"),
+    ('eval --workdir={run} --attention=none', 'attention'),
+    ('eval --workdir={run} --attention=ssmax', 'there is nothing to replace'),
+    ('eval {run}', 'takes no argument'),
+    ('analyse --workdir={run} --rows=0', 'rows=0'),
+    ('analyse --workdir={run} --bits=0', "--bits holds '0'"),
+    ('analyse --workdir={run} --bits=a', "--bits holds 'a'"),
+    ('analyse --workdir={run} --split=tset', "no split 'tset'"),
+    ('generate --workdir={run} --temperature=nan', '--temperature is nan; it wants a number'),
+    ('generate --workdir={run} --temperature=-1', 'temperature=-1'),
+    ('generate --workdir={run} --temperature=warm', 'temperature=warm'),
+    ('generate --workdir={run} --top_p=0', '--top_p is 0.0'),
+    ('generate --workdir={run} --top_p=nan', '--top_p is nan'),
+    ('generate --workdir={run} --top_p=2', '--top_p is 2.0'),
+    ('generate --workdir={run} --tokens=0', 'tokens=0'),
+    ('generate --workdir={run} --prompt=', 'the prompt is empty'),
+    ('generate --workdir={run} --seed=-1', 'seed=-1'),
+    (f'generate --workdir={{run}} --seed={2**63}', 'seed='),
+    ('generate --workdir={run} --step=3', 'has no checkpoint of step 3'),
+    ('generate --workdir={run} --prompt=a\udcff', 'is no UTF-8'),
+    ('show', 'usage: attnlab show RUN'),
+    ('show {run} {run}', 'usage: attnlab show RUN'),
+    ('show {tmp}/nothing', 'is not a run'),
+    ('show {text}', 'is not a run'),
+    ('show {study}', 'it is a study'),
+    ('zoo nothing', "there is no recipe 'nothing'"),
+    ('zoo gla mha', 'usage: attnlab zoo [NAME]'),
+    ('zoo --format=html', 'format'),
+    ('data prepare', 'usage: attnlab data prepare NAME'),
+    ('data prepare nothing', 'nothing'),
+    ('data prepare listops --workers=0', 'workers=0'),
+    ('data fetch listops', 'usage: attnlab data prepare NAME'),
+    ('compare', 'usage: attnlab compare RUN'),
+    ('compare {tmp}/nothing', 'is neither a run nor a study'),
+    ('compare {run} {run}', 'a run is named twice'),
+    ('compare {run} --metric=nothing', "has no metric 'nothing'"),
+    ('compare {run} --tolerance=-1', 'tolerance=-1'),
+    ('compare {run} --tolerance=nan', '--tolerance is nan'),
+    ('compare {run} --out={text}', 'is a file; it wants a folder'),
+    ('compare {run} {study}', 'study'),
+    ('compare {study} --by=beauty', 'beauty'),
+    ('report', 'usage: attnlab report STUDY'),
+    ('report {study} --out={text}', 'is a file; it wants a folder'),
+    ('report {run}', 'is not a study'),
+    ('report {tmp}/nothing', 'is not a study'),
+    ('match', '--config is missing'),
+    (f'match --config={LANGUAGE}', '--target is missing'),
+    (f'match --config={LANGUAGE} --target=mha', '--recipes is missing'),
+    (f'match --config={LANGUAGE} --target=mha --recipes=nothing --out={{tmp}}/o', 'there is no zoo=nothing'),
+    (f'match --config={LANGUAGE}:size=tiny --target=beauty --recipes=mha --out={{tmp}}/o', 'beauty'),
+    (f'match --config={LANGUAGE}:size=tiny --target=mha --by=beauty --recipes=mha --out={{tmp}}/o', 'beauty'),
+    (f'match --config={LANGUAGE} --target=mha --recipes=mha --tolerance=nan --out={{tmp}}/o', '--tolerance is nan'),
+    (f'match --config={LANGUAGE} --target=mha --recipes=mha --out={{text}}', 'is a file; it wants a folder'),
+    ('sweep nothing', 'there is no command sweep nothing'),
+    ('sweep', '--config is missing'),
+    (f'sweep --config={LANGUAGE} --study={{tmp}}/new', 'a sweep config lacks'),
+    (f'{SWEEP} --workers=0', 'workers=0'),
+    (f'{SWEEP} --devices=x', "--devices holds 'x'"),
+    (f'{SWEEP} --launcher=magic', 'magic'),
+    (f'{SWEEP} --stopped_status=256', 'stopped_status=256'),
+    (f'{SWEEP} --config.trials=0', 'trials is 0'),
+    (f'{SWEEP} --config.confirm=-1', 'confirm is -1'),
+    (f'{SWEEP} --config.goal=up', "config.goal is 'up'"),
+    (f'{SWEEP},trials=x'.replace(' --study', ',trials=x --study').removesuffix(',trials=x'), 'trials'),
+    (f'sweep --config={ROOT}/configs/sweeps/language.py --study={{text}}', 'is a file; it wants a folder'),
+    (f'sweep --config={ROOT}/configs/sweeps/language.py --study={{run}}', 'it is no study'),
+    (f'sweep --config={ROOT}/configs/sweeps/language.py:zoo=mha --study={{study}}', 'holds a study of another sweep'),
+    ('sweep status', '--study is missing'),
+    ('sweep status --study={tmp}/nothing', 'is not a study'),
+    ('sweep status --study={run}', 'is not a study'),
+    ('sweep status --study={study} --storage=x', 'has its trials in a journal'),
+    ('sweep worker', '--study is missing'),
+    ('sweep worker --study={tmp}/nothing', 'is not a study'),
+    ('sweep worker --study={study} --idle=nan', '--idle is nan'),
+    ('sweep worker --study={study} --cores=x', "--cores holds 'x'"),
+    ('eval --workdir={run} --allow=nothing.py', 'there is no such file'),
+    ('eval --workdir={run} --allow=a-b', '--allow names'),
+]
+"""Commands that are wrong in themselves."""
+
+OVERRIDES = [
+    ('model.dim=0', 'config.model.dim is 0; it wants a whole number from 1'),
+    ('model.dim=-8', 'config.model.dim is -8'),
+    ('model.dim=8.5', "config.model.dim is '8.5', of type str; it wants int"),
+    ('model.stack.depth=0', 'config.model.stack.depth is 0'),
+    ('model.stack.loop=sometimes', 'loop'),
+    ('model.stak.depth=2', 'did you mean'),
+    (f'{MIXER}.heads=0', 'no key'),
+    (f'{MIXER}.window=-1', 'no key'),
+    ('model.head=7', 'it is a part'),
+    ('model.head=os.system', 'os.system'),
+    ('model.stack.blocks[3].mixer.heads=2', 'no key'),
+    ('steps=0', 'config.steps is 0; it wants a whole number from 1'),
+    ('steps=-1', 'config.steps is -1'),
+    ('steps=many', "config.steps is 'many'"),
+    ('batch_size=0', 'config.batch_size is 0'),
+    ('length=0', 'config.length is 0'),
+    ('length=1000000', 'choose a shorter length'),
+    ('accumulate=0', 'config.accumulate is 0'),
+    ('accumulate=3', 'does not divide into config.accumulate=3'),
+    ('seed=-1', 'config.seed is -1'),
+    (f'seed={2**63}', 'config.seed is'),
+    ('precision.activations=float33', "config.precision.activations is 'float33'; did you mean 'float32'"),
+    ('precision.matmul=best', "config.precision.matmul is 'best'"),
+    ('evals[0].cadence.n=0', 'config.evals[0].cadence.n is 0'),
+    ('evals[0].tokens=-1', 'config.evals[0].tokens is -1'),
+    ('evals[0].split=tset', "no split 'tset'"),
+    ('evals[0].multiples=(0,)', 'length of a window is 0'),
+    ('report.every=0', 'config.report.every is 0'),
+    ('checkpoint.every=0', 'config.checkpoint.every is 0'),
+    ('checkpoint.keep=0', 'config.checkpoint.keep is 0'),
+    ('optimizer.peak_lr=nan', 'config.optimizer.peak_lr is nan; it wants a number'),
+    ('optimizer.peak_lr=inf', 'peak_lr'),
+    ('optimizer.peak_lr=-1', 'an optimizer wants peak_lr above 0'),
+    ('optimizer.peak_lr=0', 'an optimizer wants peak_lr above 0'),
+    ('optimizer.weight_decay=-1', 'weight_decay'),
+    ('optimizer.weight_decay=nan', 'config.optimizer.weight_decay is nan'),
+    ('optimizer.clip=0', 'clip above 0'),
+    ('optimizer.b1=1', 'b1'),
+    ('optimizer.b2=-1', 'b2'),
+    ('optimizer.eps=-1', 'eps'),
+    ('optimizer.schedule.warmup=2.5', 'warmup is 2.5'),
+    ('optimizer.schedule.warmup=nan', 'warmup is nan'),
+    ('optimizer.schedule.warmup=100', 'which are too few for'),
+    ('optimizer.schedule.final=2', 'final is 2'),
+    ('optimizer.schedule=attnlab.nothing.Such', 'which cannot be imported'),
+    ('mesh.data=3', 'wants'),
+    ('mesh.data=0', 'a mesh wants sizes from 1'),
+    ('mesh.fsdp=x', "config.mesh.fsdp is 'x'"),
+    ('task.text.path=/nowhere', 'there is no text corpus at /nowhere'),
+    ('task.text.valid_fraction=2', 'valid_fraction'),
+    ('task.text.encoding=morse', 'encoding'),
+    ('nothing=1', 'did you mean'),
+    ('steps', 'has no value'),
+]
+"""Overrides of a run's config."""
+
+MHA = [
+    ('heads=0', 'heads is 0'),
+    ('heads=-4', 'heads is -4'),
+    ('heads=3', 'heads'),
+    ('kv_heads=3', 'kv_heads'),
+    ('window=0', 'window is 0'),
+    ('window=-1', 'window is -1'),
+    ('sinks=-1', 'sinks is -1'),
+    ('key_dim=0', 'key_dim is 0'),
+    ('window=wide', "window is 'wide'"),
+]
+"""Overrides of an attention layer."""
+
+
+@pytest.mark.parametrize(('command', 'sentence'), FLAGS)
+def test_commands(place, capsys, command, sentence):
+    refused(place, capsys, command, sentence)
+
+
+@pytest.mark.parametrize(('override', 'sentence'), OVERRIDES)
+def test_overrides(place, capsys, override, sentence):
+    key = f'--config.{override.partition("=")[0]}='
+    kept = ' '.join(item for item in TRAIN.split(' ') if not item.startswith(key))
+    refused(place, capsys, f'{kept} --config.{override}', sentence)
+    assert not (place['tmp'] / 'new').exists()
+
+
+@pytest.mark.parametrize(('override', 'sentence'), MHA)
+def test_overrides_of_attention(place, capsys, override, sentence):
+    refused(place, capsys, f'{TRAIN.replace("mingru", "mha")} --config.{MIXER}.{override}', sentence)
+    assert not (place['tmp'] / 'new').exists()
+
+
+def refused(place, capsys, command, sentence):
+    assert main([word.format_map(place) for word in shlex.split(command)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith('attnlab: ') and sentence in error, error
+    assert 'Traceback' not in error and error.count('\n') < 4
+
+
+@pytest.mark.parametrize('command', [*COMMANDS, 'sweep worker', 'sweep status'])
+def test_help(capsys, command):
+    assert main([*command.split(), '--help']) == 0
+    assert f'usage: attnlab {command}' in capsys.readouterr().out

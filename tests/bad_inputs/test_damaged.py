@@ -1,0 +1,65 @@
+"""Files of runs and studies that are damaged, or were moved: the line names the file and says what to do."""
+
+import json
+import shutil
+
+import pytest
+
+from attnlab.cli import main
+from attnlab.train.report import keep_until
+
+READERS = ('show {run}', 'compare {run} --out={tmp}/out', 'eval --workdir={run}')
+CONTENTS = ('', '{', '[]', 'null', '{"a": 1}', '\udcff\udcfe')
+DAMAGED = [
+    *((reader, 'run/config.json', text, 'config.json') for reader in READERS for text in CONTENTS),
+    *((reader, 'run/run.json', text, 'run.json') for reader in READERS for text in CONTENTS),
+    *(
+        (reader, 'run/metrics.jsonl', f'{{"step": 1}}\n{text}\n', 'line 2 of')
+        for reader in READERS[:2]
+        for text in ('{', '[]', '{"a": 1}', 'null')
+    ),
+    *(('sweep status --study={study}', 'study/sweep.json', text, 'sweep') for text in CONTENTS),
+    ('sweep status --study={study}', 'study/journal.log', '{"op\n[]\n', 'journal.log is damaged'),
+    ('sweep status --study={study}', 'study/journal.log', '[]\n[]\n', 'journal.log is damaged'),
+    ('sweep worker --study={study}', 'study/journal.log', '{}\n{}\n', 'journal.log is damaged'),
+    ('eval --workdir={run}', 'run/tokenizer.json', '{', 'tokenizer.json'),
+    ('generate --workdir={run} --prompt=a', 'run/tokenizer.json', '[]', 'tokenizer.json'),
+]
+
+
+@pytest.mark.parametrize(('command', 'file', 'text', 'sentence'), DAMAGED)
+def test_damaged(place, capsys, command, file, text, sentence):
+    name, _, inside = file.partition('/')
+    (place[name] / inside).write_bytes(text.encode(errors='surrogateescape'))
+    assert main([word.format_map(place) for word in command.split()]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith('attnlab: ') and sentence in error and 'Traceback' not in error, error
+
+
+def test_a_study_that_was_moved_is_the_same_study(place, capsys):
+    from attnlab.sweep.study import open_study
+
+    study = open_study(place['study'])
+    study.claim().release()
+    moved = place['study'].rename(place['tmp'] / 'renamed')
+    copied = shutil.copytree(moved, place['tmp'] / 'copied')
+    for folder in (moved, copied):
+        assert [trial.number for trial in open_study(folder).trials()] == [0]
+        assert main(['sweep', 'status', f'--study={folder}']) == 0
+        assert '1 interrupted' in capsys.readouterr().out
+    (copied / 'home').unlink()
+    assert main(['sweep', 'status', f'--study={copied}']) == 2
+    assert 'it was not copied whole' in capsys.readouterr().err
+
+
+def test_lines_of_metrics_that_are_lost_are_said(tmp_path):
+    path = tmp_path / 'metrics.jsonl'
+    lines = [json.dumps({'step': step, 'train/loss': 1.0}) for step in (10, 20, 30, 40)]
+    path.write_text('\n'.join([lines[0], lines[1][:9], lines[2], lines[3][:12]]))
+    lost = keep_until(path, 40, 10)
+    assert (
+        '1 damaged line dropped' in lost[0] and 'lacks 2 of the reports' in lost[1] and 'from step 20 to 40' in lost[1]
+    )
+    assert path.read_text() == f'{lines[0]}\n{lines[2]}\n'
+    path.write_text('\n'.join(lines) + '\n')
+    assert keep_until(path, 40, 10) == [] and keep_until(path, 30, 10) == []
