@@ -36,7 +36,8 @@ def parsed(values: flags.FlagValues, argv: list[str], command: str) -> bool:
     if rest:
         raise UserError(f'{command} takes no argument {rest[0]!r}; flags are written --name=value')
     for name in values:
-        if isinstance(values[name].value, float) and math.isnan(values[name].value):
+        value = values[name].value
+        if isinstance(value, float) and math.isnan(value):
             raise UserError(f'--{name} is nan; it wants a number')
     return True
 

@@ -106,11 +106,10 @@ class Optimizer(abc.ABC):
                 f'an optimizer wants peak_lr above 0, weight_decay from 0, and clip above 0 or None; '
                 f'got {self.peak_lr}, {self.weight_decay}, {self.clip}'
             )
-        for name in ('b1', 'b2'):
-            if not 0 <= getattr(self, name, 0) < 1:
-                raise UserError(f'{name} of an optimizer is {getattr(self, name)}; it wants a number from 0 to below 1')
-        if not 0 <= getattr(self, 'eps', 0) < math.inf:
-            raise UserError(f'eps of an optimizer is {self.eps}; it wants a number from 0')
+        for name, most in (('b1', 1.0), ('b2', 1.0), ('eps', math.inf)):
+            value = getattr(self, name, 0.0)
+            if not 0 <= value < most:
+                raise UserError(f'{name} of an optimizer is {value}; it wants a number from 0 to below {most:g}')
 
     @abc.abstractmethod
     def direction(self, params: nnx.State) -> optax.GradientTransformation:
