@@ -36,10 +36,12 @@ class Equality:
 
     @property
     def spread(self) -> float | None:
-        """How much the largest exceeds the smallest, as a share; `None` where that is not defined."""
+        """How far the largest and the smallest are from the middle between them, as a share of it; `None` where that is
+        not defined. They are within a tolerance where this is no more than it.
+        """
         if self.least is None or self.most is None or not self.least[0]:
             return None
-        return self.most[0] / self.least[0] - 1
+        return share(self.least[0], self.most[0])
 
 
 def of_measure(
@@ -53,8 +55,13 @@ def of_measure(
 
 
 def unmatched(values: Sequence[float], tolerance: float) -> bool:
-    """Whether the largest of the values exceeds the smallest by more than two tolerances: one to either side."""
-    return max(values) > min(values) * (1 + tolerance) / (1 - tolerance)
+    """Whether the values are not within a tolerance: a share, to either side of the middle of the largest and least."""
+    return max(values) > min(values) and share(min(values), max(values)) > tolerance
+
+
+def share(least: float, most: float) -> float:
+    """`(most - least) / (most + least)`: how far both are from the middle between them."""
+    return (most - least) / (most + least)
 
 
 def of_conditions(conditions: Mapping[str, tuple[str, ...]], keys: Iterable[str]) -> list[Equality]:

@@ -76,8 +76,8 @@ def of_seeds(values: Sequence[float] | np.ndarray, noise: float | None = None) -
     """
     found = np.asarray(values, np.float64)
     mean, n = float(found.mean()), len(found)
-    if n == 1:
-        return Measured(mean, None, None, 1, 'one', noise)
+    if n == 1 or not np.isfinite(found).all():
+        return Measured(mean, None, None, n, 'one', noise)
     if n == 2:
         return Measured(mean, float(found.min()), float(found.max()), 2, 'range', noise)
     spread = stdtrit(n - 1, 0.975) * found.std(ddof=1) / np.sqrt(n)

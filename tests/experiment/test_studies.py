@@ -64,7 +64,7 @@ def test_studies_are_run_once_and_reported(experiment, tmp_path, monkeypatch):
         report_studies(experiment, tmp_path / 'runs', 'command', QUIET)
     assert run_studies(experiment, tmp_path / 'runs', 'command', 2, QUIET) and ran == ['one', 'two']
     readme = (experiment.folder / 'README.md').read_text()
-    assert '**text**: valid/loss; matched by params within 1.0%' in readme and '| two |' in readme
+    assert '**text**: valid/loss; matched by params within ±1.0%' in readme and '| two |' in readme
     assert '2 of 2 studies' in readme and 'by `command`' in readme
     assert {path.name for path in (experiment.folder / 'results').iterdir()} == {'cpu.json', 'cpu.png'}
     numbers = (experiment.folder / 'results' / 'cpu.json').read_bytes()

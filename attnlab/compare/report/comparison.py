@@ -3,9 +3,10 @@
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from ml_collections import ConfigDict
 from optuna.trial import FrozenTrial, TrialState
 from rich.console import Console
@@ -13,9 +14,10 @@ from rich.table import Table
 
 from attnlab import config as configs
 from attnlab.compare.equality import unmatched
-from attnlab.compare.intervals import Interval, area, best, bootstrap, mean, top_quarter
+from attnlab.compare.intervals import area, best, expected_best, over_trials, top_quarter
 from attnlab.compare.measures import measure
 from attnlab.errors import UserError
+from attnlab.evals.measured import NORMAL, Measured, of_seeds
 from attnlab.runs.record import Record, read_record
 from attnlab.sweep.study import Study, open_study
 from attnlab.train.run import differences
@@ -28,12 +30,23 @@ MODEL = 'base.model'
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-    """One trial: its learning rate, its seed, and its value; `None` for one that failed."""
+    """One trial.
+
+    Attributes:
+      rate: its learning rate.
+      seed: of the run.
+      state: 'done', 'pruned' or 'failed'.
+      value: its last; `None` for one that failed.
+      steps: how many it took.
+      even: its value at the step that every trial of all studies compared came to; `None` where that is its last.
+    """
 
     rate: float
     seed: int
     state: str
     value: float | None
+    steps: int = 0
+    even: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,10 +56,12 @@ class StudyResult:
     Attributes:
       name: of its folder.
       size: of its model, by the measure asked for.
-      flops: of all its trials, had they run to the end.
+      flops: of the steps that its trials took, pruned and failed ones too.
       points: its trials.
       goal: 'min' or 'max'.
       confirmed: the winner's values with fresh seeds.
+      tokens: that its trials were trained on.
+      noise: the standard deviation that the finite test set gives a confirmed value; `None` where it is not known.
     """
 
     name: str
@@ -55,12 +70,16 @@ class StudyResult:
     points: tuple[Point, ...]
     goal: str
     confirmed: tuple[float, ...]
+    tokens: int = 0
+    noise: float | None = None
 
     @functools.cached_property
-    def statistics(self) -> dict[str, Interval]:
-        """Best, top quarter, area under the learning-rate curve and, where there is one, the confirmation.
+    def statistics(self) -> dict[str, Measured]:
+        """Best, expected best, top quarter, area under the learning-rate curve and, where there is one, the
+        confirmation.
 
-        A failed trial counts as the worst of those that did not fail, a pruned one with what it had when it was pruned.
+        A failed trial counts as the worst of those that did not fail, a pruned one with what it had when it was pruned;
+        the area is of values at one step, the last that all came to.
         """
         sign = 1.0 if self.goal == 'min' else -1.0
         known = [sign * point.value for point in self.points if point.value is not None]
@@ -68,11 +87,19 @@ class StudyResult:
             return {}
         rates = [point.rate for point in self.points]
         values = [max(known) if point.value is None else sign * point.value for point in self.points]
-        named = {'best': best, 'top quarter': top_quarter, 'area': area}
-        found = {name: bootstrap(statistic, rates, values) for name, statistic in named.items()}
+        even = [
+            value if point.even is None or point.value is None else sign * point.even
+            for point, value in zip(self.points, values, strict=True)
+        ]
+        found = {
+            'best': Measured(best(np.asarray(rates), np.asarray(values)), None, None, 1, 'one'),
+            'expected best': over_trials(expected_best, rates, values),
+            'top quarter': over_trials(top_quarter, rates, values),
+            'area': over_trials(area, rates, even),
+        }
         if self.confirmed:
-            found['confirmed'] = bootstrap(mean, self.confirmed, [sign * value for value in self.confirmed])
-        return found if self.goal == 'min' else {name: interval.negated() for name, interval in found.items()}
+            found['confirmed'] = of_seeds([sign * value for value in self.confirmed], self.noise)
+        return found if self.goal == 'min' else {name: one.negated() for name, one in found.items()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +117,11 @@ class Comparison:
         """What stands above the table."""
         if self.reasons:
             return f'NOT MATCHED: {"; ".join(self.reasons)}'
-        return f'matched by {self.by} within {self.tolerance:.1%}; same space, trials, seeds and tokens'
+        spent = [row.tokens for row in self.rows]
+        same = 'same space, trials, seeds and tokens'
+        if len(set(spent)) > 1:
+            same = f'same space, trials and seeds, but {min(spent):.3g} to {max(spent):.3g} tokens spent'
+        return f'matched by {self.by} within ±{self.tolerance:.1%}; {same}'
 
 
 def compare(folders: Sequence[pathlib.Path], by: str, tolerance: float, storage: str | None = None) -> Comparison:
@@ -115,7 +146,8 @@ def name_of(study: Study) -> str:
 def compare_studies(studies: Sequence[Study], by: str, tolerance: float, storage: str | None) -> Comparison:
     """Compares open studies."""
     names = [name_of(study) for study in studies]
-    rows = tuple(_row(name, study, by, storage) for name, study in zip(names, studies, strict=True))
+    step = _common_step(studies)
+    rows = tuple(_row(name, study, by, storage, step) for name, study in zip(names, studies, strict=True))
     return Comparison(
         studies[0].sweep.metric, by, tolerance, rows, tuple(_reasons(names, studies, rows, by, tolerance))
     )
@@ -132,14 +164,16 @@ def print_comparison(comparison: Comparison, console: Console, *, strict: bool =
         table.add_row(*(cell.replace(' [', '\n[').replace(', ', ',\n') for cell in cells(row)))
     console.print(table)
     console.print(
-        f'{comparison.metric} with 95% bootstrap intervals; trials done/pruned/failed; '
-        f'top quarter: median of the best quarter of trials; area: mean over log learning rate'
+        f'{comparison.metric}; tokens and FLOPs of the steps taken; trials done/pruned/failed; best: one trial; '
+        'expected best: of a quarter of the trials; top quarter: median of the best quarter; area: mean over log '
+        'learning rate, at equal steps; these with intervals over trials (bootstrap, 88 to 96% in simulation); '
+        "confirmed: Student's t at 95% over seeds, the least and the most of two, nothing of one"
     )
 
 
 def headers(comparison: Comparison) -> tuple[str, ...]:
     """The columns of the table; trials are counted as done, pruned and failed."""
-    return ('study', comparison.by, 'FLOPs', 'trials', *COLUMNS)
+    return ('study', comparison.by, 'FLOPs', 'tokens', 'trials', *COLUMNS)
 
 
 def cells(row: StudyResult) -> list[str]:
@@ -147,10 +181,10 @@ def cells(row: StudyResult) -> list[str]:
     counts = '/'.join(str(sum(point.state == state for point in row.points)) for state in STATES.values())
     found = row.statistics
     shown = [shown_interval(found[name]) if name in found else '' for name in COLUMNS]
-    return [row.name, shown_size(row.size), f'{row.flops:.3g}', counts, *shown]
+    return [row.name, shown_size(row.size), f'{row.flops:.3g}', f'{row.tokens:.3g}', counts, *shown]
 
 
-COLUMNS = ('best', 'top quarter', 'area', 'confirmed')
+COLUMNS = ('best', 'expected best', 'top quarter', 'area', 'confirmed')
 
 
 def shown_size(size: float) -> str:
@@ -158,9 +192,12 @@ def shown_size(size: float) -> str:
     return f'{size:,.0f}' if size == int(size) else f'{size:,.6g}'
 
 
-def shown_interval(interval: Interval) -> str:
-    """A number and its interval."""
-    return f'{interval.value:.4g} [{interval.low:.4g}, {interval.high:.4g}]'
+def shown_interval(one: Measured) -> str:
+    """A number and its interval, and of how many seeds it is where they are too few for one at 95 %."""
+    if one.low is None:
+        return f'{one.mean:.4g} (n={one.n})'
+    few = ' (range of 2)' if one.kind == 'range' else ''
+    return f'{one.mean:.4g} [{one.low:.4g}, {one.high:.4g}]{few}'
 
 
 def shown_config(study: Study) -> ConfigDict:
@@ -198,25 +235,56 @@ def tokens_of(study: Study) -> int:
     return base.steps * base.batch_size * base.length
 
 
-def _row(name: str, study: Study, by: str, storage: str | None) -> StudyResult:
+def _common_step(studies: Sequence[Study]) -> int:
+    """The last step at which no trial that did not fail had ended."""
+    kept = (TrialState.COMPLETE, TrialState.PRUNED)
+    return min((_steps(study, one) for study in studies for one in study.trials() if one.state in kept), default=0)
+
+
+def _steps(study: Study, trial: FrozenTrial) -> int:
+    """How many steps a trial took: all, or as far as it was heard of."""
+    if trial.state == TrialState.COMPLETE:
+        return study.sweep.base.steps
+    if trial.last_step is not None:
+        return trial.last_step
+    workdir = study.workdir(trial.number)
+    return read_record(workdir).step if (workdir / 'run.json').exists() else 0
+
+
+def _row(name: str, study: Study, by: str, storage: str | None, step: int) -> StudyResult:
     record = shown_record(study)
+    base = study.sweep.base
+    points = tuple(_point(study, trial, step) for trial in study.trials() if trial.state.is_finished())
+    tokens = sum(point.steps for point in points) * base.batch_size * base.length
     return StudyResult(
         name=name,
         size=measured_by(study, record, by),
-        flops=measured_by(study, record, 'train_flops') * tokens_of(study) * study.sweep.trials,
-        points=tuple(_point(study, trial) for trial in study.trials() if trial.state.is_finished()),
+        flops=measured_by(study, record, 'train_flops') * tokens,
+        points=points,
         goal=study.sweep.goal,
         confirmed=_confirmed(study, storage),
+        tokens=tokens,
+        noise=None if record is None else evaluation_noise(record.last, study.sweep.metric),
     )
+
+
+def evaluation_noise(last: Mapping[str, float], metric: str) -> float | None:
+    """The standard deviation of a metric over the documents it was evaluated on, where the run recorded an interval."""
+    stem, at, multiple = metric.partition('@')
+    low, high = (last.get(f'{stem}_{end}{at}{multiple}') for end in ('low', 'high'))
+    return None if low is None or high is None else (high - low) / (2 * NORMAL)
 
 
 STATES = {TrialState.COMPLETE: 'done', TrialState.PRUNED: 'pruned', TrialState.FAIL: 'failed'}
 
 
-def _point(study: Study, trial: FrozenTrial) -> Point:
+def _point(study: Study, trial: FrozenTrial, step: int) -> Point:
     settings = study.settings(trial)
     rate = settings.get(RATE, study.sweep.base.optimizer.peak_lr)
-    return Point(float(rate), study.sweep.seed(trial.number), STATES[trial.state], trial.value)
+    heard = trial.intermediate_values
+    even = heard[max(at for at in heard if at <= step)] if any(at <= step for at in heard) else None
+    seed = study.sweep.seed(trial.number)
+    return Point(float(rate), seed, STATES[trial.state], trial.value, _steps(study, trial), even)
 
 
 def _confirmed(study: Study, storage: str | None) -> tuple[float, ...]:

@@ -218,16 +218,39 @@ def pareto(points: Sequence[tuple[float, float] | None]) -> list[bool]:
     ]
 
 
-def frontier(studies: Sequence[StudyContents], cost: str, rows: Sequence[StudyResult]) -> list[bool]:
-    """Which studies are Pareto-optimal in a cost and the best value of their rows."""
+def frontier(contents: Contents, cost: str, rows: Sequence[StudyResult]) -> list[bool]:
+    """Which studies are Pareto-optimal in a cost and the score of their rows: none in a cost that was matched.
+
+    The score is the confirmed one where every study has one, else the best trial of each.
+    """
+    if cost == matched_cost(contents.comparison.by, contents.length):
+        return [False] * len(rows)
+    studies, score = contents.studies, scored(rows)
     points: list[tuple[float, float] | None] = []
     for study, row in zip(studies, rows, strict=True):
         value = getattr(study.costs, cost)
         sign = 1.0 if row.goal == 'min' else -1.0
         more = -1.0 if cost == 'tokens_per_second' else 1.0
         known = value is not None and row.statistics
-        points.append((more * value, sign * row.statistics['best'].value) if known else None)
+        points.append((more * value, sign * row.statistics[score].mean) if known else None)
     return pareto(points)
+
+
+def scored(rows: Sequence[StudyResult]) -> str:
+    """The statistic that studies are ranked by."""
+    return 'confirmed' if all('confirmed' in row.statistics for row in rows if row.statistics) else 'best'
+
+
+def matched_cost(by: str, length: int) -> str | None:
+    """The field of `Costs` that a measure is."""
+    names = {
+        'params': 'parameters',
+        'train_flops': 'flops',
+        'decode_ms': 'decode_ms',
+        f'state_bytes@{length}': 'state_bytes',
+        f'state_bytes@{8 * length}': 'state_bytes_8x',
+    }
+    return names.get(by)
 
 
 def _measure(studies: Sequence[Study], measure: bool | None) -> list[str]:

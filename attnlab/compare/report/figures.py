@@ -18,7 +18,8 @@ from matplotlib.lines import Line2D
 
 from attnlab.compare.axes import MARKERS, Style, power, scale, scale_metric, short, styles
 from attnlab.compare.report.comparison import COLUMNS, StudyResult
-from attnlab.compare.report.contents import COSTS, Contents, frontier
+from attnlab.compare.report.contents import COSTS, Contents, frontier, scored
+from attnlab.evals.measured import Measured
 
 GREY = '#767676'
 PALE = '#c8c8c8'
@@ -67,7 +68,7 @@ class Plot:
 
 
 def cost_plots(contents: Contents) -> list[Plot]:
-    """The best value over each cost."""
+    """The confirmed value, or the best where nothing was confirmed, over each cost."""
     rows = [study.row for study in contents.studies]
     plots = [_cost_plot(contents, cost, contents.comparison.metric, rows, f'cost_{cost}') for cost in COSTS]
     return [plot for plot in plots if plot.lines]
@@ -84,9 +85,9 @@ def companion_plots(contents: Contents) -> list[Plot]:
 
 
 def _cost_plot(contents: Contents, cost: str, metric: str, rows: Sequence[StudyResult], name: str) -> Plot:
-    optimal = frontier(contents.studies, cost, rows)
+    optimal, score = frontier(contents, cost, rows), scored(rows)
     lines = tuple(
-        (row.name, getattr(study.costs, cost), *dataclasses.astuple(row.statistics['best']), mark)
+        (row.name, getattr(study.costs, cost), *_ends(row.statistics[score]), mark)
         for study, row, mark in zip(contents.studies, rows, optimal, strict=True)
         if getattr(study.costs, cost) is not None and row.statistics
     )
@@ -95,7 +96,8 @@ def _cost_plot(contents: Contents, cost: str, metric: str, rows: Sequence[StudyR
 
     def draw(axes: Any, lines: Sequence[CsvRow]) -> None:
         front = sorted((x, y) for _, x, y, _, _, mark in lines if mark)
-        axes.plot(*zip(*front, strict=True), color=PALE, lw=1.2, zorder=1)
+        if front:
+            axes.plot(*zip(*front, strict=True), color=PALE, lw=1.2, zorder=1)
         for study, x, y, low, high, mark in lines:
             style = look[study]
             axes.plot([x, x], [low, high], color=style.colour, lw=1, zorder=2)
@@ -103,10 +105,15 @@ def _cost_plot(contents: Contents, cost: str, metric: str, rows: Sequence[StudyR
             axes.plot([x], [y], style.marker, color=style.colour, mfc=face, ms=6, zorder=3)
         scale(axes.xaxis, [line[1] for line in lines], short, least=5.0)
         scale_metric(axes.yaxis, [value for line in lines for value in line[2:5]])
-        axes.set(xlabel=AXES[cost], ylabel=f'best {metric}')
+        axes.set(xlabel=AXES[cost], ylabel=f'{score} {metric}')
 
-    header = ('study', cost, 'best', 'low', 'high', 'pareto_optimal')
+    header = ('study', cost, score, 'low', 'high', 'pareto_optimal')
     return Plot(name, f'{metric} over {AXES[cost]}', name, header, lines, draw, names)
+
+
+def _ends(one: Measured) -> tuple[float, float, float]:
+    """The value and the ends of its interval; of none, the value itself."""
+    return (one.mean, one.mean if one.low is None else one.low, one.mean if one.high is None else one.high)
 
 
 def rate_plots(contents: Contents) -> list[Plot]:
@@ -251,9 +258,7 @@ def interval_plots(contents: Contents) -> list[Plot]:
     look = styles([row.name for row in rows])
 
     def panel(statistic: str) -> Plot:
-        lines = tuple(
-            (row.name, *dataclasses.astuple(row.statistics[statistic])) for row in rows if statistic in row.statistics
-        )
+        lines = tuple((row.name, *_ends(row.statistics[statistic])) for row in rows if statistic in row.statistics)
 
         def draw(axes: Any, lines: Sequence[CsvRow]) -> None:
             for place, (name, value, low, high) in enumerate(lines):
@@ -272,7 +277,7 @@ def interval_plots(contents: Contents) -> list[Plot]:
         name = f'interval_{_word(statistic)}'
         return Plot(name, f'{statistic}, with intervals', name, header, lines, draw, (), size)
 
-    return [plot for plot in map(panel, COLUMNS) if plot.lines]
+    return [plot for plot in map(panel, COLUMNS[1:]) if plot.lines]
 
 
 SETTINGS: dict[str, Any] = {

@@ -10,11 +10,11 @@ from typing import Any
 
 from attnlab.compare.axes import styles
 from attnlab.compare.equality import Equality, differing
-from attnlab.compare.intervals import Interval
 from attnlab.compare.report.comparison import COLUMNS, STATES, Comparison, StudyResult, shown_size
 from attnlab.compare.report.contents import COSTS, Contents, StudyContents, Trial, frontier
 from attnlab.compare.report.figures import swatch
 from attnlab.compare.report.measured import shown_versions
+from attnlab.evals.measured import Measured
 
 NONE = '<span class="none">–</span>'
 OPTIMAL = '<span class="optimal" title="Pareto-optimal: no study is better in both">◆</span>'
@@ -71,23 +71,28 @@ def comparison_table(contents: Contents) -> str:
     columns = [_intervals(comparison.rows, name) for name in COLUMNS]
     sizes = [shown_size(row.size) for row in comparison.rows]
     rows = [
-        [head, size, f'{row.flops:.2e}', counts(row), *cells]
+        [head, size, f'{row.flops:.2e}', f'{row.tokens:.2e}', counts(row), *cells]
         for head, size, row, *cells in zip(study_heads(contents), sizes, comparison.rows, *columns, strict=True)
     ]
     titles = [f'>{name.capitalize()}' for name in COLUMNS]
     by = f'>{html.escape(comparison.by)}'
-    return table(('Study', by, '>FLOPs of all', '>Trials', *titles), [('', rows)], 'Comparison')
+    return table(('Study', by, '>FLOPs of all', '>Tokens of all', '>Trials', *titles), [('', rows)], 'Comparison')
 
 
 def _intervals(rows: Sequence[StudyResult], statistic: str) -> list[str]:
     found = [row.statistics.get(statistic) for row in rows]
-    digits = decimals([number for one in found if one is not None for number in (one.value, one.low, one.high)])
+    digits = decimals(
+        [number for one in found if one is not None for number in (one.mean, one.low, one.high) if number is not None]
+    )
     return [NONE if one is None else _interval(one, digits) for one in found]
 
 
-def _interval(one: Interval, digits: int) -> str:
-    value, low, high = (number(part, digits) for part in (one.value, one.low, one.high))
-    return f'{value} <span class="interval">[{low}, {high}]</span>'
+def _interval(one: Measured, digits: int) -> str:
+    value = number(one.mean, digits)
+    if one.low is None or one.high is None:
+        return f'{value} <span class="interval">n={one.n}</span>'
+    few = ', the 2 seen' if one.kind == 'range' else ''
+    return f'{value} <span class="interval">[{number(one.low, digits)}, {number(one.high, digits)}]{few}</span>'
 
 
 def counts(row: StudyResult) -> str:
@@ -101,7 +106,7 @@ def cost_table(contents: Contents) -> str:
     columns = [
         [_marked(cell, mark) for cell, mark in zip(_costs(contents.studies, cost), marks, strict=True)]
         for cost in COSTS
-        for marks in [frontier(contents.studies, cost, rows)]
+        for marks in [frontier(contents, cost, rows)]
     ]
     lines = [list(line) for line in zip(study_heads(contents), *columns, strict=True)]
     return table(('Study', *(f'>{TITLES[cost]}' for cost in COSTS)), [('', lines)], 'Costs')
@@ -156,8 +161,10 @@ def _equality(one: Equality, contents: Contents) -> list[str]:
         verdict = _verdict('same' if one.equal else 'differs', one)
         listed = '' if one.equal else ', '.join(map(_broken, one.different))
         return [html.escape(name), verdict, '', f'<span class="wrapping">{listed}</span>' if listed else '', '']
-    verdict = _verdict(f'{"" if one.equal else "not "}within {contents.comparison.tolerance:.1%}', one)
-    spread = '' if one.spread is None else f'{one.spread:.1%}' if one.spread < 1 else f'{one.spread + 1:.3g}x'
+    verdict = _verdict(f'{"" if one.equal else "not "}within ±{contents.comparison.tolerance:.1%}', one)
+    spread = '' if one.spread is None else f'±{one.spread:.1%}'
+    if one.spread is not None and one.spread > 1 / 3:
+        spread = f'{one.most[0] / one.least[0]:.3g}x'
     ends = [
         f'{_cost(one.name, value)} <span class="whose">{html.escape(of)}</span>' for value, of in (one.least, one.most)
     ]
@@ -332,7 +339,7 @@ def csv_text(header: Sequence[str], lines: Iterable[Sequence[Any]]) -> str:
     return buffer.getvalue()
 
 
-PARTS = ('value', 'low', 'high')
+PARTS = ('mean', 'low', 'high')
 
 
 def studies_csv(contents: Contents) -> str:
@@ -340,17 +347,19 @@ def studies_csv(contents: Contents) -> str:
     ends = [f'{name.replace(" ", "_")}{end}' for name in COLUMNS for end in ('', '_low', '_high')]
     optimal = [f'pareto_{cost}' for cost in COSTS]
     rows = [study.row for study in contents.studies]
-    marks = zip(*(frontier(contents.studies, cost, rows) for cost in COSTS), strict=True)
+    marks = zip(*(frontier(contents, cost, rows) for cost in COSTS), strict=True)
     lines = [
         [
-            *(study.row.name, study.row.size, study.row.flops, len(study.row.points)),
+            *(study.row.name, study.row.size, study.row.flops, study.row.tokens, len(study.row.points)),
             *_statistics(study.row),
             *(getattr(study.costs, cost) for cost in COSTS),
             *marked,
         ]
         for study, marked in zip(contents.studies, marks, strict=True)
     ]
-    return csv_text(('study', _size(contents.comparison), 'flops_of_all', 'trials', *ends, *COSTS, *optimal), lines)
+    return csv_text(
+        ('study', _size(contents.comparison), 'flops_of_all', 'tokens_of_all', 'trials', *ends, *COSTS, *optimal), lines
+    )
 
 
 def _size(comparison: Comparison) -> str:

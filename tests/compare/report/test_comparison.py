@@ -1,16 +1,25 @@
 """Statistics against hand-computed values; heads of tables of studies that are matched and of such that are not."""
 
+import itertools
 import math
 
 import numpy as np
 import pytest
 from rich.console import Console
 
-from attnlab.compare.intervals import Interval, area, best, bootstrap, mean, top_quarter
+from attnlab.compare.intervals import area, best, expected_best, over_trials, top_quarter
 from attnlab.compare.measures import MEASURES
-from attnlab.compare.report.comparison import Comparison, Point, StudyResult, compare, print_comparison
+from attnlab.compare.report.comparison import (
+    Comparison,
+    Point,
+    StudyResult,
+    compare,
+    evaluation_noise,
+    print_comparison,
+)
 from attnlab.configuration import config_of
 from attnlab.errors import UserError
+from attnlab.evals.measured import Measured
 from attnlab.sweep.study import TrialState, create_study
 from tests.sweep import tiny
 
@@ -27,27 +36,67 @@ def test_statistics():
     assert area(RATES[:1], VALUES[:1]) == 5.0
 
 
-def test_a_bootstrap_interval_is_that_of_the_mean_and_repeats():
-    """For the mean of n draws of variance v the interval is about the mean plus or minus 1.96 sqrt(v / n)."""
-    values = np.random.default_rng(0).normal(size=400)
-    found = bootstrap(mean, list(values), list(values))
-    half = 1.96 * values.std() / math.sqrt(len(values))
-    assert found.value == pytest.approx(values.mean())
-    assert found.high - found.value == pytest.approx(half, rel=0.15)
-    assert found.value - found.low == pytest.approx(half, rel=0.15)
-    assert bootstrap(mean, list(values), list(values)) == found
-    assert bootstrap(best, [1.0], [2.0]) == Interval(2.0, 2.0, 2.0)
+def test_the_expected_best_of_a_quarter_by_counting():
+    """Of 8 trials the mean over all 28 pairs of the better one; of 4, the mean."""
+    pairs = [min(pair) for pair in itertools.combinations(VALUES, 2)]
+    assert expected_best(RATES, VALUES) == pytest.approx(np.mean(pairs))
+    assert expected_best(RATES[:4], VALUES[:4]) == pytest.approx(VALUES[:4].mean())
+
+
+@pytest.mark.parametrize(('statistic', 'least'), [(expected_best, 0.88), (top_quarter, 0.86), (area, 0.9)])
+def test_intervals_over_trials_cover_what_is_said(statistic, least):
+    """Of 16 trials whose rate matters and which are noisy besides; by percentiles the top quarter has 0.89."""
+    draws = np.random.default_rng(0)
+
+    def trials(count):
+        rates = draws.uniform(-1, 1, (count, 16))
+        return np.exp(rates), rates**2 + 0.3 * draws.normal(size=(count, 16))
+
+    truth = np.mean([statistic(*one) for one in zip(*trials(4000), strict=True)])
+    runs = [over_trials(statistic, list(x), list(y)) for x, y in zip(*trials(200), strict=True)]
+    covered = np.mean([one.low <= truth <= one.high for one in runs])
+    assert least - 3 * math.sqrt(0.1 * 0.9 / 200) < covered
+    assert over_trials(best, [1.0], [2.0]) == Measured(2.0, None, None, 1, 'one')
 
 
 def test_failed_trials_count_as_the_worst_whatever_the_goal():
     points = (Point(1e-3, 0, 'done', 0.5), Point(1e-2, 1, 'failed', None), Point(1e-1, 0, 'pruned', 0.9))
     least = StudyResult('a', 1.0, 1.0, points, 'min', (0.5, 0.7)).statistics
-    assert least['best'].value == 0.5 and least['area'].value == pytest.approx((0.7 + 0.9) / 2)
-    assert least['confirmed'].value == pytest.approx(0.6)
+    assert least['best'].mean == 0.5 and least['area'].mean == pytest.approx((0.7 + 0.9) / 2)
+    assert least['confirmed'].mean == pytest.approx(0.6) and least['confirmed'].kind == 'range'
     most = StudyResult('a', 1.0, 1.0, points, 'max', ()).statistics
-    assert most['best'].value == 0.9 and most['area'].value == pytest.approx((0.5 + 0.7) / 2)
-    assert most['best'].low <= most['best'].value <= most['best'].high
+    assert most['best'].mean == 0.9 and most['area'].mean == pytest.approx((0.5 + 0.7) / 2)
+    assert most['expected best'].low <= most['expected best'].mean <= most['expected best'].high
     assert StudyResult('a', 1.0, 1.0, (Point(1.0, 0, 'failed', None),), 'min', ()).statistics == {}
+
+
+def test_areas_are_of_values_at_equal_steps_and_seeds_have_the_noise_of_the_test_set():
+    """A trial that was pruned early is not held against one that ran on."""
+    points = (Point(1e-3, 0, 'pruned', 2.0, 10, 2.0), Point(1e-2, 0, 'done', 1.0, 40, 2.0))
+    row = StudyResult('a', 1.0, 1.0, points, 'min', (1.0, 1.1, 1.2), noise=0.5)
+    assert row.statistics['area'].mean == pytest.approx(2.0) and row.statistics['best'].mean == 1.0
+    assert row.statistics['confirmed'].half_width > 1.96 * 0.5
+    assert evaluation_noise({'valid/loss_low@2x': 1.0, 'valid/loss_high@2x': 1.4}, 'valid/loss@2x') == pytest.approx(
+        0.2 / 1.96, rel=1e-3
+    )
+    assert evaluation_noise({'valid/loss': 1.0}, 'valid/loss') is None
+
+
+def test_trials_are_counted_by_the_steps_they_took(tmp_path, monkeypatch):
+    """One of two trials of 24 steps was pruned after 6: a quarter of its tokens were spent."""
+    monkeypatch.setitem(MEASURES, 'train_flops', lambda setup: 1e3)
+    opened = create_study(tmp_path / 'one', tiny.get_config('trials=2'))
+    for state, steps in ((TrialState.COMPLETE, 24), (TrialState.PRUNED, 6)):
+        claim = opened.claim()
+        for step in range(6, steps + 1, 6):
+            claim.trial.report(30.0 - step, step)
+        opened.tell(claim, state, 30.0 - steps if state == TrialState.COMPLETE else None)
+        claim.release()
+    (row,) = compare([tmp_path / 'one'], 'params', 0.01).rows
+    base = opened.sweep.base
+    assert [point.steps for point in row.points] == [base.steps, 6]
+    assert row.tokens == (base.steps + 6) * base.batch_size * base.length and row.flops == 1e3 * row.tokens
+    assert [point.even for point in row.points] == [24.0, 24.0] and row.statistics['area'].mean == 24.0
 
 
 @pytest.fixture
@@ -82,11 +131,11 @@ def test_rows_that_are_not_matched_are_said_so_and_refused_when_strict(study, tm
     other.rate.high = 1.0
     study('space', space=other)
     fair = compare([tmp_path / 'one', tmp_path / 'two'], 'params', 0.01)
-    assert not fair.reasons and fair.head.startswith('matched by params within 1.0%')
+    assert not fair.reasons and fair.head.startswith('matched by params within ±1.0%')
     print_comparison(fair, Console(width=200), strict=True)
     printed = capsys.readouterr().out
     assert 'matched by params' in printed and 'two' in printed
-    assert fair.rows[0].statistics['best'].value == min(point.rate for point in fair.rows[0].points)
+    assert fair.rows[0].statistics['best'].mean == min(point.rate for point in fair.rows[0].points)
     for name, reason in (
         ('wide', 'params differs by more than 1.0%'),
         ('more', 'more has another sweep than one: seeds'),

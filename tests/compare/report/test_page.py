@@ -149,7 +149,14 @@ def test_figures_are_what_is_drawn_from_their_csv_files(contents, files):
     plots = [plot for section in sections(contents) for plot in section.plots]
     assert {plot.name for plot in plots} >= {
         *('cost_parameters', 'cost_tokens_per_second', 'cost_decode_ms', 'cost_peak_bytes'),
-        *('learning_rate_mha', 'learning_rate_gla', 'lengths', 'progress', 'interval_best', 'interval_confirmed'),
+        *(
+            'learning_rate_mha',
+            'learning_rate_gla',
+            'lengths',
+            'progress',
+            'interval_expected_best',
+            'interval_confirmed',
+        ),
     }
     for plot in plots:
         header, lines = lines_of(files[f'{plot.data}.csv'])
@@ -168,8 +175,8 @@ def test_the_metric_beside_that_of_the_studies_has_figures_too():
     assert [plot.name for plot in plots] == [f'cost_accuracy_{cost}' for cost in COSTS]
     for study, line in zip(both.studies, plots[0].lines, strict=True):
         best = study.companion.statistics['best']
-        assert line[:5] == (study.row.name, study.costs.parameters, best.value, best.low, best.high)
-        assert best.value == max(1 / point.value for point in study.row.points if point.value is not None)
+        assert line[:5] == (study.row.name, study.costs.parameters, best.mean, best.mean, best.mean)
+        assert best.mean == max(1 / point.value for point in study.row.points if point.value is not None)
     assert 'valid/accuracy against cost' in bare(both)
     assert 'valid/accuracy over parameters' in figures.svg(plots[0], key=True)
 
@@ -180,7 +187,9 @@ def test_the_tables_hold_every_study_and_trial(contents, files):
     for study, line in zip(contents.studies, lines, strict=True):
         row = dict(zip(header, line, strict=True))
         best = study.row.statistics['best']
-        assert (row['best'], row['best_low'], row['best_high']) == (best.value, best.low, best.high)
+        assert (row['best'], row['best_low']) == (best.mean, '')
+        sure = study.row.statistics['confirmed']
+        assert [row[f'confirmed{end}'] for end in ('', '_low', '_high')] == [sure.mean, sure.low, sure.high]
         assert row['decode_ms'] == study.costs.decode_ms and row['peak_bytes'] == study.costs.peak_bytes
     header, lines = lines_of(files['trials.csv'])
     trials = [trial for study in contents.studies for trial in study.trials]
@@ -204,7 +213,7 @@ def test_the_page_says_what_it_should(contents, files):
     assert contents.notices[0] in text
     fair = dataclasses.replace(contents.comparison, reasons=())
     text = bare(dataclasses.replace(contents, comparison=fair, notices=()))
-    assert 'NOT MATCHED' not in text and 'Matched by params within 1.0%' in text and '<aside' not in text
+    assert 'NOT MATCHED' not in text and 'Matched by params within ±1.0%' in text and '<aside' not in text
 
 
 def test_a_study_in_which_everything_failed_is_shown(contents):
@@ -246,12 +255,13 @@ def test_more_tokens_a_second_are_better(contents):
     """The first study is the fastest; of the others, only what has a better value than every faster one is marked."""
     rows = [study.row for study in contents.studies]
     speeds = [study.costs.tokens_per_second for study in contents.studies]
-    values = [row.statistics['best'].value for row in rows]
+    values = [row.statistics['confirmed'].mean for row in rows]
     expected = [
         all(not (s >= speed and v <= value and (s, v) != (speed, value)) for s, v in zip(speeds, values, strict=True))
         for speed, value in zip(speeds, values, strict=True)
     ]
-    assert frontier(contents.studies, 'tokens_per_second', rows) == expected
+    assert frontier(contents, 'tokens_per_second', rows) == expected
+    assert not any(frontier(contents, 'parameters', rows)), 'what was matched has no marks'
     assert expected[0] and max(speeds) == speeds[0]
 
 
