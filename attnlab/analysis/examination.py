@@ -1,4 +1,4 @@
-"""`attnlab analyse`: what a trained model's attention and activations are like, and what few bits make of it."""
+"""`attnlab analyse`: statistics of a trained model's attention and activations, and its loss when quantized."""
 
 import dataclasses
 import functools
@@ -31,18 +31,18 @@ ACTIVATIONS = ('kurtosis', 'max_abs')
 
 @dataclasses.dataclass(frozen=True)
 class Examination:
-    """What was found.
+    """The results of `analyse_run`.
 
     Attributes:
-      layers: for every layer its numbers by name; those of `ATTENTION` only where the mixer is attention.
-      losses: the task's loss by bits of weights and activations; 32 is the model as it is.
+      layers: for every layer its statistics by name; those of `ATTENTION` only where the mixer is attention.
+      losses: the task's loss by the number of bits of weights and activations; 32 is the unquantized model.
     """
 
     layers: tuple[Mapping[str, float], ...]
     losses: Mapping[int, float]
 
     def numbers(self) -> dict[str, Any]:
-        """As plain data: the means over layers, then everything."""
+        """The results as plain data: means over layers, then everything."""
         means = {name: float(np.mean([layer[name] for layer in self.having(name)])) for name in self.names()}
         return {**means, 'max_abs': max(layer['max_abs'] for layer in self.layers)} | {
             'layers': [dict(layer) for layer in self.layers],
@@ -50,11 +50,11 @@ class Examination:
         }
 
     def names(self) -> list[str]:
-        """The numbers that some layer has."""
+        """The names of the statistics that some layer has."""
         return [name for name in (*ATTENTION, *ACTIVATIONS) if self.having(name)]
 
     def having(self, name: str) -> list[Mapping[str, float]]:
-        """The layers that have a number."""
+        """The layers that have a statistic."""
         return [layer for layer in self.layers if name in layer]
 
 
@@ -68,10 +68,10 @@ def analyse_run(
     *,
     other_data: bool = False,
 ) -> Examination:
-    """Examines a checkpoint on the first `rows` rows of a split, and writes `analysis/<step>.json` and a figure.
+    """Analyses a checkpoint on the first `rows` rows of a split, and writes `analysis/<step>.json` and a figure.
 
-    Without a name the split is the one that the task is evaluated on. Raises `UserError` for a run or a split that is
-    not there, data that have changed unless `other_data` allows it, a model without layers to look into, or bits below
+    By default the split is the one that the task is evaluated on. Raises `UserError` for a run or a split that does
+    not exist, data that have changed unless `other_data` allows it, a model without layers to analyse, or bits below
     2.
     """
     loaded = load_run(workdir, step)
@@ -96,7 +96,7 @@ def analyse_run(
 
 
 def _rows(loaded: Loaded, split_name: str, count: int) -> list[Batch]:
-    """The first rows of a split, each a batch of its own."""
+    """The first rows of a split, each as one batch."""
     source = loaded.setup.task.source(split_name, loaded.setup.length)
     if count > len(source):
         raise UserError(f'rows is {count}; the {split_name} split has {len(source)} rows of {loaded.setup.length}')
@@ -104,7 +104,7 @@ def _rows(loaded: Loaded, split_name: str, count: int) -> list[Batch]:
 
 
 def _layers(loaded: Loaded, rows: list[Batch]) -> Iterator[dict[str, float]]:
-    """The numbers of every layer, over the rows one after the other."""
+    """The statistics of every layer, averaged over the rows."""
     examine = loaded.setup.jit(_examine)
     model = loaded.model()
     found = [examine(model, row) for row in rows]
@@ -144,7 +144,7 @@ def _examine(model: Any, batch: Mapping[str, jax.Array]) -> list[dict[str, jax.A
 
 
 def _losses(loaded: Loaded, rows: list[Batch], bits: tuple[int, ...]) -> dict[int, float]:
-    """The loss of the rows as it is, and with so many bits."""
+    """The loss on the rows, unquantized and for each number of bits."""
     losses = {32: _loss(loaded, rows)}
     for count in bits:
         losses[count] = _loss(loaded.altered(functools.partial(quantized, bits=count)), rows)

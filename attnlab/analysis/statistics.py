@@ -1,4 +1,4 @@
-"""What attention weights and activations are like: sinks, entropy, sparsity, outliers."""
+"""Statistics of attention weights and activations: sinks, entropy, sparsity, outliers."""
 
 import jax
 import jax.numpy as jnp
@@ -6,13 +6,13 @@ from jax import Array
 from jaxtyping import Bool, Float, Int
 
 SINK = 0.3
-"""The `sink_mass` above which a head counts as sinking (Gu et al. 2025, https://arxiv.org/abs/2410.10781)."""
+"""The `sink_mass` above which a head counts as an attention sink (Gu et al. 2025, https://arxiv.org/abs/2410.10781)."""
 
 
 def sink_mass(
     weights: Float[Array, 'b h t s'], visible: Bool[Array, 'b t s'], segments: Int[Array, 'b t']
 ) -> Float[Array, 'b h']:
-    """Returns how far the first token of a document draws weight beyond its uniform share: 0 by chance, 1 all of it.
+    """Returns the weight on the first token of a document beyond the uniform weight: 0 for uniform, 1 for all weight.
 
         m = mean over documents of  sum_i (p_if - u_if) / sum_i (1 - u_if)
 
@@ -34,13 +34,13 @@ def sink_mass(
 
 
 def sink_rate(mass: Float[Array, '*b'], threshold: float = SINK) -> Float[Array, '']:
-    """Returns the share of heads whose `sink_mass` exceeds the threshold, of those that have one."""
+    """Returns the fraction of heads whose `sink_mass` exceeds the threshold, among those where it is not NaN."""
     known = ~jnp.isnan(mass)
     return jnp.sum(mass > threshold) / jnp.sum(known)
 
 
 def entropy(weights: Float[Array, '*b s']) -> Float[Array, '*b']:
-    """Returns `-sum_j p_j log p_j`, in nats, of the weights' sizes divided by their sum; 0 where all are zero."""
+    """Returns `-sum_j p_j log p_j`, in nats, of the normalised absolute values of the weights; 0 where all are zero."""
     sizes = jnp.abs(weights)
     total = jnp.sum(sizes, axis=-1, keepdims=True)
     shares = sizes / jnp.where(total > 0, total, 1)
@@ -48,7 +48,7 @@ def entropy(weights: Float[Array, '*b s']) -> Float[Array, '*b']:
 
 
 def sparsity(weights: Float[Array, '*b s'], visible: Bool[Array, '*b s']) -> Float[Array, '']:
-    """Returns the share of visible keys whose weight is exactly zero."""
+    """Returns the fraction of visible keys whose weight is exactly zero."""
     return jnp.sum((weights == 0) & visible) / jnp.sum(visible)
 
 

@@ -1,4 +1,4 @@
-"""Residual blocks: branches behind a norm, wired once for everything that runs or reads them."""
+"""Residual blocks: pre-norm branches, defined once for everything that runs or inspects them."""
 
 import abc
 import dataclasses
@@ -18,14 +18,14 @@ from attnlab.typing import Sequence, State
 
 
 class Step(NamedTuple):
-    """A branch, and what went through it.
+    """The record of one branch's execution.
 
     Attributes:
-      name: of the branch.
-      normed: what it was given: the stream behind a norm, or the stream itself where a block is not wired here.
-      output: what it returned, before dropout.
+      name: the name of the branch.
+      normed: its input: the normalised stream, or the stream itself for a block that is not pre-norm.
+      output: its output, before dropout.
       streams: the residual streams after it.
-      state: the state it advanced, if it has one and was given it.
+      state: its new state, if it was given one.
     """
 
     name: str
@@ -36,11 +36,11 @@ class Step(NamedTuple):
 
 
 class PreNorm(nnx.Module):
-    """What consists of branches behind norms, `x += branch(norm(x))`, one after the other."""
+    """A block of pre-norm branches, `x += branch(norm(x))`, in sequence."""
 
     @abc.abstractmethod
     def steps(self, streams: Streams, ctx: Context, state: State | None = None) -> Iterator[Step]:
-        """Runs the branches one by one; the streams of the last are what comes out."""
+        """Runs the branches one by one; the streams of the last are the output."""
 
 
 def step(
@@ -53,7 +53,7 @@ def step(
     dropout: float = 0.0,
     ctx: Context,
 ) -> Step:
-    """Runs a branch of pre-norm wiring: `x, kept = read(streams)`, `streams = add(kept, dropped(branch(norm(x))))`."""
+    """Runs one pre-norm branch: `x, kept = read(streams)`, `streams = add(kept, dropped(branch(norm(x))))`."""
     x, kept = connection.read(streams)
     normed = norm(x)
     y, state = branch(normed)
@@ -61,7 +61,7 @@ def step(
 
 
 def steps(block: PreNorm | Mixer, streams: Streams, ctx: Context) -> Iterator[Step]:
-    """The branches of any block; one that wires its own residual branches is one step."""
+    """The steps of any block; one that is not `PreNorm` is a single step."""
     if isinstance(block, PreNorm):
         yield from block.steps(streams, ctx)
     else:
@@ -72,14 +72,14 @@ def steps(block: PreNorm | Mixer, streams: Streams, ctx: Context) -> Iterator[St
 class Block(PreNorm):
     """A sequence mixer and, unless there is none, a channel mixer: `x += mixer(norm(x))`, then `x += mlp(norm(x))`.
 
-    How a branch meets the stream is the stack's choice; a block by itself adds (`attnlab.blocks.residual`).
+    The stack chooses the residual connection; a block by itself adds (`attnlab.blocks.residual`).
 
     Args:
       dim: model width.
       mixer: makes the mixer, as `mixer(dim, rngs=rngs)`.
-      mlp: makes the channel mixer, likewise; `None` leaves its branch out.
+      mlp: makes the channel mixer, likewise; `None`: no channel mixer.
       norm: makes the norms.
-      dropout: rate at which a branch's output is dropped in training.
+      dropout: dropout rate of a branch's output in training.
     """
 
     def __init__(
@@ -128,20 +128,20 @@ class Block(PreNorm):
             )
 
     def init_state(self, batch: int, length: int, dtype: DTypeLike) -> State:
-        """The mixer's state: nothing else in a block remembers."""
+        """The mixer's state: no other part of a block has one."""
         return self.mixer.init_state(batch, length, dtype)
 
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """A named intermediate value, for reports that must name where something happened."""
+    """A named intermediate value, for reports that locate an error."""
 
     name: str
     value: jax.Array
 
 
 def mixer_of(block: nnx.Module) -> Any:
-    """The mixer in a block; a class that is a whole residual block, and keeps the contract of a mixer, is its own."""
+    """The mixer of a block; a class that is itself a complete residual block is its own mixer."""
     return block.mixer if isinstance(block, Block) else block
 
 

@@ -1,4 +1,4 @@
-"""Several residual streams, from which every branch reads a mixture, and which it mixes."""
+"""Hyper-connections: several residual streams, mixed by every branch."""
 
 from typing import Any
 
@@ -16,24 +16,24 @@ from attnlab.typing import Sequence
 
 
 class HyperConnections(Residual):
-    """`n` streams, each the embedding at first; their sum goes to the final norm.
+    """`n` residual streams, each initialised with the embedding; their sum is the input of the final norm.
 
-    A branch `f` with the coefficients `m` (`n`), `A` (`n n`) and `b` (`n`) reads and leaves behind
+    A branch `f` with the coefficients `m` (`n`), `A` (`n n`) and `b` (`n`) reads `x` and updates the streams to `X'`:
 
         x = sum_s m_s X_s,    X'_i = sum_s A_si X_s + b_i f(norm(x)).
 
-    At first `A` is the identity, `b` is 1, and `m` reads one stream, number `index mod n`, so that the streams
-    are those of a plain residual stack. Zhu et al. 2024, https://arxiv.org/abs/2409.19606; unlike there, output maps
-    are not scaled by the square root of `n` at first.
+    Initially `A` is the identity, `b` is 1, and `m` selects stream `index mod n`, so that the streams
+    equal those of a plain residual stack. Zhu et al. 2024, https://arxiv.org/abs/2409.19606; unlike there, output maps
+    are not initially scaled by the square root of `n`.
 
     Args:
       dim: model width.
-      streams: how many.
+      streams: number of streams.
       dynamic: whether coefficients depend on the token, or are the same for all.
-      branches: how many the stack has.
+      branches: number of branches of the stack.
       rngs: draws the parameters.
 
-    Raises `UserError` for less than one stream.
+    Raises `UserError` for fewer than one stream.
     """
 
     def __init__(self, dim: int, *, streams: int = 4, dynamic: bool = True, branches: int, rngs: nnx.Rngs):
@@ -53,7 +53,7 @@ class HyperConnections(Residual):
 
 
 class HyperConnection(Connection):
-    """The coefficients of one branch: learned numbers, and what `TokenCoefficients` adds for every token."""
+    """The coefficients of one branch: learned numbers, plus those of `TokenCoefficients` for every token."""
 
     def __init__(self, dim: int, *, streams: int, index: Any, dynamic: bool, rngs: nnx.Rngs):
         reads = jax.nn.one_hot(index % streams, streams)[:, None]
@@ -81,7 +81,7 @@ class HyperConnection(Connection):
 
 
 class TokenCoefficients(nnx.Module):
-    """What the coefficients of a token differ by: `s_a tanh(z W_a)` for `m` and `A`, `s_b tanh(z W_b)` for `b`.
+    """Token-dependent terms of the coefficients: `s_a tanh(z W_a)` for `m` and `A`, `s_b tanh(z W_b)` for `b`.
 
     `z = norm(X)`, stream by stream. The maps start at zero, the scales `s` at 0.01. Computed in float32.
     """

@@ -1,4 +1,4 @@
-"""How a recipe fills a layer: a mixer followed by a channel mixer, a mixer alone, or residual blocks of its own."""
+"""The layers of a recipe: a mixer followed by a channel mixer, mixers alone, or complete residual blocks."""
 
 import abc
 import dataclasses
@@ -11,14 +11,14 @@ from attnlab.config import spec
 
 
 class Pattern(NamedTuple):
-    """How many blocks a stack has, and the specs of those that repeat."""
+    """The number of blocks of a stack, and the specs of the repeating ones."""
 
     depth: int
     blocks: tuple[ConfigDict, ...]
 
 
 class Layer(abc.ABC):
-    """What a layer of a paper is made of."""
+    """The blocks that make up one layer as a paper counts them."""
 
     @abc.abstractmethod
     def pattern(self, mixers: tuple[ConfigDict, ...], *, depth: int, mlp: ConfigDict | None) -> Pattern:
@@ -27,7 +27,7 @@ class Layer(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class MixerAndMLP(Layer):
-    """A mixer and a channel mixer, each in its branch, are a layer."""
+    """A layer is a mixer and a channel mixer, each a branch."""
 
     def pattern(self, mixers: tuple[ConfigDict, ...], *, depth: int, mlp: ConfigDict | None) -> Pattern:
         return Pattern(depth, tuple(spec(Block, mixer=mixer, mlp=mlp) for mixer in mixers))
@@ -35,12 +35,12 @@ class MixerAndMLP(Layer):
 
 @dataclasses.dataclass(frozen=True)
 class MixersAlone(Layer):
-    """Blocks without a channel mixer, several of which have the parameters of a layer.
+    """Blocks without a channel mixer, `count` of which have about the parameters of a layer.
 
-    Where no other model has channel mixers either (`mlp=None`), each is a layer.
+    Where all models lack channel mixers (`mlp=None`), each is a layer.
 
     Attributes:
-      count: how many take the place of a mixer and a channel mixer.
+      count: how many replace a mixer and a channel mixer.
     """
 
     count: int = 2
@@ -52,9 +52,9 @@ class MixersAlone(Layer):
 
 @dataclasses.dataclass(frozen=True)
 class WholeLayers(Layer):
-    """Specs that are residual blocks by themselves, each as many layers as its `layers` says, or one.
+    """Specs of complete residual blocks; each counts as `layers` layers if it has that field, else as one.
 
-    `mlp` takes the place of their channel mixers, if they have any.
+    `mlp` replaces their channel mixers, if they have any.
     """
 
     def pattern(self, mixers: tuple[ConfigDict, ...], *, depth: int, mlp: ConfigDict | None) -> Pattern:

@@ -1,7 +1,7 @@
-"""How the branches of a model meet its residual stream: what each is given, and what becomes of what it returns.
+"""Residual connections: the input of every branch, and how its output is combined with the residual stream.
 
     streams = residual.open(x)                      the embedding
-    x, kept = connection.read(streams)              of every branch, in order
+    x, kept = connection.read(streams)              for every branch, in order
     streams = connection.add(kept, branch(norm(x)))
     x = residual.close(streams)                     for the final norm
 
@@ -16,15 +16,15 @@ from flax import nnx
 from attnlab.typing import Sequence
 
 Streams = Any
-"""What runs from branch to branch; `b t d` where it is plain, `b t n d` where there are several."""
+"""The residual streams; `b t d` for one, `b t n d` for several."""
 
 
 class Connection(nnx.Module):
-    """Where one branch meets the stream."""
+    """The residual connection of one branch."""
 
     @abc.abstractmethod
     def read(self, streams: Streams) -> tuple[Sequence, Any]:
-        """Returns what the branch is given, before its norm, and what `add` is to be handed."""
+        """Returns the input of the branch, before its norm, and the value to pass to `add`."""
 
     @abc.abstractmethod
     def add(self, kept: Any, y: Sequence) -> Streams:
@@ -32,9 +32,9 @@ class Connection(nnx.Module):
 
 
 class Residual(nnx.Module):
-    """What a stack has at its two ends, and what it puts between a branch and the stream.
+    """The residual scheme of a stack: its initial and final streams, and the connection of every branch.
 
-    It is built as `Residual(dim, *, ..., branches, rngs)`, `branches` how many there are in the whole stack.
+    It is built as `Residual(dim, *, ..., branches, rngs)`, with `branches` their number in the whole stack.
     """
 
     @abc.abstractmethod
@@ -43,11 +43,11 @@ class Residual(nnx.Module):
 
     @abc.abstractmethod
     def connection(self, index: Any, *, rngs: nnx.Rngs) -> Connection:
-        """Returns that of branch `index`, from 0, which may be traced: one program makes those of all layers."""
+        """Returns the connection of branch `index`, from 0; it may be traced, so that one program builds all layers."""
 
     @abc.abstractmethod
     def close(self, streams: Streams) -> Sequence:
-        """Returns what the final norm is given."""
+        """Returns the input of the final norm."""
 
 
 class Addition(Connection):
@@ -61,7 +61,7 @@ class Addition(Connection):
 
 
 class Plain(Residual):
-    """One stream, to which every branch adds."""
+    """One residual stream, to which every branch adds."""
 
     def __init__(self, dim: int, *, branches: int, rngs: nnx.Rngs):
         del dim, branches, rngs

@@ -1,4 +1,4 @@
-"""A residual block in which softmax is the only nonlinearity, and the entropy of its rows is kept in bounds."""
+"""A residual block whose only nonlinearity is softmax, with a penalty on the entropy of its rows."""
 
 import dataclasses
 
@@ -29,8 +29,8 @@ from attnlab.typing import Heads, Keys, Queries, Sequence, Values
 class EntropyMargin:
     """The penalty `weight mean_h d_h^2 1[|d_h| > margin log T]` a token, `d_h = mean_i H_hi - theta_h log T`.
 
-    `H_hi` is the entropy of the row of query `i`, averaged over the `T` queries of a row of the batch, `theta` what
-    share of its maximum the head aims at. Jha and Reagen 2025, https://arxiv.org/abs/2501.03489, algorithm 1.
+    `H_hi` is the entropy of the weights of query `i`, averaged over the `T` queries of a row of the batch, and `theta`
+    the head's target fraction of the maximum. Jha and Reagen 2025, https://arxiv.org/abs/2501.03489, algorithm 1.
     """
 
     weight: float = 1e-5
@@ -49,7 +49,7 @@ class EntropyMargin:
 
 @dataclasses.dataclass(frozen=True)
 class EntropyMarginPerQuery:
-    """The penalty as the released code has it: every row's deviation is squared, and the squares are summed.
+    """The penalty of the released code: the sum of the squared deviations of all rows.
 
     `weight sum_i mean_h d_hi^2 1[|d_hi| > margin log T]` over all rows of all sequences, `d_hi = H_hi - theta_h log T`,
     added to the mean loss, so that it grows with the batch. https://github.com/Nandan91/entropy-guided-attention-llm.
@@ -68,7 +68,7 @@ class EntropyMarginPerQuery:
 
 
 def _beyond(deviation: Float[Array, '*b'], margin: Float[Array, '']) -> Float[Array, '*b']:
-    """The square of what deviates by more than the margin, else zero."""
+    """The squared deviation where it exceeds the margin, else zero."""
     return jnp.square(jnp.where(jnp.abs(deviation) > margin, deviation, 0.0))
 
 
@@ -76,9 +76,9 @@ class SoftmaxOnlyBlock(Mixer):
     """A whole layer without norms or activations, `z = x + attention(x)`, then `y = beta z + z W / alpha`.
 
     The scores of query `i` of head `h` are divided by a learned temperature `t_hi`; `alpha` and `beta` are learned
-    numbers, and `W` is what is left of a feed-forward network whose two maps have nothing between them. In training
-    (`ctx.deterministic` is False) and without a state a penalty on the entropy of the rows is added to the gradient.
-    Jha and Reagen 2024, https://arxiv.org/abs/2410.13060, and 2025, https://arxiv.org/abs/2501.03489.
+    numbers, and `W` is a feed-forward network whose two maps, without a nonlinearity between them, are merged. In
+    training (`ctx.deterministic` is False) and without a state a penalty on the entropy of the rows is added to the
+    gradient. Jha and Reagen 2024, https://arxiv.org/abs/2410.13060, and 2025, https://arxiv.org/abs/2501.03489.
 
     The state is a cache of keys and values; a call that goes beyond its `length` gives NaN, and so does a position that
     has no temperature.
@@ -89,10 +89,10 @@ class SoftmaxOnlyBlock(Mixer):
       dim: model width.
       heads: query heads.
       length: how many positions have a temperature.
-      temperature: what they all start at.
+      temperature: their initial value.
       position: how positions enter the scores; `None`: not at all.
-      penalty: of the entropies; `None`: none.
-      threshold: what `theta`, the share of the highest entropy that a head aims at, starts at.
+      penalty: on the entropies; `None`: none.
+      threshold: initial value of `theta`, a head's target fraction of the highest entropy.
       bias: whether the linear maps have one.
       causal: whether a query sees no later key.
       implementation: of the core; `None`: the default of the platform.

@@ -29,7 +29,7 @@ Make = Callable[..., nnx.Module]
 
 
 class Shared(NamedTuple):
-    """What all layers read by: the first one's queries and keys, and once it has run the keys in its view."""
+    """What all layers share: the first layer's queries and keys and, once it has run, the keys in its view."""
 
     q: Queries
     k: Keys
@@ -40,11 +40,11 @@ class UnifiedBlocks(Mixer, PreNorm):
     """`layers` whole layers, `x += W_o P V(n) + n W_c`, then `x += mlp(norm(x))`, `n = norm(x)`, with one `P` for all.
 
     `P` are the softmax weights of the first layer, which has no `W_c`; the layers after it have neither queries nor
-    keys, but values of their own. `W_c`, the linear compensation, starts at zero; `attnlab.convert.unify` fits it
-    to a trained model. Every layer reads anew by the first one's queries and keys, so that no weights are kept.
-    Xiong et al. 2025, https://arxiv.org/abs/2502.00439.
+    keys, but their own values. `W_c`, the linear compensation, starts at zero; `attnlab.convert.unify` fits it
+    to a trained model. Every layer recomputes the weights from the first one's queries and keys, so that none are
+    stored. Xiong et al. 2025, https://arxiv.org/abs/2502.00439.
 
-    The state is a cache a layer, of which only the first has keys; a call beyond their `length` gives NaN.
+    The state is one cache per layer, of which only the first has keys; a call beyond their `length` gives NaN.
 
     Raises `UserError` for sizes that do not divide, or no layers.
 
@@ -124,7 +124,7 @@ class UnifiedBlocks(Mixer, PreNorm):
         return self.reach.causal
 
     def init_state(self, batch: int, length: int, dtype: DTypeLike) -> tuple[KeyValueCache, ...]:
-        """Returns empty caches of `length` slots, one a layer; only the first has channels for keys."""
+        """Returns empty caches of `length` slots, one per layer; only the first has channels for keys."""
         require_causal(self.reach.causal)
         return tuple(
             empty_cache(
@@ -165,7 +165,7 @@ class UnifiedBlocks(Mixer, PreNorm):
 
 
 class UnifiedLayer(nnx.Module):
-    """What a layer of `UnifiedBlocks` has of its own; the one that leads has no compensation."""
+    """The parameters of one layer of `UnifiedBlocks`; the first has no compensation."""
 
     def __init__(
         self,
@@ -188,7 +188,7 @@ class UnifiedLayer(nnx.Module):
         self.mlp: Any = None if mlp is None else mlp(dim, rngs=rngs)
 
     def mixed(self, normed: Sequence, read: Float[Array, 'b t f']) -> Sequence:
-        """Returns what was read, mapped to the stream's width, with the compensation."""
+        """Returns the attention output, mapped to the stream's width, plus the compensation."""
         y = self.output(read)
         return y if self.compensation is None else y + self.compensation(normed)
 

@@ -1,4 +1,4 @@
-"""Trained rotary attention converted into attention with a compressed cache: few frequencies, the rest of low rank.
+"""Converts trained rotary attention into attention with a compressed cache: few rotated pairs, the rest of low rank.
 
     chunks = elite_chunks(mixer, x, ctx, kept=4)
     smaller = to_elite(mixer, chunks, rank=96)
@@ -22,15 +22,15 @@ from attnlab.typing import Sequence
 from pallas_kernels import Softmax
 
 Chunks = tuple[tuple[int, ...], ...]
-"""The pairs of channels that positions rotate, a tuple for every head."""
+"""The pairs of channels that are rotated by position, a tuple for every head."""
 
 
 def elite_chunks(mixer: Attention, x: Sequence, ctx: Context, *, kept: int) -> Chunks:
-    """Returns the `kept` pairs of every head, the most important first, that a greedy search finds for inputs `x`.
+    """Returns the `kept` most important pairs of every head, in order, found by a greedy search on inputs `x`.
 
-    Starting with none, each round adds the pair that brings the scores of a head with only those pairs rotated closest
-    to its own: the least mean of absolute differences over the queries and the keys they see. Fewer pairs are the
-    first ones of more. Raises `UserError` for attention other than `to_elite` takes, or more pairs than there are.
+    Each round adds the pair that brings the scores of a head, with only the chosen pairs rotated, closest to its
+    original scores: the least mean absolute difference over queries and their visible keys. Fewer pairs are the
+    first of more. Raises `UserError` for attention that `to_elite` does not take, or more pairs than there are.
     """
     _rope(mixer)
     pairs = mixer.key_dim // 2
@@ -40,18 +40,18 @@ def elite_chunks(mixer: Attention, x: Sequence, ctx: Context, *, kept: int) -> C
 
 
 def score_distance(mixer: Attention, x: Sequence, ctx: Context, chunks: Chunks) -> Float[np.ndarray, 'h']:
-    """Returns how far off each head's scores are with only these pairs rotated, what `elite_chunks` makes small."""
+    """Returns the distance of each head's scores with only these pairs rotated; `elite_chunks` minimises it."""
     table = EliteRope(chunks=chunks).table(EliteRope(chunks=chunks).keys(mixer.heads), mixer.key_dim)
     left = (np.delete(_differences(mixer, x, ctx, head), table[head], axis=0) for head in range(mixer.heads))
     return np.asarray([np.mean(np.abs(np.sum(rest, axis=0))) for rest in left])
 
 
 def to_elite(mixer: Attention, chunks: Chunks, *, rank: int | None = None) -> LatentAttention:
-    """Returns attention that rotates only these pairs, and has all other keys and the values as one latent.
+    """Returns attention that rotates only these pairs, and makes all other key channels and the values from one latent.
 
-    The joint map to the unrotated keys and the values of all heads is replaced by its best approximation of `rank`;
-    `None` is the full rank, and changes nothing. With all pairs rotated the result is then the same function as
-    `mixer`. A token takes `2 r h + rank` numbers of a cache, `r` the pairs of a head, instead of `2 h k`.
+    The joint map to the unrotated keys and the values of all heads is replaced by its best approximation of rank
+    `rank`; `None` is the full rank, which is exact. With all pairs rotated the result is then the same function as
+    `mixer`. The cache holds `2 r h + rank` numbers a token, `r` the pairs of a head, instead of `2 h k`.
 
     Raises `UserError` unless `mixer` is plain multi-head softmax attention of which all channels are rotary, or for a
     rank beyond the full one.
@@ -100,7 +100,7 @@ def to_elite(mixer: Attention, chunks: Chunks, *, rank: int | None = None) -> La
 
 
 def _rope(mixer: Attention) -> Rope:
-    """The rotary embedding of attention that has nothing else."""
+    """The rotary embedding of a mixer. Raises `UserError` unless it is plain multi-head softmax attention."""
     rope, parts = mixer.position, (mixer.query_norm, mixer.temperature, mixer.forget, mixer.sink)
     if not isinstance(rope, Rope) or rope.fraction != 1 or mixer.kv_heads != mixer.heads or mixer.weights != Softmax():
         raise UserError('elite frequencies want softmax attention with as many key/value heads as heads, all rotary')
@@ -111,13 +111,13 @@ def _rope(mixer: Attention) -> Rope:
 
 
 def _pairs(channels: int, interleaved: bool) -> tuple[Int[np.ndarray, 'c'], Int[np.ndarray, 'c']]:
-    """The first and the second channels of all pairs."""
+    """The first and the second channel of every pair."""
     each = np.arange(channels)
     return (each[0::2], each[1::2]) if interleaved else (each[: channels // 2], each[channels // 2 :])
 
 
 def _differences(mixer: Attention, x: Sequence, ctx: Context, head: int) -> Float[np.ndarray, 'c n']:
-    """What each pair of channels adds to the scores of a head, less what it would if not rotated, for keys in view."""
+    """The contribution of each pair to the scores of a head, minus its contribution unrotated, for visible keys."""
     rope = _rope(mixer)
     batch, length, _ = x.shape
     first, second = _pairs(mixer.key_dim, rope.interleaved)

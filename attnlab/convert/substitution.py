@@ -1,4 +1,4 @@
-"""A trained model whose softmax is replaced by something else, and nothing trained again.
+"""Replaces the softmax of a trained model by another weight map, without training.
 
 attnlab eval --workdir=RUN --attention=adaptive_temperature
 """
@@ -33,8 +33,8 @@ NAMES = 'adaptive_temperature, ssmax, quantized_BITS, or quantized_BITS_correcte
 class QuantizedSoftmax(nnx.Module):
     """The softmax rounded to multiples of `1 / (2^bits - 1)`, plus a constant for every head on every visible key.
 
-    Rounding takes most small weights to zero, so that rows lose mass; the constant, measured on examples, gives the
-    mean of it back. Pandey et al. 2023, https://arxiv.org/abs/2309.01729.
+    Rounding sets most small weights to zero, so that rows lose mass; the constant, measured on examples, restores it
+    on average. Pandey et al. 2023, https://arxiv.org/abs/2309.01729.
     """
 
     def __init__(self, *, heads: int, bits: int, rngs: nnx.Rngs):
@@ -48,17 +48,17 @@ class QuantizedSoftmax(nnx.Module):
 
 
 def quantized_weights(weights: Float[Array, '*b s'], bits: int) -> Float[Array, '*b s']:
-    """Rounds numbers of at most 1 to multiples of `1 / (2^bits - 1)`."""
+    """Rounds numbers in [0, 1] to multiples of `1 / (2^bits - 1)`."""
     top = 2**bits - 1
     return jnp.round(weights * top) / top
 
 
 def substituted(loaded: Loaded, name: str, *, rows: int = 32) -> Loaded:
-    """Returns the run with another map in every attention layer that has a softmax.
+    """Returns the run with another weight map in every attention layer that has a softmax.
 
     `adaptive_temperature` sharpens rows of high entropy (`pallas_kernels.AdaptiveSoftmax`). `ssmax` multiplies scores
     by `log n` over its mean up to the length trained on. `quantized_8` rounds weights to 8 bits, and
-    `quantized_8_corrected` adds what rounding loses on average, measured on the first `rows` examples to train on.
+    `quantized_8_corrected` adds the mean loss of mass, measured on the first `rows` training examples.
     Raises `UserError` for another name, or when no layer has a softmax.
     """
     by = replacement(name, loaded.setup.length)
@@ -71,18 +71,18 @@ def substituted(loaded: Loaded, name: str, *, rows: int = 32) -> Loaded:
 
 @dataclasses.dataclass(frozen=True)
 class Rounding:
-    """A softmax rounded to so many bits; `corrected` by what that takes away on average, or not."""
+    """A softmax rounded to `bits` bits; with `corrected` the mean rounding error is added back."""
 
     bits: int
     corrected: bool
 
     def __call__(self, *, heads: int, rngs: nnx.Rngs) -> QuantizedSoftmax:
-        """Returns the map, its corrections zero."""
+        """Returns the map, with corrections of zero."""
         return QuantizedSoftmax(heads=heads, bits=self.bits, rngs=rngs)
 
 
 def replacement(name: str, length: int) -> WeightMap | Rounding:
-    """Returns what a name of `NAMES` stands for in a run trained on rows of `length`; raises `UserError` for others."""
+    """Returns the map of a name in `NAMES`, for a run trained on rows of `length`; raises `UserError` for others."""
     if name == 'adaptive_temperature':
         return AdaptiveSoftmax()
     if name == 'ssmax':
@@ -94,7 +94,7 @@ def replacement(name: str, length: int) -> WeightMap | Rounding:
 
 
 def replaced(model: Any, by: WeightMap | Rounding) -> Any:
-    """Puts a map in the place of every plain softmax of a model, changing it, and returns it.
+    """Replaces every plain softmax of a model by a map, in place, and returns the model.
 
     Raises `UserError` when there is none, or one with a sink or a forget gate.
     """
@@ -113,7 +113,7 @@ def replaced(model: Any, by: WeightMap | Rounding) -> Any:
 
 
 def _softmaxes(block: nnx.Module) -> Iterator[Attention]:
-    """The attention inside that has a plain softmax."""
+    """The attention modules of a model that have a plain softmax."""
     for _, module in nnx.iter_modules(block):
         if isinstance(module, Attention) and module.weights == Softmax():
             if module.sink is not None or module.forget is not None:
@@ -122,13 +122,13 @@ def _softmaxes(block: nnx.Module) -> Iterator[Attention]:
 
 
 def _repeated(part: nnx.Module, repeats: int) -> nnx.Module:
-    """The module with its parameters once for every layer that shares its place in the pattern."""
+    """The module with its parameters stacked over all layers at its index of the pattern."""
     graphdef, state = nnx.split(part)
     return nnx.merge(graphdef, jax.tree.map(lambda leaf: jnp.stack([leaf] * repeats), state))
 
 
 def _losses_of_mass(loaded: Loaded, bits: int, rows: int) -> list[Float[np.ndarray, 'h'] | None]:
-    """The mean of what rounding takes from the weight of a visible key, by layer and head; `None` without a softmax."""
+    """The mean rounding error of the weight of a visible key, by layer and head; `None` without a softmax."""
     source = loaded.setup.task.source('train', loaded.setup.length)
 
     @loaded.setup.jit

@@ -1,9 +1,9 @@
-"""UniAttn of a trained model: layers that reuse the attention weights of the first of their group.
+"""Converts a trained model to UniAttn: layers reuse the attention weights of the first of their group.
 
     unified(model, tokens, layers=4, begin=16)
 
-Xiong et al. 2025, https://arxiv.org/abs/2502.00439. What the paper does next is to train the compensations alone, and
-then everything, for an epoch each at a small learning rate.
+Xiong et al. 2025, https://arxiv.org/abs/2502.00439. The paper then trains the compensations alone, and
+then all parameters, for one epoch each at a small learning rate.
 """
 
 from typing import Any
@@ -25,19 +25,19 @@ from attnlab.models.model import Model
 from attnlab.typing import Sequence, Tokens
 
 CUT = 1e-10
-"""Singular values below it count as zero, as in the released code."""
+"""Singular values below this count as zero, as in the released code."""
 
 
 def unified(model: Model, tokens: Tokens, *, layers: int = 4, begin: int = 0) -> Model:
     """Returns a copy of the model whose layers from `begin` on share attention weights in groups of `layers`.
 
-    Parameters are the model's; dropout is left out. The compensation of a layer that follows is fitted, one layer after
-    the other, those before it fitted already: `W_c = pinv(X) (R - R')`, `X` its normed input, `R` and `R'` the residual
-    streams after attention of the model as it was and as it is, each averaged over the rows of `tokens` and kept for
-    every position. With more channels than positions the streams then agree exactly, on average; else in the sense of
+    Parameters are the model's; dropout is removed. The compensations of the other layers of a group are fitted in
+    order, each after those before it: `W_c = pinv(X) (R - R')`, `X` its normed input, `R` and `R'` the residual
+    streams after attention in the original and the converted model, each averaged over the rows of `tokens` for
+    every position. With more channels than positions the averaged streams agree exactly; otherwise in the sense of
     least squares.
 
-    Raises `UserError` for layers that are not softmax attention as `UnifiedBlocks` knows it.
+    Raises `UserError` for layers whose attention `UnifiedBlocks` cannot represent.
     """
     blocks = list(model.stack.layers())
     if layers < 1 or not 0 <= begin <= len(blocks):
@@ -80,7 +80,7 @@ def _attention_block(block: nnx.Module, index: int) -> Any:
 
 
 def _joined(blocks: list[Any]) -> UnifiedBlocks:
-    """The blocks as a group, with their parameters, and compensations of zero."""
+    """The blocks as one group, with their parameters and zero compensations."""
     blocks = [nnx.clone(block) for block in blocks]
     leader, mlps = blocks[0].mixer, iter([block.mlp for block in blocks])
     made = UnifiedBlocks(
@@ -103,7 +103,7 @@ def _joined(blocks: list[Any]) -> UnifiedBlocks:
 
 
 def _check(block: Any, x: Sequence, ctx: Context, index: int) -> None:
-    """Refuses attention that has more to it than its four maps and softmax: alone in a group it would change."""
+    """Raises `UserError` for attention with more than four projections and a softmax, which conversion would change."""
     expected, _ = block(x, ctx)
     actual, _ = _joined([block])(x, ctx) if block.mixer.value_dim == block.mixer.key_dim else (x, None)
     if not np.allclose(actual, expected, rtol=1e-2, atol=1e-2 * float(jnp.std(expected))):
@@ -117,13 +117,13 @@ def _mean(x: Sequence) -> Float[np.ndarray, 't d']:
 
 
 def _fitted(inputs: Float[np.ndarray, 't d'], targets: Float[np.ndarray, 't d']) -> Float[Array, 'd d']:
-    """The least of the maps that come closest."""
+    """The least-squares map of minimum norm."""
     greatest = max(float(np.linalg.norm(inputs, 2)), CUT)
     return jnp.asarray(np.linalg.pinv(inputs, rcond=CUT / greatest) @ targets, jnp.float32)
 
 
 def _stacked(block: Any) -> Any:
-    """The block with the leading dimension that blocks of a stack have."""
+    """The block with a leading dimension of one, as in a stack."""
     graphdef, state = nnx.split(block)
 
     def first(leaf: Array) -> Array:

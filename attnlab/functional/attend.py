@@ -1,4 +1,4 @@
-"""What queries read: of the tokens of their call or of a cache, by a kernel or by whole rows of weights."""
+"""Attention to the tokens of the call or of a cache, by a kernel or by full rows of weights."""
 
 import dataclasses
 from typing import Any
@@ -20,13 +20,13 @@ from pallas_kernels import Softmax, WeightMap
 
 @dataclasses.dataclass(frozen=True)
 class View:
-    """The tokens that the queries of a call look at: those of the call, or those of a cache that holds them already.
+    """The tokens that the queries of a call attend to: those of the call, or of a cache to which they were appended.
 
     Attributes:
-      entries: what is known of them, as they were handed to `look`; time comes before heads.
-      queries: where the queries stand.
-      keys: where the entries stand.
-      reach: which of them a query sees.
+      entries: their keys, values and segments, as given to `look`; time comes before heads.
+      queries: places of the queries.
+      keys: places of the entries.
+      reach: which entries a query sees.
       ctx: the context of the call.
       log_forget: logarithms of the forget gates of the call, `b t h`, or `None`.
       cache: the cache after the call; `None` without one.
@@ -49,7 +49,7 @@ class View:
         return self.reach.counts(self.ctx.positions, self.ctx.segments)
 
     def or_nan(self, y: Float[Array, 'b t ...']) -> Float[Array, 'b t ...']:
-        """Returns what was read, or NaN where more tokens came than the cache holds."""
+        """Returns the output, or NaN where more tokens came than the cache holds."""
         return y if self.cache is None else jnp.where(overflown(self.cache, self.reach), jnp.nan, y)
 
 
@@ -61,7 +61,7 @@ def look(
     *,
     log_forget: Float[Array, 'b t h'] | None = None,
 ) -> View:
-    """Returns what the queries of a call look at: the new entries, or a cache that they are appended to first.
+    """Returns what the queries of a call attend to: the new entries, or a cache to which they are appended first.
 
     `new` is `Entries`, or another tuple of arrays that has `segments`, as `extend` takes them. With forget gates it is
     `Entries`, and the cache one of `ForgettingEntries`.
@@ -76,7 +76,7 @@ def look(
         new = ForgettingEntries(new.keys, new.values, new.segments, -jnp.cumsum(log_forget, axis=1))
     queries = Placed(cache.consumed + places, new.segments)
     entries, kept, cache = extend(cache, new, reach)
-    if log_forget is not None:  # Later tokens find all keys forgotten by the gates of this call.
+    if log_forget is not None:  # The gates of this call apply to all keys as seen by later tokens.
         forgotten = cache.entries.forgotten + jnp.sum(log_forget, axis=1, keepdims=True)
         cache = cache._replace(entries=cache.entries._replace(forgotten=forgotten))
     return View(entries, queries, Placed(kept, entries.segments), reach, ctx, log_forget, cache)
@@ -98,7 +98,7 @@ def attend(
 ) -> Heads:
     """Returns `o_i = sum_j w_ij v_j` over the entries of a view, the row `w_i` being the weight map of the scores.
 
-    Scores are those of `pallas_kernels.attention`, which serves maps of its own; others are given whole rows. A
+    Scores are those of `pallas_kernels.attention`, which serves its own maps; other maps are given full rows. A
     penalised map adds its penalty to the gradient, in training and without a cache.
 
     Args:
@@ -106,9 +106,9 @@ def attend(
       k: keys of the view's entries, `b s g k`.
       v: their values, `b s g v`.
       view: from `look`.
-      weights: how scores become weights.
+      weights: the map from scores to weights.
       scale: factor of the products; `None`: one over the square root of the key channels.
-      slopes: what a score loses with every step of distance, by head.
+      slopes: subtracted from a score per step of distance, by head.
       bias: added to the scores.
       temperature: factor of the products of each query.
       sink_scores: the score of one more key for every head, without a value.
@@ -118,7 +118,7 @@ def attend(
       o, `b t h v`; NaN where more tokens came than the cache holds.
 
     Raises:
-      UserError: for what the weights do not take.
+      UserError: for an argument that the weight map does not support.
     """
     if isinstance(weights, Penalised):
         weights.check(scale=scale, slopes=slopes, bias=bias, log_forget=view.log_forget, sink_scores=sink_scores)
@@ -174,7 +174,7 @@ def attend(
 
 
 def identity_values(k: Keys) -> Float[Array, 'b s g s']:
-    """Returns values that are the rows of the identity, for as many keys: a query reads its own weights of them."""
+    """Returns the rows of the identity as values: the output of a query is then its weights."""
     batch, length, groups, _ = k.shape
     return jnp.broadcast_to(jnp.eye(length, dtype=k.dtype)[None, :, None], (batch, length, groups, length))
 
@@ -187,7 +187,7 @@ def _penalty(
 
 
 def _cache_bias(bias: Float[Array, '#b #h t s'] | None, view: View, q: Queries) -> Float[Array, '#b #h t s']:
-    """What is added to the scores of a cache: minus infinity out of reach, so that every weight map serves it."""
+    """The bias of the scores of a cache: minus infinity out of reach, so that every weight map applies."""
     if view.log_forget is not None:
         since = jnp.moveaxis(jnp.cumsum(view.log_forget, axis=1), 1, 2)[..., None]
         bias = (since if bias is None else bias + since) + jnp.moveaxis(view.entries.forgotten, 1, 2)[:, :, None]
@@ -199,7 +199,7 @@ def _cache_bias(bias: Float[Array, '#b #h t s'] | None, view: View, q: Queries) 
 def _with_distance(
     bias: Float[Array, '#b #h t s'] | None, slopes: Float[Array, 'h'] | None, view: View
 ) -> Float[Array, '#b #h t s'] | None:
-    """The bias with what slopes take from the scores."""
+    """The bias with the distance penalty of the slopes."""
     if slopes is None:
         return bias
     distance = jnp.abs(view.queries.places[:, None] - view.keys.places[None, :])

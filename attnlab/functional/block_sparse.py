@@ -1,4 +1,4 @@
-"""Blocks of a document: which of them matter to a query, and attention to their tokens alone."""
+"""Block-sparse attention: the selection of blocks by importance, and attention to their tokens alone."""
 
 import dataclasses
 import functools
@@ -13,7 +13,7 @@ from attnlab.functional.recurrences import document_starts, state_dtype
 from attnlab.typing import Heads, Queries, Segments
 
 CHUNK = 32
-"""Queries whose selected keys are in memory at a time; they are gathered again for the gradient."""
+"""The number of queries whose selected keys are in memory at a time; gathered again for the gradient."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,9 +24,9 @@ class Blocks:
       block: tokens of a compressed block.
       stride: tokens from the start of one compressed block to that of the next, a divisor of `block` and of `size`.
       size: tokens of a selected block, at least `block`.
-      count: how many blocks a query selects, those included that it selects always.
-      initial: how many of the first blocks of its document it selects always.
-      local: how many blocks up to its own.
+      count: how many blocks a query selects, including those always selected.
+      initial: how many of the first blocks of its document are always selected.
+      local: how many blocks up to its own are always selected.
     """
 
     block: int
@@ -37,7 +37,7 @@ class Blocks:
     local: int
 
     def ends(self, offsets: Int[Array, 'b t']) -> tuple[Bool[Array, 'b t'], Int[Array, 'b t']]:
-        """Says which tokens, by their place in the document, are last of a compressed block, and of which."""
+        """Returns which tokens, by position in the document, are the last of a compressed block, and its number."""
         past = offsets + 1 - self.block
         return (past >= 0) & (past % self.stride == 0), past // self.stride
 
@@ -50,7 +50,7 @@ class Blocks:
 
 
 class Compressed(NamedTuple):
-    """Compressed blocks in the order in which they ended: keys and values, and where.
+    """Compressed blocks in the order in which they ended.
 
     Attributes:
       keys: `b g n k`.
@@ -65,13 +65,13 @@ class Compressed(NamedTuple):
     numbers: Int[Array, 'b n']
 
     def visible(self, queries: 'Located', block: int) -> Bool[Array, 'b t n']:
-        """Which blocks lie as a whole in a query's past, and in its document."""
+        """Which blocks lie wholly in a query's past, and in its document."""
         ended = self.ends[:, None] <= queries.tokens[None, :, None]
         return ended & (self.ends[:, None] - (block - 1) >= queries.firsts[:, :, None])
 
 
 class Located(NamedTuple):
-    """Where queries stand in the stream, `t`, and where their documents start, `b t`."""
+    """The places of queries in the stream, `t`, and of the starts of their documents, `b t`."""
 
     tokens: Int[Array, 't']
     firsts: Int[Array, 'b t']
@@ -84,8 +84,8 @@ def document_firsts(
 
     `first` is that of the token before these, and `last` its segment.
     """
-    begun = jnp.where(document_starts(segments, last), tokens[None], first[:, None])
-    return jax.lax.cummax(begun, axis=1)
+    starts = jnp.where(document_starts(segments, last), tokens[None], first[:, None])
+    return jax.lax.cummax(starts, axis=1)
 
 
 def attend_selected(
@@ -97,11 +97,11 @@ def attend_selected(
     compressed: Compressed,
     blocks: Blocks,
 ) -> Heads:
-    """Returns softmax attention to the tokens of the blocks that matter most to a query, of its past and its document.
+    """Returns softmax attention to the tokens of the most important blocks for each query, in its past and document.
 
-    Slot `i` of the keys holds token `i` of the stream. Block `j` of a document matters by the softmax weights `p` that
-    queries give to compressed blocks, `sum_c p_c overlap_cj`, summed over the heads that share keys. Which blocks are
-    selected has no gradient. Scores exist for `CHUNK` queries at a time.
+    Slot `i` of the keys holds token `i` of the stream. The importance of block `j` comes from the softmax weights `p`
+    that queries give to compressed blocks, `sum_c p_c overlap_cj`, summed over the heads that share keys. The selection
+    has no gradient. Scores are computed for `CHUNK` queries at a time.
     Yuan et al. 2025, https://arxiv.org/abs/2502.11089, equations 8 to 12.
     """
     batch, t, heads, _ = q.shape
@@ -141,7 +141,7 @@ def _importance(
 
 
 def _chosen(importance: Float[Array, 'b g t j'], here: Located, blocks: Blocks) -> Int[Array, 'b g t n']:
-    """The numbers of the selected blocks; they are later than the query's own where there are fewer than wanted."""
+    """The numbers of the selected blocks; later than the query's own where fewer exist than are to be selected."""
     selectable = importance.shape[-1]
     own = ((here.tokens[None] - here.firsts) // blocks.size)[:, None, :, None]
     number = jnp.arange(selectable, dtype=jnp.int32)[None, None, None]
@@ -170,7 +170,7 @@ def _attend(
 
 
 def _softmax(scores: Float[Array, 'b g r t s'], seen: Bool[Array, 'b #g 1 t s']) -> Float[Array, 'b g r t s']:
-    """Softmax over what is seen; zeros where nothing is."""
+    """Softmax over visible scores; zeros in rows without any."""
     seen = jnp.broadcast_to(seen, scores.shape)
     highest = jax.lax.stop_gradient(jnp.max(jnp.where(seen, scores, -jnp.inf), axis=-1, keepdims=True))
     raised = jnp.where(seen, scores - jnp.where(jnp.isneginf(highest), 0.0, highest), 0.0)

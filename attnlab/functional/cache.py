@@ -1,4 +1,4 @@
-"""A preallocated store of past keys and values, of one size from the first token to the last."""
+"""A preallocated cache of past keys and values, of constant size."""
 
 import functools
 from typing import Any, NamedTuple
@@ -15,10 +15,10 @@ from attnlab.typing import Segments
 
 
 class Entries(NamedTuple):
-    """What is known of tokens: keys, rotated by position, values and segments.
+    """The keys (rotated by position), values and segments of tokens.
 
-    In a cache heads come before time, `b g s k`, which is how attention reads them: on CPU a step is ten times as fast
-    as with time first.
+    In a cache heads come before time, `b g s k`, the order in which attention reads them: on CPU a step is ten times as
+    fast as with time first.
     """
 
     keys: Float[Array, 'b s g k']
@@ -40,14 +40,14 @@ class ForgettingEntries(NamedTuple):
 
 
 class KeyValueCache(NamedTuple):
-    """What attention remembers of a stream.
+    """The state of attention over a stream.
 
     With a window the slots after the first `sinks` are a ring, in which the newest token replaces the oldest. Otherwise
-    slot `i` holds token `i`. Either way `consumed` alone says which token a slot holds: see `slot_tokens`.
+    slot `i` holds token `i`. In both cases `consumed` determines which token a slot holds: see `slot_tokens`.
 
     Attributes:
       entries: the slots: `Entries`, or another tuple of arrays that has `segments`, `b s`; heads come before time.
-      consumed: how many tokens the stream has had, int32.
+      consumed: number of tokens of the stream so far, int32.
     """
 
     entries: Any
@@ -57,7 +57,7 @@ class KeyValueCache(NamedTuple):
 def empty_cache(
     batch: int, length: int, *, kv_heads: int, key_dim: int, value_dim: int, dtype: DTypeLike, reach: Reach = Reach()
 ) -> KeyValueCache:
-    """Returns an empty cache of `length` slots, or of those of a ring when they are fewer."""
+    """Returns an empty cache of `length` slots, or of the ring's slots if these are fewer."""
     slots = length if reach.ring is None else min(length, reach.ring)
     entries = Entries(
         keys=jnp.zeros((batch, kv_heads, slots, key_dim), dtype),
@@ -68,10 +68,10 @@ def empty_cache(
 
 
 def extend(cache: KeyValueCache, new: Any, reach: Reach) -> tuple[Any, Int[Array, 's'], KeyValueCache]:
-    """Appends tokens; returns what their queries may attend to, its places in the stream, and the cache after them.
+    """Appends tokens; returns the entries their queries may attend to, their places in the stream, and the new cache.
 
-    In what is appended and returned time comes before heads. A place of -1 is an empty slot. Without a window, or with
-    fewer slots than a ring has, the cache holds as many tokens as it has slots: once `consumed` exceeds them its
+    In the entries appended and returned time comes before heads. A place of -1 is an empty slot. Without a window, or
+    with fewer slots than a ring has, the cache holds as many tokens as it has slots: once `consumed` exceeds them its
     content is meaningless (see `overflown`). Raises `UserError` when one call is too long.
     """
     stored = jax.tree.map(lambda old, x: _swapped(x).astype(old.dtype), cache.entries, new)
@@ -94,7 +94,7 @@ def _extend(cache: KeyValueCache, new: Any, reach: Reach) -> tuple[Any, Int[Arra
     place = _ring_slots(tokens, consumed, slots, sinks)
     entries = jax.tree.map(functools.partial(_put, place), cache.entries, new)
     after = KeyValueCache(entries, consumed)
-    if steps == 1:  # The one token it pushes out is outside its own window: no need to keep both.
+    if steps == 1:  # The token that it replaces is outside its own window: no need to keep both.
         return entries, slot_tokens(consumed, slots, sinks), after
     both = jax.tree.map(lambda old, x: jnp.concatenate([old, x], _time_axis(x)), cache.entries, new)
     return both, jnp.concatenate([slot_tokens(cache.consumed, slots, sinks), tokens]), after
@@ -106,7 +106,7 @@ def is_ring(cache: KeyValueCache, reach: Reach) -> bool:
 
 
 def overflown(cache: KeyValueCache, reach: Reach) -> Array | bool:
-    """Whether more tokens came than a cache that forgets none can hold."""
+    """Whether more tokens came than a cache without a ring can hold."""
     return False if is_ring(cache, reach) else cache.consumed > cache.entries.segments.shape[1]
 
 
@@ -124,7 +124,7 @@ def slot_tokens(consumed: Int[Array, ''], slots: int, sinks: int) -> Int[Array, 
 
 
 def _ring_slots(tokens: Int[Array, 't'], consumed: Int[Array, ''], slots: int, sinks: int) -> Int[Array, 't']:
-    """Where each new token goes; out of bounds, hence dropped, when a later one of the same call takes its slot."""
+    """The slot of each new token; out of bounds, hence dropped, when a later token of the same call takes its slot."""
     ring = slots - sinks
     kept = (tokens < sinks) | (tokens >= consumed - ring)
     place = jnp.where(tokens < sinks, tokens, sinks + (tokens - sinks) % ring)
@@ -137,15 +137,15 @@ def _write(start: Int[Array, ''], old: Shaped[Array, '...'], new: Shaped[Array, 
 
 
 def _put(place: Int[Array, 't'], old: Shaped[Array, '...'], new: Shaped[Array, '...']) -> Shaped[Array, '...']:
-    """Sets the slots at `place`, passing over those out of bounds."""
+    """Sets the slots at `place`, ignoring those out of bounds."""
     return old.at[(slice(None),) * _time_axis(old) + (place,)].set(new, mode='drop')
 
 
 def _time_axis(entry: Shaped[Array, '...']) -> int:
-    """Time comes after the heads in keys and values; segments have no heads."""
+    """The axis of time: after the heads in keys and values, first after the batch in segments, which have no heads."""
     return 2 if entry.ndim == 4 else 1
 
 
 def _swapped(entry: Shaped[Array, '...']) -> Shaped[Array, '...']:
-    """Heads before time, or time before heads; what has no heads as it is."""
+    """Swaps heads and time; arrays without heads are unchanged."""
     return jnp.swapaxes(entry, 1, 2) if entry.ndim == 4 else entry

@@ -1,13 +1,13 @@
-"""The cores of sequence mixing, as mixers, heads and losses call them: the one front of attnlab to `pallas_kernels`.
+"""The cores of sequence mixing, as mixers, heads and losses call them: attnlab's only interface to `pallas_kernels`.
 
 A core computes on one device, and no compiler can divide a kernel over several. Under a mesh (see `on`) each call is
-put under `jax.shard_map`: rows over `data` and `fsdp`, heads, or the channels of a scan, over `tensor`, the classes of
-the loss over `tensor`, and time over `sequence`, where the forms of `attnlab.functional.sequence` run. Everything else
-is whole on every device. On one device nothing is added.
+wrapped in `jax.shard_map`: rows over `data` and `fsdp`, heads, or the channels of a scan, over `tensor`, the classes of
+the loss over `tensor`, and time over `sequence`, by the versions in `attnlab.functional.sequence`. Everything else
+is replicated. On one device calls are not wrapped.
 
-A size that an axis does not divide stays whole along it, so that every device of the axis does the same work;
-`undivided` collects such cases. Heads of keys and values that the axis does not divide are repeated to the least number
-that it does, provided that it divides those of the queries.
+A dimension whose size an axis does not divide is replicated along it, so that all devices of the axis do the same work;
+`undivided` collects such cases. Key and value heads that the axis does not divide are repeated to the least number
+that it divides, if it divides the query heads.
 """
 
 import contextlib
@@ -35,16 +35,16 @@ TENSOR = 'tensor'
 """Mesh axis that heads, channels of scans, and classes are divided over."""
 
 AXES: Mapping[str, tuple[str, ...]] = {'b': ROWS, 't': (SEQUENCE,), 'h': (TENSOR,), 'd': (TENSOR,), 'o': (TENSOR,)}
-"""Mesh axes of the letters of dimensions; those of other letters are whole."""
+"""Mesh axes by the letter of a dimension; dimensions with other letters are replicated."""
 
 SAME = str.maketrans('gs', 'ht')
-"""Letters that are divided as another is: heads of groups as heads, the keys' time as that of the queries."""
+"""Letters that are divided like another: key-value heads like query heads, the keys' time like the queries'."""
 
 WORDS = {'b': 'rows', 't': 'tokens', 'h': 'heads', 'd': 'channels', 'o': 'classes'}
 
 
 class Undivided(NamedTuple):
-    """A dimension of a call that stays whole along axes of the mesh, which do not divide its size."""
+    """A dimension of a call that is replicated along mesh axes that do not divide its size."""
 
     core: str
     letter: str
@@ -61,7 +61,7 @@ _LEDGERS: contextvars.ContextVar[tuple[list[Undivided], ...]] = contextvars.Cont
 
 @contextlib.contextmanager
 def undivided() -> Iterator[list[Undivided]]:
-    """Collects what stays whole in every call of a core traced inside the `with` block, in this thread."""
+    """Collects the undivided dimensions of all core calls traced inside the `with` block, in this thread."""
     found: list[Undivided] = []
     token = _LEDGERS.set((*_LEDGERS.get(), found))
     try:
@@ -71,7 +71,7 @@ def undivided() -> Iterator[list[Undivided]]:
 
 
 def on(mesh: Mesh | None, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns `function`, to be compiled for the devices of `mesh`, over which its cores divide their work."""
+    """Returns `function` with its cores dividing their work over `mesh`, for compilation on its devices."""
     if mesh is None or mesh.size == 1:
         return function
 
@@ -84,18 +84,18 @@ def on(mesh: Mesh | None, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def mesh_of(arrays: Any) -> Mesh | None:
-    """The mesh that the arrays of a tree lie on; `None` where there is none."""
+    """The mesh of a tree's arrays; `None` where there is none."""
     shardings = [leaf.sharding for leaf in jax.tree.leaves(arrays) if isinstance(leaf, jax.Array)]
     meshes = [sharding.mesh for sharding in shardings if isinstance(sharding, NamedSharding)]
     return meshes[0] if meshes and isinstance(meshes[0], Mesh) else None
 
 
 class Division:
-    """Over which axes of the mesh the dimensions of one call are divided.
+    """The mesh axes over which the dimensions of one call are divided.
 
     Args:
       core: its name.
-      sizes: of the letters in `AXES` that the call has; of 'h', the most heads that an argument has.
+      sizes: of the letters in `AXES` that the call has; for 'h', the most heads of any argument.
       mesh: devices of every axis.
     """
 
@@ -117,14 +117,14 @@ class Division:
                 _record(Undivided(core, letter, size, tuple(left)))
 
     def spec(self, letters: str, shape: tuple[int, ...] = ()) -> Spec:
-        """The axes of every dimension of an array; of its `shape`, sizes of 1 are broadcast and therefore whole."""
+        """The mesh axes of every dimension of an array; dimensions of size 1 are broadcast, hence replicated."""
         axes = [self.axes.get(letter) for letter in letters.translate(SAME).split()]
         for place, size in enumerate(shape):
             axes[place] = None if size == 1 else axes[place]
         return Spec(*axes)
 
     def repeated(self, letters: str, array: Array) -> Array:
-        """Heads of groups, 'g', repeated to the least number that is divided as 'h' is."""
+        """Key-value heads, 'g', repeated to the least number that is divided like 'h'."""
         if 'g' not in letters:
             return array
         axis = letters.split().index('g')
@@ -133,7 +133,7 @@ class Division:
 
 
 def _letters(alternatives: str, array: Array) -> str:
-    """Of several signatures of an argument, the one with as many letters as the array has dimensions."""
+    """The signature of an argument, of several alternatives, that matches the rank of the array."""
     found = [letters.strip() for letters in alternatives.split('|') if len(letters.split()) == array.ndim]
     if not found:
         raise ValueError(f'an array has shape {array.shape}; expected {alternatives}')
@@ -141,9 +141,9 @@ def _letters(alternatives: str, array: Array) -> str:
 
 
 def _sizes(letters: Any, arrays: Any) -> dict[str, int]:
-    """The size of every letter that the mesh divides: the largest, as others are broadcast or in groups.
+    """The size of every letter that the mesh divides: the largest, as smaller ones are broadcast or key-value heads.
 
-    Where queries and keys are not as many, time counts as 1: it is not divided.
+    Where the numbers of queries and keys differ, time counts as 1: it is not divided.
     """
     sizes: dict[str, int] = {}
     times: set[int] = set()
@@ -159,12 +159,13 @@ def _sizes(letters: Any, arrays: Any) -> dict[str, int]:
 def _on_mesh(
     core: Callable[..., Any], over_time: Callable[..., Any], arguments: Mapping[str, str], *results: str
 ) -> Callable[..., Any]:
-    """Returns `core`, its calls under `jax.shard_map` where there is a mesh.
+    """Returns `core` with its calls wrapped in `jax.shard_map` where there is a mesh.
 
     Args:
       core: a function of `pallas_kernels`.
-      over_time: the same where time is divided.
-      arguments: the letters of every argument that is an array, or a tree of them; those of other ranks after a stroke.
+      over_time: the version for divided time.
+      arguments: the letters of every array argument, or a tree of them; alternatives of other rank after a vertical
+        bar.
       results: the letters of every result.
     """
     signature = inspect.signature(core)
@@ -194,7 +195,7 @@ def _on_mesh(
 
 
 def _mesh() -> dict[str, int]:
-    """The devices of every axis of the mesh that a call is traced for; empty on one device, and inside of a shard."""
+    """The size of every mesh axis of the current trace; empty on one device, and inside `shard_map`."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.size == 1 or mesh.manual_axes:
         return {}
@@ -241,7 +242,7 @@ MEMORY = {
     'state': 'b h k v',
     'segments': 'b t',
 }
-"""The arguments of the cores whose state is a matrix a head."""
+"""The arguments of the cores whose state is one matrix per head."""
 
 linear_attention = _on_mesh(pallas_kernels.linear_attention, sequence.linear_attention, MEMORY, 'b t h v', 'b h k v')
 
@@ -274,9 +275,10 @@ def cross_entropy(
     soft_cap: float | None = None,
     implementation: str | None = None,
 ) -> Float[Array, '*b']:
-    """The loss of a linear head, as `pallas_kernels.cross_entropy` has it, for any leading dimensions.
+    """The loss of a linear head, `pallas_kernels.cross_entropy` for any leading dimensions.
 
-    Where classes are divided over devices, each takes the normaliser over its own; two numbers a token are exchanged.
+    Where classes are divided over devices, each computes the normaliser over its own; two numbers per token are
+    exchanged.
     """
 
     def losses(hidden: Array, embedding: Array, labels: Array, z_loss: float = z_loss) -> Array:
@@ -293,7 +295,7 @@ def cross_entropy(
     def losses_apart(hidden: Array, embedding: Array, labels: Array) -> Array:
         here, every = embedding.shape[0], classes
         labels = jnp.where(labels < -every, every, jnp.where(labels < 0, labels + every, labels))
-        # Any class of this device will do to take the normaliser from the loss.
+        # The normaliser follows from the loss of any class of this device.
         some = labels % here
         logits = _logits(hidden, embedding, some, soft_cap)
         normalizers = losses(hidden, embedding, some, z_loss=0.0) + logits
@@ -318,7 +320,7 @@ def cross_entropy(
 
 
 def _logits(hidden: Array, embedding: Array, labels: Array, soft_cap: float | None) -> Array:
-    """The logit of one class a token, `*b`, in float32 or better."""
+    """The logit of one class per token, `*b`, in float32 or better."""
     wide = jnp.promote_types(hidden.dtype, jnp.float32)
     logits = jnp.sum(hidden.astype(wide) * embedding[labels].astype(wide), axis=-1)
     return logits if soft_cap is None else soft_cap * jnp.tanh(logits / soft_cap)

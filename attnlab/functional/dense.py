@@ -1,4 +1,4 @@
-"""Attention with a map that wants whole rows of scores: memory grows with the product of the lengths."""
+"""Attention with a weight map that needs full rows of scores: memory grows with the product of the lengths."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -12,12 +12,12 @@ from attnlab.typing import DropoutKey, Heads, Keys, Queries, Values
 
 
 class ScoreRows(NamedTuple):
-    """The scores of a call, whole rows of them, in float32 or better.
+    """The scores of a call, as full rows, in float32 or better.
 
     Attributes:
       scores: zero where not visible.
       visible: whether the query may see the key.
-      limits: the scores that keys of the same length would have in the query's direction, `scale |q_i| |k_j|`.
+      limits: the scores that keys of the same norm would have in the query's direction, `scale |q_i| |k_j|`.
     """
 
     scores: Float[Array, 'b h t s']
@@ -26,7 +26,7 @@ class ScoreRows(NamedTuple):
 
 
 DenseMap = Callable[[ScoreRows, DropoutKey | None], Float[Array, 'b h t s']]
-"""From rows, and in training a key to draw from, to weights, zero where not visible."""
+"""A map from rows, and in training a random key, to weights, zero where not visible."""
 
 
 def dense_attention(
@@ -40,7 +40,7 @@ def dense_attention(
     temperature: Float[Array, 'b t h'] | None,
     key: DropoutKey | None,
 ) -> Heads:
-    """Returns `o_i = sum_j w_ij v_j`, the weights those of `temperature_i q_i . k_j / sqrt(k) + bias_ij`."""
+    """Returns `o_i = sum_j w_ij v_j`, with weights from the scores `temperature_i q_i . k_j / sqrt(k) + bias_ij`."""
     dtype = jnp.promote_types(q.dtype, jnp.float32)
     repeats = q.shape[2] // k.shape[2]
     wide_q, wide_k = (q * q.shape[-1] ** -0.5).astype(dtype), jnp.repeat(k, repeats, axis=2).astype(dtype)

@@ -1,4 +1,4 @@
-"""The entmax of whole rows, with a gradient of its exponent."""
+"""The entmax of full rows, with a gradient for its exponent."""
 
 import jax
 import jax.numpy as jnp
@@ -6,7 +6,7 @@ from jax import Array
 from jaxtyping import Bool, Float
 
 STEPS = 64
-"""Halvings of the interval that holds the threshold at most; it is left when nothing changes any more."""
+"""The most bisections of the interval of the threshold; iteration stops early when it no longer changes."""
 
 
 @jax.custom_vjp
@@ -15,8 +15,9 @@ def entmax(
 ) -> Float[Array, 'b h t s']:
     """Returns `w_j = max((alpha - 1) s_j - tau, 0)^(1 / (alpha - 1))`, `tau` such that the row of weights adds up to 1.
 
-    `alpha` is of every head, above 1 and at most 2; the weights are exact in it, and so is its gradient, which is that
-    of Correia et al. 2019, https://arxiv.org/abs/1909.00015. A row without visible keys is zero. In float32 or better.
+    `alpha`, one per head, is above 1 and at most 2; the weights and the gradient by `alpha` are exact; the gradient is
+    that of Correia et al. 2019, https://arxiv.org/abs/1909.00015. A row without visible keys is zero. In float32 or
+    better.
     """
     return _weights(scores, alpha, visible)
 

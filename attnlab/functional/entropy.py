@@ -1,4 +1,4 @@
-"""How spread out rows of attention weights are, in memory linear in the length."""
+"""The entropy of rows of attention weights, in memory linear in the length."""
 
 from collections.abc import Callable
 
@@ -12,7 +12,7 @@ from attnlab.functional.recurrences import state_dtype
 from attnlab.typing import Keys, Queries, Segments
 
 CHUNK = 64
-"""Queries whose scores are in memory at a time; they are computed again for the gradient."""
+"""The number of queries whose scores are in memory at a time; recomputed for the gradient."""
 
 RowNumbers = Float[Array, 'b t h']
 """A number for every row of weights."""
@@ -29,7 +29,7 @@ def row_entropy(
     """Returns `H_i = -sum_j p_ij log p_ij` in nats, `p_i` the softmax of `scale q_i . k_j` over the visible keys.
 
     Keys are visible as in `pallas_kernels.attention`; `scale=None` is one over the square root of the key channels. A
-    query that sees none gives 0. Gradients by queries and keys are those of the definition.
+    query that sees none gives 0. Gradients for queries and keys are exact.
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
 
@@ -53,7 +53,7 @@ def row_sums_and_entropy(
 ) -> tuple[RowNumbers, RowNumbers]:
     """Returns `S_i = sum_j w_ij` and the entropy of `w_i / S_i`, `w_ij = numerator(scale q_i . k_j)` at least zero.
 
-    Otherwise as `row_entropy`; a weight of zero, and a row of them, adds nothing to entropy or gradient.
+    Otherwise as `row_entropy`; zero weights and rows of zeros add nothing to entropy or gradient.
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
 
@@ -67,7 +67,7 @@ def row_sums_and_entropy(
 
 
 def _entropy(weights: Float[Array, '*b s'], logarithms: Float[Array, '*b s']) -> Float[Array, '*b']:
-    """`-sum p log p` of the weights over their sum, whose logarithms are given up to a constant factor of theirs."""
+    """The entropy of the weights divided by their sum, with log weights given up to a common constant."""
     total = jnp.sum(weights, axis=-1)
     total = jnp.where(total > 0, total, 1.0)
     return jnp.log(total) - jnp.sum(weights * logarithms, axis=-1) / total
@@ -93,7 +93,7 @@ def _by_rows(
     @jax.checkpoint
     def chunk(step: tuple[Array, Array, Array]) -> tuple[Array, ...]:
         q, places, own = step
-        # Kept, since XLA may otherwise compute a score twice, and round it otherwise where it is compared with itself.
+        # XLA could otherwise compute a score twice, rounded differently, and compare it with itself.
         scores = jax.lax.optimization_barrier(scale * jnp.einsum('btgrk,bsgk->btgrs', q.astype(k.dtype), k))
         seen = reach.visible(Placed(places, own), keys)
         return statistics(scores, jnp.broadcast_to(seen[:, :, None, None], scores.shape))

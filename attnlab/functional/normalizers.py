@@ -1,4 +1,4 @@
-"""How an unnormalised read of a memory is divided by the sum of its weights."""
+"""Normalisers: division of an unnormalised sum of values by the sum of its weights."""
 
 import dataclasses
 
@@ -23,7 +23,7 @@ class SumNormalizer:
 
 @dataclasses.dataclass(frozen=True)
 class FloorNormalizer:
-    """Divides by the sum of the weights, no less than `floor`: `o = n / max(z, floor)`.
+    """Divides by the sum of the weights, bounded below by `floor`: `o = n / max(z, floor)`.
 
     Qin et al. 2022, https://arxiv.org/abs/2202.08791.
     """

@@ -1,4 +1,4 @@
-"""Terms of the loss that only a layer can know."""
+"""Terms of the loss that are computed inside a layer."""
 
 import dataclasses
 from typing import Any, Protocol, runtime_checkable
@@ -16,10 +16,10 @@ from pallas_kernels import WeightMap
 
 @jax.custom_vjp
 def penalised(y: Float[Array, '*b'], penalty: Float[Array, '']) -> Float[Array, '*b']:
-    """Returns `y`; where it is differentiated, the gradient of `penalty` is added, whatever is done with `y`.
+    """Returns `y`; differentiation adds the gradient of `penalty`, whatever is computed from `y`.
 
-    So training minimises the loss plus the penalty, and the loss that is reported is that of the task alone. A penalty
-    is a sum over the tokens of a batch, as is the loss until the trainer divides both by the number of tokens.
+    Training thus minimises the loss plus the penalty, while the reported loss is that of the task alone. A penalty
+    is a sum over the tokens of a batch, like the loss, before the trainer divides both by the number of tokens.
     """
     return y
 
@@ -37,23 +37,23 @@ penalised.defvjp(_forward, _backward)
 
 @runtime_checkable
 class RowsPenalty(Protocol):
-    """A penalty of rows of weights, a part without parameters."""
+    """A penalty on rows of weights, without parameters."""
 
     @property
     def penalises(self) -> WeightMap:
-        """The map whose rows it is a penalty of."""
+        """The weight map whose rows it penalises."""
 
     def __call__(
         self, q: Queries, k: Keys, counts: Float[Array, 'b t'], segments: Segments | None, reach: Reach
     ) -> Float[Array, '']:
-        """Returns the sum over the queries, which have their temperatures already; `counts` of the keys they see."""
+        """Returns the sum over the queries, which include temperatures; `counts` are their numbers of visible keys."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Penalised:
-    """A weight map whose rows pay a penalty in training.
+    """A weight map with a penalty on its rows in training.
 
-    Raises `UserError` where the penalty is one of another map.
+    Raises `UserError` where the penalty is for another map.
     """
 
     weights: WeightMap
@@ -67,7 +67,7 @@ class Penalised:
             )
 
     def check(self, **terms: Any) -> None:
-        """Raises `UserError` for terms of the scores, by name, which the penalty would not see."""
+        """Raises `UserError` for terms of the scores, by name, that the penalty would ignore."""
         given = [name for name, term in terms.items() if term is not None]
         if given:
             raise UserError(

@@ -1,4 +1,4 @@
-"""Which keys a query may see: one definition for cores, whole rows, caches, counts and penalties."""
+"""Which keys a query may see: one definition for cores, full rows, caches, counts and penalties."""
 
 import dataclasses
 from typing import NamedTuple
@@ -13,7 +13,7 @@ from attnlab.typing import Positions, Segments
 
 
 class Placed(NamedTuple):
-    """Where tokens stand in their stream, `t`, negative where there is none, and their documents, `b t`."""
+    """The places of tokens in their stream, `t`, negative where there is none, and their documents, `b t`."""
 
     places: Int[Array, 't']
     segments: Segments
@@ -21,13 +21,13 @@ class Placed(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Reach:
-    """How far queries see.
+    """Which keys queries see, by relative and absolute place.
 
     Raises `UserError` for a window below 1, or sinks without a window.
 
     Attributes:
       causal: whether a query sees no later key.
-      window: how many keys it sees, its own included, and when not causal as many to the other side; `None`: all.
+      window: how many keys it sees, its own included, and when not causal as many after it; `None`: all.
       sinks: how many of the first keys of the row it sees besides (Xiao et al. 2024, https://arxiv.org/abs/2309.17453).
     """
 
@@ -45,14 +45,14 @@ class Reach:
 
     @property
     def ring(self) -> int | None:
-        """Slots of a cache that may forget all that no later query sees; `None`: it may forget nothing."""
+        """Slots of a cache that drops keys no later query sees; `None`: no key may be dropped."""
         return None if self.window is None else self.window + self.sinks
 
     def within(self, queries: Int[Array, 't'], keys: Int[Array, 's']) -> Bool[Array, 't s']:
-        """Returns which keys each query sees, both given by their places in the stream, negative where there is none.
+        """Returns which keys each query sees, by their places in the stream, negative where there is none.
 
-        With a window a key is seen that is less than `window` away, or among the first `sinks` of the stream; under a
-        causal mask none that is later than the query.
+        With a window these are the keys less than `window` away, and the first `sinks` of the stream; under a
+        causal mask none later than the query.
         """
         distance = queries[:, None] - keys[None, :]
         seen = (queries >= 0)[:, None] & (keys >= 0)[None, :]
@@ -63,12 +63,12 @@ class Reach:
         return seen
 
     def visible(self, queries: Placed, keys: Placed) -> Bool[Array, 'b t s']:
-        """Returns which keys each query sees: those within reach, of its own document."""
+        """Returns which keys each query sees: those within reach and in its own document."""
         same = queries.segments[:, :, None] == keys.segments[:, None, :]
         return self.within(queries.places, keys.places)[None] & same
 
     def counts(self, positions: Positions, segments: Segments | None) -> Shaped[Array, 'b t']:
-        """Returns how many keys each query of a call sees; causally, by its position in the document."""
+        """Returns how many keys each query of a call sees; when causal, from its position in the document."""
         if self.causal:
             return positions + 1 if self.ring is None else jnp.minimum(positions + 1, self.ring)
         counts = pallas_kernels.visible_counts(
@@ -77,7 +77,7 @@ class Reach:
         return jnp.broadcast_to(counts[..., 0], positions.shape)
 
     def check_forgetting(self) -> None:
-        """Raises `UserError` where forget gates have no meaning."""
+        """Raises `UserError` where forget gates are not defined."""
         if not self.causal:
             raise UserError('a forget gate wants causal attention: it sums what lies between a key and a later query')
         if self.sinks:

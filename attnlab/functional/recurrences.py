@@ -1,4 +1,4 @@
-"""What recurrent mixers share: where documents start, and what a chunk may take over from the chunk before it."""
+"""Parts shared by recurrent mixers: starts of documents, and the state carried from chunk to chunk."""
 
 import jax.numpy as jnp
 from jax import Array
@@ -8,21 +8,21 @@ from jaxtyping import Bool, Float, Int, Shaped
 from attnlab.typing import Segments
 
 NOTHING = -1
-"""The last segment of a stream of which nothing has been seen; documents are numbered from 1, and 0 is padding."""
+"""The last segment of a stream before its first token; documents are numbered from 1, and 0 is padding."""
 
 
 def state_dtype(dtype: DTypeLike) -> DTypeLike:
-    """The type recurrent states are kept in, for activations of type `dtype`: float32, or float64 for float64."""
+    """The type of recurrent states for activations of type `dtype`: float32, or float64 for float64."""
     return jnp.promote_types(dtype, jnp.float32)
 
 
 def no_segment(batch: int) -> Int[Array, ' b']:
-    """The last segment of `batch` fresh streams."""
+    """The last segment of `batch` new streams."""
     return jnp.full((batch,), NOTHING, jnp.int32)
 
 
 def document_starts(segments: Segments, last: Int[Array, ' b'] | None = None) -> Bool[Array, 'b t']:
-    """Says which tokens are the first of their document: those whose segment differs from that of the token before.
+    """Returns which tokens are the first of their document: those whose segment differs from the previous token's.
 
     `last` is the segment of the token before the chunk; without it the first token of the chunk is a start.
     """
@@ -42,6 +42,6 @@ def of_token_before(
 
 
 def carried(state: Float[Array, 'b ...'], segments: Segments, last: Int[Array, ' b']) -> Float[Array, 'b ...']:
-    """The state a chunk goes on from: `state` where the chunk's first token is of segment `last`, zeros elsewhere."""
+    """The initial state of a chunk: `state` where the chunk's first token is of segment `last`, zeros elsewhere."""
     same = (segments[:, 0] == last).reshape((-1,) + (1,) * (state.ndim - 1))
     return jnp.where(same, state, jnp.zeros_like(state))

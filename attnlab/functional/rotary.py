@@ -28,26 +28,26 @@ def rotate(
     fraction: float = 1.0,
     interleaved: bool = False,
 ) -> Float[Array, 'b t h k']:
-    """Turns pairs of channels by their angle: `(x1, x2) -> (x1 cos - x2 sin, x2 cos + x1 sin)`.
+    """Rotates pairs of channels by position: `(x1, x2) -> (x1 cos - x2 sin, x2 cos + x1 sin)`.
 
-    The first `fraction` of the channels are rotated, the others pass. A pair is `(c, c + n/2)` of the `n` rotated ones,
-    or `(2c, 2c + 1)` when `interleaved`: the same up to the order of channels, but not interchangeable once trained.
-    The rotation is in float32 or wider, the result in the type of `x`.
+    The first `fraction` of the channels are rotated, the others are unchanged. A pair is `(c, c + n/2)` of the `n`
+    rotated ones, or `(2c, 2c + 1)` when `interleaved`: the same up to the order of channels, but not interchangeable
+    once trained. The rotation is in float32 or wider, the result in the type of `x`.
     Raises ValueError when the rotated channels are not an even, positive whole number.
     Su et al. 2021, https://arxiv.org/abs/2104.09864.
     """
     rotated = rotated_channels(x.shape[-1], fraction)
     wide = jnp.promote_types(x.dtype, jnp.float32)
     angles = rotary_angles(positions, rotated, base, wide)[:, :, None, :]
-    head = turn(x[..., :rotated], angles, interleaved=interleaved)
+    head = rotate_by_angles(x[..., :rotated], angles, interleaved=interleaved)
     return jnp.concatenate([head, x[..., rotated:]], axis=-1)
 
 
-def turn(
+def rotate_by_angles(
     x: Float[Array, 'b t h k'], angles: Float[Array, 'b t #h r'], *, interleaved: bool = False
 ) -> Float[Array, 'b t h k']:
-    """Turns all `k = 2 r` channels by angles in radians, the same for all heads or not; pairs as in `rotate`."""
-    # The barrier has them computed once for all heads and layers, not inside every product they are part of.
+    """Rotates all `k = 2 r` channels by angles in radians, per head or shared by all; pairs as in `rotate`."""
+    # The barrier makes XLA compute them once for all heads and layers, instead of inside every product.
     cos, sin = jax.lax.optimization_barrier((jnp.cos(angles), jnp.sin(angles)))
     wide = x.astype(angles.dtype)
     if interleaved:

@@ -1,4 +1,4 @@
-"""Draws from logits."""
+"""Sampling from logits."""
 
 import jax
 import jax.numpy as jnp
@@ -6,7 +6,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 
 def sample(logits: Float[Array, 'b o'], key: jax.Array, *, temperature: float, top_p: float) -> Int[Array, ' b']:
-    """Draws from `softmax(logits / temperature)` cut to its nucleus: the likeliest tokens that together reach `top_p`.
+    """Draws from `softmax(logits / temperature)` within the nucleus: the likeliest tokens that together reach `top_p`.
 
     Temperature 0 takes the likeliest. Source: Holtzman et al., "The Curious Case of Neural Text Degeneration", ICLR
     2020.

@@ -1,11 +1,11 @@
-"""Cores whose time is divided over the devices of a mesh axis: each holds a stretch of every row, in order.
+"""Cores with time divided over the devices of a mesh axis: each holds a contiguous part of every row, in order.
 
-To be called inside `jax.shard_map`, with what a device holds of each argument. Time is axis 1; what has none is whole.
+Call inside `jax.shard_map`, with a device's part of each argument. Time is axis 1; arguments without it are replicated.
 
-A recurrence is run twice: first from zero, which gives the state that a stretch leaves behind, then from the state that
-the stretches before it leave together. A stretch acts on a state by `S -> D S + E`: `E` is what it leaves, `D` its
-total decay, or the matrix that the delta rule multiplies the state with. These are small and gathered; every device
-adds up those before its own. Attention gathers keys and values. All of it is differentiated as it stands.
+A recurrence is run twice: first from zero, which gives the final state of a part, then from the combined final state
+of the parts before it. A part acts on a state by `S -> D S + E`: `E` is its final state from zero, `D` its
+total decay, or the matrix by which the delta rule multiplies the state. These are small and gathered; every device
+combines those before its own. Attention gathers keys and values. Gradients are those of automatic differentiation.
 """
 
 import functools
@@ -30,11 +30,11 @@ Form = Callable[..., tuple[Array, Array]]
 """A recurrence: outputs, and the state it ends in."""
 
 Map = Callable[[Array, Array], Array]
-"""The action of a stretch's `D` on a state."""
+"""The action of a part's `D` on a state."""
 
 
 def divided() -> bool:
-    """Whether what is traced is for a mesh that divides time."""
+    """Whether the current trace is for a mesh that divides time."""
     mesh = jax.sharding.get_abstract_mesh()
     return SEQUENCE in mesh.axis_names and mesh.shape[SEQUENCE] > 1
 
@@ -52,7 +52,7 @@ def linear_scan(
     run = functools.partial(pallas_kernels.linear_scan, x, decay, segments=segments, reverse=reverse, **options)
     decay = decay.astype(jnp.promote_types(decay.dtype, jnp.float32)).reshape((1,) * (3 - decay.ndim) + decay.shape)
     total = decay[:, 0] ** x.shape[1] if decay.shape[1] == 1 else _product(decay)
-    return _handed_on(run, total, jnp.multiply, state, segments, reverse=reverse)
+    return _chained(run, total, jnp.multiply, state, segments, reverse=reverse)
 
 
 def selective_scan(
@@ -71,7 +71,7 @@ def selective_scan(
     run = functools.partial(pallas_kernels.selective_scan, x, dt, A, B, C, D, segments=segments, **options)
     wide = jnp.promote_types(dt.dtype, jnp.float32)
     time = jnp.sum(dt.astype(wide), axis=1)
-    return _handed_on(run, jnp.exp(time[..., None] * A.astype(wide)[None]), jnp.multiply, state, segments)
+    return _chained(run, jnp.exp(time[..., None] * A.astype(wide)[None]), jnp.multiply, state, segments)
 
 
 def linear_attention(
@@ -86,7 +86,7 @@ def linear_attention(
 ) -> tuple[Array, Array]:
     """See `pallas_kernels.linear_attention`."""
     run = functools.partial(pallas_kernels.linear_attention, q, k, v, log_decay, segments=segments, **options)
-    return _handed_on(run, _total_decay(log_decay, q.shape[1]), jnp.multiply, state, segments)
+    return _chained(run, _total_decay(log_decay, q.shape[1]), jnp.multiply, state, segments)
 
 
 def delta_rule(
@@ -104,12 +104,12 @@ def delta_rule(
     core: Form = functools.partial(pallas_kernels.delta_rule, segments=segments, **options)
     batch, _, heads = beta.shape
     channels = k.shape[-1]
-    # What a stretch makes of the columns of the identity is the matrix that it multiplies a state with.
+    # Applied to the columns of the identity, a part gives the matrix by which it multiplies a state.
     identity = jnp.broadcast_to(jnp.eye(channels)[None, None], (batch, heads, channels, channels))
     nothing = jnp.zeros((*v.shape[:-1], channels), v.dtype)
     _, matrix = core(q, k, nothing, beta, log_decay, state=identity)
     run = functools.partial(core, q, k, v, beta, log_decay)
-    return _handed_on(run, matrix, functools.partial(jnp.matmul, precision='highest'), state, segments)
+    return _chained(run, matrix, functools.partial(jnp.matmul, precision='highest'), state, segments)
 
 
 def attention(
@@ -128,11 +128,11 @@ def attention(
     sink_scores: Array | None = None,
     **options: Any,
 ) -> Array:
-    """See `pallas_kernels.attention`; as many keys as queries. Of `bias` a device has its own queries and every key.
+    """See `pallas_kernels.attention`; as many keys as queries. A device holds `bias` for its own queries and all keys.
 
-    The stretches of keys are turned round until a device's own is the last, so that distances are what they are in the
-    row; those of later tokens, which come first then, are hidden. Every device therefore has the same work, of which
-    half is not needed where a form does not skip keys that documents hide.
+    The parts of the keys are cyclically reordered so that a device's own is the last, which preserves distances within
+    the row; parts of later tokens, which then come first, are masked. Every device therefore has the same work, of
+    which half is wasted where an implementation does not skip masked keys.
 
     Raises `UserError` for sinks, for a window or slopes that look ahead, and for forget gates with other weights than
     a softmax without cap and sink.
@@ -150,27 +150,27 @@ def attention(
     batch, t, *_ = q.shape
     order = (here + 1 + jnp.arange(count)) % count
 
-    def turned(x: Array, axis: int = 1) -> Array:
-        """The stretches of an array that every device has a part of, this device's own the last."""
+    def reordered(x: Array, axis: int = 1) -> Array:
+        """Gathers the parts of an array from all devices, reordered so that this device's own is the last."""
         blocks = jax.lax.all_gather(x, SEQUENCE, axis=axis)
         blocks = jnp.take(blocks, order, axis=axis)
         return blocks.reshape(*x.shape[:axis], -1, *x.shape[axis + 1 :])
 
     pair = segments if isinstance(segments, tuple) else (segments, segments)
     of_queries, of_keys = (jnp.ones((batch, t), jnp.int32) if each is None else each for each in pair)
-    seen = turned(of_keys)
+    seen = reordered(of_keys)
     if causal:
         seen = jnp.where(jnp.repeat(order > here, t)[None], HIDDEN, seen)
     if bias is not None and bias.shape[-1] > 1:
         split = bias.reshape(*bias.shape[:3], count, t)
         bias = jnp.take(split, order, axis=3).reshape(bias.shape)
     if log_forget is not None:
-        forgotten = _forgotten(log_forget, here, order, turned)
+        forgotten = _forgotten(log_forget, here, order, reordered)
         bias = forgotten if bias is None else bias + forgotten
     return pallas_kernels.attention(
         q,
-        turned(k),
-        turned(v),
+        reordered(k),
+        reordered(v),
         weights=weights,
         causal=causal,
         window=window,
@@ -182,23 +182,23 @@ def attention(
     )
 
 
-def _forgotten(log_forget: Array, here: Array, order: Int[Array, ' p'], turned: Callable[[Array], Array]) -> Array:
-    """What gates have taken from the score of every key since, as a bias `b h 1 s`.
+def _forgotten(log_forget: Array, here: Array, order: Int[Array, ' p'], reordered: Callable[[Array], Array]) -> Array:
+    """The sum of log gates after every key, as a bias `b h 1 s`.
 
-    Up to a constant of the row, which a softmax does not see: it counts from the first token of this device.
+    Exact up to a constant of the row, which a softmax ignores: it counts from the first token of this device.
     """
     wide = log_forget.astype(jnp.promote_types(log_forget.dtype, jnp.float32))
     totals = jax.lax.all_gather(jnp.sum(wide, axis=1), SEQUENCE)
-    # Gates after a stretch and before this device's own.
+    # Gates after a part and before this device's own.
     stretches = jnp.arange(totals.shape[0])
     between = (stretches[None] >= stretches[:, None]) & (stretches[None] < here)
     since = jnp.einsum('pn,nbh->pbh', between.astype(wide.dtype), totals, precision='highest')
     spread = jnp.repeat(jnp.moveaxis(since[order], 0, 1), log_forget.shape[1], axis=1)
     later = jnp.repeat(order > here, log_forget.shape[1])[None, :, None]
-    return jnp.moveaxis(jnp.where(later, 0, spread - turned(jnp.cumsum(wide, axis=1))), 1, 2)[:, :, None]
+    return jnp.moveaxis(jnp.where(later, 0, spread - reordered(jnp.cumsum(wide, axis=1))), 1, 2)[:, :, None]
 
 
-def _handed_on(
+def _chained(
     run: Form,
     total: Array,
     act: Map,
@@ -207,15 +207,15 @@ def _handed_on(
     *,
     reverse: bool = False,
 ) -> tuple[Array, Array]:
-    """A recurrence from the state that comes in at the first device, or the last when reversed.
+    """Runs a recurrence over all devices, from the state before the first device's tokens, or the last's when reversed.
 
     Args:
       run: the recurrence over this device's tokens, from `state`; returns outputs and the state it ends in.
-      total: `D` of this device's tokens, documents aside.
-      act: `D S`.
+      total: `D` of this device's tokens, ignoring documents.
+      act: computes `D S`.
       state: the same on every device; `None`: zero.
       segments: of this device's tokens.
-      reverse: whether states are handed to the device before.
+      reverse: whether states are passed to the previous device.
     """
     _, left = run()
     begins, ends = _edges(segments, left.shape[0], reverse=reverse)
@@ -235,7 +235,7 @@ def _handed_on(
 def _edges(
     segments: Int[Array, 'b t'] | None, batch: int, *, reverse: bool
 ) -> tuple[Bool[Array, ' b'], Bool[Array, ' b']]:
-    """Whether this device's first token, in the order of the run, begins a document, and whether a later one does."""
+    """Whether this device's first token, in the recurrence's order, starts a document, and whether a later one does."""
     if segments is None:
         return jnp.zeros(batch, bool), jnp.zeros(batch, bool)
     segments = jnp.flip(segments, 1) if reverse else segments
@@ -247,12 +247,12 @@ def _edges(
 
 
 def _over(rows: Bool[Array, ' b'], like: Array) -> Array:
-    """A flag a row, to be broadcast over the other dimensions of an array."""
+    """A flag per row, reshaped to broadcast over the other dimensions of an array."""
     return rows.reshape(-1, *(1,) * (like.ndim - 1))
 
 
 def _total_decay(log_decay: Array | None, t: int) -> Array:
-    """The product of all decays over time, to be broadcast to `b h k v`."""
+    """The product of all decays over time, shaped to broadcast to `b h k v`."""
     if log_decay is None:
         return jnp.ones((1, 1, 1, 1))
     wide = log_decay.astype(jnp.promote_types(log_decay.dtype, jnp.float32))
@@ -263,7 +263,7 @@ def _total_decay(log_decay: Array | None, t: int) -> Array:
 
 
 def _product(x: Array) -> Array:
-    """The product over time, by halves: its derivative divides by nothing."""
+    """The product over time, by recursive halving: its derivative needs no division."""
     while x.shape[1] > 1:
         half = x.shape[1] // 2
         pairs = x[:, :half] * x[:, half : 2 * half]

@@ -18,14 +18,14 @@ from attnlab.functional.recurrences import carried, state_dtype
 from attnlab.typing import Segments
 
 TILE = (32, 16, 64)
-"""Queries, first keys and second keys of which scores are in memory at a time, for every row and head."""
+"""Tile sizes: queries, first keys and second keys whose scores are in memory at a time, per row and head."""
 
 CHUNK, CHUNKS = 4, 16
-"""Tokens whose sums of monomials are worked out together, and how many such chunks are worked out again together."""
+"""Tokens per chunk whose sums of monomials are computed together, and chunks that are recomputed together."""
 
 
 class Operands(NamedTuple):
-    """Queries, both keys and both values; the last two of as many channels."""
+    """Queries, both keys and both values; the values have equally many channels."""
 
     q: Float[Array, 'b t h k']
     k1: Float[Array, 'b s h k']
@@ -39,8 +39,8 @@ def third_order_attention(
 ) -> Float[Array, 'b t h v']:
     """Returns `o_i = sum_jk p_ijk (v1_j * v2_k)`, `p_i` the softmax over all visible pairs of `scale sum_c q k1 k2`.
 
-    A query sees a pair when it sees both of its keys; one that sees no pair gives zero.
-    Time is cubic in the length, memory linear, also of the gradient: scores exist in tiles, and are computed again.
+    A query sees a pair when it sees both keys; one without visible pairs gives zero.
+    Time is cubic in the length, memory linear, also for the gradient: scores are computed in tiles, and recomputed.
     Alman and Song 2024, https://arxiv.org/abs/2310.04064.
     """
     dtype = operands.v1.dtype
@@ -65,7 +65,7 @@ class _Tile(NamedTuple):
 
 
 class _PartialRows(NamedTuple):
-    """The softmax of some rows as far as it has come: highest score, sum of numerators, weighted sum of products."""
+    """The partial softmax of some rows: highest score, sum of numerators, weighted sum of products."""
 
     highest: Float[Array, 'b h t']
     total: Float[Array, 'b h t']
@@ -73,7 +73,7 @@ class _PartialRows(NamedTuple):
 
 
 class _Seen(NamedTuple):
-    """Which first and which second keys of a tile its queries see."""
+    """Visibility of the first and of the second keys of a tile."""
 
     first: Bool[Array, 'b t j']
     second: Bool[Array, 'b t s']
@@ -122,7 +122,7 @@ def _forward(
 
         rows = cut.sweep(rule, placed, add, rows)
         total = jnp.where(rows.total > 0, rows.total, 1.0)
-        # Rows without pairs get a log-sum of plus infinity, which makes all their weights zero in the backward pass.
+        # Rows without pairs have a log-sum of plus infinity, which makes all their weights zero in the backward pass.
         log_sum = jnp.where(rows.total > 0, rows.highest + jnp.log(total), jnp.inf)
         return rows.read / total[..., None], log_sum
 
@@ -146,7 +146,8 @@ def _backward(
 
         def add(sums: list[Array], j: Array, s: Array, seen: _Seen) -> list[Array]:
             def loss(tile: _Tile) -> Array:
-                # Its gradient by a score is `p (do . v1 v2 - delta)`, that of the softmax; by values, that of the read.
+                # The gradient for a score is that of the softmax, `p (do . v1 v2 - delta)`; for values, that of the
+                # weighted sum.
                 weights = jnp.exp(_scores(rule, tile, seen) - log_sum[..., None, None])
                 return jnp.sum(doutput * _weigh(weights, tile)) - jnp.sum(delta * jnp.sum(weights, axis=(3, 4)))
 
@@ -167,7 +168,7 @@ _attend.defvjp(_forward, _backward)
 
 
 class _Cut(NamedTuple):
-    """Operands in pieces of a tile's size along time, heads before time, pieces first."""
+    """Operands cut into tiles along time: tiles first, then heads before time."""
 
     q: Float[Array, 'i b h t k']
     k1: Float[Array, 'j b h c k']
@@ -182,7 +183,7 @@ class _Cut(NamedTuple):
         return _Tile(q, self.k1[j], self.k2[s], self.v1[j], self.v2[s])
 
     def sweep[C](self, rule: _Rule, queries: Placed, add: Callable[[C, Array, Array, _Seen], C], carry: C) -> C:
-        """Runs `carry = add(carry, j, s, seen)` over all tiles in which some query sees something."""
+        """Runs `carry = add(carry, j, s, seen)` over all tiles with a visible pair."""
 
         def first(j: Array, carry: C) -> C:
             seen_first = rule.reach.visible(queries, jax.tree.map(lambda x: x[j], self.firsts))
@@ -234,7 +235,7 @@ def _joined(x: Float[Array, 'i b h c ...'], length: int) -> Float[Array, 'b h t 
 
 
 def monomials(channels: int, degree: int) -> tuple[tuple[tuple[int, ...], ...], Float[np.ndarray, 'm']]:
-    """Returns the monomials of up to `degree` in `channels` variables, as which variables they multiply, and `1 / a!`.
+    """Returns the monomials of up to `degree` in `channels` variables, as indices of their factors, and `1 / a!`.
 
     `a` are a monomial's exponents: the Taylor polynomial of `exp(sum_c x_c)` is the sum of `x^a / a!` over them.
     """
@@ -246,15 +247,15 @@ def monomials(channels: int, degree: int) -> tuple[tuple[tuple[int, ...], ...], 
 def powers(x: Float[Array, '*b k'], degree: int) -> Float[Array, '*b m']:
     """Returns the value of every monomial of up to `degree` of the last axis, in the order of `monomials`."""
     factors, _ = monomials(x.shape[-1], degree)
-    padded = jnp.concatenate([x, jnp.ones_like(x[..., :1])], axis=-1)  # the one stands for no factor
+    padded = jnp.concatenate([x, jnp.ones_like(x[..., :1])], axis=-1)  # a factor of 1 pads monomials of lower degree
     places = np.asarray([(*each, *(x.shape[-1],) * (degree - len(each))) for each in factors])
     return jnp.prod(padded[..., places], axis=-1)
 
 
 class PairSums(NamedTuple):
-    """Sums over the tokens of a document so far: of monomials of either key times its values, and the document.
+    """Running sums over the tokens of a document, of monomials of either key times its values, and the document.
 
-    Values hold a column of ones besides, whose sums make the denominator.
+    Values have an additional column of ones, whose sums give the denominator.
     """
 
     first: Float[Array, 'b h m v']
@@ -265,7 +266,7 @@ class PairSums(NamedTuple):
 def taylor_attention(
     operands: Operands, segments: Segments, sums: PairSums, *, scale: float, degree: int
 ) -> tuple[Float[Array, 'b t h v'], PairSums]:
-    """Returns what causal `third_order_attention` gives with the Taylor polynomial of `degree` for the exponential.
+    """Returns causal `third_order_attention` with the exponential replaced by its Taylor polynomial of `degree`.
 
     `exp(s) ~ sum_a q^a k1^a k2^a / a!` over monomials `a` of up to `degree`, so that the sum over pairs is
     `sum_a q^a / a! (sum_j k1_j^a v1_j) * (sum_k k2_k^a v2_k)`, linear in the length. With `|s| <= B` a weight is off by

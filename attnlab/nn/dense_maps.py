@@ -1,4 +1,4 @@
-"""Weight maps that want whole rows: because they draw, or because a parameter of theirs is learned.
+"""Weight maps that need full rows of scores, as they sample or have a learned parameter.
 
 All are made as `map(heads=, rngs=)` and map `ScoreRows` to weights; see `attnlab.functional.dense`.
 """
@@ -45,10 +45,10 @@ class AdaptiveEntmax(nnx.Module):
 
 
 class GumbelSoftmax(nnx.Module):
-    """In training a sample of the weights: `softmax((s + g) / tau)`, `g` standard Gumbel noise on every visible key.
+    """Sampled weights in training: `softmax((s + g) / tau)`, `g` standard Gumbel noise on every visible key.
 
     With `hard` the sample is the one-hot row of the greatest `s_j + g_j`, and its gradient that of the soft one.
-    Otherwise, as in evaluation, nothing is drawn: the weights are `softmax(s / tau)`, or for `hard`, whose mean it is,
+    In evaluation nothing is drawn: the weights are `softmax(s / tau)`, or for `hard`, whose mean it is,
     `softmax(s)`. Jang, Gu and Poole 2017, https://arxiv.org/abs/1611.01144.
     Raises `UserError` for a temperature that is not positive.
     """
@@ -73,9 +73,9 @@ class NoisySoftmax(nnx.Module):
 
         s_j <- s_j - a (limit_j - s_j) |xi|,   j the key of the greatest score,   xi standard normal
 
-    `limit_j` is the score of a key of the same length that points where the query does, so a match that is nearly
-    perfect is left alone. The paper does so to the logit of the label in a classifier; a row of attention has no label,
-    and its greatest score takes that place. In evaluation it is the softmax.
+    `limit_j` is the score of a key of the same norm in the direction of the query, so a match that is nearly
+    perfect is hardly changed. The paper lowers the logit of the label in a classifier; a row of attention has no label,
+    so its greatest score is lowered instead. In evaluation it is the softmax.
     Chen, Deng and Du 2017, https://arxiv.org/abs/1708.03769.
     """
 
@@ -99,7 +99,7 @@ def _greatest(scores: Float[Array, '*b s'], visible: Bool[Array, '*b s']) -> Boo
 
 @jax.custom_vjp
 def _straight_through(hard: Float[Array, '*b'], soft: Float[Array, '*b']) -> Float[Array, '*b']:
-    """`hard`, whose gradient goes to `soft`."""
+    """Returns `hard`, with the gradient of `soft`."""
     return hard
 
 

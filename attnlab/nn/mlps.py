@@ -1,6 +1,6 @@
-"""Channel mixers: what a block does to every token on its own.
+"""Channel mixers: networks applied to every token separately.
 
-The hidden activations are recomputed in the backward pass: that is elementwise work, where keeping them would take more
+The hidden activations are recomputed in the backward pass: that is elementwise work, while storing them would take more
 memory than anything else in a block, and more time on CPU.
 """
 

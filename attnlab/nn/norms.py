@@ -12,7 +12,7 @@ from attnlab.nn.parameter import param
 class RMSNorm(nnx.Module):
     """Divides by the root mean square of the last axis: `y = g x / sqrt(mean(x^2) + eps)`, `g` learned, of size `dim`.
 
-    Applied to `b t h k` it is the norm per head, its gain shared by the heads. The mean and the division are in float32
+    Applied to `b t h k` it normalises each head, with one gain for all heads. The mean and the division are in float32
     or better; `y` has the type of `x`. Zhang and Sennrich 2019, https://arxiv.org/abs/1910.07467.
     """
 
@@ -36,10 +36,10 @@ class SimpleRMSNorm(nnx.Module):
 
 
 class HeadRMSNorm(nnx.Module):
-    """`RMSNorm` of every head, `b t h k`, its gain shared by the heads, or with `apart` one for each.
+    """`RMSNorm` of every head, `b t h k`, with one gain for all heads, or with `apart` one for each.
 
-    Of queries and keys it bounds the scores (Henry et al. 2020, https://arxiv.org/abs/2010.04245; Gemma team 2025,
-    https://arxiv.org/abs/2503.19786).
+    Applied to queries and keys it bounds the scores (Henry et al. 2020, https://arxiv.org/abs/2010.04245; Gemma team
+    2025, https://arxiv.org/abs/2503.19786).
     """
 
     def __init__(self, dim: int, *, heads: int, apart: bool = False, eps: float = 1e-6, rngs: nnx.Rngs):

@@ -1,4 +1,4 @@
-"""Variables of a model: parameters, which are trained, and buffers, which are kept beside them."""
+"""Variables of a model: parameters, which are trained, and buffers, which are not."""
 
 from collections.abc import Callable, Sequence
 
@@ -9,7 +9,7 @@ from jax.typing import ArrayLike
 
 GROUPS = ('matrix', 'embedding', 'vector', 'dynamics')
 """`matrix`: hidden weights. `embedding`: tables indexed by token. `vector`: biases, gains. `dynamics`: what sets the
-time scales of a recurrence (decays, step sizes, skips), which wants its own learning rate and no weight decay."""
+time scales of a recurrence (decays, step sizes, skips), which needs its own learning rate and no weight decay."""
 
 AXES = ('embed', 'heads', 'mlp', 'vocab', 'state', None)
 """Logical axis names: model width, heads times channels, hidden width, vocabulary, state; `None` is never sharded."""
@@ -31,10 +31,10 @@ def param(
 
 
 class Buffer(nnx.Variable):
-    """A variable that is no parameter: random features, moving averages, codebooks, what calibration measured.
+    """A variable that is not trained: random features, moving averages, codebooks, calibration results.
 
-    It is part of the train state, saved, restored and placed on devices with the rest; no gradient is taken by it, and
-    the optimiser does not know it.
+    It is part of the train state, saved, restored and placed on devices with the rest, but has no gradient, and
+    the optimiser ignores it.
     """
 
 

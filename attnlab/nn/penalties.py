@@ -1,4 +1,4 @@
-"""Terms of the loss that keep rows of attention weights in shape; in training alone."""
+"""Training losses that regularise rows of attention weights."""
 
 import dataclasses
 from typing import ClassVar
@@ -19,7 +19,7 @@ class RowPenalty:
     """For every query and head `|log S| + max(H - C log n, 0)`, weighted, of the rows `w_j = max(s_j, 0) / n`.
 
     `S` is the sum of a row over the `n` keys that the query sees, `H` the entropy of `w / S` in nats, and `C` the
-    margin: rows shall add up to one and not be too flat. A row of zeros pays nothing.
+    margin: it drives rows to sum to one and not be too flat. A row of zeros has no penalty.
     Shen et al. 2023, https://arxiv.org/abs/2302.06461.
     """
 
@@ -31,7 +31,7 @@ class RowPenalty:
     def __call__(
         self, q: Queries, k: Keys, counts: Float[Array, 'b t'], segments: Segments | None, reach: Reach
     ) -> Float[Array, '']:
-        """Returns the sum over the queries of the mean over heads; the queries have their temperatures already."""
+        """Returns the sum over the queries of the mean over heads; the queries include their temperatures."""
         sums, entropy = row_sums_and_entropy(q, k, jax.nn.relu, reach=reach, segments=segments)
         present = sums > 0
         logarithm = jnp.log(jnp.where(present, sums / counts[..., None], 1))

@@ -1,4 +1,4 @@
-"""What makes one vector of a document's hidden states."""
+"""Pooling of a document's hidden states into one vector."""
 
 import dataclasses
 
@@ -10,7 +10,7 @@ from attnlab.typing import Sequence
 
 @dataclasses.dataclass(frozen=True)
 class MeanPool:
-    """The mean over time of what is there: `sum_t w_t x_t / max(sum_t w_t, 1)`, in float32; zero where nothing is."""
+    """The weighted mean over time: `sum_t w_t x_t / max(sum_t w_t, 1)`, in float32; zero for an empty document."""
 
     def __call__(self, hidden: Sequence, where: Bool[Array, 'b t']) -> Float[Array, 'b d']:
         weights = where.astype(jnp.float32)

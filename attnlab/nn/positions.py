@@ -1,4 +1,4 @@
-"""Position encodings, inside attention or added to the inputs; `None` in their place means none at all.
+"""Position encodings, inside attention or added to the inputs; `None` in their place means none.
 
 Without one a causal mask alone still tells positions apart: Kazemnejad et al. 2023, https://arxiv.org/abs/2305.19466.
 """
@@ -24,7 +24,7 @@ class Rope:
     interleaved: bool = False
 
     def rotate(self, x: Float[Array, 'b t h k'], positions: Positions) -> Float[Array, 'b t h k']:
-        """Turns queries or keys by their position inside the document."""
+        """Rotates queries or keys by their position inside the document."""
         return rotate(x, positions, base=self.base, fraction=self.fraction, interleaved=self.interleaved)
 
 
@@ -47,16 +47,16 @@ class Alibi:
 
 @dataclasses.dataclass(frozen=True)
 class Sinusoidal:
-    """Waves added to the inputs, `p_t = [sin(t w), cos(t w)]`, `w_r = base^(-2 r / dim)`, for position `t`.
+    """Sinusoids added to the inputs, `p_t = [sin(t w), cos(t w)]`, `w_r = base^(-2 r / dim)`, for position `t`.
 
-    For mixers that cannot tell left from right by themselves. The paper has sines and cosines by turns.
+    For mixers that cannot distinguish directions by themselves. The paper interleaves sines and cosines.
     Vaswani et al. 2017, https://arxiv.org/abs/1706.03762.
     """
 
     base: float = 10000.0
 
     def encode(self, positions: Positions, dim: int) -> Float[Array, 'b t d']:
-        """Returns the waves, in float32. Raises `UserError` for an odd `dim`."""
+        """Returns the sinusoids, in float32. Raises `UserError` for an odd `dim`."""
         if dim % 2:
             raise UserError(f'sinusoidal positions want an even width; got {dim}')
         angles = rotary_angles(positions, dim, self.base)

@@ -1,4 +1,4 @@
-"""Preludes: what a mixer does to its input first, one token or a few at a time."""
+"""Preludes: the first operation of a mixer on its input, over one token or a few."""
 
 import abc
 from typing import NamedTuple
@@ -29,13 +29,13 @@ class Lift(nnx.Module):
 
 
 class Prelude(nnx.Module):
-    """Mixes a sequence over a few tokens only; its state goes in and comes out as that of a mixer does."""
+    """An operation over a few neighbouring tokens; its state is passed as that of a mixer."""
 
     @abc.abstractmethod
     def __call__(
         self, x: Sequence, segments: Segments | None, state: State | None = None
     ) -> tuple[Sequence, State | None]:
-        """Returns `(y, state)`: without a state it starts afresh and returns none, given one it goes on from it."""
+        """Returns `(y, state)`: given a state it continues from it; without one it starts anew and returns none."""
 
     @abc.abstractmethod
     def init_state(self, batch: int, dtype: DTypeLike) -> State:
@@ -56,24 +56,24 @@ class Activation(Prelude):
         return activation_called(self.name)(x), state
 
     def init_state(self, batch: int, dtype: DTypeLike) -> tuple[()]:
-        """Returns nothing: there is nothing to remember."""
+        """Returns the empty state."""
         return ()
 
 
 class ConvState(NamedTuple):
-    """The inputs a causal convolution of width `w` still needs, the latest last, and their segments."""
+    """The past inputs that a causal convolution of width `w` still needs, oldest first, and their segments."""
 
     inputs: Float[Array, 'b w-1 d']
     segments: Int[Array, 'b w-1']
 
 
 class ShortConv(Prelude):
-    """A causal convolution of every channel with its own taps, `y_t = f(c + sum_i a_i x_{t-w+1+i})`, `0 <= i < w`.
+    """A depthwise causal convolution, `y_t = f(c + sum_i a_i x_{t-w+1+i})`, `0 <= i < w`.
 
-    A tap that would reach into another document, or before the first token, counts as zero. `width` is `w`,
-    `activation` names `f` (`None`: the identity). Taps start uniform with variance `gain / width`; a third is what
-    PyTorch's Conv1d does. They are of the group `vector`: they act on channels one at a time, and so have none of the
-    geometry that optimisers made for matrices rely on.
+    Inputs of another document, or before the first token, count as zero. `width` is `w`,
+    `activation` names `f` (`None`: the identity). Taps start uniform with variance `gain / width`; a gain of 1/3 is
+    that of PyTorch's Conv1d. They are of the group `vector`: they act on channels one at a time, and so lack the
+    geometry that optimisers for matrices rely on.
 
     Raises `UserError` for a width below 1 or an unknown activation.
     """
@@ -123,7 +123,7 @@ class ShortConv(Prelude):
 def causal_conv(
     inputs: Float[Array, 'b s d'], taps: Float[Array, 'w d'], segments: Int[Array, 'b s'] | None
 ) -> Float[Array, 'b t d']:
-    """Returns `y_t = sum_i taps_i inputs_{t+i}`, inputs of another segment than the last of the sum left out."""
+    """Returns `y_t = sum_i taps_i inputs_{t+i}`, without inputs of another segment than the last of the sum."""
     reach = taps.shape[0] - 1
     t = inputs.shape[1] - reach
     y = inputs[:, reach:] * taps[reach][None, None]
@@ -144,9 +144,9 @@ class ShiftState(NamedTuple):
 
 
 class TokenShift(nnx.Module):
-    """Mixes keys, or values, with those of the token before: `k_t = a_t k'_{t-1} + (1 - a_t) k'_t`, `a = sigmoid(x W)`.
+    """Mixes keys or values with those of the previous token: `k_t = a_t k'_{t-1} + (1 - a_t) k'_t`, `a = sigmoid(x W)`.
 
-    One gate a head, from the current input; what comes before the first token of a document is zero.
+    One gate per head, from the current input; keys before the first token of a document count as zero.
     Lin et al. 2025, https://arxiv.org/abs/2503.02130.
     """
 

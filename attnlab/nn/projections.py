@@ -9,7 +9,7 @@ from attnlab.functional import sequence
 from attnlab.nn.parameter import Initializer, param
 
 fan_in_normal = nnx.initializers.variance_scaling(1.0, 'fan_in', 'normal')
-"""Gaussian of variance one over the number of inputs, so that a map of white noise keeps its scale."""
+"""Gaussian with variance one over the number of inputs, which preserves the variance of white noise."""
 
 
 class Linear(nnx.Module):
@@ -37,17 +37,17 @@ class Linear(nnx.Module):
         return self.apply(self.inputs(x), self.matrix())
 
     def inputs(self, x: Float[Array, '*b d']) -> Float[Array, '*b d']:
-        """`x` as `W` meets it."""
+        """The input of the product; subclasses may quantize it."""
         return x
 
     def matrix(self) -> Float[Array, 'd f']:
-        """`W` as `x` meets it."""
+        """The weight in the type of `x`; subclasses may quantize it."""
         return self.weight[...]
 
     def apply(self, x: Float[Array, '*b d'], weight: Float[Array, 'd f']) -> Float[Array, '*b f']:
-        """The map with another weight."""
-        # All leading axes as one: the gradient of the weight then contracts one axis, without a transposed copy on CPU.
-        # Where time is divided over devices, rows and time have no common axis: every device would gather all tokens.
+        """Applies the map with another weight."""
+        # Leading axes are merged: the gradient of the weight then contracts one axis, without a transposed copy on CPU.
+        # Not where time is divided over devices: merging rows and time would make every device gather all tokens.
         y = jnp.dot(x if sequence.divided() else x.reshape(-1, x.shape[-1]), weight.astype(x.dtype))
         if self.bias is not None:
             y = y + self.bias[...].astype(x.dtype).reshape((1,) * (y.ndim - 1) + (-1,))

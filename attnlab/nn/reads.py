@@ -1,4 +1,4 @@
-"""What is made of the values that a head has read."""
+"""Operations on the output of each attention head."""
 
 from flax import nnx
 from jax import Array
@@ -9,12 +9,13 @@ from attnlab.typing import Heads
 
 
 class ShapedRead(nnx.Module):
-    """The read of shaped attention, `a v_i + b y_i - c u_i`, for every head.
+    """The output of shaped attention, `a v_i + b y_i - c u_i`, for every head.
 
-    `y_i` is what softmax attention reads, `v_i` the query's own value and `u_i` the mean of the values it sees; the
-    gains `a`, `b` and `c` are learned and start at 1. The weights are then centred at the identity, which deep stacks
-    neither forget nor blow up. Noci et al. 2023, https://arxiv.org/abs/2306.17759; causal and with trainable gains:
-    He and Hofmann 2024, https://arxiv.org/abs/2311.01906.
+    `y_i` is the output of softmax attention, `v_i` the query's own value and `u_i` the mean of the visible values; the
+    gains `a`, `b` and `c` are learned and start at 1. The weights are then centred at the identity, so that signals in
+    deep stacks neither vanish nor explode. Noci et al. 2023, https://arxiv.org/abs/2306.17759; causal and with
+    trainable
+    gains: He and Hofmann 2024, https://arxiv.org/abs/2311.01906.
     """
 
     def __init__(self, *, heads: int, rngs: nnx.Rngs):

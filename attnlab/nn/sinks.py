@@ -1,4 +1,4 @@
-"""Learned sinks: somewhere to put weight that belongs on no key."""
+"""Learned attention sinks."""
 
 from flax import nnx
 from jax import Array
@@ -8,9 +8,9 @@ from attnlab.nn.parameter import param
 
 
 class LearnedSink(nnx.Module):
-    """The score of one more key for every head, which has no value: `p_j = exp(s_j) / (exp(b) + sum_l exp(s_l))`.
+    """The score of an additional key without a value, one per head: `p_j = exp(s_j) / (exp(b) + sum_l exp(s_l))`.
 
-    It starts at `start`; at 0 the denominator is one more, and at minus infinity there is no sink.
+    It starts at `start`; 0 adds one to the denominator, minus infinity disables the sink.
     OpenAI 2025, https://arxiv.org/abs/2508.10925.
     """
 

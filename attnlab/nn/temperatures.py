@@ -14,7 +14,7 @@ from attnlab.typing import Sequence
 def log_length_scale(length: int) -> float:
     """Returns one over the mean of `log n`, `n` from 1 to `length`, but at most `length`.
 
-    Factors `log n` times it are one on average over a row of that length.
+    The factors `log n` times this value average to one over a row of that length.
     """
     return length / max(math.lgamma(length + 1), 1.0)
 
@@ -23,8 +23,8 @@ class LogLength(nnx.Module):
     """The factor `s log(n_i) + c` of scalable softmax, `s` and, with `bias`, `c` learned for every head.
 
     `n_i` is the number of keys that query `i` sees. With `c = 0` the weights are `n^(s z_j) / sum_l n^(s z_l)` for
-    scores `z`: the largest does not fade as keys are added. `s` starts at `log_length_scale(length)`, so that the
-    factors of a row of that length are one on average; `c` at 0. Neither is decayed.
+    scores `z`: the largest weight does not vanish as keys are added. `s` starts at `log_length_scale(length)`, so that
+    the factors of a row of that length average to one; `c` starts at 0. Neither has weight decay.
     Nakanishi 2025, https://arxiv.org/abs/2501.19399.
     """
 
@@ -41,7 +41,7 @@ class LogLength(nnx.Module):
 
 
 class RootLength(nnx.Module):
-    """The factor `sqrt(2 n_i) / gamma` that makes a ReLU over `n_i` keys one over `gamma sqrt(n_i / 2)`.
+    """The factor `sqrt(2 n_i) / gamma` that divides a ReLU over `n_i` keys by `gamma sqrt(n_i / 2)`.
 
     Its weights `max(s, 0) / (gamma sqrt(n / 2))` keep the variance of their sum over Gaussian scores. `gamma` is the
     exponential of a learned number for every head, which starts at 0.

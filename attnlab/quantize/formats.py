@@ -1,4 +1,4 @@
-"""A trained model as it would be with numbers of few bits, acted out in floating point."""
+"""Simulated quantization of a trained model: rounding to few bits, computed in floating point."""
 
 import jax.numpy as jnp
 from flax import nnx
@@ -10,14 +10,14 @@ from attnlab.nn.projections import Linear
 
 
 def quantized_weight(weight: Float[Array, 'd f'], bits: int) -> Float[Array, 'd f']:
-    """Rounds to the nearest of `2^bits - 1` numbers, evenly spaced and symmetric about zero, one scale a matrix."""
+    """Rounds to the nearest of `2^bits - 1` evenly spaced numbers symmetric about zero, with one scale per matrix."""
     top = 2 ** (bits - 1) - 1
     scale = _step(jnp.max(jnp.abs(weight)), top)
     return jnp.clip(jnp.round(weight / scale), -top, top) * scale
 
 
 def quantized_activations(x: Float[Array, '*b d'], bits: int) -> Float[Array, '*b d']:
-    """Rounds to the nearest of `2^bits` numbers, evenly spaced from the least to the greatest, zero one of them."""
+    """Rounds to the nearest of `2^bits` evenly spaced numbers from the minimum to the maximum, zero among them."""
     top = 2**bits - 1
     low, high = jnp.minimum(jnp.min(x), 0), jnp.maximum(jnp.max(x), 0)
     scale = _step(high - low, top)
@@ -30,9 +30,9 @@ def _step(reach: Float[Array, ''], steps: int) -> Float[Array, '']:
 
 
 class QuantizedLinear(nnx.Module):
-    """A linear map of which weights and inputs are rounded to so many bits, with the ranges they have in the call.
+    """A linear map whose weights and inputs are rounded to `bits` bits, with ranges taken from the call.
 
-    So what a token is rounded to depends on the others of its call; a token alone, as in decoding, loses less.
+    The rounding of a token therefore depends on the others of its call; a single token, as in decoding, loses less.
     """
 
     def __init__(self, linear: Linear, bits: int):
@@ -52,9 +52,9 @@ class QuantizedLinear(nnx.Module):
 
 
 def quantized(model: nnx.Module, bits: int) -> nnx.Module:
-    """Puts a `QuantizedLinear` in the place of every `Linear` of a model, changing it, and returns it.
+    """Replaces every `Linear` of a model by a `QuantizedLinear`, in place, and returns the model.
 
-    Embedding, head and everything that is no linear map stay as they are (as in Bondarenko et al. 2023,
+    Embedding, head and everything that is not a `Linear` are unchanged (as in Bondarenko et al. 2023,
     https://arxiv.org/abs/2306.12929, whose last layer is not rounded either). Raises `UserError` for fewer than 2 bits.
     """
     if bits < 2:

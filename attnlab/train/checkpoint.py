@@ -1,8 +1,8 @@
-"""Checkpoints that are complete or absent, verified before they are used, and never lost to a damaged one.
+"""Checkpoints that are written atomically and verified before use; a damaged one never replaces a good one.
 
-A folder of checkpoints holds one folder a step, written by Orbax under another name and renamed when it is complete.
-Its `SHA256SUMS`, in the format of `sha256sum -c`, is written before the renaming: Orbax itself does not notice a
-flipped bit in the data of an array. What fails the check is renamed to `damaged-<step>`.
+A folder of checkpoints holds one folder per step, written by Orbax under another name and renamed when complete.
+Its `SHA256SUMS`, in the format of `sha256sum -c`, is written before the renaming: Orbax itself does not detect a
+flipped bit in the data of an array. A checkpoint that fails the check is renamed to `damaged-<step>`.
 """
 
 import contextlib
@@ -27,13 +27,13 @@ from attnlab.errors import UserError, nearest
 
 SUMS = 'SHA256SUMS'
 UNCHECKED = (SUMS, '_CHECKPOINT_METADATA')
-"""Orbax stamps the time on its `_CHECKPOINT_METADATA` after the sums are taken; nothing is restored from it."""
+"""Files without a checksum: Orbax writes the time to `_CHECKPOINT_METADATA` after the sums are computed."""
 
 UNFINISHED = '.orbax-checkpoint-tmp'
-"""What Orbax adds to the name of a folder it is still writing."""
+"""The suffix of a folder that Orbax is still writing."""
 
 REMOVAL_PAUSES = tuple(0.01 * 2**n for n in range(8))
-"""Seconds between attempts at removing a folder, two and a half in all."""
+"""Seconds between attempts at removing a folder, 2.5 in total."""
 
 NONE = -1
 ALL_DAMAGED = -2
@@ -45,13 +45,13 @@ Metadata = dict[str, Any]
 class Checkpoints:
     """The checkpoints of a run, in one folder.
 
-    Every process of a run calls every method; the first one writes what is written once. The state is a pytree of jax
+    Every process of a run calls every method; files written once are written by the first. The state is a pytree of jax
     arrays, each process writing the shards it holds; it can be restored onto other devices and other shardings.
 
     Args:
-      directory: the folder; made by the first save.
+      directory: the folder; created by the first save.
       every: steps between two checkpoints, for `due`.
-      keep: how many of the newest stay when a new one is complete.
+      keep: how many of the newest are kept when a new one is complete.
       steady: the newest up to this step stays too, for longer runs to begin with.
       notify: called with one line for the user.
     """
@@ -82,7 +82,7 @@ class Checkpoints:
         )
 
     def due(self, step: int) -> bool:
-        """Whether a checkpoint is wanted after `step`."""
+        """Whether a checkpoint is due after `step`."""
         return step % self._every == 0
 
     def steps(self) -> list[int]:
@@ -92,12 +92,12 @@ class Checkpoints:
         return sorted(int(path.name) for path in self._directory.iterdir() if path.name.isdecimal() and path.is_dir())
 
     def save(self, step: int, state: State, metadata: Metadata) -> None:
-        """Saves in the background, once the save before is complete; `state` may be donated as soon as this returns.
+        """Saves in the background, after the previous save; `state` may be donated as soon as this returns.
 
-        Raises `UserError` when this save or the one before cannot be written. Older checkpoints stay.
+        Raises `UserError` when this save or the previous one cannot be written. Older checkpoints stay.
         """
         self.wait()
-        with self._explained(step):
+        with self._reported(step):
             self._sweep()
             self._check_space(step, sum(leaf.nbytes for leaf in jax.tree.leaves(state)))
             self._saving = step
@@ -110,7 +110,7 @@ class Checkpoints:
         """Waits for the save in progress. Raises `UserError` when it could not be written."""
         if self._saving is None:
             return
-        with self._explained(self._saving):
+        with self._reported(self._saving):
             self._orbax.wait_until_finished()
             self._saving = None
             self._prune()
@@ -123,12 +123,12 @@ class Checkpoints:
             self._orbax.close()
 
     def restore_latest(self, abstract: State) -> tuple[State, Metadata] | None:
-        """Returns the newest checkpoint that is whole, or `None` when there is none at all.
+        """Returns the newest undamaged checkpoint, or `None` when there are no checkpoints.
 
         `abstract` has the structure of the state, or of a part of it, with shapes, types and shardings for arrays.
-        A damaged checkpoint is reported, set aside as `damaged-<step>`, and the one before it is taken.
+        A damaged checkpoint is reported and renamed to `damaged-<step>`, and the one before it is tried.
 
-        Raises `UserError` when all are damaged: training anew beside them is for the user to decide.
+        Raises `UserError` when all are damaged: whether to train from scratch is for the user to decide.
         """
         self.wait()
         step = self._agree(self._newest_whole)
@@ -152,7 +152,7 @@ class Checkpoints:
         return self._read(step, abstract)
 
     def check_structure(self, step: int, wanted: dict[str, Any]) -> None:
-        """Raises `UserError` for an array that a checkpoint lacks or has in another shape or type, reading none."""
+        """Raises `UserError` for an array that is missing or has another shape or type; reads no array."""
         self._check_structure(self._directory / str(step), wanted)
 
     def _read(self, step: int, abstract: State) -> tuple[State, Metadata]:
@@ -172,7 +172,7 @@ class Checkpoints:
         return jax.tree.unflatten(jax.tree.structure(abstract), leaves), restored.metadata
 
     def _check_structure(self, path: pathlib.Path, wanted: dict[str, Any]) -> None:
-        """Orbax would cut or pad an array whose shape differs."""
+        """Raises `UserError` where shapes or types differ: Orbax would crop or pad silently."""
         saved = self._orbax.metadata(path).item_metadata['state'].tree
         for name, leaf in wanted.items():
             if name not in saved:
@@ -190,7 +190,7 @@ class Checkpoints:
                 return step
             kept = self._set_aside(step)
             self._notify(f'checkpoint {step} is damaged: {damage}; {kept}, going on from the one before')
-        # A run that died right after setting its last checkpoint aside must not start anew when it is started again.
+        # A run that died right after renaming its last, damaged checkpoint must not train from scratch when restarted.
         return ALL_DAMAGED if steps or any(self._directory.glob('damaged-*')) else NONE
 
     def _set_aside(self, step: int) -> str:
@@ -203,13 +203,13 @@ class Checkpoints:
         return f'kept as {name}'
 
     def _agree(self, choose: Callable[[], int]) -> int:
-        """What the first process chooses."""
+        """The choice of the first process, in every process."""
         if jax.process_count() == 1:
             return choose()
         return int(multihost_utils.broadcast_one_to_all(np.int32(choose() if jax.process_index() == 0 else 0)))
 
     def _seal(self) -> None:
-        """Called by Orbax in the first process, between the last write and the renaming."""
+        """Writes the checksums; called by Orbax in the first process, between the last write and the renaming."""
         (unfinished,) = self._directory.glob(f'{self._saving}{UNFINISHED}*')
         lines = [f'{digest}  {name}\n' for name, digest in _digests(unfinished).items()]
         files.write(unfinished / SUMS, ''.join(lines))
@@ -228,7 +228,7 @@ class Checkpoints:
                 shutil.rmtree(doomed)
 
     def _sweep(self) -> None:
-        """Removes what an interrupted save or removal left behind, once, and again after a save that failed."""
+        """Removes remains of an interrupted save or removal, once, and again after a save that failed."""
         if not self._swept:
             self._directory.mkdir(parents=True, exist_ok=True)
             self._clear(f'*{UNFINISHED}*')
@@ -236,7 +236,7 @@ class Checkpoints:
         self._swept = True
 
     def _check_space(self, step: int, needed: int) -> None:
-        """Refuses before anything is written. Compression saves little on weights, and is not counted on."""
+        """Raises `UserError`, before anything is written, where space is short; compression is ignored."""
         free = shutil.disk_usage(self._directory).free
         if self._agree(lambda: int(free < needed)):
             raise UserError(
@@ -253,8 +253,8 @@ class Checkpoints:
                 _remove(path)
 
     @contextlib.contextmanager
-    def _explained(self, step: int) -> Iterator[None]:
-        """Turns what goes wrong while writing into one line."""
+    def _reported(self, step: int) -> Iterator[None]:
+        """Raises `UserError` with one line for an error while writing."""
         try:
             yield
         except Exception as error:
@@ -262,7 +262,8 @@ class Checkpoints:
             reason = _reason(error)
             if reason is None:
                 raise
-            # What cannot be removed, or is made again by writes that still go on, the next save sweeps away.
+            # Files that cannot be removed, or are written again by writes still in progress, are removed by the next
+            # save.
             with contextlib.suppress(OSError):
                 self._clear(f'{step}{UNFINISHED}*')
             self._swept = False
@@ -273,7 +274,7 @@ class Checkpoints:
 
 
 def _remove(folder: pathlib.Path) -> None:
-    """Removes a folder into which writes may still be going: Orbax reports the first that fails and lets others run."""
+    """Removes a folder; writes may be in progress, for Orbax reports the first that fails and lets others run."""
     for pause in REMOVAL_PAUSES:
         with contextlib.suppress(OSError):  # a file came or went meanwhile
             shutil.rmtree(folder)
@@ -284,7 +285,7 @@ def _remove(folder: pathlib.Path) -> None:
 
 
 def _named(state: State) -> dict[str, Any]:
-    """Leaves by path: what is on disk does not depend on the classes of the tree."""
+    """Leaves by path, so that the files do not depend on the classes of the tree."""
     leaves = jax.tree.leaves_with_path(state)
     return {jax.tree_util.keystr(path, simple=True, separator='.'): leaf for path, leaf in leaves}
 
@@ -301,7 +302,7 @@ def _digest(path: pathlib.Path) -> str:
 
 
 def _damage(folder: pathlib.Path) -> str | None:
-    """What is wrong with a checkpoint, or `None`."""
+    """The damage of a checkpoint in words, or `None`."""
     try:
         lines = (folder / SUMS).read_text().splitlines()
         recorded = {name: digest for digest, name in (line.split('  ', 1) for line in lines)}
@@ -317,7 +318,7 @@ def _damage(folder: pathlib.Path) -> str | None:
 
 
 def _reason(error: BaseException | None) -> str | None:
-    """The system's word for a failed write, such as `No space left on device`; `None` for any other error."""
+    """The system's message for a failed write, such as `No space left on device`; `None` for any other error."""
     while error is not None:
         if isinstance(error, OSError) and error.errno is not None:
             return os.strerror(error.errno)
@@ -328,5 +329,5 @@ def _reason(error: BaseException | None) -> str | None:
 
 
 def _not_from_orbax(record: logging.LogRecord) -> bool:
-    """Drops what Orbax logs of a failed write, pages of traceback: the failure is raised, and said in one line."""
+    """Filters Orbax's tracebacks of a failed write from the log: the error is raised, and reported in one line."""
     return 'orbax' not in record.pathname and 'orbax' not in record.getMessage()

@@ -1,4 +1,4 @@
-"""What a run costs, from the shapes of what will run: floating-point operations, bytes of state, implementations."""
+"""The cost of a run, computed from shapes: floating-point operations, bytes of state, implementations."""
 
 import dataclasses
 import functools
@@ -24,7 +24,7 @@ from pallas_kernels import counting, dispatch
 
 @dataclasses.dataclass(frozen=True)
 class LayerCore:
-    """Which implementation of a core a layer runs, and why those preferred to it were refused."""
+    """The implementation of a core that a layer runs, and why those preferred to it were rejected."""
 
     layers: tuple[int, ...]
     mixer: str
@@ -38,17 +38,17 @@ class LayerCore:
 
     @classmethod
     def described(cls, entry: Mapping[str, Any]) -> 'LayerCore':
-        """What `describe` returned, read back from run.json."""
+        """Reads the output of `describe` back from run.json."""
         return cls(**{**entry, 'layers': tuple(entry['layers']), 'refused': tuple(entry['refused'].items())})
 
 
 def flops_per_token(setup: Setup) -> float:
-    """Model FLOPs of a training step, per token: what the definition of the model needs, forward and backward.
+    """Model FLOPs of a training step, per token: those that the definition of the model needs, forward and backward.
 
-    They are those of matrix products, convolutions and Fourier transforms by their shapes, and of cores as
-    `pallas_kernels.cost` has them: causal attention counts the pairs that see each other, documents are not known.
-    Elementwise operations outside of cores, recomputation, and the optimiser are not counted. They do not depend on the
-    device, nor on which implementation runs.
+    Counted are matrix products, convolutions and Fourier transforms, by their shapes, and cores, as
+    `pallas_kernels.cost` defines them: causal attention counts visible pairs, ignoring documents.
+    Elementwise operations outside of cores, recomputation, and the optimiser are not counted. The count does not depend
+    on the device or the implementation.
     """
     params, others, loss = _loss(setup)
     with setup.precision.scope(), counting.counting():
@@ -65,9 +65,9 @@ def flops_per_token(setup: Setup) -> float:
 
 
 def executed_flops_per_token(setup: Setup) -> float:
-    """FLOPs of a training step as it runs, per token: with recomputation, with chunks, and the optimiser's.
+    """FLOPs of a training step as executed, per token, with recomputation, chunking and the optimiser.
 
-    Of cores they are those of the implementations that serve; otherwise counted as by `flops_per_token`.
+    Cores count as the implementation that runs; everything else as in `flops_per_token`.
     """
     params, others, loss = _loss(setup)
     with setup.precision.scope(), counting.counting():
@@ -77,7 +77,7 @@ def executed_flops_per_token(setup: Setup) -> float:
 
 
 def _loss(setup: Setup) -> tuple[Any, tuple[Any, Any], Callable[..., jax.Array]]:
-    """The shapes of the parameters, those of buffers and a batch, and the loss as a function of them."""
+    """The shapes of the parameters, of the buffers and of a batch, and the loss as a function of them."""
 
     def loss(params: nnx.State, buffers: nnx.State, batch: Batch) -> jax.Array:
         model = nnx.merge(setup.graphdef, joined(params, buffers))
@@ -88,19 +88,19 @@ def _loss(setup: Setup) -> tuple[Any, tuple[Any, Any], Callable[..., jax.Array]]
 
 
 def _shapes(tree: Any) -> Any:
-    """Shapes and types without the devices they lie on."""
+    """Shapes and types without shardings."""
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree)
 
 
 def state_bytes(setup: Setup, length: int) -> int:
-    """Bytes that decoding one sequence of `length` tokens keeps, from the arrays of `init_state`."""
+    """Bytes of decoding state of one sequence of `length` tokens, from the arrays of `init_state`."""
     graphdef, variables = nnx.split(setup.model)
     state = jax.eval_shape(lambda variables: nnx.merge(graphdef, variables).init_state(1, length), variables)
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
 
 
 def implementations(setup: Setup) -> list[LayerCore]:
-    """What the mixer at each place in the pattern of layers runs in training; nothing for a model without a stack."""
+    """The implementations that each mixer of the layer pattern runs in training; empty for a model without a stack."""
     if not isinstance(setup.model, Stacked):
         return []
     stack = setup.model.stack
@@ -123,13 +123,13 @@ def implementations(setup: Setup) -> list[LayerCore]:
 
 
 def _context(batch: int, length: int) -> Context:
-    """A packed context: what training hands to every mixer."""
+    """A packed context, as in training."""
     ctx = Context.full(batch, length)
     return dataclasses.replace(ctx, segments=jnp.ones_like(ctx.positions))
 
 
 def _keeping(closed: jex.core.ClosedJaxpr) -> jex.core.ClosedJaxpr:
-    """The program with nothing computed again on the way back."""
+    """The program without recomputation in the backward pass."""
 
     def keep(value: Any) -> Any:
         if _is_jaxpr(value):
@@ -151,11 +151,11 @@ def _keeping(closed: jex.core.ClosedJaxpr) -> jex.core.ClosedJaxpr:
 
 
 REMATERIALISED = ('checkpoint', 'remat', 'remat2')
-"""What `jax.checkpoint` is called in programs."""
+"""The name of `jax.checkpoint` in programs."""
 
 
 def _needed(closed: jex.core.ClosedJaxpr) -> Any:
-    """The part of a program that its results depend on."""
+    """The equations of a program that its results depend on."""
     return partial_eval.dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars))[0]
 
 
@@ -165,10 +165,10 @@ def _flops(jaxpr: Any, kind: str) -> float:
 
 
 def _of_equation(equation: Any, kind: str) -> float:
-    """Of one operation; the body of a loop counts for each of its turns, of branches the dearest one counts.
+    """FLOPs of one operation; a loop counts its body once per iteration, a branch counts its most expensive case.
 
     Raises:
-      AssertionError: for a kernel that is not a core's, of which nothing is known.
+      AssertionError: for a kernel that does not belong to a core, whose cost is unknown.
     """
     inner = [_flops(getattr(jaxpr, 'jaxpr', jaxpr), kind) for jaxpr in _programs(equation)]
     match equation.primitive.name:
@@ -180,7 +180,7 @@ def _of_equation(equation: Any, kind: str) -> float:
             return 2.0 * result.size * math.prod(left.shape[axis] for axis in contracted)
         case 'ragged_dot' | 'ragged_dot_general':
             left, right, result = equation.invars[0].aval, equation.invars[1].aval, equation.outvars[0].aval
-            # Every row of the left factor meets one group of the right one.
+            # Every row of the left factor is multiplied with one group of the right one.
             return 2.0 * result.size * left.shape[-1] if result.ndim == 2 else 2.0 * left.size * right.shape[-1]
         case 'conv_general_dilated':
             kernel, result = equation.invars[1].aval, equation.outvars[0].aval

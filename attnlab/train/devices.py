@@ -1,4 +1,4 @@
-"""Which devices a process uses, and where compiled programs are kept; said once, before JAX starts."""
+"""Configures a process's devices and compilation cache, once, before JAX starts."""
 
 import ctypes
 import logging
@@ -27,7 +27,7 @@ def start(
     processes: int | None = None,
     process: int | None = None,
 ) -> None:
-    """Configures JAX for a command. Raises `UserError` where the devices asked for are not there."""
+    """Configures JAX for a command. Raises `UserError` where the requested devices are not available."""
     if platform is not None:
         jax.config.update('jax_platforms', platform)
     if cpu_devices is not None:
@@ -66,10 +66,10 @@ def _first_line(error: Exception) -> str:
 
 
 def keep_freed_memory() -> None:
-    """Has the C library keep memory that was freed, rather than give it back to the kernel; on Linux with glibc only.
+    """Makes the C library keep freed memory rather than return it to the kernel; on Linux with glibc only.
 
-    XLA on CPU allocates the temporaries of a program anew for every call. As one large block they come from the kernel,
-    page by page as they are first touched, which costs up to half of a training step.
+    XLA on CPU allocates the temporaries of a program for every call. A large block comes from the kernel,
+    page by page on first access, which costs up to half of a training step.
     """
     if not sys.platform.startswith('linux'):
         return

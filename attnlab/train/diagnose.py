@@ -1,4 +1,4 @@
-"""Where a number that is not finite came from."""
+"""Finds the origin of a non-finite number."""
 
 import jax
 import jax.numpy as jnp
@@ -10,10 +10,10 @@ from attnlab.train.state import TrainState, joined
 
 
 def first_nonfinite(task: Task, graphdef: nnx.GraphDef, state: TrainState, batch: Batch) -> str:
-    """Names the first thing that is not finite, in the order: parameters, buffers, outputs of modules, loss,
+    """Names the first non-finite value, in the order: parameters, buffers, outputs of modules, loss,
     gradients.
 
-    Runs the model once more, module by module, on the state and batch of the step that failed.
+    Runs the model again, module by module, on the state and batch of the step that failed.
     """
     for kind, variables in (('parameter', state.params), ('buffer', state.buffers)):
         if bad := _bad_leaf(variables):

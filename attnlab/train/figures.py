@@ -1,4 +1,4 @@
-"""The figures of a run, drawn anew after each evaluation."""
+"""The figures of a run, redrawn after each evaluation."""
 
 import itertools
 import pathlib
@@ -11,7 +11,7 @@ from attnlab.files import replacing
 
 
 def loss_curve(lines: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
-    """Bits per byte (else nats per token) over steps: training, and every evaluation that reports it."""
+    """Bits per byte (or nats per token) over steps: training, and every evaluation that reports it."""
     key, label = 'bits_per_byte', 'bits per byte'
     if not any(name.endswith(key) for line in lines for name in line):
         key, label = 'loss', 'nats per token'
@@ -43,7 +43,7 @@ def position_curves(
     x: str = 'position in the window',
     y: str = 'nats per token',
 ) -> None:
-    """A metric by position, one curve a length, smoothed; `trained` marks the training length."""
+    """A metric by position, smoothed, one curve per length; `trained` marks the training length."""
     figure, axes = _axes(x, y)
     for name, values in curves.items():
         positions, smooth = _smoothed(values)
@@ -56,7 +56,7 @@ def position_curves(
 
 
 def layer_curves(curves: Mapping[str, Sequence[float]], path: pathlib.Path) -> None:
-    """Numbers by layer, a panel each; layers without the number are left out."""
+    """Statistics by layer, one panel each; layers without the statistic are omitted."""
     from matplotlib.ticker import MaxNLocator
 
     figure, panels = _panels(curves, 'layer')
@@ -68,7 +68,7 @@ def layer_curves(curves: Mapping[str, Sequence[float]], path: pathlib.Path) -> N
 
 
 def length_curves(curves: Mapping[str, Mapping[int, float]], path: pathlib.Path) -> None:
-    """Metrics by length, in multiples of the length trained on, a panel each."""
+    """Metrics by length, in multiples of the training length, one panel each."""
     figure, panels = _panels(curves, 'times the training length')
     for axes, values in zip(panels, curves.values(), strict=True):
         axes.plot(values.keys(), values.values(), marker='o', ms=3, lw=1.5)
@@ -78,7 +78,7 @@ def length_curves(curves: Mapping[str, Mapping[int, float]], path: pathlib.Path)
 
 
 def _panels(titles: Iterable[str], x: str) -> tuple[Any, list[Any]]:
-    """A figure with a panel a title, side by side."""
+    """A figure with one panel per title, side by side."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -94,7 +94,7 @@ def _panels(titles: Iterable[str], x: str) -> tuple[Any, list[Any]]:
 
 
 def _smoothed(values: np.ndarray, points: int = 64) -> tuple[np.ndarray, np.ndarray]:
-    """Means over windows of positions that grow geometrically, so that the first positions stay apart."""
+    """Means over geometrically growing windows of positions, so that the first positions stay separate."""
     edges = np.unique(np.geomspace(1, len(values) + 1, points).astype(int))
     pairs = [(a, b) for a, b in itertools.pairwise(edges) if np.isfinite(values[a - 1 : b - 1]).any()]
     centres = np.array([(a + b - 1) / 2 for a, b in pairs])

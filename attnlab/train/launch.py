@@ -70,7 +70,7 @@ def train(
     begin: Fork | None = None,
     watch: loop.Watch = loop.unwatched,
 ) -> str:
-    """Claims the work directory, records the start with what was `measured`, and trains; see `loop.train`.
+    """Claims the work directory, records the start with the facts of `measured`, and trains; see `loop.train`.
 
     Raises `UserError` where the directory belongs to another config or process, or the data have changed.
     """
@@ -97,7 +97,7 @@ def train(
 
 
 def measured(setup: Setup) -> dict[str, Any]:
-    """What the record of a run says of its model, kernels and data; none of it depends on the scalars of the config."""
+    """The facts about model, kernels and data that a run records; none depends on the config's scalars."""
     parameters = sum(leaf.size for leaf in jax.tree.leaves(setup.abstract.params))
     return {
         'parameters': parameters,

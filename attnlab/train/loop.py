@@ -1,4 +1,4 @@
-"""The training loop: restore, then step, report, evaluate and save, until done or asked to stop."""
+"""The training loop: restore, then step, report, evaluate and save, until the last step or a request to stop."""
 
 import contextlib
 import dataclasses
@@ -26,11 +26,11 @@ from attnlab.train.state import TrainState
 STOPPED = 'stopped'
 FINISHED = 'finished'
 AGREE_EVERY = 16
-"""Steps between two looks at whether any process of several was asked to stop."""
+"""Steps between two checks of whether any of several processes received a request to stop."""
 
 
 Watch = Callable[[int, Mapping[str, float]], bool]
-"""Told the step and the numbers of what was evaluated after it, by `evaluator/number`; returns whether to stop."""
+"""Called with the step and the numbers evaluated after it, by `evaluator/number`; returns whether to stop."""
 
 
 def unwatched(step: int, numbers: Mapping[str, float]) -> bool:
@@ -76,7 +76,7 @@ def train(
         steady=setup.optimizer.schedule.steady(setup.steps),
         notify=console.print,
     )
-    with contextlib.closing(checkpoints), _asked_to_stop() as stop:
+    with contextlib.closing(checkpoints), _stop_on_signal() as stop:
         restored = checkpoints.restore_latest(setup.abstract)
         state, carried = restored or (setup.initialize(), {'step': 0, 'sums': {}})
         start = carried['step']
@@ -124,7 +124,7 @@ def _steps(
         state, metrics = setup.step(state, batch, np.int32(number))
         _settle(setup, state, pending, report, learning_rate)
         pending = Pending(number, batch, metrics)
-        stopping = _agreed(stop, number)
+        stopping = _should_stop(stop, number)
         due = [evaluator for evaluator in setup.evals if evaluator.cadence.due(number, setup.steps)]
         saving = stopping or number == setup.steps or checkpoints.due(number)
         if not (due or saving):
@@ -148,7 +148,7 @@ def _steps(
 
 
 def _settle(setup: Setup, state: TrainState, pending: Pending | None, report: Report, learning_rate: Any) -> None:
-    """Fetches the metrics of a dispatched step, reports them, and stops the run if they are not finite."""
+    """Fetches the metrics of a dispatched step and reports them. Raises NonFinite if they are not finite."""
     if pending is None:
         return
     metrics = jax.device_get(pending.metrics)
@@ -178,21 +178,21 @@ def _loss(metrics: Any) -> float:
 
 
 def _floats(metrics: Any) -> dict[str, float]:
-    """Totals and counts as Python floats by dotted name, ready to be summed and saved as JSON."""
+    """Totals and counts as Python floats, by dotted name."""
     averages = {name: value for name, value in metrics.items() if name not in ('grad_norm', 'good')}
     parts = {f'{name}.{part}': float(getattr(a, part)) for name, a in averages.items() for part in ('total', 'count')}
     return parts | {'grad_norm': float(metrics['grad_norm'])}
 
 
-def _agreed(stop: threading.Event, number: int) -> bool:
-    """Whether to stop; several processes ask each other now and then, so that all stop after the same step."""
+def _should_stop(stop: threading.Event, number: int) -> bool:
+    """Whether to stop; several processes synchronise every few steps, so that all stop after the same step."""
     if jax.process_count() == 1:
         return stop.is_set()
     return number % AGREE_EVERY == 0 and bool(np.any(multihost_utils.process_allgather(np.array(stop.is_set()))))
 
 
 @contextlib.contextmanager
-def _asked_to_stop() -> Iterator[threading.Event]:
+def _stop_on_signal() -> Iterator[threading.Event]:
     """An event that the first SIGTERM or Ctrl-C sets; a second one ends the process as usual."""
     event = threading.Event()
     previous: dict[int, Any] = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}

@@ -1,4 +1,4 @@
-"""Optimisers as values: a direction from optax, then one step along it with a rate and a decay for each parameter.
+"""Optimisers as values: a direction from optax, then a step with a learning rate and decay for each parameter.
 
     p <- p - lr (direction(grad) + decay p),   lr = schedule * group.lr,   decay = weight_decay * group.weight_decay
 
@@ -25,7 +25,7 @@ from attnlab.train.schedule import Cosine, Schedule
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """What a group of parameters makes of the learning rate and of the weight decay: both are multiplied.
+    """Multipliers of the learning rate and the weight decay for a group of parameters.
 
     Attributes:
       lr: multiplies the learning rate; 0 freezes the group.
@@ -42,10 +42,10 @@ class Group:
 
 @dataclasses.dataclass(frozen=True)
 class Groups:
-    """One entry for each name in `attnlab.nn.parameter.GROUPS`; every parameter says which it belongs to.
+    """The multipliers of each group in `attnlab.nn.parameter.GROUPS`; every parameter is annotated with its group.
 
     Gains, biases and the time scales of a recurrence do not decay. S4 and S5 also train their time scales at a lower
-    rate, at most 1e-3: there `dynamics` wants an `lr` of 0.1 to 0.5 (Gu et al. 2022, https://arxiv.org/abs/2111.00396).
+    rate, at most 1e-3: use an `lr` of 0.1 to 0.5 for `dynamics` (Gu et al. 2022, https://arxiv.org/abs/2111.00396).
     """
 
     matrix: Group = Group()
@@ -70,7 +70,7 @@ class Override:
 
 
 class Rates(NamedTuple):
-    """The numbers of an optimiser that a compiled step takes as arguments: other values compile nothing anew."""
+    """The numbers of an optimiser that a compiled step takes as arguments: other values need no recompilation."""
 
     peak_lr: Any
     weight_decay: Any
@@ -78,16 +78,16 @@ class Rates(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Optimizer(abc.ABC):
-    """The part that all optimisers share.
+    """Base class of optimisers.
 
     Attributes:
       peak_lr: the highest learning rate.
-      schedule: its course over the run.
+      schedule: the learning rate over the run.
       weight_decay: decoupled, multiplied by the learning rate.
       clip: gradients are scaled down to this global norm; `None` leaves them.
-      perpendicular: takes from gradients their part along the weights, after clipping; `None` leaves it.
+      perpendicular: removes the component of gradients along the weights, after clipping; `None`: no removal.
       groups: multipliers by group.
-      overrides: multipliers by path; of several that match, the last one counts.
+      overrides: multipliers by path; of several that match, the last applies.
     """
 
     peak_lr: float
@@ -121,7 +121,7 @@ class Optimizer(abc.ABC):
 
     @property
     def rates(self) -> Rates:
-        """The numbers in place of which `transform` takes others."""
+        """This optimiser's own `Rates`."""
         return Rates(self.peak_lr, self.weight_decay)
 
     def transform(self, params: nnx.State, steps: int, rates: Rates | None = None) -> optax.GradientTransformation:
@@ -176,7 +176,7 @@ class AdamW(Optimizer):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Lion(Optimizer):
-    """Direction `sign(b1 m + (1 - b1) g)`; wants a third to a tenth of AdamW's learning rate, and that much more decay.
+    """Direction `sign(b1 m + (1 - b1) g)`; use 1/10 to 1/3 of AdamW's learning rate, and 3 to 10 times its decay.
 
     Chen et al. 2023, https://arxiv.org/abs/2302.06675.
 
@@ -241,7 +241,7 @@ def _is_matrix(variable: nnx.Variable) -> bool:
 
 
 def _last_two(updates: Any) -> Any:
-    """Every matrix maps its last dimension but one to its last; dimensions before them are stacked matrices."""
+    """Muon's dimensions: a matrix maps its second-to-last dimension to its last; those before stack matrices."""
     return jax.tree.map(lambda _: optax.contrib.MuonDimensionNumbers(-2, -1), updates)
 
 
@@ -250,7 +250,7 @@ def _like_adamw(orthogonal: jax.Array) -> jax.Array:
 
 
 def _descend(rate: optax.Schedule, weight_decay: Any, multipliers: dict[str, Group]) -> optax.GradientTransformation:
-    """Turns directions into updates. One pass over the leaves, so that XLA fuses each with what made its direction."""
+    """Converts directions into updates, in one pass over the leaves, so that XLA fuses each with its direction."""
 
     def init(params: optax.Params) -> optax.ScaleByScheduleState:
         return optax.ScaleByScheduleState(count=jnp.zeros([], jnp.int32))

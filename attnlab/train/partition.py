@@ -1,7 +1,7 @@
-"""Which device holds what: a mesh of named axes, and rules from the logical axes of a parameter to axes of the mesh.
+"""Sharding: a mesh of named axes, and rules that map the logical axes of a parameter to axes of the mesh.
 
-Everything that looks like a parameter is placed like it, the moments of the optimiser included; a batch is divided by
-rows over `data` and `fsdp`, and by tokens over `sequence`.
+Whatever has the structure of the parameters is sharded like them, such as the optimiser's moments; a batch is divided
+by rows over `data` and `fsdp`, and by tokens over `sequence`.
 """
 
 import dataclasses
@@ -26,11 +26,11 @@ RULES = {'embed': 'fsdp', 'heads': 'tensor', 'mlp': 'tensor', 'vocab': 'tensor',
 
 @dataclasses.dataclass(frozen=True)
 class Axes:
-    """How many devices each axis of the mesh has; the product is the number of devices.
+    """The size of each axis of the mesh; the product is the number of devices.
 
     Attributes:
-      data: copies of the model, each with rows of its own; -1 takes all devices that the other axes leave.
-      fsdp: devices that divide the model width of every parameter among them, each with rows of its own.
+      data: replicas of the model, each with its own rows; -1 uses all devices that the other axes leave.
+      fsdp: devices that divide the model width of every parameter among them, each with its own rows.
       tensor: devices that divide heads, hidden width and vocabulary among them.
       sequence: devices that divide the tokens of a row among them.
     """
@@ -41,9 +41,9 @@ class Axes:
     sequence: int = 1
 
     def make(self, devices: Sequence[jax.Device] | None = None) -> Mesh:
-        """Returns the mesh of `devices`; `None`: of all there are.
+        """Returns the mesh of `devices`; `None`: all devices.
 
-        Raises `UserError` when the sizes do not multiply to their number.
+        Raises `UserError` when the product of the sizes is not their number.
         """
         sizes = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         count = jax.device_count() if devices is None else len(devices)
@@ -61,14 +61,14 @@ class Axes:
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """How one parameter lies on the mesh.
+    """The sharding of one parameter over the mesh.
 
     Attributes:
       path: such as `stack/blocks/0/mixer/query/weight`.
-      shape: of the whole parameter.
+      shape: of the full parameter.
       group: of the optimiser.
       spec: the mesh axis of each dimension.
-      whole: why a dimension that the rules would divide stays whole, such as `mlp 10 over tensor 4`.
+      whole: why a dimension that the rules would divide is replicated, such as `mlp 10 over tensor 4`.
     """
 
     path: str
@@ -79,7 +79,7 @@ class Placement:
 
     @property
     def sharding(self) -> str:
-        """The placement in words, such as `- fsdp tensor`."""
+        """The sharding in words, such as `- fsdp tensor`."""
         divided = ' '.join(axis or '-' for axis in self.spec) if any(self.spec) else 'whole'
         return divided + ''.join(f' (does not divide: {reason})' for reason in self.whole)
 
@@ -94,21 +94,21 @@ def describe(params: nnx.State, mesh: Mesh) -> Iterator[Placement]:
 
 
 def undivided(params: nnx.State, mesh: Mesh) -> list[str]:
-    """Returns one line for each parameter that the rules would divide and the mesh does not."""
+    """Returns one line for each parameter that the rules would divide but whose size the mesh does not divide."""
     return [f'{row.path}: {", ".join(row.whole)}' for row in describe(params, mesh) if row.whole]
 
 
 def state_shardings(state: Any, mesh: Mesh) -> Any:
-    """Returns the tree `state` with a sharding in place of every array.
+    """Returns the tree `state` with every array replaced by its sharding.
 
-    A parameter, and whatever of the optimiser's is shaped like one, is divided by the rules; all else is whole on every
-    device. `state` may be abstract.
+    Parameters, and optimiser state of the same structure, are divided by the rules; everything else is replicated on
+    every device. `state` may be abstract.
     """
 
     def place(node: Any) -> Any:
         if not _is_variable(node):
             return NamedSharding(mesh, PartitionSpec())
-        # The variables of an optimiser that moves only some parameters may be empty.
+        # The variables of an optimiser that updates only some parameters may be empty.
         axes = node.get_metadata()['axes']
         return jax.tree.map(lambda leaf: NamedSharding(mesh, _place(axes, leaf.shape, mesh)[0]), node)
 
@@ -123,7 +123,7 @@ def batch_sharding(mesh: Mesh, shape: tuple[int, ...]) -> NamedSharding:
 
 
 def check_time(mesh: Mesh, length: int, model: Predictor) -> None:
-    """Raises `UserError` where the tokens of a row do not divide over `sequence`, or a mixer has no form for it."""
+    """Raises `UserError` where the tokens of a row do not divide over `sequence`, or a mixer does not support it."""
     devices = mesh.shape[SEQUENCE]
     if devices == 1:
         return
@@ -139,15 +139,15 @@ def check_time(mesh: Mesh, length: int, model: Predictor) -> None:
 
 
 def batch_shards(mesh: Mesh) -> int:
-    """Into how many parts the rows of a batch are divided."""
+    """The number of parts into which the rows of a batch are divided."""
     return math.prod(mesh.shape[axis] for axis in ROWS)
 
 
 def feed(mesh: Mesh) -> tuple[int, int]:
-    """Which part of every batch this process must supply, and of how many: `(index, count)`.
+    """The part of every batch that this process supplies, as `(index, count)`.
 
-    Processes whose devices share rows, because `tensor` or `sequence` reaches across them, supply the same part.
-    Raises `UserError` when the rows of two processes overlap without being the same.
+    Processes whose devices share rows, because `tensor` or `sequence` spans them, supply the same part.
+    Raises `UserError` when the rows of two processes overlap without being equal.
     """
     rows = mesh.devices.reshape(batch_shards(mesh), -1)
     owned: dict[int, set[int]] = {}
@@ -161,7 +161,7 @@ def feed(mesh: Mesh) -> tuple[int, int]:
 
 
 def _place(axes: tuple[str | None, ...], shape: tuple[int, ...], mesh: Mesh) -> tuple[PartitionSpec, tuple[str, ...]]:
-    """The mesh axis of each dimension, and why a dimension stays whole. Stacked layers are a first dimension, whole."""
+    """The mesh axis of each dimension, and why one is replicated; the dimension of stacked layers always is."""
     logical = (None,) * (len(shape) - len(axes)) + axes
     spec: list[str | None] = []
     whole = []

@@ -1,4 +1,4 @@
-"""Gradients without their part along the weights."""
+"""Removal of the component of gradients along the weights."""
 
 import dataclasses
 import functools
@@ -9,33 +9,33 @@ import jax.numpy as jnp
 import optax
 
 GUARD = 1e-30
-"""Added to squared norms and norms, so that weights or gradients of zero divide by no zero."""
+"""Added to norms and squared norms to avoid division by zero."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Perpendicular:
-    """Takes from the gradient of every tensor its part along the tensor itself, before the optimiser sees it.
+    """Removes from the gradient of every tensor the component along the tensor itself, before the optimiser.
 
-    `g' = g - (w . g) / (w . w) w`. Along the weights a network with scale to spare lowers its loss by growing alone,
-    without getting more examples right. Prieto et al. 2025, https://arxiv.org/abs/2501.04697.
+    `g' = g - (w . g) / (w . w) w`. A scale-invariant network can lower its loss along the weights by growing alone,
+    without classifying more examples correctly. Prieto et al. 2025, https://arxiv.org/abs/2501.04697.
 
     Attributes:
-      rescale: give `g'` the norm of `g`, as the released code does; the paper's update is the bare projection.
+      rescale: rescale `g'` to the norm of `g`, as the released code does; the paper's update is the projection alone.
     """
 
     rescale: bool = False
 
     def transform(self, stacked: Any) -> optax.GradientTransformation:
-        """Returns the projection; `stacked` has for every parameter how many leading dimensions stack tensors."""
+        """Returns the projection; `stacked` has, by parameter, the number of leading dimensions that stack tensors."""
         return perpendicular_gradient(self.rescale, stacked)
 
 
 def perpendicular_gradient(rescale: bool = False, stacked: Any = None) -> optax.GradientTransformation:
     """Returns the transformation `g -> g - (w . g) / (w . w) w`, tensor by tensor, for use before any optimiser.
 
-    Tensors of one element are left alone: nothing of their gradient is perpendicular to them. Dot products are taken
-    in float32 at least. With `rescale` the result has the norm of the gradient again. `stacked` is a tree like the
-    parameters: how many of the leading dimensions of each are a stack of tensors; `None`: none of any. Its `update`
+    Tensors of one element are unchanged, as their gradient has no perpendicular component. Dot products are computed
+    in at least float32. With `rescale` the result has the norm of the gradient. `stacked` is a tree like the
+    parameters: the number of leading dimensions of each that stack tensors; `None`: zero for all. Its `update`
     raises ValueError without parameters. Prieto et al. 2025, https://arxiv.org/abs/2501.04697.
     """
 

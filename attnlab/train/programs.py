@@ -1,4 +1,4 @@
-"""Compiled programs that runs share."""
+"""A cache of compiled programs, shared by runs."""
 
 import collections
 import gc
@@ -13,21 +13,21 @@ from attnlab.train import launch
 from attnlab.train.setup import SCALARS, Setup, prepare
 
 KEPT = 2
-"""Models whose compiled programs are kept."""
+"""The number of models whose compiled programs are kept."""
 
 
 class Unbuildable(Exception):
-    """A config that no run can be made of; the message says why."""
+    """A config that cannot be built; the message gives the reason."""
 
 
 class Programs:
-    """Compiled programs by what they depend on: trials that differ in `SCALARS` alone share them."""
+    """Compiled programs by the config keys they depend on: trials that differ only in `SCALARS` share them."""
 
     def __init__(self) -> None:
         self._made: collections.OrderedDict[str, tuple[Setup, dict[str, Any]]] = collections.OrderedDict()
 
     def prepare(self, config: ConfigDict) -> tuple[Setup, dict[str, Any]]:
-        """The setup of a run, and what is measured of it. Raises Unbuildable for a config that cannot be built."""
+        """The setup of a run, and the facts of `measured`. Raises Unbuildable for a config that cannot be built."""
         try:
             setup = prepare(config)
             setup.check_batch()
@@ -49,13 +49,13 @@ class Programs:
         return setup, facts
 
     def clear(self) -> None:
-        """Lets go of everything, when memory may have run out."""
+        """Drops all programs, when memory may have run out."""
         self._made.clear()
         gc.collect()
 
 
 def structure(config: ConfigDict) -> str:
-    """A config without what its programs take as arguments."""
+    """A config without the keys that its programs take as arguments."""
     rest: Any = plain(config)
     for key in SCALARS:
         *parents, name = key.split('.')

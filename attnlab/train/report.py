@@ -1,4 +1,4 @@
-"""What a run writes while it goes: metrics.jsonl, speed.jsonl, TensorBoard, W&B when asked, and a progress bar."""
+"""The output of a running run: metrics.jsonl, speed.jsonl, TensorBoard, optionally W&B, and a progress bar."""
 
 import collections
 import contextlib
@@ -23,7 +23,7 @@ from attnlab.train.hardware import hardware
 
 @dataclasses.dataclass(frozen=True)
 class Reporting:
-    """How often a run reports, and where to.
+    """How often and where a run reports.
 
     Attributes:
       every: steps between two lines of metrics.
@@ -37,10 +37,10 @@ class Reporting:
 
 
 class Report:
-    """The open files of one process's run; the other processes of a run hold one that writes nothing.
+    """The open output files of a run; only the first process of several writes.
 
-    `metrics.jsonl` holds only what the config determines, so that two runs of it can be compared byte by byte; how fast
-    it went is in `speed.jsonl`.
+    `metrics.jsonl` holds only what the config determines, so that two runs of it can be compared byte by byte; speed
+    is in `speed.jsonl`.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Report:
             self._wandb = self._open_wandb()
 
     def step(self, number: int, metrics: Mapping[str, Any], learning_rate: float) -> None:
-        """Takes the metrics of one finished step in; writes a line every `settings.every` steps."""
+        """Adds the metrics of one finished step; writes a line every `settings.every` steps."""
         self.sums['steps'] += 1
         for name, value in metrics.items():
             self.sums[name] += value
@@ -88,7 +88,7 @@ class Report:
         self._bar.console.print(f'[dim]step {number}[/dim]  {name}: {shown(numbers)}')
 
     def paused(self) -> contextlib.AbstractContextManager[None]:
-        """Leaves the time spent inside out of the reported speed (evaluating, saving)."""
+        """Excludes the time spent inside (evaluating, saving) from the reported speed."""
         return self._clock.paused()
 
     def say(self, text: str) -> None:
@@ -168,7 +168,7 @@ class Clock:
 
     @contextlib.contextmanager
     def paused(self) -> Any:
-        """Time inside does not count."""
+        """Excludes the time spent inside."""
         before = time.perf_counter()
         yield
         self._since += time.perf_counter() - before
@@ -188,7 +188,7 @@ def shown(numbers: Mapping[str, float]) -> str:
 
 
 def means(sums: Mapping[str, float]) -> dict[str, float]:
-    """The numbers of a line of metrics, from sums over steps of totals and counts."""
+    """The means of a line of metrics, from totals and counts summed over steps."""
     line = {
         'train/loss': sums['loss.total'] / sums['loss.count'],
         'train/grad_norm': sums['grad_norm'] / sums['steps'],

@@ -1,4 +1,4 @@
-"""A run's work directory: whose it is, what it was made with, where it stopped."""
+"""A run's work directory: the config it belongs to, its lock, and the record of its starts."""
 
 import contextlib
 import importlib.metadata
@@ -58,7 +58,7 @@ def starts(workdir: pathlib.Path) -> list[dict[str, Any]]:
 
 
 def claim(workdir: pathlib.Path, config: ConfigDict) -> None:
-    """Makes the work directory this config's, or finds that it already is.
+    """Claims the work directory for this config, or checks that it is already claimed for it.
 
     Raises `UserError` when it belongs to another config, naming the keys that differ, or cannot be written.
     """
@@ -69,7 +69,7 @@ def claim(workdir: pathlib.Path, config: ConfigDict) -> None:
             shown = '; '.join(differing[:8]) + ('; ...' if len(differing) > 8 else '')
             raise UserError(f'{workdir} holds a run with another config ({shown}): choose another --workdir')
         return
-    # Another process of this run may be writing it just now, or have died while it did.
+    # Another process of this run may be writing it at this moment, or may have died while writing.
     if workdir.exists() and any(
         child.name not in (path.name, LOCK) and not is_temporary(child) for child in workdir.iterdir()
     ):
@@ -82,9 +82,9 @@ def claim(workdir: pathlib.Path, config: ConfigDict) -> None:
 
 @contextlib.contextmanager
 def held(workdir: pathlib.Path) -> Iterator[None]:
-    """Keeps other processes from training in the work directory meanwhile; of several of this run the first does.
+    """Holds the lock of the work directory, against training by other processes; of several processes the first does.
 
-    Raises `UserError`, naming the process, where another does already.
+    Raises `UserError`, naming the process, where another holds it.
     """
     lock = Lock(workdir / LOCK)
     if jax.process_index() == 0 and not lock.acquire(wait=False):
@@ -96,9 +96,9 @@ def held(workdir: pathlib.Path) -> Iterator[None]:
 
 
 def check_data(workdir: pathlib.Path, data: dict[str, Any], *, other: bool = False) -> None:
-    """Checks that a run's data are those that it was trained on, by what it recorded of them; `other` lets all pass.
+    """Checks that a run's data are those that it was trained on, by their recorded hashes; `other` allows any.
 
-    Raises `UserError` naming both hashes of what differs.
+    Raises `UserError` naming both hashes where they differ.
     """
     recorded = starts(workdir)
     if other or not recorded:
@@ -113,7 +113,7 @@ def check_data(workdir: pathlib.Path, data: dict[str, Any], *, other: bool = Fal
 
 
 def _hashes(data: dict[str, Any]) -> dict[str, str]:
-    """What the description of data holds that is a hash of their content, by dotted path."""
+    """The content hashes in a description of data, by dotted path."""
     leaves = flatten(data)
     return {name: str(value) for name, value in leaves.items() if any(word in name for word in ('hash', 'content'))}
 
@@ -130,7 +130,7 @@ def differences(old: ConfigDict, new: ConfigDict) -> list[str]:
 
 
 def flatten(config: Any, path: str = '') -> dict[str, Any]:
-    """Every leaf of a config by its dotted path, as the command line spells it: `model.stack.blocks[0].mixer.heads`."""
+    """Every leaf of a config by its dotted path, as on the command line: `model.stack.blocks[0].mixer.heads`."""
     if isinstance(config, ConfigDict | dict) and config:
         items = ((f'{path}.{name}' if path else name, value) for name, value in config.items())
     elif isinstance(config, list | tuple) and any(isinstance(item, ConfigDict | dict) for item in config):
@@ -161,7 +161,7 @@ def environment() -> dict[str, Any]:
 
 
 def git_state() -> dict[str, Any]:
-    """Commit of the code that runs, and whether it was changed since; `None` outside a checkout."""
+    """The commit of the running code, and whether the checkout is modified; `None` outside a checkout."""
     here = pathlib.Path(__file__).parent
 
     def git(*arguments: str) -> str | None:

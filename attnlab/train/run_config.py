@@ -1,4 +1,4 @@
-"""The config of a run, written once: what all configs share, and what their arguments choose by name."""
+"""The structure that all run configs share, and the components their arguments choose by name."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -18,7 +18,7 @@ from attnlab.train.step import Precision
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """An optimiser, and the factors by which its numbers differ from those that suit AdamW."""
+    """An optimiser, with the factors by which its learning rate and weight decay differ from AdamW's."""
 
     kind: type[Optimizer]
     peak_lr: float = 1.0
@@ -28,20 +28,20 @@ class Choice:
 OPTIMIZERS = MappingProxyType(
     {
         'adamw': Choice(AdamW),
-        # A rate 3 to 10 times lower and a decay as much higher: Chen et al. 2023, https://arxiv.org/abs/2302.06675.
+        # A rate 3 to 10 times lower and a decay 3 to 10 times higher: Chen et al. 2023, https://arxiv.org/abs/2302.06675.
         'lion': Choice(Lion, peak_lr=0.2, weight_decay=5.0),
         'muon': Choice(Muon),
     }
 )
-"""What `optimizer=` may be."""
+"""The values of the argument `optimizer=`."""
 
 SCHEDULES: Mapping[str, Callable[..., Schedule]] = MappingProxyType(
     {'cosine': Cosine, 'wsd': WarmupStableDecay, 'linear': LinearDecay, 'constant': Constant}
 )
-"""What `schedule=` may be."""
+"""The values of the argument `schedule=`."""
 
 CHOICES = MappingProxyType({'optimizer': '', 'schedule': ''})
-"""The arguments that every config takes, for `attnlab.config.arguments`; an empty one leaves what the config has."""
+"""The arguments that every config takes, for `attnlab.config.arguments`; an empty one keeps the config's default."""
 
 
 def run_config(
@@ -59,23 +59,23 @@ def run_config(
     report: Reporting | None = None,
     start: ConfigDict | None = None,
 ) -> ConfigDict:
-    """Returns the locked config of a run, its top level the same for every task.
+    """Returns the locked config of a run, with the same top-level keys for every task.
 
     Args:
       choices: the arguments of the config, those of `CHOICES` among them.
-      steps: how many the run takes.
-      batch_size: rows a step.
-      length: tokens a row.
+      steps: number of training steps.
+      batch_size: rows per step.
+      length: tokens per row.
       task: the spec of the task.
       model: the spec of the model.
-      optimizer: what `choices` start from: an optimiser or a schedule chosen there takes over its numbers.
+      optimizer: the default, whose numbers an optimiser or a schedule chosen in `choices` takes over.
       evals: the specs of the evaluators.
       save_every: steps between two checkpoints.
-      precision: types of activations and products; `None`: its defaults.
-      report: what is logged; `None`: its defaults.
-      start: parameters to start from; `None`: fresh ones.
+      precision: types of activations and products; `None`: the defaults.
+      report: what is logged; `None`: the defaults.
+      start: parameters to start from; `None`: initialised from the seed.
 
-    Raises `UserError` for an optimiser or a schedule that there is not, naming the nearest.
+    Raises `UserError` for an unknown optimiser or schedule, naming the nearest.
     """
     config = ConfigDict(
         {
@@ -101,11 +101,11 @@ def run_config(
 
 
 def chosen(default: AdamW, optimizer: str, schedule: str) -> Optimizer:
-    """Returns the optimiser and the schedule of these names, with the numbers of `default` that they share.
+    """Returns the optimiser and the schedule of these names, with the values of `default` in the fields they share.
 
-    An empty name, or that of what `default` is, changes nothing. A schedule keeps the warm-up; an optimiser keeps the
-    clipping, the groups and what else all optimisers have, and multiplies the learning rate and the weight decay by
-    its factors in `OPTIMIZERS`. Raises `UserError` for another name.
+    An empty name, or the name of `default`'s own, changes nothing. A schedule keeps the warm-up; an optimiser keeps the
+    fields that all optimisers have, such as clipping and groups, and multiplies the learning rate and the weight decay
+    by its factors in `OPTIMIZERS`. Raises `UserError` for another name.
     """
     make = choose(SCHEDULES, 'schedule', schedule) if schedule else type(default.schedule)
     if make is not type(default.schedule):

@@ -1,10 +1,10 @@
-"""Learning rates over a run: a schedule is a value, `schedule(steps, peak_lr)` the function of the update count.
+"""Learning-rate schedules: a schedule is a value; `schedule(steps, peak_lr)` returns a function of the update count.
 
-Steps are counted from 1 here: the first step of a warm-up over `W` steps has `peak_lr / W`, step `W` has `peak_lr`, and
+Steps count from 1: the first step of a warm-up over `W` steps has rate `peak_lr / W`, step `W` has `peak_lr`, and
 the last step of a decay has `final * peak_lr`. Optax counts updates from 0, so update `c` is step `c + 1`.
 
-A duration is a fraction of the run below 1, and a whole number of steps from 1 on: `0.02` is 2% of the steps, `100.0`
-is a hundred steps, and `1` is one step.
+A duration below 1 is a fraction of the run, one from 1 on is a number of steps: `0.02` is 2% of the steps, `100.0`
+is a hundred steps, `1` is one step.
 """
 
 import abc
@@ -20,7 +20,7 @@ from attnlab.errors import UserError
 
 
 class Schedule(abc.ABC):
-    """What a learning rate does over a run.
+    """Base class of schedules.
 
     Attributes:
       warmup: duration of the warm-up.
@@ -32,7 +32,7 @@ class Schedule(abc.ABC):
     def __call__(self, steps: int, peak_lr: ArrayLike) -> optax.Schedule:
         """Returns the learning rate of a run of `steps` steps, as a function of the number of updates made.
 
-        Raises `UserError` for a duration or a final value that makes no sense, or for parts longer than the run.
+        Raises `UserError` for an invalid duration or final value, or for phases longer than the run.
         """
 
     def steady(self, steps: int) -> int:
@@ -152,7 +152,7 @@ def _warmed(shape: Callable[[jax.Array], jax.Array], warm: int, peak_lr: ArrayLi
 
 
 def _progress(step: jax.Array, start: int, end: int) -> jax.Array:
-    """0 up to step `start`, 1 from step `end` on, and linear between."""
+    """0 up to step `start`, linear to 1 at step `end`, then constant."""
     return jnp.clip((step - start) / max(end - start, 1), 0, 1)
 
 

@@ -1,4 +1,4 @@
-"""From a config to everything that training, evaluating and planning share; nothing is allocated here."""
+"""Builds a run config into the objects that training, evaluation and planning share; allocates no arrays."""
 
 import dataclasses
 import functools
@@ -29,7 +29,7 @@ from attnlab.train.step import Metrics, Precision, make_step
 
 @dataclasses.dataclass(frozen=True)
 class Saving:
-    """When checkpoints are made, and how many of them stay.
+    """When checkpoints are saved, and how many are kept.
 
     Attributes:
       every: steps between two checkpoints; the last step is always saved.
@@ -47,7 +47,7 @@ class Saving:
 
 
 class Scalars(NamedTuple):
-    """The numbers of a run that its compiled programs take as arguments: runs that differ in them alone share those."""
+    """The numbers of a run that its compiled programs take as arguments: runs that differ only in these share them."""
 
     seed: Any
     rates: Rates
@@ -58,9 +58,9 @@ SCALARS = ('seed', 'optimizer.peak_lr', 'optimizer.weight_decay')
 
 
 class Compiled:
-    """The model of a run, the shapes of its state, and its compiled programs: all that does not depend on `Scalars`.
+    """The model of a run, the shapes of its state, and its compiled programs: everything independent of `Scalars`.
 
-    Every program is made when it is first asked for, with the run's own precision of matrix products.
+    Programs are compiled on first use, with the run's own precision of matrix products.
     """
 
     def __init__(self, setup: 'Setup'):
@@ -108,13 +108,13 @@ class Compiled:
         return self._setup.jit(self.averages)
 
     def averages(self, variables: nnx.State, batch: Batch) -> dict[str, Average]:
-        """What `measure` compiles."""
+        """The function that `measure` compiles."""
         return self._setup.task.measure(nnx.merge(self.graphdef, variables), batch, None)
 
     @functools.cached_property
     def initialization(self) -> Any:
-        """The state before the first step, by seed."""
-        # Random numbers take XLA for CPUs longer to optimise than anything else of a cold start, and run once.
+        """The compiled function from a seed to the state before the first step."""
+        # XLA on CPU takes longer to optimise random numbers than anything else of a cold start, and they run once.
         on_cpu = self._setup.mesh.devices.flat[0].platform == 'cpu'
         options = {'xla_backend_optimization_level': 1} if on_cpu else None
         return self._setup.precision.jit(self._initialize, out_shardings=self._shardings(), compiler_options=options)
@@ -128,14 +128,14 @@ class Compiled:
 
 @runtime_checkable
 class Evaluation(Protocol):
-    """What an evaluator found."""
+    """The result of an evaluator."""
 
     @property
     def numbers(self) -> Mapping[str, float]:
-        """By name, for the record."""
+        """The numbers to record, by name."""
 
     def draw(self, folder: pathlib.Path) -> None:
-        """Writes figures, if it has some."""
+        """Writes figures, if there are any."""
 
 
 @runtime_checkable
@@ -148,18 +148,18 @@ class Cadence(Protocol):
 
 @runtime_checkable
 class Evaluator(Protocol):
-    """What is measured of a model now and then; the trainer knows this much of it."""
+    """An evaluator as the trainer uses it."""
 
     @property
     def name(self) -> str:
-        """What its numbers are filed under."""
+        """The prefix of its numbers' names."""
 
     @property
     def cadence(self) -> Cadence:
         """When to run during training."""
 
     def load_data(self, setup: 'Setup') -> None:
-        """Loads what it will read. Raises `UserError` for what is wrong with it."""
+        """Loads its data. Raises `UserError` where they are missing or wrong."""
 
     def evaluate(self, setup: 'Setup', variables: nnx.State) -> Evaluation:
         """Evaluates a model, from its parameters and buffers."""
@@ -167,9 +167,9 @@ class Evaluator(Protocol):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Setup:
-    """A run's config, built: what to train, on what, how. Holds shapes, not arrays.
+    """A run, built from its config. Holds shapes, not arrays.
 
-    `sharing` makes one that takes its compiled programs from another.
+    `sharing` returns one that uses the compiled programs of another.
     """
 
     seed: int
@@ -193,7 +193,7 @@ class Setup:
         object.__setattr__(self, 'compiled', Compiled(self) if shared_with is None else shared_with.compiled)
 
     def sharing(self, other: 'Setup') -> 'Setup':
-        """This setup with the compiled programs of another, whose config differs in `SCALARS` alone."""
+        """This setup with the compiled programs of another whose config differs only in `SCALARS`."""
         return dataclasses.replace(self, shared_with=other)
 
     @property
@@ -223,7 +223,7 @@ class Setup:
 
     @property
     def scalars(self) -> Scalars:
-        """This run's own; the seed as `jax.random.key` reads it."""
+        """This run's scalars; the seed in the form that `jax.random.key` takes."""
         seed = np.int64(self.seed).astype(jax.dtypes.canonicalize_dtype(np.int64))
         return Scalars(seed, Rates(*map(np.float32, self.optimizer.rates)))
 
@@ -236,7 +236,7 @@ class Setup:
         return self.compiled.program(state, batch, number, self.scalars)
 
     def initialize(self) -> TrainState:
-        """The state before the first step, each device making only its own shard."""
+        """The state before the first step; each device computes only its own shard."""
         state = self.compiled.initialization(self.scalars.seed)
         return state if self.start is None else self.start.into(state, self.abstract)
 
@@ -247,7 +247,7 @@ class Setup:
         return dataclasses.replace(self, mesh=partition.Axes().make(list(self.mesh.devices.flat[:1])))
 
     def place(self, batch: Mapping[str, np.ndarray]) -> Batch:
-        """Puts this process's rows of a batch onto its devices; the result is the global batch."""
+        """Transfers this process's rows of a batch to its devices; the result is the global batch."""
         return {
             name: jax.make_array_from_process_local_data(partition.batch_sharding(self.mesh, rows.shape), rows)
             for name, rows in batch.items()
@@ -271,7 +271,7 @@ class Setup:
         return self.compiled.program.trace(self.abstract, self.abstract_batch(), number, scalars)
 
     def undivided(self) -> list[str]:
-        """What the mesh would divide and cannot, a line each: parameters, and dimensions of cores."""
+        """One line for each parameter and each dimension of a core whose size the mesh does not divide."""
         if self.mesh.size == 1:
             return []
         with cores.undivided() as found:
@@ -279,11 +279,11 @@ class Setup:
         return [*partition.undivided(self.abstract.params, self.mesh), *dict.fromkeys(map(str, found))]
 
     def restored(self, workdir: pathlib.Path) -> 'Setup':
-        """The same with what the run in a work directory saved of its task, such as its tokenizer."""
+        """This setup with the saved parts of the task from a work directory, such as its tokenizer."""
         return dataclasses.replace(self, task=self.task.restored(workdir))
 
     def load_data(self) -> None:
-        """Loads what training and evaluating will read: what is wrong with it is said before anything is written."""
+        """Loads all data, so that errors are raised before anything is written."""
         if self.start is not None:
             self.start.check(self.abstract)
         self.task.source('train', self.length)
@@ -291,7 +291,7 @@ class Setup:
             evaluator.load_data(self)
 
     def check_batch(self) -> None:
-        """Raises `UserError` where a batch does not divide into its parts, or rows and tokens over the mesh."""
+        """Raises `UserError` where a batch does not divide into its accumulation parts or over the mesh."""
         partition.check_time(self.mesh, self.length, self.model)
         part, rest = divmod(self.batch_size, self.accumulate)
         shards = partition.batch_shards(self.mesh)
@@ -306,10 +306,10 @@ KEYS = frozenset(
     {'seed', 'steps', 'batch_size', 'accumulate', 'length', 'task', 'model'}
     | {'optimizer', 'precision', 'mesh', 'evals', 'checkpoint', 'report'}
 )
-"""The top level of every run config."""
+"""The top-level keys of every run config."""
 
 OPTIONAL = frozenset({'start'})
-"""What it may have besides: where the parameters come from, if not from the seed."""
+"""Optional top-level keys: the source of the initial parameters, if not the seed."""
 
 
 def prepare(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> Setup:

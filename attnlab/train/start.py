@@ -1,4 +1,4 @@
-"""Starting a run from the parameters of another one."""
+"""Initialises a run from the parameters of another run."""
 
 import contextlib
 import dataclasses
@@ -15,16 +15,16 @@ from attnlab.train.optimizer import named_parameters
 from attnlab.train.state import TrainState
 
 TAKEN = ('params', 'buffers')
-"""Parts of the train state that are taken over; the names of their arrays in a checkpoint begin so."""
+"""The parts of the train state that are copied; prefixes of array names in a checkpoint."""
 
 
 @dataclasses.dataclass(frozen=True)
 class FromRun:
-    """The variables of another run, in place of those drawn from the seed; the optimiser starts afresh.
+    """Copies the variables of another run in place of those drawn from the seed; the optimiser state is new.
 
     Attributes:
-      run: the work directory of that run, which stays as it is.
-      leave: paths of those that are drawn all the same, such as `head/*`; `*` also crosses `/`.
+      run: the work directory of that run, which is not modified.
+      leave: patterns of variables drawn from the seed instead, such as `head/*`; `*` also matches `/`.
       step: which checkpoint; `None` for the newest.
     """
 
@@ -33,7 +33,7 @@ class FromRun:
     step: int | None = None
 
     def check(self, abstract: TrainState) -> None:
-        """Raises `UserError` where there is no such checkpoint, or it does not fit; reads no parameters."""
+        """Raises `UserError` where the checkpoint does not exist or does not fit; reads no parameters."""
         steps = [path.name for path in self._folder.glob('*') if path.name.isdecimal()]
         if not steps or (self.step is not None and str(self.step) not in steps):
             wanted = 'checkpoint' if self.step is None else f'checkpoint of step {self.step}'
@@ -43,7 +43,7 @@ class FromRun:
             checkpoints.check_structure(step, self._taken(abstract))
 
     def into(self, state: TrainState, abstract: TrainState) -> TrainState:
-        """Replaces the variables of `state`, `abstract` being its shapes and shardings, by those of the run.
+        """Replaces the variables of `state`, whose shapes and shardings are `abstract`, by those of the run.
 
         Raises `UserError` for a pattern that matches nothing, and for a parameter that the run lacks or has in another
         shape, naming it.
@@ -66,7 +66,7 @@ class FromRun:
         )
 
     def _taken(self, abstract: TrainState) -> dict[str, Any]:
-        """The variables that are taken over, by their names in a checkpoint."""
+        """The variables that are copied, by their names in a checkpoint."""
         named = _named(abstract)
         found_paths = (path for part in TAKEN for path in named_parameters(getattr(abstract, part)))
         paths = dict(zip(named, found_paths, strict=True))

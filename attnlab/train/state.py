@@ -1,4 +1,4 @@
-"""What changes in a run: parameters, optimiser state, step, and buffers. Everything else of a run is its config."""
+"""The train state: parameters, optimiser state, step, and buffers. Everything else of a run follows from its config."""
 
 import dataclasses
 from collections.abc import Callable
@@ -16,13 +16,13 @@ from attnlab.random import key_for
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TrainState:
-    """The state of a run, all of it arrays, or what stands for arrays: shapes, shardings.
+    """The state of a run: a tree of arrays, or of their shapes or shardings.
 
     Attributes:
       params: parameters, float32.
       opt_state: the state of the optax transformation.
       step: number of updates made, int32.
-      buffers: the model's other variables, which training leaves as they are (see `attnlab.nn.parameter.Buffer`).
+      buffers: the model's other variables, which are not trained (see `attnlab.nn.parameter.Buffer`).
     """
 
     params: nnx.State
@@ -32,12 +32,12 @@ class TrainState:
 
     @property
     def variables(self) -> nnx.State:
-        """Parameters and buffers: what `nnx.merge` makes a model of."""
+        """Parameters and buffers, as `nnx.merge` takes them."""
         return joined(self.params, self.buffers)
 
 
 def split(model: nnx.Module) -> tuple[nnx.GraphDef, nnx.State, nnx.State]:
-    """The model's structure, its parameters, and its buffers. Raises TypeError for a model that holds anything else."""
+    """The model's structure, its parameters, and its buffers. Raises TypeError for any other variable."""
     graphdef, params, buffers, rest = nnx.split(model, nnx.Param, Buffer, ...)  # type: ignore[misc]
     if jax.tree.leaves(rest):
         raise TypeError(f'the model holds variables that are neither parameters nor buffers, which are lost: {rest}')

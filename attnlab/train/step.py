@@ -1,4 +1,4 @@
-"""One training step, a pure function of state and batch."""
+"""The training step, a pure function of state and batch."""
 
 import contextlib
 import dataclasses
@@ -29,10 +29,10 @@ def make_step(
 ) -> Step:
     """Returns `step(state, batch, number) -> (state, metrics)`, where `number` counts steps from 1.
 
-    The update is made only if loss and gradient norm are finite and `number` follows on the state's own count. So the
-    first step that goes wrong, and whatever was dispatched after it, leaves the last good state to be examined.
+    The update is made only if loss and gradient norm are finite and `number` is the state's own count plus one. So the
+    first step that fails, and any step dispatched after it, leave the last good state for diagnosis.
 
-    With `accumulate=n` the batch is taken in n parts one after another; loss and gradient are those of the whole batch.
+    With `accumulate=n` the batch is processed in n parts in turn; loss and gradient are those of the whole batch.
     """
 
     def total_loss(params: nnx.State, buffers: nnx.State, batch: Batch, key: jax.Array) -> tuple[jax.Array, Metrics]:
@@ -62,7 +62,7 @@ def make_step(
 def _accumulated(
     gradient: Callable[..., Any], state: TrainState, batch: Batch, key: jax.Array, parts: int
 ) -> tuple[nnx.State, dict[str, Average]]:
-    """Sums of gradients and metrics over equal parts of the batch, row i going to part i % parts."""
+    """Sums of gradients and metrics over equal parts of the batch; row i is in part i % parts."""
     if parts == 1:
         return gradient(state.params, state.buffers, batch, key)
 
@@ -80,7 +80,7 @@ def _accumulated(
 
 @dataclasses.dataclass(frozen=True)
 class Precision:
-    """Types of a run: activations are of one, parameters, optimiser state and statistics always float32.
+    """The numeric types of a run; parameters, optimiser state and statistics are always float32.
 
     Attributes:
       activations: 'float32', 'bfloat16' or 'float16'.
@@ -99,11 +99,11 @@ class Precision:
                 )
 
     def scope(self) -> contextlib.AbstractContextManager[None]:
-        """Matrix products that are traced, or computed one by one, inside have the precision `matmul`."""
+        """A context in which matrix products, traced or eager, have the precision `matmul`."""
         return jax.default_matmul_precision(self.matmul)
 
     def jit(self, function: Callable[..., Any], **options: Any) -> Any:
-        """`jax.jit(function, **options)`, traced inside the scope whoever calls it."""
+        """`jax.jit(function, **options)`, always traced inside `scope`."""
 
         @functools.wraps(function)
         def scoped(*args: Any, **kwargs: Any) -> Any:
