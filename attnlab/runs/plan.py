@@ -80,8 +80,14 @@ def check_fits(needed: int, topology: Topology, what: str) -> None:
 
 def _shortage(message: str) -> str:
     """What the compiler says of the memory that is missing."""
-    found = re.search(r'Used \S+ of \S+ hbm\. Exceeded hbm capacity by [\d.]+\w', message)
-    return found[0] if found else message.partition('\n')[0]
+    found = re.search(r'memory required for (.*?) \(([\d.]+)G\) exceeds available HBM \(([\d.]+)G\)', message)
+    if found is None:
+        return message.partition('\n')[0]
+    what, needed, there = found[1], float(found[2]), float(found[3])
+    what = 'activations and other temporaries' if what == 'HLO temporaries' else what
+    return (
+        f'{what} take {needed:.4g} GiB on one device, {there:.4g} GiB are there, too little by {needed - there:.4g} GiB'
+    )
 
 
 def _print_undivided(setup: Setup, console: Console) -> None:
