@@ -210,10 +210,9 @@ LINEAR = {
         cite='Kimi Team 2025, https://arxiv.org/abs/2510.26692',
         causal=True,
         streaming=True,
+        packed=True,
         sequence=True,
         notes=(
-            'Documents that share a row are kept apart, but not claimed to be: in the portable form of the core, '
-            'gradients of decays by channel carry a rounding error, some 1e-7, from one document to another. '
             'The mixer of Kimi Linear without its layers of attention. The rank of the output gate is a sixteenth of '
             'the width, which is the channels of a head at the size of the paper.'
         ),

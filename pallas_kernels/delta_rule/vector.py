@@ -10,7 +10,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.delta_rule.chunk import by_halves
+from pallas_kernels.delta_rule.chunk import EXACT, by_halves
 from pallas_kernels.delta_rule.products import Form
 from pallas_kernels.matrix_state.chunks import MODERATE, since, until
 
@@ -20,34 +20,37 @@ each step and after it, `l b h c k`."""
 
 
 class Saved(NamedTuple):
-    """q, k and the log decays, `l b h c k`, and these summed from the middle of the chunk to each step."""
+    """q, k and the log decays, `l b h c k`, and these summed from the middle of the chunk to each step; the runs."""
 
     q: jax.Array
     k: jax.Array
     log_decay: jax.Array
     decay: jax.Array
+    runs: jax.Array | None
 
 
-def products(q: jax.Array, k: jax.Array, log_decay: jax.Array, form: Form) -> Products:
-    """See `chunk.by_halves`."""
+def products(
+    q: jax.Array, k: jax.Array, log_decay: jax.Array, form: Form, *, runs: jax.Array | None = None
+) -> Products:
+    """See `chunk.by_halves`; `runs` as in `chunk.Chunk`, `l b 1 c 1`, keep the gradients of documents apart."""
     del form  # The types are what they should be.
-    return _products(q, k, log_decay)
+    return _products(q, k, log_decay, runs)
 
 
 @jax.custom_vjp
-def _products(q: jax.Array, k: jax.Array, log_decay: jax.Array) -> Products:
-    return _save(q, k, log_decay)[0]
+def _products(q: jax.Array, k: jax.Array, log_decay: jax.Array, runs: jax.Array | None) -> Products:
+    return _save(q, k, log_decay, runs)[0]
 
 
-def _save(q: jax.Array, k: jax.Array, log_decay: jax.Array) -> tuple[Products, Saved]:
+def _save(q: jax.Array, k: jax.Array, log_decay: jax.Array, runs: jax.Array | None) -> tuple[Products, Saved]:
     middle = (log_decay.shape[3] - 1) // 2
     total = since(log_decay)
-    saved = Saved(q, k, log_decay, total - total[:, :, :, middle : middle + 1])
+    saved = Saved(q, k, log_decay, total - total[:, :, :, middle : middle + 1], runs)
     return jax.lax.cond(_moderate(saved), _at_once, _any, saved), saved
 
 
-def _pull(saved: Saved, gradients: Products) -> tuple[jax.Array, ...]:
-    return jax.lax.cond(_moderate(saved), _pull_at_once, _pull_any, saved, gradients)
+def _pull(saved: Saved, gradients: Products) -> tuple[jax.Array | None, ...]:
+    return (*jax.lax.cond(_moderate(saved), _pull_at_once, _pull_any, saved, gradients), None)
 
 
 _products.defvjp(_save, _pull)
@@ -61,7 +64,7 @@ def _moderate(saved: Saved) -> jax.Array:
 
 def _at_once(saved: Saved) -> Products:
     """One product around the middle of the chunk."""
-    q, k, log_decay, decay = saved
+    q, k, log_decay, decay, _ = saved
     reach, keys = jnp.exp(decay), (k * jnp.exp(-decay)).swapaxes(3, 4)
     first, last = decay[:, :, :, :1], decay[:, :, :, -1:]
     return (q * reach) @ keys, (k * reach) @ keys, decay - first + log_decay[:, :, :, :1], last - decay
@@ -71,7 +74,7 @@ def _pull_at_once(saved: Saved, gradients: Products) -> tuple[jax.Array, ...]:
     """The decay of step t is in each product of a step at or after t and a key before t, so that it gets the sum, over
     the steps from t on, of what the reads of a step get times these less what its key gets times the key.
     """
-    q, k, _, decay = saved
+    q, k, _, decay, runs = saved
     by_q, by_k, dsince, duntil = gradients
     reach, stays = jnp.exp(decay), jnp.exp(-decay)
     keys = k * stays
@@ -79,7 +82,19 @@ def _pull_at_once(saved: Saved, gradients: Products) -> tuple[jax.Array, ...]:
     by_q, by_k = (jax.lax.optimization_barrier(array.swapaxes(3, 4)) for array in (by_q, by_k))
     dkeys = stays * (by_q @ (q * reach) + by_k @ (k * reach))
     at = q * dq + k * (dread - dkeys) + dsince
-    return dq, dread + dkeys, at + until(at) + since(duntil) - duntil
+    return dq, dread + dkeys, _sums(at, duntil, runs)
+
+
+def _sums(from_here: jax.Array, before: jax.Array, runs: jax.Array | None) -> jax.Array:
+    """For every step, the sum of the first array from it on and of the second before it, `l b h c k`.
+
+    Within runs, so that not even rounding passes from one document to another: over a whole document the first is zero.
+    """
+    if runs is None:
+        return from_here + until(from_here) + since(before) - before
+    here = (runs == runs.swapaxes(3, 4)).astype(from_here.dtype)
+    later, earlier = jnp.triu(here), jnp.tril(here, -1)
+    return jnp.matmul(later, from_here, precision=EXACT) + jnp.matmul(earlier, before, precision=EXACT)
 
 
 def _any(saved: Saved) -> Products:

@@ -1,5 +1,6 @@
 """The portable form of `delta_rule`: groups of chunks in order, all that does not wait for the state at once."""
 
+import functools
 from typing import NamedTuple
 
 import jax
@@ -43,7 +44,8 @@ def delta_rule(
         q, k, v = (jnp.repeat(array.astype(dtype), h // array.shape[2], axis=2) for array in chunks[:3])
         form = Form(dtype, dtype)
         chunk = Chunk(scale * q, k, beta, chunks.log_decay, chunks.runs)
-        does = weights(chunk, form, vector.products) if is_vector else weights(chunk, form)
+        products = functools.partial(vector.products, runs=chunk.runs) if is_vector else None
+        does = weights(chunk, form, products)
         o, final = _read(does, beta, v, state)
         return final, join(o.swapaxes(0, 1))
 

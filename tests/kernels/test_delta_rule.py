@@ -347,3 +347,16 @@ def test_decays_above_one_are_an_error():
         delta_rule(**arrays, implementation='reference')
     checked = jax.jit(checkify.checkify(lambda arrays: delta_rule(**arrays)))
     assert 'log_decay has entries up to 0.5; expected at most 0' in checked(arrays)[0].get()
+
+
+def test_gradients_of_decays_do_not_reach_other_documents():
+    """Not even as what rounding leaves of sums that cancel: over a chunk that three documents share."""
+    q, k, v, decay = (noise(1, 24, 2, 8, seed=seed) for seed in range(4))
+    beta, segments = jnp.full((1, 24, 2), 0.5), jnp.repeat(jnp.array([[1, 2, 3]]), 8, axis=1)
+
+    def second(log_decay):
+        out, _ = delta_rule(q, k, v, beta, log_decay, segments=segments, implementation='xla')
+        return jnp.sum(out[:, 8:16] * v[:, 8:16])
+
+    gradient = jax.grad(second)(-0.1 * jnp.abs(decay))
+    assert jnp.all(gradient[:, :8] == 0) and jnp.all(gradient[:, 16:] == 0) and jnp.any(gradient[:, 8:16] != 0)
