@@ -1,6 +1,6 @@
 """An hour on a rented GPU: what is right, how fast it is, whether it trains; resumable, nothing lost.
 
-    python scripts/gpu_session.py prepare --to=session                              on any machine, before
+    python scripts/gpu_session.py prepare --to=session    # on any machine, before
     python scripts/gpu_session.py run --from=session --out=out --minutes=9 --stages=check,correct
     python scripts/gpu_session.py run --from=session --out=out2 --minutes=9 --resume=out/session.jsonl
     python scripts/gpu_session.py report out*/session.jsonl

@@ -108,7 +108,10 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ('compare', 'eval', 'analyse', 'generate', 'sweep', 'report'):
         module = sys.modules[f'attnlab.commands.{name}']
-        monkeypatch.setattr(module, 'required', then(module.required))
+        lasts = [last for last in ('required', 'directory') if hasattr(module, last)]
+        assert lasts, f'attnlab {name} takes no folder'
+        for last in lasts:
+            monkeypatch.setattr(module, last, then(getattr(module, last)))
     for name in ('train', 'match', 'compare'):
         module = sys.modules[f'attnlab.commands.{name}']
         starts = [start for start in ('start_devices', 'start_platform') if hasattr(module, start)]

@@ -13,6 +13,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from attnlab.cli import EXTRAS
+
 ROOT = pathlib.Path(__file__).parents[1]
 VERSION = f'{sys.version_info.major}.{sys.version_info.minor}'
 BASE = os.path.realpath(getattr(sys, '_base_executable', sys.executable))
@@ -158,11 +160,12 @@ def test_make_alone_lists_the_targets():
 def test_extras_that_texts_name_are_there():
     files = [ROOT / 'README.md', *ROOT.glob('docs/*.md'), *ROOT.glob('attnlab/**/*.py'), *ROOT.glob('configs/**/*.py')]
     named = {
-        (extra, file.relative_to(ROOT))
+        (extra, str(file.relative_to(ROOT)))
         for file in files
         for list_ in re.findall(r'(?:attnlab|\.)\[([\w,]+)\]["\']|\(extra `(\w+)`\)', file.read_text())
         for extra in ''.join(list_).split(',')
     }
+    named |= {(extra, 'attnlab/cli.py') for extra in EXTRAS.values()}
     assert len({extra for extra, _ in named}) >= 6
     there = metadata()['options.extras_require']
     assert [f'{file} names {extra}' for extra, file in sorted(named) if extra not in there] == []
