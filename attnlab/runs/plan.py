@@ -58,7 +58,7 @@ def print_plan_for(setup: Setup, topology: Topology, console: Console) -> None:
     except jax.errors.JaxRuntimeError as error:
         if 'RESOURCE_EXHAUSTED' not in str(error):
             raise
-        raise UserError(f'the run does not fit on {topology.name}: {_shortage(str(error))}') from error
+        raise UserError(f'the run does not fit on {topology.name}: {shortage(str(error))}') from error
     memory = compiled.memory_analysis()
     exchanged = exchanges(compiled.as_text())
     console.print(memory_table(setup, memory))
@@ -78,7 +78,7 @@ def check_fits(needed: int, topology: Topology, what: str) -> None:
         )
 
 
-def _shortage(message: str) -> str:
+def shortage(message: str) -> str:
     """What the compiler says of the memory that is missing."""
     found = re.search(r'memory required for (.*?) \(([\d.]+)G\) exceeds available HBM \(([\d.]+)G\)', message)
     if found is None:

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from attnlab.errors import UserError
-from attnlab.runs.plan import print_plan_for
+from attnlab.runs.plan import print_plan_for, shortage
 from attnlab.train import topologies
 from attnlab.train.hardware import hardware
 from attnlab.train.setup import prepare
@@ -36,6 +36,17 @@ def test_a_run_that_does_not_fit_says_so_and_by_how_much_before_it_is_compiled()
     with pytest.raises(UserError, match=r'alone takes .* GiB on one device, TPU v5 lite has 16 GiB, too little by'):
         print_plan_for(prepare(config.lock(), topology.devices), topology, console)
     assert console.file.getvalue() == ''
+
+
+def test_what_the_compiler_lacks_is_said_by_how_much():
+    message = (
+        'RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom: Ran out of memory on HBM, the total memory required for HLO '
+        'temporaries (175.64G) exceeds available HBM (95.73G). HLO module: jit_step.\nmore'
+    )
+    found = shortage(message)
+    assert found.startswith('activations and other temporaries take 175.6 GiB on one device')
+    assert found.endswith('too little by 79.91 GiB')
+    assert shortage('RESOURCE_EXHAUSTED: something else\nmore') == 'RESOURCE_EXHAUSTED: something else'
 
 
 @pytest.mark.parametrize(
