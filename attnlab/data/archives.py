@@ -1,4 +1,4 @@
-"""What is read out of archives without unpacking them to the disk."""
+"""Reading archives without unpacking them to disk."""
 
 import pathlib
 import re
@@ -11,9 +11,9 @@ from attnlab.errors import UserError
 
 
 def tar_members(archive: pathlib.Path, wanted: re.Pattern[str]) -> Iterator[tuple[pathlib.PurePosixPath, IO[bytes]]]:
-    """The paths inside and the contents of the plain files of an archive whose path inside matches, in its order.
+    """Yields the paths and contents of the regular files of a tar archive whose path matches, in archive order.
 
-    Each content is to be read, from its start, before the next is asked for. Raises `UserError` for an archive with a
+    Each content must be read before the next is requested. Raises `UserError` for an archive with a
     member outside its own folder.
     """
     with tarfile.open(archive, 'r|*') as members:
@@ -29,7 +29,7 @@ def tar_members(archive: pathlib.Path, wanted: re.Pattern[str]) -> Iterator[tupl
 
 
 def readable[T](archive: pathlib.Path, found: Iterator[T]) -> Iterator[T]:
-    """What is found in an archive. Raises `UserError` where it turns out to be damaged, or none."""
+    """Yields the items of an archive. Raises `UserError` where it is damaged or not an archive."""
     try:
         yield from found
     except (tarfile.TarError, EOFError, zlib.error) as error:

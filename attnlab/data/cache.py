@@ -1,4 +1,4 @@
-"""Caches of trained tokenizers and of token ids: files and folders that are there whole or not at all.
+"""Caches of trained tokenizers and of token ids, in files and folders that are written atomically.
 
 Folders are made as `attnlab.files` writes files: under a hidden name beside their own, and renamed at the end.
 """
@@ -18,19 +18,19 @@ from attnlab import files
 from attnlab.errors import UserError
 
 FOLDER = '~/.cache/attnlab/text'
-"""Where corpora keep trained tokenizers and token ids, unless they are told otherwise."""
+"""The default folder of trained tokenizers and token ids."""
 
 
 def key(*parts: str) -> str:
-    """The name under which what follows from `parts` is kept: 32 hexadecimal digits."""
+    """The cache key of a value that is determined by `parts`: 32 hexadecimal digits."""
     return hashlib.sha256('\0'.join(parts).encode()).hexdigest()[:32]
 
 
 @contextlib.contextmanager
 def new_folder(path: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Yields an empty folder that becomes `path` when the block ends, and vanishes when the block fails.
+    """Yields an empty folder that is renamed to `path` when the block ends, and removed when the block fails.
 
-    When someone else has made `path` in the meantime, theirs stays and this one vanishes.
+    When another process has created `path` in the meantime, that one stays and this one is removed.
     Raises `UserError` naming the folder where it cannot be written (no permission, full disk).
     """
     temporary = files.temporary_name(path)
@@ -51,7 +51,7 @@ def new_folder(path: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def write_file(path: pathlib.Path, content: str | bytes) -> None:
-    """Writes `content` to `path`, which from then on holds all of it, or else what it held before.
+    """Writes `content` to `path` atomically: on failure `path` is unchanged.
 
     Raises `UserError` naming the folder where it cannot be written (no permission, full disk).
     """
@@ -60,7 +60,7 @@ def write_file(path: pathlib.Path, content: str | bytes) -> None:
 
 
 def write_array(path: pathlib.Path, pieces: Iterable[Shaped[np.ndarray, '_']], dtype: np.dtype) -> int:
-    """Writes the concatenation of `pieces` as one `.npy` file without ever holding it whole; returns its length.
+    """Writes the concatenation of `pieces` as one `.npy` file, without holding all of it in memory; returns its length.
 
     Raises `UserError` naming the folder where it cannot be written (no permission, full disk).
     """

@@ -1,4 +1,4 @@
-"""Files fetched once over HTTP, checked, and kept."""
+"""Downloads over HTTP, verified and cached."""
 
 import hashlib
 import http.client
@@ -27,8 +27,8 @@ NETWORK_ERRORS = (urllib.error.URLError, http.client.HTTPException, TimeoutError
 def fetch(url: str, path: pathlib.Path, *, size: int, digest: str | None, algorithm: str = 'sha256') -> pathlib.Path:
     """Returns `path`, holding the file of `size` bytes and `digest` (hexadecimal), downloaded unless it is there.
 
-    With no digest known only the size is checked. Raises `UserError` naming the address and the path when the file
-    cannot be had, cannot be written, or is another one.
+    Without a digest only the size is checked. Raises `UserError` naming the address and the path when the file
+    cannot be downloaded or written, or has another size or digest.
     """
     if not path.is_file():
         logging.info('downloading %s', url)
@@ -42,7 +42,7 @@ def fetch(url: str, path: pathlib.Path, *, size: int, digest: str | None, algori
 
 
 def read(url: str) -> bytes:
-    """Returns what `url` answers. Raises `UserError` naming the address when there is no answer."""
+    """Returns the response of `url`. Raises `UserError` naming the address when there is none."""
     answer = io.BytesIO()
     failure = _transfer(url, answer)
     if failure is not None:
@@ -51,7 +51,7 @@ def read(url: str) -> bytes:
 
 
 def _download(url: str, path: pathlib.Path) -> None:
-    """Writes what `url` answers to `path`, which appears only when it is complete."""
+    """Downloads `url` to `path`, which appears only when it is complete."""
     try:
         with replacing(path) as temporary:
             with temporary.open('wb') as file:
@@ -63,7 +63,7 @@ def _download(url: str, path: pathlib.Path) -> None:
 
 
 def _transfer(url: str, file: io.BufferedIOBase) -> str | None:
-    """Copies what `url` answers to `file`, in a few attempts; returns what went wrong with the last, if it failed."""
+    """Copies the response of `url` to `file`, with a few attempts; returns the last error, if all failed."""
     for wait in WAITS:
         time.sleep(wait)
         file.seek(0)

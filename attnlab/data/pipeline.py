@@ -1,4 +1,4 @@
-"""From rows by index to batches: what batch `n` holds is a pure function of the source, the seed and `n`."""
+"""Batches from rows by index: batch `n` is a pure function of the source, the seed and `n`."""
 
 import functools
 import gc
@@ -20,7 +20,7 @@ Row = dict[str, Any]
 """One example as batches stack them: arrays and scalars by name, of the same shapes and types at every index."""
 
 BUFFER = 8
-"""Batches made ahead of their use."""
+"""The number of batches prefetched."""
 
 SMALL = 4096
 """Rows below which Grain's shuffle, whose work for a row grows as they get fewer, takes milliseconds a row."""
@@ -36,9 +36,9 @@ class Source(Protocol):
 
 
 class Batches(Iterator[Batch]):
-    """An iterator of batches that are made ahead of time in threads or processes, which `close` ends.
+    """An iterator of batches prefetched by threads or processes, which `close` ends.
 
-    It closes itself when it is collected and when the interpreter exits, and is a context manager.
+    It is a context manager, and closes itself on garbage collection and at interpreter exit.
     """
 
     def __init__(self, dataset: grain.IterDataset, num_workers: int) -> None:
@@ -82,16 +82,16 @@ def batches(
 ) -> Batches:
     """Returns the endless batches of a training run, from batch `start` on, as seen by one process.
 
-    The rows of epoch after epoch, each epoch shuffled anew, form one endless list; global batch `n` is rows
+    The rows of successive epochs, each shuffled differently, form one endless list; global batch `n` is rows
     `n * batch_size` to `(n + 1) * batch_size` of it, and process `p` has the `p`-th of `process_count` equal parts of
-    that batch, so the parts laid end to end are the same batch however many processes, threads and workers there are,
-    across the ends of epochs as well. A batch at the end of an epoch goes on with rows of the next one; a source
+    that batch, so the concatenated parts are the same batch for any number of processes, threads and workers,
+    also across epochs. A batch at the end of an epoch continues with rows of the next one; a source
     smaller than a batch is repeated inside it.
 
     Args:
       source: the examples.
       batch_size: rows a batch, all processes together.
-      seed: what the order depends on, at least 0.
+      seed: determines the order, at least 0.
       start: the first batch wanted; a run that has consumed `n` batches resumes with `start=n`.
       shuffle: `False` keeps the order of the source.
       process_index: which process this is, from 0.
@@ -144,7 +144,7 @@ def ordered_batches(
 
 
 def _shuffled(source: Source, seed: int) -> grain.MapDataset:
-    """The rows of epoch after epoch, each in an order of its own."""
+    """The rows of successive epochs, each in its own order."""
     if len(source) < SMALL:
         return grain.MapDataset.source(_Epochs(source, seed))
     # Grain orders epoch e by seed + e: neighbouring seeds must not lead to the same orders an epoch apart.
@@ -153,7 +153,7 @@ def _shuffled(source: Source, seed: int) -> grain.MapDataset:
 
 
 class _Epochs:
-    """A small source as an endless one, by explicit permutations."""
+    """An endless source from a small one, by explicit permutations."""
 
     def __init__(self, source: Source, seed: int) -> None:
         self._source, self._seed = source, seed
@@ -172,7 +172,7 @@ def _order(length: int, seed: int, epoch: int) -> Int64[np.ndarray, '_']:
 
 
 class _Filled:
-    """A source made a whole number of batches long by rows of zeros."""
+    """A source padded to a whole number of batches with rows of zeros."""
 
     def __init__(self, source: Source, batch_size: int) -> None:
         self._source = source
@@ -203,7 +203,7 @@ def _iterate(dataset: grain.MapDataset, num_threads: int, num_workers: int) -> B
     reading = grain.ReadOptions(num_threads=num_threads, prefetch_buffer_size=BUFFER if num_threads else 0)
     stream = dataset.to_iter_dataset(reading)
     if num_workers:
-        # Grain hands its absl flags to the workers and trips over them where no absl program has parsed them.
+        # Grain passes its absl flags to the workers, which fails unless an absl program has parsed them.
         if not flags.FLAGS.is_parsed():
             flags.FLAGS.mark_as_parsed()
         stream = stream.mp_prefetch(

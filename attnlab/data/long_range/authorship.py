@@ -1,4 +1,4 @@
-"""Whose code is this? A text task of bytes that needs no network: passages of the standard library's modules."""
+"""Authorship: which standard-library module a passage is from. A byte-level task that needs no network."""
 
 import dataclasses
 import functools
@@ -15,19 +15,19 @@ from attnlab.errors import UserError
 MODULES = (
     'asyncio', 'email', 'http', 'importlib', 'logging', 'multiprocessing', 'pydecimal', 'unittest', 'urllib', 'xml'
 )  # fmt: skip
-"""The modules by label: the ten that have most bytes in Python 3.12 and later."""
+"""The modules by label: the ten largest in Python 3.12 and later."""
 
 PLACES = {'train': range(8), 'valid': range(8, 9), 'test': range(9, 10)}
-"""Of every ten passages one after another, which ones a split has."""
+"""The indices of each split's passages among ten consecutive ones."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Authorship(Dataset):
-    """Passages of `span` bytes of the running Python's sources, and which of ten modules each is from.
+    """Passages of `span` bytes of the running Python's sources, labelled by module, one of ten.
 
-    A module's files are laid end to end and cut into passages that do not overlap; of every ten the ninth is to
-    validate, the tenth to test. Every module has equally many, and passages that occur twice are left out. They depend
-    on the version of Python, which is recorded: figures compare only where it is the same.
+    A module's files are concatenated and cut into passages that do not overlap; of every ten the ninth is for
+    validation, the tenth for testing. Every module has equally many; duplicate passages are removed. The passages
+    depend on the version of Python, which is recorded: results are comparable only for the same version.
 
     Attributes:
       span: bytes of a passage.
@@ -57,7 +57,7 @@ class Authorship(Dataset):
 
 @functools.lru_cache(maxsize=2)
 def _passages(span: int) -> list[tuple[int, Example]]:
-    """Passages with their place in their module."""
+    """Passages with their index in their module."""
     content = dict.fromkeys(MODULES, b'')
     for split in ('train', 'valid'):
         for document in StdlibText().documents(split):

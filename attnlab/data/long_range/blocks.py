@@ -1,4 +1,4 @@
-"""Drawing a data set in blocks that are files: several processes at a time, and where it was stopped it goes on."""
+"""Generation of a data set in blocks, each a file: by several processes, and resumable."""
 
 import concurrent.futures
 import dataclasses
@@ -18,18 +18,18 @@ from attnlab.data.long_range.drawn import Distribution, example
 from attnlab.errors import UserError
 
 BLOCK = 500
-"""Examples a file."""
+"""Examples per file."""
 
 Progress = Callable[[str, int, int], None]
-"""Told what is being done, how much of it is, and how much there is."""
+"""Called with the name of the stage, the amount done and the total."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Blocks:
-    """The examples of one split, drawn and kept in files.
+    """The examples of one split, drawn and stored in files.
 
     Attributes:
-      of: what they are drawn from.
+      of: the distribution they are drawn from.
       seed: see `drawn.example`.
       split: which split.
       count: how many examples there are.
@@ -43,15 +43,15 @@ class Blocks:
     folder: pathlib.Path
 
     def missing(self) -> list[range]:
-        """The blocks that are still to be drawn."""
+        """The blocks not yet drawn."""
         return [block for block in self._all() if not self.path(block).is_file()]
 
     def files(self) -> list[pathlib.Path]:
-        """The files of the blocks that were drawn."""
+        """The files of the drawn blocks."""
         return [path for path in map(self.path, self._all()) if path.is_file()]
 
     def path(self, block: range) -> pathlib.Path:
-        """The file of a block, which is there whole or not at all."""
+        """The file of a block, which is written atomically."""
         name = cache.key(repr(self.of), str(self.seed))
         return self.folder / f'{name}-{self.split}-{block.start:08d}-{block.stop:08d}.npz'
 
@@ -85,7 +85,7 @@ class Blocks:
 
 
 def draw_all(splits: list[Blocks], workers: int, progress: Progress) -> None:
-    """Draws the blocks of all splits that are not there yet, `workers` at a time."""
+    """Draws the missing blocks of all splits, `workers` at a time."""
     missing = [(blocks, block) for blocks in splits for block in blocks.missing()]
     total = sum(blocks.count for blocks in splits)
     done = total - sum(len(block) for _, block in missing)
@@ -110,7 +110,7 @@ def draw_all(splits: list[Blocks], workers: int, progress: Progress) -> None:
 
 
 def _end_with_the_parent() -> None:
-    """A process whose parent was killed would wait for work forever."""
+    """Ends this process when its parent dies, as it would otherwise wait for work forever."""
     parent = multiprocessing.parent_process()
 
     def wait() -> None:

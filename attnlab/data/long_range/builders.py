@@ -27,20 +27,20 @@ from attnlab.errors import UserError
 
 
 def sequence(dtype: Any) -> tfds.features.Tensor:
-    """A feature of numbers, as many as there are."""
+    """A feature that is a sequence of numbers of any length."""
     return tfds.features.Tensor(shape=(None,), dtype=dtype, encoding=tfds.features.Encoding.BYTES)
 
 
 def silent(stage: str, done: int, total: int) -> None:
-    """Says nothing of the progress."""
+    """Ignores the progress."""
 
 
 class Builder(OrderedBuilder, skip_registration=True):  # type: ignore[call-arg]
-    """A builder that records what it wrote, to be compared with what is read.
+    """A builder that records digests of the examples it wrote, to verify those read.
 
     Attributes:
       workers: processes that draw examples.
-      progress: told how far it is.
+      progress: called with the progress.
     """
 
     VERSION = tfds.core.Version('1.0.0')
@@ -81,9 +81,9 @@ class DrawnBuilder(Builder, skip_registration=True):  # type: ignore[call-arg]
     """A builder of examples that are drawn.
 
     Attributes:
-      of: what they are drawn from.
+      of: the distribution they are drawn from.
       seed: of the examples.
-      counts: how many each split has.
+      counts: number of examples of each split.
     """
 
     of: ClassVar[Distribution]
@@ -132,7 +132,7 @@ class Pathfinder128Builder(DrawnBuilder, skip_registration=True):  # type: ignor
 
 
 class ArchiveBuilder(Builder, skip_registration=True):  # type: ignore[call-arg]
-    """A builder of what an official archive holds.
+    """A builder that converts an official archive.
 
     Attributes:
       url: of the archive.

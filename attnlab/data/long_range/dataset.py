@@ -1,4 +1,4 @@
-"""What a data set of long sequences with one label each is to those who use it."""
+"""The interface of data sets of long sequences with one label each."""
 
 import abc
 import dataclasses
@@ -9,24 +9,25 @@ from attnlab.data.pipeline import Source
 from attnlab.errors import UserError, nearest
 
 Example = dict[str, Any]
-"""`x` (and `second`, of a pair of documents), an array of one number a place, unpadded; `label`, int32, a scalar; and
-scalars that say how hard it is, such as `depth`."""
+"""`x` (and `second`, of a pair of documents), an array of one number per position, unpadded; `label`, int32, a scalar; and
+scalars that measure difficulty, such as `depth`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """What the examples of a data set are like.
+    """The properties of a data set's examples.
 
     Attributes:
-      classes: how many labels there are.
-      length: places of the longest example, as published.
-      vocab: how many token ids there are, 0 for padding among them; `None` where places hold real numbers.
-      offset: what is added to the numbers of an example to make token ids of them.
+      classes: number of labels.
+      length: positions of the longest example, as published.
+      vocab: number of token ids, including 0 for padding; `None` where positions hold real numbers.
+      offset: added to the numbers of an example to make them token ids.
       mean: of the numbers of an example where they are real.
       deviation: standard deviation of these; the model sees `(x - mean) / deviation`.
       documents: 2 where an example is a pair of documents.
-      difficulties: by which scalars examples fall into slices, and where these begin, ascending; an example always has
-        the scalar `length`, how many places it takes.
+      difficulties: the scalars by which examples are sliced, with the ascending lower bounds of slices; an example
+        always has
+        the scalar `length`, its number of positions.
     """
 
     classes: int
@@ -40,28 +41,28 @@ class Kind:
 
 
 class Dataset(abc.ABC):
-    """A data set as a config names it: a frozen dataclass that touches nothing until it is asked for rows."""
+    """A data set in a config: a frozen dataclass that reads nothing until `rows` is called."""
 
     @property
     @abc.abstractmethod
     def kind(self) -> Kind:
-        """What the examples are like."""
+        """The properties of the examples."""
 
     @property
     @abc.abstractmethod
     def splits(self) -> Mapping[str, int | None]:
-        """How many examples each split has, where that is known without loading; `train` and `test` are among them."""
+        """The number of examples of each split, if known without loading; includes `train` and `test`."""
 
     @abc.abstractmethod
     def rows(self, split: str) -> Source:
-        """The examples of a split. Raises `UserError` for an unknown one, and for data that are not there."""
+        """The examples of a split. Raises `UserError` for an unknown split, and for missing data."""
 
     @abc.abstractmethod
     def describe(self) -> dict[str, Any]:
-        """What a run records of the source: where it is from and how it was split, ready for JSON."""
+        """A record of the source and its splits for run.json."""
 
 
 def known_split(source: Dataset, split: str) -> None:
-    """Raises `UserError` where a source has no such split."""
+    """Raises `UserError` for an unknown split."""
     if split not in source.splits:
         raise UserError(f'{type(source).__name__} has no split {split!r}{nearest(split, source.splits)}')

@@ -12,32 +12,32 @@ from attnlab.data.synthetic.problem import SPLITS
 
 
 class Distribution(abc.ABC):
-    """Where examples are drawn from: a frozen dataclass whose fields are its difficulty."""
+    """A distribution of examples: a frozen dataclass whose fields set the difficulty."""
 
     @property
     @abc.abstractmethod
     def kind(self) -> Kind:
-        """What the examples are like."""
+        """The properties of the examples."""
 
     @abc.abstractmethod
     def draw(self, stream: np.random.SeedSequence) -> Example:
-        """The example of a random stream."""
+        """Draws an example from a random stream."""
 
 
 def example(of: Distribution, seed: int, split: str, index: int) -> Example:
-    """Example `index` of a split, which takes no other to be made."""
+    """Example `index` of a split, drawn independently of all others."""
     return of.draw(np.random.SeedSequence(seed, spawn_key=(SPLITS[split], index)))
 
 
 @dataclasses.dataclass(frozen=True)
 class Drawn(Dataset):
-    """Examples drawn whenever they are asked for, in no need of preparation.
+    """Examples drawn on access, without preparation.
 
     Attributes:
-      of: what they are drawn from.
+      of: the distribution they are drawn from.
       seed: from 0 to 2^32 - 1.
-      train: how many examples there are to train on.
-      held_out: how many the other two splits have.
+      train: number of training examples.
+      held_out: number of examples of each of the other two splits.
     """
 
     of: Distribution

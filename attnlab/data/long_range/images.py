@@ -15,7 +15,7 @@ CIFAR10 = Kind(classes=10, length=1024, mean=122.6, deviation=61.0)
 """32 x 32 pixels, row by row, standardised as in the code of S4; Krizhevsky 2009."""
 
 TRAIN = 45_000
-"""Images to train on; the last 5,000 of the archive's 50,000 are to validate, as in the Long Range Arena."""
+"""Training images; the last 5,000 of the archive's 50,000 are for validation, as in the Long Range Arena."""
 
 RECORD = 1 + 3 * 1024
 MEMBERS = re.compile(r'[^/]*/(data_batch_[1-5]|test_batch)\.bin')

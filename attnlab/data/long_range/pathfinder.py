@@ -1,4 +1,4 @@
-"""Pathfinder and Path-X: do two markers lie on the same dashed path?"""
+"""Pathfinder and Path-X: whether two markers are on the same dashed path."""
 
 import dataclasses
 import functools
@@ -15,10 +15,10 @@ from attnlab.data.long_range.drawn import Distribution
 from attnlab.errors import UserError
 
 SEGMENT_TRIALS = 3
-"""Draws of a dash before its path is given up."""
+"""Attempts at drawing a dash before its path is abandoned."""
 
 DISTRACTOR_TRIALS = 5
-"""Draws of a distractor before the image goes without it."""
+"""Attempts at drawing a distractor before it is omitted."""
 
 SOLID, SOFT = 0.9, 0.3
 """Coverage of a pixel above which two dashes collide there, and above which nothing starts there."""
@@ -40,7 +40,7 @@ class Dash(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Scene:
-    """What is in an image.
+    """The contents of an image.
 
     Attributes:
       targets: the two long paths, each from its first dash to its last.
@@ -129,7 +129,7 @@ class Pathfinder(Distribution):
         return {'x': self.render(scene).reshape(-1), 'label': np.int32(scene.label)}
 
     def scene(self, stream: np.random.SeedSequence) -> Scene:
-        """Draws what is in an image."""
+        """Draws the contents of an image."""
         rand = random.Random(int.from_bytes(stream.generate_state(8).tobytes(), 'little')).random
         label = int(2 * rand())
         shapes = _shapes(self, self.margins[int(rand() * len(self.margins))])
@@ -189,7 +189,7 @@ class Stroke(NamedTuple):
       solid: pixels that no other path may have.
       near: pixels in which no dash may end.
       soft: pixels in which no path may start.
-      out: from the point that the dash was turned around to the one that the next will be, as a difference of bits.
+      out: from the pivot of this dash to the pivot of the next, as a difference of bits.
       turns: for each possible next dash: the bit of its end in a window around that point, its weight and its index.
     """
 
@@ -206,7 +206,7 @@ class Start(NamedTuple):
 
     Attributes:
       stroke: the dash.
-      pivot: the point that it is turned around, relative to its anchor, as a difference of bits.
+      pivot: the point that it is rotated around, relative to its anchor, as a difference of bits.
       ends: that point and its other end, relative to its anchor, rows and columns.
       cover: the pixels that are wholly its own, relative to its anchor, as differences of bits.
       centres: where it may start as the first long path, as bits.
@@ -220,7 +220,7 @@ class Start(NamedTuple):
 
 
 class Canvas(NamedTuple):
-    """What is taken, in the sense of `Stroke`."""
+    """The occupied pixels, in the three senses of `Stroke`."""
 
     solid: int
     near: int
@@ -300,7 +300,7 @@ class Shapes:
         ]
 
     def _blank(self) -> Canvas:
-        """The canvas on which nothing but the border is taken, and for `near` all that is outside."""
+        """The canvas with only the border occupied, and for `near` everything outside."""
         image = np.ones((self.stride, self.stride), bool)
         image[self.reach : -self.reach, self.reach : -self.reach] = False
         free = np.zeros_like(image)
@@ -327,9 +327,9 @@ Placed = tuple[Stroke, int]
 def _grown(
     shapes: Shapes, starts: list[tuple[Start, int]], taken: Canvas, dashes: int, rand: Callable[[], float]
 ) -> tuple[list[list[Placed]], Canvas] | None:
-    """Paths that grow in turns, and what is taken with them; `None` where one of them finds no way on.
+    """Grows paths alternately; returns them and the occupied pixels, or `None` where one cannot be extended.
 
-    What a path's last dash takes does not count until the next one is there, which starts beside it.
+    The pixels of a path's last dash count only after the next dash is drawn, which starts beside it.
     """
     solid, near, soft = taken
     centre, window, strokes = shapes.centre, shapes.window, shapes.strokes
@@ -367,7 +367,7 @@ def _grown(
 
 
 def _two_paths(shapes: Shapes, rand: Callable[[], float]) -> tuple[list[list[Placed]], Canvas] | None:
-    """Both long paths and what is taken with them, or `None` where there is no way on."""
+    """Both long paths and the occupied pixels, or `None` where a path cannot be extended."""
     first = _central(shapes, rand)
     second = None if first is None else _beside(shapes, shapes.pixel(first[1]), rand)
     if first is None or second is None:
@@ -376,7 +376,7 @@ def _two_paths(shapes: Shapes, rand: Callable[[], float]) -> tuple[list[list[Pla
 
 
 def _short_path(shapes: Shapes, taken: Canvas, rand: Callable[[], float]) -> tuple[list[list[Placed]], Canvas] | None:
-    """A short path and what is taken with it, or `None` where it finds no place."""
+    """A short path and the occupied pixels, or `None` where there is no room."""
     start = _anywhere(shapes, taken.soft, rand)
     return None if start is None else _grown(shapes, [start], taken, shapes.of.distractor_contour, rand)
 
@@ -443,7 +443,7 @@ def _opposite(angle: float) -> float:
 
 @functools.lru_cache(maxsize=2048)
 def _line(of: Pathfinder, reach: int, angle: float, grown: int = 0) -> Float64[np.ndarray, 'h w']:
-    """How much of each pixel around its anchor a dash covers, made thicker by `grown` pixels to all sides."""
+    """The coverage of each pixel around its anchor by a dash widened by `grown` pixels on all sides."""
     side = 2 * reach * of.antialias + 1
     y, x = np.mgrid[:side, :side] - reach * of.antialias
     dy, dx = _moved(angle, of.dash * of.antialias)
@@ -455,7 +455,7 @@ def _line(of: Pathfinder, reach: int, angle: float, grown: int = 0) -> Float64[n
 
 @functools.lru_cache(maxsize=8)
 def _disc(radius: float, antialias: int) -> Float64[np.ndarray, 'h w']:
-    """How much of each pixel around its centre a disc covers."""
+    """The coverage of each pixel around its centre by a disc."""
     reach = math.ceil(radius) + 2
     places = np.arange((2 * reach + 1) * antialias) - reach * antialias
     return _reduced(np.hypot(places[:, None], places[None]) <= radius * antialias, 2 * reach + 1)
@@ -485,7 +485,7 @@ def _dilated(mask: np.ndarray, radius: int) -> np.ndarray:
 
 
 def _stamp(image: np.ndarray, drawing: np.ndarray, y: int, x: int) -> None:
-    """Draws around the pixel (y, x), the brighter of old and new staying."""
+    """Draws around the pixel (y, x), keeping the maximum of old and new brightness."""
     reach = len(drawing) // 2
     window = image[y - reach : y + reach + 1, x - reach : x + reach + 1]
     np.maximum(window, drawing, out=window)

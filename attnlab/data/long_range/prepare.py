@@ -1,4 +1,4 @@
-"""Preparing a data set: drawn or downloaded, written, and read again to see that it is what was written."""
+"""Prepares a data set: draws or downloads it, writes it, and verifies it by reading it back."""
 
 import dataclasses
 import hashlib
@@ -14,15 +14,15 @@ from attnlab.data.long_range.prepared import hashes, library, preparable
 from attnlab.errors import UserError
 
 TOGETHER = 256
-"""Examples read at a time, which takes a fraction of the time that reading them singly does."""
+"""Examples read at a time, which is much faster than reading them one by one."""
 
 REDRAWN = 8
-"""Examples of each split that are drawn again to see that what is on the disk is what this version draws."""
+"""Examples of each split that are drawn again to verify that this version draws what is on disk."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """What was found in a split.
+    """The statistics of a prepared split.
 
     Attributes:
       name: of the split, on the disk.
@@ -41,12 +41,12 @@ class Split:
 
 @dataclasses.dataclass(frozen=True)
 class Preparation:
-    """A data set that was prepared and verified.
+    """The report of a prepared and verified data set.
 
     Attributes:
       folder: where it is.
-      fresh: whether it was not there before.
-      splits: what was found.
+      fresh: whether it was prepared just now.
+      splits: the statistics of each split.
     """
 
     folder: pathlib.Path
@@ -55,10 +55,10 @@ class Preparation:
 
 
 def prepare(name: str, data_dir: pathlib.Path, workers: int, progress: Progress) -> Preparation:
-    """Prepares a data set unless it is there, and verifies it either way.
+    """Prepares a data set unless it exists, and verifies it in either case.
 
-    What is drawn is kept in blocks beside the downloads until all of it is written, so that a preparation that was
-    stopped goes on where it was.
+    Drawn examples are stored in blocks beside the downloads until all are written, so that an interrupted preparation
+    resumes.
 
     Raises `UserError` for an unknown name, an archive that is missing or wrong, a disk that is full, and a data set
     that is not what was written.
@@ -84,7 +84,7 @@ def prepare(name: str, data_dir: pathlib.Path, workers: int, progress: Progress)
 
 
 def verify(builder: Any, progress: Progress) -> tuple[Split, ...]:
-    """Reads a prepared data set through. Raises `UserError` where it is not what was written, or not what is drawn."""
+    """Reads all of a prepared data set. Raises `UserError` where it differs from what was written or drawn."""
     from attnlab.data.long_range.builders import DrawnBuilder, digest_of
 
     seen: set[bytes] = set()
@@ -129,7 +129,7 @@ def _check_drawn(builder: Any, split: str, records: Any, repeated: int) -> None:
 
 
 def _typed(record: dict[str, Any], builder: Any) -> dict[str, Any]:
-    """A record whose scalars have their types, which they lose on the way."""
+    """A record with the types of its scalars restored, which storage loses."""
     features = builder.info.features
     return {
         name: value if isinstance(value, np.ndarray) else np.dtype(features[name].np_dtype).type(value)

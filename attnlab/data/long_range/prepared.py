@@ -18,18 +18,18 @@ from attnlab.data.long_range.text import IMDB
 from attnlab.errors import UserError, nearest
 
 FOLDER = '~/tensorflow_datasets'
-"""Where data sets are, unless told otherwise."""
+"""The default folder of data sets."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Preparable:
-    """A data set that can be prepared.
+    """The description of a data set that can be prepared.
 
     Attributes:
       builder: its class in `attnlab.data.long_range.builders`.
-      kind: what its examples are like.
+      kind: the properties of its examples.
       splits: the name here of every split, and its name on the disk.
-      substitute: what needs neither a network nor files.
+      substitute: an alternative that needs neither a network nor files.
     """
 
     builder: str
@@ -120,7 +120,7 @@ def preparable(name: str) -> Preparable:
 
 
 def hashes(builder: Any) -> dict[str, str]:
-    """What was recorded of the content of each split when it was prepared: SHA-256, by the split's name on the disk."""
+    """The SHA-256 of each split's content, recorded at preparation, by the split's name on disk."""
     return json.loads((pathlib.Path(builder.data_dir) / 'metadata.json').read_text())['content']
 
 

@@ -1,4 +1,4 @@
-"""`attnlab data prepare`: a bar for every stage, then a table of what is there."""
+"""`attnlab data prepare`: a progress bar for every stage, then a table of the splits."""
 
 import pathlib
 
@@ -33,7 +33,7 @@ class Bars:
 
 
 def prepare_with_progress(name: str, data_dir: pathlib.Path, workers: int, console: Console) -> Preparation:
-    """Prepares and verifies a data set, showing how far it is; see `prepare`."""
+    """Prepares and verifies a data set with progress bars; see `prepare`."""
     columns = (TextColumn('{task.description}'), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console) as progress:
         bars = Bars(progress)

@@ -1,4 +1,4 @@
-"""Examples as a model takes them: of one length, with documents and padding marked."""
+"""Examples as rows of a fixed length, with documents and padding marked."""
 
 import dataclasses
 
@@ -10,7 +10,7 @@ from attnlab.data.pipeline import Row, Source
 
 @dataclasses.dataclass(frozen=True)
 class Padded:
-    """The examples of a source, cut off at or filled up to `length` places.
+    """The examples of a source, truncated or padded to `length` positions.
 
     A row holds, for `t = length`:
 
@@ -22,7 +22,7 @@ class Padded:
 
     Attributes:
       rows: the examples.
-      kind: what they are like.
+      kind: their properties.
       length: places a row.
     """
 
@@ -39,11 +39,11 @@ class Padded:
 
 @dataclasses.dataclass(frozen=True)
 class Chosen:
-    """Some examples of a source.
+    """A subset of a source's examples.
 
     Attributes:
       rows: all of them.
-      indices: which.
+      indices: those chosen.
     """
 
     rows: Source

@@ -1,4 +1,4 @@
-"""Speech Commands as raw audio: which of 35 words is said?"""
+"""Speech Commands as raw audio: which of 35 words is spoken."""
 
 import io
 import pathlib

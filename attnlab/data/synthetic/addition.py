@@ -1,4 +1,4 @@
-"""The whole table of an addition, a fixed share of it to learn from and the rest to be asked for."""
+"""Modular addition: the table of all sums, a fixed fraction of it for training and the rest for validation."""
 
 import dataclasses
 import functools

@@ -1,4 +1,4 @@
-"""Parity and arithmetic, asked for once, at the end."""
+"""Parity and modular arithmetic, with one label at the end."""
 
 import dataclasses
 

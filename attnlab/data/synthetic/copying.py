@@ -1,4 +1,4 @@
-"""Copying: say what was said before."""
+"""Copying: predict a sequence that occurred earlier."""
 
 import dataclasses
 
@@ -57,8 +57,8 @@ class Copying(Problem):
         $ c a b | c a b      labels from | on: c a b .
 
     Tokens are the letters from 0, then `$`, `|` and `.`. The string has from `shortest` letters to as many as fit
-    twice, and is only that long with `shortest=None`. Since every prediction sees the right letters before it, a string
-    is exactly right just when greedy decoding would write it.
+    twice, and is only that long with `shortest=None`. Since every prediction is conditioned on the correct letters, a
+    string is fully correct exactly when greedy decoding would produce it.
 
     Attributes:
       letters: number of letters.

@@ -1,4 +1,4 @@
-"""Word problems of finite groups: where do these steps lead?"""
+"""Word problems of finite groups."""
 
 import dataclasses
 import functools
@@ -10,7 +10,7 @@ import numpy as np
 from attnlab.data.synthetic.problem import Example, Problem, require, require_length
 
 LARGEST = 720
-"""Elements of the largest group whose table is worked out."""
+"""Elements of the largest group whose table is computed."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +57,7 @@ class WordProblem(Problem):
 
 
 def order(group: str) -> int:
-    """Number of elements, 0 for what is no group's name."""
+    """Number of elements; 0 for a string that does not name a group."""
     return functools.reduce(lambda size, factor: size * _order(factor), group.split('x'), 1)
 
 

@@ -1,4 +1,4 @@
-"""A number to be found in a long text that says nothing."""
+"""Pass-key retrieval: find a number in a long text of filler."""
 
 import dataclasses
 
@@ -17,15 +17,15 @@ LARGEST = 50_000
 
 @dataclasses.dataclass(frozen=True)
 class Passkey(Problem):
-    """A pass key of 1 to 50000 said once in a text of any length, and asked for at its end; tokens are bytes.
+    """A pass key of 1 to 50000 stated once in a text of any length, and requested at its end; tokens are bytes.
 
         TASK filler The pass key is 4711. Remember it. 4711 is the pass key. filler What is ...? The pass key is 4711
 
-    The labels are the digits, each predicted from those before it; the full stop after them, which any reader guesses,
-    is none.
+    The labels are the digits, each predicted from those before it; the full stop after them, which is trivial,
+    is not a label.
 
     Attributes:
-      depth: where in the filler the key is said, from 0, before all of it, to 1, after it; `None` for anywhere.
+      depth: where in the filler the key is stated, from 0, before all of it, to 1, after it; `None`: at random.
 
     Source: Mohtashami and Jaggi, "Landmark Attention: Random-Access Infinite Context Length for Transformers", 2023,
     https://arxiv.org/abs/2305.16300.

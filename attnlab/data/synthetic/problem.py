@@ -1,4 +1,4 @@
-"""What a synthetic problem is, and its examples by index."""
+"""Synthetic problems, and their examples by index."""
 
 import abc
 import dataclasses
@@ -11,13 +11,13 @@ from attnlab.data.pipeline import Row
 from attnlab.errors import UserError, nearest
 
 SPLITS: Mapping[str, int] = {'train': 0, 'valid': 1, 'test': 2}
-"""The splits, with the number that keeps their random streams apart."""
+"""The splits, with the number that makes their random streams distinct."""
 
 ENDLESS = 2**31 - 1
 """Examples of a training stream that has no end for practical purposes; the longest that Grain shuffles well."""
 
 BASELINE = 'baseline/'
-"""What the names of the entries begin with that say how well a known predictor does."""
+"""Prefix of the row entries that hold errors of known predictors."""
 
 
 class Example(NamedTuple):
@@ -35,7 +35,7 @@ class Example(NamedTuple):
 
 
 class Problem(abc.ABC):
-    """A distribution of examples: a frozen dataclass whose fields are its difficulty."""
+    """A distribution of examples: a frozen dataclass whose fields set the difficulty."""
 
     @property
     @abc.abstractmethod
@@ -49,7 +49,7 @@ class Problem(abc.ABC):
 
     @abc.abstractmethod
     def check(self, length: int) -> None:
-        """Raises `UserError`, naming the field, where there is no such problem, or none of this length."""
+        """Raises `UserError`, naming the field, for invalid fields, or if no example has at most `length` tokens."""
 
     @abc.abstractmethod
     def labels(self, length: int) -> int:
@@ -60,12 +60,12 @@ class Problem(abc.ABC):
         """Draws an example of at most `length` tokens."""
 
     def variants(self, length: int) -> dict[str, 'Problem']:
-        """The same problem at other difficulties, by name, as far as `length` tokens hold them."""
+        """The same problem at other difficulties, by name, as far as they fit `length` tokens."""
         del length
         return {}
 
     def stretched(self) -> 'Problem':
-        """The problem to ask at lengths beyond those trained on: one whose examples fill the length."""
+        """The problem for evaluation beyond the training length: its examples fill the length."""
         return self
 
     def baselines(self, example: Example) -> dict[str, np.ndarray]:
@@ -141,19 +141,19 @@ class Examples:
 
 
 def require(problem: Problem, field: str, right: bool, wanted: str) -> None:
-    """Raises `UserError` unless `right`, naming a field of the problem, its value, and what is wanted of it."""
+    """Raises `UserError` unless `right`, naming a field of the problem, its value, and the requirement."""
     if not right:
         raise UserError(f'{field} of {type(problem).__name__} is {getattr(problem, field)!r}; it wants {wanted}')
 
 
 def require_length(problem: Problem, length: int, right: bool, wanted: str) -> None:
-    """Raises `UserError` unless `right`, naming the length and what the problem wants of it."""
+    """Raises `UserError` unless `right`, naming the length and the problem's requirement."""
     if not right:
         raise UserError(f'length is {length}; {type(problem).__name__} wants {wanted}')
 
 
 def fitting(length: int, variants: Mapping[str, Problem]) -> dict[str, Problem]:
-    """The variants that `length` tokens hold."""
+    """The variants that fit `length` tokens."""
     return {name: variant for name, variant in variants.items() if _fits(variant, length)}
 
 

@@ -1,4 +1,4 @@
-"""Recall: what stood beside this token before?"""
+"""Associative recall: predict the token that followed this one before."""
 
 import dataclasses
 from functools import lru_cache
@@ -205,7 +205,7 @@ class InductionHeads(Problem):
 
 
 def fillers(rng: np.random.Generator, length: int, vocab: int, random: bool) -> np.ndarray:
-    """Tokens that say nothing: 0, or random ones."""
+    """Filler tokens: 0, or random ones."""
     return rng.integers(vocab, size=length) if random else np.full(length, FILLER)
 
 
@@ -215,7 +215,7 @@ def later(rng: np.random.Generator, start: int, length: int, count: int, power: 
 
 
 def in_order(tokens: np.ndarray, at: np.ndarray, targets: np.ndarray) -> Example:
-    """The example with its labels by their place."""
+    """The example with its labels sorted by position."""
     order = np.argsort(at)
     return Example(tokens, at[order], targets[order])
 

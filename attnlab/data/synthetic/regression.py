@@ -1,4 +1,4 @@
-"""Regression in context: points of an unknown function, and what it is at the next one."""
+"""In-context regression: predict an unknown function at a point from earlier points."""
 
 import dataclasses
 import functools
@@ -133,9 +133,9 @@ class LinearRegression(Problem):
 
 
 def ridge_predictions(x: np.ndarray, y: np.ndarray, penalty: float) -> np.ndarray:
-    """What ridge regression on the points before each point predicts there, `n o`, by recursive least squares.
+    """The ridge-regression prediction at each point from the points before it, `n o`, by recursive least squares.
 
-    With `penalty` 0 it predicts by the shortest solution.
+    With `penalty` 0 it is that of the minimum-norm solution.
     """
     covariance, weights = np.eye(x.shape[1]), np.zeros((x.shape[1], y.shape[1]))
     predictions = np.empty_like(y)
@@ -151,6 +151,6 @@ def ridge_predictions(x: np.ndarray, y: np.ndarray, penalty: float) -> np.ndarra
 
 @functools.lru_cache(maxsize=8)
 def _layers(dim: int, count: int) -> list[np.ndarray]:
-    """The weights of the fixed representation, which belong to the problem as a table of a group does."""
+    """The weights of the fixed representation, which are part of the problem."""
     rng = np.random.default_rng((dim, count))
     return [rng.standard_normal((dim, dim)) / np.sqrt(dim) for _ in range(count)]

@@ -57,7 +57,7 @@ class OrderedBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):  
         )
 
     def _folder(self, dl_manager: tfds.download.DownloadManager) -> pathlib.Path:
-        """Where the files of the corpus are kept, whether they were downloaded or put there by hand."""
+        """The folder of the corpus's files, whether downloaded or placed by hand."""
         return pathlib.Path(dl_manager.download_dir) / self.name
 
 
@@ -181,8 +181,8 @@ class Bucket:
         """The files whose names start with `prefix`, kept in `folder` under the last part of their names, in order.
 
         What is missing is downloaded, and all is checked against the sizes and MD5 digests in the bucket's listing.
-        Files in `folder` without a listing were put there by someone else: taken as they are, and for all there is.
-        Raises `UserError` when there are none, or one cannot be had or is not what the listing says.
+        Files in `folder` without a listing were placed by hand: they are used unchecked, as the complete set.
+        Raises `UserError` when there are none, or one cannot be downloaded or differs from the listing.
         """
         beginning = prefix.rpartition('/')[-1]
         listing = folder / f'.{beginning or folder.name}.listing.json'

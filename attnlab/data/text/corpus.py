@@ -1,4 +1,4 @@
-"""What a text corpus is: named documents at the source, one flat array of tokens with document ends when loaded."""
+"""Text corpora: named documents at the source; when loaded, one flat array of tokens with document ends."""
 
 import abc
 import array
@@ -36,9 +36,9 @@ class Text:
     Attributes:
       tokens: the ids, `t`, in memory or mapped from a file; every document in it has at least one.
       ends: where each document ends, cumulative: document `i` is `tokens[ends[i - 1]:ends[i]]`.
-      tokenizer: what made the ids, and decodes them.
+      tokenizer: the tokenizer of the ids.
       content_hash: SHA-256 over the names and bytes of the documents, whatever the tokenizer.
-      provenance: what a run records of all this, ready for JSON.
+      provenance: the record of all this for run.json.
     """
 
     tokens: UInt[np.ndarray, 't']
@@ -69,7 +69,7 @@ class Text:
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        """A worker process maps a mapped file anew instead of being sent the whole of it."""
+        """Pickles a mapped file by its path, so that a worker process maps it instead of receiving its content."""
         if isinstance(self.tokens, np.memmap) and isinstance(self.tokens.base, mmap.mmap):
             return self.__dict__ | {'tokens': pathlib.Path(self.tokens.filename)}
         return self.__dict__
@@ -81,10 +81,10 @@ class Text:
 
 
 class Corpus(abc.ABC):
-    """A corpus as a config names it: a frozen dataclass that touches nothing until it is asked for documents.
+    """A corpus in a config: a frozen dataclass that reads nothing until its documents are requested.
 
     Attributes:
-      cache: folder for trained tokenizers and token ids, which are kept by content; `None` keeps nothing.
+      cache: folder for trained tokenizers and token ids, keyed by content; `None`: no caching.
     """
 
     cache: str | None
@@ -103,14 +103,14 @@ class Corpus(abc.ABC):
 
     @abc.abstractmethod
     def describe(self) -> dict[str, Any]:
-        """What a run records of the source: where it is from and how it was split, ready for JSON."""
+        """A record of the source and its splits for run.json."""
 
     def fingerprint(self, split: str) -> str:
-        """What the documents of a split are recognised by in the cache: equal fingerprints, equal documents."""
+        """The identity of a split's documents in the cache: equal fingerprints imply equal documents."""
         return content_hash(self.documents(split))
 
     def load(self, split: str, tokenizer: Tokenizer | Untrained) -> Text:
-        """The tokens of a split. A tokenizer that has yet to be trained is trained on `train`, whatever the split.
+        """The tokens of a split. An untrained tokenizer is first trained on `train`, for any split.
 
         Raises `UserError` for an unknown split, a corpus that is missing, empty or unreadable, a cache that cannot be
         written, and whatever the tokenizer refuses.
@@ -164,7 +164,7 @@ class Corpus(abc.ABC):
 
 
 class _Tokens:
-    """The token arrays of documents, one by one, with a tally of what has passed; empty documents count for nothing."""
+    """The token arrays of documents, one by one, with running totals; empty documents are ignored."""
 
     def __init__(self, documents: Iterable[Document], tokenizer: Tokenizer) -> None:
         self._documents, self._tokenizer = documents, tokenizer

@@ -1,4 +1,4 @@
-"""The corpus every machine has: the sources of the standard library of the running Python."""
+"""A corpus available on every machine: the sources of the running Python's standard library."""
 
 import dataclasses
 import hashlib
@@ -20,7 +20,7 @@ LEFT_OUT_FOLDERS = {
 }
 # fmt: on
 LEFT_OUT_FILES = {'sitecustomize.py', 'turtle.py', '_distutils_system_mod.py', 'this.py', 'antigravity.py'}
-"""What not every build of Python ships, what is generated on each machine, and what is no ordinary code."""
+"""Modules to exclude: those missing from some builds of Python, generated per machine, or not ordinary code."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -26,7 +26,7 @@ PIECE = 2**20
 
 @runtime_checkable
 class Tokenizer(Protocol):
-    """Turns bytes into token ids and back."""
+    """A map from bytes to token ids and back."""
 
     @property
     def vocab(self) -> int:
@@ -34,11 +34,11 @@ class Tokenizer(Protocol):
 
     @property
     def token_bytes(self) -> Int32[np.ndarray, 'o']:
-        """How many bytes every id stands for."""
+        """The number of bytes that each id stands for."""
 
     @property
     def hash(self) -> str:
-        """What the ids depend on: equal hashes, equal ids."""
+        """The identity of the encoding: equal hashes imply equal ids."""
 
     def encode(self, contents: Sequence[bytes]) -> list[UInt[np.ndarray, '_']]:
         """The ids of every text of a list. Raises `UserError` for a text it cannot represent."""
@@ -47,19 +47,19 @@ class Tokenizer(Protocol):
         """The bytes that `ids` stand for, any ids."""
 
     def describe(self) -> dict[str, Any]:
-        """What a run records of it, ready for JSON."""
+        """A record of the tokenizer for run.json."""
 
 
 @runtime_checkable
 class Untrained(Protocol):
-    """A tokenizer that has yet to see the text it is made for."""
+    """A tokenizer that must be trained on text first."""
 
     @property
     def vocab(self) -> int:
         """Number of ids it will have."""
 
     def train(self, contents: Iterable[bytes]) -> Tokenizer:
-        """The tokenizer made for `contents`, a pure function of them."""
+        """The tokenizer trained on `contents`, a pure function of them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,14 +181,14 @@ class StreamDecoder:
         return self._decoder.decode(self._tokenizer.decode(ids))
 
     def finish(self) -> str:
-        """What an unfinished character at the end of the stream comes to; starts afresh."""
+        """Returns the replacement of an incomplete character at the end of the stream, and resets."""
         rest = self._decoder.decode(b'', final=True)
         self._decoder.reset()
         return rest
 
 
 def save_tokenizer(tokenizer: Tokenizer, path: pathlib.Path) -> None:
-    """Writes a tokenizer of this module as JSON, whole or not at all."""
+    """Writes a tokenizer of this module as JSON, atomically."""
     if not isinstance(tokenizer, Bytes | TrainedBytePairs):
         raise TypeError(f'{type(tokenizer).__name__} is not a tokenizer that can be saved')
     fields = tokenizer.describe()

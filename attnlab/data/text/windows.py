@@ -29,7 +29,7 @@ class Windows:
     make one more window, filled up with segment 0 and weight 0: whatever the length, the same targets are predicted.
 
     Attributes:
-      text: what the windows lie over.
+      text: the text that the windows cover.
       length: tokens a window.
       stride: tokens from the start of one window to that of the next, at most `length`; `None` is `length`.
       pad: whether the tokens left at the end make a padded window (to evaluate) or are left out (to train).
@@ -182,6 +182,6 @@ class Sample:
 
 
 def _since(begins: np.ndarray) -> np.ndarray:
-    """How far every place is from the last `True` at or before it, or from place 0."""
+    """The distance of every position from the last `True` at or before it, or from position 0."""
     places = np.arange(len(begins), dtype=np.int32)
     return places - np.maximum.accumulate(np.where(begins, places, np.int32(0)))
