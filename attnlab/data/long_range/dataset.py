@@ -9,7 +9,7 @@ from attnlab.data.pipeline import Source
 from attnlab.errors import UserError, nearest
 
 Example = dict[str, Any]
-"""`x` (and `second`, of a pair of documents), an array of one number per position, unpadded; `label`, int32, a scalar; and
+"""`x` (and `second`, of a pair of documents), unpadded arrays of one number per position; `label`, int32, a scalar; and
 scalars that measure difficulty, such as `depth`."""
 
 
