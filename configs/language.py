@@ -31,7 +31,7 @@ from attnlab.models.heads.language import LanguageHead
 from attnlab.models.model import Model
 from attnlab.models.stack import stack_spec
 from attnlab.nn.mlps import GatedMLP
-from attnlab.tasks.language import LanguageModelling
+from attnlab.tasks.language import LanguageModelling, RunningText
 from attnlab.train.optimizer import AdamW
 from attnlab.train.run_config import CHOICES, run_config
 from attnlab.train.schedule import Cosine
@@ -88,7 +88,9 @@ def get_config(arg: str = '') -> ConfigDict:
         batch_size=size.batch_size,
         length=size.length,
         task=spec(
-            LanguageModelling, text=_text(chosen['data']), tokenizer=spec(choose(TOKENS, 'tokens', chosen['tokens']))
+            LanguageModelling if recipe.packed else RunningText,
+            text=_text(chosen['data']),
+            tokenizer=spec(choose(TOKENS, 'tokens', chosen['tokens'])),
         ),
         model=spec(Model, dim=size.dim, stack=stack, head=spec(LanguageHead)),
         optimizer=AdamW(peak_lr=size.peak_lr, schedule=Cosine(warmup=0.05)),

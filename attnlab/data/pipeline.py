@@ -26,6 +26,10 @@ SMALL = 4096
 """Rows below which Grain's shuffle, whose work for a row grows as they get fewer, takes milliseconds a row."""
 
 
+ENDLESS = sys.maxsize // 2
+"""Rows of an endless list. Grain counts on from its end, which the largest index there is leaves no room for."""
+
+
 @runtime_checkable
 class Source(Protocol):
     """Random access to rows."""
@@ -105,7 +109,7 @@ def batches(
     if seed < 0 or start < 0:
         raise UserError(f'seed is {seed} and start is {start}; neither can be negative')
     size = _process_batch_size(source, batch_size, process_index, process_count)
-    rows = _shuffled(source, seed) if shuffle else grain.MapDataset.source(source).repeat()
+    rows = _shuffled(source, seed) if shuffle else _repeated(grain.MapDataset.source(source))
     dataset = rows.batch(size)[start * process_count + process_index :: process_count]
     return _iterate(dataset, num_threads, num_workers)
 
@@ -149,7 +153,11 @@ def _shuffled(source: Source, seed: int) -> grain.MapDataset:
         return grain.MapDataset.source(_Epochs(source, seed))
     # Grain orders epoch e by seed + e: neighbouring seeds must not lead to the same orders an epoch apart.
     spread = int(np.random.SeedSequence(seed).generate_state(1)[0])
-    return grain.MapDataset.source(source).shuffle(seed=spread).repeat()
+    return _repeated(grain.MapDataset.source(source).shuffle(seed=spread))
+
+
+def _repeated(rows: grain.MapDataset) -> grain.MapDataset:
+    return rows.repeat(ENDLESS // len(rows))
 
 
 class _Epochs:
@@ -159,7 +167,7 @@ class _Epochs:
         self._source, self._seed = source, seed
 
     def __len__(self) -> int:
-        return sys.maxsize
+        return ENDLESS
 
     def __getitem__(self, index: int) -> Row:
         epoch, place = divmod(index, len(self._source))

@@ -3,12 +3,13 @@
 import dataclasses
 import functools
 import pathlib
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from attnlab.context import Context
 from attnlab.data.text.corpus import Corpus, Text
 from attnlab.data.text.stdlib import StdlibText
 from attnlab.data.text.tokenizers import BytePairs, Bytes, TrainedBytePairs, load_tokenizer, save_tokenizer
@@ -63,7 +64,7 @@ class LanguageModelling:
 
         Of `document_loss` the count is of tokens, of `document_byte_loss` of bytes, `UNITS` each.
         """
-        ctx = context(batch, dropout_key)
+        ctx = self.context(batch, dropout_key)
         hidden, _ = model.hidden(batch['tokens'], ctx)
         losses = model.losses(hidden, batch['targets'])
         weights = batch['weights']
@@ -81,6 +82,10 @@ class LanguageModelling:
         )
         return found | {'document_loss': Average(total, tokens), 'document_byte_loss': Average(total, count)}
 
+    def context(self, batch: Batch, dropout_key: DropoutKey | None) -> Context:
+        """What the mixers know of a batch: its documents, which do not see each other."""
+        return context(batch, dropout_key)
+
     def describe(self) -> dict[str, Any]:
         """Provenance of the training text."""
         return self.load('train').provenance
@@ -97,6 +102,22 @@ class LanguageModelling:
     def load(self, split: str) -> Text:
         """The tokens of a split, read once."""
         return _load(self.text, split, self.tokenizer)
+
+
+@dataclasses.dataclass(frozen=True)
+class RunningText(LanguageModelling):
+    """The same, reading a row as one text without regard to where documents end, for mixers that cannot pack them.
+
+    What is predicted and counted is the same: never the first token of a document.
+    """
+
+    packs: ClassVar[bool] = False
+    """Whether mixers are told of documents; `True` of a task that does not say."""
+
+    def context(self, batch: Batch, dropout_key: DropoutKey | None) -> Context:
+        """One document a row."""
+        unpacked = {name: array for name, array in batch.items() if name not in ('positions', 'segments')}
+        return context(unpacked, dropout_key)
 
 
 @functools.lru_cache(maxsize=4)

@@ -109,7 +109,7 @@ def implementations(setup: Setup) -> list[LayerCore]:
 
     def mixed(place: int, variables: nnx.State, x: jax.Array) -> jax.Array:
         layers = list(nnx.merge(graphdef, variables).stack.layers())
-        return mixer_of(layers[place])(x, _context(*x.shape[:2]))[0]
+        return mixer_of(layers[place])(x, _context(*x.shape[:2], packed=getattr(setup.task, 'packs', True)))[0]
 
     found = []
     for place, block in enumerate(stack.blocks):
@@ -122,10 +122,10 @@ def implementations(setup: Setup) -> list[LayerCore]:
     return found
 
 
-def _context(batch: int, length: int) -> Context:
-    """A packed context, as in training."""
+def _context(batch: int, length: int, *, packed: bool) -> Context:
+    """What training hands to every mixer: with segments where its task packs documents."""
     ctx = Context.full(batch, length)
-    return dataclasses.replace(ctx, segments=jnp.ones_like(ctx.positions))
+    return dataclasses.replace(ctx, segments=jnp.ones_like(ctx.positions)) if packed else ctx
 
 
 def _keeping(closed: jex.core.ClosedJaxpr) -> jex.core.ClosedJaxpr:

@@ -254,3 +254,8 @@ def refused(place, capsys, command, sentence):
 def test_help(capsys, command):
     assert main([*command.split(), '--help']) == 0
     assert f'usage: attnlab {command}' in capsys.readouterr().out
+
+
+def test_a_recipe_that_packs_no_documents_trains(place):
+    command = TRAIN.replace('mingru', 'window_sinks').replace('steps=4', 'steps=2')
+    assert main([word.format_map(place) for word in shlex.split(command)]) == 0

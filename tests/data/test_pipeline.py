@@ -179,3 +179,15 @@ def test_worker_processes_change_nothing_and_streams_left_open_make_no_noise_at_
     environment = os.environ | {'PYTHONPATH': str(pathlib.Path(__file__).parents[2])}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout, done.stderr) == (0, 'same\n', '')
+
+
+@pytest.mark.parametrize('length', [7, SMALL + 1])
+@pytest.mark.parametrize('process_count', [1, 3])
+def test_a_process_may_have_one_row_of_a_batch(length, process_count):
+    parts = [
+        take(Numbers(length), 3, batch_size=process_count, process_index=index, process_count=process_count)
+        for index in range(process_count)
+    ]
+    assert np.array_equal(
+        np.concatenate(parts, axis=1), take(Numbers(length), 3 * process_count, batch_size=1).reshape(3, -1)
+    )
