@@ -26,6 +26,7 @@ FACTS = {
     'implementations': [],
     'device_kind': 'cpu',
     'device_count': 1,
+    'data': {},
 }
 
 
