@@ -34,7 +34,7 @@ lint: $(VENV)/installed  ## check format, style and types
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-format: $(VENV)/installed  ## format the code and mend what the linter can
+format: $(VENV)/installed  ## format the code and apply the automatic fixes of the linter
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
@@ -44,14 +44,14 @@ lock:  ## renew requirements.lock and requirements-oldest.lock from setup.cfg
 bench: $(VENV)/installed  ## time a train step against plain JAX
 	$(BIN)/python scripts/bench_step.py $(ARGS)
 
-bench-kernels: $(VENV)/installed  ## time the cores against what else there is
+bench-kernels: $(VENV)/installed  ## time the cores against alternative implementations
 	$(BIN)/python -m pallas_kernels.bench $(ARGS)
 
 clean:  ## remove the environments and caches, not the runs
 	rm -rf .venv .venv-* build *.egg-info .pytest_cache .ruff_cache .mypy_cache
 	find attnlab pallas_kernels configs scripts tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# An environment is made from nothing, then marked as complete: one that was interrupted is made again.
+# An environment is built from scratch, then marked as complete; an interrupted one is built again.
 $(VENV)/complete: requirements.lock
 	@python=$$(scripts/find_python.sh) && echo "setting up $(@D) with $$python (about a minute)" && rm -rf $(@D) && "$$python" -m venv $(@D)
 	@$(@D)/bin/python $(PIP) -r $<

@@ -10,8 +10,8 @@ from jax.experimental import checkify
 def match(core: str, known: Mapping[str, int], **arguments: tuple[jax.Array | None, str]) -> dict[str, int]:
     """Matches shapes against dimension letters and returns the size of every letter.
 
-    Each argument is `name=(array, letters)`, letters such as `'b t h k'`; an array that is `None` is passed over. `1`
-    in place of a letter stands for a dimension of size one. Letters met first, or given in `known`, fix the size for
+    Each argument is `name=(array, letters)`, letters such as `'b t h k'`; an array that is `None` is ignored. `1`
+    in place of a letter is a dimension of size one. The first use of a letter, or `known`, fixes its size for
     the rest.
 
     Raises:
@@ -75,7 +75,7 @@ def check_multiple(core: str, name: str, heads: int, whole: int, of: str) -> Non
 
 
 def check_not_positive(core: str, implementation: str | None, **arguments: jax.Array | None) -> None:
-    """Complains of natural logarithms of decays or gates above 0: the past would grow, and sums of them overflow.
+    """Raises an error for log decays or log gates above 0: the past would grow, and sums of them overflow.
 
     It is an error under `jax.experimental.checkify`; where the reference is named, outside of `jax.jit`, a ValueError.
     """

@@ -1,4 +1,4 @@
-"""What a call of a core costs, from its shapes alone: operations, bytes and exponentials, forward and backward.
+"""The cost of a call of a core, from its shapes alone: operations, bytes and exponentials, forward and backward.
 
 A multiplication and an addition count as two operations. Model costs are those of the definition, whatever form runs:
 matrix products over the pairs of queries and keys that positions let see each other, the steps of a recurrence as its
@@ -22,7 +22,7 @@ IN_CHUNKS = {'mosaic_gpu': 64}
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """What one pass costs.
+    """The cost of one pass.
 
     Attributes:
       flops: floating-point operations.
@@ -59,7 +59,7 @@ class Passes:
 
 @dataclasses.dataclass(frozen=True)
 class CallCost:
-    """What a call costs: what its definition needs (`model`), and what the form that serves it does (`executed`)."""
+    """The cost of a call: of its definition (`model`), and of the implementation that runs (`executed`)."""
 
     model: Passes
     executed: Passes
@@ -78,7 +78,7 @@ def visible_pairs(t: int, s: int, *, causal: bool, window: int | None = None, si
 
 
 def _clipped(first: int, count: int, most: int) -> int:
-    """The sum of so many successive numbers from `first` on, each at least 0 and at most `most`."""
+    """The sum of `count` successive integers from `first` on, each clipped to the range from 0 to `most`."""
 
     def up_to(last: int) -> int:
         rising = max(min(last, most), 0)

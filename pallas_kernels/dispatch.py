@@ -1,4 +1,4 @@
-"""Chooses which implementation of a core serves a call, and writes the choice down."""
+"""Chooses the implementation of a core for a call, and records the choice."""
 
 import contextlib
 import contextvars
@@ -12,16 +12,16 @@ from pallas_kernels.cost import CallCost
 from pallas_kernels.target import Target
 
 PREFERENCE = ('mosaic_gpu', 'mosaic_tpu', 'xla', 'reference')
-"""Every implementation that can be chosen, the one preferred first."""
+"""The implementations that can be chosen, in order of preference."""
 
 PLATFORM = {'mosaic_gpu': 'gpu', 'mosaic_tpu': 'tpu'}
 """The only platform that has an implementation; those not listed run anywhere."""
 
 LIBRARIES = {'cudnn': 'gpu'}
-"""Kernels of others, and the only platform that has them; they serve if they are named, and are never chosen."""
+"""Third-party kernels, with the only platform that has them; they run only when named."""
 
 UNCHOSEN = 'it serves if it is named: its gradients may differ from run to run'
-"""Why not, in the ledger."""
+"""The recorded reason for not choosing a third-party kernel."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Candidate:
 class Entry(NamedTuple):
     """One line of the ledger: which implementation served a call of `core`, and why the preferred ones did not.
 
-    `cost` is that of one call; how often loops and maps around it run it, the ledger does not know.
+    `cost` is that of one call; repetition by surrounding loops and maps is not counted.
     """
 
     core: str
@@ -79,7 +79,7 @@ def ledger() -> Iterator[list[Entry]]:
 def select(
     core: str, implementation: str | None, candidates: Mapping[str, Candidate], cost: Callable[..., CallCost]
 ) -> Callable[..., Any]:
-    """Returns the implementation of `core` that was named, or with `None` the first of `PREFERENCE` that can serve.
+    """Returns the named implementation of `core` or, with `None`, the first of `PREFERENCE` that supports the call.
 
     Inside of `counting.counting` it is a stand-in for the definition, of the cost of that implementation.
 

@@ -1,4 +1,4 @@
-"""What packed documents mean to a recurrence."""
+"""Packed documents in a recurrence."""
 
 import jax
 import jax.numpy as jnp

@@ -46,13 +46,13 @@ def keeps_weights(count: int) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class ScanTile:
-    """Steps of a recurrence that are written out one after the other in one turn of the loop."""
+    """Steps of a recurrence that are written out one after the other in one iteration of the loop."""
 
     steps: int
 
 
 def linear_scan(t: int, platform: str) -> ScanTile | None:
-    """The steps of one turn of a loop over time; `None`: a parallel scan.
+    """The steps of one iteration of a loop over time; `None`: a parallel scan.
 
     A CPU runs the loop at the speed of its memory (t = 8192: 4 ms forward and backward, a parallel scan 40); on other
     devices every turn of a loop costs a launch.

@@ -1,4 +1,4 @@
-"""The same training step in attnlab, from the config a user would write."""
+"""The benchmark training step in attnlab, from an ordinary config."""
 
 import pathlib
 

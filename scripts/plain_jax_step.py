@@ -1,4 +1,4 @@
-"""One training step of a small transformer in hand-written JAX: what a careful user writes without a framework.
+"""One training step of a small transformer in hand-written JAX, as a careful user would write it without a framework.
 
 Two of its forms are there for speed on CPU. Matrix products see one token axis: with two (`b t d`), the weight gradient
 contracts both, and XLA first makes a transposed copy of the output gradient. And the backward pass of attention

@@ -1,4 +1,4 @@
-"""What is done around every form of `attention`: factors of queries and outputs, counts of keys, the learned sink."""
+"""Parts common to all implementations of `attention`: factors, counts of keys, the learned sink."""
 
 from collections.abc import Callable
 
@@ -26,7 +26,7 @@ def attention(core: Core, rule: Rule, operands: Operands, extras: Extras) -> jax
 
 
 def query_factor(rule: Rule, extras: Extras, counts: jax.Array | None) -> jax.Array | None:
-    """What the products of every query are multiplied by, `b g r t 1`; `None`: nothing."""
+    """The factor of the products of every query, `b g r t 1`; `None`: one."""
     own = None if counts is None else rule.weights.query_factor(counts)
     if own is None or extras.temperature is None:
         return extras.temperature if own is None else own

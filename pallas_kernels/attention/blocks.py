@@ -32,7 +32,7 @@ def pairs(rule: Rule, t: int, s: int, tile: AttentionTile) -> jax.Array:
 
 
 def pad(operands: Operands, tile: AttentionTile) -> Operands:
-    """Puts zeros behind queries and keys, up to whole blocks."""
+    """Pads queries and keys with zeros to whole blocks."""
     return _each(operands, lambda name, array: jnp.pad(array, [(0, -n % c) for n, c in _cuts(name, array, tile)]))
 
 
@@ -47,7 +47,7 @@ def take(operands: Operands, pair: jax.Array, tile: AttentionTile) -> Operands:
 
 
 def add(total: Operands, part: Operands, pair: jax.Array, tile: AttentionTile) -> Operands:
-    """Adds the gradients of one block into those of the padded operands."""
+    """Adds the gradients of one block to those of the padded operands."""
     here = take(total, pair, tile)
 
     def put(name: str, array: jax.Array) -> jax.Array:

@@ -12,7 +12,7 @@ from pallas_kernels.attention.maps import WeightMap
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """What is fixed when a call is traced; see `api.attention`."""
+    """The static parameters of a call; see `api.attention`."""
 
     weights: WeightMap
     scale: float

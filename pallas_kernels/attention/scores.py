@@ -10,7 +10,7 @@ from pallas_kernels.attention.problem import Operands, Rule
 
 
 class Place(NamedTuple):
-    """Where a block lies.
+    """The position of a block.
 
     Attributes:
       rows: positions of its queries among the keys, `t`.

@@ -14,7 +14,7 @@ from pallas_kernels.attention.scores import Place, scores
 
 
 class Part(NamedTuple):
-    """Some queries and some keys: their operands, and where they lie."""
+    """The operands of some queries and keys, and their positions."""
 
     operands: Operands
     place: Place

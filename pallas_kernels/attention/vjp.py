@@ -13,7 +13,7 @@ from pallas_kernels.attention.problem import Extras, Operands, Rule
 
 
 class Kept(NamedTuple):
-    """What the forward pass keeps for the backward pass besides the operands.
+    """The residuals of the forward pass, besides the operands.
 
     Attributes:
       output: `b g r t v`, in the type of the values.

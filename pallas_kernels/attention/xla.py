@@ -22,15 +22,15 @@ ADDED = ('bias', 'slopes', 'query_forget', 'key_forget')
 
 
 class Running(NamedTuple):
-    """What the forward pass knows of every query, `b g r t 1` and `b g r t v`, after some of its keys."""
+    """The running statistics of every query, `b g r t 1` and `b g r t v`, after some of its keys."""
 
     pivot: jax.Array
     denominator: jax.Array
     accumulator: jax.Array
 
 
-class Rows(NamedTuple):
-    """What the backward pass knows of every query: its statistics, the gradient of its output, and `vjp.deltas`."""
+class BackwardRows(NamedTuple):
+    """The per-query operands of the backward pass: its statistics, the gradient of its output, and `vjp.deltas`."""
 
     statistics: Statistics
     doutput: jax.Array
@@ -54,7 +54,7 @@ def backward(rule: Rule, operands: Operands, kept: vjp.Kept, doutput: jax.Array)
     """Returns the gradients of the operands, `None` for segments."""
     tile = sweep.tile(operands)
     doutput = doutput.astype(operands.dtype())
-    rows = Rows(kept.statistics, doutput, *vjp.deltas(kept, doutput))
+    rows = BackwardRows(kept.statistics, doutput, *vjp.deltas(kept, doutput))
     if tile is None:
         gradients = _pull(rule, sweep.whole(operands), rows, kept.weights)
     else:
@@ -117,7 +117,7 @@ def _read(rule: Rule, operands: Operands, given: Statistics) -> vjp.Kept:
     return vjp.Kept(output, given, *companion)
 
 
-def _pull(rule: Rule, part: sweep.Part, rows: Rows, weights: jax.Array | None = None) -> Operands:
+def _pull(rule: Rule, part: sweep.Part, rows: BackwardRows, weights: jax.Array | None = None) -> Operands:
     """The gradients of the operands of one block, its weights computed again unless given."""
     x = part.operands.accumulating()
 
@@ -143,7 +143,7 @@ def _pull(rule: Rule, part: sweep.Part, rows: Rows, weights: jax.Array | None = 
     )
 
 
-def _scan_backward(rule: Rule, operands: Operands, rows: Rows, tile: tiling.AttentionTile) -> Operands:
+def _scan_backward(rule: Rule, operands: Operands, rows: BackwardRows, tile: tiling.AttentionTile) -> Operands:
     t, s = operands.q.shape[3], operands.k.shape[2]
     padded = blocks.pad(operands, tile)
     rows = jax.tree.map(lambda array: sweep.pad_rows(array, tile), rows)

@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     top = ceilings.measure(platform, sizes.dtype, patience)
     facts = table.facts(top)
     print('; '.join(f'{name} {value}' for name, value in facts.items()), end='\n\n', flush=True)
-    measured: list[measure.Line] = []
+    measured: list[measure.Measurement] = []
     for core in cores:
         for problem in problems.problems(core, sizes):
             lines = list(measure.lines(problem, top, patience))

@@ -1,4 +1,4 @@
-"""What the device can do: the rate of a large copy, and of a large matrix product, measured."""
+"""The measured limits of the device: the rate of a large copy, and of a large matrix product, measured."""
 
 import dataclasses
 
@@ -16,7 +16,7 @@ class Ceilings:
     flops_per_second: float
 
     def seconds(self, flops: float, moved: float) -> float:
-        """The least time in which so many operations can be done and so many bytes moved."""
+        """The least time for the given numbers of operations and bytes moved."""
         return max(flops / self.flops_per_second, moved / self.bytes_per_second)
 
 

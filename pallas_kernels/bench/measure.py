@@ -1,4 +1,4 @@
-"""Times the contenders of a problem, forward, and forward and backward."""
+"""Times the contenders of a problem, for the forward pass and for forward plus backward."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -17,15 +17,15 @@ BACKWARD = {'attention': 3.5, 'cross_entropy': 4.0}
 
 
 @dataclasses.dataclass(frozen=True)
-class Line:
+class Measurement:
     """One line of the table.
 
     Attributes:
-      implementation: what served, if it was one of ours.
+      implementation: the implementation that ran, if it was one of this package.
       ratio: the contender's time over ours, with its 95 % interval.
       ceiling: the least time the device's measured rates allow, over the time.
       memory: bytes of temporaries over ours.
-      failure: why there are no figures; `None`: there are.
+      failure: the reason why there are no measurements, or `None`.
     """
 
     core: str
@@ -45,8 +45,8 @@ class Line:
     failure: str | None = None
 
 
-def lines(problem: Problem, ceilings: Ceilings, patience: timing.Patience) -> Iterator[Line]:
-    """Times every contender of a problem; one that fails has the reason instead of figures."""
+def lines(problem: Problem, ceilings: Ceilings, patience: timing.Patience) -> Iterator[Measurement]:
+    """Times every contender of a problem; one that fails gets the reason instead of measurements."""
     for what, gradients in (('forward', False), ('forward and backward', True)):
         programs: dict[str, timing.Program] = {}
         served: dict[str, str | None] = {}
@@ -61,13 +61,13 @@ def lines(problem: Problem, ceilings: Ceilings, patience: timing.Patience) -> It
                 if name == OURS:
                     raise
                 reason = f'{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}'
-                yield Line(problem.core, problem.name, what, name, failure=reason)
+                yield Measurement(problem.core, problem.name, what, name, failure=reason)
         factor = BACKWARD.get(problem.core, 3.0) if gradients else 1.0
         # Backward the arguments are read again, with the gradient of the result, and their gradients are written.
         moved = problem.bytes * (3.0 if gradients else 1.0)
         times = timing.alternate({name: program.call for name, program in programs.items()}, OURS, patience)
         for name, program in programs.items():
-            yield Line(
+            yield Measurement(
                 core=problem.core,
                 problem=problem.name,
                 what=what,

@@ -1,4 +1,4 @@
-"""What is timed: for every core calls of the size of models, and what a user would run instead."""
+"""The benchmark problems: for every core, calls at model sizes, and the alternatives a user would run."""
 
 import dataclasses
 import functools
@@ -268,7 +268,7 @@ CORES = tuple(_PROBLEMS)
 
 
 def _forms(ours: Contender) -> dict[str, Contender]:
-    """The portable form besides the kernel, where there is a kernel."""
+    """The portable implementation as a contender, where there is a kernel."""
     if target.current().platform == 'cpu':
         return {}
     return {f'{OURS}, xla': functools.partial(ours, implementation='xla')}

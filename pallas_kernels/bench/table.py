@@ -12,7 +12,7 @@ from typing import Any
 import jax
 
 from pallas_kernels.bench.ceilings import Ceilings
-from pallas_kernels.bench.measure import Line
+from pallas_kernels.bench.measure import Measurement
 
 MEASURED = ('<!-- measured: begin -->', '<!-- measured: end -->')
 """Between these lines of a page go the tables of what was measured."""
@@ -49,7 +49,7 @@ def _commit() -> str:
     return answer.stdout.strip() or 'unknown'
 
 
-def cells(line: Line) -> tuple[str, ...]:
+def cells(line: Measurement) -> tuple[str, ...]:
     """One line as the texts of `COLUMNS`."""
     name = line.contender if line.implementation is None else f'{line.contender} ({line.implementation})'
     if line.milliseconds is None:
@@ -66,7 +66,7 @@ def cells(line: Line) -> tuple[str, ...]:
     )
 
 
-def text(lines: Sequence[Line]) -> str:
+def text(lines: Sequence[Measurement]) -> str:
     """The lines of one problem as a table of text."""
     rows = [COLUMNS, *map(cells, lines)]
     widths = [max(len(row[place]) for row in rows if row[1][:6] != 'failed') for place in range(len(COLUMNS))]
@@ -76,7 +76,7 @@ def text(lines: Sequence[Line]) -> str:
 
 def markdown(record: dict[str, Any]) -> str:
     """One measured record as Markdown."""
-    lines = [Line(**line) for line in record['lines']]
+    lines = [Measurement(**line) for line in record['lines']]
     about = '; '.join(f'{name} {value}' for name, value in record['facts'].items())
     parts = [f'### {record["facts"]["device"]}', '', about + '.', '']
     for core in dict.fromkeys(line.core for line in lines):

@@ -1,4 +1,4 @@
-"""Times contenders in turns, in one process, so that whatever else the machine does falls on each alike."""
+"""Times contenders alternately, in one process, so that other load on the machine affects all alike."""
 
 import dataclasses
 import random
@@ -29,7 +29,7 @@ class Program:
 
 @dataclasses.dataclass(frozen=True)
 class Times:
-    """What the turns of one contender gave.
+    """The measurements of one contender.
 
     Attributes:
       seconds: the median over turns of the mean time of a call.
@@ -54,7 +54,7 @@ def compiled(function: Callable[..., Any], *arguments: Any) -> Program:
 
 
 def alternate(calls: Mapping[str, Callable[[], Any]], baseline: str, patience: Patience) -> dict[str, Times]:
-    """Lets the calls take turns, in another order every round, and returns the times of each."""
+    """Runs the calls alternately, in a different order every round, and returns the times of each."""
     order = random.Random(0)
     repeats = {name: _repeats(call, patience.seconds) for name, call in calls.items()}
     turns: dict[str, list[float]] = {name: [] for name in calls}

@@ -15,14 +15,14 @@ Gradients = tuple[jax.Array, jax.Array]
 
 
 class Rule(NamedTuple):
-    """What is fixed when a call is traced; see `api.cross_entropy`."""
+    """The static parameters of a call; see `api.cross_entropy`."""
 
     z_loss: float
     soft_cap: float | None
 
 
 class Known(NamedTuple):
-    """What the backward pass knows of every token, each `n`: `dlogits = scale exp(logits - log Z) - dloss onehot`."""
+    """The per-token operands of the backward pass, each `n`: `dlogits = scale exp(logits - log Z) - dloss onehot`."""
 
     labels: jax.Array
     log_normalizers: jax.Array

@@ -14,7 +14,7 @@ from pallas_kernels.matrix_state.chunks import Chunks, between, keep, remembered
 
 
 def writes(chunks: Chunks) -> tuple[jax.Array, jax.Array]:
-    """What each chunk adds to the state, `b l h k v`, and the factor that the state before it keeps, `b l h 1 1`."""
+    """The term each chunk adds to the state, `b l h k v`, and the decay of the previous state, `b l h 1 1`."""
     _, k, v = _grouped(chunks)
     dtype = v.dtype
     if chunks.log_decay is None:
@@ -31,7 +31,7 @@ def writes(chunks: Chunks) -> tuple[jax.Array, jax.Array]:
 
 
 def outputs(chunks: Chunks, state: jax.Array) -> jax.Array:
-    """What each step reads, `b l h c v`, of its own chunk and of the state before it, `b l h k v`."""
+    """The output of each step, `b l h c v`, from its own chunk and from the state before it, `b l h k v`."""
     q, k, v = _grouped(chunks)
     g = q.shape[2]
     seen = visible(chunks.runs, q)

@@ -40,7 +40,7 @@ Saved = tuple[Reads, jax.Array, jax.Array | None]
 
 
 def writes(chunks: Chunks) -> tuple[jax.Array, jax.Array]:
-    """What each chunk adds to the state, `b l h k v`, and the factor that the state before it keeps, `b l h k 1`."""
+    """The term each chunk adds to the state, `b l h k v`, and the decay of the previous state, `b l h k 1`."""
     _, k, v, log_decay = _spread(chunks)
     weights = keep(remembered(chunks.runs), jnp.exp(until(log_decay)))
     factor = jnp.exp(jnp.sum(log_decay, axis=3))[..., None]
@@ -50,7 +50,7 @@ def writes(chunks: Chunks) -> tuple[jax.Array, jax.Array]:
 
 
 def outputs(chunks: Chunks, state: jax.Array) -> jax.Array:
-    """What each step reads, `b l h c v`, of its own chunk and of the state before it, `b l h k v`."""
+    """The output of each step, `b l h c v`, from its own chunk and from the state before it, `b l h k v`."""
     q, k, v, log_decay = _spread(chunks)
     return _read(Reads(q, k, v, state), log_decay, chunks.runs)
 

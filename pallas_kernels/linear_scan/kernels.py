@@ -1,4 +1,4 @@
-"""What the kernels of `linear_scan` share: what they are given, and what they refuse."""
+"""Parts shared by the kernels of `linear_scan`: their inputs, and the calls they reject."""
 
 from collections.abc import Callable
 
@@ -47,5 +47,5 @@ def type_of_outputs(x: jax.Array, decay: jax.Array) -> jnp.dtype:
 
 
 def cost(b: int, t: int, d: int, dtype: DTypeLike) -> Cost:
-    """What a scan in either direction costs."""
+    """The cost of a scan in either direction."""
     return linear_scan(b=b, t=t, d=d, is_complex=jnp.issubdtype(dtype, jnp.complexfloating)).model.forward

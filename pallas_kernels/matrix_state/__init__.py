@@ -1,1 +1,1 @@
-"""What cores with a matrix for a state, `linear_attention` and `delta_rule`, share."""
+"""Parts shared by the cores whose state is a matrix, `linear_attention` and `delta_rule`."""

@@ -59,7 +59,7 @@ def in_groups(
     def fill(array: jax.Array) -> jax.Array:
         return jnp.pad(array, ((0, 0), (0, -t % size)) + ((0, 0),) * (array.ndim - 2)) if t % size else array
 
-    here = target.current()  # What is differentiated is traced later, perhaps elsewhere.
+    here = target.current()  # The differentiated function is traced later, perhaps in another context.
     o, final = _in_order(group, size, here, state, *jax.tree.map(fill, (arrays, starts)))
     return o[:, :t], final
 

@@ -1,4 +1,4 @@
-"""What heads, and rows of a batch, share."""
+"""The operands shared by heads, or by rows of a batch."""
 
 import jax
 import jax.numpy as jnp

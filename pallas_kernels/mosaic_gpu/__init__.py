@@ -1,1 +1,1 @@
-"""What the Mosaic GPU kernels of all cores share."""
+"""Parts shared by the Mosaic GPU kernels of all cores."""

@@ -11,7 +11,7 @@ from pallas_kernels.cost import Cost
 from pallas_kernels.target import Target
 
 TAKES_ESTIMATES = 'cost_estimate' in inspect.signature(plgpu.kernel).parameters
-"""Whether this version of JAX can be told what a kernel costs; the oldest cannot."""
+"""Whether this version of JAX accepts a cost estimate for a kernel; the oldest does not."""
 
 WARPGROUP = 128
 """The threads of a warpgroup."""
@@ -52,7 +52,7 @@ def kernel(
     grid_names: tuple[str, ...],
     **options: Any,
 ) -> Callable[..., Any]:
-    """`plgpu.kernel`, interpreted where `here` says so; memory nobody wrote then holds NaN.
+    """`plgpu.kernel`, interpreted where `here` says so; memory not yet written then holds NaN.
 
     `name` is what profilers show, `cost` what the compiler is told of operations. Offsets into arrays are formed with
     64 bits, those within a tile with 32.

@@ -1,1 +1,1 @@
-"""What the Mosaic TPU kernels of all cores share."""
+"""Parts shared by the Mosaic TPU kernels of all cores."""

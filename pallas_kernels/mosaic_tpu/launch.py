@@ -23,7 +23,7 @@ def call(
     compiler_params: pltpu.CompilerParams | None = None,
     **options: Any,
 ) -> Callable[..., Any]:
-    """`pl.pallas_call`, interpreted where `here` says so; memory nobody wrote then holds NaN.
+    """`pl.pallas_call`, interpreted where `here` says so; memory not yet written then holds NaN.
 
     `name` is what profilers show, `cost` what the compiler is told of operations.
     """

@@ -1,4 +1,4 @@
-"""What the kernels of `selective_scan` share: what they are given, and what they refuse."""
+"""Parts shared by the kernels of `selective_scan`: their inputs, and the calls they reject."""
 
 import jax
 import jax.numpy as jnp
@@ -40,7 +40,7 @@ def filled(operands: Operands, multiples: dict[str, int], types: tuple[DTypeLike
 
 
 def kept(starts: jax.Array, length: int) -> jax.Array:
-    """What the past counts at every step, one or zero, float32 `b length`."""
+    """The factor of the past at every step, one or zero, float32 `b length`."""
     return jnp.pad(1 - starts.astype(jnp.float32), ((0, 0), (0, length - starts.shape[1])), constant_values=1)
 
 

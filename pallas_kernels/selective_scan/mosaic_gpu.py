@@ -214,7 +214,7 @@ def _filled(operands: Operands) -> tuple[Operands, int]:
 
 
 def _inputs(operands: Operands, starts: jax.Array | None) -> dict[str, jax.Array]:
-    """What varies with time."""
+    """The inputs that vary with time."""
     inputs = {'x': operands.x, 'dt': operands.dt, 'B': operands.B, 'C': operands.C}
     if starts is not None:
         inputs['kept'] = kernels.kept(starts, operands.x.shape[1])

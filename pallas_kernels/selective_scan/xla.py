@@ -14,7 +14,7 @@ from pallas_kernels.selective_scan.vjp import Operands, Outputs
 
 
 class Inputs(NamedTuple):
-    """What varies with time: of one step `b ...`, of one chunk `c b ...`, of the whole call `chunks c b ...`."""
+    """Time-varying inputs: of one step `b ...`, of one chunk `c b ...`, of the whole call `chunks c b ...`."""
 
     x: jax.Array
     dt: jax.Array

@@ -121,5 +121,5 @@ def _gradients(rows: warps.Rows, y_ref: Any, dy_ref: Any, dx_ref: Any) -> None:
 
 
 def _pivot(highest: jax.Array) -> jax.Array:
-    """What is subtracted from the scores, in rows of minus infinity as well."""
+    """The number subtracted from the scores, finite also for rows of minus infinity."""
     return jnp.where(highest == -math.inf, 0, highest)

@@ -126,5 +126,5 @@ def _inside(ragged: int, tile: jax.Array, otherwise: float) -> jax.Array:
 
 
 def _pivot(highest: jax.Array) -> jax.Array:
-    """What is subtracted from the scores, in rows of minus infinity as well."""
+    """The number subtracted from the scores, finite also for rows of minus infinity."""
     return jnp.where(highest == -math.inf, 0, highest)

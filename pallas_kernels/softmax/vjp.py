@@ -1,4 +1,4 @@
-"""What the forms of `softmax` share: its gradient, and the view of an array as rows."""
+"""Parts shared by the implementations of `softmax`: its gradient, and the view of an array as rows."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Rows in the registers of four warps of a GPU, read from memory and written to it without shared memory between."""
+"""Rows in the registers of four GPU warps, read and written without shared memory."""
 
 import dataclasses
 from collections.abc import Callable
@@ -65,7 +65,7 @@ class Rows:
         return plgpu.broadcasted_iota(jnp.int32, shape, 1, layout=self.layout) + self.start(j)
 
     def fresh(self, j: Any, tile: jax.Array, otherwise: float) -> jax.Array:
-        """Replaces what tile `j` has in common with the one before."""
+        """Replaces the overlap of tile `j` with the previous tile."""
         if self.o % self.tile.columns == 0:
             return tile
         return jnp.where(self.columns(j) >= j * self.tile.columns, tile, otherwise)

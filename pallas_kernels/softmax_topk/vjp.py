@@ -13,7 +13,7 @@ Outputs = tuple[jax.Array, jax.Array]
 
 
 class Found(NamedTuple):
-    """What one sweep over `*b o` finds: the k largest scores and their indices, `*b k`, and `sum(exp(x - highest))`.
+    """The result of one sweep over `*b o`: the k largest scores and their indices, `*b k`, and `sum(exp(x - highest))`.
 
     The sum is `*b 1`; the first of the scores is the highest. Scores and sum are in float32 at least.
     """

@@ -13,7 +13,7 @@ def test_every_contender_of_every_problem_runs(core, tmp_path, capsys, monkeypat
     monkeypatch.setattr(problems, 'MAPS', problems.MAPS[:2] + problems.MAPS[-1:])
     record = tmp_path / 'record.json'
     assert bench.main(['--small', '--rounds=2', f'--cores={core}', f'--json={record}']) == 0
-    lines = [measure.Line(**line) for line in json.loads(record.read_text())['lines']]
+    lines = [measure.Measurement(**line) for line in json.loads(record.read_text())['lines']]
     for problem in problems.problems(core, problems.SMALL):
         ours = [line for line in lines if line.problem == problem.name]
         assert {(line.contender, line.what) for line in ours} == {
@@ -65,7 +65,7 @@ def test_a_contender_that_fails_says_why_and_ours_may_not():
 
 
 def test_the_tables_of_a_page_are_rewritten(tmp_path):
-    line = measure.Line(
+    line = measure.Measurement(
         'softmax', '2 x 3', 'forward', 'pallas_kernels', 'xla', 1.5, 1.0, 1.0, 1.0, 0.25, 10.0, 0.5, 0.125, 0.3
     )
     record, page = tmp_path / 'record.json', tmp_path / 'page.md'

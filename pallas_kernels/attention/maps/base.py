@@ -1,4 +1,4 @@
-"""What the template of attention asks of a weight map.
+"""The interface of a weight map to the attention templates.
 
 A map is written twice. `weights` is its definition over whole rows, which the reference differentiates. The other
 methods are the same map block by block, for templates that never hold a whole row. All of them work element by element
@@ -84,10 +84,10 @@ class WeightMap(abc.ABC):
     """Whether the gradient needs a second weighted sum of the values; only for maps that survey."""
 
     takes_sink: ClassVar[bool] = False
-    """Whether an additional key that has a score and no value has a meaning; then there is `merge_sink`."""
+    """Whether the map supports a sink, an additional key with a score and no value; then it has `merge_sink`."""
 
     counts_keys: ClassVar[bool] = False
-    """Whether `query_factor` or `output_factor` depend on the number of visible keys; otherwise neither is asked."""
+    """Whether `query_factor` or `output_factor` depend on the number of visible keys; otherwise neither is called."""
 
     def __post_init__(self) -> None:
         self._require(self.soft_cap is None or self.soft_cap > 0, 'soft_cap', 'a positive number, or None')
@@ -101,11 +101,11 @@ class WeightMap(abc.ABC):
         """The definition: the weights of whole rows, zero where not visible; zero rows where nothing is visible."""
 
     def query_factor(self, counts: jax.Array) -> jax.Array | None:
-        """What the products of a query that sees so many keys are multiplied by, before the cap; `None`: nothing."""
+        """The factor of the products of a query that sees this many keys, before the cap; `None`: one."""
         return None
 
     def output_factor(self, counts: jax.Array) -> jax.Array | None:
-        """What the weights of a query that sees so many keys are multiplied by in the end; `None`: nothing."""
+        """The final factor of the weights of a query that sees this many keys; `None`: one."""
         return None
 
     def pivot(self, block: Block) -> jax.Array:
@@ -113,7 +113,7 @@ class WeightMap(abc.ABC):
         return jnp.where(block.visible, block.scores, self.start)
 
     def rescale(self, old: jax.Array, new: jax.Array) -> jax.Array:
-        """What numerators and denominators made with the pivot `old` are multiplied by when the pivot becomes `new`."""
+        """The factor of numerators and denominators when the pivot changes from `old` to `new`."""
         return jnp.exp(old - new)
 
     def block(self, block: Block, pivot: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -121,7 +121,7 @@ class WeightMap(abc.ABC):
         raise NotImplementedError(type(self).__name__)
 
     def finish(self, pivot: jax.Array, denominator: jax.Array) -> tuple[jax.Array, Statistics]:
-        """What the accumulator is divided by, never zero, and the statistics; `denominator` is zero for no keys."""
+        """The divisor of the accumulator, never zero, and the statistics; `denominator` is zero without keys."""
         raise NotImplementedError(type(self).__name__)
 
     def dense(self, block: Block) -> tuple[jax.Array, Statistics]:

@@ -11,7 +11,7 @@ from pallas_kernels.attention.maps.base import Block, Reduce, Statistics, Weight
 
 @dataclasses.dataclass(frozen=True)
 class Pointwise(WeightMap):
-    """Maps that know all there is to know before the first key."""
+    """Maps without row statistics."""
 
     statistics: ClassVar[tuple[str, ...]] = ()
     surveys: ClassVar[bool] = True

@@ -23,7 +23,7 @@ def exponentials(block: Block, pivot: jax.Array) -> jax.Array:
 
 
 def normalise(pivot: jax.Array, denominator: jax.Array) -> tuple[jax.Array, Statistics]:
-    """What sums of exponentials are divided by, and it as statistics: the pivot, and one over the denominator.
+    """The divisor of sums of exponentials, and its statistics: the pivot, and one over the denominator.
 
     Added up into one logarithm, a pivot of 1e4 would leave the denominator three digits.
     """

@@ -13,7 +13,7 @@ from pallas_kernels.mosaic_gpu.products_sm90 import multiply
 
 
 class KeyGradients(NamedTuple):
-    """Gradients of what belongs to the keys; those that were not asked for are `None`.
+    """Gradients of the operands along keys; those not requested are `None`.
 
     Attributes:
       k: `b s g k`.

@@ -1,4 +1,4 @@
-"""What the backward pass of `attention` on Hopper knows of every query, and what follows for a tile of scores."""
+"""Per-query statistics in the backward pass of `attention` on Hopper, and the weights and gradients of a tile."""
 
 from typing import Any, NamedTuple
 
@@ -8,7 +8,7 @@ from pallas_kernels.attention.mosaic_gpu.sm90 import Call, Scored
 
 
 class Known(NamedTuple):
-    """What is known of every query, vectors `b h t`.
+    """The statistics of every query, vectors `b h t`.
 
     Attributes:
       statistics: those of the weight map.

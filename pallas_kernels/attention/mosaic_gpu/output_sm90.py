@@ -12,7 +12,7 @@ from pallas_kernels.attention.mosaic_gpu import sm90
 from pallas_kernels.attention.mosaic_gpu.sm90 import DOWN, PAD, ROWS, TILE, Arrays, Call, Place
 from pallas_kernels.mosaic_gpu.products_sm90 import multiply
 
-Rows = tuple[jax.Array, ...]
+RowVectors = tuple[jax.Array, ...]
 """Numbers of the 64 queries of a warpgroup."""
 
 
@@ -30,16 +30,16 @@ class Weighing(NamedTuple):
 
     given: tuple[jax.Array, ...]
     results: int
-    begin: Callable[[], Rows]
-    take: Callable[[Rows, Rows, Block], tuple[Rows, jax.Array, jax.Array | None]]
-    end: Callable[[Rows], tuple[jax.Array | None, Sequence[jax.Array]]]
+    begin: Callable[[], RowVectors]
+    take: Callable[[RowVectors, RowVectors, Block], tuple[RowVectors, jax.Array, jax.Array | None]]
+    end: Callable[[RowVectors], tuple[jax.Array | None, Sequence[jax.Array]]]
 
 
 def online(call: Call) -> Weighing:
     """The weights of a map that finds its statistics on the way; they are the results."""
     weights = call.rule.weights
 
-    def take(rows: Rows, given: Rows, block: Block) -> tuple[Rows, jax.Array, jax.Array]:
+    def take(rows: RowVectors, given: RowVectors, block: Block) -> tuple[RowVectors, jax.Array, jax.Array]:
         pivot, denominator = rows
         highest = jnp.maximum(pivot, jnp.max(weights.pivot(block), axis=1))
         numerators, denominators = weights.block(block, call.spread(highest, 0))
@@ -55,10 +55,10 @@ def online(call: Call) -> Weighing:
     )
 
 
-def known(call: Call, weigh: Callable[[Block, Rows], jax.Array], statistics: tuple[jax.Array, ...]) -> Weighing:
+def known(call: Call, weigh: Callable[[Block, RowVectors], jax.Array], statistics: tuple[jax.Array, ...]) -> Weighing:
     """The weights `weigh(block, statistics)` of a map whose statistics are known."""
 
-    def take(rows: Rows, given: Rows, block: Block) -> tuple[Rows, jax.Array, None]:
+    def take(rows: RowVectors, given: RowVectors, block: Block) -> tuple[RowVectors, jax.Array, None]:
         return rows, weigh(block, tuple(call.spread(vector, 0) for vector in given)), None
 
     return Weighing(given=statistics, results=0, begin=lambda: (), take=take, end=lambda rows: (None, ()))
@@ -97,7 +97,7 @@ def weighted_sum(call: Call, arrays: Arrays, weighing: Weighing) -> tuple[jax.Ar
             products = multiply(call.here, q.at[warpgroup], keys.transpose((1, 0)))
             parts = sm90.column_parts(call, operands, batch, head, parts, vectors, place)
 
-            def weigh(products: jax.Array, rows: Rows, *, masked: bool) -> Any:
+            def weigh(products: jax.Array, rows: RowVectors, *, masked: bool) -> Any:
                 block = sm90.score(call, products, parts, place, masked=masked).block
                 rows, weights, rescale = weighing.take(rows, given, block)
                 return rows, weights.astype(dtype), rescale
@@ -145,7 +145,7 @@ def weighted_sum(call: Call, arrays: Arrays, weighing: Weighing) -> tuple[jax.Ar
     return output, results
 
 
-def _read(call: Call, vectors: Any, batch: Any, head: Any, mine: Any) -> Rows:
+def _read(call: Call, vectors: Any, batch: Any, head: Any, mine: Any) -> RowVectors:
     return tuple(call.load(ref.at[batch, head, mine], 0) for ref in vectors)
 
 

@@ -62,7 +62,7 @@ def refusal(here: Target, rule: Rule, operands: Operands) -> str | None:
 
 
 def _assembler_refusal(here: Target, rule: Rule) -> str | None:
-    """CUDA's assembler from 12.8 to 12.9.0 gets causal masks wrong, says JAX, whose own kernel refuses them, too."""
+    """CUDA's assembler from 12.8 to 12.9.0 miscompiles causal masks; JAX's own kernel rejects these versions too."""
     version = _runtime()
     if here.interpret or not rule.causal or version is None or not 12080 <= version < 12091:
         return None
@@ -169,7 +169,7 @@ def _arrays(operands: Operands) -> Arrays:
 
 
 def _varies(bias: jax.Array | None) -> str | None:
-    """Along what a bias `b g r t s` varies: 'queries', 'keys', or 'both'; `None`: there is none."""
+    """The dimensions along which a bias `b g r t s` varies: 'queries', 'keys', or 'both'; `None`: there is none."""
     if bias is None:
         return None
     t, s = bias.shape[3:]

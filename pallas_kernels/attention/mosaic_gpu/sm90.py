@@ -1,4 +1,4 @@
-"""What the kernels of `attention` for Hopper share: the parts of a call, its tiles, and the scores of one tile.
+"""Parts shared by the kernels of `attention` for Hopper: the operands of a call, its tiles, and the scores of one tile.
 
 A block of threads has two warpgroups that compute, each with 64 rows of its own, and one that copies. The rows are
 queries where a query's sums over keys are formed, and keys where a key's sums over queries are; `axis` says along which
@@ -74,7 +74,7 @@ class Arrays(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """What is fixed when a kernel is built.
+    """The static parameters of a kernel.
 
     Attributes:
       t: queries, those of the padding not counted.
@@ -95,7 +95,7 @@ class Call:
     skips: bool
 
     def swizzled(self, itemsize: int = 2) -> tuple[Any, ...]:
-        """How matrices lie in shared memory; products sum over whole rows of swizzled bytes."""
+        """The layout of matrices in shared memory; products sum over whole rows of swizzled bytes."""
         width = min(128, self.step * itemsize)
         tiled = plgpu.TilingTransform((8, width // itemsize))  # type: ignore[abstract]
         return tiled, plgpu.SwizzleTransform(width)  # type: ignore[abstract]
@@ -105,13 +105,13 @@ class Call:
         return query + (self.s - self.t)
 
     def first(self, turn: Any) -> Any:
-        """The first row of the block of threads whose turn it is: those with the most to do come first."""
+        """The first row of a block of threads; blocks with the most work run first."""
         if self.axis == 0 and self.rule.causal:
             return (-(-self.t // PAD) - 1 - turn) * PAD
         return turn * PAD
 
     def steps(self, first: Any, reach: tuple[Any, Any] | None = None) -> tuple[Any, Callable[[Any], Any]]:
-        """How many steps the rows from `first` on need, and which tile of columns each step takes in."""
+        """The number of steps that the rows from `first` on need, and the tile of columns of each step."""
         tiles = -(-(self.s if self.axis == 0 else self.t) // self.step)
         if not self.skips:
             return _between(0, tiles)
@@ -199,7 +199,7 @@ def reach(call: Call, queries: jax.Array, keys: jax.Array) -> tuple[jax.Array, j
 
 
 def _extremes(segments: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
-    """The least and the greatest number in every tile of so many, `b n`."""
+    """The minimum and the maximum of every tile, `b n`."""
     segments = segments.astype(jnp.int32)
     # The last number stands in for those behind the end.
     padded = jnp.pad(segments, ((0, 0), (0, -segments.shape[1] % size)), mode='edge')
@@ -215,7 +215,7 @@ class Place(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """What is added to the products of a tile, or hides its keys; see `Arrays`."""
+    """Biases and masks of a tile; see `Arrays`."""
 
     queries: Mapping[str, jax.Array]
     keys: Mapping[str, jax.Array]
@@ -331,7 +331,7 @@ def steps_of(call: Call, operands: Arrays, batch: Any, first: Any) -> tuple[Any,
 
 
 def row_parts(call: Call, operands: Arrays, batch: Any, head: Any, mine: Any) -> Parts:
-    """What a warpgroup's rows contribute to its scores, read once."""
+    """The per-row operands of a warpgroup's scores, read once."""
     vectors = {
         name: call.load(at(ref, batch, head).at[mine], call.axis)
         for name, ref in (operands.queries if call.axis == 0 else operands.keys).items()

@@ -48,7 +48,7 @@ Parts = dict[str, Part]
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """What is fixed about a call.
+    """The static parameters of a call.
 
     Attributes:
       sizes: of `b`, `g`, `r`, `t` and `s`.
@@ -130,10 +130,10 @@ class Step(NamedTuple):
 
 
 Add = Callable[[Step, Arrays, Arrays], None]
-"""What a kernel does in one step: given its inputs, and references to its scratch memory."""
+"""One step of a kernel, given its inputs and references to its scratch memory."""
 
 Finish = Callable[[Arrays, Arrays], None]
-"""What it does with its scratch memory when sums are complete: given references to it, and to the outputs."""
+"""The end of a kernel, when sums are complete, given references to its scratch memory and to the outputs."""
 
 
 class Sums(NamedTuple):

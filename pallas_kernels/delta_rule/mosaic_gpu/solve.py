@@ -1,4 +1,4 @@
-"""What the chunks of `delta_rule` do by themselves on Hopper GPUs, their triangular inverse above all."""
+"""The parts of `delta_rule` within chunks on Hopper GPUs, above all the triangular inverse."""
 
 from typing import NamedTuple
 

@@ -1,4 +1,4 @@
-"""What both kernels of `delta_rule` for TPUs read, and the step of one chunk."""
+"""The inputs of both kernels of `delta_rule` for TPUs, and the step of one chunk."""
 
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ from pallas_kernels.matrix_state.mosaic_tpu.plan import Plan
 
 
 class Inputs(NamedTuple):
-    """What both kernels read: arrays, references or blocks.
+    """The inputs of both kernels: arrays, references or blocks.
 
     Attributes:
       q, k, v: `b h t k` and `b h t v`.

@@ -1,4 +1,4 @@
-"""What the Pallas forms of `linear_attention` compute of one chunk, for every kind of decay: values, no memory."""
+"""The computation of one chunk in the Pallas kernels of `linear_attention`, on values, for every kind of decay."""
 
 from typing import NamedTuple
 
@@ -9,7 +9,7 @@ from pallas_kernels.matrix_state.decays import RUN
 
 
 class Chunk(NamedTuple):
-    """What a kernel reads of one chunk: q, k `c k` and v `c v`, and its decays.
+    """The inputs of one chunk: q, k `c k` and v `c v`, and its decays.
 
     Attributes:
       rows: `8 c`, see `rows`.

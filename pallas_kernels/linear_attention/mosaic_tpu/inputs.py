@@ -1,4 +1,4 @@
-"""What both kernels of `linear_attention` for TPUs read."""
+"""The inputs of both kernels of `linear_attention` for TPUs."""
 
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ from pallas_kernels.matrix_state.mosaic_tpu.plan import Plan
 
 
 class Inputs(NamedTuple):
-    """What both kernels read: arrays, references or blocks; `log_decay` only where key channels have their own."""
+    """The inputs of both kernels: arrays, references or blocks; `log_decay` only where key channels have their own."""
 
     q: Any
     k: Any

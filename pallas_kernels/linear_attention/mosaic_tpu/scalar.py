@@ -42,7 +42,7 @@ def pull(chunk: Chunk, dscores: jax.Array) -> tuple[jax.Array, Pulled]:
 
 
 def pull_decays(chunk: Chunk, reads: jax.Array, writes: jax.Array, kept: jax.Array) -> jax.Array:
-    """What decays get of `q dq` and `k dk`, `c k`, of the state before and after, and of their product, `1 k`."""
+    """The gradients of decays from `q dq` and `k dk`, `c k`, the states before and after, and their product, `1 k`."""
     at, read = iotas((chunk.rows.shape[1],) * 2)
     reads, writes, kept = (jnp.sum(array, axis=1, keepdims=True) for array in (reads, writes, kept))
     later, earlier = jnp.where(at >= read, reads, 0), jnp.where(at < read, writes, 0)

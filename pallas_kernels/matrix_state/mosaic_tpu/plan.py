@@ -56,7 +56,7 @@ class Plan:
         return self.tile.group // self.tile.steps
 
     def cost(self, of: Callable[..., CallCost], decays: bool) -> Passes:
-        """What both kernels do, from the cost of the core."""
+        """The cost of both kernels, from the cost of the core."""
         decay = None if not decays else 'vector' if self.is_vector else 'scalar'
         sizes = {'b': self.b, 't': self.length, 'h': self.h, 'k': self.k, 'v': self.v}
         return of(**sizes, decay=decay, implementation='mosaic_tpu').executed
