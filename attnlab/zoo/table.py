@@ -25,6 +25,10 @@ def print_zoo(console: Console, *, markdown: bool) -> None:
         notes = [f'- **{name}**: {recipe.notes}' for name, recipe in ZOO.items() if recipe.notes]
         print('\n'.join([*_markdown(rows), '', caption, '', '## Notes', '', *notes]))
         return
+    if not console.is_terminal:
+        # Names stay whole for what reads them, such as grep.
+        console.file.write(''.join('\t'.join(row) + '\n' for row in (COLUMNS, *rows)))
+        return
     table = Table(caption=caption, caption_justify='left')
     for column in COLUMNS:
         table.add_column(column, justify='right' if column.startswith('state') else 'left', overflow='fold')

@@ -259,3 +259,10 @@ def test_help(capsys, command):
 def test_a_recipe_that_packs_no_documents_trains(place):
     command = TRAIN.replace('mingru', 'window_sinks').replace('steps=4', 'steps=2')
     assert main([word.format_map(place) for word in shlex.split(command)]) == 0
+
+
+def test_without_a_terminal_the_zoo_is_a_line_a_recipe(capsys):
+    assert main(['zoo']) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith('sliding_window\t') for line in lines)
+    assert len({line.count('\t') for line in lines}) == 1
