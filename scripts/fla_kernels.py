@@ -19,7 +19,8 @@ B, T, H, K = 2, 8192, 16, 128
 SCALAR, VECTOR = (B, T, H), (B, T, H, K)
 
 
-def main() -> None:
+def main(chosen: tuple[str, ...] = ()) -> None:
+    """Times every call, or the one whose core and kind are given."""
     calls = {
         ('linear_attention', 'no decay'): (lambda q, k, v: chunk_linear_attn(q, k, v, normalize=False), None, False),
         ('linear_attention', 'scalar'): (lambda q, k, v, g: chunk_simple_gla(q, k, v, g), SCALAR, False),
@@ -29,6 +30,8 @@ def main() -> None:
         ('delta_rule', 'vector'): (lambda q, k, v, g, beta: chunk_kda(q, k, v, g, beta), VECTOR, True),
     }
     for (core, kind), (call, decay, delta) in calls.items():
+        if chosen and chosen != (core, kind):
+            continue
         arguments = inputs(decay, delta)
         for what, function in (('forward', forward), ('forward and backward', both)):
             milliseconds = timed(functools.partial(function, call, arguments))
@@ -76,4 +79,4 @@ def timed(function, rounds: int = 30) -> float:
 
 
 if __name__ == '__main__':
-    sys.exit(main())
+    sys.exit(main(tuple(sys.argv[1:])))

@@ -1,7 +1,7 @@
 """Times the contenders of a problem, for the forward pass and for forward plus backward."""
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -15,6 +15,8 @@ from pallas_kernels.bench.problems import OURS, Contender, Problem
 BACKWARD = {'attention': 3.5, 'cross_entropy': 4.0}
 """Operations forward and backward over those forward, where scores are computed again; elsewhere 3."""
 
+PASSES = ('forward', 'forward and backward')
+
 
 @dataclasses.dataclass(frozen=True)
 class Measurement:
@@ -22,6 +24,7 @@ class Measurement:
 
     Attributes:
       implementation: the implementation that ran, if it was one of this package.
+      quartiles: those of the milliseconds over turns, the middle one `milliseconds`.
       ratio: the contender's time over ours, with its 95 % interval.
       ceiling: the least time the device's measured rates allow, over the time.
       memory: bytes of temporaries over ours.
@@ -43,11 +46,15 @@ class Measurement:
     temporary_mib: float | None = None
     compile_seconds: float | None = None
     failure: str | None = None
+    quartiles: tuple[float, float, float] | None = None
 
 
-def lines(problem: Problem, ceilings: Ceilings, patience: timing.Patience) -> Iterator[Measurement]:
+def lines(
+    problem: Problem, ceilings: Ceilings, patience: timing.Patience, passes: Sequence[str] = PASSES
+) -> Iterator[Measurement]:
     """Times every contender of a problem; one that fails gets the reason instead of measurements."""
-    for what, gradients in (('forward', False), ('forward and backward', True)):
+    for what in passes:
+        gradients = what != PASSES[0]
         programs: dict[str, timing.Program] = {}
         served: dict[str, str | None] = {}
         for name, contender in problem.contenders.items():
@@ -82,6 +89,7 @@ def lines(problem: Problem, ceilings: Ceilings, patience: timing.Patience) -> It
                 ceiling=ceilings.seconds(factor * problem.flops, moved) / times[name].seconds,
                 temporary_mib=program.temporary_bytes / 2**20,
                 compile_seconds=program.compile_seconds,
+                quartiles=times[name].quartiles_in_milliseconds,
             )
 
 

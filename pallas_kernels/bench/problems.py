@@ -144,7 +144,15 @@ def _library_attention() -> dict[str, Contender]:
     found: dict[str, Contender] = {'jax.nn.dot_product_attention': library}
     if target.current().platform == 'gpu':
         found['cuDNN'] = functools.partial(library, implementation='cudnn')
+    if importlib.util.find_spec('tokamax') is not None:
+        found['tokamax'] = _tokamax_attention
     return found
+
+
+def _tokamax_attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    """Its kernel by name: left to choose, it may run another form."""
+    attend = importlib.import_module('tokamax').dot_product_attention
+    return attend(q, k, v, is_causal=True, implementation='mosaic')
 
 
 def _linear_scan(z: Sizes) -> Iterator[Problem]:
@@ -232,7 +240,8 @@ def _jax_linear_attention(
     beta: jax.Array | None = None,
 ) -> jax.Array:
     gates = {name: gate for name, gate in (('g', log_decay), ('beta', beta)) if gate is not None}
-    return importlib.import_module('jla.ops').linear_attention(kind, q, k, v, **gates)[0]
+    # By name: left to choose, it falls back to plain JAX and does not say so.
+    return importlib.import_module('jla.ops').linear_attention(kind, q, k, v, **gates, impl='mosaic_gpu')[0]
 
 
 def _cross_entropy(z: Sizes) -> Iterator[Problem]:

@@ -36,12 +36,20 @@ class Times:
       ratio: the median over rounds of this contender's time over the baseline's in the same round.
       low: lower end of the 95 % bootstrap interval of `ratio`.
       high: its upper end.
+      quartiles: those of the mean time of a call over turns, the middle one `seconds`.
     """
 
     seconds: float
     ratio: float
     low: float
     high: float
+    quartiles: tuple[float, float, float]
+
+    @property
+    def quartiles_in_milliseconds(self) -> tuple[float, float, float]:
+        """The quartiles as tables have them."""
+        low, middle, high = self.quartiles
+        return 1e3 * low, 1e3 * middle, 1e3 * high
 
 
 def compiled(function: Callable[..., Any], *arguments: Any) -> Program:
@@ -85,4 +93,6 @@ def _times(turns: Sequence[float], baseline: Sequence[float]) -> Times:
     ratios = [mine / other for mine, other in zip(turns, baseline, strict=True)]
     draw = random.Random(1)
     medians = sorted(statistics.median(draw.choices(ratios, k=len(ratios))) for _ in range(1000))
-    return Times(statistics.median(turns), statistics.median(ratios), medians[25], medians[974])
+    middle = statistics.median(turns)
+    low, _, high = statistics.quantiles(turns, method='inclusive') if len(turns) > 1 else (middle,) * 3
+    return Times(middle, statistics.median(ratios), medians[25], medians[974], (low, middle, high))

@@ -5,6 +5,18 @@ import json
 import pathlib
 from typing import Any
 
+CORES = (
+    'attention',
+    'delta_rule',
+    'linear_attention',
+    'selective_scan',
+    'linear_scan',
+    'softmax',
+    'cross_entropy',
+    'softmax_topk',
+)
+"""The cores, those first that most depends on."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Stage:

@@ -4,7 +4,6 @@ import importlib
 import importlib.metadata
 import pathlib
 import re
-from typing import Any
 
 from packaging.requirements import Requirement
 
@@ -19,7 +18,7 @@ PEERS = ('jax-linear-attention', 'tokamax', 'fla-core', 'flash-linear-attention'
 def prepare(folder: pathlib.Path, stages: list[str], *, small: bool) -> int:
     """Writes the folder that `run` reads; expectations that it has are kept."""
     folder.mkdir(parents=True, exist_ok=True)
-    found = [case for stage in stages for case in _stage(stage).cases(small)]
+    found = [case for stage in stages for case in cases_of(stage, small=small)]
     expected = importlib.import_module('scripts.session.expected')
     compared = {expected.key(case): case for case in found if case.call and case.stage in ('check', 'correct')}
     expected.write(folder, list(compared.values()))
@@ -59,5 +58,6 @@ def _plain(name: str) -> str:
     return re.sub(r'[-_.]+', '-', name).lower()
 
 
-def _stage(name: str) -> Any:
-    return importlib.import_module(f'scripts.session.stages.{name}')
+def cases_of(stage: str, *, small: bool) -> list[cases.Case]:
+    """The cases of a stage; few and tiny ones for a rehearsal."""
+    return importlib.import_module(f'scripts.session.stages.{stage}').cases(small)

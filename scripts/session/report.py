@@ -37,7 +37,11 @@ def _counted(found: Any) -> Iterator[str]:
 
 
 def _amiss(found: Any) -> Iterator[str]:
-    rows = [(line['id'], line['status'], line.get('reason', '')) for line in found if line['status'] != 'ok']
+    rows = [
+        (line['id'], line['status'], line.get('reason', ''))
+        for line in found
+        if line['status'] != 'ok' or 'reason' in line
+    ]
     if rows:
         yield from _table(('case', 'status', 'why'), rows)
 

@@ -144,6 +144,38 @@ def test_the_wheels_are_what_the_package_needs_and_no_more(prepared):
     assert 'tensorstore==' in listed and 'pytest' not in listed and '# tokamax' in listed
 
 
+def test_every_case_has_a_name_of_its_own_and_those_of_rehearsals_are_not_among_them():
+    names = [case.id for stage in cases.STAGES for case in preparation.cases_of(stage, small=False)]
+    assert len(names) == len(set(names)) > 300
+    assert not [name for name in names if name.startswith('rehearsal')]
+    # Every core's kernel, every contender and a recipe of every class.
+    for wanted in (
+        *(f'check/{core}/' for core in cases.CORES),
+        'correct/attention/masked, softpick/bfloat16/mosaic_gpu',
+        'peers/cuDNN/attention/Softmax/forward and backward',
+        'peers/flash-linear-attention/delta_rule/vector/',
+        'train/griffin',
+        'tokens/350m/gated_delta_net/4x8192',
+    ):
+        assert any(name.startswith(wanted) for name in names), wanted
+
+
+@pytest.mark.slow
+def test_stages_that_time_and_train_are_rehearsed(tmp_path):
+    stages = ['bench', 'peers', 'train', 'tokens']
+    assert preparation.prepare(tmp_path, stages, small=True) == 0
+    session = parent.Session(folder=tmp_path, out=tmp_path / 'out', minutes=20, patience=4)
+    assert parent.run(session, stages, ()) == parent.OK
+    found = lines.newest([tmp_path / 'out' / 'session.jsonl'])
+    assert {line['status'] for name, line in found.items() if not name.startswith('peers')} == {'ok'}
+    assert {name.partition('/')[0] for name in found} == set(stages)
+    skipped = next(line for name, line in found.items() if name.startswith('peers'))
+    assert skipped['status'] == 'skipped' and 'jax-linear-attention' in skipped['reason']
+    assert found['train/mingru']['losses'][1] < found['train/mingru']['losses'][0]
+    text = report.tables([tmp_path / 'out' / 'session.jsonl'])
+    assert '| bench/softmax/0 softmax/forward | pallas_kernels |' in text and '| tokens/tiny/mingru/2x64 |' in text
+
+
 @pytest.mark.parametrize('stages', ['corect', 'check,'])
 def test_an_unknown_stage_is_named(stages):
     process = start('run', '--from=.', '--out=.', f'--stages={stages}')

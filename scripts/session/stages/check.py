@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from pallas_kernels import target
 from pallas_kernels.bench import ceilings, timing
-from scripts.session.cases import SMOKE, Case
+from scripts.session.cases import CORES, SMOKE, Case
 from scripts.session.stages import correct
 
 
@@ -22,9 +22,7 @@ def cases(small: bool) -> list[Case]:
     found.append(Case('check/ceilings', 'check', 60))
     named = [one for one in correct.cases(False) if one.implementation == correct.KERNEL and one.dtype == 'bfloat16']
     first = {one.core: one for one in reversed(named)}
-    return found + [
-        correct.case(core, first[core].call, 'bfloat16', correct.KERNEL, stage='check') for core in correct.ORDER
-    ]
+    return found + [correct.case(core, first[core].call, 'bfloat16', correct.KERNEL, stage='check') for core in CORES]
 
 
 def run(case: Case, folder: pathlib.Path) -> dict[str, Any]:

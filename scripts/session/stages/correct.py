@@ -12,27 +12,24 @@ from attnlab.testing import cores
 from attnlab.testing.tolerances import worst_error
 from pallas_kernels import dispatch
 from scripts.session import expected
-from scripts.session.cases import Case
+from scripts.session.cases import CORES, Case
 
 SECONDS = 60.0
 KERNEL = 'mosaic_gpu'
 DTYPES = ('bfloat16', 'float16', 'float32')
-ORDER = ('attention', 'delta_rule', 'linear_attention', 'selective_scan', 'linear_scan', 'softmax', 'cross_entropy',
-         'softmax_topk')  # fmt: skip
-"""The cores, the likeliest to be wrong first."""
 
 
 def cases(small: bool) -> list[Case]:
     """First what every kernel serves, in bfloat16; then other types, other weight maps, and what any form may serve."""
     if small:
         return [case('softmax', 'one', 'float32', KERNEL), *(case(core, 'one', 'float32', 'xla') for core in SMALL)]
-    served = {core: _named(core) for core in ORDER}
-    found = [case(core, name, 'bfloat16', KERNEL) for core in ORDER for name in served[core]]
-    found += [case(core, name, dtype, KERNEL) for dtype in DTYPES[1:] for core in ORDER for name in served[core]]
+    served = {core: _named(core) for core in CORES}
+    found = [case(core, name, 'bfloat16', KERNEL) for core in CORES for name in served[core]]
+    found += [case(core, name, dtype, KERNEL) for dtype in DTYPES[1:] for core in CORES for name in served[core]]
     maps = importlib.import_module('pallas_kernels.cases.attention').MAPS
     found += [case('attention', f'masked, {weights}', 'bfloat16', KERNEL) for weights in maps]
-    others = {core: [name for name in _module(core).CASES if name not in served[core]] for core in ORDER}
-    return found + [case(core, name, 'bfloat16', None) for core in ORDER for name in others[core]]
+    others = {core: [name for name in _module(core).CASES if name not in served[core]] for core in CORES}
+    return found + [case(core, name, 'bfloat16', None) for core in CORES for name in others[core]]
 
 
 SMALL = ('softmax', 'linear_scan')

@@ -1,0 +1,85 @@
+"""Times the cores at the size of models, as `python -m pallas_kernels.bench` does, beside what JAX itself has."""
+
+import dataclasses
+import functools
+import itertools
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels import target
+from pallas_kernels.bench import ceilings, measure, problems, timing
+from scripts.session.cases import CORES, Case
+
+SECONDS = 90.0
+RIVALS = {
+    'attention': ('cuDNN', 'tokamax'),
+    'linear_attention': ('jax-linear-attention',),
+    'delta_rule': ('jax-linear-attention',),
+}
+"""Kernels of others: they have cases of their own, for they may crash or hang."""
+
+ROUNDS = 3
+
+
+def cases(small: bool) -> list[Case]:
+    """Every problem and pass; of attention first the plain softmax, its other maps at the end."""
+    cores = ('softmax',) if small else CORES
+    found = [(core, place, name) for core in cores for place, name in enumerate(names(core))]
+    found.sort(key=lambda one: one[0] == 'attention' and one[1] > 0)
+    return [
+        Case(f'bench/{core}/{place} {name}/{what}', 'bench', SECONDS, core, str(place), what=what)
+        for core, place, name in found
+        for what in measure.PASSES
+    ]
+
+
+def run(case: Case, folder: pathlib.Path) -> dict[str, Any]:
+    """Ours, as users call it, beside our portable form and what JAX has."""
+    problem = problem_of(case)
+    return timed(case, problem, [name for name in problem.contenders if name not in RIVALS.get(case.core, ())])
+
+
+def timed(case: Case, problem: problems.Problem, contenders: Sequence[str]) -> dict[str, Any]:
+    """Times those of a problem's contenders that are named, ours among them; why others have no figures."""
+    jax.clear_caches()
+    problem = dataclasses.replace(problem, contenders={name: problem.contenders[name] for name in contenders})
+    found = list(measure.lines(problem, _ceilings(), _patience(), (case.what,)))
+    failed = [f'{line.contender}: {line.failure}' for line in found if line.failure is not None]
+    figures = [_figures(line) for line in found if line.failure is None]
+    line = {'status': 'ok', 'problem': problem.name, 'measured': figures}
+    return {**line, 'reason': '; '.join(failed)} if failed else line
+
+
+def names(core: str) -> list[str]:
+    """What the problems of a core are called, without their sizes."""
+    found = [problem.name for problem in problems.problems(core, problems.SMALL)]
+    return [name.partition(':')[0] if ':' in name else core for name in found]
+
+
+def _figures(line: measure.Measurement) -> dict[str, Any]:
+    names = ('contender', 'implementation', 'ratio', 'low', 'high', 'tflops', 'gigabytes', 'ceiling', 'temporary_mib',
+             'compile_seconds')  # fmt: skip
+    return {'milliseconds': line.quartiles, **{name: getattr(line, name) for name in names}}
+
+
+def problem_of(case: Case) -> problems.Problem:
+    """The problem of a case, by its place among those of the core."""
+    return next(itertools.islice(problems.problems(case.core, _sizes()), int(case.call), None))
+
+
+def _sizes() -> problems.Sizes:
+    """Those of models; on a CPU, where sessions are rehearsed, tiny ones."""
+    return problems.SMALL if target.current().platform == 'cpu' else problems.ACCELERATOR
+
+
+def _patience() -> timing.Patience:
+    return timing.Patience(ROUNDS, 0.01 if target.current().platform == 'cpu' else 0.2)
+
+
+@functools.cache
+def _ceilings() -> ceilings.Ceilings:
+    return ceilings.measure(target.current().platform, jnp.dtype(_sizes().dtype), _patience())

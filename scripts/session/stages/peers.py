@@ -1,0 +1,66 @@
+"""Times kernels of others where they are installed: cuDNN, tokamax, jax-linear-attention, flash-linear-attention."""
+
+import importlib.util
+import json
+import pathlib
+import subprocess
+import sys
+from typing import Any
+
+from pallas_kernels.bench import measure
+from pallas_kernels.bench.problems import OURS
+from scripts.session.cases import Case
+from scripts.session.stages import bench
+
+SECONDS = 240.0
+TRITON = 'flash-linear-attention'
+SCRIPT = pathlib.Path(__file__).resolve().parent.parent.parent / 'fla_kernels.py'
+
+
+def cases(small: bool) -> list[Case]:
+    """Rivals of JAX by problem and pass, in turns with ours; then flash-linear-attention, in PyTorch."""
+    if small:
+        return [_case('linear_attention', 1, 'scalar', 'jax-linear-attention', 'forward')]
+    found = []
+    for core, rivals in bench.RIVALS.items():
+        # Of attention they have the plain softmax alone.
+        kinds = list(enumerate(bench.names(core)))[: 1 if core == 'attention' else None]
+        found += [
+            _case(core, place, kind, rival, what)
+            for place, kind in kinds
+            for rival in rivals
+            for what in measure.PASSES
+        ]
+    triton = [(core, place, kind) for core in ('delta_rule', 'linear_attention')
+              for place, kind in enumerate(bench.names(core))]  # fmt: skip
+    return found + [_case(core, place, kind, TRITON, 'forward and backward') for core, place, kind in triton]
+
+
+def _case(core: str, place: int, kind: str, rival: str, what: str) -> Case:
+    return Case(f'peers/{rival}/{core}/{kind}/{what}', 'peers', SECONDS, core, str(place), what=what, rival=rival)
+
+
+def run(case: Case, folder: pathlib.Path) -> dict[str, Any]:
+    if case.rival == TRITON:
+        return _triton(case)
+    problem = bench.problem_of(case)
+    if case.rival not in problem.contenders:
+        return {'status': 'skipped', 'reason': f'{case.rival} is not installed here, or has no such call'}
+    line = bench.timed(case, problem, (OURS, case.rival))
+    return {**line, 'status': 'failed'} if 'reason' in line else line
+
+
+def _triton(case: Case) -> dict[str, Any]:
+    """Both passes of one call; it has the device to itself, as Triton tunes itself at its first call."""
+    if importlib.util.find_spec('fla') is None:
+        return {'status': 'skipped', 'reason': f'{TRITON} is not installed here'}
+    kind = case.id.split('/')[3]
+    command = [sys.executable, str(SCRIPT), case.core, kind]
+    answer = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    if answer.returncode != 0:
+        return {'status': 'failed', 'reason': f'{SCRIPT.name} ended with status {answer.returncode}'}
+    lines = [json.loads(line) for line in answer.stdout.splitlines() if line.startswith('{')]
+    measured = [
+        {'contender': f'{TRITON}, {line["what"]}', 'milliseconds': [line['milliseconds']] * 3} for line in lines
+    ]
+    return {'status': 'ok', 'measured': measured, 'torch': lines[0]['torch']}
