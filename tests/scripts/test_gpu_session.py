@@ -7,9 +7,12 @@ import subprocess
 import sys
 import time
 
+import jax
+import numpy as np
 import pytest
 
-from scripts.session import cases, lines, parent, preparation, report
+from scripts.session import cases, expected, lines, parent, preparation, report
+from scripts.session.stages import correct
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 SCRIPT = ROOT / 'scripts' / 'gpu_session.py'
@@ -97,6 +100,17 @@ def test_a_resumed_session_leaves_out_what_is_ok_and_ends_cleanly_when_told_to(p
     assert merged.keys() == EXPECTED.keys()
     # What was skipped now does not hide what was found before.
     assert merged['rehearsal/hang']['status'] == 'timeout'
+
+
+@pytest.mark.parametrize('change', [1e-3, np.nan])
+def test_a_number_that_is_off_is_found_with_its_place(change, prepared, monkeypatch):
+    call, numbers = expected.read(prepared, correct.case('linear_scan', 'one', 'float32', 'xla'))
+    numbers['gradient of x'][1, 0, 2] += change
+    monkeypatch.setattr(expected, 'read', lambda folder, case: (call, numbers))
+    monkeypatch.setattr(jax, 'clear_caches', lambda: None)
+    line = correct.run(correct.case('linear_scan', 'one', 'float32', 'xla'), prepared)
+    assert line['status'] == 'wrong' and line['worst']['where'] == 'gradient of x [1, 0, 2]'
+    assert json.loads(json.dumps(line, allow_nan=False)) == line
 
 
 def test_when_the_minutes_are_over_nothing_is_begun(prepared, tmp_path, capsys):

@@ -1,6 +1,7 @@
 """Every core and named case on the device, in value and in gradient, against float64."""
 
 import importlib
+import math
 import pathlib
 from typing import Any
 
@@ -16,6 +17,7 @@ from scripts.session.cases import CORES, Case
 
 SECONDS = 60.0
 KERNEL = 'mosaic_gpu'
+HUGE = 1e300
 DTYPES = ('bfloat16', 'float16', 'float32')
 
 
@@ -65,8 +67,10 @@ def _compare(name: str, array: np.ndarray, right: np.ndarray, dtype: str, reduct
         wrong = int(np.sum(array != right))
         return {'where': name, 'error': float(wrong), 'of_bound': 2.0 if wrong else 0.0}
     worst = worst_error(cores.parts(array), cores.parts(right), dtype=dtype, reduction=reduction)
-    share = worst.error / worst.bound if worst.bound else float(worst.error > 0) * 2
-    return {'where': f'{name} {list(worst.place)}', 'error': min(worst.error, 1e300), 'of_bound': min(share, 1e300)}
+    share = worst.error / worst.bound if worst.bound else 2.0 * (worst.error > 0)
+    # JSON knows no infinities; what is not a number, here or in what is expected, is as wrong as can be.
+    error, share = (value if math.isfinite(value) else HUGE for value in (worst.error, share))
+    return {'where': f'{name} {list(worst.place)}', 'error': error, 'of_bound': share}
 
 
 def _module(core: str) -> Any:
