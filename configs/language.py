@@ -41,7 +41,7 @@ from attnlab.zoo.chosen import chosen_recipe
 
 @dataclasses.dataclass(frozen=True)
 class Size:
-    """A model and the run that suits it; `window` is for the mixers that have one."""
+    """A model and the run that suits it, in the memory of one device of 80 GB; `window` is for mixers that have one."""
 
     dim: int
     depth: int
@@ -52,14 +52,16 @@ class Size:
     steps: int
     peak_lr: float
     activations: str = 'bfloat16'
+    accumulate: int = 1
+    remat: bool = False
 
 
 SIZES = {
     'tiny': Size(128, 4, 4, 64, 256, 16, 600, 3e-3, 'float32'),
     '10m': Size(384, 6, 6, 256, 1024, 32, 10_000, 2e-3),
-    '125m': Size(768, 12, 12, 1024, 2048, 256, 20_000, 6e-4),
-    '350m': Size(1024, 24, 16, 1024, 2048, 256, 50_000, 3e-4),
-    '1b': Size(2048, 24, 16, 2048, 4096, 256, 100_000, 2e-4),
+    '125m': Size(768, 12, 12, 1024, 2048, 256, 20_000, 6e-4, accumulate=16),
+    '350m': Size(1024, 24, 16, 1024, 2048, 256, 50_000, 3e-4, accumulate=16, remat=True),
+    '1b': Size(2048, 24, 16, 2048, 4096, 256, 100_000, 2e-4, accumulate=64, remat=True),
 }
 TOKENS = {'bytes': Bytes, 'bpe': BytePairs}
 RESIDUALS = {
@@ -81,6 +83,7 @@ def get_config(arg: str = '') -> ConfigDict:
         mlp=spec(GatedMLP),
         residual=choose(RESIDUALS, 'residual', chosen['residual']),
     )
+    stack.remat = size.remat
     evaluated = max(1, size.steps // 10)
     return run_config(
         chosen,
@@ -96,6 +99,7 @@ def get_config(arg: str = '') -> ConfigDict:
         optimizer=AdamW(peak_lr=size.peak_lr, schedule=Cosine(warmup=0.05)),
         evals=(spec(HeldOut, cadence=spec(EveryNSteps, n=evaluated), tokens=65_536),),
         save_every=evaluated,
+        accumulate=size.accumulate,
         precision=Precision(activations=size.activations),
     )
 

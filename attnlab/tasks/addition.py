@@ -2,7 +2,7 @@
 
 import dataclasses
 import pathlib
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,8 @@ class Addition:
     Attributes:
       table: the sums, and which of them are learned.
     """
+
+    packs: ClassVar[bool] = True
 
     table: ModularAddition = ModularAddition()
 

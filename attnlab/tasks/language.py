@@ -31,6 +31,8 @@ class LanguageModelling:
       tokenizer: how text becomes tokens.
     """
 
+    packs: ClassVar[bool] = True
+
     text: Corpus = StdlibText()
     tokenizer: Bytes | BytePairs | TrainedBytePairs = Bytes()
 
@@ -112,7 +114,6 @@ class RunningText(LanguageModelling):
     """
 
     packs: ClassVar[bool] = False
-    """Whether mixers are told of documents; `True` of a task that does not say."""
 
     def context(self, batch: Batch, dropout_key: DropoutKey | None) -> Context:
         """One document a row."""

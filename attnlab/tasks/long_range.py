@@ -4,7 +4,7 @@ import abc
 import dataclasses
 import functools
 import pathlib
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +32,8 @@ class LongRange(abc.ABC):
     Attributes:
       data: where the examples come from (see `attnlab.data.long_range`).
     """
+
+    packs: ClassVar[bool] = True
 
     data: Dataset = Drawn(ListOps())
 

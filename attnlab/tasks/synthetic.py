@@ -3,7 +3,7 @@
 import abc
 import dataclasses
 import pathlib
-from typing import Any
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 import numpy as np
@@ -27,6 +27,8 @@ class Synthetic(abc.ABC):
       examples: how many training examples there are, seen again and again; `None` for a stream without end.
       held_out: how many examples the other splits have, which are drawn from random streams of their own.
     """
+
+    packs: ClassVar[bool] = True
 
     problem: Problem
     seed: int = 0

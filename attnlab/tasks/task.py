@@ -3,7 +3,7 @@
 import dataclasses
 import pathlib
 from collections.abc import Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -21,8 +21,11 @@ class Task(Protocol):
     """Inputs, targets and metrics of one problem: what is predicted where. The trainer knows `Task` and the model, not
     which. Losses and logits are asked of the model; no task reaches for a weight.
 
-    Constructing a task touches nothing; `source` loads.
+    Constructing a task touches nothing; `source` loads. `packs` says whether mixers are told of several documents in a
+    row, by segments.
     """
+
+    packs: ClassVar[bool]
 
     @property
     def vocab(self) -> int:

@@ -109,7 +109,7 @@ def implementations(setup: Setup) -> list[LayerCore]:
 
     def mixed(place: int, variables: nnx.State, x: jax.Array) -> jax.Array:
         layers = list(nnx.merge(graphdef, variables).stack.layers())
-        return mixer_of(layers[place])(x, _context(*x.shape[:2], packed=getattr(setup.task, 'packs', True)))[0]
+        return mixer_of(layers[place])(x, _context(*x.shape[:2], packed=setup.task.packs))[0]
 
     found = []
     for place, block in enumerate(stack.blocks):

@@ -55,6 +55,7 @@ def run_config(
     optimizer: AdamW,
     evals: tuple[ConfigDict, ...],
     save_every: int,
+    accumulate: int = 1,
     precision: Precision | None = None,
     report: Reporting | None = None,
     start: ConfigDict | None = None,
@@ -71,6 +72,7 @@ def run_config(
       optimizer: the default, whose numbers an optimiser or a schedule chosen in `choices` takes over.
       evals: the specs of the evaluators.
       save_every: steps between two checkpoints.
+      accumulate: parts that a step takes its rows in, one after the other.
       precision: types of activations and products; `None`: the defaults.
       report: what is logged; `None`: the defaults.
       start: parameters to start from; `None`: initialised from the seed.
@@ -82,7 +84,7 @@ def run_config(
             'seed': 0,
             'steps': steps,
             'batch_size': batch_size,
-            'accumulate': 1,
+            'accumulate': accumulate,
             'length': length,
             'task': task,
             'model': model,
