@@ -1,5 +1,6 @@
 import dataclasses
 import math
+from typing import ClassVar
 
 import jax.numpy as jnp
 import numpy as np
@@ -38,6 +39,7 @@ class Known:
 
     task: object
 
+    packs: ClassVar[bool] = True
     vocab: int = 256
     tokenizer: object = None
     evaluated_split: str = 'valid'
