@@ -63,6 +63,7 @@ class Report:
         self._flops_per_token = flops_per_token
         self._workdir = workdir
         self._clock = Clock(start)
+        self._described: set[str] = set()
         self._closing = contextlib.ExitStack()
         self._bar = self._closing.enter_context(_progress(console, self.writes))
         self._task = self._bar.add_task('train', total=steps, completed=start, loss='', speed='')
@@ -85,7 +86,11 @@ class Report:
     def evaluation(self, number: int, name: str, numbers: Mapping[str, float]) -> None:
         """Writes the numbers of one evaluation."""
         self._record(number, {f'{name}/{key}': value for key, value in numbers.items()})
-        self._bar.console.print(f'[dim]step {number}[/dim]  {name}: {shown(numbers)}')
+        if SAMPLED.issubset(numbers) and name not in self._described:
+            self._described.add(name)
+            tokens, documents = (f'{numbers[key]:,.0f}' for key in ('sampled_tokens', 'sampled_documents'))
+            self._bar.console.print(f'{name}: a sample of {tokens} tokens from {documents} documents')
+        self._bar.console.print(f'[dim]step {number}[/dim]  {name}: {evaluation_line(numbers)}')
 
     def paused(self) -> contextlib.AbstractContextManager[None]:
         """Excludes the time spent inside (evaluating, saving) from the reported speed."""
@@ -174,16 +179,19 @@ class Clock:
         self._since += time.perf_counter() - before
 
 
-def shown(numbers: Mapping[str, float]) -> str:
-    """The numbers of an evaluation in a line: ends of intervals in brackets, whole numbers whole."""
+SAMPLED = frozenset({'sampled_tokens', 'sampled_documents'})
+"""What an evaluation says of the sample that it measured."""
+
+
+def evaluation_line(numbers: Mapping[str, float]) -> str:
+    """The numbers of an evaluation in a line, without its counts: ends of intervals in brackets."""
     parts = []
     for name, value in numbers.items():
         stem, _, suffix = name.partition('@')
-        if stem.removesuffix('_low').removesuffix('_high') != stem:
+        if stem.endswith(('_low', '_high', 'tokens', 'documents')):
             continue
         ends = [numbers.get(f'{stem}_{end}{"@" if suffix else ""}{suffix}') for end in ('low', 'high')]
-        digits = f'{value:,.0f}' if stem.endswith(('tokens', 'documents')) else f'{value:.4g}'
-        parts.append(f'{name} {digits}' + ('' if None in ends else f' [{ends[0]:.4g}, {ends[1]:.4g}]'))
+        parts.append(f'{name} {value:.4g}' + ('' if None in ends else f' [{ends[0]:.4g}, {ends[1]:.4g}]'))
     return ', '.join(parts)
 
 
