@@ -83,6 +83,11 @@ class HeldOut:
     name: str = 'valid'
     stride: int | None = None
 
+    def __post_init__(self) -> None:
+        """Raises `UserError` for lengths or counts below 1."""
+        if not self.multiples or min(self.multiples) < 1:
+            raise UserError(f'multiples of HeldOut is {self.multiples}; it wants whole numbers from 1, at least one')
+
     @classmethod
     def asked(cls, setup: Setup, asked: Asked) -> 'HeldOut':
         """The evaluator of what was asked, once. Raises `UserError` for what does not go with a text."""

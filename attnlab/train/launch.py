@@ -74,6 +74,7 @@ def train(
 
     Raises `UserError` where the directory belongs to another config or process, or the data have changed.
     """
+    run.check_claim(workdir, config)
     with run.held(workdir):
         if begin is not None:
             run.check_data(begin.run, facts['data'], other=other_data)

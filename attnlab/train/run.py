@@ -62,6 +62,14 @@ def claim(workdir: pathlib.Path, config: ConfigDict) -> None:
 
     Raises `UserError` when it belongs to another config, naming the keys that differ, or cannot be written.
     """
+    check_claim(workdir, config)
+    path = workdir / 'config.json'
+    if jax.process_index() == 0 and not path.exists():
+        configs.save(config, path)
+
+
+def check_claim(workdir: pathlib.Path, config: ConfigDict) -> None:
+    """Checks that `claim` would succeed, and writes nothing."""
     path = workdir / 'config.json'
     if path.exists():
         differing = differences(configs.load(path), config)
@@ -76,8 +84,6 @@ def claim(workdir: pathlib.Path, config: ConfigDict) -> None:
         raise UserError(
             f'{workdir} is not empty and holds no config.json, so it is not a run: choose another --workdir'
         )
-    if jax.process_index() == 0:
-        configs.save(config, path)
 
 
 @contextlib.contextmanager

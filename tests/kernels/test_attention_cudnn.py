@@ -93,4 +93,4 @@ def test_what_it_does_not_serve_is_refused(here, sizes, options, message):
 
 def test_no_other_core_has_it():
     with pytest.raises(NotImplementedError, match="'cudnn' cannot serve: this version has no cudnn form of core"):
-        dispatch.select('core', 'cudnn', {'xla': dispatch.Candidate(lambda: None)})
+        dispatch.select('core', 'cudnn', {'xla': dispatch.Candidate(lambda: None)}, lambda: None)

@@ -120,7 +120,7 @@ def test_spans_of_time_are_the_whole(name, comparison, monkeypatch):
 @pytest.mark.parametrize('name', cases.real())
 def test_kernels_lower_for_a_gpu_that_is_not_there(name, lowered_for_gpu):
     lowered = lowered_for_gpu(linear_scan, cases.real()[name])
-    assert lowered.entries == [('linear_scan', 'mosaic_gpu', ())]
+    assert [entry[:3] for entry in lowered.entries] == [('linear_scan', 'mosaic_gpu', ())]
     assert lowered.kernels()
 
 

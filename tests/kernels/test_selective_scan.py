@@ -100,7 +100,7 @@ def test_kernels_are_the_reference(name, dtype, implementation, comparison, monk
 )
 def test_kernels_lower_for_a_gpu_that_is_not_there(name, lowered_for_gpu):
     lowered = lowered_for_gpu(selective_scan, cases.real()[name])
-    assert lowered.entries == [('selective_scan', 'mosaic_gpu', ())]
+    assert [entry[:3] for entry in lowered.entries] == [('selective_scan', 'mosaic_gpu', ())]
     assert lowered.kernels()
 
 

@@ -73,10 +73,11 @@ def attnlab(compiled):
 
 @pytest.fixture(scope='session')
 def train(attnlab):
-    """Starts a small run."""
+    """Starts a small run; what is given takes the place of what `SMALL` has for the same flag."""
 
     def start(workdir: pathlib.Path, *arguments: str) -> Command:
-        return attnlab('train', *SMALL, f'--workdir={workdir}', *arguments)
+        flags = {item.partition('=')[0]: item for item in (*SMALL, f'--workdir={workdir}', *arguments)}
+        return attnlab('train', *flags.values())
 
     return start
 

@@ -43,7 +43,7 @@ def test_eight_devices_agree_with_one(train, attnlab, alone, tmp_path, mesh):
         for run in (workdir, alone):
             status, output = attnlab('eval', f'--workdir={run}', '--tokens=2048', '--multiples=1,2').finish()
             assert status == 0, output
-        eight, one = (json.loads((run / 'evals' / '40.json').read_text()) for run in (workdir, alone))
+        eight, one = (json.loads((run / 'evals' / '40-2048-tokens.json').read_text()) for run in (workdir, alone))
         assert eight.keys() == one.keys() and eight['step'] == 40
         np.testing.assert_allclose(eight['loss@2x'], one['loss@2x'], rtol=2e-5)
 

@@ -49,7 +49,7 @@ def test_another_text_is_refused_and_the_tokenizer_stays(trained, capsys):
     assert not (workdir / 'evals').exists()
     evaluate = ['eval', f'--workdir={workdir}', '--multiples=1', '--tokens=64', '--compilation_cache=']
     assert cli.main([*evaluate, '--other_data']) == 0
-    assert json.loads((workdir / 'evals' / '2.json').read_text())['other_data']
+    assert json.loads((workdir / 'evals' / '2-64-tokens.json').read_text())['other_data']
     assert cli.main([*argv, '--other_data']) == 0
     starts = json.loads((workdir / 'run.json').read_text())['starts']
     assert [start['other_data'] for start in starts] == [False, True]

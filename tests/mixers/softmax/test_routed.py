@@ -192,7 +192,7 @@ def test_going_beyond_the_length_gives_nan_from_there_on():
         ({'heads': 4, 'compressed_stride': 5}, 'compressed_stride is 5; it must divide compressed_block, which is 32'),
         ({'heads': 4, 'selected_block': 16}, 'selected_block is 16; expected at least compressed_block, which is 32'),
         ({'heads': 4, 'selected_blocks': 2}, 'selected_blocks is 2; expected at least initial [+] local'),
-        ({'heads': 4, 'window': 0}, 'window is 0'),
+        ({'heads': 4, 'window': 0}, 'window of NativeSparseAttention is 0'),
     ],
 )
 def test_sizes_that_do_not_fit_are_named(kwargs: dict, message: str):

@@ -199,7 +199,7 @@ def test_a_window_streams_from_its_ring():
     ('make', 'message'),
     [
         (lambda: ThirdOrderAttention(8, heads=3, rngs=nnx.Rngs(0)), 'heads is 3; it must divide dim, which is 8'),
-        (lambda: ThirdOrderAttention(8, heads=2, window=0, rngs=nnx.Rngs(0)), 'window is 0'),
+        (lambda: ThirdOrderAttention(8, heads=2, window=0, rngs=nnx.Rngs(0)), 'window of ThirdOrderAttention is 0'),
         (lambda: TaylorThirdOrderAttention(8, heads=2, degree=3, rngs=nnx.Rngs(0)), 'degree is 3; expected 2, 4'),
         (
             lambda: ThirdOrderAttention(8, heads=2, causal=False, rngs=nnx.Rngs(0)).init_state(1, 8, jnp.float32),
