@@ -85,8 +85,8 @@ def lines(group: Sequence[RunResult]) -> list[list[str]]:
             one.name if one.finished else f'{one.name} (not finished)',
             f'{one.score:.4f}',
             f'{one.parameters:,}',
-            f'{one.state_bytes:,}',
-            f'{one.state_bytes_8x:,}',
+            _state(one.state_bytes),
+            _state(one.state_bytes_8x),
             f'{one.flops:.3g}',
             '' if one.tokens_per_second is None else f'{one.tokens_per_second:,.0f}',
         ]
@@ -102,3 +102,8 @@ def csv_text(groups: Mapping[str, Sequence[RunResult]]) -> str:
     writer.writerow(fields)
     writer.writerows([getattr(one, name) for name in fields] for group in groups.values() for one in group)
     return text.getvalue()
+
+
+def _state(size: int) -> str:
+    """Bytes of state; a model that keeps none does not stream."""
+    return f'{size:,}' if size else 'no stream'

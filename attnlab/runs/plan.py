@@ -107,8 +107,11 @@ def parameter_table(setup: Setup) -> Table:
 
 
 def state_table(setup: Setup) -> Table:
-    """Bytes that decoding keeps, per sequence."""
+    """Bytes that decoding keeps, per sequence; a row that says so for a model that does not stream."""
     table = _table('state of one sequence, from init_state', '>tokens', '>bytes', '>bytes a token')
+    if not setup.model.streaming:
+        table.add_row('any', 'does not stream', '')
+        return table
     for multiple in (1, 2, 4, 8):
         length = setup.length * multiple
         size = state_bytes(setup, length)

@@ -7,11 +7,11 @@ import pytest
 from rich.console import Console
 
 from attnlab.errors import UserError
-from attnlab.runs.plan import print_plan_for, shortage
+from attnlab.runs.plan import print_plan_for, shortage, state_table
 from attnlab.train import topologies
 from attnlab.train.hardware import hardware
 from attnlab.train.setup import prepare
-from configs import language
+from configs import language, long_range
 from pallas_kernels import target
 
 
@@ -67,3 +67,9 @@ def test_a_topology_that_is_none_is_refused_in_one_line():
 )
 def test_kinds_of_devices_are_told_apart(kind, flops):
     assert hardware(kind).flops == flops
+
+
+def test_a_model_that_reads_documents_whole_has_no_state():
+    config = long_range.get_config('task=digits,size=smoke')
+    table = state_table(prepare(config))
+    assert [list(column.cells) for column in table.columns] == [['any'], ['does not stream'], ['']]
