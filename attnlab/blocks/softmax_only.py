@@ -143,8 +143,9 @@ class SoftmaxOnlyBlock(Mixer):
         if state is None and not ctx.deterministic:
             y = self._penalised(y, q, k, inverse, ctx)
         z = x + self.output(y.reshape(x.shape))
-        alpha, beta = (scalar[...].astype(x.dtype) for scalar in (self.alpha, self.beta))
-        return beta * z + self.feed_forward(z) / alpha, view.cache
+        # In the type of the scalars, so that their gradients are summed over tokens in float32.
+        y = self.beta[...] * z + self.feed_forward(z) / self.alpha[...]
+        return y.astype(x.dtype), view.cache
 
     def init_state(self, batch: int, length: int, dtype: DTypeLike) -> KeyValueCache:
         """Returns an empty cache of `length` slots."""

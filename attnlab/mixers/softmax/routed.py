@@ -50,7 +50,8 @@ class BlockCompressor(nnx.Module):
         self.down = Linear(hidden, channels, axes=('mlp', None), rngs=rngs)
 
     def __call__(self, x: Float[Array, 'b n c g k']) -> Float[Array, 'b n g k']:
-        x = jnp.swapaxes(x + self.places[...].astype(x.dtype)[None, None, :, None], 2, 3)
+        # In the type of the places, so that their gradients are summed over blocks in float32.
+        x = jnp.swapaxes((x + self.places[...][None, None, :, None]).astype(x.dtype), 2, 3)
         return self.down(activation_called(self.activation)(self.up(x.reshape(*x.shape[:3], -1))))
 
 
