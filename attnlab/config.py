@@ -6,7 +6,6 @@ spelled out, so that a saved config is a complete record. Nothing below `build` 
 
 import dataclasses
 import pathlib
-import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -150,7 +149,7 @@ def _record(value: Any, kind: Any) -> Any:
         return placeholder(
             next((member for member in members(kind) if member in (int, float, str, bool, tuple)), object)
         )
-    if isinstance(value, type | types.FunctionType):
+    if isinstance(value, type):
         return spec(value)
     if isinstance(value, Factory):
         return spec(value.module, **value.kwargs)

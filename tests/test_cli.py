@@ -8,9 +8,6 @@ import pytest
 
 from attnlab.cli import COMMANDS, main
 
-# ml_collections loads config files so.
-pytestmark = pytest.mark.filterwarnings('ignore:the load_module:DeprecationWarning')
-
 CONFIG = '--config=configs/language.py:zoo=mingru'
 SMALL = (
     '--config.model.dim=8',

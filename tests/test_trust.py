@@ -15,8 +15,6 @@ from attnlab.zoo import ZOO
 from attnlab.zoo.chosen import chosen_recipe
 from configs import language
 
-pytestmark = pytest.mark.filterwarnings('ignore:the load_module:DeprecationWarning')
-
 ROOT = pathlib.Path(__file__).parents[1]
 
 

@@ -6,9 +6,6 @@ import pytest
 
 from attnlab.cli import main
 
-# ml_collections loads config files so.
-pytestmark = pytest.mark.filterwarnings('ignore:the load_module:DeprecationWarning')
-
 
 def trained(tmp_path, argument, *overrides):
     """The last evaluation of a run, by `slice/metric`."""

@@ -268,7 +268,6 @@ def test_errors_of_numbers_are_absolute():
 
 
 # ml_collections loads config files so.
-@pytest.mark.filterwarnings('ignore:the load_module:DeprecationWarning')
 @pytest.mark.slow
 def test_a_run_starts_from_the_parameters_of_another(tmp_path):
     first = tmp_path / 'first'
