@@ -1,15 +1,23 @@
 """Samplers, which choose the points of a search space, and pruners, which stop trials early.
 
-What a sampler draws for trial `n` depends on its seed, on `n`, and, for `Tpe` only, on the results so far; not on the
-worker that runs it or on restarts. Two studies with the same space, seed and sampler visit the same points.
+What a sampler draws for trial `n` depends on the space, on its seed, on `n`, and, for `Tpe` only, on the trials so far;
+not on the worker that runs it or on restarts. Two studies with the same space, seed and sampler visit the same points.
+
+A point is drawn whole and written to the study at once, so that a worker that dies leaves all of it or none of it. The
+next worker draws a point that was not written again: the same one, but for `Tpe`, whose estimate is then made from the
+trials that there are by then. Whatever the sampler, all dimensions of a point are drawn from the same trials.
 """
 
 import abc
 import dataclasses
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import optuna
+from optuna.distributions import BaseDistribution
+from optuna.trial import FrozenTrial
 
 from attnlab.errors import UserError
 from attnlab.sweep.space import Drawn, Space
@@ -111,6 +119,36 @@ class GridSearch(Sampler):
                 f'{name} is a {type(space[name]).__name__}, which GridSearch cannot exhaust; make it a Grid'
             )
         return count
+
+
+class Whole(optuna.samplers.BaseSampler):
+    """Optuna's sampler of single dimensions or groups of them, as one that draws all of a trial's together.
+
+    `dimensions` are drawn in the order of their names. Optuna asks for dimensions one by one, and a worker that takes
+    over between two would go on from the start of the sampler's stream of random numbers.
+    """
+
+    def __init__(self, sampler: optuna.samplers.BaseSampler, dimensions: Mapping[str, BaseDistribution]):
+        self._sampler = sampler
+        self._dimensions = {name: dimensions[name] for name in sorted(dimensions)}
+
+    def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        return self._dimensions
+
+    def sample_relative(
+        self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        together = self._sampler.infer_relative_search_space(study, trial)
+        drawn = self._sampler.sample_relative(study, trial, together)
+        return {
+            name: drawn[name] if name in drawn else self._sampler.sample_independent(study, trial, name, kind)
+            for name, kind in search_space.items()
+        }
+
+    def sample_independent(
+        self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+    ) -> Any:
+        raise AssertionError(f'{param_name} is no dimension of the space')
 
 
 class Pruner(abc.ABC):

@@ -9,7 +9,6 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
 from attnlab.errors import UserError
@@ -35,10 +34,6 @@ class Dimension(abc.ABC):
     @abc.abstractmethod
     def distribution(self) -> BaseDistribution:
         """Optuna's distribution."""
-
-    @abc.abstractmethod
-    def suggest(self, trial: optuna.Trial, name: str) -> Drawn:
-        """Draws with the study's sampler."""
 
     @abc.abstractmethod
     def at_quantile(self, quantile: float) -> Drawn:
@@ -68,9 +63,6 @@ class Range(Dimension):
     @property
     def distribution(self) -> FloatDistribution:
         return FloatDistribution(self.low, self.high, log=self.log)
-
-    def suggest(self, trial: optuna.Trial, name: str) -> float:
-        return trial.suggest_float(name, self.low, self.high, log=self.log)
 
     def at_quantile(self, quantile: float) -> float:
         if self.log:
@@ -132,9 +124,6 @@ class Listed(Dimension):
     def distribution(self) -> BaseDistribution:
         return CategoricalDistribution(range(self.count))
 
-    def suggest(self, trial: optuna.Trial, name: str) -> int:
-        return trial.suggest_categorical(name, range(self.count))
-
     def at_quantile(self, quantile: float) -> int:
         return min(int(quantile * self.count), self.count - 1)
 
@@ -173,9 +162,6 @@ class Grid(Choice):
     @property
     def distribution(self) -> IntDistribution:
         return IntDistribution(0, self.count - 1)
-
-    def suggest(self, trial: optuna.Trial, name: str) -> int:
-        return trial.suggest_int(name, 0, self.count - 1)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -34,11 +34,14 @@ from attnlab.errors import UserError
 from attnlab.locks import Lock
 from attnlab.sweep.database import open_database
 from attnlab.sweep.lock import JournalLock
+from attnlab.sweep.search import Whole
 from attnlab.sweep.space import Drawn
 from attnlab.sweep.sweep import Sweep, read
 from attnlab.train.run import differences
 
 HOME = 'home'
+POINT = 'point'
+"""The note of a trial's point: all of what was drawn, in one write."""
 SURPLUS = 'one more than the sweep has: another host made the last trial at the same time'
 DATABASE = 'database'
 """The file that marks a study whose trials are stored in a database."""
@@ -170,25 +173,32 @@ class Study:
         return self._claim(trial_id, number, lock)
 
     def _claim(self, trial_id: int, number: int, lock: Lock) -> Claim:
-        """Draws the dimensions not yet drawn; the result is the same for every process and every attempt."""
-        trial = optuna.Trial(self._optuna(number), trial_id)
-        space, fixed = self.sweep.space, self.sweep.fixed(number)
-        drawn = dict(trial.params)
-        for name in sorted(space.keys() - drawn.keys()):
-            if name in fixed:
-                kind = space[name].distribution
-                self._storage.set_trial_param(trial_id, name, kind.to_internal_repr(fixed[name]), kind)
-                drawn[name] = fixed[name]
-            else:
-                drawn[name] = space[name].suggest(trial, name)
-        return Claim(trial, number, drawn, lock)
+        """Claims a trial whose lock is held; the lock is released again where that fails."""
+        try:
+            trial = optuna.Trial(self._optuna(number), trial_id)
+            return Claim(trial, number, self._point(trial, trial_id, number), lock)
+        except BaseException:
+            lock.release()
+            raise
+
+    def _point(self, trial: optuna.Trial, trial_id: int, number: int) -> dict[str, Drawn]:
+        """The point of a trial, drawn and written unless an earlier attempt wrote it."""
+        drawn, known = trial.user_attrs.get(POINT), trial.params
+        if drawn is None:
+            drawn = {**self.sweep.fixed(number), **trial.relative_params, **known}
+            trial.set_user_attr(POINT, drawn)
+        for name in sorted(drawn.keys() - known.keys()):
+            kind = self.sweep.space[name].distribution
+            self._storage.set_trial_param(trial_id, name, kind.to_internal_repr(drawn[name]), kind)
+        return drawn
 
     def _optuna(self, number: int) -> optuna.Study:
-        pruner = self.sweep.pruner
+        pruner, fixed = self.sweep.pruner, self.sweep.fixed(number)
+        free = {name: self.sweep.space[name].distribution for name in self.sweep.space.keys() - fixed.keys()}
         return optuna.load_study(
             study_name=self._name,
             storage=self._storage,
-            sampler=self.sweep.sampler.optuna(number),
+            sampler=Whole(self.sweep.sampler.optuna(number), free),
             pruner=optuna.pruners.NopPruner() if pruner is None else pruner.optuna(self.sweep.base.steps),
         )
 

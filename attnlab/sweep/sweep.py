@@ -49,8 +49,9 @@ class Sweep:
         return self.seeds[self.sampler.seed_index(number, len(self.seeds))]
 
     def fixed(self, number: int) -> dict[str, Drawn]:
-        """The dimensions of trial `number` that do not depend on results."""
-        return self.sampler.fixed(self.space, number, len(self.seeds))
+        """The dimensions of trial `number` that do not depend on results, those of a single value among them."""
+        only = {name: kind.at_quantile(0.0) for name, kind in self.space.items() if kind.distribution.single()}
+        return only | self.sampler.fixed(self.space, number, len(self.seeds))
 
     def settings(self, drawn: Mapping[str, Drawn]) -> dict[str, Any]:
         """The keys and values of a point of the space."""

@@ -57,6 +57,58 @@ def test_what_is_drawn_does_not_depend_on_the_order_or_on_deaths(make, sampler):
     assert [broken.claim().drawn for _ in range(4)] == wanted
 
 
+class Killed(BaseException):
+    """The end of a worker between two writes."""
+
+
+def die_at(monkeypatch, storage, write):
+    """Has a worker die before its write number `write` of a point and its notes; all writes before it are kept."""
+    left = iter(range(write))
+
+    def dying(function):
+        def called(*arguments, **named):
+            if next(left, None) is None:
+                raise Killed
+            return function(*arguments, **named)
+
+        return called
+
+    for name in ('set_trial_param', 'set_trial_user_attr'):
+        monkeypatch.setattr(storage, name, dying(getattr(storage, name)))
+
+
+@pytest.mark.parametrize('write', [0, 1, 2])
+@pytest.mark.parametrize('sampler', ['random', 'quasi', 'tpe', 'grid'])
+def test_a_worker_that_dies_between_two_draws_leaves_its_trial_the_point_it_was_due(make, monkeypatch, sampler, write):
+    undisturbed = make(f'sampler={sampler}', 'straight').claim()
+    dying = make(f'sampler={sampler}', 'broken')
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        die_at(patch, dying.storage, write)
+        dying.claim()
+    again = make(f'sampler={sampler}', 'broken').claim()
+    assert (again.number, again.drawn) == (0, undisturbed.drawn)
+    (trial,) = make(f'sampler={sampler}', 'broken').trials()
+    assert trial.params == undisturbed.drawn
+
+
+def test_a_point_that_was_estimated_stays_whatever_other_trials_show_meanwhile(make, monkeypatch):
+    """`Tpe` draws from the trials so far: what was written stands, though a worker died before all of it was set."""
+    arg = 'sampler=tpe,startup=2,trials=9'
+    study = make(arg)
+    claims = [study.claim() for _ in range(7)]
+    for claim in claims[:5]:
+        finish(study, claim, float(claim.number % 3))
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        die_at(patch, study.storage, 2)
+        study.claim()
+    (interrupted,) = [trial for trial in study.trials() if trial.number == 7]
+    assert len(interrupted.params) == 1
+    for claim in claims[5:]:
+        finish(study, claim, -1.0)
+    again = make(arg).claim()
+    assert again.number == 7 and again.drawn == interrupted.user_attrs['point']
+
+
 def test_a_journal_whose_writer_died_in_the_middle_of_a_line(make):
     study = make()
     study.claim()

@@ -36,16 +36,17 @@ def base(steps: int = 24) -> ConfigDict:
 
 
 def get_config(arg: str = '') -> ConfigDict:
-    """The config of `sampler=...,trials=...,steps=...,pruner=...,confirm=...`."""
-    chosen = arguments(arg, sampler='random', trials='4', steps='24', pruner='', confirm='0', high='1e-2')
+    """The config of `sampler=...,startup=...,trials=...,steps=...,pruner=...,confirm=...`."""
+    chosen = arguments(arg, sampler='random', trials='4', steps='24', pruner='', confirm='0', high='1e-2', startup='10')
     steps, grid = int(chosen['steps']), chosen['sampler'] == 'grid'
+    estimated = {'startup': int(chosen['startup'])} if chosen['sampler'] == 'tpe' else {}
     rate = spec(Grid, key='optimizer.peak_lr', values=(1e-3, 1e-2))
     if not grid:
         rate = spec(LogUniform, key='optimizer.peak_lr', low=1e-3, high=float(chosen['high']))
     return sweep_config(
         base(steps),
         {'rate': rate, 'decay': spec(Choice, key='optimizer.weight_decay', values=(0.0, 0.1))},
-        sampler=spec(SAMPLERS[chosen['sampler']]),
+        sampler=spec(SAMPLERS[chosen['sampler']], **estimated),
         pruner=spec(Asha, first=steps // 4, reduction=2) if chosen['pruner'] else None,
         trials=None if grid else int(chosen['trials']),
         seeds=(0, 1),
