@@ -18,7 +18,7 @@ def make_mixer(name: str, dim: int, *, rngs: nnx.Rngs, **overrides: Any) -> Mixe
     """Returns the mixer of the recipe `name`, of width `dim`, with `overrides` in place of the recipe's arguments.
 
     `attnlab.make_mixer('gqa', 256, heads=8, kv_heads=2, rngs=nnx.Rngs(0))`. Raises `UserError` for an unknown recipe or
-    argument, a missing argument, and for a hybrid, whose layers differ and so want a stack.
+    argument, a missing argument, and for a hybrid, whose layers differ and so need a stack.
     """
     if name not in ZOO:
         raise UserError(f'there is no recipe {name!r}{nearest(name, ZOO)}')
@@ -32,6 +32,6 @@ def make_mixer(name: str, dim: int, *, rngs: nnx.Rngs, **overrides: Any) -> Mixe
     check_names(repr(name), overrides, taken)
     missing = sorted(taken - set(recipe.spec) - set(overrides))
     if missing:
-        raise UserError(f'{name!r} wants a value for {", ".join(missing)}')
+        raise UserError(f'{name!r} needs a value for {", ".join(missing)}')
     factory = build(recipe.spec)
     return factory.module(dim, **{**factory.kwargs, **overrides}, rngs=rngs)

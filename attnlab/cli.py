@@ -115,7 +115,7 @@ def main(argv: list[str] | None = None) -> int:
         package = (error.name or '').partition('.')[0]
         if package not in EXTRAS:
             raise
-        message = f'{name} wants {package}, which is not installed: pip install "attnlab[{EXTRAS[package]}]"'
+        message = f'{name} needs {package}, which is not installed: pip install "attnlab[{EXTRAS[package]}]"'
     print(f'attnlab: {message}', file=sys.stderr)
     return 2
 

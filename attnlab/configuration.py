@@ -35,7 +35,8 @@ def read_config(values: flags.FlagValues, argv: list[str], command: str, base: C
     An override is a number, a string, a tuple, `None` where the constructor takes it, or, for a part, the import path
     of its class, whose own keys later overrides may set.
 
-    Raises `UserError`: a misspelt key names the nearest one, a wrong type names the key, what it has and what it wants.
+    Raises `UserError`: for a misspelt key naming the nearest one, for a wrong type naming the key, its value and the
+    right type.
     """
     given = [item for item in argv if item.startswith(CONFIG)]
     overrides = [item for item in argv if item.startswith(OVERRIDE)]
@@ -43,9 +44,9 @@ def read_config(values: flags.FlagValues, argv: list[str], command: str, base: C
     if '--config' in rest:
         raise UserError('flags are written --name=value, such as --config=language:zoo=gla')
     if len(given) > 1:
-        raise UserError(f'--config is given {len(given)} times; it wants one file')
+        raise UserError(f'--config is given {len(given)} times; give one file')
     if given and base is not None:
-        raise UserError('--config and --from are given; a fork has the config of the run that it is of')
+        raise UserError('--config and --from are both given; a fork has the config of its run')
     if not given and base is None:
         flags.DEFINE_string(
             'config',
@@ -86,7 +87,9 @@ def config_of(path: pathlib.Path, arg: str = '') -> ConfigDict:
     except Exception as error:
         raise UserError(_raised(path, error)) from error
     if not isinstance(config, ConfigDict):
-        raise UserError(f'get_config of {path} returned {type(config).__name__}; it wants an ml_collections.ConfigDict')
+        raise UserError(
+            f'get_config of {path} returned {type(config).__name__}; it must be an ml_collections.ConfigDict'
+        )
     return config
 
 
@@ -155,7 +158,7 @@ def _replaces_part(config: ConfigDict, item: str) -> bool:
     else:
         kind = type(value)
     if kind in (int, float, bool) and not _reads_as(text, kind):
-        raise UserError(f'config.{key} is {text!r}, of type str; it wants {kind.__name__}')
+        raise UserError(f'config.{key} is {text!r}, of type str; it must be {kind.__name__}')
     return False
 
 

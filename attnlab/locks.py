@@ -33,7 +33,7 @@ class Lock:
         except OSError as error:
             os.close(file)
             raise UserError(
-                f'{self._path} cannot be locked: {error.strerror}; it wants a file system with flock'
+                f'{self._path} cannot be locked: {error.strerror}; it must be on a file system that supports flock'
             ) from error
         self._file = file
         os.ftruncate(file, 0)

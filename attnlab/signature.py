@@ -64,7 +64,7 @@ def check_type(path: str, value: Any, kind: Any) -> None:
     whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
     if not (type(value) in admitted or (whole and (int in admitted or float in admitted))):
         wanted = ' or '.join('None' if member is types.NoneType else member.__name__ for member in admitted)
-        raise UserError(f'{path} is {value!r}, of type {type(value).__name__}; it wants {wanted}')
+        raise UserError(f'{path} is {value!r}, of type {type(value).__name__}; it must be {wanted}')
 
 
 def check_value(path: str, name: str, value: Any, kind: Any) -> None:
@@ -74,10 +74,10 @@ def check_value(path: str, name: str, value: Any, kind: Any) -> None:
     """
     check_type(path, value, kind)
     if isinstance(value, float) and math.isnan(value):
-        raise UserError(f'{path} is nan; it wants a number')
+        raise UserError(f'{path} is nan; it must be a number')
     least = 0 if name in FROM_ZERO else 1
     if int in members(kind) and isinstance(value, numbers.Integral) and name not in MESH and value < least:
-        raise UserError(f'{path} is {value}; it wants a whole number from {least}')
+        raise UserError(f'{path} is {value}; it must be a whole number of at least {least}')
 
 
 def checked[**P](function: Callable[P, None]) -> Callable[P, None]:

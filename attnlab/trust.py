@@ -38,7 +38,7 @@ def allow(package: str) -> None:
         name = path.stem
         importable(path.parent)
     if not name.isidentifier():
-        raise UserError(f'--allow names {package!r}; it wants a package, such as my_mixers, or a Python file')
+        raise UserError(f'--allow names {package!r}; it must be a package, such as my_mixers, or a Python file')
     _allowed.add(name)
 
 

@@ -111,4 +111,6 @@ def _text(data: str) -> ConfigDict:
         return spec(TfdsText, name=data)
     if '/' in data or '.' in data:
         return spec(TextFiles, path=data)
-    raise UserError(f'there is no data {data!r}{nearest(data, ["stdlib", *DATASETS])}; a path wants a / or a . in it')
+    raise UserError(
+        f'there is no data {data!r}{nearest(data, ["stdlib", *DATASETS])}; a path must have a / or a . in it'
+    )

@@ -89,19 +89,22 @@ def test_compare_has_help_for_runs_and_for_studies(capsys):
         (('--config=configs/language.py:data=stdlb',), "did you mean 'stdlib'?"),
         ((CONFIG, '--config.step=3'), 'the config has no key step; did you mean steps?'),
         ((CONFIG, '--config.model.stack.blocks[0].mixr.x=3'), 'did you mean model.stack.blocks[0].mixer'),
-        ((CONFIG, '--config.steps=many'), "config.steps is 'many', of type str; it wants int"),
-        ((CONFIG, '--config.steps=2.5'), "config.steps is '2.5', of type str; it wants int"),
+        ((CONFIG, '--config.steps=many'), "config.steps is 'many', of type str; it must be int"),
+        ((CONFIG, '--config.steps=2.5'), "config.steps is '2.5', of type str; it must be int"),
         (
             (CONFIG, '--config.optimizer.peak_lr=fast'),
-            "config.optimizer.peak_lr is 'fast', of type str; it wants float",
+            "config.optimizer.peak_lr is 'fast', of type str; it must be float",
         ),
-        ((CONFIG, '--workdir=/nowhere', '--config.steps=0'), 'config.steps is 0; it wants a whole number from 1'),
+        (
+            (CONFIG, '--workdir=/nowhere', '--config.steps=0'),
+            'config.steps is 0; it must be a whole number of at least 1',
+        ),
         ((CONFIG, '--config.model=3'), "config.model is '3'; it is a part"),
         (
             (CONFIG, '--config.model.stack.blocks[0].mlp=3'),
             'or override its keys (activation, hidden, target), or leave it out with None',
         ),
-        ((CONFIG, '--workdir=/nowhere', '--config.mesh.data=3'), 'wants 3 devices; there are 2'),
+        ((CONFIG, '--workdir=/nowhere', '--config.mesh.data=3'), 'needs 3 devices; there are 2'),
         ((CONFIG, '--workdir=/nowhere', '--config.batch_size=3'), 'config.batch_size, 3, does not divide'),
         ((CONFIG,), '--workdir is missing'),
         ((), '--config is missing'),
@@ -193,7 +196,7 @@ def test_analyse(capsys, run, tmp_path):
     assert abs(found['loss_by_bits']['8'] - found['loss_by_bits']['32']) < 0.02
     assert found['loss_by_bits']['2'] > found['loss_by_bits']['32']
     assert (tmp_path / 'run' / 'analysis' / '8.png').exists()
-    assert 'bits is 1; it wants at least 2' in said(capsys, 'analyse', workdir, '--rows=2', '--bits=1')
+    assert 'bits is 1; it must be at least 2' in said(capsys, 'analyse', workdir, '--rows=2', '--bits=1')
     assert 'the valid split has' in said(capsys, 'analyse', workdir, '--rows=1000000')
     assert "has no split 'vaild'" in said(capsys, 'analyse', workdir, '--split=vaild')
 

@@ -65,9 +65,9 @@ def test_unknown_arguments_name_the_nearest():
 @pytest.mark.parametrize(
     ('name', 'value', 'message'),
     [
-        ('rate', 'fast', r"config.rate is 'fast', of type str; it wants float"),
-        ('width', 2.5, r'config.width is 2.5, of type float; it wants int or None'),
-        ('rate', True, r'config.rate is True, of type bool; it wants float'),
+        ('rate', 'fast', r"config.rate is 'fast', of type str; it must be float"),
+        ('width', 2.5, r'config.width is 2.5, of type float; it must be int or None'),
+        ('rate', True, r'config.rate is True, of type bool; it must be float'),
     ],
 )
 def test_a_wrong_type_names_the_key_what_it_has_and_what_it_wants(name, value, message):

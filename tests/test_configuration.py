@@ -62,7 +62,7 @@ def test_a_part_is_put_in_by_its_import_path_and_its_keys_set():
     ('text', 'message'),
     [
         ('x = 1', r'has no function get_config\(arg\), so it is no config file'),
-        ('def get_config(arg):\n    return {}', 'returned dict; it wants an ml_collections.ConfigDict'),
+        ('def get_config(arg):\n    return {}', 'returned dict; it must be an ml_collections.ConfigDict'),
         ('def get_config(arg):\n    return 1 / 0', r'(?s)mine.py raised ZeroDivisionError:\n +File .*mine.py", line 2'),
         ('import nothing_such', r'mine.py raised ModuleNotFoundError'),
         ('def get_config(:', 'raised SyntaxError'),

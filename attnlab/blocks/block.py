@@ -161,6 +161,6 @@ def dropped(x: Sequence, rate: float, ctx: Context) -> Sequence:
     if rate == 0.0 or ctx.deterministic:
         return x
     if ctx.dropout_key is None:
-        raise ValueError('dropout wants a key: ctx.dropout_key is None and ctx.deterministic is False')
+        raise ValueError('dropout needs a key: ctx.dropout_key is None and ctx.deterministic is False')
     keep = jax.random.bernoulli(ctx.dropout_key, 1.0 - rate, x.shape)
     return jnp.where(keep, x / (1.0 - rate), jnp.zeros_like(x))

@@ -39,7 +39,7 @@ class HyperConnections(Residual):
     def __init__(self, dim: int, *, streams: int = 4, dynamic: bool = True, branches: int, rngs: nnx.Rngs):
         del branches, rngs
         if streams < 1:
-            raise UserError(f'streams is {streams}; hyper-connections want at least 1')
+            raise UserError(f'streams is {streams}; it must be at least 1')
         self.dim, self.streams, self.dynamic = dim, streams, dynamic
 
     def open(self, x: Sequence) -> Float[Array, 'b t n d']:

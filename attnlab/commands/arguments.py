@@ -38,7 +38,7 @@ def parsed(values: flags.FlagValues, argv: list[str], command: str) -> bool:
     for name in values:
         value = values[name].value
         if isinstance(value, float) and math.isnan(value):
-            raise UserError(f'--{name} is nan; it wants a number')
+            raise UserError(f'--{name} is nan; it must be a number')
     return True
 
 
@@ -56,7 +56,7 @@ def directory(values: flags.FlagValues, name: str) -> pathlib.Path:
     for place in (path, *path.parents):
         if place.exists():
             if not place.is_dir():
-                raise UserError(f'--{name} is {path}, and {place} is a file; it wants a folder')
+                raise UserError(f'--{name} is {path}, and {place} is a file; it must be a folder')
             return path
     return path
 
@@ -64,7 +64,7 @@ def directory(values: flags.FlagValues, name: str) -> pathlib.Path:
 def whole(text: str, flag: str, least: int = 1) -> int:
     """The whole number an item of a list flag gives. Raises `UserError` for anything else or below `least`."""
     if not text.isdecimal() or int(text) < least:
-        raise UserError(f'{flag} holds {text!r}; it wants whole numbers from {least}')
+        raise UserError(f'{flag} holds {text!r}; it must hold whole numbers of at least {least}')
     return int(text)
 
 

@@ -39,7 +39,9 @@ def main(argv: list[str]) -> int:
     workdir = directory(values, 'workdir')
     multiples = tuple(whole(text, '--multiples') for text in values.multiples)
     if not multiples or len(set(multiples)) != len(multiples):
-        raise UserError(f'--multiples is {",".join(values.multiples)!r}; it wants whole numbers from 1, each once')
+        raise UserError(
+            f'--multiples is {",".join(values.multiples)!r}; it must hold whole numbers of at least 1, each once'
+        )
     start_devices(values)
     from rich.console import Console
 

@@ -20,7 +20,7 @@ def main(argv: list[str]) -> int:
     if not parsed(values, argv, 'generate'):
         return 0
     if not 0.0 < values.top_p <= 1.0:
-        raise UserError(f'--top_p is {values.top_p}; it wants a probability above 0, up to 1')
+        raise UserError(f'--top_p is {values.top_p}; it must be a probability above 0, up to 1')
     workdir = directory(values, 'workdir')
     start_devices(values)
     from attnlab.runs.generation import generate_text

@@ -232,9 +232,9 @@ def _target(configs: dict[str, ConfigDict], by: str, target: str) -> float:
     try:
         wanted = float(target)
     except ValueError as error:
-        raise UserError(f'--target is {target!r}; it wants a number or one of {", ".join(configs)}') from error
+        raise UserError(f'--target is {target!r}; it must be a number or one of {", ".join(configs)}') from error
     if not 0 < wanted < math.inf:
-        raise UserError(f'--target is {target}; it wants a number above 0')
+        raise UserError(f'--target is {target}; it must be a number above 0')
     return wanted
 
 

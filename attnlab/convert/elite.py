@@ -103,10 +103,10 @@ def _rope(mixer: Attention) -> Rope:
     """The rotary embedding of a mixer. Raises `UserError` unless it is plain multi-head softmax attention."""
     rope, parts = mixer.position, (mixer.query_norm, mixer.temperature, mixer.forget, mixer.sink)
     if not isinstance(rope, Rope) or rope.fraction != 1 or mixer.kv_heads != mixer.heads or mixer.weights != Softmax():
-        raise UserError('elite frequencies want softmax attention with as many key/value heads as heads, all rotary')
+        raise UserError('elite frequencies need softmax attention with as many key/value heads as heads, all rotary')
     plain = all(part is None for part in (*parts, mixer.norm, mixer.gate, mixer.reach.window, mixer.query.bias))
     if not plain or mixer.shifts:
-        raise UserError('elite frequencies want attention without window, biases, norms, gates and other parts')
+        raise UserError('elite frequencies need attention without window, biases, norms, gates and other parts')
     return rope
 
 

@@ -118,5 +118,7 @@ class BySlice:
         if not isinstance(setup.task, Sliced):
             raise UserError(f'{type(setup.task).__name__} has no slices; evaluate it with HeldOut')
         if self.examples < 1 or not self.multiples or min(self.multiples) < 1:
-            raise UserError(f'BySlice wants examples and multiples from 1; got {self.examples} and {self.multiples}')
+            raise UserError(
+                f'examples and multiples of BySlice must be at least 1; got {self.examples} and {self.multiples}'
+            )
         return setup.task.slices(self.split, setup.length, self.multiples, self.examples)

@@ -86,7 +86,9 @@ class HeldOut:
     def __post_init__(self) -> None:
         """Raises `UserError` for lengths or counts below 1."""
         if not self.multiples or min(self.multiples) < 1:
-            raise UserError(f'multiples of HeldOut is {self.multiples}; it wants whole numbers from 1, at least one')
+            raise UserError(
+                f'multiples of HeldOut is {self.multiples}; it must hold whole numbers of at least 1, and not be empty'
+            )
 
     @classmethod
     def asked(cls, setup: Setup, asked: Asked) -> 'HeldOut':

@@ -85,7 +85,7 @@ def _extend(cache: KeyValueCache, new: Any, reach: Reach) -> tuple[Any, Int[Arra
     if not is_ring(cache, reach):
         if steps > slots:
             raise UserError(
-                f'{steps} tokens do not fit in a state of length {slots}; init_state wants a greater length'
+                f'{steps} tokens do not fit in a state of length {slots}; init_state needs a greater length'
             )
         entries = jax.tree.map(functools.partial(_write, cache.consumed), cache.entries, new)
         return entries, slot_tokens(consumed, slots, slots), KeyValueCache(entries, consumed)

@@ -79,7 +79,7 @@ class Reach:
     def check_forgetting(self) -> None:
         """Raises `UserError` where forget gates are not defined."""
         if not self.causal:
-            raise UserError('a forget gate wants causal attention: it sums what lies between a key and a later query')
+            raise UserError('a forget gate needs causal attention: it sums what lies between a key and a later query')
         if self.sinks:
             raise UserError('sinks are there to stay, and a forget gate forgets them; give one of the two')
 

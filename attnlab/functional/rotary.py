@@ -64,6 +64,6 @@ def rotated_channels(channels: int, fraction: float) -> int:
     rotated = round(channels * fraction, 6)
     if not 0 < fraction <= 1 or rotated != round(rotated) or round(rotated) % 2:
         raise ValueError(
-            f'fraction {fraction} of {channels} channels is {rotated}; rotation wants an even number of them'
+            f'fraction {fraction} of {channels} channels is {rotated}; rotation needs an even number of them'
         )
     return round(rotated)

@@ -108,7 +108,7 @@ class Model(nnx.Module):
     def pooled(self, tokens: Tokens | Features, ctx: Context) -> Float[Array, 'b d']:
         """One vector for every row, of its hidden states without padding. Raises `UserError` without a pool."""
         if self.pool is None:
-            raise UserError('model.pool is None; a prediction about a whole document wants one, such as MeanPool')
+            raise UserError('model.pool is None; a prediction about a whole document needs one, such as MeanPool')
         hidden, _ = self.hidden(tokens, ctx)
         return self.pool(hidden, ctx.segments_or_ones() > 0)
 

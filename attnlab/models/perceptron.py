@@ -59,7 +59,7 @@ class Perceptron(nnx.Module):
     ):
         choose(LOSSES, 'loss', loss)
         if not hidden:
-            raise UserError('model.hidden is (); a perceptron wants at least one hidden layer')
+            raise UserError('model.hidden is (); a perceptron needs at least one hidden layer')
         self.vocab, self.dtype, self.loss = vocab, jnp.dtype(dtype), loss
         widths = (length * vocab, *hidden, vocab)
         self.layers = nnx.List(

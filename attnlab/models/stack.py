@@ -59,7 +59,7 @@ class Stack(nnx.Module):
     ):
         if depth < 1 or not blocks or loop not in LOOPS:
             raise UserError(
-                f'a stack wants depth >= 1, blocks, and loop in {LOOPS}; got {depth}, {len(blocks)} blocks, {loop!r}'
+                f'a stack needs depth >= 1, blocks, and loop in {LOOPS}; got {depth}, {len(blocks)} blocks, {loop!r}'
             )
         pattern = blocks[:depth]
         self.depth = depth

@@ -58,14 +58,14 @@ class EliteRope:
         Raises `UserError` unless all heads rotate the same number of pairs, distinct and within range.
         """
         if channels % 2:
-            raise UserError(f'a head of {channels} channels cannot be rotated in pairs; it wants an even number')
+            raise UserError(f'a head of {channels} channels cannot be rotated in pairs; it must have an even number')
         pairs = channels // 2
         kept = max(1, round(self.fraction * pairs)) if self.chunks is None else len(self.chunks[0])
         for chunks in self.chunks or ():
             if len(set(chunks)) != kept or not set(chunks) <= set(range(pairs)):
                 raise UserError(
-                    f'chunks of a head are {chunks}; each wants {kept} different ones from 0 to {pairs - 1}, as many '
-                    'as every other head'
+                    f'chunks of a head are {chunks}; each must hold {kept} different ones from 0 to {pairs - 1}, '
+                    'as many as every other head'
                 )
         return channels - 2 * kept, 2 * kept
 

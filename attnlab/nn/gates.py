@@ -131,7 +131,7 @@ class SliceMLPGate(nnx.Module):
 
 def _per_slice(dim: int, heads: int, features: int, rngs: nnx.Rngs) -> nnx.Param:
     if dim % heads:
-        raise UserError(f'{heads} heads do not divide a width of {dim}; a gate per slice of the channels wants them to')
+        raise UserError(f'{heads} heads do not divide a width of {dim}; a gate per slice of the channels needs them to')
     weight = nnx.initializers.variance_scaling(1.0, 'fan_in', 'normal', batch_axis=0)
     return param(weight, (heads, dim // heads, features), axes=('heads', None, None), rngs=rngs)
 

@@ -58,7 +58,7 @@ class Sinusoidal:
     def encode(self, positions: Positions, dim: int) -> Float[Array, 'b t d']:
         """Returns the sinusoids, in float32. Raises `UserError` for an odd `dim`."""
         if dim % 2:
-            raise UserError(f'sinusoidal positions want an even width; got {dim}')
+            raise UserError(f'sinusoidal positions need an even width; got {dim}')
         angles = rotary_angles(positions, dim, self.base)
         return jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1)
 

@@ -58,7 +58,7 @@ def quantized(model: nnx.Module, bits: int) -> nnx.Module:
     https://arxiv.org/abs/2306.12929, whose last layer is not rounded either). Raises `UserError` for fewer than 2 bits.
     """
     if bits < 2:
-        raise UserError(f'bits is {bits}; it wants at least 2')
+        raise UserError(f'bits is {bits}; it must be at least 2')
     for _, module in list(nnx.iter_modules(model)):
         if isinstance(module, QuantizedLinear):
             continue

@@ -31,7 +31,7 @@ def open_database(address: str) -> BaseStorage:
     """
     scheme, separator, rest = address.partition('://')
     if not separator:
-        raise UserError(f'--storage is {address!r}; it wants an address such as postgresql://USER@HOST/NAME')
+        raise UserError(f'--storage is {address!r}; it must be an address such as postgresql://USER@HOST/NAME')
     if scheme == 'postgresql':
         address = f'postgresql+psycopg://{rest}'
     for attempt in range(1, TRIES + 1):
@@ -41,7 +41,7 @@ def open_database(address: str) -> BaseStorage:
             return storage
         except ImportError as error:
             wanted = 'pip install "attnlab[postgresql]"' if scheme == 'postgresql' else f'{error.__cause__ or error}'
-            raise UserError(f'{scheme} wants a driver that is not installed: {wanted}') from error
+            raise UserError(f'{scheme} needs a driver that is not installed: {wanted}') from error
         except (SQLAlchemyError, StorageInternalError) as error:
             if attempt == TRIES or _is_outage(error):
                 raise UserError(f'the database at --storage cannot be opened: {_reason(error)}') from error

@@ -46,7 +46,7 @@ def places(workers: int, devices: Sequence[int], cores: Sequence[int]) -> list[P
     Workers on one device divide its memory. Raises `UserError` for no workers.
     """
     if workers < 1:
-        raise UserError(f'--workers is {workers}; it wants a whole number from 1')
+        raise UserError(f'--workers is {workers}; it must be a whole number of at least 1')
     if devices:
         per_device = math.ceil(workers / len(devices))
         memory = None if per_device == 1 else round(MEMORY_FRACTION / per_device, 3)
@@ -214,7 +214,7 @@ def submit(
     try:
         import submitit
     except ImportError as error:
-        raise UserError('--launcher=submitit wants submitit: pip install "attnlab[sweep]"') from error
+        raise UserError('--launcher=submitit needs submitit: pip install "attnlab[sweep]"') from error
     try:
         executor = submitit.AutoExecutor(folder=folder / 'jobs', cluster=cluster)
         executor.update_parameters(**{'name': f'attnlab-{folder.name}', **options})

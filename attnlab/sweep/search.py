@@ -44,7 +44,7 @@ class Sampler:
     def trials(self, space: Space, requested: int | None, seeds: int) -> int:
         """The number of trials. Raises `UserError` where `requested` or the space does not suit the sampler."""
         if requested is None or requested < 1:
-            raise UserError(f'config.trials is {requested}; {type(self).__name__} wants a whole number from 1')
+            raise UserError(f'config.trials is {requested}; {type(self).__name__} needs a whole number of at least 1')
         return requested
 
     def seed_index(self, number: int, seeds: int) -> int:
@@ -201,6 +201,6 @@ class Hyperband(Pruner):
 def _check_rungs(first: int, reduction: int, steps: int) -> None:
     if not 1 <= first <= steps or reduction < 2:
         raise UserError(
-            f'a pruner wants first from 1 to the {steps} steps of a run, and reduction from 2; '
+            f'first of a pruner must be from 1 to the {steps} steps of a run, and reduction at least 2; '
             f'got first={first}, reduction={reduction}'
         )

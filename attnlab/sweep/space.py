@@ -90,7 +90,7 @@ class LogUniform(Range):
 
     def __post_init__(self) -> None:
         if not 0 < self.low < self.high < math.inf:
-            raise UserError(f'{self.key}: LogUniform wants 0 < low < high; got {self.low} and {self.high}')
+            raise UserError(f'{self.key}: LogUniform needs 0 < low < high; got {self.low} and {self.high}')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,7 +110,7 @@ class Uniform(Range):
 
     def __post_init__(self) -> None:
         if not -math.inf < self.low < self.high < math.inf:
-            raise UserError(f'{self.key}: Uniform wants low < high; got {self.low} and {self.high}')
+            raise UserError(f'{self.key}: Uniform needs low < high; got {self.low} and {self.high}')
 
 
 class Listed(Dimension):

@@ -119,11 +119,11 @@ def read(config: ConfigDict) -> Sweep:
     built = {name: build(config[name], f'config.{name}') for name in KEYS if name != 'base'}
     space, seeds, sampler = built['space'], built['seeds'], built['sampler']
     if not seeds or len(set(seeds)) != len(seeds) or not all(type(seed) is int for seed in seeds):
-        raise UserError(f'config.seeds is {seeds}; it wants whole numbers, each once')
+        raise UserError(f'config.seeds is {seeds}; it must hold whole numbers, each once')
     if type(built['confirm']) is not int or built['confirm'] < 0:
-        raise UserError(f'config.confirm is {built["confirm"]!r}; it wants a whole number from 0')
+        raise UserError(f'config.confirm is {built["confirm"]!r}; it must be a whole number of at least 0')
     if built['goal'] not in ('min', 'max'):
-        raise UserError(f"config.goal is {built['goal']!r}; it wants 'min' or 'max'")
+        raise UserError(f"config.goal is {built['goal']!r}; it must be 'min' or 'max'")
     keys = [key for dimension in space.values() for key in dimension.keys]
     if 'seed' in keys or len(set(keys)) != len(keys):
         raise UserError(f'the space sets {", ".join(sorted(keys))}; each may be set once, and seed by config.seeds')

@@ -102,7 +102,7 @@ class LongRange(abc.ABC):
 
     def _share(self, length: int) -> int:
         if length % self.data.kind.documents:
-            raise UserError(f'config.length is {length}; a pair of documents wants an even one')
+            raise UserError(f'config.length is {length}; a pair of documents needs an even one')
         return length
 
 
@@ -150,7 +150,7 @@ class Denoising(LongRange):
 
     def __post_init__(self) -> None:
         if self.hidden is not None and not 0.0 < self.hidden < 1.0:
-            raise UserError(f'hidden of Denoising is {self.hidden}; it wants a share between 0 and 1, or None')
+            raise UserError(f'hidden of Denoising is {self.hidden}; it must be a fraction between 0 and 1, or None')
 
     def measure(self, model: Predictor, batch: Batch, dropout_key: DropoutKey | None) -> dict[str, Average]:
         """Loss a predicted place; what is hidden in an evaluation is always the same."""

@@ -66,7 +66,7 @@ class Checkpoints:
         notify: Callable[[str], None] = print,
     ):
         if every < 1 or keep < 1:
-            raise UserError(f'checkpoints want every and keep from 1; got {every} and {keep}')
+            raise UserError(f'every and keep of checkpoints must be at least 1; got {every} and {keep}')
         self._directory = pathlib.Path(directory).absolute()
         self._every = every
         self._keep = keep

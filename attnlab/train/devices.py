@@ -39,10 +39,10 @@ def start(
     logging.getLogger('absl').setLevel(logging.WARNING)
     keep_freed_memory()
     if coordinator is not None and (processes is None or process is None):
-        raise UserError('--coordinator wants --processes and --process beside it')
+        raise UserError('--coordinator needs --processes and --process beside it')
     if processes is not None and process is not None and process >= processes:
         raise UserError(
-            f'--process is {process}, of {processes} processes; it wants a number from 0 to {processes - 1}'
+            f'--process is {process}, of {processes} processes; it must be a number from 0 to {processes - 1}'
         )
     try:
         if coordinator is not None:
@@ -50,7 +50,7 @@ def start(
         elif distributed:
             jax.distributed.initialize()
     except (ValueError, RuntimeError) as error:
-        hint = f'--coordinator={coordinator}' if coordinator else '--distributed wants a cluster that JAX knows'
+        hint = f'--coordinator={coordinator}' if coordinator else '--distributed needs a cluster that JAX knows'
         raise UserError(
             f'the processes cannot join: {_first_line(error)}; {hint}; elsewhere give each process '
             '--coordinator=HOST:PORT --processes=N --process=I'

@@ -37,7 +37,7 @@ class Group:
 
     def __post_init__(self) -> None:
         if self.lr < 0 or self.weight_decay < 0:
-            raise UserError(f'multipliers are from 0 up; got {self}')
+            raise UserError(f'multipliers must be at least 0; got {self}')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,13 +103,13 @@ class Optimizer(abc.ABC):
             self.clip is not None and not self.clip > 0
         ):
             raise UserError(
-                f'an optimizer wants peak_lr above 0, weight_decay from 0, and clip above 0 or None; '
+                f'an optimizer needs peak_lr above 0, weight_decay of at least 0, and clip above 0 or None; '
                 f'got {self.peak_lr}, {self.weight_decay}, {self.clip}'
             )
         for name, most in (('b1', 1.0), ('b2', 1.0), ('eps', math.inf)):
             value = getattr(self, name, 0.0)
             if not 0 <= value < most:
-                raise UserError(f'{name} of an optimizer is {value}; it wants a number from 0 to below {most:g}')
+                raise UserError(f'{name} of an optimizer is {value}; it must be a number from 0 to below {most:g}')
 
     @abc.abstractmethod
     def direction(self, params: nnx.State) -> optax.GradientTransformation:
@@ -150,7 +150,7 @@ class Optimizer(abc.ABC):
     def _group_of(self, path: str, variable: nnx.Variable) -> Group:
         group = variable.get_metadata().get('group')
         if group not in GROUPS:
-            raise UserError(f'parameter {path} is of group {group!r}; it wants one of {", ".join(GROUPS)}')
+            raise UserError(f'parameter {path} is of group {group!r}; it must be one of {", ".join(GROUPS)}')
         return getattr(self.groups, group)
 
 

@@ -50,10 +50,10 @@ class Axes:
         open_axes = [name for name, size in sizes.items() if size == -1]
         given = math.prod(size for size in sizes.values() if size != -1)
         if len(open_axes) > 1 or any(size < 1 and size != -1 for size in sizes.values()):
-            raise UserError(f'a mesh wants sizes from 1, and -1 for one axis at most; got {_named(sizes)}')
+            raise UserError(f'the sizes of a mesh must be at least 1, except one that may be -1; got {_named(sizes)}')
         if count % given or (not open_axes and count != given):
             wanted = f'a multiple of {given}' if open_axes else f'{given}'
-            raise UserError(f'the mesh {_named(sizes)} wants {wanted} devices; there are {count}')
+            raise UserError(f'the mesh {_named(sizes)} needs {wanted} devices; there are {count}')
         sizes |= dict.fromkeys(open_axes, count // given)
         types = (AxisType.Auto,) * len(sizes)
         return jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=types, devices=devices)
@@ -128,7 +128,7 @@ def check_time(mesh: Mesh, length: int, model: Predictor) -> None:
     if devices == 1:
         return
     if length % devices:
-        raise UserError(f'config.length is {length}; config.mesh.sequence wants a multiple of {devices}')
+        raise UserError(f'config.length is {length}; with config.mesh.sequence it must be a multiple of {devices}')
     mixers = [mixer_of(block) for block in model.stack.blocks] if isinstance(model, Stacked) else [model]
     for mixer in mixers:
         if not (isinstance(mixer, Mixer) and mixer.divides_time):

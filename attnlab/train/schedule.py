@@ -90,7 +90,7 @@ class WarmupStableDecay(Schedule):
         _check_final(self.final)
         _check_fits(steps, warmup=warm, decay=decay)
         if self.shape not in ('linear', 'sqrt'):
-            raise UserError(f"the shape of the decay is {self.shape!r}; it wants 'linear' or 'sqrt'")
+            raise UserError(f"the shape of the decay is {self.shape!r}; it must be 'linear' or 'sqrt'")
 
         def shape(step: jax.Array) -> jax.Array:
             done = _progress(step, steps - decay, steps)
@@ -160,14 +160,14 @@ def whole(name: str, duration: float, steps: int) -> int:
     """A duration in steps. Raises `UserError` for one that is neither a fraction nor a whole number of steps."""
     if duration < 0 or (duration >= 1 and duration != int(duration)):
         raise UserError(
-            f'{name} is {duration}; it wants a fraction of the run from 0 to below 1, or a whole number of steps from 1'
+            f'{name} is {duration}; it must be a fraction of the run from 0 to below 1, or a whole number of steps'
         )
     return round(duration * steps) if duration < 1 else int(duration)
 
 
 def _check_final(final: float) -> None:
     if not 0 <= final <= 1:
-        raise UserError(f'final is {final}; it wants a share of peak_lr from 0 to 1')
+        raise UserError(f'final is {final}; it must be a fraction of peak_lr from 0 to 1')
 
 
 def _check_fits(steps: int, **parts: int) -> None:

@@ -43,7 +43,9 @@ class Saving:
         """Raises `UserError` for a number below 1."""
         for name in ('every', 'keep'):
             if getattr(self, name) < 1:
-                raise UserError(f'config.checkpoint.{name} is {getattr(self, name)}; it wants a whole number from 1')
+                raise UserError(
+                    f'config.checkpoint.{name} is {getattr(self, name)}; it must be a whole number of at least 1'
+                )
 
 
 class Scalars(NamedTuple):
@@ -323,9 +325,9 @@ def prepare(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> 
     built = {name: build(value, f'config.{name}') for name, value in config.items()}
     for name in ('steps', 'batch_size', 'accumulate', 'length'):
         if type(built[name]) is not int or built[name] < 1:
-            raise UserError(f'config.{name} is {built[name]!r}; it wants a whole number from 1')
+            raise UserError(f'config.{name} is {built[name]!r}; it must be a whole number of at least 1')
     if type(built['seed']) is not int or not 0 <= built['seed'] < 2**63:
-        raise UserError(f'config.seed is {built["seed"]!r}; it wants a whole number from 0 to 2^63 - 1')
+        raise UserError(f'config.seed is {built["seed"]!r}; it must be a whole number from 0 to 2^63 - 1')
     task, precision = built['task'], built['precision']
     return Setup(
         **{name: built[name] for name in ('seed', 'steps', 'batch_size', 'accumulate', 'length', 'optimizer', 'evals')},

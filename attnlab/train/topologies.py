@@ -70,7 +70,7 @@ def find(name: str) -> Topology:
     count = gpus(name)
     if count is not None:
         if jax.device_count() < count:
-            raise UserError(f'--topology={name} wants {count} CPU devices as stand-ins; there are {jax.device_count()}')
+            raise UserError(f'--topology={name} needs {count} CPU devices as stand-ins; there are {jax.device_count()}')
         return Topology(name, tuple(jax.devices()[:count]), target.H100)
     if name.lower().startswith('h') or not re.fullmatch(r'\w+:\d+(x\d+)*', name):
         raise UserError(f'there is no topology {name!r}; the nearest is {nearest(name)}')

@@ -74,5 +74,5 @@ def _range(key: str, low: float, high: float, factor: float) -> ConfigDict:
 
 def _count(text: str) -> int:
     if not text.isdigit():
-        raise UserError(f'trials is {text!r}; it wants a whole number')
+        raise UserError(f'trials is {text!r}; it must be a whole number')
     return int(text)

@@ -85,7 +85,7 @@ def test_every_linear_map_is_rounded_and_many_bits_change_nothing():
     np.testing.assert_allclose(rounded.gate(x), by_hand, rtol=1e-6)
     np.testing.assert_allclose(quantized(GatedMLP(16, rngs=nnx.Rngs(0)), 16)(x), plain(x), atol=2e-3)
     assert np.abs(rounded(x) - plain(x)).max() > 0.05
-    with pytest.raises(UserError, match='bits is 1; it wants at least 2'):
+    with pytest.raises(UserError, match='bits is 1; it must be at least 2'):
         quantized(plain, 1)
 
 

@@ -161,7 +161,7 @@ def test_branches_may_be_scaled(learned: bool):
 
 
 def test_mistakes():
-    with pytest.raises(UserError, match='streams is 0; it wants a whole number from 1'):
+    with pytest.raises(UserError, match='streams is 0; it must be a whole number of at least 1'):
         stack(spec(HyperConnections, streams=0))
     whole = spec(Stack, depth=1, blocks=(spec(SoftmaxOnlyBlock, heads=2),), residual=HYPER['static'])
     with pytest.raises(

@@ -143,7 +143,7 @@ def test_what_cannot_be_matched_says_what_came_nearest():
         match(config('mha'), 'state_bytes@8192', 1000.0, 0.01, ZOO['mha'].knobs)
     with pytest.raises(UserError, match="--by is 'parms'; did you mean 'params'"):
         measure('parms')
-    with pytest.raises(UserError, match="--target is 'many'; it wants a number or one of mha"):
+    with pytest.raises(UserError, match="--target is 'many'; it must be a number or one of mha"):
         match_recipes({'mha': config('mha')}, 'params', 'many', 0.01, pathlib.Path('nowhere'), Console(quiet=True))
     assert set(find_knobs(config('mamba2'), ZOO['mamba2'].knobs)) == {'heads', 'state'}
     assert not unmatched([1.0, 1.02], 0.01) and unmatched([1.0, 1.03], 0.01) and math.isfinite(1.0)

@@ -1,4 +1,4 @@
-"""Compiles training steps for TPUs that are not there; a process of its own, as the compiler's library wants it.
+"""Compiles training steps for TPUs that are not there; a process of its own, as the compiler's library needs it.
 
     python -m tests.compile.training [--topology=v5e:2x2] zoo=mha,data=4 zoo=gla,fsdp=4
 

@@ -120,7 +120,7 @@ def test_padding_does_not_count():
     'kwargs', [{'kv_heads': 1}, {'position': Alibi()}, {'window': 4}, {'bias': True}, {'position': Rope(fraction=0.5)}]
 )
 def test_other_attention_is_refused(kwargs: dict):
-    with pytest.raises(UserError, match='elite frequencies want'):
+    with pytest.raises(UserError, match='elite frequencies need'):
         to_elite(attention(**kwargs), ALL)
 
 

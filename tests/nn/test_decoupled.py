@@ -51,7 +51,7 @@ def test_without_a_choice_an_eighth_is_spread_evenly():
 @pytest.mark.parametrize(
     ('chunks', 'message'),
     [
-        (((0, 1), (2,)), r'chunks of a head are \(2,\); each wants 2 different ones from 0 to 3'),
+        (((0, 1), (2,)), r'chunks of a head are \(2,\); each must hold 2 different ones from 0 to 3'),
         (((0, 0), (1, 2)), r'chunks of a head are \(0, 0\)'),
         (((0, 4), (1, 2)), r'chunks of a head are \(0, 4\)'),
     ],

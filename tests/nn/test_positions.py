@@ -28,5 +28,5 @@ def test_waves_by_hand():
 
 
 def test_waves_want_an_even_width():
-    with pytest.raises(UserError, match='sinusoidal positions want an even width; got 5'):
+    with pytest.raises(UserError, match='sinusoidal positions need an even width; got 5'):
         Sinusoidal().encode(jnp.asarray([[0]]), 5)

@@ -141,9 +141,9 @@ def test_workers_that_start_at_once_make_the_tables_once(server):
 
 def test_a_missing_driver_is_named(make, monkeypatch):
     monkeypatch.setitem(sys.modules, 'psycopg', None)
-    with pytest.raises(UserError, match=r'postgresql wants a driver .*: pip install "attnlab\[postgresql\]"'):
+    with pytest.raises(UserError, match=r'postgresql needs a driver .*: pip install "attnlab\[postgresql\]"'):
         make(storage='postgresql://nobody@nowhere/nothing')
-    with pytest.raises(UserError, match="--storage is 'nothing'; it wants an address such as postgresql://"):
+    with pytest.raises(UserError, match="--storage is 'nothing'; it must be an address such as postgresql://"):
         make(folder='other', storage='nothing')
 
 

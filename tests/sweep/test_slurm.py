@@ -1,4 +1,4 @@
-"""A real SLURM of one node on loopback; it wants root, and slurmctld, slurmd and munged."""
+"""A real SLURM of one node on loopback; it needs root, and slurmctld, slurmd and munged."""
 
 import json
 import os

@@ -96,7 +96,7 @@ def test_a_pruner_is_chosen_by_name():
         ('pruner=hyprband', "there is no pruner=hyprband; did you mean 'hyperband'"),
         ('pruner=asha,search=grid', 'search=grid runs every point to its end'),
         ('base=gla.py,schedule=wsd', 'base=gla.py is a whole config, so schedule=wsd has nothing to choose'),
-        ('trials=many', "trials is 'many'; it wants a whole number"),
+        ('trials=many', "trials is 'many'; it must be a whole number"),
     ):
         with pytest.raises(UserError, match=message):
             config_of(LANGUAGE, argument)
@@ -113,8 +113,8 @@ def test_a_pruner_is_chosen_by_name():
         ('space.rate.key', 'optimizer.weight_decay', 'each may be set once'),
         ('space.rate.key', 'seed', 'each may be set once, and seed by config.seeds'),
         ('space.rate.key', 'steps', 'the space sets steps to'),
-        ('space.rate.high', 1e-9, 'LogUniform wants 0 < low < high'),
-        ('pruner.first', 100, 'a pruner wants first from 1 to the 24 steps'),
+        ('space.rate.high', 1e-9, 'LogUniform needs 0 < low < high'),
+        ('pruner.first', 100, 'first of a pruner must be from 1 to the 24 steps'),
     ],
 )
 def test_mistakes(key, value, message):

@@ -162,9 +162,9 @@ def test_evaluating_what_has_no_slices():
     with pytest.raises(UserError, match='LanguageModelling has no slices; evaluate it with HeldOut'):
         setup.evals[0].load_data(setup)
     setup = prepare(recall())
-    with pytest.raises(UserError, match='BySlice wants examples and multiples from 1; got 0'):
+    with pytest.raises(UserError, match='examples and multiples of BySlice must be at least 1; got 0'):
         BySlice(AtEnd(), examples=0).load_data(setup)
-    with pytest.raises(UserError, match='length is 34; Copying wants at least 64'):
+    with pytest.raises(UserError, match='length is 34; Copying needs at least 64'):
         BySlice(AtEnd()).load_data(dataclasses.replace(setup, task=LabelPrediction(Copying(shortest=31)), length=34))
 
 

@@ -96,10 +96,10 @@ def meshes() -> None:
     assert partition.batch_shards(mesh) == 4
     assert partition.feed(mesh) == (0, 1)
     wrong = {
-        Axes(fsdp=3): 'the mesh data=-1 fsdp=3 tensor=1 sequence=1 wants a multiple of 3 devices; there are 8',
-        Axes(data=2, tensor=2): 'the mesh data=2 fsdp=1 tensor=2 sequence=1 wants 4 devices; there are 8',
-        Axes(data=-1, fsdp=-1): 'a mesh wants sizes from 1, and -1 for one axis at most',
-        Axes(tensor=0): 'a mesh wants sizes from 1',
+        Axes(fsdp=3): 'the mesh data=-1 fsdp=3 tensor=1 sequence=1 needs a multiple of 3 devices; there are 8',
+        Axes(data=2, tensor=2): 'the mesh data=2 fsdp=1 tensor=2 sequence=1 needs 4 devices; there are 8',
+        Axes(data=-1, fsdp=-1): 'the sizes of a mesh must be at least 1, except one that may be -1',
+        Axes(tensor=0): 'the sizes of a mesh must be at least 1',
     }
     for axes, message in wrong.items():
         try:

@@ -81,7 +81,7 @@ def test_nothing_saved_yet(tmp_path: pathlib.Path):
 def test_due(tmp_path: pathlib.Path):
     checkpoints = Checkpoints(tmp_path, every=3)
     assert [step for step in range(1, 10) if checkpoints.due(step)] == [3, 6, 9]
-    with pytest.raises(UserError, match='from 1; got 0 and 2'):
+    with pytest.raises(UserError, match='at least 1; got 0 and 2'):
         Checkpoints(tmp_path, every=0)
 
 

@@ -98,7 +98,7 @@ def test_what_cannot_divide_time_says_so():
     with pytest.raises(UserError, match=r'config.mesh.sequence is 2, and this SelectiveAttention has no form'):
         small('selective_attention', sequence=2).check_batch()
     setup = dataclasses.replace(small('mha', sequence=2), length=47)
-    with pytest.raises(UserError, match=r'config.length is 47; config.mesh.sequence wants a multiple of 2'):
+    with pytest.raises(UserError, match=r'config.length is 47; with config.mesh.sequence it must be a multiple of 2'):
         setup.check_batch()
 
 

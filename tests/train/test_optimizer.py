@@ -201,7 +201,7 @@ def test_a_pattern_that_matches_nothing_names_the_nearest_path(params: nnx.State
 
 def test_a_parameter_of_an_unknown_group_is_named():
     params = nnx.State({'a': {'b': nnx.Param(jnp.ones(2), group='matrx', axes=('mlp',))}})
-    with pytest.raises(UserError, match="parameter a/b is of group 'matrx'; it wants one of matrix, embedding"):
+    with pytest.raises(UserError, match="parameter a/b is of group 'matrx'; it must be one of matrix, embedding"):
         AdamW(peak_lr=RATE).transform(params, STEPS)
 
 
@@ -209,7 +209,7 @@ def test_a_parameter_of_an_unknown_group_is_named():
     'wrong', [{'peak_lr': 0.0}, {'peak_lr': 1.0, 'clip': 0.0}, {'peak_lr': 1.0, 'weight_decay': -1.0}]
 )
 def test_numbers_that_make_no_sense_are_refused(wrong: dict[str, float]):
-    with pytest.raises(UserError, match='an optimizer wants'):
+    with pytest.raises(UserError, match='an optimizer needs'):
         AdamW(**wrong)
     with pytest.raises(UserError, match='multipliers'):
         Group(lr=-1.0)

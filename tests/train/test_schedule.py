@@ -64,7 +64,7 @@ def test_short_runs_and_traced_counts(schedule: Schedule):
         (Cosine(final=1.1), 'final is 1.1'),
         (Cosine(warmup=101.0), 'the run has 100 steps, which are too few for a warmup of 101 steps'),
         (WarmupStableDecay(warmup=50.0, decay=51.0), 'too few for a warmup of 50 steps and a decay of 51 steps'),
-        (WarmupStableDecay(shape='cubic'), "'cubic'; it wants 'linear' or 'sqrt'"),
+        (WarmupStableDecay(shape='cubic'), "'cubic'; it must be 'linear' or 'sqrt'"),
         (Constant(warmup=200.0), 'a warmup of 200 steps'),
     ],
 )

@@ -77,7 +77,7 @@ def test_one_process_at_a_time(tmp_path):
     ('override', 'message'),
     [
         ('model.stack.blocks[0].mixer.heads=5', 'heads'),
-        ('checkpoint.every=-1', 'config.checkpoint.every is -1; it wants a whole number from 1'),
+        ('checkpoint.every=-1', 'config.checkpoint.every is -1; it must be a whole number of at least 1'),
     ],
 )
 def test_a_config_that_cannot_run_leaves_no_trace(tmp_path, capsys, override, message):

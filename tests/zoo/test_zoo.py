@@ -70,7 +70,7 @@ def test_overrides_take_the_place_of_the_recipe():
     [
         ('mhaa', {}, "no recipe 'mhaa'; did you mean 'mha'"),
         ('mha', {'head': 4}, "'mha' takes no argument 'head'; did you mean 'heads'"),
-        ('mha', {}, "'mha' wants a value for heads"),
+        ('mha', {}, "'mha' needs a value for heads"),
         ('griffin', {}, "'griffin' is a pattern of 3 layers"),
     ],
 )

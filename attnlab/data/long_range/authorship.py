@@ -37,7 +37,7 @@ class Authorship(Dataset):
 
     def __post_init__(self) -> None:
         if not 16 <= self.span <= 8192:
-            raise UserError(f'span of Authorship is {self.span}; it wants from 16 to 8192 bytes')
+            raise UserError(f'span of Authorship is {self.span}; it must be from 16 to 8192 bytes')
 
     @property
     def kind(self) -> Kind:

@@ -72,11 +72,11 @@ class ListOps(Distribution):
     def __post_init__(self) -> None:
         if not 4 <= self.shortest + 1 < self.longest or self.max_depth < 2 or self.max_arguments < 2:
             raise UserError(
-                'ListOps wants shortest from 3, longest above shortest + 1, and max_depth and max_arguments from 2; '
-                f'got {self}'
+                'ListOps needs shortest of at least 3, longest above shortest + 1, and max_depth and max_arguments '
+                f'of at least 2; got {self}'
             )
         if not 0.0 < self.operators < 1.0:
-            raise UserError(f'operators of ListOps is {self.operators}; it wants a probability between 0 and 1')
+            raise UserError(f'operators of ListOps is {self.operators}; it must be a probability between 0 and 1')
 
     @property
     def kind(self) -> Kind:

@@ -111,13 +111,13 @@ class Pathfinder(Distribution):
     def __post_init__(self) -> None:
         if not 1 <= self.seed_distance < self.size / 4:
             raise UserError(
-                f'seed_distance of Pathfinder is {self.seed_distance}; it wants a whole number from 1, below a quarter '
-                f'of size, {self.size}'
+                f'seed_distance of Pathfinder is {self.seed_distance}; it must be at least 1 and below '
+                f'a quarter of size, {self.size}'
             )
         if self.contour < 2 or self.distractor_contour < 1 or not self.margins or min(self.margins) < 1:
             raise UserError(
-                'Pathfinder wants contour from 2, distractor_contour from 1, and margins from 1; '
-                f'got {self.contour}, {self.distractor_contour} and {self.margins}'
+                'Pathfinder needs a contour of at least 2, a distractor_contour of at least 1, and margins of '
+                f'at least 1; got {self.contour}, {self.distractor_contour} and {self.margins}'
             )
 
     @property

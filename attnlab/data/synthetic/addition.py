@@ -34,11 +34,11 @@ class ModularAddition:
 
     def __post_init__(self) -> None:
         if self.modulus < 2:
-            raise UserError(f'modulus of ModularAddition is {self.modulus}; it wants a whole number from 2')
+            raise UserError(f'modulus of ModularAddition is {self.modulus}; it must be a whole number of at least 2')
         if not 0 < self.count('train') < self.modulus**2:
             raise UserError(f'share of ModularAddition is {self.share}; it leaves one of the splits without sums')
         if self.seed < 0:
-            raise UserError(f'seed of ModularAddition is {self.seed}; it wants a whole number from 0')
+            raise UserError(f'seed of ModularAddition is {self.seed}; it must be a whole number of at least 0')
 
     def count(self, split: str) -> int:
         """How many sums a split has. Raises `UserError` where there is no such split."""

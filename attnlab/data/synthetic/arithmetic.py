@@ -32,7 +32,7 @@ class Parity(Problem):
         return 3
 
     def check(self, length: int) -> None:
-        require(self, 'shortest', self.shortest is None or self.shortest >= 1, 'a whole number from 1, or None')
+        require(self, 'shortest', self.shortest is None or self.shortest >= 1, 'a whole number of at least 1, or None')
         require_length(self, length, length >= (self.shortest or 1), f'at least {self.shortest or 1} tokens')
 
     def labels(self, length: int) -> int:
@@ -71,8 +71,8 @@ class ModularArithmetic(Problem):
         return NUMBERS + self.modulus
 
     def check(self, length: int) -> None:
-        require(self, 'modulus', self.modulus >= 2, 'a whole number from 2')
-        require(self, 'shortest', self.shortest is None or self.shortest >= 1, 'a whole number from 1, or None')
+        require(self, 'modulus', self.modulus >= 2, 'a whole number of at least 2')
+        require(self, 'shortest', self.shortest is None or self.shortest >= 1, 'a whole number of at least 1, or None')
         least = 2 * (self.shortest or 1)
         require_length(self, length, length >= least, f'at least {least} tokens')
 

@@ -30,8 +30,8 @@ class SelectiveCopying(Problem):
     data: int = 16
 
     def check(self, length: int) -> None:
-        require(self, 'vocab', self.vocab >= 3, 'a whole number from 3')
-        require(self, 'data', self.data >= 1, 'a whole number from 1')
+        require(self, 'vocab', self.vocab >= 3, 'a whole number of at least 3')
+        require(self, 'data', self.data >= 1, 'a whole number of at least 1')
         require_length(self, length, length >= 2 * self.data, f'at least {2 * self.data} tokens for data and markers')
 
     def labels(self, length: int) -> int:
@@ -76,8 +76,8 @@ class Copying(Problem):
         return self.letters + 3
 
     def check(self, length: int) -> None:
-        require(self, 'letters', self.letters >= 1, 'a whole number from 1')
-        require(self, 'shortest', self.shortest is None or self.shortest >= 1, 'a whole number from 1, or None')
+        require(self, 'letters', self.letters >= 1, 'a whole number of at least 1')
+        require(self, 'shortest', self.shortest is None or self.shortest >= 1, 'a whole number of at least 1, or None')
         least = 2 * (self.shortest or 1) + 2
         require_length(self, length, length >= least, f'at least {least} tokens for two strings and two marks')
 

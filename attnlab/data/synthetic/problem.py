@@ -143,13 +143,13 @@ class Examples:
 def require(problem: Problem, field: str, right: bool, wanted: str) -> None:
     """Raises `UserError` unless `right`, naming a field of the problem, its value, and the requirement."""
     if not right:
-        raise UserError(f'{field} of {type(problem).__name__} is {getattr(problem, field)!r}; it wants {wanted}')
+        raise UserError(f'{field} of {type(problem).__name__} is {getattr(problem, field)!r}; it must be {wanted}')
 
 
 def require_length(problem: Problem, length: int, right: bool, wanted: str) -> None:
     """Raises `UserError` unless `right`, naming the length and the problem's requirement."""
     if not right:
-        raise UserError(f'length is {length}; {type(problem).__name__} wants {wanted}')
+        raise UserError(f'length is {length}; {type(problem).__name__} needs {wanted}')
 
 
 def fitting(length: int, variants: Mapping[str, Problem]) -> dict[str, Problem]:

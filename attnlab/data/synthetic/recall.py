@@ -38,7 +38,9 @@ class MultiQueryRecall(Problem):
     def check(self, length: int) -> None:
         require(self, 'vocab', self.vocab >= 4 and self.vocab % 2 == 0, 'an even number from 4')
         room = self.vocab // 2 - 1
-        require(self, 'pairs', _counts(self.pairs, room), f'whole numbers from 1, at most vocab / 2 - 1 = {room}')
+        require(
+            self, 'pairs', _counts(self.pairs, room), f'whole numbers of at least 1, at most vocab / 2 - 1 = {room}'
+        )
         require(self, 'power', self.power > 0, 'a number above 0')
         wanted = f'an even number, at least 4 tokens for each of {max(self.pairs)} pairs: {4 * max(self.pairs)}'
         require_length(self, length, length % 2 == 0 and length >= 4 * max(self.pairs), wanted)
@@ -94,7 +96,7 @@ class OverwrittenRecall(Problem):
         require(self, 'rewrites', 0 <= self.rewrites <= most, f'a whole number from 0 to vocab / 2 - pairs = {most}')
         require(self, 'power', self.power > 0, 'a number above 0')
         least = 4 * self.pairs + 2 * self.rewrites
-        require_length(self, length, length % 2 == 0 and length >= least, f'an even number from {least}')
+        require_length(self, length, length % 2 == 0 and length >= least, f'an even number of at least {least}')
 
     def labels(self, length: int) -> int:
         return self.pairs
@@ -146,14 +148,19 @@ class CompositionalRecall(Problem):
     power: float = 0.01
 
     def check(self, length: int) -> None:
-        require(self, 'links', self.links >= 1, 'a whole number from 1')
-        require(self, 'chains', self.chains >= 1, 'a whole number from 1')
+        require(self, 'links', self.links >= 1, 'a whole number of at least 1')
+        require(self, 'chains', self.chains >= 1, 'a whole number of at least 1')
         require(self, 'hops', _counts(self.hops, self.links), f'whole numbers from 1 to links = {self.links}')
         least = 1 + self.links + self.chains * (self.links + 1)
-        require(self, 'vocab', self.vocab >= least, f'a whole number from {least}, for symbols that are all different')
+        require(
+            self,
+            'vocab',
+            self.vocab >= least,
+            f'a whole number of at least {least}, for symbols that are all different',
+        )
         require(self, 'power', self.power > 0, 'a number above 0')
         least = 2 * self.chains * (self.links + 1)
-        require_length(self, length, length % 2 == 0 and length >= least, f'an even number from {least}')
+        require_length(self, length, length % 2 == 0 and length >= least, f'an even number of at least {least}')
 
     def labels(self, length: int) -> int:
         return self.chains
@@ -191,7 +198,7 @@ class InductionHeads(Problem):
     vocab: int = 16
 
     def check(self, length: int) -> None:
-        require(self, 'vocab', self.vocab >= 3, 'a whole number from 3')
+        require(self, 'vocab', self.vocab >= 3, 'a whole number of at least 3')
         require_length(self, length, length >= 3, 'at least 3 tokens')
 
     def labels(self, length: int) -> int:

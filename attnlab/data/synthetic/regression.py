@@ -61,13 +61,13 @@ class LinearRegression(Problem):
         return max(self.dim, self.outputs)
 
     def check(self, length: int) -> None:
-        require(self, 'dim', self.dim >= 1, 'a whole number from 1')
-        require(self, 'outputs', self.outputs >= 1, 'a whole number from 1')
-        require(self, 'noise', self.noise >= 0, 'a number from 0')
-        require(self, 'decay', self.decay >= 0, 'a number from 0')
+        require(self, 'dim', self.dim >= 1, 'a whole number of at least 1')
+        require(self, 'outputs', self.outputs >= 1, 'a whole number of at least 1')
+        require(self, 'noise', self.noise >= 0, 'a number of at least 0')
+        require(self, 'decay', self.decay >= 0, 'a number of at least 0')
         whole = f'a whole number from 1 to dim = {self.dim}, or None'
         require(self, 'nonzero', self.nonzero is None or 1 <= self.nonzero <= self.dim, whole)
-        require(self, 'layers', self.layers >= 0, 'a whole number from 0')
+        require(self, 'layers', self.layers >= 0, 'a whole number of at least 0')
         require_length(self, length, length >= 2 and length % 2 == 0, 'an even number, two tokens a point')
 
     def labels(self, length: int) -> int:

@@ -36,8 +36,8 @@ class MaxRetrieval(Problem):
         return self.classes + 2
 
     def check(self, length: int) -> None:
-        require(self, 'classes', self.classes >= 2, 'a whole number from 2')
-        require(self, 'fewest', self.fewest is None or self.fewest >= 1, 'a whole number from 1, or None')
+        require(self, 'classes', self.classes >= 2, 'a whole number of at least 2')
+        require(self, 'fewest', self.fewest is None or self.fewest >= 1, 'a whole number of at least 1, or None')
         require_length(self, length, length > (self.fewest or 1), f'at least {(self.fewest or 1) + 1} tokens')
 
     def labels(self, length: int) -> int:

@@ -86,14 +86,14 @@ class LinearAttention(Mixer):
           feature_map: made as `feature_map(key_dim, heads=, rngs=)`; see `attnlab.nn.feature_maps`.
           decay: made as `decay(dim, heads=, key_dim=, rngs=)`; gives log decays, `h`, `b t h` or
             `b t h k`, from the input.
-          gates: made as `gates(dim, heads=, key_dim=, rngs=)`; gives what else the write rule wants, and may tie keys,
+          gates: made as `gates(dim, heads=, key_dim=, rngs=)`; gives what else the write rule needs, and may tie keys,
             values and decays to each other: from the input, keys, values and log decays the keys, values and terms.
             Its `heads` are those of keys, `write.steps` times as many as those of queries.
           write: what a key does to the memory.
           prelude: made as `prelude(features, rngs=)`, one each for queries, keys and values.
           position: rotates queries and keys.
           scale: factor of the queries; `None`: one over the square root of the feature channels.
-          normalizer: divides by the sum of the weights; wants a feature map that is never negative.
+          normalizer: divides by the sum of the weights; needs a feature map that is never negative.
           norm: made as `norm(value_dim, rngs=)`, one for all heads, applied to each.
           joint_norm: made as `joint_norm(heads * value_dim, rngs=)`, applied to all heads together.
           gate: made as `gate(dim, features, rngs=)`; multiplies the read.

@@ -34,7 +34,7 @@ class WriteRule(abc.ABC):
 
     def both_ways(self, q: Queries, k: Keys, v: Values, terms: Terms, **core: Any) -> Heads:
         """Returns the reads of queries that see their whole document. Raises `UserError` if the rule cannot."""
-        raise UserError(f'{type(self).__name__} writes in order; a bidirectional mixer wants write=Additive()')
+        raise UserError(f'{type(self).__name__} writes in order; a bidirectional mixer needs write=Additive()')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Delta(WriteRule):
 
     def __call__(self, q: Queries, k: Keys, v: Values, terms: Terms, **core: Any) -> tuple[Heads, Memory]:
         if terms.strength is None:
-            raise UserError('the delta rule wants a write strength; give its mixer gates such as WriteStrength')
+            raise UserError('the delta rule needs a write strength; give its mixer gates such as WriteStrength')
         if self.steps == 1:
             return cores.delta_rule(q, k, v, terms.strength, terms.log_decay, **core)
         b, t, n = *k.shape[:2], self.steps

@@ -90,7 +90,7 @@ class Attention(Mixer):
           qk_norm: made as `qk_norm(key_dim, heads=, rngs=)`, one for queries and one for keys, before positions.
           position: how positions enter the scores.
           weights: the map from scores to weights: one of `pallas_kernels`, such a one with a penalty in training
-            (`Penalised`), or one that wants whole rows, made as `weights(heads=, rngs=)` (see `attnlab.nn.dense_maps`).
+            (`Penalised`), or one that needs whole rows, made as `weights(heads=, rngs=)` (see `attnlab.nn.dense_maps`).
           temperature: made as `temperature(dim, heads=, rngs=)`; from the input and the number of keys a query sees
             gives the factor of its products with them.
           forget: made as `forget(dim, heads=, rngs=)`; gives the logarithms of forget gates, `b t h`, from the input: a

@@ -71,7 +71,7 @@ class DifferentialAttention(Mixer):
         kv_heads = heads if kv_heads is None else kv_heads
         for name, count in (('heads', heads), ('kv_heads', kv_heads)):
             if count < 2 or count % 2:
-                raise UserError(f'{name} is {count}; they come in pairs, so it wants an even number')
+                raise UserError(f'{name} is {count}; they come in pairs, so it must be even')
         check_groups(heads, kv_heads)
         self.pairs, self.kv_pairs = heads // 2, kv_heads // 2
         self.key_dim = head_channels(dim, heads, instead='key_dim') if key_dim is None else key_dim

@@ -110,7 +110,7 @@ class TaylorThirdOrderAttention(Mixer):
       degree: of the polynomial.
       key_dim: channels of a query or key per head; `None`: `dim / heads`.
       value_dim: channels of a value per head; `None`: `key_dim`.
-      scale: factor of the scores, which the polynomial wants to be small; `None`: one over `key_dim`.
+      scale: factor of the scores, which must be small for the polynomial; `None`: one over `key_dim`.
       norm: makes the norms of queries and either keys, as `norm(key_dim, rngs=rngs)`; `None`: none.
       rngs: draws the parameters.
     """

@@ -58,7 +58,10 @@ def _study(index: int, count: int, grid: bool, companion: bool) -> StudyContents
     trials += [
         _trial(name, n, Point(points[best].rate, n + 3, 'done', value), None) for n, value in enumerate(confirmed)
     ]
-    why = (('mosaic_gpu', 'the head has 12 channels; it wants a multiple of 16'), ('mosaic_tpu', 'the platform is gpu'))
+    why = (
+        ('mosaic_gpu', 'the head has 12 channels; it must be a multiple of 16'),
+        ('mosaic_tpu', 'the platform is gpu'),
+    )
     return StudyContents(
         row=row,
         companion=dataclasses.replace(row, points=other, goal='max', confirmed=()) if companion else None,

@@ -40,7 +40,10 @@ def test_there_is_no_sum_beyond_the_last():
 @pytest.mark.parametrize(
     ('made', 'message'),
     [
-        (lambda: ModularAddition(modulus=1), 'modulus of ModularAddition is 1; it wants a whole number from 2'),
+        (
+            lambda: ModularAddition(modulus=1),
+            'modulus of ModularAddition is 1; it must be a whole number of at least 2',
+        ),
         (
             lambda: ModularAddition(modulus=3, share=0.01),
             'share of ModularAddition is 0.01; it leaves one of the splits',

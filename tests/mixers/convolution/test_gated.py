@@ -33,5 +33,5 @@ def test_equation():
 
 
 def test_a_width_below_one_is_refused():
-    with pytest.raises(UserError, match='width of GatedConvolution is 0; it wants a whole number from 1'):
+    with pytest.raises(UserError, match='width of GatedConvolution is 0; it must be a whole number of at least 1'):
         GatedConvolution(4, width=0, rngs=nnx.Rngs(0))

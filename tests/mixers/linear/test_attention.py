@@ -265,9 +265,9 @@ def test_mistakes_are_named():
         LinearAttention(8, heads=3, key_ratio=0.5, rngs=nnx.Rngs(0))
     with pytest.raises(UserError, match='cannot be streamed'):
         LinearAttention(8, heads=2, causal=False, decay=LowRankDecay, rngs=nnx.Rngs(0)).init_state(1, 4, jnp.float32)
-    with pytest.raises(UserError, match=r'the delta rule wants a write strength.* such as WriteStrength'):
+    with pytest.raises(UserError, match=r'the delta rule needs a write strength.* such as WriteStrength'):
         LinearAttention(8, heads=2, write=Delta(), rngs=nnx.Rngs(0))(x, Context.full(1, 3))
-    with pytest.raises(UserError, match=r'Delta writes in order; a bidirectional mixer wants write=Additive'):
+    with pytest.raises(UserError, match=r'Delta writes in order; a bidirectional mixer needs write=Additive'):
         mixer = LinearAttention(8, heads=2, causal=False, write=Delta(), gates=WriteStrength, rngs=nnx.Rngs(0))
         mixer(x, Context.full(1, 3))
     with pytest.raises(UserError, match=r'lower_bound of TiedKeys is 1.0; it must be from 0 to below 1'):

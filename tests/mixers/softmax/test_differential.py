@@ -134,7 +134,7 @@ def test_going_beyond_the_length_gives_nan():
     ('kwargs', 'message'),
     [
         ({'heads': 3}, 'heads is 3; they come in pairs'),
-        ({'kv_heads': 1}, 'kv_heads is 1; they come in pairs, so it wants an even number'),
+        ({'kv_heads': 1}, 'kv_heads is 1; they come in pairs, so it must be even'),
         ({'kv_heads': 6}, 'kv_heads is 6; it must divide heads, which is 4'),
         ({'heads': 6}, 'heads is 6; it must divide dim, which is 16'),
     ],

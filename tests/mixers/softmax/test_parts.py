@@ -401,7 +401,7 @@ def test_a_penalty_is_of_the_rows_of_its_map():
 @pytest.mark.parametrize(
     ('parts', 'message'),
     [
-        ({'forget': ForgetGate, 'causal': False}, 'a forget gate wants causal attention'),
+        ({'forget': ForgetGate, 'causal': False}, 'a forget gate needs causal attention'),
         ({'forget': ForgetGate, 'window': 4, 'sinks': 1}, 'sinks are there to stay'),
         ({'forget': ForgetGate, 'weights': GumbelSoftmax}, 'GumbelSoftmax takes neither a forget gate nor'),
         ({'sink': LearnedSink, 'weights': Relu()}, 'Relu takes no learned sink'),
