@@ -34,7 +34,7 @@ class Examination:
     """The results of `analyse_run`.
 
     Attributes:
-      layers: for every layer its statistics by name; those of `ATTENTION` only where the mixer is attention.
+      layers: the statistics of every layer by name; those of `ATTENTION` only where the mixer is attention.
       losses: the task's loss by the number of bits of weights and activations; 32 is the unquantized model.
     """
 
@@ -43,7 +43,7 @@ class Examination:
 
     def numbers(self) -> dict[str, Any]:
         """The results as plain data: means over layers, then everything."""
-        means = {name: float(np.mean([layer[name] for layer in self.having(name)])) for name in self.names()}
+        means = {name: float(np.mean([layer[name] for layer in self.layers_with(name)])) for name in self.names()}
         return {**means, 'max_abs': max(layer['max_abs'] for layer in self.layers)} | {
             'layers': [dict(layer) for layer in self.layers],
             'loss_by_bits': {str(bits): loss for bits, loss in self.losses.items()},
@@ -51,10 +51,10 @@ class Examination:
 
     def names(self) -> list[str]:
         """The names of the statistics that some layer has."""
-        return [name for name in (*ATTENTION, *ACTIVATIONS) if self.having(name)]
+        return [name for name in (*ATTENTION, *ACTIVATIONS) if self.layers_with(name)]
 
-    def having(self, name: str) -> list[Mapping[str, float]]:
-        """The layers that have a statistic."""
+    def layers_with(self, name: str) -> list[Mapping[str, float]]:
+        """The layers that have the statistic `name`."""
         return [layer for layer in self.layers if name in layer]
 
 
@@ -71,13 +71,13 @@ def analyse_run(
     """Analyses a checkpoint on the first `rows` rows of a split, and writes `analysis/<step>.json` and a figure.
 
     By default the split is the one that the task is evaluated on. Raises `UserError` for a run or a split that does
-    not exist, data that have changed unless `other_data` allows it, a model without layers to analyse, or bits below
+    not exist, changed data unless `other_data` allows them, a model without layers to analyse, or bits below
     2.
     """
     loaded = load_run(workdir, step)
     check_data(workdir, loaded.setup.task.describe(), other=other_data)
     if not isinstance(loaded.setup.model, Stacked):
-        raise UserError(f'{workdir} holds a {type(loaded.setup.model).__name__}, which has no layers to look into')
+        raise UserError(f'{workdir} holds a {type(loaded.setup.model).__name__}, which has no layers to analyse')
     if split_name is None:
         split_name = loaded.setup.task.evaluated_split
     examples = _rows(loaded, split_name, rows)

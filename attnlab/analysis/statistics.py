@@ -12,14 +12,14 @@ SINK = 0.3
 def sink_mass(
     weights: Float[Array, 'b h t s'], visible: Bool[Array, 'b t s'], segments: Int[Array, 'b t']
 ) -> Float[Array, 'b h']:
-    """Returns the weight on the first token of a document beyond the uniform weight: 0 for uniform, 1 for all weight.
+    """Returns the excess over uniform of the weight on the first token of a document: 0 if uniform, 1 if all weight.
 
         m = mean over documents of  sum_i (p_if - u_if) / sum_i (1 - u_if)
 
     where `f` is the first token of the document of query `i`, and `u_if` is one over the number of keys that `i` sees,
     or 0 where it does not see `f`. In one long document `m` is about the `1/t sum_i p_i0` of Gu et al. 2025,
-    https://arxiv.org/abs/2410.10781, which in short documents uniform weights raise alone. Padding, segment 0, is not
-    counted, nor are documents in which every query sees its first token alone; NaN where no other is left.
+    https://arxiv.org/abs/2410.10781, which in short documents is large even for uniform weights. Padding, segment 0, is
+    not counted, nor are documents in which every query sees the first token only; NaN where none remains.
     """
     same = (segments[:, :, None] == segments[:, None, :]) & (segments > 0)[:, :, None]
     first = jax.nn.one_hot(jnp.argmax(same, axis=-1), weights.shape[-1]) * (segments > 0)[..., None]

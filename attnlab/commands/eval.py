@@ -46,7 +46,7 @@ def main(argv: list[str]) -> int:
     from rich.console import Console
 
     from attnlab.convert.substitution import substituted
-    from attnlab.evals.asked import Asked
+    from attnlab.evals.request import Request
     from attnlab.runs.evaluation import evaluate_run
     from attnlab.runs.loading import load_run
     from attnlab.tasks.task import Textual
@@ -62,6 +62,6 @@ def main(argv: list[str]) -> int:
     if values.attention is not None:
         loaded = substituted(loaded, values.attention)
         name = f'{name}-{values.attention}'
-    asked = Asked(values.split, multiples, values.tokens, values.examples, values.stride)
-    evaluate_run(loaded, asked, workdir, Console(), name, other_data=values.other_data)
+    request = Request(values.split, multiples, values.tokens, values.examples, values.stride)
+    evaluate_run(loaded, request, workdir, Console(), name, other_data=values.other_data)
     return 0

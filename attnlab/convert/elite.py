@@ -1,4 +1,4 @@
-"""Converts trained rotary attention into attention with a compressed cache: few rotated pairs, the rest of low rank.
+"""Converts trained rotary attention into attention with a compressed cache: few rotated pairs, the rest low-rank.
 
     chunks = elite_chunks(mixer, x, ctx, kept=4)
     smaller = to_elite(mixer, chunks, rank=96)
@@ -29,8 +29,9 @@ def elite_chunks(mixer: Attention, x: Sequence, ctx: Context, *, kept: int) -> C
     """Returns the `kept` most important pairs of every head, in order, found by a greedy search on inputs `x`.
 
     Each round adds the pair that brings the scores of a head, with only the chosen pairs rotated, closest to its
-    original scores: the least mean absolute difference over queries and their visible keys. Fewer pairs are the
-    first of more. Raises `UserError` for attention that `to_elite` does not take, or more pairs than there are.
+    original scores: the least mean absolute difference over queries and their visible keys. A smaller
+    `kept` gives a prefix of a larger one. Raises `UserError` for attention that `to_elite` does not take, or for more
+    pairs than there are.
     """
     _rope(mixer)
     pairs = mixer.key_dim // 2
@@ -53,15 +54,15 @@ def to_elite(mixer: Attention, chunks: Chunks, *, rank: int | None = None) -> La
     `rank`; `None` is the full rank, which is exact. With all pairs rotated the result is then the same function as
     `mixer`. The cache holds `2 r h + rank` numbers a token, `r` the pairs of a head, instead of `2 h k`.
 
-    Raises `UserError` unless `mixer` is plain multi-head softmax attention of which all channels are rotary, or for a
-    rank beyond the full one.
+    Raises `UserError` unless `mixer` is plain multi-head softmax attention with all channels rotary, or for a rank
+    above the full one.
     """
     rope = _rope(mixer)
     dim, heads = mixer.query.weight.shape[0], mixer.heads
     position = EliteRope(base=rope.base, chunks=chunks)
     full = min(dim, heads * (position.split(mixer.key_dim)[0] + mixer.value_dim))
     if rank is not None and not 1 <= rank <= full:
-        raise UserError(f'rank is {rank}; the map to keys and values has a rank of {full} at most')
+        raise UserError(f'rank is {rank}; the map to keys and values has rank {full} at most')
     result = LatentAttention(
         dim,
         heads=heads,
@@ -117,7 +118,7 @@ def _pairs(channels: int, interleaved: bool) -> tuple[Int[np.ndarray, 'c'], Int[
 
 
 def _differences(mixer: Attention, x: Sequence, ctx: Context, head: int) -> Float[np.ndarray, 'c n']:
-    """The contribution of each pair to the scores of a head, minus its contribution unrotated, for visible keys."""
+    """Rotated minus unrotated contribution of each pair to the scores of a head, for visible keys."""
     rope = _rope(mixer)
     batch, length, _ = x.shape
     first, second = _pairs(mixer.key_dim, rope.interleaved)

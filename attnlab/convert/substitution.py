@@ -57,7 +57,7 @@ def substituted(loaded: Loaded, name: str, *, rows: int = 32) -> Loaded:
     """Returns the run with another weight map in every attention layer that has a softmax.
 
     `adaptive_temperature` sharpens rows of high entropy (`pallas_kernels.AdaptiveSoftmax`). `ssmax` multiplies scores
-    by `log n` over its mean up to the length trained on. `quantized_8` rounds weights to 8 bits, and
+    by `log n` divided by its mean over lengths up to the training length. `quantized_8` rounds weights to 8 bits, and
     `quantized_8_corrected` adds the mean loss of mass, measured on the first `rows` training examples.
     Raises `UserError` for another name, or when no layer has a softmax.
     """
@@ -89,7 +89,7 @@ def replacement(name: str, length: int) -> WeightMap | Rounding:
         return ScalableSoftmax(log_length_scale(length))
     found = re.fullmatch(r'quantized_(\d+)(_corrected)?', name)
     if found is None or int(found[1]) < 1:
-        raise UserError(f'there is no attention {name!r}; it is {NAMES}')
+        raise UserError(f'there is no attention {name!r}; choose from {NAMES}')
     return Rounding(bits=int(found[1]), corrected=found[2] is not None)
 
 
@@ -108,7 +108,7 @@ def replaced(model: Any, by: WeightMap | Rounding) -> Any:
                 mixer.weights = nnx.data(_repeated(by(heads=mixer.heads, rngs=nnx.Rngs(0)), repeats))
             changed += 1
     if not changed:
-        raise UserError('no layer of this run is attention with a plain softmax: there is nothing to replace')
+        raise UserError('no layer of this run is attention with a plain softmax, so there is nothing to replace')
     return model
 
 
@@ -117,7 +117,9 @@ def _softmaxes(block: nnx.Module) -> Iterator[Attention]:
     for _, module in nnx.iter_modules(block):
         if isinstance(module, Attention) and module.weights == Softmax():
             if module.sink is not None or module.forget is not None:
-                raise UserError('the softmax of this run has a learned sink or a forget gate, which go with no other')
+                raise UserError(
+                    'the softmax of this run has a learned sink or a forget gate, which no other weight map has'
+                )
             yield module
 
 

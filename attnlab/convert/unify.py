@@ -76,7 +76,7 @@ def unified(model: Model, tokens: Tokens, *, layers: int = 4, begin: int = 0) ->
 def _attention_block(block: nnx.Module, index: int) -> Any:
     if isinstance(block, Block) and isinstance(block.mixer, Attention) and block.mixer.reach.causal:
         return block
-    raise UserError(f'layer {index} is {type(block).__name__}; only blocks of causal attention can share weights')
+    raise UserError(f'layer {index} is {type(block).__name__}; only causal attention blocks can share weights')
 
 
 def _joined(blocks: list[Any]) -> UnifiedBlocks:
@@ -108,7 +108,7 @@ def _check(block: Any, x: Sequence, ctx: Context, index: int) -> None:
     actual, _ = _joined([block])(x, ctx) if block.mixer.value_dim == block.mixer.key_dim else (x, None)
     if not np.allclose(actual, expected, rtol=1e-2, atol=1e-2 * float(jnp.std(expected))):
         raise UserError(
-            f'layer {index} is not plain softmax attention with values as wide as keys; only that can share weights'
+            f'layer {index} is not plain softmax attention with equal key and value widths; only that can share weights'
         )
 
 

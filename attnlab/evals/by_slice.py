@@ -9,20 +9,20 @@ from flax import nnx
 from rich.table import Table
 
 from attnlab.errors import UserError
-from attnlab.evals.asked import Asked
 from attnlab.evals.cadence import AtEnd, EveryNSteps
+from attnlab.evals.request import Request
 from attnlab.evals.totals import curve, totals
 from attnlab.tasks.task import Slice, Sliced
 from attnlab.train.figures import length_curves, position_curves
 from attnlab.train.setup import Setup
 
 POSITION = 'position_'
-"""What the names of metrics begin with that have one value a label."""
+"""The prefix of metrics that have one value per label."""
 
 
 @dataclasses.dataclass(frozen=True)
 class SlicedEvaluation:
-    """What an evaluator found.
+    """The results of `BySlice`.
 
     Attributes:
       numbers: means by `slice/metric`.
@@ -75,7 +75,7 @@ class BySlice:
       split: which split of the task.
       multiples: lengths, in multiples of the training length; 1 is the problem as it is trained.
       examples: how many examples of each slice.
-      name: what its numbers are filed under.
+      name: the prefix of its numbers.
     """
 
     cadence: EveryNSteps | AtEnd
@@ -85,20 +85,20 @@ class BySlice:
     name: str = 'test'
 
     @classmethod
-    def asked(cls, setup: Setup, asked: Asked) -> 'BySlice':
-        """The run's own evaluator, changed to what was asked. Raises `UserError` for what does not go with slices."""
-        asked.check(setup.task, taken=('examples',))
+    def requested(cls, setup: Setup, request: Request) -> 'BySlice':
+        """The run's own evaluator with the request applied. Raises `UserError` for an option of texts."""
+        request.check(setup.task, allowed=('examples',))
         default = cls(AtEnd(), split=setup.task.evaluated_split)
         own = next((evaluator for evaluator in setup.evals if isinstance(evaluator, cls)), default)
         return dataclasses.replace(
             own,
-            split=asked.split or own.split,
-            multiples=asked.multiples,
-            examples=own.examples if asked.examples is None else asked.examples,
+            split=request.split or own.split,
+            multiples=request.multiples,
+            examples=own.examples if request.examples is None else request.examples,
         )
 
     def load_data(self, setup: Setup) -> None:
-        """Draws the first example of every slice. Raises `UserError` for what is wrong with one."""
+        """Draws the first example of every slice. Raises `UserError` where a slice is wrong."""
         for part in self._slices(setup).values():
             part.source[0]
 

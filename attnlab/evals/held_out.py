@@ -10,9 +10,9 @@ from rich.table import Table
 
 from attnlab.data.text.windows import Sample
 from attnlab.errors import UserError
-from attnlab.evals.asked import Asked
 from attnlab.evals.cadence import AtEnd, EveryNSteps
 from attnlab.evals.measured import Measured, of_documents
+from attnlab.evals.request import Request
 from attnlab.evals.totals import curve, totals
 from attnlab.metrics import Average, bits, perplexity
 from attnlab.tasks.task import Textual
@@ -22,7 +22,7 @@ from attnlab.train.setup import Setup
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """What an evaluator found.
+    """The results of `HeldOut`.
 
     Attributes:
       numbers: by name, for the record; `loss_low` and `loss_high` are the ends of the interval of `loss`.
@@ -49,10 +49,10 @@ class Evaluation:
             suffix = f'@{window}' if index else ''
             tokens = int(window.removesuffix('x')) * self.trained
             perplexity = f'{self.numbers[f"perplexity{suffix}"]:.4g}'
-            table.add_row(window, str(tokens), *(self._shown(name, suffix) for name in INTERVALS), perplexity)
+            table.add_row(window, str(tokens), *(self._with_interval(name, suffix) for name in INTERVALS), perplexity)
         return table
 
-    def _shown(self, name: str, suffix: str) -> str:
+    def _with_interval(self, name: str, suffix: str) -> str:
         value, high = self.numbers[f'{name}{suffix}'], self.numbers.get(f'{name}_high{suffix}')
         return f'{value:.4f}' if high is None else f'{value:.4f} ± {high - value:.4f}'
 
@@ -71,7 +71,7 @@ class HeldOut:
       multiples: window lengths, in multiples of the training length; the first names its numbers without a suffix.
       tokens: how many tokens of the split to evaluate, in blocks of the longest window spread over all of its documents
         (`Sample`), the same at each length; `None` for all.
-      name: what its numbers are filed under.
+      name: the prefix of its numbers.
       stride: tokens from the start of one window to that of the next, at most the shortest window: with less, windows
         overlap, and only what no earlier one predicted is counted; `None` for windows side by side.
     """
@@ -87,18 +87,18 @@ class HeldOut:
         """Raises `UserError` for lengths or counts below 1."""
         if not self.multiples or min(self.multiples) < 1:
             raise UserError(
-                f'multiples of HeldOut is {self.multiples}; it must hold whole numbers of at least 1, and not be empty'
+                f'multiples of HeldOut is {self.multiples}; it must hold one or more whole numbers of at least 1'
             )
 
     @classmethod
-    def asked(cls, setup: Setup, asked: Asked) -> 'HeldOut':
-        """The evaluator of what was asked, once. Raises `UserError` for what does not go with a text."""
-        asked.check(setup.task, taken=('tokens', 'stride'))
-        split = asked.split or setup.task.evaluated_split
-        return cls(AtEnd(), split=split, multiples=asked.multiples, tokens=asked.tokens, stride=asked.stride)
+    def requested(cls, setup: Setup, request: Request) -> 'HeldOut':
+        """The evaluator of a request. Raises `UserError` for an option that does not apply to text."""
+        request.check(setup.task, allowed=('tokens', 'stride'))
+        split = request.split or setup.task.evaluated_split
+        return cls(AtEnd(), split=split, multiples=request.multiples, tokens=request.tokens, stride=request.stride)
 
     def load_data(self, setup: Setup) -> None:
-        """Loads the split. Raises `UserError` for what is wrong with it."""
+        """Loads the split. Raises `UserError` where it is missing or wrong."""
         for multiple in self.multiples:
             self._source(setup, setup.length * multiple)
 
@@ -106,7 +106,7 @@ class HeldOut:
         """Returns loss (nats per token), bits per byte and perplexity for each length.
 
         Then the intervals of the first two, by bootstrap over documents where there are two or more; and how many
-        tokens of how many documents were counted, called `sampled_...` where that is not all of the split.
+        tokens of how many documents were counted, named `sampled_...` unless that is the whole split.
         """
         numbers: dict[str, float] = {}
         intervals: dict[str, float] = {}
@@ -131,7 +131,7 @@ class HeldOut:
 
     def _source(self, setup: Setup, length: int) -> Sample:
         if not isinstance(setup.task, Textual):
-            raise UserError(f'{type(setup.task).__name__} is not a text; evaluate it with BySlice')
+            raise UserError(f'{type(setup.task).__name__} does not have text; evaluate it with BySlice')
         block = setup.length * max(self.multiples)
         return setup.task.sample(self.split, length, self.tokens, block=block, stride=self.stride)
 
@@ -149,4 +149,4 @@ def by_document(averages: Mapping[str, Average]) -> dict[str, Measured]:
 
 
 DOCUMENT_SUMS = {'loss': 'document_loss', 'bits_per_byte': 'document_byte_loss'}
-"""What a task calls the sums by document of each number that has an interval."""
+"""The task's metric of sums by document for each number that has an interval."""

@@ -1,4 +1,4 @@
-"""A number with its evidence: an interval at 95 %, what the interval is over, and of how many."""
+"""A number with its 95 % interval, and the kind and number of values that the interval is over."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -9,8 +9,8 @@ from jaxtyping import Float
 from scipy.special import stdtrit
 
 Kind = Literal['one', 'range', 'seeds', 'documents', 'examples', 'trials']
-"""What an interval is over: `one` value has none; the `range` is the least and the most of two seeds, and no interval
-of confidence; `seeds` by Student's t; `documents` by bootstrap; `examples` by the binomial; the best of `trials` by
+"""What an interval is over: `one` value has none; the `range` is the minimum and maximum of two seeds, not a confidence
+interval; `seeds` by Student's t; `documents` by bootstrap; `examples` by the binomial; the best of `trials` by
 order statistics."""
 
 RESAMPLES = 1000
@@ -24,14 +24,14 @@ class Measured:
 
     Attributes:
       mean: the value.
-      low: where the interval begins; `None` for one value, of which there is no interval.
-      high: where it ends.
-      n: over how many seeds, documents, examples or trials it is.
-      kind: over which of them.
-      noise: the standard deviation, in the interval, of what the finite test set adds; `None` where it is not known.
+      low: the lower end of the interval; `None` for one value, which has no interval.
+      high: the upper end.
+      n: the number of seeds, documents, examples or trials.
+      kind: which of these it is over.
+      noise: the standard deviation due to the finite test set, included in the interval; `None` where it is not known.
 
     Raises:
-      ValueError: for an interval over nothing, an interval without one of its ends, or one that the value is not in.
+      ValueError: for an interval over nothing, with one end only, or that does not contain the value.
     """
 
     mean: float
@@ -53,7 +53,7 @@ class Measured:
         return None if self.low is None or self.high is None else (self.high - self.low) / 2
 
     def negated(self) -> 'Measured':
-        """The same of the quantity with the other sign."""
+        """The same with the opposite sign."""
         low = None if self.high is None else -self.high
         high = None if self.low is None else -self.low
         return dataclasses.replace(self, mean=-self.mean, low=low, high=high)
@@ -71,8 +71,8 @@ def of_seeds(values: Sequence[float] | np.ndarray, noise: float | None = None) -
         mean +- sqrt((t_{n-1} s / sqrt(n))^2 + (1.96 noise)^2)
 
     with `t` the 0.975 quantile of Student's distribution and `s` the unbiased deviation of the `n` values. All seeds
-    are evaluated on one test set, so that its noise, a standard deviation, does not shrink with their number. Of two
-    seeds it is the least and the most, called a range, since `t_1` is 12.7; of one there is no interval.
+    are evaluated on one test set, so that its noise, a standard deviation, does not shrink with their number. Two
+    seeds give their minimum and maximum, called a range, since `t_1` is 12.7; one gives no interval.
     """
     found = np.asarray(values, np.float64)
     mean, n = float(found.mean()), len(found)

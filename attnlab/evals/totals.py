@@ -29,6 +29,6 @@ def curve(average: Average) -> np.ndarray:
 
 
 def _rows(setup: Setup, length: int) -> int:
-    """Rows of an evaluation batch: as many tokens as in training, and a multiple of what the mesh splits."""
+    """Rows of an evaluation batch: as many tokens as in training, and a multiple of the batch shards of the mesh."""
     shards = batch_shards(setup.mesh)
     return max(1, setup.batch_size * setup.length // length // shards) * shards

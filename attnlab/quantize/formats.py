@@ -32,7 +32,7 @@ def _step(reach: Float[Array, ''], steps: int) -> Float[Array, '']:
 class QuantizedLinear(nnx.Module):
     """A linear map whose weights and inputs are rounded to `bits` bits, with ranges taken from the call.
 
-    The rounding of a token therefore depends on the others of its call; a single token, as in decoding, loses less.
+    So the rounding of a token depends on the others of its call; a single token, as in decoding, loses less.
     """
 
     def __init__(self, linear: Linear, bits: int):

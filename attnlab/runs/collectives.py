@@ -1,4 +1,4 @@
-"""What devices exchange, read off a compiled program."""
+"""The communication between devices in a compiled program."""
 
 import collections
 import dataclasses
@@ -16,7 +16,7 @@ _ARRAY = re.compile(r'(pred|[a-z]+(\d+)\w*)\[([\d,]*)]')
 _GROUPS = re.compile(r'replica_groups=(?:\[\d+,(\d+)]|\{\{([\d,]+)})')
 _MESH_GROUPS = re.compile(r'replica_groups=mesh\[([^]]*)] \{([^}]*)}')
 SUMMED_PARTS = 'all-reduce-scatter'
-"""What the name of a computation on TPUs begins with in which the sum that is taken is only kept in part."""
+"""The prefix of computations on TPUs that sum over devices and keep one part of the sum."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,8 +26,8 @@ class Exchange:
     Attributes:
       kind: one of `KINDS`.
       calls: how often they run.
-      bytes: that each device sends, in all: of `n` devices, `(n - 1) / n` of a gathered array, twice that of one that
-        is summed.
+      bytes: sent by each device in total: with `n` devices, `(n - 1) / n` of a gathered array, twice that of a summed
+        one.
     """
 
     kind: str
@@ -36,9 +36,9 @@ class Exchange:
 
 
 def exchanges(text: str) -> list[Exchange]:
-    """The collectives of a compiled program in XLA's text form; those in a loop count for each of its turns.
+    """The collectives of a compiled program in XLA's text form; those in a loop count once per iteration.
 
-    Compilers split one that runs beside other work into several instructions of one channel, which count once.
+    Compilers split an asynchronous one into several instructions of one channel, which count once.
     """
     lines = _computations(text)
     found: dict[str, tuple[str, int, int]] = {}
@@ -73,23 +73,23 @@ def _computations(text: str) -> dict[str, list[str]]:
 
 
 def _times(lines: dict[str, list[str]]) -> dict[str, int]:
-    """How often every computation runs; a loop that does not count up to a constant counts once."""
+    """How often every computation runs; a loop without a constant limit counts once."""
     times = collections.Counter({'': 1})
     waiting = ['']
     while waiting:
         name = waiting.pop()
         for line in lines[name]:
-            turns = times[name] * _turns(line, lines)
+            runs = times[name] * _iterations(line, lines)
             for called in _CALLED.findall(line):
                 for inner in re.findall(r'[\w.\-]+', called):
-                    if inner in lines and times[inner] < turns:
-                        times[inner] = turns
+                    if inner in lines and times[inner] < runs:
+                        times[inner] = runs
                         waiting.append(inner)
     return dict(times)
 
 
-def _turns(line: str, lines: dict[str, list[str]]) -> int:
-    """How often what an instruction calls runs."""
+def _iterations(line: str, lines: dict[str, list[str]]) -> int:
+    """How often one execution of an instruction runs what it calls."""
     condition = _CONDITION.search(line)
     if condition is None:
         return 1
@@ -98,7 +98,7 @@ def _turns(line: str, lines: dict[str, list[str]]) -> int:
 
 
 def _devices(line: str) -> int:
-    """How many devices an exchange is among."""
+    """The number of devices that take part in a collective."""
     if (mesh := _MESH_GROUPS.search(line)) is not None:
         sizes = dict(re.findall(r"'(\w+)'=(\d+)", mesh[1]))
         return math.prod(int(sizes[axis]) for axis in re.findall(r"'(\w+)'", mesh[2]))
@@ -110,7 +110,7 @@ def _devices(line: str) -> int:
 
 def _sent(kind: str, shape: str, line: str) -> int:
     """The bytes that one device sends."""
-    # Of an asynchronous one, the operand and the result: the larger is the whole array.
+    # An asynchronous one has the shapes of operand and result: the larger is the whole array.
     array = max((_bytes(*match) for match in _ARRAY.findall(shape)), default=0)
     if shape.startswith('(') and kind in ('all-reduce', 'all-to-all'):
         array = sum(_bytes(*match) for match in _ARRAY.findall(shape))

@@ -6,9 +6,9 @@ import pathlib
 import jax
 from rich.console import Console
 
-from attnlab.evals.asked import Asked
 from attnlab.evals.by_slice import BySlice
 from attnlab.evals.held_out import HeldOut
+from attnlab.evals.request import Request
 from attnlab.files import write_json
 from attnlab.runs.loading import Loaded
 from attnlab.tasks.task import Sliced
@@ -16,7 +16,7 @@ from attnlab.tasks.task import Sliced
 
 def evaluate_run(
     loaded: Loaded,
-    asked: Asked,
+    request: Request,
     workdir: pathlib.Path,
     console: Console,
     name: str | None = None,
@@ -25,19 +25,20 @@ def evaluate_run(
 ) -> dict[str, float]:
     """Evaluates a loaded checkpoint, prints a table, and writes `evals/<name>.json` and figures by position.
 
-    The name is the step by default; whoever changed the model gives it another, and that of a sample of a text says so:
-    `600-65536-tokens`. What was asked is written down too, and `other_data`, that the data are not those of the run.
-    Raises `UserError` for what was asked of another kind of task.
+    The name is the step by default, and another where the model was changed; for a sample of a text the number
+    of tokens is appended: `600-65536-tokens`. The file also holds the request, and `other_data`: whether the data may
+    differ from the run's.
+    Raises `UserError` for an option that does not apply to the task.
     """
-    name = (str(loaded.step) if name is None else name) + asked.suffix
+    name = (str(loaded.step) if name is None else name) + request.suffix
     setup = loaded.setup
-    evaluator = (BySlice if isinstance(setup.task, Sliced) else HeldOut).asked(setup, asked)
+    evaluator = (BySlice if isinstance(setup.task, Sliced) else HeldOut).requested(setup, request)
     evaluation = evaluator.evaluate(setup, loaded.variables)
     if jax.process_index() == 0:
         folder = workdir / 'evals'
         evaluation.draw(folder / name)
         path = folder / f'{name}.json'
-        record = {'asked': dataclasses.asdict(asked), 'other_data': other_data}
+        record = {'asked': dataclasses.asdict(request), 'other_data': other_data}
         write_json(path, {'step': loaded.step, 'split': evaluator.split, **record, **evaluation.numbers})
         console.print(evaluation.table(f'{workdir}, step {name}, {evaluator.split}'))
         figures = sorted(map(str, (folder / name).glob('*.png')))

@@ -21,11 +21,11 @@ def generate_text(
     top_p: float,
     seed: int,
 ) -> Iterator[str]:
-    """Yields the text that goes on from `prompt`, in pieces that are whole characters."""
+    """Yields the continuation of `prompt`, in pieces of whole characters."""
     try:
         encoded = prompt.encode()
     except UnicodeEncodeError as error:
-        raise UserError(f'the prompt is no UTF-8: {prompt!r}; give it in the encoding of the terminal') from error
+        raise UserError(f'the prompt is not UTF-8: {prompt!r}; give it in the encoding of the terminal') from error
     if not prompt:
         raise UserError('the prompt is empty; give at least one character')
     loaded = load_run(workdir, step)

@@ -1,4 +1,4 @@
-"""A trained model from its work directory, on whatever devices are there."""
+"""Loads a trained model from its work directory onto the devices at hand."""
 
 import dataclasses
 import pathlib
@@ -30,7 +30,7 @@ class Loaded:
         return nnx.merge(self.setup.graphdef, self.variables)
 
     def altered(self, change: Callable[[Any], Any]) -> 'Loaded':
-        """The run with another model: what `change(model)`, which may change the model itself, makes of it."""
+        """The run with the model that `change(model)` returns, which may modify its argument in place."""
         make = self.setup.make_model
         setup = dataclasses.replace(self.setup, make_model=lambda rngs: change(make(rngs)))
         _, params, buffers = split(change(self.model()))
@@ -38,9 +38,9 @@ class Loaded:
 
 
 def load_run(workdir: pathlib.Path, step: int | None = None) -> Loaded:
-    """Loads a checkpoint, the newest unless told which; the devices need not be those it was trained on.
+    """Loads a checkpoint, by default the newest; the devices need not be those it was trained on.
 
-    Raises `UserError` when `workdir` is no run, or has no such checkpoint.
+    Raises `UserError` when `workdir` is not a run, or has no such checkpoint.
     """
     config = saved_config(workdir)
     with config.unlocked():

@@ -1,4 +1,4 @@
-"""`attnlab train --dry_run`: what a config would do, with nothing allocated."""
+"""`attnlab train --dry_run`: describes the run of a config without allocating arrays."""
 
 import math
 import re
@@ -32,10 +32,9 @@ def print_plan(setup: Setup, console: Console) -> None:
 
 
 def print_plan_for(setup: Setup, topology: Topology, console: Console) -> None:
-    """Prints the same for devices that are not there, and what they exchange, and estimates the time of a step.
+    """Prints the same for devices that are not present, with their collectives and an estimate of the time of a step.
 
-    Raises `UserError` where the run does not fit into their memory: before anything is compiled if its train state
-    alone does not.
+    Raises `UserError` where the run does not fit into their memory, before compiling if the train state alone does not.
     """
     setup.check_batch()
     with target.compiling_for(topology.target):
@@ -50,7 +49,7 @@ def print_plan_for(setup: Setup, topology: Topology, console: Console) -> None:
         executed = executed_flops_per_token(setup) * setup.batch_size * setup.length
     if not topology.compiles:
         console.print(memory_table(setup, None))
-        console.print(f'lowered for {topology.name}; what is not known without its compiler: temporaries, collectives')
+        console.print(f'lowered for {topology.name}; not known without its compiler: temporaries, collectives')
         console.print(roofline_table(setup, topology, executed, None, []))
         return
     try:
@@ -69,7 +68,7 @@ def print_plan_for(setup: Setup, topology: Topology, console: Console) -> None:
 
 
 def check_fits(needed: int, topology: Topology, what: str) -> None:
-    """Raises `UserError` where one device of the topology has less memory than `needed`, saying how much less."""
+    """Raises `UserError` where one device of the topology has less memory than `needed`, naming the difference."""
     device = hardware(topology.target.kind)
     if device is not None and needed > device.memory:
         raise UserError(
@@ -79,7 +78,7 @@ def check_fits(needed: int, topology: Topology, what: str) -> None:
 
 
 def shortage(message: str) -> str:
-    """What the compiler says of the memory that is missing."""
+    """The compiler's message about missing memory, in our words."""
     found = re.search(r'memory required for (.*?) \(([\d.]+)G\) exceeds available HBM \(([\d.]+)G\)', message)
     if found is None:
         return message.partition('\n')[0]
@@ -107,7 +106,7 @@ def parameter_table(setup: Setup) -> Table:
 
 
 def state_table(setup: Setup) -> Table:
-    """Bytes that decoding keeps, per sequence; a row that says so for a model that does not stream."""
+    """Bytes of decoding state per sequence; one row saying so for a model that does not stream."""
     table = _table('state of one sequence, from init_state', '>tokens', '>bytes', '>bytes a token')
     if not setup.model.streaming:
         table.add_row('any', 'does not stream', '')
@@ -132,7 +131,7 @@ def cost_table(setup: Setup) -> Table:
 
 
 def memory_table(setup: Setup, memory: Any) -> Table:
-    """Bytes on one device: of the train state by its parts, and of the compiled step where there is its `memory`."""
+    """Bytes on one device: of the parts of the train state, and of the compiled step where `memory` is given."""
     table = _table('memory of one device', 'what', '>bytes')
     state = setup.abstract
     parts = {'parameters': state.params, 'optimiser': state.opt_state}
@@ -147,7 +146,7 @@ def memory_table(setup: Setup, memory: Any) -> Table:
 
 
 def exchange_table(exchanged: list[Exchange]) -> Table:
-    """What the devices exchange in a step."""
+    """The collectives of a step."""
     table = _table('collectives of a step, on one device', 'kind', '>calls', '>bytes sent')
     for entry in exchanged:
         table.add_row(entry.kind, f'{entry.calls:,}', _bytes(entry.bytes))
@@ -157,14 +156,14 @@ def exchange_table(exchanged: list[Exchange]) -> Table:
 
 
 def roofline_table(setup: Setup, topology: Topology, executed: float, memory: Any, exchanged: list[Exchange]) -> Table:
-    """An estimate of the time of a step, from what devices can do at most: operations, memory, links.
+    """A lower bound on the time of a step from peak rates of a device: operations, memory, links.
 
-    Memory: train state and temporaries written and read once, which is the least there is.
+    Memory: train state and temporaries are read and written once, the minimum.
     """
     device = hardware(topology.target.kind)
     table = _table('roofline estimate of a step (not measured)', 'what', '>milliseconds', 'assumes')
     if device is None:
-        table.add_row(f'no figures of {topology.target.kind}', '', '')
+        table.add_row(f'no figures for {topology.target.kind}', '', '')
         return table
     moved = 2 * (_state_on_device(setup) + (memory.temp_size_in_bytes if memory is not None else 0))
     times = {
@@ -184,7 +183,7 @@ def roofline_table(setup: Setup, topology: Topology, executed: float, memory: An
 
 
 def batch_table(setup: Setup) -> Table:
-    """Shapes of a batch, and how it lies on the mesh."""
+    """Shapes of a batch, and its sharding."""
     table = _table('batch', 'array', 'shape', 'type', 'sharding')
     for name, array in setup.abstract_batch().items():
         table.add_row(name, _shape(array.shape), str(array.dtype), str(array.sharding.spec))
@@ -192,7 +191,7 @@ def batch_table(setup: Setup) -> Table:
 
 
 def implementation_table(setup: Setup) -> Table:
-    """The implementation of each layer's core, and why faster ones were refused."""
+    """The implementation of each layer's core, and why faster ones were rejected."""
     table = _table('kernels', 'layers', 'mixer', 'core', 'implementation', 'refused, and why')
     for entry in implementations(setup):
         reasons = '\n'.join(f'{name}: {reason}' for name, reason in entry.refused)

@@ -42,7 +42,7 @@ def test_attention_learns_to_recall(tmp_path, capsys):
     for name in ('1x/loss', '2x/accuracy'):
         assert written[name] == pytest.approx(found[name], rel=1e-5)
     assert main(['eval', workdir, '--tokens=5']) == 2
-    assert '--tokens is not for LabelPrediction, which takes --examples' in capsys.readouterr().err
+    assert '--tokens does not apply to LabelPrediction, which takes --examples' in capsys.readouterr().err
     assert main(['generate', workdir, '--prompt=a']) == 2
     assert 'was trained for LabelPrediction, not on text' in capsys.readouterr().err
     assert 'train/accuracy' in (tmp_path / 'run' / 'metrics.jsonl').read_text()

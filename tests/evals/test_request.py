@@ -1,4 +1,4 @@
-"""What `attnlab eval` makes of what it is asked, and that evaluators are what the trainer takes them for."""
+"""Evaluators made from a request, and that evaluators satisfy the protocol of the trainer."""
 
 import dataclasses
 
@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from attnlab.errors import UserError
-from attnlab.evals.asked import Asked
 from attnlab.evals.by_slice import BySlice
 from attnlab.evals.cadence import AtEnd, EveryNSteps
 from attnlab.evals.held_out import Evaluation, HeldOut
+from attnlab.evals.request import Request
 from attnlab.tasks.addition import Addition
 from attnlab.tasks.language import LanguageModelling
 from attnlab.tasks.task import Sliced, Task, Textual
@@ -30,23 +30,23 @@ def test_evaluators_and_tasks_keep_their_protocols():
 
 def test_a_text_is_asked_for_tokens():
     setup = setup_of(LanguageModelling(), HeldOut(EveryNSteps(2), tokens=8))
-    assert HeldOut.asked(setup, Asked()).tokens is None
-    assert HeldOut.asked(setup, Asked(tokens=4)).split == 'valid'
-    assert HeldOut.asked(setup, Asked(tokens=4, stride=2)).stride == 2
-    assert Asked(tokens=4, stride=2).suffix == '-4-tokens-stride-2' and Asked().suffix == ''
-    with pytest.raises(UserError, match='--stride is not for Addition, which takes --examples'):
-        BySlice.asked(setup_of(Addition()), Asked(stride=4))
-    with pytest.raises(UserError, match='--examples is not for LanguageModelling, which takes --tokens'):
-        HeldOut.asked(setup, Asked(examples=4))
+    assert HeldOut.requested(setup, Request()).tokens is None
+    assert HeldOut.requested(setup, Request(tokens=4)).split == 'valid'
+    assert HeldOut.requested(setup, Request(tokens=4, stride=2)).stride == 2
+    assert Request(tokens=4, stride=2).suffix == '-4-tokens-stride-2' and Request().suffix == ''
+    with pytest.raises(UserError, match='--stride does not apply to Addition, which takes --examples'):
+        BySlice.requested(setup_of(Addition()), Request(stride=4))
+    with pytest.raises(UserError, match='--examples does not apply to LanguageModelling, which takes --tokens'):
+        HeldOut.requested(setup, Request(examples=4))
 
 
 def test_slices_are_the_runs_own():
     setup = setup_of(Addition(), BySlice(EveryNSteps(2), split='train', examples=7))
-    found = BySlice.asked(setup, Asked(multiples=(3,)))
+    found = BySlice.requested(setup, Request(multiples=(3,)))
     assert (found.split, found.examples, found.multiples) == ('train', 7, (3,))
-    assert BySlice.asked(setup_of(Addition()), Asked(examples=2)).split == 'test'
-    with pytest.raises(UserError, match='--tokens is not for Addition, which takes --examples'):
-        BySlice.asked(setup, Asked(tokens=4))
+    assert BySlice.requested(setup_of(Addition()), Request(examples=2)).split == 'test'
+    with pytest.raises(UserError, match='--tokens does not apply to Addition, which takes --examples'):
+        BySlice.requested(setup, Request(tokens=4))
 
 
 def test_the_table_of_windows_has_a_row_for_each():
