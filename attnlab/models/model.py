@@ -26,21 +26,21 @@ from attnlab.typing import Features, Sequence, State, Tokens
 
 
 class Model(nnx.Module):
-    """Tokens, or real-valued inputs, to predictions; keeps the protocol of `attnlab.models.predictor.Stacked`.
+    """Maps tokens or real-valued inputs to predictions; implements `attnlab.models.predictor.Stacked`.
 
     Args:
       vocab: number of tokens, or of outputs where the inputs are real-valued.
       dim: model width.
       stack: makes the stack, as `stack(dim, rngs=rngs)`.
       norm: makes the final norm.
-      head: makes what predicts, as `head(dim, vocab, rngs=rngs)`; `None` ties it to the embedding.
+      head: makes the head, as `head(dim, vocab, rngs=rngs)`; `None` ties it to the embedding.
       inputs: makes the map of inputs to activations, as `inputs(vocab, dim, rngs=rngs)`.
-      positions: added to the activations; `None`: positions are the mixers' own matter.
-      pool: makes one vector of a document, where a prediction is about the whole of it; `None`: it is about a place.
-      streaming: whether every hidden state depends on the inputs up to its place alone, and the mixers hand on a state.
+      positions: added to the activations; `None`: left to the mixers.
+      pool: reduces a document to one vector, for predictions about whole documents; `None`: one per position.
+      streaming: whether every hidden state depends only on the inputs up to its position, and the mixers keep a state.
       dtype: type of the activations; parameters are float32.
 
-    Raises `UserError` for neither a head nor a table of the inputs to tie it to.
+    Raises `UserError` when there is neither a head nor an embedding table to tie it to.
     """
 
     def __init__(
@@ -71,31 +71,31 @@ class Model(nnx.Module):
 
     @property
     def decodes(self) -> bool:
-        """Whether it reads tokens one by one, so that it can go on from its own predictions."""
+        """Whether it reads tokens one by one, so that it can generate."""
         return self.streaming and self.embedding.tokens
 
     @property
     def documents(self) -> int:
-        """How many documents a prediction is about, one after the other in the hidden state."""
+        """The number of documents that a prediction is about, concatenated in the hidden state."""
         return self.head.documents
 
     def embed(self, tokens: Tokens | Features, ctx: Context) -> Sequence:
-        """What the first block is given."""
+        """The input of the first block."""
         x = self.embedding(tokens, self.dtype)
         if self.positions is None:
             return x
         return x + self.positions.encode(ctx.positions, self.dim).astype(x.dtype)
 
     def context(self, ctx: Context) -> Context:
-        """The context that the blocks are given: with the grid of the inputs.
+        """The context of the blocks: `ctx` with the grid of the inputs.
 
-        Raises `UserError` for a grid of another number of places.
+        Raises `UserError` when the size of the grid is not the length of the rows.
         """
         grid, length = self.embedding.grid, ctx.positions.shape[1]
         if grid is None:
             return ctx
         if math.prod(grid) != length:
-            raise UserError(f'the grid of the inputs is {grid}, {math.prod(grid)} places; the rows have {length}')
+            raise UserError(f'the grid of the inputs is {grid}, {math.prod(grid)} positions; the rows have {length}')
         return dataclasses.replace(ctx, grid=grid)
 
     def hidden(
@@ -106,14 +106,14 @@ class Model(nnx.Module):
         return self.norm(x), state
 
     def pooled(self, tokens: Tokens | Features, ctx: Context) -> Float[Array, 'b d']:
-        """One vector for every row, of its hidden states without padding. Raises `UserError` without a pool."""
+        """One vector per row, pooled over its hidden states without padding. Raises `UserError` without a pool."""
         if self.pool is None:
-            raise UserError('model.pool is None; a prediction about a whole document needs one, such as MeanPool')
+            raise UserError('model.pool is None; predictions about whole documents need one, such as MeanPool')
         hidden, _ = self.hidden(tokens, ctx)
         return self.pool(hidden, ctx.segments_or_ones() > 0)
 
     def losses(self, hidden: Float[Array, '*b d'], targets: Shaped[Array, '...']) -> Float[Array, '*b']:
-        """The head's, one number for every hidden state."""
+        """The loss of the head, one number per hidden state."""
         return self.head.losses(hidden, targets)
 
     def logits(self, hidden: Float[Array, '*b d']) -> Float[Array, '*b o']:
@@ -121,17 +121,17 @@ class Model(nnx.Module):
         return self.head.logits(hidden)
 
     def sample(self, hidden: Float[Array, 'b d'], key: Array, *, temperature: float, top_p: float) -> Int[Array, ' b']:
-        """A prediction of the head's, drawn for every hidden state."""
+        """A prediction sampled by the head for every hidden state."""
         return self.head.sample(hidden, key, temperature=temperature, top_p=top_p)
 
     def init_state(self, batch: int, length: int) -> State:
-        """The state before the first token, able to hold `length` tokens; nothing where the model is not streaming."""
+        """The state before the first token, able to hold `length` tokens; empty when the model is not streaming."""
         return self.stack.init_state(batch, length, self.dtype) if self.streaming else ()
 
     def stages(self, tokens: Tokens | Features, ctx: Context) -> Iterator[Stage]:
-        """Every named intermediate value in order, lazily, layer by layer; for finding where one went wrong.
+        """Every named intermediate value in order, lazily, layer by layer; to find the first wrong one.
 
-        The head is given every place as if it were all there is of a document.
+        The head is applied to every position as if it were a whole document.
         """
         x, ctx = self.embed(tokens, ctx), self.context(ctx)
         yield Stage('embedding', x)

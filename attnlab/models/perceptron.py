@@ -1,4 +1,4 @@
-"""A model without sequence mixing: what it reads, it sees all at once."""
+"""A model without sequence mixing: a perceptron on the concatenated one-hot tokens of a row."""
 
 from collections.abc import Iterator
 from itertools import pairwise
@@ -20,24 +20,24 @@ from attnlab.nn.projections import Linear
 from attnlab.typing import State, Tokens
 
 small_uniform = nnx.initializers.variance_scaling(1 / 3, 'fan_in', 'uniform')
-"""Uniform up to one over the root of the number of inputs."""
+"""Uniform with a bound of one over the square root of the number of inputs."""
 
 LOSSES = {'softmax': lambda scores: scores, 'stablemax': stablemax_logits}
-"""Maps of scores to logits, by the map of scores to probabilities."""
+"""Maps from scores to logits, by the name of the map from scores to probabilities."""
 
 
 class Perceptron(nnx.Module):
-    """Tokens to classes: one-hot vectors, joined, through layers with ReLU: `W_n relu(... relu(W_1 x))`.
+    """Maps tokens to classes: concatenated one-hot vectors through layers with ReLU, `W_n relu(... relu(W_1 x))`.
 
     Without biases; with 2 tokens of 113 and `hidden=(200, 200)` it is the network of Prieto et al. 2025,
-    https://arxiv.org/abs/2501.04697, and weights are drawn as theirs. Keeps the protocol of
-    `attnlab.models.predictor.Predictor`: a row is one place.
+    https://arxiv.org/abs/2501.04697, and weights are initialised as there. Implements
+    `attnlab.models.predictor.Predictor`: a row is one position.
 
     Args:
       vocab: number of tokens, and of classes.
       length: tokens a row.
       hidden: widths of the hidden layers.
-      loss: 'softmax' or 'stablemax', the map from scores to probabilities, of which cross-entropy is taken.
+      loss: 'softmax' or 'stablemax', the map from scores to probabilities in the cross-entropy.
       dtype: type of the activations; parameters are float32.
 
     Raises `UserError` for another loss, or no hidden layer.
@@ -69,7 +69,7 @@ class Perceptron(nnx.Module):
     def hidden(
         self, tokens: Tokens, ctx: Context, state: State | None = None
     ) -> tuple[Float[Array, 'b 1 d'], State | None]:
-        """The last hidden layer of every row, `b 1 d`, and nothing: there is no next token."""
+        """The last hidden layer of every row, `b 1 d`, and no state: there is no next token."""
         del ctx, state
         *_, (_, x) = self._layers(tokens)
         return x[:, None], None
@@ -87,11 +87,11 @@ class Perceptron(nnx.Module):
         return LOSSES[self.loss](self.layers[-1](hidden).astype(jnp.float32))
 
     def sample(self, hidden: Float[Array, 'b d'], key: Array, *, temperature: float, top_p: float) -> Int[Array, ' b']:
-        """Classes drawn, see `attnlab.functional.sampling`."""
+        """Sampled classes, see `attnlab.functional.sampling`."""
         return sampling.sample(self.logits(hidden), key, temperature=temperature, top_p=top_p)
 
     def init_state(self, batch: int, length: int) -> State:
-        """Nothing: there is no next token."""
+        """Empty: there is no next token."""
         del batch, length
         return ()
 

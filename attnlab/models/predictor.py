@@ -1,4 +1,4 @@
-"""What may be asked of a model, whichever it is."""
+"""The protocols of models."""
 
 from collections.abc import Iterator
 from typing import Protocol, runtime_checkable
@@ -15,12 +15,12 @@ from attnlab.typing import Features, Sequence, State, Tokens
 
 @runtime_checkable
 class Predictor(Protocol):
-    """A model, an `nnx.Module`: what training, evaluation, decoding and analysis ask of it, and no more.
+    """A model, an `nnx.Module`, as training, evaluation, decoding and analysis use it.
 
     Attributes:
-      streaming: whether it can be given a sequence piece by piece, a state handed on.
-      decodes: whether it also reads what it predicts, so that it can go on from its own predictions.
-      documents: how many documents a prediction is about, one after the other in the hidden state.
+      streaming: whether it can process a sequence piece by piece, passing on a state.
+      decodes: whether it can also read its own predictions, so that it can generate.
+      documents: the number of documents that a prediction is about, concatenated in the hidden state.
     """
 
     streaming: bool
@@ -36,30 +36,30 @@ class Predictor(Protocol):
     def hidden(
         self, inputs: Tokens | Features, ctx: Context, state: State | None = None
     ) -> tuple[Sequence, State | None]:
-        """The hidden state of every place, and the advanced state (see the mixers' contract)."""
+        """The hidden state of every position, and the advanced state (see the mixers' contract)."""
 
     def pooled(self, inputs: Tokens | Features, ctx: Context) -> Float[Array, 'b d']:
-        """One hidden state for every row, padding left out."""
+        """One hidden state per row, ignoring padding."""
 
     def losses(self, hidden: Float[Array, '*b d'], targets: Shaped[Array, '...']) -> Float[Array, '*b']:
-        """One number for every hidden state: `-log p(target)` in nats, or an error where predictions are numbers."""
+        """One number per hidden state: `-log p(target)` in nats, or an error where predictions are real numbers."""
 
     def logits(self, hidden: Float[Array, '*b d']) -> Float[Array, '*b o']:
-        """Log-probabilities up to a constant, or the numbers predicted, in float32."""
+        """Log-probabilities up to a constant, or the predicted numbers, in float32."""
 
     def sample(self, hidden: Float[Array, 'b d'], key: Array, *, temperature: float, top_p: float) -> Int[Array, ' b']:
-        """A prediction drawn for every hidden state."""
+        """A prediction sampled for every hidden state."""
 
     def init_state(self, batch: int, length: int) -> State:
         """The state before the first of `length` inputs; `()` for a model that is not streaming."""
 
     def stages(self, inputs: Tokens | Features, ctx: Context) -> Iterator[Stage]:
-        """Every named intermediate value in order, lazily; for finding where one went wrong."""
+        """Every named intermediate value in order, lazily; to find the first wrong one."""
 
 
 @runtime_checkable
 class Stacked(Predictor, Protocol):
-    """A model of residual blocks, whose layers can be looked into.
+    """A model of residual blocks, whose layers can be analysed.
 
     Attributes:
       dim: width of the residual stream.
@@ -72,7 +72,7 @@ class Stacked(Predictor, Protocol):
     stack: Stack
 
     def embed(self, inputs: Tokens | Features, ctx: Context) -> Sequence:
-        """What the first block is given."""
+        """The input of the first block."""
 
     def context(self, ctx: Context) -> Context:
-        """The context that the blocks are given."""
+        """The context of the blocks."""

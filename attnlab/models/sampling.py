@@ -27,15 +27,14 @@ def generate(
     seed: int = 0,
     jit: Callable[..., Any] = jax.jit,
 ) -> Iterator[int]:
-    """Yields `steps` tokens that go on from `prompt` (int `t`, not empty), each drawn as soon as it is asked for.
+    """Yields `steps` tokens that continue `prompt` (int `t`, not empty), each sampled when it is requested.
 
-    The prompt is read in one pass; each token then costs one step of every mixer, whatever came before.
-    Temperature 0 takes the likeliest token. The tokens are a pure function of the arguments. `jit` compiles the steps:
-    that of a run's `Precision` gives them its precision. Raises `UserError` for a model that cannot go on from its own
-    predictions.
+    The prompt is read in one pass; each token then costs one step of every mixer.
+    Temperature 0 takes the most likely token. The tokens are a pure function of the arguments. `jit` compiles the
+    steps; use that of a run's `Precision`. Raises `UserError` for a model that cannot generate.
     """
     if not model.decodes:
-        raise UserError('this model does not read tokens one by one: it cannot go on from its own predictions')
+        raise UserError('this model does not read tokens one by one, so it cannot generate')
     graphdef, variables = nnx.split(model)
     tokens = jnp.asarray(prompt, jnp.int32)[None]
     state = model.init_state(1, len(prompt) + steps)

@@ -24,26 +24,26 @@ from pallas_kernels import target
 
 LOOPS = ('auto', 'scan', 'unroll')
 CONNECTIONS = 0x7E51D0A1
-"""Sets the keys of connections apart from those of the blocks they belong to."""
+"""Folded into the keys of connections, to make them differ from those of their blocks."""
 
 
 class Stack(nnx.Module):
-    """`depth` blocks, layer `i` built by `blocks[i % len(blocks)]`; obeys the contract of a mixer.
+    """`depth` blocks, layer `i` built by `blocks[i % len(blocks)]`; follows the contract of a mixer.
 
-    The parameters of one place in the pattern are stacked over its repeats, whether the layers are then scanned or
-    unrolled: a checkpoint does not depend on the choice.
+    The parameters of each block of the pattern are stacked over its repeats, whether layers are scanned or unrolled, so
+    that checkpoints do not depend on that choice.
 
     Args:
       dim: model width.
       depth: number of blocks.
-      blocks: the pattern; each makes a block, as `block(dim, rngs=rngs)`, or what is whole residual blocks by itself.
-      residual: makes what joins branches and the residual stream, as `residual(dim, branches=..., rngs=rngs)`.
+      blocks: the pattern; each makes a block, or a group of them, as `block(dim, rngs=rngs)`.
+      residual: makes connections of branches and stream, as `residual(dim, branches=..., rngs=rngs)`.
       loop: 'scan' over the repeats (compiles once per pattern), 'unroll' (faster on CPU), or 'auto' (unrolls
         where the program is compiled for a CPU: see `pallas_kernels.target`).
-      remat: recompute each block's activations in the backward pass instead of keeping them.
+      remat: recompute the activations of each block in the backward pass instead of keeping them.
 
-    Raises `UserError` for a depth below 1, an empty pattern, an unknown loop, or blocks that wire their own
-    residual branches, and so cannot have another residual than the plain one.
+    Raises `UserError` for a depth below 1, an empty pattern, an unknown loop, or another residual than
+    the plain one for blocks that wire their own residual branches.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Stack(nnx.Module):
             _connect(block, self.residual, jnp.asarray(firsts[place : depth : len(pattern)]), keys[place])
 
     def __call__(self, x: Sequence, ctx: Context, state: State | None = None) -> tuple[Sequence, State | None]:
-        """Returns `(x, state)`; the state is a tuple with one entry a layer, and with one the layers are unrolled."""
+        """Returns `(x, state)`; the state is a tuple with one entry per layer. With a state, layers are unrolled."""
         streams = self.residual.open(x)
         if state is not None:
             advanced = []
@@ -101,7 +101,7 @@ class Stack(nnx.Module):
         yield Stage('output', self.residual.close(streams))
 
     def init_state(self, batch: int, length: int, dtype: DTypeLike) -> State:
-        """One state a layer, in order."""
+        """One state per layer, in order."""
         return tuple(layer.init_state(batch, length, dtype) for layer in self.layers())
 
     def layers(self) -> Iterator[Block | Mixer]:
@@ -144,32 +144,32 @@ def stack_spec(
     mlp: ConfigDict | None,
     residual: ConfigDict | None = None,
 ) -> ConfigDict:
-    """Returns the config of a stack of `depth` layers; how many blocks those are, and of what, `layer` says.
+    """Returns the config of a stack of `depth` layers; `layer` determines how many blocks these are.
 
-    Without `residual` it is plain.
+    `residual` is plain by default.
     """
     pattern = layer.pattern(mixers, depth=depth, mlp=mlp)
     return spec(Stack, depth=pattern.depth, blocks=pattern.blocks, residual=residual or spec(Plain))
 
 
 def _stacked(block: Callable[..., Block | Mixer], dim: int, keys: Array) -> Block | Mixer:
-    """A block for every key as one, each parameter with a leading dimension over them."""
+    """Blocks made from each of the keys, as one block with stacked parameters."""
     return nnx.vmap(lambda key: block(dim, rngs=nnx.Rngs(params=key)))(keys)
 
 
 def _first_branches(blocks: nnx.List, depth: int) -> list[int]:
-    """The number of the first branch of each layer, from 0, and at last how many branches there are."""
+    """The index of the first branch of each layer, and finally the number of branches."""
     counts = [len(block.connections) if isinstance(block, Block) else 0 for block in blocks]
     return [0, *np.cumsum([counts[layer % len(counts)] for layer in range(depth)]).tolist()]
 
 
 def _connect(block: Block | Mixer, residual: Residual, firsts: Int[Array, 'l'], keys: Array) -> None:
-    """Gives the branches of stacked blocks their connections, of which `firsts` are the first ones' numbers."""
+    """Gives the branches of stacked blocks their connections; `firsts` are the indices of their first branches."""
     if type(residual) is Plain:
         return
     if not isinstance(block, Block):
         raise UserError(
-            f'{type(block).__name__} wires its own residual branches: it goes with residual=Plain, '
+            f'{type(block).__name__} wires its own residual branches; use residual=Plain, '
             f'not with {type(residual).__name__}'
         )
 

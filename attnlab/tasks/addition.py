@@ -1,4 +1,4 @@
-"""Modular addition: learn a share of a table, and be asked for the rest."""
+"""Modular addition: learn part of a table of sums, and predict the rest."""
 
 import dataclasses
 import pathlib
@@ -22,7 +22,7 @@ class Addition:
     """Predict the sum of two numbers.
 
     Attributes:
-      table: the sums, and which of them are learned.
+      table: the sums and their splits.
     """
 
     packs: ClassVar[bool] = True
@@ -36,18 +36,18 @@ class Addition:
 
     @property
     def evaluated_split(self) -> str:
-        """The sums that are not shown."""
+        """The sums that are not trained on."""
         return 'test'
 
     def source(self, split: str, length: int, tokens: int | None = None) -> Sums:
-        """The sums of a split; to evaluate, the first of them, at least one."""
+        """The sums of a split; with `tokens`, the first of them, at least one."""
         if length != OPERANDS:
             raise UserError(f'config.length is {length}; a sum has {OPERANDS} tokens')
         sums = self.table.sums(split)
         return sums if tokens is None else dataclasses.replace(sums, count=min(len(sums), max(1, tokens // length)))
 
     def slices(self, split: str, length: int, multiples: tuple[int, ...], count: int) -> dict[str, Slice]:
-        """The first `count` sums of a split, `all`; there are none of other lengths."""
+        """The first `count` sums of a split, `all`; there are no other lengths."""
         del multiples
         return {'all': Slice(self.source(split, length, count * length), length)}
 
@@ -60,11 +60,11 @@ class Addition:
         }
 
     def describe(self) -> dict[str, Any]:
-        """The table: with the version of numpy, everything the splits depend on."""
+        """The table and the version of numpy: everything the splits depend on."""
         return {'source': 'modular addition', 'table': repr(self.table)}
 
     def save(self, folder: pathlib.Path) -> None:
-        """Writes nothing: the config says it all."""
+        """Writes nothing: the config holds everything."""
         del folder
 
     def restored(self, folder: pathlib.Path) -> 'Addition':
@@ -73,10 +73,10 @@ class Addition:
         return self
 
     def measure(self, model: Predictor, batch: Batch, dropout_key: DropoutKey | None) -> dict[str, Average]:
-        """Loss in nats, accuracy, and how many sums the loss has nothing more to say of.
+        """Loss in nats, accuracy, and how many sums have no gradient left.
 
-        Of the derivatives of a sum's cross-entropy by its logits, `collapsed` counts where that by the right class's is
-        exactly zero, and `vanished` where all are.
+        `collapsed` counts sums whose cross-entropy has a derivative of exactly zero with respect to the logit of the
+        right class, and `vanished` those where this holds for all logits.
         """
         hidden, targets = model.pooled(batch['tokens'], context(batch, dropout_key)), batch['target']
         logits = model.logits(hidden)

@@ -43,17 +43,17 @@ class LanguageModelling:
 
     @property
     def evaluated_split(self) -> str:
-        """The text beside the one trained on; `test` is for the end."""
+        """The validation text; `test` is for final results."""
         return 'valid'
 
     def source(self, split: str, length: int, tokens: int | None = None) -> Windows | Sample:
-        """Windows of `length` tokens over the split; to evaluate, over a sample of so many `tokens`."""
+        """Windows of `length` tokens over the split; with `tokens`, over a sample of that many."""
         return Windows(self.load(split), length) if tokens is None else self.sample(split, length, tokens)
 
     def sample(
         self, split: str, length: int, tokens: int | None = None, *, block: int | None = None, stride: int | None = None
     ) -> Sample:
-        """Windows to evaluate: a sample of so many `tokens`, or all, in blocks spread over the documents of a split."""
+        """Windows to evaluate: a sample of `tokens` tokens, or all, in blocks spread over the documents of a split."""
         return Sample(self.load(split), length, tokens, block, stride)
 
     def example(self, length: int) -> dict[str, np.ndarray]:
@@ -62,9 +62,9 @@ class LanguageModelling:
         return {name: np.zeros(length, np.int32) for name in names} | {'weights': np.zeros(length, np.float32)}
 
     def measure(self, model: Predictor, batch: Batch, dropout_key: DropoutKey | None) -> dict[str, Average]:
-        """Loss in nats per token, by position too, and in nats per byte; by document where the batch tells them apart.
+        """Loss in nats per token, also by position, and in nats per byte; by document where the batch numbers them.
 
-        Of `document_loss` the count is of tokens, of `document_byte_loss` of bytes, `UNITS` each.
+        `document_loss` counts tokens and `document_byte_loss` bytes, each an array of size `UNITS`.
         """
         ctx = self.context(batch, dropout_key)
         hidden, _ = model.hidden(batch['tokens'], ctx)
@@ -85,7 +85,7 @@ class LanguageModelling:
         return found | {'document_loss': Average(total, tokens), 'document_byte_loss': Average(total, count)}
 
     def context(self, batch: Batch, dropout_key: DropoutKey | None) -> Context:
-        """What the mixers know of a batch: its documents, which do not see each other."""
+        """The context of the mixers: segments keep documents separate."""
         return context(batch, dropout_key)
 
     def describe(self) -> dict[str, Any]:
@@ -93,11 +93,11 @@ class LanguageModelling:
         return self.load('train').provenance
 
     def save(self, folder: pathlib.Path) -> None:
-        """Writes the tokenizer, which a trained model is worth nothing without, as `tokenizer.json`."""
+        """Writes the tokenizer, without which a trained model is useless, as `tokenizer.json`."""
         save_tokenizer(self.load('train').tokenizer, folder / TOKENIZER)
 
     def restored(self, folder: pathlib.Path) -> 'LanguageModelling':
-        """The task with the tokenizer that the run was trained with, whatever the text has become."""
+        """The task with the tokenizer that the run was trained with, even if the text has changed since."""
         path = folder / TOKENIZER
         return dataclasses.replace(self, tokenizer=load_tokenizer(path)) if path.exists() else self
 
@@ -108,9 +108,9 @@ class LanguageModelling:
 
 @dataclasses.dataclass(frozen=True)
 class RunningText(LanguageModelling):
-    """The same, reading a row as one text without regard to where documents end, for mixers that cannot pack them.
+    """`LanguageModelling` that reads a row as one text and ignores document ends, for mixers that cannot pack.
 
-    What is predicted and counted is the same: never the first token of a document.
+    The same tokens are predicted and counted: never the first one of a document.
     """
 
     packs: ClassVar[bool] = False

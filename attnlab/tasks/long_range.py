@@ -1,4 +1,4 @@
-"""One label for a long sequence, or for a pair of them; and the sequences themselves, to train on beforehand."""
+"""One label for a long sequence, or for a pair of them; and prediction of the sequences themselves, for pretraining."""
 
 import abc
 import dataclasses
@@ -22,12 +22,12 @@ from attnlab.tasks.task import Batch, Slice, context
 from attnlab.typing import DropoutKey
 
 FEWEST = 8
-"""Examples of a difficulty below which it is no slice."""
+"""The fewest examples that make a difficulty a slice."""
 
 
 @dataclasses.dataclass(frozen=True)
 class LongRange(abc.ABC):
-    """What is done with a data set of long sequences.
+    """Base class of tasks on a data set of long sequences.
 
     Attributes:
       data: where the examples come from (see `attnlab.data.long_range`).
@@ -39,23 +39,23 @@ class LongRange(abc.ABC):
 
     @property
     def vocab(self) -> int:
-        """Number of tokens; 1 where places hold real numbers."""
+        """Number of tokens; 1 where positions hold real numbers."""
         return self.data.kind.vocab or 1
 
     @property
     def evaluated_split(self) -> str:
-        """The published test examples, or those held out."""
+        """The published test split, or the held-out one."""
         return 'test'
 
     def source(self, split: str, length: int, tokens: int | None = None) -> Padded:
-        """The examples of a split; to evaluate, those that make up the first `tokens` places, at least one."""
+        """The examples of a split; with `tokens`, those of the first `tokens` positions, at least one."""
         rows = self.data.rows(split)
         if tokens is not None:
             rows = Chosen(rows, tuple(range(min(len(rows), max(1, tokens // length)))))
-        return Padded(rows, self.data.kind, self._share(length))
+        return Padded(rows, self.data.kind, self._document_length(length))
 
     def slices(self, split: str, length: int, multiples: tuple[int, ...], count: int) -> dict[str, Slice]:
-        """The first `count` examples, `all`, and those of each difficulty that has some; none are of other lengths."""
+        """The first `count` examples, `all`, and those of each difficulty with enough of them, at no other lengths."""
         del multiples
         rows = self.data.rows(split)
         count = min(count, len(rows))
@@ -69,20 +69,20 @@ class LongRange(abc.ABC):
                     found[title] = chosen
         kind = self.data.kind
         return {
-            title: Slice(Padded(Chosen(rows, chosen), kind, self._share(length)), length)
+            title: Slice(Padded(Chosen(rows, chosen), kind, self._document_length(length)), length)
             for title, chosen in found.items()
         }
 
     def example(self, length: int) -> dict[str, np.ndarray]:
         """A row of zeros."""
-        return blank(self.data.kind, self._share(length))
+        return blank(self.data.kind, self._document_length(length))
 
     def describe(self) -> dict[str, Any]:
         """Where the data are from."""
         return self.data.describe()
 
     def save(self, folder: pathlib.Path) -> None:
-        """Writes nothing: the config says it all."""
+        """Writes nothing: the config holds everything."""
         del folder
 
     def restored(self, folder: pathlib.Path) -> 'LongRange':
@@ -95,23 +95,23 @@ class LongRange(abc.ABC):
         """The metrics of one batch."""
 
     def apart(self, batch: Batch) -> dict[str, jax.Array]:
-        """Tokens, segments and positions, with each of the documents that share a row in a row of its own."""
+        """Tokens, segments and positions, with one row for each document of a pair."""
         count = self.data.kind.documents
         parts = {name: batch[name] for name in ('tokens', 'segments', 'positions')}
         return {name: x.reshape(-1, x.shape[1] // count, *x.shape[2:]) for name, x in parts.items()}
 
-    def _share(self, length: int) -> int:
+    def _document_length(self, length: int) -> int:
         if length % self.data.kind.documents:
-            raise UserError(f'config.length is {length}; a pair of documents needs an even one')
+            raise UserError(f'config.length is {length}; a pair of documents needs an even length')
         return length
 
 
 @dataclasses.dataclass(frozen=True)
 class Classification(LongRange):
-    """Predict the label of a sequence, or of two that one model has read apart from each other."""
+    """Predict the label of a sequence, or of a pair that one model has read separately."""
 
     def measure(self, model: Predictor, batch: Batch, dropout_key: DropoutKey | None) -> dict[str, Average]:
-        """Loss in nats an example, and accuracy."""
+        """Loss in nats per example, and accuracy."""
         vectors = self.vectors(model, batch, dropout_key)
         labels, weights = batch['label'], batch['weights'][:, None]
         right = jnp.argmax(model.logits(vectors), axis=1) == labels
@@ -121,7 +121,7 @@ class Classification(LongRange):
         }
 
     def vectors(self, model: Predictor, batch: Batch, dropout_key: DropoutKey | None) -> Float[Array, 'b d']:
-        """One hidden state for every example: those of its documents, one after the other."""
+        """One hidden state per example: those of its documents, concatenated."""
         count = self.data.kind.documents
         if model.documents != count:
             raise UserError(
@@ -134,16 +134,16 @@ class Classification(LongRange):
 
 @dataclasses.dataclass(frozen=True)
 class Denoising(LongRange):
-    """Predict the inputs of a data set, its labels left aside.
+    """Predict the inputs of a data set, ignoring its labels.
 
-    With `hidden=None` every place is predicted from those before it; otherwise that share of places, drawn anew at
-    every step, is replaced by id 0, or by the mean, and predicted from all the others. The loss is the head's: of
-    numbers in standard deviations.
+    With `hidden=None` every position is predicted from those before it; otherwise that fraction of the positions, drawn
+    anew at every step, is replaced by id 0, or by the mean, and predicted from all others. The loss is that of the
+    head; real numbers are in units of their standard deviation.
 
     Amos, Berant and Gupta 2024, "Never Train from Scratch", https://arxiv.org/abs/2310.02980.
 
     Attributes:
-      hidden: share of the places that are hidden; `None` to predict what follows.
+      hidden: fraction of the positions that are hidden; `None` to predict the next one.
     """
 
     hidden: float | None = None
@@ -153,7 +153,7 @@ class Denoising(LongRange):
             raise UserError(f'hidden of Denoising is {self.hidden}; it must be a fraction between 0 and 1, or None')
 
     def measure(self, model: Predictor, batch: Batch, dropout_key: DropoutKey | None) -> dict[str, Average]:
-        """Loss a predicted place; what is hidden in an evaluation is always the same."""
+        """Loss per predicted position; evaluations always hide the same ones."""
         apart = self.apart(batch)
         tokens, segments = apart['tokens'], apart['segments']
         there = (segments > 0) & (jnp.repeat(batch['weights'], self.data.kind.documents) > 0)[:, None]
@@ -172,7 +172,7 @@ class Denoising(LongRange):
 
 @functools.lru_cache(maxsize=16)
 def _difficulty(data: Dataset, split: str, name: str) -> np.ndarray:
-    """A scalar of every example of a split."""
+    """The scalar `name` of every example of a split."""
     rows = data.rows(split)
     examples = (rows[index] for index in range(len(rows)))
     return np.array([len(example['x']) if name == 'length' else int(example[name]) for example in examples])

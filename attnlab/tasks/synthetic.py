@@ -1,4 +1,4 @@
-"""Problems that are drawn, not read: predictions at the labels of examples, and how good they are."""
+"""Tasks on synthetic problems: predictions at the labels of examples, and their metrics."""
 
 import abc
 import dataclasses
@@ -19,13 +19,13 @@ from attnlab.typing import DropoutKey, Sequence
 
 @dataclasses.dataclass(frozen=True)
 class Synthetic(abc.ABC):
-    """A drawn problem, seen through its examples.
+    """Base class of tasks on a synthetic problem.
 
     Attributes:
-      problem: what is drawn (see `attnlab.data.synthetic`).
-      seed: of the examples, from 0 to 2^32 - 1; which of them a run sees, and in what order, is up to the run's seed.
-      examples: how many training examples there are, seen again and again; `None` for a stream without end.
-      held_out: how many examples the other splits have, which are drawn from random streams of their own.
+      problem: the distribution of examples (see `attnlab.data.synthetic`).
+      seed: of the examples, from 0 to 2^32 - 1; which of them a run sees, and in what order, depends on the run's seed.
+      examples: the number of training examples, repeated as needed; `None` for an endless stream.
+      held_out: the number of examples of the other splits, drawn from separate random streams.
     """
 
     packs: ClassVar[bool] = True
@@ -42,18 +42,18 @@ class Synthetic(abc.ABC):
 
     @property
     def evaluated_split(self) -> str:
-        """Examples of other random streams than those trained on."""
+        """The test split, drawn from other random streams than the training split."""
         return 'test'
 
     def source(self, split: str, length: int, tokens: int | None = None) -> Examples:
-        """The examples of a split; to evaluate, those that make up the first `tokens`, at least one."""
+        """The examples of a split; with `tokens`, those of the first `tokens` tokens, at least one."""
         count = (self.examples or ENDLESS) if split == 'train' else self.held_out
         if tokens is not None:
             count = min(count, self.held_out, max(1, tokens // length))
         return Examples(self.problem, length, self.seed, split, count)
 
     def slices(self, split: str, length: int, multiples: tuple[int, ...], count: int) -> dict[str, Slice]:
-        """The problem at multiples of the length, `1x` as trained, and its variants at the length trained on."""
+        """The problem at multiples of the training length, `1x` as trained, and its variants at the training length."""
         count = min(count, self.held_out)
         asked = {f'{n}x': (self.problem if n == 1 else self.problem.stretched(), n * length) for n in multiples}
         asked |= {name: (variant, length) for name, variant in self.problem.variants(length).items()}
@@ -67,11 +67,11 @@ class Synthetic(abc.ABC):
         return {name: np.zeros_like(value) for name, value in self.source('train', length)[0].items()}
 
     def describe(self) -> dict[str, Any]:
-        """The problem and the seed: with the version of numpy, everything the examples depend on."""
+        """The problem, the seed and the version of numpy: everything the examples depend on."""
         return {'source': 'synthetic', 'problem': repr(self.problem), 'seed': self.seed}
 
     def save(self, folder: pathlib.Path) -> None:
-        """Writes nothing: the config says it all."""
+        """Writes nothing: the config holds everything."""
         del folder
 
     def restored(self, folder: pathlib.Path) -> 'Synthetic':
@@ -91,7 +91,7 @@ class LabelPrediction(Synthetic):
     problem: Problem = MultiQueryRecall()
 
     def measure(self, model: Predictor, batch: Batch, dropout_key: DropoutKey | None) -> dict[str, Average]:
-        """Over labels: loss in nats, and accuracy, by label too; over examples: how many have no label wrong."""
+        """Loss in nats and accuracy over labels, also by label; and the fraction of examples with all labels right."""
         hidden = hidden_at_labels(model, batch, dropout_key)
         targets, weights = batch['targets'], batch['weights']
         losses = model.losses(hidden, targets)
@@ -113,7 +113,7 @@ class InContextRegression(Synthetic):
     problem: Problem = LinearRegression()
 
     def measure(self, model: Predictor, batch: Batch, dropout_key: DropoutKey | None) -> dict[str, Average]:
-        """The error of a label, by label too, and that of the baselines where the batch has them."""
+        """The error over labels, also by label, and that of the baselines where the batch has them."""
         weights = batch['weights']
         errors = model.losses(hidden_at_labels(model, batch, dropout_key), batch['targets'])
         found = {'loss': Average.of(errors, weights), 'position_error': Average.of(errors, weights, axis=0)}
@@ -125,6 +125,6 @@ class InContextRegression(Synthetic):
 
 
 def hidden_at_labels(model: Predictor, batch: Batch, dropout_key: DropoutKey | None) -> Sequence:
-    """The model's output at the places of the labels, `b n d`: what is elsewhere costs no logits."""
+    """The model's output at the positions of the labels, `b n d`, so that no logits are computed elsewhere."""
     hidden, _ = model.hidden(batch['tokens'], context(batch, dropout_key))
     return jnp.take_along_axis(hidden, batch['at'][:, :, None], axis=1)

@@ -1,4 +1,4 @@
-"""What the trainer knows of a problem."""
+"""The protocols of tasks."""
 
 import dataclasses
 import pathlib
@@ -18,48 +18,47 @@ Batch = Mapping[str, Any]
 
 @runtime_checkable
 class Task(Protocol):
-    """Inputs, targets and metrics of one problem: what is predicted where. The trainer knows `Task` and the model, not
-    which. Losses and logits are asked of the model; no task reaches for a weight.
+    """Inputs, targets and metrics of one problem: what is predicted where.
 
-    Constructing a task touches nothing; `source` loads. `packs` says whether mixers are told of several documents in a
-    row, by segments.
+    Losses and logits come from the model; no task accesses a weight. Constructing a task loads nothing; `source` does.
+    `packs` says whether mixers are given the segments of several documents in a row.
     """
 
     packs: ClassVar[bool]
 
     @property
     def vocab(self) -> int:
-        """Number of tokens a model must know."""
+        """Number of tokens that a model must support."""
 
     @property
     def evaluated_split(self) -> str:
-        """The split that is evaluated where none is named."""
+        """The split that is evaluated by default."""
 
     def source(self, split: str, length: int, tokens: int | None = None) -> Source:
         """The examples of a split, of `length` tokens each: `len(source)`, `source[i]` a dict of numpy arrays.
 
-        With `tokens`, those of an evaluation: over that many tokens from the start, every one of them counted once.
+        With `tokens`, those of an evaluation of that many tokens from the start, each counted once.
         """
 
     def example(self, length: int) -> dict[str, np.ndarray]:
         """An example of zeros with the shapes and types of `source(...)[i]`, without loading anything."""
 
     def measure(self, model: Predictor, batch: Batch, dropout_key: DropoutKey | None) -> dict[str, Average]:
-        """The metrics of one batch; `metrics['loss']` is what training minimises. Trains when given a dropout key."""
+        """The metrics of one batch; `metrics['loss']` is what training minimises. Dropout needs a key."""
 
     def describe(self) -> dict[str, Any]:
         """Where the data came from, for the record of the run."""
 
     def save(self, folder: pathlib.Path) -> None:
-        """Writes into the work directory what using the model elsewhere needs besides its parameters."""
+        """Writes into the work directory what is needed to use the model elsewhere, besides its parameters."""
 
     def restored(self, folder: pathlib.Path) -> 'Task':
-        """The task with what `save` wrote, if it did, in the place of what would be made anew, such as a vocabulary."""
+        """The task with what `save` wrote, if anything, such as a vocabulary, instead of making it anew."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Slice:
-    """A named part of what a task asks: its examples, and their length in tokens."""
+    """A named part of a task: its examples, and their length in tokens."""
 
     source: Source
     length: int
@@ -67,15 +66,15 @@ class Slice:
 
 @runtime_checkable
 class Sliced(Protocol):
-    """A task whose difficulty has names."""
+    """A task with named slices."""
 
     def slices(self, split: str, length: int, multiples: tuple[int, ...], count: int) -> dict[str, Slice]:
-        """Up to `count` examples of each difficulty: of the length trained on, `1x`, and of multiples of it, `2x`."""
+        """Up to `count` examples of each slice: of the training length, `1x`, and of multiples of it, `2x`."""
 
 
 @runtime_checkable
 class Textual(Protocol):
-    """A task whose tokens are a text's; `save` keeps its tokenizer."""
+    """A task on text; `save` keeps its tokenizer."""
 
     def sample(
         self, split: str, length: int, tokens: int | None = None, *, block: int | None = None, stride: int | None = None
@@ -88,7 +87,7 @@ class Textual(Protocol):
 
 
 def context(batch: Batch, dropout_key: DropoutKey | None = None) -> Context:
-    """The context of a batch, one unbroken document a row where it has no positions; deterministic without a key."""
+    """The context of a batch: one document per row where it has no positions; deterministic without a key."""
     if 'positions' in batch:
         ctx = Context(positions=batch['positions'], segments=batch['segments'])
     else:

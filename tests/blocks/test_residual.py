@@ -164,7 +164,5 @@ def test_mistakes():
     with pytest.raises(UserError, match='streams is 0; it must be a whole number of at least 1'):
         stack(spec(HyperConnections, streams=0))
     whole = spec(Stack, depth=1, blocks=(spec(SoftmaxOnlyBlock, heads=2),), residual=HYPER['static'])
-    with pytest.raises(
-        UserError, match='SoftmaxOnlyBlock wires its own residual branches: it goes with residual=Plain'
-    ):
+    with pytest.raises(UserError, match='SoftmaxOnlyBlock wires its own residual branches; use residual=Plain'):
         build(whole)(DIM, rngs=nnx.Rngs(0))

@@ -100,5 +100,5 @@ def test_the_grid_of_the_inputs_reaches_the_mixers():
     made.hidden(TOKENS, Context.full(1, 8))
     list(made.stages(TOKENS, Context.full(1, 8)))
     assert Reader.seen == [(2, 4)] * 2
-    with pytest.raises(UserError, match=r'the grid of the inputs is \(2, 4\), 8 places; the rows have 4'):
+    with pytest.raises(UserError, match=r'the grid of the inputs is \(2, 4\), 8 positions; the rows have 4'):
         made.hidden(TOKENS[:, :4], Context.full(1, 4))

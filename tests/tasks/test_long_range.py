@@ -115,7 +115,7 @@ def test_two_documents_are_read_apart_and_compared():
     model = Oracle(table, lambda x: seen.append(x) or x, documents=2)
     task.measure(model, batch, None)
     assert seen[0].tolist() == [[1, 2]] * 3
-    with pytest.raises(UserError, match=r'config.length is 7; a pair of documents needs an even one'):
+    with pytest.raises(UserError, match=r'config.length is 7; a pair of documents needs an even length'):
         task.source('train', 7)
     with pytest.raises(UserError, match=r'model.head is for 1 document\(s\); an example of Pairs has 2'):
         task.measure(Oracle(table, lambda x: x), batch, None)

@@ -10,7 +10,7 @@ from attnlab.nn.projections import Linear
 
 
 class ClassificationHead(Head):
-    """A linear map of one vector a document onto classes: `logits = x W + b`, under softmax.
+    """A linear map of one vector per document to classes: `logits = x W + b`, with softmax.
 
     `vocab` is ignored; heads share one signature.
     """

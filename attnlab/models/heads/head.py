@@ -1,4 +1,4 @@
-"""What every head promises: the loss of its predictions, their logits, and samples of them."""
+"""The protocol of heads: the loss of their predictions, logits, and samples."""
 
 import abc
 
@@ -13,38 +13,38 @@ from attnlab.nn.parameter import param
 
 
 class Head(nnx.Module):
-    """What turns hidden states into predictions, and says what they cost; made as `head(dim, vocab, rngs=rngs)`.
+    """Maps hidden states to predictions, and gives their loss; made as `head(dim, vocab, rngs=rngs)`.
 
     Attributes:
-      documents: how many documents a prediction is about; their vectors come one after the other in one hidden state.
+      documents: the number of documents that a prediction is about; a hidden state concatenates their vectors.
     """
 
     documents = 1
 
     @abc.abstractmethod
     def losses(self, hidden: Float[Array, '*b d'], targets: Shaped[Array, '...']) -> Float[Array, '*b']:
-        """One number for every hidden state: `-log p(target)` in nats, or an error where predictions are numbers."""
+        """One number per hidden state: `-log p(target)` in nats, or an error where predictions are real numbers."""
 
     @abc.abstractmethod
     def logits(self, hidden: Float[Array, '*b d']) -> Float[Array, '*b o']:
-        """Log-probabilities up to a constant, or the numbers predicted, in float32."""
+        """Log-probabilities up to a constant, or the predicted numbers, in float32."""
 
     def sample(self, hidden: Float[Array, 'b d'], key: Array, *, temperature: float, top_p: float) -> Int[Array, ' b']:
-        """Draws a prediction for every hidden state, see `attnlab.functional.sampling`.
+        """Samples a prediction for every hidden state, see `attnlab.functional.sampling`.
 
-        A head that can draw without all of its logits does so in a method of its own.
+        A head that can sample without computing all logits overrides this method.
         """
         return sampling.sample(self.logits(hidden), key, temperature=temperature, top_p=top_p)
 
 
 def linear_logits(hidden: Float[Array, '*b d'], weight: Float[Array, 'o d']) -> Float[Array, '*b o']:
-    """`hidden W^T`, multiplied in the type of `hidden`, added up and returned in float32."""
+    """`hidden W^T`, multiplied in the type of `hidden`, accumulated and returned in float32."""
     weight = weight.astype(hidden.dtype)
     return jnp.einsum('... d, o d -> ... o', hidden, weight, preferred_element_type=jnp.float32)
 
 
 def output_weight(dim: int, outputs: int, rngs: nnx.Rngs) -> nnx.Param:
-    """A map onto outputs, `o d`, normal with variance 1 / d."""
+    """A weight matrix `o d`, initialised normal with variance 1 / d."""
     return param(
         jax.nn.initializers.normal(dim**-0.5), (outputs, dim), axes=('vocab', 'embed'), group='embedding', rngs=rngs
     )

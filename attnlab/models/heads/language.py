@@ -1,4 +1,4 @@
-"""Heads over a vocabulary: a linear map under softmax, of its own or tied to the embedding."""
+"""Heads over a vocabulary: a linear map with softmax, separate from the embedding or tied to it."""
 
 from flax import nnx
 from jax import Array
@@ -10,7 +10,7 @@ from attnlab.models.heads.head import Head, linear_logits, output_weight
 
 
 class VocabularyHead(Head):
-    """A linear map onto the vocabulary, `logits = hidden W^T`, `W` of shape `o d`; the loss never stores all logits."""
+    """A linear map to the vocabulary, `logits = hidden W^T`, `W` of shape `o d`; the loss never stores all logits."""
 
     weight: nnx.Param
 
@@ -24,19 +24,19 @@ class VocabularyHead(Head):
 
 
 class LanguageHead(VocabularyHead):
-    """A vocabulary head with a map of its own, normal with variance 1 / d."""
+    """A vocabulary head with its own weights, initialised normal with variance 1 / d."""
 
     def __init__(self, dim: int, vocab: int, *, rngs: nnx.Rngs):
         self.weight = output_weight(dim, vocab, rngs)
 
 
 class TiedHead(VocabularyHead):
-    """A vocabulary head whose map is the table of the embedding: one parameter, at two places of the model.
+    """A vocabulary head that shares its weights with the embedding table.
 
     Press and Wolf 2017, https://arxiv.org/abs/1608.05859. Raises `UserError` for inputs without a table.
     """
 
     def __init__(self, table: nnx.Param | None):
         if table is None:
-            raise UserError('model.head is None, which ties it to the embedding, and there is none; give it a head')
+            raise UserError('model.head is None, which ties it to the embedding, but there is no embedding; set a head')
         self.weight = table

@@ -12,10 +12,10 @@ from attnlab.nn.projections import Linear
 
 
 class PairHead(Head):
-    """Two documents' vectors onto classes: `logits = relu([x, y, x y, x - y] W_1 + b_1) W_2 + b_2`, `dim` hidden units.
+    """The vectors of two documents to classes: `logits = relu([x, y, x y, x - y] W_1 + b_1) W_2 + b_2`.
 
-    A hidden state is `[x, y]`. The features are those of the retrieval task of the Long Range Arena: Tay et al. 2021,
-    https://arxiv.org/abs/2011.04006. `vocab` is ignored; heads share one signature.
+    A hidden state is `[x, y]`; there are `dim` hidden units. The features are those of the retrieval task of the Long
+    Range Arena: Tay et al. 2021, https://arxiv.org/abs/2011.04006. `vocab` is ignored; heads share one signature.
     """
 
     documents = 2

@@ -12,12 +12,12 @@ ERRORS = {'squared': squared_error, 'absolute': absolute_error}
 
 
 class RegressionHead(Head):
-    """A linear map onto real numbers, `y = hidden W^T`, `W` of shape `o d`, normal with variance 1 / d.
+    """A linear map to real numbers, `y = hidden W^T`, `W` of shape `o d`, initialised normal with variance 1 / d.
 
     Args:
       dim: model width.
       vocab: number of outputs.
-      error: 'squared' or 'absolute', of which the loss is the mean over outputs.
+      error: 'squared' or 'absolute'; the loss is its mean over outputs.
 
     Raises `UserError` for another error.
     """

@@ -1,4 +1,4 @@
-"""What turns inputs into activations: a table of token vectors, or a linear map of real-valued inputs."""
+"""Maps from inputs to activations: a table of token vectors, or a linear map of real-valued inputs."""
 
 import jax.numpy as jnp
 from flax import nnx
@@ -12,9 +12,9 @@ from attnlab.typing import Features, Sequence, Tokens
 
 
 class Embedding(Inputs):
-    """A learned vector per token, `y_t = E[token_t]`, `E` of shape `vocab dim`, normal of standard deviation `scale`.
+    """A learned vector per token, `y_t = E[token_t]`, `E` of shape `vocab dim`, initial standard deviation `scale`.
 
-    The table may serve as the head as well, see `attnlab.models.heads.language.TiedHead`. A token outside the
+    The table may also serve as the head, see `attnlab.models.heads.language.TiedHead`. A token outside the
     vocabulary gives NaN.
     """
 
@@ -32,7 +32,7 @@ class Embedding(Inputs):
     def __call__(self, tokens: Tokens, dtype: DTypeLike | None = None) -> Sequence:
         """Looks `tokens` up, giving activations of type `dtype` (`None`: the table's own)."""
         table = self.weight[...]
-        # Cast after the lookup: the gradient of the table then adds up in the table's type.
+        # Cast after the lookup, so that the gradient of the table accumulates in its own type.
         return jnp.take(table, tokens, axis=0, mode='fill').astype(table.dtype if dtype is None else dtype)
 
 
@@ -41,7 +41,7 @@ class Projection(Inputs):
 
     `vocab`, the number of outputs, is ignored; inputs share one signature.
 
-    Raises `UserError` for inputs of another number of features.
+    Raises `UserError` for inputs with a different number of features.
     """
 
     def __init__(self, vocab: int, dim: int, *, features: int, rngs: nnx.Rngs):

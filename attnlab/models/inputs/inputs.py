@@ -1,4 +1,4 @@
-"""What every map of inputs to activations says of itself."""
+"""The protocol of maps from inputs to activations."""
 
 import abc
 
@@ -9,13 +9,13 @@ from attnlab.typing import Features, Sequence, Tokens
 
 
 class Inputs(nnx.Module):
-    """What turns inputs into activations; made as `inputs(vocab, dim, rngs=rngs)`.
+    """Maps inputs to activations; made as `inputs(vocab, dim, rngs=rngs)`.
 
     Attributes:
       tokens: whether inputs are token ids, so that a prediction can be the next input.
-      table: a vector for every token, `vocab dim`, which a head may be tied to; `None`: there is none.
+      table: one vector per token, `vocab dim`, which a head may share; `None`: there is no table.
       grid: the static shape, `(height, width)` or `(depth, height, width)`, of activations that are a flattened image
-        or volume; `None`: they are a sequence.
+        or volume; `None` for a sequence.
     """
 
     tokens: bool = False
@@ -23,7 +23,7 @@ class Inputs(nnx.Module):
 
     @property
     def table(self) -> nnx.Param | None:
-        """None, unless a class has one."""
+        """`None` unless a subclass has one."""
         return None
 
     @abc.abstractmethod
