@@ -50,9 +50,13 @@ OBJECTS: MappingProxyType[str, str] = MappingProxyType(
 """Classes and functions that were renamed or moved alone, by the path that they would have in `MODULES`."""
 
 
+INITIALIZATION = 'attnlab.nn.initialization.Initialization'
+
+
 def _stack(fields: Fields) -> Fields:
-    """Stacks were all plain once."""
-    return {'residual': {'target': 'attnlab.blocks.residual.Plain'}, **fields}
+    """Stacks were all plain once, and drawn as attnlab draws."""
+    usual = {'target': INITIALIZATION, 'linear': None, 'output': None, 'residual': None}
+    return {'residual': {'target': 'attnlab.blocks.residual.Plain'}, 'initialization': usual, **fields}
 
 
 def _linear_attention(fields: Fields) -> Fields:

@@ -4,8 +4,8 @@
 
 `zoo` is a recipe (`attnlab zoo` lists them), `size` one of SIZES, `data` is `stdlib`, the name of a prepared dataset
 (`tiny_shakespeare`, `lm1b`, `pg19`), or the path of a text file or a folder of them; `tokens` is `bytes` or `bpe`.
-`residual` is one of RESIDUALS, `optimizer` is `adamw`, `lion` or `muon`, `schedule` is `cosine`, `wsd`, `linear` or
-`constant`:
+`residual` is one of RESIDUALS, `init` is `framework` or `paper`, the initial values of the recipe's paper,
+`optimizer` is `adamw`, `lion` or `muon`, `schedule` is `cosine`, `wsd`, `linear` or `constant`:
 
     attnlab train --config=language:zoo=gla,optimizer=lion,schedule=wsd --workdir=runs/gla-lion
 
@@ -36,7 +36,7 @@ from attnlab.train.optimizer import AdamW
 from attnlab.train.run_config import CHOICES, run_config
 from attnlab.train.schedule import Cosine
 from attnlab.train.step import Precision
-from attnlab.zoo.chosen import chosen_recipe
+from attnlab.zoo.chosen import chosen_recipe, initialized
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,9 +72,11 @@ RESIDUALS = {
 
 
 def get_config(arg: str = '') -> ConfigDict:
-    """The config of `zoo=...,size=...,data=...,tokens=...,residual=...,optimizer=...,schedule=...`."""
-    chosen = arguments(arg, zoo='mha', size='tiny', data='stdlib', tokens='bytes', residual='plain', **CHOICES)
-    recipe = chosen_recipe(chosen['zoo'])
+    """The config of `zoo=...,size=...,data=...,tokens=...,residual=...,init=...,optimizer=...,schedule=...`."""
+    chosen = arguments(
+        arg, zoo='mha', size='tiny', data='stdlib', tokens='bytes', residual='plain', init='framework', **CHOICES
+    )
+    recipe, initialization = initialized(chosen_recipe(chosen['zoo']), chosen['init'])
     size = choose(SIZES, 'size', chosen['size'])
     stack = stack_spec(
         recipe.sized(heads=size.heads, window=size.window),
@@ -82,6 +84,7 @@ def get_config(arg: str = '') -> ConfigDict:
         depth=size.depth,
         mlp=spec(GatedMLP),
         residual=choose(RESIDUALS, 'residual', chosen['residual']),
+        initialization=initialization,
     )
     stack.remat = size.remat
     evaluated = max(1, size.steps // 10)

@@ -6,7 +6,7 @@
 `paper`: lengths, vocabularies, widths and training as published, as far as the paper says. With `conv=1` the layers are
 by turns a short gated convolution and the recipe's: a convolution brings a key and its value together, which many
 mixers cannot do alone, so that papers on recall put one into every model (Arora et al. 2023).
-`optimizer` and `schedule` choose others, as in `configs/language.py`.
+`optimizer`, `schedule` and `init` choose others, as in `configs/language.py`.
 
 Every run is evaluated on named slices: 1x, 2x and 4x the length trained on, and the task's own difficulties.
 """
@@ -37,7 +37,7 @@ from attnlab.train.optimizer import AdamW
 from attnlab.train.run_config import CHOICES, run_config
 from attnlab.train.schedule import Constant, Cosine, Schedule
 from attnlab.zoo import ZOO
-from attnlab.zoo.chosen import chosen_recipe
+from attnlab.zoo.chosen import chosen_recipe, initialized
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,11 +158,11 @@ SIZES = {'tiny': TINY, 'paper': PAPER}
 
 
 def get_config(arg: str = '') -> ConfigDict:
-    """The config of `task=...,zoo=...,size=...,conv=...,optimizer=...,schedule=...`."""
-    chosen = arguments(arg, task='mqar', zoo='mha', size='tiny', conv='0', **CHOICES)
+    """The config of `task=...,zoo=...,size=...,conv=...,init=...,optimizer=...,schedule=...`."""
+    chosen = arguments(arg, task='mqar', zoo='mha', size='tiny', conv='0', init='framework', **CHOICES)
     conv = choose({'0': (), '1': ZOO['base_conv'].pattern}, 'conv', chosen['conv'])
     run = choose(choose(SIZES, 'size', chosen['size']), 'task', chosen['task'])
-    recipe = chosen_recipe(chosen['zoo'])
+    recipe, initialization = initialized(chosen_recipe(chosen['zoo']), chosen['init'])
     real = run.problem.features is not None
     task = InContextRegression if isinstance(run.problem, LinearRegression) else LabelPrediction
     stack = stack_spec(
@@ -170,6 +170,7 @@ def get_config(arg: str = '') -> ConfigDict:
         layer=recipe.layer,
         depth=run.depth,
         mlp=spec(GatedMLP) if run.mlp else None,
+        initialization=initialization,
     )
     evaluated = max(1, run.steps // 5)
     return run_config(

@@ -16,6 +16,10 @@ def main(argv: list[str]) -> int:
     flags.DEFINE_string('target', None, 'A number, or the recipe that the others are matched to.', flag_values=values)
     flags.DEFINE_list('recipes', [], 'Names of `attnlab zoo`.', flag_values=values)
     flags.DEFINE_float('tolerance', 0.01, 'How far off, as a share.', lower_bound=0.0, flag_values=values)
+    flags.DEFINE_enum(
+        'for', 'any', ['any', 'accelerator'], 'Sizes in multiples of 8, or of 128 and 64.', flag_values=values
+    )
+    flags.DEFINE_bool('below_range', False, 'Take states smaller than their papers try.', flag_values=values)
     flags.DEFINE_string('out', 'matched', 'Where the matched configs are written.', flag_values=values)
     define_platform(values)
     if not parsed(values, argv, 'match'):
@@ -27,10 +31,19 @@ def main(argv: list[str]) -> int:
     start_platform(values)
     from rich.console import Console
 
-    from attnlab.compare.match import match_recipes
+    from attnlab.compare.match import MULTIPLES, match_recipes
     from attnlab.configuration import config_of
 
     names = {name: ','.join(filter(None, (arg, f'zoo={name}'))) for name in values.recipes}
     configs = {name: config_of(pathlib.Path(path), text) for name, text in names.items()}
-    match_recipes(configs, values.by, target, values.tolerance, out, Console())
+    match_recipes(
+        configs,
+        values.by,
+        target,
+        values.tolerance,
+        out,
+        Console(),
+        multiples=MULTIPLES[values['for'].value],
+        below_range=values.below_range,
+    )
     return 0

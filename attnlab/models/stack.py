@@ -19,12 +19,15 @@ from attnlab.config import spec
 from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.mixers.mixer import Mixer
+from attnlab.nn.initialization import Initialization
 from attnlab.typing import Sequence, State
 from pallas_kernels import target
 
 LOOPS = ('auto', 'scan', 'unroll')
 CONNECTIONS = 0x7E51D0A1
 """Folded into the keys of connections, to make them differ from those of their blocks."""
+INITIALIZATION = 0x1A17
+"""Folded into the keys of linear maps drawn anew, likewise."""
 
 
 class Stack(nnx.Module):
@@ -38,6 +41,7 @@ class Stack(nnx.Module):
       depth: number of blocks.
       blocks: the pattern; each makes a block, or a group of them, as `block(dim, rngs=rngs)`.
       residual: makes connections of branches and stream, as `residual(dim, branches=..., rngs=rngs)`.
+      initialization: the initial distribution of linear maps, and the scaling by depth of the last of each branch.
       loop: 'scan' over the repeats (compiles once per pattern), 'unroll' (faster on CPU), or 'auto' (unrolls
         where the program is compiled for a CPU: see `pallas_kernels.target`).
       remat: recompute the activations of each block in the backward pass instead of keeping them.
@@ -53,6 +57,7 @@ class Stack(nnx.Module):
         depth: int,
         blocks: tuple[Callable[..., Block | Mixer], ...],
         residual: Callable[..., Residual] = Plain,
+        initialization: Initialization = Initialization(),
         loop: str = 'auto',
         remat: bool = False,
         rngs: nnx.Rngs,
@@ -70,6 +75,8 @@ class Stack(nnx.Module):
         ]
         self.blocks = nnx.List([_stacked(block, dim, some) for block, some in zip(pattern, keys, strict=True)])
         firsts = _first_branches(self.blocks, depth)
+        if initialization != Initialization():
+            initialization.apply(self.blocks, firsts[-1], jax.random.fold_in(keys[0][0], INITIALIZATION))
         self.residual = residual(dim, branches=firsts[-1], rngs=rngs)
         for place, block in enumerate(self.blocks):
             _connect(block, self.residual, jnp.asarray(firsts[place : depth : len(pattern)]), keys[place])
@@ -143,13 +150,20 @@ def stack_spec(
     depth: int,
     mlp: ConfigDict | None,
     residual: ConfigDict | None = None,
+    initialization: ConfigDict | None = None,
 ) -> ConfigDict:
     """Returns the config of a stack of `depth` layers; `layer` determines how many blocks these are.
 
-    `residual` is plain by default.
+    `residual` is plain and `initialization` is that of attnlab by default.
     """
     pattern = layer.pattern(mixers, depth=depth, mlp=mlp)
-    return spec(Stack, depth=pattern.depth, blocks=pattern.blocks, residual=residual or spec(Plain))
+    return spec(
+        Stack,
+        depth=pattern.depth,
+        blocks=pattern.blocks,
+        residual=residual or spec(Plain),
+        initialization=initialization or spec(Initialization),
+    )
 
 
 def _stacked(block: Callable[..., Block | Mixer], dim: int, keys: Array) -> Block | Mixer:

@@ -15,7 +15,8 @@ fan_in_normal = nnx.initializers.variance_scaling(1.0, 'fan_in', 'normal')
 class Linear(nnx.Module):
     """A learned linear map `y = x W + b` with `W` of shape `dim_in dim_out`.
 
-    Parameters are float32 and cast to the type of `x` where they are used.
+    Parameters are float32 and cast to the type of `x` where they are used. `axes` names the dimensions of the
+    weight; a map to `embed` is the last of a residual branch. `usual` says that it was drawn as maps usually are.
     """
 
     def __init__(
@@ -29,6 +30,7 @@ class Linear(nnx.Module):
         group: str = 'matrix',
         rngs: nnx.Rngs,
     ):
+        self.axes, self.usual = axes, initializer is fan_in_normal
         self.weight = param(initializer, (dim_in, dim_out), axes=axes, group=group, rngs=rngs)
         zeros = nnx.initializers.zeros
         self.bias = param(zeros, (dim_out,), axes=(axes[1],), group='vector', rngs=rngs) if bias else None

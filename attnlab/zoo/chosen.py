@@ -1,9 +1,14 @@
 """What `zoo=` of a config stands for: a row of the zoo, a pattern of rows, or a mixer of one's own."""
 
+import dataclasses
 import re
 
-from attnlab.config import spec
+from ml_collections import ConfigDict
+from ml_collections.config_flags import config_path
+
+from attnlab.config import choose, spec, spec_of
 from attnlab.errors import UserError, nearest
+from attnlab.nn.initialization import Initialization
 from attnlab.trust import named
 from attnlab.zoo import ZOO
 from attnlab.zoo.recipe import Recipe
@@ -43,6 +48,27 @@ def chosen_recipe(name: str) -> Recipe:
         ),
         layer=first.layer,
     )
+
+
+INITS = {'framework': False, 'paper': True}
+"""The values of the argument `init=`: attnlab's own initial values, or those of the recipe's paper."""
+
+
+def initialized(recipe: Recipe, init: str) -> tuple[Recipe, ConfigDict]:
+    """Returns the recipe with the initial values of `init`, and what the linear maps of its stack start from.
+
+    Raises `UserError` for an unknown `init`, and for a recipe whose row does not say what its paper starts from.
+    """
+    if not choose(INITS, 'init', init):
+        return recipe, spec(Initialization)
+    if recipe.start is None:
+        stated = ', '.join(name for name, row in ZOO.items() if row.start is not None)
+        raise UserError(f'init=paper goes with recipes whose rows say what their papers start from: {stated}')
+    pattern = tuple(mixer.copy_and_resolve_references() for mixer in recipe.pattern)
+    for mixer in pattern:
+        for key, value in recipe.start.arguments.items():
+            config_path.set_value(key, mixer, value)
+    return dataclasses.replace(recipe, spec=pattern), spec_of(recipe.start.maps)
 
 
 def _part(text: str, name: str) -> tuple[int, Recipe]:

@@ -2,7 +2,8 @@
 
 from attnlab.config import spec
 from attnlab.mixers.convolution.gated import GatedConvolution
-from attnlab.zoo.recipe import Recipe
+from attnlab.nn.initialization import Initialization
+from attnlab.zoo.recipe import PYTORCH, Recipe, Start
 
 CONVOLUTION = {
     'base_conv': Recipe(
@@ -14,9 +15,11 @@ CONVOLUTION = {
         sequence=True,
         implementations=(),
         knobs={},
+        start=Start(maps=Initialization(linear=PYTORCH)),
         notes=(
             'With three taps, as the paper puts it before the mixers it compares on recall, and the skip connection of '
-            'the released code; without the long convolution of its other form.'
+            'the released code; without the long convolution of its other form. Biases start at zero; with '
+            'init=paper the linear map starts as in PyTorch.'
         ),
     ),
 }

@@ -5,8 +5,9 @@ from attnlab.functional.normalizers import SumNormalizer
 from attnlab.mixers.linear.attention import LinearAttention
 from attnlab.mixers.softmax.attention import Attention
 from attnlab.nn.feature_maps import Taylor
+from attnlab.nn.initialization import Initialization
 from attnlab.nn.positions import Rope
-from attnlab.zoo.recipe import Recipe
+from attnlab.zoo.recipe import PYTORCH, Recipe, Start
 from attnlab.zoo.recurrent import RECURRENT
 from attnlab.zoo.state_space import STATE_SPACE
 
@@ -39,8 +40,9 @@ HYBRIDS = {
         notes=(
             'Two recurrent layers, then local multi-query attention, half of whose channels are rotated. The window '
             'counts the query itself, 1024 keys; the released code sees one more. The output map of attention has no '
-            'bias; theirs has one.'
+            'bias; theirs has one. Output maps are scaled by depth as theirs with init=paper.'
         ),
+        start=Start(maps=Initialization(residual=4.0)),
     ),
     'samba': Recipe(
         spec=(MAMBA, spec(Attention, position=Rope(), window=2048)),
@@ -51,6 +53,10 @@ HYBRIDS = {
         sequence=True,
         small={'state': 4},
         knobs={'heads': 'heads', 'state': 'state'},
-        notes='Every layer is followed by a channel mixer, the Mamba layer too, as in the paper.',
+        start=Start(maps=Initialization(linear=PYTORCH, residual=1.0)),
+        notes=(
+            'Every layer is followed by a channel mixer, the Mamba layer too, as in the paper. init=paper starts as '
+            "the released code does: PyTorch's linear maps, the last of every branch over the root of their number."
+        ),
     ),
 }

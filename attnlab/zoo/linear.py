@@ -14,10 +14,11 @@ from attnlab.nn.feature_maps import (
     UnitNorm,
 )
 from attnlab.nn.gates import LowRankGate, OutputGate, TiedKeys, WriteStrength
+from attnlab.nn.initialization import Gaussian, Initialization, Scaled
 from attnlab.nn.norms import RMSNorm, SimpleRMSNorm
 from attnlab.nn.positions import Rope
 from attnlab.nn.preludes import Activation, ShortConv
-from attnlab.zoo.recipe import Recipe
+from attnlab.zoo.recipe import Recipe, Start
 
 LINEAR = {
     'linear_transformer': Recipe(
@@ -49,7 +50,15 @@ LINEAR = {
         notes=(
             'Frequencies and pairs of channels as in rotary attention; the released code spaces the exponents of the '
             'frequencies to 1 inclusive and pairs neighbours. The row scalings of the paper cancel in the norm and are '
-            'left out; the norm has a gain. To equal attention in parameters the paper halves the channel mixer.'
+            'left out; the norm has a gain. To equal attention in parameters the paper halves the channel mixer. '
+            'init=paper draws queries, keys, values and gate five times less spread than the output map, as the '
+            'released code does; here the maps of the channel mixer are drawn so too.'
+        ),
+        start=Start(
+            maps=Initialization(
+                linear=Scaled(gain=2**-5, mode='fan_avg', distribution='uniform'),
+                output=Scaled(mode='fan_avg', distribution='uniform'),
+            )
         ),
     ),
     'gla': Recipe(
@@ -69,8 +78,10 @@ LINEAR = {
         sequence=True,
         notes=(
             'RMSNorm on heads and no bias in the gate, as in the released code; the paper writes LayerNorm and a bias. '
-            'The paper has four heads, and is causal only.'
+            'The paper has four heads, and is causal only. init=paper starts all linear maps with a standard deviation '
+            'of 0.02, as the released code does now.'
         ),
+        start=Start(maps=Initialization(linear=Gaussian(0.02))),
     ),
     'cosformer': Recipe(
         spec=spec(LinearAttention, feature_map=CosFormer(), normalizer=FloorNormalizer(), scale=1.0, bias=True),

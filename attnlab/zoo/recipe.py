@@ -9,6 +9,24 @@ from ml_collections import ConfigDict
 
 from attnlab.blocks.layer import Layer, MixerAndMLP
 from attnlab.config import takes
+from attnlab.nn.initialization import Initialization, Scaled
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Start:
+    """What a paper, or the code released with it, starts from where attnlab starts from something else.
+
+    Attributes:
+      maps: what linear maps start from.
+      arguments: arguments of the mixers that set what their parts start from, by keys such as `gate.start`.
+    """
+
+    maps: Initialization = Initialization()
+    arguments: Mapping[str, Any] = MappingProxyType({})
+
+
+PYTORCH = Scaled(gain=1 / 3, distribution='uniform')
+"""What linear maps start from that are left as PyTorch makes them."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,6 +52,9 @@ class Recipe:
         `reduced` sets heads and window besides.
       knobs: the arguments that matching may adjust: 'heads', how many heads there are or how wide each is, and 'state',
         what sets the size of the state.
+      smallest_state: the smallest value of the argument that sets the state in the paper's experiments, or 8; matching
+        goes below it only when told to.
+      start: what the paper starts from, which `init=paper` of a config follows; `None`: nothing is known that differs.
       slow: so long to compile that most of its properties are checked by nightly tests alone.
     """
 
@@ -51,6 +72,8 @@ class Recipe:
     layer: Layer = MixerAndMLP()
     small: Mapping[str, Any] = MappingProxyType({})
     knobs: Mapping[str, str] = MappingProxyType({'heads': 'heads', 'state': 'key_dim'})
+    smallest_state: int = 8
+    start: Start | None = None
     slow: bool = False
 
     @property

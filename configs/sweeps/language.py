@@ -31,7 +31,8 @@ PRUNERS: dict[str, type[Pruner] | None] = {'asha': Asha, 'hyperband': Hyperband,
 
 def get_config(arg: str = '') -> ConfigDict:
     """The config of `search=,pruner=,trials=`, and of `base=FILE.py` or the arguments of `configs/language.py`."""
-    defaults = {'zoo': 'mha', 'size': 'tiny', 'data': 'stdlib', 'tokens': 'bytes', 'residual': 'plain', **CHOICES}
+    data = {'data': 'stdlib', 'tokens': 'bytes'}
+    defaults = {'zoo': 'mha', 'size': 'tiny', **data, 'residual': 'plain', 'init': 'framework', **CHOICES}
     chosen = arguments(arg, search='quasi', pruner='', trials='16', base='', **defaults)
     base = _base(chosen['base'], {name: chosen[name] for name in defaults}, defaults)
     usual = choose(OPTIMIZERS, 'optimizer', chosen['optimizer'] or 'adamw')

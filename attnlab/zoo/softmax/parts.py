@@ -8,12 +8,13 @@ from attnlab.functional.penalty import Penalised
 from attnlab.mixers.softmax.shaped import ShapedAttention
 from attnlab.nn.decays import ForgetGate
 from attnlab.nn.gates import ChannelGate, HeadGate, SliceGate, SliceMLPGate
+from attnlab.nn.initialization import Initialization
 from attnlab.nn.norms import HeadRMSNorm
 from attnlab.nn.penalties import RowPenalty
 from attnlab.nn.positions import Rope
 from attnlab.nn.preludes import TokenShift
 from attnlab.nn.temperatures import RootLength
-from attnlab.zoo.recipe import Recipe
+from attnlab.zoo.recipe import PYTORCH, Recipe, Start
 from attnlab.zoo.softmax.row import attention_with
 from pallas_kernels import Relu, Softmax
 
@@ -62,7 +63,9 @@ PARTS = {
     ),
     'gated_attention_all_heads': attention_with(
         'Bondarenko, Nagel and Blankevoort 2023, https://arxiv.org/abs/2306.12929',
-        'The form in which every gate sees all channels.',
+        'The form in which every gate sees all channels. Gates start at a quarter, as those of the linear form; with '
+        'init=paper at a half and with the linear maps of PyTorch, where the released code leaves them.',
+        start=Start(maps=Initialization(linear=PYTORCH), arguments={'gate.start': 0.5}),
         gate=spec(HeadGate),
     ),
     'forgetting': attention_with(

@@ -1,0 +1,102 @@
+"""The distributions that the linear maps of a model start from, where a paper chooses others than attnlab's.
+
+attnlab draws them with fan-in variance, `N(0, 1 / n)` for `n` inputs, and the output maps of all residual branches too.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from attnlab.errors import UserError
+from attnlab.nn.parameter import Initializer
+from attnlab.nn.projections import Linear
+
+MODES = ('fan_in', 'fan_avg')
+DISTRIBUTIONS = ('normal', 'uniform')
+
+
+@dataclasses.dataclass(frozen=True)
+class Scaled:
+    """Zero mean and a variance of `gain / n`, `n` the number of inputs, or the mean of inputs and outputs (`fan_avg`).
+
+    PyTorch's linear maps are uniform with a gain of 1/3; Xavier's of gain `g` have `fan_avg` and `g^2`.
+    Raises `UserError` for an unknown mode or distribution.
+    """
+
+    gain: float = 1.0
+    mode: str = 'fan_in'
+    distribution: str = 'normal'
+
+    def __post_init__(self) -> None:
+        if self.mode not in MODES or self.distribution not in DISTRIBUTIONS:
+            raise UserError(
+                f'mode must be one of {MODES} and distribution one of {DISTRIBUTIONS}; '
+                f'they are {self.mode!r} and {self.distribution!r}'
+            )
+
+    def initializer(self) -> Initializer:
+        """The initializer of weights `... n m`, whose leading dimensions are copies."""
+
+        def draw(key: jax.Array, shape: tuple[int, ...], dtype: jax.typing.DTypeLike) -> jax.Array:
+            copies = tuple(range(len(shape) - 2))
+            make = nnx.initializers.variance_scaling(self.gain, self.mode, self.distribution, batch_axis=copies)
+            return make(key, shape, dtype)
+
+        return draw
+
+
+@dataclasses.dataclass(frozen=True)
+class Gaussian:
+    """Zero mean and a standard deviation of `deviation`, whatever the width."""
+
+    deviation: float = 0.02
+
+    def initializer(self) -> Initializer:
+        """The initializer of weights `... n m`."""
+        return nnx.initializers.normal(self.deviation)
+
+
+@dataclasses.dataclass(frozen=True)
+class Initialization:
+    """What the linear maps of a stack start from. `None` keeps what is attnlab's.
+
+    Maps whose part chooses their distribution itself, such as that of Mamba's step sizes, keep it.
+
+    Attributes:
+      linear: of the maps in general.
+      output: of the last map of every residual branch, if it is another.
+      residual: the factor `residual / branches` of the variance of those last maps, `branches` the number of residual
+        branches in the stack, so that their sum does not grow with depth. GPT-2 and Mamba have 1, Griffin, whose
+        factor is 2 over the number of layers of two branches, 4. Radford et al. 2019; Gu and Dao 2023,
+        https://arxiv.org/abs/2312.00752; De et al. 2024, https://arxiv.org/abs/2402.19427.
+    """
+
+    linear: Scaled | Gaussian | None = None
+    output: Scaled | Gaussian | None = None
+    residual: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.residual is not None and not self.residual > 0:
+            raise UserError(f'residual of Initialization is {self.residual}; it must be above 0')
+
+    def apply(self, blocks: nnx.Module, branches: int, key: jax.Array) -> None:
+        """Draws the linear maps of `blocks` anew and scales the last of each branch."""
+        for index, linear in enumerate(_linear_maps(blocks)):
+            last = linear.axes[1] == 'embed'
+            drawn = (self.output or self.linear) if last else self.linear
+            weight = linear.weight[...]
+            if drawn is not None and linear.usual:
+                weight = drawn.initializer()(jax.random.fold_in(key, index), weight.shape, weight.dtype)
+            if last and self.residual is not None:
+                weight = weight * jnp.sqrt(self.residual / branches).astype(weight.dtype)
+            linear.weight[...] = weight
+
+
+def _linear_maps(blocks: nnx.Module) -> Iterator[Linear]:
+    """The linear maps, each once, in the order of their paths."""
+    for _, module in nnx.iter_modules(blocks):
+        if isinstance(module, Linear):
+            yield module

@@ -1,0 +1,98 @@
+"""What linear maps start from: the distributions, the scaling by depth, and that nothing else is drawn anew."""
+
+import math
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+from attnlab.config import build, from_plain, plain, spec
+from attnlab.errors import UserError
+from attnlab.mixers.state_space.selective import SelectiveSSM
+from attnlab.models.stack import stack_spec
+from attnlab.nn.initialization import Gaussian, Initialization, Scaled
+from attnlab.nn.mlps import MLP
+from attnlab.zoo import ZOO
+from attnlab.zoo.chosen import chosen_recipe, initialized
+
+WIDTH, DEPTH = 64, 4
+MIXER = spec(SelectiveSSM, state=4)
+
+
+def made(**initialization):
+    """The parameters of a stack, by path."""
+    config = stack_spec((MIXER,), depth=DEPTH, mlp=spec(MLP), initialization=spec(Initialization, **initialization))
+    stack = jax.jit(lambda key: nnx.state(build(config)(WIDTH, rngs=nnx.Rngs(params=key)), nnx.Param))(
+        jax.random.key(0)
+    )
+    return {'.'.join(map(str, path)): np.asarray(leaf[...]) for path, leaf in nnx.to_flat_state(stack)}
+
+
+@pytest.fixture(scope='module')
+def usual():
+    return made()
+
+
+def ending(parameters, end):
+    return next(value for path, value in parameters.items() if path.endswith(end))
+
+
+def test_maps_are_drawn_as_asked_and_nothing_else_is(usual):
+    drawn = made(linear=spec(Scaled, gain=1 / 3, distribution='uniform'))
+    bound = WIDTH**-0.5
+    for end in ('mixer.input.weight', 'mlp.up.weight'):
+        assert np.abs(ending(drawn, end)).max() == pytest.approx(bound, rel=0.01)
+        assert ending(drawn, end).std() == pytest.approx(bound / math.sqrt(3), rel=0.02)
+        assert ending(usual, end).std() == pytest.approx(bound, rel=0.02)
+    # Each layer has a draw of its own.
+    assert not np.array_equal(*ending(drawn, 'mixer.input.weight')[:2])
+    kept = [path for path in usual if np.array_equal(usual[path], drawn[path])]
+    changed = {path.split('blocks.0.')[1] for path in usual} - {path.split('blocks.0.')[1] for path in kept}
+    assert changed == {
+        f'{name}.weight' for name in ('mixer.input', 'mixer.select', 'mixer.output', 'mlp.up', 'mlp.down')
+    }
+
+
+def test_the_last_map_of_each_branch_is_scaled_by_depth_and_keeps_its_draw(usual):
+    scaled = made(residual=1.0)
+    for path, value in usual.items():
+        last = path.endswith(('mixer.output.weight', 'mlp.down.weight'))
+        np.testing.assert_allclose(scaled[path], value / math.sqrt(2 * DEPTH) if last else value, rtol=1e-6)
+
+
+def test_another_distribution_for_the_last_maps():
+    drawn = made(linear=spec(Gaussian, deviation=0.02), output=spec(Scaled, mode='fan_avg', distribution='uniform'))
+    assert ending(drawn, 'mlp.up.weight').std() == pytest.approx(0.02, rel=0.02)
+    assert np.abs(ending(drawn, 'mlp.down.weight')).max() == pytest.approx(math.sqrt(6 / (5 * WIDTH)), rel=0.01)
+
+
+def test_a_stack_saved_without_initialization_is_as_it_was():
+    config = stack_spec((MIXER,), depth=DEPTH, mlp=None)
+    saved = plain(config)
+    del saved['initialization']
+    assert plain(from_plain(saved)) == plain(config)
+
+
+def test_init_paper_is_a_choice_of_the_row():
+    recipe, maps = initialized(chosen_recipe('gated_attention_all_heads'), 'paper')
+    assert recipe.pattern[0].gate.start == 0.5 and ZOO['gated_attention_all_heads'].pattern[0].gate.start == 0.25
+    assert build(maps).linear == Scaled(gain=1 / 3, distribution='uniform')
+    assert build(initialized(chosen_recipe('mamba'), 'framework')[1]) == Initialization()
+    with pytest.raises(UserError, match=r'rows say what their papers start from: .*mamba'):
+        initialized(chosen_recipe('mha'), 'paper')
+    with pytest.raises(UserError, match='there is no init=papers'):
+        initialized(chosen_recipe('mamba'), 'papers')
+
+
+def test_every_stated_start_names_arguments_of_its_mixers():
+    for name, recipe in ZOO.items():
+        if recipe.start is not None:
+            assert initialized(chosen_recipe(name), 'paper')[0].notes == recipe.notes
+
+
+def test_wrong_values_are_refused():
+    with pytest.raises(UserError, match='residual of Initialization is 0'):
+        Initialization(residual=0.0)
+    with pytest.raises(UserError, match="they are 'fan_out' and 'normal'"):
+        Scaled(mode='fan_out')
