@@ -43,7 +43,7 @@ def main(argv: list[str]) -> int:
         values.tolerance,
         out,
         Console(),
-        multiples=MULTIPLES[values['for'].value],
+        multiples=MULTIPLES[str(values['for'].value)],
         below_range=values.below_range,
     )
     return 0

@@ -5,6 +5,7 @@ attnlab draws them with fan-in variance, `N(0, 1 / n)` for `n` inputs, and the o
 
 import dataclasses
 from collections.abc import Iterator
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -27,8 +28,8 @@ class Scaled:
     """
 
     gain: float = 1.0
-    mode: str = 'fan_in'
-    distribution: str = 'normal'
+    mode: Literal['fan_in', 'fan_avg'] = 'fan_in'
+    distribution: Literal['normal', 'uniform'] = 'normal'
 
     def __post_init__(self) -> None:
         if self.mode not in MODES or self.distribution not in DISTRIBUTIONS:
