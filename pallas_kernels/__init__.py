@@ -19,6 +19,7 @@ from pallas_kernels.attention.maps import (
     TaylorSoftmax,
     WeightMap,
 )
+from pallas_kernels.attention.parts import Part, PartGradients, attention_part, attention_part_gradients
 from pallas_kernels.cross_entropy.api import cross_entropy
 from pallas_kernels.delta_rule.api import delta_rule
 from pallas_kernels.linear_attention.api import linear_attention
@@ -33,6 +34,8 @@ __all__ = [
     'Entmax',
     'Entmax15',
     'NormalisedSelfAdjustSoftmax',
+    'Part',
+    'PartGradients',
     'PowerSoftmax',
     'Relu',
     'ScalableSoftmax',
@@ -45,6 +48,8 @@ __all__ = [
     'TaylorSoftmax',
     'WeightMap',
     'attention',
+    'attention_part',
+    'attention_part_gradients',
     'cross_entropy',
     'delta_rule',
     'linear_attention',

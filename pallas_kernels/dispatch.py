@@ -26,9 +26,9 @@ UNCHOSEN = 'it serves if it is named: its gradients may differ from run to run'
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """An implementation of a core, and why it cannot serve the call at hand (`None`: it can)."""
+    """An implementation of a core, a function or its passes, and why it cannot serve the call (`None`: it can)."""
 
-    function: Callable[..., Any]
+    function: Any
     refusal: str | None = None
 
 
@@ -44,15 +44,16 @@ class Entry(NamedTuple):
     cost: CallCost
 
 
-def kernel(core: str, implementation: str, here: Target, *call: Any) -> Candidate:
+def kernel(core: str, implementation: str, here: Target, *call: Any, made_by: str = 'form') -> Candidate:
     """Returns the form of `core` that one platform has, the module of which is imported on that platform only.
 
-    The module has `form(here)`, the function, and `refusal(here, *call)`, the reason why it cannot serve or `None`.
+    The module has `form(here)`, the function, or another function in its place (`made_by`), and
+    `refusal(here, *call)`, the reason why it cannot serve or `None`.
     """
     if here.platform != {**PLATFORM, **LIBRARIES}[implementation]:
         return Candidate(_missing, f'the platform is {here.platform}')
     module = importlib.import_module(f'pallas_kernels.{core}.{implementation}')
-    return Candidate(module.form(here), module.refusal(here, *call))
+    return Candidate(getattr(module, made_by)(here), module.refusal(here, *call))
 
 
 def _missing(*_: Any) -> Any:
@@ -78,7 +79,7 @@ def ledger() -> Iterator[list[Entry]]:
 
 def select(
     core: str, implementation: str | None, candidates: Mapping[str, Candidate], cost: Callable[..., CallCost]
-) -> Callable[..., Any]:
+) -> Any:
     """Returns the named implementation of `core` or, with `None`, the first of `PREFERENCE` that supports the call.
 
     Inside of `counting.counting` it is a stand-in for the definition, of the cost of that implementation.
@@ -119,7 +120,7 @@ def _refusal(core: str, name: str, candidates: Mapping[str, Candidate]) -> str |
     return candidates[name].refusal
 
 
-def _record(entry: Entry, candidates: Mapping[str, Candidate]) -> Callable[..., Any]:
+def _record(entry: Entry, candidates: Mapping[str, Candidate]) -> Any:
     for entries in _LEDGERS.get():
         entries.append(entry)
     if counting.is_counting():

@@ -175,10 +175,18 @@ def writes(tree: ast.AST) -> list[int]:
     ]
 
 
-FRONT = ('attnlab.functional.cores', 'attnlab.functional.sequence')
+FRONT = ('attnlab.functional.cores', 'attnlab.functional.ring', 'attnlab.functional.sequence')
 """What reaches the cores of pallas_kernels; all else goes through the first, which knows of meshes."""
 
-CORES = ('attention', 'cross_entropy', 'delta_rule', 'linear_attention', 'linear_scan', 'selective_scan')
+CORES = (
+    'attention',
+    'attention_part',
+    'cross_entropy',
+    'delta_rule',
+    'linear_attention',
+    'linear_scan',
+    'selective_scan',
+)
 
 
 def core_calls(tree: ast.AST) -> list[int]:

@@ -5,12 +5,15 @@ Call inside `jax.shard_map`, with a device's part of each argument. Time is axis
 A recurrence is run twice: first from zero, which gives the final state of a part, then from the combined final state
 of the parts before it. A part acts on a state by `S -> D S + E`: `E` is its final state from zero, `D` its
 total decay, or the matrix by which the delta rule multiplies the state. These are small and gathered; every device
-combines those before its own. Attention gathers keys and values. Gradients are those of automatic differentiation.
+combines those before its own. Gradients are those of automatic differentiation. Attention passes keys and values
+around in a ring, or gathers them.
 """
 
+import contextlib
+import contextvars
 import functools
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +21,7 @@ from jaxtyping import Array, Bool, Int
 
 import pallas_kernels
 from attnlab.errors import UserError
+from attnlab.functional import ring
 from pallas_kernels import Softmax, WeightMap
 
 SEQUENCE = 'sequence'
@@ -31,6 +35,36 @@ Form = Callable[..., tuple[Array, Array]]
 
 Map = Callable[[Array, Array], Array]
 """The action of a part's `D` on a state."""
+
+
+class Choice(NamedTuple):
+    """How a call of a core has its time divided, and why so."""
+
+    core: str
+    how: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f'{self.core}: {self.how} ({self.reason})'
+
+
+_LEDGERS: contextvars.ContextVar[tuple[list[Choice], ...]] = contextvars.ContextVar('choices', default=())
+
+
+@contextlib.contextmanager
+def choices() -> Iterator[list[Choice]]:
+    """Collects a `Choice` for every call of attention over divided time inside the `with` block, in this thread."""
+    found: list[Choice] = []
+    token = _LEDGERS.set((*_LEDGERS.get(), found))
+    try:
+        yield found
+    finally:
+        _LEDGERS.reset(token)
+
+
+def _record(choice: Choice) -> None:
+    for found in _LEDGERS.get():
+        found.append(choice)
 
 
 def divided() -> bool:
@@ -118,6 +152,7 @@ def attention(
     v: Array,
     *,
     weights: WeightMap = Softmax(),
+    scale: float | None = None,
     causal: bool = True,
     window: int | None = None,
     sinks: int = 0,
@@ -125,22 +160,147 @@ def attention(
     slopes: Array | None = None,
     log_forget: Array | None = None,
     bias: Array | None = None,
+    temperature: Array | None = None,
     sink_scores: Array | None = None,
-    **options: Any,
+    implementation: str | None = None,
 ) -> Array:
     """See `pallas_kernels.attention`; as many keys as queries. A device holds `bias` for its own queries and all keys.
 
-    The parts of the keys are cyclically reordered so that a device's own is the last, which preserves distances within
-    the row; parts of later tokens, which then come first, are masked. Every device therefore has the same work, of
-    which half is wasted where an implementation does not skip masked keys.
+    Keys and values go around in a ring (`attnlab.functional.ring`). Under a window that reaches fewer devices, each
+    gets those of the devices that it sees. What neither serves gathers all of them: weights over some of the keys that
+    do not combine, a bias, a pair of segments. `choices` says which, and why.
 
-    Raises `UserError` for sinks, for a window or slopes that look ahead, and for forget gates with other weights than
-    a softmax without cap and sink.
+    Raises `UserError` for sinks, for a window or slopes that look ahead, and, where keys are gathered, for forget gates
+    with other weights than a softmax without cap and sink.
     """
     if sinks:
         raise UserError('attention with sinks has no form that divides time: config.mesh.sequence must be 1')
     if not causal and (window is not None or slopes is not None):
         raise UserError('attention to both sides of a window has no form that divides time: mesh.sequence must be 1')
+    count, t = jax.lax.axis_size(SEQUENCE), q.shape[1]
+    window = None if window is None or window >= count * t else window
+    reached = count if window is None else min(count, 1 - (1 - window) // t)
+    obstacle = _no_ring(t, weights, causal, window, segments, bias, implementation)
+    if reached < count:
+        _record(Choice('attention', f'keys and values of the {reached - 1} devices before', f'a window of {window}'))
+    elif obstacle is not None:
+        _record(Choice('attention', 'keys and values of all devices, gathered', obstacle))
+    else:
+        how = 'keys and values in a ring' + (', causal work dealt out in zig-zag' if causal else '')
+        _record(Choice('attention', how, f'weights over some of the keys combine: {type(weights).__name__}'))
+        segments = segments[0] if isinstance(segments, tuple) else segments
+        return _around(
+            ring.Rule(SEQUENCE, weights, scale, causal, implementation),
+            q,
+            k,
+            v,
+            segments=segments,
+            slopes=slopes,
+            log_forget=log_forget,
+            temperature=temperature,
+            sink_scores=sink_scores,
+        )
+    return _gathered(
+        q,
+        k,
+        v,
+        reached,
+        weights=weights,
+        scale=scale,
+        causal=causal,
+        window=window,
+        segments=segments,
+        slopes=slopes,
+        log_forget=log_forget,
+        bias=bias,
+        temperature=temperature,
+        sink_scores=sink_scores,
+        implementation=implementation,
+    )
+
+
+def _no_ring(
+    t: int,
+    weights: WeightMap,
+    causal: bool,
+    window: int | None,
+    segments: Array | tuple[Array, Array] | None,
+    bias: Array | None,
+    implementation: str | None,
+) -> str | None:
+    """Why a call does not go around in a ring; `None`: it does."""
+    obstacles = {
+        f'weights over some of the keys do not combine: {type(weights).__name__}': not weights.merges,
+        'a bias for every query and key': bias is not None,
+        f'a window of {window}, which reaches all devices': window is not None,
+        f'{t} tokens a device have no halves': causal and t % 2 == 1,
+        'queries and keys have segments of their own': isinstance(segments, tuple),
+        f'implementation {implementation!r}, which has no statistics': implementation in ('reference', 'cudnn'),
+    }
+    return next((reason for reason, found in obstacles.items() if found), None)
+
+
+def _around(
+    rule: ring.Rule,
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    segments: Array | None,
+    slopes: Array | None,
+    log_forget: Array | None,
+    temperature: Array | None,
+    sink_scores: Array | None,
+) -> Array:
+    """Attention in a ring, with the factors and the gates that are of whole rows."""
+    counts = _counts(q.shape[0], q.shape[1], rule.causal, segments) if rule.weights.counts_keys else None
+    factors = [None if counts is None else rule.weights.query_factor(counts), temperature]
+    for factor in factors:
+        if factor is not None:
+            q = (q * factor.reshape(*(1,) * (3 - factor.ndim), *factor.shape, 1)).astype(q.dtype)
+    forget = None
+    if log_forget is not None:
+        wide = log_forget.astype(jnp.promote_types(log_forget.dtype, jnp.float32))
+        forget, _ = linear_scan(wide, jnp.ones(wide.shape[-1], wide.dtype), segments=segments)
+    output = ring.attention(rule, q, k, v, segments=segments, forget=forget, slopes=slopes, sink_scores=sink_scores)
+    after = None if counts is None else rule.weights.output_factor(counts)
+    return output if after is None else (output * after[..., None]).astype(output.dtype)
+
+
+def _counts(batch: int, t: int, causal: bool, segments: Array | None) -> Array:
+    """How many keys every query of this device sees, `b t 1`."""
+    here, count = jax.lax.axis_index(SEQUENCE), jax.lax.axis_size(SEQUENCE)
+    if segments is None:
+        seen = here * t + 1 + jnp.arange(t) if causal else jnp.full(t, count * t)
+        return jnp.broadcast_to(seen[None, :, None], (batch, t, 1)).astype(jnp.float32)
+    every = jax.lax.all_gather(segments, SEQUENCE, axis=1, tiled=True)
+    same = segments[:, :, None] == every[:, None, :]
+    if causal:
+        same &= (here * t + jnp.arange(t))[None, :, None] >= jnp.arange(count * t)[None, None, :]
+    return jnp.sum(same, axis=-1, keepdims=True, dtype=jnp.float32)
+
+
+def _gathered(
+    q: Array,
+    k: Array,
+    v: Array,
+    reached: int,
+    *,
+    weights: WeightMap,
+    causal: bool,
+    segments: Array | tuple[Array, Array] | None,
+    slopes: Array | None,
+    log_forget: Array | None,
+    bias: Array | None,
+    sink_scores: Array | None,
+    **options: Any,
+) -> Array:
+    """Attention to the keys of the `reached` devices up to this one, which may be all, held at once.
+
+    The parts of the keys are cyclically reordered so that a device's own is the last, which preserves distances within
+    the row; parts of later tokens, which then come first, are masked. Where all keys are gathered every device
+    therefore has the same work, of which half is wasted where an implementation does not skip masked keys.
+    """
     shifts = isinstance(weights, Softmax) and weights.soft_cap is None and sink_scores is None
     if log_forget is not None and not shifts:
         raise UserError(
@@ -148,10 +308,15 @@ def attention(
         )
     here, count = jax.lax.axis_index(SEQUENCE), jax.lax.axis_size(SEQUENCE)
     batch, t, *_ = q.shape
-    order = (here + 1 + jnp.arange(count)) % count
+    order = (here + 1 - reached + jnp.arange(reached)) % count
 
     def reordered(x: Array, axis: int = 1) -> Array:
-        """Gathers the parts of an array from all devices, reordered so that this device's own is the last."""
+        """The parts of an array from the devices reached, in an order in which this device's own is the last."""
+        if reached < count:
+            parts = [x]
+            for _ in range(reached - 1):
+                parts.append(jax.lax.ppermute(parts[-1], SEQUENCE, [(i, (i + 1) % count) for i in range(count)]))
+            return jnp.concatenate(parts[::-1], axis=axis)
         blocks = jax.lax.all_gather(x, SEQUENCE, axis=axis)
         blocks = jnp.take(blocks, order, axis=axis)
         return blocks.reshape(*x.shape[:axis], -1, *x.shape[axis + 1 :])
@@ -163,7 +328,7 @@ def attention(
         seen = jnp.where(jnp.repeat(order > here, t)[None], HIDDEN, seen)
     if bias is not None and bias.shape[-1] > 1:
         split = bias.reshape(*bias.shape[:3], count, t)
-        bias = jnp.take(split, order, axis=3).reshape(bias.shape)
+        bias = jnp.take(split, order, axis=3).reshape(*bias.shape[:3], reached * t)
     if log_forget is not None:
         forgotten = _forgotten(log_forget, here, order, reordered)
         bias = forgotten if bias is None else bias + forgotten
@@ -173,7 +338,6 @@ def attention(
         reordered(v),
         weights=weights,
         causal=causal,
-        window=window,
         segments=(of_queries, seen),
         slopes=slopes,
         bias=bias,

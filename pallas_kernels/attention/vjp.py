@@ -34,6 +34,14 @@ Forward = Callable[[Rule, Operands, Statistics], Kept]
 Backward = Callable[[Rule, Operands, Kept, jax.Array], Operands]
 """From a call, what was kept, and the gradient of the output to the gradients of the operands."""
 
+
+class Passes(NamedTuple):
+    """The two passes of a form."""
+
+    forward: Forward
+    backward: Backward
+
+
 Form = Callable[[Rule, Operands, Extras], jax.Array]
 """A form of `attention`, differentiable."""
 

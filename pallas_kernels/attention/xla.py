@@ -62,7 +62,9 @@ def backward(rule: Rule, operands: Operands, kept: vjp.Kept, doutput: jax.Array)
     return jax.tree.map(lambda gradient, operand: gradient.astype(operand.dtype), gradients, operands.floating())
 
 
-attention = vjp.differentiable(forward, backward)
+passes = vjp.Passes(forward, backward)
+
+attention = vjp.differentiable(*passes)
 
 
 def _dense(rule: Rule, operands: Operands, given: Statistics) -> vjp.Kept:

@@ -16,7 +16,18 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from attnlab.functional import cores
 from attnlab.testing.tolerances import assert_close
-from pallas_kernels import ScalableSoftmax, target
+from pallas_kernels import (
+    PowerSoftmax,
+    Relu,
+    ScalableSoftmax,
+    SelfAdjustSoftmax,
+    Sigmoid,
+    Softmax,
+    Softpick,
+    StableMax,
+    TaylorSoftmax,
+    target,
+)
 
 if __name__ == '__main__':
     SIZES = {axis: int(size) for axis, size in (word.split('=') for word in sys.argv[1:])}
@@ -120,6 +131,41 @@ CALLS = {
     'cross entropy, every term': Call(cores.cross_entropy, LOSS, {'labels': LABELS, 'z_loss': 0.1, 'soft_cap': 2.0}),
 }
 
+GROUPS = {'q': noise('q', B, T, H, K), 'k': noise('k', B, T, 2, K), 'v': noise('v', B, T, 2, V)}
+
+RINGS = {
+    'a ring, every term': Call(
+        cores.attention,
+        GROUPS
+        | {
+            'slopes': jnp.abs(noise('slopes', H)),
+            'temperature': noise('temperature', B, T, H),
+            'sink_scores': noise('sink', H),
+            'log_forget': fading('forget', B, T, H),
+        },
+        {'segments': DOCUMENTS, 'weights': Softmax(soft_cap=3.0)},
+    ),
+    'a ring to both sides': Call(cores.attention, GROUPS, {'segments': DOCUMENTS, 'causal': False}),
+    'a window over several devices': Call(
+        cores.attention, GROUPS | {'log_forget': fading('forget', B, T, H)}, {'segments': DOCUMENTS, 'window': 4}
+    ),
+    'a ring of a counting softmax': Call(
+        cores.attention, GROUPS, {'weights': ScalableSoftmax(), 'segments': DOCUMENTS}
+    ),
+} | {
+    f'a ring of {type(weights).__name__}': Call(cores.attention, GROUPS, {'weights': weights, 'segments': DOCUMENTS})
+    for weights in (
+        PowerSoftmax(epsilon=0.1),
+        Relu(),
+        SelfAdjustSoftmax(),
+        Sigmoid(bias=-2.0),
+        Softpick(epsilon=0.1),
+        StableMax(),
+        TaylorSoftmax(),
+    )
+}
+"""Attention with what only divided time treats in ways of its own."""
+
 
 def mesh(**sizes: int) -> Mesh:
     """The mesh with these sizes, other axes being of one device."""
@@ -157,12 +203,13 @@ def evaluate(call: Call, devices: Mesh | None, *, interpreted: bool = False) -> 
 
 def check(name: str, devices: Mesh, *, interpreted: bool = False) -> None:
     """Compares one call on `devices` with the same call on one."""
-    alone, divided = evaluate(CALLS[name], None), evaluate(CALLS[name], devices, interpreted=interpreted)
+    call = (CALLS | RINGS)[name]
+    alone, divided = evaluate(call, None), evaluate(call, devices, interpreted=interpreted)
     assert alone.keys() == divided.keys()
     for what, array in divided.items():
         assert_close(array, alone[what], dtype=array.dtype, reduction=B * T * D, what=f'{name}: {what}')
 
 
 if __name__ == '__main__':
-    for name in CALLS:
+    for name in CALLS | (RINGS if 'sequence' in SIZES else {}):
         check(name, mesh(**SIZES))

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attnlab.functional import cores
+from attnlab.functional import cores, sequence
+from pallas_kernels import ClippedSoftmax, Entmax15, Softmax
 from tests.functional import divided
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -33,16 +34,58 @@ def test_two_devices_agree_with_one(name):
         divided.check(name, divided.mesh(data=2))
 
 
-@pytest.mark.parametrize('name', divided.CALLS)
+@pytest.mark.parametrize('name', divided.CALLS | divided.RINGS)
 def test_time_over_two_devices_agrees_with_one(name):
     divided.check(name, divided.mesh(sequence=2))
 
 
 @pytest.mark.parametrize(
-    ('name', 'axis'), [('attention', 'tensor'), ('linear attention, scalar', 'fsdp'), ('cross entropy', 'tensor')]
+    ('name', 'axis'),
+    [
+        ('attention', 'tensor'),
+        ('linear attention, scalar', 'fsdp'),
+        ('cross entropy', 'tensor'),
+        ('attention', 'sequence'),
+    ],
 )
 def test_two_devices_with_kernels_agree_with_one(name, axis):
     divided.check(name, divided.mesh(**{axis: 2}), interpreted=True)
+
+
+def choices(n: int, name: str, **options) -> list[str]:
+    """How a call of attention has its time divided over `n` devices that are not there."""
+    call = (divided.CALLS | divided.RINGS)[name]
+    mesh = jax.sharding.AbstractMesh((n,), ('sequence',), axis_types=(jax.sharding.AxisType.Auto,))
+    with sequence.choices() as found, jax.sharding.use_abstract_mesh(mesh):
+        jax.eval_shape(lambda arrays: call.core(**arrays, **call.options | options), call.arrays)
+    return [str(choice) for choice in found]
+
+
+def test_how_attention_divides_time_is_said():
+    assert choices(4, 'attention') == [
+        'attention: keys and values in a ring, causal work dealt out in zig-zag '
+        '(weights over some of the keys combine: Softmax)'
+    ]
+    assert choices(4, 'a window over several devices') == [
+        'attention: keys and values of the 1 devices before (a window of 4)'
+    ]
+    assert choices(2, 'attention', weights=Entmax15()) == [
+        'attention: keys and values of all devices, gathered (weights over some of the keys do not combine: Entmax15)'
+    ]
+    assert choices(16, 'attention') == [
+        'attention: keys and values of all devices, gathered (1 tokens a device have no halves)'
+    ]
+
+
+def test_causal_work_in_a_ring_is_the_same_on_every_device_and_little_of_it_hidden():
+    """Of 8 pairs of pieces that two devices have with all keys, five are worked on, two of them half hidden."""
+    q = divided.noise('q', 1, 256, 2, 32)
+
+    def operations(weights):
+        read = functools.partial(cores.attention, weights=weights, scale=1.0)
+        return divided.compiled(read, divided.mesh(sequence=2)).lower(q, q, q).compile().cost_analysis()['flops']
+
+    assert operations(Softmax()) < 0.7 * operations(ClippedSoftmax())
 
 
 def primitives(function, *arrays):
@@ -81,7 +124,15 @@ def test_classes_that_do_not_exist_have_no_loss():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     'sizes',
-    [('data=4',), ('tensor=4',), ('fsdp=2', 'tensor=2'), ('data=2', 'fsdp=2', 'tensor=2'), ('data=2', 'tensor=4')],
+    [
+        ('data=4',),
+        ('tensor=4',),
+        ('fsdp=2', 'tensor=2'),
+        ('data=2', 'fsdp=2', 'tensor=2'),
+        ('data=2', 'tensor=4'),
+        ('sequence=4',),
+        ('sequence=8',),
+    ],
     ids='-'.join,
 )
 def test_more_devices_agree_with_one(sizes):

@@ -15,6 +15,7 @@ class SelfAdjustSoftmax(WeightMap):
     """`w_j = s_j p_j`, `p = softmax(s)`; the weights have any sign and grow with the scores."""
 
     statistics: ClassVar[tuple[str, ...]] = ('pivot', 'inverse denominator')
+    merges: ClassVar[bool] = True
 
     def weights(self, scores: jax.Array, visible: jax.Array) -> jax.Array:
         return jnp.where(visible, scores, 0) * softmax.row(scores, visible)
@@ -25,6 +26,9 @@ class SelfAdjustSoftmax(WeightMap):
 
     def finish(self, pivot: jax.Array, denominator: jax.Array) -> tuple[jax.Array, Statistics]:
         return softmax.normalise(pivot, denominator)
+
+    def resume(self, statistics: Statistics) -> tuple[jax.Array, jax.Array]:
+        return softmax.resume(statistics)
 
     def recompute(self, block: Block, statistics: Statistics) -> jax.Array:
         pivot, inverse = statistics

@@ -86,6 +86,9 @@ class WeightMap(abc.ABC):
     takes_sink: ClassVar[bool] = False
     """Whether the map supports a sink, an additional key with a score and no value; then it has `merge_sink`."""
 
+    merges: ClassVar[bool] = False
+    """Whether rows over some of the keys can be combined; then `merge` works."""
+
     counts_keys: ClassVar[bool] = False
     """Whether `query_factor` or `output_factor` depend on the number of visible keys; otherwise neither is called."""
 
@@ -138,6 +141,25 @@ class WeightMap(abc.ABC):
     def companion(self, block: Block, statistics: Statistics) -> jax.Array:
         """The second weights `u` of a block, zero where not visible; with `has_companion` alone."""
         raise NotImplementedError(type(self).__name__)
+
+    def resume(self, statistics: Statistics) -> tuple[jax.Array, jax.Array]:
+        """The pivot and the denominator that `finish` made the statistics from; with `merges` alone."""
+        raise NotImplementedError(type(self).__name__)
+
+    def merge(self, left: Statistics, right: Statistics) -> tuple[Statistics, jax.Array, jax.Array]:
+        """Combines rows over two disjoint sets of keys; with `merges` alone.
+
+        Returns the statistics over both, and the factors of the sums of values by the weights of either.
+        """
+        known = [self.resume(left), self.resume(right)]
+        pivot = jnp.maximum(known[0][0], known[1][0])
+        rescales = [self.rescale(old, pivot) for old, _ in known]
+        denominator = rescales[0] * known[0][1] + rescales[1] * known[1][1]
+        normalizer, statistics = self.finish(pivot, denominator)
+        first, second = (
+            rescale * self.finish(*each)[0] / normalizer for rescale, each in zip(rescales, known, strict=True)
+        )
+        return statistics, first, second
 
     def merge_sink(self, statistics: Statistics, sink: jax.Array) -> tuple[Statistics, jax.Array, jax.Array]:
         """Takes in a key of score `sink`, minus infinity allowed, and no value; with `takes_sink` alone.

@@ -15,6 +15,10 @@ class Pointwise(WeightMap):
 
     statistics: ClassVar[tuple[str, ...]] = ()
     surveys: ClassVar[bool] = True
+    merges: ClassVar[bool] = True
+
+    def merge(self, left: Statistics, right: Statistics) -> tuple[Statistics, jax.Array, jax.Array]:
+        return (), jnp.ones(()), jnp.ones(())
 
     def survey(self, reduce: Reduce) -> Statistics:
         return ()

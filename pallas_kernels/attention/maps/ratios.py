@@ -18,6 +18,7 @@ class Ratio(WeightMap):
     statistics: ClassVar[tuple[str, ...]] = ('inverse denominator',)
     # Below every value, but large enough to divide by.
     start: ClassVar[float] = 1e-30
+    merges: ClassVar[bool] = True
 
     @abc.abstractmethod
     def function(self, scores: jax.Array) -> jax.Array:
@@ -46,6 +47,11 @@ class Ratio(WeightMap):
         empty = denominator == 0
         normalizer = jnp.where(empty, 1, denominator)
         return normalizer, (jnp.where(empty, 0, 1 / jnp.where(empty, 1, pivot * normalizer)),)
+
+    def resume(self, statistics: Statistics) -> tuple[jax.Array, jax.Array]:
+        # The pivot itself is not kept; the whole sum takes its place, of which the denominator is one.
+        empty = statistics[0] == 0
+        return jnp.where(empty, self.start, 1 / jnp.where(empty, 1, statistics[0])), jnp.where(empty, 0.0, 1.0)
 
     def recompute(self, block: Block, statistics: Statistics) -> jax.Array:
         return jnp.where(block.visible, self.function(block.scores) * statistics[0], 0)
@@ -104,6 +110,7 @@ class PowerSoftmax(WeightMap):
 
     statistics: ClassVar[tuple[str, ...]] = ('inverse pivot', 'inverse denominator')
     start: ClassVar[float] = 0.0
+    merges: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -128,7 +135,13 @@ class PowerSoftmax(WeightMap):
 
     def finish(self, pivot: jax.Array, denominator: jax.Array) -> tuple[jax.Array, Statistics]:
         normalizer = _nonzero(self.epsilon + denominator)
-        return normalizer, (1 / _nonzero(pivot), 1 / normalizer)
+        # Where no score differs from zero no weight does, and zero tells such a row from others.
+        return normalizer, (jnp.where(pivot == 0, 0, 1 / _nonzero(pivot)), 1 / normalizer)
+
+    def resume(self, statistics: Statistics) -> tuple[jax.Array, jax.Array]:
+        inverse_pivot, inverse = statistics
+        empty = inverse_pivot == 0
+        return jnp.where(empty, 0, 1 / _nonzero(inverse_pivot)), jnp.where(empty, 0, 1 / inverse - self.epsilon)
 
     def recompute(self, block: Block, statistics: Statistics) -> jax.Array:
         inverse_pivot, inverse = statistics
@@ -163,6 +176,7 @@ class Softpick(WeightMap):
 
     statistics: ClassVar[tuple[str, ...]] = ('pivot', 'inverse denominator')
     start: ClassVar[float] = 0.0
+    merges: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -181,6 +195,10 @@ class Softpick(WeightMap):
     def finish(self, pivot: jax.Array, denominator: jax.Array) -> tuple[jax.Array, Statistics]:
         normalizer = self.epsilon + denominator
         return normalizer, (pivot, 1 / normalizer)
+
+    def resume(self, statistics: Statistics) -> tuple[jax.Array, jax.Array]:
+        pivot, inverse = statistics
+        return pivot, jnp.maximum(1 / inverse - self.epsilon, 0)
 
     def recompute(self, block: Block, statistics: Statistics) -> jax.Array:
         pivot, inverse = statistics

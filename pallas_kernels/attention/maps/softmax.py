@@ -32,6 +32,12 @@ def normalise(pivot: jax.Array, denominator: jax.Array) -> tuple[jax.Array, Stat
     return normalizer, (pivot, jnp.where(empty, 0, 1 / normalizer))
 
 
+def resume(statistics: Statistics) -> tuple[jax.Array, jax.Array]:
+    """The pivot and the denominator that `normalise` was given."""
+    pivot, inverse = statistics
+    return pivot, jnp.where(inverse == 0, 0, 1 / jnp.where(inverse == 0, 1, inverse))
+
+
 def survey(reduce: Reduce) -> Statistics:
     """The statistics of `normalise`, found before the weights."""
     pivot = jnp.maximum(reduce(lambda block: block.scores, 'max'), HIDDEN)
@@ -44,6 +50,7 @@ class Softmax(WeightMap):
 
     statistics: ClassVar[tuple[str, ...]] = ('pivot', 'inverse denominator')
     takes_sink: ClassVar[bool] = True
+    merges: ClassVar[bool] = True
 
     def weights(self, scores: jax.Array, visible: jax.Array) -> jax.Array:
         return row(scores, visible)
@@ -62,6 +69,9 @@ class Softmax(WeightMap):
 
     def finish(self, pivot: jax.Array, denominator: jax.Array) -> tuple[jax.Array, Statistics]:
         return normalise(pivot, denominator)
+
+    def resume(self, statistics: Statistics) -> tuple[jax.Array, jax.Array]:
+        return resume(statistics)
 
     def merge_sink(self, statistics: Statistics, sink: jax.Array) -> tuple[Statistics, jax.Array, jax.Array]:
         pivot, inverse = statistics

@@ -33,7 +33,12 @@ CHANNELS = 64
 @functools.lru_cache
 def form(here: Target) -> vjp.Form:
     """Returns the form of `attention` for a device."""
-    return vjp.differentiable(functools.partial(_forward, here), functools.partial(_backward, here))
+    return vjp.differentiable(*passes(here))
+
+
+def passes(here: Target) -> vjp.Passes:
+    """Returns the two passes for a device."""
+    return vjp.Passes(functools.partial(_forward, here), functools.partial(_backward, here))
 
 
 def refusal(here: Target, rule: Rule, operands: Operands) -> str | None:

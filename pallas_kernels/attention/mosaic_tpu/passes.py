@@ -29,7 +29,12 @@ LONGEST = 2**16
 @functools.lru_cache
 def form(here: Target) -> vjp.Form:
     """Returns `attention` for a TPU, with its gradient."""
-    return vjp.differentiable(functools.partial(forward, here), functools.partial(backward, here))
+    return vjp.differentiable(*passes(here))
+
+
+def passes(here: Target) -> vjp.Passes:
+    """Returns the two passes for a device."""
+    return vjp.Passes(functools.partial(forward, here), functools.partial(backward, here))
 
 
 def refusal(here: Target, rule: Rule, operands: Operands) -> str | None:

@@ -1,0 +1,157 @@
+"""Attention to some of the keys, for callers that combine the rows of several calls, such as a ring of devices."""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels import arguments, cost, dispatch, target
+from pallas_kernels.attention import problem, survey, vjp, xla
+from pallas_kernels.attention.api import CORE, KERNELS
+from pallas_kernels.attention.maps import Statistics, WeightMap
+
+
+class Part(NamedTuple):
+    """What queries read of some of the keys.
+
+    Attributes:
+      output: `b t h v`, in the type of the values.
+      statistics: of the weight map, `b t h` each; `weights.merge` combines those of several parts.
+    """
+
+    output: jax.Array
+    statistics: Statistics
+
+
+class PartGradients(NamedTuple):
+    """Gradients of the arguments of `attention_part`, like them."""
+
+    q: jax.Array
+    k: jax.Array
+    v: jax.Array
+    query_terms: jax.Array | None
+    key_terms: jax.Array | None
+
+
+def attention_part(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    *,
+    weights: WeightMap,
+    scale: float | None = None,
+    causal: bool,
+    segments: tuple[jax.Array, jax.Array] | None = None,
+    query_terms: jax.Array | None = None,
+    key_terms: jax.Array | None = None,
+    implementation: str | None = None,
+) -> Part:
+    """Attention to some of the keys of a row, with the statistics that combine it with attention to the others.
+
+    `o_i = sum_j w_ij v_j` as in `attention`, of the scores `scale q_i . k_j + query_terms_i - key_terms_j`. Factors of
+    the map that depend on the number of keys are left to the caller, who knows it. Not differentiable: see
+    `attention_part_gradients`.
+
+    Args:
+      q: queries, `b t h k`.
+      k: keys, `b s g k`.
+      v: values, `b s g v`.
+      weights: a map that `merges`.
+      scale: factor of the products; `None`: one over the square root of the key channels.
+      causal: whether query i sees keys up to `i + s - t` only.
+      segments: documents of queries and keys, integers `b t` and `b s`.
+      query_terms: added to the scores of a query, `b t h`; given together with `key_terms`.
+      key_terms: subtracted from the scores of a key, `b s h`.
+      implementation: `None` chooses; see `dispatch.select`.
+
+    Raises:
+      ValueError: for shapes that do not fit, or weights that do not merge.
+      NotImplementedError: for a named implementation that cannot serve the call.
+    """
+    rule, operands = _problem(q, k, v, weights, scale, causal, segments, query_terms, key_terms)
+    kept = _passes(rule, operands, implementation).forward(rule, operands, survey.statistics(rule, operands))
+    return Part(problem.join_heads(kept.output), tuple(problem.join_heads(row)[..., 0] for row in kept.statistics))
+
+
+def attention_part_gradients(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    part: Part,
+    doutput: jax.Array,
+    *,
+    weights: WeightMap,
+    scale: float | None = None,
+    causal: bool,
+    segments: tuple[jax.Array, jax.Array] | None = None,
+    query_terms: jax.Array | None = None,
+    key_terms: jax.Array | None = None,
+    implementation: str | None = None,
+) -> PartGradients:
+    """The share of these keys in the gradients of attention to all keys.
+
+    Args:
+      q: as for `attention_part`, as are all others that are not listed.
+      k: keys.
+      v: values.
+      part: the output and the statistics over all keys of the row.
+      doutput: the gradient of that output.
+    """
+    rule, operands = _problem(q, k, v, weights, scale, causal, segments, query_terms, key_terms)
+    g = k.shape[2]
+    statistics = tuple(problem.split_heads(row[..., None], g) for row in part.statistics)
+    kept = vjp.Kept(problem.split_heads(part.output, g), statistics)
+    found = _passes(rule, operands, implementation).backward(rule, operands, kept, problem.split_heads(doutput, g))
+    terms = [
+        None if array is None else problem.join_heads(array)[..., 0]
+        for array in (found.query_forget, None if found.key_forget is None else found.key_forget.swapaxes(3, 4))
+    ]
+    return PartGradients(problem.join_heads(found.q), *(jnp.moveaxis(x, 1, 2) for x in (found.k, found.v)), *terms)
+
+
+def _problem(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    weights: WeightMap,
+    scale: float | None,
+    causal: bool,
+    segments: tuple[jax.Array, jax.Array] | None,
+    query_terms: jax.Array | None,
+    key_terms: jax.Array | None,
+) -> tuple[problem.Rule, problem.Operands]:
+    sizes = arguments.match(CORE, {}, q=(q, 'b t h k'), k=(k, 'b s g k'), v=(v, 'b s g v'))
+    arguments.check_multiple(CORE, 'k', sizes['g'], sizes['h'], 'q')
+    arguments.match(CORE, sizes, query_terms=(query_terms, 'b t h'), key_terms=(key_terms, 'b s h'))
+    if not weights.merges:
+        raise ValueError(f'{CORE}: the rows of {type(weights).__name__} over some of the keys do not combine')
+    operands = problem.canonical(q, k, v, None, None, None, segments)
+    if query_terms is not None and key_terms is not None:
+        rows, columns = (problem.split_heads(terms[..., None], sizes['g']) for terms in (query_terms, key_terms))
+        operands = operands.replace(query_forget=rows, key_forget=columns.swapaxes(3, 4))
+    return problem.Rule(weights, sizes['k'] ** -0.5 if scale is None else scale, causal, None, 0), operands
+
+
+def _passes(rule: problem.Rule, operands: problem.Operands, implementation: str | None) -> vjp.Passes:
+    """The passes of the form that serves a call."""
+    here = target.current()
+    b, g, r, t, k = operands.q.shape
+    s, v = operands.v.shape[2:]
+    candidates = {
+        'xla': dispatch.Candidate(xla.passes),
+        **{name: dispatch.kernel(CORE, name, here, rule, operands, made_by='passes') for name in KERNELS},
+    }
+    size = functools.partial(
+        cost.attention,
+        b=b,
+        t=t,
+        s=s,
+        h=g * r,
+        g=g,
+        k=k,
+        v=v,
+        causal=rule.causal,
+        itemsize=operands.v.dtype.itemsize,
+    )
+    return dispatch.select(CORE, implementation, candidates, size)
