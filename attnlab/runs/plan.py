@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from attnlab.errors import UserError
+from attnlab.functional.sequence import SEQUENCE
 from attnlab.runs.collectives import Exchange, exchanges
 from attnlab.train import partition
 from attnlab.train.cost import executed_flops_per_token, flops_per_token, implementations, state_bytes
@@ -28,7 +29,7 @@ def print_plan(setup: Setup, console: Console) -> None:
     console.print(memory_table(setup, compiled.memory_analysis()))
     console.print(batch_table(setup))
     console.print(implementation_table(setup))
-    _print_undivided(setup, console)
+    _print_division(setup, console)
 
 
 def print_plan_for(setup: Setup, topology: Topology, console: Console) -> None:
@@ -44,7 +45,7 @@ def print_plan_for(setup: Setup, topology: Topology, console: Console) -> None:
         console.print(cost_table(setup))
         console.print(batch_table(setup))
         console.print(implementation_table(setup))
-        _print_undivided(setup, console)
+        _print_division(setup, console)
         lowered = setup.trace().lower(lowering_platforms=(topology.platform,))
         executed = executed_flops_per_token(setup) * setup.batch_size * setup.length
     if not topology.compiles:
@@ -89,7 +90,9 @@ def shortage(message: str) -> str:
     )
 
 
-def _print_undivided(setup: Setup, console: Console) -> None:
+def _print_division(setup: Setup, console: Console) -> None:
+    for line in setup.time_division():
+        console.print(f'time over sequence {setup.mesh.shape[SEQUENCE]}: {line}', highlight=False, soft_wrap=True)
     for line in setup.undivided():
         console.print(f'whole on every device: {line}', highlight=False, soft_wrap=True)
 

@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 
 from attnlab.config import build
 from attnlab.errors import UserError
-from attnlab.functional import cores
+from attnlab.functional import cores, sequence
 from attnlab.metrics import Average
 from attnlab.tasks.task import Batch, Task
 from attnlab.train import partition
@@ -279,6 +279,14 @@ class Setup:
         with cores.undivided() as found:
             jax.eval_shape(cores.on(self.mesh, self.compiled.averages), self.abstract.variables, self.abstract_batch())
         return [*partition.undivided(self.abstract.params, self.mesh), *dict.fromkeys(map(str, found))]
+
+    def time_division(self) -> list[str]:
+        """How every kind of call of attention has the tokens of its rows divided; empty where they are not."""
+        if self.mesh.shape[sequence.SEQUENCE] == 1:
+            return []
+        with sequence.choices() as found:
+            jax.eval_shape(cores.on(self.mesh, self.compiled.averages), self.abstract.variables, self.abstract_batch())
+        return list(dict.fromkeys(map(str, found)))
 
     def restored(self, workdir: pathlib.Path) -> 'Setup':
         """This setup with the saved parts of the task from a work directory, such as its tokenizer."""

@@ -119,3 +119,11 @@ def test_what_does_not_divide_is_named():
     found = [line for line in setup.undivided() if line.startswith('attention')]
     assert found == ['attention: heads 1 over tensor 2']
     assert setup.alone().undivided() == []
+
+
+def test_how_attention_divides_time_is_in_the_plan():
+    assert small('mha', sequence=2).time_division() == [
+        'attention: keys and values in a ring, causal work dealt out in zig-zag '
+        '(weights over some of the keys combine: Softmax)'
+    ]
+    assert small('mha').time_division() == []
