@@ -22,6 +22,7 @@ from pallas_kernels.attention.maps import (
 from pallas_kernels.attention.parts import Part, PartGradients, attention_part, attention_part_gradients
 from pallas_kernels.cross_entropy.api import cross_entropy
 from pallas_kernels.delta_rule.api import delta_rule
+from pallas_kernels.diagonal_low_rank.api import diagonal_low_rank
 from pallas_kernels.linear_attention.api import linear_attention
 from pallas_kernels.linear_scan.api import linear_scan
 from pallas_kernels.selective_scan.api import selective_scan
@@ -52,6 +53,7 @@ __all__ = [
     'attention_part_gradients',
     'cross_entropy',
     'delta_rule',
+    'diagonal_low_rank',
     'linear_attention',
     'linear_scan',
     'selective_scan',

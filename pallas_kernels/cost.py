@@ -192,6 +192,38 @@ def delta_rule(
     return CallCost(model, Passes(ahead, Cost(3 * ahead.flops, 2 * arrays, 2 * ahead.exponentials)))
 
 
+def diagonal_low_rank(
+    *,
+    b: int,
+    t: int,
+    h: int,
+    k: int,
+    v: int,
+    keys: int = 1,
+    decay: str | None = None,
+    itemsize: int = 2,
+    implementation: str = 'reference',
+) -> CallCost:
+    """A step decays the state, `k v` operations, reads it twice and writes it under one or two `keys`, `2 k v` each.
+
+    In chunks of c steps each also has the products with the others and its part of a triangular inverse.
+    """
+    steps, state = b * t * h, k * v
+    numbers = {None: 0, 'scalar': 1, 'vector': k}[decay]
+    arrays = steps * (itemsize * ((2 + keys) * k + 2 * v) + 4 * numbers) + 4 * 2 * b * h * state
+    per_step = (4 + 2 * keys + (decay is not None)) * state + (2 - keys) * v
+    per_step_back = (8 + 4 * keys + 3 * (decay is not None)) * state + (2 - keys) * 2 * v
+    model = Passes(
+        Cost(steps * per_step, arrays, steps * numbers), Cost(steps * per_step_back, 2 * arrays, steps * numbers)
+    )
+    if implementation == 'reference':
+        return CallCost(model, model)
+    c = _chunk('delta_rule', implementation, b, t, h, k, v, decay)
+    within = 2 * c * (2 * keys * k + k + (2 * keys) * v) + 2 * c * c // 3
+    ahead = Cost(steps * ((4 + 2 * keys) * state + within), arrays, steps * (3 * numbers + c))
+    return CallCost(model, Passes(ahead, Cost(3 * ahead.flops, 2 * arrays, 2 * ahead.exponentials)))
+
+
 def _chunk(core: str, implementation: str, b: int, t: int, h: int, k: int, v: int, decay: str | None) -> int:
     """The steps of a chunk."""
     vector = decay == 'vector'

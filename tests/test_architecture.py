@@ -183,6 +183,7 @@ CORES = (
     'attention_part',
     'cross_entropy',
     'delta_rule',
+    'diagonal_low_rank',
     'linear_attention',
     'linear_scan',
     'selective_scan',

@@ -238,7 +238,9 @@ MEMORY = {
     'v': 'b t g v',
     'beta': 'b t h',
     'log_decay': 'h | b t h | b t h k',
-    'erase': 'b t h k',
+    'erase': 'b t g k',
+    'a': 'b t g k',
+    'b': 'b t g k',
     'state': 'b h k v',
     'segments': 'b t',
 }
@@ -247,6 +249,8 @@ MEMORY = {
 linear_attention = _on_mesh(pallas_kernels.linear_attention, sequence.linear_attention, MEMORY, 'b t h v', 'b h k v')
 
 delta_rule = _on_mesh(pallas_kernels.delta_rule, sequence.delta_rule, MEMORY, 'b t h v', 'b h k v')
+
+diagonal_low_rank = _on_mesh(pallas_kernels.diagonal_low_rank, sequence.diagonal_low_rank, MEMORY, 'b t h v', 'b h k v')
 
 attention = _on_mesh(
     pallas_kernels.attention,

@@ -146,6 +146,30 @@ def delta_rule(
     return _chained(run, matrix, functools.partial(jnp.matmul, precision='highest'), state, segments)
 
 
+def diagonal_low_rank(
+    q: Array,
+    k: Array,
+    v: Array,
+    a: Array,
+    b: Array | None = None,
+    log_decay: Array | None = None,
+    *,
+    state: Array | None = None,
+    segments: Array | None = None,
+    **options: Any,
+) -> tuple[Array, Array]:
+    """See `pallas_kernels.diagonal_low_rank`."""
+    core: Form = functools.partial(pallas_kernels.diagonal_low_rank, segments=segments, **options)
+    channels = k.shape[-1]
+    heads = max(array.shape[2] for array in (q, k, v))
+    # As in `delta_rule`.
+    identity = jnp.broadcast_to(jnp.eye(channels)[None, None], (k.shape[0], heads, channels, channels))
+    nothing = jnp.zeros((*v.shape[:-1], channels), v.dtype)
+    _, matrix = core(q, k, nothing, a, b, log_decay, state=identity)
+    run = functools.partial(core, q, k, v, a, b, log_decay)
+    return _chained(run, matrix, functools.partial(jnp.matmul, precision='highest'), state, segments)
+
+
 def attention(
     q: Array,
     k: Array,

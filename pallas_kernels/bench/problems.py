@@ -208,6 +208,18 @@ def _delta_rule(z: Sizes) -> Iterator[Problem]:
         yield _recurrence(z, 'delta_rule', kind, arrays, 8, theirs)
 
 
+def _diagonal_low_rank(z: Sizes) -> Iterator[Problem]:
+    arrays = _recurrent(z, 'vector')
+    a = _normal(5, arrays['k'].shape, jnp.float32)
+    a /= jnp.linalg.norm(a, axis=-1, keepdims=True)
+    arrays['a'] = -a.astype(z.dtype)
+    arrays['b'] = (jax.nn.sigmoid(_normal(6, a.shape, jnp.float32)) * a).astype(z.dtype)
+    yield _recurrence(z, 'diagonal_low_rank', 'vector', arrays, 9, None)
+    del arrays['b']
+    arrays['k'] = (jax.nn.sigmoid(_normal(6, a.shape[:3], jnp.float32))[..., None] * a).astype(z.dtype)
+    yield _recurrence(z, 'diagonal_low_rank', 'vector, b is k', arrays, 7, None)
+
+
 def _recurrent(z: Sizes, kind: str) -> Arrays:
     shape = (z.b, z.t, z.h, z.k)
     arrays = {name: _normal(place, shape, z.dtype) for place, name in enumerate('qkv')}
@@ -271,6 +283,7 @@ _PROBLEMS: dict[str, Callable[[Sizes], Iterator[Problem]]] = {
     'selective_scan': _selective_scan,
     'linear_attention': _linear_attention,
     'delta_rule': _delta_rule,
+    'diagonal_low_rank': _diagonal_low_rank,
     'cross_entropy': _cross_entropy,
 }
 CORES = tuple(_PROBLEMS)

@@ -2,9 +2,9 @@
 
 import jax
 
-from pallas_kernels import cost, dispatch, target
-from pallas_kernels.delta_rule import reference, xla
-from pallas_kernels.matrix_state import arguments
+from pallas_kernels import arguments, cost, dispatch, target
+from pallas_kernels.delta_rule import erasing, reference, xla
+from pallas_kernels.matrix_state.arguments import Canonical, canonical
 
 CORE = 'delta_rule'
 
@@ -16,6 +16,7 @@ def delta_rule(
     beta: jax.Array,
     log_decay: jax.Array | None = None,
     *,
+    erase: jax.Array | None = None,
     scale: float | None = None,
     state: jax.Array | None = None,
     segments: jax.Array | None = None,
@@ -28,6 +29,9 @@ def delta_rule(
     forgotten where a new document begins. The state decays before it is read for the key and written. Keys are used as
     given: the recurrence is stable for `beta |k|^2` from 0 to 2.
 
+    With an `erase` key e of its own it is `S_t = (I - beta_t k_t e_t^T) diag(exp(log_decay_t)) S_{t-1} + beta_t k_t
+    v_t^T`: the state is read for e, and written under k. It is not a contraction then unless e lies along k.
+
     Args:
       q: queries, `b t h k`.
       k: keys, `b t h k`, of length one as a rule.
@@ -36,6 +40,7 @@ def delta_rule(
       beta: how much of what the state holds for the key is replaced, `b t h`.
       log_decay: natural logarithm of the decay, at most 0 and finite: `b t h k`, `b t h`, or `h` for a constant per
         head; `None`: no decay. One above 0 is an error under `jax.experimental.checkify`.
+      erase: the keys that the state is read for, `b t h k`, heads as of k; `None`: k.
       scale: factor of the queries; `None`: one over the square root of the key channels.
       state: S before the first step, `b h k v`; zero when `None`. It belongs to the segment of the first token.
       segments: document of every token, integers `b t`; `None`: one document a row.
@@ -49,14 +54,33 @@ def delta_rule(
       TypeError: for arrays that are not floating point, or non-integer `segments`.
       NotImplementedError: for a named implementation that cannot serve the call.
     """
-    call = arguments.canonical(CORE, q, k, v, log_decay, scale, state, segments, implementation, beta=beta)
+    call = canonical(CORE, q, k, v, log_decay, scale, state, segments, implementation, beta=beta)
+    candidates = _candidates(q, k, v, call) if erase is None else _with_erase(erase, call)
+    run = dispatch.select(CORE, implementation, candidates, call.cost(cost.delta_rule, v))
+    given = (q, k, v, beta.astype(call.dtype), call.log_decay, call.state, call.starts, call.scale)
+    o, final = run(*given) if erase is None else run(*given, erase)
+    return o.astype(v.dtype), final
+
+
+def _candidates(q: jax.Array, k: jax.Array, v: jax.Array, call: Canonical) -> dict[str, dispatch.Candidate]:
     here = target.current()
-    candidates = {
+    return {
         'reference': dispatch.Candidate(reference.delta_rule),
         'xla': dispatch.Candidate(xla.delta_rule),
         'mosaic_gpu': dispatch.kernel(CORE, 'mosaic_gpu', here, q, k, v, call.log_decay, call.state),
         'mosaic_tpu': dispatch.kernel(CORE, 'mosaic_tpu', here, k, v, call.state),
     }
-    run = dispatch.select(CORE, implementation, candidates, call.cost(cost.delta_rule, v))
-    o, final = run(q, k, v, beta.astype(call.dtype), call.log_decay, call.state, call.starts, call.scale)
-    return o.astype(v.dtype), final
+
+
+def _with_erase(erase: jax.Array, call: Canonical) -> dict[str, dispatch.Candidate]:
+    """Raises as `delta_rule` for an `erase` that does not fit."""
+    arguments.match(CORE, call.sizes, erase=(erase, 'b t he k'))
+    arguments.check_multiple(CORE, 'erase', erase.shape[2], call.sizes['h'], 'the call')
+    arguments.check_floating(CORE, erase=erase)
+    refused = 'no kernel has erase keys of their own'
+    return {
+        'reference': dispatch.Candidate(reference.delta_rule),
+        'xla': dispatch.Candidate(erasing.delta_rule),
+        'mosaic_gpu': dispatch.Candidate(reference.delta_rule, refused),
+        'mosaic_tpu': dispatch.Candidate(reference.delta_rule, refused),
+    }

@@ -127,6 +127,22 @@ CALLS = {
         },
         {'segments': DOCUMENTS},
     ),
+    'delta rule with erase keys': Call(
+        cores.delta_rule,
+        HEADS | {'beta': jax.nn.sigmoid(noise('beta', B, T, H)), 'erase': noise('erase', B, T, 2, K) / 3},
+        {'segments': DOCUMENTS},
+    ),
+    'diagonal plus low rank': Call(
+        cores.diagonal_low_rank,
+        HEADS
+        | {
+            'a': noise('a', B, T, 2, K) / 3,
+            'b': noise('b', B, T, 2, K) / 3,
+            'log_decay': fading('decay', B, T, H, K),
+            'state': noise('state', B, H, K, V),
+        },
+        {'segments': DOCUMENTS},
+    ),
     'cross entropy': Call(cores.cross_entropy, LOSS, {'labels': LABELS}),
     'cross entropy, every term': Call(cores.cross_entropy, LOSS, {'labels': LABELS, 'z_loss': 0.1, 'soft_cap': 2.0}),
 }

@@ -35,6 +35,7 @@ def _arrays(core: str):
         'attention': {'q': draw(2, 50, 4, 64), 'k': draw(2, 60, 2, 64), 'v': draw(2, 60, 2, 128)},
         'linear_attention': {'q': q, 'k': q, 'v': v, 'log_decay': q},
         'delta_rule': {'q': q, 'k': q, 'v': v, 'beta': beta, 'log_decay': q},
+        'diagonal_low_rank': {'q': q, 'k': q, 'v': v, 'a': q, 'b': q, 'log_decay': q},
         'linear_scan': {'x': rows, 'decay': rows},
         'selective_scan': {'x': rows, 'dt': rows, 'A': draw(256, 16), 'B': draw(2, 1, 16), 'C': draw(2, 1, 16)},
         'softmax': {'x': draw(64, 256)},
@@ -53,7 +54,16 @@ def entry(core: str, arrays, **options) -> dispatch.Entry:
 
 @pytest.mark.parametrize(
     'core',
-    ['attention', 'linear_attention', 'delta_rule', 'linear_scan', 'selective_scan', 'softmax', 'cross_entropy'],
+    [
+        'attention',
+        'linear_attention',
+        'delta_rule',
+        'diagonal_low_rank',
+        'linear_scan',
+        'selective_scan',
+        'softmax',
+        'cross_entropy',
+    ],
 )
 def test_operations_are_those_that_xla_counts_in_the_reference(core):
     """Which counts sums, masks and gradients that nobody needs as well, but no exponentials."""

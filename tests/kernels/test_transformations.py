@@ -2,7 +2,7 @@
 
 import contextlib
 import functools
-import importlib
+import importlib.util
 
 import jax
 import jax.numpy as jnp
@@ -25,13 +25,19 @@ CASES = {
     'selective_scan': 'prime',
     'linear_attention': 'scalar',
     'delta_rule': 'scalar',
+    'diagonal_low_rank': 'vector',
     'cross_entropy': 'prime',
 }
-HEADS = {'attention': 2, 'linear_attention': 2, 'delta_rule': 2}
+HEADS = {'attention': 2, 'linear_attention': 2, 'delta_rule': 2, 'diagonal_low_rank': 2}
 """The axis along which heads run, in the cores that have them; in a state it is one."""
 
 PORTABLE = [pytest.param((core, 'xla'), id=f'{core} xla') for core in CASES]
-KERNELS = [pytest.param((core, form), id=f'{core} {form}') for core in CASES for form in dispatch.PLATFORM]
+KERNELS = [
+    pytest.param((core, form), id=f'{core} {form}')
+    for core in CASES
+    for form in dispatch.PLATFORM
+    if importlib.util.find_spec(f'pallas_kernels.{core}.{form}')
+]
 INTERPRETED = [pytest.param(*case.values, id=case.id, marks=pytest.mark.slow) for case in KERNELS]
 
 
