@@ -79,6 +79,27 @@ class UnitNorm(FixedMap):
         return (wide * jax.lax.rsqrt(jnp.sum(jnp.square(wide), axis=-1, keepdims=True) + self.eps)).astype(x.dtype)
 
 
+class CorrectedUnitNorm(nnx.Module):
+    """Vectors of length one, of keys and of queries less a part of the key, `q - c k`; `c` is learned for every head.
+
+    What a memory gives back for its own key is taken out of what the query asks for. `c` is `start` at first.
+    Hu et al. 2025, https://arxiv.org/abs/2506.02475.
+    """
+
+    def __init__(self, key_dim: int, *, heads: int, start: float, eps: float = 1e-6, rngs: nnx.Rngs):
+        del key_dim
+        self.unit = UnitNorm(eps)
+        self.part = param(nnx.initializers.constant(start), (heads,), axes=('heads',), group='dynamics', rngs=rngs)
+
+    def features(
+        self, q: Queries, k: Keys, positions: Positions
+    ) -> tuple[Float[Array, 'b t h k'], Float[Array, 'b s g k']]:
+        wide = state_dtype(q.dtype)
+        part = self.part[...].astype(wide)[None, None, :, None]
+        corrected = self.unit.apply(q.astype(wide) - part * k.astype(wide))
+        return corrected.astype(q.dtype), self.unit.apply(k)
+
+
 @dataclasses.dataclass(frozen=True)
 class SumNorm(FixedMap):
     """Features of sum one, `f(x) / sum(f(x))`, of a positive map `f`, the sum in float32 or better.

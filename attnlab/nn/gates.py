@@ -156,14 +156,16 @@ class Terms(NamedTuple):
     Attributes:
       log_decay: of what the memory holds, natural logarithm, at most 0: `h`, `b t h` or `b t h k`.
       strength: of the write, `b t h`.
+      erase: keys whose values are erased, where they are not those that are written, `b t h k`.
     """
 
     log_decay: Array | None = None
     strength: Float[Array, 'b t h'] | None = None
+    erase: Keys | None = None
 
 
 class MemoryGates(Protocol):
-    """Gates of a matrix-valued memory, made as `gates(dim, heads=, key_dim=, rngs=)`."""
+    """Gates of a matrix-valued memory, made as `gates(dim, heads=, key_dim=, value_dim=, rngs=)`."""
 
     def __call__(self, x: Sequence, k: Keys, v: Values, log_decay: Array | None) -> tuple[Keys, Values, Terms]:
         """Returns keys, values and terms: any may depend on `x`, and on what is given of the others."""
@@ -176,14 +178,48 @@ class WriteStrength(nnx.Module):
     track states: Grazzi et al. 2025, https://arxiv.org/abs/2411.12537.
     """
 
-    def __init__(self, dim: int, *, heads: int, key_dim: int, scale: float = 1.0, rngs: nnx.Rngs):
-        del key_dim
+    def __init__(self, dim: int, *, heads: int, key_dim: int, value_dim: int, scale: float = 1.0, rngs: nnx.Rngs):
+        del key_dim, value_dim
         self.scale = scale
         self.linear = Linear(dim, heads, rngs=rngs)
 
     def __call__(self, x: Sequence, k: Keys, v: Values, log_decay: Array | None) -> tuple[Keys, Values, Terms]:
         strength = self.scale * jax.nn.sigmoid(self.linear(x).astype(state_dtype(x.dtype)))
         return k, v, Terms(log_decay, strength)
+
+
+class ChannelStrengths(nnx.Module):
+    """A strength for every key channel that erases and every value channel that is written.
+
+    `e = scale * sigmoid(x W_e) * k`, values times `sigmoid(x W_w)`. With a `scale` of 2 erasing may change signs.
+    "Gated DeltaNet-2" 2026, https://arxiv.org/abs/2605.22791.
+    """
+
+    def __init__(self, dim: int, *, heads: int, key_dim: int, value_dim: int, scale: float = 1.0, rngs: nnx.Rngs):
+        self.scale = scale
+        self.erase = Linear(dim, heads * key_dim, rngs=rngs)
+        self.write = Linear(dim, heads * value_dim, rngs=rngs)
+
+    def __call__(self, x: Sequence, k: Keys, v: Values, log_decay: Array | None) -> tuple[Keys, Values, Terms]:
+        erase = self.scale * jax.nn.sigmoid(self.erase(x)).reshape(k.shape)
+        return k, jax.nn.sigmoid(self.write(x)).reshape(v.shape) * v, Terms(log_decay, erase=erase * k)
+
+
+class PartialErase(nnx.Module):
+    """How much a write adds, `b = scale * sigmoid(x W)`, and what part of that it erases: `e = sigmoid(d) k`.
+
+    One number `b` a head and token, and one learned number `d` a head, 1 at the start.
+    Hu et al. 2025, https://arxiv.org/abs/2506.02475.
+    """
+
+    def __init__(self, dim: int, *, heads: int, key_dim: int, value_dim: int, scale: float = 1.0, rngs: nnx.Rngs):
+        self.strength = WriteStrength(dim, heads=heads, key_dim=key_dim, value_dim=value_dim, scale=scale, rngs=rngs)
+        self.part = param(nnx.initializers.ones, (heads,), axes=('heads',), group='dynamics', rngs=rngs)
+
+    def __call__(self, x: Sequence, k: Keys, v: Values, log_decay: Array | None) -> tuple[Keys, Values, Terms]:
+        k, v, terms = self.strength(x, k, v, log_decay)
+        part = jax.nn.sigmoid(self.part[...].astype(state_dtype(x.dtype)))
+        return k, v, terms._replace(erase=part[None, None, :, None] * k)
 
 
 class TiedKeys(nnx.Module):
@@ -193,8 +229,8 @@ class TiedKeys(nnx.Module):
     Raises `UserError` for another `lower_bound`, or where a decay of its own is given.
     """
 
-    def __init__(self, dim: int, *, heads: int, key_dim: int, lower_bound: float = 0.0, rngs: nnx.Rngs):
-        del dim, heads, key_dim, rngs
+    def __init__(self, dim: int, *, heads: int, key_dim: int, value_dim: int, lower_bound: float = 0.0, rngs: nnx.Rngs):
+        del dim, heads, key_dim, value_dim, rngs
         if not 0 <= lower_bound < 1:
             raise UserError(f'the lower_bound of TiedKeys is {lower_bound}; it must be from 0 to below 1')
         self.lower_bound = lower_bound

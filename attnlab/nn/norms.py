@@ -51,6 +51,25 @@ class HeadRMSNorm(nnx.Module):
         return _scaled_to_unit(x, jnp.broadcast_to(self.scale[...][None, None], x.shape), self.eps)
 
 
+class GroupNorm(nnx.Module):
+    """Every head, `b t h k`, less its mean and over its standard deviation, `y = g (x - mean) / sqrt(var + eps) + c`.
+
+    `g` and `c` are learned for every channel of every head. Wu and He 2018, https://arxiv.org/abs/1803.08494.
+    """
+
+    def __init__(self, dim: int, *, heads: int, eps: float = 1e-5, rngs: nnx.Rngs):
+        self.eps = eps
+        self.scale = param(nnx.initializers.ones, (heads, dim), axes=('heads', None), group='vector', rngs=rngs)
+        self.bias = param(nnx.initializers.zeros, (heads, dim), axes=('heads', None), group='vector', rngs=rngs)
+
+    def __call__(self, x: Float[Array, 'b t h k']) -> Float[Array, 'b t h k']:
+        wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+        wide = wide - jnp.mean(wide, axis=-1, keepdims=True)
+        unit = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + self.eps)
+        scale, bias = (each[...].astype(unit.dtype)[None, None] for each in (self.scale, self.bias))
+        return (unit * scale + bias).astype(x.dtype)
+
+
 def _scaled_to_unit(x: Float[Array, '*b d'], gain: Float[Array, '*b d'], eps: float) -> Float[Array, '*b d']:
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     inverse = jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + eps)

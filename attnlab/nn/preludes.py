@@ -137,10 +137,30 @@ def causal_conv(
 
 
 class ShiftState(NamedTuple):
-    """The last token's keys or values before they were shifted, and its segment."""
+    """What is shifted, at the last token, and the segment of that token."""
 
-    last: Float[Array, 'b g k']
+    last: Float[Array, 'b ...']
     segment: Int[Array, ' b']
+
+
+def no_shift(shape: tuple[int, ...], dtype: DTypeLike) -> ShiftState:
+    """The state before the first token; `shape` is that of a token's, batch first."""
+    return ShiftState(jnp.zeros(shape, dtype), no_segment(shape[0]))
+
+
+def shifted(
+    x: Float[Array, 'b t ...'], segments: Segments | None, state: ShiftState | None = None
+) -> tuple[Float[Array, 'b t ...'], ShiftState | None]:
+    """Returns what `x` was at the previous token of the document, zero at its first, and the state after it, if any."""
+    before = of_token_before(x, None if state is None else state.last)
+    if segments is not None or state is not None:
+        segments = jnp.ones(x.shape[:2], jnp.int32) if segments is None else segments
+        starts = document_starts(segments, None if state is None else state.segment)
+        starts = starts.reshape(*starts.shape, *(1,) * (x.ndim - 2))
+        before = jnp.where(starts, jnp.zeros_like(before), before)
+        if state is not None:
+            state = ShiftState(x[:, -1].astype(state.last.dtype), segments[:, -1])
+    return before, state
 
 
 class TokenShift(nnx.Module):
@@ -163,15 +183,9 @@ class TokenShift(nnx.Module):
     ) -> tuple[Float[Array, 'b t g k'], ShiftState | None]:
         """Returns the shifted keys and the state, by the contract of a prelude."""
         gate = jax.nn.sigmoid(self.gate(x))[..., None]
-        before = of_token_before(keys, None if state is None else state.last)
-        if segments is not None or state is not None:
-            segments = jnp.ones(x.shape[:2], jnp.int32) if segments is None else segments
-            starts = document_starts(segments, None if state is None else state.segment)
-            before = jnp.where(starts[..., None, None], jnp.zeros_like(before), before)
-            if state is not None:
-                state = ShiftState(keys[:, -1].astype(state.last.dtype), segments[:, -1])
+        before, state = shifted(keys, segments, state)
         return gate * before + (1 - gate) * keys, state
 
     def init_state(self, batch: int, dtype: DTypeLike) -> ShiftState:
         """Returns the state before the first token of `batch` streams."""
-        return ShiftState(jnp.zeros((batch, *self.shape), dtype), no_segment(batch))
+        return no_shift((batch, *self.shape), dtype)

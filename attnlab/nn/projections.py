@@ -6,10 +6,15 @@ from jax import Array
 from jaxtyping import Float
 
 from attnlab.functional import sequence
+from attnlab.nn.activations import activation as activation_called
 from attnlab.nn.parameter import Initializer, param
 
 fan_in_normal = nnx.initializers.variance_scaling(1.0, 'fan_in', 'normal')
 """Gaussian with variance one over the number of inputs, which preserves the variance of white noise."""
+
+
+small_orthogonal = nnx.initializers.orthogonal(0.1)
+"""A tenth of a matrix with orthogonal rows or columns."""
 
 
 class Linear(nnx.Module):
@@ -54,3 +59,35 @@ class Linear(nnx.Module):
         if self.bias is not None:
             y = y + self.bias[...].astype(x.dtype).reshape((1,) * (y.ndim - 1) + (-1,))
         return y.reshape(*x.shape[:-1], y.shape[-1])
+
+
+class LowRank(nnx.Module):
+    """`c + f(x A) B` with `A` of `rank` columns; `A` starts at zero, so that the start is `c`.
+
+    `activation` names f; without a `start` there is no `c`; with one `y` is in float32 or better. As the bottlenecks of
+    RWKV (Peng et al. 2024, https://arxiv.org/abs/2404.05892). Raises `UserError` for an unknown activation.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        features: int,
+        *,
+        rank: int,
+        activation: str,
+        up: Initializer = small_orthogonal,
+        start: Initializer | None = None,
+        rngs: nnx.Rngs,
+    ):
+        activation_called(activation)
+        self.activation = activation
+        self.down = Linear(dim, rank, initializer=nnx.initializers.zeros, axes=('embed', None), rngs=rngs)
+        self.up = Linear(rank, features, initializer=up, axes=(None, 'heads'), rngs=rngs)
+        self.start = None if start is None else param(start, (features,), axes=('heads',), group='dynamics', rngs=rngs)
+
+    def __call__(self, x: Float[Array, 'b t d']) -> Float[Array, 'b t f']:
+        y = self.up(activation_called(self.activation)(self.down(x)))
+        if self.start is None:
+            return y
+        wide = y.astype(jnp.promote_types(y.dtype, jnp.float32))
+        return wide + jnp.broadcast_to(self.start[...].astype(wide.dtype), wide.shape)

@@ -3,9 +3,11 @@
 from attnlab.config import spec
 from attnlab.functional.normalizers import FloorNormalizer, SumNormalizer
 from attnlab.mixers.linear.attention import LinearAttention
-from attnlab.mixers.linear.write import Delta
+from attnlab.mixers.linear.rwkv7 import RWKV7
+from attnlab.mixers.linear.write import Delta, EarlyDelta
 from attnlab.nn.decays import LowRankDecay, LowRankStepDecay, RetentionDecay, SlopeDecay, StepDecay
 from attnlab.nn.feature_maps import (
+    CorrectedUnitNorm,
     CosFormer,
     EluPlusOne,
     Hedgehog,
@@ -13,7 +15,7 @@ from attnlab.nn.feature_maps import (
     SiluQueries,
     UnitNorm,
 )
-from attnlab.nn.gates import LowRankGate, OutputGate, TiedKeys, WriteStrength
+from attnlab.nn.gates import ChannelStrengths, LowRankGate, OutputGate, PartialErase, TiedKeys, WriteStrength
 from attnlab.nn.initialization import Gaussian, Initialization, Scaled
 from attnlab.nn.norms import RMSNorm, SimpleRMSNorm
 from attnlab.nn.positions import Rope
@@ -247,5 +249,68 @@ LINEAR = {
         packed=True,
         sequence=True,
         notes='Two writes a token, with eigenvalues down to -1. Sizes are those of gated_delta_net.',
+    ),
+    'gated_delta_net2': Recipe(
+        spec=spec(
+            LinearAttention,
+            prelude=spec(ShortConv),
+            feature_map=UnitNorm(),
+            decay=spec(LowRankStepDecay),
+            gates=spec(ChannelStrengths),
+            write=Delta(),
+            norm=spec(RMSNorm, eps=1e-5),
+            gate=spec(LowRankGate),
+        ),
+        cite='"Gated DeltaNet-2" 2026, https://arxiv.org/abs/2605.22791',
+        causal=True,
+        streaming=True,
+        packed=True,
+        sequence=True,
+        implementations=('reference', 'xla'),
+        notes=(
+            'kda with a strength for every channel of keys that erase and of values that are written. The rank of the '
+            'output gate is a sixteenth of the width. Eigenvalues below zero: gates.scale=2.'
+        ),
+    ),
+    'comba': Recipe(
+        spec=spec(
+            LinearAttention,
+            key_ratio=0.75,
+            value_ratio=1.5,
+            prelude=spec(ShortConv),
+            feature_map=spec(CorrectedUnitNorm, start=0.731),
+            decay=spec(StepDecay),
+            gates=spec(PartialErase),
+            write=EarlyDelta(),
+            norm=spec(RMSNorm, eps=1e-5),
+            gate=spec(OutputGate, activation='sigmoid'),
+        ),
+        cite='Hu et al. 2025, https://arxiv.org/abs/2506.02475',
+        causal=True,
+        streaming=True,
+        packed=True,
+        sequence=True,
+        implementations=('reference', 'xla'),
+        notes=(
+            'The memory is erased before it decays, and by a part, learned for every head, of the key of length one. '
+            'In the released code a norm undoes that part: gates=WriteStrength. What queries are corrected by is one '
+            'learned number a head, which starts at the product of the two of the paper.'
+        ),
+    ),
+    'rwkv7': Recipe(
+        spec=spec(RWKV7),
+        cite='Peng et al. 2025, https://arxiv.org/abs/2503.14456',
+        causal=True,
+        streaming=True,
+        packed=True,
+        sequence=True,
+        implementations=('reference', 'xla'),
+        notes=(
+            'The time mixing. Values are those of the layer: the paper mixes into them those of the first layer. '
+            'The channel mixing is that of the other recipes. Starting values depend on the place of the layer, the '
+            'first by default. The output map does not start at zero. The paper has heads of 64 channels.'
+        ),
+        small={'rank': 4, 'gate_rank': 4},
+        knobs={'heads': 'heads'},
     ),
 }

@@ -86,9 +86,9 @@ class LinearAttention(Mixer):
           feature_map: made as `feature_map(key_dim, heads=, rngs=)`; see `attnlab.nn.feature_maps`.
           decay: made as `decay(dim, heads=, key_dim=, rngs=)`; gives log decays, `h`, `b t h` or
             `b t h k`, from the input.
-          gates: made as `gates(dim, heads=, key_dim=, rngs=)`; gives what else the write rule needs, and may tie keys,
-            values and decays to each other: from the input, keys, values and log decays the keys, values and terms.
-            Its `heads` are those of keys, `write.steps` times as many as those of queries.
+          gates: made as `gates(dim, heads=, key_dim=, value_dim=, rngs=)`; gives what else the write rule needs, and
+            may tie keys, values and decays to each other: from the input, keys, values and log decays the keys, values
+            and terms. Its `heads` are those of keys, `write.steps` times as many as those of queries.
           write: what a key does to the memory.
           prelude: made as `prelude(features, rngs=)`, one each for queries, keys and values.
           position: rotates queries and keys.
@@ -114,7 +114,9 @@ class LinearAttention(Mixer):
         widths = (heads * key_dim, writes * key_dim, writes * value_dim)
         self.preludes = nnx.List([] if prelude is None else [prelude(width, rngs=rngs) for width in widths])
         self.decay = None if decay is None else decay(dim, heads=heads, key_dim=key_dim, rngs=rngs)
-        self.gates = None if gates is None else gates(dim, heads=writes, key_dim=key_dim, rngs=rngs)
+        self.gates = (
+            None if gates is None else gates(dim, heads=writes, key_dim=key_dim, value_dim=value_dim, rngs=rngs)
+        )
         self.feature_map = None if feature_map is None else feature_map(key_dim, heads=heads, rngs=rngs)
         self.norm = None if norm is None else norm(value_dim, rngs=rngs)
         self.joint_norm = None if joint_norm is None else joint_norm(heads * value_dim, rngs=rngs)

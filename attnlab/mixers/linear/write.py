@@ -64,8 +64,10 @@ class Additive(WriteRule):
 class Delta(WriteRule):
     """Replaces what the memory holds for the key: `S_t = (I - b_t k_t k_t^T) diag(a_t) S_{t-1} + b_t k_t v_t^T`.
 
-    The decay `a` is one where gates give none; they have to give the strength `b`. Stable for `b |k|^2` from 0 to 2:
-    the eigenvalue along the key is `1 - b |k|^2`, and above 1 it changes the sign of what was there.
+    The decay `a` is one where gates give none; they have to give the strength `b`, or an erase key `e` of its own, or
+    both: `S_t = (I - b_t k_t e_t^T) diag(a_t) S_{t-1} + b_t k_t v_t^T`, `b` then one where they give none. Without `e`
+    it is stable for `b |k|^2` from 0 to 2: the eigenvalue along the key is `1 - b |k|^2`, and above 1 it changes the
+    sign of what was there.
     Schlag et al. 2021, https://arxiv.org/abs/2102.11174; Yang et al. 2024, https://arxiv.org/abs/2406.06484.
 
     With `steps` above 1 a token has that many keys, values and strengths, as so many times the heads, and makes as many
@@ -76,17 +78,41 @@ class Delta(WriteRule):
     steps: int = 1
 
     def __call__(self, q: Queries, k: Keys, v: Values, terms: Terms, **core: Any) -> tuple[Heads, Memory]:
-        if terms.strength is None:
-            raise UserError('the delta rule needs a write strength; give its mixer gates such as WriteStrength')
+        strength = _strength(terms, k)
         if self.steps == 1:
-            return cores.delta_rule(q, k, v, terms.strength, terms.log_decay, **core)
+            return cores.delta_rule(q, k, v, strength, terms.log_decay, erase=terms.erase, **core)
         b, t, n = *k.shape[:2], self.steps
-        k, v, strength = (a.reshape(b, t * n, a.shape[2] // n, *a.shape[3:]) for a in (k, v, terms.strength))
+        k, v, strength = (a.reshape(b, t * n, a.shape[2] // n, *a.shape[3:]) for a in (k, v, strength))
+        erase = None if terms.erase is None else terms.erase.reshape(k.shape)
         segments = core['segments']
         core = core | {'segments': None if segments is None else jnp.repeat(segments, n, axis=1)}
         log_decay = None if terms.log_decay is None else _before_first(terms.log_decay, b, t, n)
-        y, memory = cores.delta_rule(jnp.repeat(q, n, axis=1), k, v, strength, log_decay, **core)
+        y, memory = cores.delta_rule(jnp.repeat(q, n, axis=1), k, v, strength, log_decay, erase=erase, **core)
         return y[:, n - 1 :: n], memory
+
+
+@dataclasses.dataclass(frozen=True)
+class EarlyDelta(WriteRule):
+    """Erases before it decays: `S_t = diag(a_t) S_{t-1} + b_t k_t (v_t - S_{t-1}^T e_t)^T`, `e` the key or one's own.
+
+    The decay `a` is one where gates give none; they have to give the strength `b` or the erase key `e`, or both. The
+    memory that is erased has not decayed, so that with decays the transition is no product of two.
+    Hu et al. 2025, https://arxiv.org/abs/2506.02475.
+    """
+
+    def __call__(self, q: Queries, k: Keys, v: Values, terms: Terms, **core: Any) -> tuple[Heads, Memory]:
+        strength = _strength(terms, k)[..., None]
+        reads = -strength * (k if terms.erase is None else terms.erase)
+        return cores.diagonal_low_rank(q, k, strength.astype(v.dtype) * v, reads, None, terms.log_decay, **core)
+
+
+def _strength(terms: Terms, k: Keys) -> Float[Array, 'b t h']:
+    """Raises `UserError` where gates give neither a strength nor an erase key."""
+    if terms.strength is not None:
+        return terms.strength
+    if terms.erase is None:
+        raise UserError('the delta rule needs a write strength; give its mixer gates such as WriteStrength')
+    return jnp.ones(k.shape[:3], k.dtype)
 
 
 def _before_first(log_decay: Array, b: int, t: int, n: int) -> Float[Array, 'b s h *k']:

@@ -271,6 +271,6 @@ def test_mistakes_are_named():
         mixer = LinearAttention(8, heads=2, causal=False, write=Delta(), gates=WriteStrength, rngs=nnx.Rngs(0))
         mixer(x, Context.full(1, 3))
     with pytest.raises(UserError, match=r'lower_bound of TiedKeys is 1.0; it must be from 0 to below 1'):
-        TiedKeys(8, heads=2, key_dim=4, lower_bound=1.0, rngs=nnx.Rngs(0))
+        TiedKeys(8, heads=2, key_dim=4, value_dim=4, lower_bound=1.0, rngs=nnx.Rngs(0))
     with pytest.raises(UserError, match=r'TiedKeys make the decay themselves'):
         LinearAttention(8, heads=2, gates=TiedKeys, decay=LowRankDecay, rngs=nnx.Rngs(0))(x, Context.full(1, 3))

@@ -102,6 +102,70 @@ def gated_delta_product(mixer: LinearAttention, x: np.ndarray) -> np.ndarray:
     return gated_output(mixer, out, x)
 
 
+def gated_delta_net2(mixer: LinearAttention, x: np.ndarray) -> np.ndarray:
+    q, k, v = convolved(mixer, x)
+    A, bias = (np.asarray(a[...], np.float64) for a in (mixer.decay.A_log, mixer.decay.step_size.bias))
+    step = softplus(apply(mixer.decay.up, apply(mixer.decay.down, x)) + bias)
+    decay = np.exp(-np.exp(A)[:, None] * step.reshape(k.shape))
+    q, k = unit(q), unit(k)
+    erase = sigmoid(apply(mixer.gates.erase, x)).reshape(k.shape) * k
+    v = sigmoid(apply(mixer.gates.write, x)).reshape(v.shape) * v
+    out = np.zeros_like(v)
+    for h in range(HEADS):
+        memory = np.zeros((q.shape[-1], v.shape[-1]))
+        for t in range(len(x)):
+            memory = decay[t, h][:, None] * memory
+            memory = memory + np.outer(k[t, h], v[t, h] - memory.T @ erase[t, h])
+            out[t, h] = memory.T @ q[t, h] / np.sqrt(q.shape[-1])
+    gate = sigmoid(apply(mixer.gate.up, apply(mixer.gate.down, x)))
+    return apply(mixer.output, normed(mixer, out) * gate)
+
+
+def comba(mixer: LinearAttention, x: np.ndarray) -> np.ndarray:
+    q, k, v = convolved(mixer, x)
+    A, bias = (np.asarray(a[...], np.float64) for a in (mixer.decay.A_log, mixer.decay.step_size.bias))
+    decay = np.exp(-np.exp(A) * softplus(apply(mixer.decay.linear, x) + bias))
+    beta = sigmoid(apply(mixer.gates.strength.linear, x))
+    corrected, part = (np.asarray(a[...], np.float64) for a in (mixer.feature_map.part, mixer.gates.part))
+    q, k = unit(q - corrected[:, None] * k), unit(k)
+    out = np.zeros_like(v)
+    for h in range(HEADS):
+        memory = np.zeros((q.shape[-1], v.shape[-1]))
+        for t in range(len(x)):
+            missing = v[t, h] - memory.T @ (sigmoid(part[h]) * k[t, h])
+            memory = decay[t, h] * memory + beta[t, h] * np.outer(k[t, h], missing)
+            out[t, h] = memory.T @ q[t, h] / np.sqrt(q.shape[-1])
+    return apply(mixer.output, normed(mixer, out) * sigmoid(apply(mixer.gate.linear, x)))
+
+
+def test_the_layer_with_erase_keys_is_that_of_the_paper():
+    check_layer('gated_delta_net2', gated_delta_net2)
+    check_layer('comba', comba)
+
+
+def test_gated_delta_net2_with_equal_strengths_is_kda():
+    """All weights of the gates zero: every strength a half."""
+    mixer = recipe('gated_delta_net2')
+    for linear in (mixer.gates.erase, mixer.gates.write):
+        linear.weight[...] = jnp.zeros_like(linear.weight[...])
+    x, ctx = batch()
+    apart, _ = mixer(x, ctx)
+    mixer.gates = WriteStrength(DIM, heads=HEADS, key_dim=4, value_dim=4, rngs=nnx.Rngs(0))
+    mixer.gates.linear.weight[...] = jnp.zeros_like(mixer.gates.linear.weight[...])
+    np.testing.assert_allclose(apart, mixer(x, ctx)[0], rtol=1e-12, atol=1e-12)
+
+
+def test_without_decay_and_correction_comba_that_erases_all_is_the_delta_rule():
+    mixer = recipe('comba')
+    mixer.feature_map.part[...] = jnp.zeros_like(mixer.feature_map.part[...])
+    mixer.gates.part[...] = jnp.full(HEADS, jnp.inf)
+    mixer.decay = None
+    x, ctx = batch()
+    early, _ = mixer(x, ctx)
+    mixer.gates, mixer.write = mixer.gates.strength, Delta()
+    np.testing.assert_allclose(early, mixer(x, ctx)[0], rtol=1e-12, atol=1e-12)
+
+
 def test_the_layer_is_that_of_the_paper():
     check_layer('delta_net', delta_net)
     check_layer('delta_net', sum_normed, feature_map=SumNorm())

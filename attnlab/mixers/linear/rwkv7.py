@@ -1,0 +1,189 @@
+"""RWKV-7: a matrix-valued memory whose erasing and writing have keys of their own."""
+
+import math
+from collections.abc import Sequence as Shape
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from jax.typing import DTypeLike
+from jaxtyping import Float, Int
+
+from attnlab.context import Context
+from attnlab.errors import UserError
+from attnlab.functional import cores
+from attnlab.functional.recurrences import carried, no_segment, state_dtype
+from attnlab.mixers.mixer import Mixer
+from attnlab.nn.norms import GroupNorm
+from attnlab.nn.parameter import Initializer, param
+from attnlab.nn.preludes import ShiftState, no_shift, shifted
+from attnlab.nn.projections import Linear, LowRank
+from attnlab.typing import Heads, Sequence
+
+QUERY, DECAY, KEY, VALUE, RATE, GATE = range(6)
+"""The inputs of a layer, each of which mixes a token with the one before it."""
+
+EXPONENTS = (0.2, 0.9, 0.7, 0.7, 0.9, 0.2)
+"""How steeply, over the channels, each input starts to take in the token before, in the first layer."""
+
+SLOWEST = math.exp(-0.5)
+"""The log decay of a channel lies between minus this and 0."""
+
+
+class RWKV7State(NamedTuple):
+    """What a layer remembers of a stream.
+
+    Attributes:
+      memory: float32 or float64, `b h k v`.
+      shift: the last token.
+      segment: the segment of the last token, `b`; -1 before the first.
+    """
+
+    memory: Float[Array, 'b h k v']
+    shift: ShiftState
+    segment: Int[Array, ' b']
+
+
+class RWKV7(Mixer):
+    """The time mixing of RWKV-7, `S_t = (diag(w_t) - (a_t * n_t) n_t^T) S_{t-1} + k_t v_t^T`, read by `S_t^T r_t`.
+
+    Every input mixes a token with the one before it, `x_t + (x_{t-1} - x_t) m`. With `k'` the projected key, `a` in
+    (0, 1) a rate and `w` a decay for every channel, both through bottlenecks:
+
+        n = k' p / |k' p|                    the key that is erased
+        k = k' (1 + (a - 1) u)               the key that is written
+        log w = -exp(-1/2) sigmoid(.)        so that w lies above 0.545
+        y_t = W_o (g_t * (norm(S_t^T r_t) + (r_t . c k_t) v_t))
+
+    the norm that of every head with its mean, and `p`, `u`, `c` learned for every channel. The state that is erased
+    has not decayed yet. Peng et al. 2025, https://arxiv.org/abs/2503.14456.
+
+    Raises `UserError` for heads that do not divide the width, and for a `place` outside of [0, 1].
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        heads: int,
+        place: float = 0.0,
+        rank: int | None = None,
+        gate_rank: int | None = None,
+        implementation: str | None = None,
+        rngs: nnx.Rngs,
+    ):
+        """Makes the projections and the parts.
+
+        Args:
+          dim: model width.
+          heads: how many memories, each of `dim / heads` keys and values.
+          place: of the layer in its model, from 0 for the first to 1 for the last; sets where decays, and what is taken
+            of the token before, start.
+          rank: of the bottlenecks of decay and rate; `None`: `2.5 sqrt(dim)` rounded to a multiple of 32, at least 32.
+          gate_rank: of that of the gate; `None`: likewise with `5 sqrt(dim)`.
+          implementation: of the core; `None`: the default of the platform.
+          rngs: draws the parameters.
+        """
+        if dim % heads:
+            raise UserError(f'{heads} heads do not divide a width of {dim}; RWKV7 wants heads of one size')
+        if not 0 <= place <= 1:
+            raise UserError(f'the place of RWKV7 is {place}; it must be from 0, the first layer, to 1, the last')
+        self.heads, self.channels, self.implementation = heads, dim // heads, implementation
+        rank = _rank(2.5, dim) if rank is None else rank
+        gate_rank = _rank(5.0, dim) if gate_rank is None else gate_rank
+
+        def mixed(key: jax.Array, shape: Shape[int], dtype: DTypeLike) -> Array:
+            exponents = (1 - place) * jnp.asarray(EXPONENTS, dtype)
+            return 1 - (jnp.arange(dim, dtype=dtype) / dim)[None] ** exponents[:, None]
+
+        def uniform(width: float) -> Initializer:
+            return lambda key, shape, dtype: jax.random.uniform(key, shape, dtype, -width, width)
+
+        self.mix = param(mixed, (len(EXPONENTS), dim), axes=(None, 'embed'), group='vector', rngs=rngs)
+        self.query = Linear(dim, dim, initializer=uniform(0.5 / math.sqrt(dim)), rngs=rngs)
+        self.key = Linear(dim, dim, initializer=uniform(0.05 / math.sqrt(dim)), rngs=rngs)
+        self.value = Linear(dim, dim, initializer=uniform(0.5 / math.sqrt(dim)), rngs=rngs)
+        ramp, zigzag = _ramp(dim), _zigzag(dim, heads)
+        # From 1 in the first layer to 2 in the last.
+        steepness = 1 + place**0.3
+        decay = -5.5 + 6 * (ramp + 0.5) ** steepness + 2.5 * zigzag
+        self.decay = LowRank(dim, dim, rank=rank, activation='tanh', start=_values(decay), rngs=rngs)
+        rate = _values(-0.19 + 0.3 * zigzag + 0.4 * ramp)
+        self.rate = LowRank(dim, dim, rank=rank, activation='identity', start=rate, rngs=rngs)
+        self.gate = LowRank(dim, dim, rank=gate_rank, activation='sigmoid', rngs=rngs)
+
+        def by_head(values: Array) -> nnx.Param:
+            shape = (heads, self.channels)
+            return param(_values(values.reshape(shape)), shape, axes=('heads', None), group='vector', rngs=rngs)
+
+        self.erased = by_head(0.71 - 0.1 * ramp)
+        self.written = by_head(jnp.full(dim, 1.02))
+        self.bonus = by_head(jnp.full(dim, -0.04))
+        self.norm = GroupNorm(self.channels, heads=heads, eps=1e-5 * self.channels, rngs=rngs)
+        self.output = Linear(dim, dim, axes=('heads', 'embed'), rngs=rngs)
+
+    def __call__(
+        self, x: Sequence, ctx: Context, state: RWKV7State | None = None
+    ) -> tuple[Sequence, RWKV7State | None]:
+        before, shift = shifted(x, ctx.segments, None if state is None else state.shift)
+        wide = state_dtype(x.dtype)
+        mix = self.mix[...].astype(wide)[:, None, None]
+        inputs = [x + ((before - x).astype(wide) * part).astype(x.dtype) for part in mix]
+        r, k, v = (
+            self._by_head(linear(inputs[which]))
+            for linear, which in ((self.query, QUERY), (self.key, KEY), (self.value, VALUE))
+        )
+        log_decay = -SLOWEST * jax.nn.sigmoid(self._by_head(self.decay(inputs[DECAY])))
+        rate = jax.nn.sigmoid(self._by_head(self.rate(inputs[RATE])))
+        erased = _unit(k.astype(wide) * self._each(self.erased, wide))
+        k = (k.astype(wide) * (1 + (rate - 1) * self._each(self.written, wide))).astype(x.dtype)
+        core: dict[str, Any] = {'scale': 1.0, 'segments': ctx.segments, 'implementation': self.implementation}
+        if state is not None:
+            segments = ctx.segments_or_ones()
+            core['state'] = carried(state.memory, segments, state.segment)
+        y, memory = cores.diagonal_low_rank(r, k, v, -erased, rate * erased, log_decay, **core)
+        if shift is not None:
+            state = RWKV7State(memory, shift, ctx.segments_or_ones()[:, -1])
+        own = jnp.sum((r * k).astype(wide) * self._each(self.bonus, wide), axis=-1, keepdims=True).astype(v.dtype)
+        y = (self.norm(y) + own * v).reshape(x.shape)
+        return self.output(y * self.gate(inputs[GATE])), state
+
+    @property
+    def divides_time(self) -> bool:
+        return True
+
+    def init_state(self, batch: int, length: int, dtype: DTypeLike) -> RWKV7State:
+        """Returns an empty memory; its size does not depend on `length`."""
+        memory = jnp.zeros((batch, self.heads, self.channels, self.channels), state_dtype(dtype))
+        return RWKV7State(memory, no_shift((batch, self.heads * self.channels), dtype), no_segment(batch))
+
+    def _by_head(self, x: Float[Array, 'b t d']) -> Heads:
+        return x.reshape(*x.shape[:2], self.heads, self.channels)
+
+    def _each(self, parameter: nnx.Param, dtype: DTypeLike) -> Float[Array, '1 1 h k']:
+        return parameter[...].astype(dtype)[None, None]
+
+
+def _unit(x: Heads) -> Heads:
+    return x * jax.lax.rsqrt(jnp.maximum(jnp.sum(jnp.square(x), axis=-1, keepdims=True), 1e-24))
+
+
+def _rank(factor: float, dim: int) -> int:
+    return max(32, 32 * round(factor * math.sqrt(dim) / 32))
+
+
+def _ramp(dim: int) -> Array:
+    """From -1/2 at the first channel to 1/2 at the last."""
+    return jnp.arange(dim) / max(dim - 1, 1) - 0.5
+
+
+def _zigzag(dim: int, heads: int) -> Array:
+    """The square, with its sign, of the place of a channel in its head, from -1 to 1."""
+    place = jnp.tile(2 * _ramp(dim // heads), heads)
+    return place * jnp.abs(place)
+
+
+def _values(values: Array) -> Initializer:
+    return lambda key, shape, dtype: values.astype(dtype)

@@ -1,0 +1,85 @@
+"""RWKV-7 against its equations, as loops over tokens in numpy float64."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from attnlab.errors import UserError
+from attnlab.mixers.linear.rwkv7 import RWKV7
+from pallas_kernels import linear_attention
+from tests.mixers.linear.equations import DIM, HEADS, apply, batch, check_layer, heads, recipe, sigmoid
+
+
+@pytest.fixture(autouse=True)
+def float64():
+    with jax.enable_x64(True):
+        yield
+
+
+def low_rank(part, x: np.ndarray, activation) -> np.ndarray:
+    start = 0.0 if part.start is None else np.asarray(part.start[...], np.float64)
+    return start + apply(part.up, activation(apply(part.down, x)))
+
+
+def rwkv7(mixer: RWKV7, x: np.ndarray) -> np.ndarray:
+    before = np.concatenate([np.zeros_like(x[:1]), x[:-1]])
+    mix = np.asarray(mixer.mix[...], np.float64)
+    x_r, x_w, x_k, x_v, x_a, x_g = (x + (before - x) * mix[i] for i in range(6))
+    r, k, v = heads(apply(mixer.query, x_r)), heads(apply(mixer.key, x_k)), heads(apply(mixer.value, x_v))
+    w = heads(np.exp(-np.exp(-0.5) * sigmoid(low_rank(mixer.decay, x_w, np.tanh))))
+    a = heads(sigmoid(low_rank(mixer.rate, x_a, lambda y: y)))
+    gate = low_rank(mixer.gate, x_g, sigmoid)
+    erased, written, bonus, gain, offset = (
+        np.asarray(p[...], np.float64)
+        for p in (mixer.erased, mixer.written, mixer.bonus, mixer.norm.scale, mixer.norm.bias)
+    )
+    kappa = k * erased
+    kappa = kappa / np.linalg.norm(kappa, axis=-1, keepdims=True)
+    k = k * (1 + (a - 1) * written)
+    out = np.zeros_like(v)
+    for h in range(HEADS):
+        memory = np.zeros((DIM // HEADS,) * 2)
+        for t in range(len(x)):
+            transition = np.diag(w[t, h]) - np.outer(a[t, h] * kappa[t, h], kappa[t, h])
+            memory = transition @ memory + np.outer(k[t, h], v[t, h])
+            y = memory.T @ r[t, h]
+            y = (y - y.mean()) / np.sqrt(y.var() + 1e-5 * len(y)) * gain[h] + offset[h]
+            out[t, h] = y + (r[t, h] * k[t, h] * bonus[h]).sum() * v[t, h]
+    return apply(mixer.output, out.reshape(len(x), -1) * gate)
+
+
+def test_the_layer_is_that_of_the_paper():
+    check_layer('rwkv7', rwkv7, rank=3, gate_rank=2)
+
+
+def test_with_rates_of_zero_it_is_gated_linear_attention(monkeypatch):
+    """Nothing is erased then; the core is exchanged for the additive one."""
+    mixer = recipe('rwkv7', rank=3, gate_rank=2)
+    mixer.rate.start[...] = jnp.full(DIM, -jnp.inf)
+    x, ctx = batch()
+    found, _ = mixer(x, ctx)
+
+    def additive(q, k, v, a, b, log_decay, **options):
+        return linear_attention(q, k, v, log_decay, **options)
+
+    monkeypatch.setattr('attnlab.mixers.linear.rwkv7.cores.diagonal_low_rank', additive)
+    np.testing.assert_allclose(found, mixer(x, ctx)[0], rtol=1e-11, atol=1e-12)
+
+
+def test_the_start_is_that_of_the_released_code():
+    """Numbers of channels 0, 3 and 7 of 8, in heads of 4, in the first layer and half way down."""
+    first, middle = (RWKV7(8, heads=2, place=place, rngs=nnx.Rngs(0)) for place in (0.0, 0.5))
+    np.testing.assert_allclose(first.decay.start[...][jnp.array([0, 3, 7])], [-8, -5.5 + 18 / 7 + 2.5, 3], rtol=1e-6)
+    np.testing.assert_allclose(middle.decay.start[...][3], -3 + 6 * (3 / 7) ** (1 + 0.5**0.3), rtol=1e-6)
+    np.testing.assert_allclose(first.mix[...][2, jnp.array([0, 7])], [1, 1 - (7 / 8) ** 0.7], rtol=1e-6)
+    np.testing.assert_allclose(first.erased[...][jnp.array([0, 1]), jnp.array([0, 3])], [0.76, 0.66], rtol=1e-6)
+    assert not first.rate.down.weight[...].any()
+
+
+def test_errors():
+    with pytest.raises(UserError, match='3 heads do not divide a width of 8'):
+        RWKV7(8, heads=3, rngs=nnx.Rngs(0))
+    with pytest.raises(UserError, match='the place of RWKV7 is 2'):
+        RWKV7(8, heads=2, place=2.0, rngs=nnx.Rngs(0))
