@@ -59,6 +59,11 @@ def _stack(fields: Fields) -> Fields:
     return {'residual': {'target': 'attnlab.blocks.residual.Plain'}, 'initialization': usual, **fields}
 
 
+def _synthetic(fields: Fields) -> Fields:
+    """Slices were multiples of the training length and variants of the problem once."""
+    return {'extra': (), **fields}
+
+
 def _linear_attention(fields: Fields) -> Fields:
     """Every write was additive once, and keys and values were not gated."""
     additive = {'target': 'attnlab.mixers.linear.write.Additive'}
@@ -113,6 +118,8 @@ UPGRADES: MappingProxyType[str, Callable[[Fields], Fields]] = MappingProxyType(
         'attnlab.models.model.Encoder': _model(pool=None, streaming=False),
         'attnlab.models.model.LanguageModel': _model(pool=None, streaming=True),
         'attnlab.models.stack.Stack': _stack,
+        'attnlab.tasks.synthetic.InContextRegression': _synthetic,
+        'attnlab.tasks.synthetic.LabelPrediction': _synthetic,
     }
 )
 """How specs saved with other arguments are written now, by today's path of their target.

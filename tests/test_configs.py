@@ -19,6 +19,7 @@ from attnlab.zoo import ZOO
 from attnlab.zoo.softmax.maps import MAPS
 from attnlab.zoo.softmax.parts import PARTS
 from configs import grokking, language, long_range, recall
+from configs.sweeps import recall as sweeps_recall
 
 KINDS = {
     (str(recipe.layer), recipe.bidirectional, recipe.mirrored): name
@@ -115,7 +116,7 @@ def test_grokking_is_traced():
 
 
 def test_every_task_has_every_size():
-    assert recall.TINY.keys() == recall.PAPER.keys()
+    assert recall.TINY.keys() == recall.PAPER.keys() == recall.DEPARTURES.keys()
 
 
 @zoo
@@ -203,3 +204,13 @@ def test_experiments(folder):
     for run in small if len(small) < len(MAPS) + len(PARTS) else small[:1]:
         if not run.label.endswith(('-1', '-2')):
             assert prepare(run.config).model
+
+
+def test_the_sweep_of_recall_has_the_rates_of_the_papers():
+    made = sweeps_recall.get_config('task=mqar,zoo=mha,size=paper')
+    assert made.space.rate['values'] == (1e-4, 4.6e-4, 2.2e-3, 1e-2)
+    read(made)
+    mixed = sweeps_recall.get_config('task=mqar_mixed,seeds=3')
+    assert mixed.seeds == (0, 1, 2) and mixed.space.rate['values'] == (1e-3, 3.2e-3, 1e-2, 3.2e-2)
+    with pytest.raises(UserError, match="seeds is '0'; it must be a whole number from 1"):
+        sweeps_recall.get_config('seeds=0')

@@ -18,6 +18,15 @@ from attnlab.typing import DropoutKey, Sequence
 
 
 @dataclasses.dataclass(frozen=True)
+class Extra:
+    """A slice of a test besides multiples of the training length: `problem` at `length` tokens, as `name`."""
+
+    name: str
+    length: int
+    problem: Problem
+
+
+@dataclasses.dataclass(frozen=True)
 class Synthetic(abc.ABC):
     """Base class of tasks on a synthetic problem.
 
@@ -26,6 +35,7 @@ class Synthetic(abc.ABC):
       seed: of the examples, from 0 to 2^32 - 1; which of them a run sees, and in what order, depends on the run's seed.
       examples: the number of training examples, repeated as needed; `None` for an endless stream.
       held_out: the number of examples of the other splits, drawn from separate random streams.
+      extra: further slices.
     """
 
     packs: ClassVar[bool] = True
@@ -34,6 +44,7 @@ class Synthetic(abc.ABC):
     seed: int = 0
     examples: int | None = None
     held_out: int = 4096
+    extra: tuple[Extra, ...] = ()
 
     @property
     def vocab(self) -> int:
@@ -57,6 +68,7 @@ class Synthetic(abc.ABC):
         count = min(count, self.held_out)
         asked = {f'{n}x': (self.problem if n == 1 else self.problem.stretched(), n * length) for n in multiples}
         asked |= {name: (variant, length) for name, variant in self.problem.variants(length).items()}
+        asked |= {extra.name: (extra.problem, extra.length) for extra in self.extra}
         return {
             name: Slice(Examples(problem, size, self.seed, split, count, baselines=True), size)
             for name, (problem, size) in asked.items()

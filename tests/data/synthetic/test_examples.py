@@ -12,6 +12,7 @@ from attnlab.config import build, spec
 from attnlab.data.synthetic.arithmetic import ModularArithmetic, Parity
 from attnlab.data.synthetic.copying import Copying, SelectiveCopying
 from attnlab.data.synthetic.groups import WordProblem
+from attnlab.data.synthetic.mixture import Mixture
 from attnlab.data.synthetic.passkey import Passkey
 from attnlab.data.synthetic.problem import ENDLESS, SPLITS, Examples
 from attnlab.data.synthetic.recall import CompositionalRecall, InductionHeads, MultiQueryRecall, OverwrittenRecall
@@ -19,6 +20,9 @@ from attnlab.data.synthetic.regression import LinearRegression
 from attnlab.data.synthetic.sets import MaxRetrieval
 from attnlab.errors import UserError
 
+MIXTURE = Mixture(
+    (MultiQueryRecall(vocab=64, pairs=(2,)), MultiQueryRecall(vocab=64, pairs=(4,))), (16, 32), ('a', 'b'), (3.0, 1.0)
+)
 PROBLEMS = [
     (MultiQueryRecall(vocab=64, pairs=(2, 4)), 32),
     (MultiQueryRecall(vocab=64, pairs=(4,), random_fillers=True), 32),
@@ -34,6 +38,7 @@ PROBLEMS = [
     (WordProblem('A4xZ5'), 33),
     (WordProblem('S5'), 17),
     (MaxRetrieval(), 17),
+    (MIXTURE, 32),
     (LinearRegression(dim=5), 22),
     (LinearRegression(dim=5, outputs=7, noise=0.5, decay=1.0, nonzero=2, layers=2), 22),
 ]

@@ -1,0 +1,44 @@
+"""The learning rates that papers on recall choose the best of, for any task and mixer of `configs/recall.py`.
+
+    attnlab sweep --config=sweeps/recall:task=mqar,zoo=gla,size=paper --study=studies/mqar-gla
+
+All other arguments are those of `configs/recall.py`. `mqar` has the four rates of Arora et al. 2023,
+https://arxiv.org/abs/2312.04927, from 1e-4 to 1e-2, `mqar_mixed` the four of Arora et al. 2024,
+https://arxiv.org/abs/2402.18668, from 1e-3 to 10^-1.5; other tasks have the first four. Every rate is run with
+`seeds=`, one by default, as the papers have it; report the best and the median.
+"""
+
+import pathlib
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from attnlab.config import arguments, spec
+from attnlab.configuration import config_of
+from attnlab.errors import UserError
+from attnlab.sweep.search import GridSearch
+from attnlab.sweep.space import Grid
+from attnlab.sweep.sweep import sweep_config
+from attnlab.train.run_config import CHOICES
+
+RECALL = pathlib.Path(__file__).parents[1] / 'recall.py'
+RATES = tuple(float(f'{rate:.2g}') for rate in np.logspace(-4, -2, 4))
+MIXED = tuple(float(f'{rate:.2g}') for rate in np.logspace(-3, -1.5, 4))
+
+
+def get_config(arg: str = '') -> ConfigDict:
+    """The config of `seeds=` and of the arguments of `configs/recall.py`."""
+    defaults = {'task': 'mqar', 'zoo': 'mha', 'size': 'tiny', 'conv': '0', 'init': 'framework', **CHOICES}
+    chosen = arguments(arg, seeds='1', **defaults)
+    if not chosen['seeds'].isdigit() or chosen['seeds'] == '0':
+        raise UserError(f'seeds is {chosen["seeds"]!r}; it must be a whole number from 1')
+    base = config_of(RECALL, ','.join(f'{name}={chosen[name]}' for name in defaults))
+    rates = MIXED if chosen['task'] == 'mqar_mixed' else RATES
+    return sweep_config(
+        base,
+        {'rate': spec(Grid, key='optimizer.peak_lr', values=rates)},
+        sampler=spec(GridSearch),
+        seeds=tuple(range(int(chosen['seeds']))),
+        metric='test/1x/accuracy',
+        goal='max',
+    )
