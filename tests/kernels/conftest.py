@@ -1,5 +1,6 @@
 """How a core is compared with its reference: the same numbers, and every gradient, in float64."""
 
+import collections
 import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -22,14 +23,27 @@ Every test compares with a reference, and references change seldom.
 """
 
 
+IN_TURN = ('test_forms_are_the_reference', 'test_forms_that_hold_parts_are_the_reference')
+"""Of these tests every case is run every time, by one of the forms that serve it, in turn; by the others nightly."""
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks the cases that are run nightly."""
+    in_turn = collections.defaultdict(lambda: collections.defaultdict(list))
     for item in items:
         if isinstance(item, pytest.Function) and item.originalname in NAMED:
             every_time = tuple(item.module.cases.KERNEL)[: NAMED[item.originalname]]
             if item.callspec.params['name'] not in every_time:
                 item.add_marker(pytest.mark.slow)
+        if isinstance(item, pytest.Function) and item.originalname in IN_TURN:
+            case = item.callspec.params['name'], item.callspec.params['dtype']
+            in_turn[item.module, item.originalname][case].append(item)
+    for cases in in_turn.values():
+        for turn, forms in enumerate(cases.values()):
+            for place, item in enumerate(forms):
+                if place != turn % len(forms):
+                    item.add_marker(pytest.mark.slow)
 
 
 @dataclasses.dataclass

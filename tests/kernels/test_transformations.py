@@ -41,6 +41,15 @@ KERNELS = [
 INTERPRETED = [pytest.param(*case.values, id=case.id, marks=pytest.mark.slow) for case in KERNELS]
 
 
+def over_each(forms):
+    """Every form over batch and over heads: one of the two every time, in turn, the other nightly."""
+    return [
+        pytest.param(*form.values, over, id=f'{form.id}-{over}', marks=() if place == turn % 2 else pytest.mark.slow)
+        for turn, form in enumerate(forms)
+        for place, over in enumerate(('batch', 'heads'))
+    ]
+
+
 def parts(core, implementation):
     """A core with its implementation named, and its arguments."""
     # The matrix units of GPUs take 16-bit numbers.
@@ -124,8 +133,7 @@ def scanned(function):
     return twice
 
 
-@pytest.mark.parametrize('over', ['batch', 'heads'])
-@pytest.mark.parametrize('form', PORTABLE, indirect=True)
+@pytest.mark.parametrize(('form', 'over'), over_each(PORTABLE), indirect=['form'])
 def test_shard_map(form, over):
     core, function, arrays = form
     arrays = divisible(core, arrays, over)
@@ -135,8 +143,7 @@ def test_shard_map(form, over):
     )
 
 
-@pytest.mark.parametrize('over', ['batch', pytest.param('heads', marks=pytest.mark.slow)])
-@pytest.mark.parametrize('form', KERNELS)
+@pytest.mark.parametrize(('form', 'over'), over_each(KERNELS))
 def test_kernels_lower_inside_all_of_them(form, over):
     # Interpreters know neither remat nor, that for GPUs, more than one device.
     core, implementation = form
