@@ -78,7 +78,9 @@ def hyper_connected(made: Stack, x: jax.Array, ctx: Context) -> np.ndarray:
     return h.sum(axis=2)
 
 
-@pytest.mark.parametrize('name', HYPER)
+@pytest.mark.parametrize(
+    'name', [name if name == 'dynamic' else pytest.param(name, marks=pytest.mark.slow) for name in HYPER]
+)
 def test_hyper_connections_are_their_equations_scanned_unrolled_and_streamed(name: str):
     x, ctx = noise(2, 6, DIM), Context.full(2, 6)
     made = moved(stack(HYPER[name]))

@@ -31,7 +31,9 @@ def test_the_noise_of_a_shared_test_set_is_covered():
     assert coverage(lambda rng: made(rng, None), 1.0) < 0.5
 
 
-@pytest.mark.parametrize(('documents', 'spread'), [(6, 0.5), (22, 0.5), (22, 1.0), (200, 1.0)])
+@pytest.mark.parametrize(
+    ('documents', 'spread'), [(6, 0.5), (22, 0.5), (22, 1.0), pytest.param(200, 1.0, marks=pytest.mark.slow)]
+)
 def test_a_loss_over_documents_is_covered(documents, spread):
     """Documents of different length and difficulty; a long tail of lengths costs a little."""
 

@@ -195,7 +195,7 @@ def test_one_key_is_read_whole_and_passes_no_gradient_to_queries(path):
 
 
 @pytest.mark.parametrize('hidden_by', ['position', 'bias', 'segments', 'window'])
-@pytest.mark.parametrize('path', ['kept', 'blocks'], indirect=True)
+@pytest.mark.parametrize('path', [pytest.param('kept', marks=pytest.mark.slow), 'blocks'], indirect=True)
 def test_a_query_that_sees_nothing_reads_zeros_and_passes_no_gradient(hidden_by, path):
     t, s = (13, 5) if hidden_by == 'position' else (13, 21)
     blind = np.zeros(t, bool)
@@ -435,7 +435,7 @@ def test_the_learned_sink_takes_its_share():
         np.testing.assert_allclose(output, np.full((1, 1, 1, 1), expected), rtol=1e-6)
 
 
-@pytest.mark.parametrize('cut', [False, True])
+@pytest.mark.parametrize('cut', [pytest.param(False, marks=pytest.mark.slow), True])
 def test_visible_counts(cut, monkeypatch):
     if cut:
         monkeypatch.setattr(tiling, 'attention', lambda t, s: tiling.AttentionTile(2, 3))

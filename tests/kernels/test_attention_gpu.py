@@ -22,10 +22,10 @@ from pallas_kernels.mosaic_gpu import products_sm90
 
 # Every interpreted case takes about five seconds, most of which compiles the interpreted kernels.
 QUICK = {
-    'bfloat16': ('everything', 'tiles'),
+    'bfloat16': ('everything',),
     'float16': ('prime',),
 }
-QUICK_MAPS = ('softpick', 'sigmoid', 'sparsemax')
+QUICK_MAPS = ('softpick', 'sparsemax')
 
 
 def marked(parameters, quick):
@@ -118,7 +118,7 @@ FEATURES = {
 }
 
 
-@pytest.mark.parametrize('name', marked([(name,) for name in FEATURES], [(name,) for name in list(FEATURES)[:8]]))
+@pytest.mark.parametrize('name', marked([(name,) for name in FEATURES], [(name,) for name in list(FEATURES)[:8:2]]))
 def test_lowered_for_hopper(name, lowered_for_gpu):
     lowered = lowered_for_gpu(attention, Call(*FEATURES[name]))
     assert [entry.implementation for entry in lowered.entries] == ['mosaic_gpu']

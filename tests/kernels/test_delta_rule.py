@@ -15,7 +15,7 @@ from pallas_kernels.delta_rule import chunk
 NARROW = ('shared queries and keys', 'packed scalar', 'packed vector', 'strong vector')
 SMALL = ('two', 'threes and twos', 'packed constant')
 GROUPED = ('packed scalar', 'sudden vector')
-QUICK = ('two', 'constant', 'grouped vector', 'packed scalar')
+QUICK = ('grouped vector', 'packed scalar')
 SERVED = [(name, jnp.float32) for name in cases.KERNEL] + [('several chunks, vector', jnp.bfloat16)]
 SERVED += [(name, jnp.bfloat16) for name in ('keys alike', 'packed scalar', 'sudden vector')]
 SERVED += [('several chunks', jnp.float16)]

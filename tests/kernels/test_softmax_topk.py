@@ -50,7 +50,10 @@ def test_numbers_worked_out_by_hand(implementation, comparison):
     assert not found['gradient of x'][2].any()
 
 
-@pytest.mark.parametrize('dtype', [jnp.float32, jnp.bfloat16, jnp.float16, jnp.float64])
+@pytest.mark.parametrize(
+    'dtype',
+    [jnp.float32, jnp.bfloat16, *(pytest.param(dtype, marks=pytest.mark.slow) for dtype in (jnp.float16, jnp.float64))],
+)
 def test_zeros_have_no_sign(dtype):
     with jax.enable_x64(dtype == jnp.float64):
         # In the second row a -0 comes before the one that would be found; the third has none among the largest.

@@ -60,7 +60,9 @@ def test_flops_are_those_of_the_definition(layer, length):
     assert flops_per_token(setup('scan', layer.__name__, length)) == DEPTH * layer(length) + 3 * HEAD
 
 
-@pytest.mark.parametrize('zoo', ['mha', 'gla', 'mamba', 'rg_lru'])
+@pytest.mark.parametrize(
+    'zoo', ['mha', 'gla', *(pytest.param(name, marks=pytest.mark.slow) for name in ('mamba', 'rg_lru'))]
+)
 def test_flops_are_the_same_on_every_device_however_layers_are_looped_or_recomputed(zoo):
     expected = flops_per_token(setup('unroll', zoo))
     assert flops_per_token(setup('scan', zoo)) == flops_per_token(setup('scan', zoo, remat=True)) == expected

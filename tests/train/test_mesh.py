@@ -102,7 +102,7 @@ def test_what_cannot_divide_time_says_so():
         setup.check_batch()
 
 
-@pytest.mark.parametrize('sizes', [{'data': 2}, {'tensor': 2}], ids=str)
+@pytest.mark.parametrize('sizes', [pytest.param({'data': 2}, marks=pytest.mark.slow), {'tensor': 2}], ids=str)
 def test_one_sequence_is_decoded_on_a_mesh(sizes):
     setup = small('mha', **sizes)
     alone = setup.alone()

@@ -26,7 +26,7 @@ def alone(train, tmp_path_factory):
     'mesh',
     [
         pytest.param({'data': 8}, marks=pytest.mark.slow),
-        {'data': 2, 'fsdp': 2, 'tensor': 2},
+        pytest.param({'data': 2, 'fsdp': 2, 'tensor': 2}, marks=pytest.mark.slow),
         pytest.param({'fsdp': 8}, marks=pytest.mark.slow),
         pytest.param({'data': 2, 'tensor': 4}, marks=pytest.mark.slow),
         pytest.param({'data': 2, 'sequence': 4}, marks=pytest.mark.slow),

@@ -84,6 +84,7 @@ def test_a_full_disk_loses_nothing(train, unbroken, mount):
     assert_same(workdir, unbroken)
 
 
+@pytest.mark.slow
 def test_a_damaged_newest_checkpoint_is_reported_and_the_one_before_used(train, unbroken, tmp_path, copy_run):
     workdir = copy_run(unbroken, tmp_path / 'damaged')
     largest = max(

@@ -43,7 +43,14 @@ def test_the_expected_best_of_a_quarter_by_counting():
     assert expected_best(RATES[:4], VALUES[:4]) == pytest.approx(VALUES[:4].mean())
 
 
-@pytest.mark.parametrize(('statistic', 'least'), [(expected_best, 0.88), (top_quarter, 0.86), (area, 0.9)])
+@pytest.mark.parametrize(
+    ('statistic', 'least'),
+    [
+        (expected_best, 0.88),
+        pytest.param(top_quarter, 0.86, marks=pytest.mark.slow),
+        pytest.param(area, 0.9, marks=pytest.mark.slow),
+    ],
+)
 def test_intervals_over_trials_cover_what_is_said(statistic, least):
     """Of 16 trials whose rate matters and which are noisy besides; by percentiles the top quarter has 0.89."""
     draws = np.random.default_rng(0)

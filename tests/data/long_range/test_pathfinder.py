@@ -59,7 +59,7 @@ def joined(scene, of):
     return 0
 
 
-@pytest.mark.parametrize(('of', 'count'), [(Pathfinder(), 150), (PATH_X, 5)])
+@pytest.mark.parametrize(('of', 'count'), [(Pathfinder(), 150), pytest.param(PATH_X, 5, marks=pytest.mark.slow)])
 def test_the_label_is_whether_a_path_joins_the_markers(of, count):
     scenes = [of.scene(stream(index)) for index in range(count)]
     assert [joined(scene, of) for scene in scenes] == [scene.label for scene in scenes]
@@ -131,6 +131,7 @@ def ink(images):
     return np.stack(counts, 1)
 
 
+@pytest.mark.slow
 def test_the_amount_of_ink_tells_nothing(images):
     labels = np.array([int(image['label']) for image in images])
     accuracy, chance, spread = linear_probe(ink(images), labels)

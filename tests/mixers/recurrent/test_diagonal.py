@@ -97,7 +97,7 @@ def test_the_layer_is_that_of_the_paper(equations, overrides):
 
 
 @pytest.mark.parametrize(('name', 'overrides'), [('rg_lru', {'width': 16}), ('mingru', {})])
-@pytest.mark.parametrize('segments', [None, [1] * 9, [0, 0, 0, 1, 1, 2, 2, 0, 0]])
+@pytest.mark.parametrize('segments', [pytest.param(None, marks=pytest.mark.slow), [1] * 9, [0, 0, 0, 1, 1, 2, 2, 0, 0]])
 def test_a_chunk_goes_on_where_the_one_before_stopped(name, overrides, segments):
     """The first token of a chunk starts a document only where the segment changes; of padding likewise."""
     mixer = recipe(name, **overrides)

@@ -122,8 +122,15 @@ def test_without_positions_or_mask_the_order_of_tokens_is_lost():
     assert_close(run(mixer, x[:, order]), run(mixer, x)[:, order], dtype=jnp.float32, reduction=16 * 9, what='y')
 
 
-@pytest.mark.parametrize('sinks', [0, 2])
-@pytest.mark.parametrize('position', [None, Rope(), Alibi()], ids=str)
+@pytest.mark.parametrize(
+    ('position', 'sinks'),
+    [
+        (None, 0),
+        (Rope(), 2),
+        *(pytest.param(*rest, marks=pytest.mark.slow) for rest in ((None, 2), (Rope(), 0), (Alibi(), 0), (Alibi(), 2))),
+    ],
+    ids=str,
+)
 def test_a_ring_gives_what_a_cache_that_forgets_nothing_gives(position: Rope | Alibi | None, sinks: int):
     mixer = attention(window=5, sinks=sinks, position=position)
     x = noise(2, 23, 16)
