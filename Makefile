@@ -6,7 +6,7 @@ RUN := runs/quickstart
 PIP := -m pip --disable-pip-version-check install -qq
 export PYTHON
 
-.PHONY: help quickstart experiment test test-all test-oldest lint format lock bench bench-kernels clean
+.PHONY: help quickstart experiment test test-all test-oldest compile-gpu lint format lock bench bench-kernels clean
 .DELETE_ON_ERROR:
 
 help:  ## list these targets
@@ -29,6 +29,9 @@ test-all: $(VENV)/installed $(VENV)/libtpu/complete  ## run the tests, the slow 
 test-oldest: $(OLDEST)/installed $(OLDEST)/libtpu/complete  ## run the tests on the oldest Python and JAX supported
 	@$(OLDEST)/bin/python -m pytest $(ARGS)
 
+compile-gpu: $(VENV)/installed $(VENV)/cuda/complete  ## compile the kernels for an H100; needs none (and 0.7 GB for the compiler)
+	@$(BIN)/python -m pytest -n 0 -m '' tests/kernels/test_compile_gpu.py $(ARGS)
+
 lint: $(VENV)/installed  ## check format, style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -38,7 +41,7 @@ format: $(VENV)/installed  ## format the code and apply the automatic fixes of t
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-lock:  ## renew requirements.lock and requirements-oldest.lock from setup.cfg
+lock:  ## renew the files requirements*.lock from setup.cfg
 	scripts/lock.sh
 
 bench: $(VENV)/installed  ## time a train step against plain JAX
@@ -68,6 +71,11 @@ $(VENV)/libtpu/complete: requirements-tpu.lock $(VENV)/complete
 $(OLDEST)/libtpu/complete: requirements-tpu-oldest.lock $(OLDEST)/complete
 %/libtpu/complete:
 	@[ "$$(uname -s)" != Linux ] || $*/bin/python $(PIP) --no-deps --upgrade --target $(@D) -r $<
+	@mkdir -p $(@D) && touch $@
+
+# The compiler for GPUs, likewise: JAX's plugin for CUDA and NVIDIA's assembler. No library of CUDA is needed to compile.
+$(VENV)/cuda/complete: requirements-cuda.lock $(VENV)/complete
+	@[ "$$(uname -s)" != Linux ] || $(BIN)/python $(PIP) --no-deps --upgrade --target $(@D) -r $<
 	@mkdir -p $(@D) && touch $@
 
 # setuptools is in the lock, so that this needs no network.

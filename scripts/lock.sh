@@ -1,6 +1,6 @@
 #!/bin/sh
-# Renews requirements.lock (the newest versions that setup.cfg allows) and requirements-oldest.lock (the oldest JAX), then
-# checks that every pin can be had for Python 3.12, 3.13 and 3.14.
+# Renews requirements.lock (the newest versions that setup.cfg allows), requirements-oldest.lock (the oldest JAX) and the
+# compilers for TPUs and GPUs that belong to them, then checks that every pin can be had for Python 3.12, 3.13 and 3.14.
 set -eu
 oldest=0.11.2
 python=$("$(dirname "$0")/find_python.sh")
@@ -29,6 +29,16 @@ tpu_pin() {
 newest=$(sed -n 's/^jax==//p' requirements.lock)
 tpu_pin "$newest" > requirements-tpu.lock
 tpu_pin "$oldest" > requirements-tpu-oldest.lock
+
+# The compiler for GPUs: JAX's plugin for CUDA, of JAX's own version, and NVIDIA's assembler.
+$pip install -qq --no-deps --target .venv-lock/cuda \
+    "jax-cuda13-plugin==$newest" "jax-cuda13-pjrt==$newest" nvidia-cuda-nvcc nvidia-nvvm
+{
+    echo "# The compiler for GPUs of JAX $newest; it serves \`make compile-gpu\`. Regenerate with \`make lock\`."
+    for package in .venv-lock/cuda/*.dist-info; do
+        basename "$package" .dist-info | sed 's/-/==/; s/_/-/g'
+    done
+} > requirements-cuda.lock
 
 for version in 3.12 3.13 3.14; do
     for lock in requirements.lock requirements-oldest.lock; do

@@ -25,16 +25,21 @@ PERIODS = 2
 """How often the pattern of layers is repeated: where it is scanned, that is a loop."""
 
 
-def setup_for(recipe: str, devices: Sequence[jax.Device], *, remat: bool = False) -> Setup:
-    """The setup of a recipe in bfloat16 on the first of `devices`, with the optimiser of configs/language.py."""
+def setup_for(recipe: str, devices: Sequence[jax.Device], mesh: str = '', *, remat: bool = False) -> Setup:
+    """The setup of a recipe in bfloat16 on the first of `devices`, with the optimiser of configs/language.py.
+
+    With a mesh, such as `data=2,tensor=2`, on all of `devices`.
+    """
     config = language.get_config(f'zoo={recipe},size=10m').unlock()
-    config.batch_size, config.length, config.model.dim = ROWS, LENGTH, WIDTH
+    sizes = {axis: int(size) for axis, size in (item.split('=') for item in mesh.split(',') if item)}
+    axes = Axes(**{'data': 1} | sizes)
+    config.batch_size, config.length, config.model.dim = max(ROWS, axes.data * axes.fsdp), LENGTH, WIDTH
     row = ZOO[recipe]
     layers = sum(mixer.layers if 'layers' in mixer else 1 for mixer in row.pattern)
     mixers = row.sized(heads=HEADS, window=LENGTH // 4)
     config.model.stack = stack_spec(mixers, layer=row.layer, depth=PERIODS * layers, mlp=spec(GatedMLP))
     config.model.stack.remat = remat
-    return dataclasses.replace(prepare(config.lock()), mesh=Axes().make(devices[:1]))
+    return dataclasses.replace(prepare(config.lock()), mesh=axes.make(devices if mesh else devices[:1]))
 
 
 def training(setup: Setup) -> jax.stages.Traced:
@@ -82,7 +87,7 @@ PROGRAMS: dict[str, tuple[Callable[[Setup], jax.stages.Traced], bool]] = {
 """Every program, and whether blocks are computed again on the way back."""
 
 
-def trace(recipe: str, program: str, devices: Sequence[jax.Device]) -> jax.stages.Traced:
-    """A program of a recipe, traced for the first of `devices`; their kind is the target's, which the caller names."""
+def trace(recipe: str, program: str, devices: Sequence[jax.Device], mesh: str = '') -> jax.stages.Traced:
+    """A program of a recipe, traced for `devices` as in `setup_for`; their kind is the target's, which callers name."""
     make, remat = PROGRAMS[program]
-    return make(setup_for(recipe, devices, remat=remat))
+    return make(setup_for(recipe, devices, mesh, remat=remat))

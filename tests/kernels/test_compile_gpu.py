@@ -1,0 +1,81 @@
+"""Kernels for GPUs are compiled to machine code for an H100, by JAX's plugin for CUDA; none need be at hand.
+
+`make compile-gpu` installs the plugin and runs this; without it what needs the plugin is skipped.
+"""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from tests.kernels import compile_gpu
+
+SCRIPT = pathlib.Path(__file__).parent / 'compile_gpu.py'
+SHARED = 232448
+"""Bytes of shared memory that a block can have on an H100."""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not compile_gpu.APART.exists(), reason='make compile-gpu installs the plugin for CUDA')
+@pytest.mark.parametrize('core', CEILINGS)
+def test_kernels_compile_for_an_h100(core):
+    command = [sys.executable, SCRIPT, core]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=1800)
+    assert done.returncode == 0, done.stderr[-3000:]
+    print(done.stdout)
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert not any('error' in line for line in lines), next(line['error'] for line in lines if 'error' in line)
+    spilled, moved = CEILINGS[core]
+    for line in lines:
+        assert line['implementation'] == 'mosaic_gpu', line
+        assert line['kernels'], line
+        assert line['beside MiB'] <= moved * line['arguments MiB'], line
+        for kernel in line['kernels']:
+            assert kernel['spilled'] <= spilled, line
+            assert kernel['shared'] <= SHARED, line
+            assert kernel['early'] == [], line
+
+
+PTX = """
+wgmma.fence.sync.aligned;
+{ .reg .pred p; wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%r1,%r2}, %rd1, %rd2, p, 1, 1, 0, 0; }
+wgmma.commit_group.sync.aligned;
+add.f32 %r9, %r8, %r7;
+{ .reg .pred p; wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%r3,%r4}, {%r5,%r6}, %rd2, p, 1, 1, 0; }
+wgmma.commit_group.sync.aligned;
+wgmma.wait_group.sync.aligned 1;
+mul.f32 %r10, %r1, %r2;
+wgmma.wait_group.sync.aligned 0;
+mul.f32 %r10, %r3, %r5;
+"""
+
+
+def test_registers_touched_before_their_product_was_waited_for_are_found():
+    assert compile_gpu.early_uses(PTX) == []
+    unwaited = PTX.replace('wgmma.wait_group.sync.aligned 1;', '')
+    assert compile_gpu.early_uses(unwaited) == ['8: mul.f32 %r10, %r1, %r2;'.replace('8', '9', 1)]
+    assert compile_gpu.early_uses(PTX.replace('aligned 1;', 'aligned 0;')) == []
+    assert len(compile_gpu.early_uses(PTX.replace('aligned 0;', 'aligned 1;'))) == 1
+
+
+PROGRAM = """
+%fused (p: f32[8]) -> f32[8] {
+  %p = f32[8]{0} parameter(0)
+  ROOT %big = f32[8]{0} multiply(%p, %p)
+}
+
+ENTRY %main (x: f32[8], y: bf16[4,2]) -> f32[8] {
+  %x = f32[8]{0} parameter(0)
+  %y = bf16[4,2]{1,0} parameter(1)
+  %kernel = (f32[8]{0}, bf16[4,2]{1,0}) custom-call(%x, %y), custom_call_target="mosaic_gpu_v2"
+  %first = f32[8]{0} get-tuple-element(%kernel), index=0
+  %copy = bf16[4,2]{0,1} copy(%y), metadata={op_name="a"}
+  ROOT %sum = f32[8]{0} fusion(%first, %x), kind=kLoop, calls=%fused
+}
+"""
+
+
+def test_bytes_of_operations_beside_kernels_are_added_up():
+    assert compile_gpu.beside(PROGRAM) == {'copy': 32, 'sum': 96}
