@@ -30,7 +30,7 @@ class GatedMLP(nnx.Module):
     def __call__(self, x: Sequence) -> Sequence:
         f = activation_called(self.activation)
 
-        def read(gate: Sequence, up: Sequence) -> Sequence:
+        def read(gate: jax.Array, up: jax.Array) -> jax.Array:
             # The barrier keeps the derivative of the activation out of the product before it: on TPUs the two together
             # take seconds to compile and move more bytes than apart (docs/compile_time.md).
             return self.down(jax.lax.optimization_barrier(f(gate) * up))

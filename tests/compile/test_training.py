@@ -19,7 +19,9 @@ ROOT = pathlib.Path(__file__).parents[2]
 @pytest.mark.parametrize(
     'steps',
     [
-        pytest.param(['zoo=mha,data=4', 'zoo=gla,fsdp=4'], id='rows'),
+        # Alone in `make test`: a whole step with kernels, rows and parameters divided.
+        pytest.param(['zoo=gla,fsdp=4'], id='rows and parameters'),
+        pytest.param(['zoo=mha,data=4'], id='rows', marks=pytest.mark.slow),
         pytest.param(
             ['zoo=mha,data=2,tensor=2', 'zoo=gla,data=2,tensor=2', 'zoo=mamba,tensor=4', 'zoo=rg_lru,fsdp=2,tensor=2'],
             id='heads and channels',

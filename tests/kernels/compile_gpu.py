@@ -75,7 +75,10 @@ def early_uses(ptx: str) -> list[str]:
 
 
 def beside(text: str) -> dict[str, int]:
-    """Bytes read and written by what XLA does beside kernels, by the names of operations; a loop's body once."""
+    """Bytes read and written by what XLA does beside kernels, by the names of operations.
+
+    A loop's body counts once, what runs asynchronously at its start and at its end.
+    """
     inner = {name for line in text.splitlines() for name in re.findall(r'(?:calls|to_apply)=%([\w.\-]+)', line)}
     found: dict[str, int] = {}
     sizes: dict[str, int] = {}
@@ -177,9 +180,7 @@ if __name__ == '__main__':
     os.environ['PATH'] = f'{APART / "nvidia" / "cu13" / "bin"}:{os.environ["PATH"]}'
     jax.config.update('jax_platforms', 'cpu')
     sys.path.append(str(APART))
-    found = topologies.get_topology_desc(
-        platform='cuda', topology_name='H100', topology='1x1x1', target_config=H100
-    )
+    found = topologies.get_topology_desc(platform='cuda', topology_name='H100', topology='1x1x1', target_config=H100)
     for core in options.cores:
         try:
             compile_calls(core, jax.sharding.SingleDeviceSharding(found.devices[0]), dumps, first=options.first)

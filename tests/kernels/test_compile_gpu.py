@@ -16,12 +16,24 @@ SCRIPT = pathlib.Path(__file__).parent / 'compile_gpu.py'
 SHARED = 232448
 """Bytes of shared memory that a block can have on an H100."""
 
+CEILINGS = {
+    'attention': (0, 0.55),
+    'cross_entropy': (0, 19.0),
+    'delta_rule': (0, 66.0),
+    'linear_attention': (0, 4.25),
+    'linear_scan': (0, 1.05),
+    'selective_scan': (0, 2.5),
+    'softmax': (0, 0.05),
+    'softmax_topk': (0, 7.0),
+}
+"""Of every core, the bytes that a kernel may spill, and the bytes that XLA moves beside kernels for one of arguments."""
+
 
 @pytest.mark.slow
 @pytest.mark.skipif(not compile_gpu.APART.exists(), reason='make compile-gpu installs the plugin for CUDA')
 @pytest.mark.parametrize('core', CEILINGS)
 def test_kernels_compile_for_an_h100(core):
-    command = [sys.executable, SCRIPT, core]
+    command = [sys.executable, SCRIPT, '--first', core]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=1800)
     assert done.returncode == 0, done.stderr[-3000:]
     print(done.stdout)
@@ -30,7 +42,8 @@ def test_kernels_compile_for_an_h100(core):
     spilled, moved = CEILINGS[core]
     for line in lines:
         assert line['implementation'] == 'mosaic_gpu', line
-        assert line['kernels'], line
+        # What the forward pass alone has compiled is not assembled again.
+        assert line['kernels'] or line['what'] != 'forward', line
         assert line['beside MiB'] <= moved * line['arguments MiB'], line
         for kernel in line['kernels']:
             assert kernel['spilled'] <= spilled, line
@@ -55,7 +68,7 @@ mul.f32 %r10, %r3, %r5;
 def test_registers_touched_before_their_product_was_waited_for_are_found():
     assert compile_gpu.early_uses(PTX) == []
     unwaited = PTX.replace('wgmma.wait_group.sync.aligned 1;', '')
-    assert compile_gpu.early_uses(unwaited) == ['8: mul.f32 %r10, %r1, %r2;'.replace('8', '9', 1)]
+    assert compile_gpu.early_uses(unwaited) == ['9: mul.f32 %r10, %r1, %r2;']
     assert compile_gpu.early_uses(PTX.replace('aligned 1;', 'aligned 0;')) == []
     assert len(compile_gpu.early_uses(PTX.replace('aligned 0;', 'aligned 1;'))) == 1
 
