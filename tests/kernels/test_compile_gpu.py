@@ -26,7 +26,7 @@ CEILINGS = {
     'softmax': (0, 0.05),
     'softmax_topk': (0, 7.0),
 }
-"""Of every core, the bytes that a kernel may spill, and the bytes that XLA moves beside kernels for one of arguments."""
+"""Of every core the bytes that a kernel may spill, and those that XLA may move beside kernels for one of arguments."""
 
 
 @pytest.mark.slow
