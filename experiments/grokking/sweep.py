@@ -13,7 +13,7 @@ METRICS = ('loss', 'accuracy', 'collapsed', 'vanished')
 
 
 def runs(size):
-    """One run a method: numbers modulo 59 for 2500 steps, or modulo 113 for 20000."""
+    """One run a method: numbers modulo 59 for 3000 steps, or modulo 113 for 80000."""
     return [Run(method, config(method, size)) for method in METHODS]
 
 
@@ -21,7 +21,6 @@ def config(method, size):
     """The run of a method."""
     found = config_of(CONFIG, f'method={method},size={"tiny" if size == "cpu" else "paper"}')
     with found.unlocked():
-        found.steps = 2500 if size == 'cpu' else 20_000
         found.evals[0].cadence = spec(EveryNSteps, n=found.steps // 50)
         found.report.every = found.steps // 100
         found.checkpoint.every = found.steps // 2
