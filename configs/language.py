@@ -52,16 +52,16 @@ class Size:
     steps: int
     peak_lr: float
     activations: str = 'bfloat16'
-    accumulate: int = 1
+    rows_at_once: int | None = None
     remat: bool = False
 
 
 SIZES = {
     'tiny': Size(128, 4, 4, 64, 256, 16, 600, 3e-3, 'float32'),
     '10m': Size(384, 6, 6, 256, 1024, 32, 10_000, 2e-3),
-    '125m': Size(768, 12, 12, 1024, 2048, 256, 20_000, 6e-4, accumulate=16),
-    '350m': Size(1024, 24, 16, 1024, 2048, 256, 50_000, 3e-4, accumulate=16, remat=True),
-    '1b': Size(2048, 24, 16, 2048, 4096, 256, 100_000, 2e-4, accumulate=64, remat=True),
+    '125m': Size(768, 12, 12, 1024, 2048, 256, 20_000, 6e-4, rows_at_once=16),
+    '350m': Size(1024, 24, 16, 1024, 2048, 256, 50_000, 3e-4, rows_at_once=16, remat=True),
+    '1b': Size(2048, 24, 16, 2048, 4096, 256, 100_000, 2e-4, rows_at_once=4, remat=True),
 }
 TOKENS = {'bytes': Bytes, 'bpe': BytePairs}
 RESIDUALS = {
@@ -102,7 +102,7 @@ def get_config(arg: str = '') -> ConfigDict:
         optimizer=AdamW(peak_lr=size.peak_lr, schedule=Cosine(warmup=0.05)),
         evals=(spec(HeldOut, cadence=spec(EveryNSteps, n=evaluated), tokens=65_536),),
         save_every=evaluated,
-        accumulate=size.accumulate,
+        rows_at_once=size.rows_at_once,
         precision=Precision(activations=size.activations),
     )
 

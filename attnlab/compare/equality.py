@@ -7,7 +7,7 @@ from typing import Any
 CONDITIONS = {
     'data and length': ('task', 'length'),
     'tokens of training': ('steps', 'batch_size', 'length'),
-    'optimiser and precision': ('optimizer', 'accumulate', 'precision'),
+    'optimiser and precision': ('optimizer', 'accumulate', 'rows_at_once', 'precision'),
     'initial parameters': ('seed', 'start'),
     'evaluation': ('evals',),
 }

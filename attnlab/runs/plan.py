@@ -187,7 +187,8 @@ def roofline_table(setup: Setup, topology: Topology, executed: float, memory: An
 
 def batch_table(setup: Setup) -> Table:
     """Shapes of a batch, and its sharding."""
-    table = _table('batch', 'array', 'shape', 'type', 'sharding')
+    parts = f', computed in {setup.parts} parts' if setup.parts > 1 else ''
+    table = _table(f'batch{parts}', 'array', 'shape', 'type', 'sharding')
     for name, array in setup.abstract_batch().items():
         table.add_row(name, _shape(array.shape), str(array.dtype), str(array.sharding.spec))
     return table

@@ -108,6 +108,7 @@ def measured(setup: Setup) -> dict[str, Any]:
         'flops_per_token': flops_per_token(setup),
         'implementations': [entry.describe() for entry in implementations(setup)],
         'mesh': dict(setup.mesh.shape),
+        'parts': setup.parts,
         'time_division': setup.time_division(),
         'data': setup.task.describe(),
     }

@@ -143,6 +143,31 @@ def batch_shards(mesh: Mesh) -> int:
     return math.prod(mesh.shape[axis] for axis in ROWS)
 
 
+def parts(batch_size: int, accumulate: int, rows_at_once: int | None, shards: int) -> int:
+    """In how many parts, one after the other, a step takes its rows.
+
+    Args:
+      batch_size: rows of a step.
+      accumulate: the number of parts; with `rows_at_once` the least number.
+      rows_at_once: the most rows of a part on one device; `None`: any.
+      shards: devices that have rows of their own.
+
+    Raises `UserError` where no such number divides a batch.
+    """
+    most = accumulate if rows_at_once is None else batch_size // shards
+    for count in range(accumulate, most + 1):
+        rows, rest = divmod(batch_size, count * shards)
+        if rest == 0 and rows > 0 and (rows_at_once is None or rows <= rows_at_once):
+            return count
+    more, limit = ('', '')
+    if rows_at_once is not None:
+        more, limit = ' or more', f', at most {rows_at_once} a device (config.rows_at_once)'
+    raise UserError(
+        f'config.batch_size, {batch_size}, does not divide into config.accumulate={accumulate}{more} parts '
+        f'of a multiple of {shards} rows (the devices of the mesh axes data and fsdp){limit}'
+    )
+
+
 def feed(mesh: Mesh) -> tuple[int, int]:
     """The part of every batch that this process supplies, as `(index, count)`.
 

@@ -56,6 +56,7 @@ def run_config(
     evals: tuple[ConfigDict, ...],
     save_every: int,
     accumulate: int = 1,
+    rows_at_once: int | None = None,
     precision: Precision | None = None,
     report: Reporting | None = None,
     start: ConfigDict | None = None,
@@ -73,6 +74,7 @@ def run_config(
       evals: the specs of the evaluators.
       save_every: steps between two checkpoints.
       accumulate: parts that a step takes its rows in, one after the other.
+      rows_at_once: the most rows of a part on one device, for which there are more parts; `None`: as many as there are.
       precision: types of activations and products; `None`: the defaults.
       report: what is logged; `None`: the defaults.
       start: parameters to start from; `None`: initialised from the seed.
@@ -97,6 +99,8 @@ def run_config(
         },
         convert_dict=False,
     )
+    if rows_at_once is not None:
+        config.rows_at_once = rows_at_once
     if start is not None:
         config.start = start
     return config.lock()

@@ -99,7 +99,7 @@ class Compiled:
 
         def step(state: TrainState, batch: Batch, number: jax.Array, scalars: Scalars) -> tuple[TrainState, Metrics]:
             transform = setup.optimizer.transform(params, setup.steps, scalars.rates)
-            made = make_step(self.graphdef, setup.task, transform, seed=scalars.seed, accumulate=setup.accumulate)
+            made = make_step(self.graphdef, setup.task, transform, seed=scalars.seed, accumulate=setup.parts)
             return made(state, batch, number)
 
         return setup.jit(step, donate_argnums=0, out_shardings=(self._shardings(), None))
@@ -187,6 +187,7 @@ class Setup:
     reporting: Reporting
     mesh: Mesh
     make_model: Callable[[nnx.Rngs], nnx.Module]
+    rows_at_once: int | None = None
     start: FromRun | None = None
     shared_with: dataclasses.InitVar['Setup | None'] = None
     compiled: Compiled = dataclasses.field(init=False, repr=False)
@@ -222,6 +223,11 @@ class Setup:
     def measure(self) -> Callable[[nnx.State, Batch], dict[str, Average]]:
         """The compiled metrics of a batch, without dropout."""
         return self.compiled.measure
+
+    @property
+    def parts(self) -> int:
+        """In how many parts, one after the other, a step takes its rows; see `partition.parts`."""
+        return partition.parts(self.batch_size, self.accumulate, self.rows_at_once, partition.batch_shards(self.mesh))
 
     @property
     def scalars(self) -> Scalars:
@@ -303,13 +309,7 @@ class Setup:
     def check_batch(self) -> None:
         """Raises `UserError` where a batch does not divide into its accumulation parts or over the mesh."""
         partition.check_time(self.mesh, self.length, self.model)
-        part, rest = divmod(self.batch_size, self.accumulate)
-        shards = partition.batch_shards(self.mesh)
-        if rest or part % shards:
-            raise UserError(
-                f'config.batch_size, {self.batch_size}, does not divide into config.accumulate={self.accumulate} parts '
-                f'of a multiple of {shards} rows (the devices of the mesh axes data and fsdp)'
-            )
+        partition.parts(self.batch_size, self.accumulate, self.rows_at_once, partition.batch_shards(self.mesh))
 
 
 KEYS = frozenset(
@@ -318,8 +318,8 @@ KEYS = frozenset(
 )
 """The top-level keys of every run config."""
 
-OPTIONAL = frozenset({'start'})
-"""Optional top-level keys: the source of the initial parameters, if not the seed."""
+OPTIONAL = frozenset({'start', 'rows_at_once'})
+"""Optional top-level keys: the source of the initial parameters, if not the seed; the most rows a device computes."""
 
 
 def prepare(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> Setup:
@@ -334,6 +334,8 @@ def prepare(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> 
     for name in ('steps', 'batch_size', 'accumulate', 'length'):
         if type(built[name]) is not int or built[name] < 1:
             raise UserError(f'config.{name} is {built[name]!r}; it must be a whole number of at least 1')
+    if 'rows_at_once' in built and (type(built['rows_at_once']) is not int or built['rows_at_once'] < 1):
+        raise UserError(f'config.rows_at_once is {built["rows_at_once"]!r}; it wants a whole number from 1')
     if type(built['seed']) is not int or not 0 <= built['seed'] < 2**63:
         raise UserError(f'config.seed is {built["seed"]!r}; it must be a whole number from 0 to 2^63 - 1')
     task, precision = built['task'], built['precision']
@@ -345,5 +347,6 @@ def prepare(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> 
         reporting=built['report'],
         mesh=built['mesh'].make(devices),
         make_model=lambda rngs: built['model'](task.vocab, dtype=precision.activations, rngs=rngs),
+        rows_at_once=built.get('rows_at_once'),
         start=built.get('start'),
     )
