@@ -36,6 +36,23 @@ class Average:
         return self.total / self.count
 
 
+def proportion(name: str, right: Float[Array, 'b n'], weights: Float[Array, 'b n']) -> dict[str, Average]:
+    """The share of labels that are right, `name`, and what its noise follows from, `name_products`.
+
+    The labels of one example are not independent, so that the share's noise is that of a ratio over examples: with
+    `r_i` labels right of `n_i` in example `i`, the products are the means of `r_i^2`, `r_i n_i` and `n_i^2` over the
+    examples that have labels. `attnlab.evals.measured.of_examples` makes an interval of them.
+    """
+    found, asked = jnp.sum(right * weights, axis=1), jnp.sum(weights, axis=1)
+    products = jnp.stack([jnp.sum(one) for one in (found * found, found * asked, asked * asked)])
+    examples = jnp.full(3, jnp.sum(asked > 0), products.dtype)
+    return {name: Average.of(right, weights), f'{name}{PRODUCTS}': Average(products, examples)}
+
+
+PRODUCTS = '_products'
+"""How the names of the products end that belong to a proportion."""
+
+
 def perplexity(nats: float) -> float:
     """`exp(loss)`, infinite where that overflows."""
     return math.exp(nats) if nats < 700 else math.inf

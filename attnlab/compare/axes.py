@@ -40,14 +40,20 @@ def scale(axis: Any, values: Sequence[float], shown: Callable[[float], str], *, 
     axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: shown(value)))
 
 
-def scale_metric(axis: Any, values: Sequence[float], room: float = 0.0) -> None:
-    """An axis of a metric: logarithmic only where some runs diverged; `room` at its end, as a share."""
+def scale_metric(axis: Any, values: Sequence[float], room: float = 0.0, *, most: float = math.inf) -> None:
+    """An axis of a metric, whose numbers end at `most`: logarithmic only where some runs diverged; `room` at its end,
+    as a share.
+    """
     if min(values) > 0 and max(values) > max(1.0, 10 * min(values)):
         _logarithmic(axis, values)
         axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f'{value:g}'))
     else:
         axis.set_major_locator(ticker.MaxNLocator(5))
         _widen(axis, values)
+    low, high = axis.get_view_interval()
+    if high > most:
+        _limit(axis, low, most)
+        axis.set_ticks([tick for tick in axis.get_majorticklocs() if low <= tick <= most])
     if room:
         low, high = axis.get_view_interval()
         logarithmic = axis.get_scale() == 'log'
@@ -78,7 +84,7 @@ def _limit(axis: Any, low: float, high: float) -> None:
 UNITS = ((1e15, 'P'), (1e12, 'T'), (1e9, 'G'), (1e6, 'M'), (1e3, 'k'))
 
 
-def short(value: float) -> str:
+def short(value: int | float) -> str:
     """A number in few characters: 1.5M, 20k, 0.5, 1e-4."""
     if value and not 1e-2 < abs(value) < 1e18:
         return power(value)
@@ -88,7 +94,7 @@ def short(value: float) -> str:
     return f'{value:.4g}'
 
 
-def power(value: float) -> str:
+def power(value: int | float) -> str:
     """A number with a power of ten, as learning rates are written: 3e-4."""
     mantissa, exponent = f'{value:.3e}'.split('e')
     return f'{float(mantissa):g}e{int(exponent)}'

@@ -1,14 +1,17 @@
 """Runs to compare: what each reached and what it cost, and in what they are not equal."""
 
 import dataclasses
+import itertools
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ml_collections import ConfigDict
 
+from attnlab.compare.baselines import Baselines, trivial_scores
 from attnlab.compare.equality import CONDITIONS, Equality, differing, of_conditions, of_kinds, of_measure
 from attnlab.errors import UserError, nearest
+from attnlab.evals.measured import Kind, Measured
 from attnlab.runs.record import Record
 from attnlab.train.run import flatten
 
@@ -39,6 +42,10 @@ class RunResult:
       device: what it ran on.
       finished: whether every step was taken.
       settings: everything in the config but the model.
+      low: where the interval of the score over the examples or documents evaluated begins; `None` for none.
+      high: where it ends.
+      evaluated: how many of them there were.
+      baselines: what trivial predictors reach by the metric, by name.
     """
 
     name: str
@@ -53,11 +60,33 @@ class RunResult:
     device: str
     finished: bool
     settings: Mapping[str, Any]
+    low: float | None = None
+    high: float | None = None
+    evaluated: int = 0
+    baselines: Baselines = dataclasses.field(default_factory=dict)
+
+    @property
+    def measured(self) -> Measured:
+        """The score of this one run, with its interval over what was evaluated."""
+        if self.low is None or self.high is None:
+            return Measured(self.score, None, None, 1, 'one')
+        kind: Kind = 'examples' if is_share(self.metric) else 'documents'
+        return Measured(self.score, self.low, self.high, self.evaluated, kind)
 
     @property
     def higher(self) -> bool:
         """Whether a higher score is a better one."""
-        return self.metric.endswith(HIGHER)
+        return is_share(self.metric)
+
+    @property
+    def share(self) -> bool:
+        """Whether the score is a share, from 0 to 1."""
+        return is_share(self.metric)
+
+
+def is_share(metric: str) -> bool:
+    """Whether a metric is a share, from 0 to 1."""
+    return metric.endswith(HIGHER)
 
 
 COSTS = {
@@ -75,6 +104,7 @@ def run_result(record: Record, metric: str | None = None) -> RunResult:
     length = record.config.length
     facts = record.facts
     name = _metric(record, metric)
+    measured = record.measured(name)
     settings = {key: value for key, value in flatten(record.config).items() if not key.startswith(IRRELEVANT)}
     return RunResult(
         name=record.name,
@@ -89,6 +119,10 @@ def run_result(record: Record, metric: str | None = None) -> RunResult:
         device=f'{facts["device_count"]} {facts["device_kind"]}',
         finished=record.finished,
         settings=settings,
+        low=measured.low,
+        high=measured.high,
+        evaluated=measured.n if measured.low is not None else 0,
+        baselines=trivial_scores(record.config, name),
     )
 
 
@@ -173,3 +207,12 @@ def distinctly_named(results: list[RunResult], folders: Sequence[pathlib.Path]) 
         one if keys.count(key) == 1 else dataclasses.replace(one, name=str(folder))
         for one, key, folder in zip(results, keys, folders, strict=True)
     ]
+
+
+def short_names(group: Sequence[RunResult]) -> list[str]:
+    """The names of runs without the words that all begin with: of `mqar-gla` and `mqar-mha`, `gla` and `mha`."""
+    names = [one.name for one in group]
+    alike = zip(*names, strict=False) if len(names) > 1 else ()
+    shared = ''.join(letters[0] for letters in itertools.takewhile(lambda letters: len(set(letters)) == 1, alike))
+    cut = max(shared.rfind(mark) + 1 for mark in '-_/. ')
+    return [name[cut:] or name for name in names]

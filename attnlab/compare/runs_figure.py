@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from attnlab.compare.axes import Style, scale, short, styles
-from attnlab.compare.runs import COSTS, RunResult
+from attnlab.compare.runs import COSTS, RunResult, short_names
 from attnlab.files import replacing
 
 PANELS = tuple(name for name in COSTS if name != 'state_bytes_8x')
@@ -55,12 +55,3 @@ def _panel(axis: Any, group: Sequence[RunResult], cost: str, looks: Mapping[str,
     axis.grid(alpha=0.3)
     axis.spines[['top', 'right']].set_visible(False)
     axis.tick_params(labelsize='small')
-
-
-def short_names(group: Sequence[RunResult]) -> list[str]:
-    """The names of runs without the words that all begin with: of `mqar-gla` and `mqar-mha`, `gla` and `mha`."""
-    names = [one.name for one in group]
-    alike = zip(*names, strict=False) if len(names) > 1 else ()
-    shared = ''.join(letters[0] for letters in itertools.takewhile(lambda letters: len(set(letters)) == 1, alike))
-    cut = max(shared.rfind(mark) + 1 for mark in '-_/. ')
-    return [name[cut:] for name in names]

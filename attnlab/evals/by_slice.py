@@ -1,4 +1,4 @@
-"""Every metric of a task on every slice of it: other difficulties, and lengths beyond those trained on."""
+"""Every metric of a task on every slice of it, proportions with intervals: other difficulties, and longer lengths."""
 
 import dataclasses
 import pathlib
@@ -10,11 +10,19 @@ from rich.table import Table
 
 from attnlab.errors import UserError
 from attnlab.evals.cadence import AtEnd, EveryNSteps
+from attnlab.evals.measured import Measured, of_examples
 from attnlab.evals.request import Request
 from attnlab.evals.totals import curve, totals
+from attnlab.metrics import PRODUCTS, Average
 from attnlab.tasks.task import Slice, Sliced
 from attnlab.train.figures import length_curves, position_curves
 from attnlab.train.setup import Setup
+
+ENDS = ('_low', '_high')
+"""How the names of the ends of an interval end."""
+
+EXAMPLES = 'examples'
+"""What the number of examples of a slice is called."""
 
 POSITION = 'position_'
 """The prefix of metrics that have one value per label."""
@@ -25,7 +33,8 @@ class SlicedEvaluation:
     """The results of `BySlice`.
 
     Attributes:
-      numbers: means by `slice/metric`.
+      numbers: means by `slice/metric`; of proportions such as `1x/accuracy` also the ends of the interval over the
+        examples, `1x/accuracy_low` and `1x/accuracy_high`, and the number of these, `1x/examples`.
       curves: means by label, by metric and slice.
     """
 
@@ -49,21 +58,26 @@ class SlicedEvaluation:
         found: dict[str, dict[int, float]] = {}
         for name, value in self.numbers.items():
             part, _, metric = name.rpartition('/')
-            if part.endswith('x') and part[:-1].isdecimal():
+            if part.endswith('x') and part[:-1].isdecimal() and not metric.endswith((*ENDS, EXAMPLES)):
                 found.setdefault(metric, {})[int(part[:-1])] = value
         return found
 
     def table(self, title: str) -> Table:
         """One row a slice, one column a metric."""
         slices = dict.fromkeys(name.rpartition('/')[0] for name in self.numbers)
-        metrics = dict.fromkeys(name.rpartition('/')[2] for name in self.numbers)
+        hidden = (*ENDS, f'/{EXAMPLES}')
+        metrics = dict.fromkeys(name.rpartition('/')[2] for name in self.numbers if not name.endswith(hidden))
         table = Table(title=title, title_justify='left')
         table.add_column('slice')
         for metric in metrics:
             table.add_column(metric.replace('_', ' '), justify='right')
         for name in slices:
-            table.add_row(name, *(f'{self.numbers[f"{name}/{metric}"]:.4f}' for metric in metrics))
+            table.add_row(name, *(self._shown(f'{name}/{metric}') for metric in metrics))
         return table
+
+    def _shown(self, name: str) -> str:
+        value, low, high = (self.numbers.get(f'{name}{end}') for end in ('', *ENDS))
+        return f'{value:.4f}' if low is None or high is None else f'{value:.4f} ± {(high - low) / 2:.4f}'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,15 +117,21 @@ class BySlice:
             part.source[0]
 
     def evaluate(self, setup: Setup, variables: nnx.State) -> SlicedEvaluation:
-        """Returns the mean of every metric on every slice."""
+        """Returns the mean of every metric on every slice, proportions with their intervals over examples."""
         numbers: dict[str, float] = {}
         curves: dict[str, dict[str, np.ndarray]] = {}
         for name, part in self._slices(setup).items():
-            for metric, average in totals(setup, variables, part.source, part.length).items():
+            averages = totals(setup, variables, part.source, part.length)
+            for metric, average in averages.items():
                 if metric.startswith(POSITION):
                     curves.setdefault(metric.removeprefix(POSITION), {})[name] = curve(average)
-                else:
+                elif not metric.endswith(PRODUCTS):
                     numbers[f'{name}/{metric}'] = float(average.mean())
+            for metric, measured in proportions(averages).items():
+                if measured.low is not None and measured.high is not None:
+                    ends = zip(ENDS, (measured.low, measured.high), strict=True)
+                    numbers |= {f'{name}/{metric}{end}': value for end, value in ends}
+                    numbers[f'{name}/{EXAMPLES}'] = float(measured.n)
         return SlicedEvaluation(numbers, curves)
 
     def _slices(self, setup: Setup) -> dict[str, Slice]:
@@ -122,3 +142,14 @@ class BySlice:
                 f'examples and multiples of BySlice must be at least 1; got {self.examples} and {self.multiples}'
             )
         return setup.task.slices(self.split, setup.length, self.multiples, self.examples)
+
+
+def proportions(averages: Mapping[str, Average]) -> dict[str, Measured]:
+    """The metrics that are shares of labels, with their intervals over examples."""
+    found = {}
+    for name, products in averages.items():
+        if name.endswith(PRODUCTS):
+            stem, examples = name.removesuffix(PRODUCTS), int(products.count[0])
+            share, means = averages[stem], products.total / max(examples, 1)
+            found[stem] = of_examples(float(share.total), float(share.count), means, examples)
+    return found

@@ -52,11 +52,27 @@ class Measured:
         """Half of the interval's width; `None` where there is none."""
         return None if self.low is None or self.high is None else (self.high - self.low) / 2
 
+    def text(self, digits: int) -> str:
+        """`value ± half of the interval`; of two seeds `value (least to most)`, of one the value alone."""
+        value = f'{self.mean:.{digits}f}'
+        if self.half_width is None:
+            return value
+        if self.kind == 'range':
+            return f'{value} ({self.low:.{digits}f} to {self.high:.{digits}f})'
+        return f'{value} ± {self.half_width:.{digits}f}'
+
     def negated(self) -> 'Measured':
         """The same with the opposite sign."""
         low = None if self.high is None else -self.high
         high = None if self.low is None else -self.low
         return dataclasses.replace(self, mean=-self.mean, low=low, high=high)
+
+    def within(self, least: float, most: float) -> 'Measured':
+        """The same with an interval that ends at the bounds of the quantity, such as 0 and 1."""
+        if self.low is None or self.high is None:
+            return self
+        low, high = min(max(self.low, least), self.mean), max(min(self.high, most), self.mean)
+        return dataclasses.replace(self, low=low, high=high)
 
     def scaled(self, factor: float) -> 'Measured':
         """The same in another unit; `factor` is positive."""
@@ -83,6 +99,30 @@ def of_seeds(values: Sequence[float] | np.ndarray, noise: float | None = None) -
     spread = stdtrit(n - 1, 0.975) * found.std(ddof=1) / np.sqrt(n)
     half = float(np.hypot(spread, NORMAL * (noise or 0.0)))
     return Measured(mean, mean - half, mean + half, n, 'seeds', noise)
+
+
+def of_examples(right: float, labels: float, products: Float[np.ndarray, '3'], examples: int) -> Measured:
+    """The share of labels that a model gets right on a finite test set, with Wilson's interval.
+
+        (p + z^2 / 2m +- z sqrt(p (1 - p) / m + z^2 / 4m^2)) / (1 + z^2 / m),   z = 1.96
+
+    with `p = right / labels`, and `m` the number of independent labels that would be as noisy as these, which come in
+    examples: `m = p (1 - p) / v`, where `v` is the variance of the ratio over examples, of the `products` that
+    `attnlab.metrics.proportion` has. `m` is at most `labels`, and `examples` where all labels are right or all wrong.
+
+    Wilson 1927, https://doi.org/10.1080/01621459.1927.10502953. Nothing asked is NaN, without an interval.
+    """
+    if not labels:
+        return Measured(float('nan'), None, None, 0, 'one')
+    p = right / labels
+    squares, crossed, sizes = products
+    variance = (squares - 2 * p * crossed + p * p * sizes) * examples**2 / (max(examples - 1, 1) * labels**2)
+    m = min(p * (1 - p) / variance, labels) if variance > 0 and 0 < p < 1 else examples
+    square = NORMAL**2
+    middle = (p + square / (2 * m)) / (1 + square / m)
+    half = NORMAL * np.sqrt(p * (1 - p) / m + square / (4 * m * m)) / (1 + square / m)
+    low, high = max(0.0, float(middle - half)), min(1.0, float(middle + half))
+    return Measured(p, min(low, p), max(high, p), examples, 'examples', (high - low) / (2 * NORMAL))
 
 
 def of_documents(totals: Float[np.ndarray, 'n'], counts: Float[np.ndarray, 'n'], seed: int = 0) -> Measured:

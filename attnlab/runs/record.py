@@ -1,6 +1,7 @@
 """What a run directory says of its run: what it was, what it cost, how far it came. Nothing is built or measured."""
 
 import dataclasses
+import math
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,6 +10,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from attnlab.errors import UserError
+from attnlab.evals.measured import NORMAL, Kind, Measured
 from attnlab.train import run
 from attnlab.train.report import read_lines
 
@@ -62,6 +64,26 @@ class Record:
     def tokens(self) -> int:
         """Tokens of all the training that the config asks for."""
         return self.config.steps * self.config.batch_size * self.config.length
+
+    def measured(self, metric: str) -> Measured:
+        """The newest value of a metric, with its interval over what was evaluated where the run wrote one down."""
+        stem, at, multiple = metric.partition('@')
+        value, low, high = (self.last.get(f'{stem}{end}{at}{multiple}') for end in ('', '_low', '_high'))
+        if value is None:
+            raise KeyError(metric)
+        if low is None or high is None:
+            return Measured(value, None, None, 1, 'one')
+        folder = f'{metric.rpartition("/")[0]}/'
+        counts = {name: self.last.get(f'{folder}{name}') for name in ('examples', 'documents', 'sampled_documents')}
+        name, count = next((item for item in counts.items() if item[1] is not None), ('documents', 0.0))
+        kind: Kind = 'examples' if name == 'examples' else 'documents'
+        return Measured(value, low, high, int(count or 0), kind, (high - low) / (2 * NORMAL))
+
+    def curve(self, metric: str) -> list[tuple[int, float]]:
+        """A metric over steps, as far as it is finite."""
+        lines = read_lines(self.folder / 'metrics.jsonl')
+        found = [(line['step'], float(line[metric])) for line in lines if metric in line]
+        return [(step, value) for step, value in found if math.isfinite(value)]
 
     @property
     def implementations(self) -> Sequence[Mapping[str, Any]]:

@@ -14,6 +14,7 @@ from attnlab.losses import softmax_loss
 from attnlab.metrics import Average
 from attnlab.models.predictor import Predictor
 from attnlab.tasks.task import Batch, Slice, context
+from attnlab.tasks.trivial import first_rows
 from attnlab.typing import DropoutKey
 
 
@@ -71,6 +72,15 @@ class Addition:
         """The task as it is."""
         del folder
         return self
+
+    def trivial(self, part: Slice) -> dict[str, dict[str, float]]:
+        """Any number, and the sum that is most frequent among those shown."""
+        shown, asked = (
+            np.array([row['target'] for row in first_rows(source, len(source))])
+            for source in (self.source('train', part.length), part.source)
+        )
+        majority = np.bincount(shown, minlength=self.vocab).argmax()
+        return {'accuracy': {'chance': 1 / self.vocab, 'majority': float(np.mean(asked == majority))}}
 
     def measure(self, model: Predictor, batch: Batch, dropout_key: DropoutKey | None) -> dict[str, Average]:
         """Loss in nats, accuracy, and how many sums have no gradient left.

@@ -16,9 +16,10 @@ from attnlab.data.long_range.drawn import Drawn
 from attnlab.data.long_range.listops import ListOps
 from attnlab.data.long_range.rows import Chosen, Padded, blank
 from attnlab.errors import UserError
-from attnlab.metrics import Average
+from attnlab.metrics import Average, proportion
 from attnlab.models.predictor import Predictor
 from attnlab.tasks.task import Batch, Slice, context
+from attnlab.tasks.trivial import first_rows, of_sequences
 from attnlab.typing import DropoutKey
 
 FEWEST = 8
@@ -61,7 +62,7 @@ class LongRange(abc.ABC):
         count = min(count, len(rows))
         found = {'all': tuple(range(count))}
         for name, bounds in self.data.kind.difficulties.items():
-            values = _difficulty(self.data, split, name)[:count]
+            values = _difficulty(self.data, split, name, count)
             for least, bound in zip(bounds, (*bounds[1:], np.inf), strict=True):
                 title = f'{name}={least}' if bound == least + 1 else f'{name}>={least}'
                 chosen = tuple(np.flatnonzero((values >= least) & (values < bound)).tolist())
@@ -117,8 +118,13 @@ class Classification(LongRange):
         right = jnp.argmax(model.logits(vectors), axis=1) == labels
         return {
             'loss': Average.of(model.losses(vectors, labels)[:, None], weights),
-            'accuracy': Average.of(right.astype(jnp.float32)[:, None], weights),
+            **proportion('accuracy', right.astype(jnp.float32)[:, None], weights),
         }
+
+    def trivial(self, part: Slice) -> dict[str, dict[str, float]]:
+        """What guesses at the class reach (`attnlab.tasks.trivial.of_sequences`)."""
+        train = first_rows(self.source('train', part.length))
+        return {'accuracy': of_sequences(train, first_rows(part.source), self.data.kind.classes, self.data.kind.vocab)}
 
     def vectors(self, model: Predictor, batch: Batch, dropout_key: DropoutKey | None) -> Float[Array, 'b d']:
         """One hidden state per example: those of its documents, concatenated."""
@@ -171,8 +177,8 @@ class Denoising(LongRange):
 
 
 @functools.lru_cache(maxsize=16)
-def _difficulty(data: Dataset, split: str, name: str) -> np.ndarray:
-    """The scalar `name` of every example of a split."""
+def _difficulty(data: Dataset, split: str, name: str, count: int) -> np.ndarray:
+    """The scalar `name` of each of the first `count` examples of a split."""
     rows = data.rows(split)
-    examples = (rows[index] for index in range(len(rows)))
+    examples = (rows[index] for index in range(count))
     return np.array([len(example['x']) if name == 'length' else int(example[name]) for example in examples])

@@ -11,9 +11,10 @@ import numpy as np
 from attnlab.data.synthetic.problem import BASELINE, ENDLESS, Examples, Problem
 from attnlab.data.synthetic.recall import MultiQueryRecall
 from attnlab.data.synthetic.regression import LinearRegression
-from attnlab.metrics import Average
+from attnlab.metrics import Average, proportion
 from attnlab.models.predictor import Predictor
 from attnlab.tasks.task import Batch, Slice, context
+from attnlab.tasks.trivial import first_rows, of_tokens
 from attnlab.typing import DropoutKey, Sequence
 
 
@@ -112,10 +113,15 @@ class LabelPrediction(Synthetic):
         exact = labelled & jnp.all(right | (weights == 0), axis=1)
         return {
             'loss': Average.of(losses, weights),
-            'accuracy': Average.of(right.astype(jnp.float32), weights),
-            'exact_match': Average(jnp.sum(exact, dtype=jnp.float32), jnp.sum(labelled, dtype=jnp.float32)),
+            **proportion('accuracy', right.astype(jnp.float32), weights),
+            **proportion('exact_match', exact.astype(jnp.float32)[:, None], labelled.astype(jnp.float32)[:, None]),
             'position_accuracy': Average.of(right.astype(jnp.float32), weights, axis=0),
         }
+
+    def trivial(self, part: Slice) -> dict[str, dict[str, float]]:
+        """What guesses at the labels reach (`attnlab.tasks.trivial.of_tokens`)."""
+        train = first_rows(self.source('train', part.length))
+        return {'accuracy': of_tokens(train, first_rows(part.source), self.vocab)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,6 +140,15 @@ class InContextRegression(Synthetic):
             found[baseline] = Average.of(batch[name], weights)
             found[f'position_{baseline}'] = Average.of(batch[name], weights, axis=0)
         return found
+
+    def trivial(self, part: Slice) -> dict[str, dict[str, float]]:
+        """The errors of the problem's own baselines, such as that of predicting zero."""
+        rows = first_rows(part.source)
+        weights = np.stack([row['weights'] for row in rows])
+        names = [name for name in rows[0] if name.startswith(BASELINE)]
+        errors = {name: np.stack([row[name] for row in rows]) for name in names}
+        means = {name: float(np.sum(error * weights) / np.sum(weights)) for name, error in errors.items()}
+        return {'loss': {name.removeprefix(BASELINE): mean for name, mean in means.items()}}
 
 
 def hidden_at_labels(model: Predictor, batch: Batch, dropout_key: DropoutKey | None) -> Sequence:

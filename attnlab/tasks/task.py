@@ -73,6 +73,17 @@ class Sliced(Protocol):
 
 
 @runtime_checkable
+class Guessable(Protocol):
+    """A task that knows what predictors reach that need no training of a network."""
+
+    def trivial(self, part: Slice) -> dict[str, dict[str, float]]:
+        """By metric and predictor, such as `{'accuracy': {'chance': 0.1}}`, what they reach on a slice of the task.
+
+        Computed from the task's own data, training examples and those of the slice; the same every time.
+        """
+
+
+@runtime_checkable
 class Textual(Protocol):
     """A task on text; `save` keeps its tokenizer."""
 

@@ -188,7 +188,7 @@ def evaluation_line(numbers: Mapping[str, float]) -> str:
     parts = []
     for name, value in numbers.items():
         stem, _, suffix = name.partition('@')
-        if stem.endswith(('_low', '_high', 'tokens', 'documents')):
+        if stem.endswith(('_low', '_high', 'tokens', 'documents', 'examples')):
             continue
         ends = [numbers.get(f'{stem}_{end}{"@" if suffix else ""}{suffix}') for end in ('low', 'high')]
         parts.append(f'{name} {value:.4g}' + ('' if None in ends else f' [{ends[0]:.4g}, {ends[1]:.4g}]'))

@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console
 
 from attnlab.cli import main
-from attnlab.compare.runs import by_task, equalities, run_result, unequal
-from attnlab.compare.runs_figure import costs_figure, short_names
+from attnlab.compare.runs import by_task, equalities, run_result, short_names, unequal
+from attnlab.compare.runs_figure import costs_figure
 from attnlab.compare.runs_table import compare_runs
 from attnlab.config import save, spec
 from attnlab.configuration import config_of
@@ -178,7 +178,11 @@ def test_one_table_one_figure_the_same_twice(made, tmp_path, capsys):
     printed = capsys.readouterr().out
     assert 'Not matched: parameters (1,000 to 2,000).' in printed and 'Parity, matched: parameters' in printed
     names = sorted(path.name for path in (tmp_path / 'one').iterdir())
-    assert names == ['runs.csv', 'runs.png', 'runs.svg']
+    assert names == ['index.html', 'runs.csv', 'runs.png', 'runs.svg']
+    page = (tmp_path / 'one' / 'index.html').read_text()
+    assert '<h1>Which of 3 runs is best on each of 2 tasks?</h1>' in page and page.count('class="lead"') == 2
+    assert 'mha has the highest test/1x/accuracy on MultiQueryRecall' in printed and 'one seed only' in printed
+    assert '(a label shown)' in printed and '<i>a label shown</i>' in page
     for name in names:
         assert (tmp_path / 'one' / name).read_bytes() == (tmp_path / 'two' / name).read_bytes()
     with (tmp_path / 'one' / 'runs.csv').open() as file:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from attnlab.evals.measured import Measured, of_documents, of_seeds
+from attnlab.evals.measured import Measured, of_documents, of_examples, of_seeds
 
 RUNS = 2000
 ERROR = 3 * np.sqrt(0.95 * 0.05 / RUNS)
@@ -42,6 +42,49 @@ def test_a_loss_over_documents_is_covered(documents, spread):
         return of_documents(counts * rng.normal(2.0, 0.4, documents), counts)
 
     assert 0.95 - ERROR - (0.04 if spread == 1.0 and documents < 100 else 0.015) < coverage(made, 2.0) < 0.98
+
+
+def answered(rng, share, examples, most, alike):
+    """Labels right and asked in examples of 1 to `most` labels; examples are as hard as Beta draws, `alike` or not."""
+    asked = rng.integers(1, most + 1, examples)
+    shares = rng.beta(share / alike, (1 - share) / alike, examples) if alike else np.full(examples, share)
+    right = rng.binomial(asked, shares)
+    products = np.array([np.mean(right * right), np.mean(right * asked), np.mean(asked * asked)])
+    return of_examples(float(right.sum()), float(asked.sum()), products, examples)
+
+
+@pytest.mark.parametrize(
+    ('share', 'examples', 'most', 'alike'),
+    [(0.5, 200, 1, 0), (0.97, 200, 1, 0), (0.6, 200, 8, 0), (0.6, 200, 8, 1.0), (0.97, 200, 8, 1.0)],
+)
+def test_a_share_of_a_finite_test_set_is_covered(share, examples, most, alike):
+    """Labels of one example that fail together are as noisy as fewer labels; all right still has an interval."""
+    found = coverage(lambda rng: answered(rng, share, examples, most, alike), share)
+    assert 0.95 - ERROR - (0.03 if share == 0.97 else 0.01) < found < 0.98
+    every = answered(np.random.default_rng(0), 1.0, 50, 4, 0)
+    assert (every.mean, every.high, every.n, every.kind) == (1.0, 1.0, 50, 'examples')
+    assert every.low == pytest.approx(50 / (50 + 1.96**2), rel=1e-3)
+
+
+def test_accuracies_of_seeds_on_one_finite_test_set_are_covered():
+    """Every seed is asked the same examples, of which some are hard for all: seeds alone are far too sure."""
+
+    def made(rng, noisy):
+        hard = rng.random(300) < 0.2
+        rights = [rng.random(300) < np.where(hard, 0.1, 0.9) + rng.normal(0, 0.01) for _ in range(5)]
+        p = float(np.mean(rights))
+        noise = of_examples(300 * p, 300.0, np.array([p, p, 1.0]), 300).noise
+        return of_seeds([float(np.mean(right)) for right in rights], noise if noisy else None)
+
+    truth = 0.2 * 0.1 + 0.8 * 0.9
+    assert coverage(lambda rng: made(rng, True), truth) > 0.95 - ERROR
+    assert coverage(lambda rng: made(rng, False), truth) < 0.85
+
+
+def test_intervals_end_where_the_quantity_does():
+    wide = Measured(0.9, 0.7, 1.1, 3, 'seeds').within(0.0, 1.0)
+    assert (wide.low, wide.mean, wide.high) == (0.7, 0.9, 1.0)
+    assert Measured(0.9, None, None, 1, 'one').within(0.0, 1.0).low is None
 
 
 def test_one_value_has_no_interval_and_two_have_a_range():

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,11 +13,14 @@ from rich.console import Console
 from rich.table import Table
 
 from attnlab import config as configs
+from attnlab.compare.baselines import Baselines, trivial_scores
 from attnlab.compare.equality import unmatched
 from attnlab.compare.intervals import area, best, expected_best, over_trials, top_quarter
 from attnlab.compare.measures import measure
+from attnlab.compare.report.opening import Entry, Opening
+from attnlab.compare.runs import is_share, task_name
 from attnlab.errors import UserError
-from attnlab.evals.measured import NORMAL, Measured, of_seeds
+from attnlab.evals.measured import Measured, of_seeds
 from attnlab.runs.record import Record, read_record
 from attnlab.sweep.study import Study, open_study
 from attnlab.train.run import differences
@@ -62,6 +65,7 @@ class StudyResult:
       confirmed: the winner's values with fresh seeds.
       tokens: that its trials were trained on.
       noise: the standard deviation that the finite test set gives a confirmed value; `None` where it is not known.
+      bounded: whether values are shares, from 0 to 1.
     """
 
     name: str
@@ -72,6 +76,7 @@ class StudyResult:
     confirmed: tuple[float, ...]
     tokens: int = 0
     noise: float | None = None
+    bounded: bool = False
 
     @functools.cached_property
     def statistics(self) -> dict[str, Measured]:
@@ -99,18 +104,33 @@ class StudyResult:
         }
         if self.confirmed:
             found['confirmed'] = of_seeds([sign * value for value in self.confirmed], self.noise)
-        return found if self.goal == 'min' else {name: one.negated() for name, one in found.items()}
+        found = found if self.goal == 'min' else {name: one.negated() for name, one in found.items()}
+        return {name: one.within(0.0, 1.0) for name, one in found.items()} if self.bounded else found
 
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """Rows, and what makes them unequal: nothing, if they may be compared."""
+    """Studies side by side.
+
+    Attributes:
+      metric: that they are compared by.
+      by: the measure that their models are matched by.
+      tolerance: within which.
+      rows: the studies.
+      reasons: what makes them unequal: nothing, if they may be compared.
+      sentence: what is best, at what cost, and whether the intervals say so.
+      task: what the first was trained on.
+      baselines: what trivial predictors reach by the metric, by name.
+    """
 
     metric: str
     by: str
     tolerance: float
     rows: tuple[StudyResult, ...]
     reasons: tuple[str, ...]
+    sentence: str = ''
+    task: str = ''
+    baselines: Baselines = dataclasses.field(default_factory=dict)
 
     @property
     def head(self) -> str:
@@ -148,20 +168,91 @@ def compare_studies(studies: Sequence[Study], by: str, tolerance: float, storage
     names = [name_of(study) for study in studies]
     step = _common_step(studies)
     rows = tuple(_row(name, study, by, storage, step) for name, study in zip(names, studies, strict=True))
+    base, metric = studies[0].sweep.base, studies[0].sweep.metric
+    task, baselines = task_name(base.task), trivial_scores(base, metric)
     return Comparison(
-        studies[0].sweep.metric, by, tolerance, rows, tuple(_reasons(names, studies, rows, by, tolerance))
+        metric=metric,
+        by=by,
+        tolerance=tolerance,
+        rows=rows,
+        reasons=tuple(_reasons(names, studies, rows, by, tolerance)),
+        sentence=_sentence(studies, rows, task, baselines, tolerance, by),
+        task=task,
+        baselines=baselines,
     )
+
+
+def scored(rows: Sequence[StudyResult]) -> str:
+    """The statistic that studies are ranked by."""
+    return 'confirmed' if all('confirmed' in row.statistics for row in rows if row.statistics) else 'best'
+
+
+def _sentence(
+    studies: Sequence[Study],
+    rows: Sequence[StudyResult],
+    task: str,
+    baselines: Baselines,
+    tolerance: float,
+    by: str,
+) -> str:
+    """The sentence, with costs that the runs wrote down."""
+    statistic, records = scored(rows), [shown_record(study) for study in studies]
+    entries = [
+        Entry(
+            row.name,
+            row.statistics[statistic],
+            {} if record is None else _costs(study, record),
+        )
+        for row, study, record in zip(rows, studies, records, strict=True)
+        if row.statistics
+    ]
+    costs = {_state(studies[0]): 'state_bytes', 'train_flops': 'flops'}
+    opening = Opening(
+        name='score',
+        entries=entries,
+        looks={},
+        metric=scored_metric(rows, studies[0].sweep.metric),
+        higher=studies[0].sweep.goal == 'max',
+        share=is_share(studies[0].sweep.metric),
+        task=task,
+        matched=[cost for measure, cost in costs.items() if measure == by],
+        tolerance=tolerance,
+        baselines=baselines,
+    )
+    return opening.sentence
+
+
+def _costs(study: Study, record: Record) -> dict[str, float | None]:
+    """Bytes of state at the training length, and operations of the training of a trial."""
+    return {
+        'state_bytes': measured_by(study, record, _state(study)),
+        'flops': measured_by(study, record, 'train_flops') * tokens_of(study),
+    }
+
+
+def _state(study: Study) -> str:
+    return f'state_bytes@{study.sweep.base.length}'
+
+
+def scored_metric(rows: Sequence[StudyResult], metric: str) -> str:
+    """What the score of studies is called."""
+    return f'{"confirmed" if scored(rows) == "confirmed" else "best trial’s"} {metric}'
 
 
 def print_comparison(comparison: Comparison, console: Console, *, strict: bool = False) -> None:
     """Prints the table; with `strict`, raises `UserError` instead where the rows are not matched."""
     if strict and comparison.reasons:
         raise UserError(f'the studies are not matched: {"; ".join(comparison.reasons)}')
+    if comparison.sentence:
+        console.print(f'{comparison.sentence}\n', highlight=False, markup=False)
     table = Table(title=comparison.head, title_justify='left', title_style='bold red' if comparison.reasons else 'bold')
     for header in headers(comparison):
         table.add_column(header, justify='left' if header == 'study' else 'right', overflow='fold')
     for row in comparison.rows:
         table.add_row(*(cell.replace(' [', '\n[').replace(', ', ',\n') for cell in cells(row)))
+    for name, value in comparison.baselines.items():
+        empty = [''] * (len(headers(comparison)) - 2)
+        table.add_row(f'({name})', *empty, f'{value:.4g}')
     console.print(table)
     console.print(
         f'{comparison.metric}; tokens and FLOPs of the steps taken; trials done/pruned/failed; best: one trial; '
@@ -264,15 +355,14 @@ def _row(name: str, study: Study, by: str, storage: str | None, step: int) -> St
         goal=study.sweep.goal,
         confirmed=_confirmed(study, storage),
         tokens=tokens,
-        noise=None if record is None else evaluation_noise(record.last, study.sweep.metric),
+        noise=_noise(record, study.sweep.metric),
+        bounded=is_share(study.sweep.metric),
     )
 
 
-def evaluation_noise(last: Mapping[str, float], metric: str) -> float | None:
-    """The standard deviation of a metric over the documents it was evaluated on, where the run recorded an interval."""
-    stem, at, multiple = metric.partition('@')
-    low, high = (last.get(f'{stem}_{end}{at}{multiple}') for end in ('low', 'high'))
-    return None if low is None or high is None else (high - low) / (2 * NORMAL)
+def _noise(record: Record | None, metric: str) -> float | None:
+    """What the finite test set adds to the metric of a run, as a standard deviation."""
+    return None if record is None or metric not in record.last else record.measured(metric).noise
 
 
 STATES = {TrialState.COMPLETE: 'done', TrialState.PRUNED: 'pruned', TrialState.FAIL: 'failed'}

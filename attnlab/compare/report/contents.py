@@ -23,6 +23,7 @@ from attnlab.compare.report.comparison import (
     measured_by,
     name_of,
     open_studies,
+    scored,
     shown_config,
     shown_record,
     tokens_of,
@@ -125,6 +126,7 @@ class StudyContents:
       kernels: that ran, and in how many trials.
       measured: what was measured of it, by kind of device.
       settings: the config of its sweep, by key.
+      curves: of its best trial by metric, steps with values.
     """
 
     row: StudyResult
@@ -134,6 +136,7 @@ class StudyContents:
     kernels: tuple[tuple[Kernel, int], ...]
     measured: Mapping[str, Measured]
     settings: Mapping[str, Any]
+    curves: Mapping[str, Sequence[tuple[int, float]]] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,6 +197,7 @@ def gather(
             kernels=_kernels(study, found),
             measured=measured,
             settings=flatten(configs.load(study.folder / 'sweep.json')),
+            curves=_curves(study),
         )
         for study, row, found, measured in zip(studies, comparison.rows, trials, kept, strict=True)
     )
@@ -207,6 +211,16 @@ def gather(
         notices=(*refusals, *_notices(shown, device)),
         within=_within([study.folder for study in studies], out),
     )
+
+
+def _curves(study: Study) -> dict[str, Sequence[tuple[int, float]]]:
+    """The metric and the training loss of the study's best trial over steps."""
+    best = study.best()
+    record = None if best is None else _record(study.workdir(best.number))
+    if record is None:
+        return {}
+    found = {metric: record.curve(metric) for metric in (study.sweep.metric, 'train/loss')}
+    return {metric: points for metric, points in found.items() if len(points) > 1}
 
 
 def pareto(points: Sequence[tuple[float, float] | None]) -> list[bool]:
@@ -234,11 +248,6 @@ def frontier(contents: Contents, cost: str, rows: Sequence[StudyResult]) -> list
         known = value is not None and row.statistics
         points.append((more * value, sign * row.statistics[score].mean) if known else None)
     return pareto(points)
-
-
-def scored(rows: Sequence[StudyResult]) -> str:
-    """The statistic that studies are ranked by."""
-    return 'confirmed' if all('confirmed' in row.statistics for row in rows if row.statistics) else 'best'
 
 
 def matched_cost(by: str, length: int) -> str | None:

@@ -6,7 +6,7 @@ import io
 import itertools
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,12 +17,13 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from attnlab.compare.axes import MARKERS, Style, power, scale, scale_metric, short, styles
-from attnlab.compare.report.comparison import COLUMNS, StudyResult
-from attnlab.compare.report.contents import COSTS, Contents, frontier, scored
+from attnlab.compare.report.chart import SHAPES
+from attnlab.compare.report.comparison import COLUMNS, StudyResult, scored
+from attnlab.compare.report.contents import COSTS, Contents, frontier, matched_cost
+from attnlab.compare.report.style import GREY, GRID, PALE, themed
+from attnlab.compare.runs import is_share
 from attnlab.evals.measured import Measured
 
-GREY = '#767676'
-PALE = '#c8c8c8'
 SIZE = (3.2, 2.5)
 WIDE = (3.7, 2.7)
 FONTS = "'DejaVu Sans', Arial, Helvetica, sans-serif"
@@ -40,6 +41,11 @@ AXES = {
 """What costs are called along an axis."""
 
 CsvRow = tuple[Any, ...]
+
+
+def top(metric: str) -> float:
+    """Where an axis of a metric ends: at 1 for shares."""
+    return 1.0 if is_share(metric) else math.inf
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,9 +74,10 @@ class Plot:
 
 
 def cost_plots(contents: Contents) -> list[Plot]:
-    """The confirmed value, or the best where nothing was confirmed, over each cost."""
+    """The confirmed value, or the best where nothing was confirmed, over each cost but the one that was matched."""
     rows = [study.row for study in contents.studies]
-    plots = [_cost_plot(contents, cost, contents.comparison.metric, rows, f'cost_{cost}') for cost in COSTS]
+    metric = contents.comparison.metric
+    plots = [_cost_plot(contents, cost, metric, rows, f'cost_{cost}') for cost in _unmatched(contents)]
     return [plot for plot in plots if plot.lines]
 
 
@@ -80,8 +87,12 @@ def companion_plots(contents: Contents) -> list[Plot]:
     if contents.companion is None or len(rows) != len(contents.studies):
         return []
     start = f'cost_{contents.companion.rpartition("/")[2]}'
-    plots = [_cost_plot(contents, cost, contents.companion, rows, f'{start}_{cost}') for cost in COSTS]
+    plots = [_cost_plot(contents, cost, contents.companion, rows, f'{start}_{cost}') for cost in _unmatched(contents)]
     return [plot for plot in plots if plot.lines]
+
+
+def _unmatched(contents: Contents) -> list[str]:
+    return [cost for cost in COSTS if cost != matched_cost(contents.comparison.by, contents.length)]
 
 
 def _cost_plot(contents: Contents, cost: str, metric: str, rows: Sequence[StudyResult], name: str) -> Plot:
@@ -104,7 +115,7 @@ def _cost_plot(contents: Contents, cost: str, metric: str, rows: Sequence[StudyR
             face = style.colour if mark else 'white'
             axes.plot([x], [y], style.marker, color=style.colour, mfc=face, ms=6, zorder=3)
         scale(axes.xaxis, [line[1] for line in lines], short, least=5.0)
-        scale_metric(axes.yaxis, [value for line in lines for value in line[2:5]])
+        scale_metric(axes.yaxis, [value for line in lines for value in line[2:5]], most=top(metric))
         axes.set(xlabel=AXES[cost], ylabel=f'{score} {metric}')
 
     header = ('study', cost, score, 'low', 'high', 'pareto_optimal')
@@ -145,7 +156,8 @@ def rate_plots(contents: Contents) -> list[Plot]:
                     face = colour if state == 'done' else 'white'
                     axes.plot([rate], [value], marks[seed], color=colour, mfc=face, ms=4.5, mew=1, zorder=3)
             scale(axes.xaxis, [line[1] for line in lines], power, least=2.0)
-            scale_metric(axes.yaxis, [line[4] for line in lines if line[4] != ''], room=0.1)
+            values = [line[4] for line in lines if line[4] != '']
+            scale_metric(axes.yaxis, values, room=0.1, most=top(contents.comparison.metric))
             axes.set(xlabel='learning rate', ylabel=contents.comparison.metric)
             axes.set_title(row.name, color=colour, fontsize='medium', fontweight='bold', loc='left')
 
@@ -201,7 +213,7 @@ def length_plots(contents: Contents) -> list[Plot]:
         axes.set_xticks(found, [f'{multiple}x' for multiple in found])
         axes.xaxis.set_minor_locator(ticker.NullLocator())
         axes.axvline(1, color=GREY, lw=0.8, ls=':')
-        scale_metric(axes.yaxis, [line[4] for line in lines])
+        scale_metric(axes.yaxis, [line[4] for line in lines], most=top(contents.comparison.metric))
         axes.set(xlabel=f'length, in those trained on ({contents.length})', ylabel=contents.comparison.metric)
 
     header = ('study', 'run', 'trial', 'multiple', 'value')
@@ -234,7 +246,8 @@ def progress_plots(contents: Contents) -> list[Plot]:
                     drawstyle='steps-post',
                 )
         axes.xaxis.set_major_locator(ticker.MaxNLocator(6, integer=True))
-        scale_metric(axes.yaxis, [line[2] for line in lines if line[2] != ''])
+        values = [line[2] for line in lines if line[2] != '']
+        scale_metric(axes.yaxis, values, most=top(contents.comparison.metric))
         axes.set(xlabel='trials', ylabel=f'best {contents.comparison.metric} so far')
 
     known = any(line[2] != '' for line in lines)
@@ -268,7 +281,8 @@ def interval_plots(contents: Contents) -> list[Plot]:
             axes.set_yticks(range(len(lines)), [line[0] for line in lines])
             axes.set_ylim(len(lines) - 0.5, -0.5)
             axes.tick_params(axis='y', length=0)
-            scale_metric(axes.xaxis, [value for line in lines for value in line[1:]])
+            values = [value for line in lines for value in line[1:]]
+            scale_metric(axes.xaxis, values, most=top(contents.comparison.metric))
             axes.set(xlabel=contents.comparison.metric)
             axes.set_title(statistic, fontsize='medium', fontweight='bold', loc='left')
 
@@ -307,7 +321,7 @@ def svg(plot: Plot, *, key: bool) -> str:
         figure = Figure(figsize=(plot.size[0], height), layout='constrained')
         FigureCanvasSVG(figure)
         axes = figure.add_subplot()
-        axes.grid(color='#e8e8e8', lw=0.6)
+        axes.grid(color=GRID, lw=0.6)
         axes.set_axisbelow(True)
         axes.spines[['top', 'right']].set_visible(False)
         plot.draw(axes, plot.lines)
@@ -346,21 +360,8 @@ def _word(name: str) -> str:
     return name.replace(' ', '_')
 
 
-SHAPES: Mapping[str, str] = {
-    'o': '<circle cx="6" cy="6" r="4.5"/>',
-    's': '<rect x="2" y="2" width="8" height="8"/>',
-    '^': '<path d="M6 1 11 10.5H1z"/>',
-    'D': '<path d="M6 .5 11.5 6 6 11.5.5 6z"/>',
-    'v': '<path d="M6 11 11 1.5H1z"/>',
-    'P': '<path d="M4.2 1h3.6v3.2H11v3.6H7.8V11H4.2V7.8H1V4.2h3.2z"/>',
-    'X': '<path d="M3.2.8 6 3.6 8.8.8l2.4 2.4L8.4 6l2.8 2.8-2.4 2.4L6 8.4l-2.8 2.8L.8 8.8 3.6 6 .8 3.2z"/>',
-    '*': '<path d="M6 .3 7.6 4.2 11.8 4.5 8.5 7.2 9.6 11.3 6 9 2.4 11.3 3.5 7.2.2 4.5 4.4 4.2z"/>',
-    'p': '<path d="M6 1 11 4.8 9.1 10.6H2.9L1 4.8z"/>',
-}
-"""Markers as SVG, twelve units wide, for the key in the page."""
-
-
 def swatch(style: Style) -> str:
     """A study's mark, as an SVG element."""
     shape = SHAPES[style.marker]
-    return f'<svg class="mark" viewBox="0 0 12 12" aria-hidden="true" fill="{style.colour}">{shape}</svg>'
+    drawn = f'<svg class="mark" viewBox="0 0 12 12" aria-hidden="true" style="fill:{style.colour}">{shape}</svg>'
+    return themed(drawn)

@@ -14,10 +14,15 @@ from rich.console import Console
 from attnlab import files
 from attnlab.compare.axes import styles
 from attnlab.compare.report import figures, tables
-from attnlab.compare.report.contents import Contents
+from attnlab.compare.report import opening as openings
+from attnlab.compare.report.chart import WIDE
+from attnlab.compare.report.comparison import scored, scored_metric
+from attnlab.compare.report.contents import Contents, matched_cost
 from attnlab.compare.report.figures import Plot, svg, swatch
-from attnlab.compare.report.style import STYLE
+from attnlab.compare.report.opening import COST_TITLES, Entry, Opening
+from attnlab.compare.report.style import SCRIPT, STYLE, themed
 from attnlab.compare.report.tables import csv_text, link
+from attnlab.compare.runs import is_share
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,28 +53,116 @@ def render(contents: Contents) -> dict[str, str]:
     files = {'index.html': page(contents, parts, drawn)}
     files |= {f'{plot.name}.svg': XML + (svg(plot, key=True) if plot.keyed else drawn[plot.name]) for plot in plots}
     files |= {f'{plot.data}.csv': csv_text(plot.header, plot.lines) for plot in plots}
+    files |= large_files(opening_of(contents))
+    if any(study.curves for study in contents.studies):
+        files['curves.csv'] = csv_text(('study', 'metric', 'step', 'value'), _curve_lines(contents))
     return files | {'studies.csv': tables.studies_csv(contents), 'trials.csv': tables.trials_csv(contents)}
 
 
 XML = '<?xml version="1.0" encoding="utf-8" standalone="no"?>\n'
 
 
+def large_files(opening: Opening) -> dict[str, str]:
+    """The large figure as SVG, and its numbers as CSV."""
+    rows = openings.lines(opening)
+    if not rows:
+        return {}
+    drawn = openings.draw(opening, rows, WIDE)
+    return {f'{opening.name}.svg': XML + drawn, f'{opening.name}.csv': csv_text(openings.HEADER, rows)}
+
+
+def opening_of(contents: Contents) -> Opening:
+    """What the page opens with: the confirmed scores, or the best trials' where not every study was confirmed."""
+    rows = [study.row for study in contents.studies]
+    statistic = scored(rows)
+    entries = [
+        Entry(
+            study.row.name, study.row.statistics[statistic], {cost: getattr(study.costs, cost) for cost in COST_TITLES}
+        )
+        for study in contents.studies
+        if study.row.statistics
+    ]
+    matched = matched_cost(contents.comparison.by, contents.length)
+    metric = contents.comparison.metric
+    return Opening(
+        name='score',
+        entries=entries,
+        looks=styles([row.name for row in rows]),
+        metric=scored_metric(rows, metric),
+        higher=any(row.goal == 'max' for row in rows),
+        share=is_share(metric),
+        task=contents.comparison.task,
+        matched=[] if matched is None else [matched],
+        tolerance=contents.comparison.tolerance,
+        baselines=contents.comparison.baselines,
+    )
+
+
+def question(contents: Contents) -> str:
+    """What the page answers."""
+    names, comparison = [study.row.name for study in contents.studies], contents.comparison
+    on = f' on {contents.comparison.task}' if contents.comparison.task else ''
+    if len(names) == 1:
+        return f'What {comparison.metric} does {names[0]} reach{on}?'
+    which = ', '.join(names[:-1]) + f' and {names[-1]}' if len(names) <= 4 else f'{len(names)} studies'
+    most = 'highest' if any(study.row.goal == 'max' for study in contents.studies) else 'lowest'
+    equal = '' if comparison.reasons else f', at equal {comparison.by}'
+    return f'Which of {which} has the {most} {comparison.metric}{on}{equal}?'
+
+
 def page(contents: Contents, parts: Sequence[Section], drawn: Mapping[str, str]) -> str:
     """The page as HTML; `drawn` are its figures as SVG, by name."""
-    metric = html.escape(contents.comparison.metric)
-    names = [study.row.name for study in contents.studies]
-    title = f'{metric}: {html.escape(", ".join(names))}'
-    head = f'{metric} of {len(names)} {"study" if len(names) == 1 else "studies"}'
-    places = ''.join(f'<li><a href="#{part.anchor}">{part.title}</a></li>\n' for part in parts)
+    opening = opening_of(contents)
+    heads = dict(zip([study.row.name for study in contents.studies], tables.study_heads(contents), strict=True))
+    links = f'<span class="files">{_file("score.svg", "SVG")} {_file("score.csv", "CSV")}</span>'
     body = ''.join(_section(part, contents, drawn) for part in parts)
+    return shell(
+        question(contents),
+        f'<p class="lead">{html.escape(opening.sentence)}</p>\n{_verdict(contents)}{_notices(contents)}',
+        f'{openings.figure(opening, links)}{openings.table(opening, heads)}{openings.caption(opening)}'
+        f'<div class="rest">\n{_curves(contents, opening)}{body}</div>\n',
+    )
+
+
+def shell(title: str, head: str, body: str) -> str:
+    """A page that needs no other file, from its title and the HTML of its two parts."""
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f'<title>{title}</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n<header>\n'
-        f'<h1>{head}</h1>\n{_key(names)}{_verdict(contents)}'
-        f'{_notices(contents)}</header>\n<nav aria-label="Contents">\n<ul>\n{places}</ul>\n</nav>\n'
-        f'<main>\n{body}</main>\n</body>\n</html>\n'
+        f'<title>{html.escape(title)}</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n<header>\n'
+        f'<h1>{html.escape(title)}</h1>\n{head}</header>\n<main>\n{body}</main>\n'
+        f'<script>\n{SCRIPT}</script>\n</body>\n</html>\n'
     )
+
+
+def folded(anchor: str, heading: str, body: str) -> str:
+    """A part of the page that opens when asked for; the heading is HTML."""
+    return f'<details id="{anchor}">\n<summary><h2>{heading}</h2></summary>\n{body}</details>\n'
+
+
+def _curve_lines(contents: Contents) -> list[tuple[object, ...]]:
+    return [
+        (study.row.name, metric, step, value)
+        for study in contents.studies
+        for metric, points in study.curves.items()
+        for step, value in points
+    ]
+
+
+def _curves(contents: Contents, opening: Opening) -> str:
+    """The curves of the best trials, with values at the pointer."""
+    found = {study.row.name: study.curves for study in contents.studies}
+    shown = openings.curves(opening, found, contents.comparison.metric)
+    if not shown:
+        return ''
+    link_to = f'<span class="files">{_file("curves.csv", "CSV")}</span>'
+    figures = ''.join(
+        f'<figure class="curve">\n{drawn}<figcaption>{html.escape(name)} over steps, the best trial of each study; '
+        f'values at the pointer. {link_to}</figcaption>\n</figure>\n'
+        for name, drawn in shown
+    )
+    names = [study.row.name for study in contents.studies]
+    return folded('curves', 'Training curves', f'{key(names)}{figures}')
 
 
 def sections(contents: Contents) -> list[Section]:
@@ -78,7 +171,7 @@ def sections(contents: Contents) -> list[Section]:
     found = [
         Section(
             'comparison',
-            'Comparison',
+            'All statistics, with intervals',
             _text(INTERVALS) + tables.comparison_table(contents) + _downloads('studies.csv'),
         ),
         Section(
@@ -109,14 +202,12 @@ def sections(contents: Contents) -> list[Section]:
 
 
 def _section(section: Section, contents: Contents, drawn: Mapping[str, str]) -> str:
-    shown = ''.join(_figure(plot, drawn[plot.name]) for plot in section.plots)
+    shown = ''.join(_figure(plot, themed(drawn[plot.name])) for plot in section.plots)
     names = [study.row.name for study in contents.studies]
-    key = _key(names) if any(plot.keyed for plot in section.plots) else ''
+    marks = key(names) if any(plot.keyed for plot in section.plots) else ''
     wide = ' wide' if any(plot.size[0] > figures.SIZE[0] for plot in section.plots) else ''
-    panels = f'{key}<div class="panels{wide}">\n{shown}</div>\n' if shown else ''
-    whole = ' class="whole"' if 0 < len(section.plots) <= 4 else ''
-    head = f'<section id="{section.anchor}"{whole}>\n<h2>{section.title}</h2>\n'
-    return f'{head}{section.body}{panels}{section.after}</section>\n'
+    panels = f'{marks}<div class="panels{wide}">\n{shown}</div>\n' if shown else ''
+    return folded(section.anchor, section.title, f'{section.body}{panels}{section.after}')
 
 
 def _figure(plot: Plot, drawn: str) -> str:
@@ -132,7 +223,8 @@ def _file(name: str, kind: str) -> str:
     return f'<a href="{html.escape(urllib.parse.quote(name))}" title="{html.escape(name)}">{kind}</a>'
 
 
-def _key(names: Sequence[str]) -> str:
+def key(names: Sequence[str]) -> str:
+    """The marks of names."""
     items = ''.join(f'<li>{swatch(style)}{html.escape(name)}</li>\n' for name, style in styles(names).items())
     return f'<ul class="key" aria-label="Studies">\n{items}</ul>\n'
 
@@ -206,8 +298,8 @@ how lucky it was nobody knows. Expected best: of a quarter of the trials (Dodge 
 of the best quarter. Area: the mean over the logarithm of the learning rate, by trapezoids, of values at the last step
 that every trial of all studies came to. Brackets of these are over trials: the deviation of 1000 bootstrap resamples
 times Student's t, which covered 88 to 96 % in simulations of 8 and 16 trials. Confirmed: the mean of the winner's
-settings with fresh seeds, with a 95 % interval by Student's t over seeds, and the noise of the documents evaluated on
-where it was recorded; of two seeds the least and the most; of one, none."""
+settings with fresh seeds, with a 95 % interval by Student's t over seeds, and the noise of the examples or documents
+evaluated on where it was recorded; of two seeds the least and the most; of one, none."""
 
 COSTS = f"""\
 {tables.OPTIMAL} marks what is Pareto-optimal: no other study is at least as good in both the score and this cost,

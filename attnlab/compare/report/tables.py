@@ -14,6 +14,7 @@ from attnlab.compare.report.comparison import COLUMNS, STATES, Comparison, Study
 from attnlab.compare.report.contents import COSTS, Contents, StudyContents, Trial, frontier
 from attnlab.compare.report.figures import swatch
 from attnlab.compare.report.measured import shown_versions
+from attnlab.compare.report.opening import in_bytes
 from attnlab.evals.measured import Measured
 
 NONE = '<span class="none">–</span>'
@@ -319,15 +320,6 @@ def decimals(values: Sequence[float], significant: int = 4) -> int:
 def number(value: float, digits: int) -> str:
     """A number with so many decimals; in powers of ten where it would be longer than anyone reads."""
     return f'{value:.{digits}f}' if abs(value) < 1e6 else f'{value:.3e}'
-
-
-def in_bytes(size: int | float) -> str:
-    """Bytes, in the unit that leaves few digits."""
-    for unit in ('B', 'KiB', 'MiB', 'GiB'):
-        if size < 1024:
-            return f'{size:,.0f} {unit}' if unit == 'B' else f'{size:.1f} {unit}'
-        size /= 1024
-    return f'{size:,.1f} TiB'
 
 
 def csv_text(header: Sequence[str], lines: Iterable[Sequence[Any]]) -> str:

@@ -19,7 +19,8 @@ def contents(studies: int = 8, trials: int = 16, *, grid: bool = False, companio
     shown = tuple(_study(index, trials, grid, companion) for index in range(studies))
     rows = tuple(study.row for study in shown)
     reasons = ('gla has another sweep than mha: base.steps: 2000 there, 1000 here', 'hgrn2 is not finished')
-    comparison = Comparison('valid/loss', 'params', 0.01, rows, reasons[: studies - 1])
+    words = {'task': 'StdlibText', 'baselines': {'unigram': 2.4}}
+    comparison = Comparison('valid/loss', 'params', 0.01, rows, reasons[: studies - 1], **words)
     equalities = (
         Equality('params', True, True, (10.4e6, 'mha'), (10.4416e6, 'gla')),
         Equality('state_bytes_8x', False, False, (65536.0, 'hgrn2'), (8388608.0, 'mha')),
@@ -82,6 +83,10 @@ def _study(index: int, count: int, grid: bool, companion: bool) -> StudyContents
             'base.model.stack.blocks[0].mixer.target': f'attnlab.mixers.linear.attention.Mixer{index}',
             'base.steps': 1000 if index == 1 else 2000,
             'metric': 'valid/loss',
+        },
+        curves={
+            metric: [(step, 2.2 + 0.05 * index + rise * 50 / step) for step in range(50, 2001, 50)]
+            for metric, rise in (('valid/loss', 1.0), ('train/loss', 0.8))
         },
     )
 

@@ -14,7 +14,6 @@ from attnlab.compare.report.comparison import (
     Point,
     StudyResult,
     compare,
-    evaluation_noise,
     print_comparison,
 )
 from attnlab.configuration import config_of
@@ -83,10 +82,6 @@ def test_areas_are_of_values_at_equal_steps_and_seeds_have_the_noise_of_the_test
     row = StudyResult('a', 1.0, 1.0, points, 'min', (1.0, 1.1, 1.2), noise=0.5)
     assert row.statistics['area'].mean == pytest.approx(2.0) and row.statistics['best'].mean == 1.0
     assert row.statistics['confirmed'].half_width > 1.96 * 0.5
-    assert evaluation_noise({'valid/loss_low@2x': 1.0, 'valid/loss_high@2x': 1.4}, 'valid/loss@2x') == pytest.approx(
-        0.2 / 1.96, rel=1e-3
-    )
-    assert evaluation_noise({'valid/loss': 1.0}, 'valid/loss') is None
 
 
 def test_trials_are_counted_by_the_steps_they_took(tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import html
 import html.parser
 import io
 import os
@@ -16,8 +17,10 @@ import pytest
 from rich.console import Console
 
 from attnlab.compare.report import figures, tables
+from attnlab.compare.report import opening as openings
+from attnlab.compare.report.chart import WIDE
 from attnlab.compare.report.contents import COSTS, frontier, pareto
-from attnlab.compare.report.page import page, render, sections, write_report
+from attnlab.compare.report.page import opening_of, page, render, sections, write_report
 from tests.compare.report import made
 
 ROOT = pathlib.Path(__file__).parents[3]
@@ -87,13 +90,15 @@ def test_the_page_is_well_formed_and_every_link_leads_somewhere(contents, files)
     assert runs <= set(led)
     assert set(files) - {'index.html'} <= set(led)
     assert all(header.get('scope') in ('col', 'row', 'rowgroup') for header in read.headers)
-    assert read.tags.count('figure') == read.tags.count('figcaption') == sum(name.endswith('.svg') for name in files)
+    curves = len(contents.studies[0].curves)
+    figures = sum(name.endswith('.svg') for name in files) + curves
+    assert read.tags.count('figure') == read.tags.count('figcaption') == figures
 
 
 def test_nothing_is_fetched_from_anywhere(files):
     for name, text in files.items():
         without = re.sub(r'xmlns(:\w+)?="[^"]*"|<!DOCTYPE[^>]*>', '', text)
-        assert not re.search(r'https?:|//\w|@import|<script|<link|<iframe|<object|data:', without), name
+        assert not re.search(r'https?:|//\w|@import|<script[^>]|<link|<iframe|<object|data:', without), name
         assert all(target.startswith('#') for target in re.findall(r'url\(([^)]*)\)', without)), name
 
 
@@ -148,7 +153,7 @@ def test_figures_are_what_is_drawn_from_their_csv_files(contents, files):
     """Each is drawn anew from the numbers that were read back, to the same bytes; with other numbers, it changes."""
     plots = [plot for section in sections(contents) for plot in section.plots]
     assert {plot.name for plot in plots} >= {
-        *('cost_parameters', 'cost_tokens_per_second', 'cost_decode_ms', 'cost_peak_bytes'),
+        *('cost_state_bytes', 'cost_tokens_per_second', 'cost_decode_ms', 'cost_peak_bytes'),
         *(
             'learning_rate_mha',
             'learning_rate_gla',
@@ -167,18 +172,40 @@ def test_figures_are_what_is_drawn_from_their_csv_files(contents, files):
     study, cost, best, *rest = first.lines[0]
     moved = dataclasses.replace(first, lines=((study, cost, best + 0.01, *rest), *first.lines[1:]))
     assert not files[f'{first.name}.svg'].endswith(figures.svg(moved, key=True))
+    assert 'cost_parameters.svg' not in files, 'what was matched is no axis'
+
+
+def test_the_large_figure_is_what_is_drawn_from_its_csv_file(contents, files):
+    opening = opening_of(contents)
+    header, rows = lines_of(files['score.csv'])
+    assert header == openings.HEADER and rows == tuple(openings.lines(opening))
+    assert files['score.svg'].endswith(openings.draw(opening, rows, WIDE))
+    name, cost, score, *rest = rows[0]
+    moved = ((name, cost, score + 0.01, *rest), *rows[1:])
+    assert openings.draw(opening, moved, WIDE) != openings.draw(opening, rows, WIDE)
+    assert all(name in files['score.svg'] for name in made.NAMES[:2]) and 'unigram' in files['score.svg']
+
+
+def test_the_page_opens_with_its_question_a_sentence_and_the_table(contents, files):
+    text = files['index.html']
+    assert '<h1>Which of mha and gla has the lowest valid/loss on StdlibText?</h1>' in text
+    sentence = html.escape(opening_of(contents).sentence)
+    assert f'<p class="lead">{sentence}</p>' in text and 'separated' in sentence
+    assert text.index('class="lead"') < text.index('class="large"') < text.index('class="scroll scores"')
+    assert text.index('class="scroll scores"') < text.index('<details')
+    assert 'unigram' in text and 'data-label="n">3 seeds<' in text
 
 
 def test_the_metric_beside_that_of_the_studies_has_figures_too():
     both = made.contents(2, 9, companion=True)
     plots = figures.companion_plots(both)
-    assert [plot.name for plot in plots] == [f'cost_accuracy_{cost}' for cost in COSTS]
+    assert [plot.name for plot in plots] == [f'cost_accuracy_{cost}' for cost in COSTS if cost != 'parameters']
     for study, line in zip(both.studies, plots[0].lines, strict=True):
         best = study.companion.statistics['best']
-        assert line[:5] == (study.row.name, study.costs.parameters, best.mean, best.mean, best.mean)
+        assert line[:5] == (study.row.name, study.costs.state_bytes, best.mean, best.mean, best.mean)
         assert best.mean == max(1 / point.value for point in study.row.points if point.value is not None)
     assert 'valid/accuracy against cost' in bare(both)
-    assert 'valid/accuracy over parameters' in figures.svg(plots[0], key=True)
+    assert 'valid/accuracy over state bytes' in figures.svg(plots[0], key=True)
 
 
 def test_the_tables_hold_every_study_and_trial(contents, files):
@@ -226,8 +253,8 @@ def test_a_study_in_which_everything_failed_is_shown(contents):
     comparison = dataclasses.replace(contents.comparison, rows=(row, *(other.row for other in others)))
     mixed = dataclasses.replace(contents, comparison=comparison, studies=(failed, *others))
     assert bare(mixed).count('class="state failed"') >= len(trials)
-    (parameters,) = (plot for plot in figures.cost_plots(mixed) if plot.name == 'cost_parameters')
-    assert [line[0] for line in parameters.lines] == [other.row.name for other in others]
+    (states,) = (plot for plot in figures.cost_plots(mixed) if plot.name == 'cost_state_bytes')
+    assert [line[0] for line in states.lines] == [other.row.name for other in others]
     assert tables.studies_csv(mixed).splitlines()[1].startswith('mha,')
     alone = dataclasses.replace(contents, comparison=dataclasses.replace(comparison, rows=(row,)), studies=(failed,))
     assert not any(section.plots for section in sections(alone))

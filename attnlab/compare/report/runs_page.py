@@ -1,0 +1,87 @@
+"""`attnlab compare RUN...` as one HTML page that needs nothing else: a part a task, each opening with its sentence."""
+
+import html
+from collections.abc import Mapping, Sequence
+
+from attnlab.compare.axes import styles
+from attnlab.compare.report import opening as openings
+from attnlab.compare.report.figures import swatch
+from attnlab.compare.report.opening import COST_TITLES, Entry, Opening
+from attnlab.compare.report.page import folded, key, shell
+from attnlab.compare.runs import RunResult, short_names
+
+Curves = Mapping[tuple[str, str], Mapping[str, Sequence[tuple[int, float]]]]
+"""Of runs, by task and name: steps with values by metric."""
+
+
+def runs_opening(task: str, group: Sequence[RunResult], tolerance: float, place: int = 0) -> Opening:
+    """What the part of a task opens with; runs have the names that tell them apart."""
+    names = short_names(group)
+    baselines = {name: value for one in group for name, value in one.baselines.items()}
+    entries = [
+        Entry(name, one.measured, {cost: getattr(one, cost) for cost in COST_TITLES})
+        for name, one in zip(names, group, strict=True)
+    ]
+    return Opening(
+        name=f'runs_{place}',
+        entries=entries,
+        looks=styles(names),
+        metric=', '.join(dict.fromkeys(one.metric for one in group)),
+        higher=group[0].higher,
+        share=all(one.share for one in group),
+        task=task,
+        matched=(),
+        tolerance=tolerance,
+        baselines=baselines,
+    )
+
+
+def question(groups: Mapping[str, Sequence[RunResult]]) -> str:
+    """What the page answers."""
+    if len(groups) > 1:
+        runs = sum(map(len, groups.values()))
+        return f'Which of {runs} runs is best on each of {len(groups)} tasks?'
+    ((task, group),) = groups.items()
+    names = short_names(group)
+    if len(names) == 1:
+        return f'What {group[0].metric} does {names[0]} reach on {task}?'
+    which = ', '.join(names[:-1]) + f' and {names[-1]}' if len(names) <= 4 else f'{len(names)} runs'
+    return f'Which of {which} has the {"highest" if group[0].higher else "lowest"} {group[0].metric} on {task}?'
+
+
+def runs_page(
+    groups: Mapping[str, Sequence[RunResult]], matched: Mapping[str, str], curves: Curves, tolerance: float
+) -> str:
+    """The page; `matched` says of each task in what its runs are equal."""
+    parts = [
+        _part(runs_opening(task, group, tolerance, place), group, matched[task], curves, place, alone=len(groups) == 1)
+        for place, (task, group) in enumerate(groups.items())
+    ]
+    return shell(question(groups), '', ''.join(parts))
+
+
+def _part(
+    opening: Opening, group: Sequence[RunResult], matched: str, curves: Curves, place: int, *, alone: bool
+) -> str:
+    names = [entry.name for entry in opening.entries]
+    heads = {
+        name: f'<span class="name">{swatch(opening.looks[name])}{html.escape(_named(name, one))}</span>'
+        for name, one in zip(names, group, strict=True)
+    }
+    found = {name: curves[one.task, one.name] for name, one in zip(names, group, strict=True)}
+    figures = ''.join(
+        f'<figure class="curve">\n{drawn}<figcaption>{html.escape(metric)} over steps; values at the pointer.'
+        '</figcaption>\n</figure>\n'
+        for metric, drawn in openings.curves(opening, found, opening.metric)
+    )
+    folds = folded(f'curves_{place}', 'Training curves', f'{key(names)}{figures}') if figures else ''
+    folds += folded(f'matched_{place}', 'What is equal, and what is not', f'<p>{html.escape(matched)}</p>\n')
+    heading = '' if alone else f'<h2 class="task">{html.escape(opening.task)}</h2>\n'
+    return (
+        f'<section>\n{heading}<p class="lead">{html.escape(opening.sentence)}</p>\n{openings.figure(opening, "")}'
+        f'{openings.table(opening, heads)}{openings.caption(opening)}<div class="rest">\n{folds}</div>\n</section>\n'
+    )
+
+
+def _named(name: str, one: RunResult) -> str:
+    return name if one.finished else f'{name} (not finished)'

@@ -1,0 +1,86 @@
+"""Predictors that need no training of a network, and how often they are right: what a score has to beat.
+
+All are pure functions of arrays: labels and tokens of training examples, which they count, and of those evaluated.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Bool, Int
+
+from attnlab.data.pipeline import Row, Source
+
+TRAINED = 1024
+"""Training examples that are counted."""
+
+SHOWN = 'a label shown'
+
+
+def first_rows(source: Source, count: int = TRAINED) -> list[Row]:
+    """The first examples of a source."""
+    return [source[index] for index in range(min(len(source), count))]
+
+
+def of_tokens(train: Sequence[Row], asked: Sequence[Row], vocab: int) -> dict[str, float]:
+    """Accuracies of guesses at the labels of examples that have a token at every label.
+
+    - `chance`: any of the labels that occur in training, each as likely;
+    - `majority`: the one that occurs most often;
+    - `a label shown`: any of them that stands in the example up to the place asked, each as likely: for recall, any of
+      the values shown. Left out where no example shows one, and where tokens are not integers.
+    """
+    counts = np.zeros(vocab)
+    for row in train:
+        np.add.at(counts, row['targets'][row['weights'] > 0], 1)
+    occurring = counts > 0
+    targets = [row['targets'][row['weights'] > 0] for row in asked]
+    every = np.concatenate(targets)
+    found = {'chance': float(1 / occurring.sum()), 'majority': float(np.mean(every == counts.argmax()))}
+    if asked[0]['tokens'].dtype.kind == 'i':
+        shares = [_seen(row, labels, occurring) for row, labels in zip(asked, targets, strict=True)]
+        found |= {SHOWN: float(np.concatenate(shares).mean())}
+    return {name: share for name, share in found.items() if share > 0 or name != SHOWN}
+
+
+def _seen(row: Row, labels: Int[np.ndarray, 'n'], occurring: Bool[np.ndarray, 'o']) -> np.ndarray:
+    """For each label, how likely it is guessed among the tokens that occur as labels and stand before it."""
+    tokens, at = row['tokens'], row['at'][row['weights'] > 0]
+    first = np.full(len(occurring), len(tokens))
+    np.minimum.at(first, tokens[row['segments'] > 0], np.flatnonzero(row['segments'] > 0))
+    starts = np.sort(first[occurring])
+    shown = np.searchsorted(starts, at, side='right')
+    return np.where(first[labels] <= at, 1 / np.maximum(shown, 1), 0.0)
+
+
+def of_sequences(train: Sequence[Row], asked: Sequence[Row], classes: int, vocab: int | None) -> dict[str, float]:
+    """Accuracies of guesses at the one label of a sequence.
+
+    - `chance`: any class;
+    - `majority`: the class that training has most often;
+    - `first token`: the class that is most frequent in training for sequences that begin so: for ListOps, given the
+      outermost operator;
+    - `bag of tokens`: multinomial naive Bayes, a linear function of how often each token occurs, smoothed by one.
+
+    The last two are left out where tokens are real numbers, for which `vocab` is `None`.
+    """
+    labels, targets = (np.array([row['label'] for row in rows]) for rows in (train, asked))
+    counts = np.bincount(labels, minlength=classes)
+    found = {'chance': 1 / classes, 'majority': float(np.mean(targets == counts.argmax()))}
+    if vocab is None:
+        return found
+    begins, starts = (np.array([row['tokens'][0] for row in rows]) for rows in (train, asked))
+    table = np.tile(counts / len(train), (vocab, 1))
+    np.add.at(table, (begins, labels), 1.0)
+    bags, asked_bags = (np.stack([_bag(row, vocab) for row in rows]) for rows in (train, asked))
+    totals = np.ones((classes, vocab))
+    np.add.at(totals, labels, bags)
+    weights = np.log(totals / totals.sum(axis=1, keepdims=True))
+    scores = asked_bags @ weights.T + np.log((counts + 1) / (len(train) + classes))
+    return found | {
+        'first token': float(np.mean(table.argmax(axis=1)[starts] == targets)),
+        'bag of tokens': float(np.mean(scores.argmax(axis=1) == targets)),
+    }
+
+
+def _bag(row: Row, vocab: int) -> Int[np.ndarray, 'o']:
+    return np.bincount(row['tokens'][row['segments'] > 0], minlength=vocab)

@@ -1,0 +1,59 @@
+"""The sentence of a comparison: what is best, at what cost, and never more than the intervals say."""
+
+import math
+
+from attnlab.compare.headline import Entrant, ranked, sentence, separated, shown_digits, stands_out
+from attnlab.evals.measured import Measured, of_seeds
+
+SURE = of_seeds([0.90, 0.91, 0.92])
+LOW = of_seeds([0.50, 0.51, 0.52])
+CLOSE = of_seeds([0.89, 0.90, 0.91])
+
+
+def said(*entrants, higher=True, **baselines):
+    return sentence(
+        entrants,
+        metric='accuracy',
+        higher=higher,
+        task='Recall',
+        shown_cost=lambda cost: f'{cost:.0f} B of state',
+        baselines=baselines,
+    )
+
+
+def test_what_is_separated_and_what_is_not():
+    found = said(Entrant('low', LOW, 10.0), Entrant('sure', SURE, 20.0))
+    assert found == (
+        'sure has the highest accuracy on Recall, with 20 B of state: 0.910 ± 0.025 (95 %, 3 seeds); '
+        'separated from the second, low (0.510 ± 0.025, 10 B of state).'
+    )
+    found = said(Entrant('close', CLOSE, 10.0), Entrant('sure', SURE, 20.0), Entrant('low', LOW, 5.0))
+    assert 'not separated from close (0.900 ± 0.025, 10 B of state), of which close is the cheapest' in found
+    assert 'low' not in found
+    found = said(Entrant('low', LOW), Entrant('sure', SURE), higher=False)
+    assert found.startswith('low has the lowest accuracy on Recall: 0.510')
+
+
+def test_one_seed_and_two_separate_nothing():
+    one, two = of_seeds([0.9]), of_seeds([0.1, 0.2])
+    assert separated(one, LOW) is None and separated(two, LOW) is None and separated(SURE, LOW)
+    assert 'one seed only, which separates nothing: b has 0.1' in said(Entrant('a', one), Entrant('b', of_seeds([0.1])))
+    found = said(Entrant('a', SURE), Entrant('b', two))
+    assert 'two seeds only, which separates nothing: b has 0.15' in found
+    assert said(Entrant('a', SURE)) == 'a reaches accuracy on Recall: 0.910 ± 0.025 (95 %, 3 seeds).'
+    assert said(Entrant('a', Measured(math.nan, None, None, 1, 'one'))).startswith('Nothing to compare yet')
+
+
+def test_a_trivial_predictor_is_named_where_it_is_no_worse():
+    assert 'trivial' not in said(Entrant('a', SURE), chance=0.1)
+    assert said(Entrant('a', LOW), chance=0.1, majority=0.505).endswith(
+        'which is not clearly better than the trivial predictor “majority”, 0.505.'
+    )
+
+
+def test_the_best_is_first_of_equals_the_cheapest_and_what_is_not_finite_last():
+    lost = Measured(math.nan, None, None, 1, 'one')
+    order = ranked([Entrant('lost', lost), Entrant('dear', SURE, 9.0), Entrant('cheap', SURE, 3.0)], higher=True)
+    assert [one.name for one in order] == ['cheap', 'dear', 'lost']
+    assert stands_out([Entrant('a', SURE), Entrant('b', LOW)]) and not stands_out([Entrant('a', SURE)])
+    assert shown_digits([SURE]) == 3 and shown_digits([of_seeds([1.0])]) == 4

@@ -1,0 +1,71 @@
+"""Trivial predictors against what is known of them by counting."""
+
+import numpy as np
+import pytest
+
+from attnlab.config import build
+from attnlab.configuration import config_of
+from attnlab.data.long_range.drawn import Drawn
+from attnlab.data.long_range.listops import ListOps
+from attnlab.data.synthetic.addition import OPERANDS
+from attnlab.data.synthetic.recall import MultiQueryRecall
+from attnlab.tasks.long_range import Classification
+from attnlab.tasks.synthetic import LabelPrediction
+from attnlab.tasks.task import Guessable
+from attnlab.tasks.trivial import of_sequences, of_tokens
+from tests.sweep.tiny import LANGUAGE
+
+
+def row(tokens, at, targets):
+    tokens = np.array(tokens, np.int32)
+    return {
+        'tokens': tokens,
+        'segments': (np.arange(len(tokens)) < len(tokens) - 1).astype(np.int32),
+        'at': np.array([*at, 0], np.int32),
+        'targets': np.array([*targets, 0], np.int32),
+        'weights': np.array([*[1.0] * len(at), 0.0], np.float32),
+    }
+
+
+def test_labels_are_guessed_among_those_shown_before_the_place():
+    train = [row([1, 5, 2, 6, 1, 0], [4], [5]), row([1, 5, 2, 6, 2, 0], [2, 4], [5, 6])]
+    asked = [row([1, 5, 2, 6, 1, 0], [2, 4], [5, 6]), row([1, 6, 2, 5, 1, 0], [4], [5])]
+    found = of_tokens(train, asked, 8)
+    # Labels are 5, 5 and 6: two that occur. At place 2 of the first only 5 has been shown; then both.
+    assert found == {'chance': 0.5, 'majority': 2 / 3, 'a label shown': pytest.approx((1 + 0.5 + 0.5) / 3)}
+    reals = [one | {'tokens': one['tokens'].astype(np.float32)} for one in asked]
+    assert set(of_tokens(train, reals, 8)) == {'chance', 'majority'}
+
+
+def test_recall_is_guessed_among_the_values_shown():
+    task = LabelPrediction(MultiQueryRecall(vocab=16, pairs=(2,)))
+    found = task.trivial(task.slices('test', 16, (1,), 200)['1x'])['accuracy']
+    assert isinstance(task, Guessable)
+    assert found['chance'] == 1 / 8 and found['a label shown'] == pytest.approx(0.5)
+
+
+def test_classes_are_guessed_by_the_first_token_and_the_bag():
+    def sequence(tokens, label):
+        return {'tokens': np.array(tokens), 'segments': np.ones(len(tokens), np.int32), 'label': np.int32(label)}
+
+    train = [sequence([1, 3, 3], 0), sequence([1, 3, 1], 0), sequence([2, 4, 4], 1), sequence([2, 4, 1], 1)]
+    asked = [sequence([1, 4, 4], 1), sequence([2, 4, 4], 1), sequence([1, 3, 3], 0), sequence([1, 3, 3], 1)]
+    found = of_sequences(train, asked, 2, 5)
+    assert found == {'chance': 0.5, 'majority': 0.25, 'first token': 0.5, 'bag of tokens': 0.75}
+    assert set(of_sequences(train, asked, 2, None)) == {'chance', 'majority'}
+
+
+def test_the_outermost_operator_says_much_of_an_expression():
+    """MIN is mostly 0 and MAX mostly 9."""
+    task = Classification(Drawn(ListOps(shortest=10, longest=60, max_depth=4), held_out=400))
+    found = task.trivial(task.slices('test', 60, (1,), 400)['all'])['accuracy']
+    assert found['chance'] == 0.1 < found['majority'] < found['first token'] and found['first token'] > 0.25
+
+
+def test_regression_and_addition_know_theirs():
+    regression = build(config_of(LANGUAGE.parent / 'recall.py', 'task=regression').task)
+    found = regression.trivial(regression.slices('test', 16, (1,), 8)['1x'])['loss']
+    assert 0 < found['ridge'] < found['zero']
+    addition = build(config_of(LANGUAGE.parent / 'grokking.py').task)
+    found = addition.trivial(addition.slices('test', OPERANDS, (1,), 50)['all'])['accuracy']
+    assert found['chance'] == 1 / addition.vocab and 0 <= found['majority'] < 0.2
