@@ -112,7 +112,9 @@ def _verdict(
     rest = f' and {len(close) - 2} more' if len(close) > 2 else ''
     cheaper = [one for one in close if one.cost is not None and best.cost is not None and one.cost < best.cost]
     text = f'not separated from {named}{rest}'
-    if cheaper:
+    if cheaper and len(close) == 1:
+        text += ', which is cheaper'
+    elif cheaper:
         least = min(cheaper, key=lambda one: one.cost or 0.0)
         text += f', of which {least.name} is the cheapest ({shown_cost(least.cost or 0.0)})'
     return text

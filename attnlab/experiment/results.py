@@ -4,11 +4,11 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 from matplotlib.figure import Figure
 
 from attnlab import files
 from attnlab.errors import UserError
+from attnlab.evals.measured import of_seeds
 from attnlab.experiment.experiment import Experiment
 
 Measurements = dict[str, Any]
@@ -82,21 +82,9 @@ def rounded(value: Any) -> Any:
     return float(f'{value:.6g}') if isinstance(value, float) else value
 
 
-T_QUANTILES = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
-"""By number of samples, the 97.5 % quantile of Student's t with one degree of freedom less."""
-
-
-def confidence(values: Sequence[float]) -> tuple[float, float]:
-    """The mean, and half of its 95 % confidence interval by Student's t; NaN unless there are 2 to 10 values."""
-    count = len(values)
-    half = T_QUANTILES[count] * float(np.std(values, ddof=1)) / count**0.5 if count in T_QUANTILES else float('nan')
-    return float(np.mean(values)), half
-
-
-def plus_minus(values: Sequence[float], digits: int) -> str:
-    """`mean ± half` of the 95 % confidence interval; the mean alone where there is no interval."""
-    mean, half = confidence(values)
-    return f'{mean:.{digits}f}' + (f' ± {half:.{digits}f}' if half == half else '')
+def plus_minus(values: Sequence[float], digits: int, noise: float | None = None) -> str:
+    """The mean over seeds with its error, as `Measured.text` shows it; `noise` is what the finite test set adds."""
+    return of_seeds(values, noise).text(digits)
 
 
 def panels(

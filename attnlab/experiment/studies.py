@@ -17,7 +17,7 @@ from ml_collections import ConfigDict
 from rich.console import Console
 
 from attnlab import files
-from attnlab.compare.report.comparison import Comparison, cells, headers
+from attnlab.compare.report.comparison import Comparison, baseline_cells, cells, headers
 from attnlab.compare.report.contents import StudyContents, gather
 from attnlab.compare.report.page import write_report
 from attnlab.errors import UserError
@@ -132,6 +132,6 @@ def _made(folder: pathlib.Path) -> Measurements:
 
 
 def _table(report: str, found: Comparison) -> str:
-    """The table of `attnlab compare`, under its head."""
-    head = f'**{report}**: {found.metric}; {found.head}'
-    return f'{head}\n\n{markdown([headers(found), *map(cells, found.rows)])}'
+    """The table of `attnlab compare`, under its head and its sentence."""
+    head = f'**{report}**: {found.metric}; {found.head}\n\n{found.sentence}'
+    return f'{head}\n\n{markdown([headers(found), *map(cells, found.rows), *baseline_cells(found)])}'

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from attnlab.experiment.results import confidence, panels, plus_minus
+from attnlab.evals.measured import of_seeds
+from attnlab.experiment.results import panels, plus_minus
 
 SOFTMAX = 'mha'
 
@@ -13,10 +14,11 @@ def figure(rows):
     figure, (axis,) = panels(1, width=7, height=0.24 * len(found) + 1)
     for place, (name, seeds) in enumerate(found.items()):
         losses = [seed['loss'] for seed in seeds]
-        mean, half = confidence(losses)
-        axis.errorbar(mean, place, xerr=half, fmt='o', color='C3' if name == SOFTMAX else 'C0', capsize=2)
+        measured = of_seeds(losses)
+        colour = 'C3' if name == SOFTMAX else 'C0'
+        axis.errorbar(measured.mean, place, xerr=measured.half_width, fmt='o', color=colour, capsize=2)
         axis.plot(losses, [place] * len(losses), '.', color='0.4', ms=3)
-    best = confidence([seed['loss'] for seed in found[SOFTMAX]])[0] if SOFTMAX in found else None
+    best = np.mean([seed['loss'] for seed in found[SOFTMAX]]) if SOFTMAX in found else None
     if best is not None:
         axis.axvline(best, color='C3', lw=1, ls=':')
     axis.set(xlabel='nats per byte on held-out text', ylim=(len(found) - 0.4, -0.6))

@@ -2,7 +2,7 @@
 
 from attnlab.compare.axes import styles
 from attnlab.compare.runs import COSTS, RunResult, by_task
-from attnlab.compare.runs_table import lines
+from attnlab.compare.runs_table import baseline_lines, lines
 from attnlab.experiment.results import panels
 
 TASKS = ('mqar', 'induction', 'parity', 'listops', 'digits')
@@ -32,6 +32,8 @@ def figure(rows):
         for index, row in enumerate(group):
             x = place + 0.7 * ((index + 0.5) / len(group) - 0.5)
             tasks.plot(x, row['entry']['score'], ms=5, **look(looks[recipe(row)]))
+        known = group[0]['entry']['baselines'].values()
+        tasks.hlines(list(known), place - 0.4, place + 0.4, color='0.6', lw=1, ls='--')
     pairs.set(title='recall of key and value pairs', xlabel='pairs', ylabel='accuracy', xscale='log', ylim=(0, 1.03))
     pairs.set_xticks(PAIRS, map(str, PAIRS))
     pairs.minorticks_off()
@@ -40,6 +42,10 @@ def figure(rows):
     lengths.set_xticks((1, 2, 4, 8), ('1', '2', '4', '8'))
     lengths.minorticks_off()
     lengths.axhline(0.5, color='0.6', lw=1, ls='--')
+    guessed = [1 / count for count in PAIRS]
+    pairs.plot(PAIRS, guessed, color='0.6', lw=1, ls='--')
+    pairs.annotate('dashed: any of the values shown', (PAIRS[0], guessed[1]), fontsize=8, color='0.4')
+    states.axhline(guessed[-1], color='0.6', lw=1, ls='--')
     tasks.set(title='all tasks, at the length trained on', ylim=(0, 1.03))
     tasks.set_xticks(range(len(TASKS)), TASKS)
     figure.legend(*pairs.get_legend_handles_labels(), loc='outside lower center', ncols=4, frameon=False)
@@ -51,7 +57,11 @@ def table(rows):
     results = [RunResult(**row['entry']) for row in rows]
     return [
         ['task', 'run', 'score', *COSTS.values()],
-        *([task, *line] for task, group in by_task(results).items() for line in lines(group)),
+        *(
+            [task, *line]
+            for task, group in by_task(results).items()
+            for line in (*lines(group), *baseline_lines(group))
+        ),
     ]
 
 

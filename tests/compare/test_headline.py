@@ -28,8 +28,10 @@ def test_what_is_separated_and_what_is_not():
         'separated from the second, low (0.510 ± 0.025, 10 B of state).'
     )
     found = said(Entrant('close', CLOSE, 10.0), Entrant('sure', SURE, 20.0), Entrant('low', LOW, 5.0))
-    assert 'not separated from close (0.900 ± 0.025, 10 B of state), of which close is the cheapest' in found
+    assert found.endswith('not separated from close (0.900 ± 0.025, 10 B of state), which is cheaper.')
     assert 'low' not in found
+    found = said(Entrant('a', CLOSE, 10.0), Entrant('b', SURE, 20.0), Entrant('c', SURE, 30.0))
+    assert 'c (0.910 ± 0.025, 30 B of state), a (0.900 ± 0.025, 10 B of state), of which a is the cheapest' in found
     found = said(Entrant('low', LOW), Entrant('sure', SURE), higher=False)
     assert found.startswith('low has the lowest accuracy on Recall: 0.510')
 

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from attnlab.errors import UserError
 from attnlab.experiment.experiment import Experiment
-from attnlab.experiment.results import confidence, markdown, with_results
+from attnlab.experiment.results import markdown, plus_minus, with_results
 from attnlab.experiment.runs import run_experiment
 from attnlab.train import launch, loop
 
@@ -156,6 +156,6 @@ def test_a_table():
     assert markdown([['a', 'b'], ['1', '2']]) == '| a | b |\n| --- | ---: |\n| 1 | 2 |'
 
 
-def test_the_interval_of_three():
-    mean, half = confidence([1.0, 2.0, 3.0])
-    assert mean == 2 and half == pytest.approx(4.303 / 3**0.5)
+def test_errors_over_seeds():
+    assert plus_minus([1.0, 2.0, 3.0], 3) == f'2.000 ± {4.3027 / 3**0.5:.3f}'
+    assert plus_minus([1.0, 2.0], 1) == '1.5 (1.0 to 2.0)' and plus_minus([1.0], 1) == '1.0'

@@ -18,7 +18,7 @@ WIDE, NARROW = (940, 470), (372, 400)
 """Widths and heights of a chart on a desk and on a phone, in pixels."""
 
 FONT = "system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', Arial, sans-serif"
-SIZE = 13
+SIZE = 13.0
 """Of text, in pixels."""
 
 
@@ -199,7 +199,7 @@ def curve_chart(
     values = [value for points in known.values() for _, value in points]
     near = shown_lines(lines, values, y)
     spread = 10.0 if min(values) > 0 and y.most == math.inf else math.inf
-    horizontal = scale_of(steps, plot.left + 4, plot.right - 4, Axis('', str, least=0.0, most=max(steps)))
+    horizontal = scale_of(steps, plot.left + 4, plot.right - 4, Axis('', str, least=0.0, most=float(max(steps))))
     vertical = scale_of([*values, *near.values()], plot.bottom, plot.top, y, least=spread)
     parts = [_frame(plot, horizontal, vertical, Axis('training step', lambda step: f'{step:,.0f}'), y, size)]
     for names, value in _merged(near, vertical):
@@ -355,7 +355,7 @@ def _text(x: int | float, y: int | float, words: str, anchor: str, colour: str, 
 
 def _wide(words: str) -> float:
     """How wide a text is at most, in pixels, in the widest of the fonts."""
-    return float(SIZE) * sum(
+    return SIZE * sum(
         0.4 if letter in "iljtf.,:;|!()[]' " else 0.98 if letter in 'mwMW%@' else 0.68 for letter in words
     )
 
@@ -371,5 +371,5 @@ def _svg(size: tuple[int, int], title: str, parts: Sequence[str], kind: str, ser
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="{kind}" viewBox="0 0 {width} {height}" width="{width}" '
         f'height="{height}" role="img" aria-label="{html.escape(title)}" font-family="{html.escape(FONT)}" '
-        f'font-size="{SIZE}"{data}>\n <title>{html.escape(title)}</title>{"".join(itertools.chain(parts))}</svg>\n'
+        f'font-size="{SIZE:.0f}"{data}>\n <title>{html.escape(title)}</title>{"".join(itertools.chain(parts))}</svg>\n'
     )

@@ -250,9 +250,8 @@ def print_comparison(comparison: Comparison, console: Console, *, strict: bool =
         table.add_column(header, justify='left' if header == 'study' else 'right', overflow='fold')
     for row in comparison.rows:
         table.add_row(*(cell.replace(' [', '\n[').replace(', ', ',\n') for cell in cells(row)))
-    for name, value in comparison.baselines.items():
-        empty = [''] * (len(headers(comparison)) - 2)
-        table.add_row(f'({name})', *empty, f'{value:.4g}')
+    for line in baseline_cells(comparison):
+        table.add_row(*line)
     console.print(table)
     console.print(
         f'{comparison.metric}; tokens and FLOPs of the steps taken; trials done/pruned/failed; best: one trial; '
@@ -273,6 +272,12 @@ def cells(row: StudyResult) -> list[str]:
     found = row.statistics
     shown = [shown_interval(found[name]) if name in found else '' for name in COLUMNS]
     return [row.name, shown_size(row.size), f'{row.flops:.3g}', f'{row.tokens:.3g}', counts, *shown]
+
+
+def baseline_cells(comparison: Comparison) -> list[list[str]]:
+    """A row for each trivial predictor, its score in the last column."""
+    empty = [''] * (len(headers(comparison)) - 2)
+    return [[f'({name})', *empty, f'{value:.4g}'] for name, value in comparison.baselines.items()]
 
 
 COLUMNS = ('best', 'expected best', 'top quarter', 'area', 'confirmed')

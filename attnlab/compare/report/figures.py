@@ -246,8 +246,8 @@ def progress_plots(contents: Contents) -> list[Plot]:
                     drawstyle='steps-post',
                 )
         axes.xaxis.set_major_locator(ticker.MaxNLocator(6, integer=True))
-        values = [line[2] for line in lines if line[2] != '']
-        scale_metric(axes.yaxis, values, most=top(contents.comparison.metric))
+        every = [line[2] for line in lines if line[2] != '']
+        scale_metric(axes.yaxis, every, most=top(contents.comparison.metric))
         axes.set(xlabel='trials', ylabel=f'best {contents.comparison.metric} so far')
 
     known = any(line[2] != '' for line in lines)
