@@ -300,7 +300,7 @@ def _label(name: str, a: float, b: float, plot: Box, taken: list[Box]) -> str:
             at = {'start': box.left, 'end': box.right, 'middle': (box.left + box.right) / 2}[anchor]
             near = min(abs(box.left - a), abs(box.right - a), abs((box.left + box.right) / 2 - a))
             lead = ''
-            if math.hypot(near, middle - b) > 30:
+            if math.hypot(near, middle - b) > 22:
                 edge = min(max(a, box.left), box.right)
                 lead = f'<path d="M{a:.1f} {b:.1f}L{edge:.1f} {middle:.1f}" style="stroke:{PALE};stroke-width:1"/>'
             return lead + _text(at, box.bottom - 4, words, anchor, f'{INK}{HALO}')

@@ -113,7 +113,7 @@ def _cost_plot(contents: Contents, cost: str, metric: str, rows: Sequence[StudyR
             style = look[study]
             axes.plot([x, x], [low, high], color=style.colour, lw=1, zorder=2)
             face = style.colour if mark else 'white'
-            axes.plot([x], [y], style.marker, color=style.colour, mfc=face, ms=6, zorder=3)
+            axes.plot([x], [y], style.marker, color=style.colour, mfc=face, ms=6, zorder=3, clip_on=False)
         scale(axes.xaxis, [line[1] for line in lines], short, least=5.0)
         scale_metric(axes.yaxis, [value for line in lines for value in line[2:5]], most=top(metric))
         axes.set(xlabel=AXES[cost], ylabel=f'{score} {metric}')

@@ -119,8 +119,6 @@ th.number, td.number { text-align: right; }
 
 .scores { max-width: none; }
 .scores table { font-size: .95rem; width: 100%; }
-.scores th:first-child { white-space: normal; overflow-wrap: anywhere; }
-.scores .name { white-space: normal; }
 .scores tr.trivial > * { color: var(--soft); }
 .scores b { font-weight: 750; }
 .scores thead th { white-space: normal; }
@@ -158,7 +156,8 @@ p.files { font-size: .85rem; white-space: normal; overflow-wrap: anywhere; }
   .scores td.number { display: flex; justify-content: space-between; gap: 1rem; text-align: right; }
   .scores td::before { content: attr(data-label); color: var(--soft); text-align: left; }
   .scores td.none { display: none; }
-  .scores tbody th { font-size: 1.05rem; font-weight: 600; }
+  .scores tbody th { font-size: 1.05rem; font-weight: 600; overflow-wrap: anywhere; }
+  .scores .name { white-space: normal; }
 }
 
 @page { margin: 14mm 12mm; }
