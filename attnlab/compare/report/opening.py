@@ -72,7 +72,7 @@ class Opening:
     def cost(self) -> str | None:
         """The cost that the large figure is over; `None` where none is known of all and tells them apart."""
         for cost in LARGE:
-            values = [entry.costs[cost] or 0.0 for entry in self.entries if cost in entry.costs]
+            values = [float(entry.costs[cost] or 0) for entry in self.entries if cost in entry.costs]
             whole = len(values) == len(self.entries) > 1 and min(values) > 0
             if whole and cost not in self.matched and unmatched(values, self.tolerance):
                 return cost

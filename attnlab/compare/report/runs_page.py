@@ -19,7 +19,7 @@ def runs_opening(task: str, group: Sequence[RunResult], tolerance: float, place:
     names = short_names(group)
     baselines = {name: value for one in group for name, value in one.baselines.items()}
     entries = [
-        Entry(name, one.measured, {cost: getattr(one, cost) for cost in COST_TITLES})
+        Entry(name, one.measured, {cost: _known(getattr(one, cost)) for cost in COST_TITLES})
         for name, one in zip(names, group, strict=True)
     ]
     return Opening(
@@ -34,6 +34,10 @@ def runs_opening(task: str, group: Sequence[RunResult], tolerance: float, place:
         tolerance=tolerance,
         baselines=baselines,
     )
+
+
+def _known(cost: int | float | None) -> float | None:
+    return None if cost is None else float(cost)
 
 
 def question(groups: Mapping[str, Sequence[RunResult]]) -> str:
