@@ -22,7 +22,7 @@ FOLDER = '~/.cache/attnlab/text'
 
 
 def key(*parts: str) -> str:
-    """The cache key of a value that is determined by `parts`: 32 hexadecimal digits."""
+    """The cache key of a value determined by `parts`: 32 hexadecimal digits."""
     return hashlib.sha256('\0'.join(parts).encode()).hexdigest()[:32]
 
 

@@ -37,7 +37,7 @@ def fetch(url: str, path: pathlib.Path, *, size: int, digest: str | None, algori
         found = path.stat().st_size, hashlib.file_digest(file, algorithm).hexdigest()
     if found != (size, digest or found[1]):
         expected, got = (f'{n} bytes, {algorithm} {d}' for n, d in ((size, digest), found))
-        raise UserError(f'{path} is not the file of {url}: it has {got}, not {expected}; delete it and start again')
+        raise UserError(f'{path} is not the file at {url}: it has {got}, not {expected}; delete it and start again')
     return path
 
 

@@ -23,11 +23,11 @@ BUFFER = 8
 """The number of batches prefetched."""
 
 SMALL = 4096
-"""Rows below which Grain's shuffle, whose work for a row grows as they get fewer, takes milliseconds a row."""
+"""Number of rows below which Grain's shuffle, whose work per row grows as rows get fewer, takes milliseconds a row."""
 
 
 ENDLESS = sys.maxsize // 2
-"""Rows of an endless list. Grain counts on from its end, which the largest index there is leaves no room for."""
+"""Rows of an endless list; less than the largest index, since Grain counts on from its end."""
 
 
 @runtime_checkable
@@ -55,7 +55,7 @@ class Batches(Iterator[Batch]):
         return next(self._iterators[0])
 
     def close(self) -> None:
-        """Ends the threads and processes; there are no batches after that."""
+        """Ends the threads and processes; no batches follow."""
         self._close()
 
     def __enter__(self) -> 'Batches':
@@ -68,7 +68,7 @@ class Batches(Iterator[Batch]):
 def _close(iterators: list[grain.DatasetIterator], num_workers: int) -> None:
     iterators.pop().close()
     if num_workers:
-        # Grain's iterators close again when they are collected, and complain when that is as late as the exit.
+        # Grain's iterators close again on garbage collection, and complain if that is as late as the exit.
         gc.collect()
 
 
@@ -129,7 +129,7 @@ def ordered_batches(
     change, nothing is dropped, and every process has the same number of batches.
 
     Args:
-      source: the examples; they have `weights`, without which the filling could not be told from data.
+      source: the examples; they need `weights`, which distinguish padding from data.
       batch_size: rows a batch, all processes together.
       process_index: which process this is, from 0.
       process_count: how many processes there are.

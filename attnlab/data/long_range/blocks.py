@@ -29,7 +29,7 @@ class Blocks:
     """The examples of one split, drawn and stored in files.
 
     Attributes:
-      of: the distribution they are drawn from.
+      of: the distribution of the examples.
       seed: see `drawn.example`.
       split: which split.
       count: how many examples there are.
@@ -73,7 +73,7 @@ class Blocks:
                 with np.load(path) as file:
                     arrays = dict(file)
             except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-                raise UserError(f'{path} is damaged; delete it, it will be drawn again: {error}') from error
+                raise UserError(f'{path} is damaged; delete it, and it will be drawn again: {error}') from error
             names = [name for name in arrays if not name.endswith('/ends')]
             columns = {name: np.split(arrays[name], arrays[f'{name}/ends'][:-1]) for name in names}
             scalars = {name for name in names if name != 'x'}

@@ -91,7 +91,7 @@ class DrawnBuilder(Builder, skip_registration=True):  # type: ignore[call-arg]
     counts: ClassVar[Mapping[str, int]]
 
     def blocks(self, folder: pathlib.Path) -> dict[str, Blocks]:
-        """The splits, by their names on the disk, drawn or still to be drawn in `folder`."""
+        """The splits by their names on disk, drawn or yet to be drawn in `folder`."""
         names = {there: here for here, there in DATASETS[self.name].splits.items()}
         return {split: Blocks(self.of, self.seed, names[split], count, folder) for split, count in self.counts.items()}
 
@@ -210,7 +210,7 @@ class AanBuilder(ArchiveBuilder, skip_registration=True):  # type: ignore[call-a
     """Pairs of papers of the ACL Anthology Network as bytes (Radev et al. 2013; Tay et al. 2021).
 
     The archive, 7.7 GB, is that of the Long Range Arena, of which no digest was published: a download is checked
-    against the size and MD5 in the listing of its bucket; put in place by hand, it is taken as it is.
+    against the size and MD5 in the listing of its bucket; put in place by hand, it is not checked.
     """
 
     name = 'aan'

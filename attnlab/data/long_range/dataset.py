@@ -26,8 +26,8 @@ class Kind:
       deviation: standard deviation of these; the model sees `(x - mean) / deviation`.
       documents: 2 where an example is a pair of documents.
       difficulties: the scalars by which examples are sliced, with the ascending lower bounds of slices; an example
-        always has
-        the scalar `length`, its number of positions.
+        always
+        has the scalar `length`, its number of positions.
     """
 
     classes: int

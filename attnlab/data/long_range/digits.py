@@ -15,7 +15,7 @@ COUNTS = {'train': 1437, 'valid': 180, 'test': 180}
 
 @dataclasses.dataclass(frozen=True)
 class Digits(Dataset):
-    """1,797 images of 8 x 8 pixels with grey levels from 0 to 16, row by row, in an order that is drawn once for all.
+    """1,797 images of 8 x 8 pixels with grey levels from 0 to 16, row by row, in a fixed random order.
 
     The test part of Alpaydin and Kaynak 1998, as scikit-learn has it; needs the extra `offline`.
     """

@@ -27,7 +27,7 @@ def cifar10(archive: pathlib.Path, split: str) -> Iterator[Example]:
     names = sorted(name for name in batches if (name == 'test_batch') == (split == 'test'))
     content = b''.join(batches[name] for name in names)
     if not content or len(content) % RECORD:
-        raise UserError(f'{archive} holds no whole records of CIFAR-10 for {split}')
+        raise UserError(f'{archive} holds no complete records of CIFAR-10 for {split}')
     records = np.frombuffer(content, np.uint8).reshape(-1, RECORD)
     kept = {'train': slice(TRAIN), 'validation': slice(TRAIN, None), 'test': slice(None)}[split]
     for record in records[kept]:
@@ -35,6 +35,6 @@ def cifar10(archive: pathlib.Path, split: str) -> Iterator[Example]:
 
 
 def grey(pixels: UInt8[np.ndarray, 't 3']) -> UInt8[np.ndarray, 't']:
-    """The luma 0.2989 R + 0.587 G + 0.114 B, in [0, 1] on the way and scaled back as TensorFlow does it."""
+    """The luma 0.2989 R + 0.587 G + 0.114 B, computed in [0, 1] and scaled back as in TensorFlow."""
     luma = (pixels.astype(np.float32) / np.float32(255)) @ np.array([0.2989, 0.587, 0.114], np.float32)
     return (luma * np.float32(255.5)).astype(np.uint8)

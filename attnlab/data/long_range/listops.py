@@ -30,11 +30,11 @@ class Level(NamedTuple):
 
 
 class Filled(NamedTuple):
-    """The nodes of one depth with what stands there.
+    """The nodes of one depth with their symbols.
 
     Attributes:
       ids: the digit or operator of every node.
-      extents: how many tokens it takes with all that is inside.
+      extents: the number of tokens of every node with everything inside it.
     """
 
     ids: np.ndarray
@@ -45,13 +45,13 @@ class Filled(NamedTuple):
 class ListOps(Distribution):
     """Expressions such as `[MAX 3 [MED 1 9 4 ] 0 ]`, and their value from 0 to 9.
 
-    A node is an operator with probability `operators`, and a digit, uniform, otherwise, and at depth `max_depth`; an
-    operator, uniform among MIN, MAX, MED and SM, has from 2 to `max_arguments` arguments, uniform too. MED is the
+    A node is an operator with probability `operators`, otherwise, and at depth `max_depth`, a uniform digit; an
+    operator, uniform among MIN, MAX, MED and SM, has from 2 to `max_arguments` arguments, also uniform. MED is the
     median, the mean of the middle two rounded down where there are two; SM is the sum modulo 10. Expressions are drawn
     until one is longer than `shortest` and shorter than `longest` tokens, closing brackets among them.
 
-    The released files of the Long Range Arena are the same distribution, drawn without a seed, so that they
-    themselves cannot be drawn again; `x` are the ids of `SYMBOLS`, and `depth` is that of the deepest operator.
+    The released files of the Long Range Arena follow the same distribution, drawn without a seed, so that they cannot
+    be reproduced; `x` are the ids of `SYMBOLS`, and `depth` is that of the deepest operator.
 
     Nangia and Bowman 2018, https://arxiv.org/abs/1804.06028; Tay et al. 2021, https://arxiv.org/abs/2011.04006.
 
@@ -114,7 +114,7 @@ class ListOps(Distribution):
 
 
 def _expression(levels: list[Level], rng: np.random.Generator) -> Example:
-    """Fills a shape with operators and digits from the deepest level up, then lays it out from the root down."""
+    """Fills a shape with operators and digits from the deepest level up, then orders them from the root down."""
     filled: list[Filled] = []
     values, sizes = np.empty(0, np.int64), np.empty(0, np.int64)
     for level in reversed(levels):

@@ -21,7 +21,7 @@ DISTRACTOR_TRIALS = 5
 """Attempts at drawing a distractor before it is omitted."""
 
 SOLID, SOFT = 0.9, 0.3
-"""Coverage of a pixel above which two dashes collide there, and above which nothing starts there."""
+"""Coverage of a pixel above which two dashes collide, and above which no path starts there."""
 
 
 class Dash(NamedTuple):
@@ -66,24 +66,24 @@ class Pathfinder(Distribution):
 
         cos(min(continuity |turn|, pi / 2))^2.
 
-    Both long paths grow in turns, from starts `seed_distance` apart, and are drawn anew until both have all of their
+    Both long paths grow in turns, from starts `seed_distance` apart, and are redrawn until both have all of their
     dashes; then short ones are put where there is room. The label is drawn first and is 1 in half of the images. Dashes
     and discs are drawn `antialias` times as large and reduced with Lanczos's filter.
 
     Follows the published generator, in numpy and without its unseeded randomness: coverage is compared with thresholds
-    where it adds up fractions, and all of both long paths keeps short ones away. The defaults are the hard 32 x 32
-    images of the Long Range Arena; `PATH_X` is those of 128 x 128. `x` are grey levels, row by row.
+    where it adds up fractions, and short paths keep away from both long ones entirely. The defaults are the hard 32 x
+    32 images of the Long Range Arena; `PATH_X` is those of 128 x 128. `x` are grey levels, row by row.
 
     Linsley et al. 2018, https://arxiv.org/abs/1805.08315; Tay et al. 2021, https://arxiv.org/abs/2011.04006.
 
     Attributes:
       size: height and width in pixels.
-      padding: width of the border that stays free.
+      padding: width of the border that is left free.
       antialias: how many times larger things are drawn.
       contour: dashes of a long path.
       dash: length of a dash in pixels.
       thickness: of a dash in pixels.
-      margins: half the gap between dashes in pixels; an image has one of these.
+      margins: possible values of half the gap between dashes, in pixels; one is drawn per image.
       marker_radius: of the discs, in pixels.
       seed_distance: between the starts of the long paths, in pixels.
       continuity: how strongly a path goes straight on.
@@ -427,7 +427,7 @@ def _fits(shapes: Shapes, start: Start, y: int, x: int) -> bool:
 
 
 def _bits(pixels: int) -> np.ndarray:
-    """The places of the bits that are set, ascending."""
+    """The indices of the bits that are set, ascending."""
     content = np.frombuffer(pixels.to_bytes(-(-pixels.bit_length() // 8), 'little'), np.uint8)
     return np.flatnonzero(np.unpackbits(content, bitorder='little'))
 

@@ -61,7 +61,7 @@ def prepare(name: str, data_dir: pathlib.Path, workers: int, progress: Progress)
     resumes.
 
     Raises `UserError` for an unknown name, an archive that is missing or wrong, a disk that is full, and a data set
-    that is not what was written.
+    that differs from what was written.
     """
     preparable(name)
     tfds = library()
@@ -123,7 +123,7 @@ def _check_drawn(builder: Any, split: str, records: Any, repeated: int) -> None:
         drawn = example(builder.of, builder.seed, name, index)
         if digest_of(drawn) != digest_of(_typed(records[index], builder)):
             raise UserError(
-                f'example {index} of {split} in {builder.data_dir} is not what this attnlab and this numpy draw; '
+                f'example {index} of {split} in {builder.data_dir} differs from what this attnlab and this numpy draw; '
                 'delete the folder to prepare it anew'
             )
 

@@ -1,4 +1,4 @@
-"""Data sets that are prepared once, by `attnlab data prepare`, and read by index from then on."""
+"""Data sets that are prepared once, by `attnlab data prepare`, then read by index."""
 
 import dataclasses
 import json
@@ -28,7 +28,7 @@ class Preparable:
     Attributes:
       builder: its class in `attnlab.data.long_range.builders`.
       kind: the properties of its examples.
-      splits: the name here of every split, and its name on the disk.
+      splits: the name of every split here, and its name on disk.
       substitute: an alternative that needs neither a network nor files.
     """
 
@@ -57,10 +57,10 @@ DATASETS = {
 
 @dataclasses.dataclass(frozen=True)
 class Prepared(Dataset):
-    """A data set that `attnlab data prepare` left on the disk. Needs the extra `tfds`.
+    """A data set that `attnlab data prepare` stored on disk. Needs the extra `tfds`.
 
     Attributes:
-      name: which, of `DATASETS`.
+      name: one of `DATASETS`.
       data_dir: folder of downloads and prepared data sets.
     """
 
@@ -101,7 +101,7 @@ class Prepared(Dataset):
 
 @dataclasses.dataclass(frozen=True)
 class Records:
-    """The examples of one split on the disk."""
+    """The examples of one split on disk."""
 
     records: Any
 

@@ -21,7 +21,7 @@ class Bars:
             self.finish()
             self._stage = stage, self._progress.add_task(stage, total=total or None)
             if done:
-                self._progress.console.print(f'{stage}: {done:,} of {total:,} are there from before; going on')
+                self._progress.console.print(f'{stage}: {done:,} of {total:,} exist already; resuming')
         self._progress.update(self._stage[1], completed=done)
 
     def finish(self) -> None:

@@ -14,16 +14,16 @@ class Padded:
 
     A row holds, for `t = length`:
 
-    - `tokens`: int32 `t`, ids; or float32 `t 1`, standardised numbers, 0 where there are none;
+    - `tokens`: int32 `t`, ids; or float32 `t 1`, standardised numbers, 0 in padding;
     - `segments`, `positions`: int32 `t`; the segment is 1, and 0 for padding;
     - `label`: int32, and `weights`: float32, 1: scalars.
 
-    Of a pair of documents each has half of the row, with segments 1 and 2, and positions from 0.
+    The documents of a pair have half of the row each, with segments 1 and 2, and positions from 0.
 
     Attributes:
       rows: the examples.
       kind: their properties.
-      length: places a row.
+      length: positions per row.
     """
 
     rows: Source

@@ -28,7 +28,7 @@ LISTS = {'validation_list.txt': 'validation', 'testing_list.txt': 'test'}
 
 
 def speech_commands(archive: pathlib.Path, split: str) -> Iterator[Example]:
-    """The recordings of `train`, `validation` or `test`, as the archive's own lists divide them, in its order."""
+    """The recordings of `train`, `validation` or `test`, as divided by the archive's own lists, in its order."""
     listed: dict[str, str] = {}
     for path, content in tar_members(archive, re.compile(r'(\./)?(validation|testing)_list\.txt')):
         listed |= {line.decode(): LISTS[path.name] for line in content.read().split()}

@@ -15,12 +15,12 @@ OPERANDS = 2
 
 @dataclasses.dataclass(frozen=True)
 class ModularAddition:
-    """Every sum `a + b` modulo `modulus`, in one of two splits: `share` of them are for training.
+    """Every sum `a + b` modulo `modulus`, in one of two splits: a fraction `share` of them is for training.
 
     Attributes:
       modulus: how many numbers there are.
-      share: of the sums, which `train` has; rounded to a whole number of them.
-      seed: of the permutation that tells the splits apart.
+      share: the fraction of the sums in `train`, rounded to a whole number of sums.
+      seed: of the permutation that divides the splits.
 
     Source: Power et al., "Grokking", 2022, https://arxiv.org/abs/2201.02177; with 113 numbers and a share of 0.4,
     Prieto et al. 2025, https://arxiv.org/abs/2501.04697.

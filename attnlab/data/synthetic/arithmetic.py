@@ -15,8 +15,8 @@ NUMBERS = 5
 class Parity(Problem):
     """Whether the number of ones among the bits is odd, predicted at the last bit alone.
 
-    Token 0 pads; 1 and 2 are the bits 0 and 1, in the label too. There are from `shortest` bits to as many as fit, and
-    only that many with `shortest=None`. With a label after every bit the problem is the word problem of `Z2`.
+    Token 0 pads; 1 and 2 are the bits 0 and 1, in the label too. There are from `shortest` bits to as many as fit;
+    with `shortest=None` always as many as fit. With a label after every bit the problem is the word problem of `Z2`.
 
     Attributes:
       shortest: the fewest bits; `None` for as many as fit.
@@ -53,8 +53,8 @@ class ModularArithmetic(Problem):
 
         3 + 2 * 4 =      label, modulo 5: 1
 
-    Products bind before sums. Token 0 pads, 1 to 3 are the signs, 4 is `=`, and `5 + n` the number `n`. There are from
-    `shortest` numbers to as many as fit, and only that many with `shortest=None`.
+    Products take precedence over sums. Token 0 pads, 1 to 3 are the signs, 4 is `=`, and `5 + n` the number `n`. There
+    are from `shortest` numbers to as many as fit; with `shortest=None` always as many as fit.
 
     Attributes:
       modulus: how many numbers there are.

@@ -11,11 +11,11 @@ NOISE = 0
 
 @dataclasses.dataclass(frozen=True)
 class SelectiveCopying(Problem):
-    """Data tokens at random places among noise, then as many markers; at marker `i` the `i`-th data token is predicted.
+    """Data tokens at random positions in noise, then as many markers; at marker `i` the `i`-th data token is predicted.
 
         0 c 0 0 a 0 b 0 M M M      labels at the markers: c a b
 
-    Token 0 is noise, `vocab - 1` the marker, what lies between is data. Selective, since the places vary: a
+    Token 0 is noise, `vocab - 1` the marker, and those between are data. Selective, since positions vary: a
     time-invariant recurrence that solves plain copying cannot solve it.
 
     Attributes:
@@ -52,12 +52,12 @@ class SelectiveCopying(Problem):
 
 @dataclasses.dataclass(frozen=True)
 class Copying(Problem):
-    """A random string between marks, then the same again, every letter of it predicted from those before, and the end.
+    """A random string between marks, then a copy, whose letters and end are each predicted from the letters before.
 
         $ c a b | c a b      labels from | on: c a b .
 
     Tokens are the letters from 0, then `$`, `|` and `.`. The string has from `shortest` letters to as many as fit
-    twice, and is only that long with `shortest=None`. Since every prediction is conditioned on the correct letters, a
+    twice; with `shortest=None` always that many. Since every prediction is conditioned on the correct letters, a
     string is fully correct exactly when greedy decoding would produce it.
 
     Attributes:

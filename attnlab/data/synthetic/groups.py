@@ -10,7 +10,7 @@ import numpy as np
 from attnlab.data.synthetic.problem import Example, Problem, require, require_length
 
 LARGEST = 720
-"""Elements of the largest group whose table is computed."""
+"""Order of the largest group whose table is computed."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,9 +19,9 @@ class WordProblem(Problem):
 
         acc_0 = e,   acc_i = acc_{i-1} x_i        label at x_i: acc_i
 
-    Tokens are the elements, the neutral one 0, and the mark of the beginning, which is the last token and stands first.
-    Elements of `S<n>` and `A<n>` are permutations in lexical order, with `(p q)(i) = p(q(i))`; those of `Z<n>` are
-    numbers under addition; those of a product `GxH` are pairs, `(g, h)` numbered `g |H| + h`. Every prefix has a
+    Tokens are the elements, 0 being the identity, and a start mark, the last token id, which comes first.
+    Elements of `S<n>` and `A<n>` are permutations in lexicographic order, with `(p q)(i) = p(q(i))`; those of `Z<n>`
+    are numbers under addition; those of a product `GxH` are pairs, `(g, h)` numbered `g |H| + h`. Every prefix has a
     label, so an example holds those of all shorter lengths.
 
     Parity is `Z2`. `A5` and `S5` are not solvable, and complete for NC1: no model of constant depth whose steps are a
@@ -68,7 +68,7 @@ def group_table(group: str) -> list[list[int]]:
 
 
 def elements(n: int, even: bool) -> list[tuple[int, ...]]:
-    """The permutations of `n` things in lexical order, or the even ones among them."""
+    """The permutations of `n` things in lexicographic order, or the even ones among them."""
     return [p for p in itertools.permutations(range(n)) if not even or _inversions(p) % 2 == 0]
 
 

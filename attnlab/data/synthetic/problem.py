@@ -14,7 +14,7 @@ SPLITS: Mapping[str, int] = {'train': 0, 'valid': 1, 'test': 2}
 """The splits, with the number that makes their random streams distinct."""
 
 ENDLESS = 2**31 - 1
-"""Examples of a training stream that has no end for practical purposes; the longest that Grain shuffles well."""
+"""Examples of a training stream that is endless for practical purposes; the longest that Grain shuffles well."""
 
 BASELINE = 'baseline/'
 """Prefix of the row entries that hold errors of known predictors."""
@@ -25,8 +25,8 @@ class Example(NamedTuple):
 
     Attributes:
       tokens: int `t`, or float `t m` where a problem has real-valued inputs.
-      at: the places in `tokens` after which something is to be predicted, int, `n`.
-      targets: what is to be predicted there: int `n`, or float `n o`.
+      at: the positions in `tokens` after which something is predicted, int, `n`.
+      targets: what is predicted there: int `n`, or float `n o`.
     """
 
     tokens: np.ndarray
@@ -44,7 +44,7 @@ class Problem(abc.ABC):
 
     @property
     def features(self) -> int | None:
-        """Numbers an input token has; `None` where tokens are integers."""
+        """Numbers per input token; `None` where tokens are integers."""
         return None
 
     @abc.abstractmethod
@@ -60,7 +60,7 @@ class Problem(abc.ABC):
         """Draws an example of at most `length` tokens."""
 
     def variants(self, length: int) -> dict[str, 'Problem']:
-        """The same problem at other difficulties, by name, as far as they fit `length` tokens."""
+        """The same problem at other difficulties, by name, those that fit `length` tokens."""
         del length
         return {}
 
@@ -69,7 +69,7 @@ class Problem(abc.ABC):
         return self
 
     def baselines(self, example: Example) -> dict[str, np.ndarray]:
-        """By name, the error at each label of predictors that need no training, `n`."""
+        """The error at each label, `n`, of predictors that need no training, by name."""
         del example
         return {}
 
@@ -82,24 +82,24 @@ class Examples:
 
     - `tokens`: int32 `t`, or float32 `t m`;
     - `segments`, `positions`: int32 `t`; the segment is 1, and 0 for padding;
-    - `at`: int32 `n`, the place of each label, which is a prediction made at that token, not shifted;
+    - `at`: int32 `n`, the position of each label: the prediction is made at that token, not shifted;
     - `targets`: int32 `n`, or float32 `n o`, what is predicted there;
     - `weights`: float32 `n`, 1 for a label and 0 for padding;
     - `baseline/NAME`: float32 `n`, with `baselines`: the errors of predictors that need no training.
 
-    Each example has a random stream of its own, named by seed, split and index, so that no example of one split is
-    drawn from the stream of one of another, whatever their numbers.
+    Each example has its own random stream, determined by seed, split and index, so that examples of different splits
+    never share a stream.
 
     Attributes:
-      problem: what is drawn.
+      problem: the distribution of examples.
       length: tokens a row.
       seed: from 0 to 2^32 - 1.
       split: 'train', 'valid' or 'test'.
-      count: how many examples there are.
+      count: the number of examples.
       baselines: whether rows hold the baselines.
 
     Raises:
-      UserError: for an unknown split, a seed out of bounds, and where the problem has no examples of this length.
+      UserError: for an unknown split, a seed out of range, and where the problem has no examples of this length.
     """
 
     problem: Problem
@@ -113,7 +113,7 @@ class Examples:
         if self.split not in SPLITS:
             raise UserError(f'{type(self.problem).__name__} has no split {self.split!r}{nearest(self.split, SPLITS)}')
         if not 0 <= self.seed < 2**32:
-            raise UserError(f'seed of the examples is {self.seed}; it lies between 0 and 2^32 - 1')
+            raise UserError(f'seed of the examples is {self.seed}; it must be from 0 to 2^32 - 1')
         self.problem.check(self.length)
 
     def __len__(self) -> int:

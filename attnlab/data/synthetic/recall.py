@@ -12,19 +12,19 @@ FILLER = 0
 
 @dataclasses.dataclass(frozen=True)
 class MultiQueryRecall(Problem):
-    """Multi-query associative recall: pairs of key and value, then every key again; at each, its value is predicted.
+    """Multi-query associative recall: pairs of key and value, then every key again, where its value is predicted.
 
         k_1 v_1 ... k_n v_n   0 k_i 0 0 0 k_j 0 ...      label at k_i: v_i
 
-    Keys are distinct, from 1 to `vocab / 2 - 1`; values are distinct, from `vocab / 2` up. Of the places at even
-    distances after the pairs, the queries take `n` without replacement, place `j` (from 1) with probability
-    proportional to `j^(power - 1)`: most come soon, some late.
+    Keys are distinct, from 1 to `vocab / 2 - 1`; values are distinct, from `vocab / 2` up. Of the positions at even
+    distances after the pairs, the queries take `n` without replacement, position `j` (from 1) with probability
+    proportional to `j^(power - 1)`: most come early, some late.
 
     Attributes:
       vocab: number of tokens.
-      pairs: the numbers of pairs, of which each example has one drawn at random.
-      power: of the law by which queries come later; 1 is uniform.
-      random_fillers: whether the places between queries hold random tokens instead of 0.
+      pairs: possible numbers of pairs, one of which is drawn for each example.
+      power: of the power law of query positions; 1 is uniform.
+      random_fillers: whether the positions between queries hold random tokens instead of 0.
 
     Source: Arora et al., "Zoology: Measuring and Improving Recall in Efficient Language Models", 2023,
     https://arxiv.org/abs/2312.04927.
@@ -71,13 +71,13 @@ class OverwrittenRecall(Problem):
         a 1   b 2   a 3   |   b a      labels: 2 3
 
     Every key is written once, `rewrites` of the writes after that go to random keys, and the order of all writes is
-    random. Queries follow as in multi-query associative recall. A memory that only adds returns a mixture.
+    random. Queries follow as in multi-query associative recall. A memory that only adds returns a mixture of values.
 
     Attributes:
       vocab: number of tokens.
       pairs: number of keys.
       rewrites: further writes.
-      power: of the law by which queries come later; 1 is uniform.
+      power: of the power law of query positions; 1 is uniform.
 
     Source: the overwriting that the delta rule is for, Schlag, Irie and Schmidhuber, "Linear Transformers Are Secretly
     Fast Weight Programmers", 2021, https://arxiv.org/abs/2102.11174, in the layout of Arora et al., 2023.
@@ -127,15 +127,15 @@ class CompositionalRecall(Problem):
         b c   a b   |   2 a      label at a: c
 
     A chain is `links + 1` distinct symbols, each of its links a pair of neighbours. A question is a token for the
-    number of hops, then the first symbol of a chain; every chain is asked for once. With hops that training leaves out,
-    the slices tell composition from memory.
+    number of hops, then the first symbol of a chain; every chain is asked about once. With numbers of hops that
+    training leaves out, the slices distinguish composition from memorisation.
 
     Attributes:
-      vocab: number of tokens: 0 fills, 1 to `links` are numbers of hops, the rest are symbols.
+      vocab: number of tokens: 0 is filler, 1 to `links` are numbers of hops, the rest are symbols.
       chains: number of chains.
-      links: links a chain, and the most hops that can be asked.
+      links: links per chain, and the most hops that can be asked.
       hops: the numbers of hops asked in training.
-      power: of the law by which questions come later; 1 is uniform.
+      power: of the power law of question positions; 1 is uniform.
 
     Source: variable tracking in Hsieh et al., "RULER: What's the Real Context Size of Your Long-Context Language
     Models?", 2024, https://arxiv.org/abs/2404.06654, in the layout of Arora et al., 2023.
@@ -217,7 +217,7 @@ def fillers(rng: np.random.Generator, length: int, vocab: int, random: bool) -> 
 
 
 def later(rng: np.random.Generator, start: int, length: int, count: int, power: float) -> np.ndarray:
-    """`count` different places at even distances from `start`, by the power law of multi-query associative recall."""
+    """`count` different positions at even distances from `start`, by the power law of multi-query recall."""
     return start + 2 * rng.choice((length - start) // 2, count, replace=False, p=_law((length - start) // 2, power))
 
 

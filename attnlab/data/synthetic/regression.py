@@ -13,7 +13,7 @@ SINGULAR = 1e-9
 
 @dataclasses.dataclass(frozen=True)
 class LinearRegression(Problem):
-    """Points `x` and values `y` by turns; at each `x`, its `y` is predicted from the points before it.
+    """Alternating points `x` and values `y`; at each `x`, its `y` is predicted from the points before it.
 
         x_1 y_1 x_2 y_2 ...      y_i = W phi(x_i) + noise e_i,   x_i ~ N(0, S),   e_i ~ N(0, I),   label at x_i: y_i
 
@@ -25,15 +25,14 @@ class LinearRegression(Problem):
     Baselines, on `phi(x)`, from the points before:
 
     - `ridge`: `argmin_w sum_j (y_j - w . x_j)^2 + l |w|^2`, `l = noise^2 / E[w^2]`; without noise, its limit, the
-      shortest solution. For dense `W` that is the best there is.
+      minimum-norm solution. For dense `W` no predictor is better.
     - `gradient_step`: one step of gradient descent from zero with the best preconditioner for so many points `n`,
-      `diag(1 / ((n + 1) S + trace S + l))`, which is what one layer of linear attention can do at most.
-
+      `diag(1 / ((n + 1) S + trace S + l))`, the most that one layer of linear attention can do.
     - `zero`: predicting zero.
 
     Attributes:
-      dim: of `x`.
-      outputs: of `y`; with several, a task each.
+      dim: size of `x`.
+      outputs: size of `y`; each is a separate task.
       noise: standard deviation of the noise.
       decay: of the eigenvalues of the inputs' covariance.
       nonzero: columns of `W` that are not zero; `None` for all.
@@ -151,6 +150,6 @@ def ridge_predictions(x: np.ndarray, y: np.ndarray, penalty: float) -> np.ndarra
 
 @functools.lru_cache(maxsize=8)
 def _layers(dim: int, count: int) -> list[np.ndarray]:
-    """The weights of the fixed representation, which are part of the problem."""
+    """The weights of the fixed representation, a part of the problem."""
     rng = np.random.default_rng((dim, count))
     return [rng.standard_normal((dim, dim)) / np.sqrt(dim) for _ in range(count)]

@@ -9,12 +9,12 @@ from attnlab.data.synthetic.problem import Example, Problem, require, require_le
 
 @dataclasses.dataclass(frozen=True)
 class MaxRetrieval(Problem):
-    """The class of the item with the largest priority, predicted at a query that follows all items.
+    """The class of the item with the highest priority, predicted at a query that follows all items.
 
         item_i = (priority_i, one-hot class_i, 0),   query = (0, 0, u)    label at the query: class of the top priority
 
-    Priorities and `u` are uniform in [0, 1). There are from `fewest` items to as many as fit before the query, and only
-    that many with `fewest=None`. The items are a set: a mixer without positions suffices.
+    Priorities and `u` are uniform in [0, 1). There are from `fewest` items to as many as fit before the query; with
+    `fewest=None` always as many as fit. The items are a set: a mixer without positions suffices.
 
     Attributes:
       classes: number of classes.

@@ -32,7 +32,7 @@ Splits = dict[str, Examples]
 STORAGE = 'https://storage.googleapis.com'
 
 CONNECTIONS = 16
-"""Files of a bucket that are downloaded at a time."""
+"""Files of a bucket that are downloaded concurrently."""
 
 LANGUAGES = (
     'en ar zh-cn zh-tw nl fr de it ja ko pl pt ru es th tr bg ca cs da el et fa fi he hi hr hu id lt lv ms no ro sk sl '
@@ -180,7 +180,7 @@ class Bucket:
     def fetch(self, prefix: str, folder: pathlib.Path) -> list[pathlib.Path]:
         """The files whose names start with `prefix`, kept in `folder` under the last part of their names, in order.
 
-        What is missing is downloaded, and all is checked against the sizes and MD5 digests in the bucket's listing.
+        Missing files are downloaded, and all are checked against the sizes and MD5 digests in the bucket's listing.
         Files in `folder` without a listing were placed by hand: they are used unchecked, as the complete set.
         Raises `UserError` when there are none, or one cannot be downloaded or differs from the listing.
         """
@@ -209,7 +209,7 @@ class Bucket:
     def _fetch(self, item: dict[str, str], folder: pathlib.Path) -> pathlib.Path:
         url = f'{self.storage}/{self.name}/{urllib.parse.quote(item["name"])}'
         path = folder / pathlib.PurePosixPath(item['name']).name
-        # An object that was put together from parts in the bucket has no MD5.
+        # An object composed from parts in the bucket has no MD5.
         digest = base64.b64decode(item['md5Hash']).hex() if 'md5Hash' in item else None
         return fetch(url, path, size=int(item['size']), digest=digest, algorithm='md5')
 

@@ -19,7 +19,7 @@ from attnlab.data.text.tokenizers import Tokenizer, Untrained, ids_dtype, load_t
 from attnlab.errors import UserError, nearest
 
 GROUP = 4 * 2**20
-"""Documents are encoded in groups of about this many bytes: many small ones at a time, a large one alone."""
+"""Documents are encoded in groups of about this many bytes: many small ones together, a large one alone."""
 
 
 class Document(NamedTuple):
@@ -37,7 +37,7 @@ class Text:
       tokens: the ids, `t`, in memory or mapped from a file; every document in it has at least one.
       ends: where each document ends, cumulative: document `i` is `tokens[ends[i - 1]:ends[i]]`.
       tokenizer: the tokenizer of the ids.
-      content_hash: SHA-256 over the names and bytes of the documents, whatever the tokenizer.
+      content_hash: SHA-256 over the names and bytes of the documents, independent of the tokenizer.
       provenance: the record of all this for run.json.
     """
 
@@ -51,7 +51,7 @@ class Text:
         return len(self.tokens)
 
     def part(self, start: int, stop: int) -> 'Text':
-        """The tokens from `start` to `stop`, and what of the documents is there."""
+        """The tokens from `start` to `stop`, and the ends of the documents among them."""
         first, last = np.searchsorted(self.ends, (start, stop), side='right')
         inside = self.ends[first:last]
         ends = inside if len(inside) and inside[-1] == stop else np.append(inside, stop)
@@ -113,7 +113,7 @@ class Corpus(abc.ABC):
         """The tokens of a split. An untrained tokenizer is first trained on `train`, for any split.
 
         Raises `UserError` for an unknown split, a corpus that is missing, empty or unreadable, a cache that cannot be
-        written, and whatever the tokenizer refuses.
+        written, and for text that the tokenizer rejects.
         """
         if split not in self.splits:
             raise UserError(f'{type(self).__name__} has no split {split!r}{nearest(split, self.splits)}')
@@ -131,7 +131,9 @@ class Corpus(abc.ABC):
             ends = np.load(entry / 'ends.npy')
             tally = json.loads((entry / 'text.json').read_text())
         except (OSError, ValueError, EOFError) as error:
-            raise UserError(f'the cache entry {entry} is damaged; delete it, it will be made again: {error}') from error
+            raise UserError(
+                f'the cache entry {entry} is damaged; delete it, and it will be made again: {error}'
+            ) from error
         return self._text(split, tokenizer, ids, ends, tally)
 
     def _trained(self, tokenizer: Tokenizer | Untrained) -> Tokenizer:
@@ -154,7 +156,7 @@ class Corpus(abc.ABC):
             cache.write_array(folder / 'ends.npy', [np.array(tokens.ends, np.int64)], np.dtype(np.int64))
             cache.write_file(folder / 'text.json', json.dumps(tokens.tally(), indent=2) + '\n')
             if self.fingerprint(split) != fingerprint:
-                raise UserError(f'{self} changed while it was being read; start again when it is at rest')
+                raise UserError(f'{self} changed while it was being read; start again when it no longer changes')
 
     def _text(self, split: str, tokenizer: Tokenizer, ids: np.ndarray, ends: np.ndarray, tally: dict[str, Any]) -> Text:
         if not len(ids):

@@ -28,11 +28,12 @@ class StdlibText(Corpus):
     """The standard library's Python sources, a document a file: about 400 files and 8 MB, with no network and no setup.
 
     A top-level module goes to `valid` as a whole when the SHA-256 of its name (without leading underscores), modulo 20,
-    is 0 or 1: about 8 % of the bytes. The content depends on the Python version, so its hash is recorded, and figures
-    compare only where the hashes are equal. Bytes are held in memory; only what takes training is cached.
+    is 0 or 1: about 8 % of the bytes. The content depends on the Python version, so its hash is recorded, and results
+    are comparable only where the hashes are equal. Bytes are held in memory; only trained tokenizers and their tokens
+    are cached.
 
     Attributes:
-      cache: folder for trained tokenizers and token ids; `None` keeps nothing.
+      cache: folder for trained tokenizers and token ids; `None`: no caching.
     """
 
     cache: str | None = cache.FOLDER
@@ -67,9 +68,7 @@ def _documents() -> Iterator[Document]:
     root = pathlib.Path(sysconfig.get_paths()['stdlib'])
     names = sorted(_names(root))
     if not names:
-        raise UserError(
-            f'this Python has no standard library sources under {root}; use TextFiles with a text of your own'
-        )
+        raise UserError(f'this Python has no standard library sources under {root}; use TextFiles with your own text')
     for name in names:
         try:
             content = (root / name).read_bytes()

@@ -18,23 +18,24 @@ ENCODINGS = ('utf-8', 'bytes')
 
 @dataclasses.dataclass(frozen=True)
 class TextFiles(Corpus):
-    """A file, or the files of a folder, as a corpus; a document a file, or what lies between separators in it.
+    """A file, or the files of a folder, as a corpus; one document per file, or per part between separators.
 
     Without `valid_path` the validation split is cut from the same files: a document of at most a tenth of what `valid`
     should hold goes there whole or not at all, by the SHA-256 of its content, so that equal ones stay together; of a
     larger one (a single big file, say) the last `valid_fraction` goes there, from the start of a line if one is near.
 
-    Files are read one at a time and whole. Hidden files and folders are passed over, and so are empty files, which the
-    log and the run's record name.
+    Files are read whole, one at a time. Hidden files and folders are skipped, and so are empty files, which are named
+    in the log and the record of the run.
 
     Attributes:
       path: a file, or a folder that is searched with `pattern`.
       pattern: which files of a folder, as in `**/*.txt`; not used where `path` is a file.
-      separator: what ends a document inside a file and stays part of it, `\\n\\n` for a blank line; `None`: the file.
+      separator: what ends a document inside a file and stays part of it, `\\n\\n` for a blank line; `None`: one per
+        file.
       encoding: `utf-8`, checked, or `bytes` for content of any kind.
       valid_fraction: how much of the corpus goes to `valid`, above 0 and below 1.
       valid_path: a file or folder that is the validation split; `path` is then `train` alone.
-      cache: folder for trained tokenizers and token ids; `None` keeps nothing and holds the tokens in memory.
+      cache: folder for trained tokenizers and token ids; `None`: no caching, tokens are held in memory.
     """
 
     path: str
@@ -47,9 +48,9 @@ class TextFiles(Corpus):
 
     def __post_init__(self) -> None:
         if self.encoding not in ENCODINGS:
-            raise UserError(f'encoding of TextFiles is {self.encoding!r}; it is one of {", ".join(ENCODINGS)}')
+            raise UserError(f'encoding of TextFiles is {self.encoding!r}; it must be one of {", ".join(ENCODINGS)}')
         if not 0 < self.valid_fraction < 1:
-            raise UserError(f'valid_fraction of TextFiles is {self.valid_fraction}; it lies between 0 and 1')
+            raise UserError(f'valid_fraction of TextFiles is {self.valid_fraction}; it must be above 0 and below 1')
         if self.separator == '':
             raise UserError('separator of TextFiles is empty; None makes every file one document')
 
@@ -87,14 +88,14 @@ class TextFiles(Corpus):
         }
 
     def _files(self, path: str) -> list[tuple[str, pathlib.Path]]:
-        """The files that hold something, with their names inside the corpus, in the order of these names."""
+        """The files that are not empty, with their names inside the corpus, in the order of these names."""
         root = _resolved(path)
         files = _listed(root, self.pattern)
         empty = _empty(files)
         if len(empty) == len(files):
             raise UserError(f'{root} holds no text: {len(files)} matching file(s), every one empty')
         if empty:
-            logging.warning('%d empty file(s) passed over in %s, such as %s', len(empty), root, empty[0])
+            logging.warning('%d empty file(s) skipped in %s, such as %s', len(empty), root, empty[0])
         return [(name, file) for name, file in files if file not in empty]
 
     def _documents(self, files: list[tuple[str, pathlib.Path]]) -> Iterator[Document]:

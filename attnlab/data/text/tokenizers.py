@@ -1,7 +1,7 @@
 """Tokenizers: text as bytes in, token ids out, and back again without loss.
 
-A tokenizer knows how many bytes each of its ids stands for, so that losses can be told in bits per byte, which compare
-across tokenizers.
+A tokenizer knows how many bytes each of its ids stands for, so that losses can be given in bits per byte, which are
+comparable across tokenizers.
 """
 
 import codecs
@@ -44,7 +44,7 @@ class Tokenizer(Protocol):
         """The ids of every text of a list. Raises `UserError` for a text it cannot represent."""
 
     def decode(self, ids: Integer[np.ndarray, 't'] | Sequence[int]) -> bytes:
-        """The bytes that `ids` stand for, any ids."""
+        """The bytes that `ids`, any ids, stand for."""
 
     def describe(self) -> dict[str, Any]:
         """A record of the tokenizer for run.json."""
@@ -64,7 +64,7 @@ class Untrained(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Bytes:
-    """Every byte is its own token: 256 ids, nothing to learn, any content."""
+    """Every byte is its own token: 256 ids, no training, any content."""
 
     @property
     def vocab(self) -> int:
@@ -97,14 +97,14 @@ class BytePairs:
 
     Attributes:
       vocab: number of tokens, at least 256.
-      train_bytes: how much of the `train` split, from its beginning, it learns from.
+      train_bytes: how much of the `train` split, from its beginning, it is trained on.
     """
 
     vocab: int = 4096
     train_bytes: int = 32 * 2**20
 
     def train(self, contents: Iterable[bytes]) -> 'TrainedBytePairs':
-        """The tokenizer that the first `train_bytes` of `contents` give, the same on every call.
+        """The tokenizer trained on the first `train_bytes` of `contents`, deterministic.
 
         Raises `UserError` for text that is not UTF-8, or too little of it to fill the vocabulary.
         """
@@ -124,7 +124,7 @@ class BytePairs:
 
 @dataclasses.dataclass(frozen=True)
 class TrainedBytePairs:
-    """The tokenizer that `BytePairs.train` gives.
+    """The tokenizer that `BytePairs.train` returns.
 
     Attributes:
       vocab: number of tokens.
@@ -169,7 +169,7 @@ class TrainedBytePairs:
 class StreamDecoder:
     """Decodes tokens as they are generated, holding back bytes until they complete a character.
 
-    Bytes that are not UTF-8 become U+FFFD. The pieces joined are what decoding everything at once would give.
+    Bytes that are not UTF-8 become U+FFFD. The pieces joined equal the result of decoding everything at once.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:

@@ -20,13 +20,14 @@ class Windows:
     A row holds `tokens`, `targets`, `segments`, `positions` and `bytes` (int32) and `weights` (float32), all `t`.
     Segments number the documents of the row from 1; positions count from the start of the document, or of the window
     where the document began before it. `weights` is 1 where the target counts, and 0 where it belongs to another
-    document than its token; `bytes` is how many bytes the target stands for, so that with losses in nats
+    document than its token; `bytes` is the number of bytes of the target, so that with losses in nats
 
         bits per byte = sum(weights * losses) / (ln 2 * sum(weights * bytes)).
 
-    With `stride < length` windows overlap, and what an earlier window predicted has weight 0: every target counts once,
-    and after the first window has at least `length - stride` tokens before it. With `pad` the tokens left at the end
-    make one more window, filled up with segment 0 and weight 0: whatever the length, the same targets are predicted.
+    With `stride < length` windows overlap, and targets that an earlier window predicted have weight 0: every target
+    counts once, and after the first window has at least `length - stride` tokens before it. With `pad` the tokens left
+    at the end make one more window, filled up with segment 0 and weight 0: whatever the length, the same targets are
+    predicted.
 
     Attributes:
       text: the text that the windows cover.
@@ -35,7 +36,7 @@ class Windows:
       pad: whether the tokens left at the end make a padded window (to evaluate) or are left out (to train).
 
     Raises:
-      UserError: for a text of fewer than `length + 1` tokens, or 2 with `pad`, and a stride out of bounds.
+      UserError: for a text of fewer than `length + 1` tokens, or 2 with `pad`, and a stride out of range.
     """
 
     text: Text
@@ -45,9 +46,9 @@ class Windows:
 
     def __post_init__(self) -> None:
         if self.length < 1:
-            raise UserError(f'length of a window is {self.length}; it is at least 1')
+            raise UserError(f'length of a window is {self.length}; it must be at least 1')
         if not 1 <= self.step <= self.length:
-            raise UserError(f'stride is {self.stride}; it lies between 1 and the length of a window, {self.length}')
+            raise UserError(f'stride is {self.stride}; it must be from 1 to the length of a window, {self.length}')
         needed = 2 if self.pad else self.length + 1
         if len(self.text) < needed:
             raise UserError(
@@ -97,12 +98,12 @@ class Windows:
 
 
 UNITS = 1024
-"""Documents that the rows of a sample tell apart: of more, those whose numbers agree modulo this are one unit."""
+"""Documents that the rows of a sample distinguish; of more, those with equal numbers modulo this are one unit."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-    """Padded windows over blocks of a text that are spread over all of it: what is evaluated of a held-out split.
+    """Padded windows over blocks spread over a whole text: the sample of a held-out split that is evaluated.
 
     Of `p = len(text) - 1` targets, `n = tokens // block` blocks of `block` targets are taken, at equal distances: block
     `k` is about the place `(2k + 1) p / 2n`. They do not overlap, and a long document has more of them. Windows of
@@ -110,14 +111,14 @@ class Sample:
     `t`), the number of each token's document in the text, modulo `UNITS`.
 
     Attributes:
-      text: what is sampled.
+      text: the text that is sampled.
       length: tokens a window.
       tokens: how many targets, rounded down to whole blocks; `None`, or as many as there are, for all, in one block.
-      block: targets that follow on one another; `None` is `length`.
+      block: targets that follow one another; `None` is `length`.
       stride: of the windows of a block, as in `Windows`.
 
     Raises:
-      UserError: for a sample of nothing, and what `Windows` refuses.
+      UserError: for an empty sample, and as `Windows` does.
     """
 
     text: Text
@@ -128,7 +129,7 @@ class Sample:
 
     def __post_init__(self) -> None:
         if self.tokens is not None and self.tokens < 1:
-            raise UserError(f'tokens of a sample is {self.tokens}; it is at least 1')
+            raise UserError(f'tokens of a sample is {self.tokens}; it must be at least 1')
         self._windows(0)
 
     def __len__(self) -> int:
@@ -146,7 +147,7 @@ class Sample:
 
     @property
     def whole(self) -> bool:
-        """Whether all of the text is evaluated."""
+        """Whether the whole text is evaluated."""
         return self.tokens is None or self.tokens >= len(self.text) - 1
 
     @functools.cached_property

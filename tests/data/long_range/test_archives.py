@@ -210,7 +210,7 @@ def test_a_recording_of_another_rate_is_named(tmp_path, monkeypatch):
 @pytest.mark.parametrize('name', ARCHIVES)
 def test_a_file_that_is_another_is_refused(tmp_path, name):
     path = put(tmp_path, name, archive({'x': b'y'}))
-    with pytest.raises(UserError, match=rf'{path} is not the file of http.*: it has \d+ bytes, sha256 .* delete it'):
+    with pytest.raises(UserError, match=rf'{path} is not the file at http.*: it has \d+ bytes, sha256 .* delete it'):
         prepare(name, tmp_path, 1, silent)
 
 
@@ -287,7 +287,7 @@ def test_a_download_that_is_another_file_is_refused(tmp_path, monkeypatch, serve
     objects, _ = served
     expect(monkeypatch, 'imdb', archive(REVIEWS))
     objects['aclImdb_v1.tar.gz'] = archive(REVIEWS | {'aclImdb/train/neg/1_1.txt': b'slipped in'})
-    with pytest.raises(UserError, match=r'aclImdb_v1.tar.gz is not the file of http.*: it has \d+ bytes, sha256'):
+    with pytest.raises(UserError, match=r'aclImdb_v1.tar.gz is not the file at http.*: it has \d+ bytes, sha256'):
         prepare('imdb', tmp_path, 1, silent)
     assert not list((tmp_path / 'imdb').glob('*/dataset_info.json'))
 
@@ -300,5 +300,5 @@ def test_the_archive_of_the_arena_is_checked_against_its_listing(tmp_path, monke
     assert contents(Prepared('aan', str(tmp_path / 'right')), 'valid') == [(b'c', 1)]
     listing = Cloud.listing
     monkeypatch.setattr(Cloud, 'listing', lambda self, query: listing(self, query).replace(b'"size": "', b'"size": "1'))
-    with pytest.raises(UserError, match=r'lra_release.gz is not the file of .*: it has \d+ bytes, md5 '):
+    with pytest.raises(UserError, match=r'lra_release.gz is not the file at .*: it has \d+ bytes, md5 '):
         prepare('aan', tmp_path / 'wrong', 1, silent)

@@ -151,7 +151,7 @@ def test_a_preparation_that_is_killed_goes_on(tmp_path):
     process = command(tmp_path, '--workers=1')
     said, _ = process.communicate()
     assert process.returncode == 0, said
-    assert f'drawing: {sum(drawn):,} of 3,060 are there from before; going on' in said.replace('\n', ' ')
+    assert f'drawing: {sum(drawn):,} of 3,060 exist already; resuming' in said.replace('\n', ' ')
     rows, drawn_again = Prepared('listops', str(tmp_path)).rows('train'), Drawn(SHORT).rows('train')
     assert len(rows) == 3_000 and not blocks_in(tmp_path)
     for index in range(0, 3_000, 250):
@@ -185,7 +185,7 @@ def test_what_is_not_what_was_written_is_refused(tmp_path, short, monkeypatch):
         prepare('listops', tmp_path, 1, Told())
     path.write_text(content)
     monkeypatch.setattr(builders.ListOpsBuilder, 'seed', 1)
-    with pytest.raises(UserError, match=r'example 0 of train in .* is not what this attnlab and this numpy draw'):
+    with pytest.raises(UserError, match=r'example 0 of train in .* differs from what this attnlab and this numpy draw'):
         prepare('listops', tmp_path, 1, Told())
 
 

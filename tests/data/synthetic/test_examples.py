@@ -144,7 +144,7 @@ def test_streams_have_names_of_their_own():
     ('make', 'message'),
     [
         (lambda: Examples(Parity(), 8, split='tset'), r"Parity has no split 'tset'; did you mean 'test'\?"),
-        (lambda: Examples(Parity(), 8, seed=-1), 'seed of the examples is -1; it lies between 0'),
+        (lambda: Examples(Parity(), 8, seed=-1), 'seed of the examples is -1; it must be from 0'),
         (lambda: Examples(Parity(shortest=9), 8), 'length is 8; Parity needs at least 9'),
         (lambda: Examples(MultiQueryRecall(vocab=64, pairs=(4, 9)), 32), 'length is 32; .* for each of 9 pairs: 36'),
         (

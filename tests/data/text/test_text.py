@@ -128,7 +128,7 @@ def test_empty_files_are_passed_over_and_recorded(tmp_path, caplog):
     source = TextFiles(str(tmp_path), cache=None)
     with caplog.at_level(logging.WARNING):
         text = source.load('train', Bytes())
-    assert f'2 empty file(s) passed over in {tmp_path}, such as {tmp_path}/b.txt' in caplog.text
+    assert f'2 empty file(s) skipped in {tmp_path}, such as {tmp_path}/b.txt' in caplog.text
     assert text.provenance['empty_files'] == [f'{tmp_path}/b.txt', f'{tmp_path}/c.txt']
     assert text.provenance['documents'] == 1
 
@@ -171,8 +171,8 @@ def test_a_text_too_short_for_a_window(tmp_path):
 @pytest.mark.parametrize(
     ('arguments', 'message'),
     [
-        ({'encoding': 'latin-1'}, "encoding of TextFiles is 'latin-1'; it is one of utf-8, bytes"),
-        ({'valid_fraction': 0.0}, 'valid_fraction of TextFiles is 0.0; it lies between 0 and 1'),
+        ({'encoding': 'latin-1'}, "encoding of TextFiles is 'latin-1'; it must be one of utf-8, bytes"),
+        ({'valid_fraction': 0.0}, 'valid_fraction of TextFiles is 0.0; it must be above 0 and below 1'),
         ({'valid_fraction': 1.5}, 'valid_fraction'),
         ({'separator': ''}, 'separator of TextFiles is empty'),
     ],

@@ -135,7 +135,7 @@ def test_an_archive_that_reaches_outside_its_folder_is_refused(tmp_path, monkeyp
 def test_a_file_that_is_not_the_expected_one_is_refused(tmp_path, monkeypatch):
     path = put(tmp_path, 'tiny_shakespeare/input.txt', PLAY.encode()[:-1])
     expect(monkeypatch, builders.TinyShakespeare, PLAY.encode())
-    with pytest.raises(UserError, match=rf'{path} is not the file of http.*: it has \d+ bytes, sha256 .* delete it'):
+    with pytest.raises(UserError, match=rf'{path} is not the file at http.*: it has \d+ bytes, sha256 .* delete it'):
         contents(TfdsText('tiny_shakespeare', data_dir=str(tmp_path)), 'train')
 
 
@@ -323,7 +323,7 @@ def test_a_download_that_does_not_match_its_listing_is_refused(tmp_path, cloud, 
     objects |= {name: content.encode() for name, content in BOOKS.items()}
     listing = Cloud.listing
     monkeypatch.setattr(Cloud, 'listing', lambda self, query: listing(self, query).replace(b'"size": "', b'"size": "1'))
-    with pytest.raises(UserError, match=r'metadata.csv is not the file of .*: it has \d+ bytes, md5 '):
+    with pytest.raises(UserError, match=r'metadata.csv is not the file at .*: it has \d+ bytes, md5 '):
         contents(TfdsText('pg19', data_dir=str(tmp_path)), 'train')
 
 

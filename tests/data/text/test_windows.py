@@ -129,7 +129,7 @@ def test_a_text_shorter_than_a_window_says_how_short():
 
 @pytest.mark.parametrize('stride', [0, 9, -1])
 def test_strides_out_of_bounds(stride):
-    with pytest.raises(UserError, match=f'stride is {stride}; it lies between 1 and .* 8'):
+    with pytest.raises(UserError, match=f'stride is {stride}; it must be from 1 to .* 8'):
         Windows(text(30), 8, stride)
 
 
