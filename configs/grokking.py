@@ -1,4 +1,4 @@
-"""Modular addition in full batches: from remembering the sums that were shown to knowing the others.
+"""Modular addition in full batches: from memorising the training sums to generalising to the others.
 
     attnlab train --config=grokking:method=stablemax,size=tiny --workdir=runs/stablemax
 
@@ -29,7 +29,7 @@ from attnlab.train.step import Precision
 
 @dataclasses.dataclass(frozen=True)
 class Method:
-    """What a run does about the loss growing silent."""
+    """How a run deals with vanishing gradients of the loss."""
 
     loss: str = 'softmax'
     perpendicular: Perpendicular | None = None

@@ -9,8 +9,8 @@
 
     attnlab train --config=language:zoo=gla,optimizer=lion,schedule=wsd --workdir=runs/gla-lion
 
-Claim: with no arguments, 2 CPU cores and five minutes, validation falls below 2.74 bits per byte, which is where an
-interpolated trigram model of the same text stands (`docs/benchmarks.md`).
+Claim: with no arguments, 2 CPU cores and five minutes, validation loss falls below 2.74 bits per byte, that of an
+interpolated trigram model of the same text (`docs/benchmarks.md`).
 """
 
 import dataclasses
@@ -41,7 +41,7 @@ from attnlab.zoo.chosen import chosen_recipe, initialized
 
 @dataclasses.dataclass(frozen=True)
 class Size:
-    """A model and the run that suits it, in the memory of one device of 80 GB; `window` is for mixers that have one."""
+    """A model size and its run, fitting one device of 80 GB; `window` is for mixers that have one."""
 
     dim: int
     depth: int

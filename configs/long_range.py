@@ -2,23 +2,23 @@
 
     attnlab train --config=long_range:task=listops,zoo=mamba,size=smoke --workdir=runs/listops-mamba
 
-`task` is one of those of the size, `zoo` a recipe (`attnlab zoo` lists them). `size=smoke` is minutes on 2 CPU cores
-and needs no preparation: short expressions, small images, and what is there without a network, `digits` (extra
+`task` is one of those of the size, `zoo` a recipe (`attnlab zoo` lists them). `size=smoke` takes minutes on 2 CPU cores
+and needs no preparation: short expressions, small images, and the data available offline, `digits` (extra
 `offline`) and `authorship`. `size=full` has lengths, widths, depths and training as published for S4 (Gu et al. 2023,
 https://arxiv.org/abs/2206.12037); its data are prepared once by `attnlab data prepare NAME`.
 
 `protocol` is `scratch`, or `pretrain`, to predict the inputs themselves, and then `finetune`, from the parameters of
-the run that was pretrained, `run=` (Amos et al. 2024, https://arxiv.org/abs/2310.02980); what is taken from it, and
-what is not, is in `config.start`:
+the run that was pretrained, `run=` (Amos et al. 2024, https://arxiv.org/abs/2310.02980); `config.start` says
+which parameters are copied:
 
     attnlab train --config=long_range:task=imdb,protocol=pretrain --workdir=runs/first
     attnlab train --config=long_range:task=imdb,protocol=finetune,run=runs/first --workdir=runs/then
 
-Recipes that have a bidirectional form are trained in it, and pretrained on places that are hidden from them; others
-read from left to right and are pretrained to predict what follows. Those whose bidirectional form cannot tell left from
+Recipes with a bidirectional form are trained in it, and pretrained to predict hidden positions; others read from left
+to right and are pretrained to predict the next one. Those whose bidirectional form cannot tell left from
 right (`mirrored` in the zoo) are given sinusoidal positions at their inputs, as the arena's own transformers are (Tay
-et al. 2021, https://arxiv.org/abs/2011.04006); `--config.model.positions=None` takes them away. The mean over
-time stands for a document, whatever the mixer, under one head. `optimizer` and `schedule` choose others, as in
+et al. 2021, https://arxiv.org/abs/2011.04006); `--config.model.positions=None` removes them. The head reads the
+mean over time of a document, for every mixer. `optimizer` and `schedule` choose others, as in
 `configs/language.py`.
 """
 
@@ -62,7 +62,7 @@ from attnlab.zoo.chosen import chosen_recipe
 class Run:
     """Data, the model for them, and how it is trained.
 
-    `window` is for the mixers that have one; `hidden` is the share of places that are hidden in pretraining.
+    `window` is for the mixers that have one; `hidden` is the fraction of positions that are hidden in pretraining.
     """
 
     data: Dataset
@@ -83,7 +83,7 @@ class Run:
 
 
 DYNAMICS_LR = 1e-3
-"""The learning rate of the time scales of a recurrence is at most this, whatever the others', and they do not decay."""
+"""The maximum learning rate of the time scales of a recurrence, which have no weight decay."""
 
 EMBEDDING = 0.5
 """Standard deviation of token vectors; see `configs/recall.py`."""
@@ -148,7 +148,7 @@ def get_config(arg: str = '') -> ConfigDict:
     chosen = arguments(arg, task='listops', zoo='mha', size='full', protocol='scratch', run='', **CHOICES)
     if (chosen['protocol'] == 'finetune') != bool(chosen['run']):
         raise UserError(
-            'protocol=finetune goes with run=WORKDIR, that of a run with protocol=pretrain; the others without'
+            'protocol=finetune needs run=WORKDIR, that of a run with protocol=pretrain; other protocols take no run'
         )
     protocol = choose(PROTOCOLS, 'protocol', chosen['protocol'])
     run = choose(choose(SIZES, 'size', chosen['size']), 'task', chosen['task'])
@@ -174,7 +174,7 @@ def get_config(arg: str = '') -> ConfigDict:
 
 
 def _classification(recipe: Recipe, run: Run) -> dict[str, ConfigDict]:
-    """The labels, by a head of their own."""
+    """Classification, with a head for labels."""
     kind = run.data.kind
     head = spec(ClassificationHead if kind.documents == 1 else PairHead, classes=kind.classes)
     model = spec(Model, head=head, pool=MeanPool(), streaming=False, **_trunk(recipe, run))
@@ -182,7 +182,7 @@ def _classification(recipe: Recipe, run: Run) -> dict[str, ConfigDict]:
 
 
 def _denoising(recipe: Recipe, run: Run) -> dict[str, ConfigDict]:
-    """The inputs themselves: hidden ones where the mixer sees to both sides, the next one where it does not."""
+    """Prediction of the inputs: hidden ones with a bidirectional mixer, otherwise the next one."""
     task = spec(Denoising, data=run.data, hidden=run.hidden if recipe.bidirectional else None)
     head = spec(RegressionHead, error='absolute') if run.data.kind.vocab is None else spec(LanguageHead)
     return {'task': task, 'model': spec(Model, head=head, streaming=not recipe.bidirectional, **_trunk(recipe, run))}

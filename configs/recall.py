@@ -2,9 +2,9 @@
 
     attnlab train --config=recall:task=mqar,zoo=gla --workdir=runs/mqar-gla
 
-`task` is one of TASKS, `zoo` a recipe (`attnlab zoo` lists them), `size` is `tiny`, which is minutes on 2 CPU cores, or
-`paper`: lengths, vocabularies, widths and training as published, but for what DEPARTURES names. With `conv=1` the
-layers are by turns a short gated convolution and the recipe's: a convolution brings a key and its value together, which
+`task` is one of TASKS, `zoo` a recipe (`attnlab zoo` lists them), `size` is `tiny`, which takes minutes on 2 CPU cores,
+or `paper`: lengths, vocabularies, widths and training as published, except for those in DEPARTURES. With `conv=1` layers
+alternate between a short gated convolution and the recipe: a convolution brings a key and its value together, which
 many mixers cannot do alone, so that papers on recall put one into every model (Arora et al. 2023).
 `optimizer`, `schedule` and `init` choose others, as in `configs/language.py`.
 
@@ -62,7 +62,7 @@ class Run:
 
 
 EMBEDDING = 0.5
-"""Standard deviation of token vectors. With 0.02, what the first mixer adds drowns the token, and recall comes late."""
+"""Standard deviation of token vectors. With 0.02 the first mixer drowns the token, and recall is learned late."""
 
 REGRESSION = {
     'regression': LinearRegression(),
@@ -86,7 +86,7 @@ def mixture(vocab: int, sizes: tuple[tuple[int, int], ...], shares: tuple[float,
 
 
 TINY = {
-    # Easy examples among the hard, a large step and no MLP: recall comes within 200 steps, not 1000.
+    # With some easy examples, a large step and no MLP recall is learned within 200 steps, not 1000.
     'mqar': Run(MultiQueryRecall(vocab=32, pairs=(2, 4, 8)), length=32, steps=400, peak_lr=1e-2, mlp=False),
     'mqar_mixed': Run(
         mixture(32, ((16, 2), (16, 4), (32, 4), (32, 8)), ()), length=32, steps=400, peak_lr=1e-2, mlp=False
@@ -176,7 +176,7 @@ GARG = Run(
 PAPER = {
     'mqar': MQAR,
     'mqar_mixed': MIXED,
-    # No paper trains these two just so: they are laid out, and trained, as multi-query recall is.
+    # No paper trains exactly these two: layout and training are those of multi-query recall.
     'overwritten': dataclasses.replace(MQAR, problem=OverwrittenRecall(vocab=8192, pairs=64, rewrites=64)),
     'compositional': dataclasses.replace(
         MQAR, problem=CompositionalRecall(chains=32, links=4, hops=(1, 2, 3)), depth=4

@@ -33,10 +33,10 @@ class RetentionDecay(nnx.Module):
 
 
 class SlopeDecay(nnx.Module):
-    """A fixed decay for every head, `-s_h (1 - depth + 1e-5)`, the slopes `s` those of ALiBi, the same at every token.
+    """A fixed decay for every head, `-s_h (1 - depth + 1e-5)`, with the slopes `s` of ALiBi, the same at every token.
 
     `depth` is that of the layer, from 0 for the first to 1 for the last, which hardly forgets.
-    Qin et al. 2023, https://arxiv.org/abs/2307.14995. Raises `UserError` for a `depth` outside.
+    Qin et al. 2023, https://arxiv.org/abs/2307.14995. Raises `UserError` for a `depth` out of range.
     """
 
     def __init__(self, dim: int, *, heads: int, key_dim: int, depth: float = 0.0, rngs: nnx.Rngs):
@@ -50,9 +50,9 @@ class SlopeDecay(nnx.Module):
 
 
 class LowRankDecay(nnx.Module):
-    """A decay for every key channel, read from the input: `logsigmoid(x W_1 W_2 + c) / temperature`.
+    """A decay for every key channel, computed from the input: `logsigmoid(x W_1 W_2 + c) / temperature`.
 
-    `W_1` has `rank` columns, a bottleneck; the temperature holds the decays near one. The result is float32 or wider.
+    `W_1` has `rank` columns, a bottleneck; the temperature keeps the decays near one. The result is float32 or wider.
     Yang et al. 2024, https://arxiv.org/abs/2312.06635.
     """
 
@@ -72,7 +72,7 @@ class LowRankDecay(nnx.Module):
 class StepSize(nnx.Module):
     """The positive step of a discretised recurrence, `softplus(x + c)`, in float32 or better.
 
-    At the start `softplus(c)` is log-uniform in `[low, high]`, so that the time scales span the two.
+    At the start `softplus(c)` is log-uniform in `[low, high]`, so that time scales span that range.
     Gu and Dao 2023, https://arxiv.org/abs/2312.00752.
     """
 
@@ -106,7 +106,7 @@ class StepDecay(nnx.Module):
 
 
 class LowRankStepDecay(nnx.Module):
-    """A decay for every key channel, read through a bottleneck: `-exp(A_log_h) softplus(x W_1 W_2 + c)`.
+    """A decay for every key channel, computed through a bottleneck: `-exp(A_log_h) softplus(x W_1 W_2 + c)`.
 
     In float32 or better. `W_1` has as many columns as a key has channels; `A_log` is one number a head, its exponential
     uniform in `[1, 16]` at the start; `c` is one a channel, as in `StepSize`.

@@ -1,6 +1,6 @@
-"""The part of a head that is rotated by position, where the rest is computed from a compressed latent.
+"""The part of a head that is rotated by position when the rest is computed from a compressed latent.
 
-Rotated channels cannot be compressed with the rest: the rotation lies between the latent and the product of
+Rotated channels cannot be compressed with the rest: the rotation comes between the latent and the product of
 query and key. So a head is split in two, and the rotated keys are cached uncompressed.
 """
 

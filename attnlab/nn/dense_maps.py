@@ -1,4 +1,4 @@
-"""Weight maps that need full rows of scores, as they sample or have a learned parameter.
+"""Weight maps that need full rows of scores, since they sample or have a learned parameter.
 
 All are made as `map(heads=, rngs=)` and map `ScoreRows` to weights; see `attnlab.functional.dense`.
 """
@@ -48,7 +48,7 @@ class GumbelSoftmax(nnx.Module):
     """Sampled weights in training: `softmax((s + g) / tau)`, `g` standard Gumbel noise on every visible key.
 
     With `hard` the sample is the one-hot row of the greatest `s_j + g_j`, and its gradient that of the soft one.
-    In evaluation nothing is drawn: the weights are `softmax(s / tau)`, or for `hard`, whose mean it is,
+    In evaluation nothing is sampled: the weights are `softmax(s / tau)`, or for `hard`, whose mean it is,
     `softmax(s)`. Jang, Gu and Poole 2017, https://arxiv.org/abs/1611.01144.
     Raises `UserError` for a temperature that is not positive.
     """
@@ -69,7 +69,7 @@ class GumbelSoftmax(nnx.Module):
 
 
 class NoisySoftmax(nnx.Module):
-    """In training, softmax attention whose greatest score is lowered by noise, so that it saturates later.
+    """The softmax with its greatest score lowered by noise in training, so that it saturates later.
 
         s_j <- s_j - a (limit_j - s_j) |xi|,   j the key of the greatest score,   xi standard normal
 

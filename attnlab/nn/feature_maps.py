@@ -1,7 +1,7 @@
-"""Feature maps: what stands for the exponential in `exp(q . k) ~ f(q) . f(k)`, or what norm queries and keys have.
+"""Feature maps `f` that approximate `exp(q . k) ~ f(q) . f(k)`, or normalise queries and keys.
 
-A mixer makes its map as `feature_map(key_dim, heads=heads, rngs=rngs)` and calls `features` of what it made: a map may
-be learned, drawn, or depend on positions, and queries and keys may have maps of their own.
+A mixer makes its map as `feature_map(key_dim, heads=heads, rngs=rngs)` and calls its `features`: a map may be learned,
+random, or depend on positions, and may differ for queries and keys.
 """
 
 import abc
@@ -29,15 +29,15 @@ class FeatureMap(Protocol):
     def features(
         self, q: Queries, k: Keys, positions: Positions
     ) -> tuple[Float[Array, 'b t h m'], Float[Array, 'b s g m']]:
-        """Returns the features of queries and of keys, as many of both; `positions` are inside the document."""
+        """Returns the features of queries and of keys, equally many; `positions` are within the document."""
 
 
 @dataclasses.dataclass(frozen=True)
 class FixedMap(abc.ABC):
-    """A map without parameters, the same for queries and keys: a value that stands for its own factory."""
+    """A map without parameters, the same for queries and keys: a value that is its own factory."""
 
     def __call__(self, key_dim: int, *, heads: int, rngs: nnx.Rngs) -> 'FixedMap':
-        """Returns itself: nothing is to be made."""
+        """Returns itself: there are no parameters to create."""
         del key_dim, heads, rngs
         return self
 
@@ -57,7 +57,7 @@ class FixedMap(abc.ABC):
 class EluPlusOne(FixedMap):
     """The positive map `f(x) = elu(x) + 1`: `x + 1` above zero, `e^x` below.
 
-    The exponential is taken as it is, not as `expm1(x) + 1`, so that `f` stays positive where the latter rounds off.
+    The exponential is not computed as `expm1(x) + 1`, which would round to zero where `f` is small.
     Katharopoulos et al. 2020, https://arxiv.org/abs/2006.16236.
     """
 
@@ -165,8 +165,8 @@ class CosFormer(FixedMap):
 
         f(x_i) = [relu(x_i) sin(pi/2 i / span), relu(x_i) cos(pi/2 i / span)]
 
-    `span` is the longest distance, in tokens: beyond it weights are negative. The paper has the length of the sequence
-    at hand there, so that one prefix has other features in longer sequences.
+    `span` is the longest distance, in tokens: beyond it weights are negative. The paper uses the length of the sequence
+    instead, so that the features of a prefix change with the length.
     Qin et al. 2022, https://arxiv.org/abs/2202.08791.
     """
 
@@ -212,7 +212,7 @@ class SquaredProduct(nnx.Module):
 
     Queries and keys have gains `g` and biases `c` of their own; the mean and variance are over the channels of all
     heads. Features are in float32 or better, and stay so: weights are small differences of their products,
-    and where every weight of a row is small, so is what is left of their digits.
+    and lose digits where every weight of a row is small.
     Aksenov et al. 2024, https://arxiv.org/abs/2402.10644.
     """
 
@@ -241,14 +241,14 @@ class SquaredProduct(nnx.Module):
 
 
 class PositiveRandomFeatures(nnx.Module):
-    """FAVOR+: positive features whose products are, in the mean over draws, `exp(q . k / sqrt(channels))`.
+    """FAVOR+: positive random features whose products have the mean `exp(q . k / sqrt(channels))`.
 
         f(x)_i = (exp(w_i . y - |y|^2 / 2) + 1e-4) / sqrt(count),  y = x / channels^(1/4)
 
-    The `w_i` are drawn once, normal, orthogonal within blocks of as many as there are channels, the same for all heads,
-    and are not trained. The exponent of a query has its largest `w_i . y` taken off, which all its weights share; that
-    of a key must not. `count` is `channels log(channels)`, rounded down but no less than the channels, when `None`.
-    In float32 or better. Choromanski et al. 2021, https://arxiv.org/abs/2009.14794.
+    The `w_i` are drawn once, normal, orthogonal within blocks as large as the number of channels, the same for all
+    heads, and not trained. The largest `w_i . y` of a query is subtracted from its exponents, a factor common to all
+    its weights; for keys this would be wrong. `count` is `channels log(channels)`, rounded down but at least the number
+    of channels, when `None`. In float32 or better. Choromanski et al. 2021, https://arxiv.org/abs/2009.14794.
     """
 
     def __init__(self, key_dim: int, *, heads: int, count: int | None = None, rngs: nnx.Rngs):
@@ -277,11 +277,11 @@ def _positive(exponent: Float[Array, 'b t h m'], x: Float[Array, 'b t h k']) -> 
 
 
 def orthogonal_normals(key: Array, count: int, dim: int) -> Float[Array, 'm k']:
-    """Returns `count` vectors, each standard normal, those of every block of `dim` orthogonal to each other."""
+    """Returns `count` vectors, each standard normal, orthogonal to the others in its block of `dim`."""
     directions, lengths = jax.random.split(key)
     blocks = jax.random.normal(directions, (-(-count // dim), dim, dim))
     bases, upper = jnp.linalg.qr(blocks)
-    # With the signs of the diagonal the bases are uniform over all rotations and reflections.
+    # Multiplied by the signs of the diagonal, bases are uniform over rotations and reflections.
     bases = bases * jnp.sign(jnp.diagonal(upper, axis1=1, axis2=2))[:, None]
     norms = jnp.linalg.norm(jax.random.normal(lengths, (count, dim)), axis=-1, keepdims=True)
     return norms * bases.swapaxes(1, 2).reshape(-1, dim)[:count]

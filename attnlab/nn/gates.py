@@ -1,4 +1,4 @@
-"""Gates: of what a mixer reads out, and of what a recurrence takes in and keeps."""
+"""Gates of the output of a mixer, and of the input and state of a recurrence."""
 
 import math
 from collections.abc import Sequence as Shape
@@ -21,7 +21,7 @@ from attnlab.typing import Heads, Keys, Sequence, Values
 
 
 class OutputGate(nnx.Module):
-    """The factor `f(x W + c)` of the read of a mixer, one for each of `features` channels.
+    """The factor `f(x W + c)` of a mixer's output, one for each of `features` channels.
 
     Raises `UserError` for an unknown activation.
     """
@@ -36,10 +36,10 @@ class OutputGate(nnx.Module):
 
 
 class LowRankGate(nnx.Module):
-    """The factor `f(x W_1 W_2 + c)` of the read of a mixer, one for each of `features` channels.
+    """The factor `f(x W_1 W_2 + c)` of a mixer's output, one for each of `features` channels.
 
-    `W_1` has `rank` columns; `None`: a sixteenth of the width, rounded up. Raises `UserError` for no known activation.
-    Kimi Team 2025, https://arxiv.org/abs/2510.26692.
+    `W_1` has `rank` columns; `None`: a sixteenth of the width, rounded up. Raises `UserError` for an unknown
+    activation. Kimi Team 2025, https://arxiv.org/abs/2510.26692.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class LowRankGate(nnx.Module):
 
 
 class ChannelGate(nnx.Module):
-    """The factor `sigmoid(x W)` of every channel of what heads read, from the whole input.
+    """The factor `sigmoid(x W)` of every channel of the heads' outputs, from the whole input.
 
     Qiu et al. 2025, https://arxiv.org/abs/2505.06708.
     """
@@ -287,7 +287,7 @@ class RealGates(nnx.Module):
         dtype = state_dtype(x.dtype)
         rate = jax.nn.softplus(self.rate[...].astype(dtype))
         log_a = -self.sharpness * rate[None, None] * jax.nn.sigmoid(self.recurrence_gate(x).astype(dtype))
-        # Not zero even where the gate underflows, so that the gradient of the root stays finite.
+        # Not zero even where the gate underflows, so that the gradient of the square root stays finite.
         left = jnp.maximum(-jnp.expm1(2 * log_a), jnp.finfo(dtype).tiny)
         multiplier = jnp.where(starts[..., None], jnp.ones_like(left), jnp.sqrt(left))
         return multiplier * jax.nn.sigmoid(self.input_gate(x).astype(dtype)) * x.astype(dtype), jnp.exp(log_a)
@@ -297,7 +297,7 @@ class MinGRUGates(nnx.Module):
     """The gates of the minimal gated recurrent unit, `a = 1 - z` and `b = z g(W_h x + c_h)`.
 
     They serve `h_t = a_t h_{t-1} + b_t`. `z` is `sigmoid(W_z x + c_z)`; `g(x)` is `x + 1/2` above zero and `sigmoid(x)`
-    below, which keeps `h` positive. A document starts from `h_0 = g(0) = 1/2`: its first `b` holds `a / 2` more.
+    below, which keeps `h` positive. A document starts from `h_0 = g(0) = 1/2`: its first `b` has an extra `a / 2`.
     Feng et al. 2024, https://arxiv.org/abs/2410.01201.
     """
 
@@ -337,7 +337,7 @@ class BlockDiagonal(nnx.Module):
 
     def __call__(self, x: Float[Array, 'b t d']) -> Float[Array, 'b t d']:
         groups = x.reshape(*x.shape[:2], self.weight.shape[0], -1)
-        # Sums in float32, those of the gradients too: a CPU would add tokens up in the type of the activations.
+        # Sums in float32, also in gradients: a CPU would accumulate tokens in the type of the activations.
         wide = jnp.promote_types(x.dtype, jnp.float32)
         y = jnp.einsum('bthf,hfv->bthv', groups, self.weight[...].astype(x.dtype), preferred_element_type=wide)
         return y.astype(x.dtype).reshape(x.shape) + jnp.broadcast_to(self.bias[...].astype(x.dtype), x.shape)

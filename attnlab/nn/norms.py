@@ -36,7 +36,7 @@ class SimpleRMSNorm(nnx.Module):
 
 
 class HeadRMSNorm(nnx.Module):
-    """`RMSNorm` of every head, `b t h k`, with one gain for all heads, or with `apart` one for each.
+    """`RMSNorm` of every head, `b t h k`, with one gain for all heads, or with `apart` one per head.
 
     Applied to queries and keys it bounds the scores (Henry et al. 2020, https://arxiv.org/abs/2010.04245; Gemma team
     2025, https://arxiv.org/abs/2503.19786).

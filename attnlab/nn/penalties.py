@@ -19,7 +19,7 @@ class RowPenalty:
     """For every query and head `|log S| + max(H - C log n, 0)`, weighted, of the rows `w_j = max(s_j, 0) / n`.
 
     `S` is the sum of a row over the `n` keys that the query sees, `H` the entropy of `w / S` in nats, and `C` the
-    margin: it drives rows to sum to one and not be too flat. A row of zeros has no penalty.
+    margin: the penalty drives rows to sum to one and not to be too flat. A row of zeros has no penalty.
     Shen et al. 2023, https://arxiv.org/abs/2302.06461.
     """
 

@@ -35,7 +35,7 @@ class Prelude(nnx.Module):
     def __call__(
         self, x: Sequence, segments: Segments | None, state: State | None = None
     ) -> tuple[Sequence, State | None]:
-        """Returns `(y, state)`: given a state it continues from it; without one it starts anew and returns none."""
+        """Returns `(y, state)`: given a state it continues from it; without one it starts afresh and returns `None`."""
 
     @abc.abstractmethod
     def init_state(self, batch: int, dtype: DTypeLike) -> State:
@@ -70,10 +70,10 @@ class ConvState(NamedTuple):
 class ShortConv(Prelude):
     """A depthwise causal convolution, `y_t = f(c + sum_i a_i x_{t-w+1+i})`, `0 <= i < w`.
 
-    Inputs of another document, or before the first token, count as zero. `width` is `w`,
+    Inputs of other documents, or before the first token, count as zero. `width` is `w`,
     `activation` names `f` (`None`: the identity). Taps start uniform with variance `gain / width`; a gain of 1/3 is
-    that of PyTorch's Conv1d. They are of the group `vector`: they act on channels one at a time, and so lack the
-    geometry that optimisers for matrices rely on.
+    that of PyTorch's Conv1d. They are of the group `vector`: they act on single channels, and so lack the
+    structure that optimisers for matrices rely on.
 
     Raises `UserError` for a width below 1 or an unknown activation.
     """
@@ -89,7 +89,7 @@ class ShortConv(Prelude):
         rngs: nnx.Rngs,
     ):
         if width < 1:
-            raise UserError(f'the width of a ShortConv is {width}; it counts the taps, so it is at least 1')
+            raise UserError(f'the width of a ShortConv is {width}; it counts the taps and must be at least 1')
         activation_called(activation or 'identity')
         self.width = width
         self.activation = activation
@@ -123,7 +123,7 @@ class ShortConv(Prelude):
 def causal_conv(
     inputs: Float[Array, 'b s d'], taps: Float[Array, 'w d'], segments: Int[Array, 'b s'] | None
 ) -> Float[Array, 'b t d']:
-    """Returns `y_t = sum_i taps_i inputs_{t+i}`, without inputs of another segment than the last of the sum."""
+    """Returns `y_t = sum_i taps_i inputs_{t+i}`, without inputs of segments other than that of the last one."""
     reach = taps.shape[0] - 1
     t = inputs.shape[1] - reach
     y = inputs[:, reach:] * taps[reach][None, None]

@@ -54,7 +54,7 @@ class Linear(nnx.Module):
     def apply(self, x: Float[Array, '*b d'], weight: Float[Array, 'd f']) -> Float[Array, '*b f']:
         """Applies the map with another weight."""
         # Leading axes are merged: the gradient of the weight then contracts one axis, without a transposed copy on CPU.
-        # Not where time is divided over devices: merging rows and time would make every device gather all tokens.
+        # Not where time is sharded over devices: merging rows and time would make every device gather all tokens.
         y = jnp.dot(x if sequence.divided() else x.reshape(-1, x.shape[-1]), weight.astype(x.dtype))
         if self.bias is not None:
             y = y + self.bias[...].astype(x.dtype).reshape((1,) * (y.ndim - 1) + (-1,))

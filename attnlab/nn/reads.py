@@ -14,8 +14,7 @@ class ShapedRead(nnx.Module):
     `y_i` is the output of softmax attention, `v_i` the query's own value and `u_i` the mean of the visible values; the
     gains `a`, `b` and `c` are learned and start at 1. The weights are then centred at the identity, so that signals in
     deep stacks neither vanish nor explode. Noci et al. 2023, https://arxiv.org/abs/2306.17759; causal and with
-    trainable
-    gains: He and Hofmann 2024, https://arxiv.org/abs/2311.01906.
+    trainable gains: He and Hofmann 2024, https://arxiv.org/abs/2311.01906.
     """
 
     def __init__(self, *, heads: int, rngs: nnx.Rngs):

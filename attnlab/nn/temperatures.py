@@ -12,7 +12,7 @@ from attnlab.typing import Sequence
 
 
 def log_length_scale(length: int) -> float:
-    """Returns one over the mean of `log n`, `n` from 1 to `length`, but at most `length`.
+    """Returns one over the mean of `log n` for `n` from 1 to `length`, at most `length`.
 
     The factors `log n` times this value average to one over a row of that length.
     """

@@ -204,4 +204,4 @@ def _check_values(key: str, values: tuple) -> None:
     for value in values:
         flat = value if isinstance(value, tuple) else (value,)
         if not all(isinstance(item, PLAIN) for item in flat):
-            raise UserError(f'{key}: {value!r} is no number, name, None, or tuple of them')
+            raise UserError(f'{key}: {value!r} is not a number, name, None, or tuple of them')

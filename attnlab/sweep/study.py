@@ -1,7 +1,7 @@
 """A study: the state of a sweep, shared by any number of workers, any of which may die at any time.
 
     STUDY/sweep.json     the sweep's config, complete
-          journal.log    Optuna's, unless the study lives in a database
+          journal.log    Optuna's, unless the study is in a database
           trials/0007/   the run of trial 7, an ordinary run directory
           logs/0007.txt  its console output
           locks/0007     held by the process that runs it
@@ -225,7 +225,7 @@ def create_study(folder: pathlib.Path, config: ConfigDict, storage: str | None =
 def _claim_folder(folder: pathlib.Path, config: ConfigDict, storage: str | None) -> None:
     path = folder / 'sweep.json'
     if not path.exists() and folder.exists() and any(child.name != 'lock' for child in folder.iterdir()):
-        raise UserError(f'{folder} is not empty and holds no sweep.json, so it is no study: choose another --study')
+        raise UserError(f'{folder} is not empty and holds no sweep.json, so it is not a study: choose another --study')
     with Lock(folder / 'lock').held():
         if path.exists():
             differing = differences(configs.load(path), config)
@@ -240,7 +240,7 @@ def _claim_folder(folder: pathlib.Path, config: ConfigDict, storage: str | None)
 
 
 def open_study(folder: pathlib.Path, storage: str | None = None, within: Study | None = None) -> Study:
-    """Opens a study that was created; `within` another, whose storage it uses if that is a database.
+    """Opens an existing study; with `within`, uses the storage of that study if it is a database.
 
     Raises `UserError` where there is none, or it is stored in a database and no address is given.
     """
@@ -251,7 +251,7 @@ def open_study(folder: pathlib.Path, storage: str | None = None, within: Study |
     sweep = read(config)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     if (folder / DATABASE).exists() != (storage is not None):
-        hint = 'lives in a database: say which by --storage' if storage is None else 'has its trials in a journal'
+        hint = 'is in a database: name it with --storage' if storage is None else 'has its trials in a journal'
         raise UserError(f'{folder} {hint}')
     name = folder.absolute().name if within is None else f'{within.name}/{folder.name}'
     opened = _journal(folder) if storage is None else open_database(storage) if within is None else within.storage
@@ -271,7 +271,7 @@ def open_study(folder: pathlib.Path, storage: str | None = None, within: Study |
     elif differing := differences(from_plain(known['sweep']), config):
         raise UserError(f'the database has a study {name} of another sweep ({differing[0]}): choose another --study')
     if not (folder / HOME).exists():
-        raise UserError(f'{folder} lacks its file {HOME!r}: it was not copied whole; copy all of the study')
+        raise UserError(f'{folder} lacks its file {HOME!r}: it was not copied completely; copy all of the study')
     return Study(folder, sweep, opened, name, (folder / HOME).read_text().strip())
 
 
@@ -292,7 +292,7 @@ def _journal(folder: pathlib.Path) -> BaseStorage:
         return JournalStorage(JournalFileBackend(str(path), lock_obj=JournalLock(path)))
     except (ValueError, KeyError, TypeError, AssertionError) as error:
         raise UserError(
-            f'{path} is damaged: {type(error).__name__}: {error}; remove lines that are no JSON, or put back a copy'
+            f'{path} is damaged: {type(error).__name__}: {error}; remove lines that are not JSON, or put back a copy'
         ) from error
 
 

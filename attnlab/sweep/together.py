@@ -2,7 +2,7 @@
 
 The first process alone claims trials and writes to the study. It sends messages to the others: a trial, by its folder,
 number and point; at each evaluation, whether to continue; nothing to do yet; the end. All processes send and receive
-the same sequence of messages. A process that fails where the others may not have ends its worker, and
+the same sequence of messages. A process that fails where others may not have failed ends its worker, and
 `jax.distributed` ends those that wait for it; the trial resumes when they are restarted.
 """
 

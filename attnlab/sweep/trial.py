@@ -24,7 +24,7 @@ from attnlab.train.report import read_lines
 from attnlab.train.setup import Setup
 
 STARTS = 10
-"""Starts from the same checkpoint after which a trial counts as failed."""
+"""Number of starts from one checkpoint after which a trial counts as failed."""
 
 
 class Outcome(enum.Enum):
@@ -161,7 +161,7 @@ def _check_starts(claim: Claim, checkpoint: int) -> None:
     starts = [*claim.notes.get('starts', ()), checkpoint][-STARTS - 1 :]
     claim.note('starts', starts)
     if len(starts) > STARTS and len(set(starts)) == 1:
-        raise Failed(f'died {STARTS} times after step {checkpoint} without a word; the kernel may be out of memory')
+        raise Failed(f'died {STARTS} times after step {checkpoint} without an error; the kernel may be out of memory')
 
 
 def _check_metric(metric: str, setup: Setup) -> None:

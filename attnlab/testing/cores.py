@@ -1,4 +1,4 @@
-"""A core and all its gradients as numbers, for comparing one form of it with another."""
+"""Outputs and gradients of a core as numbers, to compare its implementations."""
 
 import contextlib
 from collections.abc import Callable
@@ -16,7 +16,7 @@ Numbers = dict[str, np.ndarray]
 
 
 def evaluate(core: Core, call: Call, implementation: str | None) -> Numbers:
-    """The outputs of a core, and the gradients along cotangents that are always the same ones.
+    """The outputs of a core, and the gradients for fixed cotangents.
 
     A kernel for another device than this one is interpreted.
     """
@@ -28,8 +28,8 @@ def evaluate(core: Core, call: Call, implementation: str | None) -> Numbers:
         found, pull = jax.vjp(outputs, arrays)
         return found, pull([cotangent(place, output) for place, output in enumerate(found)])[0]
 
-    with _acting_out(implementation):
-        found, gradients = jax.jit(run, compiler_options=_effort(implementation))(call.arrays)
+    with _target_of(implementation):
+        found, gradients = jax.jit(run, compiler_options=_compiler_options(implementation))(call.arrays)
     named = {f'output {place}': output for place, output in enumerate(found)}
     named.update({f'gradient of {name}': gradient for name, gradient in gradients.items()})
     return {name: np.asarray(array) for name, array in named.items()}
@@ -44,7 +44,7 @@ def double(call: Call) -> Call:
 
 
 def cotangent(place: int, like: jax.Array | jax.ShapeDtypeStruct) -> jax.Array:
-    """Numbers that every type holds exactly, so that all implementations are given the same ones."""
+    """Numbers that every type represents exactly, so that all implementations get the same ones."""
     noise = np.random.default_rng(place).standard_normal((2, *like.shape))
     noise = noise[0] + 1j * noise[1] if jnp.issubdtype(like.dtype, jnp.complexfloating) else noise[0]
     return jnp.asarray(np.round(8 * noise) / 8, like.dtype)
@@ -55,15 +55,15 @@ def parts(array: np.ndarray) -> np.ndarray:
     return np.stack([array.real, array.imag]) if np.iscomplexobj(array) else array
 
 
-def _effort(implementation: str | None) -> dict[str, int | bool]:
-    """On CPUs: what serves them is compiled as users have it, the others take longer to optimise than to run."""
+def _compiler_options(implementation: str | None) -> dict[str, int | bool]:
+    """Compiler options on CPUs: the default for what runs there, little optimisation for interpreted kernels."""
     if implementation is None or jax.default_backend() != 'cpu':
         return {}
     as_released = implementation == 'xla'
     return {'xla_backend_optimization_level': 3 * as_released, 'xla_llvm_disable_expensive_passes': not as_released}
 
 
-def _acting_out(implementation: str | None) -> contextlib.AbstractContextManager[None]:
+def _target_of(implementation: str | None) -> contextlib.AbstractContextManager[None]:
     platforms = {**dispatch.PLATFORM, **dispatch.LIBRARIES}
     if implementation in platforms and target.current().platform != platforms[implementation]:
         return target.compiling_for(target.interpreted(implementation))

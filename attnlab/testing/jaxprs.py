@@ -1,4 +1,4 @@
-"""What a traced function computes, equation by equation."""
+"""The equations of a traced function."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -1,4 +1,4 @@
-"""Numbers to compute with, and parameters that are not where they start."""
+"""Random inputs and perturbed parameters."""
 
 from typing import Any
 
@@ -10,12 +10,12 @@ from jax.typing import DTypeLike
 
 
 def noise(*shape: int, seed: int = 0, dtype: DTypeLike = jnp.float32) -> jax.Array:
-    """Standard normal numbers; drawn by numpy, since those of jax have to be compiled for every shape."""
+    """Standard normal numbers; drawn by numpy, since JAX would compile for every shape."""
     return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), dtype)
 
 
 def perturbed(module: Any, by: float = 0.2) -> Any:
-    """Moves every parameter of a module a little, since one that starts at zero hides what is behind it."""
+    """Perturbs every parameter of a module, since one initialised at zero hides what is behind it."""
     leaves, tree = jax.tree.flatten(nnx.state(module, nnx.Param))
     moved = [leaf + by * noise(*leaf.shape, seed=place, dtype=leaf.dtype) for place, leaf in enumerate(leaves)]
     nnx.update(module, jax.tree.unflatten(tree, moved))

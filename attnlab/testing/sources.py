@@ -15,13 +15,13 @@ SPLITS = ('train', 'valid')
 
 @dataclasses.dataclass(frozen=True)
 class Repeating(Corpus):
-    """Documents that repeat one motif, each from another place in it: what follows is certain from the second byte on.
+    """Documents that repeat one motif, each from another offset: every byte from the second on is predictable.
 
     Attributes:
       motif: what is repeated; the letters in it should differ for the above to hold.
       count: documents a split.
       length: bytes a document.
-      cache: as everywhere; `None` keeps nothing.
+      cache: as in `Corpus`; `None`: no caching.
     """
 
     motif: str = 'abcdefgh'
@@ -48,14 +48,14 @@ class Repeating(Corpus):
 class Markov(Corpus):
     """Documents drawn from one random first-order chain of letters, whose entropy no model can beat on average.
 
-    Document `i` of a split is a pure function of `(seed, split, i)`; the chain is one of `seed`.
+    Document `i` of a split is a pure function of `(seed, split, i)`; the chain depends on `seed`.
 
     Attributes:
-      seed: what everything is drawn from.
+      seed: of everything that is drawn.
       letters: size of the alphabet, at most 26.
       count: documents a split.
       length: bytes a document.
-      cache: as everywhere; `None` keeps nothing.
+      cache: as in `Corpus`; `None`: no caching.
     """
 
     seed: int = 0
@@ -76,7 +76,7 @@ class Markov(Corpus):
 
     @property
     def entropy(self) -> float:
-        """Bits a byte of the chain in its stationary state: the lowest loss there is."""
+        """Bits per byte of the chain in its stationary state: the lowest possible loss."""
         stationary = np.linalg.matrix_power(self.transitions, 1024)[0]
         rows = -(self.transitions * np.log2(self.transitions)).sum(axis=1)
         return float(stationary @ rows)

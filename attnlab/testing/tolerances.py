@@ -1,4 +1,4 @@
-"""How close is equal: a matter of the type and of how many numbers were added up, and of nothing else."""
+"""Tolerances: they depend on the type and the reduction length, and on nothing else."""
 
 import math
 from typing import NamedTuple
@@ -15,7 +15,7 @@ def tolerance(dtype: DTypeLike, reduction: int = 1) -> float:
     """Returns the error to expect, as a fraction of the size of the result: `16 (eps + eps_a sqrt(reduction))`.
 
     `eps` is the spacing of `dtype` at one, `eps_a` that of the type it is accumulated in, float32 or wider; `reduction`
-    is how many numbers are added up into one. About 1e-5 in float32 and 1e-1 in bfloat16.
+    is the number of terms in a sum. About 1e-5 in float32 and 1e-1 in bfloat16.
     """
     accumulator = jnp.promote_types(dtype, jnp.float32)
     return 16 * float(jnp.finfo(dtype).eps + jnp.finfo(accumulator).eps * math.sqrt(reduction))
@@ -45,7 +45,7 @@ def assert_close(actual: ArrayLike, expected: ArrayLike, *, dtype: DTypeLike, re
 
 
 class Worst(NamedTuple):
-    """The element of an array that is farthest off: where it is, what it is, and the error that was to be expected."""
+    """The element of an array with the worst error: its index and value, and the expected error."""
 
     place: tuple[int, ...]
     actual: float
@@ -55,7 +55,7 @@ class Worst(NamedTuple):
 
 
 def worst_error(actual: ArrayLike, expected: ArrayLike, *, dtype: DTypeLike, reduction: int) -> Worst:
-    """Returns the worst element of `actual`, beside the bound by which `assert_close` judges; what is not finite is."""
+    """Returns the element of `actual` with the largest error, infinite if not finite, and the bound on it."""
     actual, expected = np.asarray(actual).astype(np.float64), np.asarray(expected).astype(np.float64)
     error = np.abs(actual - expected)
     error = np.where(np.isfinite(error), error, np.inf)

@@ -52,7 +52,7 @@ class Checkpoints:
       directory: the folder; created by the first save.
       every: steps between two checkpoints, for `due`.
       keep: how many of the newest are kept when a new one is complete.
-      steady: the newest up to this step stays too, for longer runs to begin with.
+      steady: the newest one up to this step is also kept, as a start for longer runs.
       notify: called with one line for the user.
     """
 
@@ -176,7 +176,7 @@ class Checkpoints:
         saved = self._orbax.metadata(path).item_metadata['state'].tree
         for name, leaf in wanted.items():
             if name not in saved:
-                raise UserError(f'{path} holds no array {name}{nearest(name, saved)}')
+                raise UserError(f'{path} has no array {name}{nearest(name, saved)}')
             if (saved[name].shape, saved[name].dtype) != (leaf.shape, leaf.dtype):
                 raise UserError(
                     f'{name} is {saved[name].dtype} {saved[name].shape} in {path}, but {leaf.dtype} {leaf.shape} here'
@@ -189,8 +189,8 @@ class Checkpoints:
             if damage is None:
                 return step
             kept = self._set_aside(step)
-            self._notify(f'checkpoint {step} is damaged: {damage}; {kept}, going on from the one before')
-        # A run that died right after renaming its last, damaged checkpoint must not train from scratch when restarted.
+            self._notify(f'checkpoint {step} is damaged: {damage}; {kept}, resuming from the one before')
+        # A run that died right after renaming its last, damaged checkpoint must not restart from scratch.
         return ALL_DAMAGED if steps or any(self._directory.glob('damaged-*')) else NONE
 
     def _set_aside(self, step: int) -> str:
@@ -215,9 +215,9 @@ class Checkpoints:
         files.write(unfinished / SUMS, ''.join(lines))
 
     def _prune(self) -> None:
-        """Removes all but the newest and the last that is steady.
+        """Removes all but the newest and the last steady one.
 
-        A folder is renamed first, so that an interrupted removal is no damage.
+        A folder is renamed first, so that an interrupted removal does not look like damage.
         """
         if jax.process_index() == 0:
             steps = self.steps()
@@ -228,7 +228,7 @@ class Checkpoints:
                 shutil.rmtree(doomed)
 
     def _sweep(self) -> None:
-        """Removes remains of an interrupted save or removal, once, and again after a save that failed."""
+        """Removes remains of interrupted saves and removals, once, and again after a failed save."""
         if not self._swept:
             self._directory.mkdir(parents=True, exist_ok=True)
             self._clear(f'*{UNFINISHED}*')

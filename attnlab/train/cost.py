@@ -45,8 +45,8 @@ class LayerCore:
 def flops_per_token(setup: Setup) -> float:
     """Model FLOPs of a training step, per token: those that the definition of the model needs, forward and backward.
 
-    Counted are matrix products, convolutions and Fourier transforms, by their shapes, and cores, as
-    `pallas_kernels.cost` defines them: causal attention counts visible pairs, ignoring documents.
+    Matrix products, convolutions and Fourier transforms are counted by their shapes, and cores as in
+    `pallas_kernels.cost`: causal attention counts visible pairs, ignoring documents.
     Elementwise operations outside of cores, recomputation, and the optimiser are not counted. The count does not depend
     on the device or the implementation.
     """
@@ -123,7 +123,7 @@ def implementations(setup: Setup) -> list[LayerCore]:
 
 
 def _context(batch: int, length: int, *, packed: bool) -> Context:
-    """What training hands to every mixer: with segments where its task packs documents."""
+    """The context of the mixers in training: with segments where the task packs documents."""
     ctx = Context.full(batch, length)
     return dataclasses.replace(ctx, segments=jnp.ones_like(ctx.positions)) if packed else ctx
 
@@ -180,7 +180,7 @@ def _of_equation(equation: Any, kind: str) -> float:
             return 2.0 * result.size * math.prod(left.shape[axis] for axis in contracted)
         case 'ragged_dot' | 'ragged_dot_general':
             left, right, result = equation.invars[0].aval, equation.invars[1].aval, equation.outvars[0].aval
-            # Every row of the left factor is multiplied with one group of the right one.
+            # Every row of the left factor is multiplied by one group of the right one.
             return 2.0 * result.size * left.shape[-1] if result.ndim == 2 else 2.0 * left.size * right.shape[-1]
         case 'conv_general_dilated':
             kernel, result = equation.invars[1].aval, equation.outvars[0].aval
@@ -196,7 +196,7 @@ def _of_equation(equation: Any, kind: str) -> float:
         case 'cond':
             return max(inner)
         case 'pallas_call' | 'mpmd_map' | 'core_map':
-            raise AssertionError(f'a kernel outside of cores: {equation.params.get("name")}')
+            raise AssertionError(f'a kernel that belongs to no core: {equation.params.get("name")}')
     return float(sum(inner))
 
 

@@ -1,4 +1,4 @@
-"""Configures a process's devices and compilation cache, once, before JAX starts."""
+"""Configures the devices and compilation cache of a process, once, before JAX starts."""
 
 import ctypes
 import logging
@@ -10,9 +10,9 @@ import jax
 from attnlab.errors import UserError
 
 MALLOPT = {
-    'one arena, that what one thread frees another may use': (-8, 1),
-    'no blocks straight from the kernel': (-4, 0),
-    'nothing given back at the end of the heap': (-1, 2**31 - 1),
+    'one arena, so that threads reuse what others freed': (-8, 1),
+    'no blocks mapped directly from the kernel': (-4, 0),
+    'the end of the heap is never returned': (-1, 2**31 - 1),
 }
 """Options of glibc's `mallopt` (M_ARENA_MAX, M_MMAP_MAX, M_TRIM_THRESHOLD) and their values."""
 
@@ -52,7 +52,7 @@ def start(
     except (ValueError, RuntimeError) as error:
         hint = f'--coordinator={coordinator}' if coordinator else '--distributed needs a cluster that JAX knows'
         raise UserError(
-            f'the processes cannot join: {_first_line(error)}; {hint}; elsewhere give each process '
+            f'the processes cannot connect: {_first_line(error)}; {hint}; elsewhere give each process '
             '--coordinator=HOST:PORT --processes=N --process=I'
         ) from error
     try:

@@ -32,7 +32,7 @@ def first_nonfinite(task: Task, graphdef: nnx.GraphDef, state: TrainState, batch
     return (
         f'gradient of {bad}'
         if bad
-        else 'nothing when run again module by module (overflow that fusion hides, or dropout)'
+        else 'nothing in a rerun module by module (an overflow hidden by fusion, or dropout)'
     )
 
 

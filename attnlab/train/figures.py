@@ -11,7 +11,7 @@ from attnlab.files import replacing
 
 
 def loss_curve(lines: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
-    """Bits per byte (or nats per token) over steps: training, and every evaluation that reports it."""
+    """Bits per byte (or nats per token) over steps, for training and every evaluation that reports it."""
     key, label = 'bits_per_byte', 'bits per byte'
     if not any(name.endswith(key) for line in lines for name in line):
         key, label = 'loss', 'nats per token'

@@ -1,4 +1,4 @@
-"""Going on for longer: another run that begins as one did which is there, and which stays as it is."""
+"""Forks: a longer run that starts from a checkpoint of an existing run, which stays unchanged."""
 
 import dataclasses
 import pathlib
@@ -17,12 +17,12 @@ from attnlab.train.schedule import whole
 
 @dataclasses.dataclass(frozen=True)
 class Fork:
-    """A run to begin as, up to one of its checkpoints.
+    """The checkpoint of a run that another run starts from.
 
     Attributes:
       run: its work directory.
-      step: the checkpoint.
-      same_rates: whether the steps before it had the learning rates that they have in the new run.
+      step: of the checkpoint.
+      same_rates: whether the learning rates up to it are those of the new run.
     """
 
     run: pathlib.Path
@@ -38,7 +38,7 @@ class Fork:
         )
 
     def describe(self) -> dict[str, Any]:
-        """What the record of a run says of how it began."""
+        """The fork as plain data, for run.json."""
         return {'run': str(self.run), 'step': self.step, 'same_rates': self.same_rates}
 
     def into(self, workdir: pathlib.Path) -> None:
@@ -53,9 +53,9 @@ class Fork:
 
 
 def forked_config(run: pathlib.Path) -> ConfigDict:
-    """The config of a run, its warm-up counted in steps, so that it stays as long when the run does not.
+    """The config of a run with its warm-up in steps, so that its length does not change with that of the run.
 
-    Raises `UserError` for a folder that is no run.
+    Raises `UserError` for a folder that is not a run.
     """
     path = run / 'config.json'
     if not path.exists():
@@ -68,9 +68,9 @@ def forked_config(run: pathlib.Path) -> ConfigDict:
 
 
 def fork(run: pathlib.Path, config: ConfigDict, step: int | None = None) -> Fork:
-    """Where a run of `config` begins as `run` did: at `step`, or the newest checkpoint that fits.
+    """The fork of `run` at `step`, by default at the newest checkpoint that suits `config`.
 
-    That is the newest before which both have the same learning rates; where there is none such, the newest.
+    That is the newest up to which both have the same learning rates; if there is none, the newest of all.
 
     Raises `UserError` for a run without the checkpoint, and for a config that ends before it.
     """
@@ -86,7 +86,7 @@ def fork(run: pathlib.Path, config: ConfigDict, step: int | None = None) -> Fork
 
 
 def _agreed(old: ConfigDict, new: ConfigDict, last: int) -> int:
-    """How many first steps, up to `last`, have the same learning rate in both configs."""
+    """The number of initial steps, up to `last`, with the same learning rate in both configs."""
     counts = np.arange(last)
     rates = [np.asarray(build(config.optimizer).learning_rate(config.steps)(counts)) for config in (old, new)]
     differing = np.flatnonzero(rates[0] != rates[1])

@@ -1,4 +1,4 @@
-"""What devices can do, as their makers publish it."""
+"""Peak rates and memory of devices, as published by their makers."""
 
 import dataclasses
 
@@ -8,11 +8,11 @@ class Hardware:
     """One device.
 
     Attributes:
-      flops: dense bfloat16 operations a second.
+      flops: dense bfloat16 operations per second.
       memory: bytes.
-      bandwidth: bytes of its memory a second.
-      links: bytes a second over all links to other devices, both directions together.
-      source: where the numbers are from.
+      bandwidth: bytes per second of its memory.
+      links: bytes per second over all links to other devices, both directions together.
+      source: of the numbers.
     """
 
     flops: float
@@ -31,9 +31,9 @@ HARDWARE = {
     'TPU v5': Hardware(459e12, 95 * 2**30, 2.765e12, 600e9, 'https://cloud.google.com/tpu/docs/v5p'),
     'TPU v6 lite': Hardware(918e12, 32 * 2**30, 1.64e12, 448e9, 'https://cloud.google.com/tpu/docs/v6e'),
 }
-"""By the beginning of `jax.Device.device_kind`, a longer one before a shorter; SXM forms of GPUs."""
+"""By prefix of `jax.Device.device_kind`, longer ones first; for GPUs the SXM versions."""
 
 
 def hardware(kind: str) -> Hardware | None:
-    """What a kind of device can do; `None` where that is not written down."""
+    """The hardware of a kind of device; `None` where it is not listed."""
     return next((found for name, found in HARDWARE.items() if kind.startswith(name)), None)

@@ -14,7 +14,7 @@ from attnlab.train.fork import Fork
 from attnlab.train.setup import Setup, prepare
 
 STOPPED = 75
-"""The exit status of a run that was asked to stop and saved, EX_TEMPFAIL: the same command goes on from there."""
+"""The exit status of a run that was asked to stop and saved, EX_TEMPFAIL: the same command resumes it."""
 
 
 def launch(
@@ -28,9 +28,8 @@ def launch(
 ) -> int:
     """Trains the config in its work directory; returns the exit status: 0, or `STOPPED` where it was asked to stop.
 
-    A new work directory begins as another run did, where `begin` says which.
-
-    Everything that can be wrong with the config is found before the work directory is touched.
+    A new work directory starts from the fork `begin`, if given. Errors in the config are found before the work
+    directory is touched.
     """
     began = time.perf_counter()
     setup = prepare(config).restored(workdir if begin is None else begin.run)

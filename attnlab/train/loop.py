@@ -193,7 +193,7 @@ def _should_stop(stop: threading.Event, number: int) -> bool:
 
 @contextlib.contextmanager
 def _stop_on_signal() -> Iterator[threading.Event]:
-    """An event that the first SIGTERM or Ctrl-C sets; a second one ends the process as usual."""
+    """An event set by the first SIGTERM or Ctrl-C; a second one ends the process as usual."""
     event = threading.Event()
     previous: dict[int, Any] = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
 

@@ -1,4 +1,4 @@
-"""Optimisers as values: a direction from optax, then a step with a learning rate and decay for each parameter.
+"""Optimisers as values: a direction from optax, then a step with each parameter's learning rate and decay.
 
     p <- p - lr (direction(grad) + decay p),   lr = schedule * group.lr,   decay = weight_decay * group.weight_decay
 

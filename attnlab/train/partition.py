@@ -29,10 +29,10 @@ class Axes:
     """The size of each axis of the mesh; the product is the number of devices.
 
     Attributes:
-      data: replicas of the model, each with its own rows; -1 uses all devices that the other axes leave.
-      fsdp: devices that divide the model width of every parameter among them, each with its own rows.
-      tensor: devices that divide heads, hidden width and vocabulary among them.
-      sequence: devices that divide the tokens of a row among them.
+      data: replicas of the model, each with its own rows; -1 uses all devices left by the other axes.
+      fsdp: devices that share the model width of every parameter, each with its own rows.
+      tensor: devices that share heads, hidden width and vocabulary.
+      sequence: devices that share the tokens of a row.
     """
 
     data: int = -1
@@ -181,7 +181,7 @@ def feed(mesh: Mesh) -> tuple[int, int]:
             owned.setdefault(device.process_index, set()).add(shard)
     parts = sorted({tuple(sorted(shards)) for shards in owned.values()})
     if sum(map(len, parts)) != len(rows) or len({len(part) for part in parts}) != 1:
-        raise UserError(f'processes cannot be given rows of their own by the mesh {dict(mesh.shape)}: {parts}')
+        raise UserError(f'the mesh {dict(mesh.shape)} does not divide the rows among the processes: {parts}')
     return parts.index(tuple(sorted(owned[jax.process_index()]))), len(parts)
 
 

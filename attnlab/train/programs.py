@@ -13,7 +13,7 @@ from attnlab.train import launch
 from attnlab.train.setup import SCALARS, Setup, prepare
 
 KEPT = 2
-"""The number of models whose compiled programs are kept."""
+"""The number of models whose compiled programs are cached."""
 
 
 class Unbuildable(Exception):

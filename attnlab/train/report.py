@@ -180,11 +180,11 @@ class Clock:
 
 
 SAMPLED = frozenset({'sampled_tokens', 'sampled_documents'})
-"""What an evaluation says of the sample that it measured."""
+"""Counts in the numbers of an evaluation on a sample."""
 
 
 def evaluation_line(numbers: Mapping[str, float]) -> str:
-    """The numbers of an evaluation in a line, without its counts: ends of intervals in brackets."""
+    """The numbers of an evaluation in one line, without its counts; ends of intervals are in brackets."""
     parts = []
     for name, value in numbers.items():
         stem, _, suffix = name.partition('@')
@@ -219,9 +219,9 @@ def append_line(path: pathlib.Path, numbers: Mapping[str, Any]) -> None:
 
 
 def keep_until(path: pathlib.Path, step: int, every: int) -> list[str]:
-    """Drops the lines of steps after `step`, which will be run again, and what is damaged; a run reports `every` steps.
+    """Drops damaged lines, and those of steps after `step`, which will be run again; a run reports every `every` steps.
 
-    Returns a line for the user about what was lost of the steps that will not be run again.
+    Returns a line for the user about lost reports of steps that will not be run again.
     """
     lines = [(line, _parsed(line)) for line in whole_lines(path)] if path.exists() else []
     kept = [(line, found) for line, found in lines if found is not None and found['step'] <= step]
@@ -246,7 +246,7 @@ def whole_lines(path: pathlib.Path) -> list[str]:
 
 
 def read_lines(path: pathlib.Path) -> list[dict[str, Any]]:
-    """The objects of a `.jsonl` file, a last line cut short left out. Raises `UserError` naming a line that is none."""
+    """The objects of a `.jsonl` file, without an incomplete last line. Raises `UserError` naming a damaged line."""
     lines = whole_lines(path) if path.exists() else []
     found = [_parsed(line) for line in lines]
     if None in found:

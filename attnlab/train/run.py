@@ -23,14 +23,14 @@ PACKAGES = ('attnlab', 'jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'gr
 
 
 FACTS = frozenset({'data', 'implementations', 'parameters', 'flops_per_token', 'state_bytes_per_sequence'})
-"""What every start records beside its environment, among other things."""
+"""Keys that every start records besides its environment."""
 
 
 def saved_config(workdir: pathlib.Path) -> ConfigDict:
     """The config of the run in a directory. Raises `UserError` where there is none, or it is damaged."""
     path = workdir / 'config.json'
     if not path.exists():
-        study = '; it is a study, whose runs lie in its folder trials' if (workdir / 'sweep.json').exists() else ''
+        study = '; it is a study, whose runs are in its folder trials' if (workdir / 'sweep.json').exists() else ''
         raise UserError(f'{workdir} is not a run: it holds no config.json{study}')
     config = configs.load(path)
     lacking = sorted(name for name in ('batch_size', 'length', 'model', 'steps', 'task') if name not in config)
@@ -40,7 +40,7 @@ def saved_config(workdir: pathlib.Path) -> ConfigDict:
 
 
 def starts(workdir: pathlib.Path) -> list[dict[str, Any]]:
-    """What each start of a run recorded, the oldest first; none where it was never started.
+    """The record of each start of a run, oldest first; empty where it was never started.
 
     Raises `UserError` where the record is damaged.
     """
@@ -88,7 +88,7 @@ def check_claim(workdir: pathlib.Path, config: ConfigDict) -> None:
 
 @contextlib.contextmanager
 def held(workdir: pathlib.Path) -> Iterator[None]:
-    """Holds the lock of the work directory, against training by other processes; of several processes the first does.
+    """Holds the lock of the work directory, which keeps other runs out; of several processes the first one holds it.
 
     Raises `UserError`, naming the process, where another holds it.
     """
@@ -102,7 +102,7 @@ def held(workdir: pathlib.Path) -> Iterator[None]:
 
 
 def check_data(workdir: pathlib.Path, data: dict[str, Any], *, other: bool = False) -> None:
-    """Checks that a run's data are those that it was trained on, by their recorded hashes; `other` allows any.
+    """Checks by their recorded hashes that a run's data are unchanged; `other` allows any.
 
     Raises `UserError` naming both hashes where they differ.
     """
@@ -147,7 +147,7 @@ def flatten(config: Any, path: str = '') -> dict[str, Any]:
 
 
 def record(workdir: pathlib.Path, facts: dict[str, Any]) -> None:
-    """Adds this start to run.json: command, versions, devices, code that was allowed, `facts`; earlier ones stay."""
+    """Adds this start to run.json: command, versions, devices, allowed code, `facts`; earlier starts stay."""
     made = environment() | {'allowed': allowed()} | facts
     write_json(workdir / 'run.json', {'starts': [*starts(workdir), made]})
 

@@ -1,4 +1,4 @@
-"""The structure that all run configs share, and the components their arguments choose by name."""
+"""The structure shared by all run configs, and the components that their arguments choose by name."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -70,7 +70,7 @@ def run_config(
       length: tokens per row.
       task: the spec of the task.
       model: the spec of the model.
-      optimizer: the default, whose numbers an optimiser or a schedule chosen in `choices` takes over.
+      optimizer: the default, whose values carry over to an optimiser or schedule chosen in `choices`.
       evals: the specs of the evaluators.
       save_every: steps between two checkpoints.
       accumulate: parts that a step takes its rows in, one after the other.

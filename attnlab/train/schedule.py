@@ -3,7 +3,7 @@
 Steps count from 1: the first step of a warm-up over `W` steps has rate `peak_lr / W`, step `W` has `peak_lr`, and
 the last step of a decay has `final * peak_lr`. Optax counts updates from 0, so update `c` is step `c + 1`.
 
-A duration below 1 is a fraction of the run, one from 1 on is a number of steps: `0.02` is 2% of the steps, `100.0`
+A duration below 1 is a fraction of the run, and from 1 on a number of steps: `0.02` is 2% of the steps, `100.0`
 is a hundred steps, `1` is one step.
 """
 
@@ -36,7 +36,7 @@ class Schedule(abc.ABC):
         """
 
     def steady(self, steps: int) -> int:
-        """Returns the last step at which a longer run would be where this one is; 0 where every rate differs."""
+        """Returns the last step up to which a longer run has the same learning rates; 0 where all differ."""
         return 0
 
 
@@ -48,7 +48,7 @@ class Cosine(Schedule):
 
     Attributes:
       warmup: duration of the warm-up.
-      final: where the last step ends, as a share of `peak_lr`.
+      final: learning rate of the last step, as a fraction of `peak_lr`.
     """
 
     warmup: float = 0.02
@@ -76,7 +76,7 @@ class WarmupStableDecay(Schedule):
     Attributes:
       warmup: duration of the warm-up.
       decay: duration of the decay.
-      final: where the last step ends, as a share of `peak_lr`.
+      final: learning rate of the last step, as a fraction of `peak_lr`.
       shape: 'linear' or 'sqrt'.
     """
 
@@ -110,7 +110,7 @@ class LinearDecay(Schedule):
 
     Attributes:
       warmup: duration of the warm-up.
-      final: where the last step ends, as a share of `peak_lr`.
+      final: learning rate of the last step, as a fraction of `peak_lr`.
     """
 
     warmup: float = 0.02

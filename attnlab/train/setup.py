@@ -94,7 +94,7 @@ class Compiled:
 
     @functools.cached_property
     def program(self) -> Any:
-        """The training step, `program(state, batch, number, scalars)`; it consumes the state it is given."""
+        """The training step, `program(state, batch, number, scalars)`; the state is donated."""
         setup, params = self._setup, split(self.model)[1]
 
         def step(state: TrainState, batch: Batch, number: jax.Array, scalars: Scalars) -> tuple[TrainState, Metrics]:
@@ -116,7 +116,7 @@ class Compiled:
     @functools.cached_property
     def initialization(self) -> Any:
         """The compiled function from a seed to the state before the first step."""
-        # XLA on CPU takes longer to optimise random numbers than anything else of a cold start, and they run once.
+        # Optimising random numbers is the longest part of a cold start of XLA on CPU, and they run once.
         on_cpu = self._setup.mesh.devices.flat[0].platform == 'cpu'
         options = {'xla_backend_optimization_level': 1} if on_cpu else None
         return self._setup.precision.jit(self._initialize, out_shardings=self._shardings(), compiler_options=options)
@@ -240,7 +240,7 @@ class Setup:
         return self.precision.jit(cores.on(self.mesh, function), **options)
 
     def step(self, state: TrainState, batch: Batch, number: np.int32) -> tuple[TrainState, Metrics]:
-        """Takes one training step; consumes the state it is given."""
+        """Takes one training step; the state is donated."""
         return self.compiled.program(state, batch, number, self.scalars)
 
     def initialize(self) -> TrainState:

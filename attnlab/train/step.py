@@ -29,8 +29,8 @@ def make_step(
 ) -> Step:
     """Returns `step(state, batch, number) -> (state, metrics)`, where `number` counts steps from 1.
 
-    The update is made only if loss and gradient norm are finite and `number` is the state's own count plus one. So the
-    first step that fails, and any step dispatched after it, leave the last good state for diagnosis.
+    The update is made only if loss and gradient norm are finite and `number` is the state's own count plus one. So a
+    failed step, and any step dispatched after it, leave the last good state for diagnosis.
 
     With `accumulate=n` the batch is processed in n parts in turn; loss and gradient are those of the whole batch.
     """

@@ -1,4 +1,4 @@
-"""Devices that are not there, for which programs are compiled all the same."""
+"""Devices that are not present, for which programs can still be compiled."""
 
 import contextlib
 import dataclasses
@@ -26,7 +26,7 @@ TPUS = {
     'tpu7x': ((2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4), (4, 4, 4), (4, 4, 8), (4, 8, 8), (8, 8, 8)),
     'v6e': ((1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16)),
 }
-"""Kinds of TPU and the usual shapes of their slices, to name one that is near a name that is none."""
+"""Kinds of TPU and the usual shapes of their slices, to suggest one for an unknown name."""
 
 GPU = re.compile(r'H100x([1-9]\d{0,3})')
 
@@ -37,7 +37,7 @@ class Topology:
 
     Attributes:
       name: such as `v5p:4x4x4` or `H100x8`.
-      devices: of the topology, with which a compiler can be called; for GPUs stand-ins, for which it can be lowered.
+      devices: of the topology, for compiling; for GPUs CPU devices as stand-ins, for lowering.
       target: the kind of device.
     """
 
@@ -52,12 +52,12 @@ class Topology:
 
     @property
     def platform(self) -> str:
-        """What JAX calls the platform that programs are lowered for."""
+        """JAX's name of the platform that programs are lowered for."""
         return {'gpu': 'cuda', 'tpu': 'tpu'}[self.target.platform]
 
 
 def gpus(name: str) -> int | None:
-    """The number of GPUs that a name of a topology stands for: as many CPU devices stand in; `None` for TPUs."""
+    """The number of GPUs in the name of a topology, for each of which a CPU device stands in; `None` for TPUs."""
     found = GPU.fullmatch(name)
     return int(found[1]) if found else None
 
@@ -65,7 +65,7 @@ def gpus(name: str) -> int | None:
 def find(name: str) -> Topology:
     """Returns the topology called `name`: `v5p:4x4x4` and whatever else libtpu knows, or `H100x8`.
 
-    Raises `UserError` for a name that is none, naming the nearest, and where libtpu is not installed.
+    Raises `UserError` for an unknown name, naming the nearest, and where libtpu is not installed.
     """
     count = gpus(name)
     if count is not None:
@@ -85,14 +85,14 @@ def find(name: str) -> Topology:
 
 
 def nearest(name: str) -> str:
-    """The usual topology nearest to a name: of the kind meant, with about as many chips."""
+    """The usual topology nearest to a name: of the same kind, with about as many chips."""
     if name.lower().startswith(('h', 'gpu', 'cuda')):
         digits = re.findall(r'\d+', name)
         return f'H100x{digits[-1] if len(digits) > 1 else 8}'
     kind, _, shape = name.lower().partition(':')
     kind = difflib.get_close_matches(kind, TPUS, n=1, cutoff=0.0)[0]
     sizes = tuple(int(size) for size in re.findall(r'\d+', shape)) or (2, 2)
-    # The same number of chips as far as may be, then a shape of sides as near.
+    # The nearest number of chips first, then the nearest shape.
     best = min(
         TPUS[kind],
         key=lambda usual: (
@@ -104,13 +104,13 @@ def nearest(name: str) -> str:
 
 
 def find_libtpu() -> None:
-    """Has JAX find the compiler for TPUs: as installed, or apart from everything else, in `<environment>/libtpu`.
+    """Makes JAX find the compiler for TPUs: the installed one, or the separate one in `<environment>/libtpu`.
 
-    Raises `UserError` where it is in neither place.
+    Raises `UserError` where there is neither.
     """
     apart = pathlib.Path(sys.prefix) / 'libtpu'
     if importlib.util.find_spec('libtpu') is None and (apart / 'libtpu' / 'libtpu.so').exists():
-        # At the end, so that nothing else is taken from there.
+        # At the end, so that nothing else is imported from there.
         sys.path.append(str(apart))
         importlib.invalidate_caches()
     if importlib.util.find_spec('libtpu') is None:
@@ -118,13 +118,13 @@ def find_libtpu() -> None:
             f'the compiler for TPUs, libtpu, is neither installed nor in {apart}; '
             f'`make {apart}/complete` puts it there, or pip install libtpu'
         )
-    # It can be told in no other way that it is to ask nobody which TPU this machine is, nor to be alone on the machine.
+    # The only way to keep it from asking which TPU this machine is, and from claiming the machine for itself.
     os.environ |= {'TPU_SKIP_MDS_QUERY': '1', 'ALLOW_MULTIPLE_LIBTPU_LOAD': '1'}
 
 
 @contextlib.contextmanager
 def _silent() -> Iterator[None]:
-    """Throws away what is written to the standard error: libtpu complains of every machine that has no TPU."""
+    """Discards standard error: libtpu complains on every machine without a TPU."""
     sys.stderr.flush()
     kept = os.dup(2)
     try:

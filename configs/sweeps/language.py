@@ -5,10 +5,10 @@
     attnlab match --config=language:size=tiny --target=mha --recipes=gla,mamba2,mha --out=matched
     attnlab sweep --config=sweeps/language:base=matched/gla.py --study=studies/gla
 
-The same file for another mixer makes the same points, seeds and number of runs, so that both had the same chance.
+For every mixer the points, seeds and number of runs are the same, so that comparisons are fair.
 `optimizer` moves the ranges by the factors of `attnlab.train.run_config.OPTIMIZERS`.
-`search` is `quasi`, `random`, `tpe` or `grid`. `pruner` says how runs that are behind are given up: `asha`,
-`hyperband` or `none`; a grid gives up none.
+`search` is `quasi`, `random`, `tpe` or `grid`. `pruner` stops poor runs early: `asha`,
+`hyperband` or `none`; a grid stops none.
 """
 
 import pathlib
@@ -39,7 +39,9 @@ def get_config(arg: str = '') -> ConfigDict:
     sampler = choose(SEARCHES, 'search', chosen['search'])
     if sampler is GridSearch:
         if choose(PRUNERS, 'pruner', chosen['pruner'] or 'none') is not None:
-            raise UserError(f'search=grid runs every point to its end; pruner={chosen["pruner"]} goes with the others')
+            raise UserError(
+                f'search=grid runs every point to its end; pruner={chosen["pruner"]} is for the other searches'
+            )
         rates = tuple(rate * usual.peak_lr for rate in RATES)
         space = {'rate': spec(Grid, key='optimizer.peak_lr', values=rates)}
         return sweep_config(base, space, sampler=spec(sampler), seeds=(0, 1, 2), metric='valid/loss')
@@ -65,7 +67,7 @@ def _base(path: str, asked: dict[str, str], defaults: dict[str, str]) -> ConfigD
         return config_of(LANGUAGE, ','.join(f'{name}={value}' for name, value in asked.items()))
     given = [name for name in asked if asked[name] != defaults[name]]
     if given:
-        raise UserError(f'base={path} is a whole config, so {given[0]}={asked[given[0]]} has nothing to choose')
+        raise UserError(f'base={path} is a whole config, so {given[0]}={asked[given[0]]} does not apply')
     return config_of(pathlib.Path(path))
 
 

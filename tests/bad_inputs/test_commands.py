@@ -138,7 +138,7 @@ FLAGS = [
     (f'{SWEEP} --config.goal=up', "config.goal is 'up'"),
     (f'{SWEEP},trials=x'.replace(' --study', ',trials=x --study').removesuffix(',trials=x'), 'trials'),
     (f'sweep --config={ROOT}/configs/sweeps/language.py --study={{text}}', 'is a file; it must be a folder'),
-    (f'sweep --config={ROOT}/configs/sweeps/language.py --study={{run}}', 'it is no study'),
+    (f'sweep --config={ROOT}/configs/sweeps/language.py --study={{run}}', 'it is not a study'),
     (f'sweep --config={ROOT}/configs/sweeps/language.py:zoo=mha --study={{study}}', 'holds a study of another sweep'),
     ('sweep status', '--study is missing'),
     ('sweep status --study={tmp}/nothing', 'is not a study'),

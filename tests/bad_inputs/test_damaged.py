@@ -49,7 +49,7 @@ def test_a_study_that_was_moved_is_the_same_study(place, capsys):
         assert '1 interrupted' in capsys.readouterr().out
     (copied / 'home').unlink()
     assert main(['sweep', 'status', f'--study={copied}']) == 2
-    assert 'it was not copied whole' in capsys.readouterr().err
+    assert 'it was not copied completely' in capsys.readouterr().err
 
 
 def test_lines_of_metrics_that_are_lost_are_said(tmp_path):

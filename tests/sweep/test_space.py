@@ -95,7 +95,7 @@ def test_a_pruner_is_chosen_by_name():
     for argument, message in (
         ('pruner=hyprband', "there is no pruner=hyprband; did you mean 'hyperband'"),
         ('pruner=asha,search=grid', 'search=grid runs every point to its end'),
-        ('base=gla.py,schedule=wsd', 'base=gla.py is a whole config, so schedule=wsd has nothing to choose'),
+        ('base=gla.py,schedule=wsd', 'base=gla.py is a whole config, so schedule=wsd does not apply'),
         ('trials=many', "trials is 'many'; it must be a whole number"),
     ):
         with pytest.raises(UserError, match=message):

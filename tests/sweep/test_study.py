@@ -140,7 +140,7 @@ def test_hosts_that_share_a_database_but_no_folder(make, tmp_path):
     assert (first.number, second.number) == (0, 1)
     first.release()
     assert other.claim() is None and one.claim().number == 0
-    with pytest.raises(UserError, match='lives in a database: say which by --storage'):
+    with pytest.raises(UserError, match='is in a database: name it with --storage'):
         open_study(tmp_path / 'one' / 'study')
     with pytest.raises(UserError, match=r'the database has a study study of another sweep .trials'):
         make('trials=3', 'three/study', address)

@@ -298,7 +298,7 @@ def test_a_run_starts_from_the_parameters_of_another(tmp_path):
         assert own or name == 'norm/scale' or not np.array_equal(variable[...], fresh[name][...])
     with pytest.raises(UserError, match=r'config.start.leave: no parameter matches .haed/'):
         starting(FromRun(str(first), leave=('haed/*',))).initialize()
-    with pytest.raises(UserError, match=r'holds no array params.head.linear'):
+    with pytest.raises(UserError, match=r'has no array params.head.linear'):
         starting(FromRun(str(first), leave=())).initialize()
     for start, wanted in (
         (FromRun(str(tmp_path)), 'checkpoint'),
@@ -307,5 +307,5 @@ def test_a_run_starts_from_the_parameters_of_another(tmp_path):
         with pytest.raises(UserError, match=f'config.start.run is {start.run}, which has no {wanted}'):
             starting(start).load_data()
     for argument in ('protocol=finetune', f'protocol=scratch,run={first}'):
-        with pytest.raises(UserError, match='protocol=finetune goes with run=WORKDIR'):
+        with pytest.raises(UserError, match='protocol=finetune needs run=WORKDIR'):
             get_config(argument)

@@ -98,7 +98,7 @@ def test_buffers_are_saved_restored_and_taken_over(setup, stepped, tmp_path):
     assert not np.array_equal(*(jax.tree.leaves(each.buffers)[0] for each in (drawn, state)))
     without = Checkpoints(tmp_path / 'without')
     without.save(1, {'params': state.params, 'opt_state': state.opt_state, 'step': state.step}, {'step': 1})
-    with pytest.raises(UserError, match=f'holds no array buffers.{NAME}'):
+    with pytest.raises(UserError, match=f'has no array buffers.{NAME}'):
         without.restore_latest(setup.abstract)
     without.close()
 

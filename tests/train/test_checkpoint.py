@@ -143,7 +143,7 @@ def test_restore_by_step_and_what_is_not_there(tmp_path: pathlib.Path):
 def test_another_structure_is_refused_by_name(tmp_path: pathlib.Path):
     checkpoints = Checkpoints(saved(tmp_path, 5))
     shapes = abstract()
-    with pytest.raises(UserError, match=r"holds no array matrxi; did you mean 'matrix'\?"):
+    with pytest.raises(UserError, match=r"has no array matrxi; did you mean 'matrix'\?"):
         checkpoints.restore(5, {'matrxi': shapes['matrix']})
     wider = jax.ShapeDtypeStruct((64, 33), jnp.float32, sharding=shapes['matrix'].sharding)
     with pytest.raises(UserError, match=r'matrix is float32 \(64, 32\) in .*, but float32 \(64, 33\) here'):
@@ -200,7 +200,7 @@ def test_a_damaged_checkpoint_is_reported_set_aside_and_passed_over(
     assert restored_step(directory, reports) == 10
     (line,) = reports
     assert line.startswith('checkpoint 15 is damaged: ') and line.endswith(
-        '; kept as damaged-15, going on from the one before'
+        '; kept as damaged-15, resuming from the one before'
     )
     assert '\n' not in line
     assert folders(directory) == ['10', '5', 'damaged-15']

@@ -1,12 +1,12 @@
-"""What every mixer promises, as checks that can be run on a mixer of one's own.
+"""Checks of the contract of mixers, to be run on your own.
 
     def make(dim, *, rngs, causal=True):
         return MyMixer(dim, heads=4, causal=causal, rngs=rngs)
 
     check_mixer(make, causal=True, bidirectional=False, streaming=True, packed=True)
 
-Each property has a function of its own, which takes a `Subject`: a small mixer made by `make`, and the programs that
-were compiled for it, which all checks share. It raises AssertionError with the name of the property and what was found.
+Each property has its own function, which takes a `Subject`: a small mixer made by `make` with its compiled programs,
+which all checks share. It raises AssertionError with the name of the property and what was found.
 """
 
 from collections.abc import Callable
@@ -46,7 +46,7 @@ Check = Callable[[Subject], None]
 
 
 def check_mixer(make: Make, *, causal: bool, bidirectional: bool, streaming: bool, packed: bool, dim: int = 32) -> None:
-    """Runs the checks of every property that is claimed, and of those that no mixer may lack."""
+    """Runs the checks of every claimed property, and of those that every mixer must have."""
     subject = Subject(make, dim)
     claims = claimed(causal=causal, bidirectional=bidirectional, streaming=streaming, packed=packed)
     for check in claims.values():

@@ -10,7 +10,7 @@ from attnlab.testing.contract.subject import LENGTH, Subject, full, noted, requi
 
 
 def check_bidirectional(subject: Subject, *, packed: bool) -> None:
-    """With `causal=False` outputs depend on inputs to either side; gradients, types and documents are right."""
+    """With `causal=False` outputs depend on inputs on both sides; gradients, types and documents are right."""
     both = subject.bidirectional
     before = np.arange(LENGTH - 1)
     wanted = np.zeros((2, LENGTH, 2, LENGTH), bool)
@@ -28,7 +28,7 @@ def check_bidirectional(subject: Subject, *, packed: bool) -> None:
 
 
 def is_mirrored(subject: Subject) -> bool:
-    """Whether the bidirectional form gives a sequence that is read backwards its outputs backwards."""
+    """Whether the bidirectional form gives reversed outputs for a reversed sequence."""
     both = subject.bidirectional
     x = np.asarray(both.x())
     forwards, backwards = (

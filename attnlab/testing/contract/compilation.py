@@ -26,7 +26,7 @@ def check_compiles_once(subject: Subject) -> None:
 
 
 def check_streaming_compiles_once(subject: Subject) -> None:
-    """A step does not compile again: the state that comes out is of the very kind of the one that went in."""
+    """A step does not compile again: the new state has the same structure, shapes and types as the old one."""
     call, traces = _counted()
     graphdef, params = nnx.split(subject.fresh())
     state = subject.mixer.init_state(2, subject.x().shape[1], jnp.float32)
@@ -37,7 +37,7 @@ def check_streaming_compiles_once(subject: Subject) -> None:
 
 
 def _counted() -> tuple[Any, list[None]]:
-    """The mixer of a graph definition as a jitted function, and a list that grows by one every time that is traced."""
+    """The mixer of a graph definition as a jitted function, and a list that grows by one with every trace."""
     traces: list[None] = []
 
     @functools.partial(jax.jit, static_argnums=0)

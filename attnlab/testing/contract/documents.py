@@ -1,4 +1,4 @@
-"""Documents that share a row are as if alone."""
+"""Documents that share a row are independent."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -19,12 +19,12 @@ from attnlab.testing.tolerances import assert_close
 
 
 def check_packing(subject: Subject, *, causal: bool) -> None:
-    """Documents that share a row give what they give apart, and no output depends on another document's input."""
+    """Documents that share a row give the same outputs as alone, and no output depends on another document's input."""
     _check_documents('packing', subject, PACKED, causal)
 
 
 def check_padding(subject: Subject, *, causal: bool) -> None:
-    """Documents with padding around them give what they give alone, and do not depend on what stands in the padding."""
+    """Documents surrounded by padding give the same outputs as alone, whatever the padding contains."""
     _check_documents('padding', subject, PADDED, causal)
 
 
@@ -52,7 +52,7 @@ def _check_documents(what: str, subject: Subject, rows: tuple[Runs, ...], causal
 def _alone(subject: Subject, document: np.ndarray, causal: bool) -> np.ndarray:
     """The output of a document by itself.
 
-    What does not look ahead reads it at the start of a row that goes on: every length then has the same program.
+    A causal mixer reads it at the start of a longer row, so that all lengths share one program.
     """
     length = len(document)
     if not causal:

@@ -1,4 +1,4 @@
-"""Gradients are those of differences, and float64 stays float64."""
+"""Gradients agree with finite differences, and float64 stays float64."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +16,7 @@ NARROW = (jnp.float32, jnp.bfloat16, jnp.float16, jnp.complex64)
 
 
 def check_gradients(subject: Subject) -> None:
-    """In float64 the derivative along a random direction, of every parameter and of `x`, is that of a difference."""
+    """In float64 the derivative along a random direction, of every parameter and of `x`, is the finite difference."""
     with jax.enable_x64(True):
         x, weights = subject.x(dtype=jnp.float64), subject.x(seed=1, dtype=jnp.float64)
         differentiated = subject.differentiated
@@ -24,7 +24,7 @@ def check_gradients(subject: Subject) -> None:
 
 
 def check_float64(subject: Subject) -> None:
-    """With parameters and input in float64 nothing on the way, forward or back, is narrower."""
+    """With parameters and input in float64 no intermediate value, forward or backward, is narrower."""
     with jax.enable_x64(True):
         x, weights = subject.x(dtype=jnp.float64), subject.x(seed=1, dtype=jnp.float64)
         traced = subject.differentiated.trace((subject.double, x), weights, full())
@@ -35,12 +35,12 @@ def check_float64(subject: Subject) -> None:
 
 
 def compare_with_differences(what: str, loss: Callable[[Any], Array], inputs: Any) -> None:
-    """Raises AssertionError unless the gradient of `loss` agrees with differences, for each array of `inputs`."""
+    """Raises AssertionError unless the gradient of `loss` agrees with finite differences, for all `inputs`."""
     _compare(what, jax.jit(jax.value_and_grad(loss)), inputs)
 
 
 def _compare(what: str, differentiated: Callable[[Any], tuple[Array, Any]], inputs: Any) -> None:
-    """One program gives gradients and differences, by numbers that numpy makes: nothing else is compiled."""
+    """One program computes gradients and differences, on inputs made by numpy: nothing else is compiled."""
     value, gradients = differentiated(inputs)
     leaves, tree = jax.tree.flatten(inputs)
     leaves = [np.asarray(leaf) for leaf in leaves]

@@ -13,7 +13,7 @@ from attnlab.testing.tolerances import assert_close
 
 
 def check_implementations(subject: Subject, *, names: Sequence[str]) -> None:
-    """Built with `implementation=name`, outputs and gradients are those of 'reference', for every name."""
+    """Built with `implementation=name`, outputs and gradients equal those of 'reference', for every name."""
     ctx, x, weights = context(*PACKED), subject.x(), subject.x(seed=1)
     found = {}
     for name in ('reference', *names):

@@ -6,7 +6,7 @@ from attnlab.testing.contract.subject import LENGTH, Subject, full, require
 
 
 def check_no_lookahead(subject: Subject) -> None:
-    """No output depends on a later input, to the last bit; and every one depends on the input just before it."""
+    """No output depends on a later input, to the last bit, and every output depends on the input just before it."""
     later = np.arange(1, LENGTH)
     wanted = np.zeros((2, LENGTH, 2, LENGTH), bool)
     wanted[0, later, 0, later - 1] = True

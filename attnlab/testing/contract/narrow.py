@@ -1,4 +1,4 @@
-"""Activations in bfloat16 give what float32 gives, near enough."""
+"""Results in bfloat16 are close to those in float32."""
 
 import jax
 import jax.numpy as jnp
@@ -9,15 +9,15 @@ from attnlab.testing.noise import noise
 from attnlab.testing.tolerances import assert_close
 
 TOKENS = 8192
-"""Over so many tokens gradients are summed: a sum in bfloat16 stops growing long before."""
+"""Number of tokens that gradients are summed over: a sum in bfloat16 stops growing long before."""
 
 LONGEST = 2048
-"""The rows that these tokens come in, of a mixer whose state does not grow with them; of another a few."""
+"""The length of the rows that hold them, for a mixer whose state does not grow; for others it is `SHORT`."""
 
 SHORT = 128
 
 BOUND = 8 * float(jnp.finfo(jnp.bfloat16).eps)
-"""Of the norm of a gradient, 6 %: what is summed in float32 is off by 1 %, by some 5 % where terms cancel."""
+"""Allowed relative error of a gradient: sums in float32 are off by 1 %, or some 5 % where terms cancel."""
 
 
 def check_bfloat16(subject: Subject) -> None:

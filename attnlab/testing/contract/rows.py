@@ -1,4 +1,4 @@
-"""Rows of a batch are apart."""
+"""Rows of a batch are independent."""
 
 import jax.numpy as jnp
 import numpy as np

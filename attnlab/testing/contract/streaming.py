@@ -1,4 +1,4 @@
-"""A sequence in pieces is the sequence."""
+"""A sequence in pieces gives the same as the whole sequence."""
 
 from collections.abc import Sequence
 
@@ -12,14 +12,14 @@ from attnlab.testing.contract.subject import LENGTH, PACKED, PADDED, Subject, co
 from attnlab.testing.tolerances import assert_close
 
 SPLITS = ((7, 7, 7, 1, 1, 1), (1, 7, 1, 1, 7, 7), (1,) * LENGTH)
-"""Ways to cut a sequence: pieces, then steps; both mixed; steps only. Of two lengths: each has to be compiled."""
+"""Ways to split a sequence: pieces, then steps; both mixed; steps only. Only two lengths, since each is compiled."""
 
 LONG = ((16, *(1,) * 8),)
 """A prompt longer than most windows, then steps."""
 
 
 def check_streaming(subject: Subject) -> None:
-    """Any split of a sequence, the state handed on, gives what one pass gives; the state keeps its shapes and types."""
+    """Any split of a sequence, passing on the state, equals one pass; the state keeps its shapes and types."""
     _check_splits(
         'streaming', subject, full(), SPLITS, np.asarray(subject.apply(subject.params, subject.x(), full())[0])
     )
@@ -64,7 +64,7 @@ def _check_splits(
 
 
 def check_streaming_gradients(subject: Subject) -> None:
-    """In float64 the gradients through a state handed on are those of one pass: of the parameters, and of `x`."""
+    """In float64 gradients through the passed-on state equal those of one pass: of the parameters, and of `x`."""
     with jax.enable_x64(True):
         x, params, ctx, middle = subject.x(dtype=jnp.float64), subject.double, full(), 10
         weights = np.array(subject.x(seed=1, dtype=jnp.float64))

@@ -19,7 +19,7 @@ from attnlab.testing.noise import noise, perturbed
 from attnlab.typing import State
 
 Make = Callable[..., Any]
-"""Builds a mixer, or what keeps its contract, as `make(dim, rngs=rngs)`; its bidirectional form with `causal=False`."""
+"""Builds a mixer, or anything with its contract, as `make(dim, rngs=rngs)`; bidirectional with `causal=False`."""
 
 Runs = tuple[tuple[int, int], ...]
 """A row as (segment, length) of its documents in order."""
@@ -33,14 +33,14 @@ PADDED: tuple[Runs, ...] = (((0, 4), (1, 11), (0, 9)), ((1, 11), (2, 11), (0, 2)
 """Two rows with padding before, after, or both."""
 
 FEWEST, MOST = 4, 16
-"""How many inputs a dependence is looked for at: more than the fewest only while an expected one was not found."""
+"""The fewest and the most inputs drawn to find dependences: more than the fewest while an expected one is missing."""
 
 
 class Subject:
-    """A mixer of `make`, small, with what is compiled for it: contexts, states and lengths are arguments.
+    """A small mixer made by `make`, with its compiled programs: contexts, states and lengths are arguments.
 
-    Its parameters are moved a little from where they start, since a map that starts at zero hides everything behind it.
-    What is in float64 is to be asked for where `jax.enable_x64` holds.
+    Its parameters are perturbed, since a map initialised at zero hides everything behind it. Float64 properties must be
+    used inside `jax.enable_x64`.
     """
 
     def __init__(self, make: Make, dim: int = 32):
@@ -48,7 +48,7 @@ class Subject:
 
     @functools.cached_property
     def mixer(self) -> Any:
-        """The mixer whose parameters have moved."""
+        """The mixer with perturbed parameters."""
         with jax.enable_x64(False):
             return perturbed(self.fresh(), 0.1)
 
@@ -98,7 +98,7 @@ class Subject:
 
     @functools.cached_property
     def derivatives(self) -> Callable[[Any, Array, Context, Array], tuple[Array, Array]]:
-        """The output, and how much every output depends on every input, compiled."""
+        """The compiled function of the output and of the dependence of every output on every input."""
 
         def derivatives(params: Any, x: Array, ctx: Context, weights: Array) -> tuple[Array, Array]:
             def weighted(x: Array) -> tuple[Array, Array]:
@@ -113,14 +113,14 @@ class Subject:
         return jax.jit(derivatives)
 
     def output(self, ctx: Context) -> np.ndarray:
-        """The output, by the program that finds dependences."""
+        """The output, computed by the program of `derivatives`."""
         return np.asarray(self.derivatives(self.params, self.x(), ctx, self.x(seed=1))[0])
 
     def influence(self, ctx: Context, wanted: np.ndarray | None = None) -> Float[np.ndarray, 'b t b s']:
-        """Returns how much each output depends on each input: sums of absolute derivatives, zero where not at all.
+        """Returns how much each output depends on each input: sums of absolute derivatives, zero for no dependence.
 
-        They are sums over several inputs, since a map that has exact zeros may by chance leave out what it can see;
-        over more of them while one is zero that is `wanted`, a mask of the result's shape.
+        The sums are over several draws of `x`, since a map with exact zeros may by chance ignore visible inputs; more
+        are drawn while any sum in `wanted`, a mask of the shape of the result, is zero.
         """
         shape = (2, LENGTH, 2, LENGTH)
         weights, reach = self.x(seed=1), np.zeros(shape)
@@ -133,7 +133,7 @@ class Subject:
 
     @functools.cached_property
     def _split(self) -> tuple[Any, Any, Any]:
-        """The graph definition, the parameters, and the variables that are none."""
+        """The graph definition, the parameters, and the other variables."""
         graphdef, *states = nnx.split(self.mixer, nnx.Param, ...)
         params, rest = states
         return graphdef, params, rest
@@ -161,7 +161,7 @@ def documents(runs: Runs) -> Iterator[tuple[int, int]]:
 
 
 def cut(array: Any, start: int, stop: int) -> Array:
-    """Tokens `start` to `stop`, cut by numpy: JAX would compile a slice for every place."""
+    """Tokens `start` to `stop`, sliced by numpy: JAX would compile every slice."""
     return jnp.asarray(np.asarray(array)[:, start:stop])
 
 
@@ -189,7 +189,7 @@ def require(condition: bool | np.bool, message: str) -> None:
 
 @contextlib.contextmanager
 def noted(note: str, kinds: tuple[type[Exception], ...] = (AssertionError,)) -> Iterator[None]:
-    """Makes an AssertionError of errors of these `kinds`, with `note` before the message."""
+    """Turns errors of these `kinds` into an AssertionError with `note` before the message."""
     try:
         yield
     except kinds as error:

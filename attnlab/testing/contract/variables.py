@@ -1,4 +1,4 @@
-"""Parameters and buffers say what they are."""
+"""Parameters and buffers are annotated."""
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,7 @@ def check_parameters(subject: Subject) -> None:
 
 
 def check_buffers(subject: Subject) -> None:
-    """Variables that are no parameters are buffers that name their logical axes, and a call leaves them as they are."""
+    """Variables other than parameters are buffers that name their logical axes, and a call does not change them."""
     mixer = subject.fresh()
     others = dict(nnx.to_flat_state(nnx.state(mixer, nnx.Not(nnx.Param))))
     for path, variable in others.items():
