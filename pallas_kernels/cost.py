@@ -1,10 +1,10 @@
 """The cost of a call of a core, from its shapes alone: operations, bytes and exponentials, forward and backward.
 
-A multiplication and an addition count as two operations. Model costs are those of the definition, whatever form runs:
-matrix products over the pairs of queries and keys that positions let see each other, the steps of a recurrence as its
-equation has them, every argument and result moved once. Executed costs are those of a form: with what it computes again
-on its way back, and, where it works in chunks, with the products within them. Documents, which hide more, are known
-only when a call runs, and count as one.
+A multiplication and an addition count as two operations. Model costs are those of the definition, whichever form
+runs: matrix products over the pairs of queries and keys that are visible by position, the steps of a recurrence as in
+its equation, every argument and result moved once. Executed costs are those of a form, including recomputation in the
+backward pass and, where it works in chunks, the products within them. Documents, which hide more, are known only when a
+call runs, and are ignored.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ import jax.experimental.pallas as pl
 from pallas_kernels import target, tiling
 
 IN_CHUNKS = {'mosaic_gpu': 64}
-"""Steps of a chunk of `linear_attention` and `delta_rule`, of forms that have them whatever the call."""
+"""Steps of a chunk of `linear_attention` and `delta_rule`, for forms where it does not depend on the call."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Cost:
         return Cost(self.flops * times, self.bytes * times, self.exponentials * times)
 
     def estimate(self, *arrays: Any) -> pl.CostEstimate:
-        """What the compiler is told of a kernel that moves these arrays, or trees of them, once."""
+        """The cost estimate for the compiler of a kernel that moves these arrays, or trees of them, once."""
         moved = sum(math.prod(array.shape) * array.dtype.itemsize for array in jax.tree.leaves(arrays))
         return pl.CostEstimate(flops=self.flops, bytes_accessed=moved, transcendentals=self.exponentials)
 
@@ -66,7 +66,7 @@ class CallCost:
 
 
 def visible_pairs(t: int, s: int, *, causal: bool, window: int | None = None, sinks: int = 0) -> int:
-    """How many pairs of a query and a key positions let see each other; query i stands at `i + s - t` of the keys."""
+    """The number of pairs of a query and a key visible by position; query i is at `i + s - t` of the keys."""
     first = s - t
     if window is None:
         return _clipped(first + 1, t, s) if causal else t * s
@@ -78,7 +78,7 @@ def visible_pairs(t: int, s: int, *, causal: bool, window: int | None = None, si
 
 
 def _clipped(first: int, count: int, most: int) -> int:
-    """The sum of `count` successive integers from `first` on, each clipped to the range from 0 to `most`."""
+    """The sum of `count` consecutive integers from `first` on, each clipped to the range from 0 to `most`."""
 
     def up_to(last: int) -> int:
         rising = max(min(last, most), 0)
@@ -102,7 +102,7 @@ def attention(
     itemsize: int = 2,
     implementation: str = 'reference',
 ) -> CallCost:
-    """Two products forward, four backward; forms compute the scores again, those for GPUs and TPUs twice."""
+    """Two products forward, four backward; forms recompute the scores, those for GPUs and TPUs twice."""
     pairs = b * h * visible_pairs(t, s, causal=causal, window=window, sinks=sinks)
     arrays = itemsize * b * (t * h * (k + v) + s * g * (k + v))
     model = Passes(
@@ -140,7 +140,7 @@ def linear_attention(
     numbers = {None: 0, 'scalar': 1, 'vector': k}[decay]
     arrays = steps * (itemsize * (2 * k + 2 * v) + 4 * numbers) + 4 * 2 * b * h * state
     per_step = (4 + (decay is not None)) * state
-    # Of the decays, which scale the gradient of the state and get the sum over the state times that gradient.
+    # For the decays, which scale the gradient of the state, and whose gradient is a sum over the state times that.
     per_step_back = 8 * state + 3 * state * (decay is not None)
     model = Passes(
         Cost(steps * per_step, arrays, steps * numbers), Cost(steps * per_step_back, 2 * arrays, steps * numbers)
@@ -151,7 +151,7 @@ def linear_attention(
     within = 2 * c * (k * (7 if decay == 'vector' and implementation == 'mosaic_gpu' else 1) + v)
     ahead = Cost(steps * (4 * state + within), arrays, steps * (numbers + c))
     if implementation == 'mosaic_gpu':
-        # The states again, their gradients, and of the outputs those of values, queries and keys.
+        # The states again, their gradients, and those of values, queries and keys through the outputs.
         back = Cost(steps * (10 * state + 5 * within), 2 * arrays, 4 * ahead.exponentials)
     else:
         back = Cost(3 * ahead.flops, 2 * arrays, 2 * ahead.exponentials)
@@ -251,7 +251,7 @@ def linear_scan(
 def selective_scan(
     *, b: int, t: int, d: int, n: int, skip: bool = False, itemsize: int = 2, implementation: str = 'reference'
 ) -> CallCost:
-    """Six operations for every number of the state at every step forward, fifteen backward; forms run forward again."""
+    """Six operations for every number of the state at every step forward, fifteen backward; forms rerun the former."""
     numbers = b * t * d * n
     arrays = itemsize * b * t * (3 * d + 2 * n) + 4 * (d * n + 2 * b * d * n)
     forward = Cost(6 * numbers + (1 + 2 * skip) * b * t * d, arrays, numbers)
@@ -271,7 +271,7 @@ def softmax(*, n: int, o: int, itemsize: int = 2, implementation: str = 'referen
 
 
 def softmax_topk(*, n: int, o: int, k: int, itemsize: int = 2, implementation: str = 'reference') -> CallCost:
-    """The sum of a row's exponentials; backward its weights once more. Finding the largest is not counted."""
+    """The sum of a row's exponentials; backward its weights again. Finding the largest is not counted."""
     numbers = n * o
     small = n * k * (itemsize + 4)
     forward = Cost(2 * numbers, itemsize * numbers + small, numbers)
@@ -280,7 +280,7 @@ def softmax_topk(*, n: int, o: int, k: int, itemsize: int = 2, implementation: s
 
 
 def cross_entropy(*, n: int, d: int, o: int, itemsize: int = 2, implementation: str = 'reference') -> CallCost:
-    """The logits, a product; two for their gradients. Forms compute the logits again, those for TPUs twice."""
+    """The logits, a product; two for their gradients. Forms recompute the logits, those for TPUs twice."""
     product, arrays = 2 * n * d * o, itemsize * (n * d + o * d) + 8 * n
     model = Passes(Cost(product, arrays, n * o), Cost(2 * product, 2 * arrays, n * o))
     products = {'reference': 2, 'mosaic_tpu': 4}.get(implementation, 3)

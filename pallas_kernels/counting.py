@@ -1,4 +1,4 @@
-"""Calls of cores that are counted, not computed: what a program costs is read off its trace."""
+"""Counts calls of cores without computing them: the cost of a program is read from its trace."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
@@ -15,23 +15,23 @@ from pallas_kernels.cost import CallCost, Cost
 _COUNTING = jax.make_user_context(False)
 
 call = jex.core.Primitive('core_call')
-"""A pass of a core, with its costs as parameters `model` and `executed`, in a program that is only counted."""
+"""A pass of a core, with its costs as parameters `model` and `executed`, in a program traced only for counting."""
 
 call.multiple_results = True
 
 
 @contextlib.contextmanager
 def counting() -> Iterator[None]:
-    """Has calls of cores traced inside the `with` block, in this thread, stand for their costs: `core_call`.
+    """Makes calls of cores traced inside the `with` block, in this thread, represent their costs: `core_call`.
 
-    What is traced so can be differentiated and mapped, but not compiled; it is the same whatever form would serve.
+    Such traces can be differentiated and mapped, but not compiled; they do not depend on the form that would serve.
     """
     with _COUNTING(True):
         yield
 
 
 def is_counting() -> bool:
-    """Whether calls are counted here."""
+    """Whether calls are being counted."""
     return bool(_COUNTING.value)
 
 
@@ -52,7 +52,7 @@ batching.primitive_batchers[call] = _batched
 
 
 def stand_in(core: str, cost: CallCost, definition: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a function that has the arguments, results and gradients of `definition`, and stands for its cost."""
+    """Returns a function that has the arguments, results and gradients of `definition`, and represents its cost."""
 
     def run(*args: Any, **options: Any) -> Any:
         leaves, structure = jax.tree.flatten((args, options))
@@ -82,7 +82,7 @@ def stand_in(core: str, cost: CallCost, definition: Callable[..., Any]) -> Calla
             return jax.tree.unflatten(jax.tree.structure(shapes), bind('forward', arrays, jax.tree.leaves(shapes)))
 
         def save(*arrays: Any) -> Any:
-            # Forms keep something of what they found, so that recomputation runs them forward again.
+            # Forms keep residuals, so that rematerialisation runs them forward again.
             found = counted(*arrays)
             return found, (arrays, jax.tree.leaves(found))
 

@@ -18,7 +18,7 @@ PLATFORM = {'mosaic_gpu': 'gpu', 'mosaic_tpu': 'tpu'}
 """The only platform that has an implementation; those not listed run anywhere."""
 
 LIBRARIES = {'cudnn': 'gpu'}
-"""Third-party kernels, with the only platform that has them; they run only when named."""
+"""Third-party kernels, with their only platform; they run only when named."""
 
 UNCHOSEN = 'it serves if it is named: its gradients may differ from run to run'
 """The recorded reason for not choosing a third-party kernel."""
@@ -33,7 +33,7 @@ class Candidate:
 
 
 class Entry(NamedTuple):
-    """One line of the ledger: which implementation served a call of `core`, and why the preferred ones did not.
+    """An entry of the ledger: which implementation served a call of `core`, and why the preferred ones did not.
 
     `cost` is that of one call; repetition by surrounding loops and maps is not counted.
     """
@@ -67,7 +67,7 @@ _LEDGERS: contextvars.ContextVar[tuple[list[Entry], ...]] = contextvars.ContextV
 def ledger() -> Iterator[list[Entry]]:
     """Collects an `Entry` for every call of a core traced inside the `with` block, in this thread.
 
-    A function that was compiled before is not traced again, and so adds nothing.
+    A function that was compiled before is not traced again, and adds no entry.
     """
     entries: list[Entry] = []
     token = _LEDGERS.set((*_LEDGERS.get(), entries))
@@ -82,7 +82,7 @@ def select(
 ) -> Any:
     """Returns the named implementation of `core` or, with `None`, the first of `PREFERENCE` that supports the call.
 
-    Inside of `counting.counting` it is a stand-in for the definition, of the cost of that implementation.
+    Inside `counting.counting` it is a stand-in for the definition with the cost of that implementation.
 
     Args:
       core: name of the core, for the ledger and for errors.
@@ -91,8 +91,8 @@ def select(
       cost: of the call, a function of `implementation=`.
 
     Raises:
-      ValueError: `implementation` is not the name of one.
-      NotImplementedError: the implementation named cannot serve this call, or none can; the message says why.
+      ValueError: `implementation` is an unknown name.
+      NotImplementedError: the named implementation cannot serve this call, or none can; the message says why.
     """
     names = (*PREFERENCE, *LIBRARIES)
     if implementation is not None and implementation not in names:

@@ -1,4 +1,4 @@
-"""The device that calls are compiled for: the one JAX runs on, another that is named, or one that is acted out."""
+"""The device that calls are compiled for: the one that JAX runs on, a named one, or an interpreted one."""
 
 import contextlib
 import contextvars
@@ -14,9 +14,9 @@ class Target:
 
     Attributes:
       platform: 'cpu', 'gpu' or 'tpu'.
-      kind: its name, as `jax.Device.device_kind` has it.
+      kind: its name, as in `jax.Device.device_kind`.
       capability: the compute capability of a GPU, such as '9.0'; '' elsewhere.
-      interpret: kernels are not compiled but interpreted, on whatever device there is; slow, for tests.
+      interpret: kernels are interpreted instead of compiled, on any device; slow, for tests.
     """
 
     platform: str
@@ -46,9 +46,9 @@ def current() -> Target:
 
 @contextlib.contextmanager
 def compiling_for(target: Target) -> Iterator[None]:
-    """Has the calls traced inside the `with` block, in this thread, choose and build their kernels for `target`.
+    """Makes calls traced inside the `with` block, in this thread, choose and build their kernels for `target`.
 
-    It says nothing of where they run: lower or compile them for that device, or set `interpret`. A function that was
+    It does not determine where they run: lower or compile them for that device, or set `interpret`. A function that was
     compiled before is not traced again.
     """
     token = _NAMED.set(target)

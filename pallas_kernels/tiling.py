@@ -19,7 +19,7 @@ class AttentionTile:
 def attention(t: int, s: int) -> AttentionTile | None:
     """The block of attention between `t` queries and `s` keys; `None`: one dense block.
 
-    Up to 2^20 scores a head the dense block is fastest (6 ms against 8 at t = s = 256); beyond, memory decides.
+    Up to 2^20 scores a head the dense block is fastest (6 ms against 8 at t = s = 256); beyond, memory is the limit.
     """
     if t * s <= 2**20:
         return None
@@ -37,16 +37,16 @@ def cross_entropy(n: int, o: int) -> int | None:
 
 
 def keeps_weights(count: int) -> bool:
-    """Whether the `count` weights of a dense block of attention are kept for the backward pass, or computed again.
+    """Whether the `count` weights of a dense block of attention are kept for the backward pass, or recomputed.
 
-    Computing them again costs a fifth of the core's time; up to 2^22, 16 MiB in float32, they are kept.
+    Recomputing them costs a fifth of the core's time; up to 2^22, 16 MiB in float32, they are kept.
     """
     return 0 < count <= 2**22
 
 
 @dataclasses.dataclass(frozen=True)
 class ScanTile:
-    """Steps of a recurrence that are written out one after the other in one iteration of the loop."""
+    """Unrolled steps of a recurrence in one iteration of the loop."""
 
     steps: int
 
@@ -55,29 +55,29 @@ def linear_scan(t: int, platform: str) -> ScanTile | None:
     """The steps of one iteration of a loop over time; `None`: a parallel scan.
 
     A CPU runs the loop at the speed of its memory (t = 8192: 4 ms forward and backward, a parallel scan 40); on other
-    devices every turn of a loop costs a launch.
+    devices every iteration of a loop costs a launch.
     """
     return ScanTile(steps=min(8, t)) if platform == 'cpu' and t > 0 else None
 
 
 def selective_scan(t: int) -> ScanTile:
-    """The steps between two states kept for the backward pass, which holds the states of so many steps at a time."""
+    """The steps between two states kept for the backward pass, which holds the states of as many steps at a time."""
     return ScanTile(steps=max(1, min(32, t)))
 
 
 @dataclasses.dataclass(frozen=True)
 class ChunkTile:
-    """Steps of one chunk, a power of two, and steps of one group of chunks, which are worked on at once."""
+    """Steps of one chunk, a power of two, and steps of one group of chunks, which are processed at once."""
 
     steps: int
     group: int
 
 
 def linear_attention(b: int, t: int, channels: int, platform: str, *, vector: bool) -> ChunkTile:
-    """The chunks of `b` sequences of `t` steps with so many channels, over all heads.
+    """The chunks of `b` sequences of `t` steps with `channels` channels, over all heads.
 
     With a decay for every channel chunks are shorter: one product serves a chunk as long as its decays stay moderate.
-    On a CPU a group is what stays in the caches (t = 8192: half the time of one group); elsewhere it fills the device.
+    On a CPU a group is what fits in the caches (t = 8192: half the time of one group); elsewhere it fills the device.
     """
     longest = 32 if vector else 64
     steps = min(longest, 1 << (t - 1).bit_length())
@@ -101,21 +101,21 @@ PIPELINE_HOPPER = 4
 
 
 SHARED_MEMORY = 227 * 1024
-"""The bytes of shared memory that a block of threads may have on Hopper."""
+"""Bytes of shared memory available to a block of threads on Hopper."""
 
 REGISTERS = 232
-"""Those of a thread where two warpgroups compute and a third, with 40, copies."""
+"""Registers of a thread where two warpgroups compute and a third, with 40, copies."""
 
 
 @dataclasses.dataclass(frozen=True)
 class HopperAttentionTile:
-    """The columns that one step of each kernel of attention takes in on Hopper, next to 128 rows.
+    """The columns of one step of each kernel of attention on Hopper, next to 128 rows.
 
     Attributes:
       forward: keys.
       query_gradients: keys.
       key_gradients: queries.
-      together: whether one kernel forms the gradients of keys and of values; otherwise they take turns.
+      together: whether one kernel forms the gradients of keys and of values; otherwise one runs after the other.
     """
 
     forward: int
@@ -154,7 +154,7 @@ def attention_hopper(k: int, v: int, r: int, *, vectors: int, numbers: int, bias
 
 
 def attention_tpu(t: int, s: int) -> AttentionTile:
-    """Blocks of 512 queries and 512 keys, so that a turn of the grid, 0.3 us or so, does not show.
+    """Blocks of 512 queries and 512 keys, so that the overhead of a grid step, about 0.3 us, does not show.
 
     Their scores take 1 MiB, of which there are half a dozen at a time. Only in lists too long for the memory of scalars
     are blocks four times as large.
@@ -172,10 +172,11 @@ def _lanes(n: int, largest: int) -> int:
 
 
 def delta_rule(b: int, t: int, channels: int, platform: str) -> ChunkTile:
-    """The chunks of `b` sequences of `t` steps with so many channels, over all heads.
+    """The chunks of `b` sequences of `t` steps with `channels` channels, over all heads.
 
-    The work within chunks grows with their length; on a CPU that outweighs fewer turns of the loop over them sooner.
-    There the arrays of a group stay in the caches, and below the 32 MiB that an allocator hands out again and again.
+    The work within chunks grows with their length; on a CPU that soon outweighs fewer iterations of the
+    loop over them. There the arrays of a group fit in the caches, and in the 32 MiB below which allocators reuse
+    memory.
     """
     steps = min(32 if platform == 'cpu' else 64, 1 << (t - 1).bit_length())
     numbers = 2**17 if platform == 'cpu' else 2**24
@@ -185,7 +186,7 @@ def delta_rule(b: int, t: int, channels: int, platform: str) -> ChunkTile:
 def delta_rule_tpu(t: int, k: int, v: int) -> ChunkTile:
     """Chunks of 64 steps, and groups whose blocks, float32 and twice each, take 10 MiB at most up to 256 channels.
 
-    In longer chunks the triangular inverse, twelve products of full precision, would cost more than all else.
+    In longer chunks the triangular inverse, twelve products of full precision, would cost more than everything else.
     """
     steps = max(16, min(64, 1 << (t - 1).bit_length()))
     most = max(1, 2**16 // (steps * max(k, v, 128)))
@@ -193,12 +194,12 @@ def delta_rule_tpu(t: int, k: int, v: int) -> ChunkTile:
 
 
 VMEM = 48 * 2**20
-"""The bytes of a TPU's VMEM that kernels over tiles of rows may have: below what any TPU of the last years holds."""
+"""The bytes of a TPU's VMEM that kernels over tiles of rows may have: less than in any recent TPU."""
 
 
 @dataclasses.dataclass(frozen=True)
 class RowsTile:
-    """Rows and columns that are worked on at once."""
+    """Rows and columns that are processed at once."""
 
     rows: int
     columns: int
@@ -207,8 +208,8 @@ class RowsTile:
 def softmax_tpu(n: int, o: int) -> RowsTile:
     """The tile of `n` rows of length `o` on a TPU; a tile of whole rows is read once.
 
-    2^18 numbers or so hide the turns of the grid; 2^20, 4 MiB in float32, are what VMEM holds of inputs, outputs and
-    exponentials together. Tiles of 32 rows suit every type, those of bool arrays included.
+    2^18 numbers or so hide the overhead of grid steps; 2^20, 4 MiB in float32, fit in VMEM for inputs, outputs
+    and exponentials together. Tiles of 32 rows suit every type, those of bool arrays included.
     """
     if 32 * o > 2**20:
         return RowsTile(min(n, 32), 2**14)
@@ -217,7 +218,7 @@ def softmax_tpu(n: int, o: int) -> RowsTile:
 
 @dataclasses.dataclass(frozen=True)
 class WarpsTile:
-    """Rows and columns that a block of four warps works on at once, in registers.
+    """Rows and columns that a block of four warps processes at once, in registers.
 
     Attributes:
       rows: of the tile.
@@ -242,12 +243,12 @@ def softmax_hopper(n: int, o: int, itemsize: int) -> WarpsTile:
 
 
 def softmax_topk_hopper(n: int, o: int, itemsize: int) -> WarpsTile:
-    """The tile of four rows or more of length `o`, 32 at least, on Hopper; each is a warp's, which needs no other."""
+    """The tile of four rows or more of length `o`, 32 at least, on Hopper; each belongs to one warp."""
     return _warps_tile(n, o, itemsize, 1, numbers=32)
 
 
 def _warps_tile(n: int, o: int, itemsize: int, warps: int, numbers: int) -> WarpsTile:
-    """A thread has up to so many numbers, and reads up to 16 bytes at once, as rows that begin anywhere allow."""
+    """A thread has up to `numbers` numbers, and reads up to 16 bytes at once, as the alignment of rows allows."""
     vector = 16 // itemsize
     while o % vector or 32 * warps * vector > o:
         vector //= 2
@@ -258,21 +259,21 @@ def _warps_tile(n: int, o: int, itemsize: int, warps: int, numbers: int) -> Warp
 
 
 def softmax_topk_tpu(n: int, o: int) -> RowsTile:
-    """The tile of `n` rows of length `o` on a TPU: 2^16 numbers or so, over which all passes go before the next."""
+    """The tile of `n` rows of length `o` on a TPU: 2^16 numbers or so, processed by all passes before the next."""
     columns = min(o, 2**13)
     return RowsTile(min(n, max(32, 2**16 // max(columns, 128) // 32 * 32)), columns)
 
 
 @dataclasses.dataclass(frozen=True)
 class SpanTile:
-    """Steps of one block, and the spans into which time is cut that are worked on at once."""
+    """Steps of one block, and the number of spans of time that are processed at once."""
 
     rows: int
     spans: int
 
 
 def linear_scan_gpu(b: int, t: int, blocks: int, row: int) -> SpanTile:
-    """Blocks of 16 KiB read at a time, of which 48 under way in 64 programs keep an H100's memory busy.
+    """Blocks of 16 KiB read at a time, of which 48 in flight in 64 programs keep an H100's memory busy.
 
     `b blocks` programs, `row` bytes read a step, `t` a multiple of 8. Spans are of 256 steps at least; they read
     everything twice, and so begin to pay where less than three fifths of 64 programs would run.
@@ -304,9 +305,9 @@ def linear_scan_tpu(t: int, d: int, numbers: int) -> StreamTile:
 
 
 def selective_scan_gpu(t: int, n: int, x_bytes: int, dt_bytes: int) -> int:
-    """Steps of a tile of 64 channels, a multiple of 8 that divides `t`, of which states `64 n` fit shared memory.
+    """Steps of a tile of 64 channels, a multiple of 8 that divides `t`, whose states `64 n` fit in shared memory.
 
-    Counted are the backward pass's: those states, two tiles of what is read, two of what is written, of 220 KiB.
+    The backward pass decides: those states, two tiles of its inputs and two of its outputs, within 220 KiB.
     """
     numbers = 2 * 4 * n
     row = 4 * 64 * n + 2 * (64 * (2 * x_bytes + dt_bytes) + numbers + 4) + 2 * (64 * (x_bytes + dt_bytes) + numbers)
@@ -333,8 +334,8 @@ class HeadTile:
 def cross_entropy_tpu(n: int, d: int, o: int, itemsize: int) -> HeadTile | None:
     """The tile of the logits of `n` tokens of width `d` and `o` classes on a TPU; `None`: VMEM holds none.
 
-    Counted are the backward pass's: two tiles of either factor and of a result, its sum, and four of the logits.
-    Of tiles of classes between half as large and as large as can be, the one that leaves the least to be padded.
+    The backward pass decides: two tiles of each factor and of a result, its sum, and four of the logits. Of tiles of
+    classes between half the largest size and the largest, the one with the least padding.
     """
     for size in (512, 256, 128):
         if size * d * (6 * itemsize + 4) + 16 * size * size <= VMEM * 3 // 4:
@@ -356,7 +357,7 @@ def cross_entropy_hopper(n: int, o: int) -> int:
 def delta_rule_hopper(k: int) -> int | None:
     """Chunks of the delta rule with `k` channels of keys in shared memory at once; `None`: too many channels.
 
-    Counted are the backward pass's tiles of 64 x 64: for a chunk three for every 64 channels of keys, two of values and
+    The backward pass decides, with tiles of 64 x 64: for a chunk three for every 64 channels of keys, two of values and
     the numbers of steps; beside them the state, the sums and, in float32, the last state. A thread holds half a number
     of the state for every channel, in a register; 256 leave as much for all else.
     """

@@ -33,10 +33,10 @@ def attention(
 ) -> jax.Array:
     """Reads values by the match of queries and keys (Vaswani et al., 2017, arXiv 1706.03762).
 
-    `o_i = sum_j w_ij v_j`, the row `w_i` being the weight map of the scores, over the visible keys,
+    `o_i = sum_j w_ij v_j`, the row `w_i` being the weight map of the scores of visible keys,
     `s_ij = scale temperature_i q_i . k_j + bias_ij - slope |i - j| + sum_{j < l <= i} log_forget_l`.
 
-    Query i stands at position `i + s - t` of the keys, so that the last query stands on the last key. A query that sees
+    Query i is at position `i + s - t` of the keys, so that the last query is at the last key. A query that sees
     no key reads zeros, and passes no gradient.
 
     Args:
@@ -54,20 +54,20 @@ def attention(
       slopes: bias linear in the distance, per head, `h` (ALiBi: Press et al., 2022, arXiv 2108.12409).
       log_forget: natural logarithm of the forget gates, at most 0 and finite, `b t h` (Lin et al., 2025, arXiv
         2503.02130); a causal call with as many queries as keys, and one array of segments, a run of equal ones being a
-        document. One above 0 is an error under `jax.experimental.checkify`, and where the definition is asked for
+        document. One above 0 is an error under `jax.experimental.checkify`, and where the reference is named
         outside of `jax.jit`.
       bias: added to the scores, each dimension that of `b h t s` or 1; minus infinity hides a key.
       temperature: factor of the products of each query, `b t h`, or of each head, `h`.
       sink_scores: the score of one more key for every head, `h`, that has the value zero and no scale (OpenAI, 2025,
         arXiv 2508.10925); zeros add one to the denominators, minus infinity adds nothing.
-      implementation: `None` chooses; see `dispatch.select`. 'cudnn' has to be named; see `attention.cudnn`.
+      implementation: `None` chooses; see `dispatch.select`. 'cudnn' must be named; see `attention.cudnn`.
 
     Returns:
       o, `b t h v`, in the type of `v`.
 
     Raises:
       ValueError: for shapes that do not fit, a window below 1, sinks without a window, or forget gates or scores of a
-        sink where they have no meaning.
+        sink where they are not defined.
       TypeError: for arrays that are not floating point, or non-integer `segments`.
       NotImplementedError: for a named implementation that cannot serve the call.
     """

@@ -15,7 +15,7 @@ Core = Callable[[Rule, Operands, jax.Array | None], jax.Array]
 
 
 def attention(core: Core, rule: Rule, operands: Operands, extras: Extras) -> jax.Array:
-    """Returns the output of `core` with the temperatures, and the factors of the weight map, multiplied in outside."""
+    """Returns the output of `core` with temperatures and the factors of the weight map applied outside of it."""
     counts = key_counts(rule, operands) if rule.weights.counts_keys else None
     factor = query_factor(rule, extras, counts)
     if factor is not None:

@@ -1,4 +1,4 @@
-"""Cutting a call of `attention` into blocks of queries and keys, and adding the gradients of the blocks up."""
+"""Splits a call of `attention` into blocks of queries and keys, and sums the gradients of the blocks."""
 
 import dataclasses
 from collections.abc import Callable

@@ -1,8 +1,8 @@
-"""The form of `attention` that is cuDNN's: plain softmax on NVIDIA's GPUs, through `jax.nn.dot_product_attention`.
+"""The cuDNN form of `attention`: plain softmax on NVIDIA's GPUs, through `jax.nn.dot_product_attention`.
 
-It serves if it is named, and is never chosen. Its backward pass adds up the gradients of the queries in no fixed order,
-so that two runs may differ, and the call has no say in that: XLA asks cuDNN for another algorithm if the whole program
-is compiled for it, `jax.jit(..., compiler_options={'xla_gpu_exclude_nondeterministic_ops': True})`.
+It runs only if named. Its backward pass sums the gradients of the queries in no fixed order, so that two runs may
+differ, which the call cannot change: XLA asks cuDNN for another algorithm if the whole program is compiled with
+`jax.jit(..., compiler_options={'xla_gpu_exclude_nondeterministic_ops': True})`.
 
 Kept for the backward pass are the output and the logarithm of the denominators; weights are computed again.
 """
@@ -23,12 +23,12 @@ CHANNELS = 8
 
 @functools.lru_cache
 def form(here: Target) -> vjp.Form:
-    """Returns the form of `attention` for a device; to interpret it is to have XLA compute what cuDNN would."""
+    """Returns the form of `attention` for a device; interpreted, XLA computes what cuDNN would."""
     return functools.partial(around.attention, functools.partial(_attention, here))
 
 
 def refusal(here: Target, rule: Rule, operands: Operands, extras: Extras) -> str | None:
-    """Why a call cannot be served; `None`: it can."""
+    """The reason why a call cannot be served, or `None`."""
     t, k = operands.q.shape[3:]
     s, v = operands.v.shape[2:]
     if type(rule.weights) not in (Softmax, ScalableSoftmax) or rule.weights.soft_cap is not None:
@@ -69,7 +69,7 @@ def _attention(here: Target, rule: Rule, operands: Operands, sink: jax.Array | N
     assert sink is None, 'a call that was refused'
     _, g, s, v = operands.v.shape
     arrays = (join_heads(operands.q), jnp.moveaxis(operands.k, 2, 1), jnp.moveaxis(operands.v, 2, 1))
-    # Queries, keys and values have to have the same number of them.
+    # Queries, keys and values must have the same number of channels.
     channels = -(-max(array.shape[-1] for array in arrays) // CHANNELS) * CHANNELS
     q, k, v_padded = (jnp.pad(array, ((0, 0),) * 3 + ((0, channels - array.shape[-1]),)) for array in arrays)
     output = jax.nn.dot_product_attention(

@@ -62,14 +62,14 @@ class Operands:
         return dataclasses.replace(cast, query_segments=self.query_segments, key_segments=self.key_segments)
 
     def replace(self, **changes: Any) -> 'Operands':
-        """The same operands but for those given."""
+        """The same operands with some replaced."""
         return dataclasses.replace(self, **changes)
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Extras:
-    """The arrays of a call that the forms do not see, but for the reference.
+    """The arrays of a call that only the reference sees.
 
     Attributes:
       temperature: factor of the products of every query, `b g r t 1`, or `None`.
@@ -119,7 +119,7 @@ def canonical(
 def _by_run(segments: jax.Array, gates: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Numbers runs of equal segments, `b t`, and sums up the gates of each run, `b t h`.
 
-    Sums over whole rows would do as well, but to rounding alone: a gate would get a gradient from other documents.
+    With sums over whole rows a gate would get a gradient, from rounding, from other documents.
     """
     starts = jnp.concatenate([jnp.zeros_like(segments[:, :1]), jnp.diff(segments, axis=1)], axis=1) != 0
 

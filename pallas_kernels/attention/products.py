@@ -1,6 +1,6 @@
 """The three matrix products of attention, written for the routines that CPUs have.
 
-They have no batch dimension but the groups, and of two factors it is the small one that is transposed.
+Groups are their only batch dimension, and of two factors the smaller one is transposed.
 """
 
 import jax
@@ -20,7 +20,7 @@ def over_keys(matrix: jax.Array, vectors: jax.Array) -> jax.Array:
 
 def over_queries(matrix: jax.Array, vectors: jax.Array) -> jax.Array:
     """`b g r t s, b g r t v -> b g s v`."""
-    # The barrier keeps the compiler from taking the transposition into the product, for which it has no fast routine.
+    # The barrier keeps the compiler from fusing the transposition into the product, for which it has no fast routine.
     transposed = jax.lax.optimization_barrier(_merge(vectors).swapaxes(2, 3))
     return jnp.einsum('bgvm,bgms->bgvs', transposed, _merge(matrix)).swapaxes(2, 3)
 

@@ -15,7 +15,7 @@ class Place(NamedTuple):
     Attributes:
       rows: positions of its queries among the keys, `t`.
       columns: positions of its keys, `s`.
-      end: from which position on keys are padding.
+      end: the position from which on keys are padding.
     """
 
     rows: jax.Array

@@ -23,8 +23,8 @@ EMPTY: dict[str, tuple[float, ...]] = {
 def statistics(rule: Rule, operands: Operands) -> Statistics:
     """Returns the statistics of every row, `b g r t 1` each; none for a map that does not survey.
 
-    Every reduction goes over the keys anew, and holds nothing larger than a block of them; the scores of a single block
-    are worked out once.
+    Every reduction goes over the keys again, and holds nothing larger than a block; the scores of a single block are
+    computed once.
     """
     if not rule.weights.surveys:
         return ()
@@ -49,7 +49,7 @@ def statistics(rule: Rule, operands: Operands) -> Statistics:
 
 
 def _take(kind: str, known: tuple[jax.Array, ...], values: jax.Array, block: Block) -> tuple[jax.Array, ...]:
-    """Takes the values of a block into what is known of its rows."""
+    """Updates the reduction of rows with the values of a block."""
     seen = jnp.where(block.visible, values, EMPTY[kind][0])
     seen = jnp.broadcast_to(seen, block.scores.shape)
     if kind == 'sum':

@@ -23,10 +23,10 @@ class Part(NamedTuple):
 def over_keys(
     rule: Rule, operands: Operands, update: Callable[[Part, Any, Any], Any], empty: Any, rows: Any = ()
 ) -> Any:
-    """Returns what is known of every query after all of its keys, a tree of arrays `b g r t ...`.
+    """Returns the reduction over the keys of every query, a tree of arrays `b g r t ...`.
 
-    `update(part, rows, known)` takes in the keys of one block. Before the first key every query knows `empty`, a tree
-    of arrays `...`. `rows` is a tree of further arrays `b g r t ...`; `update` is given the part of the block.
+    `update(part, rows, known)` adds the keys of one block. The initial value for every query is `empty`, a tree of
+    arrays `...`. `rows` is a tree of further arrays `b g r t ...`, of which `update` is given the part of the block.
     """
     b, g, r, t, _ = operands.q.shape
     s = operands.k.shape[2]
@@ -72,7 +72,7 @@ def block(rule: Rule, part: Part) -> Block:
 
 
 def pad_rows(array: jax.Array, tile: tiling.AttentionTile) -> jax.Array:
-    """An array `b g r t ...` with zeros behind the last query, up to whole blocks."""
+    """An array `b g r t ...` padded with zeros to whole blocks."""
     return jnp.pad(array, ((0, 0),) * 3 + ((0, -array.shape[3] % tile.queries), (0, 0)))
 
 

@@ -29,10 +29,10 @@ class Kept(NamedTuple):
 
 
 Forward = Callable[[Rule, Operands, Statistics], Kept]
-"""From a call and the statistics surveyed, none for most maps, to its output, and what is kept."""
+"""From a call and its surveyed statistics, none for most maps, to its output and residuals."""
 
 Backward = Callable[[Rule, Operands, Kept, jax.Array], Operands]
-"""From a call, what was kept, and the gradient of the output to the gradients of the operands."""
+"""From a call, its residuals and the gradient of the output to the gradients of the operands."""
 
 
 class Passes(NamedTuple):
@@ -47,11 +47,11 @@ Form = Callable[[Rule, Operands, Extras], jax.Array]
 
 
 def differentiable(forward: Forward, backward: Backward) -> Form:
-    """Returns the form with its gradient and with all that is done around it.
+    """Returns the form with its gradient and the common parts of `around`.
 
-    Kept for the backward pass are the operands, the output, the statistics of the weight map, one to six numbers a row,
-    and its companion if it has one; the weights are computed again (Dao et al., 2022, arXiv 2205.14135), unless the
-    forward pass kept them. A sink changes the output and the statistics that are kept, and nothing else.
+    The operands, the output, the statistics of the weight map, one to six numbers a row, and its companion, if any, are
+    kept for the backward pass; the weights are recomputed (Dao et al., 2022, arXiv 2205.14135), unless the forward pass
+    kept them. A sink changes the output and the statistics that are kept, and nothing else.
     """
 
     @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

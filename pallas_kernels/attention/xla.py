@@ -80,12 +80,12 @@ def _dense(rule: Rule, operands: Operands, given: Statistics) -> vjp.Kept:
 
 
 def _where_seen(visible: jax.Array, rows: jax.Array) -> jax.Array:
-    """Zeros for queries that see no key; their weights in a dense block are anything."""
+    """Zeros for queries that see no key; their weights in a dense block are arbitrary."""
     return jnp.where(jnp.any(visible, axis=-1, keepdims=True), rows, 0)
 
 
 def _online(rule: Rule, operands: Operands) -> vjp.Kept:
-    """A map that keeps up with the keys."""
+    """A map that is computed online."""
 
     def update(part: sweep.Part, rows: tuple[()], known: Running) -> Running:
         block = sweep.block(rule, part)
@@ -107,7 +107,7 @@ def _online(rule: Rule, operands: Operands) -> vjp.Kept:
 
 
 def _read(rule: Rule, operands: Operands, given: Statistics) -> vjp.Kept:
-    """A map whose statistics are known before."""
+    """A map whose statistics are known beforehand."""
     maps = (rule.weights.recompute, *((rule.weights.companion,) if rule.weights.has_companion else ()))
 
     def update(part: sweep.Part, given: Statistics, known: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
@@ -132,7 +132,7 @@ def _pull(rule: Rule, part: sweep.Part, rows: BackwardRows, weights: jax.Array |
     if weights is not None:
         rows = rows._replace(doutput=_where_seen(block.visible, rows.doutput))
     else:
-        # Otherwise the compiler would work them out twice, for the product and for the gradient.
+        # Otherwise the compiler would compute them twice, for the product and for the gradient.
         weights = jax.lax.optimization_barrier(rule.weights.recompute(block, rows.statistics))
     dweights = over_channels(rows.doutput, x.v)
     dscores = rule.weights.score_gradient(block, weights, rows.statistics, dweights, rows.delta, rows.companion_delta)

@@ -1,4 +1,4 @@
-"""The measured limits of the device: the rate of a large copy, and of a large matrix product, measured."""
+"""The measured limits of the device: the rates of a large copy and of a large matrix product."""
 
 import dataclasses
 
@@ -22,10 +22,10 @@ class Ceilings:
 
 def measure(platform: str, dtype: jnp.dtype, patience: timing.Patience) -> Ceilings:
     """Measures both, the product in `dtype`; as large as fills the device."""
-    # On a CPU larger results come from the system page by page, which takes longer than to copy them.
+    # On a CPU larger results are allocated page by page, which takes longer than copying.
     mebibytes, size = (24, 2048) if platform == 'cpu' else (1024, 8192)
     source = jnp.ones((mebibytes * 2**18,), jnp.float32)
-    # A plain copy would be left out by the compiler.
+    # The compiler would remove a plain copy.
     copy = timing.compiled(lambda x: x + 1, source)
     left = jax.random.normal(jax.random.key(0), (size, size), jnp.float32).astype(dtype)
     product = timing.compiled(jnp.matmul, left, left)

@@ -26,7 +26,7 @@ class Measurement:
       implementation: the implementation that ran, if it was one of this package.
       quartiles: those of the milliseconds over turns, the middle one `milliseconds`.
       ratio: the contender's time over ours, with its 95 % interval.
-      ceiling: the least time the device's measured rates allow, over the time.
+      ceiling: the least time that the device's measured rates allow, divided by the time.
       memory: bytes of temporaries over ours.
       failure: the reason why there are no measurements, or `None`.
     """
@@ -70,7 +70,7 @@ def lines(
                 reason = f'{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}'
                 yield Measurement(problem.core, problem.name, what, name, failure=reason)
         factor = BACKWARD.get(problem.core, 3.0) if gradients else 1.0
-        # Backward the arguments are read again, with the gradient of the result, and their gradients are written.
+        # The backward pass reads the arguments again, with the gradient of the result, and writes their gradients.
         moved = problem.bytes * (3.0 if gradients else 1.0)
         times = timing.alternate({name: program.call for name, program in programs.items()}, OURS, patience)
         for name, program in programs.items():
@@ -99,7 +99,7 @@ def _applied(contender: Contender) -> Any:
 
 
 def _graded(contender: Contender) -> Any:
-    """The gradients along the result itself, so that no part of the backward pass is for nothing."""
+    """The gradients with the result itself as cotangent, so that no part of the backward pass is removed."""
 
     def gradients(arrays: dict[str, jax.Array]) -> Any:
         result, pull = jax.vjp(_applied(contender), arrays)

@@ -24,15 +24,15 @@ OURS = 'pallas_kernels'
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """One call of a core, and the functions that answer it.
+    """One call of a core, and the functions that compute it.
 
     Attributes:
       core: the core.
       name: the call, with its sizes.
       arrays: the arguments that have gradients.
       contenders: by name, functions of `arrays`.
-      flops: operations of the forward pass that its definition cannot do without.
-      bytes: those of its arguments and results, each moved once.
+      flops: operations of the forward pass by its definition.
+      bytes: of its arguments and results, each moved once.
     """
 
     core: str
@@ -150,7 +150,7 @@ def _library_attention() -> dict[str, Contender]:
 
 
 def _tokamax_attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-    """Its kernel by name: left to choose, it may run another form."""
+    """Its kernel is named, since by default it may run another form."""
     attend = importlib.import_module('tokamax').dot_product_attention
     return attend(q, k, v, is_causal=True, implementation='mosaic')
 
@@ -230,7 +230,7 @@ def _recurrent(z: Sizes, kind: str) -> Arrays:
 
 
 def _recurrence(z: Sizes, core: str, kind: str, arrays: Arrays, per_element: int, theirs: str | None) -> Problem:
-    """A problem of a core with a state `k v`, which does `per_element` operations an element of it and a step."""
+    """A problem of a core with a state `k v`, which does `per_element` operations per element of the state and step."""
     ours = getattr(pallas_kernels, core)
     contenders = {OURS: _first(ours), **{name: _first(form) for name, form in _forms(ours).items()}}
     if target.current().platform == 'cpu':
@@ -252,7 +252,7 @@ def _jax_linear_attention(
     beta: jax.Array | None = None,
 ) -> jax.Array:
     gates = {name: gate for name, gate in (('g', log_decay), ('beta', beta)) if gate is not None}
-    # By name: left to choose, it falls back to plain JAX and does not say so.
+    # Named, since by default it falls back to plain JAX silently.
     return importlib.import_module('jla.ops').linear_attention(kind, q, k, v, **gates, impl='mosaic_gpu')[0]
 
 
@@ -297,7 +297,7 @@ def _forms(ours: Contender) -> dict[str, Contender]:
 
 
 def _first(function: Contender) -> Contender:
-    """The first of the results alone: not every contender returns the state."""
+    """The first result only, as not every contender returns the state."""
     return lambda **arrays: function(**arrays)[0]
 
 

@@ -15,10 +15,10 @@ from pallas_kernels.bench.ceilings import Ceilings
 from pallas_kernels.bench.measure import Measurement
 
 MEASURED = ('<!-- measured: begin -->', '<!-- measured: end -->')
-"""Between these lines of a page go the tables of what was measured."""
+"""The lines of a page around the tables of measurements."""
 
 COMPILED = ('<!-- compiled: begin -->', '<!-- compiled: end -->')
-"""Between these the tables of what was compiled for devices that are not there."""
+"""The lines around the tables of compilations for devices that are not present."""
 
 COLUMNS = ('contender', 'ms', 'ratio (95 %)', 'TFLOP/s', 'GB/s', 'of ceiling', 'temporaries, MiB', 'compile, s')
 

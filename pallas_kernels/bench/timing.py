@@ -12,7 +12,7 @@ import jax
 
 @dataclasses.dataclass(frozen=True)
 class Patience:
-    """How long to measure: so many rounds, in each of which every contender has a turn of about so many seconds."""
+    """How long to measure: the number of rounds, and the seconds of the turn of every contender in each."""
 
     rounds: int
     seconds: float = 0.2
@@ -36,7 +36,7 @@ class Times:
       ratio: the median over rounds of this contender's time over the baseline's in the same round.
       low: lower end of the 95 % bootstrap interval of `ratio`.
       high: its upper end.
-      quartiles: those of the mean time of a call over turns, the middle one `seconds`.
+      quartiles: of the mean time of a call over turns; the middle one is `seconds`.
     """
 
     seconds: float
@@ -84,7 +84,7 @@ def _turn(call: Callable[[], Any], repeats: int) -> float:
     start = time.perf_counter()
     for _ in range(repeats):
         result = call()
-    # Calls run in the order they were made, so that the last one ends last.
+    # Calls run in the order in which they were made, so the last one ends last.
     jax.block_until_ready(result)
     return (time.perf_counter() - start) / repeats
 

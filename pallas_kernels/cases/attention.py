@@ -16,10 +16,10 @@ class Case:
     """A call of `attention`; `s`, `g` and `v` are `t`, `h` and `k` where `None`.
 
     Attributes:
-      added: those of 'slopes', 'log_forget', 'temperature' and 'sink_scores' that are given.
+      added: which of 'slopes', 'log_forget', 'temperature' and 'sink_scores' are given.
       bias: letters of its shape, such as '1 h 1 s'; a fifth of it is minus infinity, and its first query sees nothing.
       whole: queries and keys hold whole numbers, and the bias is 10000 or -10000 but for the first query, which sees
-        nothing: large scores that have no rounding.
+        nothing: large scores without rounding errors.
     """
 
     b: int
@@ -146,7 +146,8 @@ KERNEL = (
     'large',
     'tiles',
 )
-"""The cases that every kernel serves; 'masked' with every map: no query sees a single key, at which some are ill."""
+"""The cases that every kernel serves; in 'masked', used with every map, no query sees a single key, where some maps are
+ill-conditioned."""
 
 
 def call(name: str, dtype: DTypeLike = jnp.float32, weights: maps.WeightMap | None = None) -> drawing.Call:
@@ -185,7 +186,7 @@ def call(name: str, dtype: DTypeLike = jnp.float32, weights: maps.WeightMap | No
 
 
 def real() -> dict[str, drawing.Call]:
-    """Calls of the size of models, shapes only."""
+    """Calls at model sizes, shapes only."""
     return {f'k={k}': _real(k) for k in (64, 128)}
 
 

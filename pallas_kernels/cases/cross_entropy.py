@@ -46,7 +46,7 @@ def call(name: str, dtype: DTypeLike = jnp.float32) -> drawing.Call:
 
 
 def real() -> dict[str, drawing.Call]:
-    """Calls of the size of models, shapes only."""
+    """Calls at model sizes, shapes only."""
     sizes = {'n': 32768, 'd': 2048, 'o': 50304}
     arrays = {
         'hidden': drawing.abstract('n d', sizes, jnp.bfloat16),

@@ -15,10 +15,10 @@ class Case:
     Attributes:
       heads: those of q, of k and of v.
       decay: letters of the shape of the log decays, such as 'h' or 'b t h k'; `None`: no decay.
-      strength: the log decays lie between minus twice this and 0.
-      sudden: a tenth of the log decays are -50, and the others a thousandth of what they were.
-      most: the betas lie between 0 and this.
-      alike: all keys have this in common, as a multiple of what they differ in.
+      strength: the log decays are between minus twice this and 0.
+      sudden: whether a tenth of the log decays are -50, and the others a thousand times smaller.
+      most: the betas are between 0 and this.
+      alike: the common part of all keys, as a multiple of their differences.
     """
 
     b: int
@@ -76,7 +76,7 @@ KERNEL = (
     'strong scalar',
     'sudden vector',
 )
-"""Those that every kernel serves."""
+"""The cases that every kernel serves."""
 
 
 def call(name: str, dtype: DTypeLike = jnp.float32) -> drawing.Call:
@@ -105,7 +105,7 @@ def call(name: str, dtype: DTypeLike = jnp.float32) -> drawing.Call:
 
 
 def real() -> dict[str, drawing.Call]:
-    """Calls of the size of models, shapes only."""
+    """Calls at model sizes, shapes only."""
     decays = {'no decay': None, 'scalar': 'b t h', 'vector': 'b t h k'}
     return {f'k={k}, {name}': _real(k, decay) for k in (64, 128) for name, decay in decays.items()}
 

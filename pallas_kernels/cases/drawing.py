@@ -1,4 +1,4 @@
-"""What the named calls are made of: documents, and numbers that are the same ones every time."""
+"""The parts of named calls: documents, and reproducible random numbers."""
 
 import math
 import zlib
@@ -49,7 +49,7 @@ def key(name: str, argument: str) -> jax.Array:
 
 
 def normal(name: str, argument: str, shape: tuple[int, ...], dtype: DTypeLike) -> jax.Array:
-    """Standard normal numbers, drawn in float32 whatever the type, so that the types hold the same ones."""
+    """Standard normal numbers, drawn in float32 for every type, so that all types hold the same ones."""
     return _in_a_row(jax.random.normal, name, argument, shape).astype(dtype)
 
 
@@ -59,12 +59,12 @@ def uniform(name: str, argument: str, shape: tuple[int, ...]) -> jax.Array:
 
 
 def chosen(name: str, argument: str, share: float, shape: tuple[int, ...]) -> jax.Array:
-    """A mask in which so large a share is True."""
+    """A mask in which a fraction `share` is True."""
     return uniform(name, argument, shape) < share
 
 
 def _in_a_row(draw: Callable[..., jax.Array], name: str, argument: str, shape: tuple[int, ...]) -> jax.Array:
-    """The same numbers as in the shape itself, for which XLA would compile ten times as long."""
+    """Drawn flat, then reshaped: drawing in the shape itself would compile ten times as long."""
     return draw(key(name, argument), (math.prod(shape),)).reshape(shape)
 
 

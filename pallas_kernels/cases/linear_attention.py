@@ -15,8 +15,8 @@ class Case:
     Attributes:
       heads: those of q, of k and of v.
       decay: letters of the shape of the log decays, such as 'h' or 'b t h k'; `None`: no decay.
-      strength: the log decays lie between minus twice this and 0.
-      sudden: a tenth of the log decays are -50, and the others a thousandth of what they were.
+      strength: the log decays are between minus twice this and 0.
+      sudden: whether a tenth of the log decays are -50, and the others a thousand times smaller.
     """
 
     b: int
@@ -64,7 +64,7 @@ KERNEL = ('one', 'no decay', 'constant', 'grouped', 'packed scalar', 'strong sca
 """The cases that every kernel serves."""
 
 VECTOR = ('two', 'grouped vector', 'strong vector', 'sudden vector', 'long vector')
-"""Those with decays that differ by key channel, which all kernels serve too."""
+"""Those with decays per key channel, which all kernels also serve."""
 
 
 def call(name: str, dtype: DTypeLike = jnp.float32) -> drawing.Call:
@@ -93,7 +93,7 @@ def draw(name: str, case: Case, dtype: DTypeLike = jnp.float32) -> drawing.Call:
 
 
 def real() -> dict[str, drawing.Call]:
-    """Calls of the size of models, shapes only."""
+    """Calls at model sizes, shapes only."""
     decays = {'no decay': None, 'scalar': 'b t h', 'vector': 'b t h k'}
     calls = {f'k={k}, {name}': _real(k, decay) for k in (64, 128) for name, decay in decays.items()}
     return calls | {'k=128, constant, grouped': _real(128, 'h', groups=4)}

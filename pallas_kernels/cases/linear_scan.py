@@ -15,7 +15,7 @@ class Case:
 
     Attributes:
       decay: letters of its shape, such as 'd' or '1 t 1'.
-      complex: those of 'x', 'decay' and 'state' that are complex.
+      complex: which of 'x', 'decay' and 'state' are complex.
     """
 
     b: int
@@ -46,7 +46,7 @@ CASES = {
 }
 
 KERNEL = ('one', 'two', 'constant', 'one decay a step', 'packed', 'packed, reverse', 'complex', 'complex decay', 'wide')
-"""What every kernel serves."""
+"""The cases that every kernel serves."""
 
 
 def call(name: str, dtype: DTypeLike = jnp.float32) -> drawing.Call:
@@ -66,7 +66,7 @@ def call(name: str, dtype: DTypeLike = jnp.float32) -> drawing.Call:
 
 
 def real() -> dict[str, drawing.Call]:
-    """Calls of the size of models, shapes only."""
+    """Calls at model sizes, shapes only."""
     return {
         'real': _real(jnp.bfloat16),
         'float32, reverse': _real(jnp.float32, reverse=True),

@@ -30,7 +30,7 @@ CASES = {
 }
 
 KERNEL = ('one', 'two', 'prime', 'packed', 'long and wide')
-"""What every kernel serves."""
+"""The cases that every kernel serves."""
 
 
 def call(name: str, dtype: DTypeLike = jnp.float32) -> drawing.Call:
@@ -51,7 +51,7 @@ def call(name: str, dtype: DTypeLike = jnp.float32) -> drawing.Call:
 
 
 def real() -> dict[str, drawing.Call]:
-    """Calls of the size of models, shapes only."""
+    """Calls at model sizes, shapes only."""
     return {
         'n=16': _real(jnp.bfloat16, n=16),
         'n=16, float32, packed': _real(jnp.float32, n=16, packed=True),

@@ -16,9 +16,9 @@ class Case:
 
     Attributes:
       shape: of x.
-      offset: what is added to all scores.
-      where: the shape of the mask; its first row, or all of it, counts for nothing.
-      hidden: the first row of x is minus infinity, and so is a fifth of the others.
+      offset: added to all scores.
+      where: the shape of the mask; its first row, or all of it, is False.
+      hidden: whether the first row of x is minus infinity, and a fifth of the others.
     """
 
     shape: tuple[int, ...]
@@ -57,7 +57,7 @@ def call(name: str, dtype: DTypeLike = jnp.float32) -> drawing.Call:
 
 
 def real() -> dict[str, drawing.Call]:
-    """Calls of the size of models, shapes only."""
+    """Calls at model sizes, shapes only."""
     shapes = {'scores': (16384, 8192), 'logits': (8192, 50304), 'GPT-2 logits': (8192, 50257), 'experts': (65536, 64)}
     calls = {name: drawing.Call({'x': jax.ShapeDtypeStruct(shape, jnp.bfloat16)}, {}) for name, shape in shapes.items()}
     masked = {'where': jax.ShapeDtypeStruct(shapes['scores'], jnp.bool_)}

@@ -16,9 +16,9 @@ class Case:
 
     Attributes:
       shape: of x.
-      offset: what is added to all scores.
-      spacing: of the scores, which are so often equal; 0: they are not rounded.
-      hidden: the first row of x is minus infinity, and so is a fifth of the others.
+      offset: added to all scores.
+      spacing: of the rounded scores, many of which are then equal; 0: not rounded.
+      hidden: whether the first row of x is minus infinity, and a fifth of the others.
     """
 
     shape: tuple[int, ...]
@@ -57,7 +57,7 @@ def call(name: str, dtype: DTypeLike = jnp.float32) -> drawing.Call:
 
 
 def real() -> dict[str, drawing.Call]:
-    """Calls of the size of models, shapes only."""
+    """Calls at model sizes, shapes only."""
     calls = {
         'experts': ((65536, 64), jnp.float32, 8),
         'logits': ((8192, 50304), jnp.bfloat16, 8),

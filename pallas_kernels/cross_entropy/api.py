@@ -27,14 +27,14 @@ def cross_entropy(
 
     Args:
       hidden: activations, `n d`.
-      embedding: one row a class, `o d`.
+      embedding: one row per class, `o d`.
       labels: class of every token, integers `n` from 0 to o - 1; negative ones count from the end.
       z_loss: weight of the squared log-normaliser (Chowdhery et al., 2022, arXiv 2204.02311).
       soft_cap: bound of the logits (Gemma team, 2024, arXiv 2408.00118); `None`: not bounded.
       implementation: `None` chooses; see `dispatch.select`.
 
     Returns:
-      The loss, `n`, in float32 at least; NaN where there is no such class.
+      The loss, `n`, in float32 at least; NaN where the label is out of range.
 
     Raises:
       ValueError: for shapes that do not fit, or a `soft_cap` that is not positive.

@@ -1,9 +1,9 @@
 """The Pallas form of `cross_entropy` for Hopper: tiles of logits, 128 tokens by 256 classes, made by matrix units.
 
 A block of threads has two warpgroups, each with 64 of the tokens, and one that copies ahead of them. The forward pass
-keeps three numbers of every token and tile. The backward pass computes the logits of some classes again, as much as
-`tiling.cross_entropy_hopper` says, and keeps their gradients just for the products with both factors that follow: the
-sums of these are wider than registers.
+keeps three numbers for every token and tile. The backward pass recomputes the logits of some classes at a time, the
+number given by `tiling.cross_entropy_hopper`, and stores their gradients for the following products with both factors,
+whose sums do not fit in registers.
 """
 
 import dataclasses
@@ -30,38 +30,38 @@ ROWS = 64
 TOKENS = 2 * ROWS
 CLASSES = 256
 STEP = 64
-"""Of the width d, in shared memory at a time, as are `STAGES` of them: 48 KiB each."""
+"""Part of the width d per stage; `STAGES` stages are in shared memory at a time, 48 KiB each."""
 
 STAGES = 4
 STRIP = 64
-"""The classes of a tile that are worked on at once, when its products are made; their gradients take 16 KiB."""
+"""The classes of a finished tile that are processed at once; their gradients take 16 KiB."""
 
 STRIPS = range(0, CLASSES, STRIP)
 
 SWIZZLED = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))  # type: ignore[abstract]
-"""How matrices of 16-bit numbers lie in shared memory, 64 of a row together."""
+"""The layout of 16-bit matrices in shared memory: 64 numbers of a row together."""
 
 
 def refusal(here: Target, hidden: jax.Array, embedding: jax.Array) -> str | None:
-    """Why the call cannot be served; `None`: it can."""
+    """The reason why the call cannot be served, or `None`."""
     (n, d), o = hidden.shape, embedding.shape[0]
     if 0 in (n, d, o):
         return f'hidden has shape {hidden.shape} and embedding {embedding.shape}; expected arrays with entries'
     dtype = jnp.result_type(hidden, embedding)
     if dtype.itemsize != 2:
-        return f'products are in {dtype}, of which matrix units see 10 bits; expected bfloat16 or float16 arguments'
+        return f'products are in {dtype}, of which matrix units keep 10 bits; expected bfloat16 or float16 arguments'
     return launch.capability_refusal(here)
 
 
 @functools.lru_cache
 def form(here: Target) -> Callable[..., jax.Array]:
-    """The differentiable form on a device."""
+    """The differentiable form for a device."""
     return vjp.differentiable(functools.partial(_statistics, here), functools.partial(_gradients, here))
 
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """The part of a tile of logits that a warpgroup has.
+    """The part of a tile of logits that belongs to a warpgroup.
 
     Attributes:
       warpgroup: 0 or 1.
@@ -80,7 +80,7 @@ class Place:
         return self.first + start + plgpu.broadcasted_iota(jnp.int32, (ROWS, STRIP), 1, layout=plgpu.Layout.WGMMA)
 
     def read(self, ref: Any) -> jax.Array:
-        """A number of every token, as often as there are classes in a strip."""
+        """A number of every token, repeated for the classes of a strip."""
         numbers = plgpu.load(ref.at[self.tokens], layout=plgpu.Layout.WGMMA.reduce(1), optimized=False)
         return _across(numbers)
 
@@ -191,7 +191,7 @@ def _over_tiles(
 
     def body(hidden: Any, embedding: Any, first: Any, *refs: Any) -> None:
         warpgroup = jax.lax.axis_index('warpgroup')
-        # Neighbours in time share tiles of both factors, which are then found in the cache.
+        # Blocks that run together share tiles of both factors, which are then in the cache.
         i, j = plgpu.planar_snake(jax.lax.axis_index('tile'), tiles, 0, 16)
         mine = pl.ds(pl.multiple_of(warpgroup * ROWS, ROWS), ROWS)
 
@@ -237,7 +237,7 @@ def _over_tiles(
 
 
 def _padded(array: jax.Array, *multiples: int) -> jax.Array:
-    """Puts zeros behind, up to a multiple of a number along each axis."""
+    """Pads with zeros to a multiple of a number along each axis."""
     pairs = zip(array.shape, multiples, strict=True)
     return jnp.pad(array, [(0, -size % multiple) for size, multiple in pairs])
 

@@ -1,8 +1,8 @@
 """The Pallas form of `cross_entropy` for TPUs: tiles of logits, classes by tokens, that never leave VMEM.
 
-What belongs to a token is so a row, and the sums over classes go down. The forward pass takes the classes in order for
-each tile of tokens. The backward pass computes the logits twice, once for either factor: in order of classes they give
-the gradient of a tile of hidden, in order of tokens that of a tile of embedding.
+Per-token numbers are then rows, and sums over classes run along sublanes. The forward pass takes the classes in order
+for each tile of tokens. The backward pass computes the logits twice, once per factor: in order of classes for the
+gradient of a tile of hidden, in order of tokens for that of a tile of embedding.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ from pallas_kernels.target import Target
 
 
 def refusal(here: Target, hidden: jax.Array, embedding: jax.Array) -> str | None:
-    """Why the call cannot be served; `None`: it can."""
+    """The reason why the call cannot be served, or `None`."""
     (n, d), o = hidden.shape, embedding.shape[0]
     dtype = jnp.result_type(hidden, embedding)
     if 0 in (n, d, o):
@@ -32,19 +32,19 @@ def refusal(here: Target, hidden: jax.Array, embedding: jax.Array) -> str | None
     if dtype.itemsize > 4:
         return f'logits are computed in {dtype}; expected arguments of at most float32'
     if tiling.cross_entropy_tpu(n, d, o, dtype.itemsize) is None:
-        return f'd is {d}, of which VMEM cannot hold two tiles of 128 rows; expected less'
+        return f'd is {d}, and VMEM cannot hold two tiles of 128 rows; expected less'
     return None
 
 
 @functools.lru_cache
 def form(here: Target) -> Callable[..., jax.Array]:
-    """The differentiable form on a device."""
+    """The differentiable form for a device."""
     return vjp.differentiable(functools.partial(_statistics, here), functools.partial(_gradients, here))
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """A call cut into tiles: the grid has tokens first and classes second, or with `swapped` the other way round."""
+    """A call divided into tiles: the grid has tokens first and classes second, or with `swapped` the reverse."""
 
     o: int
     tokens: int
@@ -58,11 +58,11 @@ class Plan:
         return (self.classes, self.tokens) if self.swapped else (self.tokens, self.classes)
 
     def token(self, *place: Any) -> Any:
-        """Which tile of tokens it is, at a place of the grid."""
+        """The tile of tokens at a position of the grid."""
         return place[self.swapped]
 
     def classes_of(self, *place: Any) -> Any:
-        """Which tile of classes it is."""
+        """The tile of classes at a position of the grid."""
         return place[not self.swapped]
 
     def by_token(self) -> pl.BlockSpec:
@@ -115,7 +115,7 @@ def _gradients(
 
 
 def _cut(soft_cap: float | None, hidden: jax.Array, embedding: jax.Array) -> tuple[Plan, tuple[jax.Array, jax.Array]]:
-    """The plan, and both matrices in one type with zeros put behind to whole tiles."""
+    """The plan, and both matrices in one type padded with zeros to whole tiles."""
     dtype = jnp.result_type(hidden, embedding)
     (n, d), o = hidden.shape, embedding.shape[0]
     tile = tiling.cross_entropy_tpu(n, d, o, dtype.itemsize)
@@ -144,7 +144,7 @@ def _run(
     sums: Any,
 ) -> Any:
     n, d = arrays[0].shape
-    # The logits, and where a gradient is wanted its own product.
+    # The logits, and for a gradient its own product.
     products = 1 if body is _forward else 2
     return launch.call(
         functools.partial(body, plan),

@@ -11,7 +11,7 @@ Statistics = tuple[jax.Array, jax.Array]
 """The log-normaliser of every token and the logit of its label, both `n`."""
 
 Gradients = tuple[jax.Array, jax.Array]
-"""Those of hidden, `n d`, and of embedding, `o d`, in their types."""
+"""The gradients of hidden, `n d`, and of embedding, `o d`, in their types."""
 
 
 class Rule(NamedTuple):
@@ -36,7 +36,7 @@ def differentiable(
 ) -> Callable[..., jax.Array]:
     """Returns the loss with its gradient; both functions are given the soft cap, hidden and embedding first.
 
-    Kept are the arguments and one number a token, the log-normaliser; the logits are computed again. With p their
+    The arguments and the log-normaliser of each token are kept; the logits are recomputed. With p their
     softmax and g the gradient of the loss, theirs is `g (1 + 2 z_loss log Z) p - g onehot(label)`.
     """
 
@@ -68,7 +68,7 @@ def differentiable(
 
 
 def capped(logits: jax.Array, soft_cap: float | None) -> tuple[jax.Array, jax.Array | float]:
-    """The logits below their cap, and the derivative of this."""
+    """The soft-capped logits, and their derivative by the logits."""
     if soft_cap is None:
         return logits, 1.0
     parts = jnp.tanh(logits / soft_cap)

@@ -1,4 +1,4 @@
-"""The portable form of `cross_entropy`: all logits at once where they are few, else a scan over parts of the tokens."""
+"""The portable form of `cross_entropy`: all logits at once if they are few, else a scan over parts of the tokens."""
 
 import functools
 from collections.abc import Callable
@@ -23,7 +23,7 @@ def cross_entropy(
 
 @functools.lru_cache
 def _in_parts(rows: int) -> Callable[..., jax.Array]:
-    """The form that holds the logits of so many tokens at a time."""
+    """The form that holds the logits of `rows` tokens at a time."""
 
     def statistics(
         soft_cap: float | None, hidden: jax.Array, embedding: jax.Array, labels: jax.Array
@@ -65,7 +65,7 @@ def _products(hidden: jax.Array, embedding: jax.Array) -> jax.Array:
 
 
 def _parts(rows: int, array: jax.Array) -> jax.Array:
-    """Zeros put behind, then token `i` in part `i % parts`: tokens that lie on different devices stay there."""
+    """Pads with zeros and puts token `i` into part `i % parts`, so that tokens stay on their devices."""
     array = jnp.pad(array, ((0, -array.shape[0] % rows), *((0, 0),) * (array.ndim - 1)))
     return array.reshape(rows, -1, *array.shape[1:]).swapaxes(0, 1)
 

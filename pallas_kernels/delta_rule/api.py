@@ -22,7 +22,7 @@ def delta_rule(
     segments: jax.Array | None = None,
     implementation: str | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """Runs the linear recurrence that overwrites what its state holds for a key (Yang et al., 2024, arXiv 2406.06484;
+    """Runs the linear recurrence that overwrites the value stored for a key (Yang et al., 2024, arXiv 2406.06484;
     with decays Yang et al., 2025, arXiv 2412.06464; Kimi Team, 2025, arXiv 2510.26692).
 
     `S_t = (I - beta_t k_t k_t^T) diag(exp(log_decay_t)) S_{t-1} + beta_t k_t v_t^T`, `o_t = scale S_t^T q_t`, the past
@@ -34,10 +34,10 @@ def delta_rule(
 
     Args:
       q: queries, `b t h k`.
-      k: keys, `b t h k`, of length one as a rule.
+      k: keys, `b t h k`, usually of length one.
       v: values, `b t h v`. Each of q, k and v may have fewer heads, a divisor of `h`: head i then reads group
         `i // (h / groups)`. `h` is the largest of the three.
-      beta: how much of what the state holds for the key is replaced, `b t h`.
+      beta: fraction of the stored value that is replaced, `b t h`.
       log_decay: natural logarithm of the decay, at most 0 and finite: `b t h k`, `b t h`, or `h` for a constant per
         head; `None`: no decay. One above 0 is an error under `jax.experimental.checkify`.
       erase: the keys that the state is read for, `b t h k`, heads as of k; `None`: k.

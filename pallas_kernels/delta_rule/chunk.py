@@ -4,8 +4,8 @@ Within a chunk the value that a step writes is `r_i = beta_i (v_i - S^T (k_i exp
 the state before the chunk, G the log decays summed, and `A_ij = sum_k k_ik k_jk exp(G_ik - G_jk)`. So `R = X diag(beta)
 (V - (K exp(G)) S)` with `X = (I + diag(beta) A)^{-1}`, the WY form of Yang et al., 2024, arXiv 2406.06484.
 
-No exponent is above 0, and none is a difference: log decays are summed over the very steps between a read and a write.
-States are transposed, `... v k`, so that decays lie along their last axis as along that of keys.
+No exponent is above 0, and none is a difference: log decays are summed over exactly the steps between a read and a
+write. States are transposed, `... v k`, so that decays are along their last axis, as for keys.
 """
 
 import functools
@@ -18,18 +18,18 @@ import jax.numpy as jnp
 from pallas_kernels.delta_rule.products import Form, multiply
 
 EXACT = 'highest'
-"""The precision of sums of log decays and of the triangular inverse, whatever that of other products."""
+"""The precision of sums of log decays and of the triangular inverse, independent of other products."""
 
 
 class Chunk(NamedTuple):
-    """What the steps of a chunk bring.
+    """The inputs of the steps of a chunk.
 
     Attributes:
       q: scaled, `... c k`.
       k: `... c k`.
       beta: `... c 1`.
       log_decay: `... c k`, or `... c 1` for all key channels, or `None`.
-      runs: how often the chunk has forgotten the past, up to each step, `... c 1`; or `None`.
+      runs: the number of document starts in the chunk up to each step, `... c 1`; or `None`.
     """
 
     q: jax.Array
@@ -40,15 +40,15 @@ class Chunk(NamedTuple):
 
 
 class Weights(NamedTuple):
-    """What the steps of a chunk do.
+    """The weights of the steps of a chunk.
 
     Attributes:
-      among: what a step reads for its query of what a step writes, `... c c`.
-      erased: what it reads for its key, times beta, of what an earlier step writes, `... c c`.
-      q: what the queries read of the state before the chunk, `... c k`.
-      k: what the keys read of it, `... c k`.
+      among: weight of a step's write in a step's read for its query, `... c c`.
+      erased: weight of an earlier step's write in a step's read for its key, times beta, `... c c`.
+      q: queries that read the state before the chunk, `... c k`.
+      k: keys that read it, `... c k`.
       writes: the keys under which values are in the state after the chunk, `... c k`.
-      factor: what the state before the chunk counts in it, `... 1 k` or `... 1 1`.
+      factor: decay of the state before the chunk over the chunk, `... 1 k` or `... 1 1`.
     """
 
     among: jax.Array
@@ -67,7 +67,7 @@ up to each step and after it."""
 def weights(chunk: Chunk, form: Form, vector: Products | None = None) -> Weights:
     """Returns the weights of a chunk; its length is a power of two.
 
-    `vector` takes products where every key channel has a decay of its own; `None`: `by_halves`.
+    `vector` computes products with a decay for every key channel; `None`: `by_halves`.
     """
     q, k, beta, log_decay, runs = chunk
     q, k = q.astype(form.sums), k.astype(form.sums)
@@ -122,8 +122,8 @@ def by_halves(
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     """The same, with decays for every key channel: halves of blocks of 2, 4, 8, ... steps.
 
-    The second half of a block reads the first through what has decayed since the block's middle, times what decays
-    until then (the secondary chunking of Yang et al., 2024, arXiv 2312.06635, all the way down).
+    The second half of a block reads the first through the decay since the block's middle, times the decay until
+    then (the secondary chunking of Yang et al., 2024, arXiv 2312.06635, all the way down).
     """
     c = q.shape[-2]
     place = _count((1,) * (q.ndim - 2) + (c, 1), -2)
@@ -147,9 +147,9 @@ def by_halves(
 def step(
     chunk: Chunk, v: jax.Array, state: jax.Array, form: Form, solved: jax.Array | None = None
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns what one chunk reads, `c v`, the state after it, `v k` as that before, and the inverse it solved.
+    """Returns what one chunk reads, `c v`, the state after it, `v k` as that before, and the computed inverse.
 
-    `solved`: that inverse, where it was kept.
+    `solved` is that inverse, if it was kept.
     """
     does = weights(chunk, form)
     solved = _inverse_by_blocks(does.erased) if solved is None else recalled(does.erased, solved)
@@ -187,7 +187,7 @@ def _by_blocks(strict: jax.Array) -> jax.Array:
 
 
 def _by_halves(strict: jax.Array) -> jax.Array:
-    """The same, with products no larger than they need be, which a kernel could not cut out."""
+    """The same with the smallest possible products, which a kernel could not slice."""
     middle = strict.shape[-1] // 2
     if middle < 8:
         return _by_blocks(strict)
@@ -208,7 +208,7 @@ def _pull_inverse(found: jax.Array, dfound: jax.Array) -> tuple[jax.Array]:
 def inverse(strict: jax.Array, platform: str) -> jax.Array:
     """Returns `(I + strict)^{-1}`, `... c c`, of matrices that are zero on the diagonal and above.
 
-    A CPU takes as long as there is to multiply; other devices multiply whole matrices at once.
+    On a CPU the time is proportional to the operations; other devices multiply whole matrices at once.
     """
     return (_inverse_by_halves if platform == 'cpu' else _inverse_by_blocks)(strict)
 
@@ -224,7 +224,7 @@ _inverse_by_halves, _inverse_by_blocks = _differentiable(_by_halves), _different
 
 @jax.custom_vjp
 def recalled(strict: jax.Array, found: jax.Array) -> jax.Array:
-    """Returns the inverse that was found before, with its gradient."""
+    """Returns the inverse `found` before, with its gradient."""
     return found
 
 
@@ -236,7 +236,7 @@ def _exact(like: jax.Array) -> Form:
 
 
 def _before(like: jax.Array) -> jax.Array:
-    """Marks, bool `c c`, the steps before each; dimensions are those of `like`, `... c k`."""
+    """A mask, bool `c c`, of the steps before each; dimensions are those of `like`, `... c k`."""
     row, column = _places(like)
     return column < row
 

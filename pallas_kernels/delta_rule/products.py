@@ -1,4 +1,4 @@
-"""Matrix products of small blocks, and their gradients, in the types a device multiplies."""
+"""Matrix products of small blocks, and their gradients, in the types that a device multiplies."""
 
 import dataclasses
 import functools
@@ -10,7 +10,7 @@ from jax.typing import DTypeLike
 
 @dataclasses.dataclass(frozen=True)
 class Form:
-    """How products are taken: their factors rounded to `operands`, sums in `sums`, at a precision of JAX's."""
+    """How products are computed: factors rounded to `operands`, sums in `sums`, at one of JAX's precisions."""
 
     operands: DTypeLike
     sums: DTypeLike
@@ -29,9 +29,9 @@ _SUMMED = {'nn': _Sides(-1, -2), 'nt': _Sides(-1, -1), 'tn': _Sides(-2, -2)}
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def multiply(left: jax.Array, right: jax.Array, sides: str, form: Form) -> jax.Array:
-    """Returns `left @ right`, of `form.sums`, both `... i j`; where `sides` has a t for an n, that one is transposed.
+    """Returns `left @ right`, of `form.sums`, both `... i j`; a `t` in `sides` transposes that factor.
 
-    The gradients are products of the same form, so that nothing else is rounded on the way back.
+    The gradients are products of the same form, so that nothing else is rounded in the backward pass.
     """
     summed, last = _SUMMED[sides], left.ndim - 2
     batch = tuple(range(last))

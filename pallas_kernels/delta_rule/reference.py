@@ -1,4 +1,4 @@
-"""The definition of `delta_rule`: one step after the other."""
+"""The definition of `delta_rule`, step by step."""
 
 import jax
 import jax.numpy as jnp

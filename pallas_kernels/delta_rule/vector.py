@@ -1,8 +1,8 @@
-"""Products within chunks of `delta_rule` with a decay of its own for every key channel, in the portable form.
+"""Products within chunks of `delta_rule` with a decay for every key channel, in the portable form.
 
 With G the decays summed, a step t reads a key s through `sum_k k_tk k_sk exp(G_tk - G_sk)`. Around the middle of the
 chunk this is one product of `k exp(G - G_middle)` and `k exp(G_middle - G)`, as long as neither overflows. Where decays
-are too strong for that chunks are taken by halves (Yang et al., 2024, arXiv 2312.06635).
+are too strong for that, chunks are split into halves (Yang et al., 2024, arXiv 2312.06635).
 """
 
 from typing import NamedTuple
@@ -15,12 +15,12 @@ from pallas_kernels.delta_rule.products import Form
 from pallas_kernels.matrix_state.chunks import MODERATE, since, until
 
 Products = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
-"""Of queries and of keys with keys, `l b h c c`, those with later keys any finite numbers; and the log decays up to
+"""Of queries and of keys with keys, `l b h c c`, arbitrary but finite for later keys; and the log decays up to
 each step and after it, `l b h c k`."""
 
 
 class Saved(NamedTuple):
-    """q, k and the log decays, `l b h c k`, and these summed from the middle of the chunk to each step; the runs."""
+    """q, k and the log decays, `l b h c k`, their sums from the middle of the chunk to each step, and the runs."""
 
     q: jax.Array
     k: jax.Array
@@ -71,8 +71,8 @@ def _at_once(saved: Saved) -> Products:
 
 
 def _pull_at_once(saved: Saved, gradients: Products) -> tuple[jax.Array, ...]:
-    """The decay of step t is in each product of a step at or after t and a key before t, so that it gets the sum, over
-    the steps from t on, of what the reads of a step get times these less what its key gets times the key.
+    """The decay of step t is in each product of a step at or after t and a key before t, so that its
+    gradient is the sum, over the steps from t on, of reads times their gradients minus keys times theirs.
     """
     q, k, _, decay, runs = saved
     by_q, by_k, dsince, duntil = gradients
@@ -88,7 +88,7 @@ def _pull_at_once(saved: Saved, gradients: Products) -> tuple[jax.Array, ...]:
 def _sums(from_here: jax.Array, before: jax.Array, runs: jax.Array | None) -> jax.Array:
     """For every step, the sum of the first array from it on and of the second before it, `l b h c k`.
 
-    Within runs, so that not even rounding passes from one document to another: over a whole document the first is zero.
+    Within runs, so that not even rounding errors pass between documents: over a whole document the first is zero.
     """
     if runs is None:
         return from_here + until(from_here) + since(before) - before
@@ -98,7 +98,7 @@ def _sums(from_here: jax.Array, before: jax.Array, runs: jax.Array | None) -> ja
 
 
 def _any(saved: Saved) -> Products:
-    """Whatever the decays, a chunk at a time."""
+    """For any decays, a chunk at a time."""
     return jax.lax.map(_by_halves, saved[:3])
 
 

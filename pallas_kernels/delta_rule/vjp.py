@@ -1,6 +1,6 @@
-"""Differentiation shared by the Pallas forms of `delta_rule`: what a form is given, and what becomes of gradients.
+"""Differentiation shared by the Pallas forms of `delta_rule`: the arguments of a form, and its gradients.
 
-A form works with heads before time, and makes gradients of every head by itself.
+A form works with heads before time, and returns gradients for every head separately.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from pallas_kernels.matrix_state import heads
 
 
 class Arrays(NamedTuple):
-    """The arguments of a form, or what belongs to them.
+    """The arguments of a form, or their gradients.
 
     Attributes:
       q: `b hq t k`; as a gradient `b h t k`, as those of k and v.
@@ -21,7 +21,7 @@ class Arrays(NamedTuple):
       v: `b hv t v`.
       beta: float32, `b h t`.
       log_decay: float32, `b h t k`, of size 1 for a batch, heads or key channels that share it; or `None`. As a
-        gradient it is whole, but for key channels that share it.
+        gradient it has full size, except for key channels that share it.
       state: float32, `b h k v`.
       starts: bool `b t`, the tokens that forget the past; or `None`.
     """
@@ -39,17 +39,17 @@ Outputs = tuple[jax.Array, jax.Array]
 """o, `b h t v`, and the last state, `b h k v`."""
 
 Forward = Callable[[Arrays, float, bool], tuple[Outputs, Any]]
-"""From the arguments, the scale of what is read, and whether there will be a backward pass, to the outputs and what the
-form keeps for it."""
+"""From the arguments, the scale of the outputs, and whether there will be a backward pass, to the outputs and the
+residuals of the form."""
 
 Backward = Callable[[Arrays, float, Any, Outputs], Arrays]
-"""From the arguments, the scale, what was kept, and the gradients of the outputs to those of the arguments."""
+"""From the arguments, the scale, the residuals, and the gradients of the outputs to those of the arguments."""
 
 
 def differentiable(forward: Forward, backward: Backward) -> Callable[..., Outputs]:
     """Returns the form on the arguments of `reference.delta_rule`.
 
-    Kept for the backward pass are the arguments and what the form says.
+    The arguments and the residuals of the form are kept for the backward pass.
     """
 
     def run(scale: float, arrays: Arrays) -> Outputs:

@@ -1,4 +1,4 @@
-"""The portable form of `delta_rule`: groups of chunks in order, all that does not wait for the state at once."""
+"""The portable form of `delta_rule`: groups of chunks in order, with all that does not depend on the state at once."""
 
 import functools
 from typing import NamedTuple
@@ -38,8 +38,8 @@ def delta_rule(
         q, k, v, beta, log_decay = arrays
         chunks = cut(q, k, v, log_decay, starts, tile.steps)
         beta = cut(beta, beta, beta, None, None, tile.steps).q
-        # Chunks first, as the loop over them reads them; the barrier keeps the compiler from laying the same array out
-        # anew for every use.
+        # Chunks first, as the loop over them reads them; the barrier keeps the compiler from copying the array
+        # to another layout for every use.
         chunks, beta = jax.lax.optimization_barrier(jax.tree.map(lambda array: array.swapaxes(0, 1), (chunks, beta)))
         q, k, v = (jnp.repeat(array.astype(dtype), h // array.shape[2], axis=2) for array in chunks[:3])
         form = Form(dtype, dtype)
@@ -53,8 +53,8 @@ def delta_rule(
 
 
 class _Found(NamedTuple):
-    """What the backward pass needs besides weights: the inverse, `l b h c c`, what keys read of the state once it is
-    solved for, `l b h c k`, the values written, `l b h c v`, and the state before each chunk, `l b h k v`.
+    """What the backward pass needs besides weights: the inverse, `l b h c c`, the reads of the state by keys after the
+    inverse, `l b h c k`, the values written, `l b h c v`, and the state before each chunk, `l b h k v`.
     """
 
     solved: jax.Array
@@ -65,9 +65,9 @@ class _Found(NamedTuple):
 
 @jax.custom_vjp
 def _read(does: Weights, beta: jax.Array, v: jax.Array, state: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """What steps read, `l b h c v`, and the state after the last chunk, `b h k v`.
+    """The outputs of steps, `l b h c v`, and the state after the last chunk, `b h k v`.
 
-    The values written are `R = X beta (V - K S)`, see `chunk`; what is read is `O = Q S + A R`.
+    The values written are `R = X beta (V - K S)`, see `chunk`; the outputs are `O = Q S + A R`.
     """
     return _save(does, beta, v, state)[0]
 
@@ -92,14 +92,14 @@ def _save(
 def _pull(
     saved: tuple[Weights, jax.Array, jax.Array, _Found], gradients: tuple[jax.Array, jax.Array]
 ) -> tuple[Weights, jax.Array, jax.Array, jax.Array]:
-    """Gradients of values and states are kept transposed, `v c` and `v k`: so no product sums over the rows of both
-    its factors, which a CPU does slowly.
+    """Gradients of values and states are transposed, `v c` and `v k`, so that no product sums over the rows of both
+    factors, which is slow on a CPU.
 
-    With U that of `beta (V - K S)`, the gradient of what is erased is `-U R^T`, for `X^{-1} R = beta (V - K S)`.
+    With U the gradient of `beta (V - K S)`, that of `erased` is `-U R^T`, for `X^{-1} R = beta (V - K S)`.
     """
     does, beta, v, (solved, read, values, before) = saved
     do, dfinal = gradients
-    do = _turned(do)
+    do = _transposed(do)
 
     def chunk(dafter: jax.Array, does: tuple[jax.Array, ...]) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
         dvalues, dstate, writes, read, factor = does
@@ -109,15 +109,15 @@ def _pull(
     by_chunk = do @ does.among, do @ does.q, does.writes, read, does.factor
     dstate, (dafter, dvalues) = jax.lax.scan(chunk, dfinal.swapaxes(2, 3), by_chunk, reverse=True)
     dmissing = dvalues @ solved
-    dread, dmissing_rows = -_turned(before @ dmissing), _turned(dmissing)
+    dread, dmissing_rows = -_transposed(before @ dmissing), _transposed(dmissing)
     shared = tuple(axis for axis, size in enumerate(does.factor.shape) if size == 1)
     pulled = Weights(
-        among=_turned(values @ do),
-        erased=-_turned(values @ dmissing),
-        q=_turned(before @ do),
+        among=_transposed(values @ do),
+        erased=-_transposed(values @ dmissing),
+        q=_transposed(before @ do),
         k=beta * dread,
         writes=values @ dafter,
-        factor=jnp.sum(_turned(before) * dafter, axis=shared, keepdims=True),
+        factor=jnp.sum(_transposed(before) * dafter, axis=shared, keepdims=True),
     )
     dbeta = jnp.sum(dmissing_rows * v, axis=4, keepdims=True) + jnp.sum(dread * does.k, axis=4, keepdims=True)
     return pulled, dbeta, beta * dmissing_rows, dstate.swapaxes(2, 3)
@@ -126,6 +126,6 @@ def _pull(
 _read.defvjp(_save, _pull)
 
 
-def _turned(array: jax.Array) -> jax.Array:
-    """The array with its last axes exchanged, which the compiler must not make part of a product."""
+def _transposed(array: jax.Array) -> jax.Array:
+    """The array with its last axes exchanged, which the compiler must not fuse into a product."""
     return jax.lax.optimization_barrier(array).swapaxes(3, 4)

@@ -28,7 +28,7 @@ def linear_attention(
     Sun et al., 2023, arXiv 2307.08621; Yang et al., 2024, arXiv 2312.06635; Dao and Gu, 2024, arXiv 2405.21060).
 
     `S_t = diag(exp(log_decay_t)) S_{t-1} + k_t v_t^T`, `o_t = scale S_t^T q_t`, the past forgotten where a new document
-    begins. The decay acts on the past alone, never on the token's own write.
+    begins. The decay acts only on the past, not on the token's own write.
 
     Args:
       q: queries, `b t h k`.
@@ -64,7 +64,7 @@ def linear_attention(
 
 
 def _in_one_type(form: Form) -> Form:
-    """Has a form compute in the type of the state, on scaled queries."""
+    """Makes a form compute in the type of the state, on scaled queries."""
 
     def run(
         q: jax.Array,

@@ -1,4 +1,4 @@
-"""The definition of `linear_attention`: one step after the other."""
+"""The definition of `linear_attention`, step by step."""
 
 import jax
 import jax.numpy as jnp

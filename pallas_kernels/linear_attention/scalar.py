@@ -1,7 +1,7 @@
 """Chunks of `linear_attention` whose decay is one number a head and step, or none.
 
-Products of queries and keys do not depend on the decay, so that heads which share both share the products; decays are
-put on the values going in and on the outputs (Dao and Gu, 2024, arXiv 2405.21060).
+Products of queries and keys do not depend on the decay, so that heads which share both share the products; decays
+multiply the values and the outputs (Dao and Gu, 2024, arXiv 2405.21060).
 """
 
 import math
@@ -78,7 +78,7 @@ def _save_between(log_decay: jax.Array, runs: jax.Array | None) -> tuple[jax.Arr
 
 
 def _pull_between(runs: jax.Array | None, dbetween: jax.Array) -> tuple[jax.Array, None]:
-    """Sums within runs, so that not even rounding passes from one document to another."""
+    """Sums within runs, so that not even rounding errors pass between documents."""
     dtotal = jnp.sum(dbetween, axis=-1)[..., None] - jnp.sum(dbetween, axis=-2)[..., None]
     later = visible(runs, dtotal).astype(dtotal.dtype).swapaxes(-1, -2)
     return jnp.matmul(later, dtotal, precision='highest'), None

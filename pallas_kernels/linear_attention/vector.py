@@ -1,8 +1,8 @@
-"""Chunks of `linear_attention` with a decay of its own for every key channel.
+"""Chunks of `linear_attention` with a decay for every key channel.
 
 With G the decays summed, a query t reads a key s through `sum_k q_tk k_sk exp(G_tk - G_sk)`. Around the middle of the
 chunk this is one product of `q exp(G - G_middle)` and `k exp(G_middle - G)`, as long as neither overflows. Where decays
-are too strong for that the sum is taken as it stands, every exponent at most 0 (compare the secondary chunking of Yang
+are too strong for that, the sum is computed directly, every exponent at most 0 (compare the secondary chunking of Yang
 et al., 2024, arXiv 2312.06635).
 """
 
@@ -27,7 +27,7 @@ from pallas_kernels.matrix_state.chunks import (
 
 
 class Reads(NamedTuple):
-    """What is read, with all heads: q, k `b l h c k`, v `b l h c v`, the state before each chunk `b l h k v`."""
+    """The inputs of reads, with all heads: q, k `b l h c k`, v `b l h c v`, the state before each chunk `b l h k v`."""
 
     q: jax.Array
     k: jax.Array
@@ -36,7 +36,7 @@ class Reads(NamedTuple):
 
 
 Saved = tuple[Reads, jax.Array, jax.Array | None]
-"""What is read, the log decays `b l h c k`, and the runs."""
+"""The inputs of reads, the log decays `b l h c k`, and the runs."""
 
 
 def writes(chunks: Chunks) -> tuple[jax.Array, jax.Array]:
@@ -77,7 +77,7 @@ def _save(reads: Reads, log_decay: jax.Array, runs: jax.Array | None) -> tuple[j
 
 
 def _pull(saved: Saved, doutput: jax.Array) -> tuple[Reads, jax.Array, None]:
-    """The decays count as constants, for what they get follows from the rest.
+    """Decays are treated as constants, since their gradients follow from the others.
 
     A decay of step t scales each product of a query at or after t and a key, or the state, before t. So its gradient is
     the sum, over the steps from t on, of `q dq - k dk`.
@@ -124,7 +124,7 @@ def _read_moderate(reads: Reads, log_decay: jax.Array, runs: jax.Array | None) -
 
 
 def _read_any(reads: Reads, log_decay: jax.Array, runs: jax.Array | None) -> jax.Array:
-    """The sum over key channels as it stands, one chunk after the other, for it is `c c k` large."""
+    """The direct sum over key channels, chunk by chunk, since it has size `c c k`."""
 
     def read(chunk: tuple[Reads, jax.Array, jax.Array | None]) -> jax.Array:
         (q, k, v, state), log_decay, runs = chunk

@@ -1,6 +1,6 @@
 """Differentiation shared by the Pallas forms of `linear_attention`.
 
-A form works with heads before time, all decays spread over time, and gradients of every head by itself.
+A form works with heads before time, decays spread over time, and gradients for every head separately.
 """
 
 from collections.abc import Callable
@@ -13,14 +13,14 @@ from pallas_kernels.matrix_state import heads
 
 
 class Arrays(NamedTuple):
-    """The arguments of a form, or what belongs to them.
+    """The arguments of a form, or their gradients.
 
     Attributes:
       q: scaled, `b hq t k`; as a gradient `b h t k`, as those of k and v.
       k: `b hk t k`.
       v: `b hv t v`.
       log_decay: float32, `b h t k`, of size 1 for a batch, heads or key channels that share it; or `None`. As a
-        gradient it is whole, but for key channels that share it.
+        gradient it has full size, except for key channels that share it.
       state: float32, `b h k v`.
       starts: bool `b t`, the tokens that forget the past; or `None`.
     """
@@ -37,16 +37,16 @@ Outputs = tuple[jax.Array, jax.Array]
 """o, `b h t v`, and the last state, `b h k v`."""
 
 Forward = Callable[[Arrays, bool], tuple[Outputs, Any]]
-"""From the arguments, and whether there will be a backward pass, to the outputs and what the form keeps for it."""
+"""From the arguments, and whether there will be a backward pass, to the outputs and the residuals of the form."""
 
 Backward = Callable[[Arrays, Any, Outputs], Arrays]
-"""From the arguments, what was kept, and the gradients of the outputs to those of the arguments."""
+"""From the arguments, the residuals, and the gradients of the outputs to those of the arguments."""
 
 
 def differentiable(forward: Forward, backward: Backward) -> Callable[..., Outputs]:
     """Returns the form on the arguments of `reference.linear_attention`, q not scaled, followed by the scale.
 
-    Kept for the backward pass are the arguments and what the form says.
+    The arguments and the residuals of the form are kept for the backward pass.
     """
 
     @jax.custom_vjp

@@ -24,7 +24,7 @@ def linear_attention(
 
     def group(state: jax.Array, arrays: Arrays, starts: jax.Array | None) -> tuple[jax.Array, jax.Array]:
         q, k, v, log_decay = arrays
-        # The barrier keeps the compiler from laying the same array out anew for every use.
+        # The barrier keeps the compiler from copying the array to another layout for every use.
         chunks = jax.lax.optimization_barrier(cut(q, k, v, log_decay, starts, tile.steps))
         form = vector if is_vector else scalar
         written, factors = form.writes(chunks)

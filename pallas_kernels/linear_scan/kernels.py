@@ -12,7 +12,7 @@ from pallas_kernels.linear_scan import vjp
 
 
 def refusal(x: jax.Array, decay: jax.Array, state: jax.Array) -> str | None:
-    """Why no kernel can serve a call; `None`: they can."""
+    """The reason why no kernel can serve a call, or `None`."""
     dtype = precision.accumulator(x, decay, state)
     if dtype not in (jnp.float32, jnp.complex64):
         return f'it would be computed in {dtype}; expected operands of at most float32 or complex64'
@@ -24,10 +24,10 @@ def refusal(x: jax.Array, decay: jax.Array, state: jax.Array) -> str | None:
 def serving(
     scan: vjp.Scan, types: tuple[DTypeLike, ...]
 ) -> Callable[[jax.Array, jax.Array, jax.Array, bool], vjp.Outputs]:
-    """Returns the differentiable form around a kernel that reads `types` as they are, and complex64.
+    """Returns the differentiable form of a kernel that reads `types` and complex64 directly.
 
-    The kernel is given a decay for every channel, `b|1 t|1 d`: one that the channels share is repeated in memory.
-    Every h comes out, and is kept for the backward pass, in the wider type of x and decay.
+    The kernel is given a decay for every channel, `b|1 t|1 d`: one shared by channels is repeated in memory.
+    Every h is returned, and kept for the backward pass, in the wider type of x and decay.
     """
     run = vjp.differentiable(scan)
 

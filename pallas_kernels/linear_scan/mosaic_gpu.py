@@ -1,11 +1,11 @@
 """`linear_scan` on a Hopper GPU: tiles of time streamed through shared memory, the carry in registers.
 
-A program is one sequence and 128 channels, one a thread, over all of time; copies run ahead of the arithmetic. The
-least that can be moved is moved, x and decay in and the outputs out: at b 4, t 8192, d 2048 in bfloat16 384 MiB, which
-an H100 cannot move in less than 0.12 ms, by 64 programs with 48 KiB under way in each. Where b d / 128 is less than
-about 40 they would not fill the device: time is then cut into spans, each run twice, first only for the product of its
-decays and what it writes into a carry of zero, then with the carry that follows from those before it; that is 5/3 of
-the traffic, by as many more programs. Complex numbers travel as two real arrays.
+A program is one sequence and 128 channels, one per thread, over all of time; copies run ahead of the arithmetic. Only
+the minimum is moved, x and decay in and the outputs out: at b 4, t 8192, d 2048 in bfloat16 384 MiB, which takes an
+H100 at least 0.12 ms, by 64 programs with 48 KiB in flight each. Where b d / 128 is less than
+about 40 they would not fill the device: time is then split into spans, each run twice, first only for the product of
+its decays and its result from a carry of zero, then with the carry from the spans before it; that is 5/3 of the
+traffic, by as many more programs. Complex numbers are passed as two real arrays.
 """
 
 import functools
@@ -31,17 +31,17 @@ CHANNELS = launch.WARPGROUP
 STAGES = 4
 
 GROUP = 8
-"""The steps written out one after the other, so that all of them are loaded before the first is computed."""
+"""Unrolled steps, so that all of them are loaded before the first is computed."""
 
 
 @functools.lru_cache
 def form(here: Target) -> Callable[[jax.Array, jax.Array, jax.Array, bool], vjp.Outputs]:
-    """The differentiable form on a device."""
+    """The differentiable form for a device."""
     return kernels.serving(functools.partial(_scan, here), TYPES)
 
 
 def refusal(here: Target, x: jax.Array, decay: jax.Array, state: jax.Array) -> str | None:
-    """Why the call cannot be served; `None`: it can."""
+    """The reason why the call cannot be served, or `None`."""
     b, _, d = x.shape
     return (
         launch.capability_refusal(here)
@@ -72,7 +72,7 @@ def _scan(here: Target, x: jax.Array, decay: jax.Array, state: jax.Array, revers
 
 
 def _filled(x: jax.Array, decay: jax.Array, state: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Fills up the channels of a warpgroup, and time with steps that leave the carry as it is."""
+    """Pads channels to a warpgroup, and time with steps that do not change the carry."""
     _, t, d = x.shape
     time, channels = (0, -t % GROUP), (0, -d % CHANNELS)
     if time[1]:
@@ -91,7 +91,7 @@ def _cut(array: jax.Array, spans: int) -> jax.Array:
 
 
 def _summarise(step: Step) -> Step:
-    """The step that carries on what was written so far, and the product of the decays."""
+    """The step that carries the result so far and the product of the decays."""
 
     def both(carry: tuple[Numbers, Numbers], decay: Numbers, x: Numbers) -> tuple[tuple[Numbers, Numbers], None]:
         written, product = carry
@@ -106,7 +106,7 @@ def _run(
 ) -> tuple[jax.Array, Any]:
     """Returns the outputs, in a type that is not `None`, and the last carry, of the structure of the first, `b d`.
 
-    The rows of decay serve those of x in turn.
+    The rows of decay are used for those of x in rotation.
     """
     b, t, d = x.shape
     tiles = t // rows

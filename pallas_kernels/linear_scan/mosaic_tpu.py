@@ -1,8 +1,8 @@
 """`linear_scan` on a TPU: tiles of time in order, the carry between them in VMEM.
 
 A tile is `rows` steps by `channels` lanes. Within it groups of eight steps, the sublanes of a register, are merged in
-three rounds (Kogge and Stone, 1973), which costs a third of eight steps one after the other, each an eighth of a
-register. Read are x and decay, written the outputs, each once. Complex numbers travel as two real arrays.
+three rounds (Kogge and Stone, 1973), at a third of the cost of eight sequential steps, each using an eighth of a
+register. x and decay are read once and the outputs written once. Complex numbers are passed as two real arrays.
 """
 
 import functools
@@ -31,12 +31,12 @@ GROUP = 16
 
 @functools.lru_cache
 def form(here: Target) -> Callable[[jax.Array, jax.Array, jax.Array, bool], vjp.Outputs]:
-    """The differentiable form on a device."""
+    """The differentiable form for a device."""
     return kernels.serving(functools.partial(_scan, here), TYPES)
 
 
 def refusal(here: Target, x: jax.Array, decay: jax.Array, state: jax.Array) -> str | None:
-    """Why the call cannot be served; `None`: it can."""
+    """The reason why the call cannot be served, or `None`."""
     return kernels.refusal(x, decay, state)
 
 
@@ -80,7 +80,7 @@ def _scan(here: Target, x: jax.Array, decay: jax.Array, state: jax.Array, revers
 def _kernel(
     x_ref: Any, decay_ref: Any, state_ref: Any, output_ref: Any, carry_ref: Any, *, step: Step, reverse: bool, t: int
 ) -> None:
-    """One tile. The carry is kept where its last value is wanted, in the block of the last output."""
+    """One tile. The carry is kept in the block of the last output, where its final value is needed."""
 
     @pl.when(pl.program_id(2) == 0)
     def _() -> None:
@@ -93,7 +93,7 @@ def _kernel(
     def group(i: Any, carry: Numbers) -> Numbers:
         start = pl.multiple_of((groups - 1 - i if reverse else i) * GROUP, GROUP)
         x, decay = _read(x_ref, start, GROUP), _read(decay_ref, start, GROUP)
-        if t % rows:  # Steps behind the last one leave the carry as it is.
+        if t % rows:  # Steps after the last one do not change the carry.
             inside = tile * rows + start + jax.lax.broadcasted_iota(jnp.int32, (GROUP, 1), 0) < t
             x = parts.where(inside, x, jax.tree.map(jnp.zeros_like, x))
             decay = parts.where(inside, decay, parts.ones_like(decay))
@@ -128,7 +128,7 @@ def _eight(carry: Numbers, decay: Numbers, x: Numbers, step: Step, reverse: bool
 
 
 def _read(refs: Any, start: Any, rows: int) -> Numbers:
-    """Rows of a block, in float32; of a block of one row that row, as often."""
+    """Rows of a block, in float32; the row of a one-row block is repeated."""
 
     def read(ref: Any) -> jax.Array:
         found = ref[0] if ref.shape[1] == 1 else ref[0, pl.ds(start, rows)]

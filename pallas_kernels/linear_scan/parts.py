@@ -1,4 +1,4 @@
-"""Complex numbers where a device has none: their real and imaginary parts."""
+"""Complex numbers on devices without them: real and imaginary parts."""
 
 import dataclasses
 from typing import Any
@@ -30,12 +30,12 @@ Numbers = Any
 
 
 def split(array: jax.Array) -> Numbers:
-    """Takes complex numbers apart; real ones stay as they are."""
+    """Splits complex numbers into parts; real ones are unchanged."""
     return Pair(array.real, array.imag) if jnp.iscomplexobj(array) else array
 
 
 def whole(numbers: Numbers) -> jax.Array:
-    """Puts complex numbers together; real ones stay as they are."""
+    """Joins the parts of complex numbers; real ones are unchanged."""
     return jax.lax.complex(numbers.real, numbers.imag) if isinstance(numbers, Pair) else numbers
 
 

@@ -1,4 +1,4 @@
-"""The definition of `linear_scan`: one step after the other."""
+"""The definition of `linear_scan`, step by step."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Differentiation shared by the forms of `linear_scan`: the adjoint of a linear recurrence is one run the other way."""
+"""Differentiation shared by the forms of `linear_scan`: the adjoint of a recurrence is one in the other direction."""
 
 import functools
 from collections.abc import Callable
@@ -12,18 +12,18 @@ from pallas_kernels import precision
 Step = Callable[[Any, Any, Any], tuple[Any, Any]]
 """One step of a recurrence, from its carry, a decay and an input to the next carry and an output.
 
-The next carry is the decay times the carry, plus what does not depend on the carry.
+The next carry is the decay times the carry, plus a term that does not depend on the carry.
 """
 
 
 def advance(h: Any, decay: Any, x: Any) -> tuple[Any, Any]:
-    """The step of `h_t = a_t h_{t-1} + x_t`; what goes out is what is carried on."""
+    """The step of `h_t = a_t h_{t-1} + x_t`; output and carry are the same."""
     h = decay * h + x
     return h, h
 
 
 def retreat(carried: Any, decay: Any, dh: Any) -> tuple[Any, Any]:
-    """The step of its adjoint, `r_t = g_t + a_{t+1} r_{t+1}`: r goes out, `a_t r_t` is carried on."""
+    """The step of its adjoint, `r_t = g_t + a_{t+1} r_{t+1}`: the output is r, the carry `a_t r_t`."""
     r = dh + carried
     return decay * r, r
 
@@ -35,16 +35,16 @@ Scan = Callable[[jax.Array, jax.Array, jax.Array, bool, Step], Outputs]
 """From x, `b t d`, decay, broadcastable to it, the carry before the first step, `b d`, `reverse` and the step."""
 
 Saved = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
-"""Decay, state, every h, and nothing but the type of x."""
+"""Decay, state, every h, and the type of x."""
 
 Operands = tuple[jax.Array, jax.Array, jax.Array]
 """x, decay and state, or their gradients."""
 
 
 def differentiable(scan: Scan) -> Callable[[jax.Array, jax.Array, jax.Array, bool], Outputs]:
-    """Returns the scan with its gradient. Kept for the backward pass are the decay, the state and every h.
+    """Returns the scan with its gradient. The decay, the state and every h are kept for the backward pass.
 
-    With `g_t` the gradient of `h_t` where it is read, `r_t = g_t + a_{t+1} r_{t+1}` is its whole gradient; then
+    With `g_t` the gradient of `h_t` where it is read, `r_t = g_t + a_{t+1} r_{t+1}` is its total gradient; then
     `dx_t = r_t`, `da_t = r_t h_{t-1}` and `dh_0 = a_1 r_1`.
     """
 
@@ -72,6 +72,6 @@ def differentiable(scan: Scan) -> Callable[[jax.Array, jax.Array, jax.Array, boo
 
 
 def shifted(h: jax.Array, state: jax.Array, reverse: bool) -> jax.Array:
-    """What came before every step: the state, then all h, `b t d`, but the last one computed."""
+    """The h before every step, `b t d`: the state, then all h except the last one computed."""
     state = state[:, None].astype(h.dtype)
     return jnp.concatenate([h[:, 1:], state] if reverse else [state, h[:, :-1]], axis=1)

@@ -31,10 +31,10 @@ def linear_scan(x: jax.Array, decay: jax.Array, state: jax.Array, reverse: bool)
 def _in_order(
     x: jax.Array, decay: jax.Array, state: jax.Array, reverse: bool, step: Step, steps: int
 ) -> tuple[jax.Array, jax.Array]:
-    """A loop over groups of steps, the steps of a group written out."""
+    """A loop over groups of steps, unrolled within a group."""
     t = x.shape[1]
     order = range(steps)[::-1] if reverse else range(steps)
-    if t % steps:  # Steps of padding leave the state as it is.
+    if t % steps:  # Padding steps do not change the state.
         behind = ((0, 0), (0, -t % steps)) + ((0, 0),) * (x.ndim - 2)
         decay = jnp.broadcast_to(decay, (decay.shape[0], t, *decay.shape[2:]))
         x, decay = jnp.pad(x, behind), jnp.pad(decay, behind, constant_values=1)
@@ -57,7 +57,7 @@ def _in_order(
 def _in_parallel(
     x: jax.Array, decay: jax.Array, state: jax.Array, reverse: bool, step: Step
 ) -> tuple[jax.Array, jax.Array]:
-    """Pairs of neighbouring steps merged, in as many rounds as it takes (Blelloch, 1990)."""
+    """Merges pairs of neighbouring steps, in logarithmically many rounds (Blelloch, 1990)."""
     first, last = (-1, 0) if reverse else (0, -1)
     decay = jnp.broadcast_to(decay, x.shape)
 

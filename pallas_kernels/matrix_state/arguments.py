@@ -1,4 +1,4 @@
-"""The arguments that cores with a matrix for a state have in common, checked and in their canonical form."""
+"""The common arguments of cores whose state is a matrix, checked and in canonical form."""
 
 import functools
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from pallas_kernels.cost import CallCost
 
 
 class Canonical(NamedTuple):
-    """What the forms of a core are given besides q, k and v.
+    """The arguments of the forms of a core besides q, k and v.
 
     Attributes:
       sizes: of the letters `b t h k v`.

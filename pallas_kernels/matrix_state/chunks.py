@@ -1,4 +1,4 @@
-"""A call cut into groups of chunks of time."""
+"""A call divided into groups of chunks of time."""
 
 import functools
 from collections.abc import Callable
@@ -12,9 +12,9 @@ from pallas_kernels.target import Target
 from pallas_kernels.tiling import ChunkTile
 
 MODERATE = 40.0
-"""How much may decay from the middle of a chunk to its ends for one product to serve.
+"""The largest decay from the middle of a chunk to its ends for which one product suffices.
 
-`exp(2 * 40)`, the largest number there is then, is far from overflow.
+The largest number is then `exp(2 * 40)`, far from overflow.
 """
 
 
@@ -26,7 +26,7 @@ class Chunks(NamedTuple):
       k: `b l hk c k`.
       v: `b l hv c v`.
       log_decay: `b l h c k`, 0 for padding; or `None`.
-      runs: how often the chunk has forgotten the past, up to each step, int32 `b l 1 c 1`; or `None`.
+      runs: the number of document starts in the chunk up to each step, int32 `b l 1 c 1`; or `None`.
     """
 
     q: jax.Array
@@ -40,7 +40,7 @@ Arrays = tuple[Any, ...]
 """Arrays `b t ...`, or `None`."""
 
 Group = Callable[[jax.Array, Arrays, jax.Array | None], tuple[jax.Array, jax.Array]]
-"""From the state before a group, its arrays and its starts: the state after it and what its steps read, `b t h v`."""
+"""From the state before a group, its arrays and its starts: the state after it and its outputs, `b t h v`."""
 
 
 def in_groups(
@@ -48,12 +48,12 @@ def in_groups(
 ) -> tuple[jax.Array, jax.Array]:
     """Returns the outputs `b t h v` and the last state of groups of chunks, one after the other.
 
-    Arrays, `b t ...`, are read and written where they lie: laid out anew for a loop over groups, they would take longer
-    than the products. Kept for the backward pass are the arrays and the state before each group; all else is computed
-    again, a group at a time.
+    Arrays, `b t ...`, are read and written in place: copying them to another layout for the loop over groups would take
+    longer than the products. The arrays and the state before each group are kept for the backward pass; all else is
+    recomputed, a group at a time.
     """
     t = jax.tree.leaves(arrays)[0].shape[1]
-    # Groups alike, so that little is filled up.
+    # Equal groups, so that there is little padding.
     size = -(-t // (-(-t // tile.group) * tile.steps)) * tile.steps
 
     def fill(array: jax.Array) -> jax.Array:
@@ -90,7 +90,7 @@ def _save_order(
 
 def _pull_order(group: Group, size: int, here: Target, saved: tuple, gradients: tuple[jax.Array, jax.Array]) -> tuple:
     if saved[0].shape[0] == 1:
-        # A loop of one turn is none: the compiler would keep what the same turn found forward.
+        # A loop of one iteration is unrolled, and the compiler would keep what it computed in the forward pass.
         saved = jax.lax.optimization_barrier(saved)
     before, arrays, starts = saved
     doutputs, dfinal = gradients
@@ -123,7 +123,7 @@ def _put(array: jax.Array, part: jax.Array, i: jax.Array) -> jax.Array:
 def cut(
     q: jax.Array, k: jax.Array, v: jax.Array, log_decay: jax.Array | None, starts: jax.Array | None, length: int
 ) -> Chunks:
-    """Cuts time into chunks of `length`, the last one filled up with steps that neither write nor decay."""
+    """Cuts time into chunks of `length`, the last one padded with steps that neither write nor decay."""
     return Chunks(
         q=_cut(q, length),
         k=_cut(k, length),
@@ -149,7 +149,7 @@ def join(array: jax.Array) -> jax.Array:
 def since(array: jax.Array) -> jax.Array:
     """Sums over the steps, the last axis but one, from the first up to each."""
     ones = jnp.tril(jnp.ones((array.shape[-2],) * 2, array.dtype))
-    # A product with ones, several times faster than a cumulative sum; it must not round to a shorter type on the way.
+    # A product with ones, several times faster than a cumulative sum; it must not be rounded to a narrower type.
     return jnp.matmul(_like(ones, array), array, precision='highest')
 
 
@@ -162,8 +162,8 @@ def until(array: jax.Array) -> jax.Array:
 def between(array: jax.Array) -> jax.Array:
     """Sums over the steps after s up to t, for t after s: `b l h t s k` from `b l h c k`.
 
-    A difference of cumulative sums, which would lose the small difference of large sums to rounding; so a coarse part,
-    whose sums are exact, goes separately.
+    A difference of cumulative sums; since rounding would lose small differences of large sums, a coarse part, whose
+    sums are exact, is kept separate.
     """
     coarse = jnp.round(array * 1024) / 1024
 

@@ -1,6 +1,6 @@
-"""What the steps of a chunk make of decays that are one number a step, and of documents: a few numbers a step.
+"""The numbers per step of a chunk that follow from documents and from decays of one number per step.
 
-Pallas forms are given them ready, float32, eight rows `c` long for every chunk.
+Pallas forms get them precomputed, float32, as eight rows of length `c` for every chunk.
 """
 
 import jax
@@ -12,25 +12,25 @@ COARSE, FINE, REACH, WRITE, FACTOR, RUN, KEPT = range(7)
 """The rows.
 
 COARSE and FINE add up to the log decays summed from the start of the chunk to each step; differences of the coarse
-parts are exact. REACH is what the state before the chunk counts at a step, WRITE what a step counts in the state after
-the chunk, FACTOR what the state before counts there. RUN is how often the past was forgotten up to a step. KEPT is 0
-where a step forgets the past and 1 elsewhere.
+parts are exact. REACH is the decay from the state before the chunk to a step, WRITE from a step to the state after the
+chunk, FACTOR between the two states. RUN is the number of document starts up to a step. KEPT is 0 where a step forgets
+the past and 1 elsewhere.
 """
 
 COUNT = 8
-"""Rows there are; the last is filled up."""
+"""The number of rows; the last one is padding."""
 
-DARKEST = -120.0
-"""Log decays below count as this one, whose exponential is zero in float32 as well; sums of them stay exact."""
+LEAST_LOG_DECAY = -120.0
+"""The least log decay, to which others are clipped. Its exponential is zero in float32, and its sums are exact."""
 
 
 def rows(log_decay: jax.Array | None, starts: jax.Array | None, t: int, length: int) -> jax.Array:
     """The rows of the chunks of `t` steps, `b h l 8 c`, of size 1 for a batch or heads that share them.
 
-    `log_decay` is `b h t 1`, `None` where it is none or one for every key channel; `starts` is `b t`. Where they end
+    `log_decay` is `b h t 1`, `None` without decay or with decays per key channel; `starts` is `b t`. Where they end
     before `t`, steps neither decay nor forget.
     """
-    decay = jnp.zeros((1, 1, t), jnp.float32) if log_decay is None else jnp.maximum(log_decay[..., 0], DARKEST)
+    decay = jnp.zeros((1, 1, t), jnp.float32) if log_decay is None else jnp.maximum(log_decay[..., 0], LEAST_LOG_DECAY)
     forgets = jnp.zeros((1, 1, t), bool) if starts is None else starts[:, None]
     decay, forgets = _cut(decay, t, length), _cut(forgets, t, length)
     runs = jnp.cumsum(forgets, axis=-1, dtype=jnp.int32)

@@ -17,18 +17,18 @@ WARPGROUP = 128
 """The threads of a warpgroup."""
 
 MOST = 65535
-"""The most blocks of threads along the second and the third axis of CUDA's grids; the first takes 2^31 - 1."""
+"""The maximum number of blocks along the second and the third axis of CUDA grids; the first takes 2^31 - 1."""
 
 
 def capability_refusal(here: Target) -> str | None:
-    """Why a device cannot run kernels built on Hopper's matrix and copy instructions; `None`: it can."""
+    """The reason why a device cannot run kernels with Hopper's matrix and copy instructions, or `None`."""
     if here.capability == '9.0':
         return None
     return f'{here.kind} has compute capability {here.capability}; expected 9.0 (Hopper)'
 
 
 def grid_refusal(**grid: int) -> str | None:
-    """Why a grid, its sizes by name, cannot be launched; `None`: it can.
+    """The reason why a grid, given by its named sizes, cannot be launched, or `None`.
 
     Pallas makes the last axis CUDA's first, the one before it the second, and the product of the others the third.
     """
@@ -54,8 +54,8 @@ def kernel(
 ) -> Callable[..., Any]:
     """`plgpu.kernel`, interpreted where `here` says so; memory not yet written then holds NaN.
 
-    `name` is what profilers show, `cost` what the compiler is told of operations. Offsets into arrays are formed with
-    64 bits, those within a tile with 32.
+    `name` is shown by profilers, `cost` is the estimate for the compiler. Offsets into arrays have 64 bits, those
+    within a tile 32.
     """
     refusal = grid_refusal(**dict(zip(grid_names, grid, strict=True)))
     if refusal is not None:
@@ -80,9 +80,9 @@ def kernel(
 def kernel_of_warpgroups(
     body: Callable[..., None], here: Target, *, computing: int, scratch_types: tuple[Any, ...], **options: Any
 ) -> Callable[..., Any]:
-    """A kernel of so many warpgroups that compute and one that copies, `axis_index('warpgroup')`.
+    """A kernel of `computing` warpgroups that compute and one that copies, `axis_index('warpgroup')`.
 
-    They end together: a warpgroup that is gone while another still multiplies can make that one fail with an illegal
+    They end together: if a warpgroup exits while another still multiplies, the latter can fail with an illegal
     instruction.
     """
 

@@ -27,9 +27,9 @@ def multiply(here: Target, left: Any, right: Any, onto: jax.Array | None = None)
 
 
 def arrived(sums: jax.Array) -> jax.Array:
-    """What was read of an accumulator, to be used after the wait for its product only.
+    """Values read from an accumulator, which may be used only after the wait for its product.
 
-    The wait names no registers, so that the compiler may move arithmetic on them to before it.
+    The wait names no registers, so the compiler could otherwise move arithmetic on them before it.
     """
     return jax.lax.optimization_barrier(sums)
 
@@ -40,7 +40,7 @@ def _multiply_into(sums: Any, left: Any, right: Any) -> jax.Array:
 
 
 def _multiply_interpreted(left: Any, right: Any, onto: jax.Array | None) -> jax.Array:
-    """The interpreter knows neither accumulators that begin with a value nor left factors in registers."""
+    """The interpreter supports neither accumulators with an initial value nor left factors in registers."""
     if isinstance(left, jax.Array):
         product = jnp.dot(left, right[...], preferred_element_type=jnp.float32)
     else:

@@ -9,7 +9,7 @@ import jax.experimental.pallas as pl
 import jax.experimental.pallas.mosaic_gpu as plgpu
 
 SLOTS = 2
-"""The tiles of each output that shared memory holds: one being filled, one on its way out."""
+"""The tiles of each output that shared memory holds: one being filled, one being copied out."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,8 +31,8 @@ def stream[Carry](
 ) -> Carry:
     """Runs `carry = body(step, tiles, results, carry)` for every step in order, and returns the last carry.
 
-    `inputs` and `outputs` are structures of `Tiles`; the body is given the same structures of references to shared
-    memory, the first filled, the second to be filled. `stages` tiles of every input are under way at a time.
+    `inputs` and `outputs` are structures of `Tiles`; the body gets the same structures of references to shared memory,
+    the first filled, the second to be filled. `stages` tiles of every input are in flight at a time.
     """
     read, structure_read = jax.tree.flatten(inputs)
     written, structure_written = jax.tree.flatten(outputs)

@@ -25,12 +25,12 @@ def call(
 ) -> Callable[..., Any]:
     """`pl.pallas_call`, interpreted where `here` says so; memory not yet written then holds NaN.
 
-    `name` is what profilers show, `cost` what the compiler is told of operations.
+    `name` is shown by profilers, `cost` is the estimate for the compiler.
     """
 
     def run(*operands: Any) -> Any:
         if here.interpret:
-            # The interpreter has no use for the compiler's parameters, and under vmap takes offence at them.
+            # The interpreter ignores compiler parameters, and fails with them under vmap.
             how: dict[str, Any] = {'interpret': pltpu.InterpretParams()}
         else:
             estimate = cost.estimate(operands, out_shape)

@@ -12,7 +12,7 @@ LETTERS = ('b t d', 'b t d', 'd n', 'b t n', 'b t n', 'b d n')
 
 
 def refusal(operands: Operands, most: int) -> str | None:
-    """Why kernels that hold `most` numbers a channel cannot serve a call; `None`: they can."""
+    """The reason why kernels that hold `most` numbers a channel cannot serve a call, or `None`."""
     dtype = precision.accumulator(*operands)
     if dtype != jnp.float32:
         return f'it would be computed in {dtype}; expected operands of at most float32'
@@ -25,9 +25,9 @@ def refusal(operands: Operands, most: int) -> str | None:
 
 
 def filled(operands: Operands, multiples: dict[str, int], types: tuple[DTypeLike, ...]) -> Operands:
-    """Fills sizes up to multiples with zeros, which change nothing: steps of size zero, channels of nothing.
+    """Pads sizes to multiples with zeros, which change nothing: steps of size zero, and empty channels.
 
-    x and dt stay as they are if they are of one of the `types`; the rest becomes float32.
+    x and dt keep their type if it is one of `types`; the rest becomes float32.
     """
 
     def fill(array: jax.Array, letters: str) -> jax.Array:
@@ -45,7 +45,7 @@ def kept(starts: jax.Array, length: int) -> jax.Array:
 
 
 def cut(gradients: Operands, operands: Operands) -> Operands:
-    """Cuts what was filled up to the sizes and types of the operands."""
+    """Removes padding, and converts to the types of the operands."""
 
     def like(gradient: jax.Array, operand: jax.Array) -> jax.Array:
         return gradient[tuple(map(slice, operand.shape))].astype(operand.dtype)

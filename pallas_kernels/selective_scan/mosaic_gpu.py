@@ -1,12 +1,12 @@
 """`selective_scan` on a Hopper GPU: tiles of time streamed through shared memory, the states in registers.
 
 A program is one sequence and 64 channels over all of time, and holds their states, `64 n`, spread over a warpgroup as
-matrix products spread theirs: a row, one channel, over four threads. So sums over n take two exchanges between threads
+in matrix products: a row, one channel, over four threads. So sums over n take two exchanges between threads
 and those over channels three and one through shared memory, and b 4, d 2048 make 128 programs for 132 multiprocessors.
 
-Forward every state that begins a tile is kept, `b t/rows d n`. Backward the states of a tile are computed again into
-shared memory, then the tile is run in reverse. The gradients of B and C are written by every program for its channels,
-`b d/64 t n`, that of A for its sequence, and added up after, in the same order every time.
+The forward pass keeps the state at the start of every tile, `b t/rows d n`. The backward pass recomputes the states of
+a tile in shared memory, then runs the tile in reverse. The gradients of B and C are written by every program for its
+channels, `b d/64 t n`, that of A for its sequence, and then summed, in a fixed order.
 """
 
 import functools
@@ -31,15 +31,15 @@ CHANNELS = 64
 """The channels of a program: the rows of a warpgroup's matrix."""
 
 MOST = 64
-"""Numbers of a channel's state: seven arrays of so many for 64 channels fill the registers of a warpgroup."""
+"""The maximum size of a channel's state: seven such arrays for 64 channels fill the registers of a warpgroup."""
 
 GROUP = 4
-"""The steps written out one after the other, so that all of them are loaded before the first is computed."""
+"""Unrolled steps, so that all of them are loaded before the first is computed."""
 
 STAGES = 2
 
 FAST = plgpu.CompilerParams(approx_math=True)
-"""The exponential of the hardware, exact to two units in the last place or so; `dt A` is rounded as much before."""
+"""The hardware exponential, accurate to about two units in the last place; rounding of `dt A` loses as much."""
 
 STATE = plgpu.Layout.WGMMA
 BY_CHANNEL = STATE.reduce(1)
@@ -48,12 +48,12 @@ BY_NUMBER = STATE.reduce(0)
 
 @functools.lru_cache
 def form(here: Target) -> Callable[[Operands, jax.Array | None], Outputs]:
-    """The differentiable form on a device."""
+    """The differentiable form for a device."""
     return vjp.differentiable(functools.partial(_forward, here), functools.partial(_backward, here))
 
 
 def refusal(here: Target, operands: Operands) -> str | None:
-    """Why the call cannot be served; `None`: it can."""
+    """The reason why the call cannot be served, or `None`."""
     b, _, d = operands.x.shape
     return (
         launch.capability_refusal(here)
@@ -63,7 +63,7 @@ def refusal(here: Target, operands: Operands) -> str | None:
 
 
 class At(NamedTuple):
-    """What one step reads: x, dt by channel, `64`; B, C for every channel, `64 n`; what the past counts."""
+    """The inputs of one step: x, dt by channel, `64`; B, C for every channel, `64 n`; the factor of the past."""
 
     x: jax.Array
     dt: jax.Array
@@ -130,9 +130,9 @@ def _forward(
 def _backward(
     here: Target, operands: Operands, starts: jax.Array | None, states: jax.Array, gradients: Outputs
 ) -> Operands:
-    """Recomputed are the states before every step, `rows 64 n`, tile by tile.
+    """The states before every step, `rows 64 n`, are recomputed tile by tile.
 
-    With `r_t = dy_t C_t + decay_{t+1} r_{t+1}` the gradient of `h_t`: of what is written `r_t`, of the decay
+    With `r_t = dy_t C_t + decay_{t+1} r_{t+1}` the gradient of `h_t`, that of the write is `r_t` and that of the decay
     `r_t h_{t-1}`.
     """
     given, (dy, dfinal) = operands, gradients
@@ -207,7 +207,7 @@ def _backward(
 
 
 def _filled(operands: Operands) -> tuple[Operands, int]:
-    """The operands in sizes that tiles divide, and the steps of a tile."""
+    """The operands padded to whole tiles, and the steps of a tile."""
     operands = kernels.filled(operands, {'t': 8, 'd': CHANNELS, 'n': 8}, TYPES)
     sizes = operands.x.dtype.itemsize, operands.dt.dtype.itemsize
     return operands, tiling.selective_scan_gpu(operands.x.shape[1], operands.A.shape[1], *sizes)
@@ -222,7 +222,7 @@ def _inputs(operands: Operands, starts: jax.Array | None) -> dict[str, jax.Array
 
 
 def _program() -> tuple[Any, Any, Any]:
-    """The sequence of a program, its place along the channels, and its channels."""
+    """The sequence of a program, its index along channels, and its channels."""
     c = jax.lax.axis_index('d')
     return jax.lax.axis_index('b'), c, pl.ds(c * CHANNELS, CHANNELS)
 
@@ -248,7 +248,7 @@ def _tiles(refs: dict[str, Any], rows: int, i: Any, c: Any, place: Callable[[Any
 
 
 def _steps(tiles: dict[str, Any], start: Any, order: range) -> list[tuple[Any, At]]:
-    """Rows of a tile in their order, and what their steps read."""
+    """Rows of a tile in order, and the inputs of their steps."""
 
     def read(row: Any) -> At:
         B, C = (_load(tiles[name].at[0, row], BY_NUMBER) for name in ('B', 'C'))

@@ -1,9 +1,9 @@
 """`selective_scan` on a TPU: tiles of time in order, the states `n d` in registers, channels along the lanes.
 
 B and C lie with time along the lanes, so that a step's directions are a column, the same for every channel; the columns
-of the next steps are rolled to where the loop expects them. Forward every state that begins a tile is kept,
-`b t/128 n d`. Backward the states of a tile are computed again into VMEM, then the tile is run in reverse; sums over
-channels add up in the block of their tile of time, those over time in one that belongs to a sequence.
+of the next steps are rolled to where the loop expects them. The forward pass keeps the state at the start of every
+tile, `b t/128 n d`. The backward pass recomputes the states of a tile in VMEM, then runs the tile in reverse; sums over
+channels accumulate in the block of their tile of time, those over time in one block per sequence.
 """
 
 import functools
@@ -27,25 +27,25 @@ ROWS = launch.LANES
 """The steps of a tile."""
 
 MOST = 64
-"""Numbers of a channel's state: with 128 of them the states of a tile would take 8 MiB of VMEM."""
+"""The maximum size of a channel's state: with 128 numbers the states of a tile would take 8 MiB of VMEM."""
 
 GROUP = 16
-"""The steps written out one after the other: the sublanes of a register of 16-bit numbers."""
+"""Unrolled steps: the sublanes of a register of 16-bit numbers."""
 
 
 @functools.lru_cache
 def form(here: Target) -> Callable[[Operands, jax.Array | None], Outputs]:
-    """The differentiable form on a device."""
+    """The differentiable form for a device."""
     return vjp.differentiable(functools.partial(_forward, here), functools.partial(_backward, here))
 
 
 def refusal(here: Target, operands: Operands) -> str | None:
-    """Why the call cannot be served; `None`: it can."""
+    """The reason why the call cannot be served, or `None`."""
     return kernels.refusal(operands, MOST)
 
 
 class Arrays(NamedTuple):
-    """What the kernels read: x, dt `b t d`; columns `b (n n n) t`, of B, of C and of what the past counts; A `n d`."""
+    """The inputs of the kernels: x, dt `b t d`; columns `b (n n n) t`, of B, C and the factor of the past; A `n d`."""
 
     x: Any
     dt: Any
@@ -54,7 +54,7 @@ class Arrays(NamedTuple):
 
 
 class At(NamedTuple):
-    """What one step reads: x, dt by channel, `1 d`; B, C and what the past counts by number, `n 1`."""
+    """The inputs of one step: x, dt by channel, `1 d`; B, C and the factor of the past, `n 1`."""
 
     x: jax.Array
     dt: jax.Array
@@ -71,7 +71,7 @@ class At(NamedTuple):
 
 
 def _arrays(operands: Operands, starts: jax.Array | None) -> tuple[Arrays, jax.Array]:
-    """What the kernels read, in sizes that tiles divide, and the state, `b n d`."""
+    """The inputs of the kernels, padded to whole tiles, and the state, `b n d`."""
     operands = kernels.filled(operands, {'t': ROWS, 'd': launch.LANES, 'n': 8}, TYPES)
     columns = [operands.B.swapaxes(1, 2), operands.C.swapaxes(1, 2)]
     if starts is not None:
@@ -113,7 +113,7 @@ def _forward(
 
 
 def _forward_kernel(refs: Arrays, state_ref: Any, y_ref: Any, h_ref: Any, *rest: Any, n: int) -> None:
-    """One tile. The state is carried where its last value is wanted."""
+    """One tile. The state is carried in the output of the last one."""
     *states_ref, row_ref = rest
 
     @pl.when(pl.program_id(2) == 0)
@@ -140,9 +140,9 @@ def _forward_kernel(refs: Arrays, state_ref: Any, y_ref: Any, h_ref: Any, *rest:
 def _backward(
     here: Target, operands: Operands, starts: jax.Array | None, states: jax.Array, gradients: Outputs
 ) -> Operands:
-    """Recomputed are the states before every step, `128 n d` of one tile of channels at a time.
+    """The states before every step are recomputed, `128 n d` of one tile of channels at a time.
 
-    With `r_t = dy_t C_t + decay_{t+1} r_{t+1}` the gradient of `h_t`: of what is written `r_t`, of the decay
+    With `r_t = dy_t C_t + decay_{t+1} r_{t+1}` the gradient of `h_t`, that of the write is `r_t` and that of the decay
     `r_t h_{t-1}`.
     """
     dy, dfinal = gradients
@@ -208,7 +208,7 @@ def _backward_kernel(
     *,
     n: int,
 ) -> None:
-    """One tile. What later steps pass on is carried where the gradient of the state is wanted."""
+    """One tile. The gradient from later steps is carried in the output of the gradient of the state."""
     k, c = pl.program_id(1), pl.program_id(2)
 
     @pl.when(k == 0)
@@ -259,7 +259,7 @@ def _backward_kernel(
 
 
 def _steps(refs: Arrays, columns: jax.Array, start: Any, n: int) -> list[tuple[int, At]]:
-    """What the steps of a group read, whose columns are the first ones."""
+    """The inputs of the steps of a group, which has the first columns."""
     x, dt = (ref[0, pl.ds(start, GROUP)].astype(jnp.float32) for ref in (refs.x, refs.dt))
 
     def step(row: int) -> At:

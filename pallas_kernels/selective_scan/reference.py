@@ -1,4 +1,4 @@
-"""The definition of `selective_scan`: one step after the other."""
+"""The definition of `selective_scan`, step by step."""
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ from pallas_kernels.selective_scan.vjp import Operands, Outputs
 def selective_scan(operands: Operands, starts: jax.Array | None) -> Outputs:
     """Returns `y_t = h_t C_t` and the last h of `h_t = exp(dt_t A) h_{t-1} + dt_t x_t B_t`.
 
-    h counts as zero before a token that `starts` marks.
+    h is zero before a token marked in `starts`.
     """
     x, dt, A, B, C, state = (array.astype(precision.accumulator(*operands)) for array in operands)
     if starts is None:

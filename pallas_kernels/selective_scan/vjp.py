@@ -21,21 +21,21 @@ Outputs = tuple[jax.Array, jax.Array]
 """y without the skip, `b t d`, and the last state, `b d n`."""
 
 Forward = Callable[[Operands, jax.Array | None, bool], tuple[Outputs, Any]]
-"""From a call, and the tokens that forget the past, bool `b t`, to its outputs, and the states that begin its chunks
-where they are kept."""
+"""From a call, and the tokens that forget the past, bool `b t`, to its outputs, and the states at the start of
+its chunks if they are kept."""
 
 Backward = Callable[[Operands, jax.Array | None, Any, Outputs], Operands]
 """From a call, its chunk states and the gradients of its outputs to the gradients of its operands."""
 
 Saved = tuple[Operands, jax.Array | None, Any]
-"""A call, and the states that begin its chunks."""
+"""A call, and the states at the start of its chunks."""
 
 
 def differentiable(forward: Forward, backward: Backward) -> Callable[[Operands, jax.Array | None], Outputs]:
     """Returns the form as a function `(operands, starts) -> outputs` with its gradient.
 
-    Kept for the backward pass are the operands and one state a chunk; the states within a chunk are computed again, one
-    chunk at a time, so that `b t d n` never exists (Gu and Dao, 2023, arXiv 2312.00752).
+    The operands and one state per chunk are kept for the backward pass; the states within a chunk are recomputed, one
+    chunk at a time, so that `b t d n` is never stored (Gu and Dao, 2023, arXiv 2312.00752).
     """
 
     @jax.custom_vjp

@@ -24,11 +24,11 @@ class Inputs(NamedTuple):
 
 
 Carry = tuple[jax.Array, jax.Array, jax.Array]
-"""Of the backward pass: the gradient of the state through later steps, that of the rates so far, and the state."""
+"""The carry of the backward pass: the gradient of the state through later steps, that of the rates, and the state."""
 
 
 def forward(operands: Operands, starts: jax.Array | None, keep: bool) -> tuple[Outputs, jax.Array | None]:
-    """Returns the outputs, and to be kept the states at the beginning of the chunks, `chunks b n d`."""
+    """Returns the outputs, and the states at the start of the chunks to be kept, `chunks b n d`."""
     rates, state, inputs = _by_chunks(operands, starts)
 
     def step(h: jax.Array, at: Inputs) -> tuple[jax.Array, jax.Array]:
@@ -46,7 +46,7 @@ def forward(operands: Operands, starts: jax.Array | None, keep: bool) -> tuple[O
 def backward(operands: Operands, starts: jax.Array | None, states: jax.Array, gradients: Outputs) -> Operands:
     """Returns the gradients of the operands.
 
-    With `r_t = dy_t C_t + decay_{t+1} r_{t+1}` the gradient of `h_t`: of what is written `r_t`, of the decay
+    With `r_t = dy_t C_t + decay_{t+1} r_{t+1}` the gradient of `h_t`, that of the write is `r_t` and that of the decay
     `r_t h_{t-1}`.
     """
     dy, dfinal = gradients
@@ -109,7 +109,7 @@ def _by_chunks(operands: Operands, starts: jax.Array | None) -> tuple[jax.Array,
 
 
 def _chunked(array: jax.Array, steps: int) -> jax.Array:
-    """`b t ...` as `chunks c b ...`, zeros behind."""
+    """`b t ...` as `chunks c b ...`, padded with zeros."""
     array = jnp.moveaxis(array, 1, 0)
     array = jnp.pad(array, ((0, -array.shape[0] % steps),) + ((0, 0),) * (array.ndim - 1))
     return array.reshape(-1, steps, *array.shape[1:])

@@ -14,13 +14,13 @@ CORE = 'softmax'
 def softmax(x: jax.Array, *, where: jax.Array | None = None, implementation: str | None = None) -> jax.Array:
     """Returns the softmax over the last axis.
 
-    `y_i = exp(x_i) / sum_j exp(x_j)` over the entries j that count; the others get zero. A row in which none counts,
-    or all are minus infinity, is zeros and has zero gradients. Sums are in float32 at least (Milakov and Gimelshein,
-    2018, arXiv 1805.02867).
+    `y_i = exp(x_i) / sum_j exp(x_j)` over the entries j selected by `where`; the others get zero. A row without
+    selected entries, or of minus infinity, is zeros and has zero gradients. Sums are in float32 at least (Milakov and
+    Gimelshein, 2018, arXiv 1805.02867).
 
     Args:
       x: scores, `*b o`.
-      where: which entries count, bool, broadcastable to `*b o`; `None`: all.
+      where: which entries to include, bool, broadcastable to `*b o`; `None`: all.
       implementation: `None` chooses; see `dispatch.select`.
 
     Returns:

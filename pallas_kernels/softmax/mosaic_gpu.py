@@ -1,7 +1,7 @@
 """The Pallas form of `softmax` for GPUs: rows in the registers of warps, straight from memory, without shared memory.
 
 Many small blocks of threads keep the memory busy. Rows that fit are read once; longer ones in two sweeps, the first of
-which adds up their statistics. Where a row is no multiple of the tile, the last tile overlaps the one before.
+which computes their statistics. Where a row is not a multiple of the tile, the last tile overlaps the one before.
 """
 
 import functools
@@ -21,7 +21,7 @@ from pallas_kernels.target import Target
 
 
 def refusal(here: Target, x: jax.Array) -> str | None:
-    """Why the call cannot be served; `None`: it can."""
+    """The reason why the call cannot be served, or `None`."""
     if x.size == 0:
         return f'x has shape {x.shape}; expected an array with entries'
     if x.dtype.itemsize > 4:
@@ -31,7 +31,7 @@ def refusal(here: Target, x: jax.Array) -> str | None:
 
 @functools.lru_cache
 def form(here: Target) -> vjp.Forward:
-    """The differentiable form on a device."""
+    """The differentiable form for a device."""
     return vjp.differentiable(
         vjp.on_rows(functools.partial(_forward, here)), vjp.on_rows(functools.partial(_backward, here))
     )
@@ -67,7 +67,7 @@ def _by_rows(
         out_type=jax.ShapeDtypeStruct(padded[0].shape, first.dtype),
         grid=(rows.blocks,),
         grid_names=('rows',),
-        # Exact exponentials would take as long as memory does.
+        # Exact exponentials would take as long as the memory traffic.
         compiler_params=plgpu.CompilerParams(approx_math=True),
     )
     return run(*padded)[:, :o]

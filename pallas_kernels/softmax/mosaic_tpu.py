@@ -1,6 +1,6 @@
 """The Pallas form of `softmax` for TPUs: two sweeps over the tiles of each block of rows.
 
-The first adds up the statistics of the rows, the second writes. Rows that fit in VMEM are one tile, which stays there
+The first computes the statistics of the rows, the second writes. Rows that fit in VMEM are one tile, which stays there
 between the sweeps: they are read once.
 """
 
@@ -22,7 +22,7 @@ from pallas_kernels.target import Target
 
 
 def refusal(here: Target, x: jax.Array) -> str | None:
-    """Why the call cannot be served; `None`: it can."""
+    """The reason why the call cannot be served, or `None`."""
     if x.size == 0:
         return f'x has shape {x.shape}; expected an array with entries'
     if x.dtype.itemsize > 4:
@@ -32,7 +32,7 @@ def refusal(here: Target, x: jax.Array) -> str | None:
 
 @functools.lru_cache
 def form(here: Target) -> vjp.Forward:
-    """The differentiable form on a device."""
+    """The differentiable form for a device."""
     return vjp.differentiable(
         vjp.on_rows(functools.partial(_forward, here)), vjp.on_rows(functools.partial(_backward, here))
     )
@@ -65,7 +65,7 @@ def _sweeps(
         cost=cost,
         grid=(pl.cdiv(n, tile.rows), 2, columns),
         in_specs=[pl.BlockSpec((tile.rows, tile.columns), lambda i, sweep, j: (i, j))] * len(arrays),
-        # The first sweep stays at the first tile, which is not written out before the second one has been there.
+        # The first sweep stays at the first output tile, which is not written out before the second one has filled it.
         out_specs=pl.BlockSpec((tile.rows, tile.columns), lambda i, sweep, j: (i, sweep * j)),
         out_shape=jax.ShapeDtypeStruct((n, o), arrays[0].dtype),
         scratch_shapes=[pltpu.VMEM((tile.rows, 1), jnp.float32)] * statistics,

@@ -9,7 +9,7 @@ from pallas_kernels import precision
 
 
 def softmax(x: jax.Array, where: jax.Array | None) -> jax.Array:
-    """Returns `exp(x) / sum(exp(x))` over the entries of the last axis that count; `x` and `where` are `*b o`."""
+    """Returns `exp(x) / sum(exp(x))` over the selected entries of the last axis; `x` and `where` are `*b o`."""
     scores = x.astype(precision.accumulator(x))
     if where is not None:
         scores = jnp.where(where, scores, -math.inf)

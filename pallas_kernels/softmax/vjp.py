@@ -5,7 +5,7 @@ from collections.abc import Callable
 import jax
 
 Forward = Callable[[jax.Array, jax.Array | None], jax.Array]
-"""From x and which entries count, `*b o`, to the weights."""
+"""From x and the mask of selected entries, `*b o`, to the weights."""
 
 Backward = Callable[[jax.Array, jax.Array], jax.Array]
 """From the weights and their gradient, `*b o`, to the gradient of x."""
@@ -14,8 +14,8 @@ Backward = Callable[[jax.Array, jax.Array], jax.Array]
 def differentiable(forward: Forward, backward: Backward) -> Forward:
     """Returns the softmax with its gradient, `dx = y (dy - sum(dy y))`.
 
-    Kept are the weights y; nothing is computed again. An entry that does not count has no weight, and so no gradient;
-    the same goes for a row without entries.
+    The weights y are kept; nothing is recomputed. An entry that is not selected has no weight and no gradient; the same
+    holds for a row without entries.
     """
 
     @jax.custom_vjp

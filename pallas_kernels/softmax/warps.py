@@ -13,13 +13,13 @@ from pallas_kernels import tiling
 
 
 def shortest(n: int) -> int:
-    """The least length of `n` rows of which each thread has a part."""
+    """The minimum length of `n` rows in which each thread has a part."""
     return 32 if n >= 4 else 128
 
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """An array `n o` and its tile. Where rows are no multiple of it, the last tile overlaps the one before."""
+    """An array `n o` and its tile. Where rows are not a multiple of it, the last tile overlaps the one before."""
 
     n: int
     o: int
@@ -37,7 +37,7 @@ class Rows:
 
     @property
     def layout(self) -> Any:
-        """Neighbours in a row belong to a thread, such groups to the lanes of a warp; warps share a row or have one."""
+        """Neighbours in a row belong to one thread, groups of them to the lanes of a warp; warps share rows or not."""
         vector = self.tile.vector
         if self.tile.warps == 1:
             return plgpu.Layout.TILED(plgpu.Tiling(((4, 32 * vector), (vector,))), (-3,), (-2,), -1)
@@ -83,7 +83,7 @@ class Rows:
         return step(0, carry) if self.tiles == 1 else jax.lax.fori_loop(0, self.tiles, step, carry)
 
     def held(self, read: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """Returns `read`, a function of `j`, such that whole rows are read once."""
+        """Returns `read`, a function of `j`, cached such that whole rows are read once."""
         if self.tiles > 1:
             return read
         tile = read(0)
@@ -94,7 +94,7 @@ class Rows:
 
 
 def _store(ref: Any, tile: jax.Array) -> None:
-    """Writes a tile, two bytes a thread if need be, which newer versions of JAX want to be asked for."""
+    """Writes a tile, down to two bytes a thread, which newer versions of JAX must be told to allow."""
     if hasattr(plgpu, 'store'):
         plgpu.store(ref, tile, optimized=False)
     else:

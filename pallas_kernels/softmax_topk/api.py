@@ -1,4 +1,4 @@
-"""The largest softmax weights of rows, and where they are."""
+"""The largest softmax weights of rows, and their indices."""
 
 import functools
 
@@ -11,11 +11,12 @@ CORE = 'softmax_topk'
 
 
 def softmax_topk(x: jax.Array, k: int, *, implementation: str | None = None) -> tuple[jax.Array, jax.Array]:
-    """Returns the k largest weights of the softmax over the last axis, and their places.
+    """Returns the k largest weights of the softmax over the last axis, and their indices.
 
-    `y_i = exp(x_i) / sum_j exp(x_j)`, the sum over all entries, not over the k; larger first, and of equal ones the
-    lower index. The order is that of the scores x, where weights too small to differ still do. Rows of minus infinity
-    have weights of zero. The gradient of the weights reaches all of x (Milakov and Gimelshein, 2018, arXiv 1805.02867).
+    `y_i = exp(x_i) / sum_j exp(x_j)`, the sum over all entries, not over the k; in descending order, the
+    lower index first among equals. The order is that of the scores x, which differ even where weights underflow. Rows
+    of minus infinity have weights of zero. The gradient of the weights reaches all of x (Milakov and Gimelshein, 2018,
+    arXiv 1805.02867).
 
     Args:
       x: scores, `*b o`, without NaN.

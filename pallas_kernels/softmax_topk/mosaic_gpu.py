@@ -1,4 +1,4 @@
-"""The Pallas form of `softmax_topk` for GPUs: tiles in the registers of warps, of which the largest scores are kept."""
+"""The Pallas form of `softmax_topk` for GPUs: tiles in the registers of warps, keeping the largest scores."""
 
 import functools
 import math
@@ -17,27 +17,27 @@ from pallas_kernels.target import Target
 
 
 def refusal(here: Target, x: jax.Array, k: int) -> str | None:
-    """Why the call cannot be served; `None`: it can."""
+    """The reason why the call cannot be served, or `None`."""
     return selection.refusal(x, k) or launch.capability_refusal(here)
 
 
 @functools.lru_cache
 def form(here: Target) -> Callable[[jax.Array, int], vjp.Outputs]:
-    """The differentiable form on a device."""
+    """The differentiable form for a device."""
     return vjp.differentiable(functools.partial(_sweep, here), xla.replace)
 
 
 def _sweep(here: Target, x: jax.Array, k: int) -> vjp.Found:
-    """Tiles are found by different blocks of threads, so that a single row too is soon done."""
+    """Tiles are searched by different blocks of threads, so that even a single row is fast."""
     rows = x.reshape(-1, x.shape[-1])
     n, o = rows.shape
     scores, indices = _tiles(here, rows, k)
     highest, totals = scores[..., 0], scores[..., k]
-    # In order of tiles, then of places, equal scores are in order of their indices.
+    # Ordered by tile, then by position, equal scores are in order of their indices.
     best, where = xla.largest(scores[..., :k].reshape(n, -1), k)
     indices = jnp.take_along_axis(indices[..., :k].reshape(n, -1), where, axis=1)
     total = jnp.sum(totals * jnp.exp(highest - selection.pivot(best[:, :1])), axis=1, keepdims=True)
-    # Rows with NaN have no order, but indices that exist.
+    # Rows with NaN have no order, but their indices must be valid.
     found = vjp.Found(best, jnp.minimum(indices, o - 1), total)
     return vjp.Found(*(array.reshape(*x.shape[:-1], -1) for array in found))
 

@@ -1,4 +1,4 @@
-"""The Pallas form of `softmax_topk` for TPUs: one sweep over tiles, of which the largest scores are kept."""
+"""The Pallas form of `softmax_topk` for TPUs: one sweep over tiles, keeping the largest scores."""
 
 import functools
 import math
@@ -17,18 +17,18 @@ from pallas_kernels.target import Target
 
 
 def refusal(here: Target, x: jax.Array, k: int) -> str | None:
-    """Why the call cannot be served; `None`: it can."""
+    """The reason why the call cannot be served, or `None`."""
     return selection.refusal(x, k)
 
 
 @functools.lru_cache
 def form(here: Target) -> Callable[[jax.Array, int], vjp.Outputs]:
-    """The differentiable form on a device."""
+    """The differentiable form for a device."""
     return vjp.differentiable(functools.partial(_sweep, here), _replace)
 
 
 def _replace(array: jax.Array, indices: jax.Array, entries: jax.Array) -> jax.Array:
-    """What `xla.replace` does, without a scatter, which a TPU does one entry after the other."""
+    """The same as `xla.replace` without a scatter, which a TPU does entry by entry."""
     columns = jax.lax.broadcasted_iota(jnp.int32, array.shape, array.ndim - 1)
     for r in range(indices.shape[-1]):
         array = jnp.where(columns == indices[..., r : r + 1], entries[..., r : r + 1], array)
@@ -53,13 +53,13 @@ def _sweep(here: Target, x: jax.Array, k: int) -> vjp.Found:
             dimension_semantics=('parallel', 'arbitrary'), vmem_limit_bytes=tiling.VMEM
         ),
     )(rows)
-    # Rows with NaN have no order, but indices that exist.
+    # Rows with NaN have no order, but their indices must be valid.
     found = vjp.Found(scores[:, :k], jnp.minimum(indices[:, :k], o - 1), scores[:, k : k + 1])
     return vjp.Found(*(array.reshape(*x.shape[:-1], -1) for array in found))
 
 
 def _tile(o: int, k: int, x_ref: Any, scores_ref: Any, indices_ref: Any, total: Any) -> None:
-    """The results hold the largest so far, in order, from tile to tile; number k of the scores is the sum at last."""
+    """The results hold the largest so far, in order, from tile to tile; number k of the scores is finally the sum."""
     j = pl.program_id(1)
 
     @pl.when(j == 0)

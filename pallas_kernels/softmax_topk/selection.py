@@ -1,7 +1,7 @@
 """The k largest scores of rows in registers, by a pass over them for each.
 
-A pass takes, of the entries that come after the one found last, larger scores before smaller ones and lower indices
-before higher ones, the first. So nothing is written down on the way, and equal scores need no care.
+A pass takes the first entry after the one found last, where larger scores come before smaller ones and lower indices
+before higher ones. So nothing is written meanwhile, and equal scores need no special care.
 """
 
 import math
@@ -12,14 +12,14 @@ import jax
 import jax.numpy as jnp
 
 MOST = 64
-"""The largest k: a pass costs as much as the sums of the softmax do."""
+"""The maximum k: a pass costs as much as the sums of the softmax."""
 
 NOWHERE = 2**31 - 1
-"""The index of an entry that does not count, whose score is minus infinity."""
+"""The index of an excluded entry, whose score is minus infinity."""
 
 
 def refusal(x: jax.Array, k: int) -> str | None:
-    """Why the call cannot be served; `None`: it can."""
+    """The reason why the call cannot be served, or `None`."""
     if x.size == 0:
         return f'x has shape {x.shape}; expected an array with entries'
     if x.dtype.itemsize > 4:
@@ -40,8 +40,8 @@ def largest(
     """Returns the k largest scores of rows and their indices, in the first k columns of arrays like `places`.
 
     Args:
-      parts: of the rows: scores, float32, and the index of every one, `NOWHERE` where it does not count.
-      places: the number of every column of the results, int32; those beyond k do not count.
+      parts: of the rows: scores, float32, and the index of every one, `NOWHERE` where it is excluded.
+      places: the number of every column of the results, int32; those beyond k are unused.
       k: how many.
       over_row: reduces an array along rows, `over_row(jnp.max, array)`.
       along_row: spreads the numbers of rows over an array, `along_row(numbers, array)`.
@@ -84,5 +84,5 @@ def largest(
 
 
 def pivot(highest: jax.Array) -> jax.Array:
-    """What is subtracted from scores, in rows of minus infinity as well."""
+    """The number subtracted from scores, finite also for rows of minus infinity."""
     return jnp.where(highest == -math.inf, 0.0, highest)

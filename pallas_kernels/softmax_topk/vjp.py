@@ -26,16 +26,16 @@ class Found(NamedTuple):
 def differentiable(
     sweep: Callable[[jax.Array, int], Found], replace: Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 ) -> Callable[[jax.Array, int], Outputs]:
-    """Returns the weights with their gradient, dense in x; `replace(array, indices, entries)` changes k of a row.
+    """Returns the weights with their gradient, dense in x; `replace(array, indices, entries)` sets k entries of a row.
 
     With y the softmax and D the sum of `dy y` over the k weights that were returned, `dx = y (dy - D)`, dy being zero
-    elsewhere. Kept are x, the k weights and indices, and two numbers a row, from which all of y is computed again.
+    elsewhere. x, the k weights and indices, and two numbers per row are kept, from which all of y is recomputed.
     """
 
     def run(x: jax.Array, k: int) -> tuple[jax.Array, ...]:
         scores, indices, total = sweep(x, k)
         empty = scores[..., :1] == -math.inf
-        # Apart: their sum, the log-normaliser, would round off what large scores differ by.
+        # Separate: their sum, the log-normaliser, would round away the differences of large scores.
         highest, total = jnp.where(empty, 0, scores[..., :1]), jnp.where(empty, 1, total)
         return jnp.exp(scores - highest) / total, indices, highest, total
 

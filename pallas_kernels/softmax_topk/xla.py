@@ -17,10 +17,10 @@ def sweep(x: jax.Array, k: int) -> vjp.Found:
 
 
 def largest(x: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
-    """Returns what `reference.largest` does, the numbers in float32 at least, without sorting the rows.
+    """Returns the same as `reference.largest`, the numbers in float32 at least, without sorting the rows.
 
-    XLA on CPUs knows another way for float32 alone, and everywhere only if nothing but the k largest is asked of the
-    sort: without the barrier, a slice of them would be asked of it as well.
+    XLA on CPUs has a faster algorithm for float32 only, and uses it only if the k largest are the only use of the sort:
+    without the barrier, a slice of them would be another.
     """
     wide = x.astype(precision.accumulator(x))
     found = jax.lax.platform_dependent(
@@ -30,7 +30,7 @@ def largest(x: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
 
 
 def _largest_of_signed(x: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
-    """The same without a copy of x in which zeros have no sign, unless one is among the largest: 0 comes before -0."""
+    """The same without a copy of x with unsigned zeros, unless a zero is among the largest: 0 comes before -0."""
     found = tuple(jax.lax.top_k(x, k))
     return jax.lax.cond(jnp.any(found[0] == 0), lambda: reference.largest(x, k), lambda: found)
 

@@ -220,11 +220,11 @@ def test_kernels_refuse_what_they_cannot_serve():
             return cross_entropy(labels=jnp.zeros(4, jnp.int32), implementation=implementation, **arrays)
 
     hidden, embedding = jnp.zeros((4, 3)), jnp.zeros((5, 3))
-    with pytest.raises(NotImplementedError, match='products are in float32, of which matrix units see 10 bits'):
+    with pytest.raises(NotImplementedError, match='products are in float32, of which matrix units keep 10 bits'):
         served('mosaic_gpu', hidden=hidden.astype(jnp.bfloat16), embedding=embedding)
     with jax.enable_x64(True), pytest.raises(NotImplementedError, match='logits are computed in float64'):
         served('mosaic_tpu', hidden=hidden, embedding=embedding.astype(jnp.float64))
-    with pytest.raises(NotImplementedError, match='d is 65536, of which VMEM cannot hold two tiles'):
+    with pytest.raises(NotImplementedError, match='d is 65536, and VMEM cannot hold two tiles'):
         served('mosaic_tpu', hidden=jnp.zeros((4, 65536)), embedding=jnp.zeros((5, 65536)))
     for implementation in dispatch.PLATFORM:
         with pytest.raises(NotImplementedError, match=r'embedding \(5, 0\); expected arrays with entries'):

@@ -15,10 +15,10 @@ class AdaptiveSoftmax(WeightMap):
     """`w = softmax(beta s)`, `beta = max(P(H), 1)` where the entropy `H` of `softmax(s)` exceeds a half, else 1.
 
     `P` is a polynomial, fitted to models that find the maximum of a set; it exceeds 1 for `H` from 0.85 to 5.94 nats,
-    about 382 keys of equal weight. Meant for trained models: gradients take beta for a constant.
+    about 382 keys of equal weight. Meant for trained models: gradients treat beta as a constant.
 
     Attributes:
-      coefficients: of `P`, those of the highest powers first.
+      coefficients: of `P`, highest powers first.
       lowest: the entropy up to which beta is 1.
     """
 

@@ -51,7 +51,7 @@ class SelfAdjustSoftmax(WeightMap):
 class NormalisedSelfAdjustSoftmax(WeightMap):
     """`w_j = p_j (s_j - a) / (b - a)`, `p = softmax(s)`, `a = min(s_1, ..., 0)`, `b = max(s_1, ..., 0)`.
 
-    Gradients flow through the least and the greatest score, to the first key that has it. A query that sees one key
+    Gradients flow through the minimum and the maximum, to the first key that attains it. A query that sees one key
     reads all of it or, where the score is negative, nothing.
     """
 

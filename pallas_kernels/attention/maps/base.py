@@ -15,9 +15,9 @@ maximum that begins at `start`), a denominator and an accumulator, and goes over
 
 The output is `accumulator / normalizer` with `normalizer, statistics = map.finish(pivot, denominator)`.
 
-A map that `surveys` knows its statistics before any weight: `map.survey(reduce)` works them out, with as many
-reductions over the keys as it needs, or none; it always runs in the portable form. The template then goes over the keys
-once more, and adds up `map.recompute(block, statistics)_j v_j`, and with `has_companion` also
+A map that `surveys` knows its statistics before any weight: `map.survey(reduce)` computes them, with as many
+reductions over the keys as it needs, or none, always in the portable form. The template then goes over the keys
+once more, and sums `map.recompute(block, statistics)_j v_j`, and with `has_companion` also
 `map.companion(block, statistics)_j v_j`.
 
 The statistics, a tuple of row quantities in the type of accumulators, are all that the backward pass gets:
@@ -50,7 +50,7 @@ class Block(NamedTuple):
     """The scores of some queries and some keys; the three arrays broadcast against each other.
 
     Attributes:
-      scores: finite; those of hidden keys mean nothing.
+      scores: finite; those of hidden keys are arbitrary.
       visible: whether the query may see the key.
       columns: the positions of the keys, integers.
     """
@@ -128,7 +128,7 @@ class WeightMap(abc.ABC):
         raise NotImplementedError(type(self).__name__)
 
     def dense(self, block: Block) -> tuple[jax.Array, Statistics]:
-        """`pivot`, `block` and `finish` for whole rows at once; where a row sees no key, the weights mean nothing."""
+        """`pivot`, `block` and `finish` for whole rows at once; where a row sees no key, the weights are arbitrary."""
         pivot = jnp.max(self.pivot(block), axis=-1, keepdims=True, initial=self.start)
         numerators, denominators = self.block(block, pivot)
         normalizer, statistics = self.finish(pivot, jnp.sum(denominators, axis=-1, keepdims=True))
@@ -139,7 +139,7 @@ class WeightMap(abc.ABC):
         raise NotImplementedError(type(self).__name__)
 
     def companion(self, block: Block, statistics: Statistics) -> jax.Array:
-        """The second weights `u` of a block, zero where not visible; with `has_companion` alone."""
+        """The second weights `u` of a block, zero where not visible; only with `has_companion`."""
         raise NotImplementedError(type(self).__name__)
 
     def resume(self, statistics: Statistics) -> tuple[jax.Array, jax.Array]:
@@ -162,9 +162,9 @@ class WeightMap(abc.ABC):
         return statistics, first, second
 
     def merge_sink(self, statistics: Statistics, sink: jax.Array) -> tuple[Statistics, jax.Array, jax.Array]:
-        """Takes in a key of score `sink`, minus infinity allowed, and no value; with `takes_sink` alone.
+        """Adds a key with score `sink`, which may be minus infinity, and no value; only with `takes_sink`.
 
-        Returns the statistics with it, what weights made without it are multiplied by, and its own weight.
+        Returns the new statistics, the factor of weights computed without it, and its own weight.
         """
         raise NotImplementedError(type(self).__name__)
 

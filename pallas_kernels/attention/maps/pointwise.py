@@ -29,7 +29,7 @@ class Sigmoid(Pointwise):
     """`w_j = 1 / (1 + exp(-s_j - bias))` (Ramapuram et al., 2024, arXiv 2409.04431).
 
     Attributes:
-      bias: minus the logarithm of the length trained on, as a rule.
+      bias: usually minus the logarithm of the training length.
     """
 
     bias: float = 0.0

@@ -82,9 +82,9 @@ class StableMax(Ratio):
 
 @dataclasses.dataclass(frozen=True)
 class TaylorSoftmax(Ratio):
-    """`f(s) = 1 + s + s^2 / 2`, the exponential's series to order 2 (de Brebisson and Vincent, 2015, arXiv 1511.05042).
+    """`f(s) = 1 + s + s^2 / 2`, the exponential series to order 2 (de Brebisson and Vincent, 2015, arXiv 1511.05042).
 
-    It is least at `s = -1` and rises again below.
+    Its minimum is at `s = -1`.
     """
 
     def function(self, scores: jax.Array) -> jax.Array:

@@ -25,7 +25,7 @@ def exponentials(block: Block, pivot: jax.Array) -> jax.Array:
 def normalise(pivot: jax.Array, denominator: jax.Array) -> tuple[jax.Array, Statistics]:
     """The divisor of sums of exponentials, and its statistics: the pivot, and one over the denominator.
 
-    Added up into one logarithm, a pivot of 1e4 would leave the denominator three digits.
+    If they were summed into one logarithm, a pivot of 1e4 would leave three digits to the denominator.
     """
     empty = denominator == 0
     normalizer = jnp.where(empty, 1, denominator)
@@ -56,7 +56,7 @@ class Softmax(WeightMap):
         return row(scores, visible)
 
     def dense(self, block: Block) -> tuple[jax.Array, Statistics]:
-        # Written so, XLA on CPU takes it for one operation; with a select more it does not.
+        # In this form XLA on CPU fuses it into one operation; with another select it does not.
         seen = jnp.where(block.visible, block.scores, HIDDEN)
         pivot = jnp.max(seen, axis=-1, keepdims=True)
         numerators = jnp.exp(seen - pivot)
@@ -124,7 +124,7 @@ class ClippedSoftmax(WeightMap):
 
     Attributes:
       zeta: at least 1.
-      gamma: at most 0; minus 12 over the length trained on, as a rule.
+      gamma: at most 0; usually minus 12 over the training length.
     """
 
     zeta: float = 1.0

@@ -11,7 +11,7 @@ from pallas_kernels.attention.maps.base import HIDDEN, Block, Reduce, Statistics
 from pallas_kernels.attention.maps.ratios import whole_power
 
 STEPS = 64
-"""Steps towards the threshold at most: far more than float64 needs."""
+"""The maximum number of steps towards the threshold: far more than float64 needs."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Thresholded(WeightMap):
 
         ends = jax.lax.fori_loop(0, STEPS, halve, (jnp.full_like(pivot, -1), jnp.zeros_like(pivot)))
         found = jax.lax.stop_gradient(ends[0])
-        # A step of Newton's from the solution has the solution's derivative.
+        # A Newton step from the solution has the derivative of the solution.
         slope = jax.lax.stop_gradient(self.exponent * total(found, self.exponent - 1))
         threshold = found + (total(found, self.exponent) - 1) / jnp.where(slope == 0, 1, slope)
         return power(self._excess(block, pivot, threshold), self.exponent)

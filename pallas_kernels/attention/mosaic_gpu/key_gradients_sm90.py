@@ -29,7 +29,7 @@ class KeyGradients(NamedTuple):
 def key_gradients(
     call: Call, arrays: Arrays, known: Known, doutput: jax.Array, *, of_keys: bool, of_values: bool
 ) -> KeyGradients:
-    """Returns the gradients of what belongs to the keys, summed over the query heads of a group."""
+    """Returns the gradients of operands along keys, summed over the query heads of a group."""
     b, s, g, k = arrays.k.shape
     v, h = arrays.v.shape[3], arrays.q.shape[2]
     r = h // g
@@ -107,7 +107,7 @@ def key_gradients(
             return dk, dv
 
         def of_group(array: Any) -> Any:
-            """The tiles of a vector, of one head of the group after the other."""
+            """The tiles of a vector, head by head of the group."""
             head = (lambda member: group * r + member) if array.shape[0] > 1 else (lambda member: 0)
             return plgpu.BlockSpec((None, call.step), lambda member, turn: (head(member), column(turn)))
 

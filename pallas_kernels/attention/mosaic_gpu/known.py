@@ -22,7 +22,7 @@ class Known(NamedTuple):
 
 
 def weights_of(call: Call, scored: Scored, known: Known) -> jax.Array:
-    """The weights of a tile, computed again; `known` are its numbers of every query."""
+    """The weights of a tile, recomputed; `known` are its statistics of every query."""
     statistics = tuple(call.spread(vector, 0) for vector in known.statistics)
     return call.rule.weights.recompute(scored.block, statistics)
 

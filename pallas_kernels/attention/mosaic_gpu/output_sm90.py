@@ -17,15 +17,15 @@ RowVectors = tuple[jax.Array, ...]
 
 
 class Weighing(NamedTuple):
-    """How the rows of weights come about, tile by tile.
+    """How rows of weights are computed, tile by tile.
 
     Attributes:
       given: vectors of every query known beforehand, `b h t`.
-      results: how many vectors of every query come out besides the output.
-      begin: `begin() -> rows`, what is known of the queries before the first key.
-      take: `take(rows, given, block) -> rows, weights, rescale`; the weights of a tile and what those taken in before
-        are to be multiplied by, or `None`.
-      end: `end(rows) -> normalizer, results`; what the sums are divided by, or `None`.
+      results: the number of per-query vectors returned besides the output.
+      begin: `begin() -> rows`, the running rows before the first key.
+      take: `take(rows, given, block) -> rows, weights, rescale`; the weights of a tile, and the factor of
+        those of earlier tiles, or `None`.
+      end: `end(rows) -> normalizer, results`; the divisor of the sums, or `None`.
     """
 
     given: tuple[jax.Array, ...]
@@ -36,7 +36,7 @@ class Weighing(NamedTuple):
 
 
 def online(call: Call) -> Weighing:
-    """The weights of a map that finds its statistics on the way; they are the results."""
+    """The weights of a map whose statistics are computed online; they are the results."""
     weights = call.rule.weights
 
     def take(rows: RowVectors, given: RowVectors, block: Block) -> tuple[RowVectors, jax.Array, jax.Array]:

@@ -2,9 +2,9 @@
 
 Every block of threads has 128 rows of the matrix of scores and goes over the tiles of columns in which any of them may
 be visible (Dao, 2023, arXiv 2307.08691; Shah et al., 2024, arXiv 2407.08608). The output and the gradients of the
-queries are sums over keys, those of keys and values sums over queries, in kernels of their own: nothing is added up by
-two blocks, and the order of every sum is fixed. Products are of 16-bit factors and summed in float32, like everything
-between them.
+queries are sums over keys, those of keys and values sums over queries, in kernels of their own: no sum is
+shared by two blocks, and the order of every sum is fixed. Products are of 16-bit factors and summed in float32, like
+everything between them.
 """
 
 import functools
@@ -42,7 +42,7 @@ def passes(here: Target) -> vjp.Passes:
 
 
 def refusal(here: Target, rule: Rule, operands: Operands) -> str | None:
-    """Why a call cannot be served; `None`: it can."""
+    """The reason why a call cannot be served, or `None`."""
     b, g, r, t, k = operands.q.shape
     s, v = operands.v.shape[2:]
     types = {str(array.dtype) for array in (operands.q, operands.k, operands.v)}
@@ -67,17 +67,17 @@ def refusal(here: Target, rule: Rule, operands: Operands) -> str | None:
 
 
 def _assembler_refusal(here: Target, rule: Rule) -> str | None:
-    """CUDA's assembler from 12.8 to 12.9.0 miscompiles causal masks; JAX's own kernel rejects these versions too."""
+    """CUDA's assembler from 12.8 to 12.9.0 miscompiles causal masks; JAX's own kernel also rejects these versions."""
     version = _runtime()
     if here.interpret or not rule.causal or version is None or not 12080 <= version < 12091:
         return None
     major, minor = version // 1000, version % 1000 // 10
-    return f'causal masks, which the assembler of CUDA {major}.{minor} gets wrong; expected CUDA before 12.8, or 13'
+    return f'causal masks, which the assembler of CUDA {major}.{minor} miscompiles; expected CUDA before 12.8, or 13'
 
 
 @functools.cache
 def _runtime() -> int | None:
-    """The version of CUDA's runtime, 12080 for 12.8, with which its assembler comes; `None` where there is none."""
+    """The version of the CUDA runtime and its assembler, 12080 for 12.8; `None` where there is none."""
     return None if cuda_versions is None else cuda_versions.cuda_runtime_get_version()
 
 
@@ -106,7 +106,7 @@ def _backward(here: Target, rule: Rule, operands: Operands, kept: vjp.Kept, dout
     )
     doutput = _matrix(join_heads(doutput.astype(operands.v.dtype)))
 
-    # Every tile of the gradients of a bias has to be written.
+    # Every tile of the gradient of a bias must be written.
     call = _call(here, rule, operands, axis=0, step=tile.query_gradients, skips=arrays.bias is None)
     reaching = arrays._replace(reach=_reach(call, operands))
     of_queries = query_gradients(call, reaching, known, doutput)
@@ -199,7 +199,7 @@ def _matrix(array: jax.Array) -> jax.Array:
 
 
 def _vector(array: jax.Array, fill: int = 0) -> jax.Array:
-    """An array `b g r t` as a vector `b h t` in whole tiles, `fill` behind its end."""
+    """An array `b g r t` as a vector `b h t` in whole tiles, padded with `fill`."""
     b, g, r, t = array.shape
     kind = jnp.float32 if jnp.issubdtype(array.dtype, jnp.floating) else jnp.int32
     return _padded(array.reshape(b, g * r, t).astype(kind), (1, 1, PAD), fill)

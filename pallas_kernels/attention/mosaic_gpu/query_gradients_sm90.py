@@ -1,4 +1,4 @@
-"""The kernel of `attention` for Hopper that forms the gradients of what belongs to queries, sums over keys."""
+"""The kernel of `attention` for Hopper that forms the gradients of operands along queries, sums over keys."""
 
 from typing import Any, NamedTuple
 
@@ -13,12 +13,12 @@ from pallas_kernels.mosaic_gpu.products_sm90 import multiply
 
 
 class QueryGradients(NamedTuple):
-    """Gradients of what belongs to the queries.
+    """Gradients of operands along queries.
 
     Attributes:
       q: `b t h k`.
       sums: over the keys, of the gradients of the scores, `b h t`; or `None`.
-      distances: the same, weighted with the distances of queries and keys; or `None`.
+      distances: the same, weighted by the distances of queries and keys; or `None`.
       scores: the gradients of the scores themselves, `b h t s`; or `None`.
     """
 
@@ -29,7 +29,7 @@ class QueryGradients(NamedTuple):
 
 
 def query_gradients(call: Call, arrays: Arrays, known: Known, doutput: jax.Array) -> QueryGradients:
-    """Returns the gradients of what belongs to the queries; `doutput` is `b t h v`."""
+    """Returns the gradients of operands along queries; `doutput` is `b t h v`."""
     b, t, h, k = arrays.q.shape
     s, g, v = arrays.v.shape[1:]
     dtype = arrays.q.dtype

@@ -1,7 +1,7 @@
 """Parts shared by the kernels of `attention` for Hopper: the operands of a call, its tiles, and the scores of one tile.
 
 A block of threads has two warpgroups that compute, each with 64 rows of its own, and one that copies. The rows are
-queries where a query's sums over keys are formed, and keys where a key's sums over queries are; `axis` says along which
+queries for sums over keys, and keys for sums over queries; `axis` says along which
 dimension of a tile of scores the queries run: 0, or 1.
 """
 
@@ -22,10 +22,10 @@ from pallas_kernels.mosaic_gpu import launch
 from pallas_kernels.target import Target
 
 ROWS = 64
-"""The rows of a warpgroup: what one matrix instruction produces."""
+"""The rows of a warpgroup: those of one matrix instruction."""
 
 WARPGROUPS = 2
-"""Those that compute; one more copies."""
+"""Warpgroups that compute; another one copies."""
 
 PAD = ROWS * WARPGROUPS
 """Queries and keys are padded to a multiple of it."""
@@ -35,7 +35,7 @@ AXES = ('batch', 'head', 'turn', 'warpgroup')
 COPYING_REGISTERS = 40
 
 STAGES = 2
-"""The steps whose operands are in shared memory at a time."""
+"""The number of steps whose operands are in shared memory at a time."""
 
 TILE = plgpu.Layout.WGMMA
 DOWN = TILE.reduce(1)
@@ -44,7 +44,7 @@ ACROSS = TILE.reduce(0)
 """The layout of one number for each column of a tile."""
 
 UNHIDDEN = -3e38
-"""A bias below it is minus infinity."""
+"""A bias below this counts as minus infinity."""
 
 
 class Arrays(NamedTuple):
@@ -58,8 +58,8 @@ class Arrays(NamedTuple):
       keys: vectors `b h s`, likewise.
       slopes: `h`, or `None`.
       bias: `b h t s` if it varies by query and by key, or `None`; `b h s t` where keys are the rows.
-      reach: of every block of rows, the first tile of columns that may hold one of its documents, and the first one
-        behind them all, `b n` each; or `None`: any tile may.
+      reach: for every block of rows, the first tile of columns that may hold one of its documents, and the first one
+        after them, `b n` each; or `None`: any tile may.
     """
 
     q: Any
@@ -77,12 +77,12 @@ class Call:
     """The static parameters of a kernel.
 
     Attributes:
-      t: queries, those of the padding not counted.
+      t: queries, without padding.
       s: keys, likewise.
-      axis: of a tile, the one along which queries run.
-      step: the columns of a tile, those that one step takes in.
+      axis: the axis of a tile along which queries run.
+      step: the columns of a tile, processed in one step.
       hides: whether segments or a bias may hide any key.
-      skips: whether tiles that positions or segments hide are passed over.
+      skips: whether tiles hidden by positions or segments are skipped.
     """
 
     here: Target
@@ -124,7 +124,7 @@ class Call:
             high = jnp.clip(last // self.step + 1, 0, high)
         if self.rule.window is None:
             return _between(low, high)
-        # The keys that stay visible come first, the window after them.
+        # The keys that are always visible come first, then the window.
         sinks = jnp.minimum(-(-self.rule.sinks // self.step), high)
         sinks = jnp.where(low < sinks, sinks, 0)
         near = jnp.maximum(self.position(first) - self.rule.window + 1, 0) // self.step
@@ -186,8 +186,8 @@ def _between(low: Any, high: Any) -> tuple[Any, Callable[[Any], Any]]:
 def reach(call: Call, queries: jax.Array, keys: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Returns `Arrays.reach` of the segments `b t` and `b s`.
 
-    Where documents lie one behind the other, numbered in order, it leaves out every tile that has none in common with
-    the rows. Of other numbers some such tiles are left in; masks hide them.
+    For consecutive documents numbered in order, it excludes every tile that shares no document with the rows. For other
+    numberings some such tiles remain; masks hide them.
     """
     rows, columns = (queries, keys) if call.axis == 0 else (keys, queries)
     least, most = _extremes(rows, PAD)
@@ -201,7 +201,7 @@ def reach(call: Call, queries: jax.Array, keys: jax.Array) -> tuple[jax.Array, j
 def _extremes(segments: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
     """The minimum and the maximum of every tile, `b n`."""
     segments = segments.astype(jnp.int32)
-    # The last number stands in for those behind the end.
+    # The last number pads the end.
     padded = jnp.pad(segments, ((0, 0), (0, -segments.shape[1] % size)), mode='edge')
     tiles = padded.reshape(segments.shape[0], -1, size)
     return jnp.min(tiles, axis=2), jnp.max(tiles, axis=2)
@@ -229,7 +229,7 @@ class Scored(NamedTuple):
     Attributes:
       block: as maps take it.
       distance: of queries and keys.
-      slope: of the scores over the scaled products, where they are bounded; or `None`: one.
+      slope: derivative of the scores by the scaled products, where they are soft-capped; or `None`: one.
     """
 
     block: Block
@@ -297,7 +297,7 @@ def _iota(call: Call, along: int) -> jax.Array:
 
 
 def where_needed(call: Call, place: Place, compute: Callable[..., Any], *operands: Any) -> Any:
-    """`compute(*operands, masked=)`, with masks in those tiles alone that need one."""
+    """`compute(*operands, masked=)`, masked only in tiles that need it."""
     visible = call.all_visible(place)
     if isinstance(visible, bool):
         return compute(*operands, masked=not visible)
@@ -356,7 +356,7 @@ def column_parts(
 
 
 def have_read() -> None:
-    """Has the vectors of a step been read before copies, which are another proxy's, write over them."""
+    """Ensures that vectors of a step have been read before copies, by another proxy, overwrite them."""
     plgpu.commit_smem()
 
 
@@ -372,7 +372,7 @@ def kernel(
 ) -> Callable[..., Any]:
     """A kernel of two warpgroups that compute and one that copies.
 
-    `products` are the channels of all products of a query and a key, of so many heads of all sequences.
+    `products` is the number of channels of all products of a query and a key; `heads` counts those of all sequences.
     """
     rule = call.rule
     pairs = heads * visible_pairs(call.t, call.s, causal=rule.causal, window=rule.window, sinks=rule.sinks)
@@ -409,7 +409,7 @@ def over_columns(
 
 
 def matrix(call: Call, channels: int, tile: Callable[..., Any]) -> Any:
-    """The tiles of a matrix in shared memory; a step takes in the one that `tile` says."""
+    """The tiles of a matrix in shared memory; a step reads the one given by `tile`."""
     return plgpu.BlockSpec((call.step, channels), lambda *indices: (tile(*indices), 0), transforms=call.swizzled())
 
 

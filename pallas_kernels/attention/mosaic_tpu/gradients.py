@@ -9,7 +9,7 @@ from pallas_kernels.attention.mosaic_tpu.sweep import Arrays, Call, Pairs, Part,
 
 
 def pull_queries(call: Call, inputs: Parts) -> Arrays:
-    """The gradients of queries, of their forget gates, and of the slope as every query has it."""
+    """The gradients of queries, of their forget gates, and of the slopes per query."""
     k, dtype = inputs['q'].array.shape[3], inputs['q'].array.dtype
     added = tuple(name for name in ('query_forget', 'slopes') if name in inputs)
 
@@ -65,7 +65,7 @@ def pull_bias(call: Call, inputs: Parts) -> jax.Array:
 
 
 def _gradients(call: Call, step: Step, values: Arrays, names: tuple[str, ...]) -> tuple[jax.Array, jax.Array, Arrays]:
-    """The weights of a block, and the gradients of its products and of the operands named that are added to them."""
+    """The weights of a block, and the gradients of its products and of the named operands added to them."""
     weights, statistics = call.rule.weights, statistics_of(call, values)
 
     def of(products: jax.Array, added: Arrays) -> tuple[jax.Array, Block]:

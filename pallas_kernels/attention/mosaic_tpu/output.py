@@ -7,7 +7,7 @@ from pallas_kernels.attention.mosaic_tpu.sweep import Arrays, Call, Parts, Step,
 
 
 def follow(call: Call, inputs: Parts) -> Arrays:
-    """The forward pass of a map that keeps up with the keys."""
+    """The forward pass of a map that is computed online."""
     weights, v = call.rule.weights, inputs['v'].array.shape[3]
 
     def add(step: Step, values: Arrays, memory: Arrays) -> None:

@@ -1,7 +1,7 @@
 """The form of `attention` for TPUs: one blockwise template, forward and backward, in Pallas Mosaic TPU.
 
-Blocks lie as `sweep` says, so that of the seven products of both passes only two, with keys or values transposed,
-have a factor to turn round, and that the small one.
+With the layout of blocks in `sweep`, only two of the seven products of both passes, with keys or values transposed,
+need to transpose a factor, the small one.
 """
 
 import functools
@@ -23,7 +23,7 @@ CHANNELS = 16
 
 
 LONGEST = 2**16
-"""The most pairs of tiles: two lists of so many integers are half of the memory that there is for scalars."""
+"""The maximum number of pairs of tiles: two lists of this length take half of the memory for scalars."""
 
 
 @functools.lru_cache
@@ -38,7 +38,7 @@ def passes(here: Target) -> vjp.Passes:
 
 
 def refusal(here: Target, rule: Rule, operands: Operands) -> str | None:
-    """Why the kernels cannot serve a call; `None`: they can."""
+    """The reason why the kernels cannot serve a call, or `None`."""
     if operands.dtype() != jnp.float32:
         return f'it is computed in {operands.dtype()}; expected operands of at most 32 bits'
     call = call_of(here, rule, operands)
@@ -46,7 +46,7 @@ def refusal(here: Target, rule: Rule, operands: Operands) -> str | None:
         return 'there is nothing to compute; expected at least one row, head, query and key'
     pairs = sum(map(len, call.visible()))
     if pairs > LONGEST:
-        return f'its queries see {pairs} pairs of tiles; expected at most {LONGEST}, of shorter rows or with a window'
+        return f'its queries see {pairs} pairs of tiles; expected at most {LONGEST}, from shorter rows or a window'
     return None
 
 
@@ -72,7 +72,7 @@ def backward(here: Target, rule: Rule, operands: Operands, kept: vjp.Kept, doutp
     """Returns the gradients of the operands, `None` for segments: one kernel for those of queries, one for keys.
 
     The gradient of a bias has a third, which sums it over the dimensions that the bias does not have, and which the
-    compiler leaves out where nobody asks for that gradient.
+    compiler removes where that gradient is not used.
     """
     call = call_of(here, rule, operands)
     delta, companion_delta = vjp.deltas(kept, doutput)

@@ -1,10 +1,10 @@
 """How the kernels of `attention` for TPUs go over a call: tile by tile, and only where a query may see a key.
 
-In a block keys run down and queries across, `s t`. What belongs to a query, such as its pivot or its statistics, then
-lies along the lanes, `1 t`, dense in memory, and keys are summed over sublanes. Queries and outputs lie likewise,
-`k t` and `v t`; keys and values as they come, `s k` and `s v`.
+In a block keys run along sublanes and queries along lanes, `s t`. Per-query numbers, such as pivots and statistics, are
+then along lanes, `1 t`, dense in memory, and sums over keys are over sublanes. Queries and outputs are laid out
+likewise, `k t` and `v t`; keys and values as given, `s k` and `s v`.
 
-A kernel visits a list of pairs of tiles: what a mask hides costs neither time nor copies. Sums over tiles are held in
+A kernel visits a list of pairs of tiles: hidden tiles cost neither time nor copies. Sums over tiles are held in
 scratch memory, and run in the order of the list.
 """
 
@@ -33,10 +33,10 @@ MEMORY = 64 * 2**20
 
 
 class Part(NamedTuple):
-    """An array of which a kernel sees a tile at a time, and what its dimensions are.
+    """An array that a kernel sees tile by tile, and the letters of its dimensions.
 
-    Of `b`, `g` and `r` a kernel sees one index, the only one where the size is 1; of `t` and `s` one tile, of every
-    other dimension, `.`, all.
+    A kernel sees one index of `b`, `g` and `r`, the only one where the size is 1, one tile of `t` and `s`, and all of
+    every other dimension, `.`.
     """
 
     letters: str
@@ -114,7 +114,7 @@ def call_of(here: Target, rule: Rule, operands: Operands) -> Call:
 
 
 class Step(NamedTuple):
-    """Where in its sweep a kernel is.
+    """The position of a kernel in its sweep.
 
     Attributes:
       rows: positions of the queries among the keys, `1 t`.
@@ -137,7 +137,7 @@ Finish = Callable[[Arrays, Arrays], None]
 
 
 class Sums(NamedTuple):
-    """Scratch memory, float32, and what is in it before the first step."""
+    """Scratch memory, float32, and its initial value."""
 
     shape: tuple[int, ...]
     start: float = 0.0
@@ -156,9 +156,9 @@ class Sweep:
     Attributes:
       name: of the kernel.
       products: how many of its products of queries and keys have the channels of keys, and those of values.
-      axes: of the grid, the slowest first: `b`, `g`, `r`, and `p` for the pairs of tiles. Sums run over the axes behind
+      axes: of the grid, the slowest first: `b`, `g`, `r`, and `p` for the pairs of tiles. Sums run over the axes after
         `p`, and over successive pairs that have the tiles named in `still` in common.
-      still: which of `t` and `s` sums do not run over.
+      still: those of `t` and `s` that sums do not run over.
       pairs: tiles of queries and of keys.
     """
 
@@ -172,7 +172,7 @@ class Sweep:
     def run(self, add: Add, inputs: Parts, outputs: Parts, scratch: dict[str, Sums], finish: Finish = write) -> Arrays:
         """Runs a kernel; `outputs` have shapes and types in place of arrays."""
 
-        # A bias hides what it likes, and beside the six products that make one of float32 masks cost nothing.
+        # A bias may hide any key; next to the six passes of a float32 product masks cost nothing.
         distinguishes = 'bias' not in inputs and inputs['q'].array.dtype != jnp.float32
 
         def kernel(queries: Any, keys: Any, sources: Arrays, results: Arrays, memory: Arrays) -> None:
@@ -272,7 +272,7 @@ class Sweep:
 
 
 def upright(letters: str, block: jax.Array) -> jax.Array:
-    """Turns the block of an array that has keys across, and back."""
+    """Transposes the block of an array that has keys along lanes, and back."""
     if letters[-1] != 's':
         return block
     floating = jnp.issubdtype(block.dtype, jnp.floating)

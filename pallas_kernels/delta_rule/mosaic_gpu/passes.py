@@ -1,16 +1,16 @@
-"""The Pallas form of `delta_rule` for Hopper GPUs: what waits for the state is one kernel, for both directions.
+"""The Pallas form of `delta_rule` for Hopper GPUs: one kernel for what depends on the state, in both directions.
 
-All that a chunk of 64 steps does by itself, its triangular inverse above all, is found outside, for all chunks at once,
-in float32, the products of which have tf32's 10 bits on a GPU. What depends on decays of key channels is found by the
-kernels of `matrix_state.mosaic_gpu`. `sweep` then runs over the chunks of a sequence in order and writes
-down the state at each and the values that its steps write; these are read as in `linear_attention`.
+The computation within chunks of 64 steps, mainly the triangular inverse, is done outside, for all chunks at once, in
+float32, whose products have the 10 bits of tf32 on a GPU. What depends on decays per key channel is computed by the
+kernels of `matrix_state.mosaic_gpu`. `sweep` then runs over the chunks of a sequence in order and writes the state at
+each and the values that its steps write; these are read as in `linear_attention`.
 
-Kept for the backward pass are the arguments alone. It sweeps once more for the states, `t / 64 * k * v` numbers a head
-in the 16-bit type that products want, and the values; from the last chunk to the first for the gradients of both. The
-gradients of what a chunk does by itself are products of these, 16-bit too, and the rest of them is JAX's.
+Only the arguments are kept for the backward pass. It sweeps again for the states, `t / 64 * k * v` numbers a head in
+the 16-bit type of products, and the values, and from the last chunk to the first for the gradients of both. The
+gradients within chunks are products of these, also 16-bit, and otherwise left to JAX.
 
-Decays are put on numbers before they are rounded for a product: in float16 what decays below 6e-8 is zero there, and a
-state above 65504 overflows.
+Decays multiply numbers before these are rounded for a product: in float16 a number that decays below 6e-8 becomes zero,
+and a state above 65504 overflows.
 """
 
 import functools
@@ -34,7 +34,7 @@ from pallas_kernels.target import Target
 def refusal(
     here: Target, q: jax.Array, k: jax.Array, v: jax.Array, log_decay: jax.Array | None, state: jax.Array
 ) -> str | None:
-    """Why the call cannot be served; `None`: it can."""
+    """The reason why the call cannot be served, or `None`."""
     if tiling.delta_rule_hopper(state.shape[2]) is None:
         return f'q and k have {state.shape[2]} channels; expected at most 256, as one program holds a whole column'
     return shared.refusal(here, q, k, v, log_decay, state)
@@ -42,7 +42,7 @@ def refusal(
 
 @functools.lru_cache
 def form(here: Target) -> Callable[..., vjp.Outputs]:
-    """The differentiable form on a device."""
+    """The differentiable form for a device."""
     return vjp.differentiable(functools.partial(_forward, here), functools.partial(_backward, here))
 
 

@@ -1,4 +1,4 @@
-"""The parts of `delta_rule` within chunks on Hopper GPUs, above all the triangular inverse."""
+"""The parts of `delta_rule` within chunks on Hopper GPUs, mainly the triangular inverse."""
 
 from typing import NamedTuple
 
@@ -22,7 +22,7 @@ class Steps(NamedTuple):
       q: `b hq t k`.
       k: `b hk t k`.
       v: `b hv t v`.
-      beta: float32, `b h l c 1`, zero where time is filled up.
+      beta: float32, `b h l c 1`, zero in padding.
       log_decay: float32, zero there: `b h l c 1`, or `b h t k` where key channels have their own; or `None`.
     """
 
@@ -37,7 +37,7 @@ class Documents(NamedTuple):
     """Where chunks forget the past.
 
     Attributes:
-      runs: how often, up to each step, `b 1 l c 1`; or `None`: never.
+      runs: how often, up to each step, `b 1 l c 1`; `None`: never.
       rows: `b h l 8 c`, see there; with the decays, where these are one for all key channels.
     """
 
@@ -46,15 +46,15 @@ class Documents(NamedTuple):
 
 
 class Solved(NamedTuple):
-    """What chunks do once their inverse is known, in the type of q but for the factor.
+    """The weights of chunks after applying their inverse, in the type of q except for the factor.
 
     Attributes:
-      among: what a step reads for its query of what a step writes, `b h l c c`.
-      q: what queries read of the state before the chunk, `b h l c k`.
+      among: weight of a step's write in a step's read for its query, `b h l c c`.
+      q: queries that read the state before the chunk, `b h l c k`.
       writes: the keys under which values are in the state after the chunk, `b h l c k`.
-      factor: what the state before the chunk counts in it, `b h l 1 k` or `b h l 1 1`, float32.
-      written: the values that steps would write on an empty state, `b h l c v`.
-      erases: what these lack for each number of the state before, `b h l c k`.
+      factor: decay of the state before the chunk over the chunk, `b h l 1 k` or `b h l 1 1`, float32.
+      written: the values that steps would write to a zero state, `b h l c v`.
+      erases: keys whose reads of the state before are subtracted from these, `b h l c k`.
     """
 
     among: jax.Array

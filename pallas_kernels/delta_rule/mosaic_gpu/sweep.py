@@ -16,11 +16,11 @@ from pallas_kernels.target import Target
 
 
 class Sweep(NamedTuple):
-    """What the chunks of one sweep bring, 16-bit.
+    """The inputs of the chunks of one sweep, 16-bit.
 
     Attributes:
-      reads: what is multiplied with the state and added to the values, `b h t k`.
-      adds: the keys under which these sums are added to the state, `b h t k`.
+      reads: multiplied with the state and added to the values, `b h t k`.
+      adds: keys under which these sums are added to the state, `b h t k`.
       values: `b h t v`.
       more: other keys, `b h t k`, and values, `b h t v`, added to the state; or nothing.
     """
@@ -34,9 +34,9 @@ class Sweep(NamedTuple):
 def sweep(
     here: Target, given: Sweep, factor: jax.Array, state: jax.Array, *, backward: bool
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The state, `b h l k v`, at every chunk before it is gone through, the sums, `b h t v`, and the last state.
+    """The state, `b h l k v`, before every chunk, the sums, `b h t v`, and the last state.
 
-    `sums = values + reads S`, `S = factor S + adds^T sums`, and what there is more; `factor` is `b h l 1 k` or, for all
+    `sums = values + reads S`, `S = factor S + adds^T sums`, plus `more`; `factor` is `b h l 1 k` or, for all
     key channels, `b h l 1 1`. A program carries a column of tiles
     of the state, all its key channels, in float32 registers, through all chunks.
     """
@@ -71,7 +71,7 @@ def sweep(
                 plgpu.wait_smem_to_gmem(0, wait_read_only=True)
                 for part in range(parts):
                     kept[part][...] = state[part].astype(dtype)
-                # Whatever ordinary reads take from a slot is read before the commit, after which copies may refill it.
+                # Ordinary reads of a slot must finish before the commit, after which copies may refill it.
                 sums = load(values)
                 held = [state[part] * along(factors.at[0], part, 0) for part in range(parts)]
                 plgpu.commit_smem()

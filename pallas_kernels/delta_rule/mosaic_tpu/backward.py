@@ -36,7 +36,7 @@ def backward(here: Target, arrays: vjp.Arrays, scale: float, kept: jax.Array, gr
     def gradient(like: jax.Array | None) -> jax.ShapeDtypeStruct | None:
         if like is None:
             return None
-        # Gradients that heads share are added up before they are rounded.
+        # Gradients that heads share are summed before they are rounded.
         dtype = like.dtype if like.shape[1] == h else jnp.float32
         return jax.ShapeDtypeStruct((b, h, *like.shape[2:]), dtype)
 

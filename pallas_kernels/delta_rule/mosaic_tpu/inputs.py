@@ -18,9 +18,9 @@ class Inputs(NamedTuple):
 
     Attributes:
       q, k, v: `b h t k` and `b h t v`.
-      rows: numbers a step has, float32 `b h l 8 c`: beta, the log decay of all key channels, and how often its chunk
-        has forgotten the past.
-      log_decay: `b h t k`, only where key channels have their own.
+      rows: per-step numbers, float32 `b h l 8 c`: beta, the log decay shared by key channels, and the number of
+        document starts so far in the chunk.
+      log_decay: `b h t k`, only for decays per key channel.
     """
 
     q: Any
@@ -31,11 +31,11 @@ class Inputs(NamedTuple):
 
 
 BETA, DECAY, RUN, COUNT = 0, 1, 2, 8
-"""The rows, filled up to so many."""
+"""The number of rows, with padding."""
 
 
 class Differentiable(NamedTuple):
-    """What a chunk has gradients of; `beta` and a `log_decay` of all key channels are rows `1 c`."""
+    """The inputs of a chunk that have gradients; `beta` and a `log_decay` shared by key channels are rows `1 c`."""
 
     q: jax.Array
     k: jax.Array
@@ -49,7 +49,7 @@ def chunk_at(plan: Plan, decays: bool, inputs: Inputs, place: Any, state: jax.Ar
     at = pl.ds(place * plan.tile.steps, plan.tile.steps)
     row = inputs.rows[place, DECAY : DECAY + 1] if decays else None
     return Differentiable(
-        # As float32, so that gradients are not rounded before they are added up.
+        # In float32, so that gradients are not rounded before they are summed.
         q=inputs.q[at].astype(jnp.float32),
         k=inputs.k[at].astype(jnp.float32),
         v=inputs.v[at].astype(jnp.float32),
@@ -82,7 +82,7 @@ def plan_of(arrays: vjp.Arrays) -> Plan:
     b, h, k, v = arrays.state.shape
     t = arrays.q.shape[2]
     is_vector = arrays.log_decay is not None and arrays.log_decay.shape[3] > 1
-    # The units that multiply matrices know bfloat16; float32 holds float16.
+    # Matrix units support bfloat16; float16 is computed in float32.
     dtype = jnp.bfloat16 if arrays.q.dtype == jnp.bfloat16 else jnp.float32
     return Plan(b, t, h, k, v, tiling.delta_rule_tpu(t, k, v), dtype, is_vector)
 
@@ -99,7 +99,7 @@ def inputs_of(plan: Plan, arrays: vjp.Arrays) -> Inputs:
 
 
 def _rows(plan: Plan, beta: jax.Array, log_decay: jax.Array | None, starts: jax.Array | None) -> jax.Array:
-    """What `Inputs.rows` is made of."""
+    """Makes `Inputs.rows`."""
 
     def cut(array: jax.Array) -> jax.Array:
         array = jnp.pad(array, ((0, 0), (0, 0), (0, plan.length - plan.t)))
@@ -114,5 +114,5 @@ def _rows(plan: Plan, beta: jax.Array, log_decay: jax.Array | None, starts: jax.
 
 
 def fill(plan: Plan, array: jax.Array) -> jax.Array:
-    """Fills time up with steps that neither write nor decay."""
+    """Pads time with steps that neither write nor decay."""
     return jnp.pad(array, ((0, 0), (0, 0), (0, plan.length - array.shape[2]), (0, 0)))

@@ -1,4 +1,4 @@
-"""The kernel that finds the gradients of queries or keys, of all chunks at once."""
+"""The kernel that computes the gradients of queries or keys, for all chunks at once."""
 
 from typing import Any
 
@@ -39,7 +39,7 @@ def gradients(
 ) -> tuple[jax.Array, jax.Array]:
     """dx, `(dz z^T * decays) y + reads (dz state^T)` of every chunk, `b h t k`.
 
-    Also `x dx` added up over channels, `b h 2 t`: what it gets of other steps of the chunk, and of the state.
+    Also `x dx` summed over channels, `b h 2 t`: the parts from other steps of the chunk and from the state.
     """
     b, h, count, k, v = states.shape
     dtype, parts = x.dtype, k // TILE

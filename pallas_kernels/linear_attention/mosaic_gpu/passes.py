@@ -1,15 +1,15 @@
-"""The Pallas form of `linear_attention` for Hopper GPUs: three kernels, each of which serves both directions.
+"""The Pallas form of `linear_attention` for Hopper GPUs: three kernels, each for both directions.
 
-`sweep` runs over the chunks of a sequence in order and writes down the state at each, `read` and `gradients` then work
-on all chunks at once. Going forward the states are read by queries; going backward, from the last chunk to the first,
-their gradients are read by keys. Kept for the backward pass is nothing but the arguments; the states, in the 16-bit
-type that products want, `t / 64 * k * v` numbers a head, are computed again.
+`sweep` runs over the chunks of a sequence in order and writes the state at each; `read` and `gradients` then process
+all chunks at once. In the forward direction the states are read by queries; in the backward direction, from the last
+chunk to the first, their gradients are read by keys. Only the arguments are kept for the backward pass; the states, in
+the 16-bit type of products, `t / 64 * k * v` numbers a head, are recomputed.
 
-Where key channels have decays of their own, all that depends on these is found first, for all chunks at once (see
-`matrix_state.mosaic_gpu.channel_decays`): 16-bit numbers, `64 + 2 k` a step. What is left is the sweep and products.
+With decays per key channel, all that depends on these is computed first, for all chunks at once (see
+`matrix_state.mosaic_gpu.channel_decays`): 16-bit numbers, `64 + 2 k` a step. The sweep and products remain.
 
-Decays are put on numbers before they are rounded for a product: in float16 what decays below 6e-8 is zero there, and a
-state above 65504 overflows.
+Decays multiply numbers before these are rounded for a product: in float16 a number that decays below 6e-8 becomes zero,
+and a state above 65504 overflows.
 
 A warpgroup works on tiles of 64 x 64: steps of a chunk, and channels.
 """
@@ -37,7 +37,7 @@ from pallas_kernels.target import Target
 
 @functools.lru_cache
 def form(here: Target) -> Callable[..., vjp.Outputs]:
-    """The differentiable form on a device."""
+    """The differentiable form for a device."""
     return vjp.differentiable(functools.partial(_forward, here), functools.partial(_backward, here))
 
 
@@ -94,7 +94,7 @@ def _backward(here: Target, arrays: vjp.Arrays, kept: None, gradients: vjp.Outpu
     h, dtype = inputs.state.shape[1], inputs.v.dtype
 
     def rounded(argument: jax.Array) -> Any:
-        # Gradients that heads share are added up before they are rounded.
+        # Gradients that heads share are summed before they are rounded.
         return dtype if argument.shape[1] == h else jnp.float32
 
     states, _ = sweep(here, FORWARD, inputs.k, inputs.v, inputs.rows, inputs.state)
@@ -120,11 +120,11 @@ def _backward(here: Target, arrays: vjp.Arrays, kept: None, gradients: vjp.Outpu
 
 
 class Weighed(NamedTuple):
-    """What chunks do whose key channels have decays of their own.
+    """The weights of chunks with decays per key channel.
 
     Attributes:
       weights: see there.
-      factor: what the state before a chunk counts in the one after it, `b h l k`.
+      factor: decay of the state over each chunk, `b h l k`.
     """
 
     weights: Weights
@@ -149,7 +149,7 @@ def _forward_by_channel(here: Target, arrays: vjp.Arrays) -> vjp.Outputs:
 
 
 def _backward_by_channel(here: Target, arrays: vjp.Arrays, gradients: vjp.Outputs) -> vjp.Arrays:
-    """Products of the matrices of a chunk whose factors are at hand are left to XLA."""
+    """Products within chunks whose factors are in memory are left to XLA."""
     dtype, h = arrays.v.dtype, arrays.state.shape[1]
     do, v = fill(gradients[0]), fill(arrays.v)
     weigh = functools.partial(_weigh, here, arrays.starts)
@@ -186,10 +186,11 @@ def _backward_by_channel(here: Target, arrays: vjp.Arrays, gradients: vjp.Output
 
 
 def _pull_decays(numbers: jax.Array, reads: jax.Array, writes: jax.Array, held: jax.Array) -> jax.Array:
-    """What the log decays get, `b h t`.
+    """The gradients of the log decays, `b h t`.
 
-    The decay of step t is in every score of a query at or after t and a key before t, in what queries from t on read of
-    the state, and in what keys before t write. `reads` and `writes` are `q dq` and `k dk` of scores and of the state.
+    The decay of step t is in every score of a query at or after t and a key before t, in the reads of the state by
+    queries from t on, and in the writes of keys before t. `reads` and `writes` are `q dq` and `k dk` of scores and of
+    the state.
     """
     run = numbers[..., RUN, :, None]
     later = jnp.triu(jnp.ones((1, 1, 1, TILE, TILE), bool))

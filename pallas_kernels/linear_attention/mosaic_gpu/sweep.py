@@ -29,10 +29,10 @@ from pallas_kernels.target import Target
 def sweep(
     here: Target, direction: Direction, x: jax.Array, y: jax.Array, numbers: jax.Array, state: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """The state, `l k v`, at every chunk before it is gone through, and the last one.
+    """The state, `l k v`, before every chunk, and the last one.
 
     A program carries one tile of the state, in float32 registers, through all chunks: `S = factor S + x^T (adds y)`.
-    `numbers` are rows, or the factors of key channels, `b h l k`; x then has what is added, and `adds` is one.
+    `numbers` are rows, or the factors of key channels, `b h l k`; x then includes the write decays, and `adds` is one.
     """
     b, h, k, v = state.shape
     count, dtype, by_channel = x.shape[2] // TILE, x.dtype, numbers.ndim == 4
@@ -49,7 +49,7 @@ def sweep(
             def step(turn: Any, x_tile: Any, y_tile: Any, numbers: Any, state: jax.Array) -> jax.Array:
                 plgpu.wait_smem_to_gmem(0, wait_read_only=True)
                 kept[...] = state.astype(dtype)
-                # Whatever ordinary reads take from a slot is read before the commit, after which copies may refill it.
+                # Ordinary reads of a slot must finish before the commit, after which copies may refill it.
                 factor = along(numbers, 0, 0) if by_channel else along(numbers.at[0], FACTOR, 0)
                 if not by_channel:
                     adds = along(numbers.at[0], direction.adds, 0)

@@ -25,7 +25,7 @@ def backward(here: Target, arrays: vjp.Arrays, kept: jax.Array, gradients: vjp.O
     b, h, v, k = dfinal.shape
 
     def gradient(like: jax.Array) -> jax.ShapeDtypeStruct:
-        # Gradients that heads share are added up before they are rounded.
+        # Gradients that heads share are summed before they are rounded.
         dtype = plan.dtype if like.shape[1] == h else jnp.float32
         return jax.ShapeDtypeStruct((b, h, *like.shape[2:]), dtype)
 

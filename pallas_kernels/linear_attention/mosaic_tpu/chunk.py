@@ -26,7 +26,7 @@ class Chunk(NamedTuple):
 
 
 class Decays(NamedTuple):
-    """What the state before a chunk counts at its steps, what they count in the state after it, what it counts there.
+    """The decays from the state before a chunk to its steps, from these to the state after it, and between the states.
 
     `c 1` and `1 1`, or `c k` and `1 k`.
     """
@@ -37,7 +37,7 @@ class Decays(NamedTuple):
 
 
 class Pulled(NamedTuple):
-    """What the scores of a chunk get: dq and dk, `c k`, and their log decays as rows `1 c`, or as `c k`."""
+    """The gradients from the scores of a chunk: dq and dk, `c k`, and of the log decays as rows `1 c`, or as `c k`."""
 
     dq: jax.Array
     dk: jax.Array
@@ -58,7 +58,7 @@ def dot(left: jax.Array, right: jax.Array, contracted: str = 'nn') -> jax.Array:
 
 
 def iotas(shape: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
-    """The places along both axes of a matrix."""
+    """The indices along both axes of a matrix."""
     return jax.lax.broadcasted_iota(jnp.int32, shape, 0), jax.lax.broadcasted_iota(jnp.int32, shape, 1)
 
 

@@ -14,7 +14,7 @@ from pallas_kernels.matrix_state.mosaic_tpu.plan import Plan
 
 
 class Inputs(NamedTuple):
-    """The inputs of both kernels: arrays, references or blocks; `log_decay` only where key channels have their own."""
+    """The inputs of both kernels: arrays, references or blocks; `log_decay` only for decays per key channel."""
 
     q: Any
     k: Any
@@ -27,7 +27,7 @@ def plan_of(arrays: vjp.Arrays) -> Plan:
     b, h, k, v = arrays.state.shape
     t = arrays.q.shape[2]
     is_vector = arrays.log_decay is not None and arrays.log_decay.shape[3] > 1
-    # The units that multiply matrices know bfloat16; float32 holds float16.
+    # Matrix units support bfloat16; float16 is computed in float32.
     dtype = jnp.bfloat16 if arrays.q.dtype == jnp.bfloat16 else jnp.float32
     tile = tiling.linear_attention_tpu(t, k, v, vector=is_vector)
     return Plan(b, t, h, k, v, tile, dtype, is_vector)
@@ -37,7 +37,7 @@ def inputs_of(plan: Plan, arrays: vjp.Arrays) -> Inputs:
     decay = arrays.log_decay
     own = None
     if decay is not None and plan.is_vector:
-        own = fill(plan, jnp.maximum(decay, decays.DARKEST))
+        own = fill(plan, jnp.maximum(decay, decays.LEAST_LOG_DECAY))
     return Inputs(
         q=fill(plan, arrays.q.astype(plan.dtype)),
         k=fill(plan, arrays.k.astype(plan.dtype)),
@@ -48,7 +48,7 @@ def inputs_of(plan: Plan, arrays: vjp.Arrays) -> Inputs:
 
 
 def fill(plan: Plan, array: jax.Array) -> jax.Array:
-    """Fills time up with steps that neither write nor decay."""
+    """Pads time with steps that neither write nor decay."""
     return jnp.pad(array, ((0, 0), (0, 0), (0, plan.length - array.shape[2]), (0, 0)))
 
 

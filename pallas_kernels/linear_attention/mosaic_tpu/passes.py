@@ -1,8 +1,8 @@
 """The Pallas form of `linear_attention` for TPUs: a grid over batch, heads and groups of chunks, the groups in order.
 
-The state stays in VMEM from one group to the next, transposed, `v k`, so that decays of key channels are a row. Kept
-for the backward pass is the state before each group, `t / group * k * v` numbers a head; it computes those of the
-chunks again, a group at a time, and then runs the chunks of the group, as the groups, from the last to the first.
+The state stays in VMEM from one group to the next, transposed, `v k`, so that decays of key channels are a row. The
+state before each group is kept for the backward pass, `t / group * k * v` numbers a head; that recomputes those of the
+chunks, a group at a time, and then runs the chunks of the group, like the groups, from the last to the first.
 """
 
 import functools
@@ -16,5 +16,5 @@ from pallas_kernels.target import Target
 
 @functools.lru_cache
 def form(here: Target) -> Callable[..., vjp.Outputs]:
-    """The differentiable form on a device."""
+    """The differentiable form for a device."""
     return vjp.differentiable(functools.partial(forward, here), functools.partial(backward, here))

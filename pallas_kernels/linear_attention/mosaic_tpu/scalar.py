@@ -26,7 +26,7 @@ def scores(chunk: Chunk) -> jax.Array:
 
 
 def pull(chunk: Chunk, dscores: jax.Array) -> tuple[jax.Array, Pulled]:
-    """The scores, and what belongs to their gradients.
+    """The scores, and the gradients through them.
 
     The decay of step t is in every score of a query at or after t and a key before t.
     """

@@ -1,7 +1,7 @@
-"""One chunk in a Pallas kernel with a decay of its own for every key channel: secondary chunking.
+"""One chunk in a Pallas kernel with a decay for every key channel: secondary chunking.
 
-Scores of different sub-blocks are products, decays taken to the start of the query's; those of one sub-block are summed
-as they stand. No exponent is above 0 (Yang et al., 2024, arXiv 2312.06635).
+Scores between sub-blocks are products, with decays up to the start of the query's sub-block; those within a sub-block
+are summed directly. No exponent is above 0 (Yang et al., 2024, arXiv 2312.06635).
 """
 
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from pallas_kernels.linear_attention.mosaic_tpu.chunk import Chunk, Decays, Pull
 from pallas_kernels.matrix_state.decays import FACTOR, KEPT, REACH, RUN, WRITE
 
 SUBBLOCK = 16
-"""Steps between which decays are put into scores one by one."""
+"""Steps of a sub-block, in whose scores decays enter one by one."""
 
 
 class Within(NamedTuple):
@@ -55,10 +55,10 @@ def scores(chunk: Chunk) -> jax.Array:
 
 
 def pull(chunk: Chunk, dscores: jax.Array) -> tuple[jax.Array, Pulled]:
-    """The scores, and what belongs to their gradients.
+    """The scores, and the gradients through them.
 
-    The decay of step t is in every score of a query at or after t and a key before t, so that it gets the sum of
-    `q dq - k dk` from t on; a query's own key cancels and is left out.
+    The decay of step t is in every score of a query at or after t and a key before t, so that its gradient is the sum
+    of `q dq - k dk` from t on; a query's own key cancels and is left out.
     """
     c, dtype = chunk.rows.shape[1], chunk.q.dtype
     within = _within(chunk)
@@ -154,13 +154,13 @@ def _after(total: jax.Array) -> jax.Array:
 
 
 def _queries(chunk: Chunk, within: Within) -> list[jax.Array]:
-    """The queries of each sub-block, `r k`, decays taken from its start."""
+    """The queries of each sub-block, `r k`, with decays from its start."""
     decayed = _split(chunk.q.astype(jnp.float32)) * jnp.exp(within.since)
     return _rows_of(decayed.reshape(chunk.q.shape).astype(chunk.q.dtype))
 
 
 def _keys(chunk: Chunk, within: Within) -> list[tuple[jax.Array, jax.Array]]:
-    """For each sub-block the keys of those before it, `c k`, decays taken up to its start, and these decays."""
+    """For each sub-block the keys of those before it, `c k`, with decays up to its start, and these decays."""
     found = []
     block = jax.lax.broadcasted_iota(jnp.int32, within.since.shape, 0)
     between = jnp.zeros_like(within.total)

@@ -1,15 +1,15 @@
-"""What the steps of a chunk read and write where key channels have decays of their own, on Hopper GPUs.
+"""The weights of the steps of a chunk with decays per key channel, on Hopper GPUs.
 
-With G the log decays summed, a step i reads a step j through `sum_k q_ik k_jk exp(G_ik - G_jk)`. A chunk is cut in
-halves, these in halves, and so on down to single steps: the second half of a block reads the first through a product of
-`q exp(G - M)` and `k exp(M - G)`, with M the decays up to the middle (the secondary chunking of Yang et al., 2024,
+With G the log decays summed, a step i reads a step j through `sum_k q_ik k_jk exp(G_ik - G_jk)`. A chunk is split into
+halves, these into halves, and so on down to single steps: the second half of a block reads the first through a product
+of `q exp(G - M)` and `k exp(M - G)`, with M the decays up to the middle (the secondary chunking of Yang et al., 2024,
 arXiv 2312.06635, all the way down). So a score is in one of seven products of a whole chunk, no exponent is above 0,
 and a number has one exponential for each of the six sizes of halves, being in the first or in the second.
 
-Log decays are summed over the very steps between, as products with zeros and ones of two bfloat16 parts. What these
-leave out of a sum G, `2^-17 G`, is less than a product loses by rounding its factors, `2^-12`, where `exp(G)` counts.
+Log decays are summed over exactly the steps between, as products of zeros and ones with two bfloat16 parts. Their error
+in a sum G, `2^-17 G`, is less than the error of a product from rounding its factors, `2^-12`, where `exp(G)` matters.
 
-Kept for the gradients are the arguments alone; the exponentials are taken again.
+Only the arguments are kept for the gradients; the exponentials are recomputed.
 """
 
 from typing import Any, NamedTuple
@@ -17,23 +17,23 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.matrix_state.decays import DARKEST, REACH, RUN, WRITE
+from pallas_kernels.matrix_state.decays import LEAST_LOG_DECAY, REACH, RUN, WRITE
 from pallas_kernels.matrix_state.mosaic_gpu.tiles import TILE, iota
 from pallas_kernels.mosaic_gpu.products_sm90 import multiply
 from pallas_kernels.target import Target
 
 HALVES = 6
-"""The sizes of halves that a chunk is cut into: 1, 2, 4, ... steps."""
+"""The sizes of the halves of a chunk: 1, 2, 4, ... steps."""
 
 
 class Steps(NamedTuple):
-    """What the steps of a call bring, in whole chunks and tiles.
+    """The inputs of a call, in whole chunks and tiles.
 
     Attributes:
       q: `b hq t k`, 16-bit.
       k: `b hk t k`, 16-bit.
       log_decay: `b h t k`, float32.
-      rows: `b h l 8 c`, of documents alone, see `rows`.
+      rows: `b h l 8 c`, only for documents, see `rows`.
     """
 
     q: jax.Array
@@ -43,14 +43,14 @@ class Steps(NamedTuple):
 
 
 class Weights(NamedTuple):
-    """What the steps of chunks do, in the type of q but for `erased`.
+    """The weights of steps in chunks, in the type of q except for `erased`.
 
     Attributes:
-      among: what a step reads for its query of what a step of its chunk writes, `b h t c`.
-      q: what queries read of the state before the chunk, `b h t k`.
+      among: weight of a write in the same chunk in a step's read for its query, `b h t c`.
+      q: queries that read the state before the chunk, `b h t k`.
       writes: the keys under which values are in the state after the chunk, `b h t k`.
-      erased: what a step reads for its key of what an earlier one of its chunk writes, `b h t c`, float32; or `None`.
-      k: what keys read of the state before the chunk, `b h t k`; or `None`.
+      erased: weight of an earlier write in the same chunk in a step's read for its key, `b h t c`, float32; or `None`.
+      k: keys that read the state before the chunk, `b h t k`; or `None`.
     """
 
     among: Any
@@ -61,17 +61,17 @@ class Weights(NamedTuple):
 
 
 def factor(steps: Steps) -> jax.Array:
-    """What the state before each chunk counts in the one after it, `b h l k`."""
+    """The decay of the state over each chunk, `b h l k`."""
     b, h, t, k = steps.log_decay.shape
     total = jnp.sum(steps.log_decay.reshape(b, h, t // TILE, TILE, k), axis=3)
     return jnp.where(steps.rows[..., RUN, -1:] == 0, jnp.exp(total), 0)
 
 
 def parts(log_decay: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Two bfloat16 numbers that add up to a log decay, but for its last 8 bits."""
-    dark = jnp.maximum(log_decay, DARKEST)
-    coarse = jax.lax.reduce_precision(dark, exponent_bits=8, mantissa_bits=7)
-    return coarse.astype(jnp.bfloat16), (dark - coarse).astype(jnp.bfloat16)
+    """Two bfloat16 numbers that sum to a log decay, except for its last 8 bits."""
+    clipped = jnp.maximum(log_decay, LEAST_LOG_DECAY)
+    coarse = jax.lax.reduce_precision(clipped, exponent_bits=8, mantissa_bits=7)
+    return coarse.astype(jnp.bfloat16), (clipped - coarse).astype(jnp.bfloat16)
 
 
 def halves_of(turn: Any) -> tuple[jax.Array, jax.Array]:
@@ -96,6 +96,6 @@ def ones_where(steps: jax.Array) -> jax.Array:
 
 
 def decay_over(here: Target, coarse: Any, fine: Any, steps: jax.Array) -> jax.Array:
-    """What is left after the decays of so many steps, marked for every step of a tile."""
+    """The decay over the marked steps, for every step of a tile."""
     ones = ones_where(steps)
     return jnp.exp(multiply(here, ones, fine, multiply(here, ones, coarse)))

@@ -1,4 +1,4 @@
-"""The kernels that read, at all chunks at once, what steps wrote: those of their chunk and the state before it."""
+"""The kernels that compute the reads of all chunks at once: of steps of the same chunk, and of the state before it."""
 
 from typing import Any, NamedTuple
 
@@ -27,11 +27,11 @@ GRID = ('b', 'h', 'chunk', 'column')
 
 
 class Direction(NamedTuple):
-    """Queries read keys, and what was before; or keys, whose gradients are wanted, queries and what comes after.
+    """Forward, queries read keys and the past; backward, keys, for their gradients, read queries and the future.
 
     Attributes:
-      reads: the row that says what the state at the chunk counts at a step.
-      adds: the row that says what a step counts in the state at the next chunk.
+      reads: the row of decays from the state at the chunk to a step.
+      adds: the row of decays from a step to the state at the next chunk.
     """
 
     backward: bool

@@ -11,7 +11,7 @@ from pallas_kernels.target import Target
 def refusal(
     here: Target, q: jax.Array, k: jax.Array, v: jax.Array, log_decay: jax.Array | None, state: jax.Array
 ) -> str | None:
-    """Why the call cannot be served; `None`: it can."""
+    """The reason why the call cannot be served, or `None`."""
     operands = jnp.result_type(q, k, v)
     if operands.itemsize != 2 or state.dtype != jnp.float32:
         return (

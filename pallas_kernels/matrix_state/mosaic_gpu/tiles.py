@@ -1,6 +1,6 @@
-"""Tiles of 64 x 64, of steps of a chunk and channels: what the kernels for Hopper are made of.
+"""Tiles of 64 x 64, of steps of a chunk and channels: the parts of the kernels for Hopper.
 
-A program is one warpgroup. Its tiles lie in the order that wgmma wants, in shared memory and in registers.
+A program is one warpgroup. Its tiles have the layouts that wgmma needs, in shared memory and in registers.
 """
 
 from collections.abc import Callable
@@ -11,21 +11,21 @@ import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 
 TILE = 64
-"""Steps of a chunk, and channels worked on at once: the rows of one wgmma."""
+"""Steps of a chunk, and channels processed at once: the rows of one wgmma."""
 
-# The kernels name the layouts of all registers; inferring them from so many rows and columns takes minutes.
+# The kernels name the layouts of all registers; inferring them takes minutes for so many rows and columns.
 NAMED_LAYOUTS = plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane)
 
 
 def fill(array: jax.Array) -> jax.Array:
-    """Fills both last axes up with zeros to whole tiles."""
+    """Pads the last two axes with zeros to whole tiles."""
     return jnp.pad(array, ((0, 0), (0, 0), (0, -array.shape[2] % TILE), (0, -array.shape[3] % TILE)))
 
 
 def along_channels(
     step: Callable[..., Any], count: int, *sources: tuple[Any, Callable[..., Any]], sums: int = 2
 ) -> Any:
-    """Adds up over tiles of channels: so many tiles of sums, from zero."""
+    """Sums over tiles of channels into `sums` tiles, starting from zero."""
     return plgpu.emit_pipeline(
         step,
         grid=(count,),
@@ -36,7 +36,7 @@ def along_channels(
 
 
 def swizzled(dtype: Any) -> tuple[Any, ...]:
-    """The order of numbers in shared memory that suits copies and products: rows of 128 bytes."""
+    """The layout in shared memory that suits copies and products: rows of 128 bytes."""
     tiled = plgpu.TilingTransform((8, 128 // jnp.dtype(dtype).itemsize))  # type: ignore[abstract]
     return tiled, plgpu.SwizzleTransform(128)  # type: ignore[abstract]
 

@@ -1,4 +1,4 @@
-"""The kernel that finds the gradients of `weights`."""
+"""The kernel that computes the gradients of `weights`."""
 
 import functools
 from typing import Any
@@ -39,9 +39,9 @@ from pallas_kernels.target import Target
 def weight_gradients(here: Target, steps: Steps, gradients: Weights) -> tuple[jax.Array, jax.Array, jax.Array]:
     """dq, dk and those of the log decays, `b h t k`, of every head; in float32 where heads share the argument.
 
-    The decay of step t is in what queries, or keys that erase, from t on read of what keys before t write, and of the
-    state before the chunk, and in what those keys write to the state after it: so it gets sums of `q dq` and `k dk`. A
-    query's own key, whose parts would cancel, is left out.
+    The decay of step t is in the reads by queries, or erasing keys, from t on of writes before t and of the state
+    before the chunk, and in the writes of earlier keys to the state after it, so its gradient is a sum of `q dq` and `k
+    dk`. A query's own key, whose parts would cancel, is left out.
     """
     b, h, t, size = steps.log_decay.shape
     dtype, erases = steps.q.dtype, gradients.erased is not None
@@ -81,7 +81,7 @@ def weight_gradients(here: Target, steps: Steps, gradients: Weights) -> tuple[ja
                     scores[...] = jnp.where(seen, load(gradients.erased), 0).astype(dtype)
                     plgpu.commit_smem()
                     dk = dk + decayed * multiply(here, scores.transpose((1, 0)), factors)
-                    # There are no registers left to hold it.
+                    # No registers are left to hold it.
                     wide[...] = load(wide) + decayed * multiply(here, scores, factors)
                 scores[...] = jnp.where(seen, load(gradients.among), 0).astype(dtype)
                 plgpu.commit_smem()
@@ -103,7 +103,7 @@ def weight_gradients(here: Target, steps: Steps, gradients: Weights) -> tuple[ja
             writes = writes * load(gradients.writes)
 
             def total(steps: jax.Array, terms: jax.Array, onto: jax.Array | None) -> jax.Array:
-                # In two parts, as the decays, which are not needed any more.
+                # In two parts, in place of the decays, which are no longer needed.
                 coarse[...] = terms.astype(jnp.bfloat16)
                 fine[...] = (terms - load(coarse)).astype(jnp.bfloat16)
                 plgpu.commit_smem()
@@ -136,7 +136,7 @@ def weight_gradients(here: Target, steps: Steps, gradients: Weights) -> tuple[ja
         out_type=tuple(jax.ShapeDtypeStruct((b, h, t, size), dtype) for dtype in (*types, jnp.float32)),
         name='matrix_state_weight_gradients',
         cost=Cost(
-            # The same sums, the products of the halves both ways, and the sums that decays get.
+            # The same sums, the products of halves in both directions, and the sums for decays.
             flops=2 * b * h * t * size * TILE * (2 * (HALVES + 2) + 2 * HALVES * (1 + erases) + 6),
             exponentials=b * h * t * size * (HALVES + 2),
         ),

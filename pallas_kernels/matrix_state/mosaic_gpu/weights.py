@@ -1,4 +1,4 @@
-"""The kernel that finds what chunks do whose key channels have decays of their own; see `channel_decays`."""
+"""The kernel that computes the weights of chunks with decays per key channel; see `channel_decays`."""
 
 import functools
 from typing import Any
@@ -39,7 +39,7 @@ from pallas_kernels.target import Target
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def weights(here: Target, erases: bool, steps: Steps) -> Weights:
-    """Returns the weights of all chunks; what keys read only where they erase."""
+    """Returns the weights of all chunks; those of reads by keys only if they erase."""
     return _find(here, erases, steps)
 
 
@@ -120,7 +120,7 @@ def _find(here: Target, erases: bool, steps: Steps) -> Weights:
                     plgpu.BlockSpec((TILE, TILE), lambda part: (chunk, part), transforms=swizzled(ref.dtype))
                     for ref in sources
                 ],
-                # More would keep a second program out of shared memory.
+                # More would leave no shared memory for a second program.
                 max_concurrent_steps=1,
                 init_carry=(zeros(), zeros() if erases else None),
             )(*sources)

@@ -1,4 +1,4 @@
-"""How a call is cut up for TPUs: a grid over batch, heads and groups of chunks, the groups in order."""
+"""The division of a call for TPUs: a grid over batch, heads and groups of chunks, the groups in order."""
 
 import dataclasses
 from collections.abc import Callable
@@ -21,7 +21,7 @@ IN_ORDER = pltpu.CompilerParams(dimension_semantics=('parallel', 'parallel', 'ar
 
 
 def refusal(here: Target, k: jax.Array, v: jax.Array, state: jax.Array) -> str | None:
-    """Why the call cannot be served; `None`: it can."""
+    """The reason why the call cannot be served, or `None`."""
     if state.dtype != jnp.float32:
         return f'the state is computed in {state.dtype}; expected arguments of at most float32'
     if k.shape[3] * v.shape[3] > LARGEST_STATE:
@@ -31,7 +31,7 @@ def refusal(here: Target, k: jax.Array, v: jax.Array, state: jax.Array) -> str |
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Sizes of a call, and how it is cut up. The groups run backward in the backward pass."""
+    """Sizes of a call and of its parts. The groups run backward in the backward pass."""
 
     b: int
     t: int
@@ -76,7 +76,7 @@ class Plan:
         return pl.BlockSpec((None, None, *shape[2:]), lambda b, h, group: (b, h, *(0 for _ in shape[2:])))
 
     def specs(self, inputs: Any, *, backward: bool = False) -> Any:
-        """Those of a structure of arrays, of which `inputs.rows` has a row a chunk and the others one a step."""
+        """The block specs of a structure of arrays; `inputs.rows` has one row per chunk, the others one per step."""
 
         def spec(array: Any) -> pl.BlockSpec:
             size = self.chunks if array is inputs.rows else self.tile.group
