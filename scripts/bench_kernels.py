@@ -1,4 +1,4 @@
-"""Times the cores as `python -m pallas_kernels.bench` does; on a GPU flash-linear-attention before and after.
+"""Times the cores as `python -m pallas_kernels.bench` does; on a GPU also flash-linear-attention, before and after.
 
 python scripts/bench_kernels.py [--peer_python=/venv/with/flash-linear-attention/bin/python] [options of the bench]
 """

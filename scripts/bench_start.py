@@ -1,4 +1,4 @@
-"""Times the quickstart's command to its first finished step, cold and with its programs compiled before."""
+"""Times the quickstart's command to its first finished step, cold and with a warm compilation cache."""
 
 import pathlib
 import subprocess

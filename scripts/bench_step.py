@@ -2,9 +2,9 @@
 
     python scripts/bench_step.py --peer_python=/path/to/venv/bin/python --out=step.json
 
-All run in one sitting and take turns in short bursts, in alternating order, so that whatever else the machine does
-falls on each alike. A ratio is the median, over the rounds, of the ratio within one round; its interval is a bootstrap
-over rounds. Processor time is given too: it changes least when other processes take the cores away.
+All run at the same time and take turns in short bursts, in alternating order, so that other load on the machine
+affects all alike. A ratio is the median, over the rounds, of the ratio within one round; its interval is a bootstrap
+over rounds. Processor time is also given: it changes least when other processes use the cores.
 """
 
 import dataclasses
@@ -34,15 +34,15 @@ from step_size import StepSize
 from attnlab.files import write_json
 from attnlab.train.devices import keep_freed_memory
 
-_PEER = flags.DEFINE_string('peer_python', None, 'Python of an environment with torch; without it JAX is timed alone.')
+_PEER = flags.DEFINE_string('peer_python', None, 'Python of an environment with torch; without it only JAX is timed.')
 _OUT = flags.DEFINE_string('out', None, 'Also write the figures to this JSON file.')
 _KEEP = flags.DEFINE_bool('keep_freed_memory', True, 'Let the C library keep freed memory, as `attnlab train` does.')
 _ROUNDS = flags.DEFINE_integer('rounds', 10, 'How often the contenders take turns.', lower_bound=2)
-_BURST = flags.DEFINE_integer('burst', 3, 'Timed steps of one turn, after one that is not timed.', lower_bound=1)
+_BURST = flags.DEFINE_integer('burst', 3, 'Timed steps of one turn, after an untimed one.', lower_bound=1)
 
 BASELINE = 'plain JAX'
 
-Turn = tuple[list[float], float]  # seconds of each step, processor seconds of them all
+Turn = tuple[list[float], float]  # seconds of each step, total processor seconds
 
 # Each returns (step, state, batch), where the jitted `step(state, batch)` donates its state and returns (state, loss).
 JAX_CONTENDERS: Mapping[str, Callable[[StepSize], tuple]] = {
@@ -53,10 +53,10 @@ JAX_CONTENDERS: Mapping[str, Callable[[StepSize], tuple]] = {
 
 class Contender(Protocol):
     def burst(self, steps: int) -> Turn:
-        """Returns the seconds of each step, and the processor seconds of them all."""
+        """Returns the seconds of each step, and their total processor seconds."""
 
     def facts(self) -> dict[str, object]:
-        """Returns what is worth recording besides the times."""
+        """Returns facts to record besides the times."""
 
 
 class JaxContender:
@@ -137,7 +137,7 @@ def take_turns(contenders: Mapping[str, Contender], rounds: int, burst: int) -> 
     turns = {name: [] for name in contenders}
     for i in range(rounds):
         for name in list(contenders)[:: -1 if i % 2 else 1]:
-            contenders[name].burst(1)  # caches and threads of the one before
+            contenders[name].burst(1)  # caches and threads of the previous one
             turns[name].append(contenders[name].burst(burst))
     return turns
 

@@ -20,7 +20,7 @@ SCALAR, VECTOR = (B, T, H), (B, T, H, K)
 
 
 def main(chosen: tuple[str, ...] = ()) -> None:
-    """Times every call, or the one whose core and kind are given."""
+    """Times every call, or the one with the given core and kind."""
     calls = {
         ('linear_attention', 'no decay'): (lambda q, k, v: chunk_linear_attn(q, k, v, normalize=False), None, False),
         ('linear_attention', 'scalar'): (lambda q, k, v, g: chunk_simple_gla(q, k, v, g), SCALAR, False),

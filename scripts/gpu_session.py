@@ -1,13 +1,12 @@
-"""An hour on a rented GPU: what is right, how fast it is, whether it trains; resumable, nothing lost.
+"""An hour on a rented GPU: correctness, speed and training; resumable, without losing results.
 
     python scripts/gpu_session.py prepare --to=session    # on any machine, before
     python scripts/gpu_session.py run --from=session --out=out --minutes=9 --stages=check,correct
     python scripts/gpu_session.py run --from=session --out=out2 --minutes=9 --resume=out/session.jsonl
     python scripts/gpu_session.py report out*/session.jsonl
 
-`prepare` writes what is expected in float64, the list of cases and the list of wheels. `run` writes one line of JSON a
-case, and its status is 0 where all that was run is right, 1 where something is not, 3 where the device stopped
-answering.
+`prepare` writes the float64 expectations, the list of cases and the list of wheels. `run` writes one line of JSON per
+case; its status is 0 if all cases passed, 1 if one did not, and 3 if the device stopped responding.
 """
 
 import argparse
@@ -15,7 +14,7 @@ import pathlib
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))  # a checkout that nobody installed
+sys.path.insert(0, str(ROOT))  # a checkout that is not installed
 
 from scripts.session import lines, parent, preparation, report, worker  # noqa: E402
 from scripts.session.cases import STAGES  # noqa: E402
@@ -25,25 +24,27 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog='gpu_session.py', description=(__doc__ or '').split('\n')[0])
     commands = parser.add_subparsers(dest='command', required=True)
     one = commands.add_parser('prepare', help='write expectations, cases and wheels; needs no GPU')
-    one.add_argument('--to', type=pathlib.Path, required=True, help='the folder; what it has is kept')
+    one.add_argument('--to', type=pathlib.Path, required=True, help='the folder; existing files are kept')
     one.add_argument('--stages', default=','.join(STAGES), help='which, separated by commas')
     one.add_argument('--small', action='store_true', help='few tiny cases, for a rehearsal on a CPU')
     one = commands.add_parser('run', help='run the cases')
     one.add_argument('--from', dest='folder', type=pathlib.Path, required=True, help='what `prepare` wrote')
     one.add_argument('--out', type=pathlib.Path, required=True, help='the folder of session.jsonl and session.log')
-    one.add_argument('--stages', default='', help='which, separated by commas; all that were prepared unless given')
+    one.add_argument('--stages', default='', help='which, separated by commas; by default all that were prepared')
     one.add_argument('--minutes', type=float, default=9.0, help='after which it ends')
     one.add_argument(
-        '--resume', type=pathlib.Path, nargs='*', default=[], help='lines of before: what is ok is left out'
+        '--resume', type=pathlib.Path, nargs='*', default=[], help='earlier records: cases that were ok are skipped'
     )
-    one.add_argument('--workers', type=int, help='processes that share the device, in stages that time nothing')
+    one.add_argument('--workers', type=int, help='processes that share the device, in stages without timings')
     one.add_argument('--patience', type=float, default=1.0, help='multiplies every time limit')
-    one = commands.add_parser('report', help='tables in Markdown of one or several sessions, the last line of a case')
+    one = commands.add_parser(
+        'report', help='Markdown tables of one or several sessions, from the last line of each case'
+    )
     one.add_argument('sessions', type=pathlib.Path, nargs='+')
-    one.add_argument('--against', type=pathlib.Path, help='the session before: what changed')
+    one.add_argument('--against', type=pathlib.Path, help='an earlier session, to list changes')
     one = commands.add_parser('worker', help='what `run` starts')
     one.add_argument('--from', dest='folder', type=pathlib.Path, required=True)
-    one.add_argument('--results', type=int, required=True, help='the file descriptor that results go to')
+    one.add_argument('--results', type=int, required=True, help='the file descriptor for results')
     options = parser.parse_args(arguments)
     if options.command == 'prepare':
         return preparation.prepare(options.to, _stages(parser, options.stages), small=options.small)

@@ -1,6 +1,6 @@
 """One training step of a small transformer in hand-written JAX, as a careful user would write it without a framework.
 
-Two of its forms are there for speed on CPU. Matrix products see one token axis: with two (`b t d`), the weight gradient
+Two details are for speed on CPU. Matrix products see one token axis: with two (`b t d`), the weight gradient
 contracts both, and XLA first makes a transposed copy of the output gradient. And the backward pass of attention
 transposes the narrow factor of each product, never the `t s` weights.
 """
@@ -20,7 +20,7 @@ Batch = Mapping[str, jax.Array]
 
 
 def init(key: jax.Array, size: StepSize) -> Params:
-    """Parameters in nested dictionaries, matrices as [in, out], normal with variance one over the inputs."""
+    """Parameters in nested dictionaries, matrices as [in, out], normal with variance one over the number of inputs."""
     keys = iter(jax.random.split(key, 7 * size.depth + 2))
 
     def matrix(inputs: int, outputs: int) -> jax.Array:

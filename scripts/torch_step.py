@@ -1,6 +1,6 @@
 """The benchmark training step in eager PyTorch: a process that times steps on request through its standard input.
 
-`burst N` answers with one JSON line, the seconds of each of N steps and the processor seconds of them all; `save PATH`
+`burst N` answers with one JSON line, the seconds of each of N steps and their total processor seconds; `save PATH`
 writes an .npz with the parameters, the batch, the loss and the norm of the gradient. It ends with its standard input.
 """
 

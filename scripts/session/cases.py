@@ -1,4 +1,4 @@
-"""What a session is made of: cases, in stages, in the order in which they are worth most."""
+"""The cases of a session, in stages, the most valuable first."""
 
 import dataclasses
 import json
@@ -15,7 +15,7 @@ CORES = (
     'cross_entropy',
     'softmax_topk',
 )
-"""The cores, those first that most depends on."""
+"""The cores, the most important first."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,9 +23,9 @@ class Stage:
     """How the cases of a stage are run.
 
     Attributes:
-      workers: how many processes share the device; one where something is timed.
+      workers: number of processes that share the device; one where something is timed.
       environment: of these processes.
-      fresh: a process serves one case alone.
+      fresh: whether every case has its own process.
     """
 
     workers: int = 1
@@ -39,11 +39,11 @@ STAGES: dict[str, Stage] = {
     'check': Stage(environment={'XLA_PYTHON_CLIENT_PREALLOCATE': 'false'}),
     'correct': Stage(workers=8, environment=SHARED),
     'bench': Stage(),
-    # Triton wants memory besides.
+    # Triton needs memory too.
     'peers': Stage(environment={'XLA_PYTHON_CLIENT_PREALLOCATE': 'false'}),
     'train': Stage(),
     'tokens': Stage(fresh=True),
-    # Cases that hang, crash and are wrong on purpose: of rehearsals alone.
+    # Cases that hang, crash and fail on purpose, only for rehearsals.
     'rehearsal': Stage(workers=2),
 }
 """Every stage, in order."""
@@ -51,17 +51,17 @@ STAGES: dict[str, Stage] = {
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One thing to find out, in one line of the record.
+    """One measurement or check: a line of the record.
 
     Attributes:
-      id: its name, the same in every session.
-      seconds: how long it may take, without the start of a process.
+      id: its name, the same in all sessions.
+      seconds: time limit, without the start of a process.
       core: the core, recipe or size it is about.
       call: the named call.
       dtype: of the operands.
       what: the pass: 'forward', or 'forward and backward'.
-      implementation: the form that is asked for by name; `None`: whichever serves.
-      rival: what it is timed against.
+      implementation: the named form; `None`: the default.
+      rival: the package that it is timed against.
     """
 
     id: str
@@ -76,7 +76,7 @@ class Case:
 
 
 SMOKE = Case('check/smoke', 'check', 30)
-"""A product of matrices, in a process of its own: does the device answer?"""
+"""A matrix product in its own process, to see whether the device responds."""
 
 
 def write(path: pathlib.Path, cases: list[Case]) -> None:
@@ -87,8 +87,8 @@ def read(path: pathlib.Path) -> list[Case]:
     return [Case(**case) for case in json.loads(path.read_text())]
 
 
-def public(case: Case) -> dict[str, Any]:
-    """What a line of the record says of its case."""
+def fields(case: Case) -> dict[str, Any]:
+    """The fields of a case in its line of the record."""
     found = dataclasses.asdict(case)
     found['pass'] = found.pop('what')
     return {name: value for name, value in found.items() if value not in ('', None) and name != 'seconds'}

@@ -1,4 +1,4 @@
-"""What the cores give in float64, made beforehand: arguments and expectations in one file of arrays."""
+"""Precomputed float64 results of the cores: arguments and expectations in one file of arrays."""
 
 import importlib
 import pathlib
@@ -19,7 +19,7 @@ FILE = 'expected.npz'
 
 
 def call_of(case: Case) -> Call:
-    """The call of a case; that of attention may name a weight map, as in 'masked, softpick'."""
+    """The call of a case; a call of attention may name a weight map, as in 'masked, softpick'."""
     module = importlib.import_module(f'pallas_kernels.cases.{case.core}')
     name, _, weights = case.call.partition(', ')
     if case.core == 'attention' and weights:
@@ -33,12 +33,12 @@ def core_of(case: Case) -> cores.Core:
 
 
 def key(case: Case) -> str:
-    """What the arrays of a case are filed under, whichever form is asked for."""
+    """The prefix of the arrays of a case, the same for all implementations."""
     return f'{case.core}/{case.call}/{case.dtype}'
 
 
 def write(folder: pathlib.Path, cases: list[Case]) -> None:
-    """Adds to the file what it lacks: it can be stopped, and goes on."""
+    """Adds missing expectations to the file; can be interrupted and resumed."""
     path = folder / FILE
     there = set(zipfile.ZipFile(path).namelist()) if path.exists() else set()
     for place, case in enumerate(cases):
@@ -65,14 +65,14 @@ def _arrays(case: Case) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def _wide(array: jax.Array) -> np.ndarray:
-    """The same numbers in a type that files know."""
+    """The same numbers in a type that files support."""
     return np.asarray(array if jnp.issubdtype(array.dtype, jnp.complexfloating) else array.astype(jnp.float32))
 
 
 def read(folder: pathlib.Path, case: Case) -> tuple[Call, cores.Numbers]:
-    """The call of a case with the arguments that were filed, and what is expected of it.
+    """The call of a case with its stored arguments, and the expected results.
 
-    Devices may draw other random numbers: in the last bit of a float32, and so in that of a bfloat16.
+    Arguments are stored since devices may draw random numbers that differ in the last bit.
 
     Raises KeyError where it was not prepared.
     """

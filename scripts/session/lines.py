@@ -1,4 +1,4 @@
-"""The record of a session: a line of JSON a case, on the disk before the next case begins."""
+"""The record of a session: a line of JSON per case, written to disk before the next case begins."""
 
 import json
 import os
@@ -12,7 +12,7 @@ STATUSES = ('ok', 'wrong', 'failed', 'timeout', 'skipped')
 
 
 class Record:
-    """A file to which lines are added; what a power cut left of a line stays a line of its own."""
+    """A file to which lines are appended; a line cut off by a power failure stays separate."""
 
     def __init__(self, path: pathlib.Path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -22,7 +22,7 @@ class Record:
             self._file.write(b'\n')
 
     def add(self, line: Line) -> None:
-        """Writes a line and waits until the disk has it."""
+        """Writes a line and waits until it is on disk."""
         self._file.write(json.dumps(line).encode() + b'\n')
         self._file.flush()
         os.fsync(self._file.fileno())
@@ -32,7 +32,7 @@ class Record:
 
 
 def read(paths: Iterable[pathlib.Path]) -> list[Line]:
-    """The lines of several records; the half of a line is left out."""
+    """The lines of several records, without incomplete ones."""
     found = []
     for path in paths:
         for text in path.read_text(errors='replace').splitlines():
@@ -44,7 +44,7 @@ def read(paths: Iterable[pathlib.Path]) -> list[Line]:
 
 
 def newest(paths: Iterable[pathlib.Path]) -> dict[str, Line]:
-    """The last line of every case; one that was skipped does not take the place of one that was run."""
+    """The last line of every case; a skipped one does not replace one that was run."""
     found: dict[str, Line] = {}
     for line in read(paths):
         if line['status'] != 'skipped' or found.get(line['id'], line)['status'] == 'skipped':
@@ -53,7 +53,7 @@ def newest(paths: Iterable[pathlib.Path]) -> dict[str, Line]:
 
 
 def commit(root: pathlib.Path) -> str:
-    """The commit of a checkout; where there is no git, the one that `prepare` wrote down is asked for instead."""
+    """The commit of a checkout; without git, the one recorded by `prepare`."""
     try:
         answer = subprocess.run(
             ['git', 'describe', '--always', '--dirty'], cwd=root, capture_output=True, text=True, check=False

@@ -1,6 +1,6 @@
-"""The parent of a session: hands cases to workers, one at a time, and goes on whatever becomes of them.
+"""The parent of a session: gives cases to workers, one at a time, and survives their failures.
 
-It imports nothing that could touch the device. Workers lead process groups of their own, so that what they start dies
+It imports nothing that could touch the device. Workers lead their own process groups, so that processes they start die
 with them.
 """
 
@@ -25,7 +25,7 @@ from scripts.session import lines
 from scripts.session.cases import SMOKE, STAGES, Case, Stage
 
 START = 90.0
-"""Seconds in which a worker has to report."""
+"""Seconds in which a worker must report."""
 
 SCRIPT = pathlib.Path(__file__).resolve().parent.parent / 'gpu_session.py'
 ROOT = SCRIPT.parent.parent
@@ -35,7 +35,7 @@ OK, NOT_ALL_RIGHT, DEAD = 0, 1, 3
 
 @dataclasses.dataclass(frozen=True)
 class Session:
-    """What the command line said."""
+    """The options of the command line."""
 
     folder: pathlib.Path
     out: pathlib.Path
@@ -46,7 +46,7 @@ class Session:
 
 
 class Worker:
-    """A process in a group of its own, with the case it is at, if any."""
+    """A process in its own group, with its current case, if any."""
 
     def __init__(self, folder: pathlib.Path, stage: Stage, log: IO[bytes], limit: float):
         read, write = os.pipe()
@@ -69,14 +69,14 @@ class Worker:
         self.deadline = time.monotonic() + limit
         self._rest = b''
 
-    def hand(self, case: Case, patience: float) -> None:
-        """Gives the process a case; the clock starts when it is ready."""
+    def assign(self, case: Case, patience: float) -> None:
+        """Gives the process a case, whose time counts from when the process is ready."""
         self.case = case
         if self.ready:
             self._send(patience)
 
     def begin(self, patience: float) -> None:
-        """The process has said that it is ready."""
+        """Called when the process has reported that it is ready."""
         self.ready = True
         if self.case is not None:
             self._send(patience)
@@ -84,13 +84,13 @@ class Worker:
     def _send(self, patience: float) -> None:
         assert self.case is not None and self.process.stdin is not None
         self.deadline = time.monotonic() + patience * self.case.seconds
-        # A process that has just died is met where its results are read.
+        # A process that has just died is handled where its results are read.
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.write(json.dumps(dataclasses.asdict(self.case)).encode() + b'\n')
             self.process.stdin.flush()
 
     def receive(self) -> list[dict[str, Any]] | None:
-        """The lines that have come; `None` when the process is gone."""
+        """The lines received; `None` when the process has ended."""
         try:
             data = os.read(self.results, 1 << 20)
         except BlockingIOError:
@@ -101,7 +101,7 @@ class Worker:
         return [json.loads(line) for line in whole]
 
     def kill(self) -> int:
-        """Ends the process and all that it started; returns its status."""
+        """Kills the process and all that it started; returns its status."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         os.close(self.results)
@@ -112,7 +112,7 @@ class Worker:
 
 
 def environment(stage: Stage) -> dict[str, str]:
-    """That of a worker: the checkout comes first, and the assembler is found where toolkits keep it."""
+    """The environment of a worker: the checkout first on the path, and the assembler where toolkits install it."""
     paths = [str(ROOT), *filter(None, [os.environ.get('PYTHONPATH')])]
     return {
         **os.environ,
@@ -123,7 +123,7 @@ def environment(stage: Stage) -> dict[str, str]:
 
 
 def versions() -> dict[str, str]:
-    """Those of what is installed here of what figures depend on."""
+    """The installed versions of the packages that figures depend on."""
     found = {}
     for name in ('jax', 'jaxlib', 'jax-cuda13-plugin', 'tokamax', 'jax-linear-attention', 'fla-core', 'torch'):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -132,7 +132,7 @@ def versions() -> dict[str, str]:
 
 
 class Runner:
-    """Runs stages until they are done, the minutes are over, or the device is dead."""
+    """Runs stages until they are done, time is up, or the device is dead."""
 
     def __init__(self, session: Session, record: lines.Record, log: IO[bytes]):
         self.session = session
@@ -145,13 +145,13 @@ class Runner:
         self.counts: collections.Counter[str] = collections.Counter()
 
     def stop(self, *_: Any) -> None:
-        """Is called by SIGTERM and SIGINT."""
-        self.stopped = 'the session was told to end'
+        """Called on SIGTERM and SIGINT."""
+        self.stopped = 'the session was stopped'
 
-    def over(self) -> str | None:
-        """Why the session ends here, if it does."""
+    def end_reason(self) -> str | None:
+        """The reason to end the session now, or `None`."""
         if self.dead:
-            return 'the device did not answer'
+            return 'the device did not respond'
         if self.stopped is None and time.monotonic() >= self.end:
             self.stopped = 'the minutes were over'
         return self.stopped
@@ -160,7 +160,7 @@ class Runner:
         """Adds the line of a case to the record."""
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds')
         self.facts |= line.pop('facts', {})
-        whole = {**session_cases.public(case), **line, **self.facts, 'time': now}
+        whole = {**session_cases.fields(case), **line, **self.facts, 'time': now}
         self.record.add(whole)
         self.counts[whole['status']] += 1
         reason = f': {whole["reason"]}' if 'reason' in whole else ''
@@ -173,37 +173,37 @@ class Runner:
         workers: list[Worker] = []
         with selectors.DefaultSelector() as selector:
             try:
-                while (waiting or any(worker.case for worker in workers)) and self.over() is None:
+                while (waiting or any(worker.case for worker in workers)) and self.end_reason() is None:
                     self._hand_out(waiting, workers, slots, stage, selector)
                     for key, _ in selector.select(0.2):
-                        self._take_in(key.data, workers, stage, selector)
+                        self._receive(key.data, workers, stage, selector)
                     for worker in [one for one in workers if time.monotonic() > one.deadline and one.case]:
-                        self._give_up(worker, workers, selector)
+                        self._time_out(worker, workers, selector)
             finally:
                 for worker in workers:
                     worker.kill()
-        reason = self.over()
+        reason = self.end_reason()
         for worker in workers if reason else ():
             if worker.case is not None:
-                self.write(worker.case, {'status': 'skipped', 'reason': f'{reason}, in the middle of it'})
+                self.write(worker.case, {'status': 'skipped', 'reason': f'{reason}, during the case'})
 
     def _hand_out(self, waiting: Any, workers: list[Worker], slots: int, stage: Stage, selector: Any) -> None:
         while waiting and len(workers) < slots:
             worker = Worker(self.session.folder, stage, self.log, START * self.session.patience)
             selector.register(worker.results, selectors.EVENT_READ, worker)
             workers.append(worker)
-            worker.hand(waiting.popleft(), self.session.patience)
+            worker.assign(waiting.popleft(), self.session.patience)
         for worker in workers:
             if waiting and worker.case is None:
-                worker.hand(waiting.popleft(), self.session.patience)
+                worker.assign(waiting.popleft(), self.session.patience)
 
-    def _take_in(self, worker: Worker, workers: list[Worker], stage: Stage, selector: Any) -> None:
+    def _receive(self, worker: Worker, workers: list[Worker], stage: Stage, selector: Any) -> None:
         found = worker.receive()
         if found is None:
-            status = self._part_with(worker, workers, selector)
+            status = self._remove(worker, workers, selector)
             if worker.case is not None:
                 self.write(worker.case, {'status': 'failed', 'reason': f'its process died: {_died(status)}'})
-                self.see_whether_it_lives(workers)
+                self.check_device(workers)
             return
         for line in found:
             if 'ready' in line:
@@ -213,34 +213,34 @@ class Runner:
             self.write(worker.case, line)
             worker.case = None
         if stage.fresh and worker.ready and worker.case is None:
-            self._part_with(worker, workers, selector)
+            self._remove(worker, workers, selector)
 
-    def _give_up(self, worker: Worker, workers: list[Worker], selector: Any) -> None:
-        self._part_with(worker, workers, selector)
+    def _time_out(self, worker: Worker, workers: list[Worker], selector: Any) -> None:
+        self._remove(worker, workers, selector)
         assert worker.case is not None
         limit = worker.case.seconds if worker.ready else START
         what = 'it took longer than' if worker.ready else 'its process did not start within'
         line = {'status': 'timeout', 'reason': f'{what} {limit * self.session.patience:g} s'}
         self.write(worker.case, line)
-        self.see_whether_it_lives(workers)
+        self.check_device(workers)
 
-    def _part_with(self, worker: Worker, workers: list[Worker], selector: Any) -> int:
+    def _remove(self, worker: Worker, workers: list[Worker], selector: Any) -> int:
         selector.unregister(worker.results)
         workers.remove(worker)
         return worker.kill()
 
-    def see_whether_it_lives(self, others: Sequence[Worker] = ()) -> None:
-        """At the start, and after a crash or a hang: a product in a fresh process decides whether to go on.
+    def check_device(self, others: Sequence[Worker] = ()) -> None:
+        """At the start, and after a crash or a hang: a product in a fresh process decides whether to continue.
 
-        The clocks of the others stand still meanwhile.
+        The time limits of the others are extended meanwhile.
         """
         start = time.monotonic()
         stage = STAGES['check']
         worker = Worker(self.session.folder, stage, self.log, START * self.session.patience)
-        worker.hand(SMOKE, self.session.patience)
+        worker.assign(SMOKE, self.session.patience)
         answered = None
         try:
-            while answered is None and time.monotonic() < worker.deadline and self.over() is None:
+            while answered is None and time.monotonic() < worker.deadline and self.end_reason() is None:
                 time.sleep(0.02)
                 for line in worker.receive() or ([{'status': 'died'}] if worker.process.poll() is not None else []):
                     if 'ready' in line:
@@ -256,7 +256,7 @@ class Runner:
 
 
 def run(session: Session, stages: Sequence[str] | None, resume: Sequence[pathlib.Path]) -> int:
-    """Runs the cases that were prepared, those of `stages`, but for what is ok in the sessions of before."""
+    """Runs the prepared cases of `stages`, except those that were ok in earlier sessions."""
     prepared = session_cases.read(session.folder / 'cases.json')
     before = lines.newest(resume)
     left = [case for case in prepared if before.get(case.id, {'status': ''})['status'] != 'ok']
@@ -267,14 +267,14 @@ def run(session: Session, stages: Sequence[str] | None, resume: Sequence[pathlib
     with (session.out / 'session.log').open('ab') as log, contextlib.closing(record):
         runner = Runner(session, record, log)
         with _ended_by_signals(runner):
-            runner.see_whether_it_lives()
+            runner.check_device()
             for name in STAGES:
                 chosen = [case for case in left if case.stage == name and (stages is None or name in stages)]
-                if chosen and runner.over() is None:
+                if chosen and runner.end_reason() is None:
                     runner.stage(name, chosen)
     done = sum(runner.counts.values())
     figures = ', '.join(f'{number} {status}' for status, number in runner.counts.items()) or 'nothing to do'
-    print(f'{figures}; {len(prepared) - len(left)} were ok before; {runner.over() or "all done"}', flush=True)
+    print(f'{figures}; {len(prepared) - len(left)} were ok before; {runner.end_reason() or "all done"}', flush=True)
     if runner.dead:
         return DEAD
     return OK if runner.counts['ok'] + runner.counts['skipped'] == done else NOT_ALL_RIGHT

@@ -1,4 +1,4 @@
-"""What is made on any machine before: the list of cases, what is expected of them, and the wheels they need."""
+"""Prepares a session on any machine: the list of cases, their expected results, and the wheels they need."""
 
 import importlib
 import importlib.metadata
@@ -12,11 +12,11 @@ from scripts.session import cases, lines
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 
 PEERS = ('jax-linear-attention', 'tokamax', 'fla-core', 'flash-linear-attention')
-"""What it is timed against where it is installed; the first pins JAX to 0.11.2."""
+"""Packages to compare with where they are installed; the first pins JAX to 0.11.2."""
 
 
 def prepare(folder: pathlib.Path, stages: list[str], *, small: bool) -> int:
-    """Writes the folder that `run` reads; expectations that it has are kept."""
+    """Writes the folder that `run` reads; existing expectations are kept."""
     folder.mkdir(parents=True, exist_ok=True)
     found = [case for stage in stages for case in cases_of(stage, small=small)]
     expected = importlib.import_module('scripts.session.expected')
@@ -25,7 +25,7 @@ def prepare(folder: pathlib.Path, stages: list[str], *, small: bool) -> int:
     (folder / 'wheels.txt').write_text(wheels((ROOT / 'requirements-oldest.lock').read_text()))
     (folder / 'commit').write_text(lines.commit(ROOT) + '\n')
     cases.write(folder / 'cases.json', found)
-    print(f'{len(found)} cases in {folder}; the wheels it needs, to be brought along, are in {folder / "wheels.txt"}')
+    print(f'{len(found)} cases in {folder}; the wheels to bring along are listed in {folder / "wheels.txt"}')
     return 0
 
 
@@ -39,7 +39,7 @@ def wheels(lock: str) -> str:
 
 
 def needed(package: str) -> set[str]:
-    """The packages that one needs, and those need, in this environment."""
+    """The transitive dependencies of a package in this environment."""
     found: set[str] = set()
     wanted = [(package, frozenset[str]())]
     while wanted:

@@ -10,15 +10,20 @@ from scripts.session.lines import STATUSES, Line
 
 
 def tables(sessions: Sequence[pathlib.Path], against: pathlib.Path | None = None) -> str:
-    """What several sessions found, the newest line of each case; and what changed since another."""
+    """The results of several sessions, the newest line of each case, and the changes since another."""
     found = lines.newest(sessions)
-    parts = [*_about(found.values()), *_counted(found.values()), *_amiss(found.values()), *_timed(found.values())]
+    parts = [
+        *_environment(found.values()),
+        *_counts(found.values()),
+        *_failures(found.values()),
+        *_timed(found.values()),
+    ]
     if against is not None:
         parts += _changed(found, lines.newest([against]))
     return '\n'.join(parts)
 
 
-def _about(found: Any) -> Iterator[str]:
+def _environment(found: Any) -> Iterator[str]:
     for name in ('device', 'commit', 'versions'):
         values = dict.fromkeys(str(line[name]) for line in found if name in line)
         yield f'{name}: {"; ".join(values) or "unknown"}'
@@ -27,7 +32,7 @@ def _about(found: Any) -> Iterator[str]:
     yield ''
 
 
-def _counted(found: Any) -> Iterator[str]:
+def _counts(found: Any) -> Iterator[str]:
     counts: dict[tuple[str, str], collections.Counter[str]] = collections.defaultdict(collections.Counter)
     for line in found:
         counts[line['stage'], line.get('core', '')][line['status']] += 1
@@ -36,7 +41,7 @@ def _counted(found: Any) -> Iterator[str]:
     )
 
 
-def _amiss(found: Any) -> Iterator[str]:
+def _failures(found: Any) -> Iterator[str]:
     rows = [
         (line['id'], line['status'], line.get('reason', ''))
         for line in found
@@ -78,7 +83,7 @@ def _changed(found: dict[str, Line], before: dict[str, Line]) -> Iterator[str]:
                 share = figure['milliseconds'][1] / old[figure['contender']]['milliseconds'][1]
                 if abs(share - 1) > 0.05:
                     rows.append((name, f'{figure["contender"]}: {share:.2f} of the time'))
-    yield from _table(('case', 'changed'), rows or [('none', 'nothing by more than a twentieth')])
+    yield from _table(('case', 'changed'), rows or [('none', 'nothing by more than 5 %')])
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Iterator[str]:

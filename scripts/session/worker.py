@@ -1,4 +1,4 @@
-"""A process that runs cases one at a time: a line of JSON in, a line of JSON out; all it prints goes to the log."""
+"""A process that runs cases one at a time: a line of JSON in, a line of JSON out; its other output goes to the log."""
 
 import ctypes
 import importlib
@@ -15,7 +15,7 @@ from scripts.session.cases import Case
 
 
 def serve(folder: pathlib.Path, results: int) -> int:
-    """Answers the cases on standard input until it ends."""
+    """Runs the cases on standard input until it ends."""
     _end_with_parent()
     with os.fdopen(results, 'w') as out:
         _say(out, {'ready': True})
@@ -29,7 +29,7 @@ def serve(folder: pathlib.Path, results: int) -> int:
 
 
 def answer(case: Case, folder: pathlib.Path) -> dict[str, Any]:
-    """What there is to say of a case: its status, and figures or the reason why there are none."""
+    """The result of a case: its status, and figures or the reason why there are none."""
     try:
         return importlib.import_module(f'scripts.session.stages.{case.stage}').run(case, folder)
     except NotImplementedError as error:
@@ -49,6 +49,6 @@ def _say(out: Any, line: dict[str, Any]) -> None:
 
 
 def _end_with_parent() -> None:
-    """Where the parent is killed, nothing of it goes on to hold the device. Linux alone knows how."""
+    """Ends this process when the parent is killed, so that nothing keeps the device busy; on Linux only."""
     if sys.platform == 'linux':
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)

@@ -94,7 +94,7 @@ def test_a_resumed_session_leaves_out_what_is_ok_and_ends_cleanly_when_told_to(p
     found = lines.read([tmp_path / 'session.jsonl'])
     assert {line['id'] for line in found} <= {name for name, status in EXPECTED.items() if status != 'ok'}
     assert {line['id']: line['status'] for line in found}['rehearsal/hang'] == 'skipped', printed
-    assert '7 were ok before; the session was told to end' in printed
+    assert '7 were ok before; the session was stopped' in printed
     assert not alive(f'--from={prepared}')
     merged = lines.newest([ran / 'session.jsonl', tmp_path / 'session.jsonl'])
     assert merged.keys() == EXPECTED.keys()
@@ -140,7 +140,7 @@ def test_a_report_counts_names_and_compares(tmp_path):
         case = cases.Case('bench/softmax/0/forward', 'bench', 90, 'softmax', what='forward')
         measured = [{'contender': 'ours', 'milliseconds': [0.9, milliseconds, 1.1], 'ratio': 1.0, 'tflops': 2.0}]
         record = lines.Record(tmp_path / name)
-        record.add({**cases.public(case), 'status': 'ok', 'measured': measured, 'time': '2026-11-22T00:00:00'})
+        record.add({**cases.fields(case), 'status': 'ok', 'measured': measured, 'time': '2026-11-22T00:00:00'})
         record.add({'id': 'correct/x', 'stage': 'correct', 'core': 'x', 'status': status, 'reason': 'off'})
         record.close()
         return tmp_path / name

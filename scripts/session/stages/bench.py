@@ -1,4 +1,4 @@
-"""Times the cores at the size of models, as `python -m pallas_kernels.bench` does, beside what JAX itself has."""
+"""Times the cores at model sizes, as `python -m pallas_kernels.bench` does, next to JAX's own functions."""
 
 import dataclasses
 import functools
@@ -20,13 +20,13 @@ RIVALS = {
     'linear_attention': ('jax-linear-attention',),
     'delta_rule': ('jax-linear-attention',),
 }
-"""Kernels of others: they have cases of their own, for they may crash or hang."""
+"""Third-party kernels, which have separate cases, since they may crash or hang."""
 
 ROUNDS = 3
 
 
 def cases(small: bool) -> list[Case]:
-    """Every problem and pass; of attention first the plain softmax, its other maps at the end."""
+    """Every problem and pass; for attention the plain softmax first, its other maps at the end."""
     cores = ('softmax',) if small else CORES
     found = [(core, place, name) for core in cores for place, name in enumerate(names(core))]
     found.sort(key=lambda one: one[0] == 'attention' and one[1] > 0)
@@ -38,13 +38,13 @@ def cases(small: bool) -> list[Case]:
 
 
 def run(case: Case, folder: pathlib.Path) -> dict[str, Any]:
-    """Ours, as users call it, beside our portable form and what JAX has."""
+    """Ours, as users call it, next to our portable form and functions of JAX."""
     problem = problem_of(case)
     return timed(case, problem, [name for name in problem.contenders if name not in RIVALS.get(case.core, ())])
 
 
 def timed(case: Case, problem: problems.Problem, contenders: Sequence[str]) -> dict[str, Any]:
-    """Times those of a problem's contenders that are named, ours among them; why others have no figures."""
+    """Times the named contenders of a problem, including ours, with the reasons of failures."""
     jax.clear_caches()
     problem = dataclasses.replace(problem, contenders={name: problem.contenders[name] for name in contenders})
     found = list(measure.lines(problem, _ceilings(), _patience(), (case.what,)))
@@ -55,7 +55,7 @@ def timed(case: Case, problem: problems.Problem, contenders: Sequence[str]) -> d
 
 
 def names(core: str) -> list[str]:
-    """What the problems of a core are called, without their sizes."""
+    """The names of the problems of a core, without their sizes."""
     found = [problem.name for problem in problems.problems(core, problems.SMALL)]
     return [name.partition(':')[0] if ':' in name else core for name in found]
 
@@ -67,12 +67,12 @@ def _figures(line: measure.Measurement) -> dict[str, Any]:
 
 
 def problem_of(case: Case) -> problems.Problem:
-    """The problem of a case, by its place among those of the core."""
+    """The problem of a case, by its index among those of the core."""
     return next(itertools.islice(problems.problems(case.core, _sizes()), int(case.call), None))
 
 
 def _sizes() -> problems.Sizes:
-    """Those of models; on a CPU, where sessions are rehearsed, tiny ones."""
+    """Model sizes; tiny ones on a CPU, for rehearsals."""
     return problems.SMALL if target.current().platform == 'cpu' else problems.ACCELERATOR
 
 

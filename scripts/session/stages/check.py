@@ -1,4 +1,4 @@
-"""What goes wrong first: the device, its compiler, its rates, one kernel of each core."""
+"""First checks: the device, its compiler, its rates, one kernel of each core."""
 
 import pathlib
 import shutil
@@ -40,14 +40,14 @@ def smoke() -> dict[str, Any]:
 
 def tools() -> dict[str, Any]:
     """The assembler that Mosaic calls, and the driver."""
-    found = {name: _says(name, flag) for name, flag in (('ptxas', '--version'), ('nvidia-smi', '--version'))}
+    found = {name: _output(name, flag) for name, flag in (('ptxas', '--version'), ('nvidia-smi', '--version'))}
     if target.current().platform == 'gpu' and found['ptxas'] is None:
         return {'status': 'failed', 'reason': 'there is no ptxas on PATH', 'tools': found}
     return {'status': 'ok', 'tools': found}
 
 
 def rates() -> dict[str, Any]:
-    """What a copy and a product reach, which figures are compared with."""
+    """The rates of a copy and of a product, which figures are compared with."""
     top = ceilings.measure(target.current().platform, jnp.dtype(jnp.bfloat16), timing.Patience(3))
     figures = {'copy, GB/s': top.bytes_per_second / 1e9, 'matrix product, TFLOP/s': top.flops_per_second / 1e12}
     return {'status': 'ok', 'ceilings': figures}
@@ -56,7 +56,7 @@ def rates() -> dict[str, Any]:
 CHECKS = {SMOKE.id: smoke, 'check/tools': tools, 'check/ceilings': rates}
 
 
-def _says(name: str, flag: str) -> str | None:
+def _output(name: str, flag: str) -> str | None:
     path = shutil.which(name)
     if path is None:
         return None

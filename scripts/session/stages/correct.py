@@ -22,7 +22,7 @@ DTYPES = ('bfloat16', 'float16', 'float32')
 
 
 def cases(small: bool) -> list[Case]:
-    """First what every kernel serves, in bfloat16; then other types, other weight maps, and what any form may serve."""
+    """First the cases that every kernel serves, in bfloat16; then other types, weight maps and cases."""
     if small:
         return [case('softmax', 'one', 'float32', KERNEL), *(case(core, 'one', 'float32', 'xla') for core in SMALL)]
     served = {core: _named(core) for core in CORES}
@@ -38,18 +38,18 @@ SMALL = ('softmax', 'linear_scan')
 
 
 def case(core: str, name: str, dtype: str, implementation: str | None, stage: str = 'correct') -> Case:
-    """One call in one type by one form."""
+    """One call in one type by one implementation."""
     identity = f'{stage}/{core}/{name}/{dtype}/{implementation or "any"}'
     return Case(identity, stage, SECONDS, core, name, dtype, 'forward and backward', implementation)
 
 
 def run(case: Case, folder: pathlib.Path) -> dict[str, Any]:
-    """Compares; a form that is named and does not serve the call is skipped, with its reason."""
+    """Compares results; a named implementation that cannot serve the call is skipped, with the reason."""
     jax.clear_caches()
     call, numbers = expected.read(folder, case)
     with dispatch.ledger() as entries:
         found = cores.evaluate(expected.core_of(case), call, case.implementation)
-    # What is summed into one number: at most all of the largest argument.
+    # The reduction length: at most the size of the largest argument.
     reduction = max(array.size for array in call.arrays.values())
     worst = max((_compare(name, array, numbers[name], case.dtype, reduction) for name, array in found.items()),
                 key=lambda one: one['of_bound'])  # fmt: skip
@@ -59,16 +59,16 @@ def run(case: Case, folder: pathlib.Path) -> dict[str, Any]:
 
 
 def _compare(name: str, array: np.ndarray, right: np.ndarray, dtype: str, reduction: int) -> dict[str, Any]:
-    """The worst number of an array; products of 16-bit operands are as exact as these, whatever type they are kept in.
+    """The worst element of an array; products of 16-bit operands have their precision, whatever their type.
 
-    Whole numbers, which are places, are right or wrong.
+    Integers, which are indices, must be equal.
     """
     if not jnp.issubdtype(array.dtype, jnp.inexact):
         wrong = int(np.sum(array != right))
         return {'where': name, 'error': float(wrong), 'of_bound': 2.0 if wrong else 0.0}
     worst = worst_error(cores.parts(array), cores.parts(right), dtype=dtype, reduction=reduction)
     share = worst.error / worst.bound if worst.bound else 2.0 * (worst.error > 0)
-    # JSON knows no infinities; what is not a number, here or in what is expected, is as wrong as can be.
+    # JSON has no infinities; a non-finite number, in the result or the expectation, has the largest error.
     error, share = (value if math.isfinite(value) else HUGE for value in (worst.error, share))
     return {'where': f'{name} {list(worst.place)}', 'error': error, 'of_bound': share}
 

@@ -1,4 +1,4 @@
-"""Times kernels of others where they are installed: cuDNN, tokamax, jax-linear-attention, flash-linear-attention."""
+"""Times third-party kernels where they are installed: cuDNN, tokamax, jax-linear-attention, flash-linear-attention."""
 
 import importlib.util
 import json
@@ -18,12 +18,12 @@ SCRIPT = pathlib.Path(__file__).resolve().parent.parent.parent / 'fla_kernels.py
 
 
 def cases(small: bool) -> list[Case]:
-    """Rivals of JAX by problem and pass, in turns with ours; then flash-linear-attention, in PyTorch."""
+    """Rivals in JAX by problem and pass, alternating with ours; then flash-linear-attention, in PyTorch."""
     if small:
         return [_case('linear_attention', 1, 'scalar', 'jax-linear-attention', 'forward')]
     found = []
     for core, rivals in bench.RIVALS.items():
-        # Of attention they have the plain softmax alone.
+        # For attention they have only the plain softmax.
         kinds = list(enumerate(bench.names(core)))[: 1 if core == 'attention' else None]
         found += [
             _case(core, place, kind, rival, what)
@@ -51,7 +51,7 @@ def run(case: Case, folder: pathlib.Path) -> dict[str, Any]:
 
 
 def _triton(case: Case) -> dict[str, Any]:
-    """Both passes of one call; it has the device to itself, as Triton tunes itself at its first call."""
+    """Both passes of one call, alone on the device, as Triton autotunes at its first call."""
     if importlib.util.find_spec('fla') is None:
         return {'status': 'skipped', 'reason': f'{TRITON} is not installed here'}
     kind = case.id.split('/')[3]

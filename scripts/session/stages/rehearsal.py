@@ -1,4 +1,4 @@
-"""Cases that go wrong on purpose: what they must not do is take others with them."""
+"""Cases that fail on purpose, and must not affect others."""
 
 import os
 import pathlib
@@ -27,7 +27,7 @@ def run(case: Case, folder: pathlib.Path) -> dict[str, Any]:
 
 
 def _hang() -> dict[str, Any]:
-    """Does not end when asked to, and has started a process that does not end either."""
+    """Ignores requests to end, and starts a process that does, too."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     subprocess.Popen([sys.executable, '-c', SLEEP])
     while True:

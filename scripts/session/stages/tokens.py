@@ -1,4 +1,4 @@
-"""Tokens a second of training steps at sizes people train, and the share of the device's products they reach."""
+"""Tokens per second of training steps at common sizes, and the fraction of the device's measured product rate."""
 
 import pathlib
 import statistics
@@ -19,7 +19,7 @@ from scripts.session.cases import Case
 SECONDS = 240.0
 VOCAB = 50_304
 BATCHES = ((16, 2048), (4, 8192))
-"""Rows and tokens of a step; the configs' own are for many devices."""
+"""Rows and tokens of a step; those of the configs are for many devices."""
 
 RECIPES = ('mha', 'gla', 'gated_delta_net', 'mamba2')
 SETTLING, TURNS, STEPS = 5, 4, 5
@@ -32,7 +32,7 @@ def cases(small: bool) -> list[Case]:
 
 
 def run(case: Case, folder: pathlib.Path) -> dict[str, Any]:
-    """Times steps on random tokens: bytes would hide the head."""
+    """Times steps on random tokens of a large vocabulary: with bytes the head would be small."""
     recipe, size, rows, length = case.call.split(', ')
     product = _product()
     setup = prepare(_config(recipe, size, int(rows), int(length)))
@@ -60,7 +60,7 @@ def _config(recipe: str, size: str, rows: int, length: int) -> Any:
 
 
 def _timed(setup: Setup) -> tuple[float, float, float]:
-    """Quartiles of the seconds of a step, over turns of several."""
+    """Quartiles of the seconds of a step, over bursts of several."""
     batch = setup.place(_batch(setup))
     state, number, turns = setup.initialize(), 0, []
     for turn in range(TURNS + 1):
@@ -89,5 +89,5 @@ def _batch(setup: Setup) -> dict[str, np.ndarray]:
 
 
 def _product() -> float:
-    """Operations a second of a large product in bfloat16, as measured."""
+    """Measured operations per second of a large product in bfloat16."""
     return ceilings.measure(target.current().platform, jnp.dtype(jnp.bfloat16), timing.Patience(2)).flops_per_second

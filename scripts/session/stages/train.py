@@ -1,4 +1,4 @@
-"""A run of each class through the command line that users type: trained, killed, gone on with, evaluated, sampled."""
+"""A run of each class of mixers through the command line: trained, killed, resumed, evaluated, sampled."""
 
 import json
 import math
@@ -36,17 +36,17 @@ def cases(small: bool) -> list[Case]:
 
 
 def run(case: Case, folder: pathlib.Path) -> dict[str, Any]:
-    """What was shown, or the step that failed."""
-    # This process looks at checkpoints alone: the device is for those it starts.
+    """The result, or the step that failed."""
+    # This process only reads checkpoints: the device is for those that it starts.
     jax.config.update('jax_platforms', 'cpu')
     with tempfile.TemporaryDirectory() as place:
-        return _through(_Runs(pathlib.Path(place), case.core))
+        return _results(_Runs(pathlib.Path(place), case.core))
 
 
 class _Runs:
-    """The runs of one recipe, in a folder; their processes share what they compile.
+    """The runs of one recipe, in a folder, with a shared compilation cache.
 
-    Compiled anew, a program may be given other algorithms for its products, and so other bits.
+    A recompiled program may use other algorithms for its products, which change bits.
     """
 
     def __init__(self, place: pathlib.Path, recipe: str):
@@ -60,7 +60,7 @@ class _Runs:
         }
 
     def start(self, *arguments: str) -> subprocess.Popen:
-        """A command of attnlab; what it prints is read at its end."""
+        """Starts a command of attnlab; its output is read at its end."""
         command = [sys.executable, '-m', 'attnlab', *arguments]
         return subprocess.Popen(
             command, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -82,7 +82,7 @@ class _Runs:
         )
 
     def killed(self) -> str | None:
-        """The name of a run that was killed on its way and left a checkpoint; `None`: it was always too fast."""
+        """The name of a run that was killed midway with a checkpoint; `None`: all attempts were too late."""
         for attempt in range(ATTEMPTS):
             name = f'killed {attempt}'
             process = self.train(name)
@@ -95,7 +95,7 @@ class _Runs:
         return None
 
 
-def _through(runs: _Runs) -> dict[str, Any]:
+def _results(runs: _Runs) -> dict[str, Any]:
     if (reason := _finish(runs.train('whole'))) is not None:
         return _failed('training', reason)
     name = runs.killed()
@@ -117,7 +117,7 @@ def _through(runs: _Runs) -> dict[str, Any]:
 
 
 def difference(one: pathlib.Path, other: pathlib.Path) -> str | None:
-    """What tells two finished runs apart, in their record or in a bit of their last state; `None`: nothing."""
+    """A difference between two finished runs, in their records or last states, to the bit; `None` without one."""
     if (one / 'metrics.jsonl').read_bytes() != (other / 'metrics.jsonl').read_bytes():
         return 'metrics.jsonl'
     for place, (a, b) in enumerate(zip(_final_state(one), _final_state(other), strict=True)):
