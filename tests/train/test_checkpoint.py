@@ -258,7 +258,7 @@ def test_a_damaged_checkpoint_that_cannot_be_renamed_is_passed_over(
     monkeypatch.setattr(pathlib.Path, 'rename', refuse)
     reports: list[str] = []
     assert restored_step(directory, reports) == 5
-    assert 'left where it is (Read-only file system), going on' in reports[0]
+    assert 'left where it is (Read-only file system), resuming' in reports[0]
     flip(largest(directory / '5'))
     with pytest.raises(UserError, match=r'every checkpoint in .* is damaged \(5, 10\)'):
         restored_step(directory, reports)
