@@ -3,10 +3,10 @@
     attnlab train --config=recall:task=mqar,zoo=gla --workdir=runs/mqar-gla
 
 `task` is one of TASKS, `zoo` a recipe (`attnlab zoo` lists them), `size` is `tiny`, which takes minutes on 2 CPU cores,
-or `paper`: lengths, vocabularies, widths and training as published, except for those in DEPARTURES. With `conv=1` layers
-alternate between a short gated convolution and the recipe: a convolution brings a key and its value together, which
-many mixers cannot do alone, so that papers on recall put one into every model (Arora et al. 2023).
-`optimizer`, `schedule` and `init` choose others, as in `configs/language.py`.
+or `paper`: lengths, vocabularies, widths and training as published, except for those in DEPARTURES. With `conv=1`
+layers alternate between a short gated convolution and the recipe: a convolution brings a key and its value together,
+which many mixers cannot do alone, so that papers on recall put one into every model (Arora et al. 2023). `optimizer`,
+`schedule` and `init` choose others, as in `configs/language.py`.
 
 Every run is evaluated on named slices: 1x, 2x and 4x the length trained on, and the task's own difficulties.
 """
