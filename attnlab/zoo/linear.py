@@ -3,6 +3,8 @@
 from attnlab.config import spec
 from attnlab.functional.normalizers import FloorNormalizer, SumNormalizer
 from attnlab.mixers.linear.attention import LinearAttention
+from attnlab.mixers.linear.mlstm import MLSTM
+from attnlab.mixers.linear.rwkv6 import RWKV6
 from attnlab.mixers.linear.rwkv7 import RWKV7
 from attnlab.mixers.linear.write import Delta, EarlyDelta
 from attnlab.nn.decays import LowRankDecay, LowRankStepDecay, RetentionDecay, SlopeDecay, StepDecay
@@ -250,6 +252,17 @@ LINEAR = {
         sequence=True,
         notes='Two writes a token, with eigenvalues down to -1. Sizes are those of gated_delta_net.',
     ),
+    'mlstm': Recipe(
+        spec=spec(MLSTM),
+        cite='Beck et al. 2024, https://arxiv.org/abs/2405.04517',
+        causal=True,
+        streaming=True,
+        packed=True,
+        notes=(
+            'The layer of xLSTM 7B (Beck et al. 2025, https://arxiv.org/abs/2503.13427): no convolution, gates of the '
+            'input alone, the block of other recipes. The norm of heads has offsets.'
+        ),
+    ),
     'gated_delta_net2': Recipe(
         spec=spec(
             LinearAttention,
@@ -296,6 +309,20 @@ LINEAR = {
             'In the released code a norm undoes that part: gates=WriteStrength. What queries are corrected by is one '
             'learned number a head, which starts at the product of the two of the paper.'
         ),
+    ),
+    'rwkv6': Recipe(
+        spec=spec(RWKV6),
+        cite='Peng et al. 2024, https://arxiv.org/abs/2404.05892',
+        causal=True,
+        streaming=True,
+        packed=True,
+        notes=(
+            'The time mixing of Finch. The channel mixing is that of the other recipes. Starting values depend on the '
+            'place of the layer, the first by default; those of maps are not those of the paper. The paper has heads '
+            'of 64 channels.'
+        ),
+        small={'rank': 4, 'mix_rank': 4},
+        knobs={'heads': 'heads'},
     ),
     'rwkv7': Recipe(
         spec=spec(RWKV7),

@@ -1,0 +1,126 @@
+"""mLSTM: a matrix-valued memory with exponential input gates."""
+
+from collections.abc import Sequence as Shape
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from jax.typing import DTypeLike
+from jaxtyping import Float, Int
+
+from attnlab.context import Context
+from attnlab.errors import UserError
+from attnlab.functional.recurrences import no_segment, state_dtype
+from attnlab.functional.stabilised import stabilised_linear_attention
+from attnlab.mixers.mixer import Mixer
+from attnlab.nn.norms import GroupNorm
+from attnlab.nn.parameter import param
+from attnlab.nn.projections import Linear
+from attnlab.typing import Sequence
+
+
+class MLSTMState(NamedTuple):
+    """What a layer remembers of a stream.
+
+    Attributes:
+      memory: what keys have written of values, and of ones in a last column, over the exponential of `highest`.
+      highest: the running maximum of the logarithms of input gates, less what was forgotten since.
+      segment: the segment of the last token, `b`; -1 before the first.
+    """
+
+    memory: Float[Array, 'b h k u']
+    highest: Float[Array, 'b h']
+    segment: Int[Array, ' b']
+
+
+class MLSTM(Mixer):
+    """The mLSTM layer of xLSTM, `y_t = W_o (sigmoid(W_g x_t) * norm(C_t^T q_t / max(|n_t^T q_t|, 1)))`, of
+
+        C_t = f_t C_{t-1} + exp(i_t) k_t v_t^T        n_t = f_t n_{t-1} + exp(i_t) k_t
+
+    with gates of every head from the input, `i = cap(W_i x + c)`, `f = sigmoid(cap(W_f x + d))`, and
+    `cap(z) = a tanh(z / a)`; the norm is that of every head with its mean.
+    Beck et al. 2024, https://arxiv.org/abs/2405.04517; Beck et al. 2025, https://arxiv.org/abs/2503.13427.
+
+    Raises `UserError` for heads that do not divide the channels.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        heads: int,
+        key_dim: int | None = None,
+        value_dim: int | None = None,
+        cap: float = 15.0,
+        input_bias: float = -10.0,
+        implementation: str | None = None,
+        rngs: nnx.Rngs,
+    ):
+        """Makes the projections.
+
+        Args:
+          dim: model width.
+          heads: how many memories.
+          key_dim: channels of a query or key per head; `None`: half of those of a value.
+          value_dim: channels of a value per head; `None`: `dim / heads`.
+          cap: what no gate's logit exceeds, to either side.
+          input_bias: where the logits of input gates start.
+          implementation: of the core; `None`: the default of the platform.
+          rngs: draws the parameters.
+        """
+        if value_dim is None and dim % heads:
+            raise UserError(f'{heads} heads do not divide a width of {dim}; give MLSTM a value_dim')
+        value_dim = dim // heads if value_dim is None else value_dim
+        key_dim = max(1, value_dim // 2) if key_dim is None else key_dim
+        self.heads, self.key_dim, self.value_dim = heads, key_dim, value_dim
+        self.cap, self.implementation = cap, implementation
+        self.query, self.key = (Linear(dim, heads * key_dim, rngs=rngs) for _ in range(2))
+        self.value = Linear(dim, heads * value_dim, rngs=rngs)
+        zeros = nnx.initializers.zeros
+        self.input_gate, self.forget_gate = (Linear(dim, heads, initializer=zeros, rngs=rngs) for _ in range(2))
+
+        def spread(key: jax.Array, shape: Shape[int], dtype: DTypeLike) -> Array:
+            return jnp.linspace(3.0, 6.0, heads, dtype=dtype)
+
+        start = nnx.initializers.constant(input_bias)
+        self.input_bias = param(start, (heads,), axes=('heads',), group='dynamics', rngs=rngs)
+        self.forget_bias = param(spread, (heads,), axes=('heads',), group='dynamics', rngs=rngs)
+        self.gate = Linear(dim, heads * value_dim, rngs=rngs)
+        self.norm = GroupNorm(value_dim, heads=heads, eps=1e-6, rngs=rngs)
+        self.output = Linear(heads * value_dim, dim, axes=('heads', 'embed'), rngs=rngs)
+
+    def __call__(
+        self, x: Sequence, ctx: Context, state: MLSTMState | None = None
+    ) -> tuple[Sequence, MLSTMState | None]:
+        q, k, v = (linear(x).reshape(*x.shape[:2], self.heads, -1) for linear in (self.query, self.key, self.value))
+        before = self.init_state(x.shape[0], 0, x.dtype) if state is None else state
+        segments = ctx.segments_or_ones()
+        read, (memory, highest) = stabilised_linear_attention(
+            q,
+            k,
+            v,
+            jax.nn.log_sigmoid(self._capped(self.forget_gate(x), self.forget_bias)),
+            self._capped(self.input_gate(x), self.input_bias),
+            state=(before.memory, before.highest),
+            continues=segments[:, 0] == before.segment,
+            segments=segments,
+            implementation=self.implementation,
+        )
+        if state is not None:
+            state = MLSTMState(memory, highest, segments[:, -1])
+        y = self.norm(read).reshape(*x.shape[:2], -1)
+        return self.output(y * jax.nn.sigmoid(self.gate(x))), state
+
+    def init_state(self, batch: int, length: int, dtype: DTypeLike) -> MLSTMState:
+        """Returns an empty memory; its size does not depend on `length`."""
+        wide = state_dtype(dtype)
+        memory = jnp.zeros((batch, self.heads, self.key_dim, self.value_dim + 1), wide)
+        return MLSTMState(memory, jnp.zeros((batch, self.heads), wide), no_segment(batch))
+
+    def _capped(self, logits: Float[Array, 'b t h'], bias: nnx.Param) -> Float[Array, 'b t h']:
+        wide = logits.astype(state_dtype(logits.dtype))
+        wide = wide + jnp.broadcast_to(bias[...].astype(wide.dtype), wide.shape)
+        return self.cap * jnp.tanh(wide / self.cap)
