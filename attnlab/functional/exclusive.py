@@ -29,7 +29,8 @@ def exclusive_linear_attention(
     late_k, late_v, late_decay = (of_token_before(each, None) for each in (k, v, log_decay))
     if segments is not None:
         starts = document_starts(segments)[..., None, None]
-        late_k = jnp.where(starts, jnp.zeros_like(late_k), late_k)
+        # Decays too: rounding would give those of the document before a gradient.
+        late_k, late_decay = (jnp.where(starts, jnp.zeros_like(each), each) for each in (late_k, late_decay))
     core = {'scale': 1.0, 'state': state, 'segments': segments, 'implementation': implementation}
     y, before = cores.linear_attention(q, late_k, late_v, late_decay, **core)
     wide = state_dtype(v.dtype)

@@ -20,14 +20,14 @@ def float64():
         yield
 
 
-def unstabilised(q, k, v, log_forget, log_input, memory) -> np.ndarray:
+def unstabilised(q, k, v, log_forget, log_input, memory, eps=0.0) -> np.ndarray:
     """The equations of one head as they stand, `t k`; `memory` has a last column for the keys themselves."""
     out = np.zeros_like(v)
     for t in range(len(q)):
         written = np.outer(k[t], np.append(v[t], 1.0))
         memory = np.exp(log_forget[t]) * memory + np.exp(log_input[t]) * written
         read = memory.T @ q[t] / np.sqrt(q.shape[-1])
-        out[t] = read[:-1] / max(abs(read[-1]), 1.0)
+        out[t] = read[:-1] / (max(abs(read[-1]), 1.0) + eps)
     return out
 
 
@@ -42,7 +42,7 @@ def mlstm(mixer: MLSTM, x: np.ndarray) -> np.ndarray:
     out = np.zeros_like(v)
     for h in range(HEADS):
         empty = np.zeros((q.shape[-1], v.shape[-1] + 1))
-        y = unstabilised(q[:, h], k[:, h], v[:, h], np.log(sigmoid(kept[:, h])), given[:, h], empty)
+        y = unstabilised(q[:, h], k[:, h], v[:, h], np.log(sigmoid(kept[:, h])), given[:, h], empty, eps=1e-6)
         y = (y - y.mean(-1, keepdims=True)) / np.sqrt(y.var(-1, keepdims=True) + 1e-6)
         out[:, h] = y * gain[h] + offset[h]
     return apply(mixer.output, out.reshape(len(x), -1) * sigmoid(apply(mixer.gate, x)))
