@@ -207,6 +207,30 @@ class Taylor(FixedMap):
         return jnp.concatenate(features, axis=-1).astype(x.dtype)
 
 
+class UnitTaylor(nnx.Module):
+    """The second Taylor polynomial of the exponential, of vectors of length one: `1 + s + s^2 / 2`, at least a half.
+
+    `s = c q . k / (|q| |k|)`, `c` learned for every head, 1 at first. Nauen et al. 2024,
+    https://arxiv.org/abs/2403.02920.
+    """
+
+    def __init__(self, key_dim: int, *, heads: int, eps: float = 1e-12, rngs: nnx.Rngs):
+        del key_dim
+        self.eps = eps
+        self.temperature = param(nnx.initializers.ones, (heads,), axes=('heads',), group='dynamics', rngs=rngs)
+
+    def features(
+        self, q: Queries, k: Keys, positions: Positions
+    ) -> tuple[Float[Array, 'b t h m'], Float[Array, 'b s g m']]:
+        wide = state_dtype(q.dtype)
+        unit = UnitNorm(self.eps)
+        # Taylor divides by it again.
+        root = q.shape[-1] ** 0.25
+        wide_q, wide_k = (root * unit.apply(each.astype(wide)) for each in (q, k))
+        temperature = self.temperature[...].astype(wide)[None, None, :, None]
+        return Taylor().apply(temperature * wide_q).astype(q.dtype), Taylor().apply(wide_k).astype(k.dtype)
+
+
 class SquaredProduct(nnx.Module):
     """A learned parabola: `f(q) . f(k) = (n(q) . n(k))^2 / channels`, `n(x) = LayerNorm(x) * g + c`.
 

@@ -16,6 +16,7 @@ from attnlab.nn.feature_maps import (
     PositiveRandomFeatures,
     SiluQueries,
     UnitNorm,
+    UnitTaylor,
 )
 from attnlab.nn.gates import ChannelStrengths, LowRankGate, OutputGate, PartialErase, TiedKeys, WriteStrength
 from attnlab.nn.initialization import Gaussian, Initialization, Scaled
@@ -100,6 +101,25 @@ LINEAR = {
             'Distances are measured by feature_map.span, a number of tokens, where the paper has the length of the '
             'sequence: no prefix depends on what follows it.'
         ),
+    ),
+    'taylorshift': Recipe(
+        spec=spec(
+            LinearAttention, key_dim=16, feature_map=spec(UnitTaylor), normalizer=SumNormalizer(eps=0.0), scale=1.0
+        ),
+        cite='Nauen, Palacio and Dengel 2024, https://arxiv.org/abs/2403.02920',
+        causal=True,
+        bidirectional=True,
+        mirrored=True,
+        streaming=True,
+        packed=True,
+        sequence=True,
+        notes=(
+            'The efficient form, also where the direct one would take fewer operations: up to about as many tokens as '
+            'the square of the channels of a head. Reads are not multiplied by the root of tokens over channels, which '
+            'the models of the paper do. The paper is bidirectional only. Keys have 16 channels a head: '
+            'features grow with their square.'
+        ),
+        small={'key_dim': 6},
     ),
     'hedgehog': Recipe(
         spec=spec(LinearAttention, feature_map=spec(Hedgehog), normalizer=SumNormalizer(eps=1e-12), scale=1.0),

@@ -175,8 +175,19 @@ def based(mixer: LinearAttention, x: np.ndarray) -> np.ndarray:
     return weighted(mixer, x, weight, eps=1e-12)
 
 
+def taylorshift(mixer: LinearAttention, x: np.ndarray) -> np.ndarray:
+    """The direct form, over all pairs."""
+    temperature = np.asarray(mixer.feature_map.temperature[...], np.float64)
+
+    def weight(q: np.ndarray, k: np.ndarray, h: int, _: int) -> float:
+        score = temperature[h] * q[h] @ k[h] / np.linalg.norm(q[h]) / np.linalg.norm(k[h])
+        return 1 + score + score**2 / 2
+
+    return weighted(mixer, x, weight, eps=0.0)
+
+
 @pytest.mark.parametrize(
-    'equations', [linear_transformer, retnet, gla, cosformer, hedgehog, performer, lightning, hgrn2]
+    'equations', [linear_transformer, retnet, gla, cosformer, hedgehog, performer, lightning, hgrn2, taylorshift]
 )
 def test_the_layer_is_that_of_the_paper(equations: Callable[[LinearAttention, np.ndarray], np.ndarray]):
     check_layer(equations.__name__, equations)
