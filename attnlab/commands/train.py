@@ -69,15 +69,17 @@ def main(argv: list[str]) -> int:
     workdir = directory(values, 'workdir')
     from attnlab.train.fork import fork
     from attnlab.train.launch import launch
+    from attnlab.train.processes import together
 
-    return launch(
-        config,
-        workdir,
-        console=Console(highlight=False),
-        data_workers=values.data_workers,
-        other_data=values.other_data,
-        begin=None if run is None else fork(run, config, values.from_step),
-    )
+    with together():
+        return launch(
+            config,
+            workdir,
+            console=Console(highlight=False),
+            data_workers=values.data_workers,
+            other_data=values.other_data,
+            begin=None if run is None else fork(run, config, values.from_step),
+        )
 
 
 def _plan_for(values: flags.FlagValues, config: 'ConfigDict') -> None:

@@ -16,6 +16,9 @@ MALLOPT = {
 }
 """Options of glibc's `mallopt` (M_ARENA_MAX, M_MMAP_MAX, M_TRIM_THRESHOLD) and their values."""
 
+HEARTBEAT = 60
+"""Seconds without a heartbeat after which JAX gives a process up; `attnlab.train.processes` notices much earlier."""
+
 
 def start(
     *,
@@ -46,9 +49,9 @@ def start(
         )
     try:
         if coordinator is not None:
-            jax.distributed.initialize(coordinator, processes, process)
+            jax.distributed.initialize(coordinator, processes, process, heartbeat_timeout_seconds=HEARTBEAT)
         elif distributed:
-            jax.distributed.initialize()
+            jax.distributed.initialize(heartbeat_timeout_seconds=HEARTBEAT)
     except (ValueError, RuntimeError) as error:
         hint = f'--coordinator={coordinator}' if coordinator else '--distributed needs a cluster that JAX knows'
         raise UserError(

@@ -1,0 +1,149 @@
+"""Several processes that train together: when one ends before its time, the others end too, and say which it was.
+
+A step waits for all processes, so that without one of them the others would wait for ever. Each tells the coordination
+service of JAX, which process 0 runs, every second that it lives, and looks whether the others have.
+"""
+
+import atexit
+import contextlib
+import dataclasses
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+from jax._src import distributed
+
+from attnlab.errors import UserError
+
+BEAT = 1.0
+"""Seconds between two signs of life."""
+
+SILENCE = 12.0
+"""Seconds without a sign of life after which a process counts as dead."""
+
+SUSPECTED = 4.0
+"""The same once the runtime has complained, most often of a process that it misses."""
+
+GRACE = 4.0
+"""Seconds that a process has to end by itself after another has failed: both may have the same reason."""
+
+FAILED = 1
+"""The exit status of a process that ends because another has."""
+
+FOLDER = 'attnlab/processes'
+LIVES, DONE, FAILS = 'lives', 'done', 'fails'
+
+
+@contextlib.contextmanager
+def together() -> Iterator[None]:
+    """Ends this process, in one line, where another of the same run dies, or fails, inside of the `with` block."""
+    client = distributed.global_state.client
+    if jax.process_count() == 1 or client is None:
+        yield
+        return
+    watch = _Watch(client, jax.process_index(), jax.process_count())
+    try:
+        yield
+    except Exception as error:
+        if not isinstance(error, UserError | OSError):
+            watch.suspect()
+        watch.leave(FAILS, str(error) or type(error).__name__)
+        atexit.register(_end_without_others, 2 if isinstance(error, UserError | OSError) else FAILED)
+        raise
+    watch.leave(DONE)
+
+
+@dataclasses.dataclass
+class _Heard:
+    """The last sign of life of another process, and when it came."""
+
+    sign: str
+    at: float
+
+
+class _Watch:
+    """Signs of life of this process, and of the others."""
+
+    def __init__(self, client: Any, index: int, count: int):
+        self._client, self._index, self._count = client, index, count
+        self._left, self._ending = threading.Event(), threading.Event()
+        self._silence = SILENCE
+        self._heard: dict[int, _Heard] = {}
+        for run in (self._beat, self._await_end_of_service):
+            threading.Thread(target=run, name=f'attnlab-{run.__name__}', daemon=True).start()
+
+    def suspect(self) -> None:
+        """Returns when every other process has given a sign of life; otherwise this one ends here."""
+        self._silence = SUSPECTED
+        if self._ending.wait(SUSPECTED + 2 * BEAT):
+            threading.Event().wait()
+
+    def leave(self, how: str, why: str = '') -> None:
+        """Ends the watch, and tells the others."""
+        self._left.set()
+        # Without the service nobody can be told.
+        with contextlib.suppress(jax.errors.JaxRuntimeError):
+            self._tell(how, why.partition('\n')[0])
+            self._client.key_value_set(self._own_end(), '')
+
+    def _beat(self) -> None:
+        beats = 0
+        while not self._left.wait(BEAT):
+            beats += 1
+            try:
+                self._tell(LIVES, str(beats))
+                told = dict(self._client.key_value_dir_get(FOLDER))
+            except jax.errors.JaxRuntimeError:
+                return  # The other thread knows.
+            for index in set(range(self._count)) - {self._index}:
+                self._look(index, told.get(f'{FOLDER}/{index}', ''))
+
+    def _await_end_of_service(self) -> None:
+        """Waits for a key that is set at the end, and hears at once when the service is no more."""
+        try:
+            self._client.blocking_key_value_get(self._own_end(), 2**31 - 1)
+        except jax.errors.JaxRuntimeError:
+            self._end(0, 'it does not answer')
+
+    def _own_end(self) -> str:
+        return f'{FOLDER} ended/{self._index}'
+
+    def _look(self, index: int, sign: str) -> None:
+        now = time.monotonic()
+        heard = self._heard.setdefault(index, _Heard(sign, now))
+        if sign != heard.sign:
+            heard = self._heard[index] = _Heard(sign, now)
+        how, _, why = sign.partition(' ')
+        silence = now - heard.at
+        if how == FAILS and silence > GRACE:
+            self._end(index, why)
+        if how in (LIVES, '') and silence > self._silence:
+            self._end(index, f'nothing was heard of it for {silence:.0f} s')
+
+    def _tell(self, how: str, what: str) -> None:
+        self._client.key_value_set(f'{FOLDER}/{self._index}', f'{how} {what}', allow_overwrite=True)
+
+    def _end(self, index: int, why: str) -> None:
+        """Ends this process where it stands, since its other threads wait for what does not come."""
+        if self._left.is_set():
+            return
+        self._ending.set()
+        message = (
+            f'attnlab: process {index} of {self._count} has ended: {why}; process {self._index} ends too. '
+            'The same commands go on from the last checkpoint'
+        )
+        print(message, file=sys.stderr, flush=True)
+        _end_without_others(FAILED)
+
+
+def _end_without_others(status: int) -> None:
+    """Ends this process without the barrier at which JAX waits for all; the one with the service after the others."""
+    if jax.process_index() == 0:
+        time.sleep(GRACE + 2 * BEAT)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(status)
