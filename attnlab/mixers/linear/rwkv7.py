@@ -87,7 +87,7 @@ class RWKV7(Mixer):
           rngs: draws the parameters.
         """
         if dim % heads:
-            raise UserError(f'{heads} heads do not divide a width of {dim}; RWKV7 wants heads of one size')
+            raise UserError(f'{heads} heads do not divide a width of {dim}; RWKV7 needs heads of one size')
         if not 0 <= place <= 1:
             raise UserError(f'the place of RWKV7 is {place}; it must be from 0, the first layer, to 1, the last')
         self.heads, self.channels, self.implementation = heads, dim // heads, implementation
