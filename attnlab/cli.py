@@ -8,31 +8,54 @@ import sys
 from collections.abc import Callable
 
 from attnlab import __version__, trust
-from attnlab.commands import analyse, compare, data, eval, experiment, generate, match, report, show, sweep, train, zoo
+from attnlab.commands import (
+    analyse,
+    compare,
+    completion,
+    config,
+    data,
+    eval,
+    experiment,
+    generate,
+    match,
+    report,
+    show,
+    sweep,
+    train,
+    zoo,
+)
 from attnlab.errors import UserError, nearest
 
 USAGE = """\
 usage: attnlab COMMAND [--flag=value ...]
 
-  train     --config=NAME[:ARG] --workdir=RUN      train, or go on training; --config.KEY=VALUE overrides
-  sweep     --config=NAME[:ARG] --study=DIR        many runs: search, give up early, go on after any interruption
-  sweep worker --study=DIR                         one more worker on a study, from whatever can start a process
-  sweep status --study=DIR [--watch]               what runs, is done, failed and why; the best so far; the time left
-  match     --config=NAME[:ARG] --by=MEASURE       configs of several recipes that agree in size
-  compare   RUN... | STUDY...                      scores beside costs, with intervals for studies; says what is unequal
-  report    STUDY... --out=DIR                     the same as one HTML page with figures, and as CSV
-  eval      --workdir=RUN [--step=N]               every metric, by position too, at 1x to 8x the length
-  analyse   --workdir=RUN [--step=N]               sinks, sparsity and outliers by layer; the loss with few bits
-  generate  --workdir=RUN --prompt=TEXT            text from a trained model
-  show      RUN                                    what a run was, and how far it came
-  zoo [NAME]                                       the mixers that configs can name, or one of them whole
-  data      prepare NAME                           make or convert a data set, once; verify it
-  experiment NAME [--size=full]                    one of experiments/: run it, or go on with it
+  train         train, or go on training: --config=NAME[:ARG] --workdir=RUN;
+                --config.KEY=VALUE overrides
+  sweep         many runs, a search: --config=NAME[:ARG] --study=DIR; goes on
+                after any interruption
+  sweep worker  one more worker on a study, from whatever can start a process
+  sweep status  what runs, is done, failed and why; the best so far
+  match         configs of several recipes that agree in size: --by=MEASURE
+  compare       RUN... or STUDY...: scores beside costs; says what is unequal
+  report        STUDY...: the same as one HTML page with figures, and as CSV
+  eval          every metric, by position too, at 1x to 8x the length
+  analyse       sinks, sparsity, outliers by layer; the loss with few bits
+  generate      text from a trained model: --workdir=RUN --prompt=TEXT
+  show          RUN: its results, how it was started, its config
+  config        every key of a config: its value, its type and what it is
+  zoo           the mixers that configs can name; zoo NAME: one of them whole
+  data          list, or prepare NAME: make or convert a data set, verify it
+  experiment    NAME: run one of experiments/, or go on with it
+  completion    bash, zsh or fish: a script that completes all of this
 
-NAME is a config that comes with attnlab, such as language or sweeps/language, or a file of your own, FILE.py.
-`attnlab COMMAND --help` lists a command's flags, `attnlab --version` says which this is.
-Every command that reads a config, a run or a study takes `--allow=PACKAGE` or `--allow=FILE.py`:
-classes of that package may stand in it. Only allow what you trust."""
+NAME is a config that comes with attnlab, such as language or sweeps/language,
+or a file of your own, FILE.py. Tables fit the terminal; for programs and pages
+there is --format=plain, json, csv or markdown.
+
+`attnlab COMMAND --help` lists the flags of a command, `attnlab --version` says
+which this is. Every command that reads a config, a run or a study takes
+--allow=PACKAGE or --allow=FILE.py: classes of that package may stand in it.
+Only allow what you trust."""
 
 ALLOW = '--allow='
 
@@ -73,9 +96,13 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     'generate': generate.main,
     'experiment': experiment.main,
     'show': show.main,
+    'config': config.main,
     'zoo': zoo.main,
     'data': data.main,
 }
+
+
+COMMANDS['completion'] = lambda argv: completion.main(argv, COMMANDS)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -106,6 +106,17 @@ def from_plain(value: Any) -> Any:
     return tuple(from_plain(item) for item in value) if isinstance(value, list) else value
 
 
+def flatten(config: Any, path: str = '') -> dict[str, Any]:
+    """Every leaf of a config by its dotted path, as on the command line: `model.stack.blocks[0].mixer.heads`."""
+    if isinstance(config, ConfigDict | dict) and config:
+        items = ((f'{path}.{name}' if path else name, value) for name, value in config.items())
+    elif isinstance(config, list | tuple) and any(isinstance(item, ConfigDict | dict) for item in config):
+        items = ((f'{path}[{i}]', value) for i, value in enumerate(config))
+    else:
+        return {path: config}
+    return {key: leaf for name, value in items for key, leaf in flatten(value, name).items()}
+
+
 def save(config: ConfigDict, path: pathlib.Path) -> None:
     """Writes the resolved config as JSON."""
     write_json(path, plain(config))

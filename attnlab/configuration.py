@@ -195,6 +195,8 @@ def _parameter(config: ConfigDict, key: str) -> Parameter | None:
     if not isinstance(parent, ConfigDict) or TARGET not in parent or name == TARGET:
         return None
     taken = parameters(named(parent[TARGET], f'config.{path}.{TARGET}'))
+    if name.endswith(']'):
+        return None
     if name not in taken:
         raise UserError(f'config.{key} is no argument of {parent[TARGET]}{nearest(name, taken)}')
     return taken[name]
@@ -203,6 +205,11 @@ def _parameter(config: ConfigDict, key: str) -> Parameter | None:
 def _put(config: ConfigDict, key: str, value: object) -> None:
     path, _, name = key.rpartition('.')
     parent = config_path.get_value(path, config) if path else config
+    name, bracket, place = name.partition('[')
+    if bracket:
+        items = list(parent[name])
+        items[int(place.removesuffix(']'))] = value
+        value = tuple(items)
     with parent.ignore_type():
         parent[name] = value
 

@@ -17,6 +17,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
             {
                 'errors',
                 'files',
+                'tables',
                 'locks',
                 'typing',
                 'signature',

@@ -11,7 +11,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 
 
 def test_the_zoo_table_is_what_the_command_prints(capsys):
-    assert main(['zoo', '--markdown']) == 0
+    assert main(['zoo', '--format=markdown']) == 0
     assert capsys.readouterr().out.strip() in (ROOT / 'docs' / 'zoo.md').read_text()
 
 

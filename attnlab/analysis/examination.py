@@ -9,8 +9,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
 from attnlab.analysis import statistics
 from attnlab.blocks.block import mixer_of, steps
@@ -21,6 +19,7 @@ from attnlab.mixers.softmax.shaped import ShapedAttention
 from attnlab.models.predictor import Stacked
 from attnlab.quantize.formats import quantized
 from attnlab.runs.loading import Loaded, load_run
+from attnlab.tables import Column, Printer, Table, digits
 from attnlab.tasks.task import Batch, context
 from attnlab.train.figures import layer_curves
 from attnlab.train.run import check_data
@@ -60,7 +59,7 @@ class Examination:
 
 def analyse_run(
     workdir: pathlib.Path,
-    console: Console,
+    printer: Printer,
     step: int | None,
     split_name: str | None,
     rows: int,
@@ -89,9 +88,9 @@ def analyse_run(
     )
     curves = {name: [layer.get(name, np.nan) for layer in found.layers] for name in found.names()}
     layer_curves(curves, folder / f'{loaded.step}.png')
-    console.print(_layer_table(found, f'{workdir}, step {loaded.step}, {split_name}'))
-    console.print(_bits_table(found.losses))
-    console.print(f'written: {path}, {path.with_suffix(".png")}', highlight=False, soft_wrap=True)
+    printer.table(_layer_table(found, f'{workdir}, step {loaded.step}, {split_name}'))
+    printer.table(_bits_table(found.losses))
+    printer.line(f'written: {path}, {path.with_suffix(".png")}')
     return found
 
 
@@ -157,18 +156,16 @@ def _loss(loaded: Loaded, rows: list[Batch]) -> float:
 
 
 def _layer_table(found: Examination, title: str) -> Table:
-    table = Table(title=title, title_justify='left')
-    for column in ('layer', *found.names()):
-        table.add_column(column, justify='right')
-    for index, layer in enumerate(found.layers):
-        table.add_row(str(index), *(f'{layer[name]:.4g}' if name in layer else '' for name in found.names()))
-    return table
+    columns = [Column(name, digits('.4g'), right=True, rank=rank) for rank, name in enumerate(found.names())]
+    rows = [(index, *(layer.get(name) for name in found.names())) for index, layer in enumerate(found.layers)]
+    return Table('layers', [Column('layer', right=True), *columns], rows, title)
 
 
 def _bits_table(losses: Mapping[int, float]) -> Table:
-    table = Table(title='weights and activations rounded', title_justify='left')
-    for column in ('bits', 'loss', 'more than before'):
-        table.add_column(column, justify='right')
-    for bits, loss in losses.items():
-        table.add_row(str(bits), f'{loss:.4f}', '' if bits == 32 else f'{loss - losses[32]:+.4f}')
-    return table
+    columns = (
+        Column('bits', right=True),
+        Column('loss', digits('.4f'), True),
+        Column('more than before', digits('+.4f'), True),
+    )
+    rows = [(bits, loss, None if bits == 32 else loss - losses[32]) for bits, loss in losses.items()]
+    return Table('bits', columns, rows, 'weights and activations rounded')

@@ -3,12 +3,24 @@
 Nothing heavy is imported here or at the top of a command: help, and the complaint about a wrong flag, come at once.
 """
 
+import contextlib
 import math
 import pathlib
+import textwrap
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from absl import flags
 
 from attnlab.errors import UserError
+
+if TYPE_CHECKING:
+    from attnlab.tables import Printer
+
+WIDTH = 79
+"""Of help, in characters."""
+
+FORMATS = ('plain', 'json', 'csv', 'markdown')
 
 
 def help_text(usage: str, values: flags.FlagValues) -> str:
@@ -16,6 +28,7 @@ def help_text(usage: str, values: flags.FlagValues) -> str:
     modules = [name for name in values.flags_by_module_dict() if name != flags.__name__]
     modules.sort(key=lambda name: name == __name__)
     blocks = [values.module_help(name).strip('\n').partition('\n')[2] for name in modules]
+    usage = textwrap.fill(usage, WIDTH, subsequent_indent='  ', break_long_words=False, break_on_hyphens=False)
     return '\n\n'.join([usage, *blocks])
 
 
@@ -68,6 +81,23 @@ def whole(text: str, flag: str, least: int = 1) -> int:
     return int(text)
 
 
+def define_format(values: flags.FlagValues) -> None:
+    """Defines the flag of a command that prints tables."""
+    flags.DEFINE_enum(
+        'format', None, FORMATS, 'Of tables; outside of a terminal plain, lines with tabs.', flag_values=values
+    )
+
+
+@contextlib.contextmanager
+def printing(values: flags.FlagValues) -> 'Iterator[Printer]':
+    """A printer in the format that the flags ask for; closed where the command ends without an error."""
+    from attnlab.tables import Printer, standard_output
+
+    printer = Printer(standard_output(), values.format)
+    yield printer
+    printer.close()
+
+
 def define_run(values: flags.FlagValues) -> None:
     """Defines the flags of a command that loads a trained run."""
     flags.DEFINE_string('workdir', None, 'The directory of the run.', flag_values=values)
@@ -104,6 +134,7 @@ def define_strictness(values: flags.FlagValues) -> None:
     """Defines the flags of a command that compares."""
     flags.DEFINE_float('tolerance', 0.01, 'How far sizes may be off, as a share.', lower_bound=0.0, flag_values=values)
     flags.DEFINE_bool('strict', False, 'Refuse to compare what is not matched.', flag_values=values)
+    define_format(values)
 
 
 def define_platform(values: flags.FlagValues) -> None:

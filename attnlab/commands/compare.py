@@ -12,6 +12,7 @@ from attnlab.commands.arguments import (
     directory,
     help_text,
     parsed,
+    printing,
     start_platform,
 )
 from attnlab.errors import UserError
@@ -44,22 +45,20 @@ def _compare_runs(values: flags.FlagValues, folders: list[pathlib.Path], options
     if not folders:
         raise UserError(f'{USAGE.format("RUN")}, or STUDY... in the place of RUN...')
     out = directory(values, 'out')
-    from rich.console import Console
-
     from attnlab.compare.runs_table import compare_runs
 
     chosen: dict[str, Any] = {name: values[name].value for name in ('metric', 'tolerance', 'strict')}
-    compare_runs(folders, out, Console(), **chosen)
+    with printing(values) as printer:
+        compare_runs(folders, out, printer, **chosen)
     return 0
 
 
 def _compare_studies(values: flags.FlagValues, folders: list[pathlib.Path], options: list[str]) -> int:
     parsed(values, options, 'compare STUDY...')
     start_platform(values)
-    from rich.console import Console
-
     from attnlab.compare.report.comparison import compare, print_comparison
 
     found = compare(folders, values.by, values.tolerance, values.storage)
-    print_comparison(found, Console(), strict=values.strict)
+    with printing(values) as printer:
+        print_comparison(found, printer, strict=values.strict)
     return 0

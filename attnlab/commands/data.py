@@ -1,11 +1,11 @@
-"""`attnlab data`: makes or converts a data set, once, and verifies it."""
+"""`attnlab data`: lists data sets; makes or converts one, once, and verifies it."""
 
 import os
 import pathlib
 
 from absl import flags
 
-from attnlab.commands.arguments import help_text, parsed
+from attnlab.commands.arguments import asks_for_help, define_format, help_text, parsed, printing
 from attnlab.errors import UserError
 
 
@@ -18,20 +18,21 @@ def main(argv: list[str]) -> int:
     flags.DEFINE_integer(
         'workers', os.cpu_count() or 1, 'Processes that draw examples.', lower_bound=1, flag_values=values
     )
-    usage = f'usage: attnlab data prepare NAME [--flag=value ...], NAME one of {", ".join(DATASETS)}'
-    if not argv or argv[0] in ('--help', '-h'):
+    define_format(values)
+    usage = f'usage: attnlab data prepare NAME [--flag=value ...], NAME one of {", ".join(DATASETS)}; attnlab data list'
+    if not argv or asks_for_help(argv):
         print(help_text(usage, values))
         return 0
     words = [word for word in argv if not word.startswith('-')]
-    if len(words) != 2 or words[0] != 'prepare':
+    if words != ['list'] and (len(words) != 2 or words[0] != 'prepare'):
         raise UserError(usage)
-    if not parsed(values, [word for word in argv if word.startswith('-')], 'data prepare NAME'):
-        return 0
-    from rich.console import Console
+    parsed(values, [word for word in argv if word.startswith('-')], f'data {words[0]}')
+    folder = pathlib.Path(values.data_dir).expanduser()
+    from attnlab.data.long_range.progress import prepare_with_progress, print_datasets
 
-    from attnlab.data.long_range.progress import prepare_with_progress
-
-    prepare_with_progress(
-        words[1], pathlib.Path(values.data_dir).expanduser(), values.workers, Console(highlight=False)
-    )
+    with printing(values) as printer:
+        if words == ['list']:
+            print_datasets(folder, printer)
+        else:
+            prepare_with_progress(words[1], folder, values.workers, printer)
     return 0

@@ -2,7 +2,16 @@
 
 from absl import flags
 
-from attnlab.commands.arguments import define_run, define_split, directory, parsed, start_devices, whole
+from attnlab.commands.arguments import (
+    define_format,
+    define_run,
+    define_split,
+    directory,
+    parsed,
+    printing,
+    start_devices,
+    whole,
+)
 from attnlab.errors import UserError
 
 
@@ -11,6 +20,7 @@ def main(argv: list[str]) -> int:
     values = flags.FlagValues()
     define_run(values)
     define_split(values)
+    define_format(values)
     flags.DEFINE_list('multiples', ['1', '2', '4', '8'], 'Lengths, in training lengths.', flag_values=values)
     flags.DEFINE_integer(
         'tokens',
@@ -43,8 +53,6 @@ def main(argv: list[str]) -> int:
             f'--multiples is {",".join(values.multiples)!r}; it must hold whole numbers of at least 1, each once'
         )
     start_devices(values)
-    from rich.console import Console
-
     from attnlab.convert.substitution import substituted
     from attnlab.evals.request import Request
     from attnlab.runs.evaluation import evaluate_run
@@ -63,5 +71,6 @@ def main(argv: list[str]) -> int:
         loaded = substituted(loaded, values.attention)
         name = f'{name}-{values.attention}'
     request = Request(values.split, multiples, values.tokens, values.examples, values.stride)
-    evaluate_run(loaded, request, workdir, Console(), name, other_data=values.other_data)
+    with printing(values) as printer:
+        evaluate_run(loaded, request, workdir, printer, name, other_data=values.other_data)
     return 0

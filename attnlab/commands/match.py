@@ -4,7 +4,15 @@ import pathlib
 
 from absl import flags
 
-from attnlab.commands.arguments import define_platform, directory, parsed, required, start_platform
+from attnlab.commands.arguments import (
+    define_format,
+    define_platform,
+    directory,
+    parsed,
+    printing,
+    required,
+    start_platform,
+)
 from attnlab.errors import UserError
 
 
@@ -21,6 +29,7 @@ def main(argv: list[str]) -> int:
     )
     flags.DEFINE_bool('below_range', False, 'Take states smaller than their papers try.', flag_values=values)
     flags.DEFINE_string('out', 'matched', 'Where the matched configs are written.', flag_values=values)
+    define_format(values)
     define_platform(values)
     if not parsed(values, argv, 'match'):
         return 0
@@ -29,21 +38,20 @@ def main(argv: list[str]) -> int:
     if not values.recipes:
         raise UserError('--recipes is missing, such as --recipes=gla,mamba2,mha')
     start_platform(values)
-    from rich.console import Console
-
     from attnlab.compare.match import MULTIPLES, match_recipes
     from attnlab.configuration import config_of
 
     names = {name: ','.join(filter(None, (arg, f'zoo={name}'))) for name in values.recipes}
     configs = {name: config_of(pathlib.Path(path), text) for name, text in names.items()}
-    match_recipes(
-        configs,
-        values.by,
-        target,
-        values.tolerance,
-        out,
-        Console(),
-        multiples=MULTIPLES[str(values['for'].value)],
-        below_range=values.below_range,
-    )
+    with printing(values) as printer:
+        match_recipes(
+            configs,
+            values.by,
+            target,
+            values.tolerance,
+            out,
+            printer,
+            multiples=MULTIPLES[str(values['for'].value)],
+            below_range=values.below_range,
+        )
     return 0

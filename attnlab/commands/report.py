@@ -5,7 +5,7 @@ from typing import Any
 
 from absl import flags
 
-from attnlab.commands.arguments import define_studies, directory, parsed, start_platform
+from attnlab.commands.arguments import define_studies, directory, parsed, printing, start_platform
 from attnlab.errors import UserError
 
 
@@ -27,14 +27,13 @@ def main(argv: list[str]) -> int:
         raise UserError('usage: attnlab report STUDY... [--flag=value ...]')
     folder = directory(values, 'out')
     start_platform(values)
-    from rich.console import Console
-
     from attnlab.compare.report.comparison import print_comparison
     from attnlab.compare.report.contents import gather
     from attnlab.compare.report.page import write_report
 
     chosen: dict[str, Any] = {name: values[name].value for name in ('by', 'tolerance', 'storage', 'strict', 'measure')}
     contents = gather([pathlib.Path(study) for study in studies], folder, **chosen)
-    print_comparison(contents.comparison, Console())
-    write_report(contents, folder, Console())
+    with printing(values) as printer:
+        print_comparison(contents.comparison, printer)
+        write_report(contents, folder, printer.console)
     return 0

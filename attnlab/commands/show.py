@@ -2,22 +2,23 @@
 
 import pathlib
 
-from attnlab.commands.arguments import asks_for_help
-from attnlab.errors import UserError
+from absl import flags
 
-USAGE = 'usage: attnlab show RUN'
+from attnlab.commands.arguments import define_format, parsed, printing
+from attnlab.errors import UserError
 
 
 def main(argv: list[str]) -> int:
     """Runs the command."""
-    if asks_for_help(argv):
-        print(USAGE)
+    runs = [word for word in argv if not word.startswith('-')]
+    values = flags.FlagValues()
+    define_format(values)
+    if not parsed(values, [word for word in argv if word.startswith('-')], 'show RUN'):
         return 0
-    if len(argv) != 1 or argv[0].startswith('-'):
-        raise UserError(USAGE)
-    from rich.console import Console
-
+    if len(runs) != 1:
+        raise UserError('usage: attnlab show RUN [--format=FORMAT]')
     from attnlab.runs.show import show_run
 
-    show_run(pathlib.Path(argv[0]), Console())
+    with printing(values) as printer:
+        show_run(pathlib.Path(runs[0]), printer)
     return 0

@@ -7,9 +7,11 @@ from absl import flags
 from attnlab.commands.arguments import (
     asks_for_help,
     define_devices,
+    define_format,
     directory,
     help_text,
     parsed,
+    printing,
     start_devices,
     whole,
 )
@@ -46,13 +48,12 @@ def main(argv: list[str]) -> int:
     from attnlab.configuration import read_config
 
     config = read_config(values, argv, 'sweep')
-    from rich.console import Console
-
     from attnlab.sweep import launch
     from attnlab.sweep.study import create_study
+    from attnlab.tables import standard_output
     from attnlab.trust import allowed
 
-    console = Console(highlight=False)
+    console = standard_output()
     folder = directory(values, 'study')
     together = values.distributed or values.coordinator is not None
     if together and values.launcher == 'processes' and values.workers != 1:
@@ -106,14 +107,16 @@ def status(argv: list[str]) -> int:
     values = flags.FlagValues()
     _define_study(values)
     flags.DEFINE_bool('watch', False, 'Go on showing, until the sweep is finished.', flag_values=values)
+    define_format(values)
     if not parsed(values, argv, 'sweep status'):
         return 0
     folder = directory(values, 'study')
-    from rich.console import Console
-
+    if values.watch and values.format is not None:
+        raise UserError('--watch is for a terminal; --format goes without it')
     from attnlab.sweep.status import show_status
 
-    show_status(folder, values.storage, Console(), watch=values.watch)
+    with printing(values) as printer:
+        show_status(folder, values.storage, printer, watch=values.watch)
     return 0
 
 

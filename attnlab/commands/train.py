@@ -8,9 +8,11 @@ from absl import flags
 from attnlab.commands.arguments import (
     asks_for_help,
     define_devices,
+    define_format,
     define_other_data,
     directory,
     help_text,
+    printing,
     start_devices,
 )
 from attnlab.errors import UserError
@@ -36,7 +38,11 @@ def main(argv: list[str]) -> int:
     )
     flags.DEFINE_string('from', None, 'A run to begin as, in place of --config; it stays as it is.', flag_values=values)
     flags.DEFINE_integer('from_step', None, 'Which of its checkpoints; the best fit by default.', flag_values=values)
+    flags.DEFINE_string(
+        'profile', None, 'Steps to trace for XProf and TensorBoard: 10, or 10:15, both included.', flag_values=values
+    )
     define_other_data(values)
+    define_format(values)
     define_devices(values)
     if asks_for_help(argv):
         print(help_text('usage: attnlab train --config=FILE.py:ARG --workdir=DIR [--flag=value ...]', values))
@@ -52,21 +58,31 @@ def main(argv: list[str]) -> int:
         config = read_config(values, argv, 'train', forked_config(run))
     if run is None and values.from_step is not None:
         raise UserError('--from_step is given without --from')
+    profile = None
+    if values.profile is not None:
+        if values.dry_run:
+            raise UserError('--profile traces steps, of which --dry_run takes none')
+        from attnlab.train.profile import profile_of
+
+        profile = profile_of(values.profile)
+        profile.check(0, config.steps)
     if values.topology is not None:
         if not values.dry_run:
             raise UserError('--topology names devices that are not there: it goes with --dry_run')
         _plan_for(values, config)
         return 0
+    if values.format is not None and not values.dry_run:
+        raise UserError('--format is of tables, which training does not print: it goes with --dry_run')
     start_devices(values)
-    from rich.console import Console
-
     if values.dry_run:
         from attnlab.runs.plan import print_plan
         from attnlab.train.setup import prepare
 
-        print_plan(prepare(config), Console())
+        with printing(values) as printer:
+            print_plan(prepare(config), printer)
         return 0
     workdir = directory(values, 'workdir')
+    from attnlab.tables import standard_output
     from attnlab.train.fork import fork
     from attnlab.train.launch import launch
     from attnlab.train.processes import together
@@ -75,17 +91,16 @@ def main(argv: list[str]) -> int:
         return launch(
             config,
             workdir,
-            console=Console(highlight=False),
+            console=standard_output(),
             data_workers=values.data_workers,
             other_data=values.other_data,
             begin=None if run is None else fork(run, config, values.from_step),
+            profile=profile,
         )
 
 
 def _plan_for(values: flags.FlagValues, config: 'ConfigDict') -> None:
     """Prints the plan of a run on devices that are not there."""
-    from rich.console import Console
-
     from attnlab.runs.plan import print_plan_for
     from attnlab.train import devices, topologies
     from attnlab.train.setup import prepare
@@ -94,4 +109,5 @@ def _plan_for(values: flags.FlagValues, config: 'ConfigDict') -> None:
         platform='cpu', cpu_devices=topologies.gpus(values.topology), compilation_cache=values.compilation_cache
     )
     topology = topologies.find(values.topology)
-    print_plan_for(prepare(config, topology.devices), topology, Console())
+    with printing(values) as printer:
+        print_plan_for(prepare(config, topology.devices), topology, printer)

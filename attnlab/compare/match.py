@@ -11,14 +11,12 @@ from collections.abc import Iterator, Mapping
 
 from ml_collections import ConfigDict
 from ml_collections.config_flags import config_path
-from rich.console import Console
-from rich.table import Table
 
 from attnlab import files
 from attnlab.compare.measures import Measure, measure
-from attnlab.config import from_plain, plain, save
+from attnlab.config import flatten, from_plain, plain, save
 from attnlab.errors import UserError
-from attnlab.train.run import flatten
+from attnlab.tables import Column, Printer, Table, digits
 from attnlab.train.setup import prepare
 from attnlab.zoo import ZOO
 
@@ -339,7 +337,7 @@ def match_recipes(
     target: str,
     tolerance: float,
     out: pathlib.Path,
-    console: Console,
+    printer: Printer,
     *,
     multiples: Multiples = MULTIPLES['any'],
     below_range: bool = False,
@@ -361,23 +359,25 @@ def match_recipes(
             )
         except UserError as error:
             raise UserError(f'{name}: {error}') from error
-    table = Table(title=f'matched by {by} to {wanted:g}, within {tolerance:.1%}', title_justify='left')
-    for column in ('recipe', by, 'off', 'adjusted', 'config'):
-        table.add_column(column, justify='right' if column in (by, 'off') else 'left', overflow='fold')
     for name, one in found.items():
         save(one.config, out / f'{name}.json')
         files.write(out / f'{name}.py', READER.format(name=name, by=by, target=wanted, value=one.value))
-        table.add_row(
-            name, f'{one.value:,.6g}', f'{one.off(wanted):+.2%}', shown(one.adjusted), str(out / f'{name}.py')
-        )
-    console.print(table)
+    columns = (
+        Column('recipe'),
+        Column(by, digits(',.6g'), right=True),
+        Column('off', digits('+.2%'), right=True),
+        Column('adjusted', prose=True),
+        Column('config', prose=True),
+    )
+    rows = [
+        (name, one.value, one.off(wanted), shown(one.adjusted), str(out / f'{name}.py')) for name, one in found.items()
+    ]
+    printer.table(Table('matched', columns, rows, f'matched by {by} to {wanted:g}, within {tolerance:.1%}'))
     for name, one in found.items():
         if one.tolerance > tolerance:
-            console.print(
+            printer.line(
                 f'{name}: no sizes in multiples of {multiples.width} are within {tolerance:.1%}; '
-                f'widened to {one.tolerance:.1%}',
-                soft_wrap=True,
-                highlight=False,
+                f'widened to {one.tolerance:.1%}'
             )
     return found
 

@@ -10,10 +10,10 @@ from ml_collections import ConfigDict
 
 from attnlab.compare.baselines import Baselines, trivial_scores
 from attnlab.compare.equality import CONDITIONS, Equality, differing, of_conditions, of_kinds, of_measure
+from attnlab.config import flatten
 from attnlab.errors import UserError, nearest
 from attnlab.evals.measured import Kind, Measured
 from attnlab.runs.record import Record
-from attnlab.train.run import flatten
 
 PREFERRED = ('1x/accuracy', 'all/accuracy', 'bits_per_byte', '1x/loss', 'all/loss', 'loss')
 """How the names of metrics end that serve as the score, the first that a run has."""

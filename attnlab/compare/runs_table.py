@@ -5,11 +5,7 @@ import dataclasses
 import io
 import pathlib
 from collections.abc import Mapping, Sequence
-
-from rich import box
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
+from typing import Any
 
 from attnlab import files
 from attnlab.compare.report.runs_page import runs_opening, runs_page
@@ -24,19 +20,17 @@ from attnlab.compare.runs import (
 )
 from attnlab.compare.runs_figure import draw_costs
 from attnlab.errors import UserError
+from attnlab.evals.measured import Measured
 from attnlab.runs.record import Record, read_record
+from attnlab.tables import Column, Interval, Printer, Table, digits, shown
 
-HEADERS = ('score', 'parameters', 'state', 'at 8x', 'FLOPs', 'tokens/s')
 CAPTION = 'state: bytes that decoding keeps at the training length, and at 8 times that; FLOPs: of all training'
-
-WIDEST = 16
-"""Characters of a run's name that are not broken in the table."""
 
 
 def compare_runs(
     folders: Sequence[pathlib.Path],
     out: pathlib.Path,
-    console: Console,
+    printer: Printer,
     *,
     metric: str | None = None,
     tolerance: float = 0.01,
@@ -56,21 +50,19 @@ def compare_runs(
     if strict and wrong:
         raise UserError(f'the runs are not matched: {"; ".join(wrong)}')
     for place, (task, group) in enumerate(groups.items()):
-        opening = runs_opening(task, group, tolerance, place)
-        console.print(f'{opening.sentence}\n', highlight=False, markup=False, soft_wrap=True)
-    console.print(_table(groups))
-    console.print(CAPTION, highlight=False, soft_wrap=True)
+        printer.line(f'{runs_opening(task, group, tolerance, place).sentence}\n')
+    printer.table(_table(groups))
+    printer.line(CAPTION)
     summaries = {task: equality_summary(found[task], group) for task, group in groups.items()}
     for task, summary in summaries.items():
-        console.print(f'{task}, {summary}', highlight=False, markup=False, soft_wrap=True)
+        printer.line(f'{task}, {summary}')
     curves = {(one.task, one.name): _curves(record, one.metric) for one, record in zip(results, records, strict=True)}
     files.write(out / 'index.html', runs_page(groups, summaries, curves, tolerance))
     files.write(out / 'runs.csv', csv_text(groups))
     for suffix in ('png', 'svg'):
         draw_costs(groups, out / f'runs.{suffix}')
     names = ('index.html', *(f'runs.{suffix}' for suffix in ('csv', 'png', 'svg')))
-    written = ', '.join(str(out / name) for name in names)
-    console.print(f'written: {written}', highlight=False, soft_wrap=True)
+    printer.line(f'written: {", ".join(str(out / name) for name in names)}')
     return results
 
 
@@ -81,40 +73,59 @@ def _curves(record: Record, metric: str) -> dict[str, Sequence[tuple[int, float]
 
 
 def _table(groups: Mapping[str, Sequence[RunResult]]) -> Table:
-    """A section a task, under its name and that of its score."""
-    table = Table(title='runs by task, the best first', title_justify='left', box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1))
-    longest = max(len(one.name) for group in groups.values() for one in group)
-    table.add_column('run', min_width=min(longest, WIDEST), overflow='fold')
-    for column in HEADERS:
-        table.add_column(column, justify='right', overflow='fold')
+    """A row a run, the best of each task first, then what trivial predictors reach."""
+    rows: list[tuple[Any, ...]] = []
     for task, group in groups.items():
-        table.add_row(f'[bold]{escape(task)}[/bold]\n{", ".join(dict.fromkeys(one.metric for one in group))}')
-        for line in (*lines(group), *baseline_lines(group)):
-            table.add_row(*map(escape, line))
-        table.add_section()
-    return table
+        rows += [(task, one.metric, *_values(one)) for one in group]
+        rows += [(task, group[0].metric, *line) for line in baseline_values(group)]
+    leading = Column('task', rank=0 if len(groups) > 1 else 5), Column('metric', rank=6)
+    return Table('runs', (*leading, *COLUMNS), rows, 'runs by task, the best first')
 
 
 def lines(group: Sequence[RunResult]) -> list[list[str]]:
     """Cells of the table, a line a run: its name, its score, and the costs."""
-    return [
-        [
-            one.name if one.finished else f'{one.name} (not finished)',
-            one.measured.text(4),
-            f'{one.parameters:,}',
-            _state(one.state_bytes),
-            _state(one.state_bytes_8x),
-            f'{one.flops:.3g}',
-            '' if one.tokens_per_second is None else f'{one.tokens_per_second:,.0f}',
-        ]
-        for one in group
-    ]
+    return Table('runs', COLUMNS, [_values(one) for one in group]).text()
 
 
 def baseline_lines(group: Sequence[RunResult]) -> list[list[str]]:
     """What trivial predictors reach, a line each."""
+    return Table('runs', COLUMNS, baseline_values(group)).text()
+
+
+def baseline_values(group: Sequence[RunResult]) -> list[tuple[Any, ...]]:
+    """The same as values."""
     found = {name: value for one in group for name, value in one.baselines.items()}
-    return [[f'({name})', f'{value:.4f}', *[''] * (len(HEADERS) - 1)] for name, value in found.items()]
+    return [(f'({name})', value, *[None] * (len(COLUMNS) - 2)) for name, value in found.items()]
+
+
+def _values(one: RunResult) -> tuple[Any, ...]:
+    name = one.name if one.finished else f'{one.name} (not finished)'
+    costs = one.parameters, one.state_bytes, one.state_bytes_8x, one.flops, one.tokens_per_second
+    return name, one.measured, *costs
+
+
+def _score(value: Measured | float) -> str:
+    return value.text(4) if isinstance(value, Measured) else f'{value:.4f}'
+
+
+def _exact_score(value: Measured | float) -> Interval:
+    return Interval(value.mean, value.low, value.high) if isinstance(value, Measured) else Interval(value, None, None)
+
+
+def _state(size: int | None) -> str:
+    """Bytes of state; a model that keeps none does not stream."""
+    return 'no stream' if size == 0 else shown(size)
+
+
+COLUMNS = (
+    Column('run', prose=True),
+    Column('score', _score, right=True, exact=_exact_score),
+    Column('parameters', right=True),
+    Column('state', _state, right=True, rank=1),
+    Column('at 8x', _state, right=True, rank=3),
+    Column('FLOPs', digits('.3g'), right=True, rank=2),
+    Column('tokens/s', digits(',.0f'), right=True, rank=4),
+)
 
 
 def csv_text(groups: Mapping[str, Sequence[RunResult]]) -> str:
@@ -125,8 +136,3 @@ def csv_text(groups: Mapping[str, Sequence[RunResult]]) -> str:
     writer.writerow(fields)
     writer.writerows([getattr(one, name) for name in fields] for group in groups.values() for one in group)
     return text.getvalue()
-
-
-def _state(size: int) -> str:
-    """Bytes of state; a model that keeps none does not stream."""
-    return f'{size:,}' if size else 'no stream'

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 import numpy as np
 from flax import nnx
-from rich.table import Table
 
 from attnlab.errors import UserError
 from attnlab.evals.cadence import AtEnd, EveryNSteps
@@ -14,6 +13,7 @@ from attnlab.evals.measured import Measured, of_examples
 from attnlab.evals.request import Request
 from attnlab.evals.totals import curve, totals
 from attnlab.metrics import PRODUCTS, Average
+from attnlab.tables import Column, Interval, Table, plus_minus
 from attnlab.tasks.task import Slice, Sliced
 from attnlab.train.figures import length_curves, position_curves
 from attnlab.train.setup import Setup
@@ -67,17 +67,13 @@ class SlicedEvaluation:
         slices = dict.fromkeys(name.rpartition('/')[0] for name in self.numbers)
         hidden = (*ENDS, f'/{EXAMPLES}')
         metrics = dict.fromkeys(name.rpartition('/')[2] for name in self.numbers if not name.endswith(hidden))
-        table = Table(title=title, title_justify='left')
-        table.add_column('slice')
-        for metric in metrics:
-            table.add_column(metric.replace('_', ' '), justify='right')
-        for name in slices:
-            table.add_row(name, *(self._shown(f'{name}/{metric}') for metric in metrics))
-        return table
+        columns = [Column(metric.replace('_', ' '), plus_minus, True, rank) for rank, metric in enumerate(metrics)]
+        rows = [(name, *(self._interval(f'{name}/{metric}') for metric in metrics)) for name in slices]
+        return Table('evaluation', [Column('slice'), *columns], rows, title)
 
-    def _shown(self, name: str) -> str:
-        value, low, high = (self.numbers.get(f'{name}{end}') for end in ('', *ENDS))
-        return f'{value:.4f}' if low is None or high is None else f'{value:.4f} ± {(high - low) / 2:.4f}'
+    def _interval(self, name: str) -> Interval:
+        low, high = (self.numbers.get(f'{name}{end}') for end in ENDS)
+        return Interval(self.numbers[name], low, high)
 
 
 @dataclasses.dataclass(frozen=True)

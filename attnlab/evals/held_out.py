@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 import numpy as np
 from flax import nnx
-from rich.table import Table
 
 from attnlab.data.text.windows import Sample
 from attnlab.errors import UserError
@@ -15,6 +14,7 @@ from attnlab.evals.measured import Measured, of_documents
 from attnlab.evals.request import Request
 from attnlab.evals.totals import curve, totals
 from attnlab.metrics import Average, bits, perplexity
+from attnlab.tables import Column, Interval, Table, digits, plus_minus
 from attnlab.tasks.task import Textual
 from attnlab.train.figures import position_curves
 from attnlab.train.setup import Setup
@@ -42,20 +42,27 @@ class Evaluation:
 
     def table(self, title: str) -> Table:
         """One row a window length."""
-        table = Table(title=f'{title}: {self.sample}' if self.sample else title, title_justify='left')
-        for column in ('window', 'tokens', 'nats/token', 'bits/byte', 'perplexity'):
-            table.add_column(column, justify='right')
+        rows = []
         for index, window in enumerate(self.curves):
             suffix = f'@{window}' if index else ''
             tokens = int(window.removesuffix('x')) * self.trained
-            perplexity = f'{self.numbers[f"perplexity{suffix}"]:.4g}'
-            table.add_row(window, str(tokens), *(self._with_interval(name, suffix) for name in INTERVALS), perplexity)
-        return table
+            intervals = [self._interval(name, suffix) for name in INTERVALS]
+            rows.append((window, tokens, *intervals, self.numbers[f'perplexity{suffix}']))
+        return Table('evaluation', COLUMNS, rows, f'{title}: {self.sample}' if self.sample else title)
 
-    def _with_interval(self, name: str, suffix: str) -> str:
-        value, high = self.numbers[f'{name}{suffix}'], self.numbers.get(f'{name}_high{suffix}')
-        return f'{value:.4f}' if high is None else f'{value:.4f} ± {high - value:.4f}'
+    def _interval(self, name: str, suffix: str) -> Interval:
+        low, high = (self.numbers.get(f'{name}_{end}{suffix}') for end in ('low', 'high'))
+        return Interval(self.numbers[f'{name}{suffix}'], low, high)
 
+
+COLUMNS = (
+    Column('window', right=True),
+    Column('tokens', right=True, rank=2),
+    Column('nats/token', plus_minus, right=True),
+    Column('bits/byte', plus_minus, right=True, rank=1),
+    Column('perplexity', digits('.4g'), right=True, rank=1),
+)
+"""Of the table, a row a length of window."""
 
 INTERVALS = ('loss', 'bits_per_byte')
 """The numbers that have intervals."""

@@ -4,13 +4,13 @@ import dataclasses
 import pathlib
 
 import jax
-from rich.console import Console
 
 from attnlab.evals.by_slice import BySlice
 from attnlab.evals.held_out import HeldOut
 from attnlab.evals.request import Request
 from attnlab.files import write_json
 from attnlab.runs.loading import Loaded
+from attnlab.tables import Printer
 from attnlab.tasks.task import Sliced
 
 
@@ -18,7 +18,7 @@ def evaluate_run(
     loaded: Loaded,
     request: Request,
     workdir: pathlib.Path,
-    console: Console,
+    printer: Printer,
     name: str | None = None,
     *,
     other_data: bool = False,
@@ -40,7 +40,7 @@ def evaluate_run(
         path = folder / f'{name}.json'
         record = {'asked': dataclasses.asdict(request), 'other_data': other_data}
         write_json(path, {'step': loaded.step, 'split': evaluator.split, **record, **evaluation.numbers})
-        console.print(evaluation.table(f'{workdir}, step {name}, {evaluator.split}'))
+        printer.table(evaluation.table(f'{workdir}, step {name}, {evaluator.split}'))
         figures = sorted(map(str, (folder / name).glob('*.png')))
-        console.print(f'written: {", ".join([str(path), *figures])}', highlight=False, soft_wrap=True)
+        printer.line(f'written: {", ".join([str(path), *figures])}')
     return dict(evaluation.numbers)

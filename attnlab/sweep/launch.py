@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.live import Live
 
 from attnlab.errors import UserError
-from attnlab.sweep.status import describe, status_table, statuses, summary
+from attnlab.sweep.status import describe, live_status, statuses, summary
 from attnlab.sweep.study import Study
 
 PAUSE = 1.0
@@ -167,8 +167,8 @@ def _forwarding(crew: Sequence[_Worker]) -> Iterator[list[int]]:
 def _display(study: Study, console: Console) -> Iterator[Any]:
     """A live table on a terminal; elsewhere a line for every trial that ends."""
     if console.is_terminal:
-        with Live(status_table(study), console=console, auto_refresh=False) as live:
-            yield lambda: live.update(status_table(study), refresh=True)
+        with Live(live_status(study, console), console=console, auto_refresh=False) as live:
+            yield lambda: live.update(live_status(study, console), refresh=True)
         return
     printed = {trial.number for trial in study.trials() if trial.state.is_finished()}
 

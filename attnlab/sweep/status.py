@@ -11,10 +11,10 @@ from typing import Any
 from optuna.trial import FrozenTrial, TrialState
 from rich.console import Console, Group
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from attnlab.sweep.study import Study, open_study
+from attnlab.tables import Column, Printer, Table, digits, rendered
 from attnlab.train.report import whole_lines
 
 PAUSE = 1.0
@@ -60,47 +60,67 @@ def seconds_left(study: Study, found: list[TrialStatus]) -> float | None:
     return statistics.median(done) * (unfinished + study.sweep.trials - len(found)) / len(running)
 
 
-def status_table(study: Study) -> Group:
-    """A table of all trials with a summary line."""
+def status_table(study: Study, name: str = 'trials') -> Table:
+    """A table of all trials."""
     found = statuses(study)
     best = study.best()
-    table = Table(title=str(study.folder), title_justify='left')
-    named = [key.rpartition('.')[2] for key in _columns(found)]
-    for column in ('trial', 'state', *named, 'seed', 'step', study.sweep.metric, 'seconds', 'why'):
-        right = column not in ('state', 'why')
-        table.add_column(column, justify='right' if right else 'left', overflow='fold')
-    for row in found:
-        star = best is not None and best.number == row.number
-        table.add_row(
-            str(row.number),
+    settings = _columns(found)
+    columns = (
+        Column('trial', right=True),
+        Column('state'),
+        *(Column(key.rpartition('.')[2], _number, True, rank) for rank, key in enumerate(settings, 1)),
+        Column('seed', _number, right=True, rank=len(settings) + 2),
+        Column('step', _number, right=True, rank=len(settings) + 1),
+        Column(study.sweep.metric, digits('.5g'), right=True),
+        Column('seconds', digits('.0f'), right=True, rank=len(settings) + 3),
+        Column('why', prose=True),
+    )
+    rows = [
+        (
+            row.number,
             row.state,
-            *(_number(row.settings[key]) if key in row.settings else '' for key in _columns(found)),
-            str(row.seed),
-            str(row.step),
-            '' if row.value is None else f'{row.value:.5g}',
-            '' if row.seconds is None else f'{row.seconds:.0f}',
+            *(row.settings.get(key) for key in settings),
+            row.seed,
+            row.step,
+            row.value,
+            row.seconds,
             row.reason,
-            style='bold' if star else None,
         )
-    return Group(table, Text(summary(study, found)))
+        for row in found
+    ]
+    marked = frozenset(index for index, row in enumerate(found) if best is not None and best.number == row.number)
+    return Table(name, columns, rows, str(study.folder), marked=marked)
 
 
-def show_status(folder: pathlib.Path, storage: str | None, console: Console, *, watch: bool = False) -> None:
+def live_status(study: Study, console: Console) -> Text:
+    """The table of a study for a terminal, with a summary line."""
+    return rendered(status_table(study), console.width).append(summary(study, statuses(study)))
+
+
+def show_status(folder: pathlib.Path, storage: str | None, printer: Printer, *, watch: bool = False) -> None:
     """Prints the table of a study and of its confirmation; with `watch`, refreshes it until the sweep is finished."""
     study = open_study(folder, storage)
     if not watch:
-        console.print(_tables(study, storage))
+        for name, one in _with_confirmation(study, storage).items():
+            printer.table(status_table(one, name))
+            printer.line(summary(one, statuses(one)))
         return
-    with Live(_tables(study, storage), console=console, auto_refresh=False) as live:
+
+    def now() -> Group:
+        return Group(*(live_status(one, printer.console) for one in _with_confirmation(study, storage).values()))
+
+    with Live(now(), console=printer.console, auto_refresh=False) as live:
         while not study.finished():
             time.sleep(PAUSE)
-            live.update(_tables(study, storage), refresh=True)
+            live.update(now(), refresh=True)
 
 
-def _tables(study: Study, storage: str | None) -> Group:
+def _with_confirmation(study: Study, storage: str | None) -> dict[str, Study]:
+    """The study and, where there is one, that of its confirmation, by what their tables are called."""
     folder = study.folder / 'confirm'
-    confirmed = [open_study(folder, storage, study)] if (folder / 'sweep.json').exists() else []
-    return Group(*(status_table(one) for one in (study, *confirmed)))
+    if not (folder / 'sweep.json').exists():
+        return {'trials': study}
+    return {'trials': study, 'confirmation': open_study(folder, storage, study)}
 
 
 def summary(study: Study, found: list[TrialStatus]) -> str:
@@ -154,7 +174,7 @@ def _format_settings(settings: Mapping[str, Any]) -> str:
 
 
 def _number(value: Any) -> str:
-    return f'{value:.4g}' if isinstance(value, float) else str(value)
+    return '' if value is None else f'{value:.4g}' if isinstance(value, float) else str(value)
 
 
 def _duration(seconds: float) -> str:

@@ -8,11 +8,10 @@ from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 from ml_collections.config_flags import config_path
 
-from attnlab.config import build, from_plain, plain, spec
+from attnlab.config import build, flatten, from_plain, plain, spec
 from attnlab.errors import UserError, nearest
 from attnlab.sweep.search import GridSearch, Pruner, Sampler
 from attnlab.sweep.space import Drawn, Space
-from attnlab.train.run import flatten
 
 KEYS = ('base', 'space', 'sampler', 'pruner', 'trials', 'seeds', 'metric', 'goal', 'confirm')
 """The top-level keys of every sweep config."""

@@ -21,6 +21,7 @@ from attnlab.sweep.together import Abandoned, Followers, Order, OutOfStep, heard
 from attnlab.train import launch, loop
 from attnlab.train.programs import Programs, Unbuildable
 from attnlab.train.report import read_lines
+from attnlab.train.run import newest_checkpoint
 from attnlab.train.setup import Setup
 
 STARTS = 10
@@ -169,11 +170,6 @@ def _check_metric(metric: str, setup: Setup) -> None:
     name = metric.partition('/')[0]
     if name not in names:
         raise UserError(f'config.metric is {metric}, and there is no evaluator {name}{nearest(name, names)}')
-
-
-def newest_checkpoint(workdir: Any) -> int:
-    """The step of the newest checkpoint; 0 where there is none."""
-    return max((int(path.name) for path in (workdir / 'checkpoints').glob('*') if path.name.isdecimal()), default=0)
 
 
 def _last(workdir: Any, metric: str, steps: int) -> float:

@@ -1,7 +1,9 @@
 """Configures the devices and compilation cache of a process, once, before JAX starts."""
 
 import ctypes
+import errno
 import logging
+import os
 import pathlib
 import sys
 
@@ -36,10 +38,9 @@ def start(
     if cpu_devices is not None:
         jax.config.update('jax_num_cpu_devices', cpu_devices)
     if compilation_cache:
-        folder = pathlib.Path(compilation_cache).expanduser()
-        jax.config.update('jax_compilation_cache_dir', str(folder))
-        jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.5)
+        keep_compiled(pathlib.Path(compilation_cache).expanduser())
     logging.getLogger('absl').setLevel(logging.WARNING)
+    logging.getLogger('matplotlib').addFilter(_says_more_than_where_it_keeps_fonts)
     keep_freed_memory()
     if coordinator is not None and (processes is None or process is None):
         raise UserError('--coordinator needs --processes and --process beside it')
@@ -62,6 +63,29 @@ def start(
         jax.devices()
     except (RuntimeError, AssertionError) as error:
         raise UserError(f'no device for --platform={platform}: {_first_line(error)}') from error
+
+
+def keep_compiled(folder: pathlib.Path) -> None:
+    """Keeps compiled programs in a folder; where it cannot be written, a line says so, and they are compiled anew."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = error.strerror
+    else:
+        reason = None if os.access(folder, os.W_OK) else os.strerror(errno.EACCES)
+    if reason is not None:
+        print(
+            f'{folder} cannot be written ({reason}), so programs are compiled anew; --compilation_cache=DIR keeps them',
+            file=sys.stderr,
+        )
+        return
+    jax.config.update('jax_compilation_cache_dir', str(folder))
+    jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.5)
+
+
+def _says_more_than_where_it_keeps_fonts(record: logging.LogRecord) -> bool:
+    """Whether a message of matplotlib is not of the folder it makes where it cannot write to that of the user."""
+    return not str(record.msg).startswith(('mkdir -p failed for path', 'Matplotlib created a temporary cache'))
 
 
 def _first_line(error: Exception) -> str:

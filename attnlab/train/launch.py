@@ -11,6 +11,7 @@ from rich.console import Console
 from attnlab.train import loop, run
 from attnlab.train.cost import flops_per_token, implementations, state_bytes
 from attnlab.train.fork import Fork
+from attnlab.train.profile import Profile
 from attnlab.train.setup import Setup, prepare
 
 STOPPED = 75
@@ -25,6 +26,7 @@ def launch(
     data_workers: int = 0,
     other_data: bool = False,
     begin: Fork | None = None,
+    profile: Profile | None = None,
 ) -> int:
     """Trains the config in its work directory; returns the exit status: 0, or `STOPPED` where it was asked to stop.
 
@@ -51,6 +53,7 @@ def launch(
         data_workers=data_workers,
         other_data=other_data,
         begin=begin,
+        profile=profile,
     )
     if jax.process_index() == 0 and outcome == loop.FINISHED:
         console.print(f'finished: {setup.steps} steps. Next: attnlab eval --workdir={workdir}')
@@ -67,14 +70,19 @@ def train(
     data_workers: int = 0,
     other_data: bool = False,
     begin: Fork | None = None,
+    profile: Profile | None = None,
     watch: loop.Watch = loop.unwatched,
 ) -> str:
     """Claims the work directory, records the start with the facts of `measured`, and trains; see `loop.train`.
 
-    Raises `UserError` where the directory belongs to another config or process, or the data have changed.
+    Raises `UserError` where the directory belongs to another config or process, the data have changed, or steps to be
+    traced were taken before.
     """
     run.check_claim(workdir, config)
     with run.held(workdir):
+        if profile is not None:
+            begun = 0 if begin is None else begin.step
+            profile.check(max(begun, run.newest_checkpoint(workdir)), setup.steps)
         if begin is not None:
             run.check_data(begin.run, facts['data'], other=other_data)
         run.claim(workdir, config)
@@ -83,6 +91,7 @@ def train(
             if begin is not None:
                 begin.into(workdir)
             facts = facts if begin is None else {**facts, 'from': begin.describe()}
+            facts = facts if profile is None else {**facts, 'profile': str(profile)}
             run.record(workdir, {**facts, 'other_data': other_data})
             setup.task.save(workdir)
         outcome, _ = loop.train(
@@ -91,6 +100,7 @@ def train(
             console=console,
             data_workers=data_workers,
             flops_per_token=facts['flops_per_token'],
+            profile=profile,
             watch=watch,
         )
     return outcome

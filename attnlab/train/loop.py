@@ -19,6 +19,7 @@ from attnlab.train import partition
 from attnlab.train.checkpoint import Checkpoints
 from attnlab.train.diagnose import first_nonfinite
 from attnlab.train.figures import loss_curve
+from attnlab.train.profile import Profile, Tracer
 from attnlab.train.report import Report, read_lines
 from attnlab.train.setup import Evaluator, Setup
 from attnlab.train.state import TrainState
@@ -58,9 +59,12 @@ def train(
     console: Console,
     data_workers: int = 0,
     flops_per_token: float | None = None,
+    profile: Profile | None = None,
     watch: Watch = unwatched,
 ) -> tuple[str, TrainState]:
     """Trains to the last step, from the newest checkpoint in `workdir` if there is one.
+
+    The steps of `profile` are traced into `workdir`, which changes no number.
 
     Returns FINISHED, or STOPPED after SIGTERM or by `watch`, which save first; and the state. The state after step n is
     a pure function of the config, wherever and however often the run was interrupted.
@@ -103,7 +107,9 @@ def train(
         with contextlib.closing(report), contextlib.closing(feed):
             if restored:
                 report.say(f'going on from step {start} of {setup.steps}')
-            return _steps(setup, workdir, state, start, feed, checkpoints, report, stop, watch)
+            tracer = Tracer(profile, workdir)
+            with tracer.closing():
+                return _steps(setup, workdir, state, start, feed, checkpoints, report, tracer, stop, watch)
 
 
 def _steps(
@@ -114,16 +120,27 @@ def _steps(
     feed: Iterator[Any],
     checkpoints: Checkpoints,
     report: Report,
+    tracer: Tracer,
     stop: threading.Event,
     watch: Watch,
 ) -> tuple[str, TrainState]:
     learning_rate = setup.optimizer.learning_rate(setup.steps)
     pending: Pending | None = None
     for number in range(start + 1, setup.steps + 1):
+        if tracer.begins(number):
+            _settle(setup, state, pending, report, learning_rate)
+            pending = None
+            tracer.start()
         batch = setup.place(next(feed))
-        state, metrics = setup.step(state, batch, np.int32(number))
+        with jax.profiler.StepTraceAnnotation('train', step_num=number):
+            state, metrics = setup.step(state, batch, np.int32(number))
         _settle(setup, state, pending, report, learning_rate)
         pending = Pending(number, batch, metrics)
+        if tracer.ends(number):
+            _settle(setup, state, pending, report, learning_rate)
+            pending = None
+            with report.paused():
+                report.say(tracer.stop())
         stopping = _should_stop(stop, number)
         due = [evaluator for evaluator in setup.evals if evaluator.cadence.due(number, setup.steps)]
         saving = stopping or number == setup.steps or checkpoints.due(number)

@@ -13,6 +13,7 @@ import jax
 from ml_collections import ConfigDict
 
 from attnlab import config as configs
+from attnlab.config import flatten
 from attnlab.errors import UserError
 from attnlab.files import is_temporary, read_json, write_json
 from attnlab.locks import Lock
@@ -101,6 +102,11 @@ def held(workdir: pathlib.Path) -> Iterator[None]:
         lock.release()
 
 
+def newest_checkpoint(workdir: pathlib.Path) -> int:
+    """The step of the newest checkpoint; 0 where there is none."""
+    return max((int(path.name) for path in (workdir / 'checkpoints').glob('*') if path.name.isdecimal()), default=0)
+
+
 def check_data(workdir: pathlib.Path, data: dict[str, Any], *, other: bool = False) -> None:
     """Checks by their recorded hashes that a run's data are unchanged; `other` allows any.
 
@@ -133,17 +139,6 @@ def differences(old: ConfigDict, new: ConfigDict) -> list[str]:
         for key in sorted(before.keys() | after.keys())
         if before.get(key, absent) != after.get(key, absent)
     ]
-
-
-def flatten(config: Any, path: str = '') -> dict[str, Any]:
-    """Every leaf of a config by its dotted path, as on the command line: `model.stack.blocks[0].mixer.heads`."""
-    if isinstance(config, ConfigDict | dict) and config:
-        items = ((f'{path}.{name}' if path else name, value) for name, value in config.items())
-    elif isinstance(config, list | tuple) and any(isinstance(item, ConfigDict | dict) for item in config):
-        items = ((f'{path}[{i}]', value) for i, value in enumerate(config))
-    else:
-        return {path: config}
-    return {key: leaf for name, value in items for key, leaf in flatten(value, name).items()}
 
 
 def record(workdir: pathlib.Path, facts: dict[str, Any]) -> None:

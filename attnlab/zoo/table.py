@@ -1,55 +1,52 @@
 """`attnlab zoo`: the recipes, with what each claims and the state it was measured to keep; one of them whole."""
 
-import json
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from rich.console import Console
-from rich.table import Table
 
-from attnlab.config import build, plain, takes
+from attnlab.config import build, flatten, takes
 from attnlab.errors import UserError, nearest
+from attnlab.tables import Column, Printer, Table, digits, pairs
 from attnlab.zoo import ZOO, Recipe
 
 DIM, HEADS, LENGTHS = 256, 4, (1024, 8192)
 CLAIMS = ('causal', 'bidirectional', 'mirrored', 'streaming', 'packed', 'sequence')
-COLUMNS = ('recipe', 'class', 'paper', 'claims', *(f'state at {length}' for length in LENGTHS))
+CAPTION = f'State: bytes a sequence and layer (mean over the pattern) in float32 at width {DIM}, {HEADS} heads.'
+COLUMNS = (
+    Column('recipe'),
+    Column('class', prose=True),
+    Column('paper', rank=3),
+    Column('claims', rank=2),
+    *(Column(f'state at {length}', digits(',.0f'), right=True, rank=1) for length in LENGTHS),
+)
 
 
-def print_zoo(console: Console, *, markdown: bool) -> None:
-    """Prints the table, for reading or for docs/zoo.md."""
-    rows = [_row(name, recipe) for name, recipe in ZOO.items()]
-    caption = f'State: bytes a sequence and layer (mean over the pattern) in float32 at width {DIM}, {HEADS} heads.'
-    if markdown:
+def print_zoo(printer: Printer) -> None:
+    """Prints the table of all recipes; as Markdown with the notes, for docs/zoo.md."""
+    printer.table(Table('recipes', COLUMNS, [_row(name, recipe) for name, recipe in ZOO.items()]))
+    if printer.form != 'plain':
+        printer.line(CAPTION)
+    if printer.form == 'markdown':
         notes = [f'- **{name}**: {recipe.notes}' for name, recipe in ZOO.items() if recipe.notes]
-        print('\n'.join([*_markdown(rows), '', caption, '', '## Notes', '', *notes]))
-        return
-    if not console.is_terminal:
-        # Names stay whole for what reads them, such as grep.
-        console.file.write(''.join('\t'.join(row) + '\n' for row in (COLUMNS, *rows)))
-        return
-    table = Table(caption=caption, caption_justify='left')
-    for column in COLUMNS:
-        table.add_column(column, justify='right' if column.startswith('state') else 'left', overflow='fold')
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)
+        printer.line('\n'.join(['## Notes', '', *notes]))
 
 
-def print_recipe(console: Console, name: str) -> None:
+def print_recipe(printer: Printer, name: str) -> None:
     """Prints one recipe whole: paper, claims, kernels, notes and spec. Raises `UserError` for a name that is none."""
     if name not in ZOO:
         raise UserError(f'there is no recipe {name!r}{nearest(name, ZOO)}')
     recipe = ZOO[name]
-    table = Table(show_header=False, box=None, pad_edge=False)
-    table.add_row('recipe', name)
-    table.add_row('paper', recipe.cite)
-    table.add_row('claims', ', '.join(_claims(recipe)))
-    table.add_row('kernels', ', '.join(recipe.implementations) or 'none')
-    table.add_row('notes', recipe.notes or 'none')
-    console.print(table)
-    console.print_json(json.dumps(plain(recipe.spec)))
+    facts = {
+        'recipe': name,
+        'paper': recipe.cite,
+        'claims': ', '.join(_claims(recipe)),
+        'kernels': ', '.join(recipe.implementations) or 'none',
+        'notes': recipe.notes or 'none',
+    }
+    printer.table(pairs('recipe', facts))
+    printer.table(pairs('spec', flatten(recipe.spec), 'spec'))
 
 
 def state_bytes(recipe: Recipe, length: int) -> float:
@@ -66,16 +63,11 @@ def state_bytes(recipe: Recipe, length: int) -> float:
     return sum(sizes) / layers
 
 
-def _row(name: str, recipe: Recipe) -> tuple[str, ...]:
+def _row(name: str, recipe: Recipe) -> tuple[Any, ...]:
     classes = dict.fromkeys(mixer.target.rpartition('.')[2] for mixer in recipe.pattern)
-    sizes = [f'{state_bytes(recipe, length):,.0f}' for length in LENGTHS]
+    sizes = [state_bytes(recipe, length) for length in LENGTHS]
     return name, ', '.join(classes), recipe.cite, ', '.join(_claims(recipe)), *sizes
 
 
 def _claims(recipe: Recipe) -> list[str]:
     return [claim for claim in CLAIMS if getattr(recipe, claim)]
-
-
-def _markdown(rows: list[tuple[str, ...]]) -> list[str]:
-    lines = [COLUMNS, tuple('---' for _ in COLUMNS), *rows]
-    return [f'| {" | ".join(line)} |' for line in lines]

@@ -11,6 +11,7 @@ from attnlab.configuration import config_of
 from attnlab.evals.cadence import AtEnd
 from attnlab.evals.held_out import HeldOut
 from attnlab.experiment.experiment import Finished, Run
+from attnlab.tables import Printer
 
 CONFIG = pathlib.Path(__file__).parents[2] / 'configs' / 'language.py'
 MAPS = ('mha', 'softpick', 'clipped_softmax', 'gated_attention', 'learned_sink', 'sigmoid_attention')
@@ -45,5 +46,6 @@ def config(name, size):
 def measure(finished: Finished):
     """What `attnlab analyse` finds on 64 windows of the validation text, and the loss."""
     with (finished.workdir / 'log.txt').open('a') as log:
-        found = analyse_run(finished.workdir, Console(file=log, width=120), None, 'valid', rows=64, bits=(8, 6, 4))
+        printer = Printer(Console(file=log))
+        found = analyse_run(finished.workdir, printer, None, 'valid', rows=64, bits=(8, 6, 4))
     return {'loss': finished.curve('valid/loss')[-1][1], **found.numbers()}

@@ -15,6 +15,7 @@ from attnlab.config import spec
 from attnlab.configuration import config_of
 from attnlab.errors import UserError
 from attnlab.mixers.state_space.selective import StateSpaceDual
+from attnlab.tables import Printer
 from attnlab.train.setup import prepare
 from attnlab.zoo import ZOO
 from configs import language
@@ -162,7 +163,7 @@ def test_operations():
 @pytest.mark.slow
 def test_matched_configs_can_be_trained(tmp_path):
     names = ('mha', 'gla')
-    found = match_recipes({n: config(n) for n in names}, 'params', 'mha', 0.005, tmp_path, Console(quiet=True))
+    found = match_recipes({n: config(n) for n in names}, 'params', 'mha', 0.005, tmp_path, Printer(Console(quiet=True)))
     wanted = measure('params')(prepare(config('mha')))
     assert found['mha'].value == wanted
     again = config_of(tmp_path / 'gla.py')
@@ -177,6 +178,8 @@ def test_what_cannot_be_matched_says_what_came_nearest():
     with pytest.raises(UserError, match="--by is 'parms'; did you mean 'params'"):
         measure('parms')
     with pytest.raises(UserError, match="--target is 'many'; it must be a number or one of mha"):
-        match_recipes({'mha': config('mha')}, 'params', 'many', 0.01, pathlib.Path('nowhere'), Console(quiet=True))
+        match_recipes(
+            {'mha': config('mha')}, 'params', 'many', 0.01, pathlib.Path('nowhere'), Printer(Console(quiet=True))
+        )
     assert set(find_knobs(config('mamba2'), ZOO['mamba2'].knobs, MULTIPLES['any'])) == {'heads', 'state'}
     assert not unmatched([1.0, 1.02], 0.01) and unmatched([1.0, 1.03], 0.01) and math.isfinite(1.0)

@@ -16,6 +16,7 @@ from attnlab.config import save, spec
 from attnlab.configuration import config_of
 from attnlab.errors import UserError
 from attnlab.runs.record import read_record
+from attnlab.tables import Printer
 from attnlab.train.start import FromRun
 
 CONFIGS = pathlib.Path(__file__).parents[2] / 'configs'
@@ -174,7 +175,7 @@ def test_one_table_one_figure_the_same_twice(made, tmp_path, capsys):
         ),
     ]
     for out in ('one', 'two'):
-        compare_runs(folders, tmp_path / out, Console(width=200))
+        compare_runs(folders, tmp_path / out, Printer(Console(width=200)))
     printed = capsys.readouterr().out
     assert 'Not matched: parameters (1,000 to 2,000).' in printed and 'Parity, matched: parameters' in printed
     names = sorted(path.name for path in (tmp_path / 'one').iterdir())
@@ -193,7 +194,7 @@ def test_one_table_one_figure_the_same_twice(made, tmp_path, capsys):
     shown = {float(line.get_xdata()[0]) for line in figure.axes[1].lines}
     assert shown == {640.0} and {float(line.get_ydata()[0]) for line in figure.axes[1].lines} == {0.75, 1.0}
     with pytest.raises(UserError, match='the runs are not matched: MultiQueryRecall: parameters'):
-        compare_runs(folders, tmp_path / 'three', Console(), strict=True)
+        compare_runs(folders, tmp_path / 'three', Printer(Console()), strict=True)
     assert not (tmp_path / 'three').exists()
 
 

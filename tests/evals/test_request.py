@@ -52,4 +52,4 @@ def test_slices_are_the_runs_own():
 def test_the_table_of_windows_has_a_row_for_each():
     numbers = {f'{name}{window}': 1.0 for name in ('loss', 'bits_per_byte', 'perplexity') for window in ('', '@4x')}
     table = Evaluation(numbers, {'2x': np.zeros(16), '4x': np.zeros(32)}, trained=8).table('title')
-    assert [list(column.cells) for column in table.columns][:2] == [['2x', '4x'], ['16', '32']]
+    assert [row[:2] for row in table.text()] == [['2x', '16'], ['4x', '32']]

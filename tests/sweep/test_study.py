@@ -17,8 +17,10 @@ from attnlab.sweep import trial as trials
 from attnlab.sweep.status import seconds_left, show_status, statuses
 from attnlab.sweep.study import create_study, open_study
 from attnlab.sweep.trial import STARTS, Outcome, run_trial
+from attnlab.tables import Printer
 from attnlab.train import launch
 from attnlab.train.programs import Programs
+from attnlab.train.run import newest_checkpoint
 
 
 def finish(study, claim, value):
@@ -265,14 +267,14 @@ def test_pruning_saves_the_run_and_survives_a_death_at_any_moment(make, programs
         run_trial(study, claim, programs)
     claim.release()
     monkeypatch.undo()
-    assert trials.newest_checkpoint(study.workdir(1)) == 0
+    assert newest_checkpoint(study.workdir(1)) == 0
     claim = study.claim()
     monkeypatch.setattr(study, 'tell', dies)
     with pytest.raises(Dead):
         run_trial(study, claim, programs)
     claim.release()
     monkeypatch.undo()
-    assert trials.newest_checkpoint(study.workdir(1)) == 6
+    assert newest_checkpoint(study.workdir(1)) == 6
     claim = study.claim()
     assert claim.number == 1 and run_trial(study, claim, programs) == Outcome.PRUNED
     pruned = study.trials()[1]
@@ -281,8 +283,14 @@ def test_pruning_saves_the_run_and_survives_a_death_at_any_moment(make, programs
 
 
 def test_status(unbroken, capsys, make):
-    show_status(unbroken.folder, None, Console(width=200))
+    show_status(unbroken.folder, None, Printer(Console(width=80, force_terminal=True, color_system=None)))
     printed = capsys.readouterr().out
+    assert all(len(line) <= 80 for line in printed.splitlines() if ' ' in line) and 'valid/loss' in printed.split()
+    printer = Printer(Console(), 'json')
+    show_status(unbroken.folder, None, printer)
+    printer.close()
+    listed = json.loads(capsys.readouterr().out)['trials']
+    assert [trial['valid/loss'] for trial in listed] == [trial.value for trial in unbroken.trials()]
     best = min(unbroken.trials(), key=lambda trial: trial.value)
     assert f'4 done; best: trial {best.number}, valid/loss {best.value:.5g}' in printed
     study = make()

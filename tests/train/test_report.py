@@ -1,11 +1,15 @@
 import io
 import json
 import math
+import re
 
+import jax
 import pytest
 from rich.console import Console
 
 from attnlab.errors import UserError
+from attnlab.train import report as train_report
+from attnlab.train.hardware import Hardware
 from attnlab.train.report import Report, Reporting, keep_until, means, read_lines
 
 
@@ -89,3 +93,19 @@ def test_wandb_that_is_not_installed_is_said_in_one_line(tmp_path, monkeypatch):
             flops_per_token=None,
             console=Console(file=io.StringIO()),
         )
+
+
+def test_the_share_of_the_peak_that_is_used_is_shown_where_the_peak_is_known(tmp_path, monkeypatch):
+    monkeypatch.setattr(train_report, 'hardware', lambda kind: Hardware(1000.0, 1, 1.0, 1.0, 'made up'))
+    monkeypatch.setattr(train_report.Clock, 'lap', lambda self, number: (2, 4.0))
+    shown = io.StringIO()
+    console = Console(file=shown, force_terminal=True, width=120)
+    settings = Reporting(every=2, tensorboard=False)
+    writer = Report(tmp_path, settings, start=0, steps=2, tokens_per_step=8, flops_per_token=100.0, console=console)
+    for number in (1, 2):
+        writer.step(number, metrics(1.0), 0.5)
+    writer.close()
+    # 2 steps of 8 tokens of 100 operations in 4 seconds, on devices of 1000 a second.
+    used = 0.4 / jax.device_count()
+    assert read_lines(tmp_path / 'speed.jsonl') == [{'step': 2, 'tokens_per_second': 4.0, 'mfu': used}]
+    assert f'4 tok/s {used:.1%} MFU' in re.sub(r'\x1b\[[\d;?]*\w', '', shown.getvalue())

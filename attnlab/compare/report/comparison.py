@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 from ml_collections import ConfigDict
 from optuna.trial import FrozenTrial, TrialState
-from rich.console import Console
-from rich.table import Table
 
 from attnlab import config as configs
 from attnlab.compare.baselines import Baselines, trivial_scores
@@ -23,6 +21,7 @@ from attnlab.errors import UserError
 from attnlab.evals.measured import Measured, of_seeds
 from attnlab.runs.record import Record, read_record
 from attnlab.sweep.study import Study, open_study
+from attnlab.tables import Column, Interval, Printer, Table, digits
 from attnlab.train.run import differences
 from attnlab.train.setup import prepare
 
@@ -239,26 +238,55 @@ def scored_metric(rows: Sequence[StudyResult], metric: str) -> str:
     return f'{"confirmed" if scored(rows) == "confirmed" else "best trial’s"} {metric}'
 
 
-def print_comparison(comparison: Comparison, console: Console, *, strict: bool = False) -> None:
+def print_comparison(comparison: Comparison, printer: Printer, *, strict: bool = False) -> None:
     """Prints the table; with `strict`, raises `UserError` instead where the rows are not matched."""
     if strict and comparison.reasons:
         raise UserError(f'the studies are not matched: {"; ".join(comparison.reasons)}')
+    columns = (
+        Column('study'),
+        Column(comparison.by, _size, right=True, rank=1),
+        Column('FLOPs', digits('.3g'), right=True, rank=3),
+        Column('tokens', digits('.3g'), right=True, rank=4),
+        Column('trials', rank=5),
+        *(Column(name, _statistic, True, rank, True, _interval) for name, rank in RANKS.items()),
+    )
     if comparison.sentence:
-        console.print(f'{comparison.sentence}\n', highlight=False, markup=False)
-    table = Table(title=comparison.head, title_justify='left', title_style='bold red' if comparison.reasons else 'bold')
-    for header in headers(comparison):
-        table.add_column(header, justify='left' if header == 'study' else 'right', overflow='fold')
-    for row in comparison.rows:
-        table.add_row(*(cell.replace(' [', '\n[').replace(', ', ',\n') for cell in cells(row)))
-    for line in baseline_cells(comparison):
-        table.add_row(*line)
-    console.print(table)
-    console.print(
+        printer.line(f'{comparison.sentence}\n')
+    rows: list[tuple[Any, ...]] = [
+        (row.name, row.size, row.flops, row.tokens, _counts(row), *(row.statistics.get(name) for name in RANKS))
+        for row in comparison.rows
+    ]
+    rows += [(f'({name})', *[None] * (len(columns) - 2), value) for name, value in comparison.baselines.items()]
+    printer.table(Table('studies', columns, rows, comparison.head, warning=bool(comparison.reasons)))
+    printer.line(
         f'{comparison.metric}; tokens and FLOPs of the steps taken; trials done/pruned/failed; best: one trial; '
         'expected best: of a quarter of the trials; top quarter: median of the best quarter; area: mean over log '
         'learning rate, at equal steps; these with intervals over trials (bootstrap, 88 to 96% in simulation); '
         "confirmed: Student's t at 95% over seeds, the least and the most of two, nothing of one"
     )
+
+
+RANKS = {'best': 0, 'expected best': 2, 'top quarter': 6, 'area': 7, 'confirmed': 0}
+"""The statistics, with their ranks as columns."""
+
+
+def _size(size: float | None) -> str:
+    return '' if size is None else shown_size(size)
+
+
+def _statistic(one: Measured | float | None) -> str:
+    return shown_interval(one) if isinstance(one, Measured) else '' if one is None else f'{one:.4g}'
+
+
+def _interval(one: Measured | float | None) -> Interval | None:
+    if isinstance(one, Measured):
+        return Interval(one.mean, one.low, one.high)
+    return None if one is None else Interval(one, None, None)
+
+
+def _counts(row: StudyResult) -> str:
+    """Its trials: done/pruned/failed."""
+    return '/'.join(str(sum(point.state == state for point in row.points)) for state in STATES.values())
 
 
 def headers(comparison: Comparison) -> tuple[str, ...]:
@@ -268,10 +296,9 @@ def headers(comparison: Comparison) -> tuple[str, ...]:
 
 def cells(row: StudyResult) -> list[str]:
     """A row of the table, as text."""
-    counts = '/'.join(str(sum(point.state == state for point in row.points)) for state in STATES.values())
     found = row.statistics
     shown = [shown_interval(found[name]) if name in found else '' for name in COLUMNS]
-    return [row.name, shown_size(row.size), f'{row.flops:.3g}', f'{row.tokens:.3g}', counts, *shown]
+    return [row.name, shown_size(row.size), f'{row.flops:.3g}', f'{row.tokens:.3g}', _counts(row), *shown]
 
 
 def baseline_cells(comparison: Comparison) -> list[list[str]]:
@@ -280,7 +307,7 @@ def baseline_cells(comparison: Comparison) -> list[list[str]]:
     return [[f'({name})', *empty, f'{value:.4g}'] for name, value in comparison.baselines.items()]
 
 
-COLUMNS = ('best', 'expected best', 'top quarter', 'area', 'confirmed')
+COLUMNS = tuple(RANKS)
 
 
 def shown_size(size: float) -> str:

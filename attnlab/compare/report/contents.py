@@ -29,11 +29,11 @@ from attnlab.compare.report.comparison import (
     tokens_of,
 )
 from attnlab.compare.report.measured import Measured, measure_here, read_measured, shared_device
+from attnlab.config import flatten
 from attnlab.errors import UserError
 from attnlab.runs.record import Record, read_record
 from attnlab.sweep.study import Study, open_study
 from attnlab.train.cost import LayerCore
-from attnlab.train.run import flatten
 
 COSTS = ('parameters', 'state_bytes', 'state_bytes_8x', 'flops', 'tokens_per_second', 'decode_ms', 'peak_bytes')
 """What a study costs: fields of `Costs`."""

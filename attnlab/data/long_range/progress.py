@@ -1,12 +1,13 @@
-"""`attnlab data prepare`: a progress bar for every stage, then a table of the splits."""
+"""`attnlab data`: what can be prepared; a progress bar for every stage, then a table of the splits."""
 
 import pathlib
+from collections.abc import Sequence
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
 from attnlab.data.long_range.prepare import Preparation, prepare
+from attnlab.data.long_range.prepared import DATASETS
+from attnlab.tables import Column, Printer, Table
 
 
 class Bars:
@@ -32,26 +33,54 @@ class Bars:
             self._progress.update(self._stage[1], total=total, completed=total)
 
 
-def prepare_with_progress(name: str, data_dir: pathlib.Path, workers: int, console: Console) -> Preparation:
+def prepare_with_progress(name: str, data_dir: pathlib.Path, workers: int, printer: Printer) -> Preparation:
     """Prepares and verifies a data set with progress bars; see `prepare`."""
     columns = (TextColumn('{task.description}'), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console) as progress:
+    with Progress(*columns, console=printer.console) as progress:
         bars = Bars(progress)
         outcome = prepare(name, data_dir, workers, bars)
         bars.finish()
-    table = Table(title=f'{name}, {"prepared" if outcome.fresh else "found"} and verified', title_justify='left')
-    for column, justify in (
-        ('split', 'left'),
-        ('examples', 'right'),
-        ('of each class', 'right'),
-        ('repeated', 'right'),
-    ):
-        table.add_column(column, justify=justify)  # type: ignore[arg-type]
-    table.add_column('SHA-256')
-    for split in outcome.splits:
-        fewest, most = min(split.classes), max(split.classes)
-        each = f'{fewest:,}' if fewest == most else f'{fewest:,} to {most:,}'
-        table.add_row(split.name, f'{split.examples:,}', each, f'{split.repeated:,}', split.content[:16])
-    console.print(table)
-    console.print(f'in {outcome.folder}', highlight=False, soft_wrap=True)
+    rows = [
+        (split.name, split.examples, _each(split.classes), split.repeated, split.content) for split in outcome.splits
+    ]
+    title = f'{name}, {"prepared" if outcome.fresh else "found"} and verified'
+    printer.table(Table('splits', SPLITS, rows, title))
+    printer.line(f'in {outcome.folder}')
     return outcome
+
+
+def print_datasets(data_dir: pathlib.Path, printer: Printer) -> None:
+    """Prints the data sets that can be prepared, and which of them are."""
+    columns = (
+        Column('name'),
+        Column('classes', right=True, rank=2),
+        Column('length', right=True, rank=2),
+        Column('prepared'),
+        Column('without a download', prose=True, rank=1),
+    )
+    rows = [
+        (
+            name,
+            one.kind.classes,
+            one.kind.length,
+            any((data_dir / name).glob('*/dataset_info.json')),
+            one.substitute,
+        )
+        for name, one in DATASETS.items()
+    ]
+    printer.table(Table('data', columns, rows, f'data sets in {data_dir}'))
+
+
+SPLITS = (
+    Column('split'),
+    Column('examples', right=True),
+    Column('of each class', right=True, rank=1),
+    Column('repeated', right=True, rank=2),
+    Column('SHA-256', lambda content: content[:16], rank=3),
+)
+
+
+def _each(classes: Sequence[int]) -> str:
+    """How many examples a class has."""
+    fewest, most = min(classes), max(classes)
+    return f'{fewest:,}' if fewest == most else f'{fewest:,} to {most:,}'

@@ -1,6 +1,7 @@
 """Statistics against hand-computed values; heads of tables of studies that are matched and of such that are not."""
 
 import itertools
+import json
 import math
 
 import numpy as np
@@ -20,6 +21,7 @@ from attnlab.configuration import config_of
 from attnlab.errors import UserError
 from attnlab.evals.measured import Measured
 from attnlab.sweep.study import TrialState, create_study
+from attnlab.tables import Printer
 from tests.sweep import tiny
 
 VALUES = np.array([5.0, 1.0, 4.0, 2.0, 3.0, 9.0, 8.0, 7.0])
@@ -134,8 +136,16 @@ def test_rows_that_are_not_matched_are_said_so_and_refused_when_strict(study, tm
     study('space', space=other)
     fair = compare([tmp_path / 'one', tmp_path / 'two'], 'params', 0.01)
     assert not fair.reasons and fair.head.startswith('matched by params within ±1.0%')
-    print_comparison(fair, Console(width=200), strict=True)
+    print_comparison(fair, Printer(Console(width=80, force_terminal=True, color_system=None)), strict=True)
     printed = capsys.readouterr().out
+    assert max(map(len, printed.splitlines())) <= 80 and 'confirmed' in printed
+    printer = Printer(Console(), 'json')
+    print_comparison(fair, printer)
+    printer.close()
+    (first, _) = json.loads(capsys.readouterr().out)['studies']
+    assert (
+        first['params'] == fair.rows[0].size and first['expected best'] == fair.rows[0].statistics['expected best'].mean
+    )
     assert 'matched by params' in printed and 'two' in printed
     assert fair.rows[0].statistics['best'].mean == min(point.rate for point in fair.rows[0].points)
     for name, reason in (
@@ -145,10 +155,10 @@ def test_rows_that_are_not_matched_are_said_so_and_refused_when_strict(study, tm
     ):
         unfair = compare([tmp_path / 'one', tmp_path / name], 'params', 0.01)
         assert unfair.head.startswith('NOT MATCHED') and reason in unfair.head, unfair.head
-        print_comparison(unfair, Console(width=200))
+        print_comparison(unfair, Printer(Console(width=200)))
         assert 'NOT MATCHED' in capsys.readouterr().out
         with pytest.raises(UserError, match='the studies are not matched'):
-            print_comparison(unfair, Console(), strict=True)
+            print_comparison(unfair, Printer(Console()), strict=True)
     with pytest.raises(UserError, match='called the same'):
         compare([tmp_path / 'one', tmp_path / 'one'], 'params', 0.01)
 
