@@ -28,7 +28,7 @@ def one_of_each_class():
     return [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in found.values()]
 
 
-def small(zoo: str, *, heads: int | None = None, **sizes: int) -> Setup:
+def small(zoo: str, *, heads: int | None = None, causal: bool = True, **sizes: int) -> Setup:
     """A small model of a recipe on a mesh, of two rows unless sizes are given."""
     config = language.get_config(f'zoo={zoo},size=tiny').unlock()
     config.batch_size, config.length, config.steps = 4, 48, 2
@@ -36,6 +36,8 @@ def small(zoo: str, *, heads: int | None = None, **sizes: int) -> Setup:
     for block in config.model.stack.blocks:
         if heads is not None:
             block.mixer.heads = heads
+        if not causal:
+            block.mixer.causal = False
     for axis, size in ({'data': 1} | sizes).items() if sizes else ():
         config.mesh[axis] = size
     return prepare(config.lock())
@@ -119,6 +121,22 @@ def test_what_does_not_divide_is_named():
     found = [line for line in setup.undivided() if line.startswith('attention')]
     assert found == ['attention: heads 1 over tensor 2']
     assert setup.alone().undivided() == []
+
+
+def test_attention_to_both_sides_over_two_devices_agrees_with_one():
+    setup = small('mha', causal=False, sequence=2)
+    setup.check_batch()
+    divided, alone = trained(setup), trained(setup.alone())
+    for name, value in alone.items():
+        np.testing.assert_allclose(divided[name], value, rtol=2e-4, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ('zoo', 'mixer'), [('sliding_window', 'Attention'), ('alibi', 'Attention'), ('gla', 'LinearAttention')]
+)
+def test_what_sees_both_sides_and_cannot_divide_time_says_so(zoo, mixer):
+    with pytest.raises(UserError, match=f'config.mesh.sequence is 2, and this {mixer} has no form that divides time'):
+        small(zoo, causal=False, sequence=2).check_batch()
 
 
 def test_how_attention_divides_time_is_in_the_plan():

@@ -168,7 +168,9 @@ class Attention(Mixer):
     @property
     def divides_time(self) -> bool:
         forgets = self.forget is None or self.weights == Softmax()
-        return self.reach.causal and not self.reach.sinks and isinstance(self.weights, WeightMap) and forgets
+        # Distances to both sides have no form.
+        sided = self.reach.causal or (self.reach.window is None and not isinstance(self.position, Alibi))
+        return sided and not self.reach.sinks and isinstance(self.weights, WeightMap) and forgets
 
     def init_state(self, batch: int, length: int, dtype: DTypeLike) -> AttentionState:
         """Returns an empty cache of `length` slots, or of `window + sinks` when that is fewer."""
