@@ -123,6 +123,17 @@ def kernels(folder: pathlib.Path) -> list[dict[str, object]]:
     return found
 
 
+def absent_h100() -> jax.Device:
+    """Returns an H100 that programs can be compiled for, by the plugin in `APART`."""
+    # It can be told in no other way: read when JAX first looks for plugins, and when a kernel is first compiled.
+    os.environ |= {'JAX_SKIP_CUDA_CONSTRAINTS_CHECK': '1', 'JAX_PLATFORMS': 'cpu'}
+    os.environ['PATH'] = f'{APART / "nvidia" / "cu13" / "bin"}:{os.environ["PATH"]}'
+    jax.config.update('jax_platforms', 'cpu')
+    sys.path.append(str(APART))
+    found = topologies.get_topology_desc(platform='cuda', topology_name='H100', topology='1x1x1', target_config=H100)
+    return found.devices[0]
+
+
 def compile_calls(core: str, here: jax.sharding.Sharding, folder: pathlib.Path, *, first: bool) -> None:
     """Compiles the calls of `real()` of a core, or the first of them, and prints what came of it."""
     calls = importlib.import_module(f'pallas_kernels.cases.{core}').real()
@@ -174,16 +185,12 @@ if __name__ == '__main__':
     options = parser.parse_args()
     dumps = pathlib.Path(tempfile.mkdtemp()) / 'dumps'
     dumps.mkdir()
-    # It can be told in no other way: read when JAX first looks for plugins, and when a kernel is first compiled.
     os.environ |= {f'MOSAIC_GPU_DUMP_{what}': '1' for what in ('PTX', 'PTXAS', 'RESOURCES')}
-    os.environ |= {'MOSAIC_GPU_DUMP_TO': str(dumps), 'JAX_SKIP_CUDA_CONSTRAINTS_CHECK': '1', 'JAX_PLATFORMS': 'cpu'}
-    os.environ['PATH'] = f'{APART / "nvidia" / "cu13" / "bin"}:{os.environ["PATH"]}'
-    jax.config.update('jax_platforms', 'cpu')
-    sys.path.append(str(APART))
-    found = topologies.get_topology_desc(platform='cuda', topology_name='H100', topology='1x1x1', target_config=H100)
+    os.environ['MOSAIC_GPU_DUMP_TO'] = str(dumps)
+    here = jax.sharding.SingleDeviceSharding(absent_h100())
     for core in options.cores:
         try:
-            compile_calls(core, jax.sharding.SingleDeviceSharding(found.devices[0]), dumps, first=options.first)
+            compile_calls(core, here, dumps, first=options.first)
         except Exception:
             # One core of several: what went wrong is said, and the others are compiled.
             print(json.dumps({'core': core, 'error': traceback.format_exc()[-3000:]}), flush=True)

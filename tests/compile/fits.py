@@ -1,0 +1,34 @@
+"""Compiles whole training steps of configs/language.py for one H100 that is not there, and says what memory they take.
+
+    python -m tests.compile.fits zoo=mha,size=350m zoo=mha,size=1b
+
+For every config one line of JSON on standard output: bytes of arguments (train state and batch), of temporaries, and
+seconds of processor time. The compiler is found as by tests/kernels/compile_gpu.py. What cuBLAS, the allocator and
+the compiled programs themselves take on the device is not in it.
+"""
+
+import dataclasses
+import json
+import sys
+import time
+
+from attnlab.train.partition import Axes
+from attnlab.train.setup import prepare
+from configs import language
+from pallas_kernels import target
+from tests.kernels import compile_gpu
+
+if __name__ == '__main__':
+    device = compile_gpu.absent_h100()
+    for arguments in sys.argv[1:]:
+        start = time.process_time()
+        with target.compiling_for(target.H100):
+            setup = dataclasses.replace(prepare(language.get_config(arguments)), mesh=Axes().make([device]))
+            memory = setup.trace().lower(lowering_platforms=('cuda',)).compile().memory_analysis()
+        line = {
+            'config': arguments,
+            'arguments': memory.argument_size_in_bytes,
+            'temporaries': memory.temp_size_in_bytes,
+            'seconds': round(time.process_time() - start, 1),
+        }
+        print(json.dumps(line), flush=True)

@@ -1,0 +1,102 @@
+"""Makes docs/plans.md: what `attnlab train --dry_run --topology=...` prints for models of a billion parameters.
+
+    python -m tests.compile.plans [RECIPE ...]
+
+Each section is one command and what it printed, without its table of parameters; a section that was not made
+anew stays as it is. A command takes minutes.
+"""
+
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+DOCUMENT = pathlib.Path(__file__).parents[2] / 'docs' / 'plans.md'
+RECIPES = ('mha', 'gla', 'mamba2')
+SLICES = {'v5p:2x2x4': (16, 16), 'v5p:4x4x4': (64, 4)}
+"""Of every topology the number of chips, over which parameters and rows are divided, and the parts of a step.
+
+A part has a row a chip at least.
+"""
+
+FITS = DOCUMENT.with_name('fits.jsonl')
+ONE_GPU = """## One H100 of 80 GB
+
+Sizes as they stand, with their batch and its parts, whole on one device: `python -m tests.compile.fits zoo=mha,size=1b`,
+in an environment that `make compile-gpu` has added to, kept in [fits.jsonl](fits.jsonl). XLA's own figures; what
+cuBLAS, the allocator and the programs themselves take is not in them. What is not in the table was not compiled.
+"""
+NOT_MADE = 'Not made.'
+HEAD = """# A billion parameters on 16 and 64 chips, planned
+
+Made by `python -m tests.compile.plans [RECIPE ...]`. Each section is what a command printed: memory and what chips
+exchange as the compiler for TPUs has them, operations counted from shapes, the time of a step by published peaks. Nothing
+here has run.
+"""
+
+
+def command(recipe: str, topology: str) -> str:
+    """The command that a section is of."""
+    chips, parts = SLICES[topology]
+    given = f'--config.mesh.fsdp={chips} --config.accumulate={parts}'
+    return f'attnlab train --config=language:zoo={recipe},size=1b --dry_run --topology={topology} {given}'
+
+
+def shown(printed: str) -> str:
+    """What was printed, without the table of parameters: a table is its title and lines of a frame."""
+    kept, leave_out = [], False
+    for line in printed.splitlines():
+        if not line.startswith(tuple('┏┃┡│├└')):
+            leave_out = line.startswith('parameters')
+        if not leave_out:
+            kept.append(line.rstrip())
+    return '\n'.join(kept).strip('\n')
+
+
+def fits() -> str:
+    """A table of the lines of docs/fits.jsonl."""
+    rows = ['| config | train state and batch, GiB | temporaries, GiB | s |', '| --- | --- | --- | --- |']
+    for line in map(json.loads, FITS.read_text().splitlines()):
+        state, temporaries = (f'{line[what] / 2**30:.2f}' for what in ('arguments', 'temporaries'))
+        rows.append(f'| `language:{line["config"]}` | {state} | {temporaries} | {line["seconds"]} |')
+    return '\n'.join(rows)
+
+
+def sections() -> dict[str, str]:
+    """The sections of the document by their commands."""
+    text = DOCUMENT.read_text() if DOCUMENT.exists() else ''
+    found = re.findall(r'^    (attnlab train [^\n]*)\n\n(.*?)\n+(?=## |\Z)', text, flags=re.M | re.S)
+    return {line: body for line, body in found if body != NOT_MADE}
+
+
+def write(found: dict[str, str]) -> None:
+    """Writes the document of these sections and those that it has."""
+    made = sections() | found
+    text = [HEAD, ONE_GPU, fits(), '']
+    for recipe in RECIPES:
+        for topology, (chips, _) in SLICES.items():
+            line = command(recipe, topology)
+            text += [f'## {recipe}, {chips} chips ({topology})', '', f'    {line}', '', made.get(line, NOT_MADE), '']
+    DOCUMENT.write_text('\n'.join(text))
+
+
+def section(printed: str) -> str:
+    """The section of what was printed."""
+    return f'```text\n{printed}\n```'
+
+
+def run(line: str) -> str:
+    """What a command prints for its section."""
+    arguments = [sys.executable, '-m', *line.split()]
+    done = subprocess.run(arguments, capture_output=True, text=True, check=False, env=os.environ | {'COLUMNS': '100'})
+    return shown(done.stdout) if done.returncode == 0 else (done.stderr.strip().splitlines() or ['failed'])[-1]
+
+
+if __name__ == '__main__':
+    for recipe in sys.argv[1:] or RECIPES:
+        for topology in SLICES:
+            line = command(recipe, topology)
+            write({line: section(run(line))})
+            print(line, flush=True)

@@ -1,0 +1,35 @@
+"""The page of plans is what the commands beside them print."""
+
+from tests.compile import plans
+
+PRINTED = """parameters
+┏━━━┓
+│ a │
+└───┘
+memory of one device
+┏━━━┓
+│ b │
+└───┘
+whole on every device: nothing
+"""
+
+
+def test_a_plan_is_shown_without_its_parameters():
+    assert plans.shown(PRINTED).splitlines() == PRINTED.splitlines()[4:]
+
+
+def test_sections_that_are_not_made_anew_stay(tmp_path, monkeypatch):
+    monkeypatch.setattr(plans, 'DOCUMENT', tmp_path / 'plans.md')
+    one, other = plans.command('mha', 'v5p:2x2x4'), plans.command('gla', 'v5p:4x4x4')
+    plans.write({one: plans.section('one')})
+    plans.write({other: plans.section('other')})
+    made = plans.sections()
+    assert (made[one], made[other]) == (plans.section('one'), plans.section('other'))
+    assert plans.DOCUMENT.read_text().count(plans.NOT_MADE) == 4
+
+
+def test_the_page_is_of_the_commands_that_are_named(tmp_path, monkeypatch):
+    made, page = plans.sections(), plans.DOCUMENT.read_text()
+    monkeypatch.setattr(plans, 'DOCUMENT', tmp_path / 'plans.md')
+    plans.write(made)
+    assert plans.DOCUMENT.read_text() == page
