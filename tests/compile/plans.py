@@ -24,16 +24,16 @@ A part has a row a chip at least.
 FITS = DOCUMENT.with_name('fits.jsonl')
 ONE_GPU = """## One H100 of 80 GB
 
-Sizes as they stand, with their batch and its parts, whole on one device: `python -m tests.compile.fits zoo=mha,size=1b`,
-in an environment that `make compile-gpu` has added to, kept in [fits.jsonl](fits.jsonl). XLA's own figures; what
+Sizes as they stand, with their batch and its parts, whole on one device: by
+`python -m tests.compile.fits zoo=mha,size=1b` in an environment that `make compile-gpu` has added to, kept in [fits.jsonl](fits.jsonl). XLA's own figures; what
 cuBLAS, the allocator and the programs themselves take is not in them. What is not in the table was not compiled.
 """
 NOT_MADE = 'Not made.'
 HEAD = """# A billion parameters on 16 and 64 chips, planned
 
 Made by `python -m tests.compile.plans [RECIPE ...]`. Each section is what a command printed: memory and what chips
-exchange as the compiler for TPUs has them, operations counted from shapes, the time of a step by published peaks. Nothing
-here has run.
+exchange as the compiler for TPUs has them, operations counted from shapes, the time of a step by published peaks.
+Nothing here has run.
 """
 
 
