@@ -25,8 +25,9 @@ FITS = DOCUMENT.with_name('fits.jsonl')
 ONE_GPU = """## One H100 of 80 GB
 
 Sizes as they stand, with their batch and its parts, whole on one device: by
-`python -m tests.compile.fits zoo=mha,size=1b` in an environment that `make compile-gpu` has added to, kept in [fits.jsonl](fits.jsonl). XLA's own figures; what
-cuBLAS, the allocator and the programs themselves take is not in them. What is not in the table was not compiled.
+`python -m tests.compile.fits zoo=mha,size=1b` in an environment that `make compile-gpu` has added to, kept in
+[fits.jsonl](fits.jsonl). XLA's own figures; what cuBLAS, the allocator and the programs themselves take is not in them.
+What is not in the table was not compiled.
 """
 NOT_MADE = 'Not made.'
 HEAD = """# A billion parameters on 16 and 64 chips, planned
