@@ -60,7 +60,7 @@ class Transformer(nn.Module):
         return self.head(self.norm(x))
 
 
-class Run:
+class Training:
     def __init__(self, size: StepSize, optimizer: str):
         torch.manual_seed(0)
         self.model = Transformer(size)
@@ -101,7 +101,7 @@ class Run:
 
 def main(size_json: str, optimizer: str, threads: str) -> None:
     torch.set_num_threads(int(threads))
-    run = Run(StepSize(**json.loads(size_json)), optimizer)
+    run = Training(StepSize(**json.loads(size_json)), optimizer)
     print(json.dumps({'torch': torch.__version__}), flush=True)
     for line in sys.stdin:
         command, *arguments = line.split(maxsplit=1)

@@ -58,7 +58,7 @@ def _by_rows(
     first, *others = arrays
     behind = ((0, 0), (0, max(0, warps.shortest(n) - o)))
     padded = (jnp.pad(first, behind, constant_values=outside), *(jnp.pad(array, behind) for array in others))
-    rows = warps.Rows(n, padded[0].shape[1], tiling.softmax_hopper(n, padded[0].shape[1], first.dtype.itemsize))
+    rows = warps.TiledRows(n, padded[0].shape[1], tiling.softmax_hopper(n, padded[0].shape[1], first.dtype.itemsize))
     run = launch.kernel(
         functools.partial(body, rows),
         here,
@@ -73,7 +73,7 @@ def _by_rows(
     return run(*padded)[:, :o]
 
 
-def _weights(rows: warps.Rows, x_ref: Any, *refs: Any) -> None:
+def _weights(rows: warps.TiledRows, x_ref: Any, *refs: Any) -> None:
     *where_ref, y_ref = refs
     row = rows.first(jax.lax.axis_index('rows'))
 
@@ -101,7 +101,7 @@ def _weights(rows: warps.Rows, x_ref: Any, *refs: Any) -> None:
     rows.each(write, None)
 
 
-def _gradients(rows: warps.Rows, y_ref: Any, dy_ref: Any, dx_ref: Any) -> None:
+def _gradients(rows: warps.TiledRows, y_ref: Any, dy_ref: Any, dx_ref: Any) -> None:
     row = rows.first(jax.lax.axis_index('rows'))
 
     def read(j: Any) -> tuple[jax.Array, jax.Array]:

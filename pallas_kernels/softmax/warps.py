@@ -18,7 +18,7 @@ def shortest(n: int) -> int:
 
 
 @dataclasses.dataclass(frozen=True)
-class Rows:
+class TiledRows:
     """An array `n o` and its tile. Where rows are not a multiple of it, the last tile overlaps the one before."""
 
     n: int

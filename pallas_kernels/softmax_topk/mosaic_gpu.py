@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from pallas_kernels import cost, tiling
 from pallas_kernels.mosaic_gpu import launch
-from pallas_kernels.softmax.warps import Rows
+from pallas_kernels.softmax.warps import TiledRows
 from pallas_kernels.softmax_topk import selection, vjp, xla
 from pallas_kernels.target import Target
 
@@ -48,8 +48,8 @@ def _tiles(here: Target, x: jax.Array, k: int) -> list[jax.Array]:
     # A row for each warp, and an entry for each of its threads.
     length, width = max(o, 32), pl.cdiv(k + 1, 32) * 32
     x = jnp.pad(x, ((0, max(0, 4 - n)), (0, length - o)))
-    rows = Rows(x.shape[0], length, tiling.softmax_topk_hopper(x.shape[0], length, x.dtype.itemsize))
-    kept = Rows(x.shape[0], rows.tiles * width, tiling.WarpsTile(rows.tile.rows, width, 1, 1))
+    rows = TiledRows(x.shape[0], length, tiling.softmax_topk_hopper(x.shape[0], length, x.dtype.itemsize))
+    kept = TiledRows(x.shape[0], rows.tiles * width, tiling.WarpsTile(rows.tile.rows, width, 1, 1))
     found = launch.kernel(
         functools.partial(_tile, o, k, rows, kept),
         here,
@@ -63,7 +63,7 @@ def _tiles(here: Target, x: jax.Array, k: int) -> list[jax.Array]:
     return [array[:n].reshape(n, rows.tiles, width) for array in found]
 
 
-def _tile(o: int, k: int, rows: Rows, kept: Rows, x_ref: Any, scores_ref: Any, indices_ref: Any) -> None:
+def _tile(o: int, k: int, rows: TiledRows, kept: TiledRows, x_ref: Any, scores_ref: Any, indices_ref: Any) -> None:
     row, j = rows.first(jax.lax.axis_index('rows')), jax.lax.axis_index('tiles')
     columns = rows.columns(j)
     counts = (columns < o) & (columns >= j * rows.tile.columns)

@@ -290,9 +290,9 @@ class Shapes:
         return Start(stroke, pivot[0] * self.stride + pivot[1], (pivot, head), cover, free)
 
     def _turns(self, heading: float) -> list[tuple[int, float, int]]:
-        turned = np.abs(self.directions - heading)
-        turned = np.minimum(turned, 2 * np.pi - turned)
-        weights = np.cos(np.minimum(turned * self.of.continuity, np.pi / 2)) ** 2
+        turn = np.abs(self.directions - heading)
+        turn = np.minimum(turn, 2 * np.pi - turn)
+        weights = np.cos(np.minimum(turn * self.of.continuity, np.pi / 2)) ** 2
         return [
             (self.centre + int(y) * self.stride + int(x), float(weight), index)
             for index, ((y, x), weight) in enumerate(zip(self.ends, weights, strict=True))
