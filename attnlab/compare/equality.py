@@ -1,4 +1,4 @@
-"""In what things that are compared are equal: what they measure, within a tolerance, and how they were made."""
+"""Whether runs or studies are comparable: equal sizes, within a tolerance, and equal conditions of training."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,7 +11,7 @@ CONDITIONS = {
     'initial parameters': ('seed', 'start'),
     'evaluation': ('evals',),
 }
-"""What of two runs should be equal besides size, and how the keys of a run's config that make it up begin."""
+"""The conditions that runs should share besides size, and the prefixes of the config keys that each consists of."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Equality:
 
     Attributes:
       name: of the measure or the condition.
-      wanted: whether it has to be equal for them to be matched.
+      required: whether it must be equal for them to count as matched.
       equal: whether it is.
       least: the smallest value and whose it is; `None` for a condition.
       most: the largest.
@@ -28,7 +28,7 @@ class Equality:
     """
 
     name: str
-    wanted: bool
+    required: bool
     equal: bool
     least: tuple[float, str] | None = None
     most: tuple[float, str] | None = None
@@ -45,13 +45,13 @@ class Equality:
 
 
 def of_measure(
-    name: str, names: Sequence[str], values: Sequence[float | None], tolerance: float, *, wanted: bool
+    name: str, names: Sequence[str], values: Sequence[float | None], tolerance: float, *, required: bool
 ) -> Equality:
-    """`values` are in the order of `names`; what has none is not equal to what has one."""
+    """Compares a measure; `values` are in the order of `names`, and a missing value equals nothing."""
     known = [(value, owner) for value, owner in zip(values, names, strict=True) if value is not None]
     equal = len(known) == len(values) and not unmatched([value for value, _ in known], tolerance)
     least, most = min(known, key=lambda one: one[0]), max(known, key=lambda one: one[0])
-    return Equality(name, wanted, equal, least, most)
+    return Equality(name, required, equal, least, most)
 
 
 def unmatched(values: Sequence[float], tolerance: float) -> bool:
@@ -65,13 +65,13 @@ def share(least: float, most: float) -> float:
 
 
 def of_conditions(conditions: Mapping[str, tuple[str, ...]], keys: Iterable[str]) -> list[Equality]:
-    """Each condition, given by how the keys that make it up begin, with those of the keys that differ."""
+    """Each condition, given by the prefixes of its keys, with the keys that differ."""
     wrong = {name: tuple(key for key in keys if key.startswith(starts)) for name, starts in conditions.items()}
     return [Equality(name, True, not found, different=found) for name, found in wrong.items()]
 
 
 def of_kinds(name: str, kinds: Iterable[str]) -> Equality:
-    """A condition of which each has one kind, such as the device it ran on."""
+    """A condition that is a single label for each, such as the device it ran on."""
     found = tuple(sorted(set(kinds)))
     return Equality(name, True, len(found) < 2, different=found)
 

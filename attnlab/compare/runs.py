@@ -167,7 +167,7 @@ def equalities(results: Sequence[RunResult], tolerance: float) -> list[Equality]
     sizes = {field: title for field, title in COSTS.items() if field != 'tokens_per_second'}
     return [
         *(
-            of_measure(title, names, [float(getattr(one, field)) for one in results], tolerance, wanted=True)
+            of_measure(title, names, [float(getattr(one, field)) for one in results], tolerance, required=True)
             for field, title in sizes.items()
         ),
         *of_conditions(CONDITIONS, differing([one.settings for one in results])),

@@ -2,10 +2,12 @@
 
 import numpy as np
 
+from attnlab.data.synthetic.sets import MaxRetrieval
 from attnlab.experiment.results import panels, plus_minus
 
 TRAINED = 16
 ADAPTIVE = 'adaptive temperature'
+CHANCE = 1 / MaxRetrieval().classes
 
 
 def figure(rows):
@@ -22,6 +24,8 @@ def figure(rows):
         axis.axvline(TRAINED, color='0.6', lw=1, ls=':')
         axis.set_xscale('log', base=2)
         axis.set(xlabel='items (dotted: the most trained on)', ylabel=label, ylim=(0, 1.02))
+    axes[0].axhline(CHANCE, color='0.5', lw=1, ls='--')
+    axes[0].annotate('chance', (TRAINED / 4, CHANCE), (0, 3), textcoords='offset points', fontsize=8, color='0.4')
     figure.legend(*axes[0].get_legend_handles_labels(), frameon=False, loc='outside right upper')
     return figure
 
@@ -32,7 +36,8 @@ def table(rows):
     items = list(next(iter(found.values()))[0]['accuracy'])
     heading = ['accuracy at items', *items, f'share at {items[1]}', f'share at {items[-1]}']
     ordered = sorted(found, key=lambda name: -np.mean([seed['accuracy'][items[-1]] for seed in found[name]]))
-    return [heading, *(_line(name, found[name], items) for name in ordered)]
+    chance = ['(chance)', *[f'{CHANCE:.3f}'] * len(items), '', '']
+    return [heading, *(_line(name, found[name], items) for name in ordered), chance]
 
 
 def _line(name, seeds, items):

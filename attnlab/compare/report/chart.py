@@ -128,8 +128,8 @@ def score_chart(
     vertical = scale_of([*values, *near.values()], plot.bottom, plot.top, y)
     parts = [_frame(plot, horizontal, vertical, x, y, size)]
     taken: list[Box] = []
-    for names, value in _merged(near, vertical):
-        parts.append(_line_across(plot, vertical(value), f'{names} {y.shown(value)}', taken))
+    for words, value in _merged(near, vertical):
+        parts.append(_line_across(plot, vertical(value), words, taken))
     front = sorted((horizontal(one.x), vertical(one.y)) for one in spots if one.optimal)
     if len(front) > 1:
         path = ' '.join(f'{a:.1f},{b:.1f}' for a, b in front)
@@ -162,8 +162,8 @@ def rows_chart(
         parts.append(_text(at, plot.bottom + 18, y.shown(value), 'middle', SOFT))
     parts.append(_text((plot.left + plot.right) / 2, size[1] - 6, y.title, 'middle', SOFT))
     end = -math.inf
-    for names, value in _merged(near, across):
-        at, words = across(value), f'{names} {y.shown(value)}'
+    for words, value in _merged(near, across):
+        at = across(value)
         dashes = 'stroke-width:1.2;stroke-dasharray:5 4'
         parts.append(f'<path d="M{at:.1f} {plot.top}V{plot.bottom}" style="stroke:{GREY};{dashes}"/>')
         left = min(max(at - _wide(words) / 2, 2), width - _wide(words) - 2)
@@ -202,8 +202,8 @@ def curve_chart(
     horizontal = scale_of(steps, plot.left + 4, plot.right - 4, Axis('', str, least=0.0, most=float(max(steps))))
     vertical = scale_of([*values, *near.values()], plot.bottom, plot.top, y, least=spread)
     parts = [_frame(plot, horizontal, vertical, Axis('training step', lambda step: f'{step:,.0f}'), y, size)]
-    for names, value in _merged(near, vertical):
-        parts.append(_line_across(plot, vertical(value), f'{names} {y.shown(value)}', []))
+    for words, value in _merged(near, vertical):
+        parts.append(_line_across(plot, vertical(value), words, []))
     series = []
     for name, points in known.items():
         style = looks[name]
@@ -237,14 +237,15 @@ def shown_lines(lines: Mapping[str, float], values: Sequence[float], y: Axis) ->
 
 
 def _merged(lines: Mapping[str, float], scale: Scale) -> list[tuple[str, float]]:
-    """Lines by value; those less than a line of text apart are one, under all of their names, at the better known."""
-    found: list[tuple[str, float]] = []
+    """Lines by value, with what is written at them; those less than a line of text apart are one, at the greatest."""
+    found: list[tuple[list[str], float]] = []
     for name, value in sorted(lines.items(), key=lambda item: item[1]):
+        words = f'{name} {value:.3g}'
         if found and abs(scale(value) - scale(found[-1][1])) < SIZE + 4:
-            found[-1] = (f'{found[-1][0]}, {name}', max(found[-1][1], value))
+            found[-1] = ([*found[-1][0], words], value)
         else:
-            found.append((name, value))
-    return found
+            found.append(([words], value))
+    return [(', '.join(words), value) for words, value in found]
 
 
 def _frame(plot: Box, horizontal: Scale, vertical: Scale, x: Axis, y: Axis, size: tuple[int, int]) -> str:

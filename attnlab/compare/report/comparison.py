@@ -1,4 +1,4 @@
-"""Studies side by side, with equal effort and equal size, or with a head that says in what they are not equal."""
+"""Studies side by side: equal effort and equal size, or a heading that says what differs."""
 
 import dataclasses
 import functools
@@ -38,9 +38,9 @@ class Point:
       rate: its learning rate.
       seed: of the run.
       state: 'done', 'pruned' or 'failed'.
-      value: its last; `None` for one that failed.
-      steps: how many it took.
-      even: its value at the step that every trial of all studies compared came to; `None` where that is its last.
+      value: its final metric; `None` for one that failed.
+      steps: how many it ran.
+      even: its metric at the last step that every trial of all studies reached; `None` where that is its final one.
     """
 
     rate: float
@@ -53,7 +53,7 @@ class Point:
 
 @dataclasses.dataclass(frozen=True)
 class StudyResult:
-    """What the trials of one study reached.
+    """The results of the trials of one study.
 
     Attributes:
       name: of its folder.
@@ -82,8 +82,8 @@ class StudyResult:
         """Best, expected best, top quarter, area under the learning-rate curve and, where there is one, the
         confirmation.
 
-        A failed trial counts as the worst of those that did not fail, a pruned one with what it had when it was pruned;
-        the area is of values at one step, the last that all came to.
+        A failed trial counts as the worst of those that did not fail, a pruned one with its value when it was pruned;
+        the area uses values at one step, the last that all trials reached.
         """
         sign = 1.0 if self.goal == 'min' else -1.0
         known = [sign * point.value for point in self.points if point.value is not None]
@@ -133,7 +133,7 @@ class Comparison:
 
     @property
     def head(self) -> str:
-        """What stands above the table."""
+        """The heading of the table."""
         if self.reasons:
             return f'NOT MATCHED: {"; ".join(self.reasons)}'
         spent = [row.tokens for row in self.rows]
@@ -324,13 +324,13 @@ def shown_interval(one: Measured) -> str:
 
 
 def shown_config(study: Study) -> ConfigDict:
-    """The config of the trial that stands for the study: its best, or what all start from before there is one."""
+    """The config of the trial that represents the study: its best, or the base config before there is one."""
     best = study.best()
     return study.sweep.base if best is None else study.sweep.config(best.number, study.drawn(best))
 
 
 def shown_record(study: Study) -> Record | None:
-    """What that trial wrote down of its model, or another where it left nothing; `None` before one has started."""
+    """The record of that trial, or of another where it left none; `None` before any has started."""
     best = study.best()
     numbers = [trial.number for trial in study.trials()]
     for number in numbers if best is None else [best.number, *numbers]:
@@ -365,7 +365,7 @@ def _common_step(studies: Sequence[Study]) -> int:
 
 
 def _steps(study: Study, trial: FrozenTrial) -> int:
-    """How many steps a trial took: all, or as far as it was heard of."""
+    """How many steps a trial ran: all, or up to its last report."""
     if trial.state == TrialState.COMPLETE:
         return study.sweep.base.steps
     if trial.last_step is not None:
@@ -403,8 +403,8 @@ STATES = {TrialState.COMPLETE: 'done', TrialState.PRUNED: 'pruned', TrialState.F
 def _point(study: Study, trial: FrozenTrial, step: int) -> Point:
     settings = study.settings(trial)
     rate = settings.get(RATE, study.sweep.base.optimizer.peak_lr)
-    heard = trial.intermediate_values
-    even = heard[max(at for at in heard if at <= step)] if any(at <= step for at in heard) else None
+    reports = trial.intermediate_values
+    even = reports[max(at for at in reports if at <= step)] if any(at <= step for at in reports) else None
     seed = study.sweep.seed(trial.number)
     return Point(float(rate), seed, STATES[trial.state], trial.value, _steps(study, trial), even)
 

@@ -28,7 +28,7 @@ from attnlab.compare.report.comparison import (
     shown_record,
     tokens_of,
 )
-from attnlab.compare.report.measured import Measured, measure_here, read_measured, shared_device
+from attnlab.compare.report.measured import DeviceCost, measure_here, read_measured, shared_device
 from attnlab.config import flatten
 from attnlab.errors import UserError
 from attnlab.runs.record import Record, read_record
@@ -39,7 +39,7 @@ COSTS = ('parameters', 'state_bytes', 'state_bytes_8x', 'flops', 'tokens_per_sec
 """What a study costs: fields of `Costs`."""
 
 COMPANIONS = {'accuracy': ('loss', 'min'), 'exact_match': ('loss', 'min'), 'loss': ('accuracy', 'max')}
-"""Beside a metric that ends so, the one of the same evaluation that is shown too where the trials have it; its goal."""
+"""By the ending of a metric, the second metric of the same evaluation that is shown as well, and its goal."""
 
 CONDITIONS = {
     'search space': ('space',),
@@ -47,7 +47,7 @@ CONDITIONS = {
     'metric': ('metric', 'goal'),
     **{name: tuple(f'base.{start}' for start in starts) for name, starts in equality.CONDITIONS.items()},
 }
-"""What should be equal besides size, and how the keys of a sweep's config that make it up begin."""
+"""The conditions that studies should share besides size, and the prefixes of the sweep keys of each."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,7 +120,7 @@ class StudyContents:
 
     Attributes:
       row: its line of the comparison.
-      companion: the same by the metric beside it; `None` where there is none.
+      companion: the same by the second metric; `None` where there is none.
       costs: of its model.
       trials: all of them, those of the confirmation after the others.
       kernels: that ran, and in how many trials.
@@ -134,7 +134,7 @@ class StudyContents:
     costs: Costs
     trials: tuple[Trial, ...]
     kernels: tuple[tuple[Kernel, int], ...]
-    measured: Mapping[str, Measured]
+    measured: Mapping[str, DeviceCost]
     settings: Mapping[str, Any]
     curves: Mapping[str, Sequence[tuple[int, float]]] = dataclasses.field(default_factory=dict)
 
@@ -145,7 +145,7 @@ class Contents:
 
     Attributes:
       comparison: the rows, and why they are not equal.
-      companion: the name of the metric beside that of the studies; `None` where there is none.
+      companion: the name of the second metric; `None` where there is none.
       studies: in the order of the rows.
       length: that was trained on, of the first study.
       device: the kind that decoding and memory are shown for; `None` where nothing was measured.
@@ -345,7 +345,7 @@ def _first_multiple(config: ConfigDict, evaluator: str) -> int:
     return 1
 
 
-def _costs(study: Study, trials: Sequence[Trial], measured: Mapping[str, Measured], device: str | None) -> Costs:
+def _costs(study: Study, trials: Sequence[Trial], measured: Mapping[str, DeviceCost], device: str | None) -> Costs:
     record = shown_record(study)
     length = study.sweep.base.length
     speeds = sorted(trial.tokens_per_second for trial in trials if trial.tokens_per_second is not None)
@@ -367,7 +367,7 @@ def _median(ordered: Sequence[float]) -> float:
 
 
 def _companion(studies: Sequence[Study]) -> tuple[str, str] | None:
-    """The metric beside that of the studies, and its goal, where every study has recorded it."""
+    """The second metric of the studies, and its goal, where every study has recorded it."""
     head, slash, name = studies[0].sweep.metric.rpartition('/')
     if name not in COMPANIONS:
         return None
@@ -406,11 +406,11 @@ def _kernels(study: Study, trials: Sequence[Trial]) -> tuple[tuple[Kernel, int],
 def _equalities(studies: Sequence[StudyContents], by: str, tolerance: float) -> list[Equality]:
     """What was matched, the other costs, then the conditions."""
     names = [study.row.name for study in studies]
-    found = [of_measure(by, names, [study.row.size for study in studies], tolerance, wanted=True)]
+    found = [of_measure(by, names, [study.row.size for study in studies], tolerance, required=True)]
     for cost in COSTS:
         values = [getattr(study.costs, cost) for study in studies]
         if any(value is not None for value in values) and (cost, by) != ('parameters', 'params'):
-            found.append(of_measure(cost, names, values, tolerance, wanted=False))
+            found.append(of_measure(cost, names, values, tolerance, required=False))
     found += of_conditions(CONDITIONS, differing([study.settings for study in studies]))
     devices = [trial.device for study in studies for trial in study.trials if trial.device is not None]
     return [*found, of_kinds('device of the trials', devices)]

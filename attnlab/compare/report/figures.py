@@ -82,7 +82,7 @@ def cost_plots(contents: Contents) -> list[Plot]:
 
 
 def companion_plots(contents: Contents) -> list[Plot]:
-    """The same by the metric beside that of the studies; nothing where there is none."""
+    """The same by the second metric; nothing where there is none."""
     rows = [study.companion for study in contents.studies if study.companion is not None]
     if contents.companion is None or len(rows) != len(contents.studies):
         return []

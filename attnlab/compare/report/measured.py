@@ -1,4 +1,4 @@
-"""What of a study is measured on a device rather than read off: decoding time and peak memory.
+"""What is measured on a device rather than counted: decoding time and peak memory.
 
 Clocks never show the same twice, so both are measured once and kept in the study, in `measured.json`, by the kind of
 device: a report on a laptop adds to what a cluster measured, and takes nothing away.
@@ -21,8 +21,8 @@ FILE = 'measured.json'
 
 
 @dataclasses.dataclass(frozen=True)
-class Measured:
-    """What a model costs on one kind of device.
+class DeviceCost:
+    """The cost of a model on one kind of device.
 
     Attributes:
       decode_ms: milliseconds of one step of decoding one sequence; `None` for a model that does not decode tokens.
@@ -37,21 +37,21 @@ class Measured:
     packages: Mapping[str, str | None]
 
 
-def read_measured(folder: pathlib.Path) -> dict[str, Measured]:
+def read_measured(folder: pathlib.Path) -> dict[str, DeviceCost]:
     """What is kept in a study, by the kind of device."""
     path = folder / FILE
     kept: dict[str, dict[str, Any]] = json.loads(path.read_text()) if path.exists() else {}
-    return {device: Measured(**numbers) for device, numbers in kept.items()}
+    return {device: DeviceCost(**numbers) for device, numbers in kept.items()}
 
 
 def measure_here(folder: pathlib.Path, config: ConfigDict) -> None:
-    """Measures a config on the device at hand, and keeps it in the study beside what other kinds of device measured.
+    """Measures a config on the device at hand, and saves it in the study next to results of other kinds of device.
 
-    Raises `UserError` for a config that cannot be built here, such as one that wants more devices.
+    Raises `UserError` for a config that cannot be built here, such as one that needs more devices.
     """
     setup = prepare(config)
     here = environment()
-    found = Measured(
+    found = DeviceCost(
         decode_ms=decode_ms(setup) if setup.model.decodes else None,
         peak_bytes=peak_bytes(setup),
         python=here['python'],
@@ -65,7 +65,7 @@ def peak_bytes(setup: Setup) -> int | None:
     """Bytes that the compiled training step occupies on one device, as XLA laid them out.
 
     Arguments, results and temporaries, less the results that are written over arguments. Unlike the device's own count
-    it knows nothing of what else the process keeps there, and is the same every time.
+    it excludes whatever else the process allocated, and is the same every time.
     """
     memory = setup.trace().lower().compile().memory_analysis()
     if memory is None:
@@ -74,8 +74,8 @@ def peak_bytes(setup: Setup) -> int | None:
     return int(occupied - memory.alias_size_in_bytes)
 
 
-def shared_device(kept: list[Mapping[str, Measured]], ran_on: Mapping[str, int]) -> str | None:
-    """The kind of device to compare on: that which most studies were measured on, of those the one most trials ran on.
+def shared_device(kept: list[Mapping[str, DeviceCost]], ran_on: Mapping[str, int]) -> str | None:
+    """The kind of device to compare on: the one most studies were measured on; of equals, where most trials ran.
 
     `ran_on` counts trials by the kind of device. `None` where nothing was measured.
     """
@@ -84,6 +84,6 @@ def shared_device(kept: list[Mapping[str, Measured]], ran_on: Mapping[str, int])
     return ranked[0] if ranked else None
 
 
-def shown_versions(measured: Measured) -> str:
+def shown_versions(measured: DeviceCost) -> str:
     """Where the numbers come from, in a line."""
     return f'Python {measured.python}, jax {measured.packages["jax"]}, attnlab {measured.packages["attnlab"]}'

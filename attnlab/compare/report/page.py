@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from rich.console import Console
 
 from attnlab import files
-from attnlab.compare.axes import styles
+from attnlab.compare.axes import Style, styles
 from attnlab.compare.report import figures, tables
 from attnlab.compare.report import opening as openings
 from attnlab.compare.report.chart import WIDE
@@ -162,7 +162,7 @@ def _curves(contents: Contents, opening: Opening) -> str:
         for name, drawn in shown
     )
     names = [study.row.name for study in contents.studies]
-    return folded('curves', 'Training curves', f'{key(names)}{figures}')
+    return folded('curves', 'Training curves', f'{key(styles(names))}{figures}')
 
 
 def sections(contents: Contents) -> list[Section]:
@@ -204,7 +204,7 @@ def sections(contents: Contents) -> list[Section]:
 def _section(section: Section, contents: Contents, drawn: Mapping[str, str]) -> str:
     shown = ''.join(_figure(plot, themed(drawn[plot.name])) for plot in section.plots)
     names = [study.row.name for study in contents.studies]
-    marks = key(names) if any(plot.keyed for plot in section.plots) else ''
+    marks = key(styles(names)) if any(plot.keyed for plot in section.plots) else ''
     wide = ' wide' if any(plot.size[0] > figures.SIZE[0] for plot in section.plots) else ''
     panels = f'{marks}<div class="panels{wide}">\n{shown}</div>\n' if shown else ''
     return folded(section.anchor, section.title, f'{section.body}{panels}{section.after}')
@@ -223,10 +223,10 @@ def _file(name: str, kind: str) -> str:
     return f'<a href="{html.escape(urllib.parse.quote(name))}" title="{html.escape(name)}">{kind}</a>'
 
 
-def key(names: Sequence[str]) -> str:
+def key(looks: Mapping[str, Style]) -> str:
     """The marks of names."""
-    items = ''.join(f'<li>{swatch(style)}{html.escape(name)}</li>\n' for name, style in styles(names).items())
-    return f'<ul class="key" aria-label="Studies">\n{items}</ul>\n'
+    items = ''.join(f'<li>{swatch(style)}{html.escape(name)}</li>\n' for name, style in looks.items())
+    return f'<ul class="key" aria-label="Key">\n{items}</ul>\n'
 
 
 def _verdict(contents: Contents) -> str:
@@ -274,7 +274,7 @@ def _rates(contents: Contents) -> str:
     shapes = 'The shape of a mark is its seed. ' if len(seeds) > 1 else ''
     return (
         f'Every trial of a study, those of the others in grey behind it, all on the same axes. {shapes}Filled: ran to '
-        'the end; hollow: pruned, with the value it had reached; cross at the upper edge: failed. Where several trials '
+        'the end; hollow: pruned, with its value at that step; cross at the upper edge: failed. Where several trials '
         'share a rate, the line is their median and the band reaches from the least to the most.'
     )
 
@@ -293,13 +293,14 @@ def _measured_on(contents: Contents) -> str:
 
 INTERVALS = """\
 FLOPs and tokens are those of the steps that trials took, pruned and failed ones too. Trials are done / pruned /
-failed; a failed one counts as the worst that did not fail, a pruned one as what it had reached. Best: one trial, and
-how lucky it was nobody knows. Expected best: of a quarter of the trials (Dodge et al. 2019). Top quarter: the median
-of the best quarter. Area: the mean over the logarithm of the learning rate, by trapezoids, of values at the last step
-that every trial of all studies came to. Brackets of these are over trials: the deviation of 1000 bootstrap resamples
-times Student's t, which covered 88 to 96 % in simulations of 8 and 16 trials. Confirmed: the mean of the winner's
-settings with fresh seeds, with a 95 % interval by Student's t over seeds, and the noise of the examples or documents
-evaluated on where it was recorded; of two seeds the least and the most; of one, none."""
+failed; a failed one counts as the worst that did not fail, a pruned one as its value when it was pruned. Best: one
+trial, chosen for its value, which is therefore too good. Expected best: of a quarter of the trials (Dodge et al.
+2019). Top quarter: the median of the best quarter. Area: the mean over the logarithm of the learning rate, by
+trapezoids, of values at the last step that every trial of all studies reached. Brackets of these are over trials: the
+deviation of 1000 bootstrap resamples times Student's t, which covered 88 to 96 % in simulations of 8 and 16 trials.
+Confirmed: the mean of the winner's settings with fresh seeds, with a 95 % interval by Student's t over seeds, and the
+noise of the examples or documents evaluated on where it was recorded; of two seeds the least and the most; of one,
+none."""
 
 COSTS = f"""\
 {tables.OPTIMAL} marks what is Pareto-optimal: no other study is at least as good in both the score and this cost,
@@ -308,8 +309,8 @@ study was confirmed. In the figures these are filled and joined by a line, the o
 intervals of the table. State is what decoding one sequence keeps, at the length trained on and at eight times that."""
 
 COMPANION = """\
-Another metric of the same evaluation: the best that any trial of a study ended with, which need not be the trial that
-is best above; marks and bars as there."""
+A second metric of the same evaluation: the best final value of any trial of a study, not necessarily the trial that is
+best above; marks and bars as there."""
 
 LENGTHS = """\
 Each study's best trial, evaluated at multiples of the length it was trained on; the band reaches from the least to the

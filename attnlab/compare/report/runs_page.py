@@ -3,7 +3,7 @@
 import html
 from collections.abc import Mapping, Sequence
 
-from attnlab.compare.axes import styles
+from attnlab.compare.axes import Style, styles
 from attnlab.compare.report import opening as openings
 from attnlab.compare.report.figures import swatch
 from attnlab.compare.report.opening import COST_TITLES, Entry, Opening
@@ -14,8 +14,10 @@ Curves = Mapping[tuple[str, str], Mapping[str, Sequence[tuple[int, float]]]]
 """Of runs, by task and name: steps with values by metric."""
 
 
-def runs_opening(task: str, group: Sequence[RunResult], tolerance: float, place: int = 0) -> Opening:
-    """What the part of a task opens with; runs have the names that tell them apart."""
+def runs_opening(
+    task: str, group: Sequence[RunResult], tolerance: float, place: int = 0, looks: Mapping[str, Style] | None = None
+) -> Opening:
+    """What the part of a task opens with; runs have the names that tell them apart, and the looks given."""
     names = short_names(group)
     baselines = {name: value for one in group for name, value in one.baselines.items()}
     entries = [
@@ -25,7 +27,7 @@ def runs_opening(task: str, group: Sequence[RunResult], tolerance: float, place:
     return Opening(
         name=f'runs_{place}',
         entries=entries,
-        looks=styles(names),
+        looks=looks or styles(names),
         metric=', '.join(dict.fromkeys(one.metric for one in group)),
         higher=group[0].higher,
         share=all(one.share for one in group),
@@ -57,16 +59,15 @@ def runs_page(
     groups: Mapping[str, Sequence[RunResult]], matched: Mapping[str, str], curves: Curves, tolerance: float
 ) -> str:
     """The page; `matched` says of each task in what its runs are equal."""
+    looks = styles(list(dict.fromkeys(name for group in groups.values() for name in short_names(group))))
     parts = [
-        _part(runs_opening(task, group, tolerance, place), group, matched[task], curves, place, alone=len(groups) == 1)
+        _part(runs_opening(task, group, tolerance, place, looks), group, matched[task], curves, place, len(groups) > 1)
         for place, (task, group) in enumerate(groups.items())
     ]
     return shell(question(groups), '', ''.join(parts))
 
 
-def _part(
-    opening: Opening, group: Sequence[RunResult], matched: str, curves: Curves, place: int, *, alone: bool
-) -> str:
+def _part(opening: Opening, group: Sequence[RunResult], matched: str, curves: Curves, place: int, named: bool) -> str:
     names = [entry.name for entry in opening.entries]
     heads = {
         name: f'<span class="name">{swatch(opening.looks[name])}{html.escape(_named(name, one))}</span>'
@@ -78,9 +79,13 @@ def _part(
         '</figcaption>\n</figure>\n'
         for metric, drawn in openings.curves(opening, found, opening.metric)
     )
-    folds = folded(f'curves_{place}', 'Training curves', f'{key(names)}{figures}') if figures else ''
+    folds = (
+        folded(f'curves_{place}', 'Training curves', f'{key({name: opening.looks[name] for name in names})}{figures}')
+        if figures
+        else ''
+    )
     folds += folded(f'matched_{place}', 'What is equal, and what is not', f'<p>{html.escape(matched)}</p>\n')
-    heading = '' if alone else f'<h2 class="task">{html.escape(opening.task)}</h2>\n'
+    heading = f'<h2 class="task">{html.escape(opening.task)}</h2>\n' if named else ''
     return (
         f'<section>\n{heading}<p class="lead">{html.escape(opening.sentence)}</p>\n{openings.figure(opening, "")}'
         f'{openings.table(opening, heads)}{openings.caption(opening)}<div class="rest">\n{folds}</div>\n</section>\n'

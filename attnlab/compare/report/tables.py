@@ -173,8 +173,8 @@ def _equality(one: Equality, contents: Contents) -> list[str]:
 
 
 def _verdict(text: str, one: Equality) -> str:
-    kind = 'yes' if one.equal else 'no' if one.wanted else 'other'
-    return f'<span class="{kind}">{"✓" if one.equal else "✗" if one.wanted else "≠"} {html.escape(text)}</span>'
+    kind = 'yes' if one.equal else 'no' if one.required else 'other'
+    return f'<span class="{kind}">{"✓" if one.equal else "✗" if one.required else "≠"} {html.escape(text)}</span>'
 
 
 def _cost(cost: str, value: float) -> str:
@@ -216,7 +216,7 @@ def layers(numbers: Sequence[int]) -> str:
 
 
 def difference_table(contents: Contents) -> str:
-    """The keys of the sweeps' configs that differ, a column a study; nothing where none does."""
+    """The keys of the sweeps' configs that differ, one column per study; empty where none does."""
     groups: dict[str, list[list[str]]] = {}
     for key, values in differing([study.settings for study in contents.studies]).items():
         start = parent(key)
@@ -227,7 +227,7 @@ def difference_table(contents: Contents) -> str:
 
 
 def parent(key: str) -> str:
-    """What is said once for several keys: up to the last layer, mixer or the like; of others, up to the first dot."""
+    """The prefix shared by several keys: up to the last layer, mixer or the like; of others, up to the first dot."""
     for mark in ('.mixer.', '.mlp.', '].'):
         if mark in key:
             return key[: key.rindex(mark) + len(mark) - 1]

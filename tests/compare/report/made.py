@@ -7,7 +7,7 @@ import numpy as np
 from attnlab.compare.equality import Equality
 from attnlab.compare.report.comparison import Comparison, Point, StudyResult
 from attnlab.compare.report.contents import Contents, Costs, Kernel, StudyContents, Trial
-from attnlab.compare.report.measured import Measured
+from attnlab.compare.report.measured import DeviceCost
 from attnlab.train.cost import LayerCore
 
 NAMES = ('mha', 'gla', 'mamba2', 'gated_delta_net', 'hgrn2', 'sliding_window', 'rwkv & <co>', 'retnet')
@@ -77,7 +77,7 @@ def _study(index: int, count: int, grid: bool, companion: bool) -> StudyContents
         ),
         trials=tuple(trials),
         kernels=((Kernel(LayerCore(tuple(range(12)), 'Attention', 'attention', 'xla', why), 'NVIDIA H200'), count),),
-        measured={'NVIDIA H200': Measured(0.2 + 0.05 * index, 2_100_000_000, '3.13.0', VERSIONS)},
+        measured={'NVIDIA H200': DeviceCost(0.2 + 0.05 * index, 2_100_000_000, '3.13.0', VERSIONS)},
         settings={
             'base.model.dim': 256 + 8 * index,
             'base.model.stack.blocks[0].mixer.target': f'attnlab.mixers.linear.attention.Mixer{index}',

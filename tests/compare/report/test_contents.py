@@ -12,7 +12,7 @@ from attnlab.cli import main
 from attnlab.compare.equality import differing
 from attnlab.compare.report import measured
 from attnlab.compare.report.contents import gather, lengths
-from attnlab.compare.report.measured import Measured, read_measured, shared_device
+from attnlab.compare.report.measured import DeviceCost, read_measured, shared_device
 from attnlab.errors import UserError
 from attnlab.runs.record import Record, read_record
 from attnlab.sweep.study import TrialState, create_study
@@ -107,7 +107,7 @@ def test_what_runs_recorded_is_what_is_shown(study, tmp_path):
         assert best.lengths == {1: best.value, 2: best.value + 0.5}
         assert shown.companion.statistics['best'].mean == 1 - best.value
     assert contents.companion == 'valid/accuracy' and contents.length == 16
-    assert all(one.equal for one in contents.equalities if one.wanted)
+    assert all(one.equal for one in contents.equalities if one.required)
     assert not differing([study.settings for study in contents.studies])
     assert [one.name for one in contents.equalities if not one.equal] == ['decode_ms'], 'what the clock said twice'
     assert contents.within == '..'
@@ -128,7 +128,7 @@ def test_what_differs_is_said(study, tmp_path):
     assert (
         not found['flops'].equal and found['flops'].spread == pytest.approx(1 / 3) and found['flops'].most[1] == 'other'
     )
-    assert found['params'].equal and found['params'].wanted and found['search space'].equal
+    assert found['params'].equal and found['params'].required and found['search space'].equal
 
 
 def test_a_study_is_measured_once_and_again_when_asked(study, tmp_path, clock):
@@ -170,7 +170,7 @@ def test_what_was_not_measured_on_the_shared_device_is_left_out_and_said(study, 
 
 
 def test_the_device_to_compare_on():
-    number = Measured(1.0, None, '3.13', {})
+    number = DeviceCost(1.0, None, '3.13', {})
     assert shared_device([], {}) is None and shared_device([{}], {'cpu': 3}) is None
     assert shared_device([{'a': number, 'b': number}, {'b': number}], {'a': 9}) == 'b'
     assert shared_device([{'a': number, 'b': number}], {'b': 2}) == 'b'

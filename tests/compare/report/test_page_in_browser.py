@@ -75,11 +75,11 @@ def chromium(home, *arguments):
     return done.stdout, done.stderr
 
 
-def looked_at(report, tmp_path, width, edit=lambda text: text):
+def looked_at(report, tmp_path, width, edit=lambda text: text, script=SCRIPT):
     """What the script sees on a copy of the page so many pixels wide, all of it open, in a frame: windows have a least
     width.
     """
-    text = edit(report.read_text().replace('<details ', '<details open ')).replace('</body>', f'{SCRIPT}</body>')
+    text = edit(report.read_text().replace('<details ', '<details open ')).replace('</body>', f'{script}</body>')
     copy = tmp_path / 'index.html'
     copy.write_text(
         f'<!doctype html><meta charset="utf-8"><title></title>'
@@ -99,6 +99,25 @@ def test_on_a_phone_and_on_a_desk(report, tmp_path, width):
     assert found['window'] == width and found['width'] <= width
     assert found['figures'] == 23, 'the large one, two of curves, and the small ones'
     assert not found['overlaps'] and not found['outside'] and not found['small']
+
+
+HOVER = """
+<script>
+const curves = document.querySelector('svg[data-series]'), at = curves.getBoundingClientRect();
+curves.dispatchEvent(new PointerEvent('pointermove', {clientX: at.left + 0.5 * at.width, clientY: at.top + 9}));
+const tip = curves.closest('figure').querySelector('.tip');
+console.log('looked');
+top.document.title = JSON.stringify({tip: tip.innerText.split('\\n'), hidden: tip.hidden,
+  rule: curves.querySelector('.rule').style.visibility});
+</script>
+"""
+
+
+def test_values_of_curves_stand_at_the_pointer(report, tmp_path):
+    found = looked_at(report, tmp_path, DESK, script=HOVER)
+    assert not found['hidden'] and found['rule'] == 'visible'
+    assert found['tip'][0].startswith('step ') and len(found['tip']) == 1 + len(made.NAMES)
+    assert any(line.startswith('rwkv & <co>') for line in found['tip']), 'names are text, whatever they hold'
 
 
 def test_on_paper_no_table_is_cut(report, tmp_path):
