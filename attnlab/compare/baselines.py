@@ -30,7 +30,7 @@ def _scores(asked: str, metric: str) -> Baselines:
     config = from_plain(json.loads(asked))
     evaluator, _, name = metric.partition('/')
     part, _, quantity = name.rpartition('/')
-    settings = next((one for one in config.evals if one.name == evaluator), None)
+    settings = next((one for one in config.evals if 'name' in one and one.name == evaluator), None)
     if settings is None or not {'split', 'multiples', 'examples'} <= set(settings.keys()):
         return {}
     try:
