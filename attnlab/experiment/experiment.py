@@ -2,7 +2,8 @@
 
 It is a folder with two files of Python. `sweep.py` has `runs(size)`, a list of `Run`, and `measure(finished)`, which
 returns plain data about a `Finished` one; or it has `studies(size)`, see `attnlab.experiment.studies`. `plot.py` has
-`figure(results)` and, for runs, `table(results)`, a list of lines of text cells, the heading first.
+`figure(results)` and, for runs, `table(results)`, a list of lines of text cells, the heading first. An experiment that
+repeats a published result has `published(size)` in `sweep.py` in place of it: see `attnlab.experiment.published`.
 """
 
 import dataclasses

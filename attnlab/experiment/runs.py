@@ -17,6 +17,7 @@ from attnlab import files
 from attnlab.config import from_plain, plain
 from attnlab.errors import UserError
 from attnlab.experiment.experiment import Experiment, Finished, Run, load_module
+from attnlab.experiment.published import PublishedPlot
 from attnlab.experiment.results import (
     Measurements,
     markdown,
@@ -107,10 +108,18 @@ def _check_same(workdir: pathlib.Path, config: ConfigDict) -> None:
         raise UserError(f'{workdir} holds a run with another config ({shown}): remove it to run this one')
 
 
+def plot_of(experiment: Experiment) -> Any:
+    """What draws the figure and writes the table: `plot.py`, or the same for all that repeat a published result."""
+    sweep = load_module(experiment.folder / 'sweep.py')
+    if hasattr(sweep, 'published'):
+        return PublishedPlot(sweep.published(experiment.size))
+    return load_module(experiment.folder / 'plot.py')
+
+
 def _report(experiment: Experiment, found: list[Measurements], planned: int, command: str) -> None:
     """The results from numbers as they are written, so that anyone can make them again from the JSON."""
     found = [rounded(one) for one in found]
-    plot = load_module(experiment.folder / 'plot.py')
+    plot = plot_of(experiment)
     facts = {'experiment': experiment.folder.name, 'size': experiment.size, 'command': command, 'planned': planned}
     write_results(experiment, facts, 'runs', found)
     whole = [one for one in found if 'failed' not in one]

@@ -1,0 +1,65 @@
+"""In-context regression of dimension 5: attention against ridge regression"""
+
+import pathlib
+
+from attnlab.configuration import config_of
+from attnlab.experiment.experiment import Finished, Run
+from attnlab.experiment.published import Published
+from attnlab.runs.record import read_record
+
+CONFIG = pathlib.Path(__file__).parents[3] / 'configs' / 'recall.py'
+
+
+FULL = (
+    '5 dimensions and 11 points, where the curriculum of the paper begins, not 20 and 41',
+    'no curriculum',
+    'AdamW without decay for Adam',
+    'rotary positions',
+)
+CPU = (*FULL, 'two layers of 64 and 3,000 steps, not twelve of 256 and 500,000')
+
+
+def runs(size):
+    """One run a seed."""
+    return [Run(f'seed{seed}', config(size, seed)) for seed in range(3)]
+
+
+def config(size, seed):
+    """The protocol, at CPU size with what `published` says is changed."""
+    found = config_of(CONFIG, 'task=regression,zoo=mha,size=paper')
+    with found.unlocked():
+        found.seed = seed
+        found.length = 22
+        found.task.problem.dim = 5
+        found.evals[0].multiples = (1,)
+        if size == 'cpu':
+            found.steps = 3000
+            found.model.dim = 64
+            found.model.stack.depth = 2
+            found.optimizer.peak_lr = 1e-3
+            found.checkpoint.every = 3000
+            found.evals[0].cadence.n = 3000
+            for block in found.model.stack.blocks:
+                block.mixer.heads = 2
+    return found
+
+
+def published(size):
+    """The number, and what of its protocol is changed."""
+    return Published(
+        value=1.05,
+        metric='squared error over that of ridge regression',
+        source='Garg et al. 2022, https://arxiv.org/abs/2208.01066, figure 2: a Transformer equals least squares',
+        spread=0.0,
+        direction='at most',
+        changed=FULL if size == 'full' else CPU,
+        guess='too few steps',
+    )
+
+
+def measure(finished: Finished):
+    """The number of one seed."""
+    return {
+        'value': read_record(finished.workdir).last['test/1x/loss']
+        / read_record(finished.workdir).last['test/1x/baseline/ridge']
+    }
