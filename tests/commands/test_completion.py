@@ -53,7 +53,7 @@ def test_bash_completes_commands_flags_configs_recipes_and_values(known, tmp_pat
         'attnlab train --dry': '--dry_run',
         'attnlab sweep status --wa': '--watch',
         'attnlab train --config=lang': 'language',
-        'attnlab train --config=language:size=tiny,zoo=gated_delta_n': 'gated_delta_net',
+        'attnlab train --config=language:size=tiny,zoo=third_order_t': 'third_order_taylor',
         'attnlab train --config=language:zoo=3*gla+mamba2': '3*gla+mamba2',
         'attnlab zoo sliding_w': 'sliding_window',
         'attnlab zoo --format=ma': 'markdown',
