@@ -21,7 +21,7 @@ def make_mixer(name: str, dim: int, *, rngs: nnx.Rngs, **overrides: Any) -> Mixe
     argument, a missing argument, and for a hybrid, whose layers differ and so need a stack.
     """
     if name not in ZOO:
-        raise UserError(f'there is no recipe {name!r}{nearest(name, ZOO)}')
+        raise UserError(f'there is no recipe {name!r}{nearest(str(name), ZOO)}')
     recipe = ZOO[name]
     if isinstance(recipe.spec, tuple):
         raise UserError(

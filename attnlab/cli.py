@@ -24,7 +24,7 @@ from attnlab.commands import (
     train,
     zoo,
 )
-from attnlab.errors import UserError, nearest
+from attnlab.errors import EXTRAS, UserError, nearest
 
 USAGE = """\
 usage: attnlab COMMAND [--flag=value ...]
@@ -69,20 +69,9 @@ UNUSABLE = (
     errno.EISDIR,
     errno.ENAMETOOLONG,
     errno.ELOOP,
+    errno.ENOENT,
 )
 """Errors of paths that a user gave."""
-
-EXTRAS = {
-    'optuna': 'sweep',
-    'scipy': 'sweep',
-    'submitit': 'sweep',
-    'psycopg': 'postgresql',
-    'tokenizers': 'bpe',
-    'tensorflow_datasets': 'tfds',
-    'sklearn': 'offline',
-    'wandb': 'wandb',
-}
-"""The extra that installs a package that is not always there."""
 
 
 COMMANDS: dict[str, Callable[[list[str]], int]] = {

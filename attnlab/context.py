@@ -1,10 +1,12 @@
 """What a mixer may know about a batch besides its activations."""
 
 import dataclasses
+import numbers
 
 import jax
 import jax.numpy as jnp
 
+from attnlab.errors import UserError
 from attnlab.typing import DropoutKey, Positions, Segments
 
 PADDING = 0
@@ -33,7 +35,13 @@ class Context:
 
     @classmethod
     def full(cls, batch: int, length: int, *, start: int | jax.Array = 0) -> 'Context':
-        """One unbroken document a row, whose first token stands at position `start`."""
+        """One unbroken document a row, whose first token stands at position `start`.
+
+        Raises `UserError` for sizes that are no whole numbers, or negative.
+        """
+        for name, size in (('batch', batch), ('length', length)):
+            if not isinstance(size, numbers.Integral) or isinstance(size, bool) or size < 0:
+                raise UserError(f'{name} of Context.full is {size!r}; it must be a whole number of at least 0')
         row = jnp.arange(length, dtype=jnp.int32) + start
         return cls(positions=jnp.broadcast_to(row, (batch, length)))
 

@@ -3,6 +3,18 @@
 import difflib
 from collections.abc import Iterable
 
+EXTRAS = {
+    'optuna': 'sweep',
+    'scipy': 'sweep',
+    'submitit': 'sweep',
+    'psycopg': 'postgresql',
+    'tokenizers': 'bpe',
+    'tensorflow_datasets': 'tfds',
+    'sklearn': 'offline',
+    'wandb': 'wandb',
+}
+"""The extra that installs a package that is not always there."""
+
 
 class UserError(Exception):
     """A mistake or a circumstance the user can mend; the command line prints it as one line, without a traceback."""

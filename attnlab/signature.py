@@ -1,13 +1,16 @@
 """What a constructor or function takes, and whether a value fits."""
 
+import collections.abc
 import functools
 import inspect
 import math
 import numbers
 import types
 import typing
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
+
+from flax import nnx
 
 from attnlab.errors import UserError, nearest
 
@@ -57,14 +60,60 @@ def check_names(path: str, given: Iterable[str], taken: Iterable[str]) -> None:
 
 
 def check_type(path: str, value: Any, kind: Any) -> None:
-    """Raises `UserError` when `kind` admits only plain types and `value` has none of them; an int passes for float."""
+    """Raises `UserError` when `value` is of none of the types that `kind` admits; whole numbers pass for real ones.
+
+    A part may be whatever can be called where a factory is due, and else an instance of the class. Types that cannot
+    be looked at, such as those of arrays, admit everything but a plain value.
+    """
     admitted = members(kind)
-    if not all(member in PLAIN for member in admitted):
-        return
-    whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-    if not (type(value) in admitted or (whole and (int in admitted or float in admitted))):
-        wanted = ' or '.join('None' if member is types.NoneType else member.__name__ for member in admitted)
-        raise UserError(f'{path} is {value!r}, of type {type(value).__name__}; it must be {wanted}')
+    if admitted == (typing.Literal,):
+        if value not in typing.get_args(kind):
+            raise UserError(f'{path} is {value!r}; it must be {" or ".join(map(repr, typing.get_args(kind)))}')
+    elif not any(_admits(member, value) for member in admitted):
+        raise UserError(f'{path} is {value!r}, of type {type(value).__name__}; it must be {_wanted(value, admitted)}')
+
+
+def _admits(kind: Any, value: Any) -> bool:
+    """Whether a type, without its arguments, admits a value."""
+    if kind is float:
+        return isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if kind is int:
+        return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    if kind in PLAIN:
+        return type(value) is kind
+    if kind is collections.abc.Callable:
+        return callable(value)
+    if kind in (Any, typing.Literal):
+        return True
+    if not _can_be_asked(kind):
+        return type(value) not in PLAIN
+    return isinstance(value, kind)
+
+
+def _can_be_asked(kind: Any) -> bool:
+    """Whether `isinstance` answers for a type."""
+    protocol = getattr(kind, '_is_protocol', False) and not getattr(kind, '_is_runtime_protocol', False)
+    return isinstance(kind, type) and not protocol and not kind.__module__.startswith('jaxtyping')
+
+
+def _wanted(value: Any, admitted: tuple[Any, ...]) -> str:
+    """What would be right in the place of a value, with the class that a name may have meant."""
+    classes = [kind for kind in admitted if _can_be_asked(kind) and kind not in PLAIN]
+    below = {found.__name__.lower(): found.__name__ for kind in classes for found in _subclasses(kind)}
+    meant = below.get(value.lower().replace('_', '')) if isinstance(value, str) else None
+    names = ('None' if kind is types.NoneType else _called(kind) for kind in admitted)
+    return ' or '.join(names) + (f', such as {meant}()' if meant else '')
+
+
+def _called(kind: Any) -> str:
+    return 'a class or function that makes one' if kind is collections.abc.Callable else str(kind.__name__)
+
+
+def _subclasses(kind: type) -> Iterator[type]:
+    yield kind
+    below: type
+    for below in type.__subclasses__(kind):
+        yield from _subclasses(below)
 
 
 def check_value(path: str, name: str, value: Any, kind: Any) -> None:
@@ -80,16 +129,25 @@ def check_value(path: str, name: str, value: Any, kind: Any) -> None:
         raise UserError(f'{path} is {value}; it must be a whole number of at least {least}')
 
 
-def checked[**P](function: Callable[P, None]) -> Callable[P, None]:
-    """The same `__init__`, which checks its arguments first, as `check_value` does."""
+def checked[**P, T](function: Callable[P, T]) -> Callable[P, T]:
+    """The same method, which checks its arguments first, as `check_value` does."""
+    signature = inspect.signature(function)
+    taken = functools.cache(lambda: parameters(function))
 
     @functools.wraps(function)
-    def init(*args: P.args, **kwargs: P.kwargs) -> None:
-        taken = parameters(function)
-        given = inspect.signature(function).bind_partial(*args, **kwargs).arguments
-        for name, value in given.items():
-            if name in taken:
-                check_value(f'{name} of {type(args[0]).__name__}', name, value, taken[name].kind)
-        function(*args, **kwargs)
+    def called(*args: P.args, **kwargs: P.kwargs) -> T:
+        for name, value in signature.bind_partial(*args, **kwargs).arguments.items():
+            path = f'{name} of {type(args[0]).__name__}'
+            if name in taken():
+                check_value(path, name, value, taken()[name].kind)
+            elif name == 'rngs' and not isinstance(value, nnx.Rngs):
+                raise UserError(f'{path} is {value!r}, of type {type(value).__name__}; it must be nnx.Rngs(seed)')
+        return function(*args, **kwargs)
 
-    return init
+    return called
+
+
+def checked_fields[T](kind: type[T]) -> type[T]:
+    """The same dataclass, which checks its fields when it is made, as `check_value` does."""
+    kind.__init__ = checked(kind.__init__)  # type: ignore[method-assign]
+    return kind

@@ -1,10 +1,81 @@
 """Checks of the arguments of a core, with errors that name the argument, what it was and what was expected."""
 
-from collections.abc import Mapping
+import dataclasses
+import functools
+import inspect
+import math
+import numbers
+import types
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import checkify
+
+
+def checked[**P, T](function: Callable[P, T]) -> Callable[P, T]:
+    """The same function, which checks its arguments against its annotations first.
+
+    It raises TypeError for a value of another type (numbers and truth values are told apart, and whole numbers pass for
+    real ones), and ValueError for what is not a number.
+    """
+    signature = inspect.signature(function)
+    hints = functools.cache(lambda: typing.get_type_hints(function))
+    name = function.__name__
+
+    @functools.wraps(function)
+    def called(*args: P.args, **kwargs: P.kwargs) -> T:
+        for argument, value in signature.bind(*args, **kwargs).arguments.items():
+            if argument in hints():
+                check(f'{name}: {argument}', value, hints()[argument])
+        return function(*args, **kwargs)
+
+    return called
+
+
+def check_fields(value: Any) -> None:
+    """Checks the fields of a dataclass as `checked` does arguments."""
+    hints = typing.get_type_hints(type(value))
+    for field in dataclasses.fields(value):
+        check(f'{type(value).__name__}: {field.name}', getattr(value, field.name), hints[field.name])
+
+
+def check(path: str, value: Any, hint: Any) -> None:
+    """Raises TypeError for a value that a type hint does not admit, ValueError for a float that is not a number."""
+    members = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    if not any(_admits(member, value) for member in members):
+        shown = repr(value) if len(repr(value)) < 60 else 'a value'
+        expected = ' or '.join(_called(member) for member in members)
+        raise TypeError(f'{path} is {shown}, of type {type(value).__name__}; expected {expected}')
+    if isinstance(value, float) and math.isnan(value):
+        raise ValueError(f'{path} is nan; expected a number')
+
+
+def _admits(hint: Any, value: Any) -> bool:
+    array = hasattr(value, 'shape') and hasattr(value, 'dtype')
+    if hint is jax.Array:
+        return array
+    if hint is float:
+        return array or (isinstance(value, numbers.Real) and not isinstance(value, bool))
+    if hint is int:
+        return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    kind = typing.get_origin(hint) or hint
+    if kind is tuple and (inside := typing.get_args(hint)):
+        same = inside[1:] == (...,)
+        wanted = inside[:1] * len(value) if same and isinstance(value, tuple) else inside
+        return (
+            isinstance(value, tuple)
+            and 0 < len(value) == len(wanted)
+            and all(_admits(each, item) for each, item in zip(wanted, value, strict=True))
+        )
+    return not isinstance(kind, type) or isinstance(value, kind)
+
+
+def _called(hint: Any) -> str:
+    names = {jax.Array: 'an array', types.NoneType: 'None', int: 'a whole number', float: 'a number', bool: 'a bool'}
+    return names.get(hint) or (str(hint) if typing.get_origin(hint) else str(hint.__name__))
 
 
 def match(core: str, known: Mapping[str, int], **arguments: tuple[jax.Array | None, str]) -> dict[str, int]:
@@ -68,6 +139,12 @@ def _check_kind(core: str, kind: type, expected: str, arguments: Mapping[str, ja
             raise TypeError(f'{core}: {name} has type {array.dtype} and shape {array.shape}; expected {expected}')
 
 
+def check_channels(core: str, channels: int) -> None:
+    """Raises ValueError for keys without channels, whose products have no scale."""
+    if channels == 0:
+        raise ValueError(f'{core}: q and k have 0 channels; expected at least 1')
+
+
 def check_multiple(core: str, name: str, heads: int, whole: int, of: str) -> None:
     """Raises ValueError unless `heads`, the head count of `name`, divides `whole`, the head count of `of`."""
     if heads == 0 or whole % heads:
@@ -87,3 +164,18 @@ def check_not_positive(core: str, implementation: str | None, **arguments: jax.A
         if implementation == 'reference' and not isinstance(highest, jax.core.Tracer) and highest > 0:
             raise ValueError(message.format(highest=highest))
         checkify.debug_check(highest <= 0, message, highest=highest)
+
+
+def check_classes(core: str, implementation: str | None, labels: jax.Array, classes: int) -> None:
+    """Raises an error for labels beyond the classes, from `classes` up or below `-classes`; see `check_not_positive`.
+
+    Elsewhere the loss of such a label is NaN.
+    """
+    if labels.size == 0:
+        return
+    least, most = jnp.min(labels), jnp.max(labels)
+    message = f'{core}: labels has entries from {{least}} to {{most}}; expected 0 to {classes - 1}'
+    fits = (most < classes) & (least >= -classes)
+    if implementation == 'reference' and not isinstance(fits, jax.core.Tracer) and not fits:
+        raise ValueError(message.format(least=least, most=most))
+    checkify.debug_check(fits, message, least=least, most=most)

@@ -21,6 +21,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
                 'locks',
                 'typing',
                 'signature',
+                'module',
                 'config',
                 'configuration',
                 'renamed',

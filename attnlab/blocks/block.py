@@ -13,7 +13,9 @@ from jax.typing import DTypeLike
 from attnlab.blocks.residual import Addition, Connection, Streams
 from attnlab.context import Context
 from attnlab.mixers.mixer import Mixer
+from attnlab.module import Module
 from attnlab.nn.norms import RMSNorm
+from attnlab.signature import checked_fields
 from attnlab.typing import Sequence, State
 
 
@@ -35,7 +37,7 @@ class Step(NamedTuple):
     state: Any
 
 
-class PreNorm(nnx.Module):
+class PreNorm(Module):
     """A block of pre-norm branches, `x += branch(norm(x))`, in sequence."""
 
     @abc.abstractmethod
@@ -132,6 +134,7 @@ class Block(PreNorm):
         return self.mixer.init_state(batch, length, dtype)
 
 
+@checked_fields
 @dataclasses.dataclass(frozen=True)
 class Stage:
     """A named intermediate value, for reports that locate an error."""

@@ -9,7 +9,7 @@ from jax import Array
 from jaxtyping import Float
 
 from attnlab.blocks.residual import Connection, Residual
-from attnlab.errors import UserError
+from attnlab.module import Module
 from attnlab.nn.norms import RMSNorm
 from attnlab.nn.parameter import param
 from attnlab.typing import Sequence
@@ -38,8 +38,6 @@ class HyperConnections(Residual):
 
     def __init__(self, dim: int, *, streams: int = 4, dynamic: bool = True, branches: int, rngs: nnx.Rngs):
         del branches, rngs
-        if streams < 1:
-            raise UserError(f'streams is {streams}; it must be at least 1')
         self.dim, self.streams, self.dynamic = dim, streams, dynamic
 
     def open(self, x: Sequence) -> Float[Array, 'b t n d']:
@@ -80,7 +78,7 @@ class HyperConnection(Connection):
         return mixed + writing[..., None] * y[:, :, None]
 
 
-class TokenCoefficients(nnx.Module):
+class TokenCoefficients(Module):
     """Token-dependent terms of the coefficients: `s_a tanh(z W_a)` for `m` and `A`, `s_b tanh(z W_b)` for `b`.
 
     `z = norm(X)`, stream by stream. The maps start at zero, the scales `s` at 0.01. Computed in float32.

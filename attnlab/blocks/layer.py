@@ -8,6 +8,7 @@ from ml_collections import ConfigDict
 
 from attnlab.blocks.block import Block
 from attnlab.config import spec
+from attnlab.signature import checked_fields
 
 
 class Pattern(NamedTuple):
@@ -25,6 +26,7 @@ class Layer(abc.ABC):
         """Returns the blocks of a model of `depth` layers; without `mlp` no block has a channel mixer."""
 
 
+@checked_fields
 @dataclasses.dataclass(frozen=True)
 class MixerAndMLP(Layer):
     """A layer is a mixer and a channel mixer, each a branch."""
@@ -33,6 +35,7 @@ class MixerAndMLP(Layer):
         return Pattern(depth, tuple(spec(Block, mixer=mixer, mlp=mlp) for mixer in mixers))
 
 
+@checked_fields
 @dataclasses.dataclass(frozen=True)
 class MixersAlone(Layer):
     """Blocks without a channel mixer, `count` of which have about the parameters of a layer.
@@ -50,6 +53,7 @@ class MixersAlone(Layer):
         return Pattern(depth if mlp is None else self.count * depth, blocks)
 
 
+@checked_fields
 @dataclasses.dataclass(frozen=True)
 class WholeLayers(Layer):
     """Specs of complete residual blocks; each counts as `layers` layers if it has that field, else as one.

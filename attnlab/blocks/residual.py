@@ -13,13 +13,14 @@ from typing import Any
 
 from flax import nnx
 
+from attnlab.module import Module
 from attnlab.typing import Sequence
 
 Streams = Any
 """The residual streams; `b t d` for one, `b t n d` for several."""
 
 
-class Connection(nnx.Module):
+class Connection(Module):
     """The residual connection of one branch."""
 
     @abc.abstractmethod
@@ -31,7 +32,7 @@ class Connection(nnx.Module):
         """Returns the streams after the branch, whose output is `y`."""
 
 
-class Residual(nnx.Module):
+class Residual(Module):
     """The residual scheme of a stack: its initial and final streams, and the connection of every branch.
 
     It is built as `Residual(dim, *, ..., branches, rngs)`, with `branches` their number in the whole stack.

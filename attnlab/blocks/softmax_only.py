@@ -22,9 +22,11 @@ from attnlab.nn.heads import head_channels
 from attnlab.nn.parameter import param
 from attnlab.nn.positions import Rope
 from attnlab.nn.projections import Linear
+from attnlab.signature import checked_fields
 from attnlab.typing import Heads, Keys, Queries, Sequence, Values
 
 
+@checked_fields
 @dataclasses.dataclass(frozen=True)
 class EntropyMargin:
     """The penalty `weight mean_h d_h^2 1[|d_h| > margin log T]` a token, `d_h = mean_i H_hi - theta_h log T`.
@@ -47,6 +49,7 @@ class EntropyMargin:
         return self.weight * jnp.sum(counts * jnp.mean(excess, axis=-1))
 
 
+@checked_fields
 @dataclasses.dataclass(frozen=True)
 class EntropyMarginPerQuery:
     """The penalty of the released code: the sum of the squared deviations of all rows.

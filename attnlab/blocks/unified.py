@@ -18,6 +18,7 @@ from attnlab.functional.cache import Entries, KeyValueCache, empty_cache
 from attnlab.functional.reach import Reach
 from attnlab.functional.rotary import rotated_channels
 from attnlab.mixers.mixer import Mixer, require_causal
+from attnlab.module import Module
 from attnlab.nn.heads import check_groups, head_channels
 from attnlab.nn.mlps import GatedMLP
 from attnlab.nn.norms import RMSNorm
@@ -164,7 +165,7 @@ class UnifiedBlocks(Mixer, PreNorm):
         return self.position.rotate(q, ctx.positions), self.position.rotate(k, ctx.positions)
 
 
-class UnifiedLayer(nnx.Module):
+class UnifiedLayer(Module):
     """The parameters of one layer of `UnifiedBlocks`; the first has no compensation."""
 
     def __init__(

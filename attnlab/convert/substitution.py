@@ -20,9 +20,11 @@ from attnlab.blocks.block import mixer_of, steps
 from attnlab.errors import UserError
 from attnlab.functional.dense import ScoreRows, softmax
 from attnlab.mixers.softmax.attention import Attention
+from attnlab.module import Module
 from attnlab.nn.parameter import param
 from attnlab.nn.temperatures import log_length_scale
 from attnlab.runs.loading import Loaded
+from attnlab.signature import checked_fields
 from attnlab.tasks.task import context
 from attnlab.typing import DropoutKey
 from pallas_kernels import AdaptiveSoftmax, ScalableSoftmax, Softmax, WeightMap
@@ -30,7 +32,7 @@ from pallas_kernels import AdaptiveSoftmax, ScalableSoftmax, Softmax, WeightMap
 NAMES = 'adaptive_temperature, ssmax, quantized_BITS, or quantized_BITS_corrected'
 
 
-class QuantizedSoftmax(nnx.Module):
+class QuantizedSoftmax(Module):
     """The softmax rounded to multiples of `1 / (2^bits - 1)`, plus a constant for every head on every visible key.
 
     Rounding sets most small weights to zero, so that rows lose mass; the constant, measured on examples, restores it
@@ -69,6 +71,7 @@ def substituted(loaded: Loaded, name: str, *, rows: int = 32) -> Loaded:
     return result
 
 
+@checked_fields
 @dataclasses.dataclass(frozen=True)
 class Rounding:
     """A softmax rounded to `bits` bits; with `corrected` the mean rounding error is added back."""

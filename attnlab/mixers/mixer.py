@@ -1,28 +1,33 @@
 """The contract every sequence mixer obeys."""
 
 import abc
+import functools
+from collections.abc import Callable
 from typing import Any
 
-from flax import nnx
+import jax
 from jax.typing import DTypeLike
 
 from attnlab.context import Context
 from attnlab.errors import UserError
-from attnlab.signature import checked
+from attnlab.module import Module
+from attnlab.signature import check_type
 from attnlab.typing import Sequence, State
 
 
-class Mixer(nnx.Module):
+class Mixer(Module):
     """Mixes a sequence along time: `y_t = f(x_1 .. x_t)`, or of the whole row when bidirectional.
 
     A mixer is built as `Mixer(dim, *, ..., rngs)` and is final: variation goes through the parts it is given.
     """
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Checks what every mixer is made with: raises `UserError` for sizes of a wrong type or below their range."""
+        """Checks what every mixer is called with; raises `UserError` as `check_input` and `check_state` do."""
         super().__init_subclass__(**options)
-        if '__init__' in vars(cls):
-            cls.__init__ = checked(cls.__init__)  # type: ignore[method-assign]
+        if '__call__' in vars(cls):
+            cls.__call__ = _checked(cls.__call__)  # type: ignore[method-assign]
+        if 'init_state' in vars(cls):
+            cls.init_state = _checked_sizes(cls.init_state)  # type: ignore[method-assign]
 
     @abc.abstractmethod
     def __call__(self, x: Sequence, ctx: Context, state: State | None = None) -> tuple[Sequence, State | None]:
@@ -46,3 +51,85 @@ def require_causal(causal: bool) -> None:
     """Raises `UserError` for a mixer that is asked for a state though it sees to both sides."""
     if not causal:
         raise UserError('a bidirectional mixer cannot be streamed: the first token sees the last')
+
+
+def check_input(name: str, x: Any, ctx: Any) -> None:
+    """Raises `UserError` unless `x` is an array `b t d` and `ctx` the context of as many rows and tokens."""
+    if not hasattr(x, 'shape') or len(x.shape) != 3:
+        found = f'of shape {x.shape}' if hasattr(x, 'shape') else f'of type {type(x).__name__}'
+        raise UserError(f'x of {name} is {found}; it must be an array b t d: rows, tokens, channels')
+    if not isinstance(ctx, Context):
+        raise UserError(f'ctx of {name} is of type {type(ctx).__name__}; it must be a Context, such as full(b, t)')
+    for field, array in (('positions', ctx.positions), ('segments', ctx.segments)):
+        if array is not None and array.shape != x.shape[:2]:
+            raise UserError(
+                f'ctx.{field} has shape {array.shape}; it must be {x.shape[:2]}, as x of {name} '
+                f'has {x.shape[0]} rows of {x.shape[1]} tokens'
+            )
+
+
+def check_state(mixer: Mixer, x: jax.Array, state: Any) -> None:
+    """Raises `UserError` unless `state` is one of the mixer's own, for the rows of `x`, whatever length it can hold."""
+    name = type(mixer).__name__
+    shortest, longest = (
+        jax.eval_shape(lambda length=length: mixer.init_state(x.shape[0], length, x.dtype)) for length in (1, 2**16)
+    )
+    wanted, tree = jax.tree.flatten(shortest)
+    if jax.tree.structure(state) != tree:  # type: ignore[operator]
+        raise UserError(
+            f'the state given to {name} is of type {_kind(state)}; it must be what its init_state returns, of type '
+            f'{_kind(shortest)}'
+        )
+    for array, short, long in zip(jax.tree.leaves(state), wanted, jax.tree.leaves(longest), strict=True):
+        shape = jax.numpy.shape(array)
+        sizes = zip(shape, short.shape, long.shape, strict=True) if len(shape) == short.ndim else [(0, 1, 1)]
+        if any(least == most != size for size, least, most in sizes):
+            raise UserError(
+                f'the state given to {name} holds an array of shape {shape} where its own has {short.shape}: '
+                f'it is of another mixer, or of other rows than the {x.shape[0]} of x'
+            )
+
+
+def _kind(state: Any) -> str:
+    name = type(state).__name__
+    return f'{name} of {", ".join(map(_kind, state))}' if type(state) in (tuple, list) and state else name
+
+
+def _checked_sizes(init_state: Callable[..., Any]) -> Callable[..., Any]:
+    """The same `init_state`, which checks its sizes first; there may be no rows, and room for no token."""
+
+    @functools.wraps(init_state)
+    def checked(self: Any, batch: int, length: int, dtype: DTypeLike) -> Any:
+        for size, value in (('batch', batch), ('length', length)):
+            path = f'{size} of {type(self).__name__}.init_state'
+            check_type(path, value, int)
+            if value < 0:
+                raise UserError(f'{path} is {value}; it must be a whole number of at least 0')
+        return init_state(self, batch, length, dtype)
+
+    return checked
+
+
+def _checked(call: Callable[..., Any]) -> Callable[..., Any]:
+    """The same `__call__`, which checks its arguments first."""
+
+    @functools.wraps(call)
+    def checked_call(self: Any, x: Any, ctx: Any, state: Any = None) -> Any:
+        check_input(type(self).__name__, x, ctx)
+        if state is None:
+            return call(self, x, ctx, None)
+        try:
+            y, advanced = call(self, x, ctx, state)
+        except Exception:
+            check_state(self, x, state)
+            raise
+        # Its own state it hands on in the same shapes; asking `init_state` every time would cost milliseconds.
+        if _shapes(advanced) != _shapes(state):
+            check_state(self, x, state)
+        return y, advanced
+
+    return checked_call
+
+
+def _shapes(state: Any) -> tuple[Any, list[tuple[int, ...]]]:
+    return jax.tree.structure(state), [jax.numpy.shape(array) for array in jax.tree.leaves(state)]

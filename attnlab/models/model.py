@@ -19,13 +19,14 @@ from attnlab.models.heads.language import TiedHead
 from attnlab.models.inputs.embedding import Embedding
 from attnlab.models.inputs.inputs import Inputs
 from attnlab.models.stack import Stack
+from attnlab.module import Module
 from attnlab.nn.norms import RMSNorm
 from attnlab.nn.pools import MeanPool
 from attnlab.nn.positions import Sinusoidal
 from attnlab.typing import Features, Sequence, State, Tokens
 
 
-class Model(nnx.Module):
+class Model(Module):
     """Maps tokens or real-valued inputs to predictions; implements `attnlab.models.predictor.Stacked`.
 
     Args:

@@ -16,6 +16,7 @@ from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.functional import sampling
 from attnlab.losses import softmax_loss, stablemax_logits
+from attnlab.module import Module
 from attnlab.nn.projections import Linear
 from attnlab.typing import State, Tokens
 
@@ -26,7 +27,7 @@ LOSSES = {'softmax': lambda scores: scores, 'stablemax': stablemax_logits}
 """Maps from scores to logits, by the name of the map from scores to probabilities."""
 
 
-class Perceptron(nnx.Module):
+class Perceptron(Module):
     """Maps tokens to classes: concatenated one-hot vectors through layers with ReLU, `W_n relu(... relu(W_1 x))`.
 
     Without biases; with 2 tokens of 113 and `hidden=(200, 200)` it is the network of Prieto et al. 2025,

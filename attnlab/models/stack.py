@@ -19,6 +19,7 @@ from attnlab.config import spec
 from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.mixers.mixer import Mixer
+from attnlab.module import Module
 from attnlab.nn.initialization import Initialization
 from attnlab.typing import Sequence, State
 from pallas_kernels import target
@@ -30,7 +31,7 @@ INITIALIZATION = 0x1A17
 """Folded into the keys of linear maps drawn anew, likewise."""
 
 
-class Stack(nnx.Module):
+class Stack(Module):
     """`depth` blocks, layer `i` built by `blocks[i % len(blocks)]`; follows the contract of a mixer.
 
     The parameters of each block of the pattern are stacked over its repeats, whether layers are scanned or unrolled, so

@@ -12,13 +12,14 @@ from jaxtyping import Float
 from attnlab.errors import UserError
 from attnlab.functional.discretize import inverse_softplus, log_uniform
 from attnlab.functional.recurrences import state_dtype
+from attnlab.module import Module
 from attnlab.nn.parameter import param
 from attnlab.nn.positions import Alibi
 from attnlab.nn.projections import Linear
 from attnlab.typing import Sequence
 
 
-class RetentionDecay(nnx.Module):
+class RetentionDecay(Module):
     """A fixed decay for every head: `log(1 - 2^(-5 - h))`, `h` from 0, the same at every token.
 
     Sun et al. 2023, https://arxiv.org/abs/2307.08621.
@@ -32,7 +33,7 @@ class RetentionDecay(nnx.Module):
         return jnp.log1p(-jnp.exp2(-5.0 - jnp.arange(self.heads, dtype=state_dtype(x.dtype))))
 
 
-class SlopeDecay(nnx.Module):
+class SlopeDecay(Module):
     """A fixed decay for every head, `-s_h (1 - depth + 1e-5)`, with the slopes `s` of ALiBi, the same at every token.
 
     `depth` is that of the layer, from 0 for the first to 1 for the last, which hardly forgets.
@@ -49,7 +50,7 @@ class SlopeDecay(nnx.Module):
         return -jnp.asarray(Alibi().slopes(self.heads) * (1 - self.depth + 1e-5), state_dtype(x.dtype))
 
 
-class LowRankDecay(nnx.Module):
+class LowRankDecay(Module):
     """A decay for every key channel, computed from the input: `logsigmoid(x W_1 W_2 + c) / temperature`.
 
     `W_1` has `rank` columns, a bottleneck; the temperature keeps the decays near one. The result is float32 or wider.
@@ -69,7 +70,7 @@ class LowRankDecay(nnx.Module):
         return (jax.nn.log_sigmoid(gate) / self.temperature).reshape(*x.shape[:2], self.heads, -1)
 
 
-class StepSize(nnx.Module):
+class StepSize(Module):
     """The positive step of a discretised recurrence, `softplus(x + c)`, in float32 or better.
 
     At the start `softplus(c)` is log-uniform in `[low, high]`, so that time scales span that range.
@@ -87,7 +88,7 @@ class StepSize(nnx.Module):
         return jax.nn.softplus(wide + jnp.broadcast_to(self.bias[...].astype(wide.dtype), x.shape))
 
 
-class StepDecay(nnx.Module):
+class StepDecay(Module):
     """Mamba-2's decay, one a head: `-exp(A_log) softplus(x W + c)`, in float32 or better.
 
     `exp(A_log)` starts uniform in `[0, 16]`, `softplus(c)` as in `StepSize`.
@@ -105,7 +106,7 @@ class StepDecay(nnx.Module):
         return -jnp.exp(self.A_log[...].astype(step.dtype))[None, None] * step
 
 
-class LowRankStepDecay(nnx.Module):
+class LowRankStepDecay(Module):
     """A decay for every key channel, computed through a bottleneck: `-exp(A_log_h) softplus(x W_1 W_2 + c)`.
 
     In float32 or better. `W_1` has as many columns as a key has channels; `A_log` is one number a head, its exponential
@@ -134,7 +135,7 @@ def _log_rates(heads: int, low: float, rngs: nnx.Rngs) -> nnx.Param:
     return param(log_uniform_rate, (heads,), axes=('heads',), group='dynamics', rngs=rngs)
 
 
-class ForgetGate(nnx.Module):
+class ForgetGate(Module):
     """The logarithm of a forget gate for every head, `log sigmoid(x W + c)`, in float32 or better.
 
     `c` starts at 0, hence the gate near a half. Lin et al. 2025, https://arxiv.org/abs/2503.02130.

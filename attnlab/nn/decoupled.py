@@ -12,9 +12,11 @@ from jaxtyping import Float, Int
 
 from attnlab.errors import UserError
 from attnlab.functional.rotary import rotary_angles, rotate, rotate_by_angles
+from attnlab.signature import checked_fields
 from attnlab.typing import Positions
 
 
+@checked_fields
 @dataclasses.dataclass(frozen=True)
 class DecoupledRope:
     """Additional rotated channels, `ratio` times as many as a head has; their key is shared by all heads.
@@ -38,6 +40,7 @@ class DecoupledRope:
         return rotate(x, positions, base=self.base, interleaved=True)
 
 
+@checked_fields
 @dataclasses.dataclass(frozen=True)
 class EliteRope:
     """Keeps only a few of the rotary frequencies, chosen for every head.

@@ -12,13 +12,14 @@ from jaxtyping import Bool, Float
 from attnlab.errors import UserError
 from attnlab.functional.dense import ScoreRows, softmax
 from attnlab.functional.entmax import entmax
+from attnlab.module import Module
 from attnlab.nn.parameter import param
 from attnlab.typing import DropoutKey
 
 LOWEST_ALPHA = 1.01
 
 
-class AdaptiveEntmax(nnx.Module):
+class AdaptiveEntmax(Module):
     """`alpha`-entmax, `alpha` learned for every head: a softmax near 1, a sparsemax at 2.
 
     `alpha = 1 + sigmoid(a)`, at least 1.01; `a` starts standard normal. With `direct`, as in the released code,
@@ -44,7 +45,7 @@ class AdaptiveEntmax(nnx.Module):
         return entmax(rows.scores, self.alpha(), rows.visible)
 
 
-class GumbelSoftmax(nnx.Module):
+class GumbelSoftmax(Module):
     """Sampled weights in training: `softmax((s + g) / tau)`, `g` standard Gumbel noise on every visible key.
 
     With `hard` the sample is the one-hot row of the greatest `s_j + g_j`, and its gradient that of the soft one.
@@ -68,7 +69,7 @@ class GumbelSoftmax(nnx.Module):
         return _straight_through(_greatest(noisy, rows.visible).astype(soft.dtype), soft) if self.hard else soft
 
 
-class NoisySoftmax(nnx.Module):
+class NoisySoftmax(Module):
     """The softmax with its greatest score lowered by noise in training, so that it saturates later.
 
         s_j <- s_j - a (limit_j - s_j) |xi|,   j the key of the greatest score,   xi standard normal

@@ -19,7 +19,9 @@ from jax.typing import DTypeLike
 from jaxtyping import Float
 
 from attnlab.functional.recurrences import state_dtype
+from attnlab.module import Module
 from attnlab.nn.parameter import buffer, param
+from attnlab.signature import checked_fields
 from attnlab.typing import Keys, Positions, Queries
 
 
@@ -32,6 +34,7 @@ class FeatureMap(Protocol):
         """Returns the features of queries and of keys, equally many; `positions` are within the document."""
 
 
+@checked_fields
 @dataclasses.dataclass(frozen=True)
 class FixedMap(abc.ABC):
     """A map without parameters, the same for queries and keys: a value that is its own factory."""
@@ -53,6 +56,7 @@ class FixedMap(abc.ABC):
         """Returns the features of queries or of keys."""
 
 
+@checked_fields
 @dataclasses.dataclass(frozen=True)
 class EluPlusOne(FixedMap):
     """The positive map `f(x) = elu(x) + 1`: `x + 1` above zero, `e^x` below.
@@ -65,6 +69,7 @@ class EluPlusOne(FixedMap):
         return jnp.where(x > 0, x + 1, jnp.exp(jnp.minimum(x, 0)))
 
 
+@checked_fields
 @dataclasses.dataclass(frozen=True)
 class UnitNorm(FixedMap):
     """Vectors of length one, `x / sqrt(|x|^2 + eps)`, the norm in float32 or better.
@@ -79,7 +84,7 @@ class UnitNorm(FixedMap):
         return (wide * jax.lax.rsqrt(jnp.sum(jnp.square(wide), axis=-1, keepdims=True) + self.eps)).astype(x.dtype)
 
 
-class CorrectedUnitNorm(nnx.Module):
+class CorrectedUnitNorm(Module):
     """Vectors of length one, of keys and of queries less a part of the key, `q - c k`; `c` is learned for every head.
 
     What a memory gives back for its own key is taken out of what the query asks for. `c` is `start` at first.
@@ -100,6 +105,7 @@ class CorrectedUnitNorm(nnx.Module):
         return corrected.astype(q.dtype), self.unit.apply(k)
 
 
+@checked_fields
 @dataclasses.dataclass(frozen=True)
 class SumNorm(FixedMap):
     """Features of sum one, `f(x) / sum(f(x))`, of a positive map `f`, the sum in float32 or better.
@@ -114,6 +120,7 @@ class SumNorm(FixedMap):
         return (wide / jnp.sum(wide, axis=-1, keepdims=True)).astype(x.dtype)
 
 
+@checked_fields
 @dataclasses.dataclass(frozen=True)
 class SiluQueries(FixedMap):
     """SiLU of queries; keys stay as they are. Qin et al. 2024, https://arxiv.org/abs/2404.07904."""
@@ -129,7 +136,7 @@ class SiluQueries(FixedMap):
         return jax.nn.silu(x)
 
 
-class Hedgehog(nnx.Module):
+class Hedgehog(Module):
     """Learned maps of queries and of keys, one for every head: `f(x) = [softmax(x W), softmax(-x W)]`, at least 1e-12.
 
     `W` is square and starts as the identity. The softmax is in float32 or better.
@@ -159,6 +166,7 @@ def _both_signs(x: Float[Array, 'b t h k'], weight: nnx.Param) -> Float[Array, '
     return jnp.maximum(features, 1e-12).astype(x.dtype)
 
 
+@checked_fields
 @dataclasses.dataclass(frozen=True)
 class CosFormer(FixedMap):
     """Weights `relu(q_i) . relu(k_j) cos(pi/2 (i - j) / span)`, as features of twice as many channels.
@@ -194,6 +202,7 @@ def pairs(x: Float[Array, 'b t h k']) -> Float[Array, 'b t h m']:
     return x[..., first] * x[..., second] * factors[None, None, None]
 
 
+@checked_fields
 @dataclasses.dataclass(frozen=True)
 class Taylor(FixedMap):
     """The second Taylor polynomial of the exponential: `f(q) . f(k) = 1 + s + s^2 / 2`, `s = q . k / sqrt(channels)`.
@@ -207,7 +216,7 @@ class Taylor(FixedMap):
         return jnp.concatenate(features, axis=-1).astype(x.dtype)
 
 
-class UnitTaylor(nnx.Module):
+class UnitTaylor(Module):
     """The second Taylor polynomial of the exponential, of vectors of length one: `1 + s + s^2 / 2`, at least a half.
 
     `s = c q . k / (|q| |k|)`, `c` learned for every head, 1 at first. Nauen et al. 2024,
@@ -231,7 +240,7 @@ class UnitTaylor(nnx.Module):
         return Taylor().apply(temperature * wide_q).astype(q.dtype), Taylor().apply(wide_k).astype(k.dtype)
 
 
-class SquaredProduct(nnx.Module):
+class SquaredProduct(Module):
     """A learned parabola: `f(q) . f(k) = (n(q) . n(k))^2 / channels`, `n(x) = LayerNorm(x) * g + c`.
 
     Queries and keys have gains `g` and biases `c` of their own; the mean and variance are over the channels of all
@@ -264,7 +273,7 @@ class SquaredProduct(nnx.Module):
         return pairs(centred * inverse * gain + shift) * x.shape[-1] ** -0.5
 
 
-class PositiveRandomFeatures(nnx.Module):
+class PositiveRandomFeatures(Module):
     """FAVOR+: positive random features whose products have the mean `exp(q . k / sqrt(channels))`.
 
         f(x)_i = (exp(w_i . y - |y|^2 / 2) + 1e-4) / sqrt(count),  y = x / channels^(1/4)

@@ -14,13 +14,14 @@ from jaxtyping import Bool, Float
 from attnlab.errors import UserError
 from attnlab.functional.discretize import inverse_softplus
 from attnlab.functional.recurrences import state_dtype
+from attnlab.module import Module
 from attnlab.nn.activations import activation as activation_called
 from attnlab.nn.parameter import param
 from attnlab.nn.projections import Linear
 from attnlab.typing import Heads, Keys, Sequence, Values
 
 
-class OutputGate(nnx.Module):
+class OutputGate(Module):
     """The factor `f(x W + c)` of a mixer's output, one for each of `features` channels.
 
     Raises `UserError` for an unknown activation.
@@ -35,7 +36,7 @@ class OutputGate(nnx.Module):
         return activation_called(self.activation)(self.linear(x))
 
 
-class LowRankGate(nnx.Module):
+class LowRankGate(Module):
     """The factor `f(x W_1 W_2 + c)` of a mixer's output, one for each of `features` channels.
 
     `W_1` has `rank` columns; `None`: a sixteenth of the width, rounded up. Raises `UserError` for an unknown
@@ -62,7 +63,7 @@ class LowRankGate(nnx.Module):
         return activation_called(self.activation)(self.up(self.down(x)))
 
 
-class ChannelGate(nnx.Module):
+class ChannelGate(Module):
     """The factor `sigmoid(x W)` of every channel of the heads' outputs, from the whole input.
 
     Qiu et al. 2025, https://arxiv.org/abs/2505.06708.
@@ -76,7 +77,7 @@ class ChannelGate(nnx.Module):
         return jax.nn.sigmoid(self.linear(x)).reshape(*x.shape[:2], *self.shape)
 
 
-class HeadGate(nnx.Module):
+class HeadGate(Module):
     """The factor `sigmoid(x W + c)` of every head, from the whole input; `c` starts where the gate is `start`.
 
     The form called "all heads" of Bondarenko et al. 2023, https://arxiv.org/abs/2306.12929.
@@ -92,7 +93,7 @@ class HeadGate(nnx.Module):
         return _open(scores, self.bias)
 
 
-class SliceGate(nnx.Module):
+class SliceGate(Module):
     """The factor `sigmoid(x_h . w_h + c_h)` of every head, `x_h` its share of the input.
 
     `c` starts where the gate is `start`. The linear form of Bondarenko et al. 2023, https://arxiv.org/abs/2306.12929.
@@ -108,7 +109,7 @@ class SliceGate(nnx.Module):
         return _open(_by_slice(x, self.weight)[..., 0], self.bias)
 
 
-class SliceMLPGate(nnx.Module):
+class SliceMLPGate(Module):
     """The factor `sigmoid(u_h . relu(x_h V_h + b_h) + c_h)` of every head, `x_h` its share of the input.
 
     The hidden width is a quarter of the share. The form called "MLP" of Bondarenko et al. 2023,
@@ -171,7 +172,7 @@ class MemoryGates(Protocol):
         """Returns keys, values and terms: any may depend on `x`, and on what is given of the others."""
 
 
-class WriteStrength(nnx.Module):
+class WriteStrength(Module):
     """How much a write replaces, `b = scale * sigmoid(x W)`, one number a head, in float32 or better.
 
     With a `scale` of 2 the delta rule has eigenvalues in `(-1, 1)` instead of `(0, 1)` along its keys, which lets it
@@ -188,7 +189,7 @@ class WriteStrength(nnx.Module):
         return k, v, Terms(log_decay, strength)
 
 
-class ChannelStrengths(nnx.Module):
+class ChannelStrengths(Module):
     """A strength for every key channel that erases and every value channel that is written.
 
     `e = scale * sigmoid(x W_e) * k`, values times `sigmoid(x W_w)`. With a `scale` of 2 erasing may change signs.
@@ -205,7 +206,7 @@ class ChannelStrengths(nnx.Module):
         return k, jax.nn.sigmoid(self.write(x)).reshape(v.shape) * v, Terms(log_decay, erase=erase * k)
 
 
-class PartialErase(nnx.Module):
+class PartialErase(Module):
     """How much a write adds, `b = scale * sigmoid(x W)`, and what part of that it erases: `e = sigmoid(d) k`.
 
     One number `b` a head and token, and one learned number `d` a head, 1 at the start.
@@ -222,7 +223,7 @@ class PartialErase(nnx.Module):
         return k, v, terms._replace(erase=part[None, None, :, None] * k)
 
 
-class TiedKeys(nnx.Module):
+class TiedKeys(Module):
     """Keys that are what decays leave free, `k = 1 - a`, `a = c + (1 - c) sigmoid(z)`, for logits `z` in place of keys.
 
     `c` is `lower_bound`, from 0 to below 1. Qin et al. 2024, https://arxiv.org/abs/2404.07904.
@@ -245,7 +246,7 @@ class TiedKeys(nnx.Module):
         return ((1 - bound) * jax.nn.sigmoid(-logits)).astype(k.dtype), v, Terms(log_decay)
 
 
-class RealGates(nnx.Module):
+class RealGates(Module):
     """The gates of the real-gated linear recurrent unit (RG-LRU), for `h_t = a_t h_{t-1} + b_t`.
 
         r = sigmoid(W_a x + c_a)    log a = -c r softplus(l)
@@ -293,7 +294,7 @@ class RealGates(nnx.Module):
         return multiplier * jax.nn.sigmoid(self.input_gate(x).astype(dtype)) * x.astype(dtype), jnp.exp(log_a)
 
 
-class MinGRUGates(nnx.Module):
+class MinGRUGates(Module):
     """The gates of the minimal gated recurrent unit, `a = 1 - z` and `b = z g(W_h x + c_h)`.
 
     They serve `h_t = a_t h_{t-1} + b_t`. `z` is `sigmoid(W_z x + c_z)`; `g(x)` is `x + 1/2` above zero and `sigmoid(x)`
@@ -321,7 +322,7 @@ def positive(x: Float[Array, '*b']) -> Float[Array, '*b']:
     return jnp.where(x >= 0, x + 0.5, jax.nn.sigmoid(x))
 
 
-class BlockDiagonal(nnx.Module):
+class BlockDiagonal(Module):
     """A linear map, with bias, of each of `blocks` equal groups of channels on its own.
 
     Raises `UserError` unless `blocks` divides `dim`.

@@ -14,11 +14,13 @@ from flax import nnx
 from attnlab.errors import UserError
 from attnlab.nn.parameter import Initializer
 from attnlab.nn.projections import Linear
+from attnlab.signature import checked_fields
 
 MODES = ('fan_in', 'fan_avg')
 DISTRIBUTIONS = ('normal', 'uniform')
 
 
+@checked_fields
 @dataclasses.dataclass(frozen=True)
 class Scaled:
     """Zero mean and a variance of `gain / n`, `n` the number of inputs, or the mean of inputs and outputs (`fan_avg`).
@@ -49,6 +51,7 @@ class Scaled:
         return draw
 
 
+@checked_fields
 @dataclasses.dataclass(frozen=True)
 class Gaussian:
     """Zero mean and a standard deviation of `deviation`, whatever the width."""
@@ -60,6 +63,7 @@ class Gaussian:
         return nnx.initializers.normal(self.deviation)
 
 
+@checked_fields
 @dataclasses.dataclass(frozen=True)
 class Initialization:
     """What the linear maps of a stack start from. `None` keeps what is attnlab's.

@@ -7,12 +7,13 @@ memory than anything else in a block, and more time on CPU.
 import jax
 from flax import nnx
 
+from attnlab.module import Module
 from attnlab.nn.activations import activation as activation_called
 from attnlab.nn.projections import Linear
 from attnlab.typing import Sequence
 
 
-class GatedMLP(nnx.Module):
+class GatedMLP(Module):
     """A gated two-layer network `y = (f(x W_g) * (x W_u)) W_d`, hidden width `hidden`.
 
     `hidden=None` is 8/3 of `dim` rounded up to a multiple of 64: the cost of an ungated network of four times `dim`.
@@ -38,7 +39,7 @@ class GatedMLP(nnx.Module):
         return jax.checkpoint(read)(self.gate(x), self.up(x))
 
 
-class MLP(nnx.Module):
+class MLP(Module):
     """A two-layer network `y = f(x W_u) W_d`, hidden width `hidden` (`None`: four times `dim`), without biases.
 
     Raises `UserError` for an unknown activation.

@@ -6,10 +6,11 @@ from flax import nnx
 from jax import Array
 from jaxtyping import Float
 
+from attnlab.module import Module
 from attnlab.nn.parameter import param
 
 
-class RMSNorm(nnx.Module):
+class RMSNorm(Module):
     """Divides by the root mean square of the last axis: `y = g x / sqrt(mean(x^2) + eps)`, `g` learned, of size `dim`.
 
     Applied to `b t h k` it normalises each head, with one gain for all heads. The mean and the division are in float32
@@ -21,10 +22,11 @@ class RMSNorm(nnx.Module):
         self.scale = param(nnx.initializers.ones, (dim,), axes=(None,), group='vector', rngs=rngs)
 
     def __call__(self, x: Float[Array, '*b d']) -> Float[Array, '*b d']:
+        self.check_width(x, self.scale.shape[0])
         return _scaled_to_unit(x, jnp.broadcast_to(self.scale[...], x.shape), self.eps)
 
 
-class SimpleRMSNorm(nnx.Module):
+class SimpleRMSNorm(Module):
     """`RMSNorm` without a gain. Qin et al. 2023, https://arxiv.org/abs/2307.14995."""
 
     def __init__(self, dim: int, *, eps: float = 1e-6, rngs: nnx.Rngs):
@@ -35,7 +37,7 @@ class SimpleRMSNorm(nnx.Module):
         return _scaled_to_unit(x, jnp.ones_like(x), self.eps)
 
 
-class HeadRMSNorm(nnx.Module):
+class HeadRMSNorm(Module):
     """`RMSNorm` of every head, `b t h k`, with one gain for all heads, or with `apart` one per head.
 
     Applied to queries and keys it bounds the scores (Henry et al. 2020, https://arxiv.org/abs/2010.04245; Gemma team
@@ -51,7 +53,7 @@ class HeadRMSNorm(nnx.Module):
         return _scaled_to_unit(x, jnp.broadcast_to(self.scale[...][None, None], x.shape), self.eps)
 
 
-class GroupNorm(nnx.Module):
+class GroupNorm(Module):
     """Every head, `b t h k`, less its mean and over its standard deviation, `y = g (x - mean) / sqrt(var + eps) + c`.
 
     `g` and `c` are learned for every channel of every head. Wu and He 2018, https://arxiv.org/abs/1803.08494.

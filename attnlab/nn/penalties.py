@@ -10,10 +10,12 @@ from jaxtyping import Float
 
 from attnlab.functional.entropy import row_sums_and_entropy
 from attnlab.functional.reach import Reach
+from attnlab.signature import checked_fields
 from attnlab.typing import Keys, Queries, Segments
 from pallas_kernels import Relu, WeightMap
 
 
+@checked_fields
 @dataclasses.dataclass(frozen=True)
 class RowPenalty:
     """For every query and head `|log S| + max(H - C log n, 0)`, weighted, of the rows `w_j = max(s_j, 0) / n`.

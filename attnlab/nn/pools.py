@@ -5,9 +5,11 @@ import dataclasses
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from attnlab.signature import checked_fields
 from attnlab.typing import Sequence
 
 
+@checked_fields
 @dataclasses.dataclass(frozen=True)
 class MeanPool:
     """The weighted mean over time: `sum_t w_t x_t / max(sum_t w_t, 1)`, in float32; zero for an empty document."""

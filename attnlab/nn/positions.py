@@ -12,9 +12,11 @@ from jaxtyping import Float
 
 from attnlab.errors import UserError
 from attnlab.functional.rotary import rotary_angles, rotate
+from attnlab.signature import checked_fields
 from attnlab.typing import Positions
 
 
+@checked_fields
 @dataclasses.dataclass(frozen=True)
 class Rope:
     """Rotary embedding of the first `fraction` of the channels; see `attnlab.functional.rotary.rotate`."""
@@ -28,6 +30,7 @@ class Rope:
         return rotate(x, positions, base=self.base, fraction=self.fraction, interleaved=self.interleaved)
 
 
+@checked_fields
 @dataclasses.dataclass(frozen=True)
 class Alibi:
     """A score penalty linear in distance, `s_ij - m_h |i - j|`, the slope `m_h` fixed for every head.
@@ -45,6 +48,7 @@ class Alibi:
         return np.concatenate([_geometric(lower), between])
 
 
+@checked_fields
 @dataclasses.dataclass(frozen=True)
 class Sinusoidal:
     """Sinusoids added to the inputs, `p_t = [sin(t w), cos(t w)]`, `w_r = base^(-2 r / dim)`, for position `t`.

@@ -10,15 +10,15 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Float, Int
 
-from attnlab.errors import UserError
 from attnlab.functional.recurrences import NOTHING, document_starts, no_segment, of_token_before
+from attnlab.module import Module
 from attnlab.nn.activations import activation as activation_called
 from attnlab.nn.parameter import param
 from attnlab.nn.projections import Linear
 from attnlab.typing import Segments, Sequence, State
 
 
-class Lift(nnx.Module):
+class Lift(Module):
     """A learned linear map `y = x W + c` to the width of a recurrence; `c` is left out without `bias`."""
 
     def __init__(self, dim: int, width: int, *, bias: bool = True, rngs: nnx.Rngs):
@@ -28,7 +28,7 @@ class Lift(nnx.Module):
         return self.linear(x)
 
 
-class Prelude(nnx.Module):
+class Prelude(Module):
     """An operation over a few neighbouring tokens; its state is passed as that of a mixer."""
 
     @abc.abstractmethod
@@ -88,8 +88,6 @@ class ShortConv(Prelude):
         gain: float = 1 / 3,
         rngs: nnx.Rngs,
     ):
-        if width < 1:
-            raise UserError(f'the width of a ShortConv is {width}; it counts the taps and must be at least 1')
         activation_called(activation or 'identity')
         self.width = width
         self.activation = activation
@@ -163,7 +161,7 @@ def shifted(
     return before, state
 
 
-class TokenShift(nnx.Module):
+class TokenShift(Module):
     """Mixes keys or values with those of the previous token: `k_t = a_t k'_{t-1} + (1 - a_t) k'_t`, `a = sigmoid(x W)`.
 
     One gate per head, from the current input; keys before the first token of a document count as zero.

@@ -6,6 +6,7 @@ from jax import Array
 from jaxtyping import Float
 
 from attnlab.functional import sequence
+from attnlab.module import Module
 from attnlab.nn.activations import activation as activation_called
 from attnlab.nn.parameter import Initializer, param
 
@@ -17,7 +18,7 @@ small_orthogonal = nnx.initializers.orthogonal(0.1)
 """A tenth of a matrix with orthogonal rows or columns."""
 
 
-class Linear(nnx.Module):
+class Linear(Module):
     """A learned linear map `y = x W + b` with `W` of shape `dim_in dim_out`.
 
     Parameters are float32 and cast to the type of `x` where they are used. `axes` names the dimensions of the
@@ -52,7 +53,8 @@ class Linear(nnx.Module):
         return self.weight[...]
 
     def apply(self, x: Float[Array, '*b d'], weight: Float[Array, 'd f']) -> Float[Array, '*b f']:
-        """Applies the map with another weight."""
+        """Applies the map with another weight. Raises `UserError` for `x` of another width than the map's."""
+        self.check_width(x, weight.shape[0])
         # Leading axes are merged: the gradient of the weight then contracts one axis, without a transposed copy on CPU.
         # Not where time is sharded over devices: merging rows and time would make every device gather all tokens.
         y = jnp.dot(x if sequence.divided() else x.reshape(-1, x.shape[-1]), weight.astype(x.dtype))
@@ -61,7 +63,7 @@ class Linear(nnx.Module):
         return y.reshape(*x.shape[:-1], y.shape[-1])
 
 
-class LowRank(nnx.Module):
+class LowRank(Module):
     """`c + f(x A) B` with `A` of `rank` columns; `A` starts at zero, so that the start is `c`.
 
     `activation` names f; without a `start` there is no `c`; with one `y` is in float32 or better. As the bottlenecks of

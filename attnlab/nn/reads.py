@@ -4,11 +4,12 @@ from flax import nnx
 from jax import Array
 from jaxtyping import Float
 
+from attnlab.module import Module
 from attnlab.nn.parameter import param
 from attnlab.typing import Heads
 
 
-class ShapedRead(nnx.Module):
+class ShapedRead(Module):
     """The output of shaped attention, `a v_i + b y_i - c u_i`, for every head.
 
     `y_i` is the output of softmax attention, `v_i` the query's own value and `u_i` the mean of the visible values; the

@@ -4,10 +4,11 @@ from flax import nnx
 from jax import Array
 from jaxtyping import Float
 
+from attnlab.module import Module
 from attnlab.nn.parameter import param
 
 
-class LearnedSink(nnx.Module):
+class LearnedSink(Module):
     """The score of an additional key without a value, one per head: `p_j = exp(s_j) / (exp(b) + sum_l exp(s_l))`.
 
     It starts at `start`; 0 adds one to the denominator, minus infinity disables the sink.

@@ -7,6 +7,7 @@ from flax import nnx
 from jax import Array
 from jaxtyping import Float
 
+from attnlab.module import Module
 from attnlab.nn.parameter import param
 from attnlab.typing import Sequence
 
@@ -19,7 +20,7 @@ def log_length_scale(length: int) -> float:
     return length / max(math.lgamma(length + 1), 1.0)
 
 
-class LogLength(nnx.Module):
+class LogLength(Module):
     """The factor `s log(n_i) + c` of scalable softmax, `s` and, with `bias`, `c` learned for every head.
 
     `n_i` is the number of keys that query `i` sees. With `c = 0` the weights are `n^(s z_j) / sum_l n^(s z_l)` for
@@ -40,7 +41,7 @@ class LogLength(nnx.Module):
         return factor if self.bias is None else factor + _per_head(self.bias, counts)
 
 
-class RootLength(nnx.Module):
+class RootLength(Module):
     """The factor `sqrt(2 n_i) / gamma` that divides a ReLU over `n_i` keys by `gamma sqrt(n_i / 2)`.
 
     Its weights `max(s, 0) / (gamma sqrt(n / 2))` keep the variance of their sum over Gaussian scores. `gamma` is the

@@ -6,6 +6,7 @@ from jax import Array
 from jaxtyping import Float
 
 from attnlab.errors import UserError
+from attnlab.module import Module
 from attnlab.nn.projections import Linear
 
 
@@ -29,7 +30,7 @@ def _step(reach: Float[Array, ''], steps: int) -> Float[Array, '']:
     return jnp.where(reach > 0, reach / steps, 1)
 
 
-class QuantizedLinear(nnx.Module):
+class QuantizedLinear(Module):
     """A linear map whose weights and inputs are rounded to `bits` bits, with ranges taken from the call.
 
     So the rounding of a token depends on the others of its call; a single token, as in decoding, loses less.

@@ -290,7 +290,7 @@ def _journal(folder: pathlib.Path) -> BaseStorage:
     path = folder / 'journal.log'
     try:
         return JournalStorage(JournalFileBackend(str(path), lock_obj=JournalLock(path)))
-    except (ValueError, KeyError, TypeError, AssertionError) as error:
+    except (ValueError, KeyError, TypeError, AssertionError, RecursionError) as error:
         raise UserError(
             f'{path} is damaged: {type(error).__name__}: {error}; remove lines that are not JSON, or put back a copy'
         ) from error

@@ -62,7 +62,16 @@ def start(
     try:
         jax.devices()
     except (RuntimeError, AssertionError) as error:
-        raise UserError(f'no device for --platform={platform}: {_first_line(error)}') from error
+        raise UserError(
+            f'JAX finds no device for --platform={platform} ({_first_line(error)}); it must be one that is here and '
+            f'whose support is installed{EXTRAS.get(platform or "", "")}, or be left out'
+        ) from error
+
+
+EXTRAS = {
+    name: f': pip install "attnlab[{extra}]"' for name, extra in (('cuda', 'gpu'), ('gpu', 'gpu'), ('tpu', 'tpu'))
+}
+"""What installs the support of a platform."""
 
 
 def keep_compiled(folder: pathlib.Path) -> None:

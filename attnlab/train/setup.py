@@ -18,9 +18,10 @@ from attnlab.config import build
 from attnlab.errors import UserError
 from attnlab.functional import cores, sequence
 from attnlab.metrics import Average
+from attnlab.signature import check_type
 from attnlab.tasks.task import Batch, Task
 from attnlab.train import partition
-from attnlab.train.optimizer import Rates
+from attnlab.train.optimizer import Optimizer, Rates
 from attnlab.train.report import Reporting
 from attnlab.train.start import FromRun
 from attnlab.train.state import TrainState, abstract_model, initialize, split
@@ -322,6 +323,20 @@ OPTIONAL = frozenset({'start', 'rows_at_once'})
 """Optional top-level keys: the source of the initial parameters, if not the seed; the most rows a device computes."""
 
 
+PARTS = {
+    'task': Task,
+    'model': Callable,
+    'optimizer': Optimizer,
+    'precision': Precision,
+    'mesh': partition.Axes,
+    'evals': tuple,
+    'checkpoint': Saving,
+    'report': Reporting,
+    'start': FromRun | None,
+}
+"""What the parts of a run config build."""
+
+
 def prepare(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> Setup:
     """Builds a run config for `devices`; `None`: for all there are.
 
@@ -338,6 +353,10 @@ def prepare(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> 
         raise UserError(f'config.rows_at_once is {built["rows_at_once"]!r}; it wants a whole number from 1')
     if type(built['seed']) is not int or not 0 <= built['seed'] < 2**63:
         raise UserError(f'config.seed is {built["seed"]!r}; it must be a whole number from 0 to 2^63 - 1')
+    for name, kind in PARTS.items():
+        check_type(f'config.{name}', built.get(name), kind)
+    for index, evaluator in enumerate(built['evals']):
+        check_type(f'config.evals[{index}]', evaluator, Evaluator)
     task, precision = built['task'], built['precision']
     return Setup(
         **{name: built[name] for name in ('seed', 'steps', 'batch_size', 'accumulate', 'length', 'optimizer', 'evals')},

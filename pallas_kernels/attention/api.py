@@ -13,6 +13,7 @@ CORE = 'attention'
 KERNELS = ('mosaic_gpu', 'mosaic_tpu')
 
 
+@arguments.checked
 def attention(
     q: jax.Array,
     k: jax.Array,
@@ -72,6 +73,7 @@ def attention(
       NotImplementedError: for a named implementation that cannot serve the call.
     """
     sizes = arguments.match(CORE, {}, q=(q, 'b t h k'), k=(k, 'b s g k'), v=(v, 'b s g v'))
+    arguments.check_channels(CORE, sizes['k'])
     arguments.check_multiple(CORE, 'k', sizes['g'], sizes['h'], 'q')
     pair = _segment_pair(segments, sizes)
     arguments.match(CORE, sizes, slopes=(slopes, 'h'), log_forget=(log_forget, 'b t h'))
@@ -122,6 +124,7 @@ def attention(
     return problem.join_heads(dispatch.select(CORE, implementation, candidates, size)(rule, operands, extras))
 
 
+@arguments.checked
 def visible_counts(
     t: int,
     s: int | None = None,

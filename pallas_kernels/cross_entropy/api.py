@@ -11,6 +11,7 @@ from pallas_kernels.cross_entropy import reference, xla
 CORE = 'cross_entropy'
 
 
+@arguments.checked
 def cross_entropy(
     hidden: jax.Array,
     embedding: jax.Array,
@@ -34,7 +35,8 @@ def cross_entropy(
       implementation: `None` chooses; see `dispatch.select`.
 
     Returns:
-      The loss, `n`, in float32 at least; NaN where the label is out of range.
+      The loss, `n`, in float32 at least; NaN where there is no such class, which is an error under
+      `jax.experimental.checkify`, and where the definition is asked for outside of `jax.jit`.
 
     Raises:
       ValueError: for shapes that do not fit, or a `soft_cap` that is not positive.
@@ -48,6 +50,7 @@ def cross_entropy(
         raise ValueError(f'{CORE}: soft_cap is {soft_cap}; expected a positive number, or None')
 
     o = embedding.shape[0]
+    arguments.check_classes(CORE, implementation, labels, o)
     labels = labels.astype(jnp.int32)
     labels = jnp.where(labels < -o, o, jnp.where(labels < 0, labels + o, labels))
 

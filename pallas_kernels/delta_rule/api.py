@@ -3,12 +3,14 @@
 import jax
 
 from pallas_kernels import arguments, cost, dispatch, target
+from pallas_kernels.arguments import checked
 from pallas_kernels.delta_rule import erasing, reference, xla
 from pallas_kernels.matrix_state.arguments import Canonical, canonical
 
 CORE = 'delta_rule'
 
 
+@checked
 def delta_rule(
     q: jax.Array,
     k: jax.Array,

@@ -11,6 +11,7 @@ from pallas_kernels.matrix_state.arguments import canonical
 CORE = 'diagonal_low_rank'
 
 
+@arguments.checked
 def diagonal_low_rank(
     q: jax.Array,
     k: jax.Array,

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import jax
 
 from pallas_kernels import cost, dispatch, target
+from pallas_kernels.arguments import checked
 from pallas_kernels.linear_attention import reference, xla
 from pallas_kernels.matrix_state import arguments
 
@@ -13,6 +14,7 @@ CORE = 'linear_attention'
 Form = Callable[..., tuple[jax.Array, jax.Array]]
 
 
+@checked
 def linear_attention(
     q: jax.Array,
     k: jax.Array,

@@ -11,6 +11,7 @@ from pallas_kernels.linear_scan import reference, xla
 CORE = 'linear_scan'
 
 
+@arguments.checked
 def linear_scan(
     x: jax.Array,
     decay: jax.Array,

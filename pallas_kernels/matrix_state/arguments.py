@@ -56,6 +56,7 @@ def canonical(
       TypeError: for arrays that are not floating point, or non-integer `segments`.
     """
     sizes = arguments.match(core, {}, q=(q, 'b t hq k'), k=(k, 'b t hk k'), v=(v, 'b t hv v'))
+    arguments.check_channels(core, sizes['k'])
     sizes['h'] = max(sizes['hq'], sizes['hk'], sizes['hv'])
     numbers = {name: (array, 'b t h') for name, array in by_head.items()}
     sizes = arguments.match(core, sizes, **numbers, state=(state, 'b h k v'), segments=(segments, 'b t'))

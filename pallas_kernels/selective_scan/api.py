@@ -12,6 +12,7 @@ from pallas_kernels.selective_scan.vjp import Operands
 CORE = 'selective_scan'
 
 
+@arguments.checked
 def selective_scan(
     x: jax.Array,
     dt: jax.Array,

@@ -11,6 +11,7 @@ from pallas_kernels.softmax import reference, xla
 CORE = 'softmax'
 
 
+@arguments.checked
 def softmax(x: jax.Array, *, where: jax.Array | None = None, implementation: str | None = None) -> jax.Array:
     """Returns the softmax over the last axis.
 

@@ -10,6 +10,7 @@ from pallas_kernels.softmax_topk import reference, xla
 CORE = 'softmax_topk'
 
 
+@arguments.checked
 def softmax_topk(x: jax.Array, k: int, *, implementation: str | None = None) -> tuple[jax.Array, jax.Array]:
     """Returns the k largest weights of the softmax over the last axis, and their indices.
 

@@ -181,6 +181,43 @@ class MakesAWeakState(Lag):
         return Last(super().init_state(batch, length, dtype).x, jnp.broadcast_to(jnp.asarray(-1), batch))
 
 
+class HasNoState(Lag):
+    def init_state(self, batch: int, length: int, dtype: Any) -> Any:
+        return None
+
+
+class HasAWordAsState(Lag):
+    def init_state(self, batch: int, length: int, dtype: Any) -> Any:
+        return Last('start', super().init_state(batch, length, dtype).segment)
+
+
+class DropsTheState(Lag):
+    def __call__(self, x: Array, ctx: Context, state: Last | None = None) -> tuple[Array, Last | None]:
+        return super().__call__(x, ctx, state)[0], None
+
+
+class WidensTheState(Lag):
+    def __call__(self, x: Array, ctx: Context, state: Last | None = None) -> tuple[Array, Any]:
+        y, state = super().__call__(x, ctx, state)
+        return y, state and Last(state.x[:, None], state.segment)
+
+
+class ReturnsAnotherState(Lag):
+    def __call__(self, x: Array, ctx: Context, state: Last | None = None) -> tuple[Array, Any]:
+        y, state = super().__call__(x, ctx, state)
+        return y, state and (state.x, state.segment)
+
+
+class CannotMakeAState(Lag):
+    def init_state(self, batch: int, length: int, dtype: Any) -> Any:
+        raise NotImplementedError('later')
+
+
+class TakesNoCausal(Lag):
+    def __init__(self, dim: int, *, rngs: nnx.Rngs):
+        super().__init__(dim, rngs=rngs)
+
+
 class IgnoresCausalFalse(Lag):
     def __init__(self, dim: int, *, causal: bool = True, rngs: nnx.Rngs):
         super().__init__(dim, rngs=rngs)
@@ -248,7 +285,13 @@ CAUGHT = [
     (SumsGradientsNarrowly, 'bfloat16 gradients'),
     (HoldsALambda, 'compiles once'),
     (HoldsADictionary, 'compiles once'),
-    (ChangesTheStateType, 'streaming'),
+    (ChangesTheStateType, 'state'),
+    (HasNoState, 'state'),
+    (HasAWordAsState, 'state'),
+    (DropsTheState, 'state'),
+    (WidensTheState, 'state'),
+    (ReturnsAnotherState, 'state'),
+    (CannotMakeAState, 'state'),
     (MakesAWeakState, 'streaming compiles once'),
     (IgnoresCausalFalse, 'bidirectional'),
     (HasABareParameter, 'parameters'),
@@ -288,3 +331,45 @@ def test_check_mixer_runs_what_is_claimed_and_nothing_else():
     check(causal=False)
     with pytest.raises(AssertionError, match=r'^no look-ahead'):
         check(causal=True)
+
+
+EXPLAINED = [
+    (HasNoState, 'init_state returned None, which holds no array; it must return what a call remembers'),
+    (HasAWordAsState, "returned a state with 'start', of type str; every part of it must be a JAX array"),
+    (DropsTheState, 'a call that was given a state returned None; it must return the advanced state'),
+    (WidensTheState, 'the array .x of .* into .*; shape and type must stay'),
+    (ChangesTheStateType, 'bfloat16.*; shape and type must stay'),
+    (ReturnsAnotherState, 'it must keep the structure'),
+    (CannotMakeAState, r'init_state\(batch, length, dtype\) fails: later'),
+]
+
+
+@pytest.mark.parametrize(('mixer', 'sentence'), [pytest.param(m, s, id=m.__name__) for m, s in EXPLAINED])
+def test_a_wrong_state_is_explained(mixer: type[Mixer], sentence: str):
+    with pytest.raises(AssertionError, match=f'^state: .*{sentence}'):
+        CHECKS['state'](Subject(mixer))
+
+
+@pytest.mark.parametrize(
+    ('mixer', 'sentence'),
+    [
+        (TakesNoCausal, r'make\(dim, rngs=rngs, causal=False\) fails .*claim bidirectional=False'),
+        (IgnoresCausalFalse, 'does not look ahead .*claim bidirectional=False'),
+    ],
+)
+def test_a_claim_of_bidirectional_is_refused_before_anything_else(mixer: type[Mixer], sentence: str):
+    said: list[str] = []
+    with pytest.raises(AssertionError, match=f'^bidirectional: .*{sentence}'):
+        check_mixer(mixer, causal=True, bidirectional=True, streaming=True, packed=True, say=said.append)
+    assert said == ['two-sided: does not hold']
+
+
+def test_check_mixer_says_what_it_checked(monkeypatch: pytest.MonkeyPatch):
+    passes = dict.fromkeys(('parameters', 'state', 'packing'), lambda subject: None)
+    monkeypatch.setattr('attnlab.testing.contract.claimed', lambda **claims: passes)
+    said: list[str] = []
+    check_mixer(Lag, causal=True, bidirectional=False, streaming=True, packed=False, say=said.append)
+    assert said == [
+        *(f'{name}: holds' for name in passes),
+        '3 properties hold; not claimed, so not checked: bidirectional, packed',
+    ]

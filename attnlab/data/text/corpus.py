@@ -202,7 +202,8 @@ def content_hash(documents: Iterable[Document]) -> str:
 
 
 def _absorb(digest: 'hashlib._Hash', document: Document) -> None:
-    digest.update(document.name.encode() + b'\0')
+    # A name that is no UTF-8 holds its bytes as surrogates.
+    digest.update(document.name.encode(errors='surrogateescape') + b'\0')
     digest.update(document.content)
     digest.update(b'\0')
 

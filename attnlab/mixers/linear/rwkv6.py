@@ -15,6 +15,7 @@ from attnlab.errors import UserError
 from attnlab.functional.exclusive import exclusive_linear_attention
 from attnlab.functional.recurrences import carried, no_segment, state_dtype
 from attnlab.mixers.mixer import Mixer
+from attnlab.module import Module
 from attnlab.nn.norms import GroupNorm
 from attnlab.nn.parameter import Initializer, param
 from attnlab.nn.preludes import ShiftState, no_shift, shifted
@@ -39,7 +40,7 @@ class RWKV6State(NamedTuple):
     segment: Int[Array, ' b']
 
 
-class TokenMixtures(nnx.Module):
+class TokenMixtures(Module):
     """Mixes every token with the one before it, in several ways: `x_t + d_t (m_i + tanh((x_t + d_t n) A_i) B_i)`.
 
     `d_t = x_{t-1} - x_t`, zero less `x_t` at the first token of a document; `A` starts at zero, and `start` gives `m`,

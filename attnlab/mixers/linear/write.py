@@ -11,6 +11,7 @@ from jaxtyping import Float
 from attnlab.errors import UserError
 from attnlab.functional import cores
 from attnlab.nn.gates import Terms
+from attnlab.signature import checked_fields
 from attnlab.typing import Heads, Keys, Queries, Values
 
 Memory = Float[Array, 'b h m v']
@@ -37,6 +38,7 @@ class WriteRule(abc.ABC):
         raise UserError(f'{type(self).__name__} writes in order; a bidirectional mixer needs write=Additive()')
 
 
+@checked_fields
 @dataclasses.dataclass(frozen=True)
 class Additive(WriteRule):
     """Adds: `S_t = diag(a_t) S_{t-1} + b_t k_t v_t^T`, decay `a` and strength `b`, each one where gates give none.
@@ -60,6 +62,7 @@ class Additive(WriteRule):
         return past + jnp.flip(future, 1) - own
 
 
+@checked_fields
 @dataclasses.dataclass(frozen=True)
 class Delta(WriteRule):
     """Replaces what the memory holds for the key: `S_t = (I - b_t k_t k_t^T) diag(a_t) S_{t-1} + b_t k_t v_t^T`.
@@ -91,6 +94,7 @@ class Delta(WriteRule):
         return y[:, n - 1 :: n], memory
 
 
+@checked_fields
 @dataclasses.dataclass(frozen=True)
 class EarlyDelta(WriteRule):
     """Erases before it decays: `S_t = diag(a_t) S_{t-1} + b_t k_t (v_t - S_{t-1}^T e_t)^T`, `e` the key or one's own.

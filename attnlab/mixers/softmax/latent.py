@@ -14,6 +14,7 @@ from attnlab.functional.attend import View, attend, look
 from attnlab.functional.cache import KeyValueCache
 from attnlab.functional.reach import Reach
 from attnlab.mixers.mixer import Mixer, require_causal
+from attnlab.module import Module
 from attnlab.nn.decoupled import DecoupledRope, EliteRope
 from attnlab.nn.heads import head_channels
 from attnlab.nn.norms import RMSNorm
@@ -163,7 +164,7 @@ class LatentAttention(Mixer):
         return products.reshape(q.shape[0], self.heads, q.shape[1], k.shape[1])
 
 
-class Bottleneck(nnx.Module):
+class Bottleneck(Module):
     """Two linear maps, with a norm between them unless it is `None`, `y = norm(x A) B`; `A` has `rank` columns."""
 
     def __init__(self, dim: int, rank: int, features: int, *, norm: Callable[..., nnx.Module] | None, rngs: nnx.Rngs):

@@ -21,6 +21,7 @@ from attnlab.functional.reach import Reach
 from attnlab.functional.recurrences import no_segment
 from attnlab.functional.rotary import rotated_channels
 from attnlab.mixers.mixer import Mixer
+from attnlab.module import Module
 from attnlab.nn.activations import activation as activation_called
 from attnlab.nn.heads import check_groups, head_channels
 from attnlab.nn.parameter import param
@@ -32,7 +33,7 @@ Make = Callable[..., nnx.Module]
 BRANCHES = ('compressed', 'selected', 'window')
 
 
-class BlockCompressor(nnx.Module):
+class BlockCompressor(Module):
     """Maps every head's block of tokens to one, `W_2 f(W_1 (x_1 + e_1, ..., x_c + e_c))`, `e` learned for each place.
 
     `hidden=None` is twice `channels`. Raises `UserError` for an unknown activation.
@@ -55,7 +56,7 @@ class BlockCompressor(nnx.Module):
         return self.down(activation_called(self.activation)(self.up(x.reshape(*x.shape[:3], -1))))
 
 
-class BranchGates(nnx.Module):
+class BranchGates(Module):
     """The gates `sigmoid(W_2 f(W_1 x))`; `hidden=None` is half of `dim`.
 
     Raises `UserError` for an unknown activation.

@@ -22,6 +22,7 @@ from attnlab.functional.third_order import (
     third_order_attention,
 )
 from attnlab.mixers.mixer import Mixer, require_causal
+from attnlab.module import Module
 from attnlab.nn.heads import head_channels
 from attnlab.nn.norms import RMSNorm
 from attnlab.nn.projections import Linear
@@ -146,7 +147,7 @@ class TaylorThirdOrderAttention(Mixer):
         return PairSums(zeros, zeros, no_segment(batch))
 
 
-class PairProjections(nnx.Module):
+class PairProjections(Module):
     """The linear maps of third-order attention: to a query, two keys and two values a head, and back to the model."""
 
     def __init__(

@@ -9,10 +9,11 @@ from jax import Array
 from jaxtyping import Float, Int, Shaped
 
 from attnlab.functional import sampling
+from attnlab.module import Module
 from attnlab.nn.parameter import param
 
 
-class Head(nnx.Module):
+class Head(Module):
     """Maps hidden states to predictions, and gives their loss; made as `head(dim, vocab, rngs=rngs)`.
 
     Attributes:

@@ -5,10 +5,11 @@ import abc
 from flax import nnx
 from jax.typing import DTypeLike
 
+from attnlab.module import Module
 from attnlab.typing import Features, Sequence, Tokens
 
 
-class Inputs(nnx.Module):
+class Inputs(Module):
     """Maps inputs to activations; made as `inputs(vocab, dim, rngs=rngs)`.
 
     Attributes:

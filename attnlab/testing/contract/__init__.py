@@ -11,7 +11,7 @@ which all checks share. It raises AssertionError with the name of the property a
 
 from collections.abc import Callable
 
-from attnlab.testing.contract.bidirectional import check_bidirectional, is_mirrored
+from attnlab.testing.contract.bidirectional import check_bidirectional, check_two_sided, is_mirrored
 from attnlab.testing.contract.compilation import check_compiles_once, check_streaming_compiles_once
 from attnlab.testing.contract.documents import check_packing, check_padding
 from attnlab.testing.contract.gradients import check_float64, check_gradients, compare_with_differences
@@ -22,6 +22,7 @@ from attnlab.testing.contract.rows import check_rows_apart
 from attnlab.testing.contract.shapes import check_shape_and_type
 from attnlab.testing.contract.streaming import (
     check_long_prompt,
+    check_state,
     check_streaming,
     check_streaming_gradients,
     check_streaming_packed,
@@ -45,12 +46,40 @@ __all__ = [
 Check = Callable[[Subject], None]
 
 
-def check_mixer(make: Make, *, causal: bool, bidirectional: bool, streaming: bool, packed: bool, dim: int = 32) -> None:
-    """Runs the checks of every claimed property, and of those that every mixer must have."""
+def check_mixer(
+    make: Make,
+    *,
+    causal: bool,
+    bidirectional: bool,
+    streaming: bool,
+    packed: bool,
+    dim: int = 32,
+    say: Callable[[str], None] = print,
+) -> None:
+    """Checks every property that is claimed, and those that no mixer may lack; says of each whether it holds.
+
+    Args:
+      make: makes the mixer, as `make(dim, rngs=rngs)`, and its bidirectional form with `causal=False`.
+      causal, bidirectional, streaming, packed: what is claimed; see the attributes of `Recipe`.
+      dim: the width of the mixer that is checked.
+      say: is given a line for every property.
+
+    Raises AssertionError for the first property that does not hold: its name, and what was found.
+    """
     subject = Subject(make, dim)
-    claims = claimed(causal=causal, bidirectional=bidirectional, streaming=streaming, packed=packed)
-    for check in claims.values():
-        check(subject)
+    checks = claimed(causal=causal, bidirectional=bidirectional, streaming=streaming, packed=packed)
+    if bidirectional:
+        checks = {'two-sided': check_two_sided} | checks
+    for name, check in checks.items():
+        try:
+            check(subject)
+        except Exception:
+            say(f'{name}: does not hold')
+            raise
+        say(f'{name}: holds')
+    claims = {'causal': causal, 'bidirectional': bidirectional, 'streaming': streaming, 'packed': packed}
+    left = [name for name, claim in claims.items() if not claim]
+    say(f'{len(checks)} properties hold' + (f'; not claimed, so not checked: {", ".join(left)}' if left else ''))
 
 
 def claimed(*, causal: bool, bidirectional: bool, streaming: bool, packed: bool) -> dict[str, Check]:
@@ -59,6 +88,7 @@ def claimed(*, causal: bool, bidirectional: bool, streaming: bool, packed: bool)
         'parameters': check_parameters,
         'buffers': check_buffers,
         'shape and type': check_shape_and_type,
+        **({'state': check_state} if streaming else {}),
         'gradients': check_gradients,
         'rows apart': check_rows_apart,
         'bfloat16': check_bfloat16,

@@ -6,7 +6,7 @@ import numpy as np
 from attnlab.testing.contract.documents import check_packing, check_padding
 from attnlab.testing.contract.gradients import check_float64, check_gradients
 from attnlab.testing.contract.narrow import check_bfloat16
-from attnlab.testing.contract.subject import LENGTH, Subject, full, noted, require
+from attnlab.testing.contract.subject import FEWEST, LENGTH, Subject, full, noted, require
 
 
 def check_bidirectional(subject: Subject, *, packed: bool) -> None:
@@ -25,6 +25,26 @@ def check_bidirectional(subject: Subject, *, packed: bool) -> None:
         if packed:
             check_packing(both, causal=False)
             check_padding(both, causal=False)
+
+
+def check_two_sided(subject: Subject) -> None:
+    """`make` takes `causal=False`, and what it then makes looks ahead: what `check_bidirectional` asks first of all."""
+    instead = 'take causal=False in make, or claim bidirectional=False'
+    with noted(f'bidirectional: make(dim, rngs=rngs, causal=False) fails ({instead})', (Exception,)):
+        both = subject.bidirectional
+        params = both.params
+    middle = LENGTH // 2
+    for seed in range(FEWEST):
+        x = np.array(both.x(seed=seed))
+        before = np.asarray(both.apply(params, jnp.asarray(x), full())[0])
+        x[:, middle] += 1
+        after = np.asarray(both.apply(params, jnp.asarray(x), full())[0])
+        if (before[:, :middle] != after[:, :middle]).any():
+            return
+    raise AssertionError(
+        f'bidirectional: with causal=False the outputs before token {middle} are the same whatever that token is: '
+        f'the mixer does not look ahead ({instead})'
+    )
 
 
 def is_mirrored(subject: Subject) -> bool:

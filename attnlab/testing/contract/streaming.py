@@ -1,6 +1,7 @@
 """A sequence in pieces gives the same as the whole sequence."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +9,7 @@ import numpy as np
 from jax import Array
 
 from attnlab.context import PADDING, Context
-from attnlab.testing.contract.subject import LENGTH, PACKED, PADDED, Subject, context, cut, full, piece, require
+from attnlab.testing.contract.subject import LENGTH, PACKED, PADDED, Subject, context, cut, full, noted, piece, require
 from attnlab.testing.tolerances import assert_close
 
 SPLITS = ((7, 7, 7, 1, 1, 1), (1, 7, 1, 1, 7, 7), (1,) * LENGTH)
@@ -16,6 +17,36 @@ SPLITS = ((7, 7, 7, 1, 1, 1), (1, 7, 1, 1, 7, 7), (1,) * LENGTH)
 
 LONG = ((16, *(1,) * 8),)
 """A prompt longer than most windows, then steps."""
+
+
+def check_state(subject: Subject) -> None:
+    """`init_state` gives arrays, and a call gives them back with new values: same structure, shapes and types."""
+    with noted('state: init_state(batch, length, dtype) fails', (Exception,)):
+        state = subject.mixer.init_state(2, LENGTH, jnp.float32)
+    leaves = jax.tree.leaves(state)
+    require(
+        bool(leaves),
+        f'state: init_state returned {state!r}, which holds no array; it must return what a call remembers of '
+        'earlier tokens, such as a NamedTuple of arrays, or streaming must not be claimed',
+    )
+    for leaf in leaves:
+        require(
+            isinstance(leaf, jax.Array),
+            f'state: init_state returned a state with {leaf!r}, of type {type(leaf).__name__}; every part of it must '
+            'be a JAX array, in a NamedTuple, a tuple or another pytree',
+        )
+    x = subject.x(length=1)
+    with noted('state: a call with the state of init_state fails', (Exception,)):
+        _, after = jax.eval_shape(subject.run, subject.params, x, full(1), state)
+    require(after is not None, 'state: a call that was given a state returned None; it must return the advanced state')
+    wanted, found = (str(jax.tree.structure(tree)) for tree in (state, after))
+    require(found == wanted, f'state: a call that was given {wanted} returned {found}; it must keep the structure')
+    for (path, old), new in zip(jax.tree.leaves_with_path(state), jax.tree.leaves(after), strict=True):
+        require(
+            _form(old) == _form(new),
+            f'state: a call turned the array {jax.tree_util.keystr(path) or "of the state"} of {_form(old)} into '
+            f'{_form(new)}; shape and type must stay',
+        )
 
 
 def check_streaming(subject: Subject) -> None:
@@ -84,5 +115,5 @@ def check_streaming_gradients(subject: Subject) -> None:
             assert_close(a, e, dtype=x.dtype, reduction=e.size * LENGTH, what=f'streaming gradients: {name}')
 
 
-def _form(leaf: Array) -> str:
+def _form(leaf: Any) -> str:
     return f'{leaf.dtype}{list(leaf.shape)}'

@@ -32,6 +32,8 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels import arguments
+
 HIDDEN = -1e30
 """The score of a hidden key: its exponential is zero, and unlike minus infinity it may be subtracted from itself."""
 
@@ -93,6 +95,7 @@ class WeightMap(abc.ABC):
     """Whether `query_factor` or `output_factor` depend on the number of visible keys; otherwise neither is called."""
 
     def __post_init__(self) -> None:
+        arguments.check_fields(self)
         self._require(self.soft_cap is None or self.soft_cap > 0, 'soft_cap', 'a positive number, or None')
 
     def _require(self, fits: bool, field: str, expected: str) -> None:

@@ -1,0 +1,28 @@
+"""The base of modules."""
+
+from typing import Any
+
+from flax import nnx
+
+from attnlab.errors import UserError
+from attnlab.signature import checked
+
+
+class Module(nnx.Module):
+    """A module that checks what it is made with.
+
+    Raises `UserError` for a value of a wrong type, a size below its range, and what is not a number.
+    """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if '__init__' in vars(cls):
+            cls.__init__ = checked(cls.__init__)  # type: ignore[method-assign]
+
+    def check_width(self, x: Any, channels: int) -> None:
+        """Raises `UserError` for an input of another number of channels."""
+        if x.shape[-1] != channels:
+            raise UserError(
+                f'the input of a {type(self).__name__} has shape {x.shape}, so {x.shape[-1]} channels; it must have '
+                f'{channels}'
+            )
