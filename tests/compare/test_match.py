@@ -72,7 +72,12 @@ def mamba2_parameters(d, depth, mixer, hidden):
 
 
 @pytest.mark.parametrize(
-    ('name', 'closed'), [('mha', mha_parameters), ('gla', gla_parameters), ('mamba2', mamba2_parameters)]
+    ('name', 'closed'),
+    [
+        ('mamba2', mamba2_parameters),
+        pytest.param('mha', mha_parameters, marks=pytest.mark.slow),
+        pytest.param('gla', gla_parameters, marks=pytest.mark.slow),
+    ],
 )
 @pytest.mark.parametrize('target', [490_000.0, pytest.param(1_000_000.0, marks=pytest.mark.slow)])
 def test_parameters(name, closed, target):

@@ -27,14 +27,26 @@ ROWS = ('attention, every term', 'attention to other keys', 'linear attention, s
 """Calls whose rows are divided every time; heads, channels or classes of all calls are."""
 
 
-@pytest.mark.parametrize('name', divided.CALLS)
+NIGHTLY = ('diagonal plus low rank', *divided.RINGS)
+EVERY_TIME = ('a ring, every term', 'a ring of Softpick')
+
+
+def nightly(names):
+    """The names, those of calls that are dear to compile, or much like another, marked as slow."""
+    return [
+        pytest.param(name, marks=pytest.mark.slow if name in NIGHTLY and name not in EVERY_TIME else ())
+        for name in names
+    ]
+
+
+@pytest.mark.parametrize('name', nightly(divided.CALLS))
 def test_two_devices_agree_with_one(name):
     divided.check(name, divided.mesh(tensor=2))
     if name in ROWS:
         divided.check(name, divided.mesh(data=2))
 
 
-@pytest.mark.parametrize('name', divided.CALLS | divided.RINGS)
+@pytest.mark.parametrize('name', nightly(divided.CALLS | divided.RINGS))
 def test_time_over_two_devices_agrees_with_one(name):
     divided.check(name, divided.mesh(sequence=2))
 
@@ -45,7 +57,7 @@ def test_time_over_two_devices_agrees_with_one(name):
         ('attention', 'tensor'),
         ('linear attention, scalar', 'fsdp'),
         ('cross entropy', 'tensor'),
-        ('attention', 'sequence'),
+        pytest.param('attention', 'sequence', marks=pytest.mark.slow),
     ],
 )
 def test_two_devices_with_kernels_agree_with_one(name, axis):

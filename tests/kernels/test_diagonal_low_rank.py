@@ -43,6 +43,10 @@ def check(comparison, core, name, call, case, implementation='xla'):
     comparison.check(core, name, call, reduction, implementation=implementation, log_decay=everything, **shared)
 
 
+QUICK = ('two', 'no decay', 'packed scalar', 'packed tied')
+"""Decays of key channels take ten seconds to compile; these cases, with decays that are not, are run every time."""
+
+
 @pytest.mark.parametrize('name', cases.CASES)
 def test_reference_is_the_definition(name, in_double):
     with jax.enable_x64(True):
@@ -63,8 +67,16 @@ def test_gradients_of_the_reference_are_differences(name, differences):
 
 @pytest.mark.parametrize(
     ('name', 'dtype'),
-    [*((name, jnp.float32) for name in cases.CASES), *((name, jnp.bfloat16) for name in NARROW)],
-    ids=lambda value: value if isinstance(value, str) else value.__name__,
+    [
+        pytest.param(
+            name,
+            dtype,
+            marks=() if (name, dtype) in [(one, jnp.float32) for one in QUICK] else pytest.mark.slow,
+            id=f'{name}-{dtype.__name__}',
+        )
+        for dtype, names in ((jnp.float32, cases.CASES), (jnp.bfloat16, NARROW))
+        for name in names
+    ],
 )
 def test_xla_is_the_reference(name, dtype, comparison):
     check(comparison, diagonal_low_rank, name, cases.call(name, dtype), cases.CASES[name])
@@ -131,7 +143,13 @@ def erasing(name):
     return Call(arrays | {'k': k, 'erase': erase, 'beta': beta}, call.options)
 
 
-@pytest.mark.parametrize('name', ['no decay', 'grouped', 'reflecting vector', 'packed scalar', 'sudden vector'])
+@pytest.mark.parametrize(
+    'name',
+    [
+        *('no decay', 'packed scalar'),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ('grouped', 'reflecting vector', 'sudden vector')),
+    ],
+)
 def test_erase_keys_of_their_own(name, comparison):
     check(comparison, delta_rule, f'erase {name}', erasing(name), cases.CASES[name])
 
@@ -160,7 +178,7 @@ def test_erase_by_hand():
             np.testing.assert_allclose(found[0, 0], left, rtol=1e-12)
 
 
-@pytest.mark.parametrize('tied', [True, False])
+@pytest.mark.parametrize('tied', [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_nothing_passes_between_documents_or_from_the_future(tied):
     """Not even as what rounding leaves of sums that cancel: over chunks that documents share."""
     q, k, v, a, b = (noise(1, 70, 2, 8, seed=seed) / 3 for seed in range(5))
@@ -204,7 +222,10 @@ def test_no_steps_at_all():
 
 
 @pytest.mark.parametrize('t', [1000, pytest.param(65536, marks=pytest.mark.slow)], ids=lambda t: f'{t} steps')
-@pytest.mark.parametrize(('letters', 'strength'), [('b t h', 25.0), ('b t h k', 25.0), ('b t h k', 0.3)])
+@pytest.mark.parametrize(
+    ('letters', 'strength'),
+    [('b t h', 25.0), *(pytest.param('b t h k', strength, marks=pytest.mark.slow) for strength in (25.0, 0.3))],
+)
 def test_decays_over_many_steps(letters, strength, t, comparison, monkeypatch):
     case = cases.Case(b=1, t=t, k=8, v=8, heads=(1, 1, 1), decay=letters, strength=strength)
     monkeypatch.setitem(cases.CASES, 'long', case)

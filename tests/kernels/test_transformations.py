@@ -31,7 +31,11 @@ CASES = {
 HEADS = {'attention': 2, 'linear_attention': 2, 'delta_rule': 2, 'diagonal_low_rank': 2}
 """The axis along which heads run, in the cores that have them; in a state it is one."""
 
-PORTABLE = [pytest.param((core, 'xla'), id=f'{core} xla') for core in CASES]
+PORTABLE = [
+    pytest.param((core, 'xla'), id=f'{core} xla', marks=pytest.mark.slow if core == 'diagonal_low_rank' else ())
+    for core in CASES
+]
+"""The forms that run anywhere; what takes five seconds to compile is nightly."""
 KERNELS = [
     pytest.param((core, form), id=f'{core} {form}')
     for core in CASES
@@ -44,7 +48,9 @@ INTERPRETED = [pytest.param(*case.values, id=case.id, marks=pytest.mark.slow) fo
 def over_each(forms):
     """Every form over batch and over heads: one of the two every time, in turn, the other nightly."""
     return [
-        pytest.param(*form.values, over, id=f'{form.id}-{over}', marks=() if place == turn % 2 else pytest.mark.slow)
+        pytest.param(
+            *form.values, over, id=f'{form.id}-{over}', marks=form.marks if place == turn % 2 else pytest.mark.slow
+        )
         for turn, form in enumerate(forms)
         for place, over in enumerate(('batch', 'heads'))
     ]

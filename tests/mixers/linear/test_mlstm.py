@@ -62,7 +62,7 @@ def arrays(scale: float):
 NOTHING = (jnp.zeros((2, 2, 4, 5)), jnp.zeros((2, 2)))
 
 
-@pytest.mark.parametrize('scale', [1.0, 30.0])
+@pytest.mark.parametrize('scale', [pytest.param(1.0, marks=pytest.mark.slow), 30.0])
 def test_stabilised_is_unstabilised(scale):
     """Over documents, and in pieces whose state is handed on; logits of input gates to either side of 30 among them."""
     q, k, v, forget, given = arrays(scale)
