@@ -1,5 +1,7 @@
 """`attnlab zoo`: the recipes, with what each claims and the state it was measured to keep; one of them whole."""
 
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -8,7 +10,9 @@ from flax import nnx
 
 from attnlab.config import build, flatten, takes
 from attnlab.errors import UserError, nearest
+from attnlab.mixers.mixer import Mixer
 from attnlab.tables import Column, Printer, Table, digits, pairs
+from attnlab.typing import State
 from attnlab.zoo import ZOO, Recipe
 
 DIM, HEADS, LENGTHS = 256, 4, (1024, 8192)
@@ -49,24 +53,27 @@ def print_recipe(printer: Printer, name: str) -> None:
     printer.table(pairs('spec', flatten(recipe.spec), 'spec'))
 
 
-def state_bytes(recipe: Recipe, length: int) -> float:
-    """Bytes of state a layer, measured from `init_state`, the mean over the recipe's pattern."""
+def state_bytes(recipe: Recipe, lengths: Sequence[int]) -> list[float]:
+    """Bytes of state a layer for each length, measured from `init_state`, the mean over the recipe's pattern."""
     sizes, layers = [], 0
     for mixer in recipe.pattern:
         mixer = mixer.copy_and_resolve_references()
         if 'heads' in takes(mixer) and 'heads' not in mixer:
             mixer.heads = HEADS
-        factory = build(mixer)
         layers += mixer.layers if 'layers' in mixer else 1
-        make = lambda factory=factory: factory(DIM, rngs=nnx.Rngs(0)).init_state(1, length, jnp.float32)  # noqa: E731
-        sizes.append(sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(jax.eval_shape(make))))
-    return sum(sizes) / layers
+        states = jax.eval_shape(functools.partial(_states, build(mixer), tuple(lengths)))
+        sizes.append([sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state)) for state in states])
+    return [sum(each) / layers for each in zip(*sizes, strict=True)]
+
+
+def _states(factory: Callable[..., Mixer], lengths: tuple[int, ...]) -> list[State]:
+    mixer = factory(DIM, rngs=nnx.Rngs(0))
+    return [mixer.init_state(1, length, jnp.float32) for length in lengths]
 
 
 def _row(name: str, recipe: Recipe) -> tuple[Any, ...]:
     classes = dict.fromkeys(mixer.target.rpartition('.')[2] for mixer in recipe.pattern)
-    sizes = [state_bytes(recipe, length) for length in LENGTHS]
-    return name, ', '.join(classes), recipe.cite, ', '.join(_claims(recipe)), *sizes
+    return name, ', '.join(classes), recipe.cite, ', '.join(_claims(recipe)), *state_bytes(recipe, LENGTHS)
 
 
 def _claims(recipe: Recipe) -> list[str]:
