@@ -19,7 +19,19 @@ PLAIN = (int, float, str, bool, tuple, types.NoneType)
 
 
 FROM_ZERO = frozenset(
-    {'antialias', 'confirm', 'dash', 'distractors', 'held_out', 'initial', 'label', 'layers', 'links', 'local'}
+    {
+        'antialias',
+        'branches',
+        'confirm',
+        'dash',
+        'distractors',
+        'held_out',
+        'initial',
+        'label',
+        'layers',
+        'links',
+        'local',
+    }
     | {'margin', 'offset', 'padding', 'repeated', 'rewrites', 'seed', 'sinks', 'startup', 'step'}
 )
 """Parameters that count something there may be none of; every other whole number is a size, which begins at 1."""

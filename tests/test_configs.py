@@ -147,7 +147,7 @@ def test_long_range_on_every_task(argument):
     setup = prepared(config)
     batch = setup.abstract_batch()
     measured = jax.eval_shape(setup.measure, setup.abstract.params, batch)
-    assert set(measured) == {'loss', 'accuracy'}
+    assert set(measured) == {'loss', 'accuracy', 'accuracy_products'}
 
 
 @pytest.mark.parametrize('name', long_range.SMOKE)

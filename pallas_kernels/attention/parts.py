@@ -140,7 +140,7 @@ def _passes(rule: problem.Rule, operands: problem.Operands, implementation: str 
     s, v = operands.v.shape[2:]
     candidates = {
         'xla': dispatch.Candidate(xla.passes),
-        **{name: dispatch.kernel(CORE, name, here, rule, operands, made_by='passes') for name in KERNELS},
+        **{name: dispatch.kernel(CORE, name, here, rule, operands, made_by='in_passes') for name in KERNELS},
     }
     size = functools.partial(
         cost.attention,

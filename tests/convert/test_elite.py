@@ -127,5 +127,5 @@ def test_other_attention_is_refused(kwargs: dict):
 def test_more_than_there_is_is_refused():
     with pytest.raises(UserError, match='kept is 5; a head has 4 pairs'):
         elite_chunks(attention(), noise(1, 3, DIM), Context.full(1, 3), kept=5)
-    with pytest.raises(UserError, match='rank is 13; the map to keys and values has a rank of 12 at most'):
+    with pytest.raises(UserError, match='rank is 13; the map to keys and values has rank 12 at most'):
         to_elite(attention(), ((0,), (1,)), rank=13)

@@ -85,7 +85,11 @@ def test_what_rounding_takes_is_given_back_to_visible_keys_alone():
 @pytest.mark.parametrize(
     ('mixers', 'name', 'message'),
     [
-        (({},), 'softmx', "there is no attention 'softmx'; it is adaptive_temperature, ssmax, quantized_BITS, or"),
+        (
+            ({},),
+            'softmx',
+            "there is no attention 'softmx'; choose from adaptive_temperature, ssmax, quantized_BITS, or",
+        ),
         (({},), 'quantized_0', "there is no attention 'quantized_0'"),
         (({'weights': Softpick()},), 'ssmax', 'no layer of this run is attention with a plain softmax'),
         (({'sink': LearnedSink},), 'ssmax', 'has a learned sink or a forget gate'),

@@ -92,7 +92,7 @@ def test_what_cannot_share_weights_is_refused():
         unified(language_model(window=2), tokens(6))
     stack = spec(Stack, depth=1, blocks=(spec(Block, mixer=ZOO['mingru'].spec),))
     recurrent = build(spec(Model, dim=DIM, stack=stack, head=spec(LanguageHead), dtype='float32'))
-    with pytest.raises(UserError, match='layer 0 is Block; only blocks of causal attention'):
+    with pytest.raises(UserError, match='layer 0 is Block; only causal attention blocks'):
         unified(recurrent(11, rngs=nnx.Rngs(0)), tokens(6))
     with pytest.raises(UserError, match='layers is 0 and begin 0; the model has 4 layers'):
         unified(language_model(), tokens(6), layers=0)

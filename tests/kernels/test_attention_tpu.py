@@ -220,7 +220,7 @@ def test_tiles_are_of_whole_registers_and_waste_little(monkeypatch):
     [
         (0, 5, {}, 'there is nothing to compute'),
         (5, 0, {}, 'there is nothing to compute'),
-        (2**20, 2**20, {}, 'its queries see 524800 pairs of tiles; expected at most 65536, of shorter rows or with a'),
+        (2**20, 2**20, {}, 'its queries see 524800 pairs of tiles; expected at most 65536, from shorter rows or a'),
     ],
 )
 def test_refusals(t, s, options, message, monkeypatch):

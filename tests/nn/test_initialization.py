@@ -94,5 +94,5 @@ def test_every_stated_start_names_arguments_of_its_mixers():
 def test_wrong_values_are_refused():
     with pytest.raises(UserError, match='residual of Initialization is 0'):
         Initialization(residual=0.0)
-    with pytest.raises(UserError, match="they are 'fan_out' and 'normal'"):
+    with pytest.raises(UserError, match="mode of Scaled is 'fan_out'; it must be 'fan_in' or 'fan_avg'"):
         Scaled(mode='fan_out')

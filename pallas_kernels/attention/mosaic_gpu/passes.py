@@ -33,10 +33,10 @@ CHANNELS = 64
 @functools.lru_cache
 def form(here: Target) -> vjp.Form:
     """Returns the form of `attention` for a device."""
-    return vjp.differentiable(*passes(here))
+    return vjp.differentiable(*in_passes(here))
 
 
-def passes(here: Target) -> vjp.Passes:
+def in_passes(here: Target) -> vjp.Passes:
     """Returns the two passes for a device."""
     return vjp.Passes(functools.partial(_forward, here), functools.partial(_backward, here))
 

@@ -1,5 +1,5 @@
 """`attention` on TPUs."""
 
-from pallas_kernels.attention.mosaic_tpu.passes import form, passes, refusal
+from pallas_kernels.attention.mosaic_tpu.passes import form, in_passes, refusal
 
-__all__ = ['form', 'passes', 'refusal']
+__all__ = ['form', 'in_passes', 'refusal']

@@ -29,10 +29,10 @@ LONGEST = 2**16
 @functools.lru_cache
 def form(here: Target) -> vjp.Form:
     """Returns `attention` for a TPU, with its gradient."""
-    return vjp.differentiable(*passes(here))
+    return vjp.differentiable(*in_passes(here))
 
 
-def passes(here: Target) -> vjp.Passes:
+def in_passes(here: Target) -> vjp.Passes:
     """Returns the two passes for a device."""
     return vjp.Passes(functools.partial(forward, here), functools.partial(backward, here))
 
