@@ -278,6 +278,7 @@ LINEAR = {
         causal=True,
         streaming=True,
         packed=True,
+        slow=True,
         notes=(
             'The layer of xLSTM 7B (Beck et al. 2025, https://arxiv.org/abs/2503.13427): no convolution, gates of the '
             'input alone, the block of other recipes. The norm of heads has offsets.'
@@ -336,6 +337,7 @@ LINEAR = {
         causal=True,
         streaming=True,
         packed=True,
+        slow=True,
         notes=(
             'The time mixing of Finch. The channel mixing is that of the other recipes. Starting values depend on the '
             'place of the layer, the first by default; those of maps are not those of the paper. The paper has heads '
@@ -350,6 +352,7 @@ LINEAR = {
         causal=True,
         streaming=True,
         packed=True,
+        slow=True,
         sequence=True,
         implementations=('reference', 'xla'),
         notes=(
