@@ -7,7 +7,6 @@ anew stays as it is. A command takes minutes.
 """
 
 import json
-import os
 import pathlib
 import re
 import subprocess
@@ -46,14 +45,9 @@ def command(recipe: str, topology: str) -> str:
 
 
 def shown(printed: str) -> str:
-    """What was printed, without the table of parameters: a table is its title and lines of a frame."""
-    kept, leave_out = [], False
-    for line in printed.splitlines():
-        if not line.startswith(tuple('┏┃┡│├└')):
-            leave_out = line.startswith('parameters')
-        if not leave_out:
-            kept.append(line.rstrip())
-    return '\n'.join(kept).strip('\n')
+    """What was printed, without the table of parameters; blank lines part the tables."""
+    blocks = printed.strip('\n').split('\n\n')
+    return '\n\n'.join(block for block in blocks if not block.startswith('# parameters\n'))
 
 
 def fits() -> str:
@@ -91,7 +85,7 @@ def section(printed: str) -> str:
 def run(line: str) -> str:
     """What a command prints for its section."""
     arguments = [sys.executable, '-m', *line.split()]
-    done = subprocess.run(arguments, capture_output=True, text=True, check=False, env=os.environ | {'COLUMNS': '100'})
+    done = subprocess.run(arguments, capture_output=True, text=True, check=False)
     return shown(done.stdout) if done.returncode == 0 else (done.stderr.strip().splitlines() or ['failed'])[-1]
 
 

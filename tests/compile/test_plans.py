@@ -2,14 +2,14 @@
 
 from tests.compile import plans
 
-PRINTED = """parameters
-┏━━━┓
-│ a │
-└───┘
-memory of one device
-┏━━━┓
-│ b │
-└───┘
+PRINTED = """# parameters
+name\tshape
+a\t2
+
+# memory of one device
+what\tbytes
+b\t3
+
 whole on every device: nothing
 """
 
