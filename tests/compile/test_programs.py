@@ -5,6 +5,7 @@ import pathlib
 import subprocess
 import sys
 
+import jax
 import pytest
 
 from attnlab.train import topologies
@@ -50,6 +51,9 @@ def test_the_document_shows_the_lines_that_are_kept():
     assert rows(table.DOCUMENT.read_text()) == rows(table.render(table.read())), 'python -m tests.compile.table --write'
 
 
+@pytest.mark.skipif(
+    jax.__version_info__ < (0, 12), reason='JAX 0.11 lowers a kernel for GPUs to other bytes every time'
+)
 def test_a_program_that_is_as_it_was_is_not_compiled_again():
     cell, topology = table.Cell('H100x1', '', 'base_conv', 'evaluation'), topologies.find('H100x1')
     line = table.describe(cell, topology)
