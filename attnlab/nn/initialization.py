@@ -16,9 +16,6 @@ from attnlab.nn.parameter import Initializer
 from attnlab.nn.projections import Linear
 from attnlab.signature import checked_fields
 
-MODES = ('fan_in', 'fan_avg')
-DISTRIBUTIONS = ('normal', 'uniform')
-
 
 @checked_fields
 @dataclasses.dataclass(frozen=True)
@@ -32,13 +29,6 @@ class Scaled:
     gain: float = 1.0
     mode: Literal['fan_in', 'fan_avg'] = 'fan_in'
     distribution: Literal['normal', 'uniform'] = 'normal'
-
-    def __post_init__(self) -> None:
-        if self.mode not in MODES or self.distribution not in DISTRIBUTIONS:
-            raise UserError(
-                f'mode must be one of {MODES} and distribution one of {DISTRIBUTIONS}; '
-                f'they are {self.mode!r} and {self.distribution!r}'
-            )
 
     def initializer(self) -> Initializer:
         """The initializer of weights `... n m`, whose leading dimensions are copies."""
