@@ -63,19 +63,25 @@ class Verdict:
 def verdict(published: Published, ours: Measured) -> Verdict:
     """Compares a published number with ours.
 
-    They agree where our interval, widened by the paper's own spread, holds the published value, or lies on the right
-    side of a bound. Ours without an interval (one seed) agrees with nothing but an equal value: it differs by the
-    difference. A changed protocol makes them not comparable, whatever the numbers.
+    They agree where our interval, widened by the paper's own spread, holds the published value; with a bound, where all
+    of the interval lies on the right side, to within that spread; one that reaches across a bound decides nothing. Ours
+    without an interval (one seed) agrees with nothing but an equal value: it differs by the difference. A changed
+    protocol makes them not comparable, whatever the numbers.
     """
     if published.changed:
         return Verdict('not comparable', 'changed: ' + '; '.join(published.changed))
     low = ours.mean if ours.low is None else ours.low
     high = ours.mean if ours.high is None else ours.high
-    reaches = high + published.spread >= published.value
-    stays = low - published.spread <= published.value
-    agrees = {'equal': reaches and stays, 'at least': reaches, 'at most': stays}[published.direction]
+    value, spread = published.value, published.spread
+    agrees = {
+        'equal': low - spread <= value <= high + spread,
+        'at least': low + spread >= value,
+        'at most': high - spread <= value,
+    }[published.direction]
     if agrees:
         return Verdict('agrees')
+    if published.direction != 'equal' and low < value < high:
+        return Verdict('not comparable', 'our interval reaches across the bound')
     why = f'; best guess: {published.guess}' if published.guess else ''
     return Verdict('differs', f'by {ours.mean - published.value:+.4g}{why}')
 

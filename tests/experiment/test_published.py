@@ -26,6 +26,7 @@ FOLDERS = sorted(path.parent for path in pathlib.Path(__file__).parents[2].glob(
         ({}, (1.89,), 'differs: by +0.01'),
         ({'direction': 'at most'}, (1.5, 1.6, 1.7), 'agrees'),
         ({'direction': 'at least'}, (1.5, 1.5, 1.5), 'differs: by -0.38'),
+        ({'direction': 'at least'}, (1.0, 2.0, 3.0), 'not comparable: our interval reaches across the bound'),
         (
             {'changed': ('one seed', 'fewer steps')},
             (1.88, 1.88, 1.88),
