@@ -25,6 +25,7 @@ from pallas_kernels.delta_rule.api import delta_rule
 from pallas_kernels.diagonal_low_rank.api import diagonal_low_rank
 from pallas_kernels.linear_attention.api import linear_attention
 from pallas_kernels.linear_scan.api import linear_scan
+from pallas_kernels.long_conv.api import long_conv
 from pallas_kernels.selective_scan.api import selective_scan
 from pallas_kernels.softmax.api import softmax
 from pallas_kernels.softmax_topk.api import softmax_topk
@@ -56,6 +57,7 @@ __all__ = [
     'diagonal_low_rank',
     'linear_attention',
     'linear_scan',
+    'long_conv',
     'selective_scan',
     'softmax',
     'softmax_topk',

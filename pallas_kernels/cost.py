@@ -263,6 +263,46 @@ def selective_scan(
     return CallCost(model, Passes(forward, again))
 
 
+def long_conv(
+    *,
+    b: int,
+    t: int,
+    d: int,
+    w: int,
+    packed: bool = False,
+    itemsize: int = 2,
+    implementation: str = 'reference',
+) -> CallCost:
+    """A product and a sum for every token and tap that meet, or Fourier transforms where these take less.
+
+    Backward as much for each of the two gradients. The reference takes no transforms, nor does the portable form for
+    short rows; with documents it has transforms for every halving of the row, and backward makes them again.
+    """
+    pairs = visible_pairs(t, t, causal=True, window=w)
+    direct, transforms = 2 * b * d * pairs, _transforms(b, 2 * t, d)
+    arrays = itemsize * (2 * b * t * d + min(w, t) * d)
+    least = min(direct, transforms)
+    model = Passes(Cost(least, arrays), Cost(2 * least, 2 * arrays))
+    if implementation == 'reference':
+        return CallCost(model, Passes(Cost(direct, arrays), Cost(2 * direct, 2 * arrays)))
+    halves = [1 << level for level in range(max(0, t - 1).bit_length())]
+    if packed:
+        blocks = [-(-t // (2 * half)) for half in halves]
+        done = 2 * b * t * d + sum(
+            2 * b * count * d * half**2 if half <= tiling.TOEPLITZ else _transforms(b * count, 2 * half, d)
+            for half, count in zip(halves, blocks, strict=True)
+        )
+    else:
+        done = 2 * b * d * t**2 if t <= tiling.TOEPLITZ else transforms
+    return CallCost(model, Passes(Cost(done, arrays), Cost(3 * done, 2 * arrays)))
+
+
+def _transforms(b: int, length: int, d: int) -> int:
+    """The operations of `b d` cyclic convolutions over the power of two from `length` on: three transforms."""
+    size = 1 << max(0, length - 1).bit_length()
+    return (2 * b + 1) * d * (5 * size * max(1, size.bit_length() - 1) // 2) + 3 * b * d * size
+
+
 def softmax(*, n: int, o: int, itemsize: int = 2, implementation: str = 'reference') -> CallCost:
     """Rows `n`, entries `o`: a subtraction, an exponential, a sum and a division each."""
     numbers = n * o

@@ -60,6 +60,10 @@ def linear_scan(t: int, platform: str) -> ScanTile | None:
     return ScanTile(steps=min(8, t)) if platform == 'cpu' and t > 0 else None
 
 
+TOEPLITZ = 64
+"""The most tokens whose convolution is a product with a matrix of all pairs; beyond, transforms do less."""
+
+
 def selective_scan(t: int) -> ScanTile:
     """The steps between two states kept for the backward pass, which holds the states of as many steps at a time."""
     return ScanTile(steps=max(1, min(32, t)))

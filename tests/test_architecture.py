@@ -188,6 +188,7 @@ CORES = (
     'diagonal_low_rank',
     'linear_attention',
     'linear_scan',
+    'long_conv',
     'selective_scan',
 )
 

@@ -215,6 +215,10 @@ linear_scan = _on_mesh(
     'b d',
 )
 
+long_conv = _on_mesh(
+    pallas_kernels.long_conv, sequence.long_conv, {'x': 'b t d', 'kernel': 'w d', 'segments': 'b t'}, 'b t d'
+)
+
 selective_scan = _on_mesh(
     pallas_kernels.selective_scan,
     sequence.selective_scan,

@@ -89,6 +89,16 @@ def linear_scan(
     return _chained(run, total, jnp.multiply, state, segments, reverse=reverse)
 
 
+def long_conv(x: Array, kernel: Array, *, segments: Array | None = None, **options: Any) -> Array:
+    """See `pallas_kernels.long_conv`. Every device gathers the tokens of the row, and keeps its own outputs."""
+    t = x.shape[1]
+    x = jax.lax.all_gather(x, SEQUENCE, axis=1, tiled=True)
+    if segments is not None:
+        segments = jax.lax.all_gather(segments, SEQUENCE, axis=1, tiled=True)
+    y = pallas_kernels.long_conv(x, kernel, segments=segments, **options)
+    return jax.lax.dynamic_slice_in_dim(y, jax.lax.axis_index(SEQUENCE) * t, t, axis=1)
+
+
 def selective_scan(
     x: Array,
     dt: Array,

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 import pallas_kernels
-from pallas_kernels import target
+from pallas_kernels import cost, target
 from pallas_kernels.attention import maps
 
 Arrays = dict[str, jax.Array]
@@ -175,6 +175,22 @@ def _linear_scan(z: Sizes) -> Iterator[Problem]:
     yield Problem('linear_scan', size, arrays, contenders, 2 * arrays['x'].size, 3 * arrays['x'].nbytes)
 
 
+def _long_conv(z: Sizes) -> Iterator[Problem]:
+    x, kernel = _normal(0, (z.b, z.long, z.width), z.dtype), _normal(1, (z.long, z.width), jnp.float32)
+
+    def transformed(x: jax.Array, kernel: jax.Array) -> jax.Array:
+        wide = x.astype(jnp.float32)
+        spectrum = jnp.fft.rfft(wide, 2 * z.long, axis=1) * jnp.fft.rfft(kernel, 2 * z.long, axis=0)[None]
+        return jnp.fft.irfft(spectrum, 2 * z.long, axis=1)[:, : z.long].astype(x.dtype)
+
+    ours = pallas_kernels.long_conv
+    arrays = {'x': x, 'kernel': kernel}
+    contenders: dict[str, Contender] = {OURS: ours, 'jax.numpy.fft': transformed}
+    moved = 2 * x.nbytes + kernel.nbytes
+    flops = cost.long_conv(b=z.b, t=z.long, d=z.width, w=z.long).model.forward.flops
+    yield Problem('long_conv', f'b {z.b}, t {z.long}, d {z.width}', arrays, contenders, flops, moved)
+
+
 def _selective_scan(z: Sizes) -> Iterator[Problem]:
     d, n = z.width, 16
     arrays = {
@@ -280,6 +296,7 @@ _PROBLEMS: dict[str, Callable[[Sizes], Iterator[Problem]]] = {
     'softmax_topk': _softmax_topk,
     'attention': _attention,
     'linear_scan': _linear_scan,
+    'long_conv': _long_conv,
     'selective_scan': _selective_scan,
     'linear_attention': _linear_attention,
     'delta_rule': _delta_rule,

@@ -104,6 +104,9 @@ CALLS = {
         {'x': noise('x', B, T, D), 'decay': noise('decay', D), 'state': noise('state', B, D)},
         {'reverse': True},
     ),
+    'long convolution': Call(
+        cores.long_conv, {'x': noise('x', B, T, D), 'kernel': noise('kernel', T, D)}, {'segments': DOCUMENTS}
+    ),
     'selective scan': Call(
         cores.selective_scan, SELECTIVE | {'state': noise('state', B, D, N)}, {'segments': DOCUMENTS}
     ),

@@ -14,7 +14,7 @@ import pallas_kernels
 from attnlab.testing.tolerances import assert_close
 from pallas_kernels import dispatch, target
 
-SHARED = ('A', 'D', 'embedding')
+SHARED = ('A', 'D', 'embedding', 'kernel')
 """The arguments that all rows of a batch share."""
 
 CASES = {
@@ -22,6 +22,7 @@ CASES = {
     'softmax_topk': 'prime',
     'attention': 'prime',
     'linear_scan': 'prime',
+    'long_conv': 'prime',
     'selective_scan': 'prime',
     'linear_attention': 'scalar',
     'delta_rule': 'scalar',
@@ -188,7 +189,7 @@ def parted(core, function, over):
             return found if isinstance(found, tuple) else (found,)
 
         mesh = jax.make_mesh((2,), ('part',), axis_types=(jax.sharding.AxisType.Auto,))
-        names = ('o',) if core in ('attention', 'softmax', 'cross_entropy') else ('o', 'state')
+        names = ('o',) if core in ('attention', 'long_conv', 'softmax', 'cross_entropy') else ('o', 'state')
         # Kernels do not say along which axes of the mesh their results vary.
         return jax.shard_map(
             part,

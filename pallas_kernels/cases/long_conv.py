@@ -1,0 +1,54 @@
+"""Named calls of `long_conv`."""
+
+import dataclasses
+
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+
+from pallas_kernels.cases import drawing
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A call of `long_conv` with `w` taps."""
+
+    b: int
+    t: int
+    d: int
+    w: int
+    documents: tuple[drawing.Runs, ...] | None = None
+
+
+CASES = {
+    'one': Case(b=2, t=1, d=3, w=1),
+    'prime': Case(b=2, t=37, d=5, w=37),
+    'packed': Case(b=2, t=37, d=5, w=37, documents=drawing.PACKED_37),
+    'transforms': Case(b=2, t=150, d=3, w=200),
+    'packed transforms': Case(b=2, t=150, d=3, w=150, documents=(((1, 140), (2, 10)), ((1, 3), (2, 147)))),
+    'few taps': Case(b=1, t=70, d=3, w=4),
+    'few taps, packed': Case(b=2, t=37, d=3, w=9, documents=drawing.PACKED_37),
+    'two': Case(b=2, t=2, d=5, w=7, documents=(((1, 2),), ((1, 1), (2, 1)))),
+}
+
+KERNEL = ('packed', 'transforms', 'packed transforms', 'prime', 'few taps', 'one')
+"""The cases that are compared every time."""
+
+
+def call(name: str, dtype: DTypeLike = jnp.float32) -> drawing.Call:
+    """Returns the call of `CASES[name]`, both arrays of `dtype`."""
+    case = CASES[name]
+    arrays = {
+        'x': drawing.normal(name, 'x', (case.b, case.t, case.d), dtype),
+        'kernel': drawing.normal(name, 'kernel', (case.w, case.d), dtype),
+    }
+    return drawing.Call(arrays, drawing.documents(case.documents))
+
+
+def real() -> dict[str, drawing.Call]:
+    """Calls at model sizes, shapes only."""
+    sizes = {'b': 4, 't': 8192, 'd': 1024, 'w': 8192}
+    arrays = {
+        'x': drawing.abstract('b t d', sizes, jnp.bfloat16),
+        'kernel': drawing.abstract('w d', sizes, jnp.float32),
+    }
+    return {'real': drawing.Call(arrays, {})}

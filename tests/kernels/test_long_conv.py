@@ -1,0 +1,105 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_kernels import cost, long_conv, target
+from pallas_kernels.cases import long_conv as cases
+
+
+def by_hand(x, kernel, segments=None):
+    y = np.zeros(x.shape)
+    for row in range(x.shape[0]):
+        for i in range(x.shape[1]):
+            for j in range(min(i + 1, len(kernel))):
+                if segments is not None and len(set(segments[row, i - j : i + 1])) > 1:
+                    break
+                y[row, i] += kernel[j] * x[row, i - j]
+    return y
+
+
+@pytest.mark.parametrize('name', cases.CASES)
+def test_reference_is_the_definition(name, in_double):
+    with jax.enable_x64(True):
+        call = in_double(cases.call(name))
+        actual = long_conv(**call.arrays, **call.options, implementation='reference')
+        numbers = {name: np.asarray(array) for name, array in {**call.arrays, **call.options}.items()}
+        np.testing.assert_allclose(actual, by_hand(**numbers), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize('name', ['few taps, packed'])
+def test_gradients_of_the_reference_are_differences(name, differences):
+    differences(long_conv, cases.call(name))
+
+
+@pytest.mark.parametrize(
+    ('name', 'dtype'),
+    [(name, jnp.float32) for name in cases.CASES] + [('packed transforms', jnp.bfloat16)],
+    ids=lambda value: value if isinstance(value, str) else value.__name__,
+)
+def test_xla_is_the_reference(name, dtype, comparison):
+    case = cases.CASES[name]
+    call = cases.call(name, dtype)
+    comparison.check(long_conv, name, call, case.t, implementation='xla', kernel=case.b * case.t)
+
+
+def test_documents_and_later_tokens_are_not_seen_to_the_last_bit():
+    """Where a row has several documents; that of a long row of one document holds to rounding."""
+    call = cases.call('packed transforms')
+    x, kernel, segments = call.arrays['x'], call.arrays['kernel'], call.options['segments']
+    changed = x.at[0, 100].set(1e6).at[1, 2].set(jnp.inf)
+    run = jax.jit(lambda x: long_conv(x, kernel, segments=segments, implementation='xla'))
+    before, after = np.asarray(run(x)), np.asarray(run(changed))
+    np.testing.assert_array_equal(before[0, :100], after[0, :100])
+    np.testing.assert_array_equal(before[0, 140:], after[0, 140:])
+    np.testing.assert_array_equal(before[1, 3:], after[1, 3:])
+    assert (before[0, 100:140] != after[0, 100:140]).all()
+
+
+def test_the_row_does_not_wrap_around():
+    x, kernel = jnp.zeros((1, 128, 1)).at[0, -1].set(1e6), jnp.ones((128, 1))
+    y = long_conv(x, kernel, implementation='xla')
+    np.testing.assert_allclose(y[0, :-1], 0, atol=1)
+    np.testing.assert_allclose(y[0, -1], 1e6)
+
+
+@pytest.mark.parametrize('implementation', ['reference', 'xla'])
+def test_no_tokens_and_the_type_of_x(implementation):
+    kernel = jnp.ones((3, 2))
+    assert long_conv(jnp.zeros((2, 0, 2)), kernel, implementation=implementation).shape == (2, 0, 2)
+    y = long_conv(jnp.ones((1, 70, 2), jnp.bfloat16), kernel, implementation=implementation)
+    assert y.dtype == jnp.bfloat16 and y[0, -1, 0] == 3
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'error', 'message'),
+    [
+        ({'x': jnp.zeros((2, 3))}, ValueError, r'long_conv: x has shape \(2, 3\); expected b t d'),
+        ({'kernel': jnp.zeros((2, 4))}, ValueError, r'kernel has shape \(2, 4\); expected w d with d=5'),
+        ({'kernel': jnp.zeros((0, 5))}, ValueError, 'kernel has no taps; expected at least 1'),
+        ({'kernel': jnp.zeros((3, 5), jnp.complex64)}, TypeError, 'kernel has type complex64'),
+        ({'segments': jnp.zeros((2, 3))}, TypeError, 'segments has type float32'),
+        ({'implementation': 'mosaic_tpu'}, NotImplementedError, 'this version has no mosaic_tpu form of long_conv'),
+    ],
+)
+def test_errors(arguments, error, message):
+    with pytest.raises(error, match=message):
+        long_conv(**{'x': jnp.zeros((2, 3, 5)), 'kernel': jnp.zeros((3, 5)), **arguments})
+
+
+def test_costs_counted_by_hand():
+    short = cost.long_conv(b=2, t=4, d=3, w=3, implementation='xla')
+    assert short.model.forward.flops == 2 * 2 * 3 * (1 + 2 + 3 + 3)
+    assert short.executed.forward.flops == 2 * 2 * 3 * 4 * 4
+    # Transforms of 8 rows and of the kernel, and 8 back, over 2 * 1024 steps; a product of 1025 complex numbers a row.
+    long = cost.long_conv(b=2, t=1024, d=4, w=1024, implementation='xla')
+    assert long.model.forward.flops == (8 + 4 + 8) * 5 * 2048 * 11 // 2 + 8 * 3 * 2048
+    assert long.executed.backward.flops == 3 * long.model.forward.flops
+    assert cost.long_conv(b=2, t=1024, d=4, w=1024).executed.forward.flops == 2 * 2 * 4 * 1024 * 1025 // 2
+
+
+@pytest.mark.parametrize('here', [target.H100, target.TPU_V5E], ids=['gpu', 'tpu'])
+def test_the_portable_form_serves_where_there_is_no_kernel(here):
+    call = cases.real()['real']
+    with target.compiling_for(here):
+        assert jax.eval_shape(long_conv, **call.arrays).dtype == jnp.bfloat16
