@@ -59,7 +59,7 @@ from attnlab.zoo.chosen import chosen_recipe
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class Setting:
     """Data, the model for them, and how it is trained.
 
     `window` is for the mixers that have one; `hidden` is the fraction of positions that are hidden in pretraining.
@@ -89,21 +89,21 @@ EMBEDDING = 0.5
 """Standard deviation of token vectors; see `configs/recall.py`."""
 
 SMOKE = {
-    'listops': Run(
+    'listops': Setting(
         Drawn(ListOps(shortest=40, longest=200, max_depth=5, max_arguments=5), train=20_000, held_out=1_000),
         length=200, steps=1_000, batch_size=32, peak_lr=2e-3, dim=64, depth=3, heads=4, warmup=0.1, window=32,
         examples=1_000, activations='float32', hidden=0.1,
     ),
-    'pathfinder': Run(
+    'pathfinder': Setting(
         Drawn(Pathfinder(size=16, contour=5, seed_distance=3, distractors=2, distractor_contour=2), train=20_000),
         length=256, steps=1_000, batch_size=32, peak_lr=2e-3, dim=64, depth=3, heads=4, warmup=0.1, window=32,
         examples=1_000, activations='float32',
     ),
-    'digits': Run(
+    'digits': Setting(
         Digits(), length=64, steps=1_000, batch_size=32, peak_lr=3e-3, dim=64, depth=2, heads=4, warmup=0.1, window=16,
         examples=180, activations='float32',
     ),
-    'authorship': Run(
+    'authorship': Setting(
         Authorship(span=256), length=256, steps=600, batch_size=32, peak_lr=3e-3, dim=64, depth=2, heads=4, warmup=0.1,
         window=32, examples=1_000, activations='float32', hidden=0.15,
     ),
@@ -111,30 +111,30 @@ SMOKE = {
 
 FULL = {
     # 40, 32, 20, 200, 200 and 50 epochs.
-    'listops': Run(
+    'listops': Setting(
         Prepared('listops'), length=2_000, steps=76_800, batch_size=50, peak_lr=1e-2, dim=128, depth=8, heads=4,
         hidden=0.1,
     ),
-    'imdb': Run(
+    'imdb': Setting(
         Prepared('imdb'), length=4_096, steps=50_000, batch_size=16, peak_lr=1e-2, dim=256, depth=6, heads=4,
         hidden=0.15,
     ),
-    'aan': Run(
+    'aan': Setting(
         Prepared('aan'), length=8_000, steps=46_000, batch_size=64, peak_lr=1e-2, dim=256, depth=6, heads=4, hidden=0.15
     ),
-    'cifar10': Run(
+    'cifar10': Setting(
         Prepared('cifar10'), length=1_024, steps=180_000, batch_size=50, peak_lr=1e-2, dim=512, depth=6, heads=8,
         dropout=0.1,
     ),
-    'pathfinder': Run(
+    'pathfinder': Setting(
         Prepared('pathfinder'), length=1_024, steps=500_000, batch_size=64, peak_lr=4e-3, dim=256, depth=6, heads=4,
         weight_decay=0.03,
     ),
-    'pathfinder128': Run(
+    'pathfinder128': Setting(
         Prepared('pathfinder128'), length=16_384, steps=500_000, batch_size=16, peak_lr=5e-4, dim=256, depth=6, heads=4
     ),
     # As S4D trains it: Gu et al. 2022, https://arxiv.org/abs/2206.11893.
-    'speech_commands': Run(
+    'speech_commands': Setting(
         Prepared('speech_commands'), length=16_000, steps=212_000, batch_size=16, peak_lr=1e-2, dim=128, depth=6,
         heads=4,
     ),
@@ -173,7 +173,7 @@ def get_config(arg: str = '') -> ConfigDict:
     )
 
 
-def _classification(recipe: Recipe, run: Run) -> dict[str, ConfigDict]:
+def _classification(recipe: Recipe, run: Setting) -> dict[str, ConfigDict]:
     """Classification, with a head for labels."""
     kind = run.data.kind
     head = spec(ClassificationHead if kind.documents == 1 else PairHead, classes=kind.classes)
@@ -181,7 +181,7 @@ def _classification(recipe: Recipe, run: Run) -> dict[str, ConfigDict]:
     return {'task': spec(Classification, data=run.data), 'model': model}
 
 
-def _denoising(recipe: Recipe, run: Run) -> dict[str, ConfigDict]:
+def _denoising(recipe: Recipe, run: Setting) -> dict[str, ConfigDict]:
     """Prediction of the inputs: hidden ones with a bidirectional mixer, otherwise the next one."""
     task = spec(Denoising, data=run.data, hidden=run.hidden if recipe.bidirectional else None)
     head = spec(RegressionHead, error='absolute') if run.data.kind.vocab is None else spec(LanguageHead)
@@ -191,14 +191,14 @@ def _denoising(recipe: Recipe, run: Run) -> dict[str, ConfigDict]:
 PROTOCOLS = {'scratch': _classification, 'pretrain': _denoising, 'finetune': _classification}
 
 
-def _trunk(recipe: Recipe, run: Run) -> dict[str, Any]:
+def _trunk(recipe: Recipe, run: Setting) -> dict[str, Any]:
     real = run.data.kind.vocab is None
     inputs = spec(Projection, features=1) if real else spec(Embedding, scale=EMBEDDING)
     trunk = {'dim': run.dim, 'stack': _stack(recipe, run), 'inputs': inputs}
     return {**trunk, 'positions': Sinusoidal()} if recipe.mirrored else trunk
 
 
-def _stack(recipe: Recipe, run: Run) -> ConfigDict:
+def _stack(recipe: Recipe, run: Setting) -> ConfigDict:
     """The recipe's mixers in the one block, in their bidirectional form where they have one."""
     mixers = recipe.sized(heads=run.heads, window=run.window)
     for mixer in mixers if recipe.bidirectional else ():

@@ -42,7 +42,7 @@ from attnlab.zoo.chosen import chosen_recipe, initialized
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class Setting:
     """A problem, the model for it, and how it is trained; `window` is for the mixers that have one."""
 
     problem: Problem
@@ -87,29 +87,31 @@ def mixture(vocab: int, sizes: tuple[tuple[int, int], ...], shares: tuple[float,
 
 TINY = {
     # With some easy examples, a large step and no MLP recall is learned within 200 steps, not 1000.
-    'mqar': Run(MultiQueryRecall(vocab=32, pairs=(2, 4, 8)), length=32, steps=400, peak_lr=1e-2, mlp=False),
-    'mqar_mixed': Run(
+    'mqar': Setting(MultiQueryRecall(vocab=32, pairs=(2, 4, 8)), length=32, steps=400, peak_lr=1e-2, mlp=False),
+    'mqar_mixed': Setting(
         mixture(32, ((16, 2), (16, 4), (32, 4), (32, 8)), ()), length=32, steps=400, peak_lr=1e-2, mlp=False
     ),
-    'overwritten': Run(OverwrittenRecall(vocab=64, pairs=4, rewrites=4), length=32),
-    'compositional': Run(CompositionalRecall(vocab=64, chains=3, links=3, hops=(1, 2)), length=32, steps=2000, depth=4),
-    'selective_copying': Run(SelectiveCopying(vocab=10, data=8), length=64),
-    'induction': Run(InductionHeads(vocab=16), length=64),
-    'copying': Run(Copying(letters=26, shortest=5), length=42),
-    'passkey': Run(Passkey(), length=384, batch_size=16, window=64),
-    'parity': Run(Parity(shortest=1), length=16),
-    'arithmetic': Run(ModularArithmetic(modulus=5, shortest=1), length=16),
-    'max_retrieval': Run(MaxRetrieval(classes=10, fewest=1), length=17),
-    **{name: Run(WordProblem(group), length=17) for name, group in GROUPS.items()},
+    'overwritten': Setting(OverwrittenRecall(vocab=64, pairs=4, rewrites=4), length=32),
+    'compositional': Setting(
+        CompositionalRecall(vocab=64, chains=3, links=3, hops=(1, 2)), length=32, steps=2000, depth=4
+    ),
+    'selective_copying': Setting(SelectiveCopying(vocab=10, data=8), length=64),
+    'induction': Setting(InductionHeads(vocab=16), length=64),
+    'copying': Setting(Copying(letters=26, shortest=5), length=42),
+    'passkey': Setting(Passkey(), length=384, batch_size=16, window=64),
+    'parity': Setting(Parity(shortest=1), length=16),
+    'arithmetic': Setting(ModularArithmetic(modulus=5, shortest=1), length=16),
+    'max_retrieval': Setting(MaxRetrieval(classes=10, fewest=1), length=17),
+    **{name: Setting(WordProblem(group), length=17) for name, group in GROUPS.items()},
     **{
-        name: Run(
+        name: Setting(
             dataclasses.replace(problem, dim=5, nonzero=problem.nonzero and 2), length=44, steps=3000, peak_lr=1e-3
         )
         for name, problem in REGRESSION.items()
     },
 }
 
-MQAR = Run(
+MQAR = Setting(
     # The hardest of the four sizes of the paper's figure 2, whose models have no MLP; the third of its learning rates.
     MultiQueryRecall(vocab=8192, pairs=(64,)),
     length=512,
@@ -132,7 +134,7 @@ MIXED = dataclasses.replace(
     peak_lr=3.2e-3,
     examples=180_000,
 )
-MAMBA = Run(
+MAMBA = Setting(
     SelectiveCopying(vocab=16, data=16),
     length=4096,
     steps=400_000,
@@ -151,7 +153,7 @@ def lengths_beyond(problem: Parity | ModularArithmetic, tokens: int) -> tuple[Ex
     )
 
 
-XLSTM = Run(
+XLSTM = Setting(
     Parity(shortest=2),
     length=39,
     steps=20_000,
@@ -160,8 +162,10 @@ XLSTM = Run(
     dim=128,
     extra=lengths_beyond(Parity(), 1),
 )
-MERRILL = Run(WordProblem('S5'), length=19, steps=50_000, peak_lr=1e-4, dim=512, depth=4, heads=8, weight_decay=0.01)
-GARG = Run(
+MERRILL = Setting(
+    WordProblem('S5'), length=19, steps=50_000, peak_lr=1e-4, dim=512, depth=4, heads=8, weight_decay=0.01
+)
+GARG = Setting(
     LinearRegression(),
     length=82,
     steps=500_000,
@@ -186,9 +190,9 @@ PAPER = {
         MAMBA, problem=InductionHeads(vocab=16), length=256, steps=25 * 8192, batch_size=8, peak_lr=1e-3, heads=8
     ),
     # Strings of up to 50 letters; the width is that of the paper's smaller models.
-    'copying': Run(Copying(), length=102, steps=50_000, peak_lr=1e-3, dim=1024, depth=12, heads=16, window=64),
+    'copying': Setting(Copying(), length=102, steps=50_000, peak_lr=1e-3, dim=1024, depth=12, heads=16, window=64),
     # The paper tunes a language model of billions of parameters; this is what a small one can be trained on.
-    'passkey': Run(
+    'passkey': Setting(
         Passkey(), length=4096, steps=50_000, batch_size=16, peak_lr=1e-3, dim=512, depth=8, heads=8, window=512
     ),
     'parity': XLSTM,
@@ -199,7 +203,7 @@ PAPER = {
         steps=100_000,
         extra=lengths_beyond(ModularArithmetic(modulus=5), 2),
     ),
-    'max_retrieval': Run(
+    'max_retrieval': Setting(
         MaxRetrieval(), length=17, steps=100_000, batch_size=128, peak_lr=1e-3, dim=128, depth=1, heads=1
     ),
     **{name: dataclasses.replace(MERRILL, problem=WordProblem(group)) for name, group in GROUPS.items()},

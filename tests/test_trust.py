@@ -19,7 +19,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 
 
 @pytest.fixture
-def alone(monkeypatch):
+def own_process(monkeypatch):
     """A process of its own: what is allowed and importable in it ends with the test."""
     monkeypatch.setattr(trust, '_allowed', set())
     monkeypatch.setattr(sys, 'path', list(sys.path))
@@ -36,12 +36,12 @@ def alone(monkeypatch):
         ('system', r'--allow=system'),
     ],
 )
-def test_a_config_calls_nothing_but_parts(alone, target, message):
+def test_a_config_calls_nothing_but_parts(own_process, target, message):
     with pytest.raises(UserError, match=message):
         build(ConfigDict({'target': target}))
 
 
-def test_a_config_from_a_stranger_runs_nothing(alone, tmp_path, capsys):
+def test_a_config_from_a_stranger_runs_nothing(own_process, tmp_path, capsys):
     """The refusal comes before the import: a module's own code would have run by then."""
     (tmp_path / 'malice.py').write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
     config = plain(language.get_config())
@@ -55,7 +55,7 @@ def test_a_config_from_a_stranger_runs_nothing(alone, tmp_path, capsys):
     assert not (tmp_path / 'ran').exists()
 
 
-def test_a_class_of_a_config_file_is_refused_where_it_is_written_down(alone, tmp_path, capsys):
+def test_a_class_of_a_config_file_is_refused_where_it_is_written_down(own_process, tmp_path, capsys):
     (tmp_path / 'mine.py').write_text(
         'import dataclasses\nfrom attnlab.config import spec\n\n'
         '@dataclasses.dataclass(frozen=True)\nclass Part:\n    x: int = 1\n\n'
@@ -66,7 +66,7 @@ def test_a_class_of_a_config_file_is_refused_where_it_is_written_down(alone, tmp
     assert str(tmp_path / 'mine.py') in message and 'put the class into a module beside that file' in message
 
 
-def test_the_mixer_of_the_readme_trains_and_is_loaded_again(alone, tmp_path, capsys):
+def test_the_mixer_of_the_readme_trains_and_is_loaded_again(own_process, tmp_path, capsys):
     definition = re.findall(r'```python\n(.*?)```', (ROOT / 'README.md').read_text(), flags=re.DOTALL)[0]
     module = tmp_path / 'my_mixers.py'
     module.write_text(definition)

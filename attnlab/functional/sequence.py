@@ -37,7 +37,7 @@ Map = Callable[[Array, Array], Array]
 """The action of a part's `D` on a state."""
 
 
-class Choice(NamedTuple):
+class TimeDivision(NamedTuple):
     """How a call of a core has its time divided, and why so."""
 
     core: str
@@ -48,13 +48,13 @@ class Choice(NamedTuple):
         return f'{self.core}: {self.how} ({self.reason})'
 
 
-_LEDGERS: contextvars.ContextVar[tuple[list[Choice], ...]] = contextvars.ContextVar('choices', default=())
+_LEDGERS: contextvars.ContextVar[tuple[list[TimeDivision], ...]] = contextvars.ContextVar('choices', default=())
 
 
 @contextlib.contextmanager
-def choices() -> Iterator[list[Choice]]:
-    """Collects a `Choice` for every call of attention over divided time inside the `with` block, in this thread."""
-    found: list[Choice] = []
+def choices() -> Iterator[list[TimeDivision]]:
+    """Collects a `TimeDivision` for every call of attention over divided time within the block, in this thread."""
+    found: list[TimeDivision] = []
     token = _LEDGERS.set((*_LEDGERS.get(), found))
     try:
         yield found
@@ -62,7 +62,7 @@ def choices() -> Iterator[list[Choice]]:
         _LEDGERS.reset(token)
 
 
-def _record(choice: Choice) -> None:
+def _record(choice: TimeDivision) -> None:
     for found in _LEDGERS.get():
         found.append(choice)
 
@@ -216,12 +216,14 @@ def attention(
     reached = count if window is None else min(count, 1 - (1 - window) // t)
     obstacle = _no_ring(t, weights, causal, window, segments, bias, implementation)
     if reached < count:
-        _record(Choice('attention', f'keys and values of the {reached - 1} devices before', f'a window of {window}'))
+        _record(
+            TimeDivision('attention', f'keys and values of the {reached - 1} devices before', f'a window of {window}')
+        )
     elif obstacle is not None:
-        _record(Choice('attention', 'keys and values of all devices, gathered', obstacle))
+        _record(TimeDivision('attention', 'keys and values of all devices, gathered', obstacle))
     else:
         how = 'keys and values in a ring' + (', causal work dealt out in zig-zag' if causal else '')
-        _record(Choice('attention', how, f'weights over some of the keys combine: {type(weights).__name__}'))
+        _record(TimeDivision('attention', how, f'weights over some of the keys combine: {type(weights).__name__}'))
         segments = segments[0] if isinstance(segments, tuple) else segments
         return _around(
             ring.Rule(SEQUENCE, weights, scale, causal, implementation),

@@ -36,7 +36,7 @@ RUN = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Entry:
+class Key:
     """A key of a config.
 
     Attributes:
@@ -52,7 +52,7 @@ class Entry:
     doc: str
 
 
-Group = tuple[Entry, ...]
+Group = tuple[Key, ...]
 """A part, which heads its group, and its plain keys; the first group is of the config's own keys and has no head."""
 
 
@@ -86,7 +86,7 @@ def print_config(config: ConfigDict, printer: Printer, own: Mapping[str, str]) -
     """Prints every key: `key = value  # type: doc` where no terminal folds it, a group a part."""
     found = groups(config, own)
     if printer.form not in ('plain', TERMINAL):
-        columns = [Column(field.name) for field in dataclasses.fields(Entry)]
+        columns = [Column(field.name) for field in dataclasses.fields(Key)]
         printer.table(Table('config', columns, [dataclasses.astuple(entry) for group in found for entry in group]))
         return
     for number, group in enumerate(found):
@@ -96,7 +96,7 @@ def print_config(config: ConfigDict, printer: Printer, own: Mapping[str, str]) -
             _print_entry(entry, printer)
 
 
-def _print_entry(entry: Entry, printer: Printer) -> None:
+def _print_entry(entry: Key, printer: Printer) -> None:
     said = f'{entry.kind}: {entry.doc}' if entry.doc else entry.kind
     if printer.form == 'plain':
         printer.line(f'{entry.key} = {entry.value}  # {said}')
@@ -107,7 +107,7 @@ def _print_entry(entry: Entry, printer: Printer) -> None:
         printer.console.print(Text(f'    {line}', style='dim'), soft_wrap=True)
 
 
-def _groups(config: ConfigDict, path: str, head: Entry | None, docs: Mapping[str, str]) -> Iterator[Group]:
+def _groups(config: ConfigDict, path: str, head: Key | None, docs: Mapping[str, str]) -> Iterator[Group]:
     """The group of a part, then those of the parts in it."""
     target = named(config[TARGET], path) if TARGET in config else None
     taken = {} if target is None else parameters(target)
@@ -122,20 +122,20 @@ def _groups(config: ConfigDict, path: str, head: Entry | None, docs: Mapping[str
         elif _holds_parts(value):
             parts += [(f'{key}[{index}]', part, doc) for index, part in enumerate(value)]
         elif name in taken:
-            plain.append(Entry(key, str(value), _kind(value, taken[name]), doc))
+            plain.append(Key(key, str(value), _kind(value, taken[name]), doc))
         elif name != TARGET:
-            plain.append(Entry(key, str(value), type(value).__name__, doc))
+            plain.append(Key(key, str(value), type(value).__name__, doc))
     yield tuple(plain)
     for key, part, doc in parts:
         yield from _groups(part, key, _head(key, part, doc), {})
 
 
-def _head(key: str, part: ConfigDict, doc: str) -> Entry | None:
+def _head(key: str, part: ConfigDict, doc: str) -> Key | None:
     """The entry of a part; `None` for keys that are grouped, and no part."""
     if TARGET not in part:
         return None
     said = [doc.rstrip('.'), _summary(named(part[TARGET], key))]
-    return Entry(key, part[TARGET], 'part', '. '.join(filter(None, said)))
+    return Key(key, part[TARGET], 'part', '. '.join(filter(None, said)))
 
 
 def _summary(target: Any) -> str:

@@ -41,7 +41,7 @@ class Fork:
         """The fork as plain data, for run.json."""
         return {'run': str(self.run), 'step': self.step, 'same_rates': self.same_rates}
 
-    def into(self, workdir: pathlib.Path) -> None:
+    def copy_into(self, workdir: pathlib.Path) -> None:
         """Copies the checkpoint and the metrics, unless the work directory has a checkpoint already."""
         folder = workdir / 'checkpoints'
         if any(path.name.isdecimal() for path in folder.glob('*')):

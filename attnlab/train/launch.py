@@ -89,7 +89,7 @@ def train(
         run.check_data(workdir, facts['data'], other=other_data)
         if jax.process_index() == 0:
             if begin is not None:
-                begin.into(workdir)
+                begin.copy_into(workdir)
             facts = facts if begin is None else {**facts, 'from': begin.describe()}
             facts = facts if profile is None else {**facts, 'profile': str(profile)}
             run.record(workdir, {**facts, 'other_data': other_data})

@@ -96,11 +96,11 @@ class _Watch:
             beats += 1
             try:
                 self._tell(LIVES, str(beats))
-                told = dict(self._client.key_value_dir_get(FOLDER))
+                others = dict(self._client.key_value_dir_get(FOLDER))
             except jax.errors.JaxRuntimeError:
                 return  # The other thread knows.
             for index in set(range(self._count)) - {self._index}:
-                self._look(index, told.get(f'{FOLDER}/{index}', ''))
+                self._look(index, others.get(f'{FOLDER}/{index}', ''))
 
     def _await_end_of_service(self) -> None:
         """Waits for a key that is set at the end, and hears at once when the service is no more."""

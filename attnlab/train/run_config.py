@@ -17,7 +17,7 @@ from attnlab.train.step import Precision
 
 
 @dataclasses.dataclass(frozen=True)
-class Choice:
+class OptimizerChoice:
     """An optimiser, with the factors by which its learning rate and weight decay differ from AdamW's."""
 
     kind: type[Optimizer]
@@ -27,10 +27,10 @@ class Choice:
 
 OPTIMIZERS = MappingProxyType(
     {
-        'adamw': Choice(AdamW),
+        'adamw': OptimizerChoice(AdamW),
         # A rate 3 to 10 times lower and a decay 3 to 10 times higher: Chen et al. 2023, https://arxiv.org/abs/2302.06675.
-        'lion': Choice(Lion, peak_lr=0.2, weight_decay=5.0),
-        'muon': Choice(Muon),
+        'lion': OptimizerChoice(Lion, peak_lr=0.2, weight_decay=5.0),
+        'muon': OptimizerChoice(Muon),
     }
 )
 """The values of the argument `optimizer=`."""
@@ -116,7 +116,7 @@ def chosen(default: AdamW, optimizer: str, schedule: str) -> Optimizer:
     make = choose(SCHEDULES, 'schedule', schedule) if schedule else type(default.schedule)
     if make is not type(default.schedule):
         default = dataclasses.replace(default, schedule=SCHEDULES[schedule](warmup=default.schedule.warmup))
-    choice = choose(OPTIMIZERS, 'optimizer', optimizer) if optimizer else Choice(AdamW)
+    choice = choose(OPTIMIZERS, 'optimizer', optimizer) if optimizer else OptimizerChoice(AdamW)
     if choice.kind is type(default):
         return default
     shared: dict[str, Any] = {field.name: getattr(default, field.name) for field in dataclasses.fields(Optimizer)}

@@ -247,7 +247,7 @@ class Setup:
     def initialize(self) -> TrainState:
         """The state before the first step; each device computes only its own shard."""
         state = self.compiled.initialization(self.scalars.seed)
-        return state if self.start is None else self.start.into(state, self.abstract)
+        return state if self.start is None else self.start.restore_into(state, self.abstract)
 
     def alone(self) -> 'Setup':
         """This setup on one device of its mesh."""

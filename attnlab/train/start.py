@@ -42,7 +42,7 @@ class FromRun:
             step = max(map(int, steps)) if self.step is None else self.step
             checkpoints.check_structure(step, self._taken(abstract))
 
-    def into(self, state: TrainState, abstract: TrainState) -> TrainState:
+    def restore_into(self, state: TrainState, abstract: TrainState) -> TrainState:
         """Replaces the variables of `state`, whose shapes and shardings are `abstract`, by those of the run.
 
         Raises `UserError` for a pattern that matches nothing, and for a parameter that the run lacks or has in another

@@ -101,7 +101,7 @@ def attention_part_gradients(
     rule, operands = _problem(q, k, v, weights, scale, causal, segments, query_terms, key_terms)
     g = k.shape[2]
     statistics = tuple(problem.split_heads(row[..., None], g) for row in part.statistics)
-    kept = vjp.Kept(problem.split_heads(part.output, g), statistics)
+    kept = vjp.Residuals(problem.split_heads(part.output, g), statistics)
     found = _passes(rule, operands, implementation).backward(rule, operands, kept, problem.split_heads(doutput, g))
     terms = [
         None if array is None else problem.join_heads(array)[..., 0]

@@ -12,7 +12,7 @@ from pallas_kernels.attention.maps import Statistics
 from pallas_kernels.attention.problem import Extras, Operands, Rule
 
 
-class Kept(NamedTuple):
+class Residuals(NamedTuple):
     """The residuals of the forward pass, besides the operands.
 
     Attributes:
@@ -28,10 +28,10 @@ class Kept(NamedTuple):
     weights: jax.Array | None = None
 
 
-Forward = Callable[[Rule, Operands, Statistics], Kept]
+Forward = Callable[[Rule, Operands, Statistics], Residuals]
 """From a call and its surveyed statistics, none for most maps, to its output and residuals."""
 
-Backward = Callable[[Rule, Operands, Kept, jax.Array], Operands]
+Backward = Callable[[Rule, Operands, Residuals, jax.Array], Operands]
 """From a call, its residuals and the gradient of the output to the gradients of the operands."""
 
 
@@ -60,13 +60,13 @@ def differentiable(forward: Forward, backward: Backward) -> Form:
 
     def save(
         rule: Rule, operands: Operands, sink: jax.Array | None
-    ) -> tuple[jax.Array, tuple[Operands, Kept, jax.Array | None, jax.Array | None]]:
+    ) -> tuple[jax.Array, tuple[Operands, Residuals, jax.Array | None, jax.Array | None]]:
         kept = forward(rule, operands, survey.statistics(rule, operands))
         kept, weight = (kept, None) if sink is None else _with_sink(rule, kept, sink)
         return kept.output, (operands, kept, sink, weight)
 
     def pull(
-        rule: Rule, saved: tuple[Operands, Kept, jax.Array | None, jax.Array | None], doutput: jax.Array
+        rule: Rule, saved: tuple[Operands, Residuals, jax.Array | None, jax.Array | None], doutput: jax.Array
     ) -> tuple[Operands, jax.Array | None]:
         operands, kept, sink, weight = saved
         if kept.weights is None:
@@ -82,7 +82,7 @@ def differentiable(forward: Forward, backward: Backward) -> Form:
     return functools.partial(around.attention, core)
 
 
-def deltas(kept: Kept, doutput: jax.Array) -> tuple[jax.Array, jax.Array | None]:
+def deltas(kept: Residuals, doutput: jax.Array) -> tuple[jax.Array, jax.Array | None]:
     """Returns `delta` and `companion_delta` of every row, `b g r t 1`, as `WeightMap.score_gradient` takes them."""
     dtype = jnp.result_type(jnp.float32, doutput)
     doutput = doutput.astype(dtype)
@@ -90,8 +90,8 @@ def deltas(kept: Kept, doutput: jax.Array) -> tuple[jax.Array, jax.Array | None]
     return delta, None if kept.companion is None else jnp.sum(kept.companion * doutput, axis=-1, keepdims=True)
 
 
-def _with_sink(rule: Rule, kept: Kept, sink: jax.Array) -> tuple[Kept, jax.Array]:
+def _with_sink(rule: Rule, kept: Residuals, sink: jax.Array) -> tuple[Residuals, jax.Array]:
     """What is kept, with a sink of every head, and the weights of the sinks, `b g r t 1`."""
     statistics, share, weight = rule.weights.merge_sink(kept.statistics, sink.astype(kept.statistics[0].dtype))
     weights = None if kept.weights is None else kept.weights * share
-    return Kept((kept.output * share).astype(kept.output.dtype), statistics, kept.companion, weights), weight
+    return Residuals((kept.output * share).astype(kept.output.dtype), statistics, kept.companion, weights), weight

@@ -38,7 +38,7 @@ class BackwardRows(NamedTuple):
     companion_delta: jax.Array | None
 
 
-def forward(rule: Rule, operands: Operands, given: Statistics) -> vjp.Kept:
+def forward(rule: Rule, operands: Operands, given: Statistics) -> vjp.Residuals:
     """Returns the output and the row statistics; of a small dense block the weights as well."""
     if sweep.tile(operands) is None and tiling.keeps_weights(math.prod(operands.q.shape[:4]) * operands.k.shape[2]):
         kept = _dense(rule, operands, given)
@@ -50,7 +50,7 @@ def forward(rule: Rule, operands: Operands, given: Statistics) -> vjp.Kept:
     return kept._replace(output=kept.output.astype(operands.v.dtype), companion=companion)
 
 
-def backward(rule: Rule, operands: Operands, kept: vjp.Kept, doutput: jax.Array) -> Operands:
+def backward(rule: Rule, operands: Operands, kept: vjp.Residuals, doutput: jax.Array) -> Operands:
     """Returns the gradients of the operands, `None` for segments."""
     tile = sweep.tile(operands)
     doutput = doutput.astype(operands.dtype())
@@ -67,7 +67,7 @@ passes = vjp.Passes(forward, backward)
 attention = vjp.differentiable(*passes)
 
 
-def _dense(rule: Rule, operands: Operands, given: Statistics) -> vjp.Kept:
+def _dense(rule: Rule, operands: Operands, given: Statistics) -> vjp.Residuals:
     """The whole of a small call in one block, its weights kept."""
     block, v = sweep.block(rule, sweep.whole(operands)), operands.v.astype(operands.dtype())
     if rule.weights.surveys:
@@ -76,7 +76,7 @@ def _dense(rule: Rule, operands: Operands, given: Statistics) -> vjp.Kept:
         weights, statistics = rule.weights.dense(block)
     output = _where_seen(block.visible, over_keys(weights, v))
     companion = over_keys(rule.weights.companion(block, given), v) if rule.weights.has_companion else None
-    return vjp.Kept(output, statistics, companion, weights)
+    return vjp.Residuals(output, statistics, companion, weights)
 
 
 def _where_seen(visible: jax.Array, rows: jax.Array) -> jax.Array:
@@ -84,7 +84,7 @@ def _where_seen(visible: jax.Array, rows: jax.Array) -> jax.Array:
     return jnp.where(jnp.any(visible, axis=-1, keepdims=True), rows, 0)
 
 
-def _online(rule: Rule, operands: Operands) -> vjp.Kept:
+def _online(rule: Rule, operands: Operands) -> vjp.Residuals:
     """A map that is computed online."""
 
     def update(part: sweep.Part, rows: tuple[()], known: Running) -> Running:
@@ -103,10 +103,10 @@ def _online(rule: Rule, operands: Operands) -> vjp.Kept:
     empty = Running(jnp.full(1, rule.weights.start, dtype), jnp.zeros(1, dtype), jnp.zeros(operands.v.shape[3], dtype))
     running = sweep.over_keys(rule, operands, update, empty)
     normalizer, statistics = rule.weights.finish(running.pivot, running.denominator)
-    return vjp.Kept(running.accumulator / normalizer, statistics)
+    return vjp.Residuals(running.accumulator / normalizer, statistics)
 
 
-def _read(rule: Rule, operands: Operands, given: Statistics) -> vjp.Kept:
+def _read(rule: Rule, operands: Operands, given: Statistics) -> vjp.Residuals:
     """A map whose statistics are known beforehand."""
     maps = (rule.weights.recompute, *((rule.weights.companion,) if rule.weights.has_companion else ()))
 
@@ -116,7 +116,7 @@ def _read(rule: Rule, operands: Operands, given: Statistics) -> vjp.Kept:
 
     empty = tuple(jnp.zeros(operands.v.shape[3], operands.dtype()) for _ in maps)
     output, *companion = sweep.over_keys(rule, operands, update, empty, given)
-    return vjp.Kept(output, given, *companion)
+    return vjp.Residuals(output, given, *companion)
 
 
 def _pull(rule: Rule, part: sweep.Part, rows: BackwardRows, weights: jax.Array | None = None) -> Operands:

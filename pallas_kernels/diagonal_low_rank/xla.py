@@ -86,8 +86,8 @@ def _save(
         after = factor * state + writes @ values
         return after if more is None else after + more[0] @ more[1], (values, state)
 
-    turned = None if more is None else (more[0].swapaxes(3, 4), more[1])
-    by_chunk = reads, writes.swapaxes(3, 4), factor.swapaxes(3, 4), written, turned
+    transposed = None if more is None else (more[0].swapaxes(3, 4), more[1])
+    by_chunk = reads, writes.swapaxes(3, 4), factor.swapaxes(3, 4), written, transposed
     final, (values, before) = jax.lax.scan(chunk, state, by_chunk)
     return (values, before, final), (reads, writes, factor, more, values, before)
 
@@ -102,18 +102,18 @@ def _pull(saved: tuple, gradients: Swept) -> tuple:
         dvalues += dafter @ writes
         return factor * dafter + dbefore + dvalues @ reads, (dafter, dvalues)
 
-    by_chunk = _turned(dvalues), _turned(dbefore), writes.swapaxes(3, 4), reads, factor
+    by_chunk = _transposed(dvalues), _transposed(dbefore), writes.swapaxes(3, 4), reads, factor
     dstate, (dafter, dvalues) = jax.lax.scan(chunk, dfinal.swapaxes(2, 3), by_chunk, reverse=True)
     dmore = None
     if more is not None:
         keys, v = more
-        dmore = v @ dafter, keys @ _turned(dafter)
+        dmore = v @ dafter, keys @ _transposed(dafter)
     shared = tuple(axis for axis, size in enumerate(factor.shape) if size == 1)
     return (
-        _turned(before @ dvalues),
+        _transposed(before @ dvalues),
         values @ dafter,
-        jnp.sum(_turned(before) * dafter, axis=shared, keepdims=True),
-        _turned(dvalues),
+        jnp.sum(_transposed(before) * dafter, axis=shared, keepdims=True),
+        _transposed(dvalues),
         dmore,
         dstate.swapaxes(2, 3),
     )
@@ -122,6 +122,6 @@ def _pull(saved: tuple, gradients: Swept) -> tuple:
 _sweep.defvjp(_save, _pull)
 
 
-def _turned(array: jax.Array) -> jax.Array:
+def _transposed(array: jax.Array) -> jax.Array:
     """The array with its last axes exchanged, which the compiler must not make part of a product."""
     return jax.lax.optimization_barrier(array).swapaxes(3, 4)

@@ -27,7 +27,7 @@ def form(here: Target) -> Callable[[jax.Array, int], vjp.Outputs]:
     return vjp.differentiable(functools.partial(_sweep, here), xla.replace)
 
 
-def _sweep(here: Target, x: jax.Array, k: int) -> vjp.Found:
+def _sweep(here: Target, x: jax.Array, k: int) -> vjp.Largest:
     """Tiles are searched by different blocks of threads, so that even a single row is fast."""
     rows = x.reshape(-1, x.shape[-1])
     n, o = rows.shape
@@ -38,8 +38,8 @@ def _sweep(here: Target, x: jax.Array, k: int) -> vjp.Found:
     indices = jnp.take_along_axis(indices[..., :k].reshape(n, -1), where, axis=1)
     total = jnp.sum(totals * jnp.exp(highest - selection.pivot(best[:, :1])), axis=1, keepdims=True)
     # Rows with NaN have no order, but their indices must be valid.
-    found = vjp.Found(best, jnp.minimum(indices, o - 1), total)
-    return vjp.Found(*(array.reshape(*x.shape[:-1], -1) for array in found))
+    found = vjp.Largest(best, jnp.minimum(indices, o - 1), total)
+    return vjp.Largest(*(array.reshape(*x.shape[:-1], -1) for array in found))
 
 
 def _tiles(here: Target, x: jax.Array, k: int) -> list[jax.Array]:

@@ -35,7 +35,7 @@ def _replace(array: jax.Array, indices: jax.Array, entries: jax.Array) -> jax.Ar
     return array
 
 
-def _sweep(here: Target, x: jax.Array, k: int) -> vjp.Found:
+def _sweep(here: Target, x: jax.Array, k: int) -> vjp.Largest:
     rows = x.reshape(-1, x.shape[-1])
     n, o = rows.shape
     tile = tiling.softmax_topk_tpu(n, o)
@@ -54,8 +54,8 @@ def _sweep(here: Target, x: jax.Array, k: int) -> vjp.Found:
         ),
     )(rows)
     # Rows with NaN have no order, but their indices must be valid.
-    found = vjp.Found(scores[:, :k], jnp.minimum(indices[:, :k], o - 1), scores[:, k : k + 1])
-    return vjp.Found(*(array.reshape(*x.shape[:-1], -1) for array in found))
+    found = vjp.Largest(scores[:, :k], jnp.minimum(indices[:, :k], o - 1), scores[:, k : k + 1])
+    return vjp.Largest(*(array.reshape(*x.shape[:-1], -1) for array in found))
 
 
 def _tile(o: int, k: int, x_ref: Any, scores_ref: Any, indices_ref: Any, total: Any) -> None:

@@ -12,7 +12,7 @@ Outputs = tuple[jax.Array, jax.Array]
 """The weights and their indices, `*b k`."""
 
 
-class Found(NamedTuple):
+class Largest(NamedTuple):
     """The result of one sweep over `*b o`: the k largest scores and their indices, `*b k`, and `sum(exp(x - highest))`.
 
     The sum is `*b 1`; the first of the scores is the highest. Scores and sum are in float32 at least.
@@ -24,7 +24,7 @@ class Found(NamedTuple):
 
 
 def differentiable(
-    sweep: Callable[[jax.Array, int], Found], replace: Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
+    sweep: Callable[[jax.Array, int], Largest], replace: Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 ) -> Callable[[jax.Array, int], Outputs]:
     """Returns the weights with their gradient, dense in x; `replace(array, indices, entries)` sets k entries of a row.
 

@@ -9,11 +9,11 @@ from pallas_kernels import precision
 from pallas_kernels.softmax_topk import reference, vjp
 
 
-def sweep(x: jax.Array, k: int) -> vjp.Found:
+def sweep(x: jax.Array, k: int) -> vjp.Largest:
     """Finds the k largest scores, and sums with the first of them subtracted."""
     scores, indices = largest(x, k)
     highest = jnp.where(scores[..., :1] == -math.inf, 0, scores[..., :1])
-    return vjp.Found(scores, indices, jnp.sum(jnp.exp(x.astype(scores.dtype) - highest), axis=-1, keepdims=True))
+    return vjp.Largest(scores, indices, jnp.sum(jnp.exp(x.astype(scores.dtype) - highest), axis=-1, keepdims=True))
 
 
 def largest(x: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:

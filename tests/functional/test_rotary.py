@@ -7,7 +7,7 @@ import pytest
 from attnlab.functional.rotary import rotate, rotated_channels
 
 
-def turned(x: list[float], position: int, **kwargs) -> np.ndarray:
+def rotated(x: list[float], position: int, **kwargs) -> np.ndarray:
     array = jnp.asarray(x, jnp.float32)[None, None, None]
     return np.asarray(rotate(array, jnp.full((1, 1), position, jnp.int32), **kwargs))[0, 0, 0]
 
@@ -18,24 +18,24 @@ def test_pairs_turn_by_position_times_frequency():
     cos, sin = np.cos(angles), np.sin(angles)
     first, second = np.array([1.0, 2.0]), np.array([3.0, 4.0])
     halves = [*(first * cos - second * sin), *(second * cos + first * sin)]
-    np.testing.assert_allclose(turned(x, 3, base=100.0), halves, rtol=1e-5)
+    np.testing.assert_allclose(rotated(x, 3, base=100.0), halves, rtol=1e-5)
 
 
 def test_interleaved_pairs_are_neighbours():
     x = [1.0, 2.0, 3.0, 4.0]
-    halves = turned([x[0], x[2], x[1], x[3]], 5)
-    np.testing.assert_allclose(turned(x, 5, interleaved=True), halves[[0, 2, 1, 3]], rtol=1e-6)
+    halves = rotated([x[0], x[2], x[1], x[3]], 5)
+    np.testing.assert_allclose(rotated(x, 5, interleaved=True), halves[[0, 2, 1, 3]], rtol=1e-6)
 
 
 def test_a_fraction_leaves_the_other_channels_alone():
     x = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]
-    y = turned(x, 7, fraction=0.5)
+    y = rotated(x, 7, fraction=0.5)
     np.testing.assert_array_equal(y[4:], x[4:])
-    np.testing.assert_allclose(y[:4], turned(x[:4], 7), rtol=1e-6)
+    np.testing.assert_allclose(y[:4], rotated(x[:4], 7), rtol=1e-6)
 
 
 def test_position_zero_turns_nothing():
-    np.testing.assert_array_equal(turned([1.0, 2.0, 3.0, 4.0], 0), [1.0, 2.0, 3.0, 4.0])
+    np.testing.assert_array_equal(rotated([1.0, 2.0, 3.0, 4.0], 0), [1.0, 2.0, 3.0, 4.0])
 
 
 def test_far_positions_are_told_apart_in_bfloat16():

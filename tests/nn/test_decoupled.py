@@ -1,4 +1,4 @@
-"""Which channels are turned where the rest is compressed, and by how much."""
+"""Which channels are rotated where the rest is compressed, and by how much."""
 
 import jax.numpy as jnp
 import numpy as np

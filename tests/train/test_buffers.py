@@ -89,7 +89,7 @@ def test_buffers_are_saved_restored_and_taken_over(setup, stepped, tmp_path):
     def started(leave):
         other = setup_of(RandomFeatures, seed=1)
         start = FromRun(str(tmp_path), leave=leave)
-        return start.into(other.initialize(), other.abstract)
+        return start.restore_into(other.initialize(), other.abstract)
 
     taken = started(('head/*',))
     jax.tree.map(np.testing.assert_array_equal, taken.buffers, state.buffers)

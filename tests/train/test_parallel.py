@@ -15,7 +15,7 @@ def losses(workdir):
 
 
 @pytest.fixture(scope='module')
-def alone(train, tmp_path_factory):
+def single(train, tmp_path_factory):
     workdir = tmp_path_factory.mktemp('alone') / 'run'
     status, output = train(workdir, *STEPS).finish()
     assert status == 0, output
@@ -33,22 +33,22 @@ def alone(train, tmp_path_factory):
     ],
     ids=lambda mesh: '-'.join(f'{axis}{size}' for axis, size in mesh.items()),
 )
-def test_eight_devices_agree_with_one(train, attnlab, alone, tmp_path, mesh):
+def test_eight_devices_agree_with_one(train, attnlab, single, tmp_path, mesh):
     workdir = tmp_path / 'eight'
     axes = [f'--config.mesh.{axis}={size}' for axis, size in ({'data': 1} | mesh).items()]
     status, output = train(workdir, *STEPS, '--cpu_devices=8', *axes).finish()
     assert status == 0, output
-    np.testing.assert_allclose(losses(workdir), losses(alone), rtol=2e-5)
+    np.testing.assert_allclose(losses(workdir), losses(single), rtol=2e-5)
     if mesh == {'data': 2, 'fsdp': 2, 'tensor': 2}:
-        for run in (workdir, alone):
+        for run in (workdir, single):
             status, output = attnlab('eval', f'--workdir={run}', '--tokens=2048', '--multiples=1,2').finish()
             assert status == 0, output
-        eight, one = (json.loads((run / 'evals' / '40-2048-tokens.json').read_text()) for run in (workdir, alone))
+        eight, one = (json.loads((run / 'evals' / '40-2048-tokens.json').read_text()) for run in (workdir, single))
         assert eight.keys() == one.keys() and eight['step'] == 40
         np.testing.assert_allclose(eight['loss@2x'], one['loss@2x'], rtol=2e-5)
 
 
-def test_two_processes_agree_with_one(train, alone, tmp_path):
+def test_two_processes_agree_with_one(train, single, tmp_path):
     with socket.socket() as sock:
         sock.bind(('localhost', 0))
         port = sock.getsockname()[1]
@@ -58,4 +58,4 @@ def test_two_processes_agree_with_one(train, alone, tmp_path):
     for command in commands:
         status, output = command.finish()
         assert status == 0, output
-    np.testing.assert_allclose(losses(workdir), losses(alone), rtol=2e-5)
+    np.testing.assert_allclose(losses(workdir), losses(single), rtol=2e-5)

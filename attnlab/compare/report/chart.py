@@ -265,8 +265,8 @@ def _frame(plot: Box, horizontal: Scale, vertical: Scale, x: Axis, y: Axis, size
             end = left + _wide(words) + 6
     parts.append(f'<path d="M{plot.left} {plot.bottom}H{plot.right}" style="stroke:{GREY};stroke-width:1"/>')
     parts.append(_text((plot.left + plot.right) / 2, size[1] - 8, x.title, 'middle', SOFT))
-    turned = f' transform="rotate(-90 13 {(plot.top + plot.bottom) / 2:.1f})"'
-    parts.append(_text(13, (plot.top + plot.bottom) / 2, y.title, 'middle', SOFT, turned))
+    rotation = f' transform="rotate(-90 13 {(plot.top + plot.bottom) / 2:.1f})"'
+    parts.append(_text(13, (plot.top + plot.bottom) / 2, y.title, 'middle', SOFT, rotation))
     return ''.join(parts)
 
 

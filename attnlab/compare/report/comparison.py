@@ -15,7 +15,7 @@ from attnlab.compare.baselines import Baselines, trivial_scores
 from attnlab.compare.equality import unmatched
 from attnlab.compare.intervals import area, best, expected_best, over_trials, top_quarter
 from attnlab.compare.measures import measure
-from attnlab.compare.report.opening import Entry, Opening
+from attnlab.compare.report.opening import Opening, Scored
 from attnlab.compare.runs import is_share, task_name
 from attnlab.errors import UserError
 from attnlab.evals.measured import Measured, of_seeds
@@ -197,7 +197,7 @@ def _sentence(
     """The sentence, with costs that the runs wrote down."""
     statistic, records = scored(rows), [shown_record(study) for study in studies]
     entries = [
-        Entry(
+        Scored(
             row.name,
             row.statistics[statistic],
             {} if record is None else _costs(study, record),

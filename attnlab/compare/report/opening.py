@@ -32,7 +32,7 @@ number."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Entry:
+class Scored:
     """One of the things compared: its name, its score, and what it costs by the keys of `COST_TITLES`."""
 
     name: str
@@ -58,7 +58,7 @@ class Opening:
     """
 
     name: str
-    entries: Sequence[Entry]
+    entries: Sequence[Scored]
     looks: Mapping[str, Style]
     metric: str
     higher: bool

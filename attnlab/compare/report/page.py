@@ -19,7 +19,7 @@ from attnlab.compare.report.chart import WIDE
 from attnlab.compare.report.comparison import scored, scored_metric
 from attnlab.compare.report.contents import Contents, matched_cost
 from attnlab.compare.report.figures import Plot, svg, swatch
-from attnlab.compare.report.opening import COST_TITLES, Entry, Opening
+from attnlab.compare.report.opening import COST_TITLES, Opening, Scored
 from attnlab.compare.report.style import SCRIPT, STYLE, themed
 from attnlab.compare.report.tables import csv_text, link
 from attnlab.compare.runs import is_share
@@ -76,7 +76,7 @@ def opening_of(contents: Contents) -> Opening:
     rows = [study.row for study in contents.studies]
     statistic = scored(rows)
     entries = [
-        Entry(
+        Scored(
             study.row.name, study.row.statistics[statistic], {cost: getattr(study.costs, cost) for cost in COST_TITLES}
         )
         for study in contents.studies

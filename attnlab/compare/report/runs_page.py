@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from attnlab.compare.axes import Style, styles
 from attnlab.compare.report import opening as openings
 from attnlab.compare.report.figures import swatch
-from attnlab.compare.report.opening import COST_TITLES, Entry, Opening
+from attnlab.compare.report.opening import COST_TITLES, Opening, Scored
 from attnlab.compare.report.page import folded, key, shell
 from attnlab.compare.runs import RunResult, short_names
 
@@ -21,7 +21,7 @@ def runs_opening(
     names = short_names(group)
     baselines = {name: value for one in group for name, value in one.baselines.items()}
     entries = [
-        Entry(name, one.measured, {cost: _known(getattr(one, cost)) for cost in COST_TITLES})
+        Scored(name, one.measured, {cost: _known(getattr(one, cost)) for cost in COST_TITLES})
         for name, one in zip(names, group, strict=True)
     ]
     return Opening(

@@ -81,22 +81,22 @@ def _runtime() -> int | None:
     return None if cuda_versions is None else cuda_versions.cuda_runtime_get_version()
 
 
-def _forward(here: Target, rule: Rule, operands: Operands, given: Statistics) -> vjp.Kept:
+def _forward(here: Target, rule: Rule, operands: Operands, given: Statistics) -> vjp.Residuals:
     arrays, tile = _arrays(operands), _served(rule, operands)
     call = _call(here, rule, operands, axis=0, step=tile.forward)
     arrays = arrays._replace(reach=_reach(call, operands))
     if not rule.weights.surveys:
         output, statistics = output_sm90.weighted_sum(call, arrays, output_sm90.online(call))
-        return vjp.Kept(_output(output, operands), tuple(_rows(vector, operands) for vector in statistics))
+        return vjp.Residuals(_output(output, operands), tuple(_rows(vector, operands) for vector in statistics))
 
     vectors = tuple(_vector(array[..., 0], 1) for array in given)
     weights = (rule.weights.recompute, *((rule.weights.companion,) if rule.weights.has_companion else ()))
     sums = [output_sm90.weighted_sum(call, arrays, output_sm90.known(call, weigh, vectors))[0] for weigh in weights]
     output, *companion = (_output(array, operands) for array in sums)
-    return vjp.Kept(output, given, *companion)
+    return vjp.Residuals(output, given, *companion)
 
 
-def _backward(here: Target, rule: Rule, operands: Operands, kept: vjp.Kept, doutput: jax.Array) -> Operands:
+def _backward(here: Target, rule: Rule, operands: Operands, kept: vjp.Residuals, doutput: jax.Array) -> Operands:
     arrays, tile = _arrays(operands), _served(rule, operands)
     delta, companion_delta = vjp.deltas(kept, doutput)
     known = Known(

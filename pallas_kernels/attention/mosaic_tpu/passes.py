@@ -50,7 +50,7 @@ def refusal(here: Target, rule: Rule, operands: Operands) -> str | None:
     return None
 
 
-def forward(here: Target, rule: Rule, operands: Operands, given: Statistics) -> vjp.Kept:
+def forward(here: Target, rule: Rule, operands: Operands, given: Statistics) -> vjp.Residuals:
     """Returns the output and what is kept; `given` are the statistics of a map that surveys."""
     call = call_of(here, rule, operands)
     inputs = _inputs(call, operands) | _rows(call, named(given))
@@ -65,10 +65,10 @@ def forward(here: Target, rule: Rule, operands: Operands, given: Statistics) -> 
         for name in ('output', 'companion')
         if name in found
     ]
-    return vjp.Kept(weighed[0], statistics, *weighed[1:])
+    return vjp.Residuals(weighed[0], statistics, *weighed[1:])
 
 
-def backward(here: Target, rule: Rule, operands: Operands, kept: vjp.Kept, doutput: jax.Array) -> Operands:
+def backward(here: Target, rule: Rule, operands: Operands, kept: vjp.Residuals, doutput: jax.Array) -> Operands:
     """Returns the gradients of the operands, `None` for segments: one kernel for those of queries, one for keys.
 
     The gradient of a bias has a third, which sums it over the dimensions that the bias does not have, and which the

@@ -27,7 +27,7 @@ def moved(place, angle, distance):
     return place[0] + math.ceil(y - 1e-9), place[1] + math.ceil(x - 1e-9)
 
 
-def turned(angle):
+def rotated(angle):
     return angle - math.pi if angle >= 0 else angle + math.pi
 
 
@@ -41,7 +41,7 @@ def joined(scene, of):
     random.Random(0).shuffle(dashes)
     start, end = scene.markers
     (first,) = [dash for dash in dashes if (dash.y, dash.x) == start and any(dash is path[0] for path in scene.targets)]
-    pivot = moved(moved(start, first.angle, of.dash), turned(first.angle), of.dash + scene.margin)
+    pivot = moved(moved(start, first.angle, of.dash), rotated(first.angle), of.dash + scene.margin)
     chains = [(first, pivot, first.angle, 1)]
     while chains:
         dash, pivot, heading, count = chains.pop()
@@ -53,9 +53,9 @@ def joined(scene, of):
         for other in dashes:
             dy, dx = other.y - pivot[0], other.x - pivot[1]
             on_circle = abs(math.hypot(dy, dx) - of.dash - scene.margin) < 1.5
-            off = math.remainder(math.atan2(dy, dx) - turned(other.angle), 2 * math.pi)
+            off = math.remainder(math.atan2(dy, dx) - rotated(other.angle), 2 * math.pi)
             if on_circle and abs(off) < 1e-6:
-                chains.append((other, pivot, turned(other.angle), count + 1))
+                chains.append((other, pivot, rotated(other.angle), count + 1))
     return 0
 
 
