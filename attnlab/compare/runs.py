@@ -27,13 +27,13 @@ IRRELEVANT = ('model', 'report', 'checkpoint', 'mesh')
 
 @dataclasses.dataclass(frozen=True)
 class RunResult:
-    """One run in a comparison: plain data.
+    """One run in a comparison, or several that differ only in seed (`attnlab.compare.seeds`): plain data.
 
     Attributes:
       name: of the run.
       task: what it was trained on; runs of one task are compared.
       metric: the name of the score.
-      score: its newest value.
+      score: its newest value; of several seeds the mean.
       parameters: numbers trained.
       state_bytes: what decoding one sequence keeps at the training length.
       state_bytes_8x: the same at eight times that length.
@@ -42,10 +42,13 @@ class RunResult:
       device: what it ran on.
       finished: whether every step was taken.
       settings: everything in the config but the model.
-      low: where the interval of the score over the examples or documents evaluated begins; `None` for none.
+      low: where the interval of the score over seeds, or over the examples or documents evaluated, begins; `None` for
+        none.
       high: where it ends.
       evaluated: how many of them there were.
       baselines: what trivial predictors reach by the metric, by name.
+      noise: the standard deviation of the score due to the finite test set; `None` where it is not known.
+      scores: of the seeds, where there are several.
     """
 
     name: str
@@ -64,12 +67,21 @@ class RunResult:
     high: float | None = None
     evaluated: int = 0
     baselines: Baselines = dataclasses.field(default_factory=dict)
+    noise: float | None = None
+    scores: tuple[float, ...] = ()
+
+    @property
+    def seeds(self) -> int:
+        """How many runs it stands for."""
+        return max(1, len(self.scores))
 
     @property
     def measured(self) -> Measured:
-        """The score of this one run, with its interval over what was evaluated."""
+        """The score with its interval, over seeds where there are several, or over what was evaluated."""
         if self.low is None or self.high is None:
             return Measured(self.score, None, None, 1, 'one')
+        if self.seeds > 1:
+            return Measured(self.score, self.low, self.high, self.seeds, 'range' if self.seeds == 2 else 'seeds')
         kind: Kind = 'examples' if is_share(self.metric) else 'documents'
         return Measured(self.score, self.low, self.high, self.evaluated, kind)
 
@@ -123,6 +135,7 @@ def run_result(record: Record, metric: str | None = None) -> RunResult:
         high=measured.high,
         evaluated=measured.n if measured.low is not None else 0,
         baselines=trivial_scores(record.config, name),
+        noise=measured.noise,
     )
 
 
@@ -212,7 +225,12 @@ def distinctly_named(results: list[RunResult], folders: Sequence[pathlib.Path]) 
 def short_names(group: Sequence[RunResult]) -> list[str]:
     """The names of runs without the words that all begin with: of `mqar-gla` and `mqar-mha`, `gla` and `mha`."""
     names = [one.name for one in group]
-    alike = zip(*names, strict=False) if len(names) > 1 else ()
-    shared = ''.join(letters[0] for letters in itertools.takewhile(lambda letters: len(set(letters)) == 1, alike))
+    shared = common_beginning(names) if len(names) > 1 else ''
     cut = max(shared.rfind(mark) + 1 for mark in '-_/. ')
     return [name[cut:] or name for name in names]
+
+
+def common_beginning(names: Sequence[str]) -> str:
+    """The letters with which all names begin."""
+    alike = itertools.takewhile(lambda letters: len(set(letters)) == 1, zip(*names, strict=False))
+    return ''.join(letters[0] for letters in alike)

@@ -43,11 +43,15 @@ def costs_figure(groups: Mapping[str, Sequence[RunResult]]) -> Figure:
 
 
 def _panel(axis: Any, group: Sequence[RunResult], cost: str, looks: Mapping[str, Style]) -> None:
-    """Scores over a cost; a classifier does not decode, has no state, and stays out of that panel."""
+    """Scores over a cost, with intervals over seeds; a classifier does not decode, has no state, and stays out of that
+    panel.
+    """
     costs = [getattr(one, cost) or None for one in group]
     for one, name, value in zip(group, short_names(group), costs, strict=True):
         if value is not None:
             axis.plot(value, one.score, looks[name].marker, color=looks[name].colour, ms=6, alpha=0.85)
+            if one.seeds > 1 and one.low is not None:
+                axis.vlines(value, one.low, one.high, color=looks[name].colour, lw=1)
     known = [float(value) for value in costs if value is not None]
     if known:
         scale(axis.xaxis, known, short, least=3.0)

@@ -19,6 +19,7 @@ from attnlab.compare.runs import (
     unequal,
 )
 from attnlab.compare.runs_figure import draw_costs
+from attnlab.compare.seeds import mean_curves, over_seeds, seed_groups
 from attnlab.errors import UserError
 from attnlab.evals.measured import Measured
 from attnlab.runs.record import Record, read_record
@@ -37,13 +38,14 @@ def compare_runs(
     strict: bool = False,
 ) -> list[RunResult]:
     """Prints a sentence a task and one table of runs, and writes them as `index.html` and `runs.csv`, with one figure
-    beside them, `runs.png` and `runs.svg`.
+    beside them, `runs.png` and `runs.svg`. Runs that differ only in seed are one row, with an interval over the seeds.
 
     Raises `UserError` for what is no run, two runs of one name on one task and, when `strict`, for runs of one task
     that are not matched.
     """
     records = [read_record(folder) for folder in folders]
-    results = distinctly_named([run_result(record, metric) for record in records], folders)
+    seeds = seed_groups(records)
+    results = over_seeds(distinctly_named([run_result(record, metric) for record in records], folders), seeds)
     groups = by_task(results)
     found = {task: equalities(group, tolerance) for task, group in groups.items()}
     wrong = [f'{task}: {"; ".join(parts)}' for task, group in groups.items() if (parts := unequal(found[task], group))]
@@ -56,7 +58,10 @@ def compare_runs(
     summaries = {task: equality_summary(found[task], group) for task, group in groups.items()}
     for task, summary in summaries.items():
         printer.line(f'{task}, {summary}')
-    curves = {(one.task, one.name): _curves(record, one.metric) for one, record in zip(results, records, strict=True)}
+    curves = {
+        (one.task, one.name): mean_curves([_curves(records[place], one.metric) for place in places])
+        for one, places in zip(results, seeds, strict=True)
+    }
     files.write(out / 'index.html', runs_page(groups, summaries, curves, tolerance))
     files.write(out / 'runs.csv', csv_text(groups))
     for suffix in ('png', 'svg'):
@@ -101,7 +106,7 @@ def baseline_values(group: Sequence[RunResult]) -> list[tuple[Any, ...]]:
 def _values(one: RunResult) -> tuple[Any, ...]:
     name = one.name if one.finished else f'{one.name} (not finished)'
     costs = one.parameters, one.state_bytes, one.state_bytes_8x, one.flops, one.tokens_per_second
-    return name, one.measured, *costs
+    return name, one.measured, one.seeds, *costs
 
 
 def _score(value: Measured | float) -> str:
@@ -120,6 +125,7 @@ def _state(size: int | None) -> str:
 COLUMNS = (
     Column('run', prose=True),
     Column('score', _score, right=True, exact=_exact_score),
+    Column('seeds', right=True, rank=1),
     Column('parameters', right=True),
     Column('state', _state, right=True, rank=1),
     Column('at 8x', _state, right=True, rank=3),

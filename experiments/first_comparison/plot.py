@@ -56,7 +56,7 @@ def table(rows):
     """The table of `attnlab compare`, a line a run, the best of a task first."""
     results = [RunResult(**row['entry']) for row in rows]
     return [
-        ['task', 'run', 'score', *COSTS.values()],
+        ['task', 'run', 'score', 'seeds', *COSTS.values()],
         *(
             [task, *line]
             for task, group in by_task(results).items()

@@ -1,0 +1,100 @@
+"""Runs that differ only in seed are one row: their mean with Student's interval, and nothing else is merged."""
+
+import csv
+import dataclasses
+
+import numpy as np
+import pytest
+from rich.console import Console
+from scipy import stats
+
+from attnlab.compare.runs import equalities, run_result, unequal
+from attnlab.compare.runs_table import compare_runs
+from attnlab.compare.seeds import mean_curve, merged, over_seeds, seed_groups, shared_name
+from attnlab.runs.record import read_record
+from attnlab.tables import Printer
+
+SCORES = (0.5, 0.6, 0.8)
+
+
+def scored(value):
+    return [{'test/1x/accuracy': 0.1, 'step': 100}, {'test/1x/accuracy': value}]
+
+
+def seeded(made, name, scores=SCORES, first=0, **changes):
+    """The folders of runs with seeds from `first`."""
+    return [made(f'{name}-seed{seed}', scored(value), seed=seed, **changes) for seed, value in enumerate(scores, first)]
+
+
+def test_runs_that_differ_only_in_seed_are_one_group_and_no_others(made):
+    folders = [
+        *seeded(made, 'mha'),
+        *seeded(made, 'longer', steps=500),
+        *seeded(made, 'elsewhere', SCORES[:2], facts={'device_kind': 'NVIDIA H100'}),
+        *seeded(made, 'again', SCORES[:2], first=3),
+        *seeded(made, 'gla', SCORES[:2], arg='task=mqar,zoo=gla'),
+    ]
+    groups = seed_groups([read_record(folder) for folder in folders])
+    assert groups == [[0, 1, 2, 8, 9], [3, 4, 5], [6, 7], [10, 11]]
+    # A repeat of a seed is no further sample of seeds.
+    repeat = made('repeat', scored(0.9), seed=1)
+    assert seed_groups([read_record(folder) for folder in (*folders[:3], repeat)]) == [[0], [1], [2], [3]]
+
+
+def test_the_score_is_the_mean_with_students_interval_and_the_noise_of_the_test_set(made):
+    results = [run_result(read_record(folder)) for folder in seeded(made, 'mha')]
+    (one,) = over_seeds(results, [[0, 1, 2]])
+    low, high = stats.t.interval(0.95, 2, np.mean(SCORES), stats.sem(SCORES))
+    assert (one.name, one.seeds, one.scores) == ('mha', 3, SCORES)
+    assert one.measured.kind == 'seeds' and one.measured.n == 3
+    assert one.score == pytest.approx(np.mean(SCORES)) and one.low == pytest.approx(low)
+    assert high > 1 and one.high == 1
+    noisy = merged('mha', [dataclasses.replace(result, noise=0.1) for result in results])
+    assert noisy.low == pytest.approx(np.mean(SCORES) - np.hypot(np.mean(SCORES) - low, 1.96 * 0.1), abs=1e-5)
+    two = merged('mha', results[:2]).measured
+    assert (two.kind, two.low, two.high) == ('range', 0.5, 0.6)
+    lost = merged('mha', [results[0], dataclasses.replace(results[1], score=float('nan'))])
+    assert lost.measured.kind == 'one' and np.isnan(lost.score)
+
+
+def test_groups_with_the_same_seeds_count_as_equal_in_them(made):
+    folders = [*seeded(made, 'mha'), *seeded(made, 'gla', arg='task=mqar,zoo=gla')]
+    results = [run_result(read_record(folder)) for folder in folders]
+    pair = over_seeds(results, [[0, 1, 2], [3, 4, 5]])
+    assert not unequal(equalities(pair, 0.01), pair)
+    pair = over_seeds(results, [[0, 1, 2], [3, 4]])
+    assert unequal(equalities(pair, 0.01), pair) == ['initial parameters (seed: 0, 1, 2, 0, 1)']
+
+
+def test_names_are_what_is_shared_and_told_apart():
+    assert shared_name(['mqar-gla-seed0', 'mqar-gla-seed1']) == 'mqar-gla'
+    assert shared_name(['run10', 'run11']) == 'run' and shared_name(['gla_s0', 'gla_s12']) == 'gla'
+    assert shared_name(['runs/gla/seed0', 'runs/gla/seed1']) == 'runs/gla'
+    assert shared_name(['gla-2']) == 'gla-2' and shared_name(['one', 'two']) == ''
+
+
+def test_two_groups_never_have_one_name(made):
+    folders = [
+        made(name, scored(0.5), seed=seed, steps=steps)
+        for name, seed, steps in (('a0', 0, 100), ('a1', 1, 100), ('a2', 0, 200), ('a3', 1, 200))
+    ]
+    results = [run_result(read_record(folder)) for folder in folders]
+    assert [one.name for one in over_seeds(results, [[0, 1], [2, 3]])] == ['a0 and 1 more', 'a2 and 1 more']
+
+
+def test_a_curve_is_the_mean_at_the_steps_that_all_have():
+    assert mean_curve([[(1, 1.0), (2, 2.0), (3, 3.0)], [(2, 4.0), (3, 5.0), (4, 0.0)]]) == [(2, 3.0), (3, 4.0)]
+
+
+def test_the_command_shows_one_row_and_says_how_many_seeds(made, tmp_path, capsys):
+    folders = [*seeded(made, 'mha', (0.90, 0.91, 0.92)), *seeded(made, 'gla', (0.5, 0.51, 0.52), arg='zoo=gla')]
+    compare_runs(folders, tmp_path / 'out', Printer(Console(width=200)))
+    printed = capsys.readouterr().out
+    assert 'mha has the highest test/1x/accuracy' in printed and 'separated from the second, gla' in printed
+    assert '0.9100 ± 0.0248' in printed and '(95 %, 3 seeds)' in printed
+    with (tmp_path / 'out' / 'runs.csv').open() as file:
+        rows = list(csv.DictReader(file))
+    assert [(row['name'], row['scores']) for row in rows] == [
+        ('mha', '(0.9, 0.91, 0.92)'),
+        ('gla', '(0.5, 0.51, 0.52)'),
+    ]
