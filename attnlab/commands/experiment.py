@@ -17,7 +17,12 @@ def main(argv: list[str]) -> int:
     values = flags.FlagValues()
     flags.DEFINE_string('size', 'cpu', 'cpu or full.', flag_values=values)
     flags.DEFINE_string('workdirs', 'runs/experiments', 'Where the runs are kept.', flag_values=values)
-    flags.DEFINE_bool('report', False, 'Run nothing, report what has been measured.', flag_values=values)
+    flags.DEFINE_bool(
+        'report',
+        False,
+        'Run nothing: write tables and figures again, of the runs that are here or, without any, of results/SIZE.json.',
+        flag_values=values,
+    )
     flags.DEFINE_integer(
         'workers',
         None,
@@ -36,7 +41,7 @@ def main(argv: list[str]) -> int:
     folder = pathlib.Path(names[0])
     experiment = Experiment(folder if folder.is_dir() else EXPERIMENTS / folder, values.size)
     workdirs, console = pathlib.Path(values.workdirs).expanduser(), Console(highlight=False, soft_wrap=True)
-    command = f'attnlab experiment {experiment.folder.name} --size={experiment.size}'
+    command = f'attnlab experiment {names[0]} --size={experiment.size}'
     if experiment.has_studies():
         from attnlab.experiment.studies import report_studies, run_studies
 

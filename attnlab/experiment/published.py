@@ -2,7 +2,8 @@
 
 A folder `experiments/published/NAME` is an experiment without `plot.py`, whose `sweep.py` also has `published(size)`, a
 `Published`, and whose `measure` gives the number that was published as `value`. Its runs are seeds; the table of its
-README has the published number, ours over the seeds, and the verdict.
+README has the published number, ours over the seeds, and the verdict. Several numbers of one protocol are a mapping in
+place of the one: the runs of `NAME` are those labelled `NAME-...`, and each has a row of its own.
 """
 
 import dataclasses
@@ -16,6 +17,8 @@ from attnlab.evals.measured import Measured, of_seeds
 from attnlab.experiment.results import panels
 
 Outcome = Literal['agrees', 'differs', 'not comparable']
+Row = Mapping[str, Any]
+"""What was measured of a run, with its `label` and `value`."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -86,50 +89,75 @@ def verdict(published: Published, ours: Measured) -> Verdict:
     return Verdict('differs', f'by {ours.mean - published.value:+.4g}{why}')
 
 
-def measured(rows: Sequence[Mapping[str, Any]]) -> Measured:
+Claims = Mapping[str, Published]
+"""Published numbers by what their runs are called; one alone has no name, and all runs."""
+
+
+def claims_of(published: Published | Claims) -> Claims:
+    """The claims of a folder, whether it has one or several."""
+    return {'': published} if isinstance(published, Published) else published
+
+
+def rows_of(name: str, rows: Sequence[Row]) -> list[Row]:
+    """The runs of a claim."""
+    return [row for row in rows if not name or row['label'].startswith(f'{name}-')]
+
+
+def measured(rows: Sequence[Row]) -> Measured:
     """Our number over the seeds of the runs."""
     return of_seeds([row['value'] for row in rows])
 
 
 @dataclasses.dataclass(frozen=True)
 class PublishedPlot:
-    """The figure and the table of an experiment that repeats a published result."""
+    """The figure and the table of an experiment that repeats published results."""
 
-    published: Published
+    claims: Claims
 
-    def figure(self, rows: Sequence[Mapping[str, Any]]) -> Figure:
+    def figure(self, rows: Sequence[Row]) -> Figure:
         """See `published_figure`."""
-        return published_figure(self.published, rows)
+        return published_figure(self.claims, rows)
 
-    def table(self, rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    def table(self, rows: Sequence[Row]) -> list[list[str]]:
         """See `published_table`."""
-        return published_table(self.published, rows)
+        return published_table(self.claims, rows)
 
 
-def published_table(published: Published, rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """The published number, ours and the verdict, as a table of text cells, the heading first."""
+def published_table(claims: Claims, rows: Sequence[Row]) -> list[list[str]]:
+    """The published numbers, ours and the verdicts, as a table of text cells, the heading first.
+
+    `seeds` are the values of ours, for papers that report the best of several. Claims without a run are left out.
+    """
+    lines = [['metric', 'published', 'ours', 'seeds', 'verdict']]
+    for name, published in claims.items():
+        if taken := rows_of(name, rows):
+            lines.append(_line(name, published, taken))
+    return lines
+
+
+def _line(name: str, published: Published, rows: Sequence[Row]) -> list[str]:
     ours = measured(rows)
     bound = '' if published.direction == 'equal' else f'{published.direction} '
     spread = f' ± {published.spread:.4g}' if published.spread else ''
     interval = '' if ours.low is None or ours.high is None else f' [{ours.low:.4f}, {ours.high:.4f}]'
     return [
-        ['metric', 'published', 'ours', 'seeds', 'verdict'],
-        [
-            published.metric,
-            f'{bound}{published.value:.4g}{spread}',
-            f'{ours.mean:.4f}{interval}',
-            str(ours.n),
-            str(verdict(published, ours)),
-        ],
+        f'{name}: {published.metric}' if name else published.metric,
+        f'{bound}{published.value:.4g}{spread}',
+        f'{ours.mean:.4f}{interval}',
+        ', '.join(f'{row["value"]:.4f}' for row in rows),
+        str(verdict(published, ours)),
     ]
 
 
-def published_figure(published: Published, rows: Sequence[Mapping[str, Any]]) -> Figure:
-    """Our number of every seed, and a line at the published one."""
-    figure, (axes,) = panels(1)
-    axes.plot(range(len(rows)), [row['value'] for row in rows], 'o', label='ours')
-    axes.axhline(published.value, color='0.4', ls='--', label='published')
-    axes.set(title=published.metric, xlabel='seed')
-    axes.set_xticks(range(len(rows)))
-    axes.legend(frameon=False)
+def published_figure(claims: Claims, rows: Sequence[Row]) -> Figure:
+    """Our number of every seed, and a line at the published one; a panel a claim."""
+    shown = {name: published for name, published in claims.items() if rows_of(name, rows)}
+    figure, panel = panels(len(shown))
+    for axes, (name, published) in zip(panel, shown.items(), strict=True):
+        values = [row['value'] for row in rows_of(name, rows)]
+        axes.plot(range(len(values)), values, 'o', label='ours')
+        axes.axhline(published.value, color='0.4', ls='--', label='published')
+        axes.set(title=f'{name}\n{published.metric}' if name else published.metric, xlabel='seed')
+        axes.set_xticks(range(len(values)))
+        axes.legend(frameon=False)
     return figure

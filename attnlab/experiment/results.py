@@ -22,6 +22,14 @@ def write_results(experiment: Experiment, facts: Mapping[str, Any], key: str, it
     files.write(path, f'{json.dumps(facts)[:-1]}, {json.dumps(key)}: [\n{lines}\n]}}\n')
 
 
+def written_results(experiment: Experiment) -> dict[str, Any]:
+    """What `write_results` wrote. Raises `UserError` where it never did."""
+    path = experiment.folder / 'results' / f'{experiment.size}.json'
+    if not path.exists():
+        raise UserError(f'nothing of {experiment.folder.name} has been measured at size {experiment.size}')
+    return json.loads(path.read_text())
+
+
 def write_figure(experiment: Experiment, figure: Figure) -> None:
     """Writes `results/SIZE.png`."""
     path = experiment.folder / 'results' / f'{experiment.size}.png'

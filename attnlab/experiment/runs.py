@@ -17,7 +17,7 @@ from attnlab import files
 from attnlab.config import from_plain, plain
 from attnlab.errors import UserError
 from attnlab.experiment.experiment import Experiment, Finished, Run, load_module
-from attnlab.experiment.published import PublishedPlot
+from attnlab.experiment.published import PublishedPlot, claims_of
 from attnlab.experiment.results import (
     Measurements,
     markdown,
@@ -27,6 +27,7 @@ from attnlab.experiment.results import (
     write_figure,
     write_readme,
     write_results,
+    written_results,
 )
 from attnlab.runs.loading import restored
 from attnlab.train import launch, loop, run
@@ -64,13 +65,18 @@ def run_experiment(experiment: Experiment, workdirs: pathlib.Path, command: str,
 
 
 def report_experiment(experiment: Experiment, workdirs: pathlib.Path, command: str, console: Console) -> None:
-    """Writes results, figures and the table of the README, of as many runs as have been measured."""
+    """Writes results, figures and the table of the README, of as many runs as have been measured.
+
+    Where none has been, the table and the figure are made again from `results/SIZE.json`. Raises `UserError` where
+    there is neither.
+    """
     runs = experiment.runs()
     paths = [experiment.workdir(each, workdirs) / MEASURED for each in runs]
-    found = [json.loads(path.read_text()) for path in paths if path.exists()]
+    found, planned = [json.loads(path.read_text()) for path in paths if path.exists()], len(runs)
     if not found:
-        raise UserError(f'no run of {experiment.folder.name} has been measured at size {experiment.size}')
-    _report(experiment, found, len(runs), command)
+        results = written_results(experiment)
+        found, planned, command = results['runs'], results['planned'], results['command']
+    _report(experiment, found, planned, command)
     console.print(
         f'written: {experiment.folder}/README.md, results/{experiment.size}.json, results/{experiment.size}.png'
     )
@@ -112,7 +118,7 @@ def plot_of(experiment: Experiment) -> Any:
     """What draws the figure and writes the table: `plot.py`, or the same for all that repeat a published result."""
     sweep = load_module(experiment.folder / 'sweep.py')
     if hasattr(sweep, 'published'):
-        return PublishedPlot(sweep.published(experiment.size))
+        return PublishedPlot(claims_of(sweep.published(experiment.size)))
     return load_module(experiment.folder / 'plot.py')
 
 

@@ -9,7 +9,8 @@ import pytest
 from attnlab.errors import UserError
 from attnlab.evals.measured import of_seeds
 from attnlab.experiment.experiment import SIZES, Experiment, load_module
-from attnlab.experiment.published import Published, published_table, verdict
+from attnlab.experiment.published import Published, PublishedPlot, claims_of, published_table, verdict
+from attnlab.experiment.results import markdown
 from attnlab.train.setup import prepare
 
 CLAIM = Published(value=1.88, metric='validation loss', source='a paper, table 1')
@@ -37,7 +38,18 @@ FOLDERS = sorted(path.parent for path in pathlib.Path(__file__).parents[2].glob(
 def test_verdicts(change, values, said):
     claim = dataclasses.replace(CLAIM, **change)
     assert str(verdict(claim, of_seeds(values))) == said
-    assert published_table(claim, [{'value': value} for value in values])[1][-1] == said
+    assert published_table(claims_of(claim), [{'value': value} for value in values])[1][-1] == said
+
+
+def test_several_numbers_of_one_protocol_have_a_row_and_a_panel_each():
+    claims = {'wide': CLAIM, 'wide_deep': dataclasses.replace(CLAIM, value=1.5), 'not run': CLAIM}
+    found = {'wide-seed0': 1.87, 'wide-seed1': 1.88, 'wide-seed2': 1.90, 'wide_deep-seed0': 1.6}
+    rows = [{'label': label, 'value': value} for label, value in found.items()]
+    _, *lines = published_table(claims, rows)
+    assert [line[0] for line in lines] == ['wide: validation loss', 'wide_deep: validation loss']
+    assert [line[3] for line in lines] == ['1.8700, 1.8800, 1.9000', '1.6000']
+    assert [line[-1] for line in lines] == ['agrees', 'differs: by +0.1']
+    assert [len(axes.lines[0].get_xdata()) for axes in PublishedPlot(claims).figure(rows).axes] == [3, 1]
 
 
 def test_a_spread_below_zero_is_refused():
@@ -49,13 +61,14 @@ def test_a_spread_below_zero_is_refused():
 def test_a_folder_is_a_protocol_that_builds_and_says_what_was_run(folder):
     readme = (folder / 'README.md').read_text()
     for size in SIZES:
-        claim = load_module(folder / 'sweep.py').published(size)
-        assert claim.source in readme and all(change in readme for change in claim.changed)
+        claims = claims_of(load_module(folder / 'sweep.py').published(size))
+        for claim in claims.values():
+            assert claim.source in readme and all(change in readme for change in claim.changed)
         for run in Experiment(folder, size).runs()[:1]:
             prepare(run.config)
         path = folder / 'results' / f'{size}.json'
         if path.exists():
             rows = json.loads(path.read_text())['runs']
-            assert published_table(claim, rows)[1][-1] in readme
+            assert markdown(published_table(claims, rows)) in readme
         else:
             assert f'Not run yet: `make experiment NAME=published/{folder.name} SIZE={size}`' in readme

@@ -10,7 +10,7 @@ from rich.console import Console
 from attnlab.errors import UserError
 from attnlab.experiment.experiment import Experiment
 from attnlab.experiment.results import markdown, plus_minus, with_results
-from attnlab.experiment.runs import run_experiment
+from attnlab.experiment.runs import report_experiment, run_experiment
 from attnlab.train import launch, loop
 
 CONFIG = pathlib.Path(__file__).parents[2] / 'configs' / 'grokking.py'
@@ -104,6 +104,19 @@ def test_what_is_done_is_not_done_again(done, monkeypatch):
     monkeypatch.setattr(launch, 'train', lambda *_, **__: pytest.fail('trained again'))
     assert run(done) == loop.FINISHED
     assert results(done) == before
+
+
+def test_tables_and_figure_are_made_again_from_the_numbers_alone(done, tmp_path):
+    shutil.copytree(done, tmp_path, dirs_exist_ok=True)
+    shutil.rmtree(tmp_path / 'runs')
+    found, before = Experiment(tmp_path / 'experiments' / 'toy', 'cpu'), results(tmp_path)
+    readme = found.folder / 'README.md'
+    readme.write_text(README)
+    report_experiment(found, tmp_path / 'runs', 'another command', Console(quiet=True))
+    assert results(tmp_path) == before
+    (readme.parent / 'results' / 'cpu.json').unlink()
+    with pytest.raises(UserError, match='nothing of toy has been measured at size cpu'):
+        report_experiment(found, tmp_path / 'runs', 'command', Console(quiet=True))
 
 
 def test_what_is_not_measured_is_and_a_stopped_run_leaves_the_rest(done, tmp_path, monkeypatch):

@@ -30,7 +30,7 @@ def config(size, seed):
     with found.unlocked():
         found.seed = seed
         found.length = 22
-        found.task.problem.dim = 5
+        found.task.problem.dim = found.model.inputs.features = 5
         found.evals[0].multiples = (1,)
         if size == 'cpu':
             found.steps = 3000
