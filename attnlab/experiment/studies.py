@@ -12,14 +12,16 @@ import os
 import pathlib
 import time
 from collections.abc import Mapping
+from typing import Any
 
 from ml_collections import ConfigDict
 from rich.console import Console
 
 from attnlab import files
-from attnlab.compare.report.comparison import Comparison, baseline_cells, cells, headers
+from attnlab.compare.report.comparison import Comparison, Point, StudyResult, baseline_cells, cells, headers
 from attnlab.compare.report.contents import StudyContents, gather
 from attnlab.compare.report.page import write_report
+from attnlab.compare.runs import is_share
 from attnlab.errors import UserError
 from attnlab.experiment.experiment import Experiment, load_module
 from attnlab.experiment.results import (
@@ -31,6 +33,7 @@ from attnlab.experiment.results import (
     write_figure,
     write_readme,
     write_results,
+    written_results,
 )
 from attnlab.runs.record import read_record
 from attnlab.sweep import launch
@@ -43,6 +46,9 @@ SECONDS = 'seconds.json'
 
 MATCHED_BY, TOLERANCE = 'params', 0.01
 """What the models of the studies agree in."""
+
+REPORTED = ('reasons', 'sentence', 'task', 'baselines')
+"""What is kept of a comparison besides its studies."""
 
 
 def run_studies(experiment: Experiment, workdirs: pathlib.Path, command: str, workers: int, console: Console) -> bool:
@@ -64,28 +70,68 @@ def run_studies(experiment: Experiment, workdirs: pathlib.Path, command: str, wo
 
 
 def report_studies(experiment: Experiment, workdirs: pathlib.Path, command: str, console: Console) -> None:
-    """Writes the results, the figure, the README's tables and the pages. Raises `UserError` for a study not begun."""
+    """Writes the results, the figure, the README's tables and the pages.
+
+    Where no study is here, the figure and the tables are made again from `results/SIZE.json`. Raises `UserError` where
+    there is neither, and for a study not begun.
+    """
     folders = _folders(experiment, workdirs)
+    if not any(folder.exists() for folder in folders):
+        _report(experiment, written_results(experiment))
+        console.print(f'written: {experiment.folder}/README.md, results/{experiment.size}.png')
+        return
     missing = [folder for folder in folders if not (folder / 'sweep.json').exists()]
     if missing:
         raise UserError(f'{missing[0]} is not a study yet: run the experiment first')
-    tables: list[str] = []
+    reports: dict[str, Any] = {}
     studies: list[Measurements] = []
     for report in dict.fromkeys(folder.parent for folder in folders):
         page = report.parent / 'pages' / report.name
         compared = [folder for folder in folders if folder.parent == report]
         found = gather(compared, page, by=MATCHED_BY, tolerance=TOLERANCE)
         write_report(found, page, console)
-        tables.append(_table(report.name, found.comparison))
+        reports[report.name] = {name: getattr(found.comparison, name) for name in REPORTED}
         studies += [measurements(report.name, found.comparison.metric, study) for study in found.studies]
     made = provenance([_made(folder) for folder in folders], len(folders), command, 'studies')
     facts = {'experiment': experiment.folder.name, 'size': experiment.size, 'command': command, 'made': made}
-    studies = [rounded(study) for study in studies]
-    write_results(experiment, facts, 'studies', studies)
-    write_figure(experiment, load_module(experiment.folder / 'plot.py').figure(studies))
-    write_readme(experiment, '\n\n'.join([*tables, made]))
+    write_results(experiment, facts | {'reports': rounded(reports)}, 'studies', [rounded(study) for study in studies])
+    _report(experiment, written_results(experiment))
     names = f'README.md, results/{experiment.size}.json, results/{experiment.size}.png'
     console.print(f'written: {experiment.folder}/{names}')
+
+
+def _report(experiment: Experiment, results: Mapping[str, Any]) -> None:
+    """The figure and the tables from numbers as they are written, so that anyone can make them again."""
+    write_figure(experiment, load_module(experiment.folder / 'plot.py').figure(results['studies']))
+    write_readme(experiment, '\n\n'.join([*tables(results), results['made']]))
+
+
+def tables(results: Mapping[str, Any]) -> list[str]:
+    """The table of every report, from what `results/SIZE.json` holds."""
+    found = []
+    for name, report in results['reports'].items():
+        studies = [study for study in results['studies'] if study['report'] == name]
+        rows = tuple(map(study_result, studies))
+        reasons = tuple(report['reasons'])
+        kept = {key: report[key] for key in REPORTED if key != 'reasons'}
+        found.append(_table(name, Comparison(studies[0]['metric'], MATCHED_BY, TOLERANCE, rows, reasons, **kept)))
+    return found
+
+
+def study_result(kept: Mapping[str, Any]) -> StudyResult:
+    """What `measurements` kept of the results of a study."""
+    return StudyResult(
+        name=kept['study'],
+        size=kept['costs']['parameters'],
+        flops=kept['flops_of_all'],
+        points=tuple(Point(**trial) for trial in kept['trials']),
+        goal=kept['goal'],
+        confirmed=tuple(kept['confirmed']),
+        tokens=kept['tokens'],
+        noise=kept['noise'],
+        bounded=is_share(kept['metric']),
+        counted=kept['counted'],
+    )
 
 
 def measurements(report: str, metric: str, study: StudyContents) -> Measurements:
@@ -97,6 +143,9 @@ def measurements(report: str, metric: str, study: StudyContents) -> Measurements
         'metric': metric,
         'goal': row.goal,
         'flops_of_all': row.flops,
+        'tokens': row.tokens,
+        'counted': row.counted,
+        'noise': row.noise,
         'trials': [dataclasses.asdict(point) for point in row.points],
         'confirmed': row.confirmed,
         'statistics': {name: dataclasses.asdict(interval) for name, interval in row.statistics.items()},

@@ -60,7 +60,7 @@ def test_studies_are_run_once_and_reported(experiment, tmp_path, monkeypatch):
 
     monkeypatch.setattr(study_experiment.launch, 'run_processes', run)
     assert experiment.has_studies()
-    with pytest.raises(UserError, match='one is not a study yet'):
+    with pytest.raises(UserError, match='nothing of toy has been measured at size cpu'):
         report_studies(experiment, tmp_path / 'runs', 'command', QUIET)
     assert run_studies(experiment, tmp_path / 'runs', 'command', 2, QUIET) and ran == ['one', 'two']
     readme = (experiment.folder / 'README.md').read_text()
@@ -73,6 +73,9 @@ def test_studies_are_run_once_and_reported(experiment, tmp_path, monkeypatch):
     assert all(len(study['trials']) > 1 and study['statistics']['best'] for study in kept)
     page = tmp_path / 'runs' / 'toy' / 'cpu' / 'pages' / 'text' / 'index.html'
     written = page.read_bytes()
+    (experiment.folder / 'README.md').write_text(README)
+    report_studies(experiment, tmp_path / 'elsewhere', 'another command', QUIET)
+    assert (experiment.folder / 'README.md').read_text() == readme
     seconds = json.loads((tmp_path / 'runs' / 'toy' / 'cpu' / 'text' / 'one' / 'seconds.json').read_text())
     assert seconds > 0
     assert run_studies(experiment, tmp_path / 'runs', 'command', 2, QUIET) and ran == ['one', 'two']

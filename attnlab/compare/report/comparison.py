@@ -65,6 +65,7 @@ class StudyResult:
       tokens: that its trials were trained on.
       noise: the standard deviation that the finite test set gives a confirmed value; `None` where it is not known.
       bounded: whether values are shares, from 0 to 1.
+      counted: whether the steps that trials took are known; without, there are no tokens, operations and area.
     """
 
     name: str
@@ -76,6 +77,7 @@ class StudyResult:
     tokens: int = 0
     noise: float | None = None
     bounded: bool = False
+    counted: bool = True
 
     @functools.cached_property
     def statistics(self) -> dict[str, Measured]:
@@ -99,8 +101,9 @@ class StudyResult:
             'best': Measured(best(np.asarray(rates), np.asarray(values)), None, None, 1, 'one'),
             'expected best': over_trials(expected_best, rates, values),
             'top quarter': over_trials(top_quarter, rates, values),
-            'area': over_trials(area, rates, even),
         }
+        if self.counted:
+            found['area'] = over_trials(area, rates, even)
         if self.confirmed:
             found['confirmed'] = of_seeds([sign * value for value in self.confirmed], self.noise)
         found = found if self.goal == 'min' else {name: one.negated() for name, one in found.items()}
@@ -138,7 +141,9 @@ class Comparison:
             return f'NOT MATCHED: {"; ".join(self.reasons)}'
         spent = [row.tokens for row in self.rows]
         same = 'same space, trials, seeds and tokens'
-        if len(set(spent)) > 1:
+        if not all(row.counted for row in self.rows):
+            same = 'same space, trials and seeds; tokens spent are not known'
+        elif len(set(spent)) > 1:
             same = f'same space, trials and seeds, but {min(spent):.3g} to {max(spent):.3g} tokens spent'
         return f'matched by {self.by} within ±{self.tolerance:.1%}; {same}'
 
@@ -298,7 +303,8 @@ def cells(row: StudyResult) -> list[str]:
     """A row of the table, as text."""
     found = row.statistics
     shown = [shown_interval(found[name]) if name in found else '' for name in COLUMNS]
-    return [row.name, shown_size(row.size), f'{row.flops:.3g}', f'{row.tokens:.3g}', _counts(row), *shown]
+    spent = [f'{row.flops:.3g}', f'{row.tokens:.3g}'] if row.counted else ['', '']
+    return [row.name, shown_size(row.size), *spent, _counts(row), *shown]
 
 
 def baseline_cells(comparison: Comparison) -> list[list[str]]:
