@@ -43,7 +43,8 @@ usage: attnlab COMMAND [--flag=value ...]
   generate      text from a trained model: --workdir=RUN --prompt=TEXT
   show          RUN: its results, how it was started, its config
   config        every key of a config: its value, its type and what it is
-  zoo           the mixers that configs can name; zoo NAME: one of them whole
+  zoo           the mixers that configs can name; zoo NAME: one of them whole;
+                zoo --heads: the heads
   data          list, or prepare NAME: make or convert a data set, verify it
   experiment    NAME: run one of experiments/, or go on with it
   completion    bash, zsh or fish: a script that completes all of this

@@ -9,10 +9,22 @@ from attnlab.functional import cores
 
 
 def next_token_loss(
-    hidden: Float[Array, '*b d'], embedding: Float[Array, 'o d'], targets: Int[Array, '*b']
+    hidden: Float[Array, '*b d'],
+    embedding: Float[Array, 'o d'],
+    targets: Int[Array, '*b'],
+    *,
+    soft_cap: float | None = None,
 ) -> Float[Array, '*b']:
-    """Cross-entropy in nats, `-log softmax(embedding hidden)[target]`, without storing all logits at once."""
-    return cores.cross_entropy(hidden, embedding.astype(hidden.dtype), targets)
+    """Cross-entropy in nats, `-log softmax(embedding hidden)[target]`, without storing all logits at once.
+
+    `soft_cap` bounds the logits, see `capped`.
+    """
+    return cores.cross_entropy(hidden, embedding.astype(hidden.dtype), targets, soft_cap=soft_cap)
+
+
+def capped(logits: Float[Array, '*b'], cap: float | None) -> Float[Array, '*b']:
+    """`cap tanh(logits / cap)`; `None`: the logits."""
+    return logits if cap is None else cap * jnp.tanh(logits / cap)
 
 
 def softmax_loss(logits: Float[Array, '*b o'], targets: Int[Array, '*b']) -> Float[Array, '*b']:

@@ -4,8 +4,9 @@
 
 `zoo` is a recipe (`attnlab zoo` lists them), `size` one of SIZES, `data` is `stdlib`, the name of a prepared dataset
 (`tiny_shakespeare`, `lm1b`, `pg19`), or the path of a text file or a folder of them; `tokens` is `bytes` or `bpe`.
-`residual` is one of RESIDUALS, `init` is `framework` or `paper`, the initial values of the recipe's paper,
-`optimizer` is `adamw`, `lion` or `muon`, `schedule` is `cosine`, `wsd`, `linear` or `constant`:
+`residual` is one of RESIDUALS, `head` one of what `attnlab zoo --heads` lists, `init` is `framework` or `paper`, the
+initial values of the recipe's paper, `optimizer` is `adamw`, `lion` or `muon`, `schedule` is `cosine`, `wsd`, `linear`
+or `constant`:
 
     attnlab train --config=language:zoo=gla,optimizer=lion,schedule=wsd --workdir=runs/gla-lion
 
@@ -27,7 +28,7 @@ from attnlab.data.text.tokenizers import BytePairs, Bytes
 from attnlab.errors import UserError, nearest
 from attnlab.evals.cadence import EveryNSteps
 from attnlab.evals.held_out import HeldOut
-from attnlab.models.heads.language import LanguageHead
+from attnlab.models.heads.registry import HEADS
 from attnlab.models.model import Model
 from attnlab.models.stack import stack_spec
 from attnlab.nn.mlps import GatedMLP
@@ -72,9 +73,17 @@ RESIDUALS = {
 
 
 def get_config(arg: str = '') -> ConfigDict:
-    """The config of `zoo=...,size=...,data=...,tokens=...,residual=...,init=...,optimizer=...,schedule=...`."""
+    """The config of `zoo=...,size=...,data=...,tokens=...,residual=...,head=...,init=...` and `CHOICES`."""
     chosen = arguments(
-        arg, zoo='mha', size='tiny', data='stdlib', tokens='bytes', residual='plain', init='framework', **CHOICES
+        arg,
+        zoo='mha',
+        size='tiny',
+        data='stdlib',
+        tokens='bytes',
+        residual='plain',
+        head='softmax',
+        init='framework',
+        **CHOICES,
     )
     recipe, initialization = initialized(chosen_recipe(chosen['zoo']), chosen['init'])
     size = choose(SIZES, 'size', chosen['size'])
@@ -98,7 +107,7 @@ def get_config(arg: str = '') -> ConfigDict:
             text=_text(chosen['data']),
             tokenizer=spec(choose(TOKENS, 'tokens', chosen['tokens'])),
         ),
-        model=spec(Model, dim=size.dim, stack=stack, head=spec(LanguageHead)),
+        model=spec(Model, dim=size.dim, stack=stack, head=choose(HEADS, 'head', chosen['head']).spec),
         optimizer=AdamW(peak_lr=size.peak_lr, schedule=Cosine(warmup=0.05)),
         evals=(spec(HeldOut, cadence=spec(EveryNSteps, n=evaluated), tokens=65_536),),
         save_every=evaluated,

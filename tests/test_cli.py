@@ -219,6 +219,16 @@ def test_zoo_lists_every_recipe(capsys):
     assert len(rows) == len(ZOO) + 2
 
 
+def test_zoo_shows_a_head_whole(capsys):
+    from attnlab.models.heads.registry import HEADS
+
+    assert main(['zoo', 'sampled_softmax', '--heads']) == 0
+    shown = ' '.join(capsys.readouterr().out.split())
+    assert HEADS['sampled_softmax'].cite in shown and 'negatives 64' in shown
+    assert "there is no head 'softmx'; did you mean 'softmax'" in said(capsys, 'zoo', '--heads', 'softmx')
+    assert "there is no head=softmx; did you mean 'softmax'" in said(capsys, 'config', '--config=language:head=softmx')
+
+
 def test_zoo_shows_a_recipe_whole(capsys):
     from attnlab.zoo import ZOO
 

@@ -49,6 +49,14 @@ def test_language(name):
     prepared(config).trace()
 
 
+@pytest.mark.parametrize('name', ['hierarchical', 'sampled_softmax'])
+def test_language_with_other_heads(name):
+    config = language.get_config(f'head={name}')
+    with config.unlocked():
+        config.length = 32
+    prepared(config).trace()
+
+
 @pytest.mark.parametrize('name', [name for name in language.RESIDUALS if name != 'plain'])
 def test_language_with_other_residuals(name):
     config = language.get_config(f'residual={name},optimizer=muon')

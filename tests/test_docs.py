@@ -15,6 +15,11 @@ def test_the_zoo_table_is_what_the_command_prints(capsys):
     assert capsys.readouterr().out.strip() in (ROOT / 'docs' / 'zoo.md').read_text()
 
 
+def test_the_table_of_heads_is_what_the_command_prints(capsys):
+    assert main(['zoo', '--heads', '--format=markdown']) == 0
+    assert capsys.readouterr().out.strip() in (ROOT / 'docs' / 'heads.md').read_text()
+
+
 def test_the_page_on_kernels_runs_as_it_stands():
     blocks = re.findall(r'```python\n(.*?)```', (ROOT / 'docs' / 'kernels.md').read_text(), flags=re.DOTALL)
     (example,) = (block for block in blocks if 'class SquaredRelu' in block)

@@ -23,7 +23,7 @@ from attnlab.module import Module
 from attnlab.nn.norms import RMSNorm
 from attnlab.nn.pools import MeanPool
 from attnlab.nn.positions import Sinusoidal
-from attnlab.typing import Features, Sequence, State, Tokens
+from attnlab.typing import DropoutKey, Features, Sequence, State, Tokens
 
 
 class Model(Module):
@@ -113,9 +113,11 @@ class Model(Module):
         hidden, _ = self.hidden(tokens, ctx)
         return self.pool(hidden, ctx.segments_or_ones() > 0)
 
-    def losses(self, hidden: Float[Array, '*b d'], targets: Shaped[Array, '...']) -> Float[Array, '*b']:
-        """The loss of the head, one number per hidden state."""
-        return self.head.losses(hidden, targets)
+    def losses(
+        self, hidden: Float[Array, '*b d'], targets: Shaped[Array, '...'], key: DropoutKey | None = None
+    ) -> Float[Array, '*b']:
+        """The loss of the head, one number per hidden state; with a key what the head minimises in training."""
+        return self.head.losses(hidden, targets) if key is None else self.head.objective(hidden, targets, key)
 
     def logits(self, hidden: Float[Array, '*b d']) -> Float[Array, '*b o']:
         """The head's, in float32."""

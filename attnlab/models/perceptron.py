@@ -18,7 +18,7 @@ from attnlab.functional import sampling
 from attnlab.losses import softmax_loss, stablemax_logits
 from attnlab.module import Module
 from attnlab.nn.projections import Linear
-from attnlab.typing import State, Tokens
+from attnlab.typing import DropoutKey, State, Tokens
 
 small_uniform = nnx.initializers.variance_scaling(1 / 3, 'fan_in', 'uniform')
 """Uniform with a bound of one over the square root of the number of inputs."""
@@ -79,8 +79,11 @@ class Perceptron(Module):
         """The last hidden layer of every row."""
         return self.hidden(tokens, ctx)[0][:, 0]
 
-    def losses(self, hidden: Float[Array, '*b d'], targets: Int[Array, '*b']) -> Float[Array, '*b']:
-        """Cross-entropy in nats."""
+    def losses(
+        self, hidden: Float[Array, '*b d'], targets: Int[Array, '*b'], key: DropoutKey | None = None
+    ) -> Float[Array, '*b']:
+        """Cross-entropy in nats, in training too."""
+        del key
         return softmax_loss(self.logits(hidden), targets)
 
     def logits(self, hidden: Float[Array, '*b d']) -> Float[Array, '*b o']:

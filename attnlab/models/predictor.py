@@ -10,7 +10,7 @@ from jaxtyping import Float, Int, Shaped
 from attnlab.blocks.block import Stage
 from attnlab.context import Context
 from attnlab.models.stack import Stack
-from attnlab.typing import Features, Sequence, State, Tokens
+from attnlab.typing import DropoutKey, Features, Sequence, State, Tokens
 
 
 @runtime_checkable
@@ -41,8 +41,13 @@ class Predictor(Protocol):
     def pooled(self, inputs: Tokens | Features, ctx: Context) -> Float[Array, 'b d']:
         """One hidden state per row, ignoring padding."""
 
-    def losses(self, hidden: Float[Array, '*b d'], targets: Shaped[Array, '...']) -> Float[Array, '*b']:
-        """One number per hidden state: `-log p(target)` in nats, or an error where predictions are real numbers."""
+    def losses(
+        self, hidden: Float[Array, '*b d'], targets: Shaped[Array, '...'], key: DropoutKey | None = None
+    ) -> Float[Array, '*b']:
+        """One number per hidden state: `-log p(target)` in nats, or an error where predictions are real numbers.
+
+        With a key, which there is in training, it is what training minimises, for heads where that differs.
+        """
 
     def logits(self, hidden: Float[Array, '*b d']) -> Float[Array, '*b o']:
         """Log-probabilities up to a constant, or the predicted numbers, in float32."""

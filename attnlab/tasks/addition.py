@@ -97,5 +97,6 @@ class Addition:
             'collapsed': jnp.take_along_axis(zero, targets[:, None], axis=1)[:, 0],
             'vanished': jnp.all(zero, axis=1),
         }
-        values = {'loss': model.losses(hidden, targets)} | {name: x.astype(jnp.float32) for name, x in found.items()}
+        losses = model.losses(hidden, targets, dropout_key)
+        values = {'loss': losses} | {name: x.astype(jnp.float32) for name, x in found.items()}
         return {name: Average.of(x[:, None], batch['weights'][:, None]) for name, x in values.items()}

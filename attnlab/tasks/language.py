@@ -68,7 +68,7 @@ class LanguageModelling:
         """
         ctx = self.context(batch, dropout_key)
         hidden, _ = model.hidden(batch['tokens'], ctx)
-        losses = model.losses(hidden, batch['targets'])
+        losses = model.losses(hidden, batch['targets'], dropout_key)
         weights = batch['weights']
         loss = Average.of(losses, weights)
         found = {

@@ -117,7 +117,7 @@ class Classification(LongRange):
         labels, weights = batch['label'], batch['weights'][:, None]
         right = jnp.argmax(model.logits(vectors), axis=1) == labels
         return {
-            'loss': Average.of(model.losses(vectors, labels)[:, None], weights),
+            'loss': Average.of(model.losses(vectors, labels, dropout_key)[:, None], weights),
             **proportion('accuracy', right.astype(jnp.float32)[:, None], weights),
         }
 
@@ -173,7 +173,7 @@ class Denoising(LongRange):
             chosen = predicted.reshape(*predicted.shape, *(1,) * (tokens.ndim - 2))
             inputs, targets = jnp.where(chosen, jnp.zeros_like(tokens), tokens), tokens
         hidden, _ = model.hidden(inputs, context(apart | {'tokens': inputs}, dropout_key))
-        return {'loss': Average.of(model.losses(hidden, targets), predicted.astype(jnp.float32))}
+        return {'loss': Average.of(model.losses(hidden, targets, dropout_key), predicted.astype(jnp.float32))}
 
 
 @functools.lru_cache(maxsize=16)

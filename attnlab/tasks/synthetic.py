@@ -107,7 +107,7 @@ class LabelPrediction(Synthetic):
         """Loss in nats and accuracy over labels, also by label; and the fraction of examples with all labels right."""
         hidden = hidden_at_labels(model, batch, dropout_key)
         targets, weights = batch['targets'], batch['weights']
-        losses = model.losses(hidden, targets)
+        losses = model.losses(hidden, targets, dropout_key)
         right = jnp.argmax(model.logits(hidden), axis=-1) == targets
         labelled = jnp.any(weights > 0, axis=1)
         exact = labelled & jnp.all(right | (weights == 0), axis=1)
@@ -133,7 +133,7 @@ class InContextRegression(Synthetic):
     def measure(self, model: Predictor, batch: Batch, dropout_key: DropoutKey | None) -> dict[str, Average]:
         """The error over labels, also by label, and that of the baselines where the batch has them."""
         weights = batch['weights']
-        errors = model.losses(hidden_at_labels(model, batch, dropout_key), batch['targets'])
+        errors = model.losses(hidden_at_labels(model, batch, dropout_key), batch['targets'], dropout_key)
         found = {'loss': Average.of(errors, weights), 'position_error': Average.of(errors, weights, axis=0)}
         for name in (name for name in batch if name.startswith(BASELINE)):
             baseline = name.removeprefix(BASELINE)

@@ -93,7 +93,7 @@ class Unigram(Predictor):
     def hidden(self, tokens, ctx):
         return tokens, None
 
-    def losses(self, hidden, targets):
+    def losses(self, hidden, targets, key=None):
         return targets.astype(jnp.float32)
 
 

@@ -26,7 +26,7 @@ class Given(Predictor):
         del tokens, ctx
         return self.scores
 
-    def losses(self, hidden, targets):
+    def losses(self, hidden, targets, key=None):
         return softmax_loss(self.logits(hidden), targets)
 
 

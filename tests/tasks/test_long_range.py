@@ -71,7 +71,7 @@ class Oracle(Predictor):
     def pooled(self, tokens, ctx):
         return MeanPool()(self.look(tokens), ctx.segments > 0)
 
-    def losses(self, hidden, targets):
+    def losses(self, hidden, targets, key=None):
         return softmax_loss(self.logits(hidden), targets)
 
 
@@ -214,7 +214,7 @@ def test_what_follows_is_predicted_inside_documents_alone():
             seen.append(tokens)
             return jax.nn.one_hot(tokens, 4) * 5.0, state
 
-        def losses(self, hidden, targets):
+        def losses(self, hidden, targets, key=None):
             return next_token_loss(hidden, jnp.eye(4), targets)
 
     found = task.measure(Follower(), batch, None)['loss']
@@ -235,7 +235,7 @@ def test_hidden_places_are_predicted_and_not_seen(key):
             seen.append(tokens)
             return jnp.zeros((*tokens.shape, 2)), state
 
-        def losses(self, hidden, targets):
+        def losses(self, hidden, targets, key=None):
             return next_token_loss(hidden, jnp.zeros((16, 2)), targets)
 
     found = task.measure(Blind(), batch, None if key is None else jax.random.key(key))['loss']
@@ -259,7 +259,7 @@ def test_errors_of_numbers_are_absolute():
             self.seen = tokens
             return tokens, state
 
-        def losses(self, hidden, targets):
+        def losses(self, hidden, targets, key=None):
             return absolute_error(jnp.zeros_like(hidden), targets)
 
     found = task.measure(Mean(), batch, jax.random.key(0))['loss']

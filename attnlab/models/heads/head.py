@@ -4,13 +4,16 @@ import abc
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax import Array
 from jaxtyping import Float, Int, Shaped
 
+from attnlab.errors import UserError
 from attnlab.functional import sampling
 from attnlab.module import Module
 from attnlab.nn.parameter import param
+from attnlab.typing import DropoutKey
 
 
 class Head(Module):
@@ -26,6 +29,13 @@ class Head(Module):
     def losses(self, hidden: Float[Array, '*b d'], targets: Shaped[Array, '...']) -> Float[Array, '*b']:
         """One number per hidden state: `-log p(target)` in nats, or an error where predictions are real numbers."""
 
+    def objective(
+        self, hidden: Float[Array, '*b d'], targets: Shaped[Array, '...'], key: DropoutKey
+    ) -> Float[Array, '*b']:
+        """What training minimises, one number per hidden state; the losses unless a head says otherwise."""
+        del key
+        return self.losses(hidden, targets)
+
     @abc.abstractmethod
     def logits(self, hidden: Float[Array, '*b d']) -> Float[Array, '*b o']:
         """Log-probabilities up to a constant, or the predicted numbers, in float32."""
@@ -38,10 +48,44 @@ class Head(Module):
         return sampling.sample(self.logits(hidden), key, temperature=temperature, top_p=top_p)
 
 
+def check_targets(targets: Int[Array, '*b'], classes: int) -> None:
+    """Raises `UserError` for a target outside of the classes; inside of `jax.jit` its loss is NaN instead."""
+    if isinstance(targets, jax.core.Tracer) or targets.size == 0:
+        return
+    there = np.asarray(targets)
+    least, most = int(there.min()), int(there.max())
+    if least < 0 or most >= classes:
+        raise UserError(f'targets are from {least} to {most}; the classes of the head are 0 to {classes - 1}')
+
+
+def nan_outside(losses: Float[Array, '*b'], targets: Int[Array, '*b'], classes: int) -> Float[Array, '*b']:
+    """The losses, NaN where a target is outside of the classes."""
+    return jnp.where((targets >= 0) & (targets < classes), losses, jnp.nan)
+
+
+def in_gradient_only(penalty: Float[Array, '*b']) -> Float[Array, '*b']:
+    """Zero, with the gradient of `penalty`: added to losses, it is trained on and not reported."""
+    return penalty - jax.lax.stop_gradient(penalty)
+
+
+def wide(x: Float[Array, '*b']) -> Float[Array, '*b']:
+    """`x` in float32, or as it is if it is wider."""
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+
+
 def linear_logits(hidden: Float[Array, '*b d'], weight: Float[Array, 'o d']) -> Float[Array, '*b o']:
-    """`hidden W^T`, multiplied in the type of `hidden`, accumulated and returned in float32."""
+    """`hidden W^T`, multiplied in the type of `hidden`, accumulated and returned in float32 or better."""
     weight = weight.astype(hidden.dtype)
-    return jnp.einsum('... d, o d -> ... o', hidden, weight, preferred_element_type=jnp.float32)
+    accumulator = jnp.promote_types(hidden.dtype, jnp.float32)
+    return jnp.einsum('... d, o d -> ... o', hidden, weight, preferred_element_type=accumulator)
+
+
+def target_logits(
+    hidden: Float[Array, '*b d'], weight: Float[Array, 'o d'], targets: Int[Array, '*b']
+) -> Float[Array, '*b']:
+    """The logit of one class per hidden state, in float32 or better."""
+    rows = weight.astype(hidden.dtype)[targets]
+    return jnp.sum(wide(hidden) * wide(rows), axis=-1)
 
 
 def output_weight(dim: int, outputs: int, rngs: nnx.Rngs) -> nnx.Param:

@@ -1,0 +1,92 @@
+"""A head whose probabilities are products along the paths of a binary tree."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax import Array
+from jaxtyping import Float, Int
+
+from attnlab.errors import UserError
+from attnlab.functional.huffman import huffman
+from attnlab.models.heads.head import Head, check_targets, linear_logits, nan_outside, output_weight, wide
+from attnlab.nn.parameter import buffer, param
+
+
+class HierarchicalSoftmax(Head):
+    """`log p(w) = sum_n log sigmoid(s_n (u_n hidden + c_n))` over the inner nodes n on the way to w in a Huffman tree.
+
+    `s_n` is 1 or -1 by the side on which w lies, so probabilities sum to one. A loss costs as many products as the path
+    is long, about the entropy of the counts in bits; all probabilities cost as many as there are tokens.
+    Morin and Bengio 2005, https://proceedings.mlr.press/r5/morin05a.html; the tree of Mikolov et al. 2013,
+    https://arxiv.org/abs/1301.3781, of equal nodes those of the lowest index joined first.
+
+    Args:
+      dim: model width.
+      vocab: number of tokens.
+      counts: how often each token occurs; `None`: `1 / (j + 1)` for token j, for tokens numbered by frequency.
+
+    Raises `UserError` for counts of another number of tokens or below 0, and for fewer than two tokens.
+    """
+
+    def __init__(self, dim: int, vocab: int, *, counts: tuple[int, ...] | None = None, rngs: nnx.Rngs):
+        if vocab < 2:
+            raise UserError(f'vocab is {vocab}; a tree needs at least 2 tokens')
+        if counts is not None and (len(counts) != vocab or min(counts) < 0):
+            raise UserError(
+                f'counts has {len(counts)} entries from {min(counts, default=0)} up; it must have {vocab}, the tokens '
+                'of the head, from 0 up'
+            )
+        tree = huffman((1 / np.arange(1, vocab + 1)).tolist() if counts is None else counts)
+        self.root = tree.root
+        self.nodes = buffer(tree.nodes, axes=(None, None))
+        self.signs = buffer(tree.signs, axes=(None, None))
+        self.children = buffer(tree.children, axes=(None, None))
+        # One row more than there are inner nodes: devices divide what divides the vocabulary.
+        self.weight = output_weight(dim, vocab, rngs)
+        self.bias = param(nnx.initializers.zeros, (vocab,), axes=('vocab',), group='vector', rngs=rngs)
+
+    def losses(self, hidden: Float[Array, '*b d'], targets: Int[Array, '*b']) -> Float[Array, '*b']:
+        """`-log p(target)` in nats."""
+        classes = self.nodes.shape[0]
+        check_targets(targets, classes)
+        path, signs = (each[...][jnp.clip(targets, 0, classes - 1)] for each in (self.nodes, self.signs))
+        vectors = self.weight[...].astype(hidden.dtype)[path]
+        scores = jnp.sum(wide(hidden)[..., None, :] * wide(vectors), axis=-1)
+        losses = -jnp.sum(_log_side(scores + self.bias[...][path].astype(scores.dtype), signs), axis=-1)
+        return nan_outside(losses, targets, classes)
+
+    def logits(self, hidden: Float[Array, '*b d']) -> Float[Array, '*b o']:
+        """Log-probabilities of all tokens, in float32."""
+        scores = linear_logits(hidden, self.weight[...])
+        scores = scores + self.bias[...].astype(scores.dtype).reshape((1,) * (scores.ndim - 1) + (-1,))
+
+        def longer(total: Array, step: tuple[Array, Array]) -> tuple[Array, None]:
+            nodes, signs = step
+            signs = signs.reshape((1,) * (total.ndim - 1) + (-1,))
+            return total + _log_side(scores[..., nodes], signs), None
+
+        start = jnp.zeros((*hidden.shape[:-1], self.nodes.shape[0]), scores.dtype)
+        return jax.lax.scan(longer, start, (self.nodes[...].T, self.signs[...].T))[0]
+
+    def sample(self, hidden: Float[Array, 'b d'], key: Array, *, temperature: float, top_p: float) -> Int[Array, ' b']:
+        """Goes down the tree by chance; from all log-probabilities where these are sharpened or cut."""
+        if temperature != 1.0 or top_p < 1.0:
+            return super().sample(hidden, key, temperature=temperature, top_p=top_p)
+
+        def down(step: Array, place: Int[Array, ' b']) -> Int[Array, ' b']:
+            inner = jnp.maximum(place, 0)
+            vectors = self.weight[...].astype(hidden.dtype)[inner]
+            scores = jnp.sum(wide(hidden) * wide(vectors), axis=-1) + self.bias[...][inner]
+            second = jax.random.bernoulli(jax.random.fold_in(key, step), jax.nn.sigmoid(-scores))
+            reached = jnp.take_along_axis(self.children[...][inner], second[:, None].astype(jnp.int32), axis=1)[:, 0]
+            return jnp.where(place < 0, place, reached)
+
+        start = jnp.full(hidden.shape[0], self.root, jnp.int32)
+        return -1 - jax.lax.fori_loop(0, self.nodes.shape[1], down, start)
+
+
+def _log_side(scores: Float[Array, '*b'], signs: Int[Array, '*c']) -> Float[Array, '*b']:
+    """`log sigmoid(sign score)`, and 0 where the sign is 0."""
+    signs = jnp.broadcast_to(signs, scores.shape)
+    return jnp.where(signs == 0, 0, jax.nn.log_sigmoid(signs * scores))

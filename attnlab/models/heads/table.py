@@ -1,0 +1,69 @@
+"""`attnlab zoo --heads`: the heads, with what each claims and the parameters that it has; one of them whole."""
+
+import functools
+import math
+from typing import Any
+
+import jax
+from flax import nnx
+
+from attnlab.config import build, flatten
+from attnlab.errors import UserError, nearest
+from attnlab.models.heads.registry import HEADS, HeadRecipe
+from attnlab.tables import Column, Printer, Table, digits, pairs
+
+DIM, VOCAB = 256, 8192
+CLAIMS = ('normalised', 'exact', 'streams')
+CAPTION = f'Cost: products with a vector that the loss of a token takes. Parameters: at width {DIM}, {VOCAB} tokens.'
+COLUMNS = (
+    Column('head'),
+    Column('class', prose=True),
+    Column('paper', rank=3),
+    Column('claims', rank=2),
+    Column('cost', rank=1),
+    Column('parameters', digits(',.0f'), right=True),
+)
+
+
+def print_heads(printer: Printer) -> None:
+    """Prints the table of all heads; as Markdown with the notes, for docs/heads.md."""
+    printer.table(Table('heads', COLUMNS, [_row(name, head) for name, head in HEADS.items()]))
+    if printer.form != 'plain':
+        printer.line(CAPTION)
+    if printer.form == 'markdown':
+        notes = [f'- **{name}**: {head.notes}' for name, head in HEADS.items() if head.notes]
+        printer.line('\n'.join(['## Notes', '', *notes]))
+
+
+def print_head(printer: Printer, name: str) -> None:
+    """Prints one head whole: paper, claims, cost, notes and spec. Raises `UserError` for a name that is none."""
+    if name not in HEADS:
+        raise UserError(f'there is no head {name!r}{nearest(name, HEADS)}')
+    head = HEADS[name]
+    facts = {
+        'head': name,
+        'paper': head.cite,
+        'claims': ', '.join(_claims(head)),
+        'cost': head.cost,
+        'notes': head.notes or 'none',
+    }
+    printer.table(pairs('head', facts))
+    printer.table(pairs('spec', flatten(head.spec), 'spec'))
+
+
+def parameters(head: HeadRecipe) -> int:
+    """The number of parameters at width `DIM` and `VOCAB` tokens."""
+    made = jax.eval_shape(functools.partial(_made, build(head.spec)))
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(made))
+
+
+def _made(factory: Any) -> nnx.State:
+    return nnx.state(factory(DIM, VOCAB, rngs=nnx.Rngs(0)), nnx.Param)
+
+
+def _row(name: str, head: HeadRecipe) -> tuple[Any, ...]:
+    return name, head.spec.target.rpartition('.')[2], head.cite, ', '.join(_claims(head)), head.cost, parameters(head)
+
+
+def _claims(head: HeadRecipe) -> list[str]:
+    return [claim for claim in CLAIMS if getattr(head, claim)]

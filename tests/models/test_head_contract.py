@@ -1,0 +1,115 @@
+"""Every head keeps every promise that its row makes."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from attnlab.config import build
+from attnlab.models.heads.language import LanguageHead
+from attnlab.models.heads.registry import HEADS
+from attnlab.testing.heads import Check, HeadSubject, check_head, claimed_of_head
+from attnlab.testing.noise import perturbed
+
+EVERY_TIME = ('probabilities', 'gradients')
+"""The checks that every head has to pass every time; the others are nightly but for those of `ALL`."""
+
+ALL = ('softmax', 'adaptive_softmax', 'hierarchical', 'sampled_softmax')
+"""Heads that have nothing in common with those before them; a link is an elementwise function in one class."""
+
+
+@functools.lru_cache(maxsize=1)
+def subject(name: str) -> HeadSubject:
+    """The head of a row; the tests of a head follow one another in one process."""
+    return HeadSubject(build(HEADS[name].reduced()))
+
+
+def marks(name: str, what: str) -> list[pytest.MarkDecorator]:
+    always = what in EVERY_TIME or name in ALL
+    return [pytest.mark.xdist_group(f'contract of head {name}')] + ([] if always else [pytest.mark.slow])
+
+
+@pytest.mark.parametrize(
+    ('name', 'check'),
+    [
+        pytest.param(name, check, id=f'{name}-{what}', marks=marks(name, what))
+        for name, recipe in HEADS.items()
+        for what, check in claimed_of_head(exact=recipe.exact, streams=recipe.streams).items()
+    ],
+)
+def test_property(name: str, check: Check):
+    check(subject(name))
+
+
+def test_rows_are_complete():
+    for name, recipe in HEADS.items():
+        assert 'https://' in recipe.cite and recipe.cost and recipe.normalised, name
+        assert recipe.exact or recipe.notes, name
+
+
+class Overconfident(LanguageHead):
+    """Reports other probabilities than its losses are of."""
+
+    def logits(self, hidden):
+        return 2 * super().logits(hidden)
+
+
+class Doubled(LanguageHead):
+    """Trains on another loss than it says."""
+
+    def objective(self, hidden, targets, key):
+        return 2 * self.losses(hidden, targets)
+
+
+class Stubborn(LanguageHead):
+    """Draws one class."""
+
+    def sample(self, hidden, key, *, temperature, top_p):
+        return jnp.zeros(len(hidden), jnp.int32)
+
+
+class Forgiving(LanguageHead):
+    """Takes classes that are not there for the last one."""
+
+    def losses(self, hidden, targets):
+        return super().losses(hidden, jnp.clip(targets, 0, 11))
+
+
+class Centred(LanguageHead):
+    """Looks at the other rows of a batch."""
+
+    def losses(self, hidden, targets):
+        return super().losses(hidden - jnp.mean(hidden, axis=(0, 1), keepdims=True), targets)
+
+
+BROKEN = {
+    'probabilities': Overconfident,
+    'objective': Doubled,
+    'sampling': Stubborn,
+    'outside': Forgiving,
+    'streams': Centred,
+}
+
+
+@pytest.mark.parametrize('what', BROKEN)
+def test_a_head_that_breaks_a_promise_is_found(what: str):
+    with pytest.raises(AssertionError, match=f'^{what}'):
+        claimed_of_head(exact=True, streams=True)[what](HeadSubject(BROKEN[what]))
+
+
+def test_check_head_says_what_holds():
+    said = []
+    check_head(build(HEADS['softmax'].reduced()), exact=True, streams=True, say=said.append)
+    assert said[0] == 'probabilities: holds' and len(said) == 8
+
+
+def test_many_tokens_are_computed_some_at_a_time():
+    head = perturbed(build(HEADS['taylor'].reduced())(4, 6, rngs=nnx.Rngs(0)))
+    rng = np.random.default_rng(0)
+    hidden = jnp.asarray(rng.standard_normal((2, 300, 4)), jnp.float32)
+    targets = jnp.asarray(rng.integers(6, size=(2, 300)), jnp.int32)
+    whole = -jnp.take_along_axis(jax.nn.log_softmax(head.logits(hidden)), targets[..., None], axis=-1)[..., 0]
+    np.testing.assert_allclose(head.losses(hidden, targets), whole, rtol=1e-5)

@@ -1,0 +1,116 @@
+"""What heads over a vocabulary do beyond the contract: penalties, corrections, and mistakes named."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from attnlab.errors import UserError
+from attnlab.models.heads.adaptive import AdaptiveSoftmax
+from attnlab.models.heads.hierarchical import HierarchicalSoftmax
+from attnlab.models.heads.language import BoundedHead, LanguageHead
+from attnlab.models.heads.links import Spherical
+from attnlab.models.heads.mixture import MixtureOfSoftmaxes
+from attnlab.models.heads.sampled import SampledSoftmax, log_expected, log_uniform
+from attnlab.testing.noise import noise
+
+HIDDEN = noise(5, 4)
+TARGETS = jnp.asarray([0, 3, 5, 1, 2], jnp.int32)
+
+
+@pytest.mark.parametrize('cap', [None, 2.0])
+def test_the_penalty_of_the_normaliser_is_in_the_gradient_alone(cap):
+    head = BoundedHead(4, 6, z_loss=0.1, soft_cap=cap, rngs=nnx.Rngs(0))
+    key = jax.random.key(0)
+    np.testing.assert_array_equal(head.objective(HIDDEN, TARGETS, key), head.losses(HIDDEN, TARGETS))
+
+    def whole(hidden):
+        normalisers = jax.nn.logsumexp(head.logits(hidden), axis=-1)
+        return jnp.sum(head.losses(hidden, TARGETS) + 0.1 * normalisers**2)
+
+    found = jax.grad(lambda hidden: jnp.sum(head.objective(hidden, TARGETS, key)))(HIDDEN)
+    np.testing.assert_allclose(found, jax.grad(whole)(HIDDEN), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize('correction', [True, False])
+def test_the_correction_makes_the_distribution_of_the_data_the_minimum(correction, monkeypatch):
+    """Of one drawn token the expected gradient can be summed over targets and draws: at `log p` it is zero."""
+    classes = 4
+    chances = jnp.asarray([0.1, 0.2, 0.3, 0.4])
+    drawing = jnp.exp(log_expected(jnp.arange(classes), 1, classes))
+    np.testing.assert_allclose(jnp.sum(drawing), 1, rtol=1e-6)
+    head = SampledSoftmax(classes, classes, negatives=1, correction=correction, rngs=nnx.Rngs(0))
+    head.weight[...] = jnp.eye(classes)
+
+    def expected(logits):
+        total = 0.0
+        for drawn in range(classes):
+            monkeypatch.setattr(
+                'attnlab.models.heads.sampled.log_uniform', lambda *_, drawn=drawn: jnp.full(1, drawn, jnp.int32)
+            )
+            hidden = jnp.broadcast_to(logits[None], (classes, classes))
+            losses = head.objective(hidden, jnp.arange(classes), jax.random.key(0))
+            total += drawing[drawn] * jnp.sum(chances * losses)
+        return total
+
+    gradient = np.asarray(jax.grad(expected)(jnp.log(chances)))
+    assert (np.abs(gradient).max() < 1e-6) == correction
+    # Without it the most frequent in the draws is held down: its logit should fall.
+    assert correction or gradient[0] > 0.01
+
+
+def test_draws_are_log_uniform():
+    drawn = np.asarray(log_uniform(jax.random.key(0), 20_000, 7))
+    counts = np.bincount(drawn, minlength=7)
+    expected = np.exp(np.asarray(log_expected(jnp.arange(7), 20_000, 7)))
+    assert len(counts) == 7 and np.sum((counts - expected) ** 2 / expected) < 30
+
+
+def test_a_mixture_of_one_component_is_a_softmax():
+    head = MixtureOfSoftmaxes(4, 6, components=1, rngs=nnx.Rngs(0))
+    plain = LanguageHead(4, 6, rngs=nnx.Rngs(0))
+    plain.weight[...] = head.weight[...]
+    states = jnp.tanh(head.latent(HIDDEN))
+    np.testing.assert_allclose(head.losses(HIDDEN, TARGETS), plain.losses(states, TARGETS), rtol=1e-5)
+
+
+def test_mixtures_go_beyond_the_rank_of_the_width():
+    def rank(head):
+        return int(np.linalg.matrix_rank(jax.nn.log_softmax(head.logits(noise(40, 2))), tol=1e-3))
+
+    assert rank(LanguageHead(2, 20, rngs=nnx.Rngs(0))) <= 3 < rank(MixtureOfSoftmaxes(2, 20, rngs=nnx.Rngs(0)))
+
+
+MISTAKES = {
+    'an empty tail': (
+        lambda: AdaptiveSoftmax(4, 6, cutoffs=(2, 6), rngs=nnx.Rngs(0)),
+        'cutoffs is .2, 6., which leaves',
+    ),
+    'an empty head': (lambda: AdaptiveSoftmax(4, 6, cutoffs=(0, 2), rngs=nnx.Rngs(0)), 'leaves the head or a cluster'),
+    'no tail': (lambda: AdaptiveSoftmax(4, 6, cutoffs=(), rngs=nnx.Rngs(0)), 'leaves the head or a cluster empty'),
+    'a cluster of no tokens': (lambda: AdaptiveSoftmax(4, 6, cutoffs=(2, 2), rngs=nnx.Rngs(0)), 'must rise from'),
+    'wider tails': (
+        lambda: AdaptiveSoftmax(4, 6, divisor=0.5, rngs=nnx.Rngs(0)),
+        'divisor is 0.5; it must be at least',
+    ),
+    'a tree of one token': (lambda: HierarchicalSoftmax(4, 1, rngs=nnx.Rngs(0)), 'vocab is 1; a tree needs at least 2'),
+    'counts of others': (lambda: HierarchicalSoftmax(4, 3, counts=(1, 2), rngs=nnx.Rngs(0)), 'counts has 2 entries'),
+    'counts below zero': (lambda: HierarchicalSoftmax(4, 2, counts=(1, -2), rngs=nnx.Rngs(0)), 'from -2 up; it must'),
+    'a cap of zero': (lambda: BoundedHead(4, 6, soft_cap=0.0, rngs=nnx.Rngs(0)), 'soft_cap is 0.0; it must be pos'),
+    'a penalty below zero': (lambda: BoundedHead(4, 6, z_loss=-1.0, rngs=nnx.Rngs(0)), 'z_loss is -1.0; it must be at'),
+    'no constant': (lambda: Spherical(eps=0.0), 'eps of Spherical is 0.0; it must be positive'),
+    'no negatives': (lambda: SampledSoftmax(4, 6, negatives=0, rngs=nnx.Rngs(0)), 'negatives of SampledSoftmax is 0'),
+    'a class outside': (
+        lambda: LanguageHead(4, 6, rngs=nnx.Rngs(0)).losses(HIDDEN, TARGETS + 1),
+        'targets are from 1 to 6; the classes of the head are 0 to 5',
+    ),
+}
+
+
+@pytest.mark.parametrize('case', MISTAKES)
+def test_mistakes_are_named_in_one_line(case):
+    call, sentence = MISTAKES[case]
+    with pytest.raises(UserError, match=sentence) as caught:
+        call()
+    assert '\n' not in str(caught.value)
