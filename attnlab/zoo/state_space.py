@@ -1,11 +1,14 @@
-"""Selective state-space models."""
+"""State-space models, selective and structured."""
 
 from attnlab.blocks.layer import MixersAlone
 from attnlab.config import spec
 from attnlab.mixers.state_space.selective import SelectiveSSM, StateSpaceDual
+from attnlab.mixers.state_space.structured import StructuredSSM
 from attnlab.nn.initialization import Initialization
 from attnlab.nn.norms import RMSNorm
 from attnlab.nn.preludes import ShortConv
+from attnlab.nn.readouts import SelfGate
+from attnlab.nn.systems import DiagonalSystem, LowRankSystem, RingSystem, SharedSystem
 from attnlab.zoo.recipe import PYTORCH, Recipe, Start
 
 MAMBA = Start(maps=Initialization(linear=PYTORCH, residual=1.0))
@@ -44,6 +47,70 @@ STATE_SPACE = {
         notes=(
             'One group of B and C, 128 states, heads of 64 channels, which must divide twice the width. Biases of the '
             'convolution start at zero, and linear maps three times as far spread as theirs, unless init=paper.'
+        ),
+    ),
+    's4': Recipe(
+        spec=spec(StructuredSSM, system=spec(LowRankSystem)),
+        cite='Gu et al. 2022, https://arxiv.org/abs/2111.00396',
+        causal=True,
+        streaming=True,
+        packed=True,
+        implementations=('reference', 'xla'),
+        small={'state': 8},
+        knobs={'state': 'state'},
+        smallest_state=4,
+        notes=(
+            'A convolution in training, a recurrence in a stream. LegS, or other bases of HiPPO by `system.starts`: '
+            '`legt`, `fout`, several in turn over the channels with `system.copies`. As in the released code P is tied '
+            'to its conjugate, one state matrix serves all channels, and a gated map follows. Outputs C are trained as '
+            'the recurrence reads them, at every length, where the code trains them for one length, truncated; they '
+            'have no weight decay, and inputs B are not clipped. The papers on long sequences have no channel mixers, '
+            'those on text do.'
+        ),
+    ),
+    's4d': Recipe(
+        spec=spec(StructuredSSM, system=spec(DiagonalSystem)),
+        cite='Gu et al. 2022, https://arxiv.org/abs/2206.11893',
+        causal=True,
+        streaming=True,
+        packed=True,
+        implementations=('reference', 'xla'),
+        small={'state': 8},
+        knobs={'state': 'state'},
+        smallest_state=4,
+        notes=(
+            'S4D-Lin with a zero-order hold, a set of modes a channel as in the short version of the released code. '
+            '`system.starts` may be `legs`, `lin`, `inv`, `quad`, `random` or `real`, `system.method` bilinear. B is '
+            'trained, as in the long version; it starts without the half of the theory. Outputs C have no weight decay.'
+        ),
+    ),
+    's5': Recipe(
+        spec=spec(StructuredSSM, system=spec(SharedSystem, blocks=4), readout=spec(SelfGate)),
+        cite='Smith et al. 2023, https://arxiv.org/abs/2208.04933',
+        causal=True,
+        streaming=True,
+        packed=True,
+        small={'state': 8},
+        knobs={'state': 'state'},
+        smallest_state=8,
+        notes=(
+            '`state` counts real states, twice the modes. Random maps are normal where the released code truncates '
+            'them; outputs C have no weight decay.'
+        ),
+    ),
+    'lru': Recipe(
+        spec=spec(StructuredSSM, system=spec(RingSystem)),
+        cite='Orvieto et al. 2023, https://arxiv.org/abs/2303.06349',
+        causal=True,
+        streaming=True,
+        packed=True,
+        small={'state': 8},
+        knobs={'state': 'state'},
+        smallest_state=8,
+        notes=(
+            '`state` counts complex modes. The ring is `system.low` to `system.high`, with angles up to `system.turn`: '
+            'the paper tunes them by task, down to a tenth of pi for long memories. No code was released by the '
+            'authors; inputs B and gains are of the group of time scales, as in a widely used reimplementation.'
         ),
     ),
 }

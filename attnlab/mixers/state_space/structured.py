@@ -1,0 +1,77 @@
+"""Structured state-space models: linear systems that are the same at every token."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from flax import nnx
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, Int
+
+from attnlab.context import Context
+from attnlab.functional.recurrences import carried, no_segment, state_dtype
+from attnlab.mixers.mixer import Mixer
+from attnlab.nn.parameter import param
+from attnlab.nn.readouts import GatedReadout
+from attnlab.nn.systems import System
+from attnlab.typing import Sequence
+
+
+class StructuredState(NamedTuple):
+    """What a structured state-space model remembers of a stream.
+
+    Attributes:
+      memory: the state of the system, float32 or float64, complex numbers as their parts.
+      segment: the segment of the last token, `b`; -1 before the first.
+    """
+
+    memory: Float[Array, 'b ...']
+    segment: Int[Array, ' b']
+
+
+class StructuredSSM(Mixer):
+    """A linear time-invariant system, a skip, and a readout that mixes channels.
+
+        y = system(x) + D x    out = readout(y)
+
+    The system runs in float32 or better; `D`, one a channel, starts normal. S4, S4D, S5 and the LRU differ in the
+    system. Gu et al. 2022, https://arxiv.org/abs/2111.00396.
+
+    Args:
+      dim: model width.
+      system: made as `system(dim, state=, rngs=rngs)`; see `attnlab.nn.systems`.
+      state: states, of a channel or of all, as the system counts them.
+      readout: made as `readout(dim, rngs=rngs)`.
+      implementation: of the core; `None`: the default of the platform.
+      rngs: draws the parameters.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        system: Callable[..., System],
+        state: int = 64,
+        readout: Callable[..., nnx.Module] = GatedReadout,
+        implementation: str | None = None,
+        rngs: nnx.Rngs,
+    ):
+        self.implementation = implementation
+        self.system = system(dim, state=state, rngs=rngs)
+        self.D = param(nnx.initializers.normal(1.0), (dim,), axes=('mlp',), group='vector', rngs=rngs)
+        self.readout = readout(dim, rngs=rngs)
+
+    def __call__(
+        self, x: Sequence, ctx: Context, state: StructuredState | None = None
+    ) -> tuple[Sequence, StructuredState | None]:
+        wide = x.astype(state_dtype(x.dtype))
+        before = None if state is None else carried(state.memory, ctx.segments_or_ones(), state.segment)
+        y, after = self.system(wide, ctx.segments, before, implementation=self.implementation)
+        if after is not None:
+            state = StructuredState(after, ctx.segments_or_ones()[:, -1])
+        y = y + self.D[...].astype(y.dtype)[None, None] * wide
+        return self.readout(y.astype(x.dtype)), state
+
+    def init_state(self, batch: int, length: int, dtype: DTypeLike) -> StructuredState:
+        """Returns the state of a system at rest; its size does not depend on `length`."""
+        del length
+        return StructuredState(self.system.init_state(batch, dtype), no_segment(batch))

@@ -1,0 +1,31 @@
+"""What follows a linear system: a nonlinearity, and a map that mixes channels, gated."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from attnlab.module import Module
+from attnlab.nn.projections import Linear
+from attnlab.typing import Sequence
+
+
+class GatedReadout(Module):
+    """`(W_1 x + c_1) * sigmoid(W_2 x + c_2)` of `x = gelu(y)`. Dauphin et al. 2017, https://arxiv.org/abs/1612.08083."""
+
+    def __init__(self, dim: int, *, rngs: nnx.Rngs):
+        self.linear = Linear(dim, 2 * dim, bias=True, axes=('mlp', 'embed'), rngs=rngs)
+
+    def __call__(self, y: Sequence) -> Sequence:
+        values, gate = jnp.split(self.linear(jax.nn.gelu(y)), 2, axis=-1)
+        return values * jax.nn.sigmoid(gate)
+
+
+class SelfGate(Module):
+    """`x * sigmoid(W x + c)` of `x = gelu(y)`. Smith et al. 2023, https://arxiv.org/abs/2208.04933."""
+
+    def __init__(self, dim: int, *, rngs: nnx.Rngs):
+        self.linear = Linear(dim, dim, bias=True, axes=('mlp', 'embed'), rngs=rngs)
+
+    def __call__(self, y: Sequence) -> Sequence:
+        x = jax.nn.gelu(y)
+        return x * jax.nn.sigmoid(self.linear(x))

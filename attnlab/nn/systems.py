@@ -1,0 +1,484 @@
+"""Linear time-invariant state-space systems, `x' = A x + B u`, `y = C x`, in steps: the parts of structured models.
+
+`y` without what inputs give directly. Complex numbers are kept as their real and imaginary parts. What sets the time
+scales is of the group `dynamics`; outputs C are of the group `vector`, as they act on single channels.
+"""
+
+import abc
+import math
+from collections.abc import Callable
+from collections.abc import Sequence as Shape
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax import Array
+from jax.typing import DTypeLike
+from jaxtyping import Complex, Float, Inexact
+
+from attnlab.errors import UserError
+from attnlab.functional import cores, hippo
+from attnlab.functional.discretize import log_uniform
+from attnlab.functional.recurrences import state_dtype
+from attnlab.functional.structured import (
+    CHUNK,
+    Bilinear,
+    Chunk,
+    conjugate_parts,
+    dense_chunk,
+    diagonal_chunk,
+    diagonal_kernel,
+    from_parts,
+    in_chunks,
+    low_rank_kernel,
+    matrix_power,
+    parts,
+)
+from attnlab.module import Module
+from attnlab.nn.parameter import param
+from attnlab.typing import Segments, Sequence
+
+SLOWEST = 1e-4
+"""The least decay that an eigenvalue starts with; those of finite windows have none, as their low rank decays."""
+
+
+class System(Module):
+    """A linear time-invariant system from `dim` channels to as many."""
+
+    @abc.abstractmethod
+    def __call__(
+        self,
+        x: Sequence,
+        segments: Segments | None,
+        state: Float[Array, 'b ...'] | None = None,
+        *,
+        implementation: str | None = None,
+    ) -> tuple[Sequence, Float[Array, 'b ...'] | None]:
+        """Returns `(y, state)` for `x` in float32 or better.
+
+        Given a state, that of the document of the first token, it goes on from it; otherwise it starts afresh and
+        returns `None`. `implementation` is that of its core.
+        """
+
+    @abc.abstractmethod
+    def init_state(self, batch: int, dtype: DTypeLike) -> Float[Array, 'b ...']:
+        """Returns the state of a system at rest, in float32 or better."""
+
+
+class Discretised(NamedTuple):
+    """A diagonal system in steps: logarithms of transitions, inputs and outputs of every channel and mode."""
+
+    log_transition: Inexact[Array, 'd n']
+    inputs: Inexact[Array, 'd n']
+    outputs: Inexact[Array, 'd n']
+
+
+class DiagonalSystem(System):
+    """A system of `state` real states for every channel, diagonal: S4D.
+
+        K_t = 2 Re sum_n C_n B_n z_n^t    y = K * u
+
+    by `method` 'zoh', `z = exp(dt A)` and `B = (z - 1) / A` times the parameter, or 'bilinear',
+    `z = (1 + dt A / 2) / (1 - dt A / 2)` and `dt / (1 - dt A / 2)`. `A` has negative real parts, one of each conjugate
+    pair, and starts as `attnlab.functional.hippo.diagonal` has it, for each of `starts` in turn over the channels;
+    'real' has real modes. `dt` is one a channel, log-uniform in `[low, high]` at the start, `C` normal. Without a
+    state it is a convolution; with one it runs in chunks.
+
+    Gu et al. 2022, https://arxiv.org/abs/2206.11893. Raises `UserError` for an unknown start, an odd state, `copies`
+    that do not divide the channels or that `starts` do not divide, and a bilinear method of real modes.
+
+    Args:
+      dim: channels.
+      state: real states a channel, two a mode.
+      starts: names of `attnlab.functional.hippo.DIAGONALS`; 'real' stands alone.
+      method: of discretisation.
+      copies: sets of `A` and `B`, shared in turn by the channels; `None`: one a channel.
+      low: the least step at the start.
+      high: the greatest.
+      rngs: draws the parameters.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        state: int,
+        starts: tuple[str, ...] = ('lin',),
+        method: Literal['zoh', 'bilinear'] = 'zoh',
+        copies: int | None = None,
+        low: float = 1e-3,
+        high: float = 1e-1,
+        rngs: nnx.Rngs,
+    ):
+        copies = dim if copies is None else copies
+        _check_copies(dim, copies, starts)
+        is_real = 'real' in starts
+        if is_real and (len(starts) > 1 or method == 'bilinear'):
+            raise UserError(
+                f'starts are {", ".join(starts)} with method {method!r}; real modes stand alone, and with zoh: '
+                'a bilinear step would make fast ones alternate'
+            )
+        self.state, self.method = state, method
+        found = [hippo.diagonal(starts[i % len(starts)], state, seed=i) for i in range(copies)]
+        self.A_real, self.A_imag = _eigenvalues([modes.eigenvalues for modes in found], is_real, rngs)
+        self.B = _constant(np.stack([modes.inputs for modes in found]), is_real, (None, 'state'), 'dynamics', rngs)
+        self.C = _normal((dim, found[0].eigenvalues.size), is_real, ('mlp', 'state'), rngs)
+        self.log_step = _log_step((dim,), ('mlp',), low, high, rngs)
+
+    def __call__(
+        self,
+        x: Sequence,
+        segments: Segments | None,
+        state: Float[Array, 'b d n'] | None = None,
+        *,
+        implementation: str | None = None,
+    ) -> tuple[Sequence, Float[Array, 'b d n'] | None]:
+        log_transition, inputs, outputs = self.discretised(x.dtype)
+        if state is None:
+            kernel = diagonal_kernel(log_transition, inputs * outputs, x.shape[1])
+            return cores.long_conv(x, kernel, segments=segments, implementation=implementation), None
+
+        def chunk(steps: int) -> Chunk:
+            return diagonal_chunk(log_transition, inputs, outputs, steps)
+
+        return in_chunks(chunk, x, segments, state, implementation=implementation)
+
+    def discretised(self, dtype: DTypeLike) -> Discretised:
+        """The system in steps, its real numbers of type `dtype`."""
+        channels = self.log_step.shape[0]
+        step = jnp.exp(self.log_step[...].astype(dtype))[:, None]
+        A, B = (_tiled(each, channels) for each in (_values(self.A_real, self.A_imag, dtype), _numbers(self.B, dtype)))
+        C = _numbers(self.C, dtype)
+        if self.method == 'zoh':
+            return Discretised(step * A, jnp.expm1(step * A) / A * B, C)
+        left = 1 - step * A / 2
+        return Discretised(jnp.log((1 + step * A / 2) / left), step * B / left, C)
+
+    def init_state(self, batch: int, dtype: DTypeLike) -> Float[Array, 'b d n']:
+        """Returns zeros, float32 or float64."""
+        return jnp.zeros((batch, self.log_step.shape[0], self.state), state_dtype(dtype))
+
+
+class LowRankSystem(System):
+    """A system of `state` real states for every channel, normal plus low rank: S4.
+
+        A = V (Lambda - P P^*) V^*,    bilinear in steps of dt
+
+    A basis of `attnlab.functional.hippo.BASES` for each of `starts` in turn over the channels; `Lambda`, `B`, `P` of
+    one of each conjugate pair, with negative real parts, shared by the channels in turn. `dt` is one a channel,
+    log-uniform in `[low, high]` at the start, `C` normal. Without a state it is a convolution, whose kernel is a sum
+    over the modes at every frequency (a Cauchy product), or in a short row powers of A; with one it runs in chunks, or
+    by one step in time linear in the states. Parameters are those of the recurrence, at every length.
+
+    Gu et al. 2022, https://arxiv.org/abs/2111.00396. Raises `UserError` for an unknown start, an odd state, and
+    `copies` that do not divide the channels or that `starts` do not divide.
+
+    Args:
+      dim: channels.
+      state: real states a channel, two a mode.
+      starts: names of bases.
+      copies: sets of `Lambda`, `B` and `P`; `None`: one a channel.
+      low: the least step at the start.
+      high: the greatest.
+      rngs: draws the parameters.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        state: int,
+        starts: tuple[str, ...] = ('legs',),
+        copies: int | None = 1,
+        low: float = 1e-3,
+        high: float = 1e-1,
+        rngs: nnx.Rngs,
+    ):
+        copies = dim if copies is None else copies
+        _check_copies(dim, copies, starts)
+        self.state = state
+        found = [hippo.modes(starts[i % len(starts)], state) for i in range(copies)]
+        rank = max(len(modes.low_rank) for modes in found)
+        padded = [np.pad(modes.low_rank, ((0, rank - len(modes.low_rank)), (0, 0))) for modes in found]
+        self.A_real, self.A_imag = _eigenvalues([modes.eigenvalues for modes in found], False, rngs)
+        self.B = _constant(np.stack([modes.inputs for modes in found]), False, (None, 'state'), 'dynamics', rngs)
+        self.P = _constant(np.stack(padded, 1), False, (None, None, 'state'), 'dynamics', rngs)
+        self.C = _normal((dim, state // 2), False, ('mlp', 'state'), rngs)
+        self.log_step = _log_step((dim,), ('mlp',), low, high, rngs)
+
+    def __call__(
+        self,
+        x: Sequence,
+        segments: Segments | None,
+        state: Float[Array, 'b d n'] | None = None,
+        *,
+        implementation: str | None = None,
+    ) -> tuple[Sequence, Float[Array, 'b d n'] | None]:
+        eigenvalues, low_rank, inputs = self.scaled(x.dtype)
+        system, outputs = Bilinear.of(eigenvalues, low_rank), conjugate_parts(_numbers(self.C, x.dtype))
+        if state is not None and x.shape[1] == 1:
+            written = parts(inputs)[None] * x[:, 0, :, None]
+            state = system.solve(system.forward(state) + written)
+            return jnp.einsum('dn,bdn->bd', outputs, state, precision='highest')[:, None], state
+        matrix, written = system.matrix(x.dtype), system.solve(parts(inputs))
+
+        def chunk(steps: int) -> Chunk:
+            return dense_chunk(matrix, written, outputs, steps)
+
+        if state is not None:
+            return in_chunks(chunk, x, segments, state, implementation=implementation)
+        length = x.shape[1]
+        if length <= CHUNK:
+            kernel = chunk(max(1, length)).kernel
+        else:
+            # In a short row `M^length` is so near to the identity that slow modes would lose digits in the difference.
+            beyond = jnp.einsum('dn,dnm->dm', outputs, matrix_power(matrix, length), precision='highest')
+            left = jnp.conj(from_parts(outputs - beyond)) / 2
+            kernel = low_rank_kernel(eigenvalues, low_rank, inputs, left, length)
+        return cores.long_conv(x, kernel, segments=segments, implementation=implementation), None
+
+    def scaled(self, dtype: DTypeLike) -> tuple[Complex[Array, 'd n'], Complex[Array, 'r d n'], Complex[Array, 'd n']]:
+        """Eigenvalues, low rank and inputs in units of the step of every channel."""
+        channels = self.log_step.shape[0]
+        step = jnp.exp(self.log_step[...].astype(dtype))[:, None]
+        A, B = (_tiled(each, channels) for each in (_values(self.A_real, self.A_imag, dtype), _numbers(self.B, dtype)))
+        P = jnp.stack([_tiled(row, channels) for row in _numbers(self.P, dtype)])
+        return step * A, jnp.sqrt(step)[None] * P, step * B
+
+    def init_state(self, batch: int, dtype: DTypeLike) -> Float[Array, 'b d n']:
+        """Returns zeros, float32 or float64."""
+        return jnp.zeros((batch, self.log_step.shape[0], self.state), state_dtype(dtype))
+
+
+class SharedSystem(System):
+    """One diagonal system of `state` real states for all channels, in and out: S5, run as a scan.
+
+        h_t = exp(Lambda dt) h_{t-1} + ((exp(Lambda dt) - 1) / Lambda) (B u_t)    y_t = 2 Re C h_t
+
+    The modes are one of each conjugate pair of `blocks` copies of the normal part of LegS; `B` and `C` start as random
+    real maps in its basis, of variance one over the states. `dt` is one a mode, log-uniform in `[low, high]` at the
+    start. Eigenvalues are free, as in the released code: training may move them to growth.
+
+    Smith et al. 2023, https://arxiv.org/abs/2208.04933. Raises `UserError` unless twice `blocks` divides `state`.
+
+    Args:
+      dim: channels.
+      state: real states, two a mode.
+      blocks: copies of LegS, of `state / blocks` states each.
+      low: the least step at the start.
+      high: the greatest.
+      rngs: draws the parameters.
+    """
+
+    def __init__(self, dim: int, *, state: int, blocks: int = 1, low: float = 1e-3, high: float = 1e-1, rngs: nnx.Rngs):
+        if state % (2 * blocks):
+            raise UserError(f'state is {state} with {blocks} blocks; twice the number of blocks must divide it')
+        self.state = state
+        basis = hippo.modes('legs', state // blocks)
+        count = state // 2
+        eigenvalues = np.tile(basis.eigenvalues, blocks)
+        # The real basis of a block, as rows of V^*; those of other blocks are zero.
+        change = np.kron(np.eye(blocks), basis.vectors.conj().T)
+
+        def inputs(key: jax.Array, shape: Shape[int], dtype: DTypeLike) -> Array:
+            drawn = jax.random.normal(key, (state, dim), dtype) / math.sqrt(state)
+            return _stacked(jnp.asarray(change, _complex(dtype)) @ drawn, dtype)
+
+        def outputs(key: jax.Array, shape: Shape[int], dtype: DTypeLike) -> Array:
+            drawn = jax.random.normal(key, (dim, state), dtype) / math.sqrt(state)
+            return _stacked(drawn @ jnp.asarray(change.conj().T, _complex(dtype)), dtype)
+
+        axes = ('state',)
+        self.A_real = _fixed(eigenvalues.real, axes, 'dynamics', rngs)
+        self.A_imag = _fixed(eigenvalues.imag, axes, 'dynamics', rngs)
+        self.B = param(inputs, (count, dim, 2), axes=('state', 'embed', None), group='dynamics', rngs=rngs)
+        self.C = param(outputs, (dim, count, 2), axes=('embed', 'state', None), group='vector', rngs=rngs)
+        self.log_step = _log_step((count,), axes, low, high, rngs)
+
+    def __call__(
+        self,
+        x: Sequence,
+        segments: Segments | None,
+        state: Float[Array, 'b n'] | None = None,
+        *,
+        implementation: str | None = None,
+    ) -> tuple[Sequence, Float[Array, 'b n'] | None]:
+        A = jax.lax.complex(self.A_real[...].astype(x.dtype), self.A_imag[...].astype(x.dtype))
+        step = jnp.exp(self.log_step[...].astype(x.dtype))
+        decay = jnp.exp(step * A)
+        written = _mapped(x, (decay - 1) / A, self.B)
+        h, state = _scanned(written, decay, segments, state, implementation)
+        return 2 * _read(h, self.C), state
+
+    def init_state(self, batch: int, dtype: DTypeLike) -> Float[Array, 'b n']:
+        """Returns zeros, float32 or float64."""
+        return jnp.zeros((batch, self.state), state_dtype(dtype))
+
+
+class RingSystem(System):
+    """One diagonal system of `state` complex modes for all channels, discrete, its eigenvalues in a ring: the LRU.
+
+        h_t = lambda h_{t-1} + gamma (B u_t)    y_t = Re C h_t    lambda = exp(-exp(nu) + i exp(theta))
+
+    `|lambda|` starts uniform by area in `[low, high]`, its angle uniform in `[0, turn]`, and `gamma`, a parameter,
+    at `sqrt(1 - |lambda|^2)`, so that white noise keeps its size; `B` and `C` are normal.
+
+    Orvieto et al. 2023, https://arxiv.org/abs/2303.06349. Raises `UserError` unless `0 <= low < high < 1`.
+
+    Args:
+      dim: channels.
+      state: complex modes.
+      low: the inner radius at the start.
+      high: the outer.
+      turn: the greatest angle at the start, in radians.
+      rngs: draws the parameters.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        state: int,
+        low: float = 0.9,
+        high: float = 0.999,
+        turn: float = 2 * math.pi,
+        rngs: nnx.Rngs,
+    ):
+        if not 0 <= low < high < 1:
+            raise UserError(f'a ring from {low} to {high}; radii must be from 0, in order, and below 1')
+        self.state = state
+
+        def rate(key: jax.Array, shape: Shape[int], dtype: DTypeLike) -> Array:
+            square = jax.random.uniform(key, shape, dtype, minval=max(low, 1e-6) ** 2, maxval=high**2)
+            return jnp.log(-jnp.log(square) / 2)
+
+        def angle(key: jax.Array, shape: Shape[int], dtype: DTypeLike) -> Array:
+            return jnp.log(turn * jax.random.uniform(key, shape, dtype, minval=1e-6))
+
+        axes, modes = ('state',), (state,)
+        self.log_rate = param(rate, modes, axes=axes, group='dynamics', rngs=rngs)
+        self.log_angle = param(angle, modes, axes=axes, group='dynamics', rngs=rngs)
+        gain = jnp.log(-jnp.expm1(-2 * jnp.exp(self.log_rate[...]))) / 2
+        self.log_gain = param(lambda *_: gain, modes, axes=axes, group='dynamics', rngs=rngs)
+        spread = nnx.initializers.normal
+        B, C = spread(1 / math.sqrt(2 * dim)), spread(1 / math.sqrt(state))
+        self.B = param(B, (state, dim, 2), axes=('state', 'embed', None), group='dynamics', rngs=rngs)
+        self.C = param(C, (dim, state, 2), axes=('embed', 'state', None), group='vector', rngs=rngs)
+
+    def __call__(
+        self,
+        x: Sequence,
+        segments: Segments | None,
+        state: Float[Array, 'b n'] | None = None,
+        *,
+        implementation: str | None = None,
+    ) -> tuple[Sequence, Float[Array, 'b n'] | None]:
+        rate, angle, gain = (
+            jnp.exp(each[...].astype(x.dtype)) for each in (self.log_rate, self.log_angle, self.log_gain)
+        )
+        decay = jnp.exp(jax.lax.complex(-rate, angle))
+        h, state = _scanned(_mapped(x, gain, self.B), decay, segments, state, implementation)
+        return _read(h, self.C), state
+
+    def init_state(self, batch: int, dtype: DTypeLike) -> Float[Array, 'b m']:
+        """Returns zeros, float32 or float64."""
+        return jnp.zeros((batch, 2 * self.state), state_dtype(dtype))
+
+
+def _scanned(
+    written: Complex[Array, 'b t n'],
+    decay: Complex[Array, ' n'],
+    segments: Segments | None,
+    state: Float[Array, 'b m'] | None,
+    implementation: str | None,
+) -> tuple[Complex[Array, 'b t n'], Float[Array, 'b m'] | None]:
+    first = None if state is None else from_parts(state)
+    h, last = cores.linear_scan(written, decay, state=first, segments=segments, implementation=implementation)
+    return h, None if state is None else parts(last)
+
+
+def _mapped(x: Sequence, gains: Inexact[Array, ' n'], weights: nnx.Param) -> Complex[Array, 'b t n']:
+    """`gains (W x)`, W of complex weights `n d 2`, as one real product."""
+    W = gains[:, None] * _numbers(weights, x.dtype)
+    return from_parts(jnp.einsum('btd,nd->btn', x, jnp.concatenate([W.real, W.imag]), precision='highest'))
+
+
+def _read(h: Complex[Array, 'b t n'], weights: nnx.Param) -> Sequence:
+    """`Re (C h)`, C of complex weights `d n 2`, as one real product."""
+    outputs = conjugate_parts(_numbers(weights, h.real.dtype)) / 2
+    return jnp.einsum('btn,dn->btd', parts(h), outputs, precision='highest')
+
+
+def _check_copies(dim: int, copies: int, starts: tuple[str, ...]) -> None:
+    if dim % copies or not starts or copies % len(starts):
+        raise UserError(
+            f'copies is {copies} for {dim} channels and starts {", ".join(starts) or "none"}: '
+            'copies must divide the channels, and the number of starts must divide copies'
+        )
+
+
+def _tiled(x: Inexact[Array, 's n'], channels: int) -> Inexact[Array, 'd n']:
+    """One of the copies for every channel, in turn."""
+    return jnp.tile(x, (channels // x.shape[0], 1))
+
+
+def _eigenvalues(found: list[np.ndarray], is_real: bool, rngs: nnx.Rngs) -> tuple[nnx.Param, nnx.Param | None]:
+    """Parameters of eigenvalues: logarithms of rates of decay, and angular speeds but of real ones."""
+    values = np.stack(found)
+    axes = (None, 'state')
+    rates = _fixed(np.log(np.maximum(-values.real, SLOWEST)), axes, 'dynamics', rngs)
+    return rates, None if is_real else _fixed(values.imag, axes, 'dynamics', rngs)
+
+
+def _values(rate: nnx.Param, angle: nnx.Param | None, dtype: DTypeLike) -> Inexact[Array, 's n']:
+    """Eigenvalues of parameters as `_eigenvalues` makes them."""
+    real = -jnp.exp(rate[...].astype(dtype))
+    return real if angle is None else jax.lax.complex(real, angle[...].astype(dtype))
+
+
+def _numbers(x: nnx.Param, dtype: DTypeLike) -> Inexact[Array, '...']:
+    """The numbers of a parameter whose last dimension is their parts, one or two."""
+    value = x[...].astype(dtype)
+    return value[..., 0] if value.shape[-1] == 1 else jax.lax.complex(value[..., 0], value[..., 1])
+
+
+def _stacked(x: Inexact[Array, '...'], dtype: DTypeLike) -> Float[Array, '... 2']:
+    return jnp.stack([x.real, x.imag], axis=-1).astype(dtype)
+
+
+def _complex(dtype: DTypeLike) -> DTypeLike:
+    return jnp.promote_types(dtype, jnp.complex64)
+
+
+def _fixed(value: np.ndarray, axes: tuple[str | None, ...], group: str, rngs: nnx.Rngs) -> nnx.Param:
+    """A parameter that starts from a value."""
+    return param(_at(value), value.shape, axes=axes, group=group, rngs=rngs)
+
+
+def _constant(value: np.ndarray, is_real: bool, axes: tuple[str | None, ...], group: str, rngs: nnx.Rngs) -> nnx.Param:
+    """A parameter of real or complex numbers that starts from a value, its parts last."""
+    stacked = np.stack([value.real] if is_real else [value.real, value.imag], axis=-1)
+    return param(_at(stacked), stacked.shape, axes=(*axes, None), group=group, rngs=rngs)
+
+
+def _at(value: np.ndarray) -> Callable[..., Array]:
+    return lambda key, shape, dtype: jnp.asarray(value, dtype)
+
+
+def _normal(shape: tuple[int, ...], is_real: bool, axes: tuple[str | None, ...], rngs: nnx.Rngs) -> nnx.Param:
+    """Standard normal real numbers, or complex ones whose parts have a variance of a half."""
+    count, deviation = (1, 1.0) if is_real else (2, math.sqrt(0.5))
+    draw = nnx.initializers.normal(deviation)
+    return param(draw, (*shape, count), axes=(*axes, None), group='vector', rngs=rngs)
+
+
+def _log_step(shape: tuple[int, ...], axes: tuple[Any, ...], low: float, high: float, rngs: nnx.Rngs) -> nnx.Param:
+    if not 0 < low <= high:
+        raise UserError(f'steps from {low} to {high}; they must be above 0, and in order')
+
+    def draw(key: jax.Array, shape: Shape[int], dtype: DTypeLike) -> Array:
+        return jnp.log(log_uniform(key, shape, low, high)).astype(dtype)
+
+    return param(draw, shape, axes=axes, group='dynamics', rngs=rngs)

@@ -1,0 +1,194 @@
+"""Linear systems against dense matrices, and their two modes against each other."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from attnlab.errors import UserError
+from attnlab.functional.structured import (
+    CHUNK,
+    Bilinear,
+    dense_chunk,
+    from_parts,
+    low_rank_kernel,
+    matrix_power,
+    parts,
+)
+from attnlab.nn.parameter import GROUPS
+from attnlab.nn.systems import DiagonalSystem, LowRankSystem, RingSystem, SharedSystem, System
+from attnlab.testing.noise import noise, perturbed
+
+DIM, STATE = 4, 8
+
+MADE = {
+    'lin': lambda rngs: DiagonalSystem(DIM, state=STATE, rngs=rngs),
+    'legs and inv, bilinear': lambda rngs: DiagonalSystem(
+        DIM, state=STATE, starts=('legs', 'inv'), copies=2, method='bilinear', rngs=rngs
+    ),
+    'real': lambda rngs: DiagonalSystem(DIM, state=STATE, starts=('real',), rngs=rngs),
+    's4': lambda rngs: LowRankSystem(DIM, state=STATE, rngs=rngs),
+    's4, legt and fout': lambda rngs: LowRankSystem(DIM, state=STATE, starts=('legt', 'fout'), copies=2, rngs=rngs),
+    's5': lambda rngs: SharedSystem(DIM, state=STATE, blocks=2, rngs=rngs),
+    'ring': lambda rngs: RingSystem(DIM, state=STATE, rngs=rngs),
+}
+
+
+def numbers(parameter) -> np.ndarray:
+    value = np.asarray(parameter[...], np.float64)
+    return value[..., 0] + 1j * value[..., 1] if value.shape[-1] == 2 else value[..., 0] + 0j
+
+
+def dense(system: System) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """For every channel, or once for all: transition, inputs and outputs, both of each conjugate pair."""
+    if isinstance(system, RingSystem):
+        rate, angle, gain = (
+            np.exp(np.asarray(p[...], np.float64)) for p in (system.log_rate, system.log_angle, system.log_gain)
+        )
+        return [(np.diag(np.exp(-rate + 1j * angle)), gain[:, None] * numbers(system.B), numbers(system.C))]
+    step = np.exp(np.asarray(system.log_step[...], np.float64))
+    if isinstance(system, SharedSystem):
+        A = np.asarray(system.A_real[...], np.float64) + 1j * np.asarray(system.A_imag[...], np.float64)
+        decay = np.exp(step * A)
+        return [(np.diag(decay), ((decay - 1) / A)[:, None] * numbers(system.B), 2 * numbers(system.C))]
+    found = []
+    for d in range(DIM):
+        copy = d % system.A_real.shape[0]
+        A = -np.exp(np.asarray(system.A_real[...], np.float64)[copy]) + 0j
+        if system.A_imag is not None:
+            A = A + 1j * np.asarray(system.A_imag[...], np.float64)[copy]
+        B, C, P = numbers(system.B)[copy], numbers(system.C)[d], np.zeros((0, len(A)))
+        if isinstance(system, LowRankSystem):
+            P = numbers(system.P)[:, copy]
+        A, B, C, P = (np.concatenate([each, each.conj()], axis=-1) for each in (A, B, C, P))
+        matrix = step[d] * (np.diag(A) - P.T @ P.conj())
+        one = np.eye(len(A))
+        if isinstance(system, DiagonalSystem) and system.method == 'zoh':
+            found.append((np.diag(np.exp(step[d] * A)), (np.exp(step[d] * A) - 1) / A * B, C))
+        else:
+            left = np.linalg.inv(one - matrix / 2)
+            found.append((left @ (one + matrix / 2), left @ (step[d] * B), C))
+    return found
+
+
+def by_hand(system: System, x: np.ndarray) -> np.ndarray:
+    """One document, `t d`, as a loop over tokens."""
+    systems, y = dense(system), np.zeros(x.shape)
+    for d, (matrix, inputs, outputs) in enumerate(systems):
+        h = np.zeros(len(matrix), complex)
+        for t in range(len(x)):
+            h = matrix @ h + (inputs * x[t, d] if len(systems) > 1 else inputs @ x[t])
+            if len(systems) > 1:
+                y[t, d] = (outputs @ h).real
+            else:
+                y[t] = (outputs @ h).real
+    return y
+
+
+@pytest.mark.parametrize('name', MADE)
+def test_convolution_and_recurrence_are_the_dense_system(name):
+    """A row of one document, longer than a chunk; one of several, in one pass and in pieces."""
+    with jax.enable_x64(True):
+        system = perturbed(MADE[name](nnx.Rngs(0)), 0.1)
+        whole = jax.jit(lambda x, segments: system(x, segments)[0])
+        going = jax.jit(lambda x, segments, state: system(x, segments, state))
+        length = CHUNK + 13
+        x = noise(2, length, DIM, dtype=jnp.float64)
+        segments = jnp.asarray(np.repeat([[1, 2, 3], [1, 2, 2]], [5, 40, length - 45], axis=1), jnp.int32)
+        expected = np.zeros(x.shape)
+        for row, starts in enumerate(((0, 5, 45), (0, 5))):
+            for start, stop in zip(starts, (*starts[1:], length), strict=True):
+                expected[row, start:stop] = by_hand(system, np.asarray(x[row, start:stop]))
+        np.testing.assert_allclose(whole(x, segments), expected, rtol=1e-9, atol=1e-9)
+        np.testing.assert_allclose(whole(x[1:, 5:], None)[0], expected[1, 5:], rtol=1e-9, atol=1e-9)
+        state, pieces = system.init_state(2, jnp.float64), []
+        for start, stop in ((0, 5), (5, 45), (45, 46), (46, length)):
+            # The state is of the document of the first token, which a mixer sees to.
+            kept = jnp.asarray([start == 46, start > 5]).reshape(2, *(1,) * (state.ndim - 1))
+            state = jnp.where(kept, state, 0)
+            y, state = going(x[:, start:stop], segments[:, start:stop], state)
+            pieces.append(y)
+        np.testing.assert_allclose(np.concatenate(pieces, 1), expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize('length', [7, *(pytest.param(t, marks=pytest.mark.slow) for t in (1, 2, 64))])
+def test_the_cauchy_kernel_is_that_of_powers_and_so_are_its_gradients(length):
+    with jax.enable_x64(True):
+        system = perturbed(
+            LowRankSystem(DIM, state=STATE, starts=('legs', 'legt'), copies=2, low=0.1, rngs=nnx.Rngs(0))
+        )
+        arrays = (*system.scaled(jnp.float64), noise(DIM, STATE, dtype=jnp.float64))
+
+        def kernels(eigenvalues, low_rank, inputs, outputs):
+            found = Bilinear.of(eigenvalues, low_rank)
+            matrix = found.matrix(jnp.float64)
+            powers = dense_chunk(matrix, found.solve(parts(inputs)), outputs, length).kernel
+            left = outputs - jnp.einsum('dn,dnm->dm', outputs, matrix_power(matrix, length))
+            return low_rank_kernel(eigenvalues, low_rank, inputs, jnp.conj(from_parts(left)) / 2, length), powers
+
+        @jax.jit
+        def both(along):
+            found, pull = jax.vjp(kernels, *arrays)
+            return found, pull((along, 0 * along)), pull((0 * along, along))
+
+        (cauchy, powers), *gradients = both(noise(length, DIM, seed=1, dtype=jnp.float64))
+        np.testing.assert_allclose(cauchy, powers, rtol=1e-9, atol=1e-10)
+        for one, other in zip(*gradients, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-7, atol=1e-8)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('start', ['lin', 'inv', 'legs', 'real', 'bilinear', 's4', 'legt', 'fout'])
+def test_in_float32_the_modes_agree_over_4096_steps(start):
+    if start in ('s4', 'legt', 'fout'):
+        system = LowRankSystem(8, state=64, starts=('legs' if start == 's4' else start,), rngs=nnx.Rngs(0))
+    else:
+        method = 'bilinear' if start == 'bilinear' else 'zoh'
+        starts = ('legs' if start == 'bilinear' else start,)
+        system = DiagonalSystem(8, state=64, starts=starts, method=method, rngs=nnx.Rngs(0))
+    x = noise(1, 4096, 8)
+    convolved = jax.jit(lambda x: system(x, None)[0])(x)
+    stepped = jax.jit(lambda x: system(x, None, system.init_state(1, x.dtype))[0])(x)
+    assert float(jnp.max(jnp.abs(convolved - stepped))) < 1e-4 * float(jnp.max(jnp.abs(stepped)))
+
+
+def test_16384_steps_in_convolution_mode():
+    """Traced: what it would hold at once is what counts."""
+    system = LowRankSystem(4, state=8, rngs=nnx.Rngs(0))
+    y = jax.eval_shape(lambda x: system(x, None)[0], jax.ShapeDtypeStruct((1, 16384, 4), jnp.float32))
+    assert y.shape == (1, 16384, 4)
+
+
+def test_time_scales_are_of_the_group_dynamics():
+    for name, make in MADE.items():
+        found = dict(nnx.to_flat_state(nnx.state(make(nnx.Rngs(0)), nnx.Param)))
+        groups = {path[-1]: variable.get_metadata()['group'] for path, variable in found.items()}
+        assert set(groups.values()) <= set(GROUPS)
+        assert {groups[key] for key in groups if key != 'C'} == {'dynamics'}, name
+
+
+def test_steps_and_rings_start_where_they_should():
+    step = jnp.exp(DiagonalSystem(512, state=2, rngs=nnx.Rngs(0)).log_step[...])
+    assert 1e-3 <= step.min() < 2e-3 and 0.05 < step.max() <= 0.1001
+    ring = RingSystem(64, state=512, low=0.9, high=0.99, turn=0.3, rngs=nnx.Rngs(0))
+    radius = jnp.exp(-jnp.exp(ring.log_rate[...]))
+    assert radius.min() >= 0.9 and radius.max() <= 0.9901 and jnp.exp(ring.log_angle[...]).max() <= 0.3
+    np.testing.assert_allclose(jnp.exp(2 * ring.log_gain[...]), 1 - radius**2, rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ('make', 'message'),
+    [
+        (lambda rngs: DiagonalSystem(4, state=8, starts=('line',), rngs=rngs), "'line'; did you mean 'lin'"),
+        (lambda rngs: DiagonalSystem(4, state=8, starts=('real', 'lin'), rngs=rngs), 'real modes stand alone'),
+        (lambda rngs: DiagonalSystem(4, state=8, copies=3, rngs=rngs), 'copies is 3 for 4 channels'),
+        (lambda rngs: LowRankSystem(4, state=8, starts=('legs', 'fout'), rngs=rngs), 'copies is 1 for 4 channels'),
+        (lambda rngs: DiagonalSystem(4, state=8, low=1.0, rngs=rngs), 'steps from 1.0 to 0.1'),
+        (lambda rngs: SharedSystem(4, state=8, blocks=3, rngs=rngs), 'state is 8 with 3 blocks'),
+        (lambda rngs: RingSystem(4, state=8, low=0.9, high=1.0, rngs=rngs), 'a ring from 0.9 to 1.0'),
+    ],
+)
+def test_mistakes_are_named(make, message):
+    with pytest.raises(UserError, match=message):
+        make(nnx.Rngs(0))
