@@ -47,7 +47,7 @@ SECONDS = 'seconds.json'
 MATCHED_BY, TOLERANCE = 'params', 0.01
 """What the models of the studies agree in."""
 
-REPORTED = ('reasons', 'sentence', 'task', 'baselines')
+REPORTED = ('reasons', 'sentence', 'task')
 """What is kept of a comparison besides its studies."""
 
 
@@ -91,7 +91,7 @@ def report_studies(experiment: Experiment, workdirs: pathlib.Path, command: str,
         found = gather(compared, page, by=MATCHED_BY, tolerance=TOLERANCE)
         write_report(found, page, console)
         reports[report.name] = {name: getattr(found.comparison, name) for name in REPORTED}
-        studies += [measurements(report.name, found.comparison.metric, study) for study in found.studies]
+        studies += [measurements(report.name, found.comparison, study) for study in found.studies]
     made = provenance([_made(folder) for folder in folders], len(folders), command, 'studies')
     facts = {'experiment': experiment.folder.name, 'size': experiment.size, 'command': command, 'made': made}
     write_results(experiment, facts | {'reports': rounded(reports)}, 'studies', [rounded(study) for study in studies])
@@ -112,9 +112,17 @@ def tables(results: Mapping[str, Any]) -> list[str]:
     for name, report in results['reports'].items():
         studies = [study for study in results['studies'] if study['report'] == name]
         rows = tuple(map(study_result, studies))
-        reasons = tuple(report['reasons'])
-        kept = {key: report[key] for key in REPORTED if key != 'reasons'}
-        found.append(_table(name, Comparison(studies[0]['metric'], MATCHED_BY, TOLERANCE, rows, reasons, **kept)))
+        comparison = Comparison(
+            metric=studies[0]['metric'],
+            by=MATCHED_BY,
+            tolerance=TOLERANCE,
+            rows=rows,
+            reasons=tuple(report['reasons']),
+            sentence=report['sentence'],
+            task=report['task'],
+            baselines=studies[0]['baselines'],
+        )
+        found.append(_table(name, comparison))
     return found
 
 
@@ -134,13 +142,16 @@ def study_result(kept: Mapping[str, Any]) -> StudyResult:
     )
 
 
-def measurements(report: str, metric: str, study: StudyContents) -> Measurements:
-    """What is kept of a study: its trials, its statistics with intervals, its costs, and its best runs by length."""
+def measurements(report: str, comparison: Comparison, study: StudyContents) -> Measurements:
+    """What is kept of a study: its trials, its statistics with intervals, its costs, and its best runs by length.
+
+    So that a figure of studies needs nothing else, what trivial predictors reach is with every study of a report.
+    """
     row = study.row
     return {
         'report': report,
         'study': row.name,
-        'metric': metric,
+        'metric': comparison.metric,
         'goal': row.goal,
         'flops_of_all': row.flops,
         'tokens': row.tokens,
@@ -148,6 +159,7 @@ def measurements(report: str, metric: str, study: StudyContents) -> Measurements
         'noise': row.noise,
         'trials': [dataclasses.asdict(point) for point in row.points],
         'confirmed': row.confirmed,
+        'baselines': comparison.baselines,
         'statistics': {name: dataclasses.asdict(interval) for name, interval in row.statistics.items()},
         'costs': dataclasses.asdict(study.costs),
         'by_length': [

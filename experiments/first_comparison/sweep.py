@@ -1,23 +1,38 @@
-"""Eight mixers on five tasks on which mixers are told apart, and recall by the size of the state."""
+"""Seven mixers on recall, parity and ListOps, each with a learning rate of its own; recall by the size of the state."""
 
 import dataclasses
 import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from attnlab.compare.runs import run_result
-from attnlab.config import spec
+from attnlab.config import spec, spec_of
 from attnlab.configuration import config_of
+from attnlab.data.synthetic.arithmetic import Parity
+from attnlab.data.synthetic.mixture import Mixture
+from attnlab.data.synthetic.recall import MultiQueryRecall
 from attnlab.evals.by_slice import BySlice
-from attnlab.evals.cadence import AtEnd
-from attnlab.experiment.experiment import Finished, Run
-from attnlab.runs.record import read_record
-from attnlab.sweep.sweep import with_settings
+from attnlab.evals.cadence import EveryNSteps
+from attnlab.sweep.search import GridSearch
+from attnlab.sweep.space import Grid
+from attnlab.sweep.sweep import sweep_config, with_settings
+from attnlab.tasks.synthetic import Extra
 
 CONFIGS = pathlib.Path(__file__).parents[2] / 'configs'
-RECIPES = ('mha', 'sliding_window', 'linear_transformer', 'gla', 'mamba2', 'mamba', 'rg_lru', 'griffin')
+RECIPES = ('mha', 'sliding_window', 'linear_transformer', 'gla', 'mamba2', 'mamba', 'delta_net')
 WINDOW = 8
 """Keys that a windowed layer sees at CPU size."""
+
+LONG = Extra('length=30-39', 39, Parity(shortest=30))
+"""Strings of parity so long that none of those asked was trained on: there are 2^30 of the shortest."""
+
+SIZES = ((16, 2), (32, 4), (64, 4), (64, 8), (64, 16))
+"""Tokens and pairs of the five kinds of examples of recall at CPU size."""
+
+RECALL = Mixture(
+    parts=tuple(MultiQueryRecall(vocab=1024, pairs=(pairs,)) for _, pairs in SIZES),
+    lengths=tuple(length for length, _ in SIZES),
+    names=tuple(f'{length}-{pairs}' for length, pairs in SIZES),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,6 +41,8 @@ class Part:
 
     Attributes:
       cpu, full: the file in `configs` and its argument, without the recipe, for each size.
+      metric: the score, by which the learning rate is chosen and mixers are compared.
+      rates: the learning rates that every mixer is tuned over.
       changes: keys that are set at CPU size.
       multiples: lengths to evaluate at, in training lengths.
       mlp: whether layers have channel mixers.
@@ -33,46 +50,37 @@ class Part:
 
     cpu: tuple[str, str]
     full: tuple[str, str]
+    metric: str
+    rates: tuple[float, ...]
     changes: Mapping[str, Any]
-    multiples: tuple[int, ...] = (1, 2, 4)
+    multiples: tuple[int, ...] = (1,)
     mlp: bool = True
 
 
 TASKS = {
-    'mqar': Part(
-        ('recall', 'task=mqar,conv=1'),
-        ('recall', 'task=mqar,conv=1,size=paper'),
-        {
-            'task.problem.vocab': 32,
-            'task.problem.pairs': (2, 4, 8),
-            'length': 32,
-            'batch_size': 64,
-            'steps': 240,
-            'optimizer.peak_lr': 1e-2,
-        },
-        mlp=False,
-    ),
-    'induction': Part(
-        ('recall', 'task=induction,conv=1'),
-        ('recall', 'task=induction,conv=1,size=paper'),
-        {'length': 24, 'batch_size': 128, 'steps': 160, 'optimizer.peak_lr': 1e-2},
-        (1, 2, 4, 8),
+    'recall': Part(
+        ('recall', 'task=mqar_mixed,conv=1'),
+        ('recall', 'task=mqar_mixed,conv=1,size=paper'),
+        'test/1x/accuracy',
+        (1e-3, 3e-3, 1e-2, 3e-2),
+        {'task.problem': spec_of(RECALL), 'length': 64, 'batch_size': 32, 'steps': 300},
+        (1, 2),
         mlp=False,
     ),
     'parity': Part(
         ('recall', 'task=parity'),
         ('recall', 'task=parity,size=paper'),
-        {'length': 10, 'batch_size': 128, 'steps': 600, 'optimizer.peak_lr': 2e-3},
-        (1, 2, 4, 8),
+        f'test/{LONG.name}/accuracy',
+        (3e-4, 1e-3, 3e-3, 1e-2),
+        {'task.problem': spec_of(Parity(shortest=2)), 'length': 39, 'batch_size': 64, 'steps': 250},
+        (1, 2, 4),
     ),
     'listops': Part(
         ('long_range', 'task=listops,size=smoke'),
         ('long_range', 'task=listops'),
-        {'batch_size': 16, 'steps': 300},
-        (1,),
-    ),
-    'digits': Part(
-        ('long_range', 'task=digits,size=smoke'), ('long_range', 'task=digits,size=smoke'), {'steps': 300}, (1,)
+        'test/all/accuracy',
+        (3e-4, 1e-3, 3e-3, 1e-2),
+        {'batch_size': 16, 'steps': 200},
     ),
 }
 
@@ -80,19 +88,35 @@ STATES = {
     'gla': ('key_ratio', {'k2': 1 / 16, 'k4': 1 / 8, 'k8': 1 / 4}),
     'mamba2': ('state', {'n4': 4, 'n16': 16, 'n64': 64}),
 }
-"""Mixers whose state is varied on MQAR: the argument, and its values by label. `gla` itself has 16 channels a key."""
+"""Mixers whose state is varied on recall: the argument, and its values by label. `gla` itself has 16 channels a key."""
+
+SEEDS = 3
+"""Fresh seeds that the best learning rate of every mixer is run with; the score is their mean."""
 
 
-def runs(size):
-    """A run a task and recipe, at one depth and width; then the smaller states."""
-    found = [Run(f'{task}-{recipe}', config(task, recipe, size)) for task in TASKS for recipe in RECIPES]
+def studies(size):
+    """A study a task and recipe; on recall one more for every smaller state."""
+    found = {task: {recipe: study(task, config(task, recipe, size)) for recipe in RECIPES} for task in TASKS}
     for recipe, (argument, values) in STATES.items():
         for label, value in values.items():
-            smaller = config('mqar', recipe, size)
+            smaller = config('recall', recipe, size)
             with smaller.unlocked():
                 smaller.model.stack.blocks[-1].mixer[argument] = value
-            found.append(Run(f'mqar-{recipe}-{label}', smaller))
+            found['recall'][f'{recipe}-{label}'] = study('recall', smaller)
     return found
+
+
+def study(task, base):
+    """Four learning rates with one seed, none given up early, then the best with fresh seeds: the same for all."""
+    part = TASKS[task]
+    return sweep_config(
+        base,
+        {'rate': spec(Grid, key='optimizer.peak_lr', values=part.rates)},
+        sampler=spec(GridSearch),
+        metric=part.metric,
+        goal='max',
+        confirm=SEEDS,
+    )
 
 
 def config(task, recipe, size):
@@ -100,12 +124,16 @@ def config(task, recipe, size):
     part = TASKS[task]
     file, arg = part.cpu if size == 'cpu' else part.full
     found = config_of(CONFIGS / f'{file}.py', f'{arg},zoo={recipe}')
-    if size == 'cpu':
-        found = with_settings(found, part.changes)
     with found.unlocked():
         if size == 'cpu':
+            found = with_settings(found, part.changes)
             shrink(found, part)
-        found.evals = (spec(BySlice, cadence=spec(AtEnd), multiples=part.multiples, examples=1024),)
+        if task == 'parity':
+            found.task.extra = (spec_of(LONG),)
+        if recipe == 'delta_net':
+            found.model.stack.blocks[-1].mixer.gates.scale = 2.0
+        evaluated = spec(EveryNSteps, n=found.steps)
+        found.evals = (spec(BySlice, cadence=evaluated, multiples=part.multiples, examples=1024),)
         found.report.update(every=found.steps // 20, tensorboard=False)
     return found
 
@@ -120,14 +148,3 @@ def shrink(found, part):
             block.mixer.window = WINDOW
         if not part.mlp:
             block.mlp = None
-
-
-def measure(finished: Finished):
-    """The run's entry in the table of `attnlab compare`, and its accuracy by slice."""
-    record = read_record(finished.workdir)
-    accuracy = {
-        name.split('/')[1]: value
-        for name, value in record.last.items()
-        if name.endswith('/accuracy') and 'test' in name
-    }
-    return {'entry': dataclasses.asdict(run_result(record)), 'accuracy': accuracy}

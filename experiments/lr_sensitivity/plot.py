@@ -7,7 +7,10 @@ from attnlab.experiment.results import panels
 
 
 def figure(studies):
-    """A row of panels a task; hollow points were given up early, lines join the medians of the seeds."""
+    """A row of panels a task; hollow points were given up early, lines join the medians of the seeds.
+
+    Dashed: what predictors reach that need no training.
+    """
     reports = dict.fromkeys(study['report'] for study in studies)
     names = dict.fromkeys(study['study'] for study in studies)
     looks = styles(list(names))
@@ -15,7 +18,8 @@ def figure(studies):
     for report, row in zip(reports, zip(*[iter(axes)] * len(names), strict=True), strict=True):
         compared = [study for study in studies if study['report'] == report]
         behind = [trial for study in compared for trial in known(study)]
-        low, high = min(trial['value'] for trial in behind), max(trial['value'] for trial in behind)
+        values = [*(trial['value'] for trial in behind), *compared[0]['baselines'].values()]
+        low, high = min(values), max(values)
         for axis, study in zip(row, compared, strict=True):
             colour = looks[study['study']].colour
             axis.plot([one['rate'] for one in behind], [one['value'] for one in behind], '.', color='0.8', ms=3)
@@ -25,6 +29,8 @@ def figure(studies):
                 axis.plot(trial['rate'], trial['value'], 'o', color=colour, mfc=face, ms=4)
             axis.set_title(study['study'], color=colour, fontsize='small')
             scale(axis.xaxis, [trial['rate'] for trial in behind], power, least=2.0)
+            for value in study['baselines'].values():
+                axis.axhline(value, color='0.6', lw=0.8, ls='--', zorder=0)
             axis.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))
             axis.tick_params(labelsize='x-small', labelleft=axis is row[0])
         row[0].set_ylabel(f'{report}\n{compared[0]["metric"]}', fontsize='small')
