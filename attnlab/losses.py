@@ -6,6 +6,7 @@ from jax import Array
 from jaxtyping import Float, Int
 
 from attnlab.functional import cores
+from attnlab.functional.indices import check_indices
 
 
 def next_token_loss(
@@ -17,8 +18,10 @@ def next_token_loss(
 ) -> Float[Array, '*b']:
     """Cross-entropy in nats, `-log softmax(embedding hidden)[target]`, without storing all logits at once.
 
-    `soft_cap` bounds the logits, see `capped`.
+    `soft_cap` bounds the logits, see `capped`. Raises `UserError` for targets beyond the classes; under `jax.jit` their
+    loss is NaN instead.
     """
+    check_indices('targets of a loss', targets, embedding.shape[0], 'classes')
     return cores.cross_entropy(hidden, embedding.astype(hidden.dtype), targets, soft_cap=soft_cap)
 
 
@@ -33,7 +36,10 @@ def softmax_loss(logits: Float[Array, '*b o'], targets: Int[Array, '*b']) -> Flo
     Where the target's logit is beyond the others by 17 in float32, the sum of the exponentials rounds to the target's
     own, and the loss and its derivative by that logit are zero exactly. Prieto et al. 2025,
     https://arxiv.org/abs/2501.04697, call it softmax collapse.
+
+    Raises `UserError` for targets beyond the classes; under `jax.jit` their loss is NaN instead.
     """
+    check_indices('targets of a loss', targets, logits.shape[-1], 'classes')
     return -_at(jax.nn.log_softmax(logits), targets)
 
 

@@ -166,16 +166,17 @@ def check_not_positive(core: str, implementation: str | None, **arguments: jax.A
         checkify.debug_check(highest <= 0, message, highest=highest)
 
 
-def check_classes(core: str, implementation: str | None, labels: jax.Array, classes: int) -> None:
-    """Raises an error for labels beyond the classes, from `classes` up or below `-classes`; see `check_not_positive`.
+def check_classes(core: str, labels: jax.Array, classes: int) -> None:
+    """Raises ValueError for labels beyond the classes, from `classes` up or below `-classes`.
 
-    Elsewhere the loss of such a label is NaN.
+    Under `jax.jit`, where their values are not at hand, it is an error under `jax.experimental.checkify`, and elsewhere
+    the loss of such a label is NaN.
     """
     if labels.size == 0:
         return
     least, most = jnp.min(labels), jnp.max(labels)
     message = f'{core}: labels has entries from {{least}} to {{most}}; expected 0 to {classes - 1}'
     fits = (most < classes) & (least >= -classes)
-    if implementation == 'reference' and not isinstance(fits, jax.core.Tracer) and not fits:
+    if not isinstance(fits, jax.core.Tracer) and not fits:
         raise ValueError(message.format(least=least, most=most))
     checkify.debug_check(fits, message, least=least, most=most)

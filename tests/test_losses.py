@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attnlab.losses import softmax_loss, stablemax_loss
+from attnlab.errors import UserError
+from attnlab.losses import next_token_loss, softmax_loss, stablemax_loss
 
 
 def of_target(logits, target=0, loss=stablemax_loss):
@@ -44,3 +45,15 @@ def test_where_softmax_is_silent_stablemax_is_not(gap):
     assert of_target(logits) > 0 and gradients[stablemax_loss][0] < 0
     assert all(jnp.all(jnp.isfinite(gradient)) for gradient in gradients.values())
     assert np.isfinite(of_target(logits * 1e30, 2))
+
+
+@pytest.mark.parametrize('loss', [softmax_loss, stablemax_loss, next_token_loss])
+@pytest.mark.parametrize('target', [-1, 3])
+def test_targets_beyond_the_classes_are_refused_where_they_are_known(loss, target):
+    table = (jnp.ones((2, 4)), jnp.ones((3, 4))) if loss is next_token_loss else (jnp.ones((2, 3)),)
+    targets, least, most = jnp.array([0, target]), min(target, 0), max(target, 0)
+    said = f'^targets of a loss are from {least} to {most}; there are 3 classes, so they must be from 0 to 2'
+    for function in (loss, jax.grad(lambda *args: jnp.sum(loss(*args)))):
+        with pytest.raises(UserError, match=said):
+            function(*table, targets)
+    assert jnp.all(jnp.isfinite(loss(*table, targets - targets)))

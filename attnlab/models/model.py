@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
@@ -79,6 +80,13 @@ class Model(Module):
     def documents(self) -> int:
         """The number of documents that a prediction is about, concatenated in the hidden state."""
         return self.head.documents
+
+    @property
+    def outputs(self) -> int:
+        """The number of classes, or of numbers, that a prediction is about."""
+        graphdef, variables = nnx.split(self.head)
+        hidden = jax.ShapeDtypeStruct((1, self.dim * self.documents), self.dtype)
+        return jax.eval_shape(lambda state, x: nnx.merge(graphdef, state).logits(x), variables, hidden).shape[-1]
 
     def embed(self, tokens: Tokens | Features, ctx: Context) -> Sequence:
         """The input of the first block."""

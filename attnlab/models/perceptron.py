@@ -67,6 +67,11 @@ class Perceptron(Module):
             [Linear(*pair, initializer=small_uniform, axes=(None, 'mlp'), rngs=rngs) for pair in pairwise(widths)]
         )
 
+    @property
+    def outputs(self) -> int:
+        """The number of classes."""
+        return self.vocab
+
     def hidden(
         self, tokens: Tokens, ctx: Context, state: State | None = None
     ) -> tuple[Float[Array, 'b 1 d'], State | None]:

@@ -21,6 +21,7 @@ class Predictor(Protocol):
       streaming: whether it can process a sequence piece by piece, passing on a state.
       decodes: whether it can also read its own predictions, so that it can generate.
       documents: the number of documents that a prediction is about, concatenated in the hidden state.
+      outputs: the number of classes, or of numbers, that a prediction is about.
     """
 
     streaming: bool
@@ -31,6 +32,10 @@ class Predictor(Protocol):
 
     @property
     def documents(self) -> int:
+        """See above."""
+
+    @property
+    def outputs(self) -> int:
         """See above."""
 
     def hidden(

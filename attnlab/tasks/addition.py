@@ -27,6 +27,7 @@ class Addition:
     """
 
     packs: ClassVar[bool] = True
+    labels: ClassVar[str] = 'target'
 
     table: ModularAddition = ModularAddition()
 

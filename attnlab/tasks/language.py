@@ -32,6 +32,7 @@ class LanguageModelling:
     """
 
     packs: ClassVar[bool] = True
+    labels: ClassVar[str] = 'targets'
 
     text: Corpus = StdlibText()
     tokenizer: Bytes | BytePairs | TrainedBytePairs = Bytes()

@@ -35,6 +35,7 @@ class LongRange(abc.ABC):
     """
 
     packs: ClassVar[bool] = True
+    labels: ClassVar[str]
 
     data: Dataset = Drawn(ListOps())
 
@@ -111,6 +112,8 @@ class LongRange(abc.ABC):
 class Classification(LongRange):
     """Predict the label of a sequence, or of a pair that one model has read separately."""
 
+    labels: ClassVar[str] = 'label'
+
     def measure(self, model: Predictor, batch: Batch, dropout_key: DropoutKey | None) -> dict[str, Average]:
         """Loss in nats per example, and accuracy."""
         vectors = self.vectors(model, batch, dropout_key)
@@ -151,6 +154,8 @@ class Denoising(LongRange):
     Attributes:
       hidden: fraction of the positions that are hidden; `None` to predict the next one.
     """
+
+    labels: ClassVar[str] = 'tokens'
 
     hidden: float | None = None
 

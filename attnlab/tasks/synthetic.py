@@ -40,6 +40,7 @@ class Synthetic(abc.ABC):
     """
 
     packs: ClassVar[bool] = True
+    labels: ClassVar[str] = 'targets'
 
     problem: Problem
     seed: int = 0

@@ -21,10 +21,12 @@ class Task(Protocol):
     """Inputs, targets and metrics of one problem: what is predicted where.
 
     Losses and logits come from the model; no task accesses a weight. Constructing a task loads nothing; `source` does.
-    `packs` says whether mixers are given the segments of several documents in a row.
+    `packs` says whether mixers are given the segments of several documents in a row, and `labels` which entry of a row
+    holds what is predicted.
     """
 
     packs: ClassVar[bool]
+    labels: ClassVar[str]
 
     @property
     def vocab(self) -> int:

@@ -17,6 +17,7 @@ from ml_collections import ConfigDict
 from attnlab.config import build
 from attnlab.errors import UserError
 from attnlab.functional import cores, sequence
+from attnlab.functional.indices import check_indices
 from attnlab.metrics import Average
 from attnlab.signature import check_type
 from attnlab.tasks.task import Batch, Task
@@ -83,6 +84,11 @@ class Compiled:
     def transform(self) -> optax.GradientTransformation:
         """The optimiser's transformation of this model's gradients."""
         return self._setup.optimizer.transform(split(self.model)[1], self._setup.steps)
+
+    @functools.cached_property
+    def outputs(self) -> int:
+        """The number of classes, or of numbers, that a prediction is about."""
+        return self.model.outputs
 
     @functools.cached_property
     def abstract(self) -> TrainState:
@@ -256,7 +262,16 @@ class Setup:
         return dataclasses.replace(self, mesh=partition.Axes().make(list(self.mesh.devices.flat[:1])))
 
     def place(self, batch: Mapping[str, np.ndarray]) -> Batch:
-        """Transfers this process's rows of a batch to its devices; the result is the global batch."""
+        """Transfers this process's rows of a batch to its devices; the result is the global batch.
+
+        Raises `UserError` for tokens outside the vocabulary and labels beyond the classes, which on the devices would
+        be a loss that is NaN.
+        """
+        task, labels = type(self.task).__name__, batch[self.task.labels]
+        if np.issubdtype(batch['tokens'].dtype, np.integer):
+            check_indices(f'tokens of {task}', batch['tokens'], self.task.vocab, 'in the vocabulary')
+        if np.issubdtype(labels.dtype, np.integer):
+            check_indices(f'labels ({self.task.labels}) of {task}', labels, self.compiled.outputs, 'classes')
         return {
             name: jax.make_array_from_process_local_data(partition.batch_sharding(self.mesh, rows.shape), rows)
             for name, rows in batch.items()

@@ -35,11 +35,11 @@ def cross_entropy(
       implementation: `None` chooses; see `dispatch.select`.
 
     Returns:
-      The loss, `n`, in float32 at least; NaN where there is no such class, which is an error under
-      `jax.experimental.checkify`, and where the definition is asked for outside of `jax.jit`.
+      The loss, `n`, in float32 at least; under `jax.jit` NaN where there is no such class, which is an error under
+      `jax.experimental.checkify`.
 
     Raises:
-      ValueError: for shapes that do not fit, or a `soft_cap` that is not positive.
+      ValueError: for shapes that do not fit, labels beyond the classes, or a `soft_cap` that is not positive.
       TypeError: for arrays that are not floating point, or non-integer `labels`.
       NotImplementedError: for a named implementation that cannot serve the call.
     """
@@ -50,7 +50,7 @@ def cross_entropy(
         raise ValueError(f'{CORE}: soft_cap is {soft_cap}; expected a positive number, or None')
 
     o = embedding.shape[0]
-    arguments.check_classes(CORE, implementation, labels, o)
+    arguments.check_classes(CORE, labels, o)
     labels = labels.astype(jnp.int32)
     labels = jnp.where(labels < -o, o, jnp.where(labels < 0, labels + o, labels))
 

@@ -27,7 +27,9 @@ from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.mixers.linear.attention import LinearAttention
 from attnlab.mixers.softmax.attention import Attention
-from attnlab.models.inputs.embedding import Projection
+from attnlab.models.heads.classification import ClassificationHead
+from attnlab.models.heads.language import LanguageHead
+from attnlab.models.inputs.embedding import Embedding, Projection
 from attnlab.module import Module
 from attnlab.nn.norms import RMSNorm
 from attnlab.signature import FROM_ZERO, PLAIN, members, parameters
@@ -159,6 +161,18 @@ CALLS = {
         lambda a, b: attnlab.make_mixer('gla', 16, head=2, rngs=nnx.Rngs(0)),
         "did you mean 'heads'",
     ),
+    'a token outside the vocabulary': (
+        lambda a, b: Embedding(5, 8, rngs=nnx.Rngs(0))(jnp.array([[1, 5]])),
+        'tokens are from 1 to 5; there are 5 in the vocabulary, so they must be from 0 to 4',
+    ),
+    'a label beyond the classes': (
+        lambda a, b: LanguageHead(8, 5, rngs=nnx.Rngs(0)).losses(jnp.ones((2, 8)), jnp.array([1, 5])),
+        'targets of a loss are from 1 to 5; there are 5 classes, so they must be from 0 to 4',
+    ),
+    'a label beyond the classes of sequences': (
+        lambda a, b: ClassificationHead(8, 1, classes=3, rngs=nnx.Rngs(0)).losses(jnp.ones((1, 8)), jnp.array([3])),
+        'targets of a loss are from 3 to 3; there are 3 classes',
+    ),
     'other features': (
         lambda a, b: Projection(3, 8, features=4, rngs=nnx.Rngs(0))(X[..., :3]),
         'model.inputs.features is 4; the inputs of the task have 3',
@@ -236,8 +250,12 @@ KERNELS = {
     'labels a list': (lambda: loss([0, 1, 2]), 'labels is [0, 1, 2], of type list; expected an array'),
     'labels real': (lambda: loss(LABELS * 1.0), 'labels has type float32'),
     'labels beyond the classes': (
-        lambda: loss(LABELS + 3, implementation='reference'),
+        lambda: loss(LABELS + 3),
         'labels has entries from 3 to 5; expected 0 to 4',
+    ),
+    'labels below the classes': (
+        lambda: loss(LABELS - 6, implementation='reference'),
+        'labels has entries from -6 to -4; expected 0 to 4',
     ),
     'cap negative': (lambda: loss(soft_cap=-1.0), 'soft_cap is -1.0; expected a positive number'),
     'cap not a number': (lambda: loss(soft_cap=float('nan')), 'soft_cap is nan; expected a number'),

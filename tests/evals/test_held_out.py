@@ -40,6 +40,7 @@ class Known:
     task: object
 
     packs: ClassVar[bool] = True
+    labels: ClassVar[str] = 'targets'
     vocab: int = 256
     tokenizer: object = None
     evaluated_split: str = 'valid'

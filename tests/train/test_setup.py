@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from attnlab.errors import UserError
 from attnlab.models.sampling import generate
 from attnlab.testing.jaxprs import equations
 from attnlab.train.setup import Setup, prepare
-from configs import language
+from configs import grokking, language, long_range, recall
 
 MATMULS = ('default', 'highest')
 
@@ -71,3 +72,33 @@ def test_runs_that_share_programs_compile_them_once(setups: dict[str, Setup]):
     shared = second.sharing(first)
     assert shared.compiled is first.compiled is not second.compiled
     assert shared.seed == second.seed and shared.sharing(second).compiled is second.compiled
+
+
+OUTSIDE = {
+    'labels of a text': (language, 'zoo=mingru', 'targets', 256),
+    'labels below zero': (language, 'zoo=mingru', 'targets', -1),
+    'tokens of a text': (language, 'zoo=mingru', 'tokens', 256),
+    'labels of a drawn problem': (recall, 'zoo=mingru', 'targets', 10**6),
+    'classes of sequences': (long_range, 'task=listops,zoo=mingru,size=smoke', 'label', 10),
+    'sums': (grokking, 'size=tiny', 'target', 59),
+}
+"""Configs, the entry of a row, and a value that is outside of its table."""
+
+
+@pytest.mark.parametrize('case', OUTSIDE)
+def test_labels_and_tokens_outside_of_their_tables_are_refused_on_the_way_in(case: str):
+    config, arg, name, value = OUTSIDE[case]
+    setup = prepare(config.get_config(arg))
+    batch = {key: np.stack([row] * 2) for key, row in setup.task.example(setup.length).items()}
+    setup.place(batch)
+    batch[name].flat[-1] = value
+    whole = f'from {min(value, 0)} to {max(value, 0)}; there are '
+    with pytest.raises(UserError, match=rf'^[a-z ]+(\({name}\) )?of {type(setup.task).__name__} are {whole}') as caught:
+        setup.place(batch)
+    assert '\n' not in str(caught.value)
+
+
+def test_targets_that_are_real_numbers_are_no_labels():
+    setup = prepare(recall.get_config('task=regression,zoo=mingru'))
+    rows = {key: np.stack([row] * 2) for key, row in setup.task.example(setup.length).items()}
+    assert setup.place(rows | {'targets': rows['targets'] + 1e6})['targets'].shape == rows['targets'].shape

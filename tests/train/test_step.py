@@ -25,6 +25,7 @@ class Squares:
     """Weighted squared error of a line: its gradient is known."""
 
     packs: ClassVar[bool] = False
+    labels: ClassVar[str] = 'targets'
     vocab: int = 0
     evaluated_split: str = 'valid'
 

@@ -5,6 +5,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from attnlab.errors import UserError
+from attnlab.functional.indices import check_indices
 from attnlab.models.inputs.inputs import Inputs
 from attnlab.nn.parameter import param
 from attnlab.nn.projections import Linear
@@ -14,8 +15,8 @@ from attnlab.typing import Features, Sequence, Tokens
 class Embedding(Inputs):
     """A learned vector per token, `y_t = E[token_t]`, `E` of shape `vocab dim`, initial standard deviation `scale`.
 
-    The table may also serve as the head, see `attnlab.models.heads.language.TiedHead`. A token outside the
-    vocabulary gives NaN.
+    The table may also serve as the head, see `attnlab.models.heads.language.TiedHead`. Raises `UserError` for a token
+    outside the vocabulary; under `jax.jit` it gives NaN instead.
     """
 
     tokens = True
@@ -32,6 +33,7 @@ class Embedding(Inputs):
     def __call__(self, tokens: Tokens, dtype: DTypeLike | None = None) -> Sequence:
         """Looks `tokens` up, giving activations of type `dtype` (`None`: the table's own)."""
         table = self.weight[...]
+        check_indices('tokens', tokens, table.shape[0], 'in the vocabulary')
         # Cast after the lookup, so that the gradient of the table accumulates in its own type.
         return jnp.take(table, tokens, axis=0, mode='fill').astype(table.dtype if dtype is None else dtype)
 

@@ -1,0 +1,24 @@
+"""Whole numbers that choose from a table: labels and tokens."""
+
+import jax
+import numpy as np
+from jax import Array
+from jaxtyping import Int
+
+from attnlab.errors import UserError
+
+
+def check_indices(what: str, indices: Int[Array | np.ndarray, '...'], size: int, of: str) -> None:
+    """Raises `UserError` for entries that are not from 0 to `size - 1`: a table of that size has no such row.
+
+    Args:
+      what: what the entries are, for the message, such as 'labels'.
+      indices: the entries. Under `jax.jit` their values are not at hand, and nothing is checked.
+      size: how many rows the table has.
+      of: what the rows are, for the message, such as 'classes'.
+    """
+    if isinstance(indices, jax.core.Tracer) or indices.size == 0:
+        return
+    least, most = int(indices.min()), int(indices.max())
+    if least < 0 or most >= size:
+        raise UserError(f'{what} are from {least} to {most}; there are {size} {of}, so they must be from 0 to {size - 1}')
