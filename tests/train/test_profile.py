@@ -1,5 +1,6 @@
 """Steps that are traced: which, where to, and that nothing else changes."""
 
+import gzip
 import json
 import warnings
 
@@ -35,6 +36,11 @@ def traced_steps(path):
             for line in plane.lines:
                 found += [dict(event.stats)['step_num'] for event in line.events if event.name == 'train']
     return found
+
+
+def host(path):
+    """The machine that a trace is of, by the name of its file."""
+    return path.name.removesuffix('.xplane.pb')
 
 
 @pytest.mark.parametrize(('text', 'first', 'last'), [('1', 1, 1), ('10', 10, 10), ('10:15', 10, 15), ('3:3', 3, 3)])
@@ -75,6 +81,9 @@ def test_a_trace_of_the_steps_is_written_and_recorded_and_changes_no_number(tmp_
     assert f'profile of steps 2 to 3: xprof --logdir={traced}' in capsys.readouterr().out.replace('\n', ' ')
     (written,) = traced.glob('plugins/profile/*/*.xplane.pb')
     assert traced_steps(written) == [2, 3]
+    # The same for a browser, in Chrome's format, which Perfetto opens.
+    events = json.loads(gzip.decompress(written.with_name(f'{host(written)}.trace.json.gz').read_bytes()))['traceEvents']
+    assert [event['args']['step_num'] for event in events if event.get('name') == 'train'] == ['2', '3']
     assert json.loads((traced / 'run.json').read_text())['starts'][0]['profile'] == 'steps 2 to 3'
     before = (traced / 'run.json').read_bytes()
     assert main([*RUN, f'--workdir={traced}', '--profile=6']) == 2
