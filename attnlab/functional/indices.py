@@ -21,4 +21,6 @@ def check_indices(what: str, indices: Int[Array | np.ndarray, '...'], size: int,
         return
     least, most = int(indices.min()), int(indices.max())
     if least < 0 or most >= size:
-        raise UserError(f'{what} are from {least} to {most}; there are {size} {of}, so they must be from 0 to {size - 1}')
+        raise UserError(
+            f'{what} are from {least} to {most}; there are {size} {of}, so they must be from 0 to {size - 1}'
+        )

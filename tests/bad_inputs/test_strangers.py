@@ -3,18 +3,30 @@
 Work directories and studies are data that people hand on. Classes that a config may name are in `tests/test_trust.py`.
 """
 
+import ast
+import io
 import json
 import os
+import pathlib
+import pickle
+import re
 import subprocess
 import sys
+import tarfile
 
 import jax
+import numpy as np
 import pytest
 
 from attnlab.cli import main
+from attnlab.data.archives import readable, tar_members
+from attnlab.data.long_range.blocks import Blocks
+from attnlab.data.long_range.listops import ListOps
+from attnlab.data.text.text import TextFiles
+from attnlab.data.text.tokenizers import Bytes
 from attnlab.errors import UserError
 from attnlab.train import devices
-from tests.bad_inputs.conftest import LANGUAGE, SMALL
+from tests.bad_inputs.conftest import LANGUAGE, ROOT, SMALL
 
 HOSTILE = {
     'nested too deeply': ('run/config.json', '[' * 200_000),
@@ -96,6 +108,130 @@ def test_files_whose_names_are_not_utf8(place, capsys):
     command = ['train', f'--config={LANGUAGE}:zoo=mingru,data={folder}', *SMALL, f'--workdir={place["tmp"]}/new']
     assert main(command) == 0
     capsys.readouterr()
+
+
+UNPICKLING = {'pickle', '_pickle', 'cPickle', 'dill', 'cloudpickle', 'joblib', 'shelve', 'marshal', 'yaml', 'torch'}
+"""Modules that read what may be a program."""
+
+UNPACKING = {'extractall', 'extract', 'unpack_archive', 'eval', 'exec', 'loadtxt', 'genfromtxt', 'fromregex'}
+"""Calls that write members of archives where these say, or run text."""
+
+
+def dangerous(source):
+    """What a module imports or calls that could run, or write outside of its folder, what a file holds."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names if name.name.partition('.')[0] in UNPICKLING)
+        elif isinstance(node, ast.ImportFrom) and (node.module or '').partition('.')[0] in UNPICKLING:
+            yield node.module
+        elif isinstance(node, ast.Call):
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, 'id', '')
+            pickles = [
+                word for word in node.keywords if word.arg == 'allow_pickle' and ast.unparse(word.value) != 'False'
+            ]
+            if name in UNPACKING or pickles:
+                yield ast.unparse(node)
+
+
+def test_nothing_unpickles_unpacks_or_runs_text():
+    found = {
+        str(path.relative_to(ROOT)): list(dangerous(path.read_text()))
+        for room in ('attnlab', 'pallas_kernels', 'configs', 'experiments')
+        for path in ROOT.glob(f'{room}/**/*.py')
+    }
+    assert len(found) > 200 and {path: names for path, names in found.items() if names} == {}
+    for line in (
+        'import pickle',
+        'from torch import load',
+        'np.load(a, allow_pickle=True)',
+        'tar.extractall(a)',
+        'exec(a)',
+    ):
+        assert list(dangerous(line)), line
+
+
+class Hostile:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, mark):
+        self._mark = mark
+
+    def __reduce__(self):
+        return pathlib.Path.touch, (self._mark,)
+
+
+def test_arrays_that_are_pickles_are_refused(tmp_path):
+    """Caches of texts and blocks of drawn examples are folders that a config names, and may come from anyone."""
+    mark = tmp_path / 'mark'
+    hostile = np.empty(1, object)
+    hostile[0] = Hostile(mark)
+    pickle.loads(pickle.dumps(hostile))
+    assert mark.exists(), 'it is hostile'
+    mark.unlink()
+
+    (tmp_path / 'text.txt').write_text('one and two and three\n' * 200)
+    corpus = TextFiles(str(tmp_path / 'text.txt'), cache=str(tmp_path / 'cache'))
+    corpus.load('train', Bytes())
+    for name in ('tokens.npy', 'ends.npy'):
+        (written,) = tmp_path.glob(f'cache/*/{name}')
+        kept = written.read_bytes()
+        written.chmod(0o600)
+        np.save(written, hostile, allow_pickle=True)
+        with pytest.raises(UserError, match=r'the cache entry .* is damaged; delete it'):
+            corpus.load('train', Bytes())
+        written.write_bytes(kept)
+
+    blocks = Blocks(ListOps(), 0, 'test', 1, tmp_path / 'blocks')
+    blocks.folder.mkdir()
+    np.savez(blocks.path(range(1)), x=hostile)
+    with pytest.raises(UserError, match='is damaged; delete it'):
+        list(blocks.read())
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize('name', ['../outside', '/outside', 'a/../../outside'])
+def test_members_of_archives_stay_in_their_folder(tmp_path, name):
+    archive = tmp_path / 'inside' / 'archive.tar'
+    archive.parent.mkdir()
+    with tarfile.open(archive, 'w') as file:
+        member = tarfile.TarInfo(name)
+        member.size = 4
+        file.addfile(member, io.BytesIO(b'text'))
+    with pytest.raises(UserError, match=r'has a member outside its own folder, .*; do not trust it'):
+        list(readable(archive, tar_members(archive, re.compile('.*'))))
+    assert [path.name for path in tmp_path.rglob('*')] == ['inside', 'archive.tar']
+
+
+def test_members_of_archives_that_are_links_and_devices_are_passed_over(tmp_path):
+    archive = tmp_path / 'archive.tar'
+    with tarfile.open(archive, 'w') as file:
+        for kind in (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.FIFOTYPE, tarfile.DIRTYPE):
+            member = tarfile.TarInfo('member')
+            member.type, member.linkname = kind, '/etc/passwd'
+            file.addfile(member)
+    assert list(readable(archive, tar_members(archive, re.compile('.*')))) == []
+
+
+def test_a_terminal_that_knows_ascii_alone(tmp_path):
+    env = {**os.environ, 'LC_ALL': 'C', 'PYTHONUTF8': '0', 'PYTHONCOERCECLOCALE': '0'}
+    for command in (['eval', '--workdir=r\xfcn'], ['generate', '--workdir=run', '--prompt=\u4f60'], ['zoo', 'gl\xe4']):
+        argv = [sys.executable, '-m', 'attnlab', *command]
+        done = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, check=False)
+        assert done.returncode == 2 and done.stderr.startswith(b'attnlab: '), done.stderr
+        assert done.stderr.count(b'\n') == 1 and done.stderr.isascii()
+
+
+@pytest.mark.parametrize('error', [ValueError('coordinator_address should be defined.'), RuntimeError('too late\nnow')])
+def test_processes_where_there_is_no_cluster(monkeypatch, error):
+    def refused(*arguments, **named):
+        raise error
+
+    monkeypatch.setattr(jax.distributed, 'initialize', refused)
+    with pytest.raises(UserError) as caught:
+        devices.start(distributed=True)
+    said = str(caught.value)
+    assert said.startswith(f'the processes cannot connect: {str(error).splitlines()[0]}; --distributed needs a cluster')
+    assert '--coordinator=HOST:PORT --processes=N --process=I' in said and '\n' not in said
 
 
 @pytest.mark.parametrize('folder', ['/proc/nothing', '/dev/null/run', '/sys/nothing'])

@@ -82,7 +82,9 @@ def test_a_trace_of_the_steps_is_written_and_recorded_and_changes_no_number(tmp_
     (written,) = traced.glob('plugins/profile/*/*.xplane.pb')
     assert traced_steps(written) == [2, 3]
     # The same for a browser, in Chrome's format, which Perfetto opens.
-    events = json.loads(gzip.decompress(written.with_name(f'{host(written)}.trace.json.gz').read_bytes()))['traceEvents']
+    events = json.loads(gzip.decompress(written.with_name(f'{host(written)}.trace.json.gz').read_bytes()))[
+        'traceEvents'
+    ]
     assert [event['args']['step_num'] for event in events if event.get('name') == 'train'] == ['2', '3']
     assert json.loads((traced / 'run.json').read_text())['starts'][0]['profile'] == 'steps 2 to 3'
     before = (traced / 'run.json').read_bytes()
