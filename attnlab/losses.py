@@ -21,7 +21,7 @@ def next_token_loss(
     `soft_cap` bounds the logits, see `capped`. Raises `UserError` for targets beyond the classes; under `jax.jit` their
     loss is NaN instead.
     """
-    check_indices('targets of a loss', targets, embedding.shape[0], 'classes')
+    check_indices('targets', targets, embedding.shape[0], 'classes')
     return cores.cross_entropy(hidden, embedding.astype(hidden.dtype), targets, soft_cap=soft_cap)
 
 
@@ -39,7 +39,7 @@ def softmax_loss(logits: Float[Array, '*b o'], targets: Int[Array, '*b']) -> Flo
 
     Raises `UserError` for targets beyond the classes; under `jax.jit` their loss is NaN instead.
     """
-    check_indices('targets of a loss', targets, logits.shape[-1], 'classes')
+    check_indices('targets', targets, logits.shape[-1], 'classes')
     return -_at(jax.nn.log_softmax(logits), targets)
 
 

@@ -52,7 +52,7 @@ def test_where_softmax_is_silent_stablemax_is_not(gap):
 def test_targets_beyond_the_classes_are_refused_where_they_are_known(loss, target):
     table = (jnp.ones((2, 4)), jnp.ones((3, 4))) if loss is next_token_loss else (jnp.ones((2, 3)),)
     targets, least, most = jnp.array([0, target]), min(target, 0), max(target, 0)
-    said = f'^targets of a loss are from {least} to {most}; there are 3 classes, so they must be from 0 to 2'
+    said = f'^targets are from {least} to {most}; there are 3 classes, so they must be from 0 to 2'
     for function in (loss, jax.grad(lambda *args: jnp.sum(loss(*args)))):
         with pytest.raises(UserError, match=said):
             function(*table, targets)

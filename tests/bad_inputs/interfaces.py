@@ -167,11 +167,11 @@ CALLS = {
     ),
     'a label beyond the classes': (
         lambda a, b: LanguageHead(8, 5, rngs=nnx.Rngs(0)).losses(jnp.ones((2, 8)), jnp.array([1, 5])),
-        'targets of a loss are from 1 to 5; there are 5 classes, so they must be from 0 to 4',
+        'targets are from 1 to 5; there are 5 classes, so they must be from 0 to 4',
     ),
     'a label beyond the classes of sequences': (
         lambda a, b: ClassificationHead(8, 1, classes=3, rngs=nnx.Rngs(0)).losses(jnp.ones((1, 8)), jnp.array([3])),
-        'targets of a loss are from 3 to 3; there are 3 classes',
+        'targets are from 3 to 3; there are 3 classes',
     ),
     'other features': (
         lambda a, b: Projection(3, 8, features=4, rngs=nnx.Rngs(0))(X[..., :3]),

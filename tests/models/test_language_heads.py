@@ -103,7 +103,7 @@ MISTAKES = {
     'no negatives': (lambda: SampledSoftmax(4, 6, negatives=0, rngs=nnx.Rngs(0)), 'negatives of SampledSoftmax is 0'),
     'a class outside': (
         lambda: LanguageHead(4, 6, rngs=nnx.Rngs(0)).losses(HIDDEN, TARGETS + 1),
-        'targets are from 1 to 6; the classes of the head are 0 to 5',
+        'targets are from 1 to 6; there are 6 classes, so they must be from 0 to 5',
     ),
 }
 

@@ -4,13 +4,12 @@ import abc
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from jax import Array
 from jaxtyping import Float, Int, Shaped
 
-from attnlab.errors import UserError
 from attnlab.functional import sampling
+from attnlab.functional.indices import check_indices
 from attnlab.module import Module
 from attnlab.nn.parameter import param
 from attnlab.typing import DropoutKey
@@ -50,12 +49,7 @@ class Head(Module):
 
 def check_targets(targets: Int[Array, '*b'], classes: int) -> None:
     """Raises `UserError` for a target outside of the classes; inside of `jax.jit` its loss is NaN instead."""
-    if isinstance(targets, jax.core.Tracer) or targets.size == 0:
-        return
-    there = np.asarray(targets)
-    least, most = int(there.min()), int(there.max())
-    if least < 0 or most >= classes:
-        raise UserError(f'targets are from {least} to {most}; the classes of the head are 0 to {classes - 1}')
+    check_indices('targets', targets, classes, 'classes')
 
 
 def nan_outside(losses: Float[Array, '*b'], targets: Int[Array, '*b'], classes: int) -> Float[Array, '*b']:
