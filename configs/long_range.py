@@ -18,7 +18,8 @@ Recipes with a bidirectional form are trained in it, and pretrained to predict h
 to right and are pretrained to predict the next one. Those whose bidirectional form cannot tell left from
 right (`mirrored` in the zoo) are given sinusoidal positions at their inputs, as the arena's own transformers are (Tay
 et al. 2021, https://arxiv.org/abs/2011.04006); `--config.model.positions=None` removes them. The head reads the
-mean over time of a document, for every mixer. `optimizer` and `schedule` choose others, as in
+mean over time of a document, for every mixer; `head` is one of those of classes that `attnlab zoo --heads` lists.
+`optimizer` and `schedule` choose others, as in
 `configs/language.py`.
 """
 
@@ -38,9 +39,9 @@ from attnlab.data.long_range.prepared import Prepared
 from attnlab.errors import UserError
 from attnlab.evals.by_slice import BySlice
 from attnlab.evals.cadence import EveryNSteps
-from attnlab.models.heads.classification import ClassificationHead
 from attnlab.models.heads.language import LanguageHead
 from attnlab.models.heads.pairs import PairHead
+from attnlab.models.heads.registry import CLASSIFIERS
 from attnlab.models.heads.regression import RegressionHead
 from attnlab.models.inputs.embedding import Embedding, Projection
 from attnlab.models.model import Model
@@ -141,11 +142,13 @@ FULL = {
 }  # fmt: skip
 
 SIZES = {'smoke': SMOKE, 'full': FULL}
+DEFAULT = 'linear'
+"""The head of labels."""
 
 
 def get_config(arg: str = '') -> ConfigDict:
-    """The config of `task=...,zoo=...,size=...,protocol=...,run=...,optimizer=...,schedule=...`."""
-    chosen = arguments(arg, task='listops', zoo='mha', size='full', protocol='scratch', run='', **CHOICES)
+    """The config of `task=...,zoo=...,size=...,protocol=...,run=...,head=...,optimizer=...,schedule=...`."""
+    chosen = arguments(arg, task='listops', zoo='mha', size='full', protocol='scratch', run='', head=DEFAULT, **CHOICES)
     if (chosen['protocol'] == 'finetune') != bool(chosen['run']):
         raise UserError(
             'protocol=finetune needs run=WORKDIR, that of a run with protocol=pretrain; other protocols take no run'
@@ -159,7 +162,7 @@ def get_config(arg: str = '') -> ConfigDict:
         steps=run.steps,
         batch_size=run.batch_size,
         length=run.length,
-        **protocol(recipe, run),
+        **protocol(recipe, run, chosen['head']),
         optimizer=AdamW(
             peak_lr=run.peak_lr,
             schedule=Cosine(warmup=run.warmup),
@@ -173,19 +176,28 @@ def get_config(arg: str = '') -> ConfigDict:
     )
 
 
-def _classification(recipe: Recipe, run: Setting) -> dict[str, ConfigDict]:
+def _classification(recipe: Recipe, run: Setting, head: str) -> dict[str, ConfigDict]:
     """Classification, with a head for labels."""
     kind = run.data.kind
-    head = spec(ClassificationHead if kind.documents == 1 else PairHead, classes=kind.classes)
-    model = spec(Model, head=head, pool=MeanPool(), streaming=False, **_trunk(recipe, run))
+    made = spec(PairHead) if kind.documents > 1 else _chosen(head)
+    if kind.documents > 1 and head != DEFAULT:
+        raise UserError(f'head={head} is for one document; this task has {kind.documents}, and a head of its own')
+    made.classes = kind.classes
+    model = spec(Model, head=made, pool=MeanPool(), streaming=False, **_trunk(recipe, run))
     return {'task': spec(Classification, data=run.data), 'model': model}
 
 
-def _denoising(recipe: Recipe, run: Setting) -> dict[str, ConfigDict]:
+def _chosen(head: str) -> ConfigDict:
+    return choose(CLASSIFIERS, 'head', head).spec.copy_and_resolve_references()
+
+
+def _denoising(recipe: Recipe, run: Setting, head: str) -> dict[str, ConfigDict]:
     """Prediction of the inputs: hidden ones with a bidirectional mixer, otherwise the next one."""
+    if head != DEFAULT:
+        raise UserError(f'head={head} is for labels; protocol=pretrain predicts the inputs')
     task = spec(Denoising, data=run.data, hidden=run.hidden if recipe.bidirectional else None)
-    head = spec(RegressionHead, error='absolute') if run.data.kind.vocab is None else spec(LanguageHead)
-    return {'task': task, 'model': spec(Model, head=head, streaming=not recipe.bidirectional, **_trunk(recipe, run))}
+    made = spec(RegressionHead, error='absolute') if run.data.kind.vocab is None else spec(LanguageHead)
+    return {'task': task, 'model': spec(Model, head=made, streaming=not recipe.bidirectional, **_trunk(recipe, run))}
 
 
 PROTOCOLS = {'scratch': _classification, 'pretrain': _denoising, 'finetune': _classification}

@@ -49,6 +49,19 @@ def test_language(name):
     prepared(config).trace()
 
 
+def test_long_range_with_another_head():
+    config = long_range.get_config('task=digits,size=smoke,head=arcface')
+    assert config.model.head.classes == 10
+    prepared(config).trace()
+    for argument, sentence in (
+        ('task=digits,size=smoke,head=arcfac', "there is no head=arcfac; did you mean 'arcface'"),
+        ('task=aan,head=arcface', 'head=arcface is for one document'),
+        ('task=digits,size=smoke,head=arcface,protocol=pretrain', 'head=arcface is for labels'),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            long_range.get_config(argument)
+
+
 @pytest.mark.parametrize('name', ['hierarchical', 'sampled_softmax'])
 def test_language_with_other_heads(name):
     config = language.get_config(f'head={name}')

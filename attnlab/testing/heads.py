@@ -1,6 +1,6 @@
 """Checks of the contract of heads over classes, to be run on your own.
 
-    check_head(lambda dim, vocab, *, rngs: MyHead(dim, vocab, rngs=rngs), exact=True, streams=True)
+    check_head(lambda dim, vocab, *, rngs: MyHead(dim, vocab, rngs=rngs), exact=True, streams=True, divided=True)
 
 Each property has its own function, which takes a `HeadSubject`: a small head made by `make`. It raises AssertionError
 with the name of the property and what was found.
@@ -97,13 +97,13 @@ class HeadSubject:
 Check = Callable[[HeadSubject], None]
 
 
-def check_head(make: Make, *, exact: bool, streams: bool, say: Callable[[str], None] = print) -> None:
+def check_head(make: Make, *, exact: bool, streams: bool, divided: bool, say: Callable[[str], None] = print) -> None:
     """Checks every property that is claimed (see `HeadRecipe`), and those that no head may lack; says which hold.
 
     Raises AssertionError for the first property that does not hold: its name, and what was found.
     """
     subject = HeadSubject(make)
-    for name, check in claimed_of_head(exact=exact, streams=streams).items():
+    for name, check in claimed_of_head(exact=exact, streams=streams, divided=divided).items():
         try:
             check(subject)
         except Exception:
@@ -112,7 +112,7 @@ def check_head(make: Make, *, exact: bool, streams: bool, say: Callable[[str], N
         say(f'{name}: holds')
 
 
-def claimed_of_head(*, exact: bool, streams: bool) -> dict[str, Check]:
+def claimed_of_head(*, exact: bool, streams: bool, divided: bool) -> dict[str, Check]:
     """Returns the checks, by name, that a head with these claims must pass."""
     return {
         'probabilities': check_probabilities,
@@ -121,7 +121,7 @@ def claimed_of_head(*, exact: bool, streams: bool) -> dict[str, Check]:
         'sampling': check_sampling,
         'bfloat16': check_bfloat16,
         'outside': check_outside,
-        'tensor': check_tensor,
+        **({'tensor': check_tensor} if divided else {}),
         **({'streams': check_streams} if streams else {}),
     }
 

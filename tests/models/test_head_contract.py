@@ -10,21 +10,22 @@ from flax import nnx
 
 from attnlab.config import build
 from attnlab.models.heads.language import LanguageHead
-from attnlab.models.heads.registry import HEADS
+from attnlab.models.heads.registry import CLASSIFIERS, HEADS
 from attnlab.testing.heads import Check, HeadSubject, check_head, claimed_of_head
 from attnlab.testing.noise import perturbed
 
 EVERY_TIME = ('probabilities', 'gradients')
 """The checks that every head has to pass every time; the others are nightly but for those of `ALL`."""
 
-ALL = ('softmax', 'adaptive_softmax', 'hierarchical', 'sampled_softmax')
+ALL = ('softmax', 'adaptive_softmax', 'hierarchical', 'sampled_softmax', 'arcface', 'fourier_head')
 """Heads that have nothing in common with those before them; a link is an elementwise function in one class."""
 
 
 @functools.lru_cache(maxsize=1)
 def subject(name: str) -> HeadSubject:
     """The head of a row; the tests of a head follow one another in one process."""
-    return HeadSubject(build(HEADS[name].reduced()))
+    made = build({**HEADS, **CLASSIFIERS}[name].reduced())
+    return HeadSubject(made if name in HEADS else lambda dim, vocab, **rngs: made(dim, 1, classes=vocab, **rngs))
 
 
 def marks(name: str, what: str) -> list[pytest.MarkDecorator]:
@@ -36,8 +37,8 @@ def marks(name: str, what: str) -> list[pytest.MarkDecorator]:
     ('name', 'check'),
     [
         pytest.param(name, check, id=f'{name}-{what}', marks=marks(name, what))
-        for name, recipe in HEADS.items()
-        for what, check in claimed_of_head(exact=recipe.exact, streams=recipe.streams).items()
+        for name, recipe in {**HEADS, **CLASSIFIERS}.items()
+        for what, check in claimed_of_head(exact=recipe.exact, streams=recipe.streams, divided=recipe.divided).items()
     ],
 )
 def test_property(name: str, check: Check):
@@ -45,7 +46,8 @@ def test_property(name: str, check: Check):
 
 
 def test_rows_are_complete():
-    for name, recipe in HEADS.items():
+    assert not HEADS.keys() & CLASSIFIERS.keys()
+    for name, recipe in {**HEADS, **CLASSIFIERS}.items():
         assert 'https://' in recipe.cite and recipe.cost and recipe.normalised, name
         assert recipe.exact or recipe.notes, name
 
@@ -97,12 +99,12 @@ BROKEN = {
 @pytest.mark.parametrize('what', BROKEN)
 def test_a_head_that_breaks_a_promise_is_found(what: str):
     with pytest.raises(AssertionError, match=f'^{what}'):
-        claimed_of_head(exact=True, streams=True)[what](HeadSubject(BROKEN[what]))
+        claimed_of_head(exact=True, streams=True, divided=True)[what](HeadSubject(BROKEN[what]))
 
 
 def test_check_head_says_what_holds():
     said = []
-    check_head(build(HEADS['softmax'].reduced()), exact=True, streams=True, say=said.append)
+    check_head(build(HEADS['softmax'].reduced()), exact=True, streams=True, divided=True, say=said.append)
     assert said[0] == 'probabilities: holds' and len(said) == 8
 
 

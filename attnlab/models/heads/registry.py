@@ -1,4 +1,4 @@
-"""Named heads over a vocabulary: which class, which paper, what it claims. What iterates over heads reads `HEADS`."""
+"""Named heads over a vocabulary, and over classes: which class, which paper, what it claims."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -9,11 +9,15 @@ from ml_collections import ConfigDict
 
 from attnlab.config import spec
 from attnlab.models.heads.adaptive import AdaptiveSoftmax
+from attnlab.models.heads.classification import ClassificationHead
+from attnlab.models.heads.fourier import FourierHead
 from attnlab.models.heads.hierarchical import HierarchicalSoftmax
 from attnlab.models.heads.language import BoundedHead, LanguageHead
 from attnlab.models.heads.links import Evidence, LinkHead, SigSoftmax, Spherical, StableMax, Taylor
+from attnlab.models.heads.margin import ArcFaceHead
 from attnlab.models.heads.mixture import MixtureOfSoftmaxes
 from attnlab.models.heads.sampled import SampledSoftmax
+from attnlab.models.heads.surrogates import CompSum, LabelRobust, SurrogateHead
 from attnlab.signature import checked_fields
 
 
@@ -23,12 +27,14 @@ class HeadRecipe:
     """One published head as data.
 
     Attributes:
-      spec: the head, from `attnlab.config.spec`, which is made as `head(dim, vocab, rngs=rngs)`.
+      spec: the head, from `attnlab.config.spec`, which is made as `head(dim, vocab, rngs=rngs)`; one of classes takes
+        `classes=` besides, and ignores the vocabulary.
       cite: the paper, authors and year first, then the address.
       cost: products of a vector of width `d` that the loss of a token takes in training; `o` is the vocabulary.
       normalised: probabilities of all classes sum to one, and the loss is minus the logarithm of the target's.
       exact: training minimises that loss; otherwise an estimate of it, or it and something else (see the notes).
       streams: the loss and the prediction of a token depend on its own hidden state alone.
+      divided: its classes may lie on several devices, over the mesh axis `tensor`.
       notes: where the head departs from the paper.
       small: arguments that suit a test, of a vocabulary of a dozen tokens.
     """
@@ -39,6 +45,7 @@ class HeadRecipe:
     normalised: bool = True
     exact: bool = True
     streams: bool = True
+    divided: bool = True
     notes: str = ''
     small: Mapping[str, Any] = MappingProxyType({})
 
@@ -129,3 +136,67 @@ HEADS: dict[str, HeadRecipe] = {
     ),
 }
 """Every head by the name that `head=` of a config and `attnlab zoo --heads` have for it."""
+
+MAO = 'Mao, Mohri and Zhong 2023, https://arxiv.org/abs/2304.07288'
+ZHU = 'Zhu, Ying and Yang 2023, https://arxiv.org/abs/2112.14869'
+
+CLASSIFIERS: dict[str, HeadRecipe] = {
+    'linear': HeadRecipe(
+        spec=spec(ClassificationHead),
+        cite='Bridle 1990, https://doi.org/10.1007/978-3-642-76153-9_28',
+        cost='o',
+        divided=False,
+    ),
+    'generalised_cross_entropy': HeadRecipe(
+        spec=spec(SurrogateHead, surrogate=CompSum(1.7)),
+        cite=MAO,
+        cost='o',
+        exact=False,
+        divided=False,
+        notes='the loss with tau = 1.7, which is q = 0.7 of Zhang and Sabuncu 2018, https://arxiv.org/abs/1805.07836; '
+        'cross-entropy is reported',
+    ),
+    'mean_absolute_error': HeadRecipe(
+        spec=spec(SurrogateHead, surrogate=CompSum(2.0)),
+        cite=MAO,
+        cost='o',
+        exact=False,
+        divided=False,
+        notes='the loss with tau = 2, 1 - p(target); cross-entropy is reported',
+    ),
+    'label_robust': HeadRecipe(
+        spec=spec(SurrogateHead, surrogate=LabelRobust(margin=0.1)),
+        cite=ZHU,
+        cost='o',
+        exact=False,
+        divided=False,
+        notes='LDR-KL, scores as they are (the released code divides them by their mean absolute value); margin 0.1 is '
+        'ours; cross-entropy is reported',
+    ),
+    'adaptive_label_robust': HeadRecipe(
+        spec=spec(SurrogateHead, surrogate=LabelRobust(adapt=2.0)),
+        cite=ZHU,
+        cost='o',
+        exact=False,
+        divided=False,
+        notes='ALDR-KL with temperatures found in one step and without the constant that depends on them alone; '
+        'cross-entropy is reported',
+    ),
+    'arcface': HeadRecipe(
+        spec=spec(ArcFaceHead),
+        cite='Deng et al. 2019, https://arxiv.org/abs/1801.07698',
+        cost='o',
+        exact=False,
+        notes='the margin is in training alone; the reported loss is that of cosines times 64, and not calibrated',
+        small={'scale': 4.0},
+    ),
+    'fourier_head': HeadRecipe(
+        spec=spec(FourierHead),
+        cite='Gillman et al. 2025, https://arxiv.org/abs/2410.22269',
+        cost='2 (k + 1), of k frequencies, and 4 (k + 1) o / d for the bins',
+        divided=False,
+        notes='classes are equal bins of a number from -1 to 1; a quarter as many frequencies as bins by default, and '
+        'no penalty of roughness',
+    ),
+}
+"""Every head over classes by the name that `head=` of the config long_range has for it."""

@@ -7,14 +7,15 @@ from typing import Any
 import jax
 from flax import nnx
 
-from attnlab.config import build, flatten
+from attnlab.config import build, flatten, takes
 from attnlab.errors import UserError, nearest
-from attnlab.models.heads.registry import HEADS, HeadRecipe
+from attnlab.models.heads.registry import CLASSIFIERS, HEADS, HeadRecipe
 from attnlab.tables import Column, Printer, Table, digits, pairs
 
 DIM, VOCAB = 256, 8192
-CLAIMS = ('normalised', 'exact', 'streams')
-CAPTION = f'Cost: products with a vector that the loss of a token takes. Parameters: at width {DIM}, {VOCAB} tokens.'
+EVERY = {**HEADS, **CLASSIFIERS}
+CLAIMS = ('normalised', 'exact', 'streams', 'divided')
+CAPTION = f'Cost: products with a vector that the loss of a token takes. Parameters: at width {DIM}, {VOCAB} classes.'
 COLUMNS = (
     Column('head'),
     Column('class', prose=True),
@@ -27,19 +28,19 @@ COLUMNS = (
 
 def print_heads(printer: Printer) -> None:
     """Prints the table of all heads; as Markdown with the notes, for docs/heads.md."""
-    printer.table(Table('heads', COLUMNS, [_row(name, head) for name, head in HEADS.items()]))
+    printer.table(Table('heads', COLUMNS, [_row(name, head) for name, head in EVERY.items()]))
     if printer.form != 'plain':
         printer.line(CAPTION)
     if printer.form == 'markdown':
-        notes = [f'- **{name}**: {head.notes}' for name, head in HEADS.items() if head.notes]
+        notes = [f'- **{name}**: {head.notes}' for name, head in EVERY.items() if head.notes]
         printer.line('\n'.join(['## Notes', '', *notes]))
 
 
 def print_head(printer: Printer, name: str) -> None:
     """Prints one head whole: paper, claims, cost, notes and spec. Raises `UserError` for a name that is none."""
-    if name not in HEADS:
-        raise UserError(f'there is no head {name!r}{nearest(name, HEADS)}')
-    head = HEADS[name]
+    if name not in EVERY:
+        raise UserError(f'there is no head {name!r}{nearest(name, EVERY)}')
+    head = EVERY[name]
     facts = {
         'head': name,
         'paper': head.cite,
@@ -53,12 +54,13 @@ def print_head(printer: Printer, name: str) -> None:
 
 def parameters(head: HeadRecipe) -> int:
     """The number of parameters at width `DIM` and `VOCAB` tokens."""
-    made = jax.eval_shape(functools.partial(_made, build(head.spec)))
+    sizes = {'classes': VOCAB} if 'classes' in takes(head.spec) else {}
+    made = jax.eval_shape(functools.partial(_made, build(head.spec), sizes))
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(made))
 
 
-def _made(factory: Any) -> nnx.State:
-    return nnx.state(factory(DIM, VOCAB, rngs=nnx.Rngs(0)), nnx.Param)
+def _made(factory: Any, sizes: dict[str, int]) -> nnx.State:
+    return nnx.state(factory(DIM, VOCAB, **sizes, rngs=nnx.Rngs(0)), nnx.Param)
 
 
 def _row(name: str, head: HeadRecipe) -> tuple[Any, ...]:
