@@ -43,8 +43,8 @@ def costs_figure(groups: Mapping[str, Sequence[RunResult]]) -> Figure:
 
 
 def _panel(axis: Any, group: Sequence[RunResult], cost: str, looks: Mapping[str, Style]) -> None:
-    """Scores over a cost, with intervals over seeds; a classifier does not decode, has no state, and stays out of that
-    panel.
+    """Scores over a cost, with intervals over seeds, and dashed lines at what trivial predictors reach; a classifier
+    does not decode, has no state, and stays out of that panel.
     """
     costs = [getattr(one, cost) or None for one in group]
     for one, name, value in zip(group, short_names(group), costs, strict=True):
@@ -52,6 +52,8 @@ def _panel(axis: Any, group: Sequence[RunResult], cost: str, looks: Mapping[str,
             axis.plot(value, one.score, looks[name].marker, color=looks[name].colour, ms=6, alpha=0.85)
             if one.seeds > 1 and one.low is not None:
                 axis.vlines(value, one.low, one.high, color=looks[name].colour, lw=1)
+    guessed = {value for one in group for value in one.baselines.values()}
+    axis.hlines(sorted(guessed), 0, 1, transform=axis.get_yaxis_transform(), color='0.6', lw=1, ls='--')
     known = [float(value) for value in costs if value is not None]
     if known:
         scale(axis.xaxis, known, short, least=3.0)

@@ -158,6 +158,8 @@ def test_one_table_one_figure_the_same_twice(made, tmp_path, capsys):
     figure = costs_figure(groups)
     shown = {float(line.get_xdata()[0]) for line in figure.axes[1].lines}
     assert shown == {640.0} and {float(line.get_ydata()[0]) for line in figure.axes[1].lines} == {0.75, 1.0}
+    guessed = [segment[0][1] for lines in figure.axes[1].collections for segment in lines.get_segments()]
+    assert sorted(guessed) == sorted(set(groups['MultiQueryRecall'][0].baselines.values()))
     with pytest.raises(UserError, match='the runs are not matched: MultiQueryRecall: parameters'):
         compare_runs(folders, tmp_path / 'three', Printer(Console()), strict=True)
     assert not (tmp_path / 'three').exists()
