@@ -4,9 +4,10 @@
 
 `zoo` is a recipe (`attnlab zoo` lists them), `size` one of SIZES, `data` is `stdlib`, the name of a prepared dataset
 (`tiny_shakespeare`, `lm1b`, `pg19`), or the path of a text file or a folder of them; `tokens` is `bytes` or `bpe`.
-`residual` is one of RESIDUALS, `head` one of what `attnlab zoo --heads` lists, `init` is `framework` or `paper`, the
-initial values of the recipe's paper, `optimizer` is `adamw`, `lion` or `muon`, `schedule` is `cosine`, `wsd`, `linear`
-or `constant`:
+`residual` is one of RESIDUALS, `head` one of what `attnlab zoo --heads` lists, `norm` one of NORMS, of the blocks and
+the last one, `mlp` one of MLPS, `activation` the name of another nonlinearity in it (`attnlab.nn.activations`), `init`
+is `framework` or `paper`, the initial values of the recipe's paper, `optimizer` is `adamw`, `lion` or `muon`,
+`schedule` is `cosine`, `wsd`, `linear` or `constant`:
 
     attnlab train --config=language:zoo=gla,optimizer=lion,schedule=wsd --workdir=runs/gla-lion
 
@@ -18,6 +19,7 @@ import dataclasses
 
 from ml_collections import ConfigDict
 
+from attnlab.blocks.block import Block
 from attnlab.blocks.hyper_connections import HyperConnections
 from attnlab.blocks.residual import Plain
 from attnlab.config import arguments, choose, spec
@@ -31,7 +33,9 @@ from attnlab.evals.held_out import HeldOut
 from attnlab.models.heads.registry import HEADS
 from attnlab.models.model import Model
 from attnlab.models.stack import stack_spec
-from attnlab.nn.mlps import GatedMLP
+from attnlab.nn.activations import ACTIVATIONS, LEARNED
+from attnlab.nn.mlps import MLP, GatedMLP
+from attnlab.nn.norms import DynamicTanh, EvoNormS0, LayerNorm, NoNorm, RMSNorm
 from attnlab.tasks.language import LanguageModelling, RunningText
 from attnlab.train.optimizer import AdamW
 from attnlab.train.run_config import CHOICES, run_config
@@ -71,9 +75,27 @@ RESIDUALS = {
     'static_hyper_connections': spec(HyperConnections, dynamic=False),
 }
 
+MLPS = {
+    'swiglu': spec(GatedMLP),
+    'geglu': spec(GatedMLP, activation='gelu'),
+    'reglu': spec(GatedMLP, activation='relu'),
+    'glu': spec(GatedMLP, activation='sigmoid'),
+    'bilinear': spec(GatedMLP, activation='identity'),
+    'plain': spec(MLP),
+}
+NORMS = {
+    'rmsnorm': spec(RMSNorm),
+    'layernorm': spec(LayerNorm),
+    'dyt': spec(DynamicTanh),
+    'evonorm_s0': spec(EvoNormS0),
+    'none': spec(NoNorm),
+}
+NORM, SWIGLU = 'rmsnorm', 'swiglu'
+"""What blocks have if nothing is said."""
+
 
 def get_config(arg: str = '') -> ConfigDict:
-    """The config of `zoo=...,size=...,data=...,tokens=...,residual=...,head=...,init=...` and `CHOICES`."""
+    """The config of `zoo=...,size=...` and the other arguments named above."""
     chosen = arguments(
         arg,
         zoo='mha',
@@ -82,6 +104,9 @@ def get_config(arg: str = '') -> ConfigDict:
         tokens='bytes',
         residual='plain',
         head='softmax',
+        norm=NORM,
+        mlp=SWIGLU,
+        activation='',
         init='framework',
         **CHOICES,
     )
@@ -91,11 +116,15 @@ def get_config(arg: str = '') -> ConfigDict:
         recipe.sized(heads=size.heads, window=size.window),
         layer=recipe.layer,
         depth=size.depth,
-        mlp=spec(GatedMLP),
+        mlp=_mlp(chosen),
         residual=choose(RESIDUALS, 'residual', chosen['residual']),
         initialization=initialization,
     )
     stack.remat = size.remat
+    _check_blocks(stack, chosen)
+    for block in stack.blocks if chosen['norm'] != NORM else ():
+        block.norm = _norm(chosen)
+    head = choose(HEADS, 'head', chosen['head']).spec.copy_and_resolve_references()
     evaluated = max(1, size.steps // 10)
     return run_config(
         chosen,
@@ -107,13 +136,39 @@ def get_config(arg: str = '') -> ConfigDict:
             text=_text(chosen['data']),
             tokenizer=spec(choose(TOKENS, 'tokens', chosen['tokens'])),
         ),
-        model=spec(Model, dim=size.dim, stack=stack, head=choose(HEADS, 'head', chosen['head']).spec),
+        model=spec(Model, dim=size.dim, stack=stack, norm=_norm(chosen), head=head),
         optimizer=AdamW(peak_lr=size.peak_lr, schedule=Cosine(warmup=0.05)),
         evals=(spec(HeldOut, cadence=spec(EveryNSteps, n=evaluated), tokens=65_536),),
         save_every=evaluated,
         rows_at_once=size.rows_at_once,
         precision=Precision(activations=size.activations),
     )
+
+
+def _norm(chosen: dict[str, str]) -> ConfigDict:
+    return choose(NORMS, 'norm', chosen['norm']).copy_and_resolve_references()
+
+
+def _mlp(chosen: dict[str, str]) -> ConfigDict:
+    """The channel mixer, with another nonlinearity if one is chosen."""
+    mlp = choose(MLPS, 'mlp', chosen['mlp']).copy_and_resolve_references()
+    if chosen['activation']:
+        choose({**ACTIVATIONS, **LEARNED}, 'activation', chosen['activation'])
+        mlp.activation = chosen['activation']
+    return mlp
+
+
+def _check_blocks(stack: ConfigDict, chosen: dict[str, str]) -> None:
+    """Raises `UserError` for a norm or channel mixer that blocks of this recipe have no place for."""
+    blocks = [block for block in stack.blocks if block.target == spec(Block).target]
+    if chosen['norm'] != NORM and len(blocks) < len(stack.blocks):
+        raise UserError(
+            f'norm={chosen["norm"]} is for blocks that take one; those of zoo={chosen["zoo"]} have their own'
+        )
+    places = [block for block in stack.blocks if 'mlp' in block and block.mlp is not None]
+    for name in ('mlp', 'activation'):
+        if chosen[name] not in (SWIGLU, '') and not places:
+            raise UserError(f'{name}={chosen[name]} is for blocks with an MLP; those of zoo={chosen["zoo"]} have none')
 
 
 def _text(data: str) -> ConfigDict:

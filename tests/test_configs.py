@@ -9,6 +9,7 @@ import pytest
 
 from attnlab.compare.equality import unmatched
 from attnlab.compare.measures import parameters
+from attnlab.config import plain
 from attnlab.errors import UserError
 from attnlab.experiment.experiment import SIZES, Experiment
 from attnlab.experiment.studies import TOLERANCE
@@ -47,6 +48,31 @@ def test_language(name):
     with config.unlocked():
         config.length = 32
     prepared(config).trace()
+
+
+@pytest.mark.parametrize('argument', ['norm=dyt,mlp=plain,activation=pau', 'norm=evonorm_s0,mlp=bilinear'])
+def test_language_with_other_norms_and_channel_mixers(argument):
+    config = language.get_config(argument)
+    with config.unlocked():
+        config.length = 32
+    assert plain(config.model.norm) == plain(config.model.stack.blocks[0].norm)
+    assert config.model.norm is not config.model.stack.blocks[0].norm
+    prepared(config).trace()
+
+
+@pytest.mark.parametrize(
+    ('argument', 'sentence'),
+    [
+        ('norm=layernrm', "there is no norm=layernrm; did you mean 'layernorm'"),
+        ('mlp=moe2', 'there is no mlp=moe2'),
+        ('activation=prel', "there is no activation=prel; did you mean 'prelu'"),
+        ('zoo=uniattn,norm=dyt', 'norm=dyt is for blocks that take one; those of zoo=uniattn have their own'),
+        ('zoo=aero,mlp=plain', 'mlp=plain is for blocks with an MLP; those of zoo=aero have none'),
+    ],
+)
+def test_language_names_mistakes_in_its_parts(argument, sentence):
+    with pytest.raises(UserError, match=sentence):
+        language.get_config(argument)
 
 
 def test_long_range_with_another_head():

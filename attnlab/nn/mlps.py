@@ -9,6 +9,7 @@ from flax import nnx
 
 from attnlab.module import Module
 from attnlab.nn.activations import activation as activation_called
+from attnlab.nn.activations import learned
 from attnlab.nn.projections import Linear
 from attnlab.typing import Sequence
 
@@ -17,19 +18,19 @@ class GatedMLP(Module):
     """A gated two-layer network `y = (f(x W_g) * (x W_u)) W_d`, hidden width `hidden`.
 
     `hidden=None` is 8/3 of `dim` rounded up to a multiple of 64: the cost of an ungated network of four times `dim`.
+    The activation names the variant: 'silu' SwiGLU, 'gelu' GEGLU, 'relu' ReGLU, 'sigmoid' GLU, 'identity' bilinear.
     Raises `UserError` for an unknown activation. Shazeer 2020, https://arxiv.org/abs/2002.05202.
     """
 
     def __init__(self, dim: int, *, hidden: int | None = None, activation: str = 'silu', rngs: nnx.Rngs):
-        activation_called(activation)
         hidden = 64 * -(-8 * dim // (3 * 64)) if hidden is None else hidden
-        self.activation = activation
+        self.activation, self.learned = activation, learned(activation, rngs=rngs)
         self.gate = Linear(dim, hidden, axes=('embed', 'mlp'), rngs=rngs)
         self.up = Linear(dim, hidden, axes=('embed', 'mlp'), rngs=rngs)
         self.down = Linear(hidden, dim, axes=('mlp', 'embed'), rngs=rngs)
 
     def __call__(self, x: Sequence) -> Sequence:
-        f = activation_called(self.activation)
+        f = self.learned or activation_called(self.activation)
 
         def read(gate: jax.Array, up: jax.Array) -> jax.Array:
             # The barrier keeps the derivative of the activation out of the product before it: on TPUs the two together
@@ -46,12 +47,11 @@ class MLP(Module):
     """
 
     def __init__(self, dim: int, *, hidden: int | None = None, activation: str = 'gelu', rngs: nnx.Rngs):
-        activation_called(activation)
         hidden = 4 * dim if hidden is None else hidden
-        self.activation = activation
+        self.activation, self.learned = activation, learned(activation, rngs=rngs)
         self.up = Linear(dim, hidden, axes=('embed', 'mlp'), rngs=rngs)
         self.down = Linear(hidden, dim, axes=('mlp', 'embed'), rngs=rngs)
 
     def __call__(self, x: Sequence) -> Sequence:
-        f = activation_called(self.activation)
+        f = self.learned or activation_called(self.activation)
         return jax.checkpoint(lambda up: self.down(f(up)))(self.up(x))

@@ -6,6 +6,7 @@ from flax import nnx
 from jax import Array
 from jaxtyping import Float
 
+from attnlab.errors import UserError
 from attnlab.module import Module
 from attnlab.nn.parameter import param
 
@@ -35,6 +36,85 @@ class SimpleRMSNorm(Module):
 
     def __call__(self, x: Float[Array, '*b d']) -> Float[Array, '*b d']:
         return _scaled_to_unit(x, jnp.ones_like(x), self.eps)
+
+
+class LayerNorm(Module):
+    """`y = g (x - mean(x)) / sqrt(var(x) + eps) + b` over the last axis; g and b are learned, of size `dim`.
+
+    The variance is that of differences from the mean, in float32 or better. Ba, Kiros and Hinton 2016,
+    https://arxiv.org/abs/1607.06450.
+    """
+
+    def __init__(self, dim: int, *, eps: float = 1e-5, rngs: nnx.Rngs):
+        self.eps = eps
+        self.scale = param(nnx.initializers.ones, (dim,), axes=(None,), group='vector', rngs=rngs)
+        self.bias = param(nnx.initializers.zeros, (dim,), axes=(None,), group='vector', rngs=rngs)
+
+    def __call__(self, x: Float[Array, '*b d']) -> Float[Array, '*b d']:
+        self.check_width(x, self.scale.shape[0])
+        wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+        apart = wide - jnp.mean(wide, axis=-1, keepdims=True)
+        unit = apart * jax.lax.rsqrt(jnp.mean(jnp.square(apart), axis=-1, keepdims=True) + self.eps)
+        return _affine(unit, self.scale, self.bias).astype(x.dtype)
+
+
+class DynamicTanh(Module):
+    """`y = g tanh(a x) + b` with a learned scalar `a`: no statistics at all. g and b are learned, of size `dim`.
+
+    It keeps no scale, so `a` starts by place in the paper's language models, lower in wider ones (0.8 before attention
+    and 0.2 elsewhere at 7B parameters); `alpha` is where it starts everywhere here. Zhu et al. 2025,
+    https://arxiv.org/abs/2503.10622. Raises `UserError` for an `alpha` that is not positive.
+    """
+
+    def __init__(self, dim: int, *, alpha: float = 0.5, rngs: nnx.Rngs):
+        if alpha <= 0:
+            raise UserError(f'alpha of DynamicTanh is {alpha}; it must be positive')
+        self.alpha = param(nnx.initializers.constant(alpha), (), axes=(), group='vector', rngs=rngs)
+        self.scale = param(nnx.initializers.ones, (dim,), axes=(None,), group='vector', rngs=rngs)
+        self.bias = param(nnx.initializers.zeros, (dim,), axes=(None,), group='vector', rngs=rngs)
+
+    def __call__(self, x: Float[Array, '*b d']) -> Float[Array, '*b d']:
+        self.check_width(x, self.scale.shape[0])
+        wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+        squashed = jnp.tanh(self.alpha[...].astype(wide.dtype) * wide)
+        return _affine(squashed, self.scale, self.bias).astype(x.dtype)
+
+
+class EvoNormS0(Module):
+    """`y = g x sigmoid(v x) / sqrt(var(x) + eps) + b`: normalisation and activation in one.
+
+    The variance is over groups of channels of one token: over time, as over the pixels of the paper, it would look
+    ahead. The mean is subtracted within the variance alone. g, v and b are learned, of size `dim`. Liu et al. 2020,
+    https://arxiv.org/abs/2004.02967. Raises `UserError` for groups that do not divide the width.
+    """
+
+    def __init__(self, dim: int, *, groups: int = 1, eps: float = 1e-5, rngs: nnx.Rngs):
+        if dim % groups:
+            raise UserError(f'groups of EvoNormS0 is {groups}; it must divide dim, which is {dim}')
+        self.groups, self.eps = groups, eps
+        ones, zeros = nnx.initializers.ones, nnx.initializers.zeros
+        self.scale, self.sharpness, self.bias = (
+            param(start, (dim,), axes=(None,), group='vector', rngs=rngs) for start in (ones, ones, zeros)
+        )
+
+    def __call__(self, x: Float[Array, '*b d']) -> Float[Array, '*b d']:
+        self.check_width(x, self.scale.shape[0])
+        wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+        grouped = wide.reshape(*x.shape[:-1], self.groups, -1)
+        inverse = jax.lax.rsqrt(jnp.var(grouped, axis=-1, keepdims=True) + self.eps)
+        unit = (grouped * inverse).reshape(x.shape)
+        gated = unit * jax.nn.sigmoid(wide * jnp.broadcast_to(self.sharpness[...].astype(wide.dtype), wide.shape))
+        return _affine(gated, self.scale, self.bias).astype(x.dtype)
+
+
+class NoNorm(Module):
+    """`y = x`."""
+
+    def __init__(self, dim: int, *, rngs: nnx.Rngs):
+        del dim, rngs
+
+    def __call__(self, x: Float[Array, '*b d']) -> Float[Array, '*b d']:
+        return x
 
 
 class HeadRMSNorm(Module):
@@ -70,6 +150,12 @@ class GroupNorm(Module):
         unit = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + self.eps)
         scale, bias = (each[...].astype(unit.dtype)[None, None] for each in (self.scale, self.bias))
         return (unit * scale + bias).astype(x.dtype)
+
+
+def _affine(x: Float[Array, '*b d'], scale: nnx.Param, bias: nnx.Param) -> Float[Array, '*b d']:
+    """`scale x + bias` by channel."""
+    gain, shift = (jnp.broadcast_to(each[...].astype(x.dtype), x.shape) for each in (scale, bias))
+    return gain * x + shift
 
 
 def _scaled_to_unit(x: Float[Array, '*b d'], gain: Float[Array, '*b d'], eps: float) -> Float[Array, '*b d']:

@@ -1,0 +1,108 @@
+"""Nonlinearities: values by hand, derivatives in float64 against differences, and what happens far from zero."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from attnlab.errors import UserError
+from attnlab.nn.activations import ACTIVATIONS, LEARNED, activation, learned
+from attnlab.nn.mlps import MLP, GatedMLP
+from attnlab.testing.noise import noise
+from attnlab.testing.tolerances import STEP, difference_tolerance
+
+EVERY = sorted({*ACTIVATIONS, *LEARNED})
+POINTS = np.array([-3.0, -1.3, -0.4, 0.2, 0.9, 2.5])
+FAR = np.array([-1e4, -100.0, 0.0, 100.0, 1e4])
+
+
+@functools.lru_cache(maxsize=1)
+def evaluated():
+    """Every function at points moved by three steps, and far away, by one program: name, values and derivatives."""
+    made = {name: ACTIVATIONS.get(name) or learned(name, rngs=nnx.Rngs(0)) for name in EVERY}
+
+    def everything(x):
+        return {name: jax.vjp(f, x) for name, f in made.items()}
+
+    def run(x):
+        return {name: (y, pull(jnp.ones_like(y))[0]) for name, (y, pull) in everything(x).items()}
+
+    with jax.enable_x64(True):
+        found = jax.jit(run)(jnp.asarray(np.stack([POINTS - STEP, POINTS, POINTS + STEP])))
+        far = jax.jit(run)(jnp.asarray(np.stack([FAR])))
+        return jax.tree.map(np.asarray, (found, far))
+
+
+GOLDEN = {
+    'celu': (np.exp(-0.4) - 1, 2.5),
+    'elliott': (0.5 * -0.4 / 1.4 + 0.5, 0.5 * 2.5 / 3.5 + 0.5),
+    'elu': (np.exp(-0.4) - 1, 2.5),
+    'gelu_exact': (-0.4 * 0.344578258, 2.5 * 0.993790335),
+    'leaky_relu': (-0.004, 2.5),
+    'lisht': (0.4 * np.tanh(0.4), 2.5 * np.tanh(2.5)),
+    'mish': (-0.4 * np.tanh(np.log1p(np.exp(-0.4))), 2.5 * np.tanh(np.log1p(np.exp(2.5)))),
+    'relu_squared': (0.0, 6.25),
+    'selu': (1.0507009873554805 * 1.6732632423543772 * (np.exp(-0.4) - 1), 1.0507009873554805 * 2.5),
+    'softplus': (np.log1p(np.exp(-0.4)), np.log1p(np.exp(2.5))),
+    'crrelu': (-0.01 * 0.4 * np.exp(-0.08), 2.5 + 0.01 * 2.5 * np.exp(-3.125)),
+    'pdelu': (0.96**10 - 1, 2.5),
+    'prelu': (-0.1, 2.5),
+    'srs': (-0.4 / (-0.08 + np.exp(0.4 / 3)), 2.5 / (0.5 + np.exp(-2.5 / 3))),
+    'swish': (-0.4 / (1 + np.exp(0.4)), 2.5 / (1 + np.exp(-2.5))),
+}
+"""Values at -0.4 and 2.5."""
+
+
+@pytest.mark.parametrize('name', GOLDEN)
+def test_values_by_hand(name):
+    np.testing.assert_allclose(evaluated()[0][name][0][1, [2, 5]], GOLDEN[name], rtol=1e-6)
+
+
+def test_others_by_hand():
+    np.testing.assert_allclose(activation('abrelu')(jnp.array([1.0, 2.0, 6.0])), [0.0, 0.0, 3.0])
+    values = evaluated()[0]['pau'][0][1]
+    np.testing.assert_allclose(values, np.maximum(POINTS, 0) + 0.01 * np.minimum(POINTS, 0), atol=0.04)
+
+
+@pytest.mark.parametrize('name', [name for name in EVERY if name != 'abrelu'])
+def test_derivatives_are_differences(name):
+    values, derivatives = evaluated()[0][name]
+    differences = (values[2] - values[0]) / (2 * STEP)
+    np.testing.assert_allclose(derivatives[1], differences, rtol=1e-6, atol=10 * difference_tolerance())
+
+
+@pytest.mark.parametrize('name', EVERY)
+def test_far_from_zero_nothing_overflows(name):
+    for found in evaluated()[1][name]:
+        assert np.isfinite(found).all()
+
+
+def test_a_pole_has_no_place():
+    srs = learned('srs', rngs=nnx.Rngs(0))
+    for width, rest in ((5.0, -8.0), (-3.0, -9.0), (2.0, 4.0)):
+        srs.log_width[...], srs.log_rest[...] = jnp.asarray(width), jnp.asarray(rest)
+        points = np.linspace(-500, 500, 4001, dtype=np.float32)
+        values = np.asarray(srs(jnp.asarray(points)))
+        assert np.isfinite(values).all() and (values * points >= 0).all()
+
+
+@pytest.mark.parametrize('make', [MLP, GatedMLP])
+def test_mlps_hold_parameters_of_their_nonlinearity(make):
+    x = noise(1, 3, 8)
+    plain, own = (make(8, hidden=8, activation=name, rngs=nnx.Rngs(0)) for name in ('leaky_relu', 'prelu'))
+    own.learned.slope[...] = jnp.asarray(0.01)
+    assert len(jax.tree.leaves(nnx.state(own))) == len(jax.tree.leaves(nnx.state(plain))) + 1
+    nnx.update(plain, nnx.State({name: leaf for name, leaf in nnx.state(own).items() if name != 'learned'}))
+    np.testing.assert_allclose(own(x), plain(x), rtol=1e-5)
+    gradient = nnx.grad(lambda mlp: jnp.sum(mlp(x) ** 2))(own)
+    assert gradient['learned']['slope'][...] != 0
+
+
+def test_mistakes_are_named():
+    with pytest.raises(UserError, match="there is no activation 'prel'; did you mean 'prelu'"):
+        MLP(8, activation='prel', rngs=nnx.Rngs(0))
+    with pytest.raises(UserError, match="activation 'prelu' has parameters, which this part has no place for"):
+        activation('prelu')
