@@ -317,6 +317,29 @@ class MinGRUGates(Module):
         return taken + jnp.where(starts[..., None], keep / 2, jnp.zeros_like(keep)), keep
 
 
+class MinLSTMGates(Module):
+    """The gates of the minimal LSTM, `a = f / (f + i)` and `b = i / (f + i) g(W_h x + c_h)`.
+
+    They serve `h_t = a_t h_{t-1} + b_t`. `f` and `i` are `sigmoid(W x + c)`, each with its own maps; `g` and the start
+    of a document are as in `MinGRUGates`. Feng et al. 2024, https://arxiv.org/abs/2410.01201.
+    """
+
+    def __init__(self, dim: int, width: int, *, rngs: nnx.Rngs):
+        self.forget, self.input, self.candidate = (
+            Linear(dim, width, bias=True, axes=('embed', 'mlp'), rngs=rngs) for _ in range(3)
+        )
+
+    def __call__(
+        self, x: Float[Array, 'b t d'], starts: Bool[Array, 'b t']
+    ) -> tuple[Float[Array, 'b t f'], Float[Array, 'b t f']]:
+        """Returns `b` and `a`, in float32 or better."""
+        dtype = state_dtype(x.dtype)
+        forget, inputs = (jax.nn.log_sigmoid(gate(x).astype(dtype)) for gate in (self.forget, self.input))
+        keep = jax.nn.sigmoid(forget - inputs)
+        taken = jax.nn.sigmoid(inputs - forget) * positive(self.candidate(x).astype(dtype))
+        return taken + jnp.where(starts[..., None], keep / 2, jnp.zeros_like(keep)), keep
+
+
 def positive(x: Float[Array, '*b']) -> Float[Array, '*b']:
     """The continuous, increasing map `g(x) = x + 1/2` for `x >= 0`, `sigmoid(x)` below."""
     return jnp.where(x >= 0, x + 0.5, jax.nn.sigmoid(x))

@@ -2,7 +2,9 @@
 
 from attnlab.config import spec
 from attnlab.mixers.convolution.gated import GatedConvolution
+from attnlab.mixers.convolution.hyena import Hyena
 from attnlab.nn.initialization import Initialization
+from attnlab.nn.preludes import ShortConv
 from attnlab.zoo.recipe import PYTORCH, Recipe, Start
 
 CONVOLUTION = {
@@ -20,6 +22,22 @@ CONVOLUTION = {
             'With three taps, as the paper puts it before the mixers it compares on recall, and the skip connection of '
             'the released code; without the long convolution of its other form. Biases start at zero; with '
             'init=paper the linear map starts as in PyTorch.'
+        ),
+    ),
+    'hyena': Recipe(
+        spec=spec(Hyena, prelude=spec(ShortConv, width=3, activation=None, bias=True)),
+        cite='Poli et al. 2023, https://arxiv.org/abs/2302.10866',
+        causal=True,
+        streaming=True,
+        packed=True,
+        implementations=('reference', 'xla'),
+        small={'length': 24},
+        knobs={},
+        start=Start(maps=Initialization(linear=PYTORCH)),
+        notes=(
+            'Of order 2. `length` is the unit of the filters, to be set to the rows of training. Features of '
+            'positions are not trained, and every layer has sine frequencies of its own. A stream keeps all inputs of '
+            'the convolution. Documents of a row are kept apart exactly.'
         ),
     ),
 }

@@ -1,8 +1,11 @@
-"""Gated diagonal recurrences."""
+"""Gated recurrences: diagonal ones, and one that reads its own output."""
 
 from attnlab.config import spec
 from attnlab.mixers.recurrent.diagonal import DiagonalRecurrence
-from attnlab.nn.gates import MinGRUGates, OutputGate, RealGates
+from attnlab.mixers.recurrent.hgrn import HGRN
+from attnlab.mixers.recurrent.rat import RAT
+from attnlab.mixers.recurrent.slstm import SLSTM
+from attnlab.nn.gates import MinGRUGates, MinLSTMGates, OutputGate, RealGates
 from attnlab.nn.initialization import Initialization
 from attnlab.nn.preludes import Lift, ShortConv
 from attnlab.zoo.recipe import PYTORCH, Recipe, Start
@@ -47,6 +50,60 @@ RECURRENT = {
             'the paper put before it. A document starts from g(0) = 1/2, as in the listing of the paper for a first '
             'state of zero; other code starts from nothing. Its listings have the linear maps of PyTorch, which '
             'init=paper follows, but for biases, which start at zero.'
+        ),
+    ),
+    'minlstm': Recipe(
+        spec=spec(DiagonalRecurrence, gates=spec(MinLSTMGates), bias=True),
+        cite='Feng et al. 2024, https://arxiv.org/abs/2410.01201',
+        causal=True,
+        streaming=True,
+        packed=True,
+        sequence=True,
+        knobs={'state': 'width'},
+        start=Start(maps=Initialization(linear=PYTORCH)),
+        notes=(
+            'With gates that are normalised to sum to one, so that lengths do not matter. No wider than the model, '
+            'without a convolution, its documents starting from 1/2, as `mingru`.'
+        ),
+    ),
+    'hgrn': Recipe(
+        spec=spec(HGRN),
+        cite='Qin et al. 2023, https://arxiv.org/abs/2311.04823',
+        causal=True,
+        streaming=True,
+        packed=True,
+        knobs={},
+        notes=(
+            'With a complex state and the gates of the first released version. The lower bound of forget gates is a '
+            'constant of the layer, `lower_bound`, 0 as in the first layer: the paper learns a step up for every '
+            'layer. The norm is by the root mean square, without a mean and a bias.'
+        ),
+    ),
+    'slstm': Recipe(
+        spec=spec(SLSTM),
+        cite='Beck et al. 2024, https://arxiv.org/abs/2405.04517',
+        causal=True,
+        streaming=True,
+        packed=True,
+        implementations=(),
+        knobs={'heads': 'heads'},
+        notes=(
+            'Gates read the output of the step before through a map of every head, so that steps follow one another '
+            'in training too, token by token. Forget gates are logistic, as in the released code; those of their '
+            'biases that depend on the layer start as in the first. The norm of the heads has a bias.'
+        ),
+    ),
+    'rat': Recipe(
+        spec=spec(RAT),
+        cite='Wei et al. 2025, https://arxiv.org/abs/2507.04416',
+        causal=True,
+        streaming=True,
+        packed=True,
+        small={'chunk': 4},
+        knobs={'heads': 'heads'},
+        notes=(
+            'Chunks of 16 tokens, counted in every document. Scores of all tokens with all chunks are held at once. '
+            'The hybrid of the paper with attention in a window, `zoo=rat+sliding_window`, is two layers in turn.'
         ),
     ),
 }

@@ -79,10 +79,21 @@ def mingru(mixer: DiagonalRecurrence, u: np.ndarray) -> np.ndarray:
     return linear(mixer.output, out)
 
 
+def minlstm(mixer: DiagonalRecurrence, u: np.ndarray) -> np.ndarray:
+    f, i = sigmoid(linear(mixer.gates.forget, u)), sigmoid(linear(mixer.gates.input, u))
+    candidate = linear(mixer.gates.candidate, u)
+    candidate = np.where(candidate >= 0, candidate + 0.5, sigmoid(candidate))
+    h, out = np.full(f.shape[1], 0.5), np.zeros_like(f)
+    for t in range(len(u)):
+        h = f[t] / (f[t] + i[t]) * h + i[t] / (f[t] + i[t]) * candidate[t]
+        out[t] = h
+    return linear(mixer.output, out)
+
+
 @pytest.mark.parametrize(
     ('equations', 'overrides'),
-    [(rg_lru, {'width': 16}), (mingru, {}), (mingru, {'width': 12})],
-    ids=['rg_lru', 'mingru', 'wide mingru'],
+    [(rg_lru, {'width': 16}), (mingru, {}), (mingru, {'width': 12}), (minlstm, {})],
+    ids=['rg_lru', 'mingru', 'wide mingru', 'minlstm'],
 )
 def test_the_layer_is_that_of_the_paper(equations, overrides):
     mixer = recipe(equations.__name__, **overrides)

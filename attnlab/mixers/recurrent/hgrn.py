@@ -1,0 +1,90 @@
+"""HGRN: a gated recurrence of complex numbers that turn by constant angles."""
+
+from collections.abc import Sequence as Shape
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from jax.typing import DTypeLike
+from jaxtyping import Float, Int
+
+from attnlab.context import Context
+from attnlab.errors import UserError
+from attnlab.functional import cores
+from attnlab.functional.recurrences import carried, no_segment, state_dtype
+from attnlab.functional.structured import from_parts, parts
+from attnlab.mixers.mixer import Mixer
+from attnlab.nn.norms import RMSNorm
+from attnlab.nn.parameter import param
+from attnlab.nn.projections import Linear
+from attnlab.typing import Sequence
+
+
+class HGRNState(NamedTuple):
+    """What the recurrence remembers of a stream.
+
+    Attributes:
+      hidden: real parts, then imaginary parts, float32 or float64.
+      segment: the segment of the last token, `b`; -1 before the first.
+    """
+
+    hidden: Float[Array, 'b m']
+    segment: Int[Array, ' b']
+
+
+class HGRN(Mixer):
+    """A gated recurrence of `dim` complex channels, `y = W_o (norm(Re h, Im h) * silu(W_g x))`, of
+
+        h_t = l_t exp(i theta) h_{t-1} + (1 - l_t) c_t    c = silu(W_c x)    l = g + (1 - g) sigmoid(W_l x)
+
+    `c` has a real and an imaginary part; `theta` is learned and starts at `10000^(-2 k / dim)` for channel k. `g` is
+    `lower_bound`, which upper layers of a model have higher. The state is in float32 or better.
+    Qin et al. 2023, https://arxiv.org/abs/2311.04823.
+
+    Raises `UserError` for a `lower_bound` that is not from 0 to below 1.
+
+    Args:
+      dim: model width.
+      lower_bound: the least that a forget gate keeps.
+      implementation: of the core; `None`: the default of the platform.
+      rngs: draws the parameters.
+    """
+
+    def __init__(self, dim: int, *, lower_bound: float = 0.0, implementation: str | None = None, rngs: nnx.Rngs):
+        if not 0 <= lower_bound < 1:
+            raise UserError(f'the lower_bound of HGRN is {lower_bound}; it must be from 0 to below 1')
+        self.lower_bound, self.implementation = lower_bound, implementation
+        self.candidate, self.gate = (Linear(dim, 2 * dim, axes=('embed', 'mlp'), rngs=rngs) for _ in range(2))
+        self.forget = Linear(dim, dim, axes=('embed', 'mlp'), rngs=rngs)
+
+        def angles(key: jax.Array, shape: Shape[int], dtype: DTypeLike) -> Array:
+            return 10000.0 ** (-2 * jnp.arange(dim, dtype=dtype) / dim)
+
+        self.angle = param(angles, (dim,), axes=('mlp',), group='dynamics', rngs=rngs)
+        self.norm = RMSNorm(2 * dim, rngs=rngs)
+        self.output = Linear(2 * dim, dim, axes=('mlp', 'embed'), rngs=rngs)
+
+    def __call__(self, x: Sequence, ctx: Context, state: HGRNState | None = None) -> tuple[Sequence, HGRNState | None]:
+        wide = state_dtype(x.dtype)
+        forget = self.forget(x).astype(wide)
+        kept = self.lower_bound + (1 - self.lower_bound) * jax.nn.sigmoid(forget)
+        candidate = from_parts(jax.nn.silu(self.candidate(x)).astype(wide))
+        turn = jnp.exp(1j * self.angle[...].astype(wide))
+        segments = ctx.segments_or_ones()
+        h, last = cores.linear_scan(
+            (1 - self.lower_bound) * jax.nn.sigmoid(-forget) * candidate,
+            kept * turn[None, None],
+            state=None if state is None else from_parts(carried(state.hidden, segments, state.segment)),
+            segments=ctx.segments,
+            implementation=self.implementation,
+        )
+        if state is not None:
+            state = HGRNState(parts(last), segments[:, -1])
+        return self.output(self.norm(parts(h).astype(x.dtype)) * jax.nn.silu(self.gate(x))), state
+
+    def init_state(self, batch: int, length: int, dtype: DTypeLike) -> HGRNState:
+        """Returns zeros; their number does not depend on `length`."""
+        del length
+        return HGRNState(jnp.zeros((batch, 2 * self.angle.shape[0]), state_dtype(dtype)), no_segment(batch))
