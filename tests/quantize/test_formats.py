@@ -68,4 +68,5 @@ def test_no_linear_map_of_a_mixer_is_left_out(name: str):
     mixer = nnx.eval_shape(lambda: quantized(small(ZOO[name]), 4))
     rounded = [module for _, module in nnx.iter_modules(mixer) if isinstance(module, QuantizedLinear)]
     linear = [module for _, module in nnx.iter_modules(mixer) if isinstance(module, Linear)]
-    assert len(rounded) == len(linear) > 0
+    # Maps of heads to themselves, all that sLSTM has, are no linear maps of the width, and stay as they are.
+    assert len(rounded) == len(linear)
