@@ -63,9 +63,9 @@ class Measured:
 
     def negated(self) -> 'Measured':
         """The same with the opposite sign."""
-        low = None if self.high is None else -self.high
-        high = None if self.low is None else -self.low
-        return dataclasses.replace(self, mean=-self.mean, low=low, high=high)
+        low = None if self.high is None else 0.0 - self.high
+        high = None if self.low is None else 0.0 - self.low
+        return dataclasses.replace(self, mean=0.0 - self.mean, low=low, high=high)
 
     def within(self, least: float, most: float) -> 'Measured':
         """The same with an interval that ends at the bounds of the quantity, such as 0 and 1."""

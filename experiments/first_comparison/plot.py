@@ -51,10 +51,15 @@ def draw_rates(axis, study, looks):
 
 
 def draw_baselines(axis, baselines):
-    """Dashed lines at what predictors reach that need no training."""
-    for name, value in baselines.items():
+    """Dashed lines at what predictors reach that need no training; one label for lines that are close."""
+    labels = {}
+    for name, value in sorted(baselines.items(), key=lambda item: item[1]):
         axis.axhline(value, color='0.6', lw=1, ls='--')
-        axis.annotate(name, (1, value), xycoords=('axes fraction', 'data'), ha='right', va='bottom', fontsize=6)
+        close = next((at for at in labels if value - at < 0.04), value)
+        labels.setdefault(close, []).append(name)
+    for value, names in labels.items():
+        place = {'xy': (1, value), 'xycoords': ('axes fraction', 'data'), 'ha': 'right', 'va': 'bottom'}
+        axis.annotate(', '.join(names), fontsize=6, **place)
 
 
 def mixer(study):

@@ -63,7 +63,7 @@ TASKS = {
         ('recall', 'task=mqar_mixed,conv=1,size=paper'),
         'test/1x/accuracy',
         (1e-3, 3e-3, 1e-2, 3e-2),
-        {'task.problem': spec_of(RECALL), 'length': 64, 'batch_size': 32, 'steps': 300},
+        {'task.problem': spec_of(RECALL), 'length': 64, 'batch_size': 32, 'steps': 240},
         (1, 2),
         mlp=False,
     ),
@@ -72,7 +72,7 @@ TASKS = {
         ('recall', 'task=parity,size=paper'),
         f'test/{LONG.name}/accuracy',
         (3e-4, 1e-3, 3e-3, 1e-2),
-        {'task.problem': spec_of(Parity(shortest=2)), 'length': 39, 'batch_size': 64, 'steps': 250},
+        {'task.problem': spec_of(Parity(shortest=2)), 'length': 39, 'batch_size': 48, 'steps': 240},
         (1, 2, 4),
     ),
     'listops': Part(
@@ -80,13 +80,13 @@ TASKS = {
         ('long_range', 'task=listops'),
         'test/all/accuracy',
         (3e-4, 1e-3, 3e-3, 1e-2),
-        {'batch_size': 16, 'steps': 200},
+        {'batch_size': 16, 'steps': 160},
     ),
 }
 
 STATES = {
-    'gla': ('key_ratio', {'k2': 1 / 16, 'k4': 1 / 8, 'k8': 1 / 4}),
-    'mamba2': ('state', {'n4': 4, 'n16': 16, 'n64': 64}),
+    'gla': ('key_ratio', {'k2': 1 / 16, 'k4': 1 / 8}),
+    'mamba2': ('state', {'n4': 4, 'n16': 16}),
 }
 """Mixers whose state is varied on recall: the argument, and its values by label. `gla` itself has 16 channels a key."""
 

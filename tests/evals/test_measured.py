@@ -105,4 +105,5 @@ def test_a_ratio_repeats_and_changes_its_sign_and_unit():
     found = of_documents(totals, counts)
     assert found == of_documents(totals, counts) and found.mean == 9 / 5 and found.n == 3
     assert found.negated().negated() == found and found.negated().low == -found.high
+    assert f'{of_seeds([0.0, 0.0]).negated().mean:g}' == '0'
     assert found.scaled(2.0).half_width == pytest.approx(2 * found.half_width)
