@@ -2,6 +2,7 @@
 
 import functools
 import json
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -13,20 +14,35 @@ from attnlab.models.stack import Stack
 from attnlab.testing.contract import Check, Subject, check_implementations, claimed, is_mirrored
 from attnlab.zoo import ZOO, Recipe
 
-EVERY_TIME = ('streaming', 'spec survives JSON')
+EVERY_TIME = ('decoding', 'spec survives JSON')
 """The checks that every recipe has to pass every time; the others are nightly but for the first recipe of a class.
 
-What equals one pass in pieces has not looked ahead. Documents are kept apart by what the recipes of a class share.
-Gradients of weight maps, decays and gates, which are what tells recipes of a class apart, are checked where these are:
-tests/kernels, tests/nn.
+What equals one pass in single steps has not looked ahead. Documents are kept apart by what the recipes of a class
+share. Gradients of weight maps, decays and gates, which are what tells recipes of a class apart, are checked where
+these are: tests/kernels, tests/nn.
 """
 
-FIRST = {
-    recipe.pattern[0].target: name
-    for name, recipe in reversed(ZOO.items())
-    if len(recipe.pattern) == 1 and not recipe.slow
-}
-"""The recipe that stands for its class. Of a hybrid, a stack of what has rows of its own, none does."""
+BY_ROOM = ('bfloat16 gradients', 'bidirectional', 'implementations', 'long prompt', 'streaming gradients')
+"""The checks that compile most, and ask of parts that classes share: of these the first class of a room is enough."""
+
+
+def first(key: Callable[[str], str]) -> Mapping[str, str]:
+    """The recipe that stands for its class, or for what else `key` makes of its class. Of a stack of what has rows of
+    its own, none does."""
+    return {
+        key(recipe.pattern[0].target): name
+        for name, recipe in reversed(ZOO.items())
+        if len(recipe.pattern) == 1 and not recipe.slow
+    }
+
+
+def room(target: str) -> str:
+    """The package that holds a class: `attnlab.mixers.linear` for what is defined in any module of it."""
+    return '.'.join(target.split('.')[:3])
+
+
+FIRST = first(str)
+FIRST_OF_ROOM = first(room)
 
 
 @functools.lru_cache(maxsize=1)
@@ -73,7 +89,9 @@ def check_json(recipe: Recipe) -> None:
 
 def marks(name: str, recipe: Recipe, what: str) -> list[pytest.MarkDecorator]:
     always = what in EVERY_TIME and (len(recipe.pattern) == 1 or what == 'spec survives JSON')
-    always = always or FIRST.get(recipe.pattern[0].target) == name or (what == 'mirrored' and recipe.mirrored)
+    always = always or (what == 'mirrored' and recipe.mirrored)
+    target = recipe.pattern[0].target
+    always = always or name == (FIRST_OF_ROOM.get(room(target)) if what in BY_ROOM else FIRST.get(target))
     return [pytest.mark.xdist_group(f'contract of {name}')] + ([] if always else [pytest.mark.slow])
 
 

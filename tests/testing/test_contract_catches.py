@@ -124,6 +124,14 @@ class DetachesTheState(Lag):
         return super().before(x, segments, jax.lax.stop_gradient(last))
 
 
+class ForgetsBeforeAPiece(Lag):
+    """Goes on from its state by single tokens alone."""
+
+    def __call__(self, x: Array, ctx: Context, state: Last | None = None) -> tuple[Array, Last | None]:
+        given = state if state is None or x.shape[1] == 1 else Last(0 * state.x, state.segment)
+        return super().__call__(x, ctx, given)
+
+
 class ForgetsALongPrompt(Lag):
     """A piece of more than seven tokens leaves no state behind."""
 
@@ -269,7 +277,8 @@ CHECKS = claimed(causal=True, bidirectional=True, streaming=True, packed=True)
 CAUGHT = [
     (LooksAhead, 'no look-ahead'),
     (LooksNowhere, 'no look-ahead'),
-    (ForgetsTheConvolution, 'streaming'),
+    (ForgetsTheConvolution, 'decoding'),
+    (ForgetsBeforeAPiece, 'streaming'),
     (ForgetsTheSegment, 'streaming packed'),
     (LeaksAcrossDocuments, 'packing'),
     (LeaksAcrossDocuments, 'padding'),
@@ -306,7 +315,7 @@ def test_an_honest_mixer_passes():
     check_implementations(Subject(Lag), names=('xla',))
 
 
-@pytest.mark.parametrize('name', ['buffers', 'parameters', 'bfloat16', 'compiles once', 'gradients', 'streaming'])
+@pytest.mark.parametrize('name', ['buffers', 'parameters', 'bfloat16', 'compiles once', 'gradients', 'decoding'])
 def test_an_honest_mixer_may_have_a_buffer(name: str):
     CHECKS[name](Subject(HasABuffer))
 

@@ -21,6 +21,7 @@ from attnlab.testing.contract.narrow import check_bfloat16, check_bfloat16_gradi
 from attnlab.testing.contract.rows import check_rows_apart
 from attnlab.testing.contract.shapes import check_shape_and_type
 from attnlab.testing.contract.streaming import (
+    check_decoding,
     check_long_prompt,
     check_state,
     check_streaming,
@@ -99,6 +100,7 @@ def claimed(*, causal: bool, bidirectional: bool, streaming: bool, packed: bool)
     if causal:
         checks['no look-ahead'] = check_no_lookahead
     if streaming:
+        checks['decoding'] = check_decoding
         checks['streaming'] = check_streaming
         checks['long prompt'] = check_long_prompt
         checks['streaming gradients'] = check_streaming_gradients

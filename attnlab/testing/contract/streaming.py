@@ -12,8 +12,11 @@ from attnlab.context import PADDING, Context
 from attnlab.testing.contract.subject import LENGTH, PACKED, PADDED, Subject, context, cut, full, noted, piece, require
 from attnlab.testing.tolerances import assert_close
 
-SPLITS = ((7, 7, 7, 1, 1, 1), (1, 7, 1, 1, 7, 7), (1,) * LENGTH)
-"""Ways to split a sequence: pieces, then steps; both mixed; steps only. Only two lengths, since each is compiled."""
+STEPS = ((1,) * LENGTH,)
+"""A sequence a token at a time."""
+
+SPLITS = ((7, 7, 7, 1, 1, 1), (1, 7, 1, 1, 7, 7))
+"""Ways to split a sequence: pieces, then steps; both mixed. Only two lengths, since each is compiled."""
 
 LONG = ((16, *(1,) * 8),)
 """A prompt longer than most windows, then steps."""
@@ -49,24 +52,31 @@ def check_state(subject: Subject) -> None:
         )
 
 
+def check_decoding(subject: Subject) -> None:
+    """A sequence read a token at a time equals one pass; the state keeps its shapes and types."""
+    _check_splits('decoding', subject, full(), STEPS, _whole(subject))
+
+
 def check_streaming(subject: Subject) -> None:
-    """Any split of a sequence, passing on the state, equals one pass; the state keeps its shapes and types."""
-    _check_splits(
-        'streaming', subject, full(), SPLITS, np.asarray(subject.apply(subject.params, subject.x(), full())[0])
-    )
+    """The same in longer pieces, and in these and single tokens mixed."""
+    _check_splits('streaming', subject, full(), SPLITS, _whole(subject))
 
 
 def check_long_prompt(subject: Subject) -> None:
     """The same for a long prompt, then steps."""
-    expected = np.asarray(subject.apply(subject.params, subject.x(), full())[0])
-    _check_splits('long prompt', subject, full(), LONG, expected)
+    _check_splits('long prompt', subject, full(), LONG, _whole(subject))
 
 
 def check_streaming_packed(subject: Subject) -> None:
     """The same where documents and padding share the row: the state remembers which document it belongs to."""
-    for rows, splits in ((PACKED, SPLITS), (PADDED, SPLITS[1:2])):
+    for rows, splits in ((PACKED, SPLITS + STEPS), (PADDED, SPLITS[1:2])):
         ctx = context(*rows)
         _check_splits('streaming packed', subject, ctx, splits, subject.output(ctx))
+
+
+def _whole(subject: Subject) -> np.ndarray:
+    """The output of one pass, by the program that runs the pieces too."""
+    return np.asarray(subject.apply(subject.params, subject.x(), full())[0])
 
 
 def _check_splits(
