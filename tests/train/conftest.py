@@ -54,7 +54,7 @@ def last_step(workdir: pathlib.Path) -> int:
 def pytest_collection_modifyitems(items):
     """Tests that share a run of the session are run by one worker, which then trains it once."""
     for item in items:
-        for shared in {'unbroken', 'alone'} & set(getattr(item, 'fixturenames', ())):
+        for shared in {'unbroken', 'single'} & set(getattr(item, 'fixturenames', ())):
             item.add_marker(pytest.mark.xdist_group(shared))
 
 
