@@ -19,7 +19,9 @@ def check_indices(what: str, indices: Int[Array | np.ndarray, '...'], size: int,
     """
     if isinstance(indices, jax.core.Tracer) or indices.size == 0:
         return
-    least, most = int(indices.min()), int(indices.max())
+    # By numpy: inside of a trace, JAX would trace the minimum even of an array whose values are at hand.
+    there = np.asarray(indices)
+    least, most = int(there.min()), int(there.max())
     if least < 0 or most >= size:
         raise UserError(
             f'{what} are from {least} to {most}; there are {size} {of}, so they must be from 0 to {size - 1}'

@@ -199,7 +199,7 @@ def check_outside(subject: HeadSubject) -> None:
     try:
         subject.head.losses(subject.hidden(), jnp.asarray(targets))
     except UserError as error:
-        require('classes of the head' in str(error), f'outside: the error is {error}')
+        require(f'there are {CLASSES} classes' in str(error), f'outside: the error is {error}')
     else:
         raise AssertionError('outside: a target beyond the classes is not refused')
     losses = np.asarray(subject.apply(subject.params, subject.hidden(), jnp.asarray(targets))[0])
