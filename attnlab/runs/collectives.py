@@ -5,14 +5,11 @@ import dataclasses
 import math
 import re
 
+from attnlab.runs import hlo
+from attnlab.runs.hlo import Instruction
+
 KINDS = ('all-gather', 'all-reduce', 'reduce-scatter', 'all-to-all', 'collective-permute')
 
-_COMPUTATION = re.compile(r'^(ENTRY )?%?([\w.\-]+) .*\{$')
-_CALLED = re.compile(r'(?:body|condition|to_apply|calls|branch_computations|called_computations)=(\{[^}]*}|%?[\w.\-]+)')
-_COLLECTIVE = re.compile(rf'^\s*(?:ROOT )?%?([\w.\-]+) = (.*?) ({"|".join(KINDS)})(-start)?\(')
-_CONDITION = re.compile(r' while\(.*condition=%?([\w.\-]+)')
-_LIMIT = re.compile(r'= s32\[]\S* constant\((\d+)\)')
-_ARRAY = re.compile(r'(pred|[a-z]+(\d+)\w*)\[([\d,]*)]')
 _GROUPS = re.compile(r'replica_groups=(?:\[\d+,(\d+)]|\{\{([\d,]+)})')
 _MESH_GROUPS = re.compile(r'replica_groups=mesh\[([^]]*)] \{([^}]*)}')
 SUMMED_PARTS = 'all-reduce-scatter'
@@ -40,15 +37,15 @@ def exchanges(text: str) -> list[Exchange]:
 
     Compilers split an asynchronous one into several instructions of one channel, which count once.
     """
-    lines = _computations(text)
+    program = hlo.computations(text)
     found: dict[str, tuple[str, int, int]] = {}
-    for name, times in _times(lines).items():
-        for line in lines[name]:
-            if (match := _COLLECTIVE.match(line)) is not None:
-                channel = re.search(r'channel_id=(\d+)', line)
-                identity = channel[1] if channel else match[1]
+    for name, times in hlo.times(program).items():
+        for instruction in program[name].values():
+            kind = instruction.operation.removesuffix('-start')
+            if kind in KINDS:
+                identity = instruction.attribute('channel_id') or instruction.name
                 known = found[identity][1] if identity in found else 0
-                kind, size = match[3], _sent(match[3], match[2], line)
+                size = _sent(kind, instruction)
                 if name.startswith(SUMMED_PARTS):
                     kind, size = 'reduce-scatter', size // 2
                 found[identity] = kind, max(times, known), size
@@ -59,62 +56,24 @@ def exchanges(text: str) -> list[Exchange]:
     return [Exchange(kind, calls[kind], sizes[kind]) for kind in KINDS if calls[kind]]
 
 
-def _computations(text: str) -> dict[str, list[str]]:
-    """The instructions of every computation by its name; the entry's name is empty."""
-    found: dict[str, list[str]] = {'': []}
-    current = ''
-    for line in text.splitlines():
-        if not line.startswith((' ', '}')) and (start := _COMPUTATION.match(line)) is not None:
-            current = '' if start[1] else start[2]
-            found[current] = []
-        elif line.startswith(' '):
-            found[current].append(line)
-    return found
-
-
-def _times(lines: dict[str, list[str]]) -> dict[str, int]:
-    """How often every computation runs; a loop without a constant limit counts once."""
-    times = collections.Counter({'': 1})
-    waiting = ['']
-    while waiting:
-        name = waiting.pop()
-        for line in lines[name]:
-            runs = times[name] * _iterations(line, lines)
-            for called in _CALLED.findall(line):
-                for inner in re.findall(r'[\w.\-]+', called):
-                    if inner in lines and times[inner] < runs:
-                        times[inner] = runs
-                        waiting.append(inner)
-    return dict(times)
-
-
-def _iterations(line: str, lines: dict[str, list[str]]) -> int:
-    """How often one execution of an instruction runs what it calls."""
-    condition = _CONDITION.search(line)
-    if condition is None:
-        return 1
-    limits = [limit[1] for line in lines[condition[1]] if (limit := _LIMIT.search(line)) is not None]
-    return int(limits[0]) if len(limits) == 1 else 1
-
-
-def _devices(line: str) -> int:
+def _devices(rest: str) -> int:
     """The number of devices that take part in a collective."""
-    if (mesh := _MESH_GROUPS.search(line)) is not None:
+    if (mesh := _MESH_GROUPS.search(rest)) is not None:
         sizes = dict(re.findall(r"'(\w+)'=(\d+)", mesh[1]))
         return math.prod(int(sizes[axis]) for axis in re.findall(r"'(\w+)'", mesh[2]))
-    groups = _GROUPS.search(line)
+    groups = _GROUPS.search(rest)
     if groups is None:
         return 1
     return int(groups[1]) if groups[1] else len(groups[2].split(','))
 
 
-def _sent(kind: str, shape: str, line: str) -> int:
+def _sent(kind: str, instruction: Instruction) -> int:
     """The bytes that one device sends."""
     # An asynchronous one has the shapes of operand and result: the larger is the whole array.
-    array = max((_bytes(*match) for match in _ARRAY.findall(shape)), default=0)
-    if shape.startswith('(') and kind in ('all-reduce', 'all-to-all'):
-        array = sum(_bytes(*match) for match in _ARRAY.findall(shape))
-    devices = _devices(line)
+    array = max((array.bytes for array in instruction.arrays), default=0)
+    if instruction.type.startswith('(') and kind in ('all-reduce', 'all-to-all'):
+        array = sum(array.bytes for array in instruction.arrays)
+    devices = _devices(instruction.rest)
     match kind:
         case 'all-reduce':
             return 2 * array * (devices - 1) // devices
@@ -123,8 +82,3 @@ def _sent(kind: str, shape: str, line: str) -> int:
         case 'collective-permute':
             return array
     return array * (devices - 1) // devices
-
-
-def _bytes(name: str, bits: str, shape: str) -> int:
-    size = math.prod(int(side) for side in shape.split(',') if side)
-    return size * (1 if name == 'pred' else -(-int(bits) // 8))

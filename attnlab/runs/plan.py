@@ -9,6 +9,7 @@ import jax
 from attnlab.errors import UserError
 from attnlab.functional.sequence import SEQUENCE
 from attnlab.runs.collectives import Exchange, exchanges
+from attnlab.runs.traffic import traffic
 from attnlab.tables import Column, Printer, Table, digits
 from attnlab.train import partition
 from attnlab.train.cost import executed_flops_per_token, flops_per_token, implementations, state_bytes
@@ -59,10 +60,11 @@ def print_plan_for(setup: Setup, topology: Topology, printer: Printer) -> None:
             raise
         raise UserError(f'the run does not fit on {topology.name}: {shortage(str(error))}') from error
     memory = compiled.memory_analysis()
-    exchanged = exchanges(compiled.as_text())
+    text = compiled.as_text()
+    exchanged = exchanges(text)
     printer.table(memory_table(setup, memory))
     printer.table(exchange_table(exchanged))
-    printer.table(roofline_table(setup, topology, executed, memory, exchanged))
+    printer.table(roofline_table(setup, topology, executed, traffic(text), exchanged))
     needed = memory.argument_size_in_bytes + memory.temp_size_in_bytes
     check_fits(needed, topology, 'train state, batch and temporaries take')
 
@@ -155,20 +157,24 @@ def exchange_table(exchanged: list[Exchange]) -> Table:
     return Table('collectives', columns, rows, 'collectives of a step, on one device')
 
 
-def roofline_table(setup: Setup, topology: Topology, executed: float, memory: Any, exchanged: list[Exchange]) -> Table:
-    """A lower bound on the time of a step from peak rates of a device: operations, memory, links.
+def roofline_table(
+    setup: Setup, topology: Topology, executed: float, moved: int | None, exchanged: list[Exchange]
+) -> Table:
+    """The least time of a step at the peak rates of a device: operations, memory, links.
 
-    Memory: train state and temporaries are read and written once, the minimum.
+    `moved` are the bytes that the compiled step reads from memory and writes there; `None`, where it is not compiled:
+    the train state is read and written once, which is less than any step does.
     """
     device = hardware(topology.target.kind)
     columns = Column('what'), Column('value', _rate, right=True), Column('unit'), Column('assumes', prose=True)
     title = 'roofline estimate of a step (not measured)'
     if device is None:
         return Table('roofline', columns, [(f'no figures for {topology.target.kind}', None, None, None)], title)
-    moved = 2 * (_state_on_device(setup) + (memory.temp_size_in_bytes if memory is not None else 0))
+    of = 'of the compiled step' if moved is not None else 'of the train state alone'
+    moved = 2 * _state_on_device(setup) if moved is None else moved
     times = {
         'operations': (executed / setup.mesh.size / device.flops, f'{device.flops / 1e12:.4g} TFLOP/s, bfloat16'),
-        'memory': (moved / device.bandwidth, f'{device.bandwidth / 1e9:.4g} GB/s'),
+        'memory': (moved / device.bandwidth, f'{_bytes(moved)} {of}, {device.bandwidth / 1e9:.4g} GB/s'),
         'links': (sum(entry.bytes for entry in exchanged) / device.links, f'{device.links / 1e9:.4g} GB/s'),
     }
     least = max(seconds for seconds, _ in times.values())

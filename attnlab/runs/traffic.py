@@ -1,0 +1,115 @@
+"""The bytes that a compiled program reads from the memory of its device and writes there."""
+
+from attnlab.runs import hlo
+from attnlab.runs.hlo import Computation, Instruction
+
+_CALLS = ('while', 'conditional', 'call')
+"""Operations that run computations whose instructions have arrays of their own."""
+
+_NOTHING = frozenset(
+    {'parameter', 'constant', 'tuple', 'get-tuple-element', 'bitcast', 'after-all', 'partition-id', 'replica-id'}
+    | {'opt-barrier', *_CALLS}
+)
+"""Operations that move no bytes."""
+
+_BOOKKEEPING = ('ConcatBitcast', 'AllocateBuffer', 'AssumeGatherIndicesInBound', 'Sharding')
+"""Custom calls that move no bytes."""
+
+_PARTS = ('dynamic-slice', 'slice', 'gather')
+"""Operations that read of their first operand as much as they return."""
+
+
+def traffic(text: str) -> int:
+    """Bytes read and written by all instructions of a compiled program in XLA's text form, loops by their iterations.
+
+    A fusion reads its operands once, of those that it takes slices of only the slices, and of an array that it updates
+    in place it writes the update. So does a kernel, whatever it reads twice. Padding and what lies in memory on the
+    chip do not count. Of branches all count.
+    """
+    program = hlo.computations(text)
+    runs = hlo.times(program, lambda instruction: instruction.operation in _CALLS)
+    return sum(
+        count * _moved(instruction, program[name], program)
+        for name, count in runs.items()
+        for instruction in program[name].values()
+    )
+
+
+def _moved(instruction: Instruction, within: Computation, program: dict[str, Computation]) -> int:
+    operation = instruction.operation
+    if operation in _NOTHING or operation.endswith('-done') or _books(instruction):
+        return 0
+    results, operands = instruction.arrays, [within[name].arrays for name in instruction.operands if name in within]
+    given = [array for arrays in operands for array in arrays]
+    if operation == 'fusion' and instruction.called and instruction.called[0] in program:
+        return _fused(instruction, operands, program)
+    if operation == 'slice-start':
+        part = results[1].bytes
+        return part * (results[0].main + results[1].main)
+    if operation.endswith('-start'):
+        return sum(array.bytes for array in results if array.main)
+    if operation in _PARTS:
+        return sum(array.bytes * (array.main + given[0].main) for array in results)
+    if operation == 'dynamic-update-slice':
+        return given[1].bytes * (given[1].main + results[0].main)
+    return sum(array.bytes for array in (*given, *results) if array.main)
+
+
+def _books(instruction: Instruction) -> bool:
+    return instruction.operation == 'custom-call' and any(
+        f'custom_call_target="{name}"' in instruction.rest for name in _BOOKKEEPING
+    )
+
+
+def _fused(instruction: Instruction, operands: list[tuple[hlo.Array, ...]], program: dict[str, Computation]) -> int:
+    """The bytes that a fusion moves."""
+    fused = program[instruction.called[0]]
+    moved = 0
+    for place, arrays in enumerate(operands):
+        if all(array.main for array in arrays):
+            moved += min(_read(place, fused, program), sum(array.bytes for array in arrays))
+    root = next(inner for inner in fused.values() if inner.root)
+    made = [fused[name] for name in root.operands] if root.operation == 'tuple' else [root]
+    for array, inner in zip(instruction.arrays, made, strict=False):
+        if array.main:
+            moved += min(_written(inner, fused, program), array.bytes)
+    return moved
+
+
+def _read(place: int, fused: Computation, program: dict[str, Computation]) -> int:
+    """The bytes that a fused computation reads of its parameter."""
+    parameter = next(
+        inner for inner in fused.values() if inner.operation == 'parameter' and inner.rest.startswith(f'{place})')
+    )
+    return _used(parameter, fused, program)
+
+
+def _used(value: Instruction, fused: Computation, program: dict[str, Computation]) -> int:
+    """The bytes that are read of a value, by its users in a fused computation."""
+    found, whole = 0, sum(array.bytes for array in value.arrays)
+    for user in fused.values():
+        places = [place for place, name in enumerate(user.operands) if name == value.name]
+        for place in places:
+            if user.operation == 'bitcast':
+                found += _used(user, fused, program)
+            elif user.operation in _PARTS and place == 0:
+                found += sum(array.bytes for array in user.arrays)
+            elif user.operation == 'fusion' and user.called[0] in program:
+                found += _read(place, program[user.called[0]], program)
+            elif user.operation == 'dynamic-update-slice' and place == 0:
+                continue
+            else:
+                found += whole
+    return min(found, whole)
+
+
+def _written(value: Instruction, fused: Computation, program: dict[str, Computation]) -> int:
+    """The bytes that are written of a fused computation's result: of an array updated in place, the update."""
+    if value.operation == 'bitcast' and value.operands[0] in fused:
+        return _written(fused[value.operands[0]], fused, program)
+    if value.operation == 'dynamic-update-slice':
+        return sum(array.bytes for array in fused[value.operands[1]].arrays)
+    if value.operation == 'fusion' and value.called[0] in program and len(value.arrays) == 1:
+        inner = program[value.called[0]]
+        return _written(next(each for each in inner.values() if each.root), inner, program)
+    return sum(array.bytes for array in value.arrays)
