@@ -9,6 +9,9 @@ A causal row is dealt out in zig-zag: of 2n pieces, device i of n has pieces i a
 first it then has exactly two pairs of pieces to work on, all of whose queries see all of whose keys, and at the first
 its own: equal work for all devices, and none of it hidden. The devices hold the row in order outside of attention, so
 pieces are exchanged before and after.
+
+Where the keys and values of the whole row are few, all are gathered at the start instead and each turn takes those that
+a ring would have brought: the work is the same, and neither keys and values nor their gradients are dealt out.
 """
 
 import dataclasses
@@ -29,13 +32,14 @@ UNROLLED = 4
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """The static parameters of a call; see `pallas_kernels.attention`."""
+    """The static parameters of a call; see `pallas_kernels.attention`. `gathers`: all keys at once, in no ring."""
 
     axis: str
     weights: WeightMap
     scale: float | None
     causal: bool
     implementation: str | None
+    gathers: bool = False
 
 
 class Floats(NamedTuple):
@@ -43,8 +47,8 @@ class Floats(NamedTuple):
 
     Attributes:
       q: `p b t h k`.
-      k: `p b t g k`.
-      v: `p b t g v`.
+      k: `p b t g k`; gathered `n p b t g k`, those of all devices.
+      v: `p b t g v`, likewise.
       forget: logarithms of the forget gates, summed from the start of each document, `p b t h`, or `None`.
       slopes: of the distance, `h`, or `None`; the same on every device.
       sink_scores: of one more key, `h`, or `None`; the same on every device.
@@ -59,7 +63,10 @@ class Floats(NamedTuple):
 
 
 class Known(NamedTuple):
-    """What the pieces of one device are: documents, `p b t` or `None`, and the position of the first token, `p`."""
+    """What the pieces of one device are: documents, `p b t` or `None`, and the position of the first token, `p`.
+
+    Of all devices: `n p b t` and `n p`.
+    """
 
     segments: Array | None
     start: Array
@@ -95,7 +102,8 @@ def attention(
     """Attention to the keys of all devices, `b t h v`; every device has as many queries as keys.
 
     Args:
-      rule: its static parameters; the map `merges`, and factors of the number of keys are left to the caller.
+      rule: its static parameters; the map `merges`, and factors of the number of keys are left to the caller. One that
+        gathers takes no forget gates.
       q: this device's queries, `b t h k`.
       k: its keys, `b t g k`.
       v: its values, `b t g v`.
@@ -106,9 +114,11 @@ def attention(
     """
     deal = _Deal(rule.axis, q.shape[1]) if rule.causal else _Whole(rule.axis, q.shape[1])
     gates = None if forget is None else deal.out(forget)
-    floats = Floats(deal.out(q), deal.out(k), deal.out(v), gates, slopes, sink_scores)
+    keys = deal.gathered if rule.gathers else deal.out
+    floats = Floats(deal.out(q), keys(k), keys(v), gates, slopes, sink_scores)
     known = Known(None if segments is None else deal.out(segments), deal.starts())
-    return deal.back(_ring(rule, floats, known))
+    every = Known(None if segments is None else deal.gathered(segments), deal.all_starts()) if rule.gathers else None
+    return deal.back(_ring(rule, floats, known, every))
 
 
 class _Whole:
@@ -121,7 +131,15 @@ class _Whole:
     def starts(self) -> Array:
         return (self.here * self.length)[None]
 
+    def all_starts(self) -> Array:
+        return jnp.arange(self.count)[:, None] * self.length
+
+    def gathered(self, x: Array) -> Array:
+        """The pieces of all devices, `n p b t ...`."""
+        return jax.lax.all_gather(x, self.axis)[:, None]
+
     def out(self, x: Array) -> Array:
+        """The pieces of this device, `p b t ...`."""
         return x[None]
 
     def back(self, x: Array) -> Array:
@@ -133,6 +151,14 @@ class _Deal(_Whole):
 
     def starts(self) -> Array:
         return jnp.stack([self.here, 2 * self.count - 1 - self.here]) * (self.length // 2)
+
+    def all_starts(self) -> Array:
+        pieces = jnp.arange(2 * self.count) * (self.length // 2)
+        return jnp.stack([pieces[: self.count], pieces[: self.count - 1 : -1]], axis=1)
+
+    def gathered(self, x: Array) -> Array:
+        pieces = jax.lax.all_gather(jnp.stack(jnp.split(x, 2, axis=1)), self.axis, tiled=True)
+        return jnp.stack([pieces[: self.count], pieces[: self.count - 1 : -1]], axis=1)
 
     def out(self, x: Array) -> Array:
         even, odd = (
@@ -160,23 +186,26 @@ class _Deal(_Whole):
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _ring(rule: Rule, floats: Floats, known: Known) -> Array:
-    return _save(rule, floats, known)[0]
+def _ring(rule: Rule, floats: Floats, known: Known, every: Known | None) -> Array:
+    return _save(rule, floats, known, every)[0]
 
 
-def _save(rule: Rule, floats: Floats, known: Known) -> tuple[Array, Any]:
+def _save(rule: Rule, floats: Floats, known: Known, every: Known | None) -> tuple[Array, Any]:
     """The output, and what the backward pass needs."""
-    keys = Keys(floats.k, floats.v, floats.forget, known)
+    keys = _own_keys(rule, floats, known, every)
     read = functools.partial(_read, rule, floats, known)
     found = read(keys, None)
 
     def turn(carry: tuple[Keys, Part], distance: Array) -> tuple[tuple[Keys, Part], None]:
         keys, found = carry
-        return (_passed_on(rule, keys), read(keys, found, distance)), None
+        return (_next_keys(rule, floats, every, keys, distance), read(keys, found, distance)), None
 
     count = jax.lax.axis_size(rule.axis)
     (_, found), _ = jax.lax.scan(
-        turn, (_passed_on(rule, keys), found), jnp.arange(1, count), unroll=count <= UNROLLED or 1
+        turn,
+        (_next_keys(rule, floats, every, keys, 0), found),
+        jnp.arange(1, count),
+        unroll=count <= UNROLLED or 1,
     )
     output, statistics, sink_weight = found.output, found.statistics, None
     if floats.sink_scores is not None:
@@ -184,28 +213,36 @@ def _save(rule: Rule, floats: Floats, known: Known) -> tuple[Array, Any]:
         statistics, share, sink_weight = rule.weights.merge_sink(statistics, sink)
         output = output * share[..., None]
     output = output.astype(floats.v.dtype)
-    return output, (floats, known, Part(output, statistics), sink_weight)
+    return output, (floats, known, every, Part(output, statistics), sink_weight)
 
 
-def _pull(rule: Rule, saved: Any, doutput: Array) -> tuple[Floats, None]:
+def _pull(rule: Rule, saved: Any, doutput: Array) -> tuple[Floats, None, None]:
     """The gradients of the differentiable arrays."""
-    floats, known, found, sink_weight = jax.lax.optimization_barrier(saved)
-    keys = Keys(floats.k, floats.v, floats.forget, known)
+    floats, known, every, found, sink_weight = jax.lax.optimization_barrier(saved)
+    keys = _own_keys(rule, floats, known, every)
     pull = functools.partial(_pull_pairs, rule, floats, known, found, doutput)
     wide = jnp.promote_types(jnp.float32, floats.q.dtype)
     nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, wide), floats._replace(sink_scores=None))
 
+    def pulled(keys: Keys, total: _Total, distance: Any) -> _Total:
+        if not rule.gathers:
+            return _with_keys_passed_on(rule, pull(keys, total, distance))
+        device = _device(rule, 0 if distance is None else distance)
+        one = total.floats._replace(k=jnp.zeros(keys.k.shape, wide), v=jnp.zeros(keys.v.shape, wide))
+        new = pull(keys, _Total(one, None), distance).floats
+        k, v = _put(total.floats.k, device, new.k), _put(total.floats.v, device, new.v)
+        return _Total(new._replace(k=k, v=v), None)
+
     def turn(carry: tuple[Keys, _Total], distance: Array) -> tuple[tuple[Keys, _Total], None]:
         keys, total = carry
-        total = pull(keys, total, distance)
-        return (_passed_on(rule, keys), _with_keys_passed_on(rule, total)), None
+        return (_next_keys(rule, floats, every, keys, distance), pulled(keys, total, distance)), None
 
     # The gates of keys have gradients as keys and as queries; those of the keys travel.
-    first = pull(keys, _Total(nothing, nothing.forget), None)
+    first = pulled(keys, _Total(nothing, nothing.forget), None)
     count = jax.lax.axis_size(rule.axis)
     (_, total), _ = jax.lax.scan(
         turn,
-        (_passed_on(rule, keys), _with_keys_passed_on(rule, first)),
+        (_next_keys(rule, floats, every, keys, 0), first),
         jnp.arange(1, count),
         unroll=count <= UNROLLED or 1,
     )
@@ -216,7 +253,7 @@ def _pull(rule: Rule, saved: Any, doutput: Array) -> tuple[Floats, None]:
         delta = jnp.sum(found.output.astype(wide) * doutput.astype(wide), axis=-1)
         dsink = -jnp.sum(sink_weight * delta, axis=tuple(range(delta.ndim - 1)))
         gradients = gradients._replace(sink_scores=dsink)
-    return jax.tree.map(lambda gradient, x: gradient.astype(x.dtype), gradients, floats), None
+    return jax.tree.map(lambda gradient, x: gradient.astype(x.dtype), gradients, floats), None, None
 
 
 _ring.defvjp(_save, _pull)
@@ -362,6 +399,27 @@ def _at(x: Array, piece: Any) -> Array:
 
 def _put(x: Array, piece: Any, one: Array) -> Array:
     return jax.lax.dynamic_update_index_in_dim(x, one.astype(x.dtype), piece, 0)
+
+
+def _device(rule: Rule, distance: Any) -> Array:
+    """The device so far before this one, around the ring."""
+    return (jax.lax.axis_index(rule.axis) - distance) % jax.lax.axis_size(rule.axis)
+
+
+def _own_keys(rule: Rule, floats: Floats, known: Known, every: Known | None) -> Keys:
+    """The keys of this device."""
+    return _gathered_keys(rule, floats, every, 0) if rule.gathers else Keys(floats.k, floats.v, floats.forget, known)
+
+
+def _next_keys(rule: Rule, floats: Floats, every: Known | None, keys: Keys, distance: Any) -> Keys:
+    """The keys of the turn after that of `distance`, in which `keys` are here."""
+    return _gathered_keys(rule, floats, every, distance + 1) if rule.gathers else _passed_on(rule, keys)
+
+
+def _gathered_keys(rule: Rule, floats: Floats, every: Known | None, distance: Any) -> Keys:
+    """Of all keys those of the device so far before this one."""
+    device = _device(rule, distance)
+    return jax.tree.map(lambda x: _at(x, device), Keys(floats.k, floats.v, None, every))
 
 
 def _passed_on(rule: Rule, tree: Any) -> Any:

@@ -200,9 +200,10 @@ def attention(
 ) -> Array:
     """See `pallas_kernels.attention`; as many keys as queries. A device holds `bias` for its own queries and all keys.
 
-    Keys and values go around in a ring (`attnlab.functional.ring`). Under a window that reaches fewer devices, each
-    gets those of the devices that it sees. What neither serves gathers all of them: weights over some of the keys that
-    do not combine, a bias, a pair of segments. `choices` says which, and why.
+    Keys and values go around in a ring (`attnlab.functional.ring`), or are gathered for the same work where those of
+    the whole row take fewer bytes than a device's own queries and outputs: few heads. Under a window that reaches
+    fewer devices, each gets those of the devices that it sees. What neither serves gathers all of them: weights over
+    some of the keys that do not combine, a bias, a pair of segments. `choices` says which, and why.
 
     Raises `UserError` for sinks, for a window or slopes that look ahead, and, where keys are gathered, for forget gates
     with other weights than a softmax without cap and sink.
@@ -222,11 +223,16 @@ def attention(
     elif obstacle is not None:
         _record(TimeDivision('attention', 'keys and values of all devices, gathered', obstacle))
     else:
-        how = 'keys and values in a ring' + (', causal work dealt out in zig-zag' if causal else '')
-        _record(TimeDivision('attention', how, f'weights over some of the keys combine: {type(weights).__name__}'))
+        held, own = count * (_bytes(k) + _bytes(v)), _bytes(q) + _bytes(v) * q.shape[2] // v.shape[2]
+        gathers = held < own and log_forget is None
+        how = 'keys and values of all devices, gathered' if gathers else 'keys and values in a ring'
+        reason = f'weights over some of the keys combine: {type(weights).__name__}'
+        if gathers:
+            reason = f'{held:,} bytes, own queries and outputs {own:,}'
+        _record(TimeDivision('attention', how + (', causal work dealt out in zig-zag' if causal else ''), reason))
         segments = segments[0] if isinstance(segments, tuple) else segments
         return _around(
-            ring.Rule(SEQUENCE, weights, scale, causal, implementation),
+            ring.Rule(SEQUENCE, weights, scale, causal, implementation, gathers),
             q,
             k,
             v,
@@ -253,6 +259,10 @@ def attention(
         sink_scores=sink_scores,
         implementation=implementation,
     )
+
+
+def _bytes(x: Array) -> int:
+    return x.size * x.dtype.itemsize
 
 
 def _no_ring(
@@ -288,7 +298,7 @@ def _around(
     temperature: Array | None,
     sink_scores: Array | None,
 ) -> Array:
-    """Attention in a ring, with the factors and the gates that are of whole rows."""
+    """Attention in a ring, or with few keys gathered, with the factors and the gates that are of whole rows."""
     counts = _counts(q.shape[0], q.shape[1], rule.causal, segments) if rule.weights.counts_keys else None
     factors = [None if counts is None else rule.weights.query_factor(counts), temperature]
     for factor in factors:

@@ -164,6 +164,12 @@ RINGS = {
         },
         {'segments': DOCUMENTS, 'weights': Softmax(soft_cap=3.0)},
     ),
+    'few keys': Call(
+        cores.attention,
+        ONE_KEY | {'slopes': jnp.abs(noise('slopes', H)), 'sink_scores': noise('sink', H)},
+        {'segments': DOCUMENTS, 'weights': Softmax(soft_cap=3.0)},
+    ),
+    'few keys, to both sides': Call(cores.attention, ONE_KEY, {'segments': DOCUMENTS, 'causal': False}),
     'a ring to both sides': Call(cores.attention, GROUPS, {'segments': DOCUMENTS, 'causal': False}),
     'a window over several devices': Call(
         cores.attention, GROUPS | {'log_forget': fading('forget', B, T, H)}, {'segments': DOCUMENTS, 'window': 4}

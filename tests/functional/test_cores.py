@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from attnlab.functional import cores, sequence
+from attnlab.runs.collectives import exchanges
 from pallas_kernels import ClippedSoftmax, Entmax15, Softmax
 from tests.functional import divided
 
@@ -58,6 +59,7 @@ def test_time_over_two_devices_agrees_with_one(name):
         ('linear attention, scalar', 'fsdp'),
         ('cross entropy', 'tensor'),
         pytest.param('attention', 'sequence', marks=pytest.mark.slow),
+        pytest.param('a ring to both sides', 'sequence', marks=pytest.mark.slow),
     ],
 )
 def test_two_devices_with_kernels_agree_with_one(name, axis):
@@ -74,6 +76,10 @@ def choices(n: int, name: str, **options) -> list[str]:
 
 
 def test_how_attention_divides_time_is_said():
+    assert choices(2, 'attention') == [
+        'attention: keys and values of all devices, gathered, causal work dealt out in zig-zag '
+        '(3,072 bytes, own queries and outputs 6,144)'
+    ]
     assert choices(4, 'attention') == [
         'attention: keys and values in a ring, causal work dealt out in zig-zag '
         '(weights over some of the keys combine: Softmax)'
@@ -87,6 +93,23 @@ def test_how_attention_divides_time_is_said():
     assert choices(16, 'attention') == [
         'attention: keys and values of all devices, gathered (1 tokens a device have no halves)'
     ]
+
+
+@pytest.mark.slow
+def test_few_keys_gathered_move_fewer_bytes_than_in_a_ring(monkeypatch):
+    call = divided.CALLS['attention']
+
+    def moved():
+        def run(arrays):
+            outputs, pull = jax.vjp(lambda arrays: call.core(**arrays, **call.options), arrays)
+            return pull(outputs)
+
+        compiled = divided.compiled(run, divided.mesh(sequence=2)).lower(call.arrays).compile()
+        return sum(exchange.bytes for exchange in exchanges(compiled.as_text()))
+
+    gathered = moved()
+    monkeypatch.setattr(sequence, '_bytes', lambda x: 0)
+    assert gathered < moved()
 
 
 def test_causal_work_in_a_ring_is_the_same_on_every_device_and_little_of_it_hidden():
