@@ -11,7 +11,7 @@ from collections.abc import Callable
 _COMPUTATION = re.compile(r'^(ENTRY )?%?([\w.\-]+) .*\{$')
 _INSTRUCTION = re.compile(r'^\s*(ROOT )?%?([\w.\-]+) = (.*?) ([a-z][a-z\-]*)\((.*)$')
 _CALLED = re.compile(r'(?:body|condition|to_apply|calls|branch_computations|called_computations)=(\{[^}]*}|%?[\w.\-]+)')
-_LIMIT = re.compile(r'^s32\[]')
+_COUNTER = re.compile(r'[su](32|64)\[]')
 _ARRAY = re.compile(r'(pred|[a-z]+(\d+)\w*)\[([\d,]*)](\{[^}]*\})?')
 _OTHER_MEMORY = re.compile(r'S\([1-9]\d*\)')
 
@@ -109,7 +109,7 @@ def times(
         name = waiting.pop()
         for instruction in program[name].values():
             if instruction.called and follow(instruction):
-                runs = found[name] * _iterations(instruction, program)
+                runs = found[name] * _iterations(instruction, program[name], program)
                 for inner in instruction.called:
                     if inner in program and found[inner] < runs:
                         found[inner] = runs
@@ -117,14 +117,42 @@ def times(
     return dict(found)
 
 
-def _iterations(instruction: Instruction, program: dict[str, Computation]) -> int:
+def _iterations(loop: Instruction, within: Computation, program: dict[str, Computation]) -> int:
     """How often one execution of an instruction runs what it calls."""
-    condition = instruction.attribute('condition') if instruction.operation == 'while' else None
-    if condition is None:
+    if loop.operation != 'while':
         return 1
-    limits = [
-        int(inner.rest.partition(')')[0])
-        for inner in program[condition].values()
-        if inner.operation == 'constant' and _LIMIT.match(inner.type)
-    ]
-    return limits[0] if len(limits) == 1 else 1
+    condition, body = (program[loop.attribute(name) or ''] for name in ('condition', 'body'))
+    limits = [found for inner in condition.values() if (found := _number(inner.name, condition)) is not None]
+    if len(limits) != 1:
+        return 1
+    counters = [inner.attribute('index') for inner in condition.values() if inner.operation == 'get-tuple-element']
+    if len(counters) != 1:
+        return limits[0]
+    place = int(counters[0] or 0)
+    start = _number(_element(loop.operands[0], place, within), within)
+    step = _step(_element(next(inner.name for inner in body.values() if inner.root), place, body), body)
+    return -(-(limits[0] - (start or 0)) // step)
+
+
+def _element(name: str, place: int, within: Computation) -> str:
+    """The name of an element of a tuple, empty where it was not made here."""
+    made = within.get(name)
+    return made.operands[place] if made is not None and made.operation == 'tuple' else ''
+
+
+def _number(name: str, within: Computation) -> int | None:
+    """The value of an integer constant, or of a copy of one."""
+    made = within.get(name)
+    if made is None or not _COUNTER.match(made.type):
+        return None
+    if made.operation == 'copy':
+        return _number(made.operands[0], within)
+    return int(made.rest.partition(')')[0]) if made.operation == 'constant' else None
+
+
+def _step(name: str, body: Computation) -> int:
+    """How much a loop adds to its counter: the constant of a sum, otherwise 1."""
+    made = body.get(name)
+    if made is None or made.operation != 'add':
+        return 1
+    return next((found for operand in made.operands if (found := _number(operand, body)) is not None), 1)

@@ -34,6 +34,16 @@ HEAD = """# A billion parameters on 16 and 64 chips, planned
 Made by `python -m tests.compile.plans [RECIPE ...]`. Each section is what a command printed: memory and what chips
 exchange as the compiler for TPUs has them, operations counted from shapes, the time of a step by published peaks.
 Nothing here has run.
+
+Where a product sums over the dimension by which its weight is divided over chips, the compiler makes one ring of
+gathering the weight and multiplying by it: pieces go around, two at a time, while those that are there are
+multiplied. These are the many `collective-permute`, in each layer and part, forward and backward. Each turn reads and
+writes the sum so far, which is most of the bytes of memory.
+"""
+COUNTED = 'of the compiled step'
+"""What the row of memory says since the bytes are those that the compiled step reads and writes."""
+BEFORE = """Older sections count one turn of such a ring, and as memory the train state and temporaries, read and
+written once: {}.
 """
 
 
@@ -69,7 +79,12 @@ def sections() -> dict[str, str]:
 def write(found: dict[str, str]) -> None:
     """Writes the document of these sections and those that it has."""
     made = sections() | found
-    text = [HEAD, ONE_GPU, fits(), '']
+    text = [HEAD]
+    older = [line for line, body in made.items() if COUNTED not in body]
+    if older:
+        names = re.findall(r'zoo=(\w+).*?topology=(\S+)', '\n'.join(older))
+        text += [BEFORE.format(', '.join(f'{recipe} on {topology}' for recipe, topology in names))]
+    text += [ONE_GPU, fits(), '']
     for recipe in RECIPES:
         for topology, (chips, _) in SLICES.items():
             line = command(recipe, topology)

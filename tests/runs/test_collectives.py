@@ -1,5 +1,7 @@
 """What devices exchange is read off the text of a compiled program."""
 
+import pytest
+
 from attnlab.runs.collectives import Exchange, exchanges
 
 PROGRAM = """HloModule step
@@ -47,6 +49,41 @@ def test_exchanges_count_every_turn_of_a_loop_and_every_channel_once():
         Exchange('reduce-scatter', 6, 6 * 256 * 128 * 4 * 3 // 4),
         Exchange('collective-permute', 1, 40),
     ]
+
+
+RING = """HloModule step
+
+%cond (t: (bf16[8], u32[])) -> pred[] {
+  %limit = u32[]{:T(128)} constant(8)
+  %t = (bf16[8]{0}, u32[]{:T(128)}) parameter(0)
+  %i = u32[]{:T(128)} get-tuple-element(%t), index=1
+  ROOT %less = pred[]{:T(512)} compare(%i, %limit), direction=LT
+}
+
+%body (t: (bf16[8], u32[])) -> (bf16[8], u32[]) {
+  %two = u32[]{:T(128)} constant(2)
+  %t = (bf16[8]{0}, u32[]{:T(128)}) parameter(0)
+  %x = bf16[8]{0} get-tuple-element(%t), index=0
+  %i = u32[]{:T(128)} get-tuple-element(%t), index=1
+  %sent = (bf16[8]{0}, bf16[8]{0}, u32[]{:S(2)}) collective-permute-start(%x), channel_id=3, source_target_pairs={{0,1}}
+  %came = bf16[8]{0} collective-permute-done(%sent)
+  %next = u32[]{:T(128)} add(%i, %two)
+  ROOT %out = (bf16[8]{0}, u32[]{:T(128)}) tuple(%came, %next)
+}
+
+ENTRY %main (x: bf16[8]) -> bf16[8] {
+  %zero = u32[]{:T(128)} constant(START)
+  %first = u32[]{:T(128)} copy(%zero)
+  %start = (bf16[8]{0}, u32[]{:T(128)}) tuple(%x, %first)
+  ROOT %loop = (bf16[8]{0}, u32[]{:T(128)}) while(%start), condition=%cond, body=%body
+}
+"""
+
+
+@pytest.mark.parametrize(('start', 'turns'), [(0, 4), (3, 3)])
+def test_turns_of_a_ring_follow_from_where_it_starts_and_how_it_counts(start, turns):
+    text = RING.replace('START', str(start))
+    assert exchanges(text) == [Exchange('collective-permute', turns, turns * 16)]
 
 
 def test_a_program_of_one_device_exchanges_nothing():
