@@ -35,15 +35,18 @@ class Exchange:
 def exchanges(text: str) -> list[Exchange]:
     """The collectives of a compiled program in XLA's text form; those in a loop count once per iteration.
 
-    Compilers split an asynchronous one into several instructions of one channel, which count once.
+    Compilers split an asynchronous one into several fusions. Its parts have one channel and one type, and count once.
     """
     program = hlo.computations(text)
-    found: dict[str, tuple[str, int, int]] = {}
+    whole = hlo.times(program, lambda instruction: instruction.operation in hlo.CALLS)
+    found: dict[tuple[str, ...], tuple[str, int, int]] = {}
     for name, times in hlo.times(program).items():
         for instruction in program[name].values():
             kind = instruction.operation.removesuffix('-start')
             if kind in KINDS:
-                identity = instruction.attribute('channel_id') or instruction.name
+                channel = instruction.attribute('channel_id')
+                alone = name in whole or channel is None
+                identity = (name, instruction.name) if alone else (channel or '', instruction.type)
                 known = found[identity][1] if identity in found else 0
                 size = _sent(kind, instruction)
                 if name.startswith(SUMMED_PARTS):

@@ -8,6 +8,9 @@ import math
 import re
 from collections.abc import Callable
 
+CALLS = ('while', 'conditional', 'call')
+"""Operations that run computations whose instructions have arrays of their own, other than fusions."""
+
 _COMPUTATION = re.compile(r'^(ENTRY )?%?([\w.\-]+) .*\{$')
 _INSTRUCTION = re.compile(r'^\s*(ROOT )?%?([\w.\-]+) = (.*?) ([a-z][a-z\-]*)\((.*)$')
 _CALLED = re.compile(r'(?:body|condition|to_apply|calls|branch_computations|called_computations)=(\{[^}]*}|%?[\w.\-]+)')

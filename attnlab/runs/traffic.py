@@ -3,12 +3,9 @@
 from attnlab.runs import hlo
 from attnlab.runs.hlo import Computation, Instruction
 
-_CALLS = ('while', 'conditional', 'call')
-"""Operations that run computations whose instructions have arrays of their own."""
-
 _NOTHING = frozenset(
     {'parameter', 'constant', 'tuple', 'get-tuple-element', 'bitcast', 'after-all', 'partition-id', 'replica-id'}
-    | {'opt-barrier', *_CALLS}
+    | {'opt-barrier', *hlo.CALLS}
 )
 """Operations that move no bytes."""
 
@@ -27,7 +24,7 @@ def traffic(text: str) -> int:
     chip do not count. Of branches all count.
     """
     program = hlo.computations(text)
-    runs = hlo.times(program, lambda instruction: instruction.operation in _CALLS)
+    runs = hlo.times(program, lambda instruction: instruction.operation in hlo.CALLS)
     return sum(
         count * _moved(instruction, program[name], program)
         for name, count in runs.items()

@@ -67,6 +67,7 @@ RING = """HloModule step
   %i = u32[]{:T(128)} get-tuple-element(%t), index=1
   %sent = (bf16[8]{0}, bf16[8]{0}, u32[]{:S(2)}) collective-permute-start(%x), channel_id=3, source_target_pairs={{0,1}}
   %came = bf16[8]{0} collective-permute-done(%sent)
+  %other = bf16[8]{0} collective-permute(%came), channel_id=3, source_target_pairs={{1,0}}
   %next = u32[]{:T(128)} add(%i, %two)
   ROOT %out = (bf16[8]{0}, u32[]{:T(128)}) tuple(%came, %next)
 }
@@ -83,7 +84,7 @@ ENTRY %main (x: bf16[8]) -> bf16[8] {
 @pytest.mark.parametrize(('start', 'turns'), [(0, 4), (3, 3)])
 def test_turns_of_a_ring_follow_from_where_it_starts_and_how_it_counts(start, turns):
     text = RING.replace('START', str(start))
-    assert exchanges(text) == [Exchange('collective-permute', turns, turns * 16)]
+    assert exchanges(text) == [Exchange('collective-permute', 2 * turns, 2 * turns * 16)]
 
 
 def test_a_program_of_one_device_exchanges_nothing():
