@@ -418,6 +418,7 @@ def _next_keys(rule: Rule, floats: Floats, every: Known | None, keys: Keys, dist
 
 def _gathered_keys(rule: Rule, floats: Floats, every: Known | None, distance: Any) -> Keys:
     """Of all keys those of the device so far before this one."""
+    assert every is not None
     device = _device(rule, distance)
     return jax.tree.map(lambda x: _at(x, device), Keys(floats.k, floats.v, None, every))
 
