@@ -76,7 +76,7 @@ def merged(name: str, results: Sequence[RunResult]) -> RunResult:
     measured = of_seeds(scores, noise)
     measured = measured.within(0.0, 1.0) if first.share else measured
     speeds = [one.tokens_per_second for one in results if one.tokens_per_second is not None]
-    seeds = ', '.join(str(one.settings['seed']) for one in results) if 'seed' in first.settings else None
+    seeds = '/'.join(str(one.settings['seed']) for one in results) if 'seed' in first.settings else None
     return dataclasses.replace(
         first,
         name=name,

@@ -63,7 +63,7 @@ def test_groups_with_the_same_seeds_count_as_equal_in_them(made):
     pair = over_seeds(results, [[0, 1, 2], [3, 4, 5]])
     assert not unequal(equalities(pair, 0.01), pair)
     pair = over_seeds(results, [[0, 1, 2], [3, 4]])
-    assert unequal(equalities(pair, 0.01), pair) == ['initial parameters (seed: 0, 1, 2, 0, 1)']
+    assert unequal(equalities(pair, 0.01), pair) == ['initial parameters (seed: 0/1/2, 0/1)']
 
 
 def test_names_are_what_is_shared_and_told_apart():

@@ -26,8 +26,8 @@ CPU = (
 
 
 def runs(size):
-    """One run a range and seed, the positive case first."""
-    return [Run(f'{name}-seed{seed}', config(name, size, seed)) for name in RANGES for seed in range(3)]
+    """One run a seed and range, the positive case first."""
+    return [Run(f'{name}-seed{seed}', config(name, size, seed)) for seed in range(3) for name in RANGES]
 
 
 def config(name, size, seed):
