@@ -34,6 +34,7 @@ from attnlab.models.heads.registry import HEADS
 from attnlab.models.model import Model
 from attnlab.models.stack import stack_spec
 from attnlab.nn.activations import ACTIVATIONS, LEARNED
+from attnlab.nn.experts import LaplaceGate, MixtureOfExperts, SigmoidGate
 from attnlab.nn.mlps import MLP, GatedMLP
 from attnlab.nn.norms import DynamicTanh, EvoNormS0, LayerNorm, NoNorm, RMSNorm
 from attnlab.tasks.language import LanguageModelling, RunningText
@@ -82,6 +83,9 @@ MLPS = {
     'glu': spec(GatedMLP, activation='sigmoid'),
     'bilinear': spec(GatedMLP, activation='identity'),
     'plain': spec(MLP),
+    'moe': spec(MixtureOfExperts),
+    'moe_sigmoid': spec(MixtureOfExperts, gate=SigmoidGate()),
+    'moe_laplace': spec(MixtureOfExperts, gate=LaplaceGate()),
 }
 NORMS = {
     'rmsnorm': spec(RMSNorm),

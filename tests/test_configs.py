@@ -50,7 +50,7 @@ def test_language(name):
     prepared(config).trace()
 
 
-@pytest.mark.parametrize('argument', ['norm=dyt,mlp=plain,activation=pau', 'norm=evonorm_s0,mlp=bilinear'])
+@pytest.mark.parametrize('argument', ['norm=dyt,mlp=plain,activation=pau', 'norm=evonorm_s0,mlp=moe,optimizer=muon'])
 def test_language_with_other_norms_and_channel_mixers(argument):
     config = language.get_config(argument)
     with config.unlocked():

@@ -1,0 +1,235 @@
+"""A channel mixer of several networks, of which every token is sent to a few."""
+
+import abc
+import dataclasses
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from jaxtyping import Bool, Float, Int
+
+from attnlab.errors import UserError
+from attnlab.functional.penalty import penalised
+from attnlab.module import Module
+from attnlab.nn.activations import activation as activation_called
+from attnlab.nn.mlps import GatedMLP
+from attnlab.nn.parameter import param
+from attnlab.typing import Sequence
+
+EPS = 1e-12
+"""Below a squared distance, whose root is differentiated."""
+
+
+class Gate(abc.ABC):
+    """How well each expert suits a token; without parameters of its own."""
+
+    @abc.abstractmethod
+    def scores(self, x: Float[Array, 'n d'], weight: Float[Array, 'e d']) -> Float[Array, 'n e']:
+        """A number for every expert, whose normaliser `z_loss` keeps small."""
+
+    @abc.abstractmethod
+    def affinities(self, scores: Float[Array, 'n e']) -> Float[Array, 'n e']:
+        """Positive numbers in the order of the scores that sum to one over the experts."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SoftmaxGate(Gate):
+    """`softmax(W x)`. Shazeer et al. 2017, https://arxiv.org/abs/1701.06538."""
+
+    def scores(self, x: Float[Array, 'n d'], weight: Float[Array, 'e d']) -> Float[Array, 'n e']:
+        """`W x`."""
+        return jnp.einsum('nd,ed->ne', x, weight)
+
+    def affinities(self, scores: Float[Array, 'n e']) -> Float[Array, 'n e']:
+        """The softmax."""
+        return jax.nn.softmax(scores, axis=-1)
+
+
+@dataclasses.dataclass(frozen=True)
+class SigmoidGate(SoftmaxGate):
+    """`sigmoid(W x)` over its sum. DeepSeek-AI 2024, https://arxiv.org/abs/2412.19437, without its balancing bias."""
+
+    def affinities(self, scores: Float[Array, 'n e']) -> Float[Array, 'n e']:
+        """From logarithms, since all sigmoids may underflow."""
+        return jax.nn.softmax(jax.nn.log_sigmoid(scores), axis=-1)
+
+
+@dataclasses.dataclass(frozen=True)
+class LaplaceGate(Gate):
+    """`softmax(-|x - a_e|)` for the rows `a_e` of W. Han et al. 2024, https://arxiv.org/abs/2410.02935, one level."""
+
+    def scores(self, x: Float[Array, 'n d'], weight: Float[Array, 'e d']) -> Float[Array, 'n e']:
+        """Minus the distances."""
+        apart = x[:, None] - weight[None]
+        return -jnp.sqrt(jnp.sum(jnp.square(apart), axis=-1) + EPS)
+
+    def affinities(self, scores: Float[Array, 'n e']) -> Float[Array, 'n e']:
+        """The softmax."""
+        return jax.nn.softmax(scores, axis=-1)
+
+
+class Routing(NamedTuple):
+    """Where tokens go.
+
+    Attributes:
+      experts: of every token, the best first.
+      weights: of their outputs; 0 for one that has no room.
+      kept: which of them have room.
+      load: how many tokens were sent to each expert, those without room too.
+      dropped: how many of them had no room.
+      penalty: of the router, a sum over tokens.
+    """
+
+    experts: Int[Array, 'n k']
+    weights: Float[Array, 'n k']
+    kept: Bool[Array, 'n k']
+    load: Int[Array, ' e']
+    dropped: Int[Array, '']
+    penalty: Float[Array, '']
+
+
+class MixtureOfExperts(Module):
+    """`y = sum_{e in top k} w_e f_e(x)`, `f_e` a gated network of its own: `(f(x W_g) * (x W_u)) W_d`.
+
+    `w` are the gate's affinities of the k best, over their sum where k is more than 1 (over all experts, where it
+    is 1, so that the gate learns). Equal affinities are taken in the order of the experts. The router computes in
+    float32. Training adds the gradients of `balance E sum_e share_e mean(p_e)`, with `share` the part of the choices
+    that fell on e, and of `z_loss (log sum exp(scores))^2`, both as means over tokens, padding too.
+    With a `capacity` an expert takes `ceil(capacity k n / E)` of the n tokens of a batch, first choices first and then
+    in their order; what has no room adds nothing, and is counted by `routing`. Then tokens depend on others of
+    their batch: rows cannot be told apart, and streaming differs.
+    Fedus, Zoph and Shazeer 2022, https://arxiv.org/abs/2101.03961; Zoph et al. 2022, https://arxiv.org/abs/2202.08906.
+
+    Args:
+      dim: model width.
+      experts: their number.
+      active: the number k of experts of a token.
+      hidden: hidden width of an expert; `None`: that of `GatedMLP` over k, rounded up to a multiple of 64.
+      shared: the number of experts that every token is sent to besides; `None`: none.
+      gate: a `Gate`.
+      capacity: see above; `None`: every token has room.
+      balance: weight of the penalty of uneven loads.
+      z_loss: weight of the penalty of large scores.
+      activation: the nonlinearity f, one without parameters.
+
+    Raises `UserError` for more active experts than there are, a capacity that is not positive, and negative weights.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        experts: int = 8,
+        active: int = 2,
+        hidden: int | None = None,
+        shared: int | None = None,
+        gate: Gate = SoftmaxGate(),
+        capacity: float | None = None,
+        balance: float = 1e-2,
+        z_loss: float = 1e-3,
+        activation: str = 'silu',
+        rngs: nnx.Rngs,
+    ):
+        activation_called(activation)
+        if active > experts:
+            raise UserError(f'active is {active}; it must be at most experts, which is {experts}')
+        if capacity is not None and capacity <= 0:
+            raise UserError(f'capacity is {capacity}; it must be positive, or None for room for all')
+        for name, value in (('balance', balance), ('z_loss', z_loss)):
+            if value < 0:
+                raise UserError(f'{name} is {value}; it must be at least 0')
+        hidden = 64 * -(-8 * dim // (3 * 64 * active)) if hidden is None else hidden
+        self.experts, self.active, self.gate, self.capacity = experts, active, gate, capacity
+        self.balance, self.z_loss, self.activation = balance, z_loss, activation
+        start = nnx.initializers.variance_scaling(1.0, 'fan_in', 'normal', batch_axis=(0,))
+        self.router = param(
+            nnx.initializers.normal(dim**-0.5), (experts, dim), axes=(None, 'embed'), group='vector', rngs=rngs
+        )
+        up, down = (None, 'embed', 'mlp'), (None, 'mlp', 'embed')
+        self.gates = param(start, (experts, dim, hidden), axes=up, rngs=rngs)
+        self.up = param(start, (experts, dim, hidden), axes=up, rngs=rngs)
+        self.down = param(start, (experts, hidden, dim), axes=down, rngs=rngs)
+        self.shared = (
+            None if shared is None else GatedMLP(dim, hidden=shared * hidden, activation=activation, rngs=rngs)
+        )
+
+    def __call__(self, x: Sequence) -> Sequence:
+        tokens = x.reshape(-1, x.shape[-1])
+        routing = self.routing(tokens)
+        y = self._experts(tokens, routing).reshape(x.shape)
+        y = y if self.shared is None else y + self.shared(x)
+        return penalised(y, routing.penalty)
+
+    def routing(self, x: Float[Array, 'n d']) -> Routing:
+        """Where the tokens go, and how many found no room."""
+        self.check_width(x, self.router.shape[1])
+        wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+        with jax.default_matmul_precision('highest'):
+            scores = self.gate.scores(wide, self.router[...].astype(wide.dtype))
+        affinities = self.gate.affinities(scores)
+        weights, experts = jax.lax.top_k(affinities, self.active)
+        if self.active > 1:
+            weights = weights / jnp.sum(weights, axis=-1, keepdims=True)
+        load = jnp.sum(jax.nn.one_hot(experts, self.experts, dtype=jnp.int32), axis=(0, 1))
+        kept = self._kept(experts, load)
+        return Routing(
+            experts,
+            jnp.where(kept, weights, 0),
+            kept,
+            load,
+            jnp.sum(~kept, dtype=jnp.int32),
+            self._penalty(scores, affinities, load),
+        )
+
+    def _kept(self, experts: Int[Array, 'n k'], load: Int[Array, ' e']) -> Bool[Array, 'n k']:
+        """Which choices have room: of an expert the first in the order of choices, then of tokens."""
+        if self.capacity is None:
+            return jnp.ones_like(experts, jnp.bool_)
+        room = math.ceil(self.capacity * experts.size / self.experts)
+        order = _by_expert(experts)
+        # Sorted by expert, a choice's place less that of the expert's first one is its place in the queue.
+        queue = jnp.arange(order.size) - (jnp.cumsum(load) - load)[experts.T.reshape(-1)[order]]
+        return _back(queue < room, order, experts.shape)
+
+    def _penalty(
+        self, scores: Float[Array, 'n e'], affinities: Float[Array, 'n e'], load: Int[Array, ' e']
+    ) -> Float[Array, '']:
+        """Sums over tokens of both penalties."""
+        share = load.astype(scores.dtype) / (scores.shape[0] * self.active)
+        uneven = self.experts * jnp.sum(share * jnp.sum(affinities, axis=0))
+        large = jnp.sum(jnp.square(jax.nn.logsumexp(scores, axis=-1)))
+        return self.balance * uneven + self.z_loss * large
+
+    def _experts(self, x: Float[Array, 'n d'], routing: Routing) -> Float[Array, 'n d']:
+        """The weighted sum of the outputs of the experts of every token."""
+        f = activation_called(self.activation)
+        order = _by_expert(routing.experts)
+        # Repeated and then permuted: the gradient of a permutation adds nothing up, so its order cannot matter.
+        repeated = jnp.broadcast_to(x[None], (self.active, *x.shape)).reshape(-1, x.shape[-1])
+        given = repeated.at[order].get(unique_indices=True)
+        gates, up, down = (each[...].astype(x.dtype) for each in (self.gates, self.up, self.down))
+
+        def network(given: Array) -> Array:
+            hidden = f(jax.lax.ragged_dot(given, gates, routing.load)) * jax.lax.ragged_dot(given, up, routing.load)
+            return jax.lax.ragged_dot(hidden, down, routing.load)
+
+        outputs = _back(jax.checkpoint(network)(given), order, routing.experts.shape)
+        weighted = outputs.astype(routing.weights.dtype) * routing.weights[..., None]
+        # A choice without room adds nothing, whatever its network gives.
+        return jnp.sum(jnp.where(routing.kept[..., None], weighted, 0), axis=1).astype(x.dtype)
+
+
+def _by_expert(experts: Int[Array, 'n k']) -> Int[Array, ' m']:
+    """The order of choices by expert, among equals first choices first, then in the order of tokens."""
+    return jnp.argsort(experts.T.reshape(-1), stable=True)
+
+
+def _back(sorted_: Array, order: Int[Array, ' m'], shape: tuple[int, ...]) -> Array:
+    """What was sorted by expert, by token and choice again."""
+    tokens, choices = shape
+    place = jnp.argsort(order)
+    found = sorted_.at[place].get(unique_indices=True)
+    return jnp.swapaxes(found.reshape(choices, tokens, *sorted_.shape[1:]), 0, 1)

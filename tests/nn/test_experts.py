@@ -1,0 +1,180 @@
+"""A mixture of experts against its definition, expert by expert, and what no token may lose."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from attnlab.errors import UserError
+from attnlab.functional import cores
+from attnlab.nn.experts import LaplaceGate, MixtureOfExperts, SigmoidGate, SoftmaxGate
+from attnlab.nn.mlps import GatedMLP
+from attnlab.testing.contract import compare_with_differences
+from attnlab.testing.noise import noise
+from attnlab.train.partition import Axes, batch_sharding, state_shardings
+
+GATES = {'softmax': SoftmaxGate(), 'sigmoid': SigmoidGate(), 'laplace': LaplaceGate()}
+X = noise(2, 6, 8)
+
+
+@functools.lru_cache
+def mixture(gate='softmax', **options):
+    return MixtureOfExperts(8, hidden=4, gate=GATES[gate], rngs=nnx.Rngs(0), **{'experts': 4, **options})
+
+
+def affinities_by_hand(gate, x, weight):
+    scores = x @ weight.T
+    if gate == 'sigmoid':
+        found = 1 / (1 + np.exp(-scores))
+    else:
+        scores = scores if gate == 'softmax' else -np.linalg.norm(x[:, None] - weight, axis=-1)
+        found = np.exp(scores)
+    return found / found.sum(1, keepdims=True)
+
+
+def by_hand(moe, gate, x):
+    """Every expert for every token, in float64, by the definition."""
+    x = np.asarray(x, np.float64).reshape(-1, 8)
+    gates, up, down, router = (np.asarray(each[...], np.float64) for each in (moe.gates, moe.up, moe.down, moe.router))
+    affinities = affinities_by_hand(gate, x, router)
+    chosen = np.argsort(-affinities, axis=1, kind='stable')[:, : moe.active]
+    y = np.zeros_like(x)
+    for token in range(len(x)):
+        weights = affinities[token, chosen[token]]
+        weights = weights / weights.sum() if moe.active > 1 else weights
+        for weight, expert in zip(weights, chosen[token], strict=True):
+            gated = x[token] @ gates[expert]
+            y[token] += weight * ((gated / (1 + np.exp(-gated)) * (x[token] @ up[expert])) @ down[expert])
+    return y, chosen
+
+
+@pytest.mark.parametrize('active', [1, 2])
+@pytest.mark.parametrize('gate', GATES)
+def test_the_definition(gate, active):
+    moe = mixture(gate, active=active)
+    expected, chosen = by_hand(moe, gate, X)
+    np.testing.assert_allclose(moe(X).reshape(-1, 8), expected, rtol=1e-4, atol=1e-5)
+    routing = moe.routing(X.reshape(-1, 8))
+    np.testing.assert_array_equal(routing.experts, chosen)
+    np.testing.assert_array_equal(routing.load, np.bincount(chosen.ravel(), minlength=4))
+    assert routing.dropped == 0 and routing.kept.all()
+
+
+@pytest.mark.parametrize('gate', GATES)
+def test_one_expert_is_the_mlp(gate):
+    moe, mlp = mixture(gate, experts=1, active=1), GatedMLP(8, hidden=4, rngs=nnx.Rngs(1))
+    for linear, own in ((mlp.gate, moe.gates), (mlp.up, moe.up), (mlp.down, moe.down)):
+        linear.weight[...] = own[...][0]
+    np.testing.assert_allclose(moe(X), mlp(X), rtol=1e-5, atol=1e-6)
+
+
+def test_a_shared_expert_is_added():
+    moe = MixtureOfExperts(8, hidden=4, experts=4, shared=2, rngs=nnx.Rngs(0))
+    without = mixture.__wrapped__()
+    for name in ('router', 'gates', 'up', 'down'):
+        getattr(without, name)[...] = getattr(moe, name)[...]
+    np.testing.assert_allclose(moe(X), without(X) + moe.shared(X), rtol=1e-5, atol=1e-6)
+
+
+def test_packed_is_apart_and_any_split_is_the_whole():
+    moe = mixture('sigmoid')
+    apart = jnp.concatenate([moe(X[:, :1]), moe(X[:, 1:4]), moe(X[:, 4:])], axis=1)
+    np.testing.assert_allclose(moe(X), apart, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize('gate', GATES)
+def test_gradients_are_differences(gate):
+    graphdef, params = nnx.split(mixture(gate, balance=0.0, z_loss=0.0))
+    params = jax.tree.map(lambda leaf: np.asarray(leaf).astype(np.float64), params)
+    with jax.enable_x64(True):
+        weights = noise(2, 6, 8, seed=3, dtype=jnp.float64)
+
+        def loss(inputs):
+            return jnp.sum(weights * nnx.merge(graphdef, inputs[0])(inputs[1]))
+
+        compare_with_differences(gate, loss, (jax.tree.map(jnp.asarray, params), X.astype(jnp.float64)))
+
+
+def test_what_has_no_room_is_counted_and_adds_nothing():
+    moe = mixture(capacity=0.5)
+    tokens = X.reshape(-1, 8)
+    routing, whole = moe.routing(tokens), mixture().routing(tokens)
+    room = 3  # ceil(0.5 * 2 * 12 / 4)
+    kept = np.zeros((12, 2), bool)
+    taken = [0] * 4
+    for choice in range(2):
+        for token in range(12):
+            expert = int(routing.experts[token, choice])
+            kept[token, choice] = taken[expert] < room
+            taken[expert] += 1
+    np.testing.assert_array_equal(routing.kept, kept)
+    assert 0 < routing.dropped == np.sum(~kept) and routing.dropped + kept.sum() == 24 == routing.load.sum()
+    np.testing.assert_array_equal(routing.weights, np.where(kept, whole.weights, 0))
+    lost = ~kept.any(axis=1)
+    assert lost.any() and not moe(X).reshape(-1, 8)[lost].any()
+    np.testing.assert_array_equal(mixture(capacity=4.0)(X), mixture()(X))
+
+
+def test_penalties_are_in_the_gradient_alone():
+    moe, plain = mixture(balance=0.3, z_loss=0.2), mixture(balance=0.0, z_loss=0.0)
+    np.testing.assert_array_equal(moe(X), plain(X))
+    tokens = X.reshape(-1, 8)
+
+    def penalty(router):
+        scores = tokens @ router.T
+        load = jax.lax.stop_gradient(moe.routing(tokens).load) / 24
+        uneven = 4 * jnp.sum(load * jnp.mean(jax.nn.softmax(scores), axis=0))
+        return 12 * 0.3 * uneven + 0.2 * jnp.sum(jax.nn.logsumexp(scores, axis=1) ** 2)
+
+    found, without = (nnx.grad(lambda m: jnp.sum(m(X)))(m)['router'][...] for m in (moe, plain))
+    np.testing.assert_allclose(found - without, jax.grad(penalty)(moe.router[...]), rtol=1e-3, atol=1e-4)
+    even = MixtureOfExperts(8, hidden=4, experts=4, active=2, z_loss=0.0, balance=1.0, rngs=nnx.Rngs(0))
+    even.router[...] = jnp.zeros((4, 8))
+    np.testing.assert_allclose(even.routing(tokens).penalty, 12.0, rtol=1e-5)
+
+
+def test_ties_and_types_are_decided():
+    moe = mixture.__wrapped__('sigmoid', experts=5)
+    moe.router[...] = jnp.zeros((5, 8))
+    np.testing.assert_array_equal(moe.routing(X.reshape(-1, 8)).experts, [[0, 1]] * 12)
+    narrow = mixture()(X.astype(jnp.bfloat16))
+    assert narrow.dtype == jnp.bfloat16
+    np.testing.assert_allclose(
+        narrow.astype(jnp.float32), mixture()(X.astype(jnp.bfloat16).astype(jnp.float32)), atol=0.1
+    )
+    step = jax.jit(nnx.grad(lambda m: jnp.sum(m(X) ** 2)))
+    first, second = (jax.tree.leaves(step(mixture())) for _ in range(2))
+    assert all((one == other).all() for one, other in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize('axis', ['tensor', pytest.param('sequence', marks=pytest.mark.slow)])
+def test_two_devices_give_what_one_gives(axis):
+    graphdef, params = nnx.split(mixture())
+
+    def run(params, x):
+        return jax.value_and_grad(lambda params: jnp.sum(nnx.merge(graphdef, params)(x) ** 2))(params)
+
+    mesh = Axes(**{'data': 1, axis: 2}).make(jax.devices()[:2])
+    placed = jax.device_put(params, state_shardings(params, mesh))
+    found = jax.jit(cores.on(mesh, run))(placed, jax.device_put(X, batch_sharding(mesh, X.shape)))
+    for one, other in zip(jax.tree.leaves(jax.jit(run)(params, X)), jax.tree.leaves(found), strict=True):
+        np.testing.assert_allclose(other, one, rtol=1e-4, atol=1e-5)
+
+
+MISTAKES = {
+    'no room': ({'capacity': 0.0}, 'capacity is 0.0; it must be positive, or None'),
+    'more active than there are': ({'active': 5}, 'active is 5; it must be at most experts, which is 4'),
+    'rewarded for unevenness': ({'balance': -1.0}, 'balance is -1.0; it must be at least 0'),
+    'a learned nonlinearity': ({'activation': 'prelu'}, "activation 'prelu' has parameters"),
+}
+
+
+@pytest.mark.parametrize('case', MISTAKES)
+def test_mistakes_are_named_in_one_line(case):
+    options, sentence = MISTAKES[case]
+    with pytest.raises(UserError, match=sentence) as caught:
+        MixtureOfExperts(8, hidden=4, rngs=nnx.Rngs(0), **{'experts': 4, **options})
+    assert '\n' not in str(caught.value)
