@@ -65,9 +65,9 @@ def _synthetic(fields: Fields) -> Fields:
 
 
 def _linear_attention(fields: Fields) -> Fields:
-    """Every write was additive once, and keys and values were not gated."""
+    """Every write was additive once, keys and values were not gated, and as many."""
     additive = {'target': 'attnlab.mixers.linear.write.Additive'}
-    return {'gates': None, 'joint_norm': None, 'write': additive, **fields}
+    return {'values_per_key': 1, 'gates': None, 'joint_norm': None, 'write': additive, **fields}
 
 
 def _model(*, pool: Fields | None, streaming: bool) -> Callable[[Fields], Fields]:

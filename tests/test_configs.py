@@ -23,7 +23,7 @@ from configs import grokking, language, long_range, recall
 from configs.sweeps import recall as sweeps_recall
 
 KINDS = {
-    (str(recipe.layer), recipe.bidirectional, recipe.mirrored): name
+    (type(recipe.layer), recipe.bidirectional, recipe.mirrored): name
     for name, recipe in reversed(ZOO.items())
     if not recipe.slow
 }

@@ -52,8 +52,9 @@ def subject(name: str) -> Subject:
 
 
 def make(recipe: Recipe, dim: int, *, rngs: nnx.Rngs, **overrides: Any) -> nnx.Module:
-    """The recipe's mixer, small; a hybrid as a stack of one period, which obeys the contract of a mixer."""
-    mixers = build(recipe.reduced(**overrides))
+    """The recipe's mixer, small; a hybrid as a stack of its different layers, which obeys the contract of a mixer."""
+    pattern = recipe.reduced(**overrides)
+    mixers = build(tuple(mixer for place, mixer in enumerate(pattern) if mixer not in pattern[:place]))
     if len(mixers) == 1:
         return mixers[0](dim, rngs=rngs)
     blocks = tuple(functools.partial(Block, mixer=mixer) for mixer in mixers)

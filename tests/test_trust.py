@@ -97,6 +97,7 @@ def test_patterns_join_rows():
     assert [mixer.target.rpartition('.')[2] for mixer in recipe.pattern] == ['LinearAttention'] * 3 + ['Attention']
     assert recipe.streaming and recipe.packed and 'Vaswani' in recipe.cite and 'Yang' in recipe.cite
     assert chosen_recipe('gla') is ZOO['gla']
+    assert chosen_recipe('2*mamba+mha').layer == ZOO['mha'].layer != chosen_recipe('2*mamba').layer
 
 
 @pytest.mark.parametrize(
@@ -104,6 +105,9 @@ def test_patterns_join_rows():
     [
         ('3*glaa+mha', "there is no zoo=glaa; did you mean 'gla'"),
         ('0*gla', r'holds .0\*gla.'),
+        ('3*+mha', r'holds .3\*.'),
+        ('1001*gla', 'up to 1000 layers of a row'),
+        ('99999999999*gla', 'up to 1000 layers of a row'),
         ('gla++mha', 'a pattern is written 3'),
         ('gla+uniattn', 'fill layers in different ways'),
     ],

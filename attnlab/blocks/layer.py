@@ -2,6 +2,7 @@
 
 import abc
 import dataclasses
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from ml_collections import ConfigDict
@@ -29,10 +30,17 @@ class Layer(abc.ABC):
 @checked_fields
 @dataclasses.dataclass(frozen=True)
 class MixerAndMLP(Layer):
-    """A layer is a mixer and a channel mixer, each a branch."""
+    """A layer is a mixer and a channel mixer, each a branch.
+
+    Attributes:
+      norm: of the branches; `None`: that of `Block`.
+    """
+
+    norm: ConfigDict | None = None
 
     def pattern(self, mixers: tuple[ConfigDict, ...], *, depth: int, mlp: ConfigDict | None) -> Pattern:
-        return Pattern(depth, tuple(spec(Block, mixer=mixer, mlp=mlp) for mixer in mixers))
+        norm = {} if self.norm is None else {'norm': self.norm}
+        return Pattern(depth, tuple(spec(Block, mixer=mixer, mlp=mlp, **norm) for mixer in mixers))
 
 
 @checked_fields
@@ -64,6 +72,16 @@ class WholeLayers(Layer):
     def pattern(self, mixers: tuple[ConfigDict, ...], *, depth: int, mlp: ConfigDict | None) -> Pattern:
         periods = depth // sum(mixer.layers if 'layers' in mixer else 1 for mixer in mixers)
         return Pattern(max(1, periods) * len(mixers), tuple(_with_mlp(mixer, mlp) for mixer in mixers))
+
+
+def joined(layers: Sequence[Layer]) -> Layer | None:
+    """Returns the layer of a pattern of recipes with these, or `None` where they fill layers in different ways.
+
+    Mixers that stand alone among others that do not are followed by a channel mixer as these are (Lieber et al. 2024,
+    https://arxiv.org/abs/2403.19887).
+    """
+    accompanied = [layer for layer in layers if not isinstance(layer, MixersAlone)] or layers
+    return accompanied[0] if all(layer == accompanied[0] for layer in accompanied) else None
 
 
 def _with_mlp(blocks: ConfigDict, mlp: ConfigDict | None) -> ConfigDict:

@@ -42,6 +42,29 @@ class DecoupledRope:
 
 @checked_fields
 @dataclasses.dataclass(frozen=True)
+class SharedKey:
+    """Additional channels, `ratio` times as many as a head has, whose key is shared by all heads, as `DecoupledRope`'s.
+
+    Nothing is rotated: the layers between tell positions. Kimi Team 2025, https://arxiv.org/abs/2510.26692.
+    """
+
+    ratio: float = 0.5
+
+    def split(self, channels: int) -> tuple[int, int]:
+        """Returns the numbers of channels of a query or key that are of its head, and that are shared."""
+        return DecoupledRope(ratio=self.ratio).split(channels)
+
+    def keys(self, heads: int) -> int:
+        """Returns the number of shared keys of a token: one."""
+        return 1
+
+    def rotate(self, x: Float[Array, 'b t h k'], positions: Positions, channels: int) -> Float[Array, 'b t h k']:
+        """Returns `x`."""
+        return x
+
+
+@checked_fields
+@dataclasses.dataclass(frozen=True)
 class EliteRope:
     """Keeps only a few of the rotary frequencies, chosen for every head.
 

@@ -133,6 +133,29 @@ class HeadRMSNorm(Module):
         return _scaled_to_unit(x, jnp.broadcast_to(self.scale[...][None, None], x.shape), self.eps)
 
 
+class OffsetRMSNorm(Module):
+    """`RMSNorm` whose gain is `1 + w`, with `w` from zero, of size `dim`.
+
+    Weight decay on `w` pulls the gain to one. Gemma team 2024, https://arxiv.org/abs/2403.08295.
+    """
+
+    def __init__(self, dim: int, *, eps: float = 1e-6, rngs: nnx.Rngs):
+        self.eps = eps
+        self.offset = param(nnx.initializers.zeros, (dim,), axes=(None,), group='vector', rngs=rngs)
+
+    def __call__(self, x: Float[Array, '*b d']) -> Float[Array, '*b d']:
+        self.check_width(x, self.offset.shape[0])
+        return _scaled_to_unit(x, jnp.broadcast_to(1 + self.offset[...], x.shape), self.eps)
+
+
+class HeadOffsetRMSNorm(OffsetRMSNorm):
+    """`OffsetRMSNorm` of every head, `b t h k`, with one gain for all heads."""
+
+    def __init__(self, dim: int, *, heads: int, eps: float = 1e-6, rngs: nnx.Rngs):
+        del heads
+        super().__init__(dim, eps=eps, rngs=rngs)
+
+
 class GroupNorm(Module):
     """Every head, `b t h k`, less its mean and over its standard deviation, `y = g (x - mean) / sqrt(var + eps) + c`.
 

@@ -10,7 +10,7 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Float, Int
 
-from attnlab.functional.recurrences import NOTHING, document_starts, no_segment, of_token_before
+from attnlab.functional.recurrences import NOTHING, document_starts, no_segment, of_token_before, state_dtype
 from attnlab.module import Module
 from attnlab.nn.activations import activation as activation_called
 from attnlab.nn.parameter import param
@@ -70,10 +70,10 @@ class ConvState(NamedTuple):
 class ShortConv(Prelude):
     """A depthwise causal convolution, `y_t = f(c + sum_i a_i x_{t-w+1+i})`, `0 <= i < w`.
 
-    Inputs of other documents, or before the first token, count as zero. `width` is `w`,
-    `activation` names `f` (`None`: the identity). Taps start uniform with variance `gain / width`; a gain of 1/3 is
-    that of PyTorch's Conv1d. They are of the group `vector`: they act on single channels, and so lack the
-    structure that optimisers for matrices rely on.
+    Inputs of other documents, or before the first token, count as zero. `width` is `w`, `activation` names `f` (`None`:
+    the identity); sums and `f` are in float32 or better. Taps start uniform with variance `gain / width`; a gain of 1/3
+    is that of PyTorch's Conv1d. They are of the group `vector`: they act on single channels, and so lack the structure
+    that optimisers for matrices rely on.
 
     Raises `UserError` for a width below 1 or an unknown activation.
     """
@@ -108,10 +108,13 @@ class ShortConv(Prelude):
         else:
             inputs = jnp.pad(x, ((0, 0), before, (0, 0)))
             known = None if segments is None else jnp.pad(segments, ((0, 0), before), constant_values=NOTHING)
-        y = causal_conv(inputs, self.taps[...].astype(x.dtype), known)
+        # One rounding, after the activation: those of the terms would be larger than that of the result, and gradients
+        # of taps would be summed over tokens that are rounded.
+        wide = state_dtype(x.dtype)
+        y = causal_conv(inputs.astype(wide), self.taps[...].astype(wide), known)
         if self.bias is not None:
-            y = y + jnp.broadcast_to(self.bias[...].astype(x.dtype), y.shape)
-        return activation_called(self.activation or 'identity')(y), state
+            y = y + jnp.broadcast_to(self.bias[...].astype(wide), y.shape)
+        return activation_called(self.activation or 'identity')(y).astype(x.dtype), state
 
     def init_state(self, batch: int, dtype: DTypeLike) -> ConvState:
         inputs = jnp.zeros((batch, self.width - 1, self.taps.shape[1]), dtype)

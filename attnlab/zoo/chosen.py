@@ -6,6 +6,7 @@ import re
 from ml_collections import ConfigDict
 from ml_collections.config_flags import config_path
 
+from attnlab.blocks.layer import joined
 from attnlab.config import choose, spec, spec_of
 from attnlab.errors import UserError, nearest
 from attnlab.nn.initialization import Initialization
@@ -13,24 +14,30 @@ from attnlab.trust import named
 from attnlab.zoo import ZOO
 from attnlab.zoo.recipe import Recipe
 
+MOST_LAYERS = 1000
+"""Of one row in a pattern."""
+
 
 def chosen_recipe(name: str) -> Recipe:
     """Returns the recipe called `name`.
 
     `gla` is that row. `3*gla+mha` is a hybrid: three layers of `gla`, one of `mha`, repeated over the depth; it claims
-    what all of its rows claim. `my_mixers.MovingAverage`, a name with a dot, is the mixer class at that import path,
-    in blocks with an MLP (see `attnlab.trust` for whose classes may be named).
+    what all of its rows claim, and mixers that stand alone in their own row (`mamba`) are followed by a channel mixer
+    where others of the pattern are. `my_mixers.MovingAverage`, a name with a dot, is the mixer class at that import
+    path, in blocks with an MLP (see `attnlab.trust` for whose classes may be named).
 
-    Raises `UserError` for an unknown name, and for rows that fill layers in different ways.
+    Raises `UserError` for an unknown name, for a text that is no pattern, and for rows that fill layers in different
+    ways.
     """
     parts = [_part(text.strip(), name) for text in name.split('+')]
     recipes = [recipe for count, recipe in parts for _ in range(count)]
     first = recipes[0]
     if len(recipes) == 1:
         return first
-    for recipe in recipes:
-        if recipe.layer != first.layer:
-            raise UserError(f'zoo={name} joins {first.layer} and {recipe.layer}, which fill layers in different ways')
+    layer = joined([recipe.layer for recipe in recipes])
+    if layer is None:
+        kinds = ' and '.join(dict.fromkeys(str(recipe.layer) for recipe in recipes))
+        raise UserError(f'zoo={name} joins {kinds}, which fill layers in different ways')
     return Recipe(
         spec=tuple(mixer for recipe in recipes for mixer in recipe.pattern),
         cite='; '.join(dict.fromkeys(recipe.cite for recipe in recipes)),
@@ -46,7 +53,7 @@ def chosen_recipe(name: str) -> Recipe:
             for implementation in first.implementations
             if all(implementation in recipe.implementations for recipe in recipes)
         ),
-        layer=first.layer,
+        layer=layer,
     )
 
 
@@ -73,10 +80,13 @@ def initialized(recipe: Recipe, init: str) -> tuple[Recipe, ConfigDict]:
 
 def _part(text: str, name: str) -> tuple[int, Recipe]:
     """The number of layers that an item of a pattern stands for, and their recipe."""
-    found = re.fullmatch(r'(?:(\d+)\*)?([\w.]+)', text)
-    if found is None or found[1] == '0':
-        raise UserError(f'zoo={name} holds {text!r}; a pattern is written 3*gla+mha')
-    return int(found[1] or 1), _row(found[2])
+    found = re.fullmatch(r'(?:([0-9]{1,4})\*)?([\w.]+)', text)
+    count = 0 if found is None else int(found[1] or 1)
+    if found is None or not 1 <= count <= MOST_LAYERS:
+        raise UserError(
+            f'zoo={name} holds {text!r}; a pattern is written 3*gla+mha, with up to {MOST_LAYERS} layers of a row'
+        )
+    return count, _row(found[2])
 
 
 def _row(name: str) -> Recipe:

@@ -1,12 +1,21 @@
 """Hybrids: a pattern of layers, repeated over the depth of a stack."""
 
+from attnlab.blocks.layer import MixerAndMLP
 from attnlab.config import spec
 from attnlab.functional.normalizers import SumNormalizer
 from attnlab.mixers.linear.attention import LinearAttention
+from attnlab.mixers.linear.write import Delta
 from attnlab.mixers.softmax.attention import Attention
-from attnlab.nn.feature_maps import Taylor
+from attnlab.mixers.softmax.latent import LatentAttention
+from attnlab.nn.decays import SlopeDecay, StepDecay
+from attnlab.nn.decoupled import SharedKey
+from attnlab.nn.feature_maps import Taylor, UnitNorm
+from attnlab.nn.gates import ChannelGate, OutputGate, WriteStrength
 from attnlab.nn.initialization import Initialization
+from attnlab.nn.norms import HeadOffsetRMSNorm, OffsetRMSNorm, RMSNorm
 from attnlab.nn.positions import Rope
+from attnlab.nn.preludes import Activation, ShortConv
+from attnlab.zoo.linear import LINEAR
 from attnlab.zoo.recipe import PYTORCH, Recipe, Start
 from attnlab.zoo.recurrent import RECURRENT
 from attnlab.zoo.state_space import STATE_SPACE
@@ -15,6 +24,28 @@ RG_LRU = RECURRENT['rg_lru'].spec
 MAMBA = STATE_SPACE['mamba'].spec
 
 TAYLOR = spec(LinearAttention, key_dim=16, feature_map=Taylor(), normalizer=SumNormalizer(eps=1e-12), scale=1.0)
+
+GATED_DELTA_NET = spec(
+    LinearAttention,
+    value_ratio=2.0,
+    values_per_key=2,
+    prelude=spec(ShortConv),
+    feature_map=UnitNorm(),
+    decay=spec(StepDecay),
+    gates=spec(WriteStrength),
+    write=Delta(),
+    norm=spec(RMSNorm),
+    gate=spec(OutputGate),
+)
+LIGHTNING = spec(
+    LinearAttention,
+    prelude=spec(Activation),
+    decay=spec(SlopeDecay),
+    scale=1.0,
+    joint_norm=spec(RMSNorm),
+    gate=spec(OutputGate, activation='sigmoid'),
+)
+
 
 HYBRIDS = {
     'based': Recipe(
@@ -57,6 +88,73 @@ HYBRIDS = {
         notes=(
             'Every layer is followed by a channel mixer, the Mamba layer too, as in the paper. init=paper starts as '
             "the released code does: PyTorch's linear maps, the last of every branch over the root of their number."
+        ),
+    ),
+    'jamba': Recipe(
+        spec=(*[MAMBA] * 4, spec(Attention, kv_heads=1), *[MAMBA] * 3),
+        cite='Lieber et al. 2024, https://arxiv.org/abs/2403.19887',
+        causal=True,
+        streaming=True,
+        packed=True,
+        sequence=True,
+        small={'state': 4},
+        knobs={'heads': 'heads', 'state': 'state'},
+        notes=(
+            'One layer of attention in eight, the fifth, without positions; fewer layers than five have none of it. '
+            'Every layer is followed by the channel mixer of other recipes, where the paper has a mixture of experts '
+            'in every other one, and norms inside of the Mamba layers. One key/value head; theirs one for every four.'
+        ),
+    ),
+    'minimax_01': Recipe(
+        spec=(*[LIGHTNING] * 7, spec(Attention, kv_heads=1, position=Rope(fraction=0.5))),
+        cite='MiniMax 2025, https://arxiv.org/abs/2501.08313',
+        causal=True,
+        streaming=True,
+        packed=True,
+        sequence=True,
+        notes=(
+            'Seven layers of lightning attention, then one of softmax attention; fewer layers than eight have none of '
+            'it. Decays are those of the first layer in all, in the paper they weaken with depth. Pre-norm, and the '
+            'channel mixer of other recipes, where the paper has post-norm with scaled branches and a mixture of '
+            'experts. One key/value head; '
+            'theirs one for every eight.'
+        ),
+    ),
+    'qwen3_next': Recipe(
+        spec=(
+            *[GATED_DELTA_NET] * 3,
+            spec(
+                Attention,
+                kv_heads=1,
+                qk_norm=spec(HeadOffsetRMSNorm),
+                position=Rope(base=1e7, fraction=0.25),
+                gate=spec(ChannelGate),
+            ),
+        ),
+        cite='Qwen Team 2025, https://qwen.ai/blog?id=qwen3-next',
+        causal=True,
+        streaming=True,
+        packed=True,
+        sequence=True,
+        layer=MixerAndMLP(norm=spec(OffsetRMSNorm)),
+        notes=(
+            'As in the released code: three gated delta layers, whose keys serve two values each, to one of gated '
+            'attention, a quarter of whose channels is rotated; gains of norms are 1 + w but for those of what is read '
+            'from memories. The final norm and the channel mixer are those of other recipes, the latter where theirs '
+            'is a mixture of experts. One key/value head; theirs one for every eight, of twice the channels.'
+        ),
+    ),
+    'kimi_linear': Recipe(
+        spec=(*[LINEAR['kda'].spec] * 3, spec(LatentAttention, position=SharedKey(), rank_ratio=0.25)),
+        cite='Kimi Team 2025, https://arxiv.org/abs/2510.26692',
+        causal=True,
+        streaming=True,
+        packed=True,
+        sequence=True,
+        layer=MixerAndMLP(norm=spec(RMSNorm, eps=1e-5)),
+        notes=(
+            'Three layers of kda to one of latent attention without positions, as mla with nothing rotated. The '
+            'channel mixer of other recipes, where the paper has a mixture of experts.'
         ),
     ),
 }

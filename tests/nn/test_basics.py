@@ -10,7 +10,7 @@ from attnlab.errors import UserError
 from attnlab.models.inputs.embedding import Embedding
 from attnlab.nn.activations import ACTIVATIONS, activation
 from attnlab.nn.mlps import MLP, GatedMLP
-from attnlab.nn.norms import RMSNorm
+from attnlab.nn.norms import HeadOffsetRMSNorm, OffsetRMSNorm, RMSNorm
 from attnlab.nn.projections import Linear
 from attnlab.testing.noise import noise
 
@@ -103,3 +103,12 @@ def test_an_embedding_looks_rows_up():
 def test_a_token_outside_the_vocabulary_gives_nan_in_a_compiled_program():
     y = jax.jit(Embedding(3, 2, rngs=nnx.Rngs(0)))(jnp.asarray([[1, 3]]))
     assert np.isfinite(y[0, 0]).all() and np.isnan(y[0, 1]).all()
+
+
+@pytest.mark.parametrize('norm', [OffsetRMSNorm(6, rngs=nnx.Rngs(0)), HeadOffsetRMSNorm(6, heads=3, rngs=nnx.Rngs(0))])
+def test_gains_beside_one_are_gains(norm):
+    x, plain = noise(2, 4, 3, 6), RMSNorm(6, rngs=nnx.Rngs(0))
+    np.testing.assert_array_equal(norm(x), plain(x))
+    norm.offset[...] = noise(6, seed=1)
+    plain.scale[...] = 1 + noise(6, seed=1)
+    np.testing.assert_array_equal(norm(x), plain(x))

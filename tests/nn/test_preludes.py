@@ -74,3 +74,10 @@ def test_mistakes_are_named():
         ShortConv(2, width=0, rngs=nnx.Rngs(0))
     with pytest.raises(UserError, match="no activation 'sulu'; did you mean 'silu'"):
         ShortConv(2, activation='sulu', rngs=nnx.Rngs(0))
+
+
+def test_sums_are_rounded_once():
+    conv = ShortConv(3, bias=True, rngs=nnx.Rngs(0))
+    x = noise(2, 9, 3, dtype=jnp.bfloat16)
+    exact, _ = conv(x.astype(jnp.float32), None)
+    np.testing.assert_array_equal(conv(x, None)[0], exact.astype(jnp.bfloat16))

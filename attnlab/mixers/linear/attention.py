@@ -58,6 +58,7 @@ class LinearAttention(Mixer):
         value_dim: int | None = None,
         key_ratio: float = 1.0,
         value_ratio: float = 1.0,
+        values_per_key: int = 1,
         feature_map: Callable[..., FeatureMap] | None = None,
         decay: Callable[..., nnx.Module] | None = None,
         gates: Callable[..., MemoryGates] | None = None,
@@ -78,17 +79,18 @@ class LinearAttention(Mixer):
 
         Args:
           dim: model width.
-          heads: how many memories.
+          heads: how many queries and keys a token has.
           key_dim: channels of a query or key per head; `None`: `key_ratio * dim / heads`.
-          value_dim: channels of a value per head; `None`: `value_ratio * dim / heads`.
+          value_dim: channels of a value per memory; `None`: `value_ratio * dim` over the number of memories.
           key_ratio: see `key_dim`.
           value_ratio: see `value_dim`.
+          values_per_key: how many memories a head has, each with values, decay and gates of its own.
           feature_map: made as `feature_map(key_dim, heads=, rngs=)`; see `attnlab.nn.feature_maps`.
-          decay: made as `decay(dim, heads=, key_dim=, rngs=)`; gives log decays, `h`, `b t h` or
-            `b t h k`, from the input.
+          decay: made as `decay(dim, heads=, key_dim=, rngs=)`, `heads` the number of memories; gives log decays, `h`,
+            `b t h` or `b t h k`, from the input.
           gates: made as `gates(dim, heads=, key_dim=, value_dim=, rngs=)`; gives what else the write rule needs, and
             may tie keys, values and decays to each other: from the input, keys, values and log decays the keys, values
-            and terms. Its `heads` are those of keys, `write.steps` times as many as those of queries.
+            and terms. Its `heads` are `write.steps` times the number of memories.
           write: what a key does to the memory.
           prelude: made as `prelude(features, rngs=)`, one each for queries, keys and values.
           position: rotates queries and keys.
@@ -103,25 +105,28 @@ class LinearAttention(Mixer):
           rngs: draws the parameters.
         """
         key_dim = _share('key', key_ratio, dim, heads) if key_dim is None else key_dim
-        value_dim = _share('value', value_ratio, dim, heads) if value_dim is None else value_dim
-        self.heads, self.key_dim, self.value_dim = heads, key_dim, value_dim
+        if values_per_key < 1:
+            raise UserError(f'values_per_key of LinearAttention is {values_per_key}; it must be at least 1')
+        memories = heads * values_per_key
+        value_dim = _share('value', value_ratio, dim, memories) if value_dim is None else value_dim
+        self.heads, self.key_dim, self.value_dim, self.values_per_key = heads, key_dim, value_dim, values_per_key
         self.position, self.scale, self.normalizer = position, scale, normalizer
         self.write, self.causal, self.implementation = write, causal, implementation
         self.query = Linear(dim, heads * key_dim, bias=bias, rngs=rngs)
-        writes = write.steps * heads
-        self.key = Linear(dim, writes * key_dim, bias=bias, rngs=rngs)
-        self.value = Linear(dim, writes * value_dim, bias=bias, rngs=rngs)
-        widths = (heads * key_dim, writes * key_dim, writes * value_dim)
+        writes = write.steps * memories
+        widths = (heads * key_dim, write.steps * heads * key_dim, writes * value_dim)
+        self.key = Linear(dim, widths[1], bias=bias, rngs=rngs)
+        self.value = Linear(dim, widths[2], bias=bias, rngs=rngs)
         self.preludes = nnx.List([] if prelude is None else [prelude(width, rngs=rngs) for width in widths])
-        self.decay = None if decay is None else decay(dim, heads=heads, key_dim=key_dim, rngs=rngs)
+        self.decay = None if decay is None else decay(dim, heads=memories, key_dim=key_dim, rngs=rngs)
         self.gates = (
             None if gates is None else gates(dim, heads=writes, key_dim=key_dim, value_dim=value_dim, rngs=rngs)
         )
         self.feature_map = None if feature_map is None else feature_map(key_dim, heads=heads, rngs=rngs)
         self.norm = None if norm is None else norm(value_dim, rngs=rngs)
-        self.joint_norm = None if joint_norm is None else joint_norm(heads * value_dim, rngs=rngs)
-        self.gate = None if gate is None else gate(dim, heads * value_dim, rngs=rngs)
-        self.output = Linear(heads * value_dim, dim, bias=bias, axes=('heads', 'embed'), rngs=rngs)
+        self.joint_norm = None if joint_norm is None else joint_norm(memories * value_dim, rngs=rngs)
+        self.gate = None if gate is None else gate(dim, memories * value_dim, rngs=rngs)
+        self.output = Linear(memories * value_dim, dim, bias=bias, axes=('heads', 'embed'), rngs=rngs)
 
     def __call__(
         self, x: Sequence, ctx: Context, state: LinearAttentionState | None = None
@@ -150,7 +155,8 @@ class LinearAttention(Mixer):
         """Returns an empty memory; its size does not depend on `length`."""
         require_causal(self.causal)
         columns = self.value_dim + (self.normalizer is not None)
-        memory = jnp.zeros((batch, self.heads, self._features(), columns), state_dtype(dtype))
+        memories = self.heads * self.values_per_key
+        memory = jnp.zeros((batch, memories, self._features(), columns), state_dtype(dtype))
         preludes = tuple(prelude.init_state(batch, dtype) for prelude in self.preludes)
         return LinearAttentionState(memory, preludes, no_segment(batch))
 
@@ -175,6 +181,8 @@ class LinearAttention(Mixer):
             q, k = self.position.rotate(q, ctx.positions), self.position.rotate(k, ctx.positions)
         if self.feature_map is not None:
             q, k = self.feature_map.features(q, k, ctx.positions)
+        if self.values_per_key > 1:
+            q, k = (jnp.repeat(features, self.values_per_key, axis=2) for features in (q, k))
         return q, k, v, tuple(preludes)
 
     def _gated(self, x: Sequence, k: Keys, v: Values) -> tuple[Keys, Values, Terms]:

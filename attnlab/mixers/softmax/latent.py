@@ -15,7 +15,7 @@ from attnlab.functional.cache import KeyValueCache
 from attnlab.functional.reach import Reach
 from attnlab.mixers.mixer import Mixer, require_causal
 from attnlab.module import Module
-from attnlab.nn.decoupled import DecoupledRope, EliteRope
+from attnlab.nn.decoupled import DecoupledRope, EliteRope, SharedKey
 from attnlab.nn.heads import head_channels
 from attnlab.nn.norms import RMSNorm
 from attnlab.nn.projections import Linear
@@ -54,7 +54,7 @@ class LatentAttention(Mixer):
         dim: int,
         *,
         heads: int,
-        position: DecoupledRope | EliteRope,
+        position: DecoupledRope | EliteRope | SharedKey,
         key_dim: int | None = None,
         value_dim: int | None = None,
         rank: int | None = None,

@@ -1,5 +1,6 @@
 """Whole layers against the equations of their papers, written as loops over tokens in numpy float64."""
 
+import functools
 from collections.abc import Callable
 
 import jax
@@ -285,3 +286,25 @@ def test_mistakes_are_named():
         TiedKeys(8, heads=2, key_dim=4, value_dim=4, lower_bound=1.0, rngs=nnx.Rngs(0))
     with pytest.raises(UserError, match=r'TiedKeys make the decay themselves'):
         LinearAttention(8, heads=2, gates=TiedKeys, decay=LowRankDecay, rngs=nnx.Rngs(0))(x, Context.full(1, 3))
+
+
+def test_a_key_that_serves_two_values_is_two_keys():
+    make = functools.partial(
+        LinearAttention, DIM, gates=WriteStrength, write=Delta(), prelude=ShortConv, rngs=nnx.Rngs(0)
+    )
+    shared, apart = make(heads=2, key_dim=3, value_dim=2, values_per_key=2), make(heads=4, key_dim=3, value_dim=2)
+    nnx.update(apart.value, nnx.state(shared.value))
+    for part in ('gates', 'output'):
+        nnx.update(getattr(apart, part), nnx.state(getattr(shared, part)))
+    for one, other, prelude in ((shared.query, apart.query, 0), (shared.key, apart.key, 1)):
+        other.weight[...] = twice(one.weight[...])
+        apart.preludes[prelude].taps[...] = twice(shared.preludes[prelude].taps[...])
+    apart.preludes[2].taps[...] = shared.preludes[2].taps[...]
+    x = noise(2, 7, DIM)
+    np.testing.assert_array_equal(shared(x, Context.full(2, 7))[0], apart(x, Context.full(2, 7))[0])
+    assert shared.init_state(2, 7, x.dtype).memory.shape == (2, 4, 3, 2)
+
+
+def twice(weights: jax.Array) -> jax.Array:
+    """Columns of heads of 3 channels, each head two times."""
+    return jnp.repeat(weights.reshape(len(weights), -1, 3), 2, axis=1).reshape(len(weights), -1)

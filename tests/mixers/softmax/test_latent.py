@@ -13,7 +13,7 @@ import attnlab
 from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.mixers.softmax.latent import LatentAttention
-from attnlab.nn.decoupled import DecoupledRope, EliteRope
+from attnlab.nn.decoupled import DecoupledRope, EliteRope, SharedKey
 from attnlab.testing.contract import context
 from attnlab.testing.noise import noise
 from attnlab.testing.tolerances import assert_close
@@ -151,3 +151,11 @@ def test_mistakes_are_named():
         latent_attention(heads=3, key_dim=6, position=ELITE)
     with pytest.raises(UserError, match='cannot be streamed'):
         latent_attention(causal=False).init_state(1, 8, jnp.float32)
+
+
+def test_a_shared_key_that_is_not_rotated_has_no_position():
+    x = noise(2, 5, 12)
+    nowhere = dataclasses.replace(Context.full(2, 5), positions=jnp.zeros((2, 5), jnp.int32))
+    shared = run(latent_attention(position=SharedKey()), x)
+    np.testing.assert_array_equal(shared, run(latent_attention(), x, nowhere))
+    assert not np.array_equal(shared, run(latent_attention(), x))
