@@ -1,82 +1,250 @@
-"""Commands that documents show for a trained run are run, on one of this test's own and shortened by flags.
+"""Commands that documents show are run, shortened by flags and overrides, on runs and studies of this test's own.
 
-A line of these kinds that a document gains is run too, without anything to be written here. `LEFT` says what is not run
-and why; lines of other kinds are read by `test_commands_in_documents.py` alone.
+A line that a document gains is run too, without anything to be written here. `LEFT` says what is not run, why, and what
+runs it instead. `test_commands_in_documents.py` reads every line as it stands.
 """
 
 import itertools
+import os
 import pathlib
 import re
 import shlex
 import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
 
 import pytest
 
 from attnlab import cli
 from tests.bad_inputs.conftest import originals
-from tests.test_commands_in_documents import lines, own_mixer, program
+from tests.test_commands_in_documents import ELSEWHERE, PLACEHOLDERS, lines, own_mixer, program
 
 ROOT = pathlib.Path(__file__).parents[1]
+TEXT = 'one and two and three and four and five\n'
 __all__ = ['originals']
+
+BASE = ('steps=4', 'batch_size=2', 'checkpoint.every=4', 'report.every=1', 'report.tensorboard=False')
+LENGTHS = {
+    'language': ('length=32', 'evals[0].tokens=64'),
+    'recall': ('evals[0].examples=2', 'evals[0].multiples=(1,)'),
+    'long_range': ('evals[0].examples=2',),
+    'grokking': ('evals[0].examples=2',),
+}
+"""What shortens a run of a config, besides `BASE`."""
 
 SHORTER = {
     'eval': ('--multiples=1', '--tokens=64', '--compilation_cache='),
     'generate': ('--tokens=4', '--compilation_cache='),
     'compare': (),
     'show': (),
+    'analyse': ('--rows=2', '--bits=8', '--compilation_cache='),
+    'match': ('--recipes=mha', '--compilation_cache='),
+    'report': ('--nomeasure',),
+    'experiment': ('--report',),
+    'sweep status': (),
 }
-"""What is added to a command, in the place of a flag of the same name."""
+"""What is added to a command, in the place of a flag of the same name; `train` and `sweep` follow from the config."""
 
 LEFT = {
-    r'eval .*--attention': 'needs a run with a softmax; tests/convert/test_substitution.py',
-    r'eval --workdir=runs/mqar-gla': 'needs a run of another task; tests/evals/test_by_slice.py',
+    r'attnlab eval .*--attention': 'needs a run with a softmax; tests/convert/test_substitution.py',
+    r'attnlab eval --workdir=runs/mqar-gla': 'needs a run of another task; tests/evals/test_by_slice.py',
+    r'attnlab train .*--topology=': 'compiles for minutes; tests/compile/test_plans.py, tests/runs/test_plan.py',
+    r'attnlab train .*task=listops,.*size=full': 'needs prepared data; tests/test_configs.py builds it',
+    r'attnlab train .*task=imdb': 'needs a download; tests/test_configs.py builds it',
+    r'attnlab data prepare': 'takes minutes; tests/data/long_range/test_prepare.py',
+    r'attnlab sweep .*--launcher=submitit': 'needs SLURM; tests/sweep/test_slurm.py',
+    r'attnlab sweep .*--storage=postgresql': 'needs PostgreSQL; tests/sweep/test_postgresql.py',
+    r'attnlab sweep .*size=paper': 'needs an accelerator; tests/test_configs.py builds it',
+    r'make experiment .*SIZE=full': 'needs an accelerator and hours; tests/test_configs.py builds its runs',
+    r'make (quickstart|bench-kernels|bench)\b': 'the commands of its rule are among these, or shortened below',
+    r'make (test|test-all|lint|format)\b': 'checks the code; it is what runs this',
+    r'scripts/cluster/': 'needs a cluster; tests/sweep/test_cluster.py',
+    r'python scripts/gpu_session.py': 'needs a GPU; tests/scripts/test_gpu_session.py rehearses all of it',
+    r'python scripts/bench_start.py': 'times starts for minutes; tests/test_commands_in_documents.py reads its flags',
+    r'python -m pallas_kernels.bench( |$)': 'times for minutes; tests/kernels/test_bench.py has all of it with --small',
+    r'python tests/kernels/compile_tpu.py': 'needs libtpu; tests/kernels/test_tpu.py',
 }
 """Commands that are not run here, by a pattern, with the reason and what runs them."""
 
+SCRIPTS = {
+    'bench_step.py': ('--rounds=2', '--burst=1', '--peer_python='),
+    'bench_input.py': (),
+}
+"""Flags that make a script short; one without a value leaves that flag out."""
+
+FAST = ('eval', 'generate', 'compare', 'show')
+"""Commands of which the first is run every time."""
+
+
+def plain(line: str) -> str:
+    """A line as `LEFT` has it: without a folder of programs, and without its comment."""
+    words = [PLACEHOLDERS.get(word, word) for word in shlex.split(line, comments=True)]
+    return shlex.join(words).removeprefix('.venv/bin/').replace('python3 ', 'python ').replace("'", '')
+
+
+def is_left(line: str) -> bool:
+    """Whether a line is run elsewhere, or nowhere."""
+    return program(line) in ELSEWHERE or any(re.match(pattern, plain(line)) for pattern in LEFT)
+
+
+def command_of(words: list[str]) -> str:
+    """The name of a command of attnlab, with its subcommand."""
+    return ' '.join(itertools.takewhile(lambda word: not word.startswith('-'), words[: 1 + (words[0] == 'sweep')]))
+
+
+def parts(line: str) -> Iterator[list[str]]:
+    """The words of the commands of a line: what `make` would run, and both sides of `&&`, without redirections."""
+    if program(line) == 'make':
+        words = list(itertools.takewhile(lambda word: word != '&&', shlex.split(line, comments=True)))
+        done = subprocess.run(['make', '-n', *words[1:]], cwd=ROOT, capture_output=True, text=True, check=True)
+        for made in done.stdout.splitlines():
+            if made.strip() and program(made) == 'attnlab':
+                yield from parts(made)
+        return
+    yield list(itertools.takewhile(lambda word: word not in '|>&&', shlex.split(line, comments=True)))
+
 
 def commands() -> list:
-    """The commands of attnlab in documents, without those that are left; the first of each kind is not slow."""
+    """The lines of documents that are run; the first of some commands is not slow."""
     found, seen = [], set()
     for file, line in lines():
-        if program(line) != 'attnlab':
+        if is_left(line):
             continue
-        words = list(itertools.takewhile(lambda word: word not in '|>&&', shlex.split(line, comments=True)))[1:]
-        if words[0] not in SHORTER or any(re.match(pattern, ' '.join(words)) for pattern in LEFT):
-            continue
-        slow = words[0] in seen
-        seen.add(words[0])
-        found.append(pytest.param(words, id=f'{file}: {" ".join(words)}', marks=[pytest.mark.slow] if slow else []))
+        name = program(line)
+        command = command_of(shlex.split(line, comments=True)[1:]) if name == 'attnlab' else name
+        fast = command in FAST and command not in seen
+        seen.add(command)
+        found.append(pytest.param(line, id=f'{file}: {plain(line)}', marks=[] if fast else [pytest.mark.slow]))
     return found
 
 
 def shortened(words: list[str]) -> list[str]:
-    """A command with flags that make it short, its globs expanded."""
-    added = SHORTER[words[0]]
+    """A command of attnlab with flags that make it short, its globs expanded."""
+    command = command_of(words)
+    added = list(SHORTER[command]) if command in SHORTER else overrides(words)
     names = {flag.partition('=')[0] for flag in added}
-    kept = [word for word in words if word.partition('=')[0] not in names]
-    globbed = [sorted(map(str, pathlib.Path().glob(word))) if '*' in word else [word] for word in kept]
-    return [word for found in globbed for word in found] + list(added)
+    kept = [with_text(word) for word in words if word.partition('=')[0] not in names]
+    globbed = [
+        sorted(map(str, pathlib.Path().glob(word))) if '*' in word and '=' not in word else [word] for word in kept
+    ]
+    return [word for found in globbed for word in found] + added
 
 
-def place_runs(words: list[str], run: pathlib.Path, folder: pathlib.Path) -> None:
-    """Puts a copy of the run wherever a command names one."""
+def overrides(words: list[str]) -> list[str]:
+    """What shortens a run or a sweep: a few steps of a few short rows."""
+    (config,) = (word.partition('=')[2] for word in words if word.startswith('--config='))
+    stem = pathlib.Path(config.partition(':')[0]).stem
+    sweep = words[0] == 'sweep'
+    short = [f'--config.{"base." if sweep else ""}{item}' for item in (*BASE, *LENGTHS[stem])]
+    if '--dry_run' in words:
+        short.append('--config.model.stack.depth=3')
+    if sweep:
+        short += ['--config.confirm=0', '--config.base.evals[0].cadence.n=2', '--config.base.model.stack.depth=1']
+        short += ['--config.trials=2', '--config.pruner.first=2']
+    return [*short, '--compilation_cache=']
+
+
+def with_text(word: str) -> str:
+    """A flag that names a config of texts, with a text of a test in the place of what it would read."""
+    if not re.match(r'--config=(sweeps/|configs/|configs/sweeps/)?language(\.py)?(:|$)', word) or 'base=' in word:
+        return word
+    name, _, arg = word.partition(':')
+    asked = [item for item in arg.split(',') if item and not item.startswith('data=')]
+    return f'{name}:{",".join([*asked, "data=path/to/texts"])}'
+
+
+def place(words: list[str], originals: pathlib.Path, folder: pathlib.Path, finished: pathlib.Path | None) -> None:
+    """Puts copies of a run and of a study wherever a command names one that is there already."""
     for word in words[1:]:
         named = re.fullmatch(r'(?:--workdir=)?(runs/[\w-]+)(\*?)', word)
-        for end in ('one', 'two') if named and named[2] else ('',):
-            if named:
-                shutil.copytree(run, folder / f'{named[1]}{end}')
+        if named and words[0] not in ('train', 'sweep'):
+            for end in ('one', 'two') if named[2] else ('',):
+                shutil.copytree(originals / 'run', folder / f'{named[1]}{end}')
+        named = re.fullmatch(r'(?:--study=)?(studies/[\w-]+)', word)
+        if named and finished is not None:
+            shutil.copytree(finished, folder / named[1], symlinks=True)
 
 
-@pytest.mark.parametrize('words', commands())
-def test_a_command_of_a_document_runs(words, originals, tmp_path, monkeypatch, capsys):
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """The folder in which commands are run: what the documents name is there."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / 'configs').symlink_to(ROOT / 'configs')
+    shutil.copytree(ROOT / 'experiments', tmp_path / 'experiments')
     (tmp_path / 'my_mixers.py').write_text(own_mixer())
-    place_runs(words, originals / 'run', tmp_path)
-    assert cli.main(shortened(words)) == 0, capsys.readouterr().err
+    (tmp_path / 'matched').mkdir()
+    shutil.copy(ROOT / 'configs' / 'language.py', tmp_path / 'matched' / 'gla.py')
+    (tmp_path / 'path' / 'to' / 'texts').mkdir(parents=True)
+    for name in 'ab':
+        (tmp_path / 'path' / 'to' / 'texts' / f'{name}.txt').write_text(TEXT * 200)
+    return tmp_path
 
 
-def test_what_is_left_is_there():
-    every = [' '.join(shlex.split(line, comments=True)[1:]) for _, line in lines() if program(line) == 'attnlab']
-    assert all(any(re.match(pattern, line) for line in every) for pattern in LEFT)
-    assert {item.values[0][0] for item in commands()} == set(SHORTER)
+@pytest.fixture(scope='session')
+def studies(tmp_path_factory):
+    """Makes a finished study, once, when it is first asked for."""
+    made = []
+
+    def study() -> pathlib.Path:
+        if not made:
+            root = tmp_path_factory.mktemp('studies')
+            text = root / 'text.txt'
+            text.write_text(TEXT * 200)
+            words = shlex.split(f'sweep --config=sweeps/language:zoo=mingru,data={text} --study={root}/study')
+            assert cli.main([*words, *overrides(words)]) == 0
+            made.append(root / 'study')
+        return made[0]
+
+    return study
+
+
+@pytest.mark.parametrize('line', commands())
+def test_a_command_of_a_document_runs(line, originals, studies, folder, capsys):
+    ran = 0
+    for words in parts(line):
+        if program(words[0]) == 'attnlab':
+            asked = [PLACEHOLDERS.get(word, word) for word in words[1:]]
+            if asked[0] == 'experiment' and not (folder / 'experiments' / asked[1] / 'results' / 'cpu.json').exists():
+                pytest.skip('its plan is newer than its results')
+            needs = command_of(asked) in ('sweep status', 'report')
+            place(asked, originals, folder, studies() if needs else None)
+            assert cli.main(shortened(asked)) == 0, capsys.readouterr().err
+        else:
+            run_script(words[1:])
+        ran += 1
+    assert ran
+
+
+def run_script(words: list[str]) -> None:
+    """Runs a script of the clone, with the flags of `SCRIPTS`."""
+    script = ROOT / words[0]
+    names = {flag.partition('=')[0] for flag in SCRIPTS[script.name]}
+    kept = [word for word in words[1:] if word.partition('=')[0] not in names]
+    flags = [*kept, *(flag for flag in SCRIPTS[script.name] if not flag.endswith('='))]
+    done = subprocess.run([sys.executable, script, *flags], env=os.environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_the_benchmark_of_a_step_runs(tmp_path):
+    """The command of `make bench`."""
+    made = (ROOT / 'Makefile').read_text()
+    assert '\t$(BIN)/python scripts/bench_step.py $(ARGS)\n' in made
+    run_script(['scripts/bench_step.py', f'--out={tmp_path / "step.json"}'])
+    assert (tmp_path / 'step.json').stat().st_size
+
+
+def test_what_is_left_is_there_and_names_tests_that_are():
+    every = [plain(line) for _, line in lines() if program(line) not in ELSEWHERE]
+    for pattern, reason in LEFT.items():
+        assert any(re.match(pattern, line) for line in every), pattern
+        assert all((ROOT / name).is_file() for name in re.findall(r'tests/[\w/]+\.py', reason)), reason
+
+
+def test_every_command_that_documents_show_is_run_or_left():
+    run = {item.values[0] for item in commands()}
+    shown = {line for _, line in lines()}
+    assert run | {line for line in shown if is_left(line)} == shown
+    known = {command_of(shlex.split(line, comments=True)[1:]) for line in run if program(line) == 'attnlab'}
+    assert known == {*SHORTER, 'train', 'sweep'}
