@@ -135,15 +135,7 @@ class DiagonalSystem(System):
         *,
         implementation: str | None = None,
     ) -> tuple[Sequence, Float[Array, 'b d n'] | None]:
-        log_transition, inputs, outputs = self.discretised(x.dtype)
-        if state is None:
-            kernel = diagonal_kernel(log_transition, inputs * outputs, x.shape[1])
-            return cores.long_conv(x, kernel, segments=segments, implementation=implementation), None
-
-        def chunk(steps: int) -> Chunk:
-            return diagonal_chunk(log_transition, inputs, outputs, steps)
-
-        return in_chunks(chunk, x, segments, state, implementation=implementation)
+        return _diagonal(self.discretised(x.dtype), x, segments, state, implementation)
 
     def discretised(self, dtype: DTypeLike) -> Discretised:
         """The system in steps, its real numbers of type `dtype`."""
@@ -159,6 +151,45 @@ class DiagonalSystem(System):
     def init_state(self, batch: int, dtype: DTypeLike) -> Float[Array, 'b d n']:
         """Returns zeros, float32 or float64."""
         return jnp.zeros((batch, self.log_step.shape[0], self.state), state_dtype(dtype))
+
+
+class MovingAverage(System):
+    """A damped moving average of every channel in `state` dimensions: MEGA's.
+
+        h_t = p b x_t + (1 - p a) h_{t-1}    y_t = g . h_t / sqrt(state)
+
+    with `p = sigmoid` and `a = sigmoid` of parameters, drawn with a standard deviation of 0.2; `b` starts near 1, -1,
+    1 and so on, `g` normal. It runs as `DiagonalSystem` does. Ma et al. 2023, https://arxiv.org/abs/2209.10655.
+    """
+
+    def __init__(self, dim: int, *, state: int, rngs: nnx.Rngs):
+        def inputs(key: jax.Array, shape: Shape[int], dtype: DTypeLike) -> Array:
+            signs = jnp.where(jnp.arange(state) % 2, -1.0, 1.0)
+            return (signs[None] + 0.02 * jax.random.normal(key, shape)).astype(dtype)
+
+        shape, axes = (dim, state), ('mlp', 'state')
+        normal = nnx.initializers.normal
+        self.decay, self.damping = (param(normal(0.2), shape, axes=axes, group='dynamics', rngs=rngs) for _ in range(2))
+        self.input = param(inputs, shape, axes=axes, group='vector', rngs=rngs)
+        self.output = param(normal(1.0), shape, axes=axes, group='vector', rngs=rngs)
+
+    def __call__(
+        self,
+        x: Sequence,
+        segments: Segments | None,
+        state: Float[Array, 'b d n'] | None = None,
+        *,
+        implementation: str | None = None,
+    ) -> tuple[Sequence, Float[Array, 'b d n'] | None]:
+        taken, damped = (jax.nn.sigmoid(each[...].astype(x.dtype)) for each in (self.decay, self.damping))
+        log_transition, inputs = jnp.log1p(-taken * damped), taken * self.input[...].astype(x.dtype)
+        # Systems read twice the real part.
+        outputs = self.output[...].astype(x.dtype) / (2 * math.sqrt(self.output.shape[1]))
+        return _diagonal(Discretised(log_transition, inputs, outputs), x, segments, state, implementation)
+
+    def init_state(self, batch: int, dtype: DTypeLike) -> Float[Array, 'b d n']:
+        """Returns zeros, float32 or float64."""
+        return jnp.zeros((batch, *self.output.shape), state_dtype(dtype))
 
 
 class LowRankSystem(System):
@@ -385,6 +416,25 @@ class RingSystem(System):
     def init_state(self, batch: int, dtype: DTypeLike) -> Float[Array, 'b m']:
         """Returns zeros, float32 or float64."""
         return jnp.zeros((batch, 2 * self.state), state_dtype(dtype))
+
+
+def _diagonal(
+    system: Discretised,
+    x: Sequence,
+    segments: Segments | None,
+    state: Float[Array, 'b d n'] | None,
+    implementation: str | None,
+) -> tuple[Sequence, Float[Array, 'b d n'] | None]:
+    """A diagonal system as a convolution, or from a state in chunks."""
+    log_transition, inputs, outputs = system
+    if state is None:
+        kernel = diagonal_kernel(log_transition, inputs * outputs, max(1, x.shape[1]))
+        return cores.long_conv(x, kernel, segments=segments, implementation=implementation), None
+
+    def chunk(steps: int) -> Chunk:
+        return diagonal_chunk(log_transition, inputs, outputs, steps)
+
+    return in_chunks(chunk, x, segments, state, implementation=implementation)
 
 
 def _scanned(

@@ -115,6 +115,7 @@ MAPS = {
     'softpick': maps.Softpick(),
     'sigmoid': maps.Sigmoid(-3.0),
     'relu': maps.Relu(),
+    'squared relu': maps.SquaredRelu(),
     'power': maps.PowerSoftmax(),
     'stablemax': maps.StableMax(),
     'taylor': maps.TaylorSoftmax(),

@@ -57,8 +57,10 @@ def test_kernels_serve_the_recipes_that_say_so(recipe: Recipe, implementation: s
         with target.compiling_for(here), dispatch.ledger() as entries:
             shapes(functools.partial(build(layer), 128, **heads), x)
         chosen |= {entry.implementation for entry in entries}
-    served = implementation if implementation in recipe.implementations else 'xla'
-    assert chosen == ({served} if recipe.implementations else set())
+    if implementation in recipe.implementations or not recipe.implementations:
+        assert chosen == ({implementation} if recipe.implementations else set())
+    else:  # Of several cores some may have a kernel.
+        assert 'xla' in chosen and chosen <= {'xla', implementation}
 
 
 @pytest.mark.parametrize('name', [name for name, recipe in ZOO.items() if len(recipe.pattern) == 1])

@@ -3,7 +3,7 @@
 from pallas_kernels.attention.maps.adaptive import AdaptiveSoftmax
 from pallas_kernels.attention.maps.adjusted import NormalisedSelfAdjustSoftmax, SelfAdjustSoftmax
 from pallas_kernels.attention.maps.base import Block, Reduce, Statistics, WeightMap
-from pallas_kernels.attention.maps.pointwise import Relu, Sigmoid
+from pallas_kernels.attention.maps.pointwise import Relu, Sigmoid, SquaredRelu
 from pallas_kernels.attention.maps.ratios import PowerSoftmax, Softpick, StableMax, TaylorSoftmax
 from pallas_kernels.attention.maps.softmax import ClippedSoftmax, ScalableSoftmax, Softmax
 from pallas_kernels.attention.maps.sparse import Entmax, Entmax15, Sparsemax
@@ -24,6 +24,7 @@ __all__ = [
     'Softmax',
     'Softpick',
     'Sparsemax',
+    'SquaredRelu',
     'StableMax',
     'Statistics',
     'TaylorSoftmax',

@@ -77,3 +77,26 @@ class Relu(Pointwise):
         companion_delta: Any,
     ) -> jax.Array:
         return jnp.where(weights > 0, dweights, 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class SquaredRelu(Pointwise):
+    """`w_j = max(s_j, 0)^2`, scores scaled by one over the length (Hua et al., 2022, arXiv 2202.10447)."""
+
+    def weights(self, scores: jax.Array, visible: jax.Array) -> jax.Array:
+        return jnp.where(visible, jnp.square(jax.nn.relu(scores)), 0)
+
+    def recompute(self, block: Block, statistics: Statistics) -> jax.Array:
+        positive = jnp.maximum(block.scores, 0)
+        return jnp.where(block.visible, positive * positive, 0)
+
+    def score_gradient(
+        self,
+        block: Block,
+        weights: jax.Array,
+        statistics: Statistics,
+        dweights: jax.Array,
+        delta: jax.Array,
+        companion_delta: Any,
+    ) -> jax.Array:
+        return jnp.where(block.visible, 2 * jnp.maximum(block.scores, 0) * dweights, 0)

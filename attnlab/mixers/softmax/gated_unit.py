@@ -1,0 +1,231 @@
+"""Gated attention units: one head of attention inside a gated linear unit, in the place of attention and MLP."""
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, Int
+
+from attnlab.context import Context
+from attnlab.functional.attend import attend, look
+from attnlab.functional.cache import Entries, KeyValueCache, empty_cache
+from attnlab.functional.reach import Reach
+from attnlab.functional.recurrences import carried, no_segment, state_dtype
+from attnlab.functional.rotary import rotated_channels
+from attnlab.mixers.mixer import Mixer, require_causal
+from attnlab.module import Module
+from attnlab.nn.parameter import param
+from attnlab.nn.positions import Rope
+from attnlab.nn.projections import Linear
+from attnlab.nn.systems import MovingAverage
+from attnlab.typing import Queries, Segments, Sequence
+from pallas_kernels import Softmax, SquaredRelu, WeightMap
+
+ROPE = Rope()
+SOFTMAX = Softmax()
+
+
+class QueriesAndKeys(Module):
+    """Queries and keys of one head from the same channels, each by a gain and an offset: `q = g x + c`.
+
+    Gains start with a standard deviation of 0.02, offsets at zero; both are rotated by `position`.
+    Hua et al. 2022, https://arxiv.org/abs/2202.10447.
+    """
+
+    def __init__(self, channels: int, *, position: Rope | None, rngs: nnx.Rngs):
+        if position is not None:
+            rotated_channels(channels, position.fraction)
+        self.position = position
+        axes = (None, None)
+        small = nnx.initializers.normal(0.02)
+        self.gain = param(small, (2, channels), axes=axes, group='vector', rngs=rngs)
+        self.offset = param(nnx.initializers.zeros, (2, channels), axes=axes, group='vector', rngs=rngs)
+
+    def __call__(self, x: Float[Array, 'b t k'], ctx: Context) -> tuple[Queries, Queries]:
+        # In the type of the parameters, so that their gradients are summed over tokens in float32.
+        q, k = (
+            (x * gain[None, None] + offset[None, None]).astype(x.dtype)[:, :, None]
+            for gain, offset in zip(self.gain[...], self.offset[...], strict=True)
+        )
+        if self.position is None:
+            return q, k
+        return self.position.rotate(q, ctx.positions), self.position.rotate(k, ctx.positions)
+
+
+class GatedAttentionUnit(Mixer):
+    """GAU: `y = W_o (u * (A v))` with `u`, `v`, `z = silu(W x)` and `A = relu(q k^T / length)^2`.
+
+    Queries and keys are gains and offsets of `z`, rotated by position. `length` is a constant, that of the rows of
+    training. Hua et al. 2022, https://arxiv.org/abs/2202.10447.
+
+    The state is a cache of keys and values; a call that goes beyond its `length` gives NaN.
+
+    Args:
+      dim: model width.
+      expand: width of `u` and `v` over that of the model.
+      key_dim: channels of `z`.
+      length: what products of queries and keys are divided by.
+      position: rotates queries and keys; `None`: no positions.
+      causal: whether a query sees no later key.
+      implementation: of the core; `None`: the default of the platform.
+      rngs: draws the parameters.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        expand: int = 2,
+        key_dim: int = 128,
+        length: int = 1024,
+        position: Rope | None = ROPE,
+        causal: bool = True,
+        implementation: str | None = None,
+        rngs: nnx.Rngs,
+    ):
+        self.key_dim, self.value_dim, self.length = key_dim, expand * dim, length
+        self.reach, self.implementation = Reach(causal), implementation
+        self.input = Linear(dim, 2 * self.value_dim + key_dim, rngs=rngs)
+        self.heads = QueriesAndKeys(key_dim, position=position, rngs=rngs)
+        self.output = Linear(self.value_dim, dim, axes=('heads', 'embed'), rngs=rngs)
+
+    def __call__(
+        self, x: Sequence, ctx: Context, state: KeyValueCache | None = None
+    ) -> tuple[Sequence, KeyValueCache | None]:
+        splits = (self.value_dim, 2 * self.value_dim)
+        gate, v, z = jnp.split(jax.nn.silu(self.input(x)), splits, axis=-1)
+        q, k = self.heads(z, ctx)
+        view = look(Entries(k, v[:, :, None], ctx.segments_or_ones()), ctx, self.reach, state)
+        read = attend(
+            q,
+            view.entries.keys,
+            view.entries.values,
+            view,
+            weights=SquaredRelu(),
+            scale=1 / self.length,
+            implementation=self.implementation,
+        )
+        return self.output(gate * read[:, :, 0]), view.cache
+
+    def init_state(self, batch: int, length: int, dtype: DTypeLike) -> KeyValueCache:
+        """Returns an empty cache of `length` slots."""
+        require_causal(self.reach.causal)
+        return empty_cache(batch, length, kv_heads=1, key_dim=self.key_dim, value_dim=self.value_dim, dtype=dtype)
+
+
+class MegaState(NamedTuple):
+    """What a MEGA layer remembers of a stream.
+
+    Attributes:
+      average: the state of the moving average, float32 or float64.
+      cache: keys and values.
+      segment: the segment of the last token, `b`; -1 before the first.
+    """
+
+    average: Float[Array, 'b d n']
+    cache: KeyValueCache
+    segment: Int[Array, ' b']
+
+
+class Mega(Mixer):
+    """MEGA: gated attention whose queries and keys read a moving average.
+
+        m = silu(average(x) + w x)         v = silu(W_v x)     u, z, r, s = split(W m)
+        h = silu(s + W_h (silu(r) * (A v)))                    y = sigmoid(u) * (h - x)
+
+    `A` is attention of one head, by default a softmax, of gains and offsets of `silu(z)`, to the keys of the same
+    `chunk` tokens of the document. In a block that adds `y` to its input this mixes the two by the gate u.
+    Ma et al. 2023, https://arxiv.org/abs/2209.10655.
+
+    The state is that of the average and a cache of keys and values, of a chunk; without chunks, a call that goes
+    beyond its `length` gives NaN.
+
+    Args:
+      dim: model width.
+      key_dim: channels of `z`.
+      value_dim: channels of `v` and `r`; `None`: twice the width.
+      state: dimensions of the moving average, of every channel.
+      chunk: tokens that attend to one another; `None`: all of a document.
+      position: rotates queries and keys; `None`: no positions but the average.
+      weights: the map from scores to weights.
+      implementation: of the cores; `None`: the default of the platform.
+      rngs: draws the parameters.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        key_dim: int = 64,
+        value_dim: int | None = None,
+        state: int = 16,
+        chunk: int | None = 128,
+        position: Rope | None = ROPE,
+        weights: WeightMap = SOFTMAX,
+        implementation: str | None = None,
+        rngs: nnx.Rngs,
+    ):
+        value_dim = 2 * dim if value_dim is None else value_dim
+        self.dim, self.key_dim, self.value_dim = dim, key_dim, value_dim
+        self.chunk, self.weights, self.implementation = chunk, weights, implementation
+        self.reach = Reach(window=chunk)
+        self.average = MovingAverage(dim, state=state, rngs=rngs)
+        self.direct = param(nnx.initializers.normal(1.0), (dim,), axes=('mlp',), group='vector', rngs=rngs)
+        self.value = Linear(dim, value_dim, bias=True, rngs=rngs)
+        self.mixed = Linear(dim, 2 * dim + key_dim + value_dim, bias=True, rngs=rngs)
+        self.heads = QueriesAndKeys(key_dim, position=position, rngs=rngs)
+        self.output = Linear(value_dim, dim, axes=('heads', 'embed'), rngs=rngs)
+
+    def __call__(self, x: Sequence, ctx: Context, state: MegaState | None = None) -> tuple[Sequence, MegaState | None]:
+        segments, wide = ctx.segments_or_ones(), x.astype(state_dtype(x.dtype))
+        before = None if state is None else carried(state.average, segments, state.segment)
+        average, after = self.average(wide, ctx.segments, before, implementation=self.implementation)
+        average = average + self.direct[...].astype(wide.dtype)[None, None] * wide
+        splits = (self.dim, self.dim + self.key_dim, self.dim + self.key_dim + self.value_dim)
+        update, z, r, own = jnp.split(self.mixed(jax.nn.silu(average).astype(x.dtype)), splits, axis=-1)
+        q, k = self.heads(jax.nn.silu(z), ctx)
+        chunked = self._chunked(ctx)
+        v = jax.nn.silu(self.value(x))[:, :, None]
+        view = look(
+            Entries(k, v, chunked.segments_or_ones()), chunked, self.reach, None if state is None else state.cache
+        )
+        read = attend(
+            q,
+            view.entries.keys,
+            view.entries.values,
+            view,
+            weights=self.weights,
+            implementation=self.implementation,
+        )
+        h = jax.nn.silu(own + self.output(jax.nn.silu(r) * read[:, :, 0]))
+        y = jax.nn.sigmoid(update) * (h - x)
+        if after is None or view.cache is None:
+            return y, None
+        return y, MegaState(after, view.cache, segments[:, -1])
+
+    def init_state(self, batch: int, length: int, dtype: DTypeLike) -> MegaState:
+        """Returns an average at rest and an empty cache, of a chunk or of `length` slots when that is fewer."""
+        cache = empty_cache(
+            batch,
+            length,
+            kv_heads=1,
+            key_dim=self.key_dim,
+            value_dim=self.value_dim,
+            dtype=dtype,
+            reach=self.reach,
+        )
+        return MegaState(self.average.init_state(batch, dtype), cache, no_segment(batch))
+
+    def _chunked(self, ctx: Context) -> Context:
+        """The context in which every chunk is a document of its own."""
+        if self.chunk is None:
+            return ctx
+        return dataclasses.replace(ctx, segments=_chunks(ctx, self.chunk))
+
+
+def _chunks(ctx: Context, chunk: int) -> Segments:
+    """A number for every chunk of every document, of up to 2^16 chunks, from 2^16 on; for padding from 0."""
+    return ctx.segments_or_ones() * 2**16 + ctx.positions // chunk

@@ -1,0 +1,39 @@
+"""Gated units of one attention head, which take the place of attention and channel mixer."""
+
+from attnlab.blocks.layer import MixersAlone
+from attnlab.config import spec
+from attnlab.mixers.softmax.gated_unit import GatedAttentionUnit, Mega
+from attnlab.zoo.recipe import Recipe
+
+UNITS = {
+    'gau': Recipe(
+        spec=spec(GatedAttentionUnit),
+        cite='Hua et al. 2022, https://arxiv.org/abs/2202.10447',
+        causal=True,
+        bidirectional=True,
+        streaming=True,
+        packed=True,
+        layer=MixersAlone(),
+        small={'key_dim': 6, 'length': 24},
+        knobs={'state': 'key_dim'},
+        notes=(
+            'Products are divided by `length`, a constant of 1024, to be set to the rows of training. Positions are '
+            'rotary, without the relative bias. Two units are a layer, as in the paper.'
+        ),
+    ),
+    'mega': Recipe(
+        spec=spec(Mega),
+        cite='Ma et al. 2023, https://arxiv.org/abs/2209.10655',
+        causal=True,
+        streaming=True,
+        packed=True,
+        implementations=('reference', 'xla'),
+        small={'key_dim': 8, 'state': 4, 'chunk': 8},
+        knobs={'state': 'key_dim'},
+        notes=(
+            'With chunks of 128 tokens, which do not overlap (`chunk=None`: full attention), and a softmax; positions '
+            'are rotary in the place of a learned bias for every distance. The gate mixes with the normalised input '
+            'of the layer, where the paper has that of the block.'
+        ),
+    ),
+}

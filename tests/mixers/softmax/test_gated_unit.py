@@ -1,0 +1,79 @@
+"""Gated attention units against their equations, in numpy float64."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from scipy.special import expit, softmax
+
+from attnlab.context import Context
+from attnlab.functional.rotary import rotate
+from attnlab.mixers.softmax.gated_unit import GatedAttentionUnit, Mega
+from attnlab.testing.noise import noise, perturbed
+
+DIM, LENGTH = 4, 9
+
+
+def numbers(parameter) -> np.ndarray:
+    return np.asarray(parameter[...], np.float64)
+
+
+def linear(module, x: np.ndarray) -> np.ndarray:
+    return x @ numbers(module.weight) + (0 if module.bias is None else numbers(module.bias))
+
+
+def silu(x: np.ndarray) -> np.ndarray:
+    return x * expit(x)
+
+
+def heads(module, z: np.ndarray) -> np.ndarray:
+    """Queries and keys, rotated."""
+    both = z[None] * numbers(module.gain)[:, None] + numbers(module.offset)[:, None]
+    places = jnp.arange(len(z))[None]
+    return np.stack([np.asarray(rotate(jnp.asarray(x)[None, :, None], places, base=10000.0))[0, :, 0] for x in both])
+
+
+@pytest.mark.parametrize('causal', [True, False])
+def test_gau_is_that_of_the_paper(causal):
+    with jax.enable_x64(True):
+        mixer = perturbed(GatedAttentionUnit(DIM, key_dim=6, length=3, causal=causal, rngs=nnx.Rngs(0)))
+        x = noise(1, LENGTH, DIM, dtype=jnp.float64)
+        y, _ = jax.jit(mixer)(x, Context.full(1, LENGTH))
+        gate, v, z = np.split(silu(linear(mixer.input, np.asarray(x[0]))), (2 * DIM, 4 * DIM), axis=-1)
+        q, k = heads(mixer.heads, z)
+        weights = np.maximum(q @ k.T / 3, 0) ** 2
+        weights = np.tril(weights) if causal else weights
+        np.testing.assert_allclose(y[0], linear(mixer.output, gate * (weights @ v)), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize('chunk', [4, pytest.param(None, marks=pytest.mark.slow)])
+def test_mega_is_that_of_the_paper(chunk):
+    with jax.enable_x64(True):
+        mixer = perturbed(Mega(DIM, key_dim=6, value_dim=5, state=3, chunk=chunk, rngs=nnx.Rngs(0)))
+        x = noise(1, LENGTH, DIM, dtype=jnp.float64)
+        y, _ = jax.jit(mixer)(x, Context.full(1, LENGTH))
+        u = np.asarray(x[0])
+        taken, damped = expit(numbers(mixer.average.decay)), expit(numbers(mixer.average.damping))
+        h, average = np.zeros((DIM, 3)), []
+        for t in range(LENGTH):
+            h = taken * numbers(mixer.average.input) * u[t][:, None] + (1 - taken * damped) * h
+            average.append((numbers(mixer.average.output) * h).sum(-1) / np.sqrt(3))
+        m = silu(np.asarray(average) + numbers(mixer.direct) * u)
+        update, z, r, own = np.split(linear(mixer.mixed, m), (DIM, DIM + 6, DIM + 11), axis=-1)
+        q, k = heads(mixer.heads, silu(z))
+        places = np.arange(LENGTH)
+        seen = places[:, None] >= places
+        if chunk is not None:
+            seen &= places[:, None] // chunk == places // chunk
+        weights = softmax(np.where(seen, q @ k.T / np.sqrt(6), -np.inf), axis=-1)
+        read = linear(mixer.output, silu(r) * (weights @ silu(linear(mixer.value, u))))
+        np.testing.assert_allclose(y[0], expit(update) * (silu(own + read) - u), rtol=1e-9, atol=1e-9)
+
+
+def test_what_sets_the_average_is_of_the_group_dynamics_and_starts_as_in_the_paper():
+    mixer = Mega(64, rngs=nnx.Rngs(0))
+    assert {p.get_metadata()['group'] for p in (mixer.average.decay, mixer.average.damping)} == {'dynamics'}
+    assert 0.15 < np.std(numbers(mixer.average.decay)) < 0.25
+    np.testing.assert_allclose(numbers(mixer.average.input)[:, :2].mean(0), [1, -1], atol=0.02)
+    assert mixer.init_state(1, 1000, jnp.float32).cache.entries.keys.shape == (1, 1, 128, 64)
