@@ -45,11 +45,9 @@ class QueriesAndKeys(Module):
         self.offset = param(nnx.initializers.zeros, (2, channels), axes=axes, group='vector', rngs=rngs)
 
     def __call__(self, x: Float[Array, 'b t k'], ctx: Context) -> tuple[Queries, Queries]:
-        # In the type of the parameters, so that their gradients are summed over tokens in float32.
-        q, k = (
-            (x * gain[None, None] + offset[None, None]).astype(x.dtype)[:, :, None]
-            for gain, offset in zip(self.gain[...], self.offset[...], strict=True)
-        )
+        """Returns both in the type of `x`, which is float32 or better: squared weights double an error of rounding."""
+        gain, offset = (each[...].astype(x.dtype)[:, None, None, None] for each in (self.gain, self.offset))
+        q, k = x[None, :, :, None] * gain + offset
         if self.position is None:
             return q, k
         return self.position.rotate(q, ctx.positions), self.position.rotate(k, ctx.positions)
@@ -96,9 +94,9 @@ class GatedAttentionUnit(Mixer):
         self, x: Sequence, ctx: Context, state: KeyValueCache | None = None
     ) -> tuple[Sequence, KeyValueCache | None]:
         splits = (self.value_dim, 2 * self.value_dim)
-        gate, v, z = jnp.split(jax.nn.silu(self.input(x)), splits, axis=-1)
-        q, k = self.heads(z, ctx)
-        view = look(Entries(k, v[:, :, None], ctx.segments_or_ones()), ctx, self.reach, state)
+        gate, v, z = jnp.split(jax.nn.silu(self.input(x).astype(state_dtype(x.dtype))), splits, axis=-1)
+        q, k, v = (each.astype(x.dtype) for each in (*self.heads(z, ctx), v[:, :, None]))
+        view = look(Entries(k, v, ctx.segments_or_ones()), ctx, self.reach, state)
         read = attend(
             q,
             view.entries.keys,
@@ -108,7 +106,7 @@ class GatedAttentionUnit(Mixer):
             scale=1 / self.length,
             implementation=self.implementation,
         )
-        return self.output(gate * read[:, :, 0]), view.cache
+        return self.output((gate * read[:, :, 0]).astype(x.dtype)), view.cache
 
     def init_state(self, batch: int, length: int, dtype: DTypeLike) -> KeyValueCache:
         """Returns an empty cache of `length` slots."""
@@ -186,7 +184,7 @@ class Mega(Mixer):
         average = average + self.direct[...].astype(wide.dtype)[None, None] * wide
         splits = (self.dim, self.dim + self.key_dim, self.dim + self.key_dim + self.value_dim)
         update, z, r, own = jnp.split(self.mixed(jax.nn.silu(average).astype(x.dtype)), splits, axis=-1)
-        q, k = self.heads(jax.nn.silu(z), ctx)
+        q, k = (each.astype(x.dtype) for each in self.heads(jax.nn.silu(z.astype(wide.dtype)), ctx))
         chunked = self._chunked(ctx)
         v = jax.nn.silu(self.value(x))[:, :, None]
         view = look(
