@@ -18,7 +18,7 @@ from attnlab.functional.penalty import Penalised
 from attnlab.functional.reach import Reach
 from attnlab.mixers.softmax.attention import Attention
 from attnlab.nn.decays import ForgetGate
-from attnlab.nn.dense_maps import AdaptiveEntmax, GumbelSoftmax, NoisySoftmax
+from attnlab.nn.dense_maps import AdaptiveEntmax, GumbelSoftmax, NoisySmallTemperature, NoisySoftmax
 from attnlab.nn.gates import ChannelGate, HeadGate, SliceGate, SliceMLPGate
 from attnlab.nn.norms import HeadRMSNorm
 from attnlab.nn.penalties import RowPenalty
@@ -159,7 +159,21 @@ def test_noise_lowers_the_greatest_score_alone():
     np.testing.assert_allclose(part(aligned, key)[0, 0, 0], jax.nn.softmax(jnp.array(SCORES)), rtol=1e-6)
 
 
-@pytest.mark.parametrize('part', [GumbelSoftmax, NoisySoftmax, AdaptiveEntmax])
+def test_a_small_temperature_with_noise_keeps_few_keys_and_its_gradient():
+    part, key = NoisySmallTemperature(heads=1, temperature=0.1, noise=2.0, kept=2, rngs=RNGS), jax.random.key(1)
+    noisy = np.asarray(SCORES) + 2.0 * np.asarray(jax.random.normal(key, (1, 1, 1, 5)))[0, 0, 0]
+    kept = np.where(noisy >= np.sort(noisy)[-2], noisy / 0.1, -np.inf)
+    np.testing.assert_allclose(part(rows(), key)[0, 0, 0], jax.nn.softmax(kept), rtol=1e-4, atol=1e-6)
+    still = np.array([20.0, 10.0, -np.inf, -np.inf, -np.inf])
+    np.testing.assert_allclose(part(rows(), None)[0, 0, 0], jax.nn.softmax(still), rtol=1e-4, atol=1e-7)
+    plain = NoisySmallTemperature(heads=1, temperature=1.0, noise=0.0, kept=None, rngs=RNGS)
+    np.testing.assert_allclose(plain(rows(), key)[0, 0, 0], jax.nn.softmax(jnp.array(SCORES)), rtol=1e-6)
+    for arguments in ({'temperature': 0.0}, {'noise': -1.0}):
+        with pytest.raises(UserError, match=f'the {next(iter(arguments))} of NoisySmallTemperature is'):
+            NoisySmallTemperature(heads=1, rngs=RNGS, **arguments)
+
+
+@pytest.mark.parametrize('part', [GumbelSoftmax, NoisySoftmax, AdaptiveEntmax, NoisySmallTemperature])
 def test_hidden_keys_and_rows_weigh_nothing(part):
     made, key = part(heads=1, rngs=nnx.Rngs(0)), jax.random.key(0)
     some = made(rows(visible=[False, True, False, True, False]), key)[0, 0, 0]
