@@ -179,7 +179,8 @@ def test_eval_generate_and_show(capsys, run, tmp_path):
     assert main(list(run)) == 0
     capsys.readouterr()
     assert main(['eval', workdir, '--tokens=64']) == 0
-    assert '8x' in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert '8x' in shown and f'{tmp_path / "run"}, step 8, valid: a sample, 64 tokens of ' in shown.replace('\n', ' ')
     texts = []
     for seed in (0, 0, 1):
         assert main(['generate', workdir, '--prompt=def ', '--tokens=20', f'--seed={seed}']) == 0

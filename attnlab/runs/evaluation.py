@@ -30,7 +30,8 @@ def evaluate_run(
     differ from the run's.
     Raises `UserError` for an option that does not apply to the task.
     """
-    name = (str(loaded.step) if name is None else name) + request.suffix
+    model = str(loaded.step) if name is None else name
+    name = f'{model}{request.suffix}'
     setup = loaded.setup
     evaluator = (BySlice if isinstance(setup.task, Sliced) else HeldOut).requested(setup, request)
     evaluation = evaluator.evaluate(setup, loaded.variables)
@@ -40,7 +41,7 @@ def evaluate_run(
         path = folder / f'{name}.json'
         record = {'asked': dataclasses.asdict(request), 'other_data': other_data}
         write_json(path, {'step': loaded.step, 'split': evaluator.split, **record, **evaluation.numbers})
-        printer.table(evaluation.table(f'{workdir}, step {name}, {evaluator.split}'))
+        printer.table(evaluation.table(f'{workdir}, step {model}, {evaluator.split}'))
         figures = sorted(map(str, (folder / name).glob('*.png')))
         printer.line(f'written: {", ".join([str(path), *figures])}')
     return dict(evaluation.numbers)
