@@ -62,6 +62,16 @@ def test_a_topology_that_is_none_is_refused_in_one_line():
         topologies.find('H200x8')
 
 
+def test_a_topology_that_the_compiler_does_not_know_is_refused_in_one_line(monkeypatch):
+    def refuse(platform, topology_name):
+        raise jax.errors.JaxRuntimeError('INVALID_ARGUMENT: 3x5 is not divisible by 2x2x1\nmore')
+
+    monkeypatch.setattr(topologies, 'find_libtpu', lambda: None)
+    monkeypatch.setattr(topologies.topologies, 'get_topology_desc', refuse)
+    with pytest.raises(UserError, match=r"^there is no topology 'v5e:3x5'; the nearest is v5e:4x4 \(.* by 2x2x1\)$"):
+        topologies.find('v5e:3x5')
+
+
 @pytest.mark.parametrize(
     ('kind', 'flops'),
     [('TPU v5 lite', 197e12), ('TPU v5', 459e12), ('TPU v5p', 459e12), ('NVIDIA H100 80GB HBM3', 989e12)],
