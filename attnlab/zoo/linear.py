@@ -6,6 +6,7 @@ from attnlab.mixers.linear.attention import LinearAttention
 from attnlab.mixers.linear.mlstm import MLSTM
 from attnlab.mixers.linear.rwkv6 import RWKV6
 from attnlab.mixers.linear.rwkv7 import RWKV7
+from attnlab.mixers.linear.slots import GatedSlots
 from attnlab.mixers.linear.write import Delta, EarlyDelta
 from attnlab.nn.decays import LowRankDecay, LowRankStepDecay, RetentionDecay, SlopeDecay, StepDecay
 from attnlab.nn.feature_maps import (
@@ -20,6 +21,7 @@ from attnlab.nn.feature_maps import (
 )
 from attnlab.nn.gates import ChannelStrengths, LowRankGate, OutputGate, PartialErase, TiedKeys, WriteStrength
 from attnlab.nn.initialization import Gaussian, Initialization, Scaled
+from attnlab.nn.levels import LevelWeights
 from attnlab.nn.norms import RMSNorm, SimpleRMSNorm
 from attnlab.nn.positions import Rope
 from attnlab.nn.preludes import Activation, ShortConv
@@ -191,6 +193,22 @@ LINEAR = {
             'paper, which learns one for every layer, increasing with depth. The paper has heads of 128 channels.'
         ),
     ),
+    'gsa': Recipe(
+        spec=spec(GatedSlots),
+        cite='Zhang et al. 2024, https://arxiv.org/abs/2409.07146',
+        causal=True,
+        streaming=True,
+        packed=True,
+        slow=True,
+        sequence=True,
+        implementations=('reference', 'xla', 'mosaic_tpu'),
+        notes=(
+            'Two passes of linear attention; the first has a memory a slot, whose values have one channel, which the '
+            'kernel for GPUs does not take. 64 slots and four heads in the paper. Maps start as those of other recipes.'
+        ),
+        small={'slots': 6},
+        knobs={'heads': 'heads', 'state': 'slots'},
+    ),
     'delta_net': Recipe(
         spec=spec(
             LinearAttention,
@@ -230,6 +248,30 @@ LINEAR = {
         packed=True,
         sequence=True,
         notes='Values twice as wide as keys, as in the paper. Eigenvalues below zero: gates.scale=2.',
+    ),
+    'log_linear_gated_delta_net': Recipe(
+        spec=spec(
+            LinearAttention,
+            key_ratio=0.75,
+            value_ratio=1.5,
+            prelude=spec(ShortConv),
+            feature_map=UnitNorm(),
+            decay=spec(StepDecay),
+            gates=spec(WriteStrength),
+            write=Delta(),
+            levels=spec(LevelWeights),
+            norm=spec(RMSNorm, eps=1e-5),
+            gate=spec(OutputGate),
+        ),
+        cite='Guo et al. 2025, https://arxiv.org/abs/2506.04761',
+        causal=True,
+        streaming=True,
+        packed=True,
+        notes=(
+            'gated_delta_net whose past is divided into blocks of doubling length, each read with a weight of its own. '
+            'Every level is a run of the core. Levels count from the first token of a document that is seen, and reach '
+            'over 16,384 tokens: levels.count=15.'
+        ),
     ),
     'kda': Recipe(
         spec=spec(

@@ -12,12 +12,14 @@ from jaxtyping import Float, Int
 
 from attnlab.context import Context
 from attnlab.errors import UserError
+from attnlab.functional.levels import levels_of, no_levels, read_by_level
 from attnlab.functional.normalizers import FloorNormalizer, SumNormalizer
 from attnlab.functional.recurrences import carried, no_segment, state_dtype
 from attnlab.mixers.linear.write import Additive, WriteRule
 from attnlab.mixers.mixer import Mixer, require_causal
 from attnlab.nn.feature_maps import FeatureMap
 from attnlab.nn.gates import MemoryGates, Terms
+from attnlab.nn.levels import LevelWeights
 from attnlab.nn.positions import Rope
 from attnlab.nn.preludes import Prelude
 from attnlab.nn.projections import Linear
@@ -28,12 +30,12 @@ class LinearAttentionState(NamedTuple):
     """What linear attention remembers of a stream.
 
     Attributes:
-      memory: what keys have written of values; float32 or float64, `b h m v`.
+      memory: what keys have written of values; float32 or float64, `b h m v`; by level where there are levels.
       preludes: the states of the preludes of queries, keys and values; empty without preludes.
       segment: the segment of the last token, `b`; -1 before the first.
     """
 
-    memory: Float[Array, 'b h m v']
+    memory: State
     preludes: tuple[State, ...]
     segment: Int[Array, ' b']
 
@@ -43,7 +45,9 @@ class LinearAttention(Mixer):
 
     `f` is the feature map, `g` the gate, `norm` a norm of every head's read or of all of them; a normalizer instead
     divides the read by the sum of the weights it is made of. `write` says what a key does to the memory: as a rule it
-    adds `f(k_t) v_t^T` to what is left after a decay. Every other part may be `None`, which leaves it out.
+    adds `f(k_t) v_t^T` to what is left after a decay. With `levels` the past is divided into blocks of doubling length,
+    and the read is a weighted sum of reads of each (see `read_by_level`); the state then grows with the logarithm of
+    the length it is made for, beyond which a call gives NaN. Every other part may be `None`, which leaves it out.
     Katharopoulos et al. 2020, https://arxiv.org/abs/2006.16236; Yang et al. 2024, https://arxiv.org/abs/2312.06635.
 
     Raises `UserError` for sizes that do not divide.
@@ -63,6 +67,7 @@ class LinearAttention(Mixer):
         decay: Callable[..., nnx.Module] | None = None,
         gates: Callable[..., MemoryGates] | None = None,
         write: WriteRule = Additive(),
+        levels: Callable[..., LevelWeights] | None = None,
         prelude: Callable[..., Prelude] | None = None,
         position: Rope | None = None,
         scale: float | None = None,
@@ -92,6 +97,8 @@ class LinearAttention(Mixer):
             may tie keys, values and decays to each other: from the input, keys, values and log decays the keys, values
             and terms. Its `heads` are `write.steps` times the number of memories.
           write: what a key does to the memory.
+          levels: made as `levels(dim, heads=, rngs=)`, `heads` the number of memories; gives the weights of the levels
+            of the past; causal only.
           prelude: made as `prelude(features, rngs=)`, one each for queries, keys and values.
           position: rotates queries and keys.
           scale: factor of the queries; `None`: one over the square root of the feature channels.
@@ -104,6 +111,8 @@ class LinearAttention(Mixer):
           implementation: of the core; `None`: the default of the platform.
           rngs: draws the parameters.
         """
+        if levels is not None and not causal:
+            raise UserError('levels divide the past; a bidirectional mixer needs levels=None')
         key_dim = _share('key', key_ratio, dim, heads) if key_dim is None else key_dim
         if values_per_key < 1:
             raise UserError(f'values_per_key of LinearAttention is {values_per_key}; it must be at least 1')
@@ -122,6 +131,7 @@ class LinearAttention(Mixer):
         self.gates = (
             None if gates is None else gates(dim, heads=writes, key_dim=key_dim, value_dim=value_dim, rngs=rngs)
         )
+        self.levels = None if levels is None else levels(dim, heads=memories, rngs=rngs)
         self.feature_map = None if feature_map is None else feature_map(key_dim, heads=heads, rngs=rngs)
         self.norm = None if norm is None else norm(value_dim, rngs=rngs)
         self.joint_norm = None if joint_norm is None else joint_norm(memories * value_dim, rngs=rngs)
@@ -135,28 +145,39 @@ class LinearAttention(Mixer):
         k, v, terms = self._gated(x, k, v)
         if self.normalizer is not None:  # A column of ones among the values collects the sum of the weights.
             v = jnp.concatenate([v, jnp.ones_like(v[..., :1])], axis=-1)
-        core = {'scale': self.scale, 'segments': ctx.segments, 'implementation': self.implementation}
-        if state is not None:
-            segments = ctx.segments_or_ones()
-            memory = carried(state.memory, segments, state.segment)
-            y, memory = self.write(q, k, v, terms, state=memory, **core)
-            state = LinearAttentionState(memory, preludes, segments[:, -1])
-        elif self.causal:
-            y, _ = self.write(q, k, v, terms, **core)
+        core = {'scale': self.scale, 'implementation': self.implementation}
+        if not self.causal:
+            y = self.write.both_ways(q, k, v, terms, segments=ctx.segments, **core)
+        elif self.levels is not None:
+            y, memory = read_by_level(
+                lambda v, **run: self.write(q, k, v, terms, **run, **core),
+                v,
+                self.levels(x),
+                state=None if state is None else state.memory,
+                last=None if state is None else state.segment,
+                segments=ctx.segments,
+            )
         else:
-            y = self.write.both_ways(q, k, v, terms, **core)
+            before = None if state is None else carried(state.memory, ctx.segments_or_ones(), state.segment)
+            y, memory = self.write(q, k, v, terms, state=before, segments=ctx.segments, **core)
+        if state is not None:
+            state = LinearAttentionState(memory, preludes, ctx.segments_or_ones()[:, -1])
         return self.output(self._read(y, x)), state
 
     @property
     def divides_time(self) -> bool:
-        return self.causal
+        return self.causal and self.levels is None
 
     def init_state(self, batch: int, length: int, dtype: DTypeLike) -> LinearAttentionState:
-        """Returns an empty memory; its size does not depend on `length`."""
+        """Returns an empty memory; its size depends on `length` where there are levels."""
         require_causal(self.causal)
         columns = self.value_dim + (self.normalizer is not None)
-        memories = self.heads * self.values_per_key
-        memory = jnp.zeros((batch, memories, self._features(), columns), state_dtype(dtype))
+        shape = (self.heads * self.values_per_key, self._features(), columns)
+        memory: State
+        if self.levels is None:
+            memory = jnp.zeros((batch, *shape), state_dtype(dtype))
+        else:
+            memory = no_levels(batch, min(levels_of(length), self.levels.count - 1), shape, dtype)
         preludes = tuple(prelude.init_state(batch, dtype) for prelude in self.preludes)
         return LinearAttentionState(memory, preludes, no_segment(batch))
 

@@ -18,6 +18,7 @@ from attnlab.mixers.linear.write import Delta
 from attnlab.nn.decays import LowRankDecay, SlopeDecay
 from attnlab.nn.feature_maps import CosFormer, EluPlusOne, SquaredProduct, Taylor
 from attnlab.nn.gates import Terms, TiedKeys, WriteStrength
+from attnlab.nn.levels import LevelWeights
 from attnlab.nn.preludes import ShortConv
 from attnlab.testing.noise import noise
 from attnlab.zoo.hybrids import HYBRIDS
@@ -275,6 +276,11 @@ def test_mistakes_are_named():
     x = noise(1, 3, 8)
     with pytest.raises(UserError, match=r'key_ratio 0.5 of dim 8 over 3 heads is 1.33.*, not a whole number'):
         LinearAttention(8, heads=3, key_ratio=0.5, rngs=nnx.Rngs(0))
+    with pytest.raises(UserError, match='levels divide the past; a bidirectional mixer needs levels=None'):
+        LinearAttention(8, heads=2, causal=False, levels=LevelWeights, rngs=nnx.Rngs(0))
+    mixer = LinearAttention(8, heads=2, levels=build(spec(LevelWeights, count=2)), rngs=nnx.Rngs(0))
+    with pytest.raises(UserError, match=r'rows have 3 tokens; 2 levels reach over 2: give levels\.count'):
+        mixer(x, Context.full(1, 3))
     with pytest.raises(UserError, match='cannot be streamed'):
         LinearAttention(8, heads=2, causal=False, decay=LowRankDecay, rngs=nnx.Rngs(0)).init_state(1, 4, jnp.float32)
     with pytest.raises(UserError, match=r'the delta rule needs a write strength.* such as WriteStrength'):

@@ -1,0 +1,91 @@
+"""Linear recurrences whose past is divided into blocks of doubling length, each read with a weight of its own."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.typing import DTypeLike
+from jaxtyping import Float, Int
+
+from attnlab.functional.recurrences import document_starts, state_dtype
+from attnlab.typing import Heads, Segments, State, Values
+
+
+class Levels(NamedTuple):
+    """What a stream has written, by level, and where in its document it stands.
+
+    Attributes:
+      memory: of each level from 1 on, what the left half of the last token's block has written; float32 or float64.
+      place: how many tokens of the document were seen, `b`.
+    """
+
+    memory: Float[Array, 'b l h m v']
+    place: Int[Array, ' b']
+
+
+def levels_of(length: int) -> int:
+    """How many levels above the own token there are in `length` tokens: the logarithm to base 2, rounded up."""
+    return (length - 1).bit_length() if length > 0 else 0
+
+
+def no_levels(batch: int, count: int, shape: tuple[int, ...], dtype: DTypeLike) -> Levels:
+    """The state of `batch` new streams, `shape` that of a memory, for activations of type `dtype`."""
+    return Levels(jnp.zeros((batch, count, *shape), state_dtype(dtype)), jnp.zeros((batch,), jnp.int32))
+
+
+def read_by_level(
+    run: Callable[..., tuple[Array, Array]],
+    v: Values,
+    weights: Float[Array, 'b t h l'],
+    *,
+    state: Levels | None = None,
+    last: Int[Array, ' b'] | None = None,
+    segments: Segments | None = None,
+) -> tuple[Heads, State | None]:
+    """Returns `o_t = sum_s w_t^(level(t, s)) P_ts v_s` for a recurrence with reads `sum_s P_ts v_s`.
+
+        level(t, s) = bit_length(t xor s),    s <= t, both from 0 at the first token of their document
+
+    Level 0 is the token itself; a token in the right half of its block of `2^l`, the blocks laid side by side from the
+    start of the document, reads the left half by level `l`. So a level is a run over blocks for documents, with values
+    of their left halves alone; `run(v, segments=, state=)` gives reads and the last memory. `weights` hold those of
+    level 0 first. `last` is the segment of the token before `state`, with whose levels a stream reads; without a state
+    there are as many as its length asks for. Tokens further into their document than levels reach give NaN.
+    Guo et al. 2025, https://arxiv.org/abs/2506.04761.
+    """
+    b, t = v.shape[:2]
+    segments = jnp.ones((b, t), jnp.int32) if segments is None else segments
+    starts = document_starts(segments, last)
+    seen = jnp.zeros((b,), jnp.int32) if state is None else state.place
+    index = jnp.arange(t, dtype=jnp.int32)[None]
+    place = index - jax.lax.cummax(jnp.where(starts, index, -seen[:, None]), axis=1)
+    count = levels_of(t) if state is None else state.memory.shape[1]
+    count = min(count, weights.shape[-1] - 1)
+    wide = state_dtype(v.dtype)
+
+    def level(total: Array, given: tuple[Array, Array, Any]) -> tuple[Array, Any]:
+        number, weight, before = given
+        half = jax.lax.shift_right_logical(place, jnp.maximum(number - 1, 0)) & 1
+        own = number == 0
+        blocks = starts | ((place & ((1 << number) - 1)) == 0)
+        if before is not None:
+            before = jnp.where(blocks[:, 0, None, None, None], jnp.zeros_like(before), before)
+        left = (own | (half == 0))[..., None, None]
+        y, after = run(
+            jnp.where(left, v, jnp.zeros_like(v)), segments=jnp.cumsum(blocks, axis=1, dtype=jnp.int32), state=before
+        )
+        weight = jnp.where((own | (half == 1))[..., None], weight, jnp.zeros_like(weight))
+        return total + weight.astype(wide)[..., None] * y.astype(wide), None if before is None else after
+
+    numbers = jnp.arange(count + 1, dtype=jnp.int32)
+    by_level = jnp.moveaxis(weights[..., : count + 1], -1, 0)
+    # Level 0 keeps nothing.
+    memory = None if state is None else jnp.pad(jnp.moveaxis(state.memory, 1, 0), ((1, 0), *((0, 0),) * 4))
+    total = jnp.zeros((*weights.shape[:3], v.shape[-1]), wide)
+    total, after = jax.lax.scan(level, total, (numbers, by_level, memory))
+    total = jnp.where((place < 1 << count)[..., None, None], total, jnp.nan)
+    if state is not None:
+        state = Levels(jnp.moveaxis(after[1:], 0, 1), place[:, -1] + 1)
+    return total.astype(v.dtype), state

@@ -1,0 +1,146 @@
+"""Gated slot attention: a memory of a fixed number of slots, each with a key and a value, read by softmax."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from jax.typing import DTypeLike
+from jaxtyping import Float, Int
+
+from attnlab.context import Context
+from attnlab.functional import cores
+from attnlab.functional.recurrences import carried, no_segment, state_dtype
+from attnlab.mixers.mixer import Mixer
+from attnlab.nn.heads import head_channels
+from attnlab.nn.norms import RMSNorm
+from attnlab.nn.projections import Linear
+from attnlab.typing import Heads, Keys, Queries, Segments, Sequence, Values
+
+
+class GatedSlotState(NamedTuple):
+    """What the slots hold, and the segment of the last token, `b`; -1 before the first.
+
+    Attributes:
+      keys: of every slot; float32 or float64.
+      values: of every slot; float32 or float64.
+      segment: the segment of the last token, `b`; -1 before the first.
+    """
+
+    keys: Float[Array, 'b h n k']
+    values: Float[Array, 'b h n v']
+    segment: Int[Array, ' b']
+
+
+class GatedSlots(Mixer):
+    """Gated slot attention: `y_t = W_o norm(silu(V_t^T softmax(K_t q_t)))` over slots whose keys and values fade,
+
+        K_t = diag(a_t) K_{t-1} + (1 - a_t) k_t^T        V_t = diag(a_t) V_{t-1} + (1 - a_t) v_t^T
+
+    with a gate for every slot, `a = sigmoid(W_a x)^(1 / temperature)`, and SiLU of queries, keys and values. Scores are
+    not scaled; the norm is over all heads. Zhang et al. 2024, https://arxiv.org/abs/2409.07146.
+
+    Raises `UserError` for heads that do not divide the width.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        heads: int,
+        slots: int = 64,
+        temperature: float = 8.0,
+        eps: float = 1e-5,
+        implementation: str | None = None,
+        rngs: nnx.Rngs,
+    ):
+        """Makes the projections and the norm.
+
+        Args:
+          dim: model width.
+          heads: how many memories, each of `dim / heads` key and value channels.
+          slots: of every memory.
+          temperature: keeps the gates near one.
+          eps: of the norm.
+          implementation: of the core; `None`: the default of the platform.
+          rngs: draws the parameters.
+        """
+        self.heads, self.slots, self.temperature = heads, slots, temperature
+        self.channels, self.implementation = head_channels(dim, heads), implementation
+        self.query, self.key, self.value = (Linear(dim, dim, rngs=rngs) for _ in range(3))
+        self.forget = Linear(dim, heads * slots, rngs=rngs)
+        self.norm = RMSNorm(dim, eps=eps, rngs=rngs)
+        self.output = Linear(dim, dim, axes=('heads', 'embed'), rngs=rngs)
+
+    def __call__(
+        self, x: Sequence, ctx: Context, state: GatedSlotState | None = None
+    ) -> tuple[Sequence, GatedSlotState | None]:
+        q, k, v = (
+            jax.nn.silu(linear(x)).reshape(*x.shape[:2], self.heads, self.channels)
+            for linear in (self.query, self.key, self.value)
+        )
+        gates = self.forget(x).astype(state_dtype(x.dtype)).reshape(*x.shape[:2], self.heads, self.slots)
+        before: tuple[Array, Array] | None = None
+        if state is not None:
+            segments = ctx.segments_or_ones()
+            keys, values = (carried(each, segments, state.segment) for each in (state.keys, state.values))
+            before = keys, values
+        read, (keys, values) = gated_slots(
+            q,
+            k,
+            v,
+            jax.nn.log_sigmoid(gates) / self.temperature,
+            state=before,
+            segments=ctx.segments,
+            implementation=self.implementation,
+        )
+        if state is not None:
+            state = GatedSlotState(keys, values, ctx.segments_or_ones()[:, -1])
+        return self.output(self.norm(jax.nn.silu(read).reshape(x.shape))), state
+
+    @property
+    def divides_time(self) -> bool:
+        return True
+
+    def init_state(self, batch: int, length: int, dtype: DTypeLike) -> GatedSlotState:
+        """Returns empty slots; their size does not depend on `length`."""
+        slots = jnp.zeros((batch, self.heads, self.slots, self.channels), state_dtype(dtype))
+        return GatedSlotState(slots, slots, no_segment(batch))
+
+
+def gated_slots(
+    q: Queries,
+    k: Keys,
+    v: Values,
+    log_decay: Float[Array, 'b t h n'],
+    *,
+    state: tuple[Float[Array, 'b h n k'], Float[Array, 'b h n v']] | None = None,
+    segments: Segments | None = None,
+    implementation: str | None = None,
+) -> tuple[Heads, tuple[Float[Array, 'b h n k'], Float[Array, 'b h n v']]]:
+    """Returns `V_t^T softmax(K_t q_t)` and the last `K` and `V`, in float32 or wider, of
+
+        K_t = diag(a_t) K_{t-1} + (1 - a_t) k_t^T        V_t = diag(a_t) V_{t-1} + (1 - a_t) v_t^T
+
+    with `a = exp(log_decay)`. In two passes of linear attention: the scores of slots are reads of one memory a slot,
+    whose decay is a single number and whose value is `1 - a`; their softmax then reads the memory of values.
+    As many heads of all. Zhang et al. 2024, https://arxiv.org/abs/2409.07146.
+    """
+    b, t, h, n = log_decay.shape
+    write = -jnp.expm1(log_decay)
+    core = {'scale': 1.0, 'segments': segments, 'implementation': implementation}
+    keys, values = (None, None) if state is None else state
+    scores, keys = cores.linear_attention(
+        q,
+        k,
+        write.reshape(b, t, h * n, 1),
+        log_decay.reshape(b, t, h * n),
+        state=None if keys is None else keys.reshape(b, h * n, -1, 1),
+        **core,
+    )
+    weights = jax.nn.softmax(scores.reshape(b, t, h, n), axis=-1)
+    read, values = cores.linear_attention(
+        weights.astype(v.dtype), write.astype(v.dtype), v, log_decay, state=values, **core
+    )
+    return read, (keys.reshape(b, h, n, -1), values)

@@ -1,0 +1,88 @@
+"""Gated slot attention against its equations, as loops over tokens in numpy float64."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from attnlab.errors import UserError
+from attnlab.mixers.linear.slots import GatedSlots, gated_slots
+from attnlab.testing.noise import noise
+from tests.mixers.linear.equations import DIM, HEADS, SEGMENTS, apply, check_layer, heads, sigmoid, silu
+
+
+@pytest.fixture(autouse=True)
+def float64():
+    with jax.enable_x64(True):
+        yield
+
+
+def steps(q, k, v, gate, keys, values) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The reads of one head, `t v`, and its slots after them."""
+    out = np.zeros_like(v)
+    for t in range(len(q)):
+        keys = gate[t][:, None] * keys + np.outer(1 - gate[t], k[t])
+        values = gate[t][:, None] * values + np.outer(1 - gate[t], v[t])
+        weights = np.exp(keys @ q[t])
+        out[t] = weights @ values / weights.sum()
+    return out, keys, values
+
+
+def gsa(mixer: GatedSlots, x: np.ndarray) -> np.ndarray:
+    q, k, v = (heads(silu(apply(linear, x))) for linear in (mixer.query, mixer.key, mixer.value))
+    gate = heads(sigmoid(apply(mixer.forget, x)) ** (1 / 8))
+    empty = np.zeros((gate.shape[-1], DIM // HEADS))
+    out = silu(np.stack([steps(*(a[:, h] for a in (q, k, v, gate)), empty, empty)[0] for h in range(HEADS)], axis=1))
+    out = out.reshape(len(x), -1)
+    out = out / np.sqrt((out**2).mean(-1, keepdims=True) + 1e-5) * np.asarray(mixer.norm.scale[...], np.float64)
+    return apply(mixer.output, out)
+
+
+def test_the_layer_is_that_of_the_paper():
+    check_layer('gsa', gsa, slots=5)
+
+
+@pytest.mark.parametrize('strength', [0.1, pytest.param(30.0, marks=pytest.mark.slow)])
+def test_the_two_passes_are_the_definition(strength):
+    """With documents and slots that hold something to begin with; also where gates are as good as closed."""
+    q, k, v = (noise(2, 9, 2, 4, seed=seed, dtype=jnp.float64) for seed in range(3))
+    log_decay = -strength * jnp.abs(noise(2, 9, 2, 3, seed=3, dtype=jnp.float64))
+    before = noise(2, 2, 3, 4, seed=4, dtype=jnp.float64), noise(2, 2, 3, 4, seed=5, dtype=jnp.float64)
+    y, after = gated_slots(q, k, v, log_decay, state=before, segments=jnp.asarray(SEGMENTS))
+    for row in range(2):
+        for h in range(2):
+            slots = [np.asarray(each[row, h]) for each in before]
+            for document in dict.fromkeys(SEGMENTS[row]):
+                where = SEGMENTS[row] == document
+                parts = [np.asarray(each[row, :, h])[where] for each in (q, k, v, np.exp(log_decay))]
+                expected, *last = steps(*parts, *slots)
+                slots = [np.zeros_like(each) for each in slots]
+                np.testing.assert_allclose(y[row, where, h], expected, rtol=1e-10, atol=1e-12)
+            for found, wanted in zip(after, last, strict=True):
+                np.testing.assert_allclose(found[row, h], wanted, rtol=1e-10, atol=1e-12)
+
+
+def test_without_a_past_the_slots_are_read_alike():
+    """With gates that are nearly closed a slot holds next to nothing: weights are equal."""
+    q, k, v = (noise(1, 1, 1, 4, seed=seed, dtype=jnp.float64) for seed in range(3))
+    y, _ = gated_slots(q, k, v, jnp.full((1, 1, 1, 5), -1e-9))
+    np.testing.assert_allclose(y, 1e-9 * v, rtol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('strength', [1e-3, 10.0])
+def test_long_sequences_stay_finite_and_near_the_definition(strength):
+    with jax.enable_x64(False):
+        q, k, v = (noise(1, 65536, 1, 8, seed=seed, dtype=jnp.bfloat16) for seed in range(3))
+        log_decay = -strength * jnp.abs(noise(1, 65536, 1, 4, seed=3))
+        y, _ = jax.jit(gated_slots)(q, k, v, log_decay)
+    parts = [np.asarray(each[0, :, 0], np.float64) for each in (q, k, v, jnp.exp(log_decay))]
+    expected, *_ = steps(*parts, *(np.zeros((4, 8)),) * 2)
+    assert jnp.all(jnp.isfinite(y))
+    np.testing.assert_allclose(np.asarray(y[0, :, 0], np.float64), expected, rtol=0, atol=0.02 * np.abs(expected).max())
+
+
+def test_heads_that_do_not_divide():
+    with pytest.raises(UserError, match='heads is 3; it must divide dim, which is 8'):
+        GatedSlots(DIM, heads=3, rngs=nnx.Rngs(0))
