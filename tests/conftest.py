@@ -3,6 +3,7 @@
 Warnings are errors too: see `filterwarnings` in setup.cfg. Processes that tests start inherit what is set by variables.
 """
 
+import collections
 import os
 import pathlib
 
@@ -33,3 +34,39 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     folder = (base.parent if 'PYTEST_XDIST_WORKER' in os.environ else base) / 'compiled'
     folder.mkdir(exist_ok=True)
     return folder
+
+
+CASES = {
+    'compile/test_programs.py::test_steps_are_lowered_for_gpus': 2,
+    'functional/test_cores.py::test_time_over_two_devices_agrees_with_one': 9,
+    'functional/test_cores.py::test_two_devices_agree_with_one': 8,
+    'kernels/test_attention.py::test_hidden_keys_weigh_nothing': 6,
+    'kernels/test_linear_attention.py::test_kernels_are_the_reference': 4,
+    'kernels/test_linear_scan.py::test_gradients_of_the_reference_are_differences': 3,
+    'kernels/test_linear_scan.py::test_xla_is_the_reference': 8,
+    'kernels/test_long_conv.py::test_xla_is_the_reference': 4,
+    'kernels/test_softmax.py::test_forms_are_the_reference': 8,
+    'kernels/test_softmax_topk.py::test_forms_are_the_reference': 7,
+    'kernels/test_transformations.py::test_kernels_lower_inside_all_of_them': 8,
+    'kernels/test_transformations.py::test_remat_inside_scan': 5,
+    'kernels/test_transformations.py::test_shard_map': 5,
+    'kernels/test_transformations.py::test_vmap': 5,
+    'nn/test_systems.py::test_convolution_and_recurrence_are_the_dense_system': 3,
+    'test_configs.py::test_recall_on_every_task': 10,
+    'train/test_partition.py::test_on_eight_devices': 2,
+}
+"""Of these tests so many cases are run every time, the others nightly: they differ in sizes, types or a part that has
+tests of its own, and each takes a second or more to compile."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks the cases that are run nightly."""
+    seen: collections.Counter[str] = collections.Counter()
+    here = pathlib.Path(__file__).parent
+    for item in items:
+        name = f'{item.path.relative_to(here)}::{getattr(item, "originalname", None)}'
+        if name in CASES and 'slow' not in item.keywords:
+            seen[name] += 1
+            if seen[name] > CASES[name]:
+                item.add_marker(pytest.mark.slow)

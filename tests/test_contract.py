@@ -22,7 +22,16 @@ share. Gradients of weight maps, decays and gates, which are what tells recipes 
 these are: tests/kernels, tests/nn.
 """
 
-BY_ROOM = ('bfloat16 gradients', 'bidirectional', 'implementations', 'long prompt', 'streaming gradients')
+BY_ROOM = (
+    'bfloat16 gradients',
+    'bidirectional',
+    'implementations',
+    'long prompt',
+    'no look-ahead',
+    'streaming',
+    'streaming gradients',
+    'streaming packed',
+)
 """The checks that compile most, and ask of parts that classes share: of these the first class of a room is enough."""
 
 

@@ -48,6 +48,7 @@ def test_eight_devices_agree_with_one(train, attnlab, single, tmp_path, mesh):
         np.testing.assert_allclose(eight['loss@2x'], one['loss@2x'], rtol=2e-5)
 
 
+@pytest.mark.slow
 def test_two_processes_agree_with_one(train, single, tmp_path):
     with socket.socket() as sock:
         sock.bind(('localhost', 0))

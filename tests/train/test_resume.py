@@ -48,10 +48,15 @@ def test_a_run_learns_and_leaves_what_a_run_leaves(unbroken):
     assert {path.name for path in (unbroken / 'checkpoints').iterdir() if path.name.isdecimal()} == {'60', '90', '120'}
 
 
-def test_sigkill_at_any_moment_changes_nothing(train, unbroken, tmp_path):
+@pytest.mark.parametrize(
+    'moments',
+    [[(40, 80)], pytest.param([(1, 40), (40, 80), (80, 118)], marks=pytest.mark.slow)],
+    ids=['once', 'thrice'],
+)
+def test_sigkill_at_any_moment_changes_nothing(train, unbroken, tmp_path, moments):
     workdir = tmp_path / 'killed'
-    moments = random.Random(0)
-    for reached in (moments.randint(1, 40), moments.randint(40, 80), moments.randint(80, 118)):
+    drawn = random.Random(0)
+    for reached in (drawn.randint(*steps) for steps in moments):
         command = train(workdir)
         command.send(signal.SIGKILL, workdir, reached)
         assert command.finish()[0] == -signal.SIGKILL
