@@ -59,6 +59,11 @@ def _stack(fields: Fields) -> Fields:
     return {'residual': {'target': 'attnlab.blocks.residual.Plain'}, 'initialization': usual, **fields}
 
 
+def _block(fields: Fields) -> Fields:
+    """Blocks had no preludes once."""
+    return {'mixer_prelude': None, 'mlp_prelude': None, **fields}
+
+
 def _synthetic(fields: Fields) -> Fields:
     """Slices were multiples of the training length and variants of the problem once."""
     return {'extra': (), **fields}
@@ -87,7 +92,7 @@ def _attention(fields: Fields) -> Fields:
     if penalty is not None:
         fields['weights'] = {'target': PENALISED, 'weights': fields['weights'], 'penalty': penalty}
     if read is None:
-        return fields
+        return {'prelude': None, **fields}
     if [value for value in dict(fields['weights']).values() if value is not None] == [SOFTMAX]:
         del fields['weights']
     absent = ('shift', 'qk_norm', 'temperature', 'forget', 'sink', 'norm', 'gate')
@@ -112,6 +117,7 @@ ERRORS = MappingProxyType(
 
 UPGRADES: MappingProxyType[str, Callable[[Fields], Fields]] = MappingProxyType(
     {
+        'attnlab.blocks.block.Block': _block,
         'attnlab.mixers.linear.attention.LinearAttention': _linear_attention,
         'attnlab.mixers.softmax.attention.Attention': _attention,
         'attnlab.models.model.Classifier': _model(pool={'target': 'attnlab.nn.pools.MeanPool'}, streaming=False),

@@ -4,9 +4,11 @@
 
 `zoo` is a recipe (`attnlab zoo` lists them), `size` one of SIZES, `data` is `stdlib`, the name of a prepared dataset
 (`tiny_shakespeare`, `lm1b`, `pg19`), or the path of a text file or a folder of them; `tokens` is `bytes` or `bpe`.
-`residual` is one of RESIDUALS, `head` one of what `attnlab zoo --heads` lists, `norm` one of NORMS, of the blocks and
-the last one, `mlp` one of MLPS, `activation` the name of another nonlinearity in it (`attnlab.nn.activations`), `init`
-is `framework` or `paper`, the initial values of the recipe's paper, `optimizer` is `adamw`, `lion` or `muon`,
+`residual` is one of RESIDUALS, `conv` says which short convolutions there are: those of the recipe, `0`; `none`; `1`,
+`canon` or some of its points (`attnlab.zoo.chosen.convolved`). `head` is one of what `attnlab zoo --heads` lists,
+`norm` one of NORMS, of the blocks and the last one, `mlp` one of MLPS, `activation` the name of another nonlinearity in
+it (`attnlab.nn.activations`), `init` is `framework` or `paper`, the initial values of the recipe's paper, `optimizer`
+is `adamw`, `lion` or `muon`,
 `schedule` is `cosine`, `wsd`, `linear` or `constant`:
 
     attnlab train --config=language:zoo=gla,optimizer=lion,schedule=wsd --workdir=runs/gla-lion
@@ -42,7 +44,7 @@ from attnlab.train.optimizer import AdamW
 from attnlab.train.run_config import CHOICES, run_config
 from attnlab.train.schedule import Cosine
 from attnlab.train.step import Precision
-from attnlab.zoo.chosen import chosen_recipe, initialized
+from attnlab.zoo.chosen import chosen_recipe, convolved, initialized
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,6 +109,7 @@ def get_config(arg: str = '') -> ConfigDict:
         data='stdlib',
         tokens='bytes',
         residual='plain',
+        conv='0',
         head='softmax',
         norm=NORM,
         mlp=SWIGLU,
@@ -115,6 +118,7 @@ def get_config(arg: str = '') -> ConfigDict:
         **CHOICES,
     )
     recipe, initialization = initialized(chosen_recipe(chosen['zoo']), chosen['init'])
+    recipe = convolved(recipe, chosen['conv'])
     size = choose(SIZES, 'size', chosen['size'])
     stack = stack_spec(
         recipe.sized(heads=size.heads, window=size.window),

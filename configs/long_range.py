@@ -19,8 +19,7 @@ to right and are pretrained to predict the next one. Those whose bidirectional f
 right (`mirrored` in the zoo) are given sinusoidal positions at their inputs, as the arena's own transformers are (Tay
 et al. 2021, https://arxiv.org/abs/2011.04006); `--config.model.positions=None` removes them. The head reads the
 mean over time of a document, for every mixer; `head` is one of those of classes that `attnlab zoo --heads` lists.
-`optimizer` and `schedule` choose others, as in
-`configs/language.py`.
+`conv`, `optimizer` and `schedule` choose others, as in `configs/language.py`.
 """
 
 import dataclasses
@@ -56,7 +55,7 @@ from attnlab.train.schedule import Cosine
 from attnlab.train.start import FromRun
 from attnlab.train.step import Precision
 from attnlab.zoo import Recipe
-from attnlab.zoo.chosen import chosen_recipe
+from attnlab.zoo.chosen import chosen_recipe, convolved
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,15 +146,17 @@ DEFAULT = 'linear'
 
 
 def get_config(arg: str = '') -> ConfigDict:
-    """The config of `task=...,zoo=...,size=...,protocol=...,run=...,head=...,optimizer=...,schedule=...`."""
-    chosen = arguments(arg, task='listops', zoo='mha', size='full', protocol='scratch', run='', head=DEFAULT, **CHOICES)
+    """The config of `task=...,zoo=...,size=...,protocol=...,run=...,conv=...,head=...` and `CHOICES`."""
+    chosen = arguments(
+        arg, task='listops', zoo='mha', size='full', protocol='scratch', run='', conv='0', head=DEFAULT, **CHOICES
+    )
     if (chosen['protocol'] == 'finetune') != bool(chosen['run']):
         raise UserError(
             'protocol=finetune needs run=WORKDIR, that of a run with protocol=pretrain; other protocols take no run'
         )
     protocol = choose(PROTOCOLS, 'protocol', chosen['protocol'])
     run = choose(choose(SIZES, 'size', chosen['size']), 'task', chosen['task'])
-    recipe = chosen_recipe(chosen['zoo'])
+    recipe = convolved(chosen_recipe(chosen['zoo']), chosen['conv'])
     evaluated = max(1, run.steps // 10)
     return run_config(
         chosen,

@@ -5,7 +5,8 @@
 `task` is one of TASKS, `zoo` a recipe (`attnlab zoo` lists them), `size` is `tiny`, which takes minutes on 2 CPU cores,
 or `paper`: lengths, vocabularies, widths and training as published, except for those in DEPARTURES. With `conv=1`
 layers alternate between a short gated convolution and the recipe: a convolution brings a key and its value together,
-which many mixers cannot do alone, so that papers on recall put one into every model (Arora et al. 2023). `optimizer`,
+which many mixers cannot do alone, so that papers on recall put one into every model (Arora et al. 2023); other values
+are those of `attnlab.zoo.chosen.convolved`: `none`, `canon` or some of its points. `optimizer`,
 `schedule` and `init` choose others, as in `configs/language.py`.
 
 Every run is evaluated on named slices: 1x, 2x and 4x the length trained on, and the task's own difficulties.
@@ -37,8 +38,7 @@ from attnlab.tasks.synthetic import Extra, InContextRegression, LabelPrediction
 from attnlab.train.optimizer import AdamW
 from attnlab.train.run_config import CHOICES, run_config
 from attnlab.train.schedule import Constant, Cosine, Schedule
-from attnlab.zoo import ZOO
-from attnlab.zoo.chosen import chosen_recipe, initialized
+from attnlab.zoo.chosen import chosen_recipe, convolved, initialized
 
 
 @dataclasses.dataclass(frozen=True)
@@ -246,13 +246,13 @@ DEPARTURES = {
 def get_config(arg: str = '') -> ConfigDict:
     """The config of `task=...,zoo=...,size=...,conv=...,init=...,optimizer=...,schedule=...`."""
     chosen = arguments(arg, task='mqar', zoo='mha', size='tiny', conv='0', init='framework', **CHOICES)
-    conv = choose({'0': (), '1': ZOO['base_conv'].pattern}, 'conv', chosen['conv'])
     run = choose(choose(SIZES, 'size', chosen['size']), 'task', chosen['task'])
     recipe, initialization = initialized(chosen_recipe(chosen['zoo']), chosen['init'])
+    recipe = convolved(recipe, chosen['conv'])
     real = run.problem.features is not None
     task = InContextRegression if isinstance(run.problem, LinearRegression) else LabelPrediction
     stack = stack_spec(
-        conv + recipe.sized(heads=run.heads, window=run.window),
+        recipe.sized(heads=run.heads, window=run.window),
         layer=recipe.layer,
         depth=run.depth,
         mlp=spec(GatedMLP) if run.mlp else None,

@@ -104,6 +104,14 @@ def test_language_with_other_residuals(name):
     prepared(config).trace()
 
 
+@pytest.mark.parametrize('argument', ['zoo=mha,conv=canon', 'zoo=mamba,conv=none'])
+def test_language_with_other_convolutions(argument):
+    config = language.get_config(argument)
+    with config.unlocked():
+        config.length = 32
+    prepared(config).trace()
+
+
 @zoo
 def test_recall_by_any_recipe(name):
     prepared(recall.get_config(f'zoo={name}')).trace()

@@ -12,9 +12,12 @@ from jax.typing import DTypeLike
 
 from attnlab.blocks.residual import Addition, Connection, Streams
 from attnlab.context import Context
+from attnlab.errors import UserError
 from attnlab.mixers.mixer import Mixer
 from attnlab.module import Module
+from attnlab.nn.mlps import ConvolvedMLP
 from attnlab.nn.norms import RMSNorm
+from attnlab.nn.preludes import Prelude
 from attnlab.signature import checked_fields
 from attnlab.typing import Sequence, State
 
@@ -71,10 +74,27 @@ def steps(block: PreNorm | Mixer, streams: Streams, ctx: Context) -> Iterator[St
         yield Step('residual', streams, x, x, None)
 
 
+class BlockState(NamedTuple):
+    """What a block with preludes remembers of a stream; empty tuples stand for parts that remember nothing.
+
+    Attributes:
+      mixer: the mixer's.
+      mixer_prelude: of the prelude before it.
+      mlp_prelude: of the prelude before the channel mixer.
+      mlp: the channel mixer's.
+    """
+
+    mixer: State
+    mixer_prelude: State
+    mlp_prelude: State
+    mlp: State
+
+
 class Block(PreNorm):
     """A sequence mixer and, unless there is none, a channel mixer: `x += mixer(norm(x))`, then `x += mlp(norm(x))`.
 
-    The stack chooses the residual connection; a block by itself adds (`attnlab.blocks.residual`).
+    The stack chooses the residual connection; a block by itself adds (`attnlab.blocks.residual`). Preludes work on what
+    the norms give (points A and C of Allen-Zhu 2025, https://ssrn.com/abstract=5240330).
 
     Args:
       dim: model width.
@@ -82,6 +102,8 @@ class Block(PreNorm):
       mlp: makes the channel mixer, likewise; `None`: no channel mixer.
       norm: makes the norms.
       dropout: dropout rate of a branch's output in training.
+      mixer_prelude: made as `prelude(dim, rngs=rngs)`, applied to the input of the mixer; `None`: nothing is.
+      mlp_prelude: likewise of the channel mixer.
     """
 
     def __init__(
@@ -92,26 +114,53 @@ class Block(PreNorm):
         mlp: Callable[..., nnx.Module] | None = None,
         norm: Callable[..., nnx.Module] = RMSNorm,
         dropout: float = 0.0,
+        mixer_prelude: Callable[..., Prelude] | None = None,
+        mlp_prelude: Callable[..., Prelude] | None = None,
         rngs: nnx.Rngs,
     ):
+        if mlp is None and mlp_prelude is not None:
+            raise UserError('a block without a channel mixer has no mlp_prelude; leave it out')
         self.mixer_norm = norm(dim, rngs=rngs)
         self.mixer = mixer(dim, rngs=rngs)
         self.mlp_norm: Any = None if mlp is None else norm(dim, rngs=rngs)
         self.mlp: Any = None if mlp is None else mlp(dim, rngs=rngs)
         self.dropout = dropout
         self.connections = nnx.List([Addition() for _ in range(1 if mlp is None else 2)])
+        self.mixer_prelude: Any = None if mixer_prelude is None else mixer_prelude(dim, rngs=rngs)
+        self.mlp_prelude: Any = None if mlp_prelude is None else mlp_prelude(dim, rngs=rngs)
 
     def __call__(self, streams: Streams, ctx: Context, state: State | None = None) -> tuple[Streams, State | None]:
         """Returns `(streams, state)`, by the contract of a mixer."""
         taken = list(self.steps(streams, ctx, state))
-        return taken[-1].streams, taken[0].state
+        if state is None:
+            return taken[-1].streams, None
+        mixer, before = taken[0].state
+        between, mlp = taken[1].state if self.mlp is not None else ((), ())
+        advanced = BlockState(mixer, before, between, mlp)
+        return taken[-1].streams, advanced if self._remembers() else advanced.mixer
 
     def steps(self, streams: Streams, ctx: Context, state: State | None = None) -> Iterator[Step]:
-        """Runs the mixer, then the channel mixer."""
+        """Runs the mixer, then the channel mixer; the state of a step is that of its prelude and of its own."""
+        before = BlockState(None, None, None, None)
+        if state is not None:
+            before = state if self._remembers() else BlockState(state, (), (), ())
+
+        def mix(x: Sequence) -> tuple[Sequence, Any]:
+            x, prelude = _through(self.mixer_prelude, x, ctx, before.mixer_prelude)
+            y, after = self.mixer(x, ctx, before.mixer)
+            return y, (after, prelude)
+
+        def feed(x: Sequence) -> tuple[Sequence, Any]:
+            x, prelude = _through(self.mlp_prelude, x, ctx, before.mlp_prelude)
+            if isinstance(self.mlp, ConvolvedMLP):
+                y, after = self.mlp(x, ctx.segments, before.mlp)
+                return y, (prelude, after)
+            return self.mlp(x), (prelude, before.mlp)
+
         mixed = step(
             'mixer',
             streams,
-            lambda x: self.mixer(x, ctx, state),
+            mix,
             norm=self.mixer_norm,
             connection=self.connections[0],
             dropout=self.dropout,
@@ -122,7 +171,7 @@ class Block(PreNorm):
             yield step(
                 'mlp',
                 mixed.streams,
-                lambda x: (self.mlp(x), None),
+                feed,
                 norm=self.mlp_norm,
                 connection=self.connections[1],
                 dropout=self.dropout,
@@ -130,8 +179,24 @@ class Block(PreNorm):
             )
 
     def init_state(self, batch: int, length: int, dtype: DTypeLike) -> State:
-        """The mixer's state: no other part of a block has one."""
-        return self.mixer.init_state(batch, length, dtype)
+        """The mixer's state, where no other part of the block has one; a `BlockState` where one has."""
+        mixer = self.mixer.init_state(batch, length, dtype)
+        if not self._remembers():
+            return mixer
+        before, between = (() if each is None else each.init_state(batch, dtype) for each in self._preludes())
+        mlp = self.mlp.init_state(batch, dtype) if isinstance(self.mlp, ConvolvedMLP) else ()
+        return BlockState(mixer, before, between, mlp)
+
+    def _preludes(self) -> tuple[Any, Any]:
+        return self.mixer_prelude, self.mlp_prelude
+
+    def _remembers(self) -> bool:
+        """Whether another part than the mixer has a state."""
+        return isinstance(self.mlp, ConvolvedMLP) or any(each is not None for each in self._preludes())
+
+
+def _through(prelude: Prelude | None, x: Sequence, ctx: Context, state: State | None) -> tuple[Sequence, State | None]:
+    return (x, state) if prelude is None else prelude(x, ctx.segments, state)
 
 
 @checked_fields

@@ -9,6 +9,9 @@ from ml_collections import ConfigDict
 
 from attnlab.blocks.block import Block
 from attnlab.config import spec
+from attnlab.errors import UserError
+from attnlab.nn.mlps import ConvolvedMLP, GatedMLP
+from attnlab.nn.preludes import Canon
 from attnlab.signature import checked_fields
 
 
@@ -34,13 +37,21 @@ class MixerAndMLP(Layer):
 
     Attributes:
       norm: of the branches; `None`: that of `Block`.
+      points: where residual convolutions stand: `A`, before the mixer; `C`, before the channel mixer; `D`, within it.
     """
 
     norm: ConfigDict | None = None
+    points: str = ''
 
     def pattern(self, mixers: tuple[ConfigDict, ...], *, depth: int, mlp: ConfigDict | None) -> Pattern:
-        norm = {} if self.norm is None else {'norm': self.norm}
-        return Pattern(depth, tuple(spec(Block, mixer=mixer, mlp=mlp, **norm) for mixer in mixers))
+        parts: dict[str, ConfigDict] = {} if self.norm is None else {'norm': self.norm}
+        if 'A' in self.points:
+            parts['mixer_prelude'] = spec(Canon)
+        if 'C' in self.points and mlp is not None:
+            parts['mlp_prelude'] = spec(Canon)
+        if 'D' in self.points and mlp is not None:
+            mlp = _convolved(mlp)
+        return Pattern(depth, tuple(spec(Block, mixer=mixer, mlp=mlp, **parts) for mixer in mixers))
 
 
 @checked_fields
@@ -52,12 +63,15 @@ class MixersAlone(Layer):
 
     Attributes:
       count: how many replace a mixer and a channel mixer.
+      points: where residual convolutions stand: with `A` before the mixers; others have no place.
     """
 
     count: int = 2
+    points: str = ''
 
     def pattern(self, mixers: tuple[ConfigDict, ...], *, depth: int, mlp: ConfigDict | None) -> Pattern:
-        blocks = tuple(spec(Block, mixer=mixer, mlp=None) for mixer in mixers)
+        parts = {'mixer_prelude': spec(Canon)} if 'A' in self.points else {}
+        blocks = tuple(spec(Block, mixer=mixer, mlp=None, **parts) for mixer in mixers)
         return Pattern(depth if mlp is None else self.count * depth, blocks)
 
 
@@ -82,6 +96,13 @@ def joined(layers: Sequence[Layer]) -> Layer | None:
     """
     accompanied = [layer for layer in layers if not isinstance(layer, MixersAlone)] or layers
     return accompanied[0] if all(layer == accompanied[0] for layer in accompanied) else None
+
+
+def _convolved(mlp: ConfigDict) -> ConfigDict:
+    """The network with a residual convolution of its hidden channels. Raises `UserError` for one that has no form."""
+    if mlp.target != spec(GatedMLP).target:
+        raise UserError(f'point D of residual convolutions is within a GatedMLP; the channel mixer is {mlp.target}')
+    return spec(ConvolvedMLP, **{name: value for name, value in mlp.items() if name != 'target'})
 
 
 def _with_mlp(blocks: ConfigDict, mlp: ConfigDict | None) -> ConfigDict:

@@ -4,14 +4,21 @@ The hidden activations are recomputed in the backward pass: that is elementwise 
 memory than anything else in a block, and more time on CPU.
 """
 
+from collections.abc import Callable
+
 import jax
+import jax.numpy as jnp
 from flax import nnx
+from jax import Array
+from jax.typing import DTypeLike
+from jaxtyping import Float
 
 from attnlab.module import Module
 from attnlab.nn.activations import activation as activation_called
 from attnlab.nn.activations import learned
+from attnlab.nn.preludes import Canon, Prelude
 from attnlab.nn.projections import Linear
-from attnlab.typing import Sequence
+from attnlab.typing import Segments, Sequence, State
 
 
 class GatedMLP(Module):
@@ -30,14 +37,18 @@ class GatedMLP(Module):
         self.down = Linear(hidden, dim, axes=('mlp', 'embed'), rngs=rngs)
 
     def __call__(self, x: Sequence) -> Sequence:
+        return self.read(self.gate(x), self.up(x))
+
+    def read(self, gate: Float[Array, 'b t f'], up: Float[Array, 'b t f']) -> Sequence:
+        """Returns `(f(gate) * up) W_d`."""
         f = self.learned or activation_called(self.activation)
 
-        def read(gate: jax.Array, up: jax.Array) -> jax.Array:
+        def down(gate: jax.Array, up: jax.Array) -> jax.Array:
             # The barrier keeps the derivative of the activation out of the product before it: on TPUs the two together
             # take seconds to compile and move more bytes than apart (docs/compile_time.md).
             return self.down(jax.lax.optimization_barrier(f(gate) * up))
 
-        return jax.checkpoint(read)(self.gate(x), self.up(x))
+        return jax.checkpoint(down)(gate, up)
 
 
 class MLP(Module):
@@ -55,3 +66,35 @@ class MLP(Module):
     def __call__(self, x: Sequence) -> Sequence:
         f = self.learned or activation_called(self.activation)
         return jax.checkpoint(lambda up: self.down(f(up)))(self.up(x))
+
+
+class ConvolvedMLP(Module):
+    """`GatedMLP` whose hidden channels see a few tokens: `[g | u] = c([x W_g | x W_u])`, `y = (f(g) * u) W_d`.
+
+    `c` is made as `prelude(2 * hidden, rngs=)`, and its state is passed as that of a prelude. Allen-Zhu 2025,
+    https://ssrn.com/abstract=5240330, point D. Raises `UserError` for an unknown activation.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        hidden: int | None = None,
+        activation: str = 'silu',
+        prelude: Callable[..., Prelude] = Canon,
+        rngs: nnx.Rngs,
+    ):
+        self.network = GatedMLP(dim, hidden=hidden, activation=activation, rngs=rngs)
+        self.prelude = prelude(2 * self.network.up.weight.shape[1], rngs=rngs)
+
+    def __call__(
+        self, x: Sequence, segments: Segments | None, state: State | None = None
+    ) -> tuple[Sequence, State | None]:
+        network = self.network
+        both = jnp.concatenate([network.gate(x), network.up(x)], axis=-1)
+        both, state = self.prelude(both, segments, state)
+        return network.read(*jnp.split(both, 2, axis=-1)), state
+
+    def init_state(self, batch: int, dtype: DTypeLike) -> State:
+        """Returns the state of the prelude."""
+        return self.prelude.init_state(batch, dtype)

@@ -121,6 +121,26 @@ class ShortConv(Prelude):
         return ConvState(inputs, jnp.full((batch, self.width - 1), NOTHING, jnp.int32))
 
 
+class Canon(Prelude):
+    """A short convolution added to its input, `y_t = x_t + sum_i a_i x_{t-w+1+i}`, without bias or activation.
+
+    Taps start uniform within the root of `1 / width`. Allen-Zhu 2025, https://ssrn.com/abstract=5240330.
+    """
+
+    def __init__(self, dim: int, *, width: int = 4, rngs: nnx.Rngs):
+        self.conv = ShortConv(dim, width=width, activation=None, rngs=rngs)
+
+    def __call__(
+        self, x: Sequence, segments: Segments | None, state: ConvState | None = None
+    ) -> tuple[Sequence, ConvState | None]:
+        y, state = self.conv(x, segments, state)
+        return x + y, state
+
+    def init_state(self, batch: int, dtype: DTypeLike) -> ConvState:
+        """Returns the inputs that the convolution still needs."""
+        return self.conv.init_state(batch, dtype)
+
+
 def causal_conv(
     inputs: Float[Array, 'b s d'], taps: Float[Array, 'w d'], segments: Int[Array, 'b s'] | None
 ) -> Float[Array, 'b t d']:

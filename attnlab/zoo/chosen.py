@@ -2,14 +2,16 @@
 
 import dataclasses
 import re
+from collections.abc import Callable
 
 from ml_collections import ConfigDict
 from ml_collections.config_flags import config_path
 
-from attnlab.blocks.layer import joined
+from attnlab.blocks.layer import MixerAndMLP, MixersAlone, joined
 from attnlab.config import choose, spec, spec_of
 from attnlab.errors import UserError, nearest
 from attnlab.nn.initialization import Initialization
+from attnlab.nn.preludes import Activation, Canon, ShortConv
 from attnlab.trust import named
 from attnlab.zoo import ZOO
 from attnlab.zoo.recipe import Recipe
@@ -55,6 +57,55 @@ def chosen_recipe(name: str) -> Recipe:
         ),
         layer=layer,
     )
+
+
+POINTS = 'ABCD'
+"""Where residual convolutions may stand: A before mixers, B within them, C before channel mixers, D within these."""
+
+
+def convolved(recipe: Recipe, conv: str) -> Recipe:
+    """Returns the recipe with the short convolutions that `conv` names, for all recipes of a comparison or none.
+
+    `0`: those of its row. `none`: none, activations in the place of those of its row. `1`: layers alternate between a
+    gated short convolution (`base_conv`) and the recipe (Arora et al. 2023, https://arxiv.org/abs/2312.04927). Any of
+    `ABCD`, or `canon` for all four: residual convolutions at these points (Allen-Zhu 2025,
+    https://ssrn.com/abstract=5240330); at B, where a mixer has a convolution or another prelude of its own, it keeps
+    that, and without channel mixers nothing stands at C and D.
+
+    Raises `UserError` for another `conv`, and for recipes whose layers or mixers have no such points.
+    """
+    if conv == '0':
+        return recipe
+    if conv == 'none':
+        return dataclasses.replace(recipe, spec=tuple(_with_prelude(mixer, _bare) for mixer in recipe.pattern))
+    if conv == '1':
+        return dataclasses.replace(recipe, spec=ZOO['base_conv'].pattern + recipe.pattern)
+    points = POINTS if conv == 'canon' else conv
+    if not points or len(set(points)) < len(points) or not set(points) <= set(POINTS):
+        raise UserError(f'conv={conv} must be 0, 1, none, canon, or points among {POINTS}, each at most once')
+    if not isinstance(recipe.layer, MixerAndMLP | MixersAlone):
+        raise UserError(f'conv={conv} goes with recipes that are mixers; blocks that wire their own branches take none')
+    pattern = recipe.pattern
+    if 'B' in points:
+        for mixer in pattern:
+            if 'prelude' not in mixer:
+                raise UserError(f'point B of conv={conv} needs a mixer with a prelude; {mixer.target} has none')
+        pattern = tuple(_with_prelude(mixer, lambda prelude: prelude or spec(Canon)) for mixer in pattern)
+    return dataclasses.replace(recipe, spec=pattern, layer=dataclasses.replace(recipe.layer, points=points))
+
+
+def _with_prelude(mixer: ConfigDict, change: Callable[[ConfigDict | None], ConfigDict | None]) -> ConfigDict:
+    mixer = mixer.copy_and_resolve_references()
+    if 'prelude' in mixer:
+        mixer.prelude = change(mixer.prelude)
+    return mixer
+
+
+def _bare(prelude: ConfigDict | None) -> ConfigDict | None:
+    """What is left of a prelude without its convolution."""
+    if prelude is None or prelude.target != spec(ShortConv).target:
+        return prelude
+    return spec(Activation, name=prelude.activation or 'identity')
 
 
 INITS = {'framework': False, 'paper': True}

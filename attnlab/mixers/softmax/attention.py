@@ -20,9 +20,9 @@ from attnlab.functional.rotary import rotated_channels
 from attnlab.mixers.mixer import Mixer, require_causal
 from attnlab.nn.heads import check_groups, head_channels
 from attnlab.nn.positions import Alibi, Rope
-from attnlab.nn.preludes import ShiftState
+from attnlab.nn.preludes import Prelude, ShiftState
 from attnlab.nn.projections import Linear
-from attnlab.typing import Heads, Keys, Queries, Sequence, Values
+from attnlab.typing import Heads, Keys, Queries, Sequence, State, Values
 from pallas_kernels import Softmax, WeightMap
 
 
@@ -32,10 +32,12 @@ class AttentionState(NamedTuple):
     Attributes:
       cache: keys and values, and what gates have forgotten of them.
       shifts: the last key and the last value before they were shifted; empty without a shift.
+      preludes: the states of the preludes of queries, keys and values; empty without preludes.
     """
 
     cache: KeyValueCache
     shifts: tuple[ShiftState, ...]
+    preludes: tuple[State, ...] = ()
 
 
 class Attention(Mixer):
@@ -61,6 +63,7 @@ class Attention(Mixer):
         kv_heads: int | None = None,
         key_dim: int | None = None,
         value_dim: int | None = None,
+        prelude: Callable[..., Prelude] | None = None,
         shift: Callable[..., nnx.Module] | None = None,
         qk_norm: Callable[..., nnx.Module] | None = None,
         position: Rope | Alibi | None = None,
@@ -85,6 +88,7 @@ class Attention(Mixer):
           kv_heads: key and value heads, a divisor of `heads`; `None`: as many.
           key_dim: channels of a query or key per head; `None`: `dim / heads`.
           value_dim: channels of a value per head; `None`: `key_dim`.
+          prelude: made as `prelude(features, rngs=)`, one each for queries, keys and values, before all else.
           shift: made as `shift(dim, heads=, channels=, rngs=)`, one for keys and one for values, which it mixes with
             those of the token before.
           qk_norm: made as `qk_norm(key_dim, heads=, rngs=)`, one for queries and one for keys, before positions.
@@ -123,6 +127,8 @@ class Attention(Mixer):
         self.shifts: Any = nnx.List(
             [shift(dim, heads=kv_heads, channels=width, rngs=rngs) for width in widths if shift]
         )
+        features = (heads * key_dim, kv_heads * key_dim, kv_heads * value_dim)
+        self.preludes: Any = nnx.List([] if prelude is None else [prelude(width, rngs=rngs) for width in features])
         self.query_norm = None if qk_norm is None else qk_norm(key_dim, heads=heads, rngs=rngs)
         self.key_norm = None if qk_norm is None else qk_norm(key_dim, heads=kv_heads, rngs=rngs)
         self.weights: Any = weights if isinstance(weights, WeightMap | Penalised) else weights(heads=heads, rngs=rngs)
@@ -149,7 +155,7 @@ class Attention(Mixer):
     def __call__(
         self, x: Sequence, ctx: Context, state: AttentionState | None = None
     ) -> tuple[Sequence, AttentionState | None]:
-        q, k, v, shifts = self._project(x, ctx, state)
+        q, k, v, shifts, preludes = self._project(x, ctx, state)
         view = self._look(k, v, x, ctx, None if state is None else state.cache)
         y = self._attend(q, view.entries.values, view, x)
         if self.norm is not None:
@@ -157,11 +163,11 @@ class Attention(Mixer):
         if self.gate is not None:
             y = y * self.gate(x)
         y = self.output(y.reshape(*x.shape[:2], -1))
-        return y, None if view.cache is None else AttentionState(view.cache, shifts)
+        return y, None if view.cache is None else AttentionState(view.cache, shifts, preludes)
 
     def read_weights(self, x: Sequence, ctx: Context) -> tuple[Float[Array, 'b h t s'], Bool[Array, 'b t s']]:
         """Returns every weight `p_ij` of a call without a state, and which keys each query may see; for analysis."""
-        q, k, v, _ = self._project(x, ctx, None)
+        q, k, v, *_ = self._project(x, ctx, None)
         view = self._look(k, v, x, ctx, None)
         return jnp.swapaxes(self._attend(q, identity_values(k), view, x), 1, 2), view.visible()
 
@@ -188,15 +194,25 @@ class Attention(Mixer):
             forgotten = jnp.zeros((*cache.entries.segments.shape, self.heads), state_dtype(dtype))
             keys, values, segments = cache.entries
             cache = cache._replace(entries=ForgettingEntries(keys, values, segments, forgotten))
-        return AttentionState(cache, tuple(shift.init_state(batch, dtype) for shift in self.shifts))
+        shifts, preludes = (
+            tuple(part.init_state(batch, dtype) for part in parts) for parts in (self.shifts, self.preludes)
+        )
+        return AttentionState(cache, shifts, preludes)
 
     def _project(
         self, x: Sequence, ctx: Context, state: AttentionState | None
-    ) -> tuple[Queries, Keys, Values, tuple[Any, ...]]:
+    ) -> tuple[Queries, Keys, Values, tuple[Any, ...], tuple[Any, ...]]:
         batch, length, _ = x.shape
-        q = self.query(x).reshape(batch, length, self.heads, self.key_dim)
-        k = self.key(x).reshape(batch, length, self.kv_heads, self.key_dim)
-        v = self.value(x).reshape(batch, length, self.kv_heads, self.value_dim)
+        q, k, v = self.query(x), self.key(x), self.value(x)
+        preludes: list[Any] = []
+        if self.preludes:
+            before = (None,) * 3 if state is None else state.preludes
+            calls = zip(self.preludes, (q, k, v), before, strict=True)
+            (q, after_q), (k, after_k), (v, after_v) = (prelude(y, ctx.segments, kept) for prelude, y, kept in calls)
+            preludes = [after_q, after_k, after_v]
+        q = q.reshape(batch, length, self.heads, self.key_dim)
+        k = k.reshape(batch, length, self.kv_heads, self.key_dim)
+        v = v.reshape(batch, length, self.kv_heads, self.value_dim)
         shifts: list[Any] = []
         if self.shifts:
             k, after = self.shifts[0](k, x, ctx.segments, None if state is None else state.shifts[0])
@@ -206,7 +222,7 @@ class Attention(Mixer):
             q, k = self.query_norm(q), self.key_norm(k)
         if isinstance(self.position, Rope):
             q, k = self.position.rotate(q, ctx.positions), self.position.rotate(k, ctx.positions)
-        return q, k, v, tuple(shifts)
+        return q, k, v, tuple(shifts), tuple(preludes)
 
     def _look(self, k: Keys, v: Values, x: Sequence, ctx: Context, cache: KeyValueCache | None) -> View:
         gates = None if self.forget is None else self.forget(x)

@@ -1,0 +1,105 @@
+"""Residual convolutions at the points of a block, and the argument of configs that puts them there."""
+
+import functools
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from attnlab.blocks.block import Block
+from attnlab.context import Context
+from attnlab.errors import UserError
+from attnlab.mixers.softmax.attention import Attention
+from attnlab.nn.mlps import ConvolvedMLP, GatedMLP
+from attnlab.nn.preludes import Canon
+from attnlab.testing.contract import Subject, claimed
+from attnlab.testing.noise import noise
+from attnlab.zoo import ZOO
+from attnlab.zoo.chosen import chosen_recipe, convolved
+from configs import recall
+
+DIM = 16
+
+
+def block(points: str, dim: int = DIM, *, rngs: nnx.Rngs) -> Block:
+    attention = functools.partial(Attention, heads=2, prelude=Canon if 'B' in points else None)
+    return Block(
+        dim,
+        mixer=attention,
+        mlp=functools.partial(ConvolvedMLP if 'D' in points else GatedMLP, hidden=8),
+        mixer_prelude=Canon if 'A' in points else None,
+        mlp_prelude=Canon if 'C' in points else None,
+        rngs=rngs,
+    )
+
+
+def taps(module: nnx.Module) -> list[nnx.Param]:
+    return [part.conv.taps for _, part in nnx.iter_modules(module) if isinstance(part, Canon)]
+
+
+def test_convolutions_without_taps_change_nothing():
+    everywhere, nowhere = block('ABCD', rngs=nnx.Rngs(0)), block('', rngs=nnx.Rngs(1))
+    assert len(taps(everywhere)) == 6
+    for each in taps(everywhere):
+        each[...] = jnp.zeros_like(each[...])
+    for part in ('query', 'key', 'value', 'output'):
+        nnx.update(getattr(nowhere.mixer, part), nnx.state(getattr(everywhere.mixer, part)))
+    nnx.update(nowhere.mlp, nnx.state(everywhere.mlp.network))
+    x = noise(2, 6, DIM)
+    np.testing.assert_array_equal(everywhere(x, Context.full(2, 6))[0], nowhere(x, Context.full(2, 6))[0])
+
+
+def test_convolutions_stand_behind_the_norms_and_within_the_network():
+    made, x, ctx = block('ACD', rngs=nnx.Rngs(0)), noise(2, 6, DIM), Context.full(2, 6)
+
+    def canon(part: Canon, y: jnp.ndarray) -> jnp.ndarray:
+        late = [jnp.pad(y, ((0, 0), (3 - i, 0), (0, 0)))[:, : y.shape[1]] for i in range(4)]
+        return y + sum(part.conv.taps[i][None, None] * late[i] for i in range(4))
+
+    y = x + made.mixer(canon(made.mixer_prelude, made.mixer_norm(x)), ctx)[0]
+    z, network = canon(made.mlp_prelude, made.mlp_norm(y)), made.mlp.network
+    both = canon(made.mlp.prelude, jnp.concatenate([network.gate(z), network.up(z)], axis=-1))
+    y = y + network.down(both[..., :8] / (1 + jnp.exp(-both[..., :8])) * both[..., 8:])
+    np.testing.assert_allclose(made(x, ctx)[0], y, rtol=2e-5, atol=2e-5)
+
+
+def test_taps_start_within_a_half():
+    start = Canon(1000, rngs=nnx.Rngs(0)).conv.taps[...]
+    assert 0.49 < float(jnp.abs(start).max()) <= 0.5 and abs(float(start.std()) - 12**-0.5) < 0.01
+
+
+@functools.lru_cache
+def subject() -> Subject:
+    return Subject(functools.partial(block, 'ABCD'), DIM)
+
+
+@pytest.mark.parametrize('what', ['streaming', 'streaming packed'])
+def test_a_block_with_all_points_keeps_the_contract(what):
+    claimed(causal=True, bidirectional=False, streaming=True, packed=True)[what](subject())
+
+
+def test_an_argument_puts_them_in_any_recipe_or_takes_them_out():
+    mha, delta = (convolved(chosen_recipe(name), 'canon') for name in ('mha', 'gated_delta_net'))
+    assert mha.layer.points == delta.layer.points == 'ABCD'
+    assert mha.spec[0].prelude.target.endswith('.Canon') and delta.spec[0].prelude.target.endswith('.ShortConv')
+    bare = convolved(chosen_recipe('gated_delta_net'), 'none').spec[0].prelude
+    assert bare.target.endswith('.Activation') and bare.name == 'silu'
+    assert ZOO['gated_delta_net'].spec.prelude.target.endswith('.ShortConv')
+    assert convolved(ZOO['gla'], '0') is ZOO['gla']
+    alternating = recall.get_config('zoo=gla,conv=1').model.stack.blocks
+    assert [each.mixer.target.rpartition('.')[2] for each in alternating] == ['GatedConvolution', 'LinearAttention']
+
+
+@pytest.mark.parametrize(
+    ('zoo', 'conv', 'message'),
+    [
+        ('mha', 'AE', 'conv=AE must be 0, 1, none, canon, or points among ABCD'),
+        ('mha', 'AA', 'each at most once'),
+        ('uniattn', 'A', 'blocks that wire their own branches take none'),
+        ('mla', 'B', 'needs a mixer with a prelude'),
+    ],
+)
+def test_what_has_no_such_points_says_so(zoo, conv, message):
+    with pytest.raises(UserError, match=message):
+        convolved(chosen_recipe(zoo), conv)
