@@ -237,7 +237,8 @@ RUNS = [folder for folder in EXPERIMENTS if not Experiment(folder, 'cpu').has_st
     'folder', [folder for folder in EXPERIMENTS if folder not in RUNS], ids=lambda folder: folder.name
 )
 def test_experiments_of_studies(folder):
-    """Sweeps of both sizes build, and what they compare is matched in size."""
+    """Sweeps of both sizes build, and what they compare is matched in size, or the experiment says that it is not."""
+    says_so = 'NOT MATCHED' in (folder / 'README.md').read_text()
     for size in SIZES:
         studies = Experiment(folder, size).studies()
         assert studies.keys() == Experiment(folder, 'cpu').studies().keys()
@@ -245,7 +246,7 @@ def test_experiments_of_studies(folder):
             sweeps = {name: read(config) for name, config in report.items()}
             assert len({sweep.trials for sweep in sweeps.values()}) == 1
             sizes = [parameters(prepare(sweep.base)) for sweep in sweeps.values()]
-            assert not unmatched(sizes, TOLERANCE), dict(zip(sweeps, sizes, strict=True))
+            assert says_so or not unmatched(sizes, TOLERANCE), dict(zip(sweeps, sizes, strict=True))
 
 
 @pytest.mark.parametrize('folder', RUNS, ids=lambda folder: folder.name)
