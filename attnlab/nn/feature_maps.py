@@ -144,13 +144,9 @@ class Hedgehog(Module):
     """
 
     def __init__(self, key_dim: int, *, heads: int, rngs: nnx.Rngs):
-        def identities(key: Array, shape: Shape[int], dtype: DTypeLike) -> Array:
-            del key
-            return jnp.broadcast_to(jnp.eye(shape[1], dtype=dtype)[None], tuple(shape))
-
         shape, axes = (heads, key_dim, key_dim), ('heads', None, None)
-        self.query = param(identities, shape, axes=axes, rngs=rngs)
-        self.key = param(identities, shape, axes=axes, rngs=rngs)
+        self.query = param(_identities, shape, axes=axes, rngs=rngs)
+        self.key = param(_identities, shape, axes=axes, rngs=rngs)
 
     def features(
         self, q: Queries, k: Keys, positions: Positions
@@ -160,10 +156,81 @@ class Hedgehog(Module):
         return _both_signs(q, self.query), _both_signs(k, self.key)
 
 
+class SignedExponentials(Module):
+    """Learned maps of queries and of keys, one for every head: `f(x) = [exp(x W), exp(-x W)]`.
+
+    `W` is square and starts as the identity. The features of a query are divided by their largest, a factor common to
+    all its weights; those of keys are not bounded. The exponentials are in float32 or better.
+    Nguyen et al. 2025, https://arxiv.org/abs/2507.09025.
+    """
+
+    def __init__(self, key_dim: int, *, heads: int, rngs: nnx.Rngs):
+        shape, axes = (heads, key_dim, key_dim), ('heads', None, None)
+        self.query = param(_identities, shape, axes=axes, rngs=rngs)
+        self.key = param(_identities, shape, axes=axes, rngs=rngs)
+
+    def features(
+        self, q: Queries, k: Keys, positions: Positions
+    ) -> tuple[Float[Array, 'b t h m'], Float[Array, 'b s g m']]:
+        """Returns the features of queries and of keys, twice as many as there are channels."""
+        del positions
+        mapped_q, mapped_k = _mapped(q, self.query), _mapped(k, self.key)
+        largest = jnp.max(jnp.abs(mapped_q), axis=-1, keepdims=True)
+        of_query = jnp.concatenate([jnp.exp(mapped_q - largest), jnp.exp(-mapped_q - largest)], axis=-1)
+        of_key = jnp.concatenate([jnp.exp(mapped_k), jnp.exp(-mapped_k)], axis=-1)
+        return of_query.astype(q.dtype), of_key.astype(k.dtype)
+
+
+def _identities(key: Array, shape: Shape[int], dtype: DTypeLike) -> Array:
+    del key
+    return jnp.broadcast_to(jnp.eye(shape[1], dtype=dtype)[None], tuple(shape))
+
+
+def _mapped(x: Float[Array, 'b t h k'], weight: nnx.Param) -> Float[Array, 'b t h m']:
+    return jnp.einsum('bthk,hkm->bthm', x, weight[...].astype(x.dtype)).astype(state_dtype(x.dtype))
+
+
 def _both_signs(x: Float[Array, 'b t h k'], weight: nnx.Param) -> Float[Array, 'b t h m']:
-    mapped = jnp.einsum('bthk,hkm->bthm', x, weight[...].astype(x.dtype)).astype(state_dtype(x.dtype))
+    mapped = _mapped(x, weight)
     features = jnp.concatenate([jax.nn.softmax(mapped), jax.nn.softmax(-mapped)], axis=-1)
     return jnp.maximum(features, 1e-12).astype(x.dtype)
+
+
+@checked_fields
+@dataclasses.dataclass(frozen=True)
+class NormAware(FixedMap):
+    """Positive and negative parts of channels; queries of larger norm are more selective, where a sum would cancel it.
+
+        f(q) = [relu(d), relu(-d)]^p,  d = q / |q|,  p = power (1/2 + tanh |q|)        f(k) = [relu(k), relu(-k)]^power
+
+    The norm, at least `eps`, and the powers are in float32 or better. Meng et al. 2025,
+    https://arxiv.org/abs/2506.21137.
+    """
+
+    power: float = 3.0
+    eps: float = 1e-6
+
+    def features(
+        self, q: Queries, k: Keys, positions: Positions
+    ) -> tuple[Float[Array, 'b t h m'], Float[Array, 'b s g m']]:
+        """Returns the features of queries and of keys, twice as many as there are channels."""
+        del positions
+        wide = q.astype(state_dtype(q.dtype))
+        norm = jnp.sqrt(jnp.maximum(jnp.sum(jnp.square(wide), axis=-1, keepdims=True), self.eps**2))
+        power = self.power * (0.5 + jnp.tanh(norm))
+        return _powers(wide / norm, power).astype(q.dtype), self.apply(k)
+
+    def apply(self, x: Float[Array, 'b t h k']) -> Float[Array, 'b t h m']:
+        """Returns the features of keys."""
+        wide = x.astype(state_dtype(x.dtype))
+        return _powers(wide, jnp.full((1,) * 4, self.power, wide.dtype)).astype(x.dtype)
+
+
+def _powers(x: Float[Array, 'b t h k'], power: Float[Array, '#b #t #h 1']) -> Float[Array, 'b t h m']:
+    parts = jnp.concatenate([x, -x], axis=-1)
+    # A power of zero has no derivative by its exponent.
+    inside = jnp.where(parts > 0, parts, jnp.ones_like(parts))
+    return jnp.where(parts > 0, inside ** jnp.broadcast_to(power, parts.shape), jnp.zeros_like(parts))
 
 
 @checked_fields

@@ -3,6 +3,7 @@
 from attnlab.config import spec
 from attnlab.functional.normalizers import FloorNormalizer, SumNormalizer
 from attnlab.mixers.linear.attention import LinearAttention
+from attnlab.mixers.linear.lizard import Lizard
 from attnlab.mixers.linear.mlstm import MLSTM
 from attnlab.mixers.linear.rwkv6 import RWKV6
 from attnlab.mixers.linear.rwkv7 import RWKV7
@@ -14,6 +15,7 @@ from attnlab.nn.feature_maps import (
     CosFormer,
     EluPlusOne,
     Hedgehog,
+    NormAware,
     PositiveRandomFeatures,
     SiluQueries,
     UnitNorm,
@@ -22,7 +24,7 @@ from attnlab.nn.feature_maps import (
 from attnlab.nn.gates import ChannelStrengths, LowRankGate, OutputGate, PartialErase, TiedKeys, WriteStrength
 from attnlab.nn.initialization import Gaussian, Initialization, Scaled
 from attnlab.nn.levels import LevelWeights
-from attnlab.nn.norms import RMSNorm, SimpleRMSNorm
+from attnlab.nn.norms import LayerNorm, RMSNorm, SimpleRMSNorm
 from attnlab.nn.positions import Rope
 from attnlab.nn.preludes import Activation, ShortConv
 from attnlab.zoo.recipe import Recipe, Start
@@ -137,6 +139,30 @@ LINEAR = {
             'trained softmax attention, by distillation of its weights.'
         ),
     ),
+    'nalaformer': Recipe(
+        spec=spec(
+            LinearAttention,
+            feature_map=NormAware(),
+            normalizer=SumNormalizer(),
+            scale=1.0,
+            joint_norm=spec(LayerNorm),
+            gate=spec(OutputGate, bias=True),
+            bias=True,
+        ),
+        cite='Meng et al. 2025, https://arxiv.org/abs/2506.21137',
+        causal=True,
+        bidirectional=True,
+        mirrored=True,
+        streaming=True,
+        packed=True,
+        sequence=True,
+        notes=(
+            'Features as in the released code: positive and negative parts, where the first version of the paper has '
+            'cosines and sines. Without the rotation by place of what is summed, but not of the weights it is divided '
+            'by, and without the convolution of values, which are those of images. Keys, queries, values and gate are '
+            'separate maps.'
+        ),
+    ),
     'performer': Recipe(
         spec=spec(
             LinearAttention,
@@ -208,6 +234,22 @@ LINEAR = {
         ),
         small={'slots': 6},
         knobs={'heads': 'heads', 'state': 'slots'},
+    ),
+    'lizard': Recipe(
+        spec=spec(Lizard),
+        cite='Nguyen et al. 2025, https://arxiv.org/abs/2507.09025',
+        causal=True,
+        streaming=True,
+        packed=True,
+        slow=True,
+        notes=(
+            'Trained from scratch; the paper makes it of trained softmax attention, by distillation. It prints the '
+            'logits of the tokens without a value where their exponentials are meant. Not said there, and chosen here: '
+            'gates and those logits for every head, one factor of the window for all, 1 at first, and no rotation in '
+            'the window (position=Rope() has it).'
+        ),
+        small={'metas': 2},
+        knobs={'heads': 'heads'},
     ),
     'delta_net': Recipe(
         spec=spec(

@@ -5,6 +5,7 @@ from attnlab.config import spec
 from attnlab.mixers.state_space.selective import SelectiveSSM, StateSpaceDual
 from attnlab.mixers.state_space.structured import StructuredSSM
 from attnlab.nn.initialization import Initialization
+from attnlab.nn.levels import LevelWeights
 from attnlab.nn.norms import RMSNorm
 from attnlab.nn.preludes import ShortConv
 from attnlab.nn.readouts import SelfGate
@@ -47,6 +48,28 @@ STATE_SPACE = {
         notes=(
             'One group of B and C, 128 states, heads of 64 channels, which must divide twice the width. Biases of the '
             'convolution start at zero, and linear maps three times as far spread as theirs, unless init=paper.'
+        ),
+    ),
+    'log_linear_mamba2': Recipe(
+        spec=spec(
+            StateSpaceDual,
+            prelude=spec(ShortConv, bias=True),
+            levels=spec(LevelWeights),
+            norm=spec(RMSNorm, eps=1e-5),
+        ),
+        cite='Guo et al. 2025, https://arxiv.org/abs/2506.04761',
+        causal=True,
+        streaming=True,
+        packed=True,
+        layer=MixersAlone(),
+        small={'head_dim': 8, 'state': 4},
+        knobs={'heads': 'head_dim', 'state': 'state'},
+        smallest_state=16,
+        start=MAMBA,
+        notes=(
+            'mamba2 whose past is divided into blocks of doubling length, each read with a weight of its own. Every '
+            'level is a run of the core. Levels count from the first token of a document that is seen, and reach over '
+            '16,384 tokens: levels.count=15. Weights of levels have a map of their own.'
         ),
     ),
     's4': Recipe(

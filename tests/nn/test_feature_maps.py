@@ -5,7 +5,7 @@ from flax import nnx
 
 from attnlab.config import build, from_plain, plain, spec
 from attnlab.mixers.linear.attention import LinearAttention
-from attnlab.nn.feature_maps import EluPlusOne, PositiveRandomFeatures, SumNorm, UnitNorm, orthogonal_normals
+from attnlab.nn.feature_maps import EluPlusOne, NormAware, PositiveRandomFeatures, SumNorm, UnitNorm, orthogonal_normals
 from attnlab.testing.noise import noise
 
 
@@ -62,3 +62,23 @@ def test_random_directions_are_normal_and_orthogonal():
     assert jnp.abs(products * (1 - jnp.eye(4))[None]).max() < 1e-4
     np.testing.assert_allclose(directions.T @ directions / 4094, jnp.eye(4), atol=0.05)
     assert abs(float((directions**4).mean()) - 3) < 0.3
+
+
+def test_queries_of_larger_norm_are_more_selective():
+    """What a sum of positive homogeneous features would cancel."""
+    q, k = noise(1, 1, 1, 8), jnp.abs(noise(1, 9, 1, 8, seed=1))
+
+    def largest(factor: float) -> float:
+        of_query, of_key = NormAware().features(factor * q, k, jnp.zeros((1, 1), jnp.int32))
+        weights = jnp.einsum('btgm,bsgm->s', of_query, of_key)
+        return float(weights.max() / weights.sum())
+
+    assert largest(0.05) < largest(0.2) < largest(1.0)
+
+
+def test_norm_aware_has_gradients_where_channels_are_zero():
+    def features(q, k):
+        return sum(jnp.sum(each) for each in NormAware().features(q, k, jnp.zeros((1, 2), jnp.int32)))
+
+    x = jnp.asarray([[0.0, 0.5, -0.5, 0.0], [0.0] * 4])[None, :, None]
+    assert all(jnp.isfinite(each).all() for each in jax.grad(features, (0, 1))(x, x))

@@ -2,38 +2,41 @@
 
 from collections.abc import Callable
 from collections.abc import Sequence as Shape
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 from jax.typing import DTypeLike
-from jaxtyping import Float, Int
+from jaxtyping import Int
 
 from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.functional import cores
+from attnlab.functional.levels import levels_of, no_levels, read_by_level
 from attnlab.functional.recurrences import carried, no_segment, state_dtype
 from attnlab.mixers.mixer import Mixer
 from attnlab.nn.decays import StepSize
+from attnlab.nn.levels import LevelWeights
 from attnlab.nn.norms import RMSNorm
 from attnlab.nn.parameter import param
 from attnlab.nn.preludes import Prelude, ShortConv
 from attnlab.nn.projections import Linear
-from attnlab.typing import Sequence, State
+from attnlab.typing import Heads, Sequence, State, Values
 
 
 class SelectiveState(NamedTuple):
     """What a selective state-space model remembers of a stream.
 
     Attributes:
-      memory: the state of the linear system, float32 or float64: `b d n`, or `b h n v` in the scalar-decay form.
+      memory: the state of the linear system, float32 or float64: `b d n`, or `b h n v` in the scalar-decay form, by
+        level where there are levels.
       prelude: the state of the prelude.
       segment: the segment of the last token, `b`; -1 before the first.
     """
 
-    memory: Float[Array, 'b ...']
+    memory: State
     prelude: State
     segment: Int[Array, ' b']
 
@@ -126,6 +129,10 @@ class StateSpaceDual(Mixer):
     heads. `A` starts uniform in `[1, 16]`, `dt` log-uniform in `[0.001, 0.1]`, `D` at one; each is one number a head.
     The norm is over all heads. Dao and Gu 2024, https://arxiv.org/abs/2405.21060.
 
+    With `levels` the past is divided into blocks of doubling length, and the read is a weighted sum of reads of each
+    (see `read_by_level`); the state then grows with the logarithm of the length it is made for, beyond which a call
+    gives NaN. Guo et al. 2025, https://arxiv.org/abs/2506.04761.
+
     Raises `UserError` unless `head_dim` divides the inner width.
 
     Args:
@@ -133,6 +140,7 @@ class StateSpaceDual(Mixer):
       expand: inner width over model width.
       head_dim: channels a head.
       state: channels of `B` and `C`.
+      levels: made as `levels(dim, heads=, rngs=)`; gives the weights of the levels of the past.
       prelude: made as `prelude(inner + 2 * state, rngs=rngs)`.
       norm: made as `norm(inner, rngs=rngs)`.
       implementation: of the core; `None`: the default of the platform.
@@ -146,6 +154,7 @@ class StateSpaceDual(Mixer):
         expand: int = 2,
         head_dim: int = 64,
         state: int = 128,
+        levels: Callable[..., LevelWeights] | None = None,
         prelude: Callable[..., Prelude] = ShortConv,
         norm: Callable[..., nnx.Module] = RMSNorm,
         implementation: str | None = None,
@@ -162,6 +171,7 @@ class StateSpaceDual(Mixer):
         self.A_log = param(_log_uniform_rate, (self.heads,), axes=('heads',), group='dynamics', rngs=rngs)
         self.D = param(nnx.initializers.ones, (self.heads,), axes=('heads',), group='dynamics', rngs=rngs)
         self.norm = norm(inner, rngs=rngs)
+        self.levels = None if levels is None else levels(dim, heads=self.heads, rngs=rngs)
         self.output = Linear(inner, dim, axes=('mlp', 'embed'), rngs=rngs)
 
     def __call__(
@@ -173,16 +183,20 @@ class StateSpaceDual(Mixer):
         values, B, C = jnp.split(xBC, (inner, inner + self.state), axis=-1)
         values = values.reshape(*values.shape[:2], self.heads, -1)
         dt = self.step_size(step)
-        y, memory = cores.linear_attention(
-            C[:, :, None],
-            B[:, :, None],
-            dt.astype(x.dtype)[..., None] * values,
-            -jnp.exp(self.A_log[...].astype(dt.dtype))[None, None] * dt,
-            scale=1.0,
-            state=None if state is None else carried(state.memory, ctx.segments_or_ones(), state.segment),
-            segments=ctx.segments,
-            implementation=self.implementation,
-        )
+        written = dt.astype(x.dtype)[..., None] * values
+        log_decay = -jnp.exp(self.A_log[...].astype(dt.dtype))[None, None] * dt
+
+        def run(v: Values, **given: Any) -> tuple[Heads, Array]:
+            core = {'scale': 1.0, 'implementation': self.implementation}
+            return cores.linear_attention(C[:, :, None], B[:, :, None], v, log_decay, **core, **given)
+
+        memory: State
+        if self.levels is None:
+            before = None if state is None else carried(state.memory, ctx.segments_or_ones(), state.segment)
+            y, memory = run(written, state=before, segments=ctx.segments)
+        else:
+            given = {} if state is None else {'state': state.memory, 'last': state.segment}
+            y, memory = read_by_level(run, written, self.levels(x), segments=ctx.segments, **given)
         if state is not None:
             state = SelectiveState(memory, prelude, ctx.segments_or_ones()[:, -1])
         # In the type of D, so that its gradient is summed over tokens in float32.
@@ -191,11 +205,14 @@ class StateSpaceDual(Mixer):
 
     @property
     def divides_time(self) -> bool:
-        return True
+        return self.levels is None
 
     def init_state(self, batch: int, length: int, dtype: DTypeLike) -> SelectiveState:
-        """Returns the state of a system at rest; its size does not depend on `length`."""
-        memory = jnp.zeros((batch, self.heads, self.state, self.inner // self.heads), state_dtype(dtype))
+        """Returns the state of a system at rest; its size depends on `length` where there are levels."""
+        shape = (self.heads, self.state, self.inner // self.heads)
+        memory: State = jnp.zeros((batch, *shape), state_dtype(dtype))
+        if self.levels is not None:
+            memory = no_levels(batch, min(levels_of(length), self.levels.count - 1), shape, dtype)
         return SelectiveState(memory, self.prelude.init_state(batch, dtype), no_segment(batch))
 
 

@@ -169,6 +169,26 @@ def performer(mixer: LinearAttention, x: np.ndarray) -> np.ndarray:
     return weighted(mixer, x, weight, eps=1e-6, added=True)
 
 
+def nalaformer(mixer: LinearAttention, x: np.ndarray) -> np.ndarray:
+    q, k, v = (heads(apply(linear, x)) for linear in (mixer.query, mixer.key, mixer.value))
+
+    def weight(q: np.ndarray, k: np.ndarray) -> float:
+        norm = np.linalg.norm(q)
+        power = 3 * (0.5 + np.tanh(norm))
+        sides = [(np.maximum(s * q / norm, 0) ** power) @ (np.maximum(s * k, 0) ** 3) for s in (1, -1)]
+        return sum(sides)
+
+    out = np.zeros_like(v)
+    for h in range(HEADS):
+        for t in range(len(x)):
+            weights = np.asarray([weight(q[t, h], k[s, h]) for s in range(t + 1)])
+            out[t, h] = weights @ v[: t + 1, h] / (weights.sum() + 1e-6)
+    out = out.reshape(len(x), -1)
+    out = (out - out.mean(-1, keepdims=True)) / np.sqrt(out.var(-1, keepdims=True) + 1e-5)
+    out = out * np.asarray(mixer.joint_norm.scale[...], np.float64) + np.asarray(mixer.joint_norm.bias[...], np.float64)
+    return apply(mixer.output, out * silu(apply(mixer.gate.linear, x)))
+
+
 def based(mixer: LinearAttention, x: np.ndarray) -> np.ndarray:
     def weight(q: np.ndarray, k: np.ndarray, h: int, _: int) -> float:
         score = q[h] @ k[h] / np.sqrt(q.shape[-1])
@@ -189,7 +209,19 @@ def taylorshift(mixer: LinearAttention, x: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    'equations', [linear_transformer, retnet, gla, cosformer, hedgehog, performer, lightning, hgrn2, taylorshift]
+    'equations',
+    [
+        linear_transformer,
+        retnet,
+        gla,
+        cosformer,
+        hedgehog,
+        nalaformer,
+        performer,
+        lightning,
+        hgrn2,
+        taylorshift,
+    ],
 )
 def test_the_layer_is_that_of_the_paper(equations: Callable[[LinearAttention, np.ndarray], np.ndarray]):
     check_layer(equations.__name__, equations)
