@@ -6,6 +6,8 @@ Warnings are errors too: see `filterwarnings` in setup.cfg. Processes that tests
 import collections
 import os
 import pathlib
+import shutil
+import sys
 
 import jax
 import jaxtyping
@@ -19,6 +21,19 @@ os.environ.setdefault('NPROC', '8')
 # compared with a reference by `Comparison` in tests/kernels is optimised nevertheless.
 os.environ.setdefault('JAX_DISABLE_MOST_OPTIMIZATIONS', '1')
 jax.config.update('jax_disable_most_optimizations', os.environ['JAX_DISABLE_MOST_OPTIMIZATIONS'] == '1')
+
+# Of a program that is as it was, the machine code is kept in the environment: two thirds of the time of a first run go
+# into making it. What is half written by another worker cannot be read, and is compiled again.
+COMPILED = pathlib.Path(sys.prefix, 'compiled')
+if (
+    'PYTEST_XDIST_WORKER' not in os.environ
+    and COMPILED.exists()
+    and sum(map(os.path.getsize, COMPILED.iterdir())) > 2e9
+):
+    shutil.rmtree(COMPILED)
+jax.config.update('jax_compilation_cache_dir', str(COMPILED))
+jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
+jax.config.update('jax_persistent_cache_min_entry_size_bytes', -1)
 
 # Before anything imports attnlab, so that every annotated function of it is checked.
 jaxtyping.install_import_hook('attnlab', 'beartype.beartype')

@@ -431,7 +431,8 @@ def test_parts_that_exclude_each_other(parts, message):
 def test_every_map_of_the_core_has_a_recipe():
     named = {recipe.spec.weights.target.rsplit('.', 1)[1] for recipe in ZOO.values() if 'weights' in recipe.pattern[0]}
     # The softmax with a fixed scale has a learned one as a recipe, one entmax another, and one is for evaluation.
-    others = {'ScalableSoftmax', 'Entmax', 'AdaptiveSoftmax'}
+    # The squared rectifier is what gated attention units are made with.
+    others = {'ScalableSoftmax', 'Entmax', 'AdaptiveSoftmax', 'SquaredRelu'}
     known = {
         name
         for name in maps.__all__
