@@ -8,6 +8,7 @@ import os
 import pathlib
 import shutil
 import sys
+from collections.abc import Iterator
 
 import jax
 import jaxtyping
@@ -31,15 +32,28 @@ if (
     and sum(map(os.path.getsize, COMPILED.iterdir())) > 2e9
 ):
     shutil.rmtree(COMPILED)
-jax.config.update('jax_compilation_cache_dir', str(COMPILED))
-jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
-jax.config.update('jax_persistent_cache_min_entry_size_bytes', -1)
+KEPT = {
+    'jax_compilation_cache_dir': str(COMPILED),
+    'jax_persistent_cache_min_compile_time_secs': 0.0,
+    'jax_persistent_cache_min_entry_size_bytes': -1,
+}
+for name, value in KEPT.items():
+    jax.config.update(name, value)
 
 # Before anything imports attnlab, so that every annotated function of it is checked.
 jaxtyping.install_import_hook('attnlab', 'beartype.beartype')
 
 jax.config.update('jax_num_cpu_devices', 2)
 jax.config.update('jax_numpy_rank_promotion', 'raise')
+
+
+@pytest.fixture(autouse=True)
+def commands_leave_settings_as_they_were() -> Iterator[None]:
+    """Commands that a test runs in this process say where programs are kept, and which."""
+    yield
+    for name, value in KEPT.items():
+        if getattr(jax.config, name) != value:
+            jax.config.update(name, value)
 
 
 @pytest.fixture(scope='session')
