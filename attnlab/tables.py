@@ -139,6 +139,16 @@ def pairs(name: str, values: Mapping[str, Any], title: str = '') -> Table:
     return Table(name, columns, list(values.items()), title, headed=False)
 
 
+def print_rows(printer: 'Printer', table: Table, caption: str, notes: Mapping[str, str]) -> None:
+    """Prints the table of all named rows of a kind, with its caption; as Markdown with the notes that there are."""
+    printer.table(table)
+    if printer.form != 'plain':
+        printer.line(caption)
+    if printer.form == 'markdown':
+        written = [f'- **{name}**: {note}' for name, note in notes.items() if note]
+        printer.line('\n'.join(['## Notes', '', *written]))
+
+
 def standard_output() -> Console:
     """Standard output, where lines are folded in a terminal alone."""
     made = Console(highlight=False)

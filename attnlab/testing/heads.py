@@ -21,7 +21,7 @@ from scipy.special import chdtri
 from attnlab.errors import UserError
 from attnlab.functional import cores
 from attnlab.testing.contract.gradients import compare_with_differences
-from attnlab.testing.contract.subject import require
+from attnlab.testing.contract.subject import check_each, require
 from attnlab.testing.noise import noise, perturbed
 from attnlab.testing.tolerances import assert_close
 from attnlab.train.partition import Axes, state_shardings
@@ -102,14 +102,7 @@ def check_head(make: Make, *, exact: bool, streams: bool, divided: bool, say: Ca
 
     Raises AssertionError for the first property that does not hold: its name, and what was found.
     """
-    subject = HeadSubject(make)
-    for name, check in claimed_of_head(exact=exact, streams=streams, divided=divided).items():
-        try:
-            check(subject)
-        except Exception:
-            say(f'{name}: does not hold')
-            raise
-        say(f'{name}: holds')
+    check_each(HeadSubject(make), claimed_of_head(exact=exact, streams=streams, divided=divided), say)
 
 
 def claimed_of_head(*, exact: bool, streams: bool, divided: bool) -> dict[str, Check]:

@@ -11,7 +11,7 @@ from flax import nnx
 from attnlab.config import build, flatten, takes
 from attnlab.errors import UserError, nearest
 from attnlab.mixers.mixer import Mixer
-from attnlab.tables import Column, Printer, Table, digits, pairs
+from attnlab.tables import Column, Printer, Table, digits, pairs, print_rows
 from attnlab.typing import State
 from attnlab.zoo import ZOO, Recipe
 
@@ -29,12 +29,8 @@ COLUMNS = (
 
 def print_zoo(printer: Printer) -> None:
     """Prints the table of all recipes; as Markdown with the notes, for docs/zoo.md."""
-    printer.table(Table('recipes', COLUMNS, [_row(name, recipe) for name, recipe in ZOO.items()]))
-    if printer.form != 'plain':
-        printer.line(CAPTION)
-    if printer.form == 'markdown':
-        notes = [f'- **{name}**: {recipe.notes}' for name, recipe in ZOO.items() if recipe.notes]
-        printer.line('\n'.join(['## Notes', '', *notes]))
+    table = Table('recipes', COLUMNS, [_row(name, recipe) for name, recipe in ZOO.items()])
+    print_rows(printer, table, CAPTION, {name: recipe.notes for name, recipe in ZOO.items()})
 
 
 def print_recipe(printer: Printer, name: str) -> None:

@@ -10,7 +10,7 @@ from flax import nnx
 from attnlab.config import build, flatten, takes
 from attnlab.errors import UserError, nearest
 from attnlab.models.heads.registry import CLASSIFIERS, HEADS, HeadRecipe
-from attnlab.tables import Column, Printer, Table, digits, pairs
+from attnlab.tables import Column, Printer, Table, digits, pairs, print_rows
 
 DIM, VOCAB = 256, 8192
 EVERY = {**HEADS, **CLASSIFIERS}
@@ -28,12 +28,8 @@ COLUMNS = (
 
 def print_heads(printer: Printer) -> None:
     """Prints the table of all heads; as Markdown with the notes, for docs/heads.md."""
-    printer.table(Table('heads', COLUMNS, [_row(name, head) for name, head in EVERY.items()]))
-    if printer.form != 'plain':
-        printer.line(CAPTION)
-    if printer.form == 'markdown':
-        notes = [f'- **{name}**: {head.notes}' for name, head in EVERY.items() if head.notes]
-        printer.line('\n'.join(['## Notes', '', *notes]))
+    table = Table('heads', COLUMNS, [_row(name, head) for name, head in EVERY.items()])
+    print_rows(printer, table, CAPTION, {name: head.notes for name, head in EVERY.items()})
 
 
 def print_head(printer: Printer, name: str) -> None:

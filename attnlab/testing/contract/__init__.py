@@ -28,7 +28,7 @@ from attnlab.testing.contract.streaming import (
     check_streaming_gradients,
     check_streaming_packed,
 )
-from attnlab.testing.contract.subject import Make, Subject, cast_parameters, context
+from attnlab.testing.contract.subject import Make, Subject, cast_parameters, check_each, context
 from attnlab.testing.contract.variables import check_buffers, check_parameters
 
 __all__ = [
@@ -71,13 +71,7 @@ def check_mixer(
     checks = claimed(causal=causal, bidirectional=bidirectional, streaming=streaming, packed=packed)
     if bidirectional:
         checks = {'two-sided': check_two_sided} | checks
-    for name, check in checks.items():
-        try:
-            check(subject)
-        except Exception:
-            say(f'{name}: does not hold')
-            raise
-        say(f'{name}: holds')
+    check_each(subject, checks, say)
     claims = {'causal': causal, 'bidirectional': bidirectional, 'streaming': streaming, 'packed': packed}
     left = [name for name, claim in claims.items() if not claim]
     say(f'{len(checks)} properties hold' + (f'; not claimed, so not checked: {", ".join(left)}' if left else ''))

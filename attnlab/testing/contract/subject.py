@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -179,6 +179,17 @@ def cast_parameters(mixer: nnx.Module, dtype: DTypeLike) -> nnx.Module:
 
 def _cast(tree: Any, dtype: DTypeLike) -> Any:
     return jax.tree.map(lambda leaf: leaf.astype(dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf, tree)
+
+
+def check_each(subject: Any, checks: Mapping[str, Callable[[Any], None]], say: Callable[[str], None]) -> None:
+    """Runs the checks, and says of each whether it holds; the first that does not ends it, with its error."""
+    for name, check in checks.items():
+        try:
+            check(subject)
+        except Exception:
+            say(f'{name}: does not hold')
+            raise
+        say(f'{name}: holds')
 
 
 def require(condition: bool | np.bool, message: str) -> None:
