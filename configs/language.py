@@ -44,7 +44,7 @@ from attnlab.train.optimizer import AdamW
 from attnlab.train.run_config import CHOICES, run_config
 from attnlab.train.schedule import Cosine
 from attnlab.train.step import Precision
-from attnlab.zoo.chosen import chosen_recipe, convolved, initialized
+from attnlab.zoo.chosen import convolved, initialized, next_token_recipe
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,7 +117,7 @@ def get_config(arg: str = '') -> ConfigDict:
         init='framework',
         **CHOICES,
     )
-    recipe, initialization = initialized(chosen_recipe(chosen['zoo']), chosen['init'])
+    recipe, initialization = initialized(next_token_recipe(chosen['zoo']), chosen['init'])
     recipe = convolved(recipe, chosen['conv'])
     size = choose(SIZES, 'size', chosen['size'])
     stack = stack_spec(

@@ -213,7 +213,7 @@ def _trunk(recipe: Recipe, run: Setting) -> dict[str, Any]:
 
 def _stack(recipe: Recipe, run: Setting) -> ConfigDict:
     """The recipe's mixers in the one block, in their bidirectional form where they have one."""
-    mixers = recipe.sized(heads=run.heads, window=run.window)
+    mixers = recipe.sized(heads=run.heads, window=run.window, length=run.length)
     for mixer in mixers if recipe.bidirectional else ():
         if 'causal' in takes(mixer):
             mixer.causal = False

@@ -38,7 +38,7 @@ from attnlab.tasks.synthetic import Extra, InContextRegression, LabelPrediction
 from attnlab.train.optimizer import AdamW
 from attnlab.train.run_config import CHOICES, run_config
 from attnlab.train.schedule import Constant, Cosine, Schedule
-from attnlab.zoo.chosen import chosen_recipe, convolved, initialized
+from attnlab.zoo.chosen import convolved, initialized, next_token_recipe
 
 
 @dataclasses.dataclass(frozen=True)
@@ -247,7 +247,7 @@ def get_config(arg: str = '') -> ConfigDict:
     """The config of `task=...,zoo=...,size=...,conv=...,init=...,optimizer=...,schedule=...`."""
     chosen = arguments(arg, task='mqar', zoo='mha', size='tiny', conv='0', init='framework', **CHOICES)
     run = choose(choose(SIZES, 'size', chosen['size']), 'task', chosen['task'])
-    recipe, initialization = initialized(chosen_recipe(chosen['zoo']), chosen['init'])
+    recipe, initialization = initialized(next_token_recipe(chosen['zoo']), chosen['init'])
     recipe = convolved(recipe, chosen['conv'])
     real = run.problem.features is not None
     task = InContextRegression if isinstance(run.problem, LinearRegression) else LabelPrediction

@@ -23,15 +23,23 @@ from configs import grokking, language, long_range, recall
 from configs.sweeps import recall as sweeps_recall
 
 KINDS = {
-    (type(recipe.layer), recipe.bidirectional, recipe.mirrored): name
+    (type(recipe.layer), recipe.causal, recipe.bidirectional, recipe.mirrored): name
     for name, recipe in reversed(ZOO.items())
     if not recipe.slow
 }
 """The first recipe with each of the claims that configs read: traced in every run of the tests, the others nightly."""
 
-zoo = pytest.mark.parametrize(
-    'name', [pytest.param(name, marks=() if name in KINDS.values() else pytest.mark.slow) for name in ZOO]
-)
+
+def any_of(names):
+    """A test of each recipe."""
+    kinds = KINDS.values()
+    return pytest.mark.parametrize(
+        'name', [pytest.param(name, marks=() if name in kinds else pytest.mark.slow) for name in names]
+    )
+
+
+zoo = any_of(ZOO)
+causal = any_of([name for name, recipe in ZOO.items() if recipe.causal])
 
 
 def prepared(config):
@@ -42,7 +50,7 @@ def prepared(config):
     return prepare(config)
 
 
-@zoo
+@causal
 def test_language(name):
     config = language.get_config(f'zoo={name}')
     with config.unlocked():
@@ -112,9 +120,16 @@ def test_language_with_other_convolutions(argument):
     prepared(config).trace()
 
 
-@zoo
+@causal
 def test_recall_by_any_recipe(name):
     prepared(recall.get_config(f'zoo={name}')).trace()
+
+
+@pytest.mark.parametrize('name', [name for name, recipe in ZOO.items() if not recipe.causal])
+def test_what_is_only_bidirectional_predicts_no_next_token(name):
+    for module in (language, recall):
+        with pytest.raises(UserError, match=f'zoo={name} is only bidirectional .* --config=long_range:zoo={name} '):
+            module.get_config(f'zoo={name}')
 
 
 @pytest.mark.parametrize('name', recall.TINY)

@@ -14,7 +14,8 @@ from attnlab.signature import members, parameters
 from attnlab.trust import named
 from attnlab.zoo import ZOO
 
-LANGUAGE = pathlib.Path(__file__).parents[1] / 'configs' / 'language.py'
+CONFIGS = pathlib.Path(__file__).parents[1] / 'configs'
+LANGUAGE = CONFIGS / 'language.py'
 SAMPLES = {int: 3, float: 0.5, str: 'x', bool: True, tuple: (1, 2)}
 """A value of every type that an override can spell out."""
 
@@ -42,8 +43,9 @@ def overridable(config: ConfigDict):
 
 def test_every_plain_key_of_every_recipe_can_be_overridden():
     for name in ZOO:
-        asked = dict(overridable(config_of(LANGUAGE, f'zoo={name}')))
-        config = read(*(f'--config.{key}={value}' for key, value in asked.items()), config=f'{LANGUAGE}:zoo={name}')
+        file = LANGUAGE if ZOO[name].causal else CONFIGS / 'long_range.py'
+        asked = dict(overridable(config_of(file, f'zoo={name}')))
+        config = read(*(f'--config.{key}={value}' for key, value in asked.items()), config=f'{file}:zoo={name}')
         found = {key: config_path.get_value(key, config) for key in asked}
         assert found == asked, name
 

@@ -57,7 +57,7 @@ FIRST_OF_ROOM = first(room)
 @functools.lru_cache(maxsize=1)
 def subject(name: str) -> Subject:
     """The recipe's mixer and what is compiled for it; the tests of a recipe follow one another in one process."""
-    return Subject(functools.partial(make, ZOO[name]))
+    return Subject(functools.partial(make, ZOO[name]), causal=ZOO[name].causal)
 
 
 def make(recipe: Recipe, dim: int, *, rngs: nnx.Rngs, **overrides: Any) -> nnx.Module:

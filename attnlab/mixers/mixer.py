@@ -47,10 +47,13 @@ class Mixer(Module):
         """Returns the state before the first token, able to hold `length` tokens, activations of type `dtype`."""
 
 
+NO_STREAM = 'a bidirectional mixer cannot be streamed: the first token sees the last'
+
+
 def require_causal(causal: bool) -> None:
     """Raises `UserError` for a mixer that is asked for a state though it sees to both sides."""
     if not causal:
-        raise UserError('a bidirectional mixer cannot be streamed: the first token sees the last')
+        raise UserError(NO_STREAM)
 
 
 def check_input(name: str, x: Any, ctx: Any) -> None:
@@ -133,3 +136,11 @@ def _checked(call: Callable[..., Any]) -> Callable[..., Any]:
 
 def _shapes(state: Any) -> tuple[Any, list[tuple[int, ...]]]:
     return jax.tree.structure(state), [jax.numpy.shape(array) for array in jax.tree.leaves(state)]
+
+
+class TwoSided(Mixer):
+    """A mixer that is bidirectional by nature: every token sees its whole document, and there is no state to keep."""
+
+    def init_state(self, batch: int, length: int, dtype: DTypeLike) -> State:
+        """Raises `UserError`: it cannot be streamed."""
+        raise UserError(NO_STREAM)

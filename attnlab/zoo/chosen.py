@@ -29,13 +29,15 @@ def chosen_recipe(name: str) -> Recipe:
     path, in blocks with an MLP (see `attnlab.trust` for whose classes may be named).
 
     Raises `UserError` for an unknown name, for a text that is no pattern, and for rows that fill layers in different
-    ways.
+    ways, or of which some are only causal and others only bidirectional.
     """
     parts = [_part(text.strip(), name) for text in name.split('+')]
     recipes = [recipe for count, recipe in parts for _ in range(count)]
     first = recipes[0]
     if len(recipes) == 1:
         return first
+    if not (all(recipe.causal for recipe in recipes) or all(recipe.bidirectional for recipe in recipes)):
+        raise UserError(f'zoo={name} joins mixers that are only causal with mixers that are only bidirectional')
     layer = joined([recipe.layer for recipe in recipes])
     if layer is None:
         kinds = ' and '.join(dict.fromkeys(str(recipe.layer) for recipe in recipes))
@@ -57,6 +59,17 @@ def chosen_recipe(name: str) -> Recipe:
         ),
         layer=layer,
     )
+
+
+def next_token_recipe(name: str) -> Recipe:
+    """Returns the recipe called `name`, as `chosen_recipe` does. Raises `UserError` where it is only bidirectional."""
+    recipe = chosen_recipe(name)
+    if not recipe.causal:
+        raise UserError(
+            f'zoo={name} is only bidirectional and cannot predict the next token; --config=long_range:zoo={name} '
+            'trains it to classify'
+        )
+    return recipe
 
 
 POINTS = 'ABCD'

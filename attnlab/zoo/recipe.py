@@ -37,7 +37,8 @@ class Recipe:
       spec: the mixer, from `attnlab.config.spec`, or a tuple of them: a hybrid's pattern of layers, repeated.
       cite: the paper, authors and year first, then the address.
       causal: built as it is, `y_t` depends on no later token.
-      bidirectional: built with `causal=False`, every token sees the whole document.
+      bidirectional: built with `causal=False`, every token sees the whole document; a row that is not causal besides is
+        bidirectional by nature, built so as it is, and predicts no next token.
       mirrored: bidirectional, it cannot tell left from right: a document read backwards gives the outputs backwards.
       streaming: given a state, any split of a sequence gives what one pass gives.
       packed: documents sharing a row, told apart by segments, do not see each other.
@@ -81,9 +82,12 @@ class Recipe:
         """The mixers of one period of layers; a single one unless the recipe is a hybrid."""
         return self.spec if isinstance(self.spec, tuple) else (self.spec,)
 
-    def sized(self, *, heads: int, window: int) -> tuple[ConfigDict, ...]:
-        """The pattern with `heads` where the recipe leaves them open, and `window` where it has one."""
-        return tuple(_sized(mixer, heads, window) for mixer in self.pattern)
+    def sized(self, *, heads: int, window: int, length: int | None = None) -> tuple[ConfigDict, ...]:
+        """The pattern with `heads` where the recipe leaves them open, and `window` where it has one.
+
+        Mixers that are made for documents of a length are made for `length`, unless it is `None`.
+        """
+        return tuple(_sized(mixer, heads, window, length) for mixer in self.pattern)
 
     def reduced(self, *, heads: int = 4, window: int = 5, **sizes: Any) -> tuple[ConfigDict, ...]:
         """The pattern in sizes that suit a test, and with `sizes` in every mixer that takes them."""
@@ -95,12 +99,14 @@ class Recipe:
         return pattern
 
 
-def _sized(mixer: ConfigDict, heads: int, window: int) -> ConfigDict:
+def _sized(mixer: ConfigDict, heads: int, window: int, length: int | None) -> ConfigDict:
     mixer = mixer.copy_and_resolve_references()
     if 'heads' in takes(mixer) and 'heads' not in mixer:
         mixer.heads = heads
     if 'window' in mixer and mixer.window is not None:
         mixer.window = window
+    if 'length' in mixer and length is not None:
+        mixer.length = length
     return mixer
 
 

@@ -17,7 +17,10 @@ from attnlab.zoo import ZOO, Recipe
 
 DIM, HEADS, LENGTHS = 256, 4, (1024, 8192)
 CLAIMS = ('causal', 'bidirectional', 'mirrored', 'streaming', 'packed', 'sequence')
-CAPTION = f'State: bytes a sequence and layer (mean over the pattern) in float32 at width {DIM}, {HEADS} heads.'
+CAPTION = (
+    f'State: bytes a sequence and layer (mean over the pattern) in float32 at width {DIM}, {HEADS} heads; '
+    'none where nothing streams.'
+)
 COLUMNS = (
     Column('recipe'),
     Column('class', prose=True),
@@ -69,7 +72,8 @@ def _states(factory: Callable[..., Mixer], lengths: tuple[int, ...]) -> list[Sta
 
 def _row(name: str, recipe: Recipe) -> tuple[Any, ...]:
     classes = dict.fromkeys(mixer.target.rpartition('.')[2] for mixer in recipe.pattern)
-    return name, ', '.join(classes), recipe.cite, ', '.join(_claims(recipe)), *state_bytes(recipe, LENGTHS)
+    sizes = state_bytes(recipe, LENGTHS) if recipe.streaming else (None,) * len(LENGTHS)
+    return name, ', '.join(classes), recipe.cite, ', '.join(_claims(recipe)), *sizes
 
 
 def _claims(recipe: Recipe) -> list[str]:

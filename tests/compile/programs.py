@@ -16,7 +16,7 @@ from attnlab.nn.mlps import GatedMLP
 from attnlab.train.partition import Axes
 from attnlab.train.setup import Setup, prepare
 from attnlab.zoo import ZOO
-from configs import language
+from configs import language, long_range
 
 ROWS, LENGTH, WIDTH, HEADS = 2, 512, 256, 2
 """Sizes of a batch, of the model, and of the heads of mixers that leave them open: 128 channels each."""
@@ -26,17 +26,22 @@ PERIODS = 2
 
 
 def setup_for(recipe: str, devices: Sequence[jax.Device], mesh: str = '', *, remat: bool = False) -> Setup:
-    """The setup of a recipe in bfloat16 on the first of `devices`, with the optimiser of configs/language.py.
+    """The setup of a recipe in bfloat16 on the first of `devices`: a language model, or a classifier of texts.
 
     With a mesh, such as `data=2,tensor=2`, on all of `devices`.
     """
-    config = language.get_config(f'zoo={recipe},size=10m').unlock()
+    row = ZOO[recipe]
+    config = (
+        language.get_config(f'zoo={recipe},size=10m')
+        if row.causal
+        else long_range.get_config(f'zoo={recipe},size=smoke,task=authorship')
+    ).unlock()
+    config.precision.activations = 'bfloat16'
     sizes = {axis: int(size) for axis, size in (item.split('=') for item in mesh.split(',') if item)}
     axes = Axes(**{'data': 1} | sizes)
     config.batch_size, config.length, config.model.dim = max(ROWS, axes.data * axes.fsdp), LENGTH, WIDTH
-    row = ZOO[recipe]
     layers = sum(mixer.layers if 'layers' in mixer else 1 for mixer in row.pattern)
-    mixers = row.sized(heads=HEADS, window=LENGTH // 4)
+    mixers = row.sized(heads=HEADS, window=LENGTH // 4, length=LENGTH)
     config.model.stack = stack_spec(mixers, layer=row.layer, depth=PERIODS * layers, mlp=spec(GatedMLP))
     config.model.stack.remat = remat
     return dataclasses.replace(prepare(config.lock()), mesh=axes.make(devices if mesh else devices[:1]))
@@ -85,6 +90,11 @@ PROGRAMS: dict[str, tuple[Callable[[Setup], jax.stages.Traced], bool]] = {
     'decoding step': (decode, False),
 }
 """Every program, and whether blocks are computed again on the way back."""
+
+
+def programs_of(recipe: str) -> tuple[str, ...]:
+    """The names of the programs that a recipe has: without a state it neither reads a prompt nor decodes."""
+    return tuple(name for name in PROGRAMS if ZOO[recipe].streaming or name not in ('prefill', 'decoding step'))
 
 
 def trace(recipe: str, program: str, devices: Sequence[jax.Device], mesh: str = '') -> jax.stages.Traced:

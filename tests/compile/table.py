@@ -135,23 +135,33 @@ def render(lines: dict[Cell, dict[str, Any]]) -> str:
     """The document."""
     text = [HEAD]
     for (topology, mesh), (columns, recipes) in WANTED.items():
-        done = {recipe for recipe in recipes for name in columns if Cell(topology, mesh, recipe, name) in lines}
-        cells = sum(Cell(topology, mesh, recipe, name) in lines for recipe in recipes for name in columns)
+        wanted = [Cell(topology, mesh, recipe, name) for recipe in recipes for name in _programs(recipe, columns)]
+        done = {cell.recipe for cell in wanted if cell in lines}
+        cells = sum(cell in lines for cell in wanted)
         verb = 'lowered' if topologies.gpus(topology) else 'compiled'
         text += [f'## {topology}, {f"mesh {mesh}" if mesh else "one device"}: {verb}', '']
-        text += [f'{cells} of {len(recipes) * len(columns)} programs were {verb} or tried.', '']
+        text += [f'{cells} of {len(wanted)} programs were {verb} or tried.', '']
         if done:
             text += [f'| recipe | {" | ".join(columns)} | calls of cores that no kernel serves |']
             text += [f'| {" | ".join(["---"] * (len(columns) + 2))} |']
             for recipe in (recipe for recipe in recipes if recipe in done):
                 row = [lines.get(Cell(topology, mesh, recipe, name)) for name in columns]
                 without = dict.fromkeys(reason for line in row if line for reason in line.get('without', ()))
-                shown = [*map(_shown, row), '; '.join(without).replace('|', '/')]
+                had = _programs(recipe, columns)
+                cells_of_row = [
+                    _shown(line) if name in had else 'none' for name, line in zip(columns, row, strict=True)
+                ]
+                shown = [*cells_of_row, '; '.join(without).replace('|', '/')]
                 text += [f'| {recipe} | {" | ".join(shown)} |']
             text += ['']
         missing = [recipe for recipe in recipes if recipe not in done]
         text += [f'Recipes {NOT_COMPILED}: {", ".join(missing) or "none"}.', '']
     return '\n'.join(text)
+
+
+def _programs(recipe: str, names: Iterable[str]) -> list[str]:
+    """Those of the programs that the recipe has."""
+    return [name for name in names if name in programs.programs_of(recipe)]
 
 
 def _shown(line: dict[str, Any] | None) -> str:
@@ -181,7 +191,7 @@ if __name__ == '__main__':
     wanted = [
         Cell(options.topology, options.mesh, recipe, name)
         for recipe in options.recipes or ZOO
-        for name in options.programs.split(',')
+        for name in _programs(recipe, options.programs.split(','))
     ]
     kept = read() if options.write or options.new else {}
     for line in run((cell for cell in wanted if not (options.new and cell in kept)), kept):

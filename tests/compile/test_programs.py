@@ -11,7 +11,7 @@ import pytest
 from attnlab.train import topologies
 from attnlab.zoo import ZOO
 from tests.compile import table
-from tests.compile.programs import PROGRAMS
+from tests.compile.programs import PROGRAMS, programs_of
 
 ROOT = pathlib.Path(__file__).parents[2]
 CHOSEN = ('mha', 'gla', 'mamba2', 'rg_lru')
@@ -32,8 +32,7 @@ def described(recipe, program):
     return table.describe(table.Cell('H100x1', '', recipe, program), topologies.find('H100x1'))
 
 
-@pytest.mark.parametrize('program', PROGRAMS)
-@pytest.mark.parametrize('recipe', ZOO)
+@pytest.mark.parametrize(('recipe', 'program'), [(recipe, name) for recipe in ZOO for name in programs_of(recipe)])
 @pytest.mark.slow
 def test_programs_are_lowered_for_gpus(recipe, program):
     check(described(recipe, program), 'mosaic_gpu')

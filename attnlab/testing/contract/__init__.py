@@ -60,14 +60,15 @@ def check_mixer(
     """Checks every property that is claimed, and those that no mixer may lack; says of each whether it holds.
 
     Args:
-      make: makes the mixer, as `make(dim, rngs=rngs)`, and its bidirectional form with `causal=False`.
+      make: makes the mixer, as `make(dim, rngs=rngs)`, and its bidirectional form with `causal=False`; what is
+        bidirectional alone is made so without being asked.
       causal, bidirectional, streaming, packed: what is claimed; see the attributes of `Recipe`.
       dim: the width of the mixer that is checked.
       say: is given a line for every property.
 
     Raises AssertionError for the first property that does not hold: its name, and what was found.
     """
-    subject = Subject(make, dim)
+    subject = Subject(make, dim, causal=causal or not bidirectional)
     checks = claimed(causal=causal, bidirectional=bidirectional, streaming=streaming, packed=packed)
     if bidirectional:
         checks = {'two-sided': check_two_sided} | checks

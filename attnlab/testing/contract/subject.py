@@ -40,11 +40,11 @@ class Subject:
     """A small mixer made by `make`, with its compiled programs: contexts, states and lengths are arguments.
 
     Its parameters are perturbed, since a map initialised at zero hides everything behind it. Float64 properties must be
-    used inside `jax.enable_x64`.
+    used inside `jax.enable_x64`. With `causal=False` the mixer is bidirectional as `make(dim, rngs=rngs)` makes it.
     """
 
-    def __init__(self, make: Make, dim: int = 32):
-        self.make, self.dim = make, dim
+    def __init__(self, make: Make, dim: int = 32, *, causal: bool = True):
+        self.make, self.dim, self.causal = make, dim, causal
 
     @functools.cached_property
     def mixer(self) -> Any:
@@ -54,8 +54,8 @@ class Subject:
 
     @functools.cached_property
     def bidirectional(self) -> 'Subject':
-        """The subject made with `causal=False`."""
-        return Subject(functools.partial(self.make, causal=False), self.dim)
+        """The subject made with `causal=False`, or itself where it is bidirectional as it is."""
+        return Subject(functools.partial(self.make, causal=False), self.dim, causal=False) if self.causal else self
 
     def fresh(self, seed: int = 0) -> Any:
         """A mixer as it is made."""

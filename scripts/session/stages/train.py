@@ -30,7 +30,7 @@ FIRST = ('mha', 'gla', 'gated_delta_net', 'mamba2', 'mamba', 'rg_lru')
 def cases(small: bool) -> list[Case]:
     if small:
         return [_case('mingru')]
-    classes = {_classes(name): name for name in reversed(ZOO)}
+    classes = {_classes(name): name for name in reversed(ZOO) if ZOO[name].causal}
     served = {_classes(name) for name in FIRST}
     return [_case(name) for name in (*FIRST, *(name for kind, name in reversed(classes.items()) if kind not in served))]
 
