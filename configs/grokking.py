@@ -6,7 +6,7 @@
 113, 40 % shown, 80,000 epochs. The model is the perceptron of Prieto et al. 2025, https://arxiv.org/abs/2501.04697,
 with the optimiser of the released scripts for figure 1: Adam at 0.01 with epsilon 1e-25, without clipping, and with
 `b2` of 0.999 for StableMax, 0.99 for the others. `optimizer` and `schedule` choose others, as in `configs/language.py`.
-The scripts take the losses of figure 1 in float64, these are in float32.
+The scripts take the losses of figure 1 in float64, but for `perpendicular`; these are in float32.
 """
 
 import dataclasses
