@@ -185,6 +185,12 @@ def test_grokking_is_traced():
     prepare(config).trace()
 
 
+@pytest.mark.parametrize('task', ['mqar', 'mqar_mixed', 'induction', 'parity', 'arithmetic', 's5', 'regression'])
+def test_recall_as_published_has_the_adam_of_the_released_code(task):
+    optimizer = recall.get_config(f'task={task},size=paper').optimizer
+    assert (optimizer.b1, optimizer.b2, optimizer.clip) == (0.9, 0.999, None)
+
+
 def test_every_task_has_every_size():
     assert recall.TINY.keys() == recall.PAPER.keys() == recall.DEPARTURES.keys()
 
