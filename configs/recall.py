@@ -245,7 +245,8 @@ DEPARTURES = {
     'mqar_mixed': f'{ZOOLOGY}; learning rates to 3e-2; tested at the five sizes trained on, not up to (1024, 256)',
     'overwritten': OURS,
     'compositional': OURS,
-    'selective_copying': 'fillers are one token, as published; one width for all mixers; constants of Adam as in PyTorch, the paper names none',
+    'selective_copying': 'one width for all mixers; constants of Adam as in PyTorch, the paper names none; fillers are '
+    'one token, as published',
     'induction': 'one width and learning rate for all mixers: the paper has 128 and 2e-4 for attention and the better '
     'of two rates; constants of Adam as in PyTorch, the paper names none',
     'copying': 'width 1024 for all mixers; rotary positions where the recipe has them; AdamW (0.9, 0.95), clipped at 1',
