@@ -3,6 +3,7 @@
 from attnlab.config import spec
 from attnlab.functional.normalizers import FloorNormalizer, SumNormalizer
 from attnlab.mixers.linear.attention import LinearAttention
+from attnlab.mixers.linear.fast_weights import FastWeights
 from attnlab.mixers.linear.lizard import Lizard
 from attnlab.mixers.linear.mlstm import MLSTM
 from attnlab.mixers.linear.rwkv6 import RWKV6
@@ -10,6 +11,7 @@ from attnlab.mixers.linear.rwkv7 import RWKV7
 from attnlab.mixers.linear.slots import GatedSlots
 from attnlab.mixers.linear.write import Delta, EarlyDelta
 from attnlab.nn.decays import LowRankDecay, LowRankStepDecay, RetentionDecay, SlopeDecay, StepDecay
+from attnlab.nn.fast_weights import AverageDescent, MomentumDescent, NormedResidual, SquaredError
 from attnlab.nn.feature_maps import (
     CorrectedUnitNorm,
     CosFormer,
@@ -21,7 +23,14 @@ from attnlab.nn.feature_maps import (
     UnitNorm,
     UnitTaylor,
 )
-from attnlab.nn.gates import ChannelStrengths, LowRankGate, OutputGate, PartialErase, TiedKeys, WriteStrength
+from attnlab.nn.gates import (
+    ChannelStrengths,
+    LowRankGate,
+    OutputGate,
+    PartialErase,
+    TiedKeys,
+    WriteStrength,
+)
 from attnlab.nn.initialization import Gaussian, Initialization, Scaled
 from attnlab.nn.levels import LevelWeights
 from attnlab.nn.norms import LayerNorm, RMSNorm, SimpleRMSNorm
@@ -445,6 +454,54 @@ LINEAR = {
             'first by default. The output map does not start at zero. The paper has heads of 64 channels.'
         ),
         small={'rank': 4, 'gate_rank': 4},
+        knobs={'heads': 'heads'},
+    ),
+    'ttt_linear': Recipe(
+        spec=spec(
+            FastWeights,
+            loss=spec(NormedResidual),
+            descent=spec(AverageDescent),
+            bias=True,
+            position=Rope(interleaved=True),
+            joint_norm=spec(LayerNorm, eps=1e-6),
+        ),
+        cite='Sun et al. 2024, https://arxiv.org/abs/2407.04620',
+        causal=True,
+        streaming=True,
+        packed=True,
+        slow=True,
+        implementations=(),
+        notes=(
+            'The layer that the released code puts into Transformers. That for the blocks of Mamba has convolutions, a '
+            'gate, and one projection for queries and keys: prelude=ShortConv and gate=OutputGate, with projections of '
+            'their own here. Streams, and rows of several documents, go token by token.'
+        ),
+        small={'chunk': 4},
+        knobs={'heads': 'heads'},
+    ),
+    'titans_linear': Recipe(
+        spec=spec(
+            FastWeights,
+            loss=spec(SquaredError),
+            descent=spec(MomentumDescent),
+            prelude=spec(ShortConv),
+            feature_map=UnitNorm(),
+            norm=spec(RMSNorm, eps=1e-5),
+            gate=spec(OutputGate),
+        ),
+        cite='Behrouz, Zhong and Mirrokni 2024, https://arxiv.org/abs/2501.00663',
+        causal=True,
+        streaming=True,
+        packed=True,
+        slow=True,
+        implementations=(),
+        notes=(
+            'The long-term memory alone, linear, without attention beside it. There is no released code. Not said, and '
+            'chosen here: one rate, momentum and forgetting a head; rates that add up to at most one gradient in a '
+            'mini-batch of 16 tokens; a learned start; norm and gate as in gated_delta_net. Streams, and rows of '
+            'several documents, go token by token.'
+        ),
+        small={'chunk': 4},
         knobs={'heads': 'heads'},
     ),
 }

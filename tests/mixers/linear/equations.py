@@ -10,6 +10,7 @@ from flax import nnx
 from attnlab.config import build
 from attnlab.context import Context
 from attnlab.mixers.linear.attention import LinearAttention
+from attnlab.mixers.mixer import Mixer
 from attnlab.testing.noise import noise, perturbed
 from attnlab.zoo.linear import LINEAR
 
@@ -67,7 +68,7 @@ def softplus(x: np.ndarray) -> np.ndarray:
     return np.log1p(np.exp(x))
 
 
-def convolved(mixer: LinearAttention, x: np.ndarray) -> list[np.ndarray]:
+def convolved(mixer: Mixer, x: np.ndarray, steps: int = 1) -> list[np.ndarray]:
     """Queries, keys and values after short convolutions and SiLU, `t h k`; of `n` writes a token `t (n h) k`."""
     results = []
     for linear, conv in zip((mixer.query, mixer.key, mixer.value), mixer.preludes, strict=True):
@@ -77,17 +78,17 @@ def convolved(mixer: LinearAttention, x: np.ndarray) -> list[np.ndarray]:
             for i, tap in enumerate(reversed(taps)):
                 if t >= i:
                     y[t] += tap * projected[t - i]
-        results.append(heads(silu(y), HEADS if linear is mixer.query else mixer.write.steps * HEADS))
+        results.append(heads(silu(y), HEADS if linear is mixer.query else steps * HEADS))
     return results
 
 
-def normed(mixer: LinearAttention, out: np.ndarray) -> np.ndarray:
+def normed(mixer: Mixer, out: np.ndarray) -> np.ndarray:
     scale = np.asarray(mixer.norm.scale[...], np.float64)
     out = out / np.sqrt((out**2).mean(-1, keepdims=True) + mixer.norm.eps) * scale
     return out.reshape(len(out), -1)
 
 
-def gated_output(mixer: LinearAttention, out: np.ndarray, x: np.ndarray) -> np.ndarray:
+def gated_output(mixer: Mixer, out: np.ndarray, x: np.ndarray) -> np.ndarray:
     return apply(mixer.output, normed(mixer, out) * silu(apply(mixer.gate.linear, x)))
 
 

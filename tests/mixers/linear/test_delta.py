@@ -85,7 +85,7 @@ def kda(mixer: LinearAttention, x: np.ndarray) -> np.ndarray:
 
 
 def gated_delta_product(mixer: LinearAttention, x: np.ndarray) -> np.ndarray:
-    q, k, v = convolved(mixer, x)
+    q, k, v = convolved(mixer, x, mixer.write.steps)
     A, bias = (np.asarray(a[...], np.float64) for a in (mixer.decay.A_log, mixer.decay.step_size.bias))
     decay = np.exp(-np.exp(A) * softplus(apply(mixer.decay.linear, x) + bias))
     beta = 2 * sigmoid(apply(mixer.gates.linear, x))

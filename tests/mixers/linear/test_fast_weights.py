@@ -1,0 +1,201 @@
+"""Fast weights against their equations, as loops over tokens in numpy float64."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax import Array
+
+from attnlab.context import Context
+from attnlab.mixers.linear.fast_weights import FastWeights
+from attnlab.nn.fast_weights import (
+    AverageDescent,
+    AverageRates,
+    InnerLoss,
+    MomentumDescent,
+    MomentumRates,
+    SquaredError,
+)
+from attnlab.testing.noise import noise
+from pallas_kernels import delta_rule, diagonal_low_rank, linear_attention
+from tests.mixers.linear.equations import (
+    DIM,
+    HEADS,
+    apply,
+    batch,
+    check_layer,
+    convolved,
+    gated_output,
+    heads,
+    recipe,
+    sigmoid,
+)
+
+K = DIM // HEADS
+
+
+@pytest.fixture(autouse=True)
+def float64():
+    with jax.enable_x64(True):
+        yield
+
+
+def layer_norm(z: np.ndarray, gain: np.ndarray, offset: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
+    deviation = np.sqrt(z.var() + 1e-6)
+    unit = (z - z.mean()) / deviation
+    return unit * gain + offset, unit, deviation
+
+
+def rotated(x: np.ndarray, place: int) -> np.ndarray:
+    """Neighbouring channels as complex numbers, times a power of the unit."""
+    pairs = x[..., 0::2] + 1j * x[..., 1::2]
+    pairs = pairs * np.exp(1j * place * 10000.0 ** (-np.arange(0, K, 2) / K))
+    return np.stack([pairs.real, pairs.imag], axis=-1).reshape(x.shape)
+
+
+def ttt_linear(mixer: FastWeights, x: np.ndarray, chunk: int) -> np.ndarray:
+    q, k, v = (heads(apply(linear, x)) for linear in (mixer.query, mixer.key, mixer.value))
+    rate = sigmoid(apply(mixer.descent.step, x)) / K
+    parts = (mixer.start, mixer.bias, mixer.loss.norm.scale, mixer.loss.norm.bias, mixer.descent.offsets)
+    start, bias, gains, offsets, shares = (np.asarray(p[...], np.float64) for p in parts)
+    out = np.zeros_like(q)
+    for h in range(HEADS):
+        W, c = start[h], bias[h, 0]
+        for t in range(len(x)):
+            i = t % chunk
+            if i == 0:
+                base, base_c, total, total_c = W, c, np.zeros_like(W), np.zeros_like(c)
+            key, query = rotated(k[t, h], i), rotated(q[t, h], i)
+            normed, unit, deviation = layer_norm(key @ base + base_c, gains[h], offsets[h])
+            g = (normed - (v[t, h] - key)) * gains[h]
+            g = (g - g.mean() - unit * (g * unit).mean()) / deviation
+            total, total_c = total + rate[t, h] * np.outer(key, g), total_c + rate[t, h] * g
+            share = max(0.0, 1 / (i + 1) + shares[i])
+            W, c = base - share * total, base_c - share * total_c
+            out[t, h] = query + layer_norm(query @ W + c, gains[h], offsets[h])[0]
+    out = out.reshape(len(x), -1)
+    out = (out - out.mean(-1, keepdims=True)) / np.sqrt(out.var(-1, keepdims=True) + 1e-6)
+    gain, offset = (np.asarray(p[...], np.float64) for p in (mixer.joint_norm.scale, mixer.joint_norm.bias))
+    return apply(mixer.output, out * gain + offset)
+
+
+def titans_linear(mixer: FastWeights, x: np.ndarray, chunk: int) -> np.ndarray:
+    q, k, v = convolved(mixer, x)
+    q, k = (a / np.sqrt((a**2).sum(-1, keepdims=True) + 1e-6) for a in (q, k))
+    descent = mixer.descent
+    momentum, forget = (
+        sigmoid(apply(linear, x) + np.asarray(bias[...], np.float64))
+        for linear, bias in ((descent.momentum, descent.momentum_bias), (descent.forget, descent.forget_bias))
+    )
+    rate = (1 - momentum) * sigmoid(apply(descent.step, x)) / chunk
+    out = np.zeros_like(q)
+    for h in range(HEADS):
+        W, S = np.asarray(mixer.start[h], np.float64), np.zeros((K, K))
+        for t in range(len(x)):
+            base = W if t % chunk == 0 else base
+            gradient = 2 * np.outer(k[t, h], k[t, h] @ base - v[t, h])
+            S = momentum[t, h] * S - rate[t, h] * gradient
+            W = (1 - forget[t, h]) * W + S
+            out[t, h] = q[t, h] @ W
+    return gated_output(mixer, out, x)
+
+
+EQUATIONS = {'ttt_linear': ttt_linear, 'titans_linear': titans_linear}
+
+
+@pytest.mark.parametrize('name', EQUATIONS)
+def test_the_layer_is_that_of_the_paper(name: str):
+    """Documents of a packed row token by token, and a row of one document by mini-batches, the last one short."""
+    equations = functools.partial(EQUATIONS[name], chunk=4)
+    check_layer(name, equations, chunk=4)
+    mixer, x = recipe(name, chunk=4), batch()[0]
+    y, _ = jax.jit(mixer)(x, Context.full(*x.shape[:2]))
+    for found, row in zip(y, x, strict=True):
+        np.testing.assert_allclose(found, equations(mixer, np.asarray(row)), rtol=1e-9, atol=1e-9)
+
+
+class Minus(InnerLoss):
+    """The product with the value, negative."""
+
+    def __init__(self, channels: int, *, heads: int, rngs: nnx.Rngs):
+        pass
+
+    def __call__(self, z: Array, k: Array, v: Array) -> Array:
+        return -jnp.sum(z * v, axis=-1)
+
+    def read(self, z: Array, q: Array) -> Array:
+        return z
+
+
+def made(loss, descent, chunk: int) -> FastWeights:
+    mixer = FastWeights(DIM, heads=HEADS, loss=loss, descent=descent, chunk=chunk, rngs=nnx.Rngs(0))
+    mixer.start[...] = jnp.zeros_like(mixer.start[...])
+    return mixer
+
+
+def arrays(length: int = 9) -> tuple[Array, ...]:
+    """Queries, keys, values, two arrays of numbers in (0, 1), the second near 1."""
+    q, k, v = (noise(2, length, HEADS, K, seed=seed, dtype=jnp.float64) for seed in range(3))
+    k = k / jnp.linalg.norm(k, axis=-1, keepdims=True)
+    first, second = (jax.nn.sigmoid(noise(2, length, HEADS, seed=seed, dtype=jnp.float64)) for seed in (3, 4))
+    return q, k, v, first, second
+
+
+def test_with_one_token_a_batch_it_is_the_delta_rule():
+    """Squared errors have twice the gradient of their halves, which the delta rule descends."""
+    q, k, v, beta, _ = arrays()
+    mixer = made(SquaredError, AverageDescent, chunk=1)
+    y = mixer._by_chunk(q, k, v, AverageRates(beta / 2, jnp.ones_like(beta)))
+    np.testing.assert_allclose(y, delta_rule(q, k, v, beta, scale=1.0)[0], rtol=1e-10, atol=1e-12)
+
+
+def test_without_momentum_one_token_a_batch_it_erases_before_it_forgets():
+    q, k, v, step, kept = arrays()
+    mixer = made(SquaredError, MomentumDescent, chunk=1)
+    y = mixer._by_chunk(q, k, v, MomentumRates(step, jnp.full_like(step, -1e9), jnp.log(kept)))
+    double = 2 * step[..., None]
+    expected, _ = diagonal_low_rank(q, k, double * v, -double * k, None, jnp.log(kept), scale=1.0)
+    np.testing.assert_allclose(y, expected, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize('chunk', [1, 4, 9])
+def test_of_a_product_it_is_linear_attention_with_decay_at_any_batch(chunk: int):
+    """The gradient then does not depend on the weights; nine tokens in one batch are one masked product."""
+    q, k, v, step, kept = arrays()
+    mixer = made(Minus, MomentumDescent, chunk=chunk)
+    y = mixer._by_chunk(q, k, v, MomentumRates(step, jnp.full_like(step, -1e9), jnp.log(kept)))
+    expected, _ = linear_attention(q, k, step[..., None] * v, jnp.log(kept), scale=1.0)
+    np.testing.assert_allclose(y, expected, rtol=1e-10, atol=1e-12)
+
+
+def test_momentum_of_one_token_a_batch_is_momentum_delta_net():
+    """`M = m M - 2 s k (v - S^T k)^T`, `S = f S - M`, at any rates."""
+    q, k, v, step, kept = arrays()
+    momentum = kept[:, ::-1]
+    mixer = made(SquaredError, MomentumDescent, chunk=1)
+    y = mixer._by_chunk(q, k, v, MomentumRates(step, jnp.log(momentum), jnp.log(kept)))
+    for row, h in np.ndindex(2, HEADS):
+        S, M = np.zeros((K, K)), np.zeros((K, K))
+        for t in range(9):
+            M = momentum[row, t, h] * M - 2 * step[row, t, h] * np.outer(
+                k[row, t, h], v[row, t, h] - S.T @ k[row, t, h]
+            )
+            S = kept[row, t, h] * S - M
+            np.testing.assert_allclose(y[row, t, h], S.T @ q[row, t, h], rtol=1e-10, atol=1e-12)
+
+
+def test_gradients_with_respect_to_weights_are_keys_times_those_of_outputs():
+    """The loss as a function of the weights, differentiated."""
+    loss = recipe('ttt_linear').loss
+    k, v = (noise(1, 3, HEADS, K, seed=seed, dtype=jnp.float64) for seed in range(2))
+    weights = noise(1, HEADS, K, K, seed=2, dtype=jnp.float64)
+
+    def outputs(weights: Array) -> Array:
+        return jnp.einsum('bchm,bhmv->bchv', k, weights)
+
+    expected = jax.jit(jax.grad(lambda weights: jnp.sum(loss(outputs(weights), k, v))))(weights)
+    found = jax.jit(lambda: jnp.einsum('bchm,bchv->bhmv', k, loss.gradient(outputs(weights), k, v)))()
+    np.testing.assert_allclose(found, expected, rtol=1e-10)
