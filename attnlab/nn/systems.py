@@ -75,29 +75,83 @@ class Discretised(NamedTuple):
     outputs: Inexact[Array, 'd n']
 
 
-class DiagonalSystem(System):
+class ModalSystem(System):
+    """A system of `state` real states for every channel, in modes that start as HiPPO has them: what S4D and S4 share.
+
+    Modes have negative real parts and are one of each conjugate pair; `copies` of them, with their inputs `B`, serve
+    the channels in turn. `dt` is one a channel, log-uniform in `[low, high]` at the start, `C` normal.
+
+    Raises `UserError` for an unknown start, an odd state, steps that are not above 0 and in order, and `copies` that do
+    not divide the channels or that `starts` do not divide.
+
+    Args:
+      dim: channels.
+      state: real states a channel, two a mode.
+      starts: names of what modes start as.
+      copies: sets of modes; `None`: one a channel.
+      low: the least step at the start.
+      high: the greatest.
+      rngs: draws the parameters.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        state: int,
+        starts: tuple[str, ...],
+        copies: int | None,
+        low: float,
+        high: float,
+        rngs: nnx.Rngs,
+    ):
+        copies = dim if copies is None else copies
+        if dim % copies or not starts or copies % len(starts):
+            raise UserError(
+                f'copies is {copies} for {dim} channels and starts {", ".join(starts) or "none"}: '
+                'copies must divide the channels, and the number of starts must divide copies'
+            )
+        self.state, is_real = state, 'real' in starts
+        found = [self.modes(starts[i % len(starts)], i) for i in range(copies)]
+        rank = max(len(modes.low_rank) for modes in found)
+        padded = [np.pad(modes.low_rank, ((0, rank - len(modes.low_rank)), (0, 0))) for modes in found]
+        self.A_real, self.A_imag = _eigenvalues([modes.eigenvalues for modes in found], is_real, rngs)
+        self.B = _constant(np.stack([modes.inputs for modes in found]), is_real, (None, 'state'), 'dynamics', rngs)
+        axes = (None, None, 'state')
+        self.P = _constant(np.stack(padded, 1), is_real, axes, 'dynamics', rngs) if rank else None
+        self.C = _normal((dim, found[0].eigenvalues.size), is_real, ('mlp', 'state'), rngs)
+        self.log_step = _log_step((dim,), ('mlp',), low, high, rngs)
+
+    @abc.abstractmethod
+    def modes(self, start: str, copy: int) -> hippo.Modes:
+        """What the modes of a copy start as. Raises `UserError` for an unknown start and an odd state."""
+
+    def continuous(
+        self, dtype: DTypeLike
+    ) -> tuple[Float[Array, 'd 1'], Inexact[Array, 'd n'], Inexact[Array, 'd n'], Inexact[Array, 'd n']]:
+        """Step, eigenvalues, inputs and outputs of every channel, their real numbers of type `dtype`."""
+        step = jnp.exp(self.log_step[...].astype(dtype))[:, None]
+        A, B = _values(self.A_real, self.A_imag, dtype), _numbers(self.B, dtype)
+        channels = len(step)
+        return step, _tiled(A, channels), _tiled(B, channels), _numbers(self.C, dtype)
+
+    def init_state(self, batch: int, dtype: DTypeLike) -> Float[Array, 'b d n']:
+        """Returns zeros, float32 or float64."""
+        return jnp.zeros((batch, self.log_step.shape[0], self.state), state_dtype(dtype))
+
+
+class DiagonalSystem(ModalSystem):
     """A system of `state` real states for every channel, diagonal: S4D.
 
         K_t = 2 Re sum_n C_n B_n z_n^t    y = K * u
 
     by `method` 'zoh', `z = exp(dt A)` and `B = (z - 1) / A` times the parameter, or 'bilinear',
-    `z = (1 + dt A / 2) / (1 - dt A / 2)` and `dt / (1 - dt A / 2)`. `A` has negative real parts, one of each conjugate
-    pair, and starts as `attnlab.functional.hippo.diagonal` has it, for each of `starts` in turn over the channels;
-    'real' has real modes. `dt` is one a channel, log-uniform in `[low, high]` at the start, `C` normal. Without a
-    state it is a convolution; with one it runs in chunks.
+    `z = (1 + dt A / 2) / (1 - dt A / 2)` and `dt / (1 - dt A / 2)`. `A` starts as `attnlab.functional.hippo.diagonal`
+    has it, for each of `starts` in turn over the channels; 'real' has real modes and stands alone. Without a state it
+    is a convolution; with one it runs in chunks.
 
-    Gu et al. 2022, https://arxiv.org/abs/2206.11893. Raises `UserError` for an unknown start, an odd state, `copies`
-    that do not divide the channels or that `starts` do not divide, and a bilinear method of real modes.
-
-    Args:
-      dim: channels.
-      state: real states a channel, two a mode.
-      starts: names of `attnlab.functional.hippo.DIAGONALS`; 'real' stands alone.
-      method: of discretisation.
-      copies: sets of `A` and `B`, shared in turn by the channels; `None`: one a channel.
-      low: the least step at the start.
-      high: the greatest.
-      rngs: draws the parameters.
+    Gu et al. 2022, https://arxiv.org/abs/2206.11893. Arguments and errors are those of `ModalSystem`, with `method`, of
+    discretisation; raises `UserError` for a bilinear method of real modes too.
     """
 
     def __init__(
@@ -112,20 +166,18 @@ class DiagonalSystem(System):
         high: float = 1e-1,
         rngs: nnx.Rngs,
     ):
-        copies = dim if copies is None else copies
-        _check_copies(dim, copies, starts)
-        is_real = 'real' in starts
-        if is_real and (len(starts) > 1 or method == 'bilinear'):
+        if 'real' in starts and (len(starts) > 1 or method == 'bilinear'):
             raise UserError(
                 f'starts are {", ".join(starts)} with method {method!r}; real modes stand alone, and with zoh: '
                 'a bilinear step would make fast ones alternate'
             )
-        self.state, self.method = state, method
-        found = [hippo.diagonal(starts[i % len(starts)], state, seed=i) for i in range(copies)]
-        self.A_real, self.A_imag = _eigenvalues([modes.eigenvalues for modes in found], is_real, rngs)
-        self.B = _constant(np.stack([modes.inputs for modes in found]), is_real, (None, 'state'), 'dynamics', rngs)
-        self.C = _normal((dim, found[0].eigenvalues.size), is_real, ('mlp', 'state'), rngs)
-        self.log_step = _log_step((dim,), ('mlp',), low, high, rngs)
+        super().__init__(dim, state=state, starts=starts, copies=copies, low=low, high=high, rngs=rngs)
+        self.method = method
+
+    def modes(self, start: str, copy: int) -> hippo.Modes:
+        """What the modes of a copy start as, without a low rank; those of 'random' differ between copies."""
+        found = hippo.diagonal(start, self.state, seed=copy)
+        return found._replace(low_rank=found.low_rank[:0])
 
     def __call__(
         self,
@@ -139,18 +191,11 @@ class DiagonalSystem(System):
 
     def discretised(self, dtype: DTypeLike) -> Discretised:
         """The system in steps, its real numbers of type `dtype`."""
-        channels = self.log_step.shape[0]
-        step = jnp.exp(self.log_step[...].astype(dtype))[:, None]
-        A, B = (_tiled(each, channels) for each in (_values(self.A_real, self.A_imag, dtype), _numbers(self.B, dtype)))
-        C = _numbers(self.C, dtype)
+        step, A, B, C = self.continuous(dtype)
         if self.method == 'zoh':
             return Discretised(step * A, jnp.expm1(step * A) / A * B, C)
         left = 1 - step * A / 2
         return Discretised(jnp.log((1 + step * A / 2) / left), step * B / left, C)
-
-    def init_state(self, batch: int, dtype: DTypeLike) -> Float[Array, 'b d n']:
-        """Returns zeros, float32 or float64."""
-        return jnp.zeros((batch, self.log_step.shape[0], self.state), state_dtype(dtype))
 
 
 class MovingAverage(System):
@@ -192,29 +237,20 @@ class MovingAverage(System):
         return jnp.zeros((batch, *self.output.shape), state_dtype(dtype))
 
 
-class LowRankSystem(System):
+class LowRankSystem(ModalSystem):
     """A system of `state` real states for every channel, normal plus low rank: S4.
 
         A = V (Lambda - P P^*) V^*,    bilinear in steps of dt
 
-    A basis of `attnlab.functional.hippo.BASES` for each of `starts` in turn over the channels; `Lambda`, `B`, `P` of
-    one of each conjugate pair, with negative real parts, shared by the channels in turn. `dt` is one a channel,
-    log-uniform in `[low, high]` at the start, `C` normal. Without a state it is a convolution, whose kernel is a sum
-    over the modes at every frequency (a Cauchy product), or in a short row powers of A; with one it runs in chunks, or
-    by one step in time linear in the states. Parameters are those of the recurrence, at every length.
+    A basis of `attnlab.functional.hippo.BASES` for each of `starts` in turn over the channels, with `P` beside `Lambda`
+    and `B`. Without a state it is a convolution, whose kernel is a sum over the modes at every frequency (a Cauchy
+    product), or in a short row powers of A; with one it runs in chunks, or by one step in time linear in the states.
+    Parameters are those of the recurrence, at every length.
 
-    Gu et al. 2022, https://arxiv.org/abs/2111.00396. Raises `UserError` for an unknown start, an odd state, and
-    `copies` that do not divide the channels or that `starts` do not divide.
-
-    Args:
-      dim: channels.
-      state: real states a channel, two a mode.
-      starts: names of bases.
-      copies: sets of `Lambda`, `B` and `P`; `None`: one a channel.
-      low: the least step at the start.
-      high: the greatest.
-      rngs: draws the parameters.
+    Gu et al. 2022, https://arxiv.org/abs/2111.00396. Arguments and errors are those of `ModalSystem`.
     """
+
+    P: nnx.Param
 
     def __init__(
         self,
@@ -227,17 +263,11 @@ class LowRankSystem(System):
         high: float = 1e-1,
         rngs: nnx.Rngs,
     ):
-        copies = dim if copies is None else copies
-        _check_copies(dim, copies, starts)
-        self.state = state
-        found = [hippo.modes(starts[i % len(starts)], state) for i in range(copies)]
-        rank = max(len(modes.low_rank) for modes in found)
-        padded = [np.pad(modes.low_rank, ((0, rank - len(modes.low_rank)), (0, 0))) for modes in found]
-        self.A_real, self.A_imag = _eigenvalues([modes.eigenvalues for modes in found], False, rngs)
-        self.B = _constant(np.stack([modes.inputs for modes in found]), False, (None, 'state'), 'dynamics', rngs)
-        self.P = _constant(np.stack(padded, 1), False, (None, None, 'state'), 'dynamics', rngs)
-        self.C = _normal((dim, state // 2), False, ('mlp', 'state'), rngs)
-        self.log_step = _log_step((dim,), ('mlp',), low, high, rngs)
+        super().__init__(dim, state=state, starts=starts, copies=copies, low=low, high=high, rngs=rngs)
+
+    def modes(self, start: str, copy: int) -> hippo.Modes:
+        """What the modes of a copy start as."""
+        return hippo.modes(start, self.state)
 
     def __call__(
         self,
@@ -272,15 +302,9 @@ class LowRankSystem(System):
 
     def scaled(self, dtype: DTypeLike) -> tuple[Complex[Array, 'd n'], Complex[Array, 'r d n'], Complex[Array, 'd n']]:
         """Eigenvalues, low rank and inputs in units of the step of every channel."""
-        channels = self.log_step.shape[0]
-        step = jnp.exp(self.log_step[...].astype(dtype))[:, None]
-        A, B = (_tiled(each, channels) for each in (_values(self.A_real, self.A_imag, dtype), _numbers(self.B, dtype)))
-        P = jnp.stack([_tiled(row, channels) for row in _numbers(self.P, dtype)])
+        step, A, B, _ = self.continuous(dtype)
+        P = jnp.stack([_tiled(row, len(step)) for row in _numbers(self.P, dtype)])
         return step * A, jnp.sqrt(step)[None] * P, step * B
-
-    def init_state(self, batch: int, dtype: DTypeLike) -> Float[Array, 'b d n']:
-        """Returns zeros, float32 or float64."""
-        return jnp.zeros((batch, self.log_step.shape[0], self.state), state_dtype(dtype))
 
 
 class SharedSystem(System):
@@ -459,14 +483,6 @@ def _read(h: Complex[Array, 'b t n'], weights: nnx.Param) -> Sequence:
     """`Re (C h)`, C of complex weights `d n 2`, as one real product."""
     outputs = conjugate_parts(_numbers(weights, h.real.dtype)) / 2
     return jnp.einsum('btn,dn->btd', parts(h), outputs, precision='highest')
-
-
-def _check_copies(dim: int, copies: int, starts: tuple[str, ...]) -> None:
-    if dim % copies or not starts or copies % len(starts):
-        raise UserError(
-            f'copies is {copies} for {dim} channels and starts {", ".join(starts) or "none"}: '
-            'copies must divide the channels, and the number of starts must divide copies'
-        )
 
 
 def _tiled(x: Inexact[Array, 's n'], channels: int) -> Inexact[Array, 'd n']:
