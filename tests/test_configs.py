@@ -1,4 +1,5 @@
-"""Every config builds, and its training step and evaluation are traced with shapes in place of arrays."""
+"""Every config builds, its training step and evaluation are traced with shapes in place of arrays, and every recipe
+takes two steps by every config that offers it."""
 
 import pathlib
 
@@ -9,13 +10,15 @@ import pytest
 
 from attnlab.compare.equality import unmatched
 from attnlab.compare.measures import parameters
-from attnlab.config import plain
+from attnlab.config import plain, spec
+from attnlab.data.text.text import TextFiles
 from attnlab.errors import UserError
 from attnlab.experiment.experiment import SIZES, Experiment
 from attnlab.experiment.studies import TOLERANCE
 from attnlab.sweep.sweep import read
 from attnlab.train.cost import state_bytes
 from attnlab.train.setup import prepare
+from attnlab.train.state import initialize
 from attnlab.zoo import ZOO
 from attnlab.zoo.softmax.maps import MAPS
 from attnlab.zoo.softmax.parts import PARTS
@@ -27,7 +30,7 @@ KINDS = {
     for name, recipe in reversed(ZOO.items())
     if not recipe.slow
 }
-"""The first recipe with each of the claims that configs read: traced in every run of the tests, the others nightly."""
+"""The first recipe with each of the claims that configs read: traced at full width in every run of the tests."""
 
 
 def any_of(names):
@@ -40,6 +43,12 @@ def any_of(names):
 
 zoo = any_of(ZOO)
 causal = any_of([name for name, recipe in ZOO.items() if recipe.causal])
+
+TRAINED = ('mingru', 'window_sinks')
+"""The recipes that take two steps in every run of the tests, packed and one document a row; the others do nightly."""
+
+OFFERS = {'language': 'zoo={}', 'recall': 'zoo={}', 'long_range': 'zoo={},size=smoke', 'grokking': 'method={}'}
+"""The arguments of each config that choose what is trained, at its smallest size."""
 
 
 def prepared(config):
@@ -56,6 +65,65 @@ def test_language(name):
     with config.unlocked():
         config.length = 32
     prepared(config).trace()
+
+
+@pytest.fixture(scope='module')
+def text(tmp_path_factory):
+    """A few short documents."""
+    folder = tmp_path_factory.mktemp('text')
+    for name in range(20):
+        (folder / f'{name}.txt').write_text('one and two and three and four\n' * (name + 1))
+    return folder
+
+
+def smallest(config, text):
+    """Cuts a config down: one layer of each kind, two short rows, few data."""
+    with config.unlocked():
+        if 'stack' in config.model:
+            stack = config.model.stack
+            stack.blocks = tuple(block for i, block in enumerate(stack.blocks) if block not in stack.blocks[:i])
+            stack.depth = len(stack.blocks)
+            config.batch_size, config.length = 2, 32
+        if 'text' in config.task:
+            config.task.text = spec(TextFiles, path=str(text))
+        if 'data' in config.task:
+            config.task.data.train = config.task.data.held_out = 16
+        config.evals = ()
+    return config
+
+
+@pytest.mark.parametrize(
+    ('module', 'name'),
+    [
+        *(
+            pytest.param(module, name, marks=() if name in TRAINED else pytest.mark.slow)
+            for name in ZOO
+            for module in (language, recall, long_range)
+        ),
+        *(pytest.param(grokking, name) for name in grokking.METHODS),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value.__name__.removeprefix('configs.'),
+)
+def test_two_steps(module, name, text):
+    """From the config's own initial values and data; a step is refused where loss or gradient is not finite."""
+    argument = OFFERS[module.__name__.removeprefix('configs.')].format(name)
+    setup = prepare(smallest(module.get_config(argument), text))
+    setup.load_data()
+    source = setup.task.source('train', setup.length)
+    # Drawn operation by operation: the whole would take longer to compile than a step.
+    state = jax.device_put(
+        initialize(setup.make_model, setup.transform, setup.seed),
+        jax.tree.map(lambda leaf: leaf.sharding, setup.abstract),
+    )
+    before = jax.tree.map(np.asarray, state.params)
+    for number in (1, 2):
+        rows = [source[(number * setup.batch_size + row) % len(source)] for row in range(setup.batch_size)]
+        batch = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+        state, metrics = setup.step(state, setup.place(batch), np.int32(number))
+        assert metrics['good'] and metrics['loss'].count > 0 and metrics['grad_norm'] > 0
+    assert int(state.step) == 2
+    moved = jax.tree.map(lambda a, b: bool((a != b).any()), before, jax.tree.map(np.asarray, state.params))
+    assert any(jax.tree.leaves(moved))
 
 
 @pytest.mark.parametrize('argument', ['norm=dyt,mlp=plain,activation=pau', 'norm=evonorm_s0,mlp=moe,optimizer=muon'])
