@@ -53,7 +53,7 @@ NAME is a config that comes with attnlab, such as language or sweeps/language,
 or a file of your own, FILE.py. Tables fit the terminal; for programs and pages
 there is --format=plain, json, csv or markdown.
 
-`attnlab COMMAND --help` lists the flags of a command, `attnlab --version` says
+attnlab COMMAND --help lists the flags of a command, attnlab --version says
 which this is. Every command that reads a config, a run or a study takes
 --allow=PACKAGE or --allow=FILE.py: classes of that package may stand in it.
 Only allow what you trust."""

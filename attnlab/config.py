@@ -17,7 +17,7 @@ from attnlab.errors import UserError, nearest
 from attnlab.files import read_json, write_json
 from attnlab.renamed import upgraded
 from attnlab.signature import ABSENT, check_names, check_value, members, parameters
-from attnlab.trust import allow_module, is_part, named
+from attnlab.trust import OWN, allow_module, is_part, named
 
 TARGET = 'target'
 
@@ -97,12 +97,15 @@ def plain(config: Any) -> Any:
 
 
 def from_plain(value: Any) -> Any:
-    """The inverse of `plain`: dictionaries become ConfigDicts, lists become tuples, what changed today's."""
+    """The inverse of `plain`: dictionaries become ConfigDicts, lists become tuples, what changed today's.
+
+    Arguments that a class has gained since have their defaults, which `build` would give them.
+    """
     if isinstance(value, dict):
         fields = upgraded({name: from_plain(item) for name, item in value.items()})
         # What an upgrade adds is plain.
         made = {name: from_plain(item) if isinstance(item, dict) else item for name, item in fields.items()}
-        return ConfigDict(made, convert_dict=False)
+        return ConfigDict({**_gained(made), **made}, convert_dict=False)
     return tuple(from_plain(item) for item in value) if isinstance(value, list) else value
 
 
@@ -153,6 +156,23 @@ def choose[T](table: Mapping[str, T], kind: str, name: str) -> T:
     if name not in table:
         raise UserError(f'there is no {kind}={name}{nearest(name, table)}')
     return table[name]
+
+
+def _gained(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Defaults of the arguments that a saved spec of a class of this package lacks."""
+    target = fields.get(TARGET)
+    if not isinstance(target, str) or target.partition('.')[0] not in OWN:
+        return {}
+    try:
+        taken = parameters(named(target, TARGET))
+    except UserError:
+        # `build` names the key of what cannot be made.
+        return {}
+    return {
+        name: _record(parameter.default, parameter.kind)
+        for name, parameter in taken.items()
+        if name not in fields and parameter.default is not ABSENT
+    }
 
 
 def _record(value: Any, kind: Any) -> Any:

@@ -83,7 +83,8 @@ class Column:
       show: makes text of a value.
       right: aligned to the right, as numbers are.
       rank: which columns a narrow terminal leaves out, the highest first; 0 always stays.
-      prose: wraps between words; in the last column, a cell with a word too long for the room goes below its row.
+      prose: wraps between words; in the last column, a cell with a word too long for the room goes below its row. Only
+        Markdown has its marks of code.
       exact: makes of a value what JSON and CSV have.
     """
 
@@ -120,6 +121,13 @@ class Table:
     def text(self) -> list[list[str]]:
         """The cells as people are shown them."""
         return [[column.show(value) for column, value in zip(self.columns, row, strict=True)] for row in self.rows]
+
+    def unmarked(self) -> list[list[str]]:
+        """The same without marks of code in prose."""
+        return [
+            [cell.replace('`', '') if column.prose else cell for column, cell in zip(self.columns, row, strict=True)]
+            for row in self.text()
+        ]
 
     def records(self) -> list[dict[str, Any]]:
         """The values by column, intervals as three columns."""
@@ -204,7 +212,7 @@ def plain_text(table: Table) -> str:
     """Lines with tabs, a line a row, below the columns' names and, as a comment, the title."""
     title = f'# {table.title}\n' if table.title else ''
     header = [[column.name for column in table.columns]] if table.headed else []
-    rows = [*header, *table.text()]
+    rows = [*header, *table.unmarked()]
     return title + ''.join('\t'.join(' '.join(cell.split()) for cell in row) + '\n' for row in rows)
 
 
@@ -229,7 +237,7 @@ def markdown_text(table: Table) -> str:
 
 def rendered(table: Table, width: int) -> Text:
     """The table for a terminal of this width; no line is wider, but for a single word that is."""
-    cells = table.text()
+    cells = table.unmarked()
     kept, dropped = _fitting(table, cells, width)
     widths = _widths(table, cells, kept, width)
     text = Text()

@@ -4,6 +4,9 @@ import pytest
 
 from attnlab.config import build, from_plain, plain
 from attnlab.errors import UserError
+from attnlab.signature import parameters
+from attnlab.train.run import differences
+from attnlab.trust import named
 from attnlab.zoo import ZOO
 from configs.grokking import get_config as grokking
 from configs.language import get_config as language
@@ -60,6 +63,32 @@ def test_what_was_saved_is_what_would_be_saved_now(config, saved):
     before = saved(plain(config))
     assert before != plain(config)
     assert plain(from_plain(before)) == plain(config)
+
+
+def lacking(value):
+    """Every argument that has a default of today's, taken away."""
+    if isinstance(value, list):
+        return [lacking(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    kept = {name: lacking(item) for name, item in value.items()}
+    if 'target' not in value:
+        return kept
+    defaults = {name: item.default for name, item in parameters(named(value['target'], 'target')).items()}
+    return {name: item for name, item in kept.items() if name not in defaults or value[name] != defaults[name]}
+
+
+@pytest.mark.parametrize('config', [language('zoo=gla'), recall('task=mqar,zoo=griffin'), grokking('size=tiny')])
+def test_arguments_that_classes_have_gained_have_their_defaults(config):
+    before = lacking(plain(config))
+    assert before != plain(config)
+    assert plain(from_plain(before)) == plain(config)
+    assert differences(from_plain(before), config) == []
+
+
+def test_what_cannot_be_imported_is_left_for_build_to_name():
+    assert plain(from_plain({'target': 'attnlab.nothing.Such'})) == {'target': 'attnlab.nothing.Such'}
+    assert plain(from_plain({'target': 'os.system'})) == {'target': 'os.system'}
 
 
 SOFTMAX = {'target': 'pallas_kernels.attention.maps.softmax.Softmax', 'soft_cap': None}

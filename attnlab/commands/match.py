@@ -22,7 +22,7 @@ def main(argv: list[str]) -> int:
     flags.DEFINE_string('config', None, 'FILE.py:ARG; zoo=RECIPE is added to ARG.', flag_values=values)
     flags.DEFINE_string('by', 'params', 'params, state_bytes@TOKENS, train_flops or decode_ms.', flag_values=values)
     flags.DEFINE_string('target', None, 'A number, or the recipe that the others are matched to.', flag_values=values)
-    flags.DEFINE_list('recipes', [], 'Names of `attnlab zoo`.', flag_values=values)
+    flags.DEFINE_list('recipes', [], 'Names that attnlab zoo lists.', flag_values=values)
     flags.DEFINE_float('tolerance', 0.01, 'How far off, as a share.', lower_bound=0.0, flag_values=values)
     flags.DEFINE_enum(
         'for', 'any', ['any', 'accelerator'], 'Sizes in multiples of 8, or of 128 and 64.', flag_values=values

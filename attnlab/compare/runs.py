@@ -186,7 +186,9 @@ def equalities(results: Sequence[RunResult], tolerance: float) -> list[Equality]
         *of_conditions(CONDITIONS, differing([one.settings for one in results])),
         of_kinds('score', [one.metric for one in results]),
         of_kinds('device', [one.device for one in results]),
-        of_kinds('end', ['after the last step' if one.finished else f'{one.name} is not finished' for one in results]),
+        of_kinds(
+            'trained to the last step', ['others are' if one.finished else f'{one.name} is not' for one in results]
+        ),
     ]
 
 

@@ -167,6 +167,30 @@ def stack_spec(
     )
 
 
+def missing_layers(stack: ConfigDict) -> list[str]:
+    """The kinds of layers in the pattern of a stack that is too shallow to have one of them, in words."""
+    present = {_mixer(block).target: _mixer(block) for block in stack.blocks[: stack.depth]}
+    found = []
+    for block in stack.blocks[stack.depth :]:
+        if block in stack.blocks[: stack.depth]:
+            continue
+        mixer = _mixer(block)
+        like = present.get(mixer.target, mixer)
+        changed = [f'{name}={_short(value)}' for name, value in mixer.items() if like[name] != value]
+        found.append(f'{_short(mixer)} with {", ".join(changed)}' if changed else _short(mixer))
+    return list(dict.fromkeys(found))
+
+
+def _mixer(block: ConfigDict) -> ConfigDict:
+    """The mixer of a block, or the block that has none."""
+    return block.mixer if 'mixer' in block else block
+
+
+def _short(value: Any) -> Any:
+    """The class of a part without its path; another value as it is."""
+    return value.target.rpartition('.')[2] if isinstance(value, ConfigDict) else value
+
+
 def _stacked(block: Callable[..., Block | Mixer], dim: int, keys: Array) -> Block | Mixer:
     """Blocks made from each of the keys, as one block with stacked parameters."""
     return nnx.vmap(lambda key: block(dim, rngs=nnx.Rngs(params=key)))(keys)

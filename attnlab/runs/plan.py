@@ -29,7 +29,7 @@ def print_plan(setup: Setup, printer: Printer) -> None:
     printer.table(memory_table(setup, compiled.memory_analysis()))
     printer.table(batch_table(setup))
     printer.table(implementation_table(setup))
-    _print_division(setup, printer)
+    _print_notices(setup, printer)
 
 
 def print_plan_for(setup: Setup, topology: Topology, printer: Printer) -> None:
@@ -45,7 +45,7 @@ def print_plan_for(setup: Setup, topology: Topology, printer: Printer) -> None:
         printer.table(cost_table(setup))
         printer.table(batch_table(setup))
         printer.table(implementation_table(setup))
-        _print_division(setup, printer)
+        _print_notices(setup, printer)
         lowered = setup.trace().lower(lowering_platforms=(topology.platform,))
         executed = executed_flops_per_token(setup) * setup.batch_size * setup.length
     if not topology.compiles:
@@ -91,7 +91,9 @@ def shortage(message: str) -> str:
     )
 
 
-def _print_division(setup: Setup, printer: Printer) -> None:
+def _print_notices(setup: Setup, printer: Printer) -> None:
+    for line in setup.missing_layers:
+        printer.line(line)
     for line in setup.time_division():
         printer.line(f'time over sequence {setup.mesh.shape[SEQUENCE]}: {line}')
     for line in setup.undivided():

@@ -39,6 +39,8 @@ def launch(
     setup.load_data()
     facts = measured(setup)
     if jax.process_index() == 0:
+        for line in setup.missing_layers:
+            console.print(line)
         for line in setup.undivided():
             console.print(f'whole on every device: {line}')
         console.print(_headline(setup, facts, workdir, time.perf_counter() - began))
@@ -118,6 +120,7 @@ def measured(setup: Setup) -> dict[str, Any]:
         'implementations': [entry.describe() for entry in implementations(setup)],
         'mesh': dict(setup.mesh.shape),
         'parts': setup.parts,
+        'missing_layers': list(setup.missing_layers),
         'time_division': setup.time_division(),
         'data': setup.task.describe(),
     }

@@ -19,6 +19,7 @@ from attnlab.errors import UserError
 from attnlab.functional import cores, sequence
 from attnlab.functional.indices import check_indices
 from attnlab.metrics import Average
+from attnlab.models.stack import missing_layers
 from attnlab.signature import check_type
 from attnlab.tasks.task import Batch, Task
 from attnlab.train import partition
@@ -196,6 +197,7 @@ class Setup:
     make_model: Callable[[nnx.Rngs], nnx.Module]
     rows_at_once: int | None = None
     start: FromRun | None = None
+    missing_layers: tuple[str, ...] = ()
     shared_with: dataclasses.InitVar['Setup | None'] = None
     compiled: Compiled = dataclasses.field(init=False, repr=False)
 
@@ -383,4 +385,16 @@ def prepare(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> 
         make_model=lambda rngs: built['model'](task.vocab, dtype=precision.activations, rngs=rngs),
         rows_at_once=built.get('rows_at_once'),
         start=built.get('start'),
+        missing_layers=_missing_layers(config.model),
+    )
+
+
+def _missing_layers(model: ConfigDict) -> tuple[str, ...]:
+    """One line for each kind of layer of the model's pattern that the model is too shallow to have."""
+    if 'stack' not in model:
+        return ()
+    depth, pattern = model.stack.depth, len(model.stack.blocks)
+    return tuple(
+        f'no layer is {kind}: config.model.stack.depth is {depth}, the pattern has {pattern} layers'
+        for kind in missing_layers(model.stack)
     )

@@ -111,7 +111,8 @@ def test_what_is_matched_is_said_and_what_is_not_is_said_with_its_values(made):
     assert not matching([same[0], run_result(read_record(made('deep', ACCURATE, model=deeper)))])[1]
     begun = made('begun', ACCURATE)
     (begun / 'metrics.jsonl').write_text('{"step": 9, "test/1x/accuracy": 0.1}\n')
-    assert 'end (after the last step; begun is not finished)' in matching([same[0], run_result(read_record(begun))])[1]
+    unequal = matching([same[0], run_result(read_record(begun))])[1]
+    assert 'trained to the last step (begun is not; others are)' in unequal
 
 
 def test_the_best_comes_first_and_what_is_not_finite_last(made):

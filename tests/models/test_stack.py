@@ -11,10 +11,11 @@ from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.mixers.recurrent.diagonal import DiagonalRecurrence
 from attnlab.mixers.softmax.attention import Attention
-from attnlab.models.stack import Stack
+from attnlab.models.stack import Stack, missing_layers, stack_spec
 from attnlab.nn.mlps import GatedMLP
 from attnlab.testing.noise import noise
 from attnlab.zoo import ZOO
+from attnlab.zoo.chosen import chosen_recipe
 from pallas_kernels import target
 
 DIM, DEPTH = 8, 5
@@ -106,6 +107,23 @@ def test_layers_drop_independently():
     ctx = Context(positions=ctx.positions, deterministic=False, dropout_key=jax.random.key(0))
     keys = {tuple(jax.random.key_data(ctx.fold_in(i).dropout_key).tolist()) for i in range(DEPTH)}
     assert len(keys) == DEPTH
+
+
+@pytest.mark.parametrize(
+    ('name', 'depth', 'missing'),
+    [
+        ('2*gla+mha', 3, []),
+        ('2*gla+mha', 2, ['Attention']),
+        ('gla+mha+gla', 2, []),
+        ('mha+nope', 1, ['Attention with position=None']),
+        ('mha+mingru+gla', 1, ['DiagonalRecurrence', 'LinearAttention']),
+        ('uniattn', 1, []),
+    ],
+)
+def test_layers_that_a_stack_is_too_shallow_for_are_named(name, depth, missing):
+    recipe = chosen_recipe(name)
+    made = stack_spec(recipe.sized(heads=2, window=4), layer=recipe.layer, depth=depth, mlp=spec(GatedMLP))
+    assert missing_layers(made) == missing
 
 
 def test_errors():

@@ -44,6 +44,6 @@ def _digits() -> tuple[np.ndarray, np.ndarray]:
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
-        raise UserError("Digits needs `scikit-learn`: pip install 'attnlab[offline]'") from error
+        raise UserError("Digits needs scikit-learn: pip install 'attnlab[offline]'") from error
     images, labels = load_digits(return_X_y=True)
     return images.astype(np.uint8), labels

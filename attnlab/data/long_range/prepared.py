@@ -39,8 +39,8 @@ class Preparable:
 
 
 _STANDARD = {'train': 'train', 'valid': 'validation', 'test': 'test'}
-_PIXELS = '`digits` needs no download: pixels as well (extra `offline`)'
-_BYTES = '`authorship` needs no download: bytes as well'
+_PIXELS = 'digits needs no download: pixels as well (extra `offline`)'
+_BYTES = 'authorship needs no download: bytes as well'
 
 DATASETS = {
     'listops': Preparable('ListOpsBuilder', ListOps().kind, _STANDARD),
@@ -129,5 +129,5 @@ def library() -> Any:
     try:
         import tensorflow_datasets
     except ImportError as error:
-        raise UserError("prepared data sets need `tensorflow_datasets`: pip install 'attnlab[tfds]'") from error
+        raise UserError("prepared data sets need tensorflow_datasets: pip install 'attnlab[tfds]'") from error
     return tensorflow_datasets

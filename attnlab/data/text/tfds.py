@@ -122,5 +122,5 @@ def _libraries() -> tuple[types.ModuleType, types.ModuleType]:
 
         from attnlab.data.text import builders
     except ImportError as error:
-        raise UserError("TfdsText needs `tensorflow_datasets`: pip install 'attnlab[tfds]'") from error
+        raise UserError("TfdsText needs tensorflow_datasets: pip install 'attnlab[tfds]'") from error
     return tensorflow_datasets, builders

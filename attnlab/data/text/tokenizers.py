@@ -260,5 +260,5 @@ def _library() -> types.ModuleType:
     try:
         import tokenizers
     except ImportError as error:
-        raise UserError("byte pairs need the `tokenizers` library: pip install 'attnlab[bpe]'") from error
+        raise UserError("byte pairs need the tokenizers library: pip install 'attnlab[bpe]'") from error
     return tokenizers
