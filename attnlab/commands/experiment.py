@@ -23,6 +23,7 @@ def main(argv: list[str]) -> int:
         'Run nothing: write tables and figures again, of the runs that are here or, without any, of results/SIZE.json.',
         flag_values=values,
     )
+    flags.DEFINE_bool('dry_run', False, 'Run nothing: build all that would run, and stop.', flag_values=values)
     flags.DEFINE_integer(
         'workers',
         None,
@@ -43,16 +44,26 @@ def main(argv: list[str]) -> int:
     workdirs, console = pathlib.Path(values.workdirs).expanduser(), Console(highlight=False, soft_wrap=True)
     command = f'attnlab experiment {names[0]} --size={experiment.size}'
     if experiment.has_studies():
-        from attnlab.experiment.studies import report_studies, run_studies
+        from attnlab.experiment.studies import check_studies, report_studies, run_studies
 
+        if values.dry_run:
+            console.print(
+                f'{experiment.folder}, size {experiment.size}: {check_studies(experiment)} studies can be run'
+            )
+            return 0
         if values.report:
             report_studies(experiment, workdirs, command, console)
             return 0
         workers = values.workers or (os.cpu_count() or 1 if experiment.size == 'cpu' else 1)
         run_studies(experiment, workdirs, command, workers, console)
         return 0
-    from attnlab.experiment.runs import report_experiment, run_experiment
+    from attnlab.experiment.runs import check_runs, report_experiment, run_experiment
     from attnlab.train import devices
+
+    if values.dry_run:
+        left = check_runs(experiment, workdirs)
+        console.print(f'{experiment.folder}, size {experiment.size}: {left} runs are left, and can be run')
+        return 0
 
     devices.start(compilation_cache='~/.cache/attnlab/compiled')
     go = report_experiment if values.report else run_experiment

@@ -9,6 +9,7 @@ repeats a published result has `published(size)` in `sweep.py` in place of it: s
 import dataclasses
 import importlib.util
 import pathlib
+import traceback
 from collections.abc import Mapping
 from typing import Any
 
@@ -54,7 +55,8 @@ class Finished:
 class Experiment:
     """The folder of an experiment at one of its sizes, its Python loaded.
 
-    Raises `UserError` for an experiment or a size that is not there, naming those there are.
+    Raises `UserError` for an experiment or a size that is not there, naming those there are, and for whatever is raised
+    in its Python, naming the line.
     """
 
     folder: pathlib.Path
@@ -71,7 +73,7 @@ class Experiment:
 
     def runs(self) -> list[Run]:
         """The runs, as `sweep.py` has them. Raises `UserError` for two of one name."""
-        runs = load_module(self.folder / 'sweep.py').runs(self.size)
+        runs = called(self.folder / 'sweep.py', 'runs', self.size)
         labels = [run.label for run in runs]
         twice = sorted({label for label in labels if labels.count(label) > 1})
         if twice:
@@ -84,7 +86,7 @@ class Experiment:
 
     def studies(self) -> Mapping[str, Mapping[str, ConfigDict]]:
         """The configs of its sweeps, as `sweep.py` has them."""
-        return load_module(self.folder / 'sweep.py').studies(self.size)
+        return called(self.folder / 'sweep.py', 'studies', self.size)
 
     def workdir(self, each: Run, workdirs: pathlib.Path) -> pathlib.Path:
         """Where a run is kept."""
@@ -97,5 +99,27 @@ def load_module(path: pathlib.Path) -> Any:
     if found is None or found.loader is None or not path.exists():
         raise UserError(f'there is no {path}')
     module = importlib.util.module_from_spec(found)
-    found.loader.exec_module(module)
+    try:
+        found.loader.exec_module(module)
+    except Exception as error:
+        raise UserError(said(path, error)) from error
     return module
+
+
+def called(path: pathlib.Path, name: str, *arguments: Any) -> Any:
+    """What a function of a file of Python returns. Raises `UserError` where it is not there or raises anything."""
+    module = load_module(path)
+    if not hasattr(module, name):
+        raise UserError(f'{path} has no function {name}')
+    try:
+        return getattr(module, name)(*arguments)
+    except Exception as error:
+        raise UserError(said(path, error)) from error
+
+
+def said(path: pathlib.Path, error: Exception) -> str:
+    """In one line: what a file of Python raised, and in which of its lines."""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+    where = f'{path}, line {lines[-1]}' if lines else str(path)
+    first = str(error).partition('\n')[0]
+    return f'{where}: {first}' if isinstance(error, UserError) else f'{where}: {type(error).__name__}: {first}'

@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -14,9 +15,10 @@ from rich.console import Console
 
 from attnlab import config as configs
 from attnlab import files
+from attnlab.compare.runs import task_name
 from attnlab.config import from_plain, plain
-from attnlab.errors import UserError
-from attnlab.experiment.experiment import Experiment, Finished, Run, load_module
+from attnlab.errors import UserError, nearest
+from attnlab.experiment.experiment import Experiment, Finished, Run, load_module, said
 from attnlab.experiment.published import PublishedPlot, claims_of
 from attnlab.experiment.results import (
     Measurements,
@@ -32,6 +34,7 @@ from attnlab.experiment.results import (
 from attnlab.runs.loading import restored
 from attnlab.train import launch, loop, run
 from attnlab.train.programs import Programs, Unbuildable
+from attnlab.train.setup import Setup, prepare
 
 MEASURED = 'measured.json'
 """What was measured of a run, in its work directory; a run that has it is done."""
@@ -44,18 +47,16 @@ def run_experiment(experiment: Experiment, workdirs: pathlib.Path, command: str,
     `measured.json`: a run that has one is neither run nor measured again. Runs share compiled programs where they can.
     A run that cannot go on (a loss that is not finite) is reported as such, and the others go on.
 
-    Raises `UserError` for a work directory that was made by another config, and for a README without the two comments.
+    Raises `UserError` before any run for what `check_runs` refuses.
     """
-    measure = load_module(experiment.folder / 'sweep.py').measure
+    check_runs(experiment, workdirs)
     runs, programs, outcome = experiment.runs(), Programs(), loop.FINISHED
-    with_results((experiment.folder / 'README.md').read_text(), experiment.size, '')
     for number, each in enumerate(runs, 1):
         workdir = experiment.workdir(each, workdirs)
-        _check_same(workdir, each.config)
         if (workdir / MEASURED).exists():
             continue
         console.print(f'{number} of {len(runs)}: {each.label}')
-        measured = _run(each, workdir, measure, programs)
+        measured = _run(experiment, each, workdir, programs)
         if measured is None:
             outcome = loop.STOPPED
             break
@@ -64,11 +65,53 @@ def run_experiment(experiment: Experiment, workdirs: pathlib.Path, command: str,
     return outcome
 
 
+def check_runs(experiment: Experiment, workdirs: pathlib.Path) -> int:
+    """Builds every run that has not been measured, without data; returns how many there are.
+
+    Raises `UserError` for a config that cannot be built, naming the run, for a work directory that was made by another
+    config, for a README without the two comments, and for a `sweep.py` without `measure`.
+    """
+    runs, sweep = experiment.runs(), experiment.folder / 'sweep.py'
+    if not hasattr(load_module(sweep), 'measure'):
+        raise UserError(f'{sweep} has no function measure')
+    with_results((experiment.folder / 'README.md').read_text(), experiment.size, '')
+    left = 0
+    for each in runs:
+        workdir = experiment.workdir(each, workdirs)
+        _check_same(workdir, each.config)
+        if not (workdir / MEASURED).exists():
+            check_config(each.label, each.config)
+            left += 1
+    return left
+
+
+def check_config(label: str, config: ConfigDict) -> Setup:
+    """Builds the config of a run, without data. Raises `UserError` that names the run where it cannot be built."""
+    try:
+        setup = prepare(from_plain(plain(config)))
+        setup.check_batch()
+    except UserError as error:
+        raise UserError(f'{label}: {error}') from error
+    return setup
+
+
+def check_results(experiment: Experiment, rows: Sequence[Measurements]) -> None:
+    """Raises `UserError` where rows of results are of runs, or of tasks, that `sweep.py` does not have."""
+    tasks = {each.label: task_name(each.config.task) for each in experiment.runs()}
+    where = f'results/{experiment.size}.json of {experiment.folder.name}'
+    for row in rows:
+        label = row['label']
+        if label not in tasks:
+            raise UserError(f'{where} has a run {label!r}, and sweep.py does not{nearest(label, tasks)}')
+        if 'task' in row and row['task'] != tasks[label]:
+            raise UserError(f'{where} says that {label} is of {row["task"]}; in sweep.py it is of {tasks[label]}')
+
+
 def report_experiment(experiment: Experiment, workdirs: pathlib.Path, command: str, console: Console) -> None:
     """Writes results, figures and the table of the README, of as many runs as have been measured.
 
     Where none has been, the table and the figure are made again from `results/SIZE.json`. Raises `UserError` where
-    there is neither.
+    there is neither, and for what `check_results` refuses.
     """
     runs = experiment.runs()
     paths = [experiment.workdir(each, workdirs) / MEASURED for each in runs]
@@ -76,13 +119,14 @@ def report_experiment(experiment: Experiment, workdirs: pathlib.Path, command: s
     if not found:
         results = written_results(experiment)
         found, planned, command = results['runs'], results['planned'], results['command']
+        check_results(experiment, found)
     _report(experiment, found, planned, command)
     console.print(
         f'written: {experiment.folder}/README.md, results/{experiment.size}.json, results/{experiment.size}.png'
     )
 
 
-def _run(each: Run, workdir: pathlib.Path, measure: Any, programs: Programs) -> Measurements | None:
+def _run(experiment: Experiment, each: Run, workdir: pathlib.Path, programs: Programs) -> Measurements | None:
     """Trains and measures a run; `None` where it was stopped."""
     began = time.perf_counter()
     config = from_plain(plain(each.config))
@@ -102,8 +146,23 @@ def _run(each: Run, workdir: pathlib.Path, measure: Any, programs: Programs) -> 
             if outcome == loop.STOPPED:
                 return None
             finished = Finished(each.label, workdir, restored(setup, workdir))
-            found |= {'tokens_per_second': finished.tokens_per_second, **measure(finished)}
-    return {'label': each.label, 'made': made, 'seconds': round(time.perf_counter() - began, 1), **found}
+            found |= {'tokens_per_second': finished.tokens_per_second, **_measured(experiment, finished)}
+    return {
+        'label': each.label,
+        'task': task_name(config.task),
+        'made': made,
+        'seconds': round(time.perf_counter() - began, 1),
+        **found,
+    }
+
+
+def _measured(experiment: Experiment, finished: Finished) -> Measurements:
+    """What `measure` returns. Raises `UserError` where it raises anything; the run is kept, and measured next time."""
+    path = experiment.folder / 'sweep.py'
+    try:
+        return load_module(path).measure(finished)
+    except Exception as error:
+        raise UserError(f'{finished.label} has run and cannot be measured: {said(path, error)}') from error
 
 
 def _check_same(workdir: pathlib.Path, config: ConfigDict) -> None:

@@ -35,9 +35,12 @@ from attnlab.experiment.results import (
     write_results,
     written_results,
 )
+from attnlab.experiment.runs import check_config
 from attnlab.runs.record import read_record
 from attnlab.sweep import launch
-from attnlab.sweep.study import Study, create_study
+from attnlab.sweep.study import Study, confirmation, create_study
+from attnlab.sweep.sweep import read
+from attnlab.sweep.trial import check_metric
 
 Studies = Mapping[str, Mapping[str, ConfigDict]]
 
@@ -55,18 +58,46 @@ def run_studies(experiment: Experiment, workdirs: pathlib.Path, command: str, wo
     """Runs the sweeps that are not finished, `workers` trials at once, and reports; returns whether all are finished.
 
     A study is kept in `workdirs/NAME/SIZE/REPORT/STUDY`, and goes on where it was stopped or killed. Raises `UserError`
-    for a folder that holds a study of another sweep, and for a README without the two comments.
+    for a folder that holds a study of another sweep, and before any runs for what `check_studies` refuses.
     """
-    with_results((experiment.folder / 'README.md').read_text(), experiment.size, '')
+    check_studies(experiment)
     for folder, config in _folders(experiment, workdirs).items():
         study = create_study(folder, config)
-        if not study.finished():
+        if not _finished(study):
             console.print(f'{folder}: {study.sweep.trials} trials')
             _run(study, workers, console)
-        if not study.finished():
+        if not _finished(study):
+            console.print(f'{folder} is not finished; the same command goes on with it')
             return False
     report_studies(experiment, workdirs, command, console)
     return True
+
+
+def check_studies(experiment: Experiment) -> int:
+    """Builds the sweep and the base of every study, without data; returns how many there are.
+
+    Raises `UserError` for a config that cannot be built and a metric that no evaluator has, naming the study, and for a
+    README without the two comments.
+    """
+    with_results((experiment.folder / 'README.md').read_text(), experiment.size, '')
+    studies = {
+        f'{report}/{name}': config for report, found in experiment.studies().items() for name, config in found.items()
+    }
+    for name, config in studies.items():
+        try:
+            sweep = read(config)
+            check_metric(sweep.metric, check_config('its base', sweep.base))
+        except UserError as error:
+            raise UserError(f'{name}: {error}') from error
+    return len(studies)
+
+
+def _finished(study: Study) -> bool:
+    """Whether all trials have ended, those of the confirmation too."""
+    if not study.finished():
+        return False
+    confirming = confirmation(study, None)
+    return confirming is None or confirming.finished()
 
 
 def report_studies(experiment: Experiment, workdirs: pathlib.Path, command: str, console: Console) -> None:

@@ -107,7 +107,7 @@ def _value(study: Study, claim: Claim, programs: Programs, followers: Followers,
     folder = study.workdir(claim.number)
     _check_starts(claim, newest_checkpoint(folder))
     setup, facts = programs.prepare(config)
-    _check_metric(sweep.metric, setup)
+    check_metric(sweep.metric, setup)
     pruned_at = claim.notes.get('pruned_at')
     if pruned_at is None or newest_checkpoint(folder) < pruned_at:
         watch = followers.broadcasting(_watch(claim, sweep.metric, setup.steps))
@@ -165,7 +165,8 @@ def _check_starts(claim: Claim, checkpoint: int) -> None:
         raise Failed(f'died {STARTS} times after step {checkpoint} without an error; the kernel may be out of memory')
 
 
-def _check_metric(metric: str, setup: Setup) -> None:
+def check_metric(metric: str, setup: Setup) -> None:
+    """Raises `UserError` where no evaluator of the setup has the name that the metric begins with."""
     names = [evaluator.name for evaluator in setup.evals]
     name = metric.partition('/')[0]
     if name not in names:

@@ -7,6 +7,7 @@ import pytest
 
 from attnlab.config import build
 from attnlab.experiment.experiment import SIZES, Experiment
+from attnlab.experiment.studies import check_studies
 from attnlab.sweep.sweep import read
 from attnlab.train.setup import prepare
 
@@ -43,7 +44,11 @@ def test_strings_of_parity_were_not_trained_on(studies):
     assert min(len(asked.problem.generate(rng, asked.length).tokens) for _ in range(50)) >= 30
 
 
-def test_every_task_can_be_prepared_and_knows_trivial_predictors():
+def test_every_study_can_be_run():
+    assert check_studies(Experiment(FOLDER, 'cpu')) == 25
+
+
+def test_every_task_knows_trivial_predictors():
     for group in Experiment(FOLDER, 'cpu').studies().values():
         task = prepare(next(iter(group.values())).base).task
         assert hasattr(task, 'trivial')

@@ -7,6 +7,7 @@ import shutil
 import pytest
 from rich.console import Console
 
+from attnlab import cli
 from attnlab.errors import UserError
 from attnlab.experiment.experiment import Experiment
 from attnlab.experiment.results import markdown, plus_minus, with_results
@@ -35,6 +36,10 @@ def config(rate):
 
 def measure(finished):
     return {{'accuracy': finished.curve('test/all/accuracy')}}
+"""
+OTHER_TASK = """from attnlab.config import spec
+from attnlab.data.synthetic.arithmetic import Parity
+from attnlab.tasks.synthetic import LabelPrediction
 """
 PLOT = """
 from attnlab.experiment.results import panels
@@ -142,6 +147,73 @@ def test_a_run_of_another_config_is_refused(done, tmp_path):
     sweep.write_text(SWEEP.replace('1e-3', '2e-3'))
     with pytest.raises(UserError, match=r'slow holds a run with another config \(optimizer.peak_lr: 0.001 there'):
         run(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ('right', 'wrong', 'said'),
+    [
+        ('CONFIG))', "CONFIG), 'method=stabelmax')", 'sweep.py, line 12: there is no method=stabelmax'),
+        (
+            'found.model.hidden',
+            'found.model.hiden',
+            "slow: config.model takes no argument 'hiden'; did you mean 'hidden'",
+        ),
+        ('found.task.table.modulus', 'found.task.problem.modulus', 'sweep.py, line 15: AttributeError: .*problem'),
+        ('found.batch_size = 4, 10', 'found.batch_size = 0, 10', 'slow: config.steps is 0'),
+        ('def measure', 'def mesure', 'sweep.py has no function measure'),
+        ('def runs', 'def run', 'sweep.py has no function runs'),
+        ('import pathlib', 'import pathlip', "sweep.py, line 2: ModuleNotFoundError: No module named 'pathlip'"),
+    ],
+)
+def test_what_does_not_fit_is_one_line_before_anything_runs(tmp_path, right, wrong, said):
+    folder = tmp_path / 'experiments' / 'toy'
+    folder.mkdir(parents=True)
+    text = SWEEP.replace(repr(str(CONFIG)), 'CONFIG').replace('def runs', f'CONFIG = {str(CONFIG)!r}\n\ndef runs', 1)
+    assert right in text
+    for name, content in (('sweep.py', text.replace(right, wrong)), ('plot.py', PLOT), ('README.md', README)):
+        (folder / name).write_text(content)
+    with pytest.raises(UserError, match=said) as raised:
+        run(tmp_path)
+    assert '\n' not in str(raised.value) and not (tmp_path / 'runs').exists()
+
+
+def test_a_run_that_cannot_be_measured_is_kept(done, tmp_path):
+    shutil.copytree(done, tmp_path, dirs_exist_ok=True)
+    workdir, sweep = tmp_path / 'runs' / 'toy' / 'cpu' / 'fast', tmp_path / 'experiments' / 'toy' / 'sweep.py'
+    (workdir / 'measured.json').unlink()
+    sweep.write_text(SWEEP.replace("finished.curve('test/all/accuracy')", "dict(finished.curve('loss'))[4]"))
+    with pytest.raises(UserError, match=r'fast has run and cannot be measured: .*sweep.py, line \d+: KeyError: 4$'):
+        run(tmp_path)
+    sweep.write_text(SWEEP)
+    assert run(tmp_path) == loop.FINISHED and (workdir / 'measured.json').exists()
+
+
+@pytest.mark.parametrize(
+    ('right', 'wrong', 'said'),
+    [
+        ("('fast'", "('rapid'", "results/cpu.json of toy has a run 'fast', and sweep.py does not"),
+        ('found.task.table', 'found.task', 'says that slow is of Addition; in sweep.py it is of Parity'),
+    ],
+)
+def test_results_of_other_runs_or_tasks_are_not_reported(done, tmp_path, right, wrong, said):
+    shutil.copytree(done / 'experiments', tmp_path / 'experiments')
+    found, text = Experiment(tmp_path / 'experiments' / 'toy', 'cpu'), SWEEP.replace(right, wrong)
+    if wrong == 'found.task':
+        text = text.replace('found.task.modulus = 5', 'found.task = spec(LabelPrediction, problem=Parity())')
+        text = text.replace('\nimport pathlib', '\nimport pathlib\n' + OTHER_TASK)
+    (found.folder / 'sweep.py').write_text(text)
+    before = (found.folder / 'README.md').read_text()
+    with pytest.raises(UserError, match=said):
+        report_experiment(found, tmp_path / 'runs', 'command', Console(quiet=True))
+    assert (found.folder / 'README.md').read_text() == before
+
+
+def test_a_dry_run_says_what_is_left(done, tmp_path, capsys):
+    folder = done / 'experiments' / 'toy'
+    for workdirs, left in ((done / 'runs', 0), (tmp_path / 'nothing', 3)):
+        assert cli.main(['experiment', str(folder), f'--workdirs={workdirs}', '--dry_run']) == 0
+        assert f'{left} runs are left' in capsys.readouterr().out
+    assert not (tmp_path / 'nothing').exists()
 
 
 def test_an_experiment_that_is_not_there(done):

@@ -3,6 +3,7 @@
 import json
 import pathlib
 
+import optuna
 import pytest
 from rich.console import Console
 
@@ -10,6 +11,7 @@ from attnlab.errors import UserError
 from attnlab.experiment import studies as study_experiment
 from attnlab.experiment.experiment import Experiment
 from attnlab.experiment.studies import report_studies, run_studies
+from attnlab.sweep.study import confirmation, create_study
 from attnlab.sweep.worker import work
 
 TINY = pathlib.Path(__file__).parents[1] / 'sweep' / 'tiny.py'
@@ -81,6 +83,64 @@ def test_studies_are_run_once_and_reported(experiment, tmp_path, monkeypatch):
     assert run_studies(experiment, tmp_path / 'runs', 'command', 2, QUIET) and ran == ['one', 'two']
     assert page.read_bytes() == written
     assert (experiment.folder / 'results' / 'cpu.json').read_bytes() == numbers
+
+
+def test_what_was_stopped_goes_on_with_the_studies_that_are_left(experiment, tmp_path, monkeypatch):
+    ran, done, reported = [], {'one': False, 'two': False}, []
+
+    def run(study, arguments, places, console):
+        ran.append(study.folder.name)
+        done[study.folder.name] = len(ran) != 2
+
+    monkeypatch.setattr(study_experiment.launch, 'run_processes', run)
+    monkeypatch.setattr(study_experiment, '_finished', lambda study: done[study.folder.name])
+    monkeypatch.setattr(study_experiment, 'report_studies', lambda *arguments: reported.append(arguments))
+    assert not run_studies(experiment, tmp_path / 'runs', 'command', 1, QUIET) and not reported
+    assert run_studies(experiment, tmp_path / 'runs', 'command', 1, QUIET) and len(reported) == 1
+    assert ran == ['one', 'two', 'two'], 'a study that was stopped goes on, and one that ended is not begun again'
+
+
+def test_a_study_has_ended_when_its_confirmation_has(experiment, tmp_path):
+    config = experiment.studies()['text']['one']
+    with config.unlocked():
+        config.confirm = 1
+    study = create_study(tmp_path / 'one', config)
+    for number in range(study.sweep.trials):
+        assert not study_experiment._finished(study)
+        told(study, value=float(number))
+    assert study.finished() and not study_experiment._finished(study)
+    told(confirmation(study, None), value=1.0)
+    assert study_experiment._finished(study)
+
+
+def told(study, value):
+    """Adds a trial that has ended with a value, at the point that the sweep has for it."""
+    number = len(study.trials())
+    space = study.sweep.space
+    params = study.sweep.sampler.fixed(space, number, len(study.sweep.seeds))
+    optuna.load_study(study_name=study.name, storage=study.storage).add_trial(
+        optuna.trial.create_trial(
+            value=value, params=params, distributions={name: space[name].distribution for name in params}
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ('wrong', 'said'),
+    [
+        ({'metric': 'test/loss'}, 'text/two: config.metric is test/loss, and there is no evaluator test'),
+        ({'base.length': 0}, 'text/two: its base: config.length is 0'),
+        ({'goal': 'lowest'}, "text/two: config.goal is 'lowest'"),
+    ],
+)
+def test_a_study_that_does_not_fit_is_one_line_before_any_runs(experiment, tmp_path, monkeypatch, wrong, said):
+    studies = experiment.studies()
+    with studies['text']['two'].unlocked():
+        studies['text']['two'].update_from_flattened_dict(wrong)
+    monkeypatch.setattr(Experiment, 'studies', lambda self: studies)
+    with pytest.raises(UserError, match=said):
+        run_studies(experiment, tmp_path / 'runs', 'command', 1, QUIET)
+    assert not (tmp_path / 'runs').exists()
 
 
 def test_a_sweep_that_was_stopped_is_not_reported(experiment, tmp_path, monkeypatch):
