@@ -31,6 +31,7 @@ FROM_ZERO = frozenset(
         'layers',
         'links',
         'local',
+        'place',
     }
     | {'margin', 'offset', 'padding', 'repeated', 'rewrites', 'seed', 'sinks', 'startup', 'step'}
 )

@@ -55,7 +55,7 @@ from attnlab.train.schedule import Cosine
 from attnlab.train.start import FromRun
 from attnlab.train.step import Precision
 from attnlab.zoo import Recipe
-from attnlab.zoo.chosen import chosen_recipe, convolved
+from attnlab.zoo.chosen import convolved, sequence_recipe
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,7 +156,7 @@ def get_config(arg: str = '') -> ConfigDict:
         )
     protocol = choose(PROTOCOLS, 'protocol', chosen['protocol'])
     run = choose(choose(SIZES, 'size', chosen['size']), 'task', chosen['task'])
-    recipe = convolved(chosen_recipe(chosen['zoo']), chosen['conv'])
+    recipe = convolved(sequence_recipe(chosen['zoo']), chosen['conv'])
     evaluated = max(1, run.steps // 10)
     return run_config(
         chosen,

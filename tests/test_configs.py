@@ -22,11 +22,11 @@ from attnlab.train.state import initialize
 from attnlab.zoo import ZOO
 from attnlab.zoo.softmax.maps import MAPS
 from attnlab.zoo.softmax.parts import PARTS
-from configs import grokking, language, long_range, recall
+from configs import grokking, images, language, long_range, recall
 from configs.sweeps import recall as sweeps_recall
 
 KINDS = {
-    (type(recipe.layer), recipe.causal, recipe.bidirectional, recipe.mirrored): name
+    (type(recipe.layer), recipe.causal, recipe.bidirectional, recipe.mirrored, recipe.grid): name
     for name, recipe in reversed(ZOO.items())
     if not recipe.slow
 }
@@ -43,6 +43,7 @@ def any_of(names):
 
 zoo = any_of(ZOO)
 causal = any_of([name for name, recipe in ZOO.items() if recipe.causal])
+sequences = any_of([name for name, recipe in ZOO.items() if not recipe.grid])
 
 TRAINED = ('mingru', 'window_sinks')
 """The recipes that take two steps in every run of the tests, packed and one document a row; the others do nightly."""
@@ -196,8 +197,15 @@ def test_recall_by_any_recipe(name):
 @pytest.mark.parametrize('name', [name for name, recipe in ZOO.items() if not recipe.causal])
 def test_what_is_only_bidirectional_predicts_no_next_token(name):
     for module in (language, recall):
-        with pytest.raises(UserError, match=f'zoo={name} is only bidirectional .* --config=long_range:zoo={name} '):
+        config = 'images' if ZOO[name].grid else 'long_range'
+        with pytest.raises(UserError, match=f'zoo={name} is only bidirectional .* --config={config}:zoo={name} '):
             module.get_config(f'zoo={name}')
+
+
+@pytest.mark.parametrize('name', [name for name, recipe in ZOO.items() if recipe.grid])
+def test_what_needs_a_grid_reads_no_sequence(name):
+    with pytest.raises(UserError, match=f'zoo={name} mixes tokens on a grid, .* --config=images:zoo={name} trains it'):
+        long_range.get_config(f'zoo={name}')
 
 
 @pytest.mark.parametrize('name', recall.TINY)
@@ -263,7 +271,7 @@ def test_every_task_has_every_size():
     assert recall.TINY.keys() == recall.PAPER.keys() == recall.DEPARTURES.keys()
 
 
-@zoo
+@sequences
 def test_long_range_by_any_recipe(name):
     for protocol in ('scratch', 'pretrain'):
         config = long_range.get_config(f'zoo={name},size=smoke,protocol={protocol}')
@@ -274,7 +282,7 @@ def test_long_range_by_any_recipe(name):
         assert (state_bytes(setup, 32) == 0) == (protocol == 'scratch' or ZOO[name].bidirectional)
 
 
-@zoo
+@sequences
 def test_long_range_gives_positions_to_what_cannot_tell_left_from_right(name):
     model = long_range.get_config(f'zoo={name},size=smoke').model
     assert (model.positions is not None) == ZOO[name].mirrored
@@ -314,6 +322,31 @@ def test_long_range_says_what_to_prepare(tmp_path):
         prepared(config).load_data()
     with pytest.raises(UserError, match='there is no task=digits; valid names: aan, cifar10'):
         long_range.get_config('task=digits,size=full')
+
+
+@zoo
+def test_images_by_any_recipe(name):
+    setup = prepared(images.get_config(f'zoo={name}'))
+    setup.trace()
+    assert not setup.model.streaming
+
+
+@pytest.mark.parametrize(
+    'argument', [*(f'data={name}' for name in images.DATA), 'data=count,size=small,stem=overlap,head=arcface']
+)
+def test_images_of_every_kind(argument):
+    setup = prepared(images.get_config(argument))
+    measured = jax.eval_shape(setup.measure, setup.abstract.params, setup.abstract_batch())
+    dense = {f'iou_{o}' for o in (1, 2, 3)} if 'segments' in argument else set()
+    assert set(measured) == {'loss', 'accuracy', 'accuracy_products'} | dense
+
+
+def test_images_with_a_class_token():
+    setup = prepared(images.get_config('data=count,token=middle,positions=sinusoidal,stem=conv'))
+    setup.trace()
+    assert setup.model.pool.place == 128 and setup.model.embedding.grid is None
+    with pytest.raises(UserError, match='token=first adds a token that lies on no grid; zoo=mha with data=segments'):
+        images.get_config('data=segments,token=first')
 
 
 EXPERIMENTS = sorted(path.parent for path in pathlib.Path(__file__).parents[1].glob('experiments/*/sweep.py'))

@@ -11,7 +11,7 @@ from flax import nnx
 from attnlab.blocks.block import Block
 from attnlab.config import build, from_plain, plain
 from attnlab.models.stack import Stack
-from attnlab.testing.contract import Check, Subject, check_implementations, claimed, is_mirrored
+from attnlab.testing.contract import Check, Subject, check_implementations, claimed, is_mirrored, on_grid
 from attnlab.zoo import ZOO, Recipe
 
 EVERY_TIME = ('decoding', 'spec survives JSON')
@@ -57,7 +57,9 @@ FIRST_OF_ROOM = first(room)
 @functools.lru_cache(maxsize=1)
 def subject(name: str) -> Subject:
     """The recipe's mixer and what is compiled for it; the tests of a recipe follow one another in one process."""
-    return Subject(functools.partial(make, ZOO[name]), causal=ZOO[name].causal)
+    recipe = ZOO[name]
+    made = functools.partial(make, recipe)
+    return Subject(on_grid(made) if recipe.grid else made, causal=recipe.causal)
 
 
 def make(recipe: Recipe, dim: int, *, rngs: nnx.Rngs, **overrides: Any) -> nnx.Module:
@@ -72,16 +74,15 @@ def make(recipe: Recipe, dim: int, *, rngs: nnx.Rngs, **overrides: Any) -> nnx.M
 
 def checks(recipe: Recipe) -> dict[str, Check]:
     """What the row claims, by name."""
-    found = claimed(
-        causal=recipe.causal, bidirectional=recipe.bidirectional, streaming=recipe.streaming, packed=recipe.packed
-    )
+    claims = ('causal', 'bidirectional', 'streaming', 'packed', 'grid')
+    found = claimed(**{name: getattr(recipe, name) for name in claims})
     if len(recipe.pattern) > 1:
         # A stack has no parameters of its own: those of its mixers gain a dimension, which the names leave out.
         del found['parameters']
     portable = [name for name in recipe.implementations if name not in ('reference', 'mosaic_gpu', 'mosaic_tpu')]
     if portable and recipe.packed:
         found['implementations'] = functools.partial(check_implementations, names=portable)
-    if recipe.bidirectional:
+    if recipe.bidirectional and not recipe.grid:
         found['mirrored'] = functools.partial(check_mirrored, claim=recipe.mirrored)
     found['spec survives JSON'] = lambda _: check_json(recipe)
     return found

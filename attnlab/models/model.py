@@ -1,7 +1,5 @@
 """The model: inputs, a stack, a norm, perhaps a pool, and a head."""
 
-import dataclasses
-import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -22,9 +20,9 @@ from attnlab.models.inputs.inputs import Inputs
 from attnlab.models.stack import Stack
 from attnlab.module import Module
 from attnlab.nn.norms import RMSNorm
-from attnlab.nn.pools import MeanPool
+from attnlab.nn.pools import MeanPool, OneToken
 from attnlab.nn.positions import Sinusoidal
-from attnlab.typing import DropoutKey, Features, Sequence, State, Tokens
+from attnlab.typing import DropoutKey, Embedded, Features, State, Tokens
 
 
 class Model(Module):
@@ -55,7 +53,7 @@ class Model(Module):
         head: Callable[..., Head] | None = None,
         inputs: Callable[..., Inputs] = Embedding,
         positions: Sinusoidal | None = None,
-        pool: MeanPool | None = None,
+        pool: MeanPool | OneToken | None = None,
         streaming: bool = True,
         dtype: DTypeLike,
         rngs: nnx.Rngs,
@@ -88,28 +86,20 @@ class Model(Module):
         hidden = jax.ShapeDtypeStruct((1, self.dim * self.documents), self.dtype)
         return jax.eval_shape(lambda state, x: nnx.merge(graphdef, state).logits(x), variables, hidden).shape[-1]
 
-    def embed(self, tokens: Tokens | Features, ctx: Context) -> Sequence:
+    def embed(self, tokens: Tokens | Features, ctx: Context) -> Embedded:
         """The input of the first block."""
         x = self.embedding(tokens, self.dtype)
         if self.positions is None:
             return x
-        return x + self.positions.encode(ctx.positions, self.dim).astype(x.dtype)
+        return x + self.positions.encode(self.context(ctx).positions, self.dim).astype(x.dtype)
 
     def context(self, ctx: Context) -> Context:
-        """The context of the blocks: `ctx` with the grid of the inputs.
-
-        Raises `UserError` when the size of the grid is not the length of the rows.
-        """
-        grid, length = self.embedding.grid, ctx.positions.shape[1]
-        if grid is None:
-            return ctx
-        if math.prod(grid) != length:
-            raise UserError(f'the grid of the inputs is {grid}, {math.prod(grid)} positions; the rows have {length}')
-        return dataclasses.replace(ctx, grid=grid)
+        """The context of the blocks, as the inputs make it of `ctx`; once made it is left as it is."""
+        return self.embedding.context(ctx)
 
     def hidden(
         self, tokens: Tokens | Features, ctx: Context, state: State | None = None
-    ) -> tuple[Sequence, State | None]:
+    ) -> tuple[Embedded, State | None]:
         """The normalised output of the last block, and the advanced state (see the mixers' contract)."""
         x, state = self.stack(self.embed(tokens, ctx), self.context(ctx), state)
         return self.norm(x), state
@@ -119,7 +109,7 @@ class Model(Module):
         if self.pool is None:
             raise UserError('model.pool is None; predictions about whole documents need one, such as MeanPool')
         hidden, _ = self.hidden(tokens, ctx)
-        return self.pool(hidden, ctx.segments_or_ones() > 0)
+        return self.pool(hidden, self.context(ctx).segments_or_ones() > 0)
 
     def losses(
         self, hidden: Float[Array, '*b d'], targets: Shaped[Array, '...'], key: DropoutKey | None = None

@@ -10,7 +10,7 @@ from jaxtyping import Float, Int, Shaped
 from attnlab.blocks.block import Stage
 from attnlab.context import Context
 from attnlab.models.stack import Stack
-from attnlab.typing import DropoutKey, Features, Sequence, State, Tokens
+from attnlab.typing import DropoutKey, Embedded, Features, State, Tokens
 
 
 @runtime_checkable
@@ -40,7 +40,7 @@ class Predictor(Protocol):
 
     def hidden(
         self, inputs: Tokens | Features, ctx: Context, state: State | None = None
-    ) -> tuple[Sequence, State | None]:
+    ) -> tuple[Embedded, State | None]:
         """The hidden state of every position, and the advanced state (see the mixers' contract)."""
 
     def pooled(self, inputs: Tokens | Features, ctx: Context) -> Float[Array, 'b d']:
@@ -81,7 +81,7 @@ class Stacked(Predictor, Protocol):
     dtype: DTypeLike
     stack: Stack
 
-    def embed(self, inputs: Tokens | Features, ctx: Context) -> Sequence:
+    def embed(self, inputs: Tokens | Features, ctx: Context) -> Embedded:
         """The input of the first block."""
 
     def context(self, ctx: Context) -> Context:

@@ -5,6 +5,7 @@ import dataclasses
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from attnlab.errors import UserError
 from attnlab.signature import checked_fields
 from attnlab.typing import Sequence
 
@@ -18,3 +19,21 @@ class MeanPool:
         weights = where.astype(jnp.float32)
         total = jnp.einsum('b t d, b t -> b d', hidden.astype(jnp.float32), weights)
         return total / jnp.maximum(jnp.sum(weights, axis=1, keepdims=True), 1.0)
+
+
+@checked_fields
+@dataclasses.dataclass(frozen=True)
+class OneToken:
+    """The hidden state of one token, such as a class token, in float32.
+
+    Attributes:
+      place: its index in the row, from 0.
+    """
+
+    place: int = 0
+
+    def __call__(self, hidden: Sequence, where: Bool[Array, 'b t']) -> Float[Array, 'b d']:
+        del where
+        if not 0 <= self.place < hidden.shape[1]:
+            raise UserError(f'place of OneToken is {self.place}; the rows have {hidden.shape[1]} tokens')
+        return hidden[:, self.place].astype(jnp.float32)

@@ -4,14 +4,19 @@ Without one a causal mask alone still tells positions apart: Kazemnejad et al. 2
 """
 
 import dataclasses
+import math
 
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 from jax import Array
 from jaxtyping import Float
 
 from attnlab.errors import UserError
-from attnlab.functional.rotary import rotary_angles, rotate
+from attnlab.functional.grids import Grid, axial_angles
+from attnlab.functional.rotary import rotary_angles, rotate, rotate_by_angles
+from attnlab.module import Module
+from attnlab.nn.parameter import param
 from attnlab.signature import checked_fields
 from attnlab.typing import Positions
 
@@ -65,6 +70,54 @@ class Sinusoidal:
             raise UserError(f'sinusoidal positions need an even width; got {dim}')
         angles = rotary_angles(positions, dim, self.base)
         return jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1)
+
+
+@checked_fields
+@dataclasses.dataclass(frozen=True)
+class GridRope:
+    """Rotary embedding by the place on a grid: an equal part of the channels is rotated by the place on every axis.
+
+    The base is that of the paper for images. Heo et al. 2024, https://arxiv.org/abs/2403.13298.
+    """
+
+    base: float = 100.0
+
+    def rotate(self, x: Float[Array, 'b t h k'], grid: Grid) -> Float[Array, 'b t h k']:
+        """Rotates queries or keys. Raises `UserError` unless `k` is a multiple of twice the axes."""
+        wide = jnp.promote_types(x.dtype, jnp.float32)
+        return rotate_by_angles(x, axial_angles(grid, x.shape[-1], self.base, wide)[None, :, None])
+
+
+@checked_fields
+@dataclasses.dataclass(frozen=True)
+class GridSinusoids:
+    """Sinusoids of the place on every axis, `[sin(p w), cos(p w)]`, `w_i = base^(-2 i / n)`, `n` channels an axis.
+
+    The channels are divided among the axes; all sines stand before all cosines. For images as in the released code of
+    He et al. 2022, https://arxiv.org/abs/2111.06377, up to the order of channels.
+    """
+
+    base: float = 10000.0
+
+    def encode(self, grid: Grid, dim: int) -> Float[Array, 't d']:
+        """Returns the sinusoids, in float32. Raises `UserError` unless `dim` is a multiple of twice the axes."""
+        angles = axial_angles(grid, dim, self.base, jnp.float32)
+        return jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1)
+
+
+class LearnedPlaces(Module):
+    """A learned vector for every place of a grid, initial standard deviation 0.02.
+
+    Dosovitskiy et al. 2021, https://arxiv.org/abs/2010.11929.
+    """
+
+    def __init__(self, dim: int, *, grid: Grid, rngs: nnx.Rngs):
+        normal = nnx.initializers.normal(0.02)
+        self.weight = param(normal, (math.prod(grid), dim), axes=(None, 'embed'), group='embedding', rngs=rngs)
+
+    def __call__(self) -> Float[Array, 't d']:
+        """The vectors of all places."""
+        return self.weight[...]
 
 
 def _geometric(heads: int) -> Float[np.ndarray, 'h']:

@@ -15,6 +15,7 @@ from attnlab.data.long_range.dataset import Dataset
 from attnlab.data.long_range.drawn import Drawn
 from attnlab.data.long_range.listops import ListOps
 from attnlab.data.long_range.rows import Chosen, Padded, blank
+from attnlab.data.pipeline import Source
 from attnlab.errors import UserError
 from attnlab.metrics import Average, proportion
 from attnlab.models.predictor import Predictor
@@ -49,12 +50,12 @@ class LongRange(abc.ABC):
         """The published test split, or the held-out one."""
         return 'test'
 
-    def source(self, split: str, length: int, tokens: int | None = None) -> Padded:
+    def source(self, split: str, length: int, tokens: int | None = None) -> Source:
         """The examples of a split; with `tokens`, those of the first `tokens` positions, at least one."""
         rows = self.data.rows(split)
         if tokens is not None:
             rows = Chosen(rows, tuple(range(min(len(rows), max(1, tokens // length)))))
-        return Padded(rows, self.data.kind, self._document_length(length))
+        return self._rows(rows, length)
 
     def slices(self, split: str, length: int, multiples: tuple[int, ...], count: int) -> dict[str, Slice]:
         """The first `count` examples, `all`, and those of each difficulty with enough of them, at no other lengths."""
@@ -69,11 +70,7 @@ class LongRange(abc.ABC):
                 chosen = tuple(np.flatnonzero((values >= least) & (values < bound)).tolist())
                 if FEWEST <= len(chosen) < count:
                     found[title] = chosen
-        kind = self.data.kind
-        return {
-            title: Slice(Padded(Chosen(rows, chosen), kind, self._document_length(length)), length)
-            for title, chosen in found.items()
-        }
+        return {title: Slice(self._rows(Chosen(rows, chosen), length), length) for title, chosen in found.items()}
 
     def example(self, length: int) -> dict[str, np.ndarray]:
         """A row of zeros."""
@@ -101,6 +98,10 @@ class LongRange(abc.ABC):
         count = self.data.kind.documents
         parts = {name: batch[name] for name in ('tokens', 'segments', 'positions')}
         return {name: x.reshape(-1, x.shape[1] // count, *x.shape[2:]) for name, x in parts.items()}
+
+    def _rows(self, examples: Source, length: int) -> Source:
+        """Examples as rows."""
+        return Padded(examples, self.data.kind, self._document_length(length))
 
     def _document_length(self, length: int) -> int:
         if length % self.data.kind.documents:

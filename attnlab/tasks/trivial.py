@@ -64,10 +64,10 @@ def of_sequences(train: Sequence[Row], asked: Sequence[Row], classes: int, vocab
     The last two are left out where tokens are real numbers, for which `vocab` is `None`.
     """
     labels, targets = (np.array([row['label'] for row in rows]) for rows in (train, asked))
-    counts = np.bincount(labels, minlength=classes)
-    found = {'chance': 1 / classes, 'majority': float(np.mean(targets == counts.argmax()))}
+    found = of_labels(labels, targets, classes)
     if vocab is None:
         return found
+    counts = np.bincount(labels, minlength=classes)
     begins, starts = (np.array([row['tokens'][0] for row in rows]) for rows in (train, asked))
     table = np.tile(counts / len(train), (vocab, 1))
     np.add.at(table, (begins, labels), 1.0)
@@ -80,6 +80,28 @@ def of_sequences(train: Sequence[Row], asked: Sequence[Row], classes: int, vocab
         'first token': float(np.mean(table.argmax(axis=1)[starts] == targets)),
         'bag of tokens': float(np.mean(scores.argmax(axis=1) == targets)),
     }
+
+
+def of_labels(train: Int[np.ndarray, 'n'], asked: Int[np.ndarray, 'm'], classes: int) -> dict[str, float]:
+    """Accuracies of two constant guesses at labels: `chance`, any class, and `majority`, that of training."""
+    counts = np.bincount(train, minlength=classes)
+    return {'chance': 1 / classes, 'majority': float(np.mean(asked == counts.argmax()))}
+
+
+PENALTY = 1.0
+"""Added per feature to the squares of its weights, beside features of variance one and a thousand examples."""
+
+
+def linear(train: Sequence[Row], asked: Sequence[Row], classes: int) -> float:
+    """Accuracy of a linear map of the numbers of an example, fitted by ridge regression to its class as one-hot."""
+    features, others = (np.stack([row['tokens'].reshape(-1) for row in rows]) for rows in (train, asked))
+    labels, targets = (np.array([row['label'] for row in rows]) for rows in (train, asked))
+    mean, spread = features.mean(axis=0), np.maximum(features.std(axis=0), 1e-6)
+    x = np.column_stack([(features - mean) / spread, np.ones(len(features))]).astype(np.float64)
+    gram = x.T @ x + PENALTY * np.eye(x.shape[1])
+    weights = np.linalg.solve(gram, x.T @ np.eye(classes)[labels])
+    scores = np.column_stack([(others - mean) / spread, np.ones(len(others))]) @ weights
+    return float(np.mean(scores.argmax(axis=1) == targets))
 
 
 def _bag(row: Row, vocab: int) -> Int[np.ndarray, 'o']:

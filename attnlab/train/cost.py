@@ -105,11 +105,12 @@ def implementations(setup: Setup) -> list[LayerCore]:
         return []
     stack = setup.model.stack
     graphdef, variables = nnx.split(setup.model)
-    x = jax.ShapeDtypeStruct((setup.batch_size, setup.length, setup.model.dim), setup.model.dtype)
+    context = jax.eval_shape(lambda: _context(setup))
+    x = jax.ShapeDtypeStruct((*context.positions.shape, setup.model.dim), setup.model.dtype)
 
     def mixed(place: int, variables: nnx.State, x: jax.Array) -> jax.Array:
         layers = list(nnx.merge(graphdef, variables).stack.layers())
-        return mixer_of(layers[place])(x, _context(*x.shape[:2], packed=setup.task.packs))[0]
+        return mixer_of(layers[place])(x, _context(setup))[0]
 
     found = []
     for place, block in enumerate(stack.blocks):
@@ -122,10 +123,12 @@ def implementations(setup: Setup) -> list[LayerCore]:
     return found
 
 
-def _context(batch: int, length: int, *, packed: bool) -> Context:
+def _context(setup: Setup) -> Context:
     """The context of the mixers in training: with segments where the task packs documents."""
-    ctx = Context.full(batch, length)
-    return dataclasses.replace(ctx, segments=jnp.ones_like(ctx.positions)) if packed else ctx
+    ctx = Context.full(setup.batch_size, setup.length)
+    return setup.model.context(
+        dataclasses.replace(ctx, segments=jnp.ones_like(ctx.positions)) if setup.task.packs else ctx
+    )
 
 
 def _keeping(closed: jex.core.ClosedJaxpr) -> jex.core.ClosedJaxpr:

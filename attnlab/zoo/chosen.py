@@ -65,10 +65,19 @@ def next_token_recipe(name: str) -> Recipe:
     """Returns the recipe called `name`, as `chosen_recipe` does. Raises `UserError` where it is only bidirectional."""
     recipe = chosen_recipe(name)
     if not recipe.causal:
+        config = 'images' if recipe.grid else 'long_range'
         raise UserError(
-            f'zoo={name} is only bidirectional and cannot predict the next token; --config=long_range:zoo={name} '
+            f'zoo={name} is only bidirectional and cannot predict the next token; --config={config}:zoo={name} '
             'trains it to classify'
         )
+    return recipe
+
+
+def sequence_recipe(name: str) -> Recipe:
+    """Returns the recipe called `name`, as `chosen_recipe` does. Raises `UserError` where it needs tokens on a grid."""
+    recipe = chosen_recipe(name)
+    if recipe.grid:
+        raise UserError(f'zoo={name} mixes tokens on a grid, not in a sequence; --config=images:zoo={name} trains it')
     return recipe
 
 

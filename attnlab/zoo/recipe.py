@@ -43,7 +43,7 @@ class Recipe:
       streaming: given a state, any split of a sequence gives what one pass gives.
       packed: documents sharing a row, told apart by segments, do not see each other.
       sequence: the tokens of a row may lie on several devices, over the mesh axis of that name.
-      grid: the tokens are an image or a volume, whose shape it reads from `ctx.grid`.
+      grid: the tokens are an image or a volume, whose shape it reads from `ctx.grid`; it needs one.
       implementations: the implementations of its core that serve it in bfloat16, in `pallas_kernels` names; empty
         when it has none.
       notes: where the recipe departs from the paper, or which of the paper's variants it is; `attnlab zoo NAME` shows

@@ -1,5 +1,6 @@
 """Recipes as data, and mixers made from them by name."""
 
+import dataclasses
 import functools
 from collections.abc import Callable
 
@@ -15,6 +16,7 @@ from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.mixers.mixer import Mixer
 from attnlab.mixers.softmax.attention import Attention
+from attnlab.testing.contract.grids import nearly_square
 from attnlab.typing import State
 from attnlab.zoo import ZOO, Recipe
 from attnlab.zoo.recipe import merged
@@ -23,9 +25,17 @@ from pallas_kernels import dispatch, target
 RNGS = nnx.Rngs(0)
 
 
-def shapes(make: Callable[..., Mixer], x: jax.ShapeDtypeStruct) -> tuple[jax.ShapeDtypeStruct, State | None]:
-    """Traces what making a mixer and calling it returns; nothing is drawn or compiled."""
-    return jax.eval_shape(lambda x: make(rngs=nnx.Rngs(0))(x, Context.full(*x.shape[:2])), x)
+def shapes(
+    make: Callable[..., Mixer], x: jax.ShapeDtypeStruct, grid: bool = False
+) -> tuple[jax.ShapeDtypeStruct, State | None]:
+    """Traces what making a mixer and calling it, perhaps on a grid, returns; nothing is drawn or compiled."""
+
+    def call(x: jax.Array) -> tuple[jax.Array, State | None]:
+        ctx = Context.full(*x.shape[:2])
+        shape = nearly_square(x.shape[1]) if grid else None
+        return make(rngs=nnx.Rngs(0))(x, dataclasses.replace(ctx, grid=shape))
+
+    return jax.eval_shape(call, x)
 
 
 @pytest.mark.parametrize('recipe', [pytest.param(recipe, id=name) for name, recipe in ZOO.items()])
@@ -55,7 +65,7 @@ def test_kernels_serve_the_recipes_that_say_so(recipe: Recipe, implementation: s
     for layer in (mixer for place, mixer in enumerate(recipe.pattern) if mixer not in recipe.pattern[:place]):
         heads = {'heads': 2} if 'heads' in takes(layer) else {}
         with target.compiling_for(here), dispatch.ledger() as entries:
-            shapes(functools.partial(build(layer), 128, **heads), x)
+            shapes(functools.partial(build(layer), 128, **heads), x, recipe.grid)
         chosen |= {entry.implementation for entry in entries}
     if implementation in recipe.implementations or not recipe.implementations:
         assert chosen == ({implementation} if recipe.implementations else set())
@@ -67,8 +77,9 @@ def test_kernels_serve_the_recipes_that_say_so(recipe: Recipe, implementation: s
 def test_every_single_mixer_can_be_made_by_name(name: str):
     heads = {'heads': 4} if 'heads' in takes(ZOO[name].spec) else {}
     make = functools.partial(attnlab.make_mixer, name, 32, **heads)
-    y, state = shapes(make, jax.ShapeDtypeStruct((1, 3, 32), jnp.float32))
-    assert y.shape == (1, 3, 32) and state is None
+    length = 64 if ZOO[name].grid else 3
+    y, state = shapes(make, jax.ShapeDtypeStruct((1, length, 32), jnp.float32), ZOO[name].grid)
+    assert y.shape == (1, length, 32) and state is None
 
 
 def test_overrides_take_the_place_of_the_recipe():

@@ -13,13 +13,14 @@ from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.functional.attend import View, attend, identity_values, look
 from attnlab.functional.cache import Entries, ForgettingEntries, KeyValueCache, empty_cache
+from attnlab.functional.grids import required_grid
 from attnlab.functional.penalty import Penalised
 from attnlab.functional.reach import Reach
 from attnlab.functional.recurrences import state_dtype
 from attnlab.functional.rotary import rotated_channels
 from attnlab.mixers.mixer import Mixer, require_causal
 from attnlab.nn.heads import check_groups, head_channels
-from attnlab.nn.positions import Alibi, Rope
+from attnlab.nn.positions import Alibi, GridRope, Rope
 from attnlab.nn.preludes import Prelude, ShiftState
 from attnlab.nn.projections import Linear
 from attnlab.typing import Heads, Keys, Queries, Sequence, State, Values
@@ -66,7 +67,7 @@ class Attention(Mixer):
         prelude: Callable[..., Prelude] | None = None,
         shift: Callable[..., nnx.Module] | None = None,
         qk_norm: Callable[..., nnx.Module] | None = None,
-        position: Rope | Alibi | None = None,
+        position: Rope | Alibi | GridRope | None = None,
         weights: WeightMap | Penalised | Callable[..., nnx.Module] = Softmax(),
         temperature: Callable[..., nnx.Module] | None = None,
         forget: Callable[..., nnx.Module] | None = None,
@@ -222,6 +223,9 @@ class Attention(Mixer):
             q, k = self.query_norm(q), self.key_norm(k)
         if isinstance(self.position, Rope):
             q, k = self.position.rotate(q, ctx.positions), self.position.rotate(k, ctx.positions)
+        elif isinstance(self.position, GridRope):
+            grid = required_grid(ctx, type(self).__name__)
+            q, k = self.position.rotate(q, grid), self.position.rotate(k, grid)
         return q, k, v, tuple(shifts), tuple(preludes)
 
     def _look(self, k: Keys, v: Values, x: Sequence, ctx: Context, cache: KeyValueCache | None) -> View:

@@ -1,12 +1,16 @@
 """The protocol of maps from inputs to activations."""
 
 import abc
+import dataclasses
+import math
 
 from flax import nnx
 from jax.typing import DTypeLike
 
+from attnlab.context import Context
+from attnlab.errors import UserError
 from attnlab.module import Module
-from attnlab.typing import Features, Sequence, Tokens
+from attnlab.typing import Embedded, Features, Tokens
 
 
 class Inputs(Module):
@@ -28,5 +32,17 @@ class Inputs(Module):
         return None
 
     @abc.abstractmethod
-    def __call__(self, tokens: Tokens | Features, dtype: DTypeLike | None = None) -> Sequence:
+    def __call__(self, tokens: Tokens | Features, dtype: DTypeLike | None = None) -> Embedded:
         """The activations, of type `dtype` (`None`: of the inputs' own, or the table's)."""
+
+    def context(self, ctx: Context) -> Context:
+        """The context of the activations: `ctx` with the grid.
+
+        Raises `UserError` when the size of the grid is not the length of the rows.
+        """
+        if self.grid is None:
+            return ctx
+        size, length = math.prod(self.grid), ctx.positions.shape[1]
+        if size != length:
+            raise UserError(f'the grid of the inputs is {self.grid}, {size} positions; the rows have {length}')
+        return dataclasses.replace(ctx, grid=self.grid)

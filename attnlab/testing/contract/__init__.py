@@ -15,6 +15,7 @@ from attnlab.testing.contract.bidirectional import check_bidirectional, check_tw
 from attnlab.testing.contract.compilation import check_compiles_once, check_streaming_compiles_once
 from attnlab.testing.contract.documents import check_packing, check_padding
 from attnlab.testing.contract.gradients import check_float64, check_gradients, compare_with_differences
+from attnlab.testing.contract.grids import check_grids, on_grid
 from attnlab.testing.contract.implementations import check_implementations
 from attnlab.testing.contract.lookahead import check_no_lookahead
 from attnlab.testing.contract.narrow import check_bfloat16, check_bfloat16_gradients
@@ -42,6 +43,7 @@ __all__ = [
     'compare_with_differences',
     'context',
     'is_mirrored',
+    'on_grid',
 ]
 
 Check = Callable[[Subject], None]
@@ -54,6 +56,7 @@ def check_mixer(
     bidirectional: bool,
     streaming: bool,
     packed: bool,
+    grid: bool = False,
     dim: int = 32,
     say: Callable[[str], None] = print,
 ) -> None:
@@ -62,24 +65,29 @@ def check_mixer(
     Args:
       make: makes the mixer, as `make(dim, rngs=rngs)`, and its bidirectional form with `causal=False`; what is
         bidirectional alone is made so without being asked.
-      causal, bidirectional, streaming, packed: what is claimed; see the attributes of `Recipe`.
+      causal, bidirectional, streaming, packed, grid: what is claimed; see the attributes of `Recipe`.
       dim: the width of the mixer that is checked.
       say: is given a line for every property.
 
     Raises AssertionError for the first property that does not hold: its name, and what was found.
     """
-    subject = Subject(make, dim, causal=causal or not bidirectional)
-    checks = claimed(causal=causal, bidirectional=bidirectional, streaming=streaming, packed=packed)
+    subject = Subject(on_grid(make) if grid else make, dim, causal=causal or not bidirectional)
+    checks = claimed(causal=causal, bidirectional=bidirectional, streaming=streaming, packed=packed, grid=grid)
     if bidirectional:
         checks = {'two-sided': check_two_sided} | checks
     check_each(subject, checks, say)
-    claims = {'causal': causal, 'bidirectional': bidirectional, 'streaming': streaming, 'packed': packed}
+    claims = {'causal': causal, 'bidirectional': bidirectional, 'streaming': streaming, 'packed': packed, 'grid': grid}
     left = [name for name, claim in claims.items() if not claim]
     say(f'{len(checks)} properties hold' + (f'; not claimed, so not checked: {", ".join(left)}' if left else ''))
 
 
-def claimed(*, causal: bool, bidirectional: bool, streaming: bool, packed: bool) -> dict[str, Check]:
-    """Returns the checks, by name, that a mixer with these claims must pass; see the attributes of `Recipe`."""
+def claimed(
+    *, causal: bool, bidirectional: bool, streaming: bool, packed: bool, grid: bool = False
+) -> dict[str, Check]:
+    """Returns the checks, by name, that a mixer with these claims must pass; see the attributes of `Recipe`.
+
+    With `grid` they are those of a mixer made by `on_grid`; which tokens see each other then depends on the grid.
+    """
     checks: dict[str, Check] = {
         'parameters': check_parameters,
         'buffers': check_buffers,
@@ -105,6 +113,8 @@ def claimed(*, causal: bool, bidirectional: bool, streaming: bool, packed: bool)
         checks['padding'] = lambda subject: check_padding(subject, causal=causal)
     if packed and streaming:
         checks['streaming packed'] = check_streaming_packed
-    if bidirectional:
+    if grid:
+        checks['grids'] = check_grids
+    elif bidirectional:
         checks['bidirectional'] = lambda subject: check_bidirectional(subject, packed=packed)
     return checks

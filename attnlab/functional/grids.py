@@ -1,0 +1,68 @@
+"""Tokens that are a flattened image or volume, the last axis fastest."""
+
+import math
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.typing import DTypeLike
+from jaxtyping import Float, Int
+
+from attnlab.context import Context
+from attnlab.errors import UserError
+
+Grid = tuple[int, int] | tuple[int, int, int]
+"""Sizes of the axes, `(height, width)` or `(depth, height, width)`."""
+
+
+def required_grid(ctx: Context, name: str, axes: int | None = None) -> Grid:
+    """Returns the grid of a context.
+
+    Args:
+      ctx: the context of a call.
+      name: of the class that needs it, for the message.
+      axes: how many it must have; `None`: any number.
+
+    Raises `UserError` where there is none, where it is of other tokens, or has another number of axes.
+    """
+    if ctx.grid is None:
+        raise UserError(
+            f'{name} mixes tokens on a grid, and ctx.grid is None; use inputs that declare one, such as Patches '
+            '(configs/images.py)'
+        )
+    length = ctx.positions.shape[1]
+    if math.prod(ctx.grid) != length:
+        raise UserError(f'ctx.grid is {ctx.grid}, {math.prod(ctx.grid)} positions; {name} was given {length} tokens')
+    if axes is not None and len(ctx.grid) != axes:
+        raise UserError(f'{name} mixes tokens on a grid of {axes} axes; ctx.grid is {ctx.grid}')
+    return ctx.grid
+
+
+def coordinates(grid: Grid) -> Int[np.ndarray, 't axes']:
+    """Returns the place of every token on every axis."""
+    return np.stack(np.unravel_index(np.arange(math.prod(grid)), grid), axis=-1).astype(np.int32)
+
+
+def unflatten(x: Float[Array, 'b t ...'], grid: Grid) -> Array:
+    """Returns tokens as a grid, `b *grid ...`."""
+    return x.reshape(x.shape[0], *grid, *x.shape[2:])
+
+
+def flatten(x: Array, grid: Grid) -> Float[Array, 'b t ...']:
+    """Returns a grid `b *grid ...` as tokens; `grid` is its shape."""
+    return x.reshape(x.shape[0], math.prod(grid), *x.shape[1 + len(grid) :])
+
+
+def axial_angles(grid: Grid, channels: int, base: float, dtype: DTypeLike) -> Float[Array, 't r']:
+    """Returns angles in radians, `r = channels / 2`: a part of equal size for every axis, one after the other.
+
+    For place `p` on an axis and `n` channels an axis these are `p base^(-2 i / n)`, `0 <= i < n / 2`.
+    Raises `UserError` unless the channels are a multiple of twice the number of axes.
+    """
+    axes = len(grid)
+    if channels % (2 * axes):
+        raise UserError(f'positions on a grid of {axes} axes need a multiple of {2 * axes} channels; got {channels}')
+    pairs = jnp.arange(0, channels // axes, 2, dtype=dtype)
+    places = jnp.asarray(coordinates(grid), dtype)
+    angles = places[:, :, None] * (base ** (-pairs / (channels // axes)))[None, None]
+    return angles.reshape(places.shape[0], channels // 2)

@@ -1,0 +1,91 @@
+"""Convolutions of images and volumes, channels last."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from jaxtyping import Float
+
+from attnlab.errors import UserError
+from attnlab.functional.recurrences import state_dtype
+from attnlab.module import Module
+from attnlab.nn.parameter import param
+from attnlab.nn.projections import Linear
+
+Image = Float[Array, 'b height width channels']
+Placed = Float[Array, 'b y x d']
+
+
+class PatchMap(Module):
+    """A learned linear map of patches that do not overlap: a convolution of `patch` x `patch` pixels in steps of that.
+
+    Rows and columns beyond the last whole patch are dropped. Dosovitskiy et al. 2021, https://arxiv.org/abs/2010.11929.
+    """
+
+    def __init__(self, channels: int, dim: int, *, patch: int, rngs: nnx.Rngs):
+        self.patch = patch
+        self.linear = Linear(patch * patch * channels, dim, bias=True, axes=(None, 'embed'), rngs=rngs)
+
+    def __call__(self, image: Image) -> Placed:
+        b, height, width, channels = image.shape
+        p, y, x = self.patch, height // self.patch, width // self.patch
+        patches = image[:, : y * p, : x * p].reshape(b, y, p, x, p, channels).swapaxes(2, 3)
+        return self.linear(patches.reshape(b, y, x, p * p * channels))
+
+
+class Conv(Module):
+    """A convolution of `width` x `width` pixels in steps of `step`, centred; pixels outside count as zero."""
+
+    def __init__(self, channels: int, dim: int, *, width: int, step: int, rngs: nnx.Rngs):
+        self.step = step
+        fan_in = nnx.initializers.variance_scaling(1.0, 'fan_in', 'normal')
+        taps = (width, width, channels, dim)
+        self.taps = param(fan_in, taps, axes=(None, None, None, 'embed'), rngs=rngs)
+        self.bias = param(nnx.initializers.zeros, (dim,), axes=('embed',), group='vector', rngs=rngs)
+
+    def __call__(self, image: Image) -> Placed:
+        around = (self.taps.shape[0] // 2,) * 2
+        y = jax.lax.conv_general_dilated(
+            image,
+            self.taps[...].astype(image.dtype),
+            (self.step, self.step),
+            (around, around),
+            dimension_numbers=('NHWC', 'HWIO', 'NHWC'),
+        )
+        return y + jnp.broadcast_to(self.bias[...].astype(y.dtype), y.shape)
+
+
+class DepthwiseConv(Module):
+    """A convolution of every channel by itself, `y_p = c + sum_o a_o x_{p+o}`, `o` less than half of `width` away.
+
+    On `axes` axes, 2 or 3; what lies outside of the grid counts as zero. Sums are in float32 or better. Taps start as
+    PyTorch's convolutions, uniform with variance `1 / (3 width^axes)`.
+
+    Raises `UserError` for an even width.
+    """
+
+    def __init__(self, dim: int, *, width: int = 3, axes: int = 2, bias: bool = True, rngs: nnx.Rngs):
+        if width % 2 == 0:
+            raise UserError(f'width of DepthwiseConv is {width}; it must be odd, to be centred')
+        taps = nnx.initializers.variance_scaling(1 / 3, 'fan_in', 'uniform')
+        shape = ((width,) * axes, (None,) * axes)
+        self.taps = param(taps, (*shape[0], dim), axes=(*shape[1], 'mlp'), group='vector', rngs=rngs)
+        zeros = nnx.initializers.zeros
+        self.bias = param(zeros, (dim,), axes=('mlp',), group='vector', rngs=rngs) if bias else None
+
+    def __call__(self, x: Float[Array, 'b *grid d']) -> Float[Array, 'b *grid d']:
+        width, grid = self.taps.shape[0], x.shape[1:-1]
+        self.check_width(x, self.taps.shape[-1])
+        # One rounding at the end, as in `ShortConv`.
+        wide = x.astype(state_dtype(x.dtype))
+        taps = self.taps[...].astype(wide.dtype)
+        around = jnp.pad(wide, ((0, 0), *((width // 2,) * 2 for _ in grid), (0, 0)))
+        y = jnp.zeros_like(wide)
+        for offset in itertools.product(range(width), repeat=len(grid)):
+            part = tuple(slice(first, first + size) for first, size in zip(offset, grid, strict=True))
+            y = y + around[(slice(None), *part)] * jnp.broadcast_to(taps[offset], wide.shape)
+        if self.bias is not None:
+            y = y + jnp.broadcast_to(self.bias[...].astype(y.dtype), y.shape)
+        return y.astype(x.dtype)

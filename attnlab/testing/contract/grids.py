@@ -1,0 +1,80 @@
+"""What mixes tokens on a grid."""
+
+import dataclasses
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from attnlab.context import Context
+from attnlab.errors import UserError
+from attnlab.mixers.mixer import TwoSided
+from attnlab.testing.contract.subject import Make, Subject, full, require
+from attnlab.testing.noise import noise
+from attnlab.typing import Sequence, State
+
+GRIDS = ((4, 6), (6, 4), (5, 7))
+"""Neither square nor multiples of one window."""
+
+
+class OnGrid(TwoSided):
+    """A mixer whose tokens lie on the most nearly square grid of their number, wider than high, unless told otherwise.
+
+    It lets a mixer that needs `ctx.grid` be asked what every mixer is asked.
+    """
+
+    def __init__(self, mixer: nnx.Module):
+        self.mixer: Any = mixer
+
+    def __call__(self, x: Sequence, ctx: Context, state: State | None = None) -> tuple[Sequence, State | None]:
+        grid = nearly_square(x.shape[1]) if ctx.grid is None else ctx.grid
+        return self.mixer(x, dataclasses.replace(ctx, grid=grid), state)
+
+
+def nearly_square(length: int) -> tuple[int, int]:
+    """The height and width of `length` tokens whose sides differ least, the width the larger."""
+    height = next(side for side in range(math.isqrt(length), 0, -1) if length % side == 0)
+    return height, length // height
+
+
+def on_grid(make: Make) -> Make:
+    """Makes what `make` makes, on grids."""
+
+    @functools.wraps(make)
+    def made(*args: Any, **options: Any) -> OnGrid:
+        return OnGrid(make(*args, **options))
+
+    return made
+
+
+def check_grids(subject: Subject) -> None:
+    """Rows on grids of several shapes are served, or refused in words; the shape matters, and its lack is an error."""
+    found = {grid: _on(subject, grid) for grid in GRIDS}
+    wide, high = found[GRIDS[0]], found[GRIDS[1]]
+    require(wide is not None, f'grids: {GRIDS[0]} is refused; choose sizes for tests (`small`) that suit it')
+    same = wide is not None and high is not None and np.array_equal(wide, high)
+    require(not same, f'grids: 24 tokens give the same on {GRIDS[0]} as on {GRIDS[1]}')
+    try:
+        jax.eval_shape(lambda x: subject.mixer.mixer(x, full())[0], subject.x())
+    except UserError as error:
+        require('ctx.grid is None' in str(error), f'grids: without a grid it says {error}')
+    else:
+        require(False, 'grids: without ctx.grid it gives an output; it must raise UserError')
+
+
+def _on(subject: Subject, grid: tuple[int, int]) -> np.ndarray | None:
+    """The outputs on a grid; `None` where it is refused by an error that names a side."""
+    length = math.prod(grid)
+    # The grid that `OnGrid` chooses by itself needs no other program than other checks do.
+    ctx = dataclasses.replace(full(length), grid=None if grid == nearly_square(length) else grid)
+    try:
+        y = subject.apply(subject.params, noise(2, length, subject.dim), ctx)[0]
+    except UserError as error:
+        require(any(str(side) in str(error) for side in grid), f'grids: {error} does not name a side of {grid}')
+        return None
+    require(y.shape == (2, length, subject.dim) and bool(jnp.isfinite(y).all()), f'grids: outputs on {grid} are wrong')
+    return np.asarray(y)
