@@ -16,6 +16,7 @@ from attnlab.functional.discretize import inverse_softplus
 from attnlab.functional.recurrences import state_dtype
 from attnlab.module import Module
 from attnlab.nn.activations import activation as activation_called
+from attnlab.nn.decays import StepDecay
 from attnlab.nn.parameter import param
 from attnlab.nn.projections import Linear
 from attnlab.typing import Heads, Keys, Sequence, Values
@@ -151,6 +152,20 @@ def _open(scores: Float[Array, 'b t h'], bias: nnx.Param) -> Float[Array, 'b t h
     return jax.nn.sigmoid((scores + bias[...][None, None]).astype(scores.dtype))[..., None]
 
 
+class Moment(NamedTuple):
+    """How the second moment of every key channel fades and grows, and the level that it is compared to.
+
+    Attributes:
+      log_decay: of the moment, natural logarithm, at most 0.
+      strength: of what the square of the key adds to it.
+      level: a logarithm, one a head.
+    """
+
+    log_decay: Float[Array, 'b t h']
+    strength: Float[Array, 'b t h']
+    level: Float[Array, ' h']
+
+
 class Terms(NamedTuple):
     """What the gates of a matrix-valued memory say of a step; `None` leaves a term out.
 
@@ -158,11 +173,13 @@ class Terms(NamedTuple):
       log_decay: of what the memory holds, natural logarithm, at most 0: `h`, `b t h` or `b t h k`.
       strength: of the write, `b t h`.
       erase: keys whose values are erased, where they are not those that are written, `b t h k`.
+      moment: of the second moment of keys.
     """
 
     log_decay: Array | None = None
     strength: Float[Array, 'b t h'] | None = None
     erase: Keys | None = None
+    moment: Moment | None = None
 
 
 class MemoryGates(Protocol):
@@ -221,6 +238,36 @@ class PartialErase(Module):
         k, v, terms = self.strength(x, k, v, log_decay)
         part = jax.nn.sigmoid(self.part[...].astype(state_dtype(x.dtype)))
         return k, v, terms._replace(erase=part[None, None, :, None] * k)
+
+
+class MomentGates(Module):
+    """The strength of writes, and gates of a second moment of the keys: a decay and a strength of its own, one a head.
+
+    The decay is `StepDecay`, the strength `sigmoid(x W)`; the level starts at `level`.
+    "Preconditioned DeltaNet" 2026, https://arxiv.org/abs/2604.21100.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        heads: int,
+        key_dim: int,
+        value_dim: int,
+        scale: float = 1.0,
+        level: float = -0.2,
+        rngs: nnx.Rngs,
+    ):
+        self.strength = WriteStrength(dim, heads=heads, key_dim=key_dim, value_dim=value_dim, scale=scale, rngs=rngs)
+        self.decay = StepDecay(dim, heads=heads, key_dim=key_dim, rngs=rngs)
+        self.growth = Linear(dim, heads, rngs=rngs)
+        self.level = param(nnx.initializers.constant(level), (heads,), axes=('heads',), group='dynamics', rngs=rngs)
+
+    def __call__(self, x: Sequence, k: Keys, v: Values, log_decay: Array | None) -> tuple[Keys, Values, Terms]:
+        k, v, terms = self.strength(x, k, v, log_decay)
+        wide = state_dtype(x.dtype)
+        growth = jax.nn.sigmoid(self.growth(x).astype(wide))
+        return k, v, terms._replace(moment=Moment(self.decay(x), growth, self.level[...].astype(wide)))
 
 
 class TiedKeys(Module):

@@ -5,11 +5,12 @@ from attnlab.functional.normalizers import FloorNormalizer, SumNormalizer
 from attnlab.mixers.linear.attention import LinearAttention
 from attnlab.mixers.linear.fast_weights import FastWeights
 from attnlab.mixers.linear.lizard import Lizard
+from attnlab.mixers.linear.mesa import MesaNet
 from attnlab.mixers.linear.mlstm import MLSTM
 from attnlab.mixers.linear.rwkv6 import RWKV6
 from attnlab.mixers.linear.rwkv7 import RWKV7
 from attnlab.mixers.linear.slots import GatedSlots
-from attnlab.mixers.linear.write import Delta, EarlyDelta
+from attnlab.mixers.linear.write import Delta, EarlyDelta, PreconditionedDelta
 from attnlab.nn.decays import LowRankDecay, LowRankStepDecay, RetentionDecay, SlopeDecay, StepDecay
 from attnlab.nn.fast_weights import AverageDescent, MomentumDescent, NormedResidual, SquaredError
 from attnlab.nn.feature_maps import (
@@ -26,6 +27,7 @@ from attnlab.nn.feature_maps import (
 from attnlab.nn.gates import (
     ChannelStrengths,
     LowRankGate,
+    MomentGates,
     OutputGate,
     PartialErase,
     TiedKeys,
@@ -424,6 +426,30 @@ LINEAR = {
             'learned number a head, which starts at the product of the two of the paper.'
         ),
     ),
+    'preconditioned_gdn': Recipe(
+        spec=spec(
+            LinearAttention,
+            key_ratio=0.75,
+            value_ratio=1.5,
+            prelude=spec(ShortConv),
+            feature_map=UnitNorm(),
+            decay=spec(StepDecay),
+            gates=spec(MomentGates),
+            write=PreconditionedDelta(),
+            norm=spec(RMSNorm, eps=1e-5),
+            gate=spec(OutputGate),
+        ),
+        cite='"Preconditioned DeltaNet" 2026, https://arxiv.org/abs/2604.21100',
+        causal=True,
+        streaming=True,
+        packed=True,
+        sequence=True,
+        implementations=('reference', 'xla'),
+        notes=(
+            'gated_delta_net that writes along keys scaled by a running second moment of their channels. The form with '
+            'a decay for every channel: decay=LowRankStepDecay.'
+        ),
+    ),
     'rwkv6': Recipe(
         spec=spec(RWKV6),
         cite='Peng et al. 2024, https://arxiv.org/abs/2404.05892',
@@ -502,6 +528,20 @@ LINEAR = {
             'several documents, go token by token.'
         ),
         small={'chunk': 4},
+        knobs={'heads': 'heads'},
+    ),
+    'mesa_net': Recipe(
+        spec=spec(MesaNet),
+        cite='von Oswald et al. 2025, https://arxiv.org/abs/2506.05233',
+        causal=True,
+        streaming=True,
+        packed=True,
+        slow=True,
+        implementations=('reference', 'xla', 'mosaic_tpu'),
+        notes=(
+            'Thirty conjugate gradients, in prompts and token by token, from zero; the released code starts single '
+            'tokens from a guess, and adds 1e-5 to denominators, which keeps it some 1e-4 from the solution.'
+        ),
         knobs={'heads': 'heads'},
     ),
 }

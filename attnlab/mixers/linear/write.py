@@ -2,6 +2,7 @@
 
 import abc
 import dataclasses
+import math
 from typing import Any
 
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ from jaxtyping import Float
 
 from attnlab.errors import UserError
 from attnlab.functional import cores
+from attnlab.functional.recurrences import state_dtype
 from attnlab.nn.gates import Terms
 from attnlab.signature import checked_fields
 from attnlab.typing import Heads, Keys, Queries, Values
@@ -28,6 +30,11 @@ class WriteRule(abc.ABC):
     def steps(self) -> int:
         """How many keys and values a token has for every head of queries; keys are `b t (steps h) k`."""
         return 1
+
+    @property
+    def beside(self) -> int:
+        """How many columns a memory has beside those of values."""
+        return 0
 
     @abc.abstractmethod
     def __call__(self, q: Queries, k: Keys, v: Values, terms: Terms, **core: Any) -> tuple[Heads, Memory]:
@@ -108,6 +115,56 @@ class EarlyDelta(WriteRule):
         strength = _strength(terms, k)[..., None]
         reads = -strength * (k if terms.erase is None else terms.erase)
         return cores.diagonal_low_rank(q, k, strength.astype(v.dtype) * v, reads, None, terms.log_decay, **core)
+
+
+@checked_fields
+@dataclasses.dataclass(frozen=True)
+class PreconditionedDelta(WriteRule):
+    """Writes along keys that are scaled by how much their channels were used, and erases along the keys themselves:
+
+        m_t = c_t m_{t-1} + d_t k_t^2        r = log(m_t + 1e-6) - level        p_t = base^(-r / (1 + |r|)) k_t
+        S_t = (I - b_t p_t k_t^T) diag(a_t) S_{t-1} + b_t p_t v_t^T
+
+    The decay `c`, the strength `d` and the level are those of the term `moment`, which gates have to give besides the
+    strength `b`; the moment `m` of every channel is a column beside the memory. With keys of length one it is stable
+    for `b * base` up to 2. "Preconditioned DeltaNet" 2026, https://arxiv.org/abs/2604.21100.
+
+    Raises `UserError` for a `base` below 1.
+    """
+
+    base: float = 1.5
+
+    def __post_init__(self) -> None:
+        if self.base < 1:
+            raise UserError(f'the base of PreconditionedDelta is {self.base}; it must be at least 1')
+
+    @property
+    def beside(self) -> int:
+        return 1
+
+    def __call__(
+        self, q: Queries, k: Keys, v: Values, terms: Terms, **core: Any
+    ) -> tuple[Heads, Float[Array, 'b h m u']]:
+        if terms.moment is None:
+            raise UserError('PreconditionedDelta needs a second moment of keys; give its mixer gates=MomentGates')
+        state, (b, t, h, n) = core.pop('state', None), k.shape
+        moment, wide = terms.moment, state_dtype(k.dtype)
+        added = moment.strength[..., None] * jnp.square(k.astype(wide))
+        decay = jnp.broadcast_to(jnp.exp(moment.log_decay)[..., None], k.shape)
+        moments, last = cores.linear_scan(
+            added.reshape(b, t, h * n),
+            decay.reshape(b, t, h * n),
+            state=None if state is None else state[..., -1].reshape(b, h * n),
+            segments=core.get('segments'),
+            implementation=core.get('implementation'),
+        )
+        relative = jnp.log(moments.reshape(k.shape) + 1e-6) - moment.level[None, None, :, None]
+        factor = jnp.exp(-math.log(self.base) * relative / (1 + jnp.abs(relative)))
+        written = (factor * k.astype(wide)).astype(k.dtype)
+        memory = None if state is None else state[..., :-1]
+        strength = _strength(terms, k)
+        y, memory = cores.delta_rule(q, written, v, strength, terms.log_decay, erase=k, state=memory, **core)
+        return y, jnp.concatenate([memory, last.reshape(b, h, n, 1).astype(memory.dtype)], axis=-1)
 
 
 def _strength(terms: Terms, k: Keys) -> Float[Array, 'b t h']:

@@ -7,11 +7,12 @@ import pytest
 from flax import nnx
 
 from attnlab.config import build, spec
+from attnlab.errors import UserError
 from attnlab.mixers.linear.attention import LinearAttention
-from attnlab.mixers.linear.write import Delta
+from attnlab.mixers.linear.write import Delta, PreconditionedDelta
 from attnlab.nn.decays import StepDecay
 from attnlab.nn.feature_maps import SumNorm
-from attnlab.nn.gates import Terms, WriteStrength
+from attnlab.nn.gates import Moment, Terms, WriteStrength
 from attnlab.testing.noise import noise
 from tests.mixers.linear.equations import (
     DIM,
@@ -136,6 +137,57 @@ def comba(mixer: LinearAttention, x: np.ndarray) -> np.ndarray:
             memory = decay[t, h] * memory + beta[t, h] * np.outer(k[t, h], missing)
             out[t, h] = memory.T @ q[t, h] / np.sqrt(q.shape[-1])
     return apply(mixer.output, normed(mixer, out) * sigmoid(apply(mixer.gate.linear, x)))
+
+
+def preconditioned_gdn(mixer: LinearAttention, x: np.ndarray, base: float = 1.5) -> np.ndarray:
+    q, k, v = convolved(mixer, x)
+    q, k = unit(q), unit(k)
+    fades = []
+    for decay in (mixer.decay, mixer.gates.decay):
+        A, bias = (np.asarray(a[...], np.float64) for a in (decay.A_log, decay.step_size.bias))
+        fades.append(np.exp(-np.exp(A) * softplus(apply(decay.linear, x) + bias)))
+    beta, growth = (sigmoid(apply(linear, x)) for linear in (mixer.gates.strength.linear, mixer.gates.growth))
+    level = np.asarray(mixer.gates.level[...], np.float64)
+    out = np.zeros_like(v)
+    for h in range(HEADS):
+        memory, moment = np.zeros((q.shape[-1], v.shape[-1])), np.zeros(q.shape[-1])
+        for t in range(len(x)):
+            moment = fades[1][t, h] * moment + growth[t, h] * k[t, h] ** 2
+            relative = np.log(moment + 1e-6) - level[h]
+            written = base ** (-relative / (1 + abs(relative))) * k[t, h]
+            memory = fades[0][t, h] * memory
+            memory = memory + beta[t, h] * np.outer(written, v[t, h] - memory.T @ k[t, h])
+            out[t, h] = memory.T @ q[t, h] / np.sqrt(q.shape[-1])
+    return gated_output(mixer, out, x)
+
+
+def test_the_preconditioned_layer_is_that_of_the_paper():
+    check_layer('preconditioned_gdn', preconditioned_gdn)
+
+
+def test_with_a_base_of_one_the_preconditioned_rule_is_the_delta_rule():
+    """And where moments stay empty, with keys that are written as if all were scaled alike."""
+    q, k, v = (noise(2, 5, HEADS, 4, seed=seed, dtype=jnp.float64) for seed in range(3))
+    k = k / jnp.linalg.norm(k, axis=-1, keepdims=True)
+    fade, strength = -jnp.abs(noise(2, 5, HEADS, seed=3, dtype=jnp.float64)), jnp.full((2, 5, HEADS), 0.7)
+    terms = Terms(fade, strength, moment=Moment(fade, jnp.zeros_like(strength), jnp.full(HEADS, -0.2)))
+    equal, memory = PreconditionedDelta(base=1.0)(q, k, v, terms, segments=None)
+    expected, left = Delta()(q, k, v, terms, segments=None)
+    np.testing.assert_allclose(equal, expected, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(memory[..., :-1], left, rtol=1e-12, atol=1e-12)
+    relative = np.log(1e-6) + 0.2
+    scaled = 1.5 ** (relative / (relative - 1)) * k
+    found, _ = PreconditionedDelta()(q, k, v, terms, segments=None)
+    expected, _ = Delta()(q, scaled, v, terms._replace(erase=k), segments=None)
+    np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-12)
+
+
+def test_the_preconditioned_rule_refuses_what_it_cannot_use():
+    with pytest.raises(UserError, match=r'the base of PreconditionedDelta is 0\.5; it must be at least 1'):
+        PreconditionedDelta(base=0.5)
+    q = noise(1, 2, 1, 4)
+    with pytest.raises(UserError, match='give its mixer gates=MomentGates'):
+        PreconditionedDelta()(q, q, q, Terms(strength=q[..., 0]))
 
 
 def test_the_layer_with_erase_keys_is_that_of_the_paper():

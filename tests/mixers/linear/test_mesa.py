@@ -1,0 +1,138 @@
+"""MesaNet against its equations, as loops over tokens in numpy float64 with a direct solver."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax import Array
+
+from attnlab.errors import UserError
+from attnlab.functional.ridge import Regression, ridge_regression
+from attnlab.mixers.linear.mesa import MesaNet
+from attnlab.nn.gates import OutputGate
+from attnlab.testing.contract import compare_with_differences
+from attnlab.testing.noise import noise
+from pallas_kernels import linear_attention
+from tests.mixers.linear.equations import (
+    DIM,
+    HEADS,
+    apply,
+    check_layer,
+    gated_output,
+    heads,
+    normed,
+    sigmoid,
+    silu,
+    softplus,
+)
+
+K = DIM // HEADS
+
+
+@pytest.fixture(autouse=True)
+def float64():
+    with jax.enable_x64(True):
+        yield
+
+
+def direct(q, k, v, strength, decay, ridge) -> np.ndarray:
+    """The reads of one head, `t v`."""
+    P, S, out = np.zeros((K, K)), np.zeros((K, v.shape[-1])), np.zeros_like(v)
+    for t in range(len(q)):
+        P = decay[t] * P + strength[t] * np.outer(k[t], k[t])
+        S = decay[t] * S + strength[t] * np.outer(k[t], v[t])
+        out[t] = S.T @ np.linalg.solve(P + np.diag(ridge), q[t])
+    return out
+
+
+def read(mixer: MesaNet, x: np.ndarray) -> np.ndarray:
+    found = []
+    for linear, conv in zip((mixer.query, mixer.key), mixer.convs, strict=True):
+        projected, taps = apply(linear, x), np.asarray(conv.taps[...], np.float64)
+        y = np.zeros_like(projected)
+        for t, i in np.ndindex(len(x), len(taps)):
+            if t >= i:
+                y[t] += taps[-1 - i] * projected[t - i]
+        y = heads(silu(y))
+        found.append(y / np.sqrt((y**2).sum(-1, keepdims=True) + 1e-6))
+    q, k, v = *found, heads(apply(mixer.value, x))
+    strength, decay = sigmoid(apply(mixer.strength, x)), sigmoid(apply(mixer.forget.linear, x))
+    ridge = softplus(np.asarray(mixer.ridge[...], np.float64)) + 0.25
+    return np.stack(
+        [direct(q[:, h], k[:, h], v[:, h], strength[:, h], decay[:, h], ridge[h]) for h in range(HEADS)], axis=1
+    )
+
+
+def test_the_layer_is_that_of_the_paper():
+    """Which starts with a ridge of one."""
+    check_layer('mesa_net', lambda mixer, x: apply(mixer.output, normed(mixer, read(mixer, x))))
+    fresh = MesaNet(DIM, heads=HEADS, rngs=nnx.Rngs(0))
+    np.testing.assert_allclose(softplus(np.asarray(fresh.ridge[...], np.float64)) + 0.25, 1.0, rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_the_gated_layer_is_that_of_the_paper():
+    check_layer('mesa_net', lambda mixer, x: gated_output(mixer, read(mixer, x), x), gate=OutputGate)
+
+
+def arrays() -> tuple[Array, ...]:
+    q, k, v = (noise(1, 9, 1, K, seed=seed, dtype=jnp.float64) for seed in range(3))
+    strength = jax.nn.sigmoid(noise(1, 9, 1, seed=3, dtype=jnp.float64))
+    ridge = 0.25 + jnp.abs(noise(1, K, seed=4, dtype=jnp.float64))
+    return q, k, v, strength, jnp.zeros((1, 9, 1)), ridge
+
+
+def run(*arrays: Array, steps: int = K) -> Array:
+    return ridge_regression(*arrays, steps=steps)[0]
+
+
+def test_without_decay_it_is_ridge_regression_on_all_pairs():
+    """As many steps as channels solve it to rounding, further ones change nothing, and one less does not solve it."""
+    q, k, v, strength, log_decay, ridge = arrays()
+    root = np.sqrt(np.asarray(strength[0, :, 0]))[:, None]
+    inputs = np.concatenate([root * k[0, :, 0], np.diag(np.sqrt(ridge[0]))])
+    outputs = np.concatenate([root * v[0, :, 0], np.zeros((K, K))])
+    expected = q[0, -1, 0] @ np.linalg.lstsq(inputs, outputs)[0]
+    for steps in (K, 3 * K):
+        found = run(q, k, v, strength, log_decay, ridge, steps=steps)
+        np.testing.assert_allclose(found[0, -1, 0], expected, rtol=1e-9)
+    fewer = run(q, k, v, strength, log_decay, ridge, steps=K - 1)
+    assert np.abs(fewer[0, -1, 0] - expected).max() > 1e-6
+
+
+def test_the_first_token_is_the_formula_of_sherman_and_morrison():
+    q, k, v, strength, log_decay, ridge = arrays()
+    b, k0 = strength[0, 0, 0], k[0, 0, 0]
+    expected = b * (k0 @ (q[0, 0, 0] / ridge[0])) / (1 + b * k0 @ (k0 / ridge[0])) * v[0, 0, 0]
+    np.testing.assert_allclose(run(q, k, v, strength, log_decay, ridge)[0, 0, 0], expected, rtol=1e-10)
+
+
+def test_with_a_large_ridge_it_is_linear_attention():
+    q, k, v, strength, _, ridge = arrays()
+    log_decay, large = jnp.log(strength[:, ::-1]), jnp.full_like(ridge, 1e9)
+    expected, _ = linear_attention(q, k, strength[..., None] * v, log_decay, scale=1.0)
+    np.testing.assert_allclose(1e9 * run(q, k, v, strength, log_decay, large), expected, rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_gradients_of_the_solution_are_differences():
+    """Through documents and a state too."""
+    q, k, v, strength, _, ridge = arrays()
+    P = noise(1, 1, K, K, seed=6, dtype=jnp.float64)
+    state = P @ jnp.swapaxes(P, -1, -2), noise(1, 1, K, K, seed=7, dtype=jnp.float64)
+    weights = noise(1, 9, 1, K, seed=5, dtype=jnp.float64)
+
+    def loss(inputs):
+        (*given, factor), (keys, values) = inputs
+        keys = (keys + jnp.swapaxes(keys, -1, -2)) / 2
+        segments = jnp.asarray([[1, 1, 1, 1, 2, 2, 2, 2, 2]])
+        y, _ = ridge_regression(*given, factor, steps=3 * K, state=Regression(keys, values), segments=segments)
+        return jnp.vdot(weights, y)
+
+    compare_with_differences('ridge regression', loss, ((q, k, v, strength, jnp.log(strength), ridge), state))
+
+
+def test_a_solver_makes_a_step():
+    with pytest.raises(UserError, match='steps of MesaNet is 0; it must be a whole number of at least 1'):
+        MesaNet(DIM, heads=HEADS, steps=0, rngs=nnx.Rngs(0))
