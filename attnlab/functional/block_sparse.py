@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -88,6 +89,32 @@ def document_firsts(
     return jax.lax.cummax(starts, axis=1)
 
 
+Importance = Callable[
+    [Float[Array, 'b t g r k'], Located, Compressed, Float[Array, 'b n j'], Blocks], Float[Array, 'b g t j']
+]
+"""What blocks are to queries, from queries, their places, compressed blocks and their overlap with those selected."""
+
+
+def weighed(
+    q: Float[Array, 'b t g r k'], here: Located, compressed: Compressed, overlap: Float[Array, 'b n j'], blocks: Blocks
+) -> Float[Array, 'b g t j']:
+    """The softmax weights `p` given to compressed blocks, `sum_c p_c overlap_cj`, summed over heads that share keys."""
+    scores = jnp.einsum('btgrk,bgnk->bgrtn', q, compressed.keys.astype(q.dtype)) * q.shape[-1] ** -0.5
+    weights = _softmax(scores, compressed.visible(here, blocks.block)[:, None, None])
+    return jnp.einsum('bgrtn,bnj->bgtj', weights, overlap)
+
+
+def scored(
+    q: Float[Array, 'b t g r k'], here: Located, compressed: Compressed, overlap: Float[Array, 'b n j'], blocks: Blocks
+) -> Float[Array, 'b g t j']:
+    """The products of queries and keys of compressed blocks, each the same as one selected block; minus infinity for
+    those that are not over. Summed over heads that share keys."""
+    scores = jnp.einsum('btgrk,bgnk->bgtn', q, compressed.keys.astype(q.dtype), precision='highest')
+    seen = jnp.broadcast_to(compressed.visible(here, blocks.block)[:, None], scores.shape)
+    scores = jnp.einsum('bgtn,bnj->bgtj', jnp.where(seen, scores, 0), overlap, precision='highest')
+    return jnp.where(jnp.einsum('bgtn,bnj->bgtj', seen.astype(q.dtype), overlap) > 0, scores, -jnp.inf)
+
+
 def attend_selected(
     q: Queries,
     keys: Float[Array, 'b g s k'],
@@ -96,13 +123,12 @@ def attend_selected(
     queries: Located,
     compressed: Compressed,
     blocks: Blocks,
+    importance: Importance = weighed,
 ) -> Heads:
     """Returns softmax attention to the tokens of the most important blocks for each query, in its past and document.
 
-    Slot `i` of the keys holds token `i` of the stream. The importance of block `j` comes from the softmax weights `p`
-    that queries give to compressed blocks, `sum_c p_c overlap_cj`, summed over the heads that share keys. The selection
-    has no gradient. Scores are computed for `CHUNK` queries at a time.
-    Yuan et al. 2025, https://arxiv.org/abs/2502.11089, equations 8 to 12.
+    Slot `i` of the keys holds token `i` of the stream. The selection has no gradient. Scores are computed for `CHUNK`
+    queries at a time. Yuan et al. 2025, https://arxiv.org/abs/2502.11089, equations 8 to 12.
     """
     batch, t, heads, _ = q.shape
     groups, dtype = keys.shape[1], state_dtype(q.dtype)
@@ -114,8 +140,8 @@ def attend_selected(
     def chunk(step: tuple[Array, Array, Array]) -> Array:
         q, tokens, firsts = step
         here = Located(tokens, firsts)
-        importance = jax.lax.stop_gradient(_importance(q, here, compressed, overlap, blocks))
-        chosen = _chosen(importance, here, blocks)
+        found = jax.lax.stop_gradient(importance(q, here, compressed, overlap, blocks))
+        chosen = _chosen(found, here, blocks)
         return _attend(q, keys.astype(dtype), values.astype(dtype), here, chosen, blocks)
 
     def pieces(x: Queries) -> Float[Array, 'i b c g r k']:
@@ -130,14 +156,6 @@ def attend_selected(
     )
     read = chunk(jax.tree.map(lambda x: x[0], steps))[None] if t <= CHUNK else jax.lax.map(chunk, steps)
     return jnp.moveaxis(read, 0, 1).reshape(batch, -1, heads, values.shape[-1])[:, :t].astype(q.dtype)
-
-
-def _importance(
-    q: Float[Array, 'b t g r k'], here: Located, compressed: Compressed, overlap: Float[Array, 'b n j'], blocks: Blocks
-) -> Float[Array, 'b g t j']:
-    scores = jnp.einsum('btgrk,bgnk->bgrtn', q, compressed.keys.astype(q.dtype)) * q.shape[-1] ** -0.5
-    weights = _softmax(scores, compressed.visible(here, blocks.block)[:, None, None])
-    return jnp.einsum('bgrtn,bnj->bgtj', weights, overlap)
 
 
 def _chosen(importance: Float[Array, 'b g t j'], here: Located, blocks: Blocks) -> Int[Array, 'b g t n']:

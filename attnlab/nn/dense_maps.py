@@ -129,6 +129,26 @@ class NoisySmallTemperature(Module):
         return softmax(scores / self.temperature, visible)
 
 
+class StickBreaking(Module):
+    """Every key takes a share of what later ones left, `w_ij = sigmoid(s_ij) prod_(j < l < i) (1 - sigmoid(s_il))`.
+
+    Of the keys before the query, latest first; its own is left out, and the first query of a document reads nothing.
+    A row sums to one less `prod_(l < i) (1 - sigmoid(s_il))`. Products are sums of logarithms. It has an order, and so
+    needs all keys of a causal row: no window. Tan et al. 2024, https://arxiv.org/abs/2410.17980.
+    """
+
+    def __init__(self, *, heads: int, rngs: nnx.Rngs):
+        del heads, rngs
+
+    def __call__(self, rows: ScoreRows, key: DropoutKey | None) -> Float[Array, 'b h t s']:
+        later = jax.lax.cumsum(rows.visible.astype(jnp.int32), axis=3, reverse=True)
+        seen = rows.visible & (later > 1)
+        left = jnp.where(seen, jax.nn.log_sigmoid(-rows.scores), 0)
+        # Of the keys after each: shifted, since a large term taken away again would leave its rounding.
+        between = jnp.pad(jax.lax.cumsum(left, axis=3, reverse=True), ((0, 0), (0, 0), (0, 0), (0, 1)))[..., 1:]
+        return jnp.where(seen, jnp.exp(jax.nn.log_sigmoid(rows.scores) + between), 0)
+
+
 def _greatest(scores: Float[Array, '*b s'], visible: Bool[Array, '*b s']) -> Bool[Array, '*b s']:
     """Marks the first visible key of the greatest score in every row that has one."""
     place = jnp.argmax(jnp.where(visible, scores, -jnp.inf), axis=-1, keepdims=True)

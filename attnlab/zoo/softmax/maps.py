@@ -4,7 +4,7 @@ Where nothing else is said, positions are rotary, as in `mha`, so that rows of a
 """
 
 from attnlab.config import spec
-from attnlab.nn.dense_maps import AdaptiveEntmax, GumbelSoftmax, NoisySoftmax
+from attnlab.nn.dense_maps import AdaptiveEntmax, GumbelSoftmax, NoisySoftmax, StickBreaking
 from attnlab.nn.sinks import LearnedSink
 from attnlab.nn.temperatures import LogLength
 from attnlab.zoo.softmax.row import attention_with
@@ -117,5 +117,13 @@ MAPS = {
         'row, in training. Holds whole rows.',
         claims={'implementations': (), 'sequence': False},
         weights=spec(NoisySoftmax),
+    ),
+    'stick_breaking': attention_with(
+        'Tan et al. 2024, https://arxiv.org/abs/2410.17980',
+        'Without positions: weights go by order. What is left of the stick reads nothing; the paper also has a form '
+        'that gives it to the own value. Holds whole rows.',
+        claims={'implementations': (), 'sequence': False, 'bidirectional': False},
+        position=None,
+        weights=spec(StickBreaking),
     ),
 }

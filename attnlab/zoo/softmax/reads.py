@@ -1,9 +1,11 @@
-"""Reads with a structure of their own: compressed caches, differences of two maps, selections."""
+"""Reads with a structure of their own: compressed caches, differences of two maps, selections, reflected keys."""
 
 from attnlab.config import spec
 from attnlab.mixers.softmax.differential import DifferentialAttention
 from attnlab.mixers.softmax.latent import LatentAttention
+from attnlab.mixers.softmax.path import PathAttention
 from attnlab.mixers.softmax.selective import SelectiveAttention
+from attnlab.nn.decays import ForgetGate
 from attnlab.nn.decoupled import DecoupledRope, EliteRope
 from attnlab.nn.norms import RMSNorm
 from attnlab.nn.positions import Rope
@@ -64,6 +66,33 @@ READS = {
             "Rests on re-implementations of the paper's listing; there is no released code. The first token of every "
             'document is protected. Rotary positions are our choice. The eviction of masked keys and the loss that '
             'asks for it are left out.'
+        ),
+    ),
+    'path': Recipe(
+        spec=spec(PathAttention),
+        cite='Yang et al. 2025, https://arxiv.org/abs/2505.16381',
+        causal=True,
+        streaming=True,
+        packed=True,
+        slow=True,
+        implementations=(),
+        small={'rank': 4},
+        knobs={'heads': 'heads'},
+        notes='As many heads of keys as of queries, without norms of them. Keys are kept in float32. Plain JAX.',
+    ),
+    'path_fox': Recipe(
+        spec=spec(PathAttention, forget=spec(ForgetGate)),
+        cite='Yang et al. 2025, https://arxiv.org/abs/2505.16381',
+        causal=True,
+        streaming=True,
+        packed=True,
+        slow=True,
+        implementations=(),
+        small={'rank': 4},
+        knobs={'heads': 'heads'},
+        notes=(
+            'path with forget gates, which are added after scores are divided by the root of the channels, as in '
+            'forgetting attention; the released code divides both.'
         ),
     ),
 }

@@ -1,6 +1,7 @@
 """Attention that chooses which keys it reads."""
 
 from attnlab.config import spec
+from attnlab.mixers.softmax.block_routed import BlockRoutedAttention
 from attnlab.mixers.softmax.routed import NativeSparseAttention
 from attnlab.nn.positions import Rope
 from attnlab.zoo.recipe import Recipe
@@ -20,6 +21,21 @@ SPARSE = {
             'block, as in https://github.com/XunhaoLai/native-sparse-attention-triton, whose gates are one linear map '
             '(OutputGate with a sigmoid). Kernels serve the compressed and the windowed branch; the selected one is '
             'plain JAX everywhere.'
+        ),
+    ),
+    'moba': Recipe(
+        spec=spec(BlockRoutedAttention, position=Rope()),
+        cite='Lu et al. 2025, https://arxiv.org/abs/2502.13189',
+        causal=True,
+        streaming=True,
+        packed=True,
+        small={'block': 4, 'blocks': 4},
+        slow=True,
+        implementations=(),
+        knobs={'heads': 'heads'},
+        notes=(
+            'Blocks of 256 tokens, of which a query reads four, as many key heads as query heads. Generated tokens '
+            'read as prompts do; the paper reads all keys there. Plain JAX everywhere.'
         ),
     ),
 }

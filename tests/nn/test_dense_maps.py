@@ -1,0 +1,69 @@
+"""Weight maps of whole rows against their definitions, in numpy float64."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from attnlab.errors import UserError
+from attnlab.functional.dense import ScoreRows
+from attnlab.mixers.softmax.attention import Attention
+from attnlab.nn.dense_maps import StickBreaking
+from attnlab.testing.noise import noise
+
+
+@pytest.fixture(autouse=True)
+def float64():
+    with jax.enable_x64(True):
+        yield
+
+
+LENGTH = 7
+
+
+def broken(scores: jax.Array) -> jax.Array:
+    """The weights of a causal row of one head, `t t`."""
+    visible = jnp.tril(jnp.ones(scores.shape, bool))
+    rows = ScoreRows(jnp.where(visible, scores, 0)[None, None], visible[None, None], scores[None, None])
+    return StickBreaking(heads=1, rngs=nnx.Rngs(0))(rows, None)[0, 0]
+
+
+def test_stick_breaking_is_its_product():
+    """Of sticks that are broken a little, a lot, and to the last."""
+    for scale in (1.0, 10.0, 1000.0):
+        scores = scale * noise(LENGTH, LENGTH, dtype=jnp.float64)
+        shares, found = np.asarray(jax.nn.sigmoid(scores)), np.asarray(broken(scores))
+        left = np.asarray(jax.nn.sigmoid(-scores))
+        for i in range(LENGTH):
+            for j in range(LENGTH):
+                expected = shares[i, j] * np.prod(left[i, j + 1 : i]) if j < i else 0.0
+                np.testing.assert_allclose(found[i, j], expected, rtol=1e-9, atol=1e-200)
+            np.testing.assert_allclose(found[i].sum() + np.prod(left[i, :i]), 1.0, rtol=1e-12)
+
+
+def test_equal_scores_give_geometric_weights_and_very_low_ones_none():
+    share = 1 / (1 + np.exp(-0.3))
+    for i, row in enumerate(broken(jnp.full((LENGTH, LENGTH), 0.3))):
+        np.testing.assert_allclose(row[:i], share * (1 - share) ** np.arange(i - 1, -1, -1), rtol=1e-12)
+    assert not np.any(broken(jnp.full((LENGTH, LENGTH), -1e4)))
+
+
+def test_of_certain_keys_the_newest_is_read():
+    np.testing.assert_array_equal(broken(jnp.full((LENGTH, LENGTH), 1e4)), np.eye(LENGTH, k=-1))
+
+
+def test_gradients_of_stick_breaking_are_those_of_the_closed_form():
+    """`dz_ij = A_ij a_ij (1 - s_ij) - s_ij sum_(j' < j) A_ij' a_ij'` for gradients `a` of the weights."""
+    scores, a = (3 * noise(LENGTH, LENGTH, seed=seed, dtype=jnp.float64) for seed in (0, 1))
+    found = jax.grad(lambda scores: jnp.sum(a * broken(scores)))(scores)
+    weighted, shares = np.asarray(broken(scores) * a), np.asarray(jax.nn.sigmoid(scores))
+    before = np.cumsum(weighted, axis=1) - weighted
+    expected = np.tril(weighted * (1 - shares) - shares * before, -1)
+    np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize('parts', [{'window': 3}, {'causal': False}])
+def test_a_stick_needs_all_keys_in_order(parts):
+    with pytest.raises(UserError, match='StickBreaking needs all keys of a causal row, in order'):
+        Attention(8, heads=2, weights=StickBreaking, rngs=nnx.Rngs(0), **parts)
