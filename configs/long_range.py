@@ -18,7 +18,8 @@ Recipes with a bidirectional form are trained in it, and pretrained to predict h
 to right and are pretrained to predict the next one. Those whose bidirectional form cannot tell left from
 right (`mirrored` in the zoo) are given sinusoidal positions at their inputs, as the arena's own transformers are (Tay
 et al. 2021, https://arxiv.org/abs/2011.04006); `--config.model.positions=None` removes them. The head reads the
-mean over time of a document, for every mixer; `head` is one of those of classes that `attnlab zoo --heads` lists.
+mean over time of a document, for every mixer; `head` is one of those of classes that `attnlab zoo --heads` lists, or
+one of real numbers where these are predicted in pretraining.
 `conv`, `optimizer` and `schedule` choose others, as in `configs/language.py`.
 """
 
@@ -40,8 +41,7 @@ from attnlab.evals.by_slice import BySlice
 from attnlab.evals.cadence import EveryNSteps
 from attnlab.models.heads.language import LanguageHead
 from attnlab.models.heads.pairs import PairHead
-from attnlab.models.heads.registry import CLASSIFIERS
-from attnlab.models.heads.regression import RegressionHead
+from attnlab.models.heads.registry import CLASSIFIERS, REGRESSORS
 from attnlab.models.inputs.embedding import Embedding, Projection
 from attnlab.models.model import Model
 from attnlab.models.stack import stack_spec
@@ -194,10 +194,14 @@ def _chosen(head: str) -> ConfigDict:
 
 def _denoising(recipe: Recipe, run: Setting, head: str) -> dict[str, ConfigDict]:
     """Prediction of the inputs: hidden ones with a bidirectional mixer, otherwise the next one."""
-    if head != DEFAULT:
-        raise UserError(f'head={head} is for labels; protocol=pretrain predicts the inputs')
+    if head != DEFAULT and run.data.kind.vocab is not None:
+        raise UserError(f'head={head} is not for protocol=pretrain of tokens, which has a head of its own')
     task = spec(Denoising, data=run.data, hidden=run.hidden if recipe.bidirectional else None)
-    made = spec(RegressionHead, error='absolute') if run.data.kind.vocab is None else spec(LanguageHead)
+    if run.data.kind.vocab is None:
+        name = 'absolute_error' if head == DEFAULT else head
+        made = choose(REGRESSORS, 'head', name).spec.copy_and_resolve_references()
+    else:
+        made = spec(LanguageHead)
     return {'task': task, 'model': spec(Model, head=made, streaming=not recipe.bidirectional, **_trunk(recipe, run))}
 
 

@@ -202,6 +202,13 @@ def _mesh() -> dict[str, int]:
     return dict(mesh.shape)
 
 
+def parts(letter: str, size: int) -> int:
+    """Over how many devices a dimension of this letter is divided in this trace: 1 if they do not divide its size."""
+    mesh = _mesh()
+    count = math.prod(mesh.get(axis, 1) for axis in AXES[letter])
+    return 1 if size % count else count
+
+
 def _record(entry: Undivided) -> None:
     for found in _LEDGERS.get():
         found.append(entry)

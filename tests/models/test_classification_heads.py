@@ -8,10 +8,16 @@ from flax import nnx
 
 from attnlab.errors import UserError
 from attnlab.losses import softmax_loss
+from attnlab.models.heads.contrastive import BlockContrastiveHead
+from attnlab.models.heads.distributional import AtomsHead, ImplicitQuantiles
 from attnlab.models.heads.fourier import FourierHead
-from attnlab.models.heads.margin import ArcFaceHead
+from attnlab.models.heads.gumbel import GumbelHead
+from attnlab.models.heads.margin import ArcFaceHead, PartialFC, WrappedCauchyHead
+from attnlab.models.heads.masked import MaskedSoftmaxHead
+from attnlab.models.heads.multilabel import Decoupled, MultiLabelHead, SoftTopK
+from attnlab.models.heads.noisy import NoisySoftmaxHead
 from attnlab.models.heads.registry import CLASSIFIERS
-from attnlab.models.heads.surrogates import CompSum, LabelRobust, SurrogateHead
+from attnlab.models.heads.surrogates import CompSum, LabelRobust, SurrogateHead, ZLoss
 from attnlab.testing.noise import noise, perturbed
 
 SCORES, TARGETS = 2 * noise(6, 4), jnp.asarray([0, 1, 2, 3, 0, 1], jnp.int32)
@@ -99,6 +105,26 @@ def test_the_penalty_of_roughness_is_in_the_gradient_alone():
 
 
 MISTAKES = {
+    'no classes': (lambda: PartialFC(2, 1, classes=2, share=0.0, rngs=nnx.Rngs(0)), 'share is 0.0; it must be above 0'),
+    'no scale of densities': (
+        lambda: WrappedCauchyHead(2, 1, classes=2, scale=-1.0, rngs=nnx.Rngs(0)),
+        'scale is -1.0; it must be positive',
+    ),
+    'a share beyond all': (
+        lambda: BlockContrastiveHead(2, 1, classes=2, share=1.5, rngs=nnx.Rngs(0)),
+        'share is 1.5; it must be from 0 to 1',
+    ),
+    'noise that helps': (
+        lambda: NoisySoftmaxHead(2, 1, classes=2, strength=-0.1, rngs=nnx.Rngs(0)),
+        'strength is -0.1; it must be at least 0',
+    ),
+    'no slope': (lambda: SoftTopK(alpha=0.0), 'alpha of SoftTopK is 0.0; it must be positive'),
+    'no scores': (lambda: ZLoss(a=0.0), 'a of ZLoss is 0.0; it must be positive'),
+    'no range': (
+        lambda: AtomsHead(2, 1, low=1.0, high=1.0, rngs=nnx.Rngs(0)),
+        'atoms is 51, from 1.0 to 1.0; it must be at least 2',
+    ),
+    'no quadratic part': (lambda: ImplicitQuantiles(2, 1, kappa=0.0, rngs=nnx.Rngs(0)), 'kappa is 0.0; it must be pos'),
     'a negative tau': (lambda: CompSum(-0.5), 'tau of CompSum is -0.5; it must be at least 0'),
     'no temperature': (lambda: LabelRobust(lam=0.0), 'lam of LabelRobust is 0.0; it must be positive'),
     'temperatures below zero': (lambda: LabelRobust(adapt=1.0), 'adapt of LabelRobust is 1.0; it must be greater'),
@@ -125,3 +151,124 @@ def test_mistakes_are_named_in_one_line(case):
 
 def test_rows_of_classes_say_what_is_reported():
     assert all('reported' in row.notes for row in CLASSIFIERS.values() if not row.exact)
+
+
+def test_partial_fc_with_all_classes_is_arcface():
+    whole = perturbed(ArcFaceHead(3, 1, classes=4, scale=2.0, rngs=nnx.Rngs(0)), 1.0)
+    some = PartialFC(3, 1, classes=4, scale=2.0, share=1.0, rngs=nnx.Rngs(0))
+    some.weight[...] = whole.weight[...]
+    hidden, key = noise(6, 3), jax.random.key(0)
+    np.testing.assert_allclose(some.objective(hidden, TARGETS, key), whole.objective(hidden, TARGETS, key), rtol=1e-5)
+
+
+@pytest.mark.parametrize('parts', [1, 2])
+def test_partial_fc_keeps_the_classes_of_the_batch_and_others_up_to_its_share(parts: int):
+    head = PartialFC(3, 1, classes=40, share=0.2, rngs=nnx.Rngs(0))
+    for targets, count in ((jnp.asarray([3, 3, 25], jnp.int32), 8), (jnp.arange(12, dtype=jnp.int32), 12)):
+        places, kept = head._kept(targets, jax.random.key(0), parts)
+        chosen = np.asarray(places + 40 // parts * jnp.arange(parts)[:, None])[np.asarray(kept)].tolist()
+        assert set(targets.tolist()) <= set(chosen) and len(chosen) == len(set(chosen))
+        # Of two parts the second has none of the twelve, and draws its own four.
+        assert len(chosen) == (count if parts == 1 or count == 8 else 16)
+
+
+def test_a_wrapped_cauchy_score_at_its_class_and_opposite():
+    head = WrappedCauchyHead(2, 1, classes=1, scale=3.0, rngs=nnx.Rngs(0))
+    head.weight[...], head.widths[...] = jnp.array([[2.0, 0.0]]), jnp.zeros(1)
+    found = head.logits(jnp.array([[5.0, 0.0], [-1.0, 0.0]]))[:, 0]
+    np.testing.assert_allclose(found, [3 * 3 / (2 * np.pi), 3 / 3 / (2 * np.pi)], rtol=1e-5)
+
+
+def test_gumbel_scores_start_at_equal_chances_and_are_told_apart_one_by_one():
+    head = GumbelHead(3, 1, classes=4, rngs=nnx.Rngs(0))
+    zero, target = jnp.zeros((1, 3)), jnp.zeros(1, jnp.int32)
+    np.testing.assert_allclose(jnp.exp(head.logits(zero)), 0.25, rtol=1e-5)
+    found = head.objective(zero, target, jax.random.key(0))
+    np.testing.assert_allclose(found, -np.log(0.25) - 3 * np.log(0.75), rtol=1e-5)
+    head.linear.bias[...] = jnp.array([-50.0, 50.0, 0.0, 0.0])
+    assert np.isfinite(jax.grad(lambda x: jnp.sum(head.objective(x, target, jax.random.key(0))))(zero)).all()
+
+
+def test_means_of_classes_that_are_the_same_are_pushed_apart():
+    head = BlockContrastiveHead(3, 1, classes=4, rngs=nnx.Rngs(0))
+    one = jnp.ones((3, 3))
+    found = head.apart(one, jnp.asarray([0, 2, 2], jnp.int32))
+    np.testing.assert_allclose(found, np.log(1 + np.exp(0.2)) / 4, rtol=1e-5)
+    assert head.apart(one, jnp.asarray([1, 1, 1], jnp.int32)) == 0
+
+
+@pytest.mark.parametrize(('mask', 'moves'), [(None, [True, False, True, False]), (1.0, [True, False, True, False])])
+def test_classes_that_do_not_occur_are_left_alone(mask: float | None, moves: list[bool]):
+    head = MaskedSoftmaxHead(3, 1, classes=4, mask=mask, rngs=nnx.Rngs(0))
+    hidden, targets = noise(3, 3), jnp.asarray([0, 2, 2], jnp.int32)
+    graphdef, params = nnx.split(head)
+
+    def loss(params):
+        return jnp.sum(nnx.merge(graphdef, params).objective(hidden, targets, jax.random.key(0)))
+
+    value, gradients = jax.value_and_grad(loss)(params)
+    gradient = gradients['linear']['bias'][...]
+    scores = np.asarray(head.logits(hidden))
+    kept = np.where([True, False, True, False], scores, -np.inf if mask is None else mask)
+    np.testing.assert_allclose(value, np.sum(softmax_loss(jnp.asarray(kept), targets)), rtol=1e-5)
+    assert (np.asarray(gradient) != 0).tolist() == moves
+
+
+def test_labels_do_not_compete():
+    scores, labels = jnp.array([[1.0, 2.0, -1.0, 0.5]]), jnp.array([[True, True, False, False]])
+    e = np.exp(np.asarray(scores[0]))
+    expected = np.mean([np.log(1 + (e[2] + e[3]) / e[label]) for label in (0, 1)])
+    np.testing.assert_allclose(Decoupled().losses(scores, labels), [expected], rtol=1e-5)
+    assert Decoupled().losses(scores, jnp.zeros((1, 4), bool)) == 0
+
+
+def test_sigmoids_of_a_soft_top_k_sum_to_k_and_its_derivative_is_that_of_the_equation():
+    loss, scores = SoftTopK(k=2, alpha=1.5), noise(1, 6)
+    t = loss.threshold(scores, jnp.full((1, 1), 2.0))
+    sigmoids = jax.nn.sigmoid(1.5 * (scores + t))
+    np.testing.assert_allclose(jnp.sum(sigmoids), 2, rtol=1e-5)
+    found = jax.grad(lambda scores: jnp.sum(loss.threshold(scores, jnp.full((1, 1), 2.0))))(scores)
+    slopes = sigmoids * (1 - sigmoids)
+    np.testing.assert_allclose(found, -slopes / jnp.sum(slopes), rtol=1e-4)
+
+
+def test_several_labels_of_an_example_may_be_missing():
+    head = MultiLabelHead(3, 1, classes=4, loss=SoftTopK(), rngs=nnx.Rngs(0))
+    hidden = noise(2, 3)
+    labels = jnp.asarray([[0, 2], [3, -1]], jnp.int32)
+    both = head.losses(hidden, labels)
+    one = head.losses(hidden[1:], jnp.asarray([3], jnp.int32))
+    np.testing.assert_allclose(both[1:], one, rtol=1e-5)
+    np.testing.assert_allclose(one, softmax_loss(head.logits(hidden[1:]), jnp.asarray([3], jnp.int32)), rtol=1e-5)
+    with pytest.raises(UserError, match='targets'):
+        head.losses(hidden, labels + 2)
+
+
+def test_a_z_loss_ignores_shift_and_scale():
+    np.testing.assert_allclose(
+        ZLoss().losses(3 * SCORES + 5, TARGETS), ZLoss().losses(SCORES, TARGETS), rtol=1e-4, atol=1e-5
+    )
+    scores = jnp.array([[1.0, -1.0]])
+    np.testing.assert_allclose(ZLoss(a=2.0, b=0.5).losses(scores, TARGETS[:1]), np.log1p(np.exp(-1)) / 2, rtol=1e-5)
+
+
+def test_a_number_is_divided_between_two_atoms_of_which_it_is_the_mean():
+    head = AtomsHead(3, 1, atoms=5, low=-2.0, high=2.0, rngs=nnx.Rngs(0))
+    hidden = noise(4, 3)
+    logarithms = np.asarray(jax.nn.log_softmax(head._scores(hidden)))[:, 0]
+    found = head.losses(hidden, jnp.array([[-2.0], [0.25], [9.0], [1.0]]))
+    expected = [
+        -logarithms[0, 0], -(0.75 * logarithms[1, 2] + 0.25 * logarithms[1, 3]), -logarithms[2, 4], -logarithms[3, 3]
+    ]  # fmt: skip
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    np.testing.assert_allclose(head.logits(hidden)[:, 0], np.exp(logarithms) @ np.arange(-2, 3), rtol=1e-4, atol=1e-6)
+
+
+def test_quantiles_are_asked_for_at_their_levels():
+    head = perturbed(ImplicitQuantiles(3, 1, waves=4, levels=2, kappa=0.5, rngs=nnx.Rngs(0)))
+    hidden = noise(1, 3)
+    low, high = np.asarray(head.quantiles(hidden, jnp.array([[0.25, 0.75]])))[0, :, 0]
+    np.testing.assert_allclose(head.logits(hidden)[0, 0], (low + high) / 2, rtol=1e-5)
+    found = head.losses(hidden, jnp.full((1, 1), max(low, high) + 2))
+    linear = [0.5 * (max(low, high) + 2 - each - 0.25) / 0.5 for each in (low, high)]
+    np.testing.assert_allclose(found, [(0.25 * linear[0] + 0.75 * linear[1]) / 2], rtol=1e-5)

@@ -10,12 +10,14 @@ from flax import nnx
 
 from attnlab.config import build
 from attnlab.models.heads.language import LanguageHead
-from attnlab.models.heads.registry import CLASSIFIERS, HEADS
+from attnlab.models.heads.registry import CLASSIFIERS, HEADS, REGRESSORS, HeadRecipe
 from attnlab.testing.heads import Check, HeadSubject, check_head, claimed_of_head
 from attnlab.testing.noise import perturbed
 
-EVERY_TIME = ('probabilities', 'gradients')
-"""The checks that every head has to pass every time; the others are nightly but for those of `ALL`."""
+NIGHTLY = ('sampling', 'bfloat16', 'tensor')
+"""The checks that compile a program of their own, and so are nightly but for the heads of `ALL`."""
+
+EVERY = {**HEADS, **CLASSIFIERS, **REGRESSORS}
 
 ALL = ('softmax', 'adaptive_softmax', 'hierarchical', 'sampled_softmax', 'arcface', 'fourier_head')
 """Heads that have nothing in common with those before them; a link is an elementwise function in one class."""
@@ -24,12 +26,20 @@ ALL = ('softmax', 'adaptive_softmax', 'hierarchical', 'sampled_softmax', 'arcfac
 @functools.lru_cache(maxsize=1)
 def subject(name: str) -> HeadSubject:
     """The head of a row; the tests of a head follow one another in one process."""
-    made = build({**HEADS, **CLASSIFIERS}[name].reduced())
-    return HeadSubject(made if name in HEADS else lambda dim, vocab, **rngs: made(dim, 1, classes=vocab, **rngs))
+    made = build(EVERY[name].reduced())
+    if name in CLASSIFIERS:
+        return HeadSubject(lambda dim, vocab, **rngs: made(dim, 1, classes=vocab, **rngs))
+    return HeadSubject(made, numbers=name in REGRESSORS)
+
+
+def claimed(recipe: HeadRecipe) -> dict[str, Check]:
+    return claimed_of_head(
+        exact=recipe.exact, streams=recipe.streams, divided=recipe.divided, normalised=recipe.normalised
+    )
 
 
 def marks(name: str, what: str) -> list[pytest.MarkDecorator]:
-    always = what in EVERY_TIME or name in ALL
+    always = what not in NIGHTLY or name in ALL
     return [pytest.mark.xdist_group(f'contract of head {name}')] + ([] if always else [pytest.mark.slow])
 
 
@@ -37,8 +47,8 @@ def marks(name: str, what: str) -> list[pytest.MarkDecorator]:
     ('name', 'check'),
     [
         pytest.param(name, check, id=f'{name}-{what}', marks=marks(name, what))
-        for name, recipe in {**HEADS, **CLASSIFIERS}.items()
-        for what, check in claimed_of_head(exact=recipe.exact, streams=recipe.streams, divided=recipe.divided).items()
+        for name, recipe in EVERY.items()
+        for what, check in claimed(recipe).items()
     ],
 )
 def test_property(name: str, check: Check):
@@ -46,9 +56,9 @@ def test_property(name: str, check: Check):
 
 
 def test_rows_are_complete():
-    assert not HEADS.keys() & CLASSIFIERS.keys()
-    for name, recipe in {**HEADS, **CLASSIFIERS}.items():
-        assert 'https://' in recipe.cite and recipe.cost and recipe.normalised, name
+    assert len(EVERY) == len(HEADS) + len(CLASSIFIERS) + len(REGRESSORS)
+    for name, recipe in EVERY.items():
+        assert 'https://' in recipe.cite and recipe.cost and recipe.normalised == (name not in REGRESSORS), name
         assert recipe.exact or recipe.notes, name
 
 

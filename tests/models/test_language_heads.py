@@ -12,8 +12,8 @@ from attnlab.models.heads.hierarchical import HierarchicalSoftmax
 from attnlab.models.heads.language import BoundedHead, LanguageHead
 from attnlab.models.heads.links import Spherical
 from attnlab.models.heads.mixture import MixtureOfSoftmaxes
-from attnlab.models.heads.sampled import SampledSoftmax, log_expected, log_uniform
-from attnlab.testing.noise import noise
+from attnlab.models.heads.sampled import AugmentAndReduce, SampledSoftmax, log_expected, log_uniform
+from attnlab.testing.noise import noise, perturbed
 
 HIDDEN = noise(5, 4)
 TARGETS = jnp.asarray([0, 3, 5, 1, 2], jnp.int32)
@@ -31,6 +31,18 @@ def test_the_penalty_of_the_normaliser_is_in_the_gradient_alone(cap):
 
     found = jax.grad(lambda hidden: jnp.sum(head.objective(hidden, TARGETS, key)))(HIDDEN)
     np.testing.assert_allclose(found, jax.grad(whole)(HIDDEN), rtol=1e-4, atol=1e-6)
+
+
+def test_augmenting_and_reducing_bounds_the_loss_from_above():
+    head = AugmentAndReduce(4, 6, negatives=3, rngs=nnx.Rngs(0))
+    draws = jax.vmap(lambda key: head.objective(HIDDEN, TARGETS, key))(jax.random.split(jax.random.key(0), 2000))
+    mean, error = np.mean(draws, axis=0), np.std(draws, axis=0) / np.sqrt(2000)
+    assert (mean + 4 * error > head.losses(HIDDEN, TARGETS)).all()
+    # Many tokens estimate the sum well, and then the bound is tight.
+    many = AugmentAndReduce(4, 6, negatives=4000, rngs=nnx.Rngs(0))
+    np.testing.assert_allclose(
+        many.objective(HIDDEN, TARGETS, jax.random.key(0)), many.losses(HIDDEN, TARGETS), atol=0.1
+    )
 
 
 @pytest.mark.parametrize('correction', [True, False])
@@ -83,6 +95,14 @@ def test_mixtures_go_beyond_the_rank_of_the_width():
 
 
 MISTAKES = {
+    'more tokens than there are': (
+        lambda: HierarchicalSoftmax(4, 6, rngs=nnx.Rngs(0)).likeliest(HIDDEN, 7),
+        'count is 7; it must be from 1 to 6',
+    ),
+    'a narrow beam': (
+        lambda: HierarchicalSoftmax(4, 6, rngs=nnx.Rngs(0)).beam(HIDDEN, 3, width=2),
+        'width is 2; a beam that gives 3 tokens',
+    ),
     'an empty tail': (
         lambda: AdaptiveSoftmax(4, 6, cutoffs=(2, 6), rngs=nnx.Rngs(0)),
         'cutoffs is .2, 6., which leaves',
@@ -114,3 +134,22 @@ def test_mistakes_are_named_in_one_line(case):
     with pytest.raises(UserError, match=sentence) as caught:
         call()
     assert '\n' not in str(caught.value)
+
+
+def test_the_likeliest_tokens_of_a_tree_are_found_without_opening_all_of_it():
+    head = perturbed(HierarchicalSoftmax(4, 12, rngs=nnx.Rngs(0)), 1.0)
+    hidden = 3 * noise(5, 4)
+    logits = np.asarray(head.logits(hidden))
+    order = np.argsort(-logits, axis=1)
+    every, best = head.likeliest(hidden, 12), head.likeliest(hidden)
+    np.testing.assert_array_equal(every.tokens, order)
+    np.testing.assert_allclose(every.log_probabilities, np.take_along_axis(logits, order, axis=1), rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(best.tokens[:, 0], order[:, 0])
+    assert (np.asarray(every.opened) == 11).all() and np.mean(best.opened) < 8
+    whole, narrow = head.beam(hidden, 3, width=12), head.beam(hidden, width=1)
+    np.testing.assert_array_equal(whole.tokens, order[:, :3])
+    # What a beam finds has the probability that it says, and is at most the best.
+    np.testing.assert_allclose(
+        narrow.log_probabilities, np.take_along_axis(logits, np.asarray(narrow.tokens), axis=1), rtol=1e-4, atol=1e-5
+    )
+    assert (np.asarray(narrow.opened) <= head.nodes.shape[1]).all()

@@ -1,5 +1,7 @@
 """A head whose probabilities are products along the paths of a binary tree."""
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +13,20 @@ from attnlab.errors import UserError
 from attnlab.functional.huffman import huffman
 from attnlab.models.heads.head import Head, check_targets, linear_logits, nan_outside, output_weight, wide
 from attnlab.nn.parameter import buffer, param
+
+
+class Likeliest(NamedTuple):
+    """The likeliest tokens, the best first.
+
+    Attributes:
+      tokens: by index.
+      log_probabilities: in nats.
+      opened: how many inner nodes were asked for, each a product with the hidden state.
+    """
+
+    tokens: Int[Array, 'b k']
+    log_probabilities: Float[Array, 'b k']
+    opened: Int[Array, ' b']
 
 
 class HierarchicalSoftmax(Head):
@@ -69,8 +85,92 @@ class HierarchicalSoftmax(Head):
         start = jnp.zeros((*hidden.shape[:-1], self.nodes.shape[0]), scores.dtype)
         return jax.lax.scan(longer, start, (self.nodes[...].T, self.signs[...].T))[0]
 
+    def likeliest(self, hidden: Float[Array, 'b d'], count: int = 1) -> Likeliest:
+        """The `count` likeliest tokens, exactly, by best-first search.
+
+        Of all nodes that are reached, the likeliest is opened next. What lies below a node is no likelier than it, so
+        the first leaves to be met are the likeliest tokens. Raises `UserError` for more tokens than there are.
+        """
+        classes = self._checked(count)
+        inner = classes - 1
+        nothing = jnp.full(2 * classes - 1, -jnp.inf, self._dtype(hidden))
+
+        def search(x: Float[Array, ' d']) -> Likeliest:
+            # Nodes by index: inner ones, then leaves.
+            def unfinished(state: tuple[Array, Likeliest, Array]) -> Array:
+                return state[2] < count
+
+            def open_next(state: tuple[Array, Likeliest, Array]) -> tuple[Array, Likeliest, Array]:
+                reached, found, number = state
+                node = jnp.argmax(reached)
+                chance, leaf = reached[node], node >= inner
+                sides, places = self._opened(x, jnp.minimum(node, inner - 1))
+                reached = reached.at[node].set(-jnp.inf)
+                places = jnp.where(places < 0, inner - 1 - places, places)
+                reached = reached.at[jnp.where(leaf, 2 * classes, places)].set(chance + sides, mode='drop')
+                place = jnp.where(leaf, number, count)
+                found = Likeliest(
+                    found.tokens.at[place].set((node - inner).astype(jnp.int32), mode='drop'),
+                    found.log_probabilities.at[place].set(chance, mode='drop'),
+                    found.opened + ~leaf,
+                )
+                return reached, found, number + leaf
+
+            empty = Likeliest(jnp.zeros(count, jnp.int32), nothing[:count], jnp.int32(0))
+            start = nothing.at[self.root].set(0), empty, jnp.int32(0)
+            return jax.lax.while_loop(unfinished, open_next, start)[1]
+
+        return jax.vmap(search)(hidden)
+
+    def beam(self, hidden: Float[Array, 'b d'], count: int = 1, *, width: int = 8) -> Likeliest:
+        """`count` likely tokens by beam search: the `width` likeliest nodes of every level are opened.
+
+        Exact where no more nodes than `width` lie on a level. Raises `UserError` for more tokens than there are, or
+        than the beam holds.
+        """
+        self._checked(count)
+        if width < count:
+            raise UserError(f'width is {width}; a beam that gives {count} tokens must hold as many')
+
+        def search(x: Float[Array, ' d']) -> Likeliest:
+            def down(_: Array, beam: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+                nodes, chances, opened = beam
+                leaf = nodes < 0
+                sides, places = jax.vmap(lambda node: self._opened(x, node))(jnp.maximum(nodes, 0))
+                # A leaf stays what it is, once.
+                sides = jnp.where(leaf[:, None], jnp.asarray([[0, -jnp.inf]], sides.dtype), sides)
+                places = jnp.where(leaf[:, None], nodes[:, None], places)
+                chances, best = jax.lax.top_k((chances[:, None] + sides).reshape(-1), width)
+                asked = ~leaf & (beam[1] > -jnp.inf)
+                return places.reshape(-1)[best], chances, opened + jnp.sum(asked, dtype=jnp.int32)
+
+            chances = jnp.full(width, -jnp.inf, self._dtype(hidden)).at[0].set(0)
+            start = jnp.full(width, self.root, jnp.int32), chances, jnp.int32(0)
+            nodes, chances, opened = jax.lax.fori_loop(0, self.nodes.shape[1], down, start)
+            return Likeliest(-1 - nodes[:count], chances[:count], opened)
+
+        return jax.vmap(search)(hidden)
+
+    def _checked(self, count: int) -> int:
+        """The number of tokens, if `count` is not above it."""
+        classes = self.nodes.shape[0]
+        if not 1 <= count <= classes:
+            raise UserError(f'count is {count}; it must be from 1 to {classes}, the tokens of the head')
+        return classes
+
+    def _opened(self, x: Float[Array, ' d'], node: Int[Array, '']) -> tuple[Float[Array, ' c'], Int[Array, ' c']]:
+        """The logarithms of the chances of both children of an inner node, and these as in `Tree.children`."""
+        vector = self.weight[...].astype(x.dtype)[node]
+        score = jnp.sum(wide(x) * wide(vector)) + self.bias[...][node].astype(self._dtype(x))
+        return jnp.stack([jax.nn.log_sigmoid(score), jax.nn.log_sigmoid(-score)]), self.children[...][node]
+
+    def _dtype(self, x: Array) -> jnp.dtype:
+        return jnp.promote_types(x.dtype, jnp.float32)
+
     def sample(self, hidden: Float[Array, 'b d'], key: Array, *, temperature: float, top_p: float) -> Int[Array, ' b']:
-        """Goes down the tree by chance; from all log-probabilities where these are sharpened or cut."""
+        """Goes down the tree by chance, or by best-first search at temperature 0; otherwise from all probabilities."""
+        if temperature == 0.0:
+            return self.likeliest(hidden).tokens[:, 0]
         if temperature != 1.0 or top_p < 1.0:
             return super().sample(hidden, key, temperature=temperature, top_p=top_p)
 

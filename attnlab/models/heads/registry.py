@@ -1,4 +1,4 @@
-"""Named heads over a vocabulary, and over classes: which class, which paper, what it claims."""
+"""Named heads over a vocabulary, over classes and of real numbers: which class, which paper, what it claims."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -10,14 +10,21 @@ from ml_collections import ConfigDict
 from attnlab.config import spec
 from attnlab.models.heads.adaptive import AdaptiveSoftmax
 from attnlab.models.heads.classification import ClassificationHead
+from attnlab.models.heads.contrastive import BlockContrastiveHead
+from attnlab.models.heads.distributional import AtomsHead, ImplicitQuantiles
 from attnlab.models.heads.fourier import FourierHead
+from attnlab.models.heads.gumbel import GumbelHead
 from attnlab.models.heads.hierarchical import HierarchicalSoftmax
 from attnlab.models.heads.language import BoundedHead, LanguageHead
 from attnlab.models.heads.links import Evidence, LinkHead, SigSoftmax, Spherical, StableMax, Taylor
-from attnlab.models.heads.margin import ArcFaceHead
+from attnlab.models.heads.margin import ArcFaceHead, PartialFC, WrappedCauchyHead
+from attnlab.models.heads.masked import MaskedSoftmaxHead
 from attnlab.models.heads.mixture import MixtureOfSoftmaxes
-from attnlab.models.heads.sampled import SampledSoftmax
-from attnlab.models.heads.surrogates import CompSum, LabelRobust, SurrogateHead
+from attnlab.models.heads.multilabel import Decoupled, MultiLabelHead, SoftTopK
+from attnlab.models.heads.noisy import NoisySoftmaxHead
+from attnlab.models.heads.regression import RegressionHead
+from attnlab.models.heads.sampled import AugmentAndReduce, SampledSoftmax
+from attnlab.models.heads.surrogates import CompSum, LabelRobust, SurrogateHead, ZLoss
 from attnlab.signature import checked_fields
 
 
@@ -31,7 +38,8 @@ class HeadRecipe:
         `classes=` besides, and ignores the vocabulary.
       cite: the paper, authors and year first, then the address.
       cost: products of a vector of width `d` that the loss of a token takes in training; `o` is the vocabulary.
-      normalised: probabilities of all classes sum to one, and the loss is minus the logarithm of the target's.
+      normalised: probabilities of all classes sum to one, and the loss is minus the logarithm of the target's; not
+        so for heads of real numbers.
       exact: training minimises that loss; otherwise an estimate of it, or it and something else (see the notes).
       streams: the loss and the prediction of a token depend on its own hidden state alone.
       divided: its classes may lie on several devices, over the mesh axis `tensor`.
@@ -123,8 +131,8 @@ HEADS: dict[str, HeadRecipe] = {
         spec=spec(HierarchicalSoftmax),
         cite='Morin and Bengio 2005, https://proceedings.mlr.press/r5/morin05a.html',
         cost='the path, about the entropy of the counts in bits',
-        notes='a Huffman tree of the counts given, or of counts 1 / (j + 1); predictions without sampling compute all '
-        'probabilities',
+        notes='a Huffman tree of the counts given, or of counts 1 / (j + 1); the likeliest tokens are found by '
+        'best-first search, exactly, or by a beam; other temperatures than 0 and 1 compute all probabilities',
     ),
     'sampled_softmax': HeadRecipe(
         spec=spec(SampledSoftmax),
@@ -134,11 +142,21 @@ HEADS: dict[str, HeadRecipe] = {
         notes=f'{BY_FREQUENCY}; one draw for all tokens of a batch; evaluation is over the whole vocabulary',
         small={'negatives': 5},
     ),
+    'augment_and_reduce': HeadRecipe(
+        spec=spec(AugmentAndReduce),
+        cite='Ruiz et al. 2018, https://arxiv.org/abs/1802.04220',
+        cost='2 n + 1, of n drawn tokens twice',
+        exact=False,
+        notes='the bound of the softmax; its free number is estimated from a second draw instead of being kept for '
+        'every example; evaluation is over the whole vocabulary',
+        small={'negatives': 5},
+    ),
 }
-"""Every head by the name that `head=` of a config and `attnlab zoo --heads` have for it."""
+"""Every head over a vocabulary by the name that `head=` of a config and `attnlab zoo --heads` have for it."""
 
 MAO = 'Mao, Mohri and Zhong 2023, https://arxiv.org/abs/2304.07288'
 ZHU = 'Zhu, Ying and Yang 2023, https://arxiv.org/abs/2112.14869'
+GUPTA = 'Gupta et al. 2024, https://arxiv.org/abs/2310.10636'
 
 CLASSIFIERS: dict[str, HeadRecipe] = {
     'linear': HeadRecipe(
@@ -190,6 +208,86 @@ CLASSIFIERS: dict[str, HeadRecipe] = {
         notes='the margin is in training alone; the reported loss is that of cosines times 64, and not calibrated',
         small={'scale': 4.0},
     ),
+    'partial_fc': HeadRecipe(
+        spec=spec(PartialFC),
+        cite='An et al. 2022, https://arxiv.org/abs/2203.15565',
+        cost='o / 10, or the classes of the batch where they are more',
+        exact=False,
+        streams=False,
+        notes='the classes of a batch are always kept, as in the released code; a tenth of the classes is ours (there '
+        'it is all of them by default); the optimiser steps all centres; the loss over all '
+        'classes is reported',
+        small={'scale': 4.0, 'share': 0.5},
+    ),
+    'wrapped_cauchy': HeadRecipe(
+        spec=spec(WrappedCauchyHead),
+        cite='Han 2023, https://arxiv.org/abs/2305.18732',
+        cost='o',
+        notes='as the released code computes it: the scale is learned from 1.69 on, or given (250 there)',
+    ),
+    'noisy_softmax': HeadRecipe(
+        spec=spec(NoisySoftmaxHead),
+        cite='Chen, Deng and Du 2017, https://arxiv.org/abs/1708.03769',
+        cost='o',
+        exact=False,
+        notes='without bias; a strength of 0.3, whose square is within the range that the paper tries; gradients flow '
+        'through the norms; the loss without noise is reported',
+    ),
+    'gumbel': HeadRecipe(
+        spec=spec(GumbelHead),
+        cite='Alexandridis et al. 2022, https://arxiv.org/abs/2207.10936',
+        cost='o',
+        exact=False,
+        divided=False,
+        notes='binary cross-entropies are added up, and scores below -4 cut off as in the released code, which also '
+        'cuts those above 10; predictions are divided by their sum, and their cross-entropy reported; without '
+        'the objectness of a detector',
+    ),
+    'nbc_softmax': HeadRecipe(
+        spec=spec(BlockContrastiveHead),
+        cite='Kulatilleke, Chandra and Portmann 2022, https://arxiv.org/abs/2212.08184',
+        cost='o + e, of e projected channels',
+        exact=False,
+        streams=False,
+        divided=False,
+        notes='as the released code computes it, which pushes apart the means of the classes of a batch; a share of '
+        '0.5 is ours; cross-entropy is reported',
+    ),
+    'masked_softmax': HeadRecipe(
+        spec=spec(MaskedSoftmaxHead),
+        cite='Kim, Kwon and Kim 2023, https://arxiv.org/abs/2309.14808',
+        cost='o',
+        exact=False,
+        streams=False,
+        divided=False,
+        notes='the classes of the present task are those of the batch; cross-entropy over all classes is reported',
+    ),
+    'decoupled_softmax': HeadRecipe(
+        spec=spec(MultiLabelHead, loss=Decoupled()),
+        cite=GUPTA,
+        cost='o',
+        divided=False,
+        notes='for several labels of an example; with one it is the softmax; scores of a linear map, where the paper '
+        'compares embeddings',
+    ),
+    'soft_top_k': HeadRecipe(
+        spec=spec(MultiLabelHead, loss=SoftTopK()),
+        cite=GUPTA,
+        cost='o',
+        exact=False,
+        divided=False,
+        notes='k is the number of labels of an example; the decoupled softmax is reported; scores of a linear map',
+    ),
+    'z_loss': HeadRecipe(
+        spec=spec(SurrogateHead, surrogate=ZLoss()),
+        cite='de Brebisson and Vincent 2016, https://arxiv.org/abs/1604.08859',
+        cost='o',
+        exact=False,
+        divided=False,
+        notes='all scores are computed: the updates of the paper, whose cost does not depend on the number of classes, '
+        'are not here; a = 1 and b = 0, as in its example; cross-entropy is reported, of scores whose scale is not '
+        'trained',
+    ),
     'fourier_head': HeadRecipe(
         spec=spec(FourierHead),
         cite='Gillman et al. 2025, https://arxiv.org/abs/2410.22269',
@@ -200,3 +298,44 @@ CLASSIFIERS: dict[str, HeadRecipe] = {
     ),
 }
 """Every head over classes by the name that `head=` of the config long_range has for it."""
+
+
+REGRESSORS: dict[str, HeadRecipe] = {
+    'squared_error': HeadRecipe(
+        spec=spec(RegressionHead),
+        cite='Hastie, Tibshirani and Friedman 2009, https://doi.org/10.1007/978-0-387-84858-7',
+        cost='o',
+        normalised=False,
+        divided=False,
+    ),
+    'absolute_error': HeadRecipe(
+        spec=spec(RegressionHead, error='absolute'),
+        cite='Koenker and Bassett 1978, https://doi.org/10.2307/1913643',
+        cost='o',
+        normalised=False,
+        divided=False,
+        notes='the median, a quantile',
+    ),
+    'c51': HeadRecipe(
+        spec=spec(AtomsHead),
+        cite='Bellemare, Dabney and Munos 2017, https://arxiv.org/abs/1707.06887',
+        cost='51 o',
+        normalised=False,
+        divided=False,
+        notes='targets are numbers, where those of the paper are distributions; the loss is a cross-entropy between '
+        'two atoms and the prediction, so that its least value is not 0',
+        small={'atoms': 7, 'low': -2.0, 'high': 2.0},
+    ),
+    'iqn': HeadRecipe(
+        spec=spec(ImplicitQuantiles),
+        cite='Dabney et al. 2018, https://arxiv.org/abs/1806.06923',
+        cost='8 (w + o), of w waves, for 8 levels drawn',
+        exact=False,
+        normalised=False,
+        divided=False,
+        notes='levels are drawn in training, and at equal distances otherwise; targets are numbers, and the product is '
+        'mapped to outputs without a hidden layer between',
+        small={'waves': 6, 'levels': 5},
+    ),
+}
+"""Every head of real numbers by the name that `head=` of the config long_range has for it in pretraining."""

@@ -46,6 +46,38 @@ class SampledSoftmax(VocabularyHead):
         return nan_outside(losses, targets, classes)
 
 
+class AugmentAndReduce(VocabularyHead):
+    """A softmax trained on a bound of its loss that takes some of the tokens at a time, without bias.
+
+        -log p(y) <= log eta - 1 + (1 + sum_{k != y} exp(x_k - x_y)) / eta      for every eta > 0
+
+    The sum is `o / negatives` times that over tokens drawn evenly with replacement, the target left out; `eta`, at best
+    `1 / p(y)`, is estimated from a second draw and not differentiated, so that the mean of the objective is at least
+    the loss. Ruiz et al. 2018, https://arxiv.org/abs/1802.04220, who keep an estimate of eta for every example.
+    """
+
+    def __init__(self, dim: int, vocab: int, *, negatives: int = 64, rngs: nnx.Rngs):
+        self.negatives = negatives
+        self.weight = output_weight(dim, vocab, rngs)
+
+    def objective(self, hidden: Float[Array, '*b d'], targets: Int[Array, '*b'], key: DropoutKey) -> Float[Array, '*b']:
+        """The bound."""
+        classes = self.weight.shape[0]
+        check_targets(targets, classes)
+        weight = self.weight[...]
+        own = target_logits(hidden, weight, jnp.clip(targets, 0, classes - 1))
+        drawn = jax.random.randint(jax.random.fold_in(key, NEGATIVES), (2, self.negatives), 0, classes)
+
+        def log_odds(drawn: Int[Array, ' n']) -> Float[Array, '*b']:
+            """`log(1 + sum)`: minus the logarithm of the target's probability."""
+            others = linear_logits(hidden, weight[drawn]) - own[..., None] + math.log(classes / self.negatives)
+            others = jnp.where(drawn.reshape((1,) * targets.ndim + (-1,)) == targets[..., None], -jnp.inf, others)
+            return jnp.logaddexp(jax.nn.logsumexp(others, axis=-1), 0)
+
+        log_eta = jax.lax.stop_gradient(log_odds(drawn[1]))
+        return nan_outside(log_eta - 1 + jnp.exp(log_odds(drawn[0]) - log_eta), targets, classes)
+
+
 def log_uniform(key: Array, count: int, classes: int) -> Int[Array, ' n']:
     """Draws classes with replacement, class j with probability `log((j + 2) / (j + 1)) / log(classes + 1)`."""
     drawn = jnp.expm1(jax.random.uniform(key, (count,), jnp.float32) * math.log(classes + 1))

@@ -17,6 +17,9 @@ from attnlab.models.heads.head import check_targets
 from attnlab.signature import checked_fields
 from attnlab.typing import DropoutKey
 
+SMALLEST = 1e-24
+"""Below a variance, whose root is differentiated."""
+
 
 class Surrogate(abc.ABC):
     """A loss of the scores of classes; without parameters."""
@@ -85,6 +88,31 @@ class LabelRobust(Surrogate):
         most = math.log(scores.shape[-1])
         divergence = most + jnp.sum(jnp.exp(logarithms) * logarithms, axis=-1)
         return self.lam * (1 - divergence / (self.adapt * most))
+
+
+@checked_fields
+@dataclasses.dataclass(frozen=True)
+class ZLoss(Surrogate):
+    """`softplus(a (b - z)) / a`, with z the target's score less the mean of all, over their standard deviation.
+
+    Neither shift nor scale of the scores matters. De Brebisson and Vincent 2016, https://arxiv.org/abs/1604.08859.
+    Raises `UserError` unless `a` is positive.
+    """
+
+    a: float = 1.0
+    b: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.a <= 0:
+            raise UserError(f'a of ZLoss is {self.a}; it must be positive')
+
+    def losses(self, scores: Float[Array, '*b o'], targets: Int[Array, '*b']) -> Float[Array, '*b']:
+        """See the class."""
+        centred = scores - jnp.mean(scores, axis=-1, keepdims=True)
+        deviation = jnp.sqrt(jnp.mean(jnp.square(centred), axis=-1) + SMALLEST)
+        own = jax.nn.one_hot(targets, scores.shape[-1], dtype=scores.dtype)
+        z = jnp.sum(own * centred, axis=-1) / deviation
+        return jax.nn.softplus(self.a * (self.b - z)) / self.a
 
 
 class SurrogateHead(ClassificationHead):

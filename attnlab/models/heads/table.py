@@ -9,13 +9,16 @@ from flax import nnx
 
 from attnlab.config import build, flatten, takes
 from attnlab.errors import UserError, nearest
-from attnlab.models.heads.registry import CLASSIFIERS, HEADS, HeadRecipe
+from attnlab.models.heads.registry import CLASSIFIERS, HEADS, REGRESSORS, HeadRecipe
 from attnlab.tables import Column, Printer, Table, digits, pairs, print_rows
 
 DIM, VOCAB = 256, 8192
-EVERY = {**HEADS, **CLASSIFIERS}
+EVERY = {**HEADS, **CLASSIFIERS, **REGRESSORS}
 CLAIMS = ('normalised', 'exact', 'streams', 'divided')
-CAPTION = f'Cost: products with a vector that the loss of a token takes. Parameters: at width {DIM}, {VOCAB} classes.'
+CAPTION = (
+    'Cost: products with a vector that the loss of a token takes. '
+    f'Parameters: at width {DIM}, {VOCAB} classes or one number.'
+)
 COLUMNS = (
     Column('head'),
     Column('class', prose=True),
@@ -49,14 +52,14 @@ def print_head(printer: Printer, name: str) -> None:
 
 
 def parameters(head: HeadRecipe) -> int:
-    """The number of parameters at width `DIM` and `VOCAB` tokens."""
+    """The number of parameters at width `DIM` and `VOCAB` tokens, or one real number."""
     sizes = {'classes': VOCAB} if 'classes' in takes(head.spec) else {}
-    made = jax.eval_shape(functools.partial(_made, build(head.spec), sizes))
+    made = jax.eval_shape(functools.partial(_made, build(head.spec), VOCAB if head.normalised else 1, sizes))
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(made))
 
 
-def _made(factory: Any, sizes: dict[str, int]) -> nnx.State:
-    return nnx.state(factory(DIM, VOCAB, **sizes, rngs=nnx.Rngs(0)), nnx.Param)
+def _made(factory: Any, outputs: int, sizes: dict[str, int]) -> nnx.State:
+    return nnx.state(factory(DIM, outputs, **sizes, rngs=nnx.Rngs(0)), nnx.Param)
 
 
 def _row(name: str, head: HeadRecipe) -> tuple[Any, ...]:

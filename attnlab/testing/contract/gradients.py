@@ -20,7 +20,7 @@ def check_gradients(subject: Subject) -> None:
     with jax.enable_x64(True):
         x, weights = subject.x(dtype=jnp.float64), subject.x(seed=1, dtype=jnp.float64)
         differentiated = subject.differentiated
-        _compare('gradients', lambda inputs: differentiated(inputs, weights, full()), (subject.double, x))
+        compare_derivatives('gradients', lambda inputs: differentiated(inputs, weights, full()), (subject.double, x))
 
 
 def check_float64(subject: Subject) -> None:
@@ -36,11 +36,14 @@ def check_float64(subject: Subject) -> None:
 
 def compare_with_differences(what: str, loss: Callable[[Any], Array], inputs: Any) -> None:
     """Raises AssertionError unless the gradient of `loss` agrees with finite differences, for all `inputs`."""
-    _compare(what, jax.jit(jax.value_and_grad(loss)), inputs)
+    compare_derivatives(what, jax.jit(jax.value_and_grad(loss)), inputs)
 
 
-def _compare(what: str, differentiated: Callable[[Any], tuple[Array, Any]], inputs: Any) -> None:
-    """One program computes gradients and differences, on inputs made by numpy: nothing else is compiled."""
+def compare_derivatives(what: str, differentiated: Callable[[Any], tuple[Array, Any]], inputs: Any) -> None:
+    """Raises AssertionError unless the gradients that `differentiated` gives beside the value are its differences.
+
+    One program computes gradients and differences, on inputs made by numpy: nothing else is compiled.
+    """
     value, gradients = differentiated(inputs)
     leaves, tree = jax.tree.flatten(inputs)
     leaves = [np.asarray(leaf) for leaf in leaves]
