@@ -210,6 +210,29 @@ def test_analyse(capsys, run, tmp_path):
     assert 'bits is 1; it must be at least 2' in said(capsys, 'analyse', workdir, '--rows=2', '--bits=1')
     assert 'the valid split has' in said(capsys, 'analyse', workdir, '--rows=1000000')
     assert "has no split 'vaild'" in said(capsys, 'analyse', workdir, '--split=vaild')
+    assert main(['analyse', workdir, '--head', '--rows=2', '--ranks=1,4']) == 0
+    printed = capsys.readouterr().out
+    assert 'anisotropy_centred' in printed and 'softmax heads refitted' in printed
+    found = json.loads((tmp_path / 'run' / 'analysis' / '8-head.json').read_text())
+    assert [each['rank'] for each in found['refits']] == [1, 4] and found['refits'][1]['fitted'] < found['loss']
+    assert 0 < found['singular_entropy'] < 1 < found['rank_head'] and found['contexts'] > 1
+    assert 'ranks is [4000]; ranks must be from 1 to' in said(capsys, 'analyse', workdir, '--head', '--ranks=4000')
+    assert '--ranks is for --head' in said(capsys, 'analyse', workdir, '--ranks=2')
+    assert 'rows is 1; a head is refitted' in said(capsys, 'analyse', workdir, '--head', '--rows=1')
+    assert 'two analyses' in said(capsys, 'analyse', workdir, '--head', '--neighbours=2')
+
+
+def test_analyse_with_neighbours(capsys, run, tmp_path):
+    pytest.importorskip('sklearn')
+    workdir = f'--workdir={tmp_path / "run"}'
+    assert main(run) == 0
+    asked = ('analyse', workdir, '--rows=1', '--stored_rows=2')
+    assert main([*asked, '--neighbours=4']) == 0
+    assert 'more than alone' in capsys.readouterr().out
+    found = json.loads((tmp_path / 'run' / 'analysis' / '8-neighbours.json').read_text())
+    assert len(found['mixtures']) == 9 and found['stored'] > 4
+    assert 'every query would find itself' in said(capsys, *asked, '--neighbours=4', '--split=train')
+    assert 'hidden states are stored' in said(capsys, *asked, '--neighbours=100000')
 
 
 def test_zoo_lists_every_recipe(capsys):

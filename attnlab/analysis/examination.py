@@ -79,7 +79,7 @@ def analyse_run(
         raise UserError(f'{workdir} holds a {type(loaded.setup.model).__name__}, which has no layers to analyse')
     if split_name is None:
         split_name = loaded.setup.task.evaluated_split
-    examples = _rows(loaded, split_name, rows)
+    examples = first_rows(loaded, split_name, rows)
     found = Examination(tuple(_layers(loaded, examples)), _losses(loaded, examples, bits))
     folder = workdir / 'analysis'
     path = folder / f'{loaded.step}.json'
@@ -94,7 +94,7 @@ def analyse_run(
     return found
 
 
-def _rows(loaded: Loaded, split_name: str, count: int) -> list[Batch]:
+def first_rows(loaded: Loaded, split_name: str, count: int) -> list[Batch]:
     """The first rows of a split, each as one batch."""
     source = loaded.setup.task.source(split_name, loaded.setup.length)
     if count > len(source):
