@@ -31,12 +31,13 @@ from attnlab.data.text.tfds import DATASETS, TfdsText
 from attnlab.data.text.tokenizers import BytePairs, Bytes
 from attnlab.errors import UserError, nearest
 from attnlab.evals.cadence import EveryNSteps
+from attnlab.evals.experts import ExpertLoads
 from attnlab.evals.held_out import HeldOut
 from attnlab.models.heads.registry import HEADS
 from attnlab.models.model import Model
 from attnlab.models.stack import stack_spec
 from attnlab.nn.activations import ACTIVATIONS, LEARNED
-from attnlab.nn.experts import LaplaceGate, MixtureOfExperts, SigmoidGate
+from attnlab.nn.experts import HierarchicalGate, LaplaceGate, MixtureOfExperts, SigmoidGate
 from attnlab.nn.mlps import MLP, GatedMLP
 from attnlab.nn.norms import DynamicTanh, EvoNormS0, LayerNorm, NoNorm, RMSNorm
 from attnlab.tasks.language import LanguageModelling, RunningText
@@ -88,6 +89,7 @@ MLPS = {
     'moe': spec(MixtureOfExperts),
     'moe_sigmoid': spec(MixtureOfExperts, gate=SigmoidGate()),
     'moe_laplace': spec(MixtureOfExperts, gate=LaplaceGate()),
+    'moe_hierarchical': spec(MixtureOfExperts, gate=HierarchicalGate()),
 }
 NORMS = {
     'rmsnorm': spec(RMSNorm),
@@ -146,11 +148,20 @@ def get_config(arg: str = '') -> ConfigDict:
         ),
         model=spec(Model, dim=size.dim, stack=stack, norm=_norm(chosen), head=head),
         optimizer=AdamW(peak_lr=size.peak_lr, schedule=Cosine(warmup=0.05)),
-        evals=(spec(HeldOut, cadence=spec(EveryNSteps, n=evaluated), tokens=65_536),),
+        evals=_evals(stack, evaluated),
         save_every=evaluated,
         rows_at_once=size.rows_at_once,
         precision=Precision(activations=size.activations),
     )
+
+
+def _evals(stack: ConfigDict, every: int) -> tuple[ConfigDict, ...]:
+    """Held-out loss; and where tokens go, for a model with experts."""
+    held_out = spec(HeldOut, cadence=spec(EveryNSteps, n=every), tokens=65_536)
+    experts = spec(MixtureOfExperts).target
+    if not any('mlp' in block and block.mlp is not None and block.mlp.target == experts for block in stack.blocks):
+        return (held_out,)
+    return held_out, spec(ExpertLoads, cadence=spec(EveryNSteps, n=every))
 
 
 def _norm(chosen: dict[str, str]) -> ConfigDict:

@@ -127,7 +127,7 @@ def test_two_steps(module, name, text):
     assert any(jax.tree.leaves(moved))
 
 
-@pytest.mark.parametrize('argument', ['norm=dyt,mlp=plain,activation=pau', 'norm=evonorm_s0,mlp=moe,optimizer=muon'])
+@pytest.mark.parametrize('argument', ['norm=dyt,mlp=plain,activation=pau', 'norm=evonorm_s0,mlp=moe_hierarchical,optimizer=muon'])
 def test_language_with_other_norms_and_channel_mixers(argument):
     config = language.get_config(argument)
     with config.unlocked():
@@ -159,7 +159,8 @@ def test_long_range_with_another_head():
     for argument, sentence in (
         ('task=digits,size=smoke,head=arcfac', "there is no head=arcfac; did you mean 'arcface'"),
         ('task=aan,head=arcface', 'head=arcface is for one document'),
-        ('task=digits,size=smoke,head=arcface,protocol=pretrain', 'head=arcface is for labels'),
+        ('task=digits,size=smoke,head=arcface,protocol=pretrain', 'there is no head=arcface'),
+        ('task=listops,size=smoke,head=c51,protocol=pretrain', 'head=c51 is not for protocol=pretrain of tokens'),
     ):
         with pytest.raises(UserError, match=sentence):
             long_range.get_config(argument)

@@ -17,6 +17,7 @@ from attnlab.module import Module
 from attnlab.nn.activations import activation as activation_called
 from attnlab.nn.mlps import GatedMLP
 from attnlab.nn.parameter import param
+from attnlab.signature import checked_fields
 from attnlab.typing import Sequence
 
 EPS = 1e-12
@@ -26,8 +27,12 @@ EPS = 1e-12
 class Gate(abc.ABC):
     """How well each expert suits a token; without parameters of its own."""
 
+    def rows(self, experts: int) -> int:
+        """The rows of the router's matrix: one an expert, unless a gate says otherwise."""
+        return experts
+
     @abc.abstractmethod
-    def scores(self, x: Float[Array, 'n d'], weight: Float[Array, 'e d']) -> Float[Array, 'n e']:
+    def scores(self, x: Float[Array, 'n d'], weight: Float[Array, 'r d']) -> Float[Array, 'n e']:
         """A number for every expert, whose normaliser `z_loss` keeps small."""
 
     @abc.abstractmethod
@@ -39,7 +44,7 @@ class Gate(abc.ABC):
 class SoftmaxGate(Gate):
     """`softmax(W x)`. Shazeer et al. 2017, https://arxiv.org/abs/1701.06538."""
 
-    def scores(self, x: Float[Array, 'n d'], weight: Float[Array, 'e d']) -> Float[Array, 'n e']:
+    def scores(self, x: Float[Array, 'n d'], weight: Float[Array, 'r d']) -> Float[Array, 'n e']:
         """`W x`."""
         return jnp.einsum('nd,ed->ne', x, weight)
 
@@ -59,12 +64,54 @@ class SigmoidGate(SoftmaxGate):
 
 @dataclasses.dataclass(frozen=True)
 class LaplaceGate(Gate):
-    """`softmax(-|x - a_e|)` for the rows `a_e` of W. Han et al. 2024, https://arxiv.org/abs/2410.02935, one level."""
+    """`softmax(-|x - a_e|)` for the rows `a_e` of W: one level of Nguyen et al. 2024, https://arxiv.org/abs/2410.02935."""
 
-    def scores(self, x: Float[Array, 'n d'], weight: Float[Array, 'e d']) -> Float[Array, 'n e']:
+    def scores(self, x: Float[Array, 'n d'], weight: Float[Array, 'r d']) -> Float[Array, 'n e']:
         """Minus the distances."""
         apart = x[:, None] - weight[None]
         return -jnp.sqrt(jnp.sum(jnp.square(apart), axis=-1) + EPS)
+
+    def affinities(self, scores: Float[Array, 'n e']) -> Float[Array, 'n e']:
+        """The softmax."""
+        return jax.nn.softmax(scores, axis=-1)
+
+
+@checked_fields
+@dataclasses.dataclass(frozen=True)
+class HierarchicalGate(Gate):
+    """`p(g | x) p(e | g, x)` of expert e in group g, each factor by a gate of its own.
+
+    The router's first rows are those of the groups, the others those of the experts, group by group.
+    Nguyen et al. 2024, https://arxiv.org/abs/2410.02935, whose outer and inner gates are softmax or Laplace.
+
+    Attributes:
+      groups: how many groups there are.
+      outer: the gate of groups, whose normaliser `z_loss` keeps small.
+      inner: the gate of the experts of a group.
+
+    Raises `UserError` for a gate of another kind.
+    """
+
+    groups: int = 2
+    outer: Gate = SoftmaxGate()
+    inner: Gate = LaplaceGate()
+
+    def __post_init__(self) -> None:
+        for name, gate in (('outer', self.outer), ('inner', self.inner)):
+            if type(gate) not in (SoftmaxGate, LaplaceGate):
+                raise UserError(f'{name} of HierarchicalGate is {gate}; it must be SoftmaxGate or LaplaceGate')
+
+    def rows(self, experts: int) -> int:
+        """One a group and one an expert. Raises `UserError` for groups that would not be of equal size."""
+        if self.groups < 1 or experts % self.groups:
+            raise UserError(f'groups is {self.groups}; it must divide experts, which is {experts}')
+        return self.groups + experts
+
+    def scores(self, x: Float[Array, 'n d'], weight: Float[Array, 'r d']) -> Float[Array, 'n e']:
+        """The group's score plus the logarithm of the expert's share of it: their softmax is the product."""
+        outer = self.outer.scores(x, weight[: self.groups])
+        inner = self.inner.scores(x, weight[self.groups :]).reshape(len(x), self.groups, -1)
+        return (outer[..., None] + jax.nn.log_softmax(inner, axis=-1)).reshape(len(x), -1)
 
     def affinities(self, scores: Float[Array, 'n e']) -> Float[Array, 'n e']:
         """The softmax."""
@@ -146,7 +193,11 @@ class MixtureOfExperts(Module):
         self.balance, self.z_loss, self.activation = balance, z_loss, activation
         start = nnx.initializers.variance_scaling(1.0, 'fan_in', 'normal', batch_axis=(0,))
         self.router = param(
-            nnx.initializers.normal(dim**-0.5), (experts, dim), axes=(None, 'embed'), group='vector', rngs=rngs
+            nnx.initializers.normal(dim**-0.5),
+            (gate.rows(experts), dim),
+            axes=(None, 'embed'),
+            group='vector',
+            rngs=rngs,
         )
         up, down = (None, 'embed', 'mlp'), (None, 'mlp', 'embed')
         self.gates = param(start, (experts, dim, hidden), axes=up, rngs=rngs)

@@ -10,7 +10,7 @@ from flax import nnx
 
 from attnlab.errors import UserError
 from attnlab.functional import cores
-from attnlab.nn.experts import LaplaceGate, MixtureOfExperts, SigmoidGate, SoftmaxGate
+from attnlab.nn.experts import HierarchicalGate, LaplaceGate, MixtureOfExperts, SigmoidGate, SoftmaxGate
 from attnlab.nn.mlps import GatedMLP
 from attnlab.testing.contract import compare_with_differences
 from attnlab.testing.noise import noise
@@ -164,7 +164,20 @@ def test_two_devices_give_what_one_gives(axis):
         np.testing.assert_allclose(other, one, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize('inner', ['softmax', 'laplace'])
+def test_a_hierarchical_gate_multiplies_the_chances_of_group_and_expert(inner):
+    gate = HierarchicalGate(groups=2, outer=SoftmaxGate(), inner=GATES[inner])
+    weight, x = noise(2 + 6, 8, seed=1), X.reshape(-1, 8)
+    assert gate.rows(6) == 8
+    found = gate.affinities(gate.scores(x, weight))
+    groups = affinities_by_hand('softmax', np.asarray(x), np.asarray(weight[:2]))
+    each = [affinities_by_hand(inner, np.asarray(x), np.asarray(part)) for part in (weight[2:5], weight[5:])]
+    expected = np.concatenate([groups[:, :1] * each[0], groups[:, 1:] * each[1]], axis=1)
+    np.testing.assert_allclose(found, expected, rtol=1e-4)
+
+
 MISTAKES = {
+    'groups of unequal size': ({'gate': HierarchicalGate(groups=3)}, 'groups is 3; it must divide experts, which is 4'),
     'no room': ({'capacity': 0.0}, 'capacity is 0.0; it must be positive, or None'),
     'more active than there are': ({'active': 5}, 'active is 5; it must be at most experts, which is 4'),
     'rewarded for unevenness': ({'balance': -1.0}, 'balance is -1.0; it must be at least 0'),
@@ -178,3 +191,8 @@ def test_mistakes_are_named_in_one_line(case):
     with pytest.raises(UserError, match=sentence) as caught:
         MixtureOfExperts(8, hidden=4, rngs=nnx.Rngs(0), **{'experts': 4, **options})
     assert '\n' not in str(caught.value)
+
+
+def test_levels_of_a_hierarchical_gate_are_softmax_or_laplace():
+    with pytest.raises(UserError, match='inner of HierarchicalGate is SigmoidGate'):
+        HierarchicalGate(inner=SigmoidGate())

@@ -1,0 +1,149 @@
+"""Where tokens go in a model with experts: how uneven their loads are, and how many choices find no room."""
+
+import dataclasses
+import functools
+import pathlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from attnlab.blocks.block import Block, steps
+from attnlab.errors import UserError
+from attnlab.evals.cadence import AtEnd, EveryNSteps
+from attnlab.nn.experts import MixtureOfExperts, Routing
+from attnlab.tables import Column, Table, digits
+from attnlab.tasks.task import Batch, context
+from attnlab.train.partition import feed
+from attnlab.train.setup import Setup
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerLoads:
+    """Of one layer: its index, its choices by expert, and how many of them found no room."""
+
+    layer: int
+    load: np.ndarray
+    dropped: int
+
+    @property
+    def share(self) -> float:
+        """The share of choices without room."""
+        return self.dropped / int(self.load.sum())
+
+    def over_mean(self, most: bool) -> float:
+        """The greatest, or the least, load over the mean."""
+        return float((self.load.max() if most else self.load.min()) / self.load.mean())
+
+
+@dataclasses.dataclass(frozen=True)
+class Loads:
+    """The results of `ExpertLoads`."""
+
+    layers: Sequence[LayerLoads]
+
+    @property
+    def numbers(self) -> Mapping[str, float]:
+        """`dropped`, the share of all choices, and `load`, the worst layer's; then both by layer."""
+        every = {
+            'dropped': sum(each.dropped for each in self.layers) / int(sum(each.load.sum() for each in self.layers)),
+            'load': max(each.over_mean(most=True) for each in self.layers),
+        }
+        for each in self.layers:
+            every |= {f'dropped@{each.layer}': each.share, f'load@{each.layer}': each.over_mean(most=True)}
+        return every
+
+    def draw(self, folder: pathlib.Path) -> None:
+        """Draws nothing."""
+        del folder
+
+    def table(self, title: str) -> Table:
+        """One row a layer."""
+        columns = (
+            Column('layer', right=True),
+            Column('dropped', digits('.2%'), True),
+            Column('greatest load', digits('.2f'), True),
+            Column('least', digits('.2f'), True),
+        )
+        rows = [(each.layer, each.share, each.over_mean(most=True), each.over_mean(most=False)) for each in self.layers]
+        return Table('experts', columns, rows, f'{title}: choices without room, and loads over their mean')
+
+
+@dataclasses.dataclass(frozen=True)
+class ExpertLoads:
+    """Counts, layer by layer, where the tokens of the first batches of a split are sent.
+
+    Batches are as large as in training, since the room of an expert is a share of the batch.
+
+    Attributes:
+      cadence: when to run during training.
+      split: which split of the task.
+      batches: how many batches.
+      name: the prefix of its numbers.
+    """
+
+    cadence: EveryNSteps | AtEnd
+    split: str = 'valid'
+    batches: int = 1
+    name: str = 'experts'
+
+    def __post_init__(self) -> None:
+        """Raises `UserError` for no batches."""
+        if self.batches < 1:
+            raise UserError(f'batches of ExpertLoads is {self.batches}; it must be at least 1')
+
+    def load_data(self, setup: Setup) -> None:
+        """Loads the split. Raises `UserError` where it is missing or smaller than the batches."""
+        source = setup.task.source(self.split, setup.length)
+        if len(source) < self.batches * setup.batch_size:
+            raise UserError(
+                f'ExpertLoads asks for {self.batches} batches of {setup.batch_size}; '
+                f'the {self.split} split has {len(source)} rows'
+            )
+
+    def evaluate(self, setup: Setup, variables: nnx.State) -> Loads:
+        """Returns the counts. Raises `UserError` for a model without experts."""
+        source, size = setup.task.source(self.split, setup.length), setup.batch_size
+        program = _program(setup)
+        index, count = feed(setup.mesh)
+        found: dict[int, list[tuple[np.ndarray, int]]] = {}
+        for first in range(0, self.batches * size, size):
+            rows = [source[row] for row in range(first + index, first + size, count)]
+            batch = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+            for layer, routed in jax.device_get(program(variables, setup.place(batch))).items():
+                found.setdefault(layer, []).append(routed)
+        if not found:
+            raise UserError('ExpertLoads is for models with experts, mlp=moe; this one has none')
+        return Loads(
+            [
+                LayerLoads(layer, np.sum([load for load, _ in each], axis=0), int(sum(dropped for _, dropped in each)))
+                for layer, each in found.items()
+            ]
+        )
+
+
+def routings(model: Any, batch: Batch) -> Iterator[tuple[int, Routing]]:
+    """The routing of every layer that has experts, by its index."""
+    ctx = model.context(context(batch))
+    residual = model.stack.residual
+    streams = residual.open(model.embed(batch['tokens'], ctx))
+    for index, block in enumerate(model.stack.layers()):
+        for taken in steps(block, streams, ctx):
+            streams = taken.streams
+            if taken.name == 'mlp' and isinstance(block, Block) and isinstance(block.mlp, MixtureOfExperts):
+                yield index, block.mlp.routing(taken.normed.reshape(-1, taken.normed.shape[-1]))
+
+
+@functools.lru_cache(maxsize=1)
+def _program(setup: Setup) -> Callable[..., dict[int, tuple[jax.Array, jax.Array]]]:
+    """The loads and the drops of every layer of a batch, compiled once a run."""
+
+    def loads(variables: nnx.State, batch: Batch) -> dict[int, tuple[jax.Array, jax.Array]]:
+        model = nnx.merge(setup.graphdef, variables)
+        found = routings(model, batch)
+        return {index: (each.load, jnp.asarray(each.dropped)) for index, each in found}
+
+    return setup.jit(loads)
