@@ -225,7 +225,7 @@ def test_analyse(capsys, run, tmp_path):
 def test_analyse_with_neighbours(capsys, run, tmp_path):
     pytest.importorskip('sklearn')
     workdir = f'--workdir={tmp_path / "run"}'
-    assert main(run) == 0
+    assert main(list(run)) == 0
     asked = ('analyse', workdir, '--rows=1', '--stored_rows=2')
     assert main([*asked, '--neighbours=4']) == 0
     assert 'more than alone' in capsys.readouterr().out

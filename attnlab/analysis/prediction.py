@@ -167,8 +167,8 @@ def predictions(loaded: Loaded, rows: list[Batch]) -> list[Asked]:
         there = weights > 0
         tokens = np.asarray(row['tokens'])
         same = np.issubdtype(tokens.dtype, np.integer) and tokens.shape == targets.shape
-        kept = (np.asarray(each, np.float32)[there] for each in (hidden, logits, losses))
-        found.append(Asked(*kept, targets[there], tokens[there] if same else None))
+        hidden, logits, losses = (np.asarray(each, np.float32)[there] for each in (hidden, logits, losses))
+        found.append(Asked(hidden, logits, losses, targets[there], tokens[there] if same else None))
     return found
 
 
@@ -186,8 +186,8 @@ def _spectrum(found: list[Asked], outputs: int) -> dict[str, float]:
     often = np.isin(contexts, seen[np.argsort(-counts, kind='stable')[:MOST]])
     matrix = heads.log_probabilities(contexts[often], targets[often], outputs)
     matrix = matrix - matrix.mean(axis=1, keepdims=True)
-    directions = {f'directions_{share:.0%}'.rstrip('%'): heads.directions_for(matrix, share) for share in SHARES}
-    return {'contexts': len(matrix), 'rank_log_probabilities': heads.effective_rank(matrix), **directions}
+    directions = {f'directions_{100 * share:g}': float(heads.directions_for(matrix, share)) for share in SHARES}
+    return {'contexts': float(len(matrix)), 'rank_log_probabilities': heads.effective_rank(matrix), **directions}
 
 
 def _table(examined: HeadExamination, title: str) -> Table:

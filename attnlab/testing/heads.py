@@ -85,7 +85,8 @@ class HeadSubject:
         with jax.enable_x64(True):
             inputs = _double(self.params), jnp.asarray(hidden, jnp.float64)
             (_, found), _ = self._differentiated(inputs, *self._given(targets))
-            return tuple(np.asarray(each) for each in found)
+            losses, logits, objective = (np.asarray(each) for each in found)
+            return losses, logits, objective
 
     @functools.cached_property
     def gradients(self) -> tuple[Any, Array]:

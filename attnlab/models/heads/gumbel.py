@@ -1,6 +1,7 @@
 """A head of classes that are told from the others one by one, by a skewed function of their scores."""
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +30,8 @@ class GumbelHead(ClassificationHead):
 
     def __init__(self, dim: int, vocab: int, *, classes: int, rngs: nnx.Rngs):
         super().__init__(dim, vocab, classes=classes, rngs=rngs)
-        self.linear.bias[...] = jnp.full((classes,), -math.log(math.log(max(classes, 2))), jnp.float32)
+        start: Any = self.linear.bias
+        start[...] = jnp.full((classes,), -math.log(math.log(max(classes, 2))), jnp.float32)
 
     def objective(self, hidden: Float[Array, '*b d'], targets: Int[Array, '*b'], key: DropoutKey) -> Float[Array, '*b']:
         """The binary cross-entropies of all classes, added up."""

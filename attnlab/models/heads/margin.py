@@ -1,6 +1,7 @@
 """Classification heads of angles: with a margin between classes, trained on some of them, with a width for each."""
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -154,7 +155,7 @@ class WrappedCauchyHead(Head):
         """The scores of the classes, in float32."""
         cosines = linear_logits(_unit(wide(hidden)), _unit(wide(self.weight[...])))
         rho = jax.nn.sigmoid(self.widths[...]).reshape((1,) * (cosines.ndim - 1) + (-1,))
-        scale = self.scale if self.raw_scale is None else 1 + jax.nn.softplus(self.raw_scale[...])
+        scale: Any = self.scale if self.raw_scale is None else 1 + jax.nn.softplus(self.raw_scale[...])
         return scale / (2 * math.pi) * (1 - rho**2) / (1 + rho**2 - 2 * rho * cosines)
 
 
