@@ -127,7 +127,9 @@ def test_two_steps(module, name, text):
     assert any(jax.tree.leaves(moved))
 
 
-@pytest.mark.parametrize('argument', ['norm=dyt,mlp=plain,activation=pau', 'norm=evonorm_s0,mlp=moe_hierarchical,optimizer=muon'])
+@pytest.mark.parametrize(
+    'argument', ['norm=dyt,mlp=plain,activation=pau', 'norm=evonorm_s0,mlp=moe_hierarchical,optimizer=muon']
+)
 def test_language_with_other_norms_and_channel_mixers(argument):
     config = language.get_config(argument)
     with config.unlocked():
