@@ -10,7 +10,7 @@ import pytest
 
 from attnlab.compare.equality import unmatched
 from attnlab.compare.measures import parameters
-from attnlab.config import plain, spec
+from attnlab.config import build, plain, spec
 from attnlab.data.text.text import TextFiles
 from attnlab.errors import UserError
 from attnlab.experiment.experiment import SIZES, Experiment
@@ -262,6 +262,19 @@ def test_grokking_is_traced():
     with config.unlocked():
         config.model.loss = 'stablemax'
     prepare(config).trace()
+
+
+@pytest.mark.parametrize(('task', 'fewest', 'most'), [('parity', 2, 39), ('arithmetic', 4, 40)])
+def test_languages_as_published_have_their_lengths(task, fewest, most):
+    config = recall.get_config(f'task={task},size=paper')
+    found, rng = build(config.task), np.random.default_rng(0)
+    (beyond,) = (extra for extra in found.extra if extra.name == 'length=40-256')
+    for problem, length, ends in (
+        (found.problem, config.length, (fewest, most)),
+        (beyond.problem, beyond.length, (40, 256)),
+    ):
+        drawn = [len(problem.generate(rng, length).tokens) for _ in range(3000)]
+        assert (min(drawn), max(drawn)) == ends
 
 
 @pytest.mark.parametrize('task', ['mqar', 'mqar_mixed', 'induction', 'parity', 'arithmetic', 's5', 'regression'])

@@ -1,20 +1,24 @@
 """Results that others published, and a verdict on ours that is computed, not written.
 
 A folder `experiments/published/NAME` is an experiment without `plot.py`, whose `sweep.py` also has `published(size)`, a
-`Published`, and whose `measure` gives the number that was published as `value`. Its runs are seeds; the table of its
+`Published`, and whose `measure` gives the number that was published as `value`, and as `noise` the standard deviation
+that the finite test set gives it, where that is known: `measured_of` gives both. Its runs are seeds; the table of its
 README has the published number, ours over the seeds, and the verdict. Several numbers of one protocol are a mapping in
 place of the one: the runs of `NAME` are those labelled `NAME-...`, and each has a row of its own.
 """
 
 import dataclasses
+import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+import numpy as np
 from matplotlib.figure import Figure
 
 from attnlab.errors import UserError
 from attnlab.evals.measured import Measured, of_seeds
 from attnlab.experiment.results import panels
+from attnlab.runs.record import read_record
 
 Outcome = Literal['agrees', 'differs', 'not comparable']
 Row = Mapping[str, Any]
@@ -103,9 +107,17 @@ def rows_of(name: str, rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if not name or row['label'].startswith(f'{name}-')]
 
 
+def measured_of(workdir: pathlib.Path, metric: str) -> Row:
+    """A metric of a run, as `measure` returns it: its value, and the noise of the test set."""
+    found = read_record(workdir).measured(metric)
+    return {'value': found.mean, 'noise': found.noise}
+
+
 def measured(rows: Sequence[Row]) -> Measured:
-    """Our number over the seeds of the runs."""
-    return of_seeds([row['value'] for row in rows])
+    """Our number over the seeds of the runs, with the noise of the test set: the root mean square of theirs."""
+    noises = [row['noise'] for row in rows if 'noise' in row and row['noise'] is not None]
+    noise = float(np.sqrt(np.mean(np.square(noises)))) if noises else None
+    return of_seeds([row['value'] for row in rows], noise)
 
 
 @dataclasses.dataclass(frozen=True)

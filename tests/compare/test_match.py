@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import pytest
 from rich.console import Console
 
+from attnlab.compare import match as compare_match
 from attnlab.compare.equality import unmatched
-from attnlab.compare.match import MULTIPLES, find_knobs, match, match_recipes, shown
+from attnlab.compare.match import MULTIPLES, Matched, find_knobs, match, match_recipes, shown
 from attnlab.compare.measures import measure
 from attnlab.config import spec
 from attnlab.configuration import config_of
@@ -104,6 +105,17 @@ def test_an_accelerator_wants_multiples_of_its_tiles():
     found = match(config('mha'), 'params', 1_110_000.0, 0.01, ZOO['mha'].knobs, multiples=MULTIPLES['accelerator'])
     dim, _, _, hidden = sizes(found.config)
     assert dim % 128 == hidden % 128 == 0 and (dim, hidden) == (128, 512)
+    state = find_knobs(config('mamba2'), ZOO['mamba2'].knobs, MULTIPLES['accelerator'])['state']
+    assert state.step == 64
+
+
+def test_a_tolerance_that_was_widened_is_said(tmp_path, capsys, monkeypatch):
+    found = Matched(config('mamba2'), {}, 500_000.0, 0.04)
+    monkeypatch.setattr(compare_match, 'match', lambda *arguments, **settings: found)
+    printer = Printer(Console(width=80, color_system=None))
+    match_recipes({'mamba2': found.config}, 'params', '490000', 0.01, tmp_path, printer)
+    said = 'mamba2: no sizes in multiples of 8 are within 1.0%; widened to 4.0%'
+    assert said in ' '.join(capsys.readouterr().out.split())
 
 
 def test_states():

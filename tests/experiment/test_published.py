@@ -9,8 +9,9 @@ import pytest
 from attnlab.errors import UserError
 from attnlab.evals.measured import of_seeds
 from attnlab.experiment.experiment import SIZES, Experiment, load_module
-from attnlab.experiment.published import Published, PublishedPlot, claims_of, published_table, verdict
+from attnlab.experiment.published import Published, PublishedPlot, claims_of, measured, published_table, verdict
 from attnlab.experiment.results import markdown
+from attnlab.experiment.runs import check_results
 from attnlab.train.setup import prepare
 
 CLAIM = Published(value=1.88, metric='validation loss', source='a paper, table 1')
@@ -52,6 +53,15 @@ def test_several_numbers_of_one_protocol_have_a_row_and_a_panel_each():
     assert [len(axes.lines[0].get_xdata()) for axes in PublishedPlot(claims).figure(rows).axes] == [3, 1]
 
 
+def test_the_noise_of_the_test_set_is_in_the_interval():
+    """Three seeds that agree on a test set of which the noise is 0.01 know their number to within 0.02."""
+    rows = [{'label': f'seed{seed}', 'value': 1.90, 'noise': 0.01} for seed in range(3)]
+    assert measured(rows).half_width == pytest.approx(1.96 * 0.01, rel=1e-4)
+    assert str(verdict(CLAIM, measured(rows))) == 'differs: by +0.02'
+    assert str(verdict(CLAIM, measured([row | {'noise': 0.02} for row in rows]))) == 'agrees'
+    assert measured([row | {'noise': None} for row in rows]).half_width == pytest.approx(0, abs=1e-9)
+
+
 def test_a_spread_below_zero_is_refused():
     with pytest.raises(UserError, match='spread of Published is -1'):
         dataclasses.replace(CLAIM, spread=-1.0)
@@ -69,6 +79,7 @@ def test_a_folder_is_a_protocol_that_builds_and_says_what_was_run(folder):
         path = folder / 'results' / f'{size}.json'
         if path.exists():
             rows = json.loads(path.read_text())['runs']
+            check_results(Experiment(folder, size), rows)
             assert markdown(published_table(claims, rows)) in readme
         else:
             assert f'Not run yet: `make experiment NAME=published/{folder.name} SIZE={size}`' in readme

@@ -4,8 +4,7 @@ import pathlib
 
 from attnlab.configuration import config_of
 from attnlab.experiment.experiment import Finished, Run
-from attnlab.experiment.published import Published
-from attnlab.runs.record import read_record
+from attnlab.experiment.published import Published, measured_of
 
 CONFIG = pathlib.Path(__file__).parents[3] / 'configs' / 'recall.py'
 
@@ -64,5 +63,5 @@ def published(size):
 
 
 def measure(finished: Finished):
-    """The number of one seed."""
-    return {'value': read_record(finished.workdir).last['test/1x/accuracy']}
+    """The number of one seed, and the noise of its test set."""
+    return measured_of(finished.workdir, 'test/1x/accuracy')

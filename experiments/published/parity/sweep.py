@@ -4,8 +4,7 @@ import pathlib
 
 from attnlab.configuration import config_of
 from attnlab.experiment.experiment import Finished, Run
-from attnlab.experiment.published import Published
-from attnlab.runs.record import read_record
+from attnlab.experiment.published import Published, measured_of
 
 CONFIG = pathlib.Path(__file__).parents[3] / 'configs' / 'recall.py'
 
@@ -87,9 +86,8 @@ def published(size):
 
 def measure(finished: Finished):
     """The number of one seed, and the accuracy at the lengths trained on."""
-    last = read_record(finished.workdir).last
-    trained, beyond = (scaled(last[f'test/{part}/accuracy']) for part in ('1x', 'length=40-256'))
-    return {'value': beyond, 'trained': trained}
+    trained, beyond = (measured_of(finished.workdir, f'test/{part}/accuracy') for part in ('1x', 'length=40-256'))
+    return {'value': scaled(beyond['value']), 'noise': 2 * beyond['noise'], 'trained': scaled(trained['value'])}
 
 
 def scaled(accuracy):
