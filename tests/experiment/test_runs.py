@@ -10,6 +10,7 @@ from rich.console import Console
 from attnlab import cli
 from attnlab.errors import UserError
 from attnlab.experiment.experiment import Experiment
+from attnlab.experiment.published import measured_of
 from attnlab.experiment.results import markdown, plus_minus, with_results
 from attnlab.experiment.runs import report_experiment, run_experiment
 from attnlab.train import launch, loop
@@ -95,6 +96,9 @@ def test_what_is_written(done):
     rows = json.loads(found['cpu.json'])['runs']
     assert [row['label'] for row in rows] == ['slow', 'broken', 'fast']
     assert rows[0]['accuracy'][-1][0] == 4 and rows[0]['tokens_per_second'] > 0
+    measured = measured_of(done / 'runs' / 'toy' / 'cpu' / 'fast', 'test/all/accuracy')
+    assert measured['value'] == pytest.approx(rows[2]['accuracy'][-1][1], rel=1e-5) and measured['noise'] is None
+    assert [row['task'] for row in rows] == ['Addition'] * 3
     assert rows[1]['failed'].startswith('step ') and 'accuracy' not in rows[1]
     readme = found['README.md'].decode()
     before, _, after = README.partition('Not run yet.')

@@ -102,6 +102,29 @@ def test_nothing_is_fetched_from_anywhere(files):
         assert all(target.startswith('#') for target in re.findall(r'url\(([^)]*)\)', without)), name
 
 
+def luminance(colour):
+    """Relative luminance of `#rrggbb`: Web Content Accessibility Guidelines 2.2."""
+    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def test_a_dark_page_has_its_own_colour_for_every_one_and_both_can_be_read(files):
+    blocks = re.findall(r':root \{(.*?)\}', files['index.html'], re.DOTALL)[:2]
+    light, dark = (dict(re.findall(r'--([\w-]+): (#\w+);', block)) for block in blocks)
+    rest = files['index.html']
+    for block in blocks:
+        rest = rest.replace(block, '')
+    assert light.keys() == dark.keys() >= set(re.findall(r'var\(--([\w-]+)\)', rest))
+    assert not re.findall(r'(?:fill|stroke|(?<!border-)color|background)[:=]\s*"?(#\w+)', rest)
+    for values, paper in ((light, luminance(light['paper'])), (dark, luminance(dark['paper']))):
+        for name in ('ink', 'soft', 'link', *(f's{index}' for index in range(8))):
+            least, most = sorted((luminance(values[name]), paper))
+            wanted = 4.5 if name in ('ink', 'soft', 'link') else 2
+            assert (most + 0.05) / (least + 0.05) >= wanted, name
+    assert luminance(dark['paper']) < 0.05 < 0.5 < luminance(light['paper'])
+
+
 def test_every_figure_is_an_svg_that_stands_alone(files):
     for name in [name for name in files if name.endswith('.svg')]:
         root = xml.etree.ElementTree.fromstring(files[name])
