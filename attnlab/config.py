@@ -140,13 +140,15 @@ def load(path: pathlib.Path) -> ConfigDict:
 def arguments(text: str, **defaults: str) -> dict[str, str]:
     """Parses `name=value,name=value`, the part of `--config=file.py:...` that `get_config` receives.
 
-    Raises `UserError` for a name that has no default, or an item without `=`.
+    Raises `UserError` for a name that has no default, naming the nearest, or an item without `=`.
     """
     given = {}
     for item in filter(None, text.split(',')):
         name, equals, value = item.partition('=')
-        if name not in defaults or not equals:
-            raise UserError(f'{item!r} in the config argument {text!r} is not name=value{nearest(name, defaults)}')
+        if not equals:
+            raise UserError(f'{item!r} in the config argument {text!r} is not name=value')
+        if name not in defaults:
+            raise UserError(f'the config takes no argument {name!r}{nearest(name, defaults)}')
         given[name] = value
     return defaults | given
 

@@ -146,7 +146,8 @@ def _replaces_part(config: ConfigDict, item: str) -> bool:
     value = _value(config, key)
     taken = _parameter(config, key)
     kinds = () if taken is None else tuple(kind for kind in members(taken.kind) if kind in PLAIN)
-    optional = taken is not None and (taken.default is None or types.NoneType in members(taken.kind))
+    # Keys of the run itself may be left out, and are checked when it is built.
+    optional = '.' not in key if taken is None else taken.default is None or types.NoneType in members(taken.kind)
     if text == 'None' and optional:
         _put(config, key, None)
         return True

@@ -11,6 +11,7 @@ from attnlab.config import TARGET, build
 from attnlab.configuration import config_of, keys, read_config
 from attnlab.errors import UserError
 from attnlab.signature import members, parameters
+from attnlab.train.setup import prepare
 from attnlab.trust import named
 from attnlab.zoo import ZOO
 
@@ -58,6 +59,11 @@ def test_a_part_is_put_in_by_its_import_path_and_its_keys_set():
     made = config.model.stack.blocks[0].mixer
     assert made.qk_norm.eps == 1e-3 and made.position is None
     assert build(config.model.stack.blocks[0].mixer.qk_norm).module.__name__ == 'HeadRMSNorm'
+
+
+def test_optional_keys_of_a_run_are_left_out_by_none():
+    config = read('--config.rows_at_once=None', config=f'{LANGUAGE}:size=125m')
+    assert config.rows_at_once is None and prepare(config).rows_at_once is None
 
 
 @pytest.mark.parametrize(

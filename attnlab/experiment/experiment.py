@@ -66,7 +66,7 @@ class Experiment:
         there = sorted(path.parent.name for path in self.folder.parent.glob('*/sweep.py'))
         if self.folder.name not in there:
             raise UserError(
-                f'there is no experiment {self.folder.name!r} in {self.folder.parent}; there are {", ".join(there)}'
+                f'there is no experiment {self.folder.name!r} in {self.folder.parent}{nearest(self.folder.name, there)}'
             )
         if self.size not in SIZES:
             raise UserError(f'there is no size {self.size!r}{nearest(self.size, SIZES)}')

@@ -366,8 +366,9 @@ def prepare(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> 
     for name in ('steps', 'batch_size', 'accumulate', 'length'):
         if type(built[name]) is not int or built[name] < 1:
             raise UserError(f'config.{name} is {built[name]!r}; it must be a whole number of at least 1')
-    if 'rows_at_once' in built and (type(built['rows_at_once']) is not int or built['rows_at_once'] < 1):
-        raise UserError(f'config.rows_at_once is {built["rows_at_once"]!r}; it wants a whole number from 1')
+    rows = built.get('rows_at_once')
+    if rows is not None and (type(rows) is not int or rows < 1):
+        raise UserError(f'config.rows_at_once is {rows!r}; it must be a whole number of at least 1, or None')
     if type(built['seed']) is not int or not 0 <= built['seed'] < 2**63:
         raise UserError(f'config.seed is {built["seed"]!r}; it must be a whole number from 0 to 2^63 - 1')
     for name, kind in PARTS.items():
@@ -383,7 +384,7 @@ def prepare(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> 
         reporting=built['report'],
         mesh=built['mesh'].make(devices),
         make_model=lambda rngs: built['model'](task.vocab, dtype=precision.activations, rngs=rngs),
-        rows_at_once=built.get('rows_at_once'),
+        rows_at_once=rows,
         start=built.get('start'),
         missing_layers=_missing_layers(config.model),
     )

@@ -3,8 +3,13 @@
 A row is a command, in which `{tmp}`, `{text}`, `{run}` and `{study}` are paths, and a part of the line. Nothing trains.
 """
 
+import fcntl
+import os
 import pathlib
+import pty
 import shlex
+import struct
+import termios
 
 import pytest
 
@@ -49,7 +54,7 @@ FLAGS = [
     (f'train --config={LANGUAGE}:optimizer=adam --workdir={{tmp}}/new', "did you mean 'adamw'"),
     (f'train --config={LANGUAGE}:schedule=step --workdir={{tmp}}/new', 'there is no schedule=step'),
     (f'train --config={LANGUAGE}:residual=none --workdir={{tmp}}/new', 'there is no residual=none'),
-    (f'train --config={LANGUAGE}:mixer=gla --workdir={{tmp}}/new', 'is not name=value'),
+    (f'train --config={LANGUAGE}:mixer=gla --workdir={{tmp}}/new', "the config takes no argument 'mixer'"),
     (f'train --config={LANGUAGE}:gla --workdir={{tmp}}/new', 'is not name=value'),
     (f'train --config={LANGUAGE}:zoo=os.path --workdir={{tmp}}/new', 'os.path'),
     (f'train --config={ROOT}/configs/recall.py:task=nothing --workdir={{tmp}}/new', 'there is no task=nothing'),
@@ -145,6 +150,17 @@ FLAGS = [
     ('sweep status --study={tmp}/nothing', 'is not a study'),
     ('sweep status --study={run}', 'is not a study'),
     ('sweep status --study={study} --storage=x', 'has its trials in a journal'),
+    (f'sweep --config={ROOT}/configs/sweeps/language.py:trails=3 --study={{tmp}}/new', "did you mean 'trials'"),
+    (
+        f'train --config={LANGUAGE}:size=125m --config.rows_at_once=0 --workdir={{tmp}}/new',
+        'rows_at_once is 0; it must',
+    ),
+    (f'train --config={LANGUAGE}:size=125m --config.rows_at_once=None --workdir={{text}}', 'is a file; it must be a'),
+    (f'{TRAIN} --config.start=nothing', 'start'),
+    (f'experiment {ROOT}/experiments/grokkin', "did you mean 'grokking'"),
+    ('completion pwsh', "there is no completion for 'pwsh'"),
+    ('config', '--config is missing'),
+    ('config --config=language:zoo=glaa', "there is no zoo=glaa; did you mean 'gla'"),
     ('sweep worker', '--study is missing'),
     ('sweep worker --study={tmp}/nothing', 'is not a study'),
     ('sweep worker --study={study} --idle=nan', '--idle is nan'),
@@ -242,6 +258,19 @@ def test_overrides(place, capsys, override, sentence):
 def test_overrides_of_attention(place, capsys, override, sentence):
     refused(place, capsys, f'{TRAIN.replace("mingru", "mha")} --config.{MIXER}.{override}', sentence)
     assert not (place['tmp'] / 'new').exists()
+
+
+def test_a_terminal_breaks_no_word_of_a_line(monkeypatch):
+    read, write = pty.openpty()
+    fcntl.ioctl(write, termios.TIOCSWINSZ, struct.pack('HHHH', 24, 40, 0, 0))
+    with open(write, 'w') as terminal, monkeypatch.context() as patch:
+        patch.setattr('sys.stderr', terminal)
+        assert main(['eval', '--workdir=nothing/of/such/a/name']) == 2
+        shown = os.read(read, 4096).decode().replace('\r', '')
+    os.close(read)
+    sentence = 'attnlab: nothing/of/such/a/name is not a run: it holds no config.json'
+    assert shown.count('\n') == 2 and shown.split() == sentence.split()
+    assert max(map(len, shown.splitlines())) <= 40
 
 
 def refused(place, capsys, command, sentence):

@@ -221,7 +221,7 @@ def test_a_dry_run_says_what_is_left(done, tmp_path, capsys):
 
 
 def test_an_experiment_that_is_not_there(done):
-    with pytest.raises(UserError, match=r"there is no experiment 'toys' in .*experiments; there are toy"):
+    with pytest.raises(UserError, match=r"there is no experiment 'toys' in .*experiments; did you mean 'toy'"):
         Experiment(done / 'experiments' / 'toys', 'cpu')
     with pytest.raises(UserError, match=r"there is no size 'ful'; did you mean 'full'"):
         Experiment(done / 'experiments' / 'toy', 'ful')
