@@ -1,5 +1,6 @@
 """`attnlab sweep`, `attnlab sweep worker`, `attnlab sweep status`: many runs, searched and given up early."""
 
+import shlex
 from collections.abc import Callable
 
 from absl import flags
@@ -65,7 +66,8 @@ def main(argv: list[str]) -> int:
     arguments += [f'--allow={package}' for package in allowed()]
     if values.launcher == 'submitit':
         jobs = launch.submit(folder, arguments, values.workers, values.cluster, _options(values.job))
-        console.print(f'submitted {", ".join(job.job_id for job in jobs)}. Next: attnlab sweep status --study={folder}')
+        quoted = shlex.quote(str(folder))
+        console.print(f'submitted {", ".join(job.job_id for job in jobs)}. Next: attnlab sweep status --study={quoted}')
         return 0
     devices = [whole(text, '--devices', least=0) for text in values.devices]
     where = launch.places(values.workers, devices, launch.host_cores())

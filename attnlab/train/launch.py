@@ -1,6 +1,7 @@
 """`attnlab train`: claims the work directory, records the start, trains."""
 
 import pathlib
+import shlex
 import time
 from typing import Any
 
@@ -58,7 +59,7 @@ def launch(
         profile=profile,
     )
     if jax.process_index() == 0 and outcome == loop.FINISHED:
-        console.print(f'finished: {setup.steps} steps. Next: attnlab eval --workdir={workdir}')
+        console.print(f'finished: {setup.steps} steps. Next: attnlab eval --workdir={shlex.quote(str(workdir))}')
     return 0 if outcome == loop.FINISHED else STOPPED
 
 

@@ -288,10 +288,12 @@ def test_help(capsys, command):
 
 def test_a_recipe_that_packs_no_documents_trains_and_a_stack_too_shallow_for_its_pattern_says_so(place, capsys):
     command = TRAIN.replace('mingru', 'window_sinks+mingru').replace('steps=4', 'steps=2')
+    command = command.replace('{tmp}/new', '"{tmp}/a run"')
     assert main([word.format_map(place) for word in shlex.split(command)]) == 0
     sentence = 'no layer is DiagonalRecurrence: config.model.stack.depth is 1, the pattern has 2 layers'
-    assert sentence in capsys.readouterr().out
-    assert starts(place['tmp'] / 'new')[-1]['missing_layers'] == [sentence]
+    shown = capsys.readouterr().out
+    assert sentence in shown and f"Next: attnlab eval --workdir='{place['tmp']}/a run'" in shown
+    assert starts(place['tmp'] / 'a run')[-1]['missing_layers'] == [sentence]
 
 
 def test_without_a_terminal_the_zoo_is_a_line_a_recipe(capsys):

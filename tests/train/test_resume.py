@@ -66,10 +66,11 @@ def test_sigkill_at_any_moment_changes_nothing(train, unbroken, tmp_path, moment
 
 
 @pytest.mark.slow
-def test_sigterm_saves_says_how_to_go_on_and_changes_nothing(train, unbroken, tmp_path):
+@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
+def test_asked_to_stop_it_saves_says_how_to_go_on_and_changes_nothing(train, unbroken, tmp_path, number):
     workdir = tmp_path / 'stopped'
     command = train(workdir)
-    command.send(signal.SIGTERM, workdir, 33)
+    command.send(number, workdir, 33)
     status, output = command.finish()
     assert status == 75 and 'the same command goes on from there' in output, output
     status, output = train(workdir, '--data_workers=1').finish()

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import pathlib
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -90,7 +91,7 @@ class Prepared(Dataset):
         folder = pathlib.Path(self.data_dir).expanduser() / self.name
         versions = sorted(path.parent for path in folder.glob('*/dataset_info.json'))
         if not versions:
-            elsewhere = '' if self.data_dir == FOLDER else f' --data_dir={self.data_dir}'
+            elsewhere = '' if self.data_dir == FOLDER else f' --data_dir={shlex.quote(self.data_dir)}'
             substitute = preparable(self.name).substitute
             raise UserError(
                 f'{self.name} is not prepared in {folder}; run: attnlab data prepare {self.name}{elsewhere}'
