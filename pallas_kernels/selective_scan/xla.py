@@ -1,6 +1,7 @@
 """The portable form of `selective_scan`: a loop over chunks, in each a loop over steps.
 
-The state is held as `b n d`, channels last, so that every operation of a step runs along the longest axis.
+The state is held as `b n d`, channels last, so that every operation of a step runs along the longest axis. On a CPU the
+rows of a batch whose states leave its cache are computed one after another.
 """
 
 from typing import NamedTuple
@@ -8,7 +9,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels import precision, tiling
+from pallas_kernels import precision, target, tiling
 from pallas_kernels.selective_scan import vjp
 from pallas_kernels.selective_scan.vjp import Operands, Outputs
 
@@ -86,7 +87,21 @@ def backward(operands: Operands, starts: jax.Array | None, states: jax.Array, gr
     return Operands(*(gradient.astype(array.dtype) for gradient, array in zip(result, operands, strict=True)))
 
 
-selective_scan = vjp.differentiable(forward, backward)
+_together = vjp.differentiable(forward, backward)
+
+
+def selective_scan(operands: Operands, starts: jax.Array | None) -> Outputs:
+    """Returns the outputs and the last state."""
+    x, dt, A, B, C, state = operands
+    if target.current().platform != 'cpu' or not tiling.selective_scan_by_row(*x.shape[:2], state.nbytes):
+        return _together(operands, starts)
+
+    def row(at: tuple[jax.Array, ...]) -> Outputs:
+        x, dt, B, C, state, *starts = (array[None] for array in at)
+        y, last = _together(Operands(x, dt, A, B, C, state), starts[0] if starts else None)
+        return y[0], last[0]
+
+    return jax.lax.map(row, (x, dt, B, C, state, *(() if starts is None else (starts,))))
 
 
 def _decay(rates: jax.Array, at: Inputs) -> jax.Array:
