@@ -37,6 +37,10 @@ class Blocks:
     initial: int
     local: int
 
+    def selects_all(self, tokens: int) -> bool:
+        """Whether every block of so many tokens is selected, so that the branch is full attention."""
+        return self.count * self.size >= tokens
+
     def ends(self, offsets: Int[Array, 'b t']) -> tuple[Bool[Array, 'b t'], Int[Array, 'b t']]:
         """Returns which tokens, by position in the document, are the last of a compressed block, and its number."""
         past = offsets + 1 - self.block

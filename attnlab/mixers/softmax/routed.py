@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.functional import cores
-from attnlab.functional.attend import attend, look
+from attnlab.functional.attend import View, attend, look
 from attnlab.functional.block_sparse import Blocks, Compressed, Located, attend_selected, document_firsts
 from attnlab.functional.cache import Entries, KeyValueCache, empty_cache
 from attnlab.functional.reach import Reach
@@ -205,14 +205,7 @@ class NativeSparseAttention(Mixer):
         windowed = attend(q, near.entries.keys, near.entries.values, near, implementation=self.implementation)
         reads = (
             self._read_compressed(q, compressed, here),
-            attend_selected(
-                q,
-                _swapped(view.entries.keys),
-                _swapped(view.entries.values),
-                queries=here,
-                compressed=compressed,
-                blocks=self.blocks,
-            ),
+            self._read_selected(q, view, compressed, here),
             windowed,
         )
         gates = self.gate(x).reshape(batch, t, len(BRANCHES), self.heads, 1)
@@ -244,6 +237,14 @@ class NativeSparseAttention(Mixer):
 
     def _rotated(self, x: Float[Array, 'b t h k'], positions: Positions) -> Float[Array, 'b t h k']:
         return x if self.position is None else self.position.rotate(x, positions)
+
+    def _read_selected(self, q: Queries, view: View, compressed: Compressed, here: Located) -> Heads:
+        keys, values = view.entries.keys, view.entries.values
+        if self.blocks.selects_all(keys.shape[1]):
+            return attend(q, keys, values, view, implementation=self.implementation)
+        return attend_selected(
+            q, _swapped(keys), _swapped(values), queries=here, compressed=compressed, blocks=self.blocks
+        )
 
     def _compress(
         self, k: Keys, v: Values, positions: Positions, here: Located, before: NativeSparseState
