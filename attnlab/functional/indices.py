@@ -13,15 +13,17 @@ def check_indices(what: str, indices: Int[Array | np.ndarray, '...'], size: int,
 
     Args:
       what: what the entries are, for the message, such as 'labels'.
-      indices: the entries. Under `jax.jit` their values are not at hand, and nothing is checked.
+      indices: the entries. Under `jax.jit` their values are not at hand, and nothing is checked; of an array over
+        several processes, each checks its own part.
       size: how many rows the table has.
       of: what the rows are, for the message, such as 'classes'.
     """
     if isinstance(indices, jax.core.Tracer) or indices.size == 0:
         return
     # By numpy: inside of a trace, JAX would trace the minimum even of an array whose values are at hand.
-    there = np.asarray(indices)
-    least, most = int(there.min()), int(there.max())
+    shards = [shard.data for shard in indices.addressable_shards] if isinstance(indices, Array) else [indices]
+    here = [np.asarray(shard) for shard in shards]
+    least, most = min(int(part.min()) for part in here), max(int(part.max()) for part in here)
     if least < 0 or most >= size:
         raise UserError(
             f'{what} are from {least} to {most}; there are {size} {of}, so they must be from 0 to {size - 1}'
