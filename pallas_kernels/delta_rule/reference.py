@@ -33,9 +33,8 @@ def delta_rule(
 
     def step(S: jax.Array, inputs: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
         q_t, k_t, v_t, erase_t, beta_t, decay_t = inputs
-        S = decay_t[..., None] * S
-        missing = v_t - jnp.einsum('bhkv,bhk->bhv', S, erase_t)
-        S = S + k_t[..., None] * (beta_t[..., None] * missing)[..., None, :]
+        missing = v_t - jnp.einsum('bhkv,bhk->bhv', S, decay_t * erase_t)
+        S = decay_t[..., None] * S + k_t[..., None] * (beta_t[..., None] * missing)[..., None, :]
         return S, jnp.einsum('bhkv,bhk->bhv', S, q_t)
 
     inputs = (q * scale, k, v, erase, beta, decay)

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 
 from pallas_kernels import target, tiling
 from pallas_kernels.delta_rule.chunk import inverse
+from pallas_kernels.diagonal_low_rank import reference
 from pallas_kernels.diagonal_low_rank.chunk import Chunk, weights
 from pallas_kernels.matrix_state.chunks import Arrays, cut, in_groups, join
 
@@ -24,6 +25,9 @@ def diagonal_low_rank(
     rows, t = q.shape[:2]
     if t == 0:
         return jnp.zeros((rows, 0, state.shape[1], v.shape[3]), state.dtype), state
+    if t == 1:
+        # A step alone is its definition, which reads the state twice and writes it once.
+        return reference.diagonal_low_rank(q, k, v, a, b, log_decay, state, starts, scale)
     _, h, *kv = state.shape
     tile = tiling.delta_rule(rows, t, h * max(kv), target.current().platform)
     if log_decay is not None:

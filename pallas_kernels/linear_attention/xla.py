@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels import target, tiling
-from pallas_kernels.linear_attention import scalar, vector
+from pallas_kernels.linear_attention import reference, scalar, vector
 from pallas_kernels.linear_scan.xla import linear_scan
 from pallas_kernels.matrix_state.chunks import Arrays, cut, in_groups, join
 
@@ -16,6 +16,9 @@ def linear_attention(
     b, t = q.shape[:2]
     if t == 0:
         return jnp.zeros((b, 0, state.shape[1], v.shape[3]), state.dtype), state
+    if t == 1:
+        # A step alone is its definition, which reads the state twice and writes it once.
+        return reference.linear_attention(q, k, v, log_decay, state, starts)
     is_vector = log_decay is not None and log_decay.shape[3] > 1
     _, h, *kv = state.shape
     tile = tiling.linear_attention(b, t, h * max(kv), target.current().platform, vector=is_vector)

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels import precision, target, tiling
-from pallas_kernels.selective_scan import vjp
+from pallas_kernels.selective_scan import reference, vjp
 from pallas_kernels.selective_scan.vjp import Operands, Outputs
 
 
@@ -93,6 +93,8 @@ _together = vjp.differentiable(forward, backward)
 def selective_scan(operands: Operands, starts: jax.Array | None) -> Outputs:
     """Returns the outputs and the last state."""
     x, dt, A, B, C, state = operands
+    if x.shape[1] == 1:
+        return reference.selective_scan(operands, starts)
     if target.current().platform != 'cpu' or not tiling.selective_scan_by_row(*x.shape[:2], state.nbytes):
         return _together(operands, starts)
 
