@@ -41,11 +41,13 @@ def _weights(scores: Array, alpha: Array, visible: Array) -> Array:
     def step(threshold: Array) -> Array:
         found, slopes = weights(threshold)
         total, slope = (jnp.sum(terms, axis=-1, keepdims=True) for terms in (found, slopes))
-        return jnp.maximum((total - total ** (1 - rate)) / jnp.where(slope > 0, slope, 1), 0)
+        size = (total - total ** (1 - rate)) / jnp.where(slope > 0, slope, 1)
+        # A row that has arrived stays, whatever others in the batch still need.
+        return jnp.where(size > jnp.finfo(size.dtype).eps, size, 0)
 
     def unfinished(state: tuple[Array, Array, Array]) -> Array:
         count, _, size = state
-        return (count < STEPS) & jnp.any(size > jnp.finfo(size.dtype).eps)
+        return (count < STEPS) & jnp.any(size > 0)
 
     def advance(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         count, threshold, size = state

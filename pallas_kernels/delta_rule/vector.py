@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from pallas_kernels.delta_rule.chunk import EXACT, by_halves
 from pallas_kernels.delta_rule.products import Form
-from pallas_kernels.matrix_state.chunks import MODERATE, since, until
+from pallas_kernels.matrix_state.chunks import MODERATE, by_decay, since, until
 
 Products = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
 """Of queries and of keys with keys, `l b h c c`, arbitrary but finite for later keys; and the log decays up to
@@ -46,11 +46,15 @@ def _save(q: jax.Array, k: jax.Array, log_decay: jax.Array, runs: jax.Array | No
     middle = (log_decay.shape[3] - 1) // 2
     total = since(log_decay)
     saved = Saved(q, k, log_decay, total - total[:, :, :, middle : middle + 1], runs)
-    return jax.lax.cond(_moderate(saved), _at_once, _any, saved), saved
+    return by_decay(_moderate, _at_once, _any, (saved,), rows=1), saved
 
 
 def _pull(saved: Saved, gradients: Products) -> tuple[jax.Array | None, ...]:
-    return (*jax.lax.cond(_moderate(saved), _pull_at_once, _pull_any, saved, gradients), None)
+    def moderate(saved: Saved, gradients: Products) -> jax.Array:
+        del gradients
+        return _moderate(saved)
+
+    return (*by_decay(moderate, _pull_at_once, _pull_any, (saved, gradients), rows=1), None)
 
 
 _products.defvjp(_save, _pull)

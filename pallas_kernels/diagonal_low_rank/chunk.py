@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.delta_rule.chunk import EXACT
-from pallas_kernels.matrix_state.chunks import MODERATE, keep, remembered, remembers
+from pallas_kernels.matrix_state.chunks import MODERATE, by_decay, keep, remembered, remembers
 
 
 class Chunk(NamedTuple):
@@ -146,14 +146,18 @@ Steps = tuple[jax.Array, jax.Array, tuple[jax.Array, ...], jax.Array, jax.Array,
 
 
 def _save(steps: Steps) -> tuple[Pairs, Steps]:
-    return jax.lax.cond(_moderate(steps), _at_once, _any, steps), steps
+    return by_decay(_moderate, _at_once, _any, (steps,), rows=1), steps
 
 
 def _pull(saved: Steps, gradients: Pairs) -> Steps:
     def through(form: Callable[[Steps], Pairs]) -> Callable[[Steps, Pairs], Steps]:
         return lambda saved, gradients: jax.vjp(form, saved)[1](gradients)[0]
 
-    return jax.lax.cond(_moderate(saved), through(_at_once), through(_any), saved, gradients)
+    def moderate(saved: Steps, gradients: Pairs) -> jax.Array:
+        del gradients
+        return _moderate(saved)
+
+    return by_decay(moderate, through(_at_once), through(_any), (saved, gradients), rows=1)
 
 
 _vector.defvjp(lambda *steps: _save(steps), _pull)

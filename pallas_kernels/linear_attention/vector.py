@@ -17,6 +17,7 @@ from pallas_kernels.matrix_state.chunks import (
     MODERATE,
     Chunks,
     between,
+    by_decay,
     keep,
     remembered,
     remembers,
@@ -69,7 +70,7 @@ def _spread(chunks: Chunks) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]
 
 @jax.custom_vjp
 def _read(reads: Reads, log_decay: jax.Array, runs: jax.Array | None) -> jax.Array:
-    return jax.lax.cond(_moderate(log_decay), _read_moderate, _read_any, reads, log_decay, runs)
+    return by_decay(_moderate, _read_moderate, _read_any, (reads, log_decay, runs), rows=0)
 
 
 def _save(reads: Reads, log_decay: jax.Array, runs: jax.Array | None) -> tuple[jax.Array, Saved]:
@@ -90,7 +91,7 @@ def _pull(saved: Saved, doutput: jax.Array) -> tuple[Reads, jax.Array, None]:
 
         return gradients
 
-    dreads = jax.lax.cond(_moderate(log_decay), pull(_read_moderate), pull(_read_any), *saved, doutput)
+    dreads = by_decay(_moderate, pull(_read_moderate), pull(_read_any), (*saved, doutput), rows=0)
     later = visible(runs, log_decay).astype(log_decay.dtype).swapaxes(-1, -2)
     scaled = reads.q * dreads.q - reads.k * dreads.k
     return dreads, jnp.matmul(later, scaled, precision='highest'), None
@@ -99,8 +100,9 @@ def _pull(saved: Saved, doutput: jax.Array) -> tuple[Reads, jax.Array, None]:
 _read.defvjp(_save, _pull)
 
 
-def _moderate(log_decay: jax.Array) -> jax.Array:
+def _moderate(reads: Reads, log_decay: jax.Array, *others: jax.Array | None) -> jax.Array:
     """Sums of decays are largest at the ends."""
+    del reads, others
     decay, _ = _from_middle(log_decay)
     return jnp.max(jnp.maximum(decay[:, :, :, 0], -decay[:, :, :, -1]), initial=0) <= MODERATE
 

@@ -18,6 +18,48 @@ The largest number is then `exp(2 * 40)`, far from overflow.
 """
 
 
+Arrays = tuple[Any, ...]
+"""Arrays `b t ...`, or `None`."""
+
+
+def by_decay(
+    moderate: Callable[..., jax.Array],
+    at_once: Callable[..., Any],
+    exact: Callable[..., Any],
+    arguments: Arrays,
+    *,
+    rows: int,
+) -> Any:
+    """Returns `at_once(*arguments)` for the rows of a batch whose decays are moderate, `exact(*arguments)` for others.
+
+    Every row is asked for itself, so that none depends on another, to the last bit; where all are moderate, as they
+    nearly always are, they are computed together.
+
+    Args:
+      moderate: from the arguments to whether one product suffices for all of them, a scalar.
+      at_once: what that product computes.
+      exact: the same for any decays.
+      arguments: trees of arrays, whose axis `rows` is the batch, or 1.
+      rows: the axis of the batch, in the results too.
+    """
+    batch = max(leaf.shape[rows] for leaf in jax.tree.leaves(arguments))
+
+    def row(arguments: Arrays) -> Any:
+        arguments = jax.tree.map(lambda leaf: jnp.expand_dims(leaf, rows), arguments)
+        found = jax.lax.cond(moderate(*arguments), at_once, exact, *arguments)
+        return jax.tree.map(lambda leaf: jnp.squeeze(leaf, rows), found)
+
+    def first(leaf: jax.Array) -> jax.Array:
+        shape = (*leaf.shape[:rows], batch, *leaf.shape[rows + 1 :])
+        return jnp.moveaxis(jnp.broadcast_to(leaf, shape), rows, 0)
+
+    def apart(*arguments: Any) -> Any:
+        found = jax.lax.map(row, jax.tree.map(first, arguments))
+        return jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 0, rows), found)
+
+    return jax.lax.cond(moderate(*arguments), at_once, exact if batch == 1 else apart, *arguments)
+
+
 class Chunks(NamedTuple):
     """The arrays of a call; `l` counts chunks and `c` steps in a chunk. Dimensions of size 1 are constant.
 
@@ -35,9 +77,6 @@ class Chunks(NamedTuple):
     log_decay: jax.Array | None
     runs: jax.Array | None
 
-
-Arrays = tuple[Any, ...]
-"""Arrays `b t ...`, or `None`."""
 
 Group = Callable[[jax.Array, Arrays, jax.Array | None], tuple[jax.Array, jax.Array]]
 """From the state before a group, its arrays and its starts: the state after it and its outputs, `b t h v`."""

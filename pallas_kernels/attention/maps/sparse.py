@@ -60,17 +60,18 @@ class Thresholded(WeightMap):
         def at(threshold: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
             total, slopes = reduce(powers, ('sum', 'sum'), pivot, threshold)
             step = (total - power(total, 1 - 1 / p)) / jnp.where(slopes == 0, 1, slopes)
-            return threshold, step, slopes
+            # A row that has arrived stays, whatever others in the block still need.
+            return threshold, jnp.where(step > jnp.finfo(step.dtype).eps, step, 0), slopes
 
         def unfinished(state: tuple[jax.Array, tuple[jax.Array, jax.Array, jax.Array]]) -> jax.Array:
             count, (_, step, _) = state
-            return (count < STEPS) & jnp.any(step > jnp.finfo(step.dtype).eps)
+            return (count < STEPS) & jnp.any(step > 0)
 
         def advance(
             state: tuple[jax.Array, tuple[jax.Array, jax.Array, jax.Array]],
         ) -> tuple[jax.Array, tuple[jax.Array, jax.Array, jax.Array]]:
             count, (threshold, step, _) = state
-            return count + 1, at(threshold + jnp.maximum(step, 0))
+            return count + 1, at(threshold + step)
 
         _, (threshold, _, slopes) = jax.lax.while_loop(
             unfinished, advance, (jnp.int32(0), at(jnp.full_like(pivot, -1)))
