@@ -36,8 +36,8 @@ def _weights(scores: Array, alpha: Array, visible: Array) -> Array:
         found = jnp.where(positive, jnp.exp(jnp.log(jnp.where(positive, excess, 1)) / rate), 0)
         return found, found / jnp.where(positive, excess, 1)
 
-    # Newton's method for the norm `(sum_j x_j^p)^(1 / p) = 1` with `p = 1 / rate`, which is convex in the threshold: from
-    # the left it never steps too far, and where the scores above the threshold are equal a step is exact.
+    # Newton's method for the norm `(sum_j x_j^p)^(1 / p) = 1` with `p = 1 / rate`, which is convex in the threshold:
+    # from the left it never steps too far, and where the scores above the threshold are equal a step is exact.
     def step(threshold: Array) -> Array:
         found, slopes = weights(threshold)
         total, slope = (jnp.sum(terms, axis=-1, keepdims=True) for terms in (found, slopes))

@@ -224,7 +224,13 @@ def create_study(folder: pathlib.Path, config: ConfigDict, storage: str | None =
 
 def _claim_folder(folder: pathlib.Path, config: ConfigDict, storage: str | None) -> None:
     path = folder / 'sweep.json'
-    if not path.exists() and folder.exists() and any(child.name != 'lock' for child in folder.iterdir()):
+    # Another process may be claiming it at this moment, or may have died while it did.
+    ours = ('lock', HOME, DATABASE, path.name)
+    if (
+        not path.exists()
+        and folder.exists()
+        and any(child.name not in ours and not files.is_temporary(child) for child in folder.iterdir())
+    ):
         raise UserError(f'{folder} is not empty and holds no sweep.json, so it is not a study: choose another --study')
     with Lock(folder / 'lock').held():
         if path.exists():

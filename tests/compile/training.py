@@ -31,6 +31,9 @@ from pallas_kernels import target
 
 COLLECTIVE = re.compile(r'= (.*?) (all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute)(?:-start)?\(')
 
+APART = re.compile(r'shard_map|jit\(_take\)+/gather')
+"""In cores; and where devices that need the same tokens look up a part of the width each: fewer bytes than a sum."""
+
 ROWS, LENGTH = 8, 512
 """Sizes of a batch."""
 
@@ -56,7 +59,7 @@ def describe(arguments: str, topology: str) -> dict[str, object]:
         'step': arguments,
         'kernels': text.count('custom_call_target="tpu_custom_call"'),
         'collectives': collections.Counter(match[2] for match, _ in found),
-        'gathered': sorted({match[1] for match, line in found if match[2] == 'all-gather' and 'shard_map' not in line}),
+        'gathered': sorted({match[1] for match, line in found if match[2] == 'all-gather' and not APART.search(line)}),
         'temporaries': compiled.memory_analysis().temp_size_in_bytes,
         'seconds': round(time.process_time() - start, 1),
     }

@@ -38,12 +38,17 @@ def tokens(length: int) -> jax.Array:
     return jnp.asarray(np.random.default_rng(0).integers(0, 11, (5, length)), jnp.int32)
 
 
+def read_streams(block: UnifiedBlocks, x: jax.Array, ctx: Context) -> list[tuple[jax.Array, jax.Array]]:
+    """The normed input of every layer's attention, and the residual stream after it."""
+    return [(step.normed, step.streams) for step in block.steps(x, ctx) if step.name.endswith('mixer')]
+
+
 def streams(model: Model, length: int) -> list[tuple[np.ndarray, np.ndarray]]:
     """For the layers in groups of two: normed inputs, and residual streams after attention, both averaged over rows."""
     x, ctx, found = model.embedding(tokens(length), model.dtype), Context.full(5, length), []
     for block in model.stack.layers():
         if isinstance(block, UnifiedBlocks):
-            found += block.read_streams(x, ctx)
+            found += read_streams(block, x, ctx)
         else:
             normed = block.mixer_norm(x)
             found.append((normed, x + block.mixer(normed, ctx)[0]))
@@ -65,7 +70,7 @@ def test_the_compensation_makes_up_for_the_difference_as_far_as_it_can(length: i
     x = model.embedding(tokens(length), model.dtype)
     for block in list(converted.stack.layers())[:2]:
         x, _ = block(x, Context.full(5, length))
-    unfitted = before[3][1] - np.asarray(group.read_streams(x, Context.full(5, length))[1][1]).mean(axis=0)
+    unfitted = before[3][1] - np.asarray(read_streams(group, x, Context.full(5, length))[1][1]).mean(axis=0)
     assert np.abs(unfitted).max() > 1e-2
     if length <= DIM:
         assert np.abs(left).max() < 1e-4 * np.abs(unfitted).max()

@@ -135,6 +135,15 @@ def test_a_folder_belongs_to_its_sweep(make, tmp_path):
         open_study(tmp_path)
 
 
+def test_a_folder_that_another_process_is_claiming_can_be_claimed(make, tmp_path):
+    """As it looks to one of two workers that start at once, or where the first was killed."""
+    folder = tmp_path / 'study'
+    folder.mkdir()
+    for name in ('lock', 'home', '.sweep.json.0123.tmp'):
+        (folder / name).write_text('')
+    assert make().trials() == []
+
+
 def test_hosts_that_share_a_database_but_no_folder(make, tmp_path):
     address = f'sqlite:///{tmp_path}/trials.db'
     one, other = make('trials=2', 'one/study', address), make('trials=2', 'two/study', address)

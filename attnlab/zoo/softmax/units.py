@@ -13,6 +13,7 @@ UNITS = {
         bidirectional=True,
         streaming=True,
         packed=True,
+        implementations=('reference', 'xla'),
         layer=MixersAlone(),
         small={'key_dim': 6, 'length': 24},
         knobs={'state': 'key_dim'},
