@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.typing import DTypeLike
 
 from attnlab.testing.contract import compare_with_differences
 from attnlab.testing.cores import Core, Numbers, cotangent, double, evaluate, parts
@@ -56,14 +57,25 @@ class Comparison:
         """The outputs of a core, and the gradients along cotangents that are always the same ones."""
         return evaluate(core, call, implementation)
 
-    def check(self, core: Core, name: str, call: Call, reduction: int, *, implementation: str, **sums: int) -> None:
+    def check(
+        self,
+        core: Core,
+        name: str,
+        call: Call,
+        reduction: int,
+        *,
+        implementation: str,
+        dtype: DTypeLike | None = None,
+        **sums: int,
+    ) -> None:
         """Compares an implementation with the reference in float64.
 
         `reduction` is how many numbers are added up into one; `sums` says it for the gradients where it differs.
 
-        A result is judged by its own type. That is too strict where a kernel rounds weights or states to the type of
-        16-bit operands, to multiply them, and keeps the sums in float32: these are off by up to 2e-2 of their size in
-        bfloat16, where the portable forms are by 1e-6. Tests of such kernels judge them by the type of the operands.
+        A result is judged by its own type, or by `dtype`. The former is too strict where a kernel rounds weights or
+        states to the type of 16-bit operands, to multiply them, and keeps the sums in float32: these are off by up to
+        2e-2 of their size in bfloat16, where the portable forms are by 1e-6. Tests of such kernels judge them by the
+        type of the operands.
         """
         actual = self.evaluate(core, call, implementation)
         expected = self.reference(core, name, call)
@@ -75,7 +87,7 @@ class Comparison:
             assert_close(
                 parts(array),
                 parts(expected[what]),
-                dtype=array.dtype,
+                dtype=array.dtype if dtype is None else dtype,
                 reduction=sums.get(argument, reduction),
                 what=f'{name}: {what}',
             )
