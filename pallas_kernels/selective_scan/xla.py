@@ -95,7 +95,7 @@ def selective_scan(operands: Operands, starts: jax.Array | None) -> Outputs:
     x, dt, A, B, C, state = operands
     if x.shape[1] == 1:
         return reference.selective_scan(operands, starts)
-    if target.current().platform != 'cpu' or not tiling.selective_scan_by_row(*x.shape[:2], state.nbytes):
+    if target.current().platform != 'cpu' or not tiling.selective_scan_by_row(x.shape[0], x.shape[1], state.nbytes):
         return _together(operands, starts)
 
     def row(at: tuple[jax.Array, ...]) -> Outputs:
