@@ -82,6 +82,17 @@ def ttt_linear(mixer: FastWeights, x: np.ndarray, chunk: int) -> np.ndarray:
     return apply(mixer.output, out * gain + offset)
 
 
+def titans(q, k, v, rate, momentum, kept, W: np.ndarray, chunk: int) -> np.ndarray:
+    """The reads of one head, `t v`."""
+    S, out = np.zeros_like(W), np.zeros_like(v)
+    for t in range(len(q)):
+        base = W if t % chunk == 0 else base
+        S = momentum[t] * S - rate[t] * 2 * np.outer(k[t], k[t] @ base - v[t])
+        W = kept[t] * W + S
+        out[t] = q[t] @ W
+    return out
+
+
 def titans_linear(mixer: FastWeights, x: np.ndarray, chunk: int) -> np.ndarray:
     q, k, v = convolved(mixer, x)
     q, k = (a / np.sqrt((a**2).sum(-1, keepdims=True) + 1e-6) for a in (q, k))
@@ -91,15 +102,9 @@ def titans_linear(mixer: FastWeights, x: np.ndarray, chunk: int) -> np.ndarray:
         for linear, bias in ((descent.momentum, descent.momentum_bias), (descent.forget, descent.forget_bias))
     )
     rate = (1 - momentum) * sigmoid(apply(descent.step, x)) / chunk
-    out = np.zeros_like(q)
-    for h in range(HEADS):
-        W, S = np.asarray(mixer.start[h], np.float64), np.zeros((K, K))
-        for t in range(len(x)):
-            base = W if t % chunk == 0 else base
-            gradient = 2 * np.outer(k[t, h], k[t, h] @ base - v[t, h])
-            S = momentum[t, h] * S - rate[t, h] * gradient
-            W = (1 - forget[t, h]) * W + S
-            out[t, h] = q[t, h] @ W
+    start = np.asarray(mixer.start[...], np.float64)
+    arrays = (q, k, v, rate, momentum, 1 - forget)
+    out = np.stack([titans(*(a[:, h] for a in arrays), start[h], chunk) for h in range(HEADS)], axis=1)
     return gated_output(mixer, out, x)
 
 
@@ -199,3 +204,22 @@ def test_gradients_with_respect_to_weights_are_keys_times_those_of_outputs():
     expected = jax.jit(jax.grad(lambda weights: jnp.sum(loss(outputs(weights), k, v))))(weights)
     found = jax.jit(lambda: jnp.einsum('bchm,bchv->bhmv', k, loss.gradient(outputs(weights), k, v)))()
     np.testing.assert_allclose(found, expected, rtol=1e-10)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('strength', [1e-3, 10.0])
+def test_long_sequences_stay_finite_and_near_the_definition(strength: float):
+    """Momentum and forgetting, weak and strong, of queries, keys and values in bfloat16."""
+    length, chunk = 65536, 16
+    with jax.enable_x64(False):
+        q, k, v = (noise(1, length, 1, K, seed=seed, dtype=jnp.bfloat16).astype(jnp.float32) for seed in range(3))
+        k = k / jnp.linalg.norm(k, axis=-1, keepdims=True)
+        step, log_momentum, log_kept = (jnp.abs(noise(1, length, 1, seed=seed)) for seed in (3, 4, 5))
+        rates = MomentumRates(jax.nn.sigmoid(step) / (4 * chunk), -log_momentum, -strength * log_kept)
+        mixer = FastWeights(K, heads=1, loss=SquaredError, descent=MomentumDescent, chunk=chunk, rngs=nnx.Rngs(0))
+        y = jax.jit(mixer._by_chunk)(q, k, v, rates)
+        start = np.asarray(mixer.start[0], np.float64)
+    parts = (q, k, v, rates.step, jnp.exp(rates.log_momentum), jnp.exp(rates.log_kept))
+    expected = titans(*(np.asarray(each[0, :, 0], np.float64) for each in parts), start, chunk)
+    assert jnp.all(jnp.isfinite(y))
+    np.testing.assert_allclose(y[0, :, 0], expected, rtol=0, atol=1e-3 * np.abs(expected).max())

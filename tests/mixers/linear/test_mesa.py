@@ -1,5 +1,7 @@
 """MesaNet against its equations, as loops over tokens in numpy float64 with a direct solver."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -101,6 +103,7 @@ def test_without_decay_it_is_ridge_regression_on_all_pairs():
     assert np.abs(fewer[0, -1, 0] - expected).max() > 1e-6
 
 
+@pytest.mark.slow
 def test_the_first_token_is_the_formula_of_sherman_and_morrison():
     q, k, v, strength, log_decay, ridge = arrays()
     b, k0 = strength[0, 0, 0], k[0, 0, 0]
@@ -108,6 +111,7 @@ def test_the_first_token_is_the_formula_of_sherman_and_morrison():
     np.testing.assert_allclose(run(q, k, v, strength, log_decay, ridge)[0, 0, 0], expected, rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_with_a_large_ridge_it_is_linear_attention():
     q, k, v, strength, _, ridge = arrays()
     log_decay, large = jnp.log(strength[:, ::-1]), jnp.full_like(ridge, 1e9)
@@ -131,6 +135,23 @@ def test_gradients_of_the_solution_are_differences():
         return jnp.vdot(weights, y)
 
     compare_with_differences('ridge regression', loss, ((q, k, v, strength, jnp.log(strength), ridge), state))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('strength', [1e-3, 10.0])
+def test_long_sequences_stay_finite_and_near_the_definition(strength: float):
+    """In float32, of keys of length one as the layer has them, in bfloat16."""
+    length = 65536
+    with jax.enable_x64(False):
+        q, k, v = (noise(1, length, 1, K, seed=seed, dtype=jnp.bfloat16) for seed in range(3))
+        q, k = (each / jnp.linalg.norm(each, axis=-1, keepdims=True) for each in (q, k))
+        write = jax.nn.sigmoid(noise(1, length, 1, seed=3))
+        log_decay = -strength * jnp.abs(noise(1, length, 1, seed=4))
+        y, _ = jax.jit(functools.partial(ridge_regression, steps=30))(q, k, v, write, log_decay, jnp.ones((1, K)))
+    parts = (np.asarray(each[0, :, 0], np.float64) for each in (q, k, v, write, jnp.exp(log_decay)))
+    expected = direct(*parts, np.ones(K))
+    assert jnp.all(jnp.isfinite(y))
+    np.testing.assert_allclose(y[0, :, 0], expected, rtol=0, atol=1e-3 * np.abs(expected).max())
 
 
 def test_a_solver_makes_a_step():

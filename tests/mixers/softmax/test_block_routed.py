@@ -39,7 +39,9 @@ def by_definition(mixer: BlockRoutedAttention, x: np.ndarray, blocks: int) -> np
     return out.reshape(x.shape) @ np.asarray(mixer.output.weight[...], np.float64)
 
 
-@pytest.mark.parametrize('blocks', [1, 3, 6])
+@pytest.mark.parametrize(
+    'blocks', [pytest.param(1, marks=pytest.mark.slow), 3, pytest.param(6, marks=pytest.mark.slow)]
+)
 def test_every_query_reads_its_block_and_the_best_before_it(blocks: int):
     """One block is attention within blocks, and as many as there are is causal attention to all."""
     mixer = BlockRoutedAttention(DIM, heads=HEADS, block=BLOCK, blocks=blocks, position=Rope(), rngs=nnx.Rngs(0))
