@@ -393,22 +393,25 @@ def positive(x: Float[Array, '*b']) -> Float[Array, '*b']:
 
 
 class BlockDiagonal(Module):
-    """A linear map, with bias, of each of `blocks` equal groups of channels on its own.
+    """A linear map, with bias, of each of `blocks` equal groups of channels on its own, to as many of `features`.
 
-    Raises `UserError` unless `blocks` divides `dim`.
+    `features` is `dim` when `None`. Raises `UserError` unless `blocks` divides both.
     """
 
-    def __init__(self, dim: int, *, blocks: int, rngs: nnx.Rngs):
-        if dim % blocks:
-            raise UserError(f'{blocks} blocks do not divide a width of {dim}; blocks must divide it')
-        size = dim // blocks
+    def __init__(self, dim: int, *, blocks: int, features: int | None = None, rngs: nnx.Rngs):
+        features = dim if features is None else features
+        for width in (dim, features):
+            if width % blocks:
+                raise UserError(f'{blocks} blocks do not divide a width of {width}; blocks must divide it')
         weight = nnx.initializers.variance_scaling(1.0, 'fan_in', 'normal', batch_axis=0)
-        self.weight = param(weight, (blocks, size, size), axes=('mlp', None, None), rngs=rngs)
-        self.bias = param(nnx.initializers.zeros, (dim,), axes=('mlp',), group='vector', rngs=rngs)
+        shape = (blocks, dim // blocks, features // blocks)
+        self.weight = param(weight, shape, axes=('mlp', None, None), rngs=rngs)
+        self.bias = param(nnx.initializers.zeros, (features,), axes=('mlp',), group='vector', rngs=rngs)
 
-    def __call__(self, x: Float[Array, 'b t d']) -> Float[Array, 'b t d']:
+    def __call__(self, x: Float[Array, 'b t d']) -> Float[Array, 'b t f']:
         groups = x.reshape(*x.shape[:2], self.weight.shape[0], -1)
         # Sums in float32, also in gradients: a CPU would accumulate tokens in the type of the activations.
         wide = jnp.promote_types(x.dtype, jnp.float32)
         y = jnp.einsum('bthf,hfv->bthv', groups, self.weight[...].astype(x.dtype), preferred_element_type=wide)
-        return y.astype(x.dtype).reshape(x.shape) + jnp.broadcast_to(self.bias[...].astype(x.dtype), x.shape)
+        y = y.astype(x.dtype).reshape(*x.shape[:2], -1)
+        return y + jnp.broadcast_to(self.bias[...].astype(x.dtype), y.shape)

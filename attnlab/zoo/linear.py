@@ -2,14 +2,18 @@
 
 from attnlab.config import spec
 from attnlab.functional.normalizers import FloorNormalizer, SumNormalizer
+from attnlab.mixers.linear.agent import AgentAttention
 from attnlab.mixers.linear.attention import LinearAttention
 from attnlab.mixers.linear.fast_weights import FastWeights
+from attnlab.mixers.linear.inline import InLine
 from attnlab.mixers.linear.lizard import Lizard
 from attnlab.mixers.linear.mesa import MesaNet
 from attnlab.mixers.linear.mlstm import MLSTM
+from attnlab.mixers.linear.norm_lin import NormLin
 from attnlab.mixers.linear.rwkv6 import RWKV6
 from attnlab.mixers.linear.rwkv7 import RWKV7
 from attnlab.mixers.linear.slots import GatedSlots
+from attnlab.mixers.linear.softmax_free import SoftmaxFreeAttention
 from attnlab.mixers.linear.write import Delta, EarlyDelta, PreconditionedDelta
 from attnlab.nn.decays import LowRankDecay, LowRankStepDecay, RetentionDecay, SlopeDecay, StepDecay
 from attnlab.nn.fast_weights import AverageDescent, MomentumDescent, NormedResidual, SquaredError
@@ -173,6 +177,76 @@ LINEAR = {
             'by, and without the convolution of values, which are those of images. Keys, queries, values and gate are '
             'separate maps.'
         ),
+    ),
+    'inline': Recipe(
+        spec=spec(InLine),
+        cite='Han et al. 2024, https://arxiv.org/abs/2412.06590',
+        bidirectional=True,
+        packed=True,
+        notes=(
+            'Bidirectional, as in the paper. Of the local residual, 3 x 3 in images, the form in one dimension: three '
+            'neighbours. Queries and keys are not mapped, the default of the released code; feature_map= maps them.'
+        ),
+        knobs={'heads': 'heads'},
+    ),
+    'agent': Recipe(
+        spec=spec(AgentAttention),
+        cite='Han et al. 2024, https://arxiv.org/abs/2312.08874',
+        bidirectional=True,
+        packed=True,
+        implementations=(),
+        notes=(
+            'Bidirectional, as in the paper. Agents are means of the queries of as many stretches of the document; in '
+            'images, of a square. Of the biases by place the coarse ones, resized to the document, seven values in one '
+            'dimension; those of rows and columns are left out. A row has one document, besides padding; documents= '
+            'says how many more.'
+        ),
+        small={'agents': 4, 'documents': 4},
+        knobs={'heads': 'heads'},
+    ),
+    'norm_lin': Recipe(
+        spec=spec(NormLin),
+        cite='Yue et al. 2025, https://arxiv.org/abs/2505.08550',
+        bidirectional=True,
+        packed=True,
+        implementations=(),
+        notes=(
+            'The mixer of OLinear, there between the variates of a panel of series; here between places, of which '
+            'length= says how many. A shorter document has the first rows and columns, whose rows are made to sum to '
+            'one again. One matrix for all channels; no dropout of weights. The block is that of other recipes. A row '
+            'has one document, besides padding; documents= says how many more.'
+        ),
+        small={'length': 128, 'documents': 4},
+        knobs={},
+    ),
+    'soft': Recipe(
+        spec=spec(SoftmaxFreeAttention),
+        cite='Lu et al. 2021, https://arxiv.org/abs/2110.11945',
+        bidirectional=True,
+        packed=True,
+        implementations=(),
+        notes=(
+            'Bidirectional, as in the paper. Landmarks and the convolution of values in one dimension, of 16 and 5 '
+            'tokens, as in the second stage of the models of images; one landmark a stride, the last of what is left. '
+            'Newton steps as in the released code: 20, a ridge of 0.01, gradients of the inverse itself. The block is '
+            'that of other recipes. A row has one document, besides padding; documents= says how many more.'
+        ),
+        small={'stride': 4, 'documents': 4},
+        knobs={'heads': 'heads'},
+    ),
+    'soft_plus': Recipe(
+        spec=spec(SoftmaxFreeAttention, normalised=True),
+        cite='Lu et al. 2024, https://arxiv.org/abs/2207.03341',
+        bidirectional=True,
+        packed=True,
+        implementations=(),
+        notes=(
+            'SOFT++: soft whose inverse is divided by the roots of the row sums of the kernel of landmarks. That '
+            'inverse is computed as in soft, with its ridge; the released code has none there, chooses the first step '
+            'by the whole batch, and differentiates the iterations.'
+        ),
+        small={'stride': 4, 'documents': 4},
+        knobs={'heads': 'heads'},
     ),
     'performer': Recipe(
         spec=spec(

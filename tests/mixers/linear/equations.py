@@ -92,10 +92,15 @@ def gated_output(mixer: Mixer, out: np.ndarray, x: np.ndarray) -> np.ndarray:
     return apply(mixer.output, normed(mixer, out) * silu(apply(mixer.gate.linear, x)))
 
 
-def check_layer(name: str, equations: Callable[[LinearAttention, np.ndarray], np.ndarray], **overrides) -> None:
+def check_layer(
+    name: str,
+    equations: Callable[[LinearAttention, np.ndarray], np.ndarray],
+    segments: np.ndarray = SEGMENTS,
+    **overrides,
+) -> None:
     """The recipe's layer gives what the equations give of every document by itself."""
     mixer = recipe(name, **overrides)
-    x, ctx = batch()
+    x, ctx = batch(segments)
     y, state = jax.jit(mixer)(x, ctx)
     assert state is None
     np.testing.assert_allclose(y, documents(lambda row: equations(mixer, row), x, ctx), rtol=1e-9, atol=1e-9)
