@@ -3,6 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 from attnlab.errors import UserError
 from attnlab.functional.documents import (
@@ -62,4 +63,4 @@ def test_a_local_sum_stays_within_the_document(width):
 def test_sizes_of_a_convolution_are_checked():
     for sizes, message in (({'width': 2}, 'it must be odd'), ({'kernels': 3}, 'it must divide dim, which is 4')):
         with pytest.raises(UserError, match=message):
-            CentredConv(4, **sizes, rngs=None)
+            CentredConv(4, **sizes, rngs=nnx.Rngs(0))

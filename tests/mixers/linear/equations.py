@@ -34,7 +34,7 @@ def sigmoid(x: np.ndarray) -> np.ndarray:
 
 def recipe(name: str, **overrides) -> LinearAttention:
     factory = build(LINEAR[name].spec)
-    return perturbed(factory.module(DIM, heads=HEADS, **{**factory.kwargs, **overrides}, rngs=nnx.Rngs(0)))
+    return perturbed(factory.module(DIM, **{'heads': HEADS, **factory.kwargs, **overrides}, rngs=nnx.Rngs(0)))
 
 
 def batch(segments: np.ndarray = SEGMENTS) -> tuple[jax.Array, Context]:

@@ -227,6 +227,27 @@ def test_the_layer_is_that_of_the_paper(equations: Callable[[LinearAttention, np
     check_layer(equations.__name__, equations)
 
 
+@pytest.mark.slow
+def test_nalaformer_over_a_long_sequence_in_bfloat16_stays_near_its_equations():
+    length = 65536
+    mixer = recipe('nalaformer', heads=1)
+    x = 1 + noise(1, length, DIM, dtype=jnp.bfloat16)
+    y, _ = jax.jit(mixer)(x, Context.full(1, length))
+    rows = np.asarray(x[0], np.float64)
+    q, k, v = (apply(linear, rows) for linear in (mixer.query, mixer.key, mixer.value))
+    norm = np.linalg.norm(q, axis=1, keepdims=True)
+    of_query = np.maximum(np.concatenate([q, -q], axis=1) / norm, 0) ** (3 * (0.5 + np.tanh(norm)))
+    of_key = np.maximum(np.concatenate([k, -k], axis=1), 0) ** 3
+    memory = np.cumsum(of_key[:, :, None] * np.concatenate([v, np.ones((length, 1))], axis=1)[:, None], axis=0)
+    read = np.einsum('tm,tmv->tv', of_query, memory)
+    out = read[:, :-1] / (read[:, -1:] + 1e-6)
+    out = (out - out.mean(1, keepdims=True)) / np.sqrt(out.var(1, keepdims=True) + 1e-5)
+    scale, shift = (np.asarray(p[...], np.float64) for p in (mixer.joint_norm.scale, mixer.joint_norm.bias))
+    expected = apply(mixer.output, (out * scale + shift) * silu(apply(mixer.gate.linear, rows)))
+    assert jnp.all(jnp.isfinite(y))
+    np.testing.assert_allclose(np.asarray(y[0], np.float64), expected, rtol=0, atol=0.02 * np.abs(expected).max())
+
+
 def test_cosformer_weighs_by_distance_inside_a_short_span():
     check_layer('cosformer', cosformer, feature_map=CosFormer(span=12))
 

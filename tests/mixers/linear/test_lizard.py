@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.mixers.linear.lizard import Lizard
 from attnlab.nn.feature_maps import SignedExponentials
@@ -40,6 +41,35 @@ def lizard(mixer: Lizard, x: np.ndarray) -> np.ndarray:
 
 def test_the_layer_is_that_of_the_paper():
     check_layer('lizard', lizard, window=3, metas=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('logit', [-8.0, 8.0])
+def test_over_a_long_sequence_in_bfloat16_it_stays_near_the_equations(logit):
+    length, window = 65536, 3
+    mixer = perturbed(Lizard(DIM, heads=1, window=window, rngs=nnx.Rngs(0)))
+    mixer.forget.weight[...] = mixer.forget.weight[...].at[0].set(logit)
+    x = noise(1, length, DIM, dtype=jnp.bfloat16).at[..., 0].set(1)
+    y, _ = jax.jit(mixer)(x, Context.full(1, length))
+    rows = np.asarray(x[0], np.float64)
+    q, k, v = (apply(linear, rows) for linear in (mixer.query, mixer.key, mixer.value))
+    (query,), (key,), (metas,) = (
+        np.asarray(p[...], np.float64) for p in (mixer.feature_map.query, mixer.feature_map.key, mixer.metas)
+    )
+    of_query, of_key = (np.exp(np.concatenate([a, -a], axis=1)) for a in (q @ query, k @ key))
+    gate, memory, out = sigmoid(apply(mixer.forget, rows))[:, 0], np.zeros((2 * DIM, DIM + 1)), np.zeros_like(v)
+    with_ones = np.concatenate([v, np.ones((length, 1))], axis=1)
+    for t in range(length):
+        memory = gate[t] * memory + np.outer(of_key[t], with_ones[t])
+        read = of_query[t] @ memory
+        out[t] = read[:-1] / read[-1]
+    lagged = [np.pad(a, ((window - 1, 0), (0, 0))) for a in (k, with_ones)]
+    for_lag = [tuple(a[i : i + length] for a in lagged) for i in range(window)]
+    near = sum(np.exp((q * a).sum(1, keepdims=True) / np.sqrt(DIM)) * b for a, b in for_lag)
+    latest = near[:, :-1] / (np.exp(metas).sum() + near[:, -1:])
+    expected = apply(mixer.output, out + float(mixer.share[...]) * latest)
+    assert jnp.all(jnp.isfinite(y))
+    np.testing.assert_allclose(np.asarray(y[0], np.float64), expected, rtol=0, atol=0.02 * np.abs(expected).max())
 
 
 def test_gradients_of_the_feature_map_are_differences():
