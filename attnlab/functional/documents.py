@@ -1,6 +1,6 @@
 """Sums over the documents of a row, and over neighbours within one, for mixers that see them whole."""
 
-from typing import NamedTuple
+import dataclasses
 
 import jax
 import jax.numpy as jnp
@@ -53,7 +53,7 @@ def document_membership(segments: Segments | None, batch: int, length: int, most
     """Returns which of the first `most` documents of its row every token is of: of none for padding, and for others."""
     if segments is None:
         return jnp.broadcast_to(jnp.arange(most) == 0, (batch, length, most))
-    there = segments != PADDING
+    there = jnp.not_equal(segments, PADDING)
     index = jnp.cumsum(document_starts(segments) & there, axis=1) - 1
     return (index[..., None] == jnp.arange(most)[None, None]) & there[..., None]
 
@@ -76,7 +76,8 @@ def local_sum(
     return y
 
 
-class Slots(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Slots:
     """A place for every token in an array apart from the row, such as one that documents are laid out in.
 
     Attributes:
@@ -106,7 +107,7 @@ class Slots(NamedTuple):
 
 def document_slots(segments: Segments | None, batch: int, length: int, most: int) -> Slots:
     """Returns slots that lay out the first `most` documents of a row one after the other, each in `length`."""
-    there = jnp.ones((batch, length), bool) if segments is None else segments != PADDING
+    there = jnp.ones((batch, length), bool) if segments is None else jnp.not_equal(segments, PADDING)
     starts = jnp.arange(length)[None] == 0 if segments is None else document_starts(segments)
     document = jnp.cumsum(starts & there, axis=1) - 1
     index = document * length + document_places(segments, batch, length)
@@ -118,7 +119,7 @@ def block_slots(segments: Segments | None, batch: int, length: int, size: int, m
 
     There are as many as `most` documents can need, whatever their lengths.
     """
-    there = jnp.ones((batch, length), bool) if segments is None else segments != PADDING
+    there = jnp.ones((batch, length), bool) if segments is None else jnp.not_equal(segments, PADDING)
     place = document_places(segments, batch, length) % size
     block = jnp.cumsum((place == 0) & there, axis=1) - 1
     count = -(-length // size) + most - 1
