@@ -69,8 +69,8 @@ def local_sum(
     y = jnp.zeros_like(x)
     for i in range(width):
         neighbour = inputs[:, i : i + t]
-        if known is not None:
-            same = known[:, i : i + t] == segments
+        if known is not None and segments is not None:
+            same = jnp.equal(known[:, i : i + t], segments)
             neighbour = jnp.where(same[..., None], neighbour, jnp.zeros_like(neighbour))
         y = y + taps[i] * neighbour
     return y
