@@ -93,13 +93,18 @@ def smallest(config, text):
     return config
 
 
+def offering(recipe):
+    """The configs that train the recipe on sequences."""
+    return (*((language, recall) if recipe.causal else ()), *(() if recipe.grid else (long_range,)))
+
+
 @pytest.mark.parametrize(
     ('module', 'name'),
     [
         *(
             pytest.param(module, name, marks=() if name in TRAINED else pytest.mark.slow)
-            for name in ZOO
-            for module in (language, recall, long_range)
+            for name, recipe in ZOO.items()
+            for module in offering(recipe)
         ),
         *(pytest.param(grokking, name) for name in grokking.METHODS),
     ],
