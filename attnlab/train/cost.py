@@ -105,8 +105,8 @@ def implementations(setup: Setup) -> list[LayerCore]:
         return []
     stack = setup.model.stack
     graphdef, variables = nnx.split(setup.model)
-    context = jax.eval_shape(lambda: _context(setup))
-    x = jax.ShapeDtypeStruct((*context.positions.shape, setup.model.dim), setup.model.dtype)
+    positions = jax.eval_shape(lambda: _context(setup).positions)
+    x = jax.ShapeDtypeStruct((*positions.shape, setup.model.dim), setup.model.dtype)
 
     def mixed(place: int, variables: nnx.State, x: jax.Array) -> jax.Array:
         layers = list(nnx.merge(graphdef, variables).stack.layers())
