@@ -40,7 +40,7 @@ def config(head, width, seed, size):
     made = (HEADS | CLASSIFIERS)[head].spec.copy_and_resolve_references()
     if head in CLASSIFIERS:
         made.classes = table.tokens
-    recipe = chosen_recipe('mha')
+    recipe = chosen_recipe('nope')
     stack = stack_spec(recipe.sized(heads=1, window=1), layer=recipe.layer, depth=1, mlp=None)
     for block in stack.blocks:
         block.norm = spec(NoNorm)
