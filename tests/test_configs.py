@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
+from ml_collections.config_flags import config_path
 
 from attnlab.compare.equality import unmatched
 from attnlab.compare.measures import parameters
@@ -321,6 +323,27 @@ def test_long_range_on_every_task(argument):
     batch = setup.abstract_batch()
     measured = jax.eval_shape(setup.measure, setup.abstract.params, batch)
     assert set(measured) == {'loss', 'accuracy', 'accuracy_products'}
+
+
+@pytest.mark.parametrize('name', long_range.PUBLISHED)
+def test_long_range_has_the_sizes_of_papers(name):
+    """Of every task: what the paper has is in the config, and a mixer can be made of it."""
+    for task, published in long_range.PUBLISHED[name].items():
+        config, of_s4 = long_range.get_config(f'task={task},zoo={name},size=full'), long_range.FULL[task]
+        assert config.steps == published.get('steps', of_s4.steps)
+        assert config.optimizer.peak_lr == published.get('peak_lr', of_s4.peak_lr)
+        assert config.model.dim == published.get('dim', of_s4.dim)
+        assert config.model.stack.depth == published.get('depth', of_s4.depth)
+        (block,) = config.model.stack.blocks
+        assert (block.mlp is None) == (published['mlp']() is None)
+        assert all(config_path.get_value(key, block.mixer) == size for key, size in published.get('sizes', {}).items())
+        jax.eval_shape(lambda block=block, dim=config.model.dim: nnx.state(build(block.mixer)(dim, rngs=nnx.Rngs(0))))
+
+
+def test_long_range_has_the_sizes_of_s4_for_others():
+    config, of_s4 = long_range.get_config('task=listops,zoo=gla,size=full'), long_range.FULL['listops']
+    assert (config.model.dim, config.steps, config.optimizer.peak_lr) == (of_s4.dim, of_s4.steps, of_s4.peak_lr)
+    assert config.model.stack.blocks[0].mlp is not None
 
 
 @pytest.mark.parametrize('name', long_range.SMOKE)
