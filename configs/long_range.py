@@ -4,8 +4,10 @@
 
 `task` is one of those of the size, `zoo` a recipe (`attnlab zoo` lists them). `size=smoke` takes minutes on 2 CPU cores
 and needs no preparation: short expressions, small images, and the data available offline, `digits` (extra
-`offline`) and `authorship`. `size=full` has lengths, widths, depths and training as published for S4 (Gu et al. 2023,
-https://arxiv.org/abs/2206.12037); its data are prepared once by `attnlab data prepare NAME`.
+`offline`) and `authorship`. `size=full` has widths, depths and training of the recipe's own paper where `PUBLISHED` has
+them (s4, s4d, s5, lru, mega, mha), and those of S4, with a channel mixer in every layer, for others; its data are
+prepared once by `attnlab data prepare NAME`. Norms are those of all recipes (root mean square, before the mixer), the
+schedule ends at a tenth of its peak unless it is linear, and gradients, betas and weight decay of norms are attnlab's.
 
 `protocol` is `scratch`, or `pretrain`, to predict the inputs themselves, and then `finetune`, from the parameters of
 the run that was pretrained, `run=` (Amos et al. 2024, https://arxiv.org/abs/2310.02980); `config.start` says
@@ -24,9 +26,14 @@ one of real numbers where these are predicted in pretraining.
 """
 
 import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from ml_collections import ConfigDict
+from ml_collections.config_flags import config_path
 
 from attnlab.config import arguments, choose, spec, takes
 from attnlab.data.long_range.authorship import Authorship
@@ -45,17 +52,20 @@ from attnlab.models.heads.registry import CLASSIFIERS, REGRESSORS
 from attnlab.models.inputs.embedding import Embedding, Projection
 from attnlab.models.model import Model
 from attnlab.models.stack import stack_spec
-from attnlab.nn.mlps import GatedMLP
+from attnlab.nn.mlps import MLP, GatedMLP
 from attnlab.nn.pools import MeanPool
 from attnlab.nn.positions import Sinusoidal
 from attnlab.tasks.long_range import Classification, Denoising
 from attnlab.train.optimizer import AdamW, Group, Groups
 from attnlab.train.run_config import CHOICES, run_config
-from attnlab.train.schedule import Cosine
+from attnlab.train.schedule import Cosine, LinearDecay, Schedule
 from attnlab.train.start import FromRun
 from attnlab.train.step import Precision
 from attnlab.zoo import Recipe
 from attnlab.zoo.chosen import convolved, sequence_recipe
+
+DYNAMICS_LR = 1e-3
+"""The maximum learning rate of the time scales of a recurrence, which have no weight decay."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,6 +73,8 @@ class Setting:
     """Data, the model for them, and how it is trained.
 
     `window` is for the mixers that have one; `hidden` is the fraction of positions that are hidden in pretraining.
+    `sizes` are arguments of the mixers that take them, by keys such as `system.low`; `mlp` makes the channel mixer's
+    spec, or `None`.
     """
 
     data: Dataset
@@ -80,10 +92,11 @@ class Setting:
     examples: int = 20_000
     hidden: float = 0.5
     activations: str = 'bfloat16'
+    dynamics_lr: float = DYNAMICS_LR
+    schedule: type[Schedule] = Cosine
+    sizes: Mapping[str, Any] = MappingProxyType({})
+    mlp: Callable[[], ConfigDict | None] = partial(spec, GatedMLP)
 
-
-DYNAMICS_LR = 1e-3
-"""The maximum learning rate of the time scales of a recurrence, which have no weight decay."""
 
 EMBEDDING = 0.5
 """Standard deviation of token vectors; see `configs/recall.py`."""
@@ -110,7 +123,7 @@ SMOKE = {
 }  # fmt: skip
 
 FULL = {
-    # 40, 32, 20, 200, 200 and 50 epochs.
+    # As S4 is trained: Gu et al. 2023, https://arxiv.org/abs/2206.12037; 40, 32, 20, 200, 200 and 50 epochs.
     'listops': Setting(
         Prepared('listops'), length=2_000, steps=76_800, batch_size=50, peak_lr=1e-2, dim=128, depth=8, heads=4,
         hidden=0.1,
@@ -140,6 +153,135 @@ FULL = {
     ),
 }  # fmt: skip
 
+ALONE: Mapping[str, Any] = MappingProxyType({'mlp': lambda: None})
+"""Layers without a channel mixer."""
+
+
+def _plain(hidden: int, activation: str) -> dict[str, Any]:
+    """A channel mixer of one hidden layer."""
+    return {'mlp': partial(spec, MLP, hidden=hidden, activation=activation)}
+
+
+def _s5(state: int, blocks: int, low: float = 1e-3) -> dict[str, Any]:
+    return {'sizes': {'state': state, 'system.blocks': blocks, 'system.low': low}, **ALONE}
+
+
+def _lru(state: int, low: float, high: float, turn: float = 2 * math.pi) -> dict[str, Any]:
+    return {'sizes': {'state': state, 'system.low': low, 'system.high': high, 'system.turn': turn}, **ALONE}
+
+
+def _mega(channels: int, key_dim: int) -> dict[str, Any]:
+    sizes = {'key_dim': key_dim, 'value_dim': 2 * channels, 'state': 16}
+    return {'dim': channels, 'sizes': sizes, 'schedule': LinearDecay, **_plain(2 * channels, 'silu')}
+
+
+S4_OWN: Mapping[str, Any] = {
+    **dict.fromkeys(('listops', 'imdb', 'aan', 'cifar10', 'pathfinder', 'speech_commands'), ALONE),
+    # The least step is that of the released code.
+    'pathfinder128': {**ALONE, 'sizes': {'system.low': 1e-4}},
+}
+
+PUBLISHED: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
+    # The paper of S4D trains it as S4 (Gu et al. 2022, https://arxiv.org/abs/2206.11893).
+    's4': S4_OWN,
+    's4d': S4_OWN,
+    # The released scripts (Smith et al. 2023, https://arxiv.org/abs/2208.04933), epochs as steps. Assumed: where these
+    # train the steps of time at the rate of the rest (imdb, aan), all that sets the time scales is.
+    's5': {
+        'listops': dict(steps=76_800, batch_size=50, peak_lr=3e-3, weight_decay=0.04, **_s5(16, 8)),
+        'imdb': dict(
+            steps=17_500, batch_size=50, peak_lr=4e-3, dynamics_lr=4e-3, weight_decay=0.07, dropout=0.1, warmup=0.0,
+            **_s5(192, 12),
+        ),
+        'aan': dict(
+            steps=92_000, batch_size=32, peak_lr=2e-3, dynamics_lr=2e-3, dim=128, weight_decay=0.05, warmup=0.05,
+            **_s5(256, 16),
+        ),
+        'cifar10': dict(
+            steps=225_000, batch_size=50, peak_lr=4.5e-3, weight_decay=0.07, dropout=0.1, **_s5(384, 3)
+        ),
+        'pathfinder': dict(
+            steps=500_000, batch_size=64, peak_lr=4.5e-3, dynamics_lr=9e-4, dim=192, weight_decay=0.03, dropout=0.05,
+            **_s5(256, 8),
+        ),
+        'pathfinder128': dict(
+            steps=375_000, batch_size=32, peak_lr=1.8e-3, dynamics_lr=6e-4, dim=128, weight_decay=0.06,
+            **_s5(256, 16, low=1e-4),
+        ),
+    },
+    # From memory of the paper's table, to be checked (Orvieto et al. 2023, https://arxiv.org/abs/2303.06349).
+    'lru': {
+        'listops': dict(steps=80_000, batch_size=32, depth=6, **_lru(256, 0.0, 0.99)),
+        'imdb': dict(steps=50_000, batch_size=32, dropout=0.1, **_lru(192, 0.5, 0.9)),
+        'aan': dict(steps=100_000, dim=128, dropout=0.1, **_lru(256, 0.5, 0.9)),
+        'cifar10': dict(**_lru(384, 0.9, 0.999)),
+        'pathfinder': dict(dim=192, weight_decay=0.05, **_lru(256, 0.9, 0.999)),
+        'pathfinder128': dict(steps=250_000, batch_size=32, dim=128, **_lru(256, 0.999, 0.9999, math.pi / 10)),
+    },
+    # The released commands (Ma et al. 2023, https://arxiv.org/abs/2209.10655), in chunks as the row has them and with
+    # its softmax, where images have a Laplace function. Assumed: the warm-up of Path-X, in share that of Pathfinder.
+    'mega': {
+        'listops': dict(
+            steps=90_000, batch_size=64, peak_lr=1e-3, depth=6, weight_decay=0.01, dropout=0.1, warmup=1 / 30,
+            **_mega(80, 64),
+        ),
+        'imdb': dict(
+            steps=25_000, batch_size=50, peak_lr=4e-3, depth=4, weight_decay=0.01, dropout=0.1, warmup=0.4,
+            **_mega(128, 64),
+        ),
+        'aan': dict(
+            steps=91_960, batch_size=64, peak_lr=3e-3, depth=6, weight_decay=0.04, dropout=0.1, warmup=0.11,
+            **_mega(128, 64),
+        ),
+        'cifar10': dict(
+            steps=180_000, batch_size=50, peak_lr=1e-2, depth=8, weight_decay=0.02, dropout=0.0, warmup=0.05,
+            **_mega(160, 96),
+        ),
+        'pathfinder': dict(
+            steps=250_000, batch_size=128, peak_lr=1e-2, depth=6, weight_decay=0.01, warmup=0.2, **_mega(128, 64)
+        ),
+        'pathfinder128': dict(
+            steps=125_000, batch_size=16, peak_lr=1e-2, depth=4, weight_decay=0.01, warmup=0.2, **_mega(64, 32)
+        ),
+    },
+    # The arena's released configs (Tay et al. 2021, https://arxiv.org/abs/2011.04006). Assumed: a cosine in the place
+    # of an inverse square root of steps on text, with its greatest rate; one dropout where attention has another.
+    'mha': {
+        'listops': dict(
+            steps=5_000, batch_size=32, peak_lr=1.6e-3, dim=512, depth=4, heads=8, weight_decay=0.1, warmup=0.2,
+            **_plain(1_024, 'gelu'),
+        ),
+        'imdb': dict(
+            steps=20_000, batch_size=32, peak_lr=5.6e-4, dim=256, depth=4, heads=4, weight_decay=0.1, warmup=0.4,
+            **_plain(1_024, 'gelu'),
+        ),
+        'aan': dict(
+            steps=5_000, batch_size=32, peak_lr=3.5e-4, dim=128, depth=4, heads=4, weight_decay=0.1, warmup=0.9,
+            **_plain(512, 'gelu'),
+        ),
+        'cifar10': dict(
+            steps=35_200, batch_size=256, peak_lr=5e-4, dim=128, depth=1, heads=8, weight_decay=0.0, dropout=0.3,
+            warmup=0.005, sizes={'key_dim': 8}, **_plain(128, 'gelu'),
+        ),
+        'pathfinder': dict(
+            steps=62_500, batch_size=512, peak_lr=1e-3, dim=32, depth=4, heads=4, weight_decay=0.0, dropout=0.2,
+            warmup=0.005, sizes={'key_dim': 4}, **_plain(32, 'gelu'),
+        ),
+        'pathfinder128': dict(
+            steps=500_000, batch_size=64, peak_lr=1e-3, dim=32, depth=1, heads=2, weight_decay=0.0, warmup=0.005,
+            **_plain(32, 'gelu'),
+        ),
+    },
+}  # fmt: skip
+"""What a recipe's own paper, or the code released with it, has for a task at `size=full` in the place of S4's."""
+
+
+def setting(size: str, task: str, zoo: str) -> Setting:
+    """The data, sizes and training of a task, for a recipe. Raises `UserError` for an unknown size or task."""
+    of_size = choose(choose(SIZES, 'size', size), 'task', task)
+    return dataclasses.replace(of_size, **PUBLISHED.get(zoo, {}).get(task, {})) if size == 'full' else of_size
+
+
 SIZES = {'smoke': SMOKE, 'full': FULL}
 DEFAULT = 'linear'
 """The head of labels."""
@@ -155,7 +297,7 @@ def get_config(arg: str = '') -> ConfigDict:
             'protocol=finetune needs run=WORKDIR, that of a run with protocol=pretrain; other protocols take no run'
         )
     protocol = choose(PROTOCOLS, 'protocol', chosen['protocol'])
-    run = choose(choose(SIZES, 'size', chosen['size']), 'task', chosen['task'])
+    run = setting(chosen['size'], chosen['task'], chosen['zoo'])
     recipe = convolved(sequence_recipe(chosen['zoo']), chosen['conv'])
     evaluated = max(1, run.steps // 10)
     return run_config(
@@ -166,9 +308,9 @@ def get_config(arg: str = '') -> ConfigDict:
         **protocol(recipe, run, chosen['head']),
         optimizer=AdamW(
             peak_lr=run.peak_lr,
-            schedule=Cosine(warmup=run.warmup),
+            schedule=run.schedule(warmup=run.warmup),
             weight_decay=run.weight_decay,
-            groups=Groups(dynamics=Group(lr=min(1.0, DYNAMICS_LR / run.peak_lr), weight_decay=0.0)),
+            groups=Groups(dynamics=Group(lr=min(1.0, run.dynamics_lr / run.peak_lr), weight_decay=0.0)),
         ),
         evals=(spec(BySlice, cadence=spec(EveryNSteps, n=evaluated), multiples=(1,), examples=run.examples),),
         save_every=evaluated,
@@ -221,7 +363,10 @@ def _stack(recipe: Recipe, run: Setting) -> ConfigDict:
     for mixer in mixers if recipe.bidirectional else ():
         if 'causal' in takes(mixer):
             mixer.causal = False
-    stack = stack_spec(mixers, layer=recipe.layer, depth=run.depth, mlp=spec(GatedMLP))
+    for mixer in mixers:
+        for key, value in run.sizes.items():
+            config_path.set_value(key, mixer, value)
+    stack = stack_spec(mixers, layer=recipe.layer, depth=run.depth, mlp=run.mlp())
     for block in stack.blocks:
         if 'dropout' in block:
             block.dropout = run.dropout

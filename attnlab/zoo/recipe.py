@@ -82,8 +82,8 @@ class Recipe:
         """The mixers of one period of layers; a single one unless the recipe is a hybrid."""
         return self.spec if isinstance(self.spec, tuple) else (self.spec,)
 
-    def sized(self, *, heads: int, window: int, length: int | None = None) -> tuple[ConfigDict, ...]:
-        """The pattern with `heads` where the recipe leaves them open, and `window` where it has one.
+    def sized(self, *, heads: int, window: int | None = None, length: int | None = None) -> tuple[ConfigDict, ...]:
+        """The pattern with `heads` where the recipe leaves them open, and `window`, unless `None`, where it has one.
 
         Mixers that are made for documents of a length are made for `length`, unless it is `None`.
         """
@@ -93,21 +93,30 @@ class Recipe:
         """The pattern in sizes that suit a test, and with `sizes` in every mixer that takes them."""
         pattern = self.sized(heads=heads, window=window)
         for mixer in pattern:
-            for name, value in {**self.small, **sizes}.items():
-                if name in takes(mixer):
-                    mixer[name] = value
+            _resize(mixer, {**self.small, **sizes})
         return pattern
 
 
-def _sized(mixer: ConfigDict, heads: int, window: int, length: int | None) -> ConfigDict:
+def _sized(mixer: ConfigDict, heads: int, window: int | None, length: int | None) -> ConfigDict:
     mixer = mixer.copy_and_resolve_references()
     if 'heads' in takes(mixer) and 'heads' not in mixer:
         mixer.heads = heads
-    if 'window' in mixer and mixer.window is not None:
+    if window is not None and 'window' in mixer and mixer.window is not None:
         mixer.window = window
     if 'length' in mixer and length is not None:
         mixer.length = length
+    if 'mixers' in mixer:
+        mixer.mixers = tuple(_sized(inner, heads, window, length) for inner in mixer.mixers)
     return mixer
+
+
+def _resize(mixer: ConfigDict, sizes: Mapping[str, Any]) -> None:
+    """Sets the arguments that the mixer, or one within it, takes."""
+    for inner in mixer.mixers if 'mixers' in mixer else ():
+        _resize(inner, sizes)
+    for name, value in sizes.items():
+        if name in takes(mixer):
+            mixer[name] = value
 
 
 def merged(*families: dict[str, Recipe]) -> dict[str, Recipe]:

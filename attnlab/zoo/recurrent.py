@@ -90,7 +90,8 @@ RECURRENT = {
         notes=(
             'Gates read the output of the step before through a map of every head, so that steps follow one another '
             'in training too, token by token. Forget gates are logistic, as in the released code; those of their '
-            'biases that depend on the layer start as in the first. The norm of the heads has a bias.'
+            'biases that depend on the layer start as in the first. The norm of the heads has a bias. xLSTM[7:1] is '
+            '`zoo=7*mlstm+slstm`.'
         ),
     ),
     'rat': Recipe(

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from attnlab.config import build, flatten, takes
+from attnlab.config import build, flatten
 from attnlab.errors import UserError, nearest
 from attnlab.mixers.mixer import Mixer
 from attnlab.tables import Column, Printer, Table, digits, pairs, print_rows
@@ -55,10 +55,7 @@ def print_recipe(printer: Printer, name: str) -> None:
 def state_bytes(recipe: Recipe, lengths: Sequence[int]) -> list[float]:
     """Bytes of state a layer for each length, measured from `init_state`, the mean over the recipe's pattern."""
     sizes, layers = [], 0
-    for mixer in recipe.pattern:
-        mixer = mixer.copy_and_resolve_references()
-        if 'heads' in takes(mixer) and 'heads' not in mixer:
-            mixer.heads = HEADS
+    for mixer in recipe.sized(heads=HEADS):
         layers += mixer.layers if 'layers' in mixer else 1
         states = jax.eval_shape(functools.partial(_states, build(mixer), tuple(lengths)))
         sizes.append([sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state)) for state in states])

@@ -52,7 +52,7 @@ class Blocks:
 
     def path(self, block: range) -> pathlib.Path:
         """The file of a block, which is written atomically."""
-        name = cache.key(repr(self.of), str(self.seed))
+        name = cache.key(self.of.name, str(self.seed))
         return self.folder / f'{name}-{self.split}-{block.start:08d}-{block.stop:08d}.npz'
 
     def draw(self, block: range) -> None:

@@ -3,7 +3,7 @@
 import abc
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -12,7 +12,18 @@ from attnlab.data.synthetic.problem import SPLITS
 
 
 class Distribution(abc.ABC):
-    """A distribution of examples: a frozen dataclass whose fields set the difficulty."""
+    """A distribution of examples: a frozen dataclass whose fields set the difficulty.
+
+    Attributes:
+      edition: raised where examples drawn from the same seed become others.
+    """
+
+    edition: ClassVar[int] = 1
+
+    @property
+    def name(self) -> str:
+        """All fields and the edition, if not the first: what identifies the examples of a seed."""
+        return repr(self) if self.edition == 1 else f'{self!r}, edition {self.edition}'
 
     @property
     @abc.abstractmethod
@@ -58,7 +69,7 @@ class Drawn(Dataset):
         return DrawnRows(self.of, self.seed, split, self.splits[split])
 
     def describe(self) -> dict[str, Any]:
-        return {'source': 'drawn', 'of': repr(self.of), 'seed': self.seed}
+        return {'source': 'drawn', 'of': self.of.name, 'seed': self.seed}
 
 
 @dataclasses.dataclass(frozen=True)

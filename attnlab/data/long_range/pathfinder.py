@@ -5,10 +5,10 @@ import functools
 import math
 import random
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
-from jaxtyping import Float64, UInt8
+from jaxtyping import UInt8
 
 from attnlab.data.long_range.dataset import Example, Kind
 from attnlab.data.long_range.drawn import Distribution
@@ -20,8 +20,17 @@ SEGMENT_TRIALS = 3
 DISTRACTOR_TRIALS = 5
 """Attempts at drawing a distractor before it is omitted."""
 
-SOLID, SOFT = 0.9, 0.3
-"""Coverage of a pixel above which two dashes collide, and above which no path starts there."""
+FULL = 255
+"""The greatest level of a pixel: what is drawn and what is occupied is kept in bytes."""
+
+COLLISION, SOFT = 1.8, 0.3
+"""Coverage of a pixel by two dashes together at which they collide, and by one above which no path starts there."""
+
+LEAST_CHANCE = 1e-4
+"""The weight of all ends of a dash together below which its path cannot be extended."""
+
+Levels = np.ndarray
+"""Grey levels of pixels, `h w`, 16-bit integers."""
 
 
 class Dash(NamedTuple):
@@ -61,18 +70,21 @@ class Scene:
 class Pathfinder(Distribution):
     """Two long dashed paths and some short ones; one disc at the start of a long path, one at the end of a long path.
 
-    A path starts with a dash in any direction. Every further dash starts a gap behind the last one; its end is drawn
-    from the pixels around that point in which nothing is near, with probability proportional to
+    A path starts with a dash. Every further dash starts a gap behind the last one; its end is drawn from the pixels
+    around that point, with probability proportional to
 
-        cos(min(continuity |turn|, pi / 2))^2.
+        (1 - o) cos(min(continuity |turn|, pi / 2))^2,    o: how far the pixel is occupied, from 0 to 1
 
     Both long paths grow in turns, from starts `seed_distance` apart, and are redrawn until both have all of their
     dashes; then short ones are put where there is room. The label is drawn first and is 1 in half of the images. Dashes
-    and discs are drawn `antialias` times as large and reduced with Lanczos's filter.
+    and discs are drawn `antialias` times as large, reduced with Lanczos's filter and kept in bytes; the brightest pixel
+    of an image becomes 255.
 
-    Follows the published generator, in numpy and without its unseeded randomness: coverage is compared with thresholds
-    where it adds up fractions, and short paths keep away from both long ones entirely. The defaults are the hard 32 x
-    32 images of the Long Range Arena; `PATH_X` is those of 128 x 128. `x` are grey levels, row by row.
+    Follows the released generator where that matters to images, by what it does rather than what it says: the second
+    long path alone starts in any direction, the others in those in which the first dash covers its own anchor (30 of
+    360 directions of 32 x 32 images, so that short paths are seldom placed), and short paths may run over the last dash
+    of the first long one. docs/pathfinder.md compares both. The defaults are the hard 32 x 32 images of the Long Range
+    Arena; `PATH_X` is those of 128 x 128. `x` are grey levels, row by row.
 
     Linsley et al. 2018, https://arxiv.org/abs/1805.08315; Tay et al. 2021, https://arxiv.org/abs/2011.04006.
 
@@ -92,6 +104,8 @@ class Pathfinder(Distribution):
       contrast: brightness of long paths; a disc has 1. The brightest pixel of an image becomes 255.
       distractor_contrast: brightness of short paths.
     """
+
+    edition: ClassVar[int] = 2
 
     size: int = 32
     padding: int = 1
@@ -143,8 +157,8 @@ class Pathfinder(Distribution):
             found = next((trial for trial in trials if trial is not None), None)
             if found is not None:
                 (path,), canvas = found
-                distractors.append(shapes.dashes(path))
-        targets = shapes.dashes(paths[0]), shapes.dashes(paths[1])
+                distractors.append(path)
+        targets = paths[0], paths[1]
         origin = int(2 * rand())
         start, end = targets[origin][0], targets[origin if label else 1 - origin][-1]
         return Scene(targets, tuple(distractors), shapes.margin, ((start.y, start.x), (end.y, end.x)), label)
@@ -155,15 +169,13 @@ class Pathfinder(Distribution):
         disc = _disc(self.marker_radius, self.antialias)
         border = max(shapes.reach, len(disc) // 2)
         image = np.zeros((self.size + 2 * border, self.size + 2 * border))
-        for dashes, contrast in [(dashes, self.contrast) for dashes in scene.targets] + [
-            (dashes, self.distractor_contrast) for dashes in scene.distractors
-        ]:
-            for dash in dashes:
-                _stamp(image, shapes.line(dash.angle) * contrast, dash.y + border, dash.x + border)
+        for paths, contrast in ((scene.targets, self.contrast), (scene.distractors, self.distractor_contrast)):
+            for dash in (dash for path in paths for dash in path):
+                _stamp(image, _drawing(self, scene.margin, dash.angle) * contrast, dash.y + border, dash.x + border)
         for y, x in scene.markers:
             _stamp(image, disc, y + border, x + border)
         inside = image[border : border + self.size, border : border + self.size]
-        return np.round(inside * (255 / inside.max())).astype(np.uint8)
+        return np.floor(inside * (FULL / inside.max()) + 0.5).astype(np.uint8)
 
 
 PATH_X = Pathfinder(
@@ -182,23 +194,23 @@ PATH_X = Pathfinder(
 
 
 class Stroke(NamedTuple):
-    """A dash in one direction, as sets of pixels around its anchor: bit `y * stride + x` is row y, column x.
+    """A dash that goes on a path or begins one, in grey levels around its anchor.
 
     Attributes:
       angle: from the anchor to the other end, radians.
-      solid: pixels that no other path may have.
-      near: pixels in which no dash may end.
-      soft: pixels in which no path may start.
-      out: from the pivot of this dash to the pivot of the next, as a difference of bits.
-      turns: for each possible next dash: the bit of its end in a window around that point, its weight and its index.
+      line: the dash as it is drawn.
+      mask: the dash widened by the margin.
+      near: that, widened by the margin again.
+      out: rows and columns from the pivot of this dash to the pivot of the next.
+      weights: the chance of every end of the next dash in an empty image, but for a factor.
     """
 
     angle: float
-    solid: int
-    near: int
-    soft: int
-    out: int
-    turns: list[tuple[int, float, int]]
+    line: Levels
+    mask: Levels
+    near: Levels
+    out: tuple[int, int]
+    weights: np.ndarray
 
 
 class Start(NamedTuple):
@@ -206,113 +218,88 @@ class Start(NamedTuple):
 
     Attributes:
       stroke: the dash.
-      pivot: the point that it is rotated around, relative to its anchor, as a difference of bits.
-      ends: that point and its other end, relative to its anchor, rows and columns.
-      cover: the pixels that are wholly its own, relative to its anchor, as differences of bits.
-      centres: where it may start as the first long path, as bits.
+      pivot: the point that it is rotated around, relative to its anchor.
+      head: its other end, relative to its anchor.
+      cover: pixels relative to the anchor that have to be free where a path starts.
+      centres: where it may start as the first long path.
     """
 
     stroke: Stroke
-    pivot: int
-    ends: tuple[tuple[int, int], tuple[int, int]]
-    cover: list[int]
-    centres: list[int]
+    pivot: tuple[int, int]
+    head: tuple[int, int]
+    cover: list[tuple[int, int]]
+    centres: np.ndarray
 
 
 class Canvas(NamedTuple):
-    """The occupied pixels, in the three senses of `Stroke`."""
+    """The occupied pixels, in grey levels, with a border: `mask` and `near` of the dashes that are drawn."""
 
-    solid: int
-    near: int
-    soft: int
+    mask: Levels
+    near: Levels
 
 
 class Shapes:
-    """Every dash that images with one margin can have, as sets of pixels: a path is then grown by table look-up."""
+    """Every dash that images with one margin can have, and the canvas before any is drawn."""
 
     def __init__(self, of: Pathfinder, margin: int):
         self.of, self.margin = of, margin
         self.reach = of.dash + math.ceil(of.thickness) + margin
-        self.stride = of.size + 2 * self.reach
-        self.centre = self.reach * (self.stride + 1)
-        self.window = (1 << 2 * self.centre + 1) - 1
         step = of.dash + margin
+        self.border = max(self.reach + margin, 2 * step) + 1
+        self.stride = of.size + 2 * self.border
         around = np.arange(0, 2 * np.pi, 1 / step)
-        self.ends = np.unique(np.floor(step * np.stack([np.sin(around), np.cos(around)], 1) + 1e-9).astype(int), axis=0)
-        self.directions = np.arctan2(self.ends[:, 0], self.ends[:, 1])
+        ends = np.unique(np.floor(step * np.stack([np.sin(around), np.cos(around)], 1) + 1e-9).astype(int), axis=0)
+        self.ends = [(int(y), int(x)) for y, x in ends]
+        self.places = ends @ np.array([self.stride, 1])
+        self.directions = np.arctan2(ends[:, 0], ends[:, 1])
         self.strokes = [self._stroke(_opposite(angle), angle) for angle in self.directions]
-        self.blank = self._blank()
-        inside = np.zeros((self.stride, self.stride), bool)
-        inside[self.reach : -self.reach, self.reach : -self.reach] = True
-        self.image = self._pixels(inside)
         self.starts = [self._start(math.radians(degrees)) for degrees in range(-180, 180)]
+        ring = np.pad(self._ring(of.padding), self.border)
+        near = np.pad(_dilated(self._ring(of.padding), margin), self.border, constant_values=FULL)
+        self.blank = Canvas(ring, near)
 
-    def bit(self, y: int, x: int) -> int:
-        """The bit of a pixel."""
-        return (y + self.reach) * self.stride + x + self.reach
+    def free(self, cover: list[tuple[int, int]], occupied: np.ndarray) -> np.ndarray:
+        """Rows and columns around which no pixel of `cover` is occupied.
 
-    def pixel(self, bit: int) -> tuple[int, int]:
-        """The row and column of a bit."""
-        y, x = divmod(bit, self.stride)
-        return y - self.reach, x - self.reach
+        There are none unless the cover reaches over all four corners of an image from inside of it, as at a corner
+        where it does not, the released generator finds a value below any other, and takes no place for free.
+        """
+        corners = ((y, x) for y in (-1, 1) for x in (-1, 1))
+        if not all(any(y * dy >= 0 and x * dx >= 0 for dy, dx in cover) for y, x in corners):
+            return np.empty((0, 2), int)
+        size, wide = self.of.size, self.border
+        padded = np.pad(occupied, wide)
+        covered = np.zeros((size, size), bool)
+        for dy, dx in cover:
+            covered |= padded[wide + dy : wide + dy + size, wide + dx : wide + dx + size]
+        return np.argwhere(~covered)
 
-    def dashes(self, path: 'list[Placed]') -> tuple[Dash, ...]:
-        """A path as it is drawn."""
-        return tuple(Dash(*self.pixel(bit), stroke.angle) for stroke, bit in path)
-
-    def line(self, angle: float) -> Float64[np.ndarray, 'h w']:
-        """The brightness of a dash around its anchor."""
-        return _line(self.of, self.reach, angle)
+    def _ring(self, width: int) -> Levels:
+        """An image that is occupied up to `width` pixels from its border."""
+        ring = np.full((self.of.size, self.of.size), FULL, np.int16)
+        ring[width : self.of.size - width, width : self.of.size - width] = 0
+        return ring
 
     def _stroke(self, angle: float, heading: float) -> Stroke:
-        coverage = _line(self.of, self.reach, angle, self.margin)
-        soft = coverage > SOFT
-        dy, dx = _moved(heading, self.of.dash + 2 * self.margin)
-        return Stroke(
-            angle,
-            self._pixels(coverage > SOLID),
-            self._pixels(_dilated(soft, self.margin)),
-            self._pixels(soft),
-            dy * self.stride + dx,
-            self._turns(heading),
-        )
-
-    def _start(self, angle: float) -> Start:
-        stroke = self._stroke(angle, angle)
-        head = _moved(angle, self.of.dash)
-        back = _moved(_opposite(angle), self.of.dash + self.margin)
-        whole = np.argwhere(_line(self.of, self.reach, angle, self.margin) > SOLID) - self.reach
-        border = 2 * self.of.seed_distance
-        (top, left), (bottom, right) = border - whole.min(0), self.of.size - border - whole.max(0)
-        free = [self.bit(y, x) for y in range(top, bottom) for x in range(left, right)]
-        cover = [int(a) * self.stride + int(b) for a, b in whole]
-        pivot = head[0] + back[0], head[1] + back[1]
-        return Start(stroke, pivot[0] * self.stride + pivot[1], (pivot, head), cover, free)
-
-    def _turns(self, heading: float) -> list[tuple[int, float, int]]:
+        """The dash in one direction from its anchor, of a path in direction `heading`."""
+        of, side = self.of, 2 * self.reach + 1
+        drawn = _line(of, self.reach, angle)
+        mask = _reduced(_dilated(drawn, self.margin * of.antialias), side)
         turn = np.abs(self.directions - heading)
         turn = np.minimum(turn, 2 * np.pi - turn)
-        weights = np.cos(np.minimum(turn * self.of.continuity, np.pi / 2)) ** 2
-        return [
-            (self.centre + int(y) * self.stride + int(x), float(weight), index)
-            for index, ((y, x), weight) in enumerate(zip(self.ends, weights, strict=True))
-            if weight > 1e-6
-        ]
+        weights = np.cos(np.minimum(turn * of.continuity, np.pi / 2)) ** 2
+        near = _dilated(np.pad(mask, self.margin), self.margin)
+        return Stroke(angle, _reduced(drawn, side), mask, near, _moved(heading, of.dash + 2 * self.margin), weights)
 
-    def _blank(self) -> Canvas:
-        """The canvas with only the border occupied, and for `near` everything outside."""
-        image = np.ones((self.stride, self.stride), bool)
-        image[self.reach : -self.reach, self.reach : -self.reach] = False
-        free = np.zeros_like(image)
-        kept = self.reach + self.of.padding
-        free[kept : self.stride - kept, kept : self.stride - kept] = True
-        border = ~free & ~image
-        return Canvas(self._pixels(border), self._pixels(_dilated(border, self.margin) | image), self._pixels(border))
-
-    def _pixels(self, mask: np.ndarray) -> int:
-        wide = np.zeros((len(mask), self.stride), bool)
-        wide[:, : mask.shape[1]] = mask
-        return int.from_bytes(np.packbits(wide, bitorder='little').tobytes(), 'little')
+    def _start(self, angle: float) -> Start:
+        stroke, of = self._stroke(angle, angle), self.of
+        head, back = _moved(angle, of.dash), _moved(_opposite(angle), of.dash + self.margin)
+        # What has to be free is counted from one pixel before the anchor, as in the released generator.
+        around = of.dash + self.margin
+        window = stroke.mask[self.reach - around - 1 : self.reach + around, self.reach - around - 1 :]
+        cover = [(int(y) - around, int(x) - around) for y, x in np.argwhere(window[:, : 2 * around + 1] == FULL)]
+        centres = self.free(cover, self._ring(2 * of.seed_distance) > 0)
+        return Start(stroke, (head[0] + back[0], head[1] + back[1]), head, cover, centres)
 
 
 @functools.lru_cache(maxsize=8)
@@ -320,80 +307,95 @@ def _shapes(of: Pathfinder, margin: int) -> Shapes:
     return Shapes(of, margin)
 
 
-Placed = tuple[Stroke, int]
-"""A dash and the bit of its anchor."""
+Seed = tuple[Start, tuple[int, int]]
+"""The first dash of a path and the place of its anchor."""
 
 
 def _grown(
-    shapes: Shapes, starts: list[tuple[Start, int]], taken: Canvas, dashes: int, rand: Callable[[], float]
-) -> tuple[list[list[Placed]], Canvas] | None:
+    shapes: Shapes, seeds: list[Seed], taken: Canvas, dashes: int, rand: Callable[[], float]
+) -> tuple[list[tuple[Dash, ...]], Canvas] | None:
     """Grows paths alternately; returns them and the occupied pixels, or `None` where one cannot be extended.
 
-    The pixels of a path's last dash count only after the next dash is drawn, which starts beside it.
+    The pixels of a path's last dash count only after the next dash is drawn, which starts beside it. Of the paths' own
+    last dashes that of the last path alone counts, as in the released generator.
     """
-    solid, near, soft = taken
-    centre, window, strokes = shapes.centre, shapes.window, shapes.strokes
-    paths = [[(start.stroke, bit)] for start, bit in starts]
-    pivots = [bit + start.pivot for start, bit in starts]
+    mask, near = taken.mask.copy(), taken.near.copy()
+    flat, border, stride, reach = near.reshape(-1), shapes.border, shapes.stride, shapes.reach
+    strokes, ends, places = shapes.strokes, shapes.ends, shapes.places
+    least, most = border - shapes.of.dash - shapes.margin, stride - border + shapes.of.dash + shapes.margin
+    # Rows and columns are those of the canvas.
+    lasts = [(start.stroke, y + border, x + border) for start, (y, x) in seeds]
+    paths = [[last] for last in lasts]
+    pivots = [(y + start.pivot[0] + border, x + start.pivot[1] + border) for start, (y, x) in seeds]
     for _ in range(dashes - 1):
         for index, path in enumerate(paths):
-            last, bit = path[-1]
-            corner = pivots[index] + last.out - centre
-            around = near >> corner & window
-            turns = [turn for turn in last.turns if not around >> turn[0] & 1]
-            total = sum([turn[1] for turn in turns])
-            for _ in range(SEGMENT_TRIALS if turns else 0):
-                left = rand() * total
-                for turn in turns:
-                    left -= turn[1]
-                    if left < 0:
-                        break
-                stroke, place = strokes[turn[2]], corner + turn[0]
-                if not stroke.solid << place - centre & solid:
+            last = lasts[index][0]
+            y, x = pivots[index][0] + last.out[0], pivots[index][1] + last.out[1]
+            if not (least <= y < most and least <= x < most):
+                return None
+            chances = ((FULL - flat[places + (y * stride + x)]) * last.weights).cumsum()
+            total = chances[-1]
+            if total < LEAST_CHANCE * FULL:
+                return None
+            for _ in range(SEGMENT_TRIALS):
+                chosen = int(chances.searchsorted(rand() * total, side='right'))
+                stroke, row, column = strokes[chosen], y + ends[chosen][0], x + ends[chosen][1]
+                under = mask[row - reach : row + reach + 1, column - reach : column + reach + 1]
+                if (under + stroke.mask).max() < COLLISION * FULL:
                     break
             else:
                 return None
-            solid |= last.solid << bit - centre
-            near |= last.near << bit - centre
-            soft |= last.soft << bit - centre
-            path.append((stroke, place))
-            pivots[index] = corner + centre
-    for path in paths:
-        last, bit = path[-1]
-        solid |= last.solid << bit - centre
-        near |= last.near << bit - centre
-        soft |= last.soft << bit - centre
-    return paths, Canvas(solid, near, soft)
+            _occupy(mask, near, *lasts[index])
+            lasts[index], pivots[index] = (stroke, row, column), (y, x)
+            path.append(lasts[index])
+    _occupy(mask, near, *lasts[-1])
+    drawn = [tuple(Dash(y - border, x - border, stroke.angle) for stroke, y, x in path) for path in paths]
+    return drawn, Canvas(mask, near)
 
 
-def _two_paths(shapes: Shapes, rand: Callable[[], float]) -> tuple[list[list[Placed]], Canvas] | None:
+def _occupy(mask: Levels, near: Levels, stroke: Stroke, y: int, x: int) -> None:
+    _stamp(mask, stroke.mask, y, x)
+    _stamp(near, stroke.near, y, x)
+
+
+def _two_paths(shapes: Shapes, rand: Callable[[], float]) -> tuple[list[tuple[Dash, ...]], Canvas] | None:
     """Both long paths and the occupied pixels, or `None` where a path cannot be extended."""
-    first = _central(shapes, rand)
-    second = None if first is None else _beside(shapes, shapes.pixel(first[1]), rand)
+    first = _seed(shapes, lambda start: start.centres, rand)
+    second = None if first is None else _beside(shapes, first[1], rand)
     if first is None or second is None:
         return None
     return _grown(shapes, [first, second], shapes.blank, shapes.of.contour, rand)
 
 
-def _short_path(shapes: Shapes, taken: Canvas, rand: Callable[[], float]) -> tuple[list[list[Placed]], Canvas] | None:
+def _short_path(
+    shapes: Shapes, taken: Canvas, rand: Callable[[], float]
+) -> tuple[list[tuple[Dash, ...]], Canvas] | None:
     """A short path and the occupied pixels, or `None` where there is no room."""
-    start = _anywhere(shapes, taken.soft, rand)
-    return None if start is None else _grown(shapes, [start], taken, shapes.of.distractor_contour, rand)
+    inside = slice(shapes.border, shapes.border + shapes.of.size)
+
+    def free(start: Start) -> np.ndarray:
+        occupied = taken.mask[inside, inside] > SOFT * FULL
+        occupied[[0, -1]] = occupied[:, [0, -1]] = True
+        return shapes.free(start.cover, occupied)
+
+    seed = _seed(shapes, free, rand)
+    return None if seed is None else _grown(shapes, [seed], taken, shapes.of.distractor_contour, rand)
 
 
-def _central(shapes: Shapes, rand: Callable[[], float]) -> tuple[Start, int] | None:
-    """The start of the first path, at twice the distance between starts from every border."""
+def _seed(shapes: Shapes, free: Callable[[Start], np.ndarray], rand: Callable[[], float]) -> Seed | None:
+    """The start of a path where one of its direction may, or `None` where there is no such place."""
     for _ in range(SEGMENT_TRIALS):
         start = shapes.starts[int(360 * rand())]
-        if not start.centres:
+        places = free(start)
+        if not len(places):
             return None
-        bit = start.centres[int(rand() * len(start.centres))]
-        if _fits(shapes, start, *shapes.pixel(bit)):
-            return start, bit
+        y, x = places[int(rand() * len(places))].tolist()
+        if _fits(shapes, start, y, x):
+            return start, (y, x)
     return None
 
 
-def _beside(shapes: Shapes, other: tuple[int, int], rand: Callable[[], float]) -> tuple[Start, int] | None:
+def _beside(shapes: Shapes, other: tuple[int, int], rand: Callable[[], float]) -> Seed | None:
     """The start of the second path, at a distance from that of the first."""
     for _ in range(SEGMENT_TRIALS):
         start = shapes.starts[int(360 * rand())]
@@ -401,39 +403,18 @@ def _beside(shapes: Shapes, other: tuple[int, int], rand: Callable[[], float]) -
         y = other[0] + round(shapes.of.seed_distance * math.sin(angle))
         x = other[1] + round(shapes.of.seed_distance * math.cos(angle))
         if _fits(shapes, start, y, x):
-            return start, shapes.bit(y, x)
-    return None
-
-
-def _anywhere(shapes: Shapes, soft: int, rand: Callable[[], float]) -> tuple[Start, int] | None:
-    """The start of a path, on any pixel from which its first dash is free."""
-    for _ in range(SEGMENT_TRIALS):
-        start = shapes.starts[int(360 * rand())]
-        covered = 0
-        for offset in start.cover:
-            covered |= soft >> offset if offset >= 0 else soft << -offset
-        bits = _bits(shapes.image & ~covered)
-        if not len(bits):
-            return None
-        bit = int(bits[int(rand() * len(bits))])
-        if _fits(shapes, start, *shapes.pixel(bit)):
-            return start, bit
+            return start, (y, x)
     return None
 
 
 def _fits(shapes: Shapes, start: Start, y: int, x: int) -> bool:
-    places = ((y, x), *((y + dy, x + dx) for dy, dx in start.ends))
-    return all(0 <= row < shapes.of.size and 0 <= column < shapes.of.size for row, column in places)
-
-
-def _bits(pixels: int) -> np.ndarray:
-    """The indices of the bits that are set, ascending."""
-    content = np.frombuffer(pixels.to_bytes(-(-pixels.bit_length() // 8), 'little'), np.uint8)
-    return np.flatnonzero(np.unpackbits(content, bitorder='little'))
+    """Whether the other end of a first dash and the point that it is rotated around are in the image."""
+    size = shapes.of.size
+    return all(0 <= y + dy < size and 0 <= x + dx < size for dy, dx in (start.head, start.pivot))
 
 
 def _moved(angle: float, distance: int) -> tuple[int, int]:
-    """Rows and columns to a pixel in that direction, rounded up as in the published generator."""
+    """Rows and columns to a pixel in that direction, rounded up as in the released generator."""
     return math.ceil(distance * math.sin(angle) - 1e-9), math.ceil(distance * math.cos(angle) - 1e-9)
 
 
@@ -442,45 +423,91 @@ def _opposite(angle: float) -> float:
 
 
 @functools.lru_cache(maxsize=2048)
-def _line(of: Pathfinder, reach: int, angle: float, grown: int = 0) -> Float64[np.ndarray, 'h w']:
-    """The coverage of each pixel around its anchor by a dash widened by `grown` pixels on all sides."""
-    side = 2 * reach * of.antialias + 1
-    y, x = np.mgrid[:side, :side] - reach * of.antialias
+def _drawing(of: Pathfinder, margin: int, angle: float) -> Levels:
+    """A dash around its anchor."""
+    reach = _shapes(of, margin).reach
+    return _reduced(_line(of, reach, angle), 2 * reach + 1)
+
+
+def _line(of: Pathfinder, reach: int, angle: float) -> Levels:
+    """A dash around its anchor, `antialias` times as large: by Bresenham's steps, or wider ones row by row."""
+    centre = reach * of.antialias
+    drawn = np.zeros((2 * centre + 1, 2 * centre + 1), np.int16)
     dy, dx = _moved(angle, of.dash * of.antialias)
-    along = np.clip((y * dy + x * dx) / (dy * dy + dx * dx), 0, 1)
-    distance = np.hypot(y - along * dy, x - along * dx)
-    drawn = distance <= max(of.thickness * of.antialias, 1) / 2 + grown * of.antialias + 1e-6
-    return _reduced(drawn, 2 * reach + 1)
+    width = max(1, round(of.thickness * of.antialias))
+    if width == 1:
+        for y, x in _bresenham(dy, dx):
+            drawn[centre + y, centre + x] = FULL
+        return drawn
+    half, length = (width - 1) / 2, math.hypot(dy, dx)
+    y_off, x_off = _up(half * dx / length), _down(half * dy / length)
+    corners = [(y_off, -x_off), (dy + y_off, dx - x_off), (dy - y_off, dx + x_off), (-y_off, x_off)]
+    corners = [(centre + y, centre + x) for y, x in corners]
+    for y in range(min(corners)[0], max(corners)[0] + 1):
+        crossed: list[float] = []
+        for (y0, x0), (y1, x1) in zip(corners, corners[1:] + corners[:1], strict=True):
+            if min(y0, y1) <= y <= max(y0, y1):
+                crossed += [float(x0), float(x1)] if y0 == y1 else [x0 + (x1 - x0) * (y - y0) / (y1 - y0)]
+        drawn[y, _up(min(crossed)) : _down(max(crossed)) + 1] = FULL
+    return drawn
+
+
+def _bresenham(dy: int, dx: int) -> list[tuple[int, int]]:
+    """The pixels from the origin to (dy, dx)."""
+    long, short = max(abs(dy), abs(dx)), min(abs(dy), abs(dx))
+    pixels, error, aside = [], 2 * short - long, 0
+    for along in range(long + 1):
+        y, x = (along, aside) if abs(dy) >= abs(dx) else (aside, along)
+        pixels.append((y if dy >= 0 else -y, x if dx >= 0 else -x))
+        if error >= 0 and short:
+            aside, error = aside + 1, error - 2 * long
+        error += 2 * short
+    return pixels
+
+
+def _up(x: float) -> int:
+    """The nearest whole number, halves away from zero."""
+    return int(math.copysign(math.floor(abs(x) + 0.5), x))
+
+
+def _down(x: float) -> int:
+    """The nearest whole number, halves towards zero."""
+    return int(math.copysign(math.ceil(abs(x) - 0.5), x))
 
 
 @functools.lru_cache(maxsize=8)
-def _disc(radius: float, antialias: int) -> Float64[np.ndarray, 'h w']:
-    """The coverage of each pixel around its centre by a disc."""
-    reach = math.ceil(radius) + 2
+def _disc(radius: float, antialias: int) -> Levels:
+    """A disc around its centre."""
+    reach = math.ceil(radius) + 3
     places = np.arange((2 * reach + 1) * antialias) - reach * antialias
-    return _reduced(np.hypot(places[:, None], places[None]) <= radius * antialias, 2 * reach + 1)
+    inside = np.hypot(places[:, None], places[None]) <= radius * antialias
+    return _reduced(np.where(inside, FULL, 0), 2 * reach + 1)
 
 
-def _reduced(drawn: np.ndarray, side: int) -> Float64[np.ndarray, 'h w']:
-    """A drawing reduced to `side` rows and columns with Lanczos's filter of three lobes."""
+def _reduced(drawn: np.ndarray, side: int) -> Levels:
+    """A drawing reduced to `side` rows and columns with Lanczos's filter of three lobes, columns before rows.
+
+    Levels are rounded to bytes after each.
+    """
     scale = len(drawn) / side
     centres = (np.arange(side) + 0.5) * scale
     x = (np.arange(len(drawn)) + 0.5 - centres[:, None]) / scale
     weights = np.where(np.abs(x) < 3, np.sinc(x) * np.sinc(x / 3), 0)
     weights /= weights.sum(1, keepdims=True)
-    return np.clip(weights @ drawn @ weights.T, 0, 1)
+    narrow = np.clip(np.floor(drawn @ weights.T + 0.5), 0, FULL)
+    return np.clip(np.floor(weights @ narrow + 0.5), 0, FULL).astype(np.int16)
 
 
-def _dilated(mask: np.ndarray, radius: int) -> np.ndarray:
-    """The pixels within `radius` of any in the mask."""
-    grown = np.zeros_like(mask)
-    rows, columns = mask.shape
+def _dilated(image: Levels, radius: int) -> Levels:
+    """The greatest level within `radius` of every pixel."""
+    grown = np.zeros_like(image)
+    rows, columns = image.shape
     for dy in range(-radius, radius + 1):
         for dx in range(-radius, radius + 1):
             if dy * dy + dx * dx <= radius * radius:
                 to = slice(max(dy, 0), rows + min(dy, 0)), slice(max(dx, 0), columns + min(dx, 0))
                 of = slice(max(-dy, 0), rows + min(-dy, 0)), slice(max(-dx, 0), columns + min(-dx, 0))
-                grown[to] |= mask[of]
+                np.maximum(grown[to], image[of], out=grown[to])
     return grown
 
 

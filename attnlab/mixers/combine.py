@@ -1,0 +1,68 @@
+"""Several mixers side by side in one layer."""
+
+from collections.abc import Callable
+
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from jax.typing import DTypeLike
+
+from attnlab.context import Context
+from attnlab.errors import UserError
+from attnlab.mixers.mixer import Mixer
+from attnlab.typing import Sequence, State
+
+
+class SideBySide(Mixer):
+    """Mixers that read the same input, their outputs added: `y = sum_i s_i norm_i(f_i(x))`.
+
+    Each has a state of its own. Dong et al. 2024, https://arxiv.org/abs/2411.13676, with norms and the mean; TII 2025,
+    https://arxiv.org/abs/2507.22448, with neither.
+
+    Raises `UserError` without mixers, and for scales that are not one a mixer.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        mixers: tuple[Callable[..., Mixer], ...],
+        scales: tuple[float, ...] | None = None,
+        norm: Callable[..., nnx.Module] | None = None,
+        rngs: nnx.Rngs,
+    ):
+        """Makes the mixers.
+
+        Args:
+          dim: model width.
+          mixers: made as `mixer(dim, rngs=)`.
+          scales: constants `s`, one a mixer; `None`: one over their number, a mean.
+          norm: made as `norm(dim, rngs=)`, one for every output.
+          rngs: draws the parameters.
+        """
+        self.scales = (1 / max(1, len(mixers)),) * len(mixers) if scales is None else scales
+        if not mixers or len(self.scales) != len(mixers):
+            raise UserError(
+                f'SideBySide has {len(mixers)} mixers and {len(self.scales)} scales; it needs a mixer, and one scale '
+                'for each'
+            )
+        self.mixers = nnx.List([mixer(dim, rngs=rngs) for mixer in mixers])
+        self.norms = nnx.List([] if norm is None else [norm(dim, rngs=rngs) for _ in mixers])
+
+    def __call__(
+        self, x: Sequence, ctx: Context, state: tuple[State, ...] | None = None
+    ) -> tuple[Sequence, tuple[State, ...] | None]:
+        found = [mixer(x, ctx, None if state is None else state[i]) for i, mixer in enumerate(self.mixers)]
+        outputs: list[Array] = [y for y, _ in found]
+        if self.norms:
+            outputs = [norm(y) for norm, y in zip(self.norms, outputs, strict=True)]
+        y = jnp.sum(jnp.stack([scale * y for scale, y in zip(self.scales, outputs, strict=True)]), axis=0)
+        return y.astype(x.dtype), None if state is None else tuple(advanced for _, advanced in found)
+
+    @property
+    def divides_time(self) -> bool:
+        return all(mixer.divides_time for mixer in self.mixers)
+
+    def init_state(self, batch: int, length: int, dtype: DTypeLike) -> tuple[State, ...]:
+        """Returns the state of every mixer."""
+        return tuple(mixer.init_state(batch, length, dtype) for mixer in self.mixers)

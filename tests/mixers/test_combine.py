@@ -1,0 +1,52 @@
+"""Mixers side by side: the sum of what they give alone."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from attnlab.config import build, spec
+from attnlab.context import Context
+from attnlab.errors import UserError
+from attnlab.mixers.combine import SideBySide
+from attnlab.mixers.convolution.gated import GatedConvolution
+from attnlab.nn.norms import RMSNorm
+from attnlab.testing.noise import noise, perturbed
+
+CONV = spec(GatedConvolution)
+
+
+def made(**overrides) -> SideBySide:
+    return perturbed(build(spec(SideBySide, mixers=(CONV, CONV), **overrides))(8, rngs=nnx.Rngs(0)), 0.1)
+
+
+@pytest.mark.parametrize('norm', [None, spec(RMSNorm)])
+def test_the_output_is_the_scaled_sum_and_states_are_those_of_the_mixers(norm):
+    with jax.enable_x64(True):
+        mixer = made(norm=norm, scales=(0.5, -2.0))
+        x, ctx = noise(2, 6, 8, dtype=jnp.float64), Context.full(2, 6)
+        state = mixer.init_state(2, 6, jnp.float64)
+        y, advanced = mixer(x, ctx, state)
+        expected = np.zeros(x.shape)
+        for index, inner in enumerate(mixer.mixers):
+            alone, inner_state = inner(x, ctx, state[index])
+            found = np.asarray(alone, np.float64)
+            if norm is not None:
+                scale = np.asarray(mixer.norms[index].scale[...], np.float64)
+                found = found / np.sqrt((found**2).mean(-1, keepdims=True) + mixer.norms[index].eps) * scale
+            expected += mixer.scales[index] * found
+            jax.tree.map(np.testing.assert_array_equal, advanced[index], inner_state)
+        np.testing.assert_allclose(y, expected, rtol=1e-6 if norm is not None else 1e-12)
+
+
+def test_a_mixer_of_scale_zero_is_left_out():
+    mixer = made(scales=(1.0, 0.0))
+    x, ctx = noise(1, 4, 8), Context.full(1, 4)
+    np.testing.assert_array_equal(mixer(x, ctx)[0], mixer.mixers[0](x, ctx)[0])
+
+
+def test_scales_are_a_mean_or_one_a_mixer():
+    assert made().scales == (0.5, 0.5)
+    with pytest.raises(UserError, match='2 mixers and 1 scales'):
+        made(scales=(1.0,))
