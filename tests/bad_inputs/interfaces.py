@@ -54,7 +54,8 @@ def checked() -> list[type]:
     return [
         kind
         for kind in kinds
-        if (issubclass(kind, nnx.Module) and '__init__' in vars(kind)) or ('__dataclass_fields__' in vars(kind))
+        if not inspect.isabstract(kind)
+        and ((issubclass(kind, nnx.Module) and '__init__' in vars(kind)) or '__dataclass_fields__' in vars(kind))
     ]
 
 
