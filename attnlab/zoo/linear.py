@@ -194,6 +194,7 @@ LINEAR = {
         cite='Han et al. 2024, https://arxiv.org/abs/2312.08874',
         bidirectional=True,
         packed=True,
+        slow=True,
         implementations=(),
         notes=(
             'Bidirectional, as in the paper. Agents are means of the queries of as many stretches of the document; in '
@@ -209,6 +210,7 @@ LINEAR = {
         cite='Yue et al. 2025, https://arxiv.org/abs/2505.08550',
         bidirectional=True,
         packed=True,
+        slow=True,
         implementations=(),
         notes=(
             'The mixer of OLinear, there between the variates of a panel of series; here between places, of which '
@@ -224,6 +226,7 @@ LINEAR = {
         cite='Lu et al. 2021, https://arxiv.org/abs/2110.11945',
         bidirectional=True,
         packed=True,
+        slow=True,
         implementations=(),
         notes=(
             'Bidirectional, as in the paper. Landmarks and the convolution of values in one dimension, of 16 and 5 '
@@ -239,6 +242,7 @@ LINEAR = {
         cite='Lu et al. 2024, https://arxiv.org/abs/2207.03341',
         bidirectional=True,
         packed=True,
+        slow=True,
         implementations=(),
         notes=(
             'SOFT++: soft whose inverse is divided by the roots of the row sums of the kernel of landmarks. That '
