@@ -62,7 +62,7 @@ from attnlab.train.schedule import Cosine, LinearDecay, Schedule
 from attnlab.train.start import FromRun
 from attnlab.train.step import Precision
 from attnlab.zoo import Recipe
-from attnlab.zoo.chosen import convolved, sequence_recipe
+from attnlab.zoo.chosen import convolved, padded_recipe, sequence_recipe
 
 DYNAMICS_LR = 1e-3
 """The maximum learning rate of the time scales of a recurrence, which have no weight decay."""
@@ -298,7 +298,7 @@ def get_config(arg: str = '') -> ConfigDict:
         )
     protocol = choose(PROTOCOLS, 'protocol', chosen['protocol'])
     run = setting(chosen['size'], chosen['task'], chosen['zoo'])
-    recipe = convolved(sequence_recipe(chosen['zoo']), chosen['conv'])
+    recipe = convolved(padded_recipe(sequence_recipe(chosen['zoo']), chosen['zoo']), chosen['conv'])
     evaluated = max(1, run.steps // 10)
     return run_config(
         chosen,

@@ -39,7 +39,7 @@ from attnlab.tasks.synthetic import Extra, InContextRegression, LabelPrediction
 from attnlab.train.optimizer import AdamW
 from attnlab.train.run_config import CHOICES, run_config
 from attnlab.train.schedule import Constant, Cosine, Schedule
-from attnlab.zoo.chosen import convolved, initialized, next_token_recipe
+from attnlab.zoo.chosen import convolved, initialized, next_token_recipe, padded_recipe
 
 
 @dataclasses.dataclass(frozen=True)
@@ -266,7 +266,7 @@ def get_config(arg: str = '') -> ConfigDict:
     chosen = arguments(arg, task='mqar', zoo='mha', size='tiny', conv='0', init='framework', **CHOICES)
     run = choose(choose(SIZES, 'size', chosen['size']), 'task', chosen['task'])
     recipe, initialization = initialized(next_token_recipe(chosen['zoo']), chosen['init'])
-    recipe = convolved(recipe, chosen['conv'])
+    recipe = convolved(padded_recipe(recipe, chosen['zoo']), chosen['conv'])
     real = run.problem.features is not None
     task = InContextRegression if isinstance(run.problem, LinearRegression) else LabelPrediction
     stack = stack_spec(

@@ -45,13 +45,20 @@ def any_of(names):
 
 zoo = any_of(ZOO)
 causal = any_of([name for name, recipe in ZOO.items() if recipe.causal])
-sequences = any_of([name for name, recipe in ZOO.items() if not recipe.grid])
+padded = any_of([name for name, recipe in ZOO.items() if recipe.causal and recipe.packed])
+sequences = any_of([name for name, recipe in ZOO.items() if recipe.packed and not recipe.grid])
 
 TRAINED = ('mingru', 'window_sinks')
 """The recipes that take two steps in every run of the tests, packed and one document a row; the others do nightly."""
 
-OFFERS = {'language': 'zoo={}', 'recall': 'zoo={}', 'long_range': 'zoo={},size=smoke', 'grokking': 'method={}'}
-"""The arguments of each config that choose what is trained, at its smallest size."""
+OFFERS = (
+    *((language, f'zoo={name}') for name, recipe in ZOO.items() if recipe.causal),
+    *((recall, f'zoo={name}') for name, recipe in ZOO.items() if recipe.causal and recipe.packed),
+    *((long_range, f'zoo={name},size=smoke') for name, recipe in ZOO.items() if recipe.packed and not recipe.grid),
+    *((images, f'zoo={name},data=count') for name in ZOO),
+    *((grokking, f'method={name}') for name in grokking.METHODS),
+)
+"""What each config has to train, at its smallest size."""
 
 
 def prepared(config):
@@ -86,7 +93,11 @@ def smallest(config, text):
             stack = config.model.stack
             stack.blocks = tuple(block for i, block in enumerate(stack.blocks) if block not in stack.blocks[:i])
             stack.depth = len(stack.blocks)
-            config.batch_size, config.length = 2, 32
+            config.batch_size = 2
+            if 'patch' in config.model.inputs:
+                config.model.inputs.patch = 8
+            else:
+                config.length = 32
         if 'text' in config.task:
             config.task.text = spec(TextFiles, path=str(text))
         if 'data' in config.task:
@@ -95,26 +106,18 @@ def smallest(config, text):
     return config
 
 
-def offering(recipe):
-    """The configs that train the recipe on sequences."""
-    return (*((language, recall) if recipe.causal else ()), *(() if recipe.grid else (long_range,)))
+def nightly(module, argument):
+    """Whether two steps of a recipe are taken by nightly tests alone."""
+    return module is not grokking and argument.split(',')[0].removeprefix('zoo=') not in TRAINED
 
 
 @pytest.mark.parametrize(
-    ('module', 'name'),
-    [
-        *(
-            pytest.param(module, name, marks=() if name in TRAINED else pytest.mark.slow)
-            for name, recipe in ZOO.items()
-            for module in offering(recipe)
-        ),
-        *(pytest.param(grokking, name) for name in grokking.METHODS),
-    ],
+    ('module', 'argument'),
+    [pytest.param(*case, marks=pytest.mark.slow if nightly(*case) else ()) for case in OFFERS],
     ids=lambda value: value if isinstance(value, str) else value.__name__.removeprefix('configs.'),
 )
-def test_two_steps(module, name, text):
+def test_two_steps(module, argument, text):
     """From the config's own initial values and data; a step is refused where loss or gradient is not finite."""
-    argument = OFFERS[module.__name__.removeprefix('configs.')].format(name)
     setup = prepare(smallest(module.get_config(argument), text))
     setup.load_data()
     source = setup.task.source('train', setup.length)
@@ -199,7 +202,7 @@ def test_language_with_other_convolutions(argument):
     prepared(config).trace()
 
 
-@causal
+@padded
 def test_recall_by_any_recipe(name):
     prepared(recall.get_config(f'zoo={name}')).trace()
 
@@ -209,6 +212,13 @@ def test_what_is_only_bidirectional_predicts_no_next_token(name):
     for module in (language, recall):
         config = 'images' if ZOO[name].grid else 'long_range'
         with pytest.raises(UserError, match=f'zoo={name} is only bidirectional .* --config={config}:zoo={name} '):
+            module.get_config(f'zoo={name}')
+
+
+@pytest.mark.parametrize('name', [name for name, recipe in ZOO.items() if not (recipe.packed or recipe.grid)])
+def test_what_takes_no_segments_reads_no_padding(name):
+    for module in (recall, long_range):
+        with pytest.raises(UserError, match=f'zoo={name} takes no segments.* --config=language:zoo={name} trains'):
             module.get_config(f'zoo={name}')
 
 

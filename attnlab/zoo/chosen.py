@@ -81,6 +81,16 @@ def sequence_recipe(name: str) -> Recipe:
     return recipe
 
 
+def padded_recipe(recipe: Recipe, name: str) -> Recipe:
+    """Returns the recipe. Raises `UserError` where it takes no segments, which tell the padding of a row apart."""
+    if not recipe.packed:
+        raise UserError(
+            f'zoo={name} takes no segments, which tell the padding of a row apart; --config=language:zoo={name} trains '
+            'it, on rows without any'
+        )
+    return recipe
+
+
 POINTS = 'ABCD'
 """Where residual convolutions may stand: A before mixers, B within them, C before channel mixers, D within these."""
 
