@@ -1,6 +1,6 @@
 """Images with any mixer of the zoo: those on grids, and those of sequences, which read patches row by row.
 
-    attnlab train --config=images:zoo=mha,data=count --workdir=runs/count-mha
+    attnlab train --config=images:zoo=swin,data=count --workdir=runs/count-swin
 
 `zoo` is a recipe (`attnlab zoo` lists them; those with the claim `grid` know where patches lie), `data` one of
 

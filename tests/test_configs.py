@@ -210,7 +210,7 @@ def test_recall_by_any_recipe(name):
 @pytest.mark.parametrize('name', [name for name, recipe in ZOO.items() if not recipe.causal])
 def test_what_is_only_bidirectional_predicts_no_next_token(name):
     for module in (language, recall):
-        config = 'images' if ZOO[name].grid else 'long_range'
+        config = ZOO[name].config
         with pytest.raises(UserError, match=f'zoo={name} is only bidirectional .* --config={config}:zoo={name} '):
             module.get_config(f'zoo={name}')
 

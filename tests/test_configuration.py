@@ -44,7 +44,7 @@ def overridable(config: ConfigDict):
 
 def test_every_plain_key_of_every_recipe_can_be_overridden():
     for name in ZOO:
-        file = LANGUAGE if ZOO[name].causal else CONFIGS / 'long_range.py'
+        file = CONFIGS / f'{ZOO[name].config}.py'
         asked = dict(overridable(config_of(file, f'zoo={name}')))
         config = read(*(f'--config.{key}={value}' for key, value in asked.items()), config=f'{file}:zoo={name}')
         found = {key: config_path.get_value(key, config) for key in asked}

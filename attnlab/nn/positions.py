@@ -85,7 +85,8 @@ class GridRope:
     def rotate(self, x: Float[Array, 'b t h k'], grid: Grid) -> Float[Array, 'b t h k']:
         """Rotates queries or keys. Raises `UserError` unless `k` is a multiple of twice the axes."""
         wide = jnp.promote_types(x.dtype, jnp.float32)
-        return rotate_by_angles(x, axial_angles(grid, x.shape[-1], self.base, wide)[None, :, None])
+        angles = axial_angles(grid, x.shape[-1], self.base, wide)[None, :, None]
+        return rotate_by_angles(x, jnp.broadcast_to(angles, (x.shape[0], *angles.shape[1:])))
 
 
 @checked_fields

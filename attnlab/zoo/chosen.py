@@ -65,9 +65,8 @@ def next_token_recipe(name: str) -> Recipe:
     """Returns the recipe called `name`, as `chosen_recipe` does. Raises `UserError` where it is only bidirectional."""
     recipe = chosen_recipe(name)
     if not recipe.causal:
-        config = 'images' if recipe.grid else 'long_range'
         raise UserError(
-            f'zoo={name} is only bidirectional and cannot predict the next token; --config={config}:zoo={name} '
+            f'zoo={name} is only bidirectional and cannot predict the next token; --config={recipe.config}:zoo={name} '
             'trains it to classify'
         )
     return recipe

@@ -82,6 +82,11 @@ class Recipe:
         """The mixers of one period of layers; a single one unless the recipe is a hybrid."""
         return self.spec if isinstance(self.spec, tuple) else (self.spec,)
 
+    @property
+    def config(self) -> str:
+        """The config that trains it: `language` where it predicts the next token, else a classifier's."""
+        return 'language' if self.causal else 'images' if self.grid else 'long_range'
+
     def sized(self, *, heads: int, window: int | None = None, length: int | None = None) -> tuple[ConfigDict, ...]:
         """The pattern with `heads` where the recipe leaves them open, and `window`, unless `None`, where it has one.
 

@@ -16,7 +16,7 @@ from attnlab.nn.mlps import GatedMLP
 from attnlab.train.partition import Axes
 from attnlab.train.setup import Setup, prepare
 from attnlab.zoo import ZOO
-from configs import language, long_range
+from configs import images, language, long_range
 
 ROWS, LENGTH, WIDTH, HEADS = 2, 512, 256, 2
 """Sizes of a batch, of the model, and of the heads of mixers that leave them open: 128 channels each."""
@@ -24,22 +24,27 @@ ROWS, LENGTH, WIDTH, HEADS = 2, 512, 256, 2
 PERIODS = 2
 """How often the pattern of layers is repeated: where it is scanned, that is a loop."""
 
+CONFIGS = {
+    'language': lambda zoo: language.get_config(f'{zoo},size=10m'),
+    'long_range': lambda zoo: long_range.get_config(f'{zoo},size=smoke,task=authorship'),
+    'images': lambda zoo: images.get_config(f'{zoo},data=count'),
+}
+"""What a recipe is trained by, in any size; images have 256 patches."""
+
 
 def setup_for(recipe: str, devices: Sequence[jax.Device], mesh: str = '', *, remat: bool = False) -> Setup:
-    """The setup of a recipe in bfloat16 on the first of `devices`: a language model, or a classifier of texts.
+    """The setup of a recipe in bfloat16 on the first of `devices`: a language model or a classifier.
 
     With a mesh, such as `data=2,tensor=2`, on all of `devices`.
     """
     row = ZOO[recipe]
-    config = (
-        language.get_config(f'zoo={recipe},size=10m')
-        if row.causal
-        else long_range.get_config(f'zoo={recipe},size=smoke,task=authorship')
-    ).unlock()
+    config = CONFIGS[row.config](f'zoo={recipe}').unlock()
     config.precision.activations = 'bfloat16'
     sizes = {axis: int(size) for axis, size in (item.split('=') for item in mesh.split(',') if item)}
     axes = Axes(**{'data': 1} | sizes)
-    config.batch_size, config.length, config.model.dim = max(ROWS, axes.data * axes.fsdp), LENGTH, WIDTH
+    config.batch_size, config.model.dim = max(ROWS, axes.data * axes.fsdp), WIDTH
+    if not row.grid:
+        config.length = LENGTH
     layers = sum(mixer.layers if 'layers' in mixer else 1 for mixer in row.pattern)
     mixers = row.sized(heads=HEADS, window=LENGTH // 4, length=LENGTH)
     config.model.stack = stack_spec(mixers, layer=row.layer, depth=PERIODS * layers, mlp=spec(GatedMLP))

@@ -34,7 +34,7 @@ def overridden(config, *argv):
 def test_every_key_of_every_recipe_is_printed_and_can_be_overridden_by_what_is_printed(names):
     parts = {}
     for name in names:
-        config = config_of(pathlib.Path('language' if ZOO[name].causal else 'long_range'), f'zoo={name}')
+        config = config_of(pathlib.Path(ZOO[name].config), f'zoo={name}')
         found = entries(config)
         groups_of_parts = {key for key in keys(config) if f'{key}[0]' in keys(config)}
         assert {e.key for e in found} == {k for k in keys(config) if not k.endswith(TARGET)} - groups_of_parts, name

@@ -1,0 +1,115 @@
+"""Mixers of images: tokens on a grid, and rows that papers on images introduced."""
+
+from attnlab.config import spec
+from attnlab.mixers.softmax.attention import Attention
+from attnlab.mixers.spatial.polarized import PolarizedAttention
+from attnlab.mixers.spatial.reduced import EmbeddingFreeAttention, PooledReduction, ReducedAttention, StridedReduction
+from attnlab.mixers.spatial.windows import NeighbourhoodAttention, WindowAttention
+from attnlab.nn.norms import HeadRMSNorm
+from attnlab.nn.positions import GridRope
+from attnlab.zoo.recipe import Recipe
+from pallas_kernels import Relu
+
+HEADS = {'heads': 'heads'}
+
+SPATIAL = {
+    'swin': Recipe(
+        spec=(spec(WindowAttention), spec(WindowAttention, shifted=True)),
+        cite='Liu et al. 2021, https://arxiv.org/abs/2103.14030',
+        bidirectional=True,
+        grid=True,
+        small={'side': 3},
+        knobs=HEADS,
+        notes=(
+            'Two layers, of windows and of shifted ones, repeated: give stacks an even depth. Of one width and without '
+            'merging of patches. Grids are filled up to whole windows, and what fills them is not read; forbidden keys '
+            'have weight zero, where the released code subtracts 100.'
+        ),
+    ),
+    'neighbourhood': Recipe(
+        spec=spec(NeighbourhoodAttention),
+        cite='Hassani et al. 2023, https://arxiv.org/abs/2204.07143',
+        bidirectional=True,
+        grid=True,
+        implementations=(),
+        small={'side': 3},
+        knobs=HEADS,
+        notes=(
+            'With the relative bias of the paper, which fused kernels of the authors have left out. Keys are gathered, '
+            'in plain JAX; `dilation=2` is DiNAT. Grids with an axis shorter than `side * dilation` are refused.'
+        ),
+    ),
+    'pvt': Recipe(
+        spec=spec(ReducedAttention, reduction=spec(StridedReduction)),
+        cite='Wang et al. 2021, https://arxiv.org/abs/2102.12122',
+        bidirectional=True,
+        grid=True,
+        knobs=HEADS,
+        notes=(
+            'Spatial-reduction attention at one ratio, 2; the paper has 8, 4, 2, 1 in stages of falling resolution. '
+            'Rows and columns beyond the last whole block are no keys, as in the paper.'
+        ),
+    ),
+    'pvt_linear': Recipe(
+        spec=spec(ReducedAttention, reduction=spec(PooledReduction)),
+        cite='Wang et al. 2022, https://arxiv.org/abs/2106.13797',
+        bidirectional=True,
+        grid=True,
+        small={'reduction': spec(PooledReduction, side=3)},
+        knobs=HEADS,
+        notes='49 keys whatever the size of the grid.',
+    ),
+    'embedding_free': Recipe(
+        spec=spec(EmbeddingFreeAttention),
+        cite='Yu et al. 2024, https://arxiv.org/abs/2407.17261',
+        bidirectional=True,
+        grid=True,
+        knobs=HEADS,
+        notes=(
+            'That of the encoder, at one ratio of pooling, 2. A trained model can be built again with `factor=2`, a '
+            'quarter of the keys: no parameter depends on it.'
+        ),
+    ),
+    'polarized': Recipe(
+        spec=spec(PolarizedAttention),
+        cite='Liu et al. 2021, https://arxiv.org/abs/2107.00782',
+        bidirectional=True,
+        mirrored=True,
+        packed=True,
+        implementations=(),
+        knobs={},
+        notes=(
+            'The parallel layout, in the form of the paper: the released code takes the softmax of the spatial gate '
+            'over places, which leaves it near one half. The paper puts it into convolutional blocks; here it is the '
+            'mixer of a layer. That form is RECALLED.'
+        ),
+    ),
+    'polarized_sequential': Recipe(
+        spec=spec(PolarizedAttention, join='sequential'),
+        cite='Liu et al. 2021, https://arxiv.org/abs/2107.00782',
+        bidirectional=True,
+        mirrored=True,
+        packed=True,
+        implementations=(),
+        knobs={},
+        notes='The sequential layout; otherwise as `polarized`.',
+    ),
+    'relu_vit': Recipe(
+        spec=spec(Attention, weights=Relu(), qk_norm=spec(HeadRMSNorm), causal=False),
+        cite='Wortsman et al. 2023, https://arxiv.org/abs/2309.08586',
+        bidirectional=True,
+        mirrored=True,
+        packed=True,
+        notes=(
+            '`relu_attention` as on images: both ways, so divided by the length, with a norm of queries and keys, by '
+            'their root mean square where the paper has a layer norm.'
+        ),
+    ),
+    'axial_rope': Recipe(
+        spec=spec(Attention, position=GridRope(), causal=False),
+        cite='Heo et al. 2024, https://arxiv.org/abs/2403.13298',
+        bidirectional=True,
+        grid=True,
+        notes='Attention with rotary positions on both axes (RoPE-Axial); not with the learned angles of RoPE-Mixed.',
+    ),
+}

@@ -1,0 +1,197 @@
+"""Mixers of grids against their equations, written out in float64 with numpy, on grids that suit no window."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from attnlab.context import Context
+from attnlab.errors import UserError
+from attnlab.mixers.spatial.polarized import PolarizedAttention
+from attnlab.mixers.spatial.reduced import EmbeddingFreeAttention, PooledReduction, ReducedAttention, StridedReduction
+from attnlab.mixers.spatial.windows import NeighbourhoodAttention, WindowAttention, neighbours
+from attnlab.testing.contract import cast_parameters
+from attnlab.testing.noise import noise, perturbed
+
+GRID, DIM, HEADS = (5, 7), 8, 2
+PLACES = np.stack(np.unravel_index(np.arange(35), GRID), axis=-1)
+OFFSETS = PLACES[:, None] - PLACES[None]
+
+
+@functools.cache
+def made(kind, **options):
+    """A mixer in float64, and its compiled call on one row of the grid."""
+    with jax.enable_x64(True):
+        mixer = cast_parameters(perturbed(kind(DIM, rngs=nnx.Rngs(0), **options)), jnp.float64)
+        graphdef, variables = nnx.split(mixer)
+        ctx = dataclasses.replace(Context.full(1, 35), grid=GRID)
+        return mixer, jax.jit(lambda variables, x: nnx.merge(graphdef, variables)(x, ctx)[0]), variables
+
+
+def outputs(kind, x, **options):
+    _, call, variables = made(kind, **options)
+    with jax.enable_x64(True):
+        return np.asarray(call(variables, jnp.asarray(x)[None]))[0]
+
+
+def inputs(seed=0):
+    return np.random.default_rng(seed).standard_normal((35, DIM))
+
+
+def mapped(linear, x):
+    y = x @ np.asarray(linear.weight[...])
+    return y if linear.bias is None else y + np.asarray(linear.bias[...])
+
+
+def split(x):
+    """Heads first."""
+    return x.reshape(len(x), HEADS, -1).swapaxes(0, 1)
+
+
+def softmax(scores):
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return weights / weights.sum(axis=-1, keepdims=True)
+
+
+def attended(q, k, v, output, bias=0.0):
+    """Heads read, joined and mapped."""
+    scores = np.einsum('htk,hsk->hts', split(q), split(k)) / np.sqrt(q.shape[1] // HEADS) + bias
+    read = np.einsum('hts,hsk->thk', softmax(scores), split(v))
+    return mapped(output, read.reshape(len(q), -1))
+
+
+def normed(norm, x):
+    apart = x - x.mean(axis=-1, keepdims=True)
+    unit = apart / np.sqrt((apart**2).mean(axis=-1, keepdims=True) + 1e-5)
+    return unit * np.asarray(norm.scale[...]) + np.asarray(norm.bias[...])
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def seen_in_windows(shifted):
+    """Windows of 3 x 3 on the grid filled up to 6 x 9; tokens that a shift brings together from both ends are apart."""
+    window = (PLACES - (1 if shifted else 0)) % np.array([6, 9]) // 3
+    same = (window[:, None] == window[None]).all(axis=-1)
+    return same & (np.abs(OFFSETS) < 3).all(axis=-1)
+
+
+def seen_in_neighbourhoods(dilation):
+    """The three nearest keys on every axis among those of equal remainder, moved inwards at borders."""
+    seen = np.ones((35, 35), bool)
+    for axis, size in enumerate(GRID):
+        own = np.zeros((size, size), bool)
+        for i in range(size):
+            alike = np.arange(i % dilation, size, dilation)
+            first = min(max(i // dilation - 1, 0), len(alike) - 3)
+            own[i, alike[first : first + 3]] = True
+        seen &= own[PLACES[:, None, axis], PLACES[None, :, axis]]
+    return seen
+
+
+WINDOWED = {
+    'windows': (WindowAttention, {}, seen_in_windows(shifted=False), 1),
+    'shifted windows': (WindowAttention, {'shifted': True}, seen_in_windows(shifted=True), 1),
+    'neighbourhoods': (NeighbourhoodAttention, {}, seen_in_neighbourhoods(1), 1),
+}
+
+
+@pytest.mark.parametrize('name', WINDOWED)
+def test_windows_and_neighbourhoods(name):
+    kind, options, seen, dilation = WINDOWED[name]
+    mixer, x = made(kind, heads=HEADS, side=3, **options)[0], inputs()
+    q, k, v = np.split(mapped(mixer.qkv, x), 3, axis=1)
+    rows = (OFFSETS // dilation + 2) @ np.array([5, 1])
+    bias = np.where(seen, np.asarray(mixer.bias[...])[np.where(seen, rows, 0)].transpose(2, 0, 1), -np.inf)
+    found = outputs(kind, x, heads=HEADS, side=3, **options)
+    np.testing.assert_allclose(found, attended(q, k, v, mixer.output, bias), rtol=1e-10, atol=1e-12)
+    # What is forbidden has no influence at all, and what is not has some.
+    for token in (0, 17, 34):
+        changed = x.copy()
+        changed[token] += 1
+        differs = (outputs(kind, changed, heads=HEADS, side=3, **options) != found).any(axis=1)
+        np.testing.assert_array_equal(differs, seen[:, token])
+
+
+def test_dilated_neighbours_are_those_of_equal_remainder():
+    index, offsets = neighbours((6, 8), 3, 2)
+    places = np.stack(np.unravel_index(np.arange(48), (6, 8)), axis=-1)
+    assert (np.diff(np.sort(index)) > 0).all() and index.shape == (48, 9)
+    np.testing.assert_array_equal(places[:, None] - places[index], 2 * offsets)
+    assert np.abs(offsets).max() == 2 and set(index[0].tolist()) == {0, 2, 4, 16, 18, 20, 32, 34, 36}
+    full, _ = neighbours((3, 3), 3, 1)
+    np.testing.assert_array_equal(full, np.tile(np.arange(9), (9, 1)))
+
+
+def test_a_window_as_large_as_the_grid_is_not_shifted():
+    x = inputs()
+    found = [outputs(WindowAttention, x, heads=HEADS, side=7, shifted=shifted) for shifted in (False, True)]
+    np.testing.assert_array_equal(*found)
+
+
+def blocks(x):
+    """Blocks of 2 x 2 tokens, row by row; the last row and column are in none."""
+    image = x.reshape(*GRID, -1)
+    return np.stack([image[y : y + 2, c : c + 2].reshape(4, -1) for y in (0, 2) for c in (0, 2, 4)])
+
+
+def test_keys_of_a_strided_reduction():
+    mixer, x = made(ReducedAttention, heads=HEADS)[0], inputs()
+    conv, norm = mixer.reduction.conv, mixer.reduction.norm
+    reduced = normed(norm, mapped(conv.linear, blocks(x).reshape(6, -1)))
+    k, v = np.split(mapped(mixer.key_value, reduced), 2, axis=1)
+    expected = attended(mapped(mixer.query, x), k, v, mixer.output)
+    np.testing.assert_allclose(outputs(ReducedAttention, x, heads=HEADS), expected, rtol=1e-10, atol=1e-12)
+    assert StridedReduction(DIM, ratio=1, rngs=nnx.Rngs(0)).conv is None
+
+
+def test_keys_of_a_pooled_reduction():
+    reduction = functools.partial(PooledReduction, side=3)
+    mixer, x = made(ReducedAttention, heads=HEADS, reduction=reduction)[0], inputs()
+    image, bins = x.reshape(*GRID, DIM), ([(0, 2), (1, 4), (3, 5)], [(0, 3), (2, 5), (4, 7)])
+    means = np.stack([image[y:z, a:b].mean(axis=(0, 1)) for y, z in bins[0] for a, b in bins[1]])
+    pre = normed(mixer.reduction.norm, mapped(mixer.reduction.linear, means))
+    with jax.enable_x64(True):
+        reduced = np.asarray(jax.nn.gelu(jnp.asarray(pre), approximate=False))
+    k, v = np.split(mapped(mixer.key_value, reduced), 2, axis=1)
+    expected = attended(mapped(mixer.query, x), k, v, mixer.output)
+    found = outputs(ReducedAttention, x, heads=HEADS, reduction=reduction)
+    np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-12)
+
+
+def test_attention_without_maps():
+    mixer, x = made(EmbeddingFreeAttention, heads=HEADS)[0], inputs()
+    u = mapped(mixer.linear, blocks(x).mean(axis=1))
+    expected = attended(x, u, u, mixer.output)
+    np.testing.assert_allclose(outputs(EmbeddingFreeAttention, x, heads=HEADS), expected, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize('join', ['parallel', 'sequential'])
+def test_polarized_gates(join):
+    mixer, x = made(PolarizedAttention, join=join)[0], inputs()
+
+    def channels(x):
+        gate, scores = mixer.channels, mapped(mixer.channels.query, x)[:, 0]
+        return sigmoid(normed(gate.norm, mapped(gate.up, softmax(scores) @ mapped(gate.value, x))))
+
+    def places(x):
+        gate = mixer.places
+        return sigmoid(mapped(gate.value, x) @ softmax(mapped(gate.query, x).mean(axis=0)))[:, None]
+
+    z = channels(x) * x
+    expected = z + places(x) * x if join == 'parallel' else places(z) * z
+    np.testing.assert_allclose(outputs(PolarizedAttention, x, join=join), expected, rtol=1e-10, atol=1e-12)
+    assert (places(x) > 0).all() and (channels(x) < 1).all()
+
+
+def test_grids_that_are_refused():
+    ctx = dataclasses.replace(Context.full(1, 10), grid=(2, 5))
+    with pytest.raises(UserError, match=r'every axis of the grid must have at least 3 tokens, and it is \(2, 5\)'):
+        NeighbourhoodAttention(DIM, heads=HEADS, side=3, rngs=nnx.Rngs(0))(noise(1, 10, DIM), ctx)
+    with pytest.raises(UserError, match=r'the ratio of reduction is 3; the grid is \(2, 5\)'):
+        EmbeddingFreeAttention(DIM, heads=HEADS, ratio=3, rngs=nnx.Rngs(0))(noise(1, 10, DIM), ctx)
