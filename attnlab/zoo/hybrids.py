@@ -3,7 +3,6 @@
 from attnlab.blocks.layer import MixerAndMLP
 from attnlab.config import spec
 from attnlab.functional.normalizers import SumNormalizer
-from attnlab.mixers.combine import SideBySide
 from attnlab.mixers.linear.attention import LinearAttention
 from attnlab.mixers.linear.write import Delta
 from attnlab.mixers.softmax.attention import Attention
@@ -173,45 +172,6 @@ HYBRIDS = {
             'whose first attention follows four; fewer layers than six have none of it. Every layer is followed by the '
             'channel mixer of other recipes; theirs, W_2 relu(W_1 x)^2, does not follow the fifth. Norms of Mamba-2 '
             'are over all heads, theirs over each of eight groups. One key/value head; theirs one for every four.'
-        ),
-    ),
-    'hymba': Recipe(
-        spec=spec(
-            SideBySide,
-            mixers=(spec(Attention, kv_heads=1, position=Rope(), window=1024), MAMBA),
-            norm=spec(RMSNorm),
-        ),
-        cite='Dong et al. 2024, https://arxiv.org/abs/2411.13676',
-        causal=True,
-        streaming=True,
-        packed=True,
-        sequence=True,
-        small={'state': 4},
-        knobs={},
-        slow=True,
-        notes=(
-            'Attention in a window and Mamba side by side in every layer, the mean of their normalised outputs. Each '
-            'has maps of its own, in and out, and the norms follow the latter; in the paper one map leads into both, '
-            'and one out of the mean of what they have read, of twice the width. Without its meta tokens, the global '
-            'attention of its first, middle and last layers, and keys shared between layers. One key/value head.'
-        ),
-    ),
-    'falcon_h1': Recipe(
-        spec=spec(
-            SideBySide, mixers=(MAMBA2, spec(Attention, kv_heads=1, position=Rope(base=1e11))), scales=(1.0, 1.0)
-        ),
-        cite='TII 2025, https://arxiv.org/abs/2507.22448',
-        causal=True,
-        streaming=True,
-        packed=True,
-        sequence=True,
-        small={'head_dim': 8, 'state': 4},
-        knobs={},
-        slow=True,
-        notes=(
-            'Mamba-2 and attention side by side in every layer, their outputs added; `scales` are the multipliers of '
-            'the outputs, those of inputs, keys and projections are one. Mamba-2 has a norm, which the released models '
-            'leave out, and twice the width of the model; theirs is narrower. One key/value head, theirs two to eight.'
         ),
     ),
 }
