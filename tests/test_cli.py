@@ -220,6 +220,8 @@ def test_analyse(capsys, run, tmp_path):
     assert '--ranks is for --head' in said(capsys, 'analyse', workdir, '--ranks=2')
     assert 'rows is 1; a head is refitted' in said(capsys, 'analyse', workdir, '--head', '--rows=1')
     assert 'two analyses' in said(capsys, 'analyse', workdir, '--head', '--neighbours=2')
+    assert '--stored_rows is for --neighbours' in said(capsys, 'analyse', workdir, '--stored_rows=8')
+    assert '--bits is for the analysis of layers' in said(capsys, 'analyse', workdir, '--head', '--bits=4')
 
 
 def test_analyse_with_neighbours(capsys, run, tmp_path):

@@ -44,6 +44,10 @@ def main(argv: list[str]) -> int:
     ranks = tuple(whole(text, '--ranks') for text in values.ranks)
     if ranks and not values.head:
         raise UserError('--ranks is for --head, which is not given')
+    if values['stored_rows'].present and not values.neighbours:
+        raise UserError('--stored_rows is for --neighbours, which is not given')
+    if values['bits'].present and (values.head or values.neighbours):
+        raise UserError('--bits is for the analysis of layers; leave out --head and --neighbours')
     if values.head and values.neighbours:
         raise UserError('--head and --neighbours are two analyses; ask for one at a time')
     start_devices(values)
