@@ -227,7 +227,7 @@ def test_without_a_network_it_is_said_where_the_file_goes_and_what_to_do_without
     assert f'put a copy of {file} at {tmp_path}/downloads/{name}/{file}' in message or (
         f'put a copy of it at {tmp_path}/downloads/{name}/{file}' in message
     )
-    assert f'`{substitute}` needs no download' in message and '\n' not in message
+    assert f'{substitute} needs no download' in message and '\n' not in message
     assert not builder(data_dir=tmp_path).data_path.exists()
     with pytest.raises(UserError, match=rf'run: attnlab data prepare {name} --data_dir={tmp_path}; `{substitute}`'):
         Prepared(name, str(tmp_path)).rows('train')
