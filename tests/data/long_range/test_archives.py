@@ -229,7 +229,7 @@ def test_without_a_network_it_is_said_where_the_file_goes_and_what_to_do_without
     )
     assert f'{substitute} needs no download' in message and '\n' not in message
     assert not builder(data_dir=tmp_path).data_path.exists()
-    with pytest.raises(UserError, match=rf'run: attnlab data prepare {name} --data_dir={tmp_path}; `{substitute}`'):
+    with pytest.raises(UserError, match=rf'run: attnlab data prepare {name} --data_dir={tmp_path}; {substitute} needs'):
         Prepared(name, str(tmp_path)).rows('train')
 
 
