@@ -380,5 +380,5 @@ def test_check_mixer_says_what_it_checked(monkeypatch: pytest.MonkeyPatch):
     check_mixer(Lag, causal=True, bidirectional=False, streaming=True, packed=False, say=said.append)
     assert said == [
         *(f'{name}: holds' for name in passes),
-        '3 properties hold; not claimed, so not checked: bidirectional, packed',
+        '3 properties hold; not claimed, so not checked: bidirectional, packed, grid',
     ]

@@ -13,13 +13,14 @@ UNITS = {
         bidirectional=True,
         streaming=True,
         packed=True,
-        implementations=('reference', 'xla'),
+        implementations=('reference', 'xla', 'mosaic_tpu'),
         layer=MixersAlone(),
         small={'key_dim': 6, 'length': 24},
         knobs={'state': 'key_dim'},
         notes=(
             'Products are divided by `length`, a constant of 1024, to be set to the rows of training. Positions are '
-            'rotary, without the relative bias. Two units are a layer, as in the paper.'
+            'rotary, without the relative bias. Two units are a layer, as in the paper. The '
+            'kernel for GPUs serves values of at most 256 channels, a width of 128.'
         ),
     ),
     'mega': Recipe(
