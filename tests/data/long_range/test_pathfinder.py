@@ -16,6 +16,8 @@ from .probes import linear_probe
 
 ROOT = pathlib.Path(__file__).parents[3]
 
+pytestmark = pytest.mark.xdist_group('pathfinder')  # Images are drawn once.
+
 
 def stream(index, split=0):
     return np.random.SeedSequence(0, spawn_key=(split, index))
