@@ -85,3 +85,8 @@ def test_an_installed_wheel_trains_goes_on_and_evaluates(wheel, tmp_path):
     assert (folder / 'run' / 'metrics.jsonl').read_bytes() == metrics
     assert (folder / 'run' / 'checkpoints' / '10').is_dir()
     assert 'bits/byte' in call(bin / 'attnlab', 'eval', '--workdir=run', '--tokens=64', '--multiples=1', cwd=folder)
+
+    shutil.copytree(ROOT / 'experiments' / 'softmax_bottleneck', folder / 'mine')
+    assert 'can be run' in call(bin / 'attnlab', 'experiment', 'mine', '--dry_run', cwd=folder)
+    script = call(bin / 'attnlab', 'completion', 'bash', cwd=folder)
+    call('bash', '-nc', script, cwd=folder)
