@@ -1,10 +1,12 @@
 """Mixers of images: tokens on a grid, and rows that papers on images introduced."""
 
+from attnlab.blocks.layer import MixersAlone
 from attnlab.config import spec
 from attnlab.mixers.softmax.attention import Attention
 from attnlab.mixers.spatial.polarized import PolarizedAttention
 from attnlab.mixers.spatial.reduced import EmbeddingFreeAttention, PooledReduction, ReducedAttention, StridedReduction
 from attnlab.mixers.spatial.windows import NeighbourhoodAttention, WindowAttention
+from attnlab.mixers.state_space.two_sided import CrossScanSSM, TwoWaySSM
 from attnlab.nn.norms import HeadRMSNorm
 from attnlab.nn.positions import GridRope
 from attnlab.zoo.recipe import Recipe
@@ -93,6 +95,33 @@ SPATIAL = {
         implementations=(),
         knobs={},
         notes='The sequential layout; otherwise as `polarized`.',
+    ),
+    'vim': Recipe(
+        spec=spec(TwoWaySSM),
+        cite='Zhu et al. 2024, https://arxiv.org/abs/2401.09417',
+        bidirectional=True,
+        packed=True,
+        layer=MixersAlone(),
+        small={'state': 4},
+        knobs={'state': 'state'},
+        smallest_state=1,
+        notes=(
+            'Both directions are halved, as in the released configs; the paper sums them. The class token of the paper '
+            'stands in the middle: `token=middle` in configs/images.py.'
+        ),
+    ),
+    'vmamba': Recipe(
+        spec=spec(CrossScanSSM),
+        cite='Liu et al. 2024, https://arxiv.org/abs/2401.10166',
+        bidirectional=True,
+        grid=True,
+        small={'state': 4},
+        knobs={'state': 'state'},
+        smallest_state=1,
+        notes=(
+            'The gated form of the first version, with 16 states and twice the width. The released T, S and B have '
+            'one state and no gate, and most of them the width of the model.'
+        ),
     ),
     'relu_vit': Recipe(
         spec=spec(Attention, weights=Relu(), qk_norm=spec(HeadRMSNorm), causal=False),

@@ -80,9 +80,9 @@ class SelectiveSSM(Mixer):
         self.input = Linear(dim, 2 * inner, axes=('embed', 'mlp'), rngs=rngs)
         self.prelude = prelude(inner, rngs=rngs)
         self.select = Linear(inner, dt_rank + 2 * state, axes=('mlp', None), rngs=rngs)
-        self.step = Linear(dt_rank, inner, initializer=_bound_by_fan_in, axes=(None, 'mlp'), rngs=rngs)
+        self.step = Linear(dt_rank, inner, initializer=bound_by_fan_in, axes=(None, 'mlp'), rngs=rngs)
         self.step_size = StepSize(inner, rngs=rngs)
-        self.A_log = param(_log_states, (inner, state), axes=('mlp', 'state'), group='dynamics', rngs=rngs)
+        self.A_log = param(log_states, (inner, state), axes=('mlp', 'state'), group='dynamics', rngs=rngs)
         self.D = param(nnx.initializers.ones, (inner,), axes=('mlp',), group='dynamics', rngs=rngs)
         self.output = Linear(inner, dim, axes=('mlp', 'embed'), rngs=rngs)
 
@@ -216,13 +216,13 @@ class StateSpaceDual(Mixer):
         return SelectiveState(memory, self.prelude.init_state(batch, dtype), no_segment(batch))
 
 
-def _bound_by_fan_in(key: jax.Array, shape: Shape[int], dtype: DTypeLike) -> Array:
+def bound_by_fan_in(key: jax.Array, shape: Shape[int], dtype: DTypeLike) -> Array:
     """Uniform within plus or minus one over the root of the number of inputs."""
     bound = shape[0] ** -0.5
     return jax.random.uniform(key, shape, dtype, -bound, bound)
 
 
-def _log_states(key: jax.Array, shape: Shape[int], dtype: DTypeLike) -> Array:
+def log_states(key: jax.Array, shape: Shape[int], dtype: DTypeLike) -> Array:
     """The logarithms of 1 to `n` in every channel, the real part of S4D."""
     del key
     return jnp.broadcast_to(jnp.log(jnp.arange(1, shape[1] + 1, dtype=dtype))[None], tuple(shape))

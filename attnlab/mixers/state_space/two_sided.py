@@ -1,0 +1,162 @@
+"""Selective state-space models that read in several directions: both ways, and along four scans of an image."""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Int
+
+from attnlab.context import Context
+from attnlab.functional import cores
+from attnlab.functional.grids import Grid, flatten, required_grid, unflatten
+from attnlab.functional.recurrences import state_dtype
+from attnlab.mixers.mixer import TwoSided
+from attnlab.mixers.state_space.selective import bound_by_fan_in, log_states
+from attnlab.module import Module
+from attnlab.nn.convolutions import DepthwiseConv
+from attnlab.nn.decays import StepSize
+from attnlab.nn.norms import LayerNorm
+from attnlab.nn.parameter import param
+from attnlab.nn.preludes import ShortConv
+from attnlab.nn.projections import Linear
+from attnlab.typing import Segments, Sequence
+
+
+class SelectiveScan(Module):
+    """The scan of `SelectiveSSM` with the maps that choose its steps, inputs and outputs, in one direction.
+
+    r, B, C = split(x W_x)    dt = softplus(r W_dt + c)
+    h_t = exp(dt_t A) h_{t-1} + dt_t x_t B_t^T    y_t = h_t C_t + D x_t
+    """
+
+    def __init__(self, inner: int, *, state: int, dt_rank: int, implementation: str | None, rngs: nnx.Rngs):
+        self.splits = (dt_rank, dt_rank + state)
+        self.implementation = implementation
+        self.select = Linear(inner, dt_rank + 2 * state, axes=('mlp', None), rngs=rngs)
+        self.step = Linear(dt_rank, inner, initializer=bound_by_fan_in, axes=(None, 'mlp'), rngs=rngs)
+        self.step_size = StepSize(inner, rngs=rngs)
+        self.A_log = param(log_states, (inner, state), axes=('mlp', 'state'), group='dynamics', rngs=rngs)
+        self.D = param(nnx.initializers.ones, (inner,), axes=('mlp',), group='dynamics', rngs=rngs)
+
+    def __call__(self, x: Sequence, segments: Segments | None) -> Sequence:
+        low, B, C = jnp.split(self.select(x), self.splits, axis=-1)
+        A = -jnp.exp(self.A_log[...].astype(state_dtype(x.dtype)))
+        dt = self.step_size(self.step(low))
+        D = self.D[...]
+        y, _ = cores.selective_scan(x, dt, A, B, C, D, segments=segments, implementation=self.implementation)
+        return y
+
+
+class TwoWaySSM(TwoSided):
+    """Vim: two selective state-space models, one of which reads the row from its end.
+
+        x, z = split(u W_in)
+        y = f(x) silu(z) + reversed(g(reversed(x))) silu(z)    out = y W_out / 2
+
+    `f` and `g` are each a short causal convolution and a scan (`SelectiveScan`), with parameters of their own; half the
+    sum is that of the released configs, the paper has the sum. Zhu et al. 2024, https://arxiv.org/abs/2401.09417.
+
+    Args:
+      dim: model width.
+      expand: inner width over model width.
+      state: states a channel.
+      dt_rank: width of the bottleneck that step sizes are read through; `None`: `dim / 16`, rounded up.
+      width: of the convolutions.
+      implementation: of the core; `None`: the default of the platform.
+      rngs: draws the parameters.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        expand: int = 2,
+        state: int = 16,
+        dt_rank: int | None = None,
+        width: int = 4,
+        implementation: str | None = None,
+        rngs: nnx.Rngs,
+    ):
+        inner, dt_rank = expand * dim, -(-dim // 16) if dt_rank is None else dt_rank
+        scan: dict[str, Any] = {'state': state, 'dt_rank': dt_rank, 'implementation': implementation}
+        self.input = Linear(dim, 2 * inner, axes=('embed', 'mlp'), rngs=rngs)
+        self.convs: Any = nnx.List([ShortConv(inner, width=width, bias=True, rngs=rngs) for _ in range(2)])
+        self.scans: Any = nnx.List([SelectiveScan(inner, **scan, rngs=rngs) for _ in range(2)])
+        self.output = Linear(inner, dim, axes=('mlp', 'embed'), rngs=rngs)
+
+    def __call__(self, x: Sequence, ctx: Context, state: None = None) -> tuple[Sequence, None]:
+        x, z = jnp.split(self.input(x), 2, axis=-1)
+        segments = ctx.segments
+        forwards = self.scans[0](self.convs[0](x, segments)[0], segments)
+        segments = None if segments is None else segments[:, ::-1]
+        backwards = self.scans[1](self.convs[1](x[:, ::-1], segments)[0], segments)[:, ::-1]
+        return self.output((forwards + backwards) * jax.nn.silu(z) / 2), None
+
+
+class CrossScan(Module):
+    """The sum of four scans of an image, `sum_d unscan_d(SelectiveScan_d(scan_d(x)))`.
+
+    `scan_d` puts the tokens in an order: along rows, along columns, and both from the end. Every direction has
+    parameters of its own. Liu et al. 2024, https://arxiv.org/abs/2401.10166.
+    """
+
+    def __init__(self, inner: int, *, state: int, dt_rank: int, implementation: str | None, rngs: nnx.Rngs):
+        scan: dict[str, Any] = {'state': state, 'dt_rank': dt_rank, 'implementation': implementation}
+        self.directions: Any = nnx.List([SelectiveScan(inner, **scan, rngs=rngs) for _ in range(4)])
+
+    def __call__(self, x: Sequence, grid: Grid) -> Sequence:
+        orders = zip(self.directions, cross(grid), strict=True)
+        first, *others = (scan(x[:, order], None)[:, np.argsort(order)] for scan, order in orders)
+        return sum(others, first)
+
+
+class CrossScanSSM(TwoSided):
+    """VMamba's SS2D: four scans of an image (`CrossScan`) behind a convolution, gated.
+
+        x, z = split(u W_in)    y = CrossScan(silu(conv(x)))    out = (norm(y) silu(z)) W_out
+
+    `conv` is depthwise, 3 x 3. Liu et al. 2024, https://arxiv.org/abs/2401.10166.
+
+    Raises `UserError` without a grid of two axes.
+
+    Args:
+      dim: model width.
+      expand: inner width over model width.
+      state: states a channel.
+      dt_rank: width of the bottleneck that step sizes are read through; `None`: `dim / 16`, rounded up.
+      implementation: of the core; `None`: the default of the platform.
+      rngs: draws the parameters.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        expand: int = 2,
+        state: int = 16,
+        dt_rank: int | None = None,
+        implementation: str | None = None,
+        rngs: nnx.Rngs,
+    ):
+        inner, dt_rank = expand * dim, -(-dim // 16) if dt_rank is None else dt_rank
+        self.input = Linear(dim, 2 * inner, axes=('embed', 'mlp'), rngs=rngs)
+        self.conv = DepthwiseConv(inner, rngs=rngs)
+        self.scans = CrossScan(inner, state=state, dt_rank=dt_rank, implementation=implementation, rngs=rngs)
+        self.norm = LayerNorm(inner, rngs=rngs)
+        self.output = Linear(inner, dim, axes=('mlp', 'embed'), rngs=rngs)
+
+    def __call__(self, x: Sequence, ctx: Context, state: None = None) -> tuple[Sequence, None]:
+        grid = required_grid(ctx, type(self).__name__, axes=2)
+        x, z = jnp.split(self.input(x), 2, axis=-1)
+        x = jax.nn.silu(flatten(self.conv(unflatten(x, grid)), grid))
+        return self.output(self.norm(self.scans(x, grid)) * jax.nn.silu(z)), None
+
+
+def cross(grid: Grid) -> list[Int[np.ndarray, 't']]:
+    """Returns four orders of the tokens of an image: by rows, by columns, and the reverses of these."""
+    places = np.arange(math.prod(grid)).reshape(grid)
+    orders = [places.reshape(-1), places.T.reshape(-1)]
+    return [*orders, *(order[::-1] for order in orders)]
