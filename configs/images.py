@@ -12,20 +12,28 @@
 `size` is `tiny`, minutes on 2 CPU cores, or `small`, for an accelerator. Recipes with a bidirectional form are trained
 in it; others read from left to right.
 
-`stem=linear|overlap|conv` maps patches, `positions=learned|sinusoidal|none` are added to them, and
-`token=mean|first|middle` says what a prediction about an image is read from: the mean of the patches, the default,
-or a class token, which recipes on grids cannot place. `head` is one of those of classes that `attnlab zoo --heads`
-lists; `optimizer` and `schedule` choose others, as in `configs/language.py`. `config.length` counts pixels, and so do
-tokens a second; `config.model.inputs.patch` joins them to patches (and `config.task.patch`, for `segments`).
+`layout=pyramid` puts the layers at falling resolutions and rising widths: each has half the sides and twice the width
+of that before, the last the width of `size`. `layout=paper` is the hierarchical model of the recipe's paper in its own
+widths, depths and heads, with the patches of `data` and the training of `size` (swin: Swin-T, pvt: PVT-Tiny).
+
+`stem=linear|overlap|conv` maps patches, and `positions=learned|sinusoidal|none` are added to them; left out, they are
+the paper's where the layout is, else linear and learned. `token=mean|first|middle` says what a prediction about an
+image is read from: the mean of the patches, the default, or a class token, which recipes on grids and layouts of
+several resolutions cannot place. `head` is one of those of classes that `attnlab zoo --heads` lists; `optimizer` and
+`schedule` choose others, as in `configs/language.py`. `config.length` counts pixels, and so do tokens a second;
+`config.model.inputs.patch` joins them to patches (and `config.task.patch`, for `segments`, to tokens of the last
+resolution).
 """
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
 from flax import nnx
 from ml_collections import ConfigDict
 
+from attnlab.blocks.layer import MixerAndMLP
 from attnlab.config import arguments, choose, spec, takes
 from attnlab.data.long_range.dataset import Dataset
 from attnlab.data.long_range.digits import Digits
@@ -37,9 +45,11 @@ from attnlab.evals.cadence import EveryNSteps
 from attnlab.models.heads.registry import CLASSIFIERS
 from attnlab.models.inputs.patches import ConvStem, OverlappingMap, Patches, class_place
 from attnlab.models.model import Model
+from attnlab.models.pyramid import Pyramid, Resolution
 from attnlab.models.stack import stack_spec
-from attnlab.nn.convolutions import PatchMap
-from attnlab.nn.mlps import GatedMLP
+from attnlab.nn.convolutions import PatchMap, PatchMerging
+from attnlab.nn.mlps import MLP, GatedMLP
+from attnlab.nn.norms import RMSNorm
 from attnlab.nn.pools import MeanPool, OneToken
 from attnlab.nn.positions import GridSinusoids, LearnedPlaces
 from attnlab.tasks.images import ImageClassification, Segmentation, side
@@ -47,7 +57,7 @@ from attnlab.train.optimizer import AdamW, Group, Groups
 from attnlab.train.run_config import CHOICES, run_config
 from attnlab.train.schedule import Cosine
 from attnlab.train.step import Precision
-from attnlab.zoo import Recipe
+from attnlab.zoo import ZOO, Recipe
 from attnlab.zoo.chosen import chosen_recipe
 
 
@@ -63,7 +73,10 @@ class Images:
 
 @dataclasses.dataclass(frozen=True)
 class Size:
-    """The model, and how it is trained; `window` is for mixers of sequences that have one, in patches."""
+    """The model, and how it is trained.
+
+    `window` is for mixers of sequences that have one, in patches; `resolutions` are those of `layout=pyramid`.
+    """
 
     steps: int
     batch_size: int
@@ -72,6 +85,7 @@ class Size:
     depth: int
     heads: int
     window: int = 16
+    resolutions: int = 2
     weight_decay: float = 0.05
     warmup: float = 0.1
     activations: str = 'float32'
@@ -88,9 +102,30 @@ DATA = {
 SIZES = {
     'tiny': Size(steps=1_000, batch_size=32, peak_lr=2e-3, dim=64, depth=2, heads=4),
     'small': Size(
-        steps=20_000, batch_size=256, peak_lr=1e-3, dim=256, depth=8, heads=8, window=64, activations='bfloat16'
+        steps=20_000,
+        batch_size=256,
+        peak_lr=1e-3,
+        dim=256,
+        depth=8,
+        heads=8,
+        window=64,
+        resolutions=4,
+        activations='bfloat16',
     ),
 }
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Layout:
+    """The layers of a model: its stack, the width and norm around it, and the inputs that go with it."""
+
+    stack: ConfigDict
+    dim: int
+    norm: ConfigDict = dataclasses.field(default_factory=lambda: spec(RMSNorm))
+    stem: ConfigDict = dataclasses.field(default_factory=lambda: spec(PatchMap))
+    positions: str = 'learned'
+    resolutions: int = 1
+
 
 STEMS: dict[str, type[nnx.Module]] = {'linear': PatchMap, 'overlap': OverlappingMap, 'conv': ConvStem}
 POSITIONS: dict[str, Callable[[], Any]] = {
@@ -104,28 +139,31 @@ DYNAMICS_LR = 1e-3
 
 
 def get_config(arg: str = '') -> ConfigDict:
-    """The config of `zoo=...,data=...,size=...,stem=...,positions=...,token=...,head=...` and `CHOICES`."""
+    """The config of `zoo=...,data=...,size=...,layout=...,stem=...,positions=...,token=...,head=...` and
+    `CHOICES`; an empty stem or positions are the layout's own."""
     chosen = arguments(
         arg,
         zoo='mha',
         data='digits',
         size='tiny',
-        stem='linear',
-        positions='learned',
+        layout='flat',
+        stem='',
+        positions='',
         token='mean',
         head='linear',
         **CHOICES,
     )
     recipe = chosen_recipe(chosen['zoo'])
     images, size = choose(DATA, 'data', chosen['data']), choose(SIZES, 'size', chosen['size'])
+    layout = _layout(recipe, images, size, chosen)
     evaluated = max(1, size.steps // 10)
     return run_config(
         chosen,
         steps=size.steps,
         batch_size=size.batch_size,
         length=images.data.kind.length,
-        task=_task(images),
-        model=_model(recipe, images, size, chosen),
+        task=_task(images, layout),
+        model=_model(recipe, images, layout, chosen),
         optimizer=AdamW(
             peak_lr=size.peak_lr,
             schedule=Cosine(warmup=size.warmup),
@@ -138,41 +176,126 @@ def get_config(arg: str = '') -> ConfigDict:
     )
 
 
-def _task(images: Images) -> ConfigDict:
+def _task(images: Images, layout: Layout) -> ConfigDict:
     if images.dense:
-        return spec(Segmentation, data=images.data, patch=images.patch)
+        return spec(Segmentation, data=images.data, patch=images.patch * 2 ** (layout.resolutions - 1))
     return spec(ImageClassification, data=images.data)
 
 
-def _model(recipe: Recipe, images: Images, size: Size, chosen: dict[str, str]) -> ConfigDict:
+def _model(recipe: Recipe, images: Images, layout: Layout, chosen: dict[str, str]) -> ConfigDict:
     where = choose(TOKENS, 'token', chosen['token'])
-    if where is not None and (recipe.grid or images.dense):
+    if where is not None and (recipe.grid or images.dense or layout.resolutions > 1):
         raise UserError(
-            f'token={where} adds a token that lies on no grid; zoo={chosen["zoo"]} with data={chosen["data"]} needs '
-            'token=mean'
+            f'token={where} adds a token that lies on no grid; zoo={chosen["zoo"]} with data={chosen["data"]} and '
+            f'layout={chosen["layout"]} needs token=mean'
         )
-    pixels = side(images.data)
-    grid = (pixels // images.patch,) * 2
+    pixels, grid = side(images.data), _grid(images)
     inputs = spec(
         Patches,
         size=(pixels, pixels),
         channels=1,
         patch=images.patch,
-        stem=spec(choose(STEMS, 'stem', chosen['stem'])),
-        positions=choose(POSITIONS, 'positions', chosen['positions'])(),
+        stem=spec(choose(STEMS, 'stem', chosen['stem'])) if chosen['stem'] else layout.stem,
+        positions=choose(POSITIONS, 'positions', chosen['positions'] or layout.positions)(),
         class_token=where,
     )
     head = choose(CLASSIFIERS, 'head', chosen['head']).spec.copy_and_resolve_references()
     head.classes = images.data.kind.classes
     pool = MeanPool() if where is None else OneToken(class_place(grid, where))
-    stack = _stack(recipe, size, grid[0] * grid[1] + (where is not None))
-    return spec(Model, dim=size.dim, stack=stack, inputs=inputs, head=head, pool=pool, streaming=False)
+    return spec(
+        Model,
+        dim=layout.dim,
+        stack=layout.stack,
+        norm=layout.norm,
+        inputs=inputs,
+        head=head,
+        pool=pool,
+        streaming=False,
+    )
 
 
-def _stack(recipe: Recipe, size: Size, length: int) -> ConfigDict:
-    """The recipe's mixers in the one block, in their bidirectional form where they have one."""
-    mixers = recipe.sized(heads=size.heads, window=size.window, length=length)
-    for mixer in mixers if recipe.bidirectional else ():
-        if 'causal' in takes(mixer):
+def _grid(images: Images) -> tuple[int, int]:
+    return (side(images.data) // images.patch,) * 2
+
+
+def _layout(recipe: Recipe, images: Images, size: Size, chosen: dict[str, str]) -> Layout:
+    layouts = {
+        'flat': lambda: _flat(recipe, images, size, chosen),
+        'pyramid': lambda: _pyramid(recipe, images, size),
+        'paper': lambda: _paper(recipe, images, chosen['zoo']),
+    }
+    return choose(layouts, 'layout', chosen['layout'])()
+
+
+def _flat(recipe: Recipe, images: Images, size: Size, chosen: dict[str, str]) -> Layout:
+    """Layers of one width."""
+    length = math.prod(_grid(images)) + (chosen['token'] != 'mean')
+    mixers = _mixers(recipe, size.heads, size.window, length)
+    stack = stack_spec(mixers, layer=recipe.layer, depth=size.depth, mlp=spec(GatedMLP))
+    return Layout(stack=stack, dim=size.dim)
+
+
+def _pyramid(recipe: Recipe, images: Images, size: Size) -> Layout:
+    """Resolutions of twice the width each, with equal parts of the depth; what a paper has by stage is of its last."""
+    count, paper = size.resolutions, recipe.hierarchy
+    arguments = paper.arguments[-count:] if paper and paper.arguments else ({},) * count
+    merge = paper.merge if paper else spec(PatchMerging)
+    made = []
+    for index in range(count):
+        heads, length = max(1, size.heads >> count - 1 - index), _tokens(images, index)
+        mixers = _mixers(recipe, heads, size.window, length, **arguments[index])
+        depth = max(len(mixers), size.depth // count)
+        stack = stack_spec(mixers, layer=recipe.layer, depth=depth, mlp=spec(GatedMLP))
+        made.append(spec(Resolution, width=2**index, stack=stack, merge=merge if index else None))
+    return Layout(stack=_stacked(made), dim=size.dim >> count - 1, resolutions=count)
+
+
+def _paper(recipe: Recipe, images: Images, name: str) -> Layout:
+    """The stages of the recipe's paper."""
+    paper = recipe.hierarchy
+    if paper is None:
+        having = ', '.join(each for each, other in ZOO.items() if other.hierarchy)
+        raise UserError(
+            f'layout=paper is for recipes whose paper has a hierarchical model, {having}; zoo={name} has none'
+        )
+    made = []
+    for index, (width, heads) in enumerate(zip(paper.widths, paper.heads, strict=True)):
+        arguments = paper.arguments[index] if paper.arguments else {}
+        mixers = _mixers(recipe, heads, None, _tokens(images, index), **arguments)
+        stack = stack_spec(
+            mixers,
+            layer=MixerAndMLP(norm=paper.norm),
+            depth=paper.depths[index],
+            mlp=spec(MLP, hidden=paper.mlp[index] * width * paper.dim),
+        )
+        here = {'merge': paper.merge} if index else {}
+        if paper.positions and index:
+            here['positions'] = spec(LearnedPlaces, grid=tuple(size >> index for size in _grid(images)))
+        made.append(spec(Resolution, width=width, stack=stack, **here))
+    return Layout(
+        stack=_stacked(made),
+        dim=paper.dim,
+        norm=paper.norm,
+        stem=paper.stem,
+        positions='learned' if paper.positions else 'none',
+        resolutions=len(made),
+    )
+
+
+def _stacked(resolutions: list[ConfigDict]) -> ConfigDict:
+    return spec(Pyramid, resolutions=tuple(resolutions))
+
+
+def _mixers(recipe: Recipe, heads: int, window: int | None, length: int, **arguments: Any) -> tuple[ConfigDict, ...]:
+    """The recipe's mixers, bidirectional where they have that form, with these arguments."""
+    mixers = recipe.sized(heads=heads, window=window, length=length)
+    for mixer in mixers:
+        if recipe.bidirectional and 'causal' in takes(mixer):
             mixer.causal = False
-    return stack_spec(mixers, layer=recipe.layer, depth=size.depth, mlp=spec(GatedMLP))
+        mixer.update(arguments)
+    return mixers
+
+
+def _tokens(images: Images, index: int) -> int:
+    """Tokens of a resolution: each halves the sides of that before, rounded up."""
+    return math.prod(-(-size // 2**index) for size in _grid(images))

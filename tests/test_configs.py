@@ -118,7 +118,11 @@ def nightly(module, argument):
 )
 def test_two_steps(module, argument, text):
     """From the config's own initial values and data; a step is refused where loss or gradient is not finite."""
-    setup = prepare(smallest(module.get_config(argument), text))
+    take_two_steps(prepare(smallest(module.get_config(argument), text)))
+
+
+def take_two_steps(setup):
+    """Takes two steps from the config's own initial values and data, and says that they changed parameters."""
     setup.load_data()
     source = setup.task.source('train', setup.length)
     # Drawn operation by operation: the whole would take longer to compile than a step.
@@ -399,8 +403,52 @@ def test_images_with_a_class_token():
     setup = prepared(images.get_config('data=count,token=middle,positions=sinusoidal,stem=conv'))
     setup.trace()
     assert setup.model.pool.place == 128 and setup.model.embedding.grid is None
-    with pytest.raises(UserError, match='token=first adds a token that lies on no grid; zoo=mha with data=segments'):
+    with pytest.raises(
+        UserError, match='token=first adds a token that lies on no grid; zoo=mha with data=segments and '
+    ):
         images.get_config('data=segments,token=first')
+
+
+@pytest.mark.parametrize('data', ['digits', 'segments'])
+def test_pyramids(data):
+    setup = prepare(images.get_config(f'zoo=pvt,layout=pyramid,data={data}'))
+    measured = jax.eval_shape(setup.measure, setup.abstract.params, setup.abstract_batch())
+    assert ('iou_1' in measured) == (data == 'segments')
+    assert [(stack.dim, stack.depth) for stack in setup.model.stack.parts] == [(32, 1), (64, 1)]
+    assert [stack.blocks[0].mixer.reduction.ratio for stack in setup.model.stack.parts] == [2, 1]
+
+
+@pytest.mark.parametrize(
+    ('name', 'least', 'most'),
+    # Published: 28.3 and 13.2 million with classifiers of 1,000 classes and, of PVT, positions of 224 x 224 pixels.
+    [('swin', 27.45e6, 27.55e6), ('pvt', 12.28e6, 12.38e6)],
+)
+def test_pyramids_of_papers(name, least, most):
+    setup = prepare(images.get_config(f'zoo={name},layout=paper'))
+    assert least < parameters(setup.model) < most
+
+
+def test_two_steps_of_a_pyramid():
+    config = images.get_config('zoo=swin,layout=pyramid')
+    with config.unlocked():
+        config.batch_size, config.evals = 2, ()
+    take_two_steps(prepare(config))
+
+
+@pytest.mark.parametrize(
+    ('argument', 'sentence'),
+    [
+        (
+            'zoo=mha,layout=paper',
+            'layout=paper is for recipes whose paper has a hierarchical model, swin, pvt; zoo=mha',
+        ),
+        ('layout=flaat', "there is no layout=flaat; did you mean 'flat'"),
+        ('layout=pyramid,token=first', 'zoo=mha with data=digits and layout=pyramid needs token=mean'),
+    ],
+)
+def test_layouts_name_mistakes(argument, sentence):
+    with pytest.raises(UserError, match=sentence):
+        images.get_config(argument)
 
 
 EXPERIMENTS = sorted(path.parent for path in pathlib.Path(__file__).parents[1].glob('experiments/*/sweep.py'))

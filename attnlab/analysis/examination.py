@@ -16,7 +16,7 @@ from attnlab.errors import UserError
 from attnlab.files import write_json
 from attnlab.mixers.softmax.attention import Attention
 from attnlab.mixers.softmax.shaped import ShapedAttention
-from attnlab.models.predictor import Stacked
+from attnlab.models.predictor import Stacked, one_stack
 from attnlab.quantize.formats import quantized
 from attnlab.runs.loading import Loaded, load_run
 from attnlab.tables import Column, Printer, Table, digits
@@ -77,6 +77,7 @@ def analyse_run(
     check_data(workdir, loaded.setup.task.describe(), other=other_data)
     if not isinstance(loaded.setup.model, Stacked):
         raise UserError(f'{workdir} holds a {type(loaded.setup.model).__name__}, which has no layers to analyse')
+    one_stack(loaded.setup.model)
     if split_name is None:
         split_name = loaded.setup.task.evaluated_split
     examples = first_rows(loaded, split_name, rows)
@@ -119,10 +120,11 @@ def _examine(model: Any, batch: Mapping[str, jax.Array]) -> list[dict[str, jax.A
     ctx = model.context(context(batch))
     segments = ctx.segments_or_ones()
     real = segments > 0
-    residual = model.stack.residual
+    stack = one_stack(model)
+    residual = stack.residual
     streams = residual.open(model.embed(batch['tokens'], ctx))
     found = []
-    for block in model.stack.layers():
+    for block in stack.layers():
         numbers = {}
         taken = list(steps(block, streams, ctx))
         if isinstance(mixer_of(block), Attention | ShapedAttention):

@@ -222,8 +222,10 @@ def _by_size(
 
 
 def _depths(start: _Candidate, bench: _Bench) -> Iterator[_Candidate]:
-    """Other depths in whole periods of the pattern, the nearest first."""
+    """Other depths in whole periods of the pattern, the nearest first; none of what has several stacks."""
     stack = start.config.model.stack
+    if 'depth' not in stack:
+        return
     period = len(stack.blocks)
     knob = Knob('depth', ('model.stack.depth',), period)
     least, most = math.ceil(stack.depth / STRETCH), int(stack.depth * STRETCH)

@@ -20,6 +20,7 @@ from attnlab.blocks.block import mixer_of, steps
 from attnlab.errors import UserError
 from attnlab.functional.dense import ScoreRows, softmax
 from attnlab.mixers.softmax.attention import Attention
+from attnlab.models.predictor import one_stack
 from attnlab.module import Module
 from attnlab.nn.parameter import param
 from attnlab.nn.temperatures import log_length_scale
@@ -102,7 +103,7 @@ def replaced(model: Any, by: WeightMap | Rounding) -> Any:
     Raises `UserError` when there is none, or one with a sink or a forget gate.
     """
     changed = 0
-    for block in model.stack.blocks:
+    for block in one_stack(model).blocks:
         repeats = jax.tree.leaves(nnx.state(block))[0].shape[0]
         for mixer in _softmaxes(block):
             if isinstance(by, WeightMap):
@@ -139,9 +140,10 @@ def _losses_of_mass(loaded: Loaded, bits: int, rows: int) -> list[Float[np.ndarr
     @loaded.setup.jit
     def measure(model: Any, batch: Any) -> list[Array | None]:
         ctx = model.context(context(batch))
-        streams = model.stack.residual.open(model.embed(batch['tokens'], ctx))
+        stack = one_stack(model)
+        streams = stack.residual.open(model.embed(batch['tokens'], ctx))
         found: list[Array | None] = []
-        for block in model.stack.layers():
+        for block in stack.layers():
             mixer = mixer_of(block)
             taken = list(steps(block, streams, ctx))
             if isinstance(mixer, Attention) and mixer.weights == Softmax():

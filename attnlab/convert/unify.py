@@ -22,6 +22,7 @@ from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.mixers.softmax.attention import Attention
 from attnlab.models.model import Model
+from attnlab.models.predictor import one_stack
 from attnlab.typing import Sequence, Tokens
 
 CUT = 1e-10
@@ -39,7 +40,7 @@ def unified(model: Model, tokens: Tokens, *, layers: int = 4, begin: int = 0) ->
 
     Raises `UserError` for layers whose attention `UnifiedBlocks` cannot represent.
     """
-    blocks = list(model.stack.layers())
+    blocks = list(one_stack(model).layers())
     if layers < 1 or not 0 <= begin <= len(blocks):
         raise UserError(f'layers is {layers} and begin {begin}; the model has {len(blocks)} layers')
     if not isinstance(model.stack.residual, Plain):

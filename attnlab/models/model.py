@@ -17,6 +17,7 @@ from attnlab.models.heads.head import Head
 from attnlab.models.heads.language import TiedHead
 from attnlab.models.inputs.embedding import Embedding
 from attnlab.models.inputs.inputs import Inputs
+from attnlab.models.pyramid import Pyramid
 from attnlab.models.stack import Stack
 from attnlab.module import Module
 from attnlab.nn.norms import RMSNorm
@@ -30,8 +31,8 @@ class Model(Module):
 
     Args:
       vocab: number of tokens, or of outputs where the inputs are real-valued.
-      dim: model width.
-      stack: makes the stack, as `stack(dim, rngs=rngs)`.
+      dim: model width; in a `Pyramid` that of the first resolution.
+      stack: makes the stack, as `stack(dim, rngs=rngs)`: a `Stack`, or a `Pyramid` of several.
       norm: makes the final norm.
       head: makes the head, as `head(dim, vocab, rngs=rngs)`; `None` ties it to the embedding.
       inputs: makes the map of inputs to activations, as `inputs(vocab, dim, rngs=rngs)`.
@@ -48,7 +49,7 @@ class Model(Module):
         vocab: int,
         *,
         dim: int,
-        stack: Callable[..., Stack],
+        stack: Callable[..., Stack | Pyramid],
         norm: Callable[..., nnx.Module] = RMSNorm,
         head: Callable[..., Head] | None = None,
         inputs: Callable[..., Inputs] = Embedding,
@@ -66,8 +67,9 @@ class Model(Module):
         self.streaming = streaming
         self.embedding: Any = inputs(vocab, dim, rngs=rngs)
         self.stack = stack(dim, rngs=rngs)
-        self.norm = norm(dim, rngs=rngs)
-        self.head: Any = TiedHead(self.embedding.table) if head is None else head(dim, vocab, rngs=rngs)
+        width = self.stack.dim
+        self.norm = norm(width, rngs=rngs)
+        self.head: Any = TiedHead(self.embedding.table) if head is None else head(width, vocab, rngs=rngs)
 
     @property
     def decodes(self) -> bool:
@@ -83,7 +85,7 @@ class Model(Module):
     def outputs(self) -> int:
         """The number of classes, or of numbers, that a prediction is about."""
         graphdef, variables = nnx.split(self.head)
-        hidden = jax.ShapeDtypeStruct((1, self.dim * self.documents), self.dtype)
+        hidden = jax.ShapeDtypeStruct((1, self.stack.dim * self.documents), self.dtype)
         return jax.eval_shape(lambda state, x: nnx.merge(graphdef, state).logits(x), variables, hidden).shape[-1]
 
     def embed(self, tokens: Tokens | Features, ctx: Context) -> Embedded:
@@ -109,7 +111,7 @@ class Model(Module):
         if self.pool is None:
             raise UserError('model.pool is None; predictions about whole documents need one, such as MeanPool')
         hidden, _ = self.hidden(tokens, ctx)
-        return self.pool(hidden, self.context(ctx).segments_or_ones() > 0)
+        return self.pool(hidden, self.stack.context(self.context(ctx)).segments_or_ones() > 0)
 
     def losses(
         self, hidden: Float[Array, '*b d'], targets: Shaped[Array, '...'], key: DropoutKey | None = None

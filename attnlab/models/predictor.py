@@ -1,7 +1,7 @@
 """The protocols of models."""
 
 from collections.abc import Iterator
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from jax import Array
 from jax.typing import DTypeLike
@@ -9,6 +9,7 @@ from jaxtyping import Float, Int, Shaped
 
 from attnlab.blocks.block import Stage
 from attnlab.context import Context
+from attnlab.errors import UserError
 from attnlab.models.stack import Stack
 from attnlab.typing import DropoutKey, Embedded, Features, State, Tokens
 
@@ -86,3 +87,13 @@ class Stacked(Predictor, Protocol):
 
     def context(self, ctx: Context) -> Context:
         """The context of the blocks."""
+
+
+def one_stack(model: Any) -> Stack:
+    """Returns the stack of a model whose layers are of one width. Raises `UserError` for any other model."""
+    stack = model.stack if isinstance(model, Stacked) else model
+    if not isinstance(stack, Stack):
+        raise UserError(
+            f'the model is a {type(stack).__name__}; only the layers of one Stack can be analysed or changed'
+        )
+    return stack

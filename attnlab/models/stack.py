@@ -68,6 +68,7 @@ class Stack(Module):
                 f'a stack needs depth >= 1, blocks, and loop in {LOOPS}; got {depth}, {len(blocks)} blocks, {loop!r}'
             )
         pattern = blocks[:depth]
+        self.dim = dim
         self.depth = depth
         self.loop = loop
         self.remat = remat
@@ -98,6 +99,19 @@ class Stack(Module):
             if index >= periods * len(self.blocks):
                 streams = self._apply(*nnx.split(layer), streams, ctx.fold_in(index))
         return self.residual.close(streams), None
+
+    def context(self, ctx: Context) -> Context:
+        """The context of the output, which is that of the input."""
+        return ctx
+
+    @property
+    def parts(self) -> list['Stack']:
+        """Itself: the stacks of which it is made; a `Pyramid` has several."""
+        return [self]
+
+    def stacks(self, ctx: Context) -> list[tuple['Stack', Context]]:
+        """Its parts, each with the context of its tokens."""
+        return [(self, ctx)]
 
     def stages(self, x: Sequence, ctx: Context) -> Iterator[Stage]:
         """Every named intermediate value in order, lazily, layer by layer; the last is the output."""

@@ -11,6 +11,7 @@ from jaxtyping import Float
 from attnlab.errors import UserError
 from attnlab.functional.recurrences import state_dtype
 from attnlab.module import Module
+from attnlab.nn.norms import LayerNorm
 from attnlab.nn.parameter import param
 from attnlab.nn.projections import Linear
 
@@ -29,10 +30,7 @@ class PatchMap(Module):
         self.linear = Linear(patch * patch * channels, dim, bias=True, axes=(None, 'embed'), rngs=rngs)
 
     def __call__(self, image: Image) -> Placed:
-        b, height, width, channels = image.shape
-        p, y, x = self.patch, height // self.patch, width // self.patch
-        patches = image[:, : y * p, : x * p].reshape(b, y, p, x, p, channels).swapaxes(2, 3)
-        return self.linear(patches.reshape(b, y, x, p * p * channels))
+        return self.linear(joined_blocks(image, self.patch))
 
 
 class Conv(Module):
@@ -89,3 +87,38 @@ class DepthwiseConv(Module):
         if self.bias is not None:
             y = y + jnp.broadcast_to(self.bias[...].astype(y.dtype), y.shape)
         return y.astype(x.dtype)
+
+
+class NormedPatchMap(Module):
+    """`PatchMap`, then a layer norm. Wang et al. 2021, https://arxiv.org/abs/2102.12122."""
+
+    def __init__(self, channels: int, dim: int, *, patch: int, rngs: nnx.Rngs):
+        self.map = PatchMap(channels, dim, patch=patch, rngs=rngs)
+        self.norm = LayerNorm(dim, rngs=rngs)
+
+    def __call__(self, image: Image) -> Placed:
+        return self.norm(self.map(image))
+
+
+class PatchMerging(Module):
+    """A layer norm of the joined channels of every `patch` x `patch` tokens, then a linear map without bias.
+
+    Grids are filled up to whole blocks with zeros. Liu et al. 2021, https://arxiv.org/abs/2103.14030.
+    """
+
+    def __init__(self, channels: int, dim: int, *, patch: int = 2, rngs: nnx.Rngs):
+        self.patch, joined = patch, patch * patch * channels
+        self.norm = LayerNorm(joined, rngs=rngs)
+        self.linear = Linear(joined, dim, axes=(None, 'embed'), rngs=rngs)
+
+    def __call__(self, image: Image) -> Placed:
+        around = [(0, 0), *((0, -size % self.patch) for size in image.shape[1:3]), (0, 0)]
+        return self.linear(self.norm(joined_blocks(jnp.pad(image, around), self.patch)))
+
+
+def joined_blocks(image: Image, side: int) -> Placed:
+    """Returns the channels of every `side` x `side` tokens in a row; what is beyond whole blocks is dropped."""
+    b, height, width, channels = image.shape
+    y, x = height // side, width // side
+    blocks = image[:, : y * side, : x * side].reshape(b, y, side, x, side, channels).swapaxes(2, 3)
+    return blocks.reshape(b, y, x, side * side * channels)

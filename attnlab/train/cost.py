@@ -103,23 +103,23 @@ def implementations(setup: Setup) -> list[LayerCore]:
     """The implementations that each mixer of the layer pattern runs in training; empty for a model without a stack."""
     if not isinstance(setup.model, Stacked):
         return []
-    stack = setup.model.stack
     graphdef, variables = nnx.split(setup.model)
-    positions = jax.eval_shape(lambda: _context(setup).positions)
-    x = jax.ShapeDtypeStruct((*positions.shape, setup.model.dim), setup.model.dtype)
 
-    def mixed(place: int, variables: nnx.State, x: jax.Array) -> jax.Array:
-        layers = list(nnx.merge(graphdef, variables).stack.layers())
-        return mixer_of(layers[place])(x, _context(setup))[0]
+    def mixed(index: int, place: int, variables: nnx.State) -> jax.Array:
+        stack, ctx = nnx.merge(graphdef, variables).stack.stacks(_context(setup))[index]
+        x = jnp.zeros((*ctx.positions.shape, stack.dim), setup.model.dtype)
+        return mixer_of(list(stack.layers())[place])(x, ctx)[0]
 
-    found = []
-    for place, block in enumerate(stack.blocks):
-        with setup.precision.scope(), dispatch.ledger() as entries:
-            jax.eval_shape(cores.on(setup.mesh, functools.partial(mixed, place)), variables, x)
-        layers = tuple(range(place, stack.depth, len(stack.blocks)))
-        mixer = type(mixer_of(block)).__name__
-        served = dict.fromkeys((entry.core, entry.implementation, entry.refused) for entry in entries)
-        found += [LayerCore(layers, mixer, *entry) for entry in served]
+    found, before = [], 0
+    for index, stack in enumerate(setup.model.stack.parts):
+        for place, block in enumerate(stack.blocks):
+            with setup.precision.scope(), dispatch.ledger() as entries:
+                jax.eval_shape(cores.on(setup.mesh, functools.partial(mixed, index, place)), variables)
+            layers = tuple(before + layer for layer in range(place, stack.depth, len(stack.blocks)))
+            mixer = type(mixer_of(block)).__name__
+            served = dict.fromkeys((entry.core, entry.implementation, entry.refused) for entry in entries)
+            found += [LayerCore(layers, mixer, *entry) for entry in served]
+        before += stack.depth
     return found
 
 

@@ -19,6 +19,7 @@ from attnlab.functional.cores import ROWS
 from attnlab.functional.sequence import SEQUENCE
 from attnlab.mixers.mixer import Mixer
 from attnlab.models.predictor import Predictor, Stacked
+from attnlab.models.stack import Stack
 
 RULES = {'embed': 'fsdp', 'heads': 'tensor', 'mlp': 'tensor', 'vocab': 'tensor', 'state': None, None: None}
 """Mesh axis of each logical axis in `attnlab.nn.parameter.AXES`."""
@@ -129,7 +130,8 @@ def check_time(mesh: Mesh, length: int, model: Predictor) -> None:
         return
     if length % devices:
         raise UserError(f'config.length is {length}; with config.mesh.sequence it must be a multiple of {devices}')
-    mixers = [mixer_of(block) for block in model.stack.blocks] if isinstance(model, Stacked) else [model]
+    stack = model.stack if isinstance(model, Stacked) else None
+    mixers = [mixer_of(block) for block in stack.blocks] if isinstance(stack, Stack) else [stack or model]
     for mixer in mixers:
         if not (isinstance(mixer, Mixer) and mixer.divides_time):
             raise UserError(

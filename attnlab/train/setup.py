@@ -394,8 +394,11 @@ def _missing_layers(model: ConfigDict) -> tuple[str, ...]:
     """One line for each kind of layer of the model's pattern that the model is too shallow to have."""
     if 'stack' not in model:
         return ()
-    depth, pattern = model.stack.depth, len(model.stack.blocks)
+    stacks = {'stack': model.stack}
+    if 'resolutions' in model.stack:
+        stacks = {f'stack.resolutions[{i}].stack': each.stack for i, each in enumerate(model.stack.resolutions)}
     return tuple(
-        f'no layer is {kind}: config.model.stack.depth is {depth}, the pattern has {pattern} layers'
-        for kind in missing_layers(model.stack)
+        f'no layer is {kind}: config.model.{path}.depth is {stack.depth}, the pattern has {len(stack.blocks)} layers'
+        for path, stack in stacks.items()
+        for kind in missing_layers(stack)
     )

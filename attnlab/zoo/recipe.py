@@ -25,6 +25,35 @@ class Start:
     arguments: Mapping[str, Any] = MappingProxyType({})
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Hierarchy:
+    """The stages of a hierarchical model as a paper has them, from the finest; every tuple has one entry a stage.
+
+    Attributes:
+      dim: width of the first stage.
+      widths: of the stages, in multiples of it.
+      depths: layers.
+      heads: of the mixers.
+      mlp: hidden width of the channel mixers over the width of the stage.
+      arguments: of the mixers, besides heads.
+      merge: how the tokens of a stage become those of the next.
+      stem: how pixels become those of the first.
+      norm: of the branches, and of the output of the last stage.
+      positions: whether learned positions are added at every stage.
+    """
+
+    dim: int
+    widths: tuple[int, ...]
+    depths: tuple[int, ...]
+    heads: tuple[int, ...]
+    mlp: tuple[int, ...]
+    arguments: tuple[Mapping[str, Any], ...] = ()
+    merge: ConfigDict
+    stem: ConfigDict
+    norm: ConfigDict
+    positions: bool
+
+
 PYTORCH = Scaled(gain=1 / 3, distribution='uniform')
 """What linear maps start from that are left as PyTorch makes them."""
 
@@ -56,6 +85,7 @@ class Recipe:
       smallest_state: the smallest value of the argument that sets the state in the paper's experiments, or 8; matching
         goes below it only when told to.
       start: what the paper starts from, which `init=paper` of a config follows; `None`: nothing is known that differs.
+      hierarchy: the stages of the paper's model, where it has stages.
       slow: so long to compile that most of its properties are checked by nightly tests alone.
     """
 
@@ -75,6 +105,7 @@ class Recipe:
     knobs: Mapping[str, str] = MappingProxyType({'heads': 'heads', 'state': 'key_dim'})
     smallest_state: int = 8
     start: Start | None = None
+    hierarchy: Hierarchy | None = None
     slow: bool = False
 
     @property

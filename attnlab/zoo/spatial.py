@@ -7,24 +7,51 @@ from attnlab.mixers.spatial.polarized import PolarizedAttention
 from attnlab.mixers.spatial.reduced import EmbeddingFreeAttention, PooledReduction, ReducedAttention, StridedReduction
 from attnlab.mixers.spatial.windows import NeighbourhoodAttention, WindowAttention
 from attnlab.mixers.state_space.two_sided import CrossScanSSM, TwoWaySSM
-from attnlab.nn.norms import HeadRMSNorm
+from attnlab.nn.convolutions import NormedPatchMap, PatchMerging
+from attnlab.nn.norms import HeadRMSNorm, LayerNorm
 from attnlab.nn.positions import GridRope
-from attnlab.zoo.recipe import Recipe
+from attnlab.zoo.recipe import Hierarchy, Recipe
 from pallas_kernels import Relu
 
 HEADS = {'heads': 'heads'}
+
+SWIN_T = Hierarchy(
+    dim=96,
+    widths=(1, 2, 4, 8),
+    depths=(2, 2, 6, 2),
+    heads=(3, 6, 12, 24),
+    mlp=(4, 4, 4, 4),
+    merge=spec(PatchMerging),
+    stem=spec(NormedPatchMap),
+    norm=spec(LayerNorm),
+    positions=False,
+)
+PVT_TINY = Hierarchy(
+    dim=64,
+    widths=(1, 2, 5, 8),
+    depths=(2, 2, 2, 2),
+    heads=(1, 2, 5, 8),
+    mlp=(8, 8, 4, 4),
+    arguments=tuple({'reduction': spec(StridedReduction, ratio=ratio)} for ratio in (8, 4, 2, 1)),
+    merge=spec(NormedPatchMap),
+    stem=spec(NormedPatchMap),
+    norm=spec(LayerNorm, eps=1e-6),
+    positions=True,
+)
 
 SPATIAL = {
     'swin': Recipe(
         spec=(spec(WindowAttention), spec(WindowAttention, shifted=True)),
         cite='Liu et al. 2021, https://arxiv.org/abs/2103.14030',
+        hierarchy=SWIN_T,
         bidirectional=True,
         grid=True,
         small={'side': 3},
         knobs=HEADS,
         notes=(
-            'Two layers, of windows and of shifted ones, repeated: give stacks an even depth. Of one width and without '
-            'merging of patches. Grids are filled up to whole windows, and what fills them is not read; forbidden keys '
+            'Two layers, of windows and of shifted ones, repeated: give stacks an even depth. `layout=paper` of '
+            'configs/images.py is Swin-T, whose channel mixers have biases and whose layers are dropped at random in '
+            'training. Grids are filled up to whole windows, and what fills them is not read; forbidden keys '
             'have weight zero, where the released code subtracts 100.'
         ),
     ),
@@ -44,11 +71,13 @@ SPATIAL = {
     'pvt': Recipe(
         spec=spec(ReducedAttention, reduction=spec(StridedReduction)),
         cite='Wang et al. 2021, https://arxiv.org/abs/2102.12122',
+        hierarchy=PVT_TINY,
         bidirectional=True,
         grid=True,
         knobs=HEADS,
         notes=(
-            'Spatial-reduction attention at one ratio, 2; the paper has 8, 4, 2, 1 in stages of falling resolution. '
+            'Spatial-reduction attention at one ratio, 2; the paper has 8, 4, 2, 1 in stages of falling resolution: '
+            '`layout=paper` of configs/images.py is PVT-Tiny, but for biases of channel mixers and its class token. '
             'Rows and columns beyond the last whole block are no keys, as in the paper.'
         ),
     ),
