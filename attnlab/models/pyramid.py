@@ -8,7 +8,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax import Array
 from jax.typing import DTypeLike
+from jaxtyping import Float
 
 from attnlab.blocks.block import Stage
 from attnlab.context import Context
@@ -77,7 +79,7 @@ class Resolution(Module):
         positions = Context.full(ctx.positions.shape[0], math.prod(merged)).positions
         return dataclasses.replace(ctx, positions=positions, segments=None, grid=merged)
 
-    def merged(self, x: Sequence, ctx: Context, after: Context) -> Sequence:
+    def merged(self, x: Sequence, ctx: Context, after: Context) -> Float[Array, 'b s f']:
         """The input of its stack; `ctx` is the context of `x` and `after` that of the stack."""
         if self.merge is not None:
             grid = required_grid(ctx, type(self).__name__, axes=2)
@@ -113,7 +115,7 @@ class Pyramid(Module):
         self.dim = made[-1].dim
         self.resolutions = nnx.List(made)
 
-    def __call__(self, x: Sequence, ctx: Context, state: State | None = None) -> tuple[Sequence, None]:
+    def __call__(self, x: Sequence, ctx: Context, state: State | None = None) -> tuple[Float[Array, 'b s f'], None]:
         """Returns `(x, None)`, the tokens of the last resolution."""
         if state is not None:
             raise UserError(NO_STREAM)
