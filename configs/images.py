@@ -7,7 +7,9 @@
 - `digits`: 8 x 8 handwritten digits (extra `offline`);
 - `count`, `same_different`, `connected`: drawn images of 32 x 32, told apart by how many shapes there are, whether two
   patterns are the same, and whether two marks are on one path;
-- `segments`: drawn images again, and the class of every patch.
+- `segments`: drawn images again, and the class of every patch;
+- a path, which has a `/` or a `.` in it: image files of one's own in `PATH/CLASS/`, or in `PATH/train/CLASS/` and
+  `PATH/test/CLASS/` (`attnlab.data.vision.folders`), in `colors=rgb|grey` and squares of `side=32` pixels.
 
 `size` is `tiny`, minutes on 2 CPU cores, or `small`, for an accelerator. Recipes with a bidirectional form are trained
 in it; others read from left to right.
@@ -15,6 +17,9 @@ in it; others read from left to right.
 `layout=pyramid` puts the layers at falling resolutions and rising widths: each has half the sides and twice the width
 of that before, the last the width of `size`. `layout=paper` is the hierarchical model of the recipe's paper in its own
 widths, depths and heads, with the patches of `data` and the training of `size` (swin: Swin-T, pvt: PVT-Tiny).
+
+`augment=crop+flip+mixup+cutmix`, or some of these, changes images in training: a part of the image with zeros around
+it, the image mirrored, the mixture of two, a piece of another; of the last two one is drawn for every image.
 
 `stem=linear|overlap|conv` maps patches, and `positions=learned|sinusoidal|none` are added to them; left out, they are
 the paper's where the layout is, else linear and learned. `token=mean|first|middle` says what a prediction about an
@@ -38,6 +43,8 @@ from attnlab.config import arguments, choose, spec, takes
 from attnlab.data.long_range.dataset import Dataset
 from attnlab.data.long_range.digits import Digits
 from attnlab.data.long_range.drawn import Drawn
+from attnlab.data.vision.augment import Augmentation, Crop, CutMix, Flip, Mixing, Mixup, Transform
+from attnlab.data.vision.folders import image_folder
 from attnlab.data.vision.shapes import Connected, Count, SameDifferent, Segments
 from attnlab.errors import UserError
 from attnlab.evals.by_slice import BySlice
@@ -134,19 +141,22 @@ POSITIONS: dict[str, Callable[[], Any]] = {
     'none': lambda: None,
 }
 TOKENS = {'mean': None, 'first': 'first', 'middle': 'middle'}
+AUGMENTATIONS: dict[str, Transform | Mixing] = {'crop': Crop(), 'flip': Flip(), 'mixup': Mixup(), 'cutmix': CutMix()}
 DYNAMICS_LR = 1e-3
 """The highest learning rate of the time scales of a recurrence, which have no weight decay."""
 
 
 def get_config(arg: str = '') -> ConfigDict:
-    """The config of `zoo=...,data=...,size=...,layout=...,stem=...,positions=...,token=...,head=...` and
-    `CHOICES`; an empty stem or positions are the layout's own."""
+    """The config of the arguments below and `CHOICES`; an empty stem or positions are the layout's own."""
     chosen = arguments(
         arg,
         zoo='mha',
         data='digits',
         size='tiny',
         layout='flat',
+        augment='',
+        colors='rgb',
+        side='32',
         stem='',
         positions='',
         token='mean',
@@ -154,7 +164,7 @@ def get_config(arg: str = '') -> ConfigDict:
         **CHOICES,
     )
     recipe = chosen_recipe(chosen['zoo'])
-    images, size = choose(DATA, 'data', chosen['data']), choose(SIZES, 'size', chosen['size'])
+    images, size = _images(chosen), choose(SIZES, 'size', chosen['size'])
     layout = _layout(recipe, images, size, chosen)
     evaluated = max(1, size.steps // 10)
     return run_config(
@@ -162,7 +172,7 @@ def get_config(arg: str = '') -> ConfigDict:
         steps=size.steps,
         batch_size=size.batch_size,
         length=images.data.kind.length,
-        task=_task(images, layout),
+        task=_task(images, layout, _augmentation(chosen['augment'])),
         model=_model(recipe, images, layout, chosen),
         optimizer=AdamW(
             peak_lr=size.peak_lr,
@@ -176,10 +186,32 @@ def get_config(arg: str = '') -> ConfigDict:
     )
 
 
-def _task(images: Images, layout: Layout) -> ConfigDict:
+def _images(chosen: dict[str, str]) -> Images:
+    name = chosen['data']
+    if name in DATA or not ('/' in name or '.' in name):
+        return choose(DATA, 'data', name)
+    if not chosen['side'].isdecimal():
+        raise UserError(f'side={chosen["side"]} of the config is no whole number of pixels, such as side=32')
+    channels = choose({'rgb': 3, 'grey': 1}, 'colors', chosen['colors'])
+    data = image_folder(name, size=int(chosen['side']), channels=channels)
+    return Images(data, patch=next(patch for patch in (4, 2, 1) if data.size % patch == 0), examples=1_000)
+
+
+def _augmentation(text: str) -> Augmentation | None:
+    parts = [choose(AUGMENTATIONS, 'augment', name) for name in filter(None, text.split('+'))]
+    if not parts:
+        return None
+    return Augmentation(
+        transforms=tuple(part for part in parts if isinstance(part, Transform)),
+        mixing=tuple(part for part in parts if isinstance(part, Mixing)),
+    )
+
+
+def _task(images: Images, layout: Layout, augmentation: Augmentation | None) -> ConfigDict:
     if images.dense:
-        return spec(Segmentation, data=images.data, patch=images.patch * 2 ** (layout.resolutions - 1))
-    return spec(ImageClassification, data=images.data)
+        patch = images.patch * 2 ** (layout.resolutions - 1)
+        return spec(Segmentation, data=images.data, patch=patch, augmentation=augmentation)
+    return spec(ImageClassification, data=images.data, augmentation=augmentation)
 
 
 def _model(recipe: Recipe, images: Images, layout: Layout, chosen: dict[str, str]) -> ConfigDict:
@@ -193,7 +225,7 @@ def _model(recipe: Recipe, images: Images, layout: Layout, chosen: dict[str, str
     inputs = spec(
         Patches,
         size=(pixels, pixels),
-        channels=1,
+        channels=images.data.kind.channels,
         patch=images.patch,
         stem=spec(choose(STEMS, 'stem', chosen['stem'])) if chosen['stem'] else layout.stem,
         positions=choose(POSITIONS, 'positions', chosen['positions'] or layout.positions)(),

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from ml_collections.config_flags import config_path
+from PIL import Image
 
 from attnlab.compare.equality import unmatched
 from attnlab.compare.measures import parameters
@@ -425,7 +426,7 @@ def test_pyramids(data):
 )
 def test_pyramids_of_papers(name, least, most):
     setup = prepare(images.get_config(f'zoo={name},layout=paper'))
-    assert least < parameters(setup.model) < most
+    assert least < parameters(setup) < most
 
 
 def test_two_steps_of_a_pyramid():
@@ -449,6 +450,34 @@ def test_two_steps_of_a_pyramid():
 def test_layouts_name_mistakes(argument, sentence):
     with pytest.raises(UserError, match=sentence):
         images.get_config(argument)
+
+
+def test_images_of_ones_own(tmp_path):
+    for name in ('cat', 'dog'):
+        (tmp_path / name).mkdir()
+        for number in range(10):
+            Image.new('RGB', (9, 9), (number, 0, 0)).save(tmp_path / name / f'{number}.png')
+    config = images.get_config(f'data={tmp_path},side=8,augment=crop+flip+mixup+cutmix')
+    with config.unlocked():
+        config.model.stack.depth, config.batch_size, config.model.head.smoothing = 1, 2, 0.1
+    setup = prepare(config)
+    assert setup.model.outputs == 2 and setup.model.embedding.channels == 3
+    take_two_steps(setup)
+
+
+@pytest.mark.parametrize(
+    ('argument', 'sentence'),
+    [
+        ('augment=crop+flap', "there is no augment=flap; did you mean 'flip'"),
+        ('data=segments,augment=cutmix', 'patches of a mixture have no class of their own'),
+        ('data=./nowhere', r'there is no folder \./nowhere; images of a class are read from'),
+        ('data=.,side=large', 'side=large of the config is no whole number of pixels'),
+        ('data=countt', "there is no data=countt; did you mean 'count'"),
+    ],
+)
+def test_mistakes_in_images_are_named(argument, sentence):
+    with pytest.raises(UserError, match=sentence):
+        prepare(images.get_config(argument))
 
 
 EXPERIMENTS = sorted(path.parent for path in pathlib.Path(__file__).parents[1].glob('experiments/*/sweep.py'))

@@ -4,7 +4,7 @@ import functools
 import gc
 import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import grain
@@ -26,6 +26,9 @@ SMALL = 4096
 """Number of rows below which Grain's shuffle, whose work per row grows as rows get fewer, takes milliseconds a row."""
 
 
+VARIED = 0xA06
+"""Tells the random streams of rows from those of their order."""
+
 ENDLESS = sys.maxsize // 2
 """Rows of an endless list; less than the largest index, since Grain counts on from its end."""
 
@@ -37,6 +40,18 @@ class Source(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int) -> Row: ...
+
+
+@runtime_checkable
+class Varied(Protocol):
+    """A source whose rows training reads changed at random, each time in another way; by index they are as they are."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> Row: ...
+
+    def varied(self, index: int, rng: np.random.Generator) -> Row:
+        """Row `index`, changed as drawn from `rng`."""
 
 
 class Batches(Iterator[Batch]):
@@ -90,7 +105,8 @@ def batches(
     `n * batch_size` to `(n + 1) * batch_size` of it, and process `p` has the `p`-th of `process_count` equal parts of
     that batch, so the concatenated parts are the same batch for any number of processes, threads and workers,
     also across epochs. A batch at the end of an epoch continues with rows of the next one; a source
-    smaller than a batch is repeated inside it.
+    smaller than a batch is repeated inside it. The rows of a source that is `Varied` are drawn from a random stream of
+    the seed and of their place in the endless list.
 
     Args:
       source: the examples.
@@ -109,7 +125,10 @@ def batches(
     if seed < 0 or start < 0:
         raise UserError(f'seed is {seed} and start is {start}; neither can be negative')
     size = _process_batch_size(source, batch_size, process_index, process_count)
-    rows = _shuffled(source, seed) if shuffle else _repeated(grain.MapDataset.source(source))
+    read = range(len(source)) if isinstance(source, Varied) else source
+    rows = _shuffled(read, seed) if shuffle else _repeated(grain.MapDataset.source(read))
+    if isinstance(source, Varied):
+        rows = rows.map_with_index(functools.partial(_varied, source, seed))
     dataset = rows.batch(size)[start * process_count + process_index :: process_count]
     return _iterate(dataset, num_threads, num_workers)
 
@@ -147,7 +166,12 @@ def ordered_batches(
     return _iterate(dataset, num_threads, num_workers)
 
 
-def _shuffled(source: Source, seed: int) -> grain.MapDataset:
+def _varied(source: Varied, seed: int, place: int, index: int) -> Row:
+    """Row `index` of the source, as it is drawn at a place of the endless list."""
+    return source.varied(index, np.random.default_rng((seed, place, VARIED)))
+
+
+def _shuffled(source: Sequence[Any] | Source, seed: int) -> grain.MapDataset:
     """The rows of successive epochs, each in its own order."""
     if len(source) < SMALL:
         return grain.MapDataset.source(_Epochs(source, seed))
@@ -163,13 +187,13 @@ def _repeated(rows: grain.MapDataset) -> grain.MapDataset:
 class _Epochs:
     """An endless source from a small one, by explicit permutations."""
 
-    def __init__(self, source: Source, seed: int) -> None:
+    def __init__(self, source: Sequence[Any] | Source, seed: int) -> None:
         self._source, self._seed = source, seed
 
     def __len__(self) -> int:
         return ENDLESS
 
-    def __getitem__(self, index: int) -> Row:
+    def __getitem__(self, index: int) -> Any:
         epoch, place = divmod(index, len(self._source))
         return self._source[int(_order(len(self._source), self._seed, epoch)[place])]
 

@@ -106,7 +106,7 @@ class PatchMerging(Module):
     Grids are filled up to whole blocks with zeros. Liu et al. 2021, https://arxiv.org/abs/2103.14030.
     """
 
-    def __init__(self, channels: int, dim: int, *, patch: int = 2, rngs: nnx.Rngs):
+    def __init__(self, channels: int, dim: int, *, patch: int, rngs: nnx.Rngs):
         self.patch, joined = patch, patch * patch * channels
         self.norm = LayerNorm(joined, rngs=rngs)
         self.linear = Linear(joined, dim, axes=(None, 'embed'), rngs=rngs)

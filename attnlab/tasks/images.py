@@ -1,18 +1,20 @@
 """One label for an image, or one for every patch of it."""
 
+import abc
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
 import numpy as np
 
-from attnlab.data.long_range.dataset import Dataset
+from attnlab.data.long_range.dataset import Dataset, Example
 from attnlab.data.long_range.digits import Digits
 from attnlab.data.long_range.drawn import Drawn
-from attnlab.data.long_range.rows import Padded
+from attnlab.data.long_range.rows import padded
 from attnlab.data.pipeline import Row, Source
+from attnlab.data.vision.augment import Augmentation, Augmented
 from attnlab.data.vision.shapes import Segments
 from attnlab.errors import UserError
 from attnlab.metrics import Average, proportion
@@ -31,21 +33,95 @@ def side(data: Dataset) -> int:
     return found
 
 
-def _whole(data: Dataset, length: int) -> int:
-    if length != side(data) ** 2:
-        raise UserError(
-            f'config.length is {length}; images of {side(data)} x {side(data)} pixels need {side(data) ** 2}'
-        )
-    return length
+@dataclasses.dataclass(frozen=True)
+class Made:
+    """The rows of examples, made as they are read.
+
+    Attributes:
+      examples: by index.
+      row: makes a row of one.
+    """
+
+    examples: Source
+    row: Callable[[Example], Row]
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def __getitem__(self, index: int) -> Row:
+        return self.row(self.examples[index])
 
 
 @dataclasses.dataclass(frozen=True)
-class ImageClassification(Classification):
-    """Predict the label of an image; `length` counts its pixels, which the inputs may join to patches."""
+class ImageTask(LongRange):
+    """Base class of tasks on images; `length` counts their pixels, which the inputs may join to patches.
+
+    Attributes:
+      data: square images.
+      augmentation: how images are changed in training; `None`: not at all. They are evaluated as they are.
+    """
 
     packs: ClassVar[bool] = False
 
     data: Dataset = Digits()
+    augmentation: Augmentation | None = None
+
+    def source(self, split: str, length: int, tokens: int | None = None) -> Source:
+        """The examples of a split, those for training as they are augmented (see `LongRange`)."""
+        if self.augmentation is None or split != 'train' or tokens is not None:
+            return super().source(split, length, tokens)
+        self._document_length(length)
+        return Augmented(self.data.rows(split), self.row, side(self.data), self.augmentation)
+
+    def example(self, length: int) -> Row:
+        """A row of zeros."""
+        pixels, kind = self._document_length(length), self.data.kind
+        shape = (pixels,) if kind.channels == 1 else (pixels, kind.channels)
+        empty = {'x': np.zeros(shape, np.uint8), 'targets': np.zeros(pixels, np.uint8), 'label': np.int32(0)}
+        return {name: np.zeros_like(value) for name, value in self.row(empty).items()}
+
+    @abc.abstractmethod
+    def row(self, example: Example) -> Row:
+        """The row of an example."""
+
+    def _rows(self, examples: Source, length: int) -> Source:
+        self._document_length(length)
+        return Made(examples, self.row)
+
+    def _document_length(self, length: int) -> int:
+        pixels = side(self.data) ** 2
+        if length != pixels:
+            raise UserError(
+                f'config.length is {length}; images of {side(self.data)} x {side(self.data)} pixels need {pixels}'
+            )
+        return length
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageClassification(ImageTask, Classification):
+    """Predict the label of an image.
+
+    Where augmentation mixes two images the loss is that of both labels, each by its share of the image, and so is the
+    accuracy in training; rows then have `other`, a second label, and `share`, that of the first.
+    """
+
+    def row(self, example: Example) -> Row:
+        """The row of an example, which is an image that is all of its own."""
+        row = padded(example, self.data.kind, self.data.kind.length)
+        if self.augmentation is None or not self.augmentation.mixing:
+            return row
+        return row | {'other': row['label'], 'share': np.float32(1)}
+
+    def measure(self, model: Predictor, batch: Batch, dropout_key: DropoutKey | None) -> dict[str, Average]:
+        """Loss in nats per image, and accuracy."""
+        if 'share' not in batch:
+            return super().measure(model, batch, dropout_key)
+        vectors = self.vectors(model, batch, dropout_key)
+        found, weights = jnp.argmax(model.logits(vectors), axis=1), batch['weights'][:, None]
+        labels = ((batch['label'], batch['share']), (batch['other'], 1 - batch['share']))
+        loss = sum(share * model.losses(vectors, label, dropout_key) for label, share in labels)
+        right = sum(share * (found == label).astype(jnp.float32) for label, share in labels)
+        return {'loss': Average.of(loss[:, None], weights), **proportion('accuracy', right[:, None], weights)}
 
     def trivial(self, part: Slice) -> dict[str, dict[str, float]]:
         """What guesses reach, and `linear on pixels`, a map fitted by least squares to the first training examples."""
@@ -54,51 +130,17 @@ class ImageClassification(Classification):
         guesses = of_sequences(train, asked, classes, None)
         return {'accuracy': guesses | {'linear on pixels': linear(train, asked, classes)}}
 
-    def _document_length(self, length: int) -> int:
-        return _whole(self.data, length)
-
 
 @dataclasses.dataclass(frozen=True)
-class Patched:
-    """Rows with one target for every patch: the class that most of its pixels have, of several the lowest.
-
-    A row is that of `Padded` with `targets`, int32, and `weights`, float32, of every patch, in the place of the label.
-
-    Attributes:
-      examples: with `targets`, one a pixel.
-      rows: the same as rows of pixels.
-      size: height and width in pixels.
-      patch: height and width of a patch.
-      classes: number of classes.
-    """
-
-    examples: Source
-    rows: Padded
-    size: int
-    patch: int
-    classes: int
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, index: int) -> Row:
-        row, side = self.rows[index], self.size // self.patch
-        pixels = self.examples[index]['targets'].reshape(side, self.patch, side, self.patch)
-        counts = (pixels[..., None] == np.arange(self.classes)).sum(axis=(1, 3))
-        targets = counts.argmax(axis=-1).reshape(-1).astype(np.int32)
-        return _labelled(row, targets)
-
-
-@dataclasses.dataclass(frozen=True)
-class Segmentation(LongRange):
-    """Predict the class of every patch of an image.
+class Segmentation(ImageTask):
+    """Predict the class of every patch of an image: that which most of its pixels have, of several the lowest.
 
     Attributes:
       data: images whose examples have `targets`, a class a pixel.
+      augmentation: how images and targets are changed in training; images cannot be mixed.
       patch: height and width of a patch, that of the inputs.
     """
 
-    packs: ClassVar[bool] = False
     labels: ClassVar[str] = 'targets'
 
     data: Dataset = Drawn(Segments())
@@ -107,11 +149,20 @@ class Segmentation(LongRange):
     def __post_init__(self) -> None:
         if side(self.data) % self.patch:
             raise UserError(f'patch of Segmentation is {self.patch}; it must divide {side(self.data)} pixels')
+        if self.augmentation is not None and self.augmentation.mixing:
+            raise UserError(
+                'augmentation of Segmentation mixes images; patches of a mixture have no class of their own'
+            )
 
-    def example(self, length: int) -> dict[str, np.ndarray]:
-        """A row of zeros."""
-        row = _labelled(super().example(length), np.zeros(length // self.patch**2, np.int32))
-        return {name: np.zeros_like(value) for name, value in row.items()}
+    def row(self, example: Example) -> Row:
+        """The row of an example, with `targets`, int32, and `weights` of every patch, in the place of its label."""
+        patches = side(self.data) // self.patch
+        pixels = example['targets'].reshape(patches, self.patch, patches, self.patch)
+        counts = (pixels[..., None] == np.arange(self.data.kind.classes)).sum(axis=(1, 3))
+        targets = counts.argmax(axis=-1).reshape(-1).astype(np.int32)
+        row = padded(example, self.data.kind, self.data.kind.length)
+        kept = {name: value for name, value in row.items() if name not in ('label', 'weights')}
+        return kept | {'targets': targets, 'weights': np.ones(len(targets), np.float32)}
 
     def measure(self, model: Predictor, batch: Batch, dropout_key: DropoutKey | None) -> dict[str, Average]:
         """Loss in nats and accuracy per patch; `iou_1` is intersection over union of class 1, found and true.
@@ -141,20 +192,6 @@ class Segmentation(LongRange):
         )
         return {'accuracy': of_labels(train, asked, self.data.kind.classes)}
 
-    def _rows(self, examples: Source, length: int) -> Source:
-        kind = self.data.kind
-        rows = Padded(examples, kind, self._document_length(length))
-        return Patched(examples, rows, side(self.data), self.patch, kind.classes)
-
-    def _document_length(self, length: int) -> int:
-        return _whole(self.data, length)
-
 
 def _overlap(found: Any, there: Any, weights: Any) -> Average:
     return Average(jnp.sum((found & there) * weights), jnp.sum((found | there) * weights))
-
-
-def _labelled(row: Mapping[str, Any], targets: np.ndarray) -> dict[str, Any]:
-    """A row with targets and their weights in the place of its label."""
-    kept = {name: value for name, value in row.items() if name not in ('label', 'weights')}
-    return kept | {'targets': targets, 'weights': np.ones(len(targets), np.float32)}

@@ -8,6 +8,7 @@ from flax import nnx
 
 from attnlab.errors import UserError
 from attnlab.losses import softmax_loss
+from attnlab.models.heads.classification import ClassificationHead
 from attnlab.models.heads.contrastive import BlockContrastiveHead
 from attnlab.models.heads.distributional import AtomsHead, ImplicitQuantiles
 from attnlab.models.heads.fourier import FourierHead
@@ -272,3 +273,15 @@ def test_quantiles_are_asked_for_at_their_levels():
     found = head.losses(hidden, jnp.full((1, 1), max(low, high) + 2))
     linear = [0.5 * (max(low, high) + 2 - each - 0.25) / 0.5 for each in (low, high)]
     np.testing.assert_allclose(found, [(0.25 * linear[0] + 0.75 * linear[1]) / 2], rtol=1e-5)
+
+
+def test_smoothing_is_cross_entropy_with_shares_of_every_class():
+    head = ClassificationHead(8, 1, classes=3, smoothing=0.3, rngs=nnx.Rngs(0))
+    hidden, targets = noise(5, 8), jnp.asarray([0, 1, 2, 2, 0])
+    logs = jax.nn.log_softmax(head.logits(hidden), axis=-1)
+    shares = 0.7 * jax.nn.one_hot(targets, 3) + 0.1
+    objective = head.objective(hidden, targets, jax.random.key(0))
+    np.testing.assert_allclose(objective, -jnp.sum(shares * logs, axis=-1), rtol=1e-5)
+    np.testing.assert_allclose(head.losses(hidden, targets), -logs[jnp.arange(5), targets], rtol=1e-5)
+    with pytest.raises(UserError, match='smoothing of ClassificationHead is 1.0; it must be at least 0 and below 1'):
+        ClassificationHead(8, 1, classes=3, smoothing=1.0, rngs=nnx.Rngs(0))

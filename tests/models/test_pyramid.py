@@ -63,7 +63,7 @@ def test_resolutions_follow_one_another():
 
 
 def test_merging_joins_blocks():
-    merge = PatchMerging(2, 3, rngs=nnx.Rngs(0))
+    merge = PatchMerging(2, 3, patch=2, rngs=nnx.Rngs(0))
     image = noise(1, 3, 4, 2)
     full = np.pad(np.asarray(image)[0], ((0, 1), (0, 0), (0, 0)))
     joined = np.stack([[full[2 * y : 2 * y + 2, 2 * x : 2 * x + 2].reshape(-1) for x in range(2)] for y in range(2)])

@@ -22,6 +22,7 @@ class Kind:
       length: positions of the longest example, as published.
       vocab: number of token ids, including 0 for padding; `None` where positions hold real numbers.
       offset: added to the numbers of an example to make them token ids.
+      channels: numbers a position where they are real; an example then has them on a last axis, unless it is one.
       mean: of the numbers of an example where they are real.
       deviation: standard deviation of these; the model sees `(x - mean) / deviation`.
       documents: 2 where an example is a pair of documents.
@@ -34,6 +35,7 @@ class Kind:
     length: int
     vocab: int | None = None
     offset: int = 0
+    channels: int = 1
     mean: float = 0.0
     deviation: float = 1.0
     documents: int = 1

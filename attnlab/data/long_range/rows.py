@@ -14,7 +14,7 @@ class Padded:
 
     A row holds, for `t = length`:
 
-    - `tokens`: int32 `t`, ids; or float32 `t 1`, standardised numbers, 0 in padding;
+    - `tokens`: int32 `t`, ids; or float32 `t channels`, standardised numbers, 0 in padding;
     - `segments`, `positions`: int32 `t`; the segment is 1, and 0 for padding;
     - `label`: int32, and `weights`: float32, 1: scalars.
 
@@ -75,9 +75,10 @@ def _document(x: np.ndarray, kind: Kind, length: int, number: int) -> Row:
     x = x[:length]
     segments = np.zeros(length, np.int32)
     segments[: len(x)] = number
-    tokens = np.zeros(length, np.int32) if kind.vocab else np.zeros((length, 1), np.float32)
+    tokens = np.zeros(length, np.int32) if kind.vocab else np.zeros((length, kind.channels), np.float32)
     if kind.vocab:
         tokens[: len(x)] = x.astype(np.int32) + kind.offset
     else:
-        tokens[: len(x), 0] = (x.astype(np.float32) - np.float32(kind.mean)) / np.float32(kind.deviation)
+        numbers = x.reshape(len(x), kind.channels).astype(np.float32)
+        tokens[: len(x)] = (numbers - np.float32(kind.mean)) / np.float32(kind.deviation)
     return {'tokens': tokens, 'segments': segments, 'positions': np.arange(length, dtype=np.int32)}

@@ -1,0 +1,153 @@
+"""Images of one's own: files in one folder a class."""
+
+import dataclasses
+import functools
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from jaxtyping import UInt8
+
+from attnlab.data.long_range.dataset import Dataset, Example, Kind, known_split
+from attnlab.errors import UserError
+
+SUFFIXES = ('.bmp', '.gif', '.jpeg', '.jpg', '.pgm', '.png', '.ppm', '.tif', '.tiff', '.webp')
+PARTS = {'train': 0.8, 'valid': 0.1, 'test': 0.1}
+"""The splits of a folder that has none, and their shares."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageFolder(Dataset):
+    """Image files in `path/CLASS/`, or, where there is a folder `path/train`, in `path/train/CLASS/` and so on.
+
+    Without folders of splits the images of every class are put in a fixed random order, of which 80 % are for training
+    and 10 % each for validation and testing; with them, where there is no `valid`, the images of `test` are validated
+    on. Images are scaled so that they just cover a square of `size`, and cut around their middle. They are read when
+    they are asked for.
+
+    Attributes:
+      path: the folder.
+      classes: their names; the label of an image is the place of its own. `image_folder` reads them.
+      size: height and width in pixels.
+      channels: 3, or 1 for grey.
+    """
+
+    path: str
+    classes: tuple[str, ...]
+    size: int = 32
+    channels: int = 3
+
+    def __post_init__(self) -> None:
+        if self.size < 1 or self.channels not in (1, 3):
+            raise UserError(
+                f'ImageFolder has size {self.size} and channels {self.channels}; '
+                'size must be at least 1, and channels 1 (grey) or 3'
+            )
+        if len(self.classes) < 2:
+            raise UserError(f'{self.path} has images of {len(self.classes)} class(es); a classifier needs two or more')
+
+    @property
+    def kind(self) -> Kind:
+        return Kind(classes=len(self.classes), length=self.size**2, channels=self.channels, mean=127.5, deviation=63.75)
+
+    @property
+    def splits(self) -> Mapping[str, int | None]:
+        return dict.fromkeys(PARTS)
+
+    def rows(self, split: str) -> 'Files':
+        known_split(self, split)
+        return Files(_files(self)[split], self.size, self.channels)
+
+    def describe(self) -> dict[str, Any]:
+        return {'source': 'images', 'path': self.path, 'counts': {name: len(of) for name, of in _files(self).items()}}
+
+
+@dataclasses.dataclass(frozen=True)
+class Files:
+    """Image files with their labels, read by index."""
+
+    files: tuple[tuple[pathlib.Path, int], ...]
+    size: int
+    channels: int
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> Example:
+        path, label = self.files[index]
+        pixels = read_image(path, self.size, self.channels)
+        return {'x': pixels.reshape(-1, *pixels.shape[2:]), 'label': np.int32(label)}
+
+
+def image_folder(path: str, *, size: int = 32, channels: int = 3) -> ImageFolder:
+    """Returns the data set of a folder, its classes those of its training images, in the order of their names.
+
+    Raises `UserError` for a folder that is not there or holds no images of two classes.
+    """
+    root = pathlib.Path(path)
+    if not root.is_dir():
+        raise UserError(f'there is no folder {path}; images of a class are read from a folder of its name in it')
+    return ImageFolder(path=path, classes=tuple(_classes(_training(root))), size=size, channels=channels)
+
+
+def read_image(path: pathlib.Path, size: int, channels: int) -> UInt8[np.ndarray, 'height width *channels']:
+    """Reads an image as a square of `size` pixels; grey where there is one channel.
+
+    Raises `UserError` for a file that is no image.
+    """
+    from PIL import Image, ImageOps, UnidentifiedImageError
+
+    try:
+        with Image.open(path) as image:
+            upright = ImageOps.exif_transpose(image).convert('L' if channels == 1 else 'RGB')
+            return np.asarray(ImageOps.fit(upright, (size, size), Image.Resampling.BILINEAR))
+    except (OSError, UnidentifiedImageError, Image.DecompressionBombError, ValueError, SyntaxError) as error:
+        raise UserError(f'{path} is not an image that can be read: {error}') from error
+
+
+def _training(root: pathlib.Path) -> pathlib.Path:
+    return root / 'train' if (root / 'train').is_dir() else root
+
+
+def _classes(folder: pathlib.Path) -> dict[str, list[pathlib.Path]]:
+    """The image files of every class in a folder of classes; folders without images are none."""
+    found = {}
+    for each in sorted(folder.iterdir()) if folder.is_dir() else ():
+        files = sorted(file for file in each.iterdir() if file.suffix.lower() in SUFFIXES) if each.is_dir() else []
+        if files:
+            found[each.name] = files
+    return found
+
+
+@functools.cache
+def _files(data: ImageFolder) -> dict[str, tuple[tuple[pathlib.Path, int], ...]]:
+    """The files of every split, each with its label."""
+    root = pathlib.Path(data.path)
+    folders = {'train': _classes(_training(root))}
+    if _training(root) != root:
+        folders['test'] = _classes(root / 'test')
+        folders['valid'] = _classes(root / 'valid') or folders['test']
+    else:
+        folders = _parts(folders['train'])
+    found = {}
+    for split in PARTS:
+        unknown = sorted(folders[split].keys() - set(data.classes))
+        if unknown:
+            raise UserError(f'{split} images of {data.path} have the class {unknown[0]!r}, which is not among classes')
+        found[split] = tuple((file, data.classes.index(name)) for name, of in folders[split].items() for file in of)
+        if not found[split]:
+            raise UserError(f'{data.path} has no {split} images; a class needs at least ten, or a folder {split}/CLASS')
+    return found
+
+
+def _parts(classes: dict[str, list[pathlib.Path]]) -> dict[str, dict[str, list[pathlib.Path]]]:
+    """The files of every class divided into splits, in an order drawn from their number alone."""
+    found: dict[str, dict[str, list[pathlib.Path]]] = {split: {} for split in PARTS}
+    for name, files in classes.items():
+        order = np.random.default_rng(len(files)).permutation(len(files))
+        valid, test = (round(len(files) * PARTS[split]) for split in ('valid', 'test'))
+        bounds = {'valid': (0, valid), 'test': (valid, valid + test), 'train': (valid + test, len(files))}
+        for split, (first, end) in bounds.items():
+            found[split][name] = [files[i] for i in sorted(order[first:end])]
+    return found

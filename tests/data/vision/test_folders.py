@@ -1,0 +1,74 @@
+"""Folders of images of one's own, and what is wrong with them."""
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from attnlab.config import build, spec_of
+from attnlab.data.vision.folders import ImageFolder, image_folder, read_image
+from attnlab.errors import UserError
+from attnlab.tasks.images import ImageClassification
+
+
+def fill(folder, level, count=10):
+    """Images of one grey level each, a little wider than high."""
+    folder.mkdir(parents=True)
+    for number in range(count):
+        Image.new('RGB', (14, 10), (level, level + number, 0)).save(folder / f'{number}.png')
+
+
+def test_folders_of_classes_are_divided(tmp_path):
+    for level, name in enumerate(('cat', 'dog')):
+        fill(tmp_path / name, 100 * level)
+    (tmp_path / 'empty').mkdir()
+    (tmp_path / 'cat' / 'notes.txt').write_text('no image')
+    data = image_folder(str(tmp_path), size=8)
+    assert data.classes == ('cat', 'dog') and build(spec_of(data)) == data
+    rows = {split: data.rows(split) for split in ('train', 'valid', 'test')}
+    assert {split: len(of) for split, of in rows.items()} == {'train': 16, 'valid': 2, 'test': 2}
+    seen = [tuple(row['x'][0]) for of in rows.values() for row in (of[i] for i in range(len(of)))]
+    assert len(set(seen)) == 20
+    assert all(row['x'].shape == (64, 3) and row['label'] == (row['x'][0, 0] >= 100) for row in rows['train'])
+    row = ImageClassification(data).source('train', 64)[0]
+    np.testing.assert_allclose(row['tokens'][0], (rows['train'][0]['x'][0] - 127.5) / 63.75, rtol=1e-6)
+    assert data.describe()['counts'] == {'train': 16, 'valid': 2, 'test': 2}
+
+
+def test_folders_of_splits_are_kept(tmp_path):
+    fill(tmp_path / 'train' / 'cat', 0), fill(tmp_path / 'train' / 'dog', 100), fill(tmp_path / 'test' / 'dog', 100, 3)
+    data = image_folder(str(tmp_path), size=4, channels=1)
+    assert [len(data.rows(split)) for split in ('train', 'valid', 'test')] == [20, 3, 3]
+    assert data.rows('test')[0]['label'] == 1 and data.rows('test')[0]['x'].shape == (16,)
+
+
+def test_images_are_cut_around_their_middle(tmp_path):
+    picture = np.zeros((4, 12, 3), np.uint8)
+    picture[:, 4:8] = 200
+    Image.fromarray(picture).save(tmp_path / 'wide.png')
+    assert (read_image(tmp_path / 'wide.png', 4, 1) == 200).all()
+    Image.fromarray(picture).convert('L').save(tmp_path / 'grey.png')
+    assert read_image(tmp_path / 'grey.png', 4, 3).shape == (4, 4, 3)
+
+
+def test_what_is_wrong_is_named(tmp_path):
+    with pytest.raises(UserError, match=r'there is no folder .*nowhere; images of a class are read from a folder of'):
+        image_folder(str(tmp_path / 'nowhere'))
+    with pytest.raises(UserError, match='has images of 0 class'):
+        image_folder(str(tmp_path))
+    fill(tmp_path / 'cat', 0, 3)
+    fill(tmp_path / 'dog', 0, 3)
+    with pytest.raises(UserError, match='has no valid images; a class needs at least ten, or a folder valid/CLASS'):
+        image_folder(str(tmp_path)).rows('train')
+    with pytest.raises(UserError, match='size must be at least 1, and channels 1'):
+        image_folder(str(tmp_path), channels=4)
+    with pytest.raises(UserError, match="has no split 'tests'; did you mean 'test'"):
+        image_folder(str(tmp_path)).rows('tests')
+    (tmp_path / 'broken.png').write_bytes(b'\x89PNG\r\n\x1a\nnot really')
+    with pytest.raises(UserError, match=r'broken\.png is not an image that can be read'):
+        read_image(tmp_path / 'broken.png', 8, 3)
+    fill(tmp_path / 'split' / 'train' / 'cat', 0)
+    fill(tmp_path / 'split' / 'train' / 'dog', 0)
+    fill(tmp_path / 'split' / 'test' / 'cow', 0)
+    with pytest.raises(UserError, match=r"(test|valid) images of .* have the class 'cow', which is not among classes"):
+        image_folder(str(tmp_path / 'split')).rows('test')
+    assert ImageFolder(path='x', classes=('a', 'b')).kind.channels == 3
