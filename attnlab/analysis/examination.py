@@ -127,8 +127,9 @@ def _examine(model: Any, batch: Mapping[str, jax.Array]) -> list[dict[str, jax.A
     for block in stack.layers():
         numbers = {}
         taken = list(steps(block, streams, ctx))
-        if isinstance(mixer_of(block), Attention | ShapedAttention):
-            weights, visible = block.mixer.read_weights(taken[0].normed, ctx)
+        mixer = mixer_of(block)
+        if isinstance(mixer, Attention | ShapedAttention):
+            weights, visible = mixer.read_weights(taken[0].normed, ctx)
             seen = jnp.broadcast_to(visible[:, None], weights.shape)
             numbers = {
                 'sink_mass': statistics.sink_mass(weights, visible, segments),

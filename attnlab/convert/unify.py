@@ -40,11 +40,12 @@ def unified(model: Model, tokens: Tokens, *, layers: int = 4, begin: int = 0) ->
 
     Raises `UserError` for layers whose attention `UnifiedBlocks` cannot represent.
     """
-    blocks = list(one_stack(model).layers())
+    stack = one_stack(model)
+    blocks = list(stack.layers())
     if layers < 1 or not 0 <= begin <= len(blocks):
         raise UserError(f'layers is {layers} and begin {begin}; the model has {len(blocks)} layers')
-    if not isinstance(model.stack.residual, Plain):
-        raise UserError(f'the stack has {type(model.stack.residual).__name__}; only a plain one can share weights')
+    if not isinstance(stack.residual, Plain):
+        raise UserError(f'the stack has {type(stack.residual).__name__}; only a plain one can share weights')
     ctx = model.context(Context.full(*tokens.shape))
     x = base = model.embed(tokens, ctx)
     made: list[Any] = []
@@ -69,8 +70,9 @@ def unified(model: Model, tokens: Tokens, *, layers: int = 4, begin: int = 0) ->
         x, _ = joined(x, ctx)
         made.append(joined)
     result = nnx.clone(model)
-    result.stack.depth = len(made)
-    result.stack.blocks = nnx.List([_stacked(block) for block in made])
+    changed = one_stack(result)
+    changed.depth = len(made)
+    changed.blocks = nnx.List([_stacked(block) for block in made])
     return result
 
 

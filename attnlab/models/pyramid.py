@@ -82,8 +82,8 @@ class Resolution(Module):
     def merged(self, x: Sequence, ctx: Context, after: Context) -> Float[Array, 'b s f']:
         """The input of its stack; `ctx` is the context of `x` and `after` that of the stack."""
         if self.merge is not None:
-            grid = required_grid(ctx, type(self).__name__, axes=2)
-            x = flatten(self.merge(unflatten(x, grid)), after.grid)
+            image = self.merge(unflatten(x, required_grid(ctx, type(self).__name__, axes=2)))
+            x = flatten(image, required_grid(after, type(self).__name__))
         if self.positions is None:
             return x
         grid = required_grid(after, type(self).__name__)
