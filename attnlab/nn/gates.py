@@ -412,6 +412,7 @@ class BlockDiagonal(Module):
         groups = x.reshape(*x.shape[:2], self.weight.shape[0], -1)
         # Sums in float32, also in gradients: a CPU would accumulate tokens in the type of the activations.
         wide = jnp.promote_types(x.dtype, jnp.float32)
-        y = jnp.einsum('bthf,hfv->bthv', groups, self.weight[...].astype(x.dtype), preferred_element_type=wide)
+        # The weights first: XLA for CPUs has no product of bfloat16 with such sums for the other order.
+        y = jnp.einsum('hfv,bthf->bthv', self.weight[...].astype(x.dtype), groups, preferred_element_type=wide)
         y = y.astype(x.dtype).reshape(*x.shape[:2], -1)
         return y + jnp.broadcast_to(self.bias[...].astype(x.dtype), y.shape)

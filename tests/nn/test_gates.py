@@ -88,3 +88,12 @@ def test_gradients_of_blocks_are_summed_in_float32():
     x = jnp.ones((1, 2048, 16), jnp.bfloat16)
     gradients = jax.jit(jax.grad(lambda params: jnp.sum(nnx.merge(graphdef, params)(x).astype(jnp.float32))))(params)
     assert (np.asarray(gradients['weight'][...]) == 2048).all() and (np.asarray(gradients['bias'][...]) == 2048).all()
+
+
+def test_blocks_multiply_in_bfloat16():
+    """With sums in float32, which XLA for CPUs cannot do in every order of the operands."""
+    graphdef, params = nnx.split(BlockDiagonal(64, blocks=4, rngs=nnx.Rngs(0)))
+    x = noise(2, 16, 64, seed=1, dtype=jnp.bfloat16)
+    y = np.asarray(jax.jit(lambda params, x: nnx.merge(graphdef, params)(x))(params, x), np.float32)
+    blocks = np.einsum('bthf,hfv->bthv', np.asarray(x, np.float32).reshape(2, 16, 4, 16), params['weight'][...])
+    np.testing.assert_allclose(y, blocks.reshape(2, 16, 64), atol=0.05)
