@@ -6,6 +6,7 @@ from flax import nnx
 
 from attnlab.errors import UserError
 from attnlab.nn.gates import BlockDiagonal, MinGRUGates, OutputGate, RealGates, positive
+from attnlab.testing.noise import noise
 
 
 def sigmoid(x):
