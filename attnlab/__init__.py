@@ -4,11 +4,12 @@ from typing import Any
 
 from flax import nnx
 
-from attnlab.config import build, takes
+from attnlab.config import Factory, build, takes
 from attnlab.errors import UserError, nearest
 from attnlab.mixers.mixer import Mixer
-from attnlab.signature import check_names
+from attnlab.signature import check_names, parameters
 from attnlab.zoo import ZOO
+from attnlab.zoo.recipe import within
 
 __all__ = ['ZOO', 'UserError', 'make_mixer']
 __version__ = '0.1.0'
@@ -17,8 +18,9 @@ __version__ = '0.1.0'
 def make_mixer(name: str, dim: int, *, rngs: nnx.Rngs, **overrides: Any) -> Mixer:
     """Returns the mixer of the recipe `name`, of width `dim`, with `overrides` in place of the recipe's arguments.
 
-    `attnlab.make_mixer('gqa', 256, heads=8, kv_heads=2, rngs=nnx.Rngs(0))`. Raises `UserError` for an unknown recipe or
-    argument, a missing argument, and for a hybrid, whose layers differ and so need a stack.
+    `attnlab.make_mixer('gqa', 256, heads=8, kv_heads=2, rngs=nnx.Rngs(0))`. Where mixers stand side by side, what the
+    whole does not take goes to every one of them that takes it. Raises `UserError` for an unknown recipe or argument, a
+    missing argument, and for a hybrid, whose layers differ and so need a stack.
     """
     if name not in ZOO:
         raise UserError(f'there is no recipe {name!r}{nearest(str(name), ZOO)}')
@@ -28,10 +30,19 @@ def make_mixer(name: str, dim: int, *, rngs: nnx.Rngs, **overrides: Any) -> Mixe
             f'{name!r} is a pattern of {len(recipe.spec)} layers, not one mixer: build attnlab.models.stack.Stack, '
             f"a block for each spec of attnlab.ZOO['{name}'].pattern"
         )
-    taken = takes(recipe.spec) - {'dim'}
-    check_names(repr(name), overrides, taken)
-    missing = sorted(taken - set(recipe.spec) - set(overrides))
+    mixers = (recipe.spec,) if 'mixers' in overrides else within(recipe.spec)
+    check_names(repr(name), overrides, frozenset().union(*map(takes, mixers)) - {'dim'})
+    missing = sorted({given for mixer in mixers for given in takes(mixer) - set(mixer)} - {'dim'} - set(overrides))
     if missing:
         raise UserError(f'{name!r} needs a value for {", ".join(missing)}')
-    factory = build(recipe.spec)
-    return factory.module(dim, **{**factory.kwargs, **overrides}, rngs=rngs)
+    return _overridden(build(recipe.spec), overrides)(dim, rngs=rngs)
+
+
+def _overridden(factory: Factory, overrides: dict[str, Any]) -> Factory:
+    """The factory with the arguments that it takes, and with the others in the mixers side by side in it."""
+    own = {name: value for name, value in overrides.items() if name in parameters(factory.module)}
+    kwargs = {**factory.kwargs, **own}
+    if 'mixers' in factory.kwargs and 'mixers' not in own:
+        rest = {name: value for name, value in overrides.items() if name not in own}
+        kwargs['mixers'] = tuple(_overridden(inner, rest) for inner in factory.kwargs['mixers'])
+    return Factory(factory.module, kwargs)

@@ -14,7 +14,7 @@ from attnlab.nn.initialization import Initialization
 from attnlab.nn.preludes import Activation, Canon, ShortConv
 from attnlab.trust import named
 from attnlab.zoo import ZOO
-from attnlab.zoo.recipe import Recipe
+from attnlab.zoo.recipe import Recipe, within
 
 MOST_LAYERS = 1000
 """Of one row in a pattern."""
@@ -119,7 +119,7 @@ def convolved(recipe: Recipe, conv: str) -> Recipe:
     pattern = recipe.pattern
     if 'B' in points:
         for mixer in pattern:
-            if 'prelude' not in mixer:
+            if not any('prelude' in each for each in within(mixer)):
                 raise UserError(f'point B of conv={conv} needs a mixer with a prelude; {mixer.target} has none')
         pattern = tuple(_with_prelude(mixer, lambda prelude: prelude or spec(Canon)) for mixer in pattern)
     return dataclasses.replace(recipe, spec=pattern, layer=dataclasses.replace(recipe.layer, points=points))
@@ -129,6 +129,8 @@ def _with_prelude(mixer: ConfigDict, change: Callable[[ConfigDict | None], Confi
     mixer = mixer.copy_and_resolve_references()
     if 'prelude' in mixer:
         mixer.prelude = change(mixer.prelude)
+    if 'mixers' in mixer:
+        mixer.mixers = tuple(_with_prelude(inner, change) for inner in mixer.mixers)
     return mixer
 
 

@@ -3,10 +3,12 @@
 from attnlab.blocks.layer import MixerAndMLP
 from attnlab.config import spec
 from attnlab.functional.normalizers import SumNormalizer
+from attnlab.mixers.combine import SideBySide
 from attnlab.mixers.linear.attention import LinearAttention
 from attnlab.mixers.linear.write import Delta
 from attnlab.mixers.softmax.attention import Attention
 from attnlab.mixers.softmax.latent import LatentAttention
+from attnlab.mixers.state_space.selective import StateSpaceDual
 from attnlab.nn.decays import SlopeDecay, StepDecay
 from attnlab.nn.decoupled import SharedKey
 from attnlab.nn.feature_maps import Taylor, UnitNorm
@@ -172,6 +174,51 @@ HYBRIDS = {
             'whose first attention follows four; fewer layers than six have none of it. Every layer is followed by the '
             'channel mixer of other recipes; theirs, W_2 relu(W_1 x)^2, does not follow the fifth. Norms of Mamba-2 '
             'are over all heads, theirs over each of eight groups. One key/value head; theirs one for every four.'
+        ),
+    ),
+    'hymba': Recipe(
+        spec=spec(
+            SideBySide,
+            mixers=(spec(Attention, kv_heads=1, position=Rope(), window=1024), MAMBA),
+            norm=spec(RMSNorm),
+        ),
+        cite='Dong et al. 2024, https://arxiv.org/abs/2411.13676',
+        causal=True,
+        streaming=True,
+        packed=True,
+        sequence=True,
+        small={'state': 4},
+        knobs={},
+        slow=True,
+        notes=(
+            'Attention in a window and Mamba side by side in every layer, the mean of their normalised outputs. Each '
+            'has maps of its own, in and out, and the norms follow the latter; in the paper one map leads into both, '
+            'and one out of the mean of what they have read, of twice the width. Without its meta tokens, the global '
+            'attention of its first, middle and last layers, and keys shared between layers. One key/value head.'
+        ),
+    ),
+    'falcon_h1': Recipe(
+        spec=spec(
+            SideBySide,
+            mixers=(
+                spec(StateSpaceDual, prelude=spec(ShortConv, bias=True), norm=None),
+                spec(Attention, kv_heads=1, position=Rope(base=1e11)),
+            ),
+            scales=(1.0, 1.0),
+        ),
+        cite='TII 2025, https://arxiv.org/abs/2507.22448',
+        causal=True,
+        streaming=True,
+        packed=True,
+        sequence=True,
+        small={'head_dim': 8, 'state': 4},
+        knobs={},
+        slow=True,
+        notes=(
+            'Mamba-2 and attention side by side in every layer, their outputs added; `scales` are the multipliers of '
+            'the outputs, those of inputs, keys and projections are one. Mamba-2 has no norm, as in the released '
+            'models, and twice the width of the model; theirs is narrower, and states of 256 channels. One key/value '
+            'head, theirs two to eight.'
         ),
     ),
 }

@@ -133,6 +133,11 @@ class Recipe:
         return pattern
 
 
+def within(mixer: ConfigDict) -> tuple[ConfigDict, ...]:
+    """The mixer itself, then those that stand side by side in it."""
+    return (mixer, *(each for inner in (mixer.mixers if 'mixers' in mixer else ()) for each in within(inner)))
+
+
 def _sized(mixer: ConfigDict, heads: int, window: int | None, length: int | None) -> ConfigDict:
     mixer = mixer.copy_and_resolve_references()
     if 'heads' in takes(mixer) and 'heads' not in mixer:
@@ -148,11 +153,10 @@ def _sized(mixer: ConfigDict, heads: int, window: int | None, length: int | None
 
 def _resize(mixer: ConfigDict, sizes: Mapping[str, Any]) -> None:
     """Sets the arguments that the mixer, or one within it, takes."""
-    for inner in mixer.mixers if 'mixers' in mixer else ():
-        _resize(inner, sizes)
-    for name, value in sizes.items():
-        if name in takes(mixer):
-            mixer[name] = value
+    for each in within(mixer):
+        for name, value in sizes.items():
+            if name in takes(each):
+                each[name] = value
 
 
 def merged(*families: dict[str, Recipe]) -> dict[str, Recipe]:

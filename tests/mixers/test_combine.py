@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+import attnlab
 from attnlab.config import build, spec
 from attnlab.context import Context
 from attnlab.errors import UserError
@@ -13,6 +14,8 @@ from attnlab.mixers.combine import SideBySide
 from attnlab.mixers.convolution.gated import GatedConvolution
 from attnlab.nn.norms import RMSNorm
 from attnlab.testing.noise import noise, perturbed
+from attnlab.zoo import ZOO
+from attnlab.zoo.chosen import convolved
 
 CONV = spec(GatedConvolution)
 
@@ -50,3 +53,17 @@ def test_scales_are_a_mean_or_one_a_mixer():
     assert made().scales == (0.5, 0.5)
     with pytest.raises(UserError, match='2 mixers and 1 scales'):
         made(scales=(1.0,))
+
+
+def test_hymba_without_its_attention_is_half_of_a_normed_mamba():
+    mixer = perturbed(attnlab.make_mixer('hymba', 16, heads=2, state=4, rngs=nnx.Rngs(0)), 0.1)
+    attention, mamba = mixer.mixers
+    attention.output.weight[...] = jnp.zeros_like(attention.output.weight[...])
+    x, ctx = noise(1, 4, 16), Context.full(1, 4)
+    np.testing.assert_allclose(mixer(x, ctx)[0], mixer.norms[1](mamba(x, ctx)[0]) / 2, rtol=1e-6, atol=1e-7)
+
+
+def test_convolutions_of_all_rows_reach_the_mixers_within():
+    bare, canon = (convolved(ZOO['hymba'], conv).pattern[0].mixers for conv in ('none', 'B'))
+    assert [part.prelude and part.prelude.target.rpartition('.')[2] for part in bare] == [None, 'Activation']
+    assert [part.prelude.target.rpartition('.')[2] for part in canon] == ['Canon', 'ShortConv']

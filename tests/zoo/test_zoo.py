@@ -19,7 +19,7 @@ from attnlab.mixers.softmax.attention import Attention
 from attnlab.testing.contract.grids import nearly_square
 from attnlab.typing import State
 from attnlab.zoo import ZOO, Recipe
-from attnlab.zoo.recipe import merged
+from attnlab.zoo.recipe import merged, within
 from pallas_kernels import dispatch, target
 
 RNGS = nnx.Rngs(0)
@@ -48,7 +48,7 @@ def test_a_row_is_complete(recipe: Recipe):
 
 @pytest.mark.parametrize('recipe', [pytest.param(recipe, id=name) for name, recipe in ZOO.items()])
 def test_small_sizes_and_knobs_are_arguments_of_its_mixers(recipe: Recipe):
-    taken = {name for mixer in recipe.pattern for name in takes(mixer)}
+    taken = {name for mixer in recipe.pattern for each in within(mixer) for name in takes(each)}
     assert taken >= {*recipe.small, *recipe.knobs.values()}
     assert recipe.knobs.keys() <= {'heads', 'state'}
 
@@ -62,10 +62,10 @@ def test_small_sizes_and_knobs_are_arguments_of_its_mixers(recipe: Recipe):
 def test_kernels_serve_the_recipes_that_say_so(recipe: Recipe, implementation: str, here: target.Target):
     x = jax.ShapeDtypeStruct((2, 256, 512), jnp.bfloat16)  # At 128 kernels would serve the values of gau.
     chosen = set()
-    for layer in (mixer for place, mixer in enumerate(recipe.pattern) if mixer not in recipe.pattern[:place]):
-        heads = {'heads': 8} if 'heads' in takes(layer) else {}
+    pattern = recipe.sized(heads=8)
+    for layer in (mixer for place, mixer in enumerate(pattern) if mixer not in pattern[:place]):
         with target.compiling_for(here), dispatch.ledger() as entries:
-            shapes(functools.partial(build(layer), 512, **heads), x, recipe.grid)
+            shapes(functools.partial(build(layer), 512), x, recipe.grid)
         chosen |= {entry.implementation for entry in entries}
     if implementation in recipe.implementations or not recipe.implementations:
         assert chosen == ({implementation} if recipe.implementations else set())
@@ -75,7 +75,7 @@ def test_kernels_serve_the_recipes_that_say_so(recipe: Recipe, implementation: s
 
 @pytest.mark.parametrize('name', [name for name, recipe in ZOO.items() if len(recipe.pattern) == 1])
 def test_every_single_mixer_can_be_made_by_name(name: str):
-    heads = {'heads': 4} if 'heads' in takes(ZOO[name].spec) else {}
+    heads = {'heads': 4} if any('heads' in takes(mixer) for mixer in within(ZOO[name].spec)) else {}
     make = functools.partial(attnlab.make_mixer, name, 32, **heads)
     length = 64 if ZOO[name].grid else 3
     y, state = shapes(make, jax.ShapeDtypeStruct((1, length, 32), jnp.float32), ZOO[name].grid)
@@ -86,6 +86,8 @@ def test_overrides_take_the_place_of_the_recipe():
     mixer = attnlab.make_mixer('gqa', 32, heads=8, kv_heads=4, position=None, rngs=RNGS)
     assert isinstance(mixer, Attention)
     assert (mixer.heads, mixer.kv_heads, mixer.position) == (8, 4, None)
+    attention, mamba = attnlab.make_mixer('hymba', 32, heads=4, window=3, state=5, norm=None, rngs=RNGS).mixers
+    assert (attention.heads, attention.reach.window, mamba.A_log.shape[1]) == (4, 3, 5)
 
 
 @pytest.mark.parametrize(
@@ -94,6 +96,8 @@ def test_overrides_take_the_place_of_the_recipe():
         ('mhaa', {}, "no recipe 'mhaa'; did you mean 'mha'"),
         ('mha', {'head': 4}, "'mha' takes no argument 'head'; did you mean 'heads'"),
         ('mha', {}, "'mha' needs a value for heads"),
+        ('hymba', {}, "'hymba' needs a value for heads"),
+        ('hymba', {'head': 4}, "'hymba' takes no argument 'head'; did you mean 'heads'"),
         ('griffin', {}, "'griffin' is a pattern of 3 layers"),
     ],
 )

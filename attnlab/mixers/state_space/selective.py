@@ -142,7 +142,7 @@ class StateSpaceDual(Mixer):
       state: channels of `B` and `C`.
       levels: made as `levels(dim, heads=, rngs=)`; gives the weights of the levels of the past.
       prelude: made as `prelude(inner + 2 * state, rngs=rngs)`.
-      norm: made as `norm(inner, rngs=rngs)`.
+      norm: made as `norm(inner, rngs=rngs)`; `None`: without.
       implementation: of the core; `None`: the default of the platform.
       rngs: draws the parameters.
     """
@@ -156,7 +156,7 @@ class StateSpaceDual(Mixer):
         state: int = 128,
         levels: Callable[..., LevelWeights] | None = None,
         prelude: Callable[..., Prelude] = ShortConv,
-        norm: Callable[..., nnx.Module] = RMSNorm,
+        norm: Callable[..., nnx.Module] | None = RMSNorm,
         implementation: str | None = None,
         rngs: nnx.Rngs,
     ):
@@ -170,7 +170,7 @@ class StateSpaceDual(Mixer):
         self.step_size = StepSize(self.heads, rngs=rngs)
         self.A_log = param(_log_uniform_rate, (self.heads,), axes=('heads',), group='dynamics', rngs=rngs)
         self.D = param(nnx.initializers.ones, (self.heads,), axes=('heads',), group='dynamics', rngs=rngs)
-        self.norm = norm(inner, rngs=rngs)
+        self.norm = None if norm is None else norm(inner, rngs=rngs)
         self.levels = None if levels is None else levels(dim, heads=self.heads, rngs=rngs)
         self.output = Linear(inner, dim, axes=('mlp', 'embed'), rngs=rngs)
 
@@ -201,7 +201,8 @@ class StateSpaceDual(Mixer):
             state = SelectiveState(memory, prelude, ctx.segments_or_ones()[:, -1])
         # In the type of D, so that its gradient is summed over tokens in float32.
         y = y + (self.D[...][None, None, :, None] * values).astype(x.dtype)
-        return self.output(self.norm(y.reshape(z.shape) * jax.nn.silu(z))), state
+        y = y.reshape(z.shape) * jax.nn.silu(z)
+        return self.output(y if self.norm is None else self.norm(y)), state
 
     @property
     def divides_time(self) -> bool:
