@@ -56,7 +56,7 @@ def run_experiment(experiment: Experiment, workdirs: pathlib.Path, command: str,
         if (workdir / MEASURED).exists():
             continue
         console.print(f'{number} of {len(runs)}: {each.label}')
-        measured = _run(experiment, each, workdir, programs)
+        measured = train_and_measure(experiment, each, workdir, programs)
         if measured is None:
             outcome = loop.STOPPED
             break
@@ -126,7 +126,9 @@ def report_experiment(experiment: Experiment, workdirs: pathlib.Path, command: s
     )
 
 
-def _run(experiment: Experiment, each: Run, workdir: pathlib.Path, programs: Programs) -> Measurements | None:
+def train_and_measure(
+    experiment: Experiment, each: Run, workdir: pathlib.Path, programs: Programs
+) -> Measurements | None:
     """Trains and measures a run; `None` where it was stopped."""
     began = time.perf_counter()
     config = from_plain(plain(each.config))

@@ -11,7 +11,8 @@ from attnlab.evals.measured import of_seeds
 from attnlab.experiment.experiment import SIZES, Experiment, load_module
 from attnlab.experiment.published import Published, PublishedPlot, claims_of, measured, published_table, verdict
 from attnlab.experiment.results import markdown
-from attnlab.experiment.runs import check_results
+from attnlab.experiment.runs import check_results, train_and_measure
+from attnlab.train.programs import Programs
 from attnlab.train.setup import prepare
 
 CLAIM = Published(value=1.88, metric='validation loss', source='a paper, table 1')
@@ -83,3 +84,24 @@ def test_a_folder_is_a_protocol_that_builds_and_says_what_was_run(folder):
             assert markdown(published_table(claims, rows)) in readme
         else:
             assert f'Not run yet: `make experiment NAME=published/{folder.name} SIZE={size}`' in readme
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('folder', FOLDERS, ids=lambda folder: folder.name)
+def test_what_a_run_leaves_is_what_is_measured(folder, tmp_path, monkeypatch):
+    """The first run of each protocol, cut to two steps and few examples, has a number at its end."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / 'shakespeare').mkdir()
+    for split in ('train', 'valid'):
+        (tmp_path / 'shakespeare' / f'{split}.txt').write_text('To be, or not to be. ' * 100)
+    experiment = Experiment(folder, 'cpu')
+    each = experiment.runs()[0]
+    with each.config.unlocked():
+        each.config.steps = each.config.checkpoint.every = each.config.report.every = 2
+        each.config.batch_size = min(each.config.batch_size, 4)
+        for evaluator in each.config.evals:
+            evaluator.cadence.n = 2
+            if 'examples' in evaluator:
+                evaluator.examples = 4
+    measured = train_and_measure(experiment, each, tmp_path / each.label, Programs())
+    assert isinstance(measured['value'], float) and 'failed' not in measured

@@ -60,5 +60,5 @@ def published(size):
 def measure(finished: Finished):
     """The number of one seed, and the same over one step of gradient descent."""
     last = read_record(finished.workdir).last
-    loss, ridge, step = (last[f'test/1x/{name}'] for name in ('loss', 'baseline/ridge', 'baseline/gradient_step'))
+    loss, ridge, step = (last[f'test/1x/{name}'] for name in ('loss', 'ridge', 'gradient_step'))
     return {'value': loss / ridge, 'over_gradient_step': loss / step}
