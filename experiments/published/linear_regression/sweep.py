@@ -16,7 +16,7 @@ FULL = (
     'the paper has a curve and no number, for which 1.05 is a bound of ours',
     'rotary positions',
 )
-CPU = (*FULL, 'two layers of 64 and 3,000 steps, not twelve of 256 and 500,000')
+CPU = (*FULL, 'two layers of 64 and 30,000 steps, not twelve of 256 and 500,000')
 
 
 def runs(size):
@@ -33,12 +33,12 @@ def config(size, seed):
         found.task.problem.dim = found.model.inputs.features = 5
         found.evals[0].multiples = (1,)
         if size == 'cpu':
-            found.steps = 3000
+            found.steps = 30_000
             found.model.dim = 64
             found.model.stack.depth = 2
             found.optimizer.peak_lr = 1e-3
-            found.checkpoint.every = 3000
-            found.evals[0].cadence.n = 3000
+            found.checkpoint.every = 5000
+            found.evals[0].cadence.n = 30_000
             for block in found.model.stack.blocks:
                 block.mixer.heads = 2
     return found
