@@ -162,12 +162,16 @@ def _line(name: str, published: Published, rows: Sequence[Row]) -> list[str]:
 
 
 def published_figure(claims: Claims, rows: Sequence[Row]) -> Figure:
-    """Our number of every seed, and a line at the published one; a panel a claim."""
+    """Our number of every seed, the interval of their mean, and a line at the published one; a panel a claim."""
     shown = {name: published for name, published in claims.items() if rows_of(name, rows)}
     figure, panel = panels(len(shown))
     for axes, (name, published) in zip(panel, shown.items(), strict=True):
         values = [row['value'] for row in rows_of(name, rows)]
+        ours = measured(rows_of(name, rows))
         axes.plot(range(len(values)), values, 'o', label='ours')
+        if ours.low is not None and ours.high is not None:
+            label = 'range of ours' if ours.kind == 'range' else 'mean of ours, 95 %'
+            axes.axhspan(ours.low, ours.high, color='C0', alpha=0.15, lw=0, label=label)
         axes.axhline(published.value, color='0.4', ls='--', label='published')
         axes.set(title=f'{name}\n{published.metric}' if name else published.metric, xlabel='seed')
         axes.set_xticks(range(len(values)))
