@@ -3,6 +3,8 @@
 from attnlab.blocks.layer import MixersAlone
 from attnlab.config import spec
 from attnlab.mixers.softmax.attention import Attention
+from attnlab.mixers.spatial.factorised import FactorisedAttention
+from attnlab.mixers.spatial.gated import VisionGatedLinearAttention
 from attnlab.mixers.spatial.polarized import PolarizedAttention
 from attnlab.mixers.spatial.reduced import EmbeddingFreeAttention, PooledReduction, ReducedAttention, StridedReduction
 from attnlab.mixers.spatial.windows import NeighbourhoodAttention, WindowAttention
@@ -125,6 +127,32 @@ SPATIAL = {
         knobs={},
         notes='The sequential layout; otherwise as `polarized`.',
     ),
+    'fasa': Recipe(
+        spec=spec(FactorisedAttention),
+        cite='Qin et al. 2023, https://arxiv.org/abs/2312.08614',
+        bidirectional=True,
+        grid=True,
+        small={'heads': 2, 'side': 3},
+        knobs=HEADS,
+        slow=True,
+        notes=(
+            'The means of windows are those of the paper: the released code flattens places and channels before it '
+            'pools, which mixes them where there are several windows. At one ratio, 2; the paper has 8, 4, 2, 1 by '
+            'stage. The width must be a multiple of 16, and heads divide seven sixteenths of it. Grids that a '
+            'reflection cannot fill up to whole windows are refused.'
+        ),
+    ),
+    'vig': Recipe(
+        spec=spec(VisionGatedLinearAttention),
+        cite='Liao et al. 2024, https://arxiv.org/abs/2405.18425',
+        bidirectional=True,
+        grid=True,
+        knobs=HEADS,
+        notes=(
+            'As ViG-T; the larger models are `activated=False`. Channel mixers, stem and initial values are the '
+            "config's."
+        ),
+    ),
     'vim': Recipe(
         spec=spec(TwoWaySSM),
         cite='Zhu et al. 2024, https://arxiv.org/abs/2401.09417',
@@ -147,6 +175,7 @@ SPATIAL = {
         small={'state': 4},
         knobs={'state': 'state'},
         smallest_state=1,
+        slow=True,
         notes=(
             'The gated form of the first version, with 16 states and twice the width. The released T, S and B have '
             'one state and no gate, and most of them the width of the model.'

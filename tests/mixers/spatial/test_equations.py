@@ -11,6 +11,8 @@ from flax import nnx
 
 from attnlab.context import Context
 from attnlab.errors import UserError
+from attnlab.mixers.spatial.factorised import FactorisedAttention
+from attnlab.mixers.spatial.gated import VisionGatedLinearAttention
 from attnlab.mixers.spatial.polarized import PolarizedAttention
 from attnlab.mixers.spatial.reduced import EmbeddingFreeAttention, PooledReduction, ReducedAttention, StridedReduction
 from attnlab.mixers.spatial.windows import NeighbourhoodAttention, WindowAttention, neighbours
@@ -193,5 +195,84 @@ def test_grids_that_are_refused():
     ctx = dataclasses.replace(Context.full(1, 10), grid=(2, 5))
     with pytest.raises(UserError, match=r'every axis of the grid must have at least 3 tokens, and it is \(2, 5\)'):
         NeighbourhoodAttention(DIM, heads=HEADS, side=3, rngs=nnx.Rngs(0))(noise(1, 10, DIM), ctx)
+    with pytest.raises(
+        UserError, match=r'windows of 5 x 5 tokens cannot be filled up by reflection on a grid of \(2, 5\)'
+    ):
+        FactorisedAttention(32, heads=2, side=3, rngs=nnx.Rngs(0))(noise(1, 10, 32), ctx)
+    with pytest.raises(UserError, match='FactorisedAttention has dim 24 and 2 heads; dim must be a multiple of 16'):
+        FactorisedAttention(24, heads=2, rngs=nnx.Rngs(0))
     with pytest.raises(UserError, match=r'the ratio of reduction is 3; the grid is \(2, 5\)'):
         EmbeddingFreeAttention(DIM, heads=HEADS, ratio=3, rngs=nnx.Rngs(0))(noise(1, 10, DIM), ctx)
+
+
+def convolved(conv, image):
+    """A depthwise convolution, 3 x 3, zeros outside."""
+    taps, around = np.asarray(conv.taps[...]), np.pad(image, ((1, 1), (1, 1), (0, 0)))
+    height, width = image.shape[:2]
+    y = sum(taps[i, j] * around[i : i + height, j : j + width] for i in range(3) for j in range(3))
+    return y if conv.bias is None else y + np.asarray(conv.bias[...])
+
+
+def silu(x):
+    return x * sigmoid(x)
+
+
+def rms(norm, x):
+    return x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + 1e-6) * np.asarray(norm.scale[...])
+
+
+def test_gated_linear_attention_from_both_ends():
+    mixer, x = made(VisionGatedLinearAttention, heads=HEADS)[0], inputs()
+    u = silu(convolved(mixer.conv, x.reshape(*GRID, DIM)).reshape(35, DIM))
+    q, k, v = (split(mapped(linear, u)) for linear in (mixer.query, mixer.key, mixer.value))
+    decays = np.log(sigmoid(mapped(mixer.decay, mapped(mixer.narrow, u)))) / 16
+    read = np.zeros_like(v)
+    for way, log_decay in zip((1, -1), np.split(decays, 2, axis=1), strict=True):
+        decay = np.exp(split(log_decay))
+        memory = np.zeros((HEADS, q.shape[-1], v.shape[-1]))
+        for t in range(35)[::way]:
+            memory = decay[:, t, :, None] * memory + k[:, t, :, None] * v[:, t, None]
+            read[:, t] += np.einsum('hk,hkv->hv', q[:, t], memory) / (2 * np.sqrt(q.shape[-1]))
+    share = split(sigmoid(mapped(mixer.share, u)))
+    y = share * rms(mixer.far, read) + (1 - share) * rms(mixer.near, split(u))
+    expected = mapped(mixer.output, silu(y.swapaxes(0, 1).reshape(35, DIM)))
+    np.testing.assert_allclose(outputs(VisionGatedLinearAttention, x, heads=HEADS), expected, rtol=1e-8, atol=1e-10)
+
+
+def read_by(q, k, v):
+    """Attention of one head."""
+    return softmax(q @ k.T / np.sqrt(q.shape[1])) @ v
+
+
+@pytest.mark.parametrize('ratio', [1, 2])
+def test_factorised_attention(ratio):
+    options, dim = {'heads': HEADS, 'side': 3, 'ratio': ratio}, 16 * ratio
+    with jax.enable_x64(True):
+        mixer = cast_parameters(perturbed(FactorisedAttention(dim, rngs=nnx.Rngs(0), **options)), jnp.float64)
+        x = np.random.default_rng(0).standard_normal((35, dim))
+        ctx = dataclasses.replace(Context.full(1, 35), grid=GRID)
+        found = np.asarray(mixer(jnp.asarray(x)[None], ctx)[0])[0]
+    whole, q, image = 2 * ratio, mapped(mixer.query, x), x.reshape(*GRID, dim)
+    corners = [(y, c) for y in range(0, 6 - ratio, ratio) for c in range(0, 8 - ratio, ratio)]
+    cut = [image[y : y + ratio, c : c + ratio, :whole].reshape(-1) for y, c in corners]
+    reduced = normed(mixer.reduction.norm, mapped(mixer.reduction.map.linear, np.stack(cut)))
+    k, v = np.split(mapped(mixer.key_value, reduced), 2, axis=1)
+    v = v + convolved(mixer.value_conv, v.reshape(5 // ratio, 7 // ratio, -1)).reshape(v.shape)
+    reads = [read_by(q[:, :whole], k, v)]
+    source = mapped(mixer.local, convolved(mixer.conv, image[..., whole:]))
+    size, start = 14, 0
+    for factors, dilation in zip(mixer.factors, (1, 2)[:ratio], strict=True):
+        span = 2 * dilation + 1
+        filled = np.pad(source[..., start : start + size], ((0, -5 % span), (0, -7 % span), (0, 0)), mode='reflect')
+        windows = [
+            filled[y : y + span : dilation, c : c + span : dilation]
+            for y in range(0, len(filled), span)
+            for c in range(0, filled.shape[1], span)
+        ]
+        means = np.mean(windows, axis=0).reshape(9, HEADS, size // HEADS)
+        k, v = np.split(mapped(factors.key_value, mapped(factors.first, means)), 2, axis=-1)
+        v = v + convolved(factors.conv, v.reshape(3, 3, size)).reshape(v.shape)
+        heads = q[:, whole:].reshape(35, HEADS, -1)[..., start // HEADS : (start + size) // HEADS]
+        reads.append(np.concatenate([read_by(heads[:, h], k[:, h], v[:, h]) for h in range(HEADS)], axis=1))
+        start += size
+    np.testing.assert_allclose(found, mapped(mixer.output, np.concatenate(reads, axis=1)), rtol=1e-9, atol=1e-11)
