@@ -53,10 +53,13 @@ def flatten(x: Array, grid: Grid) -> Float[Array, 'b t ...']:
     return x.reshape(x.shape[0], math.prod(grid), *x.shape[1 + len(grid) :])
 
 
-def axial_angles(grid: Grid, channels: int, base: float, dtype: DTypeLike) -> Float[Array, 't r']:
+def axial_angles(
+    grid: Grid, channels: int, base: float, dtype: DTypeLike, *, inclusive: bool = False
+) -> Float[Array, 't r']:
     """Returns angles in radians, `r = channels / 2`: a part of equal size for every axis, one after the other.
 
-    For place `p` on an axis and `n` channels an axis these are `p base^(-2 i / n)`, `0 <= i < n / 2`.
+    For place `p` on an axis and `n` channels an axis these are `p base^(-2 i / n)`, `0 <= i < n / 2`; `inclusive`, they
+    are `p base^(-i / (n / 2 - 1))`, down to `p / base`.
     Raises `UserError` unless the channels are a multiple of twice the number of axes.
     """
     axes = len(grid)
@@ -64,5 +67,6 @@ def axial_angles(grid: Grid, channels: int, base: float, dtype: DTypeLike) -> Fl
         raise UserError(f'positions on a grid of {axes} axes need a multiple of {2 * axes} channels; got {channels}')
     pairs = jnp.arange(0, channels // axes, 2, dtype=dtype)
     places = jnp.asarray(coordinates(grid), dtype)
-    angles = places[:, :, None] * (base ** (-pairs / (channels // axes)))[None, None]
+    span = max(channels // axes - 2, 1) if inclusive else channels // axes
+    angles = places[:, :, None] * (base ** (-pairs / span))[None, None]
     return angles.reshape(places.shape[0], channels // 2)

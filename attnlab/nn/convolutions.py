@@ -59,26 +59,41 @@ class DepthwiseConv(Module):
     """A convolution of every channel by itself, `y_p = c + sum_o a_o x_{p+o}`, `o` less than half of `width` away.
 
     On `axes` axes, 2 or 3; what lies outside of the grid counts as zero. Sums are in float32 or better. Taps start as
-    PyTorch's convolutions, uniform with variance `1 / (3 width^axes)`.
+    PyTorch's convolutions, uniform with variance `1 / (3 width^axes)`. There are `kernels` kernels, each for as many
+    neighbouring channels; `None`: one a channel.
 
-    Raises `UserError` for an even width.
+    Raises `UserError` for an even width, and for kernels that do not divide the channels.
     """
 
-    def __init__(self, dim: int, *, width: int = 3, axes: int = 2, bias: bool = True, rngs: nnx.Rngs):
+    def __init__(
+        self,
+        dim: int,
+        *,
+        width: int = 3,
+        axes: int = 2,
+        kernels: int | None = None,
+        bias: bool = True,
+        rngs: nnx.Rngs,
+    ):
+        kernels = dim if kernels is None else kernels
+        if kernels < 1 or dim % kernels:
+            raise UserError(f'kernels of DepthwiseConv is {kernels}; it must divide dim, which is {dim}')
         if width % 2 == 0:
             raise UserError(f'width of DepthwiseConv is {width}; it must be odd, to be centred')
         taps = nnx.initializers.variance_scaling(1 / 3, 'fan_in', 'uniform')
         shape = ((width,) * axes, (None,) * axes)
-        self.taps = param(taps, (*shape[0], dim), axes=(*shape[1], 'mlp'), group='vector', rngs=rngs)
+        self.shared = dim // kernels
+        self.taps = param(taps, (*shape[0], kernels), axes=(*shape[1], 'mlp'), group='vector', rngs=rngs)
         zeros = nnx.initializers.zeros
         self.bias = param(zeros, (dim,), axes=('mlp',), group='vector', rngs=rngs) if bias else None
 
     def __call__(self, x: Float[Array, 'b *grid d']) -> Float[Array, 'b *grid d']:
         width, grid = self.taps.shape[0], x.shape[1:-1]
-        self.check_width(x, self.taps.shape[-1])
+        self.check_width(x, self.taps.shape[-1] * self.shared)
         # One rounding at the end, as in `ShortConv`.
         wide = x.astype(state_dtype(x.dtype))
         taps = self.taps[...].astype(wide.dtype)
+        taps = taps if self.shared == 1 else jnp.repeat(taps, self.shared, axis=-1)
         around = jnp.pad(wide, ((0, 0), *((width // 2,) * 2 for _ in grid), (0, 0)))
         y = jnp.zeros_like(wide)
         for offset in itertools.product(range(width), repeat=len(grid)):

@@ -3,8 +3,15 @@
 from attnlab.blocks.layer import MixersAlone
 from attnlab.config import spec
 from attnlab.mixers.softmax.attention import Attention
+from attnlab.mixers.spatial.cascaded import LocalAttentionAndScan
 from attnlab.mixers.spatial.factorised import FactorisedAttention
 from attnlab.mixers.spatial.gated import VisionGatedLinearAttention
+from attnlab.mixers.spatial.linear import (
+    GridAgentAttention,
+    GridInLine,
+    GridNormAwareAttention,
+    GridSoftmaxFreeAttention,
+)
 from attnlab.mixers.spatial.polarized import PolarizedAttention
 from attnlab.mixers.spatial.reduced import EmbeddingFreeAttention, PooledReduction, ReducedAttention, StridedReduction
 from attnlab.mixers.spatial.windows import NeighbourhoodAttention, WindowAttention
@@ -151,6 +158,71 @@ SPATIAL = {
         notes=(
             'As ViG-T; the larger models are `activated=False`. Channel mixers, stem and initial values are the '
             "config's."
+        ),
+    ),
+    'segman': Recipe(
+        spec=spec(LocalAttentionAndScan),
+        cite='Fu et al. 2025, https://arxiv.org/abs/2412.11890',
+        bidirectional=True,
+        grid=True,
+        small={'side': 3},
+        knobs=HEADS,
+        slow=True,
+        notes=(
+            'The mixer of all stages but the last, whose attention is global. A layer norm stands where the paper '
+            'normalises over the batch; neighbourhoods have 7 tokens a side, theirs 11, 9, 7 by stage; the '
+            'convolutions around a layer are not part of it.'
+        ),
+    ),
+    'agent_2d': Recipe(
+        spec=spec(GridAgentAttention),
+        cite='Han et al. 2024, https://arxiv.org/abs/2312.08874',
+        bidirectional=True,
+        grid=True,
+        implementations=(),
+        small={'side': 2},
+        knobs=HEADS,
+        slow=True,
+        notes=(
+            '`agent` on images: pools, biases and the convolution of values in two dimensions. Without the tables of '
+            'whole rows and columns, which are as long as one grid has sides: interpolated they would add nothing to '
+            'those of 7 x 7 places.'
+        ),
+    ),
+    'inline_2d': Recipe(
+        spec=spec(GridInLine),
+        cite='Han et al. 2024, https://arxiv.org/abs/2412.06590',
+        bidirectional=True,
+        grid=True,
+        implementations=(),
+        knobs=HEADS,
+        slow=True,
+        notes=('`inline` on images: the residual is of the 3 x 3 tokens around.'),
+    ),
+    'soft_2d': Recipe(
+        spec=spec(GridSoftmaxFreeAttention),
+        cite='Lu et al. 2021, https://arxiv.org/abs/2110.11945',
+        bidirectional=True,
+        grid=True,
+        implementations=(),
+        knobs=HEADS,
+        slow=True,
+        notes=(
+            '`soft` on images: landmarks of 2 x 2 tokens, where the paper has 8, 4, 2 a side by stage, and a '
+            'convolution of 3 x 3, theirs 9, 5, 3. The layers of the paper are post-norm.'
+        ),
+    ),
+    'nalaformer_2d': Recipe(
+        spec=spec(GridNormAwareAttention),
+        cite='Meng et al. 2025, https://arxiv.org/abs/2506.21137',
+        bidirectional=True,
+        grid=True,
+        implementations=(),
+        knobs=HEADS,
+        slow=True,
+        notes=(
+            '`nalaformer` as released for images: rotation by place of what is summed, and the convolution of values. '
+            'Without the convolutions around a layer, and the softmax layers of the late stages.'
         ),
     ),
     'vim': Recipe(

@@ -75,7 +75,8 @@ def test_kernels_serve_the_recipes_that_say_so(recipe: Recipe, implementation: s
 
 @pytest.mark.parametrize('name', [name for name, recipe in ZOO.items() if len(recipe.pattern) == 1])
 def test_every_single_mixer_can_be_made_by_name(name: str):
-    heads = {'heads': 4} if any('heads' in takes(mixer) for mixer in within(ZOO[name].spec)) else {}
+    takes_heads = any('heads' in takes(mixer) for mixer in within(ZOO[name].spec))
+    heads = {'heads': ZOO[name].small.get('heads', 4)} if takes_heads else {}
     make = functools.partial(attnlab.make_mixer, name, 32, **heads)
     length = 64 if ZOO[name].grid else 3
     y, state = shapes(make, jax.ShapeDtypeStruct((1, length, 32), jnp.float32), ZOO[name].grid)

@@ -90,9 +90,9 @@ class SoftmaxFreeAttention(TwoSided):
         seen = (number[..., None] == owner[:, None])[:, None]
         together = ((owner[..., None] == owner[:, None]) & (owner > 0)[..., None])[:, None]
         one = jnp.eye(owner.shape[1], dtype=wide)[None, None]
-        to_landmarks = jnp.where(seen, _gaussian(q, landmarks), 0)
+        to_landmarks = jnp.where(seen, gaussian(q, landmarks), 0)
         # Of slots without a landmark, ones on the diagonal.
-        between = jnp.where(together, _gaussian(landmarks, landmarks), one)
+        between = jnp.where(together, gaussian(landmarks, landmarks), one)
         sums = jnp.sum(between, axis=-1)
         largest = jnp.max(jnp.where(together, sums[..., None, :], 1), axis=-1)
         inverse = newton_inverse(between + self.ridge * one, (1.8 / largest**2)[..., None], self.iterations)
@@ -110,7 +110,7 @@ class SoftmaxFreeAttention(TwoSided):
         return jax.nn.gelu(self.norm(self.landmark(blocks)), approximate=False)
 
 
-def _gaussian(a: Queries, c: Float[Array, 'b n h k']) -> Float[Array, 'b h t n']:
+def gaussian(a: Queries, c: Float[Array, 'b n h k']) -> Float[Array, 'b h t n']:
     """`exp(-|a - c|^2 / 2)`; small distances are differences of large numbers, hence the highest precision."""
     products = jnp.einsum('bthk,bnhk->bhtn', a, c, precision=jax.lax.Precision.HIGHEST)
     of_a, of_c = (jnp.moveaxis(jnp.sum(jnp.square(each), axis=-1), 1, 2) for each in (a, c))

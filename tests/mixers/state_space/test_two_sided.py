@@ -69,6 +69,19 @@ def test_vim_is_two_scans():
     np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-12)
 
 
+def scanned_four_ways(scans, image):
+    """The sum of four scans, by rows, by columns, and both from the end."""
+    total, (rows, columns) = np.zeros_like(image), image.shape[:2]
+    for scan, columns_first, way in zip(scans, [0, 1, 0, 1], [1, 1, -1, -1], strict=True):
+        places = [(i, j) for i in range(rows) for j in range(columns)]
+        if columns_first:
+            places = [(i, j) for j in range(columns) for i in range(rows)]
+        places = places[::way]
+        for place, y in zip(places, scanned(scan, np.stack([image[each] for each in places])), strict=True):
+            total[place] += y
+    return total
+
+
 def test_ss2d_is_four_scans():
     mixer, u, found = outputs(CrossScanSSM)
     x, z = np.split(u @ array(mixer.input.weight), 2, axis=1)
@@ -76,16 +89,7 @@ def test_ss2d_is_four_scans():
     taps = array(mixer.conv.taps)
     near = sum(taps[i, j] * image[i : i + GRID[0], j : j + GRID[1]] for i in range(3) for j in range(3))
     image = silu(near + array(mixer.conv.bias))
-    total = np.zeros_like(image)
-    for scan, columns_first, reversed_ in zip(mixer.scans.directions, [0, 1, 0, 1], [0, 0, 1, 1], strict=True):
-        rows, columns = GRID
-        places = [(i, j) for i in range(rows) for j in range(columns)]
-        if columns_first:
-            places = [(i, j) for j in range(columns) for i in range(rows)]
-        places = places[::-1] if reversed_ else places
-        for (i, j), y in zip(places, scanned(scan, np.stack([image[place] for place in places])), strict=True):
-            total[i, j] += y
-    y = total.reshape(15, -1)
+    y = scanned_four_ways(mixer.scans.directions, image).reshape(15, -1)
     apart = y - y.mean(axis=1, keepdims=True)
     normed = apart / np.sqrt((apart**2).mean(axis=1, keepdims=True) + 1e-5)
     normed = normed * array(mixer.norm.scale) + array(mixer.norm.bias)
