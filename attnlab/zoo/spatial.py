@@ -12,6 +12,7 @@ from attnlab.mixers.spatial.linear import (
     GridNormAwareAttention,
     GridSoftmaxFreeAttention,
 )
+from attnlab.mixers.spatial.planes import PlaneAttention
 from attnlab.mixers.spatial.polarized import PolarizedAttention
 from attnlab.mixers.spatial.reduced import EmbeddingFreeAttention, PooledReduction, ReducedAttention, StridedReduction
 from attnlab.mixers.spatial.windows import NeighbourhoodAttention, WindowAttention
@@ -158,6 +159,20 @@ SPATIAL = {
         notes=(
             'As ViG-T; the larger models are `activated=False`. Channel mixers, stem and initial values are the '
             "config's."
+        ),
+    ),
+    'condaformer': Recipe(
+        spec=(spec(PlaneAttention), spec(PlaneAttention, shifted=True)),
+        cite='Duan et al. 2023, https://arxiv.org/abs/2312.11112',
+        bidirectional=True,
+        grid=True,
+        implementations=(),
+        small={'side': 3},
+        knobs=HEADS,
+        notes=(
+            'On whole volumes, and on images, which have a depth of 1; not on sparse points. Two layers, of windows '
+            'and of shifted ones, repeated. Layer norms stand where the paper normalises over the batch, and offsets '
+            'are whole tokens, where points of the paper have places between voxels.'
         ),
     ),
     'segman': Recipe(

@@ -114,8 +114,9 @@ class GridInLine(TwoSided):
 
     def _residual(self, x: Sequence, v: Sequence, grid: Grid) -> Sequence:
         wide = state_dtype(x.dtype)
-        mean = jnp.mean(x.astype(wide), axis=1, keepdims=True).astype(x.dtype)
-        factors = self.second(jax.nn.gelu(self.first(mean), approximate=False)).astype(wide)
+        # The factors of a whole image cost nothing in float32; one token alone is a product that XLA has not in bfloat16.
+        mean = jnp.mean(x.astype(wide), axis=1, keepdims=True)
+        factors = self.second(jax.nn.gelu(self.first(mean), approximate=False))
         taps = factors.reshape(x.shape[0], 1, 1, x.shape[-1], 9)
         around = jnp.pad(unflatten(v.astype(wide), grid), ((0, 0), (1, 1), (1, 1), (0, 0)))
         parts = (

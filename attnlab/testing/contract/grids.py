@@ -12,13 +12,14 @@ from flax import nnx
 
 from attnlab.context import Context
 from attnlab.errors import UserError
+from attnlab.functional.grids import Grid
 from attnlab.mixers.mixer import TwoSided
 from attnlab.testing.contract.subject import Make, Subject, full, require
 from attnlab.testing.noise import noise
 from attnlab.typing import Sequence, State
 
-GRIDS = ((4, 6), (6, 4), (5, 7))
-"""Neither square nor multiples of one window."""
+GRIDS: tuple[Grid, ...] = ((4, 6), (6, 4), (5, 7), (3, 4, 5))
+"""Neither square nor multiples of one window; the last is a volume."""
 
 
 class OnGrid(TwoSided):
@@ -66,7 +67,7 @@ def check_grids(subject: Subject) -> None:
         require(False, 'grids: without ctx.grid it gives an output; it must raise UserError')
 
 
-def _on(subject: Subject, grid: tuple[int, int]) -> np.ndarray | None:
+def _on(subject: Subject, grid: Grid) -> np.ndarray | None:
     """The outputs on a grid; `None` where it is refused by an error that names a side."""
     length = math.prod(grid)
     # The grid that `OnGrid` chooses by itself needs no other program than other checks do.
