@@ -114,7 +114,7 @@ class GridInLine(TwoSided):
 
     def _residual(self, x: Sequence, v: Sequence, grid: Grid) -> Sequence:
         wide = state_dtype(x.dtype)
-        # The factors of a whole image cost nothing in float32; one token alone is a product that XLA has not in bfloat16.
+        # Factors of whole images cost nothing in float32; XLA on a CPU lacks products of one token in bfloat16.
         mean = jnp.mean(x.astype(wide), axis=1, keepdims=True)
         factors = self.second(jax.nn.gelu(self.first(mean), approximate=False))
         taps = factors.reshape(x.shape[0], 1, 1, x.shape[-1], 9)
