@@ -1,9 +1,19 @@
 """`attnlab generate`: text from a trained model."""
 
+import pathlib
+import sys
+from typing import Any
+
 from absl import flags
 
 from attnlab.commands.arguments import define_run, directory, parsed, start_devices
 from attnlab.errors import UserError
+
+WAYS = ('prompts', 'beam', 'contrastive', 'draft')
+"""Flags of which one is given at most: each is another way to continue."""
+
+DRAWS = ('temperature', 'top_p', 'min_p', 'seed')
+"""Flags of what is drawn at random."""
 
 
 def main(argv: list[str]) -> int:
@@ -11,31 +21,98 @@ def main(argv: list[str]) -> int:
     values = flags.FlagValues()
     define_run(values)
     flags.DEFINE_string('prompt', '\n', 'The text to go on from.', flag_values=values)
+    flags.DEFINE_string('prompts', None, 'A file of prompts, one a line, that go on side by side.', flag_values=values)
     flags.DEFINE_integer('tokens', 256, 'How many tokens to draw.', lower_bound=1, flag_values=values)
     flags.DEFINE_float('temperature', 1.0, '0 takes the likeliest token.', lower_bound=0.0, flag_values=values)
+    flags.DEFINE_integer('top_k', None, 'Draw from as many likeliest tokens.', lower_bound=1, flag_values=values)
     flags.DEFINE_float('top_p', 1.0, 'Draw from the likeliest tokens that reach this much.', flag_values=values)
+    flags.DEFINE_float('min_p', 0.0, 'Draw from tokens with this share of the likeliest one.', flag_values=values)
     flags.DEFINE_integer(
         'seed', 0, 'The same seed draws the same text.', lower_bound=0, upper_bound=2**63 - 1, flag_values=values
     )
+    flags.DEFINE_integer('beam', None, 'Search with a beam of this width instead.', lower_bound=1, flag_values=values)
+    flags.DEFINE_float(
+        'contrastive',
+        None,
+        'Contrastive search instead, with this penalty on repeated hidden states, from 0 to 1, among --top_k '
+        'candidates, 4 if left out.',
+        flag_values=values,
+    )
+    flags.DEFINE_string(
+        'draft', None, 'A smaller run with the same tokenizer, which proposes tokens; the text is drawn as without it.',
+        flag_values=values,
+    )  # fmt: skip
+    flags.DEFINE_integer('ahead', 4, 'With --draft: how many tokens it proposes.', lower_bound=1, flag_values=values)
     if not parsed(values, argv, 'generate'):
         return 0
+    _check(values)
+    workdir = directory(values, 'workdir')
+    draft = directory(values, 'draft') if values.draft else None
+    prompts = _lines(pathlib.Path(values.prompts).expanduser()) if values.prompts else []
+    from attnlab.functional.sampling import Sampling
+
+    sampling = Sampling(values.temperature, values.top_k, values.top_p, values.min_p)
+    start_devices(values)
+    from attnlab.runs.generation import Writer
+
+    writer = Writer.of(workdir, values.step, values.tokens)
+    if prompts:
+        for prompt, text in zip(prompts, writer.side_by_side(prompts, sampling, values.seed), strict=True):
+            print(f'{prompt}{text}\n---')
+        return 0
+    counts: list[int] = []
+    note = ''
+    pieces: Any
+    if values.beam:
+        text, total = writer.beam(values.prompt, values.beam)
+        pieces, note = [text], f'log-probability {total:.4f} nats'
+    elif values.contrastive is not None:
+        pieces = writer.contrastive(values.prompt, values.contrastive, values.top_k or 4)
+    elif draft is not None:
+        small = Writer.of(draft, None, values.tokens)
+        pieces = writer.speculative(values.prompt, small, sampling, values.ahead, values.seed, counts)
+    else:
+        pieces = writer.sampled(values.prompt, sampling, values.seed)
+    for place, piece in enumerate(pieces):
+        # An error with the prompt or the runs comes before anything is printed.
+        print(values.prompt + piece if place == 0 else piece, end='', flush=True)
+    print()
+    if counts:
+        note = (
+            f'{sum(counts)} tokens in {len(counts)} readings of the model, each with up to {values.ahead} of the draft'
+        )
+    if note:
+        print(note, file=sys.stderr)
+    return 0
+
+
+def _check(values: flags.FlagValues) -> None:
+    """Raises `UserError` for flags that do not go together."""
+    ways = [f'--{name}' for name in WAYS if values[name].present]
+    if len(ways) > 1:
+        raise UserError(f'{" and ".join(ways)} are ways to continue; choose one')
+    if values['prompts'].present and values['prompt'].present:
+        raise UserError('--prompt is one text and --prompts a file of them; give one of the two')
+    searched = ways and ways[0] in ('--beam', '--contrastive')
+    drawn = [f'--{name}' for name in (*DRAWS, *(('top_k',) if values.beam else ())) if values[name].present]
+    if searched and drawn:
+        raise UserError(f'{drawn[0]} is for what is drawn; {ways[0]} searches')
+    if values['ahead'].present and not values.draft:
+        raise UserError('--ahead is for --draft, which is not given')
+    if values.contrastive is not None and not 0 <= values.contrastive <= 1:
+        raise UserError(f'--contrastive is {values.contrastive}; it must be from 0 to 1')
     if not 0.0 < values.top_p <= 1.0:
         raise UserError(f'--top_p is {values.top_p}; it must be a probability above 0, up to 1')
-    workdir = directory(values, 'workdir')
-    start_devices(values)
-    from attnlab.runs.generation import generate_text
+    if not 0.0 <= values.min_p <= 1.0:
+        raise UserError(f'--min_p is {values.min_p}; it must be a share from 0 to 1')
 
-    pieces = generate_text(
-        workdir,
-        values.prompt,
-        step=values.step,
-        tokens=values.tokens,
-        temperature=values.temperature,
-        top_p=values.top_p,
-        seed=values.seed,
-    )
-    print(values.prompt, end='', flush=True)
-    for piece in pieces:
-        print(piece, end='', flush=True)
-    print()
-    return 0
+
+def _lines(path: pathlib.Path) -> list[str]:
+    """The prompts of a file; raises `UserError` where there is none."""
+    try:
+        found = [line for line in path.read_text(encoding='utf-8').splitlines() if line]
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f'--prompts is {path}, which cannot be read: {error}') from error
+    if not found:
+        raise UserError(f'--prompts is {path}, which holds no prompt; put one on each line')
+    return found

@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, Int
 from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.functional import cores
+from attnlab.functional.sampling import Sampling
 from attnlab.models.predictor import Predictor
 from attnlab.typing import State
 
@@ -23,22 +24,25 @@ def generate(
     steps: int,
     *,
     temperature: float = 1.0,
+    top_k: int | None = None,
     top_p: float = 1.0,
+    min_p: float = 0.0,
     seed: int = 0,
     jit: Callable[..., Any] = jax.jit,
 ) -> Iterator[int]:
     """Yields `steps` tokens that continue `prompt` (int `t`, not empty), each sampled when it is requested.
 
     The prompt is read in one pass; each token then costs one step of every mixer.
-    Temperature 0 takes the most likely token. The tokens are a pure function of the arguments. `jit` compiles the
-    steps; use that of a run's `Precision`. Raises `UserError` for a model that cannot generate.
+    Temperature 0 takes the most likely token; `Sampling` says what the others restrict. The tokens are a pure function
+    of the arguments. `jit` compiles the steps; use that of a run's `Precision`. Raises `UserError` for a
+    model that cannot generate.
     """
     if not model.decodes:
         raise UserError('this model does not read tokens one by one, so it cannot generate')
     graphdef, variables = nnx.split(model)
     tokens = jnp.asarray(prompt, jnp.int32)[None]
     state = model.init_state(1, len(prompt) + steps)
-    draw = jit(functools.partial(_draw, graphdef, temperature=temperature, top_p=top_p))
+    draw = jit(functools.partial(_draw, graphdef, sampling=Sampling(temperature, top_k, top_p, min_p)))
     mesh = cores.mesh_of(variables)
     run = jit(cores.on(mesh, functools.partial(advance, graphdef)), donate_argnums=2)
     key = jax.random.key(seed)
@@ -56,11 +60,13 @@ def _draw(
     hidden: Float[Array, 'b d'],
     key: jax.Array,
     *,
-    temperature: float,
-    top_p: float,
+    sampling: Sampling,
 ) -> Int[Array, ' b']:
-    """The next tokens."""
-    return nnx.merge(graphdef, variables).sample(hidden, key, temperature=temperature, top_p=top_p)
+    """The next tokens; a head draws them itself where it can, which may be cheaper than all of its logits."""
+    model = nnx.merge(graphdef, variables)
+    if sampling.top_k is None and sampling.min_p == 0.0:
+        return model.sample(hidden, key, temperature=sampling.temperature, top_p=sampling.top_p)
+    return sampling.draw(model.logits(hidden), key)
 
 
 def advance(

@@ -1,42 +1,113 @@
 """`attnlab generate`: text from a trained run."""
 
+import dataclasses
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
-from attnlab.data.text.tokenizers import StreamDecoder, load_tokenizer
+import numpy as np
+
+from attnlab.data.text.tokenizers import StreamDecoder, Tokenizer, load_tokenizer
 from attnlab.errors import UserError
+from attnlab.functional.sampling import Sampling
+from attnlab.models import decoding
 from attnlab.models.sampling import generate
-from attnlab.runs.loading import load_run
+from attnlab.runs.loading import Loaded, load_run
 from attnlab.tasks.language import TOKENIZER
 from attnlab.tasks.task import Textual
 
 
-def generate_text(
-    workdir: pathlib.Path,
-    prompt: str,
-    *,
-    step: int | None = None,
-    tokens: int,
-    temperature: float,
-    top_p: float,
-    seed: int,
-) -> Iterator[str]:
-    """Yields the continuation of `prompt`, in pieces of whole characters."""
-    try:
-        encoded = prompt.encode()
-    except UnicodeEncodeError as error:
-        raise UserError(f'the prompt is not UTF-8: {prompt!r}; give it in the encoding of the terminal') from error
-    if not prompt:
-        raise UserError('the prompt is empty; give at least one character')
-    loaded = load_run(workdir, step)
-    if not isinstance(loaded.setup.task, Textual):
-        raise UserError(f'{workdir} was trained for {type(loaded.setup.task).__name__}, not on text; try attnlab eval')
-    tokenizer = load_tokenizer(workdir / TOKENIZER)
-    (ids,) = tokenizer.encode([encoded])
-    stream = StreamDecoder(tokenizer)
-    drawn = generate(
-        loaded.model(), ids, tokens, temperature=temperature, top_p=top_p, seed=seed, jit=loaded.setup.precision.jit
-    )
-    for token in drawn:
-        yield stream.feed([token])
-    yield stream.finish()
+@dataclasses.dataclass(frozen=True)
+class Writer:
+    """A run that continues texts by `tokens` tokens."""
+
+    loaded: Loaded
+    tokenizer: Tokenizer
+    tokens: int
+
+    @classmethod
+    def of(cls, workdir: pathlib.Path, step: int | None, tokens: int) -> 'Writer':
+        """Loads a run. Raises `UserError` for one that was not trained on text."""
+        loaded = load_run(workdir, step)
+        if not isinstance(loaded.setup.task, Textual):
+            raise UserError(
+                f'{workdir} was trained for {type(loaded.setup.task).__name__}, not on text; try attnlab eval'
+            )
+        return cls(loaded, load_tokenizer(workdir / TOKENIZER), tokens)
+
+    def sampled(self, prompt: str, sampling: Sampling, seed: int) -> Iterator[str]:
+        """The continuation of a prompt, one token after the other."""
+        ids, restricted = self._ids(prompt), dataclasses.asdict(sampling)
+        drawn = generate(self.loaded.model(), ids, self.tokens, **restricted, seed=seed, jit=self._jit)
+        return self._text([token] for token in drawn)
+
+    def side_by_side(self, prompts: Sequence[str], sampling: Sampling, seed: int) -> list[str]:
+        """The continuations of several prompts."""
+        ids = [self._ids(prompt) for prompt in prompts]
+        drawn = decoding.generate_many(self.loaded.model(), ids, self.tokens, sampling, seed=seed, jit=self._jit)
+        return [''.join(self._text([row.tolist()])) for row in drawn]
+
+    def beam(self, prompt: str, width: int) -> tuple[str, float]:
+        """The likeliest continuation that a beam finds, and its log-probability in nats."""
+        found, total = decoding.beam_search(self.loaded.model(), self._ids(prompt), self.tokens, width, jit=self._jit)
+        return ''.join(self._text([found.tolist()])), total
+
+    def contrastive(self, prompt: str, penalty: float, candidates: int) -> Iterator[str]:
+        """The continuation of contrastive search."""
+        drawn = decoding.contrastive_search(
+            self.loaded.model(),
+            self._ids(prompt),
+            self.tokens,
+            penalty=penalty,
+            candidates=candidates,
+            jit=self._jit,
+        )
+        return self._text([token] for token in drawn)
+
+    def speculative(
+        self, prompt: str, draft: 'Writer', sampling: Sampling, ahead: int, seed: int, counts: list[int]
+    ) -> Iterator[str]:
+        """A sampled continuation that a smaller run drafts; appends to `counts` how many tokens each piece has.
+
+        Raises `UserError` for a draft with another tokenizer.
+        """
+        if draft.tokenizer.hash != self.tokenizer.hash:
+            raise UserError('the run of --draft has another tokenizer; a draft needs the same one')
+        pieces = decoding.speculate(
+            self.loaded.model(),
+            draft.loaded.model(),
+            self._ids(prompt),
+            self.tokens,
+            sampling,
+            ahead=ahead,
+            seed=seed,
+            jit=self._jit,
+        )
+
+        def counted() -> Iterator[list[int]]:
+            for piece in pieces:
+                counts.append(len(piece))
+                yield piece
+
+        return self._text(counted())
+
+    @property
+    def _jit(self) -> Any:
+        return self.loaded.setup.precision.jit
+
+    def _ids(self, prompt: str) -> np.ndarray:
+        try:
+            encoded = prompt.encode()
+        except UnicodeEncodeError as error:
+            raise UserError(f'the prompt is not UTF-8: {prompt!r}; give it in the encoding of the terminal') from error
+        if not prompt:
+            raise UserError('the prompt is empty; give at least one character')
+        (ids,) = self.tokenizer.encode([encoded])
+        return ids
+
+    def _text(self, pieces: Iterable[Sequence[int]]) -> Iterator[str]:
+        """Text, in pieces of whole characters."""
+        stream = StreamDecoder(self.tokenizer)
+        for piece in pieces:
+            yield stream.feed(list(piece))
+        yield stream.finish()

@@ -1,0 +1,236 @@
+"""Other ways to continue a text than one token after the other: many prompts, beams, contrastive, with a draft.
+
+Every function reads a prompt once and keeps the states of the mixers. Continuations that go on side by side are a
+leading axis, each with its own state and position (`jax.vmap`), so that prompts may differ in length.
+"""
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Int
+
+from attnlab.context import Context
+from attnlab.errors import UserError
+from attnlab.functional import cores
+from attnlab.functional.sampling import UNRESTRICTED, Sampling
+from attnlab.models.predictor import Predictor
+from attnlab.typing import State
+
+
+class Reader:
+    """A model that reads tokens onto states, one stream at a time or several.
+
+    Raises `UserError` for a model that cannot generate.
+    """
+
+    def __init__(self, model: Predictor, jit: Callable[..., Any]):
+        if not model.decodes:
+            raise UserError('this model does not read tokens one by one, so it cannot generate')
+        self._model = model
+        self._graphdef, self._variables = nnx.split(model)
+        mesh = cores.mesh_of(self._variables)
+        read = functools.partial(_read, self._graphdef)
+        self._read = jit(cores.on(mesh, read))
+        self._step = jit(cores.on(mesh, jax.vmap(read, in_axes=(None, 0, 0, 0))))
+
+    def start(self, capacity: int) -> State:
+        """The state of one stream before its first token."""
+        return self._model.init_state(1, capacity)
+
+    def read(self, tokens: Sequence[int] | np.ndarray, state: State, position: int) -> tuple[Array, Array, State]:
+        """Reads tokens of one stream from a position: hidden states `t d`, logits `t o`, and the state after them."""
+        return self._read(self._variables, jnp.asarray(tokens, jnp.int32), state, jnp.int32(position))
+
+    def step(self, tokens: Array, states: State, positions: Array) -> tuple[Array, Array, State]:
+        """Reads a token of every stream: hidden states `n d`, logits `n o`, and the states."""
+        hidden, logits, states = self._step(self._variables, tokens[:, None], states, positions)
+        return hidden[:, 0], logits[:, 0], states
+
+
+def _read(
+    graphdef: nnx.GraphDef, variables: nnx.State, tokens: Int[Array, 't'], state: State, position: Array
+) -> tuple[Float[Array, 't d'], Float[Array, 't o'], State]:
+    model = nnx.merge(graphdef, variables)
+    hidden, state = model.hidden(tokens[None], Context.full(1, tokens.shape[0], start=position), state)
+    return hidden[0], model.logits(hidden[0]), state
+
+
+def generate_many(
+    model: Predictor,
+    prompts: Sequence[np.ndarray],
+    steps: int,
+    sampling: Sampling = UNRESTRICTED,
+    *,
+    seed: int = 0,
+    jit: Callable[..., Any] = jax.jit,
+) -> Int[np.ndarray, 'n t']:
+    """Continues several prompts by `steps` tokens each, side by side.
+
+    The draws of a prompt depend on the seed and its place among the prompts. Raises `UserError` for a model that cannot
+    generate.
+    """
+    reader = Reader(model, jit)
+    capacity = max(map(len, prompts)) + steps
+    read = [reader.read(prompt, reader.start(capacity), 0) for prompt in prompts]
+    logits = jnp.stack([each[1][-1] for each in read])
+    states = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(each[2] for each in read))
+    positions = jnp.asarray([len(prompt) for prompt in prompts], jnp.int32)
+    keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(jax.random.key(seed), jnp.arange(len(prompts)))
+    draw = jit(jax.vmap(lambda row, key: sampling.draw(row[None], key)[0]))
+    drawn = []
+    for index in range(steps):
+        if index:
+            _, logits, states = reader.step(drawn[-1], states, positions)
+            positions = positions + 1
+        drawn.append(draw(logits, jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, index)))
+    return np.stack([np.asarray(each) for each in drawn], axis=1)
+
+
+def beam_search(
+    model: Predictor, prompt: np.ndarray, steps: int, width: int, *, jit: Callable[..., Any] = jax.jit
+) -> tuple[Int[np.ndarray, 't'], float]:
+    """The likeliest continuation of `steps` tokens that a beam finds, and its log-probability in nats.
+
+    Of all continuations of the `width` likeliest so far the `width` likeliest go on. One is greedy decoding. Raises
+    `UserError` for a model that cannot generate.
+    """
+    reader = Reader(model, jit)
+    _, logits, state = reader.read(prompt, reader.start(len(prompt) + steps), 0)
+    states = jax.tree.map(lambda leaf: jnp.stack([leaf] * width), state)
+    # All beams are the same one at first, of which one counts.
+    totals = jnp.where(jnp.arange(width) == 0, 0.0, -jnp.inf)
+    logits = jnp.broadcast_to(logits[-1], (width, logits.shape[-1]))
+    found = np.zeros((width, 0), np.int32)
+    for index in range(steps):
+        if index:
+            positions = jnp.full(width, len(prompt) + index - 1, jnp.int32)
+            _, logits, states = reader.step(jnp.asarray(found[:, -1]), states, positions)
+        totals, places = jax.lax.top_k((totals[:, None] + jax.nn.log_softmax(logits, axis=-1)).reshape(-1), width)
+        parents, tokens = jnp.divmod(places, logits.shape[-1])
+        states = jax.tree.map(lambda leaf, parents=parents: leaf[parents], states)
+        found = np.concatenate([found[np.asarray(parents)], np.asarray(tokens, np.int32)[:, None]], axis=1)
+    return found[0], float(totals[0])
+
+
+def contrastive_search(
+    model: Predictor,
+    prompt: np.ndarray,
+    steps: int,
+    *,
+    candidates: int = 4,
+    penalty: float = 0.6,
+    jit: Callable[..., Any] = jax.jit,
+) -> Iterator[int]:
+    """Yields `steps` tokens, each of the likeliest candidates the one whose hidden state repeats the least.
+
+        argmax_v (1 - penalty) p(v) - penalty max_j cos(h_v, h_j),  j over all tokens before
+
+    A penalty of 0 is greedy decoding. Su et al. 2022, https://arxiv.org/abs/2202.06417. Raises `UserError` for a model
+    that cannot generate, and a penalty outside of [0, 1].
+    """
+    if not 0 <= penalty <= 1:
+        raise UserError(f'penalty is {penalty}; it must be from 0 to 1')
+    reader = Reader(model, jit)
+    hidden, logits, state = reader.read(prompt, reader.start(len(prompt) + steps), 0)
+    before, logits = _directions(hidden), logits[-1]
+    for index in range(steps):
+        count = min(candidates, len(logits))
+        weights, tokens = jax.lax.top_k(jax.nn.softmax(logits), count)
+        states = jax.tree.map(lambda leaf, count=count: jnp.stack([leaf] * count), state)
+        positions = jnp.full(count, len(prompt) + index, jnp.int32)
+        hidden, following, states = reader.step(tokens.astype(jnp.int32), states, positions)
+        directions = _directions(hidden)
+        alike = np.max(directions @ before.T, axis=1)
+        chosen = int(np.argmax((1 - penalty) * np.asarray(weights) - penalty * alike))
+        before = np.concatenate([before, directions[chosen : chosen + 1]])
+        state, logits = jax.tree.map(lambda leaf, chosen=chosen: leaf[chosen], states), following[chosen]
+        yield int(tokens[chosen])
+
+
+def _directions(hidden: Array) -> Float[np.ndarray, 't d']:
+    found = np.asarray(hidden, np.float32)
+    return found / np.maximum(np.linalg.norm(found, axis=1, keepdims=True), 1e-12)
+
+
+def speculate(
+    model: Predictor,
+    draft: Predictor,
+    prompt: np.ndarray,
+    steps: int,
+    sampling: Sampling = UNRESTRICTED,
+    *,
+    ahead: int = 4,
+    seed: int = 0,
+    jit: Callable[..., Any] = jax.jit,
+) -> Iterator[list[int]]:
+    """Yields `steps` tokens in pieces, drawn as `model` alone would draw them, most of them proposed by a `draft`.
+
+    The draft draws `ahead` tokens; the model reads them at once, and takes those before the first that it rejects, and
+    one of its own (`accepted`). Of a piece of n tokens n - 1 are the draft's. Leviathan et al. 2023,
+    https://arxiv.org/abs/2211.17192. Raises `UserError` for models that cannot generate, or of other vocabularies.
+    """
+    target, small = Reader(model, jit), Reader(draft, jit)
+    capacity = len(prompt) + steps + ahead + 1
+    states = [reader.start(capacity) for reader in (target, small)]
+    if len(prompt) > 1:
+        states = [reader.read(prompt[:-1], state, 0)[2] for reader, state in zip((target, small), states, strict=True)]
+    state, drafted_state = states
+    last, position, left = int(prompt[-1]), len(prompt) - 1, steps
+    weigh = jit(lambda logits: jax.nn.softmax(sampling.restricted(logits), axis=-1))
+    decide, draw = jit(accepted), jit(lambda weights, key: jax.random.categorical(key, jnp.log(weights)))
+    key = jax.random.key(seed)
+    while left:
+        key, choice, *keys = jax.random.split(key, 2 + ahead)
+        tokens, weights, kept = [last], [], [drafted_state]
+        for each in keys:
+            _, logits, after = small.read(tokens[-1:], kept[-1], position + len(tokens) - 1)
+            kept.append(after)
+            weights.append(weigh(logits)[0])
+            tokens.append(int(draw(weights[-1], each)))
+        _, logits, after = target.read(tokens, state, position)
+        if logits.shape[-1] != weights[0].shape[-1]:
+            raise UserError(f'the draft has {weights[0].shape[-1]} tokens, the model {logits.shape[-1]}')
+        count, following = decide(weigh(logits), jnp.stack(weights), jnp.asarray(tokens[1:], jnp.int32), choice)
+        taken = tokens[: int(count) + 1]
+        if len(taken) == len(tokens):
+            state = after
+            drafted_state = small.read(tokens[-1:], kept[-1], position + ahead)[2]
+        else:
+            # A state cannot be taken back: what was accepted is read again from the one before.
+            state, drafted_state = target.read(taken, state, position)[2], kept[len(taken)]
+        position, last = position + len(taken), int(following)
+        piece = [*taken[1:], last][:left]
+        left -= len(piece)
+        yield piece
+
+
+def accepted(
+    target: Float[Array, 'm o'], draft: Float[Array, 'a o'], tokens: Int[Array, 'a'], key: Array
+) -> tuple[Int[Array, ''], Int[Array, '']]:
+    """How many drafted tokens are taken, and the token after them, so that all are distributed as the target says.
+
+    Token `i` is taken with probability `min(1, p_i / q_i)`; the first that is not is replaced by a draw from
+    `max(p - q, 0)`, and after the last comes a draw from the target's own last row.
+
+    Args:
+      target: probabilities after the last token and after each that was drafted; `m = a + 1`.
+      draft: probabilities that the tokens were drawn from.
+      tokens: the drafted tokens.
+      key: of the draws.
+    """
+    ahead = len(tokens)
+    first, second = jax.random.split(key)
+    places = jnp.arange(ahead)
+    uniform = jax.random.uniform(first, (ahead,))
+    taken: Bool[Array, a] = uniform * draft[places, tokens] < target[places, tokens]
+    count = jnp.sum(jnp.cumprod(taken.astype(jnp.int32)))
+    rest = jnp.maximum(target[:ahead] - draft, 0)
+    # Where both agree nothing is rejected but by rounding.
+    rest = jnp.where(jnp.sum(rest, axis=-1, keepdims=True) > 0, rest, target[:ahead])
+    weights = jnp.concatenate([rest, target[ahead:]])[count]
+    return count, jax.random.categorical(second, jnp.log(weights))

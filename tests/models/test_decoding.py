@@ -1,0 +1,137 @@
+"""Ways to continue a text: against enumeration, greedy decoding, and exact distributions."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from scipy.stats import chisquare
+
+from attnlab.blocks.block import Block
+from attnlab.config import build, spec
+from attnlab.context import Context
+from attnlab.errors import UserError
+from attnlab.functional.sampling import Sampling
+from attnlab.models.decoding import accepted, beam_search, contrastive_search, generate_many, speculate
+from attnlab.models.model import Model
+from attnlab.models.sampling import generate
+from attnlab.models.stack import Stack
+from attnlab.zoo import ZOO
+
+PROMPT = np.array([3, 1, 4, 1, 0])
+
+
+def made(seed, vocab=5):
+    """An untrained model of a recurrence and of attention, with logits far enough apart."""
+    mixers = (ZOO['mingru'].spec, ZOO['nope'].spec.copy_and_resolve_references())
+    mixers[1].heads = 2
+    blocks = tuple(spec(Block, mixer=mixer) for mixer in mixers)
+    config = spec(Model, dim=8, stack=spec(Stack, depth=2, blocks=blocks))
+    model = build(config)(vocab, dtype='float32', rngs=nnx.Rngs(seed))
+    model.embedding.table[...] = 3 * model.embedding.table[...]
+    return model
+
+
+@pytest.fixture(scope='module')
+def model():
+    return made(0)
+
+
+def log_probability(model, tokens):
+    hidden, _ = model.hidden(jnp.asarray(tokens)[None], Context.full(1, len(tokens)))
+    logs = jax.nn.log_softmax(model.logits(hidden)[0], axis=-1)
+    return float(sum(logs[place - 1, tokens[place]] for place in range(len(PROMPT), len(tokens))))
+
+
+def test_prompts_of_several_lengths_go_on_as_each_alone(model):
+    prompts = [PROMPT, PROMPT[:2], PROMPT[1:]]
+    drawn = generate_many(model, prompts, 4, Sampling(temperature=0.0))
+    for prompt, tokens in zip(prompts, drawn, strict=True):
+        np.testing.assert_array_equal(tokens, list(generate(model, prompt, 4, temperature=0.0)))
+
+
+def test_a_beam_as_wide_as_all_continuations_finds_the_likeliest(model):
+    tokens, total = beam_search(model, PROMPT, 3, 25)
+    each = {part: log_probability(model, [*PROMPT, *part]) for part in itertools.product(range(5), repeat=3)}
+    best = max(each, key=each.__getitem__)
+    assert tuple(tokens.tolist()) == best
+    np.testing.assert_allclose(total, each[best], atol=1e-5)
+    one, _ = beam_search(model, PROMPT, 3, 1)
+    np.testing.assert_array_equal(one, list(generate(model, PROMPT, 3, temperature=0.0)))
+
+
+def test_contrastive_search(model):
+    greedy = list(generate(model, PROMPT, 4, temperature=0.0))
+    assert list(contrastive_search(model, PROMPT, 4, penalty=0.0, candidates=3)) == greedy
+    # With nothing but the penalty the first token is the candidate that repeats the least.
+    (first,) = contrastive_search(model, PROMPT, 1, penalty=1.0, candidates=5)
+    alike = []
+    for token in range(5):
+        hidden = model.hidden(jnp.asarray([[*PROMPT, token]]), Context.full(1, len(PROMPT) + 1))[0][0]
+        hidden /= jnp.linalg.norm(hidden, axis=-1, keepdims=True)
+        alike.append(float(jnp.max(hidden[:-1] @ hidden[-1])))
+    assert first == int(np.argmin(alike))
+    with pytest.raises(UserError, match='penalty is 2; it must be from 0 to 1'):
+        next(contrastive_search(model, PROMPT, 1, penalty=2))
+
+
+def test_what_is_taken_of_a_draft_is_distributed_as_the_target_says():
+    rng = np.random.default_rng(0)
+    target, draft = (rng.dirichlet(np.ones(4), size) for size in (3, 2))
+    draft[0, 2] = 0.0
+    draft[0] /= draft[0].sum()
+    count = 40_000
+
+    def run(key):
+        first, second = jax.random.split(key)
+        tokens = jax.random.categorical(first, jnp.log(jnp.asarray(draft)))
+        taken, following = accepted(jnp.asarray(target), jnp.asarray(draft), tokens, second)
+        return jnp.where(jnp.arange(3) < taken, jnp.append(tokens, 0), following), taken
+
+    drawn, taken = jax.device_get(jax.jit(jax.vmap(run))(jax.random.split(jax.random.key(1), count)))
+    assert chisquare(np.bincount(drawn[:, 0], minlength=4), count * target[0]).pvalue > 1e-3
+    for length in (1, 2):
+        reached = drawn[taken >= length]
+        expected = len(reached) * target[length]
+        assert chisquare(np.bincount(reached[:, length], minlength=4), expected).pvalue > 1e-3
+    # The share of first tokens that are taken is what both distributions have in common.
+    np.testing.assert_allclose(np.mean(taken > 0), np.minimum(target[0], draft[0]).sum(), atol=0.01)
+
+
+def test_speculation_goes_on_as_the_model_alone(model):
+    greedy = list(generate(model, PROMPT, 9, temperature=0.0))
+    for draft in (made(1), model):
+        pieces = list(speculate(model, draft, PROMPT, 9, Sampling(temperature=0.0), ahead=3))
+        assert [token for piece in pieces for token in piece] == greedy
+    assert [len(piece) for piece in pieces] == [4, 4, 1]
+    with pytest.raises(UserError, match='the draft has 6 tokens, the model 5'):
+        next(speculate(model, made(1, vocab=6), PROMPT, 2))
+
+
+def test_restrictions_by_hand():
+    logits = jnp.log(jnp.array([[0.5, 0.3, 0.15, 0.05]]))
+    for sampling, kept in (
+        (Sampling(), 4),
+        (Sampling(top_k=2), 2),
+        (Sampling(top_k=9), 4),
+        (Sampling(top_p=0.75), 2),
+        (Sampling(min_p=0.25), 3),
+        (Sampling(min_p=1.0), 1),
+        (Sampling(top_k=3, min_p=0.5), 2),
+        (Sampling(temperature=0.0), 1),
+        # Squared, 0.3 is 0.36 of the likeliest.
+        (Sampling(temperature=0.5, min_p=0.4), 1),
+    ):
+        restricted = sampling.restricted(logits)
+        assert int(jnp.sum(jnp.isfinite(restricted))) == kept
+    weights = jax.nn.softmax(Sampling(top_k=2).restricted(logits))
+    np.testing.assert_allclose(weights, [[0.625, 0.375, 0, 0]], rtol=1e-6)
+    for options, sentence in (
+        ({'top_p': 0.0}, 'top_p is 0.0; it must be a probability above 0, up to 1'),
+        ({'min_p': 2.0}, 'min_p is 2.0; it must be a share from 0 to 1'),
+        ({'top_k': 0}, 'top_k of Sampling is 0'),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            Sampling(**options)
