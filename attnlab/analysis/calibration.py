@@ -1,0 +1,120 @@
+"""Whether probabilities of classes are what they say, whom to answer, and sets that hold the label often enough."""
+
+import dataclasses
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+from scipy.optimize import minimize_scalar
+from scipy.special import logsumexp, softmax
+
+from attnlab.errors import UserError
+from attnlab.evals.measured import NORMAL
+
+BINS = 15
+RESAMPLES = 1000
+
+
+@dataclasses.dataclass(frozen=True)
+class Estimate:
+    """A number with the ends of its interval of 95 %."""
+
+    value: float
+    low: float
+    high: float
+
+
+def calibration_error(confidence: Float[np.ndarray, 'b'], right: Bool[np.ndarray, 'b'], bins: int = BINS) -> float:
+    """The expected calibration error, `sum_i n_i / n |accuracy_i - confidence_i|` over bins of equal width.
+
+    Guo et al. 2017, https://arxiv.org/abs/1706.04599. Of few examples it is too large: a calibrated model has about
+    `sum_i sqrt(2 / pi n_i p_i (1 - p_i)) / n`.
+    """
+    places = np.clip(np.ceil(confidence * bins).astype(int) - 1, 0, bins - 1)
+    gaps = np.bincount(places, right - confidence, minlength=bins)
+    return float(np.sum(np.abs(gaps)) / len(confidence))
+
+
+def calibration_interval(
+    confidence: Float[np.ndarray, 'b'], right: Bool[np.ndarray, 'b'], bins: int = BINS, seed: int = 0
+) -> Estimate:
+    """The same, plus or minus 1.96 deviations over bootstrap resamples of the examples, at least 0."""
+    rng = np.random.default_rng(seed)
+    value = calibration_error(confidence, right, bins)
+    draws = [rng.integers(0, len(right), len(right)) for _ in range(RESAMPLES)]
+    width = NORMAL * float(np.std([calibration_error(confidence[each], right[each], bins) for each in draws]))
+    return Estimate(value, max(value - width, 0.0), value + width)
+
+
+def fitted_temperature(logits: Float[np.ndarray, 'b o'], labels: Int[np.ndarray, 'b']) -> float:
+    """The T from 1/50 to 50 for which `softmax(f / T)` has the least cross-entropy."""
+
+    def loss(log_temperature: float) -> float:
+        warm = logits / np.exp(log_temperature)
+        return float(np.mean(logsumexp(warm, axis=1) - warm[np.arange(len(labels)), labels]))
+
+    found = minimize_scalar(loss, bounds=(-np.log(50), np.log(50)), method='bounded', options={'xatol': 1e-8})
+    return float(np.exp(found.x))
+
+
+def cross_entropy(logits: Float[np.ndarray, 'b o'], labels: Int[np.ndarray, 'b']) -> float:
+    """`-log p(label)` in nats, in the mean."""
+    return float(np.mean(logsumexp(logits, axis=1) - logits[np.arange(len(labels)), labels]))
+
+
+def risk_by_coverage(score: Float[np.ndarray, 'b'], right: Bool[np.ndarray, 'b']) -> Float[np.ndarray, 'b']:
+    """The share of wrong answers where the `i + 1` inputs of the largest scores are answered, for every `i`.
+
+    Its mean is the area under the curve (AURC; Geifman et al. 2019, https://arxiv.org/abs/1805.08206).
+    """
+    order = np.argsort(-score, kind='stable')
+    return np.cumsum(~right[order]) / np.arange(1, len(right) + 1)
+
+
+def conformal_threshold(scores: Float[np.ndarray, 'n'], alpha: float) -> float:
+    """The threshold that the score of a new example exceeds with probability `alpha` at most, if exchangeable.
+
+    The `ceil((n + 1)(1 - alpha))`-th smallest of `n` scores; infinite where there are too few. Scores are larger for
+    labels that fit less. Vovk et al. 2005; coverage is below `1 - alpha + 1 / (n + 1)` where no scores tie.
+    Raises `UserError` for an alpha outside of (0, 1).
+    """
+    _check_share(alpha)
+    # Rounded first: 10 x 0.9 is a little more than 9.
+    place = int(np.ceil(np.round((len(scores) + 1) * (1 - alpha), 9)))
+    return float(np.sort(scores)[place - 1]) if place <= len(scores) else float('inf')
+
+
+def misfit(logits: Float[np.ndarray, 'b o']) -> Float[np.ndarray, 'b o']:
+    """`1 - p_o`, the score of every class for conformal sets (Sadinle et al. 2019, https://arxiv.org/abs/1609.00451)."""
+    return 1 - softmax(logits, axis=1)
+
+
+def conformal_sets(logits: Float[np.ndarray, 'b o'], threshold: float) -> Bool[np.ndarray, 'b o']:
+    """Which classes are in the set of each input."""
+    return misfit(logits) <= threshold
+
+
+def controlled(
+    losses: Float[np.ndarray, 'n l'], alpha: float, *, bound: float = 1.0, weights: Float[np.ndarray, 'n'] | None = None
+) -> int | None:
+    """The first column whose risk is controlled: the expected loss of a new example is `alpha` at most.
+
+        N / (N + 1) R(column) + bound / (N + 1) <= alpha,  R = sum_i w_i losses_i / N,  N = sum_i w_i
+
+    Columns are settings from bold to cautious: losses fall along a row, and are `bound` at most. Weights from 0 to 1
+    are fixed beforehand, such as smaller ones for older examples; without them examples are exchangeable. `None` where
+    no column will do. Angelopoulos et al. 2022, https://arxiv.org/abs/2208.02814; Farinhas et al. 2023,
+    https://arxiv.org/abs/2310.01262. Raises `UserError` for losses that rise, or an alpha outside of (0, 1).
+    """
+    _check_share(alpha)
+    if np.any(np.diff(losses, axis=1) > 0):
+        raise UserError('losses must not rise from one column to the next; order settings from bold to cautious')
+    weights = np.ones(len(losses)) if weights is None else weights
+    total = np.sum(weights)
+    risks = (weights @ losses + bound) / (total + 1)
+    controlled_columns = np.flatnonzero(risks <= alpha)
+    return int(controlled_columns[0]) if len(controlled_columns) else None
+
+
+def _check_share(alpha: float) -> None:
+    if not 0 < alpha < 1:
+        raise UserError(f'alpha is {alpha}; it must be above 0 and below 1')

@@ -1,0 +1,117 @@
+"""How sure a classifier is: scores of single inputs, larger where they look more like what it was trained on.
+
+Logits are `b o`, features (the vectors that the head reads) `b d`; all in float64.
+"""
+
+import dataclasses
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+from scipy.special import logsumexp, softmax
+from scipy.stats import rankdata
+
+RIDGE = 1e-4
+"""Added to a covariance, as a share of its mean variance, so that few examples suffice for its inverse."""
+
+
+def max_probability(logits: Float[np.ndarray, 'b o']) -> Float[np.ndarray, 'b']:
+    """`max_o softmax(f)_o` (Hendrycks and Gimpel 2017, https://arxiv.org/abs/1610.02136)."""
+    return np.max(softmax(logits, axis=1), axis=1)
+
+
+def max_logit(logits: Float[np.ndarray, 'b o']) -> Float[np.ndarray, 'b']:
+    """`max_o f_o`."""
+    return np.max(logits, axis=1)
+
+
+def negative_entropy(logits: Float[np.ndarray, 'b o']) -> Float[np.ndarray, 'b']:
+    """`sum_o p_o log p_o`, in nats."""
+    logs = logits - logsumexp(logits, axis=1, keepdims=True)
+    return np.sum(np.exp(logs) * logs, axis=1)
+
+
+def energy(logits: Float[np.ndarray, 'b o'], temperature: float = 1.0) -> Float[np.ndarray, 'b']:
+    """`T log sum_o exp(f_o / T)` (Liu et al. 2020, https://arxiv.org/abs/2010.03759), which is minus their energy."""
+    return temperature * logsumexp(logits / temperature, axis=1)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Mahalanobis:
+    """`max_c -1/2 (x - m_c)^T P (x - m_c)`: class means, and the inverse of one covariance of all classes.
+
+    Lee et al. 2018, https://arxiv.org/abs/1807.03888, of the last features alone, the input as it is.
+    """
+
+    means: Float[np.ndarray, 'c d']
+    precision: Float[np.ndarray, 'd d']
+
+    @classmethod
+    def fitted(cls, features: Float[np.ndarray, 'b d'], labels: Int[np.ndarray, 'b']) -> 'Mahalanobis':
+        """From examples of training; classes without examples have no mean."""
+        classes, places = np.unique(labels, return_inverse=True)
+        means = np.stack([features[labels == label].mean(axis=0) for label in classes])
+        centred = features - means[places]
+        covariance = centred.T @ centred / len(features)
+        ridge = RIDGE * np.trace(covariance) / len(covariance)
+        return cls(means, np.linalg.inv(covariance + ridge * np.eye(len(covariance))))
+
+    def score(self, features: Float[np.ndarray, 'b d']) -> Float[np.ndarray, 'b']:
+        """Of inputs."""
+        apart = features[:, None] - self.means[None]
+        return np.max(-0.5 * np.einsum('bcd,de,bce->bc', apart, self.precision, apart), axis=1)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class VirtualLogit:
+    """ViM: `logsumexp(f) - alpha |R^T (x - o)|`, `R` what the principal directions of training leave of the features.
+
+    `o = -pinv(W) b` is where all logits are zero, and `alpha` makes the mean residual of training as large as its mean
+    largest logit. Wang et al. 2022, https://arxiv.org/abs/2203.10807.
+    """
+
+    origin: Float[np.ndarray, 'd']
+    rest: Float[np.ndarray, 'd r']
+    alpha: float
+
+    @classmethod
+    def fitted(
+        cls,
+        features: Float[np.ndarray, 'b d'],
+        logits: Float[np.ndarray, 'b o'],
+        weight: Float[np.ndarray, 'd o'],
+        bias: Float[np.ndarray, 'o'],
+    ) -> 'VirtualLogit':
+        """From examples of training and the head, `logits = x weight + bias`; half of the directions are principal.
+
+        Of 768 features and more 512, of 2,048 and more 1,000, as there.
+        """
+        dim = features.shape[1]
+        kept = 1000 if dim >= 2048 else 512 if dim >= 768 else dim // 2
+        origin = -np.linalg.pinv(weight.T) @ bias
+        centred = features - origin
+        _, directions = np.linalg.eigh(centred.T @ centred / len(centred))
+        rest = directions[:, : dim - kept]
+        residual = np.linalg.norm(centred @ rest, axis=1)
+        return cls(origin, rest, float(np.mean(max_logit(logits)) / max(np.mean(residual), 1e-30)))
+
+    def score(self, features: Float[np.ndarray, 'b d'], logits: Float[np.ndarray, 'b o']) -> Float[np.ndarray, 'b']:
+        """Of inputs."""
+        return energy(logits) - self.alpha * np.linalg.norm((features - self.origin) @ self.rest, axis=1)
+
+
+def auroc(inside: Float[np.ndarray, 'b'], outside: Float[np.ndarray, 'c']) -> float:
+    """The probability that a score inside is larger than one outside, ties counting half."""
+    ranks = rankdata(np.concatenate([inside, outside]))[: len(inside)]
+    return float((np.sum(ranks) - len(inside) * (len(inside) + 1) / 2) / (len(inside) * len(outside)))
+
+
+def false_positives(inside: Float[np.ndarray, 'b'], outside: Float[np.ndarray, 'c'], kept: float = 0.95) -> float:
+    """The share outside that passes the threshold which `kept` of the scores inside pass."""
+    order = np.sort(inside)[::-1]
+    threshold = order[int(np.ceil(kept * len(order))) - 1]
+    return float(np.mean(outside >= threshold))
+
+
+def right(logits: Float[np.ndarray, 'b o'], labels: Int[np.ndarray, 'b']) -> Bool[np.ndarray, 'b']:
+    """Whether the likeliest class is the label."""
+    return np.argmax(logits, axis=1) == labels

@@ -1,0 +1,263 @@
+"""`attnlab uncertainty`: what a classifier's outputs say of when it does not know."""
+
+import dataclasses
+import functools
+import pathlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from attnlab.analysis import calibration, scores
+from attnlab.errors import UserError
+from attnlab.files import write_json
+from attnlab.models.heads.classification import ClassificationHead
+from attnlab.runs.loading import Loaded, load_run
+from attnlab.tables import Column, Interval, Printer, Table, digits, plus_minus
+from attnlab.tasks.long_range import Classification
+from attnlab.train.run import check_data
+
+COVERAGES = (1.0, 0.9, 0.8, 0.5)
+"""Shares of inputs that are answered, of which the accuracy is shown."""
+
+AT_ONCE = 32
+"""Rows of a call."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Outputs:
+    """What a classifier makes of rows, in float64: vectors that the head reads, logits, and the true labels."""
+
+    features: Float[np.ndarray, 'b d']
+    logits: Float[np.ndarray, 'b o']
+    labels: Int[np.ndarray, 'b']
+
+    def part(self, first: int, step: int) -> 'Outputs':
+        """Every `step`-th row from one on."""
+        return Outputs(self.features[first::step], self.logits[first::step], self.labels[first::step])
+
+    @property
+    def right(self) -> Bool[np.ndarray, 'b']:
+        """Whether the likeliest class is the label."""
+        return scores.right(self.logits, self.labels)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Scores:
+    """The scores that there are for a classifier, those of features fitted to training."""
+
+    mahalanobis: scores.Mahalanobis
+    virtual: scores.VirtualLogit | None
+
+    @classmethod
+    def fitted(cls, trained: Outputs, head: Any) -> 'Scores':
+        """From outputs on training, and the head; ViM needs one that is a linear map."""
+        virtual = None
+        if isinstance(head, ClassificationHead):
+            weight, bias = (np.asarray(each, np.float64) for each in (head.linear.matrix(), head.linear.bias[...]))
+            virtual = scores.VirtualLogit.fitted(trained.features, trained.logits, weight, bias)
+        return cls(scores.Mahalanobis.fitted(trained.features, trained.labels), virtual)
+
+    def of(self, outputs: Outputs) -> dict[str, Float[np.ndarray, 'b']]:
+        """Every score of rows, by name."""
+        found = {name: score(outputs.logits) for name, score in OF_LOGITS.items()}
+        found['mahalanobis'] = self.mahalanobis.score(outputs.features)
+        if self.virtual is not None:
+            found['vim'] = self.virtual.score(outputs.features, outputs.logits)
+        return found
+
+
+OF_LOGITS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    'max_probability': scores.max_probability,
+    'max_logit': scores.max_logit,
+    'negative_entropy': scores.negative_entropy,
+    'energy': scores.energy,
+}
+"""Scores that need the logits alone."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Uncertainty:
+    """The results of `analyse_uncertainty`.
+
+    Attributes:
+      accuracy: of the rows that are tested.
+      temperature: what logits are best divided by.
+      calibration: expected calibration error and cross-entropy, as they are and with that temperature.
+      selective: by score, accuracies where the best scored rows are answered, the area under the curve of risk over
+        coverage, and the probability that a right answer scores above a wrong one.
+      conformal: the level asked for, the threshold, coverage and mean size of sets.
+      detection: by kind of changed input and score, the probability that a row scores above a changed one.
+    """
+
+    accuracy: float
+    temperature: float
+    calibration: Mapping[str, Mapping[str, Any]]
+    selective: Mapping[str, Mapping[str, float]]
+    conformal: Mapping[str, float]
+    detection: Mapping[str, Mapping[str, float]]
+
+
+def analyse_uncertainty(
+    workdir: pathlib.Path,
+    printer: Printer,
+    *,
+    step: int | None = None,
+    split: str | None = None,
+    rows: int = 512,
+    fitted: int = 512,
+    alpha: float = 0.1,
+    other_data: bool = False,
+) -> Uncertainty:
+    """Scores, calibrates and tests a classifier, and writes `analysis/<step>-uncertainty.json`.
+
+    Every other one of the first `rows` rows of a split chooses the temperature and the threshold of conformal sets; all
+    numbers are of those between. Means, covariance and directions of features are of the first `fitted` rows of
+    training.
+
+    Raises `UserError` for a run that is no classifier of rows, for changed data unless `other_data` allows them, a
+    split or rows that do not exist, fewer than four rows, and an alpha outside of (0, 1).
+    """
+    if rows < 4 or fitted < 2:
+        raise UserError(f'rows is {rows} and fitted_rows {fitted}; there must be at least 4 and 2 of them')
+    loaded = load_run(workdir, step)
+    task = loaded.setup.task
+    check_data(workdir, task.describe(), other=other_data)
+    if not isinstance(task, Classification):
+        raise UserError(
+            f'{workdir} was trained for {type(task).__name__}; what is analysed here is a classifier, one label a row'
+        )
+    split = task.evaluated_split if split is None else split
+    asked, trained = (_stacked(loaded, *each) for each in ((split, rows), ('train', fitted)))
+    run = functools.partial(outputs, loaded)
+    scored = Scores.fitted(run(trained), loaded.model().head)
+    of_asked = run(asked)
+    chosen, tested = of_asked.part(0, 2), of_asked.part(1, 2)
+    found = examined(chosen, tested, scored, alpha, {name: run(rows) for name, rows in changed(asked, trained)})
+    path = workdir / 'analysis' / f'{loaded.step}-uncertainty.json'
+    record = {'step': loaded.step, 'split': split, 'rows': rows, 'fitted_rows': fitted, 'other_data': other_data}
+    write_json(path, record | dataclasses.asdict(found))
+    for table in tables(found, f'{workdir}, step {loaded.step}, {split}'):
+        printer.table(table)
+    printer.line(f'written: {path}')
+    return found
+
+
+def examined(
+    chosen: Outputs, tested: Outputs, scored: Scores, alpha: float, others: Mapping[str, Outputs]
+) -> Uncertainty:
+    """What rows that choose, rows that are tested, and changed ones to tell apart from these say of a classifier."""
+    temperature = calibration.fitted_temperature(chosen.logits, chosen.labels)
+    threshold = calibration.conformal_threshold(
+        calibration.misfit(chosen.logits)[np.arange(len(chosen.labels)), chosen.labels], alpha
+    )
+    sets = calibration.conformal_sets(tested.logits, threshold)
+    inside = scored.of(tested)
+    return Uncertainty(
+        accuracy=float(np.mean(tested.right)),
+        temperature=temperature,
+        calibration={
+            name: _calibrated(tested, warmth) for name, warmth in (('as it is', 1.0), ('with temperature', temperature))
+        },
+        selective={name: _selective(score, tested.right) for name, score in inside.items()},
+        conformal={
+            'asked': 1 - alpha,
+            'coverage': float(np.mean(sets[np.arange(len(sets)), tested.labels])),
+            'mean size': float(np.mean(np.sum(sets, axis=1))),
+            'threshold': threshold,
+        },
+        detection={
+            kind: {name: scores.auroc(inside[name], outside) for name, outside in scored.of(each).items()}
+            for kind, each in others.items()
+        },
+    )
+
+
+def _calibrated(tested: Outputs, temperature: float) -> dict[str, Any]:
+    logits = tested.logits / temperature
+    error = calibration.calibration_interval(scores.max_probability(logits), tested.right)
+    return {'error': dataclasses.asdict(error), 'loss': calibration.cross_entropy(logits, tested.labels)}
+
+
+def _selective(score: Float[np.ndarray, 'b'], right: Bool[np.ndarray, 'b']) -> dict[str, float]:
+    risks = calibration.risk_by_coverage(score, right)
+    at = {f'at {share:.0%}': 1 - float(risks[max(int(share * len(risks)), 1) - 1]) for share in COVERAGES}
+    # Where all are right or all are wrong there is nothing to tell apart.
+    apart = scores.auroc(score[right], score[~right]) if 0 < right.sum() < len(right) else float('nan')
+    return {**at, 'area': float(np.mean(risks)), 'right over wrong': apart}
+
+
+def outputs(loaded: Loaded, rows: Mapping[str, np.ndarray]) -> Outputs:
+    """What a run makes of rows, some at a time; what is missing of the last call is its first rows again."""
+    task, model = loaded.setup.task, loaded.model()
+
+    @loaded.setup.jit
+    def call(model: Any, batch: Mapping[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        vectors = task.vectors(model, batch, None)
+        return vectors, model.logits(vectors)
+
+    count = len(rows['label'])
+    found = []
+    for begin in range(0, count, AT_ONCE):
+        places = np.arange(begin, begin + min(AT_ONCE, count)) % count
+        found.append(jax.device_get(call(model, {name: array[places] for name, array in rows.items()})))
+    features, logits = (np.concatenate(each).astype(np.float64)[:count] for each in zip(*found, strict=True))
+    return Outputs(features, logits, np.asarray(rows['label']))
+
+
+def changed(
+    rows: Mapping[str, np.ndarray], trained: Mapping[str, np.ndarray], seed: int = 0
+) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
+    """The rows with inputs that are not of the data, by what was done to them; padding stays.
+
+    `noise` is uniform between the least and the largest input of training, `shuffled` has the inputs of each row in
+    another order; of real numbers there are `inverted` ones, reflected about the middle of that range, and five times
+    as large ones, on which scores of the outputs of ReLU networks are worse than chance (Ulmer and Cina 2020,
+    https://arxiv.org/abs/2012.05329).
+    """
+    rng, x, there = np.random.default_rng(seed), rows['tokens'], rows['segments'] > 0
+    known = trained['tokens'][trained['segments'] > 0]
+    low, high = known.min(), known.max()
+    real = np.issubdtype(x.dtype, np.floating)
+    noise = rng.uniform(low, high, x.shape) if real else rng.integers(low, high + 1, x.shape)
+    made = {'noise': noise.astype(x.dtype), 'shuffled': x.copy()}
+    for row, places in zip(made['shuffled'], map(np.flatnonzero, there), strict=True):
+        row[places] = row[rng.permutation(places)]
+    if real:
+        made |= {'inverted': low + high - x, 'five times': 5 * x}
+    mask = there.reshape(*there.shape, *(1,) * (x.ndim - there.ndim))
+    for name, tokens in made.items():
+        yield name, {**rows, 'tokens': np.where(mask, tokens, x)}
+
+
+def _stacked(loaded: Loaded, split: str, count: int) -> dict[str, np.ndarray]:
+    """The first rows of a split as one batch."""
+    source = loaded.setup.task.source(split, loaded.setup.length)
+    if count > len(source):
+        raise UserError(f'rows is {count}; the {split} split has {len(source)} rows')
+    rows = [source[index] for index in range(count)]
+    return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+
+
+def tables(found: Uncertainty, title: str) -> Iterator[Table]:
+    """What is printed."""
+    error = Column('calibration error', plus_minus, right=True)
+    rows = [
+        (name, temperature, Interval(*(one['error'][end] for end in ('value', 'low', 'high'))), one['loss'])
+        for (name, one), temperature in zip(found.calibration.items(), (1.0, found.temperature), strict=True)
+    ]
+    four = digits('.4f')
+    columns = (Column('logits'), Column('temperature', four, right=True), error, Column('nats', four, right=True))
+    yield Table('calibration', columns, rows, f'{title}: accuracy {found.accuracy:.4f}')
+    names = list(next(iter(found.selective.values())))
+    columns = (Column('score'), *(Column(name, four, right=True, rank=rank) for rank, name in enumerate(names)))
+    rows = [(name, *(one[each] for each in names)) for name, one in found.selective.items()]
+    yield Table('selective', columns, rows, 'accuracy of the best scored rows; area under risk by coverage')
+    columns = tuple(Column(name, four, right=True) for name in found.conformal)
+    yield Table('conformal', columns, [tuple(found.conformal.values())], 'conformal sets of classes')
+    kinds = list(found.detection)
+    columns = (Column('score'), *(Column(kind, four, right=True) for kind in kinds))
+    rows = [(name, *(found.detection[kind][name] for kind in kinds)) for name in found.selective]
+    yield Table('detection', columns, rows, 'probability that a row scores above one that was changed')

@@ -1,0 +1,84 @@
+"""Calibration, selection and conformal sets: numbers by hand, and coverage over a thousand draws."""
+
+import numpy as np
+import pytest
+from scipy.special import softmax
+
+from attnlab.analysis import calibration
+from attnlab.analysis.calibration import (
+    calibration_error,
+    calibration_interval,
+    conformal_sets,
+    conformal_threshold,
+    controlled,
+    fitted_temperature,
+    misfit,
+    risk_by_coverage,
+)
+from attnlab.errors import UserError
+
+
+def test_the_calibration_error_by_hand():
+    confidence = np.array([0.95, 0.95, 0.55, 0.55])
+    right = np.array([True, False, True, True])
+    # Two bins of two: |0.5 - 0.95| and |1 - 0.55|.
+    assert calibration_error(confidence, right, 10) == pytest.approx(0.45)
+    assert calibration_error(np.array([1.0, 0.0]), np.array([True, False]), 10) == 0.0
+    found = calibration_interval(np.tile(confidence, 50), np.tile(right, 50), 10)
+    assert found.value == pytest.approx(0.45) and found.low < 0.45 < found.high < 0.6
+
+
+def test_the_temperature_of_logits_that_are_three_times_too_large_is_three():
+    rng = np.random.default_rng(0)
+    logits = 2 * rng.standard_normal((20_000, 5))
+    labels = np.array([rng.choice(5, p=each) for each in softmax(logits, axis=1)])
+    assert fitted_temperature(3 * logits, labels) == pytest.approx(3, rel=0.05)
+    confidence, right = softmax(logits, axis=1).max(axis=1), logits.argmax(axis=1) == labels
+    # Drawn from their own probabilities they are calibrated, up to the noise of bins.
+    assert calibration_error(confidence, right) < 0.015
+    assert calibration_error(softmax(3 * logits, axis=1).max(axis=1), right) > 0.1
+
+
+def test_risk_by_coverage_by_hand():
+    risks = risk_by_coverage(np.array([0.1, 0.9, 0.5]), np.array([False, True, False]))
+    np.testing.assert_allclose(risks, [0, 1 / 2, 2 / 3])
+
+
+def test_conformal_sets_cover_as_often_as_they_say():
+    rng = np.random.default_rng(1)
+    count, alpha, draws = 49, 0.1, 1000
+    logits = 1.5 * rng.standard_normal((draws, count + 1, 4))
+    # The labels come from other probabilities than those that the model gives.
+    truth = softmax(0.5 * logits, axis=2)
+    labels = (truth.cumsum(axis=2) < rng.random((draws, count + 1, 1))).sum(axis=2)
+    covered = []
+    for each, label in zip(logits, labels, strict=True):
+        threshold = conformal_threshold(misfit(each[:count])[np.arange(count), label[:count]], alpha)
+        covered.append(conformal_sets(each[count:], threshold)[0, label[count]])
+    # Between 1 - alpha and 1 - alpha + 1 / (n + 1), up to four standard errors of so many draws.
+    error = 4 * np.sqrt(alpha * (1 - alpha) / draws)
+    assert 1 - alpha - error < np.mean(covered) < 1 - alpha + 1 / (count + 1) + error
+    assert conformal_threshold(np.arange(9.0), 0.1) == 8.0
+    assert conformal_threshold(np.arange(8.0), 0.1) == np.inf
+
+
+def test_controlled_risk_is_as_small_as_asked():
+    # Losses of two settings: 0.4 and 0.05 in the mean; of 19 examples 19/20 of it, and 1/20 for the new one.
+    losses = np.tile([[0.4, 0.05]], (19, 1))
+    assert controlled(losses, 0.5) == 0
+    assert controlled(losses, 0.1) == 1
+    assert controlled(losses, 0.09) is None
+    assert controlled(losses, 0.4301) == 0 and controlled(losses, 0.4299) == 1
+    # Weights of a half leave the new example with more of a share.
+    assert controlled(losses, 0.1, weights=np.full(19, 0.5)) is None
+    rng = np.random.default_rng(2)
+    settings, risks = np.linspace(0, 1, 201), []
+    for _ in range(1000):
+        scores = rng.beta(5, 2, 101)
+        losses = (scores[:, None] > settings).astype(float)
+        risks.append(losses[-1, controlled(losses[:-1], 0.1)])
+    assert 0.1 - 2 / 101 - 0.04 < np.mean(risks) < 0.1 + 0.04
+    with pytest.raises(UserError, match='losses must not rise'):
+        controlled(losses[:, ::-1], 0.1)
+    with pytest.raises(UserError, match='alpha is 0; it must be above 0 and below 1'):
+        calibration.conformal_threshold(losses[:, 0], 0)

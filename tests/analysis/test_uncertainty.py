@@ -1,0 +1,53 @@
+"""What is said of a classifier: constructed outputs with known answers, and changed inputs."""
+
+import numpy as np
+from flax import nnx
+
+from attnlab.analysis.uncertainty import Outputs, Scores, changed, examined
+from attnlab.models.heads.classification import ClassificationHead
+
+
+def outputs(rng: np.random.Generator, count: int, head: ClassificationHead, scale: float = 1.0) -> Outputs:
+    """Features about the corners of a square in the first two of six channels; the head sees these two."""
+    labels = rng.integers(0, 4, count)
+    corners = 6.0 * np.array([[1, 1], [1, -1], [-1, 1], [-1, -1]])[labels]
+    features = np.concatenate([corners, np.zeros((count, 4))], axis=1) + rng.standard_normal((count, 6))
+    weight, bias = (np.asarray(each, np.float64) for each in (head.linear.matrix(), head.linear.bias[...]))
+    return Outputs(features, scale * (features @ weight + bias), labels)
+
+
+def test_a_classifier_of_four_corners():
+    head = ClassificationHead(6, 1, classes=4, rngs=nnx.Rngs(0))
+    head.linear.weight[...] = np.concatenate([np.array([[1, 1, -1, -1], [1, -1, 1, -1]]), np.zeros((4, 4))])
+    rng = np.random.default_rng(0)
+    trained, chosen, tested = (outputs(rng, count, head) for count in (500, 300, 300))
+    scored = Scores.fitted(trained, head)
+    away = Outputs(tested.features + np.array([0, 0, 9, 9, 0, 0]), tested.logits, tested.labels)
+    found = examined(chosen, tested, scored, 0.1, {'away': away, 'same': tested})
+    assert found.accuracy > 0.99
+    assert set(found.selective) == {'max_probability', 'max_logit', 'negative_entropy', 'energy', 'mahalanobis', 'vim'}
+    # What the head does not see leaves its logits alone; scores of features tell all of it.
+    assert found.detection['away']['energy'] == 0.5 and found.detection['same']['mahalanobis'] == 0.5
+    assert found.detection['away']['mahalanobis'] > 0.99
+    assert found.conformal['coverage'] > 0.85 and found.conformal['asked'] == 0.9
+    assert found.selective['energy']['at 100%'] == found.accuracy
+    cold = examined(*(outputs(np.random.default_rng(1), 300, head, 0.01) for _ in range(2)), scored, 0.1, {})
+    # Logits a hundredth as large say little of what is known: a temperature far below one mends it.
+    assert cold.temperature < 0.1
+    assert cold.calibration['with temperature']['loss'] < cold.calibration['as it is']['loss']
+    assert cold.calibration['with temperature']['error']['value'] < cold.calibration['as it is']['error']['value']
+
+
+def test_changed_inputs_keep_padding():
+    rng = np.random.default_rng(2)
+    segments = np.array([[1, 1, 1, 0], [1, 1, 1, 1]])
+    rows = {'tokens': rng.standard_normal((2, 4, 1)).astype(np.float32), 'segments': segments, 'label': np.zeros(2)}
+    made = dict(changed(rows, rows))
+    assert list(made) == ['noise', 'shuffled', 'inverted', 'five times']
+    for one in made.values():
+        assert one['tokens'].dtype == np.float32 and one['tokens'][0, 3] == rows['tokens'][0, 3]
+    np.testing.assert_allclose(np.sort(made['shuffled']['tokens'], axis=1)[1], np.sort(rows['tokens'], axis=1)[1])
+    np.testing.assert_array_equal(made['five times']['tokens'][1], 5 * rows['tokens'][1])
+    tokens = {**rows, 'tokens': np.array([[4, 5, 6, 0], [6, 6, 4, 5]], np.int32)}
+    noise = dict(changed(tokens, tokens))['noise']['tokens']
+    assert set(noise[segments > 0].tolist()) <= {4, 5, 6} and noise.dtype == np.int32
