@@ -18,10 +18,12 @@ from attnlab.commands import (
     experiment,
     generate,
     match,
+    quantize,
     report,
     show,
     sweep,
     train,
+    uncertainty,
     zoo,
 )
 from attnlab.errors import EXTRAS, UserError, nearest
@@ -41,7 +43,10 @@ usage: attnlab COMMAND [--flag=value ...]
   report        STUDY...: the same as one HTML page with figures, and as CSV
   eval          every metric, by position too, at 1x to 8x the length
   analyse       sinks, sparsity, outliers by layer; the loss with few bits
+  uncertainty   of a classifier: scores, calibration, whom to answer, sets
   generate      text from a trained model: --workdir=RUN --prompt=TEXT
+  quantize      a run of few bits, made of a trained one: --workdir=RUN
+                --weights=int4@32 --out=NEW
   show          RUN: its results, how it was started, its config
   config        every key of a config: its value, its type and what it is
   zoo           the mixers that configs can name; zoo NAME: one of them whole;
@@ -85,6 +90,8 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     'eval': eval.main,
     'analyse': analyse.main,
     'generate': generate.main,
+    'quantize': quantize.main,
+    'uncertainty': uncertainty.main,
     'experiment': experiment.main,
     'show': show.main,
     'config': config.main,

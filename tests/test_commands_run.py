@@ -38,6 +38,7 @@ SHORTER = {
     'generate': ('--tokens=4', '--compilation_cache='),
     'compare': (),
     'show': (),
+    'quantize': ('--compilation_cache=',),
     'analyse': ('--rows=2', '--bits=8', '--compilation_cache='),
     'match': ('--recipes=mha', '--compilation_cache='),
     'report': ('--nomeasure',),
@@ -48,6 +49,7 @@ SHORTER = {
 
 LEFT = {
     r'attnlab eval .*--attention': 'needs a run with a softmax; tests/convert/test_substitution.py',
+    r'attnlab uncertainty': 'needs a run of a classifier; tests/analysis/test_uncertainty.py',
     r'attnlab eval --workdir=runs/mqar-gla': 'needs a run of another task; tests/evals/test_by_slice.py',
     r'attnlab train .*--topology=': 'compiles for minutes; tests/compile/test_plans.py, tests/runs/test_plan.py',
     r'attnlab train .*task=listops,.*size=full': 'needs prepared data; tests/test_configs.py builds it',

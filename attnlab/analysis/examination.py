@@ -1,7 +1,6 @@
 """`attnlab analyse`: statistics of a trained model's attention and activations, and its loss when quantized."""
 
 import dataclasses
-import functools
 import pathlib
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -17,7 +16,7 @@ from attnlab.files import write_json
 from attnlab.mixers.softmax.attention import Attention
 from attnlab.mixers.softmax.shaped import ShapedAttention
 from attnlab.models.predictor import Stacked, one_stack
-from attnlab.quantize.formats import quantized
+from attnlab.quantize.layers import simulated
 from attnlab.runs.loading import Loaded, load_run
 from attnlab.tables import Column, Printer, Table, digits
 from attnlab.tasks.task import Batch, context
@@ -149,7 +148,7 @@ def _losses(loaded: Loaded, rows: list[Batch], bits: tuple[int, ...]) -> dict[in
     """The loss on the rows, unquantized and for each number of bits."""
     losses = {32: _loss(loaded, rows)}
     for count in bits:
-        losses[count] = _loss(loaded.altered(functools.partial(quantized, bits=count)), rows)
+        losses[count] = _loss(loaded.altered(simulated(count)), rows)
     return losses
 
 

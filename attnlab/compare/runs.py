@@ -21,7 +21,7 @@ PREFERRED = ('1x/accuracy', 'all/accuracy', 'bits_per_byte', '1x/loss', 'all/los
 HIGHER = ('accuracy', 'exact_match')
 """How the names of metrics end that are the better the higher."""
 
-IRRELEVANT = ('model', 'report', 'checkpoint', 'mesh')
+IRRELEVANT = ('model', 'quantization', 'report', 'checkpoint', 'mesh')
 """What of a config does not make the conditions unequal: the models that are compared, and what leaves no trace."""
 
 
@@ -49,6 +49,8 @@ class RunResult:
       baselines: what trivial predictors reach by the metric, by name.
       noise: the standard deviation of the score due to the finite test set; `None` where it is not known.
       scores: of the seeds, where there are several.
+      weight_bytes: of parameters and buffers, as they are held and saved.
+      quantized: whether it was made by `attnlab quantize`.
     """
 
     name: str
@@ -69,6 +71,13 @@ class RunResult:
     baselines: Baselines = dataclasses.field(default_factory=dict)
     noise: float | None = None
     scores: tuple[float, ...] = ()
+    weight_bytes: int = 0
+    quantized: bool = False
+
+    @property
+    def bits(self) -> float:
+        """Bits that are stored for a parameter, in the mean."""
+        return 8 * self.weight_bytes / self.parameters
 
     @property
     def seeds(self) -> int:
@@ -110,6 +119,14 @@ COSTS = {
 }
 """What a run costs: fields of a `RunResult`, and what they are called in print."""
 
+WEIGHTS = {'weight_bytes': 'weight bytes', 'bits': 'bits a parameter'}
+"""What it costs besides where runs of few bits are compared; otherwise it follows from the parameters."""
+
+
+def costs_of(results: Iterable[RunResult]) -> dict[str, str]:
+    """The costs that runs are compared by."""
+    return {**COSTS, **WEIGHTS} if any(one.quantized for one in results) else COSTS
+
 
 def run_result(record: Record, metric: str | None = None) -> RunResult:
     """A run with its score. Raises `UserError` for one that was never evaluated, or not by this metric."""
@@ -136,6 +153,8 @@ def run_result(record: Record, metric: str | None = None) -> RunResult:
         evaluated=measured.n if measured.low is not None else 0,
         baselines=trivial_scores(record.config, name),
         noise=measured.noise,
+        weight_bytes=record.weight_bytes,
+        quantized=record.quantized,
     )
 
 
@@ -177,7 +196,7 @@ def _rank(one: RunResult) -> tuple[bool, float]:
 def equalities(results: Sequence[RunResult], tolerance: float) -> list[Equality]:
     """In what runs of a task are equal: sizes within the tolerance, what their settings make up, and devices."""
     names = [one.name for one in results]
-    sizes = {field: title for field, title in COSTS.items() if field != 'tokens_per_second'}
+    sizes = {field: title for field, title in costs_of(results).items() if field != 'tokens_per_second'}
     return [
         *(
             of_measure(title, names, [float(getattr(one, field)) for one in results], tolerance, required=True)

@@ -11,10 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from attnlab.compare.axes import Style, scale, short, styles
-from attnlab.compare.runs import COSTS, RunResult, short_names
+from attnlab.compare.runs import RunResult, costs_of, short_names
 from attnlab.files import replacing
-
-PANELS = tuple(name for name in COSTS if name != 'state_bytes_8x')
 
 
 def draw_costs(groups: Mapping[str, Sequence[RunResult]], path: pathlib.Path) -> None:
@@ -29,12 +27,15 @@ def costs_figure(groups: Mapping[str, Sequence[RunResult]]) -> Figure:
     """A row of panels a task, its runs as points; a run that bears one name in several tasks looks the same in all."""
     names = dict.fromkeys(itertools.chain.from_iterable(short_names(group) for group in groups.values()))
     looks = styles(list(names))
-    figure = Figure(figsize=(2.6 * len(PANELS) + 1.6, 2.3 * len(groups) + 0.4), layout='constrained')
+    titles = costs_of(itertools.chain.from_iterable(groups.values()))
+    panels = [cost for cost in titles if cost != 'state_bytes_8x']
+    figure = Figure(figsize=(2.6 * len(panels) + 1.6, 2.3 * len(groups) + 0.4), layout='constrained')
     FigureCanvasAgg(figure)
-    axes = figure.subplots(len(groups), len(PANELS), squeeze=False, sharey='row')
+    axes = figure.subplots(len(groups), len(panels), squeeze=False, sharey='row')
     for row, (task, group) in zip(axes, groups.items(), strict=True):
-        for axis, cost in zip(row, PANELS, strict=True):
+        for axis, cost in zip(row, panels, strict=True):
             _panel(axis, group, cost, looks)
+            axis.set_xlabel(titles[cost])
         metrics = ', '.join(dict.fromkeys(one.metric for one in group))
         row[0].set_ylabel(f'{task}\n{metrics}')
     handles = [Line2D([], [], ls='', marker=look.marker, color=look.colour, label=name) for name, look in looks.items()]
@@ -57,7 +58,6 @@ def _panel(axis: Any, group: Sequence[RunResult], cost: str, looks: Mapping[str,
     known = [float(value) for value in costs if value is not None]
     if known:
         scale(axis.xaxis, known, short, least=3.0)
-    axis.set_xlabel(COSTS[cost])
     axis.grid(alpha=0.3)
     axis.spines[['top', 'right']].set_visible(False)
     axis.tick_params(labelsize='small')

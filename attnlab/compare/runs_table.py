@@ -79,12 +79,15 @@ def _curves(record: Record, metric: str) -> dict[str, Sequence[tuple[int, float]
 
 def _table(groups: Mapping[str, Sequence[RunResult]]) -> Table:
     """A row a run, the best of each task first, then what trivial predictors reach."""
+    weighed = any(one.quantized for group in groups.values() for one in group)
+    columns = (*COLUMNS, *WEIGHT_COLUMNS) if weighed else COLUMNS
     rows: list[tuple[Any, ...]] = []
     for task, group in groups.items():
-        rows += [(task, one.metric, *_values(one)) for one in group]
-        rows += [(task, group[0].metric, *line) for line in baseline_values(group)]
+        rows += [(task, one.metric, *_values(one), *(_weights(one) if weighed else ())) for one in group]
+        unknown = [None] * (len(columns) - len(COLUMNS))
+        rows += [(task, group[0].metric, *line, *unknown) for line in baseline_values(group)]
     leading = Column('task', rank=0 if len(groups) > 1 else 5), Column('metric', rank=6)
-    return Table('runs', (*leading, *COLUMNS), rows, 'runs by task, the best first')
+    return Table('runs', (*leading, *columns), rows, 'runs by task, the best first')
 
 
 def lines(group: Sequence[RunResult]) -> list[list[str]]:
@@ -107,6 +110,10 @@ def _values(one: RunResult) -> tuple[Any, ...]:
     name = one.name if one.finished else f'{one.name} (not finished)'
     costs = one.parameters, one.state_bytes, one.state_bytes_8x, one.flops, one.tokens_per_second
     return name, one.measured, one.seeds, *costs
+
+
+def _weights(one: RunResult) -> tuple[Any, ...]:
+    return one.weight_bytes, one.bits
 
 
 def _score(value: Measured | float) -> str:
@@ -132,6 +139,10 @@ COLUMNS = (
     Column('FLOPs', digits('.3g'), right=True, rank=2),
     Column('tokens/s', digits(',.0f'), right=True, rank=4),
 )
+
+
+WEIGHT_COLUMNS = Column('weights', right=True), Column('bits', digits('.2f'), right=True)
+"""Besides, where runs of few bits are among them."""
 
 
 def csv_text(groups: Mapping[str, Sequence[RunResult]]) -> str:

@@ -1,69 +1,581 @@
-"""Simulated quantization of a trained model: rounding to few bits, computed in floating point."""
+"""Formats of few bits: how real numbers become codes and scales, and which numbers those stand for.
 
+Numbers are given in rows: of a weight a row is what one output reads, of activations a token. What shares a scale is
+the `scope` of a format: `tensor`, `row`, or so many consecutive numbers of a row, the last group of which is filled up.
+
+    Symmetric(4, scope=32).rounded(x)
+    stored = Symmetric(4, scope=32).encode(weight.T)    # codes packed in bytes, and scales
+"""
+
+import abc
+import dataclasses
+import functools
+import math
+import re
+from collections.abc import Callable, Mapping
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
+
+import jax
 import jax.numpy as jnp
-from flax import nnx
+import numpy as np
 from jax import Array
-from jaxtyping import Float
+from jax.typing import DTypeLike
+from jaxtyping import Float, Int, Shaped
+from scipy.special import ndtr, ndtri
 
 from attnlab.errors import UserError
-from attnlab.module import Module
-from attnlab.nn.projections import Linear
+from attnlab.quantize.packing import packed, unpacked
+from attnlab.signature import checked_fields
+
+Stored = dict[str, Shaped[Array, 'g ...']]
+"""Arrays of a format by name, a row a group: `codes`, packed in bytes, and what they are decoded with."""
+
+SCALES = ('float32', 'float16', 'bfloat16')
+"""Types in which scales may be stored."""
 
 
-def quantized_weight(weight: Float[Array, 'd f'], bits: int) -> Float[Array, 'd f']:
-    """Rounds to the nearest of `2^bits - 1` evenly spaced numbers symmetric about zero, with one scale per matrix."""
-    top = 2 ** (bits - 1) - 1
-    scale = _step(jnp.max(jnp.abs(weight)), top)
-    return jnp.clip(jnp.round(weight / scale), -top, top) * scale
+@runtime_checkable
+class Rounding(Protocol):
+    """Whatever rounds numbers to few that can be told apart."""
+
+    def rounded(self, x: Float[Array, '*b d']) -> Float[Array, '*b d']:
+        """The numbers, each replaced by one of those that can be stored; of the same type."""
 
 
-def quantized_activations(x: Float[Array, '*b d'], bits: int) -> Float[Array, '*b d']:
-    """Rounds to the nearest of `2^bits` evenly spaced numbers from the minimum to the maximum, zero among them."""
-    top = 2**bits - 1
-    low, high = jnp.minimum(jnp.min(x), 0), jnp.maximum(jnp.max(x), 0)
-    scale = _step(high - low, top)
-    zero = jnp.round(-low / scale)
-    return (jnp.clip(jnp.round(x / scale) + zero, 0, top) - zero) * scale
+class Format(abc.ABC):
+    """A format in which numbers can be stored; subclasses are frozen dataclasses."""
+
+    scope: int | str
+
+    @property
+    @abc.abstractmethod
+    def code_bits(self) -> int:
+        """Bits of a code."""
+
+    def encode(self, x: Float[Array, 'r d']) -> Stored:
+        """The codes of rows of numbers, and their scales."""
+        size = self.group_size(x.shape)
+        if self.scope != 'tensor':
+            x = jnp.pad(x, ((0, 0), (0, -x.shape[1] % size)), mode=self.filled)
+        return self.encode_groups(x.reshape(-1, size))
+
+    def decode(self, stored: Mapping[str, Array], shape: tuple[int, int], dtype: DTypeLike) -> Float[Array, 'r d']:
+        """The numbers that were stored as rows of this shape."""
+        rows, columns = shape
+        return self.decode_groups(stored, self.group_size(shape), dtype).reshape(rows, -1)[:, :columns]
+
+    def rounded(self, x: Float[Array, '*b d']) -> Float[Array, '*b d']:
+        """The numbers that are stored in the place of `x`."""
+        rows = x.reshape(-1, x.shape[-1])
+        return self.decode(self.encode(rows), rows.shape, x.dtype).reshape(x.shape)
+
+    def stored_bits(self, shape: tuple[int, int]) -> int:
+        """Bits that rows of this shape take, scales included."""
+        stored = jax.eval_shape(self.encode, jax.ShapeDtypeStruct(shape, jnp.float32))
+        return 8 * sum(array.size * array.dtype.itemsize for array in stored.values())
+
+    def group_size(self, shape: tuple[int, int]) -> int:
+        """How many numbers share a scale in rows of this shape."""
+        rows, columns = shape
+        return rows * columns if self.scope == 'tensor' else columns if self.scope == 'row' else int(self.scope)
+
+    @property
+    def filled(self) -> Literal['edge', 'constant']:
+        """What a group that a row does not fill ends with: `edge`, its last number again, or `constant`, zeros."""
+        return 'edge'
+
+    @abc.abstractmethod
+    def encode_groups(self, x: Float[Array, 'g n']) -> Stored:
+        """The codes of groups, each with its own scale."""
+
+    @abc.abstractmethod
+    def decode_groups(self, stored: Mapping[str, Array], size: int, dtype: DTypeLike) -> Float[Array, 'g n']:
+        """The numbers of groups of `size`."""
 
 
-def _step(reach: Float[Array, ''], steps: int) -> Float[Array, '']:
-    return jnp.where(reach > 0, reach / steps, 1)
+def _check(name: str, bits: int, scope: int | str, scales: str = 'float32') -> None:
+    if not 2 <= bits <= 16:
+        limit = 'at least 2' if bits < 2 else 'at most 16'
+        raise UserError(f'bits is {bits}; it must be {limit}')
+    if isinstance(scope, str) and scope not in ('tensor', 'row'):
+        raise UserError(f"scope of {name} is {scope!r}; it must be 'tensor', 'row' or how many numbers share a scale")
+    if scales not in SCALES:
+        raise UserError(f'scales of {name} is {scales!r}; it must be one of {", ".join(SCALES)}')
 
 
-class QuantizedLinear(Module):
-    """A linear map whose weights and inputs are rounded to `bits` bits, with ranges taken from the call.
+@checked_fields
+@dataclasses.dataclass(frozen=True)
+class Symmetric(Format):
+    """`x ~ s q`, `q` from `-(2^(bits-1) - 1)` to as much, `s = max |x| / (2^(bits-1) - 1)`.
 
-    So the rounding of a token depends on the others of its call; a single token, as in decoding, loses less.
+    Attributes:
+      bits: of a code, 2 to 16.
+      scope: what shares a scale.
+      scales: the type of stored scales; codes are taken with the scale as stored.
     """
 
-    def __init__(self, linear: Linear, bits: int):
-        self.linear = linear
-        self.bits = bits
+    bits: int
+    scope: int | str = 'row'
+    scales: str = 'float32'
 
-    def __call__(self, x: Float[Array, '*b d']) -> Float[Array, '*b f']:
-        return self.linear.apply(self.inputs(x), self.matrix())
+    def __post_init__(self) -> None:
+        """Raises `UserError` for bits, a scope or a type that there is not."""
+        _check(type(self).__name__, self.bits, self.scope, self.scales)
 
-    def inputs(self, x: Float[Array, '*b d']) -> Float[Array, '*b d']:
-        """The inputs, rounded."""
-        return quantized_activations(x, self.bits)
+    @property
+    def code_bits(self) -> int:
+        return self.bits
 
-    def matrix(self) -> Float[Array, 'd f']:
-        """The weights, rounded."""
-        return quantized_weight(self.linear.weight[...], self.bits)
+    @property
+    def _top(self) -> int:
+        return 2 ** (self.bits - 1) - 1
+
+    def encode_groups(self, x: Float[Array, 'g n']) -> Stored:
+        scale = _step(jnp.max(jnp.abs(x), axis=-1), self._top, self.scales)
+        levels = jnp.clip(jnp.round(x / scale[:, None].astype(x.dtype)), -self._top, self._top)
+        return {'codes': packed(levels.astype(jnp.int32) + self._top, self.bits), 'scales': scale}
+
+    def decode_groups(self, stored: Mapping[str, Array], size: int, dtype: DTypeLike) -> Float[Array, 'g n']:
+        levels = unpacked(stored['codes'], self.bits, size) - self._top
+        return levels.astype(dtype) * stored['scales'][:, None].astype(dtype)
 
 
-def quantized(model: nnx.Module, bits: int) -> nnx.Module:
-    """Replaces every `Linear` of a model by a `QuantizedLinear`, in place, and returns the model.
+@checked_fields
+@dataclasses.dataclass(frozen=True)
+class Affine(Format):
+    """`x ~ s (q - z)`, `q` from 0 to `2^bits - 1`, over the range of `x` and zero, which is stored exactly.
 
-    Embedding, head and everything that is not a `Linear` are unchanged (as in Bondarenko et al. 2023,
-    https://arxiv.org/abs/2306.12929, whose last layer is not rounded either). Raises `UserError` for fewer than 2 bits.
+    `s = (max - min) / (2^bits - 1)`, `z = round(-min / s)`. Krishnamoorthi 2018, https://arxiv.org/abs/1806.08342.
     """
-    if bits < 2:
-        raise UserError(f'bits is {bits}; it must be at least 2')
-    for _, module in list(nnx.iter_modules(model)):
-        if isinstance(module, QuantizedLinear):
-            continue
-        for name, value in list(vars(module).items()):
-            if isinstance(value, Linear):
-                setattr(module, name, QuantizedLinear(value, bits))
-    return model
+
+    bits: int
+    scope: int | str = 'row'
+    scales: str = 'float32'
+
+    def __post_init__(self) -> None:
+        """Raises `UserError` for bits, a scope or a type that there is not."""
+        _check(type(self).__name__, self.bits, self.scope, self.scales)
+
+    @property
+    def code_bits(self) -> int:
+        return self.bits
+
+    def encode_groups(self, x: Float[Array, 'g n']) -> Stored:
+        top = 2**self.bits - 1
+        low, high = jnp.minimum(jnp.min(x, axis=-1), 0), jnp.maximum(jnp.max(x, axis=-1), 0)
+        scale = _step(high - low, top, self.scales)
+        wide = scale.astype(x.dtype)
+        zero = jnp.round(-low / wide)
+        levels = jnp.clip(jnp.round(x / wide[:, None]) + zero[:, None], 0, top)
+        kind = jnp.uint8 if self.bits <= 8 else jnp.uint16
+        return {
+            'codes': packed(levels.astype(jnp.int32), self.bits),
+            'scales': scale,
+            'zeros': jnp.clip(zero, 0, top).astype(kind),
+        }
+
+    def decode_groups(self, stored: Mapping[str, Array], size: int, dtype: DTypeLike) -> Float[Array, 'g n']:
+        levels = unpacked(stored['codes'], self.bits, size) - stored['zeros'][:, None].astype(jnp.int32)
+        return levels.astype(dtype) * stored['scales'][:, None].astype(dtype)
+
+
+@checked_fields
+@dataclasses.dataclass(frozen=True)
+class MinMax(Format):
+    """`x ~ min + s q`, `q` from 0 to `2^bits - 1`, `s = (max - min) / (2^bits - 1)`.
+
+    As caches are stored by KIVI, Liu et al. 2024, https://arxiv.org/abs/2402.02750.
+    """
+
+    bits: int
+    scope: int | str = 'row'
+    scales: str = 'float32'
+
+    def __post_init__(self) -> None:
+        """Raises `UserError` for bits, a scope or a type that there is not."""
+        _check(type(self).__name__, self.bits, self.scope, self.scales)
+
+    @property
+    def code_bits(self) -> int:
+        return self.bits
+
+    def encode_groups(self, x: Float[Array, 'g n']) -> Stored:
+        top, kind = 2**self.bits - 1, jnp.dtype(self.scales)
+        low = jnp.min(x, axis=-1).astype(kind)
+        scale = _step(jnp.max(x, axis=-1) - low.astype(x.dtype), top, self.scales)
+        levels = (x - low[:, None].astype(x.dtype)) / scale[:, None].astype(x.dtype)
+        codes = jnp.clip(jnp.round(levels), 0, top).astype(jnp.int32)
+        return {'codes': packed(codes, self.bits), 'scales': scale, 'lows': low}
+
+    def decode_groups(self, stored: Mapping[str, Array], size: int, dtype: DTypeLike) -> Float[Array, 'g n']:
+        levels = unpacked(stored['codes'], self.bits, size).astype(dtype)
+        return levels * stored['scales'][:, None].astype(dtype) + stored['lows'][:, None].astype(dtype)
+
+
+SEARCHED = np.arange(8, 81) / 37
+"""Steps of levels that a base is searched among, in octaves: bases from 1.16 to 4.48 (Wu et al. 2024)."""
+
+
+@checked_fields
+@dataclasses.dataclass(frozen=True)
+class Logarithmic(Format):
+    """`x ~ sign(x) m 2^(-octaves k)`, `m = max |x|`, `k = round(-log2(|x| / m) / octaves)` from 0 to `2^(bits-1) - 2`.
+
+    One bit is the sign, and the last code of the others is zero, which takes what lies below the last level. One octave
+    is base 2, half of one the base of RepQ-ViT (Li et al. 2023, https://arxiv.org/abs/2212.08254). `None` searches
+    the base of every group among 2^(8/37) to 2^(80/37) for the least squared error, after Wu et al. 2024,
+    https://arxiv.org/abs/2407.12951, who search by the error of a product and round the levels to a table.
+    """
+
+    bits: int
+    scope: int | str = 'row'
+    octaves: float | None = 1.0
+
+    def __post_init__(self) -> None:
+        """Raises `UserError` for bits, a scope or a step that there is not."""
+        _check(type(self).__name__, self.bits, self.scope)
+        if self.octaves is not None and not 0 < self.octaves < 16:
+            raise UserError(f'octaves of Logarithmic is {self.octaves}; it must be above 0 and below 16, or None')
+
+    @property
+    def code_bits(self) -> int:
+        return self.bits
+
+    def encode_groups(self, x: Float[Array, 'g n']) -> Stored:
+        most = jnp.max(jnp.abs(x), axis=-1).astype(jnp.float32)
+        if self.octaves is not None:
+            return {'codes': packed(self._codes(x, most, self.octaves), self.bits), 'scales': most}
+        found = [self._codes(x, most, octaves) for octaves in SEARCHED]
+        numbers = [
+            self._numbers(codes, most, self._table(octaves)) for codes, octaves in zip(found, SEARCHED, strict=True)
+        ]
+        best = jnp.argmin(jnp.stack([jnp.sum((each - x) ** 2, axis=-1) for each in numbers]), axis=0)
+        codes = jnp.take_along_axis(jnp.stack(found), best[None, :, None], axis=0)[0]
+        return {'codes': packed(codes, self.bits), 'scales': most, 'searched': best.astype(jnp.uint8)}
+
+    def decode_groups(self, stored: Mapping[str, Array], size: int, dtype: DTypeLike) -> Float[Array, 'g n']:
+        codes = unpacked(stored['codes'], self.bits, size)
+        if self.octaves is not None:
+            return self._numbers(codes, stored['scales'], self._table(self.octaves)).astype(dtype)
+        tables = jnp.concatenate([self._table(octaves) for octaves in SEARCHED])
+        return self._numbers(codes, stored['scales'], tables[stored['searched']]).astype(dtype)
+
+    @property
+    def _zero(self) -> int:
+        """The code of zero, without the bit of the sign."""
+        return 2 ** (self.bits - 1) - 1
+
+    def _codes(self, x: Float[Array, 'g n'], most: Float[Array, 'g'], octaves: float) -> Int[Array, 'g n']:
+        share = jnp.abs(x).astype(jnp.float32) / _positive(most)[:, None]
+        # A share is rounded to level k where it lies between 2^(-octaves (k - 1/2)) and 2^(-octaves (k + 1/2)).
+        ends = np.exp2(-octaves * (np.arange(self._zero)[::-1] + 0.5))
+        above = jnp.searchsorted(jnp.asarray(ends, jnp.float32), share.reshape(-1), side='right').reshape(x.shape)
+        return self._zero - above + (self._zero + 1) * (x < 0)
+
+    def _table(self, octaves: float) -> Float[Array, '1 l']:
+        """The sizes of levels as shares of the largest, zero last."""
+        levels = np.append(np.exp2(-octaves * np.arange(self._zero)), 0)
+        return jnp.asarray(levels, jnp.float32)[None]
+
+    def _numbers(
+        self, codes: Int[Array, 'g n'], most: Float[Array, 'g'], tables: Float[Array, '#g l']
+    ) -> Float[Array, 'g n']:
+        shares = jnp.take_along_axis(jnp.broadcast_to(tables, (len(most), tables.shape[1])), codes & self._zero, axis=1)
+        return most[:, None] * jnp.where(codes > self._zero, -shares, shares)
+
+
+class Element(NamedTuple):
+    """A floating-point format of a number: bits of exponent and mantissa besides the sign, and its largest number.
+
+    There is no infinity. The exponent's bias is `2^(exponent-1) - 1`, and the least exponent is that of subnormals.
+    """
+
+    exponent: int
+    mantissa: int
+    largest: float
+
+    @property
+    def bits(self) -> int:
+        """Of a number."""
+        return 1 + self.exponent + self.mantissa
+
+    @property
+    def least(self) -> int:
+        """The exponent of the smallest normal number, which subnormals share."""
+        return 2 - 2 ** (self.exponent - 1)
+
+    @property
+    def levels(self) -> Float[np.ndarray, 'n']:
+        """Its numbers that are not negative, in order: of code `i` the i-th."""
+        exponent, rest = np.divmod(np.arange(2 ** (self.exponent + self.mantissa)), 2**self.mantissa)
+        share = rest / 2**self.mantissa + (exponent > 0)
+        numbers = share * 2.0 ** (self.least + np.maximum(exponent - 1, 0))
+        return numbers[numbers <= self.largest]
+
+    def codes(self, x: Float[Array, '*b']) -> Int[Array, '*b']:
+        """The codes of the nearest numbers, of two as near that with an even mantissa; beyond the largest that."""
+        sizes = jnp.minimum(jnp.abs(x), self.largest).astype(jnp.float32)
+        _, above = jnp.frexp(sizes)
+        exponent = jnp.maximum(above - 1, self.least) - self.mantissa
+        nearest = jnp.ldexp(jnp.round(jnp.ldexp(sizes, -exponent)), exponent)
+        code = jnp.searchsorted(jnp.asarray(self.levels, jnp.float32), nearest.reshape(-1)).reshape(x.shape)
+        return code + (x < 0) * 2 ** (self.exponent + self.mantissa)
+
+    def numbers(self, codes: Int[Array, '*b']) -> Float[Array, '*b']:
+        """The numbers that codes stand for, in float32."""
+        sign = 2 ** (self.exponent + self.mantissa)
+        sizes = jnp.asarray(self.levels, jnp.float32)[codes & (sign - 1)]
+        return jnp.where(codes >= sign, -sizes, sizes)
+
+
+ELEMENTS = {
+    'e5m2': Element(5, 2, 57344.0),
+    'e4m3': Element(4, 3, 448.0),
+    'e3m2': Element(3, 2, 28.0),
+    'e2m3': Element(2, 3, 7.5),
+    'e3m0': Element(3, 0, 16.0),
+    'e2m1': Element(2, 1, 6.0),
+}
+"""Floating-point formats of 8, 6 and 4 bits."""
+
+
+def _element(kind: str, name: str) -> Element:
+    if kind not in ELEMENTS:
+        raise UserError(f'element of {name} is {kind!r}; it must be one of {", ".join(ELEMENTS)}')
+    return ELEMENTS[kind]
+
+
+@checked_fields
+@dataclasses.dataclass(frozen=True)
+class Floating(Format):
+    """`x ~ s f`, `f` a floating-point number of few bits, `s = max |x|` over its largest.
+
+    Scaling by a real number is what the real-valued exponent bias of Liu et al. 2023, https://arxiv.org/abs/2310.16836,
+    does; theirs is searched.
+
+    Attributes:
+      element: `e5m2`, `e4m3` (the one without infinities, to 448), `e3m2`, `e2m3`, `e3m0` or `e2m1`.
+      scope: what shares a scale.
+      scales: the type of stored scales.
+    """
+
+    element: str
+    scope: int | str = 'row'
+    scales: str = 'float32'
+
+    def __post_init__(self) -> None:
+        """Raises `UserError` for an element, a scope or a type that there is not."""
+        _check(type(self).__name__, _element(self.element, 'Floating').bits, self.scope, self.scales)
+
+    @property
+    def code_bits(self) -> int:
+        return ELEMENTS[self.element].bits
+
+    def encode_groups(self, x: Float[Array, 'g n']) -> Stored:
+        element = ELEMENTS[self.element]
+        scale = _step(jnp.max(jnp.abs(x), axis=-1).astype(jnp.float32), element.largest, self.scales)
+        codes = element.codes(x.astype(jnp.float32) / scale[:, None].astype(jnp.float32))
+        return {'codes': packed(codes, element.bits), 'scales': scale}
+
+    def decode_groups(self, stored: Mapping[str, Array], size: int, dtype: DTypeLike) -> Float[Array, 'g n']:
+        numbers = ELEMENTS[self.element].numbers(unpacked(stored['codes'], self.code_bits, size))
+        return (numbers * stored['scales'][:, None].astype(jnp.float32)).astype(dtype)
+
+
+@checked_fields
+@dataclasses.dataclass(frozen=True)
+class Microscaling(Format):
+    """Blocks with a power of two for a scale, in eight bits: `x ~ 2^e f`, `e = floor(log2 max |x|) - e_max`.
+
+    `e_max` is the exponent of the largest number of the element; what is larger still becomes that. The MX formats of
+    the Open Compute Project, version 1.0.
+
+    Attributes:
+      element: as of `Floating`.
+      scope: numbers of a block, or `row` or `tensor`.
+    """
+
+    element: str
+    scope: int | str = 32
+
+    def __post_init__(self) -> None:
+        """Raises `UserError` for an element or a scope that there is not."""
+        _check(type(self).__name__, _element(self.element, 'Microscaling').bits, self.scope)
+
+    @property
+    def code_bits(self) -> int:
+        return ELEMENTS[self.element].bits
+
+    def encode_groups(self, x: Float[Array, 'g n']) -> Stored:
+        element = ELEMENTS[self.element]
+        most = jnp.max(jnp.abs(x), axis=-1).astype(jnp.float32)
+        _, above = jnp.frexp(most)
+        exponent = jnp.clip(above - 1 - math.floor(math.log2(element.largest)), -127, 127)
+        exponent = jnp.where(most > 0, exponent, 0)
+        codes = element.codes(jnp.ldexp(x.astype(jnp.float32), -exponent[:, None]))
+        return {'codes': packed(codes, element.bits), 'exponents': (exponent + 127).astype(jnp.uint8)}
+
+    def decode_groups(self, stored: Mapping[str, Array], size: int, dtype: DTypeLike) -> Float[Array, 'g n']:
+        numbers = ELEMENTS[self.element].numbers(unpacked(stored['codes'], self.code_bits, size))
+        return jnp.ldexp(numbers, stored['exponents'][:, None].astype(jnp.int32) - 127).astype(dtype)
+
+
+@checked_fields
+@dataclasses.dataclass(frozen=True)
+class Rotated(Format):
+    """HIGGS with grids of one dimension: a group rotated by a Hadamard matrix, its numbers the nearest of a grid.
+
+        u = H w / |w|,  w ~ |w| H q(u) / n,  q the grid of least squared error for a Gaussian (Lloyd-Max)
+
+    `H` has entries of plus and minus one, so that `u` has variance one. Groups are filled up with zeros to `n`, a
+    power of two; a row shorter than `scope` is one group. Malinovskii et al. 2025, https://arxiv.org/abs/2411.17525.
+    """
+
+    bits: int
+    scope: int = 1024
+
+    def __post_init__(self) -> None:
+        """Raises `UserError` for bits that there are not, or a scope that is no power of two."""
+        _check(type(self).__name__, self.bits, self.scope)
+        if self.bits > 8 or self.scope & (self.scope - 1):
+            raise UserError(
+                f'Rotated has {self.bits} bits and groups of {self.scope}; it must be 2 to 8 bits and a power of two'
+            )
+
+    @property
+    def code_bits(self) -> int:
+        return self.bits
+
+    @property
+    def filled(self) -> Literal['edge', 'constant']:
+        return 'constant'
+
+    def group_size(self, shape: tuple[int, int]) -> int:
+        return min(self.scope, 1 << (shape[1] - 1).bit_length())
+
+    def encode_groups(self, x: Float[Array, 'g n']) -> Stored:
+        wide = x.astype(jnp.float32)
+        norm = jnp.sqrt(jnp.sum(wide**2, axis=-1))
+        rotated = hadamard(wide / jnp.where(norm > 0, norm, 1)[:, None])
+        grid = jnp.asarray(gaussian_grid(self.bits), jnp.float32)
+        codes = jnp.searchsorted((grid[1:] + grid[:-1]) / 2, rotated.reshape(-1)).reshape(x.shape)
+        return {'codes': packed(codes, self.bits), 'scales': norm}
+
+    def decode_groups(self, stored: Mapping[str, Array], size: int, dtype: DTypeLike) -> Float[Array, 'g n']:
+        grid = jnp.asarray(gaussian_grid(self.bits), jnp.float32)
+        values = hadamard(grid[unpacked(stored['codes'], self.bits, size)]) / size
+        return (values * stored['scales'][:, None]).astype(dtype)
+
+
+@checked_fields
+@dataclasses.dataclass(frozen=True)
+class Crossed:
+    """CrossQuant: activations rounded with a step of row and column, which leaves fewer of them zero.
+
+        step_ij = t_i^alpha c_j^(1 - alpha) / (2^(bits-1) - 1),  t_i = max_j |x_ij|,  c_j = max_i |x_ij|
+
+    For activations alone: columns are those of the call. Liu et al. 2024, https://arxiv.org/abs/2410.07505.
+    """
+
+    bits: int
+    alpha: float = 0.15
+
+    def __post_init__(self) -> None:
+        """Raises `UserError` for bits that there are not, or a share that is none."""
+        _check(type(self).__name__, self.bits, 'row')
+        if not 0 <= self.alpha <= 1:
+            raise UserError(f'alpha of Crossed is {self.alpha}; it must be from 0 to 1')
+
+    def rounded(self, x: Float[Array, '*b d']) -> Float[Array, '*b d']:
+        """The activations, rounded."""
+        rows, top = x.reshape(-1, x.shape[-1]), 2 ** (self.bits - 1) - 1
+        by_row = jnp.max(jnp.abs(rows), axis=1, keepdims=True) ** self.alpha
+        by_column = jnp.max(jnp.abs(rows), axis=0, keepdims=True) ** (1 - self.alpha)
+        step = _positive(by_row * by_column) / top
+        return (jnp.round(rows / step) * step).reshape(x.shape)
+
+
+def hadamard(x: Float[Array, '*b n']) -> Float[Array, '*b n']:
+    """`H x` by the fast transform, `H` symmetric with entries of plus and minus one; `n` is a power of two."""
+    size = x.shape[-1]
+    half = 1
+    while half < size:
+        pairs = x.reshape(*x.shape[:-1], size // (2 * half), 2, half)
+        x = jnp.stack([pairs[..., 0, :] + pairs[..., 1, :], pairs[..., 0, :] - pairs[..., 1, :]], axis=-2).reshape(
+            x.shape
+        )
+        half *= 2
+    return x
+
+
+@functools.cache
+def gaussian_grid(bits: int) -> Float[np.ndarray, 'n']:
+    """The `2^bits` numbers with the least mean squared distance to a standard Gaussian, in order, by Lloyd's method."""
+    count = 2**bits
+    # Quantiles of a Gaussian of variance 3, to which the grid tends as it grows.
+    grid = math.sqrt(3) * ndtri((np.arange(count) + 0.5) / count)
+    for _ in range(1000):
+        middles = (grid[1:] + grid[:-1]) / 2
+        ends = np.concatenate([[-np.inf], middles, [np.inf]])
+        density = np.exp(-(ends**2) / 2) / np.sqrt(2 * np.pi)
+        means = (density[:-1] - density[1:]) / np.diff(ndtr(ends))
+        if np.max(np.abs(means - grid)) < 1e-10:
+            break
+        grid = means
+    return grid
+
+
+NAMES: dict[str, Callable[[str, int | str], Rounding]] = {
+    r'int(\d+)': lambda bits, scope: Symmetric(int(bits), scope=scope),
+    r'affine(\d+)': lambda bits, scope: Affine(int(bits), scope=scope),
+    r'minmax(\d+)': lambda bits, scope: MinMax(int(bits), scope=scope),
+    r'log(\d+)': lambda bits, scope: Logarithmic(int(bits), scope=scope),
+    r'logsqrt(\d+)': lambda bits, scope: Logarithmic(int(bits), scope=scope, octaves=0.5),
+    r'adalog(\d+)': lambda bits, scope: Logarithmic(int(bits), scope=scope, octaves=None),
+    r'(e\dm\d)': lambda element, scope: Floating(element, scope=scope),
+    r'mx(e\dm\d)': lambda element, scope: Microscaling(element, scope=32 if scope == 'row' else scope),
+    r'higgs(\d+)': lambda bits, scope: Rotated(int(bits), scope=1024 if isinstance(scope, str) else scope),
+    r'cross(\d+)': lambda bits, scope: Crossed(int(bits)),
+}
+"""How formats are called on the command line, and what makes them of what is in parentheses and a scope."""
+
+CALLED = (
+    'intN, affineN, minmaxN, logN, logsqrtN, adalogN, e4m3, e5m2, e3m2, e2m3, e2m1, e3m0, mxELEMENT, higgsN, crossN'
+)
+
+
+def format_called(text: str) -> Rounding:
+    """The format of a name, such as `int4`, `int4@32` or `e4m3@tensor`; the scope is a row unless given.
+
+    Raises `UserError` for a name or a scope that there is not.
+    """
+    name, at, given = text.partition('@')
+    if at and not (given in ('tensor', 'row') or (given.isdecimal() and int(given) > 0)):
+        raise UserError(f'{text!r} ends in {given!r}; after @ comes tensor, row, or how many numbers share a scale')
+    scope: int | str = int(given) if given.isdecimal() else given or 'row'
+    for pattern, make in NAMES.items():
+        if (found := re.fullmatch(pattern, name)) is not None:
+            made = make(found[1], scope)
+            if at and getattr(made, 'scope', None) != scope:
+                raise UserError(f'{text!r}: {type(made).__name__} has no scope {given}')
+            return made
+    raise UserError(f'there is no format {name!r}; choose from {CALLED}, such as int4@32')
+
+
+def storage_called(text: str) -> Format:
+    """The same for what is stored; raises `UserError` for a format of activations alone as well."""
+    found = format_called(text)
+    if not isinstance(found, Format):
+        raise UserError(f'{text!r} rounds activations and stores nothing; weights need another format, such as int4@32')
+    return found
+
+
+def _step(reach: Float[Array, 'g'], steps: int | float, kind: str) -> Float[Array, 'g']:
+    """`reach / steps` in the type in which scales are stored, 1 where that is zero."""
+    # As a constant the divisor would be replaced by its reciprocal, which is another number in the last bit.
+    divisor = jax.lax.optimization_barrier(jnp.full_like(reach, steps))
+    return _positive((reach / divisor).astype(jnp.promote_types(reach.dtype, kind) if kind == 'float32' else kind))
+
+
+def _positive(x: Float[Array, '...']) -> Float[Array, '...']:
+    return jnp.where(x > 0, x, 1)

@@ -51,10 +51,10 @@ def load_run(workdir: pathlib.Path, step: int | None = None) -> Loaded:
 def restored(setup: Setup, workdir: pathlib.Path, step: int | None = None) -> Loaded:
     """The same for a config that has been built. Raises `UserError` when `workdir` has no such checkpoint."""
     checkpoints = Checkpoints(workdir / 'checkpoints', notify=lambda text: print(text, file=sys.stderr))
+    # The state of the optimiser is for training alone: it is not read, and a quantized run has none.
+    wanted = dataclasses.replace(setup.abstract, opt_state=())
     try:
-        found = (
-            checkpoints.restore_latest(setup.abstract) if step is None else checkpoints.restore(step, setup.abstract)
-        )
+        found = checkpoints.restore_latest(wanted) if step is None else checkpoints.restore(step, wanted)
     finally:
         checkpoints.close()
     if found is None:

@@ -51,6 +51,16 @@ class Record:
         return self.facts['parameters']
 
     @property
+    def weight_bytes(self) -> int:
+        """Bytes of parameters and buffers; of runs that did not record them four a parameter."""
+        return self.facts['weight_bytes'] if 'weight_bytes' in self.facts else 4 * self.parameters
+
+    @property
+    def quantized(self) -> bool:
+        """Whether `attnlab quantize` made it."""
+        return 'quantized' in self.facts
+
+    @property
     def state_bytes(self) -> dict[int, int]:
         """Bytes that decoding one sequence keeps, by its length: that of training, and eight times that."""
         return {int(length): size for length, size in self.facts['state_bytes_per_sequence'].items()}

@@ -99,6 +99,11 @@ def state_bytes(setup: Setup, length: int) -> int:
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
 
 
+def weight_bytes(setup: Setup) -> int:
+    """Bytes of parameters and buffers, as they are held and saved."""
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(setup.abstract.variables))
+
+
 def implementations(setup: Setup) -> list[LayerCore]:
     """The implementations that each mixer of the layer pattern runs in training; empty for a model without a stack."""
     if not isinstance(setup.model, Stacked):

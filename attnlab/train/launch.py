@@ -9,11 +9,12 @@ import jax
 from ml_collections import ConfigDict
 from rich.console import Console
 
+from attnlab.errors import UserError
 from attnlab.train import loop, run
-from attnlab.train.cost import flops_per_token, implementations, state_bytes
+from attnlab.train.cost import flops_per_token, implementations, state_bytes, weight_bytes
 from attnlab.train.fork import Fork
 from attnlab.train.profile import Profile
-from attnlab.train.setup import Setup, prepare
+from attnlab.train.setup import QUANTIZATION, Setup, prepare
 
 STOPPED = 75
 """The exit status of a run that was asked to stop and saved, EX_TEMPFAIL: the same command resumes it."""
@@ -35,6 +36,7 @@ def launch(
     directory is touched.
     """
     began = time.perf_counter()
+    _check_trainable(config)
     setup = prepare(config).restored(workdir if begin is None else begin.run)
     setup.check_batch()
     setup.load_data()
@@ -81,6 +83,7 @@ def train(
     Raises `UserError` where the directory belongs to another config or process, the data have changed, or steps to be
     traced were taken before.
     """
+    _check_trainable(config)
     run.check_claim(workdir, config)
     with run.held(workdir):
         if profile is not None:
@@ -109,11 +112,19 @@ def train(
     return outcome
 
 
+def _check_trainable(config: ConfigDict) -> None:
+    if QUANTIZATION in config:
+        raise UserError(
+            f'config.{QUANTIZATION} is of a quantized run, which is not trained: train, then attnlab quantize'
+        )
+
+
 def measured(setup: Setup) -> dict[str, Any]:
     """The facts about model, kernels and data that a run records; none depends on the config's scalars."""
     parameters = sum(leaf.size for leaf in jax.tree.leaves(setup.abstract.params))
     return {
         'parameters': parameters,
+        'weight_bytes': weight_bytes(setup),
         'state_bytes_per_sequence': {
             str(length): state_bytes(setup, length) for length in (setup.length, 8 * setup.length)
         },

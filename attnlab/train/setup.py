@@ -330,14 +330,18 @@ class Setup:
         partition.parts(self.batch_size, self.accumulate, self.rows_at_once, partition.batch_shards(self.mesh))
 
 
+QUANTIZATION = 'quantization'
+"""The key of what changes the model of a run that `attnlab quantize` made."""
+
 KEYS = frozenset(
     {'seed', 'steps', 'batch_size', 'accumulate', 'length', 'task', 'model'}
     | {'optimizer', 'precision', 'mesh', 'evals', 'checkpoint', 'report'}
 )
 """The top-level keys of every run config."""
 
-OPTIONAL = frozenset({'start', 'rows_at_once'})
-"""Optional top-level keys: the source of the initial parameters, if not the seed; the most rows a device computes."""
+OPTIONAL = frozenset({'start', 'rows_at_once', QUANTIZATION})
+"""Optional top-level keys: the source of the initial parameters, if not the seed; the most rows a device computes; what
+was made of the model after training."""
 
 
 PARTS = {
@@ -350,6 +354,7 @@ PARTS = {
     'checkpoint': Saving,
     'report': Reporting,
     'start': FromRun | None,
+    QUANTIZATION: Callable | None,
 }
 """What the parts of a run config build."""
 
@@ -375,7 +380,12 @@ def prepare(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> 
         check_type(f'config.{name}', built.get(name), kind)
     for index, evaluator in enumerate(built['evals']):
         check_type(f'config.evals[{index}]', evaluator, Evaluator)
-    task, precision = built['task'], built['precision']
+    task, precision, change = built['task'], built['precision'], built.get(QUANTIZATION)
+
+    def make_model(rngs: nnx.Rngs) -> nnx.Module:
+        model = built['model'](task.vocab, dtype=precision.activations, rngs=rngs)
+        return model if change is None else change(model)
+
     return Setup(
         **{name: built[name] for name in ('seed', 'steps', 'batch_size', 'accumulate', 'length', 'optimizer', 'evals')},
         task=task,
@@ -383,7 +393,7 @@ def prepare(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> 
         saving=built['checkpoint'],
         reporting=built['report'],
         mesh=built['mesh'].make(devices),
-        make_model=lambda rngs: built['model'](task.vocab, dtype=precision.activations, rngs=rngs),
+        make_model=make_model,
         rows_at_once=rows,
         start=built.get('start'),
         missing_layers=_missing_layers(config.model),

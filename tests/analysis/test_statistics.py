@@ -8,10 +8,7 @@ from flax import nnx
 
 from attnlab.analysis import statistics
 from attnlab.context import Context
-from attnlab.errors import UserError
 from attnlab.mixers.softmax.attention import Attention
-from attnlab.nn.mlps import GatedMLP
-from attnlab.quantize.formats import QuantizedLinear, quantized, quantized_activations, quantized_weight
 from attnlab.testing.contract import context
 
 UNIFORM = jnp.tril(jnp.ones((4, 4))) / jnp.arange(1, 5)[:, None]
@@ -65,28 +62,6 @@ def test_kurtosis():
     outlier = jnp.zeros(100).at[3].set(50.0)
     np.testing.assert_allclose(statistics.kurtosis(outlier), statistics.kurtosis(-3 * outlier), rtol=1e-4)
     assert statistics.kurtosis(outlier) > 90
-
-
-def test_rounding_by_hand():
-    # Three bits, symmetric: whole multiples of 6/3 between -6 and 6.
-    np.testing.assert_allclose(quantized_weight(jnp.array([[6.0, -5.2, 0.9, 3.1]]), 3), [[6, -6, 0, 4]], rtol=1e-6)
-    # Two bits from -1 to 2: whole numbers, zero among them.
-    np.testing.assert_allclose(quantized_activations(jnp.array([[-1.0, 0.2, 1.4, 2.0]]), 2), [[-1, 0, 1, 2]], atol=1e-6)
-    np.testing.assert_array_equal(quantized_activations(jnp.zeros((2, 3)), 4), 0)
-    np.testing.assert_array_equal(quantized_weight(jnp.zeros((2, 3)), 4), 0)
-
-
-def test_every_linear_map_is_rounded_and_many_bits_change_nothing():
-    x = jax.random.normal(jax.random.key(1), (2, 5, 16))
-    plain = GatedMLP(16, rngs=nnx.Rngs(0))
-    rounded = quantized(GatedMLP(16, rngs=nnx.Rngs(0)), 4)
-    assert all(isinstance(part, QuantizedLinear) for part in (rounded.gate, rounded.up, rounded.down))
-    by_hand = plain.gate.apply(quantized_activations(x, 4), quantized_weight(plain.gate.weight[...], 4))
-    np.testing.assert_allclose(rounded.gate(x), by_hand, rtol=1e-6)
-    np.testing.assert_allclose(quantized(GatedMLP(16, rngs=nnx.Rngs(0)), 16)(x), plain(x), atol=2e-3)
-    assert np.abs(rounded(x) - plain(x)).max() > 0.05
-    with pytest.raises(UserError, match='bits is 1; it must be at least 2'):
-        quantized(plain, 1)
 
 
 @pytest.mark.parametrize(

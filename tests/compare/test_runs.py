@@ -13,6 +13,8 @@ from attnlab.compare.runs_table import compare_runs
 from attnlab.config import spec
 from attnlab.configuration import config_of
 from attnlab.errors import UserError
+from attnlab.quantize.formats import Symmetric
+from attnlab.quantize.layers import Quantization
 from attnlab.runs.record import read_record
 from attnlab.tables import Printer
 from attnlab.train.start import FromRun
@@ -181,3 +183,21 @@ def test_the_command_says_what_it_cannot_compare(made, tmp_path, capsys):
         read_record(folder)
     assert main(['compare', str(tmp_path / 'b'), f'--out={tmp_path / "out"}', '--metric=test/1x/loss']) == 0
     assert '0.2000' in capsys.readouterr().out
+
+
+def test_runs_of_few_bits_are_compared_by_bytes_of_weights(made, tmp_path, capsys):
+    folders = [
+        made('mqar-mha', [{'test/1x/accuracy': 1.0}]),
+        made(
+            'mqar-mha-int4',
+            [{'test/1x/accuracy': 0.5}],
+            facts={'weight_bytes': 600, 'quantized': {'bits': 4.5}},
+            quantization=spec(Quantization, weights=spec(Symmetric, bits=4)),
+        ),
+    ]
+    compare_runs(folders, tmp_path / 'out', Printer(Console(width=200)))
+    printed = capsys.readouterr().out
+    assert 'Not matched: weight bytes (600 to 4,000); bits a parameter (5 to 32).' in printed
+    assert 'with 3.9 KiB of weights' in printed
+    figure = costs_figure(by_task(run_result(read_record(folder)) for folder in folders))
+    assert [axis.get_xlabel() for axis in figure.axes][-2:] == ['weight bytes', 'bits a parameter']

@@ -18,11 +18,13 @@ COST_TITLES = {
     'state_bytes_8x': 'State at 8x',
     'flops': 'Training FLOPs',
     'parameters': 'Parameters',
+    'weight_bytes': 'Weights',
     'tokens_per_second': 'Tokens/s',
 }
 """What costs are called at the head of a column, in the order of the columns."""
 
 LARGE = {
+    'weight_bytes': ('bytes of weights', ' of weights'),
     'state_bytes': ('bytes of state a sequence', ' of state'),
     'flops': ('training FLOPs', ' training FLOPs'),
     'parameters': ('parameters', ' parameters'),
@@ -105,6 +107,8 @@ def shown_cost(cost: str, value: int | float | None) -> str:
         return '–'
     if cost.startswith('state_bytes'):
         return in_bytes(value) if value else 'no stream'
+    if cost == 'weight_bytes':
+        return in_bytes(value)
     return f'{value:.3g}' if cost == 'flops' else f'{value:,.0f}'
 
 
@@ -150,7 +154,7 @@ def draw(opening: Opening, rows: Sequence[tuple[Any, ...]], size: tuple[int, int
     score, cost = _score_axis(opening), opening.cost
     if cost is None:
         return rows_chart(spots, opening.looks, score, opening.baselines, title(opening), size[0])
-    binary = cost == 'state_bytes'
+    binary = cost in ('state_bytes', 'weight_bytes')
     along = Axis(LARGE[cost][0], _round_bytes if binary else short, binary=binary)
     return score_chart(spots, opening.looks, along, score, opening.baselines, title(opening), size)
 

@@ -8,7 +8,7 @@ from attnlab.compare.report import opening as openings
 from attnlab.compare.report.figures import swatch
 from attnlab.compare.report.opening import COST_TITLES, Opening, Scored
 from attnlab.compare.report.page import folded, key, shell
-from attnlab.compare.runs import RunResult, short_names
+from attnlab.compare.runs import RunResult, costs_of, short_names
 
 Curves = Mapping[tuple[str, str], Mapping[str, Sequence[tuple[int, float]]]]
 """Of runs, by task and name: steps with values by metric."""
@@ -20,8 +20,10 @@ def runs_opening(
     """What the part of a task opens with; runs have the names that tell them apart, and the looks given."""
     names = short_names(group)
     baselines = {name: value for one in group for name, value in one.baselines.items()}
+    # Bytes of weights follow from the parameters, unless some have few bits.
+    costs = [cost for cost in COST_TITLES if cost in costs_of(group)]
     entries = [
-        Scored(name, one.measured, {cost: _known(getattr(one, cost)) for cost in COST_TITLES})
+        Scored(name, one.measured, {cost: _known(getattr(one, cost)) for cost in costs})
         for name, one in zip(names, group, strict=True)
     ]
     return Opening(

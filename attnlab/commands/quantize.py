@@ -1,0 +1,55 @@
+"""`attnlab quantize`: a run whose weights have few bits, made of a trained one."""
+
+from absl import flags
+
+from attnlab.commands.arguments import (
+    define_format,
+    define_other_data,
+    define_platform,
+    directory,
+    parsed,
+    printing,
+    start_platform,
+)
+
+
+def main(argv: list[str]) -> int:
+    """Runs the command."""
+    values = flags.FlagValues()
+    flags.DEFINE_string('workdir', None, 'The directory of the run.', flag_values=values)
+    flags.DEFINE_string('out', None, 'The directory of the run that is made, a new one.', flag_values=values)
+    flags.DEFINE_integer(
+        'step', None, 'The checkpoint to take; the newest by default.', lower_bound=0, flag_values=values
+    )
+    flags.DEFINE_string(
+        'weights',
+        None,
+        'The format of the weights of linear maps, such as int4 (a scale an output), int4@32 (a scale for 32 inputs), '
+        'int8@tensor, e4m3, mxe2m1, higgs4, log4; as they are by default.',
+        flag_values=values,
+    )
+    flags.DEFINE_string(
+        'inputs',
+        None,
+        'The format that their inputs are rounded to, such as affine8 (a scale a token), e4m3, cross8; as they are by '
+        'default.',
+        flag_values=values,
+    )
+    define_other_data(values)
+    define_format(values)
+    define_platform(values)
+    if not parsed(values, argv, 'quantize'):
+        return 0
+    from attnlab.quantize.formats import format_called, storage_called
+    from attnlab.quantize.layers import Quantization
+
+    weights = None if values.weights is None else storage_called(values.weights)
+    inputs = None if values.inputs is None else format_called(values.inputs)
+    workdir, out = directory(values, 'workdir'), directory(values, 'out')
+    quantization = Quantization(weights, inputs)
+    start_platform(values)
+    from attnlab.quantize.run import quantize_run
+
+    with printing(values) as printer:
+        quantize_run(workdir, out, quantization, printer, step=values.step, other_data=values.other_data)
+    return 0

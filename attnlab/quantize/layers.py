@@ -1,0 +1,119 @@
+"""Models whose linear maps have weights of few bits, stored packed, and inputs of few bits, rounded."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from jaxtyping import Float
+
+from attnlab.errors import UserError
+from attnlab.nn.parameter import Buffer, buffer
+from attnlab.nn.projections import Linear
+from attnlab.quantize.formats import Affine, Format, Rounding, Stored, Symmetric
+from attnlab.signature import checked_fields
+
+
+class QuantizedLinear(Linear):
+    """A linear map whose weight is stored in a format, and whose inputs are rounded to one.
+
+    The weight is decoded where it is used, and the product is taken in the type of the inputs: no arithmetic of few
+    bits is done. Ranges of inputs are taken from the call: where tokens share a scale, the rounding of one
+    depends on the others of its call.
+
+    Args:
+      linear: the map, of which the parameters are taken; stacked over layers or not.
+      weights: the format of the weight, an output a row; `None`: as it is.
+      inputs: the format of the inputs, a token a row; `None`: as they are.
+    """
+
+    def __init__(self, linear: Linear, *, weights: Format | None, inputs: Rounding | None):
+        self.axes, self.usual, self.bias = linear.axes, linear.usual, linear.bias
+        self.format, self.input_format = weights, inputs
+        weight = linear.weight[...]
+        self.shape = weight.shape[-2:]
+        if weights is None:
+            self.weight = linear.weight
+        else:
+            stored = _over_leading(lambda matrix: weights.encode(matrix.T), weight)
+            self.stored = nnx.Dict({name: _buffer(array) for name, array in stored.items()})
+
+    def inputs(self, x: Float[Array, '*b d']) -> Float[Array, '*b d']:
+        """The inputs, rounded."""
+        return x if self.input_format is None else self.input_format.rounded(x)
+
+    def matrix(self) -> Float[Array, 'd f']:
+        """The weight, decoded to float32."""
+        if self.format is None:
+            return self.weight[...]
+        stored = {name: variable[...] for name, variable in self.stored.items()}
+        dtype = jnp.result_type(float)
+        return self.format.decode(stored, self.shape[::-1], dtype).T
+
+    def numbers(self) -> int:
+        """How many numbers of weights are stored in the format, of one layer."""
+        return 0 if self.format is None else self.shape[0] * self.shape[1]
+
+
+@checked_fields
+@dataclasses.dataclass(frozen=True)
+class Quantization:
+    """Which numbers of a model have few bits.
+
+    Attributes:
+      weights: the format of the weights of linear maps, an output a row; `None`: as they are.
+      inputs: the format of their inputs, a token a row; `None`: as they are.
+    """
+
+    weights: Format | None = None
+    inputs: Rounding | None = None
+
+    def __post_init__(self) -> None:
+        """Raises `UserError` where nothing is quantized."""
+        if self.weights is None and self.inputs is None:
+            raise UserError('nothing is quantized: give a format of weights or of inputs, such as int4@32')
+
+    def __call__(self, model: Any) -> Any:
+        """Replaces every `Linear` of a model by a `QuantizedLinear`, in place, and returns the model.
+
+        Tables of embeddings and of heads of a vocabulary, norms and everything else that is not a `Linear` are
+        unchanged (as in Bondarenko et al. 2023, https://arxiv.org/abs/2306.12929, whose last layer is not rounded
+        either); the map of a head of classes is one. Raises `UserError` for a model
+        that has none, or is quantized.
+        """
+        found = [
+            (module, name, value)
+            for _, module in list(nnx.iter_modules(model))
+            for name, value in list(vars(module).items())
+            if isinstance(value, Linear)
+        ]
+        if any(isinstance(value, QuantizedLinear) for _, _, value in found):
+            raise UserError('this model is quantized; take the run that it was made from')
+        if not found:
+            raise UserError('this model has no linear map, so there is nothing to quantize')
+        made: dict[int, QuantizedLinear] = {}
+        for module, name, value in found:
+            # What is shared between modules stays shared.
+            if id(value) not in made:
+                made[id(value)] = QuantizedLinear(value, weights=self.weights, inputs=self.inputs)
+            setattr(module, name, made[id(value)])
+        return model
+
+
+def simulated(bits: int) -> Quantization:
+    """Weights and inputs of as many bits, one scale a matrix and one a call, as `attnlab analyse` tries them."""
+    return Quantization(Symmetric(bits, scope='tensor'), Affine(bits, scope='tensor'))
+
+
+def _over_leading(function: Callable[[Array], Stored], weight: Array) -> Stored:
+    """The function of every matrix of an array that has them stacked along any leading axes."""
+    for _ in range(weight.ndim - 2):
+        function = jax.vmap(function)
+    return function(weight)
+
+
+def _buffer(array: Array) -> Buffer:
+    return buffer(array, axes=(None,) * array.ndim)

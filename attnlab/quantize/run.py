@@ -1,0 +1,174 @@
+"""A quantized run: made of a trained one in a folder of its own, evaluated as that was, and from then on a run."""
+
+import contextlib
+import dataclasses
+import math
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from attnlab.config import spec_of
+from attnlab.errors import UserError
+from attnlab.quantize.layers import Quantization, QuantizedLinear
+from attnlab.runs.loading import Loaded, load_run
+from attnlab.tables import Column, Printer, Table, digits, shown
+from attnlab.train import run
+from attnlab.train.checkpoint import Checkpoints
+from attnlab.train.cost import state_bytes, weight_bytes
+from attnlab.train.launch import measured
+from attnlab.train.report import append_line, read_lines
+from attnlab.train.setup import QUANTIZATION, Setup, prepare
+from attnlab.train.state import TrainState, split
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """What a model weighs.
+
+    Attributes:
+      numbers: parameters and buffers before.
+      quantized: how many of them have few bits.
+      bits: of each of these in the mean, scales included; of 32 where none has few bits.
+      before: bytes of parameters and buffers before.
+      after: the same after.
+    """
+
+    numbers: int
+    quantized: int
+    bits: float
+    before: int
+    after: int
+
+
+def quantize_run(
+    workdir: pathlib.Path,
+    out: pathlib.Path,
+    quantization: Quantization,
+    printer: Printer,
+    *,
+    step: int | None = None,
+    other_data: bool = False,
+) -> dict[str, float]:
+    """Quantizes a checkpoint into the folder `out`, evaluates it as the run was in training, and prints both.
+
+    What is written is a run: config, checkpoint, facts, metrics. It is not trained further, and has no optimiser state.
+    Raises `UserError` for a run that is quantized, one without linear maps, changed data unless `other_data` allows
+    them, and a folder that holds something else.
+    """
+    config = run.saved_config(workdir)
+    if QUANTIZATION in config:
+        raise UserError(f'{workdir} is quantized already; give --workdir the run that it was made from')
+    if out.resolve() == workdir.resolve():
+        raise UserError(f'--out is {out}, the run itself; give it a folder of its own')
+    if (out / 'metrics.jsonl').exists():
+        raise UserError(f'{out} holds a run already; give --out a new folder')
+    loaded = load_run(workdir, step)
+    run.check_data(workdir, loaded.setup.task.describe(), other=other_data)
+    changed = loaded.altered(quantization)
+    with config.unlocked():
+        config[QUANTIZATION] = spec_of(quantization)
+    setup = prepare(config).restored(workdir)
+    run.claim(out, config)
+    with run.held(out):
+        loaded.setup.task.save(out)
+        _save(changed, out)
+        found = sizes(loaded.setup, changed)
+        facts = {
+            **measured(loaded.setup),
+            'weight_bytes': found.after,
+            'state_bytes_per_sequence': {
+                str(length): state_bytes(changed.setup, length) for length in (setup.length, 8 * setup.length)
+            },
+            'quantized': {'from': str(workdir), 'step': loaded.step, **dataclasses.asdict(found)},
+            'other_data': other_data,
+        }
+        run.record(out, facts)
+        numbers = _evaluated(changed)
+        append_line(out / 'metrics.jsonl', {'step': loaded.step, **numbers})
+    printer.table(_size_table(found))
+    printer.table(_score_table(numbers, _reported(workdir, loaded.step)))
+    printer.line(f'written: {out}, a run that eval, generate, analyse and compare take')
+    return numbers
+
+
+def sizes(setup: Setup, changed: Loaded) -> Sizes:
+    """What the model of a run weighs before and after."""
+    layers = [module for _, module in nnx.iter_modules(changed.model()) if isinstance(module, QuantizedLinear)]
+    stored = [(layer, [variable[...] for variable in layer.stored.values()]) for layer in layers if layer.format]
+    count = sum(layer.numbers() * _repeats(arrays[0]) for layer, arrays in stored)
+    size = sum(array.size * array.dtype.itemsize for _, arrays in stored for array in arrays)
+    return Sizes(
+        numbers=sum(leaf.size for leaf in _leaves(setup)),
+        quantized=count,
+        bits=8 * size / count if count else 32.0,
+        before=weight_bytes(setup),
+        after=weight_bytes(changed.setup),
+    )
+
+
+def _leaves(setup: Setup) -> list[Any]:
+    return jax.tree.leaves(setup.abstract.variables)
+
+
+def _repeats(codes: Any) -> int:
+    """How many layers the codes of a map are stacked over; those of one are a matrix."""
+    return math.prod(codes.shape[:-2])
+
+
+def _save(changed: Loaded, out: pathlib.Path) -> None:
+    """Writes the checkpoint, unless an interrupted command has."""
+    _, params, buffers = split(changed.model())
+    with contextlib.closing(Checkpoints(out / 'checkpoints', notify=lambda line: None)) as checkpoints:
+        if changed.step not in checkpoints.steps():
+            state = TrainState(params, (), jnp.int32(changed.step), buffers)
+            checkpoints.save(changed.step, state, {'step': changed.step, 'sums': {}})
+
+
+def _evaluated(changed: Loaded) -> dict[str, float]:
+    """The numbers of every evaluator of the run, as `metrics.jsonl` has them."""
+    found: dict[str, float] = {}
+    for evaluator in changed.setup.evals:
+        numbers = evaluator.evaluate(changed.setup, changed.variables).numbers
+        found |= {f'{evaluator.name}/{name}': value for name, value in numbers.items()}
+    return found
+
+
+def _reported(workdir: pathlib.Path, step: int) -> dict[str, float]:
+    """What a run reported of its evaluation after a step."""
+    lines = [line for line in read_lines(workdir / 'metrics.jsonl') if line['step'] == step]
+    return {name: float(value) for line in lines for name, value in line.items()}
+
+
+def _size_table(found: Sizes) -> Table:
+    columns = Column('what'), Column('before', shown, right=True), Column('after', shown, right=True)
+    rows = [
+        ('bytes of weights', found.before, found.after),
+        ('bits a number', 8 * found.before / found.numbers, 8 * found.after / found.numbers),
+        ('bits a number of linear maps', 32.0, found.bits),
+        ('numbers of linear maps', found.quantized, found.quantized),
+    ]
+    return Table('sizes', columns, rows, f'{found.quantized:,} of {found.numbers:,} numbers have few bits')
+
+
+def _score_table(numbers: Mapping[str, float], before: Mapping[str, float]) -> Table:
+    columns = (
+        Column('metric'),
+        Column('before', digits('.4f'), right=True),
+        Column('after', digits('.4f'), right=True),
+        Column('change', digits('+.4f'), right=True),
+    )
+    rows = [
+        (name, before.get(name), value, value - before[name] if name in before else None)
+        for name, value in numbers.items()
+        if not _counts(name)
+    ]
+    return Table('scores', columns, rows, 'evaluated as in training')
+
+
+def _counts(name: str) -> bool:
+    """Whether a number is an end of an interval, or counts what was evaluated."""
+    return name.partition('@')[0].endswith(('_low', '_high', 'tokens', 'documents', 'examples'))

@@ -1,0 +1,71 @@
+"""A quantized run is a run: it loads to the bit, evaluates, generates, and is compared."""
+
+import json
+import shutil
+
+import jax
+import numpy as np
+import pytest
+from rich.console import Console
+
+from attnlab.cli import main
+from attnlab.config import spec
+from attnlab.errors import UserError
+from attnlab.quantize.formats import Affine, Symmetric
+from attnlab.quantize.layers import Quantization
+from attnlab.runs.loading import load_run
+from attnlab.runs.record import read_record
+from attnlab.train.launch import launch
+from attnlab.train.run import saved_config
+from tests.bad_inputs.conftest import originals
+
+__all__ = ['originals']
+
+
+def test_a_quantized_run(originals, tmp_path, capsys):
+    run, made = tmp_path / 'run', tmp_path / 'made'
+    shutil.copytree(originals / 'run', run)
+    common = ['--compilation_cache=', '--format=json']
+    assert main(['quantize', f'--workdir={run}', f'--out={made}', '--weights=int4@8', '--inputs=affine8', *common]) == 0
+    first = read_record(made)
+    assert first.quantized and first.finished and first.parameters == read_record(run).parameters
+    assert first.facts['quantized']['from'] == str(run)
+    # It is the run, changed, to the bit; and its codes lie on the disk in their packed form.
+    loaded, changed = load_run(made), load_run(run).altered(Quantization(Symmetric(4, scope=8), Affine(8)))
+    ours, theirs = (jax.tree.leaves(each.variables) for each in (loaded, changed))
+    for one, other in zip(ours, theirs, strict=True):
+        np.testing.assert_array_equal(one, other)
+        assert one.dtype == other.dtype
+    assert sum(leaf.nbytes for leaf in ours) == first.weight_bytes < read_record(run).weight_bytes
+    assert any(leaf.dtype == np.uint8 for leaf in ours)
+    # Its evaluation is what training wrote down of the run, made anew.
+    names = [line.keys() for line in map(json.loads, (made / 'metrics.jsonl').read_text().splitlines())]
+    lines = [json.loads(line) for line in (run / 'metrics.jsonl').read_text().splitlines()]
+    evaluated = {name for line in lines for name in line if name.startswith('valid/')}
+    assert names == [{'step', *evaluated}]
+    capsys.readouterr()
+    for arguments, sentence in (
+        ([f'--workdir={made}', f'--out={tmp_path}/again'], 'is quantized already'),
+        ([f'--workdir={run}', f'--out={made}'], 'holds a run already'),
+    ):
+        assert main(['quantize', *arguments, '--weights=int4', *common]) == 2
+        assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_commands_take_it(originals, tmp_path):
+    run, made = originals / 'run', tmp_path / 'made'
+    assert main(['quantize', f'--workdir={run}', f'--out={made}', '--weights=higgs4', '--compilation_cache=']) == 0
+    for command in ('eval --multiples=1 --tokens=64', 'generate --tokens=2', 'analyse --rows=2 --bits=', 'show'):
+        name, *flags = command.split()
+        place = [str(made)] if name == 'show' else [f'--workdir={made}', '--compilation_cache=']
+        assert main([name, *place, *flags]) == 0
+    assert main(['compare', str(run), str(made), f'--out={tmp_path}/out']) == 0
+
+
+def test_it_is_not_trained(originals, tmp_path):
+    config = saved_config(originals / 'run')
+    with config.unlocked():
+        config.quantization = spec(Quantization, weights=spec(Symmetric, bits=4))
+    with pytest.raises(UserError, match=r'config\.quantization is of a quantized run, which is not trained'):
+        launch(config, tmp_path / 'new', console=Console(quiet=True))
