@@ -54,10 +54,14 @@ class Format(abc.ABC):
 
     def encode(self, x: Float[Array, 'r d']) -> Stored:
         """The codes of rows of numbers, and their scales."""
+        return self.encode_groups(self.groups(x))
+
+    def groups(self, x: Float[Array, 'r d']) -> Float[Array, 'g n']:
+        """The numbers of rows by what shares a scale, the last group of a row filled up."""
         size = self.group_size(x.shape)
         if self.scope != 'tensor':
             x = jnp.pad(x, ((0, 0), (0, -x.shape[1] % size)), mode=self.filled)
-        return self.encode_groups(x.reshape(-1, size))
+        return x.reshape(-1, size)
 
     def decode(self, stored: Mapping[str, Array], shape: tuple[int, int], dtype: DTypeLike) -> Float[Array, 'r d']:
         """The numbers that were stored as rows of this shape."""
@@ -132,7 +136,7 @@ class Symmetric(Format):
 
     def encode_groups(self, x: Float[Array, 'g n']) -> Stored:
         scale = _step(jnp.max(jnp.abs(x), axis=-1), self._top, self.scales)
-        levels = jnp.clip(jnp.round(x / scale[:, None].astype(x.dtype)), -self._top, self._top)
+        levels = jnp.clip(jnp.round(_divided(x, scale[:, None])), -self._top, self._top)
         return {'codes': packed(levels.astype(jnp.int32) + self._top, self.bits), 'scales': scale}
 
     def decode_groups(self, stored: Mapping[str, Array], size: int, dtype: DTypeLike) -> Float[Array, 'g n']:
@@ -164,9 +168,8 @@ class Affine(Format):
         top = 2**self.bits - 1
         low, high = jnp.minimum(jnp.min(x, axis=-1), 0), jnp.maximum(jnp.max(x, axis=-1), 0)
         scale = _step(high - low, top, self.scales)
-        wide = scale.astype(x.dtype)
-        zero = jnp.round(-low / wide)
-        levels = jnp.clip(jnp.round(x / wide[:, None]) + zero[:, None], 0, top)
+        zero = jnp.round(_divided(-low, scale))
+        levels = jnp.clip(jnp.round(_divided(x, scale[:, None])) + zero[:, None], 0, top)
         kind = jnp.uint8 if self.bits <= 8 else jnp.uint16
         return {
             'codes': packed(levels.astype(jnp.int32), self.bits),
@@ -203,7 +206,7 @@ class MinMax(Format):
         top, kind = 2**self.bits - 1, jnp.dtype(self.scales)
         low = jnp.min(x, axis=-1).astype(kind)
         scale = _step(jnp.max(x, axis=-1) - low.astype(x.dtype), top, self.scales)
-        levels = (x - low[:, None].astype(x.dtype)) / scale[:, None].astype(x.dtype)
+        levels = _divided(x - low[:, None].astype(x.dtype), scale[:, None])
         codes = jnp.clip(jnp.round(levels), 0, top).astype(jnp.int32)
         return {'codes': packed(codes, self.bits), 'scales': scale, 'lows': low}
 
@@ -266,7 +269,7 @@ class Logarithmic(Format):
         return 2 ** (self.bits - 1) - 1
 
     def _codes(self, x: Float[Array, 'g n'], most: Float[Array, 'g'], octaves: float) -> Int[Array, 'g n']:
-        share = jnp.abs(x).astype(jnp.float32) / _positive(most)[:, None]
+        share = _divided(jnp.abs(x).astype(jnp.float32), _positive(most)[:, None])
         # A share is rounded to level k where it lies between 2^(-octaves (k - 1/2)) and 2^(-octaves (k + 1/2)).
         ends = np.exp2(-octaves * (np.arange(self._zero)[::-1] + 0.5))
         above = jnp.searchsorted(jnp.asarray(ends, jnp.float32), share.reshape(-1), side='right').reshape(x.shape)
@@ -374,7 +377,7 @@ class Floating(Format):
     def encode_groups(self, x: Float[Array, 'g n']) -> Stored:
         element = ELEMENTS[self.element]
         scale = _step(jnp.max(jnp.abs(x), axis=-1).astype(jnp.float32), element.largest, self.scales)
-        codes = element.codes(x.astype(jnp.float32) / scale[:, None].astype(jnp.float32))
+        codes = element.codes(_divided(x.astype(jnp.float32), scale[:, None]))
         return {'codes': packed(codes, element.bits), 'scales': scale}
 
     def decode_groups(self, stored: Mapping[str, Array], size: int, dtype: DTypeLike) -> Float[Array, 'g n']:
@@ -456,7 +459,7 @@ class Rotated(Format):
     def encode_groups(self, x: Float[Array, 'g n']) -> Stored:
         wide = x.astype(jnp.float32)
         norm = jnp.sqrt(jnp.sum(wide**2, axis=-1))
-        rotated = hadamard(wide / jnp.where(norm > 0, norm, 1)[:, None])
+        rotated = hadamard(_divided(wide, _positive(norm)[:, None]))
         grid = jnp.asarray(gaussian_grid(self.bits), jnp.float32)
         codes = jnp.searchsorted((grid[1:] + grid[:-1]) / 2, rotated.reshape(-1)).reshape(x.shape)
         return {'codes': packed(codes, self.bits), 'scales': norm}
@@ -491,8 +494,9 @@ class Crossed:
         rows, top = x.reshape(-1, x.shape[-1]), 2 ** (self.bits - 1) - 1
         by_row = jnp.max(jnp.abs(rows), axis=1, keepdims=True) ** self.alpha
         by_column = jnp.max(jnp.abs(rows), axis=0, keepdims=True) ** (1 - self.alpha)
-        step = _positive(by_row * by_column) / top
-        return (jnp.round(rows / step) * step).reshape(x.shape)
+        step = _positive(by_row * by_column)
+        step = _divided(step, jnp.where(step > 0, top, top))
+        return (jnp.round(_divided(rows, step)) * step).reshape(x.shape)
 
 
 def hadamard(x: Float[Array, '*b n']) -> Float[Array, '*b n']:
@@ -572,9 +576,13 @@ def storage_called(text: str) -> Format:
 
 def _step(reach: Float[Array, 'g'], steps: int | float, kind: str) -> Float[Array, 'g']:
     """`reach / steps` in the type in which scales are stored, 1 where that is zero."""
-    # As a constant the divisor would be replaced by its reciprocal, which is another number in the last bit.
-    divisor = jax.lax.optimization_barrier(jnp.full_like(reach, steps))
-    return _positive((reach / divisor).astype(jnp.promote_types(reach.dtype, kind) if kind == 'float32' else kind))
+    stored = jnp.promote_types(reach.dtype, kind) if kind == 'float32' else kind
+    return _positive(_divided(reach, jnp.where(reach > 0, steps, steps)).astype(stored))
+
+
+def _divided(x: Float[Array, '...'], divisor: Shaped[Array, '...']) -> Float[Array, '...']:
+    """`x / divisor`; where a divisor is broadcast, XLA would multiply by its reciprocal, and the last bit differ."""
+    return x / jax.lax.optimization_barrier(jnp.broadcast_to(divisor, x.shape).astype(x.dtype))
 
 
 def _positive(x: Float[Array, '...']) -> Float[Array, '...']:

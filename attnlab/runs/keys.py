@@ -25,6 +25,7 @@ RUN = {
     'model': 'what is trained',
     'optimizer': 'how it is trained',
     'precision': 'types of activations and products',
+    'quantization': 'what few bits the model was given after training, by attnlab quantize',
     'report': 'what is logged',
     'rows_at_once': 'the most rows of a part on one device, for which there are more parts',
     'seed': 'what initial parameters, the order of the data and dropout are drawn from',

@@ -80,5 +80,5 @@ def test_controlled_risk_is_as_small_as_asked():
     assert 0.1 - 2 / 101 - 0.04 < np.mean(risks) < 0.1 + 0.04
     with pytest.raises(UserError, match='losses must not rise'):
         controlled(losses[:, ::-1], 0.1)
-    with pytest.raises(UserError, match='alpha is 0; it must be above 0 and below 1'):
-        calibration.conformal_threshold(losses[:, 0], 0)
+    with pytest.raises(UserError, match=r'alpha is 0\.0; it must be above 0 and below 1'):
+        calibration.conformal_threshold(losses[:, 0], 0.0)

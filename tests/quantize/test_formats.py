@@ -106,6 +106,14 @@ def test_formats_are_their_definitions(kind, definition, scope):
     assert 8 * sum(array.nbytes for array in stored.values()) == kind.stored_bits(X.shape)
 
 
+@pytest.mark.parametrize('kind', [Symmetric(4), Affine(5), MinMax(3), Floating('e2m1'), Logarithmic(4)], ids=str)
+def test_compiled_mapped_or_neither_the_numbers_are_the_same(kind):
+    x = jnp.asarray(X)
+    expected = kind.rounded(x)
+    np.testing.assert_array_equal(jax.jit(kind.rounded)(x), expected)
+    np.testing.assert_array_equal(jax.jit(jax.vmap(kind.rounded))(x[:, None])[:, 0], expected)
+
+
 @pytest.mark.parametrize('name', ELEMENTS)
 def test_floating_numbers_are_those_of_ml_dtypes(name):
     element = ELEMENTS[name]
