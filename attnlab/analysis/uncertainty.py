@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -55,7 +55,7 @@ class Scores:
     def fitted(cls, trained: Outputs, head: Any) -> 'Scores':
         """From outputs on training, and the head; ViM needs one that is a linear map."""
         virtual = None
-        if isinstance(head, ClassificationHead):
+        if isinstance(head, ClassificationHead) and head.linear.bias is not None:
             weight, bias = (np.asarray(each, np.float64) for each in (head.linear.matrix(), head.linear.bias[...]))
             virtual = scores.VirtualLogit.fitted(trained.features, trained.logits, weight, bias)
         return cls(scores.Mahalanobis.fitted(trained.features, trained.labels), virtual)
@@ -131,7 +131,7 @@ def analyse_uncertainty(
         )
     split = task.evaluated_split if split is None else split
     asked, trained = (_stacked(loaded, *each) for each in ((split, rows), ('train', fitted)))
-    run = functools.partial(outputs, loaded)
+    run = functools.partial(outputs, loaded, task)
     scored = Scores.fitted(run(trained), loaded.model().head)
     of_asked = run(asked)
     chosen, tested = of_asked.part(0, 2), of_asked.part(1, 2)
@@ -189,9 +189,9 @@ def _selective(score: Float[np.ndarray, 'b'], right: Bool[np.ndarray, 'b']) -> d
     return {**at, 'area': float(np.mean(risks)), 'right over wrong': apart}
 
 
-def outputs(loaded: Loaded, rows: Mapping[str, np.ndarray]) -> Outputs:
+def outputs(loaded: Loaded, task: Classification, rows: Mapping[str, np.ndarray]) -> Outputs:
     """What a run makes of rows, some at a time; what is missing of the last call is its first rows again."""
-    task, model = loaded.setup.task, loaded.model()
+    model = loaded.model()
 
     @loaded.setup.jit
     def call(model: Any, batch: Mapping[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
@@ -243,21 +243,33 @@ def _stacked(loaded: Loaded, split: str, count: int) -> dict[str, np.ndarray]:
 
 def tables(found: Uncertainty, title: str) -> Iterator[Table]:
     """What is printed."""
-    error = Column('calibration error', plus_minus, right=True)
-    rows = [
-        (name, temperature, Interval(*(one['error'][end] for end in ('value', 'low', 'high'))), one['loss'])
-        for (name, one), temperature in zip(found.calibration.items(), (1.0, found.temperature), strict=True)
-    ]
     four = digits('.4f')
-    columns = (Column('logits'), Column('temperature', four, right=True), error, Column('nats', four, right=True))
-    yield Table('calibration', columns, rows, f'{title}: accuracy {found.accuracy:.4f}')
+
+    def table(name: str, columns: Sequence[Column], rows: Sequence[tuple[Any, ...]], caption: str) -> Table:
+        return Table(name, columns, rows, caption)
+
+    error = Column('calibration error', plus_minus, right=True)
+    columns = [Column('logits'), Column('temperature', four, right=True), error, Column('nats', four, right=True)]
+    temperatures = zip(found.calibration.items(), (1.0, found.temperature), strict=True)
+    yield table(
+        'calibration',
+        columns,
+        [(name, warmth, Interval(**one['error']), one['loss']) for (name, one), warmth in temperatures],
+        f'{title}: accuracy {found.accuracy:.4f}',
+    )
     names = list(next(iter(found.selective.values())))
-    columns = (Column('score'), *(Column(name, four, right=True, rank=rank) for rank, name in enumerate(names)))
-    rows = [(name, *(one[each] for each in names)) for name, one in found.selective.items()]
-    yield Table('selective', columns, rows, 'accuracy of the best scored rows; area under risk by coverage')
-    columns = tuple(Column(name, four, right=True) for name in found.conformal)
-    yield Table('conformal', columns, [tuple(found.conformal.values())], 'conformal sets of classes')
+    yield table(
+        'selective',
+        [Column('score'), *(Column(name, four, right=True, rank=rank) for rank, name in enumerate(names))],
+        [(name, *(one[each] for each in names)) for name, one in found.selective.items()],
+        'accuracy of the best scored rows; area under risk by coverage',
+    )
+    columns = [Column(name, four, right=True) for name in found.conformal]
+    yield table('conformal', columns, [tuple(found.conformal.values())], 'conformal sets of classes')
     kinds = list(found.detection)
-    columns = (Column('score'), *(Column(kind, four, right=True) for kind in kinds))
-    rows = [(name, *(found.detection[kind][name] for kind in kinds)) for name in found.selective]
-    yield Table('detection', columns, rows, 'probability that a row scores above one that was changed')
+    yield table(
+        'detection',
+        [Column('score'), *(Column(kind, four, right=True) for kind in kinds)],
+        [(name, *(found.detection[kind][name] for kind in kinds)) for name in found.selective],
+        'probability that a row scores above one that was changed',
+    )

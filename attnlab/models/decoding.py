@@ -82,7 +82,7 @@ def generate_many(
     positions = jnp.asarray([len(prompt) for prompt in prompts], jnp.int32)
     keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(jax.random.key(seed), jnp.arange(len(prompts)))
     draw = jit(jax.vmap(lambda row, key: sampling.draw(row[None], key)[0]))
-    drawn = []
+    drawn: list[Array] = []
     for index in range(steps):
         if index:
             _, logits, states = reader.step(drawn[-1], states, positions)

@@ -63,7 +63,7 @@ class Format(abc.ABC):
             x = jnp.pad(x, ((0, 0), (0, -x.shape[1] % size)), mode=self.filled)
         return x.reshape(-1, size)
 
-    def decode(self, stored: Mapping[str, Array], shape: tuple[int, int], dtype: DTypeLike) -> Float[Array, 'r d']:
+    def decode(self, stored: Mapping[str, Array], shape: tuple[int, ...], dtype: DTypeLike) -> Float[Array, 'r d']:
         """The numbers that were stored as rows of this shape."""
         rows, columns = shape
         return self.decode_groups(stored, self.group_size(shape), dtype).reshape(rows, -1)[:, :columns]
@@ -73,12 +73,12 @@ class Format(abc.ABC):
         rows = x.reshape(-1, x.shape[-1])
         return self.decode(self.encode(rows), rows.shape, x.dtype).reshape(x.shape)
 
-    def stored_bits(self, shape: tuple[int, int]) -> int:
+    def stored_bits(self, shape: tuple[int, ...]) -> int:
         """Bits that rows of this shape take, scales included."""
         stored = jax.eval_shape(self.encode, jax.ShapeDtypeStruct(shape, jnp.float32))
         return 8 * sum(array.size * array.dtype.itemsize for array in stored.values())
 
-    def group_size(self, shape: tuple[int, int]) -> int:
+    def group_size(self, shape: tuple[int, ...]) -> int:
         """How many numbers share a scale in rows of this shape."""
         rows, columns = shape
         return rows * columns if self.scope == 'tensor' else columns if self.scope == 'row' else int(self.scope)
@@ -453,7 +453,7 @@ class Rotated(Format):
     def filled(self) -> Literal['edge', 'constant']:
         return 'constant'
 
-    def group_size(self, shape: tuple[int, int]) -> int:
+    def group_size(self, shape: tuple[int, ...]) -> int:
         return min(self.scope, 1 << (shape[1] - 1).bit_length())
 
     def encode_groups(self, x: Float[Array, 'g n']) -> Stored:
