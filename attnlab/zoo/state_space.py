@@ -4,6 +4,7 @@ from attnlab.blocks.layer import MixersAlone
 from attnlab.config import spec
 from attnlab.mixers.state_space.selective import SelectiveSSM, StateSpaceDual
 from attnlab.mixers.state_space.structured import StructuredSSM
+from attnlab.mixers.state_space.trapezoidal import TrapezoidalSSM
 from attnlab.nn.initialization import Initialization
 from attnlab.nn.levels import LevelWeights
 from attnlab.nn.norms import RMSNorm
@@ -70,6 +71,37 @@ STATE_SPACE = {
             'mamba2 whose past is divided into blocks of doubling length, each read with a weight of its own. Every '
             'level is a run of the core. Levels count from the first token of a document that is seen, and reach over '
             '16,384 tokens: levels.count=15. Weights of levels have a map of their own.'
+        ),
+    ),
+    'mamba3': Recipe(
+        spec=spec(TrapezoidalSSM),
+        cite='Lahoti et al. 2026, https://arxiv.org/abs/2603.15569',
+        causal=True,
+        streaming=True,
+        packed=True,
+        small={'head_dim': 8, 'state': 8},
+        knobs={'heads': 'head_dim', 'state': 'state'},
+        smallest_state=16,
+        notes=(
+            'One input and output a head (SISO), half of the 128 states rotated. Rates of decay as in the present '
+            'released code; earlier releases had -softplus. One group of B and C; heads of 64 channels must divide '
+            'twice the width. With `norm=spec(HeadRMSNorm, apart=True)` it has the norm that the code offers before '
+            'the gate. Linear maps start as those of other recipes.'
+        ),
+    ),
+    'mamba3_mimo': Recipe(
+        spec=spec(TrapezoidalSSM, rank=4),
+        cite='Lahoti et al. 2026, https://arxiv.org/abs/2603.15569',
+        causal=True,
+        streaming=True,
+        packed=True,
+        small={'head_dim': 8, 'state': 8, 'rank': 2},
+        knobs={'heads': 'head_dim', 'state': 'state'},
+        smallest_state=16,
+        notes=(
+            'mamba3 with four writes and reads a token and head (MIMO), by one run of the core over four times the '
+            'tokens. Neighbouring channels are rotated together, as in SISO; the released kernels for MIMO pair the '
+            'halves of B and C, which is the same up to the order of channels.'
         ),
     ),
     's4': Recipe(
