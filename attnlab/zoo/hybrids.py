@@ -176,6 +176,19 @@ HYBRIDS = {
             'are over all heads, theirs over each of eight groups. One key/value head; theirs one for every four.'
         ),
     ),
+    'xlstm': Recipe(
+        spec=(*[LINEAR['mlstm'].spec] * 7, RECURRENT['slstm'].spec),
+        cite='Beck et al. 2024, https://arxiv.org/abs/2405.04517',
+        causal=True,
+        streaming=True,
+        packed=True,
+        notes=(
+            'xLSTM[7:1]: seven mlstm layers to one of slstm, which is the last of every eight; fewer layers have none '
+            'of it. Other ratios are patterns: `zoo=mlstm+slstm` is [1:1]. Every layer is followed by the channel '
+            'mixer of other recipes; in the paper mLSTM stands within a projection to twice the width, without one, '
+            'and sLSTM is followed by a network of four thirds of the width.'
+        ),
+    ),
     'hymba': Recipe(
         spec=spec(
             SideBySide,

@@ -1,6 +1,7 @@
 """Gated recurrences: diagonal ones, and one that reads its own output."""
 
 from attnlab.config import spec
+from attnlab.mixers.recurrent.almost_linear import AlmostLinearRNN
 from attnlab.mixers.recurrent.diagonal import DiagonalRecurrence
 from attnlab.mixers.recurrent.hgrn import HGRN
 from attnlab.mixers.recurrent.rat import RAT
@@ -91,7 +92,22 @@ RECURRENT = {
             'Gates read the output of the step before through a map of every head, so that steps follow one another '
             'in training too, token by token. Forget gates are logistic, as in the released code; those of their '
             'biases that depend on the layer start as in the first. The norm of the heads has a bias. xLSTM[7:1] is '
-            '`zoo=7*mlstm+slstm`.'
+            '`xlstm`.'
+        ),
+    ),
+    'al_rnn': Recipe(
+        spec=spec(AlmostLinearRNN),
+        cite='Brenner et al. 2024, https://arxiv.org/abs/2410.14240',
+        causal=True,
+        streaming=True,
+        packed=True,
+        implementations=(),
+        knobs={'state': 'width'},
+        notes=(
+            'As wide as the model, an eighth of the units rectified. The paper has an autonomous system that models a '
+            'trajectory, trained by overwriting observed units every few steps; here the input drives every unit, and '
+            'a linear map reads them all. Nothing bounds the state but what training makes of it: W starts small. '
+            'Steps follow one another in training too.'
         ),
     ),
     'rat': Recipe(
