@@ -23,7 +23,7 @@ class Average:
     count: Any
 
     @classmethod
-    def of(cls, values: Float[Array, 'b t'], weights: Float[Array, 'b t'], axis: int | None = None) -> 'Average':
+    def of(cls, values: Float[Array, '*b'], weights: Float[Array, '*b'], axis: int | None = None) -> 'Average':
         """The parts over everything, or over one axis."""
         return cls(jnp.sum(values * weights, axis), jnp.sum(weights, axis))
 

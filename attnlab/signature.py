@@ -25,6 +25,7 @@ FROM_ZERO = frozenset(
         'confirm',
         'dash',
         'distractors',
+        'feature',
         'held_out',
         'initial',
         'label',
@@ -32,6 +33,7 @@ FROM_ZERO = frozenset(
         'links',
         'local',
         'place',
+        'repeat_last',
     }
     | {'margin', 'offset', 'padding', 'repeated', 'rewrites', 'seed', 'sinks', 'startup', 'step'}
 )

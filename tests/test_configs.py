@@ -25,7 +25,7 @@ from attnlab.train.state import initialize
 from attnlab.zoo import ZOO
 from attnlab.zoo.softmax.maps import MAPS
 from attnlab.zoo.softmax.parts import PARTS
-from configs import grokking, images, language, long_range, recall
+from configs import grokking, images, language, long_range, recall, series
 from configs.sweeps import recall as sweeps_recall
 
 KINDS = {
@@ -57,6 +57,7 @@ OFFERS = (
     *((recall, f'zoo={name}') for name, recipe in ZOO.items() if recipe.causal and recipe.packed),
     *((long_range, f'zoo={name},size=smoke') for name, recipe in ZOO.items() if recipe.packed and not recipe.grid),
     *((images, f'zoo={name},data=count') for name in ZOO),
+    *((series, f'zoo={name}') for name, recipe in ZOO.items() if not recipe.grid),
     *((grokking, f'method={name}') for name in grokking.METHODS),
 )
 """What each config has to train, at its smallest size."""
@@ -95,13 +96,15 @@ def smallest(config, text):
             stack.blocks = tuple(block for i, block in enumerate(stack.blocks) if block not in stack.blocks[:i])
             stack.depth = len(stack.blocks)
             config.batch_size = 2
-            if 'patch' in config.model.inputs:
+            if 'horizon' in config.task:
+                config.task.data.rows = 400
+            elif 'patch' in config.model.inputs:
                 config.model.inputs.patch = 4  # 8 x 8 patches, no fewer than the windows of papers reach.
             else:
                 config.length = 32
         if 'text' in config.task:
             config.task.text = spec(TextFiles, path=str(text))
-        if 'data' in config.task:
+        if 'data' in config.task and 'held_out' in config.task.data:
             config.task.data.train = config.task.data.held_out = 16
         config.evals = ()
     return config
@@ -109,7 +112,8 @@ def smallest(config, text):
 
 def nightly(module, argument):
     """Whether two steps of a recipe are taken by nightly tests alone."""
-    return module is not grokking and argument.split(',')[0].removeprefix('zoo=') not in TRAINED
+    trained = TRAINED[:1] if module is series else TRAINED
+    return module is not grokking and argument.split(',')[0].removeprefix('zoo=') not in trained
 
 
 @pytest.mark.parametrize(

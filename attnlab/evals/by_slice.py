@@ -67,11 +67,14 @@ class SlicedEvaluation:
         slices = dict.fromkeys(name.rpartition('/')[0] for name in self.numbers)
         hidden = (*ENDS, f'/{EXAMPLES}')
         metrics = dict.fromkeys(name.rpartition('/')[2] for name in self.numbers if not name.endswith(hidden))
-        columns = [Column(metric.replace('_', ' '), plus_minus, True, rank) for rank, metric in enumerate(metrics)]
+        columns = [Column(metric.replace('_', ' '), _shown, True, rank) for rank, metric in enumerate(metrics)]
         rows = [(name, *(self._interval(f'{name}/{metric}') for metric in metrics)) for name in slices]
         return Table('evaluation', [Column('slice'), *columns], rows, title)
 
-    def _interval(self, name: str) -> Interval:
+    def _interval(self, name: str) -> Interval | None:
+        """A number with its interval; `None` where a slice has none of this metric."""
+        if name not in self.numbers:
+            return None
         low, high = (self.numbers.get(f'{name}{end}') for end in ENDS)
         return Interval(self.numbers[name], low, high)
 
@@ -138,6 +141,10 @@ class BySlice:
                 f'examples and multiples of BySlice must be at least 1; got {self.examples} and {self.multiples}'
             )
         return setup.task.slices(self.split, setup.length, self.multiples, self.examples)
+
+
+def _shown(one: Interval | None) -> str:
+    return '' if one is None else plus_minus(one)
 
 
 def proportions(averages: Mapping[str, Average]) -> dict[str, Measured]:

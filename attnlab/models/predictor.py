@@ -89,6 +89,22 @@ class Stacked(Predictor, Protocol):
         """The context of the blocks."""
 
 
+@runtime_checkable
+class Distributional(Predictor, Protocol):
+    """A model of real numbers that may predict their distributions.
+
+    Attributes:
+      distributions: whether it does, which depends on its head.
+    """
+
+    @property
+    def distributions(self) -> bool:
+        """See above."""
+
+    def quantiles(self, hidden: Float[Array, '*b d'], levels: Float[Array, ' n']) -> Float[Array, '*b n o']:
+        """The quantiles of these levels, each between 0 and 1, in float32."""
+
+
 def one_stack(model: Any) -> Stack:
     """Returns the stack of a model whose layers are of one width. Raises `UserError` for any other model."""
     stack = model.stack if isinstance(model, Stacked) else model

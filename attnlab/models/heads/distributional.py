@@ -56,6 +56,13 @@ class AtomsHead(Head):
         chances = jax.nn.softmax(self._scores(hidden))
         return chances @ jnp.linspace(self.low, self.high, self.atoms, dtype=chances.dtype)
 
+    def quantiles(self, hidden: Float[Array, '*b d'], levels: Float[Array, '*b n']) -> Float[Array, '*b n o']:
+        """The least atoms up to which the probabilities add up to these levels, in float32."""
+        reached = jnp.cumsum(jax.nn.softmax(self._scores(hidden)), axis=-1)[..., None, :, :]
+        below = jnp.sum(reached < levels[..., None, None], axis=-1)
+        step = (self.high - self.low) / (self.atoms - 1)
+        return self.low + step * jnp.minimum(below, self.atoms - 1).astype(reached.dtype)
+
     def _scores(self, hidden: Float[Array, '*b d']) -> Float[Array, '*b o n']:
         return wide(self.linear(hidden)).reshape(*hidden.shape[:-1], self.outputs, self.atoms)
 

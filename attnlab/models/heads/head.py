@@ -20,9 +20,11 @@ class Head(Module):
 
     Attributes:
       documents: the number of documents that a prediction is about; a hidden state concatenates their vectors.
+      degree: of real numbers, the power of their unit that the loss grows by; 0 where it is no such power.
     """
 
     documents = 1
+    degree = 0
 
     @abc.abstractmethod
     def losses(self, hidden: Float[Array, '*b d'], targets: Shaped[Array, '...']) -> Float[Array, '*b']:

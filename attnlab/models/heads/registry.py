@@ -22,6 +22,7 @@ from attnlab.models.heads.masked import MaskedSoftmaxHead
 from attnlab.models.heads.mixture import MixtureOfSoftmaxes
 from attnlab.models.heads.multilabel import Decoupled, MultiLabelHead, SoftTopK
 from attnlab.models.heads.noisy import NoisySoftmaxHead
+from attnlab.models.heads.quantile import MixtureDensityHead, QuantileHead
 from attnlab.models.heads.regression import RegressionHead
 from attnlab.models.heads.sampled import AugmentAndReduce, SampledSoftmax
 from attnlab.models.heads.surrogates import CompSum, LabelRobust, SurrogateHead, ZLoss
@@ -336,6 +337,24 @@ REGRESSORS: dict[str, HeadRecipe] = {
         notes='levels are drawn in training, and at equal distances otherwise; targets are numbers, and the product is '
         'mapped to outputs without a hidden layer between',
         small={'waves': 6, 'levels': 5},
+    ),
+    'quantiles': HeadRecipe(
+        spec=spec(QuantileHead),
+        cite='Koenker and Bassett 1978, https://doi.org/10.2307/1913643',
+        cost='7 o, of 7 levels',
+        normalised=False,
+        divided=False,
+        notes='levels may cross in training, and are sorted where they are read; the prediction is the median',
+        small={'levels': (0.2, 0.5, 0.9)},
+    ),
+    'mixture_density': HeadRecipe(
+        spec=spec(MixtureDensityHead),
+        cite='Bishop 1994, https://publications.aston.ac.uk/id/eprint/373',
+        cost='9 o, of 3 components',
+        normalised=False,
+        divided=False,
+        notes='outputs are independent of each other; 0.001 is added to deviations',
+        small={'components': 2},
     ),
 }
 """Every head of real numbers by the name that `head=` of the config long_range has for it in pretraining."""

@@ -9,6 +9,7 @@ from attnlab.losses import absolute_error, squared_error
 from attnlab.models.heads.head import Head, linear_logits, output_weight
 
 ERRORS = {'squared': squared_error, 'absolute': absolute_error}
+DEGREES = {'squared': 2, 'absolute': 1}
 
 
 class RegressionHead(Head):
@@ -25,6 +26,7 @@ class RegressionHead(Head):
     def __init__(self, dim: int, vocab: int, *, error: str = 'squared', rngs: nnx.Rngs):
         choose(ERRORS, 'error', error)
         self.error = error
+        self.degree = DEGREES[error]
         self.weight = output_weight(dim, vocab, rngs)
 
     def losses(self, hidden: Float[Array, '*b d'], targets: Float[Array, '*b o']) -> Float[Array, '*b']:

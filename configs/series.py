@@ -1,0 +1,326 @@
+"""Forecasts of time series: published systems, and any mixer of the zoo.
+
+    attnlab train --config=series:zoo=mha,data=seasonal,lookback=96,horizon=96 --workdir=runs/seasonal-mha
+    attnlab train --config=series:system=dlinear,data=etth1,lookback=336,horizon=96 --workdir=runs/etth1-dlinear
+
+`data` is a drawn series (`seasonal`, `level_shift`, `trend`, `regimes`, `henon`, `lorenz`, `autoregression`), a
+published one (`etth1`, `ettm2`, `electricity`, `exchange`, ...: docs/series.md), or a file of your own, `.csv`,
+`.csv.gz`, `.txt.gz`, `.npy` or `.npz`. `lookback` rows are read, `horizon` rows forecast.
+
+`system` is one of those of SYSTEMS, and sets the arguments below; those that are given besides override it:
+
+- `zoo`: a recipe (`attnlab zoo` lists them); none for the linear systems;
+- `inputs`: `apart`, every variate a row of patches; `together`, a patch of all variates is a token; `variates`, a
+  variate is a token, and bidirectional mixers that take positions have none;
+- `patch`, `stride`: steps of a patch, and from one to the next;
+- `form`: `causal`, read at the last token, or `bidirectional`, where all are read; by default causal where the recipe
+  is;
+- `norm`: of windows: `instance`, `last_value` or `none`;
+- `individual=1`: a head for each variate.
+
+`head` is one of those of real numbers that `attnlab zoo --heads` lists, or `affine`, the default; `quantiles`,
+`mixture_density`, `c51` and `iqn` predict distributions, whose CRPS and coverage are then reported. `size`, `optimizer`
+and `schedule` are as in `configs/images.py`.
+"""
+
+import dataclasses
+import pathlib
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from ml_collections import ConfigDict
+
+from attnlab.config import arguments, choose, spec, takes
+from attnlab.data.series.drawn import Autoregression, DrawnSeries, Henon, Lorenz, Regimes, Seasonal
+from attnlab.data.series.files import CSVSeries, NPZSeries
+from attnlab.data.series.published import PUBLISHED, PublishedSeries
+from attnlab.data.series.series import Series
+from attnlab.errors import UserError
+from attnlab.evals.by_slice import BySlice
+from attnlab.evals.cadence import AtEnd, EveryNSteps
+from attnlab.models.forecasters import LinearForecaster, StackForecaster
+from attnlab.models.heads.affine import AffineHead, SparseAffineHead
+from attnlab.models.heads.registry import REGRESSORS
+from attnlab.models.inputs.series import VariatesApart, VariatesAsTokens, VariatesTogether
+from attnlab.models.stack import stack_spec
+from attnlab.nn.mlps import GatedMLP
+from attnlab.nn.positions import LearnedPlaces
+from attnlab.nn.windows import InstanceNorm, LastValue, MovingAverage
+from attnlab.tasks.forecasting import Forecasting
+from attnlab.train.optimizer import AdamW
+from attnlab.train.run_config import CHOICES, run_config
+from attnlab.train.schedule import Cosine
+from attnlab.train.step import Precision
+from attnlab.zoo import Recipe
+from attnlab.zoo.chosen import sequence_recipe
+
+DRAWN: Mapping[str, DrawnSeries] = MappingProxyType(
+    {
+        'seasonal': DrawnSeries(),
+        'level_shift': DrawnSeries(Seasonal(shift=2.0)),
+        'trend': DrawnSeries(Seasonal(trend=1 / 1200)),
+        'regimes': DrawnSeries(Regimes()),
+        'henon': DrawnSeries(Henon()),
+        'lorenz': DrawnSeries(Lorenz()),
+        'autoregression': DrawnSeries(Autoregression(), rows=20_000),
+    }
+)
+ARRAYS = ('.npy', '.npz')
+TABLES = ('.csv', '.csv.gz', '.txt', '.txt.gz', '.tsv')
+
+
+@dataclasses.dataclass(frozen=True)
+class System:
+    """A published forecaster as a row: the paper, the arguments that make it, and where it departs from the paper.
+
+    Attributes:
+      cite: the paper.
+      arguments: those of this config that it sets.
+      notes: what differs.
+      decomposition: for linear systems, what divides the window.
+      linear: whether the head reads the window itself.
+      share: for AR-Net, the fraction of weights that are expected not to be zero; `None`: no penalty.
+      repeat_last: how often the last step is repeated before patches are cut.
+    """
+
+    cite: str
+    arguments: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    notes: str = ''
+    decomposition: MovingAverage | None = None
+    linear: bool = False
+    share: float | None = None
+    repeat_last: int = 0
+
+
+ZENG = 'Zeng et al. 2023, https://arxiv.org/abs/2205.13504'
+ONE_RUN = 'fixed steps with a cosine, without early stopping'
+PRE_NORM = 'RMS norms before the branches, gated MLPs, no dropout'
+
+SYSTEMS: Mapping[str, System] = MappingProxyType(
+    {
+        'linear': System(ZENG, {'norm': 'none'}, ONE_RUN, linear=True),
+        'nlinear': System(ZENG, {'norm': 'last_value'}, ONE_RUN, linear=True),
+        'dlinear': System(
+            ZENG,
+            {'norm': 'none'},
+            f'{ONE_RUN}; one intercept, where the paper adds up two',
+            decomposition=MovingAverage(),
+            linear=True,
+        ),
+        'rlinear': System(
+            'Li et al. 2023, https://arxiv.org/abs/2305.10721',
+            {'norm': 'instance'},
+            f'{ONE_RUN}; without the learned gain and bias of its normalisation',
+            linear=True,
+        ),
+        'ar_net': System(
+            'Triebe, Laptev and Rajagopal 2019, https://arxiv.org/abs/1911.12436',
+            {'norm': 'none'},
+            f'{ONE_RUN}; the penalty is whole from the first step; the paper has horizon=1, longer by eval --multiples',
+            linear=True,
+            share=0.3,
+        ),
+        'patch_tst': System(
+            'Nie et al. 2023, https://arxiv.org/abs/2211.14730',
+            {'zoo': 'mha', 'inputs': 'apart', 'patch': '16', 'stride': '8', 'form': 'bidirectional'},
+            f'{PRE_NORM}, where the paper has batch norms after the branches; rotary positions besides the learned',
+            repeat_last=8,
+        ),
+        'itransformer': System(
+            'Liu et al. 2024, https://arxiv.org/abs/2310.06625',
+            {'zoo': 'mha', 'inputs': 'variates', 'form': 'bidirectional'},
+            f'{PRE_NORM}, where the paper has layer norms after the branches; no time marks',
+        ),
+    }
+)
+"""Published systems by the value of `system=`."""
+
+OWN = System('')
+"""That of no paper: the arguments alone."""
+
+DEFAULTS = MappingProxyType(
+    {'zoo': 'mha', 'inputs': 'apart', 'patch': '8', 'stride': '', 'form': '', 'norm': 'instance', 'individual': '0'}
+)
+"""What systems set, and what holds where neither they nor the arguments do."""
+
+NORMS = {'instance': InstanceNorm, 'last_value': LastValue, 'none': lambda: None}
+INPUTS = {'apart': VariatesApart, 'together': VariatesTogether, 'variates': VariatesAsTokens}
+FORMS = ('causal', 'bidirectional')
+
+
+@dataclasses.dataclass(frozen=True)
+class Size:
+    """The model, and how it is trained; `window` is for mixers that have one, in tokens."""
+
+    steps: int
+    batch_size: int
+    peak_lr: float
+    dim: int
+    depth: int
+    heads: int
+    window: int = 8
+    linear_lr: float = 5e-3
+    weight_decay: float = 0.0
+    activations: str = 'float32'
+
+
+SIZES = {
+    'tiny': Size(steps=1_000, batch_size=32, peak_lr=1e-3, dim=32, depth=2, heads=4),
+    'small': Size(
+        steps=10_000, batch_size=64, peak_lr=5e-4, dim=128, depth=3, heads=8, window=16, activations='bfloat16'
+    ),
+}
+
+EVERY_WINDOW = 2**31 - 1
+"""Evaluations leave none out."""
+
+
+def get_config(arg: str = '') -> ConfigDict:
+    """The config of `data=...,lookback=...,horizon=...,system=...`, the arguments of `DEFAULTS`, `head=...`,
+    `size=...` and `CHOICES`."""
+    given = arguments(
+        arg,
+        data='seasonal',
+        lookback='96',
+        horizon='96',
+        system='',
+        head='affine',
+        size='tiny',
+        **dict.fromkeys(DEFAULTS, ''),
+        **CHOICES,
+    )
+    system = choose(SYSTEMS, 'system', given['system']) if given['system'] else OWN
+    chosen = given | {name: given[name] or system.arguments.get(name, value) for name, value in DEFAULTS.items()}
+    size = choose(SIZES, 'size', chosen['size'])
+    lookback, horizon = _whole(chosen, 'lookback'), _whole(chosen, 'horizon')
+    series = _series(chosen['data'])
+    linear = system.linear and not given['zoo']
+    model = _linear(system, series, lookback, chosen) if linear else _stacked(system, series, lookback, size, chosen)
+    evaluated = max(1, size.steps // 5)
+    return run_config(
+        chosen,
+        steps=size.steps,
+        batch_size=size.batch_size,
+        length=lookback,
+        task=spec(Forecasting, data=series, horizon=horizon),
+        model=model,
+        optimizer=AdamW(
+            peak_lr=size.linear_lr if linear else size.peak_lr,
+            schedule=Cosine(warmup=0.1),
+            weight_decay=size.weight_decay,
+        ),
+        evals=(
+            spec(BySlice, cadence=spec(AtEnd), split='test', multiples=(1,), examples=EVERY_WINDOW),
+            spec(
+                BySlice,
+                cadence=spec(EveryNSteps, n=evaluated),
+                split='valid',
+                multiples=(1,),
+                examples=EVERY_WINDOW,
+                name='valid',
+            ),
+        ),
+        save_every=evaluated,
+        precision=Precision(activations=size.activations),
+    )
+
+
+def _series(name: str) -> Series:
+    if name in DRAWN:
+        return DRAWN[name]
+    if name in PUBLISHED:
+        return PublishedSeries(name)
+    if name.endswith(TABLES):
+        return CSVSeries(str(pathlib.Path(name)))
+    if name.endswith(ARRAYS):
+        return NPZSeries(str(pathlib.Path(name)))
+    return choose({**DRAWN, **dict.fromkeys(PUBLISHED)}, 'data', name)
+
+
+def _linear(system: System, series: Series, lookback: int, chosen: Mapping[str, str]) -> ConfigDict:
+    return spec(
+        LinearForecaster,
+        lookback=lookback,
+        variates=series.variates,
+        window_norm=choose(NORMS, 'norm', chosen['norm'])(),
+        decomposition=system.decomposition,
+        head=_head(system, series, chosen),
+    )
+
+
+def _stacked(system: System, series: Series, lookback: int, size: Size, chosen: Mapping[str, str]) -> ConfigDict:
+    recipe = sequence_recipe(chosen['zoo'])
+    causal = _causal(recipe, chosen)
+    inputs, places = _inputs(system, series, lookback, causal, chosen)
+    mixers = recipe.sized(heads=size.heads, window=size.window, length=places)
+    for mixer in () if causal else mixers:
+        if 'causal' in takes(mixer):
+            mixer.causal = False
+        # Variates have no order that a position could tell.
+        if chosen['inputs'] == 'variates' and 'position' in takes(mixer):
+            mixer.position = None
+    return spec(
+        StackForecaster,
+        dim=size.dim,
+        stack=stack_spec(mixers, layer=recipe.layer, depth=size.depth, mlp=spec(GatedMLP)),
+        lookback=lookback,
+        variates=series.variates,
+        window_norm=choose(NORMS, 'norm', chosen['norm'])(),
+        inputs=inputs,
+        head=_head(system, series, chosen),
+    )
+
+
+def _causal(recipe: Recipe, chosen: Mapping[str, str]) -> bool:
+    """Whether mixers read from left to right; raises `UserError` where the recipe does not."""
+    form = chosen['form']
+    if not form:
+        # Variates have no order, so that none is the last.
+        return recipe.causal and not (chosen['inputs'] == 'variates' and recipe.bidirectional)
+    choose(dict.fromkeys(FORMS), 'form', form)
+    causal = form == 'causal'
+    if not (recipe.causal if causal else recipe.bidirectional):
+        raise UserError(f'form={form} is not one of zoo={chosen["zoo"]}; leave it out, or choose another recipe')
+    return causal
+
+
+def _inputs(
+    system: System, series: Series, lookback: int, causal: bool, chosen: Mapping[str, str]
+) -> tuple[ConfigDict, int]:
+    """The inputs, and how many tokens they make."""
+    kind = choose(INPUTS, 'inputs', chosen['inputs'])
+    if kind is VariatesAsTokens:
+        return spec(kind), series.variates
+    patch = _whole(chosen, 'patch')
+    stride = _whole(chosen, 'stride') if chosen['stride'] else patch
+    places = (lookback + system.repeat_last - patch) // stride + 1
+    made = spec(
+        kind,
+        patch=patch,
+        stride=stride,
+        repeat_last=system.repeat_last,
+        positions=spec(LearnedPlaces),
+        read_from='last' if causal else 'all',
+    )
+    return made, places
+
+
+def _head(system: System, series: Series, chosen: Mapping[str, str]) -> ConfigDict:
+    if chosen['head'] != 'affine':
+        if chosen['individual'] == '1' or system.share is not None:
+            raise UserError(f'head={chosen["head"]} goes with individual=0 and systems without a head of their own')
+        return choose({'affine': None, **REGRESSORS}, 'head', chosen['head']).spec.copy_and_resolve_references()
+    variates = {'0': None, '1': series.variates}
+    sizes = {
+        'variates': choose(variates, 'individual', chosen['individual']),
+        'parts': 1 if system.decomposition is None else 2,
+    }
+    if system.share is None:
+        return spec(AffineHead, **sizes)
+    return spec(SparseAffineHead, share=system.share, **sizes)
+
+
+def _whole(chosen: Mapping[str, str], name: str) -> int:
+    if not (chosen[name].isascii() and chosen[name].isdecimal() and int(chosen[name])):
+        raise UserError(f'{name}={chosen[name]} must be a whole number of at least 1')
+    return int(chosen[name])

@@ -1,0 +1,68 @@
+"""Baselines of forecasts, against the numbers that the seasonal mixture has in closed form."""
+
+import numpy as np
+import pytest
+
+from attnlab.data.series.baselines import Forecasted, RepeatLast, SeasonalNaive, baselines, fit
+from attnlab.data.series.drawn import DrawnSeries, Seasonal
+from attnlab.data.series.windows import Windows, scaled
+from attnlab.errors import UserError
+from attnlab.nn.windows import InstanceNorm, LastValue
+
+
+def mse(series, baseline, *, within=True):
+    """Of a baseline on the test windows; `within`: on those whose look-back lies in the test split too."""
+    windows = Windows(scaled(series), 'test', 96, 96)
+    rows = [windows[i] for i in range(96 if within else 0, len(windows))]
+    past, targets = (np.stack([row[name] for row in rows]) for name in ('tokens', 'targets'))
+    return np.mean((baseline.forecast(past, 96) - targets) ** 2)
+
+
+@pytest.mark.parametrize(
+    ('shift', 'expected'),
+    [
+        (0.0, {'repeat': 2.0209, None: 0.1306, LastValue(): 0.1392, InstanceNorm(): 0.1393}),
+        (2.0, {'repeat': 2.0209, None: 17.361, LastValue(): 0.1392, InstanceNorm(): 0.1393}),
+    ],
+)
+def test_closed_form_numbers_of_the_seasonal_mixture(shift, expected):
+    series = DrawnSeries(Seasonal(shift=shift))
+    for norm, number in expected.items():
+        baseline = RepeatLast() if norm == 'repeat' else fit(series, 96, 96, norm)
+        assert mse(series, baseline) == pytest.approx(number, rel=2e-3), norm
+
+
+def test_windows_that_cross_into_the_shift_are_counted_too():
+    assert mse(DrawnSeries(), fit(DrawnSeries(), 96, 96), within=False) == pytest.approx(0.1328, rel=2e-3)
+
+
+def test_ridge_is_least_squares_of_what_it_is_given():
+    """Of rows without noise that a linear map makes it finds the map, for every variate."""
+    series = DrawnSeries(Seasonal(noise=0.0), rows=1000, copies=2)
+    assert mse(series, fit(series, 96, 96, penalty=1e-9), within=False) < 1e-9
+
+
+def test_a_map_that_subtracts_the_last_value_follows_a_constant():
+    map = fit(DrawnSeries(), 24, 8, LastValue())
+    past = scaled(DrawnSeries()).values[None, :24]
+    np.testing.assert_allclose(map.forecast(past + 5, 8), map.forecast(past, 8) + 5, atol=1e-5)
+    with pytest.raises(UserError, match='fitted for 8 steps, not 9'):
+        map.forecast(past, 9)
+
+
+def test_naive_forecasts():
+    past = np.arange(10.0)[None, :, None]
+    np.testing.assert_array_equal(RepeatLast().forecast(past, 2)[0, :, 0], [9, 9])
+    np.testing.assert_array_equal(SeasonalNaive(3).forecast(past, 5)[0, :, 0], [7, 8, 9, 7, 8])
+
+
+def test_rows_hold_the_forecast():
+    windows = Windows(scaled(DrawnSeries(rows=400)), 'test', 24, 8)
+    row = Forecasted(windows, RepeatLast())[3]
+    np.testing.assert_array_equal(row['forecast'], np.repeat(windows[3]['tokens'][-1:], 8, axis=0))
+    assert len(Forecasted(windows, RepeatLast())) == len(windows)
+
+
+def test_the_seasonal_forecast_needs_a_season_within_the_lookback():
+    assert 'seasonal_naive' in baselines(DrawnSeries(rows=400), 24, 8)
+    assert 'seasonal_naive' not in baselines(DrawnSeries(rows=400), 23, 8)

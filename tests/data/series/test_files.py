@@ -1,0 +1,117 @@
+"""Series in files, and the published ones."""
+
+import gzip
+import hashlib
+
+import numpy as np
+import pytest
+
+from attnlab.data.series import published
+from attnlab.data.series.files import CSVSeries, NPZSeries
+from attnlab.data.series.published import PUBLISHED, PublishedSeries, blob_digest
+from attnlab.data.series.series import Shares
+from attnlab.data.series.windows import scaled
+from attnlab.errors import UserError
+
+NUMBERS = np.arange(12.0).reshape(6, 2)
+
+
+@pytest.mark.parametrize(
+    ('name', 'text'),
+    [
+        ('dates.csv', 'date,a,b\n' + ''.join(f'2020-01-0{i},{2 * i},{2 * i + 1}\n' for i in range(6))),
+        ('plain.csv', ''.join(f'{2 * i};{2 * i + 1}\n' for i in range(6))),
+        ('marked.csv', '\ufeffa\tb\n' + ''.join(f'{2 * i}\t{2 * i + 1}\n' for i in range(6))),
+    ],
+)
+def test_tables_of_text(tmp_path, name, text):
+    (tmp_path / name).write_text(text, encoding='utf-8')
+    (tmp_path / f'{name}.gz').write_bytes(gzip.compress(text.encode()))
+    for suffix in ('', '.gz'):
+        series = CSVSeries(str(tmp_path / f'{name}{suffix}'))
+        np.testing.assert_array_equal(series.values(), NUMBERS)
+        assert series.variates == 2
+    second = CSVSeries(str(tmp_path / name), columns=('b' if 'a' in text else '1',))
+    np.testing.assert_array_equal(second.values(), NUMBERS[:, 1:])
+    assert second.variates == 1
+    content = hashlib.sha256((tmp_path / name).read_bytes()).hexdigest()
+    assert second.describe()['content'] == content
+
+
+@pytest.mark.parametrize(
+    ('text', 'message'),
+    [
+        ('date,a\n2020,1\n2021,\n', "line 3, column 'a' is empty"),
+        ('date,a\nx,1\ny,one\n', "line 3, column 'a' is 'one'"),
+        ('a,b\n1,2\n3\n', 'line 3 has 1 cells, not 2 or more'),
+        ('a,b\n1,2\n3,nan\n', 'missing or infinite values, the first in row 1, variate 1'),
+        ('', 'is empty, or begins with an empty line'),
+        ('a,b,c\n1,2\n', '3 names in line 1 and 2 cells in line 2'),
+    ],
+)
+def test_wrong_cells_are_named(tmp_path, text, message):
+    (tmp_path / 'a.csv').write_text(text)
+    with pytest.raises(UserError, match=message):
+        CSVSeries(str(tmp_path / 'a.csv')).values()
+
+
+def test_wrong_columns_and_files_are_named(tmp_path):
+    (tmp_path / 'a.csv').write_text('date,load\nx,1\n')
+    with pytest.raises(UserError, match=r"has no column 'lode'; did you mean 'load'"):
+        CSVSeries(str(tmp_path / 'a.csv'), columns=('lode',)).values()
+    with pytest.raises(UserError, match=r'there is no file nowhere\.csv'):
+        CSVSeries('nowhere.csv').values()
+
+
+def test_arrays(tmp_path):
+    np.savez(tmp_path / 'a.npz', data=np.stack([NUMBERS, -NUMBERS], axis=2))
+    np.save(tmp_path / 'a.npy', NUMBERS)
+    for series in (NPZSeries(str(tmp_path / 'a.npz')), NPZSeries(str(tmp_path / 'a.npy'))):
+        np.testing.assert_array_equal(series.values(), NUMBERS)
+    np.testing.assert_array_equal(NPZSeries(str(tmp_path / 'a.npz'), feature=1).values(), -NUMBERS)
+    with pytest.raises(UserError, match="has no array 'dat'; did you mean 'data'"):
+        NPZSeries(str(tmp_path / 'a.npz'), key='dat').values()
+    with pytest.raises(UserError, match=r'feature is 2; .* has 2 features'):
+        NPZSeries(str(tmp_path / 'a.npz'), feature=2).values()
+
+
+@pytest.fixture
+def toy(tmp_path, monkeypatch):
+    """A published series of six rows, in a folder."""
+    (tmp_path / 'toy.csv').write_text('a,b\n' + '\n'.join(f'{2 * i},{2 * i + 1}' for i in range(6)))
+    path = tmp_path / 'toy.csv'
+    row = published.Published('toy.csv', 2, 6, 1, Shares(0.5, 0.2), blob=blob_digest(path))
+    monkeypatch.setattr(published, 'PUBLISHED', {**PUBLISHED, 'toy': row})
+    return PublishedSeries('toy', str(tmp_path))
+
+
+def test_a_published_file_is_checked(toy, tmp_path):
+    np.testing.assert_array_equal(toy.values(), NUMBERS)
+    assert scaled(toy).borders['test'] == (5, 6)
+    (tmp_path / 'toy.csv').write_text('a,b\n1,2\n')
+    with pytest.raises(UserError, match='is not the published file of toy'):
+        toy.values()
+
+
+def test_a_published_file_has_the_published_shape(toy, tmp_path, monkeypatch):
+    short = published.Published('toy.csv', 2, 7, 1)
+    monkeypatch.setattr(published, 'PUBLISHED', {'toy': short})
+    with pytest.raises(UserError, match='has 6 rows; toy has 7'):
+        toy.values()
+
+
+def test_what_cannot_be_downloaded_is_put_there_by_hand(tmp_path):
+    with pytest.raises(UserError, match=r'weather has to be put by hand at .*weather.csv'):
+        PublishedSeries('weather', str(tmp_path)).values()
+    with pytest.raises(UserError, match="no published series 'etth3'; did you mean 'etth"):
+        PublishedSeries('etth3')
+
+
+def test_git_names_a_file_by_its_content(tmp_path):
+    (tmp_path / 'a').write_bytes(b'what is up, doc?')
+    assert blob_digest(tmp_path / 'a') == 'bd9dbf5aae1a3862dd1526723246b20206e5fc37'
+
+
+def test_every_published_series_has_splits_of_its_rows():
+    for name, row in PUBLISHED.items():
+        assert sum(row.split.counts(row.rows)) <= row.rows and row.season >= 1, name

@@ -1,0 +1,222 @@
+"""Forecasters against their written definitions."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from scipy.stats import norm
+
+from attnlab.blocks.block import Block
+from attnlab.context import Context
+from attnlab.data.series.drawn import Autoregression, DrawnSeries
+from attnlab.errors import UserError
+from attnlab.mixers.softmax.attention import Attention
+from attnlab.models.forecasters import LinearForecaster, StackForecaster
+from attnlab.models.heads.affine import AffineHead, SparseAffineHead
+from attnlab.models.heads.distributional import AtomsHead
+from attnlab.models.heads.quantile import MixtureDensityHead, QuantileHead
+from attnlab.models.heads.regression import RegressionHead
+from attnlab.models.inputs.series import VariatesApart, VariatesAsTokens, VariatesTogether
+from attnlab.models.predictor import Distributional, Predictor, Stacked
+from attnlab.models.stack import Stack
+from attnlab.nn.positions import LearnedPlaces
+from attnlab.nn.windows import InstanceNorm, LastValue, MovingAverage
+from attnlab.testing.noise import noise, perturbed
+
+LOOKBACK, HORIZON, VARIATES = 12, 4, 3
+X = noise(2, LOOKBACK, VARIATES)
+TARGETS = noise(2, VARIATES, HORIZON, seed=1)
+CTX = Context.full(2, LOOKBACK)
+
+
+def linear(**options):
+    made = LinearForecaster(HORIZON, lookback=LOOKBACK, variates=VARIATES, dtype='float32', rngs=nnx.Rngs(0), **options)
+    return perturbed(made)
+
+
+def stacked(inputs=VariatesApart, causal=True, **options):
+    stack = functools.partial(
+        Stack,
+        depth=1,
+        blocks=(functools.partial(Block, mixer=functools.partial(Attention, heads=2, causal=causal), mlp=None),),
+    )
+    sizes = {'lookback': LOOKBACK, 'variates': VARIATES, 'dtype': 'float32', 'rngs': nnx.Rngs(0)}
+    return perturbed(StackForecaster(HORIZON, dim=8, stack=stack, inputs=inputs, **sizes, **options))
+
+
+def forecast(model, x=X):
+    return np.asarray(model.logits(model.hidden(x, CTX)[0]))
+
+
+def test_a_linear_forecast_is_a_map_along_time():
+    model = linear()
+    weight, bias = np.asarray(model.head.weight[...]), np.asarray(model.head.bias[...])
+    np.testing.assert_allclose(forecast(model), np.asarray(X).swapaxes(1, 2) @ weight.T + bias, atol=1e-5)
+    assert isinstance(model, Predictor) and not model.distributions and model.outputs == HORIZON
+    assert [stage.name for stage in model.stages(X, CTX)] == ['window', 'head']
+
+
+def test_every_variate_may_have_a_map_of_its_own():
+    model = linear(head=functools.partial(AffineHead, variates=VARIATES))
+    weight, bias = np.asarray(model.head.weight[...]), np.asarray(model.head.bias[...])
+    expected = [np.asarray(X)[:, :, v] @ weight[v].T + bias[v] for v in range(VARIATES)]
+    np.testing.assert_allclose(forecast(model), np.stack(expected, axis=1), atol=1e-5)
+
+
+@pytest.mark.parametrize(('by', 'factor'), [(LastValue(), 1.0), (InstanceNorm(), 3.0), (InstanceNorm(), 1.0)])
+def test_forecasts_follow_a_shift_and_instance_norm_a_factor(by, factor):
+    model = linear(window_norm=by)
+    x = 10 * X  # So that eps is small beside the variance.
+    np.testing.assert_allclose(forecast(model, factor * x + 5), factor * forecast(model, x) + 5, rtol=1e-4, atol=1e-3)
+    plain = linear()
+    assert np.abs(forecast(plain, x + 5) - forecast(plain, x) - 5).max() > 1
+
+
+def test_rest_and_trend_span_what_the_window_spans():
+    """In closed form: DLinear is Linear, and has its forecasts where its two maps are that map."""
+    plain, divided = linear(), linear(decomposition=MovingAverage(5))
+    weight = plain.head.weight[...]
+    divided.head.weight[...] = jnp.concatenate([weight, weight], axis=1)
+    divided.head.bias[...] = plain.head.bias[...]
+    np.testing.assert_allclose(forecast(divided), forecast(plain), atol=1e-5)
+
+    x, targets = (np.asarray(one, np.float64) for one in (noise(40, LOOKBACK, 1), noise(40, 1, seed=3)))
+    parts = np.concatenate([np.asarray(part)[..., 0] for part in MovingAverage(5).divide(jnp.asarray(x))], axis=1)
+    fitted = [one @ np.linalg.lstsq(one, targets, rcond=1e-6)[0] for one in (x[..., 0], parts)]
+    np.testing.assert_allclose(*fitted, atol=1e-4)
+
+
+@pytest.mark.parametrize(('error', 'expected'), [('squared', jnp.square), ('absolute', jnp.abs)])
+def test_the_loss_is_in_units_of_the_data(error, expected):
+    model = linear(window_norm=InstanceNorm(), head=functools.partial(AffineHead, error=error))
+    hidden, _ = model.hidden(X, CTX)
+    losses = np.mean(expected(forecast(model) - TARGETS), axis=-1)
+    np.testing.assert_allclose(model.losses(hidden, TARGETS), losses, rtol=1e-4)
+    np.testing.assert_allclose(model.losses(hidden, TARGETS, jax.random.key(0)), losses, rtol=1e-4)
+    model = linear(window_norm=InstanceNorm(), head=functools.partial(RegressionHead, error=error))
+    losses = np.mean(expected(forecast(model) - TARGETS), axis=-1)
+    np.testing.assert_allclose(model.losses(model.hidden(X, CTX)[0], TARGETS), losses, rtol=1e-4)
+
+
+def test_variates_apart_do_not_see_each_other_and_variates_together_do():
+    changed = X.at[:, :, 0].add(1.0)
+    for inputs, sees in ((VariatesApart, False), (VariatesTogether, True)):
+        model = stacked(functools.partial(inputs, patch=4, positions=LearnedPlaces))
+        assert isinstance(model, Stacked) and isinstance(model, Distributional)
+        apart = np.abs(forecast(model, changed) - forecast(model)).max(axis=(0, 2))
+        assert apart[0] > 1e-3 and (apart[1:] > 1e-3).all() == sees and (apart[1:] == 0).all() != sees
+
+
+def test_variates_as_tokens_have_no_order():
+    model = stacked(VariatesAsTokens, causal=False, window_norm=InstanceNorm())
+    order = np.array([2, 0, 1])
+    np.testing.assert_allclose(forecast(model, X[:, :, order]), forecast(model)[:, order], atol=1e-5)
+    assert model.context(CTX).positions.shape == (2, VARIATES)
+
+
+def test_patches_may_overlap_and_go_beyond_the_end():
+    made = VariatesApart(
+        1, 8, lookback=LOOKBACK, variates=VARIATES, patch=4, stride=2, repeat_last=2, read_from='all', rngs=nnx.Rngs(0)
+    )
+    assert (made.places, made.width) == (6, 48)
+    padded = np.concatenate([X, X[:, -1:], X[:, -1:]], axis=1)
+    patches = np.stack([padded[:, 2 * i : 2 * i + 4, 1] for i in range(6)], axis=1)
+    weight = np.asarray(made.linear.weight[...])
+    np.testing.assert_allclose(made(X)[1::VARIATES], patches @ weight, atol=1e-5)
+    hidden = noise(2 * VARIATES, 6, 8)
+    np.testing.assert_array_equal(made.read(hidden)[1, 2], hidden[5].reshape(-1))
+    with pytest.raises(UserError, match='patches of 5 steps, 5 apart, leave steps of 12 out'):
+        VariatesApart(1, 8, lookback=LOOKBACK, variates=VARIATES, patch=5, rngs=nnx.Rngs(0))
+
+
+def test_windows_of_other_sizes_are_named():
+    with pytest.raises(UserError, match='look-back of 12 rows of 3 variates; windows of the task have 11 rows'):
+        linear().hidden(X[:, 1:], CTX)
+    with pytest.raises(UserError, match='forecasts numbers, not distributions'):
+        linear().quantiles(noise(2, 3, 14), jnp.array([0.5]))
+
+
+def test_an_autoregression_without_penalty_is_least_squares_and_with_it_is_sparse():
+    x = DrawnSeries(Autoregression(), rows=20_000).values()[:, 0]
+    lags = np.lib.stride_tricks.sliding_window_view(x, 11)[:, :10]
+    targets = x[10:, None]
+    squares = np.linalg.lstsq(np.column_stack([lags, np.ones(len(lags))]), targets, rcond=None)[0][:10, 0]
+    plain, sparse = fitted(lags, targets, share=1.0), fitted(lags, targets, share=0.3)
+    np.testing.assert_allclose(plain, squares, atol=2e-3)
+    spurious, known = sparse[:7], np.array([-0.5, 0.3, 0.2])
+    assert np.abs(spurious).max() < 0.005 < np.abs(plain[:7]).max()
+    np.testing.assert_allclose(sparse[7:], known, atol=0.03)
+
+
+def fitted(lags, targets, **options):
+    """The weights of a sparse head after steps of Adam on all rows."""
+    graphdef, params = nnx.split(SparseAffineHead(10, 1, **options, rngs=nnx.Rngs(0)))
+    # The derivative of the penalty is unbounded at 0: steps must forget the one that crossed it.
+    optimizer = optax.adam(optax.cosine_decay_schedule(0.005, STEPS), b2=0.9)
+    inputs, outputs = jnp.asarray(lags, jnp.float32), jnp.asarray(targets, jnp.float32)
+
+    def loss(params):
+        return jnp.mean(nnx.merge(graphdef, params).objective(inputs, outputs, jax.random.key(0)))
+
+    def step(carry, _):
+        params, state = carry
+        updates, state = optimizer.update(jax.grad(loss)(params), state)
+        return (optax.apply_updates(params, updates), state), None
+
+    run = jax.jit(lambda params: jax.lax.scan(step, (params, optimizer.init(params)), length=STEPS)[0][0])
+    return np.asarray(nnx.merge(graphdef, run(params)).weight[...])[0]
+
+
+STEPS = 1000
+
+
+@pytest.mark.parametrize(
+    'head',
+    [
+        QuantileHead,
+        pytest.param(MixtureDensityHead, marks=pytest.mark.slow),
+        pytest.param(functools.partial(AtomsHead, low=-4.0, high=4.0), marks=pytest.mark.slow),
+    ],
+    ids=['quantiles', 'mixture', 'atoms'],
+)
+def test_quantiles_ascend_and_follow_the_window(head):
+    model = linear(window_norm=InstanceNorm(), head=head)
+    levels = jnp.array([0.1, 0.3, 0.5, 0.9])
+    found = np.asarray(model.quantiles(model.hidden(X, CTX)[0], levels))
+    assert model.distributions and found.shape == (2, VARIATES, 4, HORIZON)
+    assert (np.diff(found, axis=2) >= 0).all()
+    x = 10 * X
+    moved = [np.asarray(model.quantiles(model.hidden(one, CTX)[0], levels)) for one in (x, 2 * x + 5)]
+    np.testing.assert_allclose(moved[1], 2 * moved[0] + 5, rtol=1e-3, atol=1e-2)
+
+
+def test_quantiles_of_a_mixture_are_those_of_its_distribution():
+    head = perturbed(MixtureDensityHead(8, 2, components=2, rngs=nnx.Rngs(0)))
+    hidden, levels = noise(3, 8), jnp.tile(jnp.array([0.05, 0.5, 0.95]), (3, 1))
+    found = head.quantiles(hidden, levels)
+    weights, means, deviations = (np.asarray(one)[:, None] for one in head._mixture(hidden))
+    reached = np.sum(weights * norm.cdf(np.asarray(found)[..., None], means, deviations), axis=-1)
+    np.testing.assert_allclose(reached, np.broadcast_to(levels[..., None], reached.shape), atol=1e-4)
+    drawn = np.asarray(head.logits(hidden))
+    np.testing.assert_allclose(drawn, np.sum(weights * means, axis=-1)[:, 0], rtol=1e-5)
+    density = np.sum(weights[:, 0] * norm.pdf(0.3, means[:, 0], deviations[:, 0]), axis=-1)
+    losses = head.losses(hidden, jnp.full((3, 2), 0.3))
+    np.testing.assert_allclose(losses, -np.log(density).mean(axis=-1), rtol=1e-4)
+
+
+def test_between_levels_quantiles_are_interpolated():
+    head = perturbed(QuantileHead(8, 2, levels=(0.2, 0.4, 0.8), rngs=nnx.Rngs(0)))
+    hidden = noise(3, 8)
+    at = [np.asarray(head.quantiles(hidden, jnp.full((3, 1), level)))[:, 0] for level in (0.01, 0.2, 0.3, 0.4, 0.8)]
+    np.testing.assert_array_equal(at[0], at[1])
+    np.testing.assert_allclose(at[2], (at[1] + at[3]) / 2, atol=1e-5)
+    targets = noise(3, 2, seed=4)
+    apart = np.asarray(targets)[..., None] - np.asarray(head.linear(hidden)).reshape(3, 2, 3)
+    pinball = np.maximum(apart * np.array([0.2, 0.4, 0.8]), apart * (np.array([0.2, 0.4, 0.8]) - 1))
+    np.testing.assert_allclose(head.losses(hidden, targets), pinball.mean(axis=(1, 2)), rtol=1e-4)
+    with pytest.raises(UserError, match=r'levels is .* they must ascend'):
+        QuantileHead(8, 2, levels=(0.5, 0.2), rngs=nnx.Rngs(0))

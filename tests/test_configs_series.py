@@ -1,0 +1,56 @@
+"""The config of series: every system builds, and mistakes in its arguments are named."""
+
+import jax
+import pytest
+
+from attnlab.compare.measures import parameters
+from attnlab.errors import UserError
+from attnlab.train.setup import prepare
+from configs import series
+
+
+@pytest.mark.parametrize(
+    'argument',
+    [
+        *(f'system={name}' for name in series.SYSTEMS),
+        pytest.param('system=patch_tst,zoo=gla,form=causal,size=small', marks=pytest.mark.slow),
+        'inputs=together,zoo=mamba,norm=last_value,head=mixture_density',
+        'data=lorenz,system=linear,individual=1,lookback=24,horizon=8',
+    ],
+)
+def test_series_of_every_kind(argument):
+    setup = prepare(series.get_config(argument))
+    measured = jax.eval_shape(setup.measure, setup.abstract.params, setup.abstract_batch())
+    distribution = {'crps', 'coverage_80', 'width_80'} if 'head' in argument else set()
+    by_step = {'position_mse', 'position_mae'}
+    assert set(measured) == {'loss', 'mse', 'mae', 'mase', 'mse_original', 'mae_original'} | by_step | distribution
+    assert measured['position_mse'].total.shape == (setup.task.horizon,)
+
+
+def test_series_have_the_sizes_of_papers():
+    """Parameters as published: of Linear at 336 to 96, and of patches at 336: 42 tokens."""
+    assert parameters(prepare(series.get_config('system=linear,data=etth1,lookback=336'))) == 337 * 96
+    assert parameters(prepare(series.get_config('system=dlinear,data=etth1,lookback=336'))) == (2 * 336 + 1) * 96
+    patched = series.get_config('system=patch_tst,data=etth1,lookback=336')
+    assert not patched.model.stack.blocks[0].mixer.causal and patched.model.inputs.read_from == 'all'
+    assert prepare(patched).model.embedding.places == 42
+    inverted = series.get_config('system=itransformer,data=exchange').model
+    assert inverted.variates == 8 and inverted.stack.blocks[0].mixer.position is None
+
+
+@pytest.mark.parametrize(
+    ('argument', 'sentence'),
+    [
+        ('data=etth3', "there is no data=etth3; did you mean 'etth"),
+        ('data=no.csv', r'there is no file no\.csv'),
+        ('system=dlinar', "there is no system=dlinar; did you mean 'dlinear'"),
+        ('horizon=0', 'horizon=0 must be a whole number of at least 1'),
+        ('zoo=swin', 'zoo=swin mixes tokens on a grid'),
+        ('zoo=mamba,form=bidirectional', 'form=bidirectional is not one of zoo=mamba'),
+        ('system=ar_net,head=quantiles', 'head=quantiles goes with individual=0'),
+        ('head=quantile', "there is no head=quantile; did you mean 'quantiles'"),
+    ],
+)
+def test_series_names_mistakes(argument, sentence):
+    with pytest.raises(UserError, match=sentence):
+        series.get_config(argument)
