@@ -18,6 +18,9 @@ in it; others read from left to right.
 of that before, the last the width of `size`. `layout=paper` is the hierarchical model of the recipe's paper in its own
 widths, depths and heads, with the patches of `data` and the training of `size` (swin: Swin-T, pvt: PVT-Tiny).
 
+`predict=label` is the default; `predict=epsilon|v` trains a diffusion model of the images instead
+(`attnlab.tasks.diffusion`), evaluated by drawing some, at the end.
+
 `augment=crop+flip+mixup+cutmix`, or some of these, changes images in training: a part of the image with zeros around
 it, the image mirrored, the mixture of two, a piece of another; of the last two one is drawn for every image.
 
@@ -48,8 +51,10 @@ from attnlab.data.vision.folders import image_folder
 from attnlab.data.vision.shapes import Connected, Count, SameDifferent, Segments
 from attnlab.errors import UserError
 from attnlab.evals.by_slice import BySlice
-from attnlab.evals.cadence import EveryNSteps
+from attnlab.evals.cadence import AtEnd, EveryNSteps
+from attnlab.evals.drawn import Drawings
 from attnlab.models.heads.registry import CLASSIFIERS
+from attnlab.models.heads.regression import RegressionHead
 from attnlab.models.inputs.patches import ConvStem, OverlappingMap, Patches, class_place
 from attnlab.models.model import Model
 from attnlab.models.pyramid import Pyramid, Resolution
@@ -59,6 +64,7 @@ from attnlab.nn.mlps import MLP, GatedMLP
 from attnlab.nn.norms import RMSNorm
 from attnlab.nn.pools import MeanPool, OneToken
 from attnlab.nn.positions import GridSinusoids, LearnedPlaces
+from attnlab.tasks.diffusion import Diffusion
 from attnlab.tasks.images import ImageClassification, Segmentation, side
 from attnlab.train.optimizer import AdamW, Group, Groups
 from attnlab.train.run_config import CHOICES, run_config
@@ -141,6 +147,7 @@ POSITIONS: dict[str, Callable[[], Any]] = {
     'none': lambda: None,
 }
 TOKENS = {'mean': None, 'first': 'first', 'middle': 'middle'}
+PREDICTED = {'label': None, 'epsilon': 'epsilon', 'v': 'v'}
 AUGMENTATIONS: dict[str, Transform | Mixing] = {'crop': Crop(), 'flip': Flip(), 'mixup': Mixup(), 'cutmix': CutMix()}
 DYNAMICS_LR = 1e-3
 """The highest learning rate of the time scales of a recurrence, which have no weight decay."""
@@ -154,6 +161,7 @@ def get_config(arg: str = '') -> ConfigDict:
         data='digits',
         size='tiny',
         layout='flat',
+        predict='label',
         augment='',
         colors='rgb',
         side='32',
@@ -167,20 +175,25 @@ def get_config(arg: str = '') -> ConfigDict:
     images, size = _images(chosen), choose(SIZES, 'size', chosen['size'])
     layout = _layout(recipe, images, size, chosen)
     evaluated = max(1, size.steps // 10)
+    evals = (spec(BySlice, cadence=spec(EveryNSteps, n=evaluated), multiples=(1,), examples=images.examples),)
+    task = _task(images, layout, _augmentation(chosen['augment']), choose(PREDICTED, 'predict', chosen['predict']))
+    model = _model(recipe, images, layout, chosen)
+    if chosen['predict'] != 'label':
+        model, evals = _denoising(model, task, layout, chosen), (*evals, spec(Drawings, cadence=spec(AtEnd)))
     return run_config(
         chosen,
         steps=size.steps,
         batch_size=size.batch_size,
         length=images.data.kind.length,
-        task=_task(images, layout, _augmentation(chosen['augment'])),
-        model=_model(recipe, images, layout, chosen),
+        task=task,
+        model=model,
         optimizer=AdamW(
             peak_lr=size.peak_lr,
             schedule=Cosine(warmup=size.warmup),
             weight_decay=size.weight_decay,
             groups=Groups(dynamics=Group(lr=min(1.0, DYNAMICS_LR / size.peak_lr), weight_decay=0.0)),
         ),
-        evals=(spec(BySlice, cadence=spec(EveryNSteps, n=evaluated), multiples=(1,), examples=images.examples),),
+        evals=evals,
         save_every=evaluated,
         precision=Precision(activations=size.activations),
     )
@@ -207,7 +220,9 @@ def _augmentation(text: str) -> Augmentation | None:
     )
 
 
-def _task(images: Images, layout: Layout, augmentation: Augmentation | None) -> ConfigDict:
+def _task(images: Images, layout: Layout, augmentation: Augmentation | None, predicts: str | None) -> ConfigDict:
+    if predicts is not None:
+        return spec(Diffusion, data=images.data, patch=images.patch, augmentation=augmentation, predicts=predicts)
     if images.dense:
         patch = images.patch * 2 ** (layout.resolutions - 1)
         return spec(Segmentation, data=images.data, patch=patch, augmentation=augmentation)
@@ -244,6 +259,18 @@ def _model(recipe: Recipe, images: Images, layout: Layout, chosen: dict[str, str
         pool=pool,
         streaming=False,
     )
+
+
+def _denoising(model: ConfigDict, task: ConfigDict, layout: Layout, chosen: dict[str, str]) -> ConfigDict:
+    """The model with what tells the time among its inputs, and a prediction for every patch."""
+    if layout.resolutions > 1 or (chosen['token'], chosen['head']) != ('mean', 'linear'):
+        raise UserError(
+            f'predict={chosen["predict"]} predicts numbers for every patch; it needs layout=flat, token=mean and '
+            f'head=linear, not {chosen["layout"]}, {chosen["token"]} and {chosen["head"]}'
+        )
+    model.inputs.channels = model.inputs.channels + task.features
+    model.head, model.pool = spec(RegressionHead), None
+    return model
 
 
 def _grid(images: Images) -> tuple[int, int]:

@@ -134,7 +134,7 @@ def test_two_steps(module, argument, text):
 
 
 def take_two_steps(setup):
-    """Takes two steps from the config's own initial values and data, and says that they changed parameters."""
+    """Takes two steps from the config's own initial values and data, which must change parameters; returns the state."""
     setup.load_data()
     source = setup.task.source('train', setup.length)
     # Drawn operation by operation: the whole would take longer to compile than a step.
@@ -151,6 +151,7 @@ def take_two_steps(setup):
     assert int(state.step) == 2
     moved = jax.tree.map(lambda a, b: bool((a != b).any()), before, jax.tree.map(np.asarray, state.params))
     assert any(jax.tree.leaves(moved))
+    return state
 
 
 @pytest.mark.parametrize(
@@ -461,6 +462,20 @@ def test_two_steps_of_a_pyramid():
 def test_layouts_name_mistakes(argument, sentence):
     with pytest.raises(UserError, match=sentence):
         images.get_config(argument)
+
+
+def test_images_are_drawn_from_noise(tmp_path):
+    config = images.get_config('predict=v')
+    with config.unlocked():
+        config.model.stack.depth, config.batch_size = 1, 2
+        config.evals[1].count, config.evals[1].steps = 2, 2
+    setup = prepare(config)
+    state, evaluator = take_two_steps(setup), setup.evals[1]
+    evaluator.load_data(setup)
+    found = evaluator.evaluate(setup, state.variables)
+    assert found.pictures.shape == (2, 8, 8, 1) and found.numbers['mean_error'] > 0
+    with pytest.raises(UserError, match='predict=v predicts numbers for every patch; it needs layout=flat'):
+        images.get_config('predict=v,layout=pyramid')
 
 
 def test_images_of_ones_own(tmp_path):

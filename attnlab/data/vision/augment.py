@@ -142,13 +142,13 @@ class Augmented:
       examples: with `x`, the numbers of every pixel.
       row: makes the row of an example.
       size: height and width in pixels.
-      augmentation: what is done.
+      augmentation: what is done; `None`: nothing is.
     """
 
     examples: Source
     row: Callable[[Example], Row]
     size: int
-    augmentation: Augmentation
+    augmentation: Augmentation | None
 
     def __len__(self) -> int:
         return len(self.examples)
@@ -158,22 +158,25 @@ class Augmented:
 
     def varied(self, index: int, rng: np.random.Generator) -> Row:
         """The row of example `index`, changed as drawn from `rng`."""
-        row = self._drawn(index, rng)
-        if not self.augmentation.mixing:
+        row = self.row(self.changed(index, rng))
+        if self.augmentation is None or not self.augmentation.mixing:
             return row
-        other = self._drawn(int(rng.integers(len(self))), rng)
+        other = self.row(self.changed(int(rng.integers(len(self))), rng))
         mix = self.augmentation.mixing[int(rng.integers(len(self.augmentation.mixing)))]
         first, second = (self._picture(each['tokens']) for each in (row, other))
         mixed, share = mix(first, second, rng)
         tokens = mixed.reshape(row['tokens'].shape).astype(np.float32)
         return row | {'tokens': tokens, 'other': other['label'], 'share': np.float32(share)}
 
-    def _drawn(self, index: int, rng: np.random.Generator) -> Row:
+    def changed(self, index: int, rng: np.random.Generator) -> Example:
+        """Example `index` with its image transformed, as drawn from `rng`."""
         example = self.examples[index]
+        if self.augmentation is None:
+            return example
         changed = {name: self._picture(example[name]) for name in ('x', 'targets') if name in example}
         for transform in self.augmentation.transforms:
             changed = dict(zip(changed, transform(list(changed.values()), rng), strict=True))
-        return self.row({**example, **{name: each.reshape(example[name].shape) for name, each in changed.items()}})
+        return {**example, **{name: each.reshape(example[name].shape) for name, each in changed.items()}}
 
     def _picture(self, pixels: Shaped[np.ndarray, 'pixels *channels']) -> Picture:
         return pixels.reshape(self.size, self.size, *pixels.shape[1:])

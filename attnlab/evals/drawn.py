@@ -1,0 +1,139 @@
+"""Images drawn by a diffusion model, beside those that it was trained on, by the statistics of their pixels."""
+
+import dataclasses
+import functools
+import pathlib
+from collections.abc import Callable, Mapping
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax import Array
+from jaxtyping import Float
+
+from attnlab.data.long_range.rows import padded
+from attnlab.errors import UserError
+from attnlab.evals.cadence import AtEnd, EveryNSteps
+from attnlab.files import replacing
+from attnlab.tables import Column, Table, digits
+from attnlab.tasks.diffusion import Diffusion
+from attnlab.tasks.images import side
+from attnlab.train.setup import Setup
+
+MAGNIFIED = 4
+"""Pixels of a figure for a pixel of an image."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DrawnImages:
+    """The results of `Drawings`.
+
+    Attributes:
+      numbers: `mean_error` and `deviation_error`, the root mean square over pixels of how far the mean and the standard
+        deviation of drawn images are from those of the split, in standard deviations of pixels; `..._of_data` are the
+        same of as many training images.
+      pictures: bytes, `n height width channels`.
+    """
+
+    numbers: Mapping[str, float]
+    pictures: np.ndarray
+
+    def draw(self, folder: pathlib.Path) -> None:
+        """Writes the pictures side by side, `drawn.png`."""
+        from PIL import Image
+
+        columns = int(np.ceil(len(self.pictures) ** 0.5))
+        rows = -(-len(self.pictures) // columns)
+        height, width, channels = self.pictures.shape[1:]
+        sheet = np.zeros((rows, height + 1, columns, width + 1, channels), np.uint8)
+        for place, picture in enumerate(self.pictures):
+            sheet[place // columns, :height, place % columns, :width] = picture
+        flat = sheet.reshape(rows * (height + 1), columns * (width + 1), channels)
+        large = flat.repeat(MAGNIFIED, axis=0).repeat(MAGNIFIED, axis=1)
+        with replacing(folder / 'drawn.png') as path:
+            Image.fromarray(large[..., 0] if channels == 1 else large).save(path, format='PNG')
+
+    def table(self, title: str) -> Table:
+        """One row a statistic."""
+        names = [name for name in self.numbers if not name.endswith('_of_data')]
+        columns = (Column('statistic'), Column('drawn', digits('.3f'), True), Column('data', digits('.3f'), True))
+        rows = [(name.replace('_', ' '), self.numbers[name], self.numbers[f'{name}_of_data']) for name in names]
+        return Table('drawn', columns, rows, f'{title}: pixels of drawn images and of data, beside the split')
+
+
+@dataclasses.dataclass(frozen=True)
+class Drawings:
+    """Draws images from noise, the same noise every time, and compares their pixels with those of a split.
+
+    Attributes:
+      cadence: when to run during training.
+      split: which split of the task.
+      count: images drawn.
+      steps: from noise to image.
+      eta: how much new noise a step adds, from 0 to 1.
+      name: the prefix of its numbers.
+    """
+
+    cadence: EveryNSteps | AtEnd
+    split: str = 'test'
+    count: int = 64
+    steps: int = 50
+    eta: float = 0.0
+    name: str = 'drawn'
+
+    def __post_init__(self) -> None:
+        """Raises `UserError` for no images or steps, and an `eta` out of range."""
+        if min(self.count, self.steps) < 1 or not 0 <= self.eta <= 1:
+            raise UserError(
+                f'Drawings has count {self.count}, steps {self.steps} and eta {self.eta}; it needs at least one image '
+                'and step, and eta from 0 to 1'
+            )
+
+    def load_data(self, setup: Setup) -> None:
+        """Loads the split. Raises `UserError` for a task of another kind."""
+        if not isinstance(setup.task, Diffusion):
+            raise UserError(f'Drawings draws images of Diffusion; the task is {type(setup.task).__name__}')
+        setup.task.data.rows(self.split)
+
+    def evaluate(self, setup: Setup, variables: nnx.State) -> DrawnImages:
+        """Returns the images and their statistics."""
+        task = setup.task
+        assert isinstance(task, Diffusion)
+        program = _program(setup, self.count, self.steps, self.eta)
+        found = np.asarray(program(variables, jax.random.key(setup.seed)))
+        held_out, trained = (_images(task, split, self.count) for split in (self.split, 'train'))
+        kind, size = task.data.kind, side(task.data)
+        pixels = (found * kind.deviation + kind.mean).reshape(-1, size, size, kind.channels)
+        highest = max(float((held_out * kind.deviation + kind.mean).max()), 1.0)
+        pictures = np.clip(np.round(pixels * 255 / highest), 0, 255).astype(np.uint8)
+        of_data = {f'{name}_of_data': value for name, value in statistics(trained, held_out).items()}
+        return DrawnImages(statistics(found, held_out) | of_data, pictures)
+
+
+def statistics(images: Float[np.ndarray, 'n t c'], others: Float[np.ndarray, 'm t c']) -> dict[str, float]:
+    """Returns how far means and standard deviations of every pixel are apart, as roots of mean squares over pixels."""
+    apart = {
+        'mean_error': images.mean(axis=0) - others.mean(axis=0),
+        'deviation_error': images.std(axis=0) - others.std(axis=0),
+    }
+    return {name: float(np.sqrt(np.mean(difference**2))) for name, difference in apart.items()}
+
+
+def _images(task: Diffusion, split: str, count: int) -> Float[np.ndarray, 'n t c']:
+    """Images of a split as the model sees them: of training as many as are drawn, of others all up to a thousand."""
+    rows = task.data.rows(split)
+    most = min(len(rows), count if split == 'train' else 1_000)
+    return np.stack([padded(rows[index], task.data.kind, task.data.kind.length)['tokens'] for index in range(most)])
+
+
+@functools.lru_cache(maxsize=1)
+def _program(setup: Setup, count: int, steps: int, eta: float) -> Callable[[nnx.State, Array], Array]:
+    """Draws images, compiled once a run."""
+
+    def drawn(variables: nnx.State, key: Array) -> Array:
+        model = nnx.merge(setup.graphdef, variables)
+        assert isinstance(setup.task, Diffusion)
+        return setup.task.drawn(model, key, count=count, steps=steps, eta=eta).astype(jnp.float32)
+
+    return setup.jit(drawn)

@@ -1,0 +1,122 @@
+"""Denoising diffusion: noise, targets and the sampler, whose perfect model gives the image back."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attnlab.data.long_range.drawn import Drawn
+from attnlab.data.pipeline import Varied, batches
+from attnlab.data.vision.augment import Augmentation, Flip, Mixup
+from attnlab.data.vision.shapes import Count
+from attnlab.errors import UserError
+from attnlab.evals.cadence import AtEnd
+from attnlab.evals.drawn import Drawings, DrawnImages, statistics
+from attnlab.models.predictor import Predictor
+from attnlab.tasks.diffusion import LAST, CosineSchedule, Diffusion, _joined, _patched
+from attnlab.tasks.images import ImageClassification
+from attnlab.tasks.task import Sliced, Task
+
+SMALL = Drawn(Count(size=16, most=2), train=8, held_out=6)
+
+
+def test_levels_go_from_the_image_to_noise():
+    a, b = CosineSchedule().levels(np.array([0.0, 0.5, LAST, 1.0]), np)
+    np.testing.assert_allclose(a**2 + b**2, 1)
+    np.testing.assert_allclose(a[[0, 3]], [1, 0], atol=1e-12)
+    assert a[1] == pytest.approx(0.7, abs=0.02) and 0.005 < a[2] < 0.01
+
+
+@pytest.mark.parametrize('predicts', ['epsilon', 'v'])
+def test_rows_are_images_with_noise(predicts):
+    task = Diffusion(SMALL, patch=2, predicts=predicts)
+    plain = ImageClassification(SMALL)
+    assert isinstance(task, Task) and isinstance(task, Sliced) and task.vocab == 4
+    source, images = task.source('train', 256), plain.source('train', 256)
+    assert isinstance(source, Varied)
+    row = source.varied(3, np.random.default_rng(7))
+    t = np.random.default_rng(7).uniform(0, LAST)
+    # The first number that tells the time is cos(pi t).
+    np.testing.assert_allclose(row['tokens'][:, 1], np.cos(np.pi * t), rtol=1e-5)
+    a, b = CosineSchedule().levels(t, np)
+    image = images[3]['tokens']
+    noise = (row['tokens'][:, :1] - a * image) / b
+    expected = noise if predicts == 'epsilon' else a * noise - b * image
+    np.testing.assert_allclose(row['targets'], _patched(expected, 16, 2), rtol=1e-3, atol=1e-4)
+    example = task.example(256)
+    assert {name: (value.shape, value.dtype) for name, value in row.items()} == {
+        name: (value.shape, value.dtype) for name, value in example.items()
+    }
+
+
+def test_noise_is_drawn_anew_in_training_and_belongs_to_the_image_elsewhere():
+    task = Diffusion(SMALL, augmentation=Augmentation(transforms=(Flip(),)))
+    source = task.source('train', 256)
+    with batches(source, batch_size=8, seed=0) as stream:
+        first, second = next(stream), next(stream)
+    rows = np.concatenate([first['tokens'], second['tokens']]).reshape(16, -1)
+    assert len(np.unique(rows, axis=0)) == 16
+    np.testing.assert_array_equal(source[1]['tokens'], task.source('train', 256, 1024)[1]['tokens'])
+    test = task.slices('test', 256, (1,), 6)['all'].source
+    assert len({float(test[index]['tokens'][0, 1]) for index in range(6)}) == 6
+    assert 0.8 < task.trivial(task.slices('test', 256, (1,), 6)['all'])['loss']['zero'] < 1.2
+
+
+def test_patches_are_joined_again():
+    pixels = np.arange(2 * 16 * 3, dtype=np.float32).reshape(2, 16, 3)
+    cut = np.stack([_patched(each, 4, 2) for each in pixels])
+    assert cut.shape == (2, 4, 12) and cut[0, 0, :6].tolist() == pixels[0, :2].reshape(-1).tolist()
+    np.testing.assert_array_equal(_joined(jnp.asarray(cut), 4, 2, 3), pixels)
+
+
+class Knowing(Predictor):
+    """Stands for a model that knows the one image there is, and so predicts noise exactly."""
+
+    def __init__(self, image, task):
+        self.image, self.task = image, task
+
+    def hidden(self, inputs, ctx, state=None):
+        x, told = inputs[..., :1], inputs[:, :1, 1:2]
+        a, b = self.task.schedule.levels(jnp.arccos(told) / jnp.pi)
+        noise = (x - a * self.image) / b
+        return noise if self.task.predicts == 'epsilon' else a * noise - b * self.image, None
+
+    def logits(self, hidden):
+        return hidden
+
+
+@pytest.mark.parametrize(('predicts', 'eta'), [('epsilon', 0.0), ('v', 1.0)])
+def test_a_perfect_model_draws_the_image(predicts, eta):
+    task = Diffusion(SMALL, predicts=predicts)
+    image = jnp.asarray(np.clip(ImageClassification(SMALL).source('test', 256)[0]['tokens'], -2.9, 2.9))
+    drawn = jax.jit(lambda key: task.drawn(Knowing(image[None], task), key, count=2, steps=8, eta=eta))
+    np.testing.assert_allclose(drawn(jax.random.key(0)), np.stack([image] * 2), atol=2e-3)
+
+
+def test_drawn_images_are_written_side_by_side(tmp_path):
+    from PIL import Image
+
+    pictures = np.zeros((5, 4, 4, 1), np.uint8)
+    pictures[4] = 200
+    numbers = {'mean_error': 0.5, 'deviation_error': 0.25, 'mean_error_of_data': 0.1, 'deviation_error_of_data': 0.2}
+    found = DrawnImages(numbers, pictures)
+    found.draw(tmp_path)
+    sheet = np.asarray(Image.open(tmp_path / 'drawn.png'))
+    assert sheet.shape == (2 * 20, 3 * 20) and (sheet[20:36, 20:36] == 200).all() and sheet.sum() == 200 * 256
+    assert len(found.table('run').rows) == 2
+    zeros = np.zeros((3, 4, 1))
+    assert statistics(zeros + 1, zeros) == {'mean_error': 1.0, 'deviation_error': 0.0}
+
+
+@pytest.mark.parametrize(
+    ('make', 'sentence'),
+    [
+        (lambda: Diffusion(SMALL, patch=3), 'patch of Diffusion is 3; it must divide 16 pixels'),
+        (lambda: Diffusion(SMALL, features=0), 'features of Diffusion is 0; without any the time is not told'),
+        (lambda: Diffusion(SMALL, augmentation=Augmentation(mixing=(Mixup(),))), 'would be drawn as mixtures'),
+        (lambda: Drawings(AtEnd(), count=0), 'Drawings has count 0, steps 50 and eta 0.0; it needs at least one'),
+    ],
+)
+def test_mistakes_are_named(make, sentence):
+    with pytest.raises(UserError, match=sentence):
+        make()
