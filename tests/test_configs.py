@@ -134,7 +134,7 @@ def test_two_steps(module, argument, text):
 
 
 def take_two_steps(setup):
-    """Takes two steps from the config's own initial values and data, which must change parameters; returns the state."""
+    """Takes two steps from the config's own start and data, which must change parameters; returns the state."""
     setup.load_data()
     source = setup.task.source('train', setup.length)
     # Drawn operation by operation: the whole would take longer to compile than a step.
