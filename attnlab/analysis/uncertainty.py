@@ -22,6 +22,9 @@ from attnlab.train.run import check_data
 COVERAGES = (1.0, 0.9, 0.8, 0.5)
 """Shares of inputs that are answered, of which the accuracy is shown."""
 
+ROWS = 512
+"""Rows that are looked at where no number is asked for."""
+
 AT_ONCE = 32
 """Rows of a call."""
 
@@ -106,22 +109,20 @@ def analyse_uncertainty(
     *,
     step: int | None = None,
     split: str | None = None,
-    rows: int = 512,
-    fitted: int = 512,
+    rows: int | None = None,
+    fitted: int | None = None,
     alpha: float = 0.1,
     other_data: bool = False,
 ) -> Uncertainty:
     """Scores, calibrates and tests a classifier, and writes `analysis/<step>-uncertainty.json`.
 
-    Every other one of the first `rows` rows of a split chooses the temperature and the threshold of conformal sets; all
-    numbers are of those between. Means, covariance and directions of features are of the first `fitted` rows of
-    training.
+    Every other one of the first `rows` rows of a split, 512 or all if not given, chooses the temperature and the
+    threshold of conformal sets; all numbers are of those between. Means, covariance and directions of features are of
+    the first `fitted` rows of training, likewise.
 
     Raises `UserError` for a run that is no classifier of rows, for changed data unless `other_data` allows them, a
     split or rows that do not exist, fewer than four rows, and an alpha outside of (0, 1).
     """
-    if rows < 4 or fitted < 2:
-        raise UserError(f'rows is {rows} and fitted_rows {fitted}; there must be at least 4 and 2 of them')
     loaded = load_run(workdir, step)
     task = loaded.setup.task
     check_data(workdir, task.describe(), other=other_data)
@@ -130,12 +131,13 @@ def analyse_uncertainty(
             f'{workdir} was trained for {type(task).__name__}; what is analysed here is a classifier, one label a row'
         )
     split = task.evaluated_split if split is None else split
-    asked, trained = (_stacked(loaded, *each) for each in ((split, rows), ('train', fitted)))
+    asked, trained = (_stacked(loaded, *each) for each in ((split, rows, 4), ('train', fitted, 2)))
+    rows, fitted = len(asked['label']), len(trained['label'])
     run = functools.partial(outputs, loaded, task)
     scored = Scores.fitted(run(trained), loaded.model().head)
     of_asked = run(asked)
     chosen, tested = of_asked.part(0, 2), of_asked.part(1, 2)
-    found = examined(chosen, tested, scored, alpha, {name: run(rows) for name, rows in changed(asked, trained)})
+    found = examined(chosen, tested, scored, alpha, {name: run(each) for name, each in changed(asked, trained)})
     path = workdir / 'analysis' / f'{loaded.step}-uncertainty.json'
     record = {'step': loaded.step, 'split': split, 'rows': rows, 'fitted_rows': fitted, 'other_data': other_data}
     write_json(path, record | dataclasses.asdict(found))
@@ -232,9 +234,12 @@ def changed(
         yield name, {**rows, 'tokens': np.where(mask, tokens, x)}
 
 
-def _stacked(loaded: Loaded, split: str, count: int) -> dict[str, np.ndarray]:
-    """The first rows of a split as one batch."""
+def _stacked(loaded: Loaded, split: str, count: int | None, least: int) -> dict[str, np.ndarray]:
+    """The first rows of a split as one batch, `ROWS` of them or all there are if no number is given."""
     source = loaded.setup.task.source(split, loaded.setup.length)
+    count = min(ROWS, len(source)) if count is None else count
+    if count < least:
+        raise UserError(f'rows is {count} of the {split} split; there must be at least {least}')
     if count > len(source):
         raise UserError(f'rows is {count}; the {split} split has {len(source)} rows')
     rows = [source[index] for index in range(count)]

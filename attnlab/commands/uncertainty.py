@@ -20,10 +20,18 @@ def main(argv: list[str]) -> int:
     define_run(values)
     define_split(values)
     flags.DEFINE_integer(
-        'rows', 512, 'Rows of the split; every other one calibrates.', lower_bound=4, flag_values=values
+        'rows',
+        None,
+        'Rows of the split, of which every other one calibrates; 512, or all, by default.',
+        lower_bound=4,
+        flag_values=values,
     )
     flags.DEFINE_integer(
-        'fitted_rows', 512, 'Rows of training that scores of features are fitted to.', lower_bound=2, flag_values=values
+        'fitted_rows',
+        None,
+        'Rows of training that scores of features are fitted to, likewise.',
+        lower_bound=2,
+        flag_values=values,
     )
     flags.DEFINE_float('alpha', 0.1, 'How often conformal sets may lack the label.', flag_values=values)
     define_format(values)

@@ -78,7 +78,7 @@ def quantize_run(
         _save(changed, out)
         found = sizes(loaded.setup, changed)
         facts = {
-            **measured(loaded.setup),
+            **_facts(loaded.setup, workdir),
             'weight_bytes': found.after,
             'state_bytes_per_sequence': {
                 str(length): state_bytes(changed.setup, length) for length in (setup.length, 8 * setup.length)
@@ -93,6 +93,12 @@ def quantize_run(
     printer.table(_score_table(numbers, _reported(workdir, loaded.step)))
     printer.line(f'written: {out}, a run that eval, generate, analyse and compare take')
     return numbers
+
+
+def _facts(setup: Setup, workdir: pathlib.Path) -> dict[str, Any]:
+    """What the run recorded of its model, data and training; of one that recorded nothing what it would record now."""
+    recorded = run.starts(workdir)
+    return {name: recorded[-1][name] for name in sorted(run.FACTS)} if recorded else measured(setup)
 
 
 def sizes(setup: Setup, changed: Loaded) -> Sizes:

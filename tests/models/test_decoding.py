@@ -64,6 +64,7 @@ def test_a_beam_as_wide_as_all_continuations_finds_the_likeliest(model):
     np.testing.assert_array_equal(one, list(generate(model, PROMPT, 3, temperature=0.0)))
 
 
+@pytest.mark.slow
 def test_contrastive_search(model):
     greedy = list(generate(model, PROMPT, 4, temperature=0.0))
     assert list(contrastive_search(model, PROMPT, 4, penalty=0.0, candidates=3)) == greedy
