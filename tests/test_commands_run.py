@@ -30,6 +30,8 @@ LENGTHS = {
     'recall': ('evals[0].examples=2', 'evals[0].multiples=(1,)'),
     'long_range': ('evals[0].examples=2',),
     'grokking': ('evals[0].examples=2',),
+    'images': ('evals[0].examples=2',),
+    'series': ('evals[0].examples=2', 'evals[1].examples=2'),
 }
 """What shortens a run of a config, besides `BASE`."""
 
@@ -54,6 +56,7 @@ LEFT = {
     r'attnlab train .*--topology=': 'compiles for minutes; tests/compile/test_plans.py, tests/runs/test_plan.py',
     r'attnlab train .*task=listops,.*size=full': 'needs prepared data; tests/test_configs.py builds it',
     r'attnlab train .*task=imdb': 'needs a download; tests/test_configs.py builds it',
+    r'attnlab train .*data=etth1': 'needs a download; tests/data/series/test_files.py reads such a file',
     r'attnlab data prepare': 'takes minutes; tests/data/long_range/test_prepare.py',
     r'attnlab sweep .*--launcher=submitit': 'needs SLURM; tests/sweep/test_slurm.py',
     r'attnlab sweep .*--storage=postgresql': 'needs PostgreSQL; tests/sweep/test_postgresql.py',
@@ -65,6 +68,7 @@ LEFT = {
     r'python scripts/gpu_session.py': 'needs a GPU; tests/scripts/test_gpu_session.py rehearses all of it',
     r'python scripts/bench_start.py': 'times starts for minutes; tests/test_commands_in_documents.py reads its flags',
     r'python -m pallas_kernels.bench( |$)': 'times for minutes; tests/kernels/test_bench.py has all of it with --small',
+    r'python scripts/pathfinder_statistics.py .*FOLDER': 'needs the released images; the other line runs without them',
     r'python tests/kernels/compile_tpu.py': 'needs libtpu; tests/kernels/test_tpu.py',
 }
 """Commands that are not run here, by a pattern, with the reason and what runs them."""
@@ -72,6 +76,7 @@ LEFT = {
 SCRIPTS = {
     'bench_step.py': ('--rounds=2', '--burst=1', '--peer_python='),
     'bench_input.py': (),
+    'pathfinder_statistics.py': (),
 }
 """Flags that make a script short; one without a value leaves that flag out."""
 
@@ -125,6 +130,8 @@ def shortened(words: list[str]) -> list[str]:
     """A command of attnlab with flags that make it short, its globs expanded."""
     command = command_of(words)
     added = list(SHORTER[command]) if command in SHORTER else overrides(words)
+    if command == 'analyse' and any(word.startswith(('--head', '--neighbours')) for word in words):
+        added.remove('--bits=8')  # Of the analysis of layers.
     names = {flag.partition('=')[0] for flag in added}
     kept = [with_text(word) for word in words if word.partition('=')[0] not in names]
     globbed = [
