@@ -5,8 +5,10 @@ import pytest
 
 from attnlab.compare.measures import parameters
 from attnlab.errors import UserError
+from attnlab.sweep.sweep import read
 from attnlab.train.setup import prepare
 from configs import series
+from configs.sweeps import series as sweeps_series
 
 
 @pytest.mark.parametrize(
@@ -54,3 +56,11 @@ def test_series_have_the_sizes_of_papers():
 def test_series_names_mistakes(argument, sentence):
     with pytest.raises(UserError, match=sentence):
         series.get_config(argument)
+
+
+def test_a_sweep_chooses_on_validation():
+    made = sweeps_series.get_config('system=nlinear,horizon=24,seeds=2')
+    assert made.metric == 'valid/1x/mse' and made.goal == 'min' and made.seeds == (0, 1)
+    assert read(made).base.task.horizon == 24
+    with pytest.raises(UserError, match=r'seeds is .*; it must be a whole number from 1'):
+        sweeps_series.get_config('seeds=0')
