@@ -1,0 +1,192 @@
+"""Changes of named places in a trained model, without changing any mixer.
+
+A place is `embedding`; of layer 2 the normalised input of a branch, `layers[2].mixer.input`, and what the branch adds
+to the stream, `layers[2].mixer.output`, likewise of `mlp`; or the stream after it, `layers[2].residual`. What is done
+there is a function of the value. One that returns what it is given changes no bit of the result.
+
+    hidden_with(model, tokens, ctx, {'layers[1].mixer.output': jnp.zeros_like})
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from jaxtyping import Bool, Float
+
+from attnlab.blocks.block import Block
+from attnlab.blocks.residual import Connection, Streams
+from attnlab.context import Context
+from attnlab.errors import UserError, nearest
+from attnlab.models.predictor import Stacked, one_stack
+from attnlab.typing import Embedded, Features, Sequence, Tokens
+
+Change = Callable[[Array], Array]
+"""What is done to a value."""
+
+BRANCHES = ('mixer', 'mlp')
+
+
+def places(model: Stacked) -> list[str]:
+    """The places of a model, in the order in which it computes them."""
+    found = ['embedding']
+    for index, layer in enumerate(one_stack(model).layers()):
+        if isinstance(layer, Block):
+            branches = BRANCHES[: len(layer.connections)]
+            found += [f'layers[{index}].{branch}.{side}' for branch in branches for side in ('input', 'output')]
+        found.append(f'layers[{index}].residual')
+    return found
+
+
+def hidden_with(model: Stacked, inputs: Tokens | Features, ctx: Context, changes: Mapping[str, Change]) -> Embedded:
+    """The hidden state of every position, the values at some places being changed.
+
+    Raises `UserError` for a place that the model does not have.
+    """
+    for place in changes:
+        if place not in (known := places(model)):
+            raise UserError(f'this model has no place {place!r}{nearest(place, known)}')
+
+    def at(place: str, value: Any) -> Any:
+        return changes[place](value) if place in changes else value
+
+    x, ctx = at('embedding', model.embed(inputs, ctx)), model.context(ctx)
+    streams = model.stack.residual.open(x)
+    for index, layer in enumerate(one_stack(model).layers()):
+        _change(layer, f'layers[{index}]', changes)
+        streams, _ = layer(streams, ctx.fold_in(index))
+        streams = at(f'layers[{index}].residual', streams)
+    return model.norm(model.stack.residual.close(streams))  # type: ignore[attr-defined]
+
+
+def values_at(model: Stacked, inputs: Tokens | Features, ctx: Context, wanted: list[str]) -> dict[str, Array]:
+    """The values at some places of a pass."""
+    found: dict[str, Array] = {}
+
+    def note(place: str) -> Change:
+        def noted(value: Array) -> Array:
+            found[place] = value
+            return value
+
+        return noted
+
+    hidden_with(model, inputs, ctx, {place: note(place) for place in wanted})
+    return found
+
+
+def _change(layer: Any, name: str, changes: Mapping[str, Change]) -> None:
+    """Puts changes into a layer, which is a copy of the stack's: around norms and connections of its branches."""
+    for number, branch in enumerate(BRANCHES):
+        if (before := changes.get(f'{name}.{branch}.input')) is not None:
+            setattr(layer, f'{branch}_norm', _After(getattr(layer, f'{branch}_norm'), before))
+        if (after := changes.get(f'{name}.{branch}.output')) is not None:
+            layer.connections[number] = _Adding(layer.connections[number], after)
+
+
+class _After(nnx.Module):
+    """A module whose output is changed."""
+
+    def __init__(self, module: Any, change: Change):
+        self.module, self.change = module, change
+
+    def __call__(self, x: Array) -> Array:
+        return self.change(self.module(x))
+
+
+class _Adding(Connection):
+    """A connection that adds a changed output to the stream."""
+
+    def __init__(self, connection: Any, change: Change):
+        self.connection, self.change = connection, change
+
+    def read(self, streams: Streams) -> tuple[Sequence, Any]:
+        """What the branch reads of the streams, and what it is added to."""
+        return self.connection.read(streams)
+
+    def add(self, kept: Any, y: Sequence) -> Streams:
+        """The streams after the branch."""
+        return self.connection.add(kept, self.change(y))
+
+
+def causal_trace(
+    model: Stacked,
+    inputs: Tokens | Features,
+    ctx: Context,
+    corrupted: Embedded,
+    score: Callable[[Embedded], Float[Array, '']],
+    *,
+    place: str = 'residual',
+    window: int = 1,
+) -> tuple[Float[Array, 'l t'], Float[Array, ''], Float[Array, '']]:
+    """How much of a score comes back when clean values are put into a corrupted pass, by layer and token.
+
+    Every entry is the score of a pass from the `corrupted` embedding in which the values of one token at
+    `layers[i].PLACE`, `i` within `window` layers about one, are those of the clean pass. Also returned are the scores
+    of the clean and of the corrupted pass. Meng et al. 2022, https://arxiv.org/abs/2202.05262. Raises `UserError` for
+    a place that the model does not have.
+    """
+    depth, length = one_stack(model).depth, corrupted.shape[1]
+    names = [f'layers[{index}].{place}' for index in range(depth)]
+    clean = values_at(model, inputs, ctx, names)
+
+    def patched(mask: Bool[Array, 'l t']) -> Float[Array, '']:
+        def put(index: int) -> Change:
+            def change(value: Array) -> Array:
+                where = mask[index].reshape(1, length, *(1,) * (value.ndim - 2))
+                return jnp.where(where, clean[names[index]], value)
+
+            return change
+
+        changes = {'embedding': lambda x: corrupted.astype(x.dtype)}
+        changes |= {name: put(index) for index, name in enumerate(names)}
+        return score(hidden_with(model, inputs, ctx, changes))
+
+    layers = jnp.arange(depth)
+    near = jnp.abs(layers[:, None] - layers[None]) <= (window - 1) / 2
+    tokens = jnp.eye(length, dtype=bool)
+    masks = near[:, None, :, None] & tokens[None, :, None, :]
+    effects = jax.lax.map(patched, masks.reshape(-1, depth, length)).reshape(depth, length)
+    return effects, score(hidden_with(model, inputs, ctx, {})), patched(jnp.zeros((depth, length), bool))
+
+
+def knocked_out(
+    model: Stacked,
+    inputs: Tokens | Features,
+    ctx: Context,
+    sources: Bool[Array, 't'],
+    targets: Bool[Array, 't'],
+    layers: tuple[int, ...],
+) -> Embedded:
+    """The hidden states where the mixers of some layers give targets nothing of the sources.
+
+    A target's output is that of the mixer with the inputs of all sources zero, whatever kind of mixer it is; tokens
+    that are no targets read all. Softmax weights are not taken anew over the other keys, as masking scores would:
+    a key of zeros still has a weight. Geva et al. 2023, https://arxiv.org/abs/2304.14767; for state space models Sharma
+    et al. 2024, https://arxiv.org/abs/2404.03646. Raises `UserError` for a layer that is not a `Block`, or not there.
+    """
+    ctx = model.context(ctx)
+    streams = model.stack.residual.open(model.embed(inputs, ctx))
+    found = list(one_stack(model).layers())
+    for index in layers:
+        if not 0 <= index < len(found) or not isinstance(found[index], Block):
+            raise UserError(f'layer {index} is no block with a mixer; the model has layers 0 to {len(found) - 1}')
+    for index, layer in enumerate(found):
+        if index in layers:
+            layer.mixer = _Cut(layer.mixer, sources, targets)  # type: ignore[union-attr]
+        streams, _ = layer(streams, ctx.fold_in(index))
+    return model.norm(model.stack.residual.close(streams))  # type: ignore[attr-defined]
+
+
+class _Cut(nnx.Module):
+    """A mixer whose targets read its sources as zeros."""
+
+    def __init__(self, mixer: Any, sources: Array, targets: Array):
+        self.mixer = mixer
+        self.sources, self.targets = nnx.data(sources), nnx.data(targets)
+
+    def __call__(self, x: Array, ctx: Context, state: Any = None) -> tuple[Array, Any]:
+        whole, state = self.mixer(x, ctx, state)
+        without, _ = self.mixer(jnp.where(self.sources[None, :, None], 0, x).astype(x.dtype), ctx, None)
+        return jnp.where(self.targets[None, :, None], without, whole), state

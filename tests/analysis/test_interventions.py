@@ -1,0 +1,87 @@
+"""Interventions: those that do nothing change no bit, and others do what is known beforehand."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from attnlab.analysis.interventions import causal_trace, hidden_with, knocked_out, places, values_at
+from attnlab.blocks.block import Block
+from attnlab.config import build, spec
+from attnlab.context import Context
+from attnlab.errors import UserError
+from attnlab.models.model import Model
+from attnlab.models.stack import Stack
+from attnlab.nn.mlps import GatedMLP
+from attnlab.zoo import ZOO
+
+TOKENS = jnp.asarray([[3, 1, 4, 1, 5, 2]])
+CTX = Context.full(1, 6)
+
+
+@pytest.fixture(scope='module')
+def model():
+    """Two layers: a recurrence and attention, each with a channel mixer."""
+    mixers = (ZOO['mingru'].spec, ZOO['nope'].spec.copy_and_resolve_references())
+    mixers[1].heads = 2
+    blocks = tuple(spec(Block, mixer=mixer, mlp=spec(GatedMLP)) for mixer in mixers)
+    return build(spec(Model, dim=8, stack=spec(Stack, depth=2, blocks=blocks)))(7, dtype='float32', rngs=nnx.Rngs(0))
+
+
+def compiled(model, changes):
+    return jax.jit(lambda tokens: hidden_with(model, tokens, CTX, changes))(TOKENS)
+
+
+def test_interventions_that_do_nothing_change_no_bit(model):
+    plain = jax.jit(lambda tokens: model.hidden(tokens, CTX)[0])(TOKENS)
+    known = places(model)
+    assert known[:2] == ['embedding', 'layers[0].mixer.input'] and known[-1] == 'layers[1].residual'
+    assert len(known) == 11
+    np.testing.assert_array_equal(compiled(model, {}), plain)
+    np.testing.assert_array_equal(compiled(model, {place: lambda x: x for place in known}), plain)
+    nobody = jnp.zeros(6, bool)
+    cut = jax.jit(lambda tokens: knocked_out(model, tokens, CTX, ~nobody, nobody, (0, 1)))(TOKENS)
+    np.testing.assert_array_equal(cut, plain)
+    np.testing.assert_array_equal(jax.jit(lambda tokens: model.hidden(tokens, CTX)[0])(TOKENS), plain)
+    with pytest.raises(UserError, match=r"has no place 'layers\[0\].mixer.outptu'; did you mean"):
+        hidden_with(model, TOKENS, CTX, {'layers[0].mixer.outptu': jnp.zeros_like})
+
+
+def test_without_branches_the_embedding_is_what_is_left(model):
+    silent = {place: jnp.zeros_like for place in places(model) if place.endswith('output')}
+    expected = model.norm(model.embed(TOKENS, CTX))
+    np.testing.assert_allclose(hidden_with(model, TOKENS, CTX, silent), expected, atol=1e-6)
+    found = values_at(model, TOKENS, CTX, ['embedding', 'layers[1].residual'])
+    np.testing.assert_array_equal(found['embedding'], model.embed(TOKENS, CTX))
+    np.testing.assert_allclose(model.norm(found['layers[1].residual']), model.hidden(TOKENS, CTX)[0], atol=1e-6)
+
+
+def test_targets_know_nothing_of_what_is_cut(model):
+    sources, targets = jnp.arange(6) == 2, jnp.arange(6) > 2
+    run = jax.jit(lambda tokens: knocked_out(model, tokens, CTX, sources, targets, (0, 1)))
+    other = TOKENS.at[0, 2].set(6)
+    first, second = run(TOKENS), run(other)
+    np.testing.assert_array_equal(first[:, 3:], second[:, 3:])
+    assert float(jnp.max(jnp.abs(first[:, 2] - second[:, 2]))) > 1e-3
+    plain = jax.jit(lambda tokens: model.hidden(tokens, CTX)[0])
+    assert float(jnp.max(jnp.abs(plain(TOKENS)[:, 3:] - plain(other)[:, 3:]))) > 1e-4
+    with pytest.raises(UserError, match='layer 2 is no block with a mixer; the model has layers 0 to 1'):
+        knocked_out(model, TOKENS, CTX, sources, targets, (2,))
+
+
+def test_clean_values_bring_a_score_back(model):
+    embedded = model.embed(TOKENS, CTX)
+    corrupted = embedded.at[0, 1].add(3.0)
+
+    def score(hidden):
+        return jnp.sum(hidden[0, -1] * jnp.arange(8.0))
+
+    effects, clean, broken = jax.jit(lambda: causal_trace(model, TOKENS, CTX, corrupted, score))()
+    np.testing.assert_allclose(clean, score(model.hidden(TOKENS, CTX)[0]), rtol=1e-4)
+    assert abs(float(clean - broken)) > 1e-3
+    # After the last layer the last token is all that the score reads, and no other token matters any more.
+    np.testing.assert_allclose(effects[1, -1], clean, rtol=1e-4)
+    np.testing.assert_allclose(effects[1, :-1], broken, rtol=1e-4)
+    # Tokens before the corrupted one are clean anyway.
+    np.testing.assert_allclose(effects[0, 0], broken, rtol=1e-4)
