@@ -91,7 +91,7 @@ def logarithmic(x, bits, octaves):
         (Logarithmic(4), lambda x, bits: logarithmic(x, bits, 1.0)),
         (Logarithmic(5, octaves=0.5), lambda x, bits: logarithmic(x, bits, 0.5)),
     ],
-    ids=str,
+    ids=('int4', 'affine2', 'affine8', 'minmax2', 'log4', 'logsqrt5'),
 )
 def test_formats_are_their_definitions(kind, definition, scope):
     kind = dataclasses.replace(kind, scope=scope)
