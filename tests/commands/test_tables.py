@@ -28,6 +28,7 @@ WALKED = {
     'train': ('train', '--config=language:zoo=gla', *SMALL, '--dry_run', '--compilation_cache='),
     'eval': ('eval', '--workdir=RUN', '--tokens=64', '--multiples=1,2', '--compilation_cache='),
     'analyse': ('analyse', '--workdir=RUN', '--rows=1', '--bits=8', '--compilation_cache='),
+    'quantize': ('quantize', '--workdir=RUN', '--weights=int4', '--out=OUT/few', '--compilation_cache='),
     'match': ('match', '--config=language', '--target=sliding_window', '--recipes=sliding_window', '--out=OUT'),
 }
 """A line of each command; RUN and OUT are folders."""
@@ -36,6 +37,7 @@ ELSEWHERE = {
     'sweep status': 'tests/sweep/test_study.py',
     'data prepare': 'needs the extra tfds: tests/data/long_range',
     'report': 'tests/compare/report',
+    'uncertainty': 'needs a run of a classifier: tests/analysis/test_uncertainty.py',
 }
 """Commands whose tables other tests walk."""
 

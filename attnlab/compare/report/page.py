@@ -17,7 +17,7 @@ from attnlab.compare.report import figures, tables
 from attnlab.compare.report import opening as openings
 from attnlab.compare.report.chart import WIDE
 from attnlab.compare.report.comparison import scored, scored_metric
-from attnlab.compare.report.contents import Contents, matched_cost
+from attnlab.compare.report.contents import Contents, Costs, matched_cost
 from attnlab.compare.report.figures import Plot, svg, swatch
 from attnlab.compare.report.opening import COST_TITLES, Opening, Scored
 from attnlab.compare.report.style import SCRIPT, STYLE, themed
@@ -76,9 +76,7 @@ def opening_of(contents: Contents) -> Opening:
     rows = [study.row for study in contents.studies]
     statistic = scored(rows)
     entries = [
-        Scored(
-            study.row.name, study.row.statistics[statistic], {cost: getattr(study.costs, cost) for cost in COST_TITLES}
-        )
+        Scored(study.row.name, study.row.statistics[statistic], _shown(study.costs))
         for study in contents.studies
         if study.row.statistics
     ]
@@ -96,6 +94,11 @@ def opening_of(contents: Contents) -> Opening:
         tolerance=contents.comparison.tolerance,
         baselines=contents.comparison.baselines,
     )
+
+
+def _shown(costs: Costs) -> dict[str, float | None]:
+    """Those that the opening may show. Trials are not quantized: bytes of weights follow from their parameters."""
+    return {name: cost for name, cost in dataclasses.asdict(costs).items() if name in COST_TITLES}
 
 
 def question(contents: Contents) -> str:
