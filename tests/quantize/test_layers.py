@@ -58,7 +58,12 @@ def small(recipe: Recipe) -> Any:
 @pytest.mark.usefixtures('exact')
 @pytest.mark.parametrize(
     'name',
-    [pytest.param(name, marks=() if name in EVERY_TIME else pytest.mark.slow) for name in sorted(FIRST.values())],
+    # sLSTM has maps of heads to themselves alone, none of which is a `Linear`.
+    [
+        pytest.param(name, marks=() if name in EVERY_TIME else pytest.mark.slow)
+        for name in sorted(FIRST.values())
+        if name != 'slstm'
+    ],
 )
 def test_a_rounded_mixer_goes_on_from_a_state_as_in_one_pass(name: str):
     mixer = small(ZOO[name])

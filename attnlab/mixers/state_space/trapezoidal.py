@@ -96,7 +96,13 @@ class TrapezoidalSSM(Mixer):
                 f'fraction {fraction} of a state of {state} is {fraction * state:g}; it must be an even number of '
                 'channels, of at most all'
             )
-        self.heads, self.state, self.rank, self.rotated = inner // head_dim, state, rank, rotated
+        self.heads, self.head_dim, self.state, self.rank, self.rotated = (
+            inner // head_dim,
+            head_dim,
+            state,
+            rank,
+            rotated,
+        )
         self.implementation = implementation
         widths = (inner, inner, rank * state, rank * state, *(self.heads,) * 3, rotated // 2)
         self.splits = tuple(int(place) for place in np.cumsum(widths)[:-1])
@@ -158,11 +164,11 @@ class TrapezoidalSSM(Mixer):
 
     def init_state(self, batch: int, length: int, dtype: DTypeLike) -> TrapezoidalState:
         """Returns the state of a system at rest; its size does not depend on `length`."""
-        wide, head_dim = state_dtype(dtype), self.output.weight.shape[0] // self.heads
-        keys, values = ((batch, self.rank, self.heads, channels) for channels in (self.state, head_dim))
+        wide = state_dtype(dtype)
+        keys, values = ((batch, self.rank, self.heads, channels) for channels in (self.state, self.head_dim))
         before = (no_shift(keys, dtype), no_shift(values, dtype), no_shift((batch, self.heads), wide))
         return TrapezoidalState(
-            jnp.zeros((batch, self.heads, self.state, head_dim), wide),
+            jnp.zeros((batch, self.heads, self.state, self.head_dim), wide),
             jnp.zeros((batch, self.heads, self.rotated // 2), wide),
             before,
             no_segment(batch),
