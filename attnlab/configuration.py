@@ -145,7 +145,10 @@ def _replaces_part(config: ConfigDict, item: str) -> bool:
         raise UserError(f'{item} has no value; overrides are written {OVERRIDE}{key}=VALUE')
     value = _value(config, key)
     taken = _parameter(config, key)
-    kinds = () if taken is None else tuple(kind for kind in members(taken.kind) if kind in PLAIN)
+    if taken is not None:
+        kinds = tuple(kind for kind in members(taken.kind) if kind in PLAIN)
+    else:  # A number is no part; whether the run takes one is checked when it is built.
+        kinds = tuple(kind for kind in (int, float) if value is None and _reads_as(text, kind))
     # Keys of the run itself may be left out, and are checked when it is built.
     optional = '.' not in key if taken is None else taken.default is None or types.NoneType in members(taken.kind)
     if text == 'None' and optional:

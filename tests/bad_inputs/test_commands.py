@@ -164,6 +164,10 @@ FLAGS = [
     (f'sweep --config={ROOT}/configs/sweeps/language.py --study={{text}}', 'is a file; it must be a folder'),
     (f'sweep --config={ROOT}/configs/sweeps/language.py --study={{run}}', 'it is not a study'),
     (f'sweep --config={ROOT}/configs/sweeps/language.py:zoo=mha --study={{study}}', 'holds a study of another sweep'),
+    (
+        f'sweep --config={ROOT}/configs/sweeps/series.py:system=linear --config.trials=2 --study={{tmp}}/new',
+        'config.trials is 2; the grid and its seeds have 5, which None stands for',
+    ),
     ('sweep status', '--study is missing'),
     ('sweep status --study={tmp}/nothing', 'is not a study'),
     ('sweep status --study={run}', 'is not a study'),
