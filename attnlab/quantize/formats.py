@@ -109,13 +109,15 @@ def _check(name: str, bits: int, scope: int | str, scales: str = 'float32') -> N
 
 @checked_fields
 @dataclasses.dataclass(frozen=True)
-class Symmetric(Format):
-    """`x ~ s q`, `q` from `-(2^(bits-1) - 1)` to as much, `s = max |x| / (2^(bits-1) - 1)`.
+class Uniform(Format):
+    """Base class of codes that are equally far apart.
 
     Attributes:
       bits: of a code, 2 to 16.
       scope: what shares a scale.
       scales: the type of stored scales; codes are taken with the scale as stored.
+
+    Raises `UserError` for bits, a scope or a type that there is not.
     """
 
     bits: int
@@ -123,12 +125,15 @@ class Symmetric(Format):
     scales: str = 'float32'
 
     def __post_init__(self) -> None:
-        """Raises `UserError` for bits, a scope or a type that there is not."""
         _check(type(self).__name__, self.bits, self.scope, self.scales)
 
     @property
     def code_bits(self) -> int:
         return self.bits
+
+
+class Symmetric(Uniform):
+    """`x ~ s q`, `q` from `-(2^(bits-1) - 1)` to as much, `s = max |x| / (2^(bits-1) - 1)`."""
 
     @property
     def _top(self) -> int:
@@ -144,25 +149,11 @@ class Symmetric(Format):
         return levels.astype(dtype) * stored['scales'][:, None].astype(dtype)
 
 
-@checked_fields
-@dataclasses.dataclass(frozen=True)
-class Affine(Format):
+class Affine(Uniform):
     """`x ~ s (q - z)`, `q` from 0 to `2^bits - 1`, over the range of `x` and zero, which is stored exactly.
 
     `s = (max - min) / (2^bits - 1)`, `z = round(-min / s)`. Krishnamoorthi 2018, https://arxiv.org/abs/1806.08342.
     """
-
-    bits: int
-    scope: int | str = 'row'
-    scales: str = 'float32'
-
-    def __post_init__(self) -> None:
-        """Raises `UserError` for bits, a scope or a type that there is not."""
-        _check(type(self).__name__, self.bits, self.scope, self.scales)
-
-    @property
-    def code_bits(self) -> int:
-        return self.bits
 
     def encode_groups(self, x: Float[Array, 'g n']) -> Stored:
         top = 2**self.bits - 1
@@ -182,25 +173,11 @@ class Affine(Format):
         return levels.astype(dtype) * stored['scales'][:, None].astype(dtype)
 
 
-@checked_fields
-@dataclasses.dataclass(frozen=True)
-class MinMax(Format):
+class MinMax(Uniform):
     """`x ~ min + s q`, `q` from 0 to `2^bits - 1`, `s = (max - min) / (2^bits - 1)`.
 
     As caches are stored by KIVI, Liu et al. 2024, https://arxiv.org/abs/2402.02750.
     """
-
-    bits: int
-    scope: int | str = 'row'
-    scales: str = 'float32'
-
-    def __post_init__(self) -> None:
-        """Raises `UserError` for bits, a scope or a type that there is not."""
-        _check(type(self).__name__, self.bits, self.scope, self.scales)
-
-    @property
-    def code_bits(self) -> int:
-        return self.bits
 
     def encode_groups(self, x: Float[Array, 'g n']) -> Stored:
         top, kind = 2**self.bits - 1, jnp.dtype(self.scales)

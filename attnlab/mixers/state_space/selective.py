@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 from jax.typing import DTypeLike
-from jaxtyping import Int
+from jaxtyping import Float, Int
 
 from attnlab.context import Context
 from attnlab.errors import UserError
@@ -17,13 +17,14 @@ from attnlab.functional import cores
 from attnlab.functional.levels import levels_of, no_levels, read_by_level
 from attnlab.functional.recurrences import carried, no_segment, state_dtype
 from attnlab.mixers.mixer import Mixer
+from attnlab.module import Module
 from attnlab.nn.decays import StepSize
 from attnlab.nn.levels import LevelWeights
 from attnlab.nn.norms import RMSNorm
 from attnlab.nn.parameter import param
 from attnlab.nn.preludes import Prelude, ShortConv
 from attnlab.nn.projections import Linear
-from attnlab.typing import Heads, Sequence, State, Values
+from attnlab.typing import Heads, Segments, Sequence, State, Values
 
 
 class SelectiveState(NamedTuple):
@@ -41,7 +42,43 @@ class SelectiveState(NamedTuple):
     segment: Int[Array, ' b']
 
 
-class SelectiveSSM(Mixer):
+class SelectiveMaps(Module):
+    """The maps that choose steps, inputs and outputs of a selective scan of `inner` channels, and the scan by them.
+
+        r, B, C = split(x W_x)    dt = softplus(r W_dt + c)
+        h_t = exp(dt_t A) h_{t-1} + dt_t x_t B_t^T    y_t = h_t C_t + D x_t
+
+    Parameters are those of whoever derives from it, under these names.
+    """
+
+    def __init__(self, inner: int, *, state: int, dt_rank: int, implementation: str | None, rngs: nnx.Rngs):
+        self.splits = (dt_rank, dt_rank + state)
+        self.implementation = implementation
+        self.select = Linear(inner, dt_rank + 2 * state, axes=('mlp', None), rngs=rngs)
+        self.step = Linear(dt_rank, inner, initializer=_bound_by_fan_in, axes=(None, 'mlp'), rngs=rngs)
+        self.step_size = StepSize(inner, rngs=rngs)
+        self.A_log = param(_log_states, (inner, state), axes=('mlp', 'state'), group='dynamics', rngs=rngs)
+        self.D = param(nnx.initializers.ones, (inner,), axes=('mlp',), group='dynamics', rngs=rngs)
+
+    def scan(
+        self, x: Sequence, segments: Segments | None, memory: Float[Array, 'b d n'] | None = None
+    ) -> tuple[Sequence, Float[Array, 'b d n']]:
+        """Returns `y`, and the state after the last token."""
+        low, B, C = jnp.split(self.select(x), self.splits, axis=-1)
+        return cores.selective_scan(
+            x,
+            self.step_size(self.step(low)),
+            -jnp.exp(self.A_log[...].astype(state_dtype(x.dtype))),
+            B,
+            C,
+            self.D[...],
+            state=memory,
+            segments=segments,
+            implementation=self.implementation,
+        )
+
+
+class SelectiveSSM(SelectiveMaps, Mixer):
     """Mamba: a diagonal state-space model with `state` states a channel, gated, its inner width `expand * dim`.
 
         x, z = split(u W_in)               x = prelude(x)
@@ -75,15 +112,9 @@ class SelectiveSSM(Mixer):
     ):
         inner = expand * dim
         dt_rank = -(-dim // 16) if dt_rank is None else dt_rank
-        self.splits = (dt_rank, dt_rank + state)
-        self.implementation = implementation
         self.input = Linear(dim, 2 * inner, axes=('embed', 'mlp'), rngs=rngs)
         self.prelude = prelude(inner, rngs=rngs)
-        self.select = Linear(inner, dt_rank + 2 * state, axes=('mlp', None), rngs=rngs)
-        self.step = Linear(dt_rank, inner, initializer=bound_by_fan_in, axes=(None, 'mlp'), rngs=rngs)
-        self.step_size = StepSize(inner, rngs=rngs)
-        self.A_log = param(log_states, (inner, state), axes=('mlp', 'state'), group='dynamics', rngs=rngs)
-        self.D = param(nnx.initializers.ones, (inner,), axes=('mlp',), group='dynamics', rngs=rngs)
+        super().__init__(inner, state=state, dt_rank=dt_rank, implementation=implementation, rngs=rngs)
         self.output = Linear(inner, dim, axes=('mlp', 'embed'), rngs=rngs)
 
     def __call__(
@@ -91,18 +122,8 @@ class SelectiveSSM(Mixer):
     ) -> tuple[Sequence, SelectiveState | None]:
         x, z = jnp.split(self.input(x), 2, axis=-1)
         x, prelude = self.prelude(x, ctx.segments, None if state is None else state.prelude)
-        low, B, C = jnp.split(self.select(x), self.splits, axis=-1)
-        y, memory = cores.selective_scan(
-            x,
-            self.step_size(self.step(low)),
-            -jnp.exp(self.A_log[...].astype(state_dtype(x.dtype))),
-            B,
-            C,
-            self.D[...],
-            state=None if state is None else carried(state.memory, ctx.segments_or_ones(), state.segment),
-            segments=ctx.segments,
-            implementation=self.implementation,
-        )
+        before = None if state is None else carried(state.memory, ctx.segments_or_ones(), state.segment)
+        y, memory = self.scan(x, ctx.segments, before)
         if state is not None:
             state = SelectiveState(memory, prelude, ctx.segments_or_ones()[:, -1])
         return self.output(y * jax.nn.silu(z)), state
@@ -217,13 +238,13 @@ class StateSpaceDual(Mixer):
         return SelectiveState(memory, self.prelude.init_state(batch, dtype), no_segment(batch))
 
 
-def bound_by_fan_in(key: jax.Array, shape: Shape[int], dtype: DTypeLike) -> Array:
+def _bound_by_fan_in(key: jax.Array, shape: Shape[int], dtype: DTypeLike) -> Array:
     """Uniform within plus or minus one over the root of the number of inputs."""
     bound = shape[0] ** -0.5
     return jax.random.uniform(key, shape, dtype, -bound, bound)
 
 
-def log_states(key: jax.Array, shape: Shape[int], dtype: DTypeLike) -> Array:
+def _log_states(key: jax.Array, shape: Shape[int], dtype: DTypeLike) -> Array:
     """The logarithms of 1 to `n` in every channel, the real part of S4D."""
     del key
     return jnp.broadcast_to(jnp.log(jnp.arange(1, shape[1] + 1, dtype=dtype))[None], tuple(shape))

@@ -10,44 +10,22 @@ from flax import nnx
 from jaxtyping import Int
 
 from attnlab.context import Context
-from attnlab.functional import cores
 from attnlab.functional.grids import Grid, flatten, required_grid, unflatten
-from attnlab.functional.recurrences import state_dtype
 from attnlab.mixers.mixer import TwoSided
-from attnlab.mixers.state_space.selective import bound_by_fan_in, log_states
+from attnlab.mixers.state_space.selective import SelectiveMaps
 from attnlab.module import Module
 from attnlab.nn.convolutions import DepthwiseConv
-from attnlab.nn.decays import StepSize
 from attnlab.nn.norms import LayerNorm
-from attnlab.nn.parameter import param
 from attnlab.nn.preludes import ShortConv
 from attnlab.nn.projections import Linear
 from attnlab.typing import Segments, Sequence
 
 
-class SelectiveScan(Module):
-    """The scan of `SelectiveSSM` with the maps that choose its steps, inputs and outputs, in one direction.
-
-    r, B, C = split(x W_x)    dt = softplus(r W_dt + c)
-    h_t = exp(dt_t A) h_{t-1} + dt_t x_t B_t^T    y_t = h_t C_t + D x_t
-    """
-
-    def __init__(self, inner: int, *, state: int, dt_rank: int, implementation: str | None, rngs: nnx.Rngs):
-        self.splits = (dt_rank, dt_rank + state)
-        self.implementation = implementation
-        self.select = Linear(inner, dt_rank + 2 * state, axes=('mlp', None), rngs=rngs)
-        self.step = Linear(dt_rank, inner, initializer=bound_by_fan_in, axes=(None, 'mlp'), rngs=rngs)
-        self.step_size = StepSize(inner, rngs=rngs)
-        self.A_log = param(log_states, (inner, state), axes=('mlp', 'state'), group='dynamics', rngs=rngs)
-        self.D = param(nnx.initializers.ones, (inner,), axes=('mlp',), group='dynamics', rngs=rngs)
+class SelectiveScan(SelectiveMaps):
+    """A selective scan in one direction, without a state of its own; see `SelectiveMaps`."""
 
     def __call__(self, x: Sequence, segments: Segments | None) -> Sequence:
-        low, B, C = jnp.split(self.select(x), self.splits, axis=-1)
-        A = -jnp.exp(self.A_log[...].astype(state_dtype(x.dtype)))
-        dt = self.step_size(self.step(low))
-        D = self.D[...]
-        y, _ = cores.selective_scan(x, dt, A, B, C, D, segments=segments, implementation=self.implementation)
-        return y
+        return self.scan(x, segments)[0]
 
 
 class TwoWaySSM(TwoSided):
