@@ -42,7 +42,8 @@ usage: attnlab COMMAND [--flag=value ...]
   compare       RUN... or STUDY...: scores beside costs; says what is unequal
   report        STUDY...: the same as one HTML page with figures, and as CSV
   eval          every metric, by position too, at 1x to 8x the length
-  analyse       sinks, sparsity, outliers by layer; the loss with few bits
+  analyse       sinks, sparsity, outliers by layer; the loss with few bits;
+                inside: memory, decays, what each layer would predict
   uncertainty   of a classifier: scores, calibration, whom to answer, sets
   generate      text from a trained model: --workdir=RUN --prompt=TEXT
   quantize      a run of few bits, made of a trained one: --workdir=RUN

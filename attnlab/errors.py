@@ -11,6 +11,7 @@ EXTRAS = {
     'tokenizers': 'bpe',
     'tensorflow_datasets': 'tfds',
     'sklearn': 'offline',
+    'pyarrow': 'parquet',
     'wandb': 'wandb',
 }
 """The extra that installs a package that is not always there."""

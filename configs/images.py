@@ -21,8 +21,9 @@ widths, depths and heads, with the patches of `data` and the training of `size` 
 `predict=label` is the default; `predict=epsilon|v` trains a diffusion model of the images instead
 (`attnlab.tasks.diffusion`), evaluated by drawing some, at the end.
 
-`augment=crop+flip+mixup+cutmix`, or some of these, changes images in training: a part of the image with zeros around
-it, the image mirrored, the mixture of two, a piece of another; of the last two one is drawn for every image.
+`augment=crop+flip+rand+mixup+cutmix`, or some of these, changes images in training: a part of the image with zeros
+around it, the image mirrored, two of RandAugment's changes of shape and colour (of images of bytes: not the digits),
+the mixture of two, a piece of another; of the last two one is drawn for every image.
 
 `stem=linear|overlap|conv` maps patches, and `positions=learned|sinusoidal|none` are added to them; left out, they are
 the paper's where the layout is, else linear and learned. `token=mean|first|middle` says what a prediction about an
@@ -30,7 +31,7 @@ image is read from: the mean of the patches, the default, or a class token, whic
 several resolutions cannot place. `head` is one of those of classes that `attnlab zoo --heads` lists; `optimizer` and
 `schedule` choose others, as in `configs/language.py`. `config.length` counts pixels, and so do tokens a second;
 `config.model.inputs.patch` joins them to patches (and `config.task.patch`, for `segments`, to tokens of the last
-resolution).
+resolution). `init` is `framework` or `paper`, the initial values of the recipe's paper.
 """
 
 import dataclasses
@@ -48,6 +49,7 @@ from attnlab.data.long_range.digits import Digits
 from attnlab.data.long_range.drawn import Drawn
 from attnlab.data.vision.augment import Augmentation, Crop, CutMix, Flip, Mixing, Mixup, Transform
 from attnlab.data.vision.folders import image_folder
+from attnlab.data.vision.rand_augment import RandAugment
 from attnlab.data.vision.shapes import Connected, Count, SameDifferent, Segments
 from attnlab.errors import UserError
 from attnlab.evals.by_slice import BySlice
@@ -71,17 +73,18 @@ from attnlab.train.run_config import CHOICES, run_config
 from attnlab.train.schedule import Cosine
 from attnlab.train.step import Precision
 from attnlab.zoo import ZOO, Recipe
-from attnlab.zoo.chosen import chosen_recipe
+from attnlab.zoo.chosen import chosen_recipe, initialized
 
 
 @dataclasses.dataclass(frozen=True)
 class Images:
-    """A data set, and the patches that suit its images."""
+    """A data set, and the patches that suit its images; `levels` are those of a pixel."""
 
     data: Dataset
     patch: int
     examples: int
     dense: bool = False
+    levels: int = 256
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +108,7 @@ class Size:
 
 
 DATA = {
-    'digits': Images(Digits(), patch=1, examples=180),
+    'digits': Images(Digits(), patch=1, examples=180, levels=17),
     'count': Images(Drawn(Count()), patch=2, examples=1_000),
     'same_different': Images(Drawn(SameDifferent()), patch=2, examples=1_000),
     'connected': Images(Drawn(Connected()), patch=2, examples=1_000),
@@ -148,7 +151,13 @@ POSITIONS: dict[str, Callable[[], Any]] = {
 }
 TOKENS = {'mean': None, 'first': 'first', 'middle': 'middle'}
 PREDICTED = {'label': None, 'epsilon': 'epsilon', 'v': 'v'}
-AUGMENTATIONS: dict[str, Transform | Mixing] = {'crop': Crop(), 'flip': Flip(), 'mixup': Mixup(), 'cutmix': CutMix()}
+AUGMENTATIONS: dict[str, Transform | Mixing] = {
+    'crop': Crop(),
+    'flip': Flip(),
+    'rand': RandAugment(),
+    'mixup': Mixup(),
+    'cutmix': CutMix(),
+}
 DYNAMICS_LR = 1e-3
 """The highest learning rate of the time scales of a recurrence, which have no weight decay."""
 
@@ -169,14 +178,15 @@ def get_config(arg: str = '') -> ConfigDict:
         positions='',
         token='mean',
         head='linear',
+        init='framework',
         **CHOICES,
     )
-    recipe = chosen_recipe(chosen['zoo'])
+    recipe, initialization = initialized(chosen_recipe(chosen['zoo']), chosen['init'])
     images, size = _images(chosen), choose(SIZES, 'size', chosen['size'])
-    layout = _layout(recipe, images, size, chosen)
+    layout = _layout(recipe, images, size, chosen, initialization)
     evaluated = max(1, size.steps // 10)
     evals = (spec(BySlice, cadence=spec(EveryNSteps, n=evaluated), multiples=(1,), examples=images.examples),)
-    task = _task(images, layout, _augmentation(chosen['augment']), choose(PREDICTED, 'predict', chosen['predict']))
+    task = _task(images, layout, _augmentation(chosen, images), choose(PREDICTED, 'predict', chosen['predict']))
     model = _model(recipe, images, layout, chosen)
     if chosen['predict'] != 'label':
         model, evals = _denoising(model, task, layout, chosen), (*evals, spec(Drawings, cadence=spec(AtEnd)))
@@ -210,10 +220,15 @@ def _images(chosen: dict[str, str]) -> Images:
     return Images(data, patch=next(patch for patch in (4, 2, 1) if data.size % patch == 0), examples=1_000)
 
 
-def _augmentation(text: str) -> Augmentation | None:
-    parts = [choose(AUGMENTATIONS, 'augment', name) for name in filter(None, text.split('+'))]
+def _augmentation(chosen: dict[str, str], images: Images) -> Augmentation | None:
+    parts = [choose(AUGMENTATIONS, 'augment', name) for name in filter(None, chosen['augment'].split('+'))]
     if not parts:
         return None
+    if images.levels != 256 and any(isinstance(part, RandAugment) for part in parts):
+        raise UserError(
+            f'augment=rand changes pixels of 256 levels; those of data={chosen["data"]} have {images.levels}: '
+            'use crop, flip, mixup or cutmix'
+        )
     return Augmentation(
         transforms=tuple(part for part in parts if isinstance(part, Transform)),
         mixing=tuple(part for part in parts if isinstance(part, Mixing)),
@@ -277,24 +292,24 @@ def _grid(images: Images) -> tuple[int, int]:
     return (side(images.data) // images.patch,) * 2
 
 
-def _layout(recipe: Recipe, images: Images, size: Size, chosen: dict[str, str]) -> Layout:
+def _layout(recipe: Recipe, images: Images, size: Size, chosen: dict[str, str], initialization: ConfigDict) -> Layout:
     layouts = {
-        'flat': lambda: _flat(recipe, images, size, chosen),
-        'pyramid': lambda: _pyramid(recipe, images, size),
-        'paper': lambda: _paper(recipe, images, chosen['zoo']),
+        'flat': lambda: _flat(recipe, images, size, chosen, initialization),
+        'pyramid': lambda: _pyramid(recipe, images, size, initialization),
+        'paper': lambda: _paper(recipe, images, chosen['zoo'], initialization),
     }
     return choose(layouts, 'layout', chosen['layout'])()
 
 
-def _flat(recipe: Recipe, images: Images, size: Size, chosen: dict[str, str]) -> Layout:
+def _flat(recipe: Recipe, images: Images, size: Size, chosen: dict[str, str], initialization: ConfigDict) -> Layout:
     """Layers of one width."""
     length = math.prod(_grid(images)) + (chosen['token'] != 'mean')
     mixers = _mixers(recipe, size.heads, size.window, length)
-    stack = stack_spec(mixers, layer=recipe.layer, depth=size.depth, mlp=spec(GatedMLP))
+    stack = stack_spec(mixers, layer=recipe.layer, depth=size.depth, mlp=spec(GatedMLP), initialization=initialization)
     return Layout(stack=stack, dim=size.dim)
 
 
-def _pyramid(recipe: Recipe, images: Images, size: Size) -> Layout:
+def _pyramid(recipe: Recipe, images: Images, size: Size, initialization: ConfigDict) -> Layout:
     """Resolutions of twice the width each, with equal parts of the depth; what a paper has by stage is of its last."""
     count, paper = size.resolutions, recipe.hierarchy
     arguments = paper.arguments[-count:] if paper and paper.arguments else ({},) * count
@@ -304,12 +319,12 @@ def _pyramid(recipe: Recipe, images: Images, size: Size) -> Layout:
         heads, length = max(1, size.heads >> count - 1 - index), _tokens(images, index)
         mixers = _mixers(recipe, heads, size.window, length, **arguments[index])
         depth = max(len(mixers), size.depth // count)
-        stack = stack_spec(mixers, layer=recipe.layer, depth=depth, mlp=spec(GatedMLP))
+        stack = stack_spec(mixers, layer=recipe.layer, depth=depth, mlp=spec(GatedMLP), initialization=initialization)
         made.append(spec(Resolution, width=2**index, stack=stack, merge=merge if index else None))
     return Layout(stack=_stacked(made), dim=size.dim >> count - 1, resolutions=count)
 
 
-def _paper(recipe: Recipe, images: Images, name: str) -> Layout:
+def _paper(recipe: Recipe, images: Images, name: str, initialization: ConfigDict) -> Layout:
     """The stages of the recipe's paper."""
     paper = recipe.hierarchy
     if paper is None:
@@ -326,6 +341,7 @@ def _paper(recipe: Recipe, images: Images, name: str) -> Layout:
             layer=MixerAndMLP(norm=paper.norm),
             depth=paper.depths[index],
             mlp=spec(MLP, hidden=paper.mlp[index] * width * paper.dim),
+            initialization=initialization,
         )
         here = {'merge': paper.merge} if index else {}
         if paper.positions and index:

@@ -3,9 +3,10 @@
     attnlab train --config=series:zoo=mha,data=seasonal,lookback=96,horizon=96 --workdir=runs/seasonal-mha
     attnlab train --config=series:system=dlinear,data=etth1,lookback=336,horizon=96 --workdir=runs/etth1-dlinear
 
-`data` is a drawn series (`seasonal`, `level_shift`, `trend`, `regimes`, `henon`, `lorenz`, `autoregression`), a
-published one (`etth1`, `ettm2`, `electricity`, `exchange`, ...: docs/series.md), or a file of your own, `.csv`,
-`.csv.gz`, `.txt.gz`, `.npy` or `.npz`. `lookback` rows are read, `horizon` rows forecast.
+`data` is a drawn series (`seasonal`, `level_shift`, `trend`, `regimes`, `henon`, `lorenz`, `autoregression`,
+`driven`), a published one (`etth1`, `ettm2`, `electricity`, `exchange`, ...: docs/series.md), or a file of your own,
+`.csv`, `.csv.gz`, `.txt.gz`, `.parquet` (extra `parquet`), `.npy` or `.npz`. `lookback` rows are read, `horizon` rows
+forecast.
 
 `system` is one of those of SYSTEMS, and sets the arguments below; those that are given besides override it:
 
@@ -15,8 +16,13 @@ published one (`etth1`, `ettm2`, `electricity`, `exchange`, ...: docs/series.md)
 - `patch`, `stride`: steps of a patch, and from one to the next;
 - `form`: `causal`, read at the last token, or `bidirectional`, where all are read; by default causal where the recipe
   is;
-- `norm`: of windows: `instance`, `last_value` or `none`;
-- `individual=1`: a head for each variate.
+- `norm`: of windows: `instance`, `last_value` or `none`; `gain=1`: with a learned gain and bias of every variate;
+- `individual=1`: a head for each variate;
+- `targets=OT`, `known=price+holiday`: names of columns, joined by `+` (indices where there are none): those that are
+  forecast, by default all but the known, and those that are known over the horizon too; all others are observed, read
+  in the look-back alone;
+- `marks=1`: marks of time of the series' dates are known besides;
+- `ahead=0`: what is known is read in the look-back alone.
 
 `head` is one of those of real numbers that `attnlab zoo --heads` lists, or `affine`, the default; `quantiles`,
 `mixture_density`, `c51` and `iqn` predict distributions, whose CRPS and coverage are then reported. `size`, `optimizer`
@@ -24,15 +30,19 @@ and `schedule` are as in `configs/images.py`.
 """
 
 import dataclasses
+import functools
 import pathlib
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Any
 
 from ml_collections import ConfigDict
 
 from attnlab.config import arguments, choose, spec, takes
-from attnlab.data.series.drawn import Autoregression, DrawnSeries, Henon, Lorenz, Regimes, Seasonal
-from attnlab.data.series.files import CSVSeries, NPZSeries
+from attnlab.data.series.basis import TrainingBasis
+from attnlab.data.series.columns import Columns
+from attnlab.data.series.drawn import Autoregression, DrawnSeries, Driven, Henon, Lorenz, Regimes, Seasonal
+from attnlab.data.series.files import CSVSeries, NPZSeries, ParquetSeries
 from attnlab.data.series.published import PUBLISHED, PublishedSeries
 from attnlab.data.series.series import Series
 from attnlab.errors import UserError
@@ -40,12 +50,13 @@ from attnlab.evals.by_slice import BySlice
 from attnlab.evals.cadence import AtEnd, EveryNSteps
 from attnlab.models.forecasters import LinearForecaster, StackForecaster
 from attnlab.models.heads.affine import AffineHead, SparseAffineHead
+from attnlab.models.heads.orthogonal import OrthogonalHead
 from attnlab.models.heads.registry import REGRESSORS
-from attnlab.models.inputs.series import VariatesApart, VariatesAsTokens, VariatesTogether
+from attnlab.models.inputs.series import OrthogonalVariates, VariatesApart, VariatesAsTokens, VariatesTogether
 from attnlab.models.stack import stack_spec
 from attnlab.nn.mlps import GatedMLP
 from attnlab.nn.positions import LearnedPlaces
-from attnlab.nn.windows import InstanceNorm, LastValue, MovingAverage
+from attnlab.nn.windows import Covariates, InstanceNorm, LastValue, MovingAverage, WindowGain
 from attnlab.tasks.forecasting import Forecasting
 from attnlab.train.optimizer import AdamW
 from attnlab.train.run_config import CHOICES, run_config
@@ -63,6 +74,7 @@ DRAWN: Mapping[str, DrawnSeries] = MappingProxyType(
         'henon': DrawnSeries(Henon()),
         'lorenz': DrawnSeries(Lorenz()),
         'autoregression': DrawnSeries(Autoregression(), rows=20_000),
+        'driven': DrawnSeries(Driven()),
     }
 )
 ARRAYS = ('.npy', '.npz')
@@ -81,6 +93,7 @@ class System:
       linear: whether the head reads the window itself.
       share: for AR-Net, the fraction of weights that are expected not to be zero; `None`: no penalty.
       repeat_last: how often the last step is repeated before patches are cut.
+      orthogonal: whether windows and horizons are turned into the basis of the training rows.
     """
 
     cite: str
@@ -90,6 +103,7 @@ class System:
     linear: bool = False
     share: float | None = None
     repeat_last: int = 0
+    orthogonal: bool = False
 
 
 ZENG = 'Zeng et al. 2023, https://arxiv.org/abs/2205.13504'
@@ -109,9 +123,16 @@ SYSTEMS: Mapping[str, System] = MappingProxyType(
         ),
         'rlinear': System(
             'Li et al. 2023, https://arxiv.org/abs/2305.10721',
-            {'norm': 'instance'},
-            f'{ONE_RUN}; without the learned gain and bias of its normalisation',
+            {'norm': 'instance', 'gain': '1'},
+            f'{ONE_RUN}, no dropout of the window',
             linear=True,
+        ),
+        'olinear': System(
+            'Yue et al. 2025, https://arxiv.org/abs/2505.08550',
+            {'zoo': 'norm_lin', 'inputs': 'variates', 'form': 'bidirectional', 'gain': '1', 'ahead': '0'},
+            f'{ONE_RUN}; {PRE_NORM}, where the paper has layer norms after the branches; correlations of training rows '
+            'alone, divided by both deviations',
+            orthogonal=True,
         ),
         'ar_net': System(
             'Triebe, Laptev and Rajagopal 2019, https://arxiv.org/abs/1911.12436',
@@ -123,13 +144,14 @@ SYSTEMS: Mapping[str, System] = MappingProxyType(
         'patch_tst': System(
             'Nie et al. 2023, https://arxiv.org/abs/2211.14730',
             {'zoo': 'mha', 'inputs': 'apart', 'patch': '16', 'stride': '8', 'form': 'bidirectional'},
-            f'{PRE_NORM}, where the paper has batch norms after the branches; rotary positions besides the learned',
+            f'{PRE_NORM}, where the paper has batch norms after the branches; rotary positions besides the learned; '
+            'scores of attention are not added up over layers, as the released code does',
             repeat_last=8,
         ),
         'itransformer': System(
             'Liu et al. 2024, https://arxiv.org/abs/2310.06625',
-            {'zoo': 'mha', 'inputs': 'variates', 'form': 'bidirectional'},
-            f'{PRE_NORM}, where the paper has layer norms after the branches; no time marks',
+            {'zoo': 'mha', 'inputs': 'variates', 'form': 'bidirectional', 'ahead': '0'},
+            f'{PRE_NORM}, where the paper has layer norms after the branches; marks of time, tokens too, with marks=1',
         ),
     }
 )
@@ -139,13 +161,27 @@ OWN = System('')
 """That of no paper: the arguments alone."""
 
 DEFAULTS = MappingProxyType(
-    {'zoo': 'mha', 'inputs': 'apart', 'patch': '8', 'stride': '', 'form': '', 'norm': 'instance', 'individual': '0'}
+    {
+        'zoo': 'mha',
+        'inputs': 'apart',
+        'patch': '8',
+        'stride': '',
+        'form': '',
+        'norm': 'instance',
+        'gain': '0',
+        'individual': '0',
+        'targets': '',
+        'known': '',
+        'marks': '0',
+        'ahead': '1',
+    }
 )
 """What systems set, and what holds where neither they nor the arguments do."""
 
 NORMS = {'instance': InstanceNorm, 'last_value': LastValue, 'none': lambda: None}
 INPUTS = {'apart': VariatesApart, 'together': VariatesTogether, 'variates': VariatesAsTokens}
 FORMS = ('causal', 'bidirectional')
+SWITCH = {'0': False, '1': True}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,15 +230,30 @@ def get_config(arg: str = '') -> ConfigDict:
     size = choose(SIZES, 'size', chosen['size'])
     lookback, horizon = _whole(chosen, 'lookback'), _whole(chosen, 'horizon')
     series = _series(chosen['data'])
+    columns = Columns(
+        targets=tuple(filter(None, chosen['targets'].split('+'))),
+        known=tuple(filter(None, chosen['known'].split('+'))),
+        marks=choose(SWITCH, 'marks', chosen['marks']),
+    )
     linear = system.linear and not given['zoo']
-    model = _linear(system, series, lookback, chosen) if linear else _stacked(system, series, lookback, size, chosen)
+    variates, observed, known = columns.counts(series)
+    windows = {
+        'lookback': lookback,
+        'variates': variates,
+        'covariates': Covariates(observed, known, ahead=choose(SWITCH, 'ahead', chosen['ahead'])),
+        'window_norm': choose(NORMS, 'norm', chosen['norm'])(),
+        'window_gain': WindowGain if choose(SWITCH, 'gain', chosen['gain']) else None,
+    }
+    basis = TrainingBasis(series, columns) if system.orthogonal else None
+    stacked = functools.partial(_stacked, system, windows, basis, size, chosen)
+    model = _linear(system, windows, chosen) if linear else stacked()
     evaluated = max(1, size.steps // 5)
     return run_config(
         chosen,
         steps=size.steps,
         batch_size=size.batch_size,
         length=lookback,
-        task=spec(Forecasting, data=series, horizon=horizon),
+        task=spec(Forecasting, data=series, horizon=horizon, columns=columns),
         model=model,
         optimizer=AdamW(
             peak_lr=size.linear_lr if linear else size.peak_lr,
@@ -232,26 +283,24 @@ def _series(name: str) -> Series:
         return PublishedSeries(name)
     if name.endswith(TABLES):
         return CSVSeries(str(pathlib.Path(name)))
+    if name.endswith('.parquet'):
+        return ParquetSeries(str(pathlib.Path(name)))
     if name.endswith(ARRAYS):
         return NPZSeries(str(pathlib.Path(name)))
     return choose({**DRAWN, **dict.fromkeys(PUBLISHED)}, 'data', name)
 
 
-def _linear(system: System, series: Series, lookback: int, chosen: Mapping[str, str]) -> ConfigDict:
-    return spec(
-        LinearForecaster,
-        lookback=lookback,
-        variates=series.variates,
-        window_norm=choose(NORMS, 'norm', chosen['norm'])(),
-        decomposition=system.decomposition,
-        head=_head(system, series, chosen),
-    )
+def _linear(system: System, windows: Mapping[str, Any], chosen: Mapping[str, str]) -> ConfigDict:
+    head = _head(system, windows['variates'], chosen)
+    return spec(LinearForecaster, **windows, decomposition=system.decomposition, head=head)
 
 
-def _stacked(system: System, series: Series, lookback: int, size: Size, chosen: Mapping[str, str]) -> ConfigDict:
+def _stacked(
+    system: System, windows: Mapping[str, Any], basis: TrainingBasis | None, size: Size, chosen: Mapping[str, str]
+) -> ConfigDict:
     recipe = sequence_recipe(chosen['zoo'])
     causal = _causal(recipe, chosen)
-    inputs, places = _inputs(system, series, lookback, causal, chosen)
+    inputs, places = _inputs(system, windows, basis, causal, chosen)
     mixers = recipe.sized(heads=size.heads, window=size.window, length=places)
     for mixer in () if causal else mixers:
         if 'causal' in takes(mixer):
@@ -263,11 +312,9 @@ def _stacked(system: System, series: Series, lookback: int, size: Size, chosen: 
         StackForecaster,
         dim=size.dim,
         stack=stack_spec(mixers, layer=recipe.layer, depth=size.depth, mlp=spec(GatedMLP)),
-        lookback=lookback,
-        variates=series.variates,
-        window_norm=choose(NORMS, 'norm', chosen['norm'])(),
+        **windows,
         inputs=inputs,
-        head=_head(system, series, chosen),
+        head=_head(system, windows['variates'], chosen, basis),
     )
 
 
@@ -285,15 +332,16 @@ def _causal(recipe: Recipe, chosen: Mapping[str, str]) -> bool:
 
 
 def _inputs(
-    system: System, series: Series, lookback: int, causal: bool, chosen: Mapping[str, str]
+    system: System, windows: Mapping[str, Any], basis: TrainingBasis | None, causal: bool, chosen: Mapping[str, str]
 ) -> tuple[ConfigDict, int]:
     """The inputs, and how many tokens they make."""
     kind = choose(INPUTS, 'inputs', chosen['inputs'])
     if kind is VariatesAsTokens:
-        return spec(kind), series.variates
+        made = spec(kind) if basis is None else spec(OrthogonalVariates, basis=basis)
+        return made, windows['variates'] + windows['covariates'].count
     patch = _whole(chosen, 'patch')
     stride = _whole(chosen, 'stride') if chosen['stride'] else patch
-    places = (lookback + system.repeat_last - patch) // stride + 1
+    places = (windows['lookback'] + system.repeat_last - patch) // stride + 1
     made = spec(
         kind,
         patch=patch,
@@ -305,14 +353,15 @@ def _inputs(
     return made, places
 
 
-def _head(system: System, series: Series, chosen: Mapping[str, str]) -> ConfigDict:
+def _head(system: System, variates: int, chosen: Mapping[str, str], basis: TrainingBasis | None = None) -> ConfigDict:
     if chosen['head'] != 'affine':
         if chosen['individual'] == '1' or system.share is not None:
             raise UserError(f'head={chosen["head"]} goes with individual=0 and systems without a head of their own')
         return choose({'affine': None, **REGRESSORS}, 'head', chosen['head']).spec.copy_and_resolve_references()
-    variates = {'0': None, '1': series.variates}
+    if basis is not None and chosen['individual'] == '0':
+        return spec(OrthogonalHead, basis=basis, variates=variates)
     sizes = {
-        'variates': choose(variates, 'individual', chosen['individual']),
+        'variates': variates if choose(SWITCH, 'individual', chosen['individual']) else None,
         'parts': 1 if system.decomposition is None else 2,
     }
     if system.share is None:

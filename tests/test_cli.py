@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from attnlab.cli import COMMANDS, main
@@ -222,6 +223,29 @@ def test_analyse(capsys, run, tmp_path):
     assert 'two analyses' in said(capsys, 'analyse', workdir, '--head', '--neighbours=2')
     assert '--stored_rows is for --neighbours' in said(capsys, 'analyse', workdir, '--stored_rows=8')
     assert '--bits is for the analysis of layers' in said(capsys, 'analyse', workdir, '--head', '--bits=4')
+
+
+def test_analyse_inside(capsys, run, tmp_path):
+    workdir = f'--workdir={tmp_path / "run"}'
+    argv = [one.replace('mingru', 'retnet+mha').replace('depth=1', 'depth=2').replace('dim=8', 'dim=16') for one in run]
+    assert main(argv) == 0
+    capsys.readouterr()
+    assert main(['analyse', workdir, '--inside', '--tuned', '--rows=2']) == 0
+    printed = capsys.readouterr().out
+    assert 'agreement' in printed and 'half-life' in printed and 'induction' in printed
+    found = json.loads((tmp_path / 'run' / 'analysis' / '8-inside.json').read_text())
+    first, second = found['layers']
+    assert second['lens']['agreement'] == 1 and second['lens']['divergence'] == 0
+    assert second['tuned']['divergence'] == second['tuned']['divergence_of_logit_lens'] == 0
+    assert found['tuned_embedding']['divergence'] > 0 and first['tuned'].keys() == second['tuned'].keys()
+    assert first['heads'] == {} and second['heads'].keys() == {'entropy', 'distance', 'sink', 'previous', 'induction'}
+    (state,) = [one for one in first['states'].values() if len(one['kept']) > 1]
+    np.testing.assert_allclose(state['kept'], [1 - 2.0 ** (-5 - head) for head in range(len(state['kept']))], rtol=1e-4)
+    assert len(found['memory']['influence']) == 8 and found['memory']['influence'][0] > 0
+    assert 0 <= first['geometry']['linearity'] <= 1 and first['memory']['reach'] < 8
+    assert (tmp_path / 'run' / 'analysis' / '8-inside.png').stat().st_size > 10_000
+    assert '--tuned is for --inside' in said(capsys, 'analyse', workdir, '--tuned')
+    assert '--inside and --head are two analyses' in said(capsys, 'analyse', workdir, '--inside', '--head')
 
 
 def test_analyse_with_neighbours(capsys, run, tmp_path):

@@ -60,7 +60,10 @@ def texts() -> Iterator[tuple[str, str]]:
         yield from ((str(path.relative_to(ROOT)), path.read_text()) for path in ROOT.glob(pattern))
     for pattern in MODULES:
         for path in ROOT.glob(pattern):
-            tree = ast.parse(path.read_text())
+            text = path.read_text()
+            if not re.search(rf'^ *({"|".join(PROGRAMS)})\b', text, re.MULTILINE):
+                continue  # Most modules show no command, and parsing all takes seconds.
+            tree = ast.parse(text)
             kinds = (ast.Module, ast.ClassDef, ast.FunctionDef)
             found = (ast.get_docstring(node) for node in ast.walk(tree) if isinstance(node, kinds))
             yield from ((str(path.relative_to(ROOT)), text) for text in found if text)
@@ -72,6 +75,7 @@ def program(line: str) -> str:
     return 'scripts' if first.startswith('scripts/') else first
 
 
+@functools.cache
 def lines() -> list[tuple[str, str]]:
     """Every command line that stands by itself, with its file: indented, or in a fenced block."""
     found = {}

@@ -35,6 +35,12 @@ LENGTHS = {
 }
 """What shortens a run of a config, besides `BASE`."""
 
+SWEEPS = {
+    'language': ('base.evals[0].cadence.n=2', 'base.model.stack.depth=1', 'trials=2', 'pruner.first=2'),
+    'series': ('base.evals[1].cadence.n=2',),
+}
+"""What shortens a sweep of a config, besides; of a config that is not here, as of `language`."""
+
 SHORTER = {
     'eval': ('--multiples=1', '--tokens=64', '--compilation_cache='),
     'generate': ('--tokens=4', '--compilation_cache='),
@@ -130,7 +136,7 @@ def shortened(words: list[str]) -> list[str]:
     """A command of attnlab with flags that make it short, its globs expanded."""
     command = command_of(words)
     added = list(SHORTER[command]) if command in SHORTER else overrides(words)
-    if command == 'analyse' and any(word.startswith(('--head', '--neighbours')) for word in words):
+    if command == 'analyse' and any(word.startswith(('--inside', '--head', '--neighbours')) for word in words):
         added.remove('--bits=8')  # Of the analysis of layers.
     names = {flag.partition('=')[0] for flag in added}
     kept = [with_text(word) for word in words if word.partition('=')[0] not in names]
@@ -149,8 +155,7 @@ def overrides(words: list[str]) -> list[str]:
     if '--dry_run' in words:
         short.append('--config.model.stack.depth=3')
     if sweep:
-        short += ['--config.confirm=0', '--config.base.evals[0].cadence.n=2', '--config.base.model.stack.depth=1']
-        short += ['--config.trials=2', '--config.pruner.first=2']
+        short += ['--config.confirm=0', *(f'--config.{item}' for item in SWEEPS.get(stem, SWEEPS['language']))]
     return [*short, '--compilation_cache=']
 
 

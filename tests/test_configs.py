@@ -441,6 +441,35 @@ def test_pyramids_of_papers(name, least, most):
     assert least < parameters(setup) < most
 
 
+@pytest.mark.parametrize('name', ['swin', 'pvt'])
+def test_pyramids_start_as_in_the_released_code(name):
+    """Linear maps with a deviation of 0.02; convolutions, with which pvt reduces and merges, uniform as in PyTorch."""
+    usual, config = (images.get_config(f'zoo={name},layout=pyramid,data=count{init}') for init in ('', ',init=paper'))
+    first, second = build(config.model.stack)(32, rngs=nnx.Rngs(0)).resolutions
+    block = first.stack.blocks[0]
+    query = block.mixer.qkv if name == 'swin' else block.mixer.query
+    for linear in (query, block.mixer.output, block.mlp.up, block.mlp.down):
+        assert np.asarray(linear.weight[...]).std() == pytest.approx(0.02, rel=0.1)
+    merge = second.merge.linear if name == 'swin' else second.merge.map.linear
+    convolutions = [] if name == 'swin' else [merge, block.mixer.reduction.conv.linear]
+    for linear in convolutions:
+        bound, weights = linear.weight.shape[-2] ** -0.5, np.abs(np.asarray(linear.weight[...]))
+        assert 0.95 * bound < weights.max() <= bound and weights.mean() == pytest.approx(bound / 2, rel=0.1)
+    if name == 'swin':
+        assert np.asarray(merge.weight[...]).std() == pytest.approx(0.02, rel=0.1)
+    assert usual.model.stack.resolutions[1].merge.start is None and ZOO[name].hierarchy.merge.start is None
+
+
+@pytest.mark.parametrize('name', ['swin', 'pvt'])
+def test_stages_of_a_paper_keep_what_their_maps_start_from(name):
+    resolutions = images.get_config(f'zoo={name},layout=paper,init=paper').model.stack.resolutions
+    assert all(each.merge.start is not None for each in resolutions[1:])
+    if name == 'pvt':
+        reductions = [each.stack.blocks[0].mixer.reduction for each in resolutions]
+        assert [each.ratio for each in reductions] == [8, 4, 2, 1]
+        assert all(each.start.distribution == 'uniform' for each in reductions)
+
+
 def test_two_steps_of_a_pyramid():
     config = images.get_config('zoo=swin,layout=pyramid')
     with config.unlocked():
@@ -483,7 +512,7 @@ def test_images_of_ones_own(tmp_path):
         (tmp_path / name).mkdir()
         for number in range(10):
             Image.new('RGB', (9, 9), (number, 0, 0)).save(tmp_path / name / f'{number}.png')
-    config = images.get_config(f'data={tmp_path},side=8,augment=crop+flip+mixup+cutmix')
+    config = images.get_config(f'data={tmp_path},side=8,augment=crop+flip+rand+mixup+cutmix')
     with config.unlocked():
         config.model.stack.depth, config.batch_size, config.model.head.smoothing = 1, 2, 0.1
     setup = prepare(config)
@@ -495,6 +524,8 @@ def test_images_of_ones_own(tmp_path):
     ('argument', 'sentence'),
     [
         ('augment=crop+flap', "there is no augment=flap; did you mean 'flip'"),
+        ('augment=flip+rand', 'augment=rand changes pixels of 256 levels; those of data=digits have 17'),
+        ('init=paper', 'init=paper goes with recipes whose rows say what their papers start from'),
         ('data=segments,augment=cutmix', 'patches of a mixture have no class of their own'),
         ('data=./nowhere', r'there is no folder \./nowhere; images of a class are read from'),
         ('data=.,side=large', 'side=large of the config is no whole number of pixels'),

@@ -18,11 +18,13 @@ from configs.sweeps import series as sweeps_series
         pytest.param('system=patch_tst,zoo=gla,form=causal,size=small', marks=pytest.mark.slow),
         'inputs=together,zoo=mamba,norm=last_value,head=mixture_density',
         'data=lorenz,system=linear,individual=1,lookback=24,horizon=8',
+        'data=driven,targets=0,known=1,zoo=mingru',
+        'system=itransformer,data=etth1,targets=OT,marks=1',
     ],
 )
 def test_series_of_every_kind(argument):
     setup = prepare(series.get_config(argument))
-    measured = jax.eval_shape(setup.measure, setup.abstract.params, setup.abstract_batch())
+    measured = jax.eval_shape(setup.measure, setup.abstract.variables, setup.abstract_batch())
     distribution = {'crps', 'coverage_80', 'width_80'} if 'head' in argument else set()
     by_step = {'position_mse', 'position_mae'}
     assert set(measured) == {'loss', 'mse', 'mae', 'mase', 'mse_original', 'mae_original'} | by_step | distribution
@@ -37,6 +39,8 @@ def test_series_have_the_sizes_of_papers():
     assert not patched.model.stack.blocks[0].mixer.causal and patched.model.inputs.read_from == 'all'
     assert prepare(patched).model.embedding.places == 42
     inverted = series.get_config('system=itransformer,data=exchange').model
+    marked = series.get_config('system=itransformer,data=etth1,marks=1').model
+    assert marked.covariates.known == 4 and not marked.covariates.ahead and marked.variates == 7
     assert inverted.variates == 8 and inverted.stack.blocks[0].mixer.position is None
 
 
@@ -50,6 +54,9 @@ def test_series_have_the_sizes_of_papers():
         ('zoo=swin', 'zoo=swin mixes tokens on a grid'),
         ('zoo=mamba,form=bidirectional', 'form=bidirectional is not one of zoo=mamba'),
         ('system=ar_net,head=quantiles', 'head=quantiles goes with individual=0'),
+        ('data=lorenz,marks=1', 'the series has no dates'),
+        ('known=load', 'leave none to forecast'),
+        ('ahead=2', 'there is no ahead=2'),
         ('head=quantile', "there is no head=quantile; did you mean 'quantiles'"),
     ],
 )

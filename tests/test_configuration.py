@@ -14,6 +14,7 @@ from attnlab.signature import members, parameters
 from attnlab.train.setup import prepare
 from attnlab.trust import named
 from attnlab.zoo import ZOO
+from tests.chosen import FIRST, one_or_all
 
 CONFIGS = pathlib.Path(__file__).parents[1] / 'configs'
 LANGUAGE = CONFIGS / 'language.py'
@@ -42,8 +43,9 @@ def overridable(config: ConfigDict):
                 yield key, SAMPLES[kinds[0]]
 
 
-def test_every_plain_key_of_every_recipe_can_be_overridden():
-    for name in ZOO:
+@pytest.mark.parametrize('names', one_or_all(FIRST, 'class'))
+def test_every_plain_key_of_every_recipe_can_be_overridden(names):
+    for name in names:
         file = CONFIGS / f'{ZOO[name].config}.py'
         asked = dict(overridable(config_of(file, f'zoo={name}')))
         config = read(*(f'--config.{key}={value}' for key, value in asked.items()), config=f'{file}:zoo={name}')

@@ -1,6 +1,7 @@
 """Whether probabilities of classes are what they say, whom to answer, and sets that hold the label often enough."""
 
 import dataclasses
+from collections.abc import Callable
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -37,12 +38,18 @@ def calibration_error(confidence: Float[np.ndarray, 'b'], right: Bool[np.ndarray
 def calibration_interval(
     confidence: Float[np.ndarray, 'b'], right: Bool[np.ndarray, 'b'], bins: int = BINS, seed: int = 0
 ) -> Estimate:
-    """The same, plus or minus 1.96 deviations over bootstrap resamples of the examples, at least 0."""
+    """The same, with its interval, at least 0."""
+    found = bootstrapped(lambda each: calibration_error(confidence[each], right[each], bins), len(right), seed)
+    return dataclasses.replace(found, low=max(found.low, 0.0))
+
+
+def bootstrapped(statistic: Callable[[Int[np.ndarray, 'b']], float], count: int, seed: int = 0) -> Estimate:
+    """A statistic of examples by their places, plus or minus 1.96 deviations over bootstrap resamples of these."""
     rng = np.random.default_rng(seed)
-    value = calibration_error(confidence, right, bins)
-    draws = [rng.integers(0, len(right), len(right)) for _ in range(RESAMPLES)]
-    width = NORMAL * float(np.std([calibration_error(confidence[each], right[each], bins) for each in draws]))
-    return Estimate(value, max(value - width, 0.0), value + width)
+    value = statistic(np.arange(count))
+    draws = [rng.integers(0, count, count) for _ in range(RESAMPLES)]
+    width = NORMAL * float(np.std([statistic(each) for each in draws]))
+    return Estimate(value, value - width, value + width)
 
 
 def fitted_temperature(logits: Float[np.ndarray, 'b o'], labels: Int[np.ndarray, 'b']) -> float:

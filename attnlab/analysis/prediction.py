@@ -2,7 +2,7 @@
 
 import dataclasses
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -23,7 +23,7 @@ from attnlab.models.heads.links import LinkHead
 from attnlab.models.heads.mixture import MixtureOfSoftmaxes
 from attnlab.runs.loading import Loaded, load_run
 from attnlab.tables import Column, Printer, Table, digits, pairs
-from attnlab.tasks.task import Batch
+from attnlab.tasks.task import Batch, Task
 from attnlab.train.run import check_data
 
 SHARES = (0.9, 0.99)
@@ -136,28 +136,10 @@ def predictions(loaded: Loaded, rows: list[Batch]) -> list[Asked]:
     """
     setup = loaded.setup
 
-    def measured(variables: nnx.State, batch: Batch, more: Array | None) -> tuple[Array, Any]:
-        """The total loss, with `more` added to the losses, and what the head was asked."""
-        model = nnx.merge(setup.graphdef, variables)
-        own, asked = model.losses, []
+    def asked_of(variables: nnx.State, batch: Batch) -> tuple[Any, Array]:
+        return what_is_asked(setup.task, lambda: nnx.merge(setup.graphdef, variables), batch)
 
-        def losses(hidden: Array, targets: Array, key: Array | None = None) -> Array:
-            found = own(hidden, targets, key)
-            asked.append((hidden, model.logits(hidden), found, targets))
-            return found if more is None else found + more
-
-        model.losses = losses
-        total = setup.task.measure(model, batch, None)['loss'].total
-        return total, asked[0]
-
-    def counted(variables: nnx.State, batch: Batch) -> tuple[Any, Array]:
-        """That record, and the weight of every loss in the total: its derivative."""
-        shape = jax.eval_shape(lambda: measured(variables, batch, None)[1][2])
-        zeros = jnp.zeros(shape.shape, shape.dtype)
-        weights, asked = jax.grad(lambda more: measured(variables, batch, more), has_aux=True)(zeros)
-        return asked, weights
-
-    run = setup.jit(counted)
+    run = setup.jit(asked_of)
     found = []
     for row in rows:
         asked, weights = jax.device_get(run(loaded.variables, row))
@@ -170,6 +152,32 @@ def predictions(loaded: Loaded, rows: list[Batch]) -> list[Asked]:
         hidden, logits, losses = (np.asarray(each, np.float32)[there] for each in (hidden, logits, losses))
         found.append(Asked(hidden, logits, losses, targets[there], tokens[there] if same else None))
     return found
+
+
+def what_is_asked(
+    task: Task, make_model: Callable[[], Any], batch: Batch
+) -> tuple[tuple[Array, Array, Array, Array], Array]:
+    """Hidden states, logits, losses and targets of what a task asks of a model's head, and the weights of the losses.
+
+    A weight is the derivative of the total by the loss: zero of what is not counted. The models made are changed.
+    """
+
+    def measured(more: Array | None) -> tuple[Array, Any]:
+        """The total loss, with `more` added to the losses, and what the head was asked."""
+        model = make_model()
+        own, asked = model.losses, []
+
+        def losses(hidden: Array, targets: Array, key: Array | None = None) -> Array:
+            found = own(hidden, targets, key)
+            asked.append((hidden, model.logits(hidden), found, targets))
+            return found if more is None else found + more
+
+        model.losses = losses
+        return task.measure(model, batch, None)['loss'].total, asked[0]
+
+    shape = jax.eval_shape(lambda: measured(None)[1][2])
+    weights, asked = jax.grad(measured, has_aux=True)(jnp.zeros(shape.shape, shape.dtype))
+    return asked, weights
 
 
 def _joined(asked: list[Asked]) -> Predictions:

@@ -8,15 +8,18 @@ from typing import Any
 
 import jax
 import numpy as np
+from flax import nnx
 from jaxtyping import Bool, Float, Int
 
-from attnlab.analysis import calibration, scores
+from attnlab.analysis import calibration, odin, scores
+from attnlab.analysis.cascade import Cascade, cascade
 from attnlab.errors import UserError
 from attnlab.files import write_json
 from attnlab.models.heads.classification import ClassificationHead
 from attnlab.runs.loading import Loaded, load_run
 from attnlab.tables import Column, Interval, Printer, Table, digits, plus_minus
 from attnlab.tasks.long_range import Classification
+from attnlab.train.cost import flops_per_token
 from attnlab.train.run import check_data
 
 COVERAGES = (1.0, 0.9, 0.8, 0.5)
@@ -31,15 +34,21 @@ AT_ONCE = 32
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Outputs:
-    """What a classifier makes of rows, in float64: vectors that the head reads, logits, and the true labels."""
+    """What a classifier makes of rows, in float64: vectors that the head reads, logits, and the true labels.
+
+    `moved` are logits after steps towards surer inputs, by their size (`attnlab.analysis.odin`), if there are any.
+    """
 
     features: Float[np.ndarray, 'b d']
     logits: Float[np.ndarray, 'b o']
     labels: Int[np.ndarray, 'b']
+    moved: Float[np.ndarray, 'n b o'] | None = None
 
     def part(self, first: int, step: int) -> 'Outputs':
         """Every `step`-th row from one on."""
-        return Outputs(self.features[first::step], self.logits[first::step], self.labels[first::step])
+        every = slice(first, None, step)
+        moved = None if self.moved is None else self.moved[:, every]
+        return Outputs(self.features[every], self.logits[every], self.labels[every], moved)
 
     @property
     def right(self) -> Bool[np.ndarray, 'b']:
@@ -53,6 +62,8 @@ class Scores:
 
     mahalanobis: scores.Mahalanobis
     virtual: scores.VirtualLogit | None
+    size: int | None = None
+    """The place in `odin.SIZES` of the size of ODIN's step; `None` without one."""
 
     @classmethod
     def fitted(cls, trained: Outputs, head: Any) -> 'Scores':
@@ -61,14 +72,17 @@ class Scores:
         if isinstance(head, ClassificationHead) and head.linear.bias is not None:
             weight, bias = (np.asarray(each, np.float64) for each in (head.linear.matrix(), head.linear.bias[...]))
             virtual = scores.VirtualLogit.fitted(trained.features, trained.logits, weight, bias)
-        return cls(scores.Mahalanobis.fitted(trained.features, trained.labels), virtual)
+        size = None if trained.moved is None else odin.best_size(trained.moved)
+        return cls(scores.Mahalanobis.fitted(trained.features, trained.labels), virtual, size)
 
     def of(self, outputs: Outputs) -> dict[str, Float[np.ndarray, 'b']]:
-        """Every score of rows, by name."""
+        """Every score of rows, by name; they are moved by the one size that was chosen."""
         found = {name: score(outputs.logits) for name, score in OF_LOGITS.items()}
         found['mahalanobis'] = self.mahalanobis.score(outputs.features)
         if self.virtual is not None:
             found['vim'] = self.virtual.score(outputs.features, outputs.logits)
+        if self.size is not None and outputs.moved is not None:
+            found['odin'] = odin.odin(outputs.moved[0])
         return found
 
 
@@ -93,6 +107,8 @@ class Uncertainty:
         coverage, and the probability that a right answer scores above a wrong one.
       conformal: the level asked for, the threshold, coverage and mean size of sets.
       detection: by kind of changed input and score, the probability that a row scores above a changed one.
+      step: of ODIN, in standard deviations of inputs or embeddings, chosen on training; `None` without one.
+      cascade: with another run, what they reach together; `None` without one.
     """
 
     accuracy: float
@@ -101,6 +117,8 @@ class Uncertainty:
     selective: Mapping[str, Mapping[str, float]]
     conformal: Mapping[str, float]
     detection: Mapping[str, Mapping[str, float]]
+    step: float | None = None
+    cascade: Cascade | None = None
 
 
 def analyse_uncertainty(
@@ -112,32 +130,33 @@ def analyse_uncertainty(
     rows: int | None = None,
     fitted: int | None = None,
     alpha: float = 0.1,
+    second: pathlib.Path | None = None,
     other_data: bool = False,
 ) -> Uncertainty:
     """Scores, calibrates and tests a classifier, and writes `analysis/<step>-uncertainty.json`.
 
     Every other one of the first `rows` rows of a split, 512 or all if not given, chooses the temperature and the
     threshold of conformal sets; all numbers are of those between. Means, covariance and directions of features are of
-    the first `fitted` rows of training, likewise.
+    the first `fitted` rows of training, likewise. With the run `second`, of the same rows, it is said what is reached
+    where rows of which the first is not sure are handed on to it; all rows are asked, for nothing is chosen on them.
 
     Raises `UserError` for a run that is no classifier of rows, for changed data unless `other_data` allows them, a
-    split or rows that do not exist, fewer than four rows, and an alpha outside of (0, 1).
+    split or rows that do not exist, fewer than four rows, an alpha outside of (0, 1), and a second run of other labels.
     """
-    loaded = load_run(workdir, step)
-    task = loaded.setup.task
-    check_data(workdir, task.describe(), other=other_data)
-    if not isinstance(task, Classification):
-        raise UserError(
-            f'{workdir} was trained for {type(task).__name__}; what is analysed here is a classifier, one label a row'
-        )
+    loaded, task = _classifier(workdir, step, other_data)
     split = task.evaluated_split if split is None else split
     asked, trained = (_stacked(loaded, *each) for each in ((split, rows, 4), ('train', fitted, 2)))
     rows, fitted = len(asked['label']), len(trained['label'])
-    run = functools.partial(outputs, loaded, task)
-    scored = Scores.fitted(run(trained), loaded.model().head)
+    first = {name: array[:AT_ONCE] for name, array in trained.items()}
+    unit = loaded.setup.jit(functools.partial(odin.spread, loaded.setup, task))(loaded.variables, first)
+    scored = Scores.fitted(outputs(loaded, task, trained, unit), loaded.model().head)
+    sizes = () if scored.size is None else (odin.SIZES[scored.size],)
+    run = functools.partial(outputs, loaded, task, unit=unit, sizes=sizes)
     of_asked = run(asked)
     chosen, tested = of_asked.part(0, 2), of_asked.part(1, 2)
     found = examined(chosen, tested, scored, alpha, {name: run(each) for name, each in changed(asked, trained)})
+    if second is not None:
+        found = dataclasses.replace(found, cascade=_handed_on(loaded, of_asked, split, second, other_data))
     path = workdir / 'analysis' / f'{loaded.step}-uncertainty.json'
     record = {'step': loaded.step, 'split': split, 'rows': rows, 'fitted_rows': fitted, 'other_data': other_data}
     write_json(path, record | dataclasses.asdict(found))
@@ -145,6 +164,29 @@ def analyse_uncertainty(
         printer.table(table)
     printer.line(f'written: {path}')
     return found
+
+
+def _classifier(workdir: pathlib.Path, step: int | None, other_data: bool) -> tuple[Loaded, Classification]:
+    """A run and its task, which must be of one label a row."""
+    loaded = load_run(workdir, step)
+    task = loaded.setup.task
+    check_data(workdir, task.describe(), other=other_data)
+    if not isinstance(task, Classification):
+        raise UserError(
+            f'{workdir} was trained for {type(task).__name__}; what is analysed here is a classifier, one label a row'
+        )
+    return loaded, task
+
+
+def _handed_on(first: Loaded, of_first: Outputs, split: str, second: pathlib.Path, other_data: bool) -> Cascade:
+    """What the run and a second one reach together; costs are operations that the definition of a model needs."""
+    loaded, task = _classifier(second, None, other_data)
+    rows = _stacked(loaded, split, len(of_first.labels), 4)
+    if not np.array_equal(rows['label'], of_first.labels):
+        raise UserError(f'{second} has other labels on the {split} split; a cascade is of two runs on the same rows')
+    of_second = outputs(loaded, task, rows)
+    ours, theirs = (flops_per_token(each.setup) * each.setup.length for each in (first, loaded))
+    return cascade(scores.max_probability(of_first.logits), of_first.right, of_second.right, ours / theirs)
 
 
 def examined(
@@ -174,6 +216,7 @@ def examined(
             kind: {name: scores.auroc(inside[name], outside) for name, outside in scored.of(each).items()}
             for kind, each in others.items()
         },
+        step=None if scored.size is None else odin.SIZES[scored.size],
     )
 
 
@@ -191,22 +234,34 @@ def _selective(score: Float[np.ndarray, 'b'], right: Bool[np.ndarray, 'b']) -> d
     return {**at, 'area': float(np.mean(risks)), 'right over wrong': apart}
 
 
-def outputs(loaded: Loaded, task: Classification, rows: Mapping[str, np.ndarray]) -> Outputs:
-    """What a run makes of rows, some at a time; what is missing of the last call is its first rows again."""
-    model = loaded.model()
+def outputs(
+    loaded: Loaded,
+    task: Classification,
+    rows: Mapping[str, np.ndarray],
+    unit: jax.Array | None = None,
+    sizes: tuple[float, ...] = odin.SIZES,
+) -> Outputs:
+    """What a run makes of rows, some at a time; what is missing of the last call is its first rows again.
+
+    With the `unit` of steps, what it makes of them after steps of these sizes as well.
+    """
 
     @loaded.setup.jit
-    def call(model: Any, batch: Mapping[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    def call(variables: nnx.State, batch: Mapping[str, jax.Array]) -> tuple[jax.Array, ...]:
+        model = nnx.merge(loaded.setup.graphdef, variables)
         vectors = task.vectors(model, batch, None)
-        return vectors, model.logits(vectors)
+        found = vectors, model.logits(vectors)
+        return found if unit is None else (*found, odin.moved(loaded.setup, task, variables, batch, unit, sizes))
 
     count = len(rows['label'])
     found = []
     for begin in range(0, count, AT_ONCE):
         places = np.arange(begin, begin + min(AT_ONCE, count)) % count
-        found.append(jax.device_get(call(model, {name: array[places] for name, array in rows.items()})))
-    features, logits = (np.concatenate(each).astype(np.float64)[:count] for each in zip(*found, strict=True))
-    return Outputs(features, logits, np.asarray(rows['label']))
+        found.append(jax.device_get(call(loaded.variables, {name: array[places] for name, array in rows.items()})))
+    features, logits, *moved = (
+        np.concatenate(each, axis=-2).astype(np.float64)[..., :count, :] for each in zip(*found, strict=True)
+    )
+    return Outputs(features, logits, np.asarray(rows['label']), *moved)
 
 
 def changed(
@@ -271,6 +326,15 @@ def tables(found: Uncertainty, title: str) -> Iterator[Table]:
     )
     columns = [Column(name, four, right=True) for name in found.conformal]
     yield table('conformal', columns, [tuple(found.conformal.values())], 'conformal sets of classes')
+    if (both := found.cascade) is not None:
+        gain = Interval(**dataclasses.asdict(both.gain))
+        titles = ('handed on', 'if below', 'accuracy', 'by chance', 'cost')
+        yield table(
+            'cascade',
+            [Column(name, four, right=True, rank=rank) for name, rank in zip(titles, (0, 2, 0, 1, 0), strict=True)],
+            list(zip(both.rates, both.thresholds, both.accuracy, both.by_chance, both.cost, strict=True)),
+            f'cascade, cost in units of the second run; in the mean {plus_minus(gain)} over chance',
+        )
     kinds = list(found.detection)
     yield table(
         'detection',

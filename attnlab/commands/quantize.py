@@ -1,4 +1,4 @@
-"""`attnlab quantize`: a run whose weights have few bits, made of a trained one."""
+"""`attnlab quantize`: a run of few bits, of weights, inputs or states, made of a trained one."""
 
 from absl import flags
 
@@ -35,6 +35,13 @@ def main(argv: list[str]) -> int:
         'default.',
         flag_values=values,
     )
+    flags.DEFINE_string(
+        'state',
+        None,
+        'The format in which states are kept between tokens, such as int8 (a scale for what the last axis holds), '
+        'or kivi2 of caches of keys and values; as they are by default.',
+        flag_values=values,
+    )
     define_other_data(values)
     define_format(values)
     define_platform(values)
@@ -42,11 +49,13 @@ def main(argv: list[str]) -> int:
         return 0
     from attnlab.quantize.formats import format_called, storage_called
     from attnlab.quantize.layers import Quantization
+    from attnlab.quantize.states import state_called
 
     weights = None if values.weights is None else storage_called(values.weights)
     inputs = None if values.inputs is None else format_called(values.inputs)
+    state = None if values.state is None else state_called(values.state)
     workdir, out = directory(values, 'workdir'), directory(values, 'out')
-    quantization = Quantization(weights, inputs)
+    quantization = Quantization(weights, inputs, state)
     start_platform(values)
     from attnlab.quantize.run import quantize_run
 

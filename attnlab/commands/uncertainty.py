@@ -1,4 +1,4 @@
-"""`attnlab uncertainty`: scores, calibration, selective prediction and conformal sets of a trained classifier."""
+"""`attnlab uncertainty`: scores, calibration, selective prediction, conformal sets and cascades of a classifier."""
 
 from absl import flags
 
@@ -34,12 +34,16 @@ def main(argv: list[str]) -> int:
         flag_values=values,
     )
     flags.DEFINE_float('alpha', 0.1, 'How often conformal sets may lack the label.', flag_values=values)
+    flags.DEFINE_string(
+        'cascade', None, 'A larger run, to which rows are handed on of which this one is not sure.', flag_values=values
+    )
     define_format(values)
     if not parsed(values, argv, 'uncertainty'):
         return 0
     if not 0 < values.alpha < 1:
         raise UserError(f'--alpha is {values.alpha}; it must be above 0 and below 1')
     workdir = directory(values, 'workdir')
+    second = None if values.cascade is None else directory(values, 'cascade')
     start_devices(values)
     from attnlab.analysis.uncertainty import analyse_uncertainty
 
@@ -52,6 +56,7 @@ def main(argv: list[str]) -> int:
             rows=values.rows,
             fitted=values.fitted_rows,
             alpha=values.alpha,
+            second=second,
             other_data=values.other_data,
         )
     return 0

@@ -133,7 +133,7 @@ def _repeated(part: nnx.Module, repeats: int) -> nnx.Module:
     return nnx.merge(graphdef, jax.tree.map(lambda leaf: jnp.stack([leaf] * repeats), state))
 
 
-def _losses_of_mass(loaded: Loaded, bits: int, rows: int) -> list[Float[np.ndarray, 'h'] | None]:
+def _losses_of_mass(loaded: Loaded, bits: int, rows: int) -> list[Float[np.ndarray, '_'] | None]:
     """The mean rounding error of the weight of a visible key, by layer and head; `None` without a softmax."""
     source = loaded.setup.task.source('train', loaded.setup.length)
 
@@ -163,7 +163,7 @@ def _losses_of_mass(loaded: Loaded, bits: int, rows: int) -> list[Float[np.ndarr
     return [None if layer[0] is None else np.mean(layer, axis=0) for layer in zip(*measured, strict=True)]
 
 
-def _corrected(model: Any, lost: list[Float[np.ndarray, 'h'] | None]) -> Any:
+def _corrected(model: Any, lost: list[Float[np.ndarray, '_'] | None]) -> Any:
     """Sets the corrections of a model that has a `QuantizedSoftmax` in every layer that had a softmax; returns it."""
     blocks = model.stack.blocks
     for place, block in enumerate(blocks):

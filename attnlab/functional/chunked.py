@@ -20,6 +20,6 @@ def over_tokens(function: Callable[..., Array], *arrays: Array) -> Array:
     """
     if arrays[-1].ndim != 2 or arrays[-1].shape[1] <= TOKENS or sequence.divided():
         return jax.checkpoint(function)(*arrays)
-    turned = tuple(jnp.swapaxes(array, 0, 1)[:, :, None] for array in arrays)
-    result = jax.lax.map(lambda each: jax.checkpoint(function)(*each), turned, batch_size=TOKENS)
+    leading = tuple(jnp.swapaxes(array, 0, 1)[:, :, None] for array in arrays)
+    result = jax.lax.map(lambda each: jax.checkpoint(function)(*each), leading, batch_size=TOKENS)
     return jnp.swapaxes(result[..., 0], 0, 1)

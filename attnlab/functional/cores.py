@@ -1,9 +1,9 @@
 """The cores of sequence mixing, as mixers, heads and losses call them: attnlab's only interface to `pallas_kernels`.
 
 A core computes on one device, and no compiler can divide a kernel over several. Under a mesh (see `on`) each call is
-wrapped in `jax.shard_map`: rows over `data` and `fsdp`, heads, or the channels of a scan, over `tensor`, the classes of
-the loss over `tensor`, and time over `sequence`, by the versions in `attnlab.functional.sequence`. Everything else
-is replicated. On one device calls are not wrapped.
+wrapped in `jax.shard_map`: rows over `data`, `fsdp` and `expert`, heads, or the channels of a scan, over `tensor`, the
+classes of the loss over `tensor`, and time over `sequence`, by the versions in `attnlab.functional.sequence`.
+Everything else is replicated. On one device calls are not wrapped.
 
 A dimension whose size an axis does not divide is replicated along it, so that all devices of the axis do the same work;
 `undivided` collects such cases. Key and value heads that the axis does not divide are repeated to the least number
@@ -28,19 +28,38 @@ import pallas_kernels
 from attnlab.functional import sequence
 from attnlab.functional.sequence import SEQUENCE
 
-ROWS = ('data', 'fsdp')
+EXPERT = 'expert'
+"""Mesh axis that experts are divided over."""
+
+ROWS = ('data', 'fsdp', EXPERT)
 """Mesh axes that rows are divided over."""
 
 TENSOR = 'tensor'
-"""Mesh axis that heads, channels of scans, and classes are divided over."""
+"""Mesh axis that heads, channels of scans and of experts, and classes are divided over."""
 
-AXES: Mapping[str, tuple[str, ...]] = {'b': ROWS, 't': (SEQUENCE,), 'h': (TENSOR,), 'd': (TENSOR,), 'o': (TENSOR,)}
+AXES: Mapping[str, tuple[str, ...]] = {
+    'b': ROWS,
+    't': (SEQUENCE,),
+    'h': (TENSOR,),
+    'd': (TENSOR,),
+    'o': (TENSOR,),
+    'e': (EXPERT,),
+    'm': (TENSOR,),
+}
 """Mesh axes by the letter of a dimension; dimensions with other letters are replicated."""
 
 SAME = str.maketrans('gs', 'ht')
 """Letters that are divided like another: key-value heads like query heads, the keys' time like the queries'."""
 
-WORDS = {'b': 'rows', 't': 'tokens', 'h': 'heads', 'd': 'channels', 'o': 'classes'}
+WORDS = {
+    'b': 'rows',
+    't': 'tokens',
+    'h': 'heads',
+    'd': 'channels',
+    'o': 'classes',
+    'e': 'experts',
+    'm': 'hidden channels',
+}
 
 
 class Undivided(NamedTuple):
@@ -172,7 +191,7 @@ def _on_mesh(
 
     @functools.wraps(core)
     def call(*args: Any, **kwargs: Any) -> Any:
-        mesh = _mesh()
+        mesh = devices()
         if not mesh:
             return core(*args, **kwargs)
         given = {name: value for name, value in signature.bind(*args, **kwargs).arguments.items() if value is not None}
@@ -194,7 +213,7 @@ def _on_mesh(
     return call
 
 
-def _mesh() -> dict[str, int]:
+def devices() -> dict[str, int]:
     """The size of every mesh axis of the current trace; empty on one device, and inside `shard_map`."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.size == 1 or mesh.manual_axes:
@@ -204,7 +223,7 @@ def _mesh() -> dict[str, int]:
 
 def parts(letter: str, size: int) -> int:
     """Over how many devices a dimension of this letter is divided in this trace: 1 if they do not divide its size."""
-    mesh = _mesh()
+    mesh = devices()
     count = math.prod(mesh.get(axis, 1) for axis in AXES[letter])
     return 1 if size % count else count
 
@@ -319,7 +338,7 @@ def cross_entropy(
         whole = jax.nn.logsumexp(normalizers, axis=0)
         return whole - own + z_loss * whole**2
 
-    mesh, classes = _mesh(), embedding.shape[0]
+    mesh, classes = devices(), embedding.shape[0]
     if not mesh:
         return losses(hidden, embedding, labels)
     sizes = dict(zip('bt', labels.shape, strict=False)) | {'o': classes}

@@ -241,7 +241,7 @@ def low_rank_kernel(
     rows = jnp.concatenate([outputs[None], jnp.conj(low_rank)])
     columns = jnp.concatenate([inputs[None], low_rank])
     products = rows[:, None] * columns[None]
-    real, turned = products.real, (products * jnp.conj(eigenvalues)[None, None]).real
+    real, rotated = products.real, (products * jnp.conj(eigenvalues)[None, None]).real
 
     def at(angles: Float[Array, ' w']) -> Complex[Array, 'd w']:
         sine, cosine = jnp.sin(angles)[None], jnp.cos(angles)[None]
@@ -252,7 +252,7 @@ def low_rank_kernel(
         weigh = functools.partial(jnp.einsum, 'ijdn,dnw->ijdw', precision='highest')
         straight, across = (
             jax.lax.complex(weigh(weights, resolvent.real), weigh(weights, resolvent.imag))
-            for weights in (real, turned)
+            for weights in (real, rotated)
         )
         found = 2j * sine[None, None] * straight - cosine[None, None] * across
         return _eliminated(found, cosine) * jnp.exp(1j * angles)[None]

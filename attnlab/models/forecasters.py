@@ -21,19 +21,23 @@ from attnlab.models.inputs.series import Rows, SeriesInputs, VariatesApart
 from attnlab.models.stack import Stack
 from attnlab.module import Module
 from attnlab.nn.norms import RMSNorm
-from attnlab.nn.windows import MovingAverage, WindowNorm, level_and_scale
+from attnlab.nn.windows import NO_COVARIATES, Covariates, MovingAverage, WindowGain, WindowNorm, level_and_scale
 from attnlab.typing import DropoutKey, Embedded, Features, State
 
 Vectors = Float[Array, 'b v d']
-Level = Float[Array, 'b 1 m']
+Wider = Float[Array, 'b v n']
+Lookback = Float[Array, 'b s n']
+Level = Float[Array, 'b 1 v']
 
 
 class WindowModel(Module):
     """Base class of models that forecast `vocab` steps of every variate of a window, `b t v`.
 
-    The hidden state of a variate ends with its level and its scale, by which the head's forecasts are multiplied and
-    shifted: `y = scale * head(h) + level`. The loss is in the units of the window too where the head says by which
-    power of a unit it grows. Implements `attnlab.models.predictor.Distributional`.
+    Behind the variates are covariates, and where some of them are known ahead, the rows of the horizon follow those
+    of the look-back (`attnlab.data.series.windows.Windows`). What is known over the horizon is read by the head, beside
+    the vector of every variate. The hidden state of a variate ends with its level and its scale, by which the head's
+    forecasts are multiplied and shifted: `y = scale * head(h) + level`. The loss is in the units of the window too
+    where the head says by which power of a unit it grows. Implements `attnlab.models.predictor.Distributional`.
     """
 
     streaming = False
@@ -42,9 +46,26 @@ class WindowModel(Module):
 
     head: Any
 
-    def __init__(self, vocab: int, lookback: int, variates: int, norm: WindowNorm | None, dtype: DTypeLike):
-        self.vocab, self.lookback, self.variates, self.window_norm = vocab, lookback, variates, norm
+    def __init__(
+        self,
+        vocab: int,
+        lookback: int,
+        variates: int,
+        covariates: Covariates,
+        norm: WindowNorm | None,
+        gain: Callable[..., WindowGain] | None,
+        dtype: DTypeLike,
+        rngs: nnx.Rngs,
+    ):
+        self.vocab, self.lookback, self.variates = vocab, lookback, variates
+        self.covariates, self.window_norm = covariates, norm
+        self.window_gain: Any = None if gain is None else gain(variates, rngs=rngs)
         self.dtype = jnp.dtype(dtype)
+
+    def check_gain(self) -> None:
+        """Raises `UserError` for a gain where the loss does not grow with the unit, which it would then shrink."""
+        if self.window_gain is not None and not self.head.degree:
+            raise UserError(f'a gain of windows does not go with {type(self.head).__name__}; leave it out (gain=0)')
 
     @property
     def outputs(self) -> int:
@@ -58,24 +79,46 @@ class WindowModel(Module):
 
     @abc.abstractmethod
     def vectors(self, window: Features, ctx: Context) -> Vectors:
-        """One vector a variate of a normalised window."""
+        """One vector a variate of a normalised look-back."""
 
     def hidden(self, tokens: Features, ctx: Context, state: State | None = None) -> tuple[Embedded, State | None]:
         """One vector a variate, `b v d`, in float32, and no state."""
         del state
         window, level, scale = self.normalised(tokens)
-        found = self.vectors(window, ctx).astype(jnp.float32)
+        found = self.with_horizon(self.vectors(window, ctx).astype(jnp.float32), tokens)
         return jnp.concatenate([found, *(jnp.swapaxes(one, 1, 2) for one in (level, scale))], axis=-1), None
 
-    def normalised(self, tokens: Features) -> tuple[Features, Level, Level]:
-        """The window in its own units, its level and its scale. Raises `UserError` for windows of other sizes."""
-        if tokens.shape[1:] != (self.lookback, self.variates):
+    def normalised(self, tokens: Features) -> tuple[Lookback, Level, Level]:
+        """The look-back in its own units, the level and the scale of the variates.
+
+        What is known ahead stays as it is. Raises `UserError` for windows of other sizes.
+        """
+        rows, columns = self.covariates.rows(self.vocab), self.variates + self.covariates.count
+        if tokens.shape[1:] != (self.lookback + rows, columns):
+            ahead = f' and {rows} of the horizon' if rows else ''
             raise UserError(
-                f'config.model is for a look-back of {self.lookback} rows of {self.variates} variates; windows of the '
-                f'task have {tokens.shape[1]} rows (config.length) of {tokens.shape[2]} variates'
+                f'config.model is for a look-back of {self.lookback} rows{ahead} of {columns} variates; windows of the '
+                f'task have {tokens.shape[1]} rows (config.length{" and task.horizon" if rows else ""}) of '
+                f'{tokens.shape[2]} variates'
             )
-        level, scale = level_and_scale(self.window_norm, tokens)
-        return (tokens - level) / scale, level, scale
+        past = tokens[:, : self.lookback]
+        own, known = jnp.split(past, [self.variates + self.covariates.observed], axis=2)
+        level, scale = level_and_scale(self.window_norm, own)
+        window, observed = jnp.split((own - level) / scale, [self.variates], axis=2)
+        # Statistics are constants; a gain of them is not.
+        level, scale = (jax.lax.stop_gradient(one[..., : self.variates]) for one in (level, scale))
+        if self.window_gain is not None:
+            window, level, scale = self.window_gain(window, level, scale)
+        return jnp.concatenate([window, observed, known], axis=2), level, scale
+
+    def with_horizon(self, vectors: Vectors, tokens: Features) -> Wider:
+        """The vectors of the variates, with what is known over the horizon beside each."""
+        if not self.covariates.read_ahead(self.vocab):
+            return vectors
+        ahead = tokens[:, self.lookback :, self.variates + self.covariates.observed :].astype(vectors.dtype)
+        flat = ahead.reshape(len(ahead), 1, self.vocab * self.covariates.known)
+        beside = jnp.broadcast_to(flat, (*vectors.shape[:2], flat.shape[2]))
+        return jnp.concatenate([vectors, beside], axis=-1)
 
     def pooled(self, tokens: Features, ctx: Context) -> Float[Array, 'b d']:
         """The mean over variates."""
@@ -89,7 +132,8 @@ class WindowModel(Module):
         targets = (targets - level) / scale
         head = self.head
         found = head.losses(features, targets) if key is None else head.objective(features, targets, key)
-        return found * scale[..., 0] ** head.degree
+        # A learned gain may have become negative.
+        return found * jnp.abs(scale[..., 0]) ** head.degree
 
     def logits(self, hidden: Float[Array, '*b d']) -> Float[Array, '*b o']:
         """The forecasts, in float32."""
@@ -117,13 +161,17 @@ class WindowModel(Module):
 class LinearForecaster(WindowModel):
     """The head reads the window itself, so that forecasts are linear in it.
 
-    Zeng et al. 2023, https://arxiv.org/abs/2205.13504.
+        y_v = W [x_v ; every covariate] + b
+
+    Zeng et al. 2023, https://arxiv.org/abs/2205.13504, who have no covariates.
 
     Args:
       vocab: steps forecast.
       lookback: steps read.
-      variates: columns.
+      variates: columns that are forecast.
+      covariates: columns behind these.
       window_norm: normalises a window; `None`: it stays as it is.
+      window_gain: its learned gain, made as `window_gain(variates, rngs=rngs)`; `None`: without.
       decomposition: the head reads the rest beside the trend; `None`: the window.
       head: makes the head, as `head(dim, vocab, rngs=rngs)`.
       dtype: ignored but for its name; the map is in float32.
@@ -136,21 +184,28 @@ class LinearForecaster(WindowModel):
         *,
         lookback: int,
         variates: int,
+        covariates: Covariates = NO_COVARIATES,
         window_norm: WindowNorm | None = None,
+        window_gain: Callable[..., WindowGain] | None = None,
         decomposition: MovingAverage | None = None,
         head: Callable[..., Head] = AffineHead,
         dtype: DTypeLike,
         rngs: nnx.Rngs,
     ):
-        super().__init__(vocab, lookback, variates, window_norm, dtype)
+        super().__init__(vocab, lookback, variates, covariates, window_norm, window_gain, dtype, rngs)
         self.decomposition = decomposition
-        self.head = head(lookback * (1 if decomposition is None else 2), vocab, rngs=rngs)
+        own = lookback * (1 if decomposition is None else 2)
+        self.head = head(own + lookback * covariates.count + covariates.read_ahead(vocab), vocab, rngs=rngs)
+        self.check_gain()
 
     def vectors(self, window: Features, ctx: Context) -> Vectors:
-        """The steps of every variate, or the rest and the trend."""
+        """The steps of every variate, or the rest and the trend, and beside them those of the covariates."""
         del ctx
-        parts = [window] if self.decomposition is None else list(self.decomposition.divide(window))
-        return jnp.concatenate([jnp.swapaxes(part, 1, 2) for part in parts], axis=-1)
+        own, beside = jnp.split(window, [self.variates], axis=2)
+        parts = [own] if self.decomposition is None else list(self.decomposition.divide(own))
+        flat = jnp.swapaxes(beside, 1, 2).reshape(len(window), 1, -1)
+        every = jnp.broadcast_to(flat, (len(window), self.variates, flat.shape[2]))
+        return jnp.concatenate([*(jnp.swapaxes(part, 1, 2) for part in parts), every], axis=-1)
 
     def stages(self, tokens: Features, ctx: Context) -> Iterator[Stage]:
         """The hidden states and the forecasts."""
@@ -167,9 +222,11 @@ class StackForecaster(WindowModel):
       dim: model width.
       stack: makes the stack, as `stack(dim, rngs=rngs)`.
       lookback: steps read.
-      variates: columns.
+      variates: columns that are forecast.
+      covariates: columns behind these.
       window_norm: normalises a window; `None`: it stays as it is.
-      inputs: makes tokens of windows, as `inputs(vocab, dim, lookback=, variates=, rngs=rngs)`.
+      window_gain: its learned gain, made as `window_gain(variates, rngs=rngs)`; `None`: without.
+      inputs: makes tokens of windows, as `inputs(vocab, dim, lookback=, variates=, covariates=, rngs=rngs)`.
       norm: makes the final norm.
       head: makes the head, as `head(dim, vocab, rngs=rngs)`.
       dtype: type of the activations of the stack.
@@ -184,19 +241,24 @@ class StackForecaster(WindowModel):
         stack: Callable[..., Stack],
         lookback: int,
         variates: int,
+        covariates: Covariates = NO_COVARIATES,
         window_norm: WindowNorm | None = None,
+        window_gain: Callable[..., WindowGain] | None = None,
         inputs: Callable[..., SeriesInputs] = VariatesApart,
         norm: Callable[..., nnx.Module] = RMSNorm,
         head: Callable[..., Head] = AffineHead,
         dtype: DTypeLike,
         rngs: nnx.Rngs,
     ):
-        super().__init__(vocab, lookback, variates, window_norm, dtype)
+        super().__init__(vocab, lookback, variates, covariates, window_norm, window_gain, dtype, rngs)
         self.dim = dim
-        self.embedding: Any = inputs(vocab, dim, lookback=lookback, variates=variates, rngs=rngs)
+        self.embedding: Any = inputs(
+            vocab, dim, lookback=lookback, variates=variates, covariates=covariates.count, rngs=rngs
+        )
         self.stack = stack(dim, rngs=rngs)
         self.norm: Any = norm(dim, rngs=rngs)
-        self.head = head(self.embedding.width, vocab, rngs=rngs)
+        self.head = head(self.embedding.width + covariates.read_ahead(vocab), vocab, rngs=rngs)
+        self.check_gain()
 
     def vectors(self, window: Features, ctx: Context) -> Vectors:
         """Those of the stack's output."""
@@ -221,10 +283,10 @@ class StackForecaster(WindowModel):
             x = stage.value
         x = self.norm(x)
         yield Stage('norm', x)
-        yield Stage('head', self.head.logits(self.embedding.read(x).astype(jnp.float32)))
+        read = self.with_horizon(self.embedding.read(x).astype(jnp.float32), tokens)
+        yield Stage('head', self.head.logits(read))
 
 
 def _apart(hidden: Float[Array, '*b d']) -> tuple[Array, Array, Array]:
-    """The channels that the head reads, the level and the scale; the last two are constants."""
-    level, scale = (jax.lax.stop_gradient(one) for one in (hidden[..., -2:-1], hidden[..., -1:]))
-    return hidden[..., :-2], level, scale
+    """The channels that the head reads, the level and the scale."""
+    return hidden[..., :-2], hidden[..., -2:-1], hidden[..., -1:]

@@ -11,9 +11,10 @@ from jaxtyping import Float
 from attnlab.errors import UserError
 from attnlab.functional.recurrences import state_dtype
 from attnlab.module import Module
+from attnlab.nn.initialization import Gaussian, Scaled
 from attnlab.nn.norms import LayerNorm
 from attnlab.nn.parameter import param
-from attnlab.nn.projections import Linear
+from attnlab.nn.projections import Linear, fan_in_normal
 
 Image = Float[Array, 'b height width channels']
 Placed = Float[Array, 'b y x d']
@@ -22,12 +23,14 @@ Placed = Float[Array, 'b y x d']
 class PatchMap(Module):
     """A learned linear map of patches that do not overlap: a convolution of `patch` x `patch` pixels in steps of that.
 
-    Rows and columns beyond the last whole patch are dropped. Dosovitskiy et al. 2021, https://arxiv.org/abs/2010.11929.
+    Rows and columns beyond the last whole patch are dropped. `start` is what the map starts from; `None`: attnlab's.
+    Dosovitskiy et al. 2021, https://arxiv.org/abs/2010.11929.
     """
 
-    def __init__(self, channels: int, dim: int, *, patch: int, rngs: nnx.Rngs):
-        self.patch = patch
-        self.linear = Linear(patch * patch * channels, dim, bias=True, axes=(None, 'embed'), rngs=rngs)
+    def __init__(self, channels: int, dim: int, *, patch: int, start: Scaled | Gaussian | None = None, rngs: nnx.Rngs):
+        self.patch, initializer = patch, fan_in_normal if start is None else start.initializer()
+        joined, axes = patch * patch * channels, (None, 'embed')
+        self.linear = Linear(joined, dim, bias=True, initializer=initializer, axes=axes, rngs=rngs)
 
     def __call__(self, image: Image) -> Placed:
         return self.linear(joined_blocks(image, self.patch))
@@ -107,8 +110,8 @@ class DepthwiseConv(Module):
 class NormedPatchMap(Module):
     """`PatchMap`, then a layer norm. Wang et al. 2021, https://arxiv.org/abs/2102.12122."""
 
-    def __init__(self, channels: int, dim: int, *, patch: int, rngs: nnx.Rngs):
-        self.map = PatchMap(channels, dim, patch=patch, rngs=rngs)
+    def __init__(self, channels: int, dim: int, *, patch: int, start: Scaled | Gaussian | None = None, rngs: nnx.Rngs):
+        self.map = PatchMap(channels, dim, patch=patch, start=start, rngs=rngs)
         self.norm = LayerNorm(dim, rngs=rngs)
 
     def __call__(self, image: Image) -> Placed:
@@ -118,13 +121,15 @@ class NormedPatchMap(Module):
 class PatchMerging(Module):
     """A layer norm of the joined channels of every `patch` x `patch` tokens, then a linear map without bias.
 
-    Grids are filled up to whole blocks with zeros. Liu et al. 2021, https://arxiv.org/abs/2103.14030.
+    Grids are filled up to whole blocks with zeros. `start` is what the map starts from; `None`: attnlab's.
+    Liu et al. 2021, https://arxiv.org/abs/2103.14030.
     """
 
-    def __init__(self, channels: int, dim: int, *, patch: int, rngs: nnx.Rngs):
+    def __init__(self, channels: int, dim: int, *, patch: int, start: Scaled | Gaussian | None = None, rngs: nnx.Rngs):
         self.patch, joined = patch, patch * patch * channels
+        initializer = fan_in_normal if start is None else start.initializer()
         self.norm = LayerNorm(joined, rngs=rngs)
-        self.linear = Linear(joined, dim, axes=(None, 'embed'), rngs=rngs)
+        self.linear = Linear(joined, dim, initializer=initializer, axes=(None, 'embed'), rngs=rngs)
 
     def __call__(self, image: Image) -> Placed:
         around = [(0, 0), *((0, -size % self.patch) for size in image.shape[1:3]), (0, 0)]

@@ -12,6 +12,7 @@ from jax import Array
 from jaxtyping import Bool, Float, Int
 
 from attnlab.errors import UserError
+from attnlab.functional import experts
 from attnlab.functional.penalty import penalised
 from attnlab.module import Module
 from attnlab.nn.activations import activation as activation_called
@@ -32,11 +33,11 @@ class Gate(abc.ABC):
         return experts
 
     @abc.abstractmethod
-    def scores(self, x: Float[Array, 'n d'], weight: Float[Array, 'r d']) -> Float[Array, 'n e']:
+    def scores(self, x: Float[Array, '*n d'], weight: Float[Array, 'r d']) -> Float[Array, '*n e']:
         """A number for every expert, whose normaliser `z_loss` keeps small."""
 
     @abc.abstractmethod
-    def affinities(self, scores: Float[Array, 'n e']) -> Float[Array, 'n e']:
+    def affinities(self, scores: Float[Array, '*n e']) -> Float[Array, '*n e']:
         """Positive numbers in the order of the scores that sum to one over the experts."""
 
 
@@ -44,11 +45,11 @@ class Gate(abc.ABC):
 class SoftmaxGate(Gate):
     """`softmax(W x)`. Shazeer et al. 2017, https://arxiv.org/abs/1701.06538."""
 
-    def scores(self, x: Float[Array, 'n d'], weight: Float[Array, 'r d']) -> Float[Array, 'n e']:
+    def scores(self, x: Float[Array, '*n d'], weight: Float[Array, 'r d']) -> Float[Array, '*n e']:
         """`W x`."""
-        return jnp.einsum('nd,ed->ne', x, weight)
+        return jnp.einsum('...d,ed->...e', x, weight)
 
-    def affinities(self, scores: Float[Array, 'n e']) -> Float[Array, 'n e']:
+    def affinities(self, scores: Float[Array, '*n e']) -> Float[Array, '*n e']:
         """The softmax."""
         return jax.nn.softmax(scores, axis=-1)
 
@@ -57,7 +58,7 @@ class SoftmaxGate(Gate):
 class SigmoidGate(SoftmaxGate):
     """`sigmoid(W x)` over its sum. DeepSeek-AI 2024, https://arxiv.org/abs/2412.19437, without its balancing bias."""
 
-    def affinities(self, scores: Float[Array, 'n e']) -> Float[Array, 'n e']:
+    def affinities(self, scores: Float[Array, '*n e']) -> Float[Array, '*n e']:
         """From logarithms, since all sigmoids may underflow."""
         return jax.nn.softmax(jax.nn.log_sigmoid(scores), axis=-1)
 
@@ -66,12 +67,12 @@ class SigmoidGate(SoftmaxGate):
 class LaplaceGate(Gate):
     """`softmax(-|x - a_e|)` for the rows `a_e` of W: one level of Nguyen et al. 2024, https://arxiv.org/abs/2410.02935."""
 
-    def scores(self, x: Float[Array, 'n d'], weight: Float[Array, 'r d']) -> Float[Array, 'n e']:
+    def scores(self, x: Float[Array, '*n d'], weight: Float[Array, 'r d']) -> Float[Array, '*n e']:
         """Minus the distances."""
-        apart = x[:, None] - weight[None]
+        apart = x[..., None, :] - weight.reshape(*[1] * (x.ndim - 1), *weight.shape)
         return -jnp.sqrt(jnp.sum(jnp.square(apart), axis=-1) + EPS)
 
-    def affinities(self, scores: Float[Array, 'n e']) -> Float[Array, 'n e']:
+    def affinities(self, scores: Float[Array, '*n e']) -> Float[Array, '*n e']:
         """The softmax."""
         return jax.nn.softmax(scores, axis=-1)
 
@@ -107,13 +108,13 @@ class HierarchicalGate(Gate):
             raise UserError(f'groups is {self.groups}; it must divide experts, which is {experts}')
         return self.groups + experts
 
-    def scores(self, x: Float[Array, 'n d'], weight: Float[Array, 'r d']) -> Float[Array, 'n e']:
+    def scores(self, x: Float[Array, '*n d'], weight: Float[Array, 'r d']) -> Float[Array, '*n e']:
         """The group's score plus the logarithm of the expert's share of it: their softmax is the product."""
         outer = self.outer.scores(x, weight[: self.groups])
-        inner = self.inner.scores(x, weight[self.groups :]).reshape(len(x), self.groups, -1)
-        return (outer[..., None] + jax.nn.log_softmax(inner, axis=-1)).reshape(len(x), -1)
+        inner = self.inner.scores(x, weight[self.groups :]).reshape(*x.shape[:-1], self.groups, -1)
+        return (outer[..., None] + jax.nn.log_softmax(inner, axis=-1)).reshape(*x.shape[:-1], -1)
 
-    def affinities(self, scores: Float[Array, 'n e']) -> Float[Array, 'n e']:
+    def affinities(self, scores: Float[Array, '*n e']) -> Float[Array, '*n e']:
         """The softmax."""
         return jax.nn.softmax(scores, axis=-1)
 
@@ -130,9 +131,9 @@ class Routing(NamedTuple):
       penalty: of the router, a sum over tokens.
     """
 
-    experts: Int[Array, 'n k']
-    weights: Float[Array, 'n k']
-    kept: Bool[Array, 'n k']
+    experts: Int[Array, '*n k']
+    weights: Float[Array, '*n k']
+    kept: Bool[Array, '*n k']
     load: Int[Array, ' e']
     dropped: Int[Array, '']
     penalty: Float[Array, '']
@@ -199,7 +200,7 @@ class MixtureOfExperts(Module):
             group='vector',
             rngs=rngs,
         )
-        up, down = (None, 'embed', 'mlp'), (None, 'mlp', 'embed')
+        up, down = ('experts', 'embed', 'mlp'), ('experts', 'mlp', 'embed')
         self.gates = param(start, (experts, dim, hidden), axes=up, rngs=rngs)
         self.up = param(start, (experts, dim, hidden), axes=up, rngs=rngs)
         self.down = param(start, (experts, hidden, dim), axes=down, rngs=rngs)
@@ -208,26 +209,29 @@ class MixtureOfExperts(Module):
         )
 
     def __call__(self, x: Sequence) -> Sequence:
-        tokens = x.reshape(-1, x.shape[-1])
-        routing = self.routing(tokens)
-        y = self._experts(tokens, routing).reshape(x.shape)
+        routing = self.routing(x)
+        networks = (self.gates[...].astype(x.dtype), self.up[...].astype(x.dtype), self.down[...].astype(x.dtype))
+        activation = activation_called(self.activation)
+        y = experts.mixed(x, routing.experts, routing.weights, routing.kept, networks, activation=activation)
         y = y if self.shared is None else y + self.shared(x)
         return penalised(y, routing.penalty)
 
-    def routing(self, x: Float[Array, 'n d']) -> Routing:
+    def routing(self, x: Float[Array, '*n d']) -> Routing:
         """Where the tokens go, and how many found no room."""
         self.check_width(x, self.router.shape[1])
         wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
         with jax.default_matmul_precision('highest'):
             scores = self.gate.scores(wide, self.router[...].astype(wide.dtype))
         affinities = self.gate.affinities(scores)
-        weights, experts = jax.lax.top_k(affinities, self.active)
+        # Not `top_k`, for which XLA gathers the rows of all devices.
+        chosen = jnp.argsort(affinities, axis=-1, stable=True, descending=True)[..., : self.active]
+        weights = jnp.take_along_axis(affinities, chosen, axis=-1)
         if self.active > 1:
             weights = weights / jnp.sum(weights, axis=-1, keepdims=True)
-        load = jnp.sum(jax.nn.one_hot(experts, self.experts, dtype=jnp.int32), axis=(0, 1))
-        kept = self._kept(experts, load)
+        load = jnp.sum(jax.nn.one_hot(chosen, self.experts, dtype=jnp.int32), axis=tuple(range(chosen.ndim)))
+        kept = self._kept(chosen, load)
         return Routing(
-            experts,
+            chosen,
             jnp.where(kept, weights, 0),
             kept,
             load,
@@ -235,52 +239,22 @@ class MixtureOfExperts(Module):
             self._penalty(scores, affinities, load),
         )
 
-    def _kept(self, experts: Int[Array, 'n k'], load: Int[Array, ' e']) -> Bool[Array, 'n k']:
+    def _kept(self, chosen: Int[Array, '*n k'], load: Int[Array, ' e']) -> Bool[Array, '*n k']:
         """Which choices have room: of an expert the first in the order of choices, then of tokens."""
         if self.capacity is None:
-            return jnp.ones_like(experts, jnp.bool_)
-        room = math.ceil(self.capacity * experts.size / self.experts)
-        order = _by_expert(experts)
+            return jnp.ones_like(chosen, jnp.bool_)
+        room = math.ceil(self.capacity * chosen.size / self.experts)
+        flat = chosen.reshape(-1, self.active)
+        order = experts.by_expert(flat)
         # Sorted by expert, a choice's place less that of the expert's first one is its place in the queue.
-        queue = jnp.arange(order.size) - (jnp.cumsum(load) - load)[experts.T.reshape(-1)[order]]
-        return _back(queue < room, order, experts.shape)
+        queue = jnp.arange(order.size) - (jnp.cumsum(load) - load)[flat.T.reshape(-1)[order]]
+        return experts.back(queue < room, order, flat.shape).reshape(chosen.shape)
 
     def _penalty(
-        self, scores: Float[Array, 'n e'], affinities: Float[Array, 'n e'], load: Int[Array, ' e']
+        self, scores: Float[Array, '*n e'], affinities: Float[Array, '*n e'], load: Int[Array, ' e']
     ) -> Float[Array, '']:
         """Sums over tokens of both penalties."""
-        share = load.astype(scores.dtype) / (scores.shape[0] * self.active)
-        uneven = self.experts * jnp.sum(share * jnp.sum(affinities, axis=0))
+        share = load.astype(scores.dtype) / (scores[..., 0].size * self.active)
+        uneven = self.experts * jnp.sum(share * jnp.sum(affinities, axis=tuple(range(affinities.ndim - 1))))
         large = jnp.sum(jnp.square(jax.nn.logsumexp(scores, axis=-1)))
         return self.balance * uneven + self.z_loss * large
-
-    def _experts(self, x: Float[Array, 'n d'], routing: Routing) -> Float[Array, 'n d']:
-        """The weighted sum of the outputs of the experts of every token."""
-        f = activation_called(self.activation)
-        order = _by_expert(routing.experts)
-        # Repeated and then permuted: the gradient of a permutation adds nothing up, so its order cannot matter.
-        repeated = jnp.broadcast_to(x[None], (self.active, *x.shape)).reshape(-1, x.shape[-1])
-        given = repeated.at[order].get(unique_indices=True)
-        gates, up, down = (each[...].astype(x.dtype) for each in (self.gates, self.up, self.down))
-
-        def network(given: Array) -> Array:
-            hidden = f(jax.lax.ragged_dot(given, gates, routing.load)) * jax.lax.ragged_dot(given, up, routing.load)
-            return jax.lax.ragged_dot(hidden, down, routing.load)
-
-        outputs = _back(jax.checkpoint(network)(given), order, routing.experts.shape)
-        weighted = outputs.astype(routing.weights.dtype) * routing.weights[..., None]
-        # A choice without room adds nothing, whatever its network gives.
-        return jnp.sum(jnp.where(routing.kept[..., None], weighted, 0), axis=1).astype(x.dtype)
-
-
-def _by_expert(experts: Int[Array, 'n k']) -> Int[Array, ' m']:
-    """The order of choices by expert, among equals first choices first, then in the order of tokens."""
-    return jnp.argsort(experts.T.reshape(-1), stable=True)
-
-
-def _back(sorted_: Array, order: Int[Array, ' m'], shape: tuple[int, ...]) -> Array:
-    """What was sorted by expert, by token and choice again."""
-    tokens, choices = shape
-    place = jnp.argsort(order)
-    found = sorted_.at[place].get(unique_indices=True)
-    return jnp.swapaxes(found.reshape(choices, tokens, *sorted_.shape[1:]), 0, 1)

@@ -19,7 +19,7 @@ from attnlab.nn.activations import activation as activation_called
 from attnlab.nn.decays import StepDecay
 from attnlab.nn.parameter import param
 from attnlab.nn.projections import Linear
-from attnlab.typing import Heads, Keys, Sequence, Values
+from attnlab.typing import DropoutKey, Heads, Keys, Sequence, Values
 
 
 class OutputGate(Module):
@@ -291,6 +291,43 @@ class TiedKeys(Module):
         if bound > 0:
             log_decay = jnp.logaddexp(math.log(bound), math.log1p(-bound) + log_decay)
         return ((1 - bound) * jax.nn.sigmoid(-logits)).astype(k.dtype), v, Terms(log_decay)
+
+
+class SlotGates(Protocol):
+    """Gates of a memory of slots, made as `gates(dim, heads=, slots=, rngs=)`."""
+
+    def __call__(self, x: Sequence, key: DropoutKey | None) -> Float[Array, 'b t h n']:
+        """Returns the log decay of every slot, at most 0, in float32 or better; `key` draws noise, where there is."""
+
+
+class RoutedGates(Module):
+    """Log decays of slots of which a token changes a few: `w_n f`, `f` the decay of the head, `w` given by a router,
+
+        s = sigmoid(x W)        w_n = s_n / (sum of s over the chosen slots)   where slot n is chosen, 0 elsewhere.
+
+    Chosen are the `chosen` slots of greatest `s` of a head, all where it has no more. `f` is `StepDecay`. In training
+    standard Gumbel noise is added to `x W`. The choice has no gradient, but `w` has. Scores are computed in float32 or
+    better, so that what is chosen does not depend on the type of the activations. "Raven" 2026,
+    https://github.com/goombalab/raven.
+    """
+
+    def __init__(self, dim: int, *, heads: int, slots: int, chosen: int = 32, noise: bool = True, rngs: nnx.Rngs):
+        self.heads, self.chosen, self.noise = heads, chosen, noise
+        self.decay = StepDecay(dim, heads=heads, key_dim=slots, rngs=rngs)
+        self.router = Linear(dim, heads * slots, rngs=rngs)
+
+    def __call__(self, x: Sequence, key: DropoutKey | None) -> Float[Array, 'b t h n']:
+        wide = state_dtype(x.dtype)
+        logits = self.router(x.astype(wide)).reshape(*x.shape[:2], self.heads, -1)
+        if self.noise and key is not None:
+            logits = logits + jax.random.gumbel(key, logits.shape, wide)
+        # Counted by comparisons, of equal scores the first, so that no device need gather what a sort would.
+        index = jnp.arange(logits.shape[-1])
+        ahead = (index[None, :] < index[:, None])[None, None, None] & (logits[..., None, :] == logits[..., :, None])
+        place = jnp.sum(ahead | (logits[..., None, :] > logits[..., :, None]), axis=-1)
+        scores = jax.nn.sigmoid(logits)
+        scores = jnp.where(place < self.chosen, scores, jnp.zeros_like(scores))
+        return self.decay(x)[..., None] * (scores / (jnp.sum(scores, axis=-1, keepdims=True) + 1e-9))
 
 
 class RealGates(Module):

@@ -11,8 +11,10 @@ GROUPS = ('matrix', 'embedding', 'vector', 'dynamics')
 """`matrix`: hidden weights. `embedding`: tables indexed by token. `vector`: biases, gains. `dynamics`: what sets the
 time scales of a recurrence (decays, step sizes, skips), which needs its own learning rate and no weight decay."""
 
-AXES = ('embed', 'heads', 'mlp', 'vocab', 'state', None)
-"""Logical axis names: model width, heads times channels, hidden width, vocabulary, state; `None` is never sharded."""
+AXES = ('embed', 'heads', 'mlp', 'vocab', 'state', 'experts', None)
+"""Logical axis names: model width, heads times channels, hidden width, vocabulary, state, experts.
+
+`None` is never sharded."""
 
 Initializer = Callable[..., jax.Array]
 

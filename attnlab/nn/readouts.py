@@ -5,18 +5,24 @@ import jax.numpy as jnp
 from flax import nnx
 
 from attnlab.module import Module
+from attnlab.nn.activations import activation as activation_called
 from attnlab.nn.projections import Linear
 from attnlab.typing import Sequence
 
 
 class GatedReadout(Module):
-    """`(W_1 x + c_1) * sigmoid(W_2 x + c_2)` of `x = gelu(y)`. Dauphin et al. 2017, https://arxiv.org/abs/1612.08083."""
+    """`(W_1 x + c_1) * sigmoid(W_2 x + c_2)` of `x = f(y)`; `activation` names f, by default `gelu`.
 
-    def __init__(self, dim: int, *, rngs: nnx.Rngs):
+    Dauphin et al. 2017, https://arxiv.org/abs/1612.08083. Raises `UserError` for an unknown activation.
+    """
+
+    def __init__(self, dim: int, *, activation: str = 'gelu', rngs: nnx.Rngs):
+        activation_called(activation)
+        self.activation = activation
         self.linear = Linear(dim, 2 * dim, bias=True, axes=('mlp', 'embed'), rngs=rngs)
 
     def __call__(self, y: Sequence) -> Sequence:
-        values, gate = jnp.split(self.linear(jax.nn.gelu(y)), 2, axis=-1)
+        values, gate = jnp.split(self.linear(activation_called(self.activation)(y)), 2, axis=-1)
         return values * jax.nn.sigmoid(gate)
 
 

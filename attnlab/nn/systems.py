@@ -312,8 +312,9 @@ class SharedSystem(System):
 
         h_t = exp(Lambda dt) h_{t-1} + ((exp(Lambda dt) - 1) / Lambda) (B u_t)    y_t = 2 Re C h_t
 
-    The modes are one of each conjugate pair of `blocks` copies of the normal part of LegS; `B` and `C` start as random
-    real maps in its basis, of variance one over the states. `dt` is one a mode, log-uniform in `[low, high]` at the
+    The modes are one of each conjugate pair of `blocks` copies of the normal part of LegS; `B` starts as a random
+    real map in its basis, of variance one over the states, `C` as one whose real and imaginary parts each have that
+    variance; both are truncated, as in the released code. `dt` is one a mode, log-uniform in `[low, high]` at the
     start. Eigenvalues are free, as in the released code: training may move them to growth.
 
     Smith et al. 2023, https://arxiv.org/abs/2208.04933. Raises `UserError` unless twice `blocks` divides `state`.
@@ -338,11 +339,12 @@ class SharedSystem(System):
         change = np.kron(np.eye(blocks), basis.vectors.conj().T)
 
         def inputs(key: jax.Array, shape: Shape[int], dtype: DTypeLike) -> Array:
-            drawn = jax.random.normal(key, (state, dim), dtype) / math.sqrt(state)
+            drawn = nnx.initializers.lecun_normal()(key, (state, dim), dtype)
             return _stacked(jnp.asarray(change, _complex(dtype)) @ drawn, dtype)
 
         def outputs(key: jax.Array, shape: Shape[int], dtype: DTypeLike) -> Array:
-            drawn = jax.random.normal(key, (dim, state), dtype) / math.sqrt(state)
+            drawn = nnx.initializers.lecun_normal(batch_axis=(0,))(key, (dim, state, 2), dtype)
+            drawn = jax.lax.complex(drawn[..., 0], drawn[..., 1])
             return _stacked(drawn @ jnp.asarray(change.conj().T, _complex(dtype)), dtype)
 
         axes = ('state',)

@@ -1,17 +1,54 @@
 """What is done to a window of a time series before it is mapped: normalisation by its own level, decomposition."""
 
 import dataclasses
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from flax import nnx
 from jax import Array
 from jaxtyping import Float
 
 from attnlab.errors import UserError
+from attnlab.module import Module
+from attnlab.nn.parameter import param
 from attnlab.signature import checked_fields
 
 Window = Float[Array, 'b t v']
+
+
+@checked_fields
+@dataclasses.dataclass(frozen=True)
+class Covariates:
+    """The columns of a window behind those that are forecast.
+
+    Attributes:
+      observed: how many are there in the look-back alone; they are normalised as what is forecast.
+      known: how many are there over the horizon too, of which windows then have the rows; they stay as they are.
+      ahead: whether these are read over the horizon; else they are in the look-back alone.
+    """
+
+    observed: int = 0
+    known: int = 0
+    ahead: bool = True
+
+    @property
+    def count(self) -> int:
+        """Of all."""
+        return self.observed + self.known
+
+    def rows(self, horizon: int) -> int:
+        """Of the horizon in a window."""
+        return horizon if self.known else 0
+
+    def read_ahead(self, horizon: int) -> int:
+        """Numbers of the horizon that are read."""
+        return horizon * self.known if self.ahead else 0
+
+
+NO_COVARIATES = Covariates()
+"""None are there."""
 
 
 @checked_fields
@@ -33,8 +70,8 @@ class LastValue:
 class InstanceNorm:
     """The level of a window is its mean, its scale `sqrt(var + eps)` with the variance of the population.
 
-    Kim et al. 2022, "Reversible instance normalization", https://openreview.net/forum?id=cGDAkQo1C0p, without learned
-    gain and bias.
+    Kim et al. 2022, "Reversible instance normalization", https://openreview.net/forum?id=cGDAkQo1C0p; `WindowGain` is
+    its learned gain and bias.
     """
 
     eps: float = 1e-5
@@ -46,6 +83,36 @@ class InstanceNorm:
 
 
 WindowNorm = LastValue | InstanceNorm
+SMALLEST = 1e-10
+"""Added to a gain before it is divided by, as in the released code."""
+
+
+class WindowGain(Module):
+    """A learned gain and bias of every variate of a normalised window, which forecasts are freed of again.
+
+        z = g (x - level) / scale + b,   y = (head(z) - b) / g * scale + level
+
+    Both start as nothing: `g = 1`, `b = 0`. Kim et al. 2022, https://openreview.net/forum?id=cGDAkQo1C0p.
+    """
+
+    def __init__(self, variates: int, *, rngs: nnx.Rngs):
+        self.gain = param(nnx.initializers.ones, (variates,), axes=(None,), group='vector', rngs=rngs)
+        self.bias = param(nnx.initializers.zeros, (variates,), axes=(None,), group='vector', rngs=rngs)
+
+    def __call__(self, window: Window, level: Any, scale: Any) -> tuple[Window, Any, Any]:
+        """The window with gain and bias, and the level and scale, `b 1 v`, that take them off a forecast."""
+        gain, bias = (one[...].astype(window.dtype).reshape(1, 1, -1) for one in (self.gain, self.bias))
+        scale = scale / jnp.broadcast_to(gain + SMALLEST, scale.shape)
+        window = window * jnp.broadcast_to(gain, window.shape) + jnp.broadcast_to(bias, window.shape)
+        return window, level - scale * jnp.broadcast_to(bias, scale.shape), scale
+
+
+@runtime_checkable
+class Basis(Protocol):
+    """Orthogonal directions of windows."""
+
+    def rows(self, steps: int) -> Float[np.ndarray, 'n n']:
+        """Those of windows of so many steps, a row each."""
 
 
 def level_and_scale(norm: WindowNorm | None, window: Any) -> tuple[Any, Any]:

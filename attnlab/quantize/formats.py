@@ -53,8 +53,8 @@ class Format(abc.ABC):
         """Bits of a code."""
 
     def encode(self, x: Float[Array, 'r d']) -> Stored:
-        """The codes of rows of numbers, and their scales."""
-        return self.encode_groups(self.groups(x))
+        """The codes of rows of numbers, and their scales, computed in float32 or better."""
+        return self.encode_groups(self.groups(x.astype(_wide(x.dtype))))
 
     def groups(self, x: Float[Array, 'r d']) -> Float[Array, 'g n']:
         """The numbers of rows by what shares a scale, the last group of a row filled up."""
@@ -64,9 +64,10 @@ class Format(abc.ABC):
         return x.reshape(-1, size)
 
     def decode(self, stored: Mapping[str, Array], shape: tuple[int, ...], dtype: DTypeLike) -> Float[Array, 'r d']:
-        """The numbers that were stored as rows of this shape."""
+        """The numbers that were stored as rows of this shape, computed in float32 or better."""
         rows, columns = shape
-        return self.decode_groups(stored, self.group_size(shape), dtype).reshape(rows, -1)[:, :columns]
+        numbers = self.decode_groups(stored, self.group_size(shape), _wide(dtype))
+        return numbers.astype(dtype).reshape(rows, -1)[:, :columns]
 
     def rounded(self, x: Float[Array, '*b d']) -> Float[Array, '*b d']:
         """The numbers that are stored in the place of `x`."""
@@ -467,13 +468,13 @@ class Crossed:
             raise UserError(f'alpha of Crossed is {self.alpha}; it must be from 0 to 1')
 
     def rounded(self, x: Float[Array, '*b d']) -> Float[Array, '*b d']:
-        """The activations, rounded."""
-        rows, top = x.reshape(-1, x.shape[-1]), 2 ** (self.bits - 1) - 1
+        """The activations, rounded; computed in float32 or better."""
+        rows, top = x.reshape(-1, x.shape[-1]).astype(_wide(x.dtype)), 2 ** (self.bits - 1) - 1
         by_row = jnp.max(jnp.abs(rows), axis=1, keepdims=True) ** self.alpha
         by_column = jnp.max(jnp.abs(rows), axis=0, keepdims=True) ** (1 - self.alpha)
         step = _positive(by_row * by_column)
         step = _divided(step, jnp.where(step > 0, top, top))
-        return (jnp.round(_divided(rows, step)) * step).reshape(x.shape)
+        return (jnp.round(_divided(rows, step)) * step).astype(x.dtype).reshape(x.shape)
 
 
 def hadamard(x: Float[Array, '*b n']) -> Float[Array, '*b n']:
@@ -549,6 +550,11 @@ def storage_called(text: str) -> Format:
     if not isinstance(found, Format):
         raise UserError(f'{text!r} rounds activations and stores nothing; weights need another format, such as int4@32')
     return found
+
+
+def _wide(dtype: DTypeLike) -> DTypeLike:
+    """Codes of numbers of half the bits are taken in float32: their steps are finer than such numbers lie."""
+    return jnp.promote_types(dtype, jnp.float32)
 
 
 def _step(reach: Float[Array, 'g'], steps: int | float, kind: str) -> Float[Array, 'g']:

@@ -1,4 +1,4 @@
-"""Models whose linear maps have weights of few bits, stored packed, and inputs of few bits, rounded."""
+"""Models of few bits: weights of linear maps stored packed, their inputs rounded, states stored between tokens."""
 
 import dataclasses
 from collections.abc import Callable
@@ -10,10 +10,12 @@ from flax import nnx
 from jax import Array
 from jaxtyping import Float
 
+from attnlab.blocks.block import Block
 from attnlab.errors import UserError
 from attnlab.nn.parameter import Buffer, buffer
 from attnlab.nn.projections import Linear
 from attnlab.quantize.formats import Affine, Format, Rounding, Stored, Symmetric
+from attnlab.quantize.states import KIVI, StoredCache, StoredState, with_stored_state
 from attnlab.signature import checked_fields
 
 
@@ -66,24 +68,32 @@ class Quantization:
     Attributes:
       weights: the format of the weights of linear maps, an output a row; `None`: as they are.
       inputs: the format of their inputs, a token a row; `None`: as they are.
+      state: how the states of mixers are stored between tokens; `None`: as they are.
     """
 
     weights: Format | None = None
     inputs: Rounding | None = None
+    state: Format | KIVI | None = None
 
     def __post_init__(self) -> None:
         """Raises `UserError` where nothing is quantized."""
-        if self.weights is None and self.inputs is None:
-            raise UserError('nothing is quantized: give a format of weights or of inputs, such as int4@32')
+        if self.weights is None and self.inputs is None and self.state is None:
+            raise UserError('nothing is quantized: give a format of weights, inputs or states, such as int4@32')
 
     def __call__(self, model: Any) -> Any:
-        """Replaces every `Linear` of a model by a `QuantizedLinear`, in place, and returns the model.
+        """Replaces every `Linear` of a model by a `QuantizedLinear`, and mixers by ones that store their states.
+
+        That happens in place, and the model is returned.
 
         Tables of embeddings and of heads of a vocabulary, norms and everything else that is not a `Linear` are
         unchanged (as in Bondarenko et al. 2023, https://arxiv.org/abs/2306.12929, whose last layer is not rounded
         either); the map of a head of classes is one. Raises `UserError` for a model
-        that has none, or is quantized.
+        that has none, or is quantized, and where no block has a mixer with such a state.
         """
+        if self.state is not None:
+            _store_states(model, self.state)
+        if self.weights is None and self.inputs is None:
+            return model
         found = [
             (module, name, value)
             for _, module in list(nnx.iter_modules(model))
@@ -101,6 +111,19 @@ class Quantization:
                 made[id(value)] = QuantizedLinear(value, weights=self.weights, inputs=self.inputs)
             setattr(module, name, made[id(value)])
         return model
+
+
+def _store_states(model: Any, how: Format | KIVI) -> None:
+    """Replaces the mixers of blocks, in place."""
+    blocks = [module for _, module in list(nnx.iter_modules(model)) if isinstance(module, Block)]
+    if any(isinstance(block.mixer, StoredState | StoredCache) for block in blocks):
+        raise UserError('this model is quantized; take the run that it was made from')
+    changed = [(block, with_stored_state(block.mixer, how)) for block in blocks]
+    if not any(mixer for _, mixer in changed):
+        raise UserError(f'no block of this model has a state that {type(how).__name__} stores')
+    for block, mixer in changed:
+        if mixer is not None:
+            block.mixer = mixer
 
 
 def simulated(bits: int) -> Quantization:

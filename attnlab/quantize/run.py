@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from attnlab.config import spec_of
+from attnlab.config import spec, spec_of
 from attnlab.errors import UserError
 from attnlab.quantize.layers import Quantization, QuantizedLinear
 from attnlab.runs.loading import Loaded, load_run
@@ -20,6 +20,7 @@ from attnlab.train import run
 from attnlab.train.checkpoint import Checkpoints
 from attnlab.train.cost import state_bytes, weight_bytes
 from attnlab.train.launch import measured
+from attnlab.train.partition import Axes
 from attnlab.train.report import append_line, read_lines
 from attnlab.train.setup import QUANTIZATION, Setup, prepare
 from attnlab.train.state import TrainState, split
@@ -70,7 +71,7 @@ def quantize_run(
     run.check_data(workdir, loaded.setup.task.describe(), other=other_data)
     changed = loaded.altered(quantization)
     with config.unlocked():
-        config[QUANTIZATION] = spec_of(quantization)
+        config[QUANTIZATION], config.mesh = spec_of(quantization), spec(Axes)
     setup = prepare(config).restored(workdir)
     run.claim(out, config)
     with run.held(out):
@@ -89,7 +90,8 @@ def quantize_run(
         run.record(out, facts)
         numbers = _evaluated(changed)
         append_line(out / 'metrics.jsonl', {'step': loaded.step, **numbers})
-    printer.table(_size_table(found))
+    states = (state_bytes(each, setup.length) for each in (loaded.setup, changed.setup))
+    printer.table(_size_table(found, *states))
     printer.table(_score_table(numbers, _reported(workdir, loaded.step)))
     printer.line(f'written: {out}, a run that eval, generate, analyse and compare take')
     return numbers
@@ -149,10 +151,11 @@ def _reported(workdir: pathlib.Path, step: int) -> dict[str, float]:
     return {name: float(value) for line in lines for name, value in line.items()}
 
 
-def _size_table(found: Sizes) -> Table:
+def _size_table(found: Sizes, state_before: int, state_after: int) -> Table:
     columns = Column('what'), Column('before', shown, right=True), Column('after', shown, right=True)
     rows = [
         ('bytes of weights', found.before, found.after),
+        ('bytes of the state of a sequence', state_before, state_after),
         ('bits a number', 8 * found.before / found.numbers, 8 * found.after / found.numbers),
         ('bits a number of linear maps', 32.0, found.bits),
         ('numbers of linear maps', found.quantized, found.quantized),

@@ -9,10 +9,12 @@ import numpy as np
 from jax import Array
 from jaxtyping import Float
 
-from attnlab.data.series.baselines import FORECAST, Forecasted, baselines
+from attnlab.data.series.baselines import FORECAST, Forecasted, baselines, divided
+from attnlab.data.series.columns import Columns
 from attnlab.data.series.drawn import DrawnSeries
 from attnlab.data.series.series import Series
 from attnlab.data.series.windows import Windows, blank, scaled
+from attnlab.errors import UserError
 from attnlab.metrics import Average
 from attnlab.models.predictor import Distributional, Predictor
 from attnlab.signature import checked_fields
@@ -32,7 +34,7 @@ Forecasts = Float[Array, 'b s v']
 @checked_fields
 @dataclasses.dataclass(frozen=True)
 class Forecasting:
-    """Forecast the `horizon` rows after a look-back of `length` rows, all variates of all of them.
+    """Forecast the `horizon` rows after a look-back of `length` rows, all variates or some of them.
 
     Errors are means over windows, steps and variates, in units of the training rows: of every variate less its mean
     there, divided by its standard deviation there. No window is left out.
@@ -40,6 +42,7 @@ class Forecasting:
     Attributes:
       data: the series.
       horizon: rows that are forecast at once; longer ones are forecast row after row of that many.
+      columns: which are forecast, and which are read besides.
     """
 
     packs: ClassVar[bool] = False
@@ -47,6 +50,7 @@ class Forecasting:
 
     data: Series = DrawnSeries()
     horizon: int = 96
+    columns: Columns = Columns()
 
     @property
     def vocab(self) -> int:
@@ -61,19 +65,26 @@ class Forecasting:
     def source(self, split: str, length: int, tokens: int | None = None) -> Windows:
         """The windows of a split; with `tokens`, those of the first `tokens` rows read, at least one."""
         count = None if tokens is None else max(1, tokens // length)
-        return Windows(scaled(self.data), split, length, self.horizon, count)
+        return Windows(scaled(self.data, self.columns), split, length, self.horizon, count)
 
     def slices(self, split: str, length: int, multiples: tuple[int, ...], count: int) -> dict[str, Slice]:
         """The first `count` windows: `1x`, by the model; `2x`, twice the horizon, by rolling; and the baselines.
 
-        A baseline is a slice of its own, whose rows hold its forecasts (`attnlab.data.series.baselines`).
+        A baseline is a slice of its own, whose rows hold its forecasts (`attnlab.data.series.baselines`). Raises
+        `UserError` for multiples where what is observed besides would have to be forecast too.
         """
-        series = scaled(self.data)
+        observed = self.columns.counts(self.data)[1]
+        if observed and set(multiples) != {1}:
+            raise UserError(
+                f'multiples is {multiples}; {observed} columns are observed to the present alone, so that forecasts '
+                'cannot be rolled: leave it at 1, or name them among the known'
+            )
+        series = scaled(self.data, self.columns)
         found: dict[str, Slice] = {
             f'{n}x': Slice(Windows(series, split, length, n * self.horizon, count), length) for n in multiples
         }
         windows = Windows(series, split, length, self.horizon, count)
-        for name, baseline in baselines(self.data, length, self.horizon).items():
+        for name, baseline in baselines(self.data, length, self.horizon, self.columns).items():
             found[name] = Slice(Forecasted(windows, baseline), length)
         return found
 
@@ -81,15 +92,17 @@ class Forecasting:
         """The errors of the baselines on the first windows of a slice."""
         rows = first_rows(part.source)
         past, targets = (np.stack([row[name] for row in rows]) for name in ('tokens', 'targets'))
+        past, known = divided(past, part.length, scaled(self.data, self.columns))
         found: dict[str, dict[str, float]] = {'mse': {}, 'mae': {}}
-        for name, baseline in baselines(self.data, part.length, targets.shape[1]).items():
-            apart = baseline.forecast(past, targets.shape[1]) - targets
+        for name, baseline in baselines(self.data, part.length, targets.shape[1], self.columns).items():
+            apart = baseline.forecast(past, targets.shape[1], known) - targets
             found['mse'][name], found['mae'][name] = float(np.mean(apart**2)), float(np.mean(np.abs(apart)))
         return found | {'loss': found['mse']}
 
     def example(self, length: int) -> dict[str, np.ndarray]:
         """A row of zeros."""
-        return blank(self.data.variates, length, self.horizon)
+        variates, observed, known = self.columns.counts(self.data)
+        return blank(variates, length, self.horizon, observed, known)
 
     def describe(self) -> dict[str, Any]:
         """Where the data are from."""
@@ -112,7 +125,7 @@ class Forecasting:
         if FORECAST in batch:
             return errors(batch[FORECAST], batch)
         if batch['targets'].shape[1] != self.horizon:
-            return errors(rolled(model, batch, dropout_key), batch)
+            return errors(rolled(model, batch, self.horizon, dropout_key), batch)
         hidden, _ = model.hidden(batch['tokens'], context(batch, dropout_key))
         targets = jnp.swapaxes(batch['targets'], 1, 2)
         losses = model.losses(hidden, targets, dropout_key)
@@ -124,14 +137,26 @@ class Forecasting:
         return found
 
 
-def rolled(model: Predictor, batch: Batch, dropout_key: DropoutKey | None) -> Forecasts:
-    """Forecasts of any number of rows: each is appended to the look-back for the next, whose first rows are dropped."""
-    past, steps = batch['tokens'], batch['targets'].shape[1]
+def rolled(model: Predictor, batch: Batch, horizon: int, dropout_key: DropoutKey | None) -> Forecasts:
+    """Forecasts of several horizons: each is appended to the look-back for the next, whose first rows are dropped.
+
+    What is known ahead moves along.
+    """
+    tokens, targets = batch['tokens'], batch['targets']
+    steps, variates = targets.shape[1:]
+    known = tokens[:, :, variates:]
+    lookback = tokens.shape[1] - (steps if known.shape[2] else 0)
+    past = tokens[:, :lookback, :variates]
     found: list[Forecasts] = []
-    while sum(one.shape[1] for one in found) < steps:
-        hidden, _ = model.hidden(past, context(batch, dropout_key))
+    while (done := past.shape[1] - lookback) < steps:
+        window = past[:, done:]
+        if known.shape[2]:
+            unseen = jnp.zeros((len(window), horizon, variates), window.dtype)
+            there = known[:, done : done + lookback + horizon]
+            window = jnp.concatenate([jnp.concatenate([window, unseen], axis=1), there], axis=2)
+        hidden, _ = model.hidden(window, context(batch, dropout_key))
         found.append(jnp.swapaxes(model.logits(hidden), 1, 2).astype(past.dtype))
-        past = jnp.concatenate([past, found[-1]], axis=1)[:, -past.shape[1] :]
+        past = jnp.concatenate([past, found[-1]], axis=1)
     return jnp.concatenate(found, axis=1)[:, :steps]
 
 

@@ -1,7 +1,7 @@
 """Sharding: a mesh of named axes, and rules that map the logical axes of a parameter to axes of the mesh.
 
 Whatever has the structure of the parameters is sharded like them, such as the optimiser's moments; a batch is divided
-by rows over `data` and `fsdp`, and by tokens over `sequence`.
+by rows over `data`, `fsdp` and `expert`, and by tokens over `sequence`.
 """
 
 import dataclasses
@@ -21,7 +21,15 @@ from attnlab.mixers.mixer import Mixer
 from attnlab.models.predictor import Predictor, Stacked
 from attnlab.models.stack import Stack
 
-RULES = {'embed': 'fsdp', 'heads': 'tensor', 'mlp': 'tensor', 'vocab': 'tensor', 'state': None, None: None}
+RULES = {
+    'embed': 'fsdp',
+    'heads': 'tensor',
+    'mlp': 'tensor',
+    'vocab': 'tensor',
+    'experts': 'expert',
+    'state': None,
+    None: None,
+}
 """Mesh axis of each logical axis in `attnlab.nn.parameter.AXES`."""
 
 
@@ -32,12 +40,14 @@ class Axes:
     Attributes:
       data: replicas of the model, each with its own rows; -1 uses all devices left by the other axes.
       fsdp: devices that share the model width of every parameter, each with its own rows.
+      expert: devices that share the experts of a mixture, each with its own rows.
       tensor: devices that share heads, hidden width and vocabulary.
       sequence: devices that share the tokens of a row.
     """
 
     data: int = -1
     fsdp: int = 1
+    expert: int = 1
     tensor: int = 1
     sequence: int = 1
 
@@ -117,7 +127,7 @@ def state_shardings(state: Any, mesh: Mesh) -> Any:
 
 
 def batch_sharding(mesh: Mesh, shape: tuple[int, ...]) -> NamedSharding:
-    """The sharding of an array of a batch: rows over `data` and `fsdp`; tokens, if they divide, over `sequence`."""
+    """The sharding of an array of a batch: rows over `ROWS`; tokens, if they divide, over `sequence`."""
     devices = mesh.shape[SEQUENCE]
     divided = devices > 1 and len(shape) > 1 and shape[1] % devices == 0
     return NamedSharding(mesh, PartitionSpec(ROWS, *((SEQUENCE,) if divided else ())))
@@ -166,7 +176,7 @@ def parts(batch_size: int, accumulate: int, rows_at_once: int | None, shards: in
         more, limit = ' or more', f', at most {rows_at_once} a device (config.rows_at_once)'
     raise UserError(
         f'config.batch_size, {batch_size}, does not divide into config.accumulate={accumulate}{more} parts '
-        f'of a multiple of {shards} rows (the devices of the mesh axes data and fsdp){limit}'
+        f'of a multiple of {shards} rows (the devices of the mesh axes data, fsdp and expert){limit}'
     )
 
 

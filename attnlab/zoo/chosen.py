@@ -14,7 +14,7 @@ from attnlab.nn.initialization import Initialization
 from attnlab.nn.preludes import Activation, Canon, ShortConv
 from attnlab.trust import named
 from attnlab.zoo import ZOO
-from attnlab.zoo.recipe import Recipe, within
+from attnlab.zoo.recipe import Hierarchy, Recipe, Start, within
 
 MOST_LAYERS = 1000
 """Of one row in a pattern."""
@@ -159,7 +159,19 @@ def initialized(recipe: Recipe, init: str) -> tuple[Recipe, ConfigDict]:
     for mixer in pattern:
         for key, value in recipe.start.arguments.items():
             config_path.set_value(key, mixer, value)
-    return dataclasses.replace(recipe, spec=pattern), spec_of(recipe.start.maps)
+    begun = dataclasses.replace(recipe, spec=pattern, hierarchy=_begun(recipe.hierarchy, recipe.start))
+    return begun, spec_of(recipe.start.maps)
+
+
+def _begun(hierarchy: Hierarchy | None, start: Start) -> Hierarchy | None:
+    """The stages with what maps between them, and that of pixels, start from."""
+    if hierarchy is None:
+        return None
+    merge, stem = (each.copy_and_resolve_references() for each in (hierarchy.merge, hierarchy.stem))
+    for each, drawn in ((merge, start.merge), (stem, start.stem)):
+        if drawn is not None:
+            each.start = spec_of(drawn)
+    return dataclasses.replace(hierarchy, merge=merge, stem=stem)
 
 
 def _part(text: str, name: str) -> tuple[int, Recipe]:

@@ -8,7 +8,7 @@ from attnlab.mixers.linear.attention import LinearAttention
 from attnlab.mixers.linear.write import Delta
 from attnlab.mixers.softmax.attention import Attention
 from attnlab.mixers.softmax.latent import LatentAttention
-from attnlab.mixers.state_space.selective import StateSpaceDual
+from attnlab.mixers.state_space.selective import SelectiveSSM, StateSpaceDual
 from attnlab.nn.decays import SlopeDecay, StepDecay
 from attnlab.nn.decoupled import SharedKey
 from attnlab.nn.feature_maps import Taylor, UnitNorm
@@ -24,6 +24,7 @@ from attnlab.zoo.state_space import STATE_SPACE
 
 RG_LRU = RECURRENT['rg_lru'].spec
 MAMBA = STATE_SPACE['mamba'].spec
+NORMED_MAMBA = spec(SelectiveSSM, prelude=spec(ShortConv, bias=True), select_norm=spec(RMSNorm))
 MAMBA2 = STATE_SPACE['mamba2'].spec
 
 TAYLOR = spec(LinearAttention, key_dim=16, feature_map=Taylor(), normalizer=SumNormalizer(eps=1e-12), scale=1.0)
@@ -94,7 +95,7 @@ HYBRIDS = {
         ),
     ),
     'jamba': Recipe(
-        spec=(*[MAMBA] * 4, spec(Attention, kv_heads=1), *[MAMBA] * 3),
+        spec=(*[NORMED_MAMBA] * 4, spec(Attention, kv_heads=1), *[NORMED_MAMBA] * 3),
         cite='Lieber et al. 2024, https://arxiv.org/abs/2403.19887',
         causal=True,
         streaming=True,
@@ -105,7 +106,8 @@ HYBRIDS = {
         notes=(
             'One layer of attention in eight, the fifth, without positions; fewer layers than five have none of it. '
             'Every layer is followed by the channel mixer of other recipes, where the paper has a mixture of experts '
-            'in every other one, and norms inside of the Mamba layers. One key/value head; theirs one for every four.'
+            'in every other one. Norms of steps, inputs and outputs within the Mamba layers are theirs. One key/value '
+            'head; theirs one for every four.'
         ),
     ),
     'minimax_01': Recipe(
@@ -192,7 +194,7 @@ HYBRIDS = {
     'hymba': Recipe(
         spec=spec(
             SideBySide,
-            mixers=(spec(Attention, kv_heads=1, position=Rope(), window=1024), MAMBA),
+            mixers=(spec(Attention, kv_heads=1, position=Rope(), window=1024), NORMED_MAMBA),
             norm=spec(RMSNorm),
         ),
         cite='Dong et al. 2024, https://arxiv.org/abs/2411.13676',
@@ -206,7 +208,8 @@ HYBRIDS = {
         notes=(
             'Attention in a window and Mamba side by side in every layer, the mean of their normalised outputs. Each '
             'has maps of its own, in and out, and the norms follow the latter; in the paper one map leads into both, '
-            'and one out of the mean of what they have read, of twice the width. Without its meta tokens, the global '
+            'and one out of the mean of what they have read, of twice the width. Mamba has norms of its steps, inputs '
+            'and outputs, as theirs. Without its meta tokens, the global '
             'attention of its first, middle and last layers, and keys shared between layers. One key/value head.'
         ),
     ),

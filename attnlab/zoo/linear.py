@@ -1,5 +1,6 @@
 """Linear attention: memories of keys and values of a fixed size."""
 
+from attnlab.blocks.layer import MixersAlone
 from attnlab.config import spec
 from attnlab.functional.normalizers import FloorNormalizer, SumNormalizer
 from attnlab.mixers.linear.agent import AgentAttention
@@ -8,6 +9,7 @@ from attnlab.mixers.linear.fast_weights import FastWeights
 from attnlab.mixers.linear.inline import InLine
 from attnlab.mixers.linear.lizard import Lizard
 from attnlab.mixers.linear.mesa import MesaNet
+from attnlab.mixers.linear.mixed_chunk import MixedChunkAttention
 from attnlab.mixers.linear.mlstm import MLSTM
 from attnlab.mixers.linear.norm_lin import NormLin
 from attnlab.mixers.linear.rwkv6 import RWKV6
@@ -34,15 +36,16 @@ from attnlab.nn.gates import (
     MomentGates,
     OutputGate,
     PartialErase,
+    RoutedGates,
     TiedKeys,
     WriteStrength,
 )
 from attnlab.nn.initialization import Gaussian, Initialization, Scaled
 from attnlab.nn.levels import LevelWeights
-from attnlab.nn.norms import LayerNorm, RMSNorm, SimpleRMSNorm
+from attnlab.nn.norms import HeadRMSNorm, LayerNorm, RMSNorm, SimpleRMSNorm
 from attnlab.nn.positions import Rope
 from attnlab.nn.preludes import Activation, ShortConv
-from attnlab.zoo.recipe import Recipe, Start
+from attnlab.zoo.recipe import NARROW, NARROW_THROUGHOUT, PYTORCH, UNTOUCHED, Recipe, Start
 
 LINEAR = {
     'linear_transformer': Recipe(
@@ -54,7 +57,11 @@ LINEAR = {
         streaming=True,
         packed=True,
         sequence=True,
-        notes='The denominator is offset by 1e-6, as in the released code; the paper has no offset.',
+        notes=(
+            'The denominator is offset by 1e-6, as in the released code; the paper has no offset. init=paper leaves '
+            'the linear maps as PyTorch makes them, as the released code does.'
+        ),
+        start=UNTOUCHED,
     ),
     'retnet': Recipe(
         spec=spec(
@@ -105,7 +112,7 @@ LINEAR = {
             'The paper has four heads, and is causal only. init=paper starts all linear maps with a standard deviation '
             'of 0.02, as the released code does now.'
         ),
-        start=Start(maps=Initialization(linear=Gaussian(0.02))),
+        start=NARROW,
     ),
     'cosformer': Recipe(
         spec=spec(LinearAttention, feature_map=CosFormer(), normalizer=FloorNormalizer(), scale=1.0, bias=True),
@@ -118,12 +125,19 @@ LINEAR = {
         sequence=True,
         notes=(
             'Distances are measured by feature_map.span, a number of tokens, where the paper has the length of the '
-            'sequence: no prefix depends on what follows it.'
+            'sequence: no prefix depends on what follows it. init=paper leaves the linear maps as PyTorch makes them, '
+            'as the released code does.'
         ),
+        start=UNTOUCHED,
     ),
     'taylorshift': Recipe(
         spec=spec(
-            LinearAttention, key_dim=16, feature_map=spec(UnitTaylor), normalizer=SumNormalizer(eps=0.0), scale=1.0
+            LinearAttention,
+            key_dim=16,
+            feature_map=spec(UnitTaylor),
+            normalizer=SumNormalizer(eps=0.0),
+            scale=1.0,
+            bias=True,
         ),
         cite='Nauen, Palacio and Dengel 2024, https://arxiv.org/abs/2403.02920',
         causal=True,
@@ -135,10 +149,12 @@ LINEAR = {
         notes=(
             'The efficient form, also where the direct one would take fewer operations: up to about as many tokens as '
             'the square of the channels of a head. Reads are not multiplied by the root of tokens over channels, which '
-            'the models of the paper do. The paper is bidirectional only. Keys have 16 channels a head: '
-            'features grow with their square.'
+            'the models of the paper do. The paper is bidirectional only. Keys have 16 channels a head: features grow '
+            'with their square. init=paper starts linear maps with a standard deviation of 0.02, as timm, on which the '
+            'released code stands.'
         ),
         small={'key_dim': 6},
+        start=NARROW,
     ),
     'hedgehog': Recipe(
         spec=spec(LinearAttention, feature_map=spec(Hedgehog), normalizer=SumNormalizer(eps=1e-12), scale=1.0),
@@ -175,8 +191,9 @@ LINEAR = {
             'Features as in the released code: positive and negative parts, where the first version of the paper has '
             'cosines and sines. Without the rotation by place of what is summed, but not of the weights it is divided '
             'by, and without the convolution of values, which are those of images. Keys, queries, values and gate are '
-            'separate maps.'
+            'separate maps. init=paper leaves linear maps as PyTorch makes them, as the released code does.'
         ),
+        start=UNTOUCHED,
     ),
     'inline': Recipe(
         spec=spec(InLine),
@@ -289,10 +306,15 @@ LINEAR = {
         packed=True,
         sequence=True,
         notes=(
-            'The mixer of TransNormerLLM (Qin et al. 2023, https://arxiv.org/abs/2307.14995) in its first layer; there '
+            'The mixer of TransNormerLLM (Qin et al. 2023, https://arxiv.org/abs/2307.14995) in its first layer, in '
+            'the form released with the kernels (https://arxiv.org/abs/2405.17381): SiLU of values too, a gate through '
+            'a bottleneck; the first code had neither, a gate of one linear map, and rotated the first layer. There '
             'decays weaken with depth, here in every layer decay.depth says how far. The rank of the gate is a '
-            'sixteenth of the width; the paper has the channels of a head.'
+            'sixteenth of the width; the paper has the channels of a head. The norm is without a gain, as in the '
+            'paper; released with the kernels is LayerNorm. init=paper starts linear maps with a standard deviation of '
+            '0.02, as the first code did.'
         ),
+        start=NARROW,
     ),
     'hgrn2': Recipe(
         spec=spec(LinearAttention, feature_map=SiluQueries(), gates=spec(TiedKeys), joint_norm=spec(RMSNorm, eps=1e-5)),
@@ -305,8 +327,10 @@ LINEAR = {
         sequence=True,
         notes=(
             'The lower bound of the forget gate is a number, gates.lower_bound, zero as in the first layer of the '
-            'paper, which learns one for every layer, increasing with depth. The paper has heads of 128 channels.'
+            'paper, which learns one for every layer, increasing with depth. The paper has heads of 128 channels. '
+            'init=paper starts linear maps with a standard deviation of 0.02, as the released code does.'
         ),
+        start=NARROW,
     ),
     'gsa': Recipe(
         spec=spec(GatedSlots),
@@ -319,10 +343,34 @@ LINEAR = {
         implementations=('reference', 'xla', 'mosaic_tpu'),
         notes=(
             'Two passes of linear attention; the first has a memory a slot, whose values have one channel, which the '
-            'kernel for GPUs does not take. 64 slots and four heads in the paper. Maps start as those of other recipes.'
+            'kernel for GPUs does not take. 64 slots and four heads in the paper. init=paper starts linear maps with a '
+            'standard deviation of 0.02, as the released code does.'
         ),
         small={'slots': 6},
         knobs={'heads': 'heads', 'state': 'slots'},
+        start=NARROW,
+    ),
+    'raven': Recipe(
+        spec=spec(GatedSlots, gates=spec(RoutedGates), key_norm=spec(HeadRMSNorm, eps=1e-5)),
+        cite='"Raven" 2026, https://github.com/goombalab/raven',
+        causal=True,
+        streaming=True,
+        packed=True,
+        slow=True,
+        sequence=True,
+        implementations=('reference', 'xla', 'mosaic_tpu'),
+        notes=(
+            'gsa whose tokens change 32 of the 64 slots of a head, by gates.chosen, and leave the others bit for bit '
+            'as they were. The weights of the chosen add up to one, so that each fades by a thirty-second of the step '
+            'of the head; the text has a factor there, one in the code and in small models. Gumbel noise on the router '
+            'in training alone: gates.noise. The decay of gsa in place of that of Mamba-2, an output gate, rotated '
+            'keys, and a bias of the router, which the released code offers, are left out. init=paper starts linear '
+            'maps with a standard deviation of 0.02, as flash-linear-attention does.'
+        ),
+        small={'slots': 6, 'gates': spec(RoutedGates, chosen=3)},
+        knobs={'heads': 'heads', 'state': 'slots'},
+        smallest_state=64,
+        start=NARROW,
     ),
     'lizard': Recipe(
         spec=spec(Lizard),
@@ -339,6 +387,24 @@ LINEAR = {
         ),
         small={'metas': 2},
         knobs={'heads': 'heads'},
+    ),
+    'flash': Recipe(
+        spec=spec(MixedChunkAttention),
+        cite='Hua et al. 2022, https://arxiv.org/abs/2202.10447',
+        causal=True,
+        streaming=True,
+        packed=True,
+        slow=True,
+        layer=MixersAlone(),
+        # With these channels squared ReLUs of every pair are above zero in most draws of the contract.
+        small={'key_dim': 10, 'chunk': 4},
+        knobs={'state': 'key_dim'},
+        notes=(
+            'gau in chunks of 256 tokens, counted from the first of a document, linear across chunks. Products are '
+            'divided by the tokens of a chunk, those across chunks too, as in a port that is widely used; no code was '
+            'released. Positions are rotary, without the relative bias; causal only. The paper is named for it '
+            '(FLASH), and has two units in the place of a layer.'
+        ),
     ),
     'delta_net': Recipe(
         spec=spec(
@@ -357,8 +423,10 @@ LINEAR = {
         notes=(
             'Keys and queries of length one, after a convolution and SiLU; the rule of Schlag et al. 2021, '
             'https://arxiv.org/abs/2102.11174, divides positive features by their sum: feature_map=SumNorm(). '
-            'Eigenvalues below zero: gates.scale=2.'
+            'Eigenvalues below zero: gates.scale=2. No output gate, which the released code offers. init=paper starts '
+            'linear maps and convolutions with a standard deviation of 0.02, as that code does.'
         ),
+        start=NARROW_THROUGHOUT,
     ),
     'gated_delta_net': Recipe(
         spec=spec(
@@ -378,7 +446,13 @@ LINEAR = {
         streaming=True,
         packed=True,
         sequence=True,
-        notes='Values twice as wide as keys, as in the paper. Eigenvalues below zero: gates.scale=2.',
+        notes=(
+            'Values twice as wide as keys, as in the paper. Eigenvalues below zero: gates.scale=2. The strength of '
+            'writes has a bias in the code of the authors, none here and in flash-linear-attention. init=paper leaves '
+            'linear maps as PyTorch makes them, as the authors do, who divide the last ones of channel mixers by the '
+            'root of the branches besides; flash-linear-attention starts maps and convolutions with 0.02.'
+        ),
+        start=UNTOUCHED,
     ),
     'log_linear_gated_delta_net': Recipe(
         spec=spec(
@@ -401,7 +475,13 @@ LINEAR = {
         notes=(
             'gated_delta_net whose past is divided into blocks of doubling length, each read with a weight of its own. '
             'Every level is a run of the core. Levels count from the first token of a document that is seen, and reach '
-            'over 16,384 tokens: levels.count=15.'
+            'over 16,384 tokens: levels.count=15. init=paper starts as the released code does: linear maps and '
+            'convolutions with a standard deviation of 0.02, the last map of every branch as PyTorch has it, over the '
+            'root of their number.'
+        ),
+        start=Start(
+            maps=Initialization(linear=Gaussian(0.02), output=PYTORCH, residual=1.0),
+            arguments=NARROW_THROUGHOUT.arguments,
         ),
     ),
     'kda': Recipe(
@@ -422,8 +502,10 @@ LINEAR = {
         sequence=True,
         notes=(
             'The mixer of Kimi Linear without its layers of attention. The rank of the output gate is a sixteenth of '
-            'the width, which is the channels of a head at the size of the paper.'
+            'the width, which is the channels of a head at the size of the paper. init=paper starts linear maps and '
+            'convolutions with a standard deviation of 0.02, as the released code does.'
         ),
+        start=NARROW_THROUGHOUT,
     ),
     'gated_delta_product': Recipe(
         spec=spec(
@@ -443,7 +525,11 @@ LINEAR = {
         streaming=True,
         packed=True,
         sequence=True,
-        notes='Two writes a token, with eigenvalues down to -1. Sizes are those of gated_delta_net.',
+        notes=(
+            'Two writes a token, with eigenvalues down to -1. Sizes are those of gated_delta_net. init=paper starts '
+            'linear maps and convolutions with a standard deviation of 0.02, as the released code does.'
+        ),
+        start=NARROW_THROUGHOUT,
     ),
     'mlstm': Recipe(
         spec=spec(MLSTM),
@@ -454,7 +540,8 @@ LINEAR = {
         slow=True,
         notes=(
             'The layer of xLSTM 7B (Beck et al. 2025, https://arxiv.org/abs/2503.13427): no convolution, gates of the '
-            'input alone, the block of other recipes. The norm of heads has offsets.'
+            'input alone, the block of other recipes. The norm of heads has offsets. Linear maps start as those of '
+            'other recipes.'
         ),
     ),
     'gated_delta_net2': Recipe(
@@ -466,7 +553,7 @@ LINEAR = {
             gates=spec(ChannelStrengths),
             write=Delta(),
             norm=spec(RMSNorm, eps=1e-5),
-            gate=spec(LowRankGate),
+            gate=spec(LowRankGate, activation='silu'),
         ),
         cite='"Gated DeltaNet-2" 2026, https://arxiv.org/abs/2605.22791',
         causal=True,
@@ -475,9 +562,13 @@ LINEAR = {
         sequence=True,
         implementations=('reference', 'xla'),
         notes=(
-            'kda with a strength for every channel of keys that erase and of values that are written. The rank of the '
-            'output gate is a sixteenth of the width. Eigenvalues below zero: gates.scale=2.'
+            'kda with a strength for every channel of keys that erase and of values that are written, and SiLU for the '
+            'output gate, as in the code of the authors; flash-linear-attention has the sigmoid of kda: '
+            'gate.activation=sigmoid. The rank of the gate is a sixteenth of the width; theirs is the channels of a '
+            'head. Eigenvalues below zero: gates.scale=2. init=paper draws all linear maps as theirs, uniform by '
+            'Xavier with a gain of 2^(-5/2), those of channel mixers too.'
         ),
+        start=Start(maps=Initialization(linear=Scaled(gain=2**-5, mode='fan_avg', distribution='uniform'))),
     ),
     'comba': Recipe(
         spec=spec(
@@ -501,8 +592,10 @@ LINEAR = {
         notes=(
             'The memory is erased before it decays, and by a part, learned for every head, of the key of length one. '
             'In the released code a norm undoes that part: gates=WriteStrength. What queries are corrected by is one '
-            'learned number a head, which starts at the product of the two of the paper.'
+            'learned number a head, which starts at the product of the two of the paper. init=paper starts linear maps '
+            'and convolutions with a standard deviation of 0.02, as the released code does.'
         ),
+        start=NARROW_THROUGHOUT,
     ),
     'preconditioned_gdn': Recipe(
         spec=spec(
@@ -525,8 +618,10 @@ LINEAR = {
         implementations=('reference', 'xla'),
         notes=(
             'gated_delta_net that writes along keys scaled by a running second moment of their channels. The form with '
-            'a decay for every channel: decay=LowRankStepDecay.'
+            'a decay for every channel: decay=LowRankStepDecay. init=paper starts linear maps and convolutions with a '
+            'standard deviation of 0.02, as the released code does.'
         ),
+        start=NARROW_THROUGHOUT,
     ),
     'rwkv6': Recipe(
         spec=spec(RWKV6),
@@ -578,10 +673,12 @@ LINEAR = {
         notes=(
             'The layer that the released code puts into Transformers. That for the blocks of Mamba has convolutions, a '
             'gate, and one projection for queries and keys: prelude=ShortConv and gate=OutputGate, with projections of '
-            'their own here. Streams, and rows of several documents, go token by token.'
+            'their own here. Streams, and rows of several documents, go token by token. init=paper starts linear maps '
+            'with a standard deviation of 0.02, as the released code does; memories always start so.'
         ),
         small={'chunk': 4},
         knobs={'heads': 'heads'},
+        start=NARROW,
     ),
     'titans_linear': Recipe(
         spec=spec(
@@ -618,8 +715,11 @@ LINEAR = {
         implementations=('reference', 'xla', 'mosaic_tpu'),
         notes=(
             'Thirty conjugate gradients, in prompts and token by token, from zero; the released code starts single '
-            'tokens from a guess, and adds 1e-5 to denominators, which keeps it some 1e-4 from the solution.'
+            'tokens from a guess, and adds 1e-5 to denominators, which keeps it some 1e-4 from the solution. '
+            'init=paper starts linear maps with a standard deviation of 0.02, as that code does, but not the '
+            'convolutions.'
         ),
         knobs={'heads': 'heads'},
+        start=NARROW,
     ),
 }

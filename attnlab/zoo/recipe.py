@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 
 from attnlab.blocks.layer import Layer, MixerAndMLP
 from attnlab.config import takes
-from attnlab.nn.initialization import Initialization, Scaled
+from attnlab.nn.initialization import Gaussian, Initialization, Scaled
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -19,10 +19,14 @@ class Start:
     Attributes:
       maps: what linear maps start from.
       arguments: arguments of the mixers that set what their parts start from, by keys such as `gate.start`.
+      merge: what the maps between resolutions of its hierarchy start from; `None`: as usual.
+      stem: what the map of pixels before them starts from; `None`: as usual.
     """
 
     maps: Initialization = Initialization()
     arguments: Mapping[str, Any] = MappingProxyType({})
+    merge: Scaled | Gaussian | None = None
+    stem: Scaled | Gaussian | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,6 +60,15 @@ class Hierarchy:
 
 PYTORCH = Scaled(gain=1 / 3, distribution='uniform')
 """What linear maps start from that are left as PyTorch makes them."""
+
+UNTOUCHED = Start(maps=Initialization(linear=PYTORCH))
+"""Linear maps as PyTorch makes them; biases, which it draws too, start at zero here."""
+
+NARROW = Start(maps=Initialization(linear=Gaussian(0.02)))
+"""Linear maps with a standard deviation of 0.02 at every width, channel mixers included."""
+
+NARROW_THROUGHOUT = Start(maps=NARROW.maps, arguments={'prelude.gain': 4 * 0.02**2})
+"""The taps of convolutions too, of width 4, though uniform where flash-linear-attention has them normal."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,7 @@ from attnlab.mixers.recurrent.rat import RAT
 from attnlab.mixers.recurrent.slstm import SLSTM
 from attnlab.nn.gates import MinGRUGates, MinLSTMGates, OutputGate, RealGates
 from attnlab.nn.initialization import Initialization
+from attnlab.nn.norms import LayerNorm
 from attnlab.nn.preludes import Lift, ShortConv
 from attnlab.zoo.recipe import PYTORCH, Recipe, Start
 
@@ -68,20 +69,20 @@ RECURRENT = {
         ),
     ),
     'hgrn': Recipe(
-        spec=spec(HGRN),
+        spec=spec(HGRN, norm=spec(LayerNorm), bias=True),
         cite='Qin et al. 2023, https://arxiv.org/abs/2311.04823',
         causal=True,
         streaming=True,
         packed=True,
         knobs={},
         notes=(
-            'With a complex state and the gates of the first released version. The lower bound of forget gates is a '
-            'constant of the layer, `lower_bound`, 0 as in the first layer: the paper learns a step up for every '
-            'layer. The norm is by the root mean square, without a mean and a bias.'
+            'With a complex state, the gates, biases and norm of the first released version. The lower bound of forget '
+            'gates is a constant of the layer, `lower_bound`, 0 as in the first layer: the paper learns a step up for '
+            'every layer.'
         ),
     ),
     'slstm': Recipe(
-        spec=spec(SLSTM),
+        spec=spec(SLSTM, prelude=spec(ShortConv, bias=True)),
         cite='Beck et al. 2024, https://arxiv.org/abs/2405.04517',
         causal=True,
         streaming=True,

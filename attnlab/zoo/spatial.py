@@ -1,7 +1,7 @@
 """Mixers of images: tokens on a grid, and rows that papers on images introduced."""
 
 from attnlab.blocks.layer import MixersAlone
-from attnlab.config import spec
+from attnlab.config import spec, spec_of
 from attnlab.mixers.softmax.attention import Attention
 from attnlab.mixers.spatial.cascaded import LocalAttentionAndScan
 from attnlab.mixers.spatial.factorised import FactorisedAttention
@@ -18,9 +18,11 @@ from attnlab.mixers.spatial.reduced import EmbeddingFreeAttention, PooledReducti
 from attnlab.mixers.spatial.windows import NeighbourhoodAttention, WindowAttention
 from attnlab.mixers.state_space.two_sided import CrossScanSSM, TwoWaySSM
 from attnlab.nn.convolutions import NormedPatchMap, PatchMerging
+from attnlab.nn.initialization import Gaussian, Initialization
 from attnlab.nn.norms import HeadRMSNorm, LayerNorm
 from attnlab.nn.positions import GridRope
-from attnlab.zoo.recipe import Hierarchy, Recipe
+from attnlab.zoo.recipe import PYTORCH, Hierarchy, Recipe, Start
+from attnlab.zoo.state_space import MAMBA
 from pallas_kernels import Relu
 
 HEADS = {'heads': 'heads'}
@@ -42,7 +44,7 @@ PVT_TINY = Hierarchy(
     depths=(2, 2, 2, 2),
     heads=(1, 2, 5, 8),
     mlp=(8, 8, 4, 4),
-    arguments=tuple({'reduction': spec(StridedReduction, ratio=ratio)} for ratio in (8, 4, 2, 1)),
+    arguments=tuple({'reduction': {'ratio': ratio}} for ratio in (8, 4, 2, 1)),
     merge=spec(NormedPatchMap),
     stem=spec(NormedPatchMap),
     norm=spec(LayerNorm, eps=1e-6),
@@ -54,6 +56,7 @@ SPATIAL = {
         spec=(spec(WindowAttention), spec(WindowAttention, shifted=True)),
         cite='Liu et al. 2021, https://arxiv.org/abs/2103.14030',
         hierarchy=SWIN_T,
+        start=Start(maps=Initialization(linear=Gaussian()), merge=Gaussian(), stem=PYTORCH),
         bidirectional=True,
         grid=True,
         small={'side': 3},
@@ -62,7 +65,8 @@ SPATIAL = {
             'Two layers, of windows and of shifted ones, repeated: give stacks an even depth. `layout=paper` of '
             'configs/images.py is Swin-T, whose channel mixers have biases and whose layers are dropped at random in '
             'training. Grids are filled up to whole windows, and what fills them is not read; forbidden keys '
-            'have weight zero, where the released code subtracts 100.'
+            'have weight zero, where the released code subtracts 100. init=paper draws linear maps with a deviation of '
+            '0.02, as the released code does.'
         ),
     ),
     'neighbourhood': Recipe(
@@ -82,13 +86,20 @@ SPATIAL = {
         spec=spec(ReducedAttention, reduction=spec(StridedReduction)),
         cite='Wang et al. 2021, https://arxiv.org/abs/2102.12122',
         hierarchy=PVT_TINY,
+        start=Start(
+            maps=Initialization(linear=Gaussian()),
+            arguments={'reduction.start': spec_of(PYTORCH)},
+            merge=PYTORCH,
+            stem=PYTORCH,
+        ),
         bidirectional=True,
         grid=True,
         knobs=HEADS,
         notes=(
             'Spatial-reduction attention at one ratio, 2; the paper has 8, 4, 2, 1 in stages of falling resolution: '
             '`layout=paper` of configs/images.py is PVT-Tiny, but for biases of channel mixers and its class token. '
-            'Rows and columns beyond the last whole block are no keys, as in the paper.'
+            'Rows and columns beyond the last whole block are no keys, as in the paper. init=paper draws linear maps '
+            'with a deviation of 0.02, and convolutions as PyTorch does, as the released code.'
         ),
     ),
     'pvt_linear': Recipe(
@@ -122,7 +133,7 @@ SPATIAL = {
         notes=(
             'The parallel layout, in the form of the paper: the released code takes the softmax of the spatial gate '
             'over places, which leaves it near one half. The paper puts it into convolutional blocks; here it is the '
-            'mixer of a layer. That form is RECALLED.'
+            'mixer of a layer.'
         ),
     ),
     'polarized_sequential': Recipe(
@@ -167,7 +178,7 @@ SPATIAL = {
         bidirectional=True,
         grid=True,
         implementations=(),
-        small={'side': 3},
+        small={'heads': 4, 'side': 3},
         knobs=HEADS,
         notes=(
             'On whole volumes, and on images, which have a depth of 1; not on sparse points. Two layers, of windows '
@@ -249,6 +260,7 @@ SPATIAL = {
         small={'state': 4},
         knobs={'state': 'state'},
         smallest_state=1,
+        start=MAMBA,
         notes=(
             'Both directions are halved, as in the released configs; the paper sums them. The class token of the paper '
             'stands in the middle: `token=middle` in configs/images.py.'
@@ -269,7 +281,7 @@ SPATIAL = {
         ),
     ),
     'relu_vit': Recipe(
-        spec=spec(Attention, weights=Relu(), qk_norm=spec(HeadRMSNorm), causal=False),
+        spec=spec(Attention, weights=Relu(), qk_norm=spec(HeadRMSNorm), bias=True, causal=False),
         cite='Wortsman et al. 2023, https://arxiv.org/abs/2309.08586',
         bidirectional=True,
         mirrored=True,
@@ -280,7 +292,7 @@ SPATIAL = {
         ),
     ),
     'axial_rope': Recipe(
-        spec=spec(Attention, position=GridRope(), causal=False),
+        spec=spec(Attention, position=GridRope(), bias=True, causal=False),
         cite='Heo et al. 2024, https://arxiv.org/abs/2403.13298',
         bidirectional=True,
         grid=True,

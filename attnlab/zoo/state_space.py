@@ -5,16 +5,19 @@ from attnlab.config import spec
 from attnlab.mixers.state_space.selective import SelectiveSSM, StateSpaceDual
 from attnlab.mixers.state_space.structured import StructuredSSM
 from attnlab.mixers.state_space.trapezoidal import TrapezoidalSSM
-from attnlab.nn.initialization import Initialization
+from attnlab.nn.initialization import Gaussian, Initialization
 from attnlab.nn.levels import LevelWeights
 from attnlab.nn.norms import RMSNorm
 from attnlab.nn.preludes import ShortConv
-from attnlab.nn.readouts import SelfGate
+from attnlab.nn.readouts import GatedReadout, SelfGate
 from attnlab.nn.systems import DiagonalSystem, LowRankSystem, RingSystem, SharedSystem
 from attnlab.zoo.recipe import PYTORCH, Recipe, Start
 
 MAMBA = Start(maps=Initialization(linear=PYTORCH, residual=1.0))
 """As in the released code: PyTorch's linear maps, the last of every block over the root of the number of blocks."""
+
+EXACT = spec(GatedReadout, activation='gelu_exact')
+"""What follows S4 and S4D, whose released code has PyTorch's GELU."""
 
 STATE_SPACE = {
     'mamba': Recipe(
@@ -62,15 +65,17 @@ STATE_SPACE = {
         causal=True,
         streaming=True,
         packed=True,
-        layer=MixersAlone(),
         small={'head_dim': 8, 'state': 4},
         knobs={'heads': 'head_dim', 'state': 'state'},
         smallest_state=16,
-        start=MAMBA,
+        start=Start(maps=Initialization(linear=Gaussian(), output=PYTORCH, residual=1.0)),
         notes=(
             'mamba2 whose past is divided into blocks of doubling length, each read with a weight of its own. Every '
             'level is a run of the core. Levels count from the first token of a document that is seen, and reach over '
-            '16,384 tokens: levels.count=15. Weights of levels have a map of their own.'
+            '16,384 tokens: levels.count=15. Weights of levels have a map of their own. Every mixer is followed by a '
+            'channel mixer, as in the released models. Rates of decay start as those of mamba2, drawn; the released '
+            'code has 1, 2, 3 and so on over the heads. init=paper draws linear maps with a deviation of 0.02 and the '
+            "last of every branch as PyTorch's over the root of their number."
         ),
     ),
     'mamba3': Recipe(
@@ -107,7 +112,7 @@ STATE_SPACE = {
         ),
     ),
     's4': Recipe(
-        spec=spec(StructuredSSM, system=spec(LowRankSystem)),
+        spec=spec(StructuredSSM, system=spec(LowRankSystem), readout=EXACT),
         cite='Gu et al. 2022, https://arxiv.org/abs/2111.00396',
         causal=True,
         streaming=True,
@@ -126,7 +131,7 @@ STATE_SPACE = {
         ),
     ),
     's4d': Recipe(
-        spec=spec(StructuredSSM, system=spec(DiagonalSystem)),
+        spec=spec(StructuredSSM, system=spec(DiagonalSystem), readout=EXACT),
         cite='Gu et al. 2022, https://arxiv.org/abs/2206.11893',
         causal=True,
         streaming=True,
@@ -151,8 +156,8 @@ STATE_SPACE = {
         knobs={'state': 'state'},
         smallest_state=8,
         notes=(
-            '`state` counts real states, twice the modes. Random maps are normal where the released code truncates '
-            'them; outputs C have no weight decay.'
+            '`state` counts real states, twice the modes. Outputs C start truncated normal in the basis of LegS, one '
+            'of three starts of the released code, and have no weight decay; of its readouts `half_glu1` follows.'
         ),
     ),
     'lru': Recipe(

@@ -1,8 +1,11 @@
 """What is said of a classifier: constructed outputs with known answers, and changed inputs."""
 
+import dataclasses
+
 import numpy as np
 from flax import nnx
 
+from attnlab.analysis import odin
 from attnlab.analysis.uncertainty import Outputs, Scores, changed, examined
 from attnlab.models.heads.classification import ClassificationHead
 
@@ -31,6 +34,13 @@ def test_a_classifier_of_four_corners():
     assert found.detection['away']['mahalanobis'] > 0.99
     assert found.conformal['coverage'] > 0.85 and found.conformal['asked'] == 0.9
     assert found.selective['energy']['at 100%'] == found.accuracy
+    assert found.step is None and found.cascade is None
+    # Of two sizes of a step the one that makes training surer is taken, and its logits are scored.
+    moved = np.stack([trained.logits / 2, 2 * trained.logits])
+    with_steps = Scores.fitted(dataclasses.replace(trained, moved=moved), head)
+    halves = dataclasses.replace(tested, moved=-tested.logits[None]).part(1, 2)
+    assert with_steps.size == 1 and halves.moved.shape == (1, 150, 4)
+    np.testing.assert_allclose(with_steps.of(halves)['odin'], odin.odin(-tested.logits[1::2]))
     cold = examined(*(outputs(np.random.default_rng(1), 300, head, 0.01) for _ in range(2)), scored, 0.1, {})
     # Logits a hundredth as large say little of what is known: a temperature far below one mends it.
     assert cold.temperature < 0.1

@@ -3,6 +3,7 @@
 A row is a command, in which `{tmp}`, `{text}`, `{run}` and `{study}` are paths, and a part of the line. Nothing trains.
 """
 
+import contextlib
 import fcntl
 import os
 import pathlib
@@ -99,7 +100,7 @@ FLAGS = [
     ('uncertainty --workdir={run} --alpha=1', '--alpha is 1.0; it must be above 0 and below 1'),
     ('uncertainty --workdir={run} --rows=3', 'rows=3'),
     ('quantize --workdir={run}', '--out is missing'),
-    ('quantize --workdir={run} --out={tmp}/new', 'nothing is quantized: give a format of weights or of inputs'),
+    ('quantize --workdir={run} --out={tmp}/new', 'nothing is quantized: give a format of weights, inputs or states'),
     ('quantize --workdir={run} --out={tmp}/new --weights=in4', "there is no format 'in4'; choose from intN"),
     ('quantize --workdir={run} --out={tmp}/new --weights=int1', 'bits is 1; it must be at least 2'),
     ('quantize --workdir={run} --out={tmp}/new --weights=cross8', 'rounds activations and stores nothing'),
@@ -288,8 +289,12 @@ def test_a_terminal_breaks_no_word_of_a_line(monkeypatch):
     with open(write, 'w') as terminal, monkeypatch.context() as patch:
         patch.setattr('sys.stderr', terminal)
         assert main(['eval', '--workdir=nothing/of/such/a/name']) == 2
-        shown = os.read(read, 4096).decode().replace('\r', '')
+    written = b''
+    with contextlib.suppress(OSError):  # Of a terminal that is closed and has been read to its end.
+        while part := os.read(read, 4096):
+            written += part
     os.close(read)
+    shown = written.decode().replace('\r', '')
     sentence = 'attnlab: nothing/of/such/a/name is not a run: it holds no config.json'
     assert shown.count('\n') == 2 and shown.split() == sentence.split()
     assert max(map(len, shown.splitlines())) <= 40

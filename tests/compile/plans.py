@@ -42,8 +42,9 @@ writes the sum so far, which is most of the bytes of memory.
 """
 COUNTED = 'of the compiled step'
 """What the row of memory says since the bytes are those that the compiled step reads and writes."""
-BEFORE = """Older sections count one turn of such a ring, and as memory the train state and temporaries, read and
-written once: {}.
+BEFORE = """\
+No section names the axis `expert` of the mesh, which is newer than they are and has one chip here. Older sections
+count one turn of such a ring, and as memory the train state and temporaries, read and written once: {}.
 """
 
 

@@ -46,7 +46,8 @@ def setup_for(recipe: str, devices: Sequence[jax.Device], mesh: str = '', *, rem
     if not row.grid:
         config.length = LENGTH
     layers = sum(mixer.layers if 'layers' in mixer else 1 for mixer in row.pattern)
-    mixers = row.sized(heads=HEADS, window=LENGTH // 4, length=LENGTH)
+    heads = max(HEADS, row.small.get('heads', HEADS))  # Some need more.
+    mixers = row.sized(heads=heads, window=LENGTH // 4, length=LENGTH)
     config.model.stack = stack_spec(mixers, layer=row.layer, depth=PERIODS * layers, mlp=spec(GatedMLP))
     config.model.stack.remat = remat
     return dataclasses.replace(prepare(config.lock()), mesh=axes.make(devices if mesh else devices[:1]))

@@ -107,13 +107,13 @@ def test_a_study_has_ended_when_its_confirmation_has(experiment, tmp_path):
     study = create_study(tmp_path / 'one', config)
     for number in range(study.sweep.trials):
         assert not study_experiment._finished(study)
-        told(study, value=float(number))
+        add_trial_of(study, value=float(number))
     assert study.finished() and not study_experiment._finished(study)
-    told(confirmation(study, None), value=1.0)
+    add_trial_of(confirmation(study, None), value=1.0)
     assert study_experiment._finished(study)
 
 
-def told(study, value):
+def add_trial_of(study, value):
     """Adds a trial that has ended with a value, at the point that the sweep has for it."""
     number = len(study.trials())
     space = study.sweep.space

@@ -7,19 +7,21 @@ import pytest
 from flax import nnx
 
 from attnlab.errors import UserError
+from attnlab.functional import cores
 from attnlab.losses import softmax_loss
 from attnlab.models.heads.classification import ClassificationHead
 from attnlab.models.heads.contrastive import BlockContrastiveHead
 from attnlab.models.heads.distributional import AtomsHead, ImplicitQuantiles
 from attnlab.models.heads.fourier import FourierHead
 from attnlab.models.heads.gumbel import GumbelHead
-from attnlab.models.heads.margin import ArcFaceHead, PartialFC, WrappedCauchyHead
+from attnlab.models.heads.margin import DRAWN, ArcFaceHead, PartialFC, WrappedCauchyHead
 from attnlab.models.heads.masked import MaskedSoftmaxHead
 from attnlab.models.heads.multilabel import Decoupled, MultiLabelHead, SoftTopK
 from attnlab.models.heads.noisy import NoisySoftmaxHead
 from attnlab.models.heads.registry import CLASSIFIERS
 from attnlab.models.heads.surrogates import CompSum, LabelRobust, SurrogateHead, ZLoss
 from attnlab.testing.noise import noise, perturbed
+from attnlab.train.partition import Axes, state_shardings
 
 SCORES, TARGETS = 2 * noise(6, 4), jnp.asarray([0, 1, 2, 3, 0, 1], jnp.int32)
 OWN = jnp.take_along_axis(SCORES, TARGETS[:, None], axis=1)
@@ -171,6 +173,43 @@ def test_partial_fc_keeps_the_classes_of_the_batch_and_others_up_to_its_share(pa
         assert set(targets.tolist()) <= set(chosen) and len(chosen) == len(set(chosen))
         # Of two parts the second has none of the twelve, and draws its own four.
         assert len(chosen) == (count if parts == 1 or count == 8 else 16)
+
+
+def test_partial_fc_on_two_devices_is_arcface_among_the_classes_that_each_keeps():
+    """Classes are divided: each device draws among its own, and their normalisers are one; others have no gradient."""
+    classes, margin, scale = 40, 0.3, 4.0
+    head = perturbed(PartialFC(3, 1, classes=classes, share=0.2, scale=scale, margin=margin, rngs=nnx.Rngs(0)), 1.0)
+    graphdef, params = nnx.split(head)
+    hidden, key = noise(3, 3), jax.random.key(5)
+    targets = jnp.asarray([3, 3, 25], jnp.int32)
+
+    def objective(params):
+        losses = nnx.merge(graphdef, params).objective(hidden, targets, key)
+        return jnp.vdot(jnp.asarray([1.0, 2.0, -0.5]), losses), losses
+
+    mesh = Axes(data=1, tensor=2).make(jax.devices()[:2])
+    placed = jax.device_put(params, state_shardings(params, mesh))
+    assert not placed['weight'][...].sharding.is_fully_replicated
+    (_, losses), found = jax.jit(cores.on(mesh, jax.value_and_grad(objective, has_aux=True)))(placed)
+
+    places, there = head._kept(targets, jax.random.fold_in(key, DRAWN), 2)
+    kept = np.sort(np.asarray(places + 20 * jnp.arange(2)[:, None])[np.asarray(there)])
+    assert (kept < 20).sum() == (kept >= 20).sum() == 4
+
+    def expected(weight):
+        unit = weight[kept] / jnp.linalg.norm(weight[kept], axis=1, keepdims=True)
+        angles = jnp.arccos((hidden / jnp.linalg.norm(hidden, axis=1, keepdims=True)) @ unit.T)
+        own = jnp.asarray(kept[None] == np.asarray(targets)[:, None])
+        # Beyond pi less the margin the cosine goes on as a line.
+        moved = jnp.where(angles + margin < np.pi, jnp.cos(angles + margin), jnp.cos(angles) - margin * np.sin(margin))
+        logits = scale * jnp.where(own, moved, jnp.cos(angles))
+        losses = jax.nn.logsumexp(logits, axis=1) - jnp.sum(jnp.where(own, logits, 0), axis=1)
+        return jnp.vdot(jnp.asarray([1.0, 2.0, -0.5]), losses), losses
+
+    (_, wanted), slopes = jax.value_and_grad(expected, has_aux=True)(params['weight'][...])
+    np.testing.assert_allclose(losses, wanted, rtol=1e-4)
+    np.testing.assert_allclose(found['weight'][...], slopes, rtol=1e-3, atol=1e-4)
+    assert (np.abs(np.asarray(found['weight'][...])).max(axis=1) > 0).tolist() == [i in kept for i in range(classes)]
 
 
 def test_a_wrapped_cauchy_score_at_its_class_and_opposite():

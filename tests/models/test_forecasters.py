@@ -24,7 +24,7 @@ from attnlab.models.inputs.series import VariatesApart, VariatesAsTokens, Variat
 from attnlab.models.predictor import Distributional, Predictor, Stacked
 from attnlab.models.stack import Stack
 from attnlab.nn.positions import LearnedPlaces
-from attnlab.nn.windows import InstanceNorm, LastValue, MovingAverage
+from attnlab.nn.windows import Covariates, InstanceNorm, LastValue, MovingAverage
 from attnlab.testing.noise import noise, perturbed
 
 LOOKBACK, HORIZON, VARIATES = 12, 4, 3
@@ -120,7 +120,16 @@ def test_variates_as_tokens_have_no_order():
 
 def test_patches_may_overlap_and_go_beyond_the_end():
     made = VariatesApart(
-        1, 8, lookback=LOOKBACK, variates=VARIATES, patch=4, stride=2, repeat_last=2, read_from='all', rngs=nnx.Rngs(0)
+        1,
+        8,
+        lookback=LOOKBACK,
+        variates=VARIATES,
+        covariates=0,
+        patch=4,
+        stride=2,
+        repeat_last=2,
+        read_from='all',
+        rngs=nnx.Rngs(0),
     )
     assert (made.places, made.width) == (6, 48)
     padded = np.concatenate([X, X[:, -1:], X[:, -1:]], axis=1)
@@ -130,10 +139,52 @@ def test_patches_may_overlap_and_go_beyond_the_end():
     hidden = noise(2 * VARIATES, 6, 8)
     np.testing.assert_array_equal(made.read(hidden)[1, 2], hidden[5].reshape(-1))
     with pytest.raises(UserError, match='patches of 5 steps, 5 apart, leave steps of 12 out'):
-        VariatesApart(1, 8, lookback=LOOKBACK, variates=VARIATES, patch=5, rngs=nnx.Rngs(0))
+        VariatesApart(1, 8, lookback=LOOKBACK, variates=VARIATES, covariates=0, patch=5, rngs=nnx.Rngs(0))
+
+
+COVARIATES = Covariates(observed=1, known=2)
+W = noise(2, LOOKBACK + HORIZON, VARIATES + 3, seed=5)
+"""Windows with covariates."""
+
+
+def test_a_linear_forecast_reads_covariates_besides():
+    model = linear(covariates=COVARIATES, window_norm=LastValue())
+    w = np.asarray(W, np.float64)
+    level = w[:, LOOKBACK - 1 : LOOKBACK, :4]
+    own = w[:, :LOOKBACK, :4] - level
+    weight, bias = np.asarray(model.head.weight[...]), np.asarray(model.head.bias[...])
+    for variate in range(VARIATES):
+        known = w[:, :LOOKBACK, 4:].swapaxes(1, 2).reshape(2, -1)
+        ahead = w[:, LOOKBACK:, 4:].reshape(2, -1)
+        features = np.concatenate([own[:, :, variate], own[:, :, 3], known, ahead], axis=1)
+        expected = features @ weight.T + bias + level[:, :, variate]
+        np.testing.assert_allclose(forecast(model, W)[:, variate], expected, atol=1e-5)
+
+
+@pytest.mark.parametrize('inputs', [VariatesApart, VariatesTogether, VariatesAsTokens, None])
+def test_covariates_reach_every_forecast_and_the_unknown_horizon_none(inputs):
+    def made(**options):
+        if inputs is None:
+            return linear(covariates=Covariates(1, 2, **options))
+        part = inputs if inputs is VariatesAsTokens else functools.partial(inputs, patch=4)
+        return stacked(part, covariates=Covariates(1, 2, **options))
+
+    reached = {'observed': (0, 3), 'known': (1, 4), 'ahead': (-1, 5)}
+    for options, blind in (({}, set()), ({'ahead': False}, {'ahead'})):
+        model = made(**options)
+        before = forecast(model, W)
+        for name, (row, column) in reached.items():
+            apart = np.abs(forecast(model, W.at[:, row, column].add(3.0)) - before).max(axis=(0, 2))
+            assert (apart == 0).all() if name in blind else (apart > 1e-4).all(), (name, options)
+        np.testing.assert_array_equal(forecast(model, W.at[:, LOOKBACK:, :4].set(7.0)), before)
+    if inputs is not None:
+        *_, last = model.stages(W, CTX)
+        assert last.value.shape == before.shape
 
 
 def test_windows_of_other_sizes_are_named():
+    with pytest.raises(UserError, match='of 12 rows and 4 of the horizon of 6 variates; windows of the task have 12'):
+        linear(covariates=COVARIATES).hidden(W[:, :LOOKBACK], CTX)
     with pytest.raises(UserError, match='look-back of 12 rows of 3 variates; windows of the task have 11 rows'):
         linear().hidden(X[:, 1:], CTX)
     with pytest.raises(UserError, match='forecasts numbers, not distributions'):

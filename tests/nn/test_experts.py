@@ -1,6 +1,7 @@
 """A mixture of experts against its definition, expert by expert, and what no token may lose."""
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -150,18 +151,49 @@ def test_ties_and_types_are_decided():
     assert all((one == other).all() for one, other in zip(first, second, strict=True))
 
 
-@pytest.mark.parametrize('axis', ['tensor', pytest.param('sequence', marks=pytest.mark.slow)])
-def test_two_devices_give_what_one_gives(axis):
-    graphdef, params = nnx.split(mixture())
+SLOW_AXES = [pytest.param(axis, marks=pytest.mark.slow) for axis in ('tensor', 'sequence')]
+
+
+def divided(moe, axis, x=X):
+    """Value and gradients on one device, and a program with its arguments that computes them on two."""
+    graphdef, params = nnx.split(moe)
 
     def run(params, x):
         return jax.value_and_grad(lambda params: jnp.sum(nnx.merge(graphdef, params)(x) ** 2))(params)
 
     mesh = Axes(**{'data': 1, axis: 2}).make(jax.devices()[:2])
     placed = jax.device_put(params, state_shardings(params, mesh))
-    found = jax.jit(cores.on(mesh, run))(placed, jax.device_put(X, batch_sharding(mesh, X.shape)))
-    for one, other in zip(jax.tree.leaves(jax.jit(run)(params, X)), jax.tree.leaves(found), strict=True):
-        np.testing.assert_allclose(other, one, rtol=1e-4, atol=1e-5)
+    given = jax.device_put(x, batch_sharding(mesh, x.shape) if len(x) % 2 == 0 else None)
+    return jax.jit(run)(params, x), jax.jit(cores.on(mesh, run)), (placed, given)
+
+
+@pytest.mark.parametrize('axis', ['data', 'expert', *SLOW_AXES])
+@pytest.mark.parametrize('options', [{}, {'capacity': 0.5}], ids=['room for all', 'dropped'])
+def test_two_devices_give_what_one_gives(axis, options):
+    one, run, arguments = divided(mixture(**options), axis)
+    for one_leaf, other in zip(jax.tree.leaves(one), jax.tree.leaves(run(*arguments)), strict=True):
+        np.testing.assert_allclose(other, one_leaf, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('options', [{'experts': 3}, {}], ids=['experts', 'rows'])
+def test_what_the_axis_does_not_divide_is_replicated_and_named(options):
+    x = X[:1] if not options else X
+    with cores.undivided() as found:
+        one, run, arguments = divided(mixture.__wrapped__(**options), 'expert', x)
+        for one_leaf, other in zip(jax.tree.leaves(one), jax.tree.leaves(run(*arguments)), strict=True):
+            np.testing.assert_allclose(other, one_leaf, rtol=1e-4, atol=1e-5)
+    assert str(found[0]) == f'experts: {"experts 3" if options else "rows 1"} over expert 2'
+
+
+def test_no_device_has_the_tokens_of_others_but_those_that_share_experts():
+    """Of two devices with rows of their own none computes, or is sent, what the other's tokens need."""
+    gathered = {}
+    for axis in ('data', 'expert'):
+        _, run, arguments = divided(mixture(), axis)
+        text = run.lower(*arguments).compile().as_text()
+        gathered[axis] = re.findall(r'f32\[([\d,]+)\]\S* all-gather', text)
+    assert not gathered['data'] and '2,6,8' in gathered['expert'], gathered
 
 
 @pytest.mark.parametrize('inner', ['softmax', 'laplace'])

@@ -15,6 +15,7 @@ from attnlab.nn.initialization import Gaussian, Initialization, Scaled
 from attnlab.nn.mlps import MLP
 from attnlab.zoo import ZOO
 from attnlab.zoo.chosen import chosen_recipe, initialized
+from attnlab.zoo.recipe import NARROW_THROUGHOUT
 
 WIDTH, DEPTH = 64, 4
 MIXER = spec(SelectiveSSM, state=4)
@@ -22,7 +23,11 @@ MIXER = spec(SelectiveSSM, state=4)
 
 def made(**initialization):
     """The parameters of a stack, by path."""
-    config = stack_spec((MIXER,), depth=DEPTH, mlp=spec(MLP), initialization=spec(Initialization, **initialization))
+    return parameters((MIXER,), spec(Initialization, **initialization))
+
+
+def parameters(pattern, initialization):
+    config = stack_spec(pattern, depth=DEPTH, mlp=spec(MLP), initialization=initialization)
     stack = jax.jit(lambda key: nnx.state(build(config)(WIDTH, rngs=nnx.Rngs(params=key)), nnx.Param))(
         jax.random.key(0)
     )
@@ -83,6 +88,27 @@ def test_init_paper_is_a_choice_of_the_row():
         initialized(chosen_recipe('mha'), 'paper')
     with pytest.raises(UserError, match='there is no init=papers'):
         initialized(chosen_recipe('mamba'), 'papers')
+
+
+def test_delta_net_of_the_paper_starts_narrow_throughout():
+    """Convolutions too, all maps of a layer, and channel mixers."""
+    recipe, initialization = initialized(chosen_recipe('delta_net'), 'paper')
+    drawn = parameters(recipe.sized(heads=4), initialization)
+    ends = (
+        'mixer.query.weight',
+        'mixer.gates.linear.weight',
+        'mixer.output.weight',
+        'mlp.up.weight',
+        'mlp.down.weight',
+    )
+    for end in (*ends, 'preludes.0.taps'):
+        assert ending(drawn, end).std() == pytest.approx(0.02, rel=0.05)
+
+
+@pytest.mark.parametrize('name', [name for name, recipe in ZOO.items() if recipe.start is NARROW_THROUGHOUT])
+def test_rows_that_start_narrow_throughout_have_convolutions_of_four_taps(name):
+    for mixer in initialized(chosen_recipe(name), 'paper')[0].pattern:
+        assert mixer.prelude.gain / mixer.prelude.width == pytest.approx(0.02**2)
 
 
 def test_every_stated_start_names_arguments_of_its_mixers():

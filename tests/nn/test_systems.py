@@ -177,6 +177,13 @@ def test_steps_and_rings_start_where_they_should():
     np.testing.assert_allclose(jnp.exp(2 * ring.log_gain[...]), 1 - radius**2, rtol=1e-3)
 
 
+def test_maps_of_s5_start_as_in_the_released_code():
+    """In the basis of LegS `B` is real and `C` complex, each part of variance one over the states."""
+    system = SharedSystem(256, state=128, blocks=4, rngs=nnx.Rngs(0))
+    for parameter, count in ((system.B, 1), (system.C, 2)):
+        assert abs(128 * float((np.abs(numbers(parameter)) ** 2).mean()) / count - 1) < 0.03
+
+
 @pytest.mark.parametrize(
     ('make', 'message'),
     [

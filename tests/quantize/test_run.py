@@ -16,6 +16,7 @@ from attnlab.quantize.layers import Quantization
 from attnlab.runs.loading import load_run
 from attnlab.runs.record import read_record
 from attnlab.train.launch import launch
+from attnlab.train.report import read_lines
 from attnlab.train.run import saved_config
 from tests.bad_inputs.conftest import originals
 
@@ -25,6 +26,10 @@ __all__ = ['originals']
 def test_a_quantized_run(originals, tmp_path, capsys):
     run, made = tmp_path / 'run', tmp_path / 'made'
     shutil.copytree(originals / 'run', run)
+    # Devices need not be those it was trained on.
+    config = json.loads((run / 'config.json').read_text())
+    config['mesh']['tensor'] = 64
+    (run / 'config.json').write_text(json.dumps(config))
     common = ['--compilation_cache=', '--format=json']
     assert main(['quantize', f'--workdir={run}', f'--out={made}', '--weights=int4@8', '--inputs=affine8', *common]) == 0
     first = read_record(made)
@@ -50,6 +55,23 @@ def test_a_quantized_run(originals, tmp_path, capsys):
     ):
         assert main(['quantize', *arguments, '--weights=int4', *common]) == 2
         assert sentence in capsys.readouterr().err
+
+
+def test_a_run_of_states_of_few_bits(originals, tmp_path, capsys):
+    run, made = originals / 'run', tmp_path / 'made'
+    asked = ['quantize', f'--workdir={run}', f'--out={made}', '--compilation_cache=', '--format=json']
+    assert main([*asked, '--state=kivi2']) == 2
+    assert 'no block of this model has a state that KIVI stores' in capsys.readouterr().err
+    assert main([*asked, '--state=int3']) == 0
+    few, whole = (read_record(each).facts['state_bytes_per_sequence'] for each in (made, run))
+    assert few.keys() == whole.keys() and all(few[length] < whole[length] for length in whole)
+    # It is evaluated with the state that it decodes with, and so with another loss.
+    last, before = (
+        [line['valid/loss'] for line in read_lines(each / 'metrics.jsonl') if 'valid/loss' in line][-1]
+        for each in (made, run)
+    )
+    assert 0 < abs(last - before) < 0.1
+    assert load_run(made).model().stack.blocks[0].mixer.format == Symmetric(3)
 
 
 @pytest.mark.slow

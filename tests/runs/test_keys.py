@@ -14,6 +14,7 @@ from attnlab.configuration import config_of, keys, read_config
 from attnlab.runs.keys import arguments_of, groups, print_config
 from attnlab.tables import Printer
 from attnlab.zoo import ZOO
+from tests.chosen import FIRST_OF_ROOM, one_or_all
 
 
 def entries(config):
@@ -24,13 +25,7 @@ def overridden(config, *argv):
     return read_config(flags.FlagValues(), list(argv), 'config', from_plain(plain(config)))
 
 
-@pytest.mark.parametrize(
-    'names',
-    [
-        pytest.param({recipe.pattern[0].target: name for name, recipe in ZOO.items()}.values(), id='one of a class'),
-        pytest.param(ZOO, id='all', marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize('names', one_or_all(FIRST_OF_ROOM, 'room'))
 def test_every_key_of_every_recipe_is_printed_and_can_be_overridden_by_what_is_printed(names):
     parts = {}
     for name in names:

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
+from attnlab.data.series.columns import Columns
 from attnlab.data.series.drawn import DrawnSeries
+from attnlab.errors import UserError
 from attnlab.models.predictor import Distributional
 from attnlab.tasks.forecasting import Forecasting, errors, rolled, scores
 from attnlab.tasks.task import Guessable, Sliced, Task
@@ -75,12 +77,35 @@ def test_forecasts_are_rolled_beyond_the_horizon():
     part = TASK.slices('test', 24, (1, 3), 5)['3x']
     rows = batch(part.source)
     assert rows['targets'].shape == (3, 12, 2) and len(part.source) == 5
-    found = rolled(Stands(), rows, None)
+    found = rolled(Stands(), rows, TASK.horizon, None)
     np.testing.assert_allclose(found, rows['tokens'][:, -1:] + np.arange(1, 13)[None, :, None], rtol=1e-5)
     measured = TASK.measure(Stands(), rows, None)
     assert 'loss' not in measured and float(measured['mse'].mean()) == pytest.approx(
         float(errors(found, rows)['mse'].mean())
     )
+
+
+def test_what_is_known_moves_along_and_what_is_observed_stops_rolling():
+    """A model that forecasts what it is told is known over the horizon, of two horizons."""
+
+    class Told(Stands):
+        def hidden(self, inputs, ctx, state=None):
+            assert inputs.shape == (3, 28, 2)
+            return jnp.swapaxes(inputs[:, 24:, 1:], 1, 2), None
+
+        def logits(self, hidden):
+            return hidden
+
+    task = Forecasting(DrawnSeries(rows=400, copies=2), horizon=4, columns=Columns(known=('1',)))
+    rows = batch(task.slices('test', 24, (2,), 3)['2x'].source)
+    np.testing.assert_array_equal(rolled(Told(), rows, 4, None), rows['tokens'][:, 24:, 1:])
+    assert {name: x.shape for name, x in task.example(24).items()} == {
+        name: x.shape for name, x in task.source('train', 24)[0].items()
+    }
+    assert task.trivial(task.slices('test', 24, (1,), 3)['1x'])['mse'].keys() >= {'ridge', 'repeat_last', 'ridge_known'}
+    observed = Forecasting(DrawnSeries(rows=400, copies=2), columns=Columns(targets=('0',)))
+    with pytest.raises(UserError, match=r'multiples is \(1, 2\); 1 columns are observed to the present alone'):
+        observed.slices('test', 24, (1, 2), 5)
 
 
 def test_baselines_are_in_every_table_and_below_what_compare_draws():

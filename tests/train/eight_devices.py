@@ -10,6 +10,8 @@ from flax import nnx
 from jax.sharding import PartitionSpec as P
 
 from attnlab.errors import UserError
+from attnlab.functional import cores
+from attnlab.nn.experts import MixtureOfExperts
 from attnlab.nn.parameter import param
 from attnlab.train import partition
 from attnlab.train.optimizer import AdamW, Muon, Optimizer
@@ -88,16 +90,17 @@ def placements() -> None:
 
 def meshes() -> None:
     """Sizes, and the errors for those that do not multiply to eight."""
-    assert dict(Axes().make().shape) == {'data': 8, 'fsdp': 1, 'tensor': 1, 'sequence': 1}
-    assert dict(Axes(data=2, fsdp=-1, tensor=2).make().shape) == {'data': 2, 'fsdp': 2, 'tensor': 2, 'sequence': 1}
+    assert dict(Axes().make().shape) == {'data': 8, 'fsdp': 1, 'expert': 1, 'tensor': 1, 'sequence': 1}
+    sizes = {'data': 2, 'fsdp': 2, 'expert': 1, 'tensor': 2, 'sequence': 1}
+    assert dict(Axes(data=2, fsdp=-1, tensor=2).make().shape) == sizes
     mesh = Axes(fsdp=2, sequence=2).make()
-    assert partition.batch_sharding(mesh, (8, 6)).spec == P(('data', 'fsdp'), 'sequence')
-    assert partition.batch_sharding(mesh, (8, 5)).spec == P(('data', 'fsdp'))
+    assert partition.batch_sharding(mesh, (8, 6)).spec == P(partition.ROWS, 'sequence')
+    assert partition.batch_sharding(mesh, (8, 5)).spec == P(partition.ROWS)
     assert partition.batch_shards(mesh) == 4
     assert partition.feed(mesh) == (0, 1)
     wrong = {
-        Axes(fsdp=3): 'the mesh data=-1 fsdp=3 tensor=1 sequence=1 needs a multiple of 3 devices; there are 8',
-        Axes(data=2, tensor=2): 'the mesh data=2 fsdp=1 tensor=2 sequence=1 needs 4 devices; there are 8',
+        Axes(fsdp=3): 'the mesh data=-1 fsdp=3 expert=1 tensor=1 sequence=1 needs a multiple of 3 devices; there are 8',
+        Axes(data=2, tensor=2): 'the mesh data=2 fsdp=1 expert=1 tensor=2 sequence=1 needs 4 devices; there are 8',
         Axes(data=-1, fsdp=-1): 'the sizes of a mesh must be at least 1, except one that may be -1',
         Axes(tensor=0): 'the sizes of a mesh must be at least 1',
     }
@@ -121,6 +124,29 @@ def training() -> None:
     ):
         for path, value in _train(optimizer, axes).items():
             np.testing.assert_allclose(value, alone[path], rtol=2e-4, atol=2e-5, err_msg=f'{path} on {axes}')
+
+
+def experts() -> None:
+    """A mixture of experts has the value and the gradients of one device on meshes with every axis."""
+    x = jax.random.normal(jax.random.key(1), (8, 4, 8))
+    graphdef, params = nnx.split(MixtureOfExperts(8, hidden=4, experts=4, capacity=1.0, rngs=nnx.Rngs(0)))
+
+    def run(params, x):
+        return jax.value_and_grad(lambda params: jnp.sum(nnx.merge(graphdef, params)(x) ** 2))(params)
+
+    alone = jax.tree.leaves(jax.jit(run)(params, x))
+    for axes in (
+        Axes(data=1, fsdp=2, expert=2, tensor=2),
+        Axes(data=1, expert=4, sequence=2),
+        Axes(data=4, expert=2),
+    ):
+        mesh = axes.make()
+        found = partition.describe(params, mesh)
+        assert {row.spec[0] for row in found if len(row.shape) == 3} == {'expert'}
+        placed = jax.device_put(params, partition.state_shardings(params, mesh))
+        rows = jax.device_put(x, partition.batch_sharding(mesh, x.shape))
+        for one, other in zip(alone, jax.tree.leaves(jax.jit(cores.on(mesh, run))(placed, rows)), strict=True):
+            np.testing.assert_allclose(other, one, rtol=2e-4, atol=2e-5, err_msg=f'{axes}')
 
 
 def _train(optimizer: Optimizer, axes: Axes | None) -> dict[str, np.ndarray]:
@@ -153,4 +179,4 @@ def _train(optimizer: Optimizer, axes: Axes | None) -> dict[str, np.ndarray]:
 
 if __name__ == '__main__':
     jax.config.update('jax_num_cpu_devices', 8)
-    {check.__name__: check for check in (placements, meshes, training)}[sys.argv[1]]()
+    {check.__name__: check for check in (placements, meshes, training, experts)}[sys.argv[1]]()

@@ -21,6 +21,7 @@ from attnlab.typing import State
 from attnlab.zoo import ZOO, Recipe
 from attnlab.zoo.recipe import merged, within
 from pallas_kernels import dispatch, target
+from tests.chosen import FIRST
 
 RNGS = nnx.Rngs(0)
 
@@ -58,7 +59,13 @@ def test_small_sizes_and_knobs_are_arguments_of_its_mixers(recipe: Recipe):
     [('mosaic_gpu', target.H100), ('mosaic_tpu', target.TPU_V5E)],
     ids=lambda each: str(each)[:10],
 )
-@pytest.mark.parametrize('recipe', [pytest.param(recipe, id=name) for name, recipe in ZOO.items()])
+@pytest.mark.parametrize(
+    'recipe',
+    [
+        pytest.param(recipe, id=name, marks=() if name in FIRST.values() else pytest.mark.slow)
+        for name, recipe in ZOO.items()
+    ],
+)
 def test_kernels_serve_the_recipes_that_say_so(recipe: Recipe, implementation: str, here: target.Target):
     x = jax.ShapeDtypeStruct((2, 256, 512), jnp.bfloat16)  # At 128 kernels would serve the values of gau.
     chosen = set()

@@ -7,9 +7,10 @@ import functools
 import numpy as np
 from jaxtyping import Float
 
-from attnlab.data.pipeline import Row, Source
+from attnlab.data.pipeline import Row
+from attnlab.data.series.columns import EVERY, Columns
 from attnlab.data.series.series import Series
-from attnlab.data.series.windows import scaled
+from attnlab.data.series.windows import Scaled, Windows, scaled
 from attnlab.errors import UserError
 from attnlab.nn.windows import InstanceNorm, LastValue, WindowNorm, level_and_scale
 
@@ -19,7 +20,12 @@ FORECAST = 'forecast'
 MOST = 100_000
 """Windows that ridge regression is fitted to at most, at equal distances."""
 
+CHUNK = 4096
+"""Windows that are written out at a time."""
+
 Lookback = Float[np.ndarray, 'b t v']
+Known = Float[np.ndarray, 'b r k']
+"""What is known, over look-back and horizon; of no columns where nothing is."""
 Forecast = Float[np.ndarray, 'b s v']
 
 
@@ -27,15 +33,16 @@ class Baseline(abc.ABC):
     """Forecasts of `horizon` rows from look-backs, in scaled units."""
 
     @abc.abstractmethod
-    def forecast(self, past: Lookback, horizon: int) -> Forecast:
-        """The forecasts."""
+    def forecast(self, past: Lookback, horizon: int, known: Known) -> Forecast:
+        """The forecasts; most leave out what is known."""
 
 
 @dataclasses.dataclass(frozen=True)
 class RepeatLast(Baseline):
     """The last row, again and again."""
 
-    def forecast(self, past: Lookback, horizon: int) -> Forecast:
+    def forecast(self, past: Lookback, horizon: int, known: Known) -> Forecast:
+        del known
         return np.repeat(past[:, -1:], horizon, axis=1)
 
 
@@ -49,7 +56,8 @@ class SeasonalNaive(Baseline):
 
     season: int
 
-    def forecast(self, past: Lookback, horizon: int) -> Forecast:
+    def forecast(self, past: Lookback, horizon: int, known: Known) -> Forecast:
+        del known
         return past[:, past.shape[1] - self.season + np.arange(horizon) % self.season]
 
 
@@ -58,53 +66,81 @@ class Ridge(Baseline):
     """A linear map from look-back to horizon, one for all variates, fitted in closed form by `fit`.
 
     Attributes:
-      weight: `t + 1, s`; the last row is the intercept.
+      weight: `t + 1, s`; the last row is the intercept; with `ahead` the rows of what is known are before it.
       norm: subtracts the level of a window and divides by its scale, which the forecast is given back.
+      ahead: whether it reads what is known besides, over look-back and horizon.
     """
 
     weight: Float[np.ndarray, 't s']
     norm: WindowNorm | None
+    ahead: bool = False
 
-    def forecast(self, past: Lookback, horizon: int) -> Forecast:
+    def forecast(self, past: Lookback, horizon: int, known: Known) -> Forecast:
         if horizon != self.weight.shape[1]:
             raise UserError(f'the map was fitted for {self.weight.shape[1]} steps, not {horizon}')
         window = past.astype(np.float64)
         level, scale = level_and_scale(self.norm, window)
-        found = ((window - level) / scale).swapaxes(1, 2) @ self.weight[:-1] + self.weight[-1]
+        own = past.shape[1]
+        found = ((window - level) / scale).swapaxes(1, 2) @ self.weight[:own] + self.weight[-1]
+        if self.ahead:
+            found = found + known.reshape(len(known), 1, -1) @ self.weight[own:-1]
         return (found.swapaxes(1, 2) * scale + level).astype(np.float32)
 
 
 @functools.lru_cache(maxsize=8)
-def fit(series: Series, lookback: int, horizon: int, norm: WindowNorm | None = None, penalty: float = 1e-3) -> Ridge:
+def fit(
+    series: Series,
+    lookback: int,
+    horizon: int,
+    norm: WindowNorm | None = None,
+    penalty: float = 1e-3,
+    columns: Columns = EVERY,
+    ahead: bool = False,
+) -> Ridge:
     """The map that minimises squared errors over training windows of all variates, plus `penalty` times its squares.
 
-    Errors are those of normalised windows; the intercept is not penalised. Of more than `MOST` windows some are taken,
-    at equal distances.
+    With `ahead` it reads what is known besides. Errors are those of normalised windows; the intercept is not penalised.
+    Of more than `MOST` windows some are taken, at equal distances.
     """
-    train = scaled(series).split('train').astype(np.float64)
-    starts = len(train) - lookback - horizon + 1
+    found = scaled(series, columns)
+    train = found.split('train').astype(np.float64)
+    known = found.known[slice(*found.borders['train'])][:, : None if ahead else 0].astype(np.float64)
+    length = lookback + horizon
+    starts = len(train) - length + 1
     step = -(-starts * train.shape[1] // MOST)
-    square = np.zeros((lookback + 1, lookback + 1))
-    product = np.zeros((lookback + 1, horizon))
+    size = lookback + length * known.shape[1]
+    square = np.zeros((size + 1, size + 1))
+    product = np.zeros((size + 1, horizon))
+    view = np.lib.stride_tricks.sliding_window_view
+    beside = np.moveaxis(view(known, length, axis=0), 1, 2)[::step]
     for variate in range(train.shape[1]):
-        windows = np.lib.stride_tricks.sliding_window_view(train[:, variate], lookback + horizon)[::step]
-        level, scale = level_and_scale(norm, windows[:, :lookback, None])
-        windows = (windows - level[..., 0]) / scale[..., 0]
-        inputs = np.column_stack([windows[:, :lookback], np.ones(len(windows))])
-        square += inputs.T @ inputs
-        product += inputs.T @ windows[:, lookback:]
-    square[np.diag_indices(lookback)] += penalty
-    return Ridge(np.linalg.lstsq(square, product, rcond=None)[0], norm)
+        every = view(train[:, variate], length)[::step]
+        for first in range(0, len(every), CHUNK):
+            windows = every[first : first + CHUNK]
+            level, scale = level_and_scale(norm, windows[:, :lookback, None])
+            windows = (windows - level[..., 0]) / scale[..., 0]
+            flat = beside[first : first + CHUNK].reshape(len(windows), -1)
+            inputs = np.column_stack([windows[:, :lookback], flat, np.ones(len(windows))])
+            square += inputs.T @ inputs
+            product += inputs.T @ windows[:, lookback:]
+    square[np.diag_indices(size)] += penalty
+    return Ridge(np.linalg.lstsq(square, product, rcond=None)[0], norm, ahead)
 
 
-def baselines(series: Series, lookback: int, horizon: int) -> dict[str, Baseline]:
-    """All baselines by name; the seasonal one where there is a season and the look-back holds it."""
+def baselines(series: Series, lookback: int, horizon: int, columns: Columns = EVERY) -> dict[str, Baseline]:
+    """All baselines by name; the seasonal one where there is a season and the look-back holds it.
+
+    Each variate is forecast from its own past, and by `ridge_known` from what is known besides, where anything is; none
+    reads what is observed.
+    """
     found: dict[str, Baseline] = {'repeat_last': RepeatLast()}
     if 1 < series.season <= lookback:
         found['seasonal_naive'] = SeasonalNaive(series.season)
-    found['ridge'] = fit(series, lookback, horizon)
-    found['ridge_last_value'] = fit(series, lookback, horizon, LastValue())
-    found['ridge_instance_norm'] = fit(series, lookback, horizon, InstanceNorm())
+    found['ridge'] = fit(series, lookback, horizon, columns=columns)
+    found['ridge_last_value'] = fit(series, lookback, horizon, LastValue(), columns=columns)
+    found['ridge_instance_norm'] = fit(series, lookback, horizon, InstanceNorm(), columns=columns)
+    if columns.counts(series)[2]:
+        found['ridge_known'] = fit(series, lookback, horizon, columns=columns, ahead=True)
     return found
 
 
@@ -112,7 +148,7 @@ def baselines(series: Series, lookback: int, horizon: int) -> dict[str, Baseline
 class Forecasted:
     """Windows with the forecast of a baseline, `forecast`, float32 `s v`."""
 
-    windows: Source
+    windows: Windows
     baseline: Baseline
 
     def __len__(self) -> int:
@@ -120,4 +156,10 @@ class Forecasted:
 
     def __getitem__(self, index: int) -> Row:
         row = self.windows[index]
-        return row | {FORECAST: self.baseline.forecast(row['tokens'][None], len(row['targets']))[0]}
+        past, known = divided(row['tokens'][None], self.windows.lookback, self.windows.series)
+        return row | {FORECAST: self.baseline.forecast(past, len(row['targets']), known)[0]}
+
+
+def divided(tokens: Float[np.ndarray, 'b r m'], lookback: int, series: Scaled) -> tuple[Lookback, Known]:
+    """What baselines read of windows: the look-back of what is forecast, and what is known."""
+    return tokens[:, :lookback, : series.targets], tokens[:, :, series.values.shape[1] :]

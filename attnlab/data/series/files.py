@@ -1,9 +1,10 @@
-"""Series in files: tables of text with a row a step, and arrays of numpy."""
+"""Series in files: tables of text or in Parquet with a row a step, and arrays of numpy."""
 
 import dataclasses
 import functools
 import gzip
 import hashlib
+import importlib
 import pathlib
 import zipfile
 from collections.abc import Iterator
@@ -11,10 +12,13 @@ from typing import Any
 
 import numpy as np
 
+from attnlab.data.series.dates import Dates, read_dates
 from attnlab.data.series.series import Counts, Series, Shares, Values, check_values
 from attnlab.errors import UserError, nearest
 
 DELIMITERS = ',;\t'
+NUMBERS = ('int', 'uint', 'float', 'double', 'halffloat', 'bool', 'decimal')
+"""What types of numbers in Parquet begin with."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,15 +39,12 @@ class Table:
 
 
 @dataclasses.dataclass(frozen=True)
-class CSVSeries(Series):
-    """A table of text: a row a step, in order of time, a column a variate; `.gz` is read too.
-
-    Cells are separated by commas, semicolons or tabs. A first line that holds no number is a header; a first column
-    that holds no numbers, such as dates, is left out.
+class TableSeries(Series):
+    """A table in a file: a row a step, in order of time, a column a variate.
 
     Attributes:
       path: the file.
-      columns: names of the columns that are read, in this order, or their indices where there is no header; empty: all.
+      columns: names of the columns that are read, in this order; empty: all.
       season: steps of its period; 1 for none.
       split: how rows are divided.
     """
@@ -55,14 +56,69 @@ class CSVSeries(Series):
 
     @property
     def variates(self) -> int:
-        return len(self.columns) or len(table(_existing(self.path)).columns)
+        return len(self.names)
+
+    def describe(self) -> dict[str, Any]:
+        return {'source': 'file', 'path': self.path, 'columns': self.columns, 'content': digest(_existing(self.path))}
+
+
+@dataclasses.dataclass(frozen=True)
+class CSVSeries(TableSeries):
+    """A table of text: a row a step, in order of time, a column a variate; `.gz` is read too.
+
+    Cells are separated by commas, semicolons or tabs. A first line that holds no number is a header; a first column
+    that holds no numbers, such as dates, is left out. Columns without a header are named by their indices.
+    """
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the header."""
+        return self.columns or table(_existing(self.path)).names
+
+    def dates(self) -> Dates | None:
+        """Those of the first column, if it holds no numbers. Raises `UserError` for what is no date."""
+        return table_dates(_existing(self.path))
 
     def values(self) -> Values:
         path = _existing(self.path)
         return check_values(str(path), read_table(path, self.columns))
 
-    def describe(self) -> dict[str, Any]:
-        return {'source': 'file', 'path': self.path, 'columns': self.columns, 'content': digest(_existing(self.path))}
+
+@dataclasses.dataclass(frozen=True)
+class ParquetSeries(TableSeries):
+    """A table in Parquet: a row a step, in order of time, a column a variate. Needs the extra `parquet`.
+
+    A column of times, or a first column of texts, has the dates; all others must be numbers.
+    """
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the columns of numbers."""
+        return self.columns or parquet_columns(_existing(self.path))[1]
+
+    def dates(self) -> Dates | None:
+        """Those of the column of times, or of the first, if it holds texts."""
+        path = _existing(self.path)
+        name = parquet_columns(path)[0]
+        if name is None:
+            return None
+        column = _parquet().read_table(path, columns=[name])[name]
+        if column.null_count:
+            raise UserError(f'{path} has {column.null_count} rows without a date in column {name!r}')
+        if 'string' in str(column.type):
+            return read_dates(column.to_pylist())
+        local = _parquet('pyarrow.compute').local_timestamp(column) if 'tz=' in str(column.type) else column
+        return local.cast('timestamp[s]', safe=False).to_numpy()
+
+    def values(self) -> Values:
+        path = _existing(self.path)
+        numbers = parquet_columns(path)[1]
+        unknown = [name for name in self.columns if name not in numbers]
+        if unknown:
+            raise UserError(f'{path} has no column {unknown[0]!r} of numbers{nearest(unknown[0], numbers)}')
+        found = _parquet().read_table(path, columns=list(self.names))
+        values = np.stack([found[name].cast('float64', safe=False).to_numpy() for name in self.names], axis=1)
+        return check_values(str(path), values)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,6 +175,40 @@ def read_table(path: pathlib.Path, columns: tuple[str, ...] = ()) -> Values:
     raise UserError(f'{path} cannot be read as a table of numbers: {place or failure}') from failure
 
 
+@functools.lru_cache(maxsize=8)
+def table_dates(path: pathlib.Path) -> Dates | None:
+    """The dates of a table of text; `None` where its first column has numbers. Raises `UserError` for other texts."""
+    found = table(path)
+    if not found.columns[0]:
+        return None
+    lines = _lines(path)
+    if found.header:
+        next(lines)
+    cells = (line.split(found.delimiter, 1)[0].strip().strip('"') for line in lines if line.strip())
+    try:
+        return read_dates(cells)
+    except UserError as error:
+        raise UserError(f'the first column of {path} cannot be read: {error}') from error
+
+
+def parquet_columns(path: pathlib.Path) -> tuple[str | None, tuple[str, ...]]:
+    """The column of dates, if there is one, and those of numbers. Raises `UserError` for others, and for no table."""
+    library = _parquet()
+    try:
+        schema = library.read_schema(path)
+    except (ValueError, OSError) as error:
+        raise UserError(f'{path} cannot be read as Parquet: {error}') from error
+    kinds = {name: str(kind) for name, kind in zip(schema.names, schema.types, strict=True)}
+    texts = [name for name in schema.names[:1] if kinds[name] in ('string', 'large_string', 'string_view')]
+    dates = [name for name, kind in kinds.items() if kind.startswith(('timestamp', 'date'))] or texts
+    numbers = tuple(name for name, kind in kinds.items() if kind.startswith(NUMBERS))
+    others = [name for name in schema.names if name not in (*dates, *numbers)]
+    if others or len(dates) > 1 or not numbers:
+        wrong = f'column {others[0]!r} of {kinds[others[0]]}' if others else f'{len(dates)} of dates: {dates}'
+        raise UserError(f'{path} has {wrong if numbers else "no column of numbers"}; one of dates, others of numbers')
+    return (dates[0] if dates else None), numbers
+
+
 def read_array(path: pathlib.Path, key: str, feature: int) -> Values:
     """The numbers of an array, `n v`. Raises `UserError` where there is no such array, and for other shapes."""
     try:
@@ -162,6 +252,13 @@ def digest(path: pathlib.Path) -> str:
     """The SHA-256 of a file, hexadecimal."""
     with path.open('rb') as file:
         return hashlib.file_digest(file, 'sha256').hexdigest()
+
+
+def _parquet(module: str = 'pyarrow.parquet') -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise UserError("Parquet needs pyarrow: pip install 'attnlab[parquet]'") from error
 
 
 def _existing(path: str) -> pathlib.Path:

@@ -8,7 +8,8 @@ from types import MappingProxyType
 from typing import Any
 
 from attnlab.data.download import fetch
-from attnlab.data.series.files import digest, read_array, read_table
+from attnlab.data.series.dates import Dates
+from attnlab.data.series.files import digest, read_array, read_table, table, table_dates
 from attnlab.data.series.series import Counts, Series, Shares, Values, check_values
 from attnlab.errors import UserError, nearest
 
@@ -30,6 +31,7 @@ class Published:
       size: bytes of the file; `None`: not known.
       md5: its checksum, as libraries that download it have it.
       blob: its checksum as a blob of git, SHA-1 over its length and content.
+      every: how far its rows are apart, where the file has dates (`attnlab.data.series.dates.MARKS`).
     """
 
     file: str
@@ -41,6 +43,7 @@ class Published:
     size: int | None = None
     md5: str | None = None
     blob: str | None = None
+    every: str | None = None
 
 
 HOUR = Counts(8640, 2880, 2880)
@@ -55,16 +58,48 @@ LAI = 'https://raw.githubusercontent.com/laiguokun/multivariate-time-series-data
 PUBLISHED: Mapping[str, Published] = MappingProxyType(
     {
         'etth1': Published(
-            'ETTh1.csv', 7, 17420, 24, HOUR, f'{ETT}/ETTh1.csv', 2589657, '8381763947c85f4be6ac456c508460d6'
+            'ETTh1.csv',
+            7,
+            17420,
+            24,
+            HOUR,
+            f'{ETT}/ETTh1.csv',
+            2589657,
+            '8381763947c85f4be6ac456c508460d6',
+            every='hour',
         ),
         'etth2': Published(
-            'ETTh2.csv', 7, 17420, 24, HOUR, f'{ETT}/ETTh2.csv', 2417960, '51a229a3fc13579dd939364fefe9c7ab'
+            'ETTh2.csv',
+            7,
+            17420,
+            24,
+            HOUR,
+            f'{ETT}/ETTh2.csv',
+            2417960,
+            '51a229a3fc13579dd939364fefe9c7ab',
+            every='hour',
         ),
         'ettm1': Published(
-            'ETTm1.csv', 7, 69680, 96, QUARTER, f'{ETT}/ETTm1.csv', 10360719, '82d6bd89109c63d075d99c1077b33f38'
+            'ETTm1.csv',
+            7,
+            69680,
+            96,
+            QUARTER,
+            f'{ETT}/ETTm1.csv',
+            10360719,
+            '82d6bd89109c63d075d99c1077b33f38',
+            every='minute',
         ),
         'ettm2': Published(
-            'ETTm2.csv', 7, 69680, 96, QUARTER, f'{ETT}/ETTm2.csv', 9677236, '7687e47825335860bf58bccb31be0c56'
+            'ETTm2.csv',
+            7,
+            69680,
+            96,
+            QUARTER,
+            f'{ETT}/ETTm2.csv',
+            9677236,
+            '7687e47825335860bf58bccb31be0c56',
+            every='minute',
         ),
         'electricity': Published(
             'electricity.txt.gz',
@@ -100,8 +135,8 @@ PUBLISHED: Mapping[str, Published] = MappingProxyType(
             md5='9dd5a9c8f8f324e234938400f232fa08',
             blob='d72d0d7a5d5d06ecd1cf4c79396180b2962be101',
         ),
-        'weather': Published('weather.csv', 21, 52696, 144),
-        'ili': Published('national_illness.csv', 7, 966, 52),
+        'weather': Published('weather.csv', 21, 52696, 144, every='minute'),
+        'ili': Published('national_illness.csv', 7, 966, 52, every='week'),
         'pems03': Published('PEMS03.npz', 358, 26208, 288, TRAFFIC_FLOW),
         'pems04': Published('PEMS04.npz', 307, 16992, 288, TRAFFIC_FLOW),
         'pems07': Published('PEMS07.npz', 883, 28224, 288, TRAFFIC_FLOW),
@@ -148,6 +183,21 @@ class PublishedSeries(Series):
     @property
     def variates(self) -> int:
         return len(self.columns) or self.published.variates
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the header, where the file has one."""
+        path = self.path()
+        return self.columns or (super().names if path.suffix == '.npz' else table(path).names)
+
+    @property
+    def every(self) -> str | None:
+        """As published, without reading the file."""
+        return self.published.every
+
+    def dates(self) -> Dates | None:
+        """Of the file, if it has any."""
+        return None if self.every is None else table_dates(self.path())
 
     def values(self) -> Values:
         path = self.path()

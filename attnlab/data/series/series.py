@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from attnlab.data.series.dates import Dates, every
 from attnlab.errors import UserError, nearest
 from attnlab.signature import checked_fields
 
@@ -67,6 +68,21 @@ class Series(abc.ABC):
     @abc.abstractmethod
     def variates(self) -> int:
         """Number of columns."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the columns; their indices where they have none."""
+        return tuple(map(str, range(self.variates)))
+
+    def dates(self) -> Dates | None:
+        """Of the rows; `None`: they have none."""
+        return None
+
+    @property
+    def every(self) -> str | None:
+        """How far rows are apart, a unit of `attnlab.data.series.dates.MARKS`; `None`: they have no dates."""
+        found = self.dates()
+        return None if found is None else every(found)
 
     @abc.abstractmethod
     def values(self) -> Values:

@@ -7,6 +7,8 @@ import numpy as np
 from jaxtyping import Float
 
 from attnlab.data.pipeline import Row
+from attnlab.data.series.columns import EVERY, Columns
+from attnlab.data.series.dates import marks
 from attnlab.data.series.series import SPLITS, Borders, Series, Values, borders
 from attnlab.errors import UserError
 
@@ -16,32 +18,36 @@ class Scaled:
     """A series in units of its training rows.
 
     Attributes:
-      values: `(x - mean) / deviation`, float32.
-      mean: of every variate over the training rows.
+      values: `(x - mean) / deviation`, float32: the columns that are forecast, then those that are observed.
+      known: the columns that are known ahead, in the same units, then marks of time, as they are.
+      targets: how many are forecast.
+      mean: of every column of `values` over the training rows.
       deviation: of the population of these rows, 1 where they are constant.
       naive_error: mean absolute difference of the training rows to those one season before, scaled: the unit of MASE.
       borders: of the splits.
     """
 
     values: Float[np.ndarray, 'n v']
+    known: Float[np.ndarray, 'n k']
+    targets: int
     mean: Float[np.ndarray, 'v']
     deviation: Float[np.ndarray, 'v']
     naive_error: Float[np.ndarray, 'v']
     borders: Borders
 
     def split(self, split: str) -> Values:
-        """The rows of a split."""
+        """The rows of a split, of what is forecast."""
         start, end = self.borders[split]
-        return self.values[start:end]
+        return self.values[start:end, : self.targets]
 
 
 @functools.lru_cache(maxsize=4)
-def scaled(series: Series) -> Scaled:
+def scaled(series: Series, columns: Columns = EVERY) -> Scaled:
     """The scaled values of a series; nothing but training rows determines the scale.
 
-    Raises `UserError` for fewer training rows than a season.
+    Raises `UserError` for fewer training rows than a season, and for dates of other rows.
     """
-    values = series.values()
+    places, values = columns.places(series), series.values()
     found = borders(series, len(values))
     train = values[slice(*found['train'])]
     if not 1 <= series.season < len(train):
@@ -49,7 +55,23 @@ def scaled(series: Series) -> Scaled:
     mean, deviation = train.mean(axis=0), train.std(axis=0)
     deviation = np.where(deviation > 0, deviation, 1.0)
     errors = np.abs(train[series.season :] - train[: -series.season]).mean(axis=0) / deviation
-    return Scaled(((values - mean) / deviation).astype(np.float32), mean, deviation, errors, found)
+    scaled_values = ((values - mean) / deviation).astype(np.float32)
+    known = scaled_values[:, list(places.known)]
+    if places.marks is not None:
+        dates = series.dates()
+        if dates is None or len(dates) != len(values):
+            raise UserError(f'the series has {0 if dates is None else len(dates)} dates for {len(values)} rows')
+        known = np.concatenate([known, marks(dates, places.marks).astype(np.float32)], axis=1)
+    kept = [*places.targets, *places.observed]
+    return Scaled(
+        scaled_values if kept == list(range(len(mean))) else scaled_values[:, kept],
+        known,
+        len(places.targets),
+        mean[kept],
+        deviation[kept],
+        errors[kept],
+        found,
+    )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -59,7 +81,8 @@ class Windows:
     Targets lie in the split; look-backs of the later splits begin before it, so that its first row is a target too: a
     split of n rows has `n - horizon + 1` windows, the training split `n - lookback - horizon + 1`. A row holds:
 
-    - `tokens`: float32 `t v`, the look-back, in units of the training rows;
+    - `tokens`: float32 `t v`, the look-back, in units of the training rows, what is observed behind what is forecast;
+      where something is known ahead, it is in the last columns, and the rows of the horizon follow, zero elsewhere;
     - `targets`: float32 `s v`, the horizon;
     - `unit`, `naive_error`: float32 `v`, of `Scaled`: what makes errors those in the units of the data, and MASE;
     - `weights`: float32, 1.
@@ -99,11 +122,16 @@ class Windows:
             raise IndexError(f'window {index} of {len(self)}')
         start = self._rows()[0] + index
         middle = start + self.lookback
+        series, end = self.series, middle + self.horizon
+        tokens = series.values[start:middle]
+        if series.known.shape[1]:
+            unseen = np.zeros((self.horizon, tokens.shape[1]), np.float32)
+            tokens = np.concatenate([np.concatenate([tokens, unseen]), series.known[start:end]], axis=1)
         return {
-            'tokens': self.series.values[start:middle],
-            'targets': self.series.values[middle : middle + self.horizon],
-            'unit': self.series.deviation.astype(np.float32),
-            'naive_error': self.series.naive_error.astype(np.float32),
+            'tokens': tokens,
+            'targets': series.values[middle:end, : series.targets],
+            'unit': series.deviation[: series.targets].astype(np.float32),
+            'naive_error': series.naive_error[: series.targets].astype(np.float32),
             'weights': np.float32(1),
         }
 
@@ -113,8 +141,9 @@ class Windows:
         return (start if self.split == SPLITS[0] else max(0, start - self.lookback)), end
 
 
-def blank(variates: int, lookback: int, horizon: int) -> Row:
-    """A row of zeros."""
-    sizes = {'tokens': (lookback, variates), 'targets': (horizon, variates), 'unit': (variates,)}
+def blank(variates: int, lookback: int, horizon: int, observed: int = 0, known: int = 0) -> Row:
+    """A row of zeros, of so many columns that are forecast, observed and known."""
+    rows = lookback + (horizon if known else 0)
+    sizes = {'tokens': (rows, variates + observed + known), 'targets': (horizon, variates), 'unit': (variates,)}
     zeros = {name: np.zeros(size, np.float32) for name, size in sizes.items()}
     return zeros | {'naive_error': np.zeros(variates, np.float32), 'weights': np.float32(0)}

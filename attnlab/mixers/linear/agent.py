@@ -52,7 +52,7 @@ class AgentAttention(TwoSided):
         self.agents, self.documents = agents, documents
         self.query, self.value = (Linear(dim, dim, bias=bias, rngs=rngs) for _ in range(2))
         self.key = Linear(dim, dim, rngs=rngs)
-        start = nnx.initializers.truncated_normal(0.02)
+        start = nnx.initializers.normal(0.02)
         self.agent_bias, self.query_bias = (
             param(start, (heads, agents, COARSE), axes=('heads', None, None), group='vector', rngs=rngs)
             for _ in range(2)

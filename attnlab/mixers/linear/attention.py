@@ -113,11 +113,11 @@ class LinearAttention(Mixer):
         """
         if levels is not None and not causal:
             raise UserError('levels divide the past; a bidirectional mixer needs levels=None')
-        key_dim = _share('key', key_ratio, dim, heads) if key_dim is None else key_dim
+        key_dim = _head_channels('key', key_ratio, dim, heads) if key_dim is None else key_dim
         if values_per_key < 1:
             raise UserError(f'values_per_key of LinearAttention is {values_per_key}; it must be at least 1')
         memories = heads * values_per_key
-        value_dim = _share('value', value_ratio, dim, memories) if value_dim is None else value_dim
+        value_dim = _head_channels('value', value_ratio, dim, memories) if value_dim is None else value_dim
         self.heads, self.key_dim, self.value_dim, self.values_per_key = heads, key_dim, value_dim, values_per_key
         self.position, self.scale, self.normalizer = position, scale, normalizer
         self.write, self.causal, self.implementation = write, causal, implementation
@@ -221,7 +221,7 @@ class LinearAttention(Mixer):
         return y if self.gate is None else y * self.gate(x)
 
 
-def _share(name: str, ratio: float, dim: int, heads: int) -> int:
+def _head_channels(name: str, ratio: float, dim: int, heads: int) -> int:
     channels = ratio * dim / heads
     if channels < 1 or channels != int(channels):
         raise UserError(f'{name}_ratio {ratio} of dim {dim} over {heads} heads is {channels}, not a whole number')

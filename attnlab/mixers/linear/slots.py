@@ -1,5 +1,6 @@
 """Gated slot attention: a memory of a fixed number of slots, each with a key and a value, read by softmax."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -13,6 +14,7 @@ from attnlab.context import Context
 from attnlab.functional import cores
 from attnlab.functional.recurrences import carried, no_segment, state_dtype
 from attnlab.mixers.mixer import Mixer
+from attnlab.nn.gates import SlotGates
 from attnlab.nn.heads import head_channels
 from attnlab.nn.norms import RMSNorm
 from attnlab.nn.projections import Linear
@@ -39,7 +41,8 @@ class GatedSlots(Mixer):
         K_t = diag(a_t) K_{t-1} + (1 - a_t) k_t^T        V_t = diag(a_t) V_{t-1} + (1 - a_t) v_t^T
 
     with a gate for every slot, `a = sigmoid(W_a x)^(1 / temperature)`, and SiLU of queries, keys and values. Scores are
-    not scaled; the norm is over all heads. Zhang et al. 2024, https://arxiv.org/abs/2409.07146.
+    not scaled; the norm is over all heads. Zhang et al. 2024, https://arxiv.org/abs/2409.07146. With other `gates` a
+    token may change a few slots and leave the others as they are: "Raven" 2026, https://github.com/goombalab/raven.
 
     Raises `UserError` for heads that do not divide the width.
     """
@@ -51,6 +54,8 @@ class GatedSlots(Mixer):
         heads: int,
         slots: int = 64,
         temperature: float = 8.0,
+        gates: Callable[..., SlotGates] | None = None,
+        key_norm: Callable[..., nnx.Module] | None = None,
         eps: float = 1e-5,
         implementation: str | None = None,
         rngs: nnx.Rngs,
@@ -61,7 +66,9 @@ class GatedSlots(Mixer):
           dim: model width.
           heads: how many memories, each of `dim / heads` key and value channels.
           slots: of every memory.
-          temperature: keeps the gates near one.
+          temperature: keeps the gates near one, where they are those of the mixer.
+          gates: made as `gates(dim, heads=, slots=, rngs=)`; give the log decays; `None`: those above.
+          key_norm: made as `key_norm(channels, heads=, rngs=)`, one each for queries and keys.
           eps: of the norm.
           implementation: of the core; `None`: the default of the platform.
           rngs: draws the parameters.
@@ -69,7 +76,11 @@ class GatedSlots(Mixer):
         self.heads, self.slots, self.temperature = heads, slots, temperature
         self.channels, self.implementation = head_channels(dim, heads), implementation
         self.query, self.key, self.value = (Linear(dim, dim, rngs=rngs) for _ in range(3))
-        self.forget = Linear(dim, heads * slots, rngs=rngs)
+        self.forget: Linear | SlotGates = (
+            Linear(dim, heads * slots, rngs=rngs) if gates is None else gates(dim, heads=heads, slots=slots, rngs=rngs)
+        )
+        norms = [] if key_norm is None else [key_norm(self.channels, heads=heads, rngs=rngs) for _ in range(2)]
+        self.key_norms = nnx.List(norms)
         self.norm = RMSNorm(dim, eps=eps, rngs=rngs)
         self.output = Linear(dim, dim, axes=('heads', 'embed'), rngs=rngs)
 
@@ -80,7 +91,8 @@ class GatedSlots(Mixer):
             jax.nn.silu(linear(x)).reshape(*x.shape[:2], self.heads, self.channels)
             for linear in (self.query, self.key, self.value)
         )
-        gates = self.forget(x).astype(state_dtype(x.dtype)).reshape(*x.shape[:2], self.heads, self.slots)
+        if self.key_norms:
+            q, k = (norm(each) for norm, each in zip(self.key_norms, (q, k), strict=True))
         before: tuple[Array, Array] | None = None
         if state is not None:
             segments = ctx.segments_or_ones()
@@ -90,7 +102,7 @@ class GatedSlots(Mixer):
             q,
             k,
             v,
-            jax.nn.log_sigmoid(gates) / self.temperature,
+            self._log_decay(x, ctx),
             state=before,
             segments=ctx.segments,
             implementation=self.implementation,
@@ -107,6 +119,12 @@ class GatedSlots(Mixer):
         """Returns empty slots; their size does not depend on `length`."""
         slots = jnp.zeros((batch, self.heads, self.slots, self.channels), state_dtype(dtype))
         return GatedSlotState(slots, slots, no_segment(batch))
+
+    def _log_decay(self, x: Sequence, ctx: Context) -> Float[Array, 'b t h n']:
+        if not isinstance(self.forget, Linear):
+            return self.forget(x, None if ctx.deterministic else ctx.fold_in(2).dropout_key)
+        logits = self.forget(x).astype(state_dtype(x.dtype)).reshape(*x.shape[:2], self.heads, self.slots)
+        return jax.nn.log_sigmoid(logits) / self.temperature
 
 
 def gated_slots(

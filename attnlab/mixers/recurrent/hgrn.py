@@ -1,7 +1,8 @@
 """HGRN: a gated recurrence of complex numbers that turn by constant angles."""
 
+from collections.abc import Callable
 from collections.abc import Sequence as Shape
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -48,23 +49,36 @@ class HGRN(Mixer):
     Args:
       dim: model width.
       lower_bound: the least that a forget gate keeps.
+      norm: made as `norm(2 * dim, rngs=rngs)`.
+      bias: whether the projections have one.
       implementation: of the core; `None`: the default of the platform.
       rngs: draws the parameters.
     """
 
-    def __init__(self, dim: int, *, lower_bound: float = 0.0, implementation: str | None = None, rngs: nnx.Rngs):
+    def __init__(
+        self,
+        dim: int,
+        *,
+        lower_bound: float = 0.0,
+        norm: Callable[..., nnx.Module] = RMSNorm,
+        bias: bool = False,
+        implementation: str | None = None,
+        rngs: nnx.Rngs,
+    ):
         if not 0 <= lower_bound < 1:
             raise UserError(f'the lower_bound of HGRN is {lower_bound}; it must be from 0 to below 1')
         self.lower_bound, self.implementation = lower_bound, implementation
-        self.candidate, self.gate = (Linear(dim, 2 * dim, axes=('embed', 'mlp'), rngs=rngs) for _ in range(2))
-        self.forget = Linear(dim, dim, axes=('embed', 'mlp'), rngs=rngs)
+        self.candidate, self.gate = (
+            Linear(dim, 2 * dim, bias=bias, axes=('embed', 'mlp'), rngs=rngs) for _ in range(2)
+        )
+        self.forget = Linear(dim, dim, bias=bias, axes=('embed', 'mlp'), rngs=rngs)
 
         def angles(key: jax.Array, shape: Shape[int], dtype: DTypeLike) -> Array:
             return 10000.0 ** (-2 * jnp.arange(dim, dtype=dtype) / dim)
 
         self.angle = param(angles, (dim,), axes=('mlp',), group='dynamics', rngs=rngs)
-        self.norm = RMSNorm(2 * dim, rngs=rngs)
-        self.output = Linear(2 * dim, dim, axes=('mlp', 'embed'), rngs=rngs)
+        self.norm: Any = norm(2 * dim, rngs=rngs)
+        self.output = Linear(2 * dim, dim, bias=bias, axes=('mlp', 'embed'), rngs=rngs)
 
     def __call__(self, x: Sequence, ctx: Context, state: HGRNState | None = None) -> tuple[Sequence, HGRNState | None]:
         wide = state_dtype(x.dtype)

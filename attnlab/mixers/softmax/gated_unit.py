@@ -67,6 +67,7 @@ class GatedAttentionUnit(Mixer):
       key_dim: channels of `z`.
       length: what products of queries and keys are divided by.
       position: rotates queries and keys; `None`: no positions.
+      bias: whether the projections have one.
       causal: whether a query sees no later key.
       implementation: of the core; `None`: the default of the platform.
       rngs: draws the parameters.
@@ -80,15 +81,16 @@ class GatedAttentionUnit(Mixer):
         key_dim: int = 128,
         length: int = 1024,
         position: Rope | None = ROPE,
+        bias: bool = False,
         causal: bool = True,
         implementation: str | None = None,
         rngs: nnx.Rngs,
     ):
         self.key_dim, self.value_dim, self.length = key_dim, expand * dim, length
         self.reach, self.implementation = Reach(causal), implementation
-        self.input = Linear(dim, 2 * self.value_dim + key_dim, rngs=rngs)
+        self.input = Linear(dim, 2 * self.value_dim + key_dim, bias=bias, rngs=rngs)
         self.heads = QueriesAndKeys(key_dim, position=position, rngs=rngs)
-        self.output = Linear(self.value_dim, dim, axes=('heads', 'embed'), rngs=rngs)
+        self.output = Linear(self.value_dim, dim, bias=bias, axes=('heads', 'embed'), rngs=rngs)
 
     def __call__(
         self, x: Sequence, ctx: Context, state: KeyValueCache | None = None

@@ -77,8 +77,8 @@ class VisionGatedLinearAttention(TwoSided):
         forwards, backwards = (self._split(each) for each in jnp.split(decays, 2, axis=-1))
         core: dict[str, Any] = {'implementation': self.implementation}
         past, _ = cores.linear_attention(q, k, v, forwards, **core)
-        turned = (jnp.flip(each, 1) for each in (q, k, v, backwards))
-        future, _ = cores.linear_attention(*turned, **core)
+        reversed_ = (jnp.flip(each, 1) for each in (q, k, v, backwards))
+        future, _ = cores.linear_attention(*reversed_, **core)
         read = (past + jnp.flip(future, 1)) / 2
         share = jax.nn.sigmoid(self._split(self.share(u)).astype(state_dtype(x.dtype))).astype(x.dtype)
         y = share * self.far(read) + (1 - share) * self.near(self._split(u))

@@ -53,7 +53,7 @@ class GridAgentAttention(TwoSided):
         self.heads, self.channels, self.side = heads, head_channels(dim, heads), side
         self.query, self.value = (Linear(dim, dim, bias=bias, rngs=rngs) for _ in range(2))
         self.key = Linear(dim, dim, rngs=rngs)
-        shape, start = (heads, side**2, COARSE, COARSE), nnx.initializers.truncated_normal(0.02)
+        shape, start = (heads, side**2, COARSE, COARSE), nnx.initializers.normal(0.02)
         self.agent_bias, self.query_bias = (
             param(start, shape, axes=('heads', None, None, None), group='vector', rngs=rngs) for _ in range(2)
         )

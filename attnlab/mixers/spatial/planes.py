@@ -77,7 +77,7 @@ class PlaneAttention(TwoSided):
         self.side, self.shift = side, side // 2 if shifted else 0
         self.before, self.after = (LocalEnhancement(dim, rngs=rngs) for _ in range(2))
         self.qkv = Linear(dim, 3 * dim, bias=True, rngs=rngs)
-        shape, start = (3, 2 * side - 1, -(-heads // 3), self.key_dim), nnx.initializers.truncated_normal(0.02)
+        shape, start = (3, 2 * side - 1, -(-heads // 3), self.key_dim), nnx.initializers.normal(0.02)
         axes = (None, None, 'heads', None)
         self.of_queries, self.of_keys, self.of_values = (
             param(start, shape, axes=axes, group='vector', rngs=rngs) for _ in range(3)

@@ -18,6 +18,7 @@ from attnlab.mixers.mixer import TwoSided
 from attnlab.module import Module
 from attnlab.nn.convolutions import Image, PatchMap, Placed
 from attnlab.nn.heads import head_channels
+from attnlab.nn.initialization import Gaussian, Scaled
 from attnlab.nn.norms import LayerNorm
 from attnlab.nn.projections import Linear
 from attnlab.typing import Sequence
@@ -26,12 +27,13 @@ from attnlab.typing import Sequence
 class StridedReduction(Module):
     """A convolution of `ratio` x `ratio` tokens in steps of `ratio`, then a layer norm; a ratio of 1 does nothing.
 
-    Rows and columns beyond the last whole block are dropped. Wang et al. 2021, https://arxiv.org/abs/2102.12122.
+    Rows and columns beyond the last whole block are dropped. `start` is what the convolution starts from; `None`:
+    attnlab's. Wang et al. 2021, https://arxiv.org/abs/2102.12122.
     """
 
-    def __init__(self, dim: int, *, ratio: int = 2, rngs: nnx.Rngs):
+    def __init__(self, dim: int, *, ratio: int = 2, start: Scaled | Gaussian | None = None, rngs: nnx.Rngs):
         self.ratio = ratio
-        self.conv: Any = None if ratio == 1 else PatchMap(dim, dim, patch=ratio, rngs=rngs)
+        self.conv: Any = None if ratio == 1 else PatchMap(dim, dim, patch=ratio, start=start, rngs=rngs)
         self.norm: Any = None if ratio == 1 else LayerNorm(dim, rngs=rngs)
 
     def __call__(self, image: Image) -> Placed:

@@ -24,7 +24,7 @@ class WindowAttention(TwoSided):
 
         y_i = W_o sum_j softmax_j(q_i . k_j / sqrt(key_dim) + b_{h, i - j}) v_j,   j in the window of i
 
-    `b` has a learned number for every head and offset, and starts truncated normal with deviation 0.02. `shifted`
+    `b` has a learned number for every head and offset, and starts normal with deviation 0.02. `shifted`
     windows start half a side above and left of the grid: in layers that alternate, windows exchange information. Grids
     are filled up to whole windows with tokens that nobody reads; on a grid no larger than a window on one axis the
     window is as large as that axis, and not shifted. What a window forbids has weight zero, where the released code
@@ -157,8 +157,7 @@ def neighbours(grid: Grid, side: int, dilation: int) -> tuple[Int[np.ndarray, 't
 def offset_table(side: int, heads: int, rngs: nnx.Rngs) -> nnx.Param:
     """A learned number for every offset on two axes, each less than `side` either way, and every head."""
     shape = ((2 * side - 1) ** 2, heads)
-    initializer = nnx.initializers.truncated_normal(0.02)
-    return param(initializer, shape, axes=(None, 'heads'), group='vector', rngs=rngs)
+    return param(nnx.initializers.normal(0.02), shape, axes=(None, 'heads'), group='vector', rngs=rngs)
 
 
 def offset_bias(table: Float[Array, 'r h'], offsets: Int[np.ndarray, 't s axes'], side: int) -> Float[Array, 'h t s']:

@@ -48,10 +48,20 @@ class SelectiveMaps(Module):
         r, B, C = split(x W_x)    dt = softplus(r W_dt + c)
         h_t = exp(dt_t A) h_{t-1} + dt_t x_t B_t^T    y_t = h_t C_t + D x_t
 
-    Parameters are those of whoever derives from it, under these names.
+    With `select_norm` r, B and C are normalised first, each by a norm of its own. Parameters are those of whoever
+    derives from it, under these names.
     """
 
-    def __init__(self, inner: int, *, state: int, dt_rank: int, implementation: str | None, rngs: nnx.Rngs):
+    def __init__(
+        self,
+        inner: int,
+        *,
+        state: int,
+        dt_rank: int,
+        select_norm: Callable[..., nnx.Module] | None = None,
+        implementation: str | None,
+        rngs: nnx.Rngs,
+    ):
         self.splits = (dt_rank, dt_rank + state)
         self.implementation = implementation
         self.select = Linear(inner, dt_rank + 2 * state, axes=('mlp', None), rngs=rngs)
@@ -59,12 +69,17 @@ class SelectiveMaps(Module):
         self.step_size = StepSize(inner, rngs=rngs)
         self.A_log = param(_log_states, (inner, state), axes=('mlp', 'state'), group='dynamics', rngs=rngs)
         self.D = param(nnx.initializers.ones, (inner,), axes=('mlp',), group='dynamics', rngs=rngs)
+        norms = [] if select_norm is None else [select_norm(width, rngs=rngs) for width in (dt_rank, state, state)]
+        self.select_norms: Any = nnx.List(norms)
 
     def scan(
         self, x: Sequence, segments: Segments | None, memory: Float[Array, 'b d n'] | None = None
     ) -> tuple[Sequence, Float[Array, 'b d n']]:
         """Returns `y`, and the state after the last token."""
-        low, B, C = jnp.split(self.select(x), self.splits, axis=-1)
+        selected = jnp.split(self.select(x), self.splits, axis=-1)
+        if self.select_norms:
+            selected = [norm(each) for norm, each in zip(self.select_norms, selected, strict=True)]
+        low, B, C = selected
         return cores.selective_scan(
             x,
             self.step_size(self.step(low)),
@@ -94,6 +109,8 @@ class SelectiveSSM(SelectiveMaps, Mixer):
       expand: inner width over model width.
       state: states a channel.
       dt_rank: width of the bottleneck that step sizes are read through; `None`: `dim / 16`, rounded up.
+      select_norm: made as `select_norm(width, rngs=rngs)`, one each for `r`, `B` and `C` (Lieber et al. 2024,
+        https://arxiv.org/abs/2403.19887); `None`: without.
       prelude: made as `prelude(inner, rngs=rngs)`.
       implementation: of the core; `None`: the default of the platform.
       rngs: draws the parameters.
@@ -106,6 +123,7 @@ class SelectiveSSM(SelectiveMaps, Mixer):
         expand: int = 2,
         state: int = 16,
         dt_rank: int | None = None,
+        select_norm: Callable[..., nnx.Module] | None = None,
         prelude: Callable[..., Prelude] = ShortConv,
         implementation: str | None = None,
         rngs: nnx.Rngs,
@@ -114,7 +132,14 @@ class SelectiveSSM(SelectiveMaps, Mixer):
         dt_rank = -(-dim // 16) if dt_rank is None else dt_rank
         self.input = Linear(dim, 2 * inner, axes=('embed', 'mlp'), rngs=rngs)
         self.prelude = prelude(inner, rngs=rngs)
-        super().__init__(inner, state=state, dt_rank=dt_rank, implementation=implementation, rngs=rngs)
+        super().__init__(
+            inner,
+            state=state,
+            dt_rank=dt_rank,
+            select_norm=select_norm,
+            implementation=implementation,
+            rngs=rngs,
+        )
         self.output = Linear(inner, dim, axes=('mlp', 'embed'), rngs=rngs)
 
     def __call__(

@@ -14,7 +14,9 @@ from jaxtyping import Float
 from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.models.inputs.inputs import Inputs
+from attnlab.nn.parameter import buffer, param
 from attnlab.nn.projections import Linear
+from attnlab.nn.windows import Basis
 
 Window = Float[Array, 'b steps v']
 Rows = Float[Array, 'rows places d']
@@ -24,7 +26,8 @@ Rows = Float[Array, 'rows places d']
 class SeriesInputs(Inputs):
     """Maps windows to tokens, and the hidden states of these to one vector a variate.
 
-    Made as `inputs(vocab, dim, lookback=, variates=, rngs=)`.
+    Made as `inputs(vocab, dim, lookback=, variates=, covariates=, rngs=)`; the columns of a window are the variates,
+    then the covariates, which are read and have no vector.
 
     Attributes:
       places: how many tokens a row of the blocks has.
@@ -58,6 +61,7 @@ class Patching(SeriesInputs):
       dim: model width.
       lookback: steps of a window.
       variates: of a window.
+      covariates: columns of a window behind these, which are read beside every one of them.
       patch: steps of a token.
       stride: from one token to the next; `None`: `patch`.
       repeat_last: how often the last step is repeated before patches are cut.
@@ -73,6 +77,7 @@ class Patching(SeriesInputs):
         *,
         lookback: int,
         variates: int,
+        covariates: int,
         patch: int = 1,
         stride: int | None = None,
         repeat_last: int = 0,
@@ -81,7 +86,8 @@ class Patching(SeriesInputs):
         rngs: nnx.Rngs,
     ):
         del vocab
-        self.variates, self.patch, self.repeat_last, self.read_from = variates, patch, repeat_last, read_from
+        self.variates, self.covariates = variates, covariates
+        self.patch, self.repeat_last, self.read_from = patch, repeat_last, read_from
         self.stride = patch if stride is None else stride
         covered = lookback + repeat_last - patch
         if covered < 0 or covered % self.stride:
@@ -128,12 +134,15 @@ class VariatesApart(Patching):
 
     def __call__(self, tokens: Window, dtype: DTypeLike | None = None) -> Rows:
         """The tokens, the variates of a window as rows one after the other."""
-        steps = jnp.swapaxes(tokens, 1, 2).reshape(-1, tokens.shape[1], 1)
-        return self.tokens_of(steps, dtype)
+        windows, steps = tokens.shape[:2]
+        own = jnp.swapaxes(tokens[:, :, : self.variates], 1, 2)[..., None]
+        beside = tokens[:, None, :, self.variates :]
+        every = jnp.concatenate([own, jnp.broadcast_to(beside, (*own.shape[:3], self.covariates))], axis=-1)
+        return self.tokens_of(every.reshape(windows * self.variates, steps, 1 + self.covariates), dtype)
 
     def channels(self) -> int:
-        """The steps of a patch."""
-        return self.patch
+        """The steps of a patch, of a variate and of every covariate."""
+        return self.patch * (1 + self.covariates)
 
     def rows(self, windows: int) -> int:
         """One a variate."""
@@ -152,8 +161,8 @@ class VariatesTogether(Patching):
         return self.tokens_of(tokens, dtype)
 
     def channels(self) -> int:
-        """The steps of a patch, times the variates."""
-        return self.patch * self.variates
+        """The steps of a patch, times the columns."""
+        return self.patch * (self.variates + self.covariates)
 
     def reader(self, dim: int, rngs: nnx.Rngs) -> Linear:
         """From the vector of the window to those of the variates."""
@@ -166,18 +175,71 @@ class VariatesTogether(Patching):
 
 
 class VariatesAsTokens(SeriesInputs):
-    """A token is the whole look-back of a variate. Liu et al. 2024, https://arxiv.org/abs/2310.06625."""
+    """A token is the whole look-back of a variate or covariate. Liu et al. 2024, https://arxiv.org/abs/2310.06625.
 
-    def __init__(self, vocab: int, dim: int, *, lookback: int, variates: int, rngs: nnx.Rngs):
+    Covariates come first, so that mixers that look back alone have seen them.
+    """
+
+    def __init__(self, vocab: int, dim: int, *, lookback: int, variates: int, covariates: int, rngs: nnx.Rngs):
         del vocab
-        self.places, self.width = variates, dim
+        self.places, self.covariates, self.width = variates + covariates, covariates, dim
         self.linear = Linear(lookback, dim, bias=True, axes=(None, 'embed'), rngs=rngs)
 
     def __call__(self, tokens: Window, dtype: DTypeLike | None = None) -> Rows:
-        """The tokens, one a variate."""
-        steps = jnp.swapaxes(tokens, 1, 2)
+        """The tokens, one a column."""
+        steps = self.steps(tokens)
         return self.linear(steps if dtype is None else steps.astype(dtype))
 
+    def steps(self, tokens: Window) -> Rows:
+        """What is read of every column."""
+        return jnp.roll(jnp.swapaxes(tokens, 1, 2), self.covariates, axis=1)
+
     def read(self, hidden: Rows) -> Float[Array, 'b v m']:
-        """The hidden states."""
-        return hidden
+        """The hidden states of the variates."""
+        return hidden[:, self.covariates :]
+
+
+class OrthogonalVariates(VariatesAsTokens):
+    """Variates as tokens, each the coordinates of its look-back in a basis, in `channels` copies.
+
+        X = e x^T Q^T + D_v                  channels t; e drawn standard normal, D of variate v starting at zero
+        token = W vec(X) + b
+
+    Yue et al. 2025, https://arxiv.org/abs/2505.08550.
+
+    Args:
+      vocab: ignored; inputs share one signature.
+      dim: model width.
+      lookback: steps of a window.
+      variates: of a window.
+      covariates: columns behind these, tokens too.
+      basis: gives `Q`, as `basis.rows(lookback)`.
+      channels: copies.
+      rngs: draws the parameters.
+    """
+
+    def __init__(
+        self,
+        vocab: int,
+        dim: int,
+        *,
+        lookback: int,
+        variates: int,
+        covariates: int,
+        basis: Basis,
+        channels: int = 16,
+        rngs: nnx.Rngs,
+    ):
+        super().__init__(vocab, dim, lookback=channels * lookback, variates=variates, covariates=covariates, rngs=rngs)
+        self.basis = buffer(basis.rows(lookback), axes=(None, None))
+        self.embedding = param(nnx.initializers.normal(1.0), (channels,), axes=(None,), group='vector', rngs=rngs)
+        sizes = (self.places, lookback)
+        self.shift = param(nnx.initializers.zeros, sizes, axes=(None, None), group='vector', rngs=rngs)
+
+    def steps(self, tokens: Window) -> Rows:
+        """The coordinates of every column, in copies."""
+        basis, copies, shift = (one[...].astype(tokens.dtype) for one in (self.basis, self.embedding, self.shift))
+        turned = super().steps(tokens) @ basis.T
+        every = turned[:, :, None] * copies.reshape(1, 1, -1, 1)
+        every = every + jnp.broadcast_to(shift[:, None], every.shape)
+        return every.reshape(*turned.shape[:2], -1)

@@ -7,7 +7,7 @@ from attnlab.zoo.recipe import Recipe
 
 UNITS = {
     'gau': Recipe(
-        spec=spec(GatedAttentionUnit),
+        spec=spec(GatedAttentionUnit, bias=True),
         cite='Hua et al. 2022, https://arxiv.org/abs/2202.10447',
         causal=True,
         bidirectional=True,

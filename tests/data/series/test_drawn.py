@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from attnlab.data.series.drawn import Autoregression, DrawnSeries, Henon, Lorenz, Regimes, Seasonal
+from attnlab.data.series.drawn import Autoregression, DrawnSeries, Driven, Henon, Lorenz, Regimes, Seasonal
 from attnlab.errors import UserError
 
 
-@pytest.mark.parametrize('process', [Seasonal(), Autoregression(), Regimes(), Henon(), Lorenz()], ids=repr)
+@pytest.mark.parametrize('process', [Seasonal(), Autoregression(), Driven(), Regimes(), Henon(), Lorenz()], ids=repr)
 def test_a_draw_is_a_function_of_the_seed(process):
     series = DrawnSeries(process, rows=50, copies=2)
     values = series.values()

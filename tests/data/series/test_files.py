@@ -1,13 +1,16 @@
 """Series in files, and the published ones."""
 
+import datetime
 import gzip
 import hashlib
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
 import pytest
 
 from attnlab.data.series import published
-from attnlab.data.series.files import CSVSeries, NPZSeries
+from attnlab.data.series.files import CSVSeries, NPZSeries, ParquetSeries
 from attnlab.data.series.published import PUBLISHED, PublishedSeries, blob_digest
 from attnlab.data.series.series import Shares
 from attnlab.data.series.windows import scaled
@@ -75,6 +78,72 @@ def test_arrays(tmp_path):
         NPZSeries(str(tmp_path / 'a.npz'), feature=2).values()
 
 
+def test_the_first_column_may_have_dates(tmp_path):
+    (tmp_path / 'a.csv').write_text('date,a\n2020-01-01 22:00,1\n2020-01-01 23:00,2\n2020-01-02 00:00,3\n')
+    series = CSVSeries(str(tmp_path / 'a.csv'))
+    np.testing.assert_array_equal(series.dates(), np.datetime64('2020-01-01T22', 's') + 3600 * np.arange(3))
+    assert (series.names, series.every) == (('a',), 'hour')
+    (tmp_path / 'b.csv').write_text('a,b\n1,2\n')
+    assert CSVSeries(str(tmp_path / 'b.csv')).dates() is None
+    (tmp_path / 'c.csv').write_text('where,a\nBerlin,1\n')
+    with pytest.raises(UserError, match=r"the first column of .*c\.csv cannot be read: 'Berlin', in row 0"):
+        CSVSeries(str(tmp_path / 'c.csv')).dates()
+
+
+HOURS = [datetime.datetime(2020, 1, 1, hour) for hour in range(6)]
+DATES = {
+    'times': pa.array(HOURS, pa.timestamp('us')),
+    'zone': pa.array([hour - datetime.timedelta(hours=1) for hour in HOURS], pa.timestamp('s', 'Europe/Berlin')),
+    'texts': pa.array([hour.isoformat(' ') for hour in HOURS]),
+    'none': None,
+}
+
+
+@pytest.mark.parametrize('dates', DATES)
+def test_parquet(tmp_path, dates):
+    columns = {'a': pa.array(NUMBERS[:, 0].astype(int)), 'b': pa.array(NUMBERS[:, 1], pa.float32())}
+    first = {} if DATES[dates] is None else {'date': DATES[dates]}
+    path = tmp_path / 'a.parquet'
+    pa.parquet.write_table(pa.table(first | columns), path)
+    series = ParquetSeries(str(path))
+    np.testing.assert_array_equal(series.values(), NUMBERS)
+    assert (series.variates, series.names) == (2, ('a', 'b'))
+    np.testing.assert_array_equal(ParquetSeries(str(path), columns=('b',)).values(), NUMBERS[:, 1:])
+    if dates == 'none':
+        assert series.dates() is None
+    else:
+        np.testing.assert_array_equal(series.dates(), np.array(HOURS, 'datetime64[s]'))
+    assert series.describe()['content'] == hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_mistakes_in_parquet_are_named(tmp_path, monkeypatch):
+    path = tmp_path / 'a.parquet'
+    series = ParquetSeries(str(path))
+    with pytest.raises(UserError, match='there is no file'):
+        series.values()
+    path.write_text('a,b')
+    with pytest.raises(UserError, match='cannot be read as Parquet'):
+        series.values()
+    pa.parquet.write_table(pa.table({'a': [1.0, None], 'b': [1, 2]}), path)
+    with pytest.raises(UserError, match='1 missing or infinite values, the first in row 1, variate 0'):
+        series.values()
+    with pytest.raises(UserError, match="has no column 'c' of numbers"):
+        ParquetSeries(str(path), columns=('c',)).values()
+    pa.parquet.write_table(pa.table({'a': [1.0, 2.0], 'where': ['here', 'there']}), path)
+    with pytest.raises(UserError, match="has column 'where' of string; one of dates, others of numbers"):
+        series.values()
+    pa.parquet.write_table(pa.table({'day': pa.array([datetime.date(2020, 1, 1), None]), 'a': [1, 2]}), path)
+    with pytest.raises(UserError, match="has 1 rows without a date in column 'day'"):
+        series.dates()
+
+    def without(name):
+        raise ImportError(name)
+
+    monkeypatch.setattr('attnlab.data.series.files.importlib.import_module', without)
+    with pytest.raises(UserError, match=r"Parquet needs pyarrow: pip install 'attnlab\[parquet\]'"):
+        series.values()
+
+
 @pytest.fixture
 def toy(tmp_path, monkeypatch):
     """A published series of six rows, in a folder."""
@@ -87,7 +156,7 @@ def toy(tmp_path, monkeypatch):
 
 def test_a_published_file_is_checked(toy, tmp_path):
     np.testing.assert_array_equal(toy.values(), NUMBERS)
-    assert scaled(toy).borders['test'] == (5, 6)
+    assert scaled(toy).borders['test'] == (5, 6) and toy.names == ('a', 'b') and toy.dates() is None
     (tmp_path / 'toy.csv').write_text('a,b\n1,2\n')
     with pytest.raises(UserError, match='is not the published file of toy'):
         toy.values()

@@ -25,6 +25,7 @@ from tests.mixers.linear.equations import (
     normed,
     recipe,
     sigmoid,
+    silu,
     softplus,
 )
 
@@ -118,7 +119,7 @@ def gated_delta_net2(mixer: LinearAttention, x: np.ndarray) -> np.ndarray:
             memory = decay[t, h][:, None] * memory
             memory = memory + np.outer(k[t, h], v[t, h] - memory.T @ erase[t, h])
             out[t, h] = memory.T @ q[t, h] / np.sqrt(q.shape[-1])
-    gate = sigmoid(apply(mixer.gate.up, apply(mixer.gate.down, x)))
+    gate = silu(apply(mixer.gate.up, apply(mixer.gate.down, x)))
     return apply(mixer.output, normed(mixer, out) * gate)
 
 
@@ -196,7 +197,7 @@ def test_the_layer_with_erase_keys_is_that_of_the_paper():
 
 
 def test_gated_delta_net2_with_equal_strengths_is_kda():
-    """All weights of the gates zero: every strength a half."""
+    """All weights of the gates zero: every strength a half. But for the activation of the output gate."""
     mixer = recipe('gated_delta_net2')
     for linear in (mixer.gates.erase, mixer.gates.write):
         linear.weight[...] = jnp.zeros_like(linear.weight[...])

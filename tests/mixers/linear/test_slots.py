@@ -1,15 +1,31 @@
 """Gated slot attention against its equations, as loops over tokens in numpy float64."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
 
+from attnlab.config import build, spec
 from attnlab.errors import UserError
 from attnlab.mixers.linear.slots import GatedSlots, gated_slots
-from attnlab.testing.noise import noise
-from tests.mixers.linear.equations import DIM, HEADS, SEGMENTS, apply, check_layer, heads, sigmoid, silu
+from attnlab.nn.gates import RoutedGates
+from attnlab.testing.noise import noise, perturbed
+from tests.mixers.linear.equations import (
+    DIM,
+    HEADS,
+    SEGMENTS,
+    apply,
+    batch,
+    check_layer,
+    heads,
+    recipe,
+    sigmoid,
+    silu,
+    softplus,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -31,16 +47,80 @@ def steps(q, k, v, gate, keys, values) -> tuple[np.ndarray, np.ndarray, np.ndarr
 
 def gsa(mixer: GatedSlots, x: np.ndarray) -> np.ndarray:
     q, k, v = (heads(silu(apply(linear, x))) for linear in (mixer.query, mixer.key, mixer.value))
-    gate = heads(sigmoid(apply(mixer.forget, x)) ** (1 / 8))
+    return read(mixer, q, k, v, heads(sigmoid(apply(mixer.forget, x)) ** (1 / 8)))
+
+
+def raven(mixer: GatedSlots, x: np.ndarray) -> np.ndarray:
+    q, k, v = (heads(silu(apply(linear, x))) for linear in (mixer.query, mixer.key, mixer.value))
+    q, k = (
+        each / np.sqrt((each**2).mean(-1, keepdims=True) + 1e-5) * np.asarray(norm.scale[...], np.float64)
+        for norm, each in zip(mixer.key_norms, (q, k), strict=True)
+    )
+    decay = mixer.forget.decay
+    A, bias = (np.asarray(each[...], np.float64) for each in (decay.A_log, decay.step_size.bias))
+    fade = -np.exp(A) * softplus(apply(decay.linear, x) + bias)
+    return read(mixer, q, k, v, np.exp(fade[..., None] * routed(heads(apply(mixer.forget.router, x)))))
+
+
+def routed(logits: np.ndarray, chosen: int = 2) -> np.ndarray:
+    """The weights of slots, of which `chosen` are above zero."""
+    weights = np.zeros_like(logits)
+    for place in np.ndindex(*logits.shape[:-1]):
+        best = np.argsort(logits[place])[-chosen:]
+        weights[place][best] = sigmoid(logits[place][best]) / sigmoid(logits[place][best]).sum()
+    return weights
+
+
+def read(mixer: GatedSlots, q: np.ndarray, k: np.ndarray, v: np.ndarray, gate: np.ndarray) -> np.ndarray:
     empty = np.zeros((gate.shape[-1], DIM // HEADS))
     out = silu(np.stack([steps(*(a[:, h] for a in (q, k, v, gate)), empty, empty)[0] for h in range(HEADS)], axis=1))
-    out = out.reshape(len(x), -1)
+    out = out.reshape(len(out), -1)
     out = out / np.sqrt((out**2).mean(-1, keepdims=True) + 1e-5) * np.asarray(mixer.norm.scale[...], np.float64)
     return apply(mixer.output, out)
 
 
 def test_the_layer_is_that_of_the_paper():
     check_layer('gsa', gsa, slots=5)
+
+
+def test_raven_is_that_of_the_paper():
+    check_layer('raven', raven, slots=5, gates=build(spec(RoutedGates, chosen=2)))
+
+
+def test_slots_that_a_token_does_not_choose_stay_as_they_are():
+    """To the last bit, while those that it chooses change."""
+    mixer = recipe('raven', slots=5, gates=build(spec(RoutedGates, chosen=2)))
+    x, ctx = batch(np.ones((2, 9), int))
+    states, state = [], mixer.init_state(2, 9, jnp.float64)
+    for part in (slice(0, 8), slice(8, 9)):
+        taken = dataclasses.replace(ctx, positions=ctx.positions[:, part], segments=ctx.segments[:, part])
+        _, state = mixer(x[:, part], taken, state)
+        states.append(state)
+    weights = np.stack([routed(heads(apply(mixer.forget.router, np.asarray(row[8:]))))[0] for row in x])
+    assert (weights > 0).sum() == 2 * HEADS * 2
+    for before, after in ((states[0].keys, states[1].keys), (states[0].values, states[1].values)):
+        np.testing.assert_array_equal(np.asarray(before != after).any(-1), weights > 0)
+
+
+def test_the_router_is_noisy_in_training_alone():
+    gates = perturbed(RoutedGates(DIM, heads=HEADS, slots=5, chosen=2, rngs=nnx.Rngs(0)))
+    x = noise(2, 9, DIM, dtype=jnp.float64)
+    key = jax.random.key(0)
+    moved = np.asarray(gates.router(x)).reshape(2, 9, HEADS, 5) + np.asarray(
+        jax.random.gumbel(key, (2, 9, HEADS, 5), jnp.float64)
+    )
+    expected = np.asarray(gates.decay(x))[..., None] * routed(moved)
+    np.testing.assert_allclose(gates(x, key), expected, rtol=1e-8, atol=1e-12)
+    assert not np.array_equal(gates(x, key) < 0, gates(x, None) < 0)
+    gates.noise = False
+    np.testing.assert_array_equal(gates(x, key), gates(x, None))
+
+
+def test_equal_scores_choose_no_more_slots_than_asked():
+    gates = RoutedGates(DIM, heads=HEADS, slots=5, chosen=2, rngs=nnx.Rngs(0))
+    gates.router.weight[...] = jnp.zeros_like(gates.router.weight[...])
+    decays = gates(noise(1, 3, DIM, dtype=jnp.float64), None)
+    assert ((decays < 0).sum(-1) == 2).all()
 
 
 @pytest.mark.parametrize('strength', [0.1, pytest.param(30.0, marks=pytest.mark.slow)])

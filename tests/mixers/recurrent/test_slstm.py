@@ -7,6 +7,7 @@ import pytest
 from flax import nnx
 from scipy.special import expit
 
+import attnlab
 from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.mixers.recurrent.slstm import SLSTM
@@ -43,6 +44,13 @@ def test_the_layer_is_a_loop_over_tokens_and_documents_start_anew():
         for start, stop in ((0, 5), (5, 12)):
             expected = by_hand(mixer, np.asarray(x[0, start:stop]), np.asarray(smoothed[0, start:stop]))
             np.testing.assert_allclose(y[0, start:stop], expected, rtol=1e-9, atol=1e-9)
+
+
+def test_the_convolution_of_the_row_has_a_bias():
+    mixer = perturbed(attnlab.make_mixer('slstm', DIM, heads=HEADS, rngs=nnx.Rngs(0)), 0.5)
+    silent, _ = mixer.prelude(jnp.zeros((1, 2, DIM)), None)
+    np.testing.assert_allclose(silent[0, 0], jax.nn.silu(mixer.prelude.bias[...]), rtol=1e-6)
+    assert np.asarray(silent).any()
 
 
 def test_strong_gates_stay_finite():

@@ -7,6 +7,7 @@ import pytest
 from flax import nnx
 from scipy.special import expit, softmax
 
+import attnlab
 from attnlab.context import Context
 from attnlab.functional.rotary import rotate
 from attnlab.mixers.softmax.gated_unit import GatedAttentionUnit, Mega
@@ -37,7 +38,9 @@ def heads(module, z: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize('causal', [True, False])
 def test_gau_is_that_of_the_paper(causal):
     with jax.enable_x64(True):
-        mixer = perturbed(GatedAttentionUnit(DIM, key_dim=6, length=3, causal=causal, rngs=nnx.Rngs(0)))
+        mixer = perturbed(attnlab.make_mixer('gau', DIM, key_dim=6, length=3, causal=causal, rngs=nnx.Rngs(0)))
+        assert isinstance(mixer, GatedAttentionUnit)
+        assert all(linear.bias is not None for linear in (mixer.input, mixer.output))
         x = noise(1, LENGTH, DIM, dtype=jnp.float64)
         y, _ = jax.jit(mixer)(x, Context.full(1, LENGTH))
         gate, v, z = np.split(silu(linear(mixer.input, np.asarray(x[0]))), (2 * DIM, 4 * DIM), axis=-1)

@@ -9,10 +9,14 @@ import numpy as np
 import pytest
 from flax import nnx
 
+import attnlab
 from attnlab.context import Context
 from attnlab.errors import UserError
+from attnlab.mixers.linear.agent import AgentAttention
 from attnlab.mixers.spatial.factorised import FactorisedAttention
 from attnlab.mixers.spatial.gated import VisionGatedLinearAttention
+from attnlab.mixers.spatial.linear import GridAgentAttention
+from attnlab.mixers.spatial.planes import PlaneAttention
 from attnlab.mixers.spatial.polarized import PolarizedAttention
 from attnlab.mixers.spatial.reduced import EmbeddingFreeAttention, PooledReduction, ReducedAttention, StridedReduction
 from attnlab.mixers.spatial.windows import NeighbourhoodAttention, WindowAttention, neighbours
@@ -118,6 +122,30 @@ def test_windows_and_neighbourhoods(name):
         changed[token] += 1
         differs = (outputs(kind, changed, heads=HEADS, side=3, **options) != found).any(axis=1)
         np.testing.assert_array_equal(differs, seen[:, token])
+
+
+@pytest.mark.parametrize(
+    'tables',
+    [
+        lambda rngs: [WindowAttention(64, heads=16, rngs=rngs).bias],
+        lambda rngs: [NeighbourhoodAttention(64, heads=16, rngs=rngs).bias],
+        lambda rngs: [(planes := PlaneAttention(64, heads=4, rngs=rngs)).of_queries, planes.of_keys, planes.of_values],
+        lambda rngs: [(agent := GridAgentAttention(64, heads=4, rngs=rngs)).agent_bias, agent.query_bias],
+        lambda rngs: [(agent := AgentAttention(64, heads=4, rngs=rngs)).agent_bias, agent.query_bias],
+    ],
+    ids=['windows', 'neighbourhoods', 'planes', 'agents of a grid', 'agents'],
+)
+def test_tables_start_normal_and_are_not_cut_at_two_deviations(tables):
+    """Released code cuts at plus and minus 2, which is a hundred deviations away."""
+    for table in tables(nnx.Rngs(0)):
+        values = np.asarray(table[...])
+        assert 0.0185 < values.std() < 0.0215 and np.abs(values).max() > 0.045
+
+
+@pytest.mark.parametrize('name', ['axial_rope', 'relu_vit'])
+def test_attention_of_images_has_biases(name):
+    mixer = attnlab.make_mixer(name, 16, heads=2, rngs=nnx.Rngs(0))
+    assert all(linear.bias is not None for linear in (mixer.query, mixer.key, mixer.value, mixer.output))
 
 
 def test_dilated_neighbours_are_those_of_equal_remainder():

@@ -6,11 +6,14 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from attnlab.config import build
+import attnlab
+from attnlab.config import build, spec
 from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.mixers.state_space.selective import SelectiveSSM, StateSpaceDual
+from attnlab.nn.norms import RMSNorm
 from attnlab.testing.noise import noise, perturbed
+from attnlab.zoo import ZOO
 from attnlab.zoo.state_space import STATE_SPACE
 
 DIM = 8
@@ -56,7 +59,10 @@ def mamba(mixer: SelectiveSSM, u: np.ndarray) -> np.ndarray:
     x, z = conv(mixer.prelude, xz[:, :inner]), xz[:, inner:]
     selected = x @ weights(mixer.select.weight)
     rank = selected.shape[1] - 32
-    low, B, C = selected[:, :rank], selected[:, rank : rank + 16], selected[:, rank + 16 :]
+    parts = [selected[:, :rank], selected[:, rank : rank + 16], selected[:, rank + 16 :]]
+    for i, norm in enumerate(mixer.select_norms):
+        parts[i] = parts[i] / np.sqrt((parts[i] ** 2).mean(-1, keepdims=True) + 1e-6) * weights(norm.scale)
+    low, B, C = parts
     dt = softplus(low @ weights(mixer.step.weight) + weights(mixer.step_size.bias))
     A, D = -np.exp(weights(mixer.A_log)), weights(mixer.D)
     h, y = np.zeros((inner, 16)), np.zeros_like(x)
@@ -87,7 +93,9 @@ def mamba2(mixer: StateSpaceDual, u: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    ('equations', 'overrides'), [(mamba, {}), (mamba2, {'head_dim': 4, 'state': 5})], ids=['mamba', 'mamba2']
+    ('equations', 'overrides'),
+    [(mamba, {}), (mamba, {'select_norm': build(spec(RMSNorm)), 'dt_rank': 3}), (mamba2, {'head_dim': 4, 'state': 5})],
+    ids=['mamba', 'mamba, normed', 'mamba2'],
 )
 def test_the_layer_is_that_of_the_paper(equations, overrides):
     mixer = recipe(equations.__name__, **overrides)
@@ -99,6 +107,14 @@ def test_the_layer_is_that_of_the_paper(equations, overrides):
         for document in np.unique(row):
             where = row == document
             np.testing.assert_allclose(y[i][where], equations(mixer, np.asarray(x[i])[where]), rtol=1e-9, atol=1e-9)
+
+
+def test_mamba_in_jamba_and_hymba_norms_what_it_selects_by():
+    jamba = [mixer for mixer in ZOO['jamba'].pattern if 'select_norm' in mixer]
+    assert len(jamba) == 7 and all(mixer.select_norm.target.endswith('.RMSNorm') for mixer in jamba)
+    mamba = attnlab.make_mixer('hymba', 32, heads=2, rngs=nnx.Rngs(0)).mixers[1]
+    assert [norm.scale.shape for norm in mamba.select_norms] == [(2,), (16,), (16,)]
+    assert not SelectiveSSM(8, rngs=nnx.Rngs(0)).select_norms
 
 
 def test_mamba_starts_as_the_paper_does():

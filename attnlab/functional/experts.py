@@ -1,0 +1,108 @@
+"""The networks of experts, of which every token is sent to a few, on one device or on a mesh.
+
+On a mesh every device has the tokens of its own rows. Along the axis `expert` devices share the experts: they gather
+their rows, each computes what falls on its experts, and sums of outputs go back to the rows' own devices. Along
+`tensor` they share the hidden channels.
+"""
+
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from attnlab.functional import cores
+from attnlab.functional.cores import EXPERT, TENSOR, Division
+
+Networks = tuple[Float[Array, 'e d m'], Float[Array, 'e d m'], Float[Array, 'e m d']]
+"""The matrices of all networks: of gates, of what they gate, and of outputs."""
+
+
+def mixed(
+    x: Float[Array, 'b t d'],
+    experts: Int[Array, 'b t k'],
+    weights: Float[Array, 'b t k'],
+    kept: Bool[Array, 'b t k'],
+    networks: Networks,
+    *,
+    activation: Callable[[Array], Array],
+) -> Float[Array, 'b t d']:
+    """`y = sum_k w_k f_{e_k}(x)`, `f_e(x) = (a(x G_e) * (x U_e)) D_e`.
+
+    A choice that is not kept adds nothing, whatever its network gives. Under a mesh (`cores.on`) the work is divided as
+    above; sizes that an axis does not divide are replicated along it, see `cores.undivided`.
+    """
+    local = functools.partial(_local, activation=activation)
+    mesh = cores.devices()
+    if not mesh:
+        return local(x, experts, weights, kept, networks, first=None)
+    sizes = {'b': x.shape[0], 't': x.shape[1], 'e': networks[0].shape[0], 'm': networks[0].shape[2]}
+    division = Division('experts', sizes, mesh)
+    together = division.parts['e'] > 1
+    rows_apart = EXPERT in division.axes['b']
+
+    def run(x: Array, experts: Array, weights: Array, kept: Array, networks: Networks) -> Array:
+        if together and rows_apart:
+            x, experts, weights, kept = jax.lax.all_gather((x, experts, weights, kept), EXPERT, axis=0, tiled=True)
+        first = jax.lax.axis_index(EXPERT) * networks[0].shape[0] if together else None
+        y = local(x, experts, weights, kept, networks, first=first)
+        if together and rows_apart:
+            y = jax.lax.psum_scatter(y, EXPERT, scatter_dimension=0, tiled=True)
+        elif together:
+            y = jax.lax.psum(y, EXPERT)
+        return jax.lax.psum(y, TENSOR) if division.parts['m'] > 1 else y
+
+    tokens = division.spec('b t _')
+    matrices = (division.spec('e _ m'), division.spec('e _ m'), division.spec('e m _'))
+    shared = jax.shard_map(run, in_specs=(*[tokens] * 4, matrices), out_specs=tokens, check_vma=False)
+    return shared(x, experts, weights, kept, networks)
+
+
+def _local(
+    x: Float[Array, 'b t d'],
+    experts: Int[Array, 'b t k'],
+    weights: Float[Array, 'b t k'],
+    kept: Bool[Array, 'b t k'],
+    networks: Networks,
+    *,
+    first: Int[Array, ''] | None,
+    activation: Callable[[Array], Array],
+) -> Float[Array, 'b t d']:
+    """What the networks add, by products whose rows are sorted by expert; `first`: the first of them, if not all."""
+    here, active = networks[0].shape[0], experts.shape[-1]
+    tokens, chosen = x.reshape(-1, x.shape[-1]), experts.reshape(-1, active)
+    weights, adds = weights.reshape(-1, active), kept.reshape(-1, active)
+    if first is not None:
+        own = (chosen >= first) & (chosen < first + here)
+        # Choices of other devices' experts come last, beyond the rows of all groups.
+        chosen, adds = jnp.where(own, chosen - first, here), adds & own
+    order = by_expert(chosen)
+    load = jnp.sum(jax.nn.one_hot(chosen, here, dtype=jnp.int32), axis=(0, 1))
+    # Repeated and then permuted: the gradient of a permutation adds nothing up, so its order cannot matter.
+    repeated = jnp.broadcast_to(tokens[None], (active, *tokens.shape)).reshape(-1, tokens.shape[-1])
+    given = repeated.at[order].get(unique_indices=True)
+    if first is not None:
+        # What a product gives for rows of no group, forward or backward, is not said.
+        given = jnp.where((jnp.arange(len(given)) < jnp.sum(load))[:, None], given, 0)
+    gates, up, down = networks
+
+    def network(given: Array) -> Array:
+        hidden = activation(jax.lax.ragged_dot(given, gates, load)) * jax.lax.ragged_dot(given, up, load)
+        return jax.lax.ragged_dot(hidden, down, load)
+
+    outputs = back(jax.checkpoint(network)(given), order, chosen.shape)
+    weighted = outputs.astype(weights.dtype) * weights[..., None]
+    return jnp.sum(jnp.where(adds[..., None], weighted, 0), axis=1).astype(x.dtype).reshape(x.shape)
+
+
+def by_expert(experts: Int[Array, 'n k']) -> Int[Array, ' m']:
+    """The order of choices by expert, among equals first choices first, then in the order of tokens."""
+    return jnp.argsort(experts.T.reshape(-1), stable=True)
+
+
+def back(sorted_: Array, order: Int[Array, ' m'], shape: tuple[int, ...]) -> Array:
+    """What was sorted, first choices first, by token and choice again, `n k`."""
+    tokens, choices = shape
+    found = sorted_.at[jnp.argsort(order)].get(unique_indices=True)
+    return jnp.swapaxes(found.reshape(choices, tokens, *sorted_.shape[1:]), 0, 1)

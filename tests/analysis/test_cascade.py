@@ -1,0 +1,42 @@
+"""Cascades of answers whose confidence is made to tell something, or nothing."""
+
+import numpy as np
+import pytest
+
+from attnlab.analysis.cascade import cascade
+
+
+def test_the_least_sure_are_handed_on():
+    confidence = np.array([0.9, 0.5, 0.8, 0.6, 0.7])
+    first = np.array([True, False, True, False, True])
+    second = np.array([False, True, True, True, True])
+    found = cascade(confidence, first, second, 0.25)
+    # Sure in order: 0.5, 0.6 (wrong), 0.7, 0.8, 0.9 (right, where the second is wrong).
+    at = dict(zip(found.rates, found.accuracy, strict=True))
+    np.testing.assert_allclose([at[0.0], at[0.2], at[0.4], at[0.6], at[0.8], at[1.0]], [0.6, 0.8, 1, 1, 1, 0.8])
+    np.testing.assert_allclose(found.by_chance[0], 0.6)
+    np.testing.assert_allclose(found.by_chance[-1], 0.8)
+    assert found.cost[0] == 0.25 and found.cost[-1] == 1.25
+    place = found.rates.index(0.4)
+    # What is below the threshold is handed on: 0.5 and 0.6.
+    assert found.thresholds[place] == 0.7 and np.sum(confidence < found.thresholds[place]) == 2
+    assert np.all(confidence < found.thresholds[-1])
+    above = np.array([0, 0.8 - 0.64, 1 - 0.68, 1 - 0.72, 1 - 0.76, 0])
+    np.testing.assert_allclose(found.gain.value, np.sum((above[1:] + above[:-1]) / 2) / 5)
+
+
+def test_confidence_that_is_always_the_same_gains_nothing():
+    rng = np.random.default_rng(0)
+    first, second = rng.random(50) < 0.5, rng.random(50) < 0.9
+    found = cascade(np.full(50, 0.7), first, second, 0.1)
+    np.testing.assert_allclose(found.accuracy, found.by_chance, atol=1e-12)
+    assert found.gain.value == pytest.approx(0, abs=1e-12) and found.gain.high == pytest.approx(0, abs=1e-12)
+
+
+@pytest.mark.slow
+def test_the_interval_of_a_gain_covers_what_it_says():
+    """Of confidence that has nothing to do with being right the gain is 0; 95 % of intervals hold it."""
+    rng = np.random.default_rng(0)
+    draws = (cascade(rng.random(100), rng.random(100) < 0.6, rng.random(100) < 0.8, 0.1).gain for _ in range(60))
+    held = np.mean([gain.low <= 0 <= gain.high for gain in draws])
+    assert 0.86 <= held <= 1.0, held

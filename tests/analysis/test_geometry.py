@@ -1,0 +1,47 @@
+"""Clouds of points made so that the answer is known."""
+
+import numpy as np
+import pytest
+
+from attnlab.analysis import geometry
+from attnlab.analysis.inside import induction, repeated_tokens
+
+
+def test_a_linear_map_is_linear_and_a_drawn_change_is_as_linear_as_dimensions_allow():
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((2000, 64))
+    np.testing.assert_allclose(geometry.linearity(x, 3 * x @ rng.standard_normal((64, 5)) + 7), 1, atol=1e-12)
+    change = rng.standard_normal((2000, 64))
+    # Of a state and an unrelated addition of relative size a, (1 + a^2 d / n) / (1 + a^2) is linear.
+    for size in (0.05, 0.2, 1.0):
+        expected = (1 + size**2 * 64 / 2000) / (1 + size**2)
+        np.testing.assert_allclose(geometry.linearity(x, x + size * change), expected, atol=0.01)
+        np.testing.assert_allclose(geometry.linearity(x, size * change), 64 / 2000, atol=0.005)
+    np.testing.assert_allclose(geometry.linearity(x, np.zeros((2000, 3))), 1)
+
+
+def test_cosines():
+    x = np.array([[1.0, 0], [0, 2], [3, 3]])
+    np.testing.assert_allclose(geometry.mean_cosine(x, x @ np.array([[0, 1.0], [-1, 0]])), 0, atol=1e-15)
+    np.testing.assert_allclose(geometry.mean_cosine(x, -2 * x), -1)
+    np.testing.assert_allclose(geometry.mean_cosine(x, np.array([[1.0, 0], [2, 0], [0, 0]])), 1 / 3)
+
+
+@pytest.mark.parametrize(('dimensions', 'low', 'high'), [(1, 0.9, 1.1), (5, 4.2, 5.2)])
+def test_the_dimension_of_a_gaussian_in_a_subspace(dimensions, low, high):
+    rng = np.random.default_rng(1)
+    x = rng.standard_normal((1000, dimensions)) @ rng.standard_normal((dimensions, 32)) + 100
+    assert low < geometry.intrinsic_dimension(x) < high
+    np.testing.assert_allclose(geometry.intrinsic_dimension(np.concatenate([x, x])), geometry.intrinsic_dimension(x))
+    assert np.isnan(geometry.intrinsic_dimension(x[:9]))
+
+
+def test_a_head_that_copies_what_came_next_is_found():
+    tokens = np.asarray(repeated_tokens(5, 9))
+    assert tokens.shape == (4, 10) and all(len(set(row[:5])) == 5 for row in tokens)
+    np.testing.assert_array_equal(tokens[:, :5], tokens[:, 5:])
+    following = np.stack([np.roll(row[:, None] == row[None], 1, axis=1) & np.tri(10, dtype=bool) for row in tokens])
+    following = following * (np.arange(10) != 0)
+    uniform = np.tri(10) / np.arange(1, 11)[:, None]
+    weights = np.stack([np.stack([row, uniform]) for row in following.astype(float)])
+    np.testing.assert_allclose(induction(weights), [1, np.mean(1 / np.arange(6, 11))])

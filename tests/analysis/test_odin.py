@@ -1,0 +1,68 @@
+"""ODIN's step is the one of its definition, taken where it is said to be: at inputs, or at their embeddings."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from attnlab.analysis import odin
+from attnlab.analysis.uncertainty import outputs
+from attnlab.configs.images import get_config as images
+from attnlab.configs.long_range import get_config as long_range
+from attnlab.runs.loading import Loaded
+from attnlab.train.setup import prepare
+
+
+def small(config):
+    config.model.dim, config.model.stack.depth, config.batch_size = 8, 1, 2
+    return prepare(config)
+
+
+def rows(task, length):
+    """Two rows without padding."""
+    found = {name: np.stack([array] * 2) for name, array in task.example(length).items()}
+    return {name: jnp.asarray(array) for name, array in {**found, 'segments': np.ones_like(found['segments'])}.items()}
+
+
+def test_the_step_is_along_the_sign_of_the_derivative_of_real_inputs():
+    setup = small(images('data=count'))
+    task, variables = setup.task, setup.initialize().variables
+    batch = rows(task, setup.length)
+    batch['tokens'] = jax.random.normal(jax.random.key(0), batch['tokens'].shape)
+    unit = jax.jit(lambda variables: odin.spread(setup, task, variables, batch))(variables)
+    np.testing.assert_allclose(unit, np.std(batch['tokens']), rtol=1e-4)
+
+    def logits(tokens):
+        model = nnx.merge(setup.graphdef, variables)
+        return model.logits(task.vectors(model, {**batch, 'tokens': tokens}, None))
+
+    def score(tokens):
+        return jnp.sum(jnp.log(jnp.max(jax.nn.softmax(logits(tokens) / 1000), axis=1)))
+
+    @jax.jit
+    def both(tokens):
+        step = unit * jnp.sign(jax.grad(score)(tokens))
+        return logits(tokens), logits(tokens + odin.SIZES[-1] * step)
+
+    plain, expected = (np.asarray(each, np.float64) for each in both(batch['tokens']))
+    made = outputs(Loaded(setup, variables, 0), task, {name: np.asarray(array) for name, array in batch.items()}, unit)
+    np.testing.assert_allclose(made.logits, plain, rtol=1e-4, atol=1e-5)
+    found = made.moved
+    assert found.shape == (len(odin.SIZES), *plain.shape)
+    np.testing.assert_allclose(found[-1], expected, rtol=1e-3, atol=1e-5)
+    scores = [odin.odin(plain), *map(odin.odin, found)]
+    # The further it goes, the surer it is, to first order.
+    assert np.all(np.diff(np.asarray(scores)[:4], axis=0) > 0)
+    assert odin.best_size(found) == int(np.argmax(np.mean(scores[1:], axis=1)))
+
+
+@pytest.mark.slow
+def test_tokens_are_moved_in_their_embeddings():
+    setup = small(long_range('task=listops,zoo=mingru,size=smoke'))
+    task, variables = setup.task, setup.initialize().variables
+    batch = rows(task, setup.length)
+    batch['tokens'] = 1 + jnp.arange(batch['tokens'].size, dtype=jnp.int32).reshape(batch['tokens'].shape) % 8
+    found = jax.jit(lambda variables: odin.moved(setup, task, variables, batch, jnp.float32(1)))(variables)
+    scores = np.asarray([odin.odin(one) for one in np.asarray(found, np.float64)])
+    assert np.all(np.diff(scores[:3], axis=0) > 0)
