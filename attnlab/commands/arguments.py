@@ -107,6 +107,16 @@ def define_run(values: flags.FlagValues) -> None:
     define_devices(values)
 
 
+def define_ema(values: flags.FlagValues) -> None:
+    """Defines the flag of a command that can take the average of the parameters."""
+    flags.DEFINE_bool(
+        'ema',
+        False,
+        'The moving average of the parameters in their place, of a run with config.optimizer.ema.',
+        flag_values=values,
+    )
+
+
 def define_split(values: flags.FlagValues) -> None:
     """Defines the flags of a command that reads a split of a run's task."""
     define_other_data(values)

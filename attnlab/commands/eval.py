@@ -3,6 +3,7 @@
 from absl import flags
 
 from attnlab.commands.arguments import (
+    define_ema,
     define_format,
     define_run,
     define_split,
@@ -19,6 +20,7 @@ def main(argv: list[str]) -> int:
     """Runs the command."""
     values = flags.FlagValues()
     define_run(values)
+    define_ema(values)
     define_split(values)
     define_format(values)
     flags.DEFINE_list('multiples', ['1', '2', '4', '8'], 'Lengths, in training lengths.', flag_values=values)
@@ -60,13 +62,13 @@ def main(argv: list[str]) -> int:
     from attnlab.tasks.task import Textual
     from attnlab.train.run import check_data
 
-    loaded = load_run(workdir, values.step)
+    loaded = load_run(workdir, values.step, ema=values.ema)
     check_data(workdir, loaded.setup.task.describe(), other=values.other_data)
     task = loaded.setup.task
     if values['multiples'].present and isinstance(task, Textual):
         # Raises where the text is shorter than a window: one that is all padding but for that text takes for ever.
         task.source(values.split or task.evaluated_split, loaded.setup.length * max(multiples))
-    name = str(loaded.step)
+    name = loaded.name
     if values.attention is not None:
         loaded = substituted(loaded, values.attention)
         name = f'{name}-{values.attention}'

@@ -6,7 +6,7 @@ from typing import Any
 
 from absl import flags
 
-from attnlab.commands.arguments import define_run, directory, parsed, start_devices
+from attnlab.commands.arguments import define_ema, define_run, directory, parsed, start_devices
 from attnlab.errors import UserError
 
 WAYS = ('prompts', 'beam', 'contrastive', 'draft')
@@ -20,6 +20,7 @@ def main(argv: list[str]) -> int:
     """Runs the command."""
     values = flags.FlagValues()
     define_run(values)
+    define_ema(values)
     flags.DEFINE_string('prompt', '\n', 'The text to go on from.', flag_values=values)
     flags.DEFINE_string('prompts', None, 'A file of prompts, one a line, that go on side by side.', flag_values=values)
     flags.DEFINE_integer('tokens', 256, 'How many tokens to draw.', lower_bound=1, flag_values=values)
@@ -55,7 +56,7 @@ def main(argv: list[str]) -> int:
     start_devices(values)
     from attnlab.runs.generation import Writer
 
-    writer = Writer.of(workdir, values.step, values.tokens)
+    writer = Writer.of(workdir, values.step, values.tokens, ema=values.ema)
     if prompts:
         for prompt, text in zip(prompts, writer.side_by_side(prompts, sampling, values.seed), strict=True):
             print(f'{prompt}{text}\n---')

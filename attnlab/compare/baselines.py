@@ -9,6 +9,7 @@ from ml_collections import ConfigDict
 from attnlab.config import build, from_plain, plain
 from attnlab.errors import UserError
 from attnlab.tasks.task import Guessable, Sliced
+from attnlab.train.average import SUFFIX
 
 Baselines = Mapping[str, float]
 """Scores by the name of the predictor."""
@@ -29,6 +30,7 @@ def trivial_scores(config: ConfigDict, metric: str) -> Baselines:
 def _scores(asked: str, metric: str) -> Baselines:
     config = from_plain(json.loads(asked))
     evaluator, _, name = metric.partition('/')
+    evaluator = evaluator.removesuffix(SUFFIX)
     part, _, quantity = name.rpartition('/')
     settings = next((one for one in config.evals if 'name' in one and one.name == evaluator), None)
     if settings is None or not {'split', 'multiples', 'examples'} <= set(settings.keys()):

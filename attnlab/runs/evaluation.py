@@ -25,12 +25,13 @@ def evaluate_run(
 ) -> dict[str, float]:
     """Evaluates a loaded checkpoint, prints a table, and writes `evals/<name>.json` and figures by position.
 
-    The name is the step by default, and another where the model was changed; for a sample of a text the number
-    of tokens is appended: `600-65536-tokens`. The file also holds the request, and `other_data`: whether the data may
-    differ from the run's.
+    The name is the step by default, `600-ema` for the average of the parameters, and another where the model was
+    changed; for a sample of a text the number of tokens is appended: `600-65536-tokens`. The file also holds the
+    request, `ema`, whether it is the average that was evaluated, and `other_data`, whether the data may differ from the
+    run's.
     Raises `UserError` for an option that does not apply to the task.
     """
-    model = str(loaded.step) if name is None else name
+    model = loaded.name if name is None else name
     name = f'{model}{request.suffix}'
     setup = loaded.setup
     evaluator = (BySlice if isinstance(setup.task, Sliced) else HeldOut).requested(setup, request)
@@ -40,7 +41,9 @@ def evaluate_run(
         evaluation.draw(folder / name)
         path = folder / f'{name}.json'
         record = {'asked': dataclasses.asdict(request), 'other_data': other_data}
-        write_json(path, {'step': loaded.step, 'split': evaluator.split, **record, **evaluation.numbers})
+        write_json(
+            path, {'step': loaded.step, 'ema': loaded.ema, 'split': evaluator.split, **record, **evaluation.numbers}
+        )
         printer.table(evaluation.table(f'{workdir}, step {model}, {evaluator.split}'))
         figures = sorted(map(str, (folder / name).glob('*.png')))
         printer.line(f'written: {", ".join([str(path), *figures])}')

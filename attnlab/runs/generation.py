@@ -26,9 +26,9 @@ class Writer:
     tokens: int
 
     @classmethod
-    def of(cls, workdir: pathlib.Path, step: int | None, tokens: int) -> 'Writer':
+    def of(cls, workdir: pathlib.Path, step: int | None, tokens: int, *, ema: bool = False) -> 'Writer':
         """Loads a run. Raises `UserError` for one that was not trained on text."""
-        loaded = load_run(workdir, step)
+        loaded = load_run(workdir, step, ema=ema)
         if not isinstance(loaded.setup.task, Textual):
             raise UserError(
                 f'{workdir} was trained for {type(loaded.setup.task).__name__}, not on text; try attnlab eval'

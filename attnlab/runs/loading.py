@@ -19,11 +19,17 @@ from attnlab.train.state import joined, split
 
 @dataclasses.dataclass(frozen=True)
 class Loaded:
-    """A run's config, built, with the parameters and buffers after `step`."""
+    """A run's config, built, with the parameters and buffers after `step`; with `ema` the average of the parameters."""
 
     setup: Setup
     variables: nnx.State
     step: int
+    ema: bool = False
+
+    @property
+    def name(self) -> str:
+        """What its results are filed under, such as `600` or `600-ema`."""
+        return f'{self.step}-ema' if self.ema else str(self.step)
 
     def model(self) -> Any:
         """The model with its parameters and buffers."""
@@ -34,25 +40,34 @@ class Loaded:
         make = self.setup.make_model
         setup = dataclasses.replace(self.setup, make_model=lambda rngs: change(make(rngs)))
         _, params, buffers = split(change(self.model()))
-        return Loaded(setup, joined(params, buffers), self.step)
+        return Loaded(setup, joined(params, buffers), self.step, self.ema)
 
 
-def load_run(workdir: pathlib.Path, step: int | None = None) -> Loaded:
+def load_run(workdir: pathlib.Path, step: int | None = None, *, ema: bool = False) -> Loaded:
     """Loads a checkpoint, by default the newest; the devices need not be those it was trained on.
 
-    Raises `UserError` when `workdir` is not a run, or has no such checkpoint.
+    With `ema` the moving average of the parameters takes their place.
+
+    Raises `UserError` when `workdir` is not a run, has no such checkpoint, or none with an average.
     """
     config = saved_config(workdir)
     with config.unlocked():
         config.mesh = spec(Axes)
-    return restored(prepare(config).restored(workdir), workdir, step)
+    return restored(prepare(config).restored(workdir), workdir, step, ema=ema)
 
 
-def restored(setup: Setup, workdir: pathlib.Path, step: int | None = None) -> Loaded:
+def restored(setup: Setup, workdir: pathlib.Path, step: int | None = None, *, ema: bool = False) -> Loaded:
     """The same for a config that has been built. Raises `UserError` when `workdir` has no such checkpoint."""
+    if ema and setup.optimizer.ema is None:
+        raise UserError(
+            f'{workdir} keeps no average of its parameters (config.optimizer.ema is None); leave out --ema, or train '
+            'another run with --config.optimizer.ema=0.999'
+        )
     checkpoints = Checkpoints(workdir / 'checkpoints', notify=lambda text: print(text, file=sys.stderr))
-    # The state of the optimiser is for training alone: it is not read, and a quantized run has none.
-    wanted = dataclasses.replace(setup.abstract, opt_state=())
+    # The state of the optimiser is for training alone: it is not read, and a quantized run has none. Of parameters and
+    # their average one is read.
+    unread: dict[str, Any] = {'opt_state': (), 'params' if ema else 'average': nnx.State({})}
+    wanted = dataclasses.replace(setup.abstract, **unread)
     try:
         found = checkpoints.restore_latest(wanted) if step is None else checkpoints.restore(step, wanted)
     finally:
@@ -60,4 +75,4 @@ def restored(setup: Setup, workdir: pathlib.Path, step: int | None = None) -> Lo
     if found is None:
         raise UserError(f'{workdir} has no checkpoint yet')
     state, carried = found
-    return Loaded(setup, state.variables, carried['step'])
+    return Loaded(setup, joined(state.average if ema else state.params, state.buffers), carried['step'], ema)

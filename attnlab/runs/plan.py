@@ -143,7 +143,8 @@ def cost_table(setup: Setup) -> Table:
 def memory_table(setup: Setup, memory: Any) -> Table:
     """Bytes on one device: of the parts of the train state, and of the compiled step where `memory` is given."""
     state = setup.abstract
-    parts = {'parameters': state.params, 'optimiser': state.opt_state, 'batch': setup.abstract_batch()}
+    average = {'average of parameters': state.average} if jax.tree.leaves(state.average) else {}
+    parts = {'parameters': state.params, **average, 'optimiser': state.opt_state, 'batch': setup.abstract_batch()}
     rows = [(name, _on_device(part)) for name, part in parts.items()]
     rows.append(('train state', _state_on_device(setup)))
     if memory is not None:

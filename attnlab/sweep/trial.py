@@ -19,6 +19,7 @@ from attnlab.sweep.study import Claim, Study, workdir
 from attnlab.sweep.sweep import read
 from attnlab.sweep.together import Abandoned, Followers, Order, OutOfStep, heard
 from attnlab.train import launch, loop
+from attnlab.train.average import SUFFIX
 from attnlab.train.programs import Programs, Unbuildable
 from attnlab.train.report import read_lines
 from attnlab.train.run import newest_checkpoint
@@ -168,6 +169,7 @@ def _check_starts(claim: Claim, checkpoint: int) -> None:
 def check_metric(metric: str, setup: Setup) -> None:
     """Raises `UserError` where no evaluator of the setup has the name that the metric begins with."""
     names = [evaluator.name for evaluator in setup.evals]
+    names += [f'{name}{SUFFIX}' for name in names if setup.optimizer.ema is not None]
     name = metric.partition('/')[0]
     if name not in names:
         raise UserError(f'config.metric is {metric}, and there is no evaluator {name}{nearest(name, names)}')

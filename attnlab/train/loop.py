@@ -16,6 +16,7 @@ from rich.console import Console
 from attnlab.data.pipeline import batches
 from attnlab.errors import UserError
 from attnlab.train import partition
+from attnlab.train.average import SUFFIX
 from attnlab.train.checkpoint import Checkpoints
 from attnlab.train.diagnose import first_nonfinite
 from attnlab.train.figures import loss_curve
@@ -182,12 +183,21 @@ def _settle(setup: Setup, state: TrainState, pending: Pending | None, report: Re
 def _evaluate(
     setup: Setup, workdir: pathlib.Path, evaluator: Evaluator, state: TrainState, number: int, report: Report
 ) -> dict[str, float]:
-    evaluation = evaluator.evaluate(setup, state.variables)
-    report.evaluation(number, evaluator.name, evaluation.numbers)
-    if report.writes:
-        evaluation.draw(workdir / 'figures')
-        loss_curve(read_lines(workdir / 'metrics.jsonl'), workdir / 'figures' / 'loss.png')
-    return {f'{evaluator.name}/{key}': value for key, value in evaluation.numbers.items()}
+    """The numbers of the parameters, and those of their average under a name of its own."""
+    figures, found = workdir / 'figures', dict[str, float]()
+    for name, variables, folder in (
+        (evaluator.name, state.variables, figures),
+        (f'{evaluator.name}{SUFFIX}', state.averaged_variables, figures / 'ema'),
+    ):
+        if variables is None:
+            continue
+        evaluation = evaluator.evaluate(setup, variables)
+        report.evaluation(number, name, evaluation.numbers)
+        if report.writes:
+            evaluation.draw(folder)
+            loss_curve(read_lines(workdir / 'metrics.jsonl'), figures / 'loss.png')
+        found |= {f'{name}/{key}': value for key, value in evaluation.numbers.items()}
+    return found
 
 
 def _loss(metrics: Any) -> float:

@@ -88,6 +88,8 @@ class Optimizer(abc.ABC):
       perpendicular: removes the component of gradients along the weights, after clipping; `None`: no removal.
       groups: multipliers by group.
       overrides: multipliers by path; of several that match, the last applies.
+      ema: decay of a moving average of the parameters that is kept beside them, and evaluated beside them
+        (`attnlab.train.average`); `None`: none is kept.
     """
 
     peak_lr: float
@@ -97,6 +99,7 @@ class Optimizer(abc.ABC):
     perpendicular: Perpendicular | None = None
     groups: Groups = Groups()
     overrides: tuple[Override, ...] = ()
+    ema: float | None = None
 
     def __post_init__(self) -> None:
         if not (0 < self.peak_lr < math.inf and 0 <= self.weight_decay < math.inf) or (
@@ -105,6 +108,10 @@ class Optimizer(abc.ABC):
             raise UserError(
                 f'an optimizer needs peak_lr above 0, weight_decay of at least 0, and clip above 0 or None; '
                 f'got {self.peak_lr}, {self.weight_decay}, {self.clip}'
+            )
+        if self.ema is not None and not 0 < self.ema < 1:
+            raise UserError(
+                f'ema of an optimizer is {self.ema}; it must be a decay above 0 and below 1, such as 0.999, or None'
             )
         for name, most in (('b1', 1.0), ('b2', 1.0), ('eps', math.inf)):
             value = getattr(self, name, 0.0)

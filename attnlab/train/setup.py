@@ -107,7 +107,8 @@ class Compiled:
 
         def step(state: TrainState, batch: Batch, number: jax.Array, scalars: Scalars) -> tuple[TrainState, Metrics]:
             transform = setup.optimizer.transform(params, setup.steps, scalars.rates)
-            made = make_step(self.graphdef, setup.task, transform, seed=scalars.seed, accumulate=setup.parts)
+            options = {'accumulate': setup.parts, 'ema': setup.optimizer.ema}
+            made = make_step(self.graphdef, setup.task, transform, seed=scalars.seed, **options)
             return made(state, batch, number)
 
         return setup.jit(step, donate_argnums=0, out_shardings=(self._shardings(), None))
@@ -130,7 +131,8 @@ class Compiled:
         return self._setup.precision.jit(self._initialize, out_shardings=self._shardings(), compiler_options=options)
 
     def _initialize(self, seed: jax.Array) -> TrainState:
-        return initialize(self._setup.make_model, self.transform, seed)
+        average = self._setup.optimizer.ema is not None
+        return initialize(self._setup.make_model, self.transform, seed, average=average)
 
     def _shardings(self) -> TrainState:
         return jax.tree.map(lambda leaf: leaf.sharding, self.abstract)

@@ -1,4 +1,4 @@
-"""The train state: parameters, optimiser state, step, and buffers. Everything else of a run follows from its config."""
+"""The train state: parameters, their average, optimiser state, step, and buffers. All else follows from the config."""
 
 import dataclasses
 from collections.abc import Callable
@@ -23,17 +23,25 @@ class TrainState:
       opt_state: the state of the optax transformation.
       step: number of updates made, int32.
       buffers: the model's other variables, which are not trained (see `attnlab.nn.parameter.Buffer`).
+      average: the moving average of the parameters (`attnlab.train.average`), of the same structure; empty where the
+        optimiser keeps none.
     """
 
     params: nnx.State
     opt_state: Any
     step: Any
     buffers: nnx.State = dataclasses.field(default_factory=lambda: nnx.State({}))
+    average: nnx.State = dataclasses.field(default_factory=lambda: nnx.State({}))
 
     @property
     def variables(self) -> nnx.State:
         """Parameters and buffers, as `nnx.merge` takes them."""
         return joined(self.params, self.buffers)
+
+    @property
+    def averaged_variables(self) -> nnx.State | None:
+        """The average in the place of the parameters, and buffers; `None` where there is no average."""
+        return joined(self.average, self.buffers) if jax.tree.leaves(self.average) else None
 
 
 def split(model: nnx.Module) -> tuple[nnx.GraphDef, nnx.State, nnx.State]:
@@ -50,11 +58,16 @@ def joined(params: nnx.State, buffers: nnx.State) -> nnx.State:
 
 
 def initialize(
-    make_model: Callable[[nnx.Rngs], nnx.Module], transform: optax.GradientTransformation, seed: int | jax.Array
+    make_model: Callable[[nnx.Rngs], nnx.Module],
+    transform: optax.GradientTransformation,
+    seed: int | jax.Array,
+    *,
+    average: bool = False,
 ) -> TrainState:
-    """The state before the first step, a pure function of the seed."""
+    """The state before the first step, a pure function of the seed; the average, if there is one, is zeros."""
     _, params, buffers = split(make_model(nnx.Rngs(params=key_for(seed, 0, 'init'))))
-    return TrainState(params, transform.init(params), jnp.int32(0), buffers)
+    zeros = jax.tree.map(jnp.zeros_like, params) if average else nnx.State({})
+    return TrainState(params, transform.init(params), jnp.int32(0), buffers, zeros)
 
 
 def abstract_model(make_model: Callable[[nnx.Rngs], nnx.Module]) -> nnx.Module:

@@ -16,6 +16,7 @@ from attnlab.errors import UserError, nearest
 from attnlab.metrics import Average
 from attnlab.random import key_for
 from attnlab.tasks.task import Batch, Task
+from attnlab.train.average import averaged
 from attnlab.train.state import TrainState, joined
 
 Metrics = dict[str, Any]
@@ -25,14 +26,21 @@ Step = Callable[[TrainState, Batch, Int[Array, '']], tuple[TrainState, Metrics]]
 
 
 def make_step(
-    graphdef: nnx.GraphDef, task: Task, transform: optax.GradientTransformation, *, seed: Any, accumulate: int = 1
+    graphdef: nnx.GraphDef,
+    task: Task,
+    transform: optax.GradientTransformation,
+    *,
+    seed: Any,
+    accumulate: int = 1,
+    ema: float | None = None,
 ) -> Step:
     """Returns `step(state, batch, number) -> (state, metrics)`, where `number` counts steps from 1.
 
     The update is made only if loss and gradient norm are finite and `number` is the state's own count plus one. So a
     failed step, and any step dispatched after it, leave the last good state for diagnosis.
 
-    With `accumulate=n` the batch is processed in n parts in turn; loss and gradient are those of the whole batch.
+    With `accumulate=n` the batch is processed in n parts in turn; loss and gradient are those of the whole batch. With
+    `ema` the state's average of the parameters moves with them, by this decay (`attnlab.train.average`).
     """
 
     def total_loss(params: nnx.State, buffers: nnx.State, batch: Batch, key: jax.Array) -> tuple[jax.Array, Metrics]:
@@ -44,7 +52,9 @@ def make_step(
 
     def update(state: TrainState, grads: nnx.State) -> TrainState:
         updates, opt_state = transform.update(grads, state.opt_state, state.params)
-        return TrainState(optax.apply_updates(state.params, updates), opt_state, state.step + 1, state.buffers)
+        params, count = optax.apply_updates(state.params, updates), state.step + 1
+        average = state.average if ema is None else averaged(state.average, params, count, ema)
+        return TrainState(params, opt_state, count, state.buffers, average)
 
     def step(state: TrainState, batch: Batch, number: Int[Array, '']) -> tuple[TrainState, Metrics]:
         key = key_for(seed, number, 'dropout')
