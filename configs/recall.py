@@ -19,7 +19,7 @@ from ml_collections import ConfigDict
 
 from attnlab.config import arguments, choose, spec
 from attnlab.data.synthetic.arithmetic import ModularArithmetic, Parity
-from attnlab.data.synthetic.copying import Copying, SelectiveCopying
+from attnlab.data.synthetic.copying import Copying, DelayedCopying, SelectiveCopying
 from attnlab.data.synthetic.groups import WordProblem
 from attnlab.data.synthetic.mixture import Mixture
 from attnlab.data.synthetic.passkey import Passkey
@@ -106,6 +106,7 @@ TINY = {
         CompositionalRecall(vocab=64, chains=3, links=3, hops=(1, 2)), length=32, steps=2000, depth=4
     ),
     'selective_copying': Setting(SelectiveCopying(vocab=10, data=8), length=64),
+    'delayed_copying': Setting(DelayedCopying(vocab=10, data=8), length=64),
     'induction': Setting(InductionHeads(vocab=16), length=64),
     'copying': Setting(Copying(letters=26, shortest=5), length=42),
     'passkey': Setting(Passkey(), length=384, batch_size=16, window=64),
@@ -201,6 +202,7 @@ PAPER = {
         MQAR, problem=CompositionalRecall(chains=32, links=4, hops=(1, 2, 3)), depth=4
     ),
     'selective_copying': MAMBA,
+    'delayed_copying': dataclasses.replace(MAMBA, problem=DelayedCopying(vocab=16, data=16)),
     'induction': dataclasses.replace(
         MAMBA, problem=InductionHeads(vocab=16), length=256, steps=25 * 8192, batch_size=8, peak_lr=1e-3, heads=8
     ),
@@ -247,6 +249,7 @@ DEPARTURES = {
     'compositional': OURS,
     'selective_copying': 'one width for all mixers; constants of Adam as in PyTorch, the paper names none; fillers are '
     'one token, as published',
+    'delayed_copying': 'training as for selective copying; the paper of 2016 trained recurrent networks otherwise',
     'induction': 'one width and learning rate for all mixers: the paper has 128 and 2e-4 for attention and the better '
     'of two rates; constants of Adam as in PyTorch, the paper names none',
     'copying': 'width 1024 for all mixers; rotary positions where the recipe has them; AdamW (0.9, 0.95), clipped at 1',

@@ -30,24 +30,63 @@ class SelectiveCopying(Problem):
     data: int = 16
 
     def check(self, length: int) -> None:
-        require(self, 'vocab', self.vocab >= 3, 'a whole number of at least 3')
-        require(self, 'data', self.data >= 1, 'a whole number of at least 1')
-        require_length(self, length, length >= 2 * self.data, f'at least {2 * self.data} tokens for data and markers')
+        _check(self, length)
 
     def labels(self, length: int) -> int:
         return self.data
 
     def generate(self, rng: np.random.Generator, length: int) -> Example:
-        before = length - self.data
         copied = rng.integers(1, self.vocab - 1, size=self.data)
-        tokens = np.full(length, NOISE)
-        tokens[np.sort(rng.choice(before, self.data, replace=False))] = copied
-        tokens[before:] = self.vocab - 1
-        return Example(tokens, np.arange(before, length), copied)
+        return _marked(self, length, np.sort(rng.choice(length - self.data, self.data, replace=False)), copied)
 
     def variants(self, length: int) -> dict[str, Problem]:
         counts = (max(1, self.data // 2), self.data, 2 * self.data, 4 * self.data)
         return fitting(length, {f'data={n}': dataclasses.replace(self, data=n) for n in dict.fromkeys(counts)})
+
+
+@dataclasses.dataclass(frozen=True)
+class DelayedCopying(Problem):
+    """Data tokens first, then noise, then as many markers; at marker `i` the `i`-th data token is predicted.
+
+        c a b 0 0 0 0 M M M      labels at the markers: c a b
+
+    Tokens are those of `SelectiveCopying`; but every data token is as far from its marker as any other, so that a
+    recurrence that treats all tokens alike can be a solution.
+
+    Attributes:
+      vocab: number of tokens, noise and marker included.
+      data: number of tokens to be copied.
+
+    Source: Arjovsky, Shah and Bengio, "Unitary Evolution Recurrent Neural Networks", 2016,
+    https://arxiv.org/abs/1511.06464, section 5.1, after Hochreiter and Schmidhuber 1997; with a marker for every token.
+    """
+
+    vocab: int = 16
+    data: int = 16
+
+    def check(self, length: int) -> None:
+        _check(self, length)
+
+    def labels(self, length: int) -> int:
+        return self.data
+
+    def generate(self, rng: np.random.Generator, length: int) -> Example:
+        return _marked(self, length, np.arange(self.data), rng.integers(1, self.vocab - 1, size=self.data))
+
+
+def _check(problem: SelectiveCopying | DelayedCopying, length: int) -> None:
+    require(problem, 'vocab', problem.vocab >= 3, 'a whole number of at least 3')
+    require(problem, 'data', problem.data >= 1, 'a whole number of at least 1')
+    least = 2 * problem.data
+    require_length(problem, length, length >= least, f'at least {least} tokens for data and markers')
+
+
+def _marked(problem: SelectiveCopying | DelayedCopying, length: int, places: np.ndarray, copied: np.ndarray) -> Example:
+    """What is copied at its places in noise, then the markers, whose labels it is."""
+    before = length - problem.data
+    tokens = np.full(length, NOISE)
+    tokens[places], tokens[before:] = copied, problem.vocab - 1
+    return Example(tokens, np.arange(before, length), copied)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from attnlab.data.synthetic.arithmetic import ModularArithmetic, Parity
-from attnlab.data.synthetic.copying import Copying, SelectiveCopying
+from attnlab.data.synthetic.copying import Copying, DelayedCopying, SelectiveCopying
 from attnlab.data.synthetic.groups import WordProblem, elements, group_table
 from attnlab.data.synthetic.passkey import Passkey
 from attnlab.data.synthetic.problem import Examples, Problem
@@ -96,6 +96,14 @@ def test_selective_copying():
         assert (tokens[56:] == 9).all() and (tokens[:56] < 9).all()
         assert list(labels) == list(range(56, 64))
         assert list(labels.values()) == [token for token in tokens[:56] if token]
+
+
+def test_delayed_copying():
+    for tokens, labels in drawn(DelayedCopying(vocab=10, data=8), 64):
+        assert (
+            (tokens[56:] == 9).all() and (tokens[8:56] == 0).all() and (0 < tokens[:8]).all() and (tokens[:8] < 9).all()
+        )
+        assert labels == dict(zip(range(56, 64), tokens[:8], strict=True))
 
 
 def test_copying():

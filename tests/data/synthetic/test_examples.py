@@ -10,7 +10,7 @@ import pytest
 
 from attnlab.config import build, spec
 from attnlab.data.synthetic.arithmetic import ModularArithmetic, Parity
-from attnlab.data.synthetic.copying import Copying, SelectiveCopying
+from attnlab.data.synthetic.copying import Copying, DelayedCopying, SelectiveCopying
 from attnlab.data.synthetic.groups import WordProblem
 from attnlab.data.synthetic.mixture import Mixture
 from attnlab.data.synthetic.passkey import Passkey
@@ -30,6 +30,7 @@ PROBLEMS = [
     (CompositionalRecall(vocab=64, chains=3, links=3, hops=(1, 2)), 32),
     (InductionHeads(vocab=16), 33),
     (SelectiveCopying(vocab=10, data=8), 64),
+    (DelayedCopying(vocab=10, data=8), 64),
     (Copying(letters=26, shortest=5), 43),
     (Passkey(), 384),
     (Parity(), 40),

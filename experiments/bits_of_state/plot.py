@@ -1,0 +1,54 @@
+"""Additional loss by number of bits: a panel for weights, one for inputs, one for states."""
+
+import numpy as np
+
+from attnlab.compare.axes import styles
+from attnlab.experiment.results import panels, plus_minus
+
+LEAST = 1e-4
+"""Nats below which a point is drawn at the foot of a panel: rounding also takes a little off by chance."""
+
+
+def figure(rows):
+    """A curve a recipe, the mean of the seeds."""
+    found = by_recipe(rows)
+    looks = styles(list(found))
+    kinds = list(rows[0]['more'])
+    figure, axes = panels(len(kinds))
+    for axis, what in zip(axes, kinds, strict=True):
+        for recipe, seeds in found.items():
+            points = [
+                (int(bits), max(LEAST, np.mean(of(seeds, 'more', what, bits)))) for bits in seeds[0]['more'][what]
+            ]
+            axis.plot(*zip(*points, strict=True), marker='o', color=looks[recipe].colour, label=recipe)
+        axis.set(title=what, xlabel='bits', yscale='log')
+        axis.invert_xaxis()
+    axes[0].set_ylabel('additional loss, nats per byte')
+    figure.legend(*axes[0].get_legend_handles_labels(), frameon=False, loc='outside right upper')
+    return figure
+
+
+def table(rows):
+    """A line a recipe and what is rounded; then how much more of it there is late in a window, at four bits."""
+    bits = list(rows[0]['more']['state'])
+    lines = [['recipe', 'nats/byte', 'rounded', *(f'{each} bits' for each in bits), 'later, 4 bits', 'seeds']]
+    for recipe, seeds in by_recipe(rows).items():
+        loss = plus_minus([seed['loss'] for seed in seeds], 3)
+        for what in seeds[0]['more']:
+            cells = [plus_minus(of(seeds, 'more', what, each), 3) for each in bits]
+            later = plus_minus(of(seeds, 'late', what, '4'), 3)
+            lines.append([recipe, loss, what, *cells, later, f'{len(seeds)}'])
+    return lines
+
+
+def of(seeds, name, what, bits):
+    """A number of every seed."""
+    return [seed[name][what][bits] for seed in seeds]
+
+
+def by_recipe(rows):
+    """The runs by recipe."""
+    found = {}
+    for row in rows:
+        found.setdefault(row['label'].rsplit('-', 1)[0], []).append(row)
+    return found
