@@ -101,7 +101,7 @@ def test_selective_copying():
 def test_delayed_copying():
     for tokens, labels in drawn(DelayedCopying(vocab=10, data=8), 64):
         assert (
-            (tokens[56:] == 9).all() and (tokens[8:56] == 0).all() and (0 < tokens[:8]).all() and (tokens[:8] < 9).all()
+            (tokens[56:] == 9).all() and (tokens[8:56] == 0).all() and (tokens[:8] > 0).all() and (tokens[:8] < 9).all()
         )
         assert labels == dict(zip(range(56, 64), tokens[:8], strict=True))
 
