@@ -32,6 +32,7 @@ LENGTHS = {
     'grokking': ('evals[0].examples=2',),
     'images': ('evals[0].examples=2',),
     'series': ('evals[0].examples=2', 'evals[1].examples=2'),
+    'separation': ('evals[0].examples=2', 'evals[1].examples=2', 'length=256'),
 }
 """What shortens a run of a config, besides `BASE`."""
 

@@ -25,7 +25,7 @@ from attnlab.train.state import initialize
 from attnlab.zoo import ZOO
 from attnlab.zoo.softmax.maps import MAPS
 from attnlab.zoo.softmax.parts import PARTS
-from configs import grokking, images, language, long_range, recall, series
+from configs import grokking, images, language, long_range, recall, separation, series
 from configs.sweeps import recall as sweeps_recall
 
 KINDS = {
@@ -58,6 +58,7 @@ OFFERS = (
     *((long_range, f'zoo={name},size=smoke') for name, recipe in ZOO.items() if recipe.packed and not recipe.grid),
     *((images, f'zoo={name},data=count') for name in ZOO),
     *((series, f'zoo={name}') for name, recipe in ZOO.items() if not recipe.grid),
+    *((separation, f'zoo={name}') for name, recipe in ZOO.items() if not recipe.grid),
     *((grokking, f'method={name}') for name in grokking.METHODS),
 )
 """What each config has to train, at its smallest size."""
@@ -98,6 +99,8 @@ def smallest(config, text):
             config.batch_size = 2
             if 'horizon' in config.task:
                 config.task.data.rows = 400
+            elif 'frame' in config.model:
+                config.length = 256
             elif 'patch' in config.model.inputs:
                 config.model.inputs.patch = 4  # 8 x 8 patches, no fewer than the windows of papers reach.
             else:
@@ -112,7 +115,7 @@ def smallest(config, text):
 
 def nightly(module, argument):
     """Whether two steps of a recipe are taken by nightly tests alone."""
-    trained = TRAINED[:1] if module is series else TRAINED
+    trained = TRAINED[:1] if module in (series, separation) else TRAINED
     return module is not grokking and argument.split(',')[0].removeprefix('zoo=') not in trained
 
 

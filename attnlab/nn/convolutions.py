@@ -1,4 +1,4 @@
-"""Convolutions of images and volumes, channels last."""
+"""Convolutions of images, volumes and rows, channels last."""
 
 import itertools
 
@@ -104,6 +104,38 @@ class DepthwiseConv(Module):
             y = y + around[(slice(None), *part)] * jnp.broadcast_to(taps[offset], wide.shape)
         if self.bias is not None:
             y = y + jnp.broadcast_to(self.bias[...].astype(y.dtype), y.shape)
+        return y.astype(x.dtype)
+
+
+class DilatedConv(Module):
+    """A convolution of every channel by itself along time, whose taps are `dilation` steps apart, centred or causal.
+
+        y_t = c + sum_i a_i x_{t + dilation (i - o)},   0 <= i < width;   o = width - 1, or half of it where centred
+
+    What lies outside of the row counts as zero. Sums are in float32 or better. Taps start as `DepthwiseConv`'s.
+
+    Raises `UserError` for an even width that is to be centred.
+    """
+
+    def __init__(self, dim: int, *, width: int = 3, dilation: int = 1, causal: bool = True, rngs: nnx.Rngs):
+        if not causal and width % 2 == 0:
+            raise UserError(f'width of DilatedConv is {width}; it must be odd, to be centred')
+        self.dilation, self.before = dilation, dilation * (width - 1 if causal else width // 2)
+        taps = nnx.initializers.variance_scaling(1 / 3, 'fan_in', 'uniform')
+        self.taps = param(taps, (width, dim), axes=(None, 'mlp'), group='vector', rngs=rngs)
+        self.bias = param(nnx.initializers.zeros, (dim,), axes=('mlp',), group='vector', rngs=rngs)
+
+    def __call__(self, x: Float[Array, 'b t d']) -> Float[Array, 'b t d']:
+        width, steps = self.taps.shape[0], x.shape[1]
+        self.check_width(x, self.taps.shape[1])
+        wide = x.astype(state_dtype(x.dtype))
+        taps = self.taps[...].astype(wide.dtype)
+        reach = self.dilation * (width - 1)
+        padded = jnp.pad(wide, ((0, 0), (self.before, reach - self.before), (0, 0)))
+        y = jnp.broadcast_to(self.bias[...].astype(wide.dtype), wide.shape)
+        for place in range(width):
+            first = place * self.dilation
+            y = y + padded[:, first : first + steps] * jnp.broadcast_to(taps[place], wide.shape)
         return y.astype(x.dtype)
 
 

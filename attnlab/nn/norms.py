@@ -58,6 +58,47 @@ class LayerNorm(Module):
         return _affine(unit, self.scale, self.bias).astype(x.dtype)
 
 
+class GlobalLayerNorm(LayerNorm):
+    """`LayerNorm` whose mean and variance are over time and channels of a row, `b t d`: it looks at the whole row.
+
+    Luo and Mesgarani 2019, https://arxiv.org/abs/1809.07454.
+    """
+
+    def __init__(self, dim: int, *, eps: float = 1e-8, rngs: nnx.Rngs):
+        super().__init__(dim, eps=eps, rngs=rngs)
+
+    def __call__(self, x: Float[Array, 'b t d']) -> Float[Array, 'b t d']:
+        self.check_width(x, self.scale.shape[0])
+        wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+        apart = wide - jnp.mean(wide, axis=(1, 2), keepdims=True)
+        unit = apart * jax.lax.rsqrt(jnp.mean(jnp.square(apart), axis=(1, 2), keepdims=True) + self.eps)
+        return _affine(unit, self.scale, self.bias).astype(x.dtype)
+
+
+class CumulativeLayerNorm(LayerNorm):
+    """`LayerNorm` whose mean and variance at a step are over all channels of it and of the steps before, `b t d`.
+
+        m_t = sum_{s<=t, d} x_sd / (t d),   v_t = sum_{s<=t, d} x_sd^2 / (t d) - m_t^2
+
+    Sums are in float32 or better. Luo and Mesgarani 2019, https://arxiv.org/abs/1809.07454.
+    """
+
+    def __init__(self, dim: int, *, eps: float = 1e-8, rngs: nnx.Rngs):
+        super().__init__(dim, eps=eps, rngs=rngs)
+
+    def __call__(self, x: Float[Array, 'b t d']) -> Float[Array, 'b t d']:
+        self.check_width(x, self.scale.shape[0])
+        wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+        count = jnp.arange(1, x.shape[1] + 1, dtype=wide.dtype).reshape(1, -1, 1)
+        mean, square = (
+            jnp.cumsum(jnp.mean(each, axis=2, keepdims=True), axis=1) / count for each in (wide, jnp.square(wide))
+        )
+        # The difference of two sums, which rounding makes negative where all numbers are nearly the same.
+        variance = jnp.maximum(square - jnp.square(mean), 0.0)
+        unit = (wide - mean) * jax.lax.rsqrt(variance + self.eps)
+        return _affine(unit, self.scale, self.bias).astype(x.dtype)
+
+
 class DynamicTanh(Module):
     """`y = g tanh(a x) + b` with a learned scalar `a`: no statistics at all. g and b are learned, of size `dim`.
 

@@ -69,7 +69,9 @@ def test_the_command_prints_lines_for_grep_and_json(capsys):
     assert {'key': 'steps', 'value': '7', 'kind': 'int', 'doc': 'training steps'} in found
 
 
-@pytest.mark.parametrize('name', ['sweeps/language', 'recall', 'long_range', 'grokking', 'images', 'series'])
+@pytest.mark.parametrize(
+    'name', ['sweeps/language', 'recall', 'long_range', 'grokking', 'images', 'series', 'separation']
+)
 def test_other_configs_are_printed_too(name):
     file = io.StringIO()
     print_config(config_of(pathlib.Path(name)), Printer(Console(file=file)), {})

@@ -1,0 +1,43 @@
+"""The config of separation: every form builds, and mistakes in its arguments are named."""
+
+import jax
+import pytest
+
+from attnlab.compare.measures import parameters
+from attnlab.errors import UserError
+from attnlab.nn.norms import CumulativeLayerNorm, GlobalLayerNorm
+from attnlab.train.setup import prepare
+from configs import separation
+
+
+@pytest.mark.parametrize('argument', ['', 'form=causal', 'zoo=mamba', 'zoo=mha,form=causal', 'size=full'])
+def test_separation_of_every_form(argument):
+    setup = prepare(separation.get_config(argument))
+    measured = jax.eval_shape(setup.measure, setup.abstract.variables, setup.abstract_batch())
+    assert set(measured) == {'loss', 'si_snr', 'si_snr_improvement'}
+    assert setup.optimizer.clip == 5.0
+
+
+def test_forms_reach_the_layers():
+    assert isinstance(prepare(separation.get_config('')).model.norm, GlobalLayerNorm)
+    causal = prepare(separation.get_config('system=conv_tasnet,form=causal')).model
+    assert isinstance(causal.norm, CumulativeLayerNorm) and causal.blocks[0].conv.before == 2
+    for argument, expected in (('zoo=mha', False), ('zoo=mha,form=causal', True)):
+        assert separation.get_config(argument).model.stack.blocks[0].mixer.causal is expected
+    assert parameters(prepare(separation.get_config('size=full'))) == 5_049_650 - 128 * 512 - 128 - 1
+
+
+@pytest.mark.parametrize(
+    ('argument', 'sentence'),
+    [
+        ('system=conv_tasnt', "there is no system=conv_tasnt; did you mean 'conv_tasnet'"),
+        ('system=conv_tasnet,zoo=mha', 'zoo=mha takes the place of system=conv_tasnet'),
+        ('zoo=swin', 'zoo=swin mixes tokens on a grid'),
+        ('zoo=mamba,form=bidirectional', 'form=bidirectional is not one of zoo=mamba'),
+        ('form=both', 'there is no form=both'),
+        ('size=tny', "there is no size=tny; did you mean 'tiny'"),
+    ],
+)
+def test_separation_names_mistakes(argument, sentence):
+    with pytest.raises(UserError, match=sentence):
+        separation.get_config(argument)
