@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 
 @jax.tree_util.register_dataclass
@@ -47,6 +47,11 @@ def proportion(name: str, right: Float[Array, 'b n'], weights: Float[Array, 'b n
     products = jnp.stack([jnp.sum(one) for one in (found * found, found * asked, asked * asked)])
     examples = jnp.full(3, jnp.sum(asked > 0), products.dtype)
     return {name: Average.of(right, weights), f'{name}{PRODUCTS}': Average(products, examples)}
+
+
+def overlap(found: Bool[Array, '*b'], there: Bool[Array, '*b'], weights: Float[Array, '*b']) -> Average:
+    """Intersection over union, summed over everything first: the share of what either has that both have."""
+    return Average(jnp.sum((found & there) * weights), jnp.sum((found | there) * weights))
 
 
 PRODUCTS = '_products'

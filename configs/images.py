@@ -1,4 +1,4 @@
-"""Images with any mixer of the zoo: those on grids, and those of sequences, which read patches row by row.
+"""Images, and clouds of points, with any mixer of the zoo: those on grids, and those of sequences, row by row.
 
     attnlab train --config=images:zoo=swin,data=count --workdir=runs/count-swin
 
@@ -8,6 +8,9 @@
 - `count`, `same_different`, `connected`: drawn images of 32 x 32, told apart by how many shapes there are, whether two
   patterns are the same, and whether two marks are on one path;
 - `segments`: drawn images again, and the class of every patch;
+- `surfaces`, `parts`: drawn clouds of points, and the class of every point, by the voxel that it lies in: what kind of
+  surface it is on, or what part of a table, chair or lamp. `side=8` voxels on every axis are the tokens, for mixers of
+  volumes, such as `condaformer`, and those of sequences (`attnlab.tasks.clouds`);
 - a path, which has a `/` or a `.` in it: image files of one's own in `PATH/CLASS/`, or in `PATH/train/CLASS/` and
   `PATH/test/CLASS/` (`attnlab.data.vision.folders`), in `colors=rgb|grey` and squares of `side=32` pixels.
 
@@ -31,7 +34,7 @@ image is read from: the mean of the patches, the default, or a class token, whic
 several resolutions cannot place. `head` is one of those of classes that `attnlab zoo --heads` lists; `optimizer` and
 `schedule` choose others, as in `configs/language.py`. `config.length` counts pixels, and so do tokens a second;
 `config.model.inputs.patch` joins them to patches (and `config.task.patch`, for `segments`, to tokens of the last
-resolution). `init` is `framework` or `paper`, the initial values of the recipe's paper.
+resolution); of clouds it counts points. `init` is `framework` or `paper`, the initial values of the recipe's paper.
 """
 
 import dataclasses
@@ -48,6 +51,7 @@ from attnlab.data.long_range.dataset import Dataset
 from attnlab.data.long_range.digits import Digits
 from attnlab.data.long_range.drawn import Drawn
 from attnlab.data.vision.augment import Augmentation, Crop, CutMix, Flip, Mixing, Mixup, Transform
+from attnlab.data.vision.clouds import Parts, Surfaces
 from attnlab.data.vision.folders import image_folder
 from attnlab.data.vision.rand_augment import RandAugment
 from attnlab.data.vision.shapes import Connected, Count, SameDifferent, Segments
@@ -55,9 +59,11 @@ from attnlab.errors import UserError
 from attnlab.evals.by_slice import BySlice
 from attnlab.evals.cadence import AtEnd, EveryNSteps
 from attnlab.evals.drawn import Drawings
+from attnlab.functional.grids import Grid
 from attnlab.models.heads.registry import CLASSIFIERS
 from attnlab.models.heads.regression import RegressionHead
 from attnlab.models.inputs.patches import ConvStem, OverlappingMap, Patches, class_place
+from attnlab.models.inputs.voxels import Voxels
 from attnlab.models.model import Model
 from attnlab.models.pyramid import Pyramid, Resolution
 from attnlab.models.stack import stack_spec
@@ -66,6 +72,7 @@ from attnlab.nn.mlps import MLP, GatedMLP
 from attnlab.nn.norms import RMSNorm
 from attnlab.nn.pools import MeanPool, OneToken
 from attnlab.nn.positions import GridSinusoids, LearnedPlaces
+from attnlab.tasks.clouds import FEATURES, PointSegmentation
 from attnlab.tasks.diffusion import Diffusion
 from attnlab.tasks.images import ImageClassification, Segmentation, side
 from attnlab.train.optimizer import AdamW, Group, Groups
@@ -78,13 +85,14 @@ from attnlab.zoo.chosen import chosen_recipe, initialized
 
 @dataclasses.dataclass(frozen=True)
 class Images:
-    """A data set, and the patches that suit its images; `levels` are those of a pixel."""
+    """A data set, and the patches that suit its images, whose pixels have `levels`; or the voxels of its clouds."""
 
     data: Dataset
     patch: int
     examples: int
     dense: bool = False
     levels: int = 256
+    voxels: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,6 +121,8 @@ DATA = {
     'same_different': Images(Drawn(SameDifferent()), patch=2, examples=1_000),
     'connected': Images(Drawn(Connected()), patch=2, examples=1_000),
     'segments': Images(Drawn(Segments()), patch=2, examples=200, dense=True),
+    'surfaces': Images(Drawn(Surfaces()), patch=1, examples=200, dense=True, voxels=8),
+    'parts': Images(Drawn(Parts()), patch=1, examples=200, dense=True, voxels=8),
 }
 
 SIZES = {
@@ -173,7 +183,7 @@ def get_config(arg: str = '') -> ConfigDict:
         predict='label',
         augment='',
         colors='rgb',
-        side='32',
+        side='',
         stem='',
         positions='',
         token='mean',
@@ -210,14 +220,28 @@ def get_config(arg: str = '') -> ConfigDict:
 
 
 def _images(chosen: dict[str, str]) -> Images:
-    name = chosen['data']
+    name, length = chosen['data'], chosen['side']
+    if length and not (length.isdecimal() and int(length)):
+        raise UserError(f'side={length} of the config is no whole number of pixels or voxels, such as side=32')
     if name in DATA or not ('/' in name or '.' in name):
-        return choose(DATA, 'data', name)
-    if not chosen['side'].isdecimal():
-        raise UserError(f'side={chosen["side"]} of the config is no whole number of pixels, such as side=32')
+        images = choose(DATA, 'data', name)
+        if images.voxels is not None:
+            return _clouds(images, chosen)
+        if length:
+            raise UserError(f'side={length} is for images of your own and clouds of points; data={name} has its own')
+        return images
     channels = choose({'rgb': 3, 'grey': 1}, 'colors', chosen['colors'])
-    data = image_folder(name, size=int(chosen['side']), channels=channels)
+    data = image_folder(name, size=int(length or 32), channels=channels)
     return Images(data, patch=next(patch for patch in (4, 2, 1) if data.size % patch == 0), examples=1_000)
+
+
+def _clouds(images: Images, chosen: dict[str, str]) -> Images:
+    """Clouds in the voxels asked for. Raises `UserError` for arguments of images."""
+    usual = {'layout': 'flat', 'predict': 'label', 'augment': '', 'stem': ''}
+    given = [f'{name}={chosen[name]}' for name, value in usual.items() if chosen[name] != value]
+    if given:
+        raise UserError(f'data={chosen["data"]} holds clouds of points, not images, and takes no {", ".join(given)}')
+    return dataclasses.replace(images, voxels=int(chosen['side'] or images.voxels or 0))
 
 
 def _augmentation(chosen: dict[str, str], images: Images) -> Augmentation | None:
@@ -238,6 +262,8 @@ def _augmentation(chosen: dict[str, str], images: Images) -> Augmentation | None
 def _task(images: Images, layout: Layout, augmentation: Augmentation | None, predicts: str | None) -> ConfigDict:
     if predicts is not None:
         return spec(Diffusion, data=images.data, patch=images.patch, augmentation=augmentation, predicts=predicts)
+    if images.voxels is not None:
+        return spec(PointSegmentation, data=images.data, side=images.voxels)
     if images.dense:
         patch = images.patch * 2 ** (layout.resolutions - 1)
         return spec(Segmentation, data=images.data, patch=patch, augmentation=augmentation)
@@ -251,28 +277,35 @@ def _model(recipe: Recipe, images: Images, layout: Layout, chosen: dict[str, str
             f'token={where} adds a token that lies on no grid; zoo={chosen["zoo"]} with data={chosen["data"]} and '
             f'layout={chosen["layout"]} needs token=mean'
         )
-    pixels, grid = side(images.data), _grid(images)
-    inputs = spec(
-        Patches,
-        size=(pixels, pixels),
-        channels=images.data.kind.channels,
-        patch=images.patch,
-        stem=spec(choose(STEMS, 'stem', chosen['stem'])) if chosen['stem'] else layout.stem,
-        positions=choose(POSITIONS, 'positions', chosen['positions'] or layout.positions)(),
-        class_token=where,
-    )
     head = choose(CLASSIFIERS, 'head', chosen['head']).spec.copy_and_resolve_references()
     head.classes = images.data.kind.classes
-    pool = MeanPool() if where is None else OneToken(class_place(grid, where))
+    pool = MeanPool() if where is None else OneToken(class_place(_grid(images), where))
     return spec(
         Model,
         dim=layout.dim,
         stack=layout.stack,
         norm=layout.norm,
-        inputs=inputs,
+        inputs=_inputs(images, layout, chosen, where),
         head=head,
         pool=pool,
         streaming=False,
+    )
+
+
+def _inputs(images: Images, layout: Layout, chosen: dict[str, str], where: str | None) -> ConfigDict:
+    """What makes tokens of patches, or of voxels."""
+    positions = choose(POSITIONS, 'positions', chosen['positions'] or layout.positions)()
+    if images.voxels is not None:
+        return spec(Voxels, side=images.voxels, features=FEATURES, positions=positions)
+    pixels = side(images.data)
+    return spec(
+        Patches,
+        size=(pixels, pixels),
+        channels=images.data.kind.channels,
+        patch=images.patch,
+        stem=spec(choose(STEMS, 'stem', chosen['stem'])) if chosen['stem'] else layout.stem,
+        positions=positions,
+        class_token=where,
     )
 
 
@@ -288,7 +321,9 @@ def _denoising(model: ConfigDict, task: ConfigDict, layout: Layout, chosen: dict
     return model
 
 
-def _grid(images: Images) -> tuple[int, int]:
+def _grid(images: Images) -> Grid:
+    if images.voxels is not None:
+        return (images.voxels,) * 3
     return (side(images.data) // images.patch,) * 2
 
 

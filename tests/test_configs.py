@@ -411,8 +411,18 @@ def test_images_by_any_recipe(name):
 def test_images_of_every_kind(argument):
     setup = prepared(images.get_config(argument))
     measured = jax.eval_shape(setup.measure, setup.abstract.params, setup.abstract_batch())
-    dense = {f'iou_{o}' for o in (1, 2, 3)} if 'segments' in argument else set()
-    assert set(measured) == {'loss', 'accuracy', 'accuracy_products'} | dense
+    overlaps = {'data=segments': range(1, 4), 'data=surfaces': range(5), 'data=parts': range(7)}.get(argument, ())
+    assert set(measured) == {'loss', 'accuracy', 'accuracy_products'} | {f'iou_{o}' for o in overlaps}
+
+
+@pytest.mark.parametrize('name', ['condaformer', 'polarized', 'gla'])
+def test_clouds_are_read_as_volumes(name):
+    setup = prepared(images.get_config(f'zoo={name},data=parts,side=4'))
+    setup.trace()
+    assert setup.model.embedding.grid == (4, 4, 4) and setup.length == 512
+    flat = prepared(images.get_config('zoo=swin,data=parts'))
+    with pytest.raises(UserError, match=r'mixes tokens on a grid of 2 axes; ctx.grid is \(8, 8, 8\)'):
+        flat.trace()
 
 
 def test_images_with_a_class_token():
@@ -531,6 +541,12 @@ def test_images_of_ones_own(tmp_path):
         ('init=paper', 'init=paper goes with recipes whose rows say what their papers start from'),
         ('data=segments,augment=cutmix', 'patches of a mixture have no class of their own'),
         ('data=./nowhere', r'there is no folder \./nowhere; images of a class are read from'),
+        (
+            'data=parts,layout=pyramid,augment=flip',
+            'clouds of points, not images, and takes no layout=pyramid, augment',
+        ),
+        ('data=count,side=16', 'side=16 is for images of your own and clouds of points; data=count has its own'),
+        ('data=parts,side=0', 'side=0 of the config is no whole number of pixels or voxels'),
         ('data=.,side=large', 'side=large of the config is no whole number of pixels'),
         ('data=countt', "there is no data=countt; did you mean 'count'"),
     ],

@@ -4,7 +4,7 @@ import abc
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax.numpy as jnp
 import numpy as np
@@ -17,7 +17,7 @@ from attnlab.data.pipeline import Row, Source
 from attnlab.data.vision.augment import Augmentation, Augmented
 from attnlab.data.vision.shapes import Segments
 from attnlab.errors import UserError
-from attnlab.metrics import Average, proportion
+from attnlab.metrics import Average, overlap, proportion
 from attnlab.models.predictor import Predictor
 from attnlab.tasks.long_range import Classification, LongRange
 from attnlab.tasks.task import Batch, Slice, context
@@ -177,7 +177,7 @@ class Segmentation(ImageTask):
                 f'{hidden.shape[1]} hidden states: the inputs need the same patch and no class token'
             )
         found = jnp.argmax(model.logits(hidden), axis=-1)
-        overlaps = {f'iou_{o}': _overlap(found == o, targets == o, weights) for o in range(1, self.data.kind.classes)}
+        overlaps = {f'iou_{o}': overlap(found == o, targets == o, weights) for o in range(1, self.data.kind.classes)}
         return {
             'loss': Average.of(model.losses(hidden, targets, dropout_key), weights),
             **proportion('accuracy', (found == targets).astype(jnp.float32), weights),
@@ -191,7 +191,3 @@ class Segmentation(ImageTask):
             for source in (self.source('train', part.length), part.source)
         )
         return {'accuracy': of_labels(train, asked, self.data.kind.classes)}
-
-
-def _overlap(found: Any, there: Any, weights: Any) -> Average:
-    return Average(jnp.sum((found & there) * weights), jnp.sum((found | there) * weights))

@@ -1,0 +1,66 @@
+"""Volumes as tokens on a grid of three axes: a linear map of every voxel, with positions added."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from jax.typing import DTypeLike
+from jaxtyping import Float
+
+from attnlab.errors import UserError
+from attnlab.models.inputs.inputs import Inputs
+from attnlab.nn.positions import GridSinusoids, LearnedPlaces
+from attnlab.nn.projections import Linear
+from attnlab.typing import Sequence
+
+
+class Voxels(Inputs):
+    """`y_t = x_t W + b + p_t` for the numbers `x_t` of a voxel and the position `p_t` of its place.
+
+    Inputs are voxels, `b t features`, the last axis fastest, `t` the cube of `side`. Blocks see the grid `side side
+    side`.
+
+    Raises `UserError` for inputs of other sizes.
+
+    Args:
+      vocab: ignored; inputs share one signature.
+      dim: model width.
+      side: voxels on every axis.
+      features: numbers a voxel.
+      positions: added to the voxels: `GridSinusoids`, or made as `positions(dim, grid=, rngs=)`; `None`: none are.
+      rngs: draws the parameters.
+    """
+
+    def __init__(
+        self,
+        vocab: int,
+        dim: int,
+        *,
+        side: int,
+        features: int,
+        positions: GridSinusoids | Callable[..., nnx.Module] | None = LearnedPlaces,
+        rngs: nnx.Rngs,
+    ):
+        del vocab
+        self.grid = grid = (side, side, side)
+        self.side, self.features = side, features
+        self.linear = Linear(features, dim, bias=True, axes=(None, 'embed'), rngs=rngs)
+        if positions is not None and not isinstance(positions, GridSinusoids):
+            positions = positions(dim, grid=grid, rngs=rngs)
+        self.positions: Any = positions
+
+    def __call__(self, tokens: Float[Array, 'b t features'], dtype: DTypeLike | None = None) -> Sequence:
+        """Maps voxels, giving activations of type `dtype` (`None`: the inputs' own)."""
+        if tokens.shape[1:] != (self.side**3, self.features):
+            raise UserError(
+                f'model.inputs.side is {self.side} and features {self.features}, {self.side**3} voxels; the inputs '
+                f'of the task are {tokens.shape[1]} of {tokens.shape[2]} numbers'
+            )
+        x = self.linear(tokens if dtype is None else tokens.astype(dtype))
+        if self.positions is None:
+            return x
+        sinusoids = isinstance(self.positions, GridSinusoids)
+        here = self.positions.encode((self.side,) * 3, x.shape[-1]) if sinusoids else self.positions()
+        return x + jnp.broadcast_to(here.astype(x.dtype), x.shape)

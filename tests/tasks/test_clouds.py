@@ -1,0 +1,76 @@
+"""Points labelled by the voxels that they lie in."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attnlab.data.long_range.drawn import Drawn
+from attnlab.data.vision.clouds import Parts
+from attnlab.data.vision.shapes import Count
+from attnlab.errors import UserError
+from attnlab.tasks.clouds import FEATURES, PointSegmentation, voxels_of
+from attnlab.tasks.task import Guessable, Sliced, Task
+from tests.tasks.test_images import Oracle
+
+SMALL = Drawn(Parts(points=64), train=40, held_out=20)
+TASK = PointSegmentation(SMALL, side=4)
+
+
+def batch_of(count):
+    rows = [TASK.source('test', 64)[index] for index in range(count)]
+    return {name: jnp.asarray(np.stack([row[name] for row in rows])) for name in rows[0]}
+
+
+def test_voxels_are_counted_and_described_by_their_points():
+    assert isinstance(TASK, Task) and isinstance(TASK, Sliced) and isinstance(TASK, Guessable)
+    row, cloud = TASK.source('test', 64)[3], SMALL.rows('test')[3]
+    assert row['tokens'].shape == (64, FEATURES)
+    for place in range(64):
+        corner = np.array(np.unravel_index(place, (4, 4, 4)))
+        inside = np.all(np.floor(cloud['x'] * 4) == corner, axis=1)
+        np.testing.assert_array_equal(row['voxels'] == place, inside)
+        count = inside.sum()
+        mean = (2 * (cloud['x'][inside].astype(float) * 4 - corner) - 1).mean(axis=0) if count else np.zeros(3)
+        np.testing.assert_allclose(row['tokens'][place], [count > 0, np.log1p(count), *mean], atol=1e-5)
+    np.testing.assert_array_equal(row['targets'], cloud['targets'])
+    example = TASK.example(64)
+    assert {name: (value.shape, value.dtype) for name, value in row.items()} == {
+        name: (value.shape, value.dtype) for name, value in example.items()
+    }
+    assert not any(value.any() for value in example.values())
+    edge = np.array([[1.0, 0.0, 0.5]], np.float32)
+    assert voxels_of(edge, 4).tolist() == [3 * 16 + 2]
+
+
+def test_a_point_has_the_prediction_of_its_voxel():
+    batch = batch_of(3)
+    voxels, targets = (np.asarray(batch[name]) for name in ('voxels', 'targets'))
+    by_voxel = np.random.default_rng(0).integers(0, 7, (3, 64))
+    found = np.take_along_axis(by_voxel, voxels, axis=1)
+    measured = TASK.measure(Oracle(20 * jnp.eye(7)[by_voxel]), batch, None)
+    assert float(measured['accuracy'].mean()) == pytest.approx(np.mean(found == targets))
+    union, both = ((found == 1) | (targets == 1)).sum(), ((found == 1) & (targets == 1)).sum()
+    assert float(measured['iou_1'].mean()) == pytest.approx(both / union)
+    with pytest.raises(UserError, match='side of PointSegmentation is 4, 64 voxels; the model has 16 hidden states'):
+        TASK.measure(Oracle(jnp.zeros((3, 16, 7))), batch, None)
+
+
+def test_trivial_guesses():
+    clouds = Drawn(Parts(points=64), train=300, held_out=20)
+    task = PointSegmentation(clouds)
+    found = task.trivial(task.slices('test', 64, (1,), 20)['all'])['accuracy']
+    assert set(found) == {'chance', 'majority', 'class of the place'}
+    shown = np.concatenate([clouds.rows('train')[index]['targets'] for index in range(300)])
+    asked = np.concatenate([clouds.rows('test')[index]['targets'] for index in range(20)])
+    assert found['majority'] == pytest.approx(np.mean(asked == np.bincount(shown).argmax()))
+    # The height of a point says much of what it is a part of.
+    assert found['chance'] == pytest.approx(1 / 7) and found['class of the place'] > found['majority'] + 0.05
+
+
+def test_mistakes_are_named():
+    with pytest.raises(UserError, match=r'config.length is 256; clouds of 64 points need 64'):
+        TASK.source('train', 256)
+    with pytest.raises(UserError, match='holds no clouds of points'):
+        PointSegmentation(Drawn(Count()))
+    with pytest.raises(UserError, match='side of PointSegmentation is 0'):
+        PointSegmentation(SMALL, side=0)
