@@ -1,4 +1,4 @@
-"""Forecasts of time series: published systems, and any mixer of the zoo.
+"""Forecasts of time series, their gaps, anomalies and regimes: published systems, and any mixer of the zoo.
 
     attnlab train --config=series:zoo=mha,data=seasonal,lookback=96,horizon=96 --workdir=runs/seasonal-mha
     attnlab train --config=series:system=dlinear,data=etth1,lookback=336,horizon=96 --workdir=runs/etth1-dlinear
@@ -7,6 +7,14 @@
 `driven`), a published one (`etth1`, `ettm2`, `electricity`, `exchange`, ...: docs/series.md), or a file of your own,
 `.csv`, `.csv.gz`, `.txt.gz`, `.parquet` (extra `parquet`), `.npy` or `.npz`. `lookback` rows are read, `horizon` rows
 forecast.
+
+`task` is `forecasting`; or
+
+- `imputation`: gaps of windows of `lookback` rows are filled (`--config.task.gaps.span=8` makes them longer); without
+  `horizon`, roles of columns, or a head but `affine`;
+- `anomalies`: the same model, whose errors find rows that are disturbed, at the end of the run;
+- `classification`: the regime of drawn windows of `lookback` rows (`attnlab.data.series.regimes`), by a mixer `zoo`
+  that reads every row as a token, and `head`, one of those of classes.
 
 `system` is one of those of SYSTEMS, and sets the arguments below; those that are given besides override it:
 
@@ -39,31 +47,39 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from attnlab.config import arguments, choose, spec, takes
+from attnlab.data.long_range.drawn import Drawn
 from attnlab.data.series.basis import TrainingBasis
 from attnlab.data.series.columns import Columns
 from attnlab.data.series.drawn import Autoregression, DrawnSeries, Driven, Henon, Lorenz, Regimes, Seasonal
 from attnlab.data.series.files import CSVSeries, NPZSeries, ParquetSeries
 from attnlab.data.series.published import PUBLISHED, PublishedSeries
+from attnlab.data.series.regimes import RegimeWindows
 from attnlab.data.series.series import Series
 from attnlab.errors import UserError
+from attnlab.evals.anomalies import Anomalies
 from attnlab.evals.by_slice import BySlice
 from attnlab.evals.cadence import AtEnd, EveryNSteps
 from attnlab.models.forecasters import LinearForecaster, StackForecaster
 from attnlab.models.heads.affine import AffineHead, SparseAffineHead
 from attnlab.models.heads.orthogonal import OrthogonalHead
-from attnlab.models.heads.registry import REGRESSORS
+from attnlab.models.heads.registry import CLASSIFIERS, REGRESSORS
+from attnlab.models.inputs.embedding import Projection
 from attnlab.models.inputs.series import OrthogonalVariates, VariatesApart, VariatesAsTokens, VariatesTogether
+from attnlab.models.model import Model
 from attnlab.models.stack import stack_spec
 from attnlab.nn.mlps import GatedMLP
-from attnlab.nn.positions import LearnedPlaces
+from attnlab.nn.pools import MeanPool
+from attnlab.nn.positions import LearnedPlaces, Sinusoidal
 from attnlab.nn.windows import Covariates, InstanceNorm, LastValue, MovingAverage, WindowGain
 from attnlab.tasks.forecasting import Forecasting
+from attnlab.tasks.imputation import Imputation
+from attnlab.tasks.long_range import Classification
 from attnlab.train.optimizer import AdamW
 from attnlab.train.run_config import CHOICES, run_config
 from attnlab.train.schedule import Cosine
 from attnlab.train.step import Precision
 from attnlab.zoo import Recipe
-from attnlab.zoo.chosen import sequence_recipe
+from attnlab.zoo.chosen import padded_recipe, sequence_recipe
 
 DRAWN: Mapping[str, DrawnSeries] = MappingProxyType(
     {
@@ -178,6 +194,19 @@ DEFAULTS = MappingProxyType(
 )
 """What systems set, and what holds where neither they nor the arguments do."""
 
+TASKS = ('forecasting', 'imputation', 'anomalies', 'classification')
+FORECASTS = ('horizon', 'head', 'individual', 'targets', 'known', 'marks', 'ahead')
+"""Arguments of forecasting alone."""
+
+FIRST = MappingProxyType({'data': 'seasonal', 'horizon': '96', 'head': 'affine'})
+"""What these arguments are of forecasting where they are not given."""
+
+CLASSIFIES = ('task', 'zoo', 'form', 'lookback', 'head', 'size', *CHOICES)
+"""Arguments of classification."""
+
+EXAMPLES = 500
+"""Windows that classification is evaluated on."""
+
 NORMS = {'instance': InstanceNorm, 'last_value': LastValue, 'none': lambda: None}
 INPUTS = {'apart': VariatesApart, 'together': VariatesTogether, 'variates': VariatesAsTokens}
 FORMS = ('causal', 'bidirectional')
@@ -212,23 +241,30 @@ EVERY_WINDOW = 2**31 - 1
 
 
 def get_config(arg: str = '') -> ConfigDict:
-    """The config of `data=...,lookback=...,horizon=...,system=...`, the arguments of `DEFAULTS`, `head=...`,
+    """The config of `task=...,data=...,lookback=...,horizon=...,system=...`, the arguments of `DEFAULTS`, `head=...`,
     `size=...` and `CHOICES`."""
     given = arguments(
         arg,
-        data='seasonal',
+        task='forecasting',
+        data='',
         lookback='96',
-        horizon='96',
+        horizon='',
         system='',
-        head='affine',
+        head='',
         size='tiny',
         **dict.fromkeys(DEFAULTS, ''),
         **CHOICES,
     )
+    choose(dict.fromkeys(TASKS), 'task', given['task'])
+    if given['task'] == 'classification':
+        return _classification(given)
     system = choose(SYSTEMS, 'system', given['system']) if given['system'] else OWN
+    if given['task'] != 'forecasting':
+        _check_filling(system, given)
     chosen = given | {name: given[name] or system.arguments.get(name, value) for name, value in DEFAULTS.items()}
+    chosen |= {name: given[name] or value for name, value in FIRST.items()}
     size = choose(SIZES, 'size', chosen['size'])
-    lookback, horizon = _whole(chosen, 'lookback'), _whole(chosen, 'horizon')
+    lookback = _whole(chosen, 'lookback')
     series = _series(chosen['data'])
     columns = Columns(
         targets=tuple(filter(None, chosen['targets'].split('+'))),
@@ -237,6 +273,13 @@ def get_config(arg: str = '') -> ConfigDict:
     )
     linear = system.linear and not given['zoo']
     variates, observed, known = columns.counts(series)
+    task = spec(Forecasting, data=series, horizon=_whole(chosen, 'horizon'), columns=columns)
+    beside: tuple[ConfigDict, ...] = ()
+    if given['task'] != 'forecasting':
+        # Which values are there is read beside them.
+        task, observed = spec(Imputation, data=series, steps=lookback), variates
+    if given['task'] == 'anomalies':
+        beside = (spec(Anomalies, cadence=spec(AtEnd)),)
     windows = {
         'lookback': lookback,
         'variates': variates,
@@ -247,33 +290,86 @@ def get_config(arg: str = '') -> ConfigDict:
     basis = TrainingBasis(series, columns) if system.orthogonal else None
     stacked = functools.partial(_stacked, system, windows, basis, size, chosen)
     model = _linear(system, windows, chosen) if linear else stacked()
-    evaluated = max(1, size.steps // 5)
     return run_config(
         chosen,
-        steps=size.steps,
-        batch_size=size.batch_size,
+        **_run(size, EVERY_WINDOW, *beside),
         length=lookback,
-        task=spec(Forecasting, data=series, horizon=horizon, columns=columns),
+        task=task,
         model=model,
         optimizer=AdamW(
             peak_lr=size.linear_lr if linear else size.peak_lr,
             schedule=Cosine(warmup=0.1),
             weight_decay=size.weight_decay,
         ),
-        evals=(
-            spec(BySlice, cadence=spec(AtEnd), split='test', multiples=(1,), examples=EVERY_WINDOW),
-            spec(
-                BySlice,
-                cadence=spec(EveryNSteps, n=evaluated),
-                split='valid',
-                multiples=(1,),
-                examples=EVERY_WINDOW,
-                name='valid',
-            ),
-        ),
-        save_every=evaluated,
-        precision=Precision(activations=size.activations),
     )
+
+
+def _run(size: Size, examples: int, *beside: ConfigDict) -> dict[str, Any]:
+    """What all tasks share: the test split at the end, validation in between, and further evaluators."""
+    evaluated = max(1, size.steps // 5)
+    every: dict[str, Any] = {'multiples': (1,), 'examples': examples}
+    return {
+        'steps': size.steps,
+        'batch_size': size.batch_size,
+        'evals': (
+            spec(BySlice, cadence=spec(AtEnd), split='test', **every),
+            spec(BySlice, cadence=spec(EveryNSteps, n=evaluated), split='valid', name='valid', **every),
+            *beside,
+        ),
+        'save_every': evaluated,
+        'precision': Precision(activations=size.activations),
+    }
+
+
+def _classification(given: Mapping[str, str]) -> ConfigDict:
+    """Of drawn windows, whose rows are tokens. Raises `UserError` for arguments of other tasks."""
+    for name, value in given.items():
+        if value and name not in CLASSIFIES:
+            raise UserError(f'{name}={value} is for other tasks; leave it out with task=classification')
+    chosen = given | {'zoo': given['zoo'] or DEFAULTS['zoo'], 'inputs': 'apart'}
+    size, steps = choose(SIZES, 'size', chosen['size']), _whole(chosen, 'lookback')
+    recipe = padded_recipe(sequence_recipe(chosen['zoo']), chosen['zoo'])
+    mixers = _mixers(recipe, size, steps, _causal(recipe, chosen))
+    data = Drawn(RegimeWindows(steps=steps), train=20_000, held_out=EXAMPLES)
+    head = choose(CLASSIFIERS, 'head', chosen['head'] or 'linear').spec.copy_and_resolve_references()
+    head.classes = data.kind.classes
+    model = spec(
+        Model,
+        dim=size.dim,
+        stack=stack_spec(mixers, layer=recipe.layer, depth=size.depth, mlp=spec(GatedMLP)),
+        inputs=spec(Projection, features=1),
+        # A mixer that cannot tell left from right is told.
+        positions=Sinusoidal() if recipe.mirrored else None,
+        head=head,
+        pool=MeanPool(),
+        streaming=False,
+    )
+    return run_config(
+        chosen,
+        **_run(size, EXAMPLES),
+        length=steps,
+        task=spec(Classification, data=data),
+        model=model,
+        optimizer=AdamW(peak_lr=size.peak_lr, schedule=Cosine(warmup=0.1), weight_decay=size.weight_decay),
+    )
+
+
+def _mixers(recipe: Recipe, size: Size, places: int, causal: bool) -> tuple[ConfigDict, ...]:
+    """Those of a recipe for so many tokens, in one of its forms."""
+    mixers = recipe.sized(heads=size.heads, window=size.window, length=places)
+    for mixer in () if causal else mixers:
+        if 'causal' in takes(mixer):
+            mixer.causal = False
+    return mixers
+
+
+def _check_filling(system: System, given: Mapping[str, str]) -> None:
+    """Raises `UserError` for arguments and systems of forecasting alone."""
+    for name in FORECASTS:
+        if given[name]:
+            raise UserError(f'{name}={given[name]} is for task=forecasting; leave it out with task={given["task"]}')
+    if system.orthogonal or system.share is not None:
+        raise UserError(f'system={given["system"]} is for task=forecasting; choose another with task={given["task"]}')
 
 
 def _series(name: str) -> Series:
@@ -301,10 +397,8 @@ def _stacked(
     recipe = sequence_recipe(chosen['zoo'])
     causal = _causal(recipe, chosen)
     inputs, places = _inputs(system, windows, basis, causal, chosen)
-    mixers = recipe.sized(heads=size.heads, window=size.window, length=places)
+    mixers = _mixers(recipe, size, places, causal)
     for mixer in () if causal else mixers:
-        if 'causal' in takes(mixer):
-            mixer.causal = False
         # Variates have no order that a position could tell.
         if chosen['inputs'] == 'variates' and 'position' in takes(mixer):
             mixer.position = None
@@ -322,8 +416,9 @@ def _causal(recipe: Recipe, chosen: Mapping[str, str]) -> bool:
     """Whether mixers read from left to right; raises `UserError` where the recipe does not."""
     form = chosen['form']
     if not form:
-        # Variates have no order, so that none is the last.
-        return recipe.causal and not (chosen['inputs'] == 'variates' and recipe.bidirectional)
+        # Variates have no order, so that none is the last; gaps have something behind them too.
+        both = chosen['inputs'] == 'variates' or chosen['task'] != 'forecasting'
+        return recipe.causal and not (both and recipe.bidirectional)
     choose(dict.fromkeys(FORMS), 'form', form)
     causal = form == 'causal'
     if not (recipe.causal if causal else recipe.bidirectional):

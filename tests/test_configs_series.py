@@ -31,6 +31,40 @@ def test_series_of_every_kind(argument):
     assert measured['position_mse'].total.shape == (setup.task.horizon,)
 
 
+@pytest.mark.parametrize(
+    'argument',
+    [
+        'task=imputation,system=dlinear',
+        'task=imputation,system=itransformer,data=lorenz',
+        'task=anomalies,zoo=gla,lookback=24',
+        pytest.param('task=imputation,system=patch_tst,size=small', marks=pytest.mark.slow),
+    ],
+)
+def test_gaps_of_every_kind(argument):
+    setup = prepare(series.get_config(argument))
+    measured = jax.eval_shape(setup.measure, setup.abstract.variables, setup.abstract_batch())
+    assert set(measured) == {'loss', 'mse', 'mae', 'mse_original', 'mae_original'}
+    assert setup.task.steps == setup.length and setup.model.covariates.observed == setup.task.data.variates
+    assert [type(one).__name__ for one in setup.evals][2:] == ['Anomalies'] * argument.startswith('task=anomalies')
+
+
+def test_gaps_are_read_from_both_sides():
+    both, ahead = (series.get_config(f'task={name},zoo=mha') for name in ('imputation', 'forecasting'))
+    assert both.model.inputs.read_from == 'all' and not both.model.stack.blocks[0].mixer.causal
+    assert ahead.model.inputs.read_from == 'last' and ahead.model.stack.blocks[0].mixer.causal
+
+
+@pytest.mark.parametrize('argument', ['zoo=mha', 'zoo=mamba,lookback=48', 'zoo=gla,form=causal,head=arcface'])
+def test_classification_of_regimes(argument):
+    config = series.get_config(f'task=classification,{argument}')
+    setup = prepare(config)
+    measured = jax.eval_shape(setup.measure, setup.abstract.variables, setup.abstract_batch())
+    assert {'loss', 'accuracy'} <= set(measured)
+    assert setup.model.outputs == 4 and setup.length == setup.task.data.of.steps
+    guesses = setup.task.trivial(setup.task.slices('test', setup.length, (1,), 200)['all'])
+    assert guesses['accuracy'].keys() == {'chance', 'majority'} and guesses['accuracy']['majority'] < 0.4
+
+
 def test_series_have_the_sizes_of_papers():
     """Parameters as published: of Linear at 336 to 96, and of patches at 336: 42 tokens."""
     assert parameters(prepare(series.get_config('system=linear,data=etth1,lookback=336'))) == 337 * 96
@@ -58,6 +92,14 @@ def test_series_have_the_sizes_of_papers():
         ('known=load', 'leave none to forecast'),
         ('ahead=2', 'there is no ahead=2'),
         ('head=quantile', "there is no head=quantile; did you mean 'quantiles'"),
+        ('task=imputaton', "there is no task=imputaton; did you mean 'imputation'"),
+        ('task=imputation,horizon=96', 'horizon=96 is for task=forecasting'),
+        ('task=anomalies,head=quantiles', 'head=quantiles is for task=forecasting'),
+        ('task=imputation,system=olinear', 'system=olinear is for task=forecasting'),
+        ('task=imputation,system=ar_net', 'system=ar_net is for task=forecasting'),
+        ('task=classification,data=seasonal', 'data=seasonal is for other tasks'),
+        ('task=classification,head=quantiles', 'there is no head=quantiles'),
+        ('task=classification,zoo=window_sinks', 'zoo=window_sinks takes no segments'),
     ],
 )
 def test_series_names_mistakes(argument, sentence):
@@ -69,5 +111,6 @@ def test_a_sweep_chooses_on_validation():
     made = sweeps_series.get_config('system=nlinear,horizon=24,seeds=2')
     assert made.metric == 'valid/1x/mse' and made.goal == 'min' and made.seeds == (0, 1)
     assert read(made).base.task.horizon == 24
+    assert sweeps_series.get_config('task=classification').metric == 'valid/all/loss'
     with pytest.raises(UserError, match=r'seeds is .*; it must be a whole number from 1'):
         sweeps_series.get_config('seeds=0')

@@ -3,8 +3,8 @@
     attnlab sweep --config=sweeps/series:zoo=mha,data=seasonal,horizon=96 --study=studies/seasonal-mha
 
 All other arguments are those of `configs/series.py`. The rates are from 1e-4 to 1e-2, two to a power of ten. The
-study's metric is the mean squared error on the validation split; the test split is evaluated once, at the end of
-every run.
+study's metric is the mean squared error on the validation split, of `task=classification` the loss there; the test
+split is evaluated once, at the end of every run.
 """
 
 import pathlib
@@ -33,6 +33,6 @@ def get_config(arg: str = '') -> ConfigDict:
         {'rate': spec(Grid, key='optimizer.peak_lr', values=RATES)},
         sampler=spec(GridSearch),
         seeds=tuple(range(int(seeds))),
-        metric='valid/1x/mse',
+        metric='valid/all/loss' if 'task=classification' in given else 'valid/1x/mse',
         goal='min',
     )
