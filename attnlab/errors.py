@@ -12,6 +12,7 @@ EXTRAS = {
     'tensorflow_datasets': 'tfds',
     'sklearn': 'offline',
     'pyarrow': 'parquet',
+    'outlines_core': 'regex',
     'wandb': 'wandb',
 }
 """The extra that installs a package that is not always there."""

@@ -9,11 +9,14 @@ from absl import flags
 from attnlab.commands.arguments import define_ema, define_run, directory, parsed, start_devices
 from attnlab.errors import UserError
 
-WAYS = ('prompts', 'beam', 'contrastive', 'draft')
+WAYS = ('prompts', 'beam', 'contrastive', 'draft', 'regex')
 """Flags of which one is given at most: each is another way to continue."""
 
 DRAWS = ('temperature', 'top_p', 'min_p', 'seed')
 """Flags of what is drawn at random."""
+
+TESTED = ('all', 'drawn')
+"""Which tokens are tested against a pattern."""
 
 
 def main(argv: list[str]) -> int:
@@ -44,12 +47,20 @@ def main(argv: list[str]) -> int:
         flag_values=values,
     )  # fmt: skip
     flags.DEFINE_integer('ahead', 4, 'With --draft: how many tokens it proposes.', lower_bound=1, flag_values=values)
+    flags.DEFINE_string(
+        'regex', None, 'A regular expression that the continuation, all of it, is to match.', flag_values=values
+    )
+    flags.DEFINE_enum(
+        'tested', 'all', TESTED, 'With --regex: test all tokens, or those that are drawn until one is accepted.',
+        flag_values=values,
+    )  # fmt: skip
     if not parsed(values, argv, 'generate'):
         return 0
     _check(values)
     workdir = directory(values, 'workdir')
     draft = directory(values, 'draft') if values.draft else None
     prompts = _lines(pathlib.Path(values.prompts).expanduser()) if values.prompts else []
+    from attnlab.functional.constrained import Choice, Drawn, Masked, Rejected
     from attnlab.functional.sampling import Sampling
 
     sampling = Sampling(values.temperature, values.top_k, values.top_p, values.min_p)
@@ -62,6 +73,7 @@ def main(argv: list[str]) -> int:
             print(f'{prompt}{text}\n---')
         return 0
     counts: list[int] = []
+    matched: list[Drawn] = []
     note = ''
     pieces: Any
     if values.beam:
@@ -72,6 +84,9 @@ def main(argv: list[str]) -> int:
     elif draft is not None:
         small = Writer.of(draft, None, values.tokens)
         pieces = writer.speculative(values.prompt, small, sampling, values.ahead, values.seed, counts)
+    elif values.regex is not None:
+        choice: Choice = Masked(sampling) if values.tested == 'all' else Rejected(values.temperature)
+        pieces = writer.matching(values.prompt, values.regex, choice, values.seed, matched)
     else:
         pieces = writer.sampled(values.prompt, sampling, values.seed)
     for place, piece in enumerate(pieces):
@@ -81,6 +96,11 @@ def main(argv: list[str]) -> int:
     if counts:
         note = (
             f'{sum(counts)} tokens in {len(counts)} readings of the model, each with up to {values.ahead} of the draft'
+        )
+    if matched and values.temperature:
+        note = (
+            f'log-weight {sum(each.log_weight for each in matched):.4f} nats, the mean of whose exponential over seeds '
+            f'is the probability of such texts; {sum(each.tested for each in matched):,} tokens tested'
         )
     if note:
         print(note, file=sys.stderr)
@@ -98,6 +118,16 @@ def _check(values: flags.FlagValues) -> None:
     drawn = [f'--{name}' for name in (*DRAWS, *(('top_k',) if values.beam else ())) if values[name].present]
     if searched and drawn:
         raise UserError(f'{drawn[0]} is for what is drawn; {ways[0]} searches')
+    if values.regex == '':
+        raise UserError('--regex is empty; give the pattern that the continuation is to match')
+    if values['tested'].present and values.regex is None:
+        raise UserError('--tested is for --regex, which is not given')
+    if values.tested == 'drawn':
+        restricted = [f'--{name}' for name in ('top_k', 'top_p', 'min_p') if values[name].present]
+        if restricted:
+            raise UserError(f'{restricted[0]} needs --tested=all: --tested=drawn does not know all that is allowed')
+        if values.temperature == 0:
+            raise UserError('--temperature=0 takes the likeliest; --tested=drawn draws')
     if values['ahead'].present and not values.draft:
         raise UserError('--ahead is for --draft, which is not given')
     if values.contrastive is not None and not 0 <= values.contrastive <= 1:

@@ -1,4 +1,4 @@
-"""Other ways to continue a text than one token after the other: many prompts, beams, contrastive, with a draft.
+"""Other ways to continue a text than freely and alone: many prompts, beams, contrastive, with a draft, constrained.
 
 Every function reads a prompt once and keeps the states of the mixers. Continuations that go on side by side are a
 leading axis, each with its own state and position (`jax.vmap`), so that prompts may differ in length.
@@ -6,7 +6,7 @@ leading axis, each with its own state and position (`jax.vmap`), so that prompts
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,7 @@ from jaxtyping import Array, Bool, Float, Int
 from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.functional import cores
+from attnlab.functional.constrained import Choice, Drawn
 from attnlab.functional.sampling import UNRESTRICTED, Sampling
 from attnlab.models.predictor import Predictor
 from attnlab.typing import State
@@ -234,3 +235,67 @@ def accepted(
     rest = jnp.where(jnp.sum(rest, axis=-1, keepdims=True) > 0, rest, target[:ahead])
     weights = jnp.concatenate([rest, target[ahead:]])[count]
     return count, jax.random.categorical(second, jnp.log(weights))
+
+
+@runtime_checkable
+class Constraint(Protocol):
+    """Which texts may be written: places, between which tokens move."""
+
+    @property
+    def start(self) -> int:
+        """The place before the first token."""
+
+    def after(self, place: int, tokens: Int[np.ndarray, 'n']) -> Int[np.ndarray, 'n']:
+        """The places that tokens lead to."""
+
+    def rest(self, places: Int[np.ndarray, 'n']) -> Int[np.ndarray, 'n']:
+        """With how many further tokens a text can always be ended; more than any text has where it cannot."""
+
+    def ends(self, place: int) -> bool:
+        """Whether a text cannot go on."""
+
+
+def constrained(
+    model: Predictor,
+    prompt: np.ndarray,
+    steps: int,
+    constraint: Constraint,
+    choice: Choice,
+    *,
+    seed: int = 0,
+    jit: Callable[..., Any] = jax.jit,
+) -> Iterator[Drawn]:
+    """Yields the tokens of a text that keeps to a constraint, until it cannot go on, or `steps` of them.
+
+    A token is allowed where the text can still be ended with the tokens that are left. Each is drawn from the model's
+    distribution given that it is allowed, so that a text is not drawn as if all of the model's texts that keep to the
+    constraint had been kept: for that, texts are weighted by the product of the weights of their tokens,
+
+        E[w f(text)] = sum_(texts that keep to it) p(text) f(text),  E[w] = P(the model's own text keeps to it).
+
+    Raises `UserError` for a model that cannot generate, and where no text of so few tokens keeps to the constraint.
+    """
+    reader = Reader(model, jit)
+    needed = int(constraint.rest(np.array([constraint.start]))[0])
+    if needed > steps:
+        raise UserError(f'no text of at most {steps} tokens matches {constraint!r}; {_advice(needed)}')
+    _, logits, state = reader.read(prompt, reader.start(len(prompt) + steps), 0)
+    place = constraint.start
+    for index in range(steps):
+        if constraint.ends(place):
+            return
+
+        def allowed(tokens: np.ndarray, place: int = place, left: int = steps - index - 1) -> np.ndarray:
+            return constraint.rest(constraint.after(place, tokens)) <= left
+
+        drawn = choice.draw(np.asarray(logits[-1], np.float32), allowed, np.random.default_rng([seed, index]))
+        place = int(constraint.after(place, np.array([drawn.token]))[0])
+        yield drawn
+        if index + 1 < steps and not constraint.ends(place):
+            _, logits, state = reader.read([drawn.token], state, len(prompt) + index)
+
+
+def _advice(needed: int) -> str:
+    if needed > 2**30:
+        return 'none of any length does'
+    return f'the shortest has {needed}; allow as many tokens'

@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from attnlab.data.text.pattern import Matching, Pattern
 from attnlab.data.text.tokenizers import StreamDecoder, Tokenizer, load_tokenizer
 from attnlab.errors import UserError
+from attnlab.functional.constrained import Choice, Drawn
 from attnlab.functional.sampling import Sampling
 from attnlab.models import decoding
 from attnlab.models.sampling import generate
@@ -90,6 +92,23 @@ class Writer:
                 yield piece
 
         return self._text(counted())
+
+    def matching(self, prompt: str, expression: str, choice: Choice, seed: int, tokens: list[Drawn]) -> Iterator[str]:
+        """A continuation that matches a regular expression; appends to `tokens` each that is drawn.
+
+        Raises `UserError` for an expression that cannot be matched.
+        """
+        constraint = Matching(Pattern(expression), self.tokenizer)
+        drawn = decoding.constrained(
+            self.loaded.model(), self._ids(prompt), self.tokens, constraint, choice, seed=seed, jit=self._jit
+        )
+
+        def noted() -> Iterator[list[int]]:
+            for each in drawn:
+                tokens.append(each)
+                yield [each.token]
+
+        return self._text(noted())
 
     @property
     def _jit(self) -> Any:

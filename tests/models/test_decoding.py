@@ -1,5 +1,6 @@
 """Ways to continue a text: against enumeration, greedy decoding, and exact distributions."""
 
+import collections
 import itertools
 
 import jax
@@ -13,8 +14,16 @@ from attnlab.blocks.block import Block
 from attnlab.config import build, spec
 from attnlab.context import Context
 from attnlab.errors import UserError
+from attnlab.functional.constrained import Masked, Rejected
 from attnlab.functional.sampling import Sampling
-from attnlab.models.decoding import accepted, beam_search, contrastive_search, generate_many, speculate
+from attnlab.models.decoding import (
+    accepted,
+    beam_search,
+    constrained,
+    contrastive_search,
+    generate_many,
+    speculate,
+)
 from attnlab.models.model import Model
 from attnlab.models.sampling import generate
 from attnlab.models.stack import Stack
@@ -137,3 +146,108 @@ def test_restrictions_by_hand():
     ):
         with pytest.raises(UserError, match=sentence):
             Sampling(**options)
+
+
+class Ends:
+    """Texts of tokens 0 to 2 in which every 0 is followed by a 2: place 1 after a 0, 2 for what cannot be mended."""
+
+    start = 0
+
+    def after(self, place, tokens):
+        mended = np.where(tokens == 0, 1, np.where(tokens > 2, 2, 0))
+        return np.where(place == 0, mended, np.where((place == 1) & (tokens == 2), 0, 2))
+
+    def rest(self, places):
+        return np.array([0, 1, 100])[places]
+
+    def ends(self, place):
+        return False
+
+
+class Table:
+    """Reads from a table of logits, in the place of a model's reader."""
+
+    def __init__(self, logits):
+        self.logits = logits
+
+    def start(self, capacity):
+        return ()
+
+    def read(self, tokens, state, position):
+        state = (*state, *map(int, tokens))
+        return None, self.logits[state][None], state
+
+
+def test_constrained_texts_are_drawn_and_weighted_exactly(model, monkeypatch):
+    rng = np.random.default_rng(5)
+    every = [(7, *text) for length in range(3) for text in itertools.product(range(4), repeat=length)]
+    table = {state: rng.normal(size=4) for state in every}
+    monkeypatch.setattr('attnlab.models.decoding.Reader', lambda model, jit: Table(table))
+    own, conditional = {}, {}
+    for text in itertools.product(range(4), repeat=3):
+        own[text] = conditional[text] = 1.0
+        place = 0
+        for index, token in enumerate(text):
+            weights = np.exp(table[7, *text[:index]])
+            weights /= weights.sum()
+            may = Ends().rest(Ends().after(np.full(4, place), np.arange(4))) <= 2 - index
+            if not may[token]:
+                own[text] = conditional[text] = 0.0
+                break
+            own[text] *= weights[token]
+            conditional[text] *= weights[token] / weights[may].sum()
+            place = int(Ends().after(np.array([place]), np.array([token]))[0])
+    texts = [text for text, share in own.items() if share]
+    assert texts == [text for text in own if max(text) < 3 and '0' not in ''.join(map(str, text)).replace('02', '')]
+    assert sum(conditional.values()) == pytest.approx(1.0)
+    for choice, count in ((Masked(), 500), (Rejected(), 2_000)):
+        found = [list(constrained(model, np.array([7]), 3, Ends(), choice, seed=seed)) for seed in range(count)]
+        drawn = [tuple(each.token for each in text) for text in found]
+        assert chisquare([drawn.count(text) for text in texts], [count * conditional[t] for t in texts]).pvalue > 1e-3
+        weights = np.exp([sum(each.log_weight for each in text) for text in found])
+        for part in (texts, texts[:4], texts[4:]):
+            each = weights * np.array([text in part for text in drawn])
+            assert abs(each.mean() - sum(own[text] for text in part)) < 4 * each.std() / np.sqrt(count)
+
+
+def test_a_constraint_on_a_model(model):
+    # Greedy: at every token the likeliest that may come, by reading the text anew.
+    text = list(PROMPT)
+    place, expected = 0, []
+    for index in range(4):
+        hidden, _ = model.hidden(jnp.asarray(text)[None], Context.full(1, len(text)))
+        logits = np.asarray(model.logits(hidden)[0, -1])
+        may = Ends().rest(Ends().after(np.full(5, place), np.arange(5))) <= 3 - index
+        expected.append(int(np.argmax(np.where(may, logits, -np.inf))))
+        text.append(expected[-1])
+        place = int(Ends().after(np.array([place]), np.array([expected[-1]]))[0])
+    found = list(constrained(model, PROMPT, 4, Ends(), Masked(Sampling(temperature=0.0))))
+    assert [each.token for each in found] == expected
+
+
+class Until0(Ends):
+    """Texts that end with their first 0."""
+
+    def rest(self, places):
+        return np.array([1, 0, 2**31 - 1])[places]
+
+    def ends(self, place):
+        return place == 1
+
+
+class Far(Until0):
+    """The same, of two tokens at least."""
+
+    def rest(self, places):
+        return np.array([2, 0, 2**31 - 1])[places]
+
+
+def test_a_text_ends_where_nothing_can_follow_and_must_fit(model, monkeypatch):
+    monkeypatch.setattr(
+        'attnlab.models.decoding.Reader', lambda model, jit: Table(collections.defaultdict(lambda: np.zeros(4)))
+    )
+    found = [list(constrained(model, PROMPT, 2, Until0(), Rejected(), seed=seed)) for seed in range(30)]
+    texts = [tuple(each.token for each in text) for text in found]
+    assert set(texts) == {(0,), (1, 0), (2, 0)}
+    with pytest.raises(UserError, match=r'no text of at most 1 tokens matches .*; the shortest has 2; allow as many'):
+        next(constrained(model, PROMPT, 1, Far(), Masked()))
