@@ -137,23 +137,27 @@ class SiluQueries(FixedMap):
 
 
 class Hedgehog(Module):
-    """Learned maps of queries and of keys, one for every head: `f(x) = [softmax(x W), softmax(-x W)]`, at least 1e-12.
+    """Learned maps of queries and of keys, one for every head: `f(x) = [softmax(y), softmax(-y)]`, `y = x W + c`.
 
-    `W` is square and starts as the identity. The softmax is in float32 or better.
-    Zhang et al. 2024, https://arxiv.org/abs/2402.04347.
+    Features are at least 1e-12. `W` is square and starts as the identity, `c`, left out without `bias`, at zero. The
+    softmax is in float32 or better. Zhang et al. 2024, https://arxiv.org/abs/2402.04347.
     """
 
-    def __init__(self, key_dim: int, *, heads: int, rngs: nnx.Rngs):
+    def __init__(self, key_dim: int, *, heads: int, bias: bool = False, rngs: nnx.Rngs):
         shape, axes = (heads, key_dim, key_dim), ('heads', None, None)
         self.query = param(_identities, shape, axes=axes, rngs=rngs)
         self.key = param(_identities, shape, axes=axes, rngs=rngs)
+        zeros = nnx.initializers.zeros
+        self.query_bias, self.key_bias = (
+            param(zeros, shape[:2], axes=axes[:2], group='vector', rngs=rngs) if bias else None for _ in range(2)
+        )
 
     def features(
         self, q: Queries, k: Keys, positions: Positions
     ) -> tuple[Float[Array, 'b t h m'], Float[Array, 'b s g m']]:
         """Returns the features of queries and of keys, twice as many as there are channels."""
         del positions
-        return _both_signs(q, self.query), _both_signs(k, self.key)
+        return _both_signs(q, self.query, self.query_bias), _both_signs(k, self.key, self.key_bias)
 
 
 class SignedExponentials(Module):
@@ -190,8 +194,10 @@ def _mapped(x: Float[Array, 'b t h k'], weight: nnx.Param) -> Float[Array, 'b t 
     return jnp.einsum('bthk,hkm->bthm', x, weight[...].astype(x.dtype)).astype(state_dtype(x.dtype))
 
 
-def _both_signs(x: Float[Array, 'b t h k'], weight: nnx.Param) -> Float[Array, 'b t h m']:
+def _both_signs(x: Float[Array, 'b t h k'], weight: nnx.Param, bias: nnx.Param | None) -> Float[Array, 'b t h m']:
     mapped = _mapped(x, weight)
+    if bias is not None:
+        mapped = mapped + bias[...].astype(mapped.dtype)[None, None]
     features = jnp.concatenate([jax.nn.softmax(mapped), jax.nn.softmax(-mapped)], axis=-1)
     return jnp.maximum(features, 1e-12).astype(x.dtype)
 
@@ -343,16 +349,19 @@ class SquaredProduct(Module):
 class PositiveRandomFeatures(Module):
     """FAVOR+: positive random features whose products have the mean `exp(q . k / sqrt(channels))`.
 
-        f(x)_i = (exp(w_i . y - |y|^2 / 2) + 1e-4) / sqrt(count),  y = x / channels^(1/4)
+        f(x)_i = (exp(w_i . y - |y|^2 / 2) + eps) / sqrt(count),  y = x / channels^(1/4)
 
     The `w_i` are drawn once, normal, orthogonal within blocks as large as the number of channels, the same for all
     heads, and not trained. The largest `w_i . y` of a query is subtracted from its exponents, a factor common to all
-    its weights; for keys this would be wrong. `count` is `channels log(channels)`, rounded down but at least the number
-    of channels, when `None`. In float32 or better. Choromanski et al. 2021, https://arxiv.org/abs/2009.14794.
+    its weights; for keys this would be wrong. The mean feature of a query of 64 channels of variance one is then some
+    2e-4; an `eps` that is not small against it makes all keys weigh alike. `count` is `channels log(channels)`, rounded
+    down but at least the number of channels, when `None`. In float32 or better. Choromanski et al. 2021,
+    https://arxiv.org/abs/2009.14794.
     """
 
-    def __init__(self, key_dim: int, *, heads: int, count: int | None = None, rngs: nnx.Rngs):
+    def __init__(self, key_dim: int, *, heads: int, count: int | None = None, eps: float = 1e-4, rngs: nnx.Rngs):
         del heads
+        self.eps = eps
         count = max(key_dim, int(key_dim * math.log(key_dim))) if count is None else count
         self.directions = buffer(orthogonal_normals(rngs.params(), count, key_dim), axes=(None, None))
 
@@ -364,16 +373,15 @@ class PositiveRandomFeatures(Module):
         along_q, half_q = self._projected(q)
         along_k, half_k = self._projected(k)
         largest = jnp.max(along_q, axis=-1, keepdims=True)
-        return _positive(along_q - half_q - largest, q), _positive(along_k - half_k, k)
+        return self._positive(along_q - half_q - largest, q), self._positive(along_k - half_k, k)
 
     def _projected(self, x: Float[Array, 'b t h k']) -> tuple[Float[Array, 'b t h m'], Float[Array, 'b t h 1']]:
         scaled = x.astype(state_dtype(x.dtype)) * x.shape[-1] ** -0.25
         along = jnp.einsum('bthk,mk->bthm', scaled, self.directions[...].astype(scaled.dtype))
         return along, jnp.sum(jnp.square(scaled), axis=-1, keepdims=True) / 2
 
-
-def _positive(exponent: Float[Array, 'b t h m'], x: Float[Array, 'b t h k']) -> Float[Array, 'b t h m']:
-    return ((jnp.exp(exponent) + 1e-4) * exponent.shape[-1] ** -0.5).astype(x.dtype)
+    def _positive(self, exponent: Float[Array, 'b t h m'], x: Float[Array, 'b t h k']) -> Float[Array, 'b t h m']:
+        return ((jnp.exp(exponent) + self.eps) * exponent.shape[-1] ** -0.5).astype(x.dtype)
 
 
 def orthogonal_normals(key: Array, count: int, dim: int) -> Float[Array, 'm k']:

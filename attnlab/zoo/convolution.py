@@ -3,7 +3,8 @@
 from attnlab.config import spec
 from attnlab.mixers.convolution.gated import GatedConvolution
 from attnlab.mixers.convolution.hyena import Hyena
-from attnlab.nn.initialization import Initialization
+from attnlab.nn.filters import ImplicitFilter
+from attnlab.nn.initialization import Gaussian, Initialization
 from attnlab.nn.preludes import ShortConv
 from attnlab.zoo.recipe import PYTORCH, Recipe, Start
 
@@ -25,7 +26,11 @@ CONVOLUTION = {
         ),
     ),
     'hyena': Recipe(
-        spec=spec(Hyena, prelude=spec(ShortConv, width=3, activation=None, bias=True)),
+        spec=spec(
+            Hyena,
+            filters=spec(ImplicitFilter, bands=16),
+            prelude=spec(ShortConv, width=3, activation=None, bias=True),
+        ),
         cite='Poli et al. 2023, https://arxiv.org/abs/2302.10866',
         causal=True,
         streaming=True,
@@ -33,11 +38,17 @@ CONVOLUTION = {
         implementations=('reference', 'xla'),
         small={'length': 24},
         knobs={},
-        start=Start(maps=Initialization(linear=PYTORCH)),
+        start=Start(
+            maps=Initialization(linear=Gaussian(0.02), residual=1.0),
+            arguments={'filters.frequency': 14.0},
+        ),
         notes=(
-            'Of order 2. `length` is the unit of the filters, to be set to the rows of training. Features of '
-            'positions are not trained, and every layer has sine frequencies of its own. A stream keeps all inputs of '
-            'the convolution. Documents of a row are kept apart exactly.'
+            'Of order 2. `length` is the unit of the filters, to be set to the rows of training. Filters read 33 '
+            'features of the lag, as in the language models of the paper; its models of recall have 5 '
+            '(filters.bands=2). Features are not trained. init=paper starts linear maps, those of the filters too, '
+            'with a standard deviation of 0.02, the last of every branch over the root of their number, and the sine '
+            'frequencies of the filters at 14, as in those language models. A stream keeps all inputs of the '
+            'convolution. Documents of a row are kept apart exactly.'
         ),
     ),
 }

@@ -157,7 +157,9 @@ LINEAR = {
         start=NARROW,
     ),
     'hedgehog': Recipe(
-        spec=spec(LinearAttention, feature_map=spec(Hedgehog), normalizer=SumNormalizer(eps=1e-12), scale=1.0),
+        spec=spec(
+            LinearAttention, feature_map=spec(Hedgehog, bias=True), normalizer=SumNormalizer(eps=1e-12), scale=1.0
+        ),
         cite='Zhang et al. 2024, https://arxiv.org/abs/2402.04347',
         causal=True,
         bidirectional=True,
@@ -166,8 +168,10 @@ LINEAR = {
         packed=True,
         sequence=True,
         notes=(
-            'Trained from scratch, with the softmax of features and of their negatives. The paper also converts '
-            'trained softmax attention, by distillation of its weights.'
+            'Trained from scratch, with the softmax of features and of their negatives; their exponentials, without '
+            'a bias: feature_map=SignedExponentials. Maps have biases, as in flash-linear-attention, which divides '
+            'features and negatives by one sum; those of the later code of the authors, LoLCATs, have none. The paper '
+            'also converts trained softmax attention, by distillation of its weights.'
         ),
     ),
     'nalaformer': Recipe(
@@ -202,9 +206,12 @@ LINEAR = {
         packed=True,
         notes=(
             'Bidirectional, as in the paper. Of the local residual, 3 x 3 in images, the form in one dimension: three '
-            'neighbours. Queries and keys are not mapped, the default of the released code; feature_map= maps them.'
+            'neighbours. Queries and keys are not mapped, the default of the released code; feature_map= maps them. '
+            'init=paper starts linear maps with a standard deviation of 0.02, as the released code does, but not those '
+            'that make the factors of the residual.'
         ),
         knobs={'heads': 'heads'},
+        start=NARROW,
     ),
     'agent': Recipe(
         spec=spec(AgentAttention),
@@ -217,10 +224,12 @@ LINEAR = {
             'Bidirectional, as in the paper. Agents are means of the queries of as many stretches of the document; in '
             'images, of a square. Of the biases by place the coarse ones, resized to the document, seven values in one '
             'dimension; those of rows and columns are left out. A row has one document, besides padding; documents= '
-            'says how many more.'
+            'says how many more. init=paper starts linear maps with a standard deviation of 0.02, as the released code '
+            'does.'
         ),
         small={'agents': 4, 'documents': 4},
         knobs={'heads': 'heads'},
+        start=NARROW,
     ),
     'norm_lin': Recipe(
         spec=spec(NormLin),
@@ -233,10 +242,12 @@ LINEAR = {
             'The mixer of OLinear, there between the variates of a panel of series; here between places, of which '
             'length= says how many. A shorter document has the first rows and columns, whose rows are made to sum to '
             'one again. One matrix for all channels; no dropout of weights. The block is that of other recipes. A row '
-            'has one document, besides padding; documents= says how many more.'
+            'has one document, besides padding; documents= says how many more. init=paper leaves linear maps as '
+            'PyTorch makes them, as the released code does.'
         ),
         small={'length': 128, 'documents': 4},
         knobs={},
+        start=UNTOUCHED,
     ),
     'soft': Recipe(
         spec=spec(SoftmaxFreeAttention),
@@ -249,10 +260,12 @@ LINEAR = {
             'Bidirectional, as in the paper. Landmarks and the convolution of values in one dimension, of 16 and 5 '
             'tokens, as in the second stage of the models of images; one landmark a stride, the last of what is left. '
             'Newton steps as in the released code: 20, a ridge of 0.01, gradients of the inverse itself. The block is '
-            'that of other recipes. A row has one document, besides padding; documents= says how many more.'
+            'that of other recipes. A row has one document, besides padding; documents= says how many more. init=paper '
+            'starts linear maps with a standard deviation of 0.02, as the released code does.'
         ),
         small={'stride': 4, 'documents': 4},
         knobs={'heads': 'heads'},
+        start=NARROW,
     ),
     'soft_plus': Recipe(
         spec=spec(SoftmaxFreeAttention, normalised=True),
@@ -264,16 +277,17 @@ LINEAR = {
         notes=(
             'SOFT++: soft whose inverse is divided by the roots of the row sums of the kernel of landmarks. That '
             'inverse is computed as in soft, with its ridge; the released code has none there, chooses the first step '
-            'by the whole batch, and differentiates the iterations.'
+            'by the whole batch, and differentiates the iterations. init=paper is that of `soft`.'
         ),
         small={'stride': 4, 'documents': 4},
         knobs={'heads': 'heads'},
+        start=NARROW,
     ),
     'performer': Recipe(
         spec=spec(
             LinearAttention,
-            feature_map=spec(PositiveRandomFeatures),
-            normalizer=SumNormalizer(),
+            feature_map=spec(PositiveRandomFeatures, eps=1e-6),
+            normalizer=SumNormalizer(eps=1e-12),
             scale=1.0,
             bias=True,
         ),
@@ -285,8 +299,9 @@ LINEAR = {
         packed=True,
         sequence=True,
         notes=(
-            'Features are drawn once; the paper draws new ones now and then while it trains. Keys are not scaled by '
-            'the largest feature of the sequence, which a causal model must not know.'
+            'Features are drawn once; the paper draws new ones now and then while it trains. There are channels times '
+            'their logarithm of them, as in a port that is widely used; the released code has 256: feature_map.count. '
+            'Keys are not scaled by the largest feature of the sequence, which a causal model must not know.'
         ),
     ),
     'lightning': Recipe(

@@ -10,7 +10,7 @@ from attnlab.nn.gates import MinGRUGates, MinLSTMGates, OutputGate, RealGates
 from attnlab.nn.initialization import Initialization
 from attnlab.nn.norms import LayerNorm
 from attnlab.nn.preludes import Lift, ShortConv
-from attnlab.zoo.recipe import PYTORCH, Recipe, Start
+from attnlab.zoo.recipe import NARROW, PYTORCH, Recipe, Start
 
 RECURRENT = {
     'rg_lru': Recipe(
@@ -50,8 +50,8 @@ RECURRENT = {
         notes=(
             'The recurrence with the output map, no wider than the model, without the convolution that some models of '
             'the paper put before it. A document starts from g(0) = 1/2, as in the listing of the paper for a first '
-            'state of zero; other code starts from nothing. Its listings have the linear maps of PyTorch, which '
-            'init=paper follows, but for biases, which start at zero.'
+            'state of zero; the released code starts from nothing, or from a learned state. Both have the linear maps '
+            'of PyTorch, which init=paper follows, but for biases, which start at zero.'
         ),
     ),
     'minlstm': Recipe(
@@ -121,7 +121,9 @@ RECURRENT = {
         knobs={'heads': 'heads'},
         notes=(
             'Chunks of 16 tokens, counted in every document. Scores of all tokens with all chunks are held at once. '
-            'The hybrid of the paper with attention in a window, `zoo=rat+sliding_window`, is two layers in turn.'
+            'The hybrid of the paper with attention in a window, `zoo=rat+sliding_window`, is two layers in turn. '
+            'init=paper starts linear maps with a standard deviation of 0.02, as the released code does.'
         ),
+        start=NARROW,
     ),
 }

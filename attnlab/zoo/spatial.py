@@ -21,7 +21,7 @@ from attnlab.nn.convolutions import NormedPatchMap, PatchMerging
 from attnlab.nn.initialization import Gaussian, Initialization
 from attnlab.nn.norms import HeadRMSNorm, LayerNorm
 from attnlab.nn.positions import GridRope
-from attnlab.zoo.recipe import PYTORCH, Hierarchy, Recipe, Start
+from attnlab.zoo.recipe import NARROW, PYTORCH, UNTOUCHED, Hierarchy, Recipe, Start
 from attnlab.zoo.state_space import MAMBA
 from pallas_kernels import Relu
 
@@ -212,8 +212,9 @@ SPATIAL = {
         notes=(
             '`agent` on images: pools, biases and the convolution of values in two dimensions. Without the tables of '
             'whole rows and columns, which are as long as one grid has sides: interpolated they would add nothing to '
-            'those of 7 x 7 places.'
+            'those of 7 x 7 places. init=paper is that of `agent`.'
         ),
+        start=NARROW,
     ),
     'inline_2d': Recipe(
         spec=spec(GridInLine),
@@ -223,7 +224,8 @@ SPATIAL = {
         implementations=(),
         knobs=HEADS,
         slow=True,
-        notes=('`inline` on images: the residual is of the 3 x 3 tokens around.'),
+        notes=('`inline` on images: the residual is of the 3 x 3 tokens around. init=paper is that of `inline`.'),
+        start=NARROW,
     ),
     'soft_2d': Recipe(
         spec=spec(GridSoftmaxFreeAttention),
@@ -235,8 +237,9 @@ SPATIAL = {
         slow=True,
         notes=(
             '`soft` on images: landmarks of 2 x 2 tokens, where the paper has 8, 4, 2 a side by stage, and a '
-            'convolution of 3 x 3, theirs 9, 5, 3. The layers of the paper are post-norm.'
+            'convolution of 3 x 3, theirs 9, 5, 3. The layers of the paper are post-norm. init=paper is that of `soft`.'
         ),
+        start=NARROW,
     ),
     'nalaformer_2d': Recipe(
         spec=spec(GridNormAwareAttention),
@@ -248,8 +251,10 @@ SPATIAL = {
         slow=True,
         notes=(
             '`nalaformer` as released for images: rotation by place of what is summed, and the convolution of values. '
-            'Without the convolutions around a layer, and the softmax layers of the late stages.'
+            'Without the convolutions around a layer, and the softmax layers of the late stages. init=paper leaves '
+            'linear maps as PyTorch makes them, as the released code does.'
         ),
+        start=UNTOUCHED,
     ),
     'vim': Recipe(
         spec=spec(TwoWaySSM),

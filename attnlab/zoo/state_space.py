@@ -172,7 +172,8 @@ STATE_SPACE = {
         notes=(
             '`state` counts complex modes. The ring is `system.low` to `system.high`, with angles up to `system.turn`: '
             'the paper tunes them by task, down to a tenth of pi for long memories. No code was released by the '
-            'authors; inputs B and gains are of the group of time scales, as in a widely used reimplementation.'
+            'authors; inputs B and gains are of the group of time scales, as in a widely used reimplementation, where '
+            'outputs C have weight decay, here none.'
         ),
     ),
 }

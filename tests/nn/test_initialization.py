@@ -105,6 +105,30 @@ def test_delta_net_of_the_paper_starts_narrow_throughout():
         assert ending(drawn, end).std() == pytest.approx(0.02, rel=0.05)
 
 
+def started(name, **sizes):
+    """The parameters of a stack of the row with `init=paper`."""
+    recipe, initialization = initialized(chosen_recipe(name), 'paper')
+    return parameters(recipe.reduced(heads=4, **sizes), initialization)
+
+
+def test_hyena_of_the_paper_starts_as_its_language_models():
+    """Narrow maps, which frequencies of 14 make up for in the filters, of 33 features."""
+    drawn = started('hyena')
+    assert ending(drawn, 'filters.hidden.0.weight').shape == (DEPTH, 33, 64)
+    for end in ('mixer.input.weight', 'filters.hidden.0.weight', 'filters.hidden.1.weight', 'filters.last.weight'):
+        assert ending(drawn, end).std() == pytest.approx(0.02, rel=0.05)
+    for end in ('mixer.output.weight', 'mlp.down.weight'):
+        assert ending(drawn, end).std() == pytest.approx(0.02 / math.sqrt(2 * DEPTH), rel=0.05)
+    assert (ending(drawn, 'filters.frequency') == 14).all()
+
+
+@pytest.mark.parametrize('name', ['mega', 'rat', 'agent', 'inline', 'soft'])
+def test_rows_that_start_narrow(name):
+    drawn = started(name)
+    for end in ('mixer.value.weight', 'mixer.output.weight', 'mlp.up.weight'):
+        assert ending(drawn, end).std() == pytest.approx(0.02, rel=0.05)
+
+
 @pytest.mark.parametrize('name', [name for name, recipe in ZOO.items() if recipe.start is NARROW_THROUGHOUT])
 def test_rows_that_start_narrow_throughout_have_convolutions_of_four_taps(name):
     for mixer in initialized(chosen_recipe(name), 'paper')[0].pattern:

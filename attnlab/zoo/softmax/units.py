@@ -3,7 +3,7 @@
 from attnlab.blocks.layer import MixersAlone
 from attnlab.config import spec
 from attnlab.mixers.softmax.gated_unit import GatedAttentionUnit, Mega
-from attnlab.zoo.recipe import Recipe
+from attnlab.zoo.recipe import NARROW, Recipe
 
 UNITS = {
     'gau': Recipe(
@@ -35,7 +35,9 @@ UNITS = {
         notes=(
             'With chunks of 128 tokens, which do not overlap (`chunk=None`: full attention), and a softmax; positions '
             'are rotary in the place of a learned bias for every distance. The gate mixes with the normalised input '
-            'of the layer, where the paper has that of the block.'
+            'of the layer, where the paper has that of the block. init=paper starts linear maps with a standard '
+            'deviation of 0.02, as the released code does.'
         ),
+        start=NARROW,
     ),
 }

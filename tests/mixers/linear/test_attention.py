@@ -22,6 +22,7 @@ from attnlab.nn.levels import LevelWeights
 from attnlab.nn.preludes import ShortConv
 from attnlab.testing.noise import noise
 from attnlab.zoo.hybrids import HYBRIDS
+from attnlab.zoo.linear import LINEAR
 from tests.mixers.linear.equations import (
     DIM,
     HEADS,
@@ -134,12 +135,17 @@ def cosformer(mixer: LinearAttention, x: np.ndarray) -> np.ndarray:
 
 
 def hedgehog(mixer: LinearAttention, x: np.ndarray) -> np.ndarray:
-    def features(x: np.ndarray, matrix: np.ndarray) -> np.ndarray:
-        up, down = np.exp(x @ matrix), np.exp(-x @ matrix)
+    def features(x: np.ndarray, matrix: np.ndarray, bias: np.ndarray) -> np.ndarray:
+        up, down = np.exp(x @ matrix + bias), np.exp(-x @ matrix - bias)
         return np.concatenate([up / up.sum(), down / down.sum()])
 
-    query, key = (np.asarray(a[...], np.float64) for a in (mixer.feature_map.query, mixer.feature_map.key))
-    return weighted(mixer, x, lambda q, k, h, _: features(q[h], query[h]) @ features(k[h], key[h]), 1e-12)
+    names = ('query', 'query_bias', 'key', 'key_bias')
+    query, shift_q, key, shift_k = (np.asarray(getattr(mixer.feature_map, name)[...], np.float64) for name in names)
+
+    def weight(q: np.ndarray, k: np.ndarray, h: int, _: int) -> float:
+        return features(q[h], query[h], shift_q[h]) @ features(k[h], key[h], shift_k[h])
+
+    return weighted(mixer, x, weight, 1e-12)
 
 
 def rebased(mixer: LinearAttention, x: np.ndarray) -> np.ndarray:
@@ -160,13 +166,13 @@ def performer(mixer: LinearAttention, x: np.ndarray) -> np.ndarray:
 
     def features(x: np.ndarray, largest: float) -> np.ndarray:
         x = x / x.size**0.25
-        return (np.exp(directions @ x - largest - x @ x / 2) + 1e-4) / np.sqrt(len(directions))
+        return (np.exp(directions @ x - largest - x @ x / 2) + 1e-6) / np.sqrt(len(directions))
 
     def weight(q: np.ndarray, k: np.ndarray, h: int, _: int) -> float:
         largest = (directions @ q[h]).max() / q[h].size ** 0.25
         return features(q[h], largest) @ features(k[h], 0.0)
 
-    return weighted(mixer, x, weight, eps=1e-6, added=True)
+    return weighted(mixer, x, weight, eps=1e-12, added=True)
 
 
 def nalaformer(mixer: LinearAttention, x: np.ndarray) -> np.ndarray:
@@ -246,6 +252,15 @@ def test_nalaformer_over_a_long_sequence_in_bfloat16_stays_near_its_equations():
     expected = apply(mixer.output, (out * scale + shift) * silu(apply(mixer.gate.linear, rows)))
     assert jnp.all(jnp.isfinite(y))
     np.testing.assert_allclose(np.asarray(y[0], np.float64), expected, rtol=0, atol=0.02 * np.abs(expected).max())
+
+
+def test_what_performer_adds_to_features_is_small_against_them():
+    """Of 64 channels: what is added makes all keys alike."""
+    made = build(LINEAR['performer'].spec).kwargs['feature_map'](64, heads=1, rngs=nnx.Rngs(0))
+    q, k = noise(1, 256, 1, 64), noise(1, 256, 1, 64, seed=1)
+    of_query, _ = made.features(q, k, jnp.zeros((1, 256), jnp.int32))
+    features = np.asarray(of_query, np.float64)[0, :, 0] * np.sqrt(of_query.shape[-1])
+    assert np.median(features.mean(axis=1)) > 20 * made.eps
 
 
 def test_cosformer_weighs_by_distance_inside_a_short_span():
