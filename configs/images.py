@@ -22,7 +22,8 @@ of that before, the last the width of `size`. `layout=paper` is the hierarchical
 widths, depths and heads, with the patches of `data` and the training of `size` (swin: Swin-T, pvt: PVT-Tiny).
 
 `predict=label` is the default; `predict=epsilon|v` trains a diffusion model of the images instead
-(`attnlab.tasks.diffusion`), evaluated by drawing some, at the end.
+(`attnlab.tasks.diffusion`), evaluated by drawing some, at the end; with `given=label` it is told the label of an image
+and draws images of every label. `attnlab eval --judge=RUN` has a run with `predict=label` classify what it draws.
 
 `augment=crop+flip+rand+mixup+cutmix`, or some of these, changes images in training: a part of the image with zeros
 around it, the image mirrored, two of RandAugment's changes of shape and colour (of images of bytes: not the digits),
@@ -46,7 +47,7 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 from attnlab.blocks.layer import MixerAndMLP
-from attnlab.config import arguments, choose, spec, takes
+from attnlab.config import arguments, build, choose, spec, takes
 from attnlab.data.long_range.dataset import Dataset
 from attnlab.data.long_range.digits import Digits
 from attnlab.data.long_range.drawn import Drawn
@@ -160,6 +161,7 @@ POSITIONS: dict[str, Callable[[], Any]] = {
     'none': lambda: None,
 }
 TOKENS = {'mean': None, 'first': 'first', 'middle': 'middle'}
+GIVEN = {'nothing': 'nothing', 'label': 'label'}
 PREDICTED = {'label': None, 'epsilon': 'epsilon', 'v': 'v'}
 AUGMENTATIONS: dict[str, Transform | Mixing] = {
     'crop': Crop(),
@@ -181,6 +183,7 @@ def get_config(arg: str = '') -> ConfigDict:
         size='tiny',
         layout='flat',
         predict='label',
+        given='nothing',
         augment='',
         colors='rgb',
         side='',
@@ -196,7 +199,7 @@ def get_config(arg: str = '') -> ConfigDict:
     layout = _layout(recipe, images, size, chosen, initialization)
     evaluated = max(1, size.steps // 10)
     evals = (spec(BySlice, cadence=spec(EveryNSteps, n=evaluated), multiples=(1,), examples=images.examples),)
-    task = _task(images, layout, _augmentation(chosen, images), choose(PREDICTED, 'predict', chosen['predict']))
+    task = _task(images, layout, _augmentation(chosen, images), chosen)
     model = _model(recipe, images, layout, chosen)
     if chosen['predict'] != 'label':
         model, evals = _denoising(model, task, layout, chosen), (*evals, spec(Drawings, cadence=spec(AtEnd)))
@@ -259,9 +262,13 @@ def _augmentation(chosen: dict[str, str], images: Images) -> Augmentation | None
     )
 
 
-def _task(images: Images, layout: Layout, augmentation: Augmentation | None, predicts: str | None) -> ConfigDict:
+def _task(images: Images, layout: Layout, augmentation: Augmentation | None, chosen: dict[str, str]) -> ConfigDict:
+    predicts, given = (choose(each, name, chosen[name]) for name, each in (('predict', PREDICTED), ('given', GIVEN)))
     if predicts is not None:
-        return spec(Diffusion, data=images.data, patch=images.patch, augmentation=augmentation, predicts=predicts)
+        part = {'patch': images.patch, 'augmentation': augmentation, 'predicts': predicts, 'given': given}
+        return spec(Diffusion, data=images.data, **part)
+    if given != 'nothing':
+        raise UserError(f'given={given} is for predict=epsilon and predict=v, which draw images of a label')
     if images.voxels is not None:
         return spec(PointSegmentation, data=images.data, side=images.voxels)
     if images.dense:
@@ -316,7 +323,7 @@ def _denoising(model: ConfigDict, task: ConfigDict, layout: Layout, chosen: dict
             f'predict={chosen["predict"]} predicts numbers for every patch; it needs layout=flat, token=mean and '
             f'head=linear, not {chosen["layout"]}, {chosen["token"]} and {chosen["head"]}'
         )
-    model.inputs.channels = model.inputs.channels + task.features
+    model.inputs.channels = model.inputs.channels + build(task).told
     model.head, model.pool = spec(RegressionHead), None
     return model
 

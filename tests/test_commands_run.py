@@ -58,6 +58,7 @@ SHORTER = {
 
 LEFT = {
     r'attnlab eval .*--attention': 'needs a run with a softmax; tests/convert/test_substitution.py',
+    r'attnlab eval .*--judge': 'needs runs of images; tests/analysis/test_judged.py',
     r'attnlab uncertainty': 'needs a run of a classifier; tests/analysis/test_uncertainty.py',
     r'attnlab eval --workdir=runs/mqar-gla': 'needs a run of another task; tests/evals/test_by_slice.py',
     r'attnlab train .*--topology=': 'compiles for minutes; tests/compile/test_plans.py, tests/runs/test_plan.py',

@@ -507,7 +507,7 @@ def test_layouts_name_mistakes(argument, sentence):
 
 
 def test_images_are_drawn_from_noise(tmp_path):
-    config = images.get_config('predict=v')
+    config = images.get_config('predict=v,given=label')
     with config.unlocked():
         config.model.stack.depth, config.batch_size = 1, 2
         config.evals[1].count, config.evals[1].steps = 2, 2
@@ -536,6 +536,7 @@ def test_images_of_ones_own(tmp_path):
 @pytest.mark.parametrize(
     ('argument', 'sentence'),
     [
+        ('given=label', 'given=label is for predict=epsilon and predict=v, which draw images of a label'),
         ('augment=crop+flap', "there is no augment=flap; did you mean 'flip'"),
         ('augment=flip+rand', 'augment=rand changes pixels of 256 levels; those of data=digits have 17'),
         ('init=paper', 'init=paper goes with recipes whose rows say what their papers start from'),

@@ -143,9 +143,9 @@ def analyse_uncertainty(
     Raises `UserError` for a run that is no classifier of rows, for changed data unless `other_data` allows them, a
     split or rows that do not exist, fewer than four rows, an alpha outside of (0, 1), and a second run of other labels.
     """
-    loaded, task = _classifier(workdir, step, other_data)
+    loaded, task = classifier(workdir, step, other_data)
     split = task.evaluated_split if split is None else split
-    asked, trained = (_stacked(loaded, *each) for each in ((split, rows, 4), ('train', fitted, 2)))
+    asked, trained = (stacked(loaded, *each) for each in ((split, rows, 4), ('train', fitted, 2)))
     rows, fitted = len(asked['label']), len(trained['label'])
     first = {name: array[:AT_ONCE] for name, array in trained.items()}
     unit = loaded.setup.jit(functools.partial(odin.spread, loaded.setup, task))(loaded.variables, first)
@@ -166,7 +166,7 @@ def analyse_uncertainty(
     return found
 
 
-def _classifier(workdir: pathlib.Path, step: int | None, other_data: bool) -> tuple[Loaded, Classification]:
+def classifier(workdir: pathlib.Path, step: int | None, other_data: bool) -> tuple[Loaded, Classification]:
     """A run and its task, which must be of one label a row."""
     loaded = load_run(workdir, step)
     task = loaded.setup.task
@@ -180,8 +180,8 @@ def _classifier(workdir: pathlib.Path, step: int | None, other_data: bool) -> tu
 
 def _handed_on(first: Loaded, of_first: Outputs, split: str, second: pathlib.Path, other_data: bool) -> Cascade:
     """What the run and a second one reach together; costs are operations that the definition of a model needs."""
-    loaded, task = _classifier(second, None, other_data)
-    rows = _stacked(loaded, split, len(of_first.labels), 4)
+    loaded, task = classifier(second, None, other_data)
+    rows = stacked(loaded, split, len(of_first.labels), 4)
     if not np.array_equal(rows['label'], of_first.labels):
         raise UserError(f'{second} has other labels on the {split} split; a cascade is of two runs on the same rows')
     of_second = outputs(loaded, task, rows)
@@ -289,7 +289,7 @@ def changed(
         yield name, {**rows, 'tokens': np.where(mask, tokens, x)}
 
 
-def _stacked(loaded: Loaded, split: str, count: int | None, least: int) -> dict[str, np.ndarray]:
+def stacked(loaded: Loaded, split: str, count: int | None, least: int) -> dict[str, np.ndarray]:
     """The first rows of a split as one batch, `ROWS` of them or all there are if no number is given."""
     source = loaded.setup.task.source(split, loaded.setup.length)
     count = min(ROWS, len(source)) if count is None else count

@@ -1,5 +1,7 @@
 """`attnlab eval`: every metric of a trained run, at and beyond the length it was trained on."""
 
+import pathlib
+
 from absl import flags
 
 from attnlab.commands.arguments import (
@@ -46,6 +48,12 @@ def main(argv: list[str]) -> int:
         'What takes the place of the softmax: adaptive_temperature, ssmax, quantized_8, quantized_8_corrected.',
         flag_values=values,
     )
+    flags.DEFINE_string(
+        'judge',
+        None,
+        'A run that classifies images: it judges those that this one draws, as many as --examples says.',
+        flag_values=values,
+    )
     if not parsed(values, argv, 'eval'):
         return 0
     workdir = directory(values, 'workdir')
@@ -54,6 +62,7 @@ def main(argv: list[str]) -> int:
         raise UserError(
             f'--multiples is {",".join(values.multiples)!r}; it must hold whole numbers of at least 1, each once'
         )
+    judging = None if values.judge is None else _judging(values)
     start_devices(values)
     from attnlab.convert.substitution import substituted
     from attnlab.evals.request import Request
@@ -63,6 +72,13 @@ def main(argv: list[str]) -> int:
     from attnlab.train.run import check_data
 
     loaded = load_run(workdir, values.step, ema=values.ema)
+    if judging is not None:
+        from attnlab.analysis.judged import judge
+
+        with printing(values) as printer:
+            asked = {'split': values.split, 'count': values.examples, 'other_data': values.other_data}
+            judge(loaded, judging, workdir, printer, **asked)
+        return 0
     check_data(workdir, loaded.setup.task.describe(), other=values.other_data)
     task = loaded.setup.task
     if values['multiples'].present and isinstance(task, Textual):
@@ -76,3 +92,11 @@ def main(argv: list[str]) -> int:
     with printing(values) as printer:
         evaluate_run(loaded, request, workdir, printer, name, other_data=values.other_data)
     return 0
+
+
+def _judging(values: flags.FlagValues) -> pathlib.Path:
+    """The run that judges. Raises `UserError` for flags of evaluations that draw nothing."""
+    given = [f'--{name}' for name in ('multiples', 'tokens', 'stride', 'attention') if values[name].present]
+    if given:
+        raise UserError(f'{given[0]} is for what a task asks; with --judge a run draws images, --examples of them')
+    return directory(values, 'judge')

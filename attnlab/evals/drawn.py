@@ -66,6 +66,8 @@ class DrawnImages:
 class Drawings:
     """Draws images from noise, the same noise every time, and compares their pixels with those of a split.
 
+    Where the model is given labels these are drawn in turn, as many images of each.
+
     Attributes:
       cadence: when to run during training.
       split: which split of the task.
@@ -98,10 +100,17 @@ class Drawings:
 
     def evaluate(self, setup: Setup, variables: nnx.State) -> DrawnImages:
         """Returns the images and their statistics."""
+        return self.compared(setup, self.drawn(setup, variables))
+
+    def drawn(self, setup: Setup, variables: nnx.State) -> Float[np.ndarray, 'n t c']:
+        """Returns the images, pixels in standard deviations from their mean."""
+        program = _program(setup, self.count, self.steps, self.eta)
+        return np.asarray(program(variables, jax.random.key(setup.seed)))
+
+    def compared(self, setup: Setup, found: Float[np.ndarray, 'n t c']) -> DrawnImages:
+        """Returns images as pictures, with their statistics."""
         task = setup.task
         assert isinstance(task, Diffusion)
-        program = _program(setup, self.count, self.steps, self.eta)
-        found = np.asarray(program(variables, jax.random.key(setup.seed)))
         held_out, trained = (_images(task, split, self.count) for split in (self.split, 'train'))
         kind, size = task.data.kind, side(task.data)
         pixels = (found * kind.deviation + kind.mean).reshape(-1, size, size, kind.channels)

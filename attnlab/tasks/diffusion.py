@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from attnlab.context import Context
 from attnlab.data.long_range.dataset import Example
@@ -83,7 +83,8 @@ class Diffusion(ImageTask):
 
     A row has one time `t`, uniform from 0 to `LAST`, and noise `e` of standard normal numbers; its tokens are the
     pixels of `a x + b e` and `cos(pi k t)`, `k` from 1 to `features`, which tell the time. Targets are `e`, or for `v`
-    `a e - b x` (Salimans and Ho 2022, https://arxiv.org/abs/2202.00512). The loss is the mean squared error. Rows that
+    `a e - b x` (Salimans and Ho 2022, https://arxiv.org/abs/2202.00512). Given the label, tokens end with it as one-hot
+    numbers, and images are drawn of a label that is asked for. The loss is the mean squared error. Rows that
     are evaluated have the time and noise that belong to their image. Ho et al. 2020, https://arxiv.org/abs/2006.11239.
 
     Attributes:
@@ -91,6 +92,7 @@ class Diffusion(ImageTask):
       patch: height and width of a patch, that of the inputs.
       features: numbers that tell the time.
       schedule: of noise.
+      given: 'nothing', or 'label', that of the image.
     """
 
     labels: ClassVar[str] = 'targets'
@@ -99,8 +101,11 @@ class Diffusion(ImageTask):
     patch: int = 1
     features: int = 8
     schedule: CosineSchedule = CosineSchedule()
+    given: Literal['nothing', 'label'] = 'nothing'
 
     def __post_init__(self) -> None:
+        if self.given not in ('nothing', 'label'):
+            raise UserError(f'given of Diffusion is {self.given!r}; it must be nothing or label')
         if self.predicts not in ('epsilon', 'v'):
             raise UserError(f'predicts of Diffusion is {self.predicts!r}; it must be epsilon or v')
         if self.patch < 1 or side(self.data) % self.patch:
@@ -114,6 +119,15 @@ class Diffusion(ImageTask):
     def vocab(self) -> int:
         """Numbers that are predicted for a patch."""
         return self.patch**2 * self.data.kind.channels
+
+    @property
+    def told(self) -> int:
+        """Numbers that a token has besides those of its pixel."""
+        return self.features + (self.data.kind.classes if self.given == 'label' else 0)
+
+    def asked(self, count: int) -> Int[np.ndarray, 'b'] | None:
+        """The labels of `count` drawn images, one after the other in turn; `None` where no label is given."""
+        return None if self.given == 'nothing' else np.arange(count, dtype=np.int32) % self.data.kind.classes
 
     def source(self, split: str, length: int, tokens: int | None = None) -> Source:
         """The examples of a split, those for training with time and noise drawn anew."""
@@ -134,6 +148,8 @@ class Diffusion(ImageTask):
         noise = rng.standard_normal(image.shape, np.float32)
         a, b = (np.float32(level) for level in self.schedule.levels(t, np))
         told = np.cos(math.pi * t * np.arange(1, self.features + 1)).astype(np.float32)
+        if self.given == 'label':
+            told = np.concatenate([told, np.eye(self.data.kind.classes, dtype=np.float32)[int(row['label'])]])
         tokens = np.concatenate([a * image + b * noise, np.tile(told, (len(image), 1))], axis=1)
         targets = _patched(noise if self.predicts == 'epsilon' else a * noise - b * image, side(self.data), self.patch)
         kept = {name: value for name, value in row.items() if name != 'label'}
@@ -159,8 +175,9 @@ class Diffusion(ImageTask):
         From the prediction at time `t` come estimates `x` of the image, within `CLIPPED`, and `e` of the noise; for the
         time `s` before, `x_s = a_s x + sqrt(b_s^2 - d^2) e + d z`, `d = eta (b_s / b_t) sqrt(1 - a_t^2 / a_s^2)`, `z`
         standard normal: without new noise for `eta` 0, as ancestral sampling for 1. Song et al. 2021,
-        https://arxiv.org/abs/2010.02502.
+        https://arxiv.org/abs/2010.02502. Given labels, images are of those that `asked` names.
         """
+        labels = self.asked(count)
         size, channels = side(self.data), self.data.kind.channels
         ctx = Context.full(count, size**2)
         first, *keys = jax.random.split(key, steps + 1)
@@ -169,8 +186,11 @@ class Diffusion(ImageTask):
         def step(x: Array, at: tuple[Array, Array, Array]) -> tuple[Array, None]:
             t, s, key = at
             told = jnp.cos(math.pi * t * jnp.arange(1, self.features + 1, dtype=x.dtype))
-            told = jnp.broadcast_to(told, (*x.shape[:2], self.features))
-            hidden, _ = model.hidden(jnp.concatenate([x, told], axis=-1), ctx)
+            tokens = [x, jnp.broadcast_to(told, (*x.shape[:2], self.features))]
+            if labels is not None:
+                of_label = jax.nn.one_hot(labels, self.data.kind.classes, dtype=x.dtype)
+                tokens.append(jnp.broadcast_to(of_label[:, None], (*x.shape[:2], of_label.shape[1])))
+            hidden, _ = model.hidden(jnp.concatenate(tokens, axis=-1), ctx)
             found = _joined(model.logits(hidden), size, self.patch, channels)
             (a, b), (a_s, b_s) = self.schedule.levels(t), self.schedule.levels(s)
             image = (x - b * found) / a if self.predicts == 'epsilon' else a * x - b * found

@@ -93,6 +93,34 @@ def test_a_perfect_model_draws_the_image(predicts, eta):
     np.testing.assert_allclose(drawn(jax.random.key(0)), np.stack([image] * 2), atol=2e-3)
 
 
+class KnowingEach(Predictor):
+    """Stands for a model that knows the one image of every label, which is one number everywhere."""
+
+    def __init__(self, levels, task):
+        self.levels, self.task = levels, task
+
+    def hidden(self, inputs, ctx, state=None):
+        x, told, label = inputs[..., :1], inputs[:, :1, 1:2], inputs[..., 1 + self.task.features :]
+        a, b = self.task.schedule.levels(jnp.arccos(told) / jnp.pi)
+        return a * (x - a * (label @ self.levels)) / b - b * (label @ self.levels), None
+
+    def logits(self, hidden):
+        return hidden
+
+
+def test_given_labels_images_are_drawn_of_each_in_turn():
+    task, plain = Diffusion(SMALL, predicts='v', given='label'), Diffusion(SMALL, predicts='v')
+    assert (task.told, plain.told, plain.asked(5)) == (10, 8, None)
+    levels = jnp.array([[-1.0], [2.0]])
+    drawn = jax.jit(lambda key: task.drawn(KnowingEach(levels, task), key, count=5, steps=8))(jax.random.key(0))
+    np.testing.assert_allclose(drawn.mean(axis=(1, 2)), [-1, 2, -1, 2, -1], atol=2e-3)
+    row, other = (each.source('test', 256)[1] for each in (task, plain))
+    label = int(SMALL.rows('test')[1]['label'])
+    np.testing.assert_array_equal(row['tokens'][:, :9], other['tokens'])
+    np.testing.assert_array_equal(row['tokens'][:, 9:], np.tile(np.eye(2)[label], (256, 1)))
+    assert task.example(256)['tokens'].shape == row['tokens'].shape
+
+
 def test_drawn_images_are_written_side_by_side(tmp_path):
     from PIL import Image
 
