@@ -1,0 +1,86 @@
+"""Mixers that see near tokens, all, or both, on three kinds of drawn images; each with a learning rate of its own."""
+
+import pathlib
+from types import MappingProxyType
+
+from attnlab.config import spec
+from attnlab.configuration import config_of
+from attnlab.evals.by_slice import BySlice
+from attnlab.evals.cadence import EveryNSteps
+from attnlab.sweep.search import GridSearch
+from attnlab.sweep.space import Grid
+from attnlab.sweep.sweep import sweep_config
+
+CONFIGS = pathlib.Path(__file__).parents[2] / 'configs'
+TASKS = ('count', 'same_different', 'connected')
+
+HIDDEN = MappingProxyType(
+    {
+        'cpu': {'mha': 320, 'axial_rope': 319, 'pvt': 232, 'swin': 318, 'neighbourhood': 318, 'vmamba': 115},
+        'full': {
+            'mha': 704,
+            'axial_rope': 704,
+            'relu_vit': 704,
+            'pvt': 360,
+            'pvt_linear': 616,
+            'embedding_free': 872,
+            'polarized': 872,
+            'polarized_sequential': 872,
+            'swin': 704,
+            'neighbourhood': 704,
+            'condaformer': 496,
+            'fasa': 792,
+            'segman': 640,
+            'vig': 688,
+            'vmamba': 304,
+            'agent_2d': 648,
+            'inline_2d': 592,
+            'soft_2d': 784,
+            'nalaformer_2d': 608,
+        },
+    }
+)
+"""Hidden width of the channel mixers of every recipe, by which all have the parameters of `mha` within 1 %."""
+
+SIDES = MappingProxyType({'swin': 4, 'neighbourhood': 3})
+"""Tokens on a side of what is seen at CPU size: of 8 x 8 patches, windows as large as usual would see all."""
+
+RATES = (5e-4, 2e-3, 8e-3)
+SEEDS = 3
+"""Fresh seeds that the best learning rate of every recipe is run with; the score is their mean."""
+
+STEPS = 400
+"""At CPU size."""
+
+
+def studies(size):
+    """A study a task and recipe."""
+    return {task: {recipe: study(task, recipe, size) for recipe in HIDDEN[size]} for task in TASKS}
+
+
+def study(task, recipe, size):
+    """Every learning rate with one seed, none given up early, then the best with fresh seeds: the same for all."""
+    return sweep_config(
+        config(task, recipe, size),
+        {'rate': spec(Grid, key='optimizer.peak_lr', values=RATES)},
+        sampler=spec(GridSearch),
+        metric='test/all/accuracy',
+        goal='max',
+        confirm=SEEDS,
+    )
+
+
+def config(task, recipe, size):
+    """The run of a recipe: nothing differs between recipes but the mixers, and the width of what is between them."""
+    found = config_of(CONFIGS / 'images.py', f'data={task},zoo={recipe},size={"tiny" if size == "cpu" else "small"}')
+    with found.unlocked():
+        for block in found.model.stack.blocks:
+            block.mlp.hidden = HIDDEN[size][recipe]
+            if size == 'cpu' and recipe in SIDES:
+                block.mixer.side = SIDES[recipe]
+        if size == 'cpu':
+            found.model.inputs.patch = 4
+            found.steps = found.checkpoint.every = STEPS
+        found.evals = (spec(BySlice, cadence=spec(EveryNSteps, n=found.steps), multiples=(1,), examples=2000),)
+        found.report.update(every=found.steps // 20, tensorboard=False)
+    return found
