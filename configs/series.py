@@ -32,6 +32,10 @@ forecast.
 - `marks=1`: marks of time of the series' dates are known besides;
 - `ahead=0`: what is known is read in the look-back alone.
 
+`system=autotimes,run=RUN` has the layers of a causal language model that was trained before, frozen, in its sizes
+(`configs/language.py`; `RUN` is its work directory); a token is a segment of `horizon` rows, of which the look-back has
+several, and the segment after every token is predicted.
+
 `head` is one of those of real numbers that `attnlab zoo --heads` lists, or `affine`, the default; `quantiles`,
 `mixture_density`, `c51` and `iqn` predict distributions, whose CRPS and coverage are then reported. `size`, `optimizer`
 and `schedule` are as in `configs/images.py`.
@@ -59,10 +63,11 @@ from attnlab.errors import UserError
 from attnlab.evals.anomalies import Anomalies
 from attnlab.evals.by_slice import BySlice
 from attnlab.evals.cadence import AtEnd, EveryNSteps
-from attnlab.models.forecasters import LinearForecaster, StackForecaster
+from attnlab.models.forecasters import LinearForecaster, SegmentForecaster, StackForecaster
 from attnlab.models.heads.affine import AffineHead, SparseAffineHead
 from attnlab.models.heads.orthogonal import OrthogonalHead
 from attnlab.models.heads.registry import CLASSIFIERS, REGRESSORS
+from attnlab.models.heads.segments import NextSegmentHead
 from attnlab.models.inputs.embedding import Projection
 from attnlab.models.inputs.series import OrthogonalVariates, VariatesApart, VariatesAsTokens, VariatesTogether
 from attnlab.models.model import Model
@@ -74,9 +79,11 @@ from attnlab.nn.windows import Covariates, InstanceNorm, LastValue, MovingAverag
 from attnlab.tasks.forecasting import Forecasting
 from attnlab.tasks.imputation import Imputation
 from attnlab.tasks.long_range import Classification
-from attnlab.train.optimizer import AdamW
+from attnlab.train.optimizer import AdamW, Override
+from attnlab.train.run import saved_config
 from attnlab.train.run_config import CHOICES, run_config
 from attnlab.train.schedule import Cosine
+from attnlab.train.start import FromRun
 from attnlab.train.step import Precision
 from attnlab.zoo import Recipe
 from attnlab.zoo.chosen import padded_recipe, sequence_recipe
@@ -110,6 +117,7 @@ class System:
       share: for AR-Net, the fraction of weights that are expected not to be zero; `None`: no penalty.
       repeat_last: how often the last step is repeated before patches are cut.
       orthogonal: whether windows and horizons are turned into the basis of the training rows.
+      frozen: whether the layers are those of a language model, which are not trained.
     """
 
     cite: str
@@ -120,6 +128,7 @@ class System:
     share: float | None = None
     repeat_last: int = 0
     orthogonal: bool = False
+    frozen: bool = False
 
 
 ZENG = 'Zeng et al. 2023, https://arxiv.org/abs/2205.13504'
@@ -169,6 +178,13 @@ SYSTEMS: Mapping[str, System] = MappingProxyType(
             {'zoo': 'mha', 'inputs': 'variates', 'form': 'bidirectional', 'ahead': '0'},
             f'{PRE_NORM}, where the paper has layer norms after the branches; marks of time, tokens too, with marks=1',
         ),
+        'autotimes': System(
+            'Liu et al. 2024, https://arxiv.org/abs/2402.02370',
+            {'form': 'causal'},
+            f'{ONE_RUN}; a language model of ours in the place of LLaMA, no text of the time of a segment, no series '
+            'of the domain before the window',
+            frozen=True,
+        ),
     }
 )
 """Published systems by the value of `system=`."""
@@ -200,6 +216,12 @@ FORECASTS = ('horizon', 'head', 'individual', 'targets', 'known', 'marks', 'ahea
 
 FIRST = MappingProxyType({'data': 'seasonal', 'horizon': '96', 'head': 'affine'})
 """What these arguments are of forecasting where they are not given."""
+
+LAYERED = ('zoo', 'inputs', 'patch', 'stride', 'form', 'head', 'individual', 'known', 'marks', 'targets')
+"""Arguments that a language model leaves no choice of."""
+
+FROZEN = tuple(Override(pattern, lr=0.0, weight_decay=0.0) for pattern in ('stack/*', 'norm/*'))
+"""What of a language model is not trained."""
 
 CLASSIFIES = ('task', 'zoo', 'form', 'lookback', 'head', 'size', *CHOICES)
 """Arguments of classification."""
@@ -252,6 +274,7 @@ def get_config(arg: str = '') -> ConfigDict:
         system='',
         head='',
         size='tiny',
+        run='',
         **dict.fromkeys(DEFAULTS, ''),
         **CHOICES,
     )
@@ -259,6 +282,7 @@ def get_config(arg: str = '') -> ConfigDict:
     if given['task'] == 'classification':
         return _classification(given)
     system = choose(SYSTEMS, 'system', given['system']) if given['system'] else OWN
+    _check_frozen(system, given)
     if given['task'] != 'forecasting':
         _check_filling(system, given)
     chosen = given | {name: given[name] or system.arguments.get(name, value) for name, value in DEFAULTS.items()}
@@ -289,6 +313,8 @@ def get_config(arg: str = '') -> ConfigDict:
     }
     basis = TrainingBasis(series, columns) if system.orthogonal else None
     stacked = functools.partial(_stacked, system, windows, basis, size, chosen)
+    if system.frozen:
+        stacked = functools.partial(_frozen, windows, _whole(chosen, 'horizon'), chosen['run'])
     model = _linear(system, windows, chosen) if linear else stacked()
     return run_config(
         chosen,
@@ -300,7 +326,9 @@ def get_config(arg: str = '') -> ConfigDict:
             peak_lr=size.linear_lr if linear else size.peak_lr,
             schedule=Cosine(warmup=0.1),
             weight_decay=size.weight_decay,
+            overrides=FROZEN if system.frozen else (),
         ),
+        start=spec(FromRun, run=chosen['run'], leave=('embedding/*', 'head/*')) if system.frozen else None,
     )
 
 
@@ -363,12 +391,42 @@ def _mixers(recipe: Recipe, size: Size, places: int, causal: bool) -> tuple[Conf
     return mixers
 
 
+def _check_frozen(system: System, given: Mapping[str, str]) -> None:
+    """Raises `UserError` for a frozen system without a run, and for a run or arguments that go with no such one."""
+    if system.frozen != bool(given['run']):
+        raise UserError(
+            'system=autotimes needs run=WORKDIR, that of a causal language model (configs/language.py); other systems '
+            'take no run'
+        )
+    for name in LAYERED if system.frozen else ():
+        if given[name]:
+            raise UserError(f'{name}={given[name]} does not go with system={given["system"]}; leave it out')
+
+
+def _frozen(windows: Mapping[str, Any], horizon: int, run: str) -> ConfigDict:
+    """The layers of a run, reading segments. Raises `UserError` for a run of another kind, and parts of segments."""
+    model = saved_config(pathlib.Path(run)).model
+    if model.target != spec(Model).target or not (model.streaming and 'depth' in model.stack):
+        raise UserError(f'run={run} is no causal language model of one stack; name one of configs/language.py')
+    if windows['lookback'] % horizon:
+        raise UserError(f'lookback={windows["lookback"]} is not a multiple of horizon={horizon}, the rows of a segment')
+    return spec(
+        SegmentForecaster,
+        dim=model.dim,
+        stack=model.stack.copy_and_resolve_references(),
+        norm=model.norm.copy_and_resolve_references(),
+        **windows,
+        inputs=spec(VariatesApart, patch=horizon, stride=horizon, read_from='all'),
+        head=spec(NextSegmentHead),
+    )
+
+
 def _check_filling(system: System, given: Mapping[str, str]) -> None:
     """Raises `UserError` for arguments and systems of forecasting alone."""
     for name in FORECASTS:
         if given[name]:
             raise UserError(f'{name}={given[name]} is for task=forecasting; leave it out with task={given["task"]}')
-    if system.orthogonal or system.share is not None:
+    if system.orthogonal or system.frozen or system.share is not None:
         raise UserError(f'system={given["system"]} is for task=forecasting; choose another with task={given["task"]}')
 
 

@@ -4,17 +4,18 @@ import jax
 import pytest
 
 from attnlab.compare.measures import parameters
+from attnlab.config import plain, save
 from attnlab.errors import UserError
 from attnlab.sweep.sweep import read
 from attnlab.train.setup import prepare
-from configs import series
+from configs import language, series
 from configs.sweeps import series as sweeps_series
 
 
 @pytest.mark.parametrize(
     'argument',
     [
-        *(f'system={name}' for name in series.SYSTEMS),
+        *(f'system={name}' for name, system in series.SYSTEMS.items() if not system.frozen),
         pytest.param('system=patch_tst,zoo=gla,form=causal,size=small', marks=pytest.mark.slow),
         'inputs=together,zoo=mamba,norm=last_value,head=mixture_density',
         'data=lorenz,system=linear,individual=1,lookback=24,horizon=8',
@@ -65,6 +66,28 @@ def test_classification_of_regimes(argument):
     assert guesses['accuracy'].keys() == {'chance', 'majority'} and guesses['accuracy']['majority'] < 0.4
 
 
+def test_a_frozen_language_model_reads_segments(tmp_path):
+    """Its layers and its last norm are in the config as they were, start from it, and have no learning rate."""
+    made = language.get_config('zoo=mingru')
+    save(made, tmp_path / 'config.json')
+    config = series.get_config(f'system=autotimes,run={tmp_path},lookback=96,horizon=24,data=lorenz')
+    assert plain(config.model.stack) == plain(made.model.stack) and config.model.dim == made.model.dim
+    assert config.start.run == str(tmp_path) and tuple(config.start.leave) == ('embedding/*', 'head/*')
+    setup = prepare(config)
+    assert setup.model.embedding.places == 4
+    assert [(one.pattern, one.lr, one.weight_decay) for one in setup.optimizer.overrides] == [
+        ('stack/*', 0.0, 0.0),
+        ('norm/*', 0.0, 0.0),
+    ]
+    measured = jax.eval_shape(setup.measure, setup.abstract.variables, setup.abstract_batch())
+    assert measured['position_mse'].total.shape == (24,)
+    with pytest.raises(UserError, match='lookback=96 is not a multiple of horizon=25'):
+        series.get_config(f'system=autotimes,run={tmp_path},horizon=25')
+    save(series.get_config('system=linear'), tmp_path / 'config.json')
+    with pytest.raises(UserError, match='is no causal language model of one stack'):
+        series.get_config(f'system=autotimes,run={tmp_path}')
+
+
 def test_series_have_the_sizes_of_papers():
     """Parameters as published: of Linear at 336 to 96, and of patches at 336: 42 tokens."""
     assert parameters(prepare(series.get_config('system=linear,data=etth1,lookback=336'))) == 337 * 96
@@ -92,6 +115,10 @@ def test_series_have_the_sizes_of_papers():
         ('known=load', 'leave none to forecast'),
         ('ahead=2', 'there is no ahead=2'),
         ('head=quantile', "there is no head=quantile; did you mean 'quantiles'"),
+        ('system=autotimes', 'system=autotimes needs run=WORKDIR'),
+        ('system=dlinear,run=runs/first', 'other systems take no run'),
+        ('system=autotimes,run=none,zoo=mha', 'zoo=mha does not go with system=autotimes'),
+        ('system=autotimes,run=none', 'none is not a run'),
         ('task=imputaton', "there is no task=imputaton; did you mean 'imputation'"),
         ('task=imputation,horizon=96', 'horizon=96 is for task=forecasting'),
         ('task=anomalies,head=quantiles', 'head=quantiles is for task=forecasting'),

@@ -257,13 +257,23 @@ class StackForecaster(WindowModel):
         )
         self.stack = stack(dim, rngs=rngs)
         self.norm: Any = norm(dim, rngs=rngs)
-        self.head = head(self.embedding.width + covariates.read_ahead(vocab), vocab, rngs=rngs)
+        self.head = head(self.width + covariates.read_ahead(vocab), vocab, rngs=rngs)
         self.check_gain()
+
+    @property
+    def width(self) -> int:
+        """What the head is made for, what is known ahead not counted."""
+        return self.embedding.width
 
     def vectors(self, window: Features, ctx: Context) -> Vectors:
         """Those of the stack's output."""
         x, _ = self.stack(self.embedding(window, self.dtype), self.context(ctx), None)
-        return self.embedding.read(self.norm(x))
+        return self.read(self.norm(x), window)
+
+    def read(self, hidden: Rows, window: Features) -> Wider:
+        """One vector a variate, of the normalised output and the window."""
+        del window
+        return self.embedding.read(hidden)
 
     def embed(self, tokens: Features, ctx: Context) -> Rows:
         """The input of the first block."""
@@ -283,8 +293,36 @@ class StackForecaster(WindowModel):
             x = stage.value
         x = self.norm(x)
         yield Stage('norm', x)
-        read = self.with_horizon(self.embedding.read(x).astype(jnp.float32), tokens)
+        read = self.with_horizon(self.read(x, self.normalised(tokens)[0]).astype(jnp.float32), tokens)
         yield Stage('head', self.head.logits(read))
+
+
+class SegmentForecaster(StackForecaster):
+    """A token is a segment of a variate, and after every one the next is predicted, of as many steps.
+
+    All segments are in the loss, by the head, `attnlab.models.heads.segments.NextSegmentHead`; the one after the last
+    is the forecast. With causal mixers a prediction depends on no later segment but by the normalisation of the window.
+    Liu et al. 2024, "AutoTimes", https://arxiv.org/abs/2402.02370.
+
+    Arguments are those of `StackForecaster`. Raises `UserError` for covariates, and for a look-back that is not made of
+    segments.
+    """
+
+    @property
+    def width(self) -> int:
+        """That of a token."""
+        return self.dim
+
+    def read(self, hidden: Rows, window: Features) -> Wider:
+        """The vectors of all tokens of a variate, and behind them its steps."""
+        found, steps = self.embedding.read(hidden), window.shape[1]
+        if self.covariates.count or found.shape[2] * self.vocab != steps * self.dim:
+            raise UserError(
+                f'a SegmentForecaster of {self.vocab} steps at a time has a look-back of {steps} rows and '
+                f'{self.covariates.count} covariates; the look-back must be whole segments, all of which are read '
+                '(read_from=all), and no column may be read besides'
+            )
+        return jnp.concatenate([found.astype(window.dtype), jnp.swapaxes(window, 1, 2)], axis=2)
 
 
 def _apart(hidden: Float[Array, '*b d']) -> tuple[Array, Array, Array]:

@@ -15,11 +15,12 @@ from attnlab.context import Context
 from attnlab.data.series.drawn import Autoregression, DrawnSeries
 from attnlab.errors import UserError
 from attnlab.mixers.softmax.attention import Attention
-from attnlab.models.forecasters import LinearForecaster, StackForecaster
+from attnlab.models.forecasters import LinearForecaster, SegmentForecaster, StackForecaster
 from attnlab.models.heads.affine import AffineHead, SparseAffineHead
 from attnlab.models.heads.distributional import AtomsHead
 from attnlab.models.heads.quantile import MixtureDensityHead, QuantileHead
 from attnlab.models.heads.regression import RegressionHead
+from attnlab.models.heads.segments import NextSegmentHead
 from attnlab.models.inputs.series import VariatesApart, VariatesAsTokens, VariatesTogether
 from attnlab.models.predictor import Distributional, Predictor, Stacked
 from attnlab.models.stack import Stack
@@ -38,14 +39,14 @@ def linear(**options):
     return perturbed(made)
 
 
-def stacked(inputs=VariatesApart, causal=True, **options):
+def stacked(inputs=VariatesApart, causal=True, kind=StackForecaster, **options):
     stack = functools.partial(
         Stack,
         depth=1,
         blocks=(functools.partial(Block, mixer=functools.partial(Attention, heads=2, causal=causal), mlp=None),),
     )
     sizes = {'lookback': LOOKBACK, 'variates': VARIATES, 'dtype': 'float32', 'rngs': nnx.Rngs(0)}
-    return perturbed(StackForecaster(HORIZON, dim=8, stack=stack, inputs=inputs, **sizes, **options))
+    return perturbed(kind(HORIZON, dim=8, stack=stack, inputs=inputs, **sizes, **options))
 
 
 def forecast(model, x=X):
@@ -271,3 +272,45 @@ def test_between_levels_quantiles_are_interpolated():
     np.testing.assert_allclose(head.losses(hidden, targets), pinball.mean(axis=(1, 2)), rtol=1e-4)
     with pytest.raises(UserError, match=r'levels is .* they must ascend'):
         QuantileHead(8, 2, levels=(0.5, 0.2), rngs=nnx.Rngs(0))
+
+
+def segmented(**options):
+    return stacked(
+        functools.partial(VariatesApart, patch=4, read_from='all'),
+        kind=SegmentForecaster,
+        head=NextSegmentHead,
+        **options,
+    )
+
+
+def test_every_segment_is_predicted_from_those_before():
+    """Without normalisation prediction i depends on segments up to i, all of them, and the loss is over all."""
+    model = segmented()
+
+    def predictions(x):
+        hidden = model.hidden(x, CTX)[0][..., :-2]
+        return model.head.linear(model.head.divided(hidden)[0])
+
+    assert predictions(X).shape == (2, VARIATES, 3, HORIZON)
+    for place in range(3):
+        gradient = jax.grad(lambda x, place=place: jnp.sum(jnp.sin(predictions(x)[:, :, place])))(X)
+        seen = np.abs(gradient).reshape(2, 3, 4, VARIATES).max(axis=(0, 2, 3)) > 0
+        np.testing.assert_array_equal(seen, np.arange(3) <= place)
+    np.testing.assert_allclose(forecast(model), predictions(X)[:, :, -1], atol=1e-5)
+    wanted = np.concatenate([np.asarray(X).swapaxes(1, 2)[:, :, 4:], TARGETS], axis=2).reshape(2, VARIATES, 3, 4)
+    losses = ((np.asarray(predictions(X)) - wanted) ** 2).mean(axis=(2, 3))
+    np.testing.assert_allclose(model.losses(model.hidden(X, CTX)[0], TARGETS), losses, rtol=1e-4)
+    *_, last = model.stages(X, CTX)
+    np.testing.assert_allclose(last.value, forecast(model), atol=1e-5)
+
+
+def test_segments_have_the_units_of_their_window():
+    """A shift and a factor of the window are those of the forecast, and the loss is in the units of the data."""
+    model = segmented(window_norm=InstanceNorm())
+    np.testing.assert_allclose(forecast(model, 30 * X + 5), 3 * forecast(model, 10 * X) + 5, rtol=1e-4, atol=1e-3)
+    near, far = (
+        np.asarray(model.losses(model.hidden(factor * X, CTX)[0], factor * TARGETS)) for factor in (10.0, 30.0)
+    )
+    np.testing.assert_allclose(far, 9 * near, rtol=1e-3)
+    with pytest.raises(UserError, match='the look-back must be whole segments'):
+        forecast(stacked(functools.partial(VariatesApart, patch=4), kind=SegmentForecaster, head=NextSegmentHead))
