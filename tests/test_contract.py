@@ -35,16 +35,6 @@ BY_ROOM = (
 """The checks that compile most, and ask of parts that classes share: of these the first class of a room is enough."""
 
 
-KNOWN = {
-    (
-        's4',
-        'implementations',
-    ): 'in float32 gradients by the fast kernel are 3.9e-4 of their size from those in float64, '
-    'of the 3.6e-4 that the bound allows; those of the reference 2e-6, and in float64 both forms agree to 1e-15',
-}
-"""What a check finds that is not mended, and why it stands."""
-
-
 @functools.lru_cache(maxsize=1)
 def subject(name: str) -> Subject:
     """The recipe's mixer and what is compiled for it; the tests of a recipe follow one another in one process."""
@@ -94,11 +84,9 @@ def marks(name: str, recipe: Recipe, what: str) -> list[pytest.MarkDecorator]:
     always = always or (what == 'mirrored' and recipe.mirrored)
     target = recipe.pattern[0].target
     always = always or name == (FIRST_OF_ROOM.get(room(target)) if what in BY_ROOM else FIRST.get(target))
-    known = KNOWN.get((name, what))
     return [
         pytest.mark.xdist_group(f'contract of {name}'),
         *([] if always else [pytest.mark.slow]),
-        *([] if known is None else [pytest.mark.xfail(reason=known, raises=AssertionError, strict=False)]),
     ]
 
 

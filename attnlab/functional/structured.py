@@ -22,9 +22,6 @@ from attnlab.typing import Segments
 CHUNK = 64
 """Steps of a chunk: where each state is written once a chunk, no more numbers are written than a row of inputs has."""
 
-FREQUENCIES = 2**22
-"""The most numbers of resolvents that are held at once."""
-
 
 class Chunk(NamedTuple):
     """A system over `c` steps.
@@ -82,8 +79,7 @@ def diagonal_kernel(
 
     Never more than about `n d sqrt(t)` numbers are held. Gu et al. 2022, https://arxiv.org/abs/2206.11893.
     """
-    inner = 1 << (max(1, length - 1).bit_length() + 1) // 2
-    outer = -(-length // inner)
+    inner, outer = _two_lengths(length)
     far = conjugate_parts(gains[None] * powers(log_transition, inner * jnp.arange(outer)))
     near = parts(powers(log_transition, jnp.arange(inner)))
     kernel = jnp.einsum('idn,jdn->ijd', far, near, precision='highest')
@@ -117,48 +113,81 @@ def diagonal_chunk(
 
 
 def dense_chunk(
-    transition: Float[Array, 'd n n'], inputs: Float[Array, 'd n'], outputs: Float[Array, 'd n'], steps: int
+    change: Float[Array, 'd n n'], inputs: Float[Array, 'd n'], outputs: Float[Array, 'd n'], steps: int
 ) -> Chunk:
-    """A system whose transition is a matrix, by products with its powers."""
+    """A system whose transition is a matrix, given as what it changes, `M - I`: by products with its powers."""
     product = functools.partial(jnp.einsum, precision='highest')
-    write, read, power = inputs[None], product('dn,dnm->dm', outputs, transition)[None], transition
-    while write.shape[0] < steps:
-        write = jnp.concatenate([write, product('dnm,cdm->cdn', power, write)])
-        read = jnp.concatenate([read, product('cdn,dnm->cdm', read, power)])
-        power = product('dnm,dmk->dnk', power, power)
-    whole = matrix_power(transition, steps)
+    write, _ = _orbit(change, inputs, steps)
+    ahead, _ = _orbit(jnp.swapaxes(change, 1, 2), outputs, steps + 1)
+    whole = change_over(change, steps)
 
     def pass_on(written: Array, kept: Array | None, state: Array) -> tuple[Array, Array]:
         kept = jnp.ones(written.shape[:2], bool) if kept is None else kept
 
         def chunk(state: Array, inputs: tuple[Array, Array]) -> tuple[Array, Array]:
             written, kept = inputs
-            past = jnp.where(kept[:, None, None], product('dnm,bdm->bdn', whole, state), jnp.zeros_like(state))
-            return past + written, state
+            past = state + product('dnm,bdm->bdn', whole, state)
+            return jnp.where(kept[:, None, None], past, jnp.zeros_like(state)) + written, state
 
         last, before = jax.lax.scan(chunk, state, (written.swapaxes(0, 1), kept.T))
         return before.swapaxes(0, 1), last
 
-    write, read = write[:steps], read[:steps]
     return Chunk(
-        kernel=product('cdn,dn->cd', jnp.concatenate([outputs[None], read[:-1]]), inputs),
+        kernel=product('cdn,dn->cd', ahead[:-1], inputs),
         write=write[::-1],
-        read=read,
+        read=ahead[1:],
         pass_on=pass_on,
     )
 
 
-def matrix_power(matrix: Float[Array, 'd n n'], exponent: int) -> Float[Array, 'd n n']:
-    """`matrix` to a whole power of at least 1, by squaring."""
-    found, square = None, matrix
-    while exponent:
-        if exponent % 2:
-            found = square if found is None else jnp.matmul(found, square, precision='highest')
-        exponent //= 2
-        if exponent:
-            square = jnp.matmul(square, square, precision='highest')
+def dense_kernel(
+    change: Float[Array, 'd n n'], inputs: Float[Array, 'd n'], outputs: Float[Array, 'd n'], length: int
+) -> Float[Array, 't d']:
+    """`K_t = outputs . M^t inputs` of a transition that is a matrix, given as `M - I`, by powers of two lengths.
+
+    Never more than about `n d (n + sqrt(t))` numbers are held at once. Errors of rounding stay small where M is a
+    contraction.
+    """
+    inner, outer = _two_lengths(length)
+    near, stride = _orbit(change, inputs, inner)
+    far, _ = _orbit(jnp.swapaxes(stride, 1, 2), outputs, outer)
+    kernel = jnp.einsum('idn,jdn->ijd', far, near, precision='highest')
+    return kernel.reshape(outer * inner, -1)[:length]
+
+
+def _two_lengths(length: int) -> tuple[int, int]:
+    """A power of two near the square root of `length`, and how many times it fits, rounded up."""
+    inner = 1 << (max(1, length - 1).bit_length() + 1) // 2
+    return inner, -(-length // inner)
+
+
+def _orbit(
+    change: Float[Array, 'd n n'], vectors: Float[Array, 'd n'], count: int
+) -> tuple[Float[Array, 'c d n'], Float[Array, 'd n n']]:
+    """`M^j v` for j below `count`, and `M^c - I` for the least power of two c that is not below `count`."""
+    found = vectors[None]
+    while found.shape[0] < count:
+        moved = found + jnp.einsum('dnm,cdm->cdn', change, found, precision='highest')
+        found, change = jnp.concatenate([found, moved]), _joined(change, change)
+    return found[:count], change
+
+
+def change_over(change: Float[Array, 'd n n'], steps: int) -> Float[Array, 'd n n']:
+    """`M^steps - I` of `M - I`, for at least 1 step, by squaring."""
+    found = None
+    while steps:
+        if steps % 2:
+            found = change if found is None else _joined(found, change)
+        steps //= 2
+        if steps:
+            change = _joined(change, change)
     assert found is not None
     return found
+
+
+def _joined(one: Float[Array, 'd n n'], other: Float[Array, 'd n n']) -> Float[Array, 'd n n']:
+    """`(I + A) (I + B) - I`. Slow modes, whose transitions are nearly one, keep their digits in the difference."""
+    return one + other + jnp.matmul(one, other, precision='highest')
 
 
 def in_chunks(
@@ -223,63 +252,6 @@ def _chunks(
     return own.reshape(x.shape) + past.reshape(x.shape), state
 
 
-def low_rank_kernel(
-    eigenvalues: Complex[Array, 'd n'],
-    low_rank: Complex[Array, 'r d n'],
-    inputs: Complex[Array, 'd n'],
-    outputs: Complex[Array, 'd n'],
-    length: int,
-) -> Float[Array, 't d']:
-    """The kernel of a bilinear discretisation with step 1, by its generating function on the unit circle.
-
-    The system is `Lambda - P P^*` with one of each conjugate pair; `outputs` are `C (I - M^length)`, so that what a
-    kernel would give beyond `length`, which wraps around, is taken off. At the angle `2 u` the resolvent
-    is that of `2 i tan(u)`; everything is multiplied by `cos(u)`, and so finite where the tangent is not.
-    Gu et al. 2022, https://arxiv.org/abs/2111.00396.
-    """
-    # Products of a row and a column of (outputs, conj P) and (inputs, P): the resolvent is linear in each.
-    rows = jnp.concatenate([outputs[None], jnp.conj(low_rank)])
-    columns = jnp.concatenate([inputs[None], low_rank])
-    products = rows[:, None] * columns[None]
-    real, rotated = products.real, (products * jnp.conj(eigenvalues)[None, None]).real
-
-    def at(angles: Float[Array, ' w']) -> Complex[Array, 'd w']:
-        sine, cosine = jnp.sin(angles)[None], jnp.cos(angles)[None]
-        absolute = jnp.abs(eigenvalues)[..., None] * cosine[None]
-        gap = (absolute - 2 * sine[None]) * (absolute + 2 * sine[None]) / 2
-        damping = 2 * (sine * cosine)[None] * eigenvalues.real[..., None]
-        resolvent = 1 / jax.lax.complex(gap, -damping)
-        weigh = functools.partial(jnp.einsum, 'ijdn,dnw->ijdw', precision='highest')
-        straight, across = (
-            jax.lax.complex(weigh(weights, resolvent.real), weigh(weights, resolvent.imag))
-            for weights in (real, rotated)
-        )
-        found = 2j * sine[None, None] * straight - cosine[None, None] * across
-        return _eliminated(found, cosine) * jnp.exp(1j * angles)[None]
-
-    count = length // 2 + 1
-    angles = jnp.arange(count, dtype=eigenvalues.real.dtype) * (math.pi / length)
-    block = max(1, min(count, FREQUENCIES // max(1, eigenvalues.size)))
-    blocks = jnp.pad(angles, (0, -count % block)).reshape(-1, block)
-    values = at(blocks[0])[None] if len(blocks) == 1 else jax.lax.map(jax.checkpoint(at), blocks)
-    values = jnp.moveaxis(values, 0, 1).reshape(eigenvalues.shape[0], -1)[:, :count]
-    return jnp.fft.irfft(values, length, axis=-1).T
-
-
-def _eliminated(products: Complex[Array, 'r r d w'], cosine: Float[Array, '1 w']) -> Complex[Array, 'd w']:
-    """`p_00 - c p_0. (I + c p_..)^{-1} p_.0`, by elimination of the low rank, whose pivots stay away from zero."""
-    size = range(len(products))
-    table = [[products[i, j] if i == 0 else cosine * products[i, j] for j in size] for i in size]
-    for i in size[1:]:
-        table[i][i] = 1 + table[i][i]
-    for pivot in size[:0:-1]:
-        for i in range(pivot):
-            ratio = table[i][pivot] / table[pivot][pivot]
-            for j in range(pivot):
-                table[i][j] = table[i][j] - ratio * table[pivot][j]
-    return table[0][0]
-
-
 class Bilinear(NamedTuple):
     """A bilinear discretisation with step 1 of `x' = (Lambda - P P^*) x + B u`, one of each conjugate pair.
 
@@ -295,12 +267,12 @@ class Bilinear(NamedTuple):
         """The discretisation of a system in units of its step."""
         return cls(eigenvalues, parts(low_rank))
 
-    def forward(self, h: Float[Array, '*b d m']) -> Float[Array, '*b d m']:
-        """`(I + A / 2) h`."""
-        moved = parts((1 + _like(self.eigenvalues, h) / 2) * from_parts(h))
+    def applied(self, h: Float[Array, '*b d m']) -> Float[Array, '*b d m']:
+        """`A h`."""
+        moved = parts(_like(self.eigenvalues, h) * from_parts(h))
         for row in self.low_rank:
             p = _like(row, h)
-            moved = moved - jnp.sum(p * h, axis=-1, keepdims=True) * p
+            moved = moved - 2 * jnp.sum(p * h, axis=-1, keepdims=True) * p
         return moved
 
     def solve(self, h: Float[Array, '*b d m']) -> Float[Array, '*b d m']:
@@ -324,10 +296,10 @@ class Bilinear(NamedTuple):
         pivot = 1 + jnp.sum(p * direction, axis=-1, keepdims=True)
         return h - jnp.sum(_like(p, h) * h, axis=-1, keepdims=True) * _like(direction / pivot, h)
 
-    def matrix(self, dtype: DTypeLike) -> Float[Array, 'd m m']:
-        """M, dense: the images of unit vectors."""
+    def change(self, dtype: DTypeLike) -> Float[Array, 'd m m']:
+        """`M - I = (I - A / 2)^{-1} A`, dense: the images of unit vectors."""
         unit = jnp.eye(self.low_rank.shape[-1], dtype=dtype)[:, None]
-        images = self.solve(self.forward(jnp.broadcast_to(unit, (unit.shape[0], *self.low_rank.shape[1:]))))
+        images = self.solve(self.applied(jnp.broadcast_to(unit, (unit.shape[0], *self.low_rank.shape[1:]))))
         return jnp.moveaxis(images, 0, -1)
 
 

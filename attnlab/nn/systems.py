@@ -23,17 +23,15 @@ from attnlab.functional import cores, hippo
 from attnlab.functional.discretize import log_uniform
 from attnlab.functional.recurrences import state_dtype
 from attnlab.functional.structured import (
-    CHUNK,
     Bilinear,
     Chunk,
     conjugate_parts,
     dense_chunk,
+    dense_kernel,
     diagonal_chunk,
     diagonal_kernel,
     from_parts,
     in_chunks,
-    low_rank_kernel,
-    matrix_power,
     parts,
 )
 from attnlab.module import Module
@@ -243,9 +241,10 @@ class LowRankSystem(ModalSystem):
         A = V (Lambda - P P^*) V^*,    bilinear in steps of dt
 
     A basis of `attnlab.functional.hippo.BASES` for each of `starts` in turn over the channels, with `P` beside `Lambda`
-    and `B`. Without a state it is a convolution, whose kernel is a sum over the modes at every frequency (a Cauchy
-    product), or in a short row powers of A; with one it runs in chunks, or by one step in time linear in the states.
-    Parameters are those of the recurrence, at every length.
+    and `B`. Without a state it is a convolution with powers of the matrix in steps; with one it runs in chunks, or by
+    one step in time linear in the states. The matrix is a contraction, as `Lambda` decays and `P P^*` is taken off, so
+    that its powers keep their digits; the paper's sums over the modes at every frequency (Cauchy products) lose them in
+    gradients, where modes hardly decay without their low rank. Parameters are those of the recurrence, at every length.
 
     Gu et al. 2022, https://arxiv.org/abs/2111.00396. Arguments and errors are those of `ModalSystem`.
     """
@@ -281,23 +280,16 @@ class LowRankSystem(ModalSystem):
         system, outputs = Bilinear.of(eigenvalues, low_rank), conjugate_parts(_numbers(self.C, x.dtype))
         if state is not None and x.shape[1] == 1:
             written = parts(inputs)[None] * x[:, 0, :, None]
-            state = system.solve(system.forward(state) + written)
+            state = state + system.solve(system.applied(state) + written)
             return jnp.einsum('dn,bdn->bd', outputs, state, precision='highest')[:, None], state
-        matrix, written = system.matrix(x.dtype), system.solve(parts(inputs))
+        change, written = system.change(x.dtype), system.solve(parts(inputs))
 
         def chunk(steps: int) -> Chunk:
-            return dense_chunk(matrix, written, outputs, steps)
+            return dense_chunk(change, written, outputs, steps)
 
         if state is not None:
             return in_chunks(chunk, x, segments, state, implementation=implementation)
-        length = x.shape[1]
-        if length <= CHUNK:
-            kernel = chunk(max(1, length)).kernel
-        else:
-            # In a short row `M^length` is so near to the identity that slow modes would lose digits in the difference.
-            beyond = jnp.einsum('dn,dnm->dm', outputs, matrix_power(matrix, length), precision='highest')
-            left = jnp.conj(from_parts(outputs - beyond)) / 2
-            kernel = low_rank_kernel(eigenvalues, low_rank, inputs, left, length)
+        kernel = dense_kernel(change, written, outputs, max(1, x.shape[1]))
         return cores.long_conv(x, kernel, segments=segments, implementation=implementation), None
 
     def scaled(self, dtype: DTypeLike) -> tuple[Complex[Array, 'd n'], Complex[Array, 'r d n'], Complex[Array, 'd n']]:

@@ -10,15 +10,14 @@ from attnlab.errors import UserError
 from attnlab.functional.structured import (
     CHUNK,
     Bilinear,
-    dense_chunk,
-    from_parts,
-    low_rank_kernel,
-    matrix_power,
+    conjugate_parts,
+    dense_kernel,
     parts,
 )
 from attnlab.nn.parameter import GROUPS
 from attnlab.nn.systems import DiagonalSystem, LowRankSystem, RingSystem, SharedSystem, System
 from attnlab.testing.noise import noise, perturbed
+from attnlab.testing.tolerances import tolerance
 
 DIM, STATE = 4, 8
 
@@ -112,30 +111,58 @@ def test_convolution_and_recurrence_are_the_dense_system(name):
         np.testing.assert_allclose(np.concatenate(pieces, 1), expected, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize('length', [7, *(pytest.param(t, marks=pytest.mark.slow) for t in (1, 2, 64))])
-def test_the_cauchy_kernel_is_that_of_powers_and_so_are_its_gradients(length):
+@pytest.mark.parametrize('starts', [('legs',), ('legt', 'fout')])
+def test_the_kernel_has_the_papers_generating_function(starts):
+    """`sum_t K_t z^t`, cut off after a row, on the unit circle: Cauchy products and the identity of Woodbury."""
+    length = 2 * CHUNK + 1
     with jax.enable_x64(True):
         system = perturbed(
-            LowRankSystem(DIM, state=STATE, starts=('legs', 'legt'), copies=2, low=0.1, rngs=nnx.Rngs(0))
+            LowRankSystem(DIM, state=STATE, starts=starts, copies=len(starts), low=0.1, rngs=nnx.Rngs(0))
         )
-        arrays = (*system.scaled(jnp.float64), noise(DIM, STATE, dtype=jnp.float64))
+        impulse = jnp.zeros((1, length, DIM)).at[:, 0].set(1)
+        kernel = np.asarray(jax.jit(lambda x: system(x, None)[0])(impulse)[0])
+        eigenvalues, low_rank, inputs = (np.asarray(each) for each in system.scaled(jnp.float64))
+    z = np.exp(-2j * np.pi * np.arange(length) / length)
+    for d, (matrix, _, C) in enumerate(dense(system)):
+        A, B, *rows = (np.append(each[d], each[d].conj()) for each in (eigenvalues, inputs, *low_rank))
+        P, cut = np.stack(rows), C - C @ np.linalg.matrix_power(matrix, length)
+        poles = 1 / (2 * (1 - z) / (1 + z) - A[:, None])
+        ends = np.einsum('n,nw,rn->wr', cut, poles, P), np.einsum('rn,nw,n->wr', P.conj(), poles, B)
+        within = np.eye(len(P)) + np.einsum('rn,nw,sn->wrs', P.conj(), poles, P)
+        correction = np.einsum('wr,wr->w', ends[0], np.linalg.solve(within, ends[1][..., None])[..., 0])
+        found = 2 / (1 + z) * (np.einsum('n,nw,n->w', cut, poles, B) - correction)
+        np.testing.assert_allclose(kernel[:, d], np.fft.ifft(found).real, rtol=1e-9, atol=1e-10)
 
-        def kernels(eigenvalues, low_rank, inputs, outputs):
-            found = Bilinear.of(eigenvalues, low_rank)
-            matrix = found.matrix(jnp.float64)
-            powers = dense_chunk(matrix, found.solve(parts(inputs)), outputs, length).kernel
-            left = outputs - jnp.einsum('dn,dnm->dm', outputs, matrix_power(matrix, length))
-            return low_rank_kernel(eigenvalues, low_rank, inputs, jnp.conj(from_parts(left)) / 2, length), powers
 
-        @jax.jit
-        def both(along):
-            found, pull = jax.vjp(kernels, *arrays)
-            return found, pull((along, 0 * along)), pull((0 * along, along))
+@pytest.mark.parametrize(
+    ('start', 'length'),
+    [
+        ('fout', 4096),
+        *(pytest.param(start, 4096, marks=pytest.mark.slow) for start in ('legs', 'legt')),
+        *(pytest.param(start, 16384, marks=pytest.mark.slow) for start in ('legs', 'legt', 'fout')),
+    ],
+)
+def test_in_float32_long_kernels_and_their_gradients_keep_their_digits(start, length):
+    """Modes of finite windows hardly decay without their low rank, and sums over modes would lose every digit."""
+    graphdef, params = nnx.split(LowRankSystem(2, state=64, starts=(start,), rngs=nnx.Rngs(0)))
+    along = np.random.default_rng(1).standard_normal((length, 2))
 
-        (cauchy, powers), *gradients = both(noise(length, DIM, seed=1, dtype=jnp.float64))
-        np.testing.assert_allclose(cauchy, powers, rtol=1e-9, atol=1e-10)
-        for one, other in zip(*gradients, strict=True):
-            np.testing.assert_allclose(one, other, rtol=1e-7, atol=1e-8)
+    def kernel(params, dtype):
+        system = nnx.merge(graphdef, params)
+        eigenvalues, low_rank, inputs = system.scaled(dtype)
+        found, (_, _, _, outputs) = Bilinear.of(eigenvalues, low_rank), system.continuous(dtype)
+        return dense_kernel(found.change(dtype), found.solve(parts(inputs)), conjugate_parts(outputs), length)
+
+    def both(dtype):
+        typed = jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf), dtype), params)
+        found, pull = jax.vjp(jax.jit(lambda params: kernel(params, dtype)), typed)
+        return jax.tree.leaves((found, pull(jnp.asarray(along, dtype))))
+
+    single = both(jnp.float32)
+    with jax.enable_x64(True):
+        double = both(jnp.float64)
+    for one, other in zip(single, double, strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=tolerance(jnp.float32, length) * np.abs(other).max())
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 
-import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
@@ -13,6 +12,7 @@ from attnlab.functional.recurrences import state_dtype
 from attnlab.mixers.linear.write import Additive
 from attnlab.mixers.mixer import TwoSided
 from attnlab.module import Module
+from attnlab.nn.activations import gelu_exact
 from attnlab.nn.feature_maps import FeatureMap
 from attnlab.nn.gates import BlockDiagonal, Terms
 from attnlab.nn.heads import head_channels
@@ -34,7 +34,7 @@ class LocalResidual(Module):
         self.second = BlockDiagonal(dim, blocks=heads, features=3 * dim, rngs=rngs)
 
     def __call__(self, x: Sequence, v: Sequence, segments: Segments | None) -> Sequence:
-        hidden = jax.nn.gelu(self.first(document_means(x, segments)), approximate=False)
+        hidden = gelu_exact(self.first(document_means(x, segments)))
         factors = jnp.moveaxis(self.second(hidden).reshape(*hidden.shape, 3), -1, 0)
         return local_sum(v.astype(factors.dtype), factors, segments).astype(x.dtype)
 

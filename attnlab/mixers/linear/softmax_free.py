@@ -12,6 +12,7 @@ from attnlab.functional.documents import block_slots
 from attnlab.functional.newton import newton_inverse
 from attnlab.functional.recurrences import document_starts, state_dtype
 from attnlab.mixers.mixer import TwoSided
+from attnlab.nn.activations import gelu_exact
 from attnlab.nn.heads import head_channels
 from attnlab.nn.neighbours import CentredConv
 from attnlab.nn.norms import LayerNorm
@@ -107,7 +108,7 @@ class SoftmaxFreeAttention(TwoSided):
     def _landmarks(self, q: Float[Array, 'b s h k']) -> Float[Array, 'b n h k']:
         blocks = q.reshape(q.shape[0], -1, self.stride, *q.shape[2:])
         blocks = jnp.moveaxis(blocks, 3, 2).reshape(*blocks.shape[:2], self.heads, -1)
-        return jax.nn.gelu(self.norm(self.landmark(blocks)), approximate=False)
+        return gelu_exact(self.norm(self.landmark(blocks)))
 
 
 def gaussian(a: Queries, c: Float[Array, 'b n h k']) -> Float[Array, 'b h t n']:

@@ -19,6 +19,7 @@ from attnlab.functional.rotary import rotate_by_angles
 from attnlab.mixers.linear.softmax_free import gaussian
 from attnlab.mixers.mixer import TwoSided
 from attnlab.mixers.spatial.reduced import adaptive_bins, check_sides
+from attnlab.nn.activations import gelu_exact
 from attnlab.nn.convolutions import DepthwiseConv, joined_blocks
 from attnlab.nn.feature_maps import NormAware
 from attnlab.nn.gates import BlockDiagonal
@@ -116,7 +117,7 @@ class GridInLine(TwoSided):
         wide = state_dtype(x.dtype)
         # Factors of whole images cost nothing in float32; XLA on a CPU lacks products of one token in bfloat16.
         mean = jnp.mean(x.astype(wide), axis=1, keepdims=True)
-        factors = self.second(jax.nn.gelu(self.first(mean), approximate=False))
+        factors = self.second(gelu_exact(self.first(mean)))
         taps = factors.reshape(x.shape[0], 1, 1, x.shape[-1], 9)
         around = jnp.pad(unflatten(v.astype(wide), grid), ((0, 0), (1, 1), (1, 1), (0, 0)))
         parts = (
@@ -192,7 +193,7 @@ class GridSoftmaxFreeAttention(TwoSided):
     def _landmarks(self, q: Heads, grid: Grid) -> Float[Array, 'b n h k']:
         image = jnp.moveaxis(unflatten(q, grid), 3, 1)
         blocks = joined_blocks(image.reshape(-1, *image.shape[2:]), self.stride)
-        made = jax.nn.gelu(self.norm(self.landmark(blocks)), approximate=False)
+        made = gelu_exact(self.norm(self.landmark(blocks)))
         return jnp.moveaxis(made.reshape(q.shape[0], self.heads, -1, self.channels), 1, 2)
 
 

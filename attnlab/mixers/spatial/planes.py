@@ -3,7 +3,6 @@
 import itertools
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
@@ -17,6 +16,7 @@ from attnlab.functional.grids import coordinates, required_grid
 from attnlab.functional.recurrences import state_dtype
 from attnlab.mixers.mixer import TwoSided
 from attnlab.module import Module
+from attnlab.nn.activations import gelu_exact
 from attnlab.nn.convolutions import DepthwiseConv
 from attnlab.nn.heads import head_channels
 from attnlab.nn.norms import LayerNorm
@@ -43,7 +43,7 @@ class LocalEnhancement(Module):
 
     def __call__(self, x: Sequence, grid: Volume) -> Sequence:
         near = self.conv(x.reshape(x.shape[0], *grid, -1)).reshape(x.shape)
-        near = self.around(jax.nn.gelu(self.inner(near), approximate=False))
+        near = self.around(gelu_exact(self.inner(near)))
         return jnp.concatenate([self.first(self.plain(x)), self.second(near)], axis=-1)
 
 

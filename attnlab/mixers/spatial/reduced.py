@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
@@ -16,6 +15,7 @@ from attnlab.functional.grids import flatten, required_grid, unflatten
 from attnlab.functional.recurrences import state_dtype
 from attnlab.mixers.mixer import TwoSided
 from attnlab.module import Module
+from attnlab.nn.activations import gelu_exact
 from attnlab.nn.convolutions import Image, PatchMap, Placed
 from attnlab.nn.heads import head_channels
 from attnlab.nn.initialization import Gaussian, Scaled
@@ -57,7 +57,7 @@ class PooledReduction(Module):
         wide = image.astype(state_dtype(image.dtype))
         rows, columns = (jnp.asarray(adaptive_bins(size, self.side), wide.dtype) for size in image.shape[1:3])
         means = jnp.einsum('i y, b y x d, j x -> b i j d', rows, wide, columns).astype(image.dtype)
-        return jax.nn.gelu(self.norm(self.linear(means)), approximate=False)
+        return gelu_exact(self.norm(self.linear(means)))
 
 
 def adaptive_bins(size: int, bins: int) -> Float[np.ndarray, 'i y']:

@@ -1,6 +1,5 @@
 """A head that forecasts in the directions in which the steps of the horizon are not correlated."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
@@ -9,6 +8,7 @@ from jaxtyping import Float
 
 from attnlab.errors import UserError
 from attnlab.models.heads.head import Head, wide
+from attnlab.nn.activations import gelu_exact
 from attnlab.nn.parameter import buffer, param
 from attnlab.nn.projections import Linear
 from attnlab.nn.windows import Basis
@@ -77,4 +77,4 @@ class OrthogonalHead(Head):
         shift = self.shift[...].astype(hidden.dtype)[:, None]
         steps = steps + jnp.broadcast_to(shift, steps.shape)
         joined = jnp.swapaxes(steps, -1, -2).reshape(*hidden.shape[:-1], self.outputs * self.channels)
-        return self.steps(jax.nn.gelu(self.join(joined), approximate=False))
+        return self.steps(gelu_exact(self.join(joined)))
