@@ -3,6 +3,7 @@
 from attnlab.blocks.layer import MixersAlone
 from attnlab.config import spec
 from attnlab.mixers.softmax.gated_unit import GatedAttentionUnit, Mega
+from attnlab.mixers.softmax.sparse_unit import SparseGatedUnit
 from attnlab.zoo.recipe import NARROW, Recipe
 
 UNITS = {
@@ -39,5 +40,23 @@ UNITS = {
             'deviation of 0.02, as the released code does.'
         ),
         start=NARROW,
+    ),
+    'seqboat': Recipe(
+        spec=spec(SparseGatedUnit),
+        cite='Ren et al. 2023, https://arxiv.org/abs/2306.11197',
+        causal=True,
+        streaming=True,
+        packed=True,
+        implementations=('reference', 'xla'),
+        small={'key_dim': 8, 'state': 4},
+        knobs={'state': 'key_dim'},
+        notes=(
+            'Half the tokens or so are active at first. The released code makes room for as many as are active in a '
+            'batch; here a row has room for all of its tokens, or for `capacity` of them, after which no token of the '
+            'document is active. The choice is that of the released code (a softmax with a learned temperature, '
+            'without noise; `temperature=0.4` or 1 in its runs on images). Causal only. A softmax, without the squared '
+            'ReLU of some of its tasks; positions are rotary in the place of a learned bias. The last nonlinearity '
+            'takes the normalised input of the layer, where the paper has that of the block.'
+        ),
     ),
 }
