@@ -11,6 +11,7 @@ from attnlab.commands.arguments import (
     printing,
     start_platform,
 )
+from attnlab.errors import UserError
 
 
 def main(argv: list[str]) -> int:
@@ -42,11 +43,29 @@ def main(argv: list[str]) -> int:
         'or kivi2 of caches of keys and values; as they are by default.',
         flag_values=values,
     )
+    flags.DEFINE_integer(
+        'feedback',
+        None,
+        'Round weights column by column with error feedback (GPTQ), calibrated on as many rows of training; each to '
+        'the nearest by default.',
+        lower_bound=1,
+        flag_values=values,
+    )
+    flags.DEFINE_float(
+        'damping', 0.01, 'With --feedback: added to the diagonal of second moments, as a share of its mean.',
+        lower_bound=0.0, flag_values=values,
+    )  # fmt: skip
+    flags.DEFINE_boolean('ordered', False, 'With --feedback: the largest inputs first.', flag_values=values)
     define_other_data(values)
     define_format(values)
     define_platform(values)
     if not parsed(values, argv, 'quantize'):
         return 0
+    for name in ('damping', 'ordered'):
+        if values[name].present and values.feedback is None:
+            raise UserError(f'--{name} is for --feedback, which is not given')
+    if values.feedback is not None and values.weights is None:
+        raise UserError('--feedback calibrates the rounding of weights; give --weights, such as int4@32')
     from attnlab.quantize.formats import format_called, storage_called
     from attnlab.quantize.layers import Quantization
     from attnlab.quantize.states import state_called
@@ -57,8 +76,18 @@ def main(argv: list[str]) -> int:
     workdir, out = directory(values, 'workdir'), directory(values, 'out')
     quantization = Quantization(weights, inputs, state)
     start_platform(values)
+    from attnlab.quantize.feedback import Feedback
     from attnlab.quantize.run import quantize_run
 
+    feedback = None if values.feedback is None else Feedback(values.feedback, values.damping, values.ordered)
     with printing(values) as printer:
-        quantize_run(workdir, out, quantization, printer, step=values.step, other_data=values.other_data)
+        quantize_run(
+            workdir,
+            out,
+            quantization,
+            printer,
+            step=values.step,
+            feedback=feedback,
+            other_data=values.other_data,
+        )
     return 0

@@ -56,7 +56,7 @@ class Format(abc.ABC):
         """The codes of rows of numbers, and their scales, computed in float32 or better."""
         return self.encode_groups(self.groups(x.astype(_wide(x.dtype))))
 
-    def groups(self, x: Float[Array, 'r d']) -> Float[Array, 'g n']:
+    def groups(self, x: Shaped[Array, 'r d']) -> Shaped[Array, 'g n']:
         """The numbers of rows by what shares a scale, the last group of a row filled up."""
         size = self.group_size(x.shape)
         if self.scope != 'tensor':
@@ -98,6 +98,29 @@ class Format(abc.ABC):
         """The numbers of groups of `size`."""
 
 
+class Elementwise(Format):
+    """A format in which a number's code follows from it and from what its group is decoded with, such as a scale."""
+
+    def encode_groups(self, x: Float[Array, 'g n']) -> Stored:
+        fitted = self.fitted(x)
+        return {'codes': packed(self.codes(x, fitted), self.code_bits)} | fitted
+
+    def decode_groups(self, stored: Mapping[str, Array], size: int, dtype: DTypeLike) -> Float[Array, 'g n']:
+        return self.numbers(unpacked(stored['codes'], self.code_bits, size), stored, dtype)
+
+    @abc.abstractmethod
+    def fitted(self, x: Float[Array, 'g n']) -> Stored:
+        """What groups are decoded with, such as scales; without the codes."""
+
+    @abc.abstractmethod
+    def codes(self, x: Float[Array, 'g n'], fitted: Mapping[str, Array]) -> Int[Array, 'g n']:
+        """The codes of numbers by what their groups are decoded with."""
+
+    @abc.abstractmethod
+    def numbers(self, codes: Int[Array, 'g n'], fitted: Mapping[str, Array], dtype: DTypeLike) -> Float[Array, 'g n']:
+        """The numbers that codes stand for."""
+
+
 def _check(name: str, bits: int, scope: int | str, scales: str = 'float32') -> None:
     if not 2 <= bits <= 16:
         limit = 'at least 2' if bits < 2 else 'at most 16'
@@ -110,7 +133,7 @@ def _check(name: str, bits: int, scope: int | str, scales: str = 'float32') -> N
 
 @checked_fields
 @dataclasses.dataclass(frozen=True)
-class Uniform(Format):
+class Uniform(Elementwise):
     """Base class of codes that are equally far apart.
 
     Attributes:
@@ -140,14 +163,15 @@ class Symmetric(Uniform):
     def _top(self) -> int:
         return 2 ** (self.bits - 1) - 1
 
-    def encode_groups(self, x: Float[Array, 'g n']) -> Stored:
-        scale = _step(jnp.max(jnp.abs(x), axis=-1), self._top, self.scales)
-        levels = jnp.clip(jnp.round(_divided(x, scale[:, None])), -self._top, self._top)
-        return {'codes': packed(levels.astype(jnp.int32) + self._top, self.bits), 'scales': scale}
+    def fitted(self, x: Float[Array, 'g n']) -> Stored:
+        return {'scales': _step(jnp.max(jnp.abs(x), axis=-1), self._top, self.scales)}
 
-    def decode_groups(self, stored: Mapping[str, Array], size: int, dtype: DTypeLike) -> Float[Array, 'g n']:
-        levels = unpacked(stored['codes'], self.bits, size) - self._top
-        return levels.astype(dtype) * stored['scales'][:, None].astype(dtype)
+    def codes(self, x: Float[Array, 'g n'], fitted: Mapping[str, Array]) -> Int[Array, 'g n']:
+        levels = jnp.clip(jnp.round(_divided(x, fitted['scales'][:, None])), -self._top, self._top)
+        return levels.astype(jnp.int32) + self._top
+
+    def numbers(self, codes: Int[Array, 'g n'], fitted: Mapping[str, Array], dtype: DTypeLike) -> Float[Array, 'g n']:
+        return (codes - self._top).astype(dtype) * fitted['scales'][:, None].astype(dtype)
 
 
 class Affine(Uniform):
@@ -156,22 +180,21 @@ class Affine(Uniform):
     `s = (max - min) / (2^bits - 1)`, `z = round(-min / s)`. Krishnamoorthi 2018, https://arxiv.org/abs/1806.08342.
     """
 
-    def encode_groups(self, x: Float[Array, 'g n']) -> Stored:
+    def fitted(self, x: Float[Array, 'g n']) -> Stored:
         top = 2**self.bits - 1
         low, high = jnp.minimum(jnp.min(x, axis=-1), 0), jnp.maximum(jnp.max(x, axis=-1), 0)
         scale = _step(high - low, top, self.scales)
-        zero = jnp.round(_divided(-low, scale))
-        levels = jnp.clip(jnp.round(_divided(x, scale[:, None])) + zero[:, None], 0, top)
-        kind = jnp.uint8 if self.bits <= 8 else jnp.uint16
-        return {
-            'codes': packed(levels.astype(jnp.int32), self.bits),
-            'scales': scale,
-            'zeros': jnp.clip(zero, 0, top).astype(kind),
-        }
+        zero = jnp.clip(jnp.round(_divided(-low, scale)), 0, top)
+        return {'scales': scale, 'zeros': zero.astype(jnp.uint8 if self.bits <= 8 else jnp.uint16)}
 
-    def decode_groups(self, stored: Mapping[str, Array], size: int, dtype: DTypeLike) -> Float[Array, 'g n']:
-        levels = unpacked(stored['codes'], self.bits, size) - stored['zeros'][:, None].astype(jnp.int32)
-        return levels.astype(dtype) * stored['scales'][:, None].astype(dtype)
+    def codes(self, x: Float[Array, 'g n'], fitted: Mapping[str, Array]) -> Int[Array, 'g n']:
+        zero = fitted['zeros'][:, None].astype(x.dtype)
+        levels = jnp.clip(jnp.round(_divided(x, fitted['scales'][:, None])) + zero, 0, 2**self.bits - 1)
+        return levels.astype(jnp.int32)
+
+    def numbers(self, codes: Int[Array, 'g n'], fitted: Mapping[str, Array], dtype: DTypeLike) -> Float[Array, 'g n']:
+        levels = codes - fitted['zeros'][:, None].astype(jnp.int32)
+        return levels.astype(dtype) * fitted['scales'][:, None].astype(dtype)
 
 
 class MinMax(Uniform):
@@ -180,17 +203,17 @@ class MinMax(Uniform):
     As caches are stored by KIVI, Liu et al. 2024, https://arxiv.org/abs/2402.02750.
     """
 
-    def encode_groups(self, x: Float[Array, 'g n']) -> Stored:
-        top, kind = 2**self.bits - 1, jnp.dtype(self.scales)
-        low = jnp.min(x, axis=-1).astype(kind)
-        scale = _step(jnp.max(x, axis=-1) - low.astype(x.dtype), top, self.scales)
-        levels = _divided(x - low[:, None].astype(x.dtype), scale[:, None])
-        codes = jnp.clip(jnp.round(levels), 0, top).astype(jnp.int32)
-        return {'codes': packed(codes, self.bits), 'scales': scale, 'lows': low}
+    def fitted(self, x: Float[Array, 'g n']) -> Stored:
+        low = jnp.min(x, axis=-1).astype(jnp.dtype(self.scales))
+        scale = _step(jnp.max(x, axis=-1) - low.astype(x.dtype), 2**self.bits - 1, self.scales)
+        return {'scales': scale, 'lows': low}
 
-    def decode_groups(self, stored: Mapping[str, Array], size: int, dtype: DTypeLike) -> Float[Array, 'g n']:
-        levels = unpacked(stored['codes'], self.bits, size).astype(dtype)
-        return levels * stored['scales'][:, None].astype(dtype) + stored['lows'][:, None].astype(dtype)
+    def codes(self, x: Float[Array, 'g n'], fitted: Mapping[str, Array]) -> Int[Array, 'g n']:
+        levels = _divided(x - fitted['lows'][:, None].astype(x.dtype), fitted['scales'][:, None])
+        return jnp.clip(jnp.round(levels), 0, 2**self.bits - 1).astype(jnp.int32)
+
+    def numbers(self, codes: Int[Array, 'g n'], fitted: Mapping[str, Array], dtype: DTypeLike) -> Float[Array, 'g n']:
+        return codes.astype(dtype) * fitted['scales'][:, None].astype(dtype) + fitted['lows'][:, None].astype(dtype)
 
 
 SEARCHED = np.arange(8, 81) / 37
@@ -328,7 +351,7 @@ def _element(kind: str, name: str) -> Element:
 
 @checked_fields
 @dataclasses.dataclass(frozen=True)
-class Floating(Format):
+class Floating(Elementwise):
     """`x ~ s f`, `f` a floating-point number of few bits, `s = max |x|` over its largest.
 
     Scaling by a real number is what the real-valued exponent bias of Liu et al. 2023, https://arxiv.org/abs/2310.16836,
@@ -352,20 +375,21 @@ class Floating(Format):
     def code_bits(self) -> int:
         return ELEMENTS[self.element].bits
 
-    def encode_groups(self, x: Float[Array, 'g n']) -> Stored:
-        element = ELEMENTS[self.element]
-        scale = _step(jnp.max(jnp.abs(x), axis=-1).astype(jnp.float32), element.largest, self.scales)
-        codes = element.codes(_divided(x.astype(jnp.float32), scale[:, None]))
-        return {'codes': packed(codes, element.bits), 'scales': scale}
+    def fitted(self, x: Float[Array, 'g n']) -> Stored:
+        most = jnp.max(jnp.abs(x), axis=-1).astype(jnp.float32)
+        return {'scales': _step(most, ELEMENTS[self.element].largest, self.scales)}
 
-    def decode_groups(self, stored: Mapping[str, Array], size: int, dtype: DTypeLike) -> Float[Array, 'g n']:
-        numbers = ELEMENTS[self.element].numbers(unpacked(stored['codes'], self.code_bits, size))
-        return (numbers * stored['scales'][:, None].astype(jnp.float32)).astype(dtype)
+    def codes(self, x: Float[Array, 'g n'], fitted: Mapping[str, Array]) -> Int[Array, 'g n']:
+        return ELEMENTS[self.element].codes(_divided(x.astype(jnp.float32), fitted['scales'][:, None]))
+
+    def numbers(self, codes: Int[Array, 'g n'], fitted: Mapping[str, Array], dtype: DTypeLike) -> Float[Array, 'g n']:
+        numbers = ELEMENTS[self.element].numbers(codes)
+        return (numbers * fitted['scales'][:, None].astype(jnp.float32)).astype(dtype)
 
 
 @checked_fields
 @dataclasses.dataclass(frozen=True)
-class Microscaling(Format):
+class Microscaling(Elementwise):
     """Blocks with a power of two for a scale, in eight bits: `x ~ 2^e f`, `e = floor(log2 max |x|) - e_max`.
 
     `e_max` is the exponent of the largest number of the element; what is larger still becomes that. The MX formats of
@@ -387,18 +411,21 @@ class Microscaling(Format):
     def code_bits(self) -> int:
         return ELEMENTS[self.element].bits
 
-    def encode_groups(self, x: Float[Array, 'g n']) -> Stored:
+    def fitted(self, x: Float[Array, 'g n']) -> Stored:
         element = ELEMENTS[self.element]
         most = jnp.max(jnp.abs(x), axis=-1).astype(jnp.float32)
         _, above = jnp.frexp(most)
         exponent = jnp.clip(above - 1 - math.floor(math.log2(element.largest)), -127, 127)
         exponent = jnp.where(most > 0, exponent, 0)
-        codes = element.codes(jnp.ldexp(x.astype(jnp.float32), -exponent[:, None]))
-        return {'codes': packed(codes, element.bits), 'exponents': (exponent + 127).astype(jnp.uint8)}
+        return {'exponents': (exponent + 127).astype(jnp.uint8)}
 
-    def decode_groups(self, stored: Mapping[str, Array], size: int, dtype: DTypeLike) -> Float[Array, 'g n']:
-        numbers = ELEMENTS[self.element].numbers(unpacked(stored['codes'], self.code_bits, size))
-        return jnp.ldexp(numbers, stored['exponents'][:, None].astype(jnp.int32) - 127).astype(dtype)
+    def codes(self, x: Float[Array, 'g n'], fitted: Mapping[str, Array]) -> Int[Array, 'g n']:
+        exponent = fitted['exponents'][:, None].astype(jnp.int32) - 127
+        return ELEMENTS[self.element].codes(jnp.ldexp(x.astype(jnp.float32), -exponent))
+
+    def numbers(self, codes: Int[Array, 'g n'], fitted: Mapping[str, Array], dtype: DTypeLike) -> Float[Array, 'g n']:
+        exponent = fitted['exponents'][:, None].astype(jnp.int32) - 127
+        return jnp.ldexp(ELEMENTS[self.element].numbers(codes), exponent).astype(dtype)
 
 
 @checked_fields

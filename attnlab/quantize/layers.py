@@ -94,12 +94,7 @@ class Quantization:
             _store_states(model, self.state)
         if self.weights is None and self.inputs is None:
             return model
-        found = [
-            (module, name, value)
-            for _, module in list(nnx.iter_modules(model))
-            for name, value in list(vars(module).items())
-            if isinstance(value, Linear)
-        ]
+        found = linear_maps(model)
         if any(isinstance(value, QuantizedLinear) for _, _, value in found):
             raise UserError('this model is quantized; take the run that it was made from')
         if not found:
@@ -111,6 +106,16 @@ class Quantization:
                 made[id(value)] = QuantizedLinear(value, weights=self.weights, inputs=self.inputs)
             setattr(module, name, made[id(value)])
         return model
+
+
+def linear_maps(model: Any) -> list[tuple[Any, str, Linear]]:
+    """Where a model has linear maps: the module, its attribute, and the map, one that is shared as often as it is."""
+    return [
+        (module, name, value)
+        for _, module in list(nnx.iter_modules(model))
+        for name, value in list(vars(module).items())
+        if isinstance(value, Linear)
+    ]
 
 
 def _store_states(model: Any, how: Format | KIVI) -> None:

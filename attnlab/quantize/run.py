@@ -13,6 +13,7 @@ from flax import nnx
 
 from attnlab.config import spec, spec_of
 from attnlab.errors import UserError
+from attnlab.quantize.feedback import Feedback, calibrated
 from attnlab.quantize.layers import Quantization, QuantizedLinear
 from attnlab.runs.loading import Loaded, load_run
 from attnlab.tables import Column, Printer, Table, digits, shown
@@ -52,13 +53,16 @@ def quantize_run(
     printer: Printer,
     *,
     step: int | None = None,
+    feedback: Feedback | None = None,
     other_data: bool = False,
 ) -> dict[str, float]:
     """Quantizes a checkpoint into the folder `out`, evaluates it as the run was in training, and prints both.
 
+    With `feedback` the rounding of weights is calibrated on rows of training.
+
     What is written is a run: config, checkpoint, facts, metrics. It is not trained further, and has no optimiser state.
-    Raises `UserError` for a run that is quantized, one without linear maps, changed data unless `other_data` allows
-    them, and a folder that holds something else.
+    Raises `UserError` for feedback without a format of weights, a run that is quantized, one without linear maps,
+    changed data unless `other_data` allows them, and a folder that holds something else.
     """
     config = run.saved_config(workdir)
     if QUANTIZATION in config:
@@ -70,6 +74,10 @@ def quantize_run(
     loaded = load_run(workdir, step)
     run.check_data(workdir, loaded.setup.task.describe(), other=other_data)
     changed = loaded.altered(quantization)
+    if feedback is not None:
+        if quantization.weights is None:
+            raise UserError('--feedback calibrates the rounding of weights; give --weights, such as int4@32')
+        changed = calibrated(loaded, changed, quantization.weights, feedback)
     with config.unlocked():
         config[QUANTIZATION], config.mesh = spec_of(quantization), spec(Axes)
     setup = prepare(config).restored(workdir)
@@ -84,7 +92,12 @@ def quantize_run(
             'state_bytes_per_sequence': {
                 str(length): state_bytes(changed.setup, length) for length in (setup.length, 8 * setup.length)
             },
-            'quantized': {'from': str(workdir), 'step': loaded.step, **dataclasses.asdict(found)},
+            'quantized': {
+                'from': str(workdir),
+                'step': loaded.step,
+                'feedback': None if feedback is None else dataclasses.asdict(feedback),
+                **dataclasses.asdict(found),
+            },
             'other_data': other_data,
         }
         run.record(out, facts)

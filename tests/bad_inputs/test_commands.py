@@ -113,6 +113,13 @@ FLAGS = [
     ('quantize --workdir={run}', '--out is missing'),
     ('quantize --workdir={run} --out={tmp}/new', 'nothing is quantized: give a format of weights, inputs or states'),
     ('quantize --workdir={run} --out={tmp}/new --weights=in4', "there is no format 'in4'; choose from intN"),
+    (
+        'quantize --workdir={run} --out={tmp}/new --state=int4 --feedback=4',
+        '--feedback calibrates the rounding of weights',
+    ),
+    ('quantize --workdir={run} --out={tmp}/new --weights=int4 --ordered', '--ordered is for --feedback'),
+    ('quantize --workdir={run} --out={tmp}/new --weights=int4 --feedback=0', 'feedback=0'),
+    ('quantize --workdir={run} --out={tmp}/new --weights=int4 --feedback=1 --damping=-1', 'damping=-1'),
     ('quantize --workdir={run} --out={tmp}/new --weights=int1', 'bits is 1; it must be at least 2'),
     ('quantize --workdir={run} --out={tmp}/new --weights=cross8', 'rounds activations and stores nothing'),
     ('quantize --workdir={run} --out={run} --weights=int4', 'the run itself; give it a folder of its own'),
