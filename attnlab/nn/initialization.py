@@ -4,6 +4,7 @@ attnlab draws them with fan-in variance, `N(0, 1 / n)` for `n` inputs, and the o
 """
 
 import dataclasses
+import math
 from collections.abc import Iterator
 from typing import Literal
 
@@ -55,6 +56,27 @@ class Gaussian:
 
 @checked_fields
 @dataclasses.dataclass(frozen=True)
+class Orthogonal:
+    """Inputs or outputs, whichever are fewer, orthogonal to each other and of length `gain`.
+
+    Saxe, McClelland and Ganguli 2014, https://arxiv.org/abs/1312.6120.
+    """
+
+    gain: float = 1.0
+
+    def initializer(self) -> Initializer:
+        """The initializer of weights `... n m`, whose leading dimensions are copies with draws of their own."""
+
+        def draw(key: jax.Array, shape: tuple[int, ...], dtype: jax.typing.DTypeLike) -> jax.Array:
+            make = nnx.initializers.orthogonal(self.gain)
+            keys = jax.random.split(key, math.prod(shape[:-2]))
+            return jax.vmap(lambda key: make(key, shape[-2:], dtype))(keys).reshape(shape)
+
+        return draw
+
+
+@checked_fields
+@dataclasses.dataclass(frozen=True)
 class Initialization:
     """What the linear maps of a stack start from. `None` keeps what is attnlab's.
 
@@ -69,8 +91,8 @@ class Initialization:
         https://arxiv.org/abs/2312.00752; De et al. 2024, https://arxiv.org/abs/2402.19427.
     """
 
-    linear: Scaled | Gaussian | None = None
-    output: Scaled | Gaussian | None = None
+    linear: Scaled | Gaussian | Orthogonal | None = None
+    output: Scaled | Gaussian | Orthogonal | None = None
     residual: float | None = None
 
     def __post_init__(self) -> None:

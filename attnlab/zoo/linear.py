@@ -40,7 +40,7 @@ from attnlab.nn.gates import (
     TiedKeys,
     WriteStrength,
 )
-from attnlab.nn.initialization import Gaussian, Initialization, Scaled
+from attnlab.nn.initialization import Gaussian, Initialization, Orthogonal, Scaled
 from attnlab.nn.levels import LevelWeights
 from attnlab.nn.norms import HeadRMSNorm, LayerNorm, RMSNorm, SimpleRMSNorm
 from attnlab.nn.positions import Rope
@@ -647,11 +647,16 @@ LINEAR = {
         slow=True,
         notes=(
             'The time mixing of Finch. The channel mixing is that of the other recipes. Starting values depend on the '
-            'place of the layer, the first by default; those of maps are not those of the paper. The paper has heads '
-            'of 64 channels.'
+            'place of the layer, the first by default. init=paper starts linear maps as the released code does: '
+            'orthogonal, those of keys and gate a tenth as large, the last of every branch at zero; gains of the norm '
+            'start at one in every layer, there smaller the earlier the layer. The paper has heads of 64 channels.'
         ),
         small={'rank': 4, 'mix_rank': 4},
         knobs={'heads': 'heads'},
+        start=Start(
+            maps=Initialization(linear=Orthogonal(), output=Gaussian(0.0)),
+            arguments={'orthogonal': 0.1},
+        ),
     ),
     'rwkv7': Recipe(
         spec=spec(RWKV7),
@@ -665,10 +670,17 @@ LINEAR = {
         notes=(
             'The time mixing. Values are those of the layer: the paper mixes into them those of the first layer. '
             'The channel mixing is that of the other recipes. Starting values depend on the place of the layer, the '
-            'first by default. The output map does not start at zero. The paper has heads of 64 channels.'
+            'first by default. init=paper starts linear maps as training in the released code does: orthogonal, those '
+            'of keys a tenth as large, the last of every branch at zero; gains of the norm start at one in every '
+            'layer, there smaller the earlier the layer. Ranks are those of the present code. The paper has heads of '
+            '64 channels.'
         ),
         small={'rank': 4, 'gate_rank': 4},
         knobs={'heads': 'heads'},
+        start=Start(
+            maps=Initialization(linear=Orthogonal(), output=Gaussian(0.0)),
+            arguments={'start': 'orthogonal'},
+        ),
     ),
     'ttt_linear': Recipe(
         spec=spec(

@@ -111,6 +111,26 @@ def started(name, **sizes):
     return parameters(recipe.reduced(heads=4, **sizes), initialization)
 
 
+@pytest.mark.parametrize(
+    ('name', 'gains'),
+    [
+        ('rwkv6', {'query': 1.0, 'value': 1.0, 'key': 0.1, 'gate': 0.1}),
+        ('rwkv7', {'query': 1.0, 'value': 1.0, 'key': 0.1}),
+    ],
+)
+def test_rwkv_of_the_paper_starts_orthogonal_keys_a_tenth_and_outputs_at_zero(name, gains):
+    drawn = started(name)
+    for end, gain in gains.items():
+        for weight in ending(drawn, f'mixer.{end}.weight'):
+            np.testing.assert_allclose(weight.T @ weight, gain**2 * np.eye(WIDTH), atol=1e-5)
+    first, second = ending(drawn, 'mlp.up.weight')[:2]
+    np.testing.assert_allclose(first @ first.T, np.eye(WIDTH), atol=1e-5)
+    assert not np.array_equal(first, second)
+    assert not ending(drawn, 'mixer.output.weight').any() and not ending(drawn, 'mlp.down.weight').any()
+    # Bottlenecks choose for themselves.
+    assert not ending(drawn, 'mixer.decay.down.weight').any() and ending(drawn, 'mixer.decay.up.weight').std() < 0.02
+
+
 def test_hyena_of_the_paper_starts_as_its_language_models():
     """Narrow maps, which frequencies of 14 make up for in the filters, of 33 features."""
     drawn = started('hyena')

@@ -19,7 +19,7 @@ from attnlab.module import Module
 from attnlab.nn.norms import GroupNorm
 from attnlab.nn.parameter import Initializer, param
 from attnlab.nn.preludes import ShiftState, no_shift, shifted
-from attnlab.nn.projections import Linear, LowRank
+from attnlab.nn.projections import Linear, LowRank, fan_in_normal
 from attnlab.typing import Heads, Sequence
 
 DECAY, KEY, VALUE, QUERY, GATE = range(5)
@@ -86,6 +86,7 @@ class RWKV6(Mixer):
         place: float = 0.0,
         rank: int = 64,
         mix_rank: int = 32,
+        orthogonal: float | None = None,
         implementation: str | None = None,
         rngs: nnx.Rngs,
     ):
@@ -98,6 +99,7 @@ class RWKV6(Mixer):
             what is taken of the token before, start.
           rank: of the bottleneck of decays.
           mix_rank: of that of each mixture of tokens.
+          orthogonal: the gain of the orthogonal maps that keys and gate start from; `None`: they start as other maps.
           implementation: of the core; `None`: the default of the platform.
           rngs: draws the parameters.
         """
@@ -110,7 +112,10 @@ class RWKV6(Mixer):
         steep, gentle = channel ** (1 - place), channel ** (0.5 * (1 - place))
         start = jnp.stack([1 - steep, 1 - steep, 1 - steep - 0.3 * place, 1 - gentle, 1 - gentle])
         self.mixtures = TokenMixtures(dim, rank=mix_rank, start=start, rngs=rngs)
-        self.query, self.key, self.value, self.gate = (Linear(dim, dim, rngs=rngs) for _ in range(4))
+        narrow = fan_in_normal if orthogonal is None else nnx.initializers.orthogonal(orthogonal)
+        self.query, self.key, self.value, self.gate = (
+            Linear(dim, dim, initializer=draw, rngs=rngs) for draw in (fan_in_normal, narrow, fan_in_normal, narrow)
+        )
         ramp = jnp.arange(dim) / max(dim - 1, 1)
         decay = _values(-6 + 5 * ramp ** (0.7 + 1.3 * place))
         self.decay = LowRank(dim, dim, rank=rank, activation='tanh', up=uniform(0.01), start=decay, rngs=rngs)

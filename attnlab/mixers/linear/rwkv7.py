@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence as Shape
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -71,6 +71,7 @@ class RWKV7(Mixer):
         place: float = 0.0,
         rank: int | None = None,
         gate_rank: int | None = None,
+        start: Literal['uniform', 'orthogonal'] = 'uniform',
         implementation: str | None = None,
         rngs: nnx.Rngs,
     ):
@@ -83,6 +84,8 @@ class RWKV7(Mixer):
             of the token before, start.
           rank: of the bottlenecks of decay and rate; `None`: `2.5 sqrt(dim)` rounded to a multiple of 32, at least 32.
           gate_rank: of that of the gate; `None`: likewise with `5 sqrt(dim)`.
+          start: of the maps of queries, keys and values: uniform within 1/2, 1/20 and 1/2 over the root of the width,
+            as the released module, or orthogonal with gains 1, 1/10 and 1, as the training of whole models there.
           implementation: of the core; `None`: the default of the platform.
           rngs: draws the parameters.
         """
@@ -102,9 +105,13 @@ class RWKV7(Mixer):
             return lambda key, shape, dtype: jax.random.uniform(key, shape, dtype, -width, width)
 
         self.mix = param(mixed, (len(EXPONENTS), dim), axes=(None, 'embed'), group='vector', rngs=rngs)
-        self.query = Linear(dim, dim, initializer=uniform(0.5 / math.sqrt(dim)), rngs=rngs)
-        self.key = Linear(dim, dim, initializer=uniform(0.05 / math.sqrt(dim)), rngs=rngs)
-        self.value = Linear(dim, dim, initializer=uniform(0.5 / math.sqrt(dim)), rngs=rngs)
+
+        def mapped(gain: float) -> Linear:
+            even = start == 'uniform'
+            draw = uniform(0.5 * gain / math.sqrt(dim)) if even else nnx.initializers.orthogonal(gain)
+            return Linear(dim, dim, initializer=draw, rngs=rngs)
+
+        self.query, self.key, self.value = mapped(1.0), mapped(0.1), mapped(1.0)
         ramp, zigzag = _ramp(dim), _zigzag(dim, heads)
         # From 1 in the first layer to 2 in the last.
         steepness = 1 + place**0.3
