@@ -37,7 +37,14 @@ from attnlab.models.heads.registry import HEADS
 from attnlab.models.model import Model
 from attnlab.models.stack import stack_spec
 from attnlab.nn.activations import ACTIVATIONS, LEARNED
-from attnlab.nn.experts import HierarchicalGate, LaplaceGate, MixtureOfExperts, SigmoidGate
+from attnlab.nn.experts import (
+    HierarchicalGate,
+    LaplaceGate,
+    MixtureOfExperts,
+    NoisyGate,
+    SigmoidGate,
+    SmallTemperatureGate,
+)
 from attnlab.nn.mlps import MLP, GatedMLP
 from attnlab.nn.norms import DynamicTanh, EvoNormS0, LayerNorm, NoNorm, RMSNorm
 from attnlab.tasks.language import LanguageModelling, RunningText
@@ -90,6 +97,8 @@ MLPS = {
     'moe_sigmoid': spec(MixtureOfExperts, gate=SigmoidGate()),
     'moe_laplace': spec(MixtureOfExperts, gate=LaplaceGate()),
     'moe_hierarchical': spec(MixtureOfExperts, gate=HierarchicalGate()),
+    'moe_noisy': spec(MixtureOfExperts, gate=NoisyGate()),
+    'moe_small_temperature': spec(MixtureOfExperts, gate=SmallTemperatureGate()),
 }
 NORMS = {
     'rmsnorm': spec(RMSNorm),

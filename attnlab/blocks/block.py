@@ -15,6 +15,7 @@ from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.mixers.mixer import Mixer
 from attnlab.module import Module
+from attnlab.nn.experts import MixtureOfExperts
 from attnlab.nn.mlps import ConvolvedMLP
 from attnlab.nn.norms import RMSNorm
 from attnlab.nn.preludes import Prelude
@@ -155,7 +156,7 @@ class Block(PreNorm):
             if isinstance(self.mlp, ConvolvedMLP):
                 y, after = self.mlp(x, ctx.segments, before.mlp)
                 return y, (prelude, after)
-            return self.mlp(x), (prelude, before.mlp)
+            return fed(self.mlp, x, ctx), (prelude, before.mlp)
 
         mixed = step(
             'mixer',
@@ -193,6 +194,14 @@ class Block(PreNorm):
     def _remembers(self) -> bool:
         """Whether another part than the mixer has a state."""
         return isinstance(self.mlp, ConvolvedMLP) or any(each is not None for each in self._preludes())
+
+
+def fed(mlp: Any, x: Sequence, ctx: Context) -> Sequence:
+    """What a channel mixer without a state gives; one of experts may draw where tokens go, in training."""
+    if isinstance(mlp, MixtureOfExperts):
+        # Mixers fold in 2.
+        return mlp(x, None if ctx.deterministic else ctx.fold_in(3).dropout_key)
+    return mlp(x)
 
 
 def _through(prelude: Prelude | None, x: Sequence, ctx: Context, state: State | None) -> tuple[Sequence, State | None]:

@@ -9,7 +9,7 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Float
 
-from attnlab.blocks.block import PreNorm, Step, step
+from attnlab.blocks.block import PreNorm, Step, fed, step
 from attnlab.blocks.residual import Addition
 from attnlab.context import Context
 from attnlab.errors import UserError
@@ -115,10 +115,10 @@ class UnifiedBlocks(Mixer, PreNorm):
             yield mixed._replace(state=cache)
             streams = mixed.streams
             if layer.mlp is not None:
-                feed = functools.partial(_fed, layer)
-                fed = step(f'{name}.mlp', streams, feed, norm=layer.mlp_norm, connection=Addition(), ctx=ctx)
-                yield fed
-                streams = fed.streams
+                feed = functools.partial(_fed, layer, ctx.fold_in(index))
+                last = step(f'{name}.mlp', streams, feed, norm=layer.mlp_norm, connection=Addition(), ctx=ctx)
+                yield last
+                streams = last.streams
 
     @property
     def divides_time(self) -> bool:
@@ -194,5 +194,5 @@ class UnifiedLayer(Module):
         return y if self.compensation is None else y + self.compensation(normed)
 
 
-def _fed(layer: UnifiedLayer, normed: Sequence) -> tuple[Sequence, None]:
-    return layer.mlp(normed), None
+def _fed(layer: UnifiedLayer, ctx: Context, normed: Sequence) -> tuple[Sequence, None]:
+    return fed(layer.mlp, normed, ctx), None

@@ -19,7 +19,7 @@ from attnlab.nn.activations import activation as activation_called
 from attnlab.nn.mlps import GatedMLP
 from attnlab.nn.parameter import param
 from attnlab.signature import checked_fields
-from attnlab.typing import Sequence
+from attnlab.typing import DropoutKey, Sequence
 
 EPS = 1e-12
 """Below a squared distance, whose root is differentiated."""
@@ -40,6 +40,13 @@ class Gate(abc.ABC):
     def affinities(self, scores: Float[Array, '*n e']) -> Float[Array, '*n e']:
         """Positive numbers in the order of the scores that sum to one over the experts."""
 
+    def drawn(
+        self, scores: Float[Array, '*n e'], x: Float[Array, '*n d'], weight: Float[Array, 'r d'], key: DropoutKey
+    ) -> Float[Array, '*n e']:
+        """The scores of a step of training: as they are, unless a gate draws noise."""
+        del x, weight, key
+        return scores
+
 
 @dataclasses.dataclass(frozen=True)
 class SoftmaxGate(Gate):
@@ -52,6 +59,64 @@ class SoftmaxGate(Gate):
     def affinities(self, scores: Float[Array, '*n e']) -> Float[Array, '*n e']:
         """The softmax."""
         return jax.nn.softmax(scores, axis=-1)
+
+
+@dataclasses.dataclass(frozen=True)
+class NoisyGate(SoftmaxGate):
+    """`softmax(W x)`, and in training `softmax(W x + xi softplus(V x))`, `xi` standard normal for every expert.
+
+    How far chance moves the choice is learned: the rows of V follow those of W in the router's matrix. Shazeer et al.
+    2017, https://arxiv.org/abs/1701.06538, who start both at zero and balance loads by penalties of their own.
+    """
+
+    def rows(self, experts: int) -> int:
+        """Two an expert."""
+        return 2 * experts
+
+    def scores(self, x: Float[Array, '*n d'], weight: Float[Array, 'r d']) -> Float[Array, '*n e']:
+        """`W x`."""
+        return super().scores(x, weight[: len(weight) // 2])
+
+    def drawn(
+        self, scores: Float[Array, '*n e'], x: Float[Array, '*n d'], weight: Float[Array, 'r d'], key: DropoutKey
+    ) -> Float[Array, '*n e']:
+        """With noise."""
+        spread = jax.nn.softplus(super().scores(x, weight[len(weight) // 2 :]))
+        return scores + jax.random.normal(key, scores.shape, scores.dtype) * spread
+
+
+@checked_fields
+@dataclasses.dataclass(frozen=True)
+class SmallTemperatureGate(SoftmaxGate):
+    """`softmax((W x + xi) / T)` with a small temperature T, `xi` normal in training and zero in evaluation.
+
+    Where one expert has nearly all the weight, little gradient reaches the scores of others; noise of the standard
+    deviation `noise`, in the units of the scores, lets them be chosen by chance. After the sparse-noisy softmax of
+    Zhang and Ding, https://arxiv.org/abs/2306.06855, whose noise is not known to us: a reconstruction from its
+    abstract, as `attnlab.nn.dense_maps.NoisySmallTemperature` is for attention.
+
+    Raises `UserError` for a temperature that is not positive, and a negative noise.
+    """
+
+    temperature: float = 0.1
+    noise: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.temperature <= 0:
+            raise UserError(f'the temperature of SmallTemperatureGate is {self.temperature}; it must be positive')
+        if self.noise < 0:
+            raise UserError(f'the noise of SmallTemperatureGate is {self.noise}; it must be at least 0')
+
+    def affinities(self, scores: Float[Array, '*n e']) -> Float[Array, '*n e']:
+        """The softmax, sharpened."""
+        return jax.nn.softmax(scores / self.temperature, axis=-1)
+
+    def drawn(
+        self, scores: Float[Array, '*n e'], x: Float[Array, '*n d'], weight: Float[Array, 'r d'], key: DropoutKey
+    ) -> Float[Array, '*n e']:
+        """With noise."""
+        del x, weight
+        return scores + self.noise * jax.random.normal(key, scores.shape, scores.dtype)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -208,20 +273,24 @@ class MixtureOfExperts(Module):
             None if shared is None else GatedMLP(dim, hidden=shared * hidden, activation=activation, rngs=rngs)
         )
 
-    def __call__(self, x: Sequence) -> Sequence:
-        routing = self.routing(x)
+    def __call__(self, x: Sequence, key: DropoutKey | None = None) -> Sequence:
+        """The mixture; a gate that draws noise in training draws it from `key`, and none without one."""
+        routing = self.routing(x, key)
         networks = (self.gates[...].astype(x.dtype), self.up[...].astype(x.dtype), self.down[...].astype(x.dtype))
         activation = activation_called(self.activation)
         y = experts.mixed(x, routing.experts, routing.weights, routing.kept, networks, activation=activation)
         y = y if self.shared is None else y + self.shared(x)
         return penalised(y, routing.penalty)
 
-    def routing(self, x: Float[Array, '*n d']) -> Routing:
-        """Where the tokens go, and how many found no room."""
+    def routing(self, x: Float[Array, '*n d'], key: DropoutKey | None = None) -> Routing:
+        """Where the tokens go, and how many found no room; `key` as in a call."""
         self.check_width(x, self.router.shape[1])
         wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
         with jax.default_matmul_precision('highest'):
-            scores = self.gate.scores(wide, self.router[...].astype(wide.dtype))
+            weight = self.router[...].astype(wide.dtype)
+            scores = self.gate.scores(wide, weight)
+            if key is not None:
+                scores = self.gate.drawn(scores, wide, weight, key)
         affinities = self.gate.affinities(scores)
         # Not `top_k`, for which XLA gathers the rows of all devices.
         chosen = jnp.argsort(affinities, axis=-1, stable=True, descending=True)[..., : self.active]

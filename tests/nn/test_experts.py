@@ -1,5 +1,6 @@
 """A mixture of experts against its definition, expert by expert, and what no token may lose."""
 
+import dataclasses
 import functools
 import re
 
@@ -9,9 +10,20 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from attnlab.blocks.block import Block
+from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.functional import cores
-from attnlab.nn.experts import HierarchicalGate, LaplaceGate, MixtureOfExperts, SigmoidGate, SoftmaxGate
+from attnlab.mixers.convolution.gated import GatedConvolution
+from attnlab.nn.experts import (
+    HierarchicalGate,
+    LaplaceGate,
+    MixtureOfExperts,
+    NoisyGate,
+    SigmoidGate,
+    SmallTemperatureGate,
+    SoftmaxGate,
+)
 from attnlab.nn.mlps import GatedMLP
 from attnlab.testing.contract import compare_with_differences
 from attnlab.testing.noise import noise
@@ -206,6 +218,48 @@ def test_a_hierarchical_gate_multiplies_the_chances_of_group_and_expert(inner):
     each = [affinities_by_hand(inner, np.asarray(x), np.asarray(part)) for part in (weight[2:5], weight[5:])]
     expected = np.concatenate([groups[:, :1] * each[0], groups[:, 1:] * each[1]], axis=1)
     np.testing.assert_allclose(found, expected, rtol=1e-4)
+
+
+def test_a_noisy_gate_moves_scores_by_a_learned_amount_in_training_alone():
+    moe, key, x = MixtureOfExperts(8, hidden=4, experts=4, gate=NoisyGate(), rngs=nnx.Rngs(0)), jax.random.key(5), X[0]
+    scores, spread = x @ moe.router[...][:4].T, np.log1p(np.exp(x @ moe.router[...][4:].T))
+    expected = jax.nn.softmax(scores + jax.random.normal(key, (6, 4)) * spread, axis=-1)
+    found = moe.routing(x, key)
+    np.testing.assert_array_equal(found.experts, np.argsort(-expected, axis=1, kind='stable')[:, :2])
+    best = -np.sort(-np.asarray(expected), axis=1)[:, :2]
+    np.testing.assert_allclose(found.weights, best / best.sum(1, keepdims=True), rtol=1e-4)
+    plain = MixtureOfExperts(8, hidden=4, experts=4, rngs=nnx.Rngs(0))
+    plain.router[...] = moe.router[...][:4]
+    np.testing.assert_allclose(moe.routing(x).weights, plain.routing(x).weights, rtol=1e-6)
+    gradient = jax.grad(lambda router: jnp.sum(NoisyGate().drawn(scores, x, router, key) ** 2))(moe.router[...])
+    assert (np.abs(gradient[4:]).max(1) > 0).all()
+
+
+def test_a_small_temperature_sharpens_and_noise_is_of_training():
+    moe = MixtureOfExperts(8, hidden=4, experts=4, gate=SmallTemperatureGate(0.2, 0.5), rngs=nnx.Rngs(0))
+    key, x = jax.random.key(5), X[0]
+    scores = np.asarray(x @ moe.router[...].T, np.float64)
+    for given, noisy in ((None, scores), (key, scores + 0.5 * np.asarray(jax.random.normal(key, (6, 4))))):
+        shares = np.exp(noisy / 0.2)
+        found = moe.routing(x, given)
+        np.testing.assert_array_equal(found.experts, np.argsort(-shares, axis=1, kind='stable')[:, :2])
+        best = -np.sort(-shares, axis=1)[:, :2]
+        np.testing.assert_allclose(found.weights, best / best.sum(1, keepdims=True), rtol=1e-3, atol=1e-6)
+    np.testing.assert_array_equal(moe(X, key), moe(X, key))
+    assert not np.array_equal(moe(X, key), moe(X))
+    for arguments in ({'temperature': 0.0}, {'noise': -1.0}):
+        with pytest.raises(UserError, match=f'the {next(iter(arguments))} of SmallTemperatureGate is'):
+            SmallTemperatureGate(**arguments)
+
+
+def test_a_block_draws_in_training_and_not_in_evaluation():
+    mlp = functools.partial(MixtureOfExperts, hidden=4, experts=4, gate=SmallTemperatureGate())
+    block = Block(8, mixer=GatedConvolution, mlp=mlp, rngs=nnx.Rngs(0))
+    ctx = Context.full(2, 6)
+    one, other = (dataclasses.replace(ctx, deterministic=False, dropout_key=jax.random.key(seed)) for seed in (1, 2))
+    np.testing.assert_array_equal(block(X, one)[0], block(X, one)[0])
+    assert not np.array_equal(block(X, one)[0], block(X, other)[0])
+    np.testing.assert_array_equal(block(X, ctx)[0], block(X, dataclasses.replace(one, deterministic=True))[0])
 
 
 MISTAKES = {
