@@ -26,7 +26,7 @@ def main(argv: list[str]) -> int:
         'weights',
         None,
         'The format of the weights of linear maps, such as int4 (a scale an output), int4@32 (a scale for 32 inputs), '
-        'int8@tensor, e4m3, mxe2m1, higgs4, log4; as they are by default.',
+        'int8@tensor, e4m3, mxe2m1, higgs4, higgs4x2, log4; as they are by default.',
         flag_values=values,
     )
     flags.DEFINE_string(

@@ -11,6 +11,7 @@ import abc
 import dataclasses
 import functools
 import math
+import pathlib
 import re
 from collections.abc import Callable, Mapping
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
@@ -431,47 +432,66 @@ class Microscaling(Elementwise):
 @checked_fields
 @dataclasses.dataclass(frozen=True)
 class Rotated(Format):
-    """HIGGS with grids of one dimension: a group rotated by a Hadamard matrix, its numbers the nearest of a grid.
+    """HIGGS: a group rotated by a Hadamard matrix, and of every `dimension` of its numbers the nearest point of a grid.
 
-        u = H w / |w|,  w ~ |w| H q(u) / n,  q the grid of least squared error for a Gaussian (Lloyd-Max)
+        u = H w / |w|,  w ~ |w| H q(u) / n,  q the grid of least squared error for a Gaussian
 
     `H` has entries of plus and minus one, so that `u` has variance one. Groups are filled up with zeros to `n`, a
     power of two; a row shorter than `scope` is one group. Malinovskii et al. 2025, https://arxiv.org/abs/2411.17525.
+
+    Attributes:
+      bits: of a number, 2 to 8; of a point `dimension` times as many.
+      scope: numbers of a group, a power of two.
+      dimension: of the grid: 1 (Lloyd-Max); 2 with up to 4 bits, or 4 with 2, found by Lloyd's method (`GRIDS`).
     """
 
     bits: int
     scope: int = 1024
+    dimension: int = 1
 
     def __post_init__(self) -> None:
-        """Raises `UserError` for bits that there are not, or a scope that is no power of two."""
+        """Raises `UserError` for bits or a dimension that there are not, or a scope that is no power of two."""
         _check(type(self).__name__, self.bits, self.scope)
         if self.bits > 8 or self.scope & (self.scope - 1):
             raise UserError(
                 f'Rotated has {self.bits} bits and groups of {self.scope}; it must be 2 to 8 bits and a power of two'
             )
+        if self.dimension != 1 and (self.dimension, self.bits) not in GRIDS:
+            there = ', '.join(f'{bits} bits in {dimension} dimensions' for dimension, bits in GRIDS)
+            raise UserError(
+                f'Rotated has no grid of {self.bits} bits in {self.dimension} dimensions; there are {there}, and 2 to '
+                '8 in one'
+            )
+        if self.scope < self.dimension:
+            raise UserError(f'Rotated has groups of {self.scope}, fewer than the {self.dimension} numbers of a point')
 
     @property
     def code_bits(self) -> int:
-        return self.bits
+        return self.bits * self.dimension
 
     @property
     def filled(self) -> Literal['edge', 'constant']:
         return 'constant'
 
     def group_size(self, shape: tuple[int, ...]) -> int:
-        return min(self.scope, 1 << (shape[1] - 1).bit_length())
+        return max(self.dimension, min(self.scope, 1 << (shape[1] - 1).bit_length()))
 
     def encode_groups(self, x: Float[Array, 'g n']) -> Stored:
         wide = x.astype(jnp.float32)
         norm = jnp.sqrt(jnp.sum(wide**2, axis=-1))
         rotated = hadamard(_divided(wide, _positive(norm)[:, None]))
-        grid = jnp.asarray(gaussian_grid(self.bits), jnp.float32)
-        codes = jnp.searchsorted((grid[1:] + grid[:-1]) / 2, rotated.reshape(-1)).reshape(x.shape)
-        return {'codes': packed(codes, self.bits), 'scales': norm}
+        grid = jnp.asarray(gaussian_grid(self.bits, self.dimension), jnp.float32)
+        if self.dimension == 1:
+            codes = jnp.searchsorted((grid[1:, 0] + grid[:-1, 0]) / 2, rotated.reshape(-1)).reshape(x.shape)
+        else:
+            # Group by group: there are as many distances as numbers times points.
+            codes = jax.lax.map(lambda group: nearest(group.reshape(-1, self.dimension), grid), rotated)
+        return {'codes': packed(codes, self.code_bits), 'scales': norm}
 
     def decode_groups(self, stored: Mapping[str, Array], size: int, dtype: DTypeLike) -> Float[Array, 'g n']:
-        grid = jnp.asarray(gaussian_grid(self.bits), jnp.float32)
-        values = hadamard(grid[unpacked(stored['codes'], self.bits, size)]) / size
+        grid = jnp.asarray(gaussian_grid(self.bits, self.dimension), jnp.float32)
+        points = grid[unpacked(stored['codes'], self.code_bits, size // self.dimension)]
+        values = hadamard(points.reshape(len(points), size)) / size
         return (values * stored['scales'][:, None]).astype(dtype)
 
 
@@ -517,8 +537,35 @@ def hadamard(x: Float[Array, '*b n']) -> Float[Array, '*b n']:
     return x
 
 
+def nearest(points: Float[Array, 'n p'], grid: Float[Array, 'c p']) -> Int[Array, 'n']:
+    """The index of the nearest point of a grid, for every point; of two as near the first."""
+    products = jnp.einsum('np,cp->nc', points, grid, precision=jax.lax.Precision.HIGHEST)
+    return jnp.argmin(jnp.sum(grid**2, axis=1)[None] / 2 - products, axis=1)
+
+
+GRIDS = ((2, 2), (2, 3), (2, 4), (4, 2))
+"""Dimension and bits a number of the grids in `gaussian_grids.npz`."""
+
+
+def gaussian_grid(bits: int, dimension: int = 1) -> Float[np.ndarray, 'c p']:
+    """The `2^(bits dimension)` points with a small mean squared distance to a standard Gaussian.
+
+    In one dimension it is the least there is; in more it is that of a local minimum that Lloyd's method found
+    (`scripts/gaussian_grids.py`), stored, since codes mean nothing without the grid that they were taken from.
+    """
+    if dimension == 1:
+        return _lloyd_max(bits)[:, None]
+    return _stored_grids()[f'{dimension}x{bits}']
+
+
 @functools.cache
-def gaussian_grid(bits: int) -> Float[np.ndarray, 'n']:
+def _stored_grids() -> dict[str, Float[np.ndarray, '_ _']]:
+    with np.load(pathlib.Path(__file__).parent / 'gaussian_grids.npz', allow_pickle=False) as file:
+        return dict(file)
+
+
+@functools.cache
+def _lloyd_max(bits: int) -> Float[np.ndarray, 'n']:
     """The `2^bits` numbers with the least mean squared distance to a standard Gaussian, in order, by Lloyd's method."""
     count = 2**bits
     # Quantiles of a Gaussian of variance 3, to which the grid tends as it grows.
@@ -534,6 +581,10 @@ def gaussian_grid(bits: int) -> Float[np.ndarray, 'n']:
     return grid
 
 
+def _rotated(bits: int, dimension: int, scope: int | str) -> Rotated:
+    return Rotated(bits, 1024 if isinstance(scope, str) else scope, dimension)
+
+
 NAMES: dict[str, Callable[[str, int | str], Rounding]] = {
     r'int(\d+)': lambda bits, scope: Symmetric(int(bits), scope=scope),
     r'affine(\d+)': lambda bits, scope: Affine(int(bits), scope=scope),
@@ -543,13 +594,16 @@ NAMES: dict[str, Callable[[str, int | str], Rounding]] = {
     r'adalog(\d+)': lambda bits, scope: Logarithmic(int(bits), scope=scope, octaves=None),
     r'(e\dm\d)': lambda element, scope: Floating(element, scope=scope),
     r'mx(e\dm\d)': lambda element, scope: Microscaling(element, scope=32 if scope == 'row' else scope),
-    r'higgs(\d+)': lambda bits, scope: Rotated(int(bits), scope=1024 if isinstance(scope, str) else scope),
+    r'higgs(\d+)': lambda bits, scope: _rotated(int(bits), 1, scope),
+    r'higgs(\d+)x2': lambda bits, scope: _rotated(int(bits), 2, scope),
+    r'higgs(\d+)x4': lambda bits, scope: _rotated(int(bits), 4, scope),
     r'cross(\d+)': lambda bits, scope: Crossed(int(bits)),
 }
 """How formats are called on the command line, and what makes them of what is in parentheses and a scope."""
 
 CALLED = (
-    'intN, affineN, minmaxN, logN, logsqrtN, adalogN, e4m3, e5m2, e3m2, e2m3, e2m1, e3m0, mxELEMENT, higgsN, crossN'
+    'intN, affineN, minmaxN, logN, logsqrtN, adalogN, e4m3, e5m2, e3m2, e2m3, e2m1, e3m0, mxELEMENT, higgsN, '
+    'higgsNx2, higgsNx4, crossN'
 )
 
 

@@ -23,6 +23,7 @@ from attnlab.quantize.formats import (
     format_called,
     gaussian_grid,
     hadamard,
+    nearest,
     storage_called,
 )
 from attnlab.quantize.packing import packed, unpacked
@@ -158,7 +159,7 @@ def test_rotated_groups():
     # Mean squared errors of the best grids of 2, 4, 8 and 16 numbers for a Gaussian (Max 1960).
     normal = np.random.default_rng(1).standard_normal(200_000)
     for bits, error in ((2, 0.1175), (3, 0.0345), (4, 0.0095)):
-        grid = gaussian_grid(bits)
+        grid = gaussian_grid(bits)[:, 0]
         nearest = grid[np.searchsorted((grid[1:] + grid[:-1]) / 2, normal)]
         np.testing.assert_allclose(np.mean((nearest - normal) ** 2), error, rtol=0.02)
     # Heavy tails: a rotation makes them nearly Gaussian, so that the error is that of a Gaussian.
@@ -167,6 +168,43 @@ def test_rotated_groups():
     assert np.sum((rounded - heavy) ** 2) / np.sum(heavy**2) < 0.011
     plain = np.asarray(Symmetric(4).rounded(jnp.asarray(heavy)))
     assert np.sum((plain - heavy) ** 2) / np.sum(heavy**2) > 0.04
+
+
+@pytest.mark.parametrize(
+    ('dimension', 'bits', 'error'), [(2, 2, 0.1076), (2, 3, 0.0298), (2, 4, 0.0078), (4, 2, 0.0970)]
+)
+def test_grids_of_points_are_where_their_cells_are(dimension, bits, error):
+    grid = gaussian_grid(bits, dimension)
+    assert grid.shape == (2 ** (bits * dimension), dimension) and grid.dtype == np.float32
+    # A number of one grid has the error 0.1175, 0.0345 or 0.0095: points are better.
+    assert error < {2: 0.1175, 3: 0.0345, 4: 0.0095}[bits] * 0.93
+    x = np.random.default_rng(4).standard_normal((60_000, dimension)).astype(np.float32)
+    codes = np.asarray(nearest(jnp.asarray(x), jnp.asarray(grid)))
+    distances = np.sum((x[:500, None] - grid) ** 2, axis=-1)
+    np.testing.assert_allclose(distances[np.arange(500), codes[:500]], distances.min(axis=1), atol=1e-5)
+    np.testing.assert_allclose(np.mean((grid[codes] - x) ** 2), error, rtol=0.02)
+    # Of a grid that cannot be bettered by moving a point, each is the mean of what is nearest to it.
+    counts = np.bincount(codes, minlength=len(grid))
+    common = np.flatnonzero(counts > 50)
+    assert len(common) > 0.7 * len(grid)
+    for index in common:
+        cell = x[codes == index]
+        assert np.all(np.abs(cell.mean(axis=0) - grid[index]) < 6 * cell.std(axis=0) / np.sqrt(len(cell)))
+
+
+def test_rotated_groups_of_points_are_their_definition():
+    rows = np.random.default_rng(5).standard_t(3, (3, 50)).astype(np.float32)
+    for kind in (Rotated(2, 32, 4), Rotated(3, 32, 2), Rotated(2, 4, 4)):
+        size, grid = kind.scope, gaussian_grid(kind.bits, kind.dimension).astype(np.float64)
+        signs = np.asarray(hadamard(jnp.eye(size)), np.float64)
+        groups = np.pad(rows, ((0, 0), (0, -50 % size))).reshape(-1, size).astype(np.float64)
+        norms = np.linalg.norm(groups, axis=1, keepdims=True)
+        points = (groups / np.maximum(norms, 1e-30) @ signs).reshape(-1, kind.dimension)
+        codes = np.argmin(np.sum((points[:, None] - grid) ** 2, axis=-1), axis=1)
+        expected = (norms * (grid[codes].reshape(-1, size) @ signs) / size).reshape(3, -1)[:, :50]
+        np.testing.assert_allclose(kind.rounded(jnp.asarray(rows)), expected, rtol=1e-4, atol=1e-4)
+        count = len(groups)
+        assert kind.stored_bits((3, 50)) == count * (size * kind.bits + 32)
 
 
 def test_a_step_of_row_and_column_leaves_fewer_zeros():
@@ -192,12 +230,16 @@ def test_names():
     assert format_called('mxe2m1') == Microscaling('e2m1')
     assert format_called('e4m3@tensor') == Floating('e4m3', scope='tensor')
     assert format_called('adalog3') == Logarithmic(3, octaves=None)
+    assert format_called('higgs3x2') == Rotated(3, dimension=2)
+    assert format_called('higgs2x4@64') == Rotated(2, 64, 4)
     wrong = {
         'int1': 'bits is 1; it must be at least 2',
         'int4@some': "'int4@some' ends in 'some'; after @ comes tensor, row, or how many",
         'in4': "there is no format 'in4'; choose from intN",
         'cross8@32': "'cross8@32': Crossed has no scope 32",
         'higgs4@48': 'a power of two',
+        'higgs4x4': 'Rotated has no grid of 4 bits in 4 dimensions; there are 2 bits in 2 dimensions, 3 bits in 2',
+        'higgs2x4@2': 'Rotated has groups of 2, fewer than the 4 numbers of a point',
         'e4m4': "element of Floating is 'e4m4'; it must be one of e5m2",
     }
     for name, message in wrong.items():
