@@ -360,7 +360,7 @@ def _pyramid(recipe: Recipe, images: Images, size: Size, initialization: ConfigD
     for index in range(count):
         heads, length = max(1, size.heads >> count - 1 - index), _tokens(images, index)
         mixers = _mixers(recipe, heads, size.window, length, **arguments[index])
-        depth = max(len(mixers), size.depth // count)
+        depth = max(recipe.layer.period(mixers), size.depth // count)
         stack = stack_spec(mixers, layer=recipe.layer, depth=depth, mlp=spec(GatedMLP), initialization=initialization)
         made.append(spec(Resolution, width=2**index, stack=stack, merge=merge if index else None))
     return Layout(stack=_stacked(made), dim=size.dim >> count - 1, resolutions=count)

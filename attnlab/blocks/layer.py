@@ -29,29 +29,47 @@ class Layer(abc.ABC):
     def pattern(self, mixers: tuple[ConfigDict, ...], *, depth: int, mlp: ConfigDict | None) -> Pattern:
         """Returns the blocks of a model of `depth` layers; without `mlp` no block has a channel mixer."""
 
+    def period(self, mixers: tuple[ConfigDict, ...]) -> int:
+        """Returns how many layers hold every mixer once."""
+        return len(mixers)
+
 
 @checked_fields
 @dataclasses.dataclass(frozen=True)
 class MixerAndMLP(Layer):
-    """A layer is a mixer and a channel mixer, each a branch.
+    """A layer is a mixer and a channel mixer, each a branch; or several mixers, then a channel mixer.
+
+    Raises `UserError` for a pattern of mixers that does not fill whole layers.
 
     Attributes:
       norm: of the branches; `None`: that of `Block`.
-      points: where residual convolutions stand: `A`, before the mixer; `C`, before the channel mixer; `D`, within it.
+      points: where residual convolutions stand: `A`, before a mixer; `C`, before the channel mixer; `D`, within it.
+      mixers: of a layer, each a branch that reads what those before it have added.
     """
 
     norm: ConfigDict | None = None
     points: str = ''
+    mixers: int = 1
 
     def pattern(self, mixers: tuple[ConfigDict, ...], *, depth: int, mlp: ConfigDict | None) -> Pattern:
         parts: dict[str, ConfigDict] = {} if self.norm is None else {'norm': self.norm}
         if 'A' in self.points:
             parts['mixer_prelude'] = spec(Canon)
+        before = dict(parts)
         if 'C' in self.points and mlp is not None:
             parts['mlp_prelude'] = spec(Canon)
         if 'D' in self.points and mlp is not None:
             mlp = _convolved(mlp)
-        return Pattern(depth, tuple(spec(Block, mixer=mixer, mlp=mlp, **parts) for mixer in mixers))
+        if len(mixers) % self.mixers:
+            raise UserError(f'a layer has {self.mixers} mixers; a pattern of {len(mixers)} does not fill whole layers')
+        blocks = []
+        for place, mixer in enumerate(mixers):
+            last = (place + 1) % self.mixers == 0
+            blocks.append(spec(Block, mixer=mixer, mlp=mlp, **parts) if last else spec(Block, mixer=mixer, **before))
+        return Pattern(self.mixers * depth, tuple(blocks))
+
+    def period(self, mixers: tuple[ConfigDict, ...]) -> int:
+        return len(mixers) // self.mixers
 
 
 @checked_fields

@@ -43,6 +43,11 @@ def coordinates(grid: Grid) -> Int[np.ndarray, 't axes']:
     return np.stack(np.unravel_index(np.arange(math.prod(grid)), grid), axis=-1).astype(np.int32)
 
 
+def numbered(grid: Grid) -> Int[np.ndarray, '*grid']:
+    """Returns the number of the token at every place of a grid."""
+    return np.arange(math.prod(grid)).reshape(grid)
+
+
 def unflatten(x: Float[Array, 'b t ...'], grid: Grid) -> Array:
     """Returns tokens as a grid, `b *grid ...`."""
     return x.reshape(x.shape[0], *grid, *x.shape[2:])

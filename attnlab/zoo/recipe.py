@@ -90,7 +90,7 @@ class Recipe:
         when it has none.
       notes: where the recipe departs from the paper, or which of the paper's variants it is; `attnlab zoo NAME` shows
         them.
-      layer: what a layer of the paper is made of.
+      layer: what a layer of the paper is made of, and how many mixers of the pattern fill one.
       small: arguments that suit a test, of a width of 16 or 32 and two dozen tokens, where the recipe's own do not;
         `reduced` sets heads and window besides.
       knobs: the arguments that matching may adjust: 'heads', how many heads there are or how wide each is, and 'state',

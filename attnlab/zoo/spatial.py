@@ -1,6 +1,6 @@
 """Mixers of images: tokens on a grid, and rows that papers on images introduced."""
 
-from attnlab.blocks.layer import MixersAlone
+from attnlab.blocks.layer import MixerAndMLP, MixersAlone
 from attnlab.config import spec, spec_of
 from attnlab.mixers.softmax.attention import Attention
 from attnlab.mixers.spatial.cascaded import LocalAttentionAndScan
@@ -17,15 +17,19 @@ from attnlab.mixers.spatial.polarized import PolarizedAttention
 from attnlab.mixers.spatial.reduced import EmbeddingFreeAttention, PooledReduction, ReducedAttention, StridedReduction
 from attnlab.mixers.spatial.windows import NeighbourhoodAttention, WindowAttention
 from attnlab.mixers.state_space.two_sided import CrossScanSSM, TwoWaySSM
-from attnlab.nn.convolutions import NormedPatchMap, PatchMerging
+from attnlab.nn.convolutions import DepthwiseConv, NormedPatchMap, PatchMerging
 from attnlab.nn.initialization import Gaussian, Initialization
 from attnlab.nn.norms import HeadRMSNorm, LayerNorm
+from attnlab.nn.orders import Snake
 from attnlab.nn.positions import GridRope
 from attnlab.zoo.recipe import NARROW, PYTORCH, UNTOUCHED, Hierarchy, Recipe, Start
 from attnlab.zoo.state_space import MAMBA
 from pallas_kernels import Relu
 
 HEADS = {'heads': 'heads'}
+
+SNAKES = spec(CrossScanSSM, state=1, orders=Snake(), conv=spec(DepthwiseConv, bias=False))
+"""The scans of LaMamba, each from a token to one next to it."""
 
 SWIN_T = Hierarchy(
     dim=96,
@@ -283,6 +287,22 @@ SPATIAL = {
         notes=(
             'The gated form of the first version, with 16 states and twice the width. The released T, S and B have '
             'one state and no gate, and most of them the width of the model.'
+        ),
+    ),
+    'lamamba': Recipe(
+        spec=(SNAKES, spec(WindowAttention, side=8), SNAKES, spec(WindowAttention, side=8, shifted=True)),
+        cite='Fu, Chen and Yu 2024, https://arxiv.org/abs/2408.02615',
+        layer=MixerAndMLP(mixers=2),
+        bidirectional=True,
+        grid=True,
+        small={'side': 3},
+        knobs=HEADS,
+        slow=True,
+        notes=(
+            'A layer is scans, then attention in windows, then a channel mixer, each a branch; windows are shifted in '
+            'every second layer: give stacks an even depth. Time and label of a diffusion model are told with the '
+            'pixels, where the paper sets scales, shifts and gates of the branches by them, and layers are of one '
+            'width, where the paper has a U-Net of them.'
         ),
     ),
     'relu_vit': Recipe(

@@ -118,12 +118,25 @@ def test_layers_drop_independently():
         ('mha+nope', 1, ['Attention with position=None']),
         ('mha+mingru+gla', 1, ['DiagonalRecurrence', 'LinearAttention']),
         ('uniattn', 1, []),
+        ('lamamba', 2, []),
+        ('lamamba', 1, ['WindowAttention with shifted=True']),
     ],
 )
 def test_layers_that_a_stack_is_too_shallow_for_are_named(name, depth, missing):
     recipe = chosen_recipe(name)
     made = stack_spec(recipe.sized(heads=2, window=4), layer=recipe.layer, depth=depth, mlp=spec(GatedMLP))
     assert missing_layers(made) == missing
+
+
+def test_a_layer_may_have_several_mixers_before_its_channel_mixer():
+    recipe = chosen_recipe('lamamba')
+    mixers = recipe.sized(heads=2)
+    made = stack_spec(mixers, layer=recipe.layer, depth=6, mlp=spec(GatedMLP))
+    assert made.depth == 12 and recipe.layer.period(mixers) == 2
+    assert [block.mlp is None for block in made.blocks] == [True, False, True, False]
+    assert [block.mixer for block in made.blocks] == list(mixers)
+    with pytest.raises(UserError, match='a layer has 2 mixers; a pattern of 3 does not fill whole layers'):
+        recipe.layer.pattern(mixers[:3], depth=2, mlp=None)
 
 
 def test_errors():

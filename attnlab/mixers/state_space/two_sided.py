@@ -1,13 +1,12 @@
 """Selective state-space models that read in several directions: both ways, and along four scans of an image."""
 
-import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Int
 
 from attnlab.context import Context
 from attnlab.functional.grids import Grid, flatten, required_grid, unflatten
@@ -16,6 +15,7 @@ from attnlab.mixers.state_space.selective import SelectiveMaps
 from attnlab.module import Module
 from attnlab.nn.convolutions import DepthwiseConv
 from attnlab.nn.norms import LayerNorm
+from attnlab.nn.orders import Orders, Raster
 from attnlab.nn.preludes import ShortConv
 from attnlab.nn.projections import Linear
 from attnlab.typing import Segments, Sequence
@@ -77,16 +77,26 @@ class TwoWaySSM(TwoSided):
 class CrossScan(Module):
     """The sum of four scans of an image, `sum_d unscan_d(SelectiveScan_d(scan_d(x)))`.
 
-    `scan_d` puts the tokens in an order: along rows, along columns, and both from the end. Every direction has
-    parameters of its own. Liu et al. 2024, https://arxiv.org/abs/2401.10166.
+    `scan_d` puts the tokens in an order: along rows, along columns, and both from the end (`attnlab.nn.orders`). Every
+    direction has parameters of its own. Liu et al. 2024, https://arxiv.org/abs/2401.10166.
     """
 
-    def __init__(self, inner: int, *, state: int, dt_rank: int, implementation: str | None, rngs: nnx.Rngs):
+    def __init__(
+        self,
+        inner: int,
+        *,
+        state: int,
+        dt_rank: int,
+        orders: Orders = Raster(),
+        implementation: str | None,
+        rngs: nnx.Rngs,
+    ):
         scan: dict[str, Any] = {'state': state, 'dt_rank': dt_rank, 'implementation': implementation}
+        self.orders = orders
         self.directions: Any = nnx.List([SelectiveScan(inner, **scan, rngs=rngs) for _ in range(4)])
 
     def __call__(self, x: Sequence, grid: Grid) -> Sequence:
-        orders = zip(self.directions, cross(grid), strict=True)
+        orders = zip(self.directions, self.orders.four(grid), strict=True)
         first, *others = (scan(x[:, order], None)[:, np.argsort(order)] for scan, order in orders)
         return sum(others, first)
 
@@ -96,7 +106,8 @@ class CrossScanSSM(TwoSided):
 
         x, z = split(u W_in)    y = CrossScan(silu(conv(x)))    out = (norm(y) silu(z)) W_out
 
-    `conv` is depthwise, 3 x 3. Liu et al. 2024, https://arxiv.org/abs/2401.10166.
+    `conv` is depthwise, 3 x 3. Liu et al. 2024, https://arxiv.org/abs/2401.10166; in orders of neighbours, Fu, Chen and
+    Yu 2024, https://arxiv.org/abs/2408.02615.
 
     Raises `UserError` without a grid of two axes.
 
@@ -105,6 +116,8 @@ class CrossScanSSM(TwoSided):
       expand: inner width over model width.
       state: states a channel.
       dt_rank: width of the bottleneck that step sizes are read through; `None`: `dim / 16`, rounded up.
+      orders: in which the scans read the image.
+      conv: made as `conv(inner, rngs=rngs)`.
       implementation: of the core; `None`: the default of the platform.
       rngs: draws the parameters.
     """
@@ -116,13 +129,17 @@ class CrossScanSSM(TwoSided):
         expand: int = 2,
         state: int = 16,
         dt_rank: int | None = None,
+        orders: Orders = Raster(),
+        conv: Callable[..., nnx.Module] = DepthwiseConv,
         implementation: str | None = None,
         rngs: nnx.Rngs,
     ):
         inner, dt_rank = expand * dim, -(-dim // 16) if dt_rank is None else dt_rank
         self.input = Linear(dim, 2 * inner, axes=('embed', 'mlp'), rngs=rngs)
-        self.conv = DepthwiseConv(inner, rngs=rngs)
-        self.scans = CrossScan(inner, state=state, dt_rank=dt_rank, implementation=implementation, rngs=rngs)
+        self.conv: Any = conv(inner, rngs=rngs)
+        self.scans = CrossScan(
+            inner, state=state, dt_rank=dt_rank, orders=orders, implementation=implementation, rngs=rngs
+        )
         self.norm = LayerNorm(inner, rngs=rngs)
         self.output = Linear(inner, dim, axes=('mlp', 'embed'), rngs=rngs)
 
@@ -131,10 +148,3 @@ class CrossScanSSM(TwoSided):
         x, z = jnp.split(self.input(x), 2, axis=-1)
         x = jax.nn.silu(flatten(self.conv(unflatten(x, grid)), grid))
         return self.output(self.norm(self.scans(x, grid)) * jax.nn.silu(z)), None
-
-
-def cross(grid: Grid) -> list[Int[np.ndarray, 't']]:
-    """Returns four orders of the tokens of an image: by rows, by columns, and the reverses of these."""
-    places = np.arange(math.prod(grid)).reshape(grid)
-    orders = [places.reshape(-1), places.T.reshape(-1)]
-    return [*orders, *(order[::-1] for order in orders)]
