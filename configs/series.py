@@ -4,9 +4,9 @@
     attnlab train --config=series:system=dlinear,data=etth1,lookback=336,horizon=96 --workdir=runs/etth1-dlinear
 
 `data` is a drawn series (`seasonal`, `level_shift`, `trend`, `regimes`, `henon`, `lorenz`, `autoregression`,
-`driven`), a published one (`etth1`, `ettm2`, `electricity`, `exchange`, ...: docs/series.md), or a file of your own,
-`.csv`, `.csv.gz`, `.txt.gz`, `.parquet` (extra `parquet`), `.npy` or `.npz`. `lookback` rows are read, `horizon` rows
-forecast.
+`driven`), a recorded one that comes with matplotlib (`membrane`, `eeg`), a published one (`etth1`, `ettm2`,
+`electricity`, `exchange`, ...: docs/series.md), or a file of your own, `.csv`, `.csv.gz`, `.txt.gz`, `.parquet` (extra
+`parquet`), `.npy` or `.npz`. `lookback` rows are read, `horizon` rows forecast.
 
 `task` is `forecasting`; or
 
@@ -59,6 +59,7 @@ from attnlab.data.series.files import CSVSeries, NPZSeries, ParquetSeries
 from attnlab.data.series.published import PUBLISHED, PublishedSeries
 from attnlab.data.series.regimes import RegimeWindows
 from attnlab.data.series.series import Series
+from attnlab.data.series.shipped import SHIPPED, ShippedSeries
 from attnlab.errors import UserError
 from attnlab.evals.anomalies import Anomalies
 from attnlab.evals.by_slice import BySlice
@@ -433,6 +434,8 @@ def _check_filling(system: System, given: Mapping[str, str]) -> None:
 def _series(name: str) -> Series:
     if name in DRAWN:
         return DRAWN[name]
+    if name in SHIPPED:
+        return ShippedSeries(name)
     if name in PUBLISHED:
         return PublishedSeries(name)
     if name.endswith(TABLES):
@@ -441,7 +444,7 @@ def _series(name: str) -> Series:
         return ParquetSeries(str(pathlib.Path(name)))
     if name.endswith(ARRAYS):
         return NPZSeries(str(pathlib.Path(name)))
-    return choose({**DRAWN, **dict.fromkeys(PUBLISHED)}, 'data', name)
+    return choose({**DRAWN, **dict.fromkeys(SHIPPED), **dict.fromkeys(PUBLISHED)}, 'data', name)
 
 
 def _linear(system: System, windows: Mapping[str, Any], chosen: Mapping[str, str]) -> ConfigDict:

@@ -21,6 +21,7 @@ from configs.sweeps import series as sweeps_series
         'data=lorenz,system=linear,individual=1,lookback=24,horizon=8',
         'data=driven,targets=0,known=1,zoo=mingru',
         'system=itransformer,data=etth1,targets=OT,marks=1',
+        'system=itransformer,data=eeg,targets=PG5,lookback=48,horizon=24',
     ],
 )
 def test_series_of_every_kind(argument):

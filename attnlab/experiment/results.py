@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from attnlab import files
 from attnlab.errors import UserError
 from attnlab.evals.measured import of_seeds
-from attnlab.experiment.experiment import Experiment
+from attnlab.experiment.experiment import Experiment, load_module
 
 Measurements = dict[str, Any]
 """Plain data about one run or study."""
@@ -38,9 +38,18 @@ def write_figure(experiment: Experiment, figure: Figure) -> None:
 
 
 def write_readme(experiment: Experiment, text: str) -> None:
-    """Puts the text between the two comments of the size. Raises `UserError` where they are not."""
-    readme = experiment.folder / 'README.md'
-    files.write(readme, with_results(readme.read_text(), experiment.size, text))
+    """Puts the text between the two comments of the size, and the figure before it where no other place shows it.
+
+    What `plot.py` says of itself stands in its place where figures are not shown. Raises `UserError` for a README
+    without the comments.
+    """
+    readme, plot = experiment.folder / 'README.md', experiment.folder / 'plot.py'
+    figure = f'results/{experiment.size}.png'
+    elsewhere = with_results(readme.read_text(), experiment.size, '')
+    if plot.exists() and (experiment.folder / figure).exists() and f']({figure})' not in elsewhere:
+        said = (load_module(plot).__doc__ or f'size {experiment.size}').partition('\n')[0].rstrip('.')
+        text = f'![{said}]({figure})\n\n{text}'
+    files.write(readme, with_results(elsewhere, experiment.size, text))
 
 
 def provenance(rows: Sequence[Measurements], planned: int, command: str, what: str = 'runs') -> str:

@@ -11,6 +11,7 @@ from attnlab.experiment.experiment import SIZES, Experiment, load_module
 from attnlab.experiment.studies import tables
 
 NUMBER = re.compile(r'-?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?')
+LINK = re.compile(r'\]\(([^)]+)\)')
 FOLDERS = sorted(path.parent for path in pathlib.Path(__file__).parents[2].glob('experiments/*/sweep.py'))
 RUN = [folder for folder in FOLDERS if (folder / 'results' / 'cpu.json').exists()]
 
@@ -24,6 +25,8 @@ def test_an_experiment_keeps_numbers_and_one_figure_of_each_size(folder):
     assert sizes or all(f'Not run yet: `make experiment NAME={folder.name} SIZE={size}`' in readme for size in missing)
     assert kept == {f'{size}.{ending}' for size in sizes for ending in ('json', 'png')}
     assert all(f'](results/{size}.png)' in readme for size in sizes)
+    linked = [target for target in LINK.findall(readme) if '://' not in target]
+    assert [target for target in linked if not (folder / target.partition('#')[0]).exists()] == []
 
 
 @pytest.mark.parametrize('folder', RUN, ids=lambda folder: folder.name)

@@ -11,7 +11,7 @@ from attnlab import cli
 from attnlab.errors import UserError
 from attnlab.experiment.experiment import Experiment
 from attnlab.experiment.published import measured_of
-from attnlab.experiment.results import markdown, plus_minus, with_results
+from attnlab.experiment.results import markdown, plus_minus, with_results, write_readme
 from attnlab.experiment.runs import report_experiment, run_experiment
 from attnlab.train import launch, loop
 
@@ -42,7 +42,7 @@ OTHER_TASK = """from attnlab.config import spec
 from attnlab.data.synthetic.arithmetic import Parity
 from attnlab.tasks.synthetic import LabelPrediction
 """
-PLOT = """
+PLOT = """'Accuracy over steps.'
 from attnlab.experiment.results import panels
 
 def figure(rows):
@@ -104,6 +104,7 @@ def test_what_is_written(done):
     before, _, after = README.partition('Not run yet.')
     assert readme.startswith(before) and readme.endswith(after)
     assert f'| slow | {rows[0]["accuracy"][-1][1]} |' in readme
+    assert readme.count('![Accuracy over steps](results/cpu.png)') == 1 and 'full.png' not in readme
     assert 'broken did not come to its end: step ' in readme
     assert '3 of 3 runs' in readme and 'by `command`; device: ' in readme and 'jax ' in readme and 'commit ' in readme
 
@@ -239,6 +240,17 @@ def test_a_readme_without_a_place_for_the_table():
     assert with_results(README, 'full', 'table').count('Not run yet.') == 1
     with pytest.raises(UserError, match=r'README\.md lacks the comments <!-- results of size cpu -->'):
         with_results('# A question\n', 'cpu', 'table')
+
+
+def test_a_figure_that_the_readme_shows_is_not_shown_twice(done, tmp_path):
+    shutil.copytree(done / 'experiments', tmp_path / 'experiments')
+    found = Experiment(tmp_path / 'experiments' / 'toy', 'cpu')
+    readme = found.folder / 'README.md'
+    for before, shown in ((README, 1), (f'{README}\n![mine](results/cpu.png)\n', 0)):
+        readme.write_text(before)
+        write_readme(found, 'table')
+        assert readme.read_text().count('![Accuracy over steps](results/cpu.png)\n\ntable') == shown
+        assert readme.read_text().count('(results/cpu.png)') == 1
 
 
 def test_a_table():
