@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float
 
 
@@ -33,7 +34,8 @@ class Average:
 
     def mean(self) -> Any:
         """`total / count`, NaN where nothing was counted."""
-        return self.total / self.count
+        with np.errstate(invalid='ignore'):
+            return self.total / self.count
 
 
 def proportion(name: str, right: Float[Array, 'b n'], weights: Float[Array, 'b n']) -> dict[str, Average]:
