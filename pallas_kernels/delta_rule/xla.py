@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels import target, tiling
-from pallas_kernels.delta_rule import reference, vector
+from pallas_kernels.delta_rule import erasing, vector
 from pallas_kernels.delta_rule.chunk import Chunk, Weights, inverse, weights
 from pallas_kernels.delta_rule.products import Form
 from pallas_kernels.matrix_state.chunks import Arrays, cut, in_groups, join
@@ -28,8 +28,7 @@ def delta_rule(
     if t == 0:
         return jnp.zeros((b, 0, state.shape[1], v.shape[3]), state.dtype), state
     if t == 1:
-        # A step alone is its definition, which reads the state twice and writes it once.
-        return reference.delta_rule(q, k, v, beta, log_decay, state, starts, scale)
+        return erasing.delta_rule(q, k, v, beta, log_decay, state, starts, scale, k)
     _, h, *kv = state.shape
     is_vector = log_decay is not None and log_decay.shape[3] > 1
     tile = tiling.delta_rule(b, t, h * max(kv), target.current().platform)

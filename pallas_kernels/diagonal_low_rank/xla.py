@@ -5,7 +5,6 @@ import jax.numpy as jnp
 
 from pallas_kernels import target, tiling
 from pallas_kernels.delta_rule.chunk import inverse
-from pallas_kernels.diagonal_low_rank import reference
 from pallas_kernels.diagonal_low_rank.chunk import Chunk, weights
 from pallas_kernels.matrix_state.chunks import Arrays, cut, in_groups, join
 
@@ -26,8 +25,7 @@ def diagonal_low_rank(
     if t == 0:
         return jnp.zeros((rows, 0, state.shape[1], v.shape[3]), state.dtype), state
     if t == 1:
-        # A step alone is its definition, which reads the state twice and writes it once.
-        return reference.diagonal_low_rank(q, k, v, a, b, log_decay, state, starts, scale)
+        return _step(q, k, v, a, b, log_decay, state, starts, scale)
     _, h, *kv = state.shape
     tile = tiling.delta_rule(rows, t, h * max(kv), target.current().platform)
     if log_decay is not None:
@@ -49,6 +47,42 @@ def diagonal_low_rank(
         return final, join(o.swapaxes(0, 1))
 
     return in_groups(group, tile, state, (q, a, v, keys, log_decay), starts)
+
+
+def _step(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    a: jax.Array,
+    b: jax.Array | None,
+    log_decay: jax.Array | None,
+    state: jax.Array,
+    starts: jax.Array | None,
+    scale: float,
+) -> tuple[jax.Array, jax.Array]:
+    """A step alone: what `a` and what the query reads, `S_{t-1}^T a` and `S_{t-1}^T diag(d) q`, are one product.
+
+    The state is read by it, read once more, and written. The output is the latter, `+ (b q) S_{t-1}^T a + (k q) v`.
+    """
+    heads = state.shape[1]
+    q, k, v, a, *others = (
+        jnp.repeat(array[:, 0].astype(state.dtype), heads // array.shape[2], axis=1)
+        for array in (q, k, v, a, *(() if b is None else (b,)))
+    )
+    decay = jnp.ones((1, 1, 1), state.dtype) if log_decay is None else jnp.exp(log_decay[:, 0])
+    if starts is not None:
+        decay, a = (jnp.where(starts[:, :1, None], 0, array) for array in (decay, a))
+    # The barriers keep what vectors are made from out of the loop over the state, which would make them for every row.
+    q, k, v, a, others, decay = jax.lax.optimization_barrier((scale * q, k, v, a, others, decay))
+    both = jnp.einsum('bhik,bhkv->bhiv', jnp.stack([a, decay * q], axis=2), state)
+    read, o = both[:, :, 0], both[:, :, 1]
+    pairs = [(k, v), (others[0], read)] if others else [(k, v + read)]
+    pairs = jax.lax.optimization_barrier(pairs)
+    final = decay[..., None] * state
+    for key, value in pairs:
+        o = o + jnp.sum(key * q, axis=-1, keepdims=True) * value
+        final = final + key[..., None] * value[:, :, None]
+    return o[:, None], final
 
 
 def _read(chunk: Chunk, v: jax.Array, state: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -17,7 +17,9 @@ def linear_attention(
     if t == 0:
         return jnp.zeros((b, 0, state.shape[1], v.shape[3]), state.dtype), state
     if t == 1:
-        # A step alone is its definition, which reads the state twice and writes it once.
+        # A step alone is its definition, which reads the state twice and writes it once. The barrier keeps what
+        # vectors are made from out of the loop over the state, which would make them for every row.
+        q, k, v, log_decay = jax.lax.optimization_barrier((q, k, v, log_decay))
         return reference.linear_attention(q, k, v, log_decay, state, starts)
     is_vector = log_decay is not None and log_decay.shape[3] > 1
     _, h, *kv = state.shape

@@ -94,7 +94,9 @@ def selective_scan(operands: Operands, starts: jax.Array | None) -> Outputs:
     """Returns the outputs and the last state."""
     x, dt, A, B, C, state = operands
     if x.shape[1] == 1:
-        return reference.selective_scan(operands, starts)
+        # What vectors are made from stays out of the loop over the state, which would make them for every number.
+        x, dt, A, B, C = jax.lax.optimization_barrier((x, dt, A, B, C))
+        return reference.selective_scan(Operands(x, dt, A, B, C, state), starts)
     if target.current().platform != 'cpu' or not tiling.selective_scan_by_row(x.shape[0], x.shape[1], state.nbytes):
         return _together(operands, starts)
 
