@@ -26,7 +26,7 @@ def main(argv: list[str]) -> int:
         'weights',
         None,
         'The format of the weights of linear maps, such as int4 (a scale an output), int4@32 (a scale for 32 inputs), '
-        'int8@tensor, e4m3, mxe2m1, higgs4, higgs4x2, log4; as they are by default.',
+        'int8@tensor, e4m3, mxe2m1, higgs4, higgs4x2, log4; as they are by default. With --budget several.',
         flag_values=values,
     )
     flags.DEFINE_string(
@@ -43,6 +43,18 @@ def main(argv: list[str]) -> int:
         'or kivi2 of caches of keys and values; as they are by default.',
         flag_values=values,
     )
+    flags.DEFINE_float(
+        'budget',
+        None,
+        'Choose among formats, --weights=higgs3x2,higgs4x2, for every map of every layer, so that the loss rises '
+        'least: the bits that a number may take in the mean, scales included.',
+        lower_bound=0.0,
+        flag_values=values,
+    )
+    flags.DEFINE_integer(
+        'rows', 64, 'With --budget: how many rows of training the loss is measured on.',
+        lower_bound=1, flag_values=values,
+    )  # fmt: skip
     flags.DEFINE_integer(
         'feedback',
         None,
@@ -66,16 +78,26 @@ def main(argv: list[str]) -> int:
             raise UserError(f'--{name} is for --feedback, which is not given')
     if values.feedback is not None and values.weights is None:
         raise UserError('--feedback calibrates the rounding of weights; give --weights, such as int4@32')
+    if values['rows'].present and values.budget is None:
+        raise UserError('--rows is for --budget, which is not given')
+    if values.budget is not None and values.weights is None:
+        raise UserError('--budget is of bits of weights; give --weights to choose from, such as higgs3x2,higgs4x2')
+    if values.budget is not None and values.feedback is not None:
+        raise UserError('--feedback is for weights of one format; leave out --budget')
+    if values.budget is None and values.weights is not None and ',' in values.weights:
+        raise UserError(f'--weights is {values.weights}; several formats are to choose from by --budget')
     from attnlab.quantize.formats import format_called, storage_called
     from attnlab.quantize.layers import Quantization
     from attnlab.quantize.states import state_called
 
-    weights = None if values.weights is None else storage_called(values.weights)
+    formats = () if values.weights is None else tuple(map(storage_called, values.weights.split(',')))
     inputs = None if values.inputs is None else format_called(values.inputs)
     state = None if values.state is None else state_called(values.state)
     workdir, out = directory(values, 'workdir'), directory(values, 'out')
-    quantization = Quantization(weights, inputs, state)
+    weights = formats[0] if formats else None
+    fixed = None if values.budget is not None else Quantization(weights, inputs, state)
     start_platform(values)
+    from attnlab.quantize.allocation import Allocation
     from attnlab.quantize.feedback import Feedback
     from attnlab.quantize.run import quantize_run
 
@@ -84,7 +106,7 @@ def main(argv: list[str]) -> int:
         quantize_run(
             workdir,
             out,
-            quantization,
+            fixed or Allocation(formats, values.budget, values.rows, inputs, state),
             printer,
             step=values.step,
             feedback=feedback,

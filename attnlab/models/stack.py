@@ -134,6 +134,20 @@ class Stack(Module):
             place = index % len(self.blocks)
             yield nnx.merge(split[place][0], sliced[place][index // len(self.blocks)])
 
+    def take_apart(self) -> None:
+        """Gives every layer a block of its own, stacked over one repeat: the same function, in place.
+
+        Layers may then differ in the shapes of what they hold. A scan over repeats has one step, of all layers.
+        """
+        split = [nnx.split(block) for block in self.blocks]
+
+        def alone(index: int) -> Block | Mixer:
+            graphdef, state = split[index % len(split)]
+            repeat = index // len(split)
+            return nnx.merge(graphdef, jax.tree.map(lambda leaf: leaf[repeat : repeat + 1], state))
+
+        self.blocks = nnx.List([alone(index) for index in range(self.depth)])
+
     def _scans(self) -> bool:
         device = target.current()
         return self.loop == 'scan' or (self.loop == 'auto' and device.platform != 'cpu' and not device.interpret)

@@ -18,10 +18,10 @@ from attnlab.nn.projections import Linear
 from attnlab.quantize.formats import Elementwise, Format, Stored
 from attnlab.quantize.layers import QuantizedLinear, linear_maps
 from attnlab.quantize.packing import packed
+from attnlab.quantize.rows import training_rows
 from attnlab.runs.loading import Loaded
 from attnlab.signature import checked_fields
 from attnlab.tasks.task import Batch
-from attnlab.train.setup import Setup
 from attnlab.train.state import joined, split
 
 
@@ -206,7 +206,7 @@ def calibrated(loaded: Loaded, changed: Loaded, format: Format, how: Feedback) -
             'for weights such as int4, affine4, minmax4, e2m1 or mxe2m1'
         )
     setup = loaded.setup
-    batches = _batches(setup, how.rows)
+    batches = training_rows(setup, how.rows)
 
     def loss(model: Any, batch: Batch) -> Array:
         return setup.task.measure(model, batch, None)['loss'].total
@@ -233,11 +233,3 @@ def calibrated(loaded: Loaded, changed: Loaded, format: Format, how: Feedback) -
             target.stored[name][...] = jnp.asarray(array)
     _, params, buffers = split(made)
     return Loaded(changed.setup, joined(params, buffers), changed.step)
-
-
-def _batches(setup: Setup, rows: int) -> list[Batch]:
-    """The first rows of training, each a batch."""
-    source = setup.task.source('train', setup.length)
-    if rows > len(source):
-        raise UserError(f'--feedback is {rows} rows; training has {len(source)} of {setup.length} tokens')
-    return [{name: array[None] for name, array in source[index].items()} for index in range(rows)]

@@ -12,6 +12,7 @@ from jaxtyping import Float
 
 from attnlab.blocks.block import Block
 from attnlab.errors import UserError
+from attnlab.models.stack import Stack
 from attnlab.nn.parameter import Buffer, buffer
 from attnlab.nn.projections import Linear
 from attnlab.quantize.formats import Affine, Format, Rounding, Stored, Symmetric
@@ -66,12 +67,13 @@ class Quantization:
     """Which numbers of a model have few bits.
 
     Attributes:
-      weights: the format of the weights of linear maps, an output a row; `None`: as they are.
+      weights: the format of the weights of linear maps, an output a row; `None`: as they are. Of several, one
+        is of each map of each layer, in the order of `named_maps`, and the layers of a stack are taken apart.
       inputs: the format of their inputs, a token a row; `None`: as they are.
       state: how the states of mixers are stored between tokens; `None`: as they are.
     """
 
-    weights: Format | None = None
+    weights: Format | tuple[Format, ...] | None = None
     inputs: Rounding | None = None
     state: Format | KIVI | None = None
 
@@ -88,8 +90,11 @@ class Quantization:
         Tables of embeddings and of heads of a vocabulary, norms and everything else that is not a `Linear` are
         unchanged (as in Bondarenko et al. 2023, https://arxiv.org/abs/2306.12929, whose last layer is not rounded
         either); the map of a head of classes is one. Raises `UserError` for a model
-        that has none, or is quantized, and where no block has a mixer with such a state.
+        that has none, or is quantized, for another number of formats than of maps, and where no block has a mixer with
+        such a state.
         """
+        if isinstance(self.weights, tuple):
+            apart(model)
         if self.state is not None:
             _store_states(model, self.state)
         if self.weights is None and self.inputs is None:
@@ -99,13 +104,25 @@ class Quantization:
             raise UserError('this model is quantized; take the run that it was made from')
         if not found:
             raise UserError('this model has no linear map, so there is nothing to quantize')
+        count = len({id(value) for _, _, value in found})
+        formats = self.weights if isinstance(self.weights, tuple) else (self.weights,) * count
+        if len(formats) != count:
+            raise UserError(f'weights of Quantization are {len(formats)} formats; this model has {count} linear maps')
         made: dict[int, QuantizedLinear] = {}
         for module, name, value in found:
             # What is shared between modules stays shared.
             if id(value) not in made:
-                made[id(value)] = QuantizedLinear(value, weights=self.weights, inputs=self.inputs)
+                made[id(value)] = QuantizedLinear(value, weights=formats[len(made)], inputs=self.inputs)
             setattr(module, name, made[id(value)])
         return model
+
+
+def apart(model: Any) -> Any:
+    """The model with the layers of its stacks taken apart, in place."""
+    for _, module in list(nnx.iter_modules(model)):
+        if isinstance(module, Stack):
+            module.take_apart()
+    return model
 
 
 def linear_maps(model: Any) -> list[tuple[Any, str, Linear]]:
@@ -116,6 +133,16 @@ def linear_maps(model: Any) -> list[tuple[Any, str, Linear]]:
         for name, value in list(vars(module).items())
         if isinstance(value, Linear)
     ]
+
+
+def named_maps(model: Any) -> dict[str, Linear]:
+    """The linear maps of a model by where they are, such as `stack.blocks.0.mixer.query`, each once."""
+    found: dict[int, tuple[str, Linear]] = {}
+    for path, module in list(nnx.iter_modules(model)):
+        for name, value in list(vars(module).items()):
+            if isinstance(value, Linear):
+                found.setdefault(id(value), ('.'.join(map(str, (*path, name))), value))
+    return dict(found.values())
 
 
 def _store_states(model: Any, how: Format | KIVI) -> None:

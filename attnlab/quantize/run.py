@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import math
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -13,7 +13,9 @@ from flax import nnx
 
 from attnlab.config import spec, spec_of
 from attnlab.errors import UserError
+from attnlab.quantize.allocation import Allocation, Share
 from attnlab.quantize.feedback import Feedback, calibrated
+from attnlab.quantize.formats import Format
 from attnlab.quantize.layers import Quantization, QuantizedLinear
 from attnlab.runs.loading import Loaded, load_run
 from attnlab.tables import Column, Printer, Table, digits, shown
@@ -49,7 +51,7 @@ class Sizes:
 def quantize_run(
     workdir: pathlib.Path,
     out: pathlib.Path,
-    quantization: Quantization,
+    quantization: Quantization | Allocation,
     printer: Printer,
     *,
     step: int | None = None,
@@ -58,10 +60,11 @@ def quantize_run(
 ) -> dict[str, float]:
     """Quantizes a checkpoint into the folder `out`, evaluates it as the run was in training, and prints both.
 
-    With `feedback` the rounding of weights is calibrated on rows of training.
+    With `feedback` the rounding of weights is calibrated on rows of training; of an `Allocation` it is found on such
+    rows which maps have which format.
 
     What is written is a run: config, checkpoint, facts, metrics. It is not trained further, and has no optimiser state.
-    Raises `UserError` for feedback without a format of weights, a run that is quantized, one without linear maps,
+    Raises `UserError` for feedback without one format of weights, a run that is quantized, one without linear maps,
     changed data unless `other_data` allows them, and a folder that holds something else.
     """
     config = run.saved_config(workdir)
@@ -73,10 +76,13 @@ def quantize_run(
         raise UserError(f'{out} holds a run already; give --out a new folder')
     loaded = load_run(workdir, step)
     run.check_data(workdir, loaded.setup.task.describe(), other=other_data)
+    shares: list[Share] = []
+    if isinstance(quantization, Allocation):
+        quantization, shares = quantization.found(loaded)
     changed = loaded.altered(quantization)
     if feedback is not None:
-        if quantization.weights is None:
-            raise UserError('--feedback calibrates the rounding of weights; give --weights, such as int4@32')
+        if not isinstance(quantization.weights, Format):
+            raise UserError('--feedback calibrates the rounding of weights; give one format, such as --weights=int4@32')
         changed = calibrated(loaded, changed, quantization.weights, feedback)
     with config.unlocked():
         config[QUANTIZATION], config.mesh = spec_of(quantization), spec(Axes)
@@ -96,6 +102,7 @@ def quantize_run(
                 'from': str(workdir),
                 'step': loaded.step,
                 'feedback': None if feedback is None else dataclasses.asdict(feedback),
+                'allocation': [_recorded(share) for share in shares],
                 **dataclasses.asdict(found),
             },
             'other_data': other_data,
@@ -104,6 +111,8 @@ def quantize_run(
         numbers = _evaluated(changed)
         append_line(out / 'metrics.jsonl', {'step': loaded.step, **numbers})
     states = (state_bytes(each, setup.length) for each in (loaded.setup, changed.setup))
+    if shares:
+        printer.table(_share_table(shares))
     printer.table(_size_table(found, *states))
     printer.table(_score_table(numbers, _reported(workdir, loaded.step)))
     printer.line(f'written: {out}, a run that eval, generate, analyse and compare take')
@@ -162,6 +171,24 @@ def _reported(workdir: pathlib.Path, step: int) -> dict[str, float]:
     """What a run reported of its evaluation after a step."""
     lines = [line for line in read_lines(workdir / 'metrics.jsonl') if line['step'] == step]
     return {name: float(value) for line in lines for name, value in line.items()}
+
+
+def _recorded(share: Share) -> dict[str, Any]:
+    """What `run.json` has of a share; its format stands in the config."""
+    return {name: getattr(share, name) for name in ('name', 'slope', 'error', 'bits', 'numbers')}
+
+
+def _share_table(shares: Sequence[Share]) -> Table:
+    columns = (
+        Column('map'),
+        Column('slope', right=True),
+        Column('error', right=True),
+        Column('rise', right=True),
+        Column('bits a number', digits('.3f'), right=True),
+    )
+    rows = [(each.name, each.slope, each.error, each.slope * each.error, each.bits / each.numbers) for each in shares]
+    rise = sum(each.slope * each.error for each in shares)
+    return Table('allocation', columns, rows, f'the loss on the rows measured is to rise by {rise:.4g} nats')
 
 
 def _size_table(found: Sizes, state_before: int, state_after: int) -> Table:

@@ -117,6 +117,20 @@ FLAGS = [
         'quantize --workdir={run} --out={tmp}/new --state=int4 --feedback=4',
         '--feedback calibrates the rounding of weights',
     ),
+    ('quantize --workdir={run} --out={tmp}/new --weights=int4 --rows=4', '--rows is for --budget'),
+    ('quantize --workdir={run} --out={tmp}/new --weights=int3,int4', 'several formats are to choose from by --budget'),
+    (
+        'quantize --workdir={run} --out={tmp}/new --state=int4 --budget=4',
+        '--budget is of bits of weights; give --weights',
+    ),
+    (
+        'quantize --workdir={run} --out={tmp}/new --weights=int4 --budget=4',
+        'chooses among formats, of which there are 1',
+    ),
+    (
+        'quantize --workdir={run} --out={tmp}/new --weights=int3,int4 --budget=4 --feedback=4',
+        '--feedback is for weights of one format',
+    ),
     ('quantize --workdir={run} --out={tmp}/new --weights=int4 --ordered', '--ordered is for --feedback'),
     ('quantize --workdir={run} --out={tmp}/new --weights=int4 --feedback=0', 'feedback=0'),
     ('quantize --workdir={run} --out={tmp}/new --weights=int4 --feedback=1 --damping=-1', 'damping=-1'),

@@ -60,6 +60,19 @@ def test_scanned_and_unrolled_agree_in_value_and_gradient_over_one_parameter_lay
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), gradient, results[0][1])
 
 
+@pytest.mark.parametrize('loop', ['unroll', 'scan'])
+def test_layers_taken_apart_are_the_same_function(loop):
+    x, ctx = inputs()
+    whole, alone = stack(loop=loop), stack(loop=loop)
+    alone.take_apart()
+    assert len(alone.blocks) == DEPTH
+    for one, other in zip(whole.layers(), alone.layers(), strict=True):
+        jax.tree.map(np.testing.assert_array_equal, nnx.state(one), nnx.state(other))
+    np.testing.assert_allclose(alone(x, ctx)[0], whole(x, ctx)[0], rtol=1e-6, atol=1e-6)
+    streamed = [model(x, ctx, model.init_state(2, 7, x.dtype))[0] for model in (alone, whole)]
+    np.testing.assert_array_equal(*streamed)
+
+
 def test_layers_are_scanned_where_the_program_is_compiled_for_an_accelerator():
     x, ctx = inputs()
     graphdef, params = nnx.split(stack())
