@@ -7,7 +7,7 @@ import importlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from pallas_kernels import counting
+from pallas_kernels import counting, tuning
 from pallas_kernels.cost import CallCost
 from pallas_kernels.target import Target
 
@@ -26,34 +26,44 @@ UNCHOSEN = 'it serves if it is named: its gradients may differ from run to run'
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """An implementation of a core, a function or its passes, and why it cannot serve the call (`None`: it can)."""
+    """An implementation of a core, a function or its passes, and why it cannot serve the call (`None`: it can).
+
+    `tiles` says what chose its tiles, see `Entry`.
+    """
 
     function: Any
     refusal: str | None = None
+    tiles: str = tuning.HEURISTIC
 
 
 class Entry(NamedTuple):
     """An entry of the ledger: which implementation served a call of `core`, and why the preferred ones did not.
 
-    `cost` is that of one call; repetition by surrounding loops and maps is not counted.
+    `cost` is that of one call; repetition by surrounding loops and maps is not counted. `tiles` is 'table' where the
+    sizes of tiles are from the table of the device, see `tuning`, and 'heuristic' where rules chose them.
     """
 
     core: str
     implementation: str
     refused: tuple[tuple[str, str], ...]
     cost: CallCost
+    tiles: str = tuning.HEURISTIC
 
 
 def kernel(core: str, implementation: str, here: Target, *call: Any, made_by: str = 'form') -> Candidate:
     """Returns the form of `core` that one platform has, the module of which is imported on that platform only.
 
     The module has `form(here)`, the function, or another function in its place (`made_by`), and
-    `refusal(here, *call)`, the reason why it cannot serve or `None`.
+    `refusal(here, *call)`, the reason why it cannot serve or `None`; where its tiles may be from a table it also has
+    `tiled_by(here, *call)`, which says whether they are.
     """
     if here.platform != {**PLATFORM, **LIBRARIES}[implementation]:
         return Candidate(_missing, f'the platform is {here.platform}')
     module = importlib.import_module(f'pallas_kernels.{core}.{implementation}')
-    return Candidate(getattr(module, made_by)(here), module.refusal(here, *call))
+    refusal = module.refusal(here, *call)
+    tiled_by = getattr(module, 'tiled_by', None)
+    tiles = tuning.HEURISTIC if tiled_by is None or refusal is not None else tiled_by(here, *call)
+    return Candidate(getattr(module, made_by)(here), refusal, tiles)
 
 
 def _missing(*_: Any) -> Any:
@@ -101,14 +111,16 @@ def select(
         reason = _refusal(core, implementation, candidates)
         if reason is not None:
             raise NotImplementedError(f'{core}: implementation {implementation!r} cannot serve: {reason}')
-        return _record(Entry(core, implementation, (), cost(implementation=implementation)), candidates)
+        chosen = candidates[implementation]
+        return _record(Entry(core, implementation, (), cost(implementation=implementation), chosen.tiles), candidates)
 
     libraries = [name for name in LIBRARIES if _refusal(core, name, candidates) is None]
     refused = [(name, UNCHOSEN) for name in libraries]
     for name in PREFERENCE:
         reason = _refusal(core, name, candidates)
         if reason is None:
-            return _record(Entry(core, name, tuple(refused), cost(implementation=name)), candidates)
+            entry = Entry(core, name, tuple(refused), cost(implementation=name), candidates[name].tiles)
+            return _record(entry, candidates)
         refused.append((name, reason))
     listing = '; '.join(f'{name}: {reason}' for name, reason in refused)
     raise NotImplementedError(f'{core}: no implementation can serve: {listing}')

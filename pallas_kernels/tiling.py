@@ -1,11 +1,12 @@
 """Block sizes: frozen records, chosen from shapes and the kind of device alone.
 
-The same call always runs the same program. Figures in comments were measured on two CPU cores, float32.
+The same call always runs the same program. `tuning` has other tiles where some were measured on a device. Figures in
+comments were measured on two CPU cores, float32.
 """
 
 import dataclasses
+import functools
 import math
-from collections.abc import Callable
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,25 +149,38 @@ def attention_hopper(k: int, v: int, r: int, *, vectors: int, numbers: int, bias
     and 128 channels spill nothing, and with slopes or forget gates 120 bytes of a thread at most.
     """
 
-    def columns(sums: int, tiles: int, vectors: int, more: Callable[[int], int]) -> int | None:
+    memory = functools.partial(attention_hopper_memory, k=k, v=v, r=r, vectors=vectors, numbers=numbers, bias=bias)
+
+    def columns(kernel: str, sums: int, tiles: int, vectors: int) -> int | None:
         """`sums` and `tiles` in registers: channels of sums over the columns, and 16-bit numbers of each score."""
         for step in (128, 64, 32, 16):
-            shared = 2 * (k + v) * (128 + 2 * step) + 8 * vectors * step + more(step) + 2**12
             registers = sums // 2 + (tiles + vectors + 2 * bias) * step // 4 + 24
-            if shared <= SHARED_MEMORY and registers <= REGISTERS:
+            if memory(kernel, step) <= SHARED_MEMORY and registers <= REGISTERS:
                 return step
         return None
 
-    forward = columns(v, 4, vectors, lambda step: 0)
-    query_gradients = columns(k, 6, vectors, lambda step: 512 * step * bias)
-    results = 512 * r * bool(vectors)
-    both = columns(k + v, 5, vectors + numbers, lambda step: results)
+    forward = columns('forward', v, 4, vectors)
+    query_gradients = columns('query_gradients', k, 6, vectors)
+    both = columns('key_gradients', k + v, 5, vectors + numbers)
     # Two turns compute the scores twice; steps of 16 would cost more.
     together = both is not None and both >= 32
-    key_gradients = both if together else columns(max(k, v), 5, vectors + numbers, lambda step: results)
+    key_gradients = both if together else columns('key_gradients', max(k, v), 5, vectors + numbers)
     if max(k, v) > 256 or forward is None or query_gradients is None or key_gradients is None:
         return None
     return HopperAttentionTile(forward, query_gradients, key_gradients, together)
+
+
+def attention_hopper_memory(
+    kernel: str, step: int, *, k: int, v: int, r: int, vectors: int, numbers: int, bias: bool
+) -> int:
+    """Bytes of shared memory of a kernel of attention on Hopper, by its name in `HopperAttentionTile`."""
+    tiles, own = 2 * (k + v) * (128 + 2 * step), 2**12
+    match kernel:
+        case 'forward':
+            return tiles + 8 * vectors * step + own
+        case 'query_gradients':
+            return tiles + 8 * vectors * step + 512 * step * bias + own
+    return tiles + 8 * (vectors + numbers) * step + 512 * r * bool(vectors) + own
 
 
 def attention_tpu(t: int, s: int) -> AttentionTile:
@@ -255,15 +269,15 @@ def softmax_hopper(n: int, o: int, itemsize: int) -> WarpsTile:
     A thread holds up to 64 numbers, two arrays of which fit its registers in the backward pass. Short rows are a
     warp's, several for each; long ones are shared.
     """
-    return _warps_tile(n, o, itemsize, 1 if n >= 4 and o <= 2048 else 4, numbers=64)
+    return warps_tile(n, o, itemsize, 1 if n >= 4 and o <= 2048 else 4, numbers=64)
 
 
 def softmax_topk_hopper(n: int, o: int, itemsize: int) -> WarpsTile:
     """The tile of four rows or more of length `o`, 32 at least, on Hopper; each belongs to one warp."""
-    return _warps_tile(n, o, itemsize, 1, numbers=32)
+    return warps_tile(n, o, itemsize, 1, numbers=32)
 
 
-def _warps_tile(n: int, o: int, itemsize: int, warps: int, numbers: int) -> WarpsTile:
+def warps_tile(n: int, o: int, itemsize: int, warps: int, numbers: int) -> WarpsTile:
     """A thread has up to `numbers` numbers, and reads up to 16 bytes at once, as the alignment of rows allows."""
     vector = 16 // itemsize
     while o % vector or 32 * warps * vector > o:

@@ -4,12 +4,15 @@
     python scripts/gpu_session.py run --from=session --out=out --minutes=9 --stages=check,correct
     python scripts/gpu_session.py run --from=session --out=out2 --minutes=9 --resume=out/session.jsonl
     python scripts/gpu_session.py report out*/session.jsonl
+    python scripts/gpu_session.py table out*/session.jsonl
 
 `prepare` writes the float64 expectations, the list of cases and the list of wheels. `run` writes one line of JSON per
-case; its status is 0 if all cases passed, 1 if one did not, and 3 if the device stopped responding.
+case; its status is 0 if all cases passed, 1 if one did not, and 3 if the device stopped responding. `table` writes the
+tiles that were faster than the rules' into `pallas_kernels/tuned`.
 """
 
 import argparse
+import importlib
 import pathlib
 import sys
 
@@ -42,6 +45,9 @@ def main(arguments: list[str] | None = None) -> int:
     )
     one.add_argument('sessions', type=pathlib.Path, nargs='+')
     one.add_argument('--against', type=pathlib.Path, help='an earlier session, to list changes')
+    one = commands.add_parser('table', help='write the tables of tiles that were measured to be faster')
+    one.add_argument('sessions', type=pathlib.Path, nargs='+')
+    one.add_argument('--to', type=pathlib.Path, default=ROOT / 'pallas_kernels' / 'tuned', help='the folder of tables')
     one = commands.add_parser('worker', help='what `run` starts')
     one.add_argument('--from', dest='folder', type=pathlib.Path, required=True)
     one.add_argument('--results', type=int, required=True, help='the file descriptor for results')
@@ -64,6 +70,14 @@ def main(arguments: list[str] | None = None) -> int:
         )
     if options.command == 'report':
         print(report.tables(options.sessions, options.against))
+        return 0
+    if options.command == 'table':
+        # Imported here, since it imports JAX.
+        tune = importlib.import_module('scripts.session.stages.tune')
+        try:
+            print('\n'.join(tune.tables(options.sessions, options.to)))
+        except (OSError, ValueError) as error:
+            parser.error(str(error))
         return 0
     return worker.serve(options.folder, options.results)
 

@@ -16,7 +16,7 @@ from attnlab.train.cost import executed_flops_per_token, flops_per_token, implem
 from attnlab.train.hardware import hardware
 from attnlab.train.setup import Setup
 from attnlab.train.topologies import Topology
-from pallas_kernels import target
+from pallas_kernels import target, tuning
 
 
 def print_plan(setup: Setup, printer: Printer) -> None:
@@ -220,7 +220,9 @@ def implementation_table(setup: Setup) -> Table:
             _ranges(entry.layers),
             entry.mixer,
             entry.core,
-            entry.implementation,
+            entry.implementation
+            if entry.tiles == tuning.HEURISTIC
+            else f'{entry.implementation}, tiles by {entry.tiles}',
             '\n'.join(f'{name}: {reason}' for name, reason in entry.refused),
         )
         for entry in implementations(setup)

@@ -19,18 +19,22 @@ from attnlab.models.predictor import Stacked
 from attnlab.tasks.task import Batch
 from attnlab.train.setup import Setup
 from attnlab.train.state import joined
-from pallas_kernels import counting, dispatch
+from pallas_kernels import counting, dispatch, tuning
 
 
 @dataclasses.dataclass(frozen=True)
 class LayerCore:
-    """The implementation of a core that a layer runs, and why those preferred to it were rejected."""
+    """The implementation of a core that a layer runs, and why those preferred to it were rejected.
+
+    `tiles` is 'table' where the table of the device chose them, see `pallas_kernels.tuning`, otherwise 'heuristic'.
+    """
 
     layers: tuple[int, ...]
     mixer: str
     core: str
     implementation: str
     refused: tuple[tuple[str, str], ...]
+    tiles: str = tuning.HEURISTIC
 
     def describe(self) -> dict[str, Any]:
         """As plain data, for run.json."""
@@ -125,7 +129,7 @@ def implementations(setup: Setup) -> list[LayerCore]:
                 jax.eval_shape(cores.on(setup.mesh, functools.partial(mixed, index, place)), variables)
             layers = tuple(before + layer for layer in range(place, stack.depth, len(stack.blocks)))
             mixer = type(mixer_of(block)).__name__
-            served = dict.fromkeys((entry.core, entry.implementation, entry.refused) for entry in entries)
+            served = dict.fromkeys((entry.core, entry.implementation, entry.refused, entry.tiles) for entry in entries)
             found += [LayerCore(layers, mixer, *entry) for entry in served]
         before += stack.depth
     return found

@@ -61,7 +61,7 @@ def lines(
             try:
                 with dispatch.ledger() as entries:
                     programs[name] = timing.compiled(
-                        _graded(contender) if gradients else _applied(contender), problem.arrays
+                        graded(contender) if gradients else _applied(contender), problem.arrays
                     )
                 served[name] = entries[0].implementation if entries else None
             except Exception as error:
@@ -98,8 +98,8 @@ def _applied(contender: Contender) -> Any:
     return lambda arrays: contender(**arrays)
 
 
-def _graded(contender: Contender) -> Any:
-    """The gradients with the result itself as cotangent, so that no part of the backward pass is removed."""
+def graded(contender: Contender) -> Any:
+    """A contender's result and gradients, the result itself as cotangent: no part of the backward pass is removed."""
 
     def gradients(arrays: dict[str, jax.Array]) -> Any:
         result, pull = jax.vjp(_applied(contender), arrays)

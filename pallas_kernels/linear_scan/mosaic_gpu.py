@@ -16,7 +16,7 @@ import jax
 import jax.experimental.pallas as pl
 import jax.numpy as jnp
 
-from pallas_kernels import tiling
+from pallas_kernels import tiling, tuning
 from pallas_kernels.linear_scan import kernels, parts, vjp, xla
 from pallas_kernels.linear_scan.parts import Numbers
 from pallas_kernels.linear_scan.vjp import Step
@@ -50,12 +50,22 @@ def refusal(here: Target, x: jax.Array, decay: jax.Array, state: jax.Array) -> s
     )
 
 
+def tiled_by(here: Target, x: jax.Array, decay: jax.Array, state: jax.Array) -> str:
+    """Where the tile of a call is from, see `tuning.source`."""
+    return tuning.source(here, tiling.linear_scan_gpu, *_sizes(x, decay))
+
+
+def _sizes(x: jax.Array, decay: jax.Array) -> tuple[int, int, int, int]:
+    """The arguments of the rule, of a call or of one that was padded."""
+    b, t, d = x.shape
+    return b, -(-t // GROUP) * GROUP, pl.cdiv(d, CHANNELS), CHANNELS * (x.dtype.itemsize + decay.dtype.itemsize)
+
+
 def _scan(here: Target, x: jax.Array, decay: jax.Array, state: jax.Array, reverse: bool, step: Step) -> vjp.Outputs:
     b, t, d = x.shape
     dtype = kernels.type_of_outputs(x, decay)
     x, decay, state = _filled(x, decay, state)
-    row = CHANNELS * (x.dtype.itemsize + decay.dtype.itemsize)
-    tile = tiling.linear_scan_gpu(b, x.shape[1], x.shape[2] // CHANNELS, row)
+    tile = tuning.tile(here, tiling.linear_scan_gpu, *_sizes(x, decay))
     x, decay = (_cut(array, tile.spans) for array in (x, decay))
     run = functools.partial(_run, here, x, decay, reverse=reverse, rows=tile.rows)
     state = jnp.repeat(state, tile.spans, axis=0)

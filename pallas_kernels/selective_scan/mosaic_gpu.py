@@ -18,7 +18,7 @@ import jax.experimental.pallas as pl
 import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 
-from pallas_kernels import cost, tiling
+from pallas_kernels import cost, tiling, tuning
 from pallas_kernels.mosaic_gpu import launch
 from pallas_kernels.mosaic_gpu.stream import Tiles, stream
 from pallas_kernels.selective_scan import kernels, vjp
@@ -62,6 +62,11 @@ def refusal(here: Target, operands: Operands) -> str | None:
     )
 
 
+def tiled_by(here: Target, operands: Operands) -> str:
+    """Where the tile of a call is from, see `tuning.source`."""
+    return tuning.source(here, tiling.selective_scan_gpu, *_sizes(operands))
+
+
 class At(NamedTuple):
     """The inputs of one step: x, dt by channel, `64`; B, C for every channel, `64 n`; the factor of the past."""
 
@@ -87,7 +92,7 @@ def _forward(
 ) -> tuple[Outputs, jax.Array | None]:
     """Keeps the states at the beginning of the tiles, `(b tiles) d n`: a copy has few dimensions."""
     (_, length, width), n = operands.x.shape, operands.A.shape[1]
-    operands, rows = _filled(operands)
+    operands, rows = _filled(here, operands)
     b, t, d = operands.x.shape
     inputs = _inputs(operands, starts)
 
@@ -136,7 +141,7 @@ def _backward(
     `r_t h_{t-1}`.
     """
     given, (dy, dfinal) = operands, gradients
-    operands, rows = _filled(operands)
+    operands, rows = _filled(here, operands)
     (b, t, d), n = operands.x.shape, operands.A.shape[1]
     ends = [(0, whole - size) for size, whole in zip(dy.shape, (b, t, d), strict=True)]
     inputs = _inputs(operands, starts) | {'dy': jnp.pad(dy.astype(operands.x.dtype), ends), 'states': states}
@@ -206,11 +211,16 @@ def _backward(
     return kernels.cut(Operands(results['dx'], results['ddt'], jnp.sum(dA, axis=0), dB, dC, dstate), given)
 
 
-def _filled(operands: Operands) -> tuple[Operands, int]:
+def _filled(here: Target, operands: Operands) -> tuple[Operands, int]:
     """The operands padded to whole tiles, and the steps of a tile."""
     operands = kernels.filled(operands, {'t': 8, 'd': CHANNELS, 'n': 8}, TYPES)
-    sizes = operands.x.dtype.itemsize, operands.dt.dtype.itemsize
-    return operands, tiling.selective_scan_gpu(operands.x.shape[1], operands.A.shape[1], *sizes)
+    return operands, tuning.tile(here, tiling.selective_scan_gpu, *_sizes(operands))
+
+
+def _sizes(operands: Operands) -> tuple[int, int, int, int]:
+    """The arguments of the rule, of a call or of one that was padded."""
+    t, n = (-(-size // 8) * 8 for size in (operands.x.shape[1], operands.A.shape[1]))
+    return t, n, operands.x.dtype.itemsize, operands.dt.dtype.itemsize
 
 
 def _inputs(operands: Operands, starts: jax.Array | None) -> dict[str, jax.Array]:

@@ -13,7 +13,7 @@ import jax
 import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 
-from pallas_kernels import tiling
+from pallas_kernels import tiling, tuning
 from pallas_kernels.cost import Cost, Passes, softmax
 from pallas_kernels.mosaic_gpu import launch
 from pallas_kernels.softmax import vjp, warps
@@ -27,6 +27,12 @@ def refusal(here: Target, x: jax.Array) -> str | None:
     if x.dtype.itemsize > 4:
         return f'x has type {x.dtype}; expected float32, bfloat16 or float16'
     return launch.capability_refusal(here)
+
+
+def tiled_by(here: Target, x: jax.Array) -> str:
+    """Where the tile of a call is from, see `tuning.source`."""
+    n, o = x.size // x.shape[-1], x.shape[-1]
+    return tuning.source(here, tiling.softmax_hopper, n, max(o, warps.shortest(n)), x.dtype.itemsize)
 
 
 @functools.lru_cache
@@ -58,7 +64,8 @@ def _by_rows(
     first, *others = arrays
     behind = ((0, 0), (0, max(0, warps.shortest(n) - o)))
     padded = (jnp.pad(first, behind, constant_values=outside), *(jnp.pad(array, behind) for array in others))
-    rows = warps.TiledRows(n, padded[0].shape[1], tiling.softmax_hopper(n, padded[0].shape[1], first.dtype.itemsize))
+    sizes = n, padded[0].shape[1], first.dtype.itemsize
+    rows = warps.TiledRows(*sizes[:2], tuning.tile(here, tiling.softmax_hopper, *sizes))
     run = launch.kernel(
         functools.partial(body, rows),
         here,

@@ -41,6 +41,7 @@ STAGES: dict[str, Stage] = {
     'bench': Stage(),
     # Triton needs memory too.
     'peers': Stage(environment={'XLA_PYTHON_CLIENT_PREALLOCATE': 'false'}),
+    'tune': Stage(),
     'train': Stage(),
     'tokens': Stage(fresh=True),
     # Cases that hang, crash and fail on purpose, only for rehearsals.
@@ -62,6 +63,7 @@ class Case:
       what: the pass: 'forward', or 'forward and backward'.
       implementation: the named form; `None`: the default.
       rival: the package that it is timed against.
+      tile: that is tried, as tables of `pallas_kernels.tuning` have it.
     """
 
     id: str
@@ -73,6 +75,7 @@ class Case:
     what: str = ''
     implementation: str | None = None
     rival: str | None = None
+    tile: dict[str, Any] | None = None
 
 
 SMOKE = Case('check/smoke', 'check', 30)

@@ -11,18 +11,21 @@ import jax
 import numpy as np
 import pytest
 
+from pallas_kernels import tiling, tuning
 from scripts.session import cases, expected, lines, parent, preparation, report
-from scripts.session.stages import correct
+from scripts.session.stages import correct, tune
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 SCRIPT = ROOT / 'scripts' / 'gpu_session.py'
 
+TUNED = 'tune/softmax/0, k 16/softmax_hopper 1'
 EXPECTED = {
     'check/smoke': 'ok',
     'check/tools': 'ok',
     'correct/softmax/one/float32/mosaic_gpu': 'ok',
     'correct/softmax/one/float32/xla': 'ok',
     'correct/linear_scan/one/float32/xla': 'ok',
+    TUNED: 'ok',
     'rehearsal/right': 'ok',
     'rehearsal/hang': 'timeout',
     'rehearsal/crash': 'failed',
@@ -42,7 +45,7 @@ def start(*arguments):
 @pytest.fixture(scope='module')
 def prepared(tmp_path_factory):
     folder = tmp_path_factory.mktemp('session')
-    assert preparation.prepare(folder, ['check', 'correct', 'rehearsal'], small=True) == 0
+    assert preparation.prepare(folder, ['check', 'correct', 'tune', 'rehearsal'], small=True) == 0
     return folder
 
 
@@ -94,12 +97,78 @@ def test_a_resumed_session_leaves_out_what_is_ok_and_ends_cleanly_when_told_to(p
     found = lines.read([tmp_path / 'session.jsonl'])
     assert {line['id'] for line in found} <= {name for name, status in EXPECTED.items() if status != 'ok'}
     assert {line['id']: line['status'] for line in found}['rehearsal/hang'] == 'skipped', printed
-    assert '7 were ok before; the session was stopped' in printed
+    assert '8 were ok before; the session was stopped' in printed
     assert not alive(f'--from={prepared}')
     merged = lines.newest([ran / 'session.jsonl', tmp_path / 'session.jsonl'])
     assert merged.keys() == EXPECTED.keys()
     # What was skipped now does not hide what was found before.
     assert merged['rehearsal/hang']['status'] == 'timeout'
+
+
+@pytest.mark.xdist_group('gpu_session')
+def test_times_of_interpreted_kernels_make_no_table(ran, tmp_path):
+    line = lines.newest([ran / 'session.jsonl'])[TUNED]
+    assert [one['contender'] for one in line['measured']] == ['heuristic', 'candidate'] and line['interpreted']
+    assert tuning.entry('the line', line['tile'])[1] != tiling.softmax_hopper(64, 128, 4)
+    with pytest.raises(ValueError, match='kernels were interpreted in these records'):
+        list(tune.tables([ran / 'session.jsonl'], tmp_path))
+    assert not list(tmp_path.iterdir())
+
+
+def tuned(folder, *candidates, kind='NVIDIA H100 80GB HBM3', sizes=(16384, 8192, 2)):
+    """A record of tiles of softmax as if measured: the number of the candidate, its ratio, the end of the interval."""
+    asked = tuning.Asked('softmax_hopper', tuple(sorted(zip(('n', 'o', 'itemsize'), sizes, strict=True))))
+    tiles = tuning.candidates(asked)
+    record = lines.Record(folder / 'session.jsonl')
+    for number, ratio, high in candidates:
+        case = tune.case('softmax', 0, 128, asked, number, tiles[number])
+        measured = [
+            {'contender': 'heuristic', 'milliseconds': [1.0, 1.0, 1.0], 'ratio': 1.0, 'low': 1.0, 'high': 1.0},
+            {'contender': 'candidate', 'milliseconds': [ratio] * 3, 'ratio': ratio, 'low': 0.5, 'high': high},
+        ]
+        line = {'status': 'ok', 'kind': kind, 'interpreted': False, 'measured': measured}
+        record.add({**cases.fields(case), **line, 'commit': 'abc'})
+    record.close()
+    return folder / 'session.jsonl', asked, tiles
+
+
+def test_the_fastest_tile_that_is_surely_faster_is_in_the_table_until_measured_anew(tmp_path):
+    record, asked, tiles = tuned(tmp_path, (1, 0.9, 0.95), (2, 0.7, 1.1), (3, 0.8, 0.9))
+    kind, folder = 'NVIDIA H100 80GB HBM3', tmp_path / 'tuned'
+    said = list(tune.tables([record], folder))
+    path = folder / 'nvidia_h100_80gb_hbm3.json'
+    assert said == [f'{path}: 1 of 1 calls have a faster tile, 0 others are as before']
+    assert tuning.read(path, kind) == {asked: tiles[3]}
+    found = json.loads(path.read_text())['tiles'][0]
+    assert found['milliseconds'] == 0.8 and found['heuristic_milliseconds'] == 1.0 and found['commit'] == 'abc'
+
+    (tmp_path / 'other').mkdir()
+    record, other, tiles = tuned(tmp_path / 'other', (1, 0.5, 0.6), sizes=(4096, 1024, 2))
+    list(tune.tables([record], folder))
+    assert set(tuning.read(path, kind)) == {asked, other}
+    (tmp_path / 'slower').mkdir()
+    record, *_ = tuned(tmp_path / 'slower', (1, 1.2, 1.3))
+    list(tune.tables([record], folder))
+    assert set(tuning.read(path, kind)) == {other}
+
+
+def test_a_table_of_nothing_is_not_written(tmp_path):
+    record, *_ = tuned(tmp_path, (1, 1.2, 1.3))
+    assert list(tune.tables([record], tmp_path / 'tuned')) == [
+        'NVIDIA H100 80GB HBM3: no candidate was faster than the rules; it has no table'
+    ]
+    assert not (tmp_path / 'tuned').exists()
+    record.write_text('{"id": "check/smoke", "stage": "check", "status": "ok"}\n')
+    with pytest.raises(ValueError, match='no case of the stage tune was ok'):
+        list(tune.tables([record], tmp_path / 'tuned'))
+
+
+def test_results_that_differ_are_found():
+    one = [np.ones(3, np.float32), np.full(2, 4, np.float32)]
+    assert tune.difference([jax.numpy.asarray(x) for x in one], [jax.numpy.asarray(x) for x in one]) is None
+    for wrong in (1.001, np.nan):
+        other = [jax.numpy.asarray(one[0]), jax.numpy.asarray([4, 4 * wrong], 'float32')]
+        assert tune.difference(other, [jax.numpy.asarray(x) for x in one]).startswith('result 1 is ')
 
 
 @pytest.mark.parametrize('change', [1e-3, np.nan])
@@ -170,6 +239,11 @@ def test_every_case_has_a_name_of_its_own_and_those_of_rehearsals_are_not_among_
         'peers/flash-linear-attention/delta_rule/vector/',
         'train/griffin',
         'tokens/350m/gated_delta_net/4x8192',
+        'tune/attention/0, k 64/attention_hopper 1',
+        'tune/delta_rule/1, k 64/delta_rule_hopper 1',
+        'tune/selective_scan/0, k 128/selective_scan_gpu 1',
+        'tune/linear_scan/0, k 128/linear_scan_gpu 1',
+        'tune/softmax/0, k 128/softmax_hopper 1',
     ):
         assert any(name.startswith(wanted) for name in names), wanted
 

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax._src.lib import cuda_versions
 
-from pallas_kernels import tiling
+from pallas_kernels import tiling, tuning
 from pallas_kernels.attention import vjp
 from pallas_kernels.attention.maps import Statistics
 from pallas_kernels.attention.mosaic_gpu import output_sm90, sm90
@@ -61,7 +61,7 @@ def refusal(here: Target, rule: Rule, operands: Operands) -> str | None:
     grid = launch.grid_refusal(b=b, h=g * r, rows=-(-max(t, s) // PAD))
     if grid is not None:
         return grid
-    if _tile(rule, operands) is None:
+    if tiling.attention_hopper(**_sizes(rule, operands)) is None:
         return f'k={k} and v={v} at {r} query heads a group; expected at most 256 channels, or fewer heads'
     return launch.capability_refusal(here) or _assembler_refusal(here, rule)
 
@@ -82,7 +82,7 @@ def _runtime() -> int | None:
 
 
 def _forward(here: Target, rule: Rule, operands: Operands, given: Statistics) -> vjp.Residuals:
-    arrays, tile = _arrays(operands), _served(rule, operands)
+    arrays, tile = _arrays(operands), _tile(here, rule, operands)
     call = _call(here, rule, operands, axis=0, step=tile.forward)
     arrays = arrays._replace(reach=_reach(call, operands))
     if not rule.weights.surveys:
@@ -97,7 +97,7 @@ def _forward(here: Target, rule: Rule, operands: Operands, given: Statistics) ->
 
 
 def _backward(here: Target, rule: Rule, operands: Operands, kept: vjp.Residuals, doutput: jax.Array) -> Operands:
-    arrays, tile = _arrays(operands), _served(rule, operands)
+    arrays, tile = _arrays(operands), _tile(here, rule, operands)
     delta, companion_delta = vjp.deltas(kept, doutput)
     known = Known(
         statistics=tuple(_vector(array[..., 0], 1) for array in kept.statistics),
@@ -123,21 +123,27 @@ def _backward(here: Target, rule: Rule, operands: Operands, kept: vjp.Residuals,
     return _gradients(operands, of_queries, parts[0]._replace(v=parts[-1].v))
 
 
-def _tile(rule: Rule, operands: Operands) -> tiling.HopperAttentionTile | None:
+def tiled_by(here: Target, rule: Rule, operands: Operands) -> str:
+    """Where the tile of a call is from, see `tuning.source`."""
+    return tuning.source(here, tiling.attention_hopper, **_sizes(rule, operands))
+
+
+def _sizes(rule: Rule, operands: Operands) -> dict[str, Any]:
+    """The arguments of the rule of tiles."""
     k, v = (-(-array.shape[-1] // CHANNELS) * CHANNELS for array in (operands.k, operands.v))
     kinds = (operands.query_forget, operands.query_segments, operands.slopes, operands.bias)
-    return tiling.attention_hopper(
-        k,
-        v,
-        operands.q.shape[2],
-        vectors=sum(array is not None for array in kinds),
-        numbers=len(rule.weights.statistics) + 1 + rule.weights.has_companion,
-        bias=_varies(operands.bias) == 'both',
-    )
+    return {
+        'k': k,
+        'v': v,
+        'r': operands.q.shape[2],
+        'vectors': sum(array is not None for array in kinds),
+        'numbers': len(rule.weights.statistics) + 1 + rule.weights.has_companion,
+        'bias': _varies(operands.bias) == 'both',
+    }
 
 
-def _served(rule: Rule, operands: Operands) -> tiling.HopperAttentionTile:
-    tile = _tile(rule, operands)
+def _tile(here: Target, rule: Rule, operands: Operands) -> tiling.HopperAttentionTile:
+    tile = tuning.tile(here, tiling.attention_hopper, **_sizes(rule, operands))
     assert tile is not None, 'a call that was refused'
     return tile
 

@@ -1,5 +1,5 @@
 """`delta_rule` on Hopper GPUs."""
 
-from pallas_kernels.delta_rule.mosaic_gpu.passes import form, refusal
+from pallas_kernels.delta_rule.mosaic_gpu.passes import form, refusal, tiled_by
 
-__all__ = ['form', 'refusal']
+__all__ = ['form', 'refusal', 'tiled_by']

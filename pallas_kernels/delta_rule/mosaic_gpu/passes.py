@@ -20,7 +20,7 @@ import jax
 import jax.experimental.pallas as pl
 import jax.numpy as jnp
 
-from pallas_kernels import tiling
+from pallas_kernels import tiling, tuning
 from pallas_kernels.delta_rule import vjp
 from pallas_kernels.delta_rule.mosaic_gpu.solve import Documents, Solved, Steps, cut, join, solve
 from pallas_kernels.delta_rule.mosaic_gpu.sweep import Sweep, sweep
@@ -38,6 +38,13 @@ def refusal(
     if tiling.delta_rule_hopper(state.shape[2]) is None:
         return f'q and k have {state.shape[2]} channels; expected at most 256, as one program holds a whole column'
     return shared.refusal(here, q, k, v, log_decay, state)
+
+
+def tiled_by(
+    here: Target, q: jax.Array, k: jax.Array, v: jax.Array, log_decay: jax.Array | None, state: jax.Array
+) -> str:
+    """Where the tile of a call is from, see `tuning.source`."""
+    return tuning.source(here, tiling.delta_rule_hopper, -(-state.shape[2] // TILE) * TILE)
 
 
 @functools.lru_cache

@@ -7,7 +7,7 @@ import jax.experimental.pallas as pl
 import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 
-from pallas_kernels import tiling
+from pallas_kernels import tiling, tuning
 from pallas_kernels.cost import Cost
 from pallas_kernels.matrix_state.mosaic_gpu.tiles import NAMED_LAYOUTS, TILE, along, load, shared_tile, swizzled, write
 from pallas_kernels.mosaic_gpu import launch
@@ -43,7 +43,7 @@ def sweep(
     b, h, k, v = state.shape
     dtype, parts = given.values.dtype, k // TILE
     count = given.values.shape[2] // TILE
-    stages = tiling.delta_rule_hopper(k)
+    stages = tuning.tile(here, tiling.delta_rule_hopper, k)
     assert stages is not None
     factors = jnp.broadcast_to(factor, (b, h, count, 1, k)).reshape(b, h, count, parts, TILE)
 
