@@ -64,6 +64,7 @@ from attnlab.errors import UserError
 from attnlab.evals.anomalies import Anomalies
 from attnlab.evals.by_slice import BySlice
 from attnlab.evals.cadence import AtEnd, EveryNSteps
+from attnlab.evals.forecasts import Forecasts
 from attnlab.models.forecasters import LinearForecaster, SegmentForecaster, StackForecaster
 from attnlab.models.heads.affine import AffineHead, SparseAffineHead
 from attnlab.models.heads.orthogonal import OrthogonalHead
@@ -299,10 +300,10 @@ def get_config(arg: str = '') -> ConfigDict:
     linear = system.linear and not given['zoo']
     variates, observed, known = columns.counts(series)
     task = spec(Forecasting, data=series, horizon=_whole(chosen, 'horizon'), columns=columns)
-    beside: tuple[ConfigDict, ...] = ()
+    beside: tuple[ConfigDict, ...] = (spec(Forecasts, cadence=spec(AtEnd)),)
     if given['task'] != 'forecasting':
         # Which values are there is read beside them.
-        task, observed = spec(Imputation, data=series, steps=lookback), variates
+        task, observed, beside = spec(Imputation, data=series, steps=lookback), variates, ()
     if given['task'] == 'anomalies':
         beside = (spec(Anomalies, cadence=spec(AtEnd)),)
     windows = {

@@ -1,5 +1,7 @@
-"""The figures of a run, redrawn after each evaluation."""
+"""The figures of a run, redrawn after each evaluation, and beside them the numbers in them, as CSV."""
 
+import csv
+import io
 import itertools
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -7,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from attnlab.files import replacing
+from attnlab.files import replacing, write
 
 
 def loss_curve(lines: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
@@ -43,7 +45,10 @@ def position_curves(
     x: str = 'position in the window',
     y: str = 'nats per token',
 ) -> None:
-    """A metric by position, smoothed, one curve per length; `trained` marks the training length."""
+    """A metric by position, smoothed, one curve per length; `trained` marks the training length.
+
+    The CSV has positions from 1 on, as they were measured; nothing stands where nothing was.
+    """
     figure, axes = _axes(x, y)
     for name, values in curves.items():
         positions, smooth = _smoothed(values)
@@ -53,6 +58,12 @@ def position_curves(
         axes.axvline(trained, color='0.6', lw=1, ls='--', label='training length')
         axes.set_xscale('log', base=2)
     _write(figure, axes, path)
+    lines = [
+        (name, position, value if np.isfinite(value) else '')
+        for name, values in curves.items()
+        for position, value in enumerate(values.tolist(), 1)
+    ]
+    write_csv(path.with_suffix('.csv'), ('curve', 'position', 'value'), lines)
 
 
 def layer_curves(curves: Mapping[str, Sequence[float]], path: pathlib.Path) -> None:
@@ -65,6 +76,8 @@ def layer_curves(curves: Mapping[str, Sequence[float]], path: pathlib.Path) -> N
         axes.set_ylim(0, None)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     _save(figure, path)
+    lines = [(name, layer, value) for name, values in curves.items() for layer, value in enumerate(values)]
+    write_csv(path.with_suffix('.csv'), ('statistic', 'layer', 'value'), lines)
 
 
 def length_curves(curves: Mapping[str, Mapping[int, float]], path: pathlib.Path) -> None:
@@ -75,6 +88,51 @@ def length_curves(curves: Mapping[str, Mapping[int, float]], path: pathlib.Path)
         axes.set_xscale('log', base=2)
         axes.set_xticks(list(values), [str(multiple) for multiple in values])
     _save(figure, path)
+    lines = [(name, length, value) for name, values in curves.items() for length, value in values.items()]
+    write_csv(path.with_suffix('.csv'), ('metric', 'times_the_length', 'value'), lines)
+
+
+Panel = tuple[str, np.ndarray, Mapping[str, np.ndarray], tuple[np.ndarray, ...]]
+"""Of a window: its title, the look-back, forecasts by name, and the two ends of an interval, if there is one."""
+
+
+def forecast_panels(windows: Sequence[Panel], path: pathlib.Path, *, truth: str, interval: str) -> None:
+    """Windows side by side: the look-back and what came in black, forecasts in colour, the first with its interval."""
+    figure, panels = _panels([title for title, *_ in windows], 'steps ahead')
+    for axes, (_, past, forecasts, ends) in zip(panels, windows, strict=True):
+        steps = np.arange(1, len(forecasts[truth]) + 1)
+        axes.plot(np.arange(1 - len(past), 1), past, color='0.4', lw=1)
+        axes.plot(steps, forecasts[truth], color='0', lw=1.2, label=truth)
+        others = [name for name in forecasts if name != truth]
+        for place, name in enumerate(others):
+            axes.plot(steps, forecasts[name], color=f'C{place}', lw=0.8 if place else 1.5, label=name.replace('_', ' '))
+        if ends:
+            axes.fill_between(steps, *ends, color='C0', alpha=0.25, lw=0, label=interval)
+        axes.axvline(0.5, color='0.7', lw=0.8)
+    figure.legend(*panels[0].get_legend_handles_labels(), frameon=False, loc='outside right upper', fontsize='small')
+    _save(figure, path)
+
+
+def spectrum_curves(
+    frequencies: np.ndarray, spectra: Mapping[str, np.ndarray], path: pathlib.Path, *, truth: str
+) -> None:
+    """Power over frequency, that of what came in black; powers of zero are left out."""
+    figure, axes = _axes('cycles a step', 'power')
+    others = [name for name in spectra if name != truth]
+    for name, power in spectra.items():
+        colour = '0' if name == truth else f'C{others.index(name)}'
+        axes.plot(frequencies, np.where(power > 0, power, np.nan), label=name.replace('_', ' '), color=colour, lw=1.3)
+    axes.set_yscale('log')
+    _write(figure, axes, path)
+
+
+def write_csv(path: pathlib.Path, header: Sequence[str], lines: Iterable[Sequence[Any]]) -> None:
+    """Writes a table of numbers with a header."""
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator='\n')
+    writer.writerow(header)
+    writer.writerows(lines)
+    write(path, buffer.getvalue())
 
 
 def _panels(titles: Iterable[str], x: str) -> tuple[Any, list[Any]]:

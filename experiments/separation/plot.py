@@ -15,9 +15,9 @@ def figure(rows):
     cycles = sorted((system for system in found if system not in alone), key=lambda system: frames(found[system]))
     for label, systems in (('dilations', cycles), *((system, [system]) for system in alone)):
         means = [np.mean([row['test_gain'] for row in found[system]]) for system in systems]
-        places = [
-            frames(found[system]) * (1.02 ** [*found].index(system) if system in alone else 1) for system in systems
-        ]
+        # What sees everything stands side by side.
+        aside = 1.0 if systems == cycles else 1.03 ** (1 + alone.index(label))
+        places = [frames(found[system]) * aside for system in systems]
         axis.plot(places, means, 'o-' if systems == cycles else 's', color=looks[label].colour, label=label)
         for place, system in zip(places, systems, strict=True):
             axis.plot(
@@ -28,7 +28,7 @@ def figure(rows):
             )
     axis.axhline(next(iter(found.values()))[0]['ideal_mask'], ls='--', color='0.5', lw=0.9, label='ideal mask')
     axis.set(xscale='log', xlabel='frames that the last one sees', ylabel='improvement on test, dB')
-    axis.legend(frameon=False, fontsize='small')
+    figure.legend(*axis.get_legend_handles_labels(), frameon=False, loc='outside right upper', fontsize='small')
     return figure
 
 

@@ -22,6 +22,11 @@ def test_metrics_by_length():
 
 def test_figures(tmp_path):
     SlicedEvaluation(NUMBERS, {'accuracy': {'1x': np.linspace(0, 1, 9), '2x': np.ones(1)}}).draw(tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ['lengths.png', 'position_accuracy.png']
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        'lengths.csv',
+        'lengths.png',
+        'position_accuracy.csv',
+        'position_accuracy.png',
+    ]
     SlicedEvaluation({'1x/loss': 1.0, 'all/loss': 2.0}, {'accuracy': {'1x': np.ones(1)}}).draw(tmp_path / 'one')
     assert not (tmp_path / 'one').exists()
