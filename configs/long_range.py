@@ -17,11 +17,13 @@ which parameters are copied:
     attnlab train --config=long_range:task=imdb,protocol=finetune,run=runs/first --workdir=runs/then
 
 Recipes with a bidirectional form are trained in it, and pretrained to predict hidden positions; others read from left
-to right and are pretrained to predict the next one. Those whose bidirectional form cannot tell left from
-right (`mirrored` in the zoo) are given sinusoidal positions at their inputs, as the arena's own transformers are (Tay
-et al. 2021, https://arxiv.org/abs/2011.04006); `--config.model.positions=None` removes them. The head reads the
-mean over time of a document, for every mixer; `head` is one of those of classes that `attnlab zoo --heads` lists, or
-one of real numbers where these are predicted in pretraining.
+to right and are pretrained to predict the next one, unless `zoo=bi_NAME` reads them both ways (`zoo=bi_mamba`). Those
+whose bidirectional form cannot tell left from right (`mirrored` in the zoo) are given sinusoidal positions at their
+inputs, as the arena's own transformers are (Tay et al. 2021, https://arxiv.org/abs/2011.04006);
+`--config.model.positions=None` removes them. The head reads the mean over time of a document, for every mixer; `head`
+is one of those of classes that `attnlab zoo --heads` lists, or one of real numbers where these are predicted in
+pretraining. With `fast`, another recipe, that one reads windows of `rate` tokens, and `zoo` a summary of each
+(`fast=s4,zoo=mamba`, HiSS; Bhirangi et al. 2024, https://arxiv.org/abs/2402.10211).
 `conv`, `optimizer` and `schedule` choose others, as in `configs/language.py`.
 """
 
@@ -52,6 +54,7 @@ from attnlab.models.heads.registry import CLASSIFIERS, REGRESSORS
 from attnlab.models.inputs.embedding import Embedding, Projection
 from attnlab.models.model import Model
 from attnlab.models.stack import stack_spec
+from attnlab.models.two_rates import TwoRates
 from attnlab.nn.mlps import MLP, GatedMLP
 from attnlab.nn.pools import MeanPool
 from attnlab.nn.positions import Sinusoidal
@@ -290,7 +293,17 @@ DEFAULT = 'linear'
 def get_config(arg: str = '') -> ConfigDict:
     """The config of `task=...,zoo=...,size=...,protocol=...,run=...,conv=...,head=...` and `CHOICES`."""
     chosen = arguments(
-        arg, task='listops', zoo='mha', size='full', protocol='scratch', run='', conv='0', head=DEFAULT, **CHOICES
+        arg,
+        task='listops',
+        zoo='mha',
+        size='full',
+        protocol='scratch',
+        run='',
+        conv='0',
+        head=DEFAULT,
+        fast='',
+        rate='10',
+        **CHOICES,
     )
     if (chosen['protocol'] == 'finetune') != bool(chosen['run']):
         raise UserError(
@@ -300,12 +313,15 @@ def get_config(arg: str = '') -> ConfigDict:
     run = setting(chosen['size'], chosen['task'], chosen['zoo'])
     recipe = convolved(padded_recipe(sequence_recipe(chosen['zoo']), chosen['zoo']), chosen['conv'])
     evaluated = max(1, run.steps // 10)
+    parts = protocol(recipe, run, chosen['head'])
+    if chosen['fast']:
+        parts['model'].stack = _two_rates(recipe, run, chosen)
     return run_config(
         chosen,
         steps=run.steps,
         batch_size=run.batch_size,
         length=run.length,
-        **protocol(recipe, run, chosen['head']),
+        **parts,
         optimizer=AdamW(
             peak_lr=run.peak_lr,
             schedule=run.schedule(warmup=run.warmup),
@@ -355,6 +371,22 @@ def _trunk(recipe: Recipe, run: Setting) -> dict[str, Any]:
     inputs = spec(Projection, features=1) if real else spec(Embedding, scale=EMBEDDING)
     trunk = {'dim': run.dim, 'stack': _stack(recipe, run), 'inputs': inputs}
     return {**trunk, 'positions': Sinusoidal()} if recipe.mirrored else trunk
+
+
+def _two_rates(recipe: Recipe, run: Setting, chosen: Mapping[str, str]) -> ConfigDict:
+    """A stack of `fast` on windows, and one of the recipe on their summaries. Raises `UserError` in pretraining."""
+    if chosen['protocol'] != 'scratch':
+        raise UserError(f'fast={chosen["fast"]} summarises windows, and goes with protocol=scratch; leave it out')
+    if not (chosen['rate'].isascii() and chosen['rate'].isdecimal() and int(chosen['rate'])):
+        raise UserError(f'rate={chosen["rate"]} must be a whole number of at least 1')
+    rate = int(chosen['rate'])
+    below = convolved(padded_recipe(sequence_recipe(chosen['fast']), chosen['fast']), chosen['conv'])
+    return spec(
+        TwoRates,
+        fast=_stack(below, dataclasses.replace(run, length=rate, sizes={})),
+        slow=_stack(recipe, dataclasses.replace(run, length=-(-run.length // rate))),
+        window=rate,
+    )
 
 
 def _stack(recipe: Recipe, run: Setting) -> ConfigDict:

@@ -30,7 +30,9 @@
   forecast, by default all but the known, and those that are known over the horizon too; all others are observed, read
   in the look-back alone;
 - `marks=1`: marks of time of the series' dates are known besides;
-- `ahead=0`: what is known is read in the look-back alone.
+- `ahead=0`: what is known is read in the look-back alone;
+- `fast`: a recipe that reads windows of `rate` tokens, one after the other; `zoo` then reads a summary of each
+  (`attnlab.models.two_rates`), of classification too.
 
 `system=autotimes,run=RUN` has the layers of a causal language model that was trained before, frozen, in its sizes
 (`configs/language.py`; `RUN` is its work directory); a token is a segment of `horizon` rows, of which the look-back has
@@ -74,6 +76,7 @@ from attnlab.models.inputs.embedding import Projection
 from attnlab.models.inputs.series import OrthogonalVariates, VariatesApart, VariatesAsTokens, VariatesTogether
 from attnlab.models.model import Model
 from attnlab.models.stack import stack_spec
+from attnlab.models.two_rates import TwoRates
 from attnlab.nn.mlps import GatedMLP
 from attnlab.nn.pools import MeanPool
 from attnlab.nn.positions import LearnedPlaces, Sinusoidal
@@ -180,6 +183,17 @@ SYSTEMS: Mapping[str, System] = MappingProxyType(
             {'zoo': 'mha', 'inputs': 'variates', 'form': 'bidirectional', 'ahead': '0'},
             f'{PRE_NORM}, where the paper has layer norms after the branches; marks of time, tokens too, with marks=1',
         ),
+        's_mamba': System(
+            'Wang et al. 2024, https://arxiv.org/abs/2403.11144',
+            {'zoo': 's_mamba', 'inputs': 'variates', 'form': 'bidirectional', 'ahead': '0'},
+            f'{ONE_RUN}; {PRE_NORM}, where the paper has layer norms after the branches and plain channel mixers',
+        ),
+        'hiss': System(
+            'Bhirangi et al. 2024, https://arxiv.org/abs/2402.10211',
+            {'zoo': 'mamba', 'fast': 's4', 'rate': '10', 'inputs': 'together', 'patch': '1', 'form': 'causal'},
+            f'{ONE_RUN}; {PRE_NORM}; forecasts from the summary of the last window, where the paper predicts another '
+            'signal at every window, of series in their own units (norm=none) with differences of steps beside them',
+        ),
         'autotimes': System(
             'Liu et al. 2024, https://arxiv.org/abs/2402.02370',
             {'form': 'causal'},
@@ -208,6 +222,8 @@ DEFAULTS = MappingProxyType(
         'known': '',
         'marks': '0',
         'ahead': '1',
+        'fast': '',
+        'rate': '10',
     }
 )
 """What systems set, and what holds where neither they nor the arguments do."""
@@ -219,13 +235,26 @@ FORECASTS = ('horizon', 'head', 'individual', 'targets', 'known', 'marks', 'ahea
 FIRST = MappingProxyType({'data': 'seasonal', 'horizon': '96', 'head': 'affine'})
 """What these arguments are of forecasting where they are not given."""
 
-LAYERED = ('zoo', 'inputs', 'patch', 'stride', 'form', 'head', 'individual', 'known', 'marks', 'targets')
+LAYERED = (
+    'zoo',
+    'fast',
+    'rate',
+    'inputs',
+    'patch',
+    'stride',
+    'form',
+    'head',
+    'individual',
+    'known',
+    'marks',
+    'targets',
+)
 """Arguments that a language model leaves no choice of."""
 
 FROZEN = tuple(Override(pattern, lr=0.0, weight_decay=0.0) for pattern in ('stack/*', 'norm/*'))
 """What of a language model is not trained."""
 
-CLASSIFIES = ('task', 'zoo', 'form', 'lookback', 'head', 'size', *CHOICES)
+CLASSIFIES = ('task', 'zoo', 'fast', 'rate', 'form', 'lookback', 'head', 'size', *CHOICES)
 """Arguments of classification."""
 
 EXAMPLES = 500
@@ -356,17 +385,17 @@ def _classification(given: Mapping[str, str]) -> ConfigDict:
     for name, value in given.items():
         if value and name not in CLASSIFIES:
             raise UserError(f'{name}={value} is for other tasks; leave it out with task=classification')
-    chosen = given | {'zoo': given['zoo'] or DEFAULTS['zoo'], 'inputs': 'apart'}
+    chosen = given | {name: given[name] or DEFAULTS[name] for name in ('zoo', 'rate')} | {'inputs': 'apart'}
     size, steps = choose(SIZES, 'size', chosen['size']), _whole(chosen, 'lookback')
     recipe = padded_recipe(sequence_recipe(chosen['zoo']), chosen['zoo'])
-    mixers = _mixers(recipe, size, steps, _causal(recipe, chosen))
+    stack = _stack(recipe, size, steps, _causal(recipe, chosen), chosen)
     data = Drawn(RegimeWindows(steps=steps), train=20_000, held_out=EXAMPLES)
     head = choose(CLASSIFIERS, 'head', chosen['head'] or 'linear').spec.copy_and_resolve_references()
     head.classes = data.kind.classes
     model = spec(
         Model,
         dim=size.dim,
-        stack=stack_spec(mixers, layer=recipe.layer, depth=size.depth, mlp=spec(GatedMLP)),
+        stack=stack,
         inputs=spec(Projection, features=1),
         # A mixer that cannot tell left from right is told.
         positions=Sinusoidal() if recipe.mirrored else None,
@@ -381,6 +410,32 @@ def _classification(given: Mapping[str, str]) -> ConfigDict:
         task=spec(Classification, data=data),
         model=model,
         optimizer=AdamW(peak_lr=size.peak_lr, schedule=Cosine(warmup=0.1), weight_decay=size.weight_decay),
+    )
+
+
+def _stack(recipe: Recipe, size: Size, places: int, causal: bool, chosen: Mapping[str, str]) -> ConfigDict:
+    """The stack, or two where windows are summarised. Raises `UserError` for variates as tokens with it."""
+
+    def stacked(recipe: Recipe, places: int, causal: bool) -> ConfigDict:
+        mixers = _mixers(recipe, size, places, causal)
+        for mixer in () if causal or chosen['inputs'] != 'variates' else mixers:
+            # Variates have no order that a position could tell.
+            if 'position' in takes(mixer):
+                mixer.position = None
+        return stack_spec(mixers, layer=recipe.layer, depth=size.depth, mlp=spec(GatedMLP))
+
+    if not chosen['fast']:
+        return stacked(recipe, places, causal)
+    if chosen['inputs'] == 'variates':
+        raise UserError(f'fast={chosen["fast"]} reads windows of time; choose inputs=apart or inputs=together')
+    rate = _whole(chosen, 'rate')
+    # The last window may be shorter than others, and is then filled up.
+    fast, slow = (padded_recipe(sequence_recipe(chosen[name]), chosen[name]) for name in ('fast', 'zoo'))
+    return spec(
+        TwoRates,
+        fast=stacked(fast, rate, fast.causal),
+        slow=stacked(slow, -(-places // rate), causal),
+        window=rate,
     )
 
 
@@ -459,15 +514,10 @@ def _stacked(
     recipe = sequence_recipe(chosen['zoo'])
     causal = _causal(recipe, chosen)
     inputs, places = _inputs(system, windows, basis, causal, chosen)
-    mixers = _mixers(recipe, size, places, causal)
-    for mixer in () if causal else mixers:
-        # Variates have no order that a position could tell.
-        if chosen['inputs'] == 'variates' and 'position' in takes(mixer):
-            mixer.position = None
     return spec(
         StackForecaster,
         dim=size.dim,
-        stack=stack_spec(mixers, layer=recipe.layer, depth=size.depth, mlp=spec(GatedMLP)),
+        stack=_stack(recipe, size, places, causal, chosen),
         **windows,
         inputs=inputs,
         head=_head(system, windows['variates'], chosen, basis),
@@ -504,8 +554,9 @@ def _inputs(
         patch=patch,
         stride=stride,
         repeat_last=system.repeat_last,
-        positions=spec(LearnedPlaces),
-        read_from='last' if causal else 'all',
+        # Windows are all alike, and the last summary has seen all others or stands for them.
+        positions=None if chosen['fast'] else spec(LearnedPlaces),
+        read_from='last' if causal or chosen['fast'] else 'all',
     )
     return made, places
 

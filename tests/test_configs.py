@@ -185,6 +185,22 @@ def test_language_names_mistakes_in_its_parts(argument, sentence):
         language.get_config(argument)
 
 
+@pytest.mark.parametrize(
+    ('argument', 'depths'), [('zoo=mamba,fast=s4,rate=6', [3, 6]), ('zoo=bi_mingru,fast=mha', [3, 3])]
+)
+def test_long_range_at_two_rates(argument, depths):
+    """Mambas stand alone, twice as many as other layers."""
+    config = long_range.get_config(f'task=listops,size=smoke,{argument}')
+    with config.unlocked():
+        config.update(length=32, batch_size=2)
+    setup = prepare(config)
+    setup.trace()
+    assert [stack.depth for stack in setup.model.stack.parts] == depths and state_bytes(setup, 32) == 0
+    for more, sentence in ((',protocol=pretrain', 'fast=s4 summarises windows'), (',rate=0', 'rate=0 must be a whole')):
+        with pytest.raises(UserError, match=sentence):
+            long_range.get_config(f'task=listops,size=smoke,zoo=mamba,fast=s4{more}')
+
+
 def test_long_range_with_another_head():
     config = long_range.get_config('task=digits,size=smoke,head=arcface')
     assert config.model.head.classes == 10

@@ -56,7 +56,9 @@ def test_gaps_are_read_from_both_sides():
     assert ahead.model.inputs.read_from == 'last' and ahead.model.stack.blocks[0].mixer.causal
 
 
-@pytest.mark.parametrize('argument', ['zoo=mha', 'zoo=mamba,lookback=48', 'zoo=gla,form=causal,head=arcface'])
+@pytest.mark.parametrize(
+    'argument', ['zoo=mha', 'zoo=mamba,lookback=48', 'zoo=gla,form=causal,head=arcface', 'zoo=mingru,fast=s4']
+)
 def test_classification_of_regimes(argument):
     config = series.get_config(f'task=classification,{argument}')
     setup = prepare(config)
@@ -102,6 +104,12 @@ def test_series_have_the_sizes_of_papers():
     assert inverted.variates == 8 and inverted.stack.blocks[0].mixer.position is None
 
 
+def test_two_rates_are_two_stacks():
+    stack = series.get_config('system=hiss,lookback=96').model.stack
+    classes = [stack[name].blocks[0].mixer.target.rpartition('.')[2] for name in ('fast', 'slow')]
+    assert stack.window == 10 and classes == ['StructuredSSM', 'SelectiveSSM']
+
+
 @pytest.mark.parametrize(
     ('argument', 'sentence'),
     [
@@ -116,6 +124,9 @@ def test_series_have_the_sizes_of_papers():
         ('known=load', 'leave none to forecast'),
         ('ahead=2', 'there is no ahead=2'),
         ('head=quantile', "there is no head=quantile; did you mean 'quantiles'"),
+        ('system=hiss,inputs=variates', 'fast=s4 reads windows of time; choose inputs=apart'),
+        ('system=hiss,rate=none', 'rate=none must be a whole number'),
+        ('system=hiss,fast=swin', 'zoo=swin mixes tokens on a grid'),
         ('system=autotimes', 'system=autotimes needs run=WORKDIR'),
         ('system=dlinear,run=runs/first', 'other systems take no run'),
         ('system=autotimes,run=none,zoo=mha', 'zoo=mha does not go with system=autotimes'),

@@ -5,12 +5,18 @@ import pathlib
 import re
 import sys
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
+from flax import nnx
 from ml_collections import ConfigDict
 
 from attnlab import cli, trust
 from attnlab.config import build, load, plain, spec
+from attnlab.context import Context
 from attnlab.errors import UserError
+from attnlab.testing.noise import noise
 from attnlab.zoo import ZOO
 from attnlab.zoo.chosen import chosen_recipe
 from configs import language
@@ -100,9 +106,26 @@ def test_patterns_join_rows():
     assert chosen_recipe('2*mamba+mha').layer == ZOO['mha'].layer != chosen_recipe('2*mamba').layer
 
 
+def test_a_causal_row_is_read_both_ways():
+    recipe, own = chosen_recipe('bi_mamba2'), chosen_recipe('mamba2')
+    forwards, backwards = recipe.spec[0].mixers
+    assert forwards == own.spec and backwards.mixers[0] == own.spec
+    assert recipe.bidirectional and recipe.packed and not (recipe.causal or recipe.streaming or recipe.sequence)
+    assert recipe.layer == own.layer and 'Dao' in recipe.cite and 'Schuster' in recipe.cite
+    assert [len(mixer.mixers) for mixer in chosen_recipe('bi_griffin').pattern] == [2, 2, 2]
+    mixer = build(recipe.reduced()[0])(16, rngs=nnx.Rngs(0))
+    x = noise(1, 5, 16)
+    gradient = jax.grad(lambda x: jnp.sum(mixer(x, Context.full(1, 5))[0][0, 2] ** 2))(x)
+    assert (np.abs(gradient[0]).max(axis=1) > 0).all()
+    alone = [each(x, Context.full(1, 5))[0] for each in mixer.mixers]
+    np.testing.assert_allclose(mixer(x, Context.full(1, 5))[0], alone[0] + alone[1], rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize(
     ('name', 'message'),
     [
+        ('bi_mha', 'mha has a bidirectional form of its own; choose zoo=mha'),
+        ('bi_mambaa', 'there is no zoo=bi_mambaa'),
         ('3*glaa+mha', "there is no zoo=glaa; did you mean 'gla'"),
         ('0*gla', r'holds .0\*gla.'),
         ('3*+mha', r'holds .3\*.'),

@@ -1,5 +1,6 @@
-"""Several mixers side by side in one layer."""
+"""Several mixers side by side in one layer, and mixers that read from the end."""
 
+import dataclasses
 from collections.abc import Callable
 
 import jax.numpy as jnp
@@ -9,7 +10,8 @@ from jax.typing import DTypeLike
 
 from attnlab.context import Context
 from attnlab.errors import UserError
-from attnlab.mixers.mixer import Mixer
+from attnlab.functional.documents import document_places
+from attnlab.mixers.mixer import Mixer, TwoSided
 from attnlab.typing import Sequence, State
 
 
@@ -66,3 +68,32 @@ class SideBySide(Mixer):
     def init_state(self, batch: int, length: int, dtype: DTypeLike) -> tuple[State, ...]:
         """Returns the state of every mixer."""
         return tuple(mixer.init_state(batch, length, dtype) for mixer in self.mixers)
+
+
+class Backwards(TwoSided):
+    """Mixers that read every document from its end: `y = reversed(sum_i f_i(reversed(x)))`.
+
+    Beside a causal mixer, as `SideBySide(mixers=(f, Backwards(mixers=(g,))), scales=(1, 1))`, it gives what sees both
+    ways; in every other layer the directions take turns. Positions count from the end of a document. Schuster and
+    Paliwal 1997, https://doi.org/10.1109/78.650093.
+
+    Args:
+      dim: model width.
+      mixers: made as `mixer(dim, rngs=)`, by the contract of mixers.
+      rngs: draws the parameters.
+
+    Raises `UserError` without mixers.
+    """
+
+    def __init__(self, dim: int, *, mixers: tuple[Callable[..., Mixer], ...], rngs: nnx.Rngs):
+        if not mixers:
+            raise UserError('Backwards has no mixers; it needs one at least')
+        self.mixers = nnx.List([mixer(dim, rngs=rngs) for mixer in mixers])
+
+    def __call__(self, x: Sequence, ctx: Context, state: None = None) -> tuple[Sequence, None]:
+        segments = None if ctx.segments is None else jnp.flip(ctx.segments, 1)
+        positions = document_places(segments, *x.shape[:2])
+        # Another key than that of a mixer beside it, which reads forwards.
+        ctx = dataclasses.replace(ctx.fold_in(4), positions=positions, segments=segments, grid=None)
+        outputs = [mixer(jnp.flip(x, 1), ctx, None)[0] for mixer in self.mixers]
+        return jnp.flip(jnp.sum(jnp.stack(outputs), axis=0), 1).astype(x.dtype), None

@@ -19,6 +19,7 @@ from attnlab.models.heads.head import Head
 from attnlab.models.heads.quantile import Quantiles
 from attnlab.models.inputs.series import Rows, SeriesInputs, VariatesApart
 from attnlab.models.stack import Stack
+from attnlab.models.two_rates import TwoRates
 from attnlab.module import Module
 from attnlab.nn.norms import RMSNorm
 from attnlab.nn.windows import NO_COVARIATES, Covariates, MovingAverage, WindowGain, WindowNorm, level_and_scale
@@ -220,7 +221,7 @@ class StackForecaster(WindowModel):
     Args:
       vocab: steps forecast.
       dim: model width.
-      stack: makes the stack, as `stack(dim, rngs=rngs)`.
+      stack: makes the stack, as `stack(dim, rngs=rngs)`; `TwoRates` goes with inputs that read the last token.
       lookback: steps read.
       variates: columns that are forecast.
       covariates: columns behind these.
@@ -238,7 +239,7 @@ class StackForecaster(WindowModel):
         vocab: int,
         *,
         dim: int,
-        stack: Callable[..., Stack],
+        stack: Callable[..., Stack | TwoRates],
         lookback: int,
         variates: int,
         covariates: Covariates = NO_COVARIATES,

@@ -19,6 +19,7 @@ from attnlab.models.inputs.embedding import Embedding
 from attnlab.models.inputs.inputs import Inputs
 from attnlab.models.pyramid import Pyramid
 from attnlab.models.stack import Stack
+from attnlab.models.two_rates import TwoRates
 from attnlab.module import Module
 from attnlab.nn.norms import RMSNorm
 from attnlab.nn.pools import MeanPool, OneToken
@@ -31,8 +32,8 @@ class Model(Module):
 
     Args:
       vocab: number of tokens, or of outputs where the inputs are real-valued.
-      dim: model width; in a `Pyramid` that of the first resolution.
-      stack: makes the stack, as `stack(dim, rngs=rngs)`: a `Stack`, or a `Pyramid` of several.
+      dim: model width; in a `Pyramid` that of the first resolution, in `TwoRates` that of windows.
+      stack: makes the stack, as `stack(dim, rngs=rngs)`: a `Stack`, or a `Pyramid` or `TwoRates` of several.
       norm: makes the final norm.
       head: makes the head, as `head(dim, vocab, rngs=rngs)`; `None` ties it to the embedding.
       inputs: makes the map of inputs to activations, as `inputs(vocab, dim, rngs=rngs)`.
@@ -49,7 +50,7 @@ class Model(Module):
         vocab: int,
         *,
         dim: int,
-        stack: Callable[..., Stack | Pyramid],
+        stack: Callable[..., Stack | Pyramid | TwoRates],
         norm: Callable[..., nnx.Module] = RMSNorm,
         head: Callable[..., Head] | None = None,
         inputs: Callable[..., Inputs] = Embedding,

@@ -409,6 +409,8 @@ def _missing_layers(model: ConfigDict) -> tuple[str, ...]:
     stacks = {'stack': model.stack}
     if 'resolutions' in model.stack:
         stacks = {f'stack.resolutions[{i}].stack': each.stack for i, each in enumerate(model.stack.resolutions)}
+    if 'fast' in model.stack:
+        stacks = {f'stack.{name}': model.stack[name] for name in ('fast', 'slow')}
     return tuple(
         f'no layer is {kind}: config.model.{path}.depth is {stack.depth}, the pattern has {len(stack.blocks)} layers'
         for path, stack in stacks.items()

@@ -10,11 +10,15 @@ from ml_collections.config_flags import config_path
 from attnlab.blocks.layer import MixerAndMLP, MixersAlone, joined
 from attnlab.config import choose, spec, spec_of
 from attnlab.errors import UserError, nearest
+from attnlab.mixers.combine import Backwards, SideBySide
 from attnlab.nn.initialization import Initialization
 from attnlab.nn.preludes import Activation, Canon, ShortConv
 from attnlab.trust import named
 from attnlab.zoo import ZOO
 from attnlab.zoo.recipe import Hierarchy, Recipe, Start, within
+
+BOTH = 'bi_'
+"""Before the name of a causal row: that row both ways."""
 
 MOST_LAYERS = 1000
 """Of one row in a pattern."""
@@ -25,8 +29,9 @@ def chosen_recipe(name: str) -> Recipe:
 
     `gla` is that row. `3*gla+mha` is a hybrid: three layers of `gla`, one of `mha`, repeated over the depth; it claims
     what all of its rows claim, and mixers that stand alone in their own row (`mamba`) are followed by a channel mixer
-    where others of the pattern are. `my_mixers.MovingAverage`, a name with a dot, is the mixer class at that import
-    path, in blocks with an MLP (see `attnlab.trust` for whose classes may be named).
+    where others of the pattern are. `bi_mamba` is the causal row `mamba` read both ways (`both_ways`).
+    `my_mixers.MovingAverage`, a name with a dot, is the mixer class at that import path, in blocks with an MLP (see
+    `attnlab.trust` for whose classes may be named).
 
     Raises `UserError` for an unknown name, for a text that is no pattern, and for rows that fill layers in different
     ways, or of which some are only causal and others only bidirectional.
@@ -188,6 +193,35 @@ def _part(text: str, name: str) -> tuple[int, Recipe]:
 def _row(name: str) -> Recipe:
     if '.' in name:
         return Recipe(spec=spec(named(name, 'zoo')), cite='', causal=True, streaming=True, packed=True)
-    if name not in ZOO:
-        raise UserError(f'there is no zoo={name}{nearest(name, ZOO)}')
-    return ZOO[name]
+    if name in ZOO:
+        return ZOO[name]
+    if name.startswith(BOTH) and name.removeprefix(BOTH) in ZOO:
+        return both_ways(name.removeprefix(BOTH))
+    raise UserError(f'there is no zoo={name}{nearest(name, ZOO)}')
+
+
+def both_ways(name: str) -> Recipe:
+    """Returns the row called `name` with every mixer twice, one of which reads documents from their end.
+
+    Each has parameters of its own, and their outputs are added. Schuster and Paliwal 1997,
+    https://doi.org/10.1109/78.650093. Raises `UserError` for a row that is not causal, that has a bidirectional form of
+    its own, or whose layers are no mixers in blocks.
+    """
+    recipe = ZOO[name]
+    if recipe.bidirectional:
+        raise UserError(f'zoo={BOTH}{name}: {name} has a bidirectional form of its own; choose zoo={name}')
+    if not isinstance(recipe.layer, MixerAndMLP | MixersAlone):
+        raise UserError(f'zoo={BOTH}{name}: layers of {name} wire their own branches; choose a row of mixers')
+    return dataclasses.replace(
+        recipe,
+        spec=tuple(
+            spec(SideBySide, mixers=(mixer, spec(Backwards, mixers=(mixer,))), scales=(1.0, 1.0))
+            for mixer in recipe.pattern
+        ),
+        cite=f'{recipe.cite}; Schuster and Paliwal 1997, https://doi.org/10.1109/78.650093',
+        causal=False,
+        bidirectional=True,
+        streaming=False,
+        sequence=False,
+        start=None,
+    )

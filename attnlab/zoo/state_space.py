@@ -2,6 +2,7 @@
 
 from attnlab.blocks.layer import MixersAlone
 from attnlab.config import spec
+from attnlab.mixers.combine import Backwards, SideBySide
 from attnlab.mixers.state_space.selective import SelectiveSSM, StateSpaceDual
 from attnlab.mixers.state_space.structured import StructuredSSM
 from attnlab.mixers.state_space.trapezoidal import TrapezoidalSSM
@@ -19,6 +20,8 @@ MAMBA = Start(maps=Initialization(linear=PYTORCH, residual=1.0))
 EXACT = spec(GatedReadout, activation='gelu_exact')
 """What follows S4 and S4D, whose released code has PyTorch's GELU."""
 
+NARROW_MAMBA = spec(SelectiveSSM, expand=1, prelude=spec(ShortConv, width=2, bias=True))
+
 STATE_SPACE = {
     'mamba': Recipe(
         spec=spec(SelectiveSSM, prelude=spec(ShortConv, bias=True)),
@@ -35,6 +38,21 @@ STATE_SPACE = {
         notes=(
             'The input enters as dt B x, as in the released code; the paper writes a zero-order hold. Biases of the '
             'convolution start at zero, and linear maps three times as far spread as theirs, unless init=paper.'
+        ),
+    ),
+    's_mamba': Recipe(
+        spec=spec(SideBySide, mixers=(NARROW_MAMBA, spec(Backwards, mixers=(NARROW_MAMBA,))), scales=(1.0, 1.0)),
+        cite='Wang et al. 2024, https://arxiv.org/abs/2403.11144',
+        bidirectional=True,
+        packed=True,
+        small={'state': 4},
+        knobs={'state': 'state'},
+        smallest_state=1,
+        notes=(
+            'Two mambas as wide as the model, with convolutions of two tokens, one of which reads from the end; their '
+            'outputs are added. In the paper its tokens are the variates of a series: `system=s_mamba` of '
+            'configs/series.py. The layers of the paper have layer norms after the branches. The same of any other '
+            'causal row that has no bidirectional form is `zoo=bi_NAME`, such as `bi_mamba2`.'
         ),
     ),
     'mamba2': Recipe(

@@ -10,9 +10,11 @@ import attnlab
 from attnlab.config import build, spec
 from attnlab.context import Context
 from attnlab.errors import UserError
-from attnlab.mixers.combine import SideBySide
+from attnlab.mixers.combine import Backwards, SideBySide
 from attnlab.mixers.convolution.gated import GatedConvolution
+from attnlab.mixers.softmax.attention import Attention
 from attnlab.nn.norms import RMSNorm
+from attnlab.nn.positions import Rope
 from attnlab.testing.noise import noise, perturbed
 from attnlab.zoo import ZOO
 from attnlab.zoo.chosen import convolved
@@ -67,3 +69,26 @@ def test_convolutions_of_all_rows_reach_the_mixers_within():
     bare, canon = (convolved(ZOO['hymba'], conv).pattern[0].mixers for conv in ('none', 'B'))
     assert [part.prelude and part.prelude.target.rpartition('.')[2] for part in bare] == [None, 'Activation']
     assert [part.prelude.target.rpartition('.')[2] for part in canon] == ['Canon', 'ShortConv']
+
+
+def test_backwards_reads_every_document_from_its_end():
+    mixer = perturbed(
+        build(spec(Backwards, mixers=(spec(GatedConvolution), spec(Attention, heads=2, position=Rope()))))(
+            8, rngs=nnx.Rngs(0)
+        ),
+        0.1,
+    )
+    x, segments = noise(1, 7, 8), jnp.asarray([[1, 1, 1, 2, 2, 2, 2]])
+    positions = jnp.asarray([[0, 1, 2, 0, 1, 2, 3]])
+    found = mixer(x, Context(positions=positions, segments=segments))[0]
+    for start, stop in ((0, 3), (3, 7)):
+        turned, ctx = x[:, start:stop][:, ::-1], Context.full(1, stop - start)
+        expected = sum(np.asarray(each(turned, ctx)[0]) for each in mixer.mixers)
+        np.testing.assert_allclose(found[:, start:stop], expected[:, ::-1], rtol=1e-4, atol=1e-5)
+
+
+def test_backwards_needs_mixers_and_keeps_no_state():
+    with pytest.raises(UserError, match='Backwards has no mixers'):
+        build(spec(Backwards, mixers=()))(8, rngs=nnx.Rngs(0))
+    with pytest.raises(UserError, match='cannot be streamed'):
+        build(spec(Backwards, mixers=(CONV,)))(8, rngs=nnx.Rngs(0)).init_state(1, 4, jnp.float32)
