@@ -13,6 +13,7 @@ EXTRAS = {
     'sklearn': 'offline',
     'pyarrow': 'parquet',
     'outlines_core': 'regex',
+    'lark': 'grammar',
     'wandb': 'wandb',
 }
 """The extra that installs a package that is not always there."""

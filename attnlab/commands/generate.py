@@ -9,7 +9,7 @@ from absl import flags
 from attnlab.commands.arguments import define_ema, define_run, directory, parsed, start_devices
 from attnlab.errors import UserError
 
-WAYS = ('prompts', 'beam', 'contrastive', 'draft', 'regex')
+WAYS = ('prompts', 'beam', 'contrastive', 'draft', 'regex', 'grammar')
 """Flags of which one is given at most: each is another way to continue."""
 
 DRAWS = ('temperature', 'top_p', 'min_p', 'seed')
@@ -50,8 +50,12 @@ def main(argv: list[str]) -> int:
     flags.DEFINE_string(
         'regex', None, 'A regular expression that the continuation, all of it, is to match.', flag_values=values
     )
+    flags.DEFINE_string(
+        'grammar', None, "A file with a grammar in Lark's notation, whose rule start the continuation is to be.",
+        flag_values=values,
+    )  # fmt: skip
     flags.DEFINE_enum(
-        'tested', 'all', TESTED, 'With --regex: test all tokens, or those that are drawn until one is accepted.',
+        'tested', 'all', TESTED, 'With --regex or --grammar: test all tokens, or what is drawn until one is accepted.',
         flag_values=values,
     )  # fmt: skip
     if not parsed(values, argv, 'generate'):
@@ -59,6 +63,7 @@ def main(argv: list[str]) -> int:
     _check(values)
     workdir = directory(values, 'workdir')
     draft = directory(values, 'draft') if values.draft else None
+    grammar = _grammar(pathlib.Path(values.grammar).expanduser()) if values.grammar else ''
     prompts = _lines(pathlib.Path(values.prompts).expanduser()) if values.prompts else []
     from attnlab.functional.constrained import Choice, Drawn, Masked, Rejected
     from attnlab.functional.sampling import Sampling
@@ -84,9 +89,10 @@ def main(argv: list[str]) -> int:
     elif draft is not None:
         small = Writer.of(draft, None, values.tokens)
         pieces = writer.speculative(values.prompt, small, sampling, values.ahead, values.seed, counts)
-    elif values.regex is not None:
+    elif values.regex is not None or grammar:
         choice: Choice = Masked(sampling) if values.tested == 'all' else Rejected(values.temperature)
-        pieces = writer.matching(values.prompt, values.regex, choice, values.seed, matched)
+        draw, given = (writer.derived, grammar) if grammar else (writer.matching, values.regex)
+        pieces = draw(values.prompt, given, choice, values.seed, matched)
     else:
         pieces = writer.sampled(values.prompt, sampling, values.seed)
     for place, piece in enumerate(pieces):
@@ -120,8 +126,10 @@ def _check(values: flags.FlagValues) -> None:
         raise UserError(f'{drawn[0]} is for what is drawn; {ways[0]} searches')
     if values.regex == '':
         raise UserError('--regex is empty; give the pattern that the continuation is to match')
-    if values['tested'].present and values.regex is None:
-        raise UserError('--tested is for --regex, which is not given')
+    if values.grammar == '':
+        raise UserError('--grammar is empty; give the file of the grammar that the continuation is to be of')
+    if values['tested'].present and values.regex is None and values.grammar is None:
+        raise UserError('--tested is for --regex or --grammar, of which none is given')
     if values.tested == 'drawn':
         restricted = [f'--{name}' for name in ('top_k', 'top_p', 'min_p') if values[name].present]
         if restricted:
@@ -136,6 +144,17 @@ def _check(values: flags.FlagValues) -> None:
         raise UserError(f'--top_p is {values.top_p}; it must be a probability above 0, up to 1')
     if not 0.0 <= values.min_p <= 1.0:
         raise UserError(f'--min_p is {values.min_p}; it must be a share from 0 to 1')
+
+
+def _grammar(path: pathlib.Path) -> str:
+    """The text of a file; raises `UserError` where there is none."""
+    try:
+        text = path.read_text(encoding='utf-8')
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f'--grammar is {path}, which cannot be read: {error}') from error
+    if not text.strip():
+        raise UserError(f'--grammar is {path}, which is empty; write a rule, such as start: "a"+')
+    return text
 
 
 def _lines(path: pathlib.Path) -> list[str]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from attnlab.data.text.grammar import Derivable, Grammar
 from attnlab.data.text.pattern import Matching, Pattern
 from attnlab.data.text.tokenizers import StreamDecoder, Tokenizer, load_tokenizer
 from attnlab.errors import UserError
@@ -98,7 +99,18 @@ class Writer:
 
         Raises `UserError` for an expression that cannot be matched.
         """
-        constraint = Matching(Pattern(expression), self.tokenizer)
+        return self._constrained(prompt, Matching(Pattern(expression), self.tokenizer), choice, seed, tokens)
+
+    def derived(self, prompt: str, grammar: str, choice: Choice, seed: int, tokens: list[Drawn]) -> Iterator[str]:
+        """A continuation that is a text of a grammar; appends to `tokens` each that is drawn.
+
+        Raises `UserError` for a text that is no grammar.
+        """
+        return self._constrained(prompt, Derivable(Grammar(grammar), self.tokenizer), choice, seed, tokens)
+
+    def _constrained(
+        self, prompt: str, constraint: decoding.Constraint, choice: Choice, seed: int, tokens: list[Drawn]
+    ) -> Iterator[str]:
         drawn = decoding.constrained(
             self.loaded.model(), self._ids(prompt), self.tokens, constraint, choice, seed=seed, jit=self._jit
         )

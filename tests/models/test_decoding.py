@@ -13,6 +13,7 @@ from scipy.stats import chisquare
 from attnlab.blocks.block import Block
 from attnlab.config import build, spec
 from attnlab.context import Context
+from attnlab.data.text.grammar import Derivable, Grammar
 from attnlab.errors import UserError
 from attnlab.functional.constrained import Masked, Rejected
 from attnlab.functional.sampling import Sampling
@@ -28,6 +29,7 @@ from attnlab.models.model import Model
 from attnlab.models.sampling import generate
 from attnlab.models.stack import Stack
 from attnlab.zoo import ZOO
+from tests.data.text.test_pattern import Spelled
 
 PROMPT = np.array([3, 1, 4, 1, 0])
 
@@ -206,6 +208,42 @@ def test_constrained_texts_are_drawn_and_weighted_exactly(model, monkeypatch):
         assert chisquare([drawn.count(text) for text in texts], [count * conditional[t] for t in texts]).pvalue > 1e-3
         weights = np.exp([sum(each.log_weight for each in text) for text in found])
         for part in (texts, texts[:4], texts[4:]):
+            each = weights * np.array([text in part for text in drawn])
+            assert abs(each.mean() - sum(own[text] for text in part)) < 4 * each.std() / np.sqrt(count)
+
+
+def test_texts_of_a_grammar_are_drawn_and_weighted_exactly(model, monkeypatch):
+    tokens = (b'(', b')', b'()', b'x')
+    rng = np.random.default_rng(6)
+    every = [(7, *text) for length in range(3) for text in itertools.product(range(4), repeat=length)]
+    table = {state: rng.normal(size=4) for state in every}
+    monkeypatch.setattr('attnlab.models.decoding.Reader', lambda model, jit: Table(table))
+    # Three tokens, as parentheses can always go on: those that are balanced, by taking pairs away.
+    texts = []
+    for text in itertools.product(range(4), repeat=3):
+        letters = b''.join(tokens[token] for token in text)
+        for _ in range(3):
+            letters = letters.replace(b'()', b'')
+        texts += [] if letters else [text]
+    assert len(texts) == 4
+    own, left = dict.fromkeys(texts, 1.0), dict.fromkeys(texts, 1.0)
+    for text in texts:
+        for index, token in enumerate(text):
+            weights = np.exp(table[7, *text[:index]])
+            weights /= weights.sum()
+            own[text] *= weights[token]
+            # The share of the tokens with which one of the texts goes on.
+            left[text] *= weights[sorted({each[index] for each in texts if each[:index] == text[:index]})].sum()
+    constraint = Derivable(Grammar('start: "(" start ")" start |'), Spelled(tokens=tokens))
+    for choice, count in ((Masked(), 300), (Rejected(), 1_000)):
+        found = [list(constrained(model, np.array([7]), 3, constraint, choice, seed=seed)) for seed in range(count)]
+        drawn = [tuple(each.token for each in text) for text in found]
+        expected = [count * own[text] / left[text] for text in texts]
+        assert chisquare([drawn.count(text) for text in texts], expected).pvalue > 1e-3
+        weights = np.exp([sum(each.log_weight for each in text) for text in found])
+        if choice == Masked():
+            np.testing.assert_allclose(weights, [left[text] for text in drawn], rtol=1e-5)
+        for part in (texts, texts[:1], texts[1:]):
             each = weights * np.array([text in part for text in drawn])
             assert abs(each.mean() - sum(own[text] for text in part)) < 4 * each.std() / np.sqrt(count)
 

@@ -1,6 +1,9 @@
 """Texts that match a regular expression, as places of an automaton of bytes that tokens move between."""
 
 import functools
+import pathlib
+import subprocess
+import sys
 import types
 from collections import deque
 
@@ -13,6 +16,9 @@ from attnlab.errors import UserError
 END = '\U0010ffff'.encode()
 """What stands for the end of a text; no text has it where it could end."""
 
+SECONDS, SIZE = 10, 2**31
+"""How long an automaton may take to build, and the bytes that it may take: tens of thousands of places."""
+
 NEVER = np.iinfo(np.int32).max
 """How many bytes a text needs from where it can never match."""
 
@@ -21,7 +27,8 @@ class Pattern:
     """The automaton of a regular expression in the syntax of Rust's `regex`, which a text matches as a whole.
 
     Needs the extra `regex`. Raises `UserError` for what is no expression, or one that no automaton of bytes matches:
-    with anchors at its start, boundaries of words, references, or parts that nothing matches.
+    with anchors at its start, boundaries of words, references, or parts that nothing matches; and for one whose
+    automaton takes more than `SECONDS` of a processor or `SIZE` to build.
 
     Attributes:
       table: the place that a byte leads to; the last place is that of texts that cannot match, and stays there.
@@ -95,6 +102,7 @@ def _automaton(expression: str) -> tuple[dict[int, dict[int, int]], set[int], in
     to be read after the text none is preferred before its end.
     """
     library = _library()
+    _check_size(expression)
     bytes_ = library.Vocabulary(256, {bytes([byte]): [byte] for byte in range(256)})
     try:
         # Alone first, so that parentheses cannot reach beyond it.
@@ -121,6 +129,18 @@ def _automaton(expression: str) -> tuple[dict[int, dict[int, int]], set[int], in
         return index.get_next_state(place, END[-1]) in ended
 
     return steps, {place for place in steps if ends(place)}, index.get_initial_state()
+
+
+def _check_size(expression: str) -> None:
+    """Raises `UserError` for an automaton that is not built within the limits (see `attnlab/data/text/probe.py`)."""
+    # -P: the modules beside the script are not at the root of imports.
+    command = [sys.executable, '-P', str(pathlib.Path(__file__).with_name('probe.py')), str(SECONDS), str(SIZE)]
+    given = rf'(?:{expression})\x{{10FFFF}}'.encode('utf-8', 'surrogatepass')
+    if subprocess.run(command, input=given, capture_output=True, check=False).returncode:
+        raise UserError(
+            f'the pattern {expression!r} makes too large an automaton: it is not built within {SECONDS} seconds and '
+            f'{SIZE / 2**30:.3g} GiB; repeat less'
+        )
 
 
 def _rest(table: Int[np.ndarray, 's 256'], matches: Bool[np.ndarray, 's']) -> Int[np.ndarray, 's']:

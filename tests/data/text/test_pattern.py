@@ -82,6 +82,18 @@ def test_what_makes_no_automaton_is_said_in_a_line(expression):
     assert repr(expression) in str(found.value) and '\n' not in str(found.value)
 
 
+def test_an_automaton_without_bound_is_refused(monkeypatch):
+    monkeypatch.setattr('attnlab.data.text.pattern.SECONDS', 1)
+    with pytest.raises(
+        UserError, match=r"the pattern 'a\{1000\}\{1000\}' makes too large an automaton: it is not built"
+    ):
+        Pattern('a{1000}{1000}')
+    monkeypatch.undo()
+    monkeypatch.setattr('attnlab.data.text.pattern.SIZE', 2**25)
+    with pytest.raises(UserError, match=r'within 10 seconds and 0\.0312 GiB; repeat less'):
+        Pattern('(a|b)*a(a|b){14}')
+
+
 def test_without_the_library(monkeypatch):
     monkeypatch.setitem(__import__('sys').modules, 'outlines_core', None)
     with pytest.raises(UserError, match=r"patterns need the outlines-core library: pip install 'attnlab\[regex\]'"):
