@@ -5,6 +5,7 @@ Without one a causal mask alone still tells positions apart: Kazemnejad et al. 2
 
 import dataclasses
 import math
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +14,7 @@ from jax import Array
 from jaxtyping import Float
 
 from attnlab.errors import UserError
-from attnlab.functional.grids import Grid, axial_angles
+from attnlab.functional.grids import Grid, axial_angles, resampled
 from attnlab.functional.rotary import rotary_angles, rotate, rotate_by_angles
 from attnlab.module import Module
 from attnlab.nn.parameter import param
@@ -77,15 +78,18 @@ class Sinusoidal:
 class GridRope:
     """Rotary embedding by the place on a grid: an equal part of the channels is rotated by the place on every axis.
 
-    The base is that of the paper for images. Heo et al. 2024, https://arxiv.org/abs/2403.13298.
+    The base is that of the paper for images. With a `span` places of every grid are scaled to those of `span` places an
+    axis (position interpolation: Chen et al. 2023, https://arxiv.org/abs/2306.15595). Heo et al. 2024,
+    https://arxiv.org/abs/2403.13298.
     """
 
     base: float = 100.0
+    span: int | None = None
 
     def rotate(self, x: Float[Array, 'b t h k'], grid: Grid) -> Float[Array, 'b t h k']:
         """Rotates queries or keys. Raises `UserError` unless `k` is a multiple of twice the axes."""
         wide = jnp.promote_types(x.dtype, jnp.float32)
-        angles = axial_angles(grid, x.shape[-1], self.base, wide)[None, :, None]
+        angles = axial_angles(grid, x.shape[-1], self.base, wide, span=self.span)[None, :, None]
         return rotate_by_angles(x, jnp.broadcast_to(angles, (x.shape[0], *angles.shape[1:])))
 
 
@@ -95,14 +99,15 @@ class GridSinusoids:
     """Sinusoids of the place on every axis, `[sin(p w), cos(p w)]`, `w_i = base^(-2 i / n)`, `n` channels an axis.
 
     The channels are divided among the axes; all sines stand before all cosines. For images as in the released code of
-    He et al. 2022, https://arxiv.org/abs/2111.06377, up to the order of channels.
+    He et al. 2022, https://arxiv.org/abs/2111.06377, up to the order of channels. `span` is that of `GridRope`.
     """
 
     base: float = 10000.0
+    span: int | None = None
 
     def encode(self, grid: Grid, dim: int) -> Float[Array, 't d']:
         """Returns the sinusoids, in float32. Raises `UserError` unless `dim` is a multiple of twice the axes."""
-        angles = axial_angles(grid, dim, self.base, jnp.float32)
+        angles = axial_angles(grid, dim, self.base, jnp.float32, span=self.span)
         return jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1)
 
 
@@ -114,11 +119,22 @@ class LearnedPlaces(Module):
 
     def __init__(self, dim: int, *, grid: Grid, rngs: nnx.Rngs):
         normal = nnx.initializers.normal(0.02)
-        self.weight = param(normal, (math.prod(grid), dim), axes=(None, 'embed'), group='embedding', rngs=rngs)
+        self.weight: Any = param(normal, (math.prod(grid), dim), axes=(None, 'embed'), group='embedding', rngs=rngs)
 
     def __call__(self) -> Float[Array, 't d']:
         """The vectors of all places."""
         return self.weight[...]
+
+    def resample(self, grid: Grid, to: Grid) -> None:
+        """Has vectors for the places of another grid, interpolated between those of `grid`; see `resampling`.
+
+        Raises `UserError` where there are not as many vectors as `grid` has places.
+        """
+        if self.weight.shape[0] != math.prod(grid):
+            raise UserError(f'LearnedPlaces has {self.weight.shape[0]} vectors; a grid of {tuple(grid)} has others')
+        # A product with constant weights, so that the shapes of a model can be asked without its numbers.
+        rows = jnp.asarray(resampled(np.eye(math.prod(grid)), grid, to), self.weight.dtype)
+        self.weight = self.weight.replace(jnp.matmul(rows, self.weight[...], precision='highest'))
 
 
 def _geometric(heads: int) -> Float[np.ndarray, 'h']:

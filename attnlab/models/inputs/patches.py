@@ -105,7 +105,7 @@ class Patches(Inputs):
         del vocab
         if size[0] % patch or size[1] % patch:
             raise UserError(f'patch is {patch}; it must divide both sides of an image, {size[0]} x {size[1]}')
-        self.size, self.channels = tuple(size), channels
+        self.size, self.channels, self.patch = tuple(size), channels, patch
         self.patches = (size[0] // patch, size[1] // patch)
         self.stem: Any = stem(channels, dim, patch=patch, rngs=rngs)
         if positions is not None and not isinstance(positions, GridSinusoids):
@@ -144,6 +144,21 @@ class Patches(Inputs):
             )
         positions = Context.full(rows, tokens).positions
         return dataclasses.replace(ctx, positions=positions, segments=None, grid=self.grid)
+
+    def resize(self, size: tuple[int, int]) -> None:
+        """Takes images of another size from now on, in patches as large as before.
+
+        Learned positions are interpolated, by where places lie in an image (Dosovitskiy et al. 2021, section 3.2);
+        others go on as they are. Raises `UserError` for sides that are no multiples of a patch, and with a class token.
+        """
+        if self.class_token is not None:
+            raise UserError('Patches with a class token cannot be resized; use token=mean')
+        if size[0] % self.patch or size[1] % self.patch:
+            raise UserError(f'images of {size[0]} x {size[1]} pixels hold no whole patches of {self.patch} pixels')
+        before, self.size = self.patches, tuple(size)
+        self.patches = self.grid = (size[0] // self.patch, size[1] // self.patch)
+        if isinstance(self.positions, LearnedPlaces):
+            self.positions.resample(before, self.patches)
 
     def _places(self, dim: int) -> Float[Array, 't d']:
         if isinstance(self.positions, GridSinusoids):

@@ -85,6 +85,52 @@ def test_rotated_products_depend_on_the_offsets_on_both_axes():
     np.testing.assert_allclose(products[1, 1, 1, 1], float(jnp.vdot(q[0, 0, 0], k[0, 0, 0])), rtol=1e-5)
 
 
+@pytest.mark.parametrize('grid', [(8, 12), (3, 5)])
+def test_places_with_a_span_are_those_of_a_grid_of_that_span(grid):
+    """Rows of pixels of any number lie where as many of the span's do; at the span itself nothing changes."""
+    channels, span = 8, 4
+    scaled = np.asarray(GridSinusoids(span=span).encode(grid, channels))
+    centres = [(np.arange(size) + 0.5) * span / size - 0.5 for size in grid]
+    places = np.stack(np.meshgrid(*centres, indexing='ij'), axis=-1).reshape(-1, 2)
+    angles = np.concatenate([places[:, axis, None] * np.array([1.0, 0.01]) for axis in range(2)], axis=1)
+    np.testing.assert_allclose(scaled, np.concatenate([np.sin(angles), np.cos(angles)], axis=1), atol=1e-6)
+    x = noise(1, 16, 1, 8)
+    for part in (GridRope, GridSinusoids):
+        options = [part(), part(span=span)]
+        plain, same = (
+            each.rotate(x, (4, 4)) if isinstance(each, GridRope) else each.encode((4, 4), 8) for each in options
+        )
+        np.testing.assert_array_equal(plain, same)
+    assert not np.allclose(
+        GridRope().rotate(noise(1, 96, 1, 8), (8, 12)), GridRope(span=4).rotate(noise(1, 96, 1, 8), (8, 12))
+    )
+
+
+@pytest.mark.parametrize('size', [(8, 6), (2, 6), (4, 10)])
+def test_images_of_another_size_have_positions_between_the_learned_ones(size):
+    inputs = patches()
+    before, x = np.asarray(inputs.positions()), noise(2, size[0] * size[1], 3)
+    inputs.resize(size)
+    grid = (size[0] // 2, size[1] // 2)
+    resized = jax.image.resize(before.reshape(2, 3, 8), (*grid, 8), 'linear', antialias=True)
+    expected = np.asarray(resized).reshape(-1, 8)
+    np.testing.assert_allclose(inputs.positions(), expected, rtol=1e-5, atol=1e-6)
+    assert inputs.grid == grid and inputs.context(Context.full(2, size[0] * size[1])).grid == grid
+    weight, bias = (np.asarray(each[...]) for each in (inputs.stem.linear.weight, inputs.stem.linear.bias))
+    first = np.asarray(x).reshape(2, *size, 3)[:, :2, :2].reshape(2, -1) @ weight + bias
+    np.testing.assert_allclose(inputs(x)[:, 0], first + expected[0], rtol=1e-4, atol=1e-5)
+    assert inputs.positions.weight.axes == (None, 'embed')
+
+
+def test_what_cannot_be_resized_is_named():
+    with pytest.raises(UserError, match='images of 4 x 7 pixels hold no whole patches of 2 pixels'):
+        patches().resize((4, 7))
+    with pytest.raises(UserError, match='Patches with a class token cannot be resized'):
+        patches(class_token='first').resize((8, 8))
+    with pytest.raises(UserError, match=r'LearnedPlaces has 6 vectors; a grid of \(3, 3\) has others'):
+        patches().positions.resample((3, 3), (4, 4))
+
+
 def test_positions_are_added_to_patches_and_not_to_the_class_token():
     x = noise(1, 24, 3)
     plain = patches(positions=None, rngs=nnx.Rngs(1), class_token='middle')

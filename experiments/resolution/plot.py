@@ -1,0 +1,73 @@
+"""Accuracy by size of the images: positions, mixers, and a reduction that is raised after training."""
+
+import numpy as np
+
+from attnlab.compare.axes import styles
+from attnlab.experiment.results import panels, plus_minus
+
+PANELS = {
+    'positions of attention': ('learned', 'sinusoidal', 'without', 'axial_rope'),
+    'mixers': ('learned', 'pvt', 'embedding_free', 'fasa', 'swin', 'neighbourhood', 'vmamba'),
+}
+DASHES = ('-', '--', ':')
+
+
+def figure(rows):
+    """Means over seeds at the better rate; dashed and dotted are other ways of carrying the same model over."""
+    chosen = better(rows)
+    looks = styles(list(chosen))
+    figure, axes = panels(len(PANELS) + 1)
+    for axis, (title, names) in zip(axes, PANELS.items(), strict=False):
+        for name in names:
+            for way, dash in zip(ways(chosen[name]), DASHES, strict=False):
+                if not way.startswith('factor'):
+                    label = name if way == 'as it is' else f'{name}, {way}'
+                    axis.plot(*curve(chosen[name], way), dash, color=looks[name].colour, marker='.', label=label)
+        axis.set(title=title, xlabel='pixels on a side', ylabel='accuracy')
+        axis.legend(frameon=False, fontsize=7)
+    last = chosen['embedding_free']
+    for way, dash in zip(ways(last), DASHES, strict=False):
+        axes[-1].plot(*curve(last, way), dash, color=looks['embedding_free'].colour, marker='.', label=way)
+    axes[-1].set(title='embedding_free, reduction after training', xlabel='pixels on a side', ylabel='accuracy')
+    axes[-1].legend(frameon=False, fontsize=7)
+    return figure
+
+
+def table(rows):
+    """A line a model and way of carrying it over."""
+    chosen = better(rows)
+    sizes = list(next(iter(chosen.values()))[0]['accuracy']['as it is'])
+    lines = [['model', 'carried over', 'rate', *(f'{size} pixels' for size in sizes), 'seeds']]
+    for name, seeds in chosen.items():
+        for way in ways(seeds):
+            values = [[seed['accuracy'][way][size] for seed in seeds] for size in sizes]
+            cells = ['' if None in each else plus_minus(each, 3) for each in values]
+            lines.append([name, way, seeds[0]['label'].split('-')[1], *cells, f'{len(seeds)}'])
+    return lines
+
+
+def ways(seeds):
+    """The ways in which a model is carried over."""
+    return list(seeds[0]['accuracy'])
+
+
+def curve(seeds, way):
+    """Sizes, and the mean accuracy over seeds."""
+    found = {
+        int(size): [seed['accuracy'][way][size] for seed in seeds]
+        for size, value in seeds[0]['accuracy'][way].items()
+        if value is not None
+    }
+    return list(found), [np.mean(values) for values in found.values()]
+
+
+def better(rows):
+    """The runs of every model at the rate that validation prefers, the mean over its seeds."""
+    found = {}
+    for row in rows:
+        name, rate, _ = row['label'].rsplit('-', 2)
+        found.setdefault(name, {}).setdefault(rate, []).append(row)
+    return {
+        name: max(rates.values(), key=lambda seeds: np.mean([seed['valid'] for seed in seeds]))
+        for name, rates in found.items()
+    }

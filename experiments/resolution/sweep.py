@@ -1,0 +1,186 @@
+"""Classifiers of images of one size, asked at six; positions of several kinds, mixers of several reaches."""
+
+import dataclasses
+import pathlib
+from types import MappingProxyType
+
+from attnlab.config import spec
+from attnlab.configuration import config_of
+from attnlab.data.long_range.digits import Digits
+from attnlab.data.long_range.prepared import Prepared
+from attnlab.data.vision.resized import Resized
+from attnlab.evals.by_slice import BySlice
+from attnlab.evals.cadence import AtEnd
+from attnlab.experiment.experiment import Finished, Run
+from attnlab.mixers.spatial.reduced import EmbeddingFreeAttention
+from attnlab.nn.positions import GridRope, GridSinusoids
+from attnlab.tasks.images import ImageClassification
+
+CONFIG = pathlib.Path(__file__).parents[2] / 'configs' / 'images.py'
+ARGUMENTS = {
+    'learned': 'zoo=mha,positions=learned',
+    'sinusoidal': 'zoo=mha,positions=sinusoidal',
+    'without': 'zoo=mha,positions=none',
+    'axial_rope': 'zoo=axial_rope,positions=none',
+    'pvt': 'zoo=pvt,positions=learned',
+    'embedding_free': 'zoo=embedding_free,positions=learned',
+    'fasa': 'zoo=fasa,positions=none',
+    'swin': 'zoo=swin,positions=none',
+    'neighbourhood': 'zoo=neighbourhood,positions=none',
+    'vmamba': 'zoo=vmamba,positions=none',
+}
+"""Attention with positions of four kinds, then mixers, without positions where they tell places apart themselves."""
+
+HIDDEN = MappingProxyType(
+    {
+        'cpu': {
+            'learned': 320,
+            'sinusoidal': 331,
+            'without': 331,
+            'axial_rope': 329,
+            'pvt': 232,
+            'embedding_free': 362,
+            'fasa': 346,
+            'swin': 328,
+            'neighbourhood': 329,
+            'vmamba': 125,
+        },
+        'full': {
+            'learned': 704,
+            'sinusoidal': 715,
+            'without': 715,
+            'axial_rope': 713,
+            'pvt': 360,
+            'embedding_free': 874,
+            'fasa': 803,
+            'swin': 712,
+            'neighbourhood': 712,
+            'vmamba': 317,
+        },
+    }
+)
+"""Hidden width of the channel mixers, by which all have the parameters of `learned` within 1 %."""
+
+IMAGES = {'cpu': (Digits(), 16), 'full': (Prepared('cifar10'), 32)}
+"""The images, and the pixels on a side that they are trained at."""
+
+PATCH = 2
+SIZES = {'cpu': (8, 12, 16, 24, 32, 48), 'full': (16, 24, 32, 48, 64, 96)}
+"""Pixels on a side that all are asked at."""
+
+SIDES = MappingProxyType({'swin': 4, 'neighbourhood': 3, 'fasa': 3})
+"""Tokens on a side of what is seen at CPU size, whose images have 8 x 8 patches in training and 4 x 4 at the least."""
+
+RATES = {'low': 2e-3, 'high': 6e-3}
+SEEDS = 3
+STEPS = 250
+"""At CPU size."""
+
+FACTORS = (1, 2, 4)
+"""By which the reduction of a trained `embedding_free` is multiplied; the last leaves one key of 8 x 8 patches."""
+
+
+def runs(size):
+    """A run a model, rate and seed."""
+    return [
+        Run(f'{name}-{rate}-{seed}', config(name, rate, seed, size))
+        for name in ARGUMENTS
+        for rate in RATES
+        for seed in range(SEEDS)
+    ]
+
+
+def config(name, rate, seed, size):
+    """A classifier of images of one size, asked at that size on validation and test at its end."""
+    data, pixels = IMAGES[size]
+    found = config_of(CONFIG, f'{ARGUMENTS[name]},data=digits,size={"tiny" if size == "cpu" else "small"}')
+    with found.unlocked():
+        found.seed, found.length = seed, pixels**2
+        found.task = spec(ImageClassification, data=Resized(data, pixels))
+        found.model.inputs.update(size=(pixels, pixels), patch=PATCH)
+        for block in found.model.stack.blocks:
+            block.mlp.hidden = HIDDEN[size][name]
+            if size == 'cpu' and name in SIDES:
+                block.mixer.side = SIDES[name]
+        if size == 'cpu':
+            found.steps = STEPS
+        found.checkpoint.every = found.steps
+        found.optimizer.peak_lr = RATES[rate] / (1 if size == 'cpu' else 4)
+        every = {'cadence': spec(AtEnd), 'multiples': (1,), 'examples': 10_000}
+        found.evals = tuple(spec(BySlice, split=split, name=split, **every) for split in ('valid', 'test'))
+        found.report.update(every=found.steps // 10, tensorboard=False)
+    return found
+
+
+def measure(finished: Finished):
+    """Accuracy on validation, by which rates are chosen; on test by size, in every way of carrying the model over."""
+    return {
+        'valid': finished.curve('valid/all/accuracy')[-1][1],
+        'accuracy': {way: by_size(finished.loaded, change) for way, change in ways(finished.loaded).items()},
+    }
+
+
+def ways(loaded):
+    """What is changed of a trained model besides its size, by name: nothing, the span of positions, or the reduction.
+
+    Learned positions are always interpolated.
+    """
+    trained = loaded.model()
+    side, found = trained.embedding.grid[0], {'as it is': lambda model: None}
+    if isinstance(trained.embedding.positions, GridSinusoids):
+        found['same span'] = lambda model: span_inputs(model, side)
+    mixers = [block.mixer for block in trained.stack.blocks]
+    if any(isinstance(getattr(mixer, 'position', None), GridRope) for mixer in mixers):
+        found['same span'] = lambda model: span_mixers(model, side)
+    if all(isinstance(mixer, EmbeddingFreeAttention) for mixer in mixers):
+        found |= {f'factor {factor}': lambda model, factor=factor: reduce(model, factor) for factor in FACTORS[1:]}
+    return found
+
+
+def span_inputs(model, side):
+    """Has sinusoids of the inputs span what they spanned in training."""
+    model.embedding.positions = dataclasses.replace(model.embedding.positions, span=side)
+
+
+def span_mixers(model, side):
+    """Likewise rotations of queries and keys."""
+    for block in model.stack.blocks:
+        block.mixer.position = dataclasses.replace(block.mixer.position, span=side)
+
+
+def reduce(model, factor):
+    """Pools the keys of a smaller map still."""
+    for block in model.stack.blocks:
+        block.mixer.ratio *= factor
+
+
+def by_size(loaded, change):
+    """Accuracy on test by pixels on a side; `None` where a mixer does not take so small a grid."""
+    data, patch = loaded.setup.task.data.of, loaded.model().embedding.patch
+    sizes = SIZES['cpu' if isinstance(data, Digits) else 'full']
+    mixers = [block.mixer for block in altered(loaded, change).model().stack.blocks]
+    least = max([1, *(mixer.ratio for mixer in mixers if isinstance(mixer, EmbeddingFreeAttention))])
+    return {
+        size: accuracy(altered(loaded, change, size), Resized(data, size)) if size // patch >= least else None
+        for size in sizes
+    }
+
+
+def altered(loaded, change, size=None):
+    """The run with a changed model, for images of `size`."""
+
+    def made(model):
+        change(model)
+        if size is not None:
+            model.embedding.resize((size, size))
+        return model
+
+    return loaded.altered(made)
+
+
+def accuracy(loaded, data):
+    """The share of the images of the test split that is told right."""
+    task = dataclasses.replace(loaded.setup.task, data=data)
+    setup = dataclasses.replace(loaded.setup, task=task, length=data.kind.length)
+    evaluator = next(each for each in setup.evals if each.split == 'test')
+    return evaluator.evaluate(setup, loaded.variables).numbers['all/accuracy']
