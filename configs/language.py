@@ -45,7 +45,7 @@ from attnlab.nn.experts import (
     SigmoidGate,
     SmallTemperatureGate,
 )
-from attnlab.nn.mlps import MLP, GatedMLP
+from attnlab.nn.mlps import MLP, GatedMLP, NormedGatedMLP
 from attnlab.nn.norms import DynamicTanh, EvoNormS0, LayerNorm, NoNorm, RMSNorm
 from attnlab.tasks.language import LanguageModelling, RunningText
 from attnlab.train.optimizer import AdamW
@@ -93,6 +93,7 @@ MLPS = {
     'glu': spec(GatedMLP, activation='sigmoid'),
     'bilinear': spec(GatedMLP, activation='identity'),
     'plain': spec(MLP),
+    'activator': spec(NormedGatedMLP),
     'moe': spec(MixtureOfExperts),
     'moe_sigmoid': spec(MixtureOfExperts, gate=SigmoidGate()),
     'moe_laplace': spec(MixtureOfExperts, gate=LaplaceGate()),

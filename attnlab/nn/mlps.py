@@ -16,9 +16,15 @@ from jaxtyping import Float
 from attnlab.module import Module
 from attnlab.nn.activations import activation as activation_called
 from attnlab.nn.activations import learned
+from attnlab.nn.norms import LayerNorm
 from attnlab.nn.preludes import Canon, Prelude
 from attnlab.nn.projections import Linear
 from attnlab.typing import Segments, Sequence, State
+
+
+def gated_width(dim: int) -> int:
+    """Returns 8/3 of a width, rounded up to a multiple of 64."""
+    return 64 * -(-8 * dim // (3 * 64))
 
 
 class GatedMLP(Module):
@@ -30,7 +36,7 @@ class GatedMLP(Module):
     """
 
     def __init__(self, dim: int, *, hidden: int | None = None, activation: str = 'silu', rngs: nnx.Rngs):
-        hidden = 64 * -(-8 * dim // (3 * 64)) if hidden is None else hidden
+        hidden = gated_width(dim) if hidden is None else hidden
         self.activation, self.learned = activation, learned(activation, rngs=rngs)
         self.gate = Linear(dim, hidden, axes=('embed', 'mlp'), rngs=rngs)
         self.up = Linear(dim, hidden, axes=('embed', 'mlp'), rngs=rngs)
@@ -49,6 +55,27 @@ class GatedMLP(Module):
             return self.down(jax.lax.optimization_barrier(f(gate) * up))
 
         return jax.checkpoint(down)(gate, up)
+
+
+class NormedGatedMLP(Module):
+    """Activator: a gated network whose two factors are normalised, `y = (n(f(x W_g)) * n(x W_u)) W_d`, with biases.
+
+    `n` is one layer norm for both. The paper has it in the place of attention, before an ungated network, so that its
+    models mix no tokens: here it is a channel mixer. Widths are those of `GatedMLP`. Abdullah and Aydin 2024,
+    https://arxiv.org/abs/2405.15953. Raises `UserError` for an unknown activation.
+    """
+
+    def __init__(self, dim: int, *, hidden: int | None = None, activation: str = 'gelu_exact', rngs: nnx.Rngs):
+        hidden = gated_width(dim) if hidden is None else hidden
+        self.activation, self.learned = activation, learned(activation, rngs=rngs)
+        self.gate = Linear(dim, hidden, bias=True, axes=('embed', 'mlp'), rngs=rngs)
+        self.up = Linear(dim, hidden, bias=True, axes=('embed', 'mlp'), rngs=rngs)
+        self.norm = LayerNorm(hidden, rngs=rngs)
+        self.down = Linear(hidden, dim, bias=True, axes=('mlp', 'embed'), rngs=rngs)
+
+    def __call__(self, x: Sequence) -> Sequence:
+        f = self.learned or activation_called(self.activation)
+        return jax.checkpoint(lambda gate, up: self.down(self.norm(f(gate)) * self.norm(up)))(self.gate(x), self.up(x))
 
 
 class MLP(Module):

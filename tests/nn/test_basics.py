@@ -9,10 +9,10 @@ from flax import nnx
 from attnlab.errors import UserError
 from attnlab.models.inputs.embedding import Embedding
 from attnlab.nn.activations import ACTIVATIONS, activation
-from attnlab.nn.mlps import MLP, GatedMLP
+from attnlab.nn.mlps import MLP, GatedMLP, NormedGatedMLP
 from attnlab.nn.norms import HeadOffsetRMSNorm, OffsetRMSNorm, RMSNorm
 from attnlab.nn.projections import Linear
-from attnlab.testing.noise import noise
+from attnlab.testing.noise import noise, perturbed
 
 
 def test_linear_is_a_product_and_a_bias():
@@ -68,6 +68,22 @@ def test_gated_mlp_is_its_equation():
     mlp, x = GatedMLP(4, hidden=6, rngs=nnx.Rngs(0)), noise(2, 3, 4)
     gate, up = x @ mlp.gate.weight[...], x @ mlp.up.weight[...]
     np.testing.assert_allclose(mlp(x), (gate * jax.nn.sigmoid(gate) * up) @ mlp.down.weight[...], rtol=1e-5, atol=1e-6)
+
+
+def test_normed_gated_mlp_is_its_equation():
+    mlp, x = perturbed(NormedGatedMLP(4, hidden=6, rngs=nnx.Rngs(0))), noise(2, 3, 4)
+    scale, bias = (np.asarray(each[...]) for each in (mlp.norm.scale, mlp.norm.bias))
+
+    def mapped(part, y):
+        return y @ np.asarray(part.weight[...]) + np.asarray(part.bias[...])
+
+    def normed(y):
+        unit = (y - y.mean(-1, keepdims=True)) / np.sqrt(y.var(-1, keepdims=True) + 1e-5)
+        return unit * scale + bias
+
+    gate, up = (mapped(part, np.asarray(x)) for part in (mlp.gate, mlp.up))
+    hidden = normed(np.asarray(jax.nn.gelu(gate, approximate=False))) * normed(up)
+    np.testing.assert_allclose(mlp(x), mapped(mlp.down, hidden), rtol=1e-4, atol=1e-5)
 
 
 def test_mlp_is_its_equation():
