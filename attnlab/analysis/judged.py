@@ -14,6 +14,7 @@ from attnlab.errors import UserError
 from attnlab.evals.cadence import AtEnd
 from attnlab.evals.drawn import Drawings
 from attnlab.files import write_json
+from attnlab.mixers.softmax.reused import Reuse
 from attnlab.runs.loading import Loaded
 from attnlab.tables import Column, Printer, Table, digits
 from attnlab.tasks.diffusion import Diffusion
@@ -70,9 +71,12 @@ def judge(
     *,
     split: str | None = None,
     count: int | None = None,
+    reuse: Reuse | None = None,
     other_data: bool = False,
 ) -> dict[str, float]:
     """Draws images with a run and has another run classify them; writes `evals/<name>-judged.json` and the images.
+
+    With `reuse` attention reads few keys in most steps of drawing, and the name says so, `<name>-judged-reuse0.1`.
 
     Beside what the classifier says of `count` drawn images stands what it says of as many of a split, `..._of_data`;
     shares of classes are compared with those of all its training images, at most a thousand. Where the run draws the
@@ -90,7 +94,7 @@ def judge(
     if asked.data != task.data:
         raise UserError(f'{judging} classifies images of {asked.data}; a judge of {workdir} was trained on {task.data}')
     own = next((evaluator for evaluator in setup.evals if isinstance(evaluator, Drawings)), Drawings(AtEnd()))
-    drawings = dataclasses.replace(own, split=split or own.split, count=count or own.count)
+    drawings = dataclasses.replace(own, split=split or own.split, count=count or own.count, reuse=reuse or own.reuse)
     images, length = drawings.drawn(setup, loaded.variables), judged_by.setup.length
     compared, labels = drawings.compared(setup, images), task.asked(drawings.count)
 
@@ -106,11 +110,13 @@ def judge(
     of_drawn = said_of(_rows(images), labels).numbers(shares)
     found = {**compared.numbers, **of_drawn, **{f'{name}{OF_DATA}': value for name, value in of_data.items()}}
     if jax.process_index() == 0:
-        name = f'{loaded.name}-judged'
+        name = f'{loaded.name}-judged' + ('' if reuse is None else f'-reuse{reuse.share:g}')
         folder = workdir / 'evals'
         compared.draw(folder / name)
         record = {'step': loaded.step, 'ema': loaded.ema, 'split': drawings.split, 'examples': drawings.count}
         by = {'judge': str(judging), 'judge_step': judged_by.step, 'other_data': other_data}
+        if drawings.reuse is not None:
+            by |= {'reuse': dataclasses.asdict(drawings.reuse)}
         write_json(folder / f'{name}.json', {**record, **by, **found})
         printer.table(compared.table(f'{workdir}, step {loaded.name}'))
         printer.table(_table(of_drawn, of_data, f'{drawings.count} drawn images, and data, as {judging} sees them'))

@@ -54,6 +54,13 @@ def main(argv: list[str]) -> int:
         'A run that classifies images: it judges those that this one draws, as many as --examples says.',
         flag_values=values,
     )
+    flags.DEFINE_float(
+        'reuse',
+        None,
+        'With --judge: the share of keys that attention reads in most steps of drawing, with what it keeps of the '
+        'other steps (Re-ttention).',
+        flag_values=values,
+    )
     if not parsed(values, argv, 'eval'):
         return 0
     workdir = directory(values, 'workdir')
@@ -63,6 +70,8 @@ def main(argv: list[str]) -> int:
             f'--multiples is {",".join(values.multiples)!r}; it must hold whole numbers of at least 1, each once'
         )
     judging = None if values.judge is None else _judging(values)
+    if values.reuse is not None and judging is None:
+        raise UserError('--reuse is for a run that draws images, which --judge=RUN has another run classify')
     start_devices(values)
     from attnlab.convert.substitution import substituted
     from attnlab.evals.request import Request
@@ -74,10 +83,12 @@ def main(argv: list[str]) -> int:
     loaded = load_run(workdir, values.step, ema=values.ema)
     if judging is not None:
         from attnlab.analysis.judged import judge
+        from attnlab.mixers.softmax.reused import Reuse
 
+        reuse = None if values.reuse is None else Reuse(share=values.reuse)
         with printing(values) as printer:
             asked = {'split': values.split, 'count': values.examples, 'other_data': values.other_data}
-            judge(loaded, judging, workdir, printer, **asked)
+            judge(loaded, judging, workdir, printer, reuse=reuse, **asked)
         return 0
     check_data(workdir, loaded.setup.task.describe(), other=values.other_data)
     task = loaded.setup.task

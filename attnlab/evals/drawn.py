@@ -12,10 +12,13 @@ from flax import nnx
 from jax import Array
 from jaxtyping import Float
 
+from attnlab.context import Context
 from attnlab.data.long_range.rows import padded
 from attnlab.errors import UserError
 from attnlab.evals.cadence import AtEnd, EveryNSteps
 from attnlab.files import replacing
+from attnlab.mixers.softmax.reused import Reuse
+from attnlab.models.reusing import begun, reusing
 from attnlab.tables import Column, Table, digits
 from attnlab.tasks.diffusion import Diffusion
 from attnlab.tasks.images import side
@@ -74,6 +77,7 @@ class Drawings:
       count: images drawn.
       steps: from noise to image.
       eta: how much new noise a step adds, from 0 to 1.
+      reuse: what attention keeps between steps, of which most then read few keys; `None`: every step reads all.
       name: the prefix of its numbers.
     """
 
@@ -82,6 +86,7 @@ class Drawings:
     count: int = 64
     steps: int = 50
     eta: float = 0.0
+    reuse: Reuse | None = None
     name: str = 'drawn'
 
     def __post_init__(self) -> None:
@@ -104,7 +109,7 @@ class Drawings:
 
     def drawn(self, setup: Setup, variables: nnx.State) -> Float[np.ndarray, 'n t c']:
         """Returns the images, pixels in standard deviations from their mean."""
-        program = _program(setup, self.count, self.steps, self.eta)
+        program = _program(setup, self.count, self.steps, self.eta, self.reuse)
         return np.asarray(program(variables, jax.random.key(setup.seed)))
 
     def compared(self, setup: Setup, found: Float[np.ndarray, 'n t c']) -> DrawnImages:
@@ -137,12 +142,15 @@ def _images(task: Diffusion, split: str, count: int) -> Float[np.ndarray, 'n t c
 
 
 @functools.lru_cache(maxsize=1)
-def _program(setup: Setup, count: int, steps: int, eta: float) -> Callable[[nnx.State, Array], Array]:
+def _program(
+    setup: Setup, count: int, steps: int, eta: float, reuse: Reuse | None
+) -> Callable[[nnx.State, Array], Array]:
     """Draws images, compiled once a run."""
 
     def drawn(variables: nnx.State, key: Array) -> Array:
         model = nnx.merge(setup.graphdef, variables)
         assert isinstance(setup.task, Diffusion)
-        return setup.task.drawn(model, key, count=count, steps=steps, eta=eta).astype(jnp.float32)
+        state = None if reuse is None else begun(reusing(model, reuse), Context.full(count, setup.length))
+        return setup.task.drawn(model, key, count=count, steps=steps, eta=eta, state=state).astype(jnp.float32)
 
     return setup.jit(drawn)

@@ -23,7 +23,7 @@ from attnlab.signature import checked_fields
 from attnlab.tasks.images import ImageTask, side
 from attnlab.tasks.task import Batch, Slice, context
 from attnlab.tasks.trivial import first_rows
-from attnlab.typing import DropoutKey
+from attnlab.typing import DropoutKey, State
 
 LAST = 0.995
 """The latest time: at 1 there would be nothing left of the image."""
@@ -169,13 +169,16 @@ class Diffusion(ImageTask):
         """What the prediction of zeros reaches."""
         return {'loss': {'zero': float(np.mean([np.mean(row['targets'] ** 2) for row in first_rows(part.source)]))}}
 
-    def drawn(self, model: Predictor, key: Array, *, count: int, steps: int, eta: float = 0.0) -> Float[Array, 'b t c']:
+    def drawn(
+        self, model: Predictor, key: Array, *, count: int, steps: int, eta: float = 0.0, state: State | None = None
+    ) -> Float[Array, 'b t c']:
         """Draws images from noise, pixels in standard deviations from their mean, in `steps` steps.
 
         From the prediction at time `t` come estimates `x` of the image, within `CLIPPED`, and `e` of the noise; for the
         time `s` before, `x_s = a_s x + sqrt(b_s^2 - d^2) e + d z`, `d = eta (b_s / b_t) sqrt(1 - a_t^2 / a_s^2)`, `z`
         standard normal: without new noise for `eta` 0, as ancestral sampling for 1. Song et al. 2021,
-        https://arxiv.org/abs/2010.02502. Given labels, images are of those that `asked` names.
+        https://arxiv.org/abs/2010.02502. Given labels, images are of those that `asked` names. A state of the model's
+        layers goes from every step to the next (`attnlab.models.reusing`).
         """
         labels = self.asked(count)
         size, channels = side(self.data), self.data.kind.channels
@@ -183,14 +186,14 @@ class Diffusion(ImageTask):
         first, *keys = jax.random.split(key, steps + 1)
         times = jnp.linspace(LAST, 0.0, steps + 1)
 
-        def step(x: Array, at: tuple[Array, Array, Array]) -> tuple[Array, None]:
-            t, s, key = at
+        def step(carry: tuple[Array, State | None], at: tuple[Array, Array, Array]) -> tuple[Any, None]:
+            (x, state), (t, s, key) = carry, at
             told = jnp.cos(math.pi * t * jnp.arange(1, self.features + 1, dtype=x.dtype))
             tokens = [x, jnp.broadcast_to(told, (*x.shape[:2], self.features))]
             if labels is not None:
                 of_label = jax.nn.one_hot(labels, self.data.kind.classes, dtype=x.dtype)
                 tokens.append(jnp.broadcast_to(of_label[:, None], (*x.shape[:2], of_label.shape[1])))
-            hidden, _ = model.hidden(jnp.concatenate(tokens, axis=-1), ctx)
+            hidden, state = model.hidden(jnp.concatenate(tokens, axis=-1), ctx, state)
             found = _joined(model.logits(hidden), size, self.patch, channels)
             (a, b), (a_s, b_s) = self.schedule.levels(t), self.schedule.levels(s)
             image = (x - b * found) / a if self.predicts == 'epsilon' else a * x - b * found
@@ -198,10 +201,11 @@ class Diffusion(ImageTask):
             noise = (x - a * image) / b
             fresh = eta * b_s / b * jnp.sqrt(jnp.maximum(1 - (a / a_s) ** 2, 0))
             x = a_s * image + jnp.sqrt(jnp.maximum(b_s**2 - fresh**2, 0)) * noise
-            return x + fresh * jax.random.normal(key, x.shape, x.dtype), None
+            return (x + fresh * jax.random.normal(key, x.shape, x.dtype), state), None
 
         start = jax.random.normal(first, (count, size**2, channels))
-        return jax.lax.scan(step, start, (times[:-1], times[1:], jnp.stack(keys)))[0]
+        (drawn, _), _ = jax.lax.scan(step, (start, state), (times[:-1], times[1:], jnp.stack(keys)))
+        return drawn
 
 
 def _patched(x: Any, size: int, patch: int) -> Any:

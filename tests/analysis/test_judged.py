@@ -55,6 +55,11 @@ def test_a_run_judges_what_another_draws(runs, capsys):
     for name in ('accuracy', 'confidence', 'score', 'classes_error', 'mean_error', 'deviation_error'):
         assert 0 <= found[name] <= 10 and 0 <= found[f'{name}_of_data'] <= 10
     assert (runs / 'drawing' / 'evals' / '2-ema-judged' / 'drawn.png').exists()
+    assert main([*command, '--reuse=0.2']) == 0
+    few = json.loads((runs / 'drawing' / 'evals' / '2-ema-judged-reuse0.2.json').read_text())
+    assert few['reuse']['share'] == 0.2 and 'reuse' not in found
+    # Both of two steps are among the first, which read all keys.
+    assert few['mean_error'] == pytest.approx(found['mean_error'], rel=1e-4)
 
 
 def test_mistakes_are_named(runs, capsys):
@@ -62,6 +67,11 @@ def test_mistakes_are_named(runs, capsys):
     for arguments, message in (
         ((f'--workdir={runs / "judge"}', judging), '--judge is for runs that draw images; '),
         ((drawing, f'--judge={runs / "drawing"}'), 'was trained for Diffusion; what is analysed here is a classifier'),
+        (
+            (drawing, '--reuse=0.2'),
+            '--reuse is for a run that draws images, which --judge=RUN has another run classify',
+        ),
+        ((drawing, judging, '--reuse=3'), 'share of Reuse is 3.0; it must be above 0 and at most 2, which is all'),
         ((drawing, judging, '--tokens=5'), '--tokens is for what a task asks; with --judge a run draws images'),
     ):
         assert main(['eval', *arguments]) == 2

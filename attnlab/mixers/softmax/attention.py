@@ -161,13 +161,21 @@ class Attention(Mixer):
     ) -> tuple[Sequence, AttentionState | None]:
         q, k, v, shifts, preludes = self._project(x, ctx, state)
         view = self._look(k, v, x, ctx, None if state is None else state.cache)
-        y = self._attend(q, view.entries.values, view, x)
+        y = self.written(self._attend(q, view.entries.values, view, x), x)
+        return y, None if view.cache is None else AttentionState(view.cache, shifts, preludes)
+
+    def read(self, x: Sequence, ctx: Context, reach: Reach) -> Heads:
+        """Returns what the heads read of a call without a state, with another reach in the place of their own."""
+        q, k, v, *_ = self._project(x, ctx, None)
+        return self._attend(q, v, look(Entries(k, v, ctx.segments_or_ones()), ctx, reach), x)
+
+    def written(self, y: Heads, x: Sequence) -> Sequence:
+        """Returns the output for what the heads have read of the input `x`: normed, gated and mapped."""
         if self.norm is not None:
             y = self.norm(y)
         if self.gate is not None:
             y = y * self.gate(x)
-        y = self.output(y.reshape(*x.shape[:2], -1))
-        return y, None if view.cache is None else AttentionState(view.cache, shifts, preludes)
+        return self.output(y.reshape(*x.shape[:2], -1))
 
     def read_weights(self, x: Sequence, ctx: Context) -> tuple[Float[Array, 'b h t s'], Bool[Array, 'b t s']]:
         """Returns every weight `p_ij` of a call without a state, and which keys each query may see; for analysis."""
