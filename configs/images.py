@@ -10,7 +10,8 @@
 - `segments`: drawn images again, and the class of every patch;
 - `surfaces`, `parts`: drawn clouds of points, and the class of every point, by the voxel that it lies in: what kind of
   surface it is on, or what part of a table, chair or lamp. `side=8` voxels on every axis are the tokens, for mixers of
-  volumes, such as `condaformer`, and those of sequences (`attnlab.tasks.clouds`);
+  volumes, such as `condaformer`, and those of sequences (`attnlab.tasks.clouds`); with `voxels=occupied` those with
+  points alone, 512 at most, for mixers of sequences that tell padding apart;
 - a path, which has a `/` or a `.` in it: image files of one's own in `PATH/CLASS/`, or in `PATH/train/CLASS/` and
   `PATH/test/CLASS/` (`attnlab.data.vision.folders`), in `colors=rgb|grey` and squares of `side=32` pixels.
 
@@ -64,7 +65,7 @@ from attnlab.functional.grids import Grid
 from attnlab.models.heads.registry import CLASSIFIERS
 from attnlab.models.heads.regression import RegressionHead
 from attnlab.models.inputs.patches import ConvStem, OverlappingMap, Patches, class_place
-from attnlab.models.inputs.voxels import Voxels
+from attnlab.models.inputs.voxels import SomeVoxels, Voxels
 from attnlab.models.model import Model
 from attnlab.models.pyramid import Pyramid, Resolution
 from attnlab.models.stack import stack_spec
@@ -73,7 +74,7 @@ from attnlab.nn.mlps import MLP, GatedMLP
 from attnlab.nn.norms import RMSNorm
 from attnlab.nn.pools import MeanPool, OneToken
 from attnlab.nn.positions import GridSinusoids, LearnedPlaces
-from attnlab.tasks.clouds import FEATURES, PointSegmentation
+from attnlab.tasks.clouds import FEATURES, OccupiedSegmentation, PointSegmentation
 from attnlab.tasks.diffusion import Diffusion
 from attnlab.tasks.images import ImageClassification, Segmentation, side
 from attnlab.train.optimizer import AdamW, Group, Groups
@@ -86,7 +87,10 @@ from attnlab.zoo.chosen import chosen_recipe, initialized
 
 @dataclasses.dataclass(frozen=True)
 class Images:
-    """A data set, and the patches that suit its images, whose pixels have `levels`; or the voxels of its clouds."""
+    """A data set, and the patches that suit its images, whose pixels have `levels`; or the voxels of its clouds.
+
+    With `occupied` the tokens of a cloud are its voxels with points.
+    """
 
     data: Dataset
     patch: int
@@ -94,6 +98,7 @@ class Images:
     dense: bool = False
     levels: int = 256
     voxels: int | None = None
+    occupied: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,6 +167,7 @@ POSITIONS: dict[str, Callable[[], Any]] = {
 }
 TOKENS = {'mean': None, 'first': 'first', 'middle': 'middle'}
 GIVEN = {'nothing': 'nothing', 'label': 'label'}
+VOXELS = {'all': False, 'occupied': True}
 PREDICTED = {'label': None, 'epsilon': 'epsilon', 'v': 'v'}
 AUGMENTATIONS: dict[str, Transform | Mixing] = {
     'crop': Crop(),
@@ -187,6 +193,7 @@ def get_config(arg: str = '') -> ConfigDict:
         augment='',
         colors='rgb',
         side='',
+        voxels='all',
         stem='',
         positions='',
         token='mean',
@@ -230,12 +237,19 @@ def _images(chosen: dict[str, str]) -> Images:
         images = choose(DATA, 'data', name)
         if images.voxels is not None:
             return _clouds(images, chosen)
+        _check_voxels(chosen)
         if length:
             raise UserError(f'side={length} is for images of your own and clouds of points; data={name} has its own')
         return images
+    _check_voxels(chosen)
     channels = choose({'rgb': 3, 'grey': 1}, 'colors', chosen['colors'])
     data = image_folder(name, size=int(length or 32), channels=channels)
     return Images(data, patch=next(patch for patch in (4, 2, 1) if data.size % patch == 0), examples=1_000)
+
+
+def _check_voxels(chosen: dict[str, str]) -> None:
+    if choose(VOXELS, 'voxels', chosen['voxels']):
+        raise UserError(f'voxels=occupied is for clouds of points; data={chosen["data"]} holds images')
 
 
 def _clouds(images: Images, chosen: dict[str, str]) -> Images:
@@ -244,7 +258,8 @@ def _clouds(images: Images, chosen: dict[str, str]) -> Images:
     given = [f'{name}={chosen[name]}' for name, value in usual.items() if chosen[name] != value]
     if given:
         raise UserError(f'data={chosen["data"]} holds clouds of points, not images, and takes no {", ".join(given)}')
-    return dataclasses.replace(images, voxels=int(chosen['side'] or images.voxels or 0))
+    occupied = choose(VOXELS, 'voxels', chosen['voxels'])
+    return dataclasses.replace(images, voxels=int(chosen['side'] or images.voxels or 0), occupied=occupied)
 
 
 def _augmentation(chosen: dict[str, str], images: Images) -> Augmentation | None:
@@ -270,7 +285,8 @@ def _task(images: Images, layout: Layout, augmentation: Augmentation | None, cho
     if given != 'nothing':
         raise UserError(f'given={given} is for predict=epsilon and predict=v, which draw images of a label')
     if images.voxels is not None:
-        return spec(PointSegmentation, data=images.data, side=images.voxels)
+        kind = OccupiedSegmentation if images.occupied else PointSegmentation
+        return spec(kind, data=images.data, side=images.voxels)
     if images.dense:
         patch = images.patch * 2 ** (layout.resolutions - 1)
         return spec(Segmentation, data=images.data, patch=patch, augmentation=augmentation)
@@ -303,7 +319,8 @@ def _inputs(images: Images, layout: Layout, chosen: dict[str, str], where: str |
     """What makes tokens of patches, or of voxels."""
     positions = choose(POSITIONS, 'positions', chosen['positions'] or layout.positions)()
     if images.voxels is not None:
-        return spec(Voxels, side=images.voxels, features=FEATURES, positions=positions)
+        kind = SomeVoxels if images.occupied else Voxels
+        return spec(kind, side=images.voxels, features=FEATURES, positions=positions)
     pixels = side(images.data)
     return spec(
         Patches,
@@ -345,7 +362,11 @@ def _layout(recipe: Recipe, images: Images, size: Size, chosen: dict[str, str], 
 
 def _flat(recipe: Recipe, images: Images, size: Size, chosen: dict[str, str], initialization: ConfigDict) -> Layout:
     """Layers of one width."""
-    length = math.prod(_grid(images)) + (chosen['token'] != 'mean')
+    if images.occupied and (recipe.grid or not recipe.packed):
+        lacks = 'a grid, which some of the voxels are not' if recipe.grid else 'no padding among its tokens'
+        raise UserError(f'zoo={chosen["zoo"]} needs {lacks}; with voxels=all it is trained on all of them')
+    whole = images.data.kind.length if images.occupied else math.prod(_grid(images))
+    length = whole + (chosen['token'] != 'mean')
     mixers = _mixers(recipe, size.heads, size.window, length)
     stack = stack_spec(mixers, layer=recipe.layer, depth=size.depth, mlp=spec(GatedMLP), initialization=initialization)
     return Layout(stack=stack, dim=size.dim)

@@ -442,6 +442,12 @@ def test_clouds_are_read_as_volumes(name):
         flat.trace()
 
 
+def test_clouds_are_read_as_rows_of_occupied_voxels():
+    setup = prepared(images.get_config('zoo=gla,data=parts,side=16,voxels=occupied'))
+    setup.trace()
+    assert setup.model.embedding.grid is None and setup.abstract_batch()['tokens'].shape[1:] == (512, 8)
+
+
 def test_images_with_a_class_token():
     setup = prepared(images.get_config('data=count,token=middle,positions=sinusoidal,stem=conv'))
     setup.trace()
@@ -564,6 +570,12 @@ def test_images_of_ones_own(tmp_path):
             'clouds of points, not images, and takes no layout=pyramid, augment',
         ),
         ('data=count,side=16', 'side=16 is for images of your own and clouds of points; data=count has its own'),
+        ('data=count,voxels=occupied', 'voxels=occupied is for clouds of points; data=count holds images'),
+        ('data=parts,voxels=some', 'there is no voxels=some'),
+        (
+            'zoo=condaformer,data=parts,voxels=occupied',
+            'zoo=condaformer needs a grid, which some of the voxels are not',
+        ),
         ('data=parts,side=0', 'side=0 of the config is no whole number of pixels or voxels'),
         ('data=.,side=large', 'side=large of the config is no whole number of pixels'),
         ('data=countt', "there is no data=countt; did you mean 'count'"),

@@ -23,6 +23,9 @@ from attnlab.typing import DropoutKey
 FEATURES = 5
 """Numbers a voxel."""
 
+PLACES = 3
+"""Numbers that say where one is: its place on every axis, from 0."""
+
 
 @dataclasses.dataclass(frozen=True)
 class PointSegmentation(LongRange):
@@ -72,6 +75,10 @@ class PointSegmentation(LongRange):
             'weights': np.ones(len(voxels), np.float32),
         }
 
+    def places(self, row: Row) -> Int[np.ndarray, 'n']:
+        """The number of the voxel that every point of a row lies in, among all voxels."""
+        return row['voxels']
+
     def measure(self, model: Predictor, batch: Batch, dropout_key: DropoutKey | None) -> dict[str, Average]:
         """Loss in nats and accuracy per point; `iou_1` is intersection over union of class 1, found and true.
 
@@ -79,10 +86,10 @@ class PointSegmentation(LongRange):
         """
         hidden, _ = model.hidden(batch['tokens'], context(batch, dropout_key))
         targets, weights = batch['targets'], batch['weights']
-        if hidden.shape[1] != self.side**3:
+        if hidden.shape[1] != batch['tokens'].shape[1]:
             raise UserError(
-                f'side of PointSegmentation is {self.side}, {self.side**3} voxels; the model has {hidden.shape[1]} '
-                'hidden states'
+                f'side of {type(self).__name__} is {self.side}, {batch["tokens"].shape[1]} voxels; the model has '
+                f'{hidden.shape[1]} hidden states'
             )
         of_points = jnp.take_along_axis(hidden, batch['voxels'][:, :, None], axis=1)
         found = jnp.argmax(model.logits(of_points), axis=-1)
@@ -101,7 +108,7 @@ class PointSegmentation(LongRange):
         classes = self.data.kind.classes
         train, asked = (first_rows(source) for source in (self.source('train', part.length), part.source))
         shown, targets = (np.concatenate([row['targets'] for row in rows]) for rows in (train, asked))
-        places, others = (np.concatenate([row['voxels'] for row in rows]) for rows in (train, asked))
+        places, others = (np.concatenate([self.places(row) for row in rows]) for rows in (train, asked))
         table = np.tile(np.bincount(shown, minlength=classes) / len(shown), (self.side**3, 1))
         np.add.at(table, (places, shown), 1.0)
         by_place = float(np.mean(table.argmax(axis=1)[others] == targets))
@@ -116,6 +123,34 @@ class PointSegmentation(LongRange):
         if length != points:
             raise UserError(f'config.length is {length}; clouds of {points} points need {points}')
         return length
+
+
+@dataclasses.dataclass(frozen=True)
+class OccupiedSegmentation(PointSegmentation):
+    """Predict the class of every point of a cloud from voxels with points alone, which are the tokens.
+
+    There are as many tokens as points, which is the most that can be needed; those that are over are padding, segment
+    0. Voxels stand in the order that they have among all, and end with their place on every axis. For mixers that keep
+    documents apart, without a grid; otherwise as `PointSegmentation`.
+    """
+
+    packs: ClassVar[bool] = True
+
+    def row(self, example: Example) -> Row:
+        """The row of an example: `tokens`, float32 `points 8`, `segments` and `positions` of them; else the same."""
+        row = super().row(example)
+        found, voxels = np.unique(row['voxels'], return_inverse=True)
+        tokens = np.zeros((len(voxels), FEATURES + PLACES), np.float32)
+        places = np.stack(np.unravel_index(found, (self.side,) * PLACES), axis=-1)
+        tokens[: len(found)] = np.concatenate([row['tokens'][found], places], axis=1)
+        numbers = np.arange(len(voxels), dtype=np.int32)
+        marked = {'segments': (numbers < len(found)).astype(np.int32), 'positions': numbers}
+        return row | {'tokens': tokens, 'voxels': voxels.astype(np.int32)} | marked
+
+    def places(self, row: Row) -> Int[np.ndarray, 'n']:
+        """The number of the voxel that every point of a row lies in, among all voxels."""
+        places = row['tokens'][row['voxels'], FEATURES:].astype(np.int64)
+        return np.ravel_multi_index(tuple(places.T), (self.side,) * PLACES)
 
 
 def voxels_of(points: Points, side: int) -> Int[np.ndarray, 'n']:

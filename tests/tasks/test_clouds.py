@@ -1,23 +1,29 @@
 """Points labelled by the voxels that they lie in."""
 
+import pathlib
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
+from attnlab.configuration import config_of
 from attnlab.data.long_range.drawn import Drawn
 from attnlab.data.vision.clouds import Parts
 from attnlab.data.vision.shapes import Count
 from attnlab.errors import UserError
-from attnlab.tasks.clouds import FEATURES, PointSegmentation, voxels_of
-from attnlab.tasks.task import Guessable, Sliced, Task
+from attnlab.tasks.clouds import FEATURES, OccupiedSegmentation, PointSegmentation, voxels_of
+from attnlab.tasks.task import Guessable, Sliced, Task, context
+from attnlab.train.setup import prepare
 from tests.tasks.test_images import Oracle
 
+CONFIG = pathlib.Path(__file__).parents[2] / 'configs' / 'images.py'
 SMALL = Drawn(Parts(points=64), train=40, held_out=20)
 TASK = PointSegmentation(SMALL, side=4)
 
 
-def batch_of(count):
-    rows = [TASK.source('test', 64)[index] for index in range(count)]
+def batch_of(count, task=TASK):
+    rows = [task.source('test', 64)[index] for index in range(count)]
     return {name: jnp.asarray(np.stack([row[name] for row in rows])) for name in rows[0]}
 
 
@@ -53,6 +59,40 @@ def test_a_point_has_the_prediction_of_its_voxel():
     assert float(measured['iou_1'].mean()) == pytest.approx(both / union)
     with pytest.raises(UserError, match='side of PointSegmentation is 4, 64 voxels; the model has 16 hidden states'):
         TASK.measure(Oracle(jnp.zeros((3, 16, 7))), batch, None)
+
+
+def test_occupied_voxels_are_those_with_points_and_the_rest_is_padding():
+    sparse = OccupiedSegmentation(SMALL, side=4)
+    for index in range(5):
+        row, dense = (task.source('test', 64)[index] for task in (sparse, TASK))
+        count = int(row['segments'].sum())
+        assert count == len(set(dense['voxels'])) < 64
+        assert (row['segments'][:count] == 1).all() and not row['tokens'][count:].any()
+        places = row['tokens'][:count, FEATURES:].astype(int)
+        numbers = np.ravel_multi_index(tuple(places.T), (4, 4, 4))
+        assert (np.diff(numbers) > 0).all() and (row['tokens'][:count, 0] == 1).all()
+        np.testing.assert_array_equal(row['tokens'][:count, :FEATURES], dense['tokens'][numbers])
+        np.testing.assert_array_equal(numbers[row['voxels']], dense['voxels'])
+        np.testing.assert_array_equal(sparse.places(row), dense['voxels'])
+        np.testing.assert_array_equal(row['targets'], dense['targets'])
+        assert {name: value.shape for name, value in row.items()} == {
+            name: value.shape for name, value in sparse.example(64).items()
+        }
+    part = sparse.slices('test', 64, (1,), 20)['all']
+    assert sparse.trivial(part) == TASK.trivial(TASK.slices('test', 64, (1,), 20)['all'])
+
+
+def test_padding_of_a_cloud_is_not_read():
+    """Points are told alike whatever stands in the tokens that are over."""
+    setup = prepare(config_of(CONFIG, 'zoo=mha,data=parts,voxels=occupied,side=4'))
+    batch = batch_of(2, OccupiedSegmentation(Drawn(Parts(points=64), held_out=2), side=4))
+    model = nnx.merge(setup.graphdef, setup.initialize().variables)
+    padding = np.asarray(batch['segments'])[:, :, None] == 0
+    other = batch | {'tokens': jnp.where(padding, 3.0, batch['tokens'])}
+    (one, _), (same, _) = (model.hidden(each['tokens'], context(each)) for each in (batch, other))
+    read = ~padding[:, :, 0]
+    assert padding.any() and not np.allclose(one[~read], same[~read])
+    np.testing.assert_allclose(one[read], same[read], rtol=1e-5, atol=1e-5)
 
 
 def test_trivial_guesses():
