@@ -30,6 +30,9 @@ and draws images of every label. `attnlab eval --judge=RUN` has a run with `pred
 around it, the image mirrored, two of RandAugment's changes of shape and colour (of images of bytes: not the digits),
 the mixture of two, a piece of another; of the last two one is drawn for every image.
 
+`pictures=1` draws, at the end, what a token in the middle of an image has seen (`figures/receptive_field.png`; not with
+a class token) and, for `segments`, images with the classes of their patches and those found (`figures/segmented.png`).
+
 `stem=linear|overlap|conv` maps patches, and `positions=learned|sinusoidal|none` are added to them; left out, they are
 the paper's where the layout is, else linear and learned. `token=mean|first|middle` says what a prediction about an
 image is read from: the mean of the patches, the default, or a class token, which recipes on grids and layouts of
@@ -61,6 +64,7 @@ from attnlab.errors import UserError
 from attnlab.evals.by_slice import BySlice
 from attnlab.evals.cadence import AtEnd, EveryNSteps
 from attnlab.evals.drawn import Drawings
+from attnlab.evals.pictures import ReceptiveField, SegmentPictures
 from attnlab.functional.grids import Grid
 from attnlab.models.heads.registry import CLASSIFIERS
 from attnlab.models.heads.regression import RegressionHead
@@ -167,6 +171,7 @@ POSITIONS: dict[str, Callable[[], Any]] = {
 }
 TOKENS = {'mean': None, 'first': 'first', 'middle': 'middle'}
 GIVEN = {'nothing': 'nothing', 'label': 'label'}
+PICTURES = {'0': False, '1': True}
 VOXELS = {'all': False, 'occupied': True}
 PREDICTED = {'label': None, 'epsilon': 'epsilon', 'v': 'v'}
 AUGMENTATIONS: dict[str, Transform | Mixing] = {
@@ -191,6 +196,7 @@ def get_config(arg: str = '') -> ConfigDict:
         predict='label',
         given='nothing',
         augment='',
+        pictures='0',
         colors='rgb',
         side='',
         voxels='all',
@@ -207,6 +213,7 @@ def get_config(arg: str = '') -> ConfigDict:
     evaluated = max(1, size.steps // 10)
     evals = (spec(BySlice, cadence=spec(EveryNSteps, n=evaluated), multiples=(1,), examples=images.examples),)
     task = _task(images, layout, _augmentation(chosen, images), chosen)
+    evals = (*evals, *_pictures(images, chosen))
     model = _model(recipe, images, layout, chosen)
     if chosen['predict'] != 'label':
         model, evals = _denoising(model, task, layout, chosen), (*evals, spec(Drawings, cadence=spec(AtEnd)))
@@ -247,6 +254,17 @@ def _images(chosen: dict[str, str]) -> Images:
     return Images(data, patch=next(patch for patch in (4, 2, 1) if data.size % patch == 0), examples=1_000)
 
 
+def _pictures(images: Images, chosen: dict[str, str]) -> tuple[ConfigDict, ...]:
+    """What draws pictures at the end, where they are asked for."""
+    if not choose(PICTURES, 'pictures', chosen['pictures']):
+        return ()
+    if chosen['token'] != 'mean':
+        raise UserError(f'pictures=1 shows what a token on a grid has seen; it needs token=mean, not {chosen["token"]}')
+    segments = images.dense and chosen['predict'] == 'label'
+    kinds = (ReceptiveField, SegmentPictures) if segments else (ReceptiveField,)
+    return tuple(spec(kind, cadence=spec(AtEnd)) for kind in kinds)
+
+
 def _check_voxels(chosen: dict[str, str]) -> None:
     if choose(VOXELS, 'voxels', chosen['voxels']):
         raise UserError(f'voxels=occupied is for clouds of points; data={chosen["data"]} holds images')
@@ -254,7 +272,7 @@ def _check_voxels(chosen: dict[str, str]) -> None:
 
 def _clouds(images: Images, chosen: dict[str, str]) -> Images:
     """Clouds in the voxels asked for. Raises `UserError` for arguments of images."""
-    usual = {'layout': 'flat', 'predict': 'label', 'augment': '', 'stem': ''}
+    usual = {'layout': 'flat', 'predict': 'label', 'augment': '', 'stem': '', 'pictures': '0'}
     given = [f'{name}={chosen[name]}' for name, value in usual.items() if chosen[name] != value]
     if given:
         raise UserError(f'data={chosen["data"]} holds clouds of points, not images, and takes no {", ".join(given)}')

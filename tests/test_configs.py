@@ -448,6 +448,17 @@ def test_clouds_are_read_as_rows_of_occupied_voxels():
     assert setup.model.embedding.grid is None and setup.abstract_batch()['tokens'].shape[1:] == (512, 8)
 
 
+def test_images_with_pictures_at_the_end():
+    for arguments, names in (
+        ('data=segments,layout=pyramid', ['test', 'field', 'segmented']),
+        ('predict=v', ['test', 'field', 'drawn']),
+    ):
+        setup = prepared(images.get_config(f'{arguments},pictures=1'))
+        assert [evaluator.name for evaluator in setup.evals] == names
+    with pytest.raises(UserError, match='pictures=1 shows what a token on a grid has seen; it needs token=mean'):
+        images.get_config('token=first,pictures=1')
+
+
 def test_images_with_a_class_token():
     setup = prepared(images.get_config('data=count,token=middle,positions=sinusoidal,stem=conv'))
     setup.trace()
