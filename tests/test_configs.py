@@ -453,7 +453,7 @@ def test_images_with_pictures_at_the_end():
         ('data=segments,layout=pyramid', ['test', 'field', 'segmented']),
         ('predict=v', ['test', 'field', 'drawn']),
     ):
-        setup = prepared(images.get_config(f'{arguments},pictures=1'))
+        setup = prepare(images.get_config(f'{arguments},pictures=1'))
         assert [evaluator.name for evaluator in setup.evals] == names
     with pytest.raises(UserError, match='pictures=1 shows what a token on a grid has seen; it needs token=mean'):
         images.get_config('token=first,pictures=1')
