@@ -30,7 +30,11 @@ def test_the_page_on_kernels_runs_as_it_stands():
 
 
 def test_the_map_of_the_house_names_files_that_are_there():
-    there = [path for room in ('attnlab', 'pallas_kernels', 'configs', 'tests') for path in (ROOT / room).rglob('*')]
+    there = [
+        path
+        for room in ('attnlab', 'pallas_kernels', 'configs', 'scripts', 'tests')
+        for path in (ROOT / room).rglob('*')
+    ]
     paths = {f'/{path.relative_to(ROOT)}' for path in there} | {
         '/experiments',
         '/scripts',
