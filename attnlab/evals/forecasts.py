@@ -28,7 +28,7 @@ MODEL, TRUTH = 'model', 'truth'
 """What the forecasts of the model and the rows that came are called, beside those of baselines."""
 
 SMALLEST = 1e-12
-"""Added to powers, of which a constant forecast has none."""
+"""Added to powers, of which a constant has none."""
 
 Lookback = Float[np.ndarray, 'n t v']
 Rows = Float[np.ndarray, 'n s v']
@@ -58,17 +58,15 @@ class ShownForecasts:
         """`spectral_distance` of every forecast to what came, in dB.
 
         The root mean square over frequencies of `10 log10` of the ratio of the powers. Gray and Markel 1976,
-        https://doi.org/10.1109/TASSP.1976.1162849. None where the horizon is one step.
+        https://doi.org/10.1109/TASSP.1976.1162849. None of what has no power at all, as a constant, nor of one step.
         """
         truth = self.spectra[TRUTH]
-        if not len(truth):
-            return {}
-        found = {name: 10 * np.log10((power + SMALLEST) / (truth + SMALLEST)) for name, power in self.spectra.items()}
-        return {
-            f'{name}/spectral_distance': float(np.sqrt(np.mean(apart**2)))
-            for name, apart in found.items()
-            if name != TRUTH
+        found = {
+            name: 10 * np.log10((power + SMALLEST) / (truth + SMALLEST))
+            for name, power in self.spectra.items()
+            if name != TRUTH and power.any()
         }
+        return {f'{name}/spectral_distance': float(np.sqrt(np.mean(apart**2))) for name, apart in found.items()}
 
     def draw(self, folder: pathlib.Path) -> None:
         """Writes windows and spectra, `forecasts` and `spectra`, each a figure and the numbers in it as CSV.
