@@ -38,6 +38,10 @@
 (`configs/language.py`; `RUN` is its work directory); a token is a segment of `horizon` rows, of which the look-back has
 several, and the segment after every token is predicted.
 
+`system=msft,run=RUN` has the patches and layers of a forecaster of this config that was trained before, frozen, in its
+sizes and with its look-back (`RUN` was made with `form=bidirectional`, `inputs=apart`), and reads the window at three
+scales, for each of which adapters and a head are trained.
+
 `head` is one of those of real numbers that `attnlab zoo --heads` lists, or `affine`, the default; `quantiles`,
 `mixture_density`, `c51` and `iqn` predict distributions, whose CRPS and coverage are then reported. `size`, `optimizer`
 and `schedule` are as in `configs/images.py`.
@@ -75,6 +79,7 @@ from attnlab.models.heads.segments import NextSegmentHead
 from attnlab.models.inputs.embedding import Projection
 from attnlab.models.inputs.series import OrthogonalVariates, VariatesApart, VariatesAsTokens, VariatesTogether
 from attnlab.models.model import Model
+from attnlab.models.multiscale import MultiscaleForecaster
 from attnlab.models.stack import stack_spec
 from attnlab.models.two_rates import TwoRates
 from attnlab.nn.mlps import GatedMLP
@@ -122,7 +127,8 @@ class System:
       share: for AR-Net, the fraction of weights that are expected not to be zero; `None`: no penalty.
       repeat_last: how often the last step is repeated before patches are cut.
       orthogonal: whether windows and horizons are turned into the basis of the training rows.
-      frozen: whether the layers are those of a language model, which are not trained.
+      frozen: of what run the layers are, which are not trained; empty: of none.
+      scales: at how many scales beside the finest such layers read the window.
     """
 
     cite: str
@@ -133,7 +139,8 @@ class System:
     share: float | None = None
     repeat_last: int = 0
     orthogonal: bool = False
-    frozen: bool = False
+    frozen: str = ''
+    scales: int = 0
 
 
 ZENG = 'Zeng et al. 2023, https://arxiv.org/abs/2205.13504'
@@ -199,7 +206,16 @@ SYSTEMS: Mapping[str, System] = MappingProxyType(
             {'form': 'causal'},
             f'{ONE_RUN}; a language model of ours in the place of LLaMA, no text of the time of a segment, no series '
             'of the domain before the window',
-            frozen=True,
+            frozen='a causal language model (configs/language.py)',
+        ),
+        'msft': System(
+            'Qiao et al. 2025, https://arxiv.org/abs/2506.14087',
+            {'form': 'bidirectional'},
+            f'{ONE_RUN}; an encoder of ours in the place of Moirai, Moment or UniTS, new heads at every scale; '
+            'from abstract and summaries, without the code: adapters and maps to finer scales start at zero, sums run '
+            'from scale to scale, coarse forecasts are repeated',
+            frozen='a forecaster of this config with inputs=apart,form=bidirectional',
+            scales=2,
         ),
     }
 )
@@ -249,10 +265,13 @@ LAYERED = (
     'marks',
     'targets',
 )
-"""Arguments that a language model leaves no choice of."""
+"""Arguments that the layers of a run leave no choice of."""
 
-FROZEN = tuple(Override(pattern, lr=0.0, weight_decay=0.0) for pattern in ('stack/*', 'norm/*'))
-"""What of a language model is not trained."""
+LANGUAGE = ('embedding/*', 'head/*')
+"""What is not taken of a language model."""
+
+SCALES = ('tuned/*', 'head/*')
+"""What is not taken of a forecaster that is read at several scales."""
 
 CLASSIFIES = ('task', 'zoo', 'fast', 'rate', 'form', 'lookback', 'head', 'size', *CHOICES)
 """Arguments of classification."""
@@ -344,7 +363,9 @@ def get_config(arg: str = '') -> ConfigDict:
     }
     basis = TrainingBasis(series, columns) if system.orthogonal else None
     stacked = functools.partial(_stacked, system, windows, basis, size, chosen)
-    if system.frozen:
+    if system.scales:
+        stacked = functools.partial(_multiscale, windows, system, chosen['run'])
+    elif system.frozen:
         stacked = functools.partial(_frozen, windows, _whole(chosen, 'horizon'), chosen['run'])
     model = _linear(system, windows, chosen) if linear else stacked()
     return run_config(
@@ -357,9 +378,9 @@ def get_config(arg: str = '') -> ConfigDict:
             peak_lr=size.linear_lr if linear else size.peak_lr,
             schedule=Cosine(warmup=0.1),
             weight_decay=size.weight_decay,
-            overrides=FROZEN if system.frozen else (),
+            overrides=_frozen_groups(system),
         ),
-        start=spec(FromRun, run=chosen['run'], leave=('embedding/*', 'head/*')) if system.frozen else None,
+        start=spec(FromRun, run=chosen['run'], leave=SCALES if system.scales else LANGUAGE) if system.frozen else None,
     )
 
 
@@ -450,11 +471,13 @@ def _mixers(recipe: Recipe, size: Size, places: int, causal: bool) -> tuple[Conf
 
 def _check_frozen(system: System, given: Mapping[str, str]) -> None:
     """Raises `UserError` for a frozen system without a run, and for a run or arguments that go with no such one."""
-    if system.frozen != bool(given['run']):
+    if system.frozen and not given['run']:
         raise UserError(
-            'system=autotimes needs run=WORKDIR, that of a causal language model (configs/language.py); other systems '
-            'take no run'
+            f'system={given["system"]} needs run=WORKDIR, that of {system.frozen}; other systems take no run'
         )
+    if given['run'] and not system.frozen:
+        names = ' or '.join(name for name, one in SYSTEMS.items() if one.frozen)
+        raise UserError(f'run={given["run"]} goes with system={names}; other systems take no run')
     for name in LAYERED if system.frozen else ():
         if given[name]:
             raise UserError(f'{name}={given[name]} does not go with system={given["system"]}; leave it out')
@@ -476,6 +499,35 @@ def _frozen(windows: Mapping[str, Any], horizon: int, run: str) -> ConfigDict:
         inputs=spec(VariatesApart, patch=horizon, stride=horizon, read_from='all'),
         head=spec(NextSegmentHead),
     )
+
+
+def _multiscale(windows: Mapping[str, Any], system: System, run: str) -> ConfigDict:
+    """The layers of a run, reading several scales. Raises `UserError` for a run of another kind, or look-back."""
+    model = saved_config(pathlib.Path(run)).model
+    kinds = model.target, model.inputs.target if 'inputs' in model else None
+    if kinds != (spec(StackForecaster).target, spec(VariatesApart).target) or 'depth' not in model.stack:
+        raise UserError(f'run={run} is not {system.frozen}')
+    if model.inputs.read_from != 'all':
+        raise UserError(f'run={run} reads its last token alone; name one with form=bidirectional')
+    if model.lookback != windows['lookback']:
+        raise UserError(f'lookback={windows["lookback"]} is not that of run={run}, {model.lookback}')
+    return spec(
+        MultiscaleForecaster,
+        dim=model.dim,
+        stack=model.stack.copy_and_resolve_references(),
+        norm=model.norm.copy_and_resolve_references(),
+        **windows,
+        inputs=model.inputs.copy_and_resolve_references(),
+        scales=system.scales,
+    )
+
+
+def _frozen_groups(system: System) -> tuple[Override, ...]:
+    """Overrides of what is taken of a run and not trained."""
+    if not system.frozen:
+        return ()
+    taken = ('stack/*', 'norm/*', *(('embedding/*',) if system.scales else ()))
+    return tuple(Override(pattern, lr=0.0, weight_decay=0.0) for pattern in taken)
 
 
 def _check_filling(system: System, given: Mapping[str, str]) -> None:

@@ -91,6 +91,34 @@ def test_a_frozen_language_model_reads_segments(tmp_path):
         series.get_config(f'system=autotimes,run={tmp_path}')
 
 
+def test_an_encoder_is_read_at_several_scales(tmp_path):
+    """Patches, layers and norm are in the config as they were and are not trained; heads and adapters are new."""
+    made = series.get_config('zoo=mha,form=bidirectional,lookback=64,patch=8,horizon=32')
+    save(made, tmp_path / 'config.json')
+    config = series.get_config(f'system=msft,run={tmp_path},lookback=64,horizon=16,data=lorenz')
+    assert plain(config.model.stack) == plain(made.model.stack)
+    assert plain(config.model.inputs) == plain(made.model.inputs)
+    assert tuple(config.start.leave) == ('tuned/*', 'head/*')
+    setup = prepare(config)
+    assert setup.model.counts() == [8, 4, 2]
+    frozen = [one.pattern for one in setup.optimizer.overrides if one.lr == 0]
+    assert frozen == ['stack/*', 'norm/*', 'embedding/*']
+    measured = jax.eval_shape(setup.measure, setup.abstract.variables, setup.abstract_batch())
+    assert measured['position_mse'].total.shape == (16,)
+    with pytest.raises(UserError, match=r'lookback=96 is not that of run=.*, 64'):
+        series.get_config(f'system=msft,run={tmp_path},lookback=96')
+    with pytest.raises(UserError, match='horizon of 18 and vectors'):
+        assert prepare(series.get_config(f'system=msft,run={tmp_path},lookback=64,horizon=18')).model
+    for other, sentence in (
+        (series.get_config('zoo=mha,lookback=64'), 'reads its last token alone'),
+        (series.get_config('system=linear,lookback=64'), 'is not a forecaster of this config with inputs=apart'),
+        (series.get_config('system=hiss,lookback=64'), 'is not a forecaster of this config with inputs=apart'),
+    ):
+        save(other, tmp_path / 'config.json')
+        with pytest.raises(UserError, match=sentence):
+            series.get_config(f'system=msft,run={tmp_path},lookback=64')
+
+
 def test_series_have_the_sizes_of_papers():
     """Parameters as published: of Linear at 336 to 96, and of patches at 336: 42 tokens."""
     assert parameters(prepare(series.get_config('system=linear,data=etth1,lookback=336'))) == 337 * 96
@@ -127,7 +155,10 @@ def test_two_rates_are_two_stacks():
         ('system=hiss,inputs=variates', 'fast=s4 reads windows of time; choose inputs=apart'),
         ('system=hiss,rate=none', 'rate=none must be a whole number'),
         ('system=hiss,fast=swin', 'zoo=swin mixes tokens on a grid'),
-        ('system=autotimes', 'system=autotimes needs run=WORKDIR'),
+        ('system=autotimes', 'system=autotimes needs run=WORKDIR, that of a causal language model'),
+        ('system=msft', 'system=msft needs run=WORKDIR, that of a forecaster'),
+        ('system=msft,run=none,patch=8', 'patch=8 does not go with system=msft'),
+        ('task=imputation,system=msft,run=none', 'system=msft is for task=forecasting'),
         ('system=dlinear,run=runs/first', 'other systems take no run'),
         ('system=autotimes,run=none,zoo=mha', 'zoo=mha does not go with system=autotimes'),
         ('system=autotimes,run=none', 'none is not a run'),

@@ -89,17 +89,21 @@ class Patching(SeriesInputs):
         self.variates, self.covariates = variates, covariates
         self.patch, self.repeat_last, self.read_from = patch, repeat_last, read_from
         self.stride = patch if stride is None else stride
-        covered = lookback + repeat_last - patch
-        if covered < 0 or covered % self.stride:
-            raise UserError(
-                f'patches of {patch} steps, {self.stride} apart, leave steps of {lookback + repeat_last} out; '
-                'choose patch, stride or repeat_last so that the last patch ends with them'
-            )
-        self.places = covered // self.stride + 1
+        self.places = self.count(lookback)
         self.width = dim * (self.places if read_from == 'all' else 1)
         self.linear = Linear(self.channels(), dim, bias=True, axes=(None, 'embed'), rngs=rngs)
         self.positions: Any = None if positions is None else positions(dim, grid=(1, self.places), rngs=rngs)
         self.apart: Any = self.reader(dim, rngs)
+
+    def count(self, steps: int) -> int:
+        """How many patches so many steps are. Raises `UserError` where they leave one out."""
+        covered = steps + self.repeat_last - self.patch
+        if covered < 0 or covered % self.stride:
+            raise UserError(
+                f'patches of {self.patch} steps, {self.stride} apart, leave steps of {steps + self.repeat_last} out; '
+                'choose patch, stride or repeat_last so that the last patch ends with them'
+            )
+        return covered // self.stride + 1
 
     @abc.abstractmethod
     def channels(self) -> int:
@@ -111,15 +115,16 @@ class Patching(SeriesInputs):
         return None
 
     def tokens_of(self, x: Float[Array, 'rows steps m'], dtype: DTypeLike | None) -> Rows:
-        """Patches of rows, mapped, with positions."""
+        """Patches of rows, mapped, with positions; of shorter rows the first ones."""
+        places = self.count(x.shape[1])
         if self.repeat_last:
             x = jnp.concatenate([x, jnp.repeat(x[:, -1:], self.repeat_last, axis=1)], axis=1)
-        at = jnp.arange(self.places)[:, None] * self.stride + jnp.arange(self.patch)[None]
-        patches = x[:, at].reshape(x.shape[0], self.places, self.patch * x.shape[2])
+        at = jnp.arange(places)[:, None] * self.stride + jnp.arange(self.patch)[None]
+        patches = x[:, at].reshape(x.shape[0], places, self.patch * x.shape[2])
         y = self.linear(patches if dtype is None else patches.astype(dtype))
         if self.positions is None:
             return y
-        return y + jnp.broadcast_to(self.positions().astype(y.dtype), y.shape)
+        return y + jnp.broadcast_to(self.positions().astype(y.dtype)[:places], y.shape)
 
     def whole(self, hidden: Rows) -> Float[Array, 'rows m']:
         """The vector of a row."""
