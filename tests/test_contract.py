@@ -40,7 +40,8 @@ def subject(name: str) -> Subject:
     """The recipe's mixer and what is compiled for it; the tests of a recipe follow one another in one process."""
     recipe = ZOO[name]
     made = functools.partial(make, recipe)
-    return Subject(on_grid(made) if recipe.grid else made, causal=recipe.causal)
+    smooth = functools.partial(made, **recipe.surrogate) if recipe.surrogate else None
+    return Subject(on_grid(made) if recipe.grid else made, causal=recipe.causal, surrogate=smooth)
 
 
 def make(recipe: Recipe, dim: int, *, rngs: nnx.Rngs, **overrides: Any) -> nnx.Module:

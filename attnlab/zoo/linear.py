@@ -6,6 +6,7 @@ from attnlab.functional.normalizers import FloorNormalizer, SumNormalizer
 from attnlab.mixers.linear.agent import AgentAttention
 from attnlab.mixers.linear.attention import LinearAttention
 from attnlab.mixers.linear.fast_weights import FastWeights
+from attnlab.mixers.linear.hashed import HashedAttention
 from attnlab.mixers.linear.inline import InLine
 from attnlab.mixers.linear.lizard import Lizard
 from attnlab.mixers.linear.mesa import MesaNet
@@ -40,6 +41,7 @@ from attnlab.nn.gates import (
     TiedKeys,
     WriteStrength,
 )
+from attnlab.nn.hashing import Clipped
 from attnlab.nn.initialization import Gaussian, Initialization, Orthogonal, Scaled
 from attnlab.nn.levels import LevelWeights
 from attnlab.nn.norms import HeadRMSNorm, LayerNorm, RMSNorm, SimpleRMSNorm
@@ -172,6 +174,28 @@ LINEAR = {
             'a bias: feature_map=SignedExponentials. Maps have biases, as in flash-linear-attention, which divides '
             'features and negatives by one sum; those of the later code of the authors, LoLCATs, have none. The paper '
             'also converts trained softmax attention, by distillation of its weights.'
+        ),
+    ),
+    'ecoformer': Recipe(
+        spec=spec(HashedAttention, bias=True),
+        cite='Liu et al. 2022, https://arxiv.org/abs/2209.09004',
+        causal=True,
+        bidirectional=True,
+        mirrored=True,
+        streaming=True,
+        packed=True,
+        small={'bits': 8, 'anchors': 9},
+        knobs={'heads': 'heads', 'state': 'bits'},
+        surrogate={'codes': spec(Clipped)},
+        notes=(
+            'Codes of 16 bits from kernels of 25 anchors. Training fits the hash before its first step, to rows of '
+            'training, once; other uses of a model that was not trained have a random hash. The paper fits it at the '
+            'first batch of a model whose attention was trained before: config.start copies parameters from such a '
+            'run. The spread of the kernel is that of the fit, where the released code has that of the row at hand, '
+            'so that tokens are coded one by one; the causal form is ours. Every key weighs bits + 1 more than the '
+            'product of codes; the code adds that to denominators for every key, and to numerators for the own value '
+            'alone. Signs and sums are multiplied as other numbers are: no kernel makes use of bits. Gradients of '
+            'codes are straight through.'
         ),
     ),
     'nalaformer': Recipe(

@@ -100,6 +100,9 @@ class Recipe:
       start: what the paper starts from, which `init=paper` of a config follows; `None`: nothing is known that differs.
       hierarchy: the stages of the paper's model, where it has stages.
       slow: so long to compile that most of its properties are checked by nightly tests alone.
+      surrogate: arguments that put in the place of what rounds the function whose gradient it has; gradients are
+        compared with finite differences of the mixer so made, and its own must reach every parameter. Empty for a
+        mixer whose gradients are those of its values.
     """
 
     spec: ConfigDict | tuple[ConfigDict, ...]
@@ -120,6 +123,12 @@ class Recipe:
     start: Start | None = None
     hierarchy: Hierarchy | None = None
     slow: bool = False
+    surrogate: Mapping[str, Any] = MappingProxyType({})
+
+    @property
+    def straight_through(self) -> bool:
+        """Whether gradients are those of a surrogate."""
+        return bool(self.surrogate)
 
     @property
     def pattern(self) -> tuple[ConfigDict, ...]:

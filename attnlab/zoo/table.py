@@ -16,7 +16,7 @@ from attnlab.typing import State
 from attnlab.zoo import ZOO, Recipe
 
 DIM, HEADS, LENGTHS = 256, 4, (1024, 8192)
-CLAIMS = ('causal', 'bidirectional', 'mirrored', 'streaming', 'packed', 'sequence', 'grid')
+CLAIMS = ('causal', 'bidirectional', 'mirrored', 'streaming', 'packed', 'sequence', 'grid', 'straight_through')
 CAPTION = (
     f'State: bytes a sequence and layer (mean over the pattern) in float32 at width {DIM}, {HEADS} heads; '
     'none where nothing streams.'
@@ -74,4 +74,4 @@ def _row(name: str, recipe: Recipe) -> tuple[Any, ...]:
 
 
 def _claims(recipe: Recipe) -> list[str]:
-    return [claim for claim in CLAIMS if getattr(recipe, claim)]
+    return [claim.replace('_', '-') for claim in CLAIMS if getattr(recipe, claim)]

@@ -11,6 +11,7 @@ from jax import Array
 
 from attnlab.context import Context
 from attnlab.mixers.mixer import Mixer
+from attnlab.nn.hashing import Clipped, Codes, Signs
 from attnlab.nn.parameter import buffer
 from attnlab.nn.projections import Linear
 from attnlab.testing.contract import Subject, check_implementations, check_mixer, claimed
@@ -382,3 +383,32 @@ def test_check_mixer_says_what_it_checked(monkeypatch: pytest.MonkeyPatch):
         *(f'{name}: holds' for name in passes),
         '3 properties hold; not claimed, so not checked: bidirectional, packed, grid',
     ]
+
+
+class Rounds(Lag):
+    """Gives signs, whose gradient is that of another function."""
+
+    def __init__(self, dim: int, *, codes: Codes, causal: bool = True, rngs: nnx.Rngs):
+        super().__init__(dim, causal=causal, rngs=rngs)
+        self.codes = codes
+
+    def __call__(self, x: Array, ctx: Context, state: Last | None = None) -> tuple[Array, Last | None]:
+        y, state = super().__call__(x, ctx, state)
+        return self.codes(y), state
+
+
+class Stuck(Signs):
+    """Signs through which no gradient comes."""
+
+    def __call__(self, z: Array) -> Array:
+        return jnp.sign(z)
+
+
+def test_what_rounds_is_compared_with_its_surrogate():
+    smooth = functools.partial(Rounds, codes=Clipped())
+    check = claimed(causal=True, bidirectional=False, streaming=False, packed=False)['gradients']
+    check(Subject(functools.partial(Rounds, codes=Signs()), surrogate=smooth))
+    with pytest.raises(AssertionError, match='the central difference'):
+        check(Subject(functools.partial(Rounds, codes=Signs())))
+    with pytest.raises(AssertionError, match='nothing comes straight through'):
+        check(Subject(functools.partial(Rounds, codes=Stuck()), surrogate=smooth))

@@ -57,6 +57,7 @@ def check_mixer(
     streaming: bool,
     packed: bool,
     grid: bool = False,
+    surrogate: Make | None = None,
     dim: int = 32,
     say: Callable[[str], None] = print,
 ) -> None:
@@ -66,12 +67,15 @@ def check_mixer(
       make: makes the mixer, as `make(dim, rngs=rngs)`, and its bidirectional form with `causal=False`; what is
         bidirectional alone is made so without being asked.
       causal, bidirectional, streaming, packed, grid: what is claimed; see the attributes of `Recipe`.
+      surrogate: makes, as `make` does, the mixer whose gradients are compared with finite differences, where `make`
+        makes one that rounds, with the gradient of another function straight through.
       dim: the width of the mixer that is checked.
       say: is given a line for every property.
 
     Raises AssertionError for the first property that does not hold: its name, and what was found.
     """
-    subject = Subject(on_grid(make) if grid else make, dim, causal=causal or not bidirectional)
+    smooth = on_grid(surrogate) if grid and surrogate is not None else surrogate
+    subject = Subject(on_grid(make) if grid else make, dim, causal=causal or not bidirectional, surrogate=smooth)
     checks = claimed(causal=causal, bidirectional=bidirectional, streaming=streaming, packed=packed, grid=grid)
     if bidirectional:
         checks = {'two-sided': check_two_sided} | checks

@@ -16,11 +16,21 @@ NARROW = (jnp.float32, jnp.bfloat16, jnp.float16, jnp.complex64)
 
 
 def check_gradients(subject: Subject) -> None:
-    """In float64 the derivative along a random direction, of every parameter and of `x`, is the finite difference."""
+    """In float64 the derivative along a random direction, of every parameter and of `x`, is the finite difference.
+
+    With a surrogate that holds of it; of what rounds, gradients are finite, and none is zero throughout.
+    """
     with jax.enable_x64(True):
         x, weights = subject.x(dtype=jnp.float64), subject.x(seed=1, dtype=jnp.float64)
-        differentiated = subject.differentiated
-        compare_derivatives('gradients', lambda inputs: differentiated(inputs, weights, full()), (subject.double, x))
+        smooth = subject.smooth
+        differentiated = smooth.differentiated
+        compare_derivatives('gradients', lambda inputs: differentiated(inputs, weights, full()), (smooth.double, x))
+        if smooth is not subject:
+            _, gradients = subject.differentiated((subject.double, x), weights, full())
+            for path, gradient in jax.tree_util.tree_leaves_with_path(gradients):
+                name, found = jax.tree_util.keystr(path), np.asarray(gradient)
+                require(bool(np.isfinite(found).all()), f'gradients: that of {name} is not finite')
+                require(bool(found.any()), f'gradients: that of {name} is zero; nothing comes straight through')
 
 
 def check_float64(subject: Subject) -> None:

@@ -41,10 +41,11 @@ class Subject:
 
     Its parameters are perturbed, since a map initialised at zero hides everything behind it. Float64 properties must be
     used inside `jax.enable_x64`. With `causal=False` the mixer is bidirectional as `make(dim, rngs=rngs)` makes it.
+    `surrogate` makes, likewise, what its gradients are those of, where these are not those of its values.
     """
 
-    def __init__(self, make: Make, dim: int = 32, *, causal: bool = True):
-        self.make, self.dim, self.causal = make, dim, causal
+    def __init__(self, make: Make, dim: int = 32, *, causal: bool = True, surrogate: Make | None = None):
+        self.make, self.dim, self.causal, self.surrogate = make, dim, causal, surrogate
 
     @functools.cached_property
     def mixer(self) -> Any:
@@ -55,7 +56,15 @@ class Subject:
     @functools.cached_property
     def bidirectional(self) -> 'Subject':
         """The subject made with `causal=False`, or itself where it is bidirectional as it is."""
-        return Subject(functools.partial(self.make, causal=False), self.dim, causal=False) if self.causal else self
+        if not self.causal:
+            return self
+        surrogate = None if self.surrogate is None else functools.partial(self.surrogate, causal=False)
+        return Subject(functools.partial(self.make, causal=False), self.dim, causal=False, surrogate=surrogate)
+
+    @functools.cached_property
+    def smooth(self) -> 'Subject':
+        """The subject whose gradients are those of its values: the surrogate, or itself where there is none."""
+        return self if self.surrogate is None else Subject(self.surrogate, self.dim, causal=self.causal)
 
     def fresh(self, seed: int = 0) -> Any:
         """A mixer as it is made."""

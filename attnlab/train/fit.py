@@ -1,0 +1,61 @@
+"""What is fitted to rows of training before the first step, and not trained."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from attnlab.blocks.block import Block, mixer_of, steps
+from attnlab.mixers.linear.hashed import HashedAttention
+from attnlab.models.stack import Stack
+from attnlab.random import key_for
+from attnlab.tasks.task import Batch, context
+from attnlab.train.setup import Setup
+from attnlab.train.state import TrainState, split
+
+ROWS = 8
+"""Of training, the first, that hashes are fitted to."""
+
+
+def fitted(setup: Setup, state: TrainState) -> TrainState:
+    """Returns the state before the first step with hashes fitted to the first rows of training; those that are stay.
+
+    A model without any, or whose layers are not those of one stack, is left as it is. It is a function of the config
+    alone. Liu et al. 2022, https://arxiv.org/abs/2209.09004.
+    """
+    stack = getattr(setup.model, 'stack', None)
+    if not isinstance(stack, Stack) or not any(isinstance(mixer_of(block), HashedAttention) for block in stack.blocks):
+        return state
+    source = setup.task.source('train', setup.length)
+    rows = [source[index] for index in range(min(ROWS, len(source)))]
+    batch = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, setup.abstract.buffers)
+
+    def run(variables: nnx.State, batch: Batch) -> nnx.State:
+        model = nnx.merge(setup.graphdef, variables)
+        fit(model, batch, key_for(setup.seed, 0, 'fit'))
+        return split(model)[2]
+
+    return dataclasses.replace(state, buffers=setup.jit(run, out_shardings=shardings)(state.variables, batch))
+
+
+def fit(model: Any, batch: Batch, key: jax.Array) -> None:
+    """Fits the hashes of a model with one stack, in place, layer by layer, to what those before give."""
+    ctx, found = model.context(context(batch)), []
+    streams = model.stack.residual.open(model.embed(batch['tokens'], ctx))
+    for index, block in enumerate(model.stack.layers()):
+        mixer = mixer_of(block)
+        if isinstance(mixer, HashedAttention):
+            x = next(iter(steps(block, streams, ctx))).normed
+            if isinstance(block, Block) and block.mixer_prelude is not None:
+                x, _ = block.mixer_prelude(x, ctx.segments, None)
+            mixer.fit(x, ctx, jax.random.fold_in(key, index))
+        found.append(nnx.state(block, nnx.Not(nnx.Param)))
+        *_, last = steps(block, streams, ctx)
+        streams = last.streams
+    period = len(model.stack.blocks)
+    for place, block in enumerate(model.stack.blocks):
+        nnx.update(block, jax.tree.map(lambda *leaves: jnp.stack(leaves), *found[place::period]))
