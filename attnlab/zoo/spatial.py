@@ -2,6 +2,8 @@
 
 from attnlab.blocks.layer import MixerAndMLP, MixersAlone
 from attnlab.config import spec, spec_of
+from attnlab.mixers.combine import Backwards
+from attnlab.mixers.linear.mlstm import MLSTM
 from attnlab.mixers.softmax.attention import Attention
 from attnlab.mixers.spatial.cascaded import LocalAttentionAndScan
 from attnlab.mixers.spatial.factorised import FactorisedAttention
@@ -273,6 +275,18 @@ SPATIAL = {
         notes=(
             'Both directions are halved, as in the released configs; the paper sums them. The class token of the paper '
             'stands in the middle: `token=middle` in configs/images.py.'
+        ),
+    ),
+    'vision_lstm': Recipe(
+        spec=(spec(MLSTM), spec(Backwards, mixers=(spec(MLSTM),))),
+        cite='Alkin et al. 2024, https://arxiv.org/abs/2406.04303',
+        bidirectional=True,
+        packed=True,
+        slow=True,
+        notes=(
+            'Layers of `mlstm` that read from the first token and from the last by turns: give stacks an even depth. '
+            'The layer is that of `mlstm`, with the block of other recipes; in the paper it stands between '
+            'projections to twice the width and back, with a convolution before queries and keys and no channel mixer.'
         ),
     ),
     'vmamba': Recipe(
