@@ -37,6 +37,7 @@ FROM_ZERO = frozenset(
         'observed',
         'place',
         'repeat_last',
+        'zero',
     }
     | {'margin', 'offset', 'padding', 'repeated', 'rewrites', 'seed', 'sinks', 'startup', 'step'}
 )

@@ -1,5 +1,8 @@
 """`attnlab quantize`: a run of few bits, of weights, inputs or states, made of a trained one."""
 
+import re
+from typing import Any
+
 from absl import flags
 
 from attnlab.commands.arguments import (
@@ -32,8 +35,8 @@ def main(argv: list[str]) -> int:
     flags.DEFINE_string(
         'inputs',
         None,
-        'The format that their inputs are rounded to, such as affine8 (a scale a token), e4m3, cross8; as they are by '
-        'default.',
+        'The format that their inputs are rounded to, such as affine8 (a scale a token), e4m3, cross8, or fixed8 (a '
+        'range a map, that of --rows of training, channels behind norms made equally wide); as they are by default.',
         flag_values=values,
     )
     flags.DEFINE_string(
@@ -52,7 +55,7 @@ def main(argv: list[str]) -> int:
         flag_values=values,
     )
     flags.DEFINE_integer(
-        'rows', 64, 'With --budget: how many rows of training the loss is measured on.',
+        'rows', 64, 'With --budget or --inputs=fixed8: how many rows of training are measured.',
         lower_bound=1, flag_values=values,
     )  # fmt: skip
     flags.DEFINE_integer(
@@ -78,8 +81,11 @@ def main(argv: list[str]) -> int:
             raise UserError(f'--{name} is for --feedback, which is not given')
     if values.feedback is not None and values.weights is None:
         raise UserError('--feedback calibrates the rounding of weights; give --weights, such as int4@32')
-    if values['rows'].present and values.budget is None:
-        raise UserError('--rows is for --budget, which is not given')
+    fixed = re.fullmatch(r'fixed(\d+)', values.inputs or '')
+    if values['rows'].present and values.budget is None and fixed is None:
+        raise UserError('--rows is for --budget or --inputs=fixed8, of which none is given')
+    if values.budget is not None and fixed is not None:
+        raise UserError(f'--inputs={values.inputs} is for weights of one format; leave out --budget')
     if values.budget is not None and values.weights is None:
         raise UserError('--budget is of bits of weights; give --weights to choose from, such as higgs3x2,higgs4x2')
     if values.budget is not None and values.feedback is not None:
@@ -91,22 +97,27 @@ def main(argv: list[str]) -> int:
     from attnlab.quantize.states import state_called
 
     formats = () if values.weights is None else tuple(map(storage_called, values.weights.split(',')))
-    inputs = None if values.inputs is None else format_called(values.inputs)
+    inputs = None if values.inputs is None or fixed else format_called(values.inputs)
     state = None if values.state is None else state_called(values.state)
     workdir, out = directory(values, 'workdir'), directory(values, 'out')
     weights = formats[0] if formats else None
-    fixed = None if values.budget is not None else Quantization(weights, inputs, state)
+    given: Any = None if values.budget is not None or fixed else Quantization(weights, inputs, state)
     start_platform(values)
     from attnlab.quantize.allocation import Allocation
+    from attnlab.quantize.calibration import Calibration
     from attnlab.quantize.feedback import Feedback
     from attnlab.quantize.run import quantize_run
 
     feedback = None if values.feedback is None else Feedback(values.feedback, values.damping, values.ordered)
+    if values.budget is not None:
+        given = Allocation(formats, values.budget, values.rows, inputs, state)
+    elif fixed:
+        given = Calibration(int(fixed[1]), values.rows, weights, state)
     with printing(values) as printer:
         quantize_run(
             workdir,
             out,
-            fixed or Allocation(formats, values.budget, values.rows, inputs, state),
+            given,
             printer,
             step=values.step,
             feedback=feedback,

@@ -497,6 +497,44 @@ class Rotated(Format):
 
 @checked_fields
 @dataclasses.dataclass(frozen=True)
+class Fixed:
+    """`x ~ s (q - z)`, `q = round(x / s) + z` from 0 to `2^bits - 1`, with a scale and a zero point that are given.
+
+    For activations alone: their range is that of rows read before, and what lies outside of it becomes its end.
+
+    Attributes:
+      bits: of a code, 2 to 16.
+      scale: `s`.
+      zero: `z`.
+    """
+
+    bits: int
+    scale: float
+    zero: int
+
+    def __post_init__(self) -> None:
+        """Raises `UserError` for bits, a scale or a zero point that there is not."""
+        _check(type(self).__name__, self.bits, 'row')
+        if not (0 < self.scale < math.inf and 0 <= self.zero < 2**self.bits):
+            raise UserError(
+                f'Fixed has a scale of {self.scale} and a zero point of {self.zero}; they must be above 0, and a code'
+            )
+
+    @classmethod
+    def of(cls, bits: int, low: float, high: float) -> 'Fixed':
+        """The format of a range, which is widened to hold zero."""
+        low, high, top = min(low, 0.0), max(high, 0.0), 2**bits - 1
+        scale = (high - low) / top or 1.0
+        return cls(bits, scale, min(round(-low / scale), top))
+
+    def rounded(self, x: Float[Array, '*b d']) -> Float[Array, '*b d']:
+        """The activations, rounded; computed in float32 or better."""
+        levels = jnp.round(x.astype(_wide(x.dtype)) / self.scale) + self.zero
+        return ((jnp.clip(levels, 0, 2**self.bits - 1) - self.zero) * self.scale).astype(x.dtype)
+
+
+@checked_fields
+@dataclasses.dataclass(frozen=True)
 class Crossed:
     """CrossQuant: activations rounded with a step of row and column, which leaves fewer of them zero.
 

@@ -69,12 +69,12 @@ class Quantization:
     Attributes:
       weights: the format of the weights of linear maps, an output a row; `None`: as they are. Of several, one
         is of each map of each layer, in the order of `named_maps`, and the layers of a stack are taken apart.
-      inputs: the format of their inputs, a token a row; `None`: as they are.
+      inputs: the format of their inputs, a token a row; `None`: as they are; of several, one is of each map, likewise.
       state: how the states of mixers are stored between tokens; `None`: as they are.
     """
 
     weights: Format | tuple[Format, ...] | None = None
-    inputs: Rounding | None = None
+    inputs: Rounding | tuple[Rounding, ...] | None = None
     state: Format | KIVI | None = None
 
     def __post_init__(self) -> None:
@@ -93,7 +93,7 @@ class Quantization:
         that has none, or is quantized, for another number of formats than of maps, and where no block has a mixer with
         such a state.
         """
-        if isinstance(self.weights, tuple):
+        if isinstance(self.weights, tuple) or isinstance(self.inputs, tuple):
             apart(model)
         if self.state is not None:
             _store_states(model, self.state)
@@ -106,13 +106,15 @@ class Quantization:
             raise UserError('this model has no linear map, so there is nothing to quantize')
         count = len({id(value) for _, _, value in found})
         formats = self.weights if isinstance(self.weights, tuple) else (self.weights,) * count
-        if len(formats) != count:
-            raise UserError(f'weights of Quantization are {len(formats)} formats; this model has {count} linear maps')
+        inputs = self.inputs if isinstance(self.inputs, tuple) else (self.inputs,) * count
+        for name, given in (('weights', formats), ('inputs', inputs)):
+            if len(given) != count:
+                raise UserError(f'{name} of Quantization are {len(given)} formats; this model has {count} linear maps')
         made: dict[int, QuantizedLinear] = {}
         for module, name, value in found:
             # What is shared between modules stays shared.
             if id(value) not in made:
-                made[id(value)] = QuantizedLinear(value, weights=formats[len(made)], inputs=self.inputs)
+                made[id(value)] = QuantizedLinear(value, weights=formats[len(made)], inputs=inputs[len(made)])
             setattr(module, name, made[id(value)])
         return model
 

@@ -14,6 +14,7 @@ from flax import nnx
 from attnlab.config import spec, spec_of
 from attnlab.errors import UserError
 from attnlab.quantize.allocation import Allocation, Share
+from attnlab.quantize.calibration import Calibration
 from attnlab.quantize.feedback import Feedback, calibrated
 from attnlab.quantize.formats import Format
 from attnlab.quantize.layers import Quantization, QuantizedLinear
@@ -51,7 +52,7 @@ class Sizes:
 def quantize_run(
     workdir: pathlib.Path,
     out: pathlib.Path,
-    quantization: Quantization | Allocation,
+    quantization: Quantization | Allocation | Calibration,
     printer: Printer,
     *,
     step: int | None = None,
@@ -61,7 +62,7 @@ def quantize_run(
     """Quantizes a checkpoint into the folder `out`, evaluates it as the run was in training, and prints both.
 
     With `feedback` the rounding of weights is calibrated on rows of training; of an `Allocation` it is found on such
-    rows which maps have which format.
+    rows which maps have which format, and of a `Calibration` the ranges of what they read.
 
     What is written is a run: config, checkpoint, facts, metrics. It is not trained further, and has no optimiser state.
     Raises `UserError` for feedback without one format of weights, a run that is quantized, one without linear maps,
@@ -77,8 +78,11 @@ def quantize_run(
     loaded = load_run(workdir, step)
     run.check_data(workdir, loaded.setup.task.describe(), other=other_data)
     shares: list[Share] = []
+    rows = None if isinstance(quantization, Quantization) else quantization.rows
     if isinstance(quantization, Allocation):
         quantization, shares = quantization.found(loaded)
+    elif isinstance(quantization, Calibration):
+        quantization, loaded = quantization.found(loaded)
     changed = loaded.altered(quantization)
     if feedback is not None:
         if not isinstance(quantization.weights, Format):
@@ -102,6 +106,7 @@ def quantize_run(
                 'from': str(workdir),
                 'step': loaded.step,
                 'feedback': None if feedback is None else dataclasses.asdict(feedback),
+                'rows': rows,
                 'allocation': [_recorded(share) for share in shares],
                 **dataclasses.asdict(found),
             },

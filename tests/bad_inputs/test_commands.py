@@ -121,7 +121,8 @@ FLAGS = [
         'quantize --workdir={run} --out={tmp}/new --state=int4 --feedback=4',
         '--feedback calibrates the rounding of weights',
     ),
-    ('quantize --workdir={run} --out={tmp}/new --weights=int4 --rows=4', '--rows is for --budget'),
+    ('quantize --workdir={run} --out={tmp}/new --weights=int4 --rows=4', '--rows is for --budget or --inputs=fixed8'),
+    ('quantize --workdir={run} --out={tmp}/new --inputs=fixed1', 'bits is 1; it must be at least 2'),
     ('quantize --workdir={run} --out={tmp}/new --weights=int3,int4', 'several formats are to choose from by --budget'),
     (
         'quantize --workdir={run} --out={tmp}/new --state=int4 --budget=4',
