@@ -304,10 +304,16 @@ def _transforms(b: int, length: int, d: int) -> int:
 
 
 def softmax(*, n: int, o: int, itemsize: int = 2, implementation: str = 'reference') -> CallCost:
-    """Rows `n`, entries `o`: a subtraction, an exponential, a sum and a division each."""
+    """Rows `n`, entries `o`: a subtraction, an exponential, a sum and a division each.
+
+    In two passes all is read, and its exponential computed, twice.
+    """
     numbers = n * o
     model = Passes(Cost(3 * numbers, 2 * itemsize * numbers, numbers), Cost(4 * numbers, 3 * itemsize * numbers))
-    return CallCost(model, model)
+    if implementation != 'two_pass':
+        return CallCost(model, model)
+    forward = Cost(model.forward.flops, 3 * itemsize * numbers, 2 * numbers)
+    return CallCost(model, Passes(forward, model.backward))
 
 
 def softmax_topk(*, n: int, o: int, k: int, itemsize: int = 2, implementation: str = 'reference') -> CallCost:

@@ -20,6 +20,9 @@ PLATFORM = {'mosaic_gpu': 'gpu', 'mosaic_tpu': 'tpu'}
 LIBRARIES = {'cudnn': 'gpu'}
 """Third-party kernels, with their only platform; they run only when named."""
 
+ALTERNATIVES = ('two_pass',)
+"""Portable forms that are slower where they were measured; they run only when named."""
+
 UNCHOSEN = 'it serves if it is named: its gradients may differ from run to run'
 """The recorded reason for not choosing a third-party kernel."""
 
@@ -96,7 +99,7 @@ def select(
 
     Args:
       core: name of the core, for the ledger and for errors.
-      implementation: one of `PREFERENCE` or of `LIBRARIES`, or `None`.
+      implementation: one of `PREFERENCE`, `LIBRARIES` or `ALTERNATIVES`, or `None`.
       candidates: the implementations that exist for this core.
       cost: of the call, a function of `implementation=`.
 
@@ -104,7 +107,7 @@ def select(
       ValueError: `implementation` is an unknown name.
       NotImplementedError: the named implementation cannot serve this call, or none can; the message says why.
     """
-    names = (*PREFERENCE, *LIBRARIES)
+    names = (*PREFERENCE, *LIBRARIES, *ALTERNATIVES)
     if implementation is not None and implementation not in names:
         raise ValueError(f'{core}: implementation is {implementation!r}; expected None or one of {names}')
     if implementation is not None:

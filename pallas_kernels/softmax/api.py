@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels import arguments, cost, dispatch, target
-from pallas_kernels.softmax import reference, xla
+from pallas_kernels.softmax import reference, two_pass, xla
 
 CORE = 'softmax'
 
@@ -22,7 +22,7 @@ def softmax(x: jax.Array, *, where: jax.Array | None = None, implementation: str
     Args:
       x: scores, `*b o`.
       where: which entries to include, bool, broadcastable to `*b o`; `None`: all.
-      implementation: `None` chooses; see `dispatch.select`.
+      implementation: `None` chooses; see `dispatch.select`. 'two_pass' is there too, see `two_pass`.
 
     Returns:
       The weights, `*b o`, in the type of `x`.
@@ -42,6 +42,7 @@ def softmax(x: jax.Array, *, where: jax.Array | None = None, implementation: str
     candidates = {
         'reference': dispatch.Candidate(reference.softmax),
         'xla': dispatch.Candidate(xla.softmax),
+        'two_pass': dispatch.Candidate(two_pass.softmax),
         'mosaic_gpu': dispatch.kernel(CORE, 'mosaic_gpu', here, x),
         'mosaic_tpu': dispatch.kernel(CORE, 'mosaic_tpu', here, x),
     }
