@@ -70,7 +70,7 @@ class Size:
 SIZES = {
     'tiny': Size(
         length=2_000, steps=1_000, batch_size=8, peak_lr=1e-3, features=64, frame=16, dim=32, hidden=64, skip=32,
-        blocks=5, repeats=2, width=48, depth=2, heads=4, window=32, examples=100,
+        blocks=5, repeats=2, width=64, depth=2, heads=4, window=32, examples=100,
     ),
     # Those of the paper; the steps are ours, and 4 seconds at 8 kHz.
     'full': Size(

@@ -30,7 +30,7 @@ class Size:
       examples: mixtures of each of validation and test.
       layers: blocks of a convolutional separator.
       mamba: width and depth of its layers, which have no channel mixers.
-      gla: hidden width of its channel mixers. By these all have the same parameters within 1 %.
+      gla: width and hidden width of its channel mixers. By these all have the same parameters within 1 %.
     """
 
     named: str
@@ -38,12 +38,12 @@ class Size:
     examples: int
     layers: int
     mamba: tuple[int, int]
-    gla: int
+    gla: tuple[int, int]
 
 
 SIZES = {
-    'cpu': Size('tiny', steps=1_000, examples=100, layers=12, mamba=(47, 4), gla=192),
-    'full': Size('full', steps=20_000, examples=500, layers=24, mamba=(292, 8), gla=394),
+    'cpu': Size('tiny', steps=1_000, examples=100, layers=12, mamba=(47, 4), gla=(48, 192)),
+    'full': Size('full', steps=20_000, examples=500, layers=24, mamba=(292, 8), gla=(256, 394)),
 }
 SYSTEMS = (*(f'tcn{cycle}' for cycle in CYCLES), 'conv_tasnet', *RECIPES)
 
@@ -69,8 +69,9 @@ def config(size, system, rate, seed):
         if system == 'mamba':
             found.model.dim, found.model.stack.depth = chosen.mamba
         elif system == 'gla':
+            found.model.dim, hidden = chosen.gla
             for block in found.model.stack.blocks:
-                block.mlp.hidden = chosen.gla
+                block.mlp.hidden = hidden
         elif system == 'conv_tasnet':
             # As published, with norms of all frames so far; of six dilations at the small size.
             found.model.blocks, found.model.repeats = (6, 2) if size == 'cpu' else (8, 3)
