@@ -4,6 +4,7 @@ Warnings are errors too: see `filterwarnings` in setup.cfg. Processes that tests
 """
 
 import collections
+import itertools
 import os
 import pathlib
 import shutil
@@ -54,6 +55,21 @@ def commands_leave_settings_as_they_were() -> Iterator[None]:
     for name, value in KEPT.items():
         if getattr(jax.config, name) != value:
             jax.config.update(name, value)
+
+
+AT_MOST = 500
+"""Tests of a process after which, at the end of a file, it drops its programs; they are read again from where they are
+kept. XLA died twice while it wrote or read one in a process that held those of some five thousand tests."""
+
+since_dropped = itertools.count(1)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    global since_dropped
+    if next(since_dropped) >= AT_MOST and nextitem is not None and nextitem.path != item.path:
+        jax.clear_caches()
+        since_dropped = itertools.count(1)
 
 
 @pytest.fixture(scope='session')

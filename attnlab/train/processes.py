@@ -6,8 +6,11 @@ service of JAX, which process 0 runs, every second that it lives, and looks whet
 
 import atexit
 import contextlib
+import ctypes
 import dataclasses
 import os
+import signal
+import socket
 import sys
 import threading
 import time
@@ -27,6 +30,9 @@ SILENCE = 12.0
 
 SUSPECTED = 4.0
 """The same once the runtime has complained, most often of a process that it misses."""
+
+RECONNECTED = 0.1
+"""Seconds before a connection to the service that was closed is made again."""
 
 GRACE = 4.0
 """Seconds that a process has to end by itself after another has failed: both may have the same reason."""
@@ -73,7 +79,8 @@ class _Watch:
         self._left, self._ending = threading.Event(), threading.Event()
         self._silence = SILENCE
         self._heard: dict[int, _Heard] = {}
-        for run in (self._beat, self._await_end_of_service):
+        _delay_aborts()
+        for run in (self._beat, *([self._await_end_of_service] if index else [])):
             threading.Thread(target=run, name=f'attnlab-{run.__name__}', daemon=True).start()
 
     def suspect(self) -> None:
@@ -88,7 +95,6 @@ class _Watch:
         # Without the service nobody can be told.
         with contextlib.suppress(jax.errors.JaxRuntimeError):
             self._tell(how, why.partition('\n')[0])
-            self._client.key_value_set(self._own_end(), '')
 
     def _beat(self) -> None:
         beats = 0
@@ -103,14 +109,20 @@ class _Watch:
                 self._look(index, others.get(f'{FOLDER}/{index}', ''))
 
     def _await_end_of_service(self) -> None:
-        """Waits for a key that is set at the end, and hears at once when the service is no more."""
-        try:
-            self._client.blocking_key_value_get(self._own_end(), 2**31 - 1)
-        except jax.errors.JaxRuntimeError:
-            self._end(0, 'it does not answer')
+        """Keeps a connection to the service, and hears at once when nobody is at its other end any more.
 
-    def _own_end(self) -> str:
-        return f'{FOLDER} ended/{self._index}'
+        A call of the service's own may not come back: JAX's runtime holds its lock while it aborts.
+        """
+        host, _, port = distributed.global_state.coordinator_address.rpartition(':')
+        try:
+            while not self._left.wait(RECONNECTED):
+                with socket.create_connection((host.strip('[]'), int(port)), SILENCE) as connection:
+                    connection.settimeout(None)
+                    with contextlib.suppress(ConnectionResetError):
+                        while connection.recv(4096):
+                            pass
+        except OSError:
+            self._end(0, 'it does not answer')
 
     def _look(self, index: int, sign: str) -> None:
         now = time.monotonic()
@@ -138,6 +150,17 @@ class _Watch:
         )
         print(message, file=sys.stderr, flush=True)
         _end_without_others(FAILED)
+
+
+def _delay_aborts() -> None:
+    """Lets a process live for six seconds after an abort: time for a thread of Python to say why.
+
+    When the service goes, JAX's runtime aborts in a thread of its own while `_await_end_of_service` hears of it. No
+    handler in Python would be run then; this one is `sleep` of the C library, called with the number of the signal, 6.
+    """
+    library = ctypes.CDLL(None)
+    library.signal.argtypes = (ctypes.c_int, ctypes.c_void_p)
+    library.signal(signal.SIGABRT, ctypes.cast(library.sleep, ctypes.c_void_p))
 
 
 def _end_without_others(status: int) -> None:
