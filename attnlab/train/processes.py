@@ -47,11 +47,11 @@ LIVES, DONE, FAILS = 'lives', 'done', 'fails'
 @contextlib.contextmanager
 def together() -> Iterator[None]:
     """Ends this process, in one line, where another of the same run dies, or fails, inside of the `with` block."""
-    client = distributed.global_state.client
-    if jax.process_count() == 1 or client is None:
+    client, address = distributed.global_state.client, distributed.global_state.coordinator_address
+    if jax.process_count() == 1 or client is None or address is None:
         yield
         return
-    watch = _Watch(client, jax.process_index(), jax.process_count())
+    watch = _Watch(client, address, jax.process_index(), jax.process_count())
     try:
         yield
     except Exception as error:
@@ -74,8 +74,8 @@ class _Heard:
 class _Watch:
     """Signs of life of this process, and of the others."""
 
-    def __init__(self, client: Any, index: int, count: int):
-        self._client, self._index, self._count = client, index, count
+    def __init__(self, client: Any, address: str, index: int, count: int):
+        self._client, self._address, self._index, self._count = client, address, index, count
         self._left, self._ending = threading.Event(), threading.Event()
         self._silence = SILENCE
         self._heard: dict[int, _Heard] = {}
@@ -113,7 +113,7 @@ class _Watch:
 
         A call of the service's own may not come back: JAX's runtime holds its lock while it aborts.
         """
-        host, _, port = distributed.global_state.coordinator_address.rpartition(':')
+        host, _, port = self._address.rpartition(':')
         try:
             while not self._left.wait(RECONNECTED):
                 with socket.create_connection((host.strip('[]'), int(port)), SILENCE) as connection:
