@@ -8,21 +8,16 @@ over rounds. Processor time is also given: it changes least when other processes
 """
 
 import dataclasses
-import datetime
 import json
 import os
 import pathlib
-import platform
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
 
 import attnlab_step
 import jax
-import jaxlib
 import numpy as np
 import optax
 import plain_jax_step
@@ -30,6 +25,7 @@ from absl import app, flags
 from rich.console import Console
 from rich.table import Table
 from step_size import StepSize
+from turns import Contender, JaxContender, Turn, machine, summarise, take_turns
 
 from attnlab.files import write_json
 from attnlab.train.devices import keep_freed_memory
@@ -42,42 +38,11 @@ _BURST = flags.DEFINE_integer('burst', 3, 'Timed steps of one turn, after an unt
 
 BASELINE = 'plain JAX'
 
-Turn = tuple[list[float], float]  # seconds of each step, total processor seconds
-
 # Each returns (step, state, batch), where the jitted `step(state, batch)` donates its state and returns (state, loss).
 JAX_CONTENDERS: Mapping[str, Callable[[StepSize], tuple]] = {
     BASELINE: plain_jax_step.contender,
     'attnlab': attnlab_step.contender,
 }
-
-
-class Contender(Protocol):
-    def burst(self, steps: int) -> Turn:
-        """Returns the seconds of each step, and their total processor seconds."""
-
-    def facts(self) -> dict[str, object]:
-        """Returns facts to record besides the times."""
-
-
-class JaxContender:
-    def __init__(self, make: Callable[[StepSize], tuple], size: StepSize):
-        step, self.state, self.batch = make(size)
-        start = time.perf_counter()
-        self.step = step.lower(self.state, self.batch).compile()
-        self.compile_seconds = time.perf_counter() - start
-
-    def burst(self, steps: int) -> Turn:
-        seconds, cpu = [], time.process_time()
-        for _ in range(steps):
-            start = time.perf_counter()
-            self.state, loss = self.step(self.state, self.batch)
-            jax.block_until_ready((self.state, loss))
-            seconds.append(time.perf_counter() - start)
-        return seconds, time.process_time() - cpu
-
-    def facts(self) -> dict[str, object]:
-        temporaries = self.step.memory_analysis().temp_size_in_bytes
-        return {'compile_seconds': self.compile_seconds, 'temporary_bytes': temporaries}
 
 
 class TorchContender:
@@ -133,54 +98,6 @@ def same_model(peer: TorchContender, size: StepSize) -> dict[str, float]:
     return differences
 
 
-def take_turns(contenders: Mapping[str, Contender], rounds: int, burst: int) -> dict[str, list[Turn]]:
-    turns = {name: [] for name in contenders}
-    for i in range(rounds):
-        for name in list(contenders)[:: -1 if i % 2 else 1]:
-            contenders[name].burst(1)  # caches and threads of the previous one
-            turns[name].append(contenders[name].burst(burst))
-    return turns
-
-
-def ratio(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, float]:
-    """Returns the median of theirs / ours over the rounds, and the 95% interval of a bootstrap over rounds."""
-    ratios = np.asarray(theirs) / np.asarray(ours)
-    drawn = np.random.default_rng(0).choice(ratios, (2000, len(ratios)))
-    low, high = np.quantile(np.median(drawn, axis=1), (0.025, 0.975))
-    return {'median': float(np.median(ratios)), 'low': float(low), 'high': float(high)}
-
-
-def summarise(turns: Sequence[Turn], baseline: Sequence[Turn], tokens: int) -> dict:
-    seconds = np.asarray([seconds for seconds, _ in turns])
-    median = float(np.median(seconds))
-    wall = [float(np.median(s)) for s, _ in turns]
-    wall_baseline = [float(np.median(s)) for s, _ in baseline]
-    return {
-        'step_ms': 1e3 * median,
-        'step_ms_best': 1e3 * float(seconds.min()),
-        'cpu_ms': 1e3 * float(np.median([cpu for _, cpu in turns])) / seconds.shape[1],
-        'tokens_per_second': tokens / median,
-        'speed': ratio(wall, wall_baseline),
-        'speed_by_cpu_time': ratio([cpu for _, cpu in turns], [cpu for _, cpu in baseline]),
-    }
-
-
-def machine() -> dict[str, object]:
-    here = pathlib.Path(__file__).parent
-    git = ['git', '-C', str(here), 'describe', '--always', '--dirty', '--abbrev=12']
-    commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
-    models = [line for line in pathlib.Path('/proc/cpuinfo').read_text().splitlines() if line.startswith('model name')]
-    return {
-        'date': datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds'),
-        'commit': commit or None,
-        'device': jax.devices()[0].device_kind,
-        'cpu': models[0].split(': ')[1] if models else platform.processor(),
-        'cores': os.cpu_count(),
-        'versions': {'python': platform.python_version(), 'jax': jax.__version__, 'jaxlib': jaxlib.__version__},
-        'load': os.getloadavg()[0],
-    }
-
-
 def show(results: Mapping[str, dict], environment: Mapping[str, object]) -> None:
     kept = 'kept' if environment['keep_freed_memory'] else 'not kept'
     title = f'{environment["cpu"]}, {environment["cores"]} cores, load {environment["load"]:.1f}, freed memory {kept}'
@@ -201,7 +118,7 @@ def main(argv: Sequence[str]) -> None:
     if _KEEP.value:
         keep_freed_memory()
     size, environment = StepSize(), machine() | {'keep_freed_memory': _KEEP.value}
-    contenders: dict[str, Contender] = {name: JaxContender(make, size) for name, make in JAX_CONTENDERS.items()}
+    contenders: dict[str, Contender] = {name: JaxContender(*make(size)) for name, make in JAX_CONTENDERS.items()}
     peers = {}
     if _PEER.value:
         peers = {f'PyTorch, {kind} AdamW': TorchContender(_PEER.value, size, kind) for kind in ('default', 'fused')}

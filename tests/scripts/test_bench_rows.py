@@ -1,0 +1,36 @@
+"""The benchmark of all recipes' steps, at a size of seconds."""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+SCRIPT = pathlib.Path(__file__).parents[2] / 'scripts' / 'bench_rows.py'
+
+
+def run(*flags: object) -> subprocess.CompletedProcess:
+    return subprocess.run([sys.executable, SCRIPT, *map(str, flags)], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.slow
+def test_a_row_is_timed_once_and_stands_on_the_page(tmp_path):
+    out, page = tmp_path / 'times.json', tmp_path / 'page.md'
+    flags = ('--length=16', '--batch=1', '--rounds=2', '--burst=1', '--against=mha', f'--out={out}')
+    done = run(*flags, 'mha', 'mingru')
+    assert done.returncode == 0, done.stderr
+    record = json.loads(out.read_text())
+    assert set(record['rows']) == {'mha', 'mingru'} and not record['failed']
+    ours, theirs = record['rows']['mingru'], record['rows']['mha']
+    assert ours['adjusted'] and abs(ours['parameters'] / theirs['parameters'] - 1) <= 0.02
+    again = run(*flags, 'mha')
+    assert again.returncode == 0 and 'step_ms' not in again.stdout
+    assert 'the recipe they are against was mha, not gla' in run(*flags, '--against=gla', 'mha').stderr
+    assert run(f'--page={page}', out).returncode == 0
+    assert '| `mingru` |' in page.read_text() and '1 x 16 tokens, against `mha`' in page.read_text()
+
+
+def test_mistakes_are_named(tmp_path):
+    assert "no recipe is called 'mah'" in run(f'--out={tmp_path}/times.json', 'mah').stderr
+    assert '--out, the file of the times, is not given' in run().stderr
