@@ -31,7 +31,7 @@ from tests.mixers.spatial.test_equations import (
     softmax,
     split,
 )
-from tests.mixers.state_space.test_two_sided import scanned_four_ways
+from tests.mixers.state_space.test_two_sided import raster, scanned_four_ways
 
 
 def joined(heads):
@@ -162,7 +162,7 @@ def test_local_attention_and_scans():
     scores = np.stack([rotated(a, channels) @ rotated(b, channels).T for a, b in zip(split(q), split(k), strict=True)])
     read = joined(softmax(scores / np.sqrt(channels) + bias) @ split(v))
     scanned = scanned_four_ways(
-        mixer.scans.directions, silu(normed(mixer.before, near(mixer.conv, read))).reshape(*GRID, -1)
+        mixer.scans.directions, silu(normed(mixer.before, near(mixer.conv, read))).reshape(*GRID, -1), raster
     )
     y = read + normed(mixer.after, scanned.reshape(35, -1)) + near(mixer.near, v)
     found = outputs(LocalAttentionAndScan, x, **options)
