@@ -90,14 +90,14 @@ def contender(setup: Setup, size: Size) -> JaxContender:
     return JaxContender(jax.jit(step, donate_argnums=0), setup.initialize(), jax.tree.map(jnp.asarray, batch))
 
 
-def matched(name: str, size: Size, target: float) -> tuple[Setup, dict[str, int]]:
-    """The run with that many parameters, where sizes for it are found, and the sizes that were adjusted."""
+def matched(name: str, size: Size, target: float) -> tuple[Setup, str]:
+    """The run with that many parameters, and what was adjusted for it; or as it is, and why."""
     made = config(name, size)
     try:
-        found = match(made, 'parameters', target, TOLERANCE, ZOO[name].knobs)
-    except UserError:
-        return prepare(made), {}
-    return prepare(found.config), {key: one.value for key, one in found.adjusted.items()}
+        found = match(made, 'params', target, TOLERANCE, ZOO[name].knobs)
+    except UserError as error:
+        return prepare(made), f'none: {error}'
+    return prepare(found.config), ', '.join(f'{key} {one.value}' for key, one in found.adjusted.items())
 
 
 def timed(name: str, size: Size, baseline: JaxContender, target: float) -> dict[str, Any]:
@@ -187,10 +187,10 @@ def section(record: Mapping[str, Any]) -> str:
     ]
     for name, row in sorted(record['rows'].items(), key=lambda item: item[1]['cpu_ms']):
         times, cpu = ({key: 1 / value for key, value in row[kind].items()} for kind in ('speed', 'speed_by_cpu_time'))
-        adjusted = ', '.join(f'{key} {value}' for key, value in row['adjusted'].items())
         lines.append(
             f'| `{name}` | {row["step_ms"]:.1f} | {times["median"]:.2f} ({times["high"]:.2f} to {times["low"]:.2f}) | '
-            f'{cpu["median"]:.2f} | {row["temporary_bytes"] / 2**20:.0f} | {row["parameters"]:,.0f} | {adjusted} |'
+            f'{cpu["median"]:.2f} | {row["temporary_bytes"] / 2**20:.0f} | {row["parameters"]:,.0f} | '
+            f'{row["adjusted"]} |'
         )
     lines += [f'\n`{name}` was not timed: {reason}' for name, reason in record['failed'].items()]
     return '\n'.join(lines) + '\n'
