@@ -33,14 +33,19 @@ def contender(size: StepSize) -> tuple:
         state, metrics = numbered(state, batch, state.step + 1)
         return state, metrics['loss'].mean()
 
-    tokens = np.random.default_rng(0).integers(0, size.vocab, (size.batch, size.length + 1), np.int32)
-    ones = np.ones((size.batch, size.length), np.int32)
+    return jax.jit(step, donate_argnums=0), setup.initialize(), random_batch(size.batch, size.length, size.vocab)
+
+
+def random_batch(rows: int, length: int, vocab: int) -> dict[str, jax.Array]:
+    """A batch of random tokens, a document a row."""
+    tokens = np.random.default_rng(0).integers(0, vocab, (rows, length + 1), np.int32)
+    ones = np.ones((rows, length), np.int32)
     batch = {
         'tokens': tokens[:, :-1],
         'targets': tokens[:, 1:],
         'segments': ones,
-        'positions': np.broadcast_to(np.arange(size.length, dtype=np.int32), ones.shape),
+        'positions': np.broadcast_to(np.arange(length, dtype=np.int32), ones.shape),
         'weights': ones.astype(np.float32),
         'bytes': ones,
     }
-    return jax.jit(step, donate_argnums=0), setup.initialize(), jax.tree.map(jnp.asarray, batch)
+    return jax.tree.map(jnp.asarray, batch)

@@ -20,9 +20,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 from absl import app, flags
+from attnlab_step import random_batch
 from ml_collections import ConfigDict
 from turns import JaxContender, Turn, machine, summarise, take_turns
 
@@ -77,17 +76,8 @@ def contender(setup: Setup, size: Size) -> JaxContender:
         state, metrics = program(state, batch, state.step + 1, scalars)
         return state, metrics['loss'].mean()
 
-    tokens = np.random.default_rng(0).integers(0, 256, (size.batch, size.length + 1), np.int32)
-    ones = np.ones((size.batch, size.length), np.int32)
-    batch = {
-        'tokens': tokens[:, :-1],
-        'targets': tokens[:, 1:],
-        'segments': ones,
-        'positions': np.broadcast_to(np.arange(size.length, dtype=np.int32), ones.shape),
-        'weights': ones.astype(np.float32),
-        'bytes': ones,
-    }
-    return JaxContender(jax.jit(step, donate_argnums=0), setup.initialize(), jax.tree.map(jnp.asarray, batch))
+    batch = random_batch(size.batch, size.length, 256)
+    return JaxContender(jax.jit(step, donate_argnums=0), setup.initialize(), batch)
 
 
 def matched(name: str, size: Size, target: float) -> tuple[Setup, str]:
