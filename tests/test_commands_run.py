@@ -77,6 +77,8 @@ LEFT = {
     r'python scripts/bench_start.py': 'times starts for minutes; tests/test_commands_in_documents.py reads its flags',
     r'python -m pallas_kernels.bench( |$)': 'times for minutes; tests/kernels/test_bench.py has all of it with --small',
     r'python scripts/pathfinder_statistics.py .*FOLDER': 'needs the released images; the other line runs without them',
+    r'python scripts/bench_rows.py': 'times for tens of minutes; tests/scripts/test_bench_rows.py',
+    r'python scripts/gaussian_grids.py': 'takes minutes; tests/quantize/test_formats.py reads what it made',
     r'python tests/kernels/compile_tpu.py': 'needs libtpu; tests/kernels/test_tpu.py',
 }
 """Commands that are not run here, by a pattern, with the reason and what runs them."""
@@ -140,6 +142,8 @@ def shortened(words: list[str]) -> list[str]:
     added = list(SHORTER[command]) if command in SHORTER else overrides(words)
     if command == 'analyse' and any(word.startswith(('--inside', '--head', '--neighbours')) for word in words):
         added.remove('--bits=8')  # Of the analysis of layers.
+    if any(word.startswith('--budget') for word in words):
+        added.append('--budget=8')  # Scales weigh more in layers of few numbers.
     names = {flag.partition('=')[0] for flag in added}
     kept = [with_text(word) for word in words if word.partition('=')[0] not in names]
     globbed = [
@@ -189,6 +193,7 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / 'configs').symlink_to(ROOT / 'configs')
     shutil.copytree(ROOT / 'experiments', tmp_path / 'experiments')
     (tmp_path / 'my_mixers.py').write_text(own_mixer())
+    (tmp_path / 'expression.lark').write_text('start: /[a-z0-9]/ ("+" start)?')
     (tmp_path / 'matched').mkdir()
     shutil.copy(ROOT / 'configs' / 'language.py', tmp_path / 'matched' / 'gla.py')
     (tmp_path / 'path' / 'to' / 'texts').mkdir(parents=True)

@@ -36,7 +36,7 @@ class Choice(Protocol):
     """A way to draw an allowed token."""
 
     def draw(self, logits: Float[np.ndarray, 'o'], allowed: Allowed, rng: np.random.Generator) -> Drawn:
-        """Draws a token; raises `UserError` where none is allowed."""
+        """Draws a token; raises `NothingAllowed` where none is allowed."""
 
 
 @checked_fields
@@ -54,10 +54,10 @@ class Masked:
     sampling: Sampling = UNRESTRICTED
 
     def draw(self, logits: Float[np.ndarray, 'o'], allowed: Allowed, rng: np.random.Generator) -> Drawn:
-        """Draws a token; raises `UserError` where none is allowed."""
+        """Draws a token; raises `NothingAllowed` where none is allowed."""
         may = allowed(np.arange(len(logits)))
         if not may.any():
-            raise UserError(NONE)
+            raise NothingAllowed(NONE)
         kept = np.asarray(self.sampling.restricted(jnp.asarray(np.where(may, logits, -np.inf)[None], jnp.float32))[0])
         among = np.where(np.isfinite(kept), kept.astype(np.float64), -np.inf)
         token = int(np.argmax(among + rng.gumbel(size=len(among))))
@@ -89,7 +89,7 @@ class Rejected:
             raise UserError(f'temperature is {self.temperature}; rejection needs one above 0, since it draws')
 
     def draw(self, logits: Float[np.ndarray, 'o'], allowed: Allowed, rng: np.random.Generator) -> Drawn:
-        """Draws a token; raises `UserError` where none is allowed."""
+        """Draws a token; raises `NothingAllowed` where none is allowed."""
         own = log_softmax(logits.astype(np.float64) / self.temperature)
         rejected, rejections = np.zeros(len(own), bool), 0.0
         accepted: list[int] = []
@@ -107,13 +107,17 @@ class Rejected:
                 rejected[token] = True
                 rejections += 1.0
             else:
-                raise UserError(NONE)
+                raise NothingAllowed(NONE)
         tested = int(np.sum(rejected)) + len(set(accepted))
         return Drawn(accepted[0], float(-np.log1p(rejections)), tested)
 
 
 NONE = 'no token is allowed here, so the text cannot go on'
 """What is said where a constraint leaves nothing."""
+
+
+class NothingAllowed(UserError):
+    """A constraint leaves no token: the text is whole, or it cannot be ended."""
 
 
 def _repeats(left: float, rng: np.random.Generator) -> float:

@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float, Int
 from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.functional import cores
-from attnlab.functional.constrained import Choice, Drawn
+from attnlab.functional.constrained import Choice, Drawn, NothingAllowed
 from attnlab.functional.sampling import UNRESTRICTED, Sampling
 from attnlab.models.predictor import Predictor
 from attnlab.typing import State
@@ -265,7 +265,7 @@ def constrained(
     seed: int = 0,
     jit: Callable[..., Any] = jax.jit,
 ) -> Iterator[Drawn]:
-    """Yields the tokens of a text that keeps to a constraint, until it cannot go on, or `steps` of them.
+    """Yields the tokens of a text that keeps to a constraint, until it cannot go on within `steps` of them.
 
     A token is allowed where the text can still be ended with the tokens that are left. Each is drawn from the model's
     distribution given that it is allowed, so that a text is not drawn as if all of the model's texts that keep to the
@@ -288,7 +288,13 @@ def constrained(
         def allowed(tokens: np.ndarray, place: int = place, left: int = steps - index - 1) -> np.ndarray:
             return constraint.rest(constraint.after(place, tokens)) <= left
 
-        drawn = choice.draw(np.asarray(logits[-1], np.float32), allowed, np.random.default_rng([seed, index]))
+        try:
+            drawn = choice.draw(np.asarray(logits[-1], np.float32), allowed, np.random.default_rng([seed, index]))
+        except NothingAllowed:
+            # What could follow a whole text may take more tokens than are left.
+            if constraint.rest(np.array([place]))[0] == 0:
+                return
+            raise
         place = int(constraint.after(place, np.array([drawn.token]))[0])
         yield drawn
         if index + 1 < steps and not constraint.ends(place):

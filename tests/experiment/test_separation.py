@@ -14,7 +14,7 @@ SEEN = {'cpu': (25, 37, 57, 91, 251, 251), 'full': (49, 73, 113, 181, 505, 4001)
 """Frames, by the number of blocks after which dilations begin again."""
 
 
-@pytest.mark.parametrize('size', SIZES)
+@pytest.mark.parametrize('size', [pytest.param(size, marks=[pytest.mark.slow] * (size == 'full')) for size in SIZES])
 def test_separators_are_matched_and_see_what_the_page_says(size):
     setups = {system: prepare(SWEEP.config(size, system, 'low', 0)) for system in SWEEP.SYSTEMS}
     sizes = {system: parameters(setup) for system, setup in setups.items()}

@@ -73,7 +73,8 @@ class HashedAttention(Mixer):
         rngs: nnx.Rngs,
     ):
         channels = head_channels(dim, heads)
-        self.heads, self.bits, self.causal, self.implementation = heads, bits, causal, implementation
+        self.heads, self.channels, self.bits = heads, channels, bits
+        self.causal, self.implementation = causal, implementation
         self.query, self.value = (Linear(dim, dim, bias=bias, rngs=rngs) for _ in range(2))
         self.hash = KernelHash(channels, heads=heads, bits=bits, anchors=anchors, codes=codes, rngs=rngs)
         self.output = Linear(dim, dim, bias=bias, axes=('heads', 'embed'), rngs=rngs)
@@ -115,5 +116,5 @@ class HashedAttention(Mixer):
     def init_state(self, batch: int, length: int, dtype: DTypeLike) -> HashedState:
         """Returns an empty memory; its size does not depend on `length`."""
         require_causal(self.causal)
-        shape = (batch, self.heads, self.bits + 1, self.value.weight.shape[1] // self.heads + 1)
+        shape = (batch, self.heads, self.bits + 1, self.channels + 1)
         return HashedState(jnp.zeros(shape, state_dtype(dtype)), no_segment(batch))
