@@ -64,7 +64,8 @@ def quantize_run(
     With `feedback` the rounding of weights is calibrated on rows of training; of an `Allocation` it is found on such
     rows which maps have which format, and of a `Calibration` the ranges of what they read.
 
-    What is written is a run: config, checkpoint, facts, metrics. It is not trained further, and has no optimiser state.
+    What is written is a run: config, checkpoint, facts, metrics. It is not trained further, and has no optimiser state
+    and no average of parameters.
     Raises `UserError` for feedback without one format of weights, a run that is quantized, one without linear maps,
     changed data unless `other_data` allows them, and a folder that holds something else.
     """
@@ -90,6 +91,8 @@ def quantize_run(
         changed = calibrated(loaded, changed, quantization.weights, feedback)
     with config.unlocked():
         config[QUANTIZATION], config.mesh = spec_of(quantization), spec(Axes)
+        if loaded.setup.optimizer.ema is not None:
+            config.optimizer.ema = None
     setup = prepare(config).restored(workdir)
     run.claim(out, config)
     with run.held(out):

@@ -120,6 +120,14 @@ def test_evaluation_reads_it_when_asked_and_in_training(trained, capsys):
     assert guesses[0] == guesses[1] and guesses[0]
 
 
+def test_a_quantized_run_has_none(trained, tmp_path, capsys):
+    made = f'{tmp_path}/made'
+    assert main(['quantize', f'--workdir={trained}', f'--out={made}', '--weights=int8', '--compilation_cache=']) == 0
+    assert main(['eval', f'--workdir={made}', '--ema']) == 2
+    assert f'{made} keeps no average of its parameters' in capsys.readouterr().err
+    assert main(['eval', f'--workdir={made}', '--multiples=1']) == 0
+
+
 def test_a_run_from_before_loads_and_goes_on(tmp_path, capsys):
     folder = tmp_path / 'run'
     assert main([*RUN, f'--workdir={folder}']) == 0
