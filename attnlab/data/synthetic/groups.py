@@ -29,13 +29,17 @@ class WordProblem(Problem):
 
     Attributes:
       group: `S<n>`, `A<n>`, `Z<n>`, or a product of those such as `A4xZ5`, of at most 720 elements.
+      moved: draws only the permutations that move at most so many things, of which the products still are all of the
+        group: with 2 and `S5` the ten swaps and the identity. None draws all elements.
 
     Source: Merrill, Petty and Sabharwal, "The Illusion of State in State-Space Models", 2024,
     https://arxiv.org/abs/2404.08819; Liu et al., "Transformers Learn Shortcuts to Automata", 2022,
-    https://arxiv.org/abs/2210.10749.
+    https://arxiv.org/abs/2210.10749; swaps alone: Grazzi et al., "Unlocking State-Tracking in Linear RNNs Through
+    Negative Eigenvalues", 2024, https://arxiv.org/abs/2411.12537.
     """
 
     group: str = 'S5'
+    moved: int | None = None
 
     @property
     def vocab(self) -> int:
@@ -44,6 +48,10 @@ class WordProblem(Problem):
     def check(self, length: int) -> None:
         wanted = f'S<n>, A<n>, Z<n> or a product such as A4xZ5, of 2 to {LARGEST} elements'
         require(self, 'group', 2 <= order(self.group) <= LARGEST, wanted)
+        if self.moved is not None:
+            least, most = _moved_things(self.group)
+            wanted = f'{least} to {most}' if most else f'None, for {self.group} is no group S<n> or A<n>'
+            require(self, 'moved', least <= self.moved <= most, wanted)
         require_length(self, length, length >= 2, 'at least 2 tokens: the mark and an element')
 
     def labels(self, length: int) -> int:
@@ -51,7 +59,10 @@ class WordProblem(Problem):
 
     def generate(self, rng: np.random.Generator, length: int) -> Example:
         table = group_table(self.group)
-        steps = rng.integers(len(table), size=length - 1)
+        if self.moved is None:
+            steps = rng.integers(len(table), size=length - 1)
+        else:
+            steps = rng.choice(moving_at_most(self.group, self.moved), size=length - 1)
         products = list(itertools.accumulate(steps.tolist(), lambda acc, step: table[acc][step], initial=0))
         return Example(np.concatenate([[len(table)], steps]), np.arange(1, length), np.array(products[1:]))
 
@@ -70,6 +81,19 @@ def group_table(group: str) -> list[list[int]]:
 def elements(n: int, even: bool) -> list[tuple[int, ...]]:
     """The permutations of `n` things in lexicographic order, or the even ones among them."""
     return [p for p in itertools.permutations(range(n)) if not even or _inversions(p) % 2 == 0]
+
+
+@functools.lru_cache(maxsize=16)
+def moving_at_most(group: str, things: int) -> tuple[int, ...]:
+    """Numbers of those elements of `S<n>` or `A<n>` that leave all but `things` things in place."""
+    members = elements(int(group[1:]), even=group[0] == 'A')
+    return tuple(i for i, p in enumerate(members) if sum(j != k for j, k in enumerate(p)) <= things)
+
+
+def _moved_things(group: str) -> tuple[int, int]:
+    """The fewest things that an element other than 0 moves, and the most; (1, 0) for groups of anything else."""
+    match = re.fullmatch('([SA])([0-9]+)', group)
+    return (1, 0) if match is None else ({'S': 2, 'A': 3}[match[1]], int(match[2]))
 
 
 def _order(factor: str) -> int:

@@ -179,6 +179,25 @@ def test_products_of_groups_and_cyclic_groups():
         assert list(labels.values()) == (np.cumsum(tokens[1:]) % 2).tolist()
 
 
+@pytest.mark.parametrize(
+    ('group', 'moved', 'count'), [('S5', 2, 11), ('S5', 5, 120), ('S3', 2, 4), ('A5', 3, 21), ('A4', 4, 12)]
+)
+def test_elements_that_move_few_things_still_reach_the_whole_group(group, moved, count):
+    members = elements(int(group[1]), even=group[0] == 'A')
+    seen, reached = set(), set()
+    for tokens, labels in drawn(WordProblem(group, moved), 12, 400):
+        product = tuple(range(int(group[1])))
+        for place, target in labels.items():
+            step = members[tokens[place]]
+            assert sum(i != j for i, j in enumerate(step)) <= moved
+            product = tuple(product[i] for i in step)
+            assert members[target] == product
+            seen.add(int(tokens[place]))
+            reached.add(int(target))
+    assert len(seen) == count
+    assert len(reached) == len(members)
+
+
 @pytest.mark.parametrize(('group', 'size', 'commutes'), [('Z60', 60, True), ('A4xZ5', 60, False), ('A5', 60, False)])
 def test_tables_are_of_groups(group, size, commutes):
     table = np.array(group_table(group))
