@@ -12,6 +12,9 @@
   surface it is on, or what part of a table, chair or lamp. `side=8` voxels on every axis are the tokens, for mixers of
   volumes, such as `condaformer`, and those of sequences (`attnlab.tasks.clouds`); with `voxels=occupied` those with
   points alone, 512 at most, for mixers of sequences that tell padding apart;
+- `mnist`, `fashion_mnist` (28 x 28, grey), `cifar10`, `cifar100` (32 x 32, three colours) and `imagenette` (64 x 64,
+  three colours): made once by `attnlab data prepare` (extra `tfds`) from the published files, whose checksums are
+  checked;
 - a path, which has a `/` or a `.` in it: image files of one's own in `PATH/CLASS/`, or in `PATH/train/CLASS/` and
   `PATH/test/CLASS/` (`attnlab.data.vision.folders`), in `colors=rgb|grey` and squares of `side=32` pixels.
 
@@ -55,6 +58,7 @@ from attnlab.config import arguments, build, choose, spec, takes
 from attnlab.data.long_range.dataset import Dataset
 from attnlab.data.long_range.digits import Digits
 from attnlab.data.long_range.drawn import Drawn
+from attnlab.data.long_range.prepared import Prepared
 from attnlab.data.vision.augment import Augmentation, Crop, CutMix, Flip, Mixing, Mixup, Transform
 from attnlab.data.vision.clouds import Parts, Surfaces
 from attnlab.data.vision.folders import image_folder
@@ -130,6 +134,11 @@ DATA = {
     'count': Images(Drawn(Count()), patch=2, examples=1_000),
     'same_different': Images(Drawn(SameDifferent()), patch=2, examples=1_000),
     'connected': Images(Drawn(Connected()), patch=2, examples=1_000),
+    'mnist': Images(Prepared('mnist'), patch=4, examples=1_000),
+    'fashion_mnist': Images(Prepared('fashion_mnist'), patch=4, examples=1_000),
+    'cifar10': Images(Prepared('cifar10_colours'), patch=4, examples=1_000),
+    'cifar100': Images(Prepared('cifar100'), patch=4, examples=1_000),
+    'imagenette': Images(Prepared('imagenette'), patch=4, examples=1_000),
     'segments': Images(Drawn(Segments()), patch=2, examples=200, dense=True),
     'surfaces': Images(Drawn(Surfaces()), patch=1, examples=200, dense=True, voxels=8),
     'parts': Images(Drawn(Parts()), patch=1, examples=200, dense=True, voxels=8),
