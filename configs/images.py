@@ -25,6 +25,9 @@ in it; others read from left to right.
 of that before, the last the width of `size`. `layout=paper` is the hierarchical model of the recipe's paper in its own
 widths, depths and heads, with the patches of `data` and the training of `size` (swin: Swin-T, pvt: PVT-Tiny).
 
+`layers=linear` has the parameters of a layer linear in its place, a base and a slope (layout=flat); `learngene=RUN`
+begins with layers made of those of such a run, as many as `--config.model.stack.depth` says.
+
 `predict=label` is the default; `predict=epsilon|v` trains a diffusion model of the images instead
 (`attnlab.tasks.diffusion`), evaluated by drawing some, at the end; with `given=label` it is told the label of an image
 and draws images of every label. `attnlab eval --judge=RUN` has a run with `predict=label` classify what it draws.
@@ -76,7 +79,7 @@ from attnlab.models.inputs.patches import ConvStem, OverlappingMap, Patches, cla
 from attnlab.models.inputs.voxels import SomeVoxels, Voxels
 from attnlab.models.model import Model
 from attnlab.models.pyramid import Pyramid, Resolution
-from attnlab.models.stack import stack_spec
+from attnlab.models.stack import LinearStack, Stack, stack_spec
 from attnlab.nn.convolutions import PatchMap, PatchMerging
 from attnlab.nn.mlps import MLP, GatedMLP
 from attnlab.nn.norms import RMSNorm
@@ -88,6 +91,7 @@ from attnlab.tasks.images import ImageClassification, Segmentation, side
 from attnlab.train.optimizer import AdamW, Group, Groups
 from attnlab.train.run_config import CHOICES, run_config
 from attnlab.train.schedule import Cosine
+from attnlab.train.start import FromLearngene
 from attnlab.train.step import Precision
 from attnlab.zoo import ZOO, Recipe
 from attnlab.zoo.chosen import chosen_recipe, initialized
@@ -180,6 +184,7 @@ POSITIONS: dict[str, Callable[[], Any]] = {
 }
 TOKENS = {'mean': None, 'first': 'first', 'middle': 'middle'}
 GIVEN = {'nothing': 'nothing', 'label': 'label'}
+LAYERS: dict[str, type[Stack]] = {'apart': Stack, 'linear': LinearStack}
 PICTURES = {'0': False, '1': True}
 VOXELS = {'all': False, 'occupied': True}
 PREDICTED = {'label': None, 'epsilon': 'epsilon', 'v': 'v'}
@@ -202,6 +207,8 @@ def get_config(arg: str = '') -> ConfigDict:
         data='digits',
         size='tiny',
         layout='flat',
+        layers='apart',
+        learngene='',
         predict='label',
         given='nothing',
         augment='',
@@ -242,6 +249,7 @@ def get_config(arg: str = '') -> ConfigDict:
         evals=evals,
         save_every=evaluated,
         precision=Precision(activations=size.activations),
+        start=spec(FromLearngene, run=chosen['learngene']) if chosen['learngene'] else None,
     )
 
 
@@ -379,6 +387,9 @@ def _grid(images: Images) -> Grid:
 
 
 def _layout(recipe: Recipe, images: Images, size: Size, chosen: dict[str, str], initialization: ConfigDict) -> Layout:
+    if chosen['layout'] != 'flat' and (chosen['layers'] != 'apart' or chosen['learngene']):
+        given = f'layers={chosen["layers"]}' if chosen['layers'] != 'apart' else f'learngene={chosen["learngene"]}'
+        raise UserError(f'{given} is of layers of one width; it needs layout=flat, not {chosen["layout"]}')
     layouts = {
         'flat': lambda: _flat(recipe, images, size, chosen, initialization),
         'pyramid': lambda: _pyramid(recipe, images, size, initialization),
@@ -395,7 +406,8 @@ def _flat(recipe: Recipe, images: Images, size: Size, chosen: dict[str, str], in
     whole = images.data.kind.length if images.occupied else math.prod(_grid(images))
     length = whole + (chosen['token'] != 'mean')
     mixers = _mixers(recipe, size.heads, size.window, length)
-    stack = stack_spec(mixers, layer=recipe.layer, depth=size.depth, mlp=spec(GatedMLP), initialization=initialization)
+    kind, parts = choose(LAYERS, 'layers', chosen['layers']), {'mlp': spec(GatedMLP), 'initialization': initialization}
+    stack = stack_spec(mixers, kind=kind, layer=recipe.layer, depth=size.depth, **parts)
     return Layout(stack=stack, dim=size.dim)
 
 
