@@ -367,7 +367,7 @@ def get_config(arg: str = '') -> ConfigDict:
     )
     linear = system.linear and not given['zoo']
     variates, observed, known = columns.counts(series)
-    prompt = _whole(chosen, 'prompt') if chosen['prompt'] else 0
+    prompt = _whole(chosen, 'prompt') if chosen['prompt'] else None
     if prompt and (not system.frozen or system.scales):
         raise UserError(f'prompt={prompt} is for systems whose tokens are segments: {_segmented()}')
     task = spec(Forecasting, data=series, horizon=_whole(chosen, 'horizon'), columns=columns, prompt=prompt)

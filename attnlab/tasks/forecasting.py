@@ -44,7 +44,7 @@ class Forecasting:
       horizon: rows that are forecast at once; longer ones are forecast row after row of that many.
       columns: which are forecast, and which are read besides.
       prompt: rows of the beginning of the training split that are put before every look-back in a slice of its own, for
-        models that read any number of rows; 0: no such slice.
+        models that read any number of rows; `None`: no such slice.
     """
 
     packs: ClassVar[bool] = False
@@ -53,7 +53,7 @@ class Forecasting:
     data: Series = DrawnSeries()
     horizon: int = 96
     columns: Columns = Columns()
-    prompt: int = 0
+    prompt: int | None = None
 
     @property
     def vocab(self) -> int:
