@@ -11,7 +11,8 @@
 - `surfaces`, `parts`: drawn clouds of points, and the class of every point, by the voxel that it lies in: what kind of
   surface it is on, or what part of a table, chair or lamp. `side=8` voxels on every axis are the tokens, for mixers of
   volumes, such as `condaformer`, and those of sequences (`attnlab.tasks.clouds`); with `voxels=occupied` those with
-  points alone, 512 at most, for mixers of sequences that tell padding apart;
+  points alone, 512 at most, for mixers of sequences that tell padding apart, and for `condaformer`, which leaves the
+  others out;
 - `mnist`, `fashion_mnist` (28 x 28, grey), `cifar10`, `cifar100` (32 x 32, three colours) and `imagenette` (64 x 64,
   three colours): made once by `attnlab data prepare` (extra `tfds`) from the published files, whose checksums are
   checked;
@@ -85,7 +86,7 @@ from attnlab.nn.mlps import MLP, GatedMLP
 from attnlab.nn.norms import RMSNorm
 from attnlab.nn.pools import MeanPool, OneToken
 from attnlab.nn.positions import GridSinusoids, LearnedPlaces
-from attnlab.tasks.clouds import FEATURES, OccupiedSegmentation, PointSegmentation
+from attnlab.tasks.clouds import FEATURES, OccupiedSegmentation, PointSegmentation, SparseSegmentation
 from attnlab.tasks.diffusion import Diffusion
 from attnlab.tasks.images import ImageClassification, Segmentation, side
 from attnlab.train.optimizer import AdamW, Group, Groups
@@ -228,7 +229,7 @@ def get_config(arg: str = '') -> ConfigDict:
     layout = _layout(recipe, images, size, chosen, initialization)
     evaluated = max(1, size.steps // 10)
     evals = (spec(BySlice, cadence=spec(EveryNSteps, n=evaluated), multiples=(1,), examples=images.examples),)
-    task = _task(images, layout, _augmentation(chosen, images), chosen)
+    task = _task(images, recipe.grid, layout, _augmentation(chosen, images), chosen)
     evals = (*evals, *_pictures(images, chosen))
     model = _model(recipe, images, layout, chosen)
     if chosen['predict'] != 'label':
@@ -312,7 +313,9 @@ def _augmentation(chosen: dict[str, str], images: Images) -> Augmentation | None
     )
 
 
-def _task(images: Images, layout: Layout, augmentation: Augmentation | None, chosen: dict[str, str]) -> ConfigDict:
+def _task(
+    images: Images, on_grid: bool, layout: Layout, augmentation: Augmentation | None, chosen: dict[str, str]
+) -> ConfigDict:
     predicts, given = (choose(each, name, chosen[name]) for name, each in (('predict', PREDICTED), ('given', GIVEN)))
     if predicts is not None:
         part = {'patch': images.patch, 'augmentation': augmentation, 'predicts': predicts, 'given': given}
@@ -320,7 +323,7 @@ def _task(images: Images, layout: Layout, augmentation: Augmentation | None, cho
     if given != 'nothing':
         raise UserError(f'given={given} is for predict=epsilon and predict=v, which draw images of a label')
     if images.voxels is not None:
-        kind = OccupiedSegmentation if images.occupied else PointSegmentation
+        kind = PointSegmentation if not images.occupied else SparseSegmentation if on_grid else OccupiedSegmentation
         return spec(kind, data=images.data, side=images.voxels)
     if images.dense:
         patch = images.patch * 2 ** (layout.resolutions - 1)
@@ -343,18 +346,18 @@ def _model(recipe: Recipe, images: Images, layout: Layout, chosen: dict[str, str
         dim=layout.dim,
         stack=layout.stack,
         norm=layout.norm,
-        inputs=_inputs(images, layout, chosen, where),
+        inputs=_inputs(images, recipe.grid, layout, chosen, where),
         head=head,
         pool=pool,
         streaming=False,
     )
 
 
-def _inputs(images: Images, layout: Layout, chosen: dict[str, str], where: str | None) -> ConfigDict:
+def _inputs(images: Images, on_grid: bool, layout: Layout, chosen: dict[str, str], where: str | None) -> ConfigDict:
     """What makes tokens of patches, or of voxels."""
     positions = choose(POSITIONS, 'positions', chosen['positions'] or layout.positions)()
     if images.voxels is not None:
-        kind = SomeVoxels if images.occupied else Voxels
+        kind = SomeVoxels if images.occupied and not on_grid else Voxels
         return spec(kind, side=images.voxels, features=FEATURES, positions=positions)
     pixels = side(images.data)
     return spec(
@@ -400,10 +403,10 @@ def _layout(recipe: Recipe, images: Images, size: Size, chosen: dict[str, str], 
 
 def _flat(recipe: Recipe, images: Images, size: Size, chosen: dict[str, str], initialization: ConfigDict) -> Layout:
     """Layers of one width."""
-    if images.occupied and (recipe.grid or not recipe.packed):
+    if images.occupied and not (recipe.sparse if recipe.grid else recipe.packed):
         lacks = 'a grid, which some of the voxels are not' if recipe.grid else 'no padding among its tokens'
         raise UserError(f'zoo={chosen["zoo"]} needs {lacks}; with voxels=all it is trained on all of them')
-    whole = images.data.kind.length if images.occupied else math.prod(_grid(images))
+    whole = images.data.kind.length if images.occupied and not recipe.grid else math.prod(_grid(images))
     length = whole + (chosen['token'] != 'mean')
     mixers = _mixers(recipe, size.heads, size.window, length)
     kind, parts = choose(LAYERS, 'layers', chosen['layers']), {'mlp': spec(GatedMLP), 'initialization': initialization}

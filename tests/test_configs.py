@@ -448,6 +448,15 @@ def test_clouds_are_read_as_rows_of_occupied_voxels():
     assert setup.model.embedding.grid is None and setup.abstract_batch()['tokens'].shape[1:] == (512, 8)
 
 
+def test_clouds_are_read_as_volumes_with_empty_places():
+    """By mixers of volumes that keep these out; others say so."""
+    setup = prepared(images.get_config('zoo=condaformer,data=parts,side=4,voxels=occupied'))
+    setup.trace()
+    assert setup.model.embedding.grid == (4, 4, 4) and setup.abstract_batch()['segments'].shape[1:] == (64,)
+    with pytest.raises(UserError, match='zoo=swin needs a grid, which some of the voxels are not'):
+        images.get_config('zoo=swin,data=parts,voxels=occupied')
+
+
 def test_images_with_pictures_at_the_end():
     for arguments, names in (
         ('data=segments,layout=pyramid', ['test', 'field', 'segmented']),

@@ -215,7 +215,8 @@ class LinearStack(Stack):
         """The blocks, their parameters as they are at every place; what is not a parameter is that of the base."""
         found = []
         for block, places in zip(self.blocks, _places(self.depth, len(self.blocks)), strict=True):
-            graphdef, params, rest = nnx.split(block, nnx.Param, ...)
+            graphdef, *states = nnx.split(block, nnx.Param, ...)
+            params, rest = states
             every = functools.partial(linear_layers, count=len(places))
             alike = functools.partial(_repeated, count=len(places))
             found.append((graphdef, nnx.merge_state(jax.tree.map(every, params), jax.tree.map(alike, rest))))

@@ -183,13 +183,16 @@ SPATIAL = {
         cite='Duan et al. 2023, https://arxiv.org/abs/2312.11112',
         bidirectional=True,
         grid=True,
+        sparse=True,
         implementations=(),
         small={'heads': 4, 'side': 3},
         knobs=HEADS,
         notes=(
-            'On whole volumes, and on images, which have a depth of 1; not on sparse points. Two layers, of windows '
-            'and of shifted ones, repeated. Layer norms stand where the paper normalises over the batch, and offsets '
-            'are whole tokens, where points of the paper have places between voxels.'
+            'On whole volumes, on images, which have a depth of 1, and on volumes some of whose places are empty '
+            '(`voxels=occupied` of configs/images.py): windows and convolutions then read occupied ones alone, as '
+            'those of sparse points do, at the cost of all. Two layers, of windows and of shifted ones, repeated. '
+            'Layer norms stand where the paper normalises over the batch, and offsets are whole tokens, where points '
+            'of the paper have places between voxels.'
         ),
     ),
     'segman': Recipe(
