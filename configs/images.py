@@ -31,7 +31,9 @@ begins with layers made of those of such a run, as many as `--config.model.stack
 
 `predict=label` is the default; `predict=epsilon|v` trains a diffusion model of the images instead
 (`attnlab.tasks.diffusion`), evaluated by drawing some, at the end; with `given=label` it is told the label of an image
-and draws images of every label. `attnlab eval --judge=RUN` has a run with `predict=label` classify what it draws.
+and draws images of every label. Time and label are told with the pixels, or with `told=norms` to the norms of every
+branch, which scale, shift and gate it (DiT; the blocks of LaMamba: `zoo=lamamba,told=norms`).
+`attnlab eval --judge=RUN` has a run with `predict=label` classify what it draws.
 
 `augment=crop+flip+rand+mixup+cutmix`, or some of these, changes images in training: a part of the image with zeros
 around it, the image mirrored, two of RandAugment's changes of shape and colour (of images of bytes: not the digits),
@@ -57,6 +59,8 @@ from typing import Any
 from flax import nnx
 from ml_collections import ConfigDict
 
+from attnlab.blocks.adaptive import AdaptiveBlock
+from attnlab.blocks.block import Block
 from attnlab.blocks.layer import MixerAndMLP
 from attnlab.config import arguments, build, choose, spec, takes
 from attnlab.data.long_range.dataset import Dataset
@@ -76,7 +80,7 @@ from attnlab.evals.pictures import ReceptiveField, SegmentPictures
 from attnlab.functional.grids import Grid
 from attnlab.models.heads.registry import CLASSIFIERS
 from attnlab.models.heads.regression import RegressionHead
-from attnlab.models.inputs.patches import ConvStem, OverlappingMap, Patches, class_place
+from attnlab.models.inputs.patches import ConvStem, OverlappingMap, Patches, ToldPatches, class_place
 from attnlab.models.inputs.voxels import SomeVoxels, Voxels
 from attnlab.models.model import Model
 from attnlab.models.pyramid import Pyramid, Resolution
@@ -185,6 +189,7 @@ POSITIONS: dict[str, Callable[[], Any]] = {
 }
 TOKENS = {'mean': None, 'first': 'first', 'middle': 'middle'}
 GIVEN = {'nothing': 'nothing', 'label': 'label'}
+TOLD = {'pixels': False, 'norms': True}
 LAYERS: dict[str, type[Stack]] = {'apart': Stack, 'linear': LinearStack}
 PICTURES = {'0': False, '1': True}
 VOXELS = {'all': False, 'occupied': True}
@@ -212,6 +217,7 @@ def get_config(arg: str = '') -> ConfigDict:
         learngene='',
         predict='label',
         given='nothing',
+        told='pixels',
         augment='',
         pictures='0',
         colors='rgb',
@@ -232,6 +238,8 @@ def get_config(arg: str = '') -> ConfigDict:
     task = _task(images, recipe.grid, layout, _augmentation(chosen, images), chosen)
     evals = (*evals, *_pictures(images, chosen))
     model = _model(recipe, images, layout, chosen)
+    if chosen['predict'] == 'label' and choose(TOLD, 'told', chosen['told']):
+        raise UserError('told=norms is for predict=epsilon and predict=v, which tell the time')
     if chosen['predict'] != 'label':
         model, evals = _denoising(model, task, layout, chosen), (*evals, spec(Drawings, cadence=spec(AtEnd)))
     return run_config(
@@ -378,9 +386,22 @@ def _denoising(model: ConfigDict, task: ConfigDict, layout: Layout, chosen: dict
             f'predict={chosen["predict"]} predicts numbers for every patch; it needs layout=flat, token=mean and '
             f'head=linear, not {chosen["layout"]}, {chosen["token"]} and {chosen["head"]}'
         )
-    model.inputs.channels = model.inputs.channels + build(task).told
+    told = build(task).told
+    if choose(TOLD, 'told', chosen['told']):
+        own = {name: value for name, value in model.inputs.items() if name != 'target'}
+        model.inputs = spec(ToldPatches, told=told, **own)
+        model.stack.blocks = tuple(_told(block, chosen['zoo']) for block in model.stack.blocks)
+    else:
+        model.inputs.channels = model.inputs.channels + told
     model.head, model.pool = spec(RegressionHead), None
     return model
+
+
+def _told(block: ConfigDict, name: str) -> ConfigDict:
+    """The block with branches that are told. Raises `UserError` for one that wires its own."""
+    if block.target != f'{Block.__module__}.{Block.__qualname__}':
+        raise UserError(f'told=norms is for blocks of a mixer and a channel mixer; those of zoo={name} have their own')
+    return spec(AdaptiveBlock, **{name: value for name, value in block.items() if name != 'target'})
 
 
 def _grid(images: Images) -> Grid:

@@ -102,9 +102,9 @@ def main(argv: list[str]) -> int:
     if factors:
         from attnlab.analysis.reductions import reduce
 
-        asked = Request(values.split, (1,), examples=values.examples)
+        one = Request(values.split, (1,), examples=values.examples)
         with printing(values) as printer:
-            reduce(loaded, factors, asked, workdir, printer, other_data=values.other_data)
+            reduce(loaded, factors, one, workdir, printer, other_data=values.other_data)
         return 0
     check_data(workdir, loaded.setup.task.describe(), other=values.other_data)
     task = loaded.setup.task

@@ -33,5 +33,6 @@ def expanded(model: Model, depth: int) -> Model:
     stack.depth = depth
     stack.blocks = nnx.List([nnx.merge(*each) for each in stack.stacked()])
     # From here on parameters are those of layers, which the plain stack takes as they are.
-    stack.__class__ = Stack
+    plain: Stack = stack
+    plain.__class__ = Stack
     return result

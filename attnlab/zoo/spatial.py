@@ -317,9 +317,9 @@ SPATIAL = {
         slow=True,
         notes=(
             'A layer is scans, then attention in windows, then a channel mixer, each a branch; windows are shifted in '
-            'every second layer: give stacks an even depth. Time and label of a diffusion model are told with the '
-            'pixels, where the paper sets scales, shifts and gates of the branches by them, and layers are of one '
-            'width, where the paper has a U-Net of them.'
+            'every second layer: give stacks an even depth. With `told=norms` time and label of a diffusion model set '
+            'scales, shifts and gates of the branches, as in the paper; by default they are told with the pixels. '
+            'Layers are of one width, where the paper has a U-Net of them.'
         ),
     ),
     'relu_vit': Recipe(

@@ -234,7 +234,7 @@ class AanBuilder(ArchiveBuilder, skip_registration=True):  # type: ignore[call-a
         return archive
 
 
-def colours(kind: Kind) -> Mapping[str, Any]:
+def colours(kind: Kind) -> dict[str, Any]:
     """Features of images of three colours."""
     shape, encoding = (kind.length, kind.channels), tfds.features.Encoding.BYTES
     return {'x': tfds.features.Tensor(shape=shape, dtype=np.uint8, encoding=encoding), 'label': np.int32}
