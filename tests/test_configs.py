@@ -26,7 +26,7 @@ from attnlab.train.state import initialize
 from attnlab.zoo import ZOO
 from attnlab.zoo.softmax.maps import MAPS
 from attnlab.zoo.softmax.parts import PARTS
-from configs import grokking, images, language, long_range, recall, separation, series
+from configs import dynamics, grokking, images, language, long_range, recall, separation, series
 from configs.sweeps import images as sweeps_images
 from configs.sweeps import recall as sweeps_recall
 
@@ -62,6 +62,7 @@ OFFERS = (
     *((series, f'zoo={name}') for name, recipe in ZOO.items() if not recipe.grid),
     *((separation, f'zoo={name}') for name, recipe in ZOO.items() if not recipe.grid),
     *((grokking, f'method={name}') for name in grokking.METHODS),
+    (dynamics, 'data=henon'),
 )
 """What each config has to train, at its smallest size."""
 
@@ -118,7 +119,7 @@ def smallest(config, text):
 def nightly(module, argument):
     """Whether two steps of a recipe are taken by nightly tests alone."""
     trained = TRAINED[:1] if module in (series, separation) else TRAINED
-    return module is not grokking and argument.split(',')[0].removeprefix('zoo=') not in trained
+    return module not in (grokking, dynamics) and argument.split(',')[0].removeprefix('zoo=') not in trained
 
 
 @pytest.mark.parametrize(

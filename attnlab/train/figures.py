@@ -140,6 +140,24 @@ def spectrum_curves(
     _write(figure, axes, path)
 
 
+def trajectory_panels(runs: Mapping[str, np.ndarray], path: pathlib.Path) -> None:
+    """Trajectories side by side: the last variate of each over the first, on the axes of the first run."""
+    figure, panels = _panels(runs, 'first variate')
+    for axes, rows in zip(panels, runs.values(), strict=True):
+        axes.plot(rows[:, 0], rows[:, -1], color='C0', lw=0.3)
+    limits = [(rows[:, place].min(), rows[:, place].max()) for rows in runs.values() for place in (0, -1)][:2]
+    for axes in panels:
+        axes.set(xlim=_widened(*limits[0]), ylim=_widened(*limits[1]))
+    panels[0].set_ylabel('last variate')
+    _save(figure, path)
+
+
+def _widened(low: float, high: float) -> tuple[float, float]:
+    """A range with a tenth of it, or a half around one number, on either side."""
+    margin = 0.1 * (high - low) or 0.5
+    return low - margin, high + margin
+
+
 def write_csv(path: pathlib.Path, header: Sequence[str], lines: Iterable[Sequence[Any]]) -> None:
     """Writes a table of numbers with a header."""
     buffer = io.StringIO()
