@@ -35,6 +35,8 @@ def loss_curve(lines: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
     if finite:
         axes.set_ylim(0.95 * min(finite), min(1.05 * max(finite), 2.5 * float(np.median(finite))))
     _write(figure, axes, path)
+    rows = [(name, step, value) for name, points in curves.items() for step, value in points]
+    write_csv(path.with_suffix('.csv'), ('curve', 'step', 'value'), rows)
 
 
 def position_curves(
@@ -90,6 +92,18 @@ def length_curves(curves: Mapping[str, Mapping[int, float]], path: pathlib.Path)
     _save(figure, path)
     lines = [(name, length, value) for name, values in curves.items() for length, value in values.items()]
     write_csv(path.with_suffix('.csv'), ('metric', 'times_the_length', 'value'), lines)
+
+
+def cost_curves(curves: Mapping[str, Mapping[str, float]], costs: Mapping[str, float], path: pathlib.Path) -> None:
+    """Metrics over operations, one panel each; every point is one way of running a model, and is named."""
+    figure, panels = _panels(curves, 'operations a token')
+    for axes, values in zip(panels, curves.values(), strict=True):
+        axes.plot([costs[name] for name in values], values.values(), marker='o', ms=3, lw=1.5)
+        for name, value in values.items():
+            axes.annotate(name, (costs[name], value), fontsize='small', xytext=(3, 3), textcoords='offset points')
+    _save(figure, path)
+    lines = [(metric, name, costs[name], value) for metric, values in curves.items() for name, value in values.items()]
+    write_csv(path.with_suffix('.csv'), ('metric', 'way', 'operations', 'value'), lines)
 
 
 Panel = tuple[str, np.ndarray, Mapping[str, np.ndarray], tuple[np.ndarray, ...]]
