@@ -8,7 +8,7 @@ import abc
 import math
 from collections.abc import Callable
 from collections.abc import Sequence as Shape
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -43,7 +43,13 @@ SLOWEST = 1e-4
 
 
 class System(Module):
-    """A linear time-invariant system from `dim` channels to as many."""
+    """A linear time-invariant system from `dim` channels to as many.
+
+    Attributes:
+      divides_time: whether the tokens of a row may lie on several devices, which hand states on.
+    """
+
+    divides_time: ClassVar[bool] = False
 
     @abc.abstractmethod
     def __call__(
@@ -320,6 +326,8 @@ class SharedSystem(System):
       rngs: draws the parameters.
     """
 
+    divides_time = True
+
     def __init__(self, dim: int, *, state: int, blocks: int = 1, low: float = 1e-3, high: float = 1e-1, rngs: nnx.Rngs):
         if state % (2 * blocks):
             raise UserError(f'state is {state} with {blocks} blocks; twice the number of blocks must divide it')
@@ -384,6 +392,8 @@ class RingSystem(System):
       turn: the greatest angle at the start, in radians.
       rngs: draws the parameters.
     """
+
+    divides_time = True
 
     def __init__(
         self,

@@ -71,6 +71,10 @@ class StructuredSSM(Mixer):
         y = y + self.D[...].astype(y.dtype)[None, None] * wide
         return self.readout(y.astype(x.dtype)), state
 
+    @property
+    def divides_time(self) -> bool:
+        return self.system.divides_time
+
     def init_state(self, batch: int, length: int, dtype: DTypeLike) -> StructuredState:
         """Returns the state of a system at rest; its size does not depend on `length`."""
         del length
