@@ -154,11 +154,11 @@ def _replace(path: pathlib.Path, text: str) -> None:
 
 HEAD = f"""# What compiles for machines that are not there
 
-Made by `python -m tests.compile.table --missing --write`, or `--write [--topology=v5e:2x2] [RECIPE ...]`, from the lines
-of [compiled.jsonl](compiled.jsonl), which have the hash of each program, the version of JAX, the processor seconds, and
-the effort of the compiler (`JAX_OPTIMIZATION_LEVEL`) where it was not the default; a test compares the two; a line
-without a hash is older than the record. "{NOT_COMPILED}" is what it says: nothing is known of that program, and no
-cell is derived from another.
+Made by `python -m tests.compile.table --missing --write`, or `--write [--topology=v5e:2x2] [RECIPE ...]`, from the
+lines of [compiled.jsonl](compiled.jsonl), which have the hash of each program, the version of JAX, the processor
+seconds, and the effort of the compiler (`JAX_OPTIMIZATION_LEVEL`) where it was not the default; a test compares the
+two; a line without a hash is older than the record. "{NOT_COMPILED}" is what it says: nothing is known of that
+program, and no cell is derived from another.
 
 A model of every recipe, {programs.ROWS} x {programs.LENGTH} tokens (a row a device at least), width {programs.WIDTH},
 {programs.HEADS} heads, two periods of its pattern of layers scanned, in bfloat16, with the optimiser of
