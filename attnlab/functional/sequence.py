@@ -145,6 +145,20 @@ def linear_attention(
     return _chained(run, _total_decay(log_decay, q.shape[1]), jnp.multiply, state, segments)
 
 
+def linear_attention_sums(
+    q: Array,
+    k: Array,
+    log_decay: Array | None = None,
+    *,
+    state: Array | None = None,
+    segments: Array | None = None,
+    **options: Any,
+) -> tuple[Array, Array]:
+    """See `pallas_kernels.linear_attention_sums`."""
+    run = functools.partial(pallas_kernels.linear_attention_sums, q, k, log_decay, segments=segments, **options)
+    return _chained(run, _total_decay(log_decay, q.shape[1])[..., 0], jnp.multiply, state, segments)
+
+
 def delta_rule(
     q: Array,
     k: Array,

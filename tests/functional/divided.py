@@ -119,6 +119,11 @@ CALLS = {
         HEADS | {'log_decay': fading('decay', B, T, H), 'state': noise('state', B, H, K, V)},
         {'segments': DOCUMENTS},
     ),
+    'sums of linear attention': Call(
+        cores.linear_attention_sums,
+        {'q': HEADS['q'], 'k': HEADS['k'], 'log_decay': fading('decay', B, T, H), 'state': noise('state', B, H, K)},
+        {'segments': DOCUMENTS},
+    ),
     'linear attention, constant': Call(cores.linear_attention, HEADS | {'log_decay': fading('decay', H)}),
     'linear attention, vector': Call(
         cores.linear_attention, HEADS | {'log_decay': fading('decay', B, T, H, K)}, {'segments': DOCUMENTS}
