@@ -20,6 +20,7 @@ from ml_collections import ConfigDict
 from attnlab.config import arguments, choose, spec
 from attnlab.data.synthetic.arithmetic import ModularArithmetic, Parity
 from attnlab.data.synthetic.copying import Copying, DelayedCopying, SelectiveCopying
+from attnlab.data.synthetic.families import FunctionDensity, FunctionMixture
 from attnlab.data.synthetic.groups import WordProblem
 from attnlab.data.synthetic.mixture import Mixture
 from attnlab.data.synthetic.passkey import Passkey
@@ -30,6 +31,7 @@ from attnlab.data.synthetic.sets import MaxRetrieval
 from attnlab.evals.by_slice import BySlice
 from attnlab.evals.cadence import EveryNSteps
 from attnlab.models.heads.language import LanguageHead
+from attnlab.models.heads.quantile import MixtureDensityHead
 from attnlab.models.heads.regression import RegressionHead
 from attnlab.models.inputs.embedding import Embedding, Projection
 from attnlab.models.model import Model
@@ -82,6 +84,7 @@ REGRESSION = {
     'regression_multitask': LinearRegression(outputs=4),
     'regression_representation': LinearRegression(layers=3),
 }
+FAMILIES = {'regression_families': FunctionMixture(), 'regression_uncertain': FunctionDensity()}
 GROUPS = {'z2': 'Z2', 'z60': 'Z60', 's3': 'S3', 'a5': 'A5', 's5': 'S5'}
 
 
@@ -120,6 +123,7 @@ TINY = {
         )
         for name, problem in REGRESSION.items()
     },
+    **{name: Setting(problem, length=44, steps=3000, peak_lr=1e-3) for name, problem in FAMILIES.items()},
 }
 
 MQAR = Setting(
@@ -225,6 +229,10 @@ PAPER = {
     ),
     **{name: dataclasses.replace(MERRILL, problem=WordProblem(group)) for name, group in GROUPS.items()},
     **{name: dataclasses.replace(GARG, problem=problem) for name, problem in REGRESSION.items()},
+    **{
+        name: dataclasses.replace(GARG, problem=dataclasses.replace(problem, dim=20))
+        for name, problem in FAMILIES.items()
+    },
 }
 SIZES = {'tiny': TINY, 'paper': PAPER}
 
@@ -260,8 +268,16 @@ DEPARTURES = {
     '(0.9, 0.95), clipped at 1',
     **dict.fromkeys(GROUPS, 'one length, not all up to it; every element a generator, not swaps alone; one width'),
     **dict.fromkeys(REGRESSION, ICL),
+    **dict.fromkeys(FAMILIES, OURS),
 }
 """In what `size=paper` is not as published, by task."""
+
+
+def head_of(problem: Problem) -> ConfigDict:
+    """Of densities with as many components as there are families, of real numbers, or of tokens."""
+    if isinstance(problem, FunctionDensity):
+        return spec(MixtureDensityHead, components=len(problem.families))
+    return spec(RegressionHead if isinstance(problem, LinearRegression | FunctionMixture) else LanguageHead)
 
 
 def get_config(arg: str = '') -> ConfigDict:
@@ -271,7 +287,7 @@ def get_config(arg: str = '') -> ConfigDict:
     recipe, initialization = initialized(next_token_recipe(chosen['zoo']), chosen['init'])
     recipe = convolved(padded_recipe(recipe, chosen['zoo']), chosen['conv'])
     real = run.problem.features is not None
-    task = InContextRegression if isinstance(run.problem, LinearRegression) else LabelPrediction
+    regression = isinstance(run.problem, LinearRegression | FunctionMixture)
     stack = stack_spec(
         recipe.sized(heads=run.heads, window=run.window),
         layer=recipe.layer,
@@ -285,12 +301,17 @@ def get_config(arg: str = '') -> ConfigDict:
         steps=run.steps,
         batch_size=run.batch_size,
         length=run.length,
-        task=spec(task, problem=run.problem, examples=run.examples, extra=run.extra),
+        task=spec(
+            InContextRegression if regression else LabelPrediction,
+            problem=run.problem,
+            examples=run.examples,
+            extra=run.extra,
+        ),
         model=spec(
             Model,
             dim=run.dim,
             stack=stack,
-            head=spec(RegressionHead if task is InContextRegression else LanguageHead),
+            head=head_of(run.problem),
             inputs=spec(Projection, features=run.problem.features) if real else spec(Embedding, scale=EMBEDDING),
         ),
         optimizer=AdamW(
