@@ -46,6 +46,9 @@ def main(argv: list[str]) -> int:
     flags.DEFINE_integer(
         'stored_rows', 256, 'With --neighbours: rows of training that are stored.', lower_bound=1, flag_values=values
     )
+    flags.DEFINE_enum(
+        'keys', None, ['head', 'mlp'], 'With --neighbours: what states are compared by.', flag_values=values
+    )
     if not parsed(values, argv, 'analyse'):
         return 0
     workdir = directory(values, 'workdir')
@@ -55,6 +58,8 @@ def main(argv: list[str]) -> int:
         raise UserError('--ranks is for --head, which is not given')
     if values['stored_rows'].present and not values.neighbours:
         raise UserError('--stored_rows is for --neighbours, which is not given')
+    if values['keys'].value and not values.neighbours:
+        raise UserError('--keys is for --neighbours, which is not given')
     if values.tuned and not values.inside:
         raise UserError('--tuned is for --inside, which is not given')
     given = [f'--{name}' for name in ('inside', 'head', 'neighbours') if values[name].value]
@@ -75,6 +80,7 @@ def main(argv: list[str]) -> int:
                 values.rows,
                 values.neighbours,
                 values.stored_rows,
+                keys=values['keys'].value or 'head',
                 other_data=values.other_data,
             )
         return 0
