@@ -9,7 +9,9 @@
 `norm` one of NORMS, of the blocks and the last one, `mlp` one of MLPS, `activation` the name of another nonlinearity in
 it (`attnlab.nn.activations`), `init` is `framework` or `paper`, the initial values of the recipe's paper, `optimizer`
 is `adamw`, `lion` or `muon`,
-`schedule` is `cosine`, `wsd`, `linear` or `constant`:
+`schedule` is `cosine`, `wsd`, `linear` or `constant`, `rounding` what has few bits in training
+(`attnlab.quantize.training`), such as `learned4`, `int4+affine8` (weights and inputs) or `quartet`, `run` another run,
+whose parameters training begins with:
 
     attnlab train --config=language:zoo=gla,optimizer=lion,schedule=wsd --workdir=runs/gla-lion
 
@@ -47,6 +49,7 @@ from attnlab.nn.experts import (
 )
 from attnlab.nn.mlps import MLP, GatedMLP, NormedGatedMLP
 from attnlab.nn.norms import DynamicTanh, EvoNormS0, LayerNorm, NoNorm, RMSNorm
+from attnlab.quantize.training import rounding, started
 from attnlab.tasks.language import LanguageModelling, RunningText
 from attnlab.train.optimizer import AdamW
 from attnlab.train.run_config import CHOICES, run_config
@@ -127,6 +130,8 @@ def get_config(arg: str = '') -> ConfigDict:
         mlp=SWIGLU,
         activation='',
         init='framework',
+        rounding='',
+        run='',
         **CHOICES,
     )
     recipe, initialization = initialized(next_token_recipe(chosen['zoo']), chosen['init'])
@@ -162,6 +167,8 @@ def get_config(arg: str = '') -> ConfigDict:
         save_every=evaluated,
         rows_at_once=size.rows_at_once,
         precision=Precision(activations=size.activations),
+        start=started(chosen['run'], chosen['rounding']),
+        rounding=rounding(chosen['rounding']),
     )
 
 

@@ -53,7 +53,7 @@ _LEDGERS: contextvars.ContextVar[tuple[list[TimeDivision], ...]] = contextvars.C
 
 @contextlib.contextmanager
 def choices() -> Iterator[list[TimeDivision]]:
-    """Collects a `TimeDivision` for every call of attention over divided time within the block, in this thread."""
+    """Collects a `TimeDivision` for every call of attention or a long convolution over divided time, in this thread."""
     found: list[TimeDivision] = []
     token = _LEDGERS.set((*_LEDGERS.get(), found))
     try:
@@ -90,13 +90,25 @@ def linear_scan(
 
 
 def long_conv(x: Array, kernel: Array, *, segments: Array | None = None, **options: Any) -> Array:
-    """See `pallas_kernels.long_conv`. Every device gathers the tokens of the row, and keeps its own outputs."""
-    t = x.shape[1]
-    x = jax.lax.all_gather(x, SEQUENCE, axis=1, tiled=True)
+    """See `pallas_kernels.long_conv`.
+
+    A kernel as long as the row needs all tokens of a channel and no other channel: devices exchange a part of all
+    channels for all of a part of them, and back, so that work and what is held are divided, and what is sent is what a
+    device has. Channels that they do not divide are gathered, and every device keeps its own outputs.
+    """
+    count, t, channels = jax.lax.axis_size(SEQUENCE), x.shape[1], x.shape[2]
+    run = functools.partial(pallas_kernels.long_conv, **options)
     if segments is not None:
-        segments = jax.lax.all_gather(segments, SEQUENCE, axis=1, tiled=True)
-    y = pallas_kernels.long_conv(x, kernel, segments=segments, **options)
-    return jax.lax.dynamic_slice_in_dim(y, jax.lax.axis_index(SEQUENCE) * t, t, axis=1)
+        run = functools.partial(run, segments=jax.lax.all_gather(segments, SEQUENCE, axis=1, tiled=True))
+    own, rest = divmod(channels, count)
+    if rest:
+        _record(TimeDivision('long_conv', 'tokens of all devices, gathered', f'{channels} channels over {count}'))
+        y = run(jax.lax.all_gather(x, SEQUENCE, axis=1, tiled=True), kernel)
+        return jax.lax.dynamic_slice_in_dim(y, jax.lax.axis_index(SEQUENCE) * t, t, axis=1)
+    _record(TimeDivision('long_conv', 'whole rows of some channels in exchange for tokens', f'{own} channels a device'))
+    kernel = jax.lax.dynamic_slice_in_dim(kernel, jax.lax.axis_index(SEQUENCE) * own, own, axis=1)
+    y = run(jax.lax.all_to_all(x, SEQUENCE, split_axis=2, concat_axis=1, tiled=True), kernel)
+    return jax.lax.all_to_all(y, SEQUENCE, split_axis=1, concat_axis=2, tiled=True)
 
 
 def selective_scan(

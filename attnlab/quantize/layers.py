@@ -41,7 +41,7 @@ class QuantizedLinear(Linear):
         if weights is None:
             self.weight = linear.weight
         else:
-            stored = _over_leading(lambda matrix: weights.encode(matrix.T), weight)
+            stored = over_leading(lambda matrix: weights.encode(matrix.T), weight)
             self.stored = nnx.Dict({name: _buffer(array) for name, array in stored.items()})
 
     def inputs(self, x: Float[Array, '*b d']) -> Float[Array, '*b d']:
@@ -99,23 +99,14 @@ class Quantization:
             _store_states(model, self.state)
         if self.weights is None and self.inputs is None:
             return model
-        found = linear_maps(model)
-        if any(isinstance(value, QuantizedLinear) for _, _, value in found):
-            raise UserError('this model is quantized; take the run that it was made from')
-        if not found:
-            raise UserError('this model has no linear map, so there is nothing to quantize')
+        found = check_maps(model)
         count = len({id(value) for _, _, value in found})
         formats = self.weights if isinstance(self.weights, tuple) else (self.weights,) * count
         inputs = self.inputs if isinstance(self.inputs, tuple) else (self.inputs,) * count
         for name, given in (('weights', formats), ('inputs', inputs)):
             if len(given) != count:
                 raise UserError(f'{name} of Quantization are {len(given)} formats; this model has {count} linear maps')
-        made: dict[int, QuantizedLinear] = {}
-        for module, name, value in found:
-            # What is shared between modules stays shared.
-            if id(value) not in made:
-                made[id(value)] = QuantizedLinear(value, weights=formats[len(made)], inputs=inputs[len(made)])
-            setattr(module, name, made[id(value)])
+        replace_maps(model, lambda index, map_: QuantizedLinear(map_, weights=formats[index], inputs=inputs[index]))
         return model
 
 
@@ -135,6 +126,27 @@ def linear_maps(model: Any) -> list[tuple[Any, str, Linear]]:
         for name, value in list(vars(module).items())
         if isinstance(value, Linear)
     ]
+
+
+def check_maps(model: Any) -> list[tuple[Any, str, Linear]]:
+    """The linear maps of a model. Raises `UserError` where it has none, or some that are quantized."""
+    found = linear_maps(model)
+    if any(isinstance(value, QuantizedLinear) for _, _, value in found):
+        raise UserError('this model is quantized; take the run that it was made from')
+    if not found:
+        raise UserError('this model has no linear map, so there is nothing to quantize')
+    return found
+
+
+def replace_maps[T: Linear](model: Any, make: Callable[[int, Linear], T]) -> list[T]:
+    """Puts `make(index, map)` in the place of every linear map, in place; returns these in order of `named_maps`."""
+    made: dict[int, T] = {}
+    for module, name, value in linear_maps(model):
+        # What is shared between modules stays shared.
+        if id(value) not in made:
+            made[id(value)] = make(len(made), value)
+        setattr(module, name, made[id(value)])
+    return list(made.values())
 
 
 def named_maps(model: Any) -> dict[str, Linear]:
@@ -165,11 +177,11 @@ def simulated(bits: int) -> Quantization:
     return Quantization(Symmetric(bits, scope='tensor'), Affine(bits, scope='tensor'))
 
 
-def _over_leading(function: Callable[[Array], Stored], weight: Array) -> Stored:
-    """The function of every matrix of an array that has them stacked along any leading axes."""
+def over_leading(function: Callable[..., Stored], weight: Array, *others: Any) -> Stored:
+    """The function of every matrix of an array that has them stacked along any leading axes, and of what goes along."""
     for _ in range(weight.ndim - 2):
         function = jax.vmap(function)
-    return function(weight)
+    return function(weight, *others)
 
 
 def _buffer(array: Array) -> Buffer:

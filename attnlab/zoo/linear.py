@@ -600,7 +600,6 @@ LINEAR = {
         streaming=True,
         packed=True,
         sequence=True,
-        implementations=('reference', 'xla'),
         notes=(
             'kda with a strength for every channel of keys that erase and of values that are written, and SiLU for the '
             'output gate, as in the code of the authors; flash-linear-attention has the sigmoid of kda: '
@@ -628,7 +627,6 @@ LINEAR = {
         streaming=True,
         packed=True,
         sequence=True,
-        implementations=('reference', 'xla'),
         notes=(
             'The memory is erased before it decays, and by a part, learned for every head, of the key of length one. '
             'In the released code a norm undoes that part: gates=WriteStrength. What queries are corrected by is one '
@@ -655,7 +653,6 @@ LINEAR = {
         streaming=True,
         packed=True,
         sequence=True,
-        implementations=('reference', 'xla'),
         notes=(
             'gated_delta_net that writes along keys scaled by a running second moment of their channels. The form with '
             'a decay for every channel: decay=LowRankStepDecay. init=paper starts linear maps and convolutions with a '
@@ -669,6 +666,7 @@ LINEAR = {
         causal=True,
         streaming=True,
         packed=True,
+        sequence=True,
         slow=True,
         notes=(
             'The time mixing of Finch. The channel mixing is that of the other recipes. Starting values depend on the '
@@ -691,7 +689,6 @@ LINEAR = {
         packed=True,
         slow=True,
         sequence=True,
-        implementations=('reference', 'xla'),
         notes=(
             'The time mixing. Values are those of the layer: the paper mixes into them those of the first layer. '
             'The channel mixing is that of the other recipes. Starting values depend on the place of the layer, the '

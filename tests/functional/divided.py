@@ -107,6 +107,9 @@ CALLS = {
     'long convolution': Call(
         cores.long_conv, {'x': noise('x', B, T, D), 'kernel': noise('kernel', T, D)}, {'segments': DOCUMENTS}
     ),
+    'long convolution of few channels': Call(
+        cores.long_conv, {'x': noise('x', B, T, 3), 'kernel': noise('kernel', 5, 3)}, {}
+    ),
     'selective scan': Call(
         cores.selective_scan, SELECTIVE | {'state': noise('state', B, D, N)}, {'segments': DOCUMENTS}
     ),
