@@ -222,6 +222,9 @@ def _delta_rule(z: Sizes) -> Iterator[Problem]:
         arrays['k'] /= jnp.linalg.norm(arrays['k'].astype(jnp.float32), axis=-1, keepdims=True).astype(z.dtype)
         arrays['beta'] = jax.nn.sigmoid(_normal(5, (z.b, z.t, z.h), z.dtype))
         yield _recurrence(z, 'delta_rule', kind, arrays, 8, theirs)
+    e = _normal(6, arrays['k'].shape, jnp.float32)
+    arrays['erase'] = (e / jnp.linalg.norm(e, axis=-1, keepdims=True)).astype(z.dtype)
+    yield _recurrence(z, 'delta_rule', 'vector, erase keys', arrays, 8, None)
 
 
 def _diagonal_low_rank(z: Sizes) -> Iterator[Problem]:
