@@ -113,6 +113,7 @@ def analyse_inside(
     rows: int,
     *,
     tuned: bool = False,
+    ema: bool = False,
     other_data: bool = False,
 ) -> Inside:
     """Looks inside a checkpoint on the first `rows` rows of a split; writes `analysis/<step>-inside.json` and a figure.
@@ -122,7 +123,7 @@ def analyse_inside(
     and measured on the others. Raises `UserError` for a run or a split that does not
     exist, changed data unless `other_data` allows them, a model without layers, and one row for the tuned lens.
     """
-    loaded = load_run(workdir, step)
+    loaded = load_run(workdir, step, ema=ema)
     check_data(workdir, loaded.setup.task.describe(), other=other_data)
     if not isinstance(loaded.setup.model, Stacked):
         raise UserError(f'{workdir} holds a {type(loaded.setup.model).__name__}, which has no layers to look into')
@@ -131,11 +132,11 @@ def analyse_inside(
         raise UserError(f'rows is {rows}; the tuned lens is fitted to one half of the rows and measured on the other')
     split_name = loaded.setup.task.evaluated_split if split_name is None else split_name
     found, drawn = looked_into(loaded, first_rows(loaded, split_name, rows), tuned=tuned)
-    path = workdir / 'analysis' / f'{loaded.step}-inside.json'
-    record = {'step': loaded.step, 'split': split_name, 'rows': rows, 'other_data': other_data}
+    path = workdir / 'analysis' / f'{loaded.name}-inside.json'
+    record = {'step': loaded.step, 'split': split_name, 'rows': rows, 'ema': ema, 'other_data': other_data}
     write_json(path, record | dataclasses.asdict(found))
     draw(drawn, path.with_suffix('.png'))
-    for table in _tables(found, f'{workdir}, step {loaded.step}, {split_name}'):
+    for table in _tables(found, f'{workdir}, step {loaded.name}, {split_name}'):
         printer.table(table)
     printer.line(f'written: {path}, {path.with_suffix(".png")}')
     return found

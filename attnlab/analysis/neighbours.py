@@ -86,6 +86,7 @@ def analyse_neighbours(
     count: int,
     stored_rows: int,
     *,
+    ema: bool = False,
     other_data: bool = False,
 ) -> NeighbourExamination:
     """Interpolates a checkpoint with the `count` nearest of the hidden states of `stored_rows` rows of training.
@@ -98,7 +99,7 @@ def analyse_neighbours(
     Raises `UserError` for a run or split that does not exist, changed data unless `other_data` allows them, the split
     that is stored, more neighbours than hidden states, a head of real numbers, and without the extra `offline`.
     """
-    loaded = load_run(workdir, step)
+    loaded = load_run(workdir, step, ema=ema)
     check_data(workdir, loaded.setup.task.describe(), other=other_data)
     split_name = loaded.setup.task.evaluated_split if split_name is None else split_name
     if split_name == 'train':
@@ -116,11 +117,18 @@ def analyse_neighbours(
         for share in SHARES
     }
     examined = NeighbourExamination(float(np.mean(losses)), mixtures, len(keys), len(queries))
-    path = workdir / 'analysis' / f'{loaded.step}-neighbours.json'
+    path = workdir / 'analysis' / f'{loaded.name}-neighbours.json'
     listed = [{'share': share, 'temperature': t, 'loss': loss} for (share, t), loss in mixtures.items()]
-    record = {'step': loaded.step, 'split': split_name, 'rows': rows, 'other_data': other_data, 'neighbours': count}
+    record = {
+        'step': loaded.step,
+        'split': split_name,
+        'rows': rows,
+        'ema': ema,
+        'other_data': other_data,
+        'neighbours': count,
+    }
     write_json(path, record | {'stored': len(keys), 'loss': examined.loss, 'mixtures': listed})
-    printer.table(_table(examined, f'{workdir}, step {loaded.step}, {split_name}: {count} neighbours of {len(keys):,}'))
+    printer.table(_table(examined, f'{workdir}, step {loaded.name}, {split_name}: {count} neighbours of {len(keys):,}'))
     printer.line(f'written: {path}')
     return examined
 
