@@ -22,6 +22,7 @@ from attnlab.config import arguments, choose, spec
 from attnlab.data.synthetic.arithmetic import ModularArithmetic, Parity
 from attnlab.data.synthetic.copying import Copying, DelayedCopying, SelectiveCopying
 from attnlab.data.synthetic.facts import Facts
+from attnlab.data.synthetic.families import FunctionDensity, FunctionMixture
 from attnlab.data.synthetic.groups import WordProblem
 from attnlab.data.synthetic.mixture import Mixture
 from attnlab.data.synthetic.passkey import Passkey
@@ -34,6 +35,7 @@ from attnlab.errors import UserError
 from attnlab.evals.by_slice import BySlice
 from attnlab.evals.cadence import EveryNSteps
 from attnlab.models.heads.language import LanguageHead
+from attnlab.models.heads.quantile import MixtureDensityHead
 from attnlab.models.heads.regression import RegressionHead
 from attnlab.models.inputs.embedding import Embedding, Projection
 from attnlab.models.model import Model
@@ -87,6 +89,7 @@ REGRESSION = {
     'regression_multitask': LinearRegression(outputs=4),
     'regression_representation': LinearRegression(layers=3),
 }
+FAMILIES = {'regression_families': FunctionMixture(), 'regression_uncertain': FunctionDensity()}
 GROUPS = {'z2': 'Z2', 'z60': 'Z60', 's3': 'S3', 'a5': 'A5', 's5': 'S5'}
 
 
@@ -127,6 +130,7 @@ TINY = {
         )
         for name, problem in REGRESSION.items()
     },
+    **{name: Setting(problem, length=44, steps=3000, peak_lr=1e-3) for name, problem in FAMILIES.items()},
 }
 
 MQAR = Setting(
@@ -245,6 +249,10 @@ PAPER = {
     ),
     **{name: dataclasses.replace(MERRILL, problem=WordProblem(group)) for name, group in GROUPS.items()},
     **{name: dataclasses.replace(GARG, problem=problem) for name, problem in REGRESSION.items()},
+    **{
+        name: dataclasses.replace(GARG, problem=dataclasses.replace(problem, dim=20))
+        for name, problem in FAMILIES.items()
+    },
 }
 SIZES = {'tiny': TINY, 'paper': PAPER}
 THOUGHTS = {'none': False, 'continuous': True}
@@ -283,8 +291,25 @@ DEPARTURES = {
     'signed_sums': 'thoughts are supervised by all partial sums; no second stage by rewards; AdamW (0.9, 0.95)',
     **dict.fromkeys(GROUPS, 'one length, not all up to it; every element a generator, not swaps alone; one width'),
     **dict.fromkeys(REGRESSION, ICL),
+    **dict.fromkeys(FAMILIES, OURS),
 }
 """In what `size=paper` is not as published, by task."""
+
+
+def head_of(problem: Problem) -> ConfigDict:
+    """Of densities with as many components as there are families, of real numbers, or of tokens."""
+    if isinstance(problem, FunctionDensity):
+        return spec(MixtureDensityHead, components=len(problem.families))
+    return spec(RegressionHead if isinstance(problem, LinearRegression | FunctionMixture) else LanguageHead)
+
+
+def task_of(problem: Problem, chosen: dict[str, str]) -> type:
+    """What is asked: numbers, tokens, or tokens after thoughts. Raises `UserError` for thoughts of other problems."""
+    if choose(THOUGHTS, 'thoughts', chosen['thoughts']):
+        if not isinstance(problem, SignedSums):
+            raise UserError(f'thoughts={chosen["thoughts"]} is for task=signed_sums; the task is {chosen["task"]}')
+        return ContinuousThought
+    return InContextRegression if isinstance(problem, LinearRegression | FunctionMixture) else LabelPrediction
 
 
 def get_config(arg: str = '') -> ConfigDict:
@@ -294,11 +319,7 @@ def get_config(arg: str = '') -> ConfigDict:
     recipe, initialization = initialized(next_token_recipe(chosen['zoo']), chosen['init'])
     recipe = convolved(padded_recipe(recipe, chosen['zoo']), chosen['conv'])
     real = run.problem.features is not None
-    task = InContextRegression if isinstance(run.problem, LinearRegression) else LabelPrediction
-    if choose(THOUGHTS, 'thoughts', chosen['thoughts']):
-        if not isinstance(run.problem, SignedSums):
-            raise UserError(f'thoughts={chosen["thoughts"]} is for task=signed_sums; the task is {chosen["task"]}')
-        task = ContinuousThought
+    task = task_of(run.problem, chosen)
     stack = stack_spec(
         recipe.sized(heads=run.heads, window=run.window),
         layer=recipe.layer,
@@ -312,12 +333,17 @@ def get_config(arg: str = '') -> ConfigDict:
         steps=run.steps,
         batch_size=run.batch_size,
         length=run.length,
-        task=spec(task, problem=run.problem, examples=run.examples, extra=run.extra),
+        task=spec(
+            task,
+            problem=run.problem,
+            examples=run.examples,
+            extra=run.extra,
+        ),
         model=spec(
             Model,
             dim=run.dim,
             stack=stack,
-            head=spec(RegressionHead if task is InContextRegression else LanguageHead),
+            head=head_of(run.problem),
             inputs=spec(Projection, features=run.problem.features) if real else spec(Embedding, scale=EMBEDDING),
         ),
         optimizer=AdamW(

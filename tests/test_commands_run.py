@@ -33,6 +33,7 @@ LENGTHS = {
     'images': ('evals[0].examples=2',),
     'series': ('evals[0].examples=2', 'evals[1].examples=2'),
     'separation': ('evals[0].examples=2', 'evals[1].examples=2', 'length=256'),
+    'dynamics': ('evals[0].examples=2', 'task.data.rows=5000'),
 }
 """What shortens a run of a config, besides `BASE`."""
 

@@ -93,6 +93,10 @@ class BlockState(NamedTuple):
     mlp: State
 
 
+Branch = Callable[[Sequence], tuple[Sequence, Any]]
+"""A branch of a block: its output, and the state after it."""
+
+
 class Block(PreNorm):
     """A sequence mixer and, unless there is none, a channel mixer: `x += mixer(norm(x))`, then `x += mlp(norm(x))`.
 
@@ -163,8 +167,8 @@ class Block(PreNorm):
         mixed = step(
             'mixer',
             streams,
-            mix,
-            norm=self.mixer_norm,
+            self.gated(0, mix, ctx),
+            norm=self.normed(0, ctx),
             connection=self.connections[0],
             dropout=self.dropout,
             ctx=ctx.fold_in(0),
@@ -174,12 +178,22 @@ class Block(PreNorm):
             yield step(
                 'mlp',
                 mixed.streams,
-                feed,
-                norm=self.mlp_norm,
+                self.gated(1, feed, ctx),
+                norm=self.normed(1, ctx),
                 connection=self.connections[1],
                 dropout=self.dropout,
                 ctx=ctx.fold_in(1),
             )
+
+    def normed(self, branch: int, ctx: Context) -> Callable[[Sequence], Sequence]:
+        """What the input of a branch is normalised by."""
+        del ctx
+        return self.mlp_norm if branch else self.mixer_norm
+
+    def gated(self, branch: int, run: Branch, ctx: Context) -> Branch:
+        """A branch as it is added."""
+        del branch, ctx
+        return run
 
     def init_state(self, batch: int, length: int, dtype: DTypeLike) -> State:
         """The mixer's state, where no other part of the block has one; a `BlockState` where one has."""

@@ -668,6 +668,7 @@ LINEAR = {
         causal=True,
         streaming=True,
         packed=True,
+        sequence=True,
         slow=True,
         notes=(
             'The time mixing of Finch. The channel mixing is that of the other recipes. Starting values depend on the '

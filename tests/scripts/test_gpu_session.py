@@ -1,6 +1,7 @@
 """A session on a GPU, rehearsed on a CPU: whatever becomes of a case, no other is lost."""
 
 import json
+import os
 import pathlib
 import signal
 import subprocess
@@ -13,7 +14,7 @@ import pytest
 
 from pallas_kernels import tiling, tuning
 from scripts.session import cases, expected, lines, parent, preparation, report
-from scripts.session.stages import correct, tune
+from scripts.session.stages import correct, sanitize, tune
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 SCRIPT = ROOT / 'scripts' / 'gpu_session.py'
@@ -25,6 +26,7 @@ EXPECTED = {
     'correct/softmax/one/float32/mosaic_gpu': 'ok',
     'correct/softmax/one/float32/xla': 'ok',
     'correct/linear_scan/one/float32/xla': 'ok',
+    'sanitize/softmax': 'skipped',
     TUNED: 'ok',
     'rehearsal/right': 'ok',
     'rehearsal/hang': 'timeout',
@@ -45,7 +47,7 @@ def start(*arguments):
 @pytest.fixture(scope='module')
 def prepared(tmp_path_factory):
     folder = tmp_path_factory.mktemp('session')
-    assert preparation.prepare(folder, ['check', 'correct', 'tune', 'rehearsal'], small=True) == 0
+    assert preparation.prepare(folder, ['check', 'correct', 'sanitize', 'tune', 'rehearsal'], small=True) == 0
     return folder
 
 
@@ -182,6 +184,30 @@ def test_a_number_that_is_off_is_found_with_its_place(change, prepared, monkeypa
     assert json.loads(json.dumps(line, allow_nan=False)) == line
 
 
+@pytest.mark.parametrize(
+    ('tool', 'status', 'reason'),
+    [
+        ('shift 2; exec "$@"', 'ok', None),
+        (
+            'echo "========= COMPUTE-SANITIZER"; echo "========= Invalid __global__ write of size 4 bytes"; '
+            'echo "=========     at softmax_forward+0x40"; exit 9',
+            'wrong',
+            'Invalid __global__ write of size 4 bytes at softmax_forward+0x40',
+        ),
+        ('exit 3', 'failed', 'under compute-sanitizer the case ended with status 3'),
+    ],
+    ids=['clean', 'found', 'broken'],
+)
+def test_what_the_sanitizer_says_is_the_result(tool, status, reason, prepared, tmp_path, monkeypatch):
+    (tmp_path / sanitize.TOOL).write_text(f'#!/bin/sh\n{tool}\n')
+    (tmp_path / sanitize.TOOL).chmod(0o755)
+    monkeypatch.setenv('PATH', f'{tmp_path}{os.pathsep}{os.environ["PATH"]}')
+    (case,) = sanitize.cases(small=True)
+    line = sanitize.run(case, prepared)
+    assert (line['status'], line.get('reason')) == (status, reason)
+    assert (line.get('served') == 'mosaic_gpu') == (status == 'ok')
+
+
 def test_when_the_minutes_are_over_nothing_is_begun(prepared, tmp_path, capsys):
     session = parent.Session(folder=prepared, out=tmp_path, minutes=0)
     assert parent.run(session, None, ()) == parent.OK
@@ -234,6 +260,7 @@ def test_every_case_has_a_name_of_its_own_and_those_of_rehearsals_are_not_among_
     # Every core's kernel, every contender and a recipe of every class.
     for wanted in (
         *(f'check/{core}/' for core in cases.CORES),
+        *(f'sanitize/{core}' for core in cases.CORES),
         'correct/attention/masked, softpick/bfloat16/mosaic_gpu',
         'peers/cuDNN/attention/Softmax/forward and backward',
         'peers/flash-linear-attention/delta_rule/vector/',

@@ -43,6 +43,11 @@ def case(core: str, name: str, dtype: str, implementation: str | None, stage: st
     return Case(identity, stage, SECONDS, core, name, dtype, 'forward and backward', implementation)
 
 
+def first(core: str, stage: str = 'correct') -> Case:
+    """The first case that the kernel of a core serves, in bfloat16."""
+    return case(core, _named(core)[0], 'bfloat16', KERNEL, stage)
+
+
 def run(case: Case, folder: pathlib.Path) -> dict[str, Any]:
     """Compares results; a named implementation that cannot serve the call is skipped, with the reason."""
     jax.clear_caches()
