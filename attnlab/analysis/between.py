@@ -96,7 +96,8 @@ def symmetries(model: Any) -> list[Symmetry]:
             if read is None:
                 continue
             inner = read.map.axes[0]
-            heads = getattr(block.mixer, 'heads', None) if name == 'mixer' and inner == 'heads' else None
+            branch = getattr(block, name)
+            heads = getattr(branch, 'heads', None) if name == 'mixer' and inner == 'heads' else None
             count = heads if isinstance(heads, int) else int(read.map.weight[...].shape[-2])
             before = f'stack/blocks/{place}/{name}/'
             axes = [

@@ -92,7 +92,7 @@ def products(
     return sum(
         (each.reshape(len(each), -1).astype(np.float64) @ trained[name].reshape(len(trained[name]), -1).T)
         for name, each in asked.items()
-    )  # type: ignore[return-value]
+    )
 
 
 class TwiceWatched(Watched):

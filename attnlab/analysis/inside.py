@@ -301,6 +301,7 @@ def _geometry(before: Float[np.ndarray, 'n d'], after: Float[np.ndarray, 'n d'])
         'linearity': geometry.linearity(before, after),
         'linearity_of_change': geometry.linearity(before, after - before),
         'linearity_of_nothing': min(1.0, before.shape[1] / max(len(before) - 1, 1)),
+        'nonlinear_share': _largest_share(geometry.token_nonlinearity(before, after - before)),
         'change': float(np.linalg.norm(after - before) / np.linalg.norm(before)),
         'cosine': geometry.mean_cosine(before, after),
         'effective_rank': heads.effective_rank(after - after.mean(axis=0)),
@@ -308,6 +309,13 @@ def _geometry(before: Float[np.ndarray, 'n d'], after: Float[np.ndarray, 'n d'])
         'max_abs': float(sizes.max()),
         'max_over_median': float(sizes.max()) / median if median else None,
     }
+
+
+def _largest_share(errors: Float[np.ndarray, 'n']) -> float | None:
+    """The share of what is not linear that the tenth of tokens has which are least so; a tenth where all are alike."""
+    squares = np.sort(np.square(errors))[::-1]
+    total = float(squares.sum())
+    return float(squares[: max(1, len(squares) // 10)].sum()) / total if total else None
 
 
 def _targets(length: int, streaming: bool) -> tuple[Int[Array, 'n'], int]:
@@ -375,7 +383,8 @@ def _head_statistics(
     calls = setup.jit(called)(loaded.variables, tokens)
     for numbers, mixer, call in zip(found, layers, calls, strict=True):
         if numbers:
-            numbers['induction'] = induction(np.asarray(asking.weights(mixer, *call), np.float64)).tolist()
+            weights = np.asarray(asking.weights(mixer, *call), np.float64)
+            numbers |= {'induction': induction(weights).tolist(), 'retrieval': retrieval(weights).tolist()}
     return found
 
 
@@ -403,6 +412,17 @@ def induction(weights: Float[np.ndarray, 'b h t s']) -> Float[np.ndarray, ' h']:
     half = weights.shape[2] // 2
     places = np.arange(half, 2 * half)
     return weights[:, :, places, places - half + 1].mean(axis=(0, 2))
+
+
+def retrieval(weights: Float[np.ndarray, 'b h t s']) -> Float[np.ndarray, ' h']:
+    """How often, in the second half of a row that repeats, a head reads most of the token that is to be copied.
+
+    After Wu et al. 2024, https://arxiv.org/abs/2404.15574, whose rows are texts with a sentence hidden in them, and who
+    count the tokens that the model then says.
+    """
+    half = weights.shape[2] // 2
+    places = np.arange(half, 2 * half)
+    return np.mean(weights[:, :, places].argmax(axis=-1) == places - half + 1, axis=(0, 2))
 
 
 def _read(mixer: Any, x: Array, ctx: Context) -> dict[str, Array]:

@@ -79,8 +79,8 @@ def trace(
     def run(kind: str) -> Any:
         def of(variables: nnx.State) -> Any:
             model = nnx.merge(setup.graphdef, variables)
-            given = map(jnp.asarray, (tokens, others))
-            return traced(model, *given, ctx, jnp.asarray(asked), jnp.asarray(answers), kind)
+            left, right, where, answer = map(jnp.asarray, (tokens, others, asked, answers))
+            return traced(model, left, right, ctx, where, answer, kind)
 
         return jax.device_get(setup.jit(of)(loaded.variables))
 

@@ -1,5 +1,7 @@
 """Products of numbers of eight bits, as devices have them."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax import Array
@@ -50,7 +52,7 @@ def native_product(
             (codes - (2 ** (format.bits - 1) - 1)).astype(jnp.int8)
             for codes, format in ((ours, inputs), (theirs, weights))
         )
-        kind: type = jnp.int32
+        kind: Any = jnp.int32
     else:
         ones = {'scales': jnp.ones(1, jnp.float32)}
         left, right = (

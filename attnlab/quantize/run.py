@@ -106,9 +106,9 @@ def quantize_run(
             else dataclasses.replace(quantization, thresholds=thresholds)
         )
     if rounded is not None:
-        changed, quantization = loaded.altered(rounded.packed), rounded.quantization
-    else:
-        changed = loaded.altered(quantization)
+        quantization = rounded.quantization
+    assert quantization is not None
+    changed = loaded.altered(quantization if rounded is None else rounded.packed)
     if feedback is not None:
         if not isinstance(quantization.weights, Format):
             raise UserError('--feedback calibrates the rounding of weights; give one format, such as --weights=int4@32')
