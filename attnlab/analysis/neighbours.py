@@ -113,6 +113,7 @@ def analyse_neighbours(
     stored_rows: int,
     *,
     keys: str = 'head',
+    ema: bool = False,
     other_data: bool = False,
 ) -> NeighbourExamination:
     """Interpolates a checkpoint with the `count` nearest of the hidden states of `stored_rows` rows of training.
@@ -128,7 +129,7 @@ def analyse_neighbours(
     have, and without the extra `offline`.
     """
     choose(KEYS, 'keys', keys)
-    loaded = load_run(workdir, step)
+    loaded = load_run(workdir, step, ema=ema)
     check_data(workdir, loaded.setup.task.describe(), other=other_data)
     split_name = loaded.setup.task.evaluated_split if split_name is None else split_name
     if split_name == 'train':
@@ -136,14 +137,14 @@ def analyse_neighbours(
     stored, values, _ = _asked(loaded, first_rows(loaded, 'train', stored_rows), keys)
     queries, targets, losses = _asked(loaded, first_rows(loaded, split_name, rows), keys)
     examined = examine(stored, values, queries, targets, losses, count)
-    name = f'{loaded.step}-neighbours.json' if keys == 'head' else f'{loaded.step}-neighbours-{keys}.json'
+    name = f'{loaded.name}-neighbours.json' if keys == 'head' else f'{loaded.name}-neighbours-{keys}.json'
     path = workdir / 'analysis' / name
     listed = [{'share': share, 'temperature': t, 'loss': loss} for (share, t), loss in examined.mixtures.items()]
     record = {'step': loaded.step, 'split': split_name, 'rows': rows, 'other_data': other_data, 'neighbours': count}
-    record |= {'keys': keys, 'stored': examined.stored, 'loss': examined.loss, 'mixtures': listed}
+    record |= {'ema': ema, 'keys': keys, 'stored': examined.stored, 'loss': examined.loss, 'mixtures': listed}
     fewer = {name: _listed(each) for name, each in (('count', examined.by_count), ('stored', examined.by_stored))}
     write_json(path, record | {f'by_{name}': each for name, each in fewer.items()})
-    title = f'{workdir}, step {loaded.step}, {split_name}: {count} neighbours of {examined.stored:,}, {KEYS[keys]}'
+    title = f'{workdir}, step {loaded.name}, {split_name}: {count} neighbours of {examined.stored:,}, {KEYS[keys]}'
     printer.table(_table(examined, title))
     printer.table(_fewer(examined))
     printer.line(f'written: {path}')

@@ -56,6 +56,7 @@ def analyse_head(
     rows: int,
     ranks: tuple[int, ...],
     *,
+    ema: bool = False,
     other_data: bool = False,
 ) -> HeadExamination:
     """Analyses the head of a checkpoint on the first `rows` rows of a split, and writes `analysis/<step>-head.json`.
@@ -68,7 +69,7 @@ def analyse_head(
     Raises `UserError` for a run or a split that does not exist, changed data unless `other_data` allows them, fewer
     than two rows, a rank that is not from 1 to the width of the model, and a head of real numbers.
     """
-    loaded = load_run(workdir, step)
+    loaded = load_run(workdir, step, ema=ema)
     check_data(workdir, loaded.setup.task.describe(), other=other_data)
     split_name = loaded.setup.task.evaluated_split if split_name is None else split_name
     if rows < 2:
@@ -79,11 +80,18 @@ def analyse_head(
     if min(ranks) < 1 or max(ranks) > width:
         raise UserError(f'ranks is {list(ranks)}; ranks must be from 1 to {width}, the width of the hidden states')
     examined = _examined(loaded.model().head, found, rows, ranks)
-    path = workdir / 'analysis' / f'{loaded.step}-head.json'
-    record = {'step': loaded.step, 'split': split_name, 'rows': rows, 'other_data': other_data, **examined.numbers}
+    path = workdir / 'analysis' / f'{loaded.name}-head.json'
+    record = {
+        'step': loaded.step,
+        'split': split_name,
+        'rows': rows,
+        'ema': ema,
+        'other_data': other_data,
+        **examined.numbers,
+    }
     write_json(path, record | {'loss': examined.loss, 'refits': [each._asdict() for each in examined.refits]})
     printer.table(pairs('head', {name: f'{value:.4g}' for name, value in examined.numbers.items()}))
-    printer.table(_table(examined, f'{workdir}, step {loaded.step}, {split_name}'))
+    printer.table(_table(examined, f'{workdir}, step {loaded.name}, {split_name}'))
     printer.line(f'written: {path}')
     return examined
 
