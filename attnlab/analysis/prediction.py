@@ -128,13 +128,17 @@ def matrix_of(head: Head) -> np.ndarray | None:
 
 @dataclasses.dataclass(frozen=True)
 class Asked:
-    """What was asked of the head in one row: hidden states, logits, losses, targets, and inputs if these are tokens."""
+    """What was asked of the head in one row: hidden states, logits, losses, targets, and inputs if these are tokens.
+
+    `there` are the places of all of these among what the row could ask.
+    """
 
     hidden: np.ndarray
     logits: np.ndarray
     losses: np.ndarray
     targets: np.ndarray
     tokens: np.ndarray | None
+    there: np.ndarray
 
 
 def predictions(loaded: Loaded, rows: list[Batch]) -> list[Asked]:
@@ -158,7 +162,7 @@ def predictions(loaded: Loaded, rows: list[Batch]) -> list[Asked]:
         tokens = np.asarray(row['tokens'])
         same = np.issubdtype(tokens.dtype, np.integer) and tokens.shape == targets.shape
         hidden, logits, losses = (np.asarray(each, np.float32)[there] for each in (hidden, logits, losses))
-        found.append(Asked(hidden, logits, losses, targets[there], tokens[there] if same else None))
+        found.append(Asked(hidden, logits, losses, targets[there], tokens[there] if same else None, there))
     return found
 
 

@@ -47,6 +47,9 @@ def main(argv: list[str]) -> int:
     flags.DEFINE_integer(
         'stored_rows', 256, 'With --neighbours: rows of training that are stored.', lower_bound=1, flag_values=values
     )
+    flags.DEFINE_enum(
+        'keys', None, ['head', 'mlp'], 'With --neighbours: what states are compared by.', flag_values=values
+    )
     flags.DEFINE_boolean(
         'trace',
         False,
@@ -74,6 +77,8 @@ def main(argv: list[str]) -> int:
         raise UserError('--ranks is for --head, which is not given')
     if values['stored_rows'].present and not values.neighbours:
         raise UserError('--stored_rows is for --neighbours, which is not given')
+    if values['keys'].value and not values.neighbours:
+        raise UserError('--keys is for --neighbours, which is not given')
     if values.tuned and not values.inside:
         raise UserError('--tuned is for --inside, which is not given')
     if values.merged is not None and values.between is None:
@@ -92,7 +97,8 @@ def main(argv: list[str]) -> int:
         if values.neighbours:
             from attnlab.analysis.neighbours import analyse_neighbours
 
-            analyse_neighbours(workdir, printer, *asked, values.neighbours, values.stored_rows, **named)
+            keys = values['keys'].value or 'head'
+            analyse_neighbours(workdir, printer, *asked, values.neighbours, values.stored_rows, keys=keys, **named)
         elif values.head:
             from attnlab.analysis.prediction import analyse_head
 

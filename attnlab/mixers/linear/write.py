@@ -134,7 +134,7 @@ class EarlyDelta(WriteRule):
 
     def __call__(self, q: Queries, k: Keys, v: Values, terms: Terms, **core: Any) -> tuple[Heads, Memory]:
         strength = _strength(terms, k)[..., None]
-        reads = -strength * (k if terms.erase is None else terms.erase)
+        reads = (-strength * (k if terms.erase is None else terms.erase)).astype(k.dtype)
         return cores.diagonal_low_rank(q, k, strength.astype(v.dtype) * v, reads, None, terms.log_decay, **core)
 
 
