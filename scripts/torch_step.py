@@ -1,8 +1,8 @@
 """The benchmark training step in PyTorch, eager or compiled: a process that times steps when it is asked to.
 
-It reads requests from its standard input, and ends with it. `burst N` answers with one JSON line, the seconds of each of
-N steps and their total processor seconds; `save PATH` writes an .npz with the parameters, the batch, the loss and the
-norm of the gradient.
+It reads requests from its standard input, and ends with it. `burst N` answers with one JSON line, the seconds of each
+of N steps and their total processor seconds; `save PATH` writes an .npz with the parameters, the batch, the loss and
+the norm of the gradient.
 """
 
 import json

@@ -97,7 +97,7 @@ def long_conv(x: Array, kernel: Array, *, segments: Array | None = None, **optio
     device has. Channels that they do not divide are gathered, and every device keeps its own outputs.
     """
     count, t, channels = jax.lax.axis_size(SEQUENCE), x.shape[1], x.shape[2]
-    run = functools.partial(pallas_kernels.long_conv, **options)
+    run: Callable[..., Array] = functools.partial(pallas_kernels.long_conv, **options)
     if segments is not None:
         run = functools.partial(run, segments=jax.lax.all_gather(segments, SEQUENCE, axis=1, tiled=True))
     own, rest = divmod(channels, count)

@@ -1,6 +1,7 @@
 """Calls of cores whose work is divided over virtual devices, compared with the same calls on one.
 
-On more devices than the tests have, in a process of its own: `python -m tests.functional.divided data=2 tensor=4`.
+On more devices than the tests have, in a process of its own: `python -m tests.functional.divided data=2 tensor=4`; with
+`interpreted` as the first word the calls in `KERNELS`, by interpreted kernels.
 """
 
 import contextlib
@@ -30,7 +31,8 @@ from pallas_kernels import (
 )
 
 if __name__ == '__main__':
-    SIZES = {axis: int(size) for axis, size in (word.split('=') for word in sys.argv[1:])}
+    INTERPRETED = sys.argv[1] == 'interpreted'
+    SIZES = {axis: int(size) for axis, size in (word.split('=') for word in sys.argv[1 + INTERPRETED :])}
     jax.config.update('jax_num_cpu_devices', math.prod(SIZES.values()))
     jax.config.update('jax_default_matmul_precision', 'highest')
 
@@ -158,6 +160,17 @@ CALLS = {
     'cross entropy, every term': Call(cores.cross_entropy, LOSS, {'labels': LABELS, 'z_loss': 0.1, 'soft_cap': 2.0}),
 }
 
+KERNELS = (
+    'attention, every term',
+    'linear scan',
+    'selective scan',
+    'linear attention, scalar',
+    'linear attention, vector',
+    'delta rule',
+    'cross entropy',
+)
+"""A call of every core that has kernels and is divided over devices."""
+
 GROUPS = {'q': noise('q', B, T, H, K), 'k': noise('k', B, T, 2, K), 'v': noise('v', B, T, 2, V)}
 
 RINGS = {
@@ -244,5 +257,5 @@ def check(name: str, devices: Mesh, *, interpreted: bool = False) -> None:
 
 
 if __name__ == '__main__':
-    for name in CALLS | (RINGS if 'sequence' in SIZES else {}):
-        check(name, mesh(**SIZES))
+    for name in KERNELS if INTERPRETED else CALLS | (RINGS if 'sequence' in SIZES else {}):
+        check(name, mesh(**SIZES), interpreted=INTERPRETED)

@@ -78,8 +78,8 @@ class HierarchicalSoftmax(Head):
         scores = scores + self.bias[...].astype(scores.dtype).reshape((1,) * (scores.ndim - 1) + (-1,))
 
         # Both sides of every node are computed once; paths only pick them up, and zeros beyond their ends.
-        sides = [jax.nn.log_sigmoid(scores), jax.nn.log_sigmoid(-scores), jnp.zeros_like(scores[..., :1])]
-        sides = jnp.concatenate(sides, axis=-1)
+        both = [jax.nn.log_sigmoid(scores), jax.nn.log_sigmoid(-scores), jnp.zeros_like(scores[..., :1])]
+        sides = jnp.concatenate(both, axis=-1)
         inner = scores.shape[-1]
 
         def longer(total: Array, step: tuple[Array, Array]) -> tuple[Array, None]:
