@@ -5,6 +5,8 @@ import numbers
 
 import jax
 import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Float
 
 from attnlab.errors import UserError
 from attnlab.typing import DropoutKey, Positions, Segments
@@ -25,6 +27,7 @@ class Context:
         or volume, the last axis fastest; else `None`. Inputs declare it.
       deterministic: `False` in training, where dropout applies.
       dropout_key: the key dropout draws from; `None` when deterministic.
+      condition: a vector a row that layers are told, `b m`, such as what time of a diffusion it is; inputs make it.
     """
 
     positions: Positions
@@ -32,6 +35,7 @@ class Context:
     grid: tuple[int, int] | tuple[int, int, int] | None = dataclasses.field(default=None, metadata={'static': True})
     deterministic: bool = dataclasses.field(default=True, metadata={'static': True})
     dropout_key: DropoutKey | None = None
+    condition: Float[Array, 'b m'] | None = None
 
     @classmethod
     def full(cls, batch: int, length: int, *, start: int | jax.Array = 0) -> 'Context':

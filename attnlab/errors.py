@@ -30,12 +30,18 @@ class UserError(Exception):
 def nearest(name: str, valid: Iterable[str]) -> str:
     """Returns `; did you mean 'x'?` for the valid name closest to `name`, or the valid names when none is close.
 
-    Of many names it shows those that are least far.
+    It shows all that are equally close, and of many names of which none is close those that are least far.
     """
     valid = sorted(valid)
-    close = difflib.get_close_matches(name, valid, n=SHOWN, cutoff=0.0)
-    if close and difflib.get_close_matches(name, close[:1], cutoff=0.5):
-        return f'; did you mean {close[0]!r}?'
+    close = sorted(valid, key=lambda other: _closeness(name, other), reverse=True)[:SHOWN]
+    if close and _closeness(name, close[0])[0] >= 0.5:
+        equally = [other for other in close if _closeness(name, other) == _closeness(name, close[0])]
+        return f'; did you mean {" or ".join(map(repr, equally))}?'
     if len(valid) > SHOWN:
         return f'; the nearest of {len(valid)} valid names: {", ".join(close)}'
     return f'; valid names: {", ".join(valid) or "none"}'
+
+
+def _closeness(name: str, other: str) -> tuple[float, bool]:
+    """The share of letters that match in order, and whether the names are the same letters in another order."""
+    return difflib.SequenceMatcher(a=other, b=name).ratio(), sorted(name) == sorted(other)

@@ -36,7 +36,9 @@ FROM_ZERO = frozenset(
         'local',
         'observed',
         'place',
+        'rectified',
         'repeat_last',
+        'transient',
         'zero',
     }
     | {'margin', 'offset', 'padding', 'repeated', 'rewrites', 'seed', 'sinks', 'startup', 'step'}

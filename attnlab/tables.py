@@ -29,6 +29,9 @@ APART = 2
 NARROWEST = 16
 """Characters that prose is given at least."""
 
+LOPSIDED = 0.05
+"""How far from the middle of its interval, in half widths, a value is still shown with one error for both sides."""
+
 INDENT = 4
 """Spaces before a cell that has no room beside the others and stands below them."""
 
@@ -63,10 +66,22 @@ def digits(form: str) -> Callable[[Any], str]:
 
 
 def plus_minus(one: Interval) -> str:
-    """Shows a value, and half the width of its interval where it has one, with four digits after the point."""
+    """Shows a value, with its interval where it has one, with four digits after the point."""
     if one.low is None or one.high is None:
         return f'{one.value:.4f}'
-    return f'{one.value:.4f} ± {(one.high - one.low) / 2:.4f}'
+    return with_ends(one.value, one.low, one.high, 4)
+
+
+def with_ends(value: float, low: float, high: float, digits: int) -> str:
+    """`value ± half of the interval`, or `value [low, high]`.
+
+    Where the value is not in the middle of its interval, such as that of an accuracy which ends at 1, there is no one
+    error to add and take away.
+    """
+    half, shown = (high - low) / 2, f'{value:.{digits}f}'
+    if abs(value - (low + high) / 2) > LOPSIDED * half:
+        return f'{shown} [{low:.{digits}f}, {high:.{digits}f}]'
+    return f'{shown} ± {half:.{digits}f}'
 
 
 def itself(value: Any) -> Any:

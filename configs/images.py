@@ -11,7 +11,11 @@
 - `surfaces`, `parts`: drawn clouds of points, and the class of every point, by the voxel that it lies in: what kind of
   surface it is on, or what part of a table, chair or lamp. `side=8` voxels on every axis are the tokens, for mixers of
   volumes, such as `condaformer`, and those of sequences (`attnlab.tasks.clouds`); with `voxels=occupied` those with
-  points alone, 512 at most, for mixers of sequences that tell padding apart;
+  points alone, 512 at most, for mixers of sequences that tell padding apart, and for `condaformer`, which leaves the
+  others out;
+- `mnist`, `fashion_mnist` (28 x 28, grey), `cifar10`, `cifar100` (32 x 32, three colours) and `imagenette` (64 x 64,
+  three colours): made once by `attnlab data prepare` (extra `tfds`) from the published files, whose checksums are
+  checked;
 - a path, which has a `/` or a `.` in it: image files of one's own in `PATH/CLASS/`, or in `PATH/train/CLASS/` and
   `PATH/test/CLASS/` (`attnlab.data.vision.folders`), in `colors=rgb|grey` and squares of `side=32` pixels.
 
@@ -22,9 +26,14 @@ in it; others read from left to right.
 of that before, the last the width of `size`. `layout=paper` is the hierarchical model of the recipe's paper in its own
 widths, depths and heads, with the patches of `data` and the training of `size` (swin: Swin-T, pvt: PVT-Tiny).
 
+`layers=linear` has the parameters of a layer linear in its place, a base and a slope (layout=flat); `learngene=RUN`
+begins with layers made of those of such a run, as many as `--config.model.stack.depth` says.
+
 `predict=label` is the default; `predict=epsilon|v` trains a diffusion model of the images instead
 (`attnlab.tasks.diffusion`), evaluated by drawing some, at the end; with `given=label` it is told the label of an image
-and draws images of every label. `attnlab eval --judge=RUN` has a run with `predict=label` classify what it draws.
+and draws images of every label. Time and label are told with the pixels, or with `told=norms` to the norms of every
+branch, which scale, shift and gate it (DiT; the blocks of LaMamba: `zoo=lamamba,told=norms`).
+`attnlab eval --judge=RUN` has a run with `predict=label` classify what it draws.
 
 `augment=crop+flip+rand+mixup+cutmix`, or some of these, changes images in training: a part of the image with zeros
 around it, the image mirrored, two of RandAugment's changes of shape and colour (of images of bytes: not the digits),
@@ -50,11 +59,14 @@ from typing import Any
 from flax import nnx
 from ml_collections import ConfigDict
 
+from attnlab.blocks.adaptive import AdaptiveBlock
+from attnlab.blocks.block import Block
 from attnlab.blocks.layer import MixerAndMLP
 from attnlab.config import arguments, build, choose, spec, takes
 from attnlab.data.long_range.dataset import Dataset
 from attnlab.data.long_range.digits import Digits
 from attnlab.data.long_range.drawn import Drawn
+from attnlab.data.long_range.prepared import Prepared
 from attnlab.data.vision.augment import Augmentation, Crop, CutMix, Flip, Mixing, Mixup, Transform
 from attnlab.data.vision.clouds import Parts, Surfaces
 from attnlab.data.vision.folders import image_folder
@@ -68,22 +80,23 @@ from attnlab.evals.pictures import ReceptiveField, SegmentPictures
 from attnlab.functional.grids import Grid
 from attnlab.models.heads.registry import CLASSIFIERS
 from attnlab.models.heads.regression import RegressionHead
-from attnlab.models.inputs.patches import ConvStem, OverlappingMap, Patches, class_place
+from attnlab.models.inputs.patches import ConvStem, OverlappingMap, Patches, ToldPatches, class_place
 from attnlab.models.inputs.voxels import SomeVoxels, Voxels
 from attnlab.models.model import Model
 from attnlab.models.pyramid import Pyramid, Resolution
-from attnlab.models.stack import stack_spec
+from attnlab.models.stack import LinearStack, Stack, stack_spec
 from attnlab.nn.convolutions import PatchMap, PatchMerging
 from attnlab.nn.mlps import MLP, GatedMLP
 from attnlab.nn.norms import RMSNorm
 from attnlab.nn.pools import MeanPool, OneToken
 from attnlab.nn.positions import GridSinusoids, LearnedPlaces
-from attnlab.tasks.clouds import FEATURES, OccupiedSegmentation, PointSegmentation
+from attnlab.tasks.clouds import FEATURES, OccupiedSegmentation, PointSegmentation, SparseSegmentation
 from attnlab.tasks.diffusion import Diffusion
 from attnlab.tasks.images import ImageClassification, Segmentation, side
 from attnlab.train.optimizer import AdamW, Group, Groups
 from attnlab.train.run_config import CHOICES, run_config
 from attnlab.train.schedule import Cosine
+from attnlab.train.start import FromLearngene
 from attnlab.train.step import Precision
 from attnlab.zoo import ZOO, Recipe
 from attnlab.zoo.chosen import chosen_recipe, initialized
@@ -130,6 +143,11 @@ DATA = {
     'count': Images(Drawn(Count()), patch=2, examples=1_000),
     'same_different': Images(Drawn(SameDifferent()), patch=2, examples=1_000),
     'connected': Images(Drawn(Connected()), patch=2, examples=1_000),
+    'mnist': Images(Prepared('mnist'), patch=4, examples=1_000),
+    'fashion_mnist': Images(Prepared('fashion_mnist'), patch=4, examples=1_000),
+    'cifar10': Images(Prepared('cifar10_colours'), patch=4, examples=1_000),
+    'cifar100': Images(Prepared('cifar100'), patch=4, examples=1_000),
+    'imagenette': Images(Prepared('imagenette'), patch=4, examples=1_000),
     'segments': Images(Drawn(Segments()), patch=2, examples=200, dense=True),
     'surfaces': Images(Drawn(Surfaces()), patch=1, examples=200, dense=True, voxels=8),
     'parts': Images(Drawn(Parts()), patch=1, examples=200, dense=True, voxels=8),
@@ -171,6 +189,8 @@ POSITIONS: dict[str, Callable[[], Any]] = {
 }
 TOKENS = {'mean': None, 'first': 'first', 'middle': 'middle'}
 GIVEN = {'nothing': 'nothing', 'label': 'label'}
+TOLD = {'pixels': False, 'norms': True}
+LAYERS: dict[str, type[Stack]] = {'apart': Stack, 'linear': LinearStack}
 PICTURES = {'0': False, '1': True}
 VOXELS = {'all': False, 'occupied': True}
 PREDICTED = {'label': None, 'epsilon': 'epsilon', 'v': 'v'}
@@ -193,8 +213,11 @@ def get_config(arg: str = '') -> ConfigDict:
         data='digits',
         size='tiny',
         layout='flat',
+        layers='apart',
+        learngene='',
         predict='label',
         given='nothing',
+        told='pixels',
         augment='',
         pictures='0',
         colors='rgb',
@@ -212,9 +235,11 @@ def get_config(arg: str = '') -> ConfigDict:
     layout = _layout(recipe, images, size, chosen, initialization)
     evaluated = max(1, size.steps // 10)
     evals = (spec(BySlice, cadence=spec(EveryNSteps, n=evaluated), multiples=(1,), examples=images.examples),)
-    task = _task(images, layout, _augmentation(chosen, images), chosen)
+    task = _task(images, recipe.grid, layout, _augmentation(chosen, images), chosen)
     evals = (*evals, *_pictures(images, chosen))
     model = _model(recipe, images, layout, chosen)
+    if chosen['predict'] == 'label' and choose(TOLD, 'told', chosen['told']):
+        raise UserError('told=norms is for predict=epsilon and predict=v, which tell the time')
     if chosen['predict'] != 'label':
         model, evals = _denoising(model, task, layout, chosen), (*evals, spec(Drawings, cadence=spec(AtEnd)))
     return run_config(
@@ -233,6 +258,7 @@ def get_config(arg: str = '') -> ConfigDict:
         evals=evals,
         save_every=evaluated,
         precision=Precision(activations=size.activations),
+        start=spec(FromLearngene, run=chosen['learngene']) if chosen['learngene'] else None,
     )
 
 
@@ -295,7 +321,9 @@ def _augmentation(chosen: dict[str, str], images: Images) -> Augmentation | None
     )
 
 
-def _task(images: Images, layout: Layout, augmentation: Augmentation | None, chosen: dict[str, str]) -> ConfigDict:
+def _task(
+    images: Images, on_grid: bool, layout: Layout, augmentation: Augmentation | None, chosen: dict[str, str]
+) -> ConfigDict:
     predicts, given = (choose(each, name, chosen[name]) for name, each in (('predict', PREDICTED), ('given', GIVEN)))
     if predicts is not None:
         part = {'patch': images.patch, 'augmentation': augmentation, 'predicts': predicts, 'given': given}
@@ -303,7 +331,7 @@ def _task(images: Images, layout: Layout, augmentation: Augmentation | None, cho
     if given != 'nothing':
         raise UserError(f'given={given} is for predict=epsilon and predict=v, which draw images of a label')
     if images.voxels is not None:
-        kind = OccupiedSegmentation if images.occupied else PointSegmentation
+        kind = PointSegmentation if not images.occupied else SparseSegmentation if on_grid else OccupiedSegmentation
         return spec(kind, data=images.data, side=images.voxels)
     if images.dense:
         patch = images.patch * 2 ** (layout.resolutions - 1)
@@ -326,18 +354,18 @@ def _model(recipe: Recipe, images: Images, layout: Layout, chosen: dict[str, str
         dim=layout.dim,
         stack=layout.stack,
         norm=layout.norm,
-        inputs=_inputs(images, layout, chosen, where),
+        inputs=_inputs(images, recipe.grid, layout, chosen, where),
         head=head,
         pool=pool,
         streaming=False,
     )
 
 
-def _inputs(images: Images, layout: Layout, chosen: dict[str, str], where: str | None) -> ConfigDict:
+def _inputs(images: Images, on_grid: bool, layout: Layout, chosen: dict[str, str], where: str | None) -> ConfigDict:
     """What makes tokens of patches, or of voxels."""
     positions = choose(POSITIONS, 'positions', chosen['positions'] or layout.positions)()
     if images.voxels is not None:
-        kind = SomeVoxels if images.occupied else Voxels
+        kind = SomeVoxels if images.occupied and not on_grid else Voxels
         return spec(kind, side=images.voxels, features=FEATURES, positions=positions)
     pixels = side(images.data)
     return spec(
@@ -358,9 +386,22 @@ def _denoising(model: ConfigDict, task: ConfigDict, layout: Layout, chosen: dict
             f'predict={chosen["predict"]} predicts numbers for every patch; it needs layout=flat, token=mean and '
             f'head=linear, not {chosen["layout"]}, {chosen["token"]} and {chosen["head"]}'
         )
-    model.inputs.channels = model.inputs.channels + build(task).told
+    told = build(task).told
+    if choose(TOLD, 'told', chosen['told']):
+        own = {name: value for name, value in model.inputs.items() if name != 'target'}
+        model.inputs = spec(ToldPatches, told=told, **own)
+        model.stack.blocks = tuple(_told(block, chosen['zoo']) for block in model.stack.blocks)
+    else:
+        model.inputs.channels = model.inputs.channels + told
     model.head, model.pool = spec(RegressionHead), None
     return model
+
+
+def _told(block: ConfigDict, name: str) -> ConfigDict:
+    """The block with branches that are told. Raises `UserError` for one that wires its own."""
+    if block.target != f'{Block.__module__}.{Block.__qualname__}':
+        raise UserError(f'told=norms is for blocks of a mixer and a channel mixer; those of zoo={name} have their own')
+    return spec(AdaptiveBlock, **{name: value for name, value in block.items() if name != 'target'})
 
 
 def _grid(images: Images) -> Grid:
@@ -370,6 +411,9 @@ def _grid(images: Images) -> Grid:
 
 
 def _layout(recipe: Recipe, images: Images, size: Size, chosen: dict[str, str], initialization: ConfigDict) -> Layout:
+    if chosen['layout'] != 'flat' and (chosen['layers'] != 'apart' or chosen['learngene']):
+        given = f'layers={chosen["layers"]}' if chosen['layers'] != 'apart' else f'learngene={chosen["learngene"]}'
+        raise UserError(f'{given} is of layers of one width; it needs layout=flat, not {chosen["layout"]}')
     layouts = {
         'flat': lambda: _flat(recipe, images, size, chosen, initialization),
         'pyramid': lambda: _pyramid(recipe, images, size, initialization),
@@ -380,13 +424,14 @@ def _layout(recipe: Recipe, images: Images, size: Size, chosen: dict[str, str], 
 
 def _flat(recipe: Recipe, images: Images, size: Size, chosen: dict[str, str], initialization: ConfigDict) -> Layout:
     """Layers of one width."""
-    if images.occupied and (recipe.grid or not recipe.packed):
+    if images.occupied and not (recipe.sparse if recipe.grid else recipe.packed):
         lacks = 'a grid, which some of the voxels are not' if recipe.grid else 'no padding among its tokens'
         raise UserError(f'zoo={chosen["zoo"]} needs {lacks}; with voxels=all it is trained on all of them')
-    whole = images.data.kind.length if images.occupied else math.prod(_grid(images))
+    whole = images.data.kind.length if images.occupied and not recipe.grid else math.prod(_grid(images))
     length = whole + (chosen['token'] != 'mean')
     mixers = _mixers(recipe, size.heads, size.window, length)
-    stack = stack_spec(mixers, layer=recipe.layer, depth=size.depth, mlp=spec(GatedMLP), initialization=initialization)
+    kind, parts = choose(LAYERS, 'layers', chosen['layers']), {'mlp': spec(GatedMLP), 'initialization': initialization}
+    stack = stack_spec(mixers, kind=kind, layer=recipe.layer, depth=size.depth, **parts)
     return Layout(stack=stack, dim=size.dim)
 
 

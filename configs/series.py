@@ -13,8 +13,9 @@
 - `imputation`: gaps of windows of `lookback` rows are filled (`--config.task.gaps.span=8` makes them longer); without
   `horizon`, roles of columns, or a head but `affine`;
 - `anomalies`: the same model, whose errors find rows that are disturbed, at the end of the run;
-- `classification`: the regime of drawn windows of `lookback` rows (`attnlab.data.series.regimes`), by a mixer `zoo`
-  that reads every row as a token, and `head`, one of those of classes.
+- `classification`: the regime of drawn windows of `lookback` rows (`attnlab.data.series.regimes`), or with
+  `data=FILE.npz` the label of windows of your own (`attnlab.data.series.labelled`), by a mixer `zoo` that reads every
+  row as a token, and `head`, one of those of classes.
 
 `system` is one of those of SYSTEMS, and sets the arguments below; those that are given besides override it:
 
@@ -36,7 +37,11 @@
 
 `system=autotimes,run=RUN` has the layers of a causal language model that was trained before, frozen, in its sizes
 (`configs/language.py`; `RUN` is its work directory); a token is a segment of `horizon` rows, of which the look-back has
-several, and the segment after every token is predicted.
+several, and the segment after every token is predicted. With `prompt=192` evaluations also have that many rows of the
+beginning of the series before every look-back, as a context (the row `prompted`).
+
+`system=smetimes,run=RUN` is this with a text about every segment beside it, which the same layers read: its mean,
+deviation and change. `RUN` reads bytes (`tokens=bytes`).
 
 `system=msft,run=RUN` has the patches and layers of a forecaster of this config that was trained before, frozen, in its
 sizes and with its look-back (`RUN` was made with `form=bidirectional`, `inputs=apart`), and reads the window at three
@@ -62,20 +67,22 @@ from attnlab.data.series.basis import TrainingBasis
 from attnlab.data.series.columns import Columns
 from attnlab.data.series.drawn import Autoregression, DrawnSeries, Driven, Henon, Lorenz, Regimes, Seasonal
 from attnlab.data.series.files import CSVSeries, NPZSeries, ParquetSeries
+from attnlab.data.series.labelled import labelled_windows
 from attnlab.data.series.published import PUBLISHED, PublishedSeries
 from attnlab.data.series.regimes import RegimeWindows
 from attnlab.data.series.series import Series
 from attnlab.data.series.shipped import SHIPPED, ShippedSeries
+from attnlab.data.text.tokenizers import Bytes
 from attnlab.errors import UserError
 from attnlab.evals.anomalies import Anomalies
 from attnlab.evals.by_slice import BySlice
 from attnlab.evals.cadence import AtEnd, EveryNSteps
 from attnlab.evals.forecasts import Forecasts
-from attnlab.models.forecasters import LinearForecaster, SegmentForecaster, StackForecaster
+from attnlab.models.forecasters import LinearForecaster, PromptedForecaster, SegmentForecaster, StackForecaster
 from attnlab.models.heads.affine import AffineHead, SparseAffineHead
 from attnlab.models.heads.orthogonal import OrthogonalHead
 from attnlab.models.heads.registry import CLASSIFIERS, REGRESSORS
-from attnlab.models.heads.segments import NextSegmentHead
+from attnlab.models.heads.segments import MixedSegmentHead, NextSegmentHead
 from attnlab.models.inputs.embedding import Projection
 from attnlab.models.inputs.series import OrthogonalVariates, VariatesApart, VariatesAsTokens, VariatesTogether
 from attnlab.models.model import Model
@@ -129,6 +136,7 @@ class System:
       orthogonal: whether windows and horizons are turned into the basis of the training rows.
       frozen: of what run the layers are, which are not trained; empty: of none.
       scales: at how many scales beside the finest such layers read the window.
+      texts: whether such layers read a text about every segment too.
     """
 
     cite: str
@@ -141,6 +149,7 @@ class System:
     orthogonal: bool = False
     frozen: str = ''
     scales: int = 0
+    texts: bool = False
 
 
 ZENG = 'Zeng et al. 2023, https://arxiv.org/abs/2205.13504'
@@ -204,9 +213,18 @@ SYSTEMS: Mapping[str, System] = MappingProxyType(
         'autotimes': System(
             'Liu et al. 2024, https://arxiv.org/abs/2402.02370',
             {'form': 'causal'},
-            f'{ONE_RUN}; a language model of ours in the place of LLaMA, no text of the time of a segment, no series '
-            'of the domain before the window',
+            f'{ONE_RUN}; a language model of ours in the place of LLaMA, no text of the time of a segment; with '
+            'prompt=ROWS the beginning of the series before every window, in evaluations',
             frozen='a causal language model (configs/language.py)',
+        ),
+        'smetimes': System(
+            'Fan et al. 2025, https://arxiv.org/abs/2503.03594',
+            {'form': 'causal'},
+            f'{ONE_RUN}; a language model of ours in the place of one of up to 3 billion parameters; texts of the '
+            'statistics of every variate in units of its window, where the released code has those of the last one, '
+            'raw, and no text of the time; texts of forecasts, where it has those of the rows to come',
+            frozen='a causal language model of bytes (configs/language.py)',
+            texts=True,
         ),
         'msft': System(
             'Qiao et al. 2025, https://arxiv.org/abs/2506.14087',
@@ -245,7 +263,7 @@ DEFAULTS = MappingProxyType(
 """What systems set, and what holds where neither they nor the arguments do."""
 
 TASKS = ('forecasting', 'imputation', 'anomalies', 'classification')
-FORECASTS = ('horizon', 'head', 'individual', 'targets', 'known', 'marks', 'ahead')
+FORECASTS = ('horizon', 'prompt', 'head', 'individual', 'targets', 'known', 'marks', 'ahead')
 """Arguments of forecasting alone."""
 
 FIRST = MappingProxyType({'data': 'seasonal', 'horizon': '96', 'head': 'affine'})
@@ -270,11 +288,17 @@ LAYERED = (
 LANGUAGE = ('embedding/*', 'head/*')
 """What is not taken of a language model."""
 
+WRITTEN = ('patches/*', 'gate', 'head/*')
+"""What is not taken of a language model that reads texts too."""
+
 SCALES = ('tuned/*', 'head/*')
 """What is not taken of a forecaster that is read at several scales."""
 
 CLASSIFIES = ('task', 'zoo', 'fast', 'rate', 'form', 'lookback', 'head', 'size', *CHOICES)
 """Arguments of classification."""
+
+LOOKBACK = '96'
+"""Rows that are read where nothing is said."""
 
 EXAMPLES = 500
 """Windows that classification is evaluated on."""
@@ -319,12 +343,13 @@ def get_config(arg: str = '') -> ConfigDict:
         arg,
         task='forecasting',
         data='',
-        lookback='96',
+        lookback=LOOKBACK,
         horizon='',
         system='',
         head='',
         size='tiny',
         run='',
+        prompt='',
         **dict.fromkeys(DEFAULTS, ''),
         **CHOICES,
     )
@@ -347,7 +372,10 @@ def get_config(arg: str = '') -> ConfigDict:
     )
     linear = system.linear and not given['zoo']
     variates, observed, known = columns.counts(series)
-    task = spec(Forecasting, data=series, horizon=_whole(chosen, 'horizon'), columns=columns)
+    prompt = _whole(chosen, 'prompt') if chosen['prompt'] else None
+    if prompt and (not system.frozen or system.scales):
+        raise UserError(f'prompt={prompt} is for systems whose tokens are segments: {_segmented()}')
+    task = spec(Forecasting, data=series, horizon=_whole(chosen, 'horizon'), columns=columns, prompt=prompt)
     beside: tuple[ConfigDict, ...] = (spec(Forecasts, cadence=spec(AtEnd)),)
     if given['task'] != 'forecasting':
         # Which values are there is read beside them.
@@ -366,7 +394,7 @@ def get_config(arg: str = '') -> ConfigDict:
     if system.scales:
         stacked = functools.partial(_multiscale, windows, system, chosen['run'])
     elif system.frozen:
-        stacked = functools.partial(_frozen, windows, _whole(chosen, 'horizon'), chosen['run'])
+        stacked = functools.partial(_frozen, windows, system, _whole(chosen, 'horizon'), chosen['run'])
     model = _linear(system, windows, chosen) if linear else stacked()
     return run_config(
         chosen,
@@ -380,7 +408,7 @@ def get_config(arg: str = '') -> ConfigDict:
             weight_decay=size.weight_decay,
             overrides=_frozen_groups(system),
         ),
-        start=spec(FromRun, run=chosen['run'], leave=SCALES if system.scales else LANGUAGE) if system.frozen else None,
+        start=spec(FromRun, run=chosen['run'], leave=_left(system)) if system.frozen else None,
     )
 
 
@@ -404,20 +432,23 @@ def _run(size: Size, examples: int, *beside: ConfigDict) -> dict[str, Any]:
 def _classification(given: Mapping[str, str]) -> ConfigDict:
     """Of drawn windows, whose rows are tokens. Raises `UserError` for arguments of other tasks."""
     for name, value in given.items():
-        if value and name not in CLASSIFIES:
+        if value and name not in CLASSIFIES and not (name == 'data' and value.endswith('.npz')):
             raise UserError(f'{name}={value} is for other tasks; leave it out with task=classification')
     chosen = given | {name: given[name] or DEFAULTS[name] for name in ('zoo', 'rate')} | {'inputs': 'apart'}
-    size, steps = choose(SIZES, 'size', chosen['size']), _whole(chosen, 'lookback')
+    drawn = Drawn(RegimeWindows(steps=_whole(chosen, 'lookback')), train=20_000, held_out=EXAMPLES)
+    data = labelled_windows(str(pathlib.Path(chosen['data']))) if chosen['data'] else drawn
+    size, steps = choose(SIZES, 'size', chosen['size']), data.kind.length
+    if steps != int(chosen['lookback']) and chosen['lookback'] != LOOKBACK:
+        raise UserError(f'lookback={chosen["lookback"]} is not that of data={chosen["data"]}, {steps}; leave it out')
     recipe = padded_recipe(sequence_recipe(chosen['zoo']), chosen['zoo'])
     stack = _stack(recipe, size, steps, _causal(recipe, chosen), chosen)
-    data = Drawn(RegimeWindows(steps=steps), train=20_000, held_out=EXAMPLES)
     head = choose(CLASSIFIERS, 'head', chosen['head'] or 'linear').spec.copy_and_resolve_references()
     head.classes = data.kind.classes
     model = spec(
         Model,
         dim=size.dim,
         stack=stack,
-        inputs=spec(Projection, features=1),
+        inputs=spec(Projection, features=data.kind.channels),
         # A mixer that cannot tell left from right is told.
         positions=Sinusoidal() if recipe.mirrored else None,
         head=head,
@@ -483,21 +514,24 @@ def _check_frozen(system: System, given: Mapping[str, str]) -> None:
             raise UserError(f'{name}={given[name]} does not go with system={given["system"]}; leave it out')
 
 
-def _frozen(windows: Mapping[str, Any], horizon: int, run: str) -> ConfigDict:
+def _frozen(windows: Mapping[str, Any], system: System, horizon: int, run: str) -> ConfigDict:
     """The layers of a run, reading segments. Raises `UserError` for a run of another kind, and parts of segments."""
-    model = saved_config(pathlib.Path(run)).model
+    saved = saved_config(pathlib.Path(run))
+    model = saved.model
     if model.target != spec(Model).target or not (model.streaming and 'depth' in model.stack):
         raise UserError(f'run={run} is no causal language model of one stack; name one of configs/language.py')
+    if system.texts and ('tokenizer' not in saved.task or saved.task.tokenizer.target != spec(Bytes).target):
+        raise UserError(f'run={run} does not read bytes, as texts are given; name one with tokens=bytes')
     if windows['lookback'] % horizon:
         raise UserError(f'lookback={windows["lookback"]} is not a multiple of horizon={horizon}, the rows of a segment')
     return spec(
-        SegmentForecaster,
+        PromptedForecaster if system.texts else SegmentForecaster,
         dim=model.dim,
         stack=model.stack.copy_and_resolve_references(),
         norm=model.norm.copy_and_resolve_references(),
         **windows,
         inputs=spec(VariatesApart, patch=horizon, stride=horizon, read_from='all'),
-        head=spec(NextSegmentHead),
+        head=spec(MixedSegmentHead if system.texts else NextSegmentHead),
     )
 
 
@@ -522,11 +556,23 @@ def _multiscale(windows: Mapping[str, Any], system: System, run: str) -> ConfigD
     )
 
 
+def _segmented() -> str:
+    """The systems that read any number of segments."""
+    return ' and '.join(name for name, one in SYSTEMS.items() if one.frozen and not one.scales)
+
+
+def _left(system: System) -> tuple[str, ...]:
+    """What is not taken of the run."""
+    if system.texts:
+        return WRITTEN
+    return SCALES if system.scales else LANGUAGE
+
+
 def _frozen_groups(system: System) -> tuple[Override, ...]:
     """Overrides of what is taken of a run and not trained."""
     if not system.frozen:
         return ()
-    taken = ('stack/*', 'norm/*', *(('embedding/*',) if system.scales else ()))
+    taken = ('stack/*', 'norm/*', *(('embedding/*',) if system.scales or system.texts else ()))
     return tuple(Override(pattern, lr=0.0, weight_decay=0.0) for pattern in taken)
 
 

@@ -26,7 +26,8 @@ from attnlab.train.state import initialize
 from attnlab.zoo import ZOO
 from attnlab.zoo.softmax.maps import MAPS
 from attnlab.zoo.softmax.parts import PARTS
-from configs import grokking, images, language, long_range, recall, separation, series
+from configs import dynamics, grokking, images, language, long_range, recall, separation, series
+from configs.sweeps import images as sweeps_images
 from configs.sweeps import recall as sweeps_recall
 
 KINDS = {
@@ -61,6 +62,7 @@ OFFERS = (
     *((series, f'zoo={name}') for name, recipe in ZOO.items() if not recipe.grid),
     *((separation, f'zoo={name}') for name, recipe in ZOO.items() if not recipe.grid),
     *((grokking, f'method={name}') for name in grokking.METHODS),
+    (dynamics, 'data=henon'),
 )
 """What each config has to train, at its smallest size."""
 
@@ -117,7 +119,7 @@ def smallest(config, text):
 def nightly(module, argument):
     """Whether two steps of a recipe are taken by nightly tests alone."""
     trained = TRAINED[:1] if module in (series, separation) else TRAINED
-    return module is not grokking and argument.split(',')[0].removeprefix('zoo=') not in trained
+    return module not in (grokking, dynamics) and argument.split(',')[0].removeprefix('zoo=') not in trained
 
 
 @pytest.mark.parametrize(
@@ -448,6 +450,15 @@ def test_clouds_are_read_as_rows_of_occupied_voxels():
     assert setup.model.embedding.grid is None and setup.abstract_batch()['tokens'].shape[1:] == (512, 8)
 
 
+def test_clouds_are_read_as_volumes_with_empty_places():
+    """By mixers of volumes that keep these out; others say so."""
+    setup = prepared(images.get_config('zoo=condaformer,data=parts,side=4,voxels=occupied'))
+    setup.trace()
+    assert setup.model.embedding.grid == (4, 4, 4) and setup.abstract_batch()['segments'].shape[1:] == (64,)
+    with pytest.raises(UserError, match='zoo=swin needs a grid, which some of the voxels are not'):
+        images.get_config('zoo=swin,data=parts,voxels=occupied')
+
+
 def test_images_with_pictures_at_the_end():
     for arguments, names in (
         ('data=segments,layout=pyramid', ['test', 'field', 'segmented']),
@@ -524,6 +535,15 @@ def test_two_steps_of_a_pyramid():
     take_two_steps(prepare(config))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize('name', ['swin', 'pvt'])
+def test_two_steps_of_the_model_of_a_paper(name):
+    config = images.get_config(f'zoo={name},layout=paper,data=count,init=paper')
+    with config.unlocked():
+        config.batch_size, config.evals = 2, ()
+    take_two_steps(prepare(config))
+
+
 @pytest.mark.parametrize(
     ('argument', 'sentence'),
     [
@@ -552,6 +572,21 @@ def test_images_are_drawn_from_noise(tmp_path):
     assert found.pictures.shape == (2, 8, 8, 1) and found.numbers['mean_error'] > 0
     with pytest.raises(UserError, match='predict=v predicts numbers for every patch; it needs layout=flat'):
         images.get_config('predict=v,layout=pyramid')
+
+
+def test_time_is_told_to_norms():
+    """Of every branch; the pixels are then mapped without it."""
+    setup = prepare(images.get_config('zoo=lamamba,predict=v,given=label,told=norms'))
+    blocks = setup.model.stack.blocks
+    assert {type(block).__name__ for block in blocks} == {'AdaptiveBlock'}
+    assert setup.model.embedding.channels == 1 and setup.model.embedding.told == 18
+    setup.trace()
+    for argument, sentence in (
+        ('told=norms', 'told=norms is for predict=epsilon and predict=v'),
+        ('zoo=uniattn,predict=v,told=norms', 'those of zoo=uniattn have their own'),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            images.get_config(argument)
 
 
 def test_images_of_ones_own(tmp_path):
@@ -652,6 +687,17 @@ def test_experiments_of_full_size(folder):
     assert [run.label for run in small] == [run.label for run in full]
     for run in distinct(full):
         prepare(run.config)
+
+
+def test_a_sweep_of_images_chooses_on_validation():
+    """Test is evaluated at the end alone; of diffusion images are drawn then too."""
+    made = sweeps_images.get_config('zoo=swin,predict=v,seeds=2')
+    sweep = read(made)
+    assert sweep.metric == 'valid/all/loss' and sweep.goal == 'min' and made.seeds == (0, 1)
+    setup = prepare(sweep.base)
+    found = [(each.name, each.split, type(each.cadence).__name__) for each in setup.evals]
+    assert found == [('test', 'test', 'AtEnd'), ('valid', 'valid', 'EveryNSteps'), ('drawn', 'test', 'AtEnd')]
+    setup.evals[1].load_data(setup)
 
 
 def test_the_sweep_of_recall_has_the_rates_of_the_papers():

@@ -1,12 +1,14 @@
 """The config of series: every system builds, and mistakes in its arguments are named."""
 
 import jax
+import numpy as np
 import pytest
 
 from attnlab.compare.measures import parameters
 from attnlab.config import plain, save
 from attnlab.errors import UserError
 from attnlab.sweep.sweep import read
+from attnlab.train.optimizer import named_parameters
 from attnlab.train.setup import prepare
 from configs import language, series
 from configs.sweeps import series as sweeps_series
@@ -69,6 +71,17 @@ def test_classification_of_regimes(argument):
     assert guesses['accuracy'].keys() == {'chance', 'majority'} and guesses['accuracy']['majority'] < 0.4
 
 
+def test_classification_of_windows_of_ones_own(tmp_path):
+    path = tmp_path / 'own.npz'
+    np.savez(path, x=np.random.default_rng(0).normal(size=(40, 24, 3)), label=np.arange(40) % 2)
+    setup = prepare(series.get_config(f'task=classification,zoo=mingru,data={path}'))
+    assert setup.length == 24 and setup.model.outputs == 2
+    assert setup.abstract_batch()['tokens'].shape[1:] == (24, 3)
+    setup.trace()
+    with pytest.raises(UserError, match=r'lookback=48 is not that of data=.*own\.npz, 24; leave it out'):
+        series.get_config(f'task=classification,data={path},lookback=48')
+
+
 def test_a_frozen_language_model_reads_segments(tmp_path):
     """Its layers and its last norm are in the config as they were, start from it, and have no learning rate."""
     made = language.get_config('zoo=mingru')
@@ -89,6 +102,31 @@ def test_a_frozen_language_model_reads_segments(tmp_path):
     save(series.get_config('system=linear'), tmp_path / 'config.json')
     with pytest.raises(UserError, match='is no causal language model of one stack'):
         series.get_config(f'system=autotimes,run={tmp_path}')
+
+
+def test_a_frozen_language_model_reads_texts_beside_segments(tmp_path):
+    """Its table of bytes, its layers and its norm are its own; what it cannot have had is drawn anew."""
+    save(language.get_config('zoo=mingru'), tmp_path / 'config.json')
+    arguments = f'run={tmp_path},lookback=96,horizon=24,data=lorenz'
+    config = series.get_config(f'system=smetimes,{arguments},prompt=48')
+    assert tuple(config.start.leave) == ('patches/*', 'gate', 'head/*')
+    setup = prepare(config)
+    names = set(named_parameters(setup.abstract.params))
+    assert {'embedding/weight', 'patches/linear/weight', 'gate', 'head/experts'} <= names
+    assert [one.pattern for one in setup.optimizer.overrides] == ['stack/*', 'norm/*', 'embedding/*']
+    measured = jax.eval_shape(setup.measure, setup.abstract.variables, setup.abstract_batch())
+    assert measured['position_mse'].total.shape == (24,)
+    slices = setup.task.slices('test', 96, (1,), 5)
+    whole, longer = slices['1x'].source, slices['prompted'].source
+    first = setup.task.source('train', 96)[0]['tokens']
+    assert len(longer) == len(whole) == 5 and longer[3]['tokens'].shape == (144, 3)
+    np.testing.assert_array_equal(longer[3]['tokens'], np.concatenate([first[:48], whole[3]['tokens']]))
+    np.testing.assert_array_equal(longer[3]['targets'], whole[3]['targets'])
+    assert setup.task.trivial(slices['prompted']) == setup.task.trivial(slices['1x'])
+    save(language.get_config('zoo=mingru,tokens=bpe'), tmp_path / 'config.json')
+    with pytest.raises(UserError, match='does not read bytes, as texts are given'):
+        series.get_config(f'system=smetimes,{arguments}')
+    series.get_config(f'system=autotimes,{arguments}')
 
 
 def test_an_encoder_is_read_at_several_scales(tmp_path):
@@ -162,6 +200,8 @@ def test_two_rates_are_two_stacks():
         ('system=dlinear,run=runs/first', 'other systems take no run'),
         ('system=autotimes,run=none,zoo=mha', 'zoo=mha does not go with system=autotimes'),
         ('system=autotimes,run=none', 'none is not a run'),
+        ('prompt=96', 'prompt=96 is for systems whose tokens are segments: autotimes and smetimes'),
+        ('system=smetimes', 'system=smetimes needs run=WORKDIR, that of a causal language model of bytes'),
         ('task=imputaton', "there is no task=imputaton; did you mean 'imputation'"),
         ('task=imputation,horizon=96', 'horizon=96 is for task=forecasting'),
         ('task=anomalies,head=quantiles', 'head=quantiles is for task=forecasting'),

@@ -56,7 +56,7 @@ def make(recipe: Recipe, dim: int, *, rngs: nnx.Rngs, **overrides: Any) -> nnx.M
 
 def checks(recipe: Recipe) -> dict[str, Check]:
     """What the row claims, by name."""
-    claims = ('causal', 'bidirectional', 'streaming', 'packed', 'grid')
+    claims = ('causal', 'bidirectional', 'streaming', 'packed', 'grid', 'sparse')
     found = claimed(**{name: getattr(recipe, name) for name in claims})
     if len(recipe.pattern) > 1:
         # A stack has no parameters of its own: those of its mixers gain a dimension, which the names leave out.

@@ -19,6 +19,7 @@ from attnlab.nn.experts import MixtureOfExperts
 from attnlab.nn.mlps import ConvolvedMLP
 from attnlab.nn.norms import RMSNorm
 from attnlab.nn.preludes import Prelude
+from attnlab.nn.projections import drawing
 from attnlab.signature import checked_fields
 from attnlab.typing import Sequence, State
 
@@ -62,7 +63,8 @@ def step(
     """Runs one pre-norm branch: `x, kept = read(streams)`, `streams = add(kept, dropped(branch(norm(x))))`."""
     x, kept = connection.read(streams)
     normed = norm(x)
-    y, state = branch(normed)
+    with drawing(ctx.dropout_key):
+        y, state = branch(normed)
     return Step(name, normed, y, connection.add(kept, dropped(y, dropout, ctx)), state)
 
 
@@ -89,6 +91,10 @@ class BlockState(NamedTuple):
     mixer_prelude: State
     mlp_prelude: State
     mlp: State
+
+
+Branch = Callable[[Sequence], tuple[Sequence, Any]]
+"""A branch of a block: its output, and the state after it."""
 
 
 class Block(PreNorm):
@@ -161,8 +167,8 @@ class Block(PreNorm):
         mixed = step(
             'mixer',
             streams,
-            mix,
-            norm=self.mixer_norm,
+            self.gated(0, mix, ctx),
+            norm=self.normed(0, ctx),
             connection=self.connections[0],
             dropout=self.dropout,
             ctx=ctx.fold_in(0),
@@ -172,12 +178,22 @@ class Block(PreNorm):
             yield step(
                 'mlp',
                 mixed.streams,
-                feed,
-                norm=self.mlp_norm,
+                self.gated(1, feed, ctx),
+                norm=self.normed(1, ctx),
                 connection=self.connections[1],
                 dropout=self.dropout,
                 ctx=ctx.fold_in(1),
             )
+
+    def normed(self, branch: int, ctx: Context) -> Callable[[Sequence], Sequence]:
+        """What the input of a branch is normalised by."""
+        del ctx
+        return self.mlp_norm if branch else self.mixer_norm
+
+    def gated(self, branch: int, run: Branch, ctx: Context) -> Branch:
+        """A branch as it is added."""
+        del branch, ctx
+        return run
 
     def init_state(self, batch: int, length: int, dtype: DTypeLike) -> State:
         """The mixer's state, where no other part of the block has one; a `BlockState` where one has."""

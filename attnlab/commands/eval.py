@@ -61,6 +61,12 @@ def main(argv: list[str]) -> int:
         'other steps (Re-ttention).',
         flag_values=values,
     )
+    flags.DEFINE_list(
+        'factors',
+        None,
+        'Evaluates a model of embedding-free attention at its ratios of reduction times each of these.',
+        flag_values=values,
+    )
     if not parsed(values, argv, 'eval'):
         return 0
     workdir = directory(values, 'workdir')
@@ -72,6 +78,9 @@ def main(argv: list[str]) -> int:
     judging = None if values.judge is None else _judging(values)
     if values.reuse is not None and judging is None:
         raise UserError('--reuse is for a run that draws images, which --judge=RUN has another run classify')
+    factors = tuple(whole(text, '--factors') for text in values.factors or ())
+    if factors:
+        _check_alone(values, ('multiples', 'tokens', 'stride', 'attention', 'judge'), '--factors')
     start_devices(values)
     from attnlab.convert.substitution import substituted
     from attnlab.evals.request import Request
@@ -89,6 +98,13 @@ def main(argv: list[str]) -> int:
         with printing(values) as printer:
             asked = {'split': values.split, 'count': values.examples, 'other_data': values.other_data}
             judge(loaded, judging, workdir, printer, reuse=reuse, **asked)
+        return 0
+    if factors:
+        from attnlab.analysis.reductions import reduce
+
+        one = Request(values.split, (1,), examples=values.examples)
+        with printing(values) as printer:
+            reduce(loaded, factors, one, workdir, printer, other_data=values.other_data)
         return 0
     check_data(workdir, loaded.setup.task.describe(), other=values.other_data)
     task = loaded.setup.task
@@ -111,3 +127,10 @@ def _judging(values: flags.FlagValues) -> pathlib.Path:
     if given:
         raise UserError(f'{given[0]} is for what a task asks; with --judge a run draws images, --examples of them')
     return directory(values, 'judge')
+
+
+def _check_alone(values: flags.FlagValues, others: tuple[str, ...], flag: str) -> None:
+    """Raises `UserError` for flags that do not go with this one."""
+    given = [f'--{name}' for name in others if values[name].present]
+    if given:
+        raise UserError(f'{given[0]} does not go with {flag}; leave one of them out')

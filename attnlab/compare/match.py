@@ -29,6 +29,9 @@ NEIGHBOURS = 2
 STRETCH = 2.0
 """The factor by which a depth, or a hidden width over the width, may depart from the recipe's own."""
 
+HIDDEN = '.mlp.hidden'
+"""How the paths of hidden widths of channel mixers end."""
+
 WIDENED = 8
 """How many times the tolerance may be widened, by doubling, before a target counts as not reached."""
 
@@ -108,9 +111,10 @@ def match(
     """Adjusts a recipe's config until it measures `target`. Of what reaches it, the config changed least wins.
 
     By parameters, operations or time, what carries no memory is adjusted: the hidden width of channel mixers, then the
-    depth too, then the width, with the channels of a head kept. By bytes of state, the state alone is: the recipe's
-    states or channels of keys. Adjusted sizes are multiples of `multiples`. Where none is within `tolerance`, a share
-    of the target, it is doubled, up to `WIDENED` times, before a size becomes odd.
+    depth too, then the width, with the channels of a head kept; of a pyramid the width, and hidden widths with it. By
+    bytes of state, the state alone is: the recipe's states or channels of keys. Adjusted sizes are multiples of
+    `multiples`. Where none is within `tolerance`, a share of the target, it is doubled, up to `WIDENED` times, before a
+    size becomes odd.
 
     `knobs` are those of the recipe. Raises `UserError` where nothing comes within the widened tolerance, saying what
     came nearest, where a state to be matched is not adjustable, and where it would have to be below `smallest_state`
@@ -249,9 +253,13 @@ def _with_hidden(
 
 
 def find_knobs(config: ConfigDict, knobs: Mapping[str, str], multiples: Multiples) -> dict[str, Knob]:
-    """Returns the adjustable sizes of a config besides width and depth: its recipe's, and the MLPs' hidden width."""
+    """Returns the adjustable sizes of a config besides width and depth: its recipe's, and the MLPs' hidden width.
+
+    That of a pyramid, whose resolutions have other hidden widths each, is its width's.
+    """
     ends = {name: (argument, f'.mixer.{argument}') for name, argument in knobs.items()}
-    ends['hidden'] = ('hidden', '.mlp.hidden')
+    if not _pyramidal(config):
+        ends['hidden'] = ('hidden', HIDDEN)
     leaves = flatten(config.model)
     found = {
         name: Knob(
@@ -264,12 +272,20 @@ def find_knobs(config: ConfigDict, knobs: Mapping[str, str], multiples: Multiple
     return {name: knob for name, knob in found.items() if knob.keys}
 
 
+def _pyramidal(config: ConfigDict) -> bool:
+    """Whether the layers are of several resolutions, each with a width of its own."""
+    return 'resolutions' in config.model.stack
+
+
 def _width(config: ConfigDict, knobs: dict[str, Knob], bench: _Bench, multiples: Multiples) -> Knob:
     """The width, in the smallest step that leaves models that can be built; more than one head keep their channels."""
     now = config.model.dim
     keys = knobs['heads'].keys if 'heads' in knobs and knobs['heads'].name == 'heads' else ()
     following = tuple(key for key in keys if config_path.get_value(key, config) not in (None, 1))
     heads = [config_path.get_value(key, config) for key in following]
+    if _pyramidal(config):
+        hidden = (f'model.{key}' for key in flatten(config.model) if key.endswith(HIDDEN))
+        following += tuple(key for key in hidden if config_path.get_value(key, config) is not None)
     least = math.lcm(multiples.width, *(now // math.gcd(now, count) for count in heads))
     for factor in (1, 2, 4, 8, 16, 32):
         knob = Knob('width', ('model.dim',), least * factor, following)

@@ -8,6 +8,8 @@ import numpy as np
 from jaxtyping import Float
 from scipy.special import stdtrit
 
+from attnlab.tables import with_ends
+
 Kind = Literal['one', 'range', 'seeds', 'documents', 'examples', 'trials']
 """What an interval is over: `one` value has none; the `range` is the minimum and maximum of two seeds, not a confidence
 interval; `seeds` by Student's t; `documents` by bootstrap; `examples` by the binomial; the best of `trials` by
@@ -16,6 +18,9 @@ order statistics."""
 RESAMPLES = 1000
 NORMAL = 1.959964
 """The half width of a normal interval at 95 %, in standard deviations."""
+
+SHARE = (0.0, 1.0)
+"""The bounds of a share, such as an accuracy."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,13 +58,13 @@ class Measured:
         return None if self.low is None or self.high is None else (self.high - self.low) / 2
 
     def text(self, digits: int) -> str:
-        """`value ± half of the interval`; of two seeds `value (least to most)`, of one the value alone."""
+        """See `attnlab.tables.with_ends`; of two seeds `value (least to most)`, of one the value alone."""
         value = f'{self.mean:.{digits}f}'
-        if self.half_width is None:
+        if self.low is None or self.high is None:
             return value
         if self.kind == 'range':
             return f'{value} ({self.low:.{digits}f} to {self.high:.{digits}f})'
-        return f'{value} ± {self.half_width:.{digits}f}'
+        return with_ends(self.mean, self.low, self.high, digits)
 
     def negated(self) -> 'Measured':
         """The same with the opposite sign."""

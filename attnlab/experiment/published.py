@@ -8,6 +8,7 @@ place of the one: the runs of `NAME` are those labelled `NAME-...`, and each has
 """
 
 import dataclasses
+import math
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -32,6 +33,7 @@ class Published:
     Attributes:
       value: the number.
       spread: half of what the paper itself says it varies by; 0 where it says nothing.
+      bounds: of the quantity, where our interval ends: `SHARE` for an accuracy.
       metric: what it is of.
       source: the paper, and where in it.
       direction: 'equal' where the claim is the number; 'at least' or 'at most' where it is a bound, such as that a
@@ -47,6 +49,7 @@ class Published:
     metric: str
     source: str
     spread: float = 0.0
+    bounds: tuple[float, float] = (-math.inf, math.inf)
     direction: Literal['equal', 'at least', 'at most'] = 'equal'
     changed: tuple[str, ...] = ()
     guess: str = ''
@@ -113,11 +116,14 @@ def measured_of(workdir: pathlib.Path, metric: str) -> Row:
     return {'value': found.mean, 'noise': found.noise}
 
 
-def measured(rows: Sequence[Row]) -> Measured:
-    """Our number over the seeds of the runs, with the noise of the test set: the root mean square of theirs."""
+def measured(rows: Sequence[Row], bounds: tuple[float, float] = (-math.inf, math.inf)) -> Measured:
+    """Our number over the seeds of the runs, with the noise of the test set: the root mean square of theirs.
+
+    Its interval ends at the `bounds` of the quantity.
+    """
     noises = [row['noise'] for row in rows if 'noise' in row and row['noise'] is not None]
     noise = float(np.sqrt(np.mean(np.square(noises)))) if noises else None
-    return of_seeds([row['value'] for row in rows], noise)
+    return of_seeds([row['value'] for row in rows], noise).within(*bounds)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,7 +154,7 @@ def published_table(claims: Claims, rows: Sequence[Row]) -> list[list[str]]:
 
 
 def _line(name: str, published: Published, rows: Sequence[Row]) -> list[str]:
-    ours = measured(rows)
+    ours = measured(rows, published.bounds)
     bound = '' if published.direction == 'equal' else f'{published.direction} '
     spread = f' ± {published.spread:.4g}' if published.spread else ''
     interval = '' if ours.low is None or ours.high is None else f' [{ours.low:.4f}, {ours.high:.4f}]'
@@ -167,7 +173,7 @@ def published_figure(claims: Claims, rows: Sequence[Row]) -> Figure:
     figure, panel = panels(len(shown))
     for axes, (name, published) in zip(panel, shown.items(), strict=True):
         values = [row['value'] for row in rows_of(name, rows)]
-        ours = measured(rows_of(name, rows))
+        ours = measured(rows_of(name, rows), published.bounds)
         axes.plot(range(len(values)), values, 'o', label='ours')
         if ours.low is not None and ours.high is not None:
             label = 'range of ours' if ours.kind == 'range' else 'mean of ours, 95 %'

@@ -1,6 +1,7 @@
 """What an experiment writes: its numbers as JSON, one figure, and the table in its README between two comments."""
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -99,9 +100,18 @@ def rounded(value: Any) -> Any:
     return float(f'{value:.6g}') if isinstance(value, float) else value
 
 
-def plus_minus(values: Sequence[float], digits: int, noise: float | None = None) -> str:
-    """The mean over seeds with its error, as `Measured.text` shows it; `noise` is what the finite test set adds."""
-    return of_seeds(values, noise).text(digits)
+def plus_minus(
+    values: Sequence[float],
+    digits: int,
+    noise: float | None = None,
+    bounds: tuple[float, float] = (-math.inf, math.inf),
+) -> str:
+    """The mean over seeds with its error, as `Measured.text` shows it.
+
+    `noise` is what the finite test set adds; the interval ends at the `bounds` of the quantity, which are `SHARE` for
+    an accuracy.
+    """
+    return of_seeds(values, noise).within(*bounds).text(digits)
 
 
 def panels(

@@ -1,5 +1,6 @@
-"""Parts shared by recurrent mixers: starts of documents, and the state carried from chunk to chunk."""
+"""Parts shared by recurrences: starts of documents, the state carried from chunk to chunk, a map rectified in part."""
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
@@ -45,3 +46,14 @@ def carried(state: Float[Array, 'b ...'], segments: Segments, last: Int[Array, '
     """The initial state of a chunk: `state` where the chunk's first token is of segment `last`, zeros elsewhere."""
     same = (segments[:, 0] == last).reshape((-1,) + (1,) * (state.ndim - 1))
     return jnp.where(same, state, jnp.zeros_like(state))
+
+
+def almost_linear(
+    state: Float[Array, 'b n'], diagonal: Float[Array, ' n'], recurrent: Float[Array, 'n n'], linear: int
+) -> Float[Array, 'b n']:
+    """`a z + f(z) W`, where `f` rectifies all units but the first `linear`, in the type of the state.
+
+    Brenner et al. 2024, https://arxiv.org/abs/2410.14240.
+    """
+    rectified = jnp.concatenate([state[:, :linear], jax.nn.relu(state[:, linear:])], axis=1)
+    return diagonal[None] * state + jnp.matmul(rectified, recurrent, precision='highest')

@@ -1,6 +1,7 @@
 """Models of series: the look-back, normalised, is mapped to one vector a variate, and a head forecasts from it."""
 
 import abc
+import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,14 +15,18 @@ from jaxtyping import Float, Int, Shaped
 from attnlab.blocks.block import Stage
 from attnlab.context import Context
 from attnlab.errors import UserError
+from attnlab.functional.written import BYTES, written_statistics
 from attnlab.models.heads.affine import AffineHead
 from attnlab.models.heads.head import Head
 from attnlab.models.heads.quantile import Quantiles
+from attnlab.models.heads.segments import MixedSegmentHead
+from attnlab.models.inputs.embedding import Embedding
 from attnlab.models.inputs.series import Rows, SeriesInputs, VariatesApart
 from attnlab.models.stack import Stack
 from attnlab.models.two_rates import TwoRates
 from attnlab.module import Module
 from attnlab.nn.norms import RMSNorm
+from attnlab.nn.parameter import param
 from attnlab.nn.windows import NO_COVARIATES, Covariates, MovingAverage, WindowGain, WindowNorm, level_and_scale
 from attnlab.typing import DropoutKey, Embedded, Features, State
 
@@ -95,14 +100,15 @@ class WindowModel(Module):
         What is known ahead stays as it is. Raises `UserError` for windows of other sizes.
         """
         rows, columns = self.covariates.rows(self.vocab), self.variates + self.covariates.count
-        if tokens.shape[1:] != (self.lookback + rows, columns):
+        lookback = tokens.shape[1] - rows
+        if not self.reads(lookback) or tokens.shape[2] != columns:
             ahead = f' and {rows} of the horizon' if rows else ''
             raise UserError(
                 f'config.model is for a look-back of {self.lookback} rows{ahead} of {columns} variates; windows of the '
                 f'task have {tokens.shape[1]} rows (config.length{" and task.horizon" if rows else ""}) of '
                 f'{tokens.shape[2]} variates'
             )
-        past = tokens[:, : self.lookback]
+        past = tokens[:, :lookback]
         own, known = jnp.split(past, [self.variates + self.covariates.observed], axis=2)
         level, scale = level_and_scale(self.window_norm, own)
         window, observed = jnp.split((own - level) / scale, [self.variates], axis=2)
@@ -111,6 +117,10 @@ class WindowModel(Module):
         if self.window_gain is not None:
             window, level, scale = self.window_gain(window, level, scale)
         return jnp.concatenate([window, observed, known], axis=2), level, scale
+
+    def reads(self, rows: int) -> bool:
+        """Whether a look-back may have so many rows."""
+        return rows == self.lookback
 
     def with_horizon(self, vectors: Vectors, tokens: Features) -> Wider:
         """The vectors of the variates, with what is known over the horizon beside each."""
@@ -266,9 +276,13 @@ class StackForecaster(WindowModel):
         """What the head is made for, what is known ahead not counted."""
         return self.embedding.width
 
+    def tokens(self, window: Features) -> Rows:
+        """The input of the first block, of a normalised window."""
+        return self.embedding(window, self.dtype)
+
     def vectors(self, window: Features, ctx: Context) -> Vectors:
         """Those of the stack's output."""
-        x, _ = self.stack(self.embedding(window, self.dtype), self.context(ctx), None)
+        x, _ = self.stack(self.tokens(window), self.context(ctx), None)
         return self.read(self.norm(x), window)
 
     def read(self, hidden: Rows, window: Features) -> Wider:
@@ -279,7 +293,7 @@ class StackForecaster(WindowModel):
     def embed(self, tokens: Features, ctx: Context) -> Rows:
         """The input of the first block."""
         del ctx
-        return self.embedding(self.normalised(tokens)[0], self.dtype)
+        return self.tokens(self.normalised(tokens)[0])
 
     def context(self, ctx: Context) -> Context:
         """The context of the blocks."""
@@ -303,7 +317,8 @@ class SegmentForecaster(StackForecaster):
 
     All segments are in the loss, by the head, `attnlab.models.heads.segments.NextSegmentHead`; the one after the last
     is the forecast. With causal mixers a prediction depends on no later segment but by the normalisation of the window.
-    Liu et al. 2024, "AutoTimes", https://arxiv.org/abs/2402.02370.
+    A look-back may be of more or fewer segments than those of training: what is put before it is read as a context (in-
+    context forecasting). Liu et al. 2024, "AutoTimes", https://arxiv.org/abs/2402.02370.
 
     Arguments are those of `StackForecaster`. Raises `UserError` for covariates, and for a look-back that is not made of
     segments.
@@ -314,16 +329,102 @@ class SegmentForecaster(StackForecaster):
         """That of a token."""
         return self.dim
 
+    @property
+    def reader(self) -> Any:
+        """What makes tokens of segments."""
+        return self.embedding
+
+    def reads(self, rows: int) -> bool:
+        """Any number of segments."""
+        return rows > 0 and rows % self.vocab == 0
+
+    def context(self, ctx: Context) -> Context:
+        """The context of the segments of every variate."""
+        rows, steps = ctx.positions.shape
+        positions = Context.full(rows * self.variates, self.reader.count(steps)).positions
+        return dataclasses.replace(ctx, positions=positions, segments=None, grid=None)
+
     def read(self, hidden: Rows, window: Features) -> Wider:
         """The vectors of all tokens of a variate, and behind them its steps."""
-        found, steps = self.embedding.read(hidden), window.shape[1]
-        if self.covariates.count or found.shape[2] * self.vocab != steps * self.dim:
+        steps = window.shape[1]
+        if self.covariates.count or hidden.shape[1] * self.vocab != steps:
             raise UserError(
                 f'a SegmentForecaster of {self.vocab} steps at a time has a look-back of {steps} rows and '
-                f'{self.covariates.count} covariates; the look-back must be whole segments, all of which are read '
-                '(read_from=all), and no column may be read besides'
+                f'{self.covariates.count} covariates; the look-back must be whole segments, a token each, and no '
+                'column may be read besides'
             )
+        found = hidden.reshape(-1, self.variates, hidden.shape[1] * self.dim)
         return jnp.concatenate([found.astype(window.dtype), jnp.swapaxes(window, 1, 2)], axis=2)
+
+
+class PromptedForecaster(SegmentForecaster):
+    """Segments beside what the same layers make of a text about each: its mean, deviation and change.
+
+        e_i = s W x_i + (1 - s) t_i,   s = sigmoid(g), g starting at zero
+        t_i = the vector of the last character of "mean +0.12 deviation +0.98 change -0.31"
+
+    Layers, norm and the table of characters (`embedding`, of bytes) are those of a language model, under the names that
+    they have there; gradients do not go through texts. Statistics are of the normalised window, variate by variate, so
+    that a text knows nothing that is not read, and texts of forecasts that are appended are those of the forecasts. Fan
+    et al. 2025, "SMETimes", https://arxiv.org/abs/2503.03594, whose code has statistics of the last variate in raw
+    units, those of what is yet to come when it rolls, and the time of a segment in the text.
+
+    Arguments are those of `StackForecaster`.
+    """
+
+    def __init__(
+        self,
+        vocab: int,
+        *,
+        dim: int,
+        stack: Callable[..., Stack],
+        lookback: int,
+        variates: int,
+        covariates: Covariates = NO_COVARIATES,
+        window_norm: WindowNorm | None = None,
+        window_gain: Callable[..., WindowGain] | None = None,
+        inputs: Callable[..., SeriesInputs] = VariatesApart,
+        norm: Callable[..., nnx.Module] = RMSNorm,
+        head: Callable[..., Head] = MixedSegmentHead,
+        dtype: DTypeLike,
+        rngs: nnx.Rngs,
+    ):
+        super().__init__(
+            vocab,
+            dim=dim,
+            stack=stack,
+            lookback=lookback,
+            variates=variates,
+            covariates=covariates,
+            window_norm=window_norm,
+            window_gain=window_gain,
+            inputs=inputs,
+            norm=norm,
+            head=head,
+            dtype=dtype,
+            rngs=rngs,
+        )
+        self.patches: Any = self.embedding
+        self.embedding = Embedding(BYTES, dim, rngs=rngs)
+        self.gate = param(nnx.initializers.zeros, (1,), axes=(None,), group='vector', rngs=rngs)
+
+    @property
+    def reader(self) -> Any:
+        """What makes tokens of segments; `embedding` is of characters."""
+        return self.patches
+
+    def tokens(self, window: Features) -> Rows:
+        """Segments and texts, mixed."""
+        segments = self.patches(window, self.dtype)
+        share = jax.nn.sigmoid(self.gate[0]).astype(segments.dtype)
+        return share * segments + (1 - share) * self.texts(window).astype(segments.dtype)
+
+    def texts(self, window: Features) -> Rows:
+        """The vectors of the texts about the segments of every variate."""
+        steps = jnp.swapaxes(window, 1, 2).reshape(len(window) * self.variates, -1, self.vocab)
+        written = written_statistics(steps).reshape(steps.shape[0] * steps.shape[1], -1)
+        x, _ = self.stack(self.embedding(written, self.dtype), Context.full(*written.shape), None)
+        return jax.lax.stop_gradient(self.norm(x)[:, -1]).reshape(*steps.shape[:2], self.dim)
 
 
 def _apart(hidden: Float[Array, '*b d']) -> tuple[Array, Array, Array]:

@@ -1,5 +1,6 @@
 """The model: inputs, a stack, a norm, perhaps a pool, and a head."""
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -100,11 +101,16 @@ class Model(Module):
         """The context of the blocks, as the inputs make it of `ctx`; once made it is left as it is."""
         return self.embedding.context(ctx)
 
+    def conditioned(self, tokens: Tokens | Features, ctx: Context) -> Context:
+        """The context of the blocks, with what the inputs tell them of the rows."""
+        ctx, condition = self.context(ctx), self.embedding.condition(tokens)
+        return ctx if condition is None else dataclasses.replace(ctx, condition=condition)
+
     def hidden(
         self, tokens: Tokens | Features, ctx: Context, state: State | None = None
     ) -> tuple[Embedded, State | None]:
         """The normalised output of the last block, and the advanced state (see the mixers' contract)."""
-        x, state = self.stack(self.embed(tokens, ctx), self.context(ctx), state)
+        x, state = self.stack(self.embed(tokens, ctx), self.conditioned(tokens, ctx), state)
         return self.norm(x), state
 
     def pooled(self, tokens: Tokens | Features, ctx: Context) -> Float[Array, 'b d']:
@@ -137,7 +143,7 @@ class Model(Module):
 
         The head is applied to every position as if it were a whole document.
         """
-        x, ctx = self.embed(tokens, ctx), self.context(ctx)
+        x, ctx = self.embed(tokens, ctx), self.conditioned(tokens, ctx)
         yield Stage('embedding', x)
         for stage in self.stack.stages(x, ctx):
             yield Stage(f'stack.{stage.name}', stage.value)

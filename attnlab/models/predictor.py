@@ -105,6 +105,23 @@ class Distributional(Predictor, Protocol):
         """The quantiles of these levels, each between 0 and 1, in float32."""
 
 
+@runtime_checkable
+class Dynamical(Predictor, Protocol):
+    """A model of a dynamical system: a map from a state to the next, which can run by itself."""
+
+    def enter(self, row: Float[Array, 'b v']) -> Float[Array, 'b n']:
+        """The state in which a trajectory is entered at a row."""
+
+    def step(self, state: Float[Array, 'b n']) -> Float[Array, 'b n']:
+        """The state one row later."""
+
+    def observed(self, state: Float[Array, 'b n']) -> Float[Array, 'b v']:
+        """The row that a state stands for."""
+
+    def region(self, state: Float[Array, 'b n']) -> Int[Array, ' b']:
+        """The number of the region, within which the map is linear, that a state is in."""
+
+
 def one_stack(model: Any) -> Stack:
     """Returns the stack of a model whose layers are of one width. Raises `UserError` for any other model."""
     stack = model.stack if isinstance(model, Stacked) else model

@@ -1,5 +1,6 @@
 """A stack of blocks in a repeating pattern, its parameters stacked over the repeats."""
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -9,9 +10,10 @@ import numpy as np
 from flax import nnx
 from jax import Array
 from jax.typing import DTypeLike
-from jaxtyping import Int
+from jaxtyping import Int, Shaped
 from ml_collections import ConfigDict
 
+from attnlab.blocks.alignment import Alignment
 from attnlab.blocks.block import Block, Stage, stages
 from attnlab.blocks.layer import Layer, MixerAndMLP
 from attnlab.blocks.residual import Plain, Residual, Streams
@@ -43,6 +45,7 @@ class Stack(Module):
       blocks: the pattern; each makes a block, or a group of them, as `block(dim, rngs=rngs)`.
       residual: makes connections of branches and stream, as `residual(dim, branches=..., rngs=rngs)`.
       initialization: the initial distribution of linear maps, and the scaling by depth of the last of each branch.
+      alignment: keeps the streams of successive layers alike in training; `None`: nothing does.
       loop: 'scan' over the repeats (compiles once per pattern), 'unroll' (faster on CPU), or 'auto' (unrolls
         where the program is compiled for a CPU: see `pallas_kernels.target`).
       remat: recompute the activations of each block in the backward pass instead of keeping them.
@@ -59,6 +62,7 @@ class Stack(Module):
         blocks: tuple[Callable[..., Block | Mixer], ...],
         residual: Callable[..., Residual] = Plain,
         initialization: Initialization = Initialization(),
+        alignment: Alignment | None = None,
         loop: str = 'auto',
         remat: bool = False,
         rngs: nnx.Rngs,
@@ -70,18 +74,29 @@ class Stack(Module):
         pattern = blocks[:depth]
         self.dim = dim
         self.depth = depth
+        self.alignment = alignment
         self.loop = loop
         self.remat = remat
-        keys = [
-            jax.random.split(rngs.params(), len(range(place, depth, len(pattern)))) for place in range(len(pattern))
-        ]
+        keys = [jax.random.split(rngs.params(), self.copies(len(each))) for each in _places(depth, len(pattern))]
         self.blocks = nnx.List([_stacked(block, dim, some) for block, some in zip(pattern, keys, strict=True)])
         firsts = _first_branches(self.blocks, depth)
         if initialization != Initialization():
             initialization.apply(self.blocks, firsts[-1], jax.random.fold_in(keys[0][0], INITIALIZATION))
         self.residual = residual(dim, branches=firsts[-1], rngs=rngs)
+        self.settle()
         for place, block in enumerate(self.blocks):
             _connect(block, self.residual, jnp.asarray(firsts[place : depth : len(pattern)]), keys[place])
+
+    def copies(self, repeats: int) -> int:
+        """How many blocks are made for one of the pattern that is repeated so often."""
+        return repeats
+
+    def settle(self) -> None:
+        """Changes what parameters start with, or refuses how they were made; nothing here."""
+
+    def stacked(self) -> list[tuple[Any, nnx.State]]:
+        """The blocks of the pattern, each its definition and its variables, stacked over its repeats."""
+        return [nnx.split(block) for block in self.blocks]
 
     def __call__(self, x: Sequence, ctx: Context, state: State | None = None) -> tuple[Sequence, State | None]:
         """Returns `(x, state)`; the state is a tuple with one entry per layer. With a state, layers are unrolled."""
@@ -128,7 +143,7 @@ class Stack(Module):
 
     def layers(self) -> Iterator[Block | Mixer]:
         """The blocks in order, each with its own slice of the stacked parameters."""
-        split = [nnx.split(block) for block in self.blocks]
+        split = self.stacked()
         sliced = [_unstack(state) for _, state in split]
         for index in range(self.depth):
             place = index % len(self.blocks)
@@ -139,7 +154,7 @@ class Stack(Module):
 
         Layers may then differ in the shapes of what they hold. A scan over repeats has one step, of all layers.
         """
-        split = [nnx.split(block) for block in self.blocks]
+        split = self.stacked()
 
         def alone(index: int) -> Block | Mixer:
             graphdef, state = split[index % len(split)]
@@ -154,12 +169,13 @@ class Stack(Module):
 
     def _apply(self, graphdef: Any, params: Any, streams: Streams, ctx: Context) -> Streams:
         def apply(params: Any, streams: Streams, ctx: Context) -> Streams:
-            return nnx.merge(graphdef, params)(streams, ctx)[0]
+            after = nnx.merge(graphdef, params)(streams, ctx)[0]
+            return after if self.alignment is None else self.alignment(streams, after, ctx)
 
         return (jax.checkpoint(apply) if self.remat else apply)(params, streams, ctx)
 
     def _scanned(self, streams: Streams, ctx: Context, periods: int) -> Streams:
-        split = [nnx.split(block) for block in self.blocks]
+        split = self.stacked()
         stacked = [jax.tree.map(lambda leaf: leaf[:periods], state) for _, state in split]
 
         def period(carry: tuple[Streams, jax.Array], params: list[Any]) -> tuple[tuple[Streams, jax.Array], None]:
@@ -172,9 +188,72 @@ class Stack(Module):
         return streams
 
 
+class LinearStack(Stack):
+    """A stack whose parameters are linear in the place of a layer: learned are a base and a slope of each.
+
+        theta_l = theta_B + (l / L) theta_A                  l = 0, ..., L - 1 among the L repeats of a block
+
+    Parameters are stacked over these two. Slopes of matrices start as the matrices of another layer would, all others
+    at zero. Xia et al. 2024, "Transformer as Linear Expansion of Learngene", https://arxiv.org/abs/2312.05614; layers
+    are counted from 0, as in its code. `attnlab.convert.learngene.expanded` makes a stack of any depth of it.
+
+    Raises `UserError` for a residual other than the plain one, whose connections belong to a layer.
+    """
+
+    def settle(self) -> None:
+        """Has slopes of vectors start at zero. Raises `UserError` for connections that belong to a layer."""
+        if type(self.residual) is not Plain:
+            raise UserError(
+                f'{type(self.residual).__name__} has a connection a layer; a LinearStack needs residual=Plain'
+            )
+        for block in self.blocks:
+            for _, variable in nnx.iter_graph(block):
+                if isinstance(variable, nnx.Param) and variable.get_metadata().get('group') != 'matrix':
+                    variable[...] = variable[...].at[1].set(0)
+
+    def copies(self, repeats: int) -> int:
+        """A base and a slope."""
+        del repeats
+        return 2
+
+    def stacked(self) -> list[tuple[Any, nnx.State]]:
+        """The blocks, their parameters as they are at every place; what is not a parameter is that of the base."""
+        found = []
+        for block, places in zip(self.blocks, _places(self.depth, len(self.blocks)), strict=True):
+            graphdef, *states = nnx.split(block, nnx.Param, ...)
+            params, rest = states
+            every = functools.partial(linear_layers, count=len(places))
+            alike = functools.partial(_repeated, count=len(places))
+            found.append((graphdef, nnx.merge_state(jax.tree.map(every, params), jax.tree.map(alike, rest))))
+        return found
+
+    def take_apart(self) -> None:
+        """Raises `UserError`: layers of a linear stack have no parameters of their own."""
+        raise UserError(
+            'layers of a LinearStack share two sets of parameters; attnlab.convert.learngene.expanded first'
+        )
+
+
+def linear_layers(pair: Shaped[Array, '2 ...'], count: int) -> Shaped[Array, 'l ...']:
+    """The parameters of `count` layers from a base and a slope, `base + l / count * slope`."""
+    places = (jnp.arange(count, dtype=pair.dtype) / count).reshape(-1, *(1,) * (pair.ndim - 1))
+    return pair[:1] + places * pair[1:]
+
+
+def _repeated(pair: Shaped[Array, '2 ...'], count: int) -> Shaped[Array, 'l ...']:
+    """That of the base, for every layer."""
+    return jnp.repeat(pair[:1], count, axis=0)
+
+
+def _places(depth: int, period: int) -> list[range]:
+    """The layers that each block of a pattern is."""
+    return [range(place, depth, period) for place in range(period)]
+
+
 def stack_spec(
     mixers: tuple[ConfigDict, ...],
     *,
+    kind: type[Stack] = Stack,
     layer: Layer = MixerAndMLP(),
     depth: int,
     mlp: ConfigDict | None,
@@ -187,7 +266,7 @@ def stack_spec(
     """
     pattern = layer.pattern(mixers, depth=depth, mlp=mlp)
     return spec(
-        Stack,
+        kind,
         depth=pattern.depth,
         blocks=pattern.blocks,
         residual=residual or spec(Plain),

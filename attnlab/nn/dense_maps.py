@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float
 from attnlab.errors import UserError
 from attnlab.functional.dense import ScoreRows, softmax
 from attnlab.functional.entmax import entmax
+from attnlab.functional.straight_through import straight_through
 from attnlab.module import Module
 from attnlab.nn.parameter import param
 from attnlab.typing import DropoutKey
@@ -66,7 +67,7 @@ class GumbelSoftmax(Module):
             return softmax(rows.scores if self.hard else rows.scores / self.temperature, rows.visible)
         noisy = rows.scores + jax.random.gumbel(key, rows.scores.shape, rows.scores.dtype)
         soft = softmax(noisy / self.temperature, rows.visible)
-        return _straight_through(_greatest(noisy, rows.visible).astype(soft.dtype), soft) if self.hard else soft
+        return straight_through(_greatest(noisy, rows.visible).astype(soft.dtype), soft) if self.hard else soft
 
 
 class NoisySoftmax(Module):
@@ -153,12 +154,3 @@ def _greatest(scores: Float[Array, '*b s'], visible: Bool[Array, '*b s']) -> Boo
     """Marks the first visible key of the greatest score in every row that has one."""
     place = jnp.argmax(jnp.where(visible, scores, -jnp.inf), axis=-1, keepdims=True)
     return (jax.lax.broadcasted_iota(place.dtype, scores.shape, scores.ndim - 1) == place) & visible
-
-
-@jax.custom_vjp
-def _straight_through(hard: Float[Array, '*b'], soft: Float[Array, '*b']) -> Float[Array, '*b']:
-    """Returns `hard`, with the gradient of `soft`."""
-    return hard
-
-
-_straight_through.defvjp(lambda hard, soft: (hard, None), lambda _, gradient: (jnp.zeros_like(gradient), gradient))

@@ -16,7 +16,7 @@ from scipy.linalg import LinAlgError, cho_factor, cho_solve, cholesky
 from attnlab.errors import UserError
 from attnlab.nn.projections import Linear
 from attnlab.quantize.formats import Elementwise, Format, Stored
-from attnlab.quantize.layers import QuantizedLinear, linear_maps
+from attnlab.quantize.layers import QuantizedLinear, linear_maps, replace_maps
 from attnlab.quantize.packing import packed
 from attnlab.quantize.rows import training_rows
 from attnlab.runs.loading import Loaded
@@ -158,12 +158,7 @@ _watched.defvjp(_forward, _backward)
 
 def watched(model: Any) -> list[Watched]:
     """Replaces the linear maps of a model by ones that are watched, in place, and returns these, each once."""
-    made: dict[int, Watched] = {}
-    for module, name, linear in linear_maps(model):
-        if id(linear) not in made:
-            made[id(linear)] = Watched(linear)
-        setattr(module, name, made[id(linear)])
-    return list(made.values())
+    return replace_maps(model, lambda index, linear: Watched(linear))
 
 
 def second_moments(

@@ -103,7 +103,10 @@ class Elementwise(Format):
     """A format in which a number's code follows from it and from what its group is decoded with, such as a scale."""
 
     def encode_groups(self, x: Float[Array, 'g n']) -> Stored:
-        fitted = self.fitted(x)
+        return self.stored_with(x, self.fitted(x))
+
+    def stored_with(self, x: Float[Array, 'g n'], fitted: Stored) -> Stored:
+        """The codes of groups by what they are decoded with, and that."""
         return {'codes': packed(self.codes(x, fitted), self.code_bits)} | fitted
 
     def decode_groups(self, stored: Mapping[str, Array], size: int, dtype: DTypeLike) -> Float[Array, 'g n']:

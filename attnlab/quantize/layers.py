@@ -12,10 +12,11 @@ from jaxtyping import Float
 
 from attnlab.blocks.block import Block
 from attnlab.errors import UserError
-from attnlab.models.stack import Stack
 from attnlab.nn.parameter import Buffer, buffer
 from attnlab.nn.projections import Linear
 from attnlab.quantize.formats import Affine, Format, Rounding, Stored, Symmetric
+from attnlab.quantize.native import check_native, native_product
+from attnlab.quantize.sparsity import apart, sparse
 from attnlab.quantize.states import KIVI, StoredCache, StoredState, with_stored_state
 from attnlab.signature import checked_fields
 
@@ -24,16 +25,18 @@ class QuantizedLinear(Linear):
     """A linear map whose weight is stored in a format, and whose inputs are rounded to one.
 
     The weight is decoded where it is used, and the product is taken in the type of the inputs: no arithmetic of few
-    bits is done. Ranges of inputs are taken from the call: where tokens share a scale, the rounding of one
-    depends on the others of its call.
+    bits is done, unless `native`. Ranges of inputs are taken from the call: where tokens share a scale, the rounding of
+    one depends on the others of its call.
 
     Args:
       linear: the map, of which the parameters are taken; stacked over layers or not.
       weights: the format of the weight, an output a row; `None`: as it is.
       inputs: the format of the inputs, a token a row; `None`: as they are.
+      native: whether products are of the codes, as far as devices have them (`attnlab.quantize.native`).
     """
 
-    def __init__(self, linear: Linear, *, weights: Format | None, inputs: Rounding | None):
+    def __init__(self, linear: Linear, *, weights: Format | None, inputs: Rounding | None, native: bool = False):
+        self.native = native
         self.axes, self.usual, self.bias = linear.axes, linear.usual, linear.bias
         self.format, self.input_format = weights, inputs
         weight = linear.weight[...]
@@ -41,8 +44,19 @@ class QuantizedLinear(Linear):
         if weights is None:
             self.weight = linear.weight
         else:
-            stored = _over_leading(lambda matrix: weights.encode(matrix.T), weight)
+            stored = over_leading(lambda matrix: weights.encode(matrix.T), weight)
             self.stored = nnx.Dict({name: _buffer(array) for name, array in stored.items()})
+
+    def __call__(self, x: Float[Array, '*b d']) -> Float[Array, '*b f']:
+        if not self.native or self.format is None or self.input_format is None:
+            return super().__call__(x)
+        self.check_width(x, self.shape[0])
+        stored = {name: variable[...] for name, variable in self.stored.items()}
+        rows = x.reshape(-1, x.shape[-1])
+        y = native_product(rows, stored, self.shape[::-1], self.format, self.input_format)
+        if self.bias is not None:
+            y = y + self.bias[...].astype(y.dtype)[None]
+        return y.astype(x.dtype).reshape(*x.shape[:-1], y.shape[-1])
 
     def inputs(self, x: Float[Array, '*b d']) -> Float[Array, '*b d']:
         """The inputs, rounded."""
@@ -71,15 +85,21 @@ class Quantization:
         is of each map of each layer, in the order of `named_maps`, and the layers of a stack are taken apart.
       inputs: the format of their inputs, a token a row; `None`: as they are; of several, one is of each map, likewise.
       state: how the states of mixers are stored between tokens; `None`: as they are.
+      thresholds: of the activations of gated channel mixers, layers apart (`attnlab.quantize.sparsity`); `None`: none.
+      native: whether products are of the codes of weights and inputs, as devices have them.
     """
 
     weights: Format | tuple[Format, ...] | None = None
     inputs: Rounding | tuple[Rounding, ...] | None = None
     state: Format | KIVI | None = None
+    thresholds: tuple[float, ...] | None = None
+    native: bool = False
 
     def __post_init__(self) -> None:
-        """Raises `UserError` where nothing is quantized."""
-        if self.weights is None and self.inputs is None and self.state is None:
+        """Raises `UserError` where nothing is quantized, and for native products that no device has."""
+        if self.native:
+            check_native(self.weights, self.inputs)
+        if self.weights is None and self.inputs is None and self.state is None and self.thresholds is None:
             raise UserError('nothing is quantized: give a format of weights, inputs or states, such as int4@32')
 
     def __call__(self, model: Any) -> Any:
@@ -93,38 +113,26 @@ class Quantization:
         that has none, or is quantized, for another number of formats than of maps, and where no block has a mixer with
         such a state.
         """
-        if isinstance(self.weights, tuple) or isinstance(self.inputs, tuple):
+        if any(isinstance(each, tuple) for each in (self.weights, self.inputs, self.thresholds)):
             apart(model)
+        if self.thresholds is not None:
+            sparse(model, self.thresholds)
         if self.state is not None:
             _store_states(model, self.state)
         if self.weights is None and self.inputs is None:
             return model
-        found = linear_maps(model)
-        if any(isinstance(value, QuantizedLinear) for _, _, value in found):
-            raise UserError('this model is quantized; take the run that it was made from')
-        if not found:
-            raise UserError('this model has no linear map, so there is nothing to quantize')
+        found = check_maps(model)
         count = len({id(value) for _, _, value in found})
         formats = self.weights if isinstance(self.weights, tuple) else (self.weights,) * count
         inputs = self.inputs if isinstance(self.inputs, tuple) else (self.inputs,) * count
         for name, given in (('weights', formats), ('inputs', inputs)):
             if len(given) != count:
                 raise UserError(f'{name} of Quantization are {len(given)} formats; this model has {count} linear maps')
-        made: dict[int, QuantizedLinear] = {}
-        for module, name, value in found:
-            # What is shared between modules stays shared.
-            if id(value) not in made:
-                made[id(value)] = QuantizedLinear(value, weights=formats[len(made)], inputs=inputs[len(made)])
-            setattr(module, name, made[id(value)])
+        replace_maps(
+            model,
+            lambda index, map_: QuantizedLinear(map_, weights=formats[index], inputs=inputs[index], native=self.native),
+        )
         return model
-
-
-def apart(model: Any) -> Any:
-    """The model with the layers of its stacks taken apart, in place."""
-    for _, module in list(nnx.iter_modules(model)):
-        if isinstance(module, Stack):
-            module.take_apart()
-    return model
 
 
 def linear_maps(model: Any) -> list[tuple[Any, str, Linear]]:
@@ -135,6 +143,27 @@ def linear_maps(model: Any) -> list[tuple[Any, str, Linear]]:
         for name, value in list(vars(module).items())
         if isinstance(value, Linear)
     ]
+
+
+def check_maps(model: Any) -> list[tuple[Any, str, Linear]]:
+    """The linear maps of a model. Raises `UserError` where it has none, or some that are quantized."""
+    found = linear_maps(model)
+    if any(isinstance(value, QuantizedLinear) for _, _, value in found):
+        raise UserError('this model is quantized; take the run that it was made from')
+    if not found:
+        raise UserError('this model has no linear map, so there is nothing to quantize')
+    return found
+
+
+def replace_maps[T: Linear](model: Any, make: Callable[[int, Linear], T]) -> list[T]:
+    """Puts `make(index, map)` in the place of every linear map, in place; returns these in order of `named_maps`."""
+    made: dict[int, T] = {}
+    for module, name, value in linear_maps(model):
+        # What is shared between modules stays shared.
+        if id(value) not in made:
+            made[id(value)] = make(len(made), value)
+        setattr(module, name, made[id(value)])
+    return list(made.values())
 
 
 def named_maps(model: Any) -> dict[str, Linear]:
@@ -165,11 +194,11 @@ def simulated(bits: int) -> Quantization:
     return Quantization(Symmetric(bits, scope='tensor'), Affine(bits, scope='tensor'))
 
 
-def _over_leading(function: Callable[[Array], Stored], weight: Array) -> Stored:
-    """The function of every matrix of an array that has them stacked along any leading axes."""
+def over_leading(function: Callable[..., Stored], weight: Array, *others: Any) -> Stored:
+    """The function of every matrix of an array that has them stacked along any leading axes, and of what goes along."""
     for _ in range(weight.ndim - 2):
         function = jax.vmap(function)
-    return function(weight)
+    return function(weight, *others)
 
 
 def _buffer(array: Array) -> Buffer:

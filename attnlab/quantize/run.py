@@ -10,23 +10,28 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from ml_collections import ConfigDict
 
-from attnlab.config import spec, spec_of
+from attnlab.config import build, spec, spec_of
 from attnlab.errors import UserError
 from attnlab.quantize.allocation import Allocation, Share
 from attnlab.quantize.calibration import Calibration
 from attnlab.quantize.feedback import Feedback, calibrated
 from attnlab.quantize.formats import Format
 from attnlab.quantize.layers import Quantization, QuantizedLinear
+from attnlab.quantize.sparsity import Sparsity
+from attnlab.quantize.training import Rounded
+from attnlab.quantize.tuning import Alternation, tuned
 from attnlab.runs.loading import Loaded, load_run
 from attnlab.tables import Column, Printer, Table, digits, shown
 from attnlab.train import run
+from attnlab.train.average import SUFFIX
 from attnlab.train.checkpoint import Checkpoints
 from attnlab.train.cost import state_bytes, weight_bytes
 from attnlab.train.launch import measured
 from attnlab.train.partition import Axes
 from attnlab.train.report import append_line, read_lines
-from attnlab.train.setup import QUANTIZATION, Setup, prepare
+from attnlab.train.setup import QUANTIZATION, ROUNDING, Setup, prepare
 from attnlab.train.state import TrainState, split
 
 
@@ -52,55 +57,79 @@ class Sizes:
 def quantize_run(
     workdir: pathlib.Path,
     out: pathlib.Path,
-    quantization: Quantization | Allocation | Calibration,
+    quantization: Quantization | Allocation | Calibration | None,
     printer: Printer,
     *,
     step: int | None = None,
     feedback: Feedback | None = None,
+    tuning: Alternation | None = None,
+    sparsity: Sparsity | None = None,
+    ema: bool = False,
     other_data: bool = False,
 ) -> dict[str, float]:
     """Quantizes a checkpoint into the folder `out`, evaluates it as the run was in training, and prints both.
 
-    With `feedback` the rounding of weights is calibrated on rows of training; of an `Allocation` it is found on such
-    rows which maps have which format, and of a `Calibration` the ranges of what they read.
+    With `feedback` the rounding of weights is calibrated on rows of training, with `tuning` codes and scales are tuned
+    on such rows; of an `Allocation` it is found on them which maps have which format, and of a `Calibration` the ranges
+    of what they read. With `sparsity` small activations are zero, by thresholds found on such rows. With `ema` the
+    average of the parameters is what is quantized.
+
+    A run that was trained with few bits (`config.rounding`) is packed as it computes; `quantization` is then `None`.
 
     What is written is a run: config, checkpoint, facts, metrics. It is not trained further, and has no optimiser state
     and no average of parameters.
-    Raises `UserError` for feedback without one format of weights, a run that is quantized, one without linear maps,
+    Raises `UserError` for feedback without one format of weights, for a quantization of a run that was trained with one
+    and none of another, a run that is quantized, one without linear maps,
     changed data unless `other_data` allows them, and a folder that holds something else.
     """
     config = run.saved_config(workdir)
     if QUANTIZATION in config:
         raise UserError(f'{workdir} is quantized already; give --workdir the run that it was made from')
+    rounded = _trained_rounding(workdir, config, given=not (quantization is None and sparsity is None))
     if out.resolve() == workdir.resolve():
         raise UserError(f'--out is {out}, the run itself; give it a folder of its own')
     if (out / 'metrics.jsonl').exists():
         raise UserError(f'{out} holds a run already; give --out a new folder')
-    loaded = load_run(workdir, step)
+    loaded = load_run(workdir, step, ema=ema)
     run.check_data(workdir, loaded.setup.task.describe(), other=other_data)
     shares: list[Share] = []
-    rows = None if isinstance(quantization, Quantization) else quantization.rows
+    rows = quantization.rows if isinstance(quantization, Allocation | Calibration) else None
     if isinstance(quantization, Allocation):
         quantization, shares = quantization.found(loaded)
     elif isinstance(quantization, Calibration):
         quantization, loaded = quantization.found(loaded)
-    changed = loaded.altered(quantization)
+    if sparsity is not None:
+        thresholds = sparsity.found(loaded)
+        quantization = (
+            Quantization(thresholds=thresholds)
+            if quantization is None
+            else dataclasses.replace(quantization, thresholds=thresholds)
+        )
+    if rounded is not None:
+        quantization = rounded.quantization
+    assert quantization is not None
+    changed = loaded.altered(quantization if rounded is None else rounded.packed)
     if feedback is not None:
         if not isinstance(quantization.weights, Format):
             raise UserError('--feedback calibrates the rounding of weights; give one format, such as --weights=int4@32')
         changed = calibrated(loaded, changed, quantization.weights, feedback)
+    if tuning is not None:
+        changed, losses = tuned(changed, tuning)
+        printer.line(f'tuned: the loss on its rows fell from {losses[0]:.4f} to {losses[-1]:.4f}')
     with config.unlocked():
         config[QUANTIZATION], config.mesh = spec_of(quantization), spec(Axes)
+        if ROUNDING in config:
+            del config[ROUNDING]
         if loaded.setup.optimizer.ema is not None:
             config.optimizer.ema = None
     setup = prepare(config).restored(workdir)
     run.claim(out, config)
     with run.held(out):
         loaded.setup.task.save(out)
-        _save(changed, out)
+        save_model(changed, out)
         found = sizes(loaded.setup, changed)
         facts = {
-            **_facts(loaded.setup, workdir),
+            **recorded_facts(loaded.setup, workdir),
             'weight_bytes': found.after,
             'state_bytes_per_sequence': {
                 str(length): state_bytes(changed.setup, length) for length in (setup.length, 8 * setup.length)
@@ -108,7 +137,10 @@ def quantize_run(
             'quantized': {
                 'from': str(workdir),
                 'step': loaded.step,
+                'ema': ema,
                 'feedback': None if feedback is None else dataclasses.asdict(feedback),
+                'sparsity': None if sparsity is None else dataclasses.asdict(sparsity),
+                'tuning': None if tuning is None else dataclasses.asdict(tuning),
                 'rows': rows,
                 'allocation': [_recorded(share) for share in shares],
                 **dataclasses.asdict(found),
@@ -122,12 +154,28 @@ def quantize_run(
     if shares:
         printer.table(_share_table(shares))
     printer.table(_size_table(found, *states))
-    printer.table(_score_table(numbers, _reported(workdir, loaded.step)))
+    printer.table(_score_table(numbers, _reported(workdir, loaded.step, ema)))
     printer.line(f'written: {out}, a run that eval, generate, analyse and compare take')
     return numbers
 
 
-def _facts(setup: Setup, workdir: pathlib.Path) -> dict[str, Any]:
+def _trained_rounding(workdir: pathlib.Path, config: ConfigDict, *, given: bool) -> Rounded | None:
+    """What a run was trained with, which is packed if nothing else is `given`; `None` of a run of full precision."""
+    if ROUNDING not in config:
+        if not given:
+            raise UserError('nothing is quantized: give --weights, --inputs or --state, such as --weights=int4@32')
+        return None
+    rounded = build(config[ROUNDING], f'config.{ROUNDING}')
+    if not isinstance(rounded, Rounded):
+        raise UserError(f'{workdir} was trained with {type(rounded).__name__}, which is not stored; take another run')
+    if given:
+        raise UserError(
+            f'{workdir} was trained with few bits and is packed as it is; leave out --weights, --inputs and --state'
+        )
+    return rounded
+
+
+def recorded_facts(setup: Setup, workdir: pathlib.Path) -> dict[str, Any]:
     """What the run recorded of its model, data and training; of one that recorded nothing what it would record now."""
     recorded = run.starts(workdir)
     return {name: recorded[-1][name] for name in sorted(run.FACTS)} if recorded else measured(setup)
@@ -157,7 +205,7 @@ def _repeats(codes: Any) -> int:
     return math.prod(codes.shape[:-2])
 
 
-def _save(changed: Loaded, out: pathlib.Path) -> None:
+def save_model(changed: Loaded, out: pathlib.Path) -> None:
     """Writes the checkpoint, unless an interrupted command has."""
     _, params, buffers = split(changed.model())
     with contextlib.closing(Checkpoints(out / 'checkpoints', notify=lambda line: None)) as checkpoints:
@@ -175,10 +223,18 @@ def _evaluated(changed: Loaded) -> dict[str, float]:
     return found
 
 
-def _reported(workdir: pathlib.Path, step: int) -> dict[str, float]:
-    """What a run reported of its evaluation after a step."""
+def _reported(workdir: pathlib.Path, step: int, ema: bool) -> dict[str, float]:
+    """What a run reported of its evaluation after a step, of the average of its parameters if that is asked for."""
     lines = [line for line in read_lines(workdir / 'metrics.jsonl') if line['step'] == step]
-    return {name: float(value) for line in lines for name, value in line.items()}
+    found = {name: float(value) for line in lines for name, value in line.items()}
+    if not ema:
+        return found
+    parts = {name: name.partition('/') for name in found}
+    return {
+        f'{each.removesuffix(SUFFIX)}/{metric}': found[name]
+        for name, (each, _, metric) in parts.items()
+        if each.endswith(SUFFIX)
+    }
 
 
 def _recorded(share: Share) -> dict[str, Any]:

@@ -6,11 +6,14 @@ import pathlib
 import jax
 
 from attnlab.evals.by_slice import BySlice
+from attnlab.evals.cadence import AtEnd
+from attnlab.evals.forecasts import Forecasts, ShownForecasts
 from attnlab.evals.held_out import HeldOut
 from attnlab.evals.request import Request
 from attnlab.files import write_json
 from attnlab.runs.loading import Loaded
 from attnlab.tables import Printer
+from attnlab.tasks.forecasting import Forecasting
 from attnlab.tasks.task import Sliced
 
 
@@ -25,6 +28,8 @@ def evaluate_run(
 ) -> dict[str, float]:
     """Evaluates a loaded checkpoint, prints a table, and writes `evals/<name>.json` and figures by position.
 
+    Of a run that forecasts a series, forecasts and their spectra are drawn too, each with its numbers as CSV.
+
     The name is the step by default, `600-ema` for the average of the parameters, and another where the model was
     changed; for a sample of a text the number of tokens is appended: `600-65536-tokens`. The file also holds the
     request, `ema`, whether it is the average that was evaluated, and `other_data`, whether the data may differ from the
@@ -36,15 +41,29 @@ def evaluate_run(
     setup = loaded.setup
     evaluator = (BySlice if isinstance(setup.task, Sliced) else HeldOut).requested(setup, request)
     evaluation = evaluator.evaluate(setup, loaded.variables)
+    shown = _forecasts(loaded, evaluator.split)
     if jax.process_index() == 0:
         folder = workdir / 'evals'
         evaluation.draw(folder / name)
+        if shown is not None:
+            shown.draw(folder / name)
         path = folder / f'{name}.json'
         record = {'asked': dataclasses.asdict(request), 'other_data': other_data}
-        write_json(
-            path, {'step': loaded.step, 'ema': loaded.ema, 'split': evaluator.split, **record, **evaluation.numbers}
-        )
-        printer.table(evaluation.table(f'{workdir}, step {model}, {evaluator.split}'))
+        of_forecasts = {} if shown is None else {f'forecasts/{key}': value for key, value in shown.numbers.items()}
+        found = {**record, **evaluation.numbers, **of_forecasts}
+        write_json(path, {'step': loaded.step, 'ema': loaded.ema, 'split': evaluator.split, **found})
+        title = f'{workdir}, step {model}, {evaluator.split}'
+        printer.table(evaluation.table(title))
+        if shown is not None and shown.numbers:
+            printer.table(shown.table(title))
         figures = sorted(map(str, (folder / name).glob('*.png')))
         printer.line(f'written: {", ".join([str(path), *figures])}')
     return dict(evaluation.numbers)
+
+
+def _forecasts(loaded: Loaded, split: str) -> ShownForecasts | None:
+    """Forecasts of windows of the split; `None` for a task of another kind."""
+    if not isinstance(loaded.setup.task, Forecasting):
+        return None
+    own = next((each for each in loaded.setup.evals if isinstance(each, Forecasts)), Forecasts(AtEnd()))
+    return dataclasses.replace(own, split=split).evaluate(loaded.setup, loaded.variables)

@@ -27,6 +27,7 @@ RUN = {
     'precision': 'types of activations and products',
     'quantization': 'what few bits the model was given after training, by attnlab quantize',
     'report': 'what is logged',
+    'rounding': 'what has few bits in training, by the argument rounding=',
     'rows_at_once': 'the most rows of a part on one device, for which there are more parts',
     'seed': 'what initial parameters, the order of the data and dropout are drawn from',
     'start': 'the parameters to start from, in place of those drawn from the seed',

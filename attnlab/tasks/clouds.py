@@ -126,6 +126,23 @@ class PointSegmentation(LongRange):
 
 
 @dataclasses.dataclass(frozen=True)
+class SparseSegmentation(PointSegmentation):
+    """`PointSegmentation` of a volume whose voxels without points are empty places, segment 0, which nothing reads.
+
+    For mixers of grids that keep empty places out (`sparse`): what they do is what they would do with the occupied
+    voxels alone, at the cost of all.
+    """
+
+    packs: ClassVar[bool] = True
+
+    def row(self, example: Example) -> Row:
+        """The row of an example, with `segments` and `positions` of voxels."""
+        row = super().row(example)
+        numbers = np.arange(self.side**3, dtype=np.int32)
+        return row | {'segments': row['tokens'][:, 0].astype(np.int32), 'positions': numbers}
+
+
+@dataclasses.dataclass(frozen=True)
 class OccupiedSegmentation(PointSegmentation):
     """Predict the class of every point of a cloud from voxels with points alone, which are the tokens.
 

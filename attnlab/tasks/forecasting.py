@@ -13,7 +13,7 @@ from attnlab.data.series.baselines import FORECAST, Forecasted, baselines, divid
 from attnlab.data.series.columns import Columns
 from attnlab.data.series.drawn import DrawnSeries
 from attnlab.data.series.series import Series
-from attnlab.data.series.windows import Windows, blank, scaled
+from attnlab.data.series.windows import Prompted, Windows, blank, scaled
 from attnlab.errors import UserError
 from attnlab.metrics import Average
 from attnlab.models.predictor import Distributional, Predictor
@@ -43,6 +43,8 @@ class Forecasting:
       data: the series.
       horizon: rows that are forecast at once; longer ones are forecast row after row of that many.
       columns: which are forecast, and which are read besides.
+      prompt: rows of the beginning of the training split that are put before every look-back in a slice of its own, for
+        models that read any number of rows; `None`: no such slice.
     """
 
     packs: ClassVar[bool] = False
@@ -51,6 +53,7 @@ class Forecasting:
     data: Series = DrawnSeries()
     horizon: int = 96
     columns: Columns = Columns()
+    prompt: int | None = None
 
     @property
     def vocab(self) -> int:
@@ -70,6 +73,7 @@ class Forecasting:
     def slices(self, split: str, length: int, multiples: tuple[int, ...], count: int) -> dict[str, Slice]:
         """The first `count` windows: `1x`, by the model; `2x`, twice the horizon, by rolling; and the baselines.
 
+        With a prompt `prompted` has windows with these rows before them.
         A baseline is a slice of its own, whose rows hold its forecasts (`attnlab.data.series.baselines`). Raises
         `UserError` for multiples where what is observed besides would have to be forecast too.
         """
@@ -84,6 +88,8 @@ class Forecasting:
             f'{n}x': Slice(Windows(series, split, length, n * self.horizon, count), length) for n in multiples
         }
         windows = Windows(series, split, length, self.horizon, count)
+        if self.prompt:
+            found['prompted'] = Slice(Prompted(windows, self.prompt), length)
         for name, baseline in baselines(self.data, length, self.horizon, self.columns).items():
             found[name] = Slice(Forecasted(windows, baseline), length)
         return found
@@ -92,6 +98,8 @@ class Forecasting:
         """The errors of the baselines on the first windows of a slice."""
         rows = first_rows(part.source)
         past, targets = (np.stack([row[name] for row in rows]) for name in ('tokens', 'targets'))
+        # What is put before a look-back is no part of it.
+        past = past[:, part.source.rows if isinstance(part.source, Prompted) else 0 :]
         past, known = divided(past, part.length, scaled(self.data, self.columns))
         found: dict[str, dict[str, float]] = {'mse': {}, 'mae': {}}
         for name, baseline in baselines(self.data, part.length, targets.shape[1], self.columns).items():

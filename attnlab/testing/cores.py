@@ -28,7 +28,7 @@ def evaluate(core: Core, call: Call, implementation: str | None) -> Numbers:
         found, pull = jax.vjp(outputs, arrays)
         return found, pull([cotangent(place, output) for place, output in enumerate(found)])[0]
 
-    with _target_of(implementation):
+    with target_of(implementation):
         found, gradients = jax.jit(run, compiler_options=_compiler_options(implementation))(call.arrays)
     named = {f'output {place}': output for place, output in enumerate(found)}
     named.update({f'gradient of {name}': gradient for name, gradient in gradients.items()})
@@ -63,7 +63,8 @@ def _compiler_options(implementation: str | None) -> dict[str, int | bool]:
     return {'xla_backend_optimization_level': 3 * as_released, 'xla_llvm_disable_expensive_passes': not as_released}
 
 
-def _target_of(implementation: str | None) -> contextlib.AbstractContextManager[None]:
+def target_of(implementation: str | None) -> contextlib.AbstractContextManager[None]:
+    """The context in which a kernel for another device than this one is interpreted."""
     platforms = {**dispatch.PLATFORM, **dispatch.LIBRARIES}
     if implementation in platforms and target.current().platform != platforms[implementation]:
         return target.compiling_for(target.interpreted(implementation))

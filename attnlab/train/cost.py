@@ -68,6 +68,14 @@ def flops_per_token(setup: Setup) -> float:
     return _flops(_needed(backward), 'model') / (setup.batch_size * setup.length)
 
 
+def forward_flops_per_token(setup: Setup) -> float:
+    """Model FLOPs of an evaluation, per token, counted as in `flops_per_token`."""
+    params, others, loss = _loss(setup)
+    with setup.precision.scope(), counting.counting():
+        forward = jax.make_jaxpr(loss)(params, *others)
+    return _flops(_needed(forward), 'model') / (setup.batch_size * setup.length)
+
+
 def executed_flops_per_token(setup: Setup) -> float:
     """FLOPs of a training step as executed, per token, with recomputation, chunking and the optimiser.
 

@@ -35,6 +35,8 @@ def loss_curve(lines: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
     if finite:
         axes.set_ylim(0.95 * min(finite), min(1.05 * max(finite), 2.5 * float(np.median(finite))))
     _write(figure, axes, path)
+    rows = [(name, step, value) for name, points in curves.items() for step, value in points]
+    write_csv(path.with_suffix('.csv'), ('curve', 'step', 'value'), rows)
 
 
 def position_curves(
@@ -92,6 +94,18 @@ def length_curves(curves: Mapping[str, Mapping[int, float]], path: pathlib.Path)
     write_csv(path.with_suffix('.csv'), ('metric', 'times_the_length', 'value'), lines)
 
 
+def cost_curves(curves: Mapping[str, Mapping[str, float]], costs: Mapping[str, float], path: pathlib.Path) -> None:
+    """Metrics over operations, one panel each; every point is one way of running a model, and is named."""
+    figure, panels = _panels(curves, 'operations a token')
+    for axes, values in zip(panels, curves.values(), strict=True):
+        axes.plot([costs[name] for name in values], values.values(), marker='o', ms=3, lw=1.5)
+        for name, value in values.items():
+            axes.annotate(name, (costs[name], value), fontsize='small', xytext=(3, 3), textcoords='offset points')
+    _save(figure, path)
+    lines = [(metric, name, costs[name], value) for metric, values in curves.items() for name, value in values.items()]
+    write_csv(path.with_suffix('.csv'), ('metric', 'way', 'operations', 'value'), lines)
+
+
 Panel = tuple[str, np.ndarray, Mapping[str, np.ndarray], tuple[np.ndarray, ...]]
 """Of a window: its title, the look-back, forecasts by name, and the two ends of an interval, if there is one."""
 
@@ -124,6 +138,24 @@ def spectrum_curves(
         axes.plot(frequencies, np.where(power > 0, power, np.nan), label=name.replace('_', ' '), color=colour, lw=1.3)
     axes.set_yscale('log')
     _write(figure, axes, path)
+
+
+def trajectory_panels(runs: Mapping[str, np.ndarray], path: pathlib.Path) -> None:
+    """Trajectories side by side: the last variate of each over the first, on the axes of the first run."""
+    figure, panels = _panels(runs, 'first variate')
+    for axes, rows in zip(panels, runs.values(), strict=True):
+        axes.plot(rows[:, 0], rows[:, -1], color='C0', lw=0.3)
+    limits = [(rows[:, place].min(), rows[:, place].max()) for rows in runs.values() for place in (0, -1)][:2]
+    for axes in panels:
+        axes.set(xlim=_widened(*limits[0]), ylim=_widened(*limits[1]))
+    panels[0].set_ylabel('last variate')
+    _save(figure, path)
+
+
+def _widened(low: float, high: float) -> tuple[float, float]:
+    """A range with a tenth of it, or a half around one number, on either side."""
+    margin = 0.1 * (high - low) or 0.5
+    return low - margin, high + margin
 
 
 def write_csv(path: pathlib.Path, header: Sequence[str], lines: Iterable[Sequence[Any]]) -> None:

@@ -1,7 +1,7 @@
-"""What is fitted to rows of training before the first step, and not trained."""
+"""What is fitted before the first step: to rows of training, and then not trained; or to weights of another run."""
 
 import dataclasses
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,36 @@ from attnlab.train.state import TrainState, split
 
 ROWS = 8
 """Of training, the first, that hashes are fitted to."""
+
+
+@runtime_checkable
+class OfWeights(Protocol):
+    """A module with parameters that begin as a function of others, such as the steps that weights are rounded to."""
+
+    def fit_to_weights(self) -> None:
+        """Sets them, in place."""
+
+
+def begun(setup: Setup, state: TrainState) -> TrainState:
+    """Returns the state before the first step with all that is fitted: to the weights, and to rows of training."""
+    return fitted(setup, of_weights(setup, state))
+
+
+def of_weights(setup: Setup, state: TrainState) -> TrainState:
+    """Returns the state with what begins as a function of weights set anew, where these are those of another run."""
+    modules = [module for _, module in nnx.iter_modules(setup.model)]
+    if setup.start is None or not any(isinstance(module, OfWeights) for module in modules):
+        return state
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, setup.abstract.params)
+
+    def run(variables: nnx.State) -> nnx.State:
+        model = nnx.merge(setup.graphdef, variables)
+        for _, module in list(nnx.iter_modules(model)):
+            if isinstance(module, OfWeights):
+                module.fit_to_weights()
+        return split(model)[1]
+
+    return dataclasses.replace(state, params=setup.jit(run, out_shardings=shardings)(state.variables))
 
 
 def fitted(setup: Setup, state: TrainState) -> TrainState:

@@ -1,7 +1,9 @@
 """Several processes that train together: when one ends before its time, the others end too, and say which it was.
 
 A step waits for all processes, so that without one of them the others would wait for ever. Each tells the coordination
-service of JAX, which process 0 runs, every second that it lives, and looks whether the others have.
+service of JAX, which process 0 runs, every second that it lives, and looks whether the others have. Where the service
+stops answering, though its connection is not closed, as when a network goes silent or process 0 is stopped, process 0
+counts as dead.
 """
 
 import atexit
@@ -79,8 +81,9 @@ class _Watch:
         self._left, self._ending = threading.Event(), threading.Event()
         self._silence = SILENCE
         self._heard: dict[int, _Heard] = {}
+        self._answers = 0
         _delay_aborts()
-        for run in (self._beat, *([self._await_end_of_service] if index else [])):
+        for run in (self._beat, *([self._await_end_of_service, self._await_silence_of_service] if index else [])):
             threading.Thread(target=run, name=f'attnlab-{run.__name__}', daemon=True).start()
 
     def suspect(self) -> None:
@@ -104,7 +107,8 @@ class _Watch:
                 self._tell(LIVES, str(beats))
                 others = dict(self._client.key_value_dir_get(FOLDER))
             except jax.errors.JaxRuntimeError:
-                return  # The other thread knows.
+                continue  # The other threads know whether the service is gone for good.
+            self._answers += 1
             for index in set(range(self._count)) - {self._index}:
                 self._look(index, others.get(f'{FOLDER}/{index}', ''))
 
@@ -123,6 +127,17 @@ class _Watch:
                             pass
         except OSError:
             self._end(0, 'it does not answer')
+
+    def _await_silence_of_service(self) -> None:
+        """Counts the seconds in which the service has answered nothing, while its connection stands.
+
+        Seconds, not the time of day: where this process was itself stopped for a while, that counts as one.
+        """
+        silent, answers = 0, 0
+        while not self._left.wait(BEAT):
+            silent, answers = silent + 1 if self._answers == answers else 0, self._answers
+            if silent * BEAT > self._silence:
+                self._end(0, f'it has not answered for {silent * BEAT:.0f} s')
 
     def _look(self, index: int, sign: str) -> None:
         now = time.monotonic()

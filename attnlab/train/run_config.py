@@ -60,6 +60,7 @@ def run_config(
     precision: Precision | None = None,
     report: Reporting | None = None,
     start: ConfigDict | None = None,
+    rounding: ConfigDict | None = None,
 ) -> ConfigDict:
     """Returns the locked config of a run, with the same top-level keys for every task.
 
@@ -78,6 +79,7 @@ def run_config(
       precision: types of activations and products; `None`: the defaults.
       report: what is logged; `None`: the defaults.
       start: parameters to start from; `None`: initialised from the seed.
+      rounding: what has few bits in training; `None`: nothing.
 
     Raises `UserError` for an unknown optimiser or schedule, naming the nearest.
     """
@@ -103,6 +105,8 @@ def run_config(
         config.rows_at_once = rows_at_once
     if start is not None:
         config.start = start
+    if rounding is not None:
+        config.rounding = rounding
     return config.lock()
 
 

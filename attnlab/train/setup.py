@@ -335,15 +335,18 @@ class Setup:
 QUANTIZATION = 'quantization'
 """The key of what changes the model of a run that `attnlab quantize` made."""
 
+ROUNDING = 'rounding'
+"""The key of what changes the model of a run that is trained with few bits (`attnlab.quantize.training`)."""
+
 KEYS = frozenset(
     {'seed', 'steps', 'batch_size', 'accumulate', 'length', 'task', 'model'}
     | {'optimizer', 'precision', 'mesh', 'evals', 'checkpoint', 'report'}
 )
 """The top-level keys of every run config."""
 
-OPTIONAL = frozenset({'start', 'rows_at_once', QUANTIZATION})
+OPTIONAL = frozenset({'start', 'rows_at_once', ROUNDING, QUANTIZATION})
 """Optional top-level keys: the source of the initial parameters, if not the seed; the most rows a device computes; what
-was made of the model after training."""
+has few bits in training; what was made of the model after training."""
 
 
 PARTS = {
@@ -356,6 +359,7 @@ PARTS = {
     'checkpoint': Saving,
     'report': Reporting,
     'start': FromRun | None,
+    ROUNDING: Callable | None,
     QUANTIZATION: Callable | None,
 }
 """What the parts of a run config build."""
@@ -382,11 +386,12 @@ def prepare(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> 
         check_type(f'config.{name}', built.get(name), kind)
     for index, evaluator in enumerate(built['evals']):
         check_type(f'config.evals[{index}]', evaluator, Evaluator)
-    task, precision, change = built['task'], built['precision'], built.get(QUANTIZATION)
+    task, precision = built['task'], built['precision']
+    changes = [built[name] for name in (ROUNDING, QUANTIZATION) if built.get(name) is not None]
 
     def make_model(rngs: nnx.Rngs) -> nnx.Module:
         model = built['model'](task.vocab, dtype=precision.activations, rngs=rngs)
-        return model if change is None else change(model)
+        return functools.reduce(lambda model, change: change(model), changes, model)
 
     return Setup(
         **{name: built[name] for name in ('seed', 'steps', 'batch_size', 'accumulate', 'length', 'optimizer', 'evals')},

@@ -5,11 +5,13 @@ import dataclasses
 import fnmatch
 import pathlib
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 
 from attnlab.errors import UserError, nearest
+from attnlab.models.stack import linear_layers
 from attnlab.train.checkpoint import Checkpoints
 from attnlab.train.optimizer import named_parameters
 from attnlab.train.state import TrainState
@@ -40,7 +42,7 @@ class FromRun:
             raise UserError(f'config.start.run is {self.run}, which has no {wanted}')
         with self._checkpoints() as checkpoints:
             step = max(map(int, steps)) if self.step is None else self.step
-            checkpoints.check_structure(step, self._taken(abstract))
+            checkpoints.check_structure(step, self._stored(self._taken(abstract)))
 
     def restore_into(self, state: TrainState, abstract: TrainState) -> TrainState:
         """Replaces the variables of `state`, whose shapes and shardings are `abstract`, by those of the run.
@@ -49,12 +51,13 @@ class FromRun:
         shape, naming it.
         """
         taken = self._taken(abstract)
+        stored = self._stored(taken)
         with self._checkpoints() as checkpoints:
-            found = checkpoints.restore_latest(taken) if self.step is None else checkpoints.restore(self.step, taken)
+            found = checkpoints.restore_latest(stored) if self.step is None else checkpoints.restore(self.step, stored)
         if found is None:
             raise UserError(f'config.start.run is {self.run}, which has no checkpoint')
         parts = {part: getattr(state, part) for part in TAKEN}
-        leaves = _named(state) | found[0]
+        leaves = _named(state) | self._made(found[0], taken)
         return dataclasses.replace(
             state,
             **{
@@ -81,12 +84,52 @@ class FromRun:
             if not any(fnmatch.fnmatchcase(paths[name], pattern) for pattern in self.leave)
         }
 
+    def _stored(self, named: Mapping[str, Any]) -> dict[str, Any]:
+        """The shapes that the run has these variables in."""
+        return dict(named)
+
+    def _made(self, found: Mapping[str, Any], named: Mapping[str, Any]) -> dict[str, Any]:
+        """What was read as the variables that it is to be, whose shapes are `named`."""
+        del named
+        return dict(found)
+
     def _checkpoints(self) -> contextlib.closing[Checkpoints]:
         return contextlib.closing(Checkpoints(self._folder, notify=lambda line: print(line, file=sys.stderr)))
 
     @property
     def _folder(self) -> pathlib.Path:
         return pathlib.Path(self.run).expanduser() / 'checkpoints'
+
+
+@dataclasses.dataclass(frozen=True)
+class FromLearngene(FromRun):
+    """Makes the layers of the base and the slope of another run, whose stack is an `attnlab.models.stack.LinearStack`.
+
+    There may be more or fewer than that run has. All other variables are copied as they are.
+
+    Attributes:
+      leave: as in `FromRun`, nothing by default.
+    """
+
+    leave: tuple[str, ...] = ()
+
+    def _stored(self, named: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            name: jax.ShapeDtypeStruct((2, *leaf.shape[1:]), leaf.dtype, sharding=leaf.sharding)
+            if name.startswith(LAYERS)
+            else leaf
+            for name, leaf in named.items()
+        }
+
+    def _made(self, found: Mapping[str, Any], named: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            name: linear_layers(leaf, len(named[name])) if name.startswith(LAYERS) else leaf
+            for name, leaf in found.items()
+        }
+
+
+LAYERS = 'params.stack.'
+"""What parameters of layers are called in a checkpoint."""
 
 
 def _named(state: TrainState) -> dict[str, Any]:

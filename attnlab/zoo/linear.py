@@ -310,7 +310,7 @@ LINEAR = {
     'performer': Recipe(
         spec=spec(
             LinearAttention,
-            feature_map=spec(PositiveRandomFeatures, eps=1e-6),
+            feature_map=spec(PositiveRandomFeatures, eps=1e-6, redraw=1000),
             normalizer=SumNormalizer(eps=1e-12),
             scale=1.0,
             bias=True,
@@ -323,8 +323,9 @@ LINEAR = {
         packed=True,
         sequence=True,
         notes=(
-            'Features are drawn once; the paper draws new ones now and then while it trains. There are channels times '
-            'their logarithm of them, as in a port that is widely used; the released code has 256: feature_map.count. '
+            'Features are drawn anew every thousand steps of training; the paper names no number. There are channels '
+            'times their logarithm of them, as in a port that is widely used; the released code has 256: '
+            'feature_map.count. '
             'Keys are not scaled by the largest feature of the sequence, which a causal model must not know.'
         ),
     ),
@@ -665,6 +666,7 @@ LINEAR = {
         causal=True,
         streaming=True,
         packed=True,
+        sequence=True,
         slow=True,
         notes=(
             'The time mixing of Finch. The channel mixing is that of the other recipes. Starting values depend on the '

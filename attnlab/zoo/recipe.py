@@ -86,6 +86,7 @@ class Recipe:
       packed: documents sharing a row, told apart by segments, do not see each other.
       sequence: the tokens of a row may lie on several devices, over the mesh axis of that name.
       grid: the tokens are an image or a volume, whose shape it reads from `ctx.grid`; it needs one.
+      sparse: places of the grid may be empty, tokens of segment 0, which no other token reads.
       implementations: the implementations of its core that serve it in bfloat16, in `pallas_kernels` names; empty
         when it has none.
       notes: where the recipe departs from the paper, or which of the paper's variants it is; `attnlab zoo NAME` shows
@@ -114,6 +115,7 @@ class Recipe:
     packed: bool = False
     sequence: bool = False
     grid: bool = False
+    sparse: bool = False
     implementations: tuple[str, ...] = ('reference', 'xla', 'mosaic_gpu', 'mosaic_tpu')
     notes: str = ''
     layer: Layer = MixerAndMLP()

@@ -74,6 +74,7 @@ RECURRENT = {
         causal=True,
         streaming=True,
         packed=True,
+        sequence=True,
         knobs={},
         notes=(
             'With a complex state, the gates, biases and norm of the first released version. The lower bound of forget '

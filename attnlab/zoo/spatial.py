@@ -183,13 +183,16 @@ SPATIAL = {
         cite='Duan et al. 2023, https://arxiv.org/abs/2312.11112',
         bidirectional=True,
         grid=True,
+        sparse=True,
         implementations=(),
         small={'heads': 4, 'side': 3},
         knobs=HEADS,
         notes=(
-            'On whole volumes, and on images, which have a depth of 1; not on sparse points. Two layers, of windows '
-            'and of shifted ones, repeated. Layer norms stand where the paper normalises over the batch, and offsets '
-            'are whole tokens, where points of the paper have places between voxels.'
+            'On whole volumes, on images, which have a depth of 1, and on volumes some of whose places are empty '
+            '(`voxels=occupied` of configs/images.py): windows and convolutions then read occupied ones alone, as '
+            'those of sparse points do, at the cost of all. Two layers, of windows and of shifted ones, repeated. '
+            'Layer norms stand where the paper normalises over the batch, and offsets are whole tokens, where points '
+            'of the paper have places between voxels.'
         ),
     ),
     'segman': Recipe(
@@ -314,9 +317,9 @@ SPATIAL = {
         slow=True,
         notes=(
             'A layer is scans, then attention in windows, then a channel mixer, each a branch; windows are shifted in '
-            'every second layer: give stacks an even depth. Time and label of a diffusion model are told with the '
-            'pixels, where the paper sets scales, shifts and gates of the branches by them, and layers are of one '
-            'width, where the paper has a U-Net of them.'
+            'every second layer: give stacks an even depth. With `told=norms` time and label of a diffusion model set '
+            'scales, shifts and gates of the branches, as in the paper; by default they are told with the pixels. '
+            'Layers are of one width, where the paper has a U-Net of them.'
         ),
     ),
     'relu_vit': Recipe(

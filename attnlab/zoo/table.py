@@ -16,7 +16,17 @@ from attnlab.typing import State
 from attnlab.zoo import ZOO, Recipe
 
 DIM, HEADS, LENGTHS = 256, 4, (1024, 8192)
-CLAIMS = ('causal', 'bidirectional', 'mirrored', 'streaming', 'packed', 'sequence', 'grid', 'straight_through')
+CLAIMS = (
+    'causal',
+    'bidirectional',
+    'mirrored',
+    'streaming',
+    'packed',
+    'sequence',
+    'grid',
+    'sparse',
+    'straight_through',
+)
 CAPTION = (
     f'State: bytes a sequence and layer (mean over the pattern) in float32 at width {DIM}, {HEADS} heads; '
     'none where nothing streams.'

@@ -1,9 +1,15 @@
 """How well scores tell other inputs from digits, and what small models reach that hand on to large ones."""
 
+import math
+
 import numpy as np
 
 from attnlab.compare.axes import styles
+from attnlab.evals.measured import SHARE
 from attnlab.experiment.results import panels, plus_minus
+
+BOUNDS = (SHARE, SHARE, SHARE, (0.0, math.inf))
+"""Of accuracy, calibration error, coverage and the size of a set."""
 
 SHOWN = ('max_probability', 'max_logit', 'energy', 'mahalanobis', 'vim')
 
@@ -58,7 +64,7 @@ def table(rows):
             [row['conformal']['coverage'] for row in seeds],
             [row['conformal']['mean size'] for row in seeds],
         ]
-        cells = [plus_minus(values, 3) for values in numbers]
+        cells = [plus_minus(values, 3, bounds=bounds) for values, bounds in zip(numbers, BOUNDS, strict=True)]
         lines.append([recipe, model, *cells, *(best(seeds, kind) for kind in kinds), f'{len(seeds)}'])
     return lines
 
@@ -68,7 +74,7 @@ def best(seeds, kind):
     names = [name for name in seeds[0]['other'][kind] if name != 'accuracy']
     values = {name: [row['other'][kind][name] for row in seeds] for name in names}
     name = max(names, key=lambda name: np.mean(values[name]))
-    return f'{plus_minus(values[name], 3)} ({name.replace("_", " ")})'
+    return f'{plus_minus(values[name], 3, bounds=SHARE)} ({name.replace("_", " ")})'
 
 
 def by_model(rows):

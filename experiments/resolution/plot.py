@@ -3,6 +3,7 @@
 import numpy as np
 
 from attnlab.compare.axes import styles
+from attnlab.evals.measured import SHARE
 from attnlab.experiment.results import panels, plus_minus
 
 PANELS = {
@@ -41,7 +42,7 @@ def table(rows):
     for name, seeds in chosen.items():
         for way in ways(seeds):
             values = [[seed['accuracy'][way][size] for seed in seeds] for size in sizes]
-            cells = ['' if None in each else plus_minus(each, 3) for each in values]
+            cells = ['' if None in each else plus_minus(each, 3, bounds=SHARE) for each in values]
             lines.append([name, way, seeds[0]['label'].split('-')[1], *cells, f'{len(seeds)}'])
     return lines
 

@@ -31,6 +31,9 @@ ARGUMENTS = {
 }
 """Attention with positions of four kinds, then mixers, without positions where they tell places apart themselves."""
 
+UNROTATED = ('learned', 'sinusoidal', 'without')
+"""Whose attention has no rotations along the rows of patches, which `mha` has elsewhere: positions are what is asked."""
+
 HIDDEN = MappingProxyType(
     {
         'cpu': {
@@ -100,6 +103,8 @@ def config(name, rate, seed, size):
         found.model.inputs.update(size=(pixels, pixels), patch=PATCH)
         for block in found.model.stack.blocks:
             block.mlp.hidden = HIDDEN[size][name]
+            if name in UNROTATED:
+                block.mixer.position = None
             if size == 'cpu' and name in SIDES:
                 block.mixer.side = SIDES[name]
         if size == 'cpu':

@@ -28,6 +28,9 @@ def figure(rows):
             )
     axis.axhline(next(iter(found.values()))[0]['ideal_mask'], ls='--', color='0.5', lw=0.9, label='ideal mask')
     axis.set(xscale='log', xlabel='frames that the last one sees', ylabel='improvement on test, dB')
+    seen = sorted({frames(seeds) for seeds in found.values()})
+    axis.set_xticks(seen, [f'{count}' for count in seen])
+    axis.set_xticks([], minor=True)
     figure.legend(*axis.get_legend_handles_labels(), frameon=False, loc='outside right upper', fontsize='small')
     return figure
 

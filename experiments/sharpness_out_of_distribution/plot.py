@@ -3,6 +3,7 @@
 import numpy as np
 
 from attnlab.data.synthetic.sets import MaxRetrieval
+from attnlab.evals.measured import SHARE
 from attnlab.experiment.results import panels, plus_minus
 
 TRAINED = 16
@@ -41,7 +42,7 @@ def table(rows):
 
 
 def _line(name, seeds, items):
-    accuracies = [plus_minus([seed['accuracy'][count] for seed in seeds], 3) for count in items]
+    accuracies = [plus_minus([seed['accuracy'][count] for seed in seeds], 3, bounds=SHARE) for count in items]
     shares = [f'{np.mean([seed["share"][count] for seed in seeds]):.3f}' for count in (items[1], items[-1])]
     return [name, *accuracies, *shares]
 

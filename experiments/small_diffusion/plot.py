@@ -1,9 +1,14 @@
 """What a judge says of drawn images over the speed of drawing, and over the share of keys that attention reads."""
 
+import math
+
 import numpy as np
 
 from attnlab.compare.axes import styles
+from attnlab.evals.measured import SHARE
 from attnlab.experiment.results import panels, plus_minus
+
+BOUNDS = {'accuracy': SHARE} | dict.fromkeys(('score', 'deviation_error', 'distance'), (0.0, math.inf))
 
 
 def figure(rows):
@@ -53,8 +58,8 @@ def table(rows):
 def cells(seeds):
     """Means over seeds with their errors."""
     found = [
-        plus_minus([seed[name] for seed in seeds], 3) if name in seeds[0] else ''
-        for name in ('accuracy', 'score', 'deviation_error', 'distance')
+        plus_minus([seed[name] for seed in seeds], 3, bounds=bounds) if name in seeds[0] else ''
+        for name, bounds in BOUNDS.items()
     ]
     return [*found, plus_minus([seed['tokens_per_second'] for seed in seeds], 0), f'{len(seeds)}']
 

@@ -38,6 +38,8 @@ SHARED = {'XLA_PYTHON_CLIENT_PREALLOCATE': 'false', 'XLA_PYTHON_CLIENT_MEM_FRACT
 STAGES: dict[str, Stage] = {
     'check': Stage(environment={'XLA_PYTHON_CLIENT_PREALLOCATE': 'false'}),
     'correct': Stage(workers=8, environment=SHARED),
+    'limits': Stage(environment={'XLA_PYTHON_CLIENT_PREALLOCATE': 'false'}),
+    'sanitize': Stage(environment={'XLA_PYTHON_CLIENT_PREALLOCATE': 'false'}),
     'bench': Stage(),
     # Triton needs memory too.
     'peers': Stage(environment={'XLA_PYTHON_CLIENT_PREALLOCATE': 'false'}),

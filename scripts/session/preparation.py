@@ -11,6 +11,9 @@ from scripts.session import cases, lines
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 
+COMPARED = ('check', 'correct', 'sanitize')
+"""Stages whose cases need expectations."""
+
 PEERS = ('jax-linear-attention', 'tokamax', 'fla-core', 'flash-linear-attention')
 """Packages to compare with where they are installed; the first pins JAX to 0.11.2."""
 
@@ -20,7 +23,7 @@ def prepare(folder: pathlib.Path, stages: list[str], *, small: bool) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     found = [case for stage in stages for case in cases_of(stage, small=small)]
     expected = importlib.import_module('scripts.session.expected')
-    compared = {expected.key(case): case for case in found if case.call and case.stage in ('check', 'correct')}
+    compared = {expected.key(case): case for case in found if case.call and case.stage in COMPARED}
     expected.write(folder, list(compared.values()))
     (folder / 'wheels.txt').write_text(wheels((ROOT / 'requirements-oldest.lock').read_text()))
     (folder / 'commit').write_text(lines.commit(ROOT) + '\n')

@@ -19,7 +19,7 @@ from attnlab.mixers.state_space.selective import StateSpaceDual
 from attnlab.tables import Printer
 from attnlab.train.setup import prepare
 from attnlab.zoo import ZOO
-from configs import language
+from configs import images, language
 
 VOCAB, DEPTH, HEADS, RANK = 256, 4, 4, 16
 
@@ -175,6 +175,29 @@ def test_operations():
     wanted = 1.1 * measure('train_flops')(prepare(base))
     found = match(base, 'train_flops', wanted, 0.03, ZOO['mingru'].knobs)
     assert measure('train_flops')(prepare(found.config)) == found.value == pytest.approx(wanted, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ('layout', 'more'), [('pyramid', 2.0), pytest.param('paper', 4.0, marks=pytest.mark.slow)], ids=['own', 'paper']
+)
+def test_a_pyramid_is_matched_by_its_width(layout, more):
+    """Hidden widths and heads that are said keep their ratio to it, at every resolution."""
+    base = images.get_config(f'zoo=pvt,layout={layout}')
+    own = measure('params')(prepare(base))
+    found = match(base, 'params', more * own, 0.05, ZOO['pvt'].knobs)
+    assert found.tolerance == 0.05
+    assert found.value == measure('params')(prepare(found.config)) == pytest.approx(more * own, rel=0.05)
+    assert set(found.adjusted) == {'width'} and found.config.model.dim > base.model.dim
+    for now, before in zip(resolutions(found.config), resolutions(base), strict=True):
+        heads = before.mixer.heads * found.config.model.dim // base.model.dim
+        assert now.mixer.heads == (heads if before.mixer.heads > 1 else 1)
+        if before.mlp.hidden is not None:
+            assert now.mlp.hidden * base.model.dim == before.mlp.hidden * found.config.model.dim
+
+
+def resolutions(config):
+    """A block of every resolution."""
+    return [each.stack.blocks[0] for each in config.model.stack.resolutions]
 
 
 @pytest.mark.slow

@@ -43,8 +43,10 @@ writes the sum so far, which is most of the bytes of memory.
 COUNTED = 'of the compiled step'
 """What the row of memory says since the bytes are those that the compiled step reads and writes."""
 BEFORE = """\
-No section names the axis `expert` of the mesh, which is newer than they are and has one chip here. Older sections
-count one turn of such a ring, and as memory the train state and temporaries, read and written once: {}.
+Older sections count one turn of such a ring, and as memory the train state and temporaries, read and written once: {}.
+"""
+EXPERT = """\
+Sections whose batch names no axis `expert` of the mesh are older than that axis, which has one chip here.
 """
 
 
@@ -85,6 +87,8 @@ def write(found: dict[str, str]) -> None:
     if older:
         names = re.findall(r'zoo=(\w+).*?topology=(\S+)', '\n'.join(older))
         text += [BEFORE.format(', '.join(f'{recipe} on {topology}' for recipe, topology in names))]
+    if any("'expert'" not in body for body in made.values()):
+        text += [EXPERT]
     text += [ONE_GPU, fits(), '']
     for recipe in RECIPES:
         for topology, (chips, _) in SLICES.items():

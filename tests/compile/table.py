@@ -1,18 +1,24 @@
 """Compiles the programs of recipes for devices that are not there, and keeps docs/compiled.md.
 
-    python -m tests.compile.table [--topology=v5e:2x2] [--mesh=data=4] [--programs=prefill,...] [--write] [--new]
-        [--minutes=30] [RECIPE ...]
+    python -m tests.compile.table [--topology=v5e:2x2] [--mesh=data=4] [--programs=prefill,...] [--level=O1] [--write]
+        [--new] [--minutes=30] [RECIPE ...]
+    python -m tests.compile.table --missing --write [--level=O1] [--minutes=30] [RECIPE ...]
 
 For every recipe, of all of them if none is named, and every program one line of JSON on standard output: how many
 kernels it calls, which cores none serves, or why it does not compile. For H100, the default, programs are lowered; for
-TPUs they are compiled, for one chip or with `--mesh` for all of the topology.
+TPUs they are compiled, for one chip or with `--mesh` for all of the topology. `--level` is the effort of XLA,
+`JAX_OPTIMIZATION_LEVEL`, which a line names where it is not the default; at the default it replaces such a line.
 
 `--write` keeps each line in docs/compiled.jsonl, under the hash of the program as it was lowered, and makes
 docs/compiled.md of them: a program whose hash and compiler are those of its line is not compiled again. `--new` leaves
 out whatever has a line, without looking at its hash. So it may be stopped at any time, by `--minutes` too, and goes on.
+`--missing` goes through the cells of the document that have no line, the most telling first: one recipe of each class
+everywhere, then all others, the programs that compile soonest before steps, and at last what is dear to compile; of
+RECIPEs alone, if any is named.
 """
 
 import argparse
+import collections
 import dataclasses
 import functools
 import hashlib
@@ -40,17 +46,36 @@ CLASSES = ('mha', 'gla', 'gated_delta_net', 'mamba', 'mamba2', 'rg_lru')
 """One recipe of each class of cores: softmax, linear attention, delta rule, selective scan, duality, linear scan."""
 
 MESHES = ('data=4', 'fsdp=4', 'data=2,tensor=2', 'sequence=4', 'data=4,fsdp=2,tensor=2')
-STEPS = ('training step', 'recomputing step')
+
+
+def _dividing(mesh: str) -> tuple[str, ...]:
+    """The recipes that a mesh divides: where time is, those that claim to have a form for it."""
+    return tuple(name for name, recipe in ZOO.items() if recipe.sequence or not mesh.startswith('sequence'))
+
+
 WANTED: dict[tuple[str, str], tuple[tuple[str, ...], tuple[str, ...]]] = {
     ('H100x1', ''): (tuple(programs.PROGRAMS), tuple(ZOO)),
     ('v5e:2x2', ''): (tuple(programs.PROGRAMS), tuple(ZOO)),
+    **{
+        ('v5e:4x4' if mesh.count(',') > 1 else 'v5e:2x2', mesh): (('training step',), _dividing(mesh))
+        for mesh in MESHES
+    },
     ('v5p:2x2x1', ''): (tuple(programs.PROGRAMS), tuple(ZOO)),
     ('v6e:2x2', ''): (tuple(programs.PROGRAMS), tuple(ZOO)),
-    **{('v5e:4x4' if mesh.count(',') > 1 else 'v5e:2x2', mesh): (('training step',), CLASSES) for mesh in MESHES},
 }
 """Of every topology and mesh, the programs and recipes whose cells the document has, compiled or not."""
 
 NOT_COMPILED = 'not compiled'
+
+SOONEST = ('decoding step', 'evaluation', 'prefill', 'training step', 'recomputing step')
+STEPS = {'training step': 1, 'recomputing step': 2}
+"""The programs as they compile soonest, and in which turn those come that take ten seconds or more."""
+
+DEAR = 60.0
+"""Seconds of processor time from which on a program is dear to compile: whole steps of long convolutions."""
+
+LEVELS = ('O0', 'O1', 'O2', 'O3')
+"""Values of `JAX_OPTIMIZATION_LEVEL`."""
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -68,25 +93,38 @@ class Cell:
         return cls(**{field.name: line[field.name] for field in dataclasses.fields(cls)})
 
 
-def describe(cell: Cell, topology: topologies.Topology, before: dict[str, Any] | None = None) -> dict[str, Any]:
-    """What became of a program; `before`, its line, where the same compiler was given the same program for it."""
+def describe(
+    cell: Cell, topology: topologies.Topology, before: dict[str, Any] | None = None, level: str = ''
+) -> dict[str, Any]:
+    """What became of a program; `before`, its line, where the same compiler was given the same program for it.
+
+    With a level the compiler makes that effort alone, unless the program has a line of the default one.
+    """
     start = time.process_time()
     version = {'jax': jax.__version__, 'hash': ''}
+    effort = {'level': level} if level and topology.compiles else {}
     try:
         with target.compiling_for(topology.target), dispatch.ledger() as entries:
             traced = programs.trace(cell.recipe, cell.program, topology.devices, cell.mesh)
             lowered = traced.lower(lowering_platforms=(topology.platform,))
             text = lowered.as_text()
             version['hash'] = hashlib.sha256(text.encode()).hexdigest()[:16]
-            if before is not None and all(before.get(name) == value for name, value in version.items()):
+            if before is not None and _serves(before, version, level):
                 return before
+            jax.config.update('jax_optimization_level', level or 'UNKNOWN')
             text = lowered.compile().as_text() if topology.compiles else text
     except Exception as error:  # Whatever it is, it is the finding.
         found: dict[str, Any] = {'failed': f'{type(error).__name__}: {str(error).strip().partition("\n")[0]}'}
     else:
         without = {f'{entry.core}: {_reason(entry)}' for entry in entries if 'mosaic' not in entry.implementation}
         found = {'kernels': text.count(KERNEL[topology.platform]), 'without': sorted(without)}
-    return dataclasses.asdict(cell) | version | found | {'seconds': round(time.process_time() - start, 1)}
+    seconds = {'seconds': round(time.process_time() - start, 1)}
+    return dataclasses.asdict(cell) | version | effort | found | seconds
+
+
+def _serves(line: dict[str, Any], version: dict[str, str], level: str) -> bool:
+    """Whether a line is of this version of a program, compiled with this effort or the default one."""
+    return all(line.get(name) == value for name, value in version.items()) and line.get('level', '') in ('', level)
 
 
 def _reason(entry: dispatch.Entry) -> str:
@@ -116,10 +154,11 @@ def _replace(path: pathlib.Path, text: str) -> None:
 
 HEAD = f"""# What compiles for machines that are not there
 
-Made by `python -m tests.compile.table --write [--topology=v5e:2x2] [RECIPE ...]` from the lines of
-[compiled.jsonl](compiled.jsonl), which have the hash of each program, the version of JAX and the processor seconds; a
-test compares the two; a line without a hash is older than the record. "{NOT_COMPILED}" is what it says: nothing is
-known of that program, and no cell is derived from another.
+Made by `python -m tests.compile.table --missing --write`, or `--write [--topology=v5e:2x2] [RECIPE ...]`, from the
+lines of [compiled.jsonl](compiled.jsonl), which have the hash of each program, the version of JAX, the processor
+seconds, and the effort of the compiler (`JAX_OPTIMIZATION_LEVEL`) where it was not the default; a test compares the
+two; a line without a hash is older than the record. "{NOT_COMPILED}" is what it says: nothing is known of that
+program, and no cell is derived from another.
 
 A model of every recipe, {programs.ROWS} x {programs.LENGTH} tokens (a row a device at least), width {programs.WIDTH},
 {programs.HEADS} heads, two periods of its pattern of layers scanned, in bfloat16, with the optimiser of
@@ -140,7 +179,7 @@ def render(lines: dict[Cell, dict[str, Any]]) -> str:
         cells = sum(cell in lines for cell in wanted)
         verb = 'lowered' if topologies.gpus(topology) else 'compiled'
         text += [f'## {topology}, {f"mesh {mesh}" if mesh else "one device"}: {verb}', '']
-        text += [f'{cells} of {len(wanted)} programs were {verb} or tried.', '']
+        text += [f'{cells} of {len(wanted)} programs were {verb} or tried{_effort(wanted, lines)}.', '']
         if done:
             text += [f'| recipe | {" | ".join(columns)} | calls of cores that no kernel serves |']
             text += [f'| {" | ".join(["---"] * (len(columns) + 2))} |']
@@ -159,6 +198,12 @@ def render(lines: dict[Cell, dict[str, Any]]) -> str:
     return '\n'.join(text)
 
 
+def _effort(cells: Iterable[Cell], lines: dict[Cell, dict[str, Any]]) -> str:
+    """How many of the cells were compiled with less effort than the default, by level."""
+    levels = collections.Counter(lines[cell]['level'] for cell in cells if 'level' in lines.get(cell, {}))
+    return ''.join(f', {number} of them at {level}' for level, number in sorted(levels.items()))
+
+
 def _programs(recipe: str, names: Iterable[str]) -> list[str]:
     """Those of the programs that the recipe has."""
     return [name for name in names if name in programs.programs_of(recipe)]
@@ -168,11 +213,30 @@ def _shown(line: dict[str, Any] | None) -> str:
     return NOT_COMPILED if line is None else str(line.get('failed', line.get('kernels'))).replace('|', '/')[:200]
 
 
-def run(cells: Iterable[Cell], kept: dict[Cell, dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def telling(kept: dict[Cell, dict[str, Any]]) -> list[Cell]:
+    """The cells of the document that have no line, the most telling first.
+
+    One recipe of each class on every topology and mesh, then all others but those of which a program took more than a
+    minute to compile, then these; of each what compiles soonest, then training steps, then those that recompute.
+    """
+    dear = {cell.recipe for cell, line in kept.items() if line.get('seconds', 0) > DEAR}
+    found = [
+        Cell(topology, mesh, recipe, name)
+        for (topology, mesh), (columns, recipes) in WANTED.items()
+        for name in SOONEST
+        if name in columns
+        for recipe in recipes
+        if name in programs.programs_of(recipe)
+    ]
+    rest = [cell for cell in found if cell not in kept]
+    return sorted(rest, key=lambda cell: (cell.recipe not in CLASSES, cell.recipe in dear, STEPS.get(cell.program, 0)))
+
+
+def run(cells: Iterable[Cell], kept: dict[Cell, dict[str, Any]], level: str = '') -> Iterator[dict[str, Any]]:
     """What became of the programs, as they are found."""
     find = functools.cache(topologies.find)
     for cell in cells:
-        yield describe(cell, find(cell.topology), kept.get(cell))
+        yield describe(cell, find(cell.topology), kept.get(cell), level)
         jax.clear_caches()
 
 
@@ -181,22 +245,27 @@ if __name__ == '__main__':
     parser = argparse.ArgumentParser()
     parser.add_argument('--topology', default='H100x1')
     parser.add_argument('--mesh', default='')
+    parser.add_argument('--level', choices=LEVELS, default='')
     parser.add_argument('--write', action='store_true')
     parser.add_argument('--new', action='store_true')
+    parser.add_argument('--missing', action='store_true')
     parser.add_argument('--minutes', type=float, default=float('inf'))
     parser.add_argument('--programs', default=','.join(programs.PROGRAMS))
     parser.add_argument('recipes', nargs='*')
     options = parser.parse_args()
     until = time.monotonic() + 60 * options.minutes
+    kept = read() if options.write or options.new or options.missing else {}
     wanted = [
         Cell(options.topology, options.mesh, recipe, name)
         for recipe in options.recipes or ZOO
         for name in _programs(recipe, options.programs.split(','))
     ]
-    kept = read() if options.write or options.new else {}
-    for line in run((cell for cell in wanted if not (options.new and cell in kept)), kept):
+    if options.missing:
+        wanted = [cell for cell in telling(kept) if not options.recipes or cell.recipe in options.recipes]
+    left = [cell for cell in wanted if not (options.new and cell in kept)]
+    for line in run(left, kept, options.level):
         print(json.dumps(line), flush=True)
         if options.write:
             write(line)
         if time.monotonic() > until:
-            sys.exit('the minutes given are over; the same command with --new goes on')
+            sys.exit('the minutes given are over; the same command with --new or --missing goes on')

@@ -68,10 +68,10 @@ def test_a_program_that_is_as_it_was_is_not_compiled_again():
     ('topology', 'programs', 'recipe'),
     [
         *(('v5e:2x2', ','.join(PROGRAMS), recipe) for recipe in table.CLASSES),
-        *(('v5p:2x2x1', 'training step', recipe) for recipe in table.CLASSES),
-        *(('v6e:2x2', 'training step', recipe) for recipe in table.CLASSES),
+        *(('v5p:2x2x1', 'training step,decoding step', recipe) for recipe in table.CLASSES),
+        *(('v6e:2x2', 'training step,decoding step', recipe) for recipe in table.CLASSES),
         *(
-            ('v5e:2x2', 'training step', recipe)
+            ('v5e:2x2', 'training step,prefill,decoding step', recipe)
             for recipe in ('nsa', 'uniattn', 'griffin', 'based', 'kda', 'mla', 'sparsemax', 'base_conv', 'samba')
         ),
     ],

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from attnlab.evals.measured import Measured, of_documents, of_examples, of_seeds
+from attnlab.evals.measured import SHARE, Measured, of_documents, of_examples, of_seeds
 
 RUNS = 2000
 ERROR = 3 * np.sqrt(0.95 * 0.05 / RUNS)
@@ -85,6 +85,13 @@ def test_intervals_end_where_the_quantity_does():
     wide = Measured(0.9, 0.7, 1.1, 3, 'seeds').within(0.0, 1.0)
     assert (wide.low, wide.mean, wide.high) == (0.7, 0.9, 1.0)
     assert Measured(0.9, None, None, 1, 'one').within(0.0, 1.0).low is None
+
+
+def test_a_value_that_is_not_in_the_middle_of_its_interval_is_shown_with_its_ends():
+    accuracies = of_seeds([0.9, 0.99, 1.0])
+    assert accuracies.text(2) == '0.96 ± 0.14' and accuracies.within(*SHARE).text(2) == '0.96 [0.83, 1.00]'
+    assert accuracies.negated().within(-1.0, 0.0).text(2) == '-0.96 [-1.00, -0.83]'
+    assert Measured(0.5, 0.48, 0.5199, 1024, 'examples').text(3) == '0.500 ± 0.020'
 
 
 def test_one_value_has_no_interval_and_two_have_a_range():

@@ -7,7 +7,7 @@ import pathlib
 import pytest
 
 from attnlab.errors import UserError
-from attnlab.evals.measured import of_seeds
+from attnlab.evals.measured import SHARE, of_seeds
 from attnlab.experiment.experiment import SIZES, Experiment, load_module
 from attnlab.experiment.published import Published, PublishedPlot, claims_of, measured, published_table, verdict
 from attnlab.experiment.results import markdown
@@ -61,6 +61,14 @@ def test_the_noise_of_the_test_set_is_in_the_interval():
     assert str(verdict(CLAIM, measured(rows))) == 'differs: by +0.02'
     assert str(verdict(CLAIM, measured([row | {'noise': 0.02} for row in rows]))) == 'agrees'
     assert measured([row | {'noise': None} for row in rows]).half_width == pytest.approx(0, abs=1e-9)
+
+
+def test_the_interval_of_an_accuracy_ends_at_one():
+    claim = dataclasses.replace(CLAIM, value=0.98, direction='at least', bounds=SHARE)
+    rows = [{'value': value} for value in (0.986, 0.986, 0.994)]
+    (_, line) = published_table(claims_of(claim), rows)
+    assert line[2] == '0.9887 [0.9772, 1.0000]'
+    assert max(PublishedPlot(claims_of(claim)).figure(rows).axes[0].get_ylim()) < 1.01
 
 
 def test_a_spread_below_zero_is_refused():

@@ -1,6 +1,7 @@
 """Calls of cores whose work is divided over virtual devices, compared with the same calls on one.
 
-On more devices than the tests have, in a process of its own: `python -m tests.functional.divided data=2 tensor=4`.
+On more devices than the tests have, in a process of its own: `python -m tests.functional.divided data=2 tensor=4`; with
+`interpreted` as the first word the calls in `KERNELS`, by interpreted kernels.
 """
 
 import contextlib
@@ -30,7 +31,8 @@ from pallas_kernels import (
 )
 
 if __name__ == '__main__':
-    SIZES = {axis: int(size) for axis, size in (word.split('=') for word in sys.argv[1:])}
+    INTERPRETED = sys.argv[1] == 'interpreted'
+    SIZES = {axis: int(size) for axis, size in (word.split('=') for word in sys.argv[1 + INTERPRETED :])}
     jax.config.update('jax_num_cpu_devices', math.prod(SIZES.values()))
     jax.config.update('jax_default_matmul_precision', 'highest')
 
@@ -107,6 +109,9 @@ CALLS = {
     'long convolution': Call(
         cores.long_conv, {'x': noise('x', B, T, D), 'kernel': noise('kernel', T, D)}, {'segments': DOCUMENTS}
     ),
+    'long convolution of few channels': Call(
+        cores.long_conv, {'x': noise('x', B, T, 3), 'kernel': noise('kernel', 5, 3)}, {}
+    ),
     'selective scan': Call(
         cores.selective_scan, SELECTIVE | {'state': noise('state', B, D, N)}, {'segments': DOCUMENTS}
     ),
@@ -114,6 +119,11 @@ CALLS = {
     'linear attention, scalar': Call(
         cores.linear_attention,
         HEADS | {'log_decay': fading('decay', B, T, H), 'state': noise('state', B, H, K, V)},
+        {'segments': DOCUMENTS},
+    ),
+    'sums of linear attention': Call(
+        cores.linear_attention_sums,
+        {'q': HEADS['q'], 'k': HEADS['k'], 'log_decay': fading('decay', B, T, H), 'state': noise('state', B, H, K)},
         {'segments': DOCUMENTS},
     ),
     'linear attention, constant': Call(cores.linear_attention, HEADS | {'log_decay': fading('decay', H)}),
@@ -149,6 +159,17 @@ CALLS = {
     'cross entropy': Call(cores.cross_entropy, LOSS, {'labels': LABELS}),
     'cross entropy, every term': Call(cores.cross_entropy, LOSS, {'labels': LABELS, 'z_loss': 0.1, 'soft_cap': 2.0}),
 }
+
+KERNELS = (
+    'attention, every term',
+    'linear scan',
+    'selective scan',
+    'linear attention, scalar',
+    'linear attention, vector',
+    'delta rule',
+    'cross entropy',
+)
+"""A call of every core that has kernels and is divided over devices."""
 
 GROUPS = {'q': noise('q', B, T, H, K), 'k': noise('k', B, T, 2, K), 'v': noise('v', B, T, 2, V)}
 
@@ -236,5 +257,5 @@ def check(name: str, devices: Mesh, *, interpreted: bool = False) -> None:
 
 
 if __name__ == '__main__':
-    for name in CALLS | (RINGS if 'sequence' in SIZES else {}):
-        check(name, mesh(**SIZES))
+    for name in KERNELS if INTERPRETED else CALLS | (RINGS if 'sequence' in SIZES else {}):
+        check(name, mesh(**SIZES), interpreted=INTERPRETED)

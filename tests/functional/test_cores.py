@@ -57,9 +57,15 @@ def test_time_over_two_devices_agrees_with_one(name):
     [
         ('attention', 'tensor'),
         ('linear attention, scalar', 'fsdp'),
+        ('linear scan', 'sequence'),
         ('cross entropy', 'tensor'),
-        pytest.param('attention', 'sequence', marks=pytest.mark.slow),
         pytest.param('a ring to both sides', 'sequence', marks=pytest.mark.slow),
+        *(
+            pytest.param(name, axis, marks=pytest.mark.slow)
+            for name in divided.KERNELS
+            for axis in ('data', 'tensor', 'sequence')
+            if (name, axis) not in {('linear scan', 'sequence'), ('cross entropy', 'tensor')}
+        ),
     ],
 )
 def test_two_devices_with_kernels_agree_with_one(name, axis):
@@ -168,6 +174,10 @@ def test_classes_that_do_not_exist_have_no_loss():
         ('data=2', 'tensor=4'),
         ('sequence=4',),
         ('sequence=8',),
+        ('interpreted', 'fsdp=2', 'tensor=2'),
+        ('interpreted', 'data=2', 'fsdp=2', 'tensor=2'),
+        ('interpreted', 'sequence=4'),
+        ('interpreted', 'sequence=8'),
     ],
     ids='-'.join,
 )

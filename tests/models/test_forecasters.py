@@ -15,12 +15,12 @@ from attnlab.context import Context
 from attnlab.data.series.drawn import Autoregression, DrawnSeries
 from attnlab.errors import UserError
 from attnlab.mixers.softmax.attention import Attention
-from attnlab.models.forecasters import LinearForecaster, SegmentForecaster, StackForecaster
+from attnlab.models.forecasters import LinearForecaster, PromptedForecaster, SegmentForecaster, StackForecaster
 from attnlab.models.heads.affine import AffineHead, SparseAffineHead
 from attnlab.models.heads.distributional import AtomsHead
 from attnlab.models.heads.quantile import MixtureDensityHead, QuantileHead
 from attnlab.models.heads.regression import RegressionHead
-from attnlab.models.heads.segments import NextSegmentHead
+from attnlab.models.heads.segments import MixedSegmentHead, NextSegmentHead
 from attnlab.models.inputs.series import VariatesApart, VariatesAsTokens, VariatesTogether
 from attnlab.models.predictor import Distributional, Predictor, Stacked
 from attnlab.models.stack import Stack
@@ -313,4 +313,65 @@ def test_segments_have_the_units_of_their_window():
     )
     np.testing.assert_allclose(far, 9 * near, rtol=1e-3)
     with pytest.raises(UserError, match='the look-back must be whole segments'):
-        forecast(stacked(functools.partial(VariatesApart, patch=4), kind=SegmentForecaster, head=NextSegmentHead))
+        forecast(stacked(functools.partial(VariatesApart, patch=2), kind=SegmentForecaster, head=NextSegmentHead))
+
+
+def test_a_look_back_of_more_segments_is_read_too():
+    """What is put before the look-back is read as segments of it, and the forecast is of the last."""
+    model = segmented()
+    longer = jnp.concatenate([noise(2, 8, VARIATES, seed=9), X], axis=1)
+    found = model.logits(model.hidden(longer, Context.full(2, LOOKBACK + 8))[0])
+    assert found.shape == (2, VARIATES, HORIZON)
+    assert not np.allclose(found, forecast(model), atol=1e-4)
+    with pytest.raises(UserError, match='is for a look-back of 12 rows'):
+        forecast(model, X[:, :10])
+
+
+def prompted(**options):
+    return stacked(
+        functools.partial(VariatesApart, patch=4, read_from='all'),
+        kind=PromptedForecaster,
+        head=functools.partial(MixedSegmentHead, experts=2),
+        **options,
+    )
+
+
+def test_texts_of_segments_are_read_by_the_same_layers():
+    """Shares of segment and text by hand; a text is what the layers make of its last character."""
+    model = prompted()
+    share = 1 / (1 + np.exp(-float(model.gate[0])))
+    steps = np.asarray(X).swapaxes(1, 2).reshape(-1, 4)
+    texts = []
+    for segment in steps:
+        text = f'mean {segment.mean():+.2f} deviation {segment.std():+.2f} change {segment[-1] - segment[0]:+.2f}'
+        letters = jnp.asarray([list(text.encode())], jnp.int32)
+        out, _ = model.stack(model.embedding(letters), Context.full(*letters.shape))
+        texts.append(np.asarray(model.norm(out))[0, -1])
+    texts = np.stack(texts).reshape(2 * VARIATES, 3, 8)
+    expected = share * np.asarray(model.patches(X)) + (1 - share) * texts
+    np.testing.assert_allclose(model.embed(X, CTX), expected, rtol=1e-3, atol=1e-4)
+
+
+def test_experts_are_weighed_by_the_token():
+    head = prompted().head
+    hidden = noise(5, 8)
+    logits = np.asarray(hidden) @ np.asarray(head.gate.weight) + np.asarray(head.gate.bias)
+    shares = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    mixed = sum(shares[:, [k]] * (np.asarray(hidden) @ np.asarray(head.experts)[k]) for k in range(2))
+    expected = mixed @ np.asarray(head.linear.weight) + np.asarray(head.linear.bias)
+    np.testing.assert_allclose(head.predicted(hidden), expected, rtol=1e-3, atol=1e-4)
+
+
+def test_a_text_knows_no_later_segment_and_passes_no_gradient():
+    model = prompted()
+    changed = X.at[:, 8:].add(1.0)
+    same = np.isclose(predictions(model), predictions(model, changed), atol=1e-6).all(axis=(0, 1, 3))
+    np.testing.assert_array_equal(same, [True, True, False])
+    gradients = nnx.grad(lambda model: jnp.sum(jnp.square(predictions(model))))(model)
+    assert not np.any(gradients['embedding']['weight'][...])
+    for name in ('patches', 'gate', 'head'):
+        assert all(np.any(leaf) for leaf in jax.tree.leaves(gradients[name])), name
+
+
+def predictions(model, x=X):
+    return model.head.predicted(model.head.divided(model.hidden(x, CTX)[0][..., :-2])[0])

@@ -70,7 +70,7 @@ def test_the_command_prints_lines_for_grep_and_json(capsys):
 
 
 @pytest.mark.parametrize(
-    'name', ['sweeps/language', 'recall', 'long_range', 'grokking', 'images', 'series', 'separation']
+    'name', ['sweeps/language', 'recall', 'long_range', 'grokking', 'images', 'series', 'separation', 'dynamics']
 )
 def test_other_configs_are_printed_too(name):
     file = io.StringIO()

@@ -1,6 +1,7 @@
 """A session on a GPU, rehearsed on a CPU: whatever becomes of a case, no other is lost."""
 
 import json
+import os
 import pathlib
 import signal
 import subprocess
@@ -13,7 +14,7 @@ import pytest
 
 from pallas_kernels import tiling, tuning
 from scripts.session import cases, expected, lines, parent, preparation, report
-from scripts.session.stages import correct, tune
+from scripts.session.stages import correct, limits, sanitize, tune
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 SCRIPT = ROOT / 'scripts' / 'gpu_session.py'
@@ -25,6 +26,9 @@ EXPECTED = {
     'correct/softmax/one/float32/mosaic_gpu': 'ok',
     'correct/softmax/one/float32/xla': 'ok',
     'correct/linear_scan/one/float32/xla': 'ok',
+    'limits/offsets/4096 x 256': 'ok',
+    'limits/softmax/one/bfloat16/mosaic_gpu': 'ok',
+    'sanitize/softmax': 'skipped',
     TUNED: 'ok',
     'rehearsal/right': 'ok',
     'rehearsal/hang': 'timeout',
@@ -45,7 +49,7 @@ def start(*arguments):
 @pytest.fixture(scope='module')
 def prepared(tmp_path_factory):
     folder = tmp_path_factory.mktemp('session')
-    assert preparation.prepare(folder, ['check', 'correct', 'tune', 'rehearsal'], small=True) == 0
+    assert preparation.prepare(folder, ['check', 'correct', 'limits', 'sanitize', 'tune', 'rehearsal'], small=True) == 0
     return folder
 
 
@@ -97,7 +101,7 @@ def test_a_resumed_session_leaves_out_what_is_ok_and_ends_cleanly_when_told_to(p
     found = lines.read([tmp_path / 'session.jsonl'])
     assert {line['id'] for line in found} <= {name for name, status in EXPECTED.items() if status != 'ok'}
     assert {line['id']: line['status'] for line in found}['rehearsal/hang'] == 'skipped', printed
-    assert '8 were ok before; the session was stopped' in printed
+    assert '10 were ok before; the session was stopped' in printed
     assert not alive(f'--from={prepared}')
     merged = lines.newest([ran / 'session.jsonl', tmp_path / 'session.jsonl'])
     assert merged.keys() == EXPECTED.keys()
@@ -182,6 +186,50 @@ def test_a_number_that_is_off_is_found_with_its_place(change, prepared, monkeypa
     assert json.loads(json.dumps(line, allow_nan=False)) == line
 
 
+@pytest.mark.parametrize(
+    ('tool', 'status', 'reason'),
+    [
+        ('shift 2; exec "$@"', 'ok', None),
+        (
+            'echo "========= COMPUTE-SANITIZER"; echo "========= Invalid __global__ write of size 4 bytes"; '
+            'echo "=========     at softmax_forward+0x40"; exit 9',
+            'wrong',
+            'Invalid __global__ write of size 4 bytes at softmax_forward+0x40',
+        ),
+        ('exit 3', 'failed', 'under compute-sanitizer the case ended with status 3'),
+    ],
+    ids=['clean', 'found', 'broken'],
+)
+def test_what_the_sanitizer_says_is_the_result(tool, status, reason, prepared, tmp_path, monkeypatch):
+    (tmp_path / sanitize.TOOL).write_text(f'#!/bin/sh\n{tool}\n')
+    (tmp_path / sanitize.TOOL).chmod(0o755)
+    monkeypatch.setenv('PATH', f'{tmp_path}{os.pathsep}{os.environ["PATH"]}')
+    (case,) = sanitize.cases(small=True)
+    line = sanitize.run(case, prepared)
+    assert (line['status'], line.get('reason')) == (status, reason)
+    assert (line.get('served') == 'mosaic_gpu') == (status == 'ok')
+
+
+def test_last_rows_that_are_those_of_others_are_found(monkeypatch):
+    case, _ = limits.cases(small=True)
+    form = limits.pallas_kernels.softmax
+    of_others = lambda x, implementation: form(jax.numpy.roll(x, 1, 0), implementation='xla')  # noqa: E731
+    monkeypatch.setattr(limits.pallas_kernels, 'softmax', of_others)
+    monkeypatch.setattr(jax, 'clear_caches', lambda: None)
+    line = limits.run(case, pathlib.Path())
+    assert line['status'] == 'wrong' and line['reason'].startswith('last rows [')
+
+
+def test_two_runs_that_differ_in_a_bit_are_told_apart():
+    one = np.ones((2, 3), np.float32)
+    other = one.copy()
+    assert limits.difference('output', one, other) is None
+    other[1, 2] = np.nextafter(np.float32(1), 2)
+    assert limits.difference('output', one, other)['reason'] == 'two runs differ in 1 of 6 numbers of output'
+    # A zero of another sign is another result, though equal.
+    assert limits.difference('output', np.zeros(1), -np.zeros(1))['status'] == 'wrong'
+
+
 def test_when_the_minutes_are_over_nothing_is_begun(prepared, tmp_path, capsys):
     session = parent.Session(folder=prepared, out=tmp_path, minutes=0)
     assert parent.run(session, None, ()) == parent.OK
@@ -234,6 +282,9 @@ def test_every_case_has_a_name_of_its_own_and_those_of_rehearsals_are_not_among_
     # Every core's kernel, every contender and a recipe of every class.
     for wanted in (
         *(f'check/{core}/' for core in cases.CORES),
+        *(f'sanitize/{core}' for core in cases.CORES),
+        *(f'limits/{core}/' for core in cases.CORES),
+        'limits/offsets/2147483648 x 50304',
         'correct/attention/masked, softpick/bfloat16/mosaic_gpu',
         'peers/cuDNN/attention/Softmax/forward and backward',
         'peers/flash-linear-attention/delta_rule/vector/',

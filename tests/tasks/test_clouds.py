@@ -12,7 +12,7 @@ from attnlab.data.long_range.drawn import Drawn
 from attnlab.data.vision.clouds import Parts
 from attnlab.data.vision.shapes import Count
 from attnlab.errors import UserError
-from attnlab.tasks.clouds import FEATURES, OccupiedSegmentation, PointSegmentation, voxels_of
+from attnlab.tasks.clouds import FEATURES, OccupiedSegmentation, PointSegmentation, SparseSegmentation, voxels_of
 from attnlab.tasks.task import Guessable, Sliced, Task, context
 from attnlab.train.setup import prepare
 from tests.tasks.test_images import Oracle
@@ -114,3 +114,12 @@ def test_mistakes_are_named():
         PointSegmentation(Drawn(Count()))
     with pytest.raises(UserError, match='side of PointSegmentation is 0'):
         PointSegmentation(SMALL, side=0)
+
+
+def test_voxels_without_points_are_empty_places():
+    task = SparseSegmentation(side=4)
+    row, whole = (kind.source('train', kind.data.kind.length)[2] for kind in (task, PointSegmentation(side=4)))
+    assert row['segments'].shape == (64,) and 0 < row['segments'].sum() < 64
+    assert set(np.flatnonzero(row['segments'])) == set(row['voxels'])
+    np.testing.assert_array_equal(row['tokens'], whole['tokens'])
+    assert task.packs and not task.example(task.data.kind.length)['segments'].any()

@@ -1,4 +1,4 @@
-"""TensorFlow Datasets builders of the Long Range Arena and of Speech Commands, without TensorFlow.
+"""TensorFlow Datasets builders of the Long Range Arena, of Speech Commands and of images, without TensorFlow.
 
 ListOps and Pathfinder are drawn; the others are converted from their official archives, which are downloaded and
 checked, or put in place by hand. Importing this module needs the extra `tfds`.
@@ -7,6 +7,7 @@ checked, or put in place by hand. Importing this module needs the extra `tfds`.
 import abc
 import hashlib
 import pathlib
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
@@ -17,12 +18,13 @@ from attnlab.data.archives import readable
 from attnlab.data.download import fetch
 from attnlab.data.long_range import images, retrieval, speech, text
 from attnlab.data.long_range.blocks import Blocks, Progress, draw_all
-from attnlab.data.long_range.dataset import Example
+from attnlab.data.long_range.dataset import Example, Kind
 from attnlab.data.long_range.drawn import Distribution
 from attnlab.data.long_range.listops import ListOps
 from attnlab.data.long_range.pathfinder import PATH_X, Pathfinder
 from attnlab.data.long_range.prepared import DATASETS
 from attnlab.data.text.builders import STORAGE, Bucket, Examples, OrderedBuilder, Splits
+from attnlab.data.vision import archives
 from attnlab.errors import UserError
 
 
@@ -232,6 +234,102 @@ class AanBuilder(ArchiveBuilder, skip_registration=True):  # type: ignore[call-a
         return archive
 
 
+def colours(kind: Kind) -> dict[str, Any]:
+    """Features of images of three colours."""
+    shape, encoding = (kind.length, kind.channels), tfds.features.Encoding.BYTES
+    return {'x': tfds.features.Tensor(shape=shape, dtype=np.uint8, encoding=encoding), 'label': np.int32}
+
+
+class Cifar10ColoursBuilder(Cifar10Builder, skip_registration=True):  # type: ignore[call-arg]
+    """60,000 images of ten classes as 32 x 32 pixels of three colours (Krizhevsky 2009)."""
+
+    name = 'cifar10_colours'
+    features: ClassVar = colours(archives.CIFAR10_COLOURS)
+
+    def _converted(self, archive: pathlib.Path, split: str) -> Iterator[Example]:
+        return archives.cifar(archive, split, members=images.MEMBERS, labels=1)
+
+
+class Cifar100Builder(ArchiveBuilder, skip_registration=True):  # type: ignore[call-arg]
+    """60,000 images of a hundred classes as 32 x 32 pixels of three colours (Krizhevsky 2009)."""
+
+    name = 'cifar100'
+    features: ClassVar = colours(archives.CIFAR100)
+    homepage = 'https://www.cs.toronto.edu/~kriz/cifar.html'
+    url = 'https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz'
+    size = 168513733
+    sha256 = '58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec'
+
+    def _converted(self, archive: pathlib.Path, split: str) -> Iterator[Example]:
+        return archives.cifar(archive, split, members=re.compile(r'[^/]*/(train|test)\.bin'), labels=2)
+
+
+class ImagenetteBuilder(ArchiveBuilder, skip_registration=True):  # type: ignore[call-arg]
+    """13,394 photographs of ten classes as squares of 64 x 64 pixels of three colours (Howard 2019)."""
+
+    name = 'imagenette'
+    features: ClassVar = colours(archives.IMAGENETTE)
+    homepage = 'https://github.com/fastai/imagenette'
+    url = 'https://s3.amazonaws.com/fast-ai-imageclas/imagenette2-160.tgz'
+    size = 99003388
+    sha256 = '64d0c4859f35a461889e0147755a999a48b49bf38a7e0f9bd27003f10db02fe5'
+
+    def _converted(self, archive: pathlib.Path, split: str) -> Iterator[Example]:
+        return archives.imagenette(archive, split)
+
+
+class IdxBuilder(Builder, skip_registration=True):  # type: ignore[call-arg]
+    """A builder that converts the four files of MNIST, or of a set in their format.
+
+    Attributes:
+      folder: the address that they lie under.
+      parts: size in bytes and SHA-256 of each.
+    """
+
+    folder: ClassVar[str]
+    parts: ClassVar[Mapping[str, tuple[int, str]]]
+    features: ClassVar = {'x': sequence(np.uint8), 'label': np.int32}
+
+    def _split_generators(self, dl_manager: tfds.download.DownloadManager) -> Splits:
+        self.progress('downloading', 0, 0)
+        here = self._folder(dl_manager)
+        try:
+            for name, (size, digest) in self.parts.items():
+                fetch(f'{self.folder}/{name}', here / name, size=size, digest=digest)
+        except UserError as error:
+            raise UserError(f'{error}; {DATASETS[self.name].substitute}') from error
+        splits = dict.fromkeys(DATASETS[self.name].splits.values())
+        return {split: self._generate_examples(split, archives.idx(here, split)) for split in splits}
+
+
+class MnistBuilder(IdxBuilder, skip_registration=True):  # type: ignore[call-arg]
+    """70,000 handwritten digits as 28 x 28 grey pixels (LeCun et al. 1998)."""
+
+    name = 'mnist'
+    homepage = 'http://yann.lecun.com/exdb/mnist/'
+    folder = 'https://storage.googleapis.com/cvdf-datasets/mnist'
+    parts: ClassVar = {
+        'train-images-idx3-ubyte.gz': (9912422, '440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609'),
+        'train-labels-idx1-ubyte.gz': (28881, '3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c'),
+        't10k-images-idx3-ubyte.gz': (1648877, '8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6'),
+        't10k-labels-idx1-ubyte.gz': (4542, 'f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6'),
+    }
+
+
+class FashionMnistBuilder(IdxBuilder, skip_registration=True):  # type: ignore[call-arg]
+    """70,000 pieces of clothing as 28 x 28 grey pixels (Xiao et al. 2017)."""
+
+    name = 'fashion_mnist'
+    homepage = 'https://github.com/zalandoresearch/fashion-mnist'
+    folder = 'http://fashion-mnist.s3-website.eu-central-1.amazonaws.com'
+    parts: ClassVar = {
+        'train-images-idx3-ubyte.gz': (26421880, '3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84'),
+        'train-labels-idx1-ubyte.gz': (29515, 'a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845'),
+        't10k-images-idx3-ubyte.gz': (4422102, '346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073'),
+        't10k-labels-idx1-ubyte.gz': (5148, '67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5'),
+    }
+
+
 BUILDERS: Mapping[str, type[Builder]] = {
     builder.name: builder
     for builder in (
@@ -242,5 +340,10 @@ BUILDERS: Mapping[str, type[Builder]] = {
         Cifar10Builder,
         AanBuilder,
         SpeechCommandsBuilder,
+        MnistBuilder,
+        FashionMnistBuilder,
+        Cifar10ColoursBuilder,
+        Cifar100Builder,
+        ImagenetteBuilder,
     )
 }

@@ -16,6 +16,7 @@ from attnlab.data.long_range.pathfinder import PATH_X, Pathfinder
 from attnlab.data.long_range.retrieval import AAN
 from attnlab.data.long_range.speech import SPEECH_COMMANDS
 from attnlab.data.long_range.text import IMDB
+from attnlab.data.vision.archives import CIFAR10_COLOURS, CIFAR100, FASHION_MNIST, IMAGENETTE, MNIST
 from attnlab.errors import UserError, nearest
 
 FOLDER = '~/tensorflow_datasets'
@@ -52,6 +53,11 @@ DATASETS = {
     'cifar10': Preparable('Cifar10Builder', CIFAR10, _STANDARD, _PIXELS),
     'aan': Preparable('AanBuilder', AAN, _STANDARD, _BYTES),
     'speech_commands': Preparable('SpeechCommandsBuilder', SPEECH_COMMANDS, _STANDARD, _PIXELS),
+    'mnist': Preparable('MnistBuilder', MNIST, _STANDARD, _PIXELS),
+    'fashion_mnist': Preparable('FashionMnistBuilder', FASHION_MNIST, _STANDARD, _PIXELS),
+    'cifar10_colours': Preparable('Cifar10ColoursBuilder', CIFAR10_COLOURS, _STANDARD, _PIXELS),
+    'cifar100': Preparable('Cifar100Builder', CIFAR100, _STANDARD, _PIXELS),
+    'imagenette': Preparable('ImagenetteBuilder', IMAGENETTE, _STANDARD, _PIXELS),
 }
 """The data sets by name."""
 

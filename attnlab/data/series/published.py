@@ -135,8 +135,12 @@ PUBLISHED: Mapping[str, Published] = MappingProxyType(
             md5='9dd5a9c8f8f324e234938400f232fa08',
             blob='d72d0d7a5d5d06ecd1cf4c79396180b2962be101',
         ),
-        'weather': Published('weather.csv', 21, 52696, 144, every='minute'),
-        'ili': Published('national_illness.csv', 7, 966, 52, every='week'),
+        'weather': Published(
+            'weather.csv', 21, 52696, 144, blob='2c57f67fbe402293aad49611862165c9b3ecdcc8', every='minute'
+        ),
+        'ili': Published(
+            'national_illness.csv', 7, 966, 52, blob='ae0424af871366ecacc501399fcb730e9200458c', every='week'
+        ),
         'pems03': Published('PEMS03.npz', 358, 26208, 288, TRAFFIC_FLOW),
         'pems04': Published('PEMS04.npz', 307, 16992, 288, TRAFFIC_FLOW),
         'pems07': Published('PEMS07.npz', 883, 28224, 288, TRAFFIC_FLOW),

@@ -141,6 +141,38 @@ class Windows:
         return (start if self.split == SPLITS[0] else max(0, start - self.lookback)), end
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Prompted:
+    """Windows with the first rows of the training split put before every look-back, as a context to read.
+
+    The paper puts the first rows of a series before its look-back: Liu et al. 2024, https://arxiv.org/abs/2402.02370.
+
+    Attributes:
+      windows: of columns of which none is known ahead.
+      rows: how many are put before.
+    """
+
+    windows: Windows
+    rows: int
+
+    def __post_init__(self) -> None:
+        """Raises `UserError` for more rows than the training split has, and where something is known ahead."""
+        start, end = self.windows.series.borders[SPLITS[0]]
+        if self.rows > end - start or self.windows.series.known.shape[1]:
+            raise UserError(
+                f'prompt is {self.rows} rows of {end - start} of the training split, of a series with '
+                f'{self.windows.series.known.shape[1]} columns known ahead; it must be fewer, and nothing known'
+            )
+
+    def __len__(self) -> int:
+        return len(self.windows)
+
+    def __getitem__(self, index: int) -> Row:
+        row, start = self.windows[index], self.windows.series.borders[SPLITS[0]][0]
+        before = self.windows.series.values[start : start + self.rows]
+        return row | {'tokens': np.concatenate([before, row['tokens']])}
+
+
 def blank(variates: int, lookback: int, horizon: int, observed: int = 0, known: int = 0) -> Row:
     """A row of zeros, of so many columns that are forecast, observed and known."""
     rows = lookback + (horizon if known else 0)

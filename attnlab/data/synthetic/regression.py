@@ -77,7 +77,7 @@ class LinearRegression(Problem):
         x = (rng.standard_normal((count, self.dim)) * np.sqrt(self._spectrum)).astype(np.float32)
         weights = rng.standard_normal((self.dim, self.outputs))
         weights[rng.permutation(self.dim)[self._active :]] = 0
-        y = self._represent(x) @ weights + self.noise * rng.standard_normal((count, self.outputs))
+        y = represented(x, self.layers) @ weights + self.noise * rng.standard_normal((count, self.outputs))
         tokens = np.zeros((length, self.features), np.float32)
         tokens[::2, : self.dim] = x
         tokens[1::2, : self.outputs] = y
@@ -91,7 +91,7 @@ class LinearRegression(Problem):
         return fitting(length, {name: variant for name, variant in changed.items() if variant != self})
 
     def baselines(self, example: Example) -> dict[str, np.ndarray]:
-        x = self._represent(example.tokens[::2, : self.dim])
+        x = represented(example.tokens[::2, : self.dim], self.layers)
         y = example.targets.astype(np.float64)
         predictions = {
             'ridge': ridge_predictions(x, y, self._penalty),
@@ -113,15 +113,6 @@ class LinearRegression(Problem):
         eigenvalues = np.arange(1, self.dim + 1) ** -self.decay
         return eigenvalues * self.dim / eigenvalues.sum()
 
-    def _represent(self, x: np.ndarray) -> np.ndarray:
-        hidden = x.astype(np.float64)
-        for weight in _layers(self.dim, self.layers):
-            hidden = hidden @ weight
-            hidden = np.maximum(hidden, 0.1 * hidden)
-        if self.layers:
-            hidden *= np.sqrt(self.dim) / np.linalg.norm(hidden, axis=1, keepdims=True)
-        return hidden
-
     def _step_predictions(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
         spectrum = np.ones(self.dim) if self.layers else self._spectrum
         before = np.arange(len(x))[:, None]
@@ -131,21 +122,39 @@ class LinearRegression(Problem):
         return np.einsum('n d, n d, n d o -> n o', x, scale, moments)
 
 
-def ridge_predictions(x: np.ndarray, y: np.ndarray, penalty: float) -> np.ndarray:
-    """The ridge-regression prediction at each point from the points before it, `n o`, by recursive least squares.
+def represented(x: np.ndarray, layers: int) -> np.ndarray:
+    """A fixed random network of points, of norm `sqrt(dim)`, `n dim`; with no layers the points themselves."""
+    hidden = x.astype(np.float64)
+    for weight in _layers(x.shape[1], layers):
+        hidden = hidden @ weight
+        hidden = np.maximum(hidden, 0.1 * hidden)
+    if layers:
+        hidden *= np.sqrt(x.shape[1]) / np.linalg.norm(hidden, axis=1, keepdims=True)
+    return hidden
 
-    With `penalty` 0 it is that of the minimum-norm solution.
+
+def ridge_predictions(x: np.ndarray, y: np.ndarray, penalty: float) -> np.ndarray:
+    """The ridge-regression prediction at each point from the points before it, `n o`; see `posterior_predictions`."""
+    return posterior_predictions(x, y, penalty)[0]
+
+
+def posterior_predictions(x: np.ndarray, y: np.ndarray, penalty: float) -> tuple[np.ndarray, np.ndarray]:
+    """Mean `n o` and variance `n` of the value at each point, given the points before it, by recursive least squares.
+
+        y_i = w . x_i + e_i,   w ~ N(0, I),   e_i ~ N(0, penalty)
+
+    The mean is the prediction of ridge regression; with `penalty` 0 it is that of the minimum-norm solution.
     """
     covariance, weights = np.eye(x.shape[1]), np.zeros((x.shape[1], y.shape[1]))
-    predictions = np.empty_like(y)
+    predictions, variances = np.empty_like(y), np.empty(len(y))
     for i, (point, value) in enumerate(zip(x, y, strict=True)):
         predictions[i] = point @ weights
         direction = covariance @ point
-        variance = point @ direction + penalty
-        if variance > SINGULAR * (point @ point):
-            weights += np.outer(direction, value - predictions[i]) / variance
-            covariance -= np.outer(direction, direction) / variance
-    return predictions
+        variances[i] = point @ direction + penalty
+        if variances[i] > SINGULAR * (point @ point):
+            weights += np.outer(direction, value - predictions[i]) / variances[i]
+            covariance -= np.outer(direction, direction) / variances[i]
+    return predictions, variances
 
 
 @functools.lru_cache(maxsize=8)

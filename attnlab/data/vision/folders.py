@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import io
 import pathlib
 from collections.abc import Mapping
 from typing import Any
@@ -91,15 +92,18 @@ def image_folder(path: str, *, size: int = 32, channels: int = 3) -> ImageFolder
     return ImageFolder(path=path, classes=tuple(_classes(_training(root))), size=size, channels=channels)
 
 
-def read_image(path: pathlib.Path, size: int, channels: int) -> UInt8[np.ndarray, 'height width *channels']:
+def read_image(
+    path: pathlib.PurePath, size: int, channels: int, content: io.BytesIO | None = None
+) -> UInt8[np.ndarray, 'height width *channels']:
     """Reads an image as a square of `size` pixels; grey where there is one channel.
 
+    It just covers the square, and is cut around its middle. With `content` that is read, and `path` names it in errors.
     Raises `UserError` for a file that is no image.
     """
     from PIL import Image, ImageOps, UnidentifiedImageError
 
     try:
-        with Image.open(path) as image:
+        with Image.open(pathlib.Path(path) if content is None else content) as image:
             upright = ImageOps.exif_transpose(image).convert('L' if channels == 1 else 'RGB')
             return np.asarray(ImageOps.fit(upright, (size, size), Image.Resampling.BILINEAR))
     except (OSError, UnidentifiedImageError, Image.DecompressionBombError, ValueError, SyntaxError) as error:

@@ -150,6 +150,10 @@ class RWKV6(Mixer):
             state = RWKV6State(memory, shift, ctx.segments_or_ones()[:, -1])
         return self.output(self.norm(y).reshape(x.shape) * jax.nn.silu(self.gate(inputs[GATE]))), state
 
+    @property
+    def divides_time(self) -> bool:
+        return True
+
     def init_state(self, batch: int, length: int, dtype: DTypeLike) -> RWKV6State:
         """Returns an empty memory; its size does not depend on `length`."""
         memory = jnp.zeros((batch, self.heads, self.channels, self.channels), state_dtype(dtype))

@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 
 from attnlab.context import Context
 from attnlab.errors import UserError
-from attnlab.functional.recurrences import document_starts, no_segment, state_dtype
+from attnlab.functional.recurrences import almost_linear, document_starts, no_segment, state_dtype
 from attnlab.mixers.mixer import Mixer
 from attnlab.nn.parameter import param
 from attnlab.nn.projections import Linear
@@ -58,7 +58,7 @@ class AlmostLinearRNN(Mixer):
             raise UserError(f'rectified is {rectified}; it must be at most the width of the state, {width}')
         self.linear = width - rectified
         self.input = Linear(dim, width, bias=True, rngs=rngs)
-        self.diagonal = param(_stable_diagonal, (width,), axes=(None,), group='dynamics', rngs=rngs)
+        self.diagonal = param(stable_diagonal, (width,), axes=(None,), group='dynamics', rngs=rngs)
         small = nnx.initializers.normal(0.01)
         self.recurrent = param(small, (width, width), axes=(None, None), group='dynamics', rngs=rngs)
         self.output = Linear(width, dim, axes=('heads', 'embed'), rngs=rngs)
@@ -72,9 +72,7 @@ class AlmostLinearRNN(Mixer):
         def step(hidden: Array, inputs: tuple[Array, Array]) -> tuple[Array, Array]:
             driven, start = inputs
             hidden = jnp.where(start[:, None], 0, hidden)
-            rectified = jnp.concatenate([hidden[:, : self.linear], jax.nn.relu(hidden[:, self.linear :])], axis=1)
-            read = jnp.matmul(rectified, recurrent, precision='highest')
-            hidden = diagonal[None] * hidden + read + driven
+            hidden = almost_linear(hidden, diagonal, recurrent, self.linear) + driven
             return hidden, hidden
 
         segments = ctx.segments_or_ones()
@@ -91,7 +89,7 @@ class AlmostLinearRNN(Mixer):
         return AlmostLinearState(jnp.zeros((batch, self.diagonal.shape[0]), state_dtype(dtype)), no_segment(batch))
 
 
-def _stable_diagonal(key: jax.Array, shape: Shape[int], dtype: DTypeLike) -> Array:
+def stable_diagonal(key: jax.Array, shape: Shape[int], dtype: DTypeLike) -> Array:
     """The diagonal of a positive definite matrix over its largest eigenvalue: decays near one, none above."""
     (width,) = shape
     draws = jax.random.normal(key, (width, width), dtype)

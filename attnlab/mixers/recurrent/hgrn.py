@@ -98,6 +98,10 @@ class HGRN(Mixer):
             state = HGRNState(parts(last), segments[:, -1])
         return self.output(self.norm(parts(h).astype(x.dtype)) * jax.nn.silu(self.gate(x))), state
 
+    @property
+    def divides_time(self) -> bool:
+        return True
+
     def init_state(self, batch: int, length: int, dtype: DTypeLike) -> HGRNState:
         """Returns zeros; their number does not depend on `length`."""
         del length

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax import Array
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Shaped
 
-from attnlab.context import Context
+from attnlab.context import PADDING, Context
 from attnlab.errors import UserError
 from attnlab.functional.dense import softmax
 from attnlab.functional.grids import coordinates, required_grid
@@ -25,13 +25,16 @@ from attnlab.nn.projections import Linear
 from attnlab.typing import Sequence
 
 Volume = tuple[int, int, int]
-Windows = Float[Array, 'n s h k']
+Windows = Shaped[Array, 'n s h k']
+Occupied = Bool[Array, 'b t']
+"""Whether there is anything at a place."""
 
 
 class LocalEnhancement(Module):
     """`[norm(x W_1 + c_1) | norm(gelu(norm(conv(x))) W_2 + c_2)]`, each half of the channels.
 
-    `conv` is depthwise, 3 x 3 x 3. Norms are over channels, where the paper normalises over the batch.
+    `conv` is depthwise, 3 x 3 x 3, and reads zeros where a place is empty, which makes it the sparse one of the paper
+    at places that are not. Norms are over channels, where the paper normalises over the batch.
     """
 
     def __init__(self, dim: int, *, rngs: nnx.Rngs):
@@ -41,8 +44,9 @@ class LocalEnhancement(Module):
         self.inner = LayerNorm(dim, rngs=rngs)
         self.first, self.second = (LayerNorm(size, rngs=rngs) for size in (dim - dim // 2, dim // 2))
 
-    def __call__(self, x: Sequence, grid: Volume) -> Sequence:
-        near = self.conv(x.reshape(x.shape[0], *grid, -1)).reshape(x.shape)
+    def __call__(self, x: Sequence, grid: Volume, there: Occupied | None = None) -> Sequence:
+        around = x if there is None else jnp.where(there[..., None], x, 0)
+        near = self.conv(around.reshape(x.shape[0], *grid, -1)).reshape(x.shape)
         near = self.around(gelu_exact(self.inner(near)))
         return jnp.concatenate([self.first(self.plain(x)), self.second(near)], axis=-1)
 
@@ -57,8 +61,8 @@ class PlaneAttention(TwoSided):
     A window is `side` tokens long on two axes and one on the third. `A`, `B` and `C` are sums over the axes of learned
     vectors, one for every offset on an axis and head, which the three kinds of windows share. `enhance` is
     `LocalEnhancement`. `shifted` windows start half a side before the grid. Windows reach beyond the grid, where there
-    is nothing; an image is a volume of depth 1. Where heads do not divide by three the first kinds have one more.
-    Duan et al. 2023, https://arxiv.org/abs/2312.11112.
+    is nothing; an image is a volume of depth 1. Places of segment 0 are empty: nothing is read there. Where heads do
+    not divide by three the first kinds have one more. Duan et al. 2023, https://arxiv.org/abs/2312.11112.
 
     Raises `UserError` for heads that do not divide `dim`, for fewer than three, and without a grid.
 
@@ -87,16 +91,19 @@ class PlaneAttention(TwoSided):
     def __call__(self, x: Sequence, ctx: Context, state: None = None) -> tuple[Sequence, None]:
         grid = required_grid(ctx, type(self).__name__)
         volume: Volume = (1, *grid) if len(grid) == 2 else grid
+        there = None if ctx.segments is None else ctx.segments > PADDING
         shape = (*x.shape[:2], self.heads, self.key_dim)
-        q, k, v = (part.reshape(shape) for part in jnp.split(self.qkv(self.before(x, volume)), 3, axis=-1))
+        q, k, v = (part.reshape(shape) for part in jnp.split(self.qkv(self.before(x, volume, there)), 3, axis=-1))
         ends = list(itertools.accumulate((len(part) for part in np.array_split(range(self.heads), 3)), initial=0))
         reads = [
-            self._in_planes(q[:, :, part], k[:, :, part], v[:, :, part], volume, axis)
+            self._in_planes(q[:, :, part], k[:, :, part], v[:, :, part], there, volume, axis)
             for axis, part in enumerate(itertools.starmap(slice, itertools.pairwise(ends)))
         ]
-        return self.output(self.after(jnp.concatenate(reads, axis=2).reshape(x.shape), volume)), None
+        return self.output(self.after(jnp.concatenate(reads, axis=2).reshape(x.shape), volume, there)), None
 
-    def _in_planes(self, q: Array, k: Array, v: Array, grid: Volume, across: int) -> Float[Array, 'b t h k']:
+    def _in_planes(
+        self, q: Array, k: Array, v: Array, occupied: Occupied | None, grid: Volume, across: int
+    ) -> Float[Array, 'b t h k']:
         """The reads of windows that are flat on the axis `across`."""
         window: Volume = tuple(1 if axis == across else self.side for axis in range(3))  # type: ignore[assignment]
         before = [0 if size == 1 else self.shift for size in window]
@@ -115,7 +122,10 @@ class PlaneAttention(TwoSided):
         scores = scale * jnp.einsum('nihk,njhk->nhij', queries, keys, preferred_element_type=wide)
         scores = scores + scale * jnp.einsum('nihk,ijhk->nhij', queries.astype(wide), moved[0])
         scores = scores + jnp.einsum('njhk,ijhk->nhij', keys.astype(wide), moved[1])
-        visible = jnp.tile(seen, (q.shape[0], 1))[:, None, None]
+        visible = jnp.tile(seen, (q.shape[0], 1))
+        if occupied is not None:
+            visible = visible & _windows(occupied[..., None, None], grid, around, window)[..., 0, 0]
+        visible = visible[:, None, None]
         weights = softmax(scores, jnp.broadcast_to(visible, scores.shape))
         read = jnp.einsum('nhij,njhk->nihk', weights, values.astype(wide)) + jnp.einsum(
             'nhij,ijhk->nihk', weights, moved[2]
@@ -125,7 +135,7 @@ class PlaneAttention(TwoSided):
         return whole[(slice(None), *inside)].reshape(q.shape).astype(q.dtype)
 
 
-def _windows(x: Float[Array, 'b t h k'], grid: Volume, around: list[tuple[int, int]], window: Volume) -> Windows:
+def _windows(x: Shaped[Array, 'b t h k'], grid: Volume, around: list[tuple[int, int]], window: Volume) -> Windows:
     """Tokens by window, those of a row of the batch one after another."""
     placed = jnp.pad(x.reshape(x.shape[0], *grid, *x.shape[2:]), [(0, 0), *around, (0, 0), (0, 0)])
     return _cut(placed.reshape(*placed.shape[:4], -1), window).reshape(-1, np.prod(window), *x.shape[2:])

@@ -5,7 +5,9 @@ import dataclasses
 import math
 
 from flax import nnx
+from jax import Array
 from jax.typing import DTypeLike
+from jaxtyping import Float
 
 from attnlab.context import Context
 from attnlab.errors import UserError
@@ -34,6 +36,11 @@ class Inputs(Module):
     @abc.abstractmethod
     def __call__(self, tokens: Tokens | Features, dtype: DTypeLike | None = None) -> Embedded:
         """The activations, of type `dtype` (`None`: of the inputs' own, or the table's)."""
+
+    def condition(self, tokens: Tokens | Features) -> Float[Array, 'b m'] | None:
+        """What the layers are told of a row besides its tokens; `None`: nothing."""
+        del tokens
+        return None
 
     def context(self, ctx: Context) -> Context:
         """The context of the activations: `ctx` with the grid.

@@ -166,6 +166,57 @@ class Patches(Inputs):
         return self.positions()
 
 
+class ToldPatches(Patches):
+    """Images whose layers are told what a row is about, by numbers that stand behind those of its pixels.
+
+        c = silu(u W_1 + b_1) W_2 + b_2
+
+    Inputs are `b t (channels + told)`; `u` is the last `told` numbers of the first pixel, and `c` the condition of the
+    context, of the model's width, which `attnlab.blocks.adaptive.AdaptiveBlock` reads. Pixels are mapped without them.
+
+    Args:
+      vocab, dim, size, channels, patch, stem, positions, class_token, rngs: as in `Patches`.
+      told: numbers behind those of a pixel.
+    """
+
+    def __init__(
+        self,
+        vocab: int,
+        dim: int,
+        *,
+        size: tuple[int, int],
+        channels: int,
+        told: int,
+        patch: int = 1,
+        stem: Callable[..., nnx.Module] = PatchMap,
+        positions: GridSinusoids | Callable[..., nnx.Module] | None = LearnedPlaces,
+        class_token: Literal['first', 'middle'] | None = None,
+        rngs: nnx.Rngs,
+    ):
+        super().__init__(
+            vocab,
+            dim,
+            size=size,
+            channels=channels,
+            patch=patch,
+            stem=stem,
+            positions=positions,
+            class_token=class_token,
+            rngs=rngs,
+        )
+        self.told = told
+        self.first = Linear(told, dim, bias=True, axes=(None, 'embed'), rngs=rngs)
+        self.second = Linear(dim, dim, bias=True, axes=('embed', None), rngs=rngs)
+
+    def __call__(self, tokens: Pixels, dtype: DTypeLike | None = None) -> Sequence:
+        """Maps pixels, giving activations of type `dtype` (`None`: the inputs' own)."""
+        return super().__call__(tokens[..., : -self.told], dtype)
+
+    def condition(self, tokens: Pixels) -> Float[Array, 'b m']:
+        """That of every row, in float32."""
+        return self.second(jax.nn.silu(self.first(tokens[:, 0, -self.told :].astype(jnp.float32))))
+
+
 def class_place(grid: Grid, where: Literal['first', 'middle'] | None) -> int:
     """The index of the class token among the tokens of a grid of patches."""
     return math.prod(grid) // 2 if where == 'middle' else 0

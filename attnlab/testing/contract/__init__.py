@@ -15,7 +15,7 @@ from attnlab.testing.contract.bidirectional import check_bidirectional, check_tw
 from attnlab.testing.contract.compilation import check_compiles_once, check_streaming_compiles_once
 from attnlab.testing.contract.documents import check_packing, check_padding
 from attnlab.testing.contract.gradients import check_float64, check_gradients, compare_with_differences
-from attnlab.testing.contract.grids import check_grids, on_grid
+from attnlab.testing.contract.grids import check_grids, check_sparse, on_grid
 from attnlab.testing.contract.implementations import check_implementations
 from attnlab.testing.contract.lookahead import check_no_lookahead
 from attnlab.testing.contract.narrow import check_bfloat16, check_bfloat16_gradients
@@ -57,6 +57,7 @@ def check_mixer(
     streaming: bool,
     packed: bool,
     grid: bool = False,
+    sparse: bool = False,
     surrogate: Make | None = None,
     dim: int = 32,
     say: Callable[[str], None] = print,
@@ -66,7 +67,7 @@ def check_mixer(
     Args:
       make: makes the mixer, as `make(dim, rngs=rngs)`, and its bidirectional form with `causal=False`; what is
         bidirectional alone is made so without being asked.
-      causal, bidirectional, streaming, packed, grid: what is claimed; see the attributes of `Recipe`.
+      causal, bidirectional, streaming, packed, grid, sparse: what is claimed; see the attributes of `Recipe`.
       surrogate: makes, as `make` does, the mixer whose gradients are compared with finite differences, where `make`
         makes one that rounds, with the gradient of another function straight through.
       dim: the width of the mixer that is checked.
@@ -76,17 +77,18 @@ def check_mixer(
     """
     smooth = on_grid(surrogate) if grid and surrogate is not None else surrogate
     subject = Subject(on_grid(make) if grid else make, dim, causal=causal or not bidirectional, surrogate=smooth)
-    checks = claimed(causal=causal, bidirectional=bidirectional, streaming=streaming, packed=packed, grid=grid)
+    claims = {'causal': causal, 'bidirectional': bidirectional, 'streaming': streaming, 'packed': packed, 'grid': grid}
+    claims |= {'sparse': sparse} if grid else {}
+    checks = claimed(**claims)
     if bidirectional:
         checks = {'two-sided': check_two_sided} | checks
     check_each(subject, checks, say)
-    claims = {'causal': causal, 'bidirectional': bidirectional, 'streaming': streaming, 'packed': packed, 'grid': grid}
     left = [name for name, claim in claims.items() if not claim]
     say(f'{len(checks)} properties hold' + (f'; not claimed, so not checked: {", ".join(left)}' if left else ''))
 
 
 def claimed(
-    *, causal: bool, bidirectional: bool, streaming: bool, packed: bool, grid: bool = False
+    *, causal: bool, bidirectional: bool, streaming: bool, packed: bool, grid: bool = False, sparse: bool = False
 ) -> dict[str, Check]:
     """Returns the checks, by name, that a mixer with these claims must pass; see the attributes of `Recipe`.
 
@@ -119,6 +121,8 @@ def claimed(
         checks['streaming packed'] = check_streaming_packed
     if grid:
         checks['grids'] = check_grids
+        if sparse:
+            checks['sparse'] = check_sparse
     elif bidirectional:
         checks['bidirectional'] = lambda subject: check_bidirectional(subject, packed=packed)
     return checks

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax import Array
 
 from attnlab.context import Context
 from attnlab.errors import UserError
@@ -65,6 +66,26 @@ def check_grids(subject: Subject) -> None:
         require('ctx.grid is None' in str(error), f'grids: without a grid it says {error}')
     else:
         require(False, 'grids: without ctx.grid it gives an output; it must raise UserError')
+
+
+def check_sparse(subject: Subject) -> None:
+    """What lies at empty places reaches no other, segments without any change nothing, and all numbers are finite."""
+    x, ctx = subject.x(), full()
+    there = np.random.default_rng(2).random(x.shape[:2]) < 0.6
+
+    def outputs(x: Array, there: np.ndarray | None) -> np.ndarray:
+        segments = None if there is None else jnp.asarray(there, jnp.int32)
+        return np.asarray(subject.apply(subject.params, x, dataclasses.replace(ctx, segments=segments))[0])
+
+    found = outputs(x, there)
+    moved = outputs(jnp.where(jnp.asarray(there)[..., None], x, subject.x(seed=1)), there)
+    require(bool(np.isfinite(found).all()), 'sparse: with empty places outputs are not finite')
+    apart = np.abs(found - moved)[there].max()
+    require(apart == 0, f'sparse: what lies at empty places moves others by {apart:.3g}')
+    every, none = outputs(x, np.ones_like(there)), outputs(x, None)
+    apart = np.abs(every - none).max()
+    require(apart <= 1e-5 * np.abs(none).max(), f'sparse: segments without empty places move outputs by {apart:.3g}')
+    require(not np.allclose(found[there], none[there]), 'sparse: empty places make no difference')
 
 
 def _on(subject: Subject, grid: Grid) -> np.ndarray | None:

@@ -3,6 +3,7 @@
 import pathlib
 
 from attnlab.configuration import config_of
+from attnlab.evals.measured import SHARE
 from attnlab.experiment.experiment import Finished, Run
 from attnlab.experiment.published import Published, measured_of
 
@@ -40,6 +41,7 @@ def published(size):
         value=1.0,
         metric='accuracy at 2^14 tokens',
         source='Gu and Dao 2023, https://arxiv.org/abs/2312.00752, table 11: 100 % at 2^6 to 2^20',
+        bounds=SHARE,
         spread=0.005,
         direction='equal',
         changed=FULL if size == 'full' else CPU,

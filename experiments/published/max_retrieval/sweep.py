@@ -3,6 +3,7 @@
 import pathlib
 
 from attnlab.configuration import config_of
+from attnlab.evals.measured import SHARE
 from attnlab.experiment.experiment import Finished, Run
 from attnlab.experiment.published import Published, measured_of
 
@@ -40,6 +41,7 @@ def published(size):
         value=0.98,
         metric='accuracy at 16 items',
         source='Velickovic et al. 2024, https://arxiv.org/abs/2410.01104, table 1 (recalled): 98 to 99 % for softmax',
+        bounds=SHARE,
         spread=0.005,
         direction='at least',
         changed=FULL if size == 'full' else CPU,

@@ -3,6 +3,7 @@
 import pathlib
 
 from attnlab.configuration import config_of
+from attnlab.evals.measured import SHARE
 from attnlab.experiment.experiment import Finished, Run
 from attnlab.experiment.published import Published, measured_of
 
@@ -54,6 +55,7 @@ def published(size):
         value=0.99,
         metric='accuracy on queries',
         source='Arora et al. 2023, https://arxiv.org/abs/2312.04927, figure 2: attention is always at 100 %',
+        bounds=SHARE,
         spread=0.0,
         direction='at least',
         changed=FULL if size == 'full' else CPU,

@@ -3,6 +3,7 @@
 import pathlib
 
 from attnlab.configuration import config_of
+from attnlab.evals.measured import SHARE
 from attnlab.experiment.experiment import Finished, Run
 from attnlab.experiment.published import Published, measured_of
 
@@ -75,6 +76,7 @@ def published(size):
             value=value,
             metric='accuracy at 40 to 256 bits, chance 0',
             source='Grazzi et al. 2024, https://arxiv.org/abs/2411.12537, table 5',
+            bounds=SHARE,
             spread=spread,
             direction='equal',
             changed=FULL if size == 'full' else CPU,

@@ -43,6 +43,11 @@ def case(core: str, name: str, dtype: str, implementation: str | None, stage: st
     return Case(identity, stage, SECONDS, core, name, dtype, 'forward and backward', implementation)
 
 
+def first(core: str, stage: str = 'correct') -> Case:
+    """The first case that the kernel of a core serves, in bfloat16."""
+    return case(core, _named(core)[0], 'bfloat16', KERNEL, stage)
+
+
 def run(case: Case, folder: pathlib.Path) -> dict[str, Any]:
     """Compares results; a named implementation that cannot serve the call is skipped, with the reason."""
     jax.clear_caches()
@@ -51,14 +56,19 @@ def run(case: Case, folder: pathlib.Path) -> dict[str, Any]:
         found = cores.evaluate(expected.core_of(case), call, case.implementation)
     # The reduction length: at most the size of the largest argument.
     reduction = max(array.size for array in call.arrays.values())
-    worst = max((_compare(name, array, numbers[name], case.dtype, reduction) for name, array in found.items()),
+    worst = max((compare(name, array, numbers[name], case.dtype, reduction) for name, array in found.items()),
                 key=lambda one: one['of_bound'])  # fmt: skip
+    return judged(worst, entries[0].implementation)
+
+
+def judged(worst: dict[str, Any], served: str) -> dict[str, Any]:
+    """The result of a case whose worst element and form these are."""
     right = worst['of_bound'] <= 1
-    line = {'status': 'ok' if right else 'wrong', 'worst': worst, 'served': entries[0].implementation}
+    line = {'status': 'ok' if right else 'wrong', 'worst': worst, 'served': served}
     return line if right else {**line, 'reason': f'{worst["where"]} is off by {worst["error"]:.2g}'}
 
 
-def _compare(name: str, array: np.ndarray, right: np.ndarray, dtype: str, reduction: int) -> dict[str, Any]:
+def compare(name: str, array: np.ndarray, right: np.ndarray, dtype: str, reduction: int) -> dict[str, Any]:
     """The worst element of an array; products of 16-bit operands have their precision, whatever their type.
 
     Integers, which are indices, must be equal.

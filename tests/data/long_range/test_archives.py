@@ -12,6 +12,7 @@ import wave
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from attnlab.data import download
 from attnlab.data.long_range import images
@@ -20,6 +21,7 @@ from attnlab.data.long_range.prepare import prepare
 from attnlab.data.long_range.prepared import Prepared
 from attnlab.data.long_range.rows import Padded
 from attnlab.data.long_range.speech import WORDS
+from attnlab.data.vision import archives
 from attnlab.errors import UserError
 
 from ..text.test_tfds import Cloud
@@ -29,6 +31,7 @@ tfds = pytest.importorskip('tensorflow_datasets')
 from attnlab.data.long_range import builders  # noqa: E402
 
 ARCHIVES = {name: builder for name, builder in builders.BUILDERS.items() if hasattr(builder, 'url')}
+IDX = {name: builders.BUILDERS[name].folder for name in ('mnist', 'fashion_mnist')}
 ADDRESSES = {name: builder.url for name, builder in ARCHIVES.items()}
 
 
@@ -39,6 +42,8 @@ def no_network(monkeypatch):
     for name, builder in ARCHIVES.items():
         monkeypatch.setattr(builder, 'url', f'http://127.0.0.1:9/{ADDRESSES[name].rpartition("/")[-1]}')
     monkeypatch.setattr(builders.AanBuilder, 'storage', 'http://127.0.0.1:9')
+    for name in IDX:
+        monkeypatch.setattr(builders.BUILDERS[name], 'folder', 'http://127.0.0.1:9')
 
 
 def silent(stage, done, total):
@@ -83,7 +88,11 @@ def prepared(folder, monkeypatch, name, members):
 
 def contents(source, split):
     rows = source.rows(split)
-    return [(bytes(row['x']), int(row['label'])) for row in (rows[index] for index in range(len(rows)))]
+    return [(bytes(row['x']), int(row['label'])) for row in listed(rows)]
+
+
+def listed(rows):
+    return [rows[index] for index in range(len(rows))]
 
 
 def test_imdb(tmp_path, monkeypatch):
@@ -130,6 +139,127 @@ def test_cifar10(tmp_path, monkeypatch):
     assert np.abs(luma - exact).max() < 1
     row = Padded(source.rows('test'), source.kind, 1024)[0]
     np.testing.assert_allclose(row['tokens'][:, 0], (luma.reshape(-1) - 122.6) / 61.0, rtol=1e-5)
+
+
+def test_images_of_cifar_in_colours(tmp_path, monkeypatch):
+    """Channels come last; of CIFAR-100 the fine label, which is the second byte."""
+    pictures = np.random.default_rng(0).integers(0, 256, (4, 32, 32, 3), np.uint8)
+    monkeypatch.setattr(archives, 'HELD_OUT', 1)
+    tenfold = {
+        'cifar-10-batches-bin/data_batch_1.bin': record(3, pictures[0]) + record(1, pictures[1]),
+        'cifar-10-batches-bin/data_batch_2.bin': record(7, pictures[2]),
+        'cifar-10-batches-bin/test_batch.bin': record(9, pictures[3]),
+    }
+    hundredfold = {
+        'cifar-100-binary/train.bin': b''.join(bytes([5]) + record(n + 90, pictures[n]) for n in range(3)),
+        'cifar-100-binary/test.bin': bytes([6]) + record(99, pictures[3]),
+        'cifar-100-binary/fine_label_names.txt': b'apple\n',
+    }
+    for name, members, labels in (
+        ('cifar10_colours', tenfold, {'train': [3, 1], 'valid': [7], 'test': [9]}),
+        ('cifar100', hundredfold, {'train': [90, 91], 'valid': [92], 'test': [99]}),
+    ):
+        source = prepared(tmp_path, monkeypatch, name, members)
+        found = {split: listed(source.rows(split)) for split in source.splits}
+        assert {split: [int(row['label']) for row in rows] for split, rows in found.items()} == labels
+        np.testing.assert_array_equal(found['test'][0]['x'].reshape(32, 32, 3), pictures[3])
+        row = Padded(found['valid'], source.kind, 1024)[0]
+        expected = (pictures[2].reshape(-1, 3) - source.kind.mean) / source.kind.deviation
+        np.testing.assert_allclose(row['tokens'], expected, rtol=1e-4, atol=1e-6)
+
+
+def index_file(magic, numbers):
+    """A file in the format of MNIST."""
+    sizes = np.array([magic, *numbers.shape], '>u4').tobytes()
+    return gzip.compress(sizes + numbers.astype(np.uint8).tobytes())
+
+
+def handwritten(folder, monkeypatch, name, **changed):
+    """Four small files where a person would put them, expected there."""
+    rng = np.random.default_rng(1)
+    parts = {}
+    for part, count in (('train', 5), ('t10k', 2)):
+        parts[f'{part}-images-idx3-ubyte.gz'] = index_file(2051, rng.integers(0, 256, (count, 28, 28)))
+        parts[f'{part}-labels-idx1-ubyte.gz'] = index_file(2049, np.arange(count) + (part == 't10k'))
+    parts |= {key.replace('_', '-') + '-ubyte.gz': content for key, content in changed.items()}
+    there = folder / 'downloads' / name
+    there.mkdir(parents=True, exist_ok=True)
+    for part, content in parts.items():
+        (there / part).write_bytes(content)
+    sizes = {part: (len(content), hashlib.sha256(content).hexdigest()) for part, content in parts.items()}
+    monkeypatch.setattr(builders.BUILDERS[name], 'parts', sizes)
+    monkeypatch.setattr(archives, 'HELD_OUT', 2)
+    return rng
+
+
+@pytest.mark.parametrize('name', IDX)
+def test_images_in_index_files(tmp_path, monkeypatch, name):
+    handwritten(tmp_path, monkeypatch, name)
+    prepare(name, tmp_path, 1, silent)
+    source = Prepared(name, str(tmp_path))
+    found = {split: contents(source, split) for split in source.splits}
+    assert {split: [label for _, label in part] for split, part in found.items()} == {
+        'train': [0, 1, 2],
+        'valid': [3, 4],
+        'test': [1, 2],
+    }
+    first = np.random.default_rng(1).integers(0, 256, (5, 28, 28)).astype(np.uint8)
+    assert [pixels for pixels, _ in found['train'] + found['valid']] == [each.tobytes() for each in first]
+
+
+@pytest.mark.parametrize(
+    ('changed', 'sentence'),
+    [
+        ({'train_labels_idx1': index_file(2049, np.arange(4))}, 'has 5 train images and 4 labels of them'),
+        ({'train_images_idx3': index_file(2049, np.arange(4))}, 'is no whole IDX file of bytes with 3 axes'),
+        ({'t10k_labels_idx1': index_file(2049, np.arange(4))[:20]}, 'cannot be read'),
+        ({'t10k_labels_idx1': b'no archive'}, 'cannot be read: Not a gzipped file'),
+        ({'t10k_labels_idx1': gzip.compress(b'short')}, 'is no whole IDX file of bytes with 1 axes'),
+    ],
+)
+def test_index_files_that_are_wrong_are_named(tmp_path, monkeypatch, changed, sentence):
+    handwritten(tmp_path, monkeypatch, 'mnist', **changed)
+    with pytest.raises(UserError, match=sentence):
+        prepare('mnist', tmp_path, 1, silent)
+
+
+def test_index_files_are_checked(tmp_path, monkeypatch):
+    with pytest.raises(UserError, match=r'put a copy of it at .*/train-images-idx3-ubyte.gz; digits needs no download'):
+        prepare('mnist', tmp_path, 1, silent)
+    handwritten(tmp_path, monkeypatch, 'mnist')
+    path = tmp_path / 'downloads' / 'mnist' / 't10k-labels-idx1-ubyte.gz'
+    path.write_bytes(index_file(2049, np.arange(2)))
+    with pytest.raises(UserError, match=rf'{path} is not the file at http'):
+        prepare('mnist', tmp_path, 1, silent)
+
+
+def photograph(level, size):
+    """An image of one grey as a JPEG file."""
+    buffer = io.BytesIO()
+    Image.fromarray(np.full((*size, 3), level, np.uint8)).save(buffer, 'JPEG', quality=95)
+    return buffer.getvalue()
+
+
+def test_imagenette(tmp_path, monkeypatch):
+    """Classes by the order of their folders' names; every second image of a class is for validation here."""
+    monkeypatch.setattr(archives, 'EVERY', 2)
+    members = {
+        f'imagenette2-160/train/{name}/{name}_{number}.JPEG': photograph(level + number, (160, 200))
+        for name, level in (('n03888257', 200), ('n01440764', 10))
+        for number in range(3)
+    }
+    members['imagenette2-160/val/n02102040/x.JPEG'] = photograph(99, (213, 160))
+    members['imagenette2-160/noisy_imagenette.csv'] = b'path,noisy\n'
+    source = prepared(tmp_path, monkeypatch, 'imagenette', members)
+    found = {split: listed(source.rows(split)) for split in source.splits}
+    levels = {split: [(int(row['label']), int(row['x'][0, 0])) for row in rows] for split, rows in found.items()}
+    assert levels == {'train': [(9, 200), (9, 202), (0, 10), (0, 12)], 'valid': [(9, 201), (0, 11)], 'test': [(1, 99)]}
+    assert found['test'][0]['x'].shape == (64 * 64, 3)
+    broken = archive({'imagenette2-160/train/n01440764/a.JPEG': b'no image'})
+    put(tmp_path / 'broken', 'imagenette', broken)
+    expect(monkeypatch, 'imagenette', broken)
+    with pytest.raises(UserError, match=r'imagenette2-160/train/n01440764/a.JPEG is not an image that can be read'):
+        prepare('imagenette', tmp_path / 'broken', 1, silent)
 
 
 def test_grey_is_as_tensorflow_has_it():
@@ -185,7 +315,7 @@ def test_speech_commands(tmp_path, monkeypatch):
         './bed/d_nohash_0.wav': recording([9, 9]),
     }
     source = prepared(tmp_path, monkeypatch, 'speech_commands', members)
-    found = {split: source.rows(split) for split in source.splits}
+    found = {split: listed(source.rows(split)) for split in source.splits}
     assert {split: [(len(row['x']), int(row['label'])) for row in map(part.__getitem__, range(len(part)))]
             for split, part in found.items()} == {
         'train': [(3, WORDS.index('yes')), (2, WORDS.index('bed'))],
@@ -246,13 +376,17 @@ def test_an_archive_that_is_cut_off_or_none_is_named(tmp_path, monkeypatch):
 def test_the_checksums_are_those_of_the_catalogue():
     root = pathlib.Path(tfds.__file__).parent
     tables = [
-        'url_checksums/cifar10.txt',
-        *(f'datasets/{n}/checksums.tsv' for n in ('imdb_reviews', 'speech_commands')),
+        *(f'url_checksums/{n}.txt' for n in ('cifar10', 'cifar100', 'mnist', 'fashion_mnist')),
+        *(f'datasets/{n}/checksums.tsv' for n in ('imdb_reviews', 'speech_commands', 'imagenette')),
     ]
     lines = [line.split('\t') for table in tables for line in (root / table).read_text().splitlines()]
     known = {line[0]: (int(line[1]), line[2]) for line in lines}
     for name, builder in ARCHIVES.items():
         assert known[ADDRESSES[name]] == (builder.size, builder.sha256)
+    for name in IDX:
+        builder = builders.BUILDERS[name]
+        assert len(builder.parts) == 4
+        assert {f'{IDX[name]}/{part}': number for part, number in builder.parts.items()}.items() <= known.items()
 
 
 @pytest.fixture

@@ -42,6 +42,39 @@ def test_closed_form_numbers_of_the_seasonal_mixture(shift, which, expected):
         assert mse(series, baseline, which) == pytest.approx(number, rel=1e-3), norm
 
 
+def test_the_last_value_repeated_has_the_error_that_is_expected():
+    """By the law of the mixture, of many draws: whichever windows of the test split are taken."""
+    ahead = 2 * np.pi * np.arange(1, 97)
+    moved = 1 - np.mean(np.cos(ahead / 24)) + (1 - np.mean(np.cos(ahead / 168))) / 4
+    expected = (moved + 2 * 0.3**2) / (1 / 2 + 1 / 8 + 0.3**2)
+    assert expected == pytest.approx(2.046, abs=1e-3)
+    draws = DrawnSeries(copies=200)
+    for which in (ALL, WITHIN):
+        # The phases of a week that the test windows have are not those of whole weeks.
+        assert mse(draws, RepeatLast(), which) == pytest.approx(expected, rel=0.02)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ('shift', 'which', 'expected'),
+    [
+        (0.0, ALL, [(2.061, 0.055), (0.137, 0.007), (0.149, 0.009)]),
+        (0.0, WITHIN, [(2.062, 0.062), (0.138, 0.007), (0.149, 0.009)]),
+        (2.0, ALL, [(2.058, 0.054), (16.0, 1.8), (0.551, 0.027)]),
+        (2.0, WITHIN, [(2.062, 0.062), (16.6, 2.0), (0.149, 0.009)]),
+    ],
+)
+def test_thirty_draws_of_the_seasonal_mixture(shift, which, expected):
+    """Means and deviations of docs/series.md, to the digits that it has."""
+    found = []
+    for seed in range(30):
+        series = DrawnSeries(Seasonal(shift=shift), seed=seed)
+        every = RepeatLast(), fit(series, 96, 96), fit(series, 96, 96, LastValue())
+        found.append([mse(series, baseline, which) for baseline in every])
+    for mean, deviation, (about, spread) in zip(np.mean(found, 0), np.std(found, 0), expected, strict=True):
+        assert mean == pytest.approx(about, rel=0.005) and deviation == pytest.approx(spread, rel=0.1)
+
+
 def test_ridge_is_least_squares_of_what_it_is_given():
     """Of rows without noise that a linear map makes it finds the map, for every variate."""
     series = DrawnSeries(Seasonal(noise=0.0), rows=1000, copies=2)

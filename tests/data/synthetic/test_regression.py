@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from attnlab.data.synthetic.problem import Examples
-from attnlab.data.synthetic.regression import LinearRegression, ridge_predictions
+from attnlab.data.synthetic.regression import LinearRegression, represented, ridge_predictions
 
 
 def points(row, problem):
@@ -51,7 +51,7 @@ def test_covariance_noise_and_representation():
     x, y = points(Examples(shaped, 400)[0], shaped)
     assert np.std(y - x @ np.linalg.lstsq(x, y)[0]) > 0.1, 'not linear in x'
     other, _ = points(Examples(shaped, 400)[1], shaped)
-    np.testing.assert_allclose(shaped._represent(other) ** 2 @ np.ones((3, 1)), np.full((200, 1), 3.0))
+    np.testing.assert_allclose(represented(other, 2) ** 2 @ np.ones((3, 1)), np.full((200, 1), 3.0))
 
 
 @pytest.mark.parametrize('penalty', [0.0, 0.3])

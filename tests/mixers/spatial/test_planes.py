@@ -77,3 +77,38 @@ def test_mistakes_are_named():
         PlaneAttention(DIM, heads=2, rngs=nnx.Rngs(0))
     with pytest.raises(UserError, match=r'ctx.grid is None'):
         PlaneAttention(DIM, heads=4, rngs=nnx.Rngs(0))(noise(1, 6, DIM), Context.full(1, 6))
+
+
+@pytest.mark.parametrize('shifted', [False, True])
+def test_empty_places_are_as_if_they_were_not_there(shifted):
+    """Against attention and sparse convolutions over the occupied places alone, in float64 with numpy."""
+    grid, rng = (3, 4, 5), np.random.default_rng(3)
+    count = int(np.prod(grid))
+    x, there = rng.standard_normal((count, DIM)), rng.random(count) < 0.5
+    with jax.enable_x64(True):
+        made = PlaneAttention(DIM, heads=HEADS, side=SIDE, shifted=shifted, rngs=nnx.Rngs(0))
+        mixer = cast_parameters(perturbed(made), jnp.float64)
+        ctx = dataclasses.replace(Context.full(1, count), grid=grid, segments=jnp.asarray(there, jnp.int32)[None])
+        found = np.asarray(mixer(jnp.asarray(x)[None], ctx)[0])[0]
+    zeros = np.where(there[:, None], x, 0.0)
+    near = enhanced(mixer.before, zeros, grid)
+    # At occupied places a convolution of zeros elsewhere is one over occupied neighbours.
+    places = np.stack(np.unravel_index(np.flatnonzero(there), grid), axis=-1)
+    q, k, v = (part.reshape(len(places), HEADS, -1) for part in np.split(mapped(mixer.qkv, near[there]), 3, 1))
+    read = np.zeros_like(q)
+    for head, (across, own) in enumerate([(0, 0), (0, 1), (1, 0), (2, 0)]):
+        window = np.where(np.arange(3) == across, 1, SIDE)
+        number = (places + np.where(window == 1, 0, SIDE // 2 if shifted else 0)) // window
+        for i in range(len(places)):
+            seen = np.flatnonzero((number == number[i]).all(axis=1))
+            moved = []
+            for table in (mixer.of_queries, mixer.of_keys, mixer.of_values):
+                offsets = places[i] - places[seen] + SIDE - 1
+                moved.append(sum(np.asarray(table[...])[axis, offsets[:, axis], own] for axis in range(3)))
+            a, b = q[i, head] / np.sqrt(DIM // HEADS), k[seen, head]
+            weights = softmax(b @ a + moved[0] @ a + (b * moved[1]).sum(axis=1))
+            read[i, head] = weights @ (v[seen, head] + moved[2])
+    scattered = np.zeros((count, DIM))
+    scattered[there] = read.reshape(len(places), DIM)
+    expected = mapped(mixer.output, enhanced(mixer.after, scattered, grid))
+    np.testing.assert_allclose(found[there], expected[there], rtol=1e-8, atol=1e-10)

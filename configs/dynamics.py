@@ -1,0 +1,86 @@
+"""Reconstruction of a chaotic system from a trajectory, by an AL-RNN that then runs by itself.
+
+    attnlab train --config=dynamics:data=lorenz,rectified=2 --workdir=runs/lorenz
+
+`data` is one of `SYSTEMS`, drawn series whose law is known; `state` units of which the last `rectified` are rectified,
+so that the map is linear in each of at most `2^rectified` regions; every `forcing`-th row overwrites the units that are
+observed. `size` is `tiny`, minutes on a CPU core, or `paper`: steps as published. At its end every run is let go by
+itself (`attnlab.evals.attractor`): its attractor, power spectrum, regions and greatest Lyapunov exponent.
+
+Brenner et al. 2024, https://arxiv.org/abs/2410.14240, train by RAdam with a rate that falls from 1e-3 to 1e-5
+exponentially; here it is AdamW without decay, gradients clipped at 1, and one cosine. `optimizer` and `schedule` choose
+others, as in `configs/language.py`.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from ml_collections import ConfigDict
+
+from attnlab.config import arguments, choose, spec
+from attnlab.data.series.drawn import DrawnSeries, Henon, Lorenz
+from attnlab.errors import UserError
+from attnlab.evals.attractor import Attractor
+from attnlab.evals.by_slice import BySlice
+from attnlab.evals.cadence import AtEnd, EveryNSteps
+from attnlab.models.dynamics import AlmostLinearDynamics
+from attnlab.tasks.reconstruction import Reconstruction
+from attnlab.train.optimizer import AdamW
+from attnlab.train.run_config import CHOICES, run_config
+from attnlab.train.schedule import Cosine
+from attnlab.train.step import Precision
+
+SYSTEMS: Mapping[str, DrawnSeries] = MappingProxyType(
+    {
+        'lorenz': DrawnSeries(Lorenz(step=0.01), rows=50_000),
+        'henon': DrawnSeries(Henon(), rows=20_000),
+    }
+)
+"""The values of `data=`; a flow every hundredth of its time, of whose greatest exponent 0.906 is known a unit of time
+(Sprott 2003), and a map, of whose greatest exponent 0.419 is known a step."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Size:
+    """How a model is trained: rows of a stretch, stretches of a step."""
+
+    steps: int
+    length: int
+    batch_size: int
+    peak_lr: float
+    final: float
+
+
+SIZES = {
+    'tiny': Size(steps=3_000, length=100, batch_size=32, peak_lr=5e-3, final=0.01),
+    'paper': Size(steps=100_000, length=200, batch_size=16, peak_lr=1e-3, final=0.01),
+}
+
+
+def get_config(arg: str = '') -> ConfigDict:
+    """The config of `data=...,state=...,rectified=...,forcing=...,size=...` and `CHOICES`."""
+    chosen = arguments(arg, data='lorenz', state='20', rectified='2', forcing='16', size='tiny', **CHOICES)
+    data, size = choose(SYSTEMS, 'data', chosen['data']), choose(SIZES, 'size', chosen['size'])
+    for name in ('state', 'rectified', 'forcing'):
+        if not (chosen[name].isascii() and chosen[name].isdecimal()):
+            raise UserError(f'{name}={chosen[name]} must be a whole number of at least 0')
+    return run_config(
+        chosen,
+        steps=size.steps,
+        batch_size=size.batch_size,
+        length=size.length,
+        task=spec(Reconstruction, data=data),
+        model=spec(
+            AlmostLinearDynamics,
+            noise=0.05,
+            **{name: int(chosen[name]) for name in ('state', 'rectified', 'forcing')},
+        ),
+        optimizer=AdamW(peak_lr=size.peak_lr, schedule=Cosine(final=size.final), weight_decay=0.0, b2=0.999),
+        evals=(
+            spec(BySlice, cadence=spec(EveryNSteps, n=max(1, size.steps // 5)), multiples=(1, 4), examples=256),
+            spec(Attractor, cadence=spec(AtEnd)),
+        ),
+        save_every=size.steps // 2,
+        precision=Precision(activations='float32', matmul='highest'),
+    )

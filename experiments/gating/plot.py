@@ -1,0 +1,86 @@
+"""Loss of language models by gate, and the error of planted experts by size of the sample."""
+
+import numpy as np
+
+from attnlab.compare.axes import styles
+from attnlab.experiment.results import panels, plus_minus
+
+
+def figure(rows):
+    """The loss on text at each best rate; the error over samples, with as many experts and with twice as many."""
+    texts, planted = best_texts(rows), of_planted(rows)
+    shown, (loss, *errors) = panels(1 + len({fitted for _, fitted in planted}))
+    looks = styles([*dict.fromkeys([*texts, *(gate for gate, _ in planted)])])
+    for place, (arm, seeds) in enumerate(texts.items()):
+        loss.plot([place] * len(seeds), [row['loss'] for row in seeds], 'o', color=looks[arm].colour)
+    loss.set_xticks(range(len(texts)), list(texts), rotation=30, ha='right')
+    loss.set(title='text, best rate', ylabel='loss, nats a byte')
+    for axis, fitted in zip(errors, dict.fromkeys(fitted for _, fitted in planted), strict=True):
+        for (gate, count), found in planted.items():
+            if count == fitted:
+                means = [np.exp(np.mean(np.log(values['error']))) for values in found.values()]
+                axis.plot(list(found), means, marker='o', color=looks[gate].colour, label=gate)
+        axis.set(title=f'{fitted} fitted to 4 planted', xlabel='points', xscale='log', yscale='log')
+    if errors:
+        errors[0].set_ylabel('error of the experts')
+        shown.legend(*errors[0].get_legend_handles_labels(), frameon=False, loc='outside right upper')
+    return shown
+
+
+def table(rows):
+    """A line a gate on text, and one for each number of fitted experts."""
+    lines = [['problem', 'gate', 'loss or error', 'greatest load', 'dropped', 'rate', 'excess', 'seeds']]
+    for arm, seeds in best_texts(rows).items():
+        cells = [
+            plus_minus([row[name] for row in seeds], 3) if name in seeds[0] else '' for name in ('load', 'dropped')
+        ]
+        lines.append(['text', arm, plus_minus([row['loss'] for row in seeds], 4), *cells, '', '', f'{len(seeds)}'])
+    for (gate, fitted), found in of_planted(rows).items():
+        most = max(found)
+        lines.append(
+            [
+                f'{fitted} of 4, {most:,} points',
+                gate,
+                plus_minus(found[most]['error'], 4),
+                '',
+                '',
+                f'{slope(found):+.2f}',
+                plus_minus(found[most]['excess'], 4),
+                f'{len(found[most]["error"])}',
+            ]
+        )
+    return lines
+
+
+def best_texts(rows):
+    """The seeds of every arm at the rate with the least mean loss."""
+    found = {}
+    for row in rows:
+        kind, *rest = row['label'].split('-')
+        if kind == 'text':
+            arm, rate, _ = rest
+            found.setdefault(arm, {}).setdefault(rate, []).append(row)
+    return {
+        arm: min(rates.values(), key=lambda seeds: np.mean([row['loss'] for row in seeds]))
+        for arm, rates in found.items()
+    }
+
+
+def of_planted(rows):
+    """By gate and number of fitted experts: by size of the sample the errors and the excess, a number a seed."""
+    found = {}
+    for row in rows:
+        kind, *rest = row['label'].split('-')
+        if kind == 'planted':
+            gate, fitted, count, _ = rest
+            numbers = found.setdefault((gate, int(fitted)), {}).setdefault(int(count), {'error': [], 'excess': []})
+            for name, values in numbers.items():
+                values.append(row[name])
+    return found
+
+
+def slope(found):
+    """The exponent of the error in the size of the sample, fitted to the logarithms of all seeds."""
+    points = [(count, error) for count, numbers in found.items() for error in numbers['error']]
+    sizes, errors = np.log(np.array(points, np.float64).T)
+    return np.polyfit(sizes, errors, 1)[0] if len(set(sizes)) > 1 else float('nan')

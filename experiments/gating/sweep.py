@@ -1,0 +1,129 @@
+"""Gates of experts: in a language model at equal operations, and on planted mixtures that are to be found again."""
+
+import pathlib
+
+import numpy as np
+
+from attnlab.config import spec
+from attnlab.configuration import config_of
+from attnlab.evals.by_slice import BySlice
+from attnlab.evals.cadence import AtEnd
+from attnlab.evals.experts import ExpertLoads
+from attnlab.evals.held_out import HeldOut
+from attnlab.experiment.experiment import Finished, Run
+from attnlab.models.gaussian_experts import GaussianExperts
+from attnlab.nn.experts import LaplaceGate, SigmoidGate, SoftmaxGate
+from attnlab.nn.planted import PlantedExperts
+from attnlab.tasks.planted import TESTED, Planted
+from attnlab.train.optimizer import AdamW
+from attnlab.train.report import Reporting
+from attnlab.train.run_config import run_config
+from attnlab.train.schedule import Cosine
+
+CONFIG = pathlib.Path(__file__).parents[2] / 'configs' / 'language.py'
+SEEDS = 3
+
+GATES = {'softmax': 'moe', 'sigmoid': 'moe_sigmoid', 'laplace': 'moe_laplace', 'hierarchical': 'moe_hierarchical'}
+"""Values of `mlp=` by gate."""
+
+ARMS = (*GATES, 'unbalanced', 'dense')
+"""`unbalanced` is softmax without the penalty of uneven loads; `dense` a gated network as wide as two experts."""
+
+RATES = {'low': 4e-3, 'high': 1e-2}
+CAPACITY = 1.25
+EXPERTS, ACTIVE = 8, 2
+
+PLANTED = {'softmax': SoftmaxGate(), 'sigmoid': SigmoidGate(), 'laplace': LaplaceGate()}
+SAMPLES = {'cpu': (300, 1_000, 3_000, 10_000), 'full': (300, 1_000, 3_000, 10_000, 30_000, 100_000)}
+FITTED = (4, 8)
+"""As many experts as are planted, and twice as many."""
+
+DRAWS = {'cpu': 3, 'full': 20}
+STEPS = {'cpu': 1_000, 'full': 4_000}
+
+
+def runs(size):
+    """The language models, and then the planted mixtures."""
+    texts = [
+        Run(f'text-{arm}-{rate}-{seed}', of_text(arm, RATES[rate], seed, size))
+        for arm in ARMS
+        for rate in RATES
+        for seed in range(SEEDS)
+    ]
+    planted = [
+        Run(f'planted-{gate}-{fitted}-{count}-{seed}', of_planted(gate, fitted, count, seed, size))
+        for gate in PLANTED
+        for fitted in FITTED
+        for count in SAMPLES[size]
+        for seed in range(DRAWS[size])
+    ]
+    return texts + planted
+
+
+def of_text(arm, rate, seed, size):
+    """A transformer on bytes whose channel mixers are experts, two of eight a token, each with room for its share."""
+    sized = 'tiny' if size == 'cpu' else '10m'
+    found = config_of(CONFIG, f'zoo=mha,size={sized},mlp={GATES.get(arm, "swiglu" if arm == "dense" else "moe")}')
+    with found.unlocked():
+        if size == 'cpu':
+            found.update(steps=240, batch_size=8, length=128)
+            found.model.dim = 64
+            found.model.stack.depth = 2
+            found.checkpoint.every = found.steps
+        found.seed = seed
+        found.optimizer.peak_lr = rate
+        width = 64 if size == 'cpu' else 512
+        for block in found.model.stack.blocks:
+            if arm == 'dense':
+                block.mlp.hidden = ACTIVE * width
+            else:
+                block.mlp.update(experts=EXPERTS, active=ACTIVE, hidden=width, capacity=CAPACITY)
+            if arm == 'unbalanced':
+                block.mlp.balance = 0.0
+        tokens = 16_384 if size == 'cpu' else 262_144
+        loads = () if arm == 'dense' else (spec(ExpertLoads, cadence=spec(AtEnd), batches=4),)
+        found.evals = (spec(HeldOut, cadence=spec(AtEnd), tokens=tokens), *loads)
+        found.report.update(every=found.steps // 10, tensorboard=False)
+    return found
+
+
+def of_planted(gate, fitted, count, seed, size):
+    """A sample of a mixture with this gate, four experts, and a model with the same gate; seeds draw both anew."""
+    planted = PlantedExperts(gate=PLANTED[gate], seed=seed)
+    found = run_config(
+        {'optimizer': '', 'schedule': ''},
+        steps=STEPS[size],
+        batch_size=1,
+        length=count,
+        task=spec(Planted, planted=planted, seed=seed),
+        model=spec(GaussianExperts, planted=planted, experts=fitted),
+        optimizer=AdamW(peak_lr=2e-2, schedule=Cosine(warmup=0.02), weight_decay=0.0, b2=0.99),
+        evals=(spec(BySlice, cadence=spec(AtEnd), multiples=(1,), examples=1),),
+        save_every=STEPS[size],
+        report=Reporting(every=STEPS[size] // 5, tensorboard=False),
+    )
+    with found.unlocked():
+        found.seed = seed
+    return found
+
+
+def measure(finished: Finished):
+    """Of text, the loss and where tokens went; of a sample, how far parameters and predictions are from the mixture."""
+    if finished.label.startswith('text'):
+        loads = {} if '-dense-' in finished.label else {name: last(finished, f'experts/{name}') for name in SHOWN}
+        return {'loss': last(finished, 'valid/loss'), **loads}
+    model, task = finished.loaded.model(), finished.loaded.setup.task
+    points = task.source('test', TESTED)[0]['tokens']
+    shares = np.asarray(model.shares(points)).mean(axis=0)
+    return {
+        'error': task.planted.error(np.asarray(model.maps[...], np.float64), shares),
+        'excess': last(finished, 'test/all/excess'),
+    }
+
+
+SHOWN = ('load', 'dropped')
+
+
+def last(finished, metric):
+    """The last value of a metric."""
+    return finished.curve(metric)[-1][1]

@@ -1,0 +1,146 @@
+"""Fixed-state mixers at four sizes of the state recall values by keys: what a byte of memory holds of them."""
+
+import dataclasses
+import pathlib
+
+from attnlab.config import spec, spec_of
+from attnlab.configuration import config_of
+from attnlab.data.synthetic.mixture import Mixture
+from attnlab.data.synthetic.recall import MultiQueryRecall
+from attnlab.evals.by_slice import BySlice
+from attnlab.evals.cadence import EveryNSteps
+from attnlab.sweep.search import GridSearch
+from attnlab.sweep.space import Grid
+from attnlab.sweep.sweep import sweep_config
+
+CONFIG = pathlib.Path(__file__).parents[2] / 'configs' / 'recall.py'
+VOCAB = 8192
+SEEDS = 3
+"""Fresh seeds that the best learning rate of every study is run with."""
+
+BY_KEYS = ('linear_transformer', 'delta_net', 'gated_delta_net')
+"""Those of the CPU size whose state grows with the channels of a key."""
+
+FAMILIES = {
+    'key_dim': (
+        *('linear_transformer', 'cosformer', 'hedgehog', 'nalaformer', 'performer', 'retnet', 'lightning', 'gla'),
+        *('hgrn2', 'mlstm', 'delta_net', 'gated_delta_net', 'kda', 'gated_delta_product', 'gated_delta_net2', 'comba'),
+        'preconditioned_gdn',
+    ),
+    'bits': ('ecoformer',),
+    'slots': ('gsa', 'raven'),
+    'state': ('mamba', 'mamba2', 'mamba3', 's4d'),
+    'width': ('rg_lru', 'mingru', 'minlstm'),
+    'heads': ('rwkv6', 'rwkv7', 'mesa_net', 'ttt_linear', 'titans_linear', 'slstm'),
+}
+"""Recipes by the argument that sets the size of their state; fewer heads are wider, and have the larger state."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Size:
+    """How large the experiment is.
+
+    Attributes:
+      families: recipes by the argument of which they have four values.
+      values: these values, of each argument.
+      arg: of configs/recall.py, without the recipe.
+      recall: tokens and pairs of the kinds of examples; `None`: those of the config.
+      heads: of every mixer that has heads and not its state from them; `None`: those of the config.
+      steps: of training; `None`: those of the config.
+      rates: the learning rates, the same for all.
+      examples: of every slice.
+    """
+
+    families: dict[str, tuple[str, ...]]
+    values: dict[str, tuple[int, ...]]
+    arg: str
+    recall: tuple[tuple[int, int], ...] | None
+    steps: int | None
+    rates: tuple[float, ...]
+    examples: int
+
+
+SIZES = {
+    'cpu': Size(
+        families={'key_dim': BY_KEYS, 'state': ('mamba2',)},
+        values={'key_dim': (4, 8, 16, 32), 'state': (4, 8, 16, 32)},
+        arg='task=mqar_mixed,conv=1',
+        recall=((8, 1), (16, 2), (16, 4), (32, 8)),
+        steps=300,
+        rates=(1e-2, 3e-2),
+        examples=512,
+    ),
+    'full': Size(
+        families=FAMILIES,
+        values={
+            'key_dim': (8, 16, 32, 64),
+            'bits': (8, 16, 32, 64),
+            'slots': (8, 16, 32, 64),
+            'state': (8, 16, 32, 64),
+            'width': (64, 128, 256, 512),
+            'heads': (8, 4, 2, 1),
+        },
+        arg='task=mqar_mixed,conv=1,size=paper',
+        recall=None,
+        steps=None,
+        rates=(1e-3, 3.2e-3, 1e-2, 3.2e-2),
+        examples=3000,
+    ),
+}
+
+
+def studies(size):
+    """A study a recipe and size of its state."""
+    chosen = SIZES[size]
+    return {
+        'recall': {
+            f'{recipe}-{argument}={value}': study(config(recipe, argument, value, chosen), chosen)
+            for argument, recipes in chosen.families.items()
+            for recipe in recipes
+            for value in chosen.values[argument]
+        }
+    }
+
+
+def study(base, chosen):
+    """All learning rates with one seed, none given up early, then the best with fresh seeds: the same for all."""
+    return sweep_config(
+        base,
+        {'rate': spec(Grid, key='optimizer.peak_lr', values=chosen.rates)},
+        sampler=spec(GridSearch),
+        metric='test/1x/accuracy',
+        goal='max',
+        confirm=SEEDS,
+    )
+
+
+def config(recipe, argument, value, chosen):
+    """A short convolution and the mixer with a state of that size; the head is the table of the embedding.
+
+    With a head of its own the value of every one of 4,096 tokens has to be learned twice, which takes most of the
+    training.
+    """
+    found = config_of(CONFIG, f'{chosen.arg},zoo={recipe}')
+    with found.unlocked():
+        found.model.head = None
+        found.model.inputs.scale = 0.2
+        found.model.stack.blocks[-1].mixer[argument] = value
+        if chosen.recall is not None:
+            shorten(found, chosen)
+        found.checkpoint.every = found.steps
+        evaluated = spec(EveryNSteps, n=found.steps)
+        found.evals = (spec(BySlice, cadence=evaluated, multiples=(1,), examples=chosen.examples),)
+        found.report.update(every=max(1, found.steps // 20), tensorboard=False)
+    return found
+
+
+def shorten(found, chosen):
+    """Examples of a few tokens, of the same vocabulary, for some steps."""
+    found.task.problem = spec_of(
+        Mixture(
+            parts=tuple(MultiQueryRecall(vocab=VOCAB, pairs=(pairs,)) for _, pairs in chosen.recall),
+            lengths=tuple(length for length, _ in chosen.recall),
+            names=tuple(f'{length}-{pairs}' for length, pairs in chosen.recall),
+        )
+    )
+    found.update(length=max(length for length, _ in chosen.recall), batch_size=64, steps=chosen.steps)
