@@ -42,13 +42,12 @@ def without_head(heads: int, head: int) -> Change:
 
 def heads_of(model: Stacked) -> dict[int, int]:
     """How many heads the mixer of a layer has, by layer, of those that have heads and one last map."""
-    return {
-        index: layer.mixer.heads
-        for index, layer in enumerate(one_stack(model).layers())
-        if isinstance(layer, Block)
-        and isinstance(getattr(layer.mixer, 'heads', None), int)
-        and last_map(layer.mixer) is not None
-    }
+    found = {}
+    for index, layer in enumerate(one_stack(model).layers()):
+        heads = getattr(layer.mixer, 'heads', None) if isinstance(layer, Block) else None
+        if isinstance(heads, int) and isinstance(layer, Block) and last_map(layer.mixer) is not None:
+            found[index] = heads
+    return found
 
 
 def ablated(

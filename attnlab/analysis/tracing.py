@@ -142,7 +142,7 @@ def prompts(batch: Batch, labels: str) -> tuple[np.ndarray, np.ndarray, np.ndarr
     last = weights.shape[1] - 1 - np.argmax(weights[:, ::-1], axis=1)
     rows = np.arange(len(tokens))
     asked = np.asarray(batch['at'])[rows, last] if 'at' in batch else last
-    ctx = context(batch)
+    ctx = context({name: jnp.asarray(value) for name, value in batch.items()})
     return tokens, asked, targets[rows, last], ctx
 
 

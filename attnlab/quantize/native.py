@@ -32,7 +32,7 @@ def check_native(weights: object, inputs: object) -> None:
 
 
 def native_product(
-    x: Float[Array, 'n d'], stored: Stored, shape: tuple[int, int], weights: Format, inputs: Rounding
+    x: Float[Array, 'n d'], stored: Stored, shape: tuple[int, ...], weights: Format, inputs: Rounding
 ) -> Float[Array, 'n f']:
     """`s_x s_w sum_d q_x q_w`, integers summed as integers of 32 bits, floating-point numbers in float32.
 

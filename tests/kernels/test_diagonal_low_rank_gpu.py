@@ -78,9 +78,9 @@ def real(tied):
     ('tied', 'kernels'),
     [
         # Of queries and of what erases with every key: forward, and again for the gradients, which have as many. Then
-        # the sweep, again for the gradients and back, and the reads.
-        pytest.param(True, 2 * 3 + 4, id='one key'),
-        pytest.param(False, 4 * 3 + 4, id='two keys', marks=pytest.mark.slow),
+        # the inverse, again and its gradients, the sweep, again and back, and the reads.
+        pytest.param(True, 2 * 3 + 7, id='one key'),
+        pytest.param(False, 4 * 3 + 7, id='two keys', marks=pytest.mark.slow),
     ],
 )
 def test_lowered_for_hopper(tied, kernels, lowered_for_gpu):

@@ -339,6 +339,18 @@ def test_types_and_defaults(implementation):
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.parametrize('decay', [None, 'scalar', 'vector'])
+def test_the_forward_pass_takes_a_quarter_of_the_memory_of_the_definition(decay):
+    q = jax.ShapeDtypeStruct((4, 2048, 4, 64), jnp.float32)
+    decays = {None: None, 'scalar': jax.ShapeDtypeStruct(q.shape[:3], jnp.float32), 'vector': q}
+
+    def bytes_of(implementation):
+        run = jax.jit(functools.partial(linear_attention, implementation=implementation))
+        return run.lower(q, q, q, decays[decay]).compile().memory_analysis().temp_size_in_bytes
+
+    assert 4 * bytes_of('xla') < bytes_of('reference')
+
+
 def test_memory_is_linear_in_length():
     """Four times the steps take about four times the memory of the backward pass; a square would take sixteen."""
 

@@ -251,8 +251,8 @@ CLASSIFIERS: dict[str, HeadRecipe] = {
         cost='o',
         exact=False,
         divided=False,
-        notes='concentrations 1 + softplus(x), where the paper has a ReLU; evidence for other classes is penalised by 0.1, '
-        'where the paper goes from 0 to 1 over ten epochs; the cross-entropy of the mean is reported',
+        notes='concentrations 1 + softplus(x), where the paper has a ReLU; evidence for other classes is penalised by '
+        '0.1, where the paper goes from 0 to 1 over ten epochs; the cross-entropy of the mean is reported',
     ),
     'nbc_softmax': HeadRecipe(
         spec=spec(BlockContrastiveHead),

@@ -5,9 +5,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.delta_rule.chunk import Chunk, Weights, inverse, weights
+from pallas_kernels.delta_rule.chunk import Chunk, Weights, weights
 from pallas_kernels.delta_rule.products import Form, multiply
 from pallas_kernels.matrix_state.mosaic_gpu import channel_decays
+from pallas_kernels.matrix_state.mosaic_gpu.inverse import inverse
 from pallas_kernels.matrix_state.mosaic_gpu.solving import Documents, Solved, cut, of_heads
 from pallas_kernels.matrix_state.mosaic_gpu.weights import weights as channel_weights
 from pallas_kernels.target import Target
@@ -35,7 +36,7 @@ class Steps(NamedTuple):
 
 def solve(here: Target, documents: Documents, steps: Steps) -> Solved:
     does = _weights(here, documents, steps)
-    solved = inverse(does.erased, here.platform)
+    solved = inverse(here, does.erased)
     h = steps.beta.shape[1]
     written = multiply(solved, steps.beta * of_heads(steps.v, h), 'nn', _FORM)
     reads = -multiply(solved, steps.beta * does.k, 'nn', _FORM)

@@ -7,12 +7,12 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from pallas_kernels.delta_rule.chunk import inverse
 from pallas_kernels.delta_rule.products import Form, multiply
 from pallas_kernels.diagonal_low_rank.chunk import Chunk, Weights, weights
 from pallas_kernels.diagonal_low_rank.step import products
 from pallas_kernels.matrix_state.decays import KEPT
 from pallas_kernels.matrix_state.mosaic_gpu import channel_decays
+from pallas_kernels.matrix_state.mosaic_gpu.inverse import inverse
 from pallas_kernels.matrix_state.mosaic_gpu.solving import Documents, More, Solved, cut, join, of_heads
 from pallas_kernels.matrix_state.mosaic_gpu.weights import weights as channel_weights
 from pallas_kernels.target import Target
@@ -49,7 +49,7 @@ def solve(here: Target, documents: Documents, steps: Steps) -> Solved:
     """What chunks do: `values = T (B V) + T A~ S`, with `T` the inverse of `I - A`, or `T V` for `T (B V)`."""
     dtype, h = steps.q.dtype, documents.rows.shape[1]
     does = _weights(here, documents, steps)
-    solved, v = inverse(-does.earlier[0].astype(jnp.float32), here.platform), of_heads(steps.v, h)
+    solved, v = inverse(here, -does.earlier[0].astype(jnp.float32)), of_heads(steps.v, h)
     more, written = None, v
     if steps.b is not None:
         written = multiply(does.earlier[1], v, 'nn', _FORM)

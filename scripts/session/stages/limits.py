@@ -39,7 +39,7 @@ def _offsets(case: Case) -> dict[str, Any]:
     rows = past // columns + LAST
     # Rows that differ, and no two columns alike in their neighbourhood, so that a wrapped offset is seen.
     scales = 1 + jnp.arange(rows) * 37 % 97 / 97
-    x = (jnp.sin(jnp.arange(columns)) * 4).astype(case.dtype) * scales.astype(case.dtype)[:, None]
+    x = (4 * jnp.sin(jnp.arange(columns))).astype(case.dtype)[None] * scales.astype(case.dtype)[:, None]
     with cores.target_of(case.implementation), dispatch.ledger() as entries:
         found = pallas_kernels.softmax(x, implementation=case.implementation)[-LAST:]
     right = jax.nn.softmax(x[-LAST:].astype(jnp.float32), axis=-1)
