@@ -8,12 +8,13 @@ may be deleted at any time.
 
 import contextlib
 import errno
+import fcntl
 import json
 import os
 import pathlib
 import uuid
 from collections.abc import Iterator
-from typing import Any
+from typing import IO, Any
 
 from attnlab.errors import UserError
 
@@ -37,6 +38,32 @@ def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
         raise
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def growing(path: pathlib.Path) -> Iterator[IO[bytes] | None]:
+    """Yields a file to append to, which takes the place of `path` when the block ends.
+
+    Until then it is `path.part`; when the block fails, what it holds is kept, and a later call goes on with it. Another
+    process waits, and is given `None` where `path` is there by then; a file system without locks does without.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f'{path.name}.part')
+    try:
+        with part.open('a+b') as file:
+            with contextlib.suppress(OSError):
+                fcntl.flock(file, fcntl.LOCK_EX)
+            if path.is_file():
+                yield None
+                return
+            yield file
+            file.flush()
+            flush(part)
+            os.replace(part, path)
+            flush(path.parent)
+    finally:
+        if part.is_file() and not part.stat().st_size:
+            part.unlink()
 
 
 def write(path: pathlib.Path, content: str | bytes) -> None:

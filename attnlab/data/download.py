@@ -1,12 +1,9 @@
 """Downloads over HTTP, verified and cached, that go on where they were cut off."""
 
-import contextlib
-import fcntl
 import hashlib
 import http
 import http.client
 import io
-import os
 import pathlib
 import time
 import urllib.error
@@ -16,7 +13,7 @@ from typing import IO
 from absl import logging
 
 from attnlab.errors import UserError
-from attnlab.files import flush
+from attnlab.files import growing
 
 WAITS = (0.0, 1.0, 4.0)
 """Seconds before every attempt at a download."""
@@ -56,34 +53,14 @@ def read(url: str) -> bytes:
 
 
 def _download(url: str, path: pathlib.Path) -> None:
-    """Downloads `url` to `path`, which appears only when it is complete.
-
-    What has come stands in `path.part` until then, and a later call goes on behind it; another process waits.
-    """
-    part = path.with_name(f'{path.name}.part')
+    """Downloads `url` to `path`, which appears only when it is complete; a later call goes on behind what has come."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with part.open('a+b') as file:
-            _wait(file)
-            if not path.is_file():
-                failure = _transfer(url, file)
-                if failure is not None:
-                    raise UserError(f'cannot download {url}: {failure}; without a network, put a copy of it at {path}')
-                file.flush()
-                flush(part)
-                os.replace(part, path)
-                flush(path.parent)
+        with growing(path) as file:
+            failure = None if file is None else _transfer(url, file)
+            if failure is not None:
+                raise UserError(f'cannot download {url}: {failure}; without a network, put a copy of it at {path}')
     except OSError as error:
         raise UserError(f'cannot write {path}: {error.strerror}; make room or name another folder') from error
-    finally:
-        if part.is_file() and not part.stat().st_size:
-            part.unlink()
-
-
-def _wait(file: IO[bytes]) -> None:
-    """Until no other process downloads this file; where the file system has no locks, not at all."""
-    with contextlib.suppress(OSError):
-        fcntl.flock(file, fcntl.LOCK_EX)
 
 
 def _transfer(url: str, file: IO[bytes]) -> str | None:
