@@ -9,7 +9,8 @@
 `norm` one of NORMS, of the blocks and the last one, `mlp` one of MLPS, `activation` the name of another nonlinearity in
 it (`attnlab.nn.activations`), `init` is `framework` or `paper`, the initial values of the recipe's paper, `optimizer`
 is `adamw`, `lion` or `muon`,
-`schedule` is `cosine`, `wsd`, `linear` or `constant`, `rounding` what has few bits in training
+`schedule` is `cosine`, `wsd`, `linear` or `constant`, `alignment` weighs a penalty on how far layers turn
+the stream (`attnlab.blocks.alignment`), `rounding` is what has few bits in training
 (`attnlab.quantize.training`), such as `learned4`, `int4+affine8` (weights and inputs) or `quartet`, `run` another run,
 whose parameters training begins with:
 
@@ -20,13 +21,15 @@ interpolated trigram model of the same text (`docs/benchmarks.md`).
 """
 
 import dataclasses
+import math
 
 from ml_collections import ConfigDict
 
+from attnlab.blocks.alignment import Alignment
 from attnlab.blocks.block import Block
 from attnlab.blocks.hyper_connections import HyperConnections
 from attnlab.blocks.residual import Plain
-from attnlab.config import arguments, choose, spec
+from attnlab.config import arguments, choose, spec, spec_of
 from attnlab.data.text.stdlib import StdlibText
 from attnlab.data.text.text import TextFiles
 from attnlab.data.text.tfds import DATASETS, TfdsText
@@ -130,6 +133,7 @@ def get_config(arg: str = '') -> ConfigDict:
         mlp=SWIGLU,
         activation='',
         init='framework',
+        alignment='0',
         rounding='',
         run='',
         **CHOICES,
@@ -146,6 +150,8 @@ def get_config(arg: str = '') -> ConfigDict:
         initialization=initialization,
     )
     stack.remat = size.remat
+    if (weight := _number('alignment', chosen['alignment'])) > 0:
+        stack.alignment = spec_of(Alignment(weight))
     _check_blocks(stack, chosen)
     for block in stack.blocks if chosen['norm'] != NORM else ():
         block.norm = _norm(chosen)
@@ -179,6 +185,16 @@ def _evals(stack: ConfigDict, every: int) -> tuple[ConfigDict, ...]:
     if not any('mlp' in block and block.mlp is not None and block.mlp.target == experts for block in stack.blocks):
         return (held_out,)
     return held_out, spec(ExpertLoads, cadence=spec(EveryNSteps, n=every))
+
+
+def _number(name: str, text: str) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        found = math.nan
+    if not 0 <= found < math.inf:
+        raise UserError(f'{name} is {text!r}; it must be a number of at least 0')
+    return found
 
 
 def _norm(chosen: dict[str, str]) -> ConfigDict:

@@ -7,7 +7,8 @@ or `paper`: lengths, vocabularies, widths and training as published, except for 
 layers alternate between a short gated convolution and the recipe: a convolution brings a key and its value together,
 which many mixers cannot do alone, so that papers on recall put one into every model (Arora et al. 2023); other values
 are those of `attnlab.zoo.chosen.convolved`: `none`, `canon` or some of its points. `optimizer`,
-`schedule` and `init` choose others, as in `configs/language.py`.
+`schedule` and `init` choose others, as in `configs/language.py`. `thoughts=continuous` has `task=signed_sums` think in
+mixtures of tokens before it answers (`attnlab.tasks.thoughts`).
 
 Every run is evaluated on named slices: 1x, 2x and 4x the length trained on, and the task's own difficulties.
 """
@@ -20,6 +21,7 @@ from ml_collections import ConfigDict
 from attnlab.config import arguments, choose, spec
 from attnlab.data.synthetic.arithmetic import ModularArithmetic, Parity
 from attnlab.data.synthetic.copying import Copying, DelayedCopying, SelectiveCopying
+from attnlab.data.synthetic.facts import Facts
 from attnlab.data.synthetic.families import FunctionDensity, FunctionMixture
 from attnlab.data.synthetic.groups import WordProblem
 from attnlab.data.synthetic.mixture import Mixture
@@ -28,6 +30,8 @@ from attnlab.data.synthetic.problem import Problem
 from attnlab.data.synthetic.recall import CompositionalRecall, InductionHeads, MultiQueryRecall, OverwrittenRecall
 from attnlab.data.synthetic.regression import LinearRegression
 from attnlab.data.synthetic.sets import MaxRetrieval
+from attnlab.data.synthetic.sums import SignedSums
+from attnlab.errors import UserError
 from attnlab.evals.by_slice import BySlice
 from attnlab.evals.cadence import EveryNSteps
 from attnlab.models.heads.language import LanguageHead
@@ -38,6 +42,7 @@ from attnlab.models.model import Model
 from attnlab.models.stack import stack_spec
 from attnlab.nn.mlps import GatedMLP
 from attnlab.tasks.synthetic import Extra, InContextRegression, LabelPrediction
+from attnlab.tasks.thoughts import ContinuousThought
 from attnlab.train.optimizer import AdamW
 from attnlab.train.run_config import CHOICES, run_config
 from attnlab.train.schedule import Constant, Cosine, Schedule
@@ -113,8 +118,10 @@ TINY = {
     'induction': Setting(InductionHeads(vocab=16), length=64),
     'copying': Setting(Copying(letters=26, shortest=5), length=42),
     'passkey': Setting(Passkey(), length=384, batch_size=16, window=64),
+    'facts': Setting(Facts(), length=4, steps=2000, batch_size=128, depth=4, weight_decay=0.0),
     'parity': Setting(Parity(shortest=1), length=16),
     'arithmetic': Setting(ModularArithmetic(modulus=5, shortest=1), length=16),
+    'signed_sums': Setting(SignedSums(), length=5, steps=3000, batch_size=128, peak_lr=1e-3, dim=32),
     'max_retrieval': Setting(MaxRetrieval(classes=10, fewest=1), length=17),
     **{name: Setting(WordProblem(group), length=17) for name, group in GROUPS.items()},
     **{
@@ -216,6 +223,17 @@ PAPER = {
     'passkey': Setting(
         Passkey(), length=4096, steps=50_000, batch_size=16, peak_lr=1e-3, dim=512, depth=8, heads=8, window=512
     ),
+    'facts': Setting(
+        Facts(subjects=16_384, names=256, relations=8, objects=256),
+        length=4,
+        steps=50_000,
+        batch_size=512,
+        peak_lr=1e-3,
+        dim=256,
+        depth=8,
+        heads=4,
+        weight_decay=0.0,
+    ),
     'parity': XLSTM,
     'arithmetic': dataclasses.replace(
         XLSTM,
@@ -224,6 +242,8 @@ PAPER = {
         steps=100_000,
         extra=lengths_beyond(ModularArithmetic(modulus=5), 2),
     ),
+    # The paper's widths are 16, 24 and 32.
+    'signed_sums': Setting(SignedSums(), length=5, steps=50_000, batch_size=256, peak_lr=1e-3, dim=32, heads=2),
     'max_retrieval': Setting(
         MaxRetrieval(), length=17, steps=100_000, batch_size=128, peak_lr=1e-3, dim=128, depth=1, heads=1
     ),
@@ -235,6 +255,7 @@ PAPER = {
     },
 }
 SIZES = {'tiny': TINY, 'paper': PAPER}
+THOUGHTS = {'none': False, 'continuous': True}
 
 ZOOLOGY = (
     'one of four learning rates (all in sweeps/recall.py); positions are rotary, not learned; no dropout; one cosine '
@@ -262,10 +283,12 @@ DEPARTURES = {
     'of two rates; constants of Adam as in PyTorch, the paper names none',
     'copying': 'width 1024 for all mixers; rotary positions where the recipe has them; AdamW (0.9, 0.95), clipped at 1',
     'passkey': 'a small model trained for it, not a language model fine-tuned on long documents',
+    'facts': OURS,
     'parity': f'lengths 2 to 39, as the released generator draws what its config calls 3 to 40; {LANGUAGES}',
     'arithmetic': f'up to 40 tokens, the sign = among them, the answer asked there; {LANGUAGES}',
     'max_retrieval': 'a stack of one block with attention and an MLP in place of the pooling model of the paper; AdamW '
     '(0.9, 0.95), clipped at 1',
+    'signed_sums': 'thoughts are supervised by all partial sums; no second stage by rewards; AdamW (0.9, 0.95)',
     **dict.fromkeys(GROUPS, 'one length, not all up to it; every element a generator, not swaps alone; one width'),
     **dict.fromkeys(REGRESSION, ICL),
     **dict.fromkeys(FAMILIES, OURS),
@@ -280,14 +303,23 @@ def head_of(problem: Problem) -> ConfigDict:
     return spec(RegressionHead if isinstance(problem, LinearRegression | FunctionMixture) else LanguageHead)
 
 
+def task_of(problem: Problem, chosen: dict[str, str]) -> type:
+    """What is asked: numbers, tokens, or tokens after thoughts. Raises `UserError` for thoughts of other problems."""
+    if choose(THOUGHTS, 'thoughts', chosen['thoughts']):
+        if not isinstance(problem, SignedSums):
+            raise UserError(f'thoughts={chosen["thoughts"]} is for task=signed_sums; the task is {chosen["task"]}')
+        return ContinuousThought
+    return InContextRegression if isinstance(problem, LinearRegression | FunctionMixture) else LabelPrediction
+
+
 def get_config(arg: str = '') -> ConfigDict:
     """The config of `task=...,zoo=...,size=...,conv=...,init=...,optimizer=...,schedule=...`."""
-    chosen = arguments(arg, task='mqar', zoo='mha', size='tiny', conv='0', init='framework', **CHOICES)
+    chosen = arguments(arg, task='mqar', zoo='mha', size='tiny', conv='0', init='framework', thoughts='none', **CHOICES)
     run = choose(choose(SIZES, 'size', chosen['size']), 'task', chosen['task'])
     recipe, initialization = initialized(next_token_recipe(chosen['zoo']), chosen['init'])
     recipe = convolved(padded_recipe(recipe, chosen['zoo']), chosen['conv'])
     real = run.problem.features is not None
-    regression = isinstance(run.problem, LinearRegression | FunctionMixture)
+    task = task_of(run.problem, chosen)
     stack = stack_spec(
         recipe.sized(heads=run.heads, window=run.window),
         layer=recipe.layer,
@@ -302,7 +334,7 @@ def get_config(arg: str = '') -> ConfigDict:
         batch_size=run.batch_size,
         length=run.length,
         task=spec(
-            InContextRegression if regression else LabelPrediction,
+            task,
             problem=run.problem,
             examples=run.examples,
             extra=run.extra,

@@ -13,8 +13,9 @@
 - `imputation`: gaps of windows of `lookback` rows are filled (`--config.task.gaps.span=8` makes them longer); without
   `horizon`, roles of columns, or a head but `affine`;
 - `anomalies`: the same model, whose errors find rows that are disturbed, at the end of the run;
-- `classification`: the regime of drawn windows of `lookback` rows (`attnlab.data.series.regimes`), by a mixer `zoo`
-  that reads every row as a token, and `head`, one of those of classes.
+- `classification`: the regime of drawn windows of `lookback` rows (`attnlab.data.series.regimes`), or with
+  `data=FILE.npz` the label of windows of your own (`attnlab.data.series.labelled`), by a mixer `zoo` that reads every
+  row as a token, and `head`, one of those of classes.
 
 `system` is one of those of SYSTEMS, and sets the arguments below; those that are given besides override it:
 
@@ -66,6 +67,7 @@ from attnlab.data.series.basis import TrainingBasis
 from attnlab.data.series.columns import Columns
 from attnlab.data.series.drawn import Autoregression, DrawnSeries, Driven, Henon, Lorenz, Regimes, Seasonal
 from attnlab.data.series.files import CSVSeries, NPZSeries, ParquetSeries
+from attnlab.data.series.labelled import labelled_windows
 from attnlab.data.series.published import PUBLISHED, PublishedSeries
 from attnlab.data.series.regimes import RegimeWindows
 from attnlab.data.series.series import Series
@@ -295,6 +297,9 @@ SCALES = ('tuned/*', 'head/*')
 CLASSIFIES = ('task', 'zoo', 'fast', 'rate', 'form', 'lookback', 'head', 'size', *CHOICES)
 """Arguments of classification."""
 
+LOOKBACK = '96'
+"""Rows that are read where nothing is said."""
+
 EXAMPLES = 500
 """Windows that classification is evaluated on."""
 
@@ -338,7 +343,7 @@ def get_config(arg: str = '') -> ConfigDict:
         arg,
         task='forecasting',
         data='',
-        lookback='96',
+        lookback=LOOKBACK,
         horizon='',
         system='',
         head='',
@@ -427,20 +432,23 @@ def _run(size: Size, examples: int, *beside: ConfigDict) -> dict[str, Any]:
 def _classification(given: Mapping[str, str]) -> ConfigDict:
     """Of drawn windows, whose rows are tokens. Raises `UserError` for arguments of other tasks."""
     for name, value in given.items():
-        if value and name not in CLASSIFIES:
+        if value and name not in CLASSIFIES and not (name == 'data' and value.endswith('.npz')):
             raise UserError(f'{name}={value} is for other tasks; leave it out with task=classification')
     chosen = given | {name: given[name] or DEFAULTS[name] for name in ('zoo', 'rate')} | {'inputs': 'apart'}
-    size, steps = choose(SIZES, 'size', chosen['size']), _whole(chosen, 'lookback')
+    drawn = Drawn(RegimeWindows(steps=_whole(chosen, 'lookback')), train=20_000, held_out=EXAMPLES)
+    data = labelled_windows(str(pathlib.Path(chosen['data']))) if chosen['data'] else drawn
+    size, steps = choose(SIZES, 'size', chosen['size']), data.kind.length
+    if steps != int(chosen['lookback']) and chosen['lookback'] != LOOKBACK:
+        raise UserError(f'lookback={chosen["lookback"]} is not that of data={chosen["data"]}, {steps}; leave it out')
     recipe = padded_recipe(sequence_recipe(chosen['zoo']), chosen['zoo'])
     stack = _stack(recipe, size, steps, _causal(recipe, chosen), chosen)
-    data = Drawn(RegimeWindows(steps=steps), train=20_000, held_out=EXAMPLES)
     head = choose(CLASSIFIERS, 'head', chosen['head'] or 'linear').spec.copy_and_resolve_references()
     head.classes = data.kind.classes
     model = spec(
         Model,
         dim=size.dim,
         stack=stack,
-        inputs=spec(Projection, features=1),
+        inputs=spec(Projection, features=data.kind.channels),
         # A mixer that cannot tell left from right is told.
         positions=Sinusoidal() if recipe.mirrored else None,
         head=head,

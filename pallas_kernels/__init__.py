@@ -25,6 +25,7 @@ from pallas_kernels.cross_entropy.api import cross_entropy
 from pallas_kernels.delta_rule.api import delta_rule
 from pallas_kernels.diagonal_low_rank.api import diagonal_low_rank
 from pallas_kernels.linear_attention.api import linear_attention
+from pallas_kernels.linear_attention.sums import linear_attention_sums
 from pallas_kernels.linear_scan.api import linear_scan
 from pallas_kernels.long_conv.api import long_conv
 from pallas_kernels.selective_scan.api import selective_scan
@@ -58,6 +59,7 @@ __all__ = [
     'delta_rule',
     'diagonal_low_rank',
     'linear_attention',
+    'linear_attention_sums',
     'linear_scan',
     'long_conv',
     'selective_scan',

@@ -219,8 +219,13 @@ def diagonal_low_rank(
     if implementation == 'reference':
         return CallCost(model, model)
     c = _chunk('delta_rule', implementation, b, t, h, k, v, decay)
-    within = 2 * c * (2 * keys * k + k + (2 * keys) * v) + 2 * c * c // 3
-    ahead = Cost(steps * ((4 + 2 * keys) * state + within), arrays, steps * (3 * numbers + c))
+    # On Hopper, with decays of key channels, what reads takes for each key a product for every size of halves, one for
+    # the own keys, and the sums of log decays in two parts, as products too.
+    halved = implementation == 'mosaic_gpu' and decay == 'vector'
+    products, exponentials = (6 + 1 + 2 * (6 + 2), 2 * keys * (6 + 2)) if halved else (1, 3)
+    inverse = 4 * c * c * max(c.bit_length() - 2, 0) if implementation != 'xla' else 2 * c * c // 3
+    within = 2 * c * (2 * keys * products * k + k + (2 * keys) * v) + inverse
+    ahead = Cost(steps * ((4 + 2 * keys) * state + within), arrays, steps * (exponentials * numbers + c))
     return CallCost(model, Passes(ahead, Cost(3 * ahead.flops, 2 * arrays, 2 * ahead.exponentials)))
 
 

@@ -94,11 +94,12 @@ def linear_attention(b: int, t: int, channels: int, platform: str, *, vector: bo
     """The chunks of `b` sequences of `t` steps with `channels` channels, over all heads.
 
     With a decay for every channel chunks are shorter: one product serves a chunk as long as its decays stay moderate.
-    On a CPU a group is what fits in the caches (t = 8192: half the time of one group); elsewhere it fills the device.
+    On a CPU a group is what fits in the caches (t = 8192: half the time of one group), and its arrays are most of the
+    memory of the forward pass; elsewhere it fills the device.
     """
     longest = 32 if vector else 64
     steps = min(longest, 1 << (t - 1).bit_length())
-    numbers = (2**17 if vector else 2**18) if platform == 'cpu' else 2**24
+    numbers = 2**17 if platform == 'cpu' else 2**24
     return ChunkTile(steps=steps, group=max(1, numbers // (b * channels * steps)) * steps)
 
 

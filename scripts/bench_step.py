@@ -1,10 +1,13 @@
-"""Times one training step of a small transformer: attnlab, plain JAX, and eager PyTorch when --peer_python names one.
+"""Times one training step of a small transformer: attnlab, plain JAX, and PyTorch when --peer_python names one.
 
     python scripts/bench_step.py --peer_python=/path/to/venv/bin/python --out=step.json
 
 All run at the same time and take turns in short bursts, in alternating order, so that other load on the machine
 affects all alike. A ratio is the median, over the rounds, of the ratio within one round; its interval is a bootstrap
 over rounds. Processor time is also given: it changes least when other processes use the cores.
+
+PyTorch steps eagerly, with each of two optimisers, and compiled (`torch.compile`, which needs a C++ compiler). Its
+products are MKL's, which asks what processor it runs on: the path it takes is said, for a generic one is slow.
 """
 
 import dataclasses
@@ -18,6 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import attnlab_step
 import jax
+import mkl_path
 import numpy as np
 import optax
 import plain_jax_step
@@ -44,15 +48,22 @@ JAX_CONTENDERS: Mapping[str, Callable[[StepSize], tuple]] = {
     'attnlab': attnlab_step.contender,
 }
 
+PEERS = {
+    'PyTorch, default AdamW': 'default',
+    'PyTorch, fused AdamW': 'fused',
+    'PyTorch compiled, fused AdamW': 'compiled',
+}
+"""What `torch_step.py` runs."""
+
 
 class TorchContender:
     """A process of its own, asked for one burst at a time."""
 
-    def __init__(self, python: str, size: StepSize, optimizer: str):
+    def __init__(self, python: str, size: StepSize, kind: str):
         script = pathlib.Path(__file__).with_name('torch_step.py')
-        arguments = [python, str(script), json.dumps(dataclasses.asdict(size)), optimizer, str(os.cpu_count())]
+        arguments = [python, str(script), json.dumps(dataclasses.asdict(size)), kind, str(os.cpu_count())]
         self.process = subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.version = self._read()['torch']
+        self.said = self._read()
 
     def _read(self) -> dict:
         line = self.process.stdout.readline()
@@ -70,7 +81,7 @@ class TorchContender:
         return reply['seconds'], reply['cpu']
 
     def facts(self) -> dict[str, object]:
-        return {'torch': self.version}
+        return self.said
 
     def save(self, path: str) -> dict:
         return self._ask(f'save {path}')
@@ -101,6 +112,8 @@ def same_model(peer: TorchContender, size: StepSize) -> dict[str, float]:
 def show(results: Mapping[str, dict], environment: Mapping[str, object]) -> None:
     kept = 'kept' if environment['keep_freed_memory'] else 'not kept'
     title = f'{environment["cpu"]}, {environment["cores"]} cores, load {environment["load"]:.1f}, freed memory {kept}'
+    if 'mkl' in environment:
+        title += f', MKL: {environment["mkl"]}'
     table = Table(title=title, caption=f'speed: times as fast as {BASELINE}, median and 95% interval')
     for heading in ('', 'step ms', 'best ms', 'tokens/s', 'speed', '', 'by CPU time'):
         table.add_column(heading, justify='right' if heading else 'left', no_wrap=True)
@@ -121,7 +134,8 @@ def main(argv: Sequence[str]) -> None:
     contenders: dict[str, Contender] = {name: JaxContender(*make(size)) for name, make in JAX_CONTENDERS.items()}
     peers = {}
     if _PEER.value:
-        peers = {f'PyTorch, {kind} AdamW': TorchContender(_PEER.value, size, kind) for kind in ('default', 'fused')}
+        environment['mkl'] = mkl_path.ask(_PEER.value) or 'not used'
+        peers = {name: TorchContender(_PEER.value, size, kind) for name, kind in PEERS.items()}
         environment['difference_from_peer'] = same_model(next(iter(peers.values())), size)
     contenders |= peers
     turns = take_turns(contenders, _ROUNDS.value, _BURST.value)

@@ -1,7 +1,8 @@
-"""The benchmark training step in eager PyTorch: a process that times steps on request through its standard input.
+"""The benchmark training step in PyTorch, eager or compiled: a process that times steps when it is asked to.
 
-`burst N` answers with one JSON line, the seconds of each of N steps and their total processor seconds; `save PATH`
-writes an .npz with the parameters, the batch, the loss and the norm of the gradient. It ends with its standard input.
+It reads requests from its standard input, and ends with it. `burst N` answers with one JSON line, the seconds of each
+of N steps and their total processor seconds; `save PATH` writes an .npz with the parameters, the batch, the loss and
+the norm of the gradient.
 """
 
 import json
@@ -61,10 +62,12 @@ class Transformer(nn.Module):
 
 
 class Training:
-    def __init__(self, size: StepSize, optimizer: str):
+    def __init__(self, size: StepSize, kind: str):
         torch.manual_seed(0)
         self.model = Transformer(size)
-        chosen = {'default': {}, 'fused': {'fused': True}}[optimizer]
+        # The module stays what it is, so that its parameters keep their names.
+        self.run = torch.compile(self.model) if kind == 'compiled' else self.model
+        chosen = {} if kind == 'default' else {'fused': True}
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(), lr=size.learning_rate, weight_decay=size.weight_decay, **chosen
         )
@@ -73,7 +76,7 @@ class Training:
 
     def backward(self) -> torch.Tensor:
         self.optimizer.zero_grad()
-        loss = F.cross_entropy(self.model(self.inputs).flatten(0, 1), self.labels.flatten())
+        loss = F.cross_entropy(self.run(self.inputs).flatten(0, 1), self.labels.flatten())
         loss.backward()
         return loss
 
@@ -99,10 +102,13 @@ class Training:
         return results
 
 
-def main(size_json: str, optimizer: str, threads: str) -> None:
+def main(size_json: str, kind: str, threads: str) -> None:
+    """Says the version, and the seconds of the first step, which compiles what is to be compiled."""
     torch.set_num_threads(int(threads))
-    run = Training(StepSize(**json.loads(size_json)), optimizer)
-    print(json.dumps({'torch': torch.__version__}), flush=True)
+    run, start = Training(StepSize(**json.loads(size_json)), kind), time.perf_counter()
+    if kind == 'compiled':
+        run.step()
+    print(json.dumps({'torch': torch.__version__, 'first_step_seconds': time.perf_counter() - start}), flush=True)
     for line in sys.stdin:
         command, *arguments = line.split(maxsplit=1)
         result = run.burst(int(arguments[0])) if command == 'burst' else run.save(arguments[0].strip())

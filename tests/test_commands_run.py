@@ -60,6 +60,9 @@ SHORTER = {
 LEFT = {
     r'attnlab eval .*--attention': 'needs a run with a softmax; tests/convert/test_substitution.py',
     r'attnlab eval .*--judge': 'needs runs of images; tests/analysis/test_judged.py',
+    r'attnlab analyse .*--between': 'needs two runs; tests/analysis/test_between.py',
+    r'attnlab train .*,run=runs/': 'begins with another run; tests/quantize/test_training.py',
+    r'attnlab quantize --workdir=runs/gla-learned4': 'needs a run of few bits; tests/quantize/test_training.py',
     r'attnlab uncertainty': 'needs a run of a classifier; tests/analysis/test_uncertainty.py',
     r'attnlab eval --workdir=runs/mqar-gla': 'needs a run of another task; tests/evals/test_by_slice.py',
     r'attnlab train .*--topology=': 'compiles for minutes; tests/compile/test_plans.py, tests/runs/test_plan.py',
@@ -90,6 +93,9 @@ SCRIPTS = {
     'pathfinder_statistics.py': (),
 }
 """Flags that make a script short; one without a value leaves that flag out."""
+
+OTHERS = ('--inside', '--head', '--neighbours', '--trace', '--influence')
+"""Flags of `analyse` that ask for something else than layers, which `--bits` is of."""
 
 FAST = ('eval', 'generate', 'compare', 'show')
 """Commands of which the first is run every time."""
@@ -141,7 +147,7 @@ def shortened(words: list[str]) -> list[str]:
     """A command of attnlab with flags that make it short, its globs expanded."""
     command = command_of(words)
     added = list(SHORTER[command]) if command in SHORTER else overrides(words)
-    if command == 'analyse' and any(word.startswith(('--inside', '--head', '--neighbours')) for word in words):
+    if command == 'analyse' and any(word.startswith(OTHERS) for word in words):
         added.remove('--bits=8')  # Of the analysis of layers.
     if any(word.startswith('--budget') for word in words):
         added.append('--budget=8')  # Scales weigh more in layers of few numbers.

@@ -27,6 +27,7 @@ from attnlab.zoo import ZOO
 from attnlab.zoo.softmax.maps import MAPS
 from attnlab.zoo.softmax.parts import PARTS
 from configs import dynamics, grokking, images, language, long_range, recall, separation, series
+from configs.sweeps import images as sweeps_images
 from configs.sweeps import recall as sweeps_recall
 
 KINDS = {
@@ -686,6 +687,17 @@ def test_experiments_of_full_size(folder):
     assert [run.label for run in small] == [run.label for run in full]
     for run in distinct(full):
         prepare(run.config)
+
+
+def test_a_sweep_of_images_chooses_on_validation():
+    """Test is evaluated at the end alone; of diffusion images are drawn then too."""
+    made = sweeps_images.get_config('zoo=swin,predict=v,seeds=2')
+    sweep = read(made)
+    assert sweep.metric == 'valid/all/loss' and sweep.goal == 'min' and made.seeds == (0, 1)
+    setup = prepare(sweep.base)
+    found = [(each.name, each.split, type(each.cadence).__name__) for each in setup.evals]
+    assert found == [('test', 'test', 'AtEnd'), ('valid', 'valid', 'EveryNSteps'), ('drawn', 'test', 'AtEnd')]
+    setup.evals[1].load_data(setup)
 
 
 def test_the_sweep_of_recall_has_the_rates_of_the_papers():

@@ -71,6 +71,17 @@ def test_classification_of_regimes(argument):
     assert guesses['accuracy'].keys() == {'chance', 'majority'} and guesses['accuracy']['majority'] < 0.4
 
 
+def test_classification_of_windows_of_ones_own(tmp_path):
+    path = tmp_path / 'own.npz'
+    np.savez(path, x=np.random.default_rng(0).normal(size=(40, 24, 3)), label=np.arange(40) % 2)
+    setup = prepare(series.get_config(f'task=classification,zoo=mingru,data={path}'))
+    assert setup.length == 24 and setup.model.outputs == 2
+    assert setup.abstract_batch()['tokens'].shape[1:] == (24, 3)
+    setup.trace()
+    with pytest.raises(UserError, match=r'lookback=48 is not that of data=.*own\.npz, 24; leave it out'):
+        series.get_config(f'task=classification,data={path},lookback=48')
+
+
 def test_a_frozen_language_model_reads_segments(tmp_path):
     """Its layers and its last norm are in the config as they were, start from it, and have no learning rate."""
     made = language.get_config('zoo=mingru')

@@ -90,6 +90,22 @@ def conformal_threshold(scores: Float[np.ndarray, 'n'], alpha: float) -> float:
     return float(np.sort(scores)[place - 1]) if place <= len(scores) else float('inf')
 
 
+def weighted_threshold(scores: Float[np.ndarray, 'n'], weights: Float[np.ndarray, 'n'], alpha: float) -> float:
+    """The threshold where examples count by weights from 0 to 1 that are fixed beforehand: less the older they are.
+
+    The least score up to which the weights of examples are `1 - alpha` of all, the new example's weight of one counted
+    as above all scores; infinite where there are too few. With weights of one it is `conformal_threshold`. Where
+    examples drift, a label is missed with probability `alpha + sum_i w_i d_i` at most, `w_i` the share of example `i`
+    and `d_i` its distance in total variation from the new one. Barber et al. 2023, https://arxiv.org/abs/2202.13415;
+    for risks Farinhas et al. 2023, https://arxiv.org/abs/2310.01262. Raises `UserError` for an alpha outside of (0, 1).
+    """
+    _check_share(alpha)
+    order = np.argsort(scores, kind='stable')
+    shares = np.cumsum(weights[order]) / (np.sum(weights) + 1)
+    enough = np.flatnonzero(shares >= 1 - alpha - 1e-12)
+    return float(scores[order][enough[0]]) if len(enough) else float('inf')
+
+
 def misfit(logits: Float[np.ndarray, 'b o']) -> Float[np.ndarray, 'b o']:
     """`1 - p_o`, the score of every class for conformal sets (Sadinle et al. 2019, https://arxiv.org/abs/1609.00451)."""
     return 1 - softmax(logits, axis=1)

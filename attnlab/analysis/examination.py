@@ -64,6 +64,7 @@ def analyse_run(
     rows: int,
     bits: tuple[int, ...],
     *,
+    ema: bool = False,
     other_data: bool = False,
 ) -> Examination:
     """Analyses a checkpoint on the first `rows` rows of a split, and writes `analysis/<step>.json` and a figure.
@@ -72,7 +73,7 @@ def analyse_run(
     not exist, changed data unless `other_data` allows them, a model without layers to analyse, or bits below
     2.
     """
-    loaded = load_run(workdir, step)
+    loaded = load_run(workdir, step, ema=ema)
     check_data(workdir, loaded.setup.task.describe(), other=other_data)
     if not isinstance(loaded.setup.model, Stacked):
         raise UserError(f'{workdir} holds a {type(loaded.setup.model).__name__}, which has no layers to analyse')
@@ -82,13 +83,21 @@ def analyse_run(
     examples = first_rows(loaded, split_name, rows)
     found = Examination(tuple(_layers(loaded, examples)), _losses(loaded, examples, bits))
     folder = workdir / 'analysis'
-    path = folder / f'{loaded.step}.json'
+    path = folder / f'{loaded.name}.json'
     write_json(
-        path, {'step': loaded.step, 'split': split_name, 'rows': rows, 'other_data': other_data, **found.numbers()}
+        path,
+        {
+            'step': loaded.step,
+            'split': split_name,
+            'rows': rows,
+            'ema': ema,
+            'other_data': other_data,
+            **found.numbers(),
+        },
     )
     curves = {name: [layer.get(name, np.nan) for layer in found.layers] for name in found.names()}
-    layer_curves(curves, folder / f'{loaded.step}.png')
-    printer.table(_layer_table(found, f'{workdir}, step {loaded.step}, {split_name}'))
+    layer_curves(curves, folder / f'{loaded.name}.png')
+    printer.table(_layer_table(found, f'{workdir}, step {loaded.name}, {split_name}'))
     printer.table(_bits_table(found.losses))
     printer.line(f'written: {path}, {path.with_suffix(".png")}')
     return found

@@ -14,9 +14,17 @@ def linearity(before: Shaped[np.ndarray, 'n d'], after: Shaped[np.ndarray, 'n f'
     whatever it is, wherefore the change alone is asked about too. Razzhigaev et al. 2024,
     https://arxiv.org/abs/2405.12250, where this is called the Procrustes similarity.
     """
+    return float(1 - np.sum(np.square(token_nonlinearity(before, after))))
+
+
+def token_nonlinearity(before: Shaped[np.ndarray, 'n d'], after: Shaped[np.ndarray, 'n f']) -> Float[np.ndarray, 'n']:
+    """`|A x_i - y_i|` of every token, for the linear map A that serves all of them best, X and Y as for `linearity`.
+
+    Its squares add up to what is not linear. Razzhigaev et al. 2025, https://arxiv.org/abs/2502.15007.
+    """
     x, y = (_normalised(each) for each in (before, after))
     found, *_ = np.linalg.lstsq(x, y, rcond=None)
-    return float(1 - np.sum(np.square(x @ found - y)))
+    return np.linalg.norm(x @ found - y, axis=1)
 
 
 def mean_cosine(before: Shaped[np.ndarray, 'n d'], after: Shaped[np.ndarray, 'n d']) -> float:

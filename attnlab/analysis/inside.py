@@ -113,6 +113,7 @@ def analyse_inside(
     rows: int,
     *,
     tuned: bool = False,
+    ema: bool = False,
     other_data: bool = False,
 ) -> Inside:
     """Looks inside a checkpoint on the first `rows` rows of a split; writes `analysis/<step>-inside.json` and a figure.
@@ -122,7 +123,7 @@ def analyse_inside(
     and measured on the others. Raises `UserError` for a run or a split that does not
     exist, changed data unless `other_data` allows them, a model without layers, and one row for the tuned lens.
     """
-    loaded = load_run(workdir, step)
+    loaded = load_run(workdir, step, ema=ema)
     check_data(workdir, loaded.setup.task.describe(), other=other_data)
     if not isinstance(loaded.setup.model, Stacked):
         raise UserError(f'{workdir} holds a {type(loaded.setup.model).__name__}, which has no layers to look into')
@@ -131,11 +132,11 @@ def analyse_inside(
         raise UserError(f'rows is {rows}; the tuned lens is fitted to one half of the rows and measured on the other')
     split_name = loaded.setup.task.evaluated_split if split_name is None else split_name
     found, drawn = looked_into(loaded, first_rows(loaded, split_name, rows), tuned=tuned)
-    path = workdir / 'analysis' / f'{loaded.step}-inside.json'
-    record = {'step': loaded.step, 'split': split_name, 'rows': rows, 'other_data': other_data}
+    path = workdir / 'analysis' / f'{loaded.name}-inside.json'
+    record = {'step': loaded.step, 'split': split_name, 'rows': rows, 'ema': ema, 'other_data': other_data}
     write_json(path, record | dataclasses.asdict(found))
     draw(drawn, path.with_suffix('.png'))
-    for table in _tables(found, f'{workdir}, step {loaded.step}, {split_name}'):
+    for table in _tables(found, f'{workdir}, step {loaded.name}, {split_name}'):
         printer.table(table)
     printer.line(f'written: {path}, {path.with_suffix(".png")}')
     return found
@@ -300,6 +301,7 @@ def _geometry(before: Float[np.ndarray, 'n d'], after: Float[np.ndarray, 'n d'])
         'linearity': geometry.linearity(before, after),
         'linearity_of_change': geometry.linearity(before, after - before),
         'linearity_of_nothing': min(1.0, before.shape[1] / max(len(before) - 1, 1)),
+        'nonlinear_share': _largest_share(geometry.token_nonlinearity(before, after - before)),
         'change': float(np.linalg.norm(after - before) / np.linalg.norm(before)),
         'cosine': geometry.mean_cosine(before, after),
         'effective_rank': heads.effective_rank(after - after.mean(axis=0)),
@@ -307,6 +309,13 @@ def _geometry(before: Float[np.ndarray, 'n d'], after: Float[np.ndarray, 'n d'])
         'max_abs': float(sizes.max()),
         'max_over_median': float(sizes.max()) / median if median else None,
     }
+
+
+def _largest_share(errors: Float[np.ndarray, 'n']) -> float | None:
+    """The share of what is not linear that the tenth of tokens has which are least so; a tenth where all are alike."""
+    squares = np.sort(np.square(errors))[::-1]
+    total = float(squares.sum())
+    return float(squares[: max(1, len(squares) // 10)].sum()) / total if total else None
 
 
 def _targets(length: int, streaming: bool) -> tuple[Int[Array, 'n'], int]:
@@ -374,7 +383,8 @@ def _head_statistics(
     calls = setup.jit(called)(loaded.variables, tokens)
     for numbers, mixer, call in zip(found, layers, calls, strict=True):
         if numbers:
-            numbers['induction'] = induction(np.asarray(asking.weights(mixer, *call), np.float64)).tolist()
+            weights = np.asarray(asking.weights(mixer, *call), np.float64)
+            numbers |= {'induction': induction(weights).tolist(), 'retrieval': retrieval(weights).tolist()}
     return found
 
 
@@ -402,6 +412,17 @@ def induction(weights: Float[np.ndarray, 'b h t s']) -> Float[np.ndarray, ' h']:
     half = weights.shape[2] // 2
     places = np.arange(half, 2 * half)
     return weights[:, :, places, places - half + 1].mean(axis=(0, 2))
+
+
+def retrieval(weights: Float[np.ndarray, 'b h t s']) -> Float[np.ndarray, ' h']:
+    """How often, in the second half of a row that repeats, a head reads most of the token that is to be copied.
+
+    After Wu et al. 2024, https://arxiv.org/abs/2404.15574, whose rows are texts with a sentence hidden in them, and who
+    count the tokens that the model then says.
+    """
+    half = weights.shape[2] // 2
+    places = np.arange(half, 2 * half)
+    return np.mean(weights[:, :, places].argmax(axis=-1) == places - half + 1, axis=(0, 2))
 
 
 def _read(mixer: Any, x: Array, ctx: Context) -> dict[str, Array]:

@@ -1,14 +1,17 @@
 """Changes of named places in a trained model, without changing any mixer.
 
 A place is `embedding`; of layer 2 the normalised input of a branch, `layers[2].mixer.input`, and what the branch adds
-to the stream, `layers[2].mixer.output`, likewise of `mlp`; or the stream after it, `layers[2].residual`. What is done
-there is a function of the value. One that returns what it is given changes no bit of the result.
+to the stream, `layers[2].mixer.output`, likewise of `mlp`; or the stream after it, `layers[2].residual`. What the last
+linear map of a branch reads, `layers[2].mixer.hidden`, has the channels of its heads side by side; of an MLP it is the
+keys of facts (Geva et al. 2021, https://arxiv.org/abs/2012.14913). What is done there is a function of the value. One
+that returns what it is given changes no bit of the result.
 
     hidden_with(model, tokens, ctx, {'layers[1].mixer.output': jnp.zeros_like})
 """
 
+import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +24,9 @@ from attnlab.blocks.residual import Connection, Streams
 from attnlab.context import Context
 from attnlab.errors import UserError, nearest
 from attnlab.models.predictor import Stacked, one_stack
+from attnlab.nn.experts import MixtureOfExperts
+from attnlab.nn.mlps import ConvolvedMLP
+from attnlab.nn.projections import Linear
 from attnlab.typing import Embedded, Features, Sequence, Tokens
 
 Change = Callable[[Array], Array]
@@ -35,7 +41,11 @@ def places(model: Stacked) -> list[str]:
     for index, layer in enumerate(one_stack(model).layers()):
         if isinstance(layer, Block):
             branches = BRANCHES[: len(layer.connections)]
-            found += [f'layers[{index}].{branch}.{side}' for branch in branches for side in ('input', 'output')]
+            for branch in branches:
+                sides = (
+                    ('input', 'output') if last_map(getattr(layer, branch)) is None else ('input', 'hidden', 'output')
+                )
+                found += [f'layers[{index}].{branch}.{side}' for side in sides]
         found.append(f'layers[{index}].residual')
     return found
 
@@ -64,16 +74,20 @@ def hidden_with(model: Stacked, inputs: Tokens | Features, ctx: Context, changes
 def values_at(model: Stacked, inputs: Tokens | Features, ctx: Context, wanted: list[str]) -> dict[str, Array]:
     """The values at some places of a pass."""
     found: dict[str, Array] = {}
-
-    def note(place: str) -> Change:
-        def noted(value: Array) -> Array:
-            found[place] = value
-            return value
-
-        return noted
-
-    hidden_with(model, inputs, ctx, {place: note(place) for place in wanted})
+    hidden_with(model, inputs, ctx, {place: _Note(place, found) for place in wanted})
     return found
+
+
+@dataclasses.dataclass(frozen=True)
+class _Note:
+    """A change that changes nothing and keeps the value."""
+
+    place: str
+    found: dict[str, Array]
+
+    def __call__(self, value: Array) -> Array:
+        self.found[self.place] = value
+        return value
 
 
 def _change(layer: Any, name: str, changes: Mapping[str, Change]) -> None:
@@ -81,8 +95,82 @@ def _change(layer: Any, name: str, changes: Mapping[str, Change]) -> None:
     for number, branch in enumerate(BRANCHES):
         if (before := changes.get(f'{name}.{branch}.input')) is not None:
             setattr(layer, f'{branch}_norm', _After(getattr(layer, f'{branch}_norm'), before))
+        if (between := changes.get(f'{name}.{branch}.hidden')) is not None:
+            if isinstance(between, _Note):
+                setattr(layer, branch, _Telling(getattr(layer, branch), between))
+            elif (read := last_map(getattr(layer, branch))) is not None:
+                setattr(read.module, read.name, Reading(read.map, between))
         if (after := changes.get(f'{name}.{branch}.output')) is not None:
             layer.connections[number] = _Adding(layer.connections[number], after)
+
+
+class LastMap(NamedTuple):
+    """The linear map from which a branch's output comes: the module that has it, its attribute, and the map."""
+
+    module: Any
+    name: str
+    map: Linear
+
+
+def last_map(branch: Any) -> LastMap | None:
+    """The one linear map of a branch to the width of the model; `None` where there is none, or several.
+
+    Also of channel mixers that keep a state or choose among experts, which blocks call in other ways.
+    """
+    if branch is None or isinstance(branch, ConvolvedMLP | MixtureOfExperts):
+        return None
+    found = [
+        LastMap(module, name, value)
+        for _, module in list(nnx.iter_modules(branch))
+        for name, value in list(vars(module).items())
+        if isinstance(value, Linear) and value.axes[1] == 'embed'
+    ]
+    return found[0] if len(found) == 1 else None
+
+
+class Reading(Linear):
+    """A linear map whose input is changed."""
+
+    def __init__(self, linear: Linear, change: Change):
+        self.axes, self.usual, self.linear, self.change = linear.axes, linear.usual, linear, change
+
+    def __call__(self, x: Array) -> Array:
+        return self.linear(self.change(x))
+
+
+class _Telling(nnx.Module):
+    """A branch that notes what its last map reads.
+
+    Some maps are called where values are computed anew in a backward pass, so that what is noted there would be lost.
+    The branch is therefore called again, its last map giving some of the channels that it reads in place of its own.
+    """
+
+    def __init__(self, branch: Any, note: _Note):
+        self.branch, self.note = branch, note
+
+    def __call__(self, x: Sequence, *rest: Any) -> Any:
+        read = last_map(self.branch)
+        assert read is not None
+        wide, width = read.map.matrix().shape
+        parts = []
+        for first in range(0, wide, width):
+            setattr(read.module, read.name, _Showing(read.map, range(first, first + width)))
+            y = self.branch(x, *rest)
+            parts.append(y[0] if isinstance(y, tuple) else y)
+        setattr(read.module, read.name, read.map)
+        self.note(jnp.concatenate(parts, axis=-1)[..., :wide])
+        return self.branch(x, *rest)
+
+
+class _Showing(Linear):
+    """In the place of a linear map, some channels of what it reads, as many as it gives."""
+
+    def __init__(self, linear: Linear, channels: range):
+        self.axes, self.usual, self.channels = linear.axes, linear.usual, channels
+
+    def __call__(self, x: Array) -> Array:
+        part = x[..., self.channels.start : self.channels.stop]
+        return jnp.pad(part, [(0, 0)] * (x.ndim - 1) + [(0, len(self.channels) - part.shape[-1])])
 
 
 class _After(nnx.Module):
@@ -124,8 +212,9 @@ def causal_trace(
 
     Every entry is the score of a pass from the `corrupted` embedding in which the values of one token at
     `layers[i].PLACE`, `i` within `window` layers about one, are those of the clean pass. Also returned are the scores
-    of the clean and of the corrupted pass. Meng et al. 2022, https://arxiv.org/abs/2202.05262. Raises `UserError` for
-    a place that the model does not have.
+    of the clean and of the corrupted pass. With the embedding of another prompt for `corrupted` this is activation
+    patching between two prompts; with noise on a subject, that of Meng et al. 2022, https://arxiv.org/abs/2202.05262.
+    Raises `UserError` for a place that the model does not have.
     """
     depth, length = one_stack(model).depth, corrupted.shape[1]
     names = [f'layers[{index}].{place}' for index in range(depth)]

@@ -3,18 +3,24 @@
 import dataclasses
 import pathlib
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import jax
 import numpy as np
+from flax import nnx
+from jax import Array
 from jaxtyping import Float, Int
 from scipy.special import logsumexp
 
 from attnlab.analysis.examination import first_rows
 from attnlab.analysis.prediction import predictions
+from attnlab.config import choose
+from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.files import write_json
-from attnlab.runs.loading import load_run
+from attnlab.runs.loading import Loaded, load_run
 from attnlab.tables import Column, Printer, Table, digits
+from attnlab.tasks.task import Batch, Task
 from attnlab.train.run import check_data
 
 SHARES = (0.05, 0.25, 0.5)
@@ -24,11 +30,22 @@ TEMPERATURES = (1.0, 10.0, 100.0)
 """Of squared distances that are tried; 1 is the paper's."""
 
 
+KEYS = {'head': 'the states that the head reads', 'mlp': 'what the last channel mixer reads'}
+"""What states may be compared by."""
+
+PARTS = (1, 2, 4, 8)
+"""Parts of the store that are tried, as the number of them."""
+
+
 class Found(NamedTuple):
     """The nearest stored states of each query: squared distances, and what came after them."""
 
     distances: Float[np.ndarray, 'n k']
     values: Int[np.ndarray, 'n k']
+
+    def first(self, count: int) -> 'Found':
+        """The nearest `count` of them."""
+        return Found(self.distances[:, :count], self.values[:, :count])
 
 
 def nearest(
@@ -69,12 +86,21 @@ class NeighbourExamination:
       mixtures: the loss by share and temperature.
       stored: how many hidden states are stored.
       asked: how many predictions are measured.
+      by_count: the loss by number of neighbours, at the best share and temperature.
+      by_stored: likewise by number of hidden states that are stored, the first of them.
     """
 
     loss: float
     mixtures: Mapping[tuple[float, float], float]
     stored: int
     asked: int
+    by_count: Mapping[int, float]
+    by_stored: Mapping[int, float]
+
+    @property
+    def best(self) -> tuple[float, float]:
+        """The share and temperature of the least loss."""
+        return min(self.mixtures, key=lambda each: self.mixtures[each])
 
 
 def analyse_neighbours(
@@ -86,43 +112,127 @@ def analyse_neighbours(
     count: int,
     stored_rows: int,
     *,
+    keys: str = 'head',
+    ema: bool = False,
     other_data: bool = False,
 ) -> NeighbourExamination:
     """Interpolates a checkpoint with the `count` nearest of the hidden states of `stored_rows` rows of training.
 
-    `p(w) = (1 - share) p_model(w) + share sum_{i: v_i = w} softmax_i(-|h - k_i|^2 / temperature)`, with keys the hidden
-    states that the head reads and values what came next; measured on the first `rows` rows of a split, for every
-    share and temperature tried, and written to `analysis/<step>-neighbours.json`. Khandelwal et al. 2020,
-    https://arxiv.org/abs/1911.00172, with other keys (theirs are read before the last MLP) and an exact search.
+    `p(w) = (1 - share) p_model(w) + share sum_{i: v_i = w} softmax_i(-|h - k_i|^2 / temperature)`, with values what
+    came next, and keys one of `KEYS`: `mlp` are those of the paper, the input of the last channel mixer after its norm.
+    Measured on the first `rows` rows of a split, for every share and temperature tried, at the best of them for fewer
+    neighbours and smaller stores too, and written to `analysis/<step>-neighbours.json` (of other keys,
+    `-neighbours-KEYS.json`). Khandelwal et al. 2020, https://arxiv.org/abs/1911.00172, with an exact search.
 
     Raises `UserError` for a run or split that does not exist, changed data unless `other_data` allows them, the split
-    that is stored, more neighbours than hidden states, a head of real numbers, and without the extra `offline`.
+    that is stored, more neighbours than hidden states, a head of real numbers, other keys, keys that the model does not
+    have, and without the extra `offline`.
     """
-    loaded = load_run(workdir, step)
+    choose(KEYS, 'keys', keys)
+    loaded = load_run(workdir, step, ema=ema)
     check_data(workdir, loaded.setup.task.describe(), other=other_data)
     split_name = loaded.setup.task.evaluated_split if split_name is None else split_name
     if split_name == 'train':
         raise UserError('the split is train, whose hidden states are stored: every query would find itself')
-    stored = predictions(loaded, first_rows(loaded, 'train', stored_rows))
-    asked = predictions(loaded, first_rows(loaded, split_name, rows))
-    keys, values = (np.concatenate(each) for each in zip(*((one.hidden, one.targets) for one in stored), strict=True))
-    queries, targets, losses = (
-        np.concatenate(each) for each in zip(*((one.hidden, one.targets, one.losses) for one in asked), strict=True)
-    )
+    stored, values, _ = _asked(loaded, first_rows(loaded, 'train', stored_rows), keys)
+    queries, targets, losses = _asked(loaded, first_rows(loaded, split_name, rows), keys)
+    examined = examine(stored, values, queries, targets, losses, count)
+    name = f'{loaded.name}-neighbours.json' if keys == 'head' else f'{loaded.name}-neighbours-{keys}.json'
+    path = workdir / 'analysis' / name
+    listed = [{'share': share, 'temperature': t, 'loss': loss} for (share, t), loss in examined.mixtures.items()]
+    record = {'step': loaded.step, 'split': split_name, 'rows': rows, 'other_data': other_data, 'neighbours': count}
+    record |= {'ema': ema, 'keys': keys, 'stored': examined.stored, 'loss': examined.loss, 'mixtures': listed}
+    fewer = {name: _listed(each) for name, each in (('count', examined.by_count), ('stored', examined.by_stored))}
+    write_json(path, record | {f'by_{name}': each for name, each in fewer.items()})
+    title = f'{workdir}, step {loaded.name}, {split_name}: {count} neighbours of {examined.stored:,}, {KEYS[keys]}'
+    printer.table(_table(examined, title))
+    printer.table(_fewer(examined))
+    printer.line(f'written: {path}')
+    return examined
+
+
+def examine(
+    keys: Float[np.ndarray, 'm d'],
+    values: Int[np.ndarray, ' m'],
+    queries: Float[np.ndarray, 'n d'],
+    targets: Int[np.ndarray, ' n'],
+    losses: Float[np.ndarray, ' n'],
+    count: int,
+) -> NeighbourExamination:
+    """The loss of every mixture; of the best also with fewer neighbours, by fours, and with parts of the store."""
     found = nearest(keys, values, queries, count)
     mixtures = {
         (share, temperature): mixed(losses, log_probabilities(found, targets, temperature), share)
         for temperature in TEMPERATURES
         for share in SHARES
     }
-    examined = NeighbourExamination(float(np.mean(losses)), mixtures, len(keys), len(queries))
-    path = workdir / 'analysis' / f'{loaded.step}-neighbours.json'
-    listed = [{'share': share, 'temperature': t, 'loss': loss} for (share, t), loss in mixtures.items()]
-    record = {'step': loaded.step, 'split': split_name, 'rows': rows, 'other_data': other_data, 'neighbours': count}
-    write_json(path, record | {'stored': len(keys), 'loss': examined.loss, 'mixtures': listed})
-    printer.table(_table(examined, f'{workdir}, step {loaded.step}, {split_name}: {count} neighbours of {len(keys):,}'))
-    printer.line(f'written: {path}')
-    return examined
+    share, temperature = min(mixtures, key=lambda each: mixtures[each])
+
+    def loss(found: Found) -> float:
+        return mixed(losses, log_probabilities(found, targets, temperature), share)
+
+    counts = sorted({count, *(4**power for power in range(count.bit_length()) if 4**power < count)})
+    sizes = sorted({len(keys) // parts for parts in PARTS if len(keys) // parts >= count})
+    return NeighbourExamination(
+        loss=float(np.mean(losses)),
+        mixtures=mixtures,
+        stored=len(keys),
+        asked=len(queries),
+        by_count={fewer: loss(found.first(fewer)) for fewer in counts},
+        by_stored={size: loss(nearest(keys[:size], values[:size], queries, count)) for size in sizes},
+    )
+
+
+def _asked(loaded: Loaded, rows: list[Batch], keys: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """States to compare by, targets and losses of all that is asked in rows."""
+    found = predictions(loaded, rows)
+    states = [each.hidden for each in found]
+    if keys == 'mlp':
+        setup = loaded.setup
+        run = setup.jit(lambda variables, batch: mlp_inputs(setup.task, nnx.merge(setup.graphdef, variables), batch))
+        read = [np.asarray(jax.device_get(run(loaded.variables, row)), np.float32) for row in rows]
+        if any(each.shape[:-1] != one.there.shape for each, one in zip(read, found, strict=True)):
+            raise UserError('keys=mlp is for tasks that ask something at every position; this one does not')
+        states = [each[one.there] for each, one in zip(read, found, strict=True)]
+    targets, losses = ([getattr(each, name) for each in found] for name in ('targets', 'losses'))
+    return np.concatenate(states), np.concatenate(targets), np.concatenate(losses)
+
+
+def mlp_inputs(task: Task, model: Any, batch: Batch) -> Array:
+    """What the last channel mixer of a model reads, after its norm, where the task calls the model; it is changed."""
+    own, seen = model.hidden, []
+
+    def hidden(inputs: Array, ctx: Context, state: Any = None) -> Any:
+        seen.append((inputs, ctx))
+        return own(inputs, ctx, state)
+
+    model.hidden = hidden
+    task.measure(model, batch, None)
+    inputs, ctx = seen[0]
+    found = [stage.value for stage in model.stages(inputs, ctx) if stage.name.endswith('.mlp_norm')]
+    if not found:
+        raise UserError('keys=mlp is for models with a channel mixer in their blocks; this one has none')
+    return found[-1]
+
+
+def _listed(losses: Mapping[int, float]) -> list[dict[str, float]]:
+    return [{'of': size, 'loss': loss} for size, loss in losses.items()]
+
+
+def _fewer(examined: NeighbourExamination) -> Table:
+    columns = (
+        Column('neighbours', right=True),
+        Column('of states', digits(','), True),
+        Column('loss', digits('.4f'), True),
+        Column('more than alone', digits('+.4f'), True),
+    )
+    most = max(examined.by_count)
+    rows = [(count, examined.stored, loss, loss - examined.loss) for count, loss in examined.by_count.items()]
+    rows += [(most, size, loss, loss - examined.loss) for size, loss in examined.by_stored.items()]
+    share, temperature = examined.best
+    return Table(
+        'fewer', columns, rows[:-1], f'share {share:g}, temperature {temperature:g}: fewer neighbours, or states'
+    )
 
 
 def _table(examined: NeighbourExamination, title: str) -> Table:

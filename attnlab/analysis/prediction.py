@@ -56,6 +56,7 @@ def analyse_head(
     rows: int,
     ranks: tuple[int, ...],
     *,
+    ema: bool = False,
     other_data: bool = False,
 ) -> HeadExamination:
     """Analyses the head of a checkpoint on the first `rows` rows of a split, and writes `analysis/<step>-head.json`.
@@ -68,7 +69,7 @@ def analyse_head(
     Raises `UserError` for a run or a split that does not exist, changed data unless `other_data` allows them, fewer
     than two rows, a rank that is not from 1 to the width of the model, and a head of real numbers.
     """
-    loaded = load_run(workdir, step)
+    loaded = load_run(workdir, step, ema=ema)
     check_data(workdir, loaded.setup.task.describe(), other=other_data)
     split_name = loaded.setup.task.evaluated_split if split_name is None else split_name
     if rows < 2:
@@ -79,11 +80,18 @@ def analyse_head(
     if min(ranks) < 1 or max(ranks) > width:
         raise UserError(f'ranks is {list(ranks)}; ranks must be from 1 to {width}, the width of the hidden states')
     examined = _examined(loaded.model().head, found, rows, ranks)
-    path = workdir / 'analysis' / f'{loaded.step}-head.json'
-    record = {'step': loaded.step, 'split': split_name, 'rows': rows, 'other_data': other_data, **examined.numbers}
+    path = workdir / 'analysis' / f'{loaded.name}-head.json'
+    record = {
+        'step': loaded.step,
+        'split': split_name,
+        'rows': rows,
+        'ema': ema,
+        'other_data': other_data,
+        **examined.numbers,
+    }
     write_json(path, record | {'loss': examined.loss, 'refits': [each._asdict() for each in examined.refits]})
     printer.table(pairs('head', {name: f'{value:.4g}' for name, value in examined.numbers.items()}))
-    printer.table(_table(examined, f'{workdir}, step {loaded.step}, {split_name}'))
+    printer.table(_table(examined, f'{workdir}, step {loaded.name}, {split_name}'))
     printer.line(f'written: {path}')
     return examined
 
@@ -120,13 +128,17 @@ def matrix_of(head: Head) -> np.ndarray | None:
 
 @dataclasses.dataclass(frozen=True)
 class Asked:
-    """What was asked of the head in one row: hidden states, logits, losses, targets, and inputs if these are tokens."""
+    """What was asked of the head in one row: hidden states, logits, losses, targets, and inputs if these are tokens.
+
+    `there` are the places of all of these among what the row could ask.
+    """
 
     hidden: np.ndarray
     logits: np.ndarray
     losses: np.ndarray
     targets: np.ndarray
     tokens: np.ndarray | None
+    there: np.ndarray
 
 
 def predictions(loaded: Loaded, rows: list[Batch]) -> list[Asked]:
@@ -150,7 +162,7 @@ def predictions(loaded: Loaded, rows: list[Batch]) -> list[Asked]:
         tokens = np.asarray(row['tokens'])
         same = np.issubdtype(tokens.dtype, np.integer) and tokens.shape == targets.shape
         hidden, logits, losses = (np.asarray(each, np.float32)[there] for each in (hidden, logits, losses))
-        found.append(Asked(hidden, logits, losses, targets[there], tokens[there] if same else None))
+        found.append(Asked(hidden, logits, losses, targets[there], tokens[there] if same else None, there))
     return found
 
 

@@ -16,8 +16,9 @@ def responses(system: System, channels: int, steps: int) -> Float[np.ndarray, 't
     first = jnp.ones((1, 1, channels), jnp.float32)
 
     def step(state: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        _, state = system(x, None, state)
-        return state, state.reshape(-1)
+        _, after = system(x, None, state)
+        assert after is not None
+        return after, after.reshape(-1)
 
     inputs = jnp.concatenate([first[None], jnp.zeros((steps - 1, *first.shape), first.dtype)])
     _, states = jax.jit(lambda state: jax.lax.scan(step, state, inputs))(system.init_state(1, first.dtype))

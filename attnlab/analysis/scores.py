@@ -99,6 +99,96 @@ class VirtualLogit:
         return energy(logits) - self.alpha * np.linalg.norm((features - self.origin) @ self.rest, axis=1)
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class RelativeUncertainty:
+    """`-p^T D p`, `D` learned from right and wrong answers: how their probabilities are spread over pairs of classes.
+
+        D ~ relu(E[p p^T | wrong] - E[p p^T | right]) off the diagonal, 0 on it
+
+    scaled to norm one. Of all symmetric matrices of that size, not negative and zero on the diagonal, it has the
+    largest difference of means between wrong and right answers, both weighing as much (Dadalto et al. 2023,
+    https://arxiv.org/abs/2306.01710, with their lambda of one half).
+    """
+
+    matrix: Float[np.ndarray, 'o o']
+
+    @classmethod
+    def fitted(cls, logits: Float[np.ndarray, 'b o'], is_right: Bool[np.ndarray, 'b']) -> 'RelativeUncertainty':
+        """From answers of which some are right and some are wrong; raises ValueError where they are not."""
+        if not 0 < is_right.sum() < len(is_right):
+            raise ValueError('answers are all right or all wrong, which leaves nothing to tell apart')
+        p = softmax(logits, axis=1)
+        wrong, known = (each.T @ each / len(each) for each in (p[~is_right], p[is_right]))
+        matrix = np.maximum(wrong - known, 0) * (1 - np.eye(p.shape[1]))
+        return cls(matrix / max(float(np.linalg.norm(matrix)), 1e-30))
+
+    def score(self, logits: Float[np.ndarray, 'b o']) -> Float[np.ndarray, 'b']:
+        """Of outputs."""
+        p = softmax(logits, axis=1)
+        return -np.einsum('bo,oq,bq->b', p, self.matrix, p)
+
+
+POWERS = (1.5, 2.0, 2.5, 3.0)
+"""Norms that `ConjNorm` chooses among."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ConjNorm:
+    """`log sum_c exp(-d(x, m_c))`, `d` the Bregman divergence of `|x|_p^2 / 2`, `m_c` means of classes.
+
+        d(x, m) = |x|_p^2 / 2 - |m|_p^2 / 2 - (x - m)^T g(m),  g(m) = |m|_p^(2 - p) sign(m) |m|^(p - 1)
+
+    With p = 2 it is the squared distance. Features are divided by their root mean square on training; p is that which
+    tells training best from itself with channels exchanged between rows. Peng et al. 2024,
+    https://arxiv.org/abs/2402.17888, who choose p by a validation set and estimate the normaliser, which is one
+    constant for all inputs and left out here.
+    """
+
+    means: Float[np.ndarray, 'c d']
+    scale: float
+    power: float
+
+    @classmethod
+    def fitted(
+        cls, features: Float[np.ndarray, 'b d'], labels: Int[np.ndarray, 'b'], powers: tuple[float, ...] = POWERS
+    ) -> 'ConjNorm':
+        """From examples of training; classes without examples have no mean."""
+        scale = max(float(np.sqrt(np.mean(np.sum(features**2, axis=1)))), 1e-30)
+        means = np.stack([features[labels == label].mean(axis=0) for label in np.unique(labels)]) / scale
+        rng = np.random.default_rng(0)
+        mixed = np.stack([rng.permutation(column) for column in features.T], axis=1)
+        made = [cls(means, scale, power) for power in powers]
+        return max(made, key=lambda each: auroc(each.score(features), each.score(mixed)))
+
+    def score(self, features: Float[np.ndarray, 'b d']) -> Float[np.ndarray, 'b']:
+        """Of inputs."""
+        x, p = features / self.scale, self.power
+        sizes = np.linalg.norm(self.means, p, axis=1)
+        slope = np.maximum(sizes, 1e-30)[:, None] ** (2 - p) * np.sign(self.means) * np.abs(self.means) ** (p - 1)
+        apart = x[:, None] - self.means[None]
+        divergence = (
+            0.5 * np.linalg.norm(x, p, axis=1)[:, None] ** 2
+            - 0.5 * sizes[None] ** 2
+            - np.sum(apart * slope[None], axis=2)
+        )
+        return logsumexp(-divergence, axis=1)
+
+
+def agreement(members: Float[np.ndarray, 'm b o']) -> Float[np.ndarray, 'b']:
+    """Minus the mutual information of class and member, `H(mean p) - mean H(p)`: 0 where all members say the same.
+
+    Lakshminarayanan et al. 2017, https://arxiv.org/abs/1612.01474; Depeweg et al. 2018, https://arxiv.org/abs/1710.07283.
+    """
+    together = negative_entropy(mean_logits(members))
+    return together - np.mean([negative_entropy(each) for each in members], axis=0)
+
+
+def mean_logits(members: Float[np.ndarray, 'm b o']) -> Float[np.ndarray, 'b o']:
+    """The logarithms of the mean probabilities of members."""
+    logs = members - logsumexp(members, axis=2, keepdims=True)
+    return logsumexp(logs, axis=0) - np.log(len(members))
+
+
 def auroc(inside: Float[np.ndarray, 'b'], outside: Float[np.ndarray, 'c']) -> float:
     """The probability that a score inside is larger than one outside, ties counting half."""
     ranks = rankdata(np.concatenate([inside, outside]))[: len(inside)]

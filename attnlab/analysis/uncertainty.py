@@ -12,7 +12,8 @@ from flax import nnx
 from jaxtyping import Bool, Float, Int
 
 from attnlab.analysis import calibration, odin, scores
-from attnlab.analysis.cascade import Cascade, cascade
+from attnlab.analysis.cascade import Budgeted, Cascade, budgeted, cascade, learned_confidence
+from attnlab.config import build
 from attnlab.errors import UserError
 from attnlab.files import write_json
 from attnlab.models.heads.classification import ClassificationHead
@@ -20,7 +21,7 @@ from attnlab.runs.loading import Loaded, load_run
 from attnlab.tables import Column, Interval, Printer, Table, digits, plus_minus
 from attnlab.tasks.long_range import Classification
 from attnlab.train.cost import flops_per_token
-from attnlab.train.run import check_data
+from attnlab.train.run import check_data, saved_config
 
 COVERAGES = (1.0, 0.9, 0.8, 0.5)
 """Shares of inputs that are answered, of which the accuracy is shown."""
@@ -36,19 +37,28 @@ AT_ONCE = 32
 class Outputs:
     """What a classifier makes of rows, in float64: vectors that the head reads, logits, and the true labels.
 
-    `moved` are logits after steps towards surer inputs, by their size (`attnlab.analysis.odin`), if there are any.
+    `moved` are logits after steps towards surer inputs, by their size (`attnlab.analysis.odin`), if there are any;
+    `members` the logits of every member of an ensemble, of whose mean probabilities `logits` are.
     """
 
     features: Float[np.ndarray, 'b d']
     logits: Float[np.ndarray, 'b o']
     labels: Int[np.ndarray, 'b']
     moved: Float[np.ndarray, 'n b o'] | None = None
+    members: Float[np.ndarray, 'm b o'] | None = None
 
     def part(self, first: int, step: int) -> 'Outputs':
         """Every `step`-th row from one on."""
         every = slice(first, None, step)
-        moved = None if self.moved is None else self.moved[:, every]
-        return Outputs(self.features[every], self.logits[every], self.labels[every], moved)
+        moved, members = (None if each is None else each[:, every] for each in (self.moved, self.members))
+        return Outputs(self.features[every], self.logits[every], self.labels[every], moved, members)
+
+    def together(self, others: Sequence['Outputs']) -> 'Outputs':
+        """The outputs of an ensemble with others, of the same rows; features are those of the first."""
+        if not others:
+            return self
+        members = np.stack([self.logits, *(other.logits for other in others)])
+        return dataclasses.replace(self, logits=scores.mean_logits(members), members=members)
 
     @property
     def right(self) -> Bool[np.ndarray, 'b']:
@@ -60,8 +70,9 @@ class Outputs:
 class Scores:
     """The scores that there are for a classifier, those of features fitted to training."""
 
-    mahalanobis: scores.Mahalanobis
-    virtual: scores.VirtualLogit | None
+    mahalanobis: scores.Mahalanobis | None = None
+    virtual: scores.VirtualLogit | None = None
+    conjugate: scores.ConjNorm | None = None
     size: int | None = None
     """The place in `odin.SIZES` of the size of ODIN's step; `None` without one."""
 
@@ -73,12 +84,18 @@ class Scores:
             weight, bias = (np.asarray(each, np.float64) for each in (head.linear.matrix(), head.linear.bias[...]))
             virtual = scores.VirtualLogit.fitted(trained.features, trained.logits, weight, bias)
         size = None if trained.moved is None else odin.best_size(trained.moved)
-        return cls(scores.Mahalanobis.fitted(trained.features, trained.labels), virtual, size)
+        known = trained.features, trained.labels
+        return cls(scores.Mahalanobis.fitted(*known), virtual, scores.ConjNorm.fitted(*known), size)
 
     def of(self, outputs: Outputs) -> dict[str, Float[np.ndarray, 'b']]:
         """Every score of rows, by name; they are moved by the one size that was chosen."""
         found = {name: score(outputs.logits) for name, score in OF_LOGITS.items()}
-        found['mahalanobis'] = self.mahalanobis.score(outputs.features)
+        if outputs.members is not None:
+            found['agreement'] = scores.agreement(outputs.members)
+        if self.mahalanobis is not None:
+            found['mahalanobis'] = self.mahalanobis.score(outputs.features)
+        if self.conjugate is not None:
+            found['conjnorm'] = self.conjugate.score(outputs.features)
         if self.virtual is not None:
             found['vim'] = self.virtual.score(outputs.features, outputs.logits)
         if self.size is not None and outputs.moved is not None:
@@ -109,6 +126,8 @@ class Uncertainty:
       detection: by kind of changed input and score, the probability that a row scores above a changed one.
       step: of ODIN, in standard deviations of inputs or embeddings, chosen on training; `None` without one.
       cascade: with another run, what they reach together; `None` without one.
+      learned: the same by a rule that is learned on the rows that choose, on the others.
+      budgeted: the same within a budget, with a threshold chosen on those rows; `None` without one.
     """
 
     accuracy: float
@@ -119,6 +138,8 @@ class Uncertainty:
     detection: Mapping[str, Mapping[str, float]]
     step: float | None = None
     cascade: Cascade | None = None
+    learned: Cascade | None = None
+    budgeted: Budgeted | None = None
 
 
 def analyse_uncertainty(
@@ -131,6 +152,10 @@ def analyse_uncertainty(
     fitted: int | None = None,
     alpha: float = 0.1,
     second: pathlib.Path | None = None,
+    budget: float | None = None,
+    members: Sequence[pathlib.Path] = (),
+    decay: float | None = None,
+    ema: bool = False,
     other_data: bool = False,
 ) -> Uncertainty:
     """Scores, calibrates and tests a classifier, and writes `analysis/<step>-uncertainty.json`.
@@ -138,12 +163,15 @@ def analyse_uncertainty(
     Every other one of the first `rows` rows of a split, 512 or all if not given, chooses the temperature and the
     threshold of conformal sets; all numbers are of those between. Means, covariance and directions of features are of
     the first `fitted` rows of training, likewise. With the run `second`, of the same rows, it is said what is reached
-    where rows of which the first is not sure are handed on to it; all rows are asked, for nothing is chosen on them.
+    where rows of which the first is not sure are handed on to it; all rows are asked, for nothing is chosen on them,
+    but for a rule that is learned, and the threshold of a `budget`. With `members` mean probabilities of an ensemble
+    are what is said of. With `decay` sets are also made of recent rows that choose, each counting by this factor less
+    than the one after it.
 
     Raises `UserError` for a run that is no classifier of rows, for changed data unless `other_data` allows them, a
     split or rows that do not exist, fewer than four rows, an alpha outside of (0, 1), and a second run of other labels.
     """
-    loaded, task = classifier(workdir, step, other_data)
+    loaded, task = classifier(workdir, step, other_data, ema=ema)
     split = task.evaluated_split if split is None else split
     asked, trained = (stacked(loaded, *each) for each in ((split, rows, 4), ('train', fitted, 2)))
     rows, fitted = len(asked['label']), len(trained['label'])
@@ -152,23 +180,44 @@ def analyse_uncertainty(
     scored = Scores.fitted(outputs(loaded, task, trained, unit), loaded.model().head)
     sizes = () if scored.size is None else (odin.SIZES[scored.size],)
     run = functools.partial(outputs, loaded, task, unit=unit, sizes=sizes)
-    of_asked = run(asked)
+    others = [classifier(member, None, other_data)[0] for member in members]
+
+    def all_of(batch: Mapping[str, np.ndarray]) -> Outputs:
+        return run(batch).together([outputs(other, task, batch, sizes=()) for other in others])
+
+    of_asked = all_of(asked)
     chosen, tested = of_asked.part(0, 2), of_asked.part(1, 2)
-    found = examined(chosen, tested, scored, alpha, {name: run(each) for name, each in changed(asked, trained)})
+    found = examined(chosen, tested, scored, alpha, {name: all_of(each) for name, each in changed(asked, trained)})
+    if decay is not None:
+        found = dataclasses.replace(found, conformal={**found.conformal, **recent(of_asked, alpha, decay)})
     if second is not None:
-        found = dataclasses.replace(found, cascade=_handed_on(loaded, of_asked, split, second, other_data))
-    path = workdir / 'analysis' / f'{loaded.step}-uncertainty.json'
-    record = {'step': loaded.step, 'split': split, 'rows': rows, 'fitted_rows': fitted, 'other_data': other_data}
+        found = _handed_on(found, loaded, of_asked, split, second, budget, other_data)
+    path = workdir / 'analysis' / f'{loaded.name}-uncertainty.json'
+    record = {
+        'step': loaded.step,
+        'split': split,
+        'rows': rows,
+        'fitted_rows': fitted,
+        'ema': ema,
+        'other_data': other_data,
+    }
     write_json(path, record | dataclasses.asdict(found))
-    for table in tables(found, f'{workdir}, step {loaded.step}, {split}'):
+    for table in tables(found, f'{workdir}, step {loaded.name}, {split}'):
         printer.table(table)
     printer.line(f'written: {path}')
     return found
 
 
-def classifier(workdir: pathlib.Path, step: int | None, other_data: bool) -> tuple[Loaded, Classification]:
+def classifies(workdir: pathlib.Path) -> bool:
+    """Whether a run is a classifier of rows, by its config; raises `UserError` for a folder that is no run."""
+    return isinstance(build(saved_config(workdir).task, 'config.task'), Classification)
+
+
+def classifier(
+    workdir: pathlib.Path, step: int | None, other_data: bool, *, ema: bool = False
+) -> tuple[Loaded, Classification]:
     """A run and its task, which must be of one label a row."""
-    loaded = load_run(workdir, step)
+    loaded = load_run(workdir, step, ema=ema)
     task = loaded.setup.task
     check_data(workdir, task.describe(), other=other_data)
     if not isinstance(task, Classification):
@@ -178,7 +227,33 @@ def classifier(workdir: pathlib.Path, step: int | None, other_data: bool) -> tup
     return loaded, task
 
 
-def _handed_on(first: Loaded, of_first: Outputs, split: str, second: pathlib.Path, other_data: bool) -> Cascade:
+def recent(outputs: Outputs, alpha: float, decay: float) -> dict[str, float]:
+    """Coverage and size of sets where rows come in order: of every other row, by the thresholds of those before it.
+
+    Raises `UserError` for a decay outside of (0, 1].
+    """
+    if not 0 < decay <= 1:
+        raise UserError(f'--decay is {decay}; it must be above 0 and at most 1')
+    rows = np.arange(len(outputs.labels))
+    misfits = calibration.misfit(outputs.logits)
+    fits, covered, sizes = misfits[rows, outputs.labels], [], []
+    for row in rows[1::2]:
+        before = rows[:row:2]
+        threshold = calibration.weighted_threshold(fits[before], decay ** (row - before).astype(float), alpha)
+        covered.append(fits[row] <= threshold)
+        sizes.append(np.sum(misfits[row] <= threshold))
+    return {'recent: coverage': float(np.mean(covered)), 'recent: mean size': float(np.mean(sizes))}
+
+
+def _handed_on(
+    found: Uncertainty,
+    first: Loaded,
+    of_first: Outputs,
+    split: str,
+    second: pathlib.Path,
+    budget: float | None,
+    other_data: bool,
+) -> Uncertainty:
     """What the run and a second one reach together; costs are operations that the definition of a model needs."""
     loaded, task = classifier(second, None, other_data)
     rows = stacked(loaded, split, len(of_first.labels), 4)
@@ -186,7 +261,19 @@ def _handed_on(first: Loaded, of_first: Outputs, split: str, second: pathlib.Pat
         raise UserError(f'{second} has other labels on the {split} split; a cascade is of two runs on the same rows')
     of_second = outputs(loaded, task, rows)
     ours, theirs = (flops_per_token(each.setup) * each.setup.length for each in (first, loaded))
-    return cascade(scores.max_probability(of_first.logits), of_first.right, of_second.right, ours / theirs)
+    cost, right = ours / theirs, of_second.right
+    confidence = scores.max_probability(of_first.logits)
+    chosen, tested = of_first.part(0, 2), of_first.part(1, 2)
+    learned = learned_confidence(chosen.logits, chosen.right, right[::2], tested.logits)
+    within = None
+    if budget is not None:
+        within = budgeted(confidence[::2], confidence[1::2], tested.right, right[1::2], cost, budget)
+    return dataclasses.replace(
+        found,
+        cascade=cascade(confidence, of_first.right, right, cost),
+        learned=cascade(learned, tested.right, right[1::2], cost),
+        budgeted=within,
+    )
 
 
 def examined(
@@ -198,7 +285,13 @@ def examined(
         calibration.misfit(chosen.logits)[np.arange(len(chosen.labels)), chosen.labels], alpha
     )
     sets = calibration.conformal_sets(tested.logits, threshold)
-    inside = scored.of(tested)
+    relative = scores.RelativeUncertainty.fitted(chosen.logits, chosen.right) if _mixed(chosen.right) else None
+
+    def scores_of(outputs: Outputs) -> dict[str, Float[np.ndarray, 'b']]:
+        found = scored.of(outputs)
+        return found if relative is None else {**found, 'relative': relative.score(outputs.logits)}
+
+    inside = scores_of(tested)
     return Uncertainty(
         accuracy=float(np.mean(tested.right)),
         temperature=temperature,
@@ -213,11 +306,16 @@ def examined(
             'threshold': threshold,
         },
         detection={
-            kind: {name: scores.auroc(inside[name], outside) for name, outside in scored.of(each).items()}
+            kind: {name: scores.auroc(inside[name], outside) for name, outside in scores_of(each).items()}
             for kind, each in others.items()
         },
         step=None if scored.size is None else odin.SIZES[scored.size],
     )
+
+
+def _mixed(right: Bool[np.ndarray, 'b']) -> bool:
+    """Whether some answers are right and some wrong."""
+    return bool(0 < right.sum() < len(right))
 
 
 def _calibrated(tested: Outputs, temperature: float) -> dict[str, Any]:
@@ -230,7 +328,7 @@ def _selective(score: Float[np.ndarray, 'b'], right: Bool[np.ndarray, 'b']) -> d
     risks = calibration.risk_by_coverage(score, right)
     at = {f'at {share:.0%}': 1 - float(risks[max(int(share * len(risks)), 1) - 1]) for share in COVERAGES}
     # Where all are right or all are wrong there is nothing to tell apart.
-    apart = scores.auroc(score[right], score[~right]) if 0 < right.sum() < len(right) else float('nan')
+    apart = scores.auroc(score[right], score[~right]) if _mixed(right) else float('nan')
     return {**at, 'area': float(np.mean(risks)), 'right over wrong': apart}
 
 
@@ -326,16 +424,25 @@ def tables(found: Uncertainty, title: str) -> Iterator[Table]:
     )
     columns = [Column(name, four, right=True) for name in found.conformal]
     yield table('conformal', columns, [tuple(found.conformal.values())], 'conformal sets of classes')
-    if (both := found.cascade) is not None:
+    for rule, both in (('confidence', found.cascade), ('a learned rule', found.learned)):
+        if both is None:
+            continue
         gain = Interval(**dataclasses.asdict(both.gain))
         titles = ('handed on', 'if below', 'accuracy', 'by chance', 'cost')
         yield table(
-            'cascade',
+            'cascade' if rule == 'confidence' else 'learned',
             [Column(name, four, right=True, rank=rank) for name, rank in zip(titles, (0, 2, 0, 1, 0), strict=True)],
             list(zip(both.rates, both.thresholds, both.accuracy, both.by_chance, both.cost, strict=True)),
-            f'cascade, cost in units of the second run; in the mean {plus_minus(gain)} over chance',
+            f'cascade by {rule}, cost in units of the second run; in the mean {plus_minus(gain)} over chance',
+        )
+    if (within := found.budgeted) is not None:
+        columns = [Column(name, four, right=True) for name in ('if below', 'handed on', 'cost', 'accuracy')]
+        yield table(
+            'budget', columns, [dataclasses.astuple(within)], 'cascade within the budget, on rows it was not chosen on'
         )
     kinds = list(found.detection)
+    if not kinds:
+        return
     yield table(
         'detection',
         [Column('score'), *(Column(kind, four, right=True) for kind in kinds)],

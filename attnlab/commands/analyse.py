@@ -1,8 +1,9 @@
-"""`attnlab analyse`: sinks, sparsity and outliers by layer, the loss with few bits; inside; the head; neighbours."""
+"""`attnlab analyse`: layers and few bits; inside; the head; neighbours; traces; influence; between two runs."""
 
 from absl import flags
 
 from attnlab.commands.arguments import (
+    define_ema,
     define_format,
     define_run,
     define_split,
@@ -46,6 +47,27 @@ def main(argv: list[str]) -> int:
     flags.DEFINE_integer(
         'stored_rows', 256, 'With --neighbours: rows of training that are stored.', lower_bound=1, flag_values=values
     )
+    flags.DEFINE_enum(
+        'keys', None, ['head', 'mlp'], 'With --neighbours: what states are compared by.', flag_values=values
+    )
+    flags.DEFINE_boolean(
+        'trace',
+        False,
+        'Trace answers instead: what clean values bring back, by layer and token, and what is lost without each head.',
+        flag_values=values,
+    )
+    flags.DEFINE_integer(
+        'influence',
+        None,
+        'Ask which of so many rows of training the loss depends on instead.',
+        lower_bound=1,
+        flag_values=values,
+    )
+    flags.DEFINE_string('between', None, 'Measure the loss between the run and this one instead.', flag_values=values)
+    flags.DEFINE_string(
+        'merged', None, 'With --between: where to write a run that is the mean of both.', flag_values=values
+    )
+    define_ema(values)
     if not parsed(values, argv, 'analyse'):
         return 0
     workdir = directory(values, 'workdir')
@@ -55,51 +77,50 @@ def main(argv: list[str]) -> int:
         raise UserError('--ranks is for --head, which is not given')
     if values['stored_rows'].present and not values.neighbours:
         raise UserError('--stored_rows is for --neighbours, which is not given')
+    if values['keys'].value and not values.neighbours:
+        raise UserError('--keys is for --neighbours, which is not given')
     if values.tuned and not values.inside:
         raise UserError('--tuned is for --inside, which is not given')
-    given = [f'--{name}' for name in ('inside', 'head', 'neighbours') if values[name].value]
+    if values.merged is not None and values.between is None:
+        raise UserError('--merged is for --between, which is not given')
+    names = ('inside', 'head', 'neighbours', 'trace', 'influence', 'between')
+    given = [f'--{name}' for name in names if values[name].value]
     if values['bits'].present and given:
         raise UserError(f'--bits is for the analysis of layers; leave out {given[0]}')
     if len(given) > 1:
         raise UserError(f'{" and ".join(given[:2])} are two analyses; ask for one at a time')
+    others = {name: directory(values, name) for name in ('between', 'merged') if values[name].value is not None}
     start_devices(values)
-    if values.neighbours:
-        from attnlab.analysis.neighbours import analyse_neighbours
-
-        with printing(values) as printer:
-            analyse_neighbours(
-                workdir,
-                printer,
-                values.step,
-                values.split,
-                values.rows,
-                values.neighbours,
-                values.stored_rows,
-                other_data=values.other_data,
-            )
-        return 0
-    if values.head:
-        from attnlab.analysis.prediction import analyse_head
-
-        with printing(values) as printer:
-            analyse_head(workdir, printer, values.step, values.split, values.rows, ranks, other_data=values.other_data)
-        return 0
-    if values.inside:
-        from attnlab.analysis.inside import analyse_inside
-
-        with printing(values) as printer:
-            analyse_inside(
-                workdir,
-                printer,
-                values.step,
-                values.split,
-                values.rows,
-                tuned=values.tuned,
-                other_data=values.other_data,
-            )
-        return 0
-    from attnlab.analysis.examination import analyse_run
-
+    asked = (values.step, values.split, values.rows)
+    named = {'ema': values.ema, 'other_data': values.other_data}
     with printing(values) as printer:
-        analyse_run(workdir, printer, values.step, values.split, values.rows, bits, other_data=values.other_data)
+        if values.neighbours:
+            from attnlab.analysis.neighbours import analyse_neighbours
+
+            keys = values['keys'].value or 'head'
+            analyse_neighbours(workdir, printer, *asked, values.neighbours, values.stored_rows, keys=keys, **named)
+        elif values.head:
+            from attnlab.analysis.prediction import analyse_head
+
+            analyse_head(workdir, printer, *asked, ranks, **named)
+        elif values.inside:
+            from attnlab.analysis.inside import analyse_inside
+
+            analyse_inside(workdir, printer, *asked, tuned=values.tuned, **named)
+        elif values.trace:
+            from attnlab.analysis.tracing import analyse_trace
+
+            analyse_trace(workdir, printer, *asked, **named)
+        elif values.influence:
+            from attnlab.analysis.influence import analyse_influence
+
+            analyse_influence(workdir, printer, *asked, values.influence, **named)
+        elif values.between:
+            from attnlab.analysis.between import analyse_between
+
+            analyse_between(workdir, others['between'], printer, *asked, merged=others.get('merged'), **named)
+        else:
+            from attnlab.analysis.examination import analyse_run
+
+            analyse_run(workdir, printer, *asked, bits, **named)
     return 0

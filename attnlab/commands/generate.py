@@ -46,6 +46,13 @@ def main(argv: list[str]) -> int:
         'draft', None, 'A smaller run with the same tokenizer, which proposes tokens; the text is drawn as without it.',
         flag_values=values,
     )  # fmt: skip
+    flags.DEFINE_integer(
+        'thoughts',
+        0,
+        'Before the first token read so many mixtures of what might be said, which are not said.',
+        lower_bound=0,
+        flag_values=values,
+    )
     flags.DEFINE_integer('ahead', 4, 'With --draft: how many tokens it proposes.', lower_bound=1, flag_values=values)
     flags.DEFINE_string(
         'regex', None, 'A regular expression that the continuation, all of it, is to match.', flag_values=values
@@ -94,7 +101,7 @@ def main(argv: list[str]) -> int:
         draw, given = (writer.derived, grammar) if grammar else (writer.matching, values.regex)
         pieces = draw(values.prompt, given, choice, values.seed, matched)
     else:
-        pieces = writer.sampled(values.prompt, sampling, values.seed)
+        pieces = writer.sampled(values.prompt, sampling, values.seed, values.thoughts)
     for place, piece in enumerate(pieces):
         # An error with the prompt or the runs comes before anything is printed.
         print(values.prompt + piece if place == 0 else piece, end='', flush=True)
@@ -136,6 +143,8 @@ def _check(values: flags.FlagValues) -> None:
             raise UserError(f'{restricted[0]} needs --tested=all: --tested=drawn does not know all that is allowed')
         if values.temperature == 0:
             raise UserError('--temperature=0 takes the likeliest; --tested=drawn draws')
+    if values.thoughts and ways:
+        raise UserError(f'--thoughts is for what is drawn token by token; leave out {ways[0]}')
     if values['ahead'].present and not values.draft:
         raise UserError('--ahead is for --draft, which is not given')
     if values.contrastive is not None and not 0 <= values.contrastive <= 1:

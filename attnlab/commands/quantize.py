@@ -56,7 +56,7 @@ def main(argv: list[str]) -> int:
         flag_values=values,
     )
     flags.DEFINE_integer(
-        'rows', 64, 'With --budget or --inputs=fixed8: how many rows of training are measured.',
+        'rows', 64, 'With --budget, --inputs=fixed8 or --sparse: how many rows of training are measured.',
         lower_bound=1, flag_values=values,
     )  # fmt: skip
     flags.DEFINE_integer(
@@ -80,6 +80,18 @@ def main(argv: list[str]) -> int:
         lower_bound=1,
         flag_values=values,
     )
+    flags.DEFINE_float(
+        'sparse',
+        None,
+        'Take as zero this share of activations of gated channel mixers, the smallest, on --rows of training (CATS).',
+        flag_values=values,
+    )
+    flags.DEFINE_boolean(
+        'native',
+        False,
+        'Take products of the codes, with --weights=int8 --inputs=int8 or e4m3 and e5m2; of numbers by default.',
+        flag_values=values,
+    )
     define_ema(values)
     define_other_data(values)
     define_format(values)
@@ -92,8 +104,8 @@ def main(argv: list[str]) -> int:
     if values.feedback is not None and values.weights is None:
         raise UserError('--feedback calibrates the rounding of weights; give --weights, such as int4@32')
     fixed = re.fullmatch(r'fixed(\d+)', values.inputs or '')
-    if values['rows'].present and values.budget is None and fixed is None:
-        raise UserError('--rows is for --budget or --inputs=fixed8, of which none is given')
+    if values['rows'].present and values.budget is None and fixed is None and values.sparse is None:
+        raise UserError('--rows is for --budget, --inputs=fixed8 or --sparse, of which none is given')
     if values.budget is not None and fixed is not None:
         raise UserError(f'--inputs={values.inputs} is for weights of one format; leave out --budget')
     if values.budget is not None and values.weights is None:
@@ -108,6 +120,8 @@ def main(argv: list[str]) -> int:
 
     if values.tuned is not None and values.budget is not None:
         raise UserError('--tuned is for weights of one format; leave out --budget')
+    if values.native and (values.budget is not None or fixed):
+        raise UserError('--native is for one format of weights and one of inputs; leave out --budget and fixed ranges')
     formats = () if values.weights is None else tuple(map(storage_called, values.weights.split(',')))
     inputs = None if values.inputs is None or fixed else format_called(values.inputs)
     state = None if values.state is None else state_called(values.state)
@@ -115,12 +129,17 @@ def main(argv: list[str]) -> int:
     weights = formats[0] if formats else None
     # Without any of these the run may have been trained with few bits, and is packed.
     few = any(each is not None for each in (weights, inputs, state))
-    given: Any = Quantization(weights, inputs, state) if few and values.budget is None and not fixed else None
+    given: Any = (
+        Quantization(weights, inputs, state, native=values.native)
+        if few and values.budget is None and not fixed
+        else None
+    )
     start_platform(values)
     from attnlab.quantize.allocation import Allocation
     from attnlab.quantize.calibration import Calibration
     from attnlab.quantize.feedback import Feedback
     from attnlab.quantize.run import quantize_run
+    from attnlab.quantize.sparsity import Sparsity
     from attnlab.quantize.tuning import Alternation
 
     feedback = None if values.feedback is None else Feedback(values.feedback, values.damping, values.ordered)
@@ -137,6 +156,7 @@ def main(argv: list[str]) -> int:
             step=values.step,
             feedback=feedback,
             tuning=None if values.tuned is None else Alternation(values.tuned),
+            sparsity=None if values.sparse is None else Sparsity(values.sparse, values.rows),
             ema=values.ema,
             other_data=values.other_data,
         )

@@ -1,8 +1,11 @@
-"""`attnlab uncertainty`: scores, calibration, selective prediction, conformal sets and cascades of a classifier."""
+"""`attnlab uncertainty`: scores, calibration, selective prediction, conformal sets, ensembles and cascades."""
+
+import pathlib
 
 from absl import flags
 
 from attnlab.commands.arguments import (
+    define_ema,
     define_format,
     define_run,
     define_split,
@@ -18,6 +21,7 @@ def main(argv: list[str]) -> int:
     """Runs the command."""
     values = flags.FlagValues()
     define_run(values)
+    define_ema(values)
     define_split(values)
     flags.DEFINE_integer(
         'rows',
@@ -37,16 +41,50 @@ def main(argv: list[str]) -> int:
     flags.DEFINE_string(
         'cascade', None, 'A larger run, to which rows are handed on of which this one is not sure.', flag_values=values
     )
+    flags.DEFINE_float(
+        'budget',
+        None,
+        'With --cascade: what a row may cost in the mean, in units of the larger run.',
+        lower_bound=0.0,
+        flag_values=values,
+    )
+    flags.DEFINE_list('ensemble', [], 'Further runs, whose probabilities are averaged with those.', flag_values=values)
+    flags.DEFINE_float(
+        'decay',
+        None,
+        'Also make sets by recent rows, each counting by this factor less than the one after it.',
+        flag_values=values,
+    )
     define_format(values)
     if not parsed(values, argv, 'uncertainty'):
         return 0
     if not 0 < values.alpha < 1:
         raise UserError(f'--alpha is {values.alpha}; it must be above 0 and below 1')
+    if values.budget is not None and values.cascade is None:
+        raise UserError('--budget is for --cascade, which is not given')
     workdir = directory(values, 'workdir')
     second = None if values.cascade is None else directory(values, 'cascade')
+    members = tuple(pathlib.Path(each).expanduser() for each in values.ensemble)
     start_devices(values)
-    from attnlab.analysis.uncertainty import analyse_uncertainty
+    from attnlab.analysis.token_uncertainty import analyse_tokens
+    from attnlab.analysis.uncertainty import analyse_uncertainty, classifies
 
+    if not classifies(workdir):
+        given = [f'--{name}' for name in ('fitted_rows', 'cascade', 'ensemble', 'decay') if values[name].present]
+        if given:
+            raise UserError(f'{given[0]} is for a classifier of rows; {workdir} was trained for something else')
+        with printing(values) as printer:
+            analyse_tokens(
+                workdir,
+                printer,
+                step=values.step,
+                split=values.split,
+                rows=values.rows,
+                alpha=values.alpha,
+                ema=values.ema,
+                other_data=values.other_data,
+            )
+        return 0
     with printing(values) as printer:
         analyse_uncertainty(
             workdir,
@@ -57,6 +95,10 @@ def main(argv: list[str]) -> int:
             fitted=values.fitted_rows,
             alpha=values.alpha,
             second=second,
+            budget=values.budget,
+            members=members,
+            decay=values.decay,
+            ema=values.ema,
             other_data=values.other_data,
         )
     return 0

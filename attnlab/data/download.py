@@ -1,17 +1,22 @@
-"""Downloads over HTTP, verified and cached."""
+"""Downloads over HTTP, verified and cached, that go on where they were cut off."""
 
+import contextlib
+import fcntl
 import hashlib
+import http
 import http.client
 import io
+import os
 import pathlib
 import time
 import urllib.error
 import urllib.request
+from typing import IO
 
 from absl import logging
 
 from attnlab.errors import UserError
-from attnlab.files import replacing
+from attnlab.files import flush
 
 WAITS = (0.0, 1.0, 4.0)
 """Seconds before every attempt at a download."""
@@ -51,30 +56,65 @@ def read(url: str) -> bytes:
 
 
 def _download(url: str, path: pathlib.Path) -> None:
-    """Downloads `url` to `path`, which appears only when it is complete."""
+    """Downloads `url` to `path`, which appears only when it is complete.
+
+    What has come stands in `path.part` until then, and a later call goes on behind it; another process waits.
+    """
+    part = path.with_name(f'{path.name}.part')
     try:
-        with replacing(path) as temporary:
-            with temporary.open('wb') as file:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with part.open('a+b') as file:
+            _wait(file)
+            if not path.is_file():
                 failure = _transfer(url, file)
-            if failure is not None:
-                raise UserError(f'cannot download {url}: {failure}; without a network, put a copy of it at {path}')
+                if failure is not None:
+                    raise UserError(f'cannot download {url}: {failure}; without a network, put a copy of it at {path}')
+                file.flush()
+                flush(part)
+                os.replace(part, path)
+                flush(path.parent)
     except OSError as error:
         raise UserError(f'cannot write {path}: {error.strerror}; make room or name another folder') from error
+    finally:
+        if part.is_file() and not part.stat().st_size:
+            part.unlink()
 
 
-def _transfer(url: str, file: io.BufferedIOBase) -> str | None:
-    """Copies the response of `url` to `file`, with a few attempts; returns the last error, if all failed."""
+def _wait(file: IO[bytes]) -> None:
+    """Until no other process downloads this file; where the file system has no locks, not at all."""
+    with contextlib.suppress(OSError):
+        fcntl.flock(file, fcntl.LOCK_EX)
+
+
+def _transfer(url: str, file: IO[bytes]) -> str | None:
+    """Brings `file` to the response of `url`, with a few attempts that each go on behind what is there.
+
+    Returns the last error, if all failed. A server that sends no ranges, or none from there on, is asked for the whole.
+    """
+    failure = None
     for wait in WAITS:
         time.sleep(wait)
-        file.seek(0)
-        file.truncate()
-        try:
-            with urllib.request.urlopen(url, timeout=TIMEOUT) as answer:
-                while block := answer.read(BLOCK):
-                    file.write(block)
-                if not answer.length:
-                    return None
-                failure = f'{answer.length} bytes are missing'
-        except NETWORK_ERRORS as error:
-            failure = str(getattr(error, 'reason', None) or error)
+        failure = _attempt(url, file)
+        if failure is None:
+            return None
     return failure
+
+
+def _attempt(url: str, file: IO[bytes]) -> str | None:
+    start = file.seek(0, io.SEEK_END)
+    request = urllib.request.Request(url, headers={'Range': f'bytes={start}-'} if start else {})
+    try:
+        with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:
+            if answer.status != http.HTTPStatus.PARTIAL_CONTENT:
+                file.seek(0)
+                file.truncate()
+            while block := answer.read(BLOCK):
+                file.write(block)
+            return f'{answer.length} bytes are missing' if answer.length else None
+    except urllib.error.HTTPError as error:
+        if error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+            file.seek(0)
+            file.truncate()
+        return str(error.reason)
+    except NETWORK_ERRORS as error:
+        return str(getattr(error, 'reason', None) or error)

@@ -278,6 +278,20 @@ MEMORY = {
 
 linear_attention = _on_mesh(pallas_kernels.linear_attention, sequence.linear_attention, MEMORY, 'b t h v', 'b h k v')
 
+linear_attention_sums = _on_mesh(
+    pallas_kernels.linear_attention_sums,
+    sequence.linear_attention_sums,
+    {
+        'q': 'b t g k',
+        'k': 'b t g k',
+        'log_decay': 'h | b t h | b t h k',
+        'state': 'b h k',
+        'segments': 'b t',
+    },
+    'b t h',
+    'b h k',
+)
+
 delta_rule = _on_mesh(pallas_kernels.delta_rule, sequence.delta_rule, MEMORY, 'b t h v', 'b h k v')
 
 diagonal_low_rank = _on_mesh(pallas_kernels.diagonal_low_rank, sequence.diagonal_low_rank, MEMORY, 'b t h v', 'b h k v')

@@ -53,7 +53,7 @@ _LEDGERS: contextvars.ContextVar[tuple[list[TimeDivision], ...]] = contextvars.C
 
 @contextlib.contextmanager
 def choices() -> Iterator[list[TimeDivision]]:
-    """Collects a `TimeDivision` for every call of attention over divided time within the block, in this thread."""
+    """Collects a `TimeDivision` for every call of attention or a long convolution over divided time, in this thread."""
     found: list[TimeDivision] = []
     token = _LEDGERS.set((*_LEDGERS.get(), found))
     try:
@@ -90,13 +90,25 @@ def linear_scan(
 
 
 def long_conv(x: Array, kernel: Array, *, segments: Array | None = None, **options: Any) -> Array:
-    """See `pallas_kernels.long_conv`. Every device gathers the tokens of the row, and keeps its own outputs."""
-    t = x.shape[1]
-    x = jax.lax.all_gather(x, SEQUENCE, axis=1, tiled=True)
+    """See `pallas_kernels.long_conv`.
+
+    A kernel as long as the row needs all tokens of a channel and no other channel: devices exchange a part of all
+    channels for all of a part of them, and back, so that work and what is held are divided, and what is sent is what a
+    device has. Channels that they do not divide are gathered, and every device keeps its own outputs.
+    """
+    count, t, channels = jax.lax.axis_size(SEQUENCE), x.shape[1], x.shape[2]
+    run: Callable[..., Array] = functools.partial(pallas_kernels.long_conv, **options)
     if segments is not None:
-        segments = jax.lax.all_gather(segments, SEQUENCE, axis=1, tiled=True)
-    y = pallas_kernels.long_conv(x, kernel, segments=segments, **options)
-    return jax.lax.dynamic_slice_in_dim(y, jax.lax.axis_index(SEQUENCE) * t, t, axis=1)
+        run = functools.partial(run, segments=jax.lax.all_gather(segments, SEQUENCE, axis=1, tiled=True))
+    own, rest = divmod(channels, count)
+    if rest:
+        _record(TimeDivision('long_conv', 'tokens of all devices, gathered', f'{channels} channels over {count}'))
+        y = run(jax.lax.all_gather(x, SEQUENCE, axis=1, tiled=True), kernel)
+        return jax.lax.dynamic_slice_in_dim(y, jax.lax.axis_index(SEQUENCE) * t, t, axis=1)
+    _record(TimeDivision('long_conv', 'whole rows of some channels in exchange for tokens', f'{own} channels a device'))
+    kernel = jax.lax.dynamic_slice_in_dim(kernel, jax.lax.axis_index(SEQUENCE) * own, own, axis=1)
+    y = run(jax.lax.all_to_all(x, SEQUENCE, split_axis=2, concat_axis=1, tiled=True), kernel)
+    return jax.lax.all_to_all(y, SEQUENCE, split_axis=1, concat_axis=2, tiled=True)
 
 
 def selective_scan(
@@ -131,6 +143,20 @@ def linear_attention(
     """See `pallas_kernels.linear_attention`."""
     run = functools.partial(pallas_kernels.linear_attention, q, k, v, log_decay, segments=segments, **options)
     return _chained(run, _total_decay(log_decay, q.shape[1]), jnp.multiply, state, segments)
+
+
+def linear_attention_sums(
+    q: Array,
+    k: Array,
+    log_decay: Array | None = None,
+    *,
+    state: Array | None = None,
+    segments: Array | None = None,
+    **options: Any,
+) -> tuple[Array, Array]:
+    """See `pallas_kernels.linear_attention_sums`."""
+    run = functools.partial(pallas_kernels.linear_attention_sums, q, k, log_decay, segments=segments, **options)
+    return _chained(run, _total_decay(log_decay, q.shape[1])[..., 0], jnp.multiply, state, segments)
 
 
 def delta_rule(

@@ -29,7 +29,7 @@ class LinearMemory(Module):
     Args:
       vocab: numbers that are predicted.
       dim: channels.
-      system: made as `system(dim, state=, rngs=rngs)`; see `attnlab.nn.systems`.
+      system: made as `system(dim, state=, causal=, rngs=rngs)`; see `attnlab.nn.systems`.
       state: states, of a channel or of all, as the system counts them.
       dtype: type of the activations; the system is in float32 or better.
       rngs: draws the parameters.
@@ -50,7 +50,7 @@ class LinearMemory(Module):
         rngs: nnx.Rngs,
     ):
         self.dim, self.dtype = dim, jnp.dtype(dtype)
-        self.system = system(dim, state=state, rngs=rngs)
+        self.system = system(dim, state=state, causal=True, rngs=rngs)
         self.head = RegressionHead(dim, vocab, rngs=rngs)
 
     @property

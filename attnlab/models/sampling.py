@@ -15,6 +15,7 @@ from attnlab.errors import UserError
 from attnlab.functional import cores
 from attnlab.functional.sampling import Sampling
 from attnlab.models.predictor import Predictor
+from attnlab.models.thoughts import check_thinks, thought
 from attnlab.typing import State
 
 
@@ -27,12 +28,14 @@ def generate(
     top_k: int | None = None,
     top_p: float = 1.0,
     min_p: float = 0.0,
+    thoughts: int = 0,
     seed: int = 0,
     jit: Callable[..., Any] = jax.jit,
 ) -> Iterator[int]:
     """Yields `steps` tokens that continue `prompt` (int `t`, not empty), each sampled when it is requested.
 
-    The prompt is read in one pass; each token then costs one step of every mixer.
+    The prompt is read in one pass; each token then costs one step of every mixer. Before the first there are as many
+    `thoughts`, mixtures of what might be said (`attnlab.models.thoughts`), which are read and not said.
     Temperature 0 takes the most likely token; `Sampling` says what the others restrict. The tokens are a pure function
     of the arguments. `jit` compiles the steps; use that of a run's `Precision`. Raises `UserError` for a
     model that cannot generate.
@@ -41,17 +44,30 @@ def generate(
         raise UserError('this model does not read tokens one by one, so it cannot generate')
     graphdef, variables = nnx.split(model)
     tokens = jnp.asarray(prompt, jnp.int32)[None]
-    state = model.init_state(1, len(prompt) + steps)
+    state = model.init_state(1, len(prompt) + thoughts + steps)
     draw = jit(functools.partial(_draw, graphdef, sampling=Sampling(temperature, top_k, top_p, min_p)))
     mesh = cores.mesh_of(variables)
     run = jit(cores.on(mesh, functools.partial(advance, graphdef)), donate_argnums=2)
     key = jax.random.key(seed)
     position = 0
+    if thoughts:
+        check_thinks(model)
+        think = jit(cores.on(mesh, functools.partial(_thought, graphdef)), donate_argnums=2)
     for index in range(steps):
         hidden, state = run(variables, tokens, state, jnp.int32(position))
         position += tokens.shape[1]
+        for _ in range(thoughts if index == 0 else 0):
+            hidden, state = think(variables, hidden, state, jnp.int32(position))
+            position += 1
         tokens = draw(variables, hidden, jax.random.fold_in(key, index))[:, None]
         yield int(tokens[0, 0])
+
+
+def _thought(
+    graphdef: nnx.GraphDef, variables: nnx.State, hidden: Float[Array, 'b d'], state: State, position: jax.Array
+) -> tuple[Float[Array, 'b d'], State]:
+    """The hidden state after a thought, and the state of the mixers after it."""
+    return thought(nnx.merge(graphdef, variables), hidden, state, position)
 
 
 def _draw(

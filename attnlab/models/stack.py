@@ -13,6 +13,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Int, Shaped
 from ml_collections import ConfigDict
 
+from attnlab.blocks.alignment import Alignment
 from attnlab.blocks.block import Block, Stage, stages
 from attnlab.blocks.layer import Layer, MixerAndMLP
 from attnlab.blocks.residual import Plain, Residual, Streams
@@ -44,6 +45,7 @@ class Stack(Module):
       blocks: the pattern; each makes a block, or a group of them, as `block(dim, rngs=rngs)`.
       residual: makes connections of branches and stream, as `residual(dim, branches=..., rngs=rngs)`.
       initialization: the initial distribution of linear maps, and the scaling by depth of the last of each branch.
+      alignment: keeps the streams of successive layers alike in training; `None`: nothing does.
       loop: 'scan' over the repeats (compiles once per pattern), 'unroll' (faster on CPU), or 'auto' (unrolls
         where the program is compiled for a CPU: see `pallas_kernels.target`).
       remat: recompute the activations of each block in the backward pass instead of keeping them.
@@ -60,6 +62,7 @@ class Stack(Module):
         blocks: tuple[Callable[..., Block | Mixer], ...],
         residual: Callable[..., Residual] = Plain,
         initialization: Initialization = Initialization(),
+        alignment: Alignment | None = None,
         loop: str = 'auto',
         remat: bool = False,
         rngs: nnx.Rngs,
@@ -71,6 +74,7 @@ class Stack(Module):
         pattern = blocks[:depth]
         self.dim = dim
         self.depth = depth
+        self.alignment = alignment
         self.loop = loop
         self.remat = remat
         keys = [jax.random.split(rngs.params(), self.copies(len(each))) for each in _places(depth, len(pattern))]
@@ -165,7 +169,8 @@ class Stack(Module):
 
     def _apply(self, graphdef: Any, params: Any, streams: Streams, ctx: Context) -> Streams:
         def apply(params: Any, streams: Streams, ctx: Context) -> Streams:
-            return nnx.merge(graphdef, params)(streams, ctx)[0]
+            after = nnx.merge(graphdef, params)(streams, ctx)[0]
+            return after if self.alignment is None else self.alignment(streams, after, ctx)
 
         return (jax.checkpoint(apply) if self.remat else apply)(params, streams, ctx)
 

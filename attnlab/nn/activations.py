@@ -201,8 +201,13 @@ LEARNED: dict[str, Callable[..., Module]] = {
 """Those with parameters, made as `LEARNED[name](rngs=rngs)`; channel mixers take them."""
 
 
-def activation(name: str) -> Activation:
-    """Returns the nonlinearity called `name`. Raises `UserError` naming the closest one for an unknown name."""
+def activation(name: str | Activation) -> Activation:
+    """Returns the nonlinearity called `name`, or what is one already (`attnlab.nn.core_units`).
+
+    Raises `UserError` naming the closest one for an unknown name.
+    """
+    if not isinstance(name, str):
+        return name
     if name in LEARNED:
         raise UserError(f'activation {name!r} has parameters, which this part has no place for; MLPs take it')
     if name not in ACTIVATIONS:
@@ -210,8 +215,10 @@ def activation(name: str) -> Activation:
     return ACTIVATIONS[name]
 
 
-def learned(name: str, *, rngs: nnx.Rngs) -> Module | None:
+def learned(name: str | Activation, *, rngs: nnx.Rngs) -> Module | None:
     """Makes the nonlinearity called `name` if it has parameters. Raises `UserError` for an unknown name."""
+    if not isinstance(name, str):
+        return None
     if name in LEARNED:
         return LEARNED[name](rngs=rngs)
     if name not in ACTIVATIONS:

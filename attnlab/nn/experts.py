@@ -16,6 +16,7 @@ from attnlab.functional import experts
 from attnlab.functional.penalty import penalised
 from attnlab.module import Module
 from attnlab.nn.activations import activation as activation_called
+from attnlab.nn.core_units import CoreUnit
 from attnlab.nn.mlps import GatedMLP
 from attnlab.nn.parameter import param
 from attnlab.signature import checked_fields
@@ -243,7 +244,7 @@ class MixtureOfExperts(Module):
         capacity: float | None = None,
         balance: float = 1e-2,
         z_loss: float = 1e-3,
-        activation: str = 'silu',
+        activation: str | CoreUnit = 'silu',
         rngs: nnx.Rngs,
     ):
         activation_called(activation)

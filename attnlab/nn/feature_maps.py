@@ -20,7 +20,7 @@ from jaxtyping import Float
 
 from attnlab.functional.recurrences import state_dtype
 from attnlab.module import Module
-from attnlab.nn.parameter import buffer, param
+from attnlab.nn.parameter import Drawn, buffer, param
 from attnlab.signature import checked_fields
 from attnlab.typing import Keys, Positions, Queries
 
@@ -351,19 +351,30 @@ class PositiveRandomFeatures(Module):
 
         f(x)_i = (exp(w_i . y - |y|^2 / 2) + eps) / sqrt(count),  y = x / channels^(1/4)
 
-    The `w_i` are drawn once, normal, orthogonal within blocks as large as the number of channels, the same for all
-    heads, and not trained. The largest `w_i . y` of a query is subtracted from its exponents, a factor common to all
-    its weights; for keys this would be wrong. The mean feature of a query of 64 channels of variance one is then some
-    2e-4; an `eps` that is not small against it makes all keys weigh alike. `count` is `channels log(channels)`, rounded
-    down but at least the number of channels, when `None`. In float32 or better. Choromanski et al. 2021,
-    https://arxiv.org/abs/2009.14794.
+    The `w_i` are normal, orthogonal within blocks as large as the number of channels, the same for all heads, and not
+    trained: drawn once, or anew after every `redraw` steps of training. The largest `w_i . y` of a query is subtracted
+    from its exponents, a factor common to all its weights; for keys this would be wrong. The mean feature of a query of
+    64 channels of variance one is then some 2e-4; an `eps` that is not small against it makes all keys weigh alike.
+    `count` is `channels log(channels)`, rounded down but at least the number of channels, when `None`. In float32 or
+    better. Choromanski et al. 2021, https://arxiv.org/abs/2009.14794.
     """
 
-    def __init__(self, key_dim: int, *, heads: int, count: int | None = None, eps: float = 1e-4, rngs: nnx.Rngs):
+    def __init__(
+        self,
+        key_dim: int,
+        *,
+        heads: int,
+        count: int | None = None,
+        eps: float = 1e-4,
+        redraw: int | None = None,
+        rngs: nnx.Rngs,
+    ):
         del heads
         self.eps = eps
         count = max(key_dim, int(key_dim * math.log(key_dim))) if count is None else count
-        self.directions = buffer(orthogonal_normals(rngs.params(), count, key_dim), axes=(None, None))
+        directions = orthogonal_normals(rngs.params(), count, key_dim)
+        drawn = None if redraw is None else Drawn(redraw, _draw)
+        self.directions = buffer(directions, axes=(None, None), drawn=drawn)
 
     def features(
         self, q: Queries, k: Keys, positions: Positions
@@ -382,6 +393,10 @@ class PositiveRandomFeatures(Module):
 
     def _positive(self, exponent: Float[Array, 'b t h m'], x: Float[Array, 'b t h k']) -> Float[Array, 'b t h m']:
         return ((jnp.exp(exponent) + self.eps) * exponent.shape[-1] ** -0.5).astype(x.dtype)
+
+
+def _draw(key: Array, shape: tuple[int, ...]) -> Float[Array, 'm k']:
+    return orthogonal_normals(key, *shape)
 
 
 def orthogonal_normals(key: Array, count: int, dim: int) -> Float[Array, 'm k']:

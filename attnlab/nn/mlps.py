@@ -1,4 +1,4 @@
-"""Channel mixers: networks applied to every token separately.
+"""Channel mixers: networks applied to every token separately; nonlinearities by name, or as a tree of functions.
 
 The hidden activations are recomputed in the backward pass: that is elementwise work, while storing them would take more
 memory than anything else in a block, and more time on CPU.
@@ -16,6 +16,7 @@ from jaxtyping import Float
 from attnlab.module import Module
 from attnlab.nn.activations import activation as activation_called
 from attnlab.nn.activations import learned
+from attnlab.nn.core_units import CoreUnit
 from attnlab.nn.norms import LayerNorm
 from attnlab.nn.preludes import Canon, Prelude
 from attnlab.nn.projections import Linear
@@ -35,7 +36,7 @@ class GatedMLP(Module):
     Raises `UserError` for an unknown activation. Shazeer 2020, https://arxiv.org/abs/2002.05202.
     """
 
-    def __init__(self, dim: int, *, hidden: int | None = None, activation: str = 'silu', rngs: nnx.Rngs):
+    def __init__(self, dim: int, *, hidden: int | None = None, activation: str | CoreUnit = 'silu', rngs: nnx.Rngs):
         hidden = gated_width(dim) if hidden is None else hidden
         self.activation, self.learned = activation, learned(activation, rngs=rngs)
         self.gate = Linear(dim, hidden, axes=('embed', 'mlp'), rngs=rngs)
@@ -65,7 +66,9 @@ class NormedGatedMLP(Module):
     https://arxiv.org/abs/2405.15953. Raises `UserError` for an unknown activation.
     """
 
-    def __init__(self, dim: int, *, hidden: int | None = None, activation: str = 'gelu_exact', rngs: nnx.Rngs):
+    def __init__(
+        self, dim: int, *, hidden: int | None = None, activation: str | CoreUnit = 'gelu_exact', rngs: nnx.Rngs
+    ):
         hidden = gated_width(dim) if hidden is None else hidden
         self.activation, self.learned = activation, learned(activation, rngs=rngs)
         self.gate = Linear(dim, hidden, bias=True, axes=('embed', 'mlp'), rngs=rngs)
@@ -84,7 +87,7 @@ class MLP(Module):
     Raises `UserError` for an unknown activation.
     """
 
-    def __init__(self, dim: int, *, hidden: int | None = None, activation: str = 'gelu', rngs: nnx.Rngs):
+    def __init__(self, dim: int, *, hidden: int | None = None, activation: str | CoreUnit = 'gelu', rngs: nnx.Rngs):
         hidden = 4 * dim if hidden is None else hidden
         self.activation, self.learned = activation, learned(activation, rngs=rngs)
         self.up = Linear(dim, hidden, axes=('embed', 'mlp'), rngs=rngs)
@@ -107,7 +110,7 @@ class ConvolvedMLP(Module):
         dim: int,
         *,
         hidden: int | None = None,
-        activation: str = 'silu',
+        activation: str | CoreUnit = 'silu',
         prelude: Callable[..., Prelude] = Canon,
         rngs: nnx.Rngs,
     ):

@@ -1,11 +1,14 @@
 """Variables of a model: parameters, which are trained, and buffers, which are not."""
 
+import dataclasses
 from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.typing import ArrayLike
+
+from attnlab.errors import UserError
 
 GROUPS = ('matrix', 'embedding', 'vector', 'dynamics')
 """`matrix`: hidden weights. `embedding`: tables indexed by token. `vector`: biases, gains. `dynamics`: what sets the
@@ -36,18 +39,33 @@ class Buffer(nnx.Variable):
     """A variable that is not trained: random features, moving averages, codebooks, calibration results.
 
     It is part of the train state, saved, restored and placed on devices with the rest, but has no gradient, and
-    the optimiser ignores it.
+    the optimiser ignores it. What is `drawn` is drawn anew while the model is trained (`attnlab.train.redraw`).
     """
 
 
-def buffer(value: ArrayLike, *, axes: Sequence[str | None]) -> Buffer:
+@dataclasses.dataclass(frozen=True)
+class Drawn:
+    """How a buffer is drawn anew: after every `every` steps of training, `draw(key, shape)`.
+
+    Raises `UserError` for fewer than one step.
+    """
+
+    every: int
+    draw: Callable[[jax.Array, tuple[int, ...]], jax.Array]
+
+    def __post_init__(self) -> None:
+        if self.every < 1:
+            raise UserError(f'what is drawn is drawn anew every {self.every} steps; it must be at least 1')
+
+
+def buffer(value: ArrayLike, *, axes: Sequence[str | None], drawn: Drawn | None = None) -> Buffer:
     """Returns a variable that is not trained, of any type, annotated with one logical axis name per dimension.
 
     Raises ValueError for an unknown axis, or when `axes` and the shape of `value` differ in length.
     """
     value = jnp.asarray(value)
     _check_axes(axes, value.shape)
-    return Buffer(value, axes=tuple(axes))
+    return Buffer(value, axes=tuple(axes)) if drawn is None else Buffer(value, axes=tuple(axes), drawn=drawn)
 
 
 def _check_axes(axes: Sequence[str | None], shape: Sequence[int]) -> None:

@@ -8,7 +8,7 @@ import abc
 import math
 from collections.abc import Callable
 from collections.abc import Sequence as Shape
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -45,11 +45,9 @@ SLOWEST = 1e-4
 class System(Module):
     """A linear time-invariant system from `dim` channels to as many.
 
-    Attributes:
-      divides_time: whether the tokens of a row may lie on several devices, which hand states on.
+    Made with `causal=False`, where a class takes that, it reads both ways with one set of dynamics: transitions and
+    inputs are shared, outputs `C` of what comes later are apart. It then keeps no state.
     """
-
-    divides_time: ClassVar[bool] = False
 
     @abc.abstractmethod
     def __call__(
@@ -95,6 +93,8 @@ class ModalSystem(System):
       copies: sets of modes; `None`: one a channel.
       low: the least step at the start.
       high: the greatest.
+      causal: `False`: a token also reads those after it, its own left out: `sum_{j>0} K'_{j-1} u_{t+j}`, the kernel
+        `K'` by outputs of its own.
       rngs: draws the parameters.
     """
 
@@ -107,6 +107,7 @@ class ModalSystem(System):
         copies: int | None,
         low: float,
         high: float,
+        causal: bool,
         rngs: nnx.Rngs,
     ):
         copies = dim if copies is None else copies
@@ -123,8 +124,10 @@ class ModalSystem(System):
         self.B = _constant(np.stack([modes.inputs for modes in found]), is_real, (None, 'state'), 'dynamics', rngs)
         axes = (None, None, 'state')
         self.P = _constant(np.stack(padded, 1), is_real, axes, 'dynamics', rngs) if rank else None
-        self.C = _normal((dim, found[0].eigenvalues.size), is_real, ('mlp', 'state'), rngs)
+        shape, along = (dim, found[0].eigenvalues.size), ('mlp', 'state')
+        self.C = _normal(shape, is_real, along, rngs)
         self.log_step = _log_step((dim,), ('mlp',), low, high, rngs)
+        self.C_later = None if causal else _normal(shape, is_real, along, rngs)
 
     @abc.abstractmethod
     def modes(self, start: str, copy: int) -> hippo.Modes:
@@ -163,6 +166,7 @@ class DiagonalSystem(ModalSystem):
         dim: int,
         *,
         state: int,
+        causal: bool,
         starts: tuple[str, ...] = ('lin',),
         method: Literal['zoh', 'bilinear'] = 'zoh',
         copies: int | None = None,
@@ -175,7 +179,7 @@ class DiagonalSystem(ModalSystem):
                 f'starts are {", ".join(starts)} with method {method!r}; real modes stand alone, and with zoh: '
                 'a bilinear step would make fast ones alternate'
             )
-        super().__init__(dim, state=state, starts=starts, copies=copies, low=low, high=high, rngs=rngs)
+        super().__init__(dim, state=state, starts=starts, copies=copies, low=low, high=high, causal=causal, rngs=rngs)
         self.method = method
 
     def modes(self, start: str, copy: int) -> hippo.Modes:
@@ -191,7 +195,12 @@ class DiagonalSystem(ModalSystem):
         *,
         implementation: str | None = None,
     ) -> tuple[Sequence, Float[Array, 'b d n'] | None]:
-        return _diagonal(self.discretised(x.dtype), x, segments, state, implementation)
+        system = self.discretised(x.dtype)
+        y, state = _diagonal(system, x, segments, state, implementation)
+        if self.C_later is None:
+            return y, state
+        later = system._replace(outputs=_numbers(self.C_later, x.dtype))
+        return y + _of_later(_kernel(later, x), x, segments, implementation), None
 
     def discretised(self, dtype: DTypeLike) -> Discretised:
         """The system in steps, its real numbers of type `dtype`."""
@@ -262,13 +271,14 @@ class LowRankSystem(ModalSystem):
         dim: int,
         *,
         state: int,
+        causal: bool,
         starts: tuple[str, ...] = ('legs',),
         copies: int | None = 1,
         low: float = 1e-3,
         high: float = 1e-1,
         rngs: nnx.Rngs,
     ):
-        super().__init__(dim, state=state, starts=starts, copies=copies, low=low, high=high, rngs=rngs)
+        super().__init__(dim, state=state, starts=starts, copies=copies, low=low, high=high, causal=causal, rngs=rngs)
 
     def modes(self, start: str, copy: int) -> hippo.Modes:
         """What the modes of a copy start as."""
@@ -296,7 +306,11 @@ class LowRankSystem(ModalSystem):
         if state is not None:
             return in_chunks(chunk, x, segments, state, implementation=implementation)
         kernel = dense_kernel(change, written, outputs, max(1, x.shape[1]))
-        return cores.long_conv(x, kernel, segments=segments, implementation=implementation), None
+        y = cores.long_conv(x, kernel, segments=segments, implementation=implementation)
+        if self.C_later is None:
+            return y, None
+        kernel = dense_kernel(change, written, conjugate_parts(_numbers(self.C_later, x.dtype)), max(1, x.shape[1]))
+        return y + _of_later(kernel, x, segments, implementation), None
 
     def scaled(self, dtype: DTypeLike) -> tuple[Complex[Array, 'd n'], Complex[Array, 'r d n'], Complex[Array, 'd n']]:
         """Eigenvalues, low rank and inputs in units of the step of every channel."""
@@ -323,12 +337,21 @@ class SharedSystem(System):
       blocks: copies of LegS, of `state / blocks` states each.
       low: the least step at the start.
       high: the greatest.
+      causal: `False`: a second scan of the same inputs, from the end, is read by outputs of its own.
       rngs: draws the parameters.
     """
 
-    divides_time = True
-
-    def __init__(self, dim: int, *, state: int, blocks: int = 1, low: float = 1e-3, high: float = 1e-1, rngs: nnx.Rngs):
+    def __init__(
+        self,
+        dim: int,
+        *,
+        state: int,
+        causal: bool,
+        blocks: int = 1,
+        low: float = 1e-3,
+        high: float = 1e-1,
+        rngs: nnx.Rngs,
+    ):
         if state % (2 * blocks):
             raise UserError(f'state is {state} with {blocks} blocks; twice the number of blocks must divide it')
         self.state = state
@@ -351,8 +374,10 @@ class SharedSystem(System):
         self.A_real = _fixed(eigenvalues.real, axes, 'dynamics', rngs)
         self.A_imag = _fixed(eigenvalues.imag, axes, 'dynamics', rngs)
         self.B = param(inputs, (count, dim, 2), axes=('state', 'embed', None), group='dynamics', rngs=rngs)
-        self.C = param(outputs, (dim, count, 2), axes=('embed', 'state', None), group='vector', rngs=rngs)
+        shape, along = (dim, count, 2), ('embed', 'state', None)
+        self.C = param(outputs, shape, axes=along, group='vector', rngs=rngs)
         self.log_step = _log_step((count,), axes, low, high, rngs)
+        self.C_later = None if causal else param(outputs, shape, axes=along, group='vector', rngs=rngs)
 
     def __call__(
         self,
@@ -367,7 +392,10 @@ class SharedSystem(System):
         decay = jnp.exp(step * A)
         written = _mapped(x, (decay - 1) / A, self.B)
         h, state = _scanned(written, decay, segments, state, implementation)
-        return 2 * _read(h, self.C), state
+        if self.C_later is None:
+            return 2 * _read(h, self.C), state
+        later = _scanned_back(written, decay, segments, implementation)
+        return 2 * (_read(h, self.C) + _read(later, self.C_later)), None
 
     def init_state(self, batch: int, dtype: DTypeLike) -> Float[Array, 'b n']:
         """Returns zeros, float32 or float64."""
@@ -390,16 +418,16 @@ class RingSystem(System):
       low: the inner radius at the start.
       high: the outer.
       turn: the greatest angle at the start, in radians.
+      causal: as of `SharedSystem`.
       rngs: draws the parameters.
     """
-
-    divides_time = True
 
     def __init__(
         self,
         dim: int,
         *,
         state: int,
+        causal: bool,
         low: float = 0.9,
         high: float = 0.999,
         turn: float = 2 * math.pi,
@@ -424,7 +452,9 @@ class RingSystem(System):
         spread = nnx.initializers.normal
         B, C = spread(1 / math.sqrt(2 * dim)), spread(1 / math.sqrt(state))
         self.B = param(B, (state, dim, 2), axes=('state', 'embed', None), group='dynamics', rngs=rngs)
-        self.C = param(C, (dim, state, 2), axes=('embed', 'state', None), group='vector', rngs=rngs)
+        shape, along = (dim, state, 2), ('embed', 'state', None)
+        self.C = param(C, shape, axes=along, group='vector', rngs=rngs)
+        self.C_later = None if causal else param(C, shape, axes=along, group='vector', rngs=rngs)
 
     def __call__(
         self,
@@ -438,8 +468,11 @@ class RingSystem(System):
             jnp.exp(each[...].astype(x.dtype)) for each in (self.log_rate, self.log_angle, self.log_gain)
         )
         decay = jnp.exp(jax.lax.complex(-rate, angle))
-        h, state = _scanned(_mapped(x, gain, self.B), decay, segments, state, implementation)
-        return _read(h, self.C), state
+        written = _mapped(x, gain, self.B)
+        h, state = _scanned(written, decay, segments, state, implementation)
+        if self.C_later is None:
+            return _read(h, self.C), state
+        return _read(h, self.C) + _read(_scanned_back(written, decay, segments, implementation), self.C_later), None
 
     def init_state(self, batch: int, dtype: DTypeLike) -> Float[Array, 'b m']:
         """Returns zeros, float32 or float64."""
@@ -456,13 +489,32 @@ def _diagonal(
     """A diagonal system as a convolution, or from a state in chunks."""
     log_transition, inputs, outputs = system
     if state is None:
-        kernel = diagonal_kernel(log_transition, inputs * outputs, max(1, x.shape[1]))
-        return cores.long_conv(x, kernel, segments=segments, implementation=implementation), None
+        return cores.long_conv(x, _kernel(system, x), segments=segments, implementation=implementation), None
 
     def chunk(steps: int) -> Chunk:
         return diagonal_chunk(log_transition, inputs, outputs, steps)
 
     return in_chunks(chunk, x, segments, state, implementation=implementation)
+
+
+def _kernel(system: Discretised, x: Sequence) -> Float[Array, 't d']:
+    """The kernel of a diagonal system over as many tokens as the input has."""
+    return diagonal_kernel(system.log_transition, system.inputs * system.outputs, max(1, x.shape[1]))
+
+
+def _of_later(
+    kernel: Float[Array, 't d'], x: Sequence, segments: Segments | None, implementation: str | None
+) -> Sequence:
+    """`y_t = sum_{j>0} K_{j-1} x_{t+j}` within documents: the convolution of the row from its end, a token later."""
+    back = None if segments is None else jnp.flip(segments, 1)
+    taps = jnp.concatenate([jnp.zeros_like(kernel[:1]), kernel[:-1]])
+    return jnp.flip(cores.long_conv(jnp.flip(x, 1), taps, segments=back, implementation=implementation), 1)
+
+
+def _scanned_back(
+    written: Complex[Array, 'b t n'], decay: Complex[Array, ' n'], segments: Segments | None, implementation: str | None
+) -> Complex[Array, 'b t n']:
+    return cores.linear_scan(written, decay, segments=segments, reverse=True, implementation=implementation)[0]
 
 
 def _scanned(

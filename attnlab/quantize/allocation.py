@@ -10,8 +10,9 @@ from jaxtyping import Float, Int
 
 from attnlab.errors import UserError
 from attnlab.quantize.formats import Format, Rounding
-from attnlab.quantize.layers import Quantization, apart, named_maps
+from attnlab.quantize.layers import Quantization, named_maps
 from attnlab.quantize.rows import training_rows
+from attnlab.quantize.sparsity import apart
 from attnlab.quantize.states import StateFormat
 from attnlab.runs.loading import Loaded
 from attnlab.signature import checked_fields

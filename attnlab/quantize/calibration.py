@@ -15,8 +15,9 @@ from attnlab.blocks.block import Block
 from attnlab.errors import UserError
 from attnlab.nn.projections import Linear
 from attnlab.quantize.formats import Fixed, Format
-from attnlab.quantize.layers import Quantization, apart, named_maps
+from attnlab.quantize.layers import Quantization, named_maps
 from attnlab.quantize.rows import training_rows
+from attnlab.quantize.sparsity import apart
 from attnlab.quantize.states import StateFormat
 from attnlab.runs.loading import Loaded
 from attnlab.signature import checked_fields

@@ -12,10 +12,11 @@ from jaxtyping import Float
 
 from attnlab.blocks.block import Block
 from attnlab.errors import UserError
-from attnlab.models.stack import Stack
 from attnlab.nn.parameter import Buffer, buffer
 from attnlab.nn.projections import Linear
 from attnlab.quantize.formats import Affine, Format, Rounding, Stored, Symmetric
+from attnlab.quantize.native import check_native, native_product
+from attnlab.quantize.sparsity import apart, sparse
 from attnlab.quantize.states import KIVI, StoredCache, StoredState, with_stored_state
 from attnlab.signature import checked_fields
 
@@ -24,16 +25,18 @@ class QuantizedLinear(Linear):
     """A linear map whose weight is stored in a format, and whose inputs are rounded to one.
 
     The weight is decoded where it is used, and the product is taken in the type of the inputs: no arithmetic of few
-    bits is done. Ranges of inputs are taken from the call: where tokens share a scale, the rounding of one
-    depends on the others of its call.
+    bits is done, unless `native`. Ranges of inputs are taken from the call: where tokens share a scale, the rounding of
+    one depends on the others of its call.
 
     Args:
       linear: the map, of which the parameters are taken; stacked over layers or not.
       weights: the format of the weight, an output a row; `None`: as it is.
       inputs: the format of the inputs, a token a row; `None`: as they are.
+      native: whether products are of the codes, as far as devices have them (`attnlab.quantize.native`).
     """
 
-    def __init__(self, linear: Linear, *, weights: Format | None, inputs: Rounding | None):
+    def __init__(self, linear: Linear, *, weights: Format | None, inputs: Rounding | None, native: bool = False):
+        self.native = native
         self.axes, self.usual, self.bias = linear.axes, linear.usual, linear.bias
         self.format, self.input_format = weights, inputs
         weight = linear.weight[...]
@@ -43,6 +46,17 @@ class QuantizedLinear(Linear):
         else:
             stored = over_leading(lambda matrix: weights.encode(matrix.T), weight)
             self.stored = nnx.Dict({name: _buffer(array) for name, array in stored.items()})
+
+    def __call__(self, x: Float[Array, '*b d']) -> Float[Array, '*b f']:
+        if not self.native or self.format is None or self.input_format is None:
+            return super().__call__(x)
+        self.check_width(x, self.shape[0])
+        stored = {name: variable[...] for name, variable in self.stored.items()}
+        rows = x.reshape(-1, x.shape[-1])
+        y = native_product(rows, stored, self.shape[::-1], self.format, self.input_format)
+        if self.bias is not None:
+            y = y + self.bias[...].astype(y.dtype)[None]
+        return y.astype(x.dtype).reshape(*x.shape[:-1], y.shape[-1])
 
     def inputs(self, x: Float[Array, '*b d']) -> Float[Array, '*b d']:
         """The inputs, rounded."""
@@ -71,15 +85,21 @@ class Quantization:
         is of each map of each layer, in the order of `named_maps`, and the layers of a stack are taken apart.
       inputs: the format of their inputs, a token a row; `None`: as they are; of several, one is of each map, likewise.
       state: how the states of mixers are stored between tokens; `None`: as they are.
+      thresholds: of the activations of gated channel mixers, layers apart (`attnlab.quantize.sparsity`); `None`: none.
+      native: whether products are of the codes of weights and inputs, as devices have them.
     """
 
     weights: Format | tuple[Format, ...] | None = None
     inputs: Rounding | tuple[Rounding, ...] | None = None
     state: Format | KIVI | None = None
+    thresholds: tuple[float, ...] | None = None
+    native: bool = False
 
     def __post_init__(self) -> None:
-        """Raises `UserError` where nothing is quantized."""
-        if self.weights is None and self.inputs is None and self.state is None:
+        """Raises `UserError` where nothing is quantized, and for native products that no device has."""
+        if self.native:
+            check_native(self.weights, self.inputs)
+        if self.weights is None and self.inputs is None and self.state is None and self.thresholds is None:
             raise UserError('nothing is quantized: give a format of weights, inputs or states, such as int4@32')
 
     def __call__(self, model: Any) -> Any:
@@ -93,8 +113,10 @@ class Quantization:
         that has none, or is quantized, for another number of formats than of maps, and where no block has a mixer with
         such a state.
         """
-        if isinstance(self.weights, tuple) or isinstance(self.inputs, tuple):
+        if any(isinstance(each, tuple) for each in (self.weights, self.inputs, self.thresholds)):
             apart(model)
+        if self.thresholds is not None:
+            sparse(model, self.thresholds)
         if self.state is not None:
             _store_states(model, self.state)
         if self.weights is None and self.inputs is None:
@@ -106,16 +128,11 @@ class Quantization:
         for name, given in (('weights', formats), ('inputs', inputs)):
             if len(given) != count:
                 raise UserError(f'{name} of Quantization are {len(given)} formats; this model has {count} linear maps')
-        replace_maps(model, lambda index, map_: QuantizedLinear(map_, weights=formats[index], inputs=inputs[index]))
+        replace_maps(
+            model,
+            lambda index, map_: QuantizedLinear(map_, weights=formats[index], inputs=inputs[index], native=self.native),
+        )
         return model
-
-
-def apart(model: Any) -> Any:
-    """The model with the layers of its stacks taken apart, in place."""
-    for _, module in list(nnx.iter_modules(model)):
-        if isinstance(module, Stack):
-            module.take_apart()
-    return model
 
 
 def linear_maps(model: Any) -> list[tuple[Any, str, Linear]]:

@@ -19,6 +19,7 @@ from attnlab.quantize.calibration import Calibration
 from attnlab.quantize.feedback import Feedback, calibrated
 from attnlab.quantize.formats import Format
 from attnlab.quantize.layers import Quantization, QuantizedLinear
+from attnlab.quantize.sparsity import Sparsity
 from attnlab.quantize.training import Rounded
 from attnlab.quantize.tuning import Alternation, tuned
 from attnlab.runs.loading import Loaded, load_run
@@ -62,6 +63,7 @@ def quantize_run(
     step: int | None = None,
     feedback: Feedback | None = None,
     tuning: Alternation | None = None,
+    sparsity: Sparsity | None = None,
     ema: bool = False,
     other_data: bool = False,
 ) -> dict[str, float]:
@@ -69,7 +71,8 @@ def quantize_run(
 
     With `feedback` the rounding of weights is calibrated on rows of training, with `tuning` codes and scales are tuned
     on such rows; of an `Allocation` it is found on them which maps have which format, and of a `Calibration` the ranges
-    of what they read. With `ema` the average of the parameters is what is quantized.
+    of what they read. With `sparsity` small activations are zero, by thresholds found on such rows. With `ema` the
+    average of the parameters is what is quantized.
 
     A run that was trained with few bits (`config.rounding`) is packed as it computes; `quantization` is then `None`.
 
@@ -82,7 +85,7 @@ def quantize_run(
     config = run.saved_config(workdir)
     if QUANTIZATION in config:
         raise UserError(f'{workdir} is quantized already; give --workdir the run that it was made from')
-    rounded = _trained_rounding(workdir, config, given=quantization is not None)
+    rounded = _trained_rounding(workdir, config, given=not (quantization is None and sparsity is None))
     if out.resolve() == workdir.resolve():
         raise UserError(f'--out is {out}, the run itself; give it a folder of its own')
     if (out / 'metrics.jsonl').exists():
@@ -95,10 +98,17 @@ def quantize_run(
         quantization, shares = quantization.found(loaded)
     elif isinstance(quantization, Calibration):
         quantization, loaded = quantization.found(loaded)
+    if sparsity is not None:
+        thresholds = sparsity.found(loaded)
+        quantization = (
+            Quantization(thresholds=thresholds)
+            if quantization is None
+            else dataclasses.replace(quantization, thresholds=thresholds)
+        )
     if rounded is not None:
-        changed, quantization = loaded.altered(rounded.packed), rounded.quantization
-    else:
-        changed = loaded.altered(quantization)
+        quantization = rounded.quantization
+    assert quantization is not None
+    changed = loaded.altered(quantization if rounded is None else rounded.packed)
     if feedback is not None:
         if not isinstance(quantization.weights, Format):
             raise UserError('--feedback calibrates the rounding of weights; give one format, such as --weights=int4@32')
@@ -116,10 +126,10 @@ def quantize_run(
     run.claim(out, config)
     with run.held(out):
         loaded.setup.task.save(out)
-        _save(changed, out)
+        save_model(changed, out)
         found = sizes(loaded.setup, changed)
         facts = {
-            **_facts(loaded.setup, workdir),
+            **recorded_facts(loaded.setup, workdir),
             'weight_bytes': found.after,
             'state_bytes_per_sequence': {
                 str(length): state_bytes(changed.setup, length) for length in (setup.length, 8 * setup.length)
@@ -129,6 +139,7 @@ def quantize_run(
                 'step': loaded.step,
                 'ema': ema,
                 'feedback': None if feedback is None else dataclasses.asdict(feedback),
+                'sparsity': None if sparsity is None else dataclasses.asdict(sparsity),
                 'tuning': None if tuning is None else dataclasses.asdict(tuning),
                 'rows': rows,
                 'allocation': [_recorded(share) for share in shares],
@@ -164,7 +175,7 @@ def _trained_rounding(workdir: pathlib.Path, config: ConfigDict, *, given: bool)
     return rounded
 
 
-def _facts(setup: Setup, workdir: pathlib.Path) -> dict[str, Any]:
+def recorded_facts(setup: Setup, workdir: pathlib.Path) -> dict[str, Any]:
     """What the run recorded of its model, data and training; of one that recorded nothing what it would record now."""
     recorded = run.starts(workdir)
     return {name: recorded[-1][name] for name in sorted(run.FACTS)} if recorded else measured(setup)
@@ -194,7 +205,7 @@ def _repeats(codes: Any) -> int:
     return math.prod(codes.shape[:-2])
 
 
-def _save(changed: Loaded, out: pathlib.Path) -> None:
+def save_model(changed: Loaded, out: pathlib.Path) -> None:
     """Writes the checkpoint, unless an interrupted command has."""
     _, params, buffers = split(changed.model())
     with contextlib.closing(Checkpoints(out / 'checkpoints', notify=lambda line: None)) as checkpoints:

@@ -1,6 +1,7 @@
 """Codes and scales of a quantized model tuned by turns on rows of training (PV-tuning)."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -156,7 +157,7 @@ def alternated(
         return Tuned(linear)
 
     maps = replace_maps(model, made)
-    graphdef, *parts = nnx.split(model, Growth, Shift, Buffer, ...)  # type: ignore[misc]
+    graphdef, *parts = nnx.split(model, Growth, Shift, Buffer, ...)
 
     @jit
     def slopes(growth: nnx.State, shift: nnx.State, buffers: nnx.State, rest: nnx.State, batch: Any) -> Any:
@@ -166,13 +167,16 @@ def alternated(
         return jax.value_and_grad(of, argnums=(0, 1))(growth, shift)
 
     def measured(batch: Any) -> tuple[float, Any, Any]:
-        _, *now = nnx.split(model, Growth, Shift, Buffer, ...)  # type: ignore[misc]
+        _, *now = nnx.split(model, Growth, Shift, Buffer, ...)
         value, (by_growth, by_shift) = slopes(*now, batch)
         return float(value), by_growth, by_shift
 
+    def loss_of(batch: Any) -> float:
+        return measured(batch)[0]
+
     rule = optax.adam(how.rate)
     moments = rule.init(parts[0])
-    first = measured(batches[0])[0]
+    first = loss_of(batches[0])
     for turn in range(how.rounds):
         batch = batches[turn % len(batches)]
         _, by_growth, _ = measured(batch)
@@ -181,8 +185,8 @@ def alternated(
         for map_ in maps:
             map_.settle()
         before, _, by_shift = measured(batch)
-        _moved(model, maps, by_shift, how, before, lambda batch=batch: measured(batch)[0])
-    last = measured(batches[0])[0]
+        _moved(model, maps, by_shift, how, before, functools.partial(loss_of, batch))
+    last = loss_of(batches[0])
     index = iter(originals)
     replace_maps(model, lambda _, map_: next(index))
     return [first, last]
@@ -233,7 +237,7 @@ def moved(map_: Tuned, slope: Shaped[np.ndarray, '*l d f'], share: float, trust:
     return over_leading(one, jnp.asarray(slope), stored)['codes']
 
 
-def _real(format: Uniform, rows: tuple[int, int]) -> Float[Array, 'g n']:
+def _real(format: Uniform, rows: tuple[int, ...]) -> Float[Array, 'g n']:
     """1 where a number of a group is of the weight, 0 where it fills the group up."""
     if isinstance(format.scope, str):
         return jnp.ones((1, 1), jnp.float32)

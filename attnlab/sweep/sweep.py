@@ -11,7 +11,7 @@ from ml_collections.config_flags import config_path
 from attnlab.config import build, flatten, from_plain, plain, spec
 from attnlab.errors import UserError, nearest
 from attnlab.sweep.search import GridSearch, Pruner, Sampler
-from attnlab.sweep.space import Drawn, Space
+from attnlab.sweep.space import Drawn, Grid, Space
 
 KEYS = ('base', 'space', 'sampler', 'pruner', 'trials', 'seeds', 'metric', 'goal', 'confirm')
 """The top-level keys of every sweep config."""
@@ -108,6 +108,25 @@ def sweep_config(
         convert_dict=False,
     )
     return config.lock()
+
+
+def rates_config(
+    base: ConfigDict, rates: tuple[float, ...], *, seeds: str, metric: str, goal: str = 'min'
+) -> ConfigDict:
+    """Returns the config of a sweep that runs every learning rate of `rates` with as many seeds as `seeds` says.
+
+    Raises `UserError` for seeds that are no whole number from 1.
+    """
+    if not seeds.isdigit() or seeds == '0':
+        raise UserError(f'seeds is {seeds!r}; it must be a whole number from 1')
+    return sweep_config(
+        base,
+        {'rate': spec(Grid, key='optimizer.peak_lr', values=rates)},
+        sampler=spec(GridSearch),
+        seeds=tuple(range(int(seeds))),
+        metric=metric,
+        goal=goal,
+    )
 
 
 def read(config: ConfigDict) -> Sweep:

@@ -20,7 +20,7 @@ from attnlab.errors import UserError
 from attnlab.metrics import Average, proportion
 from attnlab.models.predictor import Predictor
 from attnlab.tasks.task import Batch, Slice, context
-from attnlab.tasks.trivial import first_rows, of_sequences
+from attnlab.tasks.trivial import first_rows, linear, of_sequences
 from attnlab.typing import DropoutKey
 
 FEWEST = 8
@@ -126,9 +126,11 @@ class Classification(LongRange):
         }
 
     def trivial(self, part: Slice) -> dict[str, dict[str, float]]:
-        """What guesses at the class reach (`attnlab.tasks.trivial.of_sequences`)."""
-        train = first_rows(self.source('train', part.length))
-        return {'accuracy': of_sequences(train, first_rows(part.source), self.data.kind.classes, self.data.kind.vocab)}
+        """What guesses at the class reach (`attnlab.tasks.trivial`); of numbers a linear map of them too."""
+        train, asked = first_rows(self.source('train', part.length)), first_rows(part.source)
+        kind = self.data.kind
+        found = of_sequences(train, asked, kind.classes, kind.vocab)
+        return {'accuracy': found | ({'linear': linear(train, asked, kind.classes)} if kind.vocab is None else {})}
 
     def vectors(self, model: Predictor, batch: Batch, dropout_key: DropoutKey | None) -> Float[Array, 'b d']:
         """One hidden state per example: those of its documents, concatenated."""

@@ -98,8 +98,12 @@ def linear(train: Sequence[Row], asked: Sequence[Row], classes: int) -> float:
     labels, targets = (np.array([row['label'] for row in rows]) for rows in (train, asked))
     mean, spread = features.mean(axis=0), np.maximum(features.std(axis=0), 1e-6)
     x = np.column_stack([(features - mean) / spread, np.ones(len(features))]).astype(np.float64)
-    gram = x.T @ x + PENALTY * np.eye(x.shape[1])
-    weights = np.linalg.solve(gram, x.T @ np.eye(classes)[labels])
+    # Of two systems with the same solution the smaller one: sequences may have more numbers than there are examples.
+    one_hot, (count, size) = np.eye(classes)[labels], x.shape
+    if size > count:
+        weights = x.T @ np.linalg.solve(x @ x.T + PENALTY * np.eye(count), one_hot)
+    else:
+        weights = np.linalg.solve(x.T @ x + PENALTY * np.eye(size), x.T @ one_hot)
     scores = np.column_stack([(others - mean) / spread, np.ones(len(others))]) @ weights
     return float(np.mean(scores.argmax(axis=1) == targets))
 

@@ -16,10 +16,12 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax import Array
+from jax.sharding import Mesh
 from scipy.special import chdtri, softmax
 
 from attnlab.errors import UserError
 from attnlab.functional import cores
+from attnlab.models.heads.head import Head
 from attnlab.testing.contract.gradients import compare_derivatives
 from attnlab.testing.contract.subject import check_each, require
 from attnlab.testing.noise import noise, perturbed
@@ -241,12 +243,16 @@ def check_outside(subject: HeadSubject) -> None:
 
 
 def check_tensor(subject: HeadSubject) -> None:
-    """With parameters divided over two devices of the axis `tensor`, losses and their gradients are those of one."""
+    """With parameters divided over two devices of the axis `tensor`, losses and their gradients are those of one.
+
+    So is what training minimises, where that is not the losses.
+    """
     hidden, targets = jnp.asarray(subject.hidden()), jnp.asarray(subject.targets())
+    weights = jnp.asarray(subject.weights)
 
     def loss(params: Any) -> tuple[Array, Array]:
         losses = subject.run(params, hidden, targets)[0]
-        return jnp.vdot(subject.weights, losses), losses
+        return jnp.vdot(weights, losses), losses
 
     mesh = Axes(data=1, tensor=2).make(jax.devices()[:2])
     placed = jax.device_put(subject.params, state_shardings(subject.params, mesh))
@@ -259,6 +265,25 @@ def check_tensor(subject: HeadSubject) -> None:
     for (path, one), other in zip(wanted, jax.tree.leaves(found), strict=True):
         what = f'tensor: the gradient of {jax.tree_util.keystr(path)}'
         assert_close(other, one, dtype=jnp.float32, reduction=DIM * CLASSES * ROWS, what=what)
+    if type(subject.head).objective is not Head.objective:
+        _check_objective_divided(subject, mesh, placed)
+
+
+def _check_objective_divided(subject: HeadSubject, mesh: Mesh, placed: Any) -> None:
+    """What training minimises, and its gradients, of one device and of two, both in float32: draws depend on types."""
+    hidden, targets = jnp.asarray(subject.hidden()), jnp.asarray(subject.targets())
+    weights = jnp.asarray(subject.weights)
+
+    def minimised(params: Any) -> Array:
+        with jax.default_matmul_precision('highest'):
+            losses = subject.merged(params).objective(hidden, targets, jax.random.key(0))
+        return jnp.vdot(weights, losses)
+
+    graded = jax.value_and_grad(minimised)
+    wanted, found = jax.jit(graded)(subject.params), jax.jit(cores.on(mesh, graded))(placed)
+    for (path, one), other in zip(jax.tree_util.tree_leaves_with_path(wanted), jax.tree.leaves(found), strict=True):
+        what = f'tensor: the objective or its gradient {jax.tree_util.keystr(path)}'
+        assert_close(other, np.asarray(one), dtype=jnp.float32, reduction=DIM * CLASSES * ROWS, what=what)
 
 
 def check_streams(subject: HeadSubject) -> None:

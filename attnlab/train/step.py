@@ -17,6 +17,7 @@ from attnlab.metrics import Average
 from attnlab.random import key_for
 from attnlab.tasks.task import Batch, Task
 from attnlab.train.average import averaged
+from attnlab.train.redraw import redrawn
 from attnlab.train.state import TrainState, joined
 
 Metrics = dict[str, Any]
@@ -54,7 +55,8 @@ def make_step(
         updates, opt_state = transform.update(grads, state.opt_state, state.params)
         params, count = optax.apply_updates(state.params, updates), state.step + 1
         average = state.average if ema is None else averaged(state.average, params, count, ema)
-        return TrainState(params, opt_state, count, state.buffers, average)
+        buffers = redrawn(state.buffers, key_for(seed, count, 'redraw'), count)
+        return TrainState(params, opt_state, count, buffers, average)
 
     def step(state: TrainState, batch: Batch, number: Int[Array, '']) -> tuple[TrainState, Metrics]:
         key = key_for(seed, number, 'dropout')

@@ -35,6 +35,7 @@ CONVOLUTION = {
         causal=True,
         streaming=True,
         packed=True,
+        sequence=True,
         implementations=('reference', 'xla'),
         small={'length': 24},
         knobs={},

@@ -310,7 +310,7 @@ LINEAR = {
     'performer': Recipe(
         spec=spec(
             LinearAttention,
-            feature_map=spec(PositiveRandomFeatures, eps=1e-6),
+            feature_map=spec(PositiveRandomFeatures, eps=1e-6, redraw=1000),
             normalizer=SumNormalizer(eps=1e-12),
             scale=1.0,
             bias=True,
@@ -323,8 +323,9 @@ LINEAR = {
         packed=True,
         sequence=True,
         notes=(
-            'Features are drawn once; the paper draws new ones now and then while it trains. There are channels times '
-            'their logarithm of them, as in a port that is widely used; the released code has 256: feature_map.count. '
+            'Features are drawn anew every thousand steps of training; the paper names no number. There are channels '
+            'times their logarithm of them, as in a port that is widely used; the released code has 256: '
+            'feature_map.count. '
             'Keys are not scaled by the largest feature of the sequence, which a causal model must not know.'
         ),
     ),
@@ -599,7 +600,6 @@ LINEAR = {
         streaming=True,
         packed=True,
         sequence=True,
-        implementations=('reference', 'xla'),
         notes=(
             'kda with a strength for every channel of keys that erase and of values that are written, and SiLU for the '
             'output gate, as in the code of the authors; flash-linear-attention has the sigmoid of kda: '
@@ -627,7 +627,6 @@ LINEAR = {
         streaming=True,
         packed=True,
         sequence=True,
-        implementations=('reference', 'xla'),
         notes=(
             'The memory is erased before it decays, and by a part, learned for every head, of the key of length one. '
             'In the released code a norm undoes that part: gates=WriteStrength. What queries are corrected by is one '
@@ -654,7 +653,6 @@ LINEAR = {
         streaming=True,
         packed=True,
         sequence=True,
-        implementations=('reference', 'xla'),
         notes=(
             'gated_delta_net that writes along keys scaled by a running second moment of their channels. The form with '
             'a decay for every channel: decay=LowRankStepDecay. init=paper starts linear maps and convolutions with a '
@@ -691,7 +689,6 @@ LINEAR = {
         packed=True,
         slow=True,
         sequence=True,
-        implementations=('reference', 'xla'),
         notes=(
             'The time mixing. Values are those of the layer: the paper mixes into them those of the first layer. '
             'The channel mixing is that of the other recipes. Starting values depend on the place of the layer, the '

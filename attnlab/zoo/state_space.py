@@ -133,6 +133,8 @@ STATE_SPACE = {
         spec=spec(StructuredSSM, system=spec(LowRankSystem), readout=EXACT),
         cite='Gu et al. 2022, https://arxiv.org/abs/2111.00396',
         causal=True,
+        bidirectional=True,
+        sequence=True,
         streaming=True,
         packed=True,
         implementations=('reference', 'xla'),
@@ -144,14 +146,17 @@ STATE_SPACE = {
             '`legt`, `fout`, several in turn over the channels with `system.copies`. As in the released code P is tied '
             'to its conjugate, one state matrix serves all channels, and a gated map follows. Outputs C are trained as '
             'the recurrence reads them, at every length, where the code trains them for one length, truncated; they '
-            'have no weight decay, and inputs B are not clipped. The papers on long sequences have no channel mixers, '
-            'those on text do.'
+            'have no weight decay, and inputs B are not clipped. Bidirectional, one set of dynamics is read by two '
+            'sets of outputs, as in the released code. The papers on long sequences have no channel mixers, those on '
+            'text do.'
         ),
     ),
     's4d': Recipe(
         spec=spec(StructuredSSM, system=spec(DiagonalSystem), readout=EXACT),
         cite='Gu et al. 2022, https://arxiv.org/abs/2206.11893',
         causal=True,
+        bidirectional=True,
+        sequence=True,
         streaming=True,
         packed=True,
         implementations=('reference', 'xla'),
@@ -161,16 +166,18 @@ STATE_SPACE = {
         notes=(
             'S4D-Lin with a zero-order hold, a set of modes a channel as in the short version of the released code. '
             '`system.starts` may be `legs`, `lin`, `inv`, `quad`, `random` or `real`, `system.method` bilinear. B is '
-            'trained, as in the long version; it starts without the half of the theory. Outputs C have no weight decay.'
+            'trained, as in the long version; it starts without the half of the theory. Outputs C have no weight '
+            'decay. Bidirectional as `s4`.'
         ),
     ),
     's5': Recipe(
         spec=spec(StructuredSSM, system=spec(SharedSystem, blocks=4), readout=spec(SelfGate)),
         cite='Smith et al. 2023, https://arxiv.org/abs/2208.04933',
         causal=True,
+        bidirectional=True,
+        sequence=True,
         streaming=True,
         packed=True,
-        sequence=True,
         small={'state': 8},
         knobs={'state': 'state'},
         smallest_state=8,
@@ -183,9 +190,10 @@ STATE_SPACE = {
         spec=spec(StructuredSSM, system=spec(RingSystem)),
         cite='Orvieto et al. 2023, https://arxiv.org/abs/2303.06349',
         causal=True,
+        bidirectional=True,
+        sequence=True,
         streaming=True,
         packed=True,
-        sequence=True,
         small={'state': 8},
         knobs={'state': 'state'},
         smallest_state=8,

@@ -13,12 +13,9 @@ import pathlib
 import numpy as np
 from ml_collections import ConfigDict
 
-from attnlab.config import arguments, spec
+from attnlab.config import arguments
 from attnlab.configuration import config_of
-from attnlab.errors import UserError
-from attnlab.sweep.search import GridSearch
-from attnlab.sweep.space import Grid
-from attnlab.sweep.sweep import sweep_config
+from attnlab.sweep.sweep import rates_config
 from attnlab.train.run_config import CHOICES
 
 RECALL = pathlib.Path(__file__).parents[1] / 'recall.py'
@@ -30,15 +27,6 @@ def get_config(arg: str = '') -> ConfigDict:
     """The config of `seeds=` and of the arguments of `configs/recall.py`."""
     defaults = {'task': 'mqar', 'zoo': 'mha', 'size': 'tiny', 'conv': '0', 'init': 'framework', **CHOICES}
     chosen = arguments(arg, seeds='1', **defaults)
-    if not chosen['seeds'].isdigit() or chosen['seeds'] == '0':
-        raise UserError(f'seeds is {chosen["seeds"]!r}; it must be a whole number from 1')
     base = config_of(RECALL, ','.join(f'{name}={chosen[name]}' for name in defaults))
     rates = MIXED if chosen['task'] == 'mqar_mixed' else RATES
-    return sweep_config(
-        base,
-        {'rate': spec(Grid, key='optimizer.peak_lr', values=rates)},
-        sampler=spec(GridSearch),
-        seeds=tuple(range(int(chosen['seeds']))),
-        metric='test/1x/accuracy',
-        goal='max',
-    )
+    return rates_config(base, rates, seeds=chosen['seeds'], metric='test/1x/accuracy', goal='max')

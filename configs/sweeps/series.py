@@ -11,12 +11,9 @@ import pathlib
 
 from ml_collections import ConfigDict
 
-from attnlab.config import arguments, spec
+from attnlab.config import arguments
 from attnlab.configuration import config_of
-from attnlab.errors import UserError
-from attnlab.sweep.search import GridSearch
-from attnlab.sweep.space import Grid
-from attnlab.sweep.sweep import sweep_config
+from attnlab.sweep.sweep import rates_config
 
 SERIES = pathlib.Path(__file__).parents[1] / 'series.py'
 RATES = (1e-4, 3.2e-4, 1e-3, 3.2e-3, 1e-2)
@@ -26,13 +23,6 @@ def get_config(arg: str = '') -> ConfigDict:
     """The config of `seeds=` and of the arguments of `configs/series.py`."""
     given = [item for item in arg.split(',') if item]
     seeds = arguments(','.join(item for item in given if item.startswith('seeds=')), seeds='1')['seeds']
-    if not seeds.isdigit() or seeds == '0':
-        raise UserError(f'seeds is {seeds!r}; it must be a whole number from 1')
-    return sweep_config(
-        config_of(SERIES, ','.join(item for item in given if not item.startswith('seeds='))),
-        {'rate': spec(Grid, key='optimizer.peak_lr', values=RATES)},
-        sampler=spec(GridSearch),
-        seeds=tuple(range(int(seeds))),
-        metric='valid/all/loss' if 'task=classification' in given else 'valid/1x/mse',
-        goal='min',
-    )
+    base = config_of(SERIES, ','.join(item for item in given if not item.startswith('seeds=')))
+    metric = 'valid/all/loss' if 'task=classification' in given else 'valid/1x/mse'
+    return rates_config(base, RATES, seeds=seeds, metric=metric)

@@ -24,7 +24,7 @@ def figure(rows):
             for place, seeds in there:
                 axis.plot([place] * len(seeds), [row['test'] for row in seeds], '.', color=colour)
         axis.axhline(1.0, color='0.6', lw=0.8, ls='--', zorder=0)
-        axis.set(title=problem, ylim=(-0.05, 1.25), xlabel='steps at the start')
+        axis.set(title=problem, xlim=(-0.5, len(ranges) - 0.5), ylim=(-0.05, 1.25), xlabel='steps at the start')
         axis.set_xticks(range(len(ranges)), ranges)
     axes[0].set_ylabel('mean squared error on test')
     figure.legend(*axes[0].get_legend_handles_labels(), frameon=False, loc='outside right upper')

@@ -30,9 +30,11 @@ SEEDS = 3
 
 @dataclasses.dataclass(frozen=True)
 class Size:
-    """Tokens of a row, the lag of the delay, points that are recollected, states of a channel, steps, examples."""
+    """Tokens of a row, the signal's band, the lag of the delay, points that are recollected, channels and their states,
+    steps of training, signals of each, and of an evaluation."""
 
     length: int
+    band: float
     lag: int
     points: int
     dim: int
@@ -43,8 +45,8 @@ class Size:
 
 
 SIZES = {
-    'cpu': Size(length=256, lag=100, points=8, dim=8, state=16, steps=400, batch=8, examples=256),
-    'full': Size(length=4096, lag=1000, points=64, dim=64, state=64, steps=20_000, batch=16, examples=1024),
+    'cpu': Size(length=256, band=0.1, lag=100, points=8, dim=8, state=16, steps=400, batch=8, examples=256),
+    'full': Size(length=4096, band=0.03, lag=1000, points=64, dim=64, state=64, steps=20_000, batch=16, examples=1024),
 }
 STEPS = {'short': (25.0, 250.0), 'fit': (1.0, 4.0), 'long': (0.001, 0.01)}
 """Ranges of steps, over one by the row: systems then remember a tenth of the row or less, about all of it, or begin
@@ -53,7 +55,10 @@ with a state that a row hardly moves."""
 
 def problems(size):
     """The two, which share their signals."""
-    return {'delay': Delay(lag=size.lag), 'recollection': Recollection(points=size.points)}
+    return {
+        'delay': Delay(lag=size.lag, band=size.band),
+        'recollection': Recollection(points=size.points, band=size.band),
+    }
 
 
 def runs(size):

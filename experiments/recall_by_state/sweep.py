@@ -18,7 +18,7 @@ VOCAB = 8192
 SEEDS = 3
 """Fresh seeds that the best learning rate of every study is run with."""
 
-BY_KEYS = ('linear_transformer', 'gla', 'delta_net', 'gated_delta_net')
+BY_KEYS = ('linear_transformer', 'delta_net', 'gated_delta_net')
 """Those of the CPU size whose state grows with the channels of a key."""
 
 FAMILIES = {
@@ -63,11 +63,11 @@ class Size:
 SIZES = {
     'cpu': Size(
         families={'key_dim': BY_KEYS, 'state': ('mamba2',)},
-        values={'key_dim': (2, 4, 8, 16), 'state': (2, 4, 8, 16)},
+        values={'key_dim': (4, 8, 16, 32), 'state': (4, 8, 16, 32)},
         arg='task=mqar_mixed,conv=1',
-        recall=((16, 2), (16, 4), (32, 8)),
-        steps=200,
-        rates=(1e-2, 2e-2),
+        recall=((8, 1), (16, 2), (16, 4), (32, 8)),
+        steps=300,
+        rates=(1e-2, 3e-2),
         examples=512,
     ),
     'full': Size(

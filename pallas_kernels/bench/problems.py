@@ -1,4 +1,4 @@
-"""The benchmark problems: for every core, calls at model sizes, and the alternatives a user would run."""
+"""The benchmark problems: calls of every core, and of heads, at model sizes, and the alternatives a user would run."""
 
 import dataclasses
 import functools
@@ -222,6 +222,9 @@ def _delta_rule(z: Sizes) -> Iterator[Problem]:
         arrays['k'] /= jnp.linalg.norm(arrays['k'].astype(jnp.float32), axis=-1, keepdims=True).astype(z.dtype)
         arrays['beta'] = jax.nn.sigmoid(_normal(5, (z.b, z.t, z.h), z.dtype))
         yield _recurrence(z, 'delta_rule', kind, arrays, 8, theirs)
+    e = _normal(6, arrays['k'].shape, jnp.float32)
+    arrays['erase'] = (e / jnp.linalg.norm(e, axis=-1, keepdims=True)).astype(z.dtype)
+    yield _recurrence(z, 'delta_rule', 'vector, erase keys', arrays, 8, None)
 
 
 def _diagonal_low_rank(z: Sizes) -> Iterator[Problem]:
@@ -280,15 +283,70 @@ def _cross_entropy(z: Sizes) -> Iterator[Problem]:
     }
     labels = jax.random.randint(jax.random.key(2), (z.tokens,), 0, z.vocab)
 
-    def dense(hidden: jax.Array, embedding: jax.Array) -> jax.Array:
-        logits = jnp.einsum('nd,od->no', hidden, embedding, preferred_element_type=jnp.float32)
-        return -jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], axis=1)[:, 0]
-
     ours = functools.partial(pallas_kernels.cross_entropy, labels=labels)
-    contenders: dict[str, Contender] = {OURS: ours, **_forms(ours), 'dense logits': dense}
+    contenders: dict[str, Contender] = {OURS: ours, **_forms(ours), 'dense logits': _dense(labels)}
     flops = 2 * z.tokens * z.model * z.vocab
     moved = sum(array.nbytes for array in arrays.values())
     yield Problem('cross_entropy', f'n {z.tokens}, d {z.model}, o {z.vocab}', arrays, contenders, flops, moved)
+
+
+def _mixture_of_softmaxes(z: Sizes) -> Iterator[Problem]:
+    """The mixture of Yang et al. 2018, https://arxiv.org/abs/1711.03953, by a loss a component."""
+    components = 4
+    n = z.tokens // components
+    scale = 1 / math.sqrt(z.model)
+    arrays = {
+        'contexts': _normal(0, (n, components, z.model), z.dtype),
+        'prior': _normal(1, (n, components), jnp.float32),
+        'embedding': scale * _normal(2, (z.vocab, z.model), z.dtype),
+    }
+    labels = jax.random.randint(jax.random.key(3), (n,), 0, z.vocab)
+
+    def ours(
+        contexts: jax.Array, prior: jax.Array, embedding: jax.Array, implementation: str | None = None
+    ) -> jax.Array:
+        flat, repeated = contexts.reshape(-1, z.model), jnp.repeat(labels, components)
+        each = pallas_kernels.cross_entropy(flat, embedding, repeated, implementation=implementation)
+        return -jax.nn.logsumexp(jax.nn.log_softmax(prior) - each.reshape(n, components), axis=1)
+
+    def dense(contexts: jax.Array, prior: jax.Array, embedding: jax.Array) -> jax.Array:
+        logits = jnp.einsum('nmd,od->nmo', contexts, embedding, preferred_element_type=jnp.float32)
+        mixed = jax.nn.logsumexp(jax.nn.log_softmax(prior)[..., None] + jax.nn.log_softmax(logits), axis=1)
+        return -jnp.take_along_axis(mixed, labels[:, None], axis=1)[:, 0]
+
+    contenders: dict[str, Contender] = {OURS: ours, **_forms(ours), 'dense logits': dense}
+    flops = 2 * n * components * z.model * z.vocab
+    moved = sum(array.nbytes for array in arrays.values())
+    size = f'n {n}, components {components}, d {z.model}, o {z.vocab}'
+    yield Problem('mixture_of_softmaxes', size, arrays, contenders, flops, moved)
+
+
+def _sampled_softmax(z: Sizes) -> Iterator[Problem]:
+    """The estimate of Jean et al. 2015, https://arxiv.org/abs/1412.2007, against what it estimates."""
+    drawn_count = min(512, z.vocab // 8)
+    scale = 1 / math.sqrt(z.model)
+    arrays = {
+        'hidden': _normal(0, (z.tokens, z.model), z.dtype),
+        'embedding': scale * _normal(1, (z.vocab, z.model), z.dtype),
+    }
+    labels = jax.random.randint(jax.random.key(2), (z.tokens,), 0, z.vocab)
+    drawn = jax.random.randint(jax.random.key(3), (drawn_count,), 0, z.vocab)
+
+    def sampled(hidden: jax.Array, embedding: jax.Array) -> jax.Array:
+        """Classes drawn evenly, whose correction is one number for all."""
+        own = jnp.sum(hidden.astype(jnp.float32) * embedding[labels].astype(jnp.float32), axis=1)
+        others = jnp.einsum('nd,md->nm', hidden, embedding[drawn], preferred_element_type=jnp.float32)
+        others = others + math.log(z.vocab / drawn_count)
+        others = jnp.where(drawn[None] == labels[:, None], -jnp.inf, others)
+        return jnp.logaddexp(jax.nn.logsumexp(others, axis=1), own) - own
+
+    whole = functools.partial(pallas_kernels.cross_entropy, labels=labels)
+    contenders: dict[str, Contender] = {OURS: sampled, 'all classes, fused': whole, 'dense logits': _dense(labels)}
+    flops = 2 * z.tokens * z.model * (drawn_count + 1)
+    # What the drawn rows and those of labels take, not the whole matrix.
+    moved = arrays['hidden'].nbytes + (drawn_count + z.tokens) * z.model * arrays['embedding'].itemsize
+    size = f'n {z.tokens}, d {z.model}, {drawn_count} of {z.vocab}'
+    yield Problem('sampled_softmax', size, arrays, contenders, flops, moved)
 
 
 _PROBLEMS: dict[str, Callable[[Sizes], Iterator[Problem]]] = {
@@ -302,8 +360,20 @@ _PROBLEMS: dict[str, Callable[[Sizes], Iterator[Problem]]] = {
     'delta_rule': _delta_rule,
     'diagonal_low_rank': _diagonal_low_rank,
     'cross_entropy': _cross_entropy,
+    'mixture_of_softmaxes': _mixture_of_softmaxes,
+    'sampled_softmax': _sampled_softmax,
 }
 CORES = tuple(_PROBLEMS)
+
+
+def _dense(labels: jax.Array) -> Contender:
+    """The loss of a linear head whose logits are stored."""
+
+    def losses(hidden: jax.Array, embedding: jax.Array) -> jax.Array:
+        logits = jnp.einsum('nd,od->no', hidden, embedding, preferred_element_type=jnp.float32)
+        return -jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], axis=1)[:, 0]
+
+    return losses
 
 
 def _forms(ours: Contender) -> dict[str, Contender]:

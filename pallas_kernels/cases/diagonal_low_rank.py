@@ -102,6 +102,17 @@ def call(name: str, dtype: DTypeLike = jnp.float32) -> drawing.Call:
     return drawing.Call(arrays, drawing.documents(case.documents))
 
 
+def erasing(name: str, dtype: DTypeLike = jnp.float32) -> drawing.Call:
+    """A call of the delta rule with erase keys that are not its keys: `a` and, nearby, k, both of length one."""
+    found, case = call(name, dtype), CASES[name]
+    arrays = {what: array for what, array in found.arrays.items() if what not in 'ab'}
+    strength = drawing.uniform(name, 'beta', (*found.arrays['q'].shape[:2], max(case.heads)))
+    a = found.arrays['a'].astype(jnp.promote_types(dtype, jnp.float32))
+    k, erase = ((x / jnp.linalg.norm(x, axis=-1, keepdims=True)).astype(dtype) for x in (a + 0.1, a))
+    beta = (case.most * strength).astype(dtype)
+    return drawing.Call(arrays | {'k': k, 'erase': erase, 'beta': beta}, found.options)
+
+
 def real() -> dict[str, drawing.Call]:
     """Calls of the size of models, shapes only."""
     return {f'k={k}': _real(k) for k in (64, 128)}

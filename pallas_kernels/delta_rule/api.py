@@ -1,5 +1,7 @@
 """The delta rule with no, scalar or vector decay."""
 
+import functools
+
 import jax
 
 from pallas_kernels import arguments, cost, dispatch, target
@@ -57,7 +59,7 @@ def delta_rule(
       NotImplementedError: for a named implementation that cannot serve the call.
     """
     call = canonical(CORE, q, k, v, log_decay, scale, state, segments, implementation, beta=beta)
-    candidates = _candidates(q, k, v, call) if erase is None else _with_erase(erase, call)
+    candidates = _candidates(q, k, v, call) if erase is None else _with_erase(q, k, v, erase, call)
     run = dispatch.select(CORE, implementation, candidates, call.cost(cost.delta_rule, v))
     given = (q, k, v, beta.astype(call.dtype), call.log_decay, call.state, call.starts, call.scale)
     o, final = run(*given) if erase is None else run(*given, erase)
@@ -74,15 +76,18 @@ def _candidates(q: jax.Array, k: jax.Array, v: jax.Array, call: Canonical) -> di
     }
 
 
-def _with_erase(erase: jax.Array, call: Canonical) -> dict[str, dispatch.Candidate]:
+def _with_erase(
+    q: jax.Array, k: jax.Array, v: jax.Array, erase: jax.Array, call: Canonical
+) -> dict[str, dispatch.Candidate]:
     """Raises as `delta_rule` for an `erase` that does not fit."""
     arguments.match(CORE, call.sizes, erase=(erase, 'b t he k'))
     arguments.check_multiple(CORE, 'erase', erase.shape[2], call.sizes['h'], 'the call')
     arguments.check_floating(CORE, erase=erase)
-    refused = 'no kernel has erase keys of their own'
+    here = target.current()
+    kernel = functools.partial(dispatch.kernel, made_by='with_erase')
     return {
         'reference': dispatch.Candidate(reference.delta_rule),
         'xla': dispatch.Candidate(erasing.delta_rule),
-        'mosaic_gpu': dispatch.Candidate(reference.delta_rule, refused),
-        'mosaic_tpu': dispatch.Candidate(reference.delta_rule, refused),
+        'mosaic_gpu': kernel(CORE, 'mosaic_gpu', here, q, k, v, call.log_decay, call.state, erase),
+        'mosaic_tpu': kernel(CORE, 'mosaic_tpu', here, k, v, call.state),
     }

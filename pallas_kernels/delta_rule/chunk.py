@@ -80,7 +80,7 @@ def weights(chunk: Chunk, form: Form, vector: Products | None = None) -> Weights
         by_q, by_k, since, until = (vector or by_halves)(q, k, log_decay, form)
     factor = jnp.ones_like(since[..., :1, :]) if log_decay is None else jnp.exp(jnp.sum(log_decay, -2, keepdims=True))
     reach, stays = jnp.exp(since), jnp.exp(until)
-    past, seen = _before(q), ~_after(q)
+    past, seen = steps_before(q), ~steps_after(q)
     if runs is not None:
         last = runs[..., -1:, :]
         here = runs == runs.swapaxes(-1, -2)
@@ -106,42 +106,84 @@ def _scalar(
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     """Products of queries and of keys with keys, and the log decays up to each step and after it."""
     # Over the steps after j up to i: a sum for every pair, so that small sums stay exact beside large ones.
-    later = jnp.where(_before(q), log_decay, 0)
-    until_now = jnp.broadcast_to(jnp.where(_after(q), 0, 1), later.shape)
+    later = jnp.where(steps_before(q), log_decay, 0)
+    until_now = jnp.broadcast_to(jnp.where(steps_after(q), 0, 1), later.shape)
     between = multiply(until_now, later, 'nn', _exact(later))
     decay = jnp.exp(between)
     by_q, by_k = _plain(q, k, form)
     row = log_decay.swapaxes(-1, -2)
-    since = jnp.sum(jnp.where(_after(q), 0, row), axis=-1, keepdims=True)
-    until = jnp.sum(jnp.where(_after(q), row, 0), axis=-1, keepdims=True)
+    since = jnp.sum(jnp.where(steps_after(q), 0, row), axis=-1, keepdims=True)
+    until = jnp.sum(jnp.where(steps_after(q), row, 0), axis=-1, keepdims=True)
     return by_q * decay, by_k * decay, since, until
 
 
 def by_halves(
     q: jax.Array, k: jax.Array, log_decay: jax.Array, form: Form
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """The same, with decays for every key channel: halves of blocks of 2, 4, 8, ... steps.
+    """The same, with decays for every key channel: halves of blocks of 2, 4, 8, ... steps."""
+    ((by_q,), (by_k,)), sums = earlier_by_halves((q, k), (), (k,), log_decay, form)
+    return with_own(by_q, q, k), by_k, sums.until_now, sums.later
+
+
+class Summed(NamedTuple):
+    """Log decays summed up to each step, up to the step before it, and after it to the end of the chunk."""
+
+    until_now: jax.Array
+    before: jax.Array
+    later: jax.Array
+
+
+def earlier_by_halves(
+    now: tuple[jax.Array, ...],
+    before: tuple[jax.Array, ...],
+    keys: tuple[jax.Array, ...],
+    log_decay: jax.Array,
+    form: Form,
+) -> tuple[list[list[jax.Array]], Summed]:
+    """Products with the keys of earlier steps, with decays for every key channel, by halves of blocks of steps.
 
     The second half of a block reads the first through the decay since the block's middle, times the decay until
     then (the secondary chunking of Yang et al., 2024, arXiv 2312.06635, all the way down).
+
+    Args:
+      now: what reads the state after it has decayed in its step, `... c k`.
+      before: what reads it before.
+      keys: the keys, `... c k`.
+      log_decay: `... c k`.
+      form: of the products.
+
+    Returns:
+      For everything that reads, the products with each of the keys, `... c c`, zero for its own step and later ones;
+      and the sums.
     """
-    c = q.shape[-2]
-    place = _count((1,) * (q.ndim - 2) + (c, 1), -2)
-    by_q = jnp.where(_same(q, 1), jnp.sum(q * k, axis=-1, keepdims=True), 0)
-    by_k = jnp.zeros_like(by_q)
-    since, until, total = log_decay, jnp.zeros_like(log_decay), log_decay
+    c = log_decay.shape[-2]
+    place = _count((1,) * (log_decay.ndim - 2) + (c, 1), -2)
+    found = [[jnp.zeros((*x.shape[:-1], c), form.sums) for _ in keys] for x in (*now, *before)]
+    zero = jnp.zeros_like(log_decay)
+    sums, total = Summed(log_decay, zero, zero), log_decay
     size = 1
     while size < c:
         second = (place & size) != 0
-        reads, held = jnp.where(second, jnp.exp(since), 0), jnp.where(second, 0, jnp.exp(until)) * k
-        here = _same(q, 2 * size)
-        by_q += jnp.where(here, multiply(q * reads, held, 'nt', form), 0)
-        by_k += jnp.where(here, multiply(k * reads, held, 'nt', form), 0)
+        reads = [x * jnp.where(second, jnp.exp(sums.until_now), 0) for x in now]
+        reads += [x * jnp.where(second, jnp.exp(sums.before), 0) for x in before]
+        held = [jnp.where(second, 0, jnp.exp(sums.later)) * key for key in keys]
+        here = _same(log_decay, 2 * size)
+        for x, products in zip(reads, found, strict=True):
+            products[:] = [
+                product + jnp.where(here, multiply(x, key, 'nt', form), 0)
+                for product, key in zip(products, held, strict=True)
+            ]
         other = _halves_swapped(total, size)
-        since, until = since + jnp.where(second, other, 0), until + jnp.where(second, 0, other)
+        until_now, until_before = (decay + jnp.where(second, other, 0) for decay in sums[:2])
+        sums = Summed(until_now, until_before, sums.later + jnp.where(second, 0, other))
         total += other
         size *= 2
-    return by_q, by_k, since, until
+    return found, sums
+
+
+def with_own(products: jax.Array, reads: jax.Array, key: jax.Array) -> jax.Array:
+    """Products with the keys of earlier steps and, as nothing decays in between, with that of the step itself."""
+    return products + jnp.where(_same(reads, 1), jnp.sum(reads * key, axis=-1, keepdims=True), 0)
 
 
 def step(
@@ -152,7 +194,7 @@ def step(
     `solved` is that inverse, if it was kept.
     """
     does = weights(chunk, form)
-    solved = _inverse_by_blocks(does.erased) if solved is None else recalled(does.erased, solved)
+    solved = inverse_again(does.erased, solved)
     missing = v.astype(form.sums) - multiply(does.k, state, 'nt', form)
     values = multiply(solved, chunk.beta * missing, 'nn', form)
     o = multiply(does.q, state, 'nt', form) + multiply(does.among, values, 'nn', form)
@@ -202,7 +244,7 @@ def _by_halves(strict: jax.Array) -> jax.Array:
 def _pull_inverse(found: jax.Array, dfound: jax.Array) -> tuple[jax.Array]:
     form = _exact(found)
     dstrict = -multiply(found, multiply(dfound, found, 'nt', form), 'tn', form)
-    return (jnp.where(_before(found), dstrict, 0),)
+    return (jnp.where(steps_before(found), dstrict, 0),)
 
 
 def inverse(strict: jax.Array, platform: str) -> jax.Array:
@@ -231,17 +273,22 @@ def recalled(strict: jax.Array, found: jax.Array) -> jax.Array:
 recalled.defvjp(lambda strict, found: (found, found), lambda found, dfound: (*_pull_inverse(found, dfound), None))
 
 
+def inverse_again(strict: jax.Array, solved: jax.Array | None) -> jax.Array:
+    """The inverse, by products of whole matrices, or that found before."""
+    return _inverse_by_blocks(strict) if solved is None else recalled(strict, solved)
+
+
 def _exact(like: jax.Array) -> Form:
     return Form(like.dtype, like.dtype, EXACT)
 
 
-def _before(like: jax.Array) -> jax.Array:
+def steps_before(like: jax.Array) -> jax.Array:
     """A mask, bool `c c`, of the steps before each; dimensions are those of `like`, `... c k`."""
     row, column = _places(like)
     return column < row
 
 
-def _after(like: jax.Array) -> jax.Array:
+def steps_after(like: jax.Array) -> jax.Array:
     """Marks the steps after each."""
     row, column = _places(like)
     return column > row

@@ -1,9 +1,14 @@
-"""The portable form of `delta_rule` with erase keys of their own, one of `diagonal_low_rank`."""
+"""`delta_rule` with erase keys of their own, by the forms of `diagonal_low_rank`."""
+
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from pallas_kernels.diagonal_low_rank import xla
+
+Form = Callable[..., tuple[jax.Array, jax.Array]]
 
 
 def delta_rule(
@@ -16,14 +21,30 @@ def delta_rule(
     starts: jax.Array | None,
     scale: float,
     erase: jax.Array,
+    *,
+    run: Form = xla.diagonal_low_rank,
+    operands: jnp.dtype | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """See `reference.delta_rule`.
 
     `S_t = diag(d_t) S_{t-1} + k_t (beta_t v_t - (beta_t d_t e_t)^T S_{t-1})^T`: what is read of the state before it
     decays is read for keys that have decayed, which are no longer than `beta_t e_t`.
+
+    `run` is the form; what it is given has the type `operands`, or that of the state.
     """
     heads, dtype = state.shape[1], state.dtype
     erase, v = (jnp.repeat(array.astype(dtype), heads // array.shape[2], axis=2) for array in (erase, v))
     weighted = beta[..., None]
     reads = -weighted * erase if log_decay is None else -weighted * jnp.exp(log_decay) * erase
-    return xla.diagonal_low_rank(q, k, weighted * v, reads, None, log_decay, state, starts, scale)
+    reads, v = (array.astype(operands or dtype) for array in (reads, weighted * v))
+    return run(q, k, v, reads, None, log_decay, state, starts, scale)
+
+
+def by_kernels(run: Form) -> Form:
+    """The same by a kernel, whose operands are of the type of the arguments."""
+
+    def form(q: jax.Array, k: jax.Array, v: jax.Array, *others: Any) -> tuple[jax.Array, jax.Array]:
+        operands = jnp.result_type(q, k, v, others[-1])
+        return delta_rule(q, k, v, *others, run=run, operands=operands)
+
+    return form

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.matrix_state import heads
+from pallas_kernels.matrix_state import differentiation
+from pallas_kernels.matrix_state.differentiation import Outputs, decays_of_steps, heads_first
 
 
 class Arrays(NamedTuple):
@@ -35,9 +36,6 @@ class Arrays(NamedTuple):
     starts: jax.Array | None
 
 
-Outputs = tuple[jax.Array, jax.Array]
-"""o, `b h t v`, and the last state, `b h k v`."""
-
 Forward = Callable[[Arrays, float, bool], tuple[Outputs, Any]]
 """From the arguments, the scale of the outputs, and whether there will be a backward pass, to the outputs and the
 residuals of the form."""
@@ -51,21 +49,7 @@ def differentiable(forward: Forward, backward: Backward) -> Callable[..., Output
 
     The arguments and the residuals of the form are kept for the backward pass.
     """
-
-    def run(scale: float, arrays: Arrays) -> Outputs:
-        return forward(arrays, scale, False)[0]
-
-    def save(scale: float, arrays: Arrays) -> tuple[Outputs, tuple[Arrays, Any]]:
-        outputs, kept = forward(arrays, scale, True)
-        return outputs, (arrays, kept)
-
-    def pull(scale: float, saved: tuple[Arrays, Any], gradients: Outputs) -> tuple[Arrays]:
-        arrays, kept = saved
-        found = backward(arrays, scale, kept, gradients)
-        return (jax.tree.map(heads.summed, arrays._replace(starts=None), found._replace(starts=None)),)
-
-    core = jax.custom_vjp(run, nondiff_argnums=(0,))
-    core.defvjp(save, pull)
+    core = differentiation.core(forward, backward)
 
     def delta_rule(
         q: jax.Array,
@@ -80,11 +64,9 @@ def differentiable(forward: Forward, backward: Backward) -> Callable[..., Output
         if 0 in (*q.shape, v.shape[3]):
             return jnp.zeros((*q.shape[:2], state.shape[1], v.shape[3]), v.dtype), state
         operands = jnp.result_type(q, k, v)
-        if log_decay is not None:
-            size, _, *rest = log_decay.shape
-            log_decay = jnp.moveaxis(jnp.broadcast_to(log_decay, (size, q.shape[1], *rest)), 2, 1)
-        q, k, v = (jnp.moveaxis(array.astype(operands), 2, 1) for array in (q, k, v))
-        o, final = core(float(scale), Arrays(q, k, v, jnp.moveaxis(beta, 2, 1), log_decay, state, starts))
+        q, k, v = (heads_first(array.astype(operands)) for array in (q, k, v))
+        decay = decays_of_steps(log_decay, q.shape[2])
+        o, final = core(float(scale), Arrays(q, k, v, heads_first(beta), decay, state, starts))
         return jnp.moveaxis(o, 1, 2), final
 
     return delta_rule

@@ -4,7 +4,7 @@ import functools
 
 import jax
 
-from pallas_kernels import arguments, cost, dispatch
+from pallas_kernels import arguments, cost, dispatch, target
 from pallas_kernels.diagonal_low_rank import reference, xla
 from pallas_kernels.matrix_state.arguments import canonical
 
@@ -60,9 +60,12 @@ def diagonal_low_rank(
     for name, array in (('a', a), ('b', b)):
         if array is not None:
             arguments.check_multiple(CORE, name, array.shape[2], call.sizes['h'], 'the call')
+    here, others = target.current(), (a,) if b is None else (a, b)
     candidates = {
         'reference': dispatch.Candidate(reference.diagonal_low_rank),
         'xla': dispatch.Candidate(xla.diagonal_low_rank),
+        'mosaic_gpu': dispatch.kernel(CORE, 'mosaic_gpu', here, q, k, v, call.log_decay, call.state, *others),
+        'mosaic_tpu': dispatch.kernel(CORE, 'mosaic_tpu', here, k, v, call.state),
     }
     of = functools.partial(cost.diagonal_low_rank, keys=1 if b is None else 2)
     run = dispatch.select(CORE, implementation, candidates, call.cost(of, v))

@@ -15,7 +15,15 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.delta_rule.chunk import EXACT
+from pallas_kernels.delta_rule.chunk import (
+    EXACT,
+    Summed,
+    earlier_by_halves,
+    steps_after,
+    steps_before,
+    with_own,
+)
+from pallas_kernels.delta_rule.products import Form
 from pallas_kernels.matrix_state.chunks import MODERATE, by_decay, keep, remembered, remembers
 
 
@@ -58,38 +66,46 @@ class Weights(NamedTuple):
     factor: jax.Array
 
 
-class Sums(NamedTuple):
-    """Log decays summed within runs: up to each step, up to the step before it, and after it to the end."""
-
-    until_now: jax.Array
-    before: jax.Array
-    later: jax.Array
+Pairs = tuple[list[jax.Array], list[jax.Array]]
+"""What steps read for their queries, and for their `a`, of what they write under each of the keys, `... c c`; for
+steps that they do not read any finite numbers."""
 
 
-def weights(chunk: Chunk) -> Weights:
-    """Returns the weights of chunks; their length is a power of two."""
+def weights(chunk: Chunk, products: Callable[[Chunk], tuple[Pairs, Summed]] | None = None) -> Weights:
+    """Returns the weights of chunks; their length is a power of two.
+
+    `products` computes what steps read of one another, and the sums of log decays, `... c 1` where there are none;
+    `None`: the portable form, of all chunks at once.
+    """
     q, a, keys, log_decay, runs = chunk
-    here = _same_run(runs, q)
-    seen, past = jnp.tril(here), jnp.tril(here, -1)
-    if log_decay is None:
-        sums = Sums(*(jnp.zeros((*q.shape[:-1], 1), q.dtype),) * 3)
-        by_q, by_a = _plain(q, a, keys)
-    else:
-        sums = _sums(log_decay, here)
-        if log_decay.shape[-1] == 1:
-            by_q, by_a = _scalar(q, a, keys, log_decay)
-        else:
-            by_q, by_a = _vector(q, a, keys, log_decay, sums.until_now, sums.before)
+    seen, past = ~steps_after(q), steps_before(q)
+    if runs is not None:
+        here = runs == runs.swapaxes(-1, -2)
+        seen, past = seen & here, past & here
+    (by_q, by_a), sums = (products or _portable)(chunk)
     stays = keep(remembered(runs), jnp.exp(sums.later))
-    factor = jnp.exp(sums.until_now[..., -1:, :])
+    reach, reach_before = (keep(remembers(runs), jnp.exp(decay)) for decay in sums[:2])
+    factor = (
+        jnp.ones_like(sums.later[..., :1, :]) if log_decay is None else jnp.exp(jnp.sum(log_decay, -2, keepdims=True))
+    )
     return Weights(
         among=[jnp.where(seen, weight, 0) for weight in by_q],
         earlier=[jnp.where(past, weight, 0) for weight in by_a],
-        q=q * keep(remembers(runs), jnp.exp(sums.until_now)),
-        a=a * keep(remembers(runs), jnp.exp(sums.before)),
+        q=q * reach,
+        a=a * reach_before,
         writes=[key * stays for key in keys],
         factor=factor if runs is None else jnp.where(runs[..., -1:, :] == 0, factor, 0),
     )
+
+
+def _portable(chunk: Chunk) -> tuple[Pairs, Summed]:
+    q, a, keys, log_decay, runs = chunk
+    if log_decay is None:
+        return _plain(q, a, keys), Summed(*(jnp.zeros((*q.shape[:-1], 1), q.dtype),) * 3)
+    sums = _sums(log_decay, _same_run(runs, q))
+    if log_decay.shape[-1] == 1:
+        return _scalar(q, a, keys, log_decay), sums
+    return _vector(q, a, keys, log_decay, sums.until_now, sums.before), sums
 
 
 def _same_run(runs: jax.Array | None, like: jax.Array) -> jax.Array:
@@ -99,18 +115,13 @@ def _same_run(runs: jax.Array | None, like: jax.Array) -> jax.Array:
     return runs == runs.swapaxes(-1, -2)
 
 
-def _sums(log_decay: jax.Array, here: jax.Array) -> Sums:
+def _sums(log_decay: jax.Array, here: jax.Array) -> Summed:
     """Within runs, so that not even rounding passes from one document to another."""
 
     def summed(which: jax.Array) -> jax.Array:
         return jnp.matmul(which.astype(log_decay.dtype), log_decay, precision=EXACT)
 
-    return Sums(summed(jnp.tril(here)), summed(jnp.tril(here, -1)), summed(jnp.triu(here, 1)))
-
-
-Pairs = tuple[list[jax.Array], list[jax.Array]]
-"""What steps read for their queries, and for their `a`, of what they write under each of the keys, `l b h c c`; for
-steps that they do not read any finite numbers."""
+    return Summed(summed(jnp.tril(here)), summed(jnp.tril(here, -1)), summed(jnp.triu(here, 1)))
 
 
 def _plain(q: jax.Array, a: jax.Array, keys: tuple[jax.Array, ...]) -> Pairs:
@@ -138,7 +149,7 @@ def _vector(
     until_now: jax.Array,
     before: jax.Array,
 ) -> Pairs:
-    """With a decay of its own for every key channel; the sums are those of `Sums`."""
+    """With a decay of its own for every key channel; the sums are those of `Summed`."""
     return _save((q, a, keys, log_decay, until_now, before))[0]
 
 
@@ -181,28 +192,6 @@ def _any(steps: Steps) -> Pairs:
 
 
 def _by_halves(steps: tuple[jax.Array, jax.Array, tuple[jax.Array, ...], jax.Array]) -> Pairs:
-    """By halves of blocks of 2, 4, 8, ... steps, as in `delta_rule.chunk.by_halves`.
-
-    What an `a` reads has decayed until the step before it.
-    """
     q, a, keys, log_decay = steps
-    c = q.shape[-2]
-    place = jnp.arange(c).reshape((1,) * (q.ndim - 2) + (c, 1))
-    apart = place ^ place.swapaxes(-1, -2)
-    by_q = [jnp.where(apart == 0, jnp.sum(q * key, axis=-1, keepdims=True), 0) for key in keys]
-    by_a = [jnp.zeros_like(weight) for weight in by_q]
-    until_now, before, later, total = log_decay, jnp.zeros_like(log_decay), jnp.zeros_like(log_decay), log_decay
-    size = 1
-    while size < c:
-        second = (place & size) != 0
-        reads, reads_before = (jnp.where(second, jnp.exp(decay), 0) for decay in (until_now, before))
-        stays = jnp.where(second, 0, jnp.exp(later))
-        here = apart < 2 * size
-        more_q, more_a = _plain(q * reads, a * reads_before, tuple(key * stays for key in keys))
-        by_q = [weight + jnp.where(here, more, 0) for weight, more in zip(by_q, more_q, strict=True)]
-        by_a = [weight + jnp.where(here, more, 0) for weight, more in zip(by_a, more_a, strict=True)]
-        other = jnp.where(second, jnp.roll(total, size, axis=-2), jnp.roll(total, -size, axis=-2))
-        until_now, before = (decay + jnp.where(second, other, 0) for decay in (until_now, before))
-        later, total = later + jnp.where(second, 0, other), total + other
-        size *= 2
-    return by_q, by_a
+    (by_q, by_a), _ = earlier_by_halves((q,), (a,), keys, log_decay, Form(q.dtype, q.dtype))
+    return [with_own(weight, q, key) for weight, key in zip(by_q, keys, strict=True)], by_a

@@ -56,7 +56,7 @@ def linear_attention(
     here = target.current()
     candidates = {
         'reference': dispatch.Candidate(_in_one_type(reference.linear_attention)),
-        'xla': dispatch.Candidate(_in_one_type(xla.linear_attention)),
+        'xla': dispatch.Candidate(xla.linear_attention),
         'mosaic_gpu': dispatch.kernel(CORE, 'mosaic_gpu', here, q, k, v, call.log_decay, call.state),
         'mosaic_tpu': dispatch.kernel(CORE, 'mosaic_tpu', here, k, v, call.state),
     }

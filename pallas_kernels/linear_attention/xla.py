@@ -10,15 +10,22 @@ from pallas_kernels.matrix_state.chunks import Arrays, cut, in_groups, join
 
 
 def linear_attention(
-    q: jax.Array, k: jax.Array, v: jax.Array, log_decay: jax.Array | None, state: jax.Array, starts: jax.Array | None
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    log_decay: jax.Array | None,
+    state: jax.Array,
+    starts: jax.Array | None,
+    scale: float,
 ) -> tuple[jax.Array, jax.Array]:
-    """See `reference.linear_attention`."""
-    b, t = q.shape[:2]
+    """See `reference.linear_attention`; in the type of the state, and on queries that are scaled here."""
+    (b, t), dtype = q.shape[:2], state.dtype
     if t == 0:
         return jnp.zeros((b, 0, state.shape[1], v.shape[3]), state.dtype), state
     if t == 1:
         # A step alone is its definition, which reads the state twice and writes it once. The barrier keeps what
         # vectors are made from out of the loop over the state, which would make them for every row.
+        q, k, v = scale * q.astype(dtype), k.astype(dtype), v.astype(dtype)
         q, k, v, log_decay = jax.lax.optimization_barrier((q, k, v, log_decay))
         return reference.linear_attention(q, k, v, log_decay, state, starts)
     is_vector = log_decay is not None and log_decay.shape[3] > 1
@@ -31,6 +38,9 @@ def linear_attention(
         q, k, v, log_decay = arrays
         # The barrier keeps the compiler from copying the array to another layout for every use.
         chunks = jax.lax.optimization_barrier(cut(q, k, v, log_decay, starts, tile.steps))
+        # A group at a time, so that no whole array is made of scaled queries.
+        q, k, v = (array.astype(dtype) for array in chunks[:3])
+        chunks = chunks._replace(q=scale * q, k=k, v=v)
         form = vector if is_vector else scalar
         written, factors = form.writes(chunks)
         after, final = linear_scan(written, factors, state, False)

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from attnlab.analysis.cascade import cascade
+from attnlab.analysis.cascade import budgeted, cascade, learned_confidence
+from attnlab.errors import UserError
 
 
 def test_the_least_sure_are_handed_on():
@@ -40,3 +41,41 @@ def test_the_interval_of_a_gain_covers_what_it_says():
     draws = (cascade(rng.random(100), rng.random(100) < 0.6, rng.random(100) < 0.8, 0.1).gain for _ in range(60))
     held = np.mean([gain.low <= 0 <= gain.high for gain in draws])
     assert 0.86 <= held <= 1.0, held
+
+
+def specialist(rng, count):
+    """Logits of a classifier of four classes, and whether it and a second one, which knows the first two, are right."""
+    labels = rng.integers(0, 4, count)
+    logits = rng.standard_normal((count, 4))
+    logits[np.arange(count), labels] += 1.5
+    return logits, logits.argmax(1) == labels, labels < 2
+
+
+def test_a_rule_that_is_learned_knows_what_a_specialist_knows():
+    rng = np.random.default_rng(0)
+    logits, first, second = specialist(rng, 800)
+    asked, ours, theirs = specialist(rng, 800)
+    p = np.exp(asked) / np.exp(asked).sum(1, keepdims=True)
+    plain = cascade(p.max(1), ours, theirs, 0.1)
+    learned = cascade(learned_confidence(logits, first, second, asked), ours, theirs, 0.1)
+    # Handing on the unsure sends half of them to a classifier that does not know their classes.
+    assert learned.gain.low > plain.gain.value + 0.02
+    # Where the second is always right, being unsure is all that counts, and both rules are alike.
+    always = np.ones(800, bool)
+    both = [
+        cascade(confidence, ours, always, 0.1).gain.value
+        for confidence in (p.max(1), learned_confidence(logits, first, always, asked))
+    ]
+    assert abs(both[0] - both[1]) < 0.02
+
+
+def test_a_budget_is_kept():
+    chosen, confidence = np.linspace(0, 1, 101)[:-1], np.linspace(0, 1, 1001)[:-1]
+    first, second = confidence > 0.5, np.ones(1000, bool)
+    found = budgeted(chosen, confidence, first, second, 0.2, 0.5)
+    # Three tenths are handed on, of the half that is wrong.
+    assert found.threshold == pytest.approx(0.3) and found.share == pytest.approx(0.3, abs=2e-3)
+    assert found.cost == pytest.approx(0.5, abs=2e-3) and found.accuracy == pytest.approx(0.8, abs=3e-3)
+    assert budgeted(chosen, confidence, first, second, 0.2, 2.0).accuracy == 1.0
+    with pytest.raises(UserError, match=r'the budget is 0\.1 of what the second run costs; the first alone costs 0\.2'):
+        budgeted(chosen, confidence, first, second, 0.2, 0.1)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from attnlab.analysis import geometry
-from attnlab.analysis.inside import induction, repeated_tokens
+from attnlab.analysis.inside import induction, repeated_tokens, retrieval
 
 
 def test_a_linear_map_is_linear_and_a_drawn_change_is_as_linear_as_dimensions_allow():
@@ -45,3 +45,15 @@ def test_a_head_that_copies_what_came_next_is_found():
     uniform = np.tri(10) / np.arange(1, 11)[:, None]
     weights = np.stack([np.stack([row, uniform]) for row in following.astype(float)])
     np.testing.assert_allclose(induction(weights), [1, np.mean(1 / np.arange(6, 11))])
+    # Of tied weights the first counts, which is the right one for no token but the first of the second half.
+    np.testing.assert_allclose(retrieval(weights), [1, 0])
+
+
+def test_one_token_that_no_line_meets_has_all_that_is_not_linear():
+    x = np.random.default_rng(5).standard_normal((200, 3))
+    y = x @ np.array([[1.0, 2.0], [0.0, 1.0], [3.0, 0.0]])
+    np.testing.assert_allclose(geometry.token_nonlinearity(x, y), 0, atol=1e-12)
+    y[17] += 5.0
+    errors = geometry.token_nonlinearity(x, y)
+    assert errors.argmax() == 17 and errors[17] > 10 * np.sort(errors)[-2]
+    np.testing.assert_allclose(1 - np.sum(errors**2), geometry.linearity(x, y))

@@ -37,7 +37,7 @@ def test_interventions_that_do_nothing_change_no_bit(model):
     plain = jax.jit(lambda tokens: model.hidden(tokens, CTX)[0])(TOKENS)
     known = places(model)
     assert known[:2] == ['embedding', 'layers[0].mixer.input'] and known[-1] == 'layers[1].residual'
-    assert len(known) == 11
+    assert len(known) == 15 and 'layers[1].mlp.hidden' in known
     np.testing.assert_array_equal(compiled(model, {}), plain)
     np.testing.assert_array_equal(compiled(model, {place: lambda x: x for place in known}), plain)
     nobody = jnp.zeros(6, bool)

@@ -1,12 +1,24 @@
 """Nearest neighbours and the mixture with them, by hand."""
 
+import functools
 import sys
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
-from attnlab.analysis.neighbours import Found, log_probabilities, mixed, nearest
+from attnlab.analysis.neighbours import Found, examine, log_probabilities, mixed, mlp_inputs, nearest
+from attnlab.blocks.block import Block
+from attnlab.context import Context
+from attnlab.data.synthetic.ranked import RankedTransitions
 from attnlab.errors import UserError
+from attnlab.mixers.linear.attention import LinearAttention
+from attnlab.models.heads.language import LanguageHead
+from attnlab.models.model import Model
+from attnlab.models.stack import Stack
+from attnlab.nn.mlps import MLP
+from attnlab.tasks.transitions import Transitions
 
 
 def test_the_nearest_states_and_what_came_after_them():
@@ -33,6 +45,41 @@ def test_a_mixture_of_both_is_one_of_probabilities():
     np.testing.assert_allclose(mixed(losses, neighbours, 0.25), -np.mean(np.log([0.4, 0.4])))
     # A target that no neighbour has costs the logarithm of the model's share.
     np.testing.assert_allclose(mixed(losses[:1], np.array([-np.inf]), 0.25), -np.log(0.75 * 0.5))
+
+
+def test_fewer_neighbours_and_smaller_stores_are_measured_at_the_best_mixture():
+    pytest.importorskip('sklearn')
+    rng = np.random.default_rng(0)
+    keys, values = rng.standard_normal((40, 3)), rng.integers(0, 4, 40)
+    queries, targets = rng.standard_normal((15, 3)), rng.integers(0, 4, 15)
+    losses = rng.uniform(0.5, 2, 15)
+    found = examine(keys, values, queries, targets, losses, 8)
+    share, temperature = found.best
+    assert found.mixtures[found.best] == min(found.mixtures.values()) == found.by_count[8] == found.by_stored[40]
+    assert list(found.by_count) == [1, 4, 8] and list(found.by_stored) == [10, 20, 40]
+    squares = np.sum(np.square(queries[:, None] - keys[:20]), axis=-1)
+    near = np.argsort(squares, axis=1)[:, :8]
+    each = Found(np.take_along_axis(squares, near, axis=1), values[:20][near])
+    expected = mixed(losses, log_probabilities(each, targets, temperature), share)
+    np.testing.assert_allclose(found.by_stored[20], expected, rtol=1e-6)
+
+
+def test_keys_of_the_channel_mixer_are_what_it_reads_in_the_last_layer():
+    task = Transitions(RankedTransitions(tokens=12, rank=3))
+    block = functools.partial(Block, mixer=functools.partial(LinearAttention, heads=2), mlp=MLP)
+    stack = functools.partial(Stack, depth=2, blocks=(block,))
+    model = Model(12, dim=8, stack=stack, head=LanguageHead, dtype=jnp.float32, rngs=nnx.Rngs(0))
+    source = task.source('test', 1)
+    batch = {name: jnp.stack([source[row][name] for row in range(3)]) for name in source[0]}
+    ctx = Context.full(3, 1)
+    first, last = model.stack.layers()
+    x = first(model.embed(batch['tokens'], ctx), ctx)[0]
+    expected = last.mlp_norm(x + last.mixer(last.mixer_norm(x), ctx)[0])
+    np.testing.assert_allclose(mlp_inputs(task, model, batch), expected, rtol=1e-4, atol=1e-5)
+    bare = functools.partial(Stack, depth=1, blocks=(functools.partial(block, mlp=None),))
+    model = Model(12, dim=8, stack=bare, head=LanguageHead, dtype=jnp.float32, rngs=nnx.Rngs(0))
+    with pytest.raises(UserError, match='keys=mlp is for models with a channel mixer in their blocks'):
+        mlp_inputs(task, model, batch)
 
 
 def test_without_its_extra_it_is_named(monkeypatch):

@@ -41,7 +41,7 @@ def test_no_least_squares_fit_is_better_than_the_closed_form():
 def test_responses_are_those_of_the_convolution():
     """Read as the outputs are, the responses of the states of a channel are its kernel."""
     for make in (LowRankSystem, DiagonalSystem):
-        system = make(2, state=4, low=0.1, high=0.3, rngs=nnx.Rngs(0))
+        system = make(2, state=4, causal=True, low=0.1, high=0.3, rngs=nnx.Rngs(0))
         impulse = jnp.zeros((1, 30, 2)).at[:, 0].set(1)
         kernel = jax.jit(lambda x, system=system: system(x, None)[0])(impulse)[0]
         held = responses(system, 2, 30).reshape(30, 2, 4)

@@ -4,7 +4,17 @@ import numpy as np
 import pytest
 
 from attnlab.analysis import scores
-from attnlab.analysis.scores import Mahalanobis, VirtualLogit, auroc, false_positives
+from attnlab.analysis.scores import (
+    ConjNorm,
+    Mahalanobis,
+    RelativeUncertainty,
+    VirtualLogit,
+    agreement,
+    auroc,
+    false_positives,
+    max_probability,
+    mean_logits,
+)
 
 LOGITS = np.log(np.array([[0.7, 0.2, 0.1], [0.25, 0.25, 0.5]])) + 3.0
 
@@ -53,3 +63,43 @@ def test_areas_and_rates_by_hand():
     assert false_positives(inside, outside, 0.75) == 0.5
     assert false_positives(inside, outside, 1.0) == 0.5
     assert false_positives(inside, outside, 0.5) == 0.0
+
+
+def test_relative_uncertainty_tells_what_is_confused():
+    # Right answers are sure, or torn between the first class and the second; wrong ones between the second and third.
+    logits = np.log(np.array([[0.98, 0.01, 0.01], [0.49, 0.49, 0.02], [0.02, 0.49, 0.49]]))
+    right = np.array([True, True, False])
+    found = RelativeUncertainty.fitted(logits, right)
+    p = np.exp(logits)
+    expected = np.maximum(np.outer(p[2], p[2]) - (np.outer(p[0], p[0]) + np.outer(p[1], p[1])) / 2, 0) * (1 - np.eye(3))
+    np.testing.assert_allclose(found.matrix, expected / np.linalg.norm(expected))
+    np.testing.assert_allclose(found.score(logits), [-each @ found.matrix @ each for each in p])
+    # As torn, the largest probabilities are the same, and only this score says which to trust.
+    assert found.score(logits)[1] > found.score(logits)[2] and max_probability(logits)[1] == max_probability(logits)[2]
+    with pytest.raises(ValueError, match='all right or all wrong'):
+        RelativeUncertainty.fitted(logits, np.ones(3, bool))
+
+
+def test_conjnorm_of_two_is_a_sum_of_gaussians_and_the_power_is_chosen():
+    rng = np.random.default_rng(0)
+    features = np.concatenate([rng.standard_normal((50, 3)) + 4, rng.standard_normal((50, 3)) - 4])
+    labels = np.repeat([0, 1], 50)
+    found = ConjNorm.fitted(features, labels, (2.0,))
+    scale = np.sqrt((features**2).sum(1).mean())
+    squares = [((features - features[labels == label].mean(0)) ** 2).sum(1) / scale**2 for label in (0, 1)]
+    np.testing.assert_allclose(found.score(features), np.log(sum(np.exp(-each / 2) for each in squares)), rtol=1e-6)
+    chosen = ConjNorm.fitted(features, labels)
+    assert chosen.power in (1.5, 2.0, 2.5, 3.0)
+    # A divergence is nothing at its mean and more elsewhere, whatever the power.
+    for power in (1.5, 3.0):
+        one = ConjNorm(np.array([[1.0, -2.0]]), 1.0, power)
+        found_scores = one.score(np.array([[1.0, -2.0], [1.1, -2.0], [-1.0, 2.0]]))
+        np.testing.assert_allclose(found_scores[0], 0, atol=1e-12)
+        assert 0 > found_scores[1] > found_scores[2]
+
+
+def test_agreement_by_hand():
+    members = np.log(np.array([[[0.9, 0.1], [0.5, 0.5]], [[0.1, 0.9], [0.5, 0.5]]]))
+    entropy = -(0.9 * np.log(0.9) + 0.1 * np.log(0.1))
+    np.testing.assert_allclose(agreement(members), [entropy - np.log(2), 0], atol=1e-12)
+    np.testing.assert_allclose(np.exp(mean_logits(members)), 0.5)

@@ -3,10 +3,13 @@
 import dataclasses
 
 import numpy as np
+import pytest
 from flax import nnx
+from scipy.special import softmax
 
 from attnlab.analysis import odin
-from attnlab.analysis.uncertainty import Outputs, Scores, changed, examined
+from attnlab.analysis.uncertainty import Outputs, Scores, changed, examined, recent
+from attnlab.errors import UserError
 from attnlab.models.heads.classification import ClassificationHead
 
 
@@ -28,10 +31,14 @@ def test_a_classifier_of_four_corners():
     away = Outputs(tested.features + np.array([0, 0, 9, 9, 0, 0]), tested.logits, tested.labels)
     found = examined(chosen, tested, scored, 0.1, {'away': away, 'same': tested})
     assert found.accuracy > 0.99
-    assert set(found.selective) == {'max_probability', 'max_logit', 'negative_entropy', 'energy', 'mahalanobis', 'vim'}
+    of_logits, of_features = (
+        {'max_probability', 'max_logit', 'negative_entropy', 'energy'},
+        {'mahalanobis', 'vim', 'conjnorm'},
+    )
+    assert set(found.selective) - {'relative'} == of_logits | of_features
     # What the head does not see leaves its logits alone; scores of features tell all of it.
     assert found.detection['away']['energy'] == 0.5 and found.detection['same']['mahalanobis'] == 0.5
-    assert found.detection['away']['mahalanobis'] > 0.99
+    assert found.detection['away']['mahalanobis'] > 0.99 and found.detection['away']['conjnorm'] > 0.9
     assert found.conformal['coverage'] > 0.85 and found.conformal['asked'] == 0.9
     assert found.selective['energy']['at 100%'] == found.accuracy
     assert found.step is None and found.cascade is None
@@ -61,3 +68,30 @@ def test_changed_inputs_keep_padding():
     tokens = {**rows, 'tokens': np.array([[4, 5, 6, 0], [6, 6, 4, 5]], np.int32)}
     noise = dict(changed(tokens, tokens))['noise']['tokens']
     assert set(noise[segments > 0].tolist()) <= {4, 5, 6} and noise.dtype == np.int32
+
+
+def test_members_of_an_ensemble_that_say_the_same_agree():
+    head = ClassificationHead(6, 1, classes=4, rngs=nnx.Rngs(0))
+    head.linear.weight[...] = np.concatenate([np.array([[1, 1, -1, -1], [1, -1, 1, -1]]), np.zeros((4, 4))])
+    rng = np.random.default_rng(3)
+    one = outputs(rng, 40, head, 0.1)
+    other = dataclasses.replace(one, logits=np.roll(one.logits, 1, axis=1))
+    same, apart = one.together([one]), one.together([other])
+    np.testing.assert_allclose(softmax(same.logits, axis=1), softmax(one.logits, axis=1), rtol=1e-9)
+    p, q = softmax(one.logits, axis=1), softmax(other.logits, axis=1)
+    np.testing.assert_allclose(np.exp(apart.logits), (p + q) / 2, rtol=1e-9)
+    np.testing.assert_allclose(Scores().of(same)['agreement'], 0, atol=1e-12)
+    assert (Scores().of(apart)['agreement'] < 0).all()
+    assert apart.part(1, 2).members.shape == (2, 20, 4)
+
+
+def test_recent_rows_cover_where_all_of_them_do_not():
+    rng = np.random.default_rng(4)
+    # Half way through labels stop following the logits.
+    logits = 4 * rng.standard_normal((2000, 3))
+    labels = np.where(np.arange(2000) < 1000, logits.argmax(1), rng.integers(0, 3, 2000))
+    found = Outputs(np.zeros((2000, 1)), logits, labels)
+    even, fresh = (recent(found, 0.1, decay) for decay in (1.0, 0.95))
+    assert even['recent: coverage'] < 0.88 < fresh['recent: coverage']
+    with pytest.raises(UserError, match=r'--decay is 0\.0'):
+        recent(found, 0.1, 0.0)

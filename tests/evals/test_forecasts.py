@@ -1,6 +1,7 @@
 """Windows shown with what is forecast of them, and their spectra."""
 
 import csv
+import json
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from attnlab.cli import main
 from attnlab.context import Context
 from attnlab.data.series.windows import Windows, scaled
 from attnlab.errors import UserError
@@ -111,3 +113,17 @@ def test_the_config_of_forecasts_ends_with_it_and_mistakes_are_named():
         SHOWS.load_data(prepare(get_config('task=imputation,system=linear')))
     with pytest.raises(UserError, match='Forecasts has shown 5 and measured 4'):
         Forecasts(AtEnd(), shown=5, measured=4)
+
+
+def test_forecasts_and_their_spectra_are_drawn_and_counted(tmp_path, capsys):
+    """By `attnlab eval` too, of the split that is asked for, each with the numbers in it."""
+    config = '--config=configs/series.py:system=nlinear,lookback=24,horizon=8'
+    small = ('--config.task.data.rows=400', '--config.steps=2', '--config.batch_size=4', '--config.evals=()')
+    flags = ('--config.report.tensorboard=False', '--compilation_cache=')
+    assert main(['train', config, *small, *flags, f'--workdir={tmp_path}']) == 0
+    assert main(['eval', f'--workdir={tmp_path}', '--split=valid', '--multiples=1', '--compilation_cache=']) == 0
+    assert 'spectral distance' in capsys.readouterr().out
+    found = json.loads((tmp_path / 'evals' / '2.json').read_text())
+    assert found['split'] == 'valid' and found['forecasts/model/spectral_distance'] > 0
+    names = {path.name for path in (tmp_path / 'evals' / '2').iterdir()}
+    assert {'forecasts.png', 'forecasts.csv', 'spectra.png', 'spectra.csv', 'position_mse.csv'} <= names

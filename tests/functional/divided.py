@@ -109,6 +109,9 @@ CALLS = {
     'long convolution': Call(
         cores.long_conv, {'x': noise('x', B, T, D), 'kernel': noise('kernel', T, D)}, {'segments': DOCUMENTS}
     ),
+    'long convolution of few channels': Call(
+        cores.long_conv, {'x': noise('x', B, T, 3), 'kernel': noise('kernel', 5, 3)}, {}
+    ),
     'selective scan': Call(
         cores.selective_scan, SELECTIVE | {'state': noise('state', B, D, N)}, {'segments': DOCUMENTS}
     ),
@@ -116,6 +119,11 @@ CALLS = {
     'linear attention, scalar': Call(
         cores.linear_attention,
         HEADS | {'log_decay': fading('decay', B, T, H), 'state': noise('state', B, H, K, V)},
+        {'segments': DOCUMENTS},
+    ),
+    'sums of linear attention': Call(
+        cores.linear_attention_sums,
+        {'q': HEADS['q'], 'k': HEADS['k'], 'log_decay': fading('decay', B, T, H), 'state': noise('state', B, H, K)},
         {'segments': DOCUMENTS},
     ),
     'linear attention, constant': Call(cores.linear_attention, HEADS | {'log_decay': fading('decay', H)}),

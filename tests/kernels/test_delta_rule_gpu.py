@@ -109,9 +109,9 @@ def test_lowered_for_hopper(name):
     with target.compiling_for(target.H100), dispatch.ledger() as entries:
         lowered = jax.jit(both).trace(arrays, segments).lower(lowering_platforms=('cuda',))
     assert [entry.implementation for entry in entries] == ['mosaic_gpu']
-    # Forward: states and outputs. Backward: states again, and their gradients. With decays of key channels the weights
-    # of chunks come first, both times, and their gradients last.
-    assert lowered.as_text().count('custom_call @mosaic_gpu') == (7 if 'vector' in name else 4)
+    # Forward: inverses, states and outputs. Backward: inverses and states again, and the gradients of both. With decays
+    # of key channels the weights of chunks come first, both times, and their gradients last.
+    assert lowered.as_text().count('custom_call @mosaic_gpu') == (10 if 'vector' in name else 7)
 
 
 @pytest.mark.parametrize('k', range(1, 257, 15))

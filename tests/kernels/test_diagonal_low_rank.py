@@ -8,7 +8,6 @@ import pytest
 from attnlab.testing.noise import noise
 from pallas_kernels import delta_rule, diagonal_low_rank, linear_attention, tiling
 from pallas_kernels.cases import diagonal_low_rank as cases
-from pallas_kernels.cases.drawing import Call
 
 NARROW = ('tied', 'packed vector', 'strong vector')
 SMALL = ('two', 'tied')
@@ -41,6 +40,24 @@ def check(comparison, core, name, call, case, implementation='xla'):
     everything = reduction * case.b if case.decay == 'h' else reduction
     shared = dict.fromkeys('qkvab', reduction * max(case.heads))
     comparison.check(core, name, call, reduction, implementation=implementation, log_decay=everything, **shared)
+
+
+SERVED = [(name, jnp.float32) for name in cases.KERNEL]
+SERVED += [('strong scalar', jnp.float32), ('constant', jnp.float32), ('sudden vector', jnp.bfloat16)]
+"""The cases that kernels for TPUs serve in the tests."""
+
+
+@pytest.fixture
+def small_tiles(monkeypatch):
+    """Tiles so small that a short call has several groups of several chunks."""
+    monkeypatch.setattr(tiling, 'delta_rule_tpu', lambda *_: tiling.ChunkTile(steps=16, group=32))
+
+
+def check_kernel(comparison, core, implementation, name, call, case):
+    """What comes of products of 16-bit numbers is as exact as these, whatever type it is kept in."""
+    reduction = case.t * max(case.k, case.v) * (case.b if case.decay == 'h' else max(case.heads))
+    dtype = call.arrays['q'].dtype
+    comparison.check(core, name, call, reduction, implementation=implementation, dtype=dtype)
 
 
 QUICK = ('two', 'no decay', 'packed scalar', 'packed tied')
@@ -80,6 +97,39 @@ def test_gradients_of_the_reference_are_differences(name, differences):
 )
 def test_xla_is_the_reference(name, dtype, comparison):
     check(comparison, diagonal_low_rank, name, cases.call(name, dtype), cases.CASES[name])
+
+
+@pytest.mark.parametrize(
+    ('name', 'dtype'),
+    [
+        pytest.param(
+            name, dtype, marks=() if name == 'packed scalar' else pytest.mark.slow, id=f'{name}-{dtype.__name__}'
+        )
+        for name, dtype in SERVED
+    ],
+)
+def test_kernels_for_tpus_are_the_reference(name, dtype, small_tiles, comparison):
+    check_kernel(comparison, diagonal_low_rank, 'mosaic_tpu', name, cases.call(name, dtype), cases.CASES[name])
+
+
+@pytest.mark.parametrize(
+    'name',
+    [
+        'packed scalar',
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ('no decay', 'grouped vector', 'sudden vector')),
+    ],
+)
+def test_kernels_for_tpus_serve_erase_keys(name, small_tiles, comparison):
+    check_kernel(comparison, delta_rule, 'mosaic_tpu', f'erase {name}', cases.erasing(name), cases.CASES[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', ['packed tied', 'sudden vector'])
+def test_kernels_for_tpus_give_the_same_bits_twice(name, small_tiles, comparison):
+    call = cases.call(name)
+    first, second = (comparison.evaluate(diagonal_low_rank, call, 'mosaic_tpu') for _ in range(2))
+    for name, array in first.items():
+        np.testing.assert_array_equal(array, second[name])
 
 
 @pytest.mark.slow
@@ -134,15 +184,6 @@ def test_the_delta_rule_is_a_special_case(strength):
     equal(diagonal_low_rank(q, k, beta[..., None] * v, beta[..., None] * reads, None, log_decay), expected)
 
 
-def erasing(name):
-    """A call of the delta rule with erase keys that are not its keys."""
-    call = cases.call(name)
-    arrays = {n: array for n, array in call.arrays.items() if n not in 'ab'}
-    beta = cases.CASES[name].most * jax.nn.sigmoid(noise(*call.arrays['q'].shape[:3], seed=5))
-    k, erase = (x / jnp.linalg.norm(x, axis=-1, keepdims=True) for x in (call.arrays['a'] + 0.1, call.arrays['a']))
-    return Call(arrays | {'k': k, 'erase': erase, 'beta': beta}, call.options)
-
-
 @pytest.mark.parametrize(
     'name',
     [
@@ -151,11 +192,11 @@ def erasing(name):
     ],
 )
 def test_erase_keys_of_their_own(name, comparison):
-    check(comparison, delta_rule, f'erase {name}', erasing(name), cases.CASES[name])
+    check(comparison, delta_rule, f'erase {name}', cases.erasing(name), cases.CASES[name])
 
 
 def test_erase_keys_that_are_the_keys_change_nothing():
-    arrays = erasing('reflecting vector').arrays
+    arrays = cases.erasing('reflecting vector').arrays
     del arrays['erase']
     with_erase = delta_rule(**arrays, erase=arrays['k'], implementation='reference')
     equal(with_erase, delta_rule(**arrays, implementation='reference'))
@@ -251,7 +292,7 @@ def test_memory_is_linear_in_length():
         ({'b': jnp.zeros((1, 2, 2, 4))}, ValueError, r'b has shape .*; expected b t hb k with b=1, t=2, k=3'),
         ({'a': jnp.zeros((1, 2, 2, 3), int)}, TypeError, 'a has type int32 .*; expected a floating-point type'),
         ({'b': jnp.zeros((1, 2, 3, 3))}, ValueError, 'b'),
-        ({'implementation': 'mosaic_gpu'}, NotImplementedError, 'this version has no mosaic_gpu form'),
+        ({'implementation': 'mosaic_gpu'}, NotImplementedError, "'mosaic_gpu' cannot serve: the platform is cpu"),
     ],
 )  # fmt: skip
 def test_errors(arguments, error, message):
@@ -260,8 +301,8 @@ def test_errors(arguments, error, message):
 
 
 def test_errors_of_erase():
-    arrays = erasing('no decay').arrays
+    arrays = cases.erasing('no decay').arrays
     with pytest.raises(ValueError, match=r'delta_rule: erase has shape \(2, 37, 2, 3\); expected b t he k'):
         delta_rule(**{**arrays, 'erase': jnp.zeros((2, 37, 2, 3))})
-    with pytest.raises(NotImplementedError, match='no kernel has erase keys'):
+    with pytest.raises(NotImplementedError, match="'mosaic_tpu' cannot serve: the platform is cpu"):
         delta_rule(**arrays, implementation='mosaic_tpu')

@@ -8,7 +8,7 @@ import pytest
 from jax.experimental import checkify
 
 from attnlab.testing.tolerances import assert_close
-from pallas_kernels import dispatch, linear_attention, target, tiling
+from pallas_kernels import dispatch, linear_attention, linear_attention_sums, target, tiling
 from pallas_kernels.cases import linear_attention as cases
 
 NARROW = ('shared queries and keys', 'packed scalar', 'packed vector', 'strong vector')
@@ -123,6 +123,36 @@ def test_gradients_of_the_reference_are_differences(name, differences):
 )
 def test_xla_is_the_reference(name, dtype, comparison):
     check(comparison, linear_attention, name, cases.call(name, dtype), cases.CASES[name])
+
+
+@pytest.mark.parametrize('implementation', ['reference', 'xla'])
+@pytest.mark.parametrize('name', ['grouped', 'packed constant', 'packed scalar', 'sudden vector', 'one'])
+def test_sums_are_the_reads_of_a_value_of_one(name, implementation):
+    """In value and gradient, from an incoming state; the column of the state too."""
+    call = cases.call(name)
+    heads = cases.CASES[name].heads
+    ones = jnp.ones((*call.arrays['q'].shape[:2], max(heads), 1))
+    arrays = {key: value for key, value in call.arrays.items() if key != 'v'}
+    arrays['state'] = arrays['state'][..., 0]
+
+    def sums(arrays):
+        found, last = linear_attention_sums(**arrays, **call.options, implementation=implementation)
+        return jnp.repeat(found, ones.shape[2] // found.shape[2], axis=2), last
+
+    def reads(arrays):
+        given = arrays | {'state': arrays['state'][..., None]}
+        o, last = linear_attention(**given, v=ones, **call.options, implementation='reference')
+        return o[..., 0], last[..., 0]
+
+    def everything(run):
+        outputs, pull = jax.vjp(run, arrays)
+        return outputs, pull(jax.tree.map(jnp.cos, outputs))
+
+    with jax.default_matmul_precision('highest'):
+        found, expected = (jax.jit(everything, static_argnums=0)(run) for run in (sums, reads))
+    steps = cases.CASES[name].t * cases.CASES[name].k * cases.CASES[name].b * max(heads)
+    for actual, wanted in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert_close(actual, wanted, dtype=jnp.float32, reduction=steps, what=name)
 
 
 @pytest.mark.parametrize('name', GROUPED)
@@ -307,6 +337,18 @@ def test_types_and_defaults(implementation):
     assert state.dtype == jnp.float32
     for one, other in zip((o, state), run(**given, scale=8**-0.5), strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize('decay', [None, 'scalar', 'vector'])
+def test_the_forward_pass_takes_a_quarter_of_the_memory_of_the_definition(decay):
+    q = jax.ShapeDtypeStruct((4, 2048, 4, 64), jnp.float32)
+    decays = {None: None, 'scalar': jax.ShapeDtypeStruct(q.shape[:3], jnp.float32), 'vector': q}
+
+    def bytes_of(implementation):
+        run = jax.jit(functools.partial(linear_attention, implementation=implementation))
+        return run.lower(q, q, q, decays[decay]).compile().memory_analysis().temp_size_in_bytes
+
+    assert 4 * bytes_of('xla') < bytes_of('reference')
 
 
 def test_memory_is_linear_in_length():

@@ -13,6 +13,7 @@ CORES = (
     'attention',
     'cross_entropy',
     'delta_rule',
+    'diagonal_low_rank',
     'linear_attention',
     'linear_scan',
     'selective_scan',

@@ -5,6 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from scipy.special import digamma
+from scipy.stats import dirichlet
 
 from attnlab.errors import UserError
 from attnlab.functional import cores
@@ -12,6 +14,7 @@ from attnlab.losses import softmax_loss
 from attnlab.models.heads.classification import ClassificationHead
 from attnlab.models.heads.contrastive import BlockContrastiveHead
 from attnlab.models.heads.distributional import AtomsHead, ImplicitQuantiles
+from attnlab.models.heads.evidential import EvidentialHead
 from attnlab.models.heads.fourier import FourierHead
 from attnlab.models.heads.gumbel import GumbelHead
 from attnlab.models.heads.margin import DRAWN, ArcFaceHead, PartialFC, WrappedCauchyHead
@@ -120,6 +123,10 @@ MISTAKES = {
     'noise that helps': (
         lambda: NoisySoftmaxHead(2, 1, classes=2, strength=-0.1, rngs=nnx.Rngs(0)),
         'strength is -0.1; it must be at least 0',
+    ),
+    'evidence that is rewarded': (
+        lambda: EvidentialHead(2, 1, classes=2, strength=-0.1, rngs=nnx.Rngs(0)),
+        'strength of EvidentialHead is -0.1; it must be at least 0',
     ),
     'no slope': (lambda: SoftTopK(alpha=0.0), 'alpha of SoftTopK is 0.0; it must be positive'),
     'no scores': (lambda: ZLoss(a=0.0), 'a of ZLoss is 0.0; it must be positive'),
@@ -282,6 +289,26 @@ def test_several_labels_of_an_example_may_be_missing():
     np.testing.assert_allclose(one, softmax_loss(head.logits(hidden[1:]), jnp.asarray([3], jnp.int32)), rtol=1e-5)
     with pytest.raises(UserError, match='targets'):
         head.losses(hidden, labels + 2)
+
+
+def test_evidence_for_other_classes_is_penalised_and_none_is_said():
+    head = EvidentialHead(2, 1, classes=3, strength=0.5, rngs=nnx.Rngs(0))
+    hidden, targets = jnp.asarray([[0.5, -1.0], [1.0, 2.0]]), jnp.asarray([0, 2], jnp.int32)
+    a = np.exp(np.asarray(head.logits(hidden), np.float64))
+    np.testing.assert_allclose(a, 1 + np.log1p(np.exp(np.asarray(head.linear(hidden), np.float64))), rtol=1e-5)
+    expected = []
+    for row, target in zip(a, targets, strict=True):
+        others = row.copy()
+        others[target] = 1
+        # The density of Dir(1) is 2 everywhere.
+        apart = -dirichlet.entropy(others) - np.log(2)
+        expected.append(digamma(row.sum()) - digamma(row[target]) + 0.5 * apart)
+    found = head.objective(hidden, targets, jax.random.key(0))
+    np.testing.assert_allclose(found, expected, rtol=1e-4)
+    np.testing.assert_allclose(head.losses(hidden, targets), -np.log(a[[0, 1], [0, 2]] / a.sum(1)), rtol=1e-4)
+    np.testing.assert_allclose(head.vacuity(hidden), 3 / a.sum(1), rtol=1e-5)
+    head.linear.bias[...] = jnp.full(3, -50.0)
+    np.testing.assert_allclose(head.vacuity(jnp.zeros((1, 2))), 1)
 
 
 def test_a_z_loss_ignores_shift_and_scale():

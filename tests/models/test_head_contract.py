@@ -9,6 +9,7 @@ import pytest
 from flax import nnx
 
 from attnlab.config import build
+from attnlab.functional import cores
 from attnlab.models.heads.language import LanguageHead
 from attnlab.models.heads.registry import CLASSIFIERS, HEADS, REGRESSORS, HeadRecipe
 from attnlab.testing.heads import Check, HeadSubject, check_head, claimed_of_head
@@ -97,12 +98,20 @@ class Centred(LanguageHead):
         return super().losses(hidden - jnp.mean(hidden, axis=(0, 1), keepdims=True), targets)
 
 
+class Divisive(LanguageHead):
+    """Trains on more where its classes are divided."""
+
+    def objective(self, hidden, targets, key):
+        return cores.parts('o', 12) * self.losses(hidden, targets)
+
+
 BROKEN = {
     'probabilities': Overconfident,
     'objective': Doubled,
     'sampling': Stubborn,
     'outside': Forgiving,
     'streams': Centred,
+    'tensor': Divisive,
 }
 
 

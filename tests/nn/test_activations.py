@@ -75,6 +75,20 @@ def test_derivatives_are_differences(name):
     np.testing.assert_allclose(derivatives[1], differences, rtol=1e-6, atol=10 * difference_tolerance())
 
 
+def test_the_derivative_of_abrelu_is_the_difference_along_any_direction():
+    """It is not elementwise: a channel moves the mean of all."""
+    rng = np.random.default_rng(0)
+    direction, weights = rng.standard_normal((2, len(POINTS)))
+
+    def weighted(x):
+        return jnp.vdot(jnp.asarray(weights), activation('abrelu')(x))
+
+    with jax.enable_x64(True):
+        found = jax.jvp(weighted, (jnp.asarray(POINTS),), (jnp.asarray(direction),))[1]
+        ends = [weighted(jnp.asarray(POINTS + sign * STEP * direction)) for sign in (1, -1)]
+        np.testing.assert_allclose(found, (ends[0] - ends[1]) / (2 * STEP), atol=10 * difference_tolerance())
+
+
 @pytest.mark.parametrize('name', EVERY)
 def test_far_from_zero_nothing_overflows(name):
     for found in evaluated()[1][name]:

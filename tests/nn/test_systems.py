@@ -22,15 +22,17 @@ from attnlab.testing.tolerances import tolerance
 DIM, STATE = 4, 8
 
 MADE = {
-    'lin': lambda rngs: DiagonalSystem(DIM, state=STATE, rngs=rngs),
-    'legs and inv, bilinear': lambda rngs: DiagonalSystem(
-        DIM, state=STATE, starts=('legs', 'inv'), copies=2, method='bilinear', rngs=rngs
+    'lin': lambda rngs, causal=True: DiagonalSystem(DIM, state=STATE, causal=causal, rngs=rngs),
+    'legs and inv, bilinear': lambda rngs, causal=True: DiagonalSystem(
+        DIM, state=STATE, starts=('legs', 'inv'), copies=2, method='bilinear', causal=causal, rngs=rngs
     ),
-    'real': lambda rngs: DiagonalSystem(DIM, state=STATE, starts=('real',), rngs=rngs),
-    's4': lambda rngs: LowRankSystem(DIM, state=STATE, rngs=rngs),
-    's4, legt and fout': lambda rngs: LowRankSystem(DIM, state=STATE, starts=('legt', 'fout'), copies=2, rngs=rngs),
-    's5': lambda rngs: SharedSystem(DIM, state=STATE, blocks=2, rngs=rngs),
-    'ring': lambda rngs: RingSystem(DIM, state=STATE, rngs=rngs),
+    'real': lambda rngs, causal=True: DiagonalSystem(DIM, state=STATE, starts=('real',), causal=causal, rngs=rngs),
+    's4': lambda rngs, causal=True: LowRankSystem(DIM, state=STATE, causal=causal, rngs=rngs),
+    's4, legt and fout': lambda rngs, causal=True: LowRankSystem(
+        DIM, state=STATE, starts=('legt', 'fout'), copies=2, causal=causal, rngs=rngs
+    ),
+    's5': lambda rngs, causal=True: SharedSystem(DIM, state=STATE, blocks=2, causal=causal, rngs=rngs),
+    'ring': lambda rngs, causal=True: RingSystem(DIM, state=STATE, causal=causal, rngs=rngs),
 }
 
 
@@ -111,13 +113,36 @@ def test_convolution_and_recurrence_are_the_dense_system(name):
         np.testing.assert_allclose(np.concatenate(pieces, 1), expected, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize('name', ['lin', 's4, legt and fout', 's5', 'ring'])
+def test_both_ways_one_set_of_dynamics_is_read_by_two_sets_of_outputs(name):
+    """What comes later is the system with the other outputs, from the end; of S4's own token the first alone tells."""
+    with jax.enable_x64(True):
+        system = perturbed(MADE[name](nnx.Rngs(0), causal=False), 0.1)
+        x = noise(1, 17, DIM, dtype=jnp.float64)
+        segments = jnp.asarray(np.repeat([[1, 2]], [6, 11], axis=1), jnp.int32)
+        found, state = jax.jit(lambda x: system(x, segments))(x)
+        assert state is None
+        forwards, expected = system.C[...], np.zeros((17, DIM))
+        for start, stop in ((0, 6), (6, 17)):
+            document = np.asarray(x[0, start:stop])
+            system.C[...] = forwards
+            expected[start:stop] = by_hand(system, document)
+            system.C[...] = system.C_later[...]
+            later = by_hand(system, document[::-1])[::-1]
+            if isinstance(system, SharedSystem | RingSystem):
+                expected[start:stop] += later
+            else:
+                expected[start : stop - 1] += later[1:]
+        np.testing.assert_allclose(found[0], expected, rtol=1e-9, atol=1e-9)
+
+
 @pytest.mark.parametrize('starts', [('legs',), ('legt', 'fout')])
 def test_the_kernel_has_the_papers_generating_function(starts):
     """`sum_t K_t z^t`, cut off after a row, on the unit circle: Cauchy products and the identity of Woodbury."""
     length = 2 * CHUNK + 1
     with jax.enable_x64(True):
         system = perturbed(
-            LowRankSystem(DIM, state=STATE, starts=starts, copies=len(starts), low=0.1, rngs=nnx.Rngs(0))
+            LowRankSystem(DIM, state=STATE, starts=starts, copies=len(starts), low=0.1, causal=True, rngs=nnx.Rngs(0))
         )
         impulse = jnp.zeros((1, length, DIM)).at[:, 0].set(1)
         kernel = np.asarray(jax.jit(lambda x: system(x, None)[0])(impulse)[0])
@@ -144,7 +169,7 @@ def test_the_kernel_has_the_papers_generating_function(starts):
 )
 def test_in_float32_long_kernels_and_their_gradients_keep_their_digits(start, length):
     """Modes of finite windows hardly decay without their low rank, and sums over modes would lose every digit."""
-    graphdef, params = nnx.split(LowRankSystem(2, state=64, starts=(start,), rngs=nnx.Rngs(0)))
+    graphdef, params = nnx.split(LowRankSystem(2, state=64, starts=(start,), causal=True, rngs=nnx.Rngs(0)))
     along = np.random.default_rng(1).standard_normal((length, 2))
 
     def kernel(params, dtype):
@@ -169,11 +194,11 @@ def test_in_float32_long_kernels_and_their_gradients_keep_their_digits(start, le
 @pytest.mark.parametrize('start', ['lin', 'inv', 'legs', 'real', 'bilinear', 's4', 'legt', 'fout'])
 def test_in_float32_the_modes_agree_over_4096_steps(start):
     if start in ('s4', 'legt', 'fout'):
-        system = LowRankSystem(8, state=64, starts=('legs' if start == 's4' else start,), rngs=nnx.Rngs(0))
+        system = LowRankSystem(8, state=64, starts=('legs' if start == 's4' else start,), causal=True, rngs=nnx.Rngs(0))
     else:
         method = 'bilinear' if start == 'bilinear' else 'zoh'
         starts = ('legs' if start == 'bilinear' else start,)
-        system = DiagonalSystem(8, state=64, starts=starts, method=method, rngs=nnx.Rngs(0))
+        system = DiagonalSystem(8, state=64, starts=starts, method=method, causal=True, rngs=nnx.Rngs(0))
     x = noise(1, 4096, 8)
     convolved = jax.jit(lambda x: system(x, None)[0])(x)
     stepped = jax.jit(lambda x: system(x, None, system.init_state(1, x.dtype))[0])(x)
@@ -182,7 +207,7 @@ def test_in_float32_the_modes_agree_over_4096_steps(start):
 
 def test_16384_steps_in_convolution_mode():
     """Traced: what it would hold at once is what counts."""
-    system = LowRankSystem(4, state=8, rngs=nnx.Rngs(0))
+    system = LowRankSystem(4, state=8, causal=True, rngs=nnx.Rngs(0))
     y = jax.eval_shape(lambda x: system(x, None)[0], jax.ShapeDtypeStruct((1, 16384, 4), jnp.float32))
     assert y.shape == (1, 16384, 4)
 
@@ -196,9 +221,9 @@ def test_time_scales_are_of_the_group_dynamics():
 
 
 def test_steps_and_rings_start_where_they_should():
-    step = jnp.exp(DiagonalSystem(512, state=2, rngs=nnx.Rngs(0)).log_step[...])
+    step = jnp.exp(DiagonalSystem(512, state=2, causal=True, rngs=nnx.Rngs(0)).log_step[...])
     assert 1e-3 <= step.min() < 2e-3 and 0.05 < step.max() <= 0.1001
-    ring = RingSystem(64, state=512, low=0.9, high=0.99, turn=0.3, rngs=nnx.Rngs(0))
+    ring = RingSystem(64, state=512, low=0.9, high=0.99, turn=0.3, causal=True, rngs=nnx.Rngs(0))
     radius = jnp.exp(-jnp.exp(ring.log_rate[...]))
     assert radius.min() >= 0.9 and radius.max() <= 0.9901 and jnp.exp(ring.log_angle[...]).max() <= 0.3
     np.testing.assert_allclose(jnp.exp(2 * ring.log_gain[...]), 1 - radius**2, rtol=1e-3)
@@ -206,7 +231,7 @@ def test_steps_and_rings_start_where_they_should():
 
 def test_maps_of_s5_start_as_in_the_released_code():
     """In the basis of LegS `B` is real and `C` complex, each part of variance one over the states."""
-    system = SharedSystem(256, state=128, blocks=4, rngs=nnx.Rngs(0))
+    system = SharedSystem(256, state=128, blocks=4, causal=True, rngs=nnx.Rngs(0))
     for parameter, count in ((system.B, 1), (system.C, 2)):
         assert abs(128 * float((np.abs(numbers(parameter)) ** 2).mean()) / count - 1) < 0.03
 
@@ -214,13 +239,22 @@ def test_maps_of_s5_start_as_in_the_released_code():
 @pytest.mark.parametrize(
     ('make', 'message'),
     [
-        (lambda rngs: DiagonalSystem(4, state=8, starts=('line',), rngs=rngs), "'line'; did you mean 'lin'"),
-        (lambda rngs: DiagonalSystem(4, state=8, starts=('real', 'lin'), rngs=rngs), 'real modes stand alone'),
-        (lambda rngs: DiagonalSystem(4, state=8, copies=3, rngs=rngs), 'copies is 3 for 4 channels'),
-        (lambda rngs: LowRankSystem(4, state=8, starts=('legs', 'fout'), rngs=rngs), 'copies is 1 for 4 channels'),
-        (lambda rngs: DiagonalSystem(4, state=8, low=1.0, rngs=rngs), 'steps from 1.0 to 0.1'),
-        (lambda rngs: SharedSystem(4, state=8, blocks=3, rngs=rngs), 'state is 8 with 3 blocks'),
-        (lambda rngs: RingSystem(4, state=8, low=0.9, high=1.0, rngs=rngs), 'a ring from 0.9 to 1.0'),
+        (
+            lambda rngs: DiagonalSystem(4, state=8, starts=('line',), causal=True, rngs=rngs),
+            "'line'; did you mean 'lin'",
+        ),
+        (
+            lambda rngs: DiagonalSystem(4, state=8, starts=('real', 'lin'), causal=True, rngs=rngs),
+            'real modes stand alone',
+        ),
+        (lambda rngs: DiagonalSystem(4, state=8, copies=3, causal=True, rngs=rngs), 'copies is 3 for 4 channels'),
+        (
+            lambda rngs: LowRankSystem(4, state=8, starts=('legs', 'fout'), causal=True, rngs=rngs),
+            'copies is 1 for 4 channels',
+        ),
+        (lambda rngs: DiagonalSystem(4, state=8, low=1.0, causal=True, rngs=rngs), 'steps from 1.0 to 0.1'),
+        (lambda rngs: SharedSystem(4, state=8, blocks=3, causal=True, rngs=rngs), 'state is 8 with 3 blocks'),
+        (lambda rngs: RingSystem(4, state=8, low=0.9, high=1.0, causal=True, rngs=rngs), 'a ring from 0.9 to 1.0'),
     ],
 )
 def test_mistakes_are_named(make, message):

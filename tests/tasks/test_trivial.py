@@ -5,6 +5,7 @@ import pytest
 
 from attnlab.config import build
 from attnlab.configuration import config_of
+from attnlab.data.long_range.digits import Digits
 from attnlab.data.long_range.drawn import Drawn
 from attnlab.data.long_range.listops import ListOps
 from attnlab.data.synthetic.addition import OPERANDS
@@ -12,7 +13,7 @@ from attnlab.data.synthetic.recall import MultiQueryRecall
 from attnlab.tasks.long_range import Classification
 from attnlab.tasks.synthetic import LabelPrediction
 from attnlab.tasks.task import Guessable
-from attnlab.tasks.trivial import of_sequences, of_tokens
+from attnlab.tasks.trivial import linear, of_sequences, of_tokens
 from tests.sweep.tiny import LANGUAGE
 
 
@@ -53,6 +54,27 @@ def test_classes_are_guessed_by_the_first_token_and_the_bag():
     found = of_sequences(train, asked, 2, 5)
     assert found == {'chance': 0.5, 'majority': 0.25, 'first token': 0.5, 'bag of tokens': 0.75}
     assert set(of_sequences(train, asked, 2, None)) == {'chance', 'majority'}
+
+
+def test_a_linear_map_of_numbers_is_the_same_for_few_examples_and_for_many():
+    rng = np.random.default_rng(0)
+
+    def rows(count):
+        labels = rng.integers(3, size=count)
+        tokens = rng.standard_normal((count, 8, 1)) + 0.3 * labels[:, None, None]
+        return [{'tokens': x, 'label': np.int32(label)} for x, label in zip(tokens, labels, strict=True)]
+
+    asked = rows(400)
+    for train in (rows(6), rows(60)):
+        x, y = (np.stack([row['tokens'].reshape(-1) for row in each]) for each in (train, asked))
+        mean, spread = x.mean(axis=0), x.std(axis=0)
+        x, y = (np.column_stack([(each - mean) / spread, np.ones(len(each))]) for each in (x, y))
+        weights = np.linalg.solve(x.T @ x + np.eye(9), x.T @ np.eye(3)[[row['label'] for row in train]])
+        right = (y @ weights).argmax(axis=1) == [row['label'] for row in asked]
+        assert linear(train, asked, 3) == right.mean() > 0.34
+    digits = Classification(Digits())
+    found = digits.trivial(digits.slices('test', 64, (1,), 180)['all'])['accuracy']
+    assert set(found) == {'chance', 'majority', 'linear'} and found['linear'] > 0.85
 
 
 def test_the_outermost_operator_says_much_of_an_expression():

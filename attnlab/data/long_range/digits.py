@@ -10,6 +10,9 @@ import numpy as np
 from attnlab.data.long_range.dataset import Dataset, Example, Kind, known_split
 from attnlab.errors import UserError
 
+SIDE = 8
+"""Pixels of a side, as they are."""
+
 COUNTS = {'train': 1437, 'valid': 180, 'test': 180}
 
 
@@ -18,11 +21,21 @@ class Digits(Dataset):
     """1,797 images of 8 x 8 pixels with grey levels from 0 to 16, row by row, in a fixed random order.
 
     The test part of Alpaydin and Kaynak 1998, as scikit-learn has it; needs the extra `offline`.
+
+    Attributes:
+      side: pixels of a side, a multiple of 8: every pixel is repeated so often in both directions.
     """
+
+    side: int = SIDE
+
+    def __post_init__(self) -> None:
+        """Raises `UserError` for another side."""
+        if self.side < SIDE or self.side % SIDE:
+            raise UserError(f'side of Digits is {self.side}; it must be a multiple of {SIDE}')
 
     @property
     def kind(self) -> Kind:
-        return Kind(classes=10, length=64, mean=4.884, deviation=6.017)
+        return Kind(classes=10, length=self.side**2, mean=4.884, deviation=6.017)
 
     @property
     def splits(self) -> Mapping[str, int]:
@@ -33,7 +46,8 @@ class Digits(Dataset):
         images, labels = _digits()
         first = sum(list(COUNTS.values())[: list(COUNTS).index(split)])
         order = np.random.default_rng(0).permutation(len(images))[first : first + COUNTS[split]]
-        return [{'x': images[i].reshape(-1), 'label': np.int32(labels[i])} for i in order]
+        block = np.ones((self.side // SIDE, self.side // SIDE), np.uint8)
+        return [{'x': np.kron(images[i], block).reshape(-1), 'label': np.int32(labels[i])} for i in order]
 
     def describe(self) -> dict[str, Any]:
         return {'source': 'digits of scikit-learn'}
@@ -46,4 +60,4 @@ def _digits() -> tuple[np.ndarray, np.ndarray]:
     except ImportError as error:
         raise UserError("Digits needs scikit-learn: pip install 'attnlab[offline]'") from error
     images, labels = load_digits(return_X_y=True)
-    return images.astype(np.uint8), labels
+    return images.astype(np.uint8).reshape(-1, SIDE, SIDE), labels

@@ -113,6 +113,10 @@ class Hyena(Mixer):
         overflown = past.consumed > slots
         return jnp.where(overflown, jnp.nan, y), HyenaState(prelude, past._replace(inputs=tuple(inputs)))
 
+    @property
+    def divides_time(self) -> bool:
+        return True
+
     def init_state(self, batch: int, length: int, dtype: DTypeLike) -> HyenaState:
         """Returns room for the inputs of `length` tokens."""
         inputs = tuple(jnp.zeros((batch, length, self.dim), state_dtype(dtype)) for _ in range(self.order - 1))

@@ -1,7 +1,7 @@
 """Linear attention: a matrix-valued memory that keys write to, queries read from, and decays fade."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,9 @@ from attnlab.nn.positions import Rope
 from attnlab.nn.preludes import Prelude
 from attnlab.nn.projections import Linear
 from attnlab.typing import Heads, Keys, Queries, Sequence, State, Values
+
+LANES = 128
+"""The channels of a whole tile of the kernels."""
 
 
 class LinearAttentionState(NamedTuple):
@@ -143,7 +146,8 @@ class LinearAttention(Mixer):
     ) -> tuple[Sequence, LinearAttentionState | None]:
         q, k, v, preludes = self._project(x, ctx, state)
         k, v, terms = self._gated(x, k, v)
-        if self.normalizer is not None:  # A column of ones among the values collects the sum of the weights.
+        if self.normalizer is not None and not self._counts_apart:
+            # A column of ones among the values collects the sum of the weights.
             v = jnp.concatenate([v, jnp.ones_like(v[..., :1])], axis=-1)
         core = {'scale': self.scale, 'implementation': self.implementation}
         if not self.causal:
@@ -159,10 +163,27 @@ class LinearAttention(Mixer):
             )
         else:
             before = None if state is None else carried(state.memory, ctx.segments_or_ones(), state.segment)
-            y, memory = self.write(q, k, v, terms, state=before, segments=ctx.segments, **core)
+            run = self._counted if self._counts_apart else self.write
+            y, memory = run(q, k, v, terms, state=before, segments=ctx.segments, **core)
         if state is not None:
             state = LinearAttentionState(memory, preludes, ctx.segments_or_ones()[:, -1])
         return self.output(self._read(y, x)), state
+
+    @property
+    def _counts_apart(self) -> bool:
+        """Whether sums of weights are a call of their own: a column beside whole tiles of values would need another."""
+        whole = self.value_dim % LANES == 0 and self.write.counts
+        return self.normalizer is not None and whole and self.causal and self.levels is None
+
+    def _counted(
+        self, q: Queries, k: Keys, v: Values, terms: Terms, *, state: State | None, **core: Any
+    ) -> tuple[Float[Array, 'b t h u'], State]:
+        """The reads and the memory with the sums of weights as a column beside them, computed apart."""
+        memory, column = (None, None) if state is None else (state[..., :-1], state[..., -1])
+        y, memory = self.write(q, k, v, terms, state=memory, **core)
+        sums, column = self.write.sums(q, k, terms, state=column, **core)
+        y = jnp.concatenate([y, sums.astype(y.dtype)[..., None]], axis=-1)
+        return y, jnp.concatenate([memory, column[..., None]], axis=-1)
 
     @property
     def divides_time(self) -> bool:

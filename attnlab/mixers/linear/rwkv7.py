@@ -150,7 +150,8 @@ class RWKV7(Mixer):
         if state is not None:
             segments = ctx.segments_or_ones()
             core['state'] = carried(state.memory, segments, state.segment)
-        y, memory = cores.diagonal_low_rank(r, k, v, -erased, rate * erased, log_decay, **core)
+        reads, writes = (array.astype(x.dtype) for array in (-erased, rate * erased))
+        y, memory = cores.diagonal_low_rank(r, k, v, reads, writes, log_decay, **core)
         if shift is not None:
             state = RWKV7State(memory, shift, ctx.segments_or_ones()[:, -1])
         own = jnp.sum((r * k).astype(wide) * self._each(self.bonus, wide), axis=-1, keepdims=True).astype(v.dtype)

@@ -36,9 +36,20 @@ class WriteRule(abc.ABC):
         """How many columns a memory has beside those of values."""
         return 0
 
+    @property
+    def counts(self) -> bool:
+        """Whether it can give the sums of the weights of reads (`sums`)."""
+        return False
+
     @abc.abstractmethod
     def __call__(self, q: Queries, k: Keys, v: Values, terms: Terms, **core: Any) -> tuple[Heads, Memory]:
         """Returns the reads `scale S_t^T q_t` and the last memory, in float32 or wider."""
+
+    def sums(
+        self, q: Queries, k: Keys, terms: Terms, **core: Any
+    ) -> tuple[Float[Array, 'b t h'], Float[Array, 'b h m']]:
+        """Returns what a value of one would be read as, and its column of the last memory; `state` is that column."""
+        raise UserError(f'{type(self).__name__} has no sums of weights; a normalizer needs write=Additive()')
 
     def both_ways(self, q: Queries, k: Keys, v: Values, terms: Terms, **core: Any) -> Heads:
         """Returns the reads of queries that see their whole document. Raises `UserError` if the rule cannot."""
@@ -55,6 +66,16 @@ class Additive(WriteRule):
 
     def __call__(self, q: Queries, k: Keys, v: Values, terms: Terms, **core: Any) -> tuple[Heads, Memory]:
         return cores.linear_attention(q, k, _weighted(v, terms), terms.log_decay, **core)
+
+    @property
+    def counts(self) -> bool:
+        return True
+
+    def sums(
+        self, q: Queries, k: Keys, terms: Terms, **core: Any
+    ) -> tuple[Float[Array, 'b t h'], Float[Array, 'b h m']]:
+        k = k if terms.strength is None else terms.strength.astype(k.dtype)[..., None] * k
+        return cores.linear_attention_sums(q, k, terms.log_decay, **core)
 
     def both_ways(self, q: Queries, k: Keys, v: Values, terms: Terms, **core: Any) -> Heads:
         """The past, the token itself and the future: a scan each way, less the token itself, which both include."""
@@ -113,7 +134,7 @@ class EarlyDelta(WriteRule):
 
     def __call__(self, q: Queries, k: Keys, v: Values, terms: Terms, **core: Any) -> tuple[Heads, Memory]:
         strength = _strength(terms, k)[..., None]
-        reads = -strength * (k if terms.erase is None else terms.erase)
+        reads = (-strength * (k if terms.erase is None else terms.erase)).astype(k.dtype)
         return cores.diagonal_low_rank(q, k, strength.astype(v.dtype) * v, reads, None, terms.log_decay, **core)
 
 

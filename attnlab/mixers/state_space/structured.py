@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, Int
 
 from attnlab.context import Context
 from attnlab.functional.recurrences import carried, no_segment, state_dtype
-from attnlab.mixers.mixer import Mixer
+from attnlab.mixers.mixer import Mixer, require_causal
 from attnlab.nn.parameter import param
 from attnlab.nn.readouts import GatedReadout
 from attnlab.nn.systems import System
@@ -38,8 +38,9 @@ class StructuredSSM(Mixer):
 
     Args:
       dim: model width.
-      system: made as `system(dim, state=, rngs=rngs)`; see `attnlab.nn.systems`.
+      system: made as `system(dim, state=, causal=, rngs=rngs)`; see `attnlab.nn.systems`.
       state: states, of a channel or of all, as the system counts them.
+      causal: `False`: the system reads both ways, with one set of dynamics.
       readout: made as `readout(dim, rngs=rngs)`.
       implementation: of the core; `None`: the default of the platform.
       rngs: draws the parameters.
@@ -51,12 +52,13 @@ class StructuredSSM(Mixer):
         *,
         system: Callable[..., System],
         state: int = 64,
+        causal: bool = True,
         readout: Callable[..., nnx.Module] = GatedReadout,
         implementation: str | None = None,
         rngs: nnx.Rngs,
     ):
-        self.implementation = implementation
-        self.system = system(dim, state=state, rngs=rngs)
+        self.implementation, self.causal = implementation, causal
+        self.system = system(dim, state=state, causal=causal, rngs=rngs)
         self.D = param(nnx.initializers.normal(1.0), (dim,), axes=('mlp',), group='vector', rngs=rngs)
         self.readout = readout(dim, rngs=rngs)
 
@@ -73,9 +75,11 @@ class StructuredSSM(Mixer):
 
     @property
     def divides_time(self) -> bool:
-        return self.system.divides_time
+        return self.causal
 
     def init_state(self, batch: int, length: int, dtype: DTypeLike) -> StructuredState:
-        """Returns the state of a system at rest; its size does not depend on `length`."""
+        """Returns the state of a system at rest; its size does not depend on `length`. Raises `UserError` if it reads
+        both ways."""
         del length
+        require_causal(self.causal)
         return StructuredState(self.system.init_state(batch, dtype), no_segment(batch))

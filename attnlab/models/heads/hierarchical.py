@@ -77,10 +77,15 @@ class HierarchicalSoftmax(Head):
         scores = linear_logits(hidden, self.weight[...])
         scores = scores + self.bias[...].astype(scores.dtype).reshape((1,) * (scores.ndim - 1) + (-1,))
 
+        # Both sides of every node are computed once; paths only pick them up, and zeros beyond their ends.
+        both = [jax.nn.log_sigmoid(scores), jax.nn.log_sigmoid(-scores), jnp.zeros_like(scores[..., :1])]
+        sides = jnp.concatenate(both, axis=-1)
+        inner = scores.shape[-1]
+
         def longer(total: Array, step: tuple[Array, Array]) -> tuple[Array, None]:
             nodes, signs = step
-            signs = signs.reshape((1,) * (total.ndim - 1) + (-1,))
-            return total + _log_side(scores[..., nodes], signs), None
+            places = jnp.where(signs == 0, 2 * inner, jnp.where(signs > 0, nodes, inner + nodes))
+            return total + sides[..., places], None
 
         start = jnp.zeros((*hidden.shape[:-1], self.nodes.shape[0]), scores.dtype)
         return jax.lax.scan(longer, start, (self.nodes[...].T, self.signs[...].T))[0]

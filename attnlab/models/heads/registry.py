@@ -12,6 +12,7 @@ from attnlab.models.heads.adaptive import AdaptiveSoftmax
 from attnlab.models.heads.classification import ClassificationHead
 from attnlab.models.heads.contrastive import BlockContrastiveHead
 from attnlab.models.heads.distributional import AtomsHead, ImplicitQuantiles
+from attnlab.models.heads.evidential import EvidentialHead
 from attnlab.models.heads.fourier import FourierHead
 from attnlab.models.heads.gumbel import GumbelHead
 from attnlab.models.heads.hierarchical import HierarchicalSoftmax
@@ -243,6 +244,15 @@ CLASSIFIERS: dict[str, HeadRecipe] = {
         notes='binary cross-entropies are added up, and scores below -4 cut off as in the released code, which also '
         'cuts those above 10; predictions are divided by their sum, and their cross-entropy reported; without '
         'the objectness of a detector',
+    ),
+    'evidential_classes': HeadRecipe(
+        spec=spec(EvidentialHead),
+        cite='Sensoy, Kaplan and Kandemir 2018, https://arxiv.org/abs/1806.01768',
+        cost='o',
+        exact=False,
+        divided=False,
+        notes='concentrations 1 + softplus(x), where the paper has a ReLU; evidence for other classes is penalised by '
+        '0.1, where the paper goes from 0 to 1 over ten epochs; the cross-entropy of the mean is reported',
     ),
     'nbc_softmax': HeadRecipe(
         spec=spec(BlockContrastiveHead),

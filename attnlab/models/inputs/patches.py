@@ -193,8 +193,17 @@ class ToldPatches(Patches):
         class_token: Literal['first', 'middle'] | None = None,
         rngs: nnx.Rngs,
     ):
-        parts = {'patch': patch, 'stem': stem, 'positions': positions, 'class_token': class_token}
-        super().__init__(vocab, dim, size=size, channels=channels, **parts, rngs=rngs)
+        super().__init__(
+            vocab,
+            dim,
+            size=size,
+            channels=channels,
+            patch=patch,
+            stem=stem,
+            positions=positions,
+            class_token=class_token,
+            rngs=rngs,
+        )
         self.told = told
         self.first = Linear(told, dim, bias=True, axes=(None, 'embed'), rngs=rngs)
         self.second = Linear(dim, dim, bias=True, axes=('embed', None), rngs=rngs)

@@ -30,7 +30,7 @@ def check_bfloat16(subject: Subject) -> None:
 
 def check_bfloat16_gradients(subject: Subject) -> None:
     """In bfloat16 the gradient of every parameter, summed over thousands of tokens, is close to that in float32."""
-    length = LONGEST if _is_constant(subject) else SHORT
+    length = LONGEST if is_constant(subject) else SHORT
     rows = TOKENS // length
     # Numbers that are mostly of one sign, so that sums grow large beside their terms.
     x, weights = (1 + noise(rows, length, subject.dim, seed=seed) for seed in (0, 1))
@@ -48,8 +48,8 @@ def check_bfloat16_gradients(subject: Subject) -> None:
         require(error <= BOUND, f'bfloat16 gradients: that of {name} is off by {error:.1%}')
 
 
-def _is_constant(subject: Subject) -> bool:
-    """Whether the state, if there is any, does not grow with the sequence."""
+def is_constant(subject: Subject) -> bool:
+    """Whether there is a state, and it does not grow with the sequence."""
     if not subject.causal or not hasattr(subject.mixer, 'init_state'):
         return False
     sizes = [

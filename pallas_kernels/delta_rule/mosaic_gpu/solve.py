@@ -5,10 +5,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.delta_rule.chunk import Chunk, Weights, inverse, weights
+from pallas_kernels.delta_rule.chunk import Chunk, Weights, weights
 from pallas_kernels.delta_rule.products import Form, multiply
 from pallas_kernels.matrix_state.mosaic_gpu import channel_decays
-from pallas_kernels.matrix_state.mosaic_gpu.tiles import TILE
+from pallas_kernels.matrix_state.mosaic_gpu.inverse import inverse
+from pallas_kernels.matrix_state.mosaic_gpu.solving import Documents, Solved, cut, of_heads
 from pallas_kernels.matrix_state.mosaic_gpu.weights import weights as channel_weights
 from pallas_kernels.target import Target
 
@@ -33,51 +34,20 @@ class Steps(NamedTuple):
     log_decay: jax.Array | None
 
 
-class Documents(NamedTuple):
-    """Where chunks forget the past.
-
-    Attributes:
-      runs: how often, up to each step, `b 1 l c 1`; `None`: never.
-      rows: `b h l 8 c`, see there; with the decays, where these are one for all key channels.
-    """
-
-    runs: jax.Array | None
-    rows: jax.Array
-
-
-class Solved(NamedTuple):
-    """The weights of chunks after applying their inverse, in the type of q except for the factor.
-
-    Attributes:
-      among: weight of a step's write in a step's read for its query, `b h l c c`.
-      q: queries that read the state before the chunk, `b h l c k`.
-      writes: the keys under which values are in the state after the chunk, `b h l c k`.
-      factor: decay of the state before the chunk over the chunk, `b h l 1 k` or `b h l 1 1`, float32.
-      written: the values that steps would write to a zero state, `b h l c v`.
-      erases: keys whose reads of the state before are subtracted from these, `b h l c k`.
-    """
-
-    among: jax.Array
-    q: jax.Array
-    writes: jax.Array
-    factor: jax.Array
-    written: jax.Array
-    erases: jax.Array
-
-
 def solve(here: Target, documents: Documents, steps: Steps) -> Solved:
     does = _weights(here, documents, steps)
-    solved = inverse(does.erased, here.platform)
-    written = multiply(solved, steps.beta * of_heads(steps, steps.v), 'nn', _FORM)
-    erases = multiply(solved, steps.beta * does.k, 'nn', _FORM)
-    found = Solved(does.among, does.q, does.writes, does.factor, written, erases)
+    solved = inverse(here, does.erased)
+    h = steps.beta.shape[1]
+    written = multiply(solved, steps.beta * of_heads(steps.v, h), 'nn', _FORM)
+    reads = -multiply(solved, steps.beta * does.k, 'nn', _FORM)
+    found = Solved(does.among, does.q, does.writes, does.factor, written, reads)
     return jax.tree.map(lambda array: array.astype(steps.q.dtype), found)._replace(factor=does.factor)
 
 
 def _weights(here: Target, documents: Documents, steps: Steps) -> Weights:
     decay = steps.log_decay
     if decay is None or decay.ndim == 5:
-        q, k = of_heads(steps, steps.q), of_heads(steps, steps.k)
+        q, k = (of_heads(array, steps.beta.shape[1]) for array in (steps.q, steps.k))
         return weights(Chunk(q, k, steps.beta, decay, documents.runs), _FORM)
     given = channel_decays.Steps(steps.q, steps.k, decay, documents.rows)
     found = channel_weights(here, True, given)
@@ -89,21 +59,3 @@ def _weights(here: Target, documents: Documents, steps: Steps) -> Weights:
         writes=cut(found.writes),
         factor=channel_decays.factor(given)[:, :, :, None],
     )
-
-
-def of_heads(steps: Steps, array: jax.Array) -> jax.Array:
-    """What heads may share, for all of them, `b h l c k`, float32."""
-    h = steps.beta.shape[1]
-    return cut(jnp.repeat(array.astype(jnp.float32), h // array.shape[1], axis=1))
-
-
-def cut(array: jax.Array) -> jax.Array:
-    """`b h t k` as `b h l c k`."""
-    b, h, t, k = array.shape
-    return array.reshape(b, h, t // TILE, TILE, k)
-
-
-def join(array: jax.Array) -> jax.Array:
-    """`b h l c k` as `b h t k`."""
-    b, h, l, c, k = array.shape
-    return array.reshape(b, h, l * c, k)

@@ -9,13 +9,20 @@ from pallas_kernels.target import Target
 
 
 def refusal(
-    here: Target, q: jax.Array, k: jax.Array, v: jax.Array, log_decay: jax.Array | None, state: jax.Array
+    here: Target,
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    log_decay: jax.Array | None,
+    state: jax.Array,
+    *others: jax.Array,
 ) -> str | None:
-    """The reason why the call cannot be served, or `None`."""
-    operands = jnp.result_type(q, k, v)
+    """The reason why the call cannot be served, or `None`; `others` are multiplied too."""
+    operands = jnp.result_type(q, k, v, *others)
+    given = 'operands' if others else 'q, k and v'
     if operands.itemsize != 2 or state.dtype != jnp.float32:
         return (
-            f'q, k and v have type {operands}, the state {state.dtype}; expected bfloat16 or float16, and float32: '
+            f'{given} have type {operands}, the state {state.dtype}; expected bfloat16 or float16, and float32: '
             'products of float32 would be rounded to the 10 bits of tf32'
         )
     b, h, _, columns = state.shape

@@ -45,8 +45,7 @@ def weight_gradients(here: Target, steps: Steps, gradients: Weights) -> tuple[ja
     """
     b, h, t, size = steps.log_decay.shape
     dtype, erases = steps.q.dtype, gradients.erased is not None
-    if erases:
-        gradients = gradients._replace(erased=gradients.erased.astype(dtype))
+    gradients = jax.tree.map(lambda array: array.astype(dtype), gradients)
     arrays = jax.tree.leaves(gradients)
     types = [dtype if array.shape[1] == h else jnp.float32 for array in (steps.q, steps.k)]
 

@@ -7,6 +7,7 @@ import jax
 import jax.experimental.pallas as pl
 import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from pallas_kernels.cost import Cost
 from pallas_kernels.matrix_state.decays import COUNT, RUN
@@ -37,17 +38,20 @@ from pallas_kernels.mosaic_gpu.products_sm90 import multiply
 from pallas_kernels.target import Target
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def weights(here: Target, erases: bool, steps: Steps) -> Weights:
-    """Returns the weights of all chunks; those of reads by keys only if they erase."""
-    return _find(here, erases, steps)
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 3))
+def weights(here: Target, erases: bool, steps: Steps, among: DTypeLike | None = None) -> Weights:
+    """Returns the weights of all chunks; those of reads by keys only if they erase.
+
+    `among` is the type of the weights among steps; `None`: that of q.
+    """
+    return _find(here, erases, steps, among)
 
 
-def _save(here: Target, erases: bool, steps: Steps) -> tuple[Weights, Steps]:
-    return weights(here, erases, steps), steps
+def _save(here: Target, erases: bool, steps: Steps, among: DTypeLike | None) -> tuple[Weights, Steps]:
+    return weights(here, erases, steps, among), steps
 
 
-def _pull(here: Target, erases: bool, steps: Steps, gradients: Weights) -> tuple[Steps]:
+def _pull(here: Target, erases: bool, among: DTypeLike | None, steps: Steps, gradients: Weights) -> tuple[Steps]:
     dq, dk, dlog_decay = weight_gradients(here, steps, gradients)
     return (Steps(_shared(steps.q, dq), _shared(steps.k, dk), dlog_decay, jnp.zeros_like(steps.rows)),)
 
@@ -55,14 +59,14 @@ def _pull(here: Target, erases: bool, steps: Steps, gradients: Weights) -> tuple
 weights.defvjp(_save, _pull)
 
 
-def _find(here: Target, erases: bool, steps: Steps) -> Weights:
+def _find(here: Target, erases: bool, steps: Steps, among: DTypeLike | None) -> Weights:
     b, h, t, k = steps.log_decay.shape
     dtype = steps.q.dtype
 
     def out(channels: int, dtype: Any) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((b, h, t, channels), dtype)
 
-    outs = Weights(among=out(TILE, dtype), q=out(k, dtype), writes=out(k, dtype))
+    outs = Weights(among=out(TILE, among or dtype), q=out(k, dtype), writes=out(k, dtype))
     if erases:
         outs = outs._replace(erased=out(TILE, jnp.float32), k=out(k, dtype))
     arrays, structure = jax.tree.flatten(outs)

@@ -32,6 +32,16 @@ def test_digits():
     assert linear_probe(np.array([row['x'] for row in parts['train']], float), labels)[0] > 0.9
 
 
+def test_larger_digits_repeat_their_pixels():
+    pytest.importorskip('sklearn')
+    large, small = (Digits(side).rows('valid')[7] for side in (32, 8))
+    assert large['label'] == small['label'] and Digits(32).kind.length == 1024
+    np.testing.assert_array_equal(large['x'].reshape(32, 32)[3::4, 2::4], small['x'].reshape(8, 8))
+    assert large['x'].sum() == 16 * small['x'].sum()
+    with pytest.raises(UserError, match='side of Digits is 20; it must be a multiple of 8'):
+        Digits(20)
+
+
 def test_without_the_library_the_extra_is_named(monkeypatch):
     _digits.cache_clear()
     monkeypatch.setitem(sys.modules, 'sklearn.datasets', None)

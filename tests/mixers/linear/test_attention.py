@@ -20,6 +20,7 @@ from attnlab.nn.feature_maps import CosFormer, EluPlusOne, SquaredProduct, Taylo
 from attnlab.nn.gates import Terms, TiedKeys, WriteStrength
 from attnlab.nn.levels import LevelWeights
 from attnlab.nn.preludes import ShortConv
+from attnlab.testing.contract import context
 from attnlab.testing.noise import noise
 from attnlab.zoo.hybrids import HYBRIDS
 from attnlab.zoo.linear import LINEAR
@@ -338,6 +339,22 @@ def test_the_state_holds_the_sum_of_the_weights_and_keeps_its_type():
     state = mixer.init_state(3, 100, jnp.bfloat16)
     assert state.memory.shape == (3, HEADS, DIM // HEADS, DIM // HEADS + 1) and state.memory.dtype == jnp.float32
     assert mixer.init_state(3, 100, jnp.float64).memory.dtype == jnp.float64
+
+
+def test_sums_of_weights_apart_are_those_of_a_column_of_ones(monkeypatch):
+    """Values that fill tiles of the kernels have their sums from a call of their own; streams and documents too."""
+    mixer = recipe('linear_transformer', value_dim=128)
+    ctx = context(((1, 5), (2, 4)), ((1, 9),))
+    x = noise(2, 9, DIM)
+    runs = []
+    for lanes in (128, 1000):
+        monkeypatch.setattr('attnlab.mixers.linear.attention.LANES', lanes)
+        state = mixer.init_state(2, 9, jnp.float32)
+        runs.append((mixer._counts_apart, *jax.jit(lambda x, state: mixer(x, ctx, state))(x, state)))
+    (apart, *found), (beside, *expected) = runs
+    assert apart and not beside
+    for actual, wanted in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(actual, wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_mistakes_are_named():

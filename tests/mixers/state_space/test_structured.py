@@ -9,6 +9,7 @@ from scipy.special import expit, ndtr
 
 from attnlab.config import build
 from attnlab.context import Context
+from attnlab.errors import UserError
 from attnlab.mixers.state_space.structured import StructuredSSM
 from attnlab.testing.noise import noise, perturbed
 from attnlab.zoo.state_space import STATE_SPACE
@@ -16,9 +17,9 @@ from attnlab.zoo.state_space import STATE_SPACE
 DIM = 4
 
 
-def make(name: str) -> StructuredSSM:
+def make(name: str, **form: bool) -> StructuredSSM:
     factory = build(STATE_SPACE[name].spec)
-    return factory.module(DIM, **{**factory.kwargs, 'state': 8}, rngs=nnx.Rngs(0))
+    return factory.module(DIM, **{**factory.kwargs, 'state': 8, **form}, rngs=nnx.Rngs(0))
 
 
 def gelu(x: np.ndarray) -> np.ndarray:
@@ -43,8 +44,35 @@ def test_a_skip_and_a_gated_map_follow_the_system(name):
         np.testing.assert_allclose(y, expected, rtol=1e-9, atol=1e-9)
 
 
+def test_both_ways_there_is_no_stream_and_time_is_not_divided():
+    mixer = make('s4', causal=False)
+    assert make('s4').divides_time and not mixer.divides_time
+    with pytest.raises(UserError, match='a bidirectional mixer cannot be streamed'):
+        mixer.init_state(1, 4, jnp.float32)
+
+
 def test_the_state_is_as_wide_as_the_system():
     mixers = {name: make(name) for name in ('s4', 's4d', 's5', 'lru')}
     shapes = {name: mixer.init_state(3, 100, jnp.bfloat16).memory.shape for name, mixer in mixers.items()}
     assert shapes == {'s4': (3, DIM, 8), 's4d': (3, DIM, 8), 's5': (3, 8), 'lru': (3, 16)}
     assert mixers['s4'].init_state(1, 1, jnp.bfloat16).memory.dtype == jnp.float32
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', ['s4', 's4d', 's5', 'lru'])
+def test_16384_tokens_in_one_pass_and_a_step_after_a_stream(name):
+    """What decodes agrees with what trained, and gradients through the whole row are finite."""
+    mixer, length = make(name), 16_384
+    x, ctx = noise(1, length, DIM), Context.full(1, length)
+    graphdef, params = nnx.split(mixer)
+
+    def whole(params, x):
+        y, _ = nnx.merge(graphdef, params)(x, ctx)
+        return jnp.sum(y[:, -1]), y
+
+    (_, y), gradients = jax.jit(jax.value_and_grad(whole, has_aux=True))(params, x)
+    assert all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(gradients))
+    state = mixer.init_state(1, length, jnp.float32)
+    _, state = jax.jit(mixer)(x[:, :-1], Context.full(1, length - 1), state)
+    last, _ = jax.jit(mixer)(x[:, -1:], Context.full(1, 1, start=length - 1), state)
+    assert float(jnp.max(jnp.abs(last[:, 0] - y[:, -1]))) < 1e-4 * float(jnp.max(jnp.abs(y)))

@@ -120,7 +120,7 @@ def sweep(
             jax.ShapeDtypeStruct((b, h, count * TILE, v), dtype),
             jax.ShapeDtypeStruct(state.shape, jnp.float32),
         ),
-        name='delta_rule_sweep',
+        name='matrix_state_sweep',
         cost=Cost(2 * b * h * count * TILE * k * v * (2 + bool(given.more))),
         grid=(b, h, v // TILE),
         grid_names=('b', 'h', 'column'),

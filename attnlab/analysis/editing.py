@@ -1,0 +1,180 @@
+"""Facts rewritten by a change of rank one to one linear map (ROME)."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+from jax import Array
+from jaxtyping import Float, Int
+
+from attnlab.analysis.interventions import hidden_with, last_map, values_at
+from attnlab.blocks.block import Block
+from attnlab.context import Context
+from attnlab.errors import UserError
+from attnlab.models.predictor import Stacked, one_stack
+from attnlab.nn.projections import Linear
+from attnlab.typing import Tokens
+
+
+@dataclasses.dataclass(frozen=True)
+class Edit:
+    """How a fact is rewritten.
+
+    Attributes:
+      layer: whose branch gives the fact.
+      branch: `mlp`, or `mixer` where layers have no channel mixer.
+      steps: of Adam, by which the value is found.
+      rate: of Adam, in units of the size of the branch's output.
+      decay: by which the squared change of the value is weighed, relative to that size.
+      damping: added to the second moments of keys, as a share of their mean.
+    """
+
+    layer: int
+    branch: str = 'mlp'
+    steps: int = 60
+    rate: float = 0.2
+    decay: float = 0.01
+    damping: float = 0.01
+
+    def __post_init__(self) -> None:
+        """Raises `UserError` for a branch that there is not, and for numbers out of range."""
+        if self.branch not in ('mixer', 'mlp'):
+            raise UserError(f"branch of Edit is {self.branch!r}; it must be 'mixer' or 'mlp'")
+        if self.steps < 1 or not self.rate > 0 or self.decay < 0 or not self.damping > 0:
+            raise UserError(
+                f'steps, rate, decay and damping of Edit are {self.steps}, {self.rate}, {self.decay} and '
+                f'{self.damping}; they must be at least 1, above 0, at least 0 and above 0'
+            )
+
+    @property
+    def place(self) -> str:
+        """The branch, as places begin."""
+        return f'layers[{self.layer}].{self.branch}'
+
+
+def rank_one(
+    weight: Float[np.ndarray, 'd f'],
+    key: Float[np.ndarray, 'd'],
+    value: Float[np.ndarray, 'f'],
+    moments: Float[np.ndarray, 'd d'],
+) -> Float[np.ndarray, 'd f']:
+    """The weight that maps a key to a value and changes least what it makes of other keys.
+
+        W' = W + C^-1 k (v - k W) / (k^T C^-1 k),   C = E[k k^T],
+
+    of all with `k W' = v` the one with the least `E |k (W' - W)|^2`. Meng et al. 2022,
+    https://arxiv.org/abs/2202.05262.
+    """
+    towards = np.linalg.solve(moments, key)
+    return weight + np.outer(towards, value - key @ weight) / (key @ towards)
+
+
+def keys_and_values(
+    model: Stacked, tokens: Tokens, ctx: Context, how: Edit
+) -> tuple[Float[Array, 'b t d'], Float[Array, 'b t f']]:
+    """What the last map of the branch reads and gives, at every token."""
+    names = [f'{how.place}.hidden', f'{how.place}.output']
+    found = values_at(model, tokens, ctx, names)
+    return found[names[0]], found[names[1]]
+
+
+def moments_of(keys: Sequence[Float[Array, 'b t d']], damping: float) -> Float[np.ndarray, 'd d']:
+    """The damped second moments of keys, in float64."""
+    rows = np.concatenate([np.asarray(each, np.float64).reshape(-1, each.shape[-1]) for each in keys])
+    found = rows.T @ rows / len(rows)
+    return found + damping * max(np.trace(found) / len(found), 1e-30) * np.eye(len(found))
+
+
+def wanted_value(
+    model: Stacked, tokens: Int[Array, '1 t'], ctx: Context, how: Edit, *, at: int, asked: int, target: Int[Array, '']
+) -> Float[Array, 'f']:
+    """The value of the branch at token `at` with which the model answers `target` at token `asked`.
+
+    What is added to the value is found by Adam, on `-log p(target) + decay |added|^2 / |value|^2`.
+    """
+    name = f'{how.place}.output'
+    value = values_at(model, tokens, ctx, [name])[name][0, at].astype(jnp.float32)
+    size = jnp.maximum(jnp.linalg.norm(value), 1e-3)
+
+    def loss(added: Float[Array, 'f']) -> Float[Array, '']:
+        def change(x: Array) -> Array:
+            return x.at[:, at].add((size * added).astype(x.dtype)[None])
+
+        hidden = hidden_with(model, tokens, ctx, {name: change})
+        return -jax.nn.log_softmax(model.logits(hidden[:, asked]))[0, target] + how.decay * jnp.sum(added**2)
+
+    rule = optax.adam(how.rate / value.size**0.5)
+
+    def step(carry: tuple[Array, Any], _: None) -> tuple[tuple[Array, Any], None]:
+        added, moments = carry
+        update, moments = rule.update(jax.grad(loss)(added), moments)
+        return (added + update, moments), None
+
+    zeros = jnp.zeros_like(value)
+    (added, _), _ = jax.lax.scan(step, (zeros, rule.init(zeros)), None, length=how.steps)
+    return value + size * added
+
+
+class Editor:
+    """Rewrites facts of a model in one place; compiles once for prompts of one length.
+
+    Args:
+      model: of one stack; it is not changed.
+      how: where, and by which steps.
+      at: the token whose key is given the value, such as the last of the subject.
+      asked: the token at which the answer is predicted.
+      jit: compiles.
+
+    Raises `UserError` for a layer or a branch without one last linear map.
+    """
+
+    def __init__(self, model: Any, how: Edit, *, at: int, asked: int, jit: Callable[..., Any] = jax.jit):
+        depth = one_stack(model).depth
+        if not 0 <= how.layer < depth:
+            raise UserError(f'layer of Edit is {how.layer}; the model has layers 0 to {depth - 1}')
+        self.model, self.how, self.at = model, how, at
+        if _place(model, how) is None:
+            raise UserError(f'{how.place} has no one linear map from which its output comes')
+        graphdef, self._variables = nnx.split(model)
+
+        def found(variables: nnx.State, tokens: Tokens, target: Int[Array, '']) -> tuple[Array, Array]:
+            model, ctx = nnx.merge(graphdef, variables), Context.full(*tokens.shape)
+            keys, _ = keys_and_values(model, tokens, ctx, how)
+            return keys[0, at], wanted_value(model, tokens, ctx, how, at=at, asked=asked, target=target)
+
+        def keys(variables: nnx.State, tokens: Tokens) -> Array:
+            model = nnx.merge(graphdef, variables)
+            return keys_and_values(model, tokens, Context.full(*tokens.shape), how)[0]
+
+        self._found, self._keys = jit(found), jit(keys)
+
+    def moments(self, prompts: Tokens) -> Float[np.ndarray, 'd d']:
+        """The damped second moments of the keys of prompts."""
+        return moments_of([self._keys(self._variables, prompts)], self.how.damping)
+
+    def __call__(self, tokens: Int[Array, '1 t'], target: int, moments: Float[np.ndarray, 'd d']) -> Any:
+        """A copy of the model in which the prompt is answered by `target`; moments are those of other keys."""
+        key, value = (
+            np.asarray(each, np.float64) for each in self._found(self._variables, tokens, jnp.asarray(target))
+        )
+        made = nnx.clone(self.model)
+        linear = _place(made, self.how)
+        assert linear is not None
+        repeat = self.how.layer // len(made.stack.blocks)
+        weight = linear.weight[...]
+        bias = 0 if linear.bias is None else np.asarray(linear.bias[...][repeat], np.float64)
+        changed = rank_one(np.asarray(weight[repeat], np.float64), key, value - bias, moments)
+        linear.weight[...] = weight.at[repeat].set(jnp.asarray(changed, weight.dtype))
+        return made
+
+
+def _place(model: Any, how: Edit) -> Linear | None:
+    """The map that an edit changes, stacked over the repeats of its block."""
+    block = model.stack.blocks[how.layer % len(model.stack.blocks)]
+    read = last_map(getattr(block, how.branch, None)) if isinstance(block, Block) else None
+    return None if read is None else read.map

@@ -1,0 +1,260 @@
+"""Which rows of training a loss depends on: gradients, and gradients by the inverse of an approximate curvature."""
+
+import dataclasses
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax import Array
+from jaxtyping import Float, Shaped
+from scipy.stats import spearmanr
+
+from attnlab.analysis.examination import first_rows
+from attnlab.errors import UserError
+from attnlab.files import write_json
+from attnlab.quantize.feedback import Moments, Watched
+from attnlab.quantize.layers import replace_maps
+from attnlab.quantize.rows import training_rows
+from attnlab.runs.loading import Loaded, load_run
+from attnlab.tables import Column, Printer, Table, digits
+from attnlab.tasks.task import Batch
+from attnlab.train.run import check_data
+
+SHOWN = 8
+"""Rows of training that are printed for the loss, those that lower it most."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Factors:
+    """The curvature of a linear map by its factors: `F ~ (U_x kron U_g) diag(lambda) (U_x kron U_g)^T`.
+
+    Bases are those of the second moments of inputs and of gradients of outputs, and `lambda_ij = E (u_i^T dW u_j)^2`,
+    which makes the diagonal in that basis exact (EK-FAC; George et al. 2018, https://arxiv.org/abs/1806.03884).
+    """
+
+    inputs: Float[np.ndarray, 'd d']
+    outputs: Float[np.ndarray, 'f f']
+    values: Float[np.ndarray, 'd f']
+
+    @classmethod
+    def fitted(
+        cls,
+        of_inputs: Float[np.ndarray, 'd d'],
+        of_outputs: Float[np.ndarray, 'f f'],
+        gradients: Float[np.ndarray, 'n d f'],
+    ) -> 'Factors':
+        """From second moments, and the gradients of single rows."""
+        bases = [np.linalg.eigh(each.astype(np.float64))[1] for each in (of_inputs, of_outputs)]
+        turned = np.einsum('di,ndf,fj->nij', bases[0], gradients.astype(np.float64), bases[1])
+        return cls(bases[0], bases[1], np.mean(turned**2, axis=0))
+
+    def solved(self, gradients: Float[np.ndarray, 'n d f'], damping: float) -> Float[np.ndarray, 'n d f']:
+        """`(F + damping mean(lambda) I)^-1` times gradients."""
+        turned = np.einsum('di,ndf,fj->nij', self.inputs, gradients.astype(np.float64), self.outputs)
+        turned /= self.values + damping * max(float(self.values.mean()), 1e-30)
+        return np.einsum('di,nij,fj->ndf', self.inputs, turned, self.outputs)
+
+
+def influences(
+    asked: Mapping[str, Float[np.ndarray, 'm ...']],
+    trained: Mapping[str, Float[np.ndarray, 'n ...']],
+    factors: Mapping[str, Factors],
+    damping: float,
+) -> Float[np.ndarray, 'm n']:
+    """By how much a row of training, were it to weigh more, would lower the loss of a row that is asked about.
+
+        I_mn = g_m^T (F + damping)^-1 g_n
+
+    for gradients of losses by parameters; of a parameter without factors, the product of gradients over the mean of
+    their squares, as if its curvature were that number times the identity. Koh and Liang 2017,
+    https://arxiv.org/abs/1703.04730; by EK-FAC Grosse et al. 2023, https://arxiv.org/abs/2308.03296, who take gradients
+    of labels that the model draws for the curvature; here they are of the labels there are.
+    """
+    total = np.zeros((len(next(iter(asked.values()))), len(next(iter(trained.values())))))
+    for name, ours in asked.items():
+        theirs = trained[name].astype(np.float64)
+        if name in factors:
+            theirs = factors[name].solved(theirs, damping)
+        else:
+            theirs = theirs / ((1 + damping) * max(float(np.mean(theirs**2)), 1e-30))
+        total += ours.reshape(len(ours), -1).astype(np.float64) @ theirs.reshape(len(theirs), -1).T
+    return total
+
+
+def products(
+    asked: Mapping[str, Float[np.ndarray, 'm ...']], trained: Mapping[str, Float[np.ndarray, 'n ...']]
+) -> Float[np.ndarray, 'm n']:
+    """The products of gradients, of one checkpoint (TracIn; Pruthi et al. 2020, https://arxiv.org/abs/2002.08484)."""
+    return sum(
+        (each.reshape(len(each), -1).astype(np.float64) @ trained[name].reshape(len(trained[name]), -1).T)
+        for name, each in asked.items()
+    )
+
+
+class TwiceWatched(Watched):
+    """A linear map whose moments of inputs, and of gradients of outputs, come as derivatives."""
+
+    def __init__(self, linear: Any):
+        super().__init__(linear)
+        shape = linear.weight[...].shape
+        self.pulls = Moments(jnp.zeros((*shape[:-2], shape[-1], shape[-1]), jnp.float32))
+
+    def apply(self, x: Shaped[Array, '*b d'], weight: Float[Array, 'd f']) -> Shaped[Array, '*b f']:
+        """The product, watched."""
+        return _pulled(super().apply(x, weight), self.pulls[...])
+
+
+@jax.custom_vjp
+def _pulled(y: Array, moments: Array) -> Array:
+    return y
+
+
+def _backward(_: None, gradient: Array) -> tuple[Array, Array]:
+    rows = gradient.reshape(-1, gradient.shape[-1]).astype(jnp.float32)
+    return gradient, jnp.einsum('nd,ne->de', rows, rows, precision=jax.lax.Precision.HIGHEST)
+
+
+_pulled.defvjp(lambda y, moments: (y, None), _backward)
+
+
+def gradients(loaded: Loaded, rows: Sequence[Batch]) -> dict[str, Float[np.ndarray, 'n ...']]:
+    """The gradients of the losses of single rows, by parameter; layers of a stack apart, as `path[repeat]`."""
+    setup = loaded.setup
+    graphdef, params, rest = nnx.split(loaded.model(), nnx.Param, ...)  # type: ignore[misc]
+
+    @setup.jit
+    def of(params: nnx.State, rest: nnx.State, batch: Batch) -> nnx.State:
+        def loss(params: nnx.State) -> Array:
+            return setup.task.measure(nnx.merge(graphdef, params, rest), batch, None)['loss'].total
+
+        return jax.grad(loss)(params)
+
+    found = [jax.device_get(of(params, rest, row)) for row in rows]
+    stacked = jax.tree.map(lambda *each: np.stack(each), *found)
+    return _by_name(stacked, lead=1)
+
+
+def _by_name(state: nnx.State, lead: int) -> dict[str, Any]:
+    """Leaves by path, those of stacked layers apart; `lead` axes stand before."""
+    leaves, _ = jax.tree.flatten_with_path(state, is_leaf=lambda node: isinstance(node, nnx.Variable))
+    found = {}
+    for path, variable in leaves:
+        name = jax.tree_util.keystr(path, simple=True, separator='/')
+        array, axes = np.asarray(variable[...]), len(variable.get_metadata()['axes'])
+        if array.ndim - lead == axes:
+            found[name] = array
+        else:
+            found |= {f'{name}[{place}]': np.take(array, place, axis=lead) for place in range(array.shape[lead])}
+    return found
+
+
+def factors_of(
+    loaded: Loaded, rows: Sequence[Batch], trained: Mapping[str, Float[np.ndarray, 'n ...']]
+) -> dict[str, Factors]:
+    """The factors of all linear maps that rows of training give; of a map that is shared, none."""
+    setup = loaded.setup
+    model = loaded.model()
+    replace_maps(model, lambda index, linear: TwiceWatched(linear))
+    graphdef, moments, rest = nnx.split(model, Moments, ...)  # type: ignore[misc]
+
+    @setup.jit
+    def of(moments: nnx.State, rest: nnx.State, batch: Batch) -> nnx.State:
+        def loss(moments: nnx.State) -> Array:
+            return setup.task.measure(nnx.merge(graphdef, moments, rest), batch, None)['loss'].total
+
+        return jax.grad(loss)(moments)
+
+    zeros = jax.tree.map(jnp.zeros_like, moments)
+    total = None
+    for row in rows:
+        found = jax.device_get(of(zeros, rest, row))
+        total = found if total is None else jax.tree.map(np.add, total, found)
+    leaves, _ = jax.tree.flatten_with_path(total, is_leaf=lambda node: isinstance(node, nnx.Variable))
+    known = {jax.tree_util.keystr(path, simple=True, separator='/'): np.asarray(each[...]) for path, each in leaves}
+    made = {}
+    for name, array in trained.items():
+        path, _, place = name.partition('[')
+        if not path.endswith('/weight') or f'{path.removesuffix("/weight")}/pulls' not in known:
+            continue
+        both = [known[f'{path.removesuffix("/weight")}/{what}'] for what in ('moments', 'pulls')]
+        if place:
+            both = [each[int(place.rstrip(']'))] for each in both]
+        made[name] = Factors.fitted(both[0], both[1], array)
+    return made
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Influence:
+    """The results of `analyse_influence`.
+
+    Attributes:
+      by_curvature: by row that is asked about and row of training, with EK-FAC.
+      by_gradient: products of gradients alone.
+      agreement: the rank correlation of both, of the mean over rows asked about.
+    """
+
+    by_curvature: Float[np.ndarray, 'm n']
+    by_gradient: Float[np.ndarray, 'm n']
+    agreement: float
+
+
+def measured(loaded: Loaded, asked: Sequence[Batch], trained: Sequence[Batch], damping: float) -> Influence:
+    """The influences of rows of training on the losses of others."""
+    ours, theirs = gradients(loaded, asked), gradients(loaded, trained)
+    found = influences(ours, theirs, factors_of(loaded, trained, theirs), damping)
+    plain = products(ours, theirs)
+    agreement = float(spearmanr(found.mean(axis=0), plain.mean(axis=0))[0]) if found.shape[1] > 2 else float('nan')
+    return Influence(found, plain, agreement)
+
+
+def analyse_influence(
+    workdir: pathlib.Path,
+    printer: Printer,
+    step: int | None,
+    split: str | None,
+    rows: int,
+    trained: int,
+    *,
+    damping: float = 0.1,
+    ema: bool = False,
+    other_data: bool = False,
+) -> Influence:
+    """How the first `trained` rows of training bear on the loss of the first `rows` rows of a split.
+
+    Writes `analysis/<step>-influence.json`. Raises `UserError` for a run or a split that does not exist, fewer than two
+    rows of training, and changed data unless `other_data` allows them.
+    """
+    loaded = load_run(workdir, step, ema=ema)
+    setup = loaded.setup
+    check_data(workdir, setup.task.describe(), other=other_data)
+    if trained < 2:
+        raise UserError(f'--influence is {trained}; rows of training are compared, so there must be two or more')
+    split = setup.task.evaluated_split if split is None else split
+    found = measured(loaded, first_rows(loaded, split, rows), training_rows(setup, trained), damping)
+    path = workdir / 'analysis' / f'{loaded.name}-influence.json'
+    record: dict[str, Any] = {'step': loaded.step, 'ema': ema, 'split': split, 'rows': rows, 'damping': damping}
+    record |= {'agreement': None if np.isnan(found.agreement) else found.agreement}
+    record |= {'by_curvature': found.by_curvature.tolist(), 'by_gradient': found.by_gradient.tolist()}
+    write_json(path, record)
+    printer.table(_table(found, f'{workdir}, step {loaded.name}, {split}'))
+    printer.line(f'written: {path}')
+    return found
+
+
+def _table(found: Influence, title: str) -> Table:
+    mean, plain = found.by_curvature.mean(axis=0), found.by_gradient.mean(axis=0)
+    order = np.argsort(-mean)[:SHOWN]
+    short = digits('.4g')
+    columns = [
+        Column('row of training', right=True),
+        Column('influence', short, True),
+        Column('of gradients', short, True),
+    ]
+    lines = [(int(row), float(mean[row]), float(plain[row])) for row in order]
+    return Table(
+        'influence', columns, lines, f'{title}: rows that lower the loss most; ranks agree by {found.agreement:.2f}'
+    )

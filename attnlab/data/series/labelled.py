@@ -1,0 +1,115 @@
+"""Windows of one's own with a label each, in a file of numpy."""
+
+import dataclasses
+import functools
+import pathlib
+import zipfile
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from attnlab.data.long_range.dataset import Dataset, Example, Kind, known_split
+from attnlab.data.series.files import digest
+from attnlab.errors import UserError
+
+PARTS = {'train': 0.8, 'valid': 0.1, 'test': 0.1}
+"""The splits of a file that has none, and their shares."""
+
+Split = tuple[Float[np.ndarray, 'n t v'], Int[np.ndarray, 'n']]
+
+
+@dataclasses.dataclass(frozen=True)
+class LabelledWindows(Dataset):
+    """The arrays `x`, `n t` or `n t v`, and `label`, `n` whole numbers from 0, of an `.npz` file.
+
+    Windows are put in a fixed random order, of which 80 % are for training and 10 % each for validation and testing.
+    Where there are `x_train`, `label_train`, `x_test` and `label_test` these are the splits, and without `x_valid` the
+    windows of `test` are validated on. Every variate is less its mean over the training windows and divided by its
+    standard deviation there; no other window reaches either.
+
+    Attributes:
+      path: the file.
+      classes: how many labels there are; `labelled_windows` reads it and the two below.
+      steps: of a window.
+      variates: of a window.
+    """
+
+    path: str
+    classes: int
+    steps: int
+    variates: int
+
+    @property
+    def kind(self) -> Kind:
+        return Kind(classes=self.classes, length=self.steps, channels=self.variates)
+
+    @property
+    def splits(self) -> Mapping[str, int | None]:
+        return dict.fromkeys(PARTS)
+
+    def rows(self, split: str) -> list[Example]:
+        known_split(self, split)
+        every = splits(self.path)
+        train = every['train'][0]
+        mean, deviation = train.mean(axis=(0, 1)), train.std(axis=(0, 1))
+        windows, labels = every[split]
+        scaled = ((windows - mean) / np.where(deviation > 0, deviation, 1.0)).astype(np.float32)
+        return [
+            {'x': window[:, 0] if self.variates == 1 else window, 'label': np.int32(label)}
+            for window, label in zip(scaled, labels, strict=True)
+        ]
+
+    def describe(self) -> dict[str, Any]:
+        return {'source': 'labelled windows', 'path': self.path, 'content': digest(pathlib.Path(self.path))}
+
+
+def labelled_windows(path: str) -> LabelledWindows:
+    """The data set of a file. Raises `UserError` where it is none, or labels are not whole numbers from 0."""
+    windows, labels = splits(path)['train']
+    return LabelledWindows(path, int(labels.max()) + 1, *windows.shape[1:])
+
+
+@functools.lru_cache(maxsize=2)
+def splits(path: str) -> dict[str, Split]:
+    """The windows and labels of every split, as they are. Raises `UserError` for a file without them."""
+    try:
+        loaded = np.load(path, allow_pickle=False)
+    except (ValueError, OSError, zipfile.BadZipFile) as error:
+        raise UserError(f'{path} cannot be read as a file of numpy: {error}') from error
+    names = loaded.files if isinstance(loaded, np.lib.npyio.NpzFile) else []
+    if 'x_train' in names:
+        found = {split: _pair(loaded, path, f'_{split}') for split in PARTS if f'x_{split}' in names or split == 'test'}
+        found.setdefault('valid', found['test'])
+    else:
+        windows, labels = _pair(loaded, path, '')
+        order = np.random.default_rng(len(labels)).permutation(len(labels))
+        valid, test = (round(len(labels) * PARTS[split]) for split in ('valid', 'test'))
+        bounds = {'valid': (0, valid), 'test': (valid, valid + test), 'train': (valid + test, len(labels))}
+        found = {split: (windows[order[a:b]], labels[order[a:b]]) for split, (a, b) in bounds.items()}
+    shapes, classes = {pair[0].shape[1:] for pair in found.values()}, found['train'][1].max(initial=0) + 1
+    if len(shapes) > 1 or any(not len(labels) or labels.max() >= classes for _, labels in found.values()):
+        raise UserError(
+            f'{path} has windows of shapes {sorted(shapes)} and {classes} classes in training; every split needs '
+            'windows, all of one shape, and no class that training has not'
+        )
+    if classes < 2:
+        raise UserError(f'{path} has windows of one class; a classifier needs two or more')
+    return found
+
+
+def _pair(loaded: Any, path: str, end: str) -> Split:
+    """The windows `n t v` and the labels of a split."""
+    names = getattr(loaded, 'files', ())
+    missing = [name for name in (f'x{end}', f'label{end}') if name not in names]
+    if missing:
+        raise UserError(f'{path} has no array {missing[0]!r}; it needs x and label, or x_train, label_train and so on')
+    windows, labels = loaded[f'x{end}'], loaded[f'label{end}']
+    fits = windows.ndim in (2, 3) and labels.shape == windows.shape[:1] and labels.dtype.kind in 'iu'
+    if not fits or windows.dtype.kind not in 'fiu' or not np.isfinite(windows).all() or labels.min(initial=0) < 0:
+        raise UserError(
+            f'{path} has x{end} of {windows.dtype} {windows.shape} and label{end} of {labels.dtype} {labels.shape}; x '
+            'must be finite numbers, n t or n t v, and label as many whole numbers from 0'
+        )
+    return windows.reshape(*windows.shape[:2], -1).astype(np.float64), labels.astype(np.int64)

@@ -1,0 +1,150 @@
+"""Activations of gated channel mixers that are small in training, taken as zero (CATS)."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax import Array
+from jaxtyping import Float, Int
+
+from attnlab.errors import UserError
+from attnlab.models.stack import Stack
+from attnlab.nn.activations import activation as activation_called
+from attnlab.nn.mlps import GatedMLP
+from attnlab.quantize.rows import training_rows
+from attnlab.runs.loading import Loaded
+from attnlab.signature import checked_fields
+from attnlab.tasks.task import Batch
+from attnlab.typing import Sequence
+
+BINS = 20_000
+"""Of the histogram of sizes that a threshold is read from, as in the released code."""
+
+REACH = 2.0
+"""Where the histogram ends; larger activations are counted in its last bin."""
+
+
+class ThresholdedMLP(GatedMLP):
+    """A gated network whose hidden channels are zero where the activation is small.
+
+        a = f(x W_g),  y = (a 1[|a| > threshold] * (x W_u)) W_d
+
+    Where a channel is zero its column of `W_u` and its row of `W_d` need not be read; here all products are taken. Lee
+    et al. 2024, https://arxiv.org/abs/2404.08763.
+    """
+
+    def __init__(self, network: GatedMLP, threshold: float):
+        self.activation, self.learned = network.activation, network.learned
+        self.gate, self.up, self.down = network.gate, network.up, network.down
+        self.threshold = threshold
+
+    def read(self, gate: Float[Array, 'b t f'], up: Float[Array, 'b t f']) -> Sequence:
+        """Returns `(a * up) W_d`, `a` the activations that are not small."""
+        a = (self.learned or activation_called(self.activation))(gate)
+        return self.down(jnp.where(jnp.abs(a) > self.threshold, a, jnp.zeros_like(a)) * up)
+
+
+def apart(model: Any) -> Any:
+    """The model with the layers of its stacks taken apart, in place."""
+    for _, module in list(nnx.iter_modules(model)):
+        if isinstance(module, Stack):
+            module.take_apart()
+    return model
+
+
+def gated(model: Any) -> list[tuple[Any, str, GatedMLP]]:
+    """Where a model has gated channel mixers: the module, its attribute, and the mixer."""
+    return [
+        (module, name, value)
+        for _, module in list(nnx.iter_modules(model))
+        for name, value in list(vars(module).items())
+        if isinstance(value, GatedMLP)
+    ]
+
+
+def sparse(model: Any, thresholds: tuple[float, ...]) -> Any:
+    """Gives every gated channel mixer of a model, layers apart, its threshold, in place.
+
+    Raises `UserError` for another number of thresholds than of mixers.
+    """
+    found = gated(model)
+    if len(found) != len(thresholds):
+        raise UserError(f'{len(thresholds)} thresholds are given; this model has {len(found)} gated channel mixers')
+    for (module, name, network), threshold in zip(found, thresholds, strict=True):
+        setattr(module, name, ThresholdedMLP(network, threshold))
+    return model
+
+
+@checked_fields
+@dataclasses.dataclass(frozen=True)
+class Sparsity:
+    """Thresholds that are yet to be found: below them lies a share of what each layer's activations are in training.
+
+    Attributes:
+      share: of activations that are taken as zero.
+      rows: of training, that they are measured on.
+    """
+
+    share: float
+    rows: int = 64
+
+    def __post_init__(self) -> None:
+        """Raises `UserError` for a share that is none."""
+        if not 0 < self.share < 1:
+            raise UserError(f'--sparse is {self.share}; it must be above 0 and below 1')
+
+    def found(self, loaded: Loaded) -> tuple[float, ...]:
+        """The thresholds of a run's layers. Raises `UserError` for a model without gated channel mixers."""
+        alone = loaded.altered(apart)
+        model = alone.model()
+        counts: list[Int[np.ndarray, n]] = []
+        for module, name, network in gated(model):
+            counts.append(np.zeros(BINS, np.int64))
+            setattr(module, name, _Counted(network, counts[-1]))
+        if not counts:
+            raise UserError('this model has no gated channel mixer, such as that of mlp=swiglu, to make sparse')
+        graphdef, variables = nnx.split(model)
+
+        @alone.setup.jit
+        def run(variables: nnx.State, batch: Batch) -> Array:
+            return alone.setup.task.measure(nnx.merge(graphdef, variables), batch, None)['loss'].total
+
+        for batch in training_rows(alone.setup, self.rows, at_once=alone.setup.batch_size):
+            run(variables, batch).block_until_ready()
+        jax.effects_barrier()
+        return tuple(threshold_of(each, self.share) for each in counts)
+
+
+def threshold_of(counts: Int[np.ndarray, 'n'], share: float) -> float:
+    """The least end of a bin up to which a share of all that was counted lies."""
+    return float(REACH * (np.searchsorted(np.cumsum(counts), share * counts.sum()) + 1) / len(counts))
+
+
+class _Counted(GatedMLP):
+    """A gated network whose activations are counted by size."""
+
+    def __init__(self, network: GatedMLP, counts: Any):
+        self.activation, self.learned = network.activation, network.learned
+        self.gate, self.up, self.down = network.gate, network.up, network.down
+        self.counts = nnx.static(_Counts(counts))
+
+    def __call__(self, x: Sequence) -> Sequence:
+        gate = self.gate(x)
+        sizes = jnp.abs((self.learned or activation_called(self.activation))(gate).astype(jnp.float32))
+        bins = jnp.minimum(sizes * (BINS / REACH), BINS - 1).astype(jnp.int32)
+        jax.debug.callback(self.counts.add, jnp.zeros(BINS, jnp.int32).at[bins.reshape(-1)].add(1))
+        return self.read(gate, self.up(x))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Counts:
+    """What is counted, added to in any order."""
+
+    total: Any
+
+    def add(self, more: Any) -> None:
+        """Adds what a call has counted."""
+        self.total[...] += np.asarray(more)

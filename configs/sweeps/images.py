@@ -1,0 +1,34 @@
+"""Learning rates for any model of `configs/images.py`, chosen on validation.
+
+    attnlab sweep --config=sweeps/images:zoo=swin,data=same_different --study=studies/same-different-swin
+
+All other arguments are those of `configs/images.py`. The rates are from 3e-4 to 1e-2, two to a power of ten. The
+study's metric is the loss on the validation split, which is evaluated as often as the config evaluates; the test split
+is, once, at the end of every run.
+"""
+
+import pathlib
+
+from ml_collections import ConfigDict
+
+from attnlab.config import arguments, spec
+from attnlab.configuration import config_of
+from attnlab.evals.cadence import AtEnd
+from attnlab.sweep.sweep import rates_config
+
+IMAGES = pathlib.Path(__file__).parents[1] / 'images.py'
+RATES = (3.2e-4, 1e-3, 3.2e-3, 1e-2)
+
+
+def get_config(arg: str = '') -> ConfigDict:
+    """The config of `seeds=` and of the arguments of `configs/images.py`."""
+    given = [item for item in arg.split(',') if item]
+    seeds = arguments(','.join(item for item in given if item.startswith('seeds=')), seeds='1')['seeds']
+    base = config_of(IMAGES, ','.join(item for item in given if not item.startswith('seeds=')))
+    with base.unlocked():
+        first, *rest = base.evals
+        valid = first.copy_and_resolve_references()
+        valid.split = valid.name = 'valid'
+        first.cadence = spec(AtEnd)
+        base.evals = (first, valid, *rest)
+    return rates_config(base, RATES, seeds=seeds, metric='valid/all/loss')

@@ -1,0 +1,96 @@
+"""Where facts sit: what clean values bring back by layer and token, and what edits do by place."""
+
+import numpy as np
+
+from attnlab.experiment.results import panels, plus_minus
+
+TOKENS = ('first name', 'last name', 'relation', 'asked')
+
+
+def figure(rows):
+    """A row of maps a recipe, means over seeds; then how often edits take, and leave other facts as they were."""
+    found = best(rows)
+    kinds = {recipe: list(seeds[0]['maps']) for recipe, seeds in found.items()}
+    figure, axes = panels(sum(map(len, kinds.values())) + len(found), width=2.6, height=2.6)
+    places = iter(axes)
+    for recipe, seeds in found.items():
+        for kind in kinds[recipe]:
+            axis = next(places)
+            axis.imshow(
+                np.mean([row['maps'][kind] for row in seeds], axis=0), vmin=0, vmax=1, aspect='auto', cmap='Blues'
+            )
+            axis.set(title=f'{recipe}: {kind}', ylabel='layer')
+            axis.set_xticks(range(len(TOKENS)), TOKENS, rotation=40, ha='right')
+        axis = next(places)
+        edits = list(seeds[0]['edits'])
+        for number, name in enumerate(('takes', 'subject', 'others')):
+            means = [np.mean([row['edits'][each][name] for row in seeds]) for each in edits]
+            axis.plot(range(len(edits)), means, 'o-', color=f'C{number}', label=name, ms=3)
+        axis.set(title=f'{recipe}: edits', ylim=(-0.03, 1.03))
+        axis.set_xticks(range(len(edits)), edits, rotation=90, fontsize=6)
+    axes[-1].legend(frameon=False, fontsize=7)
+    return figure
+
+
+def table(rows):
+    """A line a recipe: the place that brings back most at the last name, and the place where edits take best."""
+    lines = [
+        [
+            'recipe',
+            'learning rate',
+            'accuracy',
+            'brought back at the last name: by the mixer, in layer',
+            'by the channel mixer, in layer',
+            'at the token asked: by the mixer, in layer',
+            'best edit',
+            'takes',
+            'same subject unchanged',
+            'others unchanged',
+            'seeds',
+        ]
+    ]
+    for recipe, seeds in best(rows).items():
+        edit = max(seeds[0]['edits'], key=lambda name: np.mean([score(row['edits'][name]) for row in seeds]))
+        values = [[row['edits'][edit][name] for row in seeds] for name in ('takes', 'subject', 'others')]
+        lines.append(
+            [
+                recipe,
+                seeds[0]['label'].split('-')[1],
+                plus_minus([row['accuracy'] for row in seeds], 3),
+                most(seeds, 'mixer.output', 1),
+                most(seeds, 'mlp.output', 1),
+                most(seeds, 'mixer.output', 3),
+                edit,
+                *(plus_minus(each, 3) for each in values),
+                f'{len(seeds)}',
+            ]
+        )
+    return lines
+
+
+def most(seeds, kind, token):
+    """The most that comes back at a token, in the mean over seeds, and the layer."""
+    if kind not in seeds[0]['maps']:
+        return 'none'
+    by_layer = np.array([[layer[token] for layer in row['maps'][kind]] for row in seeds])
+    layer = int(by_layer.mean(axis=0).argmax())
+    return f'{plus_minus(by_layer[:, layer].tolist(), 3)} ({layer})'
+
+
+def score(edit):
+    """How good an edit is: the harmonic mean of what it does and what it leaves alone."""
+    values = np.maximum([edit['takes'], edit['subject'], edit['others']], 1e-6)
+    return float(len(values) / np.sum(1 / values))
+
+
+def best(rows):
+    """The runs by recipe, of the learning rate with the lowest mean loss."""
+    found = {}
+    for row in rows:
+        # Rates such as 1e-05 hold a dash.
+        recipe, rest = row['label'].split('-', 1)
+        found.setdefault(recipe, {}).setdefault(rest.rpartition('-')[0], []).append(row)
+    return {
+        recipe: min(rates.values(), key=lambda seeds: np.mean([row['loss'] for row in seeds]))
+        for recipe, rates in found.items()
+    }

@@ -1,0 +1,141 @@
+"""Heads for fifty thousand classes with Zipf's frequencies: losses, rare classes, time and memory."""
+
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from attnlab.config import spec
+from attnlab.data.synthetic.prototypes import ZipfPrototypes
+from attnlab.evals.by_slice import BySlice
+from attnlab.evals.cadence import AtEnd
+from attnlab.experiment.experiment import Finished, Run
+from attnlab.models.heads.registry import CLASSIFIERS, HEADS
+from attnlab.models.inputs.embedding import Projection
+from attnlab.models.model import Model
+from attnlab.models.stack import stack_spec
+from attnlab.nn.norms import NoNorm
+from attnlab.tasks.many_classes import BANDS, ManyClasses
+from attnlab.train.optimizer import AdamW
+from attnlab.train.report import Reporting
+from attnlab.train.run_config import run_config
+from attnlab.train.schedule import Cosine
+from attnlab.zoo.chosen import chosen_recipe
+
+SEEDS = 3
+DIMS = {'cpu': 20, 'full': 128}
+STEPS = {'cpu': 300, 'full': 20_000}
+BATCH = {'cpu': 128, 'full': 2_048}
+EXAMPLES = {'cpu': 768, 'full': 16_384}
+RATES = {'low': 3e-3, 'middle': 1e-2, 'high': 3e-2}
+
+HEAD_ARGUMENTS = {
+    'softmax': ('softmax', {}),
+    'sampled': ('sampled_softmax', {'negatives': 512}),
+    'sampled, uncorrected': ('sampled_softmax', {'negatives': 512, 'correction': False}),
+    'hierarchical': ('hierarchical', {}),
+    'adaptive': ('adaptive_softmax', {}),
+    'arcface': ('arcface', {'scale': 16.0, 'margin': 0.2}),
+    'partial fc': ('partial_fc', {'scale': 16.0, 'margin': 0.2}),
+}
+"""Rows of the registry, and their arguments; a margin of 0.5 is for faces, that are further apart than points here."""
+
+TIMED = 1_024
+"""Hidden states of a call whose time and memory are taken."""
+
+ROUNDS = 5
+
+
+def runs(size):
+    """A run a head, rate and seed; seeds draw prototypes, examples and the model anew."""
+    return [
+        Run(f'{head.replace(", ", "_").replace(" ", "_")}-{rate}-{seed}', config(head, RATES[rate], seed, size))
+        for head in HEAD_ARGUMENTS
+        for rate in RATES
+        for seed in range(SEEDS)
+    ]
+
+
+def config(head, rate, seed, size):
+    """A linear map of the points with a bias, a mixer of one token, which is linear, and the head."""
+    data = ZipfPrototypes(seed=seed)
+    row, arguments = HEAD_ARGUMENTS[head]
+    made = (HEADS | CLASSIFIERS)[row].spec.copy_and_resolve_references()
+    made.update(arguments)
+    if row in CLASSIFIERS:
+        made.classes = data.classes
+    recipe = chosen_recipe('nope')
+    stack = stack_spec(recipe.sized(heads=1, window=1), layer=recipe.layer, depth=1, mlp=None)
+    for block in stack.blocks:
+        block.norm = spec(NoNorm)
+    found = run_config(
+        {'optimizer': '', 'schedule': ''},
+        steps=STEPS[size],
+        batch_size=BATCH[size],
+        length=1,
+        task=spec(ManyClasses, data=data, held_out=EXAMPLES[size]),
+        model=spec(
+            Model,
+            dim=DIMS[size],
+            stack=stack,
+            norm=spec(NoNorm),
+            head=made,
+            inputs=spec(Projection, features=data.dim),
+            streaming=False,
+        ),
+        optimizer=AdamW(peak_lr=rate, schedule=Cosine(warmup=0.05), weight_decay=0.0),
+        evals=tuple(
+            spec(BySlice, cadence=spec(AtEnd), split=split, name=split, multiples=(1,), examples=EXAMPLES[size])
+            for split in ('valid', 'test')
+        ),
+        save_every=STEPS[size],
+        report=Reporting(every=STEPS[size] // 10, tensorboard=False),
+    )
+    with found.unlocked():
+        found.seed = seed
+    return found
+
+
+def measure(finished: Finished):
+    """Losses and accuracies by how frequent classes are; once a seed the best guess, and once a head what it costs."""
+    setup = finished.loaded.setup
+    head, rate, seed = finished.label.split('-')
+    parts = ('all', *BANDS)
+    found = {
+        'chosen_by': finished.curve('valid/all/accuracy')[-1][1],
+        'loss': {part: finished.curve(f'test/{part}/loss')[-1][1] for part in parts},
+        'accuracy': {part: finished.curve(f'test/{part}/accuracy')[-1][1] for part in parts},
+    }
+    if (head, rate) == ('softmax', 'low'):
+        slices = setup.task.slices('test', 1, (1,), setup.task.held_out)
+        guesses = {part: setup.task.trivial(each) for part, each in slices.items()}
+        found['best'] = {name: {part: guesses[part][name]['posterior'] for part in parts} for name in SHOWN}
+    if (rate, seed) == ('low', '0'):
+        found['head'] = cost(finished.loaded.model(), setup.task.data)
+    return found
+
+
+SHOWN = ('loss', 'accuracy')
+
+
+def cost(model, data):
+    """Milliseconds, the best of several calls, and temporaries in MiB of the head's objective and its gradients."""
+    graphdef, params, rest = nnx.split(model.head, nnx.Param, ...)
+    hidden = jax.random.normal(jax.random.key(0), (TIMED, model.dim))
+    rows = data.rows('test', TIMED)
+    labels = jnp.asarray([rows[index]['label'] for index in range(TIMED)])
+
+    def objective(params, hidden, labels, key):
+        return jnp.mean(nnx.merge(graphdef, params, rest).objective(hidden, labels, key))
+
+    arguments = params, hidden, labels, jax.random.key(1)
+    program = jax.jit(jax.grad(objective, argnums=(0, 1))).lower(*arguments).compile()
+    times = []
+    for _ in range(ROUNDS):
+        began = time.perf_counter()
+        jax.block_until_ready(program(*arguments))
+        times.append(time.perf_counter() - began)
+    temporary = program.memory_analysis().temp_size_in_bytes
+    return {'milliseconds': 1e3 * float(np.min(times)), 'temporary_mib': temporary / 2**20}

@@ -1,0 +1,5 @@
+"""`diagonal_low_rank` on Hopper GPUs."""
+
+from pallas_kernels.diagonal_low_rank.mosaic_gpu.passes import form, refusal, tiled_by
+
+__all__ = ['form', 'refusal', 'tiled_by']

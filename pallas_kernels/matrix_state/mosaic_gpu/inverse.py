@@ -1,0 +1,118 @@
+"""The kernels that invert the triangular matrices of chunks on Hopper GPUs, and find the gradients.
+
+The diagonal blocks of 2, 4, 8, ... steps are inverted in products alone, each from two of the size before, as in
+`delta_rule.chunk`: substitution, block by block, which stays accurate where powers of the matrix would grow. A factor
+is two bfloat16 parts, a product three of these. Of 16 bits errors leave 12 where keys are most alike; what the inverse
+is multiplied with then keeps 10.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.experimental.pallas as pl
+import jax.experimental.pallas.mosaic_gpu as plgpu
+import jax.numpy as jnp
+
+from pallas_kernels.cost import Cost
+from pallas_kernels.matrix_state.mosaic_gpu.tiles import NAMED_LAYOUTS, TILE, iota, load, shared_tile, write
+from pallas_kernels.mosaic_gpu import launch
+from pallas_kernels.mosaic_gpu.products_sm90 import multiply
+from pallas_kernels.target import Target
+
+SIZES = (2, 4, 8, 16, 32)
+"""The steps of the blocks from which those of twice as many are made."""
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def inverse(here: Target, strict: jax.Array) -> jax.Array:
+    """Returns `(I + strict)^{-1}`, float32 `b h l c c`, of matrices that are zero on the diagonal and above."""
+    return _call(here, 'matrix_state_inverse', 2 * len(SIZES), _inverse, strict)
+
+
+def _save(here: Target, strict: jax.Array) -> tuple[jax.Array, jax.Array]:
+    found = inverse(here, strict)
+    return found, found
+
+
+def _pull(here: Target, found: jax.Array, dfound: jax.Array) -> tuple[jax.Array]:
+    return (_call(here, 'matrix_state_inverse_gradients', 2, _gradients, found, dfound),)
+
+
+inverse.defvjp(_save, _pull)
+
+Product = Callable[..., jax.Array]
+"""From two tiles to their product; the transposed one, or ones, are named by `sides` as in `products.multiply`."""
+
+
+def _inverse(product: Product, strict: jax.Array) -> jax.Array:
+    found = jnp.where(_same(1), 1.0, jnp.where(_same(2), -strict, 0.0))
+    for size in SIZES:
+        corner = jnp.where(_same(2 * size) & ~_same(size), strict, 0.0)
+        found = found - product(found, product(corner, found))
+    return found
+
+
+def _gradients(product: Product, found: jax.Array, dfound: jax.Array) -> jax.Array:
+    dstrict = product(found, product(dfound, found, sides='nt'), sides='tn')
+    return jnp.where(iota(0) > iota(1), -dstrict, 0.0)
+
+
+def _same(size: int) -> jax.Array:
+    """Marks the steps in the same block of so many."""
+    return (iota(0) ^ iota(1)) < size
+
+
+def _call(here: Target, name: str, products: int, compute: Callable[..., jax.Array], *matrices: jax.Array) -> jax.Array:
+    """The matrix that a program of its own computes for every chunk, from those of the chunk."""
+    b, h, chunks, *_ = matrices[0].shape
+    given = [matrix.reshape(b, h, chunks * TILE, TILE) for matrix in matrices]
+
+    def body(*refs: Any) -> None:
+        at, head, chunk = (jax.lax.axis_index(name) for name in ('b', 'h', 'chunk'))
+        *taken, out = (ref.at[at, head, pl.ds(chunk * TILE, TILE)] for ref in refs)
+
+        def run(tiles: Any, left: Any, right: Any, arrived: Any) -> None:
+            for ref, tile in zip(taken, tiles, strict=True):
+                plgpu.copy_gmem_to_smem(ref, tile, arrived)
+            plgpu.barrier_wait(arrived)
+            found = compute(functools.partial(_product, here, left, right), *(load(tile) for tile in tiles))
+            # Every thread has read the numbers in whose place it writes.
+            tiles[0][...] = found
+            write(tiles[0], out)
+
+        pl.run_scoped(
+            run,
+            [shared_tile(jnp.float32)] * len(given),
+            [shared_tile(jnp.bfloat16)] * 2,
+            [shared_tile(jnp.bfloat16)] * 2,
+            plgpu.Barrier(num_arrivals=len(given)),
+        )
+
+    found = launch.kernel(
+        body,
+        here,
+        out_type=jax.ShapeDtypeStruct(given[0].shape, jnp.float32),
+        name=name,
+        cost=Cost(flops=3 * products * 2 * b * h * chunks * TILE**3),
+        grid=(b, h, chunks),
+        grid_names=('b', 'h', 'chunk'),
+        compiler_params=NAMED_LAYOUTS,
+    )(*given)
+    return found.reshape(matrices[0].shape)
+
+
+def _product(here: Target, left: Any, right: Any, x: jax.Array, y: jax.Array, *, sides: str = 'nn') -> jax.Array:
+    """`x y` in three products of 16-bit parts; what the two low ones have in common is below 16 bits."""
+    for (coarse, fine), numbers in ((left, x), (right, y)):
+        coarse[...] = numbers.astype(jnp.bfloat16)
+        fine[...] = (numbers - load(coarse)).astype(jnp.bfloat16)
+    plgpu.commit_smem()
+    left, right = (
+        [part.transpose((1, 0)) if side == 't' else part for part in parts]
+        for side, parts in zip(sides, (left, right), strict=True)
+    )
+    found = multiply(here, left[1], right[0])
+    found = multiply(here, left[0], right[1], found)
+    return multiply(here, left[0], right[0], found)

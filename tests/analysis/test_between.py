@@ -1,0 +1,80 @@
+"""Two models: a permuted copy is found again, and what does not hold is left."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from attnlab.analysis.between import Axis, Symmetry, barrier, matched, mixed, permuted, symmetries
+from attnlab.cli import main
+from attnlab.context import Context
+from attnlab.runs.record import read_record
+from attnlab.train.optimizer import named_parameters
+from attnlab.train.state import split
+from tests.analysis.test_parts import TOKENS, made
+from tests.bad_inputs.conftest import LANGUAGE, SMALL, originals
+
+__all__ = ['originals']
+
+
+def arrays(model):
+    return {path: np.asarray(variable[...]) for path, variable in named_parameters(split(model)[1]).items()}
+
+
+def outputs(model, values):
+    graphdef, params, rest = nnx.split(model, nnx.Param, ...)
+    made = jax.tree.unflatten(
+        jax.tree.structure(params), [jnp.asarray(values[path]) for path in named_parameters(params)]
+    )
+    return np.asarray(nnx.merge(graphdef, made, rest).hidden(TOKENS, Context.full(1, 6))[0])
+
+
+@pytest.mark.parametrize('name', ['mha', 'mamba', 'gated_delta_net'])
+def test_a_permuted_copy_is_found_again(name):
+    model = made(name, **({} if name == 'mamba' else {'heads': 2}))
+    known = symmetries(model)
+    assert [each.name for each in known] == ['stream'] + [f'layers[{i}].{b}' for i in (0, 1) for b in ('mixer', 'mlp')]
+    one, before = arrays(model), outputs(model, arrays(model))
+    rng = np.random.default_rng(0)
+    # The stream by itself, and all the others at once: all of them together need not be found.
+    for chosen in (known[:1], known[1:]):
+        other, orders = one, {each.name: rng.permutation(each.count) for each in chosen}
+        for symmetry in chosen:
+            other = permuted(other, symmetry, orders[symmetry.name])
+        # Nothing that can be read of the model has changed, but for the order of channels of the stream.
+        order = orders.get('stream', np.arange(model.dim))
+        np.testing.assert_allclose(outputs(model, other), before[..., order], atol=1e-5)
+        assert max(np.abs(other[path] - one[path]).max() for path in one) > 0.1
+        found, back = matched(one, other, chosen)
+        for path, each in one.items():
+            np.testing.assert_array_equal(found[path], each)
+        for name_, order in orders.items():
+            np.testing.assert_array_equal(order[back[name_]], np.arange(len(order)))
+
+
+def test_units_by_hand():
+    # Two heads of two channels side by side, and three channels in two parts.
+    heads = Symmetry('heads', 2, (Axis('a', -1, None, together=True),))
+    np.testing.assert_array_equal(permuted({'a': np.arange(4)}, heads, np.array([1, 0]))['a'], [2, 3, 0, 1])
+    parts = Symmetry('parts', 3, (Axis('a', -2, 1, together=False),))
+    whole = np.arange(12).reshape(2, 6, 1)
+    found = permuted({'a': whole}, parts, np.array([2, 0, 1]))['a']
+    np.testing.assert_array_equal(found[0], whole[0])
+    np.testing.assert_array_equal(found[1, :, 0] - 6, [2, 0, 1, 5, 3, 4])
+    assert barrier([1.0, 3.0, 2.0], (0.0, 0.5, 1.0)) == 1.5
+    half = mixed({'a': np.float32([0.0])}, {'a': np.float32([1.0])}, 0.25)['a']
+    assert half.dtype == np.float32 and half[0] == 0.25
+
+
+def test_two_runs_and_their_mean(originals, tmp_path, capsys):
+    first, second, merged = originals / 'run', tmp_path / 'second', tmp_path / 'merged'
+    config = f'--config={LANGUAGE}:zoo=mingru,data={originals / "text.txt"}'
+    assert main(['train', config, *SMALL, '--config.seed=1', f'--workdir={second}']) == 0
+    asked = ['analyse', f'--workdir={first}', f'--between={second}', '--rows=2', '--compilation_cache=']
+    assert main([*asked, f'--merged={merged}']) == 0
+    printed = capsys.readouterr().out
+    assert 'layers[0].mlp' in printed and 'left' not in printed
+    assert read_record(merged).finished and read_record(merged).facts['merged'] == [str(first), str(second)]
+    assert main([*asked, f'--merged={merged}']) == 2
+    assert 'holds a run already' in capsys.readouterr().err

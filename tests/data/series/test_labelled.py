@@ -1,0 +1,65 @@
+"""Windows of one's own with labels."""
+
+import numpy as np
+import pytest
+
+from attnlab.data.series.labelled import labelled_windows
+from attnlab.errors import UserError
+
+RNG = np.random.default_rng(0)
+X, LABEL = RNG.normal(3.0, 2.0, (50, 6, 2)), np.arange(50) % 3
+
+
+def saved(folder, **arrays):
+    path = folder / 'windows.npz'
+    np.savez(path, **arrays)
+    return str(path)
+
+
+def test_a_file_without_splits_is_divided_and_scaled_by_training(tmp_path):
+    data = labelled_windows(saved(tmp_path, x=X, label=LABEL))
+    assert (data.kind.classes, data.kind.length, data.kind.channels) == (3, 6, 2)
+    found = {split: data.rows(split) for split in data.splits}
+    assert {split: len(rows) for split, rows in found.items()} == {'train': 40, 'valid': 5, 'test': 5}
+    train = np.stack([row['x'] for row in found['train']])
+    np.testing.assert_allclose(train.mean(axis=(0, 1)), 0, atol=1e-5)
+    np.testing.assert_allclose(train.std(axis=(0, 1)), 1, rtol=1e-4)
+    labels = [int(row['label']) for rows in found.values() for row in rows]
+    assert sorted(labels) == sorted(LABEL.tolist())
+
+
+def test_splits_of_a_file_are_kept_and_test_reaches_no_scale(tmp_path):
+    arrays = {'x_train': X[:, :, 0], 'label_train': LABEL, 'label_test': np.array([2, 0])}
+    data = labelled_windows(saved(tmp_path, x_test=X[:2, :, 0], **arrays))
+    first = [row['x'] for row in data.rows('train')]
+    assert first[0].shape == (6,) and [int(row['label']) for row in data.rows('test')] == [2, 0]
+    assert len(data.rows('valid')) == 2
+    (tmp_path / 'poisoned').mkdir()
+    poisoned = labelled_windows(saved(tmp_path / 'poisoned', x_test=1e6 * X[:2, :, 0], **arrays))
+    np.testing.assert_array_equal(first, [row['x'] for row in poisoned.rows('train')])
+
+
+@pytest.mark.parametrize(
+    ('arrays', 'sentence'),
+    [
+        ({'x': X}, "has no array 'label'; it needs x and label"),
+        ({'x': X, 'label': LABEL[:9]}, 'label as many whole numbers from 0'),
+        ({'x': X, 'label': LABEL - 1}, 'label as many whole numbers from 0'),
+        ({'x': np.full_like(X, np.nan), 'label': LABEL}, 'x must be finite numbers'),
+        ({'x': X, 'label': np.zeros(50, int)}, 'has windows of one class'),
+        ({'x_train': X, 'label_train': LABEL}, "has no array 'x_test'"),
+        (
+            {'x_train': X, 'label_train': LABEL, 'x_test': X, 'label_test': LABEL + 1},
+            'no class that training has not',
+        ),
+    ],
+)
+def test_mistakes_are_named(tmp_path, arrays, sentence):
+    with pytest.raises(UserError, match=sentence):
+        labelled_windows(saved(tmp_path, **arrays))
+
+
+def test_another_file_is_named(tmp_path):
+    (tmp_path / 'a.npz').write_bytes(b'no archive')
+    with pytest.raises(UserError, match='cannot be read as a file of numpy'):
+        labelled_windows(str(tmp_path / 'a.npz'))
