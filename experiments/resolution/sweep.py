@@ -32,7 +32,7 @@ ARGUMENTS = {
 """Attention with positions of four kinds, then mixers, without positions where they tell places apart themselves."""
 
 UNROTATED = ('learned', 'sinusoidal', 'without')
-"""Whose attention lacks the rotations along the rows of patches that `mha` has elsewhere: positions are what is asked."""
+"""Whose attention lacks the rotations along the rows of patches that `mha` has elsewhere: positions are asked about."""
 
 HIDDEN = MappingProxyType(
     {
