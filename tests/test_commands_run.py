@@ -27,6 +27,7 @@ __all__ = ['originals']
 BASE = ('steps=4', 'batch_size=2', 'checkpoint.every=4', 'report.every=1', 'report.tensorboard=False')
 LENGTHS = {
     'language': ('length=32', 'evals[0].tokens=64'),
+    'activations': ('length=32', 'evals[0].tokens=64'),
     'recall': ('evals[0].examples=2', 'evals[0].multiples=(1,)'),
     'long_range': ('evals[0].examples=2',),
     'grokking': ('evals[0].examples=2',),
@@ -174,7 +175,10 @@ def overrides(words: list[str]) -> list[str]:
 
 def with_text(word: str) -> str:
     """A flag that names a config of texts, with a text of a test in the place of what it would read."""
-    if not re.match(r'--config=(sweeps/|configs/|configs/sweeps/)?language(\.py)?(:|$)', word) or 'base=' in word:
+    if (
+        not re.match(r'--config=(sweeps/|configs/|configs/sweeps/)?(language|activations)(\.py)?(:|$)', word)
+        or 'base=' in word
+    ):
         return word
     name, _, arg = word.partition(':')
     asked = [item for item in arg.split(',') if item and not item.startswith('data=')]
