@@ -9,12 +9,13 @@ may be deleted at any time.
 import contextlib
 import errno
 import fcntl
+import io
 import json
 import os
 import pathlib
 import uuid
 from collections.abc import Iterator
-from typing import IO, Any
+from typing import Any
 
 from attnlab.errors import UserError
 
@@ -41,7 +42,7 @@ def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 @contextlib.contextmanager
-def growing(path: pathlib.Path) -> Iterator[IO[bytes] | None]:
+def growing(path: pathlib.Path) -> Iterator[io.BufferedIOBase | None]:
     """Yields a file to append to, which takes the place of `path` when the block ends.
 
     Until then it is `path.part`; when the block fails, what it holds is kept, and a later call goes on with it. Another

@@ -238,7 +238,8 @@ def test_analyse_inside(capsys, run, tmp_path):
     assert second['lens']['agreement'] == 1 and second['lens']['divergence'] == 0
     assert second['tuned']['divergence'] == second['tuned']['divergence_of_logit_lens'] == 0
     assert found['tuned_embedding']['divergence'] > 0 and first['tuned'].keys() == second['tuned'].keys()
-    assert first['heads'] == {} and second['heads'].keys() == {'entropy', 'distance', 'sink', 'previous', 'induction'}
+    kinds = {'entropy', 'distance', 'sink', 'previous', 'induction', 'retrieval'}
+    assert first['heads'] == {} and second['heads'].keys() == kinds
     (state,) = [one for one in first['states'].values() if len(one['kept']) > 1]
     np.testing.assert_allclose(state['kept'], [1 - 2.0 ** (-5 - head) for head in range(len(state['kept']))], rtol=1e-4)
     assert len(found['memory']['influence']) == 8 and found['memory']['influence'][0] > 0

@@ -619,8 +619,8 @@ def test_images_of_ones_own(tmp_path):
         ('data=count,voxels=occupied', 'voxels=occupied is for clouds of points; data=count holds images'),
         ('data=parts,voxels=some', 'there is no voxels=some'),
         (
-            'zoo=condaformer,data=parts,voxels=occupied',
-            'zoo=condaformer needs a grid, which some of the voxels are not',
+            'zoo=swin,data=parts,voxels=occupied',
+            'zoo=swin needs a grid, which some of the voxels are not',
         ),
         ('data=parts,side=0', 'side=0 of the config is no whole number of pixels or voxels'),
         ('data=.,side=large', 'side=large of the config is no whole number of pixels'),

@@ -68,7 +68,7 @@ def test_classification_of_regimes(argument):
     assert {'loss', 'accuracy'} <= set(measured)
     assert setup.model.outputs == 4 and setup.length == setup.task.data.of.steps
     guesses = setup.task.trivial(setup.task.slices('test', setup.length, (1,), 200)['all'])
-    assert guesses['accuracy'].keys() == {'chance', 'majority'} and guesses['accuracy']['majority'] < 0.4
+    assert guesses['accuracy'].keys() == {'chance', 'majority', 'linear'} and guesses['accuracy']['majority'] < 0.4
 
 
 def test_classification_of_windows_of_ones_own(tmp_path):

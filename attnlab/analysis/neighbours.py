@@ -215,7 +215,7 @@ def mlp_inputs(task: Task, model: Any, batch: Batch) -> Array:
     return found[-1]
 
 
-def _listed(losses: Mapping[int, float]) -> list[dict[str, float]]:
+def _listed(losses: Mapping[int, float]) -> list[dict[str, int | float]]:
     return [{'of': size, 'loss': loss} for size, loss in losses.items()]
 
 

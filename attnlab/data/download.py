@@ -8,7 +8,6 @@ import pathlib
 import time
 import urllib.error
 import urllib.request
-from typing import IO
 
 from absl import logging
 
@@ -63,7 +62,7 @@ def _download(url: str, path: pathlib.Path) -> None:
         raise UserError(f'cannot write {path}: {error.strerror}; make room or name another folder') from error
 
 
-def _transfer(url: str, file: IO[bytes]) -> str | None:
+def _transfer(url: str, file: io.BufferedIOBase) -> str | None:
     """Brings `file` to the response of `url`, with a few attempts that each go on behind what is there.
 
     Returns the last error, if all failed. A server that sends no ranges, or none from there on, is asked for the whole.
@@ -77,7 +76,7 @@ def _transfer(url: str, file: IO[bytes]) -> str | None:
     return failure
 
 
-def _attempt(url: str, file: IO[bytes]) -> str | None:
+def _attempt(url: str, file: io.BufferedIOBase) -> str | None:
     start = file.seek(0, io.SEEK_END)
     request = urllib.request.Request(url, headers={'Range': f'bytes={start}-'} if start else {})
     try:

@@ -9,6 +9,7 @@ from flax import nnx
 from jax.typing import ArrayLike
 
 from attnlab.errors import UserError
+from attnlab.signature import checked_fields
 
 GROUPS = ('matrix', 'embedding', 'vector', 'dynamics')
 """`matrix`: hidden weights. `embedding`: tables indexed by token. `vector`: biases, gains. `dynamics`: what sets the
@@ -43,6 +44,7 @@ class Buffer(nnx.Variable):
     """
 
 
+@checked_fields
 @dataclasses.dataclass(frozen=True)
 class Drawn:
     """How a buffer is drawn anew: after every `every` steps of training, `draw(key, shape)`.
@@ -52,10 +54,6 @@ class Drawn:
 
     every: int
     draw: Callable[[jax.Array, tuple[int, ...]], jax.Array]
-
-    def __post_init__(self) -> None:
-        if self.every < 1:
-            raise UserError(f'what is drawn is drawn anew every {self.every} steps; it must be at least 1')
 
 
 def buffer(value: ArrayLike, *, axes: Sequence[str | None], drawn: Drawn | None = None) -> Buffer:

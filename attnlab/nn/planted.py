@@ -9,8 +9,10 @@ from jaxtyping import Float, Int
 
 from attnlab.errors import UserError
 from attnlab.nn.experts import Gate, SoftmaxGate
+from attnlab.signature import checked_fields
 
 
+@checked_fields
 @dataclasses.dataclass(frozen=True)
 class PlantedExperts:
     """`p(y | x) = sum_e pi_e(x) N(y; A_e x + b_e, noise^2)` for points x of the plane, `pi` the gate's affinities.

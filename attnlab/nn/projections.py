@@ -26,7 +26,7 @@ small_orthogonal = nnx.initializers.orthogonal(0.1)
 
 
 @dataclasses.dataclass
-class Draws:
+class _Draws:
     """What the maps of a branch draw from: a key, and how many have drawn."""
 
     key: Array
@@ -38,7 +38,7 @@ class Draws:
         return jax.random.fold_in(self.key, self.count)
 
 
-_DRAWS: contextvars.ContextVar[Draws | None] = contextvars.ContextVar('draws', default=None)
+_DRAWS: contextvars.ContextVar[_Draws | None] = contextvars.ContextVar('draws', default=None)
 
 
 @contextlib.contextmanager
@@ -48,7 +48,7 @@ def drawing(key: DropoutKey | None) -> Iterator[None]:
     Maps are called with their input alone. A branch of a block says what they draw from, and so for every map of every
     layer and step there is another key, which follows from the seed.
     """
-    token = _DRAWS.set(None if key is None else Draws(key))
+    token = _DRAWS.set(None if key is None else _Draws(key))
     try:
         yield
     finally:

@@ -111,17 +111,19 @@ FLAGS = [
     ('generate --workdir={run} --regex=a --tested=drawn --temperature=0', '--temperature=0 takes the likeliest'),
     ('generate --workdir={run} --prompts={tmp}/none', 'which cannot be read'),
     ('generate --workdir={run} --prompts={text} --prompt=a', '--prompt is one text and --prompts a file of them'),
-    ('uncertainty --workdir={run}', 'was trained for LanguageModelling; what is analysed here is a classifier'),
     ('uncertainty --workdir={run} --alpha=1', '--alpha is 1.0; it must be above 0 and below 1'),
     ('uncertainty --workdir={run} --rows=3', 'rows=3'),
     ('quantize --workdir={run}', '--out is missing'),
-    ('quantize --workdir={run} --out={tmp}/new', 'nothing is quantized: give a format of weights, inputs or states'),
+    ('quantize --workdir={run} --out={tmp}/new', 'nothing is quantized: give --weights, --inputs or --state'),
     ('quantize --workdir={run} --out={tmp}/new --weights=in4', "there is no format 'in4'; choose from intN"),
     (
         'quantize --workdir={run} --out={tmp}/new --state=int4 --feedback=4',
         '--feedback calibrates the rounding of weights',
     ),
-    ('quantize --workdir={run} --out={tmp}/new --weights=int4 --rows=4', '--rows is for --budget or --inputs=fixed8'),
+    (
+        'quantize --workdir={run} --out={tmp}/new --weights=int4 --rows=4',
+        '--rows is for --budget, --inputs=fixed8 or --sparse',
+    ),
     ('quantize --workdir={run} --out={tmp}/new --inputs=fixed1', 'bits is 1; it must be at least 2'),
     ('quantize --workdir={run} --out={tmp}/new --weights=int3,int4', 'several formats are to choose from by --budget'),
     (

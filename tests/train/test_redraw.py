@@ -61,5 +61,5 @@ def test_without_drawn_buffers_nothing_is_added():
     _, _, buffers = split(Layers(rngs=nnx.Rngs(0)))
     still = nnx.State({'still': buffers['still']})
     assert redrawn(still, jax.random.key(0), jnp.int32(3))['still'] is buffers['still']
-    with pytest.raises(UserError, match='anew every 0 steps'):
+    with pytest.raises(UserError, match='every of Drawn is 0; it must be a whole number of at least 1'):
         Drawn(0, lambda key, shape: key)
