@@ -8,7 +8,6 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import ArrayLike
 
-from attnlab.errors import UserError
 from attnlab.signature import checked_fields
 
 GROUPS = ('matrix', 'embedding', 'vector', 'dynamics')
