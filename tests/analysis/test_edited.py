@@ -53,8 +53,9 @@ def test_a_text_is_answered_otherwise(originals, tmp_path, capsys):
 
 
 def test_a_fact_is_answered_otherwise(facts, tmp_path, capsys):
-    asked = ['edit', f'--workdir={facts}', f'--out={tmp_path}/edited', *COMMON, '--row=0']
-    assert main([*asked, '--at=1', '--answer=70', '--steps=200']) == 0
+    asked = ['edit', f'--workdir={facts}', f'--out={tmp_path}/other', *COMMON, '--row=0']
+    first = [word.replace('other', 'edited') for word in asked]
+    assert main([*first, '--at=1', '--answer=70', '--steps=200']) == 0
     before, after = read(capsys)
     assert after > 5 * before
     for flags, message in (
@@ -65,7 +66,7 @@ def test_a_fact_is_answered_otherwise(facts, tmp_path, capsys):
         (['--at=1', '--answer=70', '--prompt=a'], 'give --prompt and --subject, of a run of text, or --row and --at'),
         (['--at=1'], '--answer is missing'),
     ):
-        assert main([*asked, f'--out={tmp_path}/other', *flags]) == 2
+        assert main([*asked, *flags]) == 2
         assert message in capsys.readouterr().err
 
 
