@@ -3,7 +3,7 @@
 import numpy as np
 
 from attnlab.evals.measured import SHARE
-from attnlab.experiment.results import panels, plus_minus
+from attnlab.experiment.results import panels, plus_minus, preferred
 
 TOKENS = ('first name', 'last name', 'relation', 'asked')
 CHOOSING, SHOWN = 0, 1
@@ -115,7 +115,4 @@ def best(rows):
     for row in rows:
         recipe, _ = row['label'].split('-', 1)
         found.setdefault(recipe, {}).setdefault(rate_of(row), []).append(row)
-    return {
-        recipe: min(rates.values(), key=lambda seeds: np.mean([row['loss'] for row in seeds]))
-        for recipe, rates in found.items()
-    }
+    return {recipe: preferred(rates, lambda row: row['loss']) for recipe, rates in found.items()}

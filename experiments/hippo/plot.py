@@ -3,7 +3,7 @@
 import numpy as np
 
 from attnlab.compare.axes import styles
-from attnlab.experiment.results import panels, plus_minus
+from attnlab.experiment.results import panels, plus_minus, preferred
 
 
 def figure(rows):
@@ -53,4 +53,4 @@ def chosen(rows):
     for row in rows:
         problem, start, steps, rate, _ = row['label'].split('-')
         found.setdefault((problem, start, steps), {}).setdefault(rate, []).append(row)
-    return {key: min(rates.values(), key=lambda seeds: mean(seeds, 'valid')) for key, rates in found.items()}
+    return {key: preferred(rates, lambda row: row['valid']) for key, rates in found.items()}

@@ -4,7 +4,7 @@ import numpy as np
 
 from attnlab.compare.axes import styles
 from attnlab.evals.measured import SHARE
-from attnlab.experiment.results import panels, plus_minus
+from attnlab.experiment.results import panels, plus_minus, preferred
 
 PANELS = {
     'positions of attention': ('learned', 'sinusoidal', 'without', 'axial_rope'),
@@ -68,7 +68,4 @@ def better(rows):
     for row in rows:
         name, rate, _ = row['label'].rsplit('-', 2)
         found.setdefault(name, {}).setdefault(rate, []).append(row)
-    return {
-        name: max(rates.values(), key=lambda seeds: np.mean([seed['valid'] for seed in seeds]))
-        for name, rates in found.items()
-    }
+    return {name: preferred(rates, lambda row: row['valid'], highest=True) for name, rates in found.items()}

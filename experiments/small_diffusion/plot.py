@@ -6,7 +6,7 @@ import numpy as np
 
 from attnlab.compare.axes import styles
 from attnlab.evals.measured import SHARE
-from attnlab.experiment.results import panels, plus_minus
+from attnlab.experiment.results import panels, plus_minus, preferred
 
 BOUNDS = {'accuracy': SHARE} | dict.fromkeys(('score', 'deviation_error', 'distance'), (0.0, math.inf))
 
@@ -71,7 +71,4 @@ def better(rows):
         name, rate, _ = row['label'].rsplit('-', 2)
         if 'drawn' in row:
             found.setdefault(name, {}).setdefault(rate, []).append(row)
-    return {
-        name: min(rates.values(), key=lambda seeds: np.mean([seed['valid'] for seed in seeds]))
-        for name, rates in found.items()
-    }
+    return {name: preferred(rates, lambda row: row['valid']) for name, rates in found.items()}
