@@ -129,10 +129,10 @@ def corrupted(facts, rng, count):
 
 
 def places(model):
-    """Every branch of every layer with a last map."""
+    """Every branch with a last map, of every layer but the last, whose values at other tokens nothing reads."""
     return [
         Edit(layer=index, branch=branch)
-        for index, layer in enumerate(model.stack.layers())
+        for index, layer in enumerate(list(model.stack.layers())[:-1])
         for branch in ('mixer', 'mlp')
         if last_map(getattr(layer, branch, None)) is not None
     ]
