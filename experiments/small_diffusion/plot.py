@@ -33,7 +33,9 @@ def figure(rows):
                 shares = list(seeds[0]['reused'][kept])
                 values = [np.mean([seed['reused'][kept][share][what] for seed in seeds]) for share in shares]
                 axis.plot([float(share) for share in shares], values, marker='o', label=f'{name}, kept: {kept}')
-        axis.set(xlabel='share of keys', xscale='log')
+        axis.set(xlabel='share of keys', xscale='log', ylim=(0, None))
+        axis.set_xticks([float(share) for share in shares], shares)
+        axis.minorticks_off()
         axis.legend(frameon=False, fontsize=7)
     axes[1].set_ylabel('from images with all keys, deviations')
     axes[2].set_ylabel('label asked for is found')
