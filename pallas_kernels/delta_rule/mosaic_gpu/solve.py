@@ -19,9 +19,10 @@ def solve(here: Target, documents: Documents, steps: Steps) -> Solved:
     """What chunks do; beta is the number that the rule has of steps."""
     (beta,) = steps.numbers
     does = _weights(here, documents, steps, beta)
-    solved = inverse(here, does.erased)
-    written = multiply(solved, beta * of_heads(steps.v, beta.shape[1]), 'nn', _FORM)
-    reads = -multiply(solved, beta * does.k, 'nn', _FORM)
+    # Its columns times beta, rather than the rows of what it multiplies, which would be written once more in float32.
+    solved = inverse(here, does.erased) * beta.swapaxes(3, 4)
+    written = multiply(solved, of_heads(steps.v, beta.shape[1]), 'nn', _FORM)
+    reads = -multiply(solved, does.k, 'nn', _FORM)
     found = Solved(does.among, does.q, does.writes, does.factor, written, reads)
     return jax.tree.map(lambda array: array.astype(steps.q.dtype), found)._replace(factor=does.factor)
 
