@@ -14,6 +14,7 @@ from attnlab.commands import (
     completion,
     config,
     data,
+    edit,
     eval,
     experiment,
     generate,
@@ -48,6 +49,8 @@ usage: attnlab COMMAND [--flag=value ...]
   generate      text from a trained model: --workdir=RUN --prompt=TEXT
   quantize      a run of few bits, made of a trained one: --workdir=RUN
                 --weights=int4@32 --out=NEW
+  edit          a run that answers one prompt otherwise, by one changed map:
+                --workdir=RUN --prompt=TEXT --answer=TEXT --layer=N --out=NEW
   show          RUN: its results, how it was started, its config
   config        every key of a config: its value, its type and what it is
   zoo           the mixers that configs can name; zoo NAME: one of them whole;
@@ -92,6 +95,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     'analyse': analyse.main,
     'generate': generate.main,
     'quantize': quantize.main,
+    'edit': edit.main,
     'uncertainty': uncertainty.main,
     'experiment': experiment.main,
     'show': show.main,

@@ -50,10 +50,8 @@ def growing(path: pathlib.Path) -> Iterator[io.BufferedIOBase | None]:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f'{path.name}.part')
-    try:
-        with part.open('a+b') as file:
-            with contextlib.suppress(OSError):
-                fcntl.flock(file, fcntl.LOCK_EX)
+    with _held(part) as file:
+        try:
             if path.is_file():
                 yield None
                 return
@@ -62,9 +60,29 @@ def growing(path: pathlib.Path) -> Iterator[io.BufferedIOBase | None]:
             flush(part)
             os.replace(part, path)
             flush(path.parent)
-    finally:
-        if part.is_file() and not part.stat().st_size:
-            part.unlink()
+        finally:
+            # While it is locked: nobody else can have begun to write to it.
+            if _is_at(part, file) and not part.stat().st_size:
+                part.unlink()
+
+
+def _held(part: pathlib.Path) -> io.BufferedRandom:
+    """The file at a path, opened to append to and locked; whoever held it before may have moved or removed it."""
+    while True:
+        file = part.open('a+b')
+        with contextlib.suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_EX)
+        if _is_at(part, file):
+            return file
+        file.close()
+
+
+def _is_at(path: pathlib.Path, file: io.BufferedRandom) -> bool:
+    """Whether an open file is still the one at a path."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def write(path: pathlib.Path, content: str | bytes) -> None:

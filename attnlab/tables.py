@@ -75,11 +75,12 @@ def plus_minus(one: Interval) -> str:
 def with_ends(value: float, low: float, high: float, digits: int) -> str:
     """`value ± half of the interval`, or `value [low, high]`.
 
-    Where the value is not in the middle of its interval, such as that of an accuracy which ends at 1, there is no one
-    error to add and take away.
+    Where the value is not in the middle of its interval there is no one error to add and take away: by little, that is
+    overlooked, but never of an interval that was cut at 0 or 1, such as that of an accuracy.
     """
     half, shown = (high - low) / 2, f'{value:.{digits}f}'
-    if abs(value - (low + high) / 2) > LOPSIDED * half:
+    aside, cut = abs(value - (low + high) / 2), low == 0.0 or high == 1.0
+    if aside > (1e-9 if cut else LOPSIDED) * half:
         return f'{shown} [{low:.{digits}f}, {high:.{digits}f}]'
     return f'{shown} ± {half:.{digits}f}'
 

@@ -49,6 +49,7 @@ several resolutions cannot place. `head` is one of those of classes that `attnla
 `schedule` choose others, as in `configs/language.py`. `config.length` counts pixels, and so do tokens a second;
 `config.model.inputs.patch` joins them to patches (and `config.task.patch`, for `segments`, to tokens of the last
 resolution); of clouds it counts points. `init` is `framework` or `paper`, the initial values of the recipe's paper.
+`conv` says which short convolutions there are, along the rows of patches, as in `configs/language.py`.
 """
 
 import dataclasses
@@ -99,7 +100,7 @@ from attnlab.train.schedule import Cosine
 from attnlab.train.start import FromLearngene
 from attnlab.train.step import Precision
 from attnlab.zoo import ZOO, Recipe
-from attnlab.zoo.chosen import chosen_recipe, initialized
+from attnlab.zoo.chosen import chosen_recipe, convolved, initialized
 
 
 @dataclasses.dataclass(frozen=True)
@@ -210,6 +211,7 @@ def get_config(arg: str = '') -> ConfigDict:
     chosen = arguments(
         arg,
         zoo='mha',
+        conv='0',
         data='digits',
         size='tiny',
         layout='flat',
@@ -231,6 +233,7 @@ def get_config(arg: str = '') -> ConfigDict:
         **CHOICES,
     )
     recipe, initialization = initialized(chosen_recipe(chosen['zoo']), chosen['init'])
+    recipe = convolved(recipe, chosen['conv'])
     images, size = _images(chosen), choose(SIZES, 'size', chosen['size'])
     layout = _layout(recipe, images, size, chosen, initialization)
     evaluated = max(1, size.steps // 10)

@@ -9,7 +9,7 @@
 `norm` one of NORMS, of the blocks and the last one, `mlp` one of MLPS, `activation` the name of another nonlinearity in
 it (`attnlab.nn.activations`), `init` is `framework` or `paper`, the initial values of the recipe's paper, `optimizer`
 is `adamw`, `lion` or `muon`,
-`schedule` is `cosine`, `wsd`, `linear` or `constant`, `alignment` weighs a penalty on how far layers turn
+`schedule` is `cosine`, `wsd`, `linear`, `constant` or `staircase`, `alignment` weighs a penalty on how far layers turn
 the stream (`attnlab.blocks.alignment`), `rounding` is what has few bits in training
 (`attnlab.quantize.training`), such as `learned4`, `int4+affine8` (weights and inputs) or `quartet`, `run` another run,
 whose parameters training begins with:

@@ -13,7 +13,7 @@ lists them) whose layers are the separator in the place of the system's.
 - `size`: `tiny`, minutes on 2 CPU cores, mixtures of 2,000 samples; `full`, the sizes of the paper, whose published
   scores are of mixed speech and not of these mixtures, and are therefore not comparable.
 
-`optimizer` and `schedule` choose others, as in `configs/language.py`.
+`conv`, with `zoo`, `optimizer` and `schedule` choose others, as in `configs/language.py`.
 """
 
 import dataclasses
@@ -37,7 +37,7 @@ from attnlab.train.optimizer import AdamW
 from attnlab.train.run_config import CHOICES, run_config
 from attnlab.train.schedule import Cosine
 from attnlab.train.step import Precision
-from attnlab.zoo.chosen import sequence_recipe
+from attnlab.zoo.chosen import convolved, sequence_recipe
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,15 +90,17 @@ CLIP = 5.0
 
 
 def get_config(arg: str = '') -> ConfigDict:
-    """The config of `system=...` or `zoo=...`, `form=...`, `size=...` and `CHOICES`."""
-    chosen = arguments(arg, system='', zoo='', form='', size='tiny', **CHOICES)
+    """The config of `system=...` or `zoo=...`, `conv=...`, `form=...`, `size=...` and `CHOICES`."""
+    chosen = arguments(arg, system='', zoo='', conv='0', form='', size='tiny', **CHOICES)
     if chosen['system'] and chosen['zoo']:
         raise UserError(f'zoo={chosen["zoo"]} takes the place of system={chosen["system"]}; give one of them')
+    if chosen['conv'] != '0' and not chosen['zoo']:
+        raise UserError(f'conv={chosen["conv"]} is of the layers of a recipe; give zoo=NAME too')
     size = choose(SIZES, 'size', chosen['size'])
     if chosen['form']:
         choose(dict.fromkeys(FORMS), 'form', chosen['form'])
     if chosen['zoo']:
-        model = _zoo(size, chosen['zoo'], chosen['form'])
+        model = _zoo(size, chosen['zoo'], chosen['conv'], chosen['form'])
     else:
         choose(SYSTEMS, 'system', chosen['system'] or 'conv_tasnet')
         model = _conv_tasnet(size, chosen['form'] == 'causal')
@@ -126,9 +128,9 @@ def _conv_tasnet(size: Size, causal: bool) -> ConfigDict:
     return spec(ConvTasNet, causal=causal, norm=spec(CumulativeLayerNorm if causal else GlobalLayerNorm), **sizes)
 
 
-def _zoo(size: Size, zoo: str, form: str) -> ConfigDict:
+def _zoo(size: Size, zoo: str, conv: str, form: str) -> ConfigDict:
     """The layers of a recipe. Raises `UserError` for a form that it does not have."""
-    recipe = sequence_recipe(zoo)
+    recipe = convolved(sequence_recipe(zoo), conv)
     causal = form == 'causal' if form else not recipe.bidirectional
     if not (recipe.causal if causal else recipe.bidirectional):
         raise UserError(f'form={form} is not one of zoo={zoo}; leave it out, or choose another recipe')

@@ -21,7 +21,9 @@
 
 - `zoo`: a recipe (`attnlab zoo` lists them); none for the linear systems;
 - `inputs`: `apart`, every variate a row of patches; `together`, a patch of all variates is a token; `variates`, a
-  variate is a token, and bidirectional mixers that take positions have none;
+  variate is a token, and bidirectional mixers that take positions have none; `grid`, all variates' patches are one row,
+  on a grid of variates by times, for recipes with the claim `grid` and others;
+- `conv`: which short convolutions there are in layers, as in `configs/language.py`;
 - `patch`, `stride`: steps of a patch, and from one to the next;
 - `form`: `causal`, read at the last token, or `bidirectional`, where all are read; by default causal where the recipe
   is;
@@ -84,7 +86,13 @@ from attnlab.models.heads.orthogonal import OrthogonalHead
 from attnlab.models.heads.registry import CLASSIFIERS, REGRESSORS
 from attnlab.models.heads.segments import MixedSegmentHead, NextSegmentHead
 from attnlab.models.inputs.embedding import Projection
-from attnlab.models.inputs.series import OrthogonalVariates, VariatesApart, VariatesAsTokens, VariatesTogether
+from attnlab.models.inputs.series import (
+    OrthogonalVariates,
+    VariatesApart,
+    VariatesAsTokens,
+    VariatesOnGrid,
+    VariatesTogether,
+)
 from attnlab.models.model import Model
 from attnlab.models.multiscale import MultiscaleForecaster
 from attnlab.models.stack import stack_spec
@@ -103,7 +111,7 @@ from attnlab.train.schedule import Cosine
 from attnlab.train.start import FromRun
 from attnlab.train.step import Precision
 from attnlab.zoo import Recipe
-from attnlab.zoo.chosen import padded_recipe, sequence_recipe
+from attnlab.zoo.chosen import chosen_recipe, convolved, padded_recipe, sequence_recipe
 
 DRAWN: Mapping[str, DrawnSeries] = MappingProxyType(
     {
@@ -204,6 +212,18 @@ SYSTEMS: Mapping[str, System] = MappingProxyType(
             {'zoo': 's_mamba', 'inputs': 'variates', 'form': 'bidirectional', 'ahead': '0'},
             f'{ONE_RUN}; {PRE_NORM}, where the paper has layer norms after the branches and plain channel mixers',
         ),
+        'chimera': System(
+            'Behrouz, Santacatterina and Zabih 2024, https://arxiv.org/abs/2406.04320',
+            {'zoo': 'chimera', 'inputs': 'grid', 'patch': '4', 'form': 'bidirectional'},
+            f'{ONE_RUN}; patches of four steps; forecasts from all tokens of a variate, where the paper feeds its own '
+            'back; no code was released (docs/zoo.md)',
+        ),
+        'informer': System(
+            'Zhou et al. 2021, https://arxiv.org/abs/2012.07436',
+            {'zoo': 'mha', 'inputs': 'together', 'patch': '1', 'form': 'bidirectional', 'norm': 'none'},
+            f'{ONE_RUN}; with full attention, a baseline of the paper, and its encoder alone: no decoder, no '
+            f'distilling between layers, no convolution of the inputs; {PRE_NORM}; marks=1 for its marks of time',
+        ),
         'hiss': System(
             'Bhirangi et al. 2024, https://arxiv.org/abs/2402.10211',
             {'zoo': 'mamba', 'fast': 's4', 'rate': '10', 'inputs': 'together', 'patch': '1', 'form': 'causal'},
@@ -245,6 +265,7 @@ OWN = System('')
 DEFAULTS = MappingProxyType(
     {
         'zoo': 'mha',
+        'conv': '0',
         'inputs': 'apart',
         'patch': '8',
         'stride': '',
@@ -271,6 +292,7 @@ FIRST = MappingProxyType({'data': 'seasonal', 'horizon': '96', 'head': 'affine'}
 
 LAYERED = (
     'zoo',
+    'conv',
     'fast',
     'rate',
     'inputs',
@@ -294,7 +316,7 @@ WRITTEN = ('patches/*', 'gate', 'head/*')
 SCALES = ('tuned/*', 'head/*')
 """What is not taken of a forecaster that is read at several scales."""
 
-CLASSIFIES = ('task', 'zoo', 'fast', 'rate', 'form', 'lookback', 'head', 'size', *CHOICES)
+CLASSIFIES = ('task', 'zoo', 'conv', 'fast', 'rate', 'form', 'lookback', 'head', 'size', *CHOICES)
 """Arguments of classification."""
 
 LOOKBACK = '96'
@@ -304,7 +326,12 @@ EXAMPLES = 500
 """Windows that classification is evaluated on."""
 
 NORMS = {'instance': InstanceNorm, 'last_value': LastValue, 'none': lambda: None}
-INPUTS = {'apart': VariatesApart, 'together': VariatesTogether, 'variates': VariatesAsTokens}
+INPUTS = {
+    'apart': VariatesApart,
+    'together': VariatesTogether,
+    'variates': VariatesAsTokens,
+    'grid': VariatesOnGrid,
+}
 FORMS = ('causal', 'bidirectional')
 SWITCH = {'0': False, '1': True}
 
@@ -371,6 +398,8 @@ def get_config(arg: str = '') -> ConfigDict:
         marks=choose(SWITCH, 'marks', chosen['marks']),
     )
     linear = system.linear and not given['zoo']
+    if linear and given['conv']:
+        raise UserError(f'conv={given["conv"]} is of layers; system={given["system"]} has none: leave it out')
     variates, observed, known = columns.counts(series)
     prompt = _whole(chosen, 'prompt') if chosen['prompt'] else None
     if prompt and (not system.frozen or system.scales):
@@ -434,13 +463,13 @@ def _classification(given: Mapping[str, str]) -> ConfigDict:
     for name, value in given.items():
         if value and name not in CLASSIFIES and not (name == 'data' and value.endswith('.npz')):
             raise UserError(f'{name}={value} is for other tasks; leave it out with task=classification')
-    chosen = given | {name: given[name] or DEFAULTS[name] for name in ('zoo', 'rate')} | {'inputs': 'apart'}
+    chosen = given | {name: given[name] or DEFAULTS[name] for name in ('zoo', 'conv', 'rate')} | {'inputs': 'apart'}
     drawn = Drawn(RegimeWindows(steps=_whole(chosen, 'lookback')), train=20_000, held_out=EXAMPLES)
     data = labelled_windows(str(pathlib.Path(chosen['data']))) if chosen['data'] else drawn
     size, steps = choose(SIZES, 'size', chosen['size']), data.kind.length
     if steps != int(chosen['lookback']) and chosen['lookback'] != LOOKBACK:
         raise UserError(f'lookback={chosen["lookback"]} is not that of data={chosen["data"]}, {steps}; leave it out')
-    recipe = padded_recipe(sequence_recipe(chosen['zoo']), chosen['zoo'])
+    recipe = convolved(padded_recipe(sequence_recipe(chosen['zoo']), chosen['zoo']), chosen['conv'])
     stack = _stack(recipe, size, steps, _causal(recipe, chosen), chosen)
     head = choose(CLASSIFIERS, 'head', chosen['head'] or 'linear').spec.copy_and_resolve_references()
     head.classes = data.kind.classes
@@ -482,7 +511,10 @@ def _stack(recipe: Recipe, size: Size, places: int, causal: bool, chosen: Mappin
         raise UserError(f'fast={chosen["fast"]} reads windows of time; choose inputs=apart or inputs=together')
     rate = _whole(chosen, 'rate')
     # The last window may be shorter than others, and is then filled up.
-    fast, slow = (padded_recipe(sequence_recipe(chosen[name]), chosen[name]) for name in ('fast', 'zoo'))
+    fast, slow = (
+        convolved(padded_recipe(sequence_recipe(chosen[name]), chosen[name]), chosen['conv'])
+        for name in ('fast', 'zoo')
+    )
     return spec(
         TwoRates,
         fast=stacked(fast, rate, fast.causal),
@@ -609,7 +641,10 @@ def _linear(system: System, windows: Mapping[str, Any], chosen: Mapping[str, str
 def _stacked(
     system: System, windows: Mapping[str, Any], basis: TrainingBasis | None, size: Size, chosen: Mapping[str, str]
 ) -> ConfigDict:
-    recipe = sequence_recipe(chosen['zoo'])
+    if chosen['conv'] not in ('0', 'none') and chosen['inputs'] == 'variates':
+        raise UserError(f'conv={chosen["conv"]} reads neighbours, and variates have none; choose other inputs')
+    chosen_row = chosen_recipe if chosen['inputs'] == 'grid' else sequence_recipe
+    recipe = convolved(chosen_row(chosen['zoo']), chosen['conv'])
     causal = _causal(recipe, chosen)
     inputs, places = _inputs(system, windows, basis, causal, chosen)
     return spec(

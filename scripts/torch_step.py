@@ -106,8 +106,7 @@ def main(size_json: str, kind: str, threads: str) -> None:
     """Says the version, and the seconds of the first step, which compiles what is to be compiled."""
     torch.set_num_threads(int(threads))
     run, start = Training(StepSize(**json.loads(size_json)), kind), time.perf_counter()
-    if kind == 'compiled':
-        run.step()
+    run.step()
     print(json.dumps({'torch': torch.__version__, 'first_step_seconds': time.perf_counter() - start}), flush=True)
     for line in sys.stdin:
         command, *arguments = line.split(maxsplit=1)

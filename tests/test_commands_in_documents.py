@@ -110,7 +110,7 @@ def folder(tmp_path, monkeypatch):
     for name in ('configs', 'experiments', 'scripts'):
         (tmp_path / name).symlink_to(ROOT / name)
     monkeypatch.chdir(tmp_path)
-    for name in ('compare', 'eval', 'analyse', 'generate', 'quantize', 'uncertainty', 'sweep', 'report'):
+    for name in ('compare', 'eval', 'analyse', 'generate', 'quantize', 'edit', 'uncertainty', 'sweep', 'report'):
         module = sys.modules[f'attnlab.commands.{name}']
         lasts = [last for last in ('required', 'directory') if hasattr(module, last)]
         assert lasts, f'attnlab {name} takes no folder'

@@ -241,6 +241,36 @@ def test_language_with_other_convolutions(argument):
     prepared(config).trace()
 
 
+@pytest.mark.parametrize(
+    ('module', 'argument'),
+    [
+        (series, 'zoo=gla,conv=canon'),
+        (series, 'task=classification,zoo=mamba,conv=AC'),
+        (separation, 'zoo=mamba,conv=AC'),
+        (images, 'zoo=swin,conv=AC,data=count'),
+    ],
+    ids=lambda each: each if isinstance(each, str) else '',
+)
+def test_other_configs_with_convolutions(module, argument):
+    setup = prepared(module.get_config(argument))
+    setup.trace()
+    assert any(type(module).__name__ == 'Canon' for _, module in nnx.iter_modules(setup.model))
+
+
+@pytest.mark.parametrize(
+    ('module', 'argument', 'message'),
+    [
+        (series, 'system=linear,conv=1', 'conv=1 is of layers; system=linear has none'),
+        (series, 'system=itransformer,conv=canon', 'conv=canon reads neighbours, and variates have none'),
+        (separation, 'conv=canon', 'conv=canon is of the layers of a recipe; give zoo=NAME'),
+        (images, 'zoo=swin,conv=canon', 'point B of conv=canon needs a mixer with a prelude'),
+    ],
+)
+def test_where_there_are_no_convolutions(module, argument, message):
+    with pytest.raises(UserError, match=message):
+        module.get_config(argument)
+
+
 @padded
 def test_recall_by_any_recipe(name):
     prepared(recall.get_config(f'zoo={name}')).trace()

@@ -1,5 +1,6 @@
 """Files are whole or not there, whatever happens while they are written."""
 
+import contextlib
 import errno
 import json
 import os
@@ -8,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
@@ -101,3 +103,28 @@ def test_the_file_is_on_the_disk_before_its_name_and_the_name_at_the_end(tmp_pat
     monkeypatch.setattr(os, 'replace', replaced)
     files.write(tmp_path / 'text', 'text')
     assert calls == ['file', 'replace', 'folder']
+
+
+def test_a_file_that_grows_is_not_lost_to_one_that_waited(tmp_path):
+    """One fails with nothing written while another waits for it: what the other writes has a name."""
+    path, held, opened = tmp_path / 'file', threading.Event(), threading.Event()
+
+    def fails():
+        with contextlib.suppress(ValueError), files.growing(path):
+            held.set()
+            opened.wait(10)
+            time.sleep(0.2)  # The other has opened the file by then, and waits for its lock.
+            raise ValueError
+
+    def writes():
+        held.wait(10)
+        opened.set()
+        with files.growing(path) as file:
+            file.write(b'content')
+
+    threads = [threading.Thread(target=each) for each in (fails, writes)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert path.read_bytes() == b'content' and [each.name for each in tmp_path.iterdir()] == ['file']

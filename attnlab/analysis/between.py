@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import numpy as np
 from jaxtyping import Float, Int, Shaped
-from ml_collections import ConfigDict
 from scipy.optimize import linear_sum_assignment
 
 from attnlab.analysis.examination import first_rows
@@ -17,13 +16,12 @@ from attnlab.blocks.block import Block
 from attnlab.errors import UserError
 from attnlab.files import write_json
 from attnlab.models.predictor import Stacked, one_stack
-from attnlab.quantize.run import recorded_facts, save_model
 from attnlab.runs.loading import Loaded, load_run
+from attnlab.runs.made import check_new, write_made
 from attnlab.tables import Column, Printer, Table, digits
 from attnlab.tasks.task import Batch
 from attnlab.train import run
 from attnlab.train.optimizer import named_parameters
-from attnlab.train.report import append_line
 from attnlab.train.state import joined, split
 
 SHARES = tuple(step / 10 for step in range(11))
@@ -285,8 +283,8 @@ def analyse_between(
         raise UserError(
             f'{workdir} and {second} have parameters of other shapes; give two runs that differ in the seed'
         )
-    if merged is not None and (merged / 'metrics.jsonl').exists():
-        raise UserError(f'{merged} holds a run already; give --merged a new folder')
+    if merged is not None:
+        check_new(workdir, merged, '--merged')
     split_name = task.evaluated_split if split_name is None else split_name
     batches = first_rows(first, split_name, rows)
     found, near = compared(first, other, measuring(first, batches))
@@ -297,7 +295,8 @@ def analyse_between(
         printer.table(table)
     printer.line(f'written: {path}')
     if merged is not None:
-        write_merged(first, with_arrays(first, mixed(one, near, 0.5)), workdir, second, merged)
+        facts = {'merged': [str(workdir), str(second)], 'other_data': other_data}
+        write_made(workdir, first, with_arrays(first, mixed(one, near, 0.5)), merged, facts)
         printer.line(f'written: {merged}, the mean of both, a run that eval and compare take')
     return found
 
@@ -311,27 +310,6 @@ def measuring(loaded: Loaded, batches: Sequence[Batch]) -> Callable[[Arrays], fl
         return float(found.total) / float(found.count)
 
     return loss
-
-
-def write_merged(first: Loaded, made: Loaded, workdir: pathlib.Path, second: pathlib.Path, out: pathlib.Path) -> None:
-    """Writes a run of other parameters, evaluated as the first was."""
-    config: ConfigDict = run.saved_config(workdir)
-    with config.unlocked():
-        if first.setup.optimizer.ema is not None:
-            config.optimizer.ema = None
-    run.claim(out, config)
-    with run.held(out):
-        first.setup.task.save(out)
-        save_model(made, out)
-        facts = {**recorded_facts(first.setup, workdir), 'merged': [str(workdir), str(second)], 'other_data': False}
-        run.record(out, facts)
-        numbers: dict[str, float] = {}
-        for evaluator in made.setup.evals:
-            numbers |= {
-                f'{evaluator.name}/{name}': value
-                for name, value in evaluator.evaluate(made.setup, made.variables).numbers.items()
-            }
-        append_line(out / 'metrics.jsonl', {'step': first.step, **numbers})
 
 
 def tables(found: Between, title: str) -> list[Table]:

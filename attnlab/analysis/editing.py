@@ -91,11 +91,12 @@ def moments_of(keys: Sequence[Float[Array, 'b t d']], damping: float) -> Float[n
 
 
 def wanted_value(
-    model: Stacked, tokens: Int[Array, '1 t'], ctx: Context, how: Edit, *, at: int, asked: int, target: Int[Array, '']
+    model: Stacked, tokens: Int[Array, '1 t'], ctx: Context, how: Edit, *, at: int, asked: int, target: Int[Array, 'n']
 ) -> Float[Array, 'f']:
-    """The value of the branch at token `at` with which the model answers `target` at token `asked`.
+    """The value of the branch at token `at` with which the model answers `target` from token `asked` on.
 
-    What is added to the value is found by Adam, on `-log p(target) + decay |added|^2 / |value|^2`.
+    What is added to the value is found by Adam, on `-log p(target) + decay |added|^2 / |value|^2`; of several tokens,
+    all of which but the last are read, their probabilities are multiplied.
     """
     name = f'{how.place}.output'
     value = values_at(model, tokens, ctx, [name])[name][0, at].astype(jnp.float32)
@@ -106,7 +107,7 @@ def wanted_value(
             return x.at[:, at].add((size * added).astype(x.dtype)[None])
 
         hidden = hidden_with(model, tokens, ctx, {name: change})
-        return -jax.nn.log_softmax(model.logits(hidden[:, asked]))[0, target] + how.decay * jnp.sum(added**2)
+        return -log_probability(model, hidden, asked, target) + how.decay * jnp.sum(added**2)
 
     rule = optax.adam(how.rate / value.size**0.5)
 
@@ -120,6 +121,15 @@ def wanted_value(
     return value + size * added
 
 
+def log_probability(
+    model: Stacked, hidden: Float[Array, '1 t d'], asked: int, target: Int[Array, 'n']
+) -> Float[Array, '']:
+    """The logarithm of the probability of an answer, whose tokens but the last stand behind token `asked`."""
+    last = jax.lax.dynamic_slice_in_dim(hidden, asked, target.shape[0], axis=1)
+    log = jax.nn.log_softmax(model.logits(last))[0]
+    return jnp.sum(jnp.take_along_axis(log, target[:, None], axis=-1))
+
+
 class Editor:
     """Rewrites facts of a model in one place; compiles once for prompts of one length.
 
@@ -127,41 +137,48 @@ class Editor:
       model: of one stack; it is not changed.
       how: where, and by which steps.
       at: the token whose key is given the value, such as the last of the subject.
-      asked: the token at which the answer is predicted.
+      asked: the token at which the answer is predicted, or the first of it.
       jit: compiles.
 
-    Raises `UserError` for a layer or a branch without one last linear map.
+    Raises `UserError` for a layer or a branch without one last linear map, and where no mixer after it could bring the
+    value from `at` to `asked`.
     """
 
     def __init__(self, model: Any, how: Edit, *, at: int, asked: int, jit: Callable[..., Any] = jax.jit):
         depth = one_stack(model).depth
         if not 0 <= how.layer < depth:
             raise UserError(f'layer of Edit is {how.layer}; the model has layers 0 to {depth - 1}')
+        if how.layer == depth - 1 and at != asked:
+            raise UserError(
+                f'layer of Edit is {how.layer}, the last: what it gives token {at} is not read by token {asked}; '
+                'choose an earlier one'
+            )
         self.model, self.how, self.at = model, how, at
         if _place(model, how) is None:
             raise UserError(f'{how.place} has no one linear map from which its output comes')
         graphdef, self._variables = nnx.split(model)
 
-        def found(variables: nnx.State, tokens: Tokens, target: Int[Array, '']) -> tuple[Array, Array]:
+        def found(variables: nnx.State, tokens: Tokens, target: Int[Array, 'n']) -> tuple[Array, Array]:
             model, ctx = nnx.merge(graphdef, variables), Context.full(*tokens.shape)
             keys, _ = keys_and_values(model, tokens, ctx, how)
             return keys[0, at], wanted_value(model, tokens, ctx, how, at=at, asked=asked, target=target)
 
-        def keys(variables: nnx.State, tokens: Tokens) -> Array:
-            model = nnx.merge(graphdef, variables)
-            return keys_and_values(model, tokens, Context.full(*tokens.shape), how)[0]
+        def keys(variables: nnx.State, tokens: Tokens, ctx: Context) -> Array:
+            return keys_and_values(nnx.merge(graphdef, variables), tokens, ctx, how)[0]
 
         self._found, self._keys = jit(found), jit(keys)
 
-    def moments(self, prompts: Tokens) -> Float[np.ndarray, 'd d']:
-        """The damped second moments of the keys of prompts."""
-        return moments_of([self._keys(self._variables, prompts)], self.how.damping)
+    def moments(self, prompts: Tokens, ctx: Context | None = None) -> Float[np.ndarray, 'd d']:
+        """The damped second moments of the keys of prompts, or of rows of training in their context."""
+        ctx = Context.full(*prompts.shape) if ctx is None else ctx
+        return moments_of([self._keys(self._variables, prompts, ctx)], self.how.damping)
 
-    def __call__(self, tokens: Int[Array, '1 t'], target: int, moments: Float[np.ndarray, 'd d']) -> Any:
+    def __call__(
+        self, tokens: Int[Array, '1 t'], target: int | Sequence[int], moments: Float[np.ndarray, 'd d']
+    ) -> Any:
         """A copy of the model in which the prompt is answered by `target`; moments are those of other keys."""
-        key, value = (
-            np.asarray(each, np.float64) for each in self._found(self._variables, tokens, jnp.asarray(target))
-        )
+        answer = jnp.atleast_1d(jnp.asarray(target, jnp.int32))
+        key, value = (np.asarray(each, np.float64) for each in self._found(self._variables, tokens, answer))
         made = nnx.clone(self.model)
         linear = _place(made, self.how)
         assert linear is not None

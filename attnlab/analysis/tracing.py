@@ -114,7 +114,7 @@ def analyse_trace(
     if rows < 2:
         raise UserError(f'rows is {rows}; every row is traced against another, so there must be two or more')
     split = task.evaluated_split if split is None else split
-    batch = _stacked(first_rows(loaded, split, rows))
+    batch = stacked(first_rows(loaded, split, rows))
     tokens, asked, answers, ctx = prompts(batch, task.labels)
     found = trace(loaded, tokens, np.roll(tokens, -1, axis=0), ctx, asked, answers)
     heads = without_heads(loaded, tokens, ctx, asked, answers)
@@ -163,7 +163,8 @@ def without_heads(
     return {place: float(value) for place, value in jax.device_get(loaded.setup.jit(of)(loaded.variables)).items()}
 
 
-def _stacked(rows: Sequence[Batch]) -> dict[str, np.ndarray]:
+def stacked(rows: Sequence[Batch]) -> dict[str, np.ndarray]:
+    """Rows as one batch."""
     return {name: np.concatenate([np.asarray(row[name]) for row in rows]) for name in rows[0]}
 
 

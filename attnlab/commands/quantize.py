@@ -92,6 +92,13 @@ def main(argv: list[str]) -> int:
         'Take products of the codes, with --weights=int8 --inputs=int8 or e4m3 and e5m2; of numbers by default.',
         flag_values=values,
     )
+    flags.DEFINE_boolean(
+        'each',
+        False,
+        'Make a run of each of several formats, --weights=int8,int4,int3 or --state=none,int8,int4, and of every '
+        'combination, in folders of --out, and compare them with the run that they are made of.',
+        flag_values=values,
+    )
     define_ema(values)
     define_other_data(values)
     define_format(values)
@@ -112,8 +119,12 @@ def main(argv: list[str]) -> int:
         raise UserError('--budget is of bits of weights; give --weights to choose from, such as higgs3x2,higgs4x2')
     if values.budget is not None and values.feedback is not None:
         raise UserError('--feedback is for weights of one format; leave out --budget')
+    if values.each:
+        return _each(values)
     if values.budget is None and values.weights is not None and ',' in values.weights:
-        raise UserError(f'--weights is {values.weights}; several formats are to choose from by --budget')
+        raise UserError(
+            f'--weights is {values.weights}; of several formats --budget chooses, and --each makes a run of every one'
+        )
     from attnlab.quantize.formats import format_called, storage_called
     from attnlab.quantize.layers import Quantization
     from attnlab.quantize.states import state_called
@@ -160,4 +171,37 @@ def main(argv: list[str]) -> int:
             ema=values.ema,
             other_data=values.other_data,
         )
+    return 0
+
+
+def _each(values: flags.FlagValues) -> int:
+    """Of several formats, a run of each."""
+    for name in ('budget', 'sparse', 'native', 'rows'):
+        if values[name].present:
+            raise UserError(f'--{name} does not go with --each; quantize to one format at a time with it')
+    from attnlab.quantize.each import CALLED, combinations
+
+    formats = combinations({name: values[name].value for name in CALLED if values[name].value is not None})
+    if values.feedback is not None and any(each.weights is None for each in formats.values()):
+        raise UserError(f'--feedback is for weights of few bits; leave none out of --weights={values.weights}')
+    workdir, out = directory(values, 'workdir'), directory(values, 'out')
+    start_platform(values)
+    from attnlab.compare.runs_table import compare_runs
+    from attnlab.quantize.each import quantize_each
+    from attnlab.quantize.feedback import Feedback
+    from attnlab.quantize.tuning import Alternation
+
+    with printing(values) as printer:
+        made = quantize_each(
+            workdir,
+            out,
+            formats,
+            printer,
+            step=values.step,
+            feedback=None if values.feedback is None else Feedback(values.feedback, values.damping, values.ordered),
+            tuning=None if values.tuned is None else Alternation(values.tuned),
+            ema=values.ema,
+            other_data=values.other_data,
+        )
+        compare_runs([workdir, *made], out / 'comparison', printer)
     return 0

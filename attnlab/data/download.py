@@ -89,6 +89,8 @@ def _attempt(url: str, file: io.BufferedIOBase) -> str | None:
             return f'{answer.length} bytes are missing' if answer.length else None
     except urllib.error.HTTPError as error:
         if error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+            if error.headers.get('Content-Range') == f'bytes */{start}':
+                return None  # All of it is here: whoever brought it was stopped before it had its name.
             file.seek(0)
             file.truncate()
         return str(error.reason)

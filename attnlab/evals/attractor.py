@@ -132,7 +132,7 @@ class Attractor:
     `ahead` rows after each of many rows that the model is entered at, and `regions` how many linear regions the run
     visits. `exponent` is its greatest Lyapunov exponent a row, the mean growth of a small difference (Benettin et al.
     1980, https://doi.org/10.1007/BF02128236), left out of a run that is not finite. For scale stand beside them the
-    rows of the training split that come last, and normal ones of the same mean and covariance.
+    last rows of the training split, and normal ones of the same mean and covariance.
 
     Attributes:
       cadence: when to run during training.
@@ -157,7 +157,13 @@ class Attractor:
                 'Attractor is for a task of Reconstruction and a model that runs by itself; these are '
                 f'{type(setup.task).__name__} and {type(setup.model).__name__}'
             )
-        rows = scaled(setup.task.data).split(self.split)
+        series = scaled(setup.task.data)
+        rows, trained = series.split(self.split), len(series.split('train'))
+        if len(rows) > trained:
+            raise UserError(
+                f'the {self.split} split has {len(rows)} rows and training {trained}, of which as many are compared '
+                'with it; divide the series otherwise'
+            )
         if len(rows) <= self.ahead or self.ahead < 1 or self.starts < 1:
             raise UserError(
                 f'Attractor has ahead {self.ahead} and starts {self.starts} for {len(rows)} rows of {self.split}; both '
@@ -183,7 +189,7 @@ class Attractor:
         numbers = {f'{name}/{key}': of(rows, truth) for name, rows in runs.items() for key, of in MEASURES.items()}
         apart = np.mean((reached - truth[places + self.ahead]) ** 2)
         numbers |= {'error': float(np.minimum(np.nan_to_num(apart, nan=np.inf), np.finfo(np.float32).max))}
-        numbers |= {'regions': float(len(np.unique(regions)))}
+        numbers |= {'regions': float(len(np.unique(regions, axis=0)))}
         if np.isfinite(exponent):
             numbers |= {'exponent': float(exponent)}
         shown = {TRUTH: truth, MODEL: run}
@@ -193,7 +199,7 @@ class Attractor:
 
 def let_go(
     model: Dynamical, first: Float[Array, '1 v'], transient: int, steps: int
-) -> tuple[Float[Array, 't v'], Int[Array, ' t'], Float[Array, '']]:
+) -> tuple[Float[Array, 't v'], Int[Array, 't w'], Float[Array, '']]:
     """The rows of a run that begins at a row, their regions, and its greatest Lyapunov exponent a row.
 
     The first `transient` rows are dropped. The exponent is the mean growth of a difference that is made small again

@@ -2,9 +2,10 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from matplotlib.figure import Figure
 
 from attnlab import files
@@ -112,6 +113,19 @@ def plus_minus(
     an accuracy.
     """
     return of_seeds(values, noise).within(*bounds).text(digits)
+
+
+def preferred(
+    rates: Mapping[Any, Sequence[Measurements]], score: Callable[[Measurements], float], *, highest: bool = False
+) -> list[Measurements]:
+    """The runs of the setting, such as a learning rate, whose mean score over seeds is the least, or the highest.
+
+    A setting that lost a seed, to a loss that was not finite or another failure, is not judged by those that are left:
+    it comes into question only where all lost as many.
+    """
+    most = max(map(len, rates.values()))
+    whole = [list(runs) for runs in rates.values() if len(runs) == most]
+    return (max if highest else min)(whole, key=lambda runs: float(np.mean([score(run) for run in runs])))
 
 
 def panels(

@@ -11,7 +11,7 @@ import json
 import os
 import pathlib
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -86,7 +86,9 @@ def check_studies(experiment: Experiment) -> int:
     for name, config in studies.items():
         try:
             sweep = read(config)
-            check_metric(sweep.metric, check_config('its base', sweep.base))
+            setup = check_config('its base', sweep.base)
+            check_metric(sweep.metric, setup)
+            check_metric(sweep.score, setup, 'reported')
         except UserError as error:
             raise UserError(f'{name}: {error}') from error
     return len(studies)
@@ -152,6 +154,7 @@ def tables(results: Mapping[str, Any]) -> list[str]:
             sentence=report['sentence'],
             task=report['task'],
             baselines=studies[0]['baselines'],
+            reported=studies[0].get('reported', ''),
         )
         found.append(_table(name, comparison))
     return found
@@ -183,6 +186,7 @@ def measurements(report: str, comparison: Comparison, study: StudyContents) -> M
         'report': report,
         'study': row.name,
         'metric': comparison.metric,
+        'reported': comparison.reported,
         'goal': row.goal,
         'flops_of_all': row.flops,
         'tokens': row.tokens,
@@ -198,7 +202,13 @@ def measurements(report: str, comparison: Comparison, study: StudyContents) -> M
             for trial in study.trials
             if trial.lengths and (trial.best or trial.confirms)
         ],
+        'slices': _by_slice([trial.slices for trial in study.trials if trial.confirms]),
     }
+
+
+def _by_slice(runs: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
+    """The values of confirmed runs by slice, of slices that all of them have."""
+    return {name: [run[name] for run in runs] for name in (runs[0] if runs else ()) if all(name in run for run in runs)}
 
 
 def _folders(experiment: Experiment, workdirs: pathlib.Path) -> dict[pathlib.Path, ConfigDict]:
@@ -225,5 +235,6 @@ def _made(folder: pathlib.Path) -> Measurements:
 
 def _table(report: str, found: Comparison) -> str:
     """The table of `attnlab compare`, under its head and its sentence."""
-    head = f'**{report}**: {found.metric}; {found.head}\n\n{found.sentence}'
+    chosen = f'{found.reported}, chosen by {found.metric}' if found.reported else found.metric
+    head = f'**{report}**: {chosen}; {found.head}\n\n{found.sentence}'
     return f'{head}\n\n{markdown([headers(found), *map(cells, found.rows), *baseline_cells(found)])}'

@@ -23,6 +23,10 @@ from attnlab.typing import DropoutKey, Embedded, Features, State
 Latent = Float[Array, 'b n']
 
 
+WORD = 16
+"""Signs of rectified units in one of the numbers that name a region."""
+
+
 class AlmostLinearDynamics(Module):
     """AL-RNN as an autonomous model of a trajectory, by sparse teacher forcing.
 
@@ -96,10 +100,12 @@ class AlmostLinearDynamics(Module):
         """The row that a state stands for."""
         return state[:, : self.vocab]
 
-    def region(self, state: Latent) -> Int[Array, ' b']:
-        """The number of the region that the state is in, by the signs of rectified units, as bits."""
+    def region(self, state: Latent) -> Int[Array, 'b w']:
+        """The region that the state is in, by the signs of rectified units: bits, in words of `WORD`."""
         bits = (state[:, self.linear :] > 0).astype(jnp.int32)
-        return jnp.sum(bits << jnp.arange(bits.shape[1], dtype=jnp.int32)[None], axis=1, dtype=jnp.int32)
+        words = max(1, -(-bits.shape[1] // WORD))
+        bits = jnp.pad(bits, ((0, 0), (0, words * WORD - bits.shape[1]))).reshape(-1, words, WORD)
+        return jnp.sum(bits << jnp.arange(WORD, dtype=jnp.int32)[None, None], axis=-1, dtype=jnp.int32)
 
     def hidden(self, tokens: Features, ctx: Context, state: State | None = None) -> tuple[Embedded, State | None]:
         """The prediction of the row after every row, `b t v`, in float32, and no state."""

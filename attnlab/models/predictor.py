@@ -118,8 +118,8 @@ class Dynamical(Predictor, Protocol):
     def observed(self, state: Float[Array, 'b n']) -> Float[Array, 'b v']:
         """The row that a state stands for."""
 
-    def region(self, state: Float[Array, 'b n']) -> Int[Array, ' b']:
-        """The number of the region, within which the map is linear, that a state is in."""
+    def region(self, state: Float[Array, 'b n']) -> Int[Array, 'b w']:
+        """The region, within which the map is linear, that a state is in: numbers that name it."""
 
 
 def one_stack(model: Any) -> Stack:

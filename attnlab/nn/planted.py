@@ -89,4 +89,5 @@ class PlantedExperts:
         return float(np.sum(shares * apart.min(axis=1)) / np.sum(shares))
 
     def _rng(self, place: int) -> np.random.Generator:
-        return np.random.default_rng((self.seed, place))
+        # Three numbers: the points of samples are drawn from two, a seed and a split.
+        return np.random.default_rng((self.seed, place, self.experts))

@@ -1,14 +1,12 @@
 """A quantized run: made of a trained one in a folder of its own, evaluated as that was, and from then on a run."""
 
-import contextlib
 import dataclasses
 import math
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 from ml_collections import ConfigDict
 
@@ -23,16 +21,12 @@ from attnlab.quantize.sparsity import Sparsity
 from attnlab.quantize.training import Rounded
 from attnlab.quantize.tuning import Alternation, tuned
 from attnlab.runs.loading import Loaded, load_run
+from attnlab.runs.made import check_new, reported, score_table, write_made
 from attnlab.tables import Column, Printer, Table, digits, shown
 from attnlab.train import run
-from attnlab.train.average import SUFFIX
-from attnlab.train.checkpoint import Checkpoints
 from attnlab.train.cost import state_bytes, weight_bytes
-from attnlab.train.launch import measured
 from attnlab.train.partition import Axes
-from attnlab.train.report import append_line, read_lines
-from attnlab.train.setup import QUANTIZATION, ROUNDING, Setup, prepare
-from attnlab.train.state import TrainState, split
+from attnlab.train.setup import QUANTIZATION, ROUNDING, Setup
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,10 +80,7 @@ def quantize_run(
     if QUANTIZATION in config:
         raise UserError(f'{workdir} is quantized already; give --workdir the run that it was made from')
     rounded = _trained_rounding(workdir, config, given=not (quantization is None and sparsity is None))
-    if out.resolve() == workdir.resolve():
-        raise UserError(f'--out is {out}, the run itself; give it a folder of its own')
-    if (out / 'metrics.jsonl').exists():
-        raise UserError(f'{out} holds a run already; give --out a new folder')
+    check_new(workdir, out, '--out')
     loaded = load_run(workdir, step, ema=ema)
     run.check_data(workdir, loaded.setup.task.describe(), other=other_data)
     shares: list[Share] = []
@@ -120,41 +111,29 @@ def quantize_run(
         config[QUANTIZATION], config.mesh = spec_of(quantization), spec(Axes)
         if ROUNDING in config:
             del config[ROUNDING]
-        if loaded.setup.optimizer.ema is not None:
-            config.optimizer.ema = None
-    setup = prepare(config).restored(workdir)
-    run.claim(out, config)
-    with run.held(out):
-        loaded.setup.task.save(out)
-        save_model(changed, out)
-        found = sizes(loaded.setup, changed)
-        facts = {
-            **recorded_facts(loaded.setup, workdir),
-            'weight_bytes': found.after,
-            'state_bytes_per_sequence': {
-                str(length): state_bytes(changed.setup, length) for length in (setup.length, 8 * setup.length)
-            },
-            'quantized': {
-                'from': str(workdir),
-                'step': loaded.step,
-                'ema': ema,
-                'feedback': None if feedback is None else dataclasses.asdict(feedback),
-                'sparsity': None if sparsity is None else dataclasses.asdict(sparsity),
-                'tuning': None if tuning is None else dataclasses.asdict(tuning),
-                'rows': rows,
-                'allocation': [_recorded(share) for share in shares],
-                **dataclasses.asdict(found),
-            },
-            'other_data': other_data,
-        }
-        run.record(out, facts)
-        numbers = _evaluated(changed)
-        append_line(out / 'metrics.jsonl', {'step': loaded.step, **numbers})
-    states = (state_bytes(each, setup.length) for each in (loaded.setup, changed.setup))
+    length, found = changed.setup.length, sizes(loaded.setup, changed)
+    facts = {
+        'weight_bytes': found.after,
+        'state_bytes_per_sequence': {str(each): state_bytes(changed.setup, each) for each in (length, 8 * length)},
+        'quantized': {
+            'from': str(workdir),
+            'step': loaded.step,
+            'ema': ema,
+            'feedback': None if feedback is None else dataclasses.asdict(feedback),
+            'sparsity': None if sparsity is None else dataclasses.asdict(sparsity),
+            'tuning': None if tuning is None else dataclasses.asdict(tuning),
+            'rows': rows,
+            'allocation': [_recorded(share) for share in shares],
+            **dataclasses.asdict(found),
+        },
+        'other_data': other_data,
+    }
+    numbers = write_made(workdir, loaded, changed, out, facts, config)
+    states = (state_bytes(each, length) for each in (loaded.setup, changed.setup))
     if shares:
         printer.table(_share_table(shares))
     printer.table(_size_table(found, *states))
-    printer.table(_score_table(numbers, _reported(workdir, loaded.step, ema)))
+    printer.table(score_table(numbers, reported(workdir, loaded.step, ema)))
     printer.line(f'written: {out}, a run that eval, generate, analyse and compare take')
     return numbers
 
@@ -173,12 +152,6 @@ def _trained_rounding(workdir: pathlib.Path, config: ConfigDict, *, given: bool)
             f'{workdir} was trained with few bits and is packed as it is; leave out --weights, --inputs and --state'
         )
     return rounded
-
-
-def recorded_facts(setup: Setup, workdir: pathlib.Path) -> dict[str, Any]:
-    """What the run recorded of its model, data and training; of one that recorded nothing what it would record now."""
-    recorded = run.starts(workdir)
-    return {name: recorded[-1][name] for name in sorted(run.FACTS)} if recorded else measured(setup)
 
 
 def sizes(setup: Setup, changed: Loaded) -> Sizes:
@@ -203,38 +176,6 @@ def _leaves(setup: Setup) -> list[Any]:
 def _repeats(codes: Any) -> int:
     """How many layers the codes of a map are stacked over; those of one are a matrix."""
     return math.prod(codes.shape[:-2])
-
-
-def save_model(changed: Loaded, out: pathlib.Path) -> None:
-    """Writes the checkpoint, unless an interrupted command has."""
-    _, params, buffers = split(changed.model())
-    with contextlib.closing(Checkpoints(out / 'checkpoints', notify=lambda line: None)) as checkpoints:
-        if changed.step not in checkpoints.steps():
-            state = TrainState(params, (), jnp.int32(changed.step), buffers)
-            checkpoints.save(changed.step, state, {'step': changed.step, 'sums': {}})
-
-
-def _evaluated(changed: Loaded) -> dict[str, float]:
-    """The numbers of every evaluator of the run, as `metrics.jsonl` has them."""
-    found: dict[str, float] = {}
-    for evaluator in changed.setup.evals:
-        numbers = evaluator.evaluate(changed.setup, changed.variables).numbers
-        found |= {f'{evaluator.name}/{name}': value for name, value in numbers.items()}
-    return found
-
-
-def _reported(workdir: pathlib.Path, step: int, ema: bool) -> dict[str, float]:
-    """What a run reported of its evaluation after a step, of the average of its parameters if that is asked for."""
-    lines = [line for line in read_lines(workdir / 'metrics.jsonl') if line['step'] == step]
-    found = {name: float(value) for line in lines for name, value in line.items()}
-    if not ema:
-        return found
-    parts = {name: name.partition('/') for name in found}
-    return {
-        f'{each.removesuffix(SUFFIX)}/{metric}': found[name]
-        for name, (each, _, metric) in parts.items()
-        if each.endswith(SUFFIX)
-    }
 
 
 def _recorded(share: Share) -> dict[str, Any]:
@@ -265,23 +206,3 @@ def _size_table(found: Sizes, state_before: int, state_after: int) -> Table:
         ('numbers of linear maps', found.quantized, found.quantized),
     ]
     return Table('sizes', columns, rows, f'{found.quantized:,} of {found.numbers:,} numbers have few bits')
-
-
-def _score_table(numbers: Mapping[str, float], before: Mapping[str, float]) -> Table:
-    columns = (
-        Column('metric'),
-        Column('before', digits('.4f'), right=True),
-        Column('after', digits('.4f'), right=True),
-        Column('change', digits('+.4f'), right=True),
-    )
-    rows = [
-        (name, before.get(name), value, value - before[name] if name in before else None)
-        for name, value in numbers.items()
-        if not _counts(name)
-    ]
-    return Table('scores', columns, rows, 'evaluated as in training')
-
-
-def _counts(name: str) -> bool:
-    """Whether a number is an end of an interval, or counts what was evaluated."""
-    return name.partition('@')[0].endswith(('_low', '_high', 'tokens', 'documents', 'examples'))

@@ -16,6 +16,9 @@ from attnlab.sweep.space import Drawn, Grid, Space
 KEYS = ('base', 'space', 'sampler', 'pruner', 'trials', 'seeds', 'metric', 'goal', 'confirm')
 """The top-level keys of every sweep config."""
 
+OPTIONAL = frozenset({'reported'})
+"""Top-level keys that a sweep config may have besides."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Sweep:
@@ -31,6 +34,8 @@ class Sweep:
       metric: of an evaluator, such as `valid/loss`; a trial's value is that after its last step.
       goal: 'min' or 'max'.
       confirm: the number of new seeds with which the best point is run in the end; 0 for none.
+      reported: the metric that these runs are judged by, where it is another than that by which the point was chosen,
+        such as `test/loss`; empty: `metric`.
     """
 
     base: ConfigDict
@@ -42,6 +47,12 @@ class Sweep:
     metric: str
     goal: str
     confirm: int
+    reported: str = ''
+
+    @property
+    def score(self) -> str:
+        """The metric of the runs that confirm the best point."""
+        return self.reported or self.metric
 
     def seed(self, number: int) -> int:
         """The seed of trial `number`."""
@@ -74,7 +85,7 @@ class Sweep:
             {},
             sampler=spec(GridSearch),
             seeds=tuple(range(first, first + self.confirm)),
-            metric=self.metric,
+            metric=self.score,
             goal=self.goal,
             confirm=0,
         )
@@ -91,6 +102,7 @@ def sweep_config(
     seeds: tuple[int, ...] = (0,),
     goal: str = 'min',
     confirm: int = 3,
+    reported: str = '',
 ) -> ConfigDict:
     """A sweep's config, as `get_config` of a file in `configs/sweeps` returns it; `Sweep` documents the keys."""
     config = ConfigDict(
@@ -107,6 +119,8 @@ def sweep_config(
         },
         convert_dict=False,
     )
+    if reported:
+        config.reported = reported
     return config.lock()
 
 
@@ -131,15 +145,17 @@ def rates_config(
 
 def read(config: ConfigDict) -> Sweep:
     """Builds a sweep's config. Raises `UserError` naming the key that is missing, unknown or wrong."""
-    if set(config) != set(KEYS):
-        lacks, unknown = sorted(set(KEYS) - set(config)), sorted(set(config) - set(KEYS))
+    if set(config) - OPTIONAL != set(KEYS):
+        lacks, unknown = sorted(set(KEYS) - set(config)), sorted(set(config) - set(KEYS) - OPTIONAL)
         raise UserError(f'a sweep config lacks {lacks} and has the unknown {unknown}')
-    built = {name: build(config[name], f'config.{name}') for name in KEYS if name != 'base'}
+    built = {name: build(config[name], f'config.{name}') for name in config if name != 'base'}
     space, seeds, sampler = built['space'], built['seeds'], built['sampler']
     if not seeds or len(set(seeds)) != len(seeds) or not all(type(seed) is int for seed in seeds):
         raise UserError(f'config.seeds is {seeds}; it must hold whole numbers, each once')
     if type(built['confirm']) is not int or built['confirm'] < 0:
         raise UserError(f'config.confirm is {built["confirm"]!r}; it must be a whole number of at least 0')
+    if type(built.get('reported', '')) is not str:
+        raise UserError(f'config.reported is {built["reported"]!r}; it must be the name of a metric, such as test/loss')
     if built['goal'] not in ('min', 'max'):
         raise UserError(f"config.goal is {built['goal']!r}; it must be 'min' or 'max'")
     keys = [key for dimension in space.values() for key in dimension.keys]

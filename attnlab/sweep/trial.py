@@ -109,6 +109,7 @@ def _value(study: Study, claim: Claim, programs: Programs, followers: Followers,
     _check_starts(claim, newest_checkpoint(folder))
     setup, facts = programs.prepare(config)
     check_metric(sweep.metric, setup)
+    check_metric(sweep.score, setup, 'reported')
     pruned_at = claim.notes.get('pruned_at')
     if pruned_at is None or newest_checkpoint(folder) < pruned_at:
         watch = followers.broadcasting(_watch(claim, sweep.metric, setup.steps))
@@ -166,13 +167,13 @@ def _check_starts(claim: Claim, checkpoint: int) -> None:
         raise Failed(f'died {STARTS} times after step {checkpoint} without an error; the kernel may be out of memory')
 
 
-def check_metric(metric: str, setup: Setup) -> None:
+def check_metric(metric: str, setup: Setup, key: str = 'metric') -> None:
     """Raises `UserError` where no evaluator of the setup has the name that the metric begins with."""
     names = [evaluator.name for evaluator in setup.evals]
     names += [f'{name}{SUFFIX}' for name in names if setup.optimizer.ema is not None]
     name = metric.partition('/')[0]
     if name not in names:
-        raise UserError(f'config.metric is {metric}, and there is no evaluator {name}{nearest(name, names)}')
+        raise UserError(f'config.{key} is {metric}, and there is no evaluator {name}{nearest(name, names)}')
 
 
 def _last(workdir: Any, metric: str, steps: int) -> float:

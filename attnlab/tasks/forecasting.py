@@ -55,6 +55,11 @@ class Forecasting:
     columns: Columns = Columns()
     prompt: int | None = None
 
+    def __post_init__(self) -> None:
+        """Raises `UserError` for a prompt that is not whole segments of `horizon` rows."""
+        if self.prompt is not None and (self.prompt < 1 or self.prompt % self.horizon):
+            raise UserError(f'prompt is {self.prompt}; it must be a multiple of horizon, {self.horizon} rows a segment')
+
     @property
     def vocab(self) -> int:
         """Numbers that are forecast for every variate."""

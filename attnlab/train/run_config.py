@@ -11,7 +11,7 @@ from attnlab.config import choose, spec, spec_of
 from attnlab.train.optimizer import AdamW, Lion, Muon, Optimizer
 from attnlab.train.partition import Axes
 from attnlab.train.report import Reporting
-from attnlab.train.schedule import Constant, Cosine, LinearDecay, Schedule, WarmupStableDecay
+from attnlab.train.schedule import Constant, Cosine, LinearDecay, Schedule, Staircase, WarmupStableDecay
 from attnlab.train.setup import Saving
 from attnlab.train.step import Precision
 
@@ -36,7 +36,13 @@ OPTIMIZERS = MappingProxyType(
 """The values of the argument `optimizer=`."""
 
 SCHEDULES: Mapping[str, Callable[..., Schedule]] = MappingProxyType(
-    {'cosine': Cosine, 'wsd': WarmupStableDecay, 'linear': LinearDecay, 'constant': Constant}
+    {
+        'cosine': Cosine,
+        'wsd': WarmupStableDecay,
+        'linear': LinearDecay,
+        'constant': Constant,
+        'staircase': Staircase,
+    }
 )
 """The values of the argument `schedule=`."""
 

@@ -143,6 +143,34 @@ class Constant(Schedule):
         return _warmed(jnp.ones_like, warm, peak_lr)
 
 
+@dataclasses.dataclass(frozen=True)
+class Staircase(Schedule):
+    """Linear warm-up, then `peak_lr factor^k` on stair k, from 0: every stair is as long.
+
+    Attributes:
+      warmup: duration of the warm-up.
+      hold: by how much the first stair is longer.
+      every: duration of a stair.
+      factor: by which a stair is lower than the one before.
+    """
+
+    warmup: float = 0.02
+    hold: float = 0.0
+    every: float = 0.1
+    factor: float = 0.5
+
+    def __call__(self, steps: int, peak_lr: ArrayLike) -> optax.Schedule:
+        warm, hold, every = (whole(name, getattr(self, name), steps) for name in ('warmup', 'hold', 'every'))
+        _check_fits(steps, warmup=warm)
+        if not 0 < self.factor <= 1:
+            raise UserError(f'factor is {self.factor}; it must be a fraction above 0, at most 1')
+
+        def shape(step: jax.Array) -> jax.Array:
+            return self.factor ** (jnp.maximum(step - 1 - hold, 0) // max(every, 1))
+
+        return _warmed(shape, warm, peak_lr)
+
+
 def _warmed(shape: Callable[[jax.Array], jax.Array], warm: int, peak_lr: ArrayLike) -> optax.Schedule:
     def learning_rate(count: ArrayLike) -> jax.Array:
         step = jnp.asarray(count, jnp.float32) + 1

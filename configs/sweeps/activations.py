@@ -33,8 +33,13 @@ def get_config(arg: str = '') -> ConfigDict:
         raise UserError(f'trials is {chosen["trials"]!r}; it must be a whole number from 1')
     unit = choose(UNITS, 'units', chosen['units'])
     base = config_of(LANGUAGE, ','.join(f'{name}={chosen[name]}' for name in ('zoo', 'size', 'data')) + ',mlp=plain')
+    blocks = base.model.stack.blocks
+    if len(blocks) > 1:
+        raise UserError(
+            f'zoo={chosen["zoo"]} has {len(blocks)} kinds of layers; one unit is searched: choose one of one kind'
+        )
     with base.unlocked():
-        for block in base.model.stack.blocks:
+        for block in blocks:
             with block.mlp.ignore_type():
                 block.mlp.activation = spec_of(unit)
     prefixes = {'': '', 'inner_': 'inner.'} if unit.inner is not None else {'': ''}

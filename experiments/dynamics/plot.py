@@ -3,7 +3,7 @@
 import numpy as np
 
 from attnlab.compare.axes import styles
-from attnlab.experiment.results import panels, plus_minus
+from attnlab.experiment.results import panels, plus_minus, preferred
 
 KNOWN = 0.906
 """The greatest Lyapunov exponent of the Lorenz system, a unit of time (Sprott 2003)."""
@@ -68,7 +68,4 @@ def chosen(rows):
     for row in rows:
         system, rate, _ = row['label'].split('-')
         found.setdefault(system, {}).setdefault(rate, []).append(row)
-    return {
-        system: min(rates.values(), key=lambda seeds: np.mean([row['valid_model_divergence'] for row in seeds]))
-        for system, rates in found.items()
-    }
+    return {system: preferred(rates, lambda row: row['valid_model_divergence']) for system, rates in found.items()}

@@ -2,9 +2,12 @@
 
 import numpy as np
 
-from attnlab.experiment.results import panels, plus_minus
+from attnlab.evals.measured import SHARE
+from attnlab.experiment.results import panels, plus_minus, preferred
 
 TOKENS = ('first name', 'last name', 'relation', 'asked')
+CHOOSING, SHOWN = 0, 1
+"""Halves of the edits: a place is chosen by one, and the other is shown."""
 
 
 def figure(rows):
@@ -24,7 +27,7 @@ def figure(rows):
         axis = next(places)
         edits = list(seeds[0]['edits'])
         for number, name in enumerate(('takes', 'subject', 'others')):
-            means = [np.mean([row['edits'][each][name] for row in seeds]) for each in edits]
+            means = [np.mean([row['edits'][each][name][SHOWN] for row in seeds]) for each in edits]
             axis.plot(range(len(edits)), means, 'o-', color=f'C{number}', label=name, ms=3)
         axis.set(title=f'{recipe}: edits', ylim=(-0.03, 1.03))
         axis.set_xticks(range(len(edits)), edits, rotation=90, fontsize=6)
@@ -42,26 +45,30 @@ def table(rows):
             'brought back at the last name: by the mixer, in layer',
             'by the channel mixer, in layer',
             'at the token asked: by the mixer, in layer',
+            'of the stream, first layer with more than half at the token asked',
             'best edit',
             'takes',
             'same subject unchanged',
             'others unchanged',
+            'takes two layers from where traces point',
             'seeds',
         ]
     ]
     for recipe, seeds in best(rows).items():
         edit = max(seeds[0]['edits'], key=lambda name: np.mean([score(row['edits'][name]) for row in seeds]))
-        values = [[row['edits'][edit][name] for row in seeds] for name in ('takes', 'subject', 'others')]
+        values = [[row['edits'][edit][name][SHOWN] for row in seeds] for name in ('takes', 'subject', 'others')]
         lines.append(
             [
                 recipe,
-                seeds[0]['label'].split('-')[1],
-                plus_minus([row['accuracy'] for row in seeds], 3),
+                rate_of(seeds[0]),
+                plus_minus([row['accuracy'] for row in seeds], 3, bounds=SHARE),
                 most(seeds, 'mixer.output', 1),
                 most(seeds, 'mlp.output', 1),
                 most(seeds, 'mixer.output', 3),
+                ', '.join(map(str, map(changes_hands, seeds))),
                 edit,
-                *(plus_minus(each, 3) for each in values),
+                *(plus_minus(each, 3, bounds=SHARE) for each in values),
+                elsewhere(seeds),
                 f'{len(seeds)}',
             ]
         )
@@ -77,9 +84,28 @@ def most(seeds, kind, token):
     return f'{plus_minus(by_layer[:, layer].tolist(), 3)} ({layer})'
 
 
+def changes_hands(row):
+    """The first layer after which more than half of the answer is in the stream at the token that asks."""
+    return next((layer for layer, shares in enumerate(row['maps']['residual']) if shares[3] > 0.5), 'none')
+
+
+def elsewhere(seeds):
+    """How often edits take two layers from where most comes back at the last name, the better of both sides."""
+    kind = 'mlp' if 'mlp.output' in seeds[0]['maps'] else 'mixer'
+    by_layer = np.mean([[layer[1] for layer in row['maps'][f'{kind}.output']] for row in seeds], axis=0)
+    places = [f'{int(by_layer.argmax()) + away}.{kind}' for away in (-2, 2)]
+    found = [[row['edits'][place]['takes'][SHOWN] for row in seeds] for place in places if place in seeds[0]['edits']]
+    return plus_minus(max(found, key=np.mean), 3, bounds=SHARE) if found else 'none'
+
+
+def rate_of(row):
+    """The learning rate in a label; rates such as 1e-05 hold a dash."""
+    return row['label'].split('-', 1)[1].rpartition('-')[0]
+
+
 def score(edit):
     """How good an edit is: the harmonic mean of what it does and what it leaves alone."""
-    values = np.maximum([edit['takes'], edit['subject'], edit['others']], 1e-6)
+    values = np.maximum([edit[name][CHOOSING] for name in ('takes', 'subject', 'others')], 1e-6)
     return float(len(values) / np.sum(1 / values))
 
 
@@ -87,10 +113,6 @@ def best(rows):
     """The runs by recipe, of the learning rate with the lowest mean loss."""
     found = {}
     for row in rows:
-        # Rates such as 1e-05 hold a dash.
-        recipe, rest = row['label'].split('-', 1)
-        found.setdefault(recipe, {}).setdefault(rest.rpartition('-')[0], []).append(row)
-    return {
-        recipe: min(rates.values(), key=lambda seeds: np.mean([row['loss'] for row in seeds]))
-        for recipe, rates in found.items()
-    }
+        recipe, _ = row['label'].split('-', 1)
+        found.setdefault(recipe, {}).setdefault(rate_of(row), []).append(row)
+    return {recipe: preferred(rates, lambda row: row['loss']) for recipe, rates in found.items()}

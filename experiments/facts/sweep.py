@@ -38,7 +38,8 @@ class Size:
       batch: prompts a step.
       rates: learning rates, the same for all; the better of a recipe, by the loss on facts, is shown.
       traced: facts that are traced.
-      edited: facts that are edited, one at a time, in every place.
+      edited: facts that are edited, one at a time, in every place; by the first half a place is chosen, the second is
+        shown.
       others: facts that should stay as they are, asked after every edit.
     """
 
@@ -54,7 +55,7 @@ class Size:
 
 
 SIZES = {
-    'cpu': Size(Facts(), 64, 4, 800, 128, (1e-3, 3e-3), traced=64, edited=8, others=256),
+    'cpu': Size(Facts(), 64, 4, 800, 128, (1e-3, 3e-3), traced=64, edited=16, others=256),
     'full': Size(
         Facts(subjects=16_384, names=256, relations=8, objects=256),
         256,
@@ -128,10 +129,10 @@ def corrupted(facts, rng, count):
 
 
 def places(model):
-    """Every branch of every layer with a last map."""
+    """Every branch with a last map, of every layer but the last, whose values at other tokens nothing reads."""
     return [
         Edit(layer=index, branch=branch)
-        for index, layer in enumerate(model.stack.layers())
+        for index, layer in enumerate(list(model.stack.layers())[:-1])
         for branch in ('mixer', 'mlp')
         if last_map(getattr(layer, branch, None)) is not None
     ]
@@ -141,7 +142,7 @@ def edits(loaded, facts, how, chosen):
     """Of facts given another object by a change of one map at the last token of the subject.
 
     `takes`: how often the new object is answered. `subject`: how often the subject's other relations are answered as
-    before. `others`: how often facts of other subjects are.
+    before. `others`: how often facts of other subjects are. Each of the first half of the edits, and of the second.
     """
     rng = np.random.default_rng(1)
     editor = Editor(loaded.model(), how, at=SUBJECT, asked=ASKED, jit=loaded.setup.jit)
@@ -173,7 +174,8 @@ def edits(loaded, facts, how, chosen):
                 np.mean((answer(after, asked) == before)[same]),
             )
         )
-    return dict(zip(('takes', 'subject', 'others'), np.nanmean(np.array(found, float), axis=0).tolist(), strict=True))
+    halves = np.nanmean(np.array(found, float).reshape(2, -1, 3), axis=1)
+    return dict(zip(('takes', 'subject', 'others'), halves.T.tolist(), strict=True))
 
 
 def answering(loaded):

@@ -3,7 +3,9 @@
 import numpy as np
 
 from attnlab.compare.axes import styles
-from attnlab.experiment.results import panels, plus_minus
+from attnlab.experiment.results import panels, plus_minus, preferred
+
+LOADS = ('load', 'first_load', 'dropped', 'first_dropped')
 
 
 def figure(rows):
@@ -12,9 +14,9 @@ def figure(rows):
     shown, (loss, *errors) = panels(1 + len({fitted for _, fitted in planted}))
     looks = styles([*dict.fromkeys([*texts, *(gate for gate, _ in planted)])])
     for place, (arm, seeds) in enumerate(texts.items()):
-        loss.plot([place] * len(seeds), [row['loss'] for row in seeds], 'o', color=looks[arm].colour)
+        loss.plot([place] * len(seeds), [row['loss_with_room'] for row in seeds], 'o', color=looks[arm].colour)
     loss.set_xticks(range(len(texts)), list(texts), rotation=30, ha='right')
-    loss.set(title='text, best rate', ylabel='loss, nats a byte')
+    loss.set(title='text, best rate, room for all', ylabel='loss, nats a byte')
     for axis, fitted in zip(errors, dict.fromkeys(fitted for _, fitted in planted), strict=True):
         for (gate, count), found in planted.items():
             if count == fitted:
@@ -29,12 +31,12 @@ def figure(rows):
 
 def table(rows):
     """A line a gate on text, and one for each number of fitted experts."""
-    lines = [['problem', 'gate', 'loss or error', 'greatest load', 'dropped', 'rate', 'excess', 'seeds']]
+    lines = [['problem', 'gate', 'loss or error', 'loss, room for all', 'greatest load', 'after a tenth', 'dropped']]
+    lines[0] += ['after a tenth', 'rate', 'excess', 'seeds']
     for arm, seeds in best_texts(rows).items():
-        cells = [
-            plus_minus([row[name] for row in seeds], 3) if name in seeds[0] else '' for name in ('load', 'dropped')
-        ]
-        lines.append(['text', arm, plus_minus([row['loss'] for row in seeds], 4), *cells, '', '', f'{len(seeds)}'])
+        cells = [plus_minus([row[name] for row in seeds], 3) if name in seeds[0] else '' for name in LOADS]
+        losses = [plus_minus([row[name] for row in seeds], 4) for name in ('loss', 'loss_with_room')]
+        lines.append(['text', arm, *losses, *cells, '', '', f'{len(seeds)}'])
     for (gate, fitted), found in of_planted(rows).items():
         most = max(found)
         lines.append(
@@ -42,13 +44,17 @@ def table(rows):
                 f'{fitted} of 4, {most:,} points',
                 gate,
                 plus_minus(found[most]['error'], 4),
-                '',
-                '',
+                *[''] * (1 + len(LOADS)),
                 f'{slope(found):+.2f}',
                 plus_minus(found[most]['excess'], 4),
                 f'{len(found[most]["error"])}',
             ]
         )
+    for row in rows:
+        check, gate, fitted, *_ = row['label'].split('-')
+        if check in ('longer', 'nearer'):
+            numbers = [f'{row["error"]:.4f}', *[''] * (2 + len(LOADS)), f'{row["excess"]:.4f}', '1']
+            lines.append([f'{fitted}, {check}', gate, *numbers])
     return lines
 
 
@@ -60,10 +66,7 @@ def best_texts(rows):
         if kind == 'text':
             arm, rate, _ = rest
             found.setdefault(arm, {}).setdefault(rate, []).append(row)
-    return {
-        arm: min(rates.values(), key=lambda seeds: np.mean([row['loss'] for row in seeds]))
-        for arm, rates in found.items()
-    }
+    return {arm: preferred(rates, lambda row: row['loss']) for arm, rates in found.items()}
 
 
 def of_planted(rows):

@@ -7,7 +7,7 @@ import numpy as np
 from attnlab.config import spec
 from attnlab.configuration import config_of
 from attnlab.evals.by_slice import BySlice
-from attnlab.evals.cadence import AtEnd
+from attnlab.evals.cadence import AtEnd, EveryNSteps
 from attnlab.evals.experts import ExpertLoads
 from attnlab.evals.held_out import HeldOut
 from attnlab.experiment.experiment import Finished, Run
@@ -40,6 +40,9 @@ FITTED = (4, 8)
 
 DRAWS = {'cpu': 3, 'full': 20}
 STEPS = {'cpu': 1_000, 'full': 4_000}
+START = 0.3
+CHECKS = {'longer': (4, START), 'nearer': (1, 0.1)}
+"""By how much longer training is, and how far from the truth it begins: neither should change the error."""
 
 
 def runs(size):
@@ -57,7 +60,15 @@ def runs(size):
         for count in SAMPLES[size]
         for seed in range(DRAWS[size])
     ]
-    return texts + planted
+    checks = [
+        Run(
+            f'{check}-{gate}-{max(FITTED)}-{max(SAMPLES[size])}-0',
+            of_planted(gate, max(FITTED), max(SAMPLES[size]), 0, size, *how),
+        )
+        for gate in PLANTED
+        for check, how in CHECKS.items()
+    ]
+    return texts + planted + checks
 
 
 def of_text(arm, rate, seed, size):
@@ -81,25 +92,26 @@ def of_text(arm, rate, seed, size):
             if arm == 'unbalanced':
                 block.mlp.balance = 0.0
         tokens = 16_384 if size == 'cpu' else 262_144
-        loads = () if arm == 'dense' else (spec(ExpertLoads, cadence=spec(AtEnd), batches=4),)
+        often = spec(EveryNSteps, n=found.steps // 10)
+        loads = () if arm == 'dense' else (spec(ExpertLoads, cadence=often, batches=4),)
         found.evals = (spec(HeldOut, cadence=spec(AtEnd), tokens=tokens), *loads)
         found.report.update(every=found.steps // 10, tensorboard=False)
     return found
 
 
-def of_planted(gate, fitted, count, seed, size):
+def of_planted(gate, fitted, count, seed, size, longer=1, start=START):
     """A sample of a mixture with this gate, four experts, and a model with the same gate; seeds draw both anew."""
     planted = PlantedExperts(gate=PLANTED[gate], seed=seed)
     found = run_config(
         {'optimizer': '', 'schedule': ''},
-        steps=STEPS[size],
+        steps=longer * STEPS[size],
         batch_size=1,
         length=count,
         task=spec(Planted, planted=planted, seed=seed),
-        model=spec(GaussianExperts, planted=planted, experts=fitted),
+        model=spec(GaussianExperts, planted=planted, experts=fitted, start=start),
         optimizer=AdamW(peak_lr=2e-2, schedule=Cosine(warmup=0.02), weight_decay=0.0, b2=0.99),
         evals=(spec(BySlice, cadence=spec(AtEnd), multiples=(1,), examples=1),),
-        save_every=STEPS[size],
+        save_every=longer * STEPS[size],
         report=Reporting(every=STEPS[size] // 5, tensorboard=False),
     )
     with found.unlocked():
@@ -110,8 +122,12 @@ def of_planted(gate, fitted, count, seed, size):
 def measure(finished: Finished):
     """Of text, the loss and where tokens went; of a sample, how far parameters and predictions are from the mixture."""
     if finished.label.startswith('text'):
-        loads = {} if '-dense-' in finished.label else {name: last(finished, f'experts/{name}') for name in SHOWN}
-        return {'loss': last(finished, 'valid/loss'), **loads}
+        found = {'loss': last(finished, 'valid/loss'), 'loss_with_room': last(finished, 'valid/loss')}
+        if '-dense-' not in finished.label:
+            found |= {name: last(finished, f'experts/{name}') for name in SHOWN}
+            found |= {f'first_{name}': finished.curve(f'experts/{name}')[0][1] for name in SHOWN}
+            found['loss_with_room'] = with_room(finished.loaded)
+        return found
     model, task = finished.loaded.model(), finished.loaded.setup.task
     points = task.source('test', TESTED)[0]['tokens']
     shares = np.asarray(model.shares(points)).mean(axis=0)
@@ -119,6 +135,18 @@ def measure(finished: Finished):
         'error': task.planted.error(np.asarray(model.maps[...], np.float64), shares),
         'excess': last(finished, 'test/all/excess'),
     }
+
+
+def with_room(loaded):
+    """The held-out loss where every choice has room, so that it depends on no later token."""
+
+    def roomy(model):
+        for block in model.stack.blocks:
+            block.mlp.capacity = None
+        return model
+
+    roomy_run = loaded.altered(roomy)
+    return roomy_run.setup.evals[0].evaluate(roomy_run.setup, roomy_run.variables).numbers['loss']
 
 
 SHOWN = ('load', 'dropped')

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from attnlab.experiment.results import panels, plus_minus
+from attnlab.evals.measured import SHARE
+from attnlab.experiment.results import panels, plus_minus, preferred
 
 SHOWN = {
     'accuracy': 'accuracy, all classes',
@@ -32,7 +33,10 @@ def table(rows):
     lines[0] += ['cross-entropy', 'seeds']
     for head, seeds in best(rows).items():
         names = ('accuracy', 'tail', 'common', 'calibration', 'loss')
-        cells = [plus_minus([row[name] for row in seeds], 3) for name in names]
+        bounds = {name: SHARE for name in names if name != 'loss'}
+        cells = [
+            plus_minus([row[name] for row in seeds], 3, bounds=bounds.get(name, (-np.inf, np.inf))) for name in names
+        ]
         rate = seeds[0]['label'].split('-')[1]
         lines.append([head.replace('_', ' '), rate, *cells, f'{len(seeds)}'])
     return lines
@@ -44,7 +48,4 @@ def best(rows):
     for row in rows:
         head, rate, _ = row['label'].split('-')
         found.setdefault(head, {}).setdefault(rate, []).append(row)
-    return {
-        head: max(rates.values(), key=lambda seeds: np.mean([row['chosen_by'] for row in seeds]))
-        for head, rates in found.items()
-    }
+    return {head: preferred(rates, lambda row: row['chosen_by'], highest=True) for head, rates in found.items()}

@@ -3,7 +3,7 @@
 import numpy as np
 
 from attnlab.compare.axes import styles
-from attnlab.experiment.results import panels, plus_minus
+from attnlab.experiment.results import panels, plus_minus, preferred
 
 BASELINES = ('repeat_last', 'ridge', 'ridge_last_value')
 
@@ -55,7 +55,4 @@ def chosen(rows):
     for row in rows:
         *key, rate, _ = row['label'].split('-')
         found.setdefault(tuple(key), {}).setdefault(rate, []).append(row)
-    return {
-        key: min(rates.values(), key=lambda seeds: np.mean([row['valid_mse'] for row in seeds]))
-        for key, rates in found.items()
-    }
+    return {key: preferred(rates, lambda row: row['valid_mse']) for key, rates in found.items()}

@@ -1,4 +1,4 @@
-"""The confirmed accuracy of every mixer, a panel a task: those that see near tokens, all, and both, seed by seed."""
+"""The confirmed accuracy of every mixer, a panel a task, seed by seed; and by what makes examples of a task harder."""
 
 import numpy as np
 
@@ -11,8 +11,11 @@ def figure(studies):
     reports = list(dict.fromkeys(study['report'] for study in studies))
     recipes = list(dict.fromkeys(study['study'] for study in studies))
     looks = styles(recipes)
-    figure, axes = panels(len(reports), width=4.4, height=3.4)
-    for axis, report in zip(axes, reports, strict=True):
+    sliced = [
+        report for report in reports if any(len(study['slices']) > 1 for study in studies if study['report'] == report)
+    ]
+    figure, axes = panels(len(reports) + len(sliced), width=4.4, height=3.4)
+    for axis, report in zip(axes, reports, strict=False):
         compared = [study for study in studies if study['report'] == report]
         for place, study in enumerate(compared):
             colour, seeds = looks[study['study']].colour, study['confirmed']
@@ -21,7 +24,15 @@ def figure(studies):
         for name, value in compared[0]['baselines'].items():
             axis.axhline(value, color='0.6', lw=0.8, ls='--', zorder=0)
             axis.annotate(name, (1, value), xycoords=('axes fraction', 'data'), ha='right', va='bottom', fontsize=6)
-        axis.set(title=report, ylabel=compared[0]['metric'], ylim=(0, 1.03))
+        axis.set(title=report, ylabel=compared[0]['reported'], ylim=(0, 1.03))
         names = [study['study'].replace('_', '\n') for study in compared]
         axis.set_xticks(range(len(compared)), names, fontsize=6)
+    for axis, report in zip(axes[len(reports) :], sliced, strict=True):
+        for study in (study for study in studies if study['report'] == report):
+            kinds = [kind for kind in study['slices'] if kind != 'all']
+            look, means = looks[study['study']], [np.mean(study['slices'][kind]) for kind in kinds]
+            axis.plot(kinds, means, look.marker + '-', color=look.colour, label=study['study'], ms=4)
+        axis.set(title=f'{report}, by difficulty', ylim=(0, 1.03))
+        axis.tick_params(axis='x', labelsize=6)
+        axis.legend(frameon=False, fontsize=6)
     return figure

@@ -64,9 +64,10 @@ def study(task, recipe, size):
         config(task, recipe, size),
         {'rate': spec(Grid, key='optimizer.peak_lr', values=RATES)},
         sampler=spec(GridSearch),
-        metric='test/all/accuracy',
+        metric='valid/all/accuracy',
         goal='max',
         confirm=SEEDS,
+        reported='test/all/accuracy',
     )
 
 
@@ -81,6 +82,16 @@ def config(task, recipe, size):
         if size == 'cpu':
             found.model.inputs.patch = 4
             found.steps = found.checkpoint.every = STEPS
-        found.evals = (spec(BySlice, cadence=spec(EveryNSteps, n=found.steps), multiples=(1,), examples=2000),)
+        found.evals = tuple(
+            spec(
+                BySlice,
+                cadence=spec(EveryNSteps, n=found.steps),
+                split=split,
+                name=split,
+                multiples=(1,),
+                examples=2000,
+            )
+            for split in ('valid', 'test')
+        )
         found.report.update(every=found.steps // 20, tensorboard=False)
     return found

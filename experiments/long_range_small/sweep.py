@@ -54,7 +54,7 @@ SIZES = {
         depth=2,
         state=32,
         batches={'digits': (300, 32), 'digits32': (120, 8), 'listops': (120, 8), 'authorship': (60, 4)},
-        examples=180,
+        examples=1_000,
         rates=(3e-3, 1e-2),
     ),
     'full': Size(
@@ -79,9 +79,10 @@ def study(task, recipe, chosen):
         config(task, recipe, chosen),
         {'rate': spec(Grid, key='optimizer.peak_lr', values=chosen.rates)},
         sampler=spec(GridSearch),
-        metric='test/all/accuracy',
+        metric='valid/all/accuracy',
         goal='max',
         confirm=SEEDS,
+        reported='test/all/accuracy',
     )
 
 
@@ -97,7 +98,16 @@ def config(task, recipe, chosen):
             if 'state' in block.mixer:
                 block.mixer.state = chosen.state
         found.checkpoint.every = steps
-        evaluated = spec(EveryNSteps, n=steps)
-        found.evals = (spec(BySlice, cadence=evaluated, multiples=(1,), examples=chosen.examples),)
+        found.evals = tuple(
+            spec(
+                BySlice,
+                cadence=spec(EveryNSteps, n=steps),
+                split=split,
+                name=split,
+                multiples=(1,),
+                examples=chosen.examples,
+            )
+            for split in ('valid', 'test')
+        )
         found.report.update(every=max(1, steps // 10), tensorboard=False)
     return found

@@ -3,8 +3,12 @@
 import numpy as np
 
 from attnlab.compare.axes import styles
-from attnlab.experiment.results import panels, plus_minus
+from attnlab.evals.measured import SHARE
+from attnlab.experiment.results import panels, plus_minus, preferred
 from attnlab.tasks.many_classes import BANDS
+
+COSTS = {'milliseconds': 1, 'of_softmax': 2, 'temporary_mib': 1}
+"""What a call costs, and the digits that are shown."""
 
 
 def figure(rows):
@@ -16,12 +20,12 @@ def figure(rows):
         means = [np.mean([row['accuracy'][band] for row in seeds]) for band in BANDS]
         accuracy.plot(BANDS, means, marker='o', color=looks[head].colour, label=head.replace('_', ' '))
         if head in costs:
-            cost.plot(*costs[head].values(), 'o', color=looks[head].colour)
+            cost.plot(costs[head]['of_softmax'], costs[head]['temporary_mib'], 'o', color=looks[head].colour)
     guesses = [row['best'] for row in rows if 'best' in row]
     limits = [np.mean([each['accuracy'][band] for each in guesses]) for band in BANDS]
     accuracy.plot(BANDS, limits, color='0.4', ls='--', label='the best guess')
     accuracy.set(title='accuracy, best rate', ylim=(0, 1))
-    cost.set(title="the head's objective and gradients", xlabel='milliseconds', ylabel='temporaries, MiB')
+    cost.set(title="the head's objective and gradients", xlabel='time, over that of softmax', ylabel='temporaries, MiB')
     cost.set(xscale='log', yscale='log')
     shown.legend(*accuracy.get_legend_handles_labels(), frameon=False, loc='outside right upper')
     return shown
@@ -30,7 +34,8 @@ def figure(rows):
 def table(rows):
     """A line a head, at its best rate, and one of the best guess."""
     bands = [f'accuracy, {band}' for band in BANDS]
-    lines = [['head', 'rate', 'loss', 'loss, rare', 'accuracy', *bands, 'ms a call', 'MiB a call', 'seeds']]
+    lines = [['head', 'rate', 'loss', 'loss, rare', 'accuracy', *bands, 'ms a call', 'of softmax', 'MiB a call']]
+    lines[0] += ['seeds']
     costs = by_head(rows)
     for head, seeds in best(rows).items():
         losses = [[row['loss'][part] for row in seeds] for part in ('all', 'rare')]
@@ -39,16 +44,18 @@ def table(rows):
             [
                 head.replace('_', ' '),
                 seeds[0]['label'].split('-')[1],
-                *(plus_minus(values, 3) for values in (*losses, *accuracies)),
-                *(f'{value:.1f}' for value in costs[head].values()),
+                *(plus_minus(values, 3) for values in losses),
+                *(plus_minus(values, 3, bounds=SHARE) for values in accuracies),
+                *(f'{costs[head][name]:.{digits}f}' if head in costs else '' for name, digits in COSTS.items()),
                 f'{len(seeds)}',
             ]
         )
     seeds = [row['best'] for row in rows if 'best' in row]
     losses = [[each['loss'][part] for each in seeds] for part in ('all', 'rare')]
     accuracies = [[each['accuracy'][part] for each in seeds] for part in ('all', *BANDS)]
-    cells = [plus_minus(values, 3) for values in (*losses, *accuracies)]
-    lines.append(['the best guess', '', *cells, '', '', f'{len(seeds)}'])
+    cells = [plus_minus(values, 3) for values in losses]
+    cells += [plus_minus(values, 3, bounds=SHARE) for values in accuracies]
+    lines.append(['the best guess', '', *cells, *[''] * len(COSTS), f'{len(seeds)}'])
     return lines
 
 
@@ -63,7 +70,4 @@ def best(rows):
     for row in rows:
         head, rate, _ = row['label'].split('-')
         found.setdefault(head, {}).setdefault(rate, []).append(row)
-    return {
-        head: max(rates.values(), key=lambda seeds: np.mean([row['chosen_by'] for row in seeds]))
-        for head, rates in found.items()
-    }
+    return {head: preferred(rates, lambda row: row['chosen_by'], highest=True) for head, rates in found.items()}

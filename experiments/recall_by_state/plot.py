@@ -28,6 +28,6 @@ def figure(studies):
     for value in studies[0]['baselines'].values():
         axis.axhline(value, color='0.6', lw=0.8, ls='--', zorder=0)
     scale(axis.xaxis, [study['costs']['state_bytes'] for study in studies], short, least=2.0)
-    axis.set(xlabel='bytes of state', ylabel=studies[0]['metric'], ylim=(0, 1.02))
+    axis.set(xlabel='bytes of state', ylabel=studies[0].get('reported') or studies[0]['metric'], ylim=(0, 1.02))
     figure.legend(*axis.get_legend_handles_labels(), frameon=False, loc='outside right upper')
     return figure

@@ -45,7 +45,6 @@ class Size:
       values: these values, of each argument.
       arg: of configs/recall.py, without the recipe.
       recall: tokens and pairs of the kinds of examples; `None`: those of the config.
-      heads: of every mixer that has heads and not its state from them; `None`: those of the config.
       steps: of training; `None`: those of the config.
       rates: the learning rates, the same for all.
       examples: of every slice.
@@ -108,9 +107,10 @@ def study(base, chosen):
         base,
         {'rate': spec(Grid, key='optimizer.peak_lr', values=chosen.rates)},
         sampler=spec(GridSearch),
-        metric='test/1x/accuracy',
+        metric='valid/1x/accuracy',
         goal='max',
         confirm=SEEDS,
+        reported='test/1x/accuracy',
     )
 
 
@@ -128,8 +128,17 @@ def config(recipe, argument, value, chosen):
         if chosen.recall is not None:
             shorten(found, chosen)
         found.checkpoint.every = found.steps
-        evaluated = spec(EveryNSteps, n=found.steps)
-        found.evals = (spec(BySlice, cadence=evaluated, multiples=(1,), examples=chosen.examples),)
+        found.evals = tuple(
+            spec(
+                BySlice,
+                cadence=spec(EveryNSteps, n=found.steps),
+                split=split,
+                name=split,
+                multiples=(1,),
+                examples=chosen.examples,
+            )
+            for split in ('valid', 'test')
+        )
         found.report.update(every=max(1, found.steps // 20), tensorboard=False)
     return found
 

@@ -4,7 +4,7 @@ import numpy as np
 
 from attnlab.compare.axes import styles
 from attnlab.evals.measured import SHARE
-from attnlab.experiment.results import panels, plus_minus
+from attnlab.experiment.results import panels, plus_minus, preferred
 
 PANELS = {
     'positions of attention': ('learned', 'sinusoidal', 'without', 'axial_rope'),
@@ -16,20 +16,23 @@ DASHES = ('-', '--', ':')
 def figure(rows):
     """Means over seeds at the better rate; dashed and dotted are other ways of carrying the same model over."""
     chosen = better(rows)
-    looks = styles(list(chosen))
-    figure, axes = panels(len(PANELS) + 1)
+    figure, axes = panels(len(PANELS) + 1, width=5.2)
     for axis, (title, names) in zip(axes, PANELS.items(), strict=False):
+        looks = styles(names)
         for name in names:
+            look = looks[name]
             for way, dash in zip(ways(chosen[name]), DASHES, strict=False):
                 if not way.startswith('factor'):
                     label = name if way == 'as it is' else f'{name}, {way}'
-                    axis.plot(*curve(chosen[name], way), dash, color=looks[name].colour, marker='.', label=label)
-        axis.set(title=title, xlabel='pixels on a side', ylabel='accuracy')
-        axis.legend(frameon=False, fontsize=7)
+                    axis.plot(*curve(chosen[name], way), dash, color=look.colour, marker=look.marker, ms=4, label=label)
+        axis.set(title=title, xlabel='pixels on a side', ylabel='accuracy', ylim=(0, 1.03), xlim=(6, 70))
+        axis.legend(frameon=False, fontsize=7, loc='right')
     last = chosen['embedding_free']
     for way, dash in zip(ways(last), DASHES, strict=False):
-        axes[-1].plot(*curve(last, way), dash, color=looks['embedding_free'].colour, marker='.', label=way)
-    axes[-1].set(title='embedding_free, reduction after training', xlabel='pixels on a side', ylabel='accuracy')
+        axes[-1].plot(*curve(last, way), dash, color='C0', marker='.', label=way)
+    axes[-1].set(
+        title='embedding_free, reduction after training', xlabel='pixels on a side', ylabel='accuracy', ylim=(0, 1.03)
+    )
     axes[-1].legend(frameon=False, fontsize=7)
     return figure
 
@@ -68,7 +71,4 @@ def better(rows):
     for row in rows:
         name, rate, _ = row['label'].rsplit('-', 2)
         found.setdefault(name, {}).setdefault(rate, []).append(row)
-    return {
-        name: max(rates.values(), key=lambda seeds: np.mean([seed['valid'] for seed in seeds]))
-        for name, rates in found.items()
-    }
+    return {name: preferred(rates, lambda row: row['valid'], highest=True) for name, rates in found.items()}

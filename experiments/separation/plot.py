@@ -3,7 +3,7 @@
 import numpy as np
 
 from attnlab.compare.axes import styles
-from attnlab.experiment.results import panels, plus_minus
+from attnlab.experiment.results import panels, plus_minus, preferred
 
 
 def figure(rows):
@@ -60,7 +60,4 @@ def chosen(rows):
     for row in rows:
         system, rate, _ = row['label'].split('-')
         found.setdefault(system, {}).setdefault(rate, []).append(row)
-    return {
-        system: max(rates.values(), key=lambda seeds: np.mean([row['valid_gain'] for row in seeds]))
-        for system, rates in found.items()
-    }
+    return {system: preferred(rates, lambda row: row['valid_gain'], highest=True) for system, rates in found.items()}

@@ -6,7 +6,7 @@ import numpy as np
 
 from attnlab.compare.axes import styles
 from attnlab.evals.measured import SHARE
-from attnlab.experiment.results import panels, plus_minus
+from attnlab.experiment.results import panels, plus_minus, preferred
 
 BOUNDS = {'accuracy': SHARE} | dict.fromkeys(('score', 'deviation_error', 'distance'), (0.0, math.inf))
 
@@ -33,7 +33,9 @@ def figure(rows):
                 shares = list(seeds[0]['reused'][kept])
                 values = [np.mean([seed['reused'][kept][share][what] for seed in seeds]) for share in shares]
                 axis.plot([float(share) for share in shares], values, marker='o', label=f'{name}, kept: {kept}')
-        axis.set(xlabel='share of keys', xscale='log')
+        axis.set(xlabel='share of keys', xscale='log', ylim=(0, None))
+        axis.set_xticks([float(share) for share in shares], shares)
+        axis.minorticks_off()
         axis.legend(frameon=False, fontsize=7)
     axes[1].set_ylabel('from images with all keys, deviations')
     axes[2].set_ylabel('label asked for is found')
@@ -71,7 +73,4 @@ def better(rows):
         name, rate, _ = row['label'].rsplit('-', 2)
         if 'drawn' in row:
             found.setdefault(name, {}).setdefault(rate, []).append(row)
-    return {
-        name: min(rates.values(), key=lambda seeds: np.mean([seed['valid'] for seed in seeds]))
-        for name, rates in found.items()
-    }
+    return {name: preferred(rates, lambda row: row['valid']) for name, rates in found.items()}

@@ -29,6 +29,16 @@ WALKED = {
     'eval': ('eval', '--workdir=RUN', '--tokens=64', '--multiples=1,2', '--compilation_cache='),
     'analyse': ('analyse', '--workdir=RUN', '--rows=1', '--bits=8', '--compilation_cache='),
     'quantize': ('quantize', '--workdir=RUN', '--weights=int4', '--out=OUT/few', '--compilation_cache='),
+    'edit': (
+        'edit',
+        '--workdir=RUN',
+        '--prompt=de',
+        '--answer=f',
+        '--layer=0',
+        '--rows=2',
+        '--out=OUT/edited',
+        '--compilation_cache=',
+    ),
     'match': ('match', '--config=language', '--target=sliding_window', '--recipes=sliding_window', '--out=OUT'),
 }
 """A line of each command; RUN and OUT are folders."""

@@ -25,8 +25,11 @@ class Failing(http.server.BaseHTTPRequestHandler):
         asked = self.headers.get('Range')
         self.log.append(asked)
         start = int(asked.removeprefix('bytes=').removesuffix('-')) if asked and self.options['ranges'] else 0
-        if start > len(CONTENT):
-            self.send_error(416)
+        if asked and self.options['ranges'] and start >= len(CONTENT):
+            self.send_response(416)
+            self.send_header('Content-Range', f'bytes */{len(CONTENT)}')
+            self.send_header('Content-Length', '0')
+            self.end_headers()
             return
         self.send_response(206 if start else 200)
         self.send_header('Content-Length', str(len(CONTENT) - start))
@@ -79,6 +82,12 @@ def test_more_than_there_is_begins_anew(tmp_path, served):
     url, _, log = served
     (tmp_path / 'file.part').write_bytes(2 * CONTENT)
     assert had(url, tmp_path / 'file') == CONTENT and log == [f'bytes={2 * len(CONTENT)}-', None]
+
+
+def test_what_is_whole_but_has_no_name_yet_is_not_asked_for_again(tmp_path, served):
+    url, _, log = served
+    (tmp_path / 'file.part').write_bytes(CONTENT)
+    assert had(url, tmp_path / 'file') == CONTENT and log == [f'bytes={len(CONTENT)}-']
 
 
 def test_of_another_file_the_digest_tells(tmp_path, served):

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from attnlab.config import spec
+from attnlab.data.series.series import Shares
 from attnlab.errors import UserError
 from attnlab.evals.attractor import Attractor, divergence, let_go, spectral_distance
 from attnlab.evals.cadence import AtEnd
@@ -48,13 +50,13 @@ class HenonMap(Dynamical):
         return state
 
     def region(self, state):
-        return (state[:, 0] > 0).astype(jnp.int32)
+        return (state[:, :1] > 0).astype(jnp.int32)
 
 
 def test_the_exponent_of_a_map_is_the_known_one():
     run, regions, exponent = jax.jit(lambda first: let_go(HenonMap(), first, 100, 20_000))(jnp.zeros((1, 2)))
     assert float(exponent) == pytest.approx(0.419, abs=0.01)
-    np.testing.assert_array_equal(np.asarray(regions), np.asarray(run)[:, 0] > 0)
+    np.testing.assert_array_equal(np.asarray(regions)[:, 0], np.asarray(run)[:, 0] > 0)
     np.testing.assert_allclose(run[1:, 1], 0.3 * run[:-1, 0], rtol=1e-5, atol=1e-6)
 
 
@@ -92,3 +94,8 @@ def test_what_cannot_run_is_named():
         Attractor(AtEnd()).load_data(prepare(grokking.get_config('')))
     with pytest.raises(UserError, match='Attractor has ahead 5000'):
         Attractor(AtEnd(), ahead=5000).load_data(prepare(dynamics.get_config('data=henon')))
+    uneven = dynamics.get_config('data=henon')
+    with uneven.unlocked():
+        uneven.task.data.split = spec(Shares, train=0.3, test=0.6)
+    with pytest.raises(UserError, match='the test split has 12000 rows and training 6000, of which as many'):
+        Attractor(AtEnd()).load_data(prepare(uneven))

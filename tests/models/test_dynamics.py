@@ -54,8 +54,11 @@ def test_noise_is_for_training_alone():
 
 def test_regions_are_the_signs_of_the_rectified_units():
     state = jnp.asarray([[1.0, 1, 1, -1, -1], [-1, 1, 1, 1, -1], [1, 1, 1, -1, 1], [1, 1, 1, 2, 3]])
-    assert made().region(state).tolist() == [0, 1, 2, 3]
-    assert made(rectified=0).region(state).tolist() == [0, 0, 0, 0]
+    assert made().region(state).tolist() == [[0], [1], [2], [3]]
+    assert made(rectified=0).region(state).tolist() == [[0]] * 4
+    # More signs than a whole number of 32 bits has.
+    one = jnp.eye(40)
+    assert len(np.unique(made(state=42, rectified=40).region(jnp.pad(one, ((0, 0), (2, 0)))), axis=0)) == 40
     step = jax.jacobian(lambda z: made().step(z[None])[0])
     np.testing.assert_array_equal(step(state[0]), step(2 * state[0]))
     assert np.abs(step(state[0]) - step(state[1])).max() > 0.01

@@ -19,6 +19,7 @@ from attnlab.quantize.formats import (
     Microscaling,
     MinMax,
     Rotated,
+    SearchedFloating,
     Symmetric,
     format_called,
     gaussian_grid,
@@ -105,7 +106,7 @@ def test_formats_are_their_definitions(kind, definition, scope):
     assert 8 * sum(array.nbytes for array in stored.values()) == kind.stored_bits(X.shape)
 
 
-@pytest.mark.parametrize('kind', [Symmetric(4), Affine(5), Floating('e2m1')], ids=str)
+@pytest.mark.parametrize('kind', [Symmetric(4), Affine(5), Floating('e2m1'), SearchedFloating('e2m1')], ids=str)
 def test_compiled_mapped_or_neither_the_numbers_are_the_same(kind):
     x = jnp.asarray(X)
     expected = kind.rounded(x)
@@ -217,6 +218,28 @@ def test_a_step_of_row_and_column_leaves_fewer_zeros():
     np.testing.assert_allclose(Crossed(8, 1.0).rounded(jnp.asarray(x)), np.round(x / row) * row, atol=row.max())
 
 
+@pytest.mark.parametrize('element', ['e2m1', 'e3m0', 'e4m3'])
+def test_a_searched_bias_has_the_least_error_of_all(element):
+    x = np.random.default_rng(3).standard_t(3, (4, 64)).astype(np.float32)
+    kind = ELEMENTS[element]
+    levels = np.concatenate([-kind.levels[::-1], kind.levels])
+
+    def error(row, bias):
+        scale = np.abs(row).max() / kind.largest * 2.0**-bias
+        return np.min((row[:, None] - scale * levels) ** 2, axis=1).sum()
+
+    least = [min(error(row, bias) for bias in [0, *formats.BIASES]) for row in x.astype(np.float64)]
+    found, whole = (
+        np.sum((np.asarray(each(element).rounded(jnp.asarray(x)), np.float64) - x) ** 2, axis=1)
+        for each in (SearchedFloating, Floating)
+    )
+    np.testing.assert_allclose(found, least, rtol=1e-4)
+    assert (found <= whole * (1 + 1e-6)).all() and found.sum() < 0.97 * whole.sum()
+    # Numbers that the format has stay what they are, also where all are zero.
+    exact = jnp.asarray(np.stack([kind.levels[-6:] * 0.75, np.zeros(6)]).astype(np.float32))
+    np.testing.assert_array_equal(SearchedFloating(element).rounded(exact), exact)
+
+
 @pytest.mark.parametrize('bits', [2, 3, 5, 8, 12])
 def test_codes_survive_packing(bits):
     codes = np.random.default_rng(bits).integers(0, 2**bits, (3, 7))
@@ -229,6 +252,7 @@ def test_names():
     assert format_called('int4@32') == Symmetric(4, scope=32)
     assert format_called('mxe2m1') == Microscaling('e2m1')
     assert format_called('e4m3@tensor') == Floating('e4m3', scope='tensor')
+    assert format_called('adae2m1@16') == SearchedFloating('e2m1', scope=16)
     assert format_called('adalog3') == Logarithmic(3, octaves=None)
     assert format_called('higgs3x2') == Rotated(3, dimension=2)
     assert format_called('higgs2x4@64') == Rotated(2, 64, 4)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from attnlab.errors import UserError
-from attnlab.train.schedule import Constant, Cosine, LinearDecay, Schedule, WarmupStableDecay
+from attnlab.train.schedule import Constant, Cosine, LinearDecay, Schedule, Staircase, WarmupStableDecay
 
 
 def at(schedule: Schedule, steps: int, *numbers: int, peak_lr: float = 2.0) -> list[float]:
@@ -39,6 +39,12 @@ def test_constant_at_hand_computed_points():
     np.testing.assert_allclose(at(Constant(warmup=0.0), 20, 1, 20), [2, 2])
 
 
+def test_staircase_at_hand_computed_points():
+    stairs = Staircase(warmup=2.0, hold=5.0, every=10.0, factor=0.25)
+    np.testing.assert_allclose(at(stairs, 40, 1, 2, 15, 16, 25, 26, 40), [1, 2, 2, 0.5, 0.5, 0.125, 0.03125])
+    np.testing.assert_allclose(at(Staircase(warmup=0.0), 20, 1, 2, 3, 20), [2, 2, 1, 2 * 0.5**9])
+
+
 def test_a_duration_below_one_is_a_fraction_and_from_one_on_a_number_of_steps():
     assert at(Constant(warmup=0.5), 8, 1) == [0.5]
     assert at(Constant(warmup=4.0), 8, 1) == [0.5]
@@ -46,7 +52,7 @@ def test_a_duration_below_one_is_a_fraction_and_from_one_on_a_number_of_steps():
     assert at(Constant(warmup=0.999), 1000, 998) == [pytest.approx(2.0 * 998 / 999)]
 
 
-@pytest.mark.parametrize('schedule', [Cosine(), WarmupStableDecay(), LinearDecay(), Constant()])
+@pytest.mark.parametrize('schedule', [Cosine(), WarmupStableDecay(), LinearDecay(), Constant(), Staircase()])
 def test_short_runs_and_traced_counts(schedule: Schedule):
     assert np.isfinite(at(schedule, 1, 1)).all()
     rate = schedule(50, 2.0)
@@ -66,6 +72,8 @@ def test_short_runs_and_traced_counts(schedule: Schedule):
         (WarmupStableDecay(warmup=50.0, decay=51.0), 'too few for a warmup of 50 steps and a decay of 51 steps'),
         (WarmupStableDecay(shape='cubic'), "'cubic'; it must be 'linear' or 'sqrt'"),
         (Constant(warmup=200.0), 'a warmup of 200 steps'),
+        (Staircase(every=1.5), 'every is 1.5'),
+        (Staircase(factor=0.0), 'factor is 0.0; it must be a fraction above 0'),
     ],
 )
 def test_what_makes_no_sense_is_refused(schedule: Schedule, message: str):

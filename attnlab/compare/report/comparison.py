@@ -122,7 +122,8 @@ class Comparison:
       reasons: what makes them unequal: nothing, if they may be compared.
       sentence: what is best, at what cost, and whether the intervals say so.
       task: what the first was trained on.
-      baselines: what trivial predictors reach by the metric, by name.
+      baselines: what trivial predictors reach by the metric that is reported, by name.
+      reported: the metric of confirmed runs, where it is another; empty: `metric`.
     """
 
     metric: str
@@ -133,6 +134,12 @@ class Comparison:
     sentence: str = ''
     task: str = ''
     baselines: Baselines = dataclasses.field(default_factory=dict)
+    reported: str = ''
+
+    @property
+    def score(self) -> str:
+        """The metric of confirmed runs."""
+        return self.reported or self.metric
 
     @property
     def head(self) -> str:
@@ -172,10 +179,10 @@ def compare_studies(studies: Sequence[Study], by: str, tolerance: float, storage
     names = [name_of(study) for study in studies]
     step = _common_step(studies)
     rows = tuple(_row(name, study, by, storage, step) for name, study in zip(names, studies, strict=True))
-    base, metric = studies[0].sweep.base, studies[0].sweep.metric
-    task, baselines = task_name(base.task), trivial_scores(base, metric)
+    base, sweep = studies[0].sweep.base, studies[0].sweep
+    task, baselines = task_name(base.task), trivial_scores(base, sweep.score)
     return Comparison(
-        metric=metric,
+        metric=sweep.metric,
         by=by,
         tolerance=tolerance,
         rows=rows,
@@ -183,6 +190,7 @@ def compare_studies(studies: Sequence[Study], by: str, tolerance: float, storage
         sentence=_sentence(studies, rows, task, baselines, tolerance, by),
         task=task,
         baselines=baselines,
+        reported=sweep.reported,
     )
 
 
@@ -215,7 +223,7 @@ def _sentence(
         name='score',
         entries=entries,
         looks={},
-        metric=scored_metric(rows, studies[0].sweep.metric),
+        metric=scored_metric(rows, studies[0].sweep.metric, studies[0].sweep.score),
         higher=studies[0].sweep.goal == 'max',
         share=is_share(studies[0].sweep.metric),
         task=task,
@@ -238,9 +246,9 @@ def _state(study: Study) -> str:
     return f'state_bytes@{study.sweep.base.length}'
 
 
-def scored_metric(rows: Sequence[StudyResult], metric: str) -> str:
-    """What the score of studies is called."""
-    return f'{"confirmed" if scored(rows) == "confirmed" else "best trial’s"} {metric}'
+def scored_metric(rows: Sequence[StudyResult], metric: str, reported: str) -> str:
+    """What the score of studies is called, by the metric of trials and that of confirmed runs."""
+    return f'confirmed {reported}' if scored(rows) == 'confirmed' else f'best trial’s {metric}'
 
 
 def print_comparison(comparison: Comparison, printer: Printer, *, strict: bool = False) -> None:
@@ -393,7 +401,7 @@ def _row(name: str, study: Study, by: str, storage: str | None, step: int) -> St
         goal=study.sweep.goal,
         confirmed=_confirmed(study, storage),
         tokens=tokens,
-        noise=_noise(record, study.sweep.metric),
+        noise=_noise(record, study.sweep.score),
         bounded=is_share(study.sweep.metric),
     )
 

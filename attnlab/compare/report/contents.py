@@ -44,7 +44,7 @@ COMPANIONS = {'accuracy': ('loss', 'min'), 'exact_match': ('loss', 'min'), 'loss
 CONDITIONS = {
     'search space': ('space',),
     'search': ('sampler', 'pruner', 'trials', 'seeds', 'confirm'),
-    'metric': ('metric', 'goal'),
+    'metric': ('metric', 'goal', 'reported'),
     **{name: tuple(f'base.{start}' for start in starts) for name, starts in equality.CONDITIONS.items()},
 }
 """The conditions that studies should share besides size, and the prefixes of the sweep keys of each."""
@@ -88,6 +88,7 @@ class Trial:
       reason: why it failed.
       link: from the page to the directory of the run; `None` where that is not there.
       lengths: the metric by multiple of the length trained on.
+      slices: the metric by slice of the examples, such as `all` or `steps>=15`.
       tokens_per_second: of its training.
       device: what it ran on; `None` for a run that never started.
     """
@@ -102,6 +103,7 @@ class Trial:
     reason: str
     link: str | None
     lengths: Mapping[int, float]
+    slices: Mapping[str, float]
     tokens_per_second: float | None
     device: str | None
 
@@ -296,7 +298,7 @@ def _trial(study: Study, trial: FrozenTrial, out: pathlib.Path, *, confirms: boo
     workdir = study.workdir(trial.number)
     record = _record(workdir)
     best = study.best()
-    notes = trial.user_attrs
+    notes, complete = trial.user_attrs, trial.state == TrialState.COMPLETE
     return Trial(
         number=trial.number,
         state=STATES.get(trial.state, 'not finished'),
@@ -307,7 +309,8 @@ def _trial(study: Study, trial: FrozenTrial, out: pathlib.Path, *, confirms: boo
         value=trial.value,
         reason=notes.get('reason', ''),
         link=_relative(workdir, out) if workdir.is_dir() else None,
-        lengths={} if record is None or trial.state != TrialState.COMPLETE else lengths(record, study.sweep.metric),
+        lengths={} if record is None or not complete else lengths(record, study.sweep.metric),
+        slices={} if record is None or not complete else slices(record, study.sweep.metric),
         tokens_per_second=None if record is None else record.tokens_per_second,
         device=None if record is None else record.facts['device_kind'],
     )
@@ -315,6 +318,17 @@ def _trial(study: Study, trial: FrozenTrial, out: pathlib.Path, *, confirms: boo
 
 def _record(workdir: pathlib.Path) -> Record | None:
     return read_record(workdir) if (workdir / 'run.json').exists() else None
+
+
+def slices(record: Record, metric: str) -> dict[str, float]:
+    """A metric by slice, from the names of a run's last metrics, `test/SLICE/accuracy`; empty of other evaluations."""
+    evaluator, _, name = metric.partition('/')
+    known, slash, ending = name.rpartition('/')
+    if not slash or re.fullmatch(r'\d+x', known):
+        return {}
+    pattern = re.compile(rf'{re.escape(evaluator)}/(.+)/{re.escape(ending)}')
+    found = {match[1]: value for key, value in record.last.items() if (match := pattern.fullmatch(key))}
+    return {name: value for name, value in found.items() if math.isfinite(value)}
 
 
 def lengths(record: Record, metric: str) -> dict[int, float]:

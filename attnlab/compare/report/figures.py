@@ -76,7 +76,8 @@ class Plot:
 def cost_plots(contents: Contents) -> list[Plot]:
     """The confirmed value, or the best where nothing was confirmed, over each cost but the one that was matched."""
     rows = [study.row for study in contents.studies]
-    metric = contents.comparison.metric
+    comparison = contents.comparison
+    metric = comparison.score if scored(rows) == 'confirmed' else comparison.metric
     plots = [_cost_plot(contents, cost, metric, rows, f'cost_{cost}') for cost in _unmatched(contents)]
     return [plot for plot in plots if plot.lines]
 
@@ -213,11 +214,11 @@ def length_plots(contents: Contents) -> list[Plot]:
         axes.set_xticks(found, [f'{multiple}x' for multiple in found])
         axes.xaxis.set_minor_locator(ticker.NullLocator())
         axes.axvline(1, color=GREY, lw=0.8, ls=':')
-        scale_metric(axes.yaxis, [line[4] for line in lines], most=top(contents.comparison.metric))
-        axes.set(xlabel=f'length, in those trained on ({contents.length})', ylabel=contents.comparison.metric)
+        scale_metric(axes.yaxis, [line[4] for line in lines], most=top(contents.comparison.score))
+        axes.set(xlabel=f'length, in those trained on ({contents.length})', ylabel=contents.comparison.score)
 
     header = ('study', 'run', 'trial', 'multiple', 'value')
-    title = f'{contents.comparison.metric} over length'
+    title = f'{contents.comparison.score} over length'
     return [Plot('lengths', title, 'lengths', header, lines, draw, names, WIDE)] if lines else []
 
 

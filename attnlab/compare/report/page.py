@@ -86,7 +86,7 @@ def opening_of(contents: Contents) -> Opening:
         name='score',
         entries=entries,
         looks=styles([row.name for row in rows]),
-        metric=scored_metric(rows, metric),
+        metric=scored_metric(rows, metric, contents.comparison.score),
         higher=any(row.goal == 'max' for row in rows),
         share=is_share(metric),
         task=contents.comparison.task,
@@ -106,11 +106,11 @@ def question(contents: Contents) -> str:
     names, comparison = [study.row.name for study in contents.studies], contents.comparison
     on = f' on {contents.comparison.task}' if contents.comparison.task else ''
     if len(names) == 1:
-        return f'What {comparison.metric} does {names[0]} reach{on}?'
+        return f'What {comparison.score} does {names[0]} reach{on}?'
     which = ', '.join(names[:-1]) + f' and {names[-1]}' if len(names) <= 4 else f'{len(names)} studies'
     most = 'highest' if any(study.row.goal == 'max' for study in contents.studies) else 'lowest'
     equal = '' if comparison.reasons else f', at equal {comparison.by}'
-    return f'Which of {which} has the {most} {comparison.metric}{on}{equal}?'
+    return f'Which of {which} has the {most} {comparison.score}{on}{equal}?'
 
 
 def page(contents: Contents, parts: Sequence[Section], drawn: Mapping[str, str]) -> str:
@@ -170,7 +170,7 @@ def _curves(contents: Contents, opening: Opening) -> str:
 
 def sections(contents: Contents) -> list[Section]:
     """Everything under the head of the page, in order; what there is nothing to say of is left out."""
-    metric = html.escape(contents.comparison.metric)
+    metric = html.escape(contents.comparison.score)
     found = [
         Section(
             'comparison',

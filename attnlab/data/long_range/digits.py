@@ -50,7 +50,7 @@ class Digits(Dataset):
         return [{'x': np.kron(images[i], block).reshape(-1), 'label': np.int32(labels[i])} for i in order]
 
     def describe(self) -> dict[str, Any]:
-        return {'source': 'digits of scikit-learn'}
+        return {'source': 'digits of scikit-learn', 'side': self.side}
 
 
 @functools.cache

@@ -3,7 +3,9 @@
 import dataclasses
 import functools
 import pathlib
+import tokenize
 import zipfile
+import zlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -71,6 +73,10 @@ def labelled_windows(path: str) -> LabelledWindows:
     return LabelledWindows(path, int(labels.max()) + 1, *windows.shape[1:])
 
 
+UNREADABLE = (ValueError, OSError, EOFError, SyntaxError, zlib.error, zipfile.BadZipFile, tokenize.TokenError)
+"""What numpy raises for members of an archive that are damaged, or objects."""
+
+
 @functools.lru_cache(maxsize=2)
 def splits(path: str) -> dict[str, Split]:
     """The windows and labels of every split, as they are. Raises `UserError` for a file without them."""
@@ -105,7 +111,10 @@ def _pair(loaded: Any, path: str, end: str) -> Split:
     missing = [name for name in (f'x{end}', f'label{end}') if name not in names]
     if missing:
         raise UserError(f'{path} has no array {missing[0]!r}; it needs x and label, or x_train, label_train and so on')
-    windows, labels = loaded[f'x{end}'], loaded[f'label{end}']
+    try:
+        windows, labels = loaded[f'x{end}'], loaded[f'label{end}']
+    except UNREADABLE as error:
+        raise UserError(f'{path} has an x{end} or label{end} that cannot be read as numbers: {error}') from error
     fits = windows.ndim in (2, 3) and labels.shape == windows.shape[:1] and labels.dtype.kind in 'iu'
     if not fits or windows.dtype.kind not in 'fiu' or not np.isfinite(windows).all() or labels.min(initial=0) < 0:
         raise UserError(

@@ -108,6 +108,7 @@ def _trial(name: str, number: int, point: Point, best: bool | None) -> Trial:
         reason=reason if point.state == 'failed' else '',
         link=f'../studies/{name}/{folder}/{number:04}',
         lengths=lengths if point.state == 'done' else {},
+        slices={},
         tokens_per_second=None if point.state == 'failed' else 1.1e5 + 100 * number,
         device='NVIDIA H200',
     )

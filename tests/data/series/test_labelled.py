@@ -1,5 +1,7 @@
 """Windows of one's own with labels."""
 
+import pathlib
+
 import numpy as np
 import pytest
 
@@ -57,6 +59,17 @@ def test_splits_of_a_file_are_kept_and_test_reaches_no_scale(tmp_path):
 def test_mistakes_are_named(tmp_path, arrays, sentence):
     with pytest.raises(UserError, match=sentence):
         labelled_windows(saved(tmp_path, **arrays))
+
+
+def test_members_that_cannot_be_read_are_named(tmp_path):
+    objects = saved(tmp_path, x=np.array([[1, None]], dtype=object), label=LABEL)
+    with pytest.raises(UserError, match='has an x or label that cannot be read as numbers: Object arrays'):
+        labelled_windows(objects)
+    path = pathlib.Path(saved(tmp_path, x=X, label=LABEL))
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b"{'descr'", b"{'de(((", 1))
+    with pytest.raises(UserError, match='has an x or label that cannot be read as numbers'):
+        labelled_windows(str(path))
 
 
 def test_another_file_is_named(tmp_path):

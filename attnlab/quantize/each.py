@@ -1,0 +1,76 @@
+"""Several formats of one run: a run of each, so that what bits cost can be compared."""
+
+import itertools
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from attnlab.config import plain, spec_of
+from attnlab.errors import UserError
+from attnlab.quantize.formats import format_called, storage_called
+from attnlab.quantize.layers import Quantization
+from attnlab.quantize.run import quantize_run
+from attnlab.quantize.states import state_called
+from attnlab.runs.record import read_record
+from attnlab.tables import Printer
+from attnlab.train.run import saved_config
+from attnlab.train.setup import QUANTIZATION
+
+NONE = 'none'
+"""The name of what stays as it is."""
+
+CALLED: Mapping[str, Callable[[str], Any]] = {
+    'weights': storage_called,
+    'inputs': format_called,
+    'state': state_called,
+}
+
+
+def combinations(names: Mapping[str, str]) -> dict[str, Quantization]:
+    """Every combination of the formats named, by `weights=int4+state=int8`.
+
+    `names` has lists such as `none,int8,int4` for `weights`, `inputs` and `state`. What stays as it is in all of the
+    three is left out. Raises `UserError` for an unknown format, one that is named twice, and where nothing is left.
+    """
+    listed = {place: text.split(',') for place, text in names.items()}
+    for place, each in listed.items():
+        if len(set(each)) != len(each):
+            raise UserError(f'--{place} is {names[place]}; every format may be named once')
+    found = {}
+    for chosen in itertools.product(*listed.values()):
+        given = {place: name for place, name in zip(listed, chosen, strict=True) if name != NONE}
+        if given:
+            label = '+'.join(f'{place}={name}' for place, name in given.items())
+            found[label] = Quantization(**{place: CALLED[place](name) for place, name in given.items()})
+    if not found:
+        raise UserError('nothing is quantized: give several formats, such as --weights=int8,int4,int3')
+    return found
+
+
+def quantize_each(
+    workdir: pathlib.Path, out: pathlib.Path, formats: Mapping[str, Quantization], printer: Printer, **options: Any
+) -> list[pathlib.Path]:
+    """Quantizes a run to each of several formats, every one into a folder of `out` of its name, which are returned.
+
+    Folders that are there already are left, so that an interrupted command goes on. `options` are those of
+    `quantize_run`. Raises `UserError` as that does, and where a folder holds something else.
+    """
+    folders = []
+    for label, quantization in formats.items():
+        folder = out / label
+        folders.append(folder)
+        if not (folder / 'metrics.jsonl').exists():
+            printer.line(f'{label}:')
+            quantize_run(workdir, folder, quantization, printer, **options)
+        elif not _made_of(folder, workdir, quantization):
+            raise UserError(f'{folder} holds a run of another format or of another run; give --out another folder')
+    return folders
+
+
+def _made_of(folder: pathlib.Path, workdir: pathlib.Path, quantization: Quantization) -> bool:
+    """Whether a folder holds this run, quantized so."""
+    config, wanted = saved_config(folder), spec_of(quantization)
+    if QUANTIZATION not in config or plain(config[QUANTIZATION]) != plain(wanted):
+        return False
+    source = read_record(folder).facts['quantized']['from']
+    return pathlib.Path(source).resolve() == workdir.resolve()
