@@ -185,9 +185,7 @@ def delta_rule(
     if implementation == 'reference':
         return CallCost(model, model)
     c = _chunk('delta_rule', implementation, b, t, h, k, v, decay)
-    doublings = max(c.bit_length() - 2, 0)
-    inverse = 4 * c * c * doublings if implementation != 'xla' else 2 * c * c // 3
-    within = 2 * c * (3 * k + 2 * v) + inverse
+    within = 2 * c * (3 * k + 2 * v) + _inverse(c, implementation)
     ahead = Cost(steps * (6 * state + within), arrays, steps * (numbers + c))
     return CallCost(model, Passes(ahead, Cost(3 * ahead.flops, 2 * arrays, 2 * ahead.exponentials)))
 
@@ -223,10 +221,16 @@ def diagonal_low_rank(
     # the own keys, and the sums of log decays in two parts, as products too.
     halved = implementation == 'mosaic_gpu' and decay == 'vector'
     products, exponentials = (6 + 1 + 2 * (6 + 2), 2 * keys * (6 + 2)) if halved else (1, 3)
-    inverse = 4 * c * c * max(c.bit_length() - 2, 0) if implementation != 'xla' else 2 * c * c // 3
-    within = 2 * c * (2 * keys * products * k + k + (2 * keys) * v) + inverse
+    within = 2 * c * (2 * keys * products * k + k + (2 * keys) * v) + _inverse(c, implementation)
     ahead = Cost(steps * ((4 + 2 * keys) * state + within), arrays, steps * (exponentials * numbers + c))
     return CallCost(model, Passes(ahead, Cost(3 * ahead.flops, 2 * arrays, 2 * ahead.exponentials)))
+
+
+def _inverse(c: int, implementation: str) -> int:
+    """A step's part of the inverse of a chunk: by blocks in two products a size, each in three of 16 bits on Hopper."""
+    if implementation == 'xla':
+        return 2 * c * c // 3
+    return 4 * c * c * max(c.bit_length() - 2, 0) * (3 if implementation == 'mosaic_gpu' else 1)
 
 
 def _chunk(core: str, implementation: str, b: int, t: int, h: int, k: int, v: int, decay: str | None) -> int:

@@ -45,6 +45,7 @@ def linear_attention_sums(
       TypeError: for arrays that are not floating point, or non-integer `segments`.
       NotImplementedError: for a named implementation that cannot serve the call.
     """
+    arguments.match(CORE, {}, q=(q, 'b t h k'), k=(k, 'b t g k'))
     heads = max(q.shape[2], k.shape[2], 1 if log_decay is None else log_decay.shape[min(2, log_decay.ndim - 1)])
     column = None if state is None else state[..., None]
     # A value of one channel has all heads, and is not looked at.
