@@ -19,7 +19,6 @@ from attnlab.nn.experts import MixtureOfExperts
 from attnlab.nn.mlps import ConvolvedMLP
 from attnlab.nn.norms import RMSNorm
 from attnlab.nn.preludes import Prelude
-from attnlab.nn.projections import drawing
 from attnlab.signature import checked_fields
 from attnlab.typing import Sequence, State
 
@@ -63,8 +62,7 @@ def step(
     """Runs one pre-norm branch: `x, kept = read(streams)`, `streams = add(kept, dropped(branch(norm(x))))`."""
     x, kept = connection.read(streams)
     normed = norm(x)
-    with drawing(ctx.dropout_key):
-        y, state = branch(normed)
+    y, state = branch(normed)
     return Step(name, normed, y, connection.add(kept, dropped(y, dropout, ctx)), state)
 
 
