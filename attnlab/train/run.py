@@ -23,6 +23,9 @@ LOCK = 'lock'
 PACKAGES = ('attnlab', 'jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'grain', 'ml_collections', 'numpy')
 
 
+CODE = ('--', ':/', ':(top,exclude)*.md')
+"""Of a checkout, all but its pages, as git names it."""
+
 FACTS = frozenset({'data', 'implementations', 'parameters', 'flops_per_token', 'state_bytes_per_sequence'})
 """Keys that every start records besides its environment."""
 
@@ -162,7 +165,10 @@ def environment() -> dict[str, Any]:
 
 
 def git_state() -> dict[str, Any]:
-    """The commit of the running code, and whether the checkout is modified; `None` outside a checkout."""
+    """The commit of the running code, and whether the checkout is modified; `None` outside a checkout.
+
+    Pages do not count, which experiments write results into while others run.
+    """
     here = pathlib.Path(__file__).parent
 
     def git(*arguments: str) -> str | None:
@@ -177,7 +183,7 @@ def git_state() -> dict[str, Any]:
     commit = git('rev-parse', 'HEAD')
     return {
         'commit': commit,
-        'changed': None if commit is None else bool(git('status', '--porcelain', '--untracked-files=no')),
+        'changed': None if commit is None else bool(git('status', '--porcelain', '--untracked-files=no', *CODE)),
     }
 
 

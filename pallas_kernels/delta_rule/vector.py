@@ -10,9 +10,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.delta_rule.chunk import EXACT, by_halves
-from pallas_kernels.delta_rule.products import Form
+from pallas_kernels.delta_rule.chunk import by_halves
 from pallas_kernels.matrix_state.chunks import MODERATE, by_decay, since, until
+from pallas_kernels.matrix_state.products import EXACT, Form
 
 Products = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
 """Of queries and of keys with keys, `l b h c c`, arbitrary but finite for later keys; and the log decays up to

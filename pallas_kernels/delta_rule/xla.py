@@ -8,9 +8,10 @@ import jax.numpy as jnp
 
 from pallas_kernels import target, tiling
 from pallas_kernels.delta_rule import erasing, vector
-from pallas_kernels.delta_rule.chunk import Chunk, Weights, inverse, weights
-from pallas_kernels.delta_rule.products import Form
-from pallas_kernels.matrix_state.chunks import Arrays, cut, in_groups, join
+from pallas_kernels.delta_rule.chunk import Chunk, Weights, weights
+from pallas_kernels.matrix_state.chunks import Arrays, cut, in_groups, join, transposed
+from pallas_kernels.matrix_state.inverse import inverse
+from pallas_kernels.matrix_state.products import Form
 
 
 def delta_rule(
@@ -101,7 +102,7 @@ def _pull(
     """
     does, beta, v, (solved, read, values, before) = saved
     do, dfinal = gradients
-    do = _transposed(do)
+    do = transposed(do)
 
     def chunk(dafter: jax.Array, does: tuple[jax.Array, ...]) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
         dvalues, dstate, writes, read, factor = does
@@ -111,23 +112,18 @@ def _pull(
     by_chunk = do @ does.among, do @ does.q, does.writes, read, does.factor
     dstate, (dafter, dvalues) = jax.lax.scan(chunk, dfinal.swapaxes(2, 3), by_chunk, reverse=True)
     dmissing = dvalues @ solved
-    dread, dmissing_rows = -_transposed(before @ dmissing), _transposed(dmissing)
+    dread, dmissing_rows = -transposed(before @ dmissing), transposed(dmissing)
     shared = tuple(axis for axis, size in enumerate(does.factor.shape) if size == 1)
     pulled = Weights(
-        among=_transposed(values @ do),
-        erased=-_transposed(values @ dmissing),
-        q=_transposed(before @ do),
+        among=transposed(values @ do),
+        erased=-transposed(values @ dmissing),
+        q=transposed(before @ do),
         k=beta * dread,
         writes=values @ dafter,
-        factor=jnp.sum(_transposed(before) * dafter, axis=shared, keepdims=True),
+        factor=jnp.sum(transposed(before) * dafter, axis=shared, keepdims=True),
     )
     dbeta = jnp.sum(dmissing_rows * v, axis=4, keepdims=True) + jnp.sum(dread * does.k, axis=4, keepdims=True)
     return pulled, dbeta, beta * dmissing_rows, dstate.swapaxes(2, 3)
 
 
 _read.defvjp(_save, _pull)
-
-
-def _transposed(array: jax.Array) -> jax.Array:
-    """The array with its last axes exchanged, which the compiler must not fuse into a product."""
-    return jax.lax.optimization_barrier(array).swapaxes(3, 4)

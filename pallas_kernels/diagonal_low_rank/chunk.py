@@ -15,16 +15,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.delta_rule.chunk import (
-    EXACT,
-    Summed,
-    earlier_by_halves,
-    steps_after,
-    steps_before,
-    with_own,
-)
-from pallas_kernels.delta_rule.products import Form
 from pallas_kernels.matrix_state.chunks import MODERATE, by_decay, keep, remembered, remembers
+from pallas_kernels.matrix_state.halves import Summed, earlier_by_halves, with_own
+from pallas_kernels.matrix_state.places import steps_after, steps_before
+from pallas_kernels.matrix_state.products import EXACT, Form
 
 
 class Chunk(NamedTuple):

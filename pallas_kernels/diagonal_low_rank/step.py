@@ -5,17 +5,11 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.delta_rule.chunk import (
-    EXACT,
-    Summed,
-    earlier_by_halves,
-    inverse_again,
-    steps_after,
-    steps_before,
-    with_own,
-)
-from pallas_kernels.delta_rule.products import Form, multiply
 from pallas_kernels.diagonal_low_rank.chunk import Chunk, Pairs, weights
+from pallas_kernels.matrix_state.halves import Summed, earlier_by_halves, with_own
+from pallas_kernels.matrix_state.inverse import inverse_again
+from pallas_kernels.matrix_state.places import steps_after, steps_before
+from pallas_kernels.matrix_state.products import Form, exact, multiply
 
 
 def step(
@@ -65,10 +59,9 @@ def _scalar(
     )  # fmt: skip
     # Over the steps after j up to i, or up to that before i: a sum for every pair, so that small sums stay exact.
     later = jnp.where(steps_before(q), log_decay, 0)
-    exact = Form(later.dtype, later.dtype, EXACT)
 
     def between(which: jax.Array) -> jax.Array:
-        return jnp.exp(multiply(jnp.broadcast_to(jnp.where(which, 1.0, 0.0), later.shape), later, 'nn', exact))
+        return jnp.exp(multiply(jnp.broadcast_to(jnp.where(which, 1.0, 0.0), later.shape), later, 'nn', exact(later)))
 
     by_q, by_a = _plain(q, a, keys, form)
     reads, reads_before = between(~steps_after(q)), between(steps_before(q))

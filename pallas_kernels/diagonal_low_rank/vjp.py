@@ -1,73 +1,24 @@
-"""Differentiation shared by the Pallas forms of `diagonal_low_rank`: the arguments of a form, and its gradients."""
+"""The Pallas forms of `diagonal_low_rank` on the arguments of its definition, differentiable."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from pallas_kernels.matrix_state import differentiation
-from pallas_kernels.matrix_state.differentiation import Outputs, decays_of_steps, heads_first
+from pallas_kernels.matrix_state.differentiation import Outputs, Passes
 
 
-class Arrays(NamedTuple):
-    """The arguments of a form, or their gradients.
+def differentiable(passes: Passes) -> Callable[..., Outputs]:
+    """Returns the form on the arguments of `reference.diagonal_low_rank`: a and b are what key channels have besides.
 
-    Attributes:
-      q: `b hq t k`; as a gradient `b h t k`, as those of k, v, a and b.
-      k: `b hk t k`.
-      v: `b hv t v`.
-      a: `b ha t k`.
-      b: `b hb t k`; or `None` where it is k.
-      log_decay: float32, `b h t k`, of size 1 for a batch, heads or key channels that share it; or `None`. As a
-        gradient it has full size, except for key channels that share it.
-      state: float32, `b h k v`.
-      starts: bool `b t`, the tokens that forget the past; or `None`.
+    Where b is `None`, and k serves in its place, the form is given a alone.
     """
-
-    q: jax.Array
-    k: jax.Array
-    v: jax.Array
-    a: jax.Array
-    b: jax.Array | None
-    log_decay: jax.Array | None
-    state: jax.Array
-    starts: jax.Array | None
-
-
-Forward = Callable[[Arrays, float, bool], tuple[Outputs, Any]]
-"""From the arguments, the scale of the outputs, and whether there will be a backward pass, to the outputs and the
-residuals of the form."""
-
-Backward = Callable[[Arrays, float, Any, Outputs], Arrays]
-"""From the arguments, the scale, the residuals, and the gradients of the outputs to those of the arguments."""
-
-
-def differentiable(forward: Forward, backward: Backward) -> Callable[..., Outputs]:
-    """Returns the form on the arguments of `reference.diagonal_low_rank`.
-
-    The arguments and the residuals of the form are kept for the backward pass.
-    """
-    core = differentiation.core(forward, backward)
+    run = differentiation.differentiable(passes)
 
     def diagonal_low_rank(
-        q: jax.Array,
-        k: jax.Array,
-        v: jax.Array,
-        a: jax.Array,
-        b: jax.Array | None,
-        log_decay: jax.Array | None,
-        state: jax.Array,
-        starts: jax.Array | None,
-        scale: float,
+        q: jax.Array, k: jax.Array, v: jax.Array, a: jax.Array, b: jax.Array | None, *others: Any
     ) -> Outputs:
-        if 0 in (*q.shape, v.shape[3]):
-            return jnp.zeros((*q.shape[:2], state.shape[1], v.shape[3]), v.dtype), state
-        operands = jnp.result_type(q, k, v, a) if b is None else jnp.result_type(q, k, v, a, b)
-        q, k, v, a = (heads_first(array.astype(operands)) for array in (q, k, v, a))
-        b = None if b is None else heads_first(b.astype(operands))
-        decay = decays_of_steps(log_decay, q.shape[2])
-        o, final = core(float(scale), Arrays(q, k, v, a, b, decay, state, starts))
-        return jnp.moveaxis(o, 1, 2), final
+        return run(q, k, v, (a,) if b is None else (a, b), (), *others)
 
     return diagonal_low_rank

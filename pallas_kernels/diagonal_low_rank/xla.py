@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels import target, tiling
-from pallas_kernels.delta_rule.chunk import inverse
 from pallas_kernels.diagonal_low_rank.chunk import Chunk, weights
-from pallas_kernels.matrix_state.chunks import Arrays, cut, in_groups, join
+from pallas_kernels.matrix_state.chunks import Arrays, cut, in_groups, join, transposed
+from pallas_kernels.matrix_state.inverse import inverse
 
 
 def diagonal_low_rank(
@@ -124,8 +124,8 @@ def _save(
         after = factor * state + writes @ values
         return after if more is None else after + more[0] @ more[1], (values, state)
 
-    transposed = None if more is None else (more[0].swapaxes(3, 4), more[1])
-    by_chunk = reads, writes.swapaxes(3, 4), factor.swapaxes(3, 4), written, transposed
+    columns = None if more is None else (more[0].swapaxes(3, 4), more[1])
+    by_chunk = reads, writes.swapaxes(3, 4), factor.swapaxes(3, 4), written, columns
     final, (values, before) = jax.lax.scan(chunk, state, by_chunk)
     return (values, before, final), (reads, writes, factor, more, values, before)
 
@@ -140,26 +140,21 @@ def _pull(saved: tuple, gradients: Swept) -> tuple:
         dvalues += dafter @ writes
         return factor * dafter + dbefore + dvalues @ reads, (dafter, dvalues)
 
-    by_chunk = _transposed(dvalues), _transposed(dbefore), writes.swapaxes(3, 4), reads, factor
+    by_chunk = transposed(dvalues), transposed(dbefore), writes.swapaxes(3, 4), reads, factor
     dstate, (dafter, dvalues) = jax.lax.scan(chunk, dfinal.swapaxes(2, 3), by_chunk, reverse=True)
     dmore = None
     if more is not None:
         keys, v = more
-        dmore = v @ dafter, keys @ _transposed(dafter)
+        dmore = v @ dafter, keys @ transposed(dafter)
     shared = tuple(axis for axis, size in enumerate(factor.shape) if size == 1)
     return (
-        _transposed(before @ dvalues),
+        transposed(before @ dvalues),
         values @ dafter,
-        jnp.sum(_transposed(before) * dafter, axis=shared, keepdims=True),
-        _transposed(dvalues),
+        jnp.sum(transposed(before) * dafter, axis=shared, keepdims=True),
+        transposed(dvalues),
         dmore,
         dstate.swapaxes(2, 3),
     )
 
 
 _sweep.defvjp(_save, _pull)
-
-
-def _transposed(array: jax.Array) -> jax.Array:
-    """The array with its last axes exchanged, which the compiler must not make part of a product."""
-    return jax.lax.optimization_barrier(array).swapaxes(3, 4)

@@ -185,6 +185,11 @@ def join(array: jax.Array) -> jax.Array:
     return jnp.moveaxis(array, 2, 3).reshape(b, l * c, h, v)
 
 
+def transposed(array: jax.Array) -> jax.Array:
+    """The array with its last axes exchanged, which the compiler must not make part of a product."""
+    return jax.lax.optimization_barrier(array).swapaxes(3, 4)
+
+
 def since(array: jax.Array) -> jax.Array:
     """Sums over the steps, the last axis but one, from the first up to each."""
     ones = jnp.tril(jnp.ones((array.shape[-2],) * 2, array.dtype))

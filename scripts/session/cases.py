@@ -9,6 +9,7 @@ CORES = (
     'attention',
     'delta_rule',
     'linear_attention',
+    'diagonal_low_rank',
     'selective_scan',
     'linear_scan',
     'softmax',

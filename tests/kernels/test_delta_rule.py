@@ -10,7 +10,7 @@ from attnlab.testing.noise import noise
 from attnlab.testing.tolerances import assert_close
 from pallas_kernels import delta_rule, linear_attention, target, tiling
 from pallas_kernels.cases import delta_rule as cases
-from pallas_kernels.delta_rule import chunk
+from pallas_kernels.matrix_state.inverse import inverse
 
 NARROW = ('shared queries and keys', 'packed scalar', 'packed vector', 'strong vector')
 SMALL = ('two', 'threes and twos', 'packed constant')
@@ -293,7 +293,7 @@ def test_inverse_of_keys_alike(size, most, platform):
     keys /= np.linalg.norm(keys, axis=1, keepdims=True)
     strict = np.tril(most * keys @ keys.T, -1)
     expected = np.linalg.inv(np.eye(size) + strict)
-    found = chunk.inverse(jnp.asarray(strict, jnp.float32), platform)
+    found = inverse(jnp.asarray(strict, jnp.float32), platform)
     assert np.abs(found - expected).max() < 1e-5 * np.abs(expected).max()
 
 

@@ -279,6 +279,10 @@ def test_every_case_has_a_name_of_its_own_and_those_of_rehearsals_are_not_among_
     names = [case.id for stage in cases.STAGES for case in preparation.cases_of(stage, small=False)]
     assert len(names) == len(set(names)) > 300
     assert not [name for name in names if name.startswith('rehearsal')]
+    assert not [name for name in names if name.startswith('peers/flash-linear-attention') and 'erase' in name]
+    # Every core that has a kernel for Hopper is in it.
+    forms = (ROOT / 'pallas_kernels').glob('*/mosaic_gpu*')
+    assert set(cases.CORES) == {form.parent.name for form in forms} - {'matrix_state'}
     # Every core's kernel, every contender and a recipe of every class.
     for wanted in (
         *(f'check/{core}/' for core in cases.CORES),
@@ -286,6 +290,8 @@ def test_every_case_has_a_name_of_its_own_and_those_of_rehearsals_are_not_among_
         *(f'limits/{core}/' for core in cases.CORES),
         'limits/offsets/2147483648 x 50304',
         'correct/attention/masked, softpick/bfloat16/mosaic_gpu',
+        'correct/diagonal_low_rank/packed tied/bfloat16/mosaic_gpu',
+        'bench/diagonal_low_rank/1 vector, b is k/forward and backward',
         'peers/cuDNN/attention/Softmax/forward and backward',
         'peers/flash-linear-attention/delta_rule/vector/',
         'train/griffin',

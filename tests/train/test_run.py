@@ -1,5 +1,7 @@
 """Whose a work directory is."""
 
+import subprocess
+
 import jax
 import pytest
 
@@ -7,6 +9,7 @@ from attnlab.config import load
 from attnlab.configuration import config_of
 from attnlab.errors import UserError
 from attnlab.files import temporary_name
+from attnlab.train import run
 from attnlab.train.run import claim
 from tests.sweep import tiny
 
@@ -31,3 +34,22 @@ def test_what_is_no_run_is_left_alone(tmp_path):
     (tmp_path / 'thesis.tex').touch()
     with pytest.raises(UserError, match='is not empty and holds no config'):
         claim(tmp_path, config_of(tiny.LANGUAGE, 'zoo=mha'))
+
+
+def test_the_commit_is_changed_by_code_and_not_by_pages(tmp_path, monkeypatch):
+    def git(*arguments):
+        named = ('-c', 'user.name=a', '-c', 'user.email=a@b')
+        subprocess.run(['git', '-C', tmp_path, *named, *arguments], check=True, capture_output=True)
+
+    package = tmp_path / 'package'
+    package.mkdir()
+    for name in ('run.py', 'page.md', '../README.md', '../sweep.py'):
+        (package / name).write_text('first')
+    monkeypatch.setattr(run, '__file__', str(package / 'run.py'))
+    assert run.git_state() == {'commit': None, 'changed': None}
+    git('init')
+    git('add', '.')
+    git('commit', '-m', 'first')
+    for name, changed in (('page.md', False), ('../README.md', False), ('new.py', False), ('../sweep.py', True)):
+        (package / name).write_text('second')
+        assert run.git_state()['changed'] == changed, name

@@ -1,57 +1,35 @@
 """The parts of `diagonal_low_rank` within chunks on Hopper GPUs, mainly the triangular inverse; see `chunk`."""
 
 import functools
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from pallas_kernels.delta_rule.products import Form, multiply
 from pallas_kernels.diagonal_low_rank.chunk import Chunk, Weights, weights
 from pallas_kernels.diagonal_low_rank.step import products
 from pallas_kernels.matrix_state.decays import KEPT
 from pallas_kernels.matrix_state.mosaic_gpu import channel_decays
 from pallas_kernels.matrix_state.mosaic_gpu.inverse import inverse
+from pallas_kernels.matrix_state.mosaic_gpu.rule import Steps
 from pallas_kernels.matrix_state.mosaic_gpu.solving import Documents, More, Solved, cut, join, of_heads
 from pallas_kernels.matrix_state.mosaic_gpu.weights import weights as channel_weights
+from pallas_kernels.matrix_state.products import Form, multiply
 from pallas_kernels.target import Target
 
 _FORM = Form(jnp.float32, jnp.float32)
 
 
-class Steps(NamedTuple):
-    """A call in whole chunks and tiles.
-
-    Attributes:
-      q: `b hq t k`.
-      k: `b hk t k`.
-      v: `b hv t v`.
-      a: `b ha t k`.
-      b: `b hb t k`; or `None` where it is k.
-      log_decay: float32, zero in padding: `b h l c 1`, or `b h t k` where key channels have their own; or `None`.
-    """
-
-    q: jax.Array
-    k: jax.Array
-    v: jax.Array
-    a: jax.Array
-    b: jax.Array | None
-    log_decay: jax.Array | None
-
-    @property
-    def keys(self) -> tuple[jax.Array, ...]:
-        """Those under which steps write what they read for `a`, and those of values where they are others."""
-        return (self.k,) if self.b is None else (self.b, self.k)
-
-
 def solve(here: Target, documents: Documents, steps: Steps) -> Solved:
-    """What chunks do: `values = T (B V) + T A~ S`, with `T` the inverse of `I - A`, or `T V` for `T (B V)`."""
+    """What chunks do: `values = T (B V) + T A~ S`, with `T` the inverse of `I - A`, or `T V` for `T (B V)`.
+
+    The vectors that the rule has besides are a and, where it is not k, b.
+    """
     dtype, h = steps.q.dtype, documents.rows.shape[1]
     does = _weights(here, documents, steps)
     solved, v = inverse(here, -does.earlier[0].astype(jnp.float32)), of_heads(steps.v, h)
     more, written = None, v
-    if steps.b is not None:
+    if len(does.writes) == 2:
         written = multiply(does.earlier[1], v, 'nn', _FORM)
         more = More(keys=does.writes[1].astype(dtype), values=v.astype(dtype), among=does.among[1].astype(dtype))
     return Solved(
@@ -65,12 +43,17 @@ def solve(here: Target, documents: Documents, steps: Steps) -> Solved:
     )
 
 
+def _keys(steps: Steps) -> tuple[jax.Array, ...]:
+    """Those under which steps write what they read for `a`, and those of values where they are others."""
+    return (*steps.vectors[1:], steps.k)
+
+
 def _weights(here: Target, documents: Documents, steps: Steps) -> Weights:
     """In float32, or in 16 bits where decays are of key channels, but for the weights that are inverted."""
     h, decay = documents.rows.shape[1], steps.log_decay
     if decay is not None and decay.ndim == 4:
         return _by_channels(here, documents, steps, decay)
-    q, a, *keys = (of_heads(array, h) for array in (steps.q, steps.a, *steps.keys))
+    q, a, *keys = (of_heads(array, h) for array in (steps.q, steps.vectors[0], *_keys(steps)))
     return weights(Chunk(q, a, tuple(keys), decay, documents.runs), functools.partial(products, _FORM))
 
 
@@ -81,7 +64,7 @@ def _by_channels(here: Target, documents: Documents, steps: Steps, decay: jax.Ar
     """
     h = documents.rows.shape[1]
     kept = documents.rows[..., KEPT, :, None]
-    a = cut(steps.a)
+    a, keys = cut(steps.vectors[0]), _keys(steps)
     ahead = join(jnp.concatenate([a[..., 1:, :], jnp.zeros_like(a[..., :1, :])], axis=3))
 
     def read(reads: jax.Array, key: jax.Array, among: DTypeLike | None = None) -> channel_decays.Weights:
@@ -92,8 +75,8 @@ def _by_channels(here: Target, documents: Documents, steps: Steps, decay: jax.Ar
         later = cut(found)[..., :-1, :]
         return kept.astype(found.dtype) * jnp.concatenate([first.astype(found.dtype), later], axis=3)
 
-    by_q = [read(steps.q, key) for key in steps.keys]
-    by_a = [read(ahead, key, jnp.float32) for key in steps.keys]
+    by_q = [read(steps.q, key) for key in keys]
+    by_a = [read(ahead, key, jnp.float32) for key in keys]
     first = jnp.repeat(a, h // a.shape[1], axis=1)[..., :1, :]
     return Weights(
         among=[cut(found.among) for found in by_q],

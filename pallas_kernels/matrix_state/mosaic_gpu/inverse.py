@@ -1,9 +1,9 @@
 """The kernels that invert the triangular matrices of chunks on Hopper GPUs, and find the gradients.
 
 The diagonal blocks of 2, 4, 8, ... steps are inverted in products alone, each from two of the size before, as in
-`delta_rule.chunk`: substitution, block by block, which stays accurate where powers of the matrix would grow. A factor
-is two bfloat16 parts, a product three of these. Of 16 bits errors leave 12 where keys are most alike; what the inverse
-is multiplied with then keeps 10.
+`matrix_state.inverse`: substitution, block by block, which stays accurate where powers of the matrix would grow. A
+factor is two bfloat16 parts, a product three of these. Of 16 bits errors leave 12 where keys are most alike; what the
+inverse is multiplied with then keeps 10.
 """
 
 import functools

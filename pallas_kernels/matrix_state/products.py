@@ -7,6 +7,9 @@ from typing import NamedTuple
 import jax
 from jax.typing import DTypeLike
 
+EXACT = 'highest'
+"""The precision of sums of log decays and of the triangular inverse, independent of other products."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Form:
@@ -15,6 +18,11 @@ class Form:
     operands: DTypeLike
     sums: DTypeLike
     precision: str | None = None
+
+
+def exact(like: jax.Array) -> Form:
+    """The form of products whose factors and sums are of the type of an array, nothing rounded."""
+    return Form(like.dtype, like.dtype, EXACT)
 
 
 class _Sides(NamedTuple):
