@@ -1,4 +1,8 @@
-"""65,536 tokens in bfloat16 by every recipe whose state does not grow, through weak gates and through strong ones."""
+"""65,536 tokens in bfloat16 through weak gates and through strong ones, beside the same program in float32.
+
+By every recipe of one mixer whose state does not grow; hybrids are made of such layers. What the program computes is
+not checked here: float32 would be as wrong.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -7,7 +11,7 @@ import pytest
 from flax import nnx
 
 from attnlab.context import Context
-from attnlab.testing.contract.narrow import BOUND, is_constant
+from attnlab.testing.contract.narrow import is_constant
 from attnlab.testing.contract.subject import Subject
 from attnlab.testing.noise import noise, perturbed
 from attnlab.zoo import ZOO
@@ -21,8 +25,10 @@ WEAK, STRONG = 0.1, 3.0
 WINDOW = 1024
 """Tokens whose error is measured together."""
 
-ROUNDING = float(jnp.finfo(jnp.bfloat16).eps) / 2
-"""How much rounding changes a number, relatively."""
+EPS = float(jnp.finfo(jnp.bfloat16).eps)
+
+AMPLIFYING = {'ttt_linear'}
+"""Recipes that make as much of the rounding of their inputs as of the inputs: their numbers are only to be finite."""
 
 STREAMING = [name for name, recipe in ZOO.items() if recipe.causal and recipe.streaming and len(recipe.pattern) == 1]
 
@@ -36,15 +42,23 @@ def test_a_long_sequence_in_bfloat16_stays_near_float32(name):
     size = np.where(np.arange(LENGTH) < LENGTH // 2, WEAK, STRONG)[None, :, None]
     x = (noise(1, LENGTH, DIM) * size).astype(jnp.bfloat16)
     run = jax.jit(lambda x: mixer(x, Context.full(1, LENGTH))[0])
-    nudged = x.astype(jnp.float32) * (1 + ROUNDING * noise(1, LENGTH, DIM, seed=1))
+    nudged = x.astype(jnp.float32) * (1 + EPS / 2 * noise(1, LENGTH, DIM, seed=1))
     with jax.default_matmul_precision('highest'):
         narrow, wide, moved = (np.asarray(run(each), np.float32) for each in (x, x.astype(jnp.float32), nudged))
     jax.clear_caches()
     assert np.isfinite(narrow).all()
     error, owed = (by_window(each, wide) for each in (narrow, moved))
-    # A layer that is not much moved by what rounding does to its input has no excuse.
-    bound = BOUND + 4 * owed.max()
-    assert error.max() <= bound, f'{error.max():.1%} in window {error.argmax()} of {len(error)}; bound {bound:.1%}'
+    # What rounding of the inputs has moved by then; later inputs excuse nothing.
+    reach = np.maximum.accumulate(owed)
+    if name in AMPLIFYING:
+        assert reach[-1] > 0.25, f'moves by {reach[-1]:.1%}: it is no longer AMPLIFYING'
+        return
+    assert reach[-1] < 0.25, f'amplifies rounding to {reach[-1]:.1%}: bfloat16 says nothing here'
+    bound = 2 * EPS + 4 * reach
+    worst = (error - bound).argmax()
+    assert error[worst] <= bound[worst], (
+        f'{error[worst]:.1%} in window {worst} of {len(error)}; bound {bound[worst]:.1%}'
+    )
 
 
 def by_window(actual, expected):

@@ -125,7 +125,7 @@ def _layers(loaded: Loaded, rows: list[Batch]) -> Iterator[dict[str, float]]:
 
 
 def _examine(model: Any, batch: Mapping[str, jax.Array]) -> list[dict[str, jax.Array]]:
-    ctx = model.context(context(batch))
+    ctx = model.context(context(batch), batch['tokens'])
     segments = ctx.segments_or_ones()
     real = segments > 0
     stack = one_stack(model)

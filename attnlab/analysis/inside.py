@@ -152,7 +152,7 @@ def looked_into(loaded: Loaded, rows: Sequence[Batch], *, tuned: bool = False) -
     def passed(variables: nnx.State, row: Batch) -> tuple[Array, Array, list[Call]]:
         model = nnx.merge(setup.graphdef, variables)
         inputs, ctx = inputs_of(setup.task, model, row)
-        segments = model.context(ctx).segments_or_ones()
+        segments = model.layout(ctx).segments_or_ones()
         return residuals(model, inputs, ctx), segments, memory.calls(model, inputs, ctx)
 
     def depends(variables: nnx.State, row: Batch) -> ByDistance:
@@ -162,7 +162,7 @@ def looked_into(loaded: Loaded, rows: Sequence[Batch], *, tuned: bool = False) -
         def hidden(embedded: Array) -> Array:
             return hidden_with(model, inputs, ctx, {'embedding': lambda x: embedded})
 
-        return _by_distance(hidden, model.embed(inputs, ctx), model.context(ctx), model.streaming)
+        return _by_distance(hidden, model.embed(inputs, ctx), model.layout(ctx), model.streaming)
 
     seen, whole = (_sum(map(functools.partial(setup.jit(one), loaded.variables), rows)) for one in (lens, depends))
     lenses = [_lens_numbers(seen, layer) for layer in range(len(layers) + 1)]

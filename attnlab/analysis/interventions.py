@@ -62,7 +62,7 @@ def hidden_with(model: Stacked, inputs: Tokens | Features, ctx: Context, changes
     def at(place: str, value: Any) -> Any:
         return changes[place](value) if place in changes else value
 
-    x, ctx = at('embedding', model.embed(inputs, ctx)), model.context(ctx)
+    x, ctx = at('embedding', model.embed(inputs, ctx)), model.context(ctx, inputs)
     streams = model.stack.residual.open(x)
     for index, layer in enumerate(one_stack(model).layers()):
         _change(layer, f'layers[{index}]', changes)
@@ -255,7 +255,7 @@ def knocked_out(
     a key of zeros still has a weight. Geva et al. 2023, https://arxiv.org/abs/2304.14767; for state space models Sharma
     et al. 2024, https://arxiv.org/abs/2404.03646. Raises `UserError` for a layer that is not a `Block`, or not there.
     """
-    ctx = model.context(ctx)
+    ctx = model.context(ctx, inputs)
     streams = model.stack.residual.open(model.embed(inputs, ctx))
     found = list(one_stack(model).layers())
     for index in layers:

@@ -20,9 +20,9 @@ STEPS = 100
 """The most steps of a fit."""
 
 
-def residuals(model: Stacked, inputs: Tokens | Features, ctx: Context) -> Float[Array, 'l b t d']:
+def residuals(model: Stacked, inputs: Tokens | Features, ctx: Context) -> Float[Array, 'l b s d']:
     """The residual stream before the first layer and after each, `depth + 1` in all."""
-    ctx, residual = model.context(ctx), model.stack.residual
+    ctx, residual = model.context(ctx, inputs), model.stack.residual
     streams = residual.open(model.embed(inputs, ctx))
     found = [residual.close(streams)]
     for index, layer in enumerate(one_stack(model).layers()):

@@ -37,7 +37,7 @@ def mixers(model: Stacked) -> list[Mixer]:
 
 def calls(model: Stacked, inputs: Tokens | Features, ctx: Context) -> list[Call]:
     """What the mixer of every layer is called with in a pass: after norm and prelude, where there are any."""
-    ctx = model.context(ctx)
+    ctx = model.context(ctx, inputs)
     streams = model.stack.residual.open(model.embed(inputs, ctx))
     found: list[Call] = []
     for index, layer in enumerate(one_stack(model).layers()):

@@ -87,7 +87,7 @@ def part_knocked_out(
     """
     if part not in PARTS:
         raise UserError(f'there is no part {part!r}; choose from {", ".join(PARTS)}')
-    ctx = model.context(ctx)
+    ctx = model.context(ctx, inputs)
     streams = model.stack.residual.open(model.embed(inputs, ctx))
     found = list(one_stack(model).layers())
     for index in layers:

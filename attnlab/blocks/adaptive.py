@@ -1,14 +1,14 @@
 """A block whose branches are told what a row is about: adaptive norms with gates."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from attnlab.blocks.block import Block, Branch
+from attnlab.blocks.block import Block, Branch, BranchName, Norm
 from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.mixers.mixer import Mixer
@@ -16,6 +16,8 @@ from attnlab.nn.norms import RMSNorm
 from attnlab.nn.preludes import Prelude
 from attnlab.nn.projections import Linear
 from attnlab.typing import Sequence
+
+BRANCHES: tuple[BranchName, ...] = get_args(BranchName)
 
 
 class AdaptiveBlock(Block):
@@ -47,27 +49,21 @@ class AdaptiveBlock(Block):
         wanted, zeros = 3 * dim * (1 if mlp is None else 2), nnx.initializers.zeros
         self.told = Linear(dim, wanted, bias=True, initializer=zeros, axes=('embed', None), rngs=rngs)
 
-    def normed(self, branch: int, ctx: Context) -> Callable[[Sequence], Sequence]:
-        """The norm, scaled and shifted."""
-        norm, (shift, scale, _) = super().normed(branch, ctx), self._told(branch, ctx)
+    def around(self, name: BranchName, norm: Norm, run: Branch, ctx: Context) -> tuple[Norm, Branch]:
+        """The norm, scaled and shifted, and the branch, times its gate."""
+        shift, scale, gate = self._told(name, ctx)
 
         def adapted(x: Sequence) -> Sequence:
             y = norm(x)
             return y * (1 + scale.astype(y.dtype)) + shift.astype(y.dtype)
 
-        return adapted
-
-    def gated(self, branch: int, run: Branch, ctx: Context) -> Branch:
-        """The branch, times its gate."""
-        *_, gate = self._told(branch, ctx)
-
         def added(x: Sequence) -> tuple[Sequence, Any]:
             y, state = run(x)
             return y * gate.astype(y.dtype), state
 
-        return added
+        return adapted, added
 
-    def _told(self, branch: int, ctx: Context) -> list[Array]:
+    def _told(self, name: BranchName, ctx: Context) -> list[Array]:
         """Shift, scale and gate of a branch, `b 1 d` each."""
         if ctx.condition is None:
             raise UserError(
@@ -75,4 +71,4 @@ class AdaptiveBlock(Block):
                 'ToldPatches (told=norms of configs/images.py)'
             )
         every = self.told(jax.nn.silu(ctx.condition))[:, None]
-        return jnp.split(jnp.split(every, len(self.connections), axis=-1)[branch], 3, axis=-1)
+        return jnp.split(jnp.split(every, len(self.connections), axis=-1)[BRANCHES.index(name)], 3, axis=-1)

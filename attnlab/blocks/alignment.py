@@ -31,7 +31,7 @@ class Alignment:
     def __post_init__(self) -> None:
         """Raises `UserError` for a weight below 0."""
         if not 0 <= self.weight < math.inf:
-            raise UserError(f'weight of Alignment is {self.weight}; it must be at least 0')
+            raise UserError(f'weight of Alignment is {self.weight}; it must be a number of at least 0')
 
     def __call__(self, before: Streams, after: Streams, ctx: Context) -> Streams:
         """The streams after a layer; differentiation adds the gradient of the penalty, summed over real tokens."""

@@ -3,7 +3,7 @@
 import abc
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,6 @@ from attnlab.nn.experts import MixtureOfExperts
 from attnlab.nn.mlps import ConvolvedMLP
 from attnlab.nn.norms import RMSNorm
 from attnlab.nn.preludes import Prelude
-from attnlab.nn.projections import drawing
 from attnlab.signature import checked_fields
 from attnlab.typing import Sequence, State
 
@@ -63,8 +62,7 @@ def step(
     """Runs one pre-norm branch: `x, kept = read(streams)`, `streams = add(kept, dropped(branch(norm(x))))`."""
     x, kept = connection.read(streams)
     normed = norm(x)
-    with drawing(ctx.dropout_key):
-        y, state = branch(normed)
+    y, state = branch(normed)
     return Step(name, normed, y, connection.add(kept, dropped(y, dropout, ctx)), state)
 
 
@@ -92,6 +90,10 @@ class BlockState(NamedTuple):
     mlp_prelude: State
     mlp: State
 
+
+BranchName = Literal['mixer', 'mlp']
+
+Norm = Callable[[Sequence], Sequence]
 
 Branch = Callable[[Sequence], tuple[Sequence, Any]]
 """A branch of a block: its output, and the state after it."""
@@ -164,36 +166,33 @@ class Block(PreNorm):
                 return y, (prelude, after)
             return fed(self.mlp, x, ctx), (prelude, before.mlp)
 
+        norm, mixing = self.around('mixer', self.mixer_norm, mix, ctx)
         mixed = step(
             'mixer',
             streams,
-            self.gated(0, mix, ctx),
-            norm=self.normed(0, ctx),
+            mixing,
+            norm=norm,
             connection=self.connections[0],
             dropout=self.dropout,
             ctx=ctx.fold_in(0),
         )
         yield mixed
         if self.mlp is not None:
+            norm, feeding = self.around('mlp', self.mlp_norm, feed, ctx)
             yield step(
                 'mlp',
                 mixed.streams,
-                self.gated(1, feed, ctx),
-                norm=self.normed(1, ctx),
+                feeding,
+                norm=norm,
                 connection=self.connections[1],
                 dropout=self.dropout,
                 ctx=ctx.fold_in(1),
             )
 
-    def normed(self, branch: int, ctx: Context) -> Callable[[Sequence], Sequence]:
-        """What the input of a branch is normalised by."""
-        del ctx
-        return self.mlp_norm if branch else self.mixer_norm
-
-    def gated(self, branch: int, run: Branch, ctx: Context) -> Branch:
-        """A branch as it is added."""
-        del branch, ctx
-        return run
+    def around(self, name: BranchName, norm: Norm, run: Branch, ctx: Context) -> tuple[Norm, Branch]:
+        """What the input of a branch is normalised by, and the branch as it is added: as they are."""
+        del name, ctx
+        return norm, run
 
     def init_state(self, batch: int, length: int, dtype: DTypeLike) -> State:
         """The mixer's state, where no other part of the block has one; a `BlockState` where one has."""

@@ -12,7 +12,7 @@ from flax import nnx
 from attnlab.errors import UserError
 from attnlab.models.model import Model
 from attnlab.models.predictor import one_stack
-from attnlab.models.stack import LinearStack, Stack
+from attnlab.models.stack import LinearStack
 
 
 def expanded(model: Model, depth: int) -> Model:
@@ -28,11 +28,5 @@ def expanded(model: Model, depth: int) -> Model:
     stack = one_stack(result)
     if not isinstance(stack, LinearStack):
         raise UserError(f'a {type(stack).__name__} has no base and slope to expand; train one with layers=linear')
-    if depth < len(stack.blocks):
-        raise UserError(f'depth is {depth}; the pattern of the stack has {len(stack.blocks)} layers')
-    stack.depth = depth
-    stack.blocks = nnx.List([nnx.merge(*each) for each in stack.stacked()])
-    # From here on parameters are those of layers, which the plain stack takes as they are.
-    plain: Stack = stack
-    plain.__class__ = Stack
+    result.stack = stack.apart(depth)
     return result

@@ -139,7 +139,7 @@ def _losses_of_mass(loaded: Loaded, bits: int, rows: int) -> list[Float[np.ndarr
 
     @loaded.setup.jit
     def measure(model: Any, batch: Any) -> list[Array | None]:
-        ctx = model.context(context(batch))
+        ctx = model.context(context(batch), batch['tokens'])
         stack = one_stack(model)
         streams = stack.residual.open(model.embed(batch['tokens'], ctx))
         found: list[Array | None] = []

@@ -46,7 +46,7 @@ def unified(model: Model, tokens: Tokens, *, layers: int = 4, begin: int = 0) ->
         raise UserError(f'layers is {layers} and begin {begin}; the model has {len(blocks)} layers')
     if not isinstance(stack.residual, Plain):
         raise UserError(f'the stack has {type(stack.residual).__name__}; only a plain one can share weights')
-    ctx = model.context(Context.full(*tokens.shape))
+    ctx = model.context(Context.full(*tokens.shape), tokens)
     x = base = model.embed(tokens, ctx)
     made: list[Any] = []
     for block in blocks[:begin]:

@@ -128,7 +128,7 @@ class ExpertLoads:
 
 def routings(model: Any, batch: Batch) -> Iterator[tuple[int, Routing]]:
     """The routing of every layer that has experts, by its index."""
-    ctx = model.context(context(batch))
+    ctx = model.context(context(batch), batch['tokens'])
     stack = one_stack(model)
     residual = stack.residual
     streams = residual.open(model.embed(batch['tokens'], ctx))

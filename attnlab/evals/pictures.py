@@ -200,7 +200,7 @@ def _batch(task: ImageTask, length: int, split: str, count: int) -> Batch:
 
 def _grid(model: Stacked, batch: Batch) -> tuple[int, ...]:
     """The grid of a model's hidden states."""
-    grid = model.stack.context(model.context(context(batch))).grid
+    grid = model.stack.context(model.layout(context(batch))).grid
     if grid is None or len(grid) != 2:
         raise UserError('ReceptiveField is of models whose tokens lie on a grid of two axes; use token=mean')
     return grid

@@ -12,12 +12,13 @@ LARGEST = 999
 
 
 def written(x: Float[Array, '*b']) -> Int[Array, '*b 5']:
-    """Numbers to two places with their sign, as bytes: `+1.25`. Those beyond 9.99 are written as that."""
+    """Numbers to two places with their sign, as bytes: `+1.25`. Those beyond 9.99 are written as that, and `  nan`."""
     hundredths = jnp.clip(jnp.round(jnp.abs(x.astype(jnp.float32)) * 100), 0, LARGEST).astype(jnp.int32)
     signs = jnp.where((x < 0) & (hundredths > 0), ord('-'), ord('+'))
     digits = [ord('0') + hundredths // ten % 10 for ten in (100, 10, 1)]
     points = jnp.full_like(signs, ord('.'))
-    return jnp.stack([signs, digits[0], points, *digits[1:]], axis=-1)
+    found = jnp.stack([signs, digits[0], points, *digits[1:]], axis=-1)
+    return jnp.where(jnp.isnan(x)[..., None], jnp.asarray(list(b'  nan'), found.dtype), found)
 
 
 def written_statistics(segments: Float[Array, '*b s']) -> Int[Array, '*b c']:

@@ -282,7 +282,7 @@ class StackForecaster(WindowModel):
 
     def vectors(self, window: Features, ctx: Context) -> Vectors:
         """Those of the stack's output."""
-        x, _ = self.stack(self.tokens(window), self.context(ctx), None)
+        x, _ = self.stack(self.tokens(window), self.layout(ctx), None)
         return self.read(self.norm(x), window)
 
     def read(self, hidden: Rows, window: Features) -> Wider:
@@ -295,15 +295,20 @@ class StackForecaster(WindowModel):
         del ctx
         return self.tokens(self.normalised(tokens)[0])
 
-    def context(self, ctx: Context) -> Context:
+    def layout(self, ctx: Context) -> Context:
         """The context of the blocks."""
         return self.embedding.context(ctx)
+
+    def context(self, ctx: Context, tokens: Features) -> Context:
+        """The layout: blocks are told nothing besides."""
+        del tokens
+        return self.layout(ctx)
 
     def stages(self, tokens: Features, ctx: Context) -> Iterator[Stage]:
         """Every named intermediate value in order, lazily, layer by layer."""
         x = self.embed(tokens, ctx)
         yield Stage('embedding', x)
-        for stage in self.stack.stages(x, self.context(ctx)):
+        for stage in self.stack.stages(x, self.layout(ctx)):
             yield Stage(f'stack.{stage.name}', stage.value)
             x = stage.value
         x = self.norm(x)
@@ -338,7 +343,7 @@ class SegmentForecaster(StackForecaster):
         """Any number of segments."""
         return rows > 0 and rows % self.vocab == 0
 
-    def context(self, ctx: Context) -> Context:
+    def layout(self, ctx: Context) -> Context:
         """The context of the segments of every variate."""
         rows, steps = ctx.positions.shape
         positions = Context.full(rows * self.variates, self.reader.count(steps)).positions

@@ -88,7 +88,7 @@ class GaussianExperts(Module):
         del key
         spread = jnp.broadcast_to(self.log_deviations[...], (*targets.shape, len(self.log_deviations[...])))
         apart = (wide(targets)[..., None] - self.means(hidden)) * jnp.exp(-spread)
-        logarithms = -jnp.square(apart) / 2 - spread - math.log(math.sqrt(2 * math.pi))
+        logarithms = -jnp.square(apart) / 2 - spread - math.log(2 * math.pi) / 2
         return -jax.nn.logsumexp(self._log_shares(hidden) + logarithms, axis=-1)
 
     def logits(self, hidden: Float[Array, '*b 2']) -> Float[Array, '*b 1']:

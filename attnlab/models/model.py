@@ -95,22 +95,25 @@ class Model(Module):
         x = self.embedding(tokens, self.dtype)
         if self.positions is None:
             return x
-        return x + self.positions.encode(self.context(ctx).positions, self.dim).astype(x.dtype)
+        return x + self.positions.encode(self.layout(ctx).positions, self.dim).astype(x.dtype)
 
-    def context(self, ctx: Context) -> Context:
-        """The context of the blocks, as the inputs make it of `ctx`; once made it is left as it is."""
+    def layout(self, ctx: Context) -> Context:
+        """Positions, segments and grid of what the blocks read, as the inputs make them of `ctx`; made twice the same.
+
+        It runs no blocks of a model whose inputs tell them something: that is `context`.
+        """
         return self.embedding.context(ctx)
 
-    def conditioned(self, tokens: Tokens | Features, ctx: Context) -> Context:
-        """The context of the blocks, with what the inputs tell them of the rows."""
-        ctx, condition = self.context(ctx), self.embedding.condition(tokens)
+    def context(self, ctx: Context, tokens: Tokens | Features) -> Context:
+        """The context of the blocks: the layout, with what the inputs tell them of the rows."""
+        ctx, condition = self.layout(ctx), self.embedding.condition(tokens)
         return ctx if condition is None else dataclasses.replace(ctx, condition=condition)
 
     def hidden(
         self, tokens: Tokens | Features, ctx: Context, state: State | None = None
     ) -> tuple[Embedded, State | None]:
         """The normalised output of the last block, and the advanced state (see the mixers' contract)."""
-        x, state = self.stack(self.embed(tokens, ctx), self.conditioned(tokens, ctx), state)
+        x, state = self.stack(self.embed(tokens, ctx), self.context(ctx, tokens), state)
         return self.norm(x), state
 
     def pooled(self, tokens: Tokens | Features, ctx: Context) -> Float[Array, 'b d']:
@@ -118,7 +121,7 @@ class Model(Module):
         if self.pool is None:
             raise UserError('model.pool is None; predictions about whole documents need one, such as MeanPool')
         hidden, _ = self.hidden(tokens, ctx)
-        return self.pool(hidden, self.stack.context(self.context(ctx)).segments_or_ones() > 0)
+        return self.pool(hidden, self.stack.context(self.layout(ctx)).segments_or_ones() > 0)
 
     def losses(
         self, hidden: Float[Array, '*b d'], targets: Shaped[Array, '...'], key: DropoutKey | None = None
@@ -143,7 +146,7 @@ class Model(Module):
 
         The head is applied to every position as if it were a whole document.
         """
-        x, ctx = self.embed(tokens, ctx), self.conditioned(tokens, ctx)
+        x, ctx = self.embed(tokens, ctx), self.context(ctx, tokens)
         yield Stage('embedding', x)
         for stage in self.stack.stages(x, ctx):
             yield Stage(f'stack.{stage.name}', stage.value)

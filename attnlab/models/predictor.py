@@ -85,8 +85,11 @@ class Stacked(Predictor, Protocol):
     def embed(self, inputs: Tokens | Features, ctx: Context) -> Embedded:
         """The input of the first block."""
 
-    def context(self, ctx: Context) -> Context:
-        """The context of the blocks."""
+    def layout(self, ctx: Context) -> Context:
+        """Positions, segments and grid of what the blocks read, where rows have this context."""
+
+    def context(self, ctx: Context, inputs: Tokens | Features) -> Context:
+        """The context of the blocks: the layout, and what they are told of these rows."""
 
 
 @runtime_checkable

@@ -29,5 +29,5 @@ def reusing(model: Any, reuse: Reuse) -> Any:
 
 def begun(model: Stacked, ctx: Context) -> State:
     """Returns the state of such a model before its first call, for rows of inputs of this context."""
-    rows, length = model.context(ctx).positions.shape
+    rows, length = model.layout(ctx).positions.shape
     return one_stack(model).init_state(rows, length, model.dtype)

@@ -38,8 +38,10 @@ def generate(
     `thoughts`, mixtures of what might be said (`attnlab.models.thoughts`), which are read and not said.
     Temperature 0 takes the most likely token; `Sampling` says what the others restrict. The tokens are a pure function
     of the arguments. `jit` compiles the steps; use that of a run's `Precision`. Raises `UserError` for a
-    model that cannot generate.
+    model that cannot generate, and for fewer thoughts than none.
     """
+    if thoughts < 0:
+        raise UserError(f'thoughts is {thoughts}; it must be at least 0')
     if not model.decodes:
         raise UserError('this model does not read tokens one by one, so it cannot generate')
     graphdef, variables = nnx.split(model)

@@ -72,7 +72,7 @@ class Separator(Module):
         """Of how many frames a mixture of so many samples is."""
         return -(-samples // self.hop) + 1
 
-    def context(self, ctx: Context) -> Context:
+    def layout(self, ctx: Context) -> Context:
         """The context of the frames of mixtures whose context is `ctx`."""
         rows, samples = ctx.positions.shape
         made = Context.full(rows, self.frames(samples))
@@ -106,7 +106,7 @@ class Separator(Module):
         """The estimates of the sources, `b n t`, in float32, and no state."""
         del state
         encoded = self.encode(tokens)
-        return self.decode(self.masked(encoded, self.read(encoded, self.context(ctx))), tokens.shape[1]), None
+        return self.decode(self.masked(encoded, self.read(encoded, self.layout(ctx))), tokens.shape[1]), None
 
     def pooled(self, tokens: Features, ctx: Context) -> Float[Array, 'b d']:
         """The mean of the estimates."""
@@ -135,7 +135,7 @@ class Separator(Module):
         """The transform, what is made of it, the masked transforms and the estimates."""
         encoded = self.encode(tokens)
         yield Stage('encoder', encoded)
-        *inside, last = self.reading(encoded, self.context(ctx))
+        *inside, last = self.reading(encoded, self.layout(ctx))
         yield from (*inside, last)
         masked = self.masked(encoded, last.value)
         yield Stage('masks', masked)
@@ -313,6 +313,11 @@ class StackSeparator(Separator):
     def narrowed(self, encoded: Float[Array, 'b k f']) -> Sequence:
         """The input of the stack."""
         return self.bottleneck(self.encoded_norm(encoded))
+
+    def context(self, ctx: Context, tokens: Features) -> Context:
+        """The layout: blocks are told nothing besides."""
+        del tokens
+        return self.layout(ctx)
 
     def embed(self, tokens: Features, ctx: Context) -> Embedded:
         """The input of the first block."""

@@ -92,7 +92,10 @@ class Stack(Module):
         return repeats
 
     def settle(self) -> None:
-        """Changes what parameters start with, or refuses how they were made; nothing here."""
+        """Called once blocks and residual are made, before connections are; nothing here.
+
+        A subclass changes what parameters of blocks start with, or refuses what it was made of.
+        """
 
     def stacked(self) -> list[tuple[Any, nnx.State]]:
         """The blocks of the pattern, each its definition and its variables, stacked over its repeats."""
@@ -221,11 +224,27 @@ class LinearStack(Stack):
         found = []
         for block, places in zip(self.blocks, _places(self.depth, len(self.blocks)), strict=True):
             graphdef, *states = nnx.split(block, nnx.Param, ...)
-            params, rest = states
-            every = functools.partial(linear_layers, count=len(places))
-            alike = functools.partial(_repeated, count=len(places))
-            found.append((graphdef, nnx.merge_state(jax.tree.map(every, params), jax.tree.map(alike, rest))))
+            laid_out = [
+                jax.tree.map(functools.partial(layers_of, count=len(places), learned=learned), state)
+                for learned, state in zip((True, False), states, strict=True)
+            ]
+            found.append((graphdef, nnx.merge_state(*laid_out)))
         return found
+
+    def apart(self, depth: int) -> Stack:
+        """A plain stack of `depth` layers on the same line, each with parameters of its own.
+
+        Raises `UserError` for a depth below that of the pattern.
+        """
+        if depth < len(self.blocks):
+            raise UserError(f'depth is {depth}; the pattern of the stack has {len(self.blocks)} layers')
+        like = nnx.clone(self)
+        like.depth = depth
+        like.blocks = nnx.List([nnx.merge(*each) for each in like.stacked()])
+        # A plain stack with everything that this one has, as `nnx.merge` makes modules.
+        made = object.__new__(Stack)
+        vars(made).update(vars(like))
+        return made
 
     def take_apart(self) -> None:
         """Raises `UserError`: layers of a linear stack have no parameters of their own."""
@@ -240,9 +259,9 @@ def linear_layers(pair: Shaped[Array, '2 ...'], count: int) -> Shaped[Array, 'l 
     return pair[:1] + places * pair[1:]
 
 
-def _repeated(pair: Shaped[Array, '2 ...'], count: int) -> Shaped[Array, 'l ...']:
-    """That of the base, for every layer."""
-    return jnp.repeat(pair[:1], count, axis=0)
+def layers_of(pair: Shaped[Array, '2 ...'], count: int, *, learned: bool) -> Shaped[Array, 'l ...']:
+    """A variable of `count` layers: of what is learned that of their places, of all else that of the base."""
+    return linear_layers(pair, count) if learned else jnp.repeat(pair[:1], count, axis=0)
 
 
 def _places(depth: int, period: int) -> list[range]:

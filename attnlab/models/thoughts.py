@@ -33,7 +33,7 @@ def mixture(model: Any, weights: Float[Array, '*b o']) -> Float[Array, '*b d']:
 
 def read(model: Any, vectors: Embedded, ctx: Context, state: State | None = None) -> tuple[Sequence, State | None]:
     """The hidden states after vectors in the place of embedded tokens, and the advanced state."""
-    x, state = model.stack(vectors, model.context(ctx), state)
+    x, state = model.stack(vectors, model.layout(ctx), state)
     return model.norm(x), state
 
 

@@ -80,13 +80,27 @@ class PlantedExperts:
         return -(most[:, 0] + np.log(np.sum(np.exp(logarithms - most), axis=1)))
 
     def error(self, maps: Float[np.ndarray, 'm 3'], shares: Float[np.ndarray, ' m']) -> float:
-        """How far fitted experts are from the planted ones: `sum_i shares_i min_e |maps_i - (A, b)_e|`.
+        """How far fitted experts are from planted ones: `sum_i shares_i min_e |maps_i - (A, b)_e| / sum_i shares_i`.
 
-        `shares` say how much each is asked. Of more experts than there are, all that are nearest to the same one count,
-        as in the Voronoi losses of Nguyen, Nguyen and Ho 2023, https://arxiv.org/abs/2305.03288.
+        `shares` say how much each is asked. It is the error of the experts that were fitted, each against the planted
+        one that is nearest: a planted expert that none is near counts nothing here, but in `misplaced`.
         """
         apart = np.linalg.norm(maps[:, None] - self.maps()[None], axis=-1)
         return float(np.sum(shares * apart.min(axis=1)) / np.sum(shares))
+
+    def misplaced(
+        self, maps: Float[np.ndarray, 'm 3'], shares: Float[np.ndarray, ' m'], x: Float[np.ndarray, 'n 2']
+    ) -> float:
+        """How much of the mixture other experts have than should: `sum_e |sum_{i nearest to e} shares_i - pi_e|`.
+
+        Shares sum to one, and `pi_e` is the mean of `pi_e(x)` over points. It is 0 where the fitted experts nearest to
+        each planted one are asked as often as that, and 2 less twice `pi_e` where all are nearest to one. Masses of
+        cells and distances within them are the two parts of Voronoi losses (Nguyen, Nguyen and Ho 2023,
+        https://arxiv.org/abs/2305.03288).
+        """
+        nearest = np.linalg.norm(maps[:, None] - self.maps()[None], axis=-1).argmin(axis=1)
+        masses = np.bincount(nearest, weights=shares / np.sum(shares), minlength=self.experts)
+        return float(np.sum(np.abs(masses - self.shares(x).mean(axis=0))))
 
     def _rng(self, place: int) -> np.random.Generator:
         # Three numbers: the points of samples are drawn from two, a seed and a split.

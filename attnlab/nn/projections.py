@@ -1,11 +1,5 @@
 """Linear maps of the last axis."""
 
-import contextlib
-import contextvars
-import dataclasses
-from collections.abc import Iterator
-
-import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
@@ -15,7 +9,6 @@ from attnlab.functional import sequence
 from attnlab.module import Module
 from attnlab.nn.activations import activation as activation_called
 from attnlab.nn.parameter import Initializer, param
-from attnlab.typing import DropoutKey
 
 fan_in_normal = nnx.initializers.variance_scaling(1.0, 'fan_in', 'normal')
 """Gaussian with variance one over the number of inputs, which preserves the variance of white noise."""
@@ -23,42 +16,6 @@ fan_in_normal = nnx.initializers.variance_scaling(1.0, 'fan_in', 'normal')
 
 small_orthogonal = nnx.initializers.orthogonal(0.1)
 """A tenth of a matrix with orthogonal rows or columns."""
-
-
-@dataclasses.dataclass
-class _Draws:
-    """What the maps of a branch draw from: a key, and how many have drawn."""
-
-    key: Array
-    count: int = 0
-
-    def next(self) -> Array:
-        """A key of its own for every call while a branch is traced."""
-        self.count += 1
-        return jax.random.fold_in(self.key, self.count)
-
-
-_DRAWS: contextvars.ContextVar[_Draws | None] = contextvars.ContextVar('draws', default=None)
-
-
-@contextlib.contextmanager
-def drawing(key: DropoutKey | None) -> Iterator[None]:
-    """Within, linear maps that draw (`drawn`) draw from this key; of `None` they draw nothing.
-
-    Maps are called with their input alone. A branch of a block says what they draw from, and so for every map of every
-    layer and step there is another key, which follows from the seed.
-    """
-    token = _DRAWS.set(None if key is None else _Draws(key))
-    try:
-        yield
-    finally:
-        _DRAWS.reset(token)
-
-
-def drawn() -> Array | None:
-    """The next key of the branch that is computed; `None` outside of one, and where nothing is drawn."""
-    found = _DRAWS.get()
-    return None if found is None else found.next()
 
 
 class Linear(Module):

@@ -15,7 +15,8 @@ from jaxtyping import Bool, Float
 
 from attnlab.blocks.block import Block
 from attnlab.errors import UserError
-from attnlab.nn.projections import Linear, drawn
+from attnlab.nn.parameter import Buffer, Drawn
+from attnlab.nn.projections import Linear
 from attnlab.quantize.formats import ELEMENTS
 from attnlab.quantize.layers import check_maps, replace_maps
 from attnlab.signature import checked_fields
@@ -48,8 +49,10 @@ class Quartet:
 
         dx = 16/9 S(dy H') S(Q(W H) H') H^T,  dW likewise,  E S(u) = 3/4 u,
 
-    `H'` with signs drawn anew and S rounded at random, by keys that follow from the seed: gradients are those of exact
-    products in the mean, and the same every time. Castro et al. 2025, https://arxiv.org/abs/2505.14669.
+    `H'` with signs drawn anew and S rounded at random, by a key of every map of every layer that follows from seed and
+    step (`attnlab.train.redraw`): gradients are those of exact products in the mean, and the same every time. Parts of
+    an accumulated batch, and several uses of one map, share a step's draw; in the first step all maps have the same
+    key. Castro et al. 2025, https://arxiv.org/abs/2505.14669.
 
     Maps outside of blocks (embeddings, heads) stay as they are. Products are of float32.
 
@@ -79,22 +82,32 @@ class Quartet:
 
 
 class QuartetLinear(Linear):
-    """A linear map in four bits forward and backward; its parameters are those of the map."""
+    """A linear map in four bits forward and backward; its parameters are those of the map, stacked over layers or not.
+
+    Its buffer `noise` is the data of the key that its backward pass draws from, one a layer.
+    """
 
     def __init__(self, linear: Linear, exponent: Exponent):
         self.axes, self.usual, self.weight, self.bias = linear.axes, linear.usual, linear.weight, linear.bias
         self.exponent = exponent
+        data = jax.random.key_data(jax.random.key(0))
+        noise = jnp.broadcast_to(data, (*linear.weight.shape[:-2], *data.shape))
+        self.noise = Buffer(noise, axes=(None,), drawn=Drawn(1, _key_data))
 
     def apply(self, x: Float[Array, '*b d'], weight: Float[Array, 'd f']) -> Float[Array, '*b f']:
         """Applies the map with a weight. Raises `UserError` for `x` of another width than the map's."""
         self.check_width(x, weight.shape[0])
-        key = drawn()
-        key = jax.random.key(0) if key is None else key
         rows = x.reshape(-1, x.shape[-1]).astype(jnp.float32)
-        y = product(self.exponent, rows, weight.astype(jnp.float32), jax.random.key_data(key))
+        y = product(self.exponent, rows, weight.astype(jnp.float32), self.noise[...])
         if self.bias is not None:
             y = y + self.bias[...].astype(y.dtype)[None]
         return y.astype(x.dtype).reshape(*x.shape[:-1], y.shape[-1])
+
+
+def _key_data(key: Array, shape: tuple[int, ...]) -> Array:
+    """A new key, as a buffer holds it."""
+    del shape
+    return jax.random.key_data(key)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

@@ -207,9 +207,13 @@ def rounding(text: str) -> ConfigDict | None:
 def started(run: str, text: str) -> ConfigDict | None:
     """The part of a config that `run=` stands for: parameters of another run, trained with `rounding=` or without it.
 
-    Steps that are learned begin anew; `None` where no run is named.
+    Steps that are learned and keys of draws begin anew; `None` where no run is named.
     """
     if not run:
         return None
-    learned = bool(text) and isinstance(getattr(rounding_called(text), 'weights', None), Learned)
-    return spec(FromRun, run=run, leave=('*/log_step',) if learned else ())
+    match rounding_called(text) if text else None:
+        case Quartet():
+            return spec(FromRun, run=run, leave=('*/noise',))
+        case Rounded(weights=Learned()):
+            return spec(FromRun, run=run, leave=('*/log_step',))
+    return spec(FromRun, run=run, leave=())

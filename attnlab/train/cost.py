@@ -146,7 +146,7 @@ def implementations(setup: Setup) -> list[LayerCore]:
 def _context(setup: Setup) -> Context:
     """The context of the mixers in training: with segments where the task packs documents."""
     ctx = Context.full(setup.batch_size, setup.length)
-    return setup.model.context(
+    return setup.model.layout(
         dataclasses.replace(ctx, segments=jnp.ones_like(ctx.positions)) if setup.task.packs else ctx
     )
 

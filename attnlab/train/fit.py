@@ -74,7 +74,7 @@ def fitted(setup: Setup, state: TrainState) -> TrainState:
 
 def fit(model: Any, batch: Batch, key: jax.Array) -> None:
     """Fits the hashes of a model with one stack, in place, layer by layer, to what those before give."""
-    ctx, found = model.context(context(batch)), []
+    ctx, found = model.context(context(batch), batch['tokens']), []
     streams = model.stack.residual.open(model.embed(batch['tokens'], ctx))
     for index, block in enumerate(model.stack.layers()):
         mixer = mixer_of(block)

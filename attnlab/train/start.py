@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from attnlab.errors import UserError, nearest
-from attnlab.models.stack import linear_layers
+from attnlab.models.stack import layers_of
 from attnlab.train.checkpoint import Checkpoints
 from attnlab.train.optimizer import named_parameters
 from attnlab.train.state import TrainState
@@ -105,7 +105,8 @@ class FromRun:
 class FromLearngene(FromRun):
     """Makes the layers of the base and the slope of another run, whose stack is an `attnlab.models.stack.LinearStack`.
 
-    There may be more or fewer than that run has. All other variables are copied as they are.
+    There may be more or fewer than that run has. What is not learned of a layer is that of the base. All other
+    variables are copied as they are.
 
     Attributes:
       leave: as in `FromRun`, nothing by default.
@@ -123,13 +124,15 @@ class FromLearngene(FromRun):
 
     def _made(self, found: Mapping[str, Any], named: Mapping[str, Any]) -> dict[str, Any]:
         return {
-            name: linear_layers(leaf, len(named[name])) if name.startswith(LAYERS) else leaf
+            name: layers_of(leaf, len(named[name]), learned=name.startswith(LAYERS[0]))
+            if name.startswith(LAYERS)
+            else leaf
             for name, leaf in found.items()
         }
 
 
-LAYERS = 'params.stack.'
-"""What parameters of layers are called in a checkpoint."""
+LAYERS = ('params.stack.', 'buffers.stack.')
+"""What parameters and buffers of layers are called in a checkpoint."""
 
 
 def _named(state: TrainState) -> dict[str, Any]:

@@ -323,9 +323,10 @@ LINEAR = {
         packed=True,
         sequence=True,
         notes=(
-            'Features are drawn anew every thousand steps of training; the paper names no number. There are channels '
-            'times their logarithm of them, as in a port that is widely used; the released code has 256: '
-            'feature_map.count. '
+            'Features are drawn anew every thousand steps of training (feature_map.redraw); the paper names no number. '
+            'An evaluation or a checkpoint soon after a draw has features that parameters have not been trained with. '
+            'There are channels times their logarithm of them, as in a port that is widely used; the released code has '
+            '256: feature_map.count. '
             'Keys are not scaled by the largest feature of the sequence, which a causal model must not know.'
         ),
     ),

@@ -9,6 +9,7 @@ from ml_collections import ConfigDict
 
 from attnlab.blocks.layer import Layer, MixerAndMLP
 from attnlab.config import takes
+from attnlab.errors import UserError
 from attnlab.nn.initialization import Gaussian, Initialization, Scaled
 
 
@@ -104,6 +105,8 @@ class Recipe:
       surrogate: arguments that put in the place of what rounds the function whose gradient it has; gradients are
         compared with finite differences of the mixer so made, and its own must reach every parameter. Empty for a
         mixer whose gradients are those of its values.
+
+    Raises `UserError` for a row that is sparse without a grid.
     """
 
     spec: ConfigDict | tuple[ConfigDict, ...]
@@ -126,6 +129,10 @@ class Recipe:
     hierarchy: Hierarchy | None = None
     slow: bool = False
     surrogate: Mapping[str, Any] = MappingProxyType({})
+
+    def __post_init__(self) -> None:
+        if self.sparse and not self.grid:
+            raise UserError('sparse is a claim about grids; give grid=True')
 
     @property
     def straight_through(self) -> bool:

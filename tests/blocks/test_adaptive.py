@@ -3,19 +3,24 @@
 import dataclasses
 import functools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
 
+from attnlab.analysis.lens import residuals
 from attnlab.blocks.adaptive import AdaptiveBlock
 from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.mixers.softmax.attention import Attention
+from attnlab.models.heads.classification import ClassificationHead
 from attnlab.models.inputs.patches import Patches, ToldPatches
+from attnlab.models.model import Model
 from attnlab.models.stack import Stack
 from attnlab.nn.mlps import GatedMLP
 from attnlab.testing.noise import noise, perturbed
+from attnlab.train.fit import fit
 
 DIM = 8
 X, CONDITION = noise(2, 5, DIM), noise(2, DIM, seed=1)
@@ -67,6 +72,18 @@ def test_inputs_tell_what_stands_behind_the_pixels():
     expected = (hidden / (1 + np.exp(-hidden))) @ np.asarray(told.second.weight) + np.asarray(told.second.bias)
     np.testing.assert_allclose(told.condition(tokens), expected, rtol=1e-3, atol=1e-5)
     assert plain.condition(tokens) is None
+
+
+def test_every_look_at_the_layers_has_what_they_are_told():
+    """A model whose inputs tell its blocks something, run layer by layer, is the model."""
+    inputs = functools.partial(ToldPatches, size=(4, 4), channels=1, told=3, patch=2)
+    stack = functools.partial(Stack, depth=1, blocks=(BLOCK,))
+    head, few = functools.partial(ClassificationHead, classes=3), {'inputs': inputs, 'streaming': False}
+    model = perturbed(Model(3, dim=DIM, stack=stack, head=head, dtype='float32', rngs=nnx.Rngs(0), **few))
+    tokens, ctx = noise(2, 16, 4), Context.full(2, 16)
+    found = model.norm(residuals(model, tokens, ctx)[-1])
+    np.testing.assert_allclose(found, model.hidden(tokens, ctx)[0], rtol=1e-5, atol=1e-6)
+    fit(model, {'tokens': tokens}, jax.random.key(0))
 
 
 def test_a_missing_condition_is_named():

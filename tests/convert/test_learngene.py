@@ -97,11 +97,11 @@ def test_both_have_gradients():
 
 
 def test_a_run_begins_with_layers_of_another(tmp_path):
-    """Of another depth: what it begins with is the expansion of what the other ended with."""
-    arguments = 'data=digits,layers=linear'
+    """Of another depth: what it begins with is the expansion of what the other ended with, random features too."""
+    arguments = 'data=digits,zoo=performer,layers=linear'
     first = shortened(images.get_config(arguments))
     launch(first, tmp_path / 'gene', console=Console(quiet=True))
-    second = shortened(images.get_config(f'data=digits,learngene={tmp_path / "gene"}'))
+    second = shortened(images.get_config(f'data=digits,zoo=performer,learngene={tmp_path / "gene"}'))
     with second.unlocked():
         second.model.stack.depth = 3
     gene = load_run(tmp_path / 'gene').model()
@@ -109,6 +109,7 @@ def test_a_run_begins_with_layers_of_another(tmp_path):
     state = setup.initialize()
     made = nnx.merge(setup.graphdef, joined(state.params, state.buffers))
     grown = expanded(gene, 3)
+    assert jax.tree.leaves(state.buffers)
     for mine, other in zip(jax.tree.leaves(nnx.state(made)), jax.tree.leaves(nnx.state(grown)), strict=True):
         np.testing.assert_allclose(mine, other, rtol=1e-5, atol=1e-7)
 

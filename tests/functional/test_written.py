@@ -16,6 +16,7 @@ def test_numbers_are_written_as_python_writes_them():
         expected = f'{number:+.2f}'.replace('-0.00', '+0.00')
         assert text(jax.jit(written)(jnp.float32(number))) == expected
     assert text(written(jnp.float32(123.0))) == '+9.99' and text(written(jnp.float32(-50.0))) == '-9.99'
+    assert text(written(jnp.float32(jnp.nan))) == '  nan'
 
 
 def test_statistics_of_segments():

@@ -116,7 +116,7 @@ def test_variates_as_tokens_have_no_order():
     model = stacked(VariatesAsTokens, causal=False, window_norm=InstanceNorm())
     order = np.array([2, 0, 1])
     np.testing.assert_allclose(forecast(model, X[:, :, order]), forecast(model)[:, order], atol=1e-5)
-    assert model.context(CTX).positions.shape == (2, VARIATES)
+    assert model.layout(CTX).positions.shape == (2, VARIATES)
 
 
 def test_patches_may_overlap_and_go_beyond_the_end():

@@ -1,18 +1,24 @@
 """Quartet: its numbers, the mean of its gradients, and keys that follow from the seed."""
 
+import dataclasses
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
 
-from attnlab.blocks.block import Block
+from attnlab.blocks.adaptive import AdaptiveBlock
 from attnlab.config import build, spec
 from attnlab.context import Context
 from attnlab.errors import UserError
-from attnlab.nn.mlps import GatedMLP
-from attnlab.nn.projections import Linear, drawing
-from attnlab.quantize.quartet import Quartet, QuartetLinear, blocks, product, rotated, rounded, stochastic
+from attnlab.models.stack import Stack
+from attnlab.nn.projections import Linear
+from attnlab.quantize.quartet import Quartet, blocks, product, rotated, rounded, stochastic
+from attnlab.testing.noise import perturbed
+from attnlab.train.redraw import redrawn
+from attnlab.train.state import joined, split
 from attnlab.zoo import ZOO
 
 GRID = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
@@ -72,32 +78,41 @@ def test_gradients_are_right_in_the_mean():
         assert np.abs((draws.mean(0) - exact) / spread).max() < 5
 
 
-def block():
+def test_every_map_of_every_layer_draws_for_itself_by_seed_and_step():
     mixer = ZOO['nope'].spec.copy_and_resolve_references()
     mixer.heads = 2
-    made = build(spec(Block, mixer=mixer, mlp=spec(GatedMLP)))(32, rngs=nnx.Rngs(0))
-    return Quartet()(made)
-
-
-def test_keys_follow_from_that_of_the_step():
-    made, x = block(), jax.random.normal(jax.random.key(0), (1, 4, 32))
-    assert isinstance(made.mixer.query, QuartetLinear) and isinstance(made.mlp.down, QuartetLinear)
-    graphdef, params = nnx.split(made)
+    block = spec(AdaptiveBlock, mixer=mixer)
+    stack = Quartet()(build(spec(Stack, depth=2, blocks=(block,), loop='scan'))(32, rngs=nnx.Rngs(0)))
+    # Gates that are zero would let no gradient through.
+    graphdef, params, buffers = split(perturbed(stack, 0.1))
+    x, told = jax.random.normal(jax.random.key(0), (1, 4, 32)), jax.random.normal(jax.random.key(1), (1, 32))
+    ctx = dataclasses.replace(Context.full(1, 4), condition=told)
 
     @jax.jit
-    def slopes(key):
-        ctx = Context.full(1, 4)
-        ctx = Context(ctx.positions, deterministic=False, dropout_key=key)
-        return jax.grad(lambda params: jnp.sum(nnx.merge(graphdef, params)(x, ctx)[0] ** 2))(params)
+    def slopes(buffers):
+        def total(params):
+            return jnp.sum(nnx.merge(graphdef, joined(params, buffers))(x, ctx)[0] ** 2)
 
-    first, again, other = (jax.tree.leaves(slopes(jax.random.key(n))) for n in (0, 0, 1))
-    assert all((one == two).all() for one, two in zip(first, again, strict=True))
-    assert any((one != two).any() for one, two in zip(first, other, strict=True))
-    # Maps of one branch draw different numbers.
-    with drawing(jax.random.key(0)):
-        maps = [made.mlp.gate, made.mlp.gate]
-        found = [jax.grad(lambda x, map_=map_: jnp.sum(map_(x)))(x) for map_ in maps]
-    assert (found[0] != found[1]).any()
+        return nnx.to_pure_dict(jax.grad(total)(params))['blocks'][0]
+
+    def drawn(seed, count):
+        return redrawn(buffers, jax.random.key(seed), jnp.int32(count))
+
+    first, usual = drawn(0, 1), slopes(drawn(0, 1))
+    jax.tree.map(np.testing.assert_array_equal, usual, slopes(drawn(0, 1)))
+    keys = np.concatenate([leaf[...] for each in (first, drawn(1, 1)) for leaf in jax.tree.leaves(each)])
+    assert len(keys) == 2 * 2 * 5 and len(np.unique(keys, axis=0)) == len(keys)
+    # A map's own gradient depends on its own key, wherever the map is.
+    for path in (('told',), *(('mixer', name) for name in ('query', 'key', 'value', 'output'))):
+        other = jax.tree.map(jnp.copy, first)
+        noise = at(other['blocks'][0], path)['noise']
+        noise[...] = noise[...] + 1
+        before, after = (at(each, path)['weight'] for each in (usual, slopes(other)))
+        assert (before != after).any(axis=(1, 2)).all(), path
+
+
+def at(tree, path):
+    return functools.reduce(lambda tree, name: tree[name], path, tree)
 
 
 def test_a_model_without_blocks_is_refused():

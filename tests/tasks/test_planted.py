@@ -62,6 +62,16 @@ def test_copies_of_an_expert_count_with_their_shares_and_others_as_far_as_they_a
     assert PLANTED.error(moved, np.array([1.0, 1.0, 1.0, 3.0])) == pytest.approx(0.5 * 3 / 6)
 
 
+def test_planted_experts_that_none_is_near_are_seen():
+    x = PLANTED.draw(np.random.default_rng(0), 500)[0]
+    maps, shares = PLANTED.maps(), PLANTED.shares(x).mean(axis=0)
+    assert PLANTED.misplaced(maps, shares, x) == pytest.approx(0, abs=1e-6)
+    assert PLANTED.misplaced(np.concatenate([maps, maps]), np.tile(shares, 2), x) == pytest.approx(0, abs=1e-6)
+    same = np.repeat(maps[:1], 3, axis=0)
+    assert PLANTED.error(same, shares) == 0
+    assert PLANTED.misplaced(same, shares, x) == pytest.approx(2 * (1 - shares[0]))
+
+
 def test_twice_as_many_experts_start_at_the_planted_ones():
     found = model(PLANTED, experts=6)
     np.testing.assert_allclose(found.maps[...], np.tile(PLANTED.maps(), (2, 1)), rtol=1e-6)

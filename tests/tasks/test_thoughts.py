@@ -75,3 +75,5 @@ def test_the_sampler_thinks_as_the_definition(model):
     assert next(generate(model, prompt, 1, temperature=0.0)) == int(jnp.argmax(model.logits(hidden[:, 0])))
     with pytest.raises(UserError, match='thoughts are mixtures of token vectors'):
         check_thinks(object())
+    with pytest.raises(UserError, match='thoughts is -1; it must be at least 0'):
+        next(generate(model, prompt, 1, thoughts=-1))

@@ -9,12 +9,15 @@ import pytest
 from flax import nnx
 from jax import Array
 
+from attnlab.config import spec
 from attnlab.context import Context
+from attnlab.errors import UserError
 from attnlab.mixers.mixer import Mixer
 from attnlab.nn.hashing import Clipped, Codes, Signs
 from attnlab.nn.parameter import buffer
 from attnlab.nn.projections import Linear
 from attnlab.testing.contract import Subject, check_implementations, check_mixer, claimed
+from attnlab.zoo import Recipe
 
 
 class Last(NamedTuple):
@@ -412,3 +415,12 @@ def test_what_rounds_is_compared_with_its_surrogate():
         check(Subject(functools.partial(Rounds, codes=Signs())))
     with pytest.raises(AssertionError, match='nothing comes straight through'):
         check(Subject(functools.partial(Rounds, codes=Stuck()), surrogate=smooth))
+
+
+def test_a_claim_about_empty_places_needs_a_grid():
+    for made in (
+        lambda: check_mixer(Lag, causal=True, bidirectional=False, streaming=True, packed=True, sparse=True),
+        lambda: Recipe(spec=spec(Lag), cite='', sparse=True),
+    ):
+        with pytest.raises(UserError, match='sparse is a claim about grids; give grid=True'):
+            made()

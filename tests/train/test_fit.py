@@ -30,7 +30,7 @@ def test_every_layer_is_fitted_to_what_layers_before_it_give():
     source = setup.task.source('train', setup.length)
     rows = [source[index] for index in range(ROWS)]
     batch = {name: jnp.asarray(np.stack([row[name] for row in rows])) for name in rows[0]}
-    ctx = model.context(context(batch))
+    ctx = model.context(context(batch), batch['tokens'])
     streams = model.embed(batch['tokens'], ctx)
     for block in model.stack.layers():
         assert isinstance(block.mixer, HashedAttention) and block.mixer.hash.fitted[...]

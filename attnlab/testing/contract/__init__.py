@@ -11,6 +11,7 @@ which all checks share. It raises AssertionError with the name of the property a
 
 from collections.abc import Callable
 
+from attnlab.errors import UserError
 from attnlab.testing.contract.bidirectional import check_bidirectional, check_two_sided, is_mirrored
 from attnlab.testing.contract.compilation import check_compiles_once, check_streaming_compiles_once
 from attnlab.testing.contract.documents import check_packing, check_padding
@@ -73,13 +74,14 @@ def check_mixer(
       dim: the width of the mixer that is checked.
       say: is given a line for every property.
 
-    Raises AssertionError for the first property that does not hold: its name, and what was found.
+    Raises AssertionError for the first property that does not hold: its name, and what was found. Raises `UserError`
+    for `sparse` without `grid`.
     """
+    claims = {'causal': causal, 'bidirectional': bidirectional, 'streaming': streaming, 'packed': packed, 'grid': grid}
+    claims |= {'sparse': sparse} if grid or sparse else {}
+    checks = claimed(**claims)
     smooth = on_grid(surrogate) if grid and surrogate is not None else surrogate
     subject = Subject(on_grid(make) if grid else make, dim, causal=causal or not bidirectional, surrogate=smooth)
-    claims = {'causal': causal, 'bidirectional': bidirectional, 'streaming': streaming, 'packed': packed, 'grid': grid}
-    claims |= {'sparse': sparse} if grid else {}
-    checks = claimed(**claims)
     if bidirectional:
         checks = {'two-sided': check_two_sided} | checks
     check_each(subject, checks, say)
@@ -93,7 +95,10 @@ def claimed(
     """Returns the checks, by name, that a mixer with these claims must pass; see the attributes of `Recipe`.
 
     With `grid` they are those of a mixer made by `on_grid`; which tokens see each other then depends on the grid.
+    Raises `UserError` for `sparse` without it.
     """
+    if sparse and not grid:
+        raise UserError('sparse is a claim about grids; give grid=True')
     checks: dict[str, Check] = {
         'parameters': check_parameters,
         'buffers': check_buffers,

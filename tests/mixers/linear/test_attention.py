@@ -342,15 +342,27 @@ def test_the_state_holds_the_sum_of_the_weights_and_keeps_its_type():
 
 
 def test_sums_of_weights_apart_are_those_of_a_column_of_ones(monkeypatch):
-    """Values that fill tiles of the kernels have their sums from a call of their own; streams and documents too."""
+    """Values that fill tiles of the kernels have their sums from a call of their own.
+
+    With documents, in parts of a row after states that are not empty, and in gradients.
+    """
     mixer = recipe('linear_transformer', value_dim=128)
     ctx = context(((1, 5), (2, 4)), ((1, 9),))
-    x = noise(2, 9, DIM)
+    x, weights = noise(2, 9, DIM), noise(2, 9, DIM, seed=1)
+
+    def in_two(x):
+        state, read = mixer.init_state(2, 9, jnp.float32), []
+        for part in (slice(0, 4), slice(4, 9)):
+            here = Context(ctx.positions[:, part], ctx.segments[:, part])
+            y, state = mixer(x[:, part], here, state)
+            read.append(y)
+        y = jnp.concatenate(read, axis=1)
+        return jnp.sum(y * weights), (y, state)
+
     runs = []
     for lanes in (128, 1000):
         monkeypatch.setattr('attnlab.mixers.linear.attention.LANES', lanes)
-        state = mixer.init_state(2, 9, jnp.float32)
-        runs.append((mixer._counts_apart, *jax.jit(lambda x, state: mixer(x, ctx, state))(x, state)))
+        runs.append((mixer._counts_apart, *jax.jit(jax.value_and_grad(in_two, has_aux=True))(x)))
     (apart, *found), (beside, *expected) = runs
     assert apart and not beside
     for actual, wanted in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
