@@ -47,16 +47,17 @@ def main(argv: list[str]) -> int:
             raise UserError(f'--{name} is missing; give --prompt, --subject, --answer and --layer')
     _check_asked(values)
     workdir, out = directory(values, 'workdir'), directory(values, 'out')
-    answer = values.answer if values.row is None else whole(values.answer, '--answer', 0)
+    token = 0 if values.row is None else whole(values.answer, '--answer', 0)
     start_devices(values)
     from attnlab.analysis.edited import RowFact, TextFact, edit_run
     from attnlab.analysis.editing import Edit
 
+    wanted: RowFact | TextFact
     if values.row is None:
         subject = values.prompt if values.subject is None else values.subject
-        wanted: RowFact | TextFact = TextFact(values.prompt, subject, answer)
+        wanted = TextFact(values.prompt, subject, values.answer)
     else:
-        wanted = RowFact(values.row, values.at, answer)
+        wanted = RowFact(values.row, values.at, token)
     how = Edit(layer=values.layer, branch=values.branch, steps=values.steps)
     with printing(values) as printer:
         options = {'step': values.step, 'ema': values.ema, 'other_data': values.other_data}

@@ -54,7 +54,8 @@ class CoupledScans(Module):
             for _ in range(2)
         ]
         self.step_sizes: Any = nnx.List([nnx.List(each) for each in sizes])
-        shape, options = (inner, state), {'axes': ('mlp', 'state'), 'group': 'dynamics', 'rngs': rngs}
+        shape = inner, state
+        options: dict[str, Any] = {'axes': ('mlp', 'state'), 'group': 'dynamics', 'rngs': rngs}
         self.rates: Any = nnx.List([param(log_states, shape, **options) for _ in range(4)])
         self.couplings: Any = nnx.List([param(nnx.initializers.zeros, shape, **options) for _ in range(2)])
         self.D = param(nnx.initializers.ones, (inner,), axes=('mlp',), group='dynamics', rngs=rngs)
