@@ -102,8 +102,11 @@ def predictions(loaded: Loaded, row: Batch) -> Outputs:
 
 
 def _joined(parts: list[Outputs]) -> Outputs:
+    """Predictions of several rows; those of one are not independent of each other."""
     names = ('features', 'logits', 'labels')
-    return Outputs(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+    groups = np.repeat(np.arange(len(parts)), [len(part.labels) for part in parts])
+    joined = Outputs(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+    return dataclasses.replace(joined, groups=groups)
 
 
 def statistics(logits: Float[np.ndarray, 't o']) -> dict[str, float]:
