@@ -21,7 +21,8 @@
 
 - `zoo`: a recipe (`attnlab zoo` lists them); none for the linear systems;
 - `inputs`: `apart`, every variate a row of patches; `together`, a patch of all variates is a token; `variates`, a
-  variate is a token, and bidirectional mixers that take positions have none;
+  variate is a token, and bidirectional mixers that take positions have none; `grid`, all variates' patches are one row,
+  on a grid of variates by times, for recipes with the claim `grid` and others;
 - `conv`: which short convolutions there are in layers, as in `configs/language.py`;
 - `patch`, `stride`: steps of a patch, and from one to the next;
 - `form`: `causal`, read at the last token, or `bidirectional`, where all are read; by default causal where the recipe
@@ -85,7 +86,13 @@ from attnlab.models.heads.orthogonal import OrthogonalHead
 from attnlab.models.heads.registry import CLASSIFIERS, REGRESSORS
 from attnlab.models.heads.segments import MixedSegmentHead, NextSegmentHead
 from attnlab.models.inputs.embedding import Projection
-from attnlab.models.inputs.series import OrthogonalVariates, VariatesApart, VariatesAsTokens, VariatesTogether
+from attnlab.models.inputs.series import (
+    OrthogonalVariates,
+    VariatesApart,
+    VariatesAsTokens,
+    VariatesOnGrid,
+    VariatesTogether,
+)
 from attnlab.models.model import Model
 from attnlab.models.multiscale import MultiscaleForecaster
 from attnlab.models.stack import stack_spec
@@ -104,7 +111,7 @@ from attnlab.train.schedule import Cosine
 from attnlab.train.start import FromRun
 from attnlab.train.step import Precision
 from attnlab.zoo import Recipe
-from attnlab.zoo.chosen import convolved, padded_recipe, sequence_recipe
+from attnlab.zoo.chosen import chosen_recipe, convolved, padded_recipe, sequence_recipe
 
 DRAWN: Mapping[str, DrawnSeries] = MappingProxyType(
     {
@@ -204,6 +211,18 @@ SYSTEMS: Mapping[str, System] = MappingProxyType(
             'Wang et al. 2024, https://arxiv.org/abs/2403.11144',
             {'zoo': 's_mamba', 'inputs': 'variates', 'form': 'bidirectional', 'ahead': '0'},
             f'{ONE_RUN}; {PRE_NORM}, where the paper has layer norms after the branches and plain channel mixers',
+        ),
+        'chimera': System(
+            'Behrouz, Santacatterina and Zabih 2024, https://arxiv.org/abs/2406.04320',
+            {'zoo': 'chimera', 'inputs': 'grid', 'patch': '4', 'form': 'bidirectional'},
+            f'{ONE_RUN}; patches of four steps; forecasts from all tokens of a variate, where the paper feeds its own '
+            'back; no code was released (docs/zoo.md)',
+        ),
+        'informer': System(
+            'Zhou et al. 2021, https://arxiv.org/abs/2012.07436',
+            {'zoo': 'mha', 'inputs': 'together', 'patch': '1', 'form': 'bidirectional', 'norm': 'none'},
+            f'{ONE_RUN}; with full attention, a baseline of the paper, and its encoder alone: no decoder, no '
+            f'distilling between layers, no convolution of the inputs; {PRE_NORM}; marks=1 for its marks of time',
         ),
         'hiss': System(
             'Bhirangi et al. 2024, https://arxiv.org/abs/2402.10211',
@@ -307,7 +326,12 @@ EXAMPLES = 500
 """Windows that classification is evaluated on."""
 
 NORMS = {'instance': InstanceNorm, 'last_value': LastValue, 'none': lambda: None}
-INPUTS = {'apart': VariatesApart, 'together': VariatesTogether, 'variates': VariatesAsTokens}
+INPUTS = {
+    'apart': VariatesApart,
+    'together': VariatesTogether,
+    'variates': VariatesAsTokens,
+    'grid': VariatesOnGrid,
+}
 FORMS = ('causal', 'bidirectional')
 SWITCH = {'0': False, '1': True}
 
@@ -619,7 +643,8 @@ def _stacked(
 ) -> ConfigDict:
     if chosen['conv'] not in ('0', 'none') and chosen['inputs'] == 'variates':
         raise UserError(f'conv={chosen["conv"]} reads neighbours, and variates have none; choose other inputs')
-    recipe = convolved(sequence_recipe(chosen['zoo']), chosen['conv'])
+    chosen_row = chosen_recipe if chosen['inputs'] == 'grid' else sequence_recipe
+    recipe = convolved(chosen_row(chosen['zoo']), chosen['conv'])
     causal = _causal(recipe, chosen)
     inputs, places = _inputs(system, windows, basis, causal, chosen)
     return spec(

@@ -19,6 +19,7 @@ from attnlab.mixers.spatial.polarized import PolarizedAttention
 from attnlab.mixers.spatial.reduced import EmbeddingFreeAttention, PooledReduction, ReducedAttention, StridedReduction
 from attnlab.mixers.spatial.windows import NeighbourhoodAttention, WindowAttention
 from attnlab.mixers.state_space.two_sided import CrossScanSSM, TwoWaySSM
+from attnlab.mixers.state_space.variates import VariateTimeSSM
 from attnlab.nn.convolutions import DepthwiseConv, NormedPatchMap, PatchMerging
 from attnlab.nn.initialization import Gaussian, Initialization
 from attnlab.nn.norms import HeadRMSNorm, LayerNorm
@@ -304,6 +305,24 @@ SPATIAL = {
         notes=(
             'The gated form of the first version, with 16 states and twice the width. The released T, S and B have '
             'one state and no gate, and most of them the width of the model.'
+        ),
+    ),
+    'chimera': Recipe(
+        spec=spec(VariateTimeSSM),
+        cite='Behrouz, Santacatterina and Zabih 2024, https://arxiv.org/abs/2406.04320',
+        bidirectional=True,
+        grid=True,
+        layer=MixersAlone(),
+        small={'state': 2},
+        knobs={'heads': 'heads', 'state': 'state'},
+        smallest_state=1,
+        slow=True,
+        notes=(
+            'For series: the rows of the grid are variates, its columns times (`inputs=grid` of configs/series.py, or '
+            '`system=chimera`). No code was released. Diagonal matrices, where the paper has companion-like ones along '
+            'time; couplings are rates, by which neither pair of factors exceeds one in sum, which the paper does not '
+            'say; B and C are shared by the channels of a head. Variates are swept one after the other, so that the '
+            'depth grows with their number; the paper scans both axes at once.'
         ),
     ),
     'lamamba': Recipe(

@@ -34,11 +34,12 @@ def figure(rows):
 def table(rows):
     """A line a problem, start and range of steps."""
     lines = [['problem', 'start', 'steps', 'rate', 'error', 'best read at the start', 'best read after', 'seconds']]
+    lines[0] += ['seeds']
     for (problem, start, steps), seeds in chosen(rows).items():
         error = plus_minus([row['test'] for row in seeds], 3)
         best = [f'{mean(seeds, name):.3f}' for name in ('best_at_start', 'best_after')]
         seconds = f'{mean(seeds, "seconds"):.0f}'
-        lines.append([problem, start, steps, seeds[0]['label'].split('-')[3], error, *best, seconds])
+        lines.append([problem, start, steps, seeds[0]['label'].split('-')[3], error, *best, seconds, f'{len(seeds)}'])
     return lines
 
 

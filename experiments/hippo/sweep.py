@@ -6,7 +6,7 @@ import pathlib
 import numpy as np
 from flax import nnx
 
-from attnlab.analysis.recall import responses, unrecalled
+from attnlab.analysis.recall import responses, unrecalled, unrecalled_throughout
 from attnlab.config import spec, spec_of
 from attnlab.configuration import config_of
 from attnlab.data.synthetic.memory import Delay, Recollection, band_covariance
@@ -105,7 +105,7 @@ def measure(finished: Finished):
 def best(setup, model):
     """The least error that a linear read of the states of a model has on the problem of its run."""
     problem, length = setup.task.problem, setup.length
-    error = unrecalled(responses(model.system, model.dim, length), band_covariance(length, problem.band))
+    response, covariance = responses(model.system, model.dim, length), band_covariance(length, problem.band)
     if isinstance(problem, Delay):
-        return float(error[problem.lag])
-    return float(np.mean(error[length - 1 - problem.places(length)]))
+        return unrecalled_throughout(response, covariance, problem.lag)
+    return float(np.mean(unrecalled(response, covariance)[length - 1 - problem.places(length)]))

@@ -30,7 +30,9 @@ def figure(rows):
     last = chosen['embedding_free']
     for way, dash in zip(ways(last), DASHES, strict=False):
         axes[-1].plot(*curve(last, way), dash, color='C0', marker='.', label=way)
-    axes[-1].set(title='embedding_free, reduction after training', xlabel='pixels on a side', ylabel='accuracy', ylim=(0, 1.03))
+    axes[-1].set(
+        title='embedding_free, reduction after training', xlabel='pixels on a side', ylabel='accuracy', ylim=(0, 1.03)
+    )
     axes[-1].legend(frameon=False, fontsize=7)
     return figure
 

@@ -67,7 +67,7 @@ class SelectiveMaps(Module):
         self.select = Linear(inner, dt_rank + 2 * state, axes=('mlp', None), rngs=rngs)
         self.step = Linear(dt_rank, inner, initializer=_bound_by_fan_in, axes=(None, 'mlp'), rngs=rngs)
         self.step_size = StepSize(inner, rngs=rngs)
-        self.A_log = param(_log_states, (inner, state), axes=('mlp', 'state'), group='dynamics', rngs=rngs)
+        self.A_log = param(log_states, (inner, state), axes=('mlp', 'state'), group='dynamics', rngs=rngs)
         self.D = param(nnx.initializers.ones, (inner,), axes=('mlp',), group='dynamics', rngs=rngs)
         norms = [] if select_norm is None else [select_norm(width, rngs=rngs) for width in (dt_rank, state, state)]
         self.select_norms: Any = nnx.List(norms)
@@ -269,7 +269,7 @@ def _bound_by_fan_in(key: jax.Array, shape: Shape[int], dtype: DTypeLike) -> Arr
     return jax.random.uniform(key, shape, dtype, -bound, bound)
 
 
-def _log_states(key: jax.Array, shape: Shape[int], dtype: DTypeLike) -> Array:
+def log_states(key: jax.Array, shape: Shape[int], dtype: DTypeLike) -> Array:
     """The logarithms of 1 to `n` in every channel, the real part of S4D."""
     del key
     return jnp.broadcast_to(jnp.log(jnp.arange(1, shape[1] + 1, dtype=dtype))[None], tuple(shape))

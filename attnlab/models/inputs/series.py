@@ -158,6 +158,32 @@ class VariatesApart(Patching):
         return self.whole(hidden).reshape(-1, self.variates, self.width)
 
 
+class VariatesOnGrid(VariatesApart):
+    """Patches of all variates in one row, on a grid of variates by times.
+
+    Behrouz, Santacatterina and Zabih 2024, https://arxiv.org/abs/2406.04320.
+    """
+
+    def __call__(self, tokens: Window, dtype: DTypeLike | None = None) -> Rows:
+        """The tokens, those of the first variate first."""
+        apart = super().__call__(tokens, dtype)
+        return apart.reshape(tokens.shape[0], self.variates * apart.shape[1], -1)
+
+    def context(self, ctx: Context) -> Context:
+        """The context of the tokens, with their grid."""
+        grid = (self.variates, self.places)
+        positions = Context.full(ctx.positions.shape[0], self.variates * self.places).positions
+        return dataclasses.replace(ctx, positions=positions, segments=None, grid=grid)
+
+    def rows(self, windows: int) -> int:
+        """One a window."""
+        return windows
+
+    def read(self, hidden: Rows) -> Float[Array, 'b v m']:
+        """The vector of every variate's tokens."""
+        return super().read(hidden.reshape(hidden.shape[0] * self.variates, -1, hidden.shape[-1]))
+
+
 class VariatesTogether(Patching):
     """A token is a patch of all variates; a linear map makes a vector of each variate from that of the window."""
 
