@@ -54,7 +54,7 @@ def main(argv: list[str]) -> int:
 
     if values.row is None:
         subject = values.prompt if values.subject is None else values.subject
-        wanted: RowFact | TextFact = TextFact(values.prompt, subject, answer)
+        wanted: RowFact | TextFact = TextFact(values.prompt, subject, str(answer))
     else:
         wanted = RowFact(values.row, values.at, answer)
     how = Edit(layer=values.layer, branch=values.branch, steps=values.steps)

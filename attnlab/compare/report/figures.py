@@ -18,7 +18,7 @@ from matplotlib.lines import Line2D
 
 from attnlab.compare.axes import MARKERS, Style, power, scale, scale_metric, short, styles
 from attnlab.compare.report.chart import SHAPES
-from attnlab.compare.report.comparison import COLUMNS, StudyResult, scored
+from attnlab.compare.report.comparison import COLUMNS, StudyResult, ranked_metric, scored
 from attnlab.compare.report.contents import COSTS, Contents, frontier, matched_cost
 from attnlab.compare.report.style import GREY, GRID, PALE, themed
 from attnlab.evals.measured import Measured, is_share
