@@ -15,7 +15,7 @@ from attnlab.analysis.examination import first_rows
 from attnlab.analysis.interventions import last_map
 from attnlab.blocks.block import Block
 from attnlab.errors import UserError
-from attnlab.files import write_json
+from attnlab.files import write_results
 from attnlab.models.predictor import Stacked, one_stack
 from attnlab.runs.loading import Loaded, load_run
 from attnlab.runs.made import check_new, write_made
@@ -308,7 +308,7 @@ def analyse_between(
     path = workdir / 'analysis' / f'{first.name}-between.json'
     record = {'step': first.step, 'second': str(second), 'second_step': last.step, 'ema': ema, 'split': split_name}
     record |= {'rows': rows, 'other_data': other_data}
-    write_json(path, record | dataclasses.asdict(found))
+    write_results(path, record | dataclasses.asdict(found))
     for table in tables(found, f'{workdir} and {second}, {split_name}'):
         printer.table(table)
     printer.line(f'written: {path}')

@@ -15,7 +15,7 @@ from scipy.stats import spearmanr
 
 from attnlab.analysis.examination import first_rows
 from attnlab.errors import UserError
-from attnlab.files import write_json
+from attnlab.files import write_results
 from attnlab.quantize.feedback import Moments, Watched
 from attnlab.quantize.layers import replace_maps
 from attnlab.quantize.rows import training_rows
@@ -241,9 +241,9 @@ def analyse_influence(
     path = workdir / 'analysis' / f'{loaded.name}-influence.json'
     record: dict[str, Any] = {'step': loaded.step, 'ema': ema, 'split': split, 'rows': rows, 'damping': damping}
     record |= {'other_data': other_data}
-    record |= {'agreement': None if np.isnan(found.agreement) else found.agreement}
+    record |= {'agreement': found.agreement}
     record |= {'by_curvature': found.by_curvature.tolist(), 'by_gradient': found.by_gradient.tolist()}
-    write_json(path, record)
+    write_results(path, record)
     printer.table(_table(found, f'{workdir}, step {loaded.name}, {split}'))
     printer.line(f'written: {path}')
     return found

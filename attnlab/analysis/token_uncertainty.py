@@ -17,7 +17,7 @@ from scipy.stats import pearsonr, spearmanr
 from attnlab.analysis.examination import first_rows
 from attnlab.analysis.uncertainty import Outputs, Scores, Uncertainty, examined, tables
 from attnlab.errors import UserError
-from attnlab.files import write_json
+from attnlab.files import write_results
 from attnlab.runs.loading import Loaded, load_run
 from attnlab.tables import Column, Printer, Table, digits
 from attnlab.tasks.task import Batch, context
@@ -72,7 +72,7 @@ def analyse_tokens(
     path = workdir / 'analysis' / f'{loaded.name}-uncertainty.json'
     record = {'step': loaded.step, 'ema': ema, 'split': split, 'rows': rows, 'other_data': other_data}
     of_itself = {name: dataclasses.asdict(each) for name, each in judged.items()}
-    write_json(path, record | dataclasses.asdict(result) | {'of_itself': of_itself})
+    write_results(path, record | dataclasses.asdict(result) | {'of_itself': of_itself})
     for table in tables(result, f'{workdir}, step {loaded.name}, {split}'):
         printer.table(table)
     printer.table(_table(judged))

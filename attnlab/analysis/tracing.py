@@ -17,7 +17,7 @@ from attnlab.analysis.interventions import causal_trace, places
 from attnlab.analysis.parts import ablated
 from attnlab.context import Context
 from attnlab.errors import UserError
-from attnlab.files import write_json
+from attnlab.files import write_results
 from attnlab.models.predictor import Stacked, one_stack
 from attnlab.runs.loading import Loaded, load_run
 from attnlab.tables import Column, Printer, Table, digits
@@ -131,10 +131,9 @@ def analyse_trace(
     path = workdir / 'analysis' / f'{loaded.name}-trace.json'
     record: dict[str, Any] = {'step': loaded.step, 'ema': ema, 'split': split, 'rows': rows, 'other_data': other_data}
     record |= {'clean': found.clean, 'corrupted': found.corrupted}
-    known = {kind: np.where(np.isnan(each), None, each) for kind, each in found.maps.items()}  # type: ignore[call-overload]
-    record['maps'] = {kind: each.tolist() for kind, each in known.items()}
+    record['maps'] = {kind: each.tolist() for kind, each in found.maps.items()}
     record['without_head'] = {f'{layer}.{head}': value for (layer, head), value in heads.items()}
-    write_json(path, record)
+    write_results(path, record)
     for table in _tables(found, heads, f'{workdir}, step {loaded.name}, {split}'):
         printer.table(table)
     printer.line(f'written: {path}')

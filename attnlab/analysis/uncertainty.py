@@ -15,7 +15,7 @@ from attnlab.analysis import calibration, odin, scores
 from attnlab.analysis.cascade import Budgeted, Cascade, budgeted, cascade, learned_confidence
 from attnlab.config import build
 from attnlab.errors import UserError
-from attnlab.files import write_json
+from attnlab.files import write_results
 from attnlab.models.heads.classification import ClassificationHead
 from attnlab.runs.loading import Loaded, load_run
 from attnlab.tables import Column, Interval, Printer, Table, digits, plus_minus
@@ -227,7 +227,7 @@ def analyse_uncertainty(
         'budget': budget,
         'decay': decay,
     }
-    write_json(path, record | dataclasses.asdict(found))
+    write_results(path, record | dataclasses.asdict(found))
     for table in tables(found, f'{workdir}, step {loaded.name}, {split}'):
         printer.table(table)
     printer.line(f'written: {path}')
