@@ -11,10 +11,11 @@ import errno
 import fcntl
 import io
 import json
+import math
 import os
 import pathlib
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from attnlab.errors import UserError
@@ -94,6 +95,19 @@ def write(path: pathlib.Path, content: str | bytes) -> None:
 def write_json(path: pathlib.Path, value: Any) -> None:
     """Writes `value` as indented JSON, as `write` does."""
     write(path, json.dumps(value, indent=2) + '\n')
+
+
+def write_results(path: pathlib.Path, value: Any) -> None:
+    """Writes what was measured as `write_json` does; numbers that are not finite as null, since JSON has none."""
+    write_json(path, _finite(value))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(each) for key, each in value.items()}
+    return [_finite(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def read_json(path: pathlib.Path, remedy: str) -> Any:

@@ -1,6 +1,6 @@
 """The base of modules."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 from flax import nnx
 
@@ -11,8 +11,13 @@ from attnlab.signature import checked
 class Module(nnx.Module):
     """A module that checks what it is made with.
 
+    Attributes:
+      goes_on: of the class, whether more than a linear map stands at its end, such as a gate on what a map gives.
+
     Raises `UserError` for a value of a wrong type, a size below its range, and what is not a number.
     """
+
+    goes_on: ClassVar[bool] = False
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)

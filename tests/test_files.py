@@ -128,3 +128,8 @@ def test_a_file_that_grows_is_not_lost_to_one_that_waited(tmp_path):
     for each in threads:
         each.join()
     assert path.read_bytes() == b'content' and [each.name for each in tmp_path.iterdir()] == ['file']
+
+
+def test_results_that_are_no_numbers_are_null(tmp_path):
+    files.write_results(tmp_path / 'json', {'a': [1.5, float('nan'), (float('inf'), 2)], 'b': {'c': -float('inf')}})
+    assert json.loads((tmp_path / 'json').read_text()) == {'a': [1.5, None, [None, 2]], 'b': {'c': None}}

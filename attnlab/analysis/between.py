@@ -2,6 +2,7 @@
 
 import dataclasses
 import pathlib
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from attnlab.analysis.examination import first_rows
 from attnlab.analysis.interventions import last_map
 from attnlab.blocks.block import Block
 from attnlab.errors import UserError
-from attnlab.files import write_json
+from attnlab.files import write_results
 from attnlab.models.predictor import Stacked, one_stack
 from attnlab.runs.loading import Loaded, load_run
 from attnlab.runs.made import check_new, write_made
@@ -32,6 +33,9 @@ SAME = 1e-4
 
 INNER = ('heads', 'mlp')
 """Names of axes inside of a branch along which units lie."""
+
+FREE = ('seed', 'report', 'checkpoint', 'mesh')
+"""What configs of two runs may differ in."""
 
 SWEEPS = 100
 """The most rounds of matching; each ends sooner where nothing moves."""
@@ -72,7 +76,7 @@ def symmetries(model: Any) -> list[Symmetry]:
 
     Of every branch the channels that its last map reads: of an MLP its hidden units, of a mixer with heads these, of
     another (the inner channels of a state-space model) the channels with all that belongs to them; and the channels of
-    the stream. Whether a model stays what it is has to be tried (`holds`).
+    the stream. Whether a model stays what it is has to be tried (`holds`). Raises `UserError` for maps of few bits.
     """
     stack = one_stack(model)
     parameters = named_parameters(split(model)[1])
@@ -93,6 +97,11 @@ def symmetries(model: Any) -> list[Symmetry]:
             read = last_map(getattr(block, name))
             if read is None:
                 continue
+            if not hasattr(read.map, 'weight'):
+                raise UserError(
+                    f'the weights of layers[{index}].{name} are stored in few bits and are not changed; give the run '
+                    'that it was made from'
+                )
             inner = read.map.axes[0]
             branch = getattr(block, name)
             heads = getattr(branch, 'heads', None) if name == 'mixer' and inner == 'heads' else None
@@ -211,10 +220,12 @@ def barrier(losses: Sequence[float], shares: Sequence[float] = SHARES) -> float:
 
 
 def holds(arrays: Mapping[str, np.ndarray], symmetry: Symmetry, loss: Callable[[Arrays], float]) -> bool:
-    """Whether a model with units in a drawn order has the loss that it had."""
-    order = np.random.default_rng(0).permutation(symmetry.count)
+    """Whether a model has the loss that it had with every unit in the next one's place, and with units as drawn."""
+    turned = np.roll(np.arange(symmetry.count), 1)
+    # Units in a ring could turn and not change places; of two a drawn order may be the one they have.
+    orders = (turned, np.random.default_rng(0).permutation(symmetry.count))
     before = loss(dict(arrays))
-    return abs(loss(permuted(arrays, symmetry, order)) - before) <= SAME * abs(before)
+    return all(abs(loss(permuted(arrays, symmetry, order)) - before) <= SAME * abs(before) for order in orders)
 
 
 def arrays_of(loaded: Loaded) -> Arrays:
@@ -270,18 +281,24 @@ def analyse_between(
     """The loss between two runs of one config but for the seed, on the first `rows` rows of a split.
 
     Writes `analysis/<step>-between.json`, and with `merged` a run whose parameters are the mean of the first and of the
-    second permuted. Raises `UserError` for runs whose models are not of one shape, changed data unless `other_data`
-    allows them, and a folder that holds a run.
+    second permuted. Raises `UserError` for runs whose configs differ in more than the seed, those with buffers that the
+    seed has drawn, changed data unless `other_data` allows them, and a folder that holds a run.
     """
     first, last = load_run(workdir, step, ema=ema), load_run(second, None, ema=ema)
     task = first.setup.task
     run.check_data(workdir, task.describe(), other=other_data)
     if not isinstance(first.setup.model, Stacked):
         raise UserError(f'{workdir} holds a {type(first.setup.model).__name__}, whose layers are not told apart')
+    check_alike(workdir, second)
     one, other = arrays_of(first), arrays_of(last)
     if {path: each.shape for path, each in one.items()} != {path: each.shape for path, each in other.items()}:
         raise UserError(
             f'{workdir} and {second} have parameters of other shapes; give two runs that differ in the seed'
+        )
+    if not same_buffers(first, last):
+        raise UserError(
+            f'{workdir} and {second} have other buffers, such as features drawn by the seed or running means, which '
+            'parameters are trained with; runs with such are not mixed'
         )
     if merged is not None:
         check_new(workdir, merged, '--merged')
@@ -289,16 +306,37 @@ def analyse_between(
     batches = first_rows(first, split_name, rows)
     found, near = compared(first, other, measuring(first, batches))
     path = workdir / 'analysis' / f'{first.name}-between.json'
-    record = {'step': first.step, 'second': str(second), 'ema': ema, 'split': split_name, 'rows': rows}
-    write_json(path, record | dataclasses.asdict(found))
+    record = {'step': first.step, 'second': str(second), 'second_step': last.step, 'ema': ema, 'split': split_name}
+    record |= {'rows': rows, 'other_data': other_data}
+    write_results(path, record | dataclasses.asdict(found))
     for table in tables(found, f'{workdir} and {second}, {split_name}'):
         printer.table(table)
     printer.line(f'written: {path}')
     if merged is not None:
-        facts = {'merged': [str(workdir), str(second)], 'other_data': other_data}
+        facts = {
+            'merged': [str(workdir), str(second)],
+            'merged_steps': [first.step, last.step],
+            'merged_ema': ema,
+            'other_data': other_data,
+        }
         write_made(workdir, first, with_arrays(first, mixed(one, near, 0.5)), merged, facts)
         printer.line(f'written: {merged}, the mean of both, a run that eval and compare take')
     return found
+
+
+def check_alike(workdir: pathlib.Path, second: pathlib.Path) -> None:
+    """Raises `UserError` for runs whose configs differ in more than the seed and what leaves no trace."""
+    differing = run.differences(run.saved_config(workdir), run.saved_config(second))
+    others = [line for line in differing if re.split(r'[.:[]', line)[0] not in FREE]
+    if others:
+        found = '; '.join(others[:3])
+        raise UserError(f'{workdir} and {second} differ in more than the seed ({found}); give two runs of one config')
+
+
+def same_buffers(first: Loaded, second: Loaded) -> bool:
+    """Whether two runs have the same buffers."""
+    each = [jax.tree.leaves(split(loaded.model())[2]) for loaded in (first, second)]
+    return len(each[0]) == len(each[1]) and all(map(np.array_equal, *each))
 
 
 def measuring(loaded: Loaded, batches: Sequence[Batch]) -> Callable[[Arrays], float]:

@@ -36,10 +36,20 @@ def calibration_error(confidence: Float[np.ndarray, 'b'], right: Bool[np.ndarray
 
 
 def calibration_interval(
-    confidence: Float[np.ndarray, 'b'], right: Bool[np.ndarray, 'b'], bins: int = BINS, seed: int = 0
+    confidence: Float[np.ndarray, 'b'],
+    right: Bool[np.ndarray, 'b'],
+    bins: int = BINS,
+    seed: int = 0,
+    groups: Int[np.ndarray, 'b'] | None = None,
 ) -> Estimate:
-    """The same, with its interval, at least 0."""
-    found = bootstrapped(lambda each: calibration_error(confidence[each], right[each], bins), len(right), seed)
+    """The same, with its interval, at least 0; of examples that are not independent within groups, over groups."""
+    members = [np.flatnonzero(groups == each) for each in np.unique(groups)] if groups is not None else None
+
+    def error(chosen: Int[np.ndarray, 'c']) -> float:
+        places = chosen if members is None else np.concatenate([members[each] for each in chosen])
+        return calibration_error(confidence[places], right[places], bins)
+
+    found = bootstrapped(error, len(right) if members is None else len(members), seed)
     return dataclasses.replace(found, low=max(found.low, 0.0))
 
 

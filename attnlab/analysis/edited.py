@@ -83,7 +83,10 @@ class RowFact:
     answer: int
 
     def rewritten(self, loaded: Loaded, workdir: pathlib.Path) -> Rewritten:
-        """Its tokens. Raises `UserError` for numbers that are not of the row, or of the vocabulary."""
+        """Its tokens.
+
+        Raises `UserError` for numbers that are not of the row or of the vocabulary, and for a row of several documents.
+        """
         task = loaded.setup.task
         source = task.source(task.evaluated_split, loaded.setup.length)
         if not 0 <= self.row < len(source):

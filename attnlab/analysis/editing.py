@@ -17,7 +17,7 @@ from attnlab.blocks.block import Block
 from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.models.predictor import Stacked, one_stack
-from attnlab.nn.projections import Linear
+from attnlab.nn.projections import Linear, check_plain
 from attnlab.typing import Tokens
 
 
@@ -140,22 +140,25 @@ class Editor:
       asked: the token at which the answer is predicted, or the first of it.
       jit: compiles.
 
-    Raises `UserError` for a layer or a branch without one last linear map, and where no mixer after it could bring the
-    value from `at` to `asked`.
+    Raises `UserError` for a layer or a branch without one last linear map, or with one of few bits, and where no mixer
+    after it could bring the value from `at` to `asked`.
     """
 
     def __init__(self, model: Any, how: Edit, *, at: int, asked: int, jit: Callable[..., Any] = jax.jit):
         depth = one_stack(model).depth
         if not 0 <= how.layer < depth:
             raise UserError(f'layer of Edit is {how.layer}; the model has layers 0 to {depth - 1}')
+        if at > asked:
+            raise UserError(f'at is {at} and asked {asked}: what is changed must not come after what is asked')
         if how.layer == depth - 1 and at != asked:
             raise UserError(
                 f'layer of Edit is {how.layer}, the last: what it gives token {at} is not read by token {asked}; '
                 'choose an earlier one'
             )
         self.model, self.how, self.at = model, how, at
-        if _place(model, how) is None:
+        if (linear := _place(model, how)) is None:
             raise UserError(f'{how.place} has no one linear map from which its output comes')
+        check_plain(linear)
         graphdef, self._variables = nnx.split(model)
 
         def found(variables: nnx.State, tokens: Tokens, target: Int[Array, 'n']) -> tuple[Array, Array]:

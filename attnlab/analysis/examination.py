@@ -12,7 +12,7 @@ import numpy as np
 from attnlab.analysis import statistics
 from attnlab.blocks.block import mixer_of, steps
 from attnlab.errors import UserError
-from attnlab.files import write_json
+from attnlab.files import write_results
 from attnlab.mixers.softmax.attention import Attention
 from attnlab.mixers.softmax.shaped import ShapedAttention
 from attnlab.models.predictor import Stacked, one_stack
@@ -84,7 +84,7 @@ def analyse_run(
     found = Examination(tuple(_layers(loaded, examples)), _losses(loaded, examples, bits))
     folder = workdir / 'analysis'
     path = folder / f'{loaded.name}.json'
-    write_json(
+    write_results(
         path,
         {
             'step': loaded.step,

@@ -15,7 +15,7 @@ from scipy.stats import spearmanr
 
 from attnlab.analysis.examination import first_rows
 from attnlab.errors import UserError
-from attnlab.files import write_json
+from attnlab.files import write_results
 from attnlab.quantize.feedback import Moments, Watched
 from attnlab.quantize.layers import replace_maps
 from attnlab.quantize.rows import training_rows
@@ -96,7 +96,10 @@ def products(
 
 
 class TwiceWatched(Watched):
-    """A linear map whose moments of inputs, and of gradients of outputs, come as derivatives."""
+    """A linear map whose moments of inputs, and of gradients of outputs, come as derivatives.
+
+    Raises `UserError` for a map that is rounded or stored in few bits.
+    """
 
     def __init__(self, linear: Any):
         super().__init__(linear)
@@ -226,7 +229,7 @@ def analyse_influence(
     """How the first `trained` rows of training bear on the loss of the first `rows` rows of a split.
 
     Writes `analysis/<step>-influence.json`. Raises `UserError` for a run or a split that does not exist, fewer than two
-    rows of training, and changed data unless `other_data` allows them.
+    rows of training, maps of few bits, and changed data unless `other_data` allows them.
     """
     loaded = load_run(workdir, step, ema=ema)
     setup = loaded.setup
@@ -237,9 +240,10 @@ def analyse_influence(
     found = measured(loaded, first_rows(loaded, split, rows), training_rows(setup, trained), damping)
     path = workdir / 'analysis' / f'{loaded.name}-influence.json'
     record: dict[str, Any] = {'step': loaded.step, 'ema': ema, 'split': split, 'rows': rows, 'damping': damping}
-    record |= {'agreement': None if np.isnan(found.agreement) else found.agreement}
+    record |= {'other_data': other_data}
+    record |= {'agreement': found.agreement}
     record |= {'by_curvature': found.by_curvature.tolist(), 'by_gradient': found.by_gradient.tolist()}
-    write_json(path, record)
+    write_results(path, record)
     printer.table(_table(found, f'{workdir}, step {loaded.name}, {split}'))
     printer.line(f'written: {path}')
     return found

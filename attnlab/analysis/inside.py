@@ -30,7 +30,7 @@ from attnlab.analysis.lens import (
 from attnlab.analysis.memory import ByDistance, Call
 from attnlab.context import PADDING, Context
 from attnlab.errors import UserError
-from attnlab.files import write_json
+from attnlab.files import write_results
 from attnlab.mixers.mixer import Mixer
 from attnlab.mixers.softmax.attention import Attention
 from attnlab.mixers.softmax.shaped import ShapedAttention
@@ -134,7 +134,7 @@ def analyse_inside(
     found, drawn = looked_into(loaded, first_rows(loaded, split_name, rows), tuned=tuned)
     path = workdir / 'analysis' / f'{loaded.name}-inside.json'
     record = {'step': loaded.step, 'split': split_name, 'rows': rows, 'ema': ema, 'other_data': other_data}
-    write_json(path, record | dataclasses.asdict(found))
+    write_results(path, record | dataclasses.asdict(found))
     draw(drawn, path.with_suffix('.png'))
     for table in _tables(found, f'{workdir}, step {loaded.name}, {split_name}'):
         printer.table(table)

@@ -115,13 +115,17 @@ class LastMap(NamedTuple):
 def last_map(branch: Any) -> LastMap | None:
     """The one linear map of a branch to the width of the model; `None` where there is none, or several.
 
-    Also of channel mixers that keep a state or choose among experts, which blocks call in other ways.
+    Nor is there one where the branch goes on after it (`Module.goes_on`), and of channel mixers that keep a state or
+    choose among experts, which blocks call in other ways.
     """
     if branch is None or isinstance(branch, ConvolvedMLP | MixtureOfExperts):
         return None
+    modules = [module for _, module in list(nnx.iter_modules(branch))]
+    if any(getattr(module, 'goes_on', False) for module in modules):
+        return None
     found = [
         LastMap(module, name, value)
-        for _, module in list(nnx.iter_modules(branch))
+        for module in modules
         for name, value in list(vars(module).items())
         if isinstance(value, Linear) and value.axes[1] == 'embed'
     ]

@@ -13,7 +13,7 @@ from attnlab.analysis.uncertainty import classifier, outputs, stacked
 from attnlab.errors import UserError
 from attnlab.evals.cadence import AtEnd
 from attnlab.evals.drawn import Drawings
-from attnlab.files import write_json
+from attnlab.files import write_results
 from attnlab.mixers.softmax.reused import Reuse
 from attnlab.runs.loading import Loaded
 from attnlab.tables import Column, Printer, Table, digits
@@ -117,7 +117,7 @@ def judge(
         by = {'judge': str(judging), 'judge_step': judged_by.step, 'other_data': other_data}
         if drawings.reuse is not None:
             by |= {'reuse': dataclasses.asdict(drawings.reuse)}
-        write_json(folder / f'{name}.json', {**record, **by, **found})
+        write_results(folder / f'{name}.json', {**record, **by, **found})
         printer.table(compared.table(f'{workdir}, step {loaded.name}'))
         printer.table(_table(of_drawn, of_data, f'{drawings.count} drawn images, and data, as {judging} sees them'))
         printer.line(f'written: {folder / name}.json, {folder / name / "drawn.png"}')

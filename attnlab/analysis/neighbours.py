@@ -17,7 +17,7 @@ from attnlab.analysis.prediction import predictions
 from attnlab.config import choose
 from attnlab.context import Context
 from attnlab.errors import UserError
-from attnlab.files import write_json
+from attnlab.files import write_results
 from attnlab.runs.loading import Loaded, load_run
 from attnlab.tables import Column, Printer, Table, digits
 from attnlab.tasks.task import Batch, Task
@@ -143,7 +143,7 @@ def analyse_neighbours(
     record = {'step': loaded.step, 'split': split_name, 'rows': rows, 'other_data': other_data, 'neighbours': count}
     record |= {'ema': ema, 'keys': keys, 'stored': examined.stored, 'loss': examined.loss, 'mixtures': listed}
     fewer = {name: _listed(each) for name, each in (('count', examined.by_count), ('stored', examined.by_stored))}
-    write_json(path, record | {f'by_{name}': each for name, each in fewer.items()})
+    write_results(path, record | {f'by_{name}': each for name, each in fewer.items()})
     title = f'{workdir}, step {loaded.name}, {split_name}: {count} neighbours of {examined.stored:,}, {KEYS[keys]}'
     printer.table(_table(examined, title))
     printer.table(_fewer(examined))

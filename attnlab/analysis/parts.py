@@ -79,9 +79,10 @@ def part_knocked_out(
     """The hidden states where a part of the Mamba mixers of some layers carries nothing from sources to targets.
 
     `B`: sources write nothing into the state (their own outputs keep `D x`). `C`: targets read nothing from it. `conv`:
-    the convolution gives targets nothing of sources. `state`: targets read the state as it would be without sources,
-    what they have from the convolution staying. Masks that are empty change no bit. Sharma et al. 2024,
-    https://arxiv.org/abs/2404.03646, who knock out whole paths; parts are taken apart here.
+    the convolution gives targets nothing of sources. `state`: targets read the state as it would be had sources written
+    nothing; what they have from the convolution stays, and so does how far sources let fade what came before. Masks
+    that are empty change no bit. Sharma et al. 2024, https://arxiv.org/abs/2404.03646, who knock out whole paths; parts
+    are taken apart here.
 
     Raises `UserError` for another part, and for layers whose mixer is no `SelectiveSSM`.
     """
@@ -112,7 +113,9 @@ def take(mixer: SelectiveSSM, part: str, sources: Bool[Array, 't'], targets: Boo
     elif part == 'conv':
         mixer.prelude = _CutPrelude(mixer.prelude, sources, targets)
     else:
-        mixer.scan = _CutScan(mixer.scan, sources, targets)  # type: ignore[method-assign]
+        silent = nnx.clone(mixer)
+        silent.select = _Silent(silent.select, *spans['B'])
+        mixer.scan = _CutScan(mixer.scan, silent.scan, targets)  # type: ignore[method-assign]
 
 
 class _Silent(Linear):
@@ -146,15 +149,15 @@ class _CutPrelude(Prelude):
 
 
 class _CutScan(nnx.Module):
-    """A scan whose outputs at targets are those without the sources."""
+    """A scan whose outputs at targets are those of another."""
 
-    def __init__(self, scan: Callable[..., Any], sources: Bool[Array, 't'], targets: Bool[Array, 't']):
-        self.scan = nnx.static(scan)
-        self.sources, self.targets = nnx.data(sources), nnx.data(targets)
+    def __init__(self, scan: Callable[..., Any], other: Callable[..., Any], targets: Bool[Array, 't']):
+        self.scan, self.other = nnx.static(scan), nnx.static(other)
+        self.targets = nnx.data(targets)
 
     def __call__(self, x: Sequence, segments: Segments | None, memory: Any = None) -> tuple[Sequence, Any]:
         whole, after = self.scan(x, segments, memory)
-        without, _ = self.scan(_silenced(x, self.sources), segments, memory)
+        without, _ = self.other(x, segments, memory)
         return jnp.where(self.targets[None, :, None], without, whole), after
 
 
@@ -169,11 +172,13 @@ def propagated(
 
         o^T logits = sum_places  o^T W (g * v_place) / rms,    direction_place = d(o^T logits) / d v_place
 
-    Contributions are of the embedding and of the output of every branch, the last norm's scale `rms` held as it is;
-    their sum is the observable, to rounding. Directions are derivatives at the point, through everything behind.
-    Dunefsky and Cohan 2023, https://arxiv.org/abs/2312.16291, who propagate by the weights of single heads.
+    Contributions are of the embedding and of the output of every branch, the last norm's scale `rms` held as it is, and
+    of the `head`, what it gives to zeros, such as its bias; their sum is the observable, to rounding. Directions are
+    derivatives at the point, through everything behind. Dunefsky and Cohan 2023, https://arxiv.org/abs/2312.16291, who
+    propagate by the weights of single heads.
 
-    Raises `UserError` for a final norm that does more than scale channels, and for residuals with several streams.
+    Raises `UserError` for a final norm or a head by which they do not add up, for which they are NaN in a compiled
+    function, where nothing can be raised; and for residuals with several streams.
     """
     layers = one_stack(model).layers()
     names = ['embedding']
@@ -207,8 +212,9 @@ def propagated(
     ratio = hidden[:, token] / jnp.where(stream[:, token] == 0, 1, stream[:, token])
     pull = jax.vjp(model.logits, hidden[:, token])[1](jnp.broadcast_to(observable, (len(hidden), len(observable))))[0]
     found = {name: jnp.sum(seen[name][:, token] * ratio * pull, axis=-1) for name in names}
-    total = sum(found.values())
-    off = jnp.max(jnp.abs(total - whole)) > 1e-2 * (1 + jnp.max(jnp.abs(whole)))
+    found['head'] = model.logits(jnp.zeros_like(hidden[:, token])) @ observable
+    total, size = sum(found.values()), sum(map(jnp.abs, found.values()))
+    off = jnp.any(jnp.abs(total - whole) > float(jnp.finfo(hidden.dtype).eps) ** 0.5 * size)
     if not isinstance(off, jax.core.Tracer) and bool(off):
         raise UserError('the last norm or the head does more than scale channels, so what branches add does not add up')
-    return found, directions
+    return {name: jnp.where(off, jnp.nan, each) for name, each in found.items()}, directions

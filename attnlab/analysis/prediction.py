@@ -15,7 +15,7 @@ from attnlab.analysis import heads
 from attnlab.analysis.examination import first_rows
 from attnlab.analysis.heads import Predictions, Refit
 from attnlab.errors import UserError
-from attnlab.files import write_json
+from attnlab.files import write_results
 from attnlab.models.heads.classification import ClassificationHead
 from attnlab.models.heads.head import Head
 from attnlab.models.heads.language import VocabularyHead
@@ -89,7 +89,7 @@ def analyse_head(
         'other_data': other_data,
         **examined.numbers,
     }
-    write_json(path, record | {'loss': examined.loss, 'refits': [each._asdict() for each in examined.refits]})
+    write_results(path, record | {'loss': examined.loss, 'refits': [each._asdict() for each in examined.refits]})
     printer.table(pairs('head', {name: f'{value:.4g}' for name, value in examined.numbers.items()}))
     printer.table(_table(examined, f'{workdir}, step {loaded.name}, {split_name}'))
     printer.line(f'written: {path}')

@@ -10,7 +10,7 @@ from attnlab.blocks.block import mixer_of
 from attnlab.errors import UserError
 from attnlab.evals.by_slice import ENDS, EXAMPLES, BySlice
 from attnlab.evals.request import Request
-from attnlab.files import write_json
+from attnlab.files import write_results
 from attnlab.mixers.spatial.reduced import EmbeddingFreeAttention
 from attnlab.runs.loading import Loaded
 from attnlab.tables import Column, Printer, Table, digits
@@ -39,7 +39,12 @@ def reduce(
     Raises `UserError` for a run without such attention, a task without slices, and a factor that leaves no key.
     """
     setup = loaded.setup
-    if not isinstance(setup.task, Sliced) or not _reducible(loaded.model()):
+    if not isinstance(setup.task, Sliced):
+        raise UserError(
+            f'--factors is for tasks that are evaluated by slices, such as images; {workdir} was trained for '
+            f'{type(setup.task).__name__}'
+        )
+    if not _reducible(loaded.model()):
         raise UserError(
             f'--factors is for runs whose keys are reduced without parameters (zoo=embedding_free); {workdir} has none'
         )
@@ -58,7 +63,7 @@ def reduce(
         curves = {metric: {factor: one[metric] for factor, one in numbers.items()} for metric in metrics}
         cost_curves(curves, operations, folder / name / 'reductions.png')
         record = {'step': loaded.step, 'ema': loaded.ema, 'split': evaluator.split, 'other_data': other_data}
-        write_json(folder / f'{name}.json', {**record, 'operations_a_token': operations, 'factors': numbers})
+        write_results(folder / f'{name}.json', {**record, 'operations_a_token': operations, 'factors': numbers})
         columns = [Column('factor', right=True), Column('operations a token', digits(',.0f'), True)]
         columns += [Column(metric, digits('.4f'), True) for metric in metrics]
         rows = [(factor, operations[factor], *one.values()) for factor, one in numbers.items()]

@@ -138,8 +138,8 @@ class ConjNorm:
 
         d(x, m) = |x|_p^2 / 2 - |m|_p^2 / 2 - (x - m)^T g(m),  g(m) = |m|_p^(2 - p) sign(m) |m|^(p - 1)
 
-    With p = 2 it is the squared distance. Features are divided by their root mean square on training; p is that which
-    tells training best from itself with channels exchanged between rows. Peng et al. 2024,
+    With p = 2 it is half of the squared distance. Features are divided by their root mean square on training; p is
+    that which tells training best from itself with channels exchanged between rows. Peng et al. 2024,
     https://arxiv.org/abs/2402.17888, who choose p by a validation set and estimate the normaliser, which is one
     constant for all inputs and left out here.
     """

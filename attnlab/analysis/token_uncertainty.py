@@ -17,7 +17,7 @@ from scipy.stats import pearsonr, spearmanr
 from attnlab.analysis.examination import first_rows
 from attnlab.analysis.uncertainty import Outputs, Scores, Uncertainty, examined, tables
 from attnlab.errors import UserError
-from attnlab.files import write_json
+from attnlab.files import write_results
 from attnlab.runs.loading import Loaded, load_run
 from attnlab.tables import Column, Printer, Table, digits
 from attnlab.tasks.task import Batch, context
@@ -72,7 +72,7 @@ def analyse_tokens(
     path = workdir / 'analysis' / f'{loaded.name}-uncertainty.json'
     record = {'step': loaded.step, 'ema': ema, 'split': split, 'rows': rows, 'other_data': other_data}
     of_itself = {name: dataclasses.asdict(each) for name, each in judged.items()}
-    write_json(path, record | dataclasses.asdict(result) | {'of_itself': of_itself})
+    write_results(path, record | dataclasses.asdict(result) | {'of_itself': of_itself})
     for table in tables(result, f'{workdir}, step {loaded.name}, {split}'):
         printer.table(table)
     printer.table(_table(judged))
@@ -102,8 +102,11 @@ def predictions(loaded: Loaded, row: Batch) -> Outputs:
 
 
 def _joined(parts: list[Outputs]) -> Outputs:
+    """Predictions of several rows; those of one are not independent of each other."""
     names = ('features', 'logits', 'labels')
-    return Outputs(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+    groups = np.repeat(np.arange(len(parts)), [len(part.labels) for part in parts])
+    joined = Outputs(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+    return dataclasses.replace(joined, groups=groups)
 
 
 def statistics(logits: Float[np.ndarray, 't o']) -> dict[str, float]:

@@ -17,8 +17,8 @@ from attnlab.analysis.interventions import causal_trace, places
 from attnlab.analysis.parts import ablated
 from attnlab.context import Context
 from attnlab.errors import UserError
-from attnlab.files import write_json
-from attnlab.models.predictor import Stacked
+from attnlab.files import write_results
+from attnlab.models.predictor import Stacked, one_stack
 from attnlab.runs.loading import Loaded, load_run
 from attnlab.tables import Column, Printer, Table, digits
 from attnlab.tasks.task import Batch, context
@@ -26,6 +26,9 @@ from attnlab.train.run import check_data
 
 KINDS = ('residual', 'mixer.output', 'mlp.output')
 """Places that clean values are put into, of every layer."""
+
+LEAST = 1e-3
+"""The share of the answer's probability that other prompts must take away, so that there is something to come back."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +39,8 @@ class Trace:
       clean: the probability of the answer.
       corrupted: the same in passes of other prompts.
       maps: by kind of place, `(p - corrupted) / (clean - corrupted)` by layer and token: 0 where the clean value there
-        changes nothing, 1 where it is all that matters.
+        changes nothing, 1 where it is all that matters; NaN where other prompts take less than a thousandth of the
+        probability away, or add to it.
     """
 
     clean: float
@@ -70,11 +74,17 @@ def traced(
 def trace(
     loaded: Loaded, tokens: np.ndarray, others: np.ndarray, ctx: Context, asked: np.ndarray, answers: np.ndarray
 ) -> Trace:
-    """The maps of a run, on prompts and the answers predicted at `asked`. Raises `UserError` for equal prompts."""
-    if np.all(tokens == others):
-        raise UserError('prompts and the others are the same, so nothing is corrupted; take other rows')
-    setup, known = loaded.setup, places(loaded.model())
-    kinds = [kind for kind in KINDS if f'layers[0].{kind}' in known]
+    """The maps of a run, on prompts and the answers predicted at `asked`, of kinds of places that all layers have.
+
+    Raises `UserError` where a prompt is the one it is traced against.
+    """
+    if (same := np.all(tokens == others, axis=1)).any():
+        raise UserError(
+            f'prompt {int(np.argmax(same))} and the one it is traced against are the same, so nothing is corrupted; '
+            'take other rows'
+        )
+    setup, known, depth = loaded.setup, places(loaded.model()), one_stack(loaded.model()).depth
+    kinds = [kind for kind in KINDS if all(f'layers[{layer}].{kind}' in known for layer in range(depth))]
 
     def run(kind: str) -> Any:
         def of(variables: nnx.State) -> Any:
@@ -86,8 +96,8 @@ def trace(
 
     found = {kind: run(kind) for kind in kinds}
     _, clean, corrupted = (float(each) if np.ndim(each) == 0 else each for each in found[kinds[0]])
-    apart = clean - corrupted
-    maps = {kind: (np.asarray(each[0]) - corrupted) / (apart if apart else 1.0) for kind, each in found.items()}
+    apart = clean - corrupted if clean - corrupted > LEAST * clean else float('nan')
+    maps = {kind: (np.asarray(each[0]) - corrupted) / apart for kind, each in found.items()}
     return Trace(clean, corrupted, maps)
 
 
@@ -123,7 +133,7 @@ def analyse_trace(
     record |= {'clean': found.clean, 'corrupted': found.corrupted}
     record['maps'] = {kind: each.tolist() for kind, each in found.maps.items()}
     record['without_head'] = {f'{layer}.{head}': value for (layer, head), value in heads.items()}
-    write_json(path, record)
+    write_results(path, record)
     for table in _tables(found, heads, f'{workdir}, step {loaded.name}, {split}'):
         printer.table(table)
     printer.line(f'written: {path}')
@@ -133,12 +143,18 @@ def analyse_trace(
 def prompts(batch: Batch, labels: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, Context]:
     """Tokens of rows, where their last answer is asked for, the answer, and their context.
 
-    Raises `UserError` for rows of real numbers, of one label a row that is no token, and of documents that are packed.
+    Raises `UserError` for rows of real numbers, of one label a row that is no token, of documents that are packed, and
+    for a row without an answer.
     """
     tokens, targets = np.asarray(batch['tokens']), np.asarray(batch.get(labels, np.zeros(0)))
     if tokens.ndim != 2 or targets.ndim != 2 or not np.issubdtype(targets.dtype, np.integer):
         raise UserError('traced are answers that are tokens, such as those of language models and of recall')
     weights = np.asarray(batch['weights']) > 0
+    if not weights.any(axis=1).all():
+        raise UserError(f'row {int(np.argmin(weights.any(axis=1)))} asks for no token; take rows with an answer each')
+    for row, segments in enumerate(np.asarray(batch['segments'])):
+        if len(np.unique(segments[segments > 0])) > 1:
+            raise UserError(f'row {row} holds several documents; traced are rows of one, so give a run of such data')
     last = weights.shape[1] - 1 - np.argmax(weights[:, ::-1], axis=1)
     rows = np.arange(len(tokens))
     asked = np.asarray(batch['at'])[rows, last] if 'at' in batch else last
@@ -178,9 +194,11 @@ def _tables(found: Trace, heads: Mapping[tuple[int, int], float], title: str) ->
     for layer in range(depth):
         cells: list[Any] = [layer]
         for each in found.maps.values():
-            cells += [float(each[layer].max()), int(each[layer].argmax())]
+            cells += [float(each[layer].max()), None if np.isnan(each[layer]).any() else int(each[layer].argmax())]
         rows.append(tuple(cells))
     caption = f'{title}: answers with {found.clean:.3f}, in passes of others {found.corrupted:.3f}; what comes back'
+    if any(np.isnan(each).any() for each in found.maps.values()):
+        caption += '; nothing is to come back, for others answer as well'
     tables = [Table('trace', columns, rows, caption)]
     if heads:
         columns = [Column('layer', right=True), Column('head', right=True), Column('probability without', three, True)]

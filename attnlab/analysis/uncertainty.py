@@ -15,7 +15,7 @@ from attnlab.analysis import calibration, odin, scores
 from attnlab.analysis.cascade import Budgeted, Cascade, budgeted, cascade, learned_confidence
 from attnlab.config import build
 from attnlab.errors import UserError
-from attnlab.files import write_json
+from attnlab.files import write_results
 from attnlab.models.heads.classification import ClassificationHead
 from attnlab.runs.loading import Loaded, load_run
 from attnlab.tables import Column, Interval, Printer, Table, digits, plus_minus
@@ -38,7 +38,8 @@ class Outputs:
     """What a classifier makes of rows, in float64: vectors that the head reads, logits, and the true labels.
 
     `moved` are logits after steps towards surer inputs, by their size (`attnlab.analysis.odin`), if there are any;
-    `members` the logits of every member of an ensemble, of whose mean probabilities `logits` are.
+    `members` the logits of every member of an ensemble, of whose mean probabilities `logits` are. Rows of one of the
+    `groups` are not independent of each other; without these all are.
     """
 
     features: Float[np.ndarray, 'b d']
@@ -46,17 +47,27 @@ class Outputs:
     labels: Int[np.ndarray, 'b']
     moved: Float[np.ndarray, 'n b o'] | None = None
     members: Float[np.ndarray, 'm b o'] | None = None
+    groups: Int[np.ndarray, 'b'] | None = None
 
     def part(self, first: int, step: int) -> 'Outputs':
         """Every `step`-th row from one on."""
         every = slice(first, None, step)
         moved, members = (None if each is None else each[:, every] for each in (self.moved, self.members))
-        return Outputs(self.features[every], self.logits[every], self.labels[every], moved, members)
+        groups = None if self.groups is None else self.groups[every]
+        return Outputs(self.features[every], self.logits[every], self.labels[every], moved, members, groups)
 
     def together(self, others: Sequence['Outputs']) -> 'Outputs':
-        """The outputs of an ensemble with others, of the same rows; features are those of the first."""
+        """The outputs of an ensemble with others, of the same rows; features are those of the first.
+
+        Raises `UserError` for others of another number of classes.
+        """
         if not others:
             return self
+        classes = sorted({each.logits.shape[-1] for each in (self, *others)})
+        if len(classes) > 1:
+            raise UserError(
+                f'members of an ensemble have {" and ".join(map(str, classes))} classes; give runs of one task'
+            )
         members = np.stack([self.logits, *(other.logits for other in others)])
         return dataclasses.replace(self, logits=scores.mean_logits(members), members=members)
 
@@ -80,7 +91,8 @@ class Scores:
     def fitted(cls, trained: Outputs, head: Any) -> 'Scores':
         """From outputs on training, and the head; ViM needs one that is a linear map."""
         virtual = None
-        if isinstance(head, ClassificationHead) and head.linear.bias is not None:
+        # Heads that derive from it have other logits than this map's.
+        if type(head) is ClassificationHead and head.linear.bias is not None:
             weight, bias = (np.asarray(each, np.float64) for each in (head.linear.matrix(), head.linear.bias[...]))
             virtual = scores.VirtualLogit.fitted(trained.features, trained.logits, weight, bias)
         size = None if trained.moved is None else odin.best_size(trained.moved)
@@ -88,15 +100,19 @@ class Scores:
         return cls(scores.Mahalanobis.fitted(*known), virtual, scores.ConjNorm.fitted(*known), size)
 
     def of(self, outputs: Outputs) -> dict[str, Float[np.ndarray, 'b']]:
-        """Every score of rows, by name; they are moved by the one size that was chosen."""
-        found = {name: score(outputs.logits) for name, score in OF_LOGITS.items()}
+        """Every score of rows, by name; they are moved by the one size that was chosen.
+
+        Logits of an ensemble are the logarithms of its probabilities, so that scores of their size say nothing.
+        """
+        together = outputs.members is not None
+        found = {name: score(outputs.logits) for name, score in OF_LOGITS.items() if not (together and name in OF_SIZE)}
         if outputs.members is not None:
             found['agreement'] = scores.agreement(outputs.members)
         if self.mahalanobis is not None:
             found['mahalanobis'] = self.mahalanobis.score(outputs.features)
         if self.conjugate is not None:
             found['conjnorm'] = self.conjugate.score(outputs.features)
-        if self.virtual is not None:
+        if self.virtual is not None and not together:
             found['vim'] = self.virtual.score(outputs.features, outputs.logits)
         if self.size is not None and outputs.moved is not None:
             found['odin'] = odin.odin(outputs.moved[0])
@@ -110,6 +126,9 @@ OF_LOGITS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     'energy': scores.energy,
 }
 """Scores that need the logits alone."""
+
+OF_SIZE = ('max_logit', 'energy')
+"""Those of them that change where one number is added to all logits, which leaves probabilities as they are."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,10 +185,13 @@ def analyse_uncertainty(
     where rows of which the first is not sure are handed on to it; all rows are asked, for nothing is chosen on them,
     but for a rule that is learned, and the threshold of a `budget`. With `members` mean probabilities of an ensemble
     are what is said of. With `decay` sets are also made of recent rows that choose, each counting by this factor less
-    than the one after it.
+    than the one after it. With `ema` averages of parameters are taken, of members and of the second run too.
+
+    What is written of an ensemble is `analysis/<step>-uncertainty-ensemble.json`.
 
     Raises `UserError` for a run that is no classifier of rows, for changed data unless `other_data` allows them, a
-    split or rows that do not exist, fewer than four rows, an alpha outside of (0, 1), and a second run of other labels.
+    split or rows that do not exist, fewer than four rows, an alpha outside of (0, 1), a second run of other labels,
+    members of other data or classes, and with `ema` runs without averages.
     """
     loaded, task = classifier(workdir, step, other_data, ema=ema)
     split = task.evaluated_split if split is None else split
@@ -180,7 +202,7 @@ def analyse_uncertainty(
     scored = Scores.fitted(outputs(loaded, task, trained, unit), loaded.model().head)
     sizes = () if scored.size is None else (odin.SIZES[scored.size],)
     run = functools.partial(outputs, loaded, task, unit=unit, sizes=sizes)
-    others = [classifier(member, None, other_data)[0] for member in members]
+    others = [_member(member, loaded, other_data) for member in members]
 
     def all_of(batch: Mapping[str, np.ndarray]) -> Outputs:
         return run(batch).together([outputs(other, task, batch, sizes=()) for other in others])
@@ -191,8 +213,8 @@ def analyse_uncertainty(
     if decay is not None:
         found = dataclasses.replace(found, conformal={**found.conformal, **recent(of_asked, alpha, decay)})
     if second is not None:
-        found = _handed_on(found, loaded, of_asked, split, second, budget, other_data)
-    path = workdir / 'analysis' / f'{loaded.name}-uncertainty.json'
+        found = _handed_on(found, [loaded, *others], of_asked, split, second, budget, other_data)
+    path = workdir / 'analysis' / f'{loaded.name}-uncertainty{"-ensemble" if members else ""}.json'
     record = {
         'step': loaded.step,
         'split': split,
@@ -200,8 +222,12 @@ def analyse_uncertainty(
         'fitted_rows': fitted,
         'ema': ema,
         'other_data': other_data,
+        'ensemble': [str(member) for member in members],
+        'cascade_with': None if second is None else str(second),
+        'budget': budget,
+        'decay': decay,
     }
-    write_json(path, record | dataclasses.asdict(found))
+    write_results(path, record | dataclasses.asdict(found))
     for table in tables(found, f'{workdir}, step {loaded.name}, {split}'):
         printer.table(table)
     printer.line(f'written: {path}')
@@ -227,6 +253,15 @@ def classifier(
     return loaded, task
 
 
+def _member(workdir: pathlib.Path, first: Loaded, other_data: bool) -> Loaded:
+    """Another run of an ensemble. Raises `UserError` for one of other data."""
+    loaded, task = classifier(workdir, None, other_data, ema=first.ema)
+    ours, theirs = first.setup.task.describe(), task.describe()
+    if not other_data and ours != theirs:
+        raise UserError(f'{workdir} is of other data than the first run, {theirs} and {ours}; an ensemble is of one')
+    return loaded
+
+
 def recent(outputs: Outputs, alpha: float, decay: float) -> dict[str, float]:
     """Coverage and size of sets where rows come in order: of every other row, by the thresholds of those before it.
 
@@ -239,7 +274,8 @@ def recent(outputs: Outputs, alpha: float, decay: float) -> dict[str, float]:
     fits, covered, sizes = misfits[rows, outputs.labels], [], []
     for row in rows[1::2]:
         before = rows[:row:2]
-        threshold = calibration.weighted_threshold(fits[before], decay ** (row - before).astype(float), alpha)
+        ages = np.arange(len(before), 0, -1.0)
+        threshold = calibration.weighted_threshold(fits[before], decay**ages, alpha)
         covered.append(fits[row] <= threshold)
         sizes.append(np.sum(misfits[row] <= threshold))
     return {'recent: coverage': float(np.mean(covered)), 'recent: mean size': float(np.mean(sizes))}
@@ -247,21 +283,23 @@ def recent(outputs: Outputs, alpha: float, decay: float) -> dict[str, float]:
 
 def _handed_on(
     found: Uncertainty,
-    first: Loaded,
+    firsts: Sequence[Loaded],
     of_first: Outputs,
     split: str,
     second: pathlib.Path,
     budget: float | None,
     other_data: bool,
 ) -> Uncertainty:
-    """What the run and a second one reach together; costs are operations that the definition of a model needs."""
-    loaded, task = classifier(second, None, other_data)
+    """What the run, or all of an ensemble, and a second one reach together.
+
+    Costs are operations that the definition of a model needs.
+    """
+    loaded, task = classifier(second, None, other_data, ema=firsts[0].ema)
     rows = stacked(loaded, split, len(of_first.labels), 4)
     if not np.array_equal(rows['label'], of_first.labels):
         raise UserError(f'{second} has other labels on the {split} split; a cascade is of two runs on the same rows')
     of_second = outputs(loaded, task, rows)
-    ours, theirs = (flops_per_token(each.setup) * each.setup.length for each in (first, loaded))
-    cost, right = ours / theirs, of_second.right
+    cost, right = sum(map(_operations, firsts)) / _operations(loaded), of_second.right
     confidence = scores.max_probability(of_first.logits)
     chosen, tested = of_first.part(0, 2), of_first.part(1, 2)
     learned = learned_confidence(chosen.logits, chosen.right, right[::2], tested.logits)
@@ -274,6 +312,11 @@ def _handed_on(
         learned=cascade(learned, tested.right, right[1::2], cost),
         budgeted=within,
     )
+
+
+def _operations(loaded: Loaded) -> float:
+    """That a row needs."""
+    return flops_per_token(loaded.setup) * loaded.setup.length
 
 
 def examined(
@@ -320,7 +363,7 @@ def _mixed(right: Bool[np.ndarray, 'b']) -> bool:
 
 def _calibrated(tested: Outputs, temperature: float) -> dict[str, Any]:
     logits = tested.logits / temperature
-    error = calibration.calibration_interval(scores.max_probability(logits), tested.right)
+    error = calibration.calibration_interval(scores.max_probability(logits), tested.right, groups=tested.groups)
     return {'error': dataclasses.asdict(error), 'loss': calibration.cross_entropy(logits, tested.labels)}
 
 

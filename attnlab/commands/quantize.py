@@ -131,6 +131,8 @@ def main(argv: list[str]) -> int:
 
     if values.tuned is not None and values.budget is not None:
         raise UserError('--tuned is for weights of one format; leave out --budget')
+    if values.native and values.weights is None and values.inputs is None:
+        raise UserError('--native takes products of codes; give --weights and --inputs, such as int8 and int8')
     if values.native and (values.budget is not None or fixed):
         raise UserError('--native is for one format of weights and one of inputs; leave out --budget and fixed ranges')
     formats = () if values.weights is None else tuple(map(storage_called, values.weights.split(',')))
@@ -181,7 +183,7 @@ def _each(values: flags.FlagValues) -> int:
             raise UserError(f'--{name} does not go with --each; quantize to one format at a time with it')
     from attnlab.quantize.each import CALLED, combinations
 
-    formats = combinations({name: values[name].value for name in CALLED if values[name].value is not None})
+    formats = combinations({name: str(values[name].value) for name in CALLED if values[name].value is not None})
     if values.feedback is not None and any(each.weights is None for each in formats.values()):
         raise UserError(f'--feedback is for weights of few bits; leave none out of --weights={values.weights}')
     workdir, out = directory(values, 'workdir'), directory(values, 'out')

@@ -12,14 +12,11 @@ from attnlab.compare.baselines import Baselines, trivial_scores
 from attnlab.compare.equality import CONDITIONS, Equality, differing, of_conditions, of_kinds, of_measure
 from attnlab.config import flatten
 from attnlab.errors import UserError, nearest
-from attnlab.evals.measured import Kind, Measured
+from attnlab.evals.measured import Kind, Measured, is_share
 from attnlab.runs.record import Record
 
 PREFERRED = ('1x/accuracy', 'all/accuracy', 'bits_per_byte', '1x/loss', 'all/loss', 'loss')
 """How the names of metrics end that serve as the score, the first that a run has."""
-
-HIGHER = ('accuracy', 'exact_match')
-"""How the names of metrics end that are the better the higher."""
 
 IRRELEVANT = ('model', 'quantization', 'report', 'checkpoint', 'mesh')
 """What of a config does not make the conditions unequal: the models that are compared, and what leaves no trace."""
@@ -103,11 +100,6 @@ class RunResult:
     def share(self) -> bool:
         """Whether the score is a share, from 0 to 1."""
         return is_share(self.metric)
-
-
-def is_share(metric: str) -> bool:
-    """Whether a metric is a share, from 0 to 1."""
-    return metric.endswith(HIGHER)
 
 
 COSTS = {

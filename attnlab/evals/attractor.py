@@ -50,15 +50,22 @@ def divergence(rows: Rows, truth: TrueRows) -> float:
     what lies outside.
     """
     low, high = truth.min(axis=0), truth.max(axis=0)
-    counts = [_counts(each, low, high) for each in (truth, rows)]
-    p, q = ((count + SMALLEST) / (count + SMALLEST).sum() for count in counts)
-    return float(np.sum(p * np.log(p / q)))
+    both = np.concatenate([_bins(each, low, high) for each in (truth, rows)])
+    # Of most bins, whose number grows with a power of the variates, both have nothing: these are counted, not made.
+    _, places = np.unique(both, axis=0, return_inverse=True)
+    known = np.split(places.reshape(-1), [len(truth)])
+    counts = [np.bincount(each, minlength=int(places.max()) + 1) for each in known]
+    empty = float(BINS) ** truth.shape[1] + 1 - len(counts[0])
+    wholes = [count.sum() + SMALLEST * (empty + len(count)) for count in counts]
+    p, q = ((np.append(count, 0) + SMALLEST) / whole for count, whole in zip(counts, wholes, strict=True))
+    return float(np.sum(np.append(np.ones(len(p) - 1), empty) * p * np.log(p / q)))
 
 
-def _counts(rows: Rows, low: Float[np.ndarray, ' v'], high: Float[np.ndarray, ' v']) -> Float[np.ndarray, ' c']:
+def _bins(rows: Rows, low: Float[np.ndarray, ' v'], high: Float[np.ndarray, ' v']) -> Int[np.ndarray, 'n v']:
+    """The bin of every row, by variate; that of rows outside of all is -1."""
     inside = np.all((rows >= low) & (rows <= high), axis=1)
-    found, _ = np.histogramdd(rows[inside], bins=BINS, range=list(zip(low, high, strict=True)))
-    return np.append(found.reshape(-1), len(rows) - inside.sum())
+    shares = (np.where(inside[:, None], rows, low) - low) / np.where(high > low, high - low, 1.0)
+    return np.where(inside[:, None], np.minimum(shares * BINS, BINS - 1), -1).astype(int)
 
 
 def spectrum(rows: Rows) -> Float[np.ndarray, 'f v']:
@@ -184,7 +191,9 @@ class Attractor:
                 variables, truth[:1].astype(np.float32), truth[places].astype(np.float32)
             )
         )
-        drawn = np.random.default_rng(0).multivariate_normal(truth.mean(axis=0), np.cov(truth.T), len(truth))
+        drawn = np.random.default_rng(0).multivariate_normal(
+            truth.mean(axis=0), np.atleast_2d(np.cov(truth.T)), len(truth)
+        )
         runs = {MODEL: run, AGAIN: before, GAUSSIAN: drawn}
         numbers = {f'{name}/{key}': of(rows, truth) for name, rows in runs.items() for key, of in MEASURES.items()}
         apart = np.mean((reached - truth[places + self.ahead]) ** 2)

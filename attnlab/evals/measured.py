@@ -22,6 +22,14 @@ NORMAL = 1.959964
 SHARE = (0.0, 1.0)
 """The bounds of a share, such as an accuracy."""
 
+HIGHER = ('accuracy', 'exact_match')
+"""How the names of metrics end that are shares, and the better the higher."""
+
+
+def is_share(metric: str) -> bool:
+    """Whether a metric is a share, from 0 to 1, and the better the higher."""
+    return metric.endswith(HIGHER)
+
 
 @dataclasses.dataclass(frozen=True)
 class Measured:

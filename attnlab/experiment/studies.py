@@ -21,7 +21,6 @@ from attnlab import files
 from attnlab.compare.report.comparison import Comparison, Point, StudyResult, baseline_cells, cells, headers
 from attnlab.compare.report.contents import StudyContents, gather
 from attnlab.compare.report.page import write_report
-from attnlab.compare.runs import is_share
 from attnlab.errors import UserError
 from attnlab.experiment.experiment import Experiment, load_module
 from attnlab.experiment.results import (
@@ -171,7 +170,8 @@ def study_result(kept: Mapping[str, Any]) -> StudyResult:
         confirmed=tuple(kept['confirmed']),
         tokens=kept['tokens'],
         noise=kept['noise'],
-        bounded=is_share(kept['metric']),
+        metric=kept['metric'],
+        score=kept.get('reported', '') or kept['metric'],
         counted=kept['counted'],
     )
 

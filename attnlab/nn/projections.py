@@ -5,6 +5,7 @@ from flax import nnx
 from jax import Array
 from jaxtyping import Float
 
+from attnlab.errors import UserError
 from attnlab.functional import sequence
 from attnlab.module import Module
 from attnlab.nn.activations import activation as activation_called
@@ -61,6 +62,15 @@ class Linear(Module):
         if self.bias is not None:
             y = y + self.bias[...].astype(x.dtype).reshape((1,) * (y.ndim - 1) + (-1,))
         return y.reshape(*x.shape[:-1], y.shape[-1])
+
+
+def check_plain(linear: Linear) -> None:
+    """Raises `UserError` for a linear map that does not compute with its parameters as they are."""
+    if type(linear) is not Linear:
+        raise UserError(
+            f'a linear map of this model is a {type(linear).__name__}, whose weights have few bits and are neither '
+            'changed nor looked into; give the run that it was made from, or one trained without rounding'
+        )
 
 
 class LowRank(Module):

@@ -16,6 +16,8 @@ class GatedReadout(Module):
     Dauphin et al. 2017, https://arxiv.org/abs/1612.08083. Raises `UserError` for an unknown activation.
     """
 
+    goes_on = True
+
     def __init__(self, dim: int, *, activation: str = 'gelu', rngs: nnx.Rngs):
         activation_called(activation)
         self.activation = activation
@@ -28,6 +30,8 @@ class GatedReadout(Module):
 
 class SelfGate(Module):
     """`x * sigmoid(W x + c)` of `x = gelu(y)`. Smith et al. 2023, https://arxiv.org/abs/2208.04933."""
+
+    goes_on = True
 
     def __init__(self, dim: int, *, rngs: nnx.Rngs):
         self.linear = Linear(dim, dim, bias=True, axes=('mlp', 'embed'), rngs=rngs)

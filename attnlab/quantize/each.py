@@ -1,5 +1,7 @@
 """Several formats of one run: a run of each, so that what bits cost can be compared."""
 
+import contextlib
+import dataclasses
 import itertools
 import pathlib
 from collections.abc import Callable, Mapping
@@ -13,11 +15,15 @@ from attnlab.quantize.run import quantize_run
 from attnlab.quantize.states import state_called
 from attnlab.runs.record import read_record
 from attnlab.tables import Printer
+from attnlab.train.checkpoint import Checkpoints
 from attnlab.train.run import saved_config
 from attnlab.train.setup import QUANTIZATION
 
 NONE = 'none'
 """The name of what stays as it is."""
+
+HOW = ('feedback', 'tuning')
+"""Options that say how weights are chosen, as a run records them."""
 
 CALLED: Mapping[str, Callable[[str], Any]] = {
     'weights': storage_called,
@@ -62,15 +68,32 @@ def quantize_each(
         if not (folder / 'metrics.jsonl').exists():
             printer.line(f'{label}:')
             quantize_run(workdir, folder, quantization, printer, **options)
-        elif not _made_of(folder, workdir, quantization):
-            raise UserError(f'{folder} holds a run of another format or of another run; give --out another folder')
+        elif not _made_of(folder, workdir, quantization, options):
+            raise UserError(
+                f'{folder} holds a run of another format, made otherwise or of another run; give --out another folder'
+            )
     return folders
 
 
-def _made_of(folder: pathlib.Path, workdir: pathlib.Path, quantization: Quantization) -> bool:
-    """Whether a folder holds this run, quantized so."""
+def _made_of(
+    folder: pathlib.Path, workdir: pathlib.Path, quantization: Quantization, options: Mapping[str, Any]
+) -> bool:
+    """Whether a folder holds this run, quantized so, with these options of `quantize_run`."""
     config, wanted = saved_config(folder), spec_of(quantization)
     if QUANTIZATION not in config or plain(config[QUANTIZATION]) != plain(wanted):
         return False
-    source = read_record(folder).facts['quantized']['from']
-    return pathlib.Path(source).resolve() == workdir.resolve()
+    made = read_record(folder).facts['quantized']
+    step = options.get('step')
+    asked = {
+        'step': _newest_step(workdir) if step is None else step,
+        'ema': options.get('ema', False),
+        **{name: None if (how := options.get(name)) is None else dataclasses.asdict(how) for name in HOW},
+    }
+    same = all(made.get(name) == value for name, value in asked.items())
+    return same and pathlib.Path(made['from']).resolve() == workdir.resolve()
+
+
+def _newest_step(workdir: pathlib.Path) -> int | None:
+    """Of the checkpoints of a run."""
+    with contextlib.closing(Checkpoints(workdir / 'checkpoints', notify=lambda line: None)) as checkpoints:
+        return max(checkpoints.steps(), default=None)

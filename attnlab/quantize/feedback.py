@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,9 +15,9 @@ from jaxtyping import Float, Int
 from scipy.linalg import LinAlgError, cho_factor, cho_solve, cholesky
 
 from attnlab.errors import UserError
-from attnlab.nn.projections import Linear
+from attnlab.nn.projections import Linear, check_plain
 from attnlab.quantize.formats import Elementwise, Format, Stored
-from attnlab.quantize.layers import QuantizedLinear, linear_maps, replace_maps
+from attnlab.quantize.layers import QuantizedLinear, linear_maps, named_maps, replace_maps
 from attnlab.quantize.packing import packed
 from attnlab.quantize.rows import training_rows
 from attnlab.runs.loading import Loaded
@@ -127,9 +128,12 @@ class Watched(Linear):
 
     So the inputs of a map come along through scans, maps over axes and stacks of layers, as derivatives do. Those on
     which the function does not depend by a derivative are not counted.
+
+    Raises `UserError` for a map whose weight is rounded or stored, which this one would not compute with.
     """
 
     def __init__(self, linear: Linear):
+        check_plain(linear)
         self.axes, self.usual, self.weight, self.bias = linear.axes, linear.usual, linear.weight, linear.bias
         shape = linear.weight[...].shape
         self.moments = Moments(jnp.zeros((*shape[:-1], shape[-2]), jnp.float32))
@@ -185,10 +189,11 @@ def second_moments(
 def calibrated(loaded: Loaded, changed: Loaded, format: Format, how: Feedback) -> Loaded:
     """A quantized run with weights rounded by error feedback, on the inputs that its maps have in training rows.
 
-    Maps are rounded period by period of the stack, with inputs of the model whose earlier periods are rounded.
+    Maps are rounded period by period of the stack, with inputs of the model whose earlier periods are rounded; layer by
+    layer where each has a block of its own.
 
     Args:
-      loaded: the run.
+      loaded: the run, its layers taken apart and its activations sparse as those of `changed` are.
       changed: the same, quantized; what is stored of its maps is replaced.
       format: of the weights.
       how: on which rows.
@@ -211,13 +216,15 @@ def calibrated(loaded: Loaded, changed: Loaded, format: Format, how: Feedback) -
     each = {id(linear): linear for _, _, linear in linear_maps(made)}.values()
     targets = [linear for linear in each if isinstance(linear, QuantizedLinear)]
     found = [{name: np.array(variable[...]) for name, variable in target.stored.items()} for target in targets]
-    for turn in range(max((map_.weight[...].shape[0] for map_ in maps if map_.weight[...].ndim > 2), default=1)):
+    periods = max((map_.weight[...].shape[0] for map_ in maps if map_.weight[...].ndim > 2), default=1)
+    blocks = [_block(name) for name in named_maps(model)]
+    for turn in range(periods if periods > 1 else 1 + max(blocks, default=0)):
         second_moments(model, loss, batches, setup.jit)
-        for map_, stored in zip(maps, found, strict=True):
+        for map_, block, stored in zip(maps, blocks, found, strict=True):
             weight, hessian = np.array(map_.weight[...]), np.asarray(map_.moments[...])
             # What is not stacked over layers has its turn with the first.
             for place in np.ndindex(weight.shape[:-2]):
-                if (place[0] if place else 0) == turn:
+                if (block if periods == 1 else place[0] if place else 0) == turn:
                     pieces, numbers = how.rounded(weight[place].T, hessian[place], format)
                     weight[place] = numbers.T
                     for name, piece in pieces.items():
@@ -227,4 +234,10 @@ def calibrated(loaded: Loaded, changed: Loaded, format: Format, how: Feedback) -
         for name, array in stored.items():
             target.stored[name][...] = jnp.asarray(array)
     _, params, buffers = split(made)
-    return Loaded(changed.setup, joined(params, buffers), changed.step)
+    return dataclasses.replace(changed, variables=joined(params, buffers))
+
+
+def _block(name: str) -> int:
+    """The place in its stack of the block that a map is of, by the map's name; of others the first."""
+    found = re.search(r'\bblocks\.(\d+)\.', name)
+    return int(found[1]) if found else 0

@@ -113,10 +113,7 @@ class Quantization:
         that has none, or is quantized, for another number of formats than of maps, and where no block has a mixer with
         such a state.
         """
-        if any(isinstance(each, tuple) for each in (self.weights, self.inputs, self.thresholds)):
-            apart(model)
-        if self.thresholds is not None:
-            sparse(model, self.thresholds)
+        self.opened(model)
         if self.state is not None:
             _store_states(model, self.state)
         if self.weights is None and self.inputs is None:
@@ -132,6 +129,14 @@ class Quantization:
             model,
             lambda index, map_: QuantizedLinear(map_, weights=formats[index], inputs=inputs[index], native=self.native),
         )
+        return model
+
+    def opened(self, model: Any) -> Any:
+        """The model, in place, with layers apart where theirs differ, and with its activations sparse if asked for."""
+        if any(isinstance(each, tuple) for each in (self.weights, self.inputs, self.thresholds)):
+            apart(model)
+        if self.thresholds is not None:
+            sparse(model, self.thresholds)
         return model
 
 

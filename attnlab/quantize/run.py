@@ -103,10 +103,10 @@ def quantize_run(
     if feedback is not None:
         if not isinstance(quantization.weights, Format):
             raise UserError('--feedback calibrates the rounding of weights; give one format, such as --weights=int4@32')
-        changed = calibrated(loaded, changed, quantization.weights, feedback)
+        changed = calibrated(loaded.altered(quantization.opened), changed, quantization.weights, feedback)
     if tuning is not None:
         changed, losses = tuned(changed, tuning)
-        printer.line(f'tuned: the loss on its rows fell from {losses[0]:.4f} to {losses[-1]:.4f}')
+        printer.line(f'tuned: the loss on its first rows was {losses[0]:.4f} and is {losses[-1]:.4f}')
     with config.unlocked():
         config[QUANTIZATION], config.mesh = spec_of(quantization), spec(Axes)
         if ROUNDING in config:

@@ -83,6 +83,8 @@ def sparse(model: Any, thresholds: tuple[float, ...]) -> Any:
 class Sparsity:
     """Thresholds that are yet to be found: below them lies a share of what each layer's activations are in training.
 
+    Those of padding count as others do.
+
     Attributes:
       share: of activations that are taken as zero.
       rows: of training, that they are measured on.

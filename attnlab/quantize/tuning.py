@@ -25,8 +25,8 @@ from attnlab.signature import checked_fields
 from attnlab.tasks.task import Batch
 from attnlab.train.state import joined, split
 
-HALVINGS = 6
-"""How often the share of codes that move is halved where the loss would not fall."""
+TRIES = 6
+"""How many shares of codes that move are tried where the loss would not fall, each half of the one before."""
 
 
 @checked_fields
@@ -38,7 +38,7 @@ class Alternation:
         P: codes one level down the gradient, of the few weights for which `|df/dw| s` is largest, scales as they are.
 
     Of each map the P step moves `share` of the codes at most, and so many that the weight changes by `trust` of its
-    size at most; where the loss on the batch does not fall, half as many, and none after six halvings, so that no P
+    size at most; where the loss on the batch does not fall, half as many, and none after six tries, so that no P
     step raises it. Malinovskii et al. 2024, https://arxiv.org/abs/2405.14852: moves of all weights, as small as a
     gradient step, round back to where they were, and moves of few may be large.
     They choose by the step of an optimiser and search codes of vectors by beams; here a code moves by one.
@@ -158,6 +158,7 @@ def alternated(
 
     maps = replace_maps(model, made)
     graphdef, *parts = nnx.split(model, Growth, Shift, Buffer, ...)
+    whole = nnx.graphdef(model)
 
     @jit
     def slopes(growth: nnx.State, shift: nnx.State, buffers: nnx.State, rest: nnx.State, batch: Any) -> Any:
@@ -171,8 +172,12 @@ def alternated(
         value, (by_growth, by_shift) = slopes(*now, batch)
         return float(value), by_growth, by_shift
 
+    @jit
+    def forward(state: nnx.State, batch: Any) -> Array:
+        return loss(nnx.merge(whole, state), batch)
+
     def loss_of(batch: Any) -> float:
-        return measured(batch)[0]
+        return float(forward(nnx.state(model), batch))
 
     rule = optax.adam(how.rate)
     moments = rule.init(parts[0])
@@ -202,10 +207,12 @@ def _moved(
         map_.shift[...] = jnp.zeros_like(map_.shift[...])
     whole = [np.asarray(map_.stored['codes'][...]) for map_ in maps]
     share = how.share
-    for _ in range(HALVINGS):
+    for _ in range(TRIES):
         for map_, slope in zip(maps, slopes, strict=True):
             map_.stored['codes'][...] = moved(map_, slope, share, how.trust)
-        if after() < before:
+        changed = (np.any(map_.stored['codes'][...] != codes) for map_, codes in zip(maps, whole, strict=True))
+        # Where none may move, none of fewer may.
+        if not any(changed) or after() < before:
             return
         for map_, codes in zip(maps, whole, strict=True):
             map_.stored['codes'][...] = jnp.asarray(codes)

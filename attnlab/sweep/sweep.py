@@ -10,6 +10,7 @@ from ml_collections.config_flags import config_path
 
 from attnlab.config import build, flatten, from_plain, plain, spec
 from attnlab.errors import UserError, nearest
+from attnlab.evals.measured import is_share
 from attnlab.sweep.search import GridSearch, Pruner, Sampler
 from attnlab.sweep.space import Drawn, Grid, Space
 
@@ -131,7 +132,7 @@ def rates_config(
 
     Raises `UserError` for seeds that are no whole number from 1.
     """
-    if not seeds.isdigit() or seeds == '0':
+    if not (seeds.isascii() and seeds.isdecimal() and int(seeds) >= 1):
         raise UserError(f'seeds is {seeds!r}; it must be a whole number from 1')
     return sweep_config(
         base,
@@ -156,6 +157,12 @@ def read(config: ConfigDict) -> Sweep:
         raise UserError(f'config.confirm is {built["confirm"]!r}; it must be a whole number of at least 0')
     if type(built.get('reported', '')) is not str:
         raise UserError(f'config.reported is {built["reported"]!r}; it must be the name of a metric, such as test/loss')
+    if (reported := built.get('reported', '')) and is_share(reported) != is_share(built['metric']):
+        lower, higher = sorted((reported, built['metric']), key=is_share)
+        raise UserError(
+            f'config.metric is {built["metric"]} and config.reported {reported}; {higher} is the better the higher and '
+            f'{lower} is not, and what is chosen by one goal is reported by the same'
+        )
     if built['goal'] not in ('min', 'max'):
         raise UserError(f"config.goal is {built['goal']!r}; it must be 'min' or 'max'")
     keys = [key for dimension in space.values() for key in dimension.keys]

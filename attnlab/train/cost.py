@@ -69,7 +69,7 @@ def flops_per_token(setup: Setup) -> float:
 
 
 def forward_flops_per_token(setup: Setup) -> float:
-    """Model FLOPs of an evaluation, per token, counted as in `flops_per_token`."""
+    """Model FLOPs of the training objective without its gradient, per token, counted as in `flops_per_token`."""
     params, others, loss = _loss(setup)
     with setup.precision.scope(), counting.counting():
         forward = jax.make_jaxpr(loss)(params, *others)

@@ -1,14 +1,19 @@
 """Two models: a permuted copy is found again, and what does not hold is left."""
 
+import json
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
 
-from attnlab.analysis.between import Axis, Symmetry, barrier, matched, mixed, permuted, symmetries
+from attnlab.analysis.between import Axis, Symmetry, barrier, holds, matched, mixed, permuted, symmetries
 from attnlab.cli import main
 from attnlab.context import Context
+from attnlab.errors import UserError
+from attnlab.quantize.formats import Symmetric
+from attnlab.quantize.layers import Quantization
 from attnlab.runs.record import read_record
 from attnlab.train.optimizer import named_parameters
 from attnlab.train.state import split
@@ -53,6 +58,23 @@ def test_a_permuted_copy_is_found_again(name):
             np.testing.assert_array_equal(order[back[name_]], np.arange(len(order)))
 
 
+def test_two_units_are_tried_in_each_others_place():
+    # Query heads that share one head of keys: half of its channels are not a unit.
+    model = made('gqa', heads=2, kv_heads=1)
+
+    def loss(values):
+        return float(np.mean(np.abs(outputs(model, values)) ** 3 * np.arange(1.0, 7)[:, None]))
+
+    one = arrays(model)
+    held = {each.name: holds(one, each, loss) for each in symmetries(model)}
+    assert [name for name, found in held.items() if not found] == ['layers[0].mixer', 'layers[1].mixer']
+
+
+def test_weights_of_few_bits_do_not_change_places():
+    with pytest.raises(UserError, match=r'weights of layers\[0\].mixer are stored in few bits'):
+        symmetries(Quantization(Symmetric(4))(made('nope', heads=2)))
+
+
 def test_units_by_hand():
     # Two heads of two channels side by side, and three channels in two parts.
     heads = Symmetry('heads', 2, (Axis('a', -1, None, together=True),))
@@ -76,5 +98,12 @@ def test_two_runs_and_their_mean(originals, tmp_path, capsys):
     printed = capsys.readouterr().out
     assert 'layers[0].mlp' in printed and 'left' not in printed
     assert read_record(merged).finished and read_record(merged).facts['merged'] == [str(first), str(second)]
+    assert read_record(merged).facts['merged_steps'] == [4, 4] and read_record(merged).facts['merged_ema'] is False
+    record = json.loads((first / 'analysis' / '4-between.json').read_text())
+    assert record['second_step'] == 4 and record['other_data'] is False
     assert main([*asked, f'--merged={merged}']) == 2
     assert 'holds a run already' in capsys.readouterr().err
+    config = second / 'config.json'
+    config.write_text(config.read_text().replace('"steps": 4', '"steps": 5'))
+    assert main(asked) == 2
+    assert 'differ in more than the seed (steps: 4 there, 5 here)' in ' '.join(capsys.readouterr().err.split())

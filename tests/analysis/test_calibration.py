@@ -111,3 +111,14 @@ def test_coverage_under_drift_is_within_its_bound():
         assert missed[decay] < bound + 4 * np.sqrt(0.25 / draws)
     # Without weights it is missed far more often than asked; with them within the bound of about 0.26.
     assert missed[1.0] > 0.5 and missed[0.9] < 0.3
+
+
+def test_examples_of_groups_are_drawn_together():
+    rng = np.random.default_rng(0)
+    confidence = np.full(400, 0.6)
+    groups = np.repeat(np.arange(8), 50)
+    # Within a group all are right or all wrong: eight examples, not four hundred.
+    right = np.repeat(rng.random(8) < 0.5, 50)
+    alone, together = (calibration_interval(confidence, right, groups=each) for each in (None, groups))
+    assert alone.value == together.value
+    assert together.high - together.value > 4 * (alone.high - alone.value)

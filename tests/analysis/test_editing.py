@@ -7,6 +7,9 @@ import pytest
 from attnlab.analysis.editing import Edit, Editor, rank_one
 from attnlab.context import Context
 from attnlab.errors import UserError
+from attnlab.quantize.formats import Symmetric
+from attnlab.quantize.layers import Quantization
+from attnlab.quantize.training import Rounded
 from tests.analysis.test_parts import made
 
 
@@ -55,3 +58,8 @@ def test_what_cannot_be_edited_is_said():
     model = made('nope', heads=2)
     with pytest.raises(UserError, match='layer of Edit is 2; the model has layers 0 to 1'):
         Editor(model, Edit(layer=2), at=0, asked=3)
+    with pytest.raises(UserError, match='at is 3 and asked 1'):
+        Editor(model, Edit(layer=0), at=3, asked=1)
+    for few in (Quantization(Symmetric(4)), Rounded(Symmetric(4))):
+        with pytest.raises(UserError, match='weights have few bits and are neither changed nor looked into'):
+            Editor(few(made('nope', heads=2)), Edit(layer=0), at=0, asked=3)

@@ -3,10 +3,17 @@
 import json
 
 import numpy as np
+import pytest
+from flax import nnx
 
-from attnlab.analysis.influence import Factors, gradients, influences, products
+from attnlab.analysis.influence import Factors, TwiceWatched, gradients, influences, products
 from attnlab.cli import main
+from attnlab.errors import UserError
+from attnlab.nn.projections import Linear
+from attnlab.quantize.formats import Symmetric
+from attnlab.quantize.layers import Quantization, replace_maps
 from attnlab.quantize.rows import training_rows
+from attnlab.quantize.training import Rounded
 from attnlab.runs.loading import load_run
 from tests.bad_inputs.conftest import originals
 
@@ -59,6 +66,19 @@ def test_influence_foretells_what_leaving_out_does():
     # Without a row the loss rises by a twentieth of its influence, and by more where few rows say anything.
     assert np.corrcoef(found / 20, left_out)[0, 1] > 0.98
     np.testing.assert_allclose(found[[2, 3, 6, 7]], 0, atol=1e-12)
+
+
+def test_maps_of_few_bits_are_not_looked_into():
+    for few in (Quantization(Symmetric(4)), Rounded(Symmetric(4))):
+        with pytest.raises(UserError, match='weights have few bits'):
+            replace_maps(few(Alone()), lambda index, linear: TwiceWatched(linear))
+
+
+class Alone(nnx.Module):
+    """A model of one map."""
+
+    def __init__(self):
+        self.map = Linear(4, 4, rngs=nnx.Rngs(0))
 
 
 def test_a_run_says_what_bears_on_it(originals, capsys):

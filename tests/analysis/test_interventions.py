@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from attnlab.analysis.interventions import causal_trace, hidden_with, knocked_out, places, values_at
+from attnlab.analysis.editing import Edit, Editor
+from attnlab.analysis.interventions import causal_trace, hidden_with, knocked_out, last_map, places, values_at
 from attnlab.blocks.block import Block
 from attnlab.config import build, spec
 from attnlab.context import Context
@@ -14,7 +15,11 @@ from attnlab.errors import UserError
 from attnlab.models.model import Model
 from attnlab.models.stack import Stack
 from attnlab.nn.mlps import GatedMLP
+from attnlab.nn.projections import Linear
+from attnlab.testing.noise import noise, perturbed
 from attnlab.zoo import ZOO
+from tests.analysis.test_parts import made
+from tests.test_contract import make
 
 TOKENS = jnp.asarray([[3, 1, 4, 1, 5, 2]])
 CTX = Context.full(1, 6)
@@ -85,3 +90,36 @@ def test_clean_values_bring_a_score_back(model):
     np.testing.assert_allclose(effects[1, :-1], broken, rtol=1e-4)
     # Tokens before the corrupted one are clean anyway.
     np.testing.assert_allclose(effects[0, 0], broken, rtol=1e-4)
+
+
+@pytest.mark.parametrize('name', ['s4', 's5', 'mega'])
+def test_a_mixer_that_goes_on_after_its_map_has_no_last_one(name):
+    assert last_map(make(ZOO[name], 16, rngs=nnx.Rngs(0))) is None
+    if name == 's4':
+        found = places(made(name, depth=1))
+        assert 'layers[0].mixer.output' in found and 'layers[0].mixer.hidden' not in found
+        with pytest.raises(UserError, match=r'layers\[0\].mixer has no one linear map'):
+            Editor(made(name), Edit(layer=0, branch='mixer'), at=0, asked=1)
+
+
+class Same(Linear):
+    """In the place of a linear map, one that gives the same vector at every token."""
+
+    def __init__(self, linear, given):
+        self.axes, self.usual, self.given = linear.axes, linear.usual, nnx.data(given)
+
+    def __call__(self, x):
+        return jnp.broadcast_to(self.given.reshape((1,) * (x.ndim - 1) + (-1,)), (*x.shape[:-1], len(self.given)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', sorted(ZOO))
+def test_what_the_last_map_gives_is_what_the_mixer_gives(name):
+    mixer = perturbed(make(ZOO[name], 64, rngs=nnx.Rngs(0)), 0.1)
+    read = last_map(mixer)
+    if read is None:
+        pytest.skip('it has no last map')
+    given = noise(read.map.weight[...].shape[-1], seed=1)
+    setattr(read.module, read.name, Same(read.map, given))
+    found, _ = jax.jit(lambda x: mixer(x, Context.full(1, 16)))(noise(1, 16, 64))
+    np.testing.assert_array_equal(found, np.broadcast_to(given, found.shape))

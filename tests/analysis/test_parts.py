@@ -15,6 +15,7 @@ from attnlab.errors import UserError
 from attnlab.models.model import Model
 from attnlab.models.stack import Stack
 from attnlab.nn.mlps import GatedMLP
+from attnlab.testing.noise import noise
 from attnlab.zoo import ZOO
 
 TOKENS = jnp.asarray([[3, 1, 4, 1, 5, 2]])
@@ -85,15 +86,30 @@ def test_parts_of_mamba(mamba, part):
 
 
 def test_convolution_and_state_together_are_all_there_is(mamba):
-    source, later = jnp.arange(6) == 1, jnp.arange(6) > 1
+    # The first token is the source: of one behind others it stays known how far it let these fade.
+    source, later = jnp.arange(6) == 0, jnp.arange(6) > 0
     layer = next(iter(mamba.stack.layers()))
     x = values_at(mamba, TOKENS, CTX, ['layers[0].mixer.input'])['layers[0].mixer.input']
     for part in ('conv', 'state'):
         take(layer.mixer, part, source, later)
     first, _ = layer.mixer(x, CTX)
-    second, _ = layer.mixer(x.at[0, 1].add(1.0), CTX)
-    np.testing.assert_array_equal(first[:, 2:], second[:, 2:])
-    assert float(jnp.max(jnp.abs(first[:, 1] - second[:, 1]))) > 1e-3
+    second, _ = layer.mixer(x.at[0, 0].add(1.0), CTX)
+    np.testing.assert_array_equal(first[:, 1:], second[:, 1:])
+    assert float(jnp.max(jnp.abs(first[:, 0] - second[:, 0]))) > 1e-3
+
+
+def test_what_passes_a_source_fades_as_before():
+    layer = next(iter(made('mamba', depth=1).stack.layers()))
+    x = 3 * noise(1, 6, layer.mixer.D[...].size)
+
+    def carried(x):
+        return (layer.mixer.scan(x, None, None)[0] - layer.mixer.scan(x.at[:, 0].set(0), None, None)[0])[0, 3]
+
+    before, whole = carried(x), layer.mixer.scan(x, None, None)[0]
+    take(layer.mixer, 'state', jnp.arange(6) == 1, jnp.arange(6) > 1)
+    np.testing.assert_allclose(carried(x), before, rtol=1e-4, atol=1e-6)
+    assert float(jnp.max(jnp.abs(before))) > 1e-3
+    assert float(jnp.max(jnp.abs(layer.mixer.scan(x, None, None)[0] - whole)[0, 2])) > 1e-3
 
 
 def test_other_layers_and_parts_are_refused(attention, mamba):
@@ -109,7 +125,18 @@ def test_contributions_add_up_and_directions_are_derivatives(attention):
     found, directions = propagated(attention, TOKENS, CTX, observable, 5)
     logits = attention.logits(attention.hidden(TOKENS, CTX)[0][:, 5])
     np.testing.assert_allclose(sum(found.values()), logits[:, 2] - logits[:, 5], rtol=1e-4, atol=1e-5)
-    assert len(found) == 5
+    assert len(found) == 6
+    np.testing.assert_array_equal(found['head'], 0)
+    model = made('nope', depth=1, heads=2)
+    given, bias = model.logits, jnp.arange(7.0)
+    model.logits = lambda hidden: given(hidden) + bias[None]
+    biased, _ = propagated(model, TOKENS, CTX, observable, 5)
+    np.testing.assert_allclose(biased['head'], -3)
+    model.logits = lambda hidden: jnp.tanh(3 * given(hidden))
+    with pytest.raises(UserError, match='what branches add does not add up'):
+        propagated(model, TOKENS, CTX, observable, 5)
+    unsure, _ = jax.jit(lambda tokens: propagated(model, tokens, CTX, observable, 5))(TOKENS)
+    assert np.isnan(unsure['embedding']).all()
     place, step = 'layers[0].mixer.output', 1e-2
 
     def value(sign):

@@ -47,6 +47,10 @@ def test_prompts_are_asked_at_their_last_label():
     assert asked.tolist() == [2, 1] and answers.tolist() == [8, 9]
     texts = {name: value for name, value in batch.items() if name != 'at'}
     assert prompts(texts, 'targets')[1].tolist() == [1, 0]
+    with pytest.raises(UserError, match='row 1 asks for no token'):
+        prompts({**batch, 'weights': np.array([[1.0, 1.0], [0.0, 0.0]])}, 'targets')
+    with pytest.raises(UserError, match='row 0 holds several documents'):
+        prompts({**batch, 'segments': np.array([[1, 1, 2, 2], [1, 1, 1, 0]])}, 'targets')
     with pytest.raises(UserError, match='traced are answers that are tokens'):
         prompts({**batch, 'tokens': np.zeros((2, 4, 1))}, 'targets')
 

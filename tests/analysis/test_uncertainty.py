@@ -1,16 +1,20 @@
 """What is said of a classifier: constructed outputs with known answers, and changed inputs."""
 
 import dataclasses
+import pathlib
+from unittest import mock
 
 import numpy as np
 import pytest
 from flax import nnx
 from scipy.special import softmax
 
-from attnlab.analysis import odin
+from attnlab.analysis import odin, uncertainty
 from attnlab.analysis.uncertainty import Outputs, Scores, changed, examined, recent
 from attnlab.errors import UserError
 from attnlab.models.heads.classification import ClassificationHead
+from attnlab.models.heads.evidential import EvidentialHead
+from attnlab.runs.loading import Loaded
 
 
 def outputs(rng: np.random.Generator, count: int, head: ClassificationHead, scale: float = 1.0) -> Outputs:
@@ -83,6 +87,28 @@ def test_members_of_an_ensemble_that_say_the_same_agree():
     np.testing.assert_allclose(Scores().of(same)['agreement'], 0, atol=1e-12)
     assert (Scores().of(apart)['agreement'] < 0).all()
     assert apart.part(1, 2).members.shape == (2, 20, 4)
+    # Logits of means are logarithms of probabilities: their size is that of none, and no map gave them.
+    whole = Scores.fitted(outputs(rng, 40, head), head)
+    assert {'energy', 'max_logit', 'vim'} <= whole.of(one).keys()
+    assert {'energy', 'max_logit', 'vim'} & whole.of(apart).keys() == set()
+    with pytest.raises(UserError, match='members of an ensemble have 3 and 4 classes'):
+        one.together([dataclasses.replace(one, logits=one.logits[:, :3])])
+    # Evidence is not a linear map of features.
+    assert Scores.fitted(outputs(rng, 40, head), EvidentialHead(6, 1, classes=4, rngs=nnx.Rngs(0))).virtual is None
+
+
+def test_all_of_an_ensemble_cost(monkeypatch):
+    rng = np.random.default_rng(5)
+    known = Outputs(np.zeros((8, 1)), rng.standard_normal((8, 3)), rng.integers(0, 3, 8))
+    run = mock.Mock(spec=Loaded, setup=mock.Mock(length=2), ema=False)
+    monkeypatch.setattr(uncertainty, 'classifier', lambda *_, **__: (run, None))
+    monkeypatch.setattr(uncertainty, 'stacked', lambda *_: {'label': known.labels})
+    monkeypatch.setattr(uncertainty, 'outputs', lambda *_: known)
+    monkeypatch.setattr(uncertainty, 'flops_per_token', lambda setup: 5.0)
+    found = examined(known, known, Scores(), 0.1, {})
+    for count in (1, 3):
+        both = uncertainty._handed_on(found, [run] * count, known, 'test', pathlib.Path('other'), None, False)
+        assert both.cascade.cost[0] == count
 
 
 def test_recent_rows_cover_where_all_of_them_do_not():

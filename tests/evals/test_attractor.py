@@ -29,6 +29,19 @@ def test_divergence_counts_what_lies_outside():
     assert divergence(np.full_like(truth, np.inf), truth) > 10
 
 
+def test_divergence_is_of_all_bins_however_many():
+    rng = np.random.default_rng(1)
+    truth, rows = rng.normal(size=(300, 2)), rng.normal(size=(200, 2))
+    ends = list(zip(truth.min(axis=0), truth.max(axis=0), strict=True))
+    inside = [np.histogramdd(each, bins=30, range=ends)[0].reshape(-1) for each in (truth, rows)]
+    counts = [np.append(each, len(of) - each.sum()) + 1e-5 for each, of in zip(inside, (truth, rows), strict=True)]
+    p, q = (each / each.sum() for each in counts)
+    assert divergence(rows, truth) == pytest.approx(np.sum(p * np.log(p / q)), rel=1e-6)
+    one, many = rng.normal(size=(300, 1)), rng.normal(size=(300, 8))
+    assert divergence(one, one) == pytest.approx(0, abs=1e-9) and divergence(one + 9, one) > 10
+    assert divergence(many, many) == pytest.approx(0, abs=1e-9) and divergence(many + 9, many) > 0
+
+
 def test_spectra_are_apart_by_frequency_not_by_size_or_phase():
     t = np.arange(4000)[:, None]
     slow, fast = np.sin(0.05 * t), np.sin(0.9 * t)

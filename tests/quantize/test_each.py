@@ -50,6 +50,11 @@ def test_a_run_of_each_format_and_their_comparison(originals, tmp_path, capsys):
     assert main([*asked, '--weights=int8,int2']) == 0
     assert (out / names[0] / 'metrics.jsonl').stat().st_mtime_ns == before
     assert read_record(out / 'weights=int2').weight_bytes < sizes[1]
+    # Of the same format, made otherwise.
+    assert main([*asked, '--weights=int8,int3', '--tuned=2']) == 2
+    assert 'weights=int8 holds a run of another format, made otherwise' in json.dumps(capsys.readouterr().err)
+    assert main([*asked, '--weights=int8', '--step=2']) == 2
+    assert 'made otherwise' in json.dumps(capsys.readouterr().err)
     # Of another run, or another format under that name.
     config = out / names[0] / 'config.json'
     config.write_text(config.read_text().replace('"bits": 8', '"bits": 7'))

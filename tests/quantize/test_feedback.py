@@ -10,14 +10,18 @@ import pytest
 from flax import nnx
 
 from attnlab.cli import main
+from attnlab.configuration import config_of
 from attnlab.errors import UserError
 from attnlab.nn.mlps import GatedMLP
 from attnlab.nn.projections import Linear
-from attnlab.quantize.feedback import Feedback, second_moments, watched
+from attnlab.quantize.feedback import Feedback, calibrated, second_moments, watched
 from attnlab.quantize.formats import Affine, Floating, Microscaling, MinMax, Symmetric
-from attnlab.runs.loading import load_run
+from attnlab.quantize.layers import Quantization, named_maps
+from attnlab.runs.loading import Loaded, load_run
 from attnlab.runs.record import read_record
-from tests.bad_inputs.conftest import originals
+from attnlab.train.setup import prepare
+from attnlab.train.state import joined
+from tests.bad_inputs.conftest import LANGUAGE, originals
 
 __all__ = ['originals']
 
@@ -185,3 +189,25 @@ def test_a_run_with_feedback(originals, tmp_path, capsys):
     ):
         assert main(['quantize', *common, f'--out={tmp_path}/none', *more]) == 2
         assert sentence in capsys.readouterr().err
+
+
+def test_layers_apart_have_their_turns(originals):
+    """Sparse activations take the layers of two apart; maps of the second read what the first, rounded, gives."""
+    config = config_of(LANGUAGE, f'zoo=mingru,data={originals / "text.txt"}')
+    with config.unlocked():
+        config.batch_size, config.length, config.model.dim, config.model.stack.depth, config.evals = 2, 16, 8, 2, ()
+    setup = prepare(config)
+    state = setup.initialize()
+    loaded = Loaded(setup, joined(state.params, state.buffers), 0)
+    quantization = Quantization(Symmetric(3, scope=4), thresholds=(0.01, 0.01))
+    nearest = loaded.altered(quantization)
+    # Before, since the run that is calibrated may be changed in place.
+    other = codes(nearest)
+    found = calibrated(loaded.altered(quantization.opened), nearest, quantization.weights, Feedback(rows=2))
+    one = codes(found)
+    assert [a.shape for a in one] == [b.shape for b in other]
+    assert sum(bool(np.any(a != b)) for a, b in zip(one, other, strict=True)) > len(one) / 2
+
+
+def codes(loaded):
+    return [np.array(map_.stored['codes'][...]) for map_ in named_maps(loaded.model()).values()]

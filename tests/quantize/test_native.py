@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from attnlab.cli import main
 from attnlab.errors import UserError
 from attnlab.nn.projections import Linear
 from attnlab.quantize.formats import Affine, Floating, Symmetric
@@ -33,3 +34,8 @@ def test_formats_that_no_device_multiplies_are_refused():
     for weights, inputs in ((Symmetric(8), Affine(8)), (Symmetric(8, scope=32), Symmetric(8)), (Symmetric(8), None)):
         with pytest.raises(UserError, match='native products are of weights and inputs of eight bits'):
             Quantization(weights, inputs, native=True)
+
+
+def test_the_command_refuses_what_has_no_codes(capsys):
+    assert main(['quantize', '--workdir=nowhere', '--out=nowhere', '--native', '--sparse=0.5']) == 2
+    assert '--native takes products of codes; give --weights and --inputs' in capsys.readouterr().err

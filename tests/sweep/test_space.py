@@ -10,7 +10,7 @@ from attnlab.configuration import config_of
 from attnlab.errors import UserError
 from attnlab.sweep.search import Asha, GridSearch, Hyperband, QuasiRandom, RandomSearch
 from attnlab.sweep.space import Choice, Grid, LogUniform, Uniform, Zip
-from attnlab.sweep.sweep import read, with_settings
+from attnlab.sweep.sweep import rates_config, read, with_settings
 
 TINY = pathlib.Path(__file__).parent / 'tiny.py'
 LANGUAGE = TINY.parents[2] / 'configs' / 'sweeps' / 'language.py'
@@ -121,6 +121,19 @@ def test_mistakes(key, value, message):
     config = config_of(TINY, 'pruner=asha')
     with pytest.raises(UserError, match=message):
         read(with_settings(config, {key: value}))
+
+
+def test_what_is_reported_has_the_goal_of_what_is_chosen_by():
+    config = config_of(TINY)
+    with config.unlocked():
+        config.reported = 'test/loss'
+    assert read(config).score == 'test/loss'
+    with config.unlocked():
+        config.reported = 'test/accuracy'
+    with pytest.raises(UserError, match='test/accuracy is the better the higher and valid/loss is not'):
+        read(config)
+    with pytest.raises(UserError, match=r'seeds is .².; it must be a whole number from 1'):
+        rates_config(config, (1e-3,), seeds='²', metric='valid/loss')
 
 
 def test_rungs():

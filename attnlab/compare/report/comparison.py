@@ -16,9 +16,9 @@ from attnlab.compare.equality import unmatched
 from attnlab.compare.intervals import area, best, expected_best, over_trials, top_quarter
 from attnlab.compare.measures import measure
 from attnlab.compare.report.opening import Opening, Scored
-from attnlab.compare.runs import is_share, task_name
+from attnlab.compare.runs import task_name
 from attnlab.errors import UserError
-from attnlab.evals.measured import Measured, of_seeds
+from attnlab.evals.measured import SHARE, Measured, is_share, of_seeds
 from attnlab.runs.record import Record, read_record
 from attnlab.sweep.study import Study, open_study
 from attnlab.tables import Column, Interval, Printer, Table, digits
@@ -64,7 +64,8 @@ class StudyResult:
       confirmed: the winner's values with fresh seeds.
       tokens: that its trials were trained on.
       noise: the standard deviation that the finite test set gives a confirmed value; `None` where it is not known.
-      bounded: whether values are shares, from 0 to 1.
+      metric: what the values of trials are of.
+      score: what the confirmed ones are of.
       counted: whether the steps that trials took are known; without, there are no tokens, operations and area.
     """
 
@@ -76,7 +77,8 @@ class StudyResult:
     confirmed: tuple[float, ...]
     tokens: int = 0
     noise: float | None = None
-    bounded: bool = False
+    metric: str = ''
+    score: str = ''
     counted: bool = True
 
     @functools.cached_property
@@ -107,7 +109,10 @@ class StudyResult:
         if self.confirmed:
             found['confirmed'] = of_seeds([sign * value for value in self.confirmed], self.noise)
         found = found if self.goal == 'min' else {name: one.negated() for name, one in found.items()}
-        return {name: one.within(0.0, 1.0) for name, one in found.items()} if self.bounded else found
+        return {
+            name: one.within(*SHARE) if is_share(self.score if name == 'confirmed' else self.metric) else one
+            for name, one in found.items()
+        }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -225,7 +230,7 @@ def _sentence(
         looks={},
         metric=scored_metric(rows, studies[0].sweep.metric, studies[0].sweep.score),
         higher=studies[0].sweep.goal == 'max',
-        share=is_share(studies[0].sweep.metric),
+        share=is_share(ranked_metric(rows, studies[0].sweep.metric, studies[0].sweep.score)),
         task=task,
         matched=[cost for measure, cost in costs.items() if measure == by],
         tolerance=tolerance,
@@ -244,6 +249,11 @@ def _costs(study: Study, record: Record) -> dict[str, float | None]:
 
 def _state(study: Study) -> str:
     return f'state_bytes@{study.sweep.base.length}'
+
+
+def ranked_metric(rows: Sequence[StudyResult], metric: str, score: str) -> str:
+    """The metric that studies are ranked by, of that of trials and that of confirmed runs."""
+    return score if scored(rows) == 'confirmed' else metric
 
 
 def scored_metric(rows: Sequence[StudyResult], metric: str, reported: str) -> str:
@@ -402,7 +412,8 @@ def _row(name: str, study: Study, by: str, storage: str | None, step: int) -> St
         confirmed=_confirmed(study, storage),
         tokens=tokens,
         noise=_noise(record, study.sweep.score),
-        bounded=is_share(study.sweep.metric),
+        metric=study.sweep.metric,
+        score=study.sweep.score,
     )
 
 

@@ -87,8 +87,8 @@ class Trial:
       value: of the metric; `None` where there is none.
       reason: why it failed.
       link: from the page to the directory of the run; `None` where that is not there.
-      lengths: the metric by multiple of the length trained on.
-      slices: the metric by slice of the examples, such as `all` or `steps>=15`.
+      lengths: the metric of confirmed runs, of all runs, by multiple of the length trained on.
+      slices: the same by slice of the examples, such as `all` or `steps>=15`.
       tokens_per_second: of its training.
       device: what it ran on; `None` for a run that never started.
     """
@@ -309,8 +309,8 @@ def _trial(study: Study, trial: FrozenTrial, out: pathlib.Path, *, confirms: boo
         value=trial.value,
         reason=notes.get('reason', ''),
         link=_relative(workdir, out) if workdir.is_dir() else None,
-        lengths={} if record is None or not complete else lengths(record, study.sweep.metric),
-        slices={} if record is None or not complete else slices(record, study.sweep.metric),
+        lengths={} if record is None or not complete else lengths(record, study.sweep.score),
+        slices={} if record is None or not complete else slices(record, study.sweep.score),
         tokens_per_second=None if record is None else record.tokens_per_second,
         device=None if record is None else record.facts['device_kind'],
     )
@@ -399,7 +399,7 @@ def _companion_row(study: Study, row: StudyResult, metric: str, goal: str) -> St
         record = _record(study.workdir(trial.number))
         known = record is not None and metric in record.last and math.isfinite(record.last[metric])
         points.append(dataclasses.replace(point, value=record.last[metric] if known and record else None))
-    return dataclasses.replace(row, points=tuple(points), goal=goal, confirmed=())
+    return dataclasses.replace(row, points=tuple(points), goal=goal, metric=metric, confirmed=())
 
 
 def _kernels(study: Study, trials: Sequence[Trial]) -> tuple[tuple[Kernel, int], ...]:

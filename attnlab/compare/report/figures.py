@@ -18,11 +18,10 @@ from matplotlib.lines import Line2D
 
 from attnlab.compare.axes import MARKERS, Style, power, scale, scale_metric, short, styles
 from attnlab.compare.report.chart import SHAPES
-from attnlab.compare.report.comparison import COLUMNS, StudyResult, scored
+from attnlab.compare.report.comparison import COLUMNS, StudyResult, ranked_metric, scored
 from attnlab.compare.report.contents import COSTS, Contents, frontier, matched_cost
 from attnlab.compare.report.style import GREY, GRID, PALE, themed
-from attnlab.compare.runs import is_share
-from attnlab.evals.measured import Measured
+from attnlab.evals.measured import Measured, is_share
 
 SIZE = (3.2, 2.5)
 WIDE = (3.7, 2.7)
@@ -77,7 +76,7 @@ def cost_plots(contents: Contents) -> list[Plot]:
     """The confirmed value, or the best where nothing was confirmed, over each cost but the one that was matched."""
     rows = [study.row for study in contents.studies]
     comparison = contents.comparison
-    metric = comparison.score if scored(rows) == 'confirmed' else comparison.metric
+    metric = ranked_metric(rows, comparison.metric, comparison.score)
     plots = [_cost_plot(contents, cost, metric, rows, f'cost_{cost}') for cost in _unmatched(contents)]
     return [plot for plot in plots if plot.lines]
 
@@ -283,8 +282,9 @@ def interval_plots(contents: Contents) -> list[Plot]:
             axes.set_ylim(len(lines) - 0.5, -0.5)
             axes.tick_params(axis='y', length=0)
             values = [value for line in lines for value in line[1:]]
-            scale_metric(axes.xaxis, values, most=top(contents.comparison.metric))
-            axes.set(xlabel=contents.comparison.metric)
+            metric = contents.comparison.score if statistic == 'confirmed' else contents.comparison.metric
+            scale_metric(axes.xaxis, values, most=top(metric))
+            axes.set(xlabel=metric)
             axes.set_title(statistic, fontsize='medium', fontweight='bold', loc='left')
 
         header = ('study', 'value', 'low', 'high')

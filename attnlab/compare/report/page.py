@@ -16,13 +16,13 @@ from attnlab.compare.axes import Style, styles
 from attnlab.compare.report import figures, tables
 from attnlab.compare.report import opening as openings
 from attnlab.compare.report.chart import WIDE
-from attnlab.compare.report.comparison import scored, scored_metric
+from attnlab.compare.report.comparison import ranked_metric, scored, scored_metric
 from attnlab.compare.report.contents import Contents, Costs, matched_cost
 from attnlab.compare.report.figures import Plot, svg, swatch
 from attnlab.compare.report.opening import COST_TITLES, Opening, Scored
 from attnlab.compare.report.style import SCRIPT, STYLE, themed
 from attnlab.compare.report.tables import csv_text, link
-from attnlab.compare.runs import is_share
+from attnlab.evals.measured import is_share
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +88,7 @@ def opening_of(contents: Contents) -> Opening:
         looks=styles([row.name for row in rows]),
         metric=scored_metric(rows, metric, contents.comparison.score),
         higher=any(row.goal == 'max' for row in rows),
-        share=is_share(metric),
+        share=is_share(ranked_metric(rows, metric, contents.comparison.score)),
         task=contents.comparison.task,
         matched=[] if matched is None else [matched],
         tolerance=contents.comparison.tolerance,

@@ -155,6 +155,8 @@ class Mega(Mixer):
       rngs: draws the parameters.
     """
 
+    goes_on = True
+
     def __init__(
         self,
         dim: int,

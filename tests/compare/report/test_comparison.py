@@ -1,5 +1,6 @@
 """Statistics against hand-computed values; heads of tables of studies that are matched and of such that are not."""
 
+import dataclasses
 import itertools
 import json
 import math
@@ -16,6 +17,7 @@ from attnlab.compare.report.comparison import (
     StudyResult,
     compare,
     print_comparison,
+    ranked_metric,
 )
 from attnlab.configuration import config_of
 from attnlab.errors import UserError
@@ -76,6 +78,16 @@ def test_failed_trials_count_as_the_worst_whatever_the_goal():
     assert most['best'].mean == 0.9 and most['area'].mean == pytest.approx((0.5 + 0.7) / 2)
     assert most['expected best'].low <= most['expected best'].mean <= most['expected best'].high
     assert StudyResult('a', 1.0, 1.0, (Point(1.0, 0, 'failed', None),), 'min', ()).statistics == {}
+
+
+def test_shares_end_at_one_by_what_they_are_of():
+    points = (Point(1e-3, 0, 'done', 0.9), Point(1e-2, 1, 'done', 0.99), Point(1e-1, 0, 'done', 0.98))
+    of_loss = StudyResult('a', 1.0, 1.0, points, 'max', (0.9, 1.4, 1.5), metric='valid/accuracy', score='test/gain')
+    assert of_loss.statistics['confirmed'].high > 1.5
+    of_share = StudyResult('a', 1.0, 1.0, points, 'max', (0.7, 0.99, 1.0), metric='valid/gain', score='test/accuracy')
+    assert of_share.statistics['confirmed'].high == 1.0
+    assert ranked_metric([of_share], 'valid/gain', 'test/accuracy') == 'test/accuracy'
+    assert ranked_metric([dataclasses.replace(of_share, confirmed=())], 'valid/gain', 'a/b') == 'valid/gain'
 
 
 def test_areas_are_of_values_at_equal_steps_and_seeds_have_the_noise_of_the_test_set():

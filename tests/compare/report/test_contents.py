@@ -4,18 +4,20 @@ import json
 import os
 import pathlib
 import urllib.parse
+from unittest import mock
 
 import pytest
+from optuna.trial import FrozenTrial
 
 from attnlab import config as configs
 from attnlab.cli import main
 from attnlab.compare.equality import differing
-from attnlab.compare.report import measured
+from attnlab.compare.report import contents, measured
 from attnlab.compare.report.contents import gather, lengths
 from attnlab.compare.report.measured import DeviceCost, read_measured, shared_device
 from attnlab.errors import UserError
 from attnlab.runs.record import Record, read_record
-from attnlab.sweep.study import TrialState, create_study
+from attnlab.sweep.study import Study, TrialState, create_study
 from attnlab.sweep.trial import Programs, run_trial
 from tests.sweep import tiny
 
@@ -243,3 +245,18 @@ def test_a_real_study_is_reported_twice_with_the_same_bytes(tmp_path, monkeypatc
     links = [urllib.parse.unquote(link) for link in page.split('href="')[1:] for link in [link.partition('"')[0]]]
     runs = [link for link in links if '/trials/' in link]
     assert len(runs) == 2 and all((pathlib.Path('one') / link / 'config.json').exists() for link in runs)
+
+
+def test_lengths_of_every_run_are_of_the_metric_that_is_reported(monkeypatch, tmp_path):
+    last = {'valid/1x/accuracy': 0.9, 'valid/2x/accuracy': 0.8, 'test/1x/accuracy': 0.7, 'test/2x/accuracy': 0.6}
+    record = mock.Mock(spec=Record, last=last, tokens_per_second=1.0, facts={'device_kind': 'cpu'})
+    monkeypatch.setattr(contents, '_record', lambda folder: record)
+    found = mock.Mock(spec=FrozenTrial, number=0, state=TrialState.COMPLETE, user_attrs={}, value=0.9)
+    study = mock.Mock(
+        spec=Study,
+        workdir=lambda number: tmp_path,
+        best=lambda: found,
+        settings=lambda trial: {},
+        sweep=mock.Mock(seed=lambda number: 0, metric='valid/1x/accuracy', score='test/1x/accuracy'),
+    )
+    assert contents._trial(study, found, tmp_path, confirms=False).lengths == {1: 0.7, 2: 0.6}
