@@ -125,7 +125,10 @@ FLAGS = [
         '--rows is for --budget, --inputs=fixed8 or --sparse',
     ),
     ('quantize --workdir={run} --out={tmp}/new --inputs=fixed1', 'bits is 1; it must be at least 2'),
-    ('quantize --workdir={run} --out={tmp}/new --weights=int3,int4', 'several formats are to choose from by --budget'),
+    (
+        'quantize --workdir={run} --out={tmp}/new --weights=int3,int4',
+        'of several formats --budget chooses, and --each makes a run of every one',
+    ),
     (
         'quantize --workdir={run} --out={tmp}/new --state=int4 --budget=4',
         '--budget is of bits of weights; give --weights',
