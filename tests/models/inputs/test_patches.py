@@ -157,9 +157,9 @@ def test_blocks_are_given_the_context_of_patches():
     vectors, hidden = made.pooled(x, ctx), made.hidden(x, ctx)[0]
     assert Reader.seen == [(2, 3)] * 2 and hidden.shape == (2, 6, 8)
     np.testing.assert_allclose(vectors, hidden.mean(axis=1), rtol=1e-5)
-    here = made.context(ctx)
+    here = made.context(ctx, x)
     assert here.grid == (2, 3) and here.segments is None and here.positions.shape == (2, 6)
-    assert made.context(here).positions.shape == (2, 6)
+    assert made.context(here, x).positions.shape == (2, 6)
     assert [stage.value.shape[1] for stage in made.stages(x, ctx)] == [6] * len(list(made.stages(x, ctx)))
 
 
