@@ -14,9 +14,10 @@ def figure(rows):
     """A row of maps a recipe, means over seeds; then how often edits take, and leave other facts as they were."""
     found = best(rows)
     kinds = {recipe: list(seeds[0]['maps']) for recipe, seeds in found.items()}
-    figure, axes = panels(sum(map(len, kinds.values())) + len(found), width=2.6, height=2.6)
-    places = iter(axes)
-    for recipe, seeds in found.items():
+    columns = max(map(len, kinds.values())) + 1
+    figure, axes = panels(columns, rows=len(found), width=3.2, height=2.6)
+    for row, (recipe, seeds) in enumerate(found.items()):
+        places = iter(axes[row * columns :])
         for kind in kinds[recipe]:
             axis = next(places)
             axis.imshow(
@@ -31,7 +32,9 @@ def figure(rows):
             axis.plot(range(len(edits)), means, 'o-', color=f'C{number}', label=name, ms=3)
         axis.set(title=f'{recipe}: edits', ylim=(-0.03, 1.03))
         axis.set_xticks(range(len(edits)), edits, rotation=90, fontsize=6)
-    axes[-1].legend(frameon=False, fontsize=7)
+        for unused in axes[row * columns + len(kinds[recipe]) + 1 : (row + 1) * columns]:
+            unused.set_axis_off()
+    axes[len(next(iter(kinds.values())))].legend(frameon=False, fontsize=7)
     return figure
 
 

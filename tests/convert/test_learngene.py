@@ -96,6 +96,7 @@ def test_both_have_gradients():
         assert leaf.shape[0] == 2 and np.abs(np.asarray(leaf)).reshape(2, -1).max(axis=1).all()
 
 
+@pytest.mark.slow
 def test_a_run_begins_with_layers_of_another(tmp_path):
     """Of another depth: what it begins with is the expansion of what the other ended with, random features too."""
     arguments = 'data=digits,zoo=performer,layers=linear'

@@ -75,6 +75,7 @@ def alive(command):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group('gpu_session')
 def test_a_case_that_hangs_crashes_or_is_wrong_takes_none_with_it(ran):
     found = [json.loads(line) for line in (ran / 'session.jsonl').read_text().splitlines()]
@@ -89,6 +90,7 @@ def test_a_case_that_hangs_crashes_or_is_wrong_takes_none_with_it(ran):
     assert all(line['commit'] and line['versions']['jax'] and line['device'] for line in found)
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group('gpu_session')
 def test_a_resumed_session_leaves_out_what_is_ok_and_ends_cleanly_when_told_to(prepared, ran, tmp_path):
     arguments = [f'--from={prepared}', f'--out={tmp_path}', '--resume', ran / 'session.jsonl', '--patience=100']
@@ -109,6 +111,7 @@ def test_a_resumed_session_leaves_out_what_is_ok_and_ends_cleanly_when_told_to(p
     assert merged['rehearsal/hang']['status'] == 'timeout'
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group('gpu_session')
 def test_times_of_interpreted_kernels_make_no_table(ran, tmp_path):
     line = lines.newest([ran / 'session.jsonl'])[TUNED]
