@@ -643,8 +643,10 @@ def _stacked(
 ) -> ConfigDict:
     if chosen['conv'] not in ('0', 'none') and chosen['inputs'] == 'variates':
         raise UserError(f'conv={chosen["conv"]} reads neighbours, and variates have none; choose other inputs')
-    chosen_row = chosen_recipe if chosen['inputs'] == 'grid' else sequence_recipe
-    recipe = convolved(chosen_row(chosen['zoo']), chosen['conv'])
+    recipe = chosen_recipe(chosen['zoo'])
+    if recipe.grid and chosen['inputs'] != 'grid':
+        raise UserError(f'zoo={chosen["zoo"]} mixes tokens on a grid; choose inputs=grid, variates by times')
+    recipe = convolved(recipe, chosen['conv'])
     causal = _causal(recipe, chosen)
     inputs, places = _inputs(system, windows, basis, causal, chosen)
     return spec(
