@@ -641,7 +641,7 @@ def _linear(system: System, windows: Mapping[str, Any], chosen: Mapping[str, str
 def _stacked(
     system: System, windows: Mapping[str, Any], basis: TrainingBasis | None, size: Size, chosen: Mapping[str, str]
 ) -> ConfigDict:
-    if chosen['conv'] not in ('0', 'none') and chosen['inputs'] == 'variates':
+    if chosen['conv'] not in ('0', 'none') and chosen['inputs'] in ('variates', 'grid'):
         raise UserError(f'conv={chosen["conv"]} reads neighbours, and variates have none; choose other inputs')
     recipe = chosen_recipe(chosen['zoo'])
     if recipe.grid and chosen['inputs'] != 'grid':

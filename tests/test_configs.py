@@ -260,6 +260,7 @@ def test_other_configs_with_convolutions(module, argument):
     [
         (series, 'system=linear,conv=1', 'conv=1 is of layers; system=linear has none'),
         (series, 'system=chimera,inputs=apart', 'zoo=chimera mixes tokens on a grid; choose inputs=grid'),
+        (series, 'zoo=gla,inputs=grid,conv=AC', 'conv=AC reads neighbours, and variates have none'),
         (series, 'system=itransformer,conv=canon', 'conv=canon reads neighbours, and variates have none'),
         (separation, 'conv=canon', 'conv=canon is of the layers of a recipe; give zoo=NAME'),
         (images, 'zoo=swin,conv=canon', 'point B of conv=canon needs a mixer with a prelude'),
