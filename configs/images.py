@@ -49,7 +49,9 @@ several resolutions cannot place. `head` is one of those of classes that `attnla
 `schedule` choose others, as in `configs/language.py`. `config.length` counts pixels, and so do tokens a second;
 `config.model.inputs.patch` joins them to patches (and `config.task.patch`, for `segments`, to tokens of the last
 resolution); of clouds it counts points. `init` is `framework` or `paper`, the initial values of the recipe's paper.
-`conv` says which short convolutions there are, along the rows of patches, as in `configs/language.py`.
+`conv` says which short convolutions there are, along the rows of patches, as in `configs/language.py`. `norm` is
+`rmsnorm`, `layernorm`, `dyt`, `evonorm_s0` or `none`, of the blocks and the last one, or `evonorm_b0`, whose variances
+are over images, of the blocks alone; left out, it is the paper's where the layout is, else `rmsnorm`.
 """
 
 import dataclasses
@@ -88,7 +90,7 @@ from attnlab.models.pyramid import Pyramid, Resolution
 from attnlab.models.stack import LinearStack, Stack, stack_spec
 from attnlab.nn.convolutions import PatchMap, PatchMerging
 from attnlab.nn.mlps import MLP, GatedMLP
-from attnlab.nn.norms import RMSNorm
+from attnlab.nn.norms import NORMS, EvoNormB0, RMSNorm
 from attnlab.nn.pools import MeanPool, OneToken
 from attnlab.nn.positions import GridSinusoids, LearnedPlaces
 from attnlab.tasks.clouds import FEATURES, OccupiedSegmentation, PointSegmentation, SparseSegmentation
@@ -230,12 +232,13 @@ def get_config(arg: str = '') -> ConfigDict:
         token='mean',
         head='linear',
         init='framework',
+        norm='',
         **CHOICES,
     )
     recipe, initialization = initialized(chosen_recipe(chosen['zoo']), chosen['init'])
     recipe = convolved(recipe, chosen['conv'])
     images, size = _images(chosen), choose(SIZES, 'size', chosen['size'])
-    layout = _layout(recipe, images, size, chosen, initialization)
+    layout = _normed(_layout(recipe, images, size, chosen, initialization), chosen)
     evaluated = max(1, size.steps // 10)
     evals = (spec(BySlice, cadence=spec(EveryNSteps, n=evaluated), multiples=(1,), examples=images.examples),)
     task = _task(images, recipe.grid, layout, _augmentation(chosen, images), chosen)
@@ -423,6 +426,23 @@ def _layout(recipe: Recipe, images: Images, size: Size, chosen: dict[str, str], 
         'paper': lambda: _paper(recipe, images, chosen['zoo'], initialization),
     }
     return choose(layouts, 'layout', chosen['layout'])()
+
+
+def _normed(layout: Layout, chosen: dict[str, str]) -> Layout:
+    """The layout with the norm that is chosen. Raises `UserError` where blocks have their own, or the paper one."""
+    if not chosen['norm']:
+        return layout
+    norm = spec(choose({**NORMS, 'evonorm_b0': EvoNormB0}, 'norm', chosen['norm']))
+    if chosen['layout'] == 'paper':
+        raise UserError(f'norm={chosen["norm"]} is for layout=flat and layout=pyramid; that of a paper has its own')
+    stacks = [layout.stack] if layout.resolutions == 1 else [each.stack for each in layout.stack.resolutions]
+    for block in (block for stack in stacks for block in stack.blocks):
+        if block.target != spec(Block).target:
+            raise UserError(
+                f'norm={chosen["norm"]} is for blocks that take one; those of zoo={chosen["zoo"]} have their own'
+            )
+        block.norm = norm.copy_and_resolve_references()
+    return layout if norm.target == spec(EvoNormB0).target else dataclasses.replace(layout, norm=norm)
 
 
 def _flat(recipe: Recipe, images: Images, size: Size, chosen: dict[str, str], initialization: ConfigDict) -> Layout:

@@ -51,7 +51,7 @@ from attnlab.nn.experts import (
     SmallTemperatureGate,
 )
 from attnlab.nn.mlps import MLP, GatedMLP, NormedGatedMLP
-from attnlab.nn.norms import DynamicTanh, EvoNormS0, LayerNorm, NoNorm, RMSNorm
+from attnlab.nn.norms import NORMS
 from attnlab.quantize.training import rounding, started
 from attnlab.tasks.language import LanguageModelling, RunningText
 from attnlab.train.optimizer import AdamW
@@ -106,13 +106,6 @@ MLPS = {
     'moe_hierarchical': spec(MixtureOfExperts, gate=HierarchicalGate()),
     'moe_noisy': spec(MixtureOfExperts, gate=NoisyGate()),
     'moe_small_temperature': spec(MixtureOfExperts, gate=SmallTemperatureGate()),
-}
-NORMS = {
-    'rmsnorm': spec(RMSNorm),
-    'layernorm': spec(LayerNorm),
-    'dyt': spec(DynamicTanh),
-    'evonorm_s0': spec(EvoNormS0),
-    'none': spec(NoNorm),
 }
 NORM, SWIGLU = 'rmsnorm', 'swiglu'
 """What blocks have if nothing is said."""
@@ -198,7 +191,7 @@ def _number(name: str, text: str) -> float:
 
 
 def _norm(chosen: dict[str, str]) -> ConfigDict:
-    return choose(NORMS, 'norm', chosen['norm']).copy_and_resolve_references()
+    return spec(choose(NORMS, 'norm', chosen['norm']))
 
 
 def _mlp(chosen: dict[str, str]) -> ConfigDict:

@@ -619,6 +619,31 @@ def test_time_is_told_to_norms():
             images.get_config(argument)
 
 
+def test_norms_of_images(tmp_path):
+    """Of the blocks and the last one; that of batches, of the blocks alone. A run with it goes on with its averages."""
+    plain, batches = (images.get_config(f'layout=pyramid,zoo=swin,norm={name}') for name in ('dyt', 'evonorm_b0'))
+    for config, last in ((plain, 'DynamicTanh'), (batches, 'RMSNorm')):
+        assert config.model.norm.target.endswith(last)
+    assert {each.norm.target for each in blocks_of(batches)} == {'attnlab.nn.norms.EvoNormB0'}
+    config = images.get_config('norm=evonorm_b0')
+    with config.unlocked():
+        config.model.stack.depth, config.batch_size, config.evals = 1, 2, ()
+    state = take_two_steps(prepare(config))
+    moving = state.buffers['stack']['blocks'][0]['mlp_norm']['moments'][...]
+    assert (moving[..., :-1] != 1).all() and (moving[..., -1] == 1).all()
+    for argument, sentence in (
+        ('norm=evonorm_b00', "there is no norm=evonorm_b00; did you mean 'evonorm_b0'"),
+        ('zoo=swin,layout=paper,norm=dyt', 'norm=dyt is for layout=flat and layout=pyramid'),
+        ('zoo=uniattn,norm=dyt', 'norm=dyt is for blocks that take one; those of zoo=uniattn have their own'),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            images.get_config(argument)
+
+
+def blocks_of(config):
+    return [block for each in config.model.stack.resolutions for block in each.stack.blocks]
+
+
 def test_images_of_ones_own(tmp_path):
     for name in ('cat', 'dog'):
         (tmp_path / name).mkdir()

@@ -17,7 +17,7 @@ from attnlab.mixers.mixer import Mixer
 from attnlab.module import Module
 from attnlab.nn.experts import MixtureOfExperts
 from attnlab.nn.mlps import ConvolvedMLP
-from attnlab.nn.norms import RMSNorm
+from attnlab.nn.norms import EvoNormB0, RMSNorm
 from attnlab.nn.preludes import Prelude
 from attnlab.signature import checked_fields
 from attnlab.typing import Sequence, State
@@ -166,7 +166,7 @@ class Block(PreNorm):
                 return y, (prelude, after)
             return fed(self.mlp, x, ctx), (prelude, before.mlp)
 
-        norm, mixing = self.around('mixer', self.mixer_norm, mix, ctx)
+        norm, mixing = self.around('mixer', _during(self.mixer_norm, ctx, state), mix, ctx)
         mixed = step(
             'mixer',
             streams,
@@ -178,7 +178,7 @@ class Block(PreNorm):
         )
         yield mixed
         if self.mlp is not None:
-            norm, feeding = self.around('mlp', self.mlp_norm, feed, ctx)
+            norm, feeding = self.around('mlp', _during(self.mlp_norm, ctx, state), feed, ctx)
             yield step(
                 'mlp',
                 mixed.streams,
@@ -209,6 +209,15 @@ class Block(PreNorm):
     def _remembers(self) -> bool:
         """Whether another part than the mixer has a state."""
         return isinstance(self.mlp, ConvolvedMLP) or any(each is not None for each in self._preludes())
+
+
+def _during(norm: Any, ctx: Context, state: State | None) -> Norm:
+    """The norm; one of batches, in training, as it is there. Raises `UserError` for such a one token by token."""
+    if not isinstance(norm, EvoNormB0):
+        return norm
+    if state is not None:
+        raise UserError('EvoNormB0 looks at all tokens of a row; a block with it has no form that takes some at a time')
+    return norm if ctx.deterministic else norm.in_training
 
 
 def fed(mlp: Any, x: Sequence, ctx: Context) -> Sequence:

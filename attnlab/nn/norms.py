@@ -1,5 +1,8 @@
 """Normalisation of the last axis."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -7,8 +10,9 @@ from jax import Array
 from jaxtyping import Float
 
 from attnlab.errors import UserError
+from attnlab.functional.measured import measured
 from attnlab.module import Module
-from attnlab.nn.parameter import param
+from attnlab.nn.parameter import Moving, buffer, param
 
 
 class RMSNorm(Module):
@@ -148,6 +152,45 @@ class EvoNormS0(Module):
         return _affine(gated, self.scale, self.bias).astype(x.dtype)
 
 
+class EvoNormB0(Module):
+    """`y = g x / max(sqrt(B + eps), v x + sqrt(I + eps)) + b`: normalisation and activation in one, of `b t d`.
+
+    `I` is the variance of a channel over the tokens of a row, in the paper the pixels of an image; `B` that over all
+    tokens of the batch in training, padding too, and otherwise a moving average, without bias, of those of training.
+    So rows depend on each other in training, and tokens on later ones always: it suits images, and no model that
+    predicts the next token. g, v and b are learned, of size `dim`. Liu et al. 2020, https://arxiv.org/abs/2004.02967.
+    """
+
+    def __init__(self, dim: int, *, eps: float = 1e-5, decay: float = 0.9, rngs: nnx.Rngs):
+        self.eps = eps
+        ones, zeros = nnx.initializers.ones, nnx.initializers.zeros
+        self.scale, self.sharpness, self.bias = (
+            param(start, (dim,), axes=(None,), group='vector', rngs=rngs) for start in (ones, ones, zeros)
+        )
+        self.moments = buffer(jnp.ones(dim + 1), axes=(None,), moving=Moving(decay))
+
+    def __call__(self, x: Float[Array, 'b t d']) -> Float[Array, 'b t d']:
+        """Normalises by the moving average."""
+        return self._normalised(x, self.moments[...][:-1])
+
+    def in_training(self, x: Float[Array, 'b t d']) -> Float[Array, 'b t d']:
+        """Normalises by the variance of the batch, which the average follows. Raises `UserError` for one token."""
+        count = x.shape[0] * x.shape[1]
+        if count < 2:
+            raise UserError('a batch of one token has no variance; EvoNormB0 is trained on more')
+        wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+        variance = jnp.var(wide, axis=(0, 1))
+        return measured(self._normalised(x, variance), variance * count / (count - 1), self.moments[...])
+
+    def _normalised(self, x: Float[Array, 'b t d'], batch: Float[Array, ' d']) -> Float[Array, 'b t d']:
+        self.check_width(x, self.scale.shape[0])
+        wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+        own = jnp.sqrt(jnp.var(wide, axis=1, keepdims=True) + self.eps)
+        sharp = jnp.broadcast_to(self.sharpness[...].astype(wide.dtype), wide.shape) * wide
+        spread = jnp.broadcast_to(jnp.sqrt(batch.astype(wide.dtype) + self.eps), wide.shape)
+        return _affine(wide / jnp.maximum(spread, sharp + own), self.scale, self.bias).astype(x.dtype)
+
+
 class NoNorm(Module):
     """`y = x`."""
 
@@ -226,3 +269,9 @@ def _scaled_to_unit(x: Float[Array, '*b d'], gain: Float[Array, '*b d'], eps: fl
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     inverse = jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + eps)
     return (wide * inverse * gain.astype(wide.dtype)).astype(x.dtype)
+
+
+NORMS: Mapping[str, type[Module]] = MappingProxyType(
+    {'rmsnorm': RMSNorm, 'layernorm': LayerNorm, 'dyt': DynamicTanh, 'evonorm_s0': EvoNormS0, 'none': NoNorm}
+)
+"""Those of one token, by the names that configs have for them."""

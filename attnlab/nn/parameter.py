@@ -2,12 +2,14 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.typing import ArrayLike
 
+from attnlab.errors import UserError
 from attnlab.signature import checked_fields
 
 GROUPS = ('matrix', 'embedding', 'vector', 'dynamics')
@@ -39,7 +41,8 @@ class Buffer(nnx.Variable):
     """A variable that is not trained: random features, moving averages, codebooks, calibration results.
 
     It is part of the train state, saved, restored and placed on devices with the rest, but has no gradient, and
-    the optimiser ignores it. What is `drawn` is drawn anew while the model is trained (`attnlab.train.redraw`).
+    the optimiser ignores it. What is `drawn` is drawn anew while the model is trained (`attnlab.train.redraw`), what
+    is `moving` follows what steps measure (`attnlab.train.moving`).
     """
 
 
@@ -55,14 +58,38 @@ class Drawn:
     draw: Callable[[jax.Array, tuple[int, ...]], jax.Array]
 
 
-def buffer(value: ArrayLike, *, axes: Sequence[str | None], drawn: Drawn | None = None) -> Buffer:
+@checked_fields
+@dataclasses.dataclass(frozen=True)
+class Moving:
+    """How a buffer, a vector of float32, follows what is measured of it in training.
+
+        a_t = decay a_{t-1} + (1 - decay) m_t,   m_t the mean of the measurements of step t
+
+    Its last number counts measurements: it is one, as that of every measurement
+    (`attnlab.functional.measured.measured`) is.
+
+    Raises `UserError` for a decay outside of [0, 1).
+    """
+
+    decay: float
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.decay < 1:
+            raise UserError(f'decay of Moving is {self.decay}; it must be at least 0 and below 1')
+
+
+def buffer(
+    value: ArrayLike, *, axes: Sequence[str | None], drawn: Drawn | None = None, moving: Moving | None = None
+) -> Buffer:
     """Returns a variable that is not trained, of any type, annotated with one logical axis name per dimension.
 
     Raises ValueError for an unknown axis, or when `axes` and the shape of `value` differ in length.
     """
     value = jnp.asarray(value)
     _check_axes(axes, value.shape)
-    return Buffer(value, axes=tuple(axes)) if drawn is None else Buffer(value, axes=tuple(axes), drawn=drawn)
+    changes: dict[str, Any] = {'drawn': drawn, 'moving': moving}
+    given = {name: change for name, change in changes.items() if change is not None}
+    return Buffer(value, axes=tuple(axes), **given)
 
 
 def _check_axes(axes: Sequence[str | None], shape: Sequence[int]) -> None:

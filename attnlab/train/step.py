@@ -17,6 +17,7 @@ from attnlab.metrics import Average
 from attnlab.random import key_for
 from attnlab.tasks.task import Batch, Task
 from attnlab.train.average import averaged
+from attnlab.train.moving import apart, moved
 from attnlab.train.redraw import redrawn
 from attnlab.train.state import TrainState, joined
 
@@ -41,31 +42,35 @@ def make_step(
     failed step, and any step dispatched after it, leave the last good state for diagnosis.
 
     With `accumulate=n` the batch is processed in n parts in turn; loss and gradient are those of the whole batch. With
-    `ema` the state's average of the parameters moves with them, by this decay (`attnlab.train.average`).
+    `ema` the state's average of the parameters moves with them, by this decay (`attnlab.train.average`). Buffers that
+    are drawn or measured follow (`attnlab.train.redraw`, `attnlab.train.moving`).
     """
 
-    def total_loss(params: nnx.State, buffers: nnx.State, batch: Batch, key: jax.Array) -> tuple[jax.Array, Metrics]:
-        averages = task.measure(nnx.merge(graphdef, joined(params, buffers)), batch, key)
+    def total_loss(
+        params: nnx.State, moving: nnx.State, still: nnx.State, batch: Batch, key: jax.Array
+    ) -> tuple[jax.Array, Metrics]:
+        averages = task.measure(nnx.merge(graphdef, joined(params, joined(moving, still))), batch, key)
         kept = {name: average for name, average in averages.items() if average.total.ndim == 0}
         return averages['loss'].total, kept
 
-    gradient = jax.grad(total_loss, has_aux=True)
+    gradient = jax.grad(total_loss, argnums=(0, 1), has_aux=True)
 
-    def update(state: TrainState, grads: nnx.State) -> TrainState:
+    def update(state: TrainState, grads: nnx.State, measurements: nnx.State) -> TrainState:
         updates, opt_state = transform.update(grads, state.opt_state, state.params)
         params, count = optax.apply_updates(state.params, updates), state.step + 1
         average = state.average if ema is None else averaged(state.average, params, count, ema)
-        buffers = redrawn(state.buffers, key_for(seed, count, 'redraw'), count)
+        moving, still = apart(state.buffers)
+        buffers = joined(moved(moving, measurements), redrawn(still, key_for(seed, count, 'redraw'), count))
         return TrainState(params, opt_state, count, buffers, average)
 
     def step(state: TrainState, batch: Batch, number: Int[Array, '']) -> tuple[TrainState, Metrics]:
         key = key_for(seed, number, 'dropout')
-        summed, averages = _accumulated(gradient, state, batch, key, accumulate)
+        (summed, measurements), averages = _accumulated(gradient, state, batch, key, accumulate)
         count = jnp.maximum(averages['loss'].count, 1.0)
         grads = jax.tree.map(lambda g: g / count, summed)
         norm = optax.tree.norm(grads)
         good = jnp.isfinite(averages['loss'].total) & jnp.isfinite(norm) & (state.step + 1 == number)
-        state = jax.lax.cond(good, update, lambda state, _: state, state, grads)
+        state = jax.lax.cond(good, update, lambda state, *_: state, state, grads, measurements)
         return state, averages | {'grad_norm': norm, 'good': good}
 
     return step
@@ -73,19 +78,20 @@ def make_step(
 
 def _accumulated(
     gradient: Callable[..., Any], state: TrainState, batch: Batch, key: jax.Array, parts: int
-) -> tuple[nnx.State, dict[str, Average]]:
-    """Sums of gradients and metrics over equal parts of the batch; row i is in part i % parts."""
+) -> tuple[tuple[nnx.State, nnx.State], dict[str, Average]]:
+    """Sums of gradients, measurements and metrics over equal parts of the batch; row i is in part i % parts."""
+    moving, still = apart(state.buffers)
     if parts == 1:
-        return gradient(state.params, state.buffers, batch, key)
+        return gradient(state.params, moving, still, batch, key)
 
     def part(carry: Any, item: tuple[Batch, jax.Array]) -> tuple[Any, None]:
         rows, index = item
-        found = gradient(state.params, state.buffers, rows, jax.random.fold_in(key, index))
+        found = gradient(state.params, moving, still, rows, jax.random.fold_in(key, index))
         return jax.tree.map(jnp.add, carry, found), None
 
     strided = jax.tree.map(lambda x: x.reshape(x.shape[0] // parts, parts, *x.shape[1:]).swapaxes(0, 1), batch)
     first = jax.tree.map(lambda x: x[0], strided)
-    shapes = jax.eval_shape(gradient, state.params, state.buffers, first, key)
+    shapes = jax.eval_shape(gradient, state.params, moving, still, first, key)
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
     return jax.lax.scan(part, zeros, (strided, jnp.arange(parts)))[0]
 

@@ -1,0 +1,35 @@
+"""Buffers that follow what steps of training measure, such as the variances of a norm over the batch."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+
+from attnlab.nn.parameter import Moving
+
+
+def apart(buffers: nnx.State) -> tuple[nnx.State, nnx.State]:
+    """The buffers that are `Moving`, and all others."""
+    moving, still = nnx.split_state(buffers, _moves, ...)
+    return moving, still
+
+
+def moved(moving: nnx.State, sums: nnx.State) -> nnx.State:
+    """The moving buffers after a step that measured what is summed; one that nothing measured stays as it is."""
+
+    def move(leaf: nnx.Variable, total: nnx.Variable) -> nnx.Variable:
+        rule: Moving = leaf.get_metadata()['moving']
+
+        def value(old: Array, total: Array) -> Array:
+            count = total[..., -1:]
+            after = rule.decay * old + (1 - rule.decay) * total / jnp.maximum(count, 1)
+            return jnp.where(count > 0, after, old)
+
+        return jax.tree.map(value, leaf, total)
+
+    return jax.tree.map(move, moving, sums, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable))
+
+
+def _moves(path: object, variable: object) -> bool:
+    del path
+    return isinstance(variable, nnx.Variable) and variable.get_metadata().get('moving') is not None
