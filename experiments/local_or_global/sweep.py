@@ -42,6 +42,36 @@ HIDDEN = MappingProxyType(
 )
 """Hidden width of the channel mixers of every recipe, by which all have the parameters of `mha` within 1 %."""
 
+EQUAL_FLOPS = MappingProxyType(
+    {
+        'cpu': {'mha': 320, 'axial_rope': 320, 'pvt': 363, 'swin': 352, 'neighbourhood': 357, 'vmamba': 60},
+        'full': {
+            'mha': 704,
+            'axial_rope': 704,
+            'relu_vit': 704,
+            'pvt': 875,
+            'pvt_linear': 961,
+            'embedding_free': 1067,
+            'polarized': 1087,
+            'polarized_sequential': 1087,
+            'swin': 818,
+            'neighbourhood': 842,
+            'fasa': 942,
+            'segman': 790,
+            'vig': 836,
+            'vmamba': 380,
+            'agent_2d': 807,
+            'inline_2d': 853,
+            'soft_2d': 725,
+            'nalaformer_2d': 746,
+        },
+    }
+)
+"""That by which all have the operations of `mha` within 1 %; `condaformer` has more without any channel mixers."""
+
+AT_EQUAL_FLOPS = MappingProxyType({'cpu': ('count',), 'full': TASKS})
+"""Tasks with studies at equal operations too; at CPU size the one that tells mixers apart."""
+
 SIDES = MappingProxyType({'swin': 4, 'neighbourhood': 3})
 """Tokens on a side of what is seen at CPU size: of 8 x 8 patches, windows as large as usual would see all."""
 
@@ -54,14 +84,20 @@ STEPS = 400
 
 
 def studies(size):
-    """A study a task and recipe."""
-    return {task: {recipe: study(task, recipe, size) for recipe in HIDDEN[size]} for task in TASKS}
+    """A study a task and recipe: at equal parameters, and then at equal operations."""
+    found = {task: studies_of(task, HIDDEN[size], size) for task in TASKS}
+    return found | {f'{task}_equal_flops': studies_of(task, EQUAL_FLOPS[size], size) for task in AT_EQUAL_FLOPS[size]}
 
 
-def study(task, recipe, size):
+def studies_of(task, widths, size):
+    """A study a recipe, with these hidden widths."""
+    return {recipe: study(task, recipe, hidden, size) for recipe, hidden in widths.items()}
+
+
+def study(task, recipe, hidden, size):
     """Every learning rate with one seed, none given up early, then the best with fresh seeds: the same for all."""
     return sweep_config(
-        config(task, recipe, size),
+        config(task, recipe, hidden, size),
         {'rate': spec(Grid, key='optimizer.peak_lr', values=RATES)},
         sampler=spec(GridSearch),
         metric='valid/all/accuracy',
@@ -71,12 +107,12 @@ def study(task, recipe, size):
     )
 
 
-def config(task, recipe, size):
+def config(task, recipe, hidden, size):
     """The run of a recipe: nothing differs between recipes but the mixers, and the width of what is between them."""
     found = config_of(CONFIGS / 'images.py', f'data={task},zoo={recipe},size={"tiny" if size == "cpu" else "small"}')
     with found.unlocked():
         for block in found.model.stack.blocks:
-            block.mlp.hidden = HIDDEN[size][recipe]
+            block.mlp.hidden = hidden
             if size == 'cpu' and recipe in SIDES:
                 block.mixer.side = SIDES[recipe]
         if size == 'cpu':
