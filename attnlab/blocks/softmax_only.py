@@ -102,6 +102,8 @@ class SoftmaxOnlyBlock(Mixer):
       rngs: draws the parameters.
     """
 
+    goes_on = True
+
     def __init__(
         self,
         dim: int,

@@ -87,6 +87,8 @@ class SparseGatedUnit(Mixer):
       rngs: draws the parameters.
     """
 
+    goes_on = True
+
     def __init__(
         self,
         dim: int,
