@@ -433,6 +433,11 @@ def _normed(layout: Layout, chosen: dict[str, str]) -> Layout:
     if not chosen['norm']:
         return layout
     norm = spec(choose({**NORMS, 'evonorm_b0': EvoNormB0}, 'norm', chosen['norm']))
+    if norm.target == spec(EvoNormB0).target and choose(VOXELS, 'voxels', chosen['voxels']):
+        raise UserError(
+            'voxels=occupied has padding, which norm=evonorm_b0 would count in its variances; choose voxels=all, or '
+            'another norm, such as evonorm_s0'
+        )
     if chosen['layout'] == 'paper':
         raise UserError(f'norm={chosen["norm"]} is for layout=flat and layout=pyramid; that of a paper has its own')
     stacks = [layout.stack] if layout.resolutions == 1 else [each.stack for each in layout.stack.resolutions]
@@ -481,13 +486,14 @@ def _paper(recipe: Recipe, images: Images, name: str, initialization: ConfigDict
         raise UserError(
             f'layout=paper is for recipes whose paper has a hierarchical model, {having}; zoo={name} has none'
         )
+    assert isinstance(recipe.layer, MixerAndMLP)
     made = []
     for index, (width, heads) in enumerate(zip(paper.widths, paper.heads, strict=True)):
         arguments = paper.arguments[index] if paper.arguments else {}
         mixers = _mixers(recipe, heads, None, _tokens(images, index), **arguments)
         stack = stack_spec(
             mixers,
-            layer=MixerAndMLP(norm=paper.norm),
+            layer=dataclasses.replace(recipe.layer, norm=paper.norm),
             depth=paper.depths[index],
             mlp=spec(MLP, hidden=paper.mlp[index] * width * paper.dim),
             initialization=initialization,
@@ -516,7 +522,9 @@ def _mixers(recipe: Recipe, heads: int, window: int | None, length: int, **argum
     for mixer in mixers:
         if recipe.bidirectional and 'causal' in takes(mixer):
             mixer.causal = False
-        mixer.update(arguments)
+        # Convolutions between them (conv=1) take none of what a paper has by stage.
+        if arguments.keys() <= takes(mixer):
+            mixer.update(arguments)
     return mixers
 
 

@@ -21,12 +21,12 @@
 
 - `zoo`: a recipe (`attnlab zoo` lists them); none for the linear systems;
 - `inputs`: `apart`, every variate a row of patches; `together`, a patch of all variates is a token; `variates`, a
-  variate is a token, and bidirectional mixers that take positions have none; `grid`, all variates' patches are one row,
-  on a grid of variates by times, for recipes with the claim `grid` and others;
+  variate is a token; `grid`, all variates' patches are one row, on a grid of variates by times, for recipes with the
+  claim `grid` and others. With the last two, bidirectional mixers that take positions along a row have none;
 - `conv`: which short convolutions there are in layers, as in `configs/language.py`;
 - `patch`, `stride`: steps of a patch, and from one to the next;
 - `form`: `causal`, read at the last token, or `bidirectional`, where all are read; by default causal where the recipe
-  is;
+  is, but with `inputs=variates|grid` and tasks other than forecasting only where it has no other form;
 - `norm`: of windows: `instance`, `last_value` or `none`; `gain=1`: with a learned gain and bias of every variate;
 - `individual=1`: a head for each variate;
 - `targets=OT`, `known=price+holiday`: names of columns, joined by `+` (indices where there are none): those that are
@@ -97,6 +97,7 @@ from attnlab.models.model import Model
 from attnlab.models.multiscale import MultiscaleForecaster
 from attnlab.models.stack import stack_spec
 from attnlab.models.two_rates import TwoRates
+from attnlab.nn.decoupled import DecoupledRope, EliteRope, SharedKey
 from attnlab.nn.mlps import GatedMLP
 from attnlab.nn.pools import MeanPool
 from attnlab.nn.positions import LearnedPlaces, Sinusoidal
@@ -332,6 +333,9 @@ INPUTS = {
     'variates': VariatesAsTokens,
     'grid': VariatesOnGrid,
 }
+ACROSS = ('variates', 'grid')
+"""Inputs whose rows hold several variates, which have no order."""
+
 FORMS = ('causal', 'bidirectional')
 SWITCH = {'0': False, '1': True}
 
@@ -495,20 +499,24 @@ def _classification(given: Mapping[str, str]) -> ConfigDict:
 
 
 def _stack(recipe: Recipe, size: Size, places: int, causal: bool, chosen: Mapping[str, str]) -> ConfigDict:
-    """The stack, or two where windows are summarised. Raises `UserError` for variates as tokens with it."""
+    """The stack, or two where windows are summarised. Raises `UserError` for rows of several variates with it."""
+    across = chosen['inputs'] in ACROSS
 
     def stacked(recipe: Recipe, places: int, causal: bool) -> ConfigDict:
         mixers = _mixers(recipe, size, places, causal)
-        for mixer in () if causal or chosen['inputs'] != 'variates' else mixers:
-            # Variates have no order that a position could tell.
+        for mixer in () if causal or recipe.grid or not across else mixers:
+            # Variates have no order that a position could tell; times are told by the inputs.
             if 'position' in takes(mixer):
-                mixer.position = None
+                mixer.position = _unplaced(mixer.position, chosen)
         return stack_spec(mixers, layer=recipe.layer, depth=size.depth, mlp=spec(GatedMLP))
 
     if not chosen['fast']:
         return stacked(recipe, places, causal)
-    if chosen['inputs'] == 'variates':
-        raise UserError(f'fast={chosen["fast"]} reads windows of time; choose inputs=apart or inputs=together')
+    if across:
+        raise UserError(
+            f'fast={chosen["fast"]} reads windows of time, and rows of inputs={chosen["inputs"]} go on from one '
+            'variate to the next; choose inputs=apart or inputs=together, or leave fast out'
+        )
     rate = _whole(chosen, 'rate')
     # The last window may be shorter than others, and is then filled up.
     fast, slow = (
@@ -530,6 +538,18 @@ def _mixers(recipe: Recipe, size: Size, places: int, causal: bool) -> tuple[Conf
         if 'causal' in takes(mixer):
             mixer.causal = False
     return mixers
+
+
+def _unplaced(position: ConfigDict | None, chosen: Mapping[str, str]) -> ConfigDict | None:
+    """What is left of a mixer's positions without places; raises `UserError` where its keys are made of them."""
+    if position is None or position.target not in {spec(kind).target for kind in (DecoupledRope, EliteRope, SharedKey)}:
+        return None
+    if position.target == spec(EliteRope).target:
+        raise UserError(
+            f'zoo={chosen["zoo"]} tells keys by their places in a row, and variates have none; choose another recipe, '
+            'or inputs=apart or inputs=together'
+        )
+    return spec(SharedKey, ratio=position.ratio)
 
 
 def _check_frozen(system: System, given: Mapping[str, str]) -> None:
@@ -641,7 +661,7 @@ def _linear(system: System, windows: Mapping[str, Any], chosen: Mapping[str, str
 def _stacked(
     system: System, windows: Mapping[str, Any], basis: TrainingBasis | None, size: Size, chosen: Mapping[str, str]
 ) -> ConfigDict:
-    if chosen['conv'] not in ('0', 'none') and chosen['inputs'] in ('variates', 'grid'):
+    if chosen['conv'] not in ('0', 'none') and chosen['inputs'] in ACROSS:
         raise UserError(f'conv={chosen["conv"]} reads neighbours, and variates have none; choose other inputs')
     recipe = chosen_recipe(chosen['zoo'])
     if recipe.grid and chosen['inputs'] != 'grid':
@@ -664,7 +684,7 @@ def _causal(recipe: Recipe, chosen: Mapping[str, str]) -> bool:
     form = chosen['form']
     if not form:
         # Variates have no order, so that none is the last; gaps have something behind them too.
-        both = chosen['inputs'] == 'variates' or chosen['task'] != 'forecasting'
+        both = chosen['inputs'] in ACROSS or chosen['task'] != 'forecasting'
         return recipe.causal and not (both and recipe.bidirectional)
     choose(dict.fromkeys(FORMS), 'form', form)
     causal = form == 'causal'
@@ -676,7 +696,7 @@ def _causal(recipe: Recipe, chosen: Mapping[str, str]) -> bool:
 def _inputs(
     system: System, windows: Mapping[str, Any], basis: TrainingBasis | None, causal: bool, chosen: Mapping[str, str]
 ) -> tuple[ConfigDict, int]:
-    """The inputs, and how many tokens they make."""
+    """The inputs, and how many tokens a row of theirs has."""
     kind = choose(INPUTS, 'inputs', chosen['inputs'])
     if kind is VariatesAsTokens:
         made = spec(kind) if basis is None else spec(OrthogonalVariates, basis=basis)
@@ -693,7 +713,7 @@ def _inputs(
         positions=None if chosen['fast'] else spec(LearnedPlaces),
         read_from='last' if causal or chosen['fast'] else 'all',
     )
-    return made, places
+    return made, places * (windows['variates'] if kind is VariatesOnGrid else 1)
 
 
 def _head(system: System, variates: int, chosen: Mapping[str, str], basis: TrainingBasis | None = None) -> ConfigDict:

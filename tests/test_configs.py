@@ -264,6 +264,7 @@ def test_other_configs_with_convolutions(module, argument):
         (series, 'system=itransformer,conv=canon', 'conv=canon reads neighbours, and variates have none'),
         (separation, 'conv=canon', 'conv=canon is of the layers of a recipe; give zoo=NAME'),
         (images, 'zoo=swin,conv=canon', 'point B of conv=canon needs a mixer with a prelude'),
+        (images, 'zoo=swin,conv=AD,layout=paper', r'point D .* within a GatedMLP; the channel mixer is .*\.MLP'),
     ],
 )
 def test_where_there_are_no_convolutions(module, argument, message):
@@ -519,6 +520,21 @@ def test_pyramids(data):
     assert [stack.blocks[0].mixer.reduction.ratio for stack in setup.model.stack.parts] == [2, 1]
 
 
+@pytest.mark.parametrize('layout', ['pyramid', 'paper'])
+def test_stages_are_those_of_the_mixers_between_convolutions(layout):
+    config = images.get_config(f'zoo=pvt,conv=1,layout={layout},data=count')
+    prepare(config).trace()
+    for resolution, ratio in zip(config.model.stack.resolutions[-2:], (2, 1), strict=True):
+        convolution, attention = (block.mixer for block in resolution.stack.blocks)
+        assert attention.reduction.ratio == ratio and 'reduction' not in convolution
+
+
+def test_stages_of_a_paper_have_convolutions():
+    for block in blocks_of(images.get_config('zoo=swin,conv=AC,layout=paper')):
+        assert block.mixer_prelude.target.endswith('Canon') and block.mlp_prelude.target.endswith('Canon')
+        assert block.norm.target.endswith('LayerNorm')
+
+
 @pytest.mark.parametrize(
     ('name', 'least', 'most'),
     # Published: 28.3 and 13.2 million with classifiers of 1,000 classes and, of PVT, positions of 224 x 224 pixels.
@@ -633,6 +649,8 @@ def test_norms_of_images(tmp_path):
     assert (moving[..., :-1] != 1).all() and (moving[..., -1] == 1).all()
     for argument, sentence in (
         ('norm=evonorm_b00', "there is no norm=evonorm_b00; did you mean 'evonorm_b0'"),
+        ('zoo=gla,data=parts,voxels=occupied,norm=evonorm_b0', 'voxels=occupied has padding, which norm=evonorm_b0'),
+        ('zoo=condaformer,data=parts,voxels=occupied,norm=evonorm_b0', 'voxels=occupied has padding'),
         ('zoo=swin,layout=paper,norm=dyt', 'norm=dyt is for layout=flat and layout=pyramid'),
         ('zoo=uniattn,norm=dyt', 'norm=dyt is for blocks that take one; those of zoo=uniattn have their own'),
     ):

@@ -3,9 +3,11 @@
 import jax
 import numpy as np
 import pytest
+from flax import nnx
 
 from attnlab.compare.measures import parameters
-from attnlab.config import plain, save
+from attnlab.config import build, plain, save
+from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.sweep.sweep import read
 from attnlab.train.optimizer import named_parameters
@@ -170,6 +172,27 @@ def test_series_have_the_sizes_of_papers():
     assert inverted.variates == 8 and inverted.stack.blocks[0].mixer.position is None
 
 
+@pytest.mark.parametrize('name', ['norm_lin', 'hyena'])
+def test_mixers_of_a_length_are_made_for_all_tokens_of_a_grid(name):
+    """Three variates of twelve patches each."""
+    config = series.get_config(f'data=lorenz,zoo={name},inputs=grid')
+    setup = prepare(config)
+    setup.trace()
+    assert setup.model.embedding.places == 12 and config.model.stack.blocks[0].mixer.length == 36
+
+
+@pytest.mark.parametrize('name', ['mha', 'mla'])
+def test_rows_of_several_variates_are_read_from_both_sides_without_places(name):
+    model = series.get_config(f'data=lorenz,zoo={name},inputs=grid').model
+    assert model.inputs.read_from == 'all'
+    mixer, ctx = build(model.stack.blocks[0].mixer)(32, rngs=nnx.Rngs(0)), Context.full(1, 6)
+    x = jax.random.normal(jax.random.key(0), (1, 6, 32))
+    order = np.array([4, 5, 0, 1, 2, 3])
+    np.testing.assert_allclose(mixer(x[:, order], ctx)[0], mixer(x, ctx)[0][:, order], rtol=1e-4, atol=1e-5)
+    placed = series.get_config('data=lorenz,zoo=axial_rope,inputs=grid').model.stack.blocks[0].mixer
+    assert placed.position.target.endswith('GridRope')
+
+
 def test_two_rates_are_two_stacks():
     stack = series.get_config('system=hiss,lookback=96').model.stack
     classes = [stack[name].blocks[0].mixer.target.rpartition('.')[2] for name in ('fast', 'slow')]
@@ -190,7 +213,11 @@ def test_two_rates_are_two_stacks():
         ('known=load', 'leave none to forecast'),
         ('ahead=2', 'there is no ahead=2'),
         ('head=quantile', "there is no head=quantile; did you mean 'quantiles'"),
-        ('system=hiss,inputs=variates', 'fast=s4 reads windows of time; choose inputs=apart'),
+        ('system=hiss,inputs=variates', 'fast=s4 reads windows of time, and rows of inputs=variates go on from one'),
+        ('zoo=s4,fast=s4,inputs=grid', 'rows of inputs=grid go on from one variate .* choose inputs=apart'),
+        ('system=hiss,fast=chimera', '--config=series:inputs=grid,zoo=chimera on variates by times'),
+        ('task=classification,zoo=chimera', '--config=series:inputs=grid,zoo=chimera on variates by times'),
+        ('zoo=elitekv,inputs=grid', 'zoo=elitekv tells keys by their places in a row, and variates have none'),
         ('system=hiss,rate=none', 'rate=none must be a whole number'),
         ('system=hiss,fast=swin', 'zoo=swin mixes tokens on a grid'),
         ('system=autotimes', 'system=autotimes needs run=WORKDIR, that of a causal language model'),

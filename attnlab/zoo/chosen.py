@@ -81,7 +81,10 @@ def sequence_recipe(name: str) -> Recipe:
     """Returns the recipe called `name`, as `chosen_recipe` does. Raises `UserError` where it needs tokens on a grid."""
     recipe = chosen_recipe(name)
     if recipe.grid:
-        raise UserError(f'zoo={name} mixes tokens on a grid, not in a sequence; --config=images:zoo={name} trains it')
+        raise UserError(
+            f'zoo={name} mixes tokens on a grid, not in a sequence; --config=images:zoo={name} trains it, and '
+            f'--config=series:inputs=grid,zoo={name} on variates by times'
+        )
     return recipe
 
 

@@ -37,9 +37,29 @@ def test_divergence_is_of_all_bins_however_many():
     counts = [np.append(each, len(of) - each.sum()) + 1e-5 for each, of in zip(inside, (truth, rows), strict=True)]
     p, q = (each / each.sum() for each in counts)
     assert divergence(rows, truth) == pytest.approx(np.sum(p * np.log(p / q)), rel=1e-6)
-    one, many = rng.normal(size=(300, 1)), rng.normal(size=(300, 8))
+    one = rng.normal(size=(300, 1))
     assert divergence(one, one) == pytest.approx(0, abs=1e-9) and divergence(one + 9, one) > 10
-    assert divergence(many, many) == pytest.approx(0, abs=1e-9) and divergence(many + 9, many) > 0
+
+
+@pytest.mark.parametrize('variates', [4, 8, 20, 250])
+def test_divergence_tells_rows_of_many_variates_apart(variates):
+    """Better is nearer, and what rests in the middle, or leaves, is farthest."""
+    rng = np.random.default_rng(2)
+    truth, again = rng.normal(size=(2, 300, variates))
+    half = np.where(np.arange(300)[:, None] % 2, again, np.nan)
+    others = again, again + 0.5, again + 1, again + 9, np.full_like(again, 1e300), np.full_like(again, np.nan)
+    found = [divergence(rows, truth) for rows in others]
+    assert found[0] < 0.2 and np.all(np.diff(found[:5]) > 0.1) and np.isfinite(found).all()
+    assert divergence(truth, truth) == 0 and found[5] > found[3] and divergence(half, truth) > found[3]
+    assert found[0] < divergence(0.7 * again, truth) < divergence(0 * again, truth)
+
+
+def test_divergence_of_many_variates_is_that_of_known_densities():
+    """Normal rows whose mean is moved by `m`: `m^2 / 2` a variate, either way."""
+    truth, again = np.random.default_rng(3).normal(size=(2, 8_000, 4))
+    assert divergence(again, truth) == pytest.approx(0, abs=0.1)
+    assert divergence(again + 0.5, truth) == pytest.approx(0.5, abs=0.1)
+    assert divergence(again + 1, truth) == pytest.approx(2, abs=0.4)
 
 
 def test_spectra_are_apart_by_frequency_not_by_size_or_phase():

@@ -281,8 +281,11 @@ def print_comparison(comparison: Comparison, printer: Printer, *, strict: bool =
     ]
     rows += [(f'({name})', *[None] * (len(columns) - 2), value) for name, value in comparison.baselines.items()]
     printer.table(Table('studies', columns, rows, comparison.head, warning=bool(comparison.reasons)))
+    metric = comparison.metric
+    if comparison.reported:
+        metric = f'confirmed: {comparison.reported}, all others: {metric}'
     printer.line(
-        f'{comparison.metric}; tokens and FLOPs of the steps taken; trials done/pruned/failed; best: one trial; '
+        f'{metric}; tokens and FLOPs of the steps taken; trials done/pruned/failed; best: one trial; '
         'expected best: of a quarter of the trials; top quarter: median of the best quarter; area: mean over log '
         'learning rate, at equal steps; these with intervals over trials (bootstrap, 88 to 96% in simulation); '
         "confirmed: Student's t at 95% over seeds, the least and the most of two, nothing of one"

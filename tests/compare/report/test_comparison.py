@@ -175,6 +175,17 @@ def test_rows_that_are_not_matched_are_said_so_and_refused_when_strict(study, tm
         compare([tmp_path / 'one', tmp_path / 'one'], 'params', 0.01)
 
 
+def test_the_metric_of_every_column_is_named(capsys):
+    row = StudyResult('a', 1.0, 1.0, (Point(1e-3, 0, 'done', 0.5),), 'min', (0.6, 0.7), score='test/loss')
+    one = Comparison('valid/loss', 'params', 0.01, (row,), ())
+    for comparison, line in (
+        (one, 'valid/loss; tokens'),
+        (dataclasses.replace(one, reported='test/loss'), 'confirmed: test/loss, all others: valid/loss; tokens'),
+    ):
+        print_comparison(comparison, Printer(Console(width=500)))
+        assert any(each.startswith(line) for each in capsys.readouterr().out.splitlines())
+
+
 def test_an_unfinished_study_is_said_to_be_one(tmp_path, monkeypatch):
     monkeypatch.setitem(MEASURES, 'train_flops', lambda setup: 1e3)
     create_study(tmp_path / 'begun', config_of(tiny.LANGUAGE.parent / 'sweeps' / 'language.py', 'zoo=mingru'))
