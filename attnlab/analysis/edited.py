@@ -136,7 +136,8 @@ def edit_run(
     ctx = context({name: jnp.asarray(value) for name, value in batch.items()})
     made = _with_model(loaded, editor(tokens, fact.answer, editor.moments(jnp.asarray(batch['tokens']), ctx)))
     before, after = (probability(each, tokens, fact) for each in (loaded, made))
-    record = {'from': str(workdir), 'ema': ema, **dataclasses.asdict(wanted), **dataclasses.asdict(how), 'rows': rows}
+    asked = {**dataclasses.asdict(wanted), **dataclasses.asdict(how), 'rows': rows}
+    record = {'from': str(workdir), 'step': loaded.step, 'ema': ema, **asked}
     numbers = write_made(workdir, loaded, made, out, {'edited': record, 'other_data': other_data})
     columns = [Column('answer'), *(Column(name, digits('.4f'), right=True) for name in ('before', 'after'))]
     printer.table(
