@@ -140,12 +140,14 @@ class Editor:
       asked: the token at which the answer is predicted, or the first of it.
       jit: compiles.
 
-    Raises `UserError` for a layer or a branch without one last linear map, or with one of few bits, and where no mixer
-    after it could bring the value from `at` to `asked`.
+    Raises `UserError` for a layer or a branch without one last linear map, or with one of few bits, for layers that
+    share parameters, and where no mixer after it could bring the value from `at` to `asked`.
     """
 
     def __init__(self, model: Any, how: Edit, *, at: int, asked: int, jit: Callable[..., Any] = jax.jit):
-        depth = one_stack(model).depth
+        stack = one_stack(model)
+        stack.check_own()
+        depth = stack.depth
         if not 0 <= how.layer < depth:
             raise UserError(f'layer of Edit is {how.layer}; the model has layers 0 to {depth - 1}')
         if at > asked:

@@ -59,8 +59,8 @@ def write_made(
     with run.held(out):
         # Another command may have come first since `check_new`.
         check_new(workdir, out, 'the command')
-        # Configs do not tell what was made apart, so that the parameters may be those of another command: they go before
-        # its facts do.
+        # Configs do not tell what was made apart, so that the parameters may be those of another command: they go
+        # before its facts do.
         if (out / 'checkpoints').exists():
             shutil.rmtree(out / 'checkpoints')
         before = [making for start in run.starts(workdir)[-1:] for making in run.makings(start)]

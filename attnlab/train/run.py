@@ -69,7 +69,7 @@ def makings(start: Mapping[str, Any]) -> list[list[Any]]:
 
     `made_before` has those of the run that it was made of.
     """
-    before = start['made_before'] if 'made_before' in start else []
+    before = start.get('made_before', [])
     return [*before, *([name, start[name]] for name in MADE if name in start)]
 
 
