@@ -8,7 +8,7 @@ from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 from ml_collections.config_flags import config_path
 
-from attnlab.config import build, flatten, from_plain, plain, spec
+from attnlab.config import build, flatten, from_plain, plain, spec, whole
 from attnlab.errors import UserError, nearest
 from attnlab.evals.measured import goal_of
 from attnlab.sweep.search import GridSearch, Pruner, Sampler
@@ -132,13 +132,11 @@ def rates_config(
 
     Raises `UserError` for seeds that are no whole number from 1.
     """
-    if not (seeds.isascii() and seeds.isdecimal() and int(seeds) >= 1):
-        raise UserError(f'seeds is {seeds!r}; it must be a whole number from 1')
     return sweep_config(
         base,
         {'rate': spec(Grid, key='optimizer.peak_lr', values=rates)},
         sampler=spec(GridSearch),
-        seeds=tuple(range(int(seeds))),
+        seeds=tuple(range(whole('seeds', seeds))),
         metric=metric,
         goal=goal,
     )

@@ -96,7 +96,8 @@ def test_a_pruner_is_chosen_by_name():
         ('pruner=hyprband', "there is no pruner=hyprband; did you mean 'hyperband'"),
         ('pruner=asha,search=grid', 'search=grid runs every point to its end'),
         ('base=gla.py,schedule=wsd', 'base=gla.py is a whole config, so schedule=wsd does not apply'),
-        ('trials=many', "trials is 'many'; it must be a whole number"),
+        ('trials=many', "trials is 'many'; it must be a whole number from 1"),
+        ('trials=²', 'trials is .².; it must be a whole number from 1'),
     ):
         with pytest.raises(UserError, match=message):
             config_of(LANGUAGE, argument)
