@@ -5,12 +5,15 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
+from rich.console import Console
 
 from attnlab.configuration import config_of
 from attnlab.errors import UserError
 from attnlab.runs import made
 from attnlab.runs.loading import Loaded, load_run
 from attnlab.train import run
+from attnlab.train.fork import Fork
+from attnlab.train.launch import launch
 from attnlab.train.setup import prepare
 from attnlab.train.state import joined, split
 from tests.compare.conftest import CONFIGS
@@ -56,6 +59,11 @@ def test_an_interrupted_command_leaves_no_parameters_to_another(source, tmp_path
     assert found.step == 4 and run.starts(out)[-1]['edited'] == {'answer': 'y'}
     for one, other in zip(jax.tree.leaves(found.variables), jax.tree.leaves(wanted.variables), strict=True):
         np.testing.assert_array_equal(one, other)
+    # It is not trained further, here or in another folder.
+    config = run.saved_config(out)
+    for folder, begin in ((out, None), (tmp_path / 'fork', Fork(out, 4, True))):
+        with pytest.raises(UserError, match=f'{out} holds a run that was made of others .edited.'):
+            launch(config, folder, console=Console(quiet=True), begin=begin)
     # What is made of that says so.
     again = tmp_path / 'again'
     made.write_made(out, found, moved(found, 1.0), again, {'quantized': {'step': 4}})
