@@ -83,9 +83,9 @@ def keys_and_values(
     return found[names[0]], found[names[1]]
 
 
-def moments_of(keys: Sequence[Float[Array, 'b t d']], damping: float) -> Float[np.ndarray, 'd d']:
+def moments_of(keys: Float[Array, 'n d'], damping: float) -> Float[np.ndarray, 'd d']:
     """The damped second moments of keys, in float64."""
-    rows = np.concatenate([np.asarray(each, np.float64).reshape(-1, each.shape[-1]) for each in keys])
+    rows = np.asarray(keys, np.float64)
     found = rows.T @ rows / len(rows)
     return found + damping * max(np.trace(found) / len(found), 1e-30) * np.eye(len(found))
 
@@ -174,9 +174,10 @@ class Editor:
         self._found, self._keys = jit(found), jit(keys)
 
     def moments(self, prompts: Tokens, ctx: Context | None = None) -> Float[np.ndarray, 'd d']:
-        """The damped second moments of the keys of prompts, or of rows of training in their context."""
+        """The damped second moments of keys of prompts, or of rows of training in their context, without padding."""
         ctx = Context.full(*prompts.shape) if ctx is None else ctx
-        return moments_of([self._keys(self._variables, prompts, ctx)], self.how.damping)
+        keys = self._keys(self._variables, prompts, ctx)
+        return moments_of(keys[ctx.segments_or_ones() > 0], self.how.damping)
 
     def __call__(
         self, tokens: Int[Array, '1 t'], target: int | Sequence[int], moments: Float[np.ndarray, 'd d']
