@@ -153,6 +153,13 @@ def arguments(text: str, **defaults: str) -> dict[str, str]:
     return defaults | given
 
 
+def whole(name: str, text: str) -> int:
+    """The whole number from 1 that an argument is; raises `UserError` for another text."""
+    if not (text.isascii() and text.isdecimal() and int(text) >= 1):
+        raise UserError(f'{name} is {text!r}; it must be a whole number from 1')
+    return int(text)
+
+
 def choose[T](table: Mapping[str, T], kind: str, name: str) -> T:
     """The entry `name` of a table of choices. Raises `UserError` naming the `kind` of choice and the nearest name."""
     if name not in table:

@@ -76,9 +76,11 @@ def symmetries(model: Any) -> list[Symmetry]:
 
     Of every branch the channels that its last map reads: of an MLP its hidden units, of a mixer with heads these, of
     another (the inner channels of a state-space model) the channels with all that belongs to them; and the channels of
-    the stream. Whether a model stays what it is has to be tried (`holds`). Raises `UserError` for maps of few bits.
+    the stream. Whether a model stays what it is has to be tried (`holds`). Raises `UserError` for maps of few bits, and
+    for layers that share parameters.
     """
     stack = one_stack(model)
+    stack.check_own()
     parameters = named_parameters(split(model)[1])
     ends = ('/mixer_norm/scale', '/mlp_norm/scale')
     norms = [path for path in parameters if path.endswith(ends) or path == 'norm/scale']

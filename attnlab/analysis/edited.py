@@ -119,9 +119,9 @@ def edit_run(
 ) -> tuple[float, float]:
     """Writes a run that answers otherwise, and returns the probability of the answer before and after.
 
-    Keys that should be mapped as before are those of the first `rows` rows of training. What is written is evaluated as
-    the run was in training. Raises `UserError` for a model without layers, one that reads no tokens, a place without
-    one last map, and a folder that holds a run.
+    Keys that should be mapped as before are those of the first `rows` rows of training, without padding. What is
+    written is evaluated as the run was in training. Raises `UserError` for a model without layers, one that reads no
+    tokens, a place without one last map, and a folder that holds a run.
     """
     check_new(workdir, out, '--out')
     loaded = load_run(workdir, step, ema=ema)
@@ -136,7 +136,8 @@ def edit_run(
     ctx = context({name: jnp.asarray(value) for name, value in batch.items()})
     made = _with_model(loaded, editor(tokens, fact.answer, editor.moments(jnp.asarray(batch['tokens']), ctx)))
     before, after = (probability(each, tokens, fact) for each in (loaded, made))
-    record = {'from': str(workdir), 'ema': ema, **dataclasses.asdict(wanted), **dataclasses.asdict(how), 'rows': rows}
+    asked = {**dataclasses.asdict(wanted), **dataclasses.asdict(how), 'rows': rows}
+    record = {'from': str(workdir), 'step': loaded.step, 'ema': ema, **asked}
     numbers = write_made(workdir, loaded, made, out, {'edited': record, 'other_data': other_data})
     columns = [Column('answer'), *(Column(name, digits('.4f'), right=True) for name in ('before', 'after'))]
     printer.table(

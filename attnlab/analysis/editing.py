@@ -83,9 +83,9 @@ def keys_and_values(
     return found[names[0]], found[names[1]]
 
 
-def moments_of(keys: Sequence[Float[Array, 'b t d']], damping: float) -> Float[np.ndarray, 'd d']:
+def moments_of(keys: Float[Array, 'n d'], damping: float) -> Float[np.ndarray, 'd d']:
     """The damped second moments of keys, in float64."""
-    rows = np.concatenate([np.asarray(each, np.float64).reshape(-1, each.shape[-1]) for each in keys])
+    rows = np.asarray(keys, np.float64)
     found = rows.T @ rows / len(rows)
     return found + damping * max(np.trace(found) / len(found), 1e-30) * np.eye(len(found))
 
@@ -140,12 +140,14 @@ class Editor:
       asked: the token at which the answer is predicted, or the first of it.
       jit: compiles.
 
-    Raises `UserError` for a layer or a branch without one last linear map, or with one of few bits, and where no mixer
-    after it could bring the value from `at` to `asked`.
+    Raises `UserError` for a layer or a branch without one last linear map, or with one of few bits, for layers that
+    share parameters, and where no mixer after it could bring the value from `at` to `asked`.
     """
 
     def __init__(self, model: Any, how: Edit, *, at: int, asked: int, jit: Callable[..., Any] = jax.jit):
-        depth = one_stack(model).depth
+        stack = one_stack(model)
+        stack.check_own()
+        depth = stack.depth
         if not 0 <= how.layer < depth:
             raise UserError(f'layer of Edit is {how.layer}; the model has layers 0 to {depth - 1}')
         if at > asked:
@@ -172,9 +174,10 @@ class Editor:
         self._found, self._keys = jit(found), jit(keys)
 
     def moments(self, prompts: Tokens, ctx: Context | None = None) -> Float[np.ndarray, 'd d']:
-        """The damped second moments of the keys of prompts, or of rows of training in their context."""
+        """The damped second moments of keys of prompts, or of rows of training in their context, without padding."""
         ctx = Context.full(*prompts.shape) if ctx is None else ctx
-        return moments_of([self._keys(self._variables, prompts, ctx)], self.how.damping)
+        keys = self._keys(self._variables, prompts, ctx)
+        return moments_of(keys[ctx.segments_or_ones() > 0], self.how.damping)
 
     def __call__(
         self, tokens: Int[Array, '1 t'], target: int | Sequence[int], moments: Float[np.ndarray, 'd d']

@@ -12,7 +12,7 @@ from attnlab.compare.baselines import Baselines, trivial_scores
 from attnlab.compare.equality import CONDITIONS, Equality, differing, of_conditions, of_kinds, of_measure
 from attnlab.config import flatten
 from attnlab.errors import UserError, nearest
-from attnlab.evals.measured import Kind, Measured, is_share
+from attnlab.evals.measured import Kind, Measured, goal_of, is_share
 from attnlab.runs.record import Record
 
 PREFERRED = ('1x/accuracy', 'all/accuracy', 'bits_per_byte', '1x/loss', 'all/loss', 'loss')
@@ -94,7 +94,7 @@ class RunResult:
     @property
     def higher(self) -> bool:
         """Whether a higher score is a better one."""
-        return is_share(self.metric)
+        return goal_of(self.metric) == 'max'
 
     @property
     def share(self) -> bool:

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -11,11 +12,15 @@ from attnlab.compare.runs import RunResult, common_beginning
 from attnlab.config import plain
 from attnlab.evals.measured import of_seeds
 from attnlab.runs.record import Record
+from attnlab.train.run import makings
 
 Curve = Sequence[tuple[int, float]]
 
 TRACELESS = ('seed', 'report', 'checkpoint', 'mesh')
 """Keys of a config in which runs of one group may differ: the seed, and what leaves no trace in the numbers."""
+
+OF_ONE = ('from', 'allocation')
+"""What runs that are made alike may differ in: the run that they are made of, and what was measured on it."""
 
 SEED = re.compile(r'[-_/. ]*(seed|s)?[-_=]?\d*$')
 """How the part that names of a group share may end before what differs: `mha-seed1` and `mha-seed2` are `mha`."""
@@ -25,7 +30,8 @@ def seed_groups(records: Sequence[Record]) -> list[list[int]]:
     """The places of runs that differ only in seed, in the order in which groups first come.
 
     Runs on different devices are not of one group. Those of one config and one seed stay apart: they are repeats, or
-    differ in what their configs do not say, such as the code, so that they are no sample of seeds.
+    differ in what their configs do not say, such as the code, so that they are no sample of seeds. Runs that are made
+    of others are of one group only if they are made alike.
     """
     groups: dict[str, list[int]] = {}
     for place, record in enumerate(records):
@@ -40,7 +46,18 @@ def seed_groups(records: Sequence[Record]) -> list[list[int]]:
 def _conditions(record: Record) -> str:
     """Everything that runs of one group have in common."""
     kept = {key: value for key, value in plain(record.config).items() if key not in TRACELESS}
-    return json.dumps([kept, record.facts['device_kind'], record.facts['device_count']], sort_keys=True)
+    facts = record.facts
+    # Configs do not say that a run was edited, merged, or quantized with feedback.
+    made = [[name, _alike(making)] for name, making in makings(facts)]
+    return json.dumps([kept, facts['device_kind'], facts['device_count'], made], sort_keys=True)
+
+
+def _alike(making: Any) -> Any:
+    """What records of runs that were made alike have in common.
+
+    Merged runs name those that they are made of, and stay apart: two of them may be made of the same.
+    """
+    return {key: making[key] for key in making if key not in OF_ONE} if isinstance(making, Mapping) else making
 
 
 def over_seeds(results: Sequence[RunResult], groups: Sequence[Sequence[int]]) -> list[RunResult]:

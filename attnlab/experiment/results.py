@@ -120,11 +120,14 @@ def preferred(
 ) -> list[Measurements]:
     """The runs of the setting, such as a learning rate, whose mean score over seeds is the least, or the highest.
 
-    A setting that lost a seed, to a loss that was not finite or another failure, is not judged by those that are left:
-    it comes into question only where all lost as many.
+    A setting that lost a seed, to a score that is not finite or another failure, is not judged by those that are left:
+    it comes into question only where all lost as many. Raises `UserError` where no run has a finite score.
     """
-    most = max(map(len, rates.values()))
-    whole = [list(runs) for runs in rates.values() if len(runs) == most]
+    found = [[run for run in runs if math.isfinite(score(run))] for runs in rates.values()]
+    most = max(map(len, found))
+    if not most:
+        raise UserError(f'no run of the settings {", ".join(map(str, rates))} has a finite score; none is preferred')
+    whole = [runs for runs in found if len(runs) == most]
     return (max if highest else min)(whole, key=lambda runs: float(np.mean([score(run) for run in runs])))
 
 

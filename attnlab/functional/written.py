@@ -12,7 +12,7 @@ LARGEST = 999
 
 
 def written(x: Float[Array, '*b']) -> Int[Array, '*b 5']:
-    """Numbers to two places with their sign, as bytes: `+1.25`. Those beyond 9.99 are written as that, and `  nan`."""
+    """Numbers to two places with their sign, as bytes: `+1.25`. Those beyond 9.99 are as that; NaN is `  nan`."""
     hundredths = jnp.clip(jnp.round(jnp.abs(x.astype(jnp.float32)) * 100), 0, LARGEST).astype(jnp.int32)
     signs = jnp.where((x < 0) & (hundredths > 0), ord('-'), ord('+'))
     digits = [ord('0') + hundredths // ten % 10 for ten in (100, 10, 1)]

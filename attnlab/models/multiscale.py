@@ -117,7 +117,7 @@ class MultiscaleForecaster(WindowModel):
         scales = range(self.scales + 1)
         windows = [jnp.swapaxes(pooled(steps, 2**scale), 1, 2) for scale in scales]
         tokens = self.tuned.adapted([self.embedding(one, self.dtype) for one in windows])
-        contexts = [self.context(one, ctx) for one in tokens]
+        contexts = [self.of_scale(ctx, one) for one in tokens]
         # Every scale has the blocks for itself, since it changes them.
         layers: list[list[Any]] = [list(self.stack.layers()) for _ in scales]
         for depth in range(self.stack.depth):
@@ -131,7 +131,7 @@ class MultiscaleForecaster(WindowModel):
         shape = (len(window), self.variates, -1)
         yield Stage('vectors', jnp.concatenate([self.norm(one).reshape(shape) for one in tokens], axis=-1))
 
-    def context(self, tokens: Rows, ctx: Context) -> Context:
+    def of_scale(self, ctx: Context, tokens: Rows) -> Context:
         """The context of the tokens of one scale, which count from 0."""
         positions = Context.full(*tokens.shape[:2]).positions
         return dataclasses.replace(ctx, positions=positions, segments=None, grid=None)

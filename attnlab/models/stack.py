@@ -97,6 +97,9 @@ class Stack(Module):
         A subclass changes what parameters of blocks start with, or refuses what it was made of.
         """
 
+    def check_own(self) -> None:
+        """Raises `UserError` where layers have no parameters of their own, so that none is changed alone; not here."""
+
     def stacked(self) -> list[tuple[Any, nnx.State]]:
         """The blocks of the pattern, each its definition and its variables, stacked over its repeats."""
         return [nnx.split(block) for block in self.blocks]
@@ -156,7 +159,9 @@ class Stack(Module):
         """Gives every layer a block of its own, stacked over one repeat: the same function, in place.
 
         Layers may then differ in the shapes of what they hold. A scan over repeats has one step, of all layers.
+        Raises `UserError` for layers without parameters of their own.
         """
+        self.check_own()
         split = self.stacked()
 
         def alone(index: int) -> Block | Mixer:
@@ -214,6 +219,13 @@ class LinearStack(Stack):
                 if isinstance(variable, nnx.Param) and variable.get_metadata().get('group') != 'matrix':
                     variable[...] = variable[...].at[1].set(0)
 
+    def check_own(self) -> None:
+        """Raises `UserError`: layers of a linear stack have no parameters of their own."""
+        raise UserError(
+            'layers of a LinearStack share two sets of parameters; attnlab.convert.learngene.expanded makes a model of '
+            'it that has some of every layer, and learngene=RUN of configs/images.py a run'
+        )
+
     def copies(self, repeats: int) -> int:
         """A base and a slope."""
         del repeats
@@ -245,12 +257,6 @@ class LinearStack(Stack):
         made = object.__new__(Stack)
         vars(made).update(vars(like))
         return made
-
-    def take_apart(self) -> None:
-        """Raises `UserError`: layers of a linear stack have no parameters of their own."""
-        raise UserError(
-            'layers of a LinearStack share two sets of parameters; attnlab.convert.learngene.expanded first'
-        )
 
 
 def linear_layers(pair: Shaped[Array, '2 ...'], count: int) -> Shaped[Array, 'l ...']:

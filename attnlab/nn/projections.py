@@ -68,8 +68,9 @@ def check_plain(linear: Linear) -> None:
     """Raises `UserError` for a linear map that does not compute with its parameters as they are."""
     if type(linear) is not Linear:
         raise UserError(
-            f'a linear map of this model is a {type(linear).__name__}, whose weights have few bits and are neither '
-            'changed nor looked into; give the run that it was made from, or one trained without rounding'
+            f'a linear map of this model is a {type(linear).__name__}, not a Linear that computes with its weights as '
+            'they are, and is neither changed nor looked into; of a run of few bits give the one that it was made '
+            'from, or one trained without rounding'
         )
 
 

@@ -12,6 +12,7 @@ from jaxtyping import Float
 
 from attnlab.blocks.block import Block
 from attnlab.errors import UserError
+from attnlab.models.stack import Stack
 from attnlab.nn.parameter import Buffer, buffer
 from attnlab.nn.projections import Linear
 from attnlab.quantize.formats import Affine, Format, Rounding, Stored, Symmetric
@@ -110,14 +111,16 @@ class Quantization:
         Tables of embeddings and of heads of a vocabulary, norms and everything else that is not a `Linear` are
         unchanged (as in Bondarenko et al. 2023, https://arxiv.org/abs/2306.12929, whose last layer is not rounded
         either); the map of a head of classes is one. Raises `UserError` for a model
-        that has none, or is quantized, for another number of formats than of maps, and where no block has a mixer with
-        such a state.
+        that has none, or is quantized, for formats of weights that layers share, for another number of formats than of
+        maps, and where no block has a mixer with such a state.
         """
         self.opened(model)
         if self.state is not None:
             _store_states(model, self.state)
         if self.weights is None and self.inputs is None:
             return model
+        if self.weights is not None:
+            check_own(model)
         found = check_maps(model)
         count = len({id(value) for _, _, value in found})
         formats = self.weights if isinstance(self.weights, tuple) else (self.weights,) * count
@@ -158,6 +161,13 @@ def check_maps(model: Any) -> list[tuple[Any, str, Linear]]:
     if not found:
         raise UserError('this model has no linear map, so there is nothing to quantize')
     return found
+
+
+def check_own(model: Any) -> None:
+    """Raises `UserError` where layers share parameters: codes are not linear in the place of a layer, as these are."""
+    for _, module in nnx.iter_modules(model):
+        if isinstance(module, Stack):
+            module.check_own()
 
 
 def replace_maps[T: Linear](model: Any, make: Callable[[int, Linear], T]) -> list[T]:

@@ -84,7 +84,8 @@ class Quartet:
 class QuartetLinear(Linear):
     """A linear map in four bits forward and backward; its parameters are those of the map, stacked over layers or not.
 
-    Its buffer `noise` is the data of the key that its backward pass draws from, one a layer.
+    Its buffer `noise` is the data of the key that its backward pass draws from, one a layer; layers of a `LinearStack`
+    share that of the base.
     """
 
     def __init__(self, linear: Linear, exponent: Exponent):

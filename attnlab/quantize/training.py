@@ -21,7 +21,7 @@ from attnlab.errors import UserError
 from attnlab.functional.straight_through import straight_through
 from attnlab.nn.projections import Linear
 from attnlab.quantize.formats import CALLED, Format, Rounding, Symmetric, format_called
-from attnlab.quantize.layers import Quantization, QuantizedLinear, check_maps, over_leading, replace_maps
+from attnlab.quantize.layers import Quantization, QuantizedLinear, check_maps, check_own, over_leading, replace_maps
 from attnlab.quantize.quartet import Quartet
 from attnlab.signature import checked_fields
 from attnlab.train.start import FromRun
@@ -174,7 +174,12 @@ class Rounded:
         return Quantization(stored, self.inputs)
 
     def packed(self, model: Any) -> Any:
-        """The trained model with its weights stored in few bits, in place."""
+        """The trained model with its weights stored in few bits, in place.
+
+        Raises `UserError` where layers share parameters.
+        """
+        if self.weights is not None:
+            check_own(model)
         replace_maps(model, lambda index, linear: linear.packed())  # type: ignore[attr-defined]
         return model
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import pathlib
+import shutil
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,8 +25,16 @@ def check_new(workdir: pathlib.Path, out: pathlib.Path, flag: str) -> None:
     """Raises `UserError` for a folder `out`, given by `flag`, that is the run itself or holds a run."""
     if out.resolve() == workdir.resolve():
         raise UserError(f'{flag} is {out}, the run itself; give it a folder of its own')
-    if (out / 'metrics.jsonl').exists():
+    if _taken(out):
         raise UserError(f'{out} holds a run already; give {flag} a new folder')
+
+
+def _taken(out: pathlib.Path) -> bool:
+    """Whether a folder holds a run that is complete, or checkpoints that no command which makes runs has written."""
+    if (out / 'metrics.jsonl').exists():
+        return True
+    recorded = run.starts(out)
+    return (out / 'checkpoints').exists() and not (recorded and run.makings(recorded[-1]))
 
 
 def write_made(
@@ -39,7 +48,8 @@ def write_made(
     """Writes a run made of the one in `workdir` and returns the numbers of its evaluators, as `metrics.jsonl` has them.
 
     It has the facts of that run, and those given in their place; `config` is that of the run unless another is given.
-    It keeps no optimiser state and no average of parameters. Raises `UserError` where `out` holds something else.
+    It keeps no optimiser state and no average of parameters. What an interrupted command has left is written anew.
+    Raises `UserError` where `out` holds something else.
     """
     config = run.saved_config(workdir) if config is None else config
     with config.unlocked():
@@ -47,9 +57,16 @@ def write_made(
             config.optimizer.ema = None
     run.claim(out, config)
     with run.held(out):
+        # Another command may have come first since `check_new`.
+        check_new(workdir, out, 'the command')
+        # Configs do not tell what was made apart, so that the parameters may be those of another command: they go
+        # before its facts do.
+        if (out / 'checkpoints').exists():
+            shutil.rmtree(out / 'checkpoints')
+        before = [making for start in run.starts(workdir)[-1:] for making in run.makings(start)]
+        run.record(out, {**recorded_facts(loaded.setup, workdir), **facts, 'made_before': before})
         loaded.setup.task.save(out)
         save_model(made, out)
-        run.record(out, {**recorded_facts(loaded.setup, workdir), **facts})
         numbers = evaluated(made)
         append_line(out / 'metrics.jsonl', {'step': made.step, **numbers})
     return numbers
@@ -62,12 +79,11 @@ def recorded_facts(setup: Setup, workdir: pathlib.Path) -> dict[str, Any]:
 
 
 def save_model(made: Loaded, out: pathlib.Path) -> None:
-    """Writes the checkpoint, unless an interrupted command has."""
+    """Writes the checkpoint."""
     _, params, buffers = split(made.model())
     with contextlib.closing(Checkpoints(out / 'checkpoints', notify=lambda line: None)) as checkpoints:
-        if made.step not in checkpoints.steps():
-            state = TrainState(params, (), jnp.int32(made.step), buffers)
-            checkpoints.save(made.step, state, {'step': made.step, 'sums': {}})
+        state = TrainState(params, (), jnp.int32(made.step), buffers)
+        checkpoints.save(made.step, state, {'step': made.step, 'sums': {}})
 
 
 def evaluated(made: Loaded) -> dict[str, float]:

@@ -8,9 +8,9 @@ from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 from ml_collections.config_flags import config_path
 
-from attnlab.config import build, flatten, from_plain, plain, spec
+from attnlab.config import build, flatten, from_plain, plain, spec, whole
 from attnlab.errors import UserError, nearest
-from attnlab.evals.measured import is_share
+from attnlab.evals.measured import goal_of
 from attnlab.sweep.search import GridSearch, Pruner, Sampler
 from attnlab.sweep.space import Drawn, Grid, Space
 
@@ -132,13 +132,11 @@ def rates_config(
 
     Raises `UserError` for seeds that are no whole number from 1.
     """
-    if not (seeds.isascii() and seeds.isdecimal() and int(seeds) >= 1):
-        raise UserError(f'seeds is {seeds!r}; it must be a whole number from 1')
     return sweep_config(
         base,
         {'rate': spec(Grid, key='optimizer.peak_lr', values=rates)},
         sampler=spec(GridSearch),
-        seeds=tuple(range(int(seeds))),
+        seeds=tuple(range(whole('seeds', seeds))),
         metric=metric,
         goal=goal,
     )
@@ -157,14 +155,16 @@ def read(config: ConfigDict) -> Sweep:
         raise UserError(f'config.confirm is {built["confirm"]!r}; it must be a whole number of at least 0')
     if type(built.get('reported', '')) is not str:
         raise UserError(f'config.reported is {built["reported"]!r}; it must be the name of a metric, such as test/loss')
-    if (reported := built.get('reported', '')) and is_share(reported) != is_share(built['metric']):
-        lower, higher = sorted((reported, built['metric']), key=is_share)
-        raise UserError(
-            f'config.metric is {built["metric"]} and config.reported {reported}; {higher} is the better the higher and '
-            f'{lower} is not, and what is chosen by one goal is reported by the same'
-        )
     if built['goal'] not in ('min', 'max'):
         raise UserError(f"config.goal is {built['goal']!r}; it must be 'min' or 'max'")
+    for name in ('metric', 'reported'):
+        if name in built and (goal := goal_of(built[name])) not in (None, built['goal']):
+            better = 'higher' if goal == 'max' else 'lower'
+            raise UserError(
+                f'config.{name} is {built[name]}, which is the better the {better}, and config.goal is '
+                f'{built["goal"]!r}; it must be {goal!r}, by which both the best trial is chosen and what is reported '
+                'is ranked'
+            )
     keys = [key for dimension in space.values() for key in dimension.keys]
     if 'seed' in keys or len(set(keys)) != len(keys):
         raise UserError(f'the space sets {", ".join(sorted(keys))}; each may be set once, and seed by config.seeds')

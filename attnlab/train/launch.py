@@ -36,7 +36,7 @@ def launch(
     directory is touched.
     """
     began = time.perf_counter()
-    _check_trainable(config)
+    _check_trainable(config, workdir, begin)
     setup = prepare(config).restored(workdir if begin is None else begin.run)
     setup.check_batch()
     setup.load_data()
@@ -80,10 +80,10 @@ def train(
 ) -> str:
     """Claims the work directory, records the start with the facts of `measured`, and trains; see `loop.train`.
 
-    Raises `UserError` where the directory belongs to another config or process, the data have changed, or steps to be
-    traced were taken before.
+    Raises `UserError` where the directory belongs to another config or process or holds a run that was made of others,
+    the data have changed, or steps to be traced were taken before.
     """
-    _check_trainable(config)
+    _check_trainable(config, workdir, begin)
     run.check_claim(workdir, config)
     with run.held(workdir):
         if profile is not None:
@@ -112,11 +112,18 @@ def train(
     return outcome
 
 
-def _check_trainable(config: ConfigDict) -> None:
+def _check_trainable(config: ConfigDict, workdir: pathlib.Path, begin: Fork | None) -> None:
     if QUANTIZATION in config:
         raise UserError(
             f'config.{QUANTIZATION} is of a quantized run, which is not trained: train, then attnlab quantize'
         )
+    # Configs do not say so of edited and merged runs, which have no state of the optimiser either.
+    for folder in (workdir,) if begin is None else (workdir, begin.run):
+        if made := [name for start in run.starts(folder)[-1:] for name, _ in run.makings(start)]:
+            raise UserError(
+                f'{folder} holds a run that was made of others ({", ".join(made)}), which is not trained further; '
+                f'begin a new one with its parameters, as with run={folder} of configs/language.py'
+            )
 
 
 def measured(setup: Setup) -> dict[str, Any]:

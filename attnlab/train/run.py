@@ -6,7 +6,7 @@ import pathlib
 import platform
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -28,6 +28,9 @@ CODE = ('--', ':/', ':(top,exclude)*.md')
 
 FACTS = frozenset({'data', 'implementations', 'parameters', 'flops_per_token', 'state_bytes_per_sequence'})
 """Keys that every start records besides its environment."""
+
+MADE = ('edited', 'merged', 'quantized')
+"""Keys of a start that made its run of others; a run has one of them, or none."""
 
 
 def saved_config(workdir: pathlib.Path) -> ConfigDict:
@@ -59,6 +62,15 @@ def starts(workdir: pathlib.Path) -> list[dict[str, Any]]:
     if lacking := sorted(FACTS - listed[-1].keys()):
         raise UserError(f'{path} is damaged: its last start lacks {", ".join(lacking)}; {remedy}')
     return listed
+
+
+def makings(start: Mapping[str, Any]) -> list[list[Any]]:
+    """How the run of a start was made of others, each by name of `MADE` and record, the newest last; empty if trained.
+
+    `made_before` has those of the run that it was made of.
+    """
+    before = start.get('made_before', [])
+    return [*before, *([name, start[name]] for name in MADE if name in start)]
 
 
 def claim(workdir: pathlib.Path, config: ConfigDict) -> None:

@@ -12,7 +12,7 @@ import pathlib
 
 from ml_collections import ConfigDict
 
-from attnlab.config import arguments, choose, spec, spec_of
+from attnlab.config import arguments, choose, spec, spec_of, whole
 from attnlab.configuration import config_of
 from attnlab.errors import UserError
 from attnlab.nn.core_units import BINARY, UNARY, CoreUnit
@@ -29,8 +29,6 @@ PLACES = {'combine': tuple(BINARY), 'first': tuple(UNARY), 'second': tuple(UNARY
 def get_config(arg: str = '') -> ConfigDict:
     """The config of `search=,units=,trials=` and of `zoo=,size=,data=` of `configs/language.py`."""
     chosen = arguments(arg, search='tpe', units='1', trials='64', zoo='mha', size='tiny', data='stdlib')
-    if not chosen['trials'].isdigit() or chosen['trials'] == '0':
-        raise UserError(f'trials is {chosen["trials"]!r}; it must be a whole number from 1')
     unit = choose(UNITS, 'units', chosen['units'])
     base = config_of(LANGUAGE, ','.join(f'{name}={chosen[name]}' for name in ('zoo', 'size', 'data')) + ',mlp=plain')
     blocks = base.model.stack.blocks
@@ -53,7 +51,7 @@ def get_config(arg: str = '') -> ConfigDict:
         space,
         sampler=spec(choose(SEARCHES, 'search', chosen['search'])),
         pruner=spec(Asha, first=base.evals[0].cadence.n),
-        trials=int(chosen['trials']),
+        trials=whole('trials', chosen['trials']),
         seeds=(0,),
         metric='valid/loss',
         confirm=3,

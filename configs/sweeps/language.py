@@ -15,7 +15,7 @@ import pathlib
 
 from ml_collections import ConfigDict
 
-from attnlab.config import arguments, choose, spec
+from attnlab.config import arguments, choose, spec, whole
 from attnlab.configuration import config_of
 from attnlab.errors import UserError
 from attnlab.sweep.search import Asha, GridSearch, Hyperband, Pruner, QuasiRandom, RandomSearch, Tpe
@@ -55,7 +55,7 @@ def get_config(arg: str = '') -> ConfigDict:
         space,
         sampler=spec(sampler),
         pruner=None if pruner is None else spec(pruner, first=base.evals[0].cadence.n),
-        trials=_count(chosen['trials']),
+        trials=whole('trials', chosen['trials']),
         seeds=(0, 1, 2),
         metric='valid/loss',
     )
@@ -73,9 +73,3 @@ def _base(path: str, asked: dict[str, str], defaults: dict[str, str]) -> ConfigD
 
 def _range(key: str, low: float, high: float, factor: float) -> ConfigDict:
     return spec(LogUniform, key=key, low=low * factor, high=high * factor)
-
-
-def _count(text: str) -> int:
-    if not text.isdigit():
-        raise UserError(f'trials is {text!r}; it must be a whole number')
-    return int(text)

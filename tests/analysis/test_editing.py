@@ -1,5 +1,7 @@
 """Rank-one edits: the key has the value, other keys change least, and a model answers as it is told."""
 
+import dataclasses
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -52,6 +54,17 @@ def test_a_model_answers_as_it_is_told(name, branch):
     assert np.linalg.matrix_rank(np.asarray(new[1] - old[1]), tol=1e-4) == 1
 
 
+def test_keys_of_padding_do_not_count():
+    editor = Editor(made('nope', heads=2), Edit(layer=1), at=1, asked=1)
+    rows = jnp.asarray([[1, 2, 3, 0], [4, 5, 6, 0]])
+    padded = dataclasses.replace(Context.full(2, 4), segments=jnp.asarray([[1, 1, 1, 0]] * 2))
+    other = rows.at[:, 3].set(6)
+    found, changed, whole = (editor.moments(each, ctx) for each, ctx in ((rows, padded), (other, padded), (rows, None)))
+    np.testing.assert_allclose(found, changed, rtol=1e-6)
+    np.testing.assert_allclose(found, editor.moments(rows[:, :3]), rtol=1e-4, atol=1e-6)
+    assert np.abs(found - whole).max() > 1e-3 * np.abs(whole).max()
+
+
 def test_what_cannot_be_edited_is_said():
     with pytest.raises(UserError, match="branch of Edit is 'head'"):
         Edit(layer=0, branch='head')
@@ -61,5 +74,5 @@ def test_what_cannot_be_edited_is_said():
     with pytest.raises(UserError, match='at is 3 and asked 1'):
         Editor(model, Edit(layer=0), at=3, asked=1)
     for few in (Quantization(Symmetric(4)), Rounded(Symmetric(4))):
-        with pytest.raises(UserError, match='weights have few bits and are neither changed nor looked into'):
+        with pytest.raises(UserError, match='Linear, not a Linear that computes with its weights as they are'):
             Editor(few(made('nope', heads=2)), Edit(layer=0), at=0, asked=3)

@@ -41,6 +41,26 @@ def test_runs_that_differ_only_in_seed_are_one_group_and_no_others(made):
     assert seed_groups([read_record(folder) for folder in (*folders[:3], repeat)]) == [[0], [1], [2], [3]]
 
 
+def test_runs_made_of_runs_are_no_seeds_of_trained_ones(made):
+    edit = {'edited': {'from': 'a', 'answer': 'x'}}
+    few = {'quantized': {'from': 'a', 'feedback': None, 'allocation': []}}
+    tried = [
+        {},
+        edit,
+        {'merged': ['a', 'b']},
+        {},
+        {'merged': ['b', 'a']},
+        {'edited': {'from': 'b', 'answer': 'x'}},
+        {'edited': {'from': 'b', 'answer': 'y'}},
+        few,
+        {'quantized': {'from': 'b', 'feedback': {'rows': 8}, 'allocation': []}},
+        {'quantized': {'from': 'b', 'feedback': None, 'allocation': [0.5]}},
+        few | {'made_before': [['edited', edit['edited']]]},
+    ]
+    records = [read_record(made(f'run-{i}', scored(0.5), seed=i, facts=facts)) for i, facts in enumerate(tried)]
+    assert seed_groups(records) == [[0, 3], [1, 5], [2], [4], [6], [7, 9], [8], [10]]
+
+
 def test_the_score_is_the_mean_with_students_interval_and_the_noise_of_the_test_set(made):
     results = [run_result(read_record(folder)) for folder in seeded(made, 'mha')]
     (one,) = over_seeds(results, [[0, 1, 2]])

@@ -7,6 +7,8 @@ import pytest
 from flax import nnx
 from rich.console import Console
 
+from attnlab.analysis.between import symmetries
+from attnlab.analysis.editing import Edit, Editor
 from attnlab.blocks.block import Block
 from attnlab.blocks.hyper_connections import HyperConnections
 from attnlab.config import build, spec
@@ -18,6 +20,9 @@ from attnlab.models.heads.language import LanguageHead
 from attnlab.models.model import Model
 from attnlab.models.stack import LinearStack, Stack
 from attnlab.nn.mlps import GatedMLP
+from attnlab.quantize.formats import Affine, Symmetric
+from attnlab.quantize.layers import Quantization
+from attnlab.quantize.training import Rounded
 from attnlab.runs.loading import load_run
 from attnlab.train.launch import launch
 from attnlab.train.setup import prepare
@@ -130,5 +135,20 @@ def test_mistakes_are_named():
         model(residual=spec(HyperConnections))
     with pytest.raises(UserError, match='layers of a LinearStack share two sets of parameters'):
         model().stack.take_apart()
+    for change in (
+        Quantization(Symmetric(8)),
+        Rounded(weights=Symmetric(8)).packed,
+        symmetries,
+        lambda made: Editor(made, Edit(layer=1), at=1, asked=3),
+    ):
+        with pytest.raises(UserError, match='layers of a LinearStack share two sets of parameters'):
+            change(model())
     with pytest.raises(UserError, match='layers=linear is of layers of one width; it needs layout=flat, not pyramid'):
         images.get_config('layers=linear,layout=pyramid')
+
+
+def test_inputs_of_few_bits_leave_layers_linear():
+    """Parameters stay what they were; a model of layers of their own is quantized alike."""
+    how = Quantization(inputs=Affine(8))
+    made = moved(model())
+    assert_same(outputs(how(nnx.clone(made))), outputs(how(expanded(made, 4))))

@@ -7,7 +7,9 @@ import re
 
 import pytest
 
+from attnlab.errors import UserError
 from attnlab.experiment.experiment import SIZES, Experiment, load_module
+from attnlab.experiment.results import preferred
 from attnlab.experiment.studies import tables
 
 NUMBER = re.compile(r'-?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?')
@@ -59,3 +61,17 @@ def _close(shown: str, other: str) -> bool:
 def test_agreement_is_to_the_last_digit():
     assert agree('1.0000 [55,813, 1e-3]', '1.0001 [55,814, 1e-3]') and agree('0.492', '0.4921')
     assert not agree('1.0000', '1.0002') and not agree('55,813', '55,815') and not agree('a 1', 'b 1')
+
+
+def test_a_setting_whose_score_is_not_finite_is_not_preferred():
+    def scored(*values):
+        return [{'loss': value} for value in values]
+
+    nan = float('nan')
+    for highest, best in ((False, 0.1), (True, 0.3)):
+        rates = {1e-2: scored(nan, nan), 1e-3: scored(0.1, 0.1), 1e-4: scored(0.3, 0.3), 1e-1: scored(nan, 0.0)}
+        assert preferred(rates, lambda run: run['loss'], highest=highest) == scored(best, best)
+    # All have lost one.
+    assert preferred({1: scored(nan, 0.4), 2: scored(0.2)}, lambda run: run['loss']) == scored(0.2)
+    with pytest.raises(UserError, match='no run of the settings 1, 2 has a finite score'):
+        preferred({1: scored(nan), 2: []}, lambda run: run['loss'])

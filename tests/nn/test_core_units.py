@@ -92,5 +92,6 @@ def test_a_trial_of_the_sweep_is_a_config_with_its_tree(units):
 def test_mistakes_are_named():
     with pytest.raises(UserError, match="there is no first=tan; did you mean 'tanh'"):
         CoreUnit(first='tan')
-    with pytest.raises(UserError, match="trials is 'many'; it must be a whole number from 1"):
-        sweeps_activations.get_config('trials=many')
+    for text in ('many', '²', '00'):
+        with pytest.raises(UserError, match=f"trials is '{text}'; it must be a whole number from 1"):
+            sweeps_activations.get_config(f'trials={text}')

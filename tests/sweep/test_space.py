@@ -96,7 +96,8 @@ def test_a_pruner_is_chosen_by_name():
         ('pruner=hyprband', "there is no pruner=hyprband; did you mean 'hyperband'"),
         ('pruner=asha,search=grid', 'search=grid runs every point to its end'),
         ('base=gla.py,schedule=wsd', 'base=gla.py is a whole config, so schedule=wsd does not apply'),
-        ('trials=many', "trials is 'many'; it must be a whole number"),
+        ('trials=many', "trials is 'many'; it must be a whole number from 1"),
+        ('trials=²', 'trials is .².; it must be a whole number from 1'),
     ):
         with pytest.raises(UserError, match=message):
             config_of(LANGUAGE, argument)
@@ -128,10 +129,18 @@ def test_what_is_reported_has_the_goal_of_what_is_chosen_by():
     with config.unlocked():
         config.reported = 'test/loss'
     assert read(config).score == 'test/loss'
+    for metric, reported, goal, message in (
+        ('valid/loss', 'test/accuracy', 'min', "reported is test/accuracy, which is the better the higher, .*'max'"),
+        ('valid/si_snr_improvement', 'test/loss', 'max', "reported is test/loss, .* the better the lower, .*'min'"),
+        ('valid/1x/accuracy', 'test/1x/accuracy', 'min', "metric is valid/1x/accuracy, .*'max'"),
+    ):
+        with config.unlocked():
+            config.metric, config.reported, config.goal = metric, reported, goal
+        with pytest.raises(UserError, match=message):
+            read(config)
     with config.unlocked():
-        config.reported = 'test/accuracy'
-    with pytest.raises(UserError, match='test/accuracy is the better the higher and valid/loss is not'):
-        read(config)
+        config.metric, config.reported, config.goal = 'valid/si_snr', 'test/accuracy', 'max'
+    assert read(config).score == 'test/accuracy'
     with pytest.raises(UserError, match=r'seeds is .².; it must be a whole number from 1'):
         rates_config(config, (1e-3,), seeds='²', metric='valid/loss')
 

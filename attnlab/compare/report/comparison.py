@@ -127,7 +127,7 @@ class Comparison:
       reasons: what makes them unequal: nothing, if they may be compared.
       sentence: what is best, at what cost, and whether the intervals say so.
       task: what the first was trained on.
-      baselines: what trivial predictors reach by the metric that is reported, by name.
+      baselines: what trivial predictors reach by the metric that studies are ranked by, by name.
       reported: the metric of confirmed runs, where it is another; empty: `metric`.
     """
 
@@ -185,7 +185,7 @@ def compare_studies(studies: Sequence[Study], by: str, tolerance: float, storage
     step = _common_step(studies)
     rows = tuple(_row(name, study, by, storage, step) for name, study in zip(names, studies, strict=True))
     base, sweep = studies[0].sweep.base, studies[0].sweep
-    task, baselines = task_name(base.task), trivial_scores(base, sweep.score)
+    task, baselines = task_name(base.task), trivial_scores(base, ranked_metric(rows, sweep.metric, sweep.score))
     return Comparison(
         metric=sweep.metric,
         by=by,
@@ -279,15 +279,17 @@ def print_comparison(comparison: Comparison, printer: Printer, *, strict: bool =
         (row.name, row.size, row.flops, row.tokens, _counts(row), *(row.statistics.get(name) for name in RANKS))
         for row in comparison.rows
     ]
-    rows += [(f'({name})', *[None] * (len(columns) - 2), value) for name, value in comparison.baselines.items()]
+    empty = [None] * (len(columns) - 1 - len(RANKS))
+    rows += [
+        (f'({name})', *empty, *(value if statistic == scored(comparison.rows) else None for statistic in RANKS))
+        for name, value in comparison.baselines.items()
+    ]
     printer.table(Table('studies', columns, rows, comparison.head, warning=bool(comparison.reasons)))
-    metric = comparison.metric
-    if comparison.reported:
-        metric = f'confirmed: {comparison.reported}, all others: {metric}'
+    confirmed = f', confirmed runs by {comparison.reported}' if comparison.reported else ''
     printer.line(
-        f'{metric}; tokens and FLOPs of the steps taken; trials done/pruned/failed; best: one trial; '
-        'expected best: of a quarter of the trials; top quarter: median of the best quarter; area: mean over log '
-        'learning rate, at equal steps; these with intervals over trials (bootstrap, 88 to 96% in simulation); '
+        f'{comparison.metric}{confirmed}; tokens and FLOPs of the steps taken; trials done/pruned/failed; best: one '
+        'trial; expected best: of a quarter of the trials; top quarter: median of the best quarter; area: mean over '
+        'log learning rate, at equal steps; these with intervals over trials (bootstrap, 88 to 96% in simulation); '
         "confirmed: Student's t at 95% over seeds, the least and the most of two, nothing of one"
     )
 
@@ -329,9 +331,12 @@ def cells(row: StudyResult) -> list[str]:
 
 
 def baseline_cells(comparison: Comparison) -> list[list[str]]:
-    """A row for each trivial predictor, its score in the last column."""
-    empty = [''] * (len(headers(comparison)) - 2)
-    return [[f'({name})', *empty, f'{value:.4g}'] for name, value in comparison.baselines.items()]
+    """A row for each trivial predictor, its score in the column that studies are ranked by."""
+    names = headers(comparison)[1:]
+    return [
+        [f'({name})', *(f'{value:.4g}' if column == scored(comparison.rows) else '' for column in names)]
+        for name, value in comparison.baselines.items()
+    ]
 
 
 COLUMNS = tuple(RANKS)

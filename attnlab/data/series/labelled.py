@@ -73,8 +73,11 @@ def labelled_windows(path: str) -> LabelledWindows:
     return LabelledWindows(path, int(labels.max()) + 1, *windows.shape[1:])
 
 
-UNREADABLE = (ValueError, OSError, EOFError, SyntaxError, zlib.error, zipfile.BadZipFile, tokenize.TokenError)
-"""What numpy raises for members of an archive that are damaged, or objects."""
+UNREADABLE = (
+    *(ValueError, OSError, EOFError, SyntaxError, MemoryError),
+    *(zlib.error, zipfile.BadZipFile, tokenize.TokenError),
+)
+"""What numpy raises for members of an archive that are damaged, claim more numbers than fit, or are objects."""
 
 
 @functools.lru_cache(maxsize=2)

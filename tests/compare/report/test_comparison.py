@@ -11,11 +11,14 @@ from rich.console import Console
 
 from attnlab.compare.intervals import area, best, expected_best, over_trials, top_quarter
 from attnlab.compare.measures import MEASURES
+from attnlab.compare.report import comparison
 from attnlab.compare.report.comparison import (
     Comparison,
     Point,
     StudyResult,
+    baseline_cells,
     compare,
+    headers,
     print_comparison,
     ranked_metric,
 )
@@ -88,6 +91,28 @@ def test_shares_end_at_one_by_what_they_are_of():
     assert of_share.statistics['confirmed'].high == 1.0
     assert ranked_metric([of_share], 'valid/gain', 'test/accuracy') == 'test/accuracy'
     assert ranked_metric([dataclasses.replace(of_share, confirmed=())], 'valid/gain', 'a/b') == 'valid/gain'
+
+
+@pytest.mark.parametrize(('confirmed', 'column', 'guessed'), [((), 'best', '1'), ((0.7, 0.8), 'confirmed', '2')])
+def test_baselines_are_of_the_metric_that_ranks(study, tmp_path, monkeypatch, capsys, confirmed, column, guessed):
+    """They stand in its column."""
+    guesses = {'valid/loss': {'guess': 1.0}, 'test/loss': {'guess': 2.0}}
+    monkeypatch.setattr(comparison, 'trivial_scores', lambda base, metric: guesses[metric])
+    monkeypatch.setitem(MEASURES, 'train_flops', lambda setup: 1e3)
+    study('one', reported='test/loss')
+    row = comparison._row
+    monkeypatch.setattr(comparison, '_row', lambda *given: dataclasses.replace(row(*given), confirmed=confirmed))
+    found = compare([tmp_path / 'one'], 'params', 0.01)
+    (cells,) = baseline_cells(found)
+    assert {name: cell for name, cell in zip(headers(found), cells, strict=True) if cell} == {
+        'study': '(guess)',
+        column: guessed,
+    }
+    print_comparison(found, Printer(Console(width=300, force_terminal=True, color_system=None)))
+    printed = capsys.readouterr().out
+    assert 'valid/loss, confirmed runs by test/loss; tokens' in printed
+    (cells,) = [line.split() for line in printed.splitlines() if line.startswith('(guess)')]
+    assert cells[-1] == guessed
 
 
 def test_areas_are_of_values_at_equal_steps_and_seeds_have_the_noise_of_the_test_set():
@@ -178,11 +203,11 @@ def test_rows_that_are_not_matched_are_said_so_and_refused_when_strict(study, tm
 def test_the_metric_of_every_column_is_named(capsys):
     row = StudyResult('a', 1.0, 1.0, (Point(1e-3, 0, 'done', 0.5),), 'min', (0.6, 0.7), score='test/loss')
     one = Comparison('valid/loss', 'params', 0.01, (row,), ())
-    for comparison, line in (
+    for found, line in (
         (one, 'valid/loss; tokens'),
-        (dataclasses.replace(one, reported='test/loss'), 'confirmed: test/loss, all others: valid/loss; tokens'),
+        (dataclasses.replace(one, reported='test/loss'), 'valid/loss, confirmed runs by test/loss; tokens'),
     ):
-        print_comparison(comparison, Printer(Console(width=500)))
+        print_comparison(found, Printer(Console(width=500)))
         assert any(each.startswith(line) for each in capsys.readouterr().out.splitlines())
 
 

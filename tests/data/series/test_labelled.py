@@ -1,6 +1,7 @@
 """Windows of one's own with labels."""
 
 import pathlib
+import zipfile
 
 import numpy as np
 import pytest
@@ -70,6 +71,13 @@ def test_members_that_cannot_be_read_are_named(tmp_path):
     path.write_bytes(content.replace(b"{'descr'", b"{'de(((", 1))
     with pytest.raises(UserError, match='has an x or label that cannot be read as numbers'):
         labelled_windows(str(path))
+    # A header that claims 10^18 numbers more than there are.
+    with zipfile.ZipFile(tmp_path / 'huge.npz', 'w') as archive, archive.open('label.npy', 'w') as label:
+        np.lib.format.write_array(label, LABEL)
+    with zipfile.ZipFile(tmp_path / 'huge.npz', 'a') as archive, archive.open('x.npy', 'w') as x:
+        np.lib.format.write_array_header_1_0(x, {'descr': '<f8', 'fortran_order': False, 'shape': (50, 10**15)})
+    with pytest.raises(UserError, match='has an x or label that cannot be read as numbers: Unable to allocate'):
+        labelled_windows(str(tmp_path / 'huge.npz'))
 
 
 def test_another_file_is_named(tmp_path):
