@@ -18,7 +18,15 @@ from ml_collections import ConfigDict
 from rich.console import Console
 
 from attnlab import files
-from attnlab.compare.report.comparison import Comparison, Point, StudyResult, baseline_cells, cells, headers
+from attnlab.compare.report.comparison import (
+    Comparison,
+    Point,
+    StudyResult,
+    baseline_cells,
+    cells,
+    headers,
+    with_sentence,
+)
 from attnlab.compare.report.contents import StudyContents, gather
 from attnlab.compare.report.page import write_report
 from attnlab.errors import UserError
@@ -49,8 +57,8 @@ SECONDS = 'seconds.json'
 MATCHED_BY, TOLERANCE = 'params', 0.01
 """What the models of the studies agree in."""
 
-REPORTED = ('reasons', 'sentence', 'task')
-"""What is kept of a comparison besides its studies."""
+REPORTED = ('reasons', 'task')
+"""What is kept of a comparison besides its studies; its sentence follows from them."""
 
 
 def run_studies(experiment: Experiment, workdirs: pathlib.Path, command: str, workers: int, console: Console) -> bool:
@@ -150,12 +158,11 @@ def tables(results: Mapping[str, Any]) -> list[str]:
             tolerance=TOLERANCE,
             rows=rows,
             reasons=tuple(report['reasons']),
-            sentence=report['sentence'],
             task=report['task'],
             baselines=studies[0]['baselines'],
             reported=studies[0].get('reported', ''),
         )
-        found.append(_table(name, comparison))
+        found.append(_table(name, with_sentence(comparison, [study['costs'] for study in studies])))
     return found
 
 

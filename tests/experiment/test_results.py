@@ -46,6 +46,32 @@ def test_the_table_of_the_readme_and_the_figure_follow_from_the_numbers(folder):
             assert any(len(line) == len(other) and all(map(agree, line, other)) for other in lines), line
 
 
+def test_the_sentence_above_a_table_is_made_from_the_numbers_and_not_kept():
+    def study(name, confirmed, state):
+        return {
+            'report': 'recall',
+            'study': name,
+            'metric': 'test/accuracy',
+            'goal': 'max',
+            'flops_of_all': 1e9,
+            'tokens': 1000,
+            'counted': True,
+            'noise': None,
+            'trials': [{'rate': 1e-3, 'seed': 0, 'state': 'done', 'value': confirmed[0]}],
+            'confirmed': confirmed,
+            'baselines': {'chance': 0.1},
+            'costs': {'parameters': 100.0, 'state_bytes': state, 'flops': 1e9},
+        }
+
+    kept = {'reasons': [], 'task': 'Recall', 'sentence': 'what was said of other numbers'}
+    studies = [study('gla', [0.98, 0.2, 1.0], 1024.0), study('mha', [0.94, 0.95, 0.96], 4096.0)]
+    (text,) = tables({'reports': {'recall': kept}, 'studies': studies})
+    assert text.split('\n\n')[1] == (
+        'mha has the highest confirmed test/accuracy on Recall, with 4.0 KiB of state: 0.95 ± 0.02 (95 %, 3 seeds); '
+        'not separated from gla (0.73 [0.00, 1.00], 1.0 KiB of state), which is cheaper.'
+    )
+
+
 def agree(shown: str, other: str) -> bool:
     """Whether texts are the same but for one in the last digit of a number, for the JSON has been rounded before."""
     mine, theirs = NUMBER.findall(shown), NUMBER.findall(other)

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -185,58 +185,57 @@ def compare_studies(studies: Sequence[Study], by: str, tolerance: float, storage
     step = _common_step(studies)
     rows = tuple(_row(name, study, by, storage, step) for name, study in zip(names, studies, strict=True))
     base, sweep = studies[0].sweep.base, studies[0].sweep
-    task, baselines = task_name(base.task), trivial_scores(base, ranked_metric(rows, sweep.metric, sweep.score))
-    return Comparison(
+    found = Comparison(
         metric=sweep.metric,
         by=by,
         tolerance=tolerance,
         rows=rows,
         reasons=tuple(_reasons(names, studies, rows, by, tolerance)),
-        sentence=_sentence(studies, rows, task, baselines, tolerance, by),
-        task=task,
-        baselines=baselines,
+        task=task_name(base.task),
+        baselines=trivial_scores(base, ranked_metric(rows, sweep.metric, sweep.score)),
         reported=sweep.reported,
     )
+    records = [shown_record(study) for study in studies]
+    costs = [{} if record is None else _costs(study, record) for study, record in zip(studies, records, strict=True)]
+    measures = {'state_bytes': _state(studies[0]), 'flops': 'train_flops'}
+    return with_sentence(found, costs, [cost for cost in NAMED if measures[cost] == by])
+
+
+NAMED = ('state_bytes', 'flops')
+"""What the sentence may name beside a score: bytes of state at the training length, operations of training a trial."""
+
+
+def with_sentence(
+    comparison: Comparison, costs: Sequence[Mapping[str, float | None]], matched: Sequence[str] = ()
+) -> Comparison:
+    """The comparison with its sentence, from its rows and what each of them costs, by the names of `NAMED`.
+
+    `matched` are the costs that were made equal, which are not named.
+    """
+    statistic = scored(comparison.rows)
+    entries = [
+        Scored(row.name, row.statistics[statistic], {name: cost[name] for name in NAMED if name in cost})
+        for row, cost in zip(comparison.rows, costs, strict=True)
+        if row.statistics
+    ]
+    opening = Opening(
+        name='score',
+        entries=entries,
+        looks={},
+        metric=scored_metric(comparison.rows, comparison.metric, comparison.score),
+        higher=comparison.rows[0].goal == 'max',
+        share=is_share(ranked_metric(comparison.rows, comparison.metric, comparison.score)),
+        task=comparison.task,
+        matched=matched,
+        tolerance=comparison.tolerance,
+        baselines=comparison.baselines,
+    )
+    return dataclasses.replace(comparison, sentence=opening.sentence)
 
 
 def scored(rows: Sequence[StudyResult]) -> str:
     """The statistic that studies are ranked by."""
     return 'confirmed' if all('confirmed' in row.statistics for row in rows if row.statistics) else 'best'
-
-
-def _sentence(
-    studies: Sequence[Study],
-    rows: Sequence[StudyResult],
-    task: str,
-    baselines: Baselines,
-    tolerance: float,
-    by: str,
-) -> str:
-    """The sentence, with costs that the runs wrote down."""
-    statistic, records = scored(rows), [shown_record(study) for study in studies]
-    entries = [
-        Scored(
-            row.name,
-            row.statistics[statistic],
-            {} if record is None else _costs(study, record),
-        )
-        for row, study, record in zip(rows, studies, records, strict=True)
-        if row.statistics
-    ]
-    costs = {_state(studies[0]): 'state_bytes', 'train_flops': 'flops'}
-    opening = Opening(
-        name='score',
-        entries=entries,
-        looks={},
-        metric=scored_metric(rows, studies[0].sweep.metric, studies[0].sweep.score),
-        higher=studies[0].sweep.goal == 'max',
-        share=is_share(ranked_metric(rows, studies[0].sweep.metric, studies[0].sweep.score)),
-        task=task,
-        matched=[cost for measure, cost in costs.items() if measure == by],
-        tolerance=tolerance,
-        baselines=baselines,
-    )
-    return opening.sentence
 
 
 def _costs(study: Study, record: Record) -> dict[str, float | None]:
