@@ -10,9 +10,8 @@ from attnlab.analysis.recall import responses, unrecalled, unrecalled_throughout
 from attnlab.config import spec, spec_of
 from attnlab.configuration import config_of
 from attnlab.data.synthetic.memory import Delay, Recollection, band_covariance
-from attnlab.evals.by_slice import BySlice
-from attnlab.evals.cadence import AtEnd
 from attnlab.experiment.experiment import Finished, Run
+from attnlab.experiment.splits import SPLITS, of_splits
 from attnlab.models.linear_memory import LinearMemory
 from attnlab.nn.systems import DiagonalSystem, LowRankSystem
 from attnlab.tasks.synthetic import InContextRegression
@@ -86,10 +85,7 @@ def config(size, problem, start, steps, rate, seed):
         found.optimizer.groups = spec_of(Groups(dynamics=Group(lr=SLOWER, weight_decay=0.0)))
         found.precision.activations = 'float32'
         found.checkpoint.every = size.steps
-        found.evals = tuple(
-            spec(BySlice, cadence=spec(AtEnd), split=split, multiples=(1,), examples=size.examples, name=split)
-            for split in ('valid', 'test')
-        )
+        found.evals = of_splits(size.examples)
         found.report.update(every=size.steps // 10, tensorboard=False)
     return found
 
@@ -98,7 +94,7 @@ def measure(finished: Finished):
     """Errors on validation and test; and what the best linear read of all states would have, at the start and after."""
     setup, trained = finished.loaded.setup, finished.loaded.model()
     started = nnx.merge(setup.graphdef, setup.initialize().variables)
-    found = {split: finished.curve(f'{split}/1x/loss')[-1][1] for split in ('valid', 'test')}
+    found = {split: finished.curve(f'{split}/1x/loss')[-1][1] for split in SPLITS}
     return found | {'best_at_start': best(setup, started), 'best_after': best(setup, trained)}
 
 

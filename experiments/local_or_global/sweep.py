@@ -5,8 +5,7 @@ from types import MappingProxyType
 
 from attnlab.config import spec
 from attnlab.configuration import config_of
-from attnlab.evals.by_slice import BySlice
-from attnlab.evals.cadence import EveryNSteps
+from attnlab.experiment.splits import of_splits
 from attnlab.sweep.search import GridSearch
 from attnlab.sweep.space import Grid
 from attnlab.sweep.sweep import sweep_config
@@ -118,16 +117,6 @@ def config(task, recipe, hidden, size):
         if size == 'cpu':
             found.model.inputs.patch = 4
             found.steps = found.checkpoint.every = STEPS
-        found.evals = tuple(
-            spec(
-                BySlice,
-                cadence=spec(EveryNSteps, n=found.steps),
-                split=split,
-                name=split,
-                multiples=(1,),
-                examples=2000,
-            )
-            for split in ('valid', 'test')
-        )
+        found.evals = of_splits(2000, every=found.steps)
         found.report.update(every=found.steps // 20, tensorboard=False)
     return found

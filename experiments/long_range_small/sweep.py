@@ -9,8 +9,7 @@ from attnlab.data.long_range.authorship import Authorship
 from attnlab.data.long_range.digits import Digits
 from attnlab.data.long_range.drawn import Drawn
 from attnlab.data.long_range.listops import ListOps
-from attnlab.evals.by_slice import BySlice
-from attnlab.evals.cadence import EveryNSteps
+from attnlab.experiment.splits import of_splits
 from attnlab.sweep.search import GridSearch
 from attnlab.sweep.space import Grid
 from attnlab.sweep.sweep import sweep_config
@@ -98,16 +97,6 @@ def config(task, recipe, chosen):
             if 'state' in block.mixer:
                 block.mixer.state = chosen.state
         found.checkpoint.every = steps
-        found.evals = tuple(
-            spec(
-                BySlice,
-                cadence=spec(EveryNSteps, n=steps),
-                split=split,
-                name=split,
-                multiples=(1,),
-                examples=chosen.examples,
-            )
-            for split in ('valid', 'test')
-        )
+        found.evals = of_splits(chosen.examples, every=steps)
         found.report.update(every=max(1, steps // 10), tensorboard=False)
     return found

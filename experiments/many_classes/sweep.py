@@ -9,9 +9,8 @@ from flax import nnx
 
 from attnlab.config import spec
 from attnlab.data.synthetic.prototypes import ZipfPrototypes
-from attnlab.evals.by_slice import BySlice
-from attnlab.evals.cadence import AtEnd
 from attnlab.experiment.experiment import Finished, Run
+from attnlab.experiment.splits import of_splits
 from attnlab.models.heads.registry import CLASSIFIERS, HEADS
 from attnlab.models.inputs.embedding import Projection
 from attnlab.models.model import Model
@@ -88,10 +87,7 @@ def config(head, rate, seed, size):
             streaming=False,
         ),
         optimizer=AdamW(peak_lr=rate, schedule=Cosine(warmup=0.05), weight_decay=0.0),
-        evals=tuple(
-            spec(BySlice, cadence=spec(AtEnd), split=split, name=split, multiples=(1,), examples=EXAMPLES[size])
-            for split in ('valid', 'test')
-        ),
+        evals=of_splits(EXAMPLES[size]),
         save_every=STEPS[size],
         report=Reporting(every=STEPS[size] // 10, tensorboard=False),
     )

@@ -7,8 +7,7 @@ from attnlab.config import spec, spec_of
 from attnlab.configuration import config_of
 from attnlab.data.synthetic.mixture import Mixture
 from attnlab.data.synthetic.recall import MultiQueryRecall
-from attnlab.evals.by_slice import BySlice
-from attnlab.evals.cadence import EveryNSteps
+from attnlab.experiment.splits import of_splits
 from attnlab.sweep.search import GridSearch
 from attnlab.sweep.space import Grid
 from attnlab.sweep.sweep import sweep_config
@@ -128,17 +127,7 @@ def config(recipe, argument, value, chosen):
         if chosen.recall is not None:
             shorten(found, chosen)
         found.checkpoint.every = found.steps
-        found.evals = tuple(
-            spec(
-                BySlice,
-                cadence=spec(EveryNSteps, n=found.steps),
-                split=split,
-                name=split,
-                multiples=(1,),
-                examples=chosen.examples,
-            )
-            for split in ('valid', 'test')
-        )
+        found.evals = of_splits(chosen.examples, every=found.steps)
         found.report.update(every=max(1, found.steps // 20), tensorboard=False)
     return found
 

@@ -9,9 +9,8 @@ from attnlab.configuration import config_of
 from attnlab.data.long_range.digits import Digits
 from attnlab.data.long_range.prepared import Prepared
 from attnlab.data.vision.resized import Resized
-from attnlab.evals.by_slice import BySlice
-from attnlab.evals.cadence import AtEnd
 from attnlab.experiment.experiment import Finished, Run
+from attnlab.experiment.splits import of_splits
 from attnlab.mixers.spatial.reduced import EmbeddingFreeAttention
 from attnlab.nn.positions import GridRope, GridSinusoids
 from attnlab.tasks.images import ImageClassification
@@ -111,8 +110,7 @@ def config(name, rate, seed, size):
             found.steps = STEPS
         found.checkpoint.every = found.steps
         found.optimizer.peak_lr = RATES[rate] / (1 if size == 'cpu' else 4)
-        every = {'cadence': spec(AtEnd), 'multiples': (1,), 'examples': 10_000}
-        found.evals = tuple(spec(BySlice, split=split, name=split, **every) for split in ('valid', 'test'))
+        found.evals = of_splits(10_000)
         found.report.update(every=found.steps // 10, tensorboard=False)
     return found
 

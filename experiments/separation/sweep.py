@@ -5,9 +5,8 @@ import pathlib
 
 from attnlab.config import spec
 from attnlab.configuration import config_of
-from attnlab.evals.by_slice import BySlice
-from attnlab.evals.cadence import AtEnd
 from attnlab.experiment.experiment import Finished, Run
+from attnlab.experiment.splits import SPLITS, of_splits
 from attnlab.models.separators import ConvTasNet
 from attnlab.nn.norms import LayerNorm
 
@@ -80,10 +79,7 @@ def config(size, system, rate, seed):
             # Norms of a frame alone, so that convolutions are all that sees others.
             found.model.update(blocks=cycle, repeats=chosen.layers // cycle, norm=spec(LayerNorm))
         found.optimizer.peak_lr = RATES[rate]
-        found.evals = tuple(
-            spec(BySlice, cadence=spec(AtEnd), split=split, multiples=(1,), examples=chosen.examples, name=split)
-            for split in ('valid', 'test')
-        )
+        found.evals = of_splits(chosen.examples)
         found.report.update(every=found.steps // 10, tensorboard=False)
     return found
 
@@ -98,7 +94,7 @@ def frames_seen(model, frames):
 def measure(finished: Finished):
     """The improvement in dB on validation, by which rates are chosen, and on test, the baseline, and frames seen."""
     setup, model = finished.loaded.setup, finished.loaded.model()
-    found = {f'{split}_gain': finished.curve(f'{split}/1x/si_snr_improvement')[-1][1] for split in ('valid', 'test')}
+    found = {f'{split}_gain': finished.curve(f'{split}/1x/si_snr_improvement')[-1][1] for split in SPLITS}
     return found | {
         'ideal_mask': finished.curve('test/ideal_mask/si_snr_improvement')[-1][1],
         'frames': frames_seen(model, model.frames(setup.length)),

@@ -2,13 +2,11 @@
 
 import pathlib
 
-from attnlab.config import spec
 from attnlab.configuration import config_of
 from attnlab.data.series.baselines import baselines
 from attnlab.data.series.gaps import FILLINGS
-from attnlab.evals.by_slice import BySlice
-from attnlab.evals.cadence import AtEnd
 from attnlab.experiment.experiment import Finished, Run
+from attnlab.experiment.splits import SPLITS, of_splits
 
 CONFIG = pathlib.Path(__file__).parents[2] / 'configs' / 'series.py'
 CHANGES = {
@@ -54,17 +52,14 @@ def config(size, change, model, norm, rate, seed):
             if change == 'trend':
                 found.task.data.of.trend = RISE / ROWS
         found.optimizer.peak_lr = RATES[rate]
-        found.evals = tuple(
-            spec(BySlice, cadence=spec(AtEnd), split=split, multiples=(1,), examples=2**31 - 1, name=split)
-            for split in ('valid', 'test')
-        )
+        found.evals = of_splits()
         found.report.update(every=found.steps // 10, tensorboard=False)
     return found
 
 
 def measure(finished: Finished):
     """Mean squared errors on validation, by which rates are chosen, and on test; on test those of the baselines too."""
-    found = {f'{split}_mse': finished.curve(f'{split}/1x/mse')[-1][1] for split in ('valid', 'test')}
+    found = {f'{split}_mse': finished.curve(f'{split}/1x/mse')[-1][1] for split in SPLITS}
     task = finished.loaded.setup.task
     if finished.label.startswith('missing'):
         names = list(FILLINGS)

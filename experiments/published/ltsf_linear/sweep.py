@@ -2,12 +2,11 @@
 
 import pathlib
 
-from attnlab.config import spec, spec_of
+from attnlab.config import spec_of
 from attnlab.configuration import config_of
-from attnlab.evals.by_slice import BySlice
-from attnlab.evals.cadence import EveryNSteps
 from attnlab.experiment.experiment import Finished, Run
 from attnlab.experiment.published import Published
+from attnlab.experiment.splits import SPLITS, of_splits
 from attnlab.train.optimizer import AdamW
 from attnlab.train.schedule import Staircase
 
@@ -34,12 +33,7 @@ def config(size, system, seed):
         # Two epochs at the full rate: the script lowers it at the end of an epoch, by that epoch's number less one.
         stairs = Staircase(warmup=0.0, hold=float(EPOCH), every=float(EPOCH), factor=0.5)
         found.optimizer = spec_of(AdamW(peak_lr=5e-3, schedule=stairs, weight_decay=0.0, clip=None, b2=0.999))
-        found.evals = tuple(
-            spec(
-                BySlice, cadence=spec(EveryNSteps, n=EPOCH), split=split, multiples=(1,), examples=2**31 - 1, name=split
-            )
-            for split in ('valid', 'test')
-        )
+        found.evals = of_splits(every=EPOCH)
         found.report.update(every=EPOCH, tensorboard=False)
         found.checkpoint.every = EPOCH
     return found
@@ -62,7 +56,7 @@ def published(size):
 
 def measure(finished: Finished):
     """The error on test after the epoch that early stopping keeps: the best on validation before patience ran out."""
-    valid, test = (dict(finished.curve(f'{split}/1x/mse')) for split in ('valid', 'test'))
+    valid, test = (dict(finished.curve(f'{split}/1x/mse')) for split in SPLITS)
     return {'value': test[kept(valid)]}
 
 

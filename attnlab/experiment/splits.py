@@ -1,0 +1,24 @@
+"""What an experiment evaluates: the split that chooses, and the one that is reported."""
+
+from ml_collections import ConfigDict
+
+from attnlab.config import spec
+from attnlab.evals.by_slice import BySlice
+from attnlab.evals.cadence import AtEnd, EveryNSteps
+
+SPLITS = ('valid', 'test')
+"""By the first something may be chosen; the second is for what is reported."""
+
+WHOLE = 2**31 - 1
+"""More examples than a split of recorded data has: all of them."""
+
+
+def of_splits(examples: int = WHOLE, *, every: int | None = None) -> tuple[ConfigDict, ...]:
+    """Evaluations of so many examples of both splits at the trained length, every so many steps or at the end.
+
+    Their numbers begin with the name of the split.
+    """
+    cadence = spec(AtEnd) if every is None else spec(EveryNSteps, n=every)
+    return tuple(
+        spec(BySlice, cadence=cadence, split=split, name=split, multiples=(1,), examples=examples) for split in SPLITS
+    )
