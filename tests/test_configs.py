@@ -383,6 +383,18 @@ def test_recall_as_published_has_the_adam_of_the_released_code(task):
     assert (optimizer.b1, optimizer.b2, optimizer.clip) == (0.9, 0.999, None)
 
 
+@pytest.mark.parametrize(('task', 'random'), [('mqar', False), ('mqar_mixed', True)])
+def test_recall_as_published_has_the_fillers_of_the_released_configs(task, random):
+    """Zeros in the sizes of Zoology's figure 2, random tokens in the five kinds of Based's; the table says which."""
+    problem, rng = build(recall.get_config(f'task={task},size=paper').task.problem), np.random.default_rng(0)
+    for part in problem.parts if random else [problem]:
+        (pairs,) = part.pairs
+        # Queries are at even distances from the pairs, so that fillers have the odd ones to themselves.
+        fillers = part.generate(rng, 4 * pairs + 200).tokens[2 * pairs + 1 :: 2]
+        assert len(set(fillers.tolist())) > 90 if random else not fillers.any()
+    assert f'fillers are {"random tokens" if random else 0}' in recall.DEPARTURES[task]
+
+
 def test_every_task_has_every_size():
     assert recall.TINY.keys() == recall.PAPER.keys() == recall.DEPARTURES.keys()
 
