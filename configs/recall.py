@@ -281,8 +281,8 @@ ICL = (
 )
 DEPARTURES = {
     'mqar': f'{ZOOLOGY}; positions are rotary, not learned; fillers are 0, as published',
-    'mqar_mixed': f'{ZOOLOGY}; learning rates to 3e-2; positions are rotary, where the released config has none; tested '
-    'at the five sizes trained on, not up to (1024, 256); fillers are random tokens, as published',
+    'mqar_mixed': f'{ZOOLOGY}; learning rates to 3e-2; positions are rotary, where the released config has none; '
+    'tested at the five sizes trained on, not up to (1024, 256); fillers are random tokens, as published',
     'overwritten': OURS,
     'compositional': OURS,
     'selective_copying': 'one width for all mixers; constants of Adam as in PyTorch, the paper names none; fillers are '

@@ -10,6 +10,8 @@ from attnlab.runs.record import read_record
 CONFIG = pathlib.Path(__file__).parents[3] / 'configs' / 'recall.py'
 
 
+GARG = 'Garg et al. 2022, https://arxiv.org/abs/2208.01066, figure 2: a Transformer is close to least squares'
+MAHANKALI = 'Mahankali et al. 2024, https://arxiv.org/abs/2307.03576: one layer of linear attention learns one step'
 CURVE = 'the paper has a curve and no number, for which 1.05 is a bound of ours'
 ONE_LAYER = 'the paper says it of one layer of linear attention, for which ours has softmax, more layers and MLPs'
 FULL = (
@@ -52,7 +54,7 @@ def published(size):
         '': Published(
             value=1.05,
             metric='squared error over that of ridge regression',
-            source='Garg et al. 2022, https://arxiv.org/abs/2208.01066, figure 2: a Transformer is close to least squares',
+            source=GARG,
             spread=0.0,
             direction='at most',
             changed=(CURVE, *changed),
@@ -61,7 +63,7 @@ def published(size):
         'gradient step': Published(
             value=1.0,
             metric='squared error over that of the best step of gradient descent',
-            source='Mahankali et al. 2024, https://arxiv.org/abs/2307.03576: one layer of linear attention learns one step',
+            source=MAHANKALI,
             spread=0.0,
             direction='at most',
             changed=(ONE_LAYER, *changed),

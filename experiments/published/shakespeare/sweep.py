@@ -58,7 +58,7 @@ def runs(size):
 
 
 def config(size, seed):
-    """The protocol of nanoGPT's CPU setting, or at full size of its GPU setting, with what `published` says is changed."""
+    """That of nanoGPT for a CPU, at full size that for a GPU, with what `published` says is changed."""
     found, setting = config_of(CONFIG, 'zoo=mha,data=./shakespeare/train.txt'), SETTINGS[size]
     with found.unlocked():
         found.seed = seed
