@@ -4,7 +4,8 @@ A folder `experiments/published/NAME` is an experiment without `plot.py`, whose 
 `Published`, and whose `measure` gives the number that was published as `value`, and as `noise` the standard deviation
 that the finite test set gives it, where that is known: `measured_of` gives both. Its runs are seeds; the table of its
 README has the published number, ours over the seeds, and the verdict. Several numbers of one protocol are a mapping in
-place of the one: the runs of `NAME` are those labelled `NAME-...`, and each has a row of its own.
+place of the one: the runs of `NAME` are those labelled `NAME-...`, and each has a row of its own. A further number of
+the same runs is a claim with a `key` of its own, which is of all runs.
 """
 
 import dataclasses
@@ -41,6 +42,7 @@ class Published:
       changed: what of the protocol is not as published: data, model, optimiser, schedule, steps, precision, selection,
         metric. With anything changed the numbers are not comparable.
       guess: why ours differs, if it does.
+      key: what `measure` calls our number.
 
     Raises `UserError` for a spread below 0.
     """
@@ -53,6 +55,7 @@ class Published:
     direction: Literal['equal', 'at least', 'at most'] = 'equal'
     changed: tuple[str, ...] = ()
     guess: str = ''
+    key: str = 'value'
 
     def __post_init__(self) -> None:
         if self.spread < 0:
@@ -105,8 +108,10 @@ def claims_of(published: Published | Claims) -> Claims:
     return {'': published} if isinstance(published, Published) else published
 
 
-def rows_of(name: str, rows: Sequence[Row]) -> list[Row]:
-    """The runs of a claim."""
+def rows_of(name: str, published: Published, rows: Sequence[Row]) -> list[Row]:
+    """The runs of a claim, with its number as their `value`; the noise of the test set is known of `value` alone."""
+    if published.key != 'value':
+        return [{'label': row['label'], 'value': row[published.key]} for row in rows]
     return [row for row in rows if not name or row['label'].startswith(f'{name}-')]
 
 
@@ -148,7 +153,7 @@ def published_table(claims: Claims, rows: Sequence[Row]) -> list[list[str]]:
     """
     lines = [['metric', 'published', 'ours', 'seeds', 'verdict']]
     for name, published in claims.items():
-        if taken := rows_of(name, rows):
+        if taken := rows_of(name, published, rows):
             lines.append(_line(name, published, taken))
     return lines
 
@@ -169,11 +174,13 @@ def _line(name: str, published: Published, rows: Sequence[Row]) -> list[str]:
 
 def published_figure(claims: Claims, rows: Sequence[Row]) -> Figure:
     """Our number of every seed, the interval of their mean, and a line at the published one; a panel a claim."""
-    shown = {name: published for name, published in claims.items() if rows_of(name, rows)}
+    found = {name: rows_of(name, published, rows) for name, published in claims.items()}
+    shown = [name for name in claims if found[name]]
     figure, panel = panels(len(shown))
-    for axes, (name, published) in zip(panel, shown.items(), strict=True):
-        values = [row['value'] for row in rows_of(name, rows)]
-        ours = measured(rows_of(name, rows), published.bounds)
+    for axes, name in zip(panel, shown, strict=True):
+        published = claims[name]
+        values = [row['value'] for row in found[name]]
+        ours = measured(found[name], published.bounds)
         axes.plot(range(len(values)), values, 'o', label='ours')
         if ours.low is not None and ours.high is not None:
             label = 'range of ours' if ours.kind == 'range' else 'mean of ours, 95 %'

@@ -101,6 +101,18 @@ def test_the_hidden_width_comes_first_and_the_row_says_what_it_was():
     assert shown(found.adjusted) == 'hidden 376 (its own: 384)'
 
 
+def test_depth_comes_before_width():
+    """The target is what a width of 160 has exactly; a depth that reaches it within the tolerance is taken first."""
+    base = config('mamba2')
+    width, depth, mixer, hidden = sizes(base)
+    target = float(mamba2_parameters(160, depth, mixer, hidden))
+    found = match(base, 'params', target, 0.02, ZOO['mamba2'].knobs)
+    assert shown(found.adjusted) == 'depth 12 (its own: 8)' and found.config.model.dim == width == 128
+    assert found.tolerance == 0.02 and found.value == mamba2_parameters(128, 12, mixer, hidden) != target
+    # Which only the width has more closely.
+    assert 'width 160' in shown(match(base, 'params', target, 0.001, ZOO['mamba2'].knobs).adjusted)
+
+
 def test_an_accelerator_wants_multiples_of_its_tiles():
     found = match(config('mha'), 'params', 1_110_000.0, 0.01, ZOO['mha'].knobs, multiples=MULTIPLES['accelerator'])
     dim, _, _, hidden = sizes(found.config)

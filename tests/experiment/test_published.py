@@ -6,7 +6,7 @@ import pathlib
 
 import pytest
 
-from attnlab.config import spec
+from attnlab.config import build, spec
 from attnlab.data.series.drawn import DrawnSeries
 from attnlab.errors import UserError
 from attnlab.evals.measured import SHARE, of_seeds
@@ -56,6 +56,17 @@ def test_several_numbers_of_one_protocol_have_a_row_and_a_panel_each():
     assert [len(axes.lines[0].get_xdata()) for axes in PublishedPlot(claims).figure(rows).axes] == [3, 1]
 
 
+def test_two_numbers_of_the_same_runs_have_a_row_each():
+    """The noise is that of `value`, and no part of the interval of the other."""
+    claims = {'': CLAIM, 'step': dataclasses.replace(CLAIM, value=0.5, metric='over a step', key='over_step')}
+    rows = [{'label': f'seed{n}', 'value': 1.88, 'over_step': 0.6 + n / 100, 'noise': 0.01} for n in range(3)]
+    _, first, second = published_table(claims, rows)
+    assert first[:2] == ['validation loss', '1.88'] and first[2] == '1.8800 [1.8604, 1.8996]'
+    assert second[:4] == ['step: over a step', '0.5', '0.6100 [0.5852, 0.6348]', '0.6000, 0.6100, 0.6200']
+    assert second[-1] == 'differs: by +0.11'
+    assert [len(axes.lines[0].get_xdata()) for axes in PublishedPlot(claims).figure(rows).axes] == [3, 3]
+
+
 def test_the_noise_of_the_test_set_is_in_the_interval():
     """Three seeds that agree on a test set of which the noise is 0.01 know their number to within 0.02."""
     rows = [{'label': f'seed{seed}', 'value': 1.90, 'noise': 0.01} for seed in range(3)]
@@ -89,11 +100,32 @@ def test_a_folder_is_a_protocol_that_builds_and_says_what_was_run(folder):
             prepare(run.config)
         path = folder / 'results' / f'{size}.json'
         if path.exists():
-            rows = json.loads(path.read_text())['runs']
+            results = json.loads(path.read_text())
+            rows = results['runs']
+            assert results['command'] == f'attnlab experiment published/{folder.name} --size={size}'
+            assert f'`{results["command"]}`' in readme
             check_results(Experiment(folder, size), rows)
             assert markdown(published_table(claims, rows)) in readme
         else:
             assert f'Not run yet: `make experiment NAME=published/{folder.name} SIZE={size}`' in readme
+
+
+def test_shakespeare_has_the_two_settings_of_nanogpt():
+    """As its README and `config/train_shakespeare_char.py` say them, with a number each."""
+    sweep = load_module(FOLDERS[0].parent / 'shakespeare' / 'sweep.py')
+    for size, value, sizes in (
+        ('cpu', 1.88, (4, 4, 128, 64, 12, 2000, 0.0)),
+        ('full', 1.4697, (6, 6, 384, 256, 64, 5000, 0.2)),
+    ):
+        config = sweep.config(size, 0)
+        stack, (block,), claim = config.model.stack, config.model.stack.blocks, sweep.published(size)
+        run = (config.model.dim, config.length, config.batch_size, config.steps, block.dropout)
+        assert (stack.depth, block.mixer.heads, *run) == sizes
+        optimizer, steps = config.optimizer, config.steps
+        assert (optimizer.peak_lr, optimizer.b1, optimizer.b2, optimizer.weight_decay) == (1e-3, 0.9, 0.99, 0.1)
+        schedule = build(optimizer.schedule)(steps, optimizer.peak_lr)
+        assert [float(schedule(step)) for step in (0, 99, steps - 1)] == pytest.approx([1e-5, 1e-3, 1e-4])
+        assert (claim.value, claim.direction) == (value, 'equal') and claim.changed
 
 
 @pytest.mark.slow
@@ -117,4 +149,6 @@ def test_what_a_run_leaves_is_what_is_measured(folder, tmp_path, monkeypatch):
             # Of as many columns, and nothing to download.
             each.config.task.data = spec(DrawnSeries, copies=7)
     measured = train_and_measure(experiment, each, tmp_path / each.label, Programs())
-    assert isinstance(measured['value'], float) and 'failed' not in measured
+    assert 'failed' not in measured
+    for claim in claims_of(load_module(folder / 'sweep.py').published('cpu')).values():
+        assert isinstance(measured[claim.key], float)

@@ -1,5 +1,6 @@
 """What linear maps start from: the distributions, the scaling by depth, and that nothing else is drawn anew."""
 
+import functools
 import math
 
 import jax
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from attnlab.blocks.layer import MixerAndMLP
 from attnlab.config import build, from_plain, plain, spec
 from attnlab.errors import UserError
 from attnlab.mixers.state_space.selective import SelectiveSSM
@@ -26,8 +28,8 @@ def made(**initialization):
     return parameters((MIXER,), spec(Initialization, **initialization))
 
 
-def parameters(pattern, initialization):
-    config = stack_spec(pattern, depth=DEPTH, mlp=spec(MLP), initialization=initialization)
+def parameters(pattern, initialization, layer=MixerAndMLP()):
+    config = stack_spec(pattern, layer=layer, depth=DEPTH, mlp=spec(MLP), initialization=initialization)
     stack = jax.jit(lambda key: nnx.state(build(config)(WIDTH, rngs=nnx.Rngs(params=key)), nnx.Param))(
         jax.random.key(0)
     )
@@ -153,6 +155,130 @@ def test_rows_that_start_narrow(name):
 def test_rows_that_start_narrow_throughout_have_convolutions_of_four_taps(name):
     for mixer in initialized(chosen_recipe(name), 'paper')[0].pattern:
         assert mixer.prelude.gain / mixer.prelude.width == pytest.approx(0.02**2)
+
+
+def pytorch(inputs):
+    """What `nn.Linear` of that many inputs is uniform up to; what is divided by a root of 8 has 8 times as many."""
+    return 'uniform', inputs**-0.5
+
+
+def xavier(inputs, outputs, gain):
+    return 'uniform', gain * math.sqrt(6 / (inputs + outputs))
+
+
+def normal(deviation):
+    return 'normal', deviation
+
+
+BRANCHES = 2 * DEPTH
+"""Of a stack of layers of a mixer and a channel mixer; mixers that stand alone are as many blocks."""
+
+RECURRENT = {
+    'gate.linear.weight': normal(WIDTH**-0.5),
+    'lift.linear.weight': normal(WIDTH**-0.5),
+    # LeCun's of blocks of four channels; the convolution has a variance of 0.01 / 4.
+    'recurrence_gate.weight': normal(4**-0.5),
+    'input_gate.weight': normal(4**-0.5),
+    'prelude.taps': ('uniform', math.sqrt(3 * 0.01 / 4)),
+    # The last of either branch: 2 over the number of layers, over the inputs.
+    'mixer.output.weight': normal(math.sqrt(2 / DEPTH / WIDTH)),
+    'mlp.down.weight': normal(math.sqrt(2 / DEPTH / (4 * WIDTH))),
+    'mlp.up.weight': normal(WIDTH**-0.5),
+}
+NARROW_RETENTION = 2**-2.5
+PUBLISHED_MAPS = {
+    # Inner width 128, of which steps are read through 64 / 16 channels; four taps.
+    'mamba': {
+        'mixer.input.weight': pytorch(WIDTH),
+        'mixer.select.weight': pytorch(2 * WIDTH),
+        'mixer.step.weight': pytorch(WIDTH // 16),
+        'mixer.output.weight': pytorch(2 * WIDTH * BRANCHES),
+        'prelude.taps': pytorch(4),
+    },
+    'mamba2': {
+        'mixer.input.weight': pytorch(WIDTH),
+        'mixer.output.weight': pytorch(2 * WIDTH * BRANCHES),
+        'prelude.taps': pytorch(4),
+    },
+    'samba': {
+        'blocks.0.mixer.input.weight': pytorch(WIDTH),
+        'blocks.0.mixer.output.weight': pytorch(2 * WIDTH * BRANCHES),
+        'blocks.1.mixer.query.weight': pytorch(WIDTH),
+        'blocks.1.mixer.output.weight': pytorch(WIDTH * BRANCHES),
+        'blocks.1.mlp.up.weight': pytorch(WIDTH),
+        'blocks.1.mlp.down.weight': pytorch(4 * WIDTH * BRANCHES),
+    },
+    'rg_lru': RECURRENT,
+    'griffin': {
+        **{f'blocks.0.{end}' if end.startswith('m') else end: start for end, start in RECURRENT.items()},
+        'blocks.2.mixer.query.weight': normal(WIDTH**-0.5),
+        'blocks.2.mixer.output.weight': normal(math.sqrt(2 / DEPTH / WIDTH)),
+    },
+    'retnet': {
+        'mixer.query.weight': xavier(WIDTH, WIDTH, NARROW_RETENTION),
+        'mixer.key.weight': xavier(WIDTH, WIDTH, NARROW_RETENTION),
+        'mixer.value.weight': xavier(WIDTH, 2 * WIDTH, NARROW_RETENTION),
+        'mixer.gate.linear.weight': xavier(WIDTH, 2 * WIDTH, NARROW_RETENTION),
+        'mixer.output.weight': xavier(2 * WIDTH, WIDTH, 1.0),
+    },
+    'gla': dict.fromkeys(
+        (
+            *('mixer.query.weight', 'mixer.key.weight', 'mixer.value.weight', 'mixer.gate.linear.weight'),
+            *('decay.down.weight', 'decay.up.weight', 'mixer.output.weight', 'mlp.up.weight', 'mlp.down.weight'),
+        ),
+        normal(0.02),
+    ),
+    'base_conv': {'mixer.gate.weight': pytorch(WIDTH), 'conv.taps': pytorch(3)},
+    'mingru': {
+        'update.weight': pytorch(WIDTH),
+        'candidate.weight': pytorch(WIDTH),
+        'mixer.output.weight': pytorch(WIDTH),
+        'mlp.up.weight': pytorch(WIDTH),
+        'mlp.down.weight': pytorch(4 * WIDTH),
+    },
+}
+"""What papers or their released code draw maps from at this width and depth: the distribution, and how wide it is."""
+
+
+@functools.cache
+def started_alone(name):
+    """As `started`, in the layers of the paper."""
+    recipe, initialization = initialized(chosen_recipe(name), 'paper')
+    return parameters(recipe.reduced(heads=4), initialization, recipe.layer)
+
+
+@pytest.mark.parametrize('name', PUBLISHED_MAPS)
+def test_maps_start_as_their_papers_draw_them(name):
+    for end, (distribution, width) in PUBLISHED_MAPS[name].items():
+        drawn = ending(started_alone(name), end)
+        largest, deviation = np.abs(drawn).max(), width / math.sqrt(3) if distribution == 'uniform' else width
+        assert drawn.std() == pytest.approx(deviation, rel=0.05), end
+        assert (largest == pytest.approx(width, rel=0.02)) if distribution == 'uniform' else largest > 2.5 * width, end
+    # PyTorch draws biases too; notes of the rows say that they start at zero here.
+    biases = [value for path, value in started_alone(name).items() if path.endswith('bias') and 'step_size' not in path]
+    assert not any(bias.any() for bias in biases)
+
+
+@pytest.mark.parametrize('name', ['mamba', 'mamba2', 'samba'])
+def test_state_spaces_start_with_the_time_scales_of_their_papers(name):
+    """Steps log-uniform from 0.001 to 0.1; rates of 1 to n in every channel, or uniform from 1 to 16; a skip of 1."""
+    drawn = started_alone(name)
+    steps, rates = np.logaddexp(0, ending(drawn, 'step_size.bias')), np.exp(ending(drawn, 'A_log'))
+    assert 0.001 <= steps.min() < 0.0015 and 0.07 < steps.max() <= 0.1001
+    assert np.log10(steps).mean() == pytest.approx(-2, abs=0.15)
+    if name == 'mamba2':
+        assert 1 <= rates.min() < 2 and 15 < rates.max() <= 16 and rates.mean() == pytest.approx(8.5, abs=1.5)
+    else:
+        np.testing.assert_allclose(rates, np.broadcast_to([1, 2, 3, 4], rates.shape), rtol=1e-6)
+    assert (ending(drawn, 'mixer.D') == 1).all()
+
+
+@pytest.mark.parametrize('name', ['rg_lru', 'griffin'])
+def test_real_gates_start_with_the_decays_of_the_paper(name):
+    """With the gate open, uniform in [0.9, 0.999]; the released code has the eighth roots of them there."""
+    decays = np.exp(-8 * np.logaddexp(0, ending(started_alone(name), 'gates.rate')))
+    assert 0.8999 <= decays.min() < 0.905 and 0.994 < decays.max() <= 0.9991
+    assert decays.mean() == pytest.approx((0.9 + 0.999) / 2, abs=0.01)
 
 
 def test_every_stated_start_names_arguments_of_its_mixers():

@@ -13,7 +13,7 @@ from attnlab.train.hardware import Hardware
 from attnlab.train.report import Report, Reporting, keep_until, means, read_lines
 
 
-def report(folder, start=0, sums=None, every=2):
+def report(folder, start=0, sums=None, every=2, out=None):
     return Report(
         folder,
         Reporting(every=every, tensorboard=False),
@@ -22,7 +22,7 @@ def report(folder, start=0, sums=None, every=2):
         tokens_per_step=8,
         flops_per_token=None,
         sums=sums,
-        console=Console(file=io.StringIO()),
+        console=Console(file=out or io.StringIO(), width=120),
     )
 
 
@@ -50,6 +50,18 @@ def test_a_line_is_the_mean_since_the_last_line(tmp_path):
         'train/learning_rate': 0.5,
     }
     assert means(writer.sums)['train/loss'] == 5.0
+
+
+def test_a_sample_is_described_once_and_what_is_whole_is_not(tmp_path):
+    out = io.StringIO()
+    writer = report(tmp_path, out=out)
+    for number in (2, 4):
+        writer.evaluation(number, 'valid', {'loss': 2.0, 'sampled_tokens': 65_024.0, 'sampled_documents': 1037.0})
+        writer.evaluation(number, 'test', {'loss': 2.0, 'tokens': 65_024.0})
+    writer.close()
+    said = out.getvalue()
+    assert said.count('valid: a sample of 65,024 tokens from 1,037 documents') == said.count('a sample') == 1
+    assert said.index('a sample') < said.index('step 2')
 
 
 def test_a_resumed_report_writes_the_same_bytes(tmp_path):

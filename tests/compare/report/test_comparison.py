@@ -123,6 +123,19 @@ def test_areas_are_of_values_at_equal_steps_and_seeds_have_the_noise_of_the_test
     assert row.statistics['confirmed'].half_width > 1.96 * 0.5
 
 
+@pytest.mark.parametrize(
+    ('spent', 'counted', 'said'),
+    [
+        ((2_000_000, 2_000_000), True, 'same space, trials, seeds and tokens'),
+        ((1_230_000, 2_000_000), True, 'same space, trials and seeds, but 1.23e+06 to 2e+06 tokens spent'),
+        ((0, 0), False, 'same space, trials and seeds; tokens spent are not known'),
+    ],
+)
+def test_the_heading_says_what_tokens_were_spent(spent, counted, said):
+    rows = tuple(StudyResult(f'of {n}', 1.0, 1.0, (), 'min', (), tokens=n, counted=counted) for n in spent)
+    assert Comparison('valid/loss', 'params', 0.01, rows, ()).head == f'matched by params within ±1.0%; {said}'
+
+
 def test_trials_are_counted_by_the_steps_they_took(tmp_path, monkeypatch):
     """One of two trials of 24 steps was pruned after 6: a quarter of its tokens were spent."""
     monkeypatch.setitem(MEASURES, 'train_flops', lambda setup: 1e3)

@@ -1,6 +1,7 @@
 """The parts of attention, each against numbers worked out by hand or against another recipe that it must equal."""
 
 import math
+import re
 
 import jax
 import jax.numpy as jnp
@@ -407,9 +408,12 @@ def test_training_pays_the_penalty_and_evaluation_does_not(reach):
     assert np.abs(expected).max() > 1e-1
 
 
-def test_a_penalty_is_of_the_rows_of_its_map():
-    with pytest.raises(UserError, match=r'rows of Relu\(soft_cap=None\); the weights are Softmax'):
-        Penalised(Softmax(), RowPenalty())
+@pytest.mark.parametrize('weights', [Softmax(), Relu(soft_cap=1.0)], ids=repr)
+def test_a_penalty_is_of_the_rows_of_its_map(weights):
+    """The cap would bend scores that the penalty takes as they are."""
+    said = re.escape(f'rows of Relu(soft_cap=None); the weights are {weights}')
+    with pytest.raises(UserError, match=said):
+        Penalised(weights, RowPenalty())
 
 
 @pytest.mark.parametrize(

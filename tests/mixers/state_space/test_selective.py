@@ -12,6 +12,7 @@ from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.mixers.state_space.selective import SelectiveSSM, StateSpaceDual
 from attnlab.nn.norms import RMSNorm
+from attnlab.nn.preludes import Activation
 from attnlab.testing.noise import noise, perturbed
 from attnlab.zoo import ZOO
 from attnlab.zoo.state_space import STATE_SPACE
@@ -155,3 +156,22 @@ def test_the_state_keeps_its_type():
 def test_mistakes_are_named():
     with pytest.raises(UserError, match='head_dim is 64; it must divide the inner width, 2 times 48'):
         StateSpaceDual(48, rngs=nnx.Rngs(0))
+
+
+def test_the_gradient_of_the_skip_of_mamba2_is_summed_in_float32():
+    """Of values of one, nothing read from the state and a gate of 32: a count of ones that bfloat16 would round."""
+    factory = spec(StateSpaceDual, head_dim=4, state=2, prelude=spec(Activation, name='identity'), norm=None)
+    mixer = build(factory).module(DIM, **build(factory).kwargs, rngs=nnx.Rngs(0))
+    inner, tokens = 2 * DIM, 2049
+    # Gates, values, then B, C and steps.
+    columns = np.repeat([32.0, 1.0, 0.0], [inner, inner, mixer.input.weight.shape[1] - 2 * inner])
+    mixer.input.weight[...] = jnp.asarray(np.tile(columns / DIM, (DIM, 1)), jnp.float32)
+    mixer.output.weight[...] = jnp.zeros((inner, DIM), jnp.float32).at[:, 0].set(1 / 32)
+    graphdef, params = nnx.split(mixer)
+    x, ctx = jnp.ones((1, tokens, DIM), jnp.bfloat16), Context.full(1, tokens)
+
+    @jax.jit
+    def gradients(params):
+        return jax.grad(lambda params: jnp.sum(nnx.merge(graphdef, params)(x, ctx)[0].astype(jnp.float32)))(params)
+
+    assert (np.asarray(gradients(params)['D'][...]) == 4 * tokens).all()
