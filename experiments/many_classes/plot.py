@@ -25,7 +25,7 @@ def figure(rows):
     limits = [np.mean([each['accuracy'][band] for each in guesses]) for band in BANDS]
     accuracy.plot(BANDS, limits, color='0.4', ls='--', label='the best guess')
     accuracy.set(title='accuracy, best rate', ylim=(0, 1))
-    cost.set(title="the head's objective and gradients", xlabel='time, over that of softmax', ylabel='temporaries, MiB')
+    cost.set(title='a call of the objective', xlabel='time, over that of softmax', ylabel='temporaries, MiB')
     cost.set(xscale='log', yscale='log')
     shown.legend(*accuracy.get_legend_handles_labels(), frameon=False, loc='outside right upper')
     return shown

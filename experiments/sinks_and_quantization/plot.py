@@ -27,9 +27,10 @@ def figure(rows):
             )
         for bits, mark in zip(BITS, ('.', 'x', '+'), strict=True):
             axes[-1].plot(sizes, [added(row, bits) for row in seeds], mark, color=colour)
-    for axis, title in zip(axes, [*NUMBERS.values(), 'nats added: 8 (.), 6 (x), 4 (+) bits'], strict=True):
+    for axis, title in zip(axes, [*NUMBERS.values(), 'nats added by few bits'], strict=True):
         axis.set(title=title, xlabel='parameters', xscale='log')
     axes[-1].set_yscale('symlog', linthresh=0.01)
+    axes[-1].set_ylabel('8 bits: .   6 bits: x   4 bits: +')
     handles, labels = axes[0].get_legend_handles_labels()
     once = dict(zip(labels, handles, strict=True))
     axes[0].legend(once.values(), once.keys(), frameon=False, fontsize=7)

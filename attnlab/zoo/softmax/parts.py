@@ -91,6 +91,7 @@ PARTS = {
     'rope_partial': attention_with(
         'Su et al. 2021, https://arxiv.org/abs/2104.09864; Black et al. 2022, https://arxiv.org/abs/2204.06745',
         'A quarter of the channels of every head is rotated, as in GPT-NeoX-20B.',
+        claims={'small': {'heads': 2}},
         position=Rope(fraction=0.25),
     ),
     'window_sinks': attention_with(
