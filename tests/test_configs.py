@@ -24,6 +24,7 @@ from attnlab.train.programs import structure
 from attnlab.train.setup import prepare
 from attnlab.train.state import initialize
 from attnlab.zoo import ZOO
+from attnlab.zoo.recipe import within
 from configs import dynamics, grokking, images, language, long_range, recall, separation, series
 from configs.sweeps import images as sweeps_images
 from configs.sweeps import recall as sweeps_recall
@@ -444,6 +445,56 @@ def test_long_range_has_the_sizes_of_papers(name):
         assert (block.mlp is None) == (published['mlp']() is None)
         assert all(config_path.get_value(key, block.mixer) == size for key, size in published.get('sizes', {}).items())
         jax.eval_shape(lambda block=block, dim=config.model.dim: nnx.state(build(block.mixer)(dim, rngs=nnx.Rngs(0))))
+
+
+BY_HAND = {
+    # Batch, weight decay, dropout, steps of warm-up, all steps, greatest rate and that of the dynamics.
+    ('s4', 'cifar10'): (50, 0.05, 0.1, 3_600, 180_000, 0.01, 0.001),
+    ('s4d', 'pathfinder'): (64, 0.03, 0.0, 10_000, 500_000, 0.004, 0.001),
+    ('s5', 'imdb'): (50, 0.07, 0.1, 0, 17_500, 0.004, 0.004),
+    ('s5', 'pathfinder'): (64, 0.03, 0.05, 10_000, 500_000, 0.0045, 0.0009),
+    ('lru', 'pathfinder128'): (32, 0.05, 0.0, 25_000, 250_000, 0.002, 0.0005),
+    ('mega', 'listops'): (64, 0.01, 0.1, 3_000, 90_000, 0.001, 0.001),
+    ('bi_mega', 'imdb'): (50, 0.01, 0.1, 10_000, 25_000, 0.004, 0.001),
+    ('seqboat', 'listops'): (64, 0.001, 0.1, 27_000, 90_000, 0.004, 0.001),
+    ('bi_seqboat', 'aan'): (64, 0.04, 0.1, 10_000, 91_960, 0.003, 0.001),
+    ('mha', 'listops'): (32, 0.1, 0.0, 1_000, 5_000, 0.0016, 0.001),
+    ('mha', 'cifar10'): (256, 0.0, 0.3, 176, 35_200, 0.0005, 0.0005),
+}
+
+
+@pytest.mark.parametrize(('name', 'task'), BY_HAND)
+def test_long_range_is_trained_as_papers_do(name, task):
+    config = long_range.get_config(f'task={task},zoo={name},size=full')
+    (block,), run = config.model.stack.blocks, config.optimizer
+    warmup = run.schedule.warmup
+    found = (config.batch_size, run.weight_decay, block.dropout, warmup if warmup >= 1 else warmup * config.steps)
+    found = (*found, config.steps, run.peak_lr, run.groups.dynamics.lr * run.peak_lr)
+    assert found == pytest.approx(BY_HAND[name, task])
+    linear = name.removeprefix('bi_') in ('mega', 'seqboat')
+    assert run.schedule.target.endswith('.LinearDecay' if linear else '.Cosine')
+    assert run.groups.dynamics.weight_decay == 0
+
+
+def test_long_range_gives_both_readings_what_is_published_for_one():
+    """Both mixers of a layer have the sizes and the window, and Path-X of S4D and CIFAR-10 of S4 their own systems."""
+    config = long_range.get_config('task=pathfinder128,zoo=bi_seqboat,size=full')
+    (block,) = config.model.stack.blocks
+    ahead, back = (mixer for mixer in within(block.mixer) if 'mixers' not in mixer)
+    assert config.model.dim == 128 and block.mlp is None
+    for mixer in (ahead, back):
+        assert (mixer.key_dim, mixer.value_dim, mixer.temperature, mixer.window) == (64, 256, 1.0, 256)
+    systems = [
+        long_range.get_config(f'task={task},zoo={name},size=full').model.stack.blocks[0].mixer.system
+        for task, name in (('pathfinder128', 's4d'), ('pathfinder', 's4d'), ('cifar10', 's4'), ('listops', 's4'))
+    ]
+    assert [system.starts for system in systems] == [('inv',), ('lin',), ('legs',), ('legs',)]
+    assert [system.copies for system in systems] == [None, None, 2, 1] and systems[0].low == 1e-4
+
+
+def test_long_range_has_published_sizes_beside_convolutions_that_take_none():
+    convolution, block = long_range.get_config('task=cifar10,zoo=s4,size=full,conv=1').model.stack.blocks
+    assert block.mixer.system.copies == 2 and 'system' not in convolution.mixer
 
 
 def test_long_range_has_the_sizes_of_s4_for_others():

@@ -10,6 +10,7 @@ from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.models.dynamics import AlmostLinearDynamics
 from attnlab.models.predictor import Dynamical
+from attnlab.testing.contract.gradients import compare_with_differences
 from attnlab.testing.noise import noise, perturbed
 
 ROWS = 8
@@ -50,6 +51,25 @@ def test_noise_is_for_training_alone():
     model, rows = made(noise=0.5), noise(1, ROWS, 2)
     np.testing.assert_array_equal(predicted(model, rows), predicted(made(), rows))
     assert jnp.abs(predicted(model, rows, jax.random.key(0)) - predicted(model, rows)).max() > 0.01
+
+
+@pytest.mark.parametrize('forcing', [3, ROWS + 1], ids=['forced', 'entered once'])
+def test_gradients_are_those_of_differences(forcing):
+    """Of all parameters and of the rows: what overwrites is read as it is, which a difference sees too."""
+    with jax.enable_x64(True):
+        graphdef, params = nnx.split(made(forcing=forcing))
+        params = jax.tree.map(lambda leaf: leaf.astype(jnp.float64), params)
+        rows, targets = noise(1, ROWS, 2, dtype=jnp.float64), noise(1, ROWS, 2, seed=1, dtype=jnp.float64)
+
+        def loss(inputs):
+            params, rows = inputs
+            model = nnx.merge(graphdef, params)
+            return jnp.sum(model.losses(predicted(model, rows), targets))
+
+        compare_with_differences('dynamics', loss, (params, rows))
+        # Nothing is left without a gradient.
+        found = jax.jit(jax.grad(loss))((params, rows))[0]
+        assert all(np.abs(leaf).max() > 1e-6 for leaf in jax.tree.leaves(found))
 
 
 def test_regions_are_the_signs_of_the_rectified_units():

@@ -19,6 +19,7 @@ from attnlab.models.model import Model
 from attnlab.models.stack import Stack
 from attnlab.models.two_rates import TwoRates
 from attnlab.nn.pools import MeanPool
+from attnlab.testing.contract.gradients import compare_with_differences
 from attnlab.testing.noise import noise, perturbed
 
 stack = functools.partial(Stack, depth=2, blocks=(functools.partial(Block, mixer=GatedConvolution),))
@@ -60,6 +61,25 @@ def test_padding_behind_a_document_is_not_read():
     np.testing.assert_allclose(found[0, :2], by_hand(noise(2, 12, 8)[0, :6]), rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(found[1], by_hand(noise(2, 12, 8)[1]), rtol=1e-4, atol=1e-5)
     np.testing.assert_array_equal(two_rates().context(ctx).segments, [[1, 1, 0], [1, 1, 1]])
+
+
+def test_gradients_are_those_of_differences():
+    """Of all parameters and of the input, with a window that is part padding."""
+    with jax.enable_x64(True):
+        graphdef, params, rest = nnx.split(two_rates(), nnx.Param, ...)
+        params = jax.tree.map(lambda leaf: leaf.astype(jnp.float64), params)
+        x, weights = noise(1, 8, 8, dtype=jnp.float64), noise(1, 2, 16, seed=1, dtype=jnp.float64)
+        ctx = dataclasses.replace(Context.full(1, 8), segments=jnp.asarray([[1] * 6 + [0] * 2]))
+
+        def loss(inputs):
+            params, x = inputs
+            return jnp.vdot(weights, nnx.merge(graphdef, params, rest)(x, ctx)[0])
+
+        compare_with_differences('two rates', loss, (params, x))
+        # Both stacks have gradients, and padding has none.
+        found = jax.jit(jax.grad(loss))((params, x))
+        assert all(np.abs(leaf).max() > 1e-6 for leaf in jax.tree.leaves(found[0]))
+        assert np.abs(found[1][0]).max(axis=1).nonzero()[0].max() == 5
 
 
 def test_a_classifier_reads_the_mean_of_summaries():

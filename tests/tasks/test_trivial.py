@@ -1,5 +1,7 @@
 """Trivial predictors against what is known of them by counting."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -14,6 +16,7 @@ from attnlab.tasks.long_range import Classification
 from attnlab.tasks.synthetic import LabelPrediction
 from attnlab.tasks.task import Guessable
 from attnlab.tasks.trivial import linear, of_sequences, of_tokens
+from configs import long_range
 from tests.sweep.tiny import LANGUAGE
 
 
@@ -82,6 +85,21 @@ def test_the_outermost_operator_says_much_of_an_expression():
     task = Classification(Drawn(ListOps(shortest=10, longest=60, max_depth=4), held_out=400))
     found = task.trivial(task.slices('test', 60, (1,), 400)['all'])['accuracy']
     assert found['chance'] == 0.1 < found['majority'] < found['first token'] and found['first token'] > 0.25
+
+
+@pytest.mark.parametrize(
+    ('data', 'low', 'high'),
+    [
+        (Drawn(ListOps(), held_out=600), 0.35, 0.43),
+        (dataclasses.replace(long_range.SMOKE['listops'].data, held_out=600), 0.24, 0.32),
+    ],
+    ids=['full', 'smoke'],
+)
+def test_the_outermost_operator_of_the_forms_that_are_trained_on(data, low, high):
+    """What docs/problems.md has: bounds are two standard errors of 600 examples about 0.39 and 0.28."""
+    task = Classification(data)
+    found = task.trivial(task.slices('test', data.kind.length, (1,), 600)['all'])['accuracy']
+    assert low < found['first token'] < high and found['majority'] < 0.25
 
 
 def test_regression_and_addition_know_theirs():

@@ -114,6 +114,33 @@ def test_mistakes_are_named(name: str, arguments: dict, message: str):
         attnlab.make_mixer(name, 32, rngs=RNGS, **arguments)
 
 
+def kinds(mixers: tuple[ConfigDict, ...]) -> list[str]:
+    return [mixer.target.rpartition('.')[2] for mixer in mixers]
+
+
+@pytest.mark.parametrize(
+    ('name', 'pattern'),
+    [
+        ('xlstm', ['MLSTM'] * 7 + ['SLSTM']),
+        ('nemotron_h', ['StateSpaceDual'] * 5 + ['Attention']),
+        ('falcon_h1', ['SideBySide']),
+        ('s_mamba', ['SideBySide']),
+    ],
+)
+def test_patterns_of_hybrids_are_those_of_their_papers(name: str, pattern: list[str]):
+    assert kinds(ZOO[name].pattern) == pattern
+
+
+def test_what_stands_side_by_side_is_added():
+    """Mamba-2 and attention in falcon_h1; in s_mamba two of Mamba as wide as the model, one of them from the end."""
+    falcon, both = (ZOO[name].spec for name in ('falcon_h1', 's_mamba'))
+    assert kinds(falcon.mixers) == ['StateSpaceDual', 'Attention']
+    assert kinds(both.mixers) == ['SelectiveSSM', 'Backwards'] and kinds(both.mixers[1].mixers) == ['SelectiveSSM']
+    for mixer in (falcon, both):
+        assert mixer.scales == (1.0, 1.0) and mixer.norm is None
+    assert falcon.mixers[0].norm is None and [both.mixers[0].expand, both.mixers[1].mixers[0].expand] == [1, 1]
+
+
 def test_two_recipes_of_one_name_are_refused():
     with pytest.raises(ValueError, match='two recipes are called mha'):
         merged({'mha': ZOO['mha']}, {'mha': ZOO['gqa']})
