@@ -10,6 +10,7 @@ import pytest
 from flax import nnx
 from ml_collections.config_flags import config_path
 from PIL import Image
+from scipy.special import erf, expit
 
 from attnlab.compare.equality import unmatched
 from attnlab.compare.measures import parameters
@@ -19,6 +20,7 @@ from attnlab.errors import UserError
 from attnlab.experiment.experiment import SIZES, Experiment
 from attnlab.experiment.studies import TOLERANCE
 from attnlab.sweep.sweep import read
+from attnlab.testing.noise import noise
 from attnlab.train.cost import state_bytes
 from attnlab.train.programs import structure
 from attnlab.train.setup import prepare
@@ -169,6 +171,25 @@ def test_language_with_other_norms_and_channel_mixers(argument):
     assert plain(config.model.norm) == plain(config.model.stack.blocks[0].norm)
     assert config.model.norm is not config.model.stack.blocks[0].norm
     prepared(config).trace()
+
+
+VARIANTS = {
+    'swiglu': lambda x: x * expit(x),
+    'geglu': lambda x: x * (1 + erf(x / np.sqrt(2))) / 2,
+    'reglu': lambda x: np.maximum(x, 0),
+    'glu': expit,
+    'bilinear': lambda x: x,
+}
+
+
+@pytest.mark.parametrize('name', VARIANTS)
+def test_a_gated_channel_mixer_has_the_nonlinearity_of_its_name(name):
+    mlp = build(language.MLPS[name])(8, rngs=nnx.Rngs(0))
+    x = noise(1, 5, 8)
+    gate, up, down = (np.asarray(each.weight[...], np.float64) for each in (mlp.gate, mlp.up, mlp.down))
+    wide = np.asarray(x, np.float64)
+    # The GELU of the layer may be the approximation by a tanh, which is within 1e-3 of it; others are further apart.
+    np.testing.assert_allclose(mlp(x), (VARIANTS[name](wide @ gate) * (wide @ up)) @ down, atol=3e-3)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,8 @@
 
 Each property has its own function, which takes a `HeadSubject`: a small head made by `make`. It raises AssertionError
 with the name of the property and what was found. A head of real numbers, whose loss is no logarithm of a probability,
-is checked with `normalised=False`.
+is checked with `normalised=False`; one whose training holds numbers fixed, or has a penalty in the gradient alone, with
+`derived=False`.
 """
 
 import functools
@@ -102,6 +103,10 @@ class HeadSubject:
         (value, _), gradients = self._differentiated(inputs, *self._given(self.targets()))
         return value, gradients
 
+    def objective_and_gradients(self, inputs: Any) -> tuple[Array, Any]:
+        """The same of what training minimises, for one key: draws are those of every call."""
+        return self._minimised(inputs, *self._given(self.targets()))
+
     @functools.cached_property
     def weights(self) -> np.ndarray:
         """The weights of the losses in their sum."""
@@ -124,6 +129,15 @@ class HeadSubject:
         return jax.jit(jax.value_and_grad(loss, has_aux=True))
 
     @functools.cached_property
+    def _minimised(self) -> Callable[..., Any]:
+        def loss(inputs: tuple[Any, Array], targets: Array, weights: Array, key: Array) -> Array:
+            params, hidden = inputs
+            with jax.default_matmul_precision('highest'):
+                return jnp.vdot(weights, self.merged(params).objective(hidden, targets, key))
+
+        return jax.jit(jax.value_and_grad(loss))
+
+    @functools.cached_property
     def _split(self) -> tuple[Any, Any, Any]:
         graphdef, *states = nnx.split(self.head, nnx.Param, ...)
         params, rest = states
@@ -144,23 +158,26 @@ def check_head(
     streams: bool,
     divided: bool,
     normalised: bool = True,
+    derived: bool = True,
     say: Callable[[str], None] = print,
 ) -> None:
     """Checks every property that is claimed (see `HeadRecipe`), and those that no head may lack; says which hold.
 
     Raises AssertionError for the first property that does not hold: its name, and what was found.
     """
-    claims = claimed_of_head(exact=exact, streams=streams, divided=divided, normalised=normalised)
+    claims = claimed_of_head(exact=exact, streams=streams, divided=divided, normalised=normalised, derived=derived)
     check_each(HeadSubject(make, numbers=not normalised), claims, say)
 
 
-def claimed_of_head(*, exact: bool, streams: bool, divided: bool, normalised: bool = True) -> dict[str, Check]:
+def claimed_of_head(
+    *, exact: bool, streams: bool, divided: bool, normalised: bool = True, derived: bool = True
+) -> dict[str, Check]:
     """Returns the checks, by name, that a head with these claims must pass."""
     classes = {'probabilities': check_probabilities, 'sampling': check_sampling, 'outside': check_outside}
     return {
         **(classes if normalised else {}),
         'gradients': check_gradients,
-        'objective': functools.partial(check_objective, exact=exact),
+        'objective': functools.partial(check_objective, exact=exact, derived=derived),
         'bfloat16': check_bfloat16,
         **({'tensor': check_tensor} if divided else {}),
         **({'streams': check_streams} if streams else {}),
@@ -184,17 +201,27 @@ def check_probabilities(subject: HeadSubject) -> None:
 
 def check_gradients(subject: HeadSubject) -> None:
     """In float64 the derivative of the losses along a random direction is the finite difference."""
+    _check_differences('gradients', subject, subject.value_and_gradients)
+
+
+def _check_differences(what: str, subject: HeadSubject, differentiated: Callable[[Any], tuple[Array, Any]]) -> None:
     params = jax.tree.map(lambda leaf: np.asarray(leaf).astype(np.float64), subject.params)
     with jax.enable_x64(True):
-        compare_derivatives('gradients', subject.value_and_gradients, (params, subject.hidden().astype(np.float64)))
+        compare_derivatives(what, differentiated, (params, subject.hidden().astype(np.float64)))
 
 
-def check_objective(subject: HeadSubject, *, exact: bool) -> None:
-    """What training minimises is finite, and for a head that claims so the losses themselves."""
+def check_objective(subject: HeadSubject, *, exact: bool, derived: bool = True) -> None:
+    """What training minimises is finite, and for a head that claims so the losses themselves.
+
+    Its gradients are the finite differences, but of a head that is not `derived`.
+    """
     losses, _, found = subject.measure(subject.hidden(), subject.targets())
     require(bool(np.isfinite(found).all()), 'objective: not finite')
     if exact:
         assert_close(found, losses, dtype=jnp.float32, reduction=DIM * CLASSES, what='objective')
+    # Of a head without an objective of its own they are the gradients of the losses.
+    if derived and type(subject.head).objective is not Head.objective:
+        _check_differences('objective', subject, subject.objective_and_gradients)
 
 
 def check_sampling(subject: HeadSubject) -> None:

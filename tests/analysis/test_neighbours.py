@@ -2,13 +2,16 @@
 
 import functools
 import sys
+from unittest.mock import Mock
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
 
-from attnlab.analysis.neighbours import Found, examine, log_probabilities, mixed, mlp_inputs, nearest
+from attnlab.analysis.neighbours import Found, _asked, examine, log_probabilities, mixed, mlp_inputs, nearest
+from attnlab.analysis.prediction import Asked
 from attnlab.blocks.block import Block
 from attnlab.context import Context
 from attnlab.data.synthetic.ranked import RankedTransitions
@@ -18,6 +21,7 @@ from attnlab.models.heads.language import LanguageHead
 from attnlab.models.model import Model
 from attnlab.models.stack import Stack
 from attnlab.nn.mlps import MLP
+from attnlab.runs.loading import Loaded
 from attnlab.tasks.transitions import Transitions
 
 
@@ -64,7 +68,7 @@ def test_fewer_neighbours_and_smaller_stores_are_measured_at_the_best_mixture():
     np.testing.assert_allclose(found.by_stored[20], expected, rtol=1e-6)
 
 
-def test_keys_of_the_channel_mixer_are_what_it_reads_in_the_last_layer():
+def test_keys_of_the_channel_mixer_are_what_it_reads_in_the_last_layer(monkeypatch):
     task = Transitions(RankedTransitions(tokens=12, rank=3))
     block = functools.partial(Block, mixer=functools.partial(LinearAttention, heads=2), mlp=MLP)
     stack = functools.partial(Stack, depth=2, blocks=(block,))
@@ -75,7 +79,14 @@ def test_keys_of_the_channel_mixer_are_what_it_reads_in_the_last_layer():
     first, last = model.stack.layers()
     x = first(model.embed(batch['tokens'], ctx), ctx)[0]
     expected = last.mlp_norm(x + last.mixer(last.mixer_norm(x), ctx)[0])
-    np.testing.assert_allclose(mlp_inputs(task, model, batch), expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(mlp_inputs(task, nnx.clone(model), batch), expected, rtol=1e-4, atol=1e-5)
+    # What is asked of a run is its task, its program and its variables: none need be trained.
+    graphdef, variables = nnx.split(model)
+    loaded = Mock(spec=Loaded, setup=Mock(task=task, graphdef=graphdef, jit=jax.jit), variables=variables)
+    read = Asked(np.ones((3, 8)), np.zeros((3, 12)), np.zeros(3), np.zeros(3, int), None, np.ones((3, 1), bool))
+    monkeypatch.setattr('attnlab.analysis.neighbours.predictions', lambda *_: [read])
+    for keys, states in (('mlp', expected[:, 0]), ('head', read.hidden)):
+        np.testing.assert_allclose(_asked(loaded, [batch], keys)[0], states, rtol=1e-4, atol=1e-5)
     bare = functools.partial(Stack, depth=1, blocks=(functools.partial(block, mlp=None),))
     model = Model(12, dim=8, stack=bare, head=LanguageHead, dtype=jnp.float32, rngs=nnx.Rngs(0))
     with pytest.raises(UserError, match='keys=mlp is for models with a channel mixer in their blocks'):

@@ -5,22 +5,24 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from scipy.special import digamma
+from scipy.optimize import brentq
+from scipy.special import digamma, expit
 from scipy.stats import dirichlet
 
+from attnlab.config import build
 from attnlab.errors import UserError
 from attnlab.functional import cores
 from attnlab.losses import softmax_loss
 from attnlab.models.heads.classification import ClassificationHead
 from attnlab.models.heads.contrastive import BlockContrastiveHead
-from attnlab.models.heads.distributional import AtomsHead, ImplicitQuantiles
+from attnlab.models.heads.distributional import LEVELS, AtomsHead, ImplicitQuantiles
 from attnlab.models.heads.evidential import EvidentialHead
 from attnlab.models.heads.fourier import FourierHead
 from attnlab.models.heads.gumbel import GumbelHead
 from attnlab.models.heads.margin import DRAWN, ArcFaceHead, PartialFC, WrappedCauchyHead
 from attnlab.models.heads.masked import MaskedSoftmaxHead
 from attnlab.models.heads.multilabel import Decoupled, MultiLabelHead, SoftTopK
-from attnlab.models.heads.noisy import NoisySoftmaxHead
+from attnlab.models.heads.noisy import NOISE, NoisySoftmaxHead
 from attnlab.models.heads.registry import CLASSIFIERS
 from attnlab.models.heads.surrogates import CompSum, LabelRobust, SurrogateHead, ZLoss
 from attnlab.testing.noise import noise, perturbed
@@ -53,6 +55,36 @@ def test_label_robust_losses_have_the_limits_of_the_paper():
 def test_temperatures_are_positive_and_lower_for_what_is_certain():
     found = LabelRobust(adapt=1.5)._temperature(jnp.array([[0.0, 0, 0, 0], [1, 0, 0, 0], [90, 0, 0, 0]]))
     assert found[0] == 1 and 0.3 < found[2] < found[1] < 1
+
+
+@pytest.mark.parametrize('lam', [0.5, 2.0])
+def test_adapted_temperatures_are_those_of_the_losses(lam):
+    scores = np.asarray(SCORES, np.float64)
+    chances = np.exp(scores / lam) / np.exp(scores / lam).sum(axis=1, keepdims=True)
+    divergence = np.sum(chances * np.log(4 * chances), axis=1)
+    temperatures = lam * (1 - divergence / (2.5 * np.log(4)))
+    assert np.ptp(temperatures) > 0.05
+    violations = scores - scores[np.arange(6), TARGETS][:, None] + 0.2 * (np.arange(4) != np.asarray(TARGETS)[:, None])
+    expected = temperatures * np.log(np.mean(np.exp(violations / temperatures[:, None]), axis=1))
+    found = LabelRobust(lam=lam, margin=0.2, adapt=2.5).losses(SCORES, TARGETS)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ('name', 'surrogate'),
+    [
+        ('generalised_cross_entropy', CompSum(1.7)),
+        ('mean_absolute_error', CompSum(2.0)),
+        ('label_robust', LabelRobust(margin=0.1)),
+        ('adaptive_label_robust', LabelRobust(adapt=2.0)),
+        ('z_loss', ZLoss(a=1.0, b=0.0)),
+    ],
+)
+def test_a_row_trains_on_what_its_notes_say(name, surrogate):
+    head = perturbed(build(CLASSIFIERS[name].spec)(3, 1, classes=4, rngs=nnx.Rngs(0)), 0.5)
+    hidden = noise(6, 3)
+    expected = surrogate.losses(head.logits(hidden), TARGETS)
+    np.testing.assert_allclose(head.objective(hidden, TARGETS, jax.random.key(0)), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_a_surrogate_is_trained_on_and_cross_entropy_reported():
@@ -182,6 +214,19 @@ def test_partial_fc_keeps_the_classes_of_the_batch_and_others_up_to_its_share(pa
         assert len(chosen) == (count if parts == 1 or count == 8 else 16)
 
 
+def test_partial_fc_draws_others_evenly_and_anew_for_every_key():
+    head, targets = PartialFC(3, 1, classes=20, share=0.3, rngs=nnx.Rngs(0)), jnp.asarray([7, 7], jnp.int32)
+    places, kept = jax.vmap(lambda key: head._kept(targets, key, 1))(jax.random.split(jax.random.key(0), 400))
+    assert np.asarray(kept).all() and places.shape == (400, 1, 6)
+    counts = np.bincount(np.asarray(places).ravel(), minlength=20)
+    others = np.delete(counts, 7)
+    # Five of nineteen others each time: 105 expected of each, with a deviation of 9.
+    assert counts[7] == 400 and others.sum() == 2000 and np.abs(others - 2000 / 19).max() < 5 * 9
+    first, again, second = (head.objective(noise(2, 3), targets, jax.random.key(seed)) for seed in (0, 0, 1))
+    np.testing.assert_array_equal(first, again)
+    assert not np.allclose(first, second)
+
+
 def test_partial_fc_on_two_devices_is_arcface_among_the_classes_that_each_keeps():
     """Classes are divided: each device draws among its own, and their normalisers are one; others have no gradient."""
     classes, margin, scale = 40, 0.3, 4.0
@@ -244,6 +289,39 @@ def test_means_of_classes_that_are_the_same_are_pushed_apart():
     assert head.apart(one, jnp.asarray([1, 1, 1], jnp.int32)) == 0
 
 
+def test_a_share_of_what_is_trained_on_pushes_means_apart():
+    head = BlockContrastiveHead(3, 1, classes=4, share=0.3, sharpness=0.7, width=5, rngs=nnx.Rngs(0))
+    hidden, targets = noise(4, 3), np.array([0, 2, 3, 2])
+    projected = np.asarray(head.project(hidden), np.float64)
+    means = np.stack([projected[targets == each].mean(axis=0) for each in (0, 2, 3)])
+    means /= np.linalg.norm(means, axis=1, keepdims=True)
+    alike = 0.7 * means @ means.T
+    # Of a class itself the exponential is 1.
+    np.fill_diagonal(alike, 0)
+    apart = np.mean(np.log(np.exp(alike).sum(axis=1))) / 4
+    expected = 0.7 * np.asarray(head.losses(hidden, jnp.asarray(targets, jnp.int32))) + 0.3 * apart
+    found = head.objective(hidden, jnp.asarray(targets, jnp.int32), jax.random.key(0))
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_the_noise_of_a_softmax_lowers_the_target_in_training_alone():
+    head, key, hidden = (
+        NoisySoftmaxHead(3, 1, classes=4, strength=0.4, rngs=nnx.Rngs(0)),
+        jax.random.key(3),
+        noise(6, 3),
+    )
+    weight, x = np.asarray(head.weight[...], np.float64), np.asarray(hidden, np.float64)
+    scores, rows = x @ weight.T, np.arange(6)
+    xi = np.abs(np.asarray(jax.random.normal(jax.random.fold_in(key, NOISE), (6,)), np.float64))
+    assert np.ptp(xi) > 0.1
+    lengths = np.linalg.norm(x, axis=1) * np.linalg.norm(weight, axis=1)[np.asarray(TARGETS)]
+    lowered = scores.copy()
+    lowered[rows, TARGETS] -= 0.4 * (lengths - scores[rows, TARGETS]) * xi
+    for found, logits in ((head.objective(hidden, TARGETS, key), lowered), (head.losses(hidden, TARGETS), scores)):
+        expected = np.log(np.exp(logits).sum(axis=1)) - logits[rows, TARGETS]
+        np.testing.assert_allclose(found, expected, rtol=1e-4)
+
+
 @pytest.mark.parametrize(('mask', 'moves'), [(None, [True, False, True, False]), (1.0, [True, False, True, False])])
 def test_classes_that_do_not_occur_are_left_alone(mask: float | None, moves: list[bool]):
     head = MaskedSoftmaxHead(3, 1, classes=4, mask=mask, rngs=nnx.Rngs(0))
@@ -277,6 +355,21 @@ def test_sigmoids_of_a_soft_top_k_sum_to_k_and_its_derivative_is_that_of_the_equ
     found = jax.grad(lambda scores: jnp.sum(loss.threshold(scores, jnp.full((1, 1), 2.0))))(scores)
     slopes = sigmoids * (1 - sigmoids)
     np.testing.assert_allclose(found, -slopes / jnp.sum(slopes), rtol=1e-4)
+
+
+@pytest.mark.parametrize('k', [None, 3])
+def test_a_soft_top_k_is_trained_on_the_sigmoids_beyond_its_threshold(k):
+    head = MultiLabelHead(3, 1, classes=5, loss=SoftTopK(k=k, alpha=1.5), rngs=nnx.Rngs(0))
+    hidden, labels = noise(2, 3), np.array([[0, 2], [3, -1]])
+    expected = []
+    for row, own in zip(np.asarray(head.logits(hidden), np.float64), labels, strict=True):
+        own = own[own >= 0]
+        threshold = brentq(lambda t, row=row, own=own: np.sum(expit(1.5 * (row + t))) - (k or len(own)), -50, 50)
+        expected.append(-np.mean(np.log(expit(1.5 * (row[own] + threshold)))))
+    found = head.objective(hidden, jnp.asarray(labels, jnp.int32), jax.random.key(0))
+    np.testing.assert_allclose(found, expected, rtol=1e-4)
+    row = build(CLASSIFIERS['soft_top_k'].spec)(3, 1, classes=5, rngs=nnx.Rngs(0))
+    assert row.loss == SoftTopK(k=None, alpha=1.0)
 
 
 def test_several_labels_of_an_example_may_be_missing():
@@ -339,6 +432,16 @@ def test_quantiles_are_asked_for_at_their_levels():
     found = head.losses(hidden, jnp.full((1, 1), max(low, high) + 2))
     linear = [0.5 * (max(low, high) + 2 - each - 0.25) / 0.5 for each in (low, high)]
     np.testing.assert_allclose(found, [(0.25 * linear[0] + 0.75 * linear[1]) / 2], rtol=1e-5)
+
+
+def test_quantiles_are_trained_at_levels_drawn_for_every_prediction():
+    head = perturbed(ImplicitQuantiles(3, 1, waves=4, drawn=6, levels=2, kappa=0.5, rngs=nnx.Rngs(0)))
+    hidden, targets, key = noise(5, 3), noise(5, 1, seed=1), jax.random.key(2)
+    levels = jax.random.uniform(jax.random.fold_in(key, LEVELS), (5, 6))
+    apart = np.asarray(targets, np.float64) - np.asarray(head.quantiles(hidden, levels), np.float64)[..., 0]
+    huber = np.where(np.abs(apart) <= 0.5, apart**2 / 2, 0.5 * (np.abs(apart) - 0.25))
+    expected = np.mean(np.abs(np.asarray(levels) - (apart < 0)) * huber / 0.5, axis=1)
+    np.testing.assert_allclose(head.objective(hidden, targets, key), expected, rtol=1e-4, atol=1e-6)
 
 
 def test_smoothing_is_cross_entropy_with_shares_of_every_class():

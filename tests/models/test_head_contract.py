@@ -35,7 +35,11 @@ def subject(name: str) -> HeadSubject:
 
 def claimed(recipe: HeadRecipe) -> dict[str, Check]:
     return claimed_of_head(
-        exact=recipe.exact, streams=recipe.streams, divided=recipe.divided, normalised=recipe.normalised
+        exact=recipe.exact,
+        streams=recipe.streams,
+        divided=recipe.divided,
+        normalised=recipe.normalised,
+        derived=recipe.derived,
     )
 
 
@@ -105,20 +109,44 @@ class Divisive(LanguageHead):
         return cores.parts('o', 12) * self.losses(hidden, targets)
 
 
-BROKEN = {
-    'probabilities': Overconfident,
-    'objective': Doubled,
-    'sampling': Stubborn,
-    'outside': Forgiving,
-    'streams': Centred,
-    'tensor': Divisive,
-}
+class Deaf(LanguageHead):
+    """Has no gradient by its hidden states."""
+
+    def losses(self, hidden, targets):
+        return super().losses(jax.lax.stop_gradient(hidden), targets)
 
 
-@pytest.mark.parametrize('what', BROKEN)
-def test_a_head_that_breaks_a_promise_is_found(what: str):
+class Stopped(LanguageHead):
+    """The same in training alone, where losses and their gradients show nothing."""
+
+    def objective(self, hidden, targets, key):
+        return self.losses(jax.lax.stop_gradient(hidden), targets)
+
+
+class Rounded(LanguageHead):
+    """Gives losses in the type of its hidden states."""
+
+    def losses(self, hidden, targets):
+        return super().losses(hidden, targets).astype(hidden.dtype)
+
+
+BROKEN = (
+    ('probabilities', Overconfident),
+    ('gradients', Deaf),
+    ('objective', Doubled),
+    ('objective', Stopped),
+    ('sampling', Stubborn),
+    ('bfloat16', Rounded),
+    ('outside', Forgiving),
+    ('streams', Centred),
+    ('tensor', Divisive),
+)
+
+
+@pytest.mark.parametrize(('what', 'head'), BROKEN)
+def test_a_head_that_breaks_a_promise_is_found(what: str, head: type[LanguageHead]):
     with pytest.raises(AssertionError, match=f'^{what}'):
-        claimed_of_head(exact=True, streams=True, divided=True)[what](HeadSubject(BROKEN[what]))
+        claimed_of_head(exact=True, streams=True, divided=True)[what](HeadSubject(head))
 
 
 def test_check_head_says_what_holds():

@@ -7,16 +7,35 @@ import pytest
 from flax import nnx
 
 from attnlab.errors import UserError
+from attnlab.losses import softmax_loss
 from attnlab.models.heads.adaptive import AdaptiveSoftmax
 from attnlab.models.heads.hierarchical import HierarchicalSoftmax
 from attnlab.models.heads.language import BoundedHead, LanguageHead
-from attnlab.models.heads.links import Spherical
+from attnlab.models.heads.links import Evidence, Exponential, SigSoftmax, Spherical, StableMax, Taylor
 from attnlab.models.heads.mixture import MixtureOfSoftmaxes
-from attnlab.models.heads.sampled import AugmentAndReduce, SampledSoftmax, log_expected, log_uniform
+from attnlab.models.heads.sampled import NEGATIVES, AugmentAndReduce, SampledSoftmax, log_expected, log_uniform
 from attnlab.testing.noise import noise, perturbed
 
 HIDDEN = noise(5, 4)
 TARGETS = jnp.asarray([0, 3, 5, 1, 2], jnp.int32)
+
+
+LINKS = {
+    'softmax': (Exponential(), np.exp),
+    'stablemax': (StableMax(), lambda x: np.where(x >= 0, x + 1, 1 / (1 + np.abs(x)))),
+    'taylor': (Taylor(), lambda x: 1 + x + x**2 / 2),
+    'spherical': (Spherical(eps=0.3), lambda x: x**2 + 0.3),
+    'sigsoftmax': (SigSoftmax(), lambda x: np.exp(x) / (1 + np.exp(-x))),
+    'evidence': (Evidence(), lambda x: 1 + np.log1p(np.exp(x))),
+}
+
+
+@pytest.mark.parametrize('name', LINKS)
+def test_a_link_is_the_function_of_its_paper(name):
+    # Losses and logits of a head have the same link, so that only values from elsewhere can tell it is the right one.
+    link, g = LINKS[name]
+    scores = np.array([[-3.0, -1.0, -0.25, 0.0], [0.5, 1.0, 2.0, 4.0]])
+    np.testing.assert_allclose(link.log_numerators(jnp.asarray(scores, jnp.float32)), np.log(g(scores)), atol=1e-5)
 
 
 @pytest.mark.parametrize('cap', [None, 2.0])
@@ -72,6 +91,21 @@ def test_the_correction_makes_the_distribution_of_the_data_the_minimum(correctio
     assert correction or gradient[0] > 0.01
 
 
+@pytest.mark.parametrize('correction', [True, False])
+def test_draws_of_the_target_do_not_count(correction):
+    head, key = SampledSoftmax(4, 6, negatives=7, correction=correction, rngs=nnx.Rngs(0)), jax.random.key(0)
+    drawn = np.asarray(log_uniform(jax.random.fold_in(key, NEGATIVES), 7, 6))
+    assert set(TARGETS.tolist()) & set(drawn.tolist())
+    often = 7 * np.log((np.arange(6) + 2) / (np.arange(6) + 1)) / np.log(7)
+    logits = np.asarray(HIDDEN, np.float64) @ np.asarray(head.weight[...], np.float64).T - correction * np.log(often)
+    # A token drawn twice counts twice.
+    expected = [
+        np.log1p(sum(np.exp(row[j] - row[target]) for j in drawn if j != target))
+        for row, target in zip(logits, TARGETS.tolist(), strict=True)
+    ]
+    np.testing.assert_allclose(head.objective(HIDDEN, TARGETS, key), expected, rtol=1e-4, atol=1e-6)
+
+
 def test_draws_are_log_uniform():
     drawn = np.asarray(log_uniform(jax.random.key(0), 20_000, 7))
     counts = np.bincount(drawn, minlength=7)
@@ -85,6 +119,26 @@ def test_a_mixture_of_one_component_is_a_softmax():
     plain.weight[...] = head.weight[...]
     states = jnp.tanh(head.latent(HIDDEN))
     np.testing.assert_allclose(head.losses(HIDDEN, TARGETS), plain.losses(states, TARGETS), rtol=1e-5)
+
+
+@pytest.mark.parametrize('kind', [MixtureOfSoftmaxes, SampledSoftmax])
+def test_training_takes_a_tenth_of_the_memory_of_whole_logits(kind):
+    """Compiled and not run, so that nothing of this size is ever stored."""
+    head = kind(8, 8192, rngs=nnx.Rngs(0))
+    graphdef, params = nnx.split(head)
+    hidden, targets = jax.ShapeDtypeStruct((1024, 8), jnp.float32), jax.ShapeDtypeStruct((1024,), jnp.int32)
+
+    def temporary(losses):
+        def total(params, hidden, targets):
+            return jnp.sum(losses(nnx.merge(graphdef, params), hidden, targets))
+
+        compiled = jax.jit(jax.grad(total, argnums=(0, 1))).lower(params, hidden, targets).compile()
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    ours = temporary(lambda head, hidden, targets: head.objective(hidden, targets, jax.random.key(0)))
+    dense = temporary(lambda head, hidden, targets: softmax_loss(head.logits(hidden), targets))
+    # At least one number for each of 1024 x 8192 logits, which says that the whole is measured.
+    assert dense >= 4 * 1024 * 8192 and ours < dense / 10, (ours, dense)
 
 
 def test_mixtures_go_beyond_the_rank_of_the_width():
@@ -134,6 +188,34 @@ def test_mistakes_are_named_in_one_line(case):
     with pytest.raises(UserError, match=sentence) as caught:
         call()
     assert '\n' not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ('counts', 'lengths'), [((1, 1, 2, 4, 8), [4, 4, 3, 2, 1]), (None, [1, 2, 3, 4, 4])], ids=['given', 'by number']
+)
+def test_frequent_tokens_have_short_paths(counts, lengths):
+    # In an even tree of five none is nearer than two steps. Of no hidden state every step is a coin's.
+    head = HierarchicalSoftmax(4, 5, counts=counts, rngs=nnx.Rngs(0))
+    found = head.losses(jnp.zeros((5, 4)), jnp.arange(5, dtype=jnp.int32))
+    np.testing.assert_allclose(found / np.log(2), lengths, rtol=1e-5)
+
+
+def test_rarer_clusters_are_narrower():
+    head = perturbed(AdaptiveSoftmax(16, 32, rngs=nnx.Rngs(0)), 0.3)
+    assert head.cutoffs == (4, 16) and [cluster.weight.shape for cluster in head.clusters] == [(12, 4), (16, 1)]
+    hidden = np.asarray(noise(3, 16), np.float64)
+    first, *rest = (
+        hidden @ down @ weight.T
+        for down, weight in [
+            (np.eye(16), np.asarray(head.weight[...], np.float64)),
+            *((np.asarray(each.down.weight[...], np.float64), np.asarray(each.weight[...])) for each in head.clusters),
+        ]
+    )
+    first, *rest = (each - np.log(np.exp(each).sum(axis=1, keepdims=True)) for each in (first, *rest))
+    # A frequent token, and the second of each cluster, whose gates are the last two of the first softmax.
+    expected = [first[0, 3], first[1, 4] + rest[0][1, 1], first[2, 5] + rest[1][2, 1]]
+    found = head.losses(jnp.asarray(hidden, jnp.float32), jnp.asarray([3, 5, 17], jnp.int32))
+    np.testing.assert_allclose(found, -np.asarray(expected), rtol=1e-4)
 
 
 def test_the_likeliest_tokens_of_a_tree_are_found_without_opening_all_of_it():

@@ -163,6 +163,18 @@ def test_ties_and_types_are_decided():
     assert all((one == other).all() for one, other in zip(first, second, strict=True))
 
 
+@pytest.mark.parametrize('gate', GATES)
+def test_the_router_computes_in_float32_whatever_the_type_of_tokens(gate):
+    # Of weights in bfloat16 some are off by 2^-9, and which expert is the best may change.
+    moe, narrow = mixture(gate), X.reshape(-1, 8).astype(jnp.bfloat16)
+    routing = moe.routing(narrow)
+    affinities = affinities_by_hand(gate, np.asarray(narrow, np.float64), np.asarray(moe.router[...], np.float64))
+    best = -np.sort(-affinities, axis=1)[:, :2]
+    assert routing.weights.dtype == routing.penalty.dtype == jnp.float32
+    np.testing.assert_array_equal(routing.experts, np.argsort(-affinities, axis=1, kind='stable')[:, :2])
+    np.testing.assert_allclose(routing.weights, best / best.sum(axis=1, keepdims=True), rtol=1e-5)
+
+
 SLOW_AXES = [pytest.param(axis, marks=pytest.mark.slow) for axis in ('tensor', 'sequence')]
 
 

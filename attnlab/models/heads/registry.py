@@ -43,6 +43,8 @@ class HeadRecipe:
       normalised: probabilities of all classes sum to one, and the loss is minus the logarithm of the target's; not
         so for heads of real numbers.
       exact: training minimises that loss; otherwise an estimate of it, or it and something else (see the notes).
+      derived: the gradient of what training minimises is its derivative; not so where a penalty is in the gradient
+        alone, or a number is held fixed.
       streams: the loss and the prediction of a token depend on its own hidden state alone.
       divided: its classes may lie on several devices, over the mesh axis `tensor`.
       notes: where the head departs from the paper.
@@ -54,6 +56,7 @@ class HeadRecipe:
     cost: str
     normalised: bool = True
     exact: bool = True
+    derived: bool = True
     streams: bool = True
     divided: bool = True
     notes: str = ''
@@ -81,6 +84,7 @@ HEADS: dict[str, HeadRecipe] = {
         cite='Chowdhery et al. 2022, https://arxiv.org/abs/2204.02311',
         cost='o',
         exact=False,
+        derived=False,
         notes='the penalty of the normaliser is trained on and not reported',
     ),
     'softmax_soft_cap': HeadRecipe(
@@ -149,6 +153,7 @@ HEADS: dict[str, HeadRecipe] = {
         cite='Ruiz et al. 2018, https://arxiv.org/abs/1802.04220',
         cost='2 n + 1, of n drawn tokens twice',
         exact=False,
+        derived=False,
         notes='the bound of the softmax; its free number is estimated from a second draw instead of being kept for '
         'every example; evaluation is over the whole vocabulary',
         small={'negatives': 5},
@@ -198,6 +203,7 @@ CLASSIFIERS: dict[str, HeadRecipe] = {
         cite=ZHU,
         cost='o',
         exact=False,
+        derived=False,
         divided=False,
         notes='ALDR-KL with temperatures found in one step and without the constant that depends on them alone; '
         'cross-entropy is reported',

@@ -14,7 +14,7 @@ from attnlab.tables import Column, Printer, Table, digits, pairs, print_rows
 
 DIM, VOCAB = 256, 8192
 EVERY = {**HEADS, **CLASSIFIERS, **REGRESSORS}
-CLAIMS = ('normalised', 'exact', 'streams', 'divided')
+CLAIMS = ('normalised', 'exact', 'derived', 'streams', 'divided')
 CAPTION = (
     'Cost: products with a vector that the loss of a token takes. '
     f'Parameters: at width {DIM}, {VOCAB} classes or one number.'
