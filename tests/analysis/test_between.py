@@ -8,12 +8,23 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from attnlab.analysis.between import Axis, Symmetry, barrier, holds, matched, mixed, permuted, symmetries
+from attnlab.analysis.between import (
+    Axis,
+    Symmetry,
+    arrays_of,
+    barrier,
+    holds,
+    matched,
+    mixed,
+    permuted,
+    symmetries,
+)
 from attnlab.cli import main
 from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.quantize.formats import Symmetric
 from attnlab.quantize.layers import Quantization
+from attnlab.runs.loading import load_run
 from attnlab.runs.record import read_record
 from attnlab.train.optimizer import named_parameters
 from attnlab.train.state import split
@@ -101,6 +112,14 @@ def test_two_runs_and_their_mean(originals, tmp_path, capsys):
     assert read_record(merged).facts['merged_steps'] == [4, 4] and read_record(merged).facts['merged_ema'] is False
     record = json.loads((first / 'analysis' / '4-between.json').read_text())
     assert record['second_step'] == 4 and record['other_data'] is False
+    # Its weights are the mean of the first's and of the second's in the order in which they lie closest to these.
+    one, other, mean = (arrays_of(load_run(each)) for each in (first, second, merged))
+    near, orders = matched(one, other, symmetries(load_run(first).model()))
+    moved = {name: float(np.mean(order != np.arange(len(order)))) for name, order in orders.items()}
+    assert record['moved'] == moved and max(moved.values()) > 0
+    for path, each in mean.items():
+        np.testing.assert_allclose(each, (one[path] + near[path]) / 2, rtol=1e-6, atol=1e-7)
+    assert max(np.abs(near[path] - other[path]).max() for path in one) > 0.1
     assert main([*asked, f'--merged={merged}']) == 2
     assert 'holds a run already' in capsys.readouterr().err
     config = second / 'config.json'

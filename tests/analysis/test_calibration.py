@@ -97,7 +97,7 @@ def test_weights_of_one_are_no_weights_and_older_examples_count_less():
 
 
 def test_coverage_under_drift_is_within_its_bound():
-    rng, count, alpha, draws, step = np.random.default_rng(4), 100, 0.1, 1000, 0.02
+    rng, count, alpha, draws, step = np.random.default_rng(4), 100, 0.2, 1000, 0.02
     ages = np.arange(count, 0, -1)
     # Scores are uniform on an interval that moves by a fiftieth a row: two of age apart share 1 - 0.02 age of it.
     scores = rng.random((draws, count + 1)) + step * np.arange(count + 1)
@@ -105,12 +105,32 @@ def test_coverage_under_drift_is_within_its_bound():
     for decay in (1.0, 0.9):
         weights = decay ** ages.astype(float)
         thresholds = np.array([weighted_threshold(each[:-1], weights, alpha) for each in scores])
+        # Of less weight none would be finite, and nothing missed.
+        assert np.isfinite(thresholds).all()
         missed[decay] = np.mean(scores[:, -1] > thresholds)
         apart = np.minimum(step * ages, 1)
         bound = alpha + np.sum(weights * apart) / (weights.sum() + 1)
         assert missed[decay] < bound + 4 * np.sqrt(0.25 / draws)
-    # Without weights it is missed far more often than asked; with them within the bound of about 0.26.
-    assert missed[1.0] > 0.5 and missed[0.9] < 0.3
+    # Without weights it is missed far more often than asked; with them within the bound of about 0.38.
+    assert missed[1.0] > 0.5 and 0.2 < missed[0.9] < 0.38
+
+
+def test_controlled_risk_under_drift_is_within_its_bound():
+    rng, count, alpha, draws, step = np.random.default_rng(5), 100, 0.2, 1000, 0.02
+    ages = np.arange(count, 0, -1)
+    # As above; a setting says where an example is missed, and one far above all of them misses none.
+    scores = rng.random((draws, count + 1)) + step * np.arange(count + 1)
+    settings = np.linspace(0, 1 + step * (count + 1), 301)
+    losses = (scores[:, :, None] > settings).astype(float)
+    risks = {}
+    for decay in (1.0, 0.9):
+        weights = decay ** ages.astype(float)
+        columns = [controlled(each[:-1], alpha, weights=weights) for each in losses]
+        assert None not in columns
+        risks[decay] = np.mean(losses[np.arange(draws), -1, columns])
+        bound = alpha + np.sum(weights * np.minimum(step * ages, 1)) / (weights.sum() + 1)
+        assert risks[decay] < bound + 4 * np.sqrt(0.25 / draws)
+    assert risks[1.0] > 0.5 and risks[0.9] < 0.38
 
 
 def test_examples_of_groups_are_drawn_together():

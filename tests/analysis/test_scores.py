@@ -1,7 +1,9 @@
 """Scores of single inputs: numbers by hand, and constructed inputs whose order is known."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 from attnlab.analysis import scores
 from attnlab.analysis.scores import (
@@ -15,6 +17,7 @@ from attnlab.analysis.scores import (
     max_probability,
     mean_logits,
 )
+from attnlab.models.heads.evidential import EvidentialHead
 
 LOGITS = np.log(np.array([[0.7, 0.2, 0.1], [0.25, 0.25, 0.5]])) + 3.0
 
@@ -26,6 +29,17 @@ def test_scores_of_logits_by_hand():
     np.testing.assert_allclose(scores.energy(LOGITS, 1e-3), np.log([0.7, 0.5]) + 3, atol=1e-2)
     np.testing.assert_allclose(scores.negative_entropy(LOGITS)[1], 2 * 0.25 * np.log(0.25) + 0.5 * np.log(0.5))
     np.testing.assert_array_equal(scores.right(LOGITS, np.array([0, 1])), [True, False])
+
+
+def test_the_energy_of_an_evidential_head_is_the_logarithm_of_all_its_evidence():
+    head = EvidentialHead(3, 1, classes=4, rngs=nnx.Rngs(0))
+    hidden = jnp.asarray(np.random.default_rng(0).standard_normal((5, 3)) * [[0.1], [1], [10], [100], [0]], jnp.float32)
+    rows = np.asarray(head.linear(hidden), np.float64)
+    strengths = np.sum(1 + np.logaddexp(0, rows), axis=1)
+    found = scores.energy(np.asarray(head.logits(hidden), np.float64))
+    np.testing.assert_allclose(found, np.log(strengths), rtol=1e-5)
+    # What is said to be without evidence is what looks least like what was learnt.
+    np.testing.assert_allclose(head.vacuity(hidden), 4 * np.exp(-found), rtol=1e-5)
 
 
 def test_mahalanobis_is_the_largest_log_density_of_a_class():

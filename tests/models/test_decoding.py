@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from scipy.stats import chisquare
+from scipy.stats import chi2, chisquare
 
 from attnlab.blocks.block import Block
 from attnlab.config import build, spec
@@ -111,6 +111,46 @@ def test_what_is_taken_of_a_draft_is_distributed_as_the_target_says():
         assert chisquare(np.bincount(reached[:, length], minlength=4), expected).pvalue > 1e-3
     # The share of first tokens that are taken is what both distributions have in common.
     np.testing.assert_allclose(np.mean(taken > 0), np.minimum(target[0], draft[0]).sum(), atol=0.01)
+
+
+class Pairs:
+    """Reads next tokens from logits by the two tokens before, in the place of a model's reader; its state is the text.
+
+    A state that is not of the position it is read at is a fault of the loop.
+    """
+
+    def __init__(self, logits):
+        self.logits = logits
+
+    def start(self, capacity):
+        return ()
+
+    def read(self, tokens, state, position):
+        assert len(state) == position
+        text = (*state, *map(int, tokens))
+        # Before a text stands a zero.
+        read = [self.logits[text[place - 1] if place else 0, text[place]] for place in range(position, len(text))]
+        return None, jnp.asarray(np.stack(read)), text
+
+
+def test_a_text_that_a_draft_proposes_is_distributed_as_the_model_says(model, monkeypatch):
+    rng, count = np.random.default_rng(0), 1_200
+    target, draft = 1.5 * rng.standard_normal((2, 3, 3, 3)).astype(np.float32)
+    readers = iter((Pairs(target), Pairs(draft)))
+    monkeypatch.setattr('attnlab.models.decoding.Reader', lambda model, jit: next(readers))
+    pieces = list(speculate(model, model, np.array([0, 0]), count, ahead=3, seed=1))
+    # Of all lengths, so that states were taken back after every number of tokens.
+    assert {len(piece) for piece in pieces} == {1, 2, 3, 4}
+    text = np.array([0, 0, *itertools.chain(*pieces)])
+    assert len(text) == 2 + count
+    counts = np.zeros((3, 3, 3))
+    np.add.at(counts, (text[:-2], text[1:-1], text[2:]), 1)
+
+    def apart(logits):
+        expected = np.asarray(jax.nn.softmax(logits, axis=-1)) * counts.sum(axis=-1, keepdims=True)
+        return chi2.sf(np.sum((counts - expected) ** 2 / expected), 9 * 2)
+
+    assert apart(target) > 1e-3 and apart(draft) < 1e-9
 
 
 def test_speculation_goes_on_as_the_model_alone(model):

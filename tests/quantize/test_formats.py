@@ -214,8 +214,23 @@ def test_a_step_of_row_and_column_leaves_fewer_zeros():
     zeros = [np.mean(np.asarray(Crossed(8, alpha).rounded(jnp.asarray(x))) == 0) for alpha in (1.0, 0.15)]
     assert zeros[0] > 0.15
     assert zeros[1] < 0.03
-    row = np.abs(x).max(1, keepdims=True) / 127
-    np.testing.assert_allclose(Crossed(8, 1.0).rounded(jnp.asarray(x)), np.round(x / row) * row, atol=row.max())
+
+
+@pytest.mark.parametrize('alpha', [0.0, 0.15, 1.0])
+@pytest.mark.parametrize('bits', [4, 8])
+def test_a_step_of_row_and_column_by_its_definition(bits, alpha):
+    # Rows and columns of several sizes, so that a step of one of them alone is another.
+    x = np.random.default_rng(4).standard_normal((2, 20, 48)).astype(np.float32)
+    x *= np.geomspace(0.1, 10, 48, dtype=np.float32) * np.geomspace(1, 30, 20, dtype=np.float32)[:, None]
+    rows = x.reshape(40, 48).astype(np.float64)
+    sizes = np.abs(rows)
+    step = sizes.max(axis=1, keepdims=True) ** alpha * sizes.max(axis=0) ** (1 - alpha) / (2 ** (bits - 1) - 1)
+    levels = rows / step
+    # Between two levels float32 may take either.
+    clear = np.abs(levels - np.floor(levels) - 0.5) > 1e-4
+    found = np.asarray(Crossed(bits, alpha).rounded(jnp.asarray(x)), np.float64).reshape(40, 48)
+    assert clear.mean() > 0.99
+    np.testing.assert_allclose(found[clear], (np.round(levels) * step)[clear], rtol=1e-5)
 
 
 @pytest.mark.parametrize('element', ['e2m1', 'e3m0', 'e4m3'])

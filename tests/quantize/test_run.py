@@ -11,8 +11,8 @@ from rich.console import Console
 from attnlab.cli import main
 from attnlab.config import spec
 from attnlab.errors import UserError
-from attnlab.quantize.formats import Affine, Symmetric
-from attnlab.quantize.layers import Quantization
+from attnlab.quantize.formats import Affine, Symmetric, storage_called
+from attnlab.quantize.layers import Quantization, linear_maps
 from attnlab.runs.loading import load_run
 from attnlab.runs.record import read_record
 from attnlab.train.launch import launch
@@ -55,6 +55,30 @@ def test_a_quantized_run(originals, tmp_path, capsys):
     ):
         assert main(['quantize', *arguments, '--weights=int4', *common]) == 2
         assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    'name',
+    # Bases of all groups are searched operation by operation.
+    ['log4', 'logsqrt4', pytest.param('adalog4', marks=pytest.mark.slow), 'e4m3', 'adae2m1', 'mxe2m1', 'minmax3'],
+)
+def test_every_kind_of_format_is_read_from_the_disk_as_it_was_written(originals, tmp_path, monkeypatch, name):
+    run, made = originals / 'run', tmp_path / 'made'
+    # Numbers of evaluators are those of the test above.
+    monkeypatch.setattr('attnlab.runs.made.evaluated', lambda made: {})
+    assert main(['quantize', f'--workdir={run}', f'--out={made}', f'--weights={name}', '--compilation_cache=']) == 0
+    loaded, changed = load_run(made), load_run(run).altered(Quantization(storage_called(name)))
+    ours, theirs = (jax.tree.leaves_with_path(each.variables) for each in (loaded, changed))
+    assert [path for path, _ in ours] == [path for path, _ in theirs]
+    for (_, one), (_, other) in zip(ours, theirs, strict=True):
+        assert one.dtype == other.dtype
+        # Bytes, since numbers that are alike to a comparison may not be.
+        assert np.asarray(one).tobytes() == np.asarray(other).tobytes()
+    # What its maps multiply with are the numbers that the format makes of the run's own.
+    (layer,), (read,) = (tuple(load_run(each).model().stack.layers()) for each in (run, made))
+    for (_, _, one), (_, _, other) in zip(linear_maps(layer), linear_maps(read), strict=True):
+        assert other.format == storage_called(name)
+        np.testing.assert_array_equal(other.matrix(), storage_called(name).rounded(one.weight[...].T).T)
 
 
 def test_a_run_of_states_of_few_bits(originals, tmp_path, capsys):

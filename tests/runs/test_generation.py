@@ -2,12 +2,75 @@
 
 import re
 
+import numpy as np
 import pytest
 
 from attnlab.cli import main
+from attnlab.data.text.tokenizers import load_tokenizer
+from attnlab.models import decoding
+from attnlab.runs.loading import load_run
 from tests.bad_inputs.conftest import originals
 
 __all__ = ['originals']
+
+
+def written(run, arguments, capsys):
+    """What `attnlab generate` prints and notes for some flags."""
+    asked = ['generate', f'--workdir={run}', '--tokens=6', '--compilation_cache=']
+    assert main([*asked, *arguments]) == 0
+    printed = capsys.readouterr()
+    return printed.out, printed.err
+
+
+def text_of(run, tokens):
+    """The text of token ids, as the command prints it: bytes that are no characters are replaced."""
+    return load_tokenizer(run / 'tokenizer.json').decode(np.asarray(tokens)).decode(errors='replace')
+
+
+def test_searches_through_the_command_are_those_of_the_models(originals, monkeypatch, capsys):
+    run = originals / 'run'
+    model, prompt = load_run(run).model(), np.frombuffer(b'one and', np.uint8)
+    search, widths = decoding.beam_search, []
+
+    def noting(model, prompt, steps, width, **options):
+        widths.append(width)
+        return search(model, prompt, steps, width, **options)
+
+    monkeypatch.setattr(decoding, 'beam_search', noting)
+    said, noted = written(run, ['--prompt=one and', '--beam=3'], capsys)
+    found, total = search(model, prompt, 6, 3)
+    assert said == f'one and{text_of(run, found)}\n' and noted.endswith(f'log-probability {total:.4f} nats\n')
+    # After so few steps every beam finds the same text.
+    assert widths == [3]
+    # A penalty that is all there is takes another of so many candidates than none, so that both must have come through.
+    texts = set()
+    for flags, options in (
+        (['--contrastive=1', '--top_k=7'], {'penalty': 1.0, 'candidates': 7}),
+        (['--contrastive=1'], {'penalty': 1.0, 'candidates': 4}),
+        (['--contrastive=0'], {'penalty': 0.0}),
+    ):
+        expected = text_of(run, list(decoding.contrastive_search(model, prompt, 6, **options)))
+        said, noted = written(run, ['--prompt=one and', *flags], capsys)
+        assert said == f'one and{expected}\n' and 'nats' not in noted
+        texts.add(said)
+    assert len(texts) == 3
+
+
+def test_prompts_of_a_file_go_on_side_by_side_and_a_draft_leaves_the_text_as_it_is(originals, tmp_path, capsys):
+    run = originals / 'run'
+    (tmp_path / 'prompts').write_text('one\n\nand two and\nf\n')
+    alone = [written(run, [f'--prompt={line}', '--temperature=0'], capsys)[0] for line in ('one', 'and two and', 'f')]
+    said, _ = written(run, [f'--prompts={tmp_path / "prompts"}', '--temperature=0'], capsys)
+    assert said == ''.join(f'{each}---\n' for each in alone)
+    # Drawn at random, equal prompts go on each in its own way, and other seeds in others.
+    (tmp_path / 'prompts').write_text('one\none\n')
+    drawn = [written(run, [f'--prompts={tmp_path / "prompts"}', f'--seed={seed}'], capsys)[0] for seed in (0, 0, 1)]
+    first, second, end = drawn[0].split('\n---\n')
+    assert end == '' and first != second and drawn[0] == drawn[1] != drawn[2]
+    # The likeliest tokens are those of the model alone, and of a run that is its own draft all are taken.
+    said, noted = written(run, ['--prompt=one', '--temperature=0', f'--draft={run}', '--ahead=1'], capsys)
+    assert said == alone[0]
+    assert '6 tokens in 3 readings of the model, each with up to 1 of the draft' in noted
 
 
 @pytest.mark.parametrize('tested', ['all', 'drawn'])
