@@ -21,7 +21,7 @@ from attnlab.experiment.experiment import SIZES, Experiment
 from attnlab.experiment.studies import TOLERANCE
 from attnlab.sweep.sweep import read
 from attnlab.testing.noise import noise
-from attnlab.train.cost import state_bytes
+from attnlab.train.cost import flops_per_token, state_bytes
 from attnlab.train.programs import structure
 from attnlab.train.setup import prepare
 from attnlab.train.state import initialize
@@ -827,10 +827,11 @@ def test_experiments_of_studies(folder):
 @pytest.mark.parametrize('size', SIZES)
 @pytest.mark.parametrize('folder', STUDIES, ids=lambda folder: folder.name)
 def test_studies_compare_what_is_matched(folder, size):
-    """Every sweep builds, and what a report compares is matched in size, or the experiment says that it is not."""
+    """Every sweep builds, and what a report compares is matched as its name says, or the experiment that it is not."""
     says_so = 'NOT MATCHED' in (folder / 'README.md').read_text()
-    for report in Experiment(folder, size).studies().values():
-        sizes = {name: parameters(prepare(read(config).base)) for name, config in report.items()}
+    for title, report in Experiment(folder, size).studies().items():
+        measure = flops_per_token if title.endswith('equal_flops') else parameters
+        sizes = {name: measure(prepare(read(config).base)) for name, config in report.items()}
         assert says_so or not unmatched(list(sizes.values()), TOLERANCE), sizes
 
 

@@ -68,9 +68,6 @@ EQUAL_FLOPS = MappingProxyType(
 )
 """That by which all have the operations of `mha` within 1 %; `condaformer` has more without any channel mixers."""
 
-AT_EQUAL_FLOPS = MappingProxyType({'cpu': ('count',), 'full': TASKS})
-"""Tasks with studies at equal operations too; at CPU size the one that tells mixers apart."""
-
 SIDES = MappingProxyType({'swin': 4, 'neighbourhood': 3})
 """Tokens on a side of what is seen at CPU size: of 8 x 8 patches, windows as large as usual would see all."""
 
@@ -85,7 +82,7 @@ STEPS = 400
 def studies(size):
     """A study a task and recipe: at equal parameters, and then at equal operations."""
     found = {task: studies_of(task, HIDDEN[size], size) for task in TASKS}
-    return found | {f'{task}_equal_flops': studies_of(task, EQUAL_FLOPS[size], size) for task in AT_EQUAL_FLOPS[size]}
+    return found | {f'{task}_equal_flops': studies_of(task, EQUAL_FLOPS[size], size) for task in TASKS}
 
 
 def studies_of(task, widths, size):

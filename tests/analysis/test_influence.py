@@ -70,7 +70,7 @@ def test_influence_foretells_what_leaving_out_does():
 
 def test_maps_of_few_bits_are_not_looked_into():
     for few in (Quantization(Symmetric(4)), Rounded(Symmetric(4))):
-        with pytest.raises(UserError, match='weights have few bits'):
+        with pytest.raises(UserError, match='Linear, not a Linear that computes with its weights as they are'):
             replace_maps(few(Alone()), lambda index, linear: TwiceWatched(linear))
 
 
