@@ -102,7 +102,7 @@ from attnlab.train.schedule import Cosine
 from attnlab.train.start import FromLearngene
 from attnlab.train.step import Precision
 from attnlab.zoo import ZOO, Recipe
-from attnlab.zoo.chosen import chosen_recipe, convolved, initialized
+from attnlab.zoo.chosen import chosen_recipe, convolved, initialized, set_norm
 
 
 @dataclasses.dataclass(frozen=True)
@@ -441,12 +441,7 @@ def _normed(layout: Layout, chosen: dict[str, str]) -> Layout:
     if chosen['layout'] == 'paper':
         raise UserError(f'norm={chosen["norm"]} is for layout=flat and layout=pyramid; that of a paper has its own')
     stacks = [layout.stack] if layout.resolutions == 1 else [each.stack for each in layout.stack.resolutions]
-    for block in (block for stack in stacks for block in stack.blocks):
-        if block.target != spec(Block).target:
-            raise UserError(
-                f'norm={chosen["norm"]} is for blocks that take one; those of zoo={chosen["zoo"]} have their own'
-            )
-        block.norm = norm.copy_and_resolve_references()
+    set_norm([block for stack in stacks for block in stack.blocks], norm, chosen)
     return layout if norm.target == spec(EvoNormB0).target else dataclasses.replace(layout, norm=norm)
 
 

@@ -26,7 +26,6 @@ import math
 from ml_collections import ConfigDict
 
 from attnlab.blocks.alignment import Alignment
-from attnlab.blocks.block import Block
 from attnlab.blocks.hyper_connections import HyperConnections
 from attnlab.blocks.residual import Plain
 from attnlab.config import arguments, choose, spec, spec_of
@@ -58,7 +57,7 @@ from attnlab.train.optimizer import AdamW
 from attnlab.train.run_config import CHOICES, run_config
 from attnlab.train.schedule import Cosine
 from attnlab.train.step import Precision
-from attnlab.zoo.chosen import convolved, initialized, next_token_recipe
+from attnlab.zoo.chosen import convolved, initialized, next_token_recipe, set_norm
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,8 +145,8 @@ def get_config(arg: str = '') -> ConfigDict:
     if (weight := _number('alignment', chosen['alignment'])) > 0:
         stack.alignment = spec_of(Alignment(weight))
     _check_blocks(stack, chosen)
-    for block in stack.blocks if chosen['norm'] != NORM else ():
-        block.norm = _norm(chosen)
+    if chosen['norm'] != NORM:
+        set_norm(stack.blocks, _norm(chosen), chosen)
     head = choose(HEADS, 'head', chosen['head']).spec.copy_and_resolve_references()
     evaluated = max(1, size.steps // 10)
     return run_config(
@@ -204,12 +203,7 @@ def _mlp(chosen: dict[str, str]) -> ConfigDict:
 
 
 def _check_blocks(stack: ConfigDict, chosen: dict[str, str]) -> None:
-    """Raises `UserError` for a norm or channel mixer that blocks of this recipe have no place for."""
-    blocks = [block for block in stack.blocks if block.target == spec(Block).target]
-    if chosen['norm'] != NORM and len(blocks) < len(stack.blocks):
-        raise UserError(
-            f'norm={chosen["norm"]} is for blocks that take one; those of zoo={chosen["zoo"]} have their own'
-        )
+    """Raises `UserError` for a channel mixer that blocks of this recipe have no place for."""
     places = [block for block in stack.blocks if 'mlp' in block and block.mlp is not None]
     for name in ('mlp', 'activation'):
         if chosen[name] not in (SWIGLU, '') and not places:

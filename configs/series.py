@@ -77,7 +77,7 @@ from attnlab.data.series.shipped import SHIPPED, ShippedSeries
 from attnlab.data.text.tokenizers import Bytes
 from attnlab.errors import UserError
 from attnlab.evals.anomalies import Anomalies
-from attnlab.evals.by_slice import BySlice
+from attnlab.evals.by_slice import WHOLE, BySlice
 from attnlab.evals.cadence import AtEnd, EveryNSteps
 from attnlab.evals.forecasts import Forecasts
 from attnlab.models.forecasters import LinearForecaster, PromptedForecaster, SegmentForecaster, StackForecaster
@@ -363,9 +363,6 @@ SIZES = {
     ),
 }
 
-EVERY_WINDOW = 2**31 - 1
-"""Evaluations leave none out."""
-
 
 def get_config(arg: str = '') -> ConfigDict:
     """The config of `task=...,data=...,lookback=...,horizon=...,system=...`, the arguments of `DEFAULTS`, `head=...`,
@@ -431,7 +428,7 @@ def get_config(arg: str = '') -> ConfigDict:
     model = _linear(system, windows, chosen) if linear else stacked()
     return run_config(
         chosen,
-        **_run(size, EVERY_WINDOW, *beside),
+        **_run(size, WHOLE, *beside),
         length=lookback,
         task=task,
         model=model,

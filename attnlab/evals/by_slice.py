@@ -24,6 +24,9 @@ ENDS = ('_low', '_high')
 EXAMPLES = 'examples'
 """What the number of examples of a slice is called."""
 
+WHOLE = 2**31 - 1
+"""More examples than a split of recorded data has: all of them."""
+
 POSITION = 'position_'
 """The prefix of metrics that have one value per label."""
 

@@ -3,14 +3,11 @@
 from ml_collections import ConfigDict
 
 from attnlab.config import spec
-from attnlab.evals.by_slice import BySlice
+from attnlab.evals.by_slice import WHOLE, BySlice
 from attnlab.evals.cadence import AtEnd, EveryNSteps
 
 SPLITS = ('valid', 'test')
 """By the first something may be chosen; the second is for what is reported."""
-
-WHOLE = 2**31 - 1
-"""More examples than a split of recorded data has: all of them."""
 
 
 def of_splits(examples: int = WHOLE, *, every: int | None = None) -> tuple[ConfigDict, ...]:

@@ -2,11 +2,12 @@
 
 import dataclasses
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 from ml_collections import ConfigDict
 from ml_collections.config_flags import config_path
 
+from attnlab.blocks.block import Block
 from attnlab.blocks.layer import MixerAndMLP, MixersAlone, joined
 from attnlab.config import choose, spec, spec_of
 from attnlab.errors import UserError, nearest
@@ -131,6 +132,16 @@ def convolved(recipe: Recipe, conv: str) -> Recipe:
                 raise UserError(f'point B of conv={conv} needs a mixer with a prelude; {mixer.target} has none')
         pattern = tuple(_with_prelude(mixer, lambda prelude: prelude or spec(Canon)) for mixer in pattern)
     return dataclasses.replace(recipe, spec=pattern, layer=dataclasses.replace(recipe.layer, points=points))
+
+
+def set_norm(blocks: Sequence[ConfigDict], norm: ConfigDict, chosen: Mapping[str, str]) -> None:
+    """Gives blocks the norm `norm=` of a config, in place. Raises `UserError` where some of `zoo=` have their own."""
+    if any(block.target != spec(Block).target for block in blocks):
+        raise UserError(
+            f'norm={chosen["norm"]} is for blocks that take one; those of zoo={chosen["zoo"]} have their own'
+        )
+    for block in blocks:
+        block.norm = norm.copy_and_resolve_references()
 
 
 def _with_prelude(mixer: ConfigDict, change: Callable[[ConfigDict | None], ConfigDict | None]) -> ConfigDict:

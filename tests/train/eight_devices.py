@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 from attnlab.errors import UserError
 from attnlab.functional import cores
 from attnlab.nn.experts import MixtureOfExperts
+from attnlab.nn.norms import EvoNormB0
 from attnlab.nn.parameter import param
 from attnlab.train import partition
 from attnlab.train.optimizer import AdamW, Muon, Optimizer
@@ -177,6 +178,20 @@ def _train(optimizer: Optimizer, axes: Axes | None) -> dict[str, np.ndarray]:
     return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in jax.tree.leaves_with_path(state[0])}
 
 
+def measurements() -> None:
+    """What a norm measures of a batch whose rows lie on eight devices is of all of them."""
+    norm, x = EvoNormB0(4, rngs=nnx.Rngs(0)), np.random.default_rng(0).normal(size=(16, 3, 4)).astype(np.float32)
+    graphdef, params, buffers = nnx.split(norm, nnx.Param, ...)
+
+    def gradient(buffers, x):
+        return jax.grad(lambda buffers: jnp.sum(nnx.merge(graphdef, params, buffers).in_training(x)))(buffers)
+
+    mesh = Axes(data=8).make()
+    divided = jax.device_put(x, jax.sharding.NamedSharding(mesh, P(partition.ROWS)))
+    told = jax.jit(gradient)(buffers, divided)['moments'][...]
+    np.testing.assert_allclose(told, [*(x.var((0, 1)) * 48 / 47), 1], rtol=1e-5)
+
+
 if __name__ == '__main__':
     jax.config.update('jax_num_cpu_devices', 8)
-    {check.__name__: check for check in (placements, meshes, training, experts)}[sys.argv[1]]()
+    {check.__name__: check for check in (placements, meshes, training, experts, measurements)}[sys.argv[1]]()
