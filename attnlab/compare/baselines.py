@@ -8,7 +8,7 @@ from ml_collections import ConfigDict
 
 from attnlab.config import build, from_plain, plain
 from attnlab.errors import UserError
-from attnlab.tasks.task import Guessable, Sliced
+from attnlab.tasks.task import Guessable, Slice, Sliced, Task, Textual
 from attnlab.train.average import SUFFIX
 
 Baselines = Mapping[str, float]
@@ -31,15 +31,26 @@ def _scores(asked: str, metric: str) -> Baselines:
     config = from_plain(json.loads(asked))
     evaluator, _, name = metric.partition('/')
     evaluator = evaluator.removesuffix(SUFFIX)
-    part, _, quantity = name.rpartition('/')
     settings = next((one for one in config.evals if 'name' in one and one.name == evaluator), None)
-    if settings is None or not {'split', 'multiples', 'examples'} <= set(settings.keys()):
-        return {}
     try:
         task = build(config.task)
-        if not isinstance(task, Guessable) or not isinstance(task, Sliced):
+        if settings is None or not isinstance(task, Guessable):
             return {}
-        slices = task.slices(settings.split, config.length, tuple(settings.multiples), settings.examples)
-        return task.trivial(slices[part]).get(quantity, {}) if part in slices else {}
+        part, quantity = _asked(task, settings, config.length, name)
+        return {} if part is None else task.trivial(part).get(quantity, {})
     except UserError:
         return {}
+
+
+def _asked(task: Task, settings: ConfigDict, length: int, name: str) -> tuple[Slice | None, str]:
+    """What an evaluator's number is of, and which it is: `1x/accuracy` of slices, `loss@2x` of text, whose targets are
+    the same in windows of every length."""
+    keys = set(settings.keys())
+    if isinstance(task, Sliced) and {'split', 'multiples', 'examples'} <= keys:
+        part, _, quantity = name.rpartition('/')
+        slices = task.slices(settings.split, length, tuple(settings.multiples), settings.examples)
+        return slices.get(part), quantity
+    if isinstance(task, Textual) and {'split', 'multiples', 'tokens'} <= keys:
+        block = length * max(settings.multiples)
+        return Slice(task.sample(settings.split, length, settings.tokens, block=block), length), name.partition('@')[0]
+    return None, ''

@@ -14,12 +14,15 @@ from attnlab.data.text.corpus import Corpus, Text
 from attnlab.data.text.stdlib import StdlibText
 from attnlab.data.text.tokenizers import BytePairs, Bytes, TrainedBytePairs, load_tokenizer, save_tokenizer
 from attnlab.data.text.windows import UNITS, Sample, Windows
-from attnlab.metrics import Average
+from attnlab.metrics import Average, bits, perplexity
 from attnlab.models.predictor import Predictor
-from attnlab.tasks.task import Batch, context
+from attnlab.tasks.task import Batch, Slice, context
+from attnlab.tasks.trivial import of_text
 from attnlab.typing import DropoutKey
 
 TOKENIZER = 'tokenizer.json'
+COUNTED = 2**18
+"""Tokens of the training text that trivial predictors count."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,6 +91,20 @@ class LanguageModelling:
     def context(self, batch: Batch, dropout_key: DropoutKey | None) -> Context:
         """The context of the mixers: segments keep documents separate."""
         return context(batch, dropout_key)
+
+    def trivial(self, part: Slice) -> dict[str, dict[str, float]]:
+        """What counts of `COUNTED` tokens of the training text, spread over its documents, predict of a sample."""
+        train, asked = (
+            [source[index] for index in range(len(source))]
+            for source in (self.sample('train', part.length, COUNTED), part.source)
+        )
+        losses = of_text(train, asked, self.vocab)
+        tokens, sizes = (sum(float(np.sum(row['weights'] * row[of])) for row in asked) for of in ('weights', 'bytes'))
+        return {
+            'loss': losses,
+            'bits_per_byte': {name: bits(loss * tokens / sizes) for name, loss in losses.items()},
+            'perplexity': {name: perplexity(loss) for name, loss in losses.items()},
+        }
 
     def describe(self) -> dict[str, Any]:
         """Provenance of the training text."""

@@ -88,6 +88,38 @@ def of_labels(train: Int[np.ndarray, 'n'], asked: Int[np.ndarray, 'm'], classes:
     return {'chance': 1 / classes, 'majority': float(np.mean(asked == counts.argmax()))}
 
 
+PRIOR = 10.0
+"""How many tokens that follow another are added to those counted, in the shares of the tokens themselves."""
+
+
+def of_text(train: Sequence[Row], asked: Sequence[Row], vocab: int) -> dict[str, float]:
+    """Losses, in nats a token, of predictions of the next token that count what training has.
+
+    - `unigram`: `p(t) = (n_t + 1) / (n + vocab)`, with `n_t` of n targets;
+    - `bigram`: `p(t | s) = (n_st + PRIOR p(t)) / (n_s + PRIOR)` after the token s.
+
+    Both are of the targets with weight, so that no document begins after another one's end.
+    """
+    before, after = _pairs(train)
+    seen = np.bincount(before, minlength=vocab)
+    shares = (np.bincount(after, minlength=vocab) + 1) / (len(after) + vocab)
+    pairs, counts = np.unique(before * vocab + after, return_counts=True)
+    first, second = _pairs(asked)
+    places = np.searchsorted(pairs, first * vocab + second) % len(pairs)
+    both = np.where(pairs[places] == first * vocab + second, counts[places], 0)
+    follows = (both + PRIOR * shares[second]) / (seen[first] + PRIOR)
+    return {'unigram': float(-np.log(shares[second]).mean()), 'bigram': float(-np.log(follows).mean())}
+
+
+def _pairs(rows: Sequence[Row]) -> tuple[Int[np.ndarray, 'n'], Int[np.ndarray, 'n']]:
+    """Tokens and those that follow them, where these count."""
+    tokens, targets = (
+        np.concatenate([row[name][row['weights'] > 0] for row in rows]).astype(np.int64)
+        for name in ('tokens', 'targets')
+    )
+    return tokens, targets
+
+
 PENALTY = 1.0
 """Added per feature to the squares of its weights, beside features of variance one and a thousand examples."""
 

@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+from attnlab.compare.baselines import trivial_scores
 from attnlab.config import build
 from attnlab.configuration import config_of
 from attnlab.data.long_range.digits import Digits
@@ -14,8 +15,8 @@ from attnlab.data.synthetic.addition import OPERANDS
 from attnlab.data.synthetic.recall import MultiQueryRecall
 from attnlab.tasks.long_range import Classification
 from attnlab.tasks.synthetic import LabelPrediction
-from attnlab.tasks.task import Guessable
-from attnlab.tasks.trivial import linear, of_sequences, of_tokens
+from attnlab.tasks.task import Guessable, Slice
+from attnlab.tasks.trivial import PRIOR, linear, of_sequences, of_text, of_tokens
 from configs import long_range
 from tests.sweep.tiny import LANGUAGE
 
@@ -100,6 +101,35 @@ def test_the_outermost_operator_of_the_forms_that_are_trained_on(data, low, high
     task = Classification(data)
     found = task.trivial(task.slices('test', data.kind.length, (1,), 600)['all'])['accuracy']
     assert low < found['first token'] < high and found['majority'] < 0.25
+
+
+def test_text_is_predicted_by_what_was_counted():
+    def window(tokens, weights):
+        tokens = np.array(tokens, np.int32)
+        return {'tokens': tokens[:-1], 'targets': tokens[1:], 'weights': np.array(weights, np.float32)}
+
+    train = [window([0, 1, 0, 1, 2], [1, 1, 1, 0]), window([0, 2, 0, 1, 1], [1, 1, 1, 0])]
+    # Targets 1, 0, 1 and 2, 0, 1: of three tokens 2, 3, 1. After 0 there are 1, 1, 2, 1, and after 1 a 0.
+    shares = np.array([3, 4, 2]) / 9
+    asked = [window([0, 1, 2], [1, 1]), window([2, 2, 1], [1, 0])]
+    found = of_text(train, asked, 3)
+    after = [(3 + PRIOR * shares[1]) / (4 + PRIOR), PRIOR * shares[2] / (1 + PRIOR), PRIOR * shares[2] / (1 + PRIOR)]
+    assert found['unigram'] == pytest.approx(-np.log(shares[[1, 2, 2]]).mean())
+    assert found['bigram'] == pytest.approx(-np.log(after).mean())
+
+
+def test_a_language_model_is_compared_with_counts_of_the_sample_that_it_is_asked_about():
+    config = config_of(LANGUAGE, 'size=tiny')
+    with config.unlocked():
+        config.evals[0].tokens = 2000
+    task, evaluator = build(config.task), build(config.evals[0])
+    found = task.trivial(Slice(task.sample('valid', config.length, 2000), config.length))
+    assert 2 < found['loss']['bigram'] < found['loss']['unigram'] < np.log(256)
+    for name, loss in found['loss'].items():
+        assert found['perplexity'][name] == pytest.approx(np.exp(loss))
+        assert found['bits_per_byte'][name] == pytest.approx(loss / np.log(2))
+    assert evaluator.multiples == (1,) and trivial_scores(config, 'valid/loss@2x') == found['loss']
+    assert trivial_scores(config, 'train/loss') == {}
 
 
 def test_regression_and_addition_know_theirs():

@@ -192,7 +192,7 @@ def test_rows_that_are_not_matched_are_said_so_and_refused_when_strict(study, tm
     printer = Printer(Console(), 'json')
     print_comparison(fair, printer)
     printer.close()
-    (first, _) = json.loads(capsys.readouterr().out)['studies']
+    (first, *_) = json.loads(capsys.readouterr().out)['studies']
     assert (
         first['params'] == fair.rows[0].size and first['expected best'] == fair.rows[0].statistics['expected best'].mean
     )
