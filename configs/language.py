@@ -48,6 +48,7 @@ from attnlab.nn.experts import (
     NoisyGate,
     SigmoidGate,
     SmallTemperatureGate,
+    TemperedGate,
 )
 from attnlab.nn.mlps import MLP, GatedMLP, NormedGatedMLP
 from attnlab.nn.norms import NORMS
@@ -105,6 +106,7 @@ MLPS = {
     'moe_hierarchical': spec(MixtureOfExperts, gate=HierarchicalGate()),
     'moe_noisy': spec(MixtureOfExperts, gate=NoisyGate()),
     'moe_small_temperature': spec(MixtureOfExperts, gate=SmallTemperatureGate()),
+    'moe_tempered': spec(MixtureOfExperts, gate=TemperedGate()),
 }
 NORM, SWIGLU = 'rmsnorm', 'swiglu'
 """What blocks have if nothing is said."""

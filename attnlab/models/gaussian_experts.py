@@ -63,10 +63,11 @@ class GaussianExperts(Module):
             raise UserError(f'start is {start}; it must be at least 0')
         self.gate: Gate = planted.gate
         self.dtype = jnp.dtype(dtype)
-        deviations = np.full(planted.experts, math.log(planted.noise))
-        self.router, self.maps, self.log_deviations = (
-            self._near(np.concatenate([each] * copies), start, rngs)
-            for each in (planted.router(), planted.maps(), deviations)
+        rows, deviations = planted.router(), np.full(planted.experts, math.log(planted.noise))
+        router = np.concatenate([rows[: planted.experts]] * copies + [rows[planted.experts :]])
+        self.router = self._near(router, start, rngs)
+        self.maps, self.log_deviations = (
+            self._near(np.concatenate([each] * copies), start, rngs) for each in (planted.maps(), deviations)
         )
 
     def hidden(

@@ -120,6 +120,36 @@ class SmallTemperatureGate(SoftmaxGate):
         return scores + self.noise * jax.random.normal(key, scores.shape, scores.dtype)
 
 
+@checked_fields
+@dataclasses.dataclass(frozen=True)
+class TemperedGate(SoftmaxGate):
+    """`softmax(f(W x) / T)` with a learned temperature T, the exponential of the first number of the router's last row.
+
+    With f the identity, W and T may grow together and nothing is changed, so that neither can be known from samples; a
+    nonlinear f tells them apart. The dense-to-sparse gates of Nguyen, Akbarian and Ho 2024,
+    https://arxiv.org/abs/2401.13875.
+
+    Attributes:
+      activation: the name of f, one without parameters.
+
+    Raises `UserError` for an unknown name.
+    """
+
+    activation: str = 'identity'
+
+    def __post_init__(self) -> None:
+        activation_called(self.activation)
+
+    def rows(self, experts: int) -> int:
+        """One an expert, and that of the temperature."""
+        return experts + 1
+
+    def scores(self, x: Float[Array, '*n d'], weight: Float[Array, 'r d']) -> Float[Array, '*n e']:
+        """`f(W x) / T`."""
+        found = activation_called(self.activation)(super().scores(x, weight[:-1]))
+        return found * jnp.exp(-weight[-1, 0])
+
+
 @dataclasses.dataclass(frozen=True)
 class SigmoidGate(SoftmaxGate):
     """`sigmoid(W x)` over its sum. DeepSeek-AI 2024, https://arxiv.org/abs/2412.19437, without its balancing bias."""

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from attnlab.errors import UserError
-from attnlab.nn.experts import Gate, SoftmaxGate
+from attnlab.nn.experts import Gate, SoftmaxGate, TemperedGate
 from attnlab.signature import checked_fields
 
 
@@ -18,10 +18,11 @@ class PlantedExperts:
     """`p(y | x) = sum_e pi_e(x) N(y; A_e x + b_e, noise^2)` for points x of the plane, `pi` the gate's affinities.
 
     The rows of the gate's matrix lie at equal angles on a circle, `size` from the origin, so that no expert is rarely
-    asked; `A` and `b` are drawn, normal with standard deviation `spread`. Points are standard normal.
+    asked; a row after those of the experts is zero. `A` and `b` are drawn, normal with standard deviation `spread`.
+    Points are standard normal.
 
     Attributes:
-      gate: one with a row an expert.
+      gate: one with a row an expert, and at most one more, of a temperature.
       experts: their number.
       size: of the rows of the gate's matrix.
       spread: see above.
@@ -39,17 +40,18 @@ class PlantedExperts:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.gate.rows(self.experts) != self.experts:
+        if not isinstance(self.gate, TemperedGate) and self.gate.rows(self.experts) != self.experts:
             raise UserError(f'gate of PlantedExperts is {self.gate}; it must have one row an expert')
         for name in ('size', 'spread', 'noise'):
             if getattr(self, name) <= 0:
                 raise UserError(f'{name} of PlantedExperts is {getattr(self, name)}; it must be positive')
 
-    def router(self) -> Float[np.ndarray, 'e 2']:
+    def router(self) -> Float[np.ndarray, 'r 2']:
         """The gate's matrix."""
         first = self._rng(0).uniform(0, 2 * math.pi)
         angles = first + 2 * math.pi * np.arange(self.experts) / self.experts
-        return self.size * np.stack([np.cos(angles), np.sin(angles)], axis=1)
+        rows = self.size * np.stack([np.cos(angles), np.sin(angles)], axis=1)
+        return np.concatenate([rows, np.zeros((self.gate.rows(self.experts) - self.experts, 2))])
 
     def maps(self) -> Float[np.ndarray, 'e 3']:
         """`A` and, last, `b` of every expert."""
@@ -98,9 +100,27 @@ class PlantedExperts:
         cells and distances within them are the two parts of Voronoi losses (Nguyen, Nguyen and Ho 2023,
         https://arxiv.org/abs/2305.03288).
         """
-        nearest = np.linalg.norm(maps[:, None] - self.maps()[None], axis=-1).argmin(axis=1)
+        nearest = self._nearest(maps)
         masses = np.bincount(nearest, weights=shares / np.sum(shares), minlength=self.experts)
         return float(np.sum(np.abs(masses - self.shares(x).mean(axis=0))))
+
+    def misrouted(
+        self, router: Float[np.ndarray, 'r 2'], maps: Float[np.ndarray, 'm 3'], shares: Float[np.ndarray, ' m']
+    ) -> float:
+        """How far the gate's numbers are from those planted: `sum_i shares_i |(a_i - c) - a_e(i)| + |log T|`.
+
+        `a_i` is the row of expert i, `e(i)` the planted expert nearest to it by `maps`, shares sum to one, and T is the
+        temperature of a `TemperedGate`, whose planted one is 1. The vector c brings the weighted mean of the
+        differences to zero: a softmax of `W x` does not see what is added to all rows.
+        """
+        apart = router[: len(maps)] - self.router()[self._nearest(maps)]
+        weights = shares / np.sum(shares)
+        apart = apart - weights @ apart
+        temperatures = np.abs(router[len(maps) :, 0])
+        return float(weights @ np.linalg.norm(apart, axis=1) + np.sum(temperatures))
+
+    def _nearest(self, maps: Float[np.ndarray, 'm 3']) -> Int[np.ndarray, ' m']:
+        return np.linalg.norm(maps[:, None] - self.maps()[None], axis=-1).argmin(axis=1)
 
     def _rng(self, place: int) -> np.random.Generator:
         # Three numbers: the points of samples are drawn from two, a seed and a split.

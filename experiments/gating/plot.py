@@ -1,4 +1,4 @@
-"""Loss of language models by gate, and the error of planted experts by size of the sample."""
+"""Loss of language models by gate, and the errors of planted experts and of their gates by size of the sample."""
 
 import numpy as np
 
@@ -6,25 +6,30 @@ from attnlab.compare.axes import styles
 from attnlab.experiment.results import panels, plus_minus, preferred
 
 LOADS = ('load', 'first_load', 'dropped', 'first_dropped')
+ERRORS = ('error', 'misrouted', 'misplaced', 'excess')
 
 
 def figure(rows):
-    """The loss on text at each best rate; the error over samples, with as many experts and with twice as many."""
+    """The loss on text at each best rate; errors over samples, with as many experts and with twice as many."""
     texts, planted = best_texts(rows), of_planted(rows)
-    shown, (loss, *errors) = panels(1 + len({fitted for _, fitted in planted}))
+    shown_errors = [
+        (name, fitted) for fitted in dict.fromkeys(fitted for _, fitted in planted) for name in ('error', 'misrouted')
+    ]
+    shown, (loss, *errors) = panels(1 + len(shown_errors))
     looks = styles([*dict.fromkeys([*texts, *(gate for gate, _ in planted)])])
     for place, (arm, seeds) in enumerate(texts.items()):
         loss.plot([place] * len(seeds), [row['loss_with_room'] for row in seeds], 'o', color=looks[arm].colour)
     loss.set_xticks(range(len(texts)), list(texts), rotation=30, ha='right')
     loss.set(title='text, best rate, room for all', ylabel='loss, nats a byte')
-    for axis, fitted in zip(errors, dict.fromkeys(fitted for _, fitted in planted), strict=True):
+    for axis, (name, fitted) in zip(errors, shown_errors, strict=True):
         for (gate, count), found in planted.items():
             if count == fitted:
-                means = [np.exp(np.mean(np.log(values['error']))) for values in found.values()]
+                means = [np.exp(np.mean(np.log(values[name]))) for values in found.values()]
                 axis.plot(list(found), means, marker='o', color=looks[gate].colour, label=gate)
+        of = {'error': 'experts', 'misrouted': 'gate'}[name]
         axis.set(title=f'{fitted} fitted to 4 planted', xlabel='points', xscale='log', yscale='log')
+        axis.set_ylabel(f'error of the {of}')
     if errors:
-        errors[0].set_ylabel('error of the experts')
         shown.legend(*errors[0].get_legend_handles_labels(), frameon=False, loc='outside right upper')
     return shown
 
@@ -32,28 +37,31 @@ def figure(rows):
 def table(rows):
     """A line a gate on text, and one for each number of fitted experts."""
     lines = [['problem', 'gate', 'loss or error', 'loss, room for all', 'greatest load', 'after a tenth', 'dropped']]
-    lines[0] += ['after a tenth', 'rate', 'excess', 'seeds']
+    lines[0] += ['after a tenth', 'rate', 'error of the gate', 'rate', 'misplaced', 'excess', 'seeds']
     for arm, seeds in best_texts(rows).items():
         cells = [plus_minus([row[name] for row in seeds], 3) if name in seeds[0] else '' for name in LOADS]
         losses = [plus_minus([row[name] for row in seeds], 4) for name in ('loss', 'loss_with_room')]
-        lines.append(['text', arm, *losses, *cells, '', '', f'{len(seeds)}'])
+        lines.append(['text', arm, *losses, *cells, *[''] * 5, f'{len(seeds)}'])
     for (gate, fitted), found in of_planted(rows).items():
-        most = max(found)
+        most = found[max(found)]
         lines.append(
             [
-                f'{fitted} of 4, {most:,} points',
+                f'{fitted} of 4, {max(found):,} points',
                 gate,
-                plus_minus(found[most]['error'], 4),
+                plus_minus(most['error'], 4),
                 *[''] * (1 + len(LOADS)),
-                f'{slope(found):+.2f}',
-                plus_minus(found[most]['excess'], 4),
-                f'{len(found[most]["error"])}',
+                f'{slope(found, "error"):+.2f}',
+                plus_minus(most['misrouted'], 3),
+                f'{slope(found, "misrouted"):+.2f}',
+                *[plus_minus(most[name], 4) for name in ('misplaced', 'excess')],
+                f'{len(most["error"])}',
             ]
         )
     for row in rows:
         check, gate, fitted, *_ = row['label'].split('-')
         if check in ('longer', 'nearer'):
-            numbers = [f'{row["error"]:.4f}', *[''] * (2 + len(LOADS)), f'{row["excess"]:.4f}', '1']
+            numbers = [f'{row["error"]:.4f}', *[''] * (2 + len(LOADS)), f'{row["misrouted"]:.3f}', '']
+            numbers += [f'{row["misplaced"]:.4f}', f'{row["excess"]:.4f}', '1']
             lines.append([f'{fitted}, {check}', gate, *numbers])
     return lines
 
@@ -70,20 +78,20 @@ def best_texts(rows):
 
 
 def of_planted(rows):
-    """By gate and number of fitted experts: by size of the sample the errors and the excess, a number a seed."""
+    """By gate and number of fitted experts: by size of the sample the errors, a number a seed."""
     found = {}
     for row in rows:
         kind, *rest = row['label'].split('-')
         if kind == 'planted':
             gate, fitted, count, _ = rest
-            numbers = found.setdefault((gate, int(fitted)), {}).setdefault(int(count), {'error': [], 'excess': []})
+            numbers = found.setdefault((gate, int(fitted)), {}).setdefault(int(count), {name: [] for name in ERRORS})
             for name, values in numbers.items():
                 values.append(row[name])
     return found
 
 
-def slope(found):
-    """The exponent of the error in the size of the sample, fitted to the logarithms of all seeds."""
-    points = [(count, error) for count, numbers in found.items() for error in numbers['error']]
+def slope(found, name):
+    """The exponent of one of the errors in the size of the sample, fitted to the logarithms of all seeds."""
+    points = [(count, error) for count, numbers in found.items() for error in numbers[name]]
     sizes, errors = np.log(np.array(points, np.float64).T)
     return np.polyfit(sizes, errors, 1)[0] if len(set(sizes)) > 1 else float('nan')

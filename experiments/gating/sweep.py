@@ -12,7 +12,7 @@ from attnlab.evals.experts import ExpertLoads
 from attnlab.evals.held_out import HeldOut
 from attnlab.experiment.experiment import Finished, Run
 from attnlab.models.gaussian_experts import GaussianExperts
-from attnlab.nn.experts import LaplaceGate, SigmoidGate, SoftmaxGate
+from attnlab.nn.experts import LaplaceGate, SigmoidGate, SoftmaxGate, TemperedGate
 from attnlab.nn.planted import PlantedExperts
 from attnlab.tasks.planted import TESTED, Planted
 from attnlab.train.optimizer import AdamW
@@ -33,7 +33,13 @@ RATES = {'low': 4e-3, 'high': 1e-2}
 CAPACITY = 1.25
 EXPERTS, ACTIVE = 8, 2
 
-PLANTED = {'softmax': SoftmaxGate(), 'sigmoid': SigmoidGate(), 'laplace': LaplaceGate()}
+PLANTED = {
+    'softmax': SoftmaxGate(),
+    'sigmoid': SigmoidGate(),
+    'laplace': LaplaceGate(),
+    'tempered': TemperedGate(),
+    'tempered_tanh': TemperedGate('tanh'),
+}
 SAMPLES = {'cpu': (300, 1_000, 3_000, 10_000), 'full': (300, 1_000, 3_000, 10_000, 30_000, 100_000)}
 FITTED = (4, 8)
 """As many experts as are planted, and twice as many."""
@@ -130,9 +136,12 @@ def measure(finished: Finished):
         return found
     model, task = finished.loaded.model(), finished.loaded.setup.task
     points = task.source('test', TESTED)[0]['tokens']
-    shares = np.asarray(model.shares(points)).mean(axis=0)
+    router, maps = (np.asarray(each[...], np.float64) for each in (model.router, model.maps))
+    shares = np.asarray(model.shares(points), np.float64).mean(axis=0)
     return {
-        'error': task.planted.error(np.asarray(model.maps[...], np.float64), shares),
+        'error': task.planted.error(maps, shares),
+        'misplaced': task.planted.misplaced(maps, shares, points),
+        'misrouted': task.planted.misrouted(router, maps, shares),
         'excess': last(finished, 'test/all/excess'),
     }
 

@@ -23,6 +23,7 @@ from attnlab.nn.experts import (
     SigmoidGate,
     SmallTemperatureGate,
     SoftmaxGate,
+    TemperedGate,
 )
 from attnlab.nn.mlps import GatedMLP
 from attnlab.testing.contract import compare_with_differences
@@ -264,6 +265,20 @@ def test_a_small_temperature_sharpens_and_noise_is_of_training():
             SmallTemperatureGate(**arguments)
 
 
+def test_a_learned_temperature_divides_the_scores_and_has_a_gradient():
+    gate, x = TemperedGate('tanh'), np.asarray(X[0], np.float64)
+    moe = MixtureOfExperts(8, hidden=4, experts=4, gate=gate, rngs=nnx.Rngs(0))
+    weight = np.asarray(moe.router[...], np.float64)
+    shares = np.exp(np.tanh(x @ weight[:4].T) / np.exp(weight[4, 0]))
+    shares /= shares.sum(1, keepdims=True)
+    np.testing.assert_allclose(gate.affinities(gate.scores(X[0], moe.router[...])), shares, rtol=1e-5)
+    np.testing.assert_array_equal(moe.routing(X[0]).experts, np.argsort(-shares, axis=1, kind='stable')[:, :2])
+    graphdef, params = nnx.split(moe)
+    found = jax.grad(lambda params: jnp.sum(jnp.square(nnx.merge(graphdef, params)(X))))(params).router[...]
+    assert found[4, 0] != 0
+    np.testing.assert_array_equal(found[4, 1:], 0)
+
+
 def test_a_block_draws_in_training_and_not_in_evaluation():
     mlp = functools.partial(MixtureOfExperts, hidden=4, experts=4, gate=SmallTemperatureGate())
     block = Block(8, mixer=GatedConvolution, mlp=mlp, rngs=nnx.Rngs(0))
@@ -289,6 +304,11 @@ def test_mistakes_are_named_in_one_line(case):
     with pytest.raises(UserError, match=sentence) as caught:
         MixtureOfExperts(8, hidden=4, rngs=nnx.Rngs(0), **{'experts': 4, **options})
     assert '\n' not in str(caught.value)
+
+
+def test_a_tempered_gate_names_a_nonlinearity_without_parameters():
+    with pytest.raises(UserError, match="activation 'prelu' has parameters"):
+        TemperedGate('prelu')
 
 
 def test_levels_of_a_hierarchical_gate_are_softmax_or_laplace():

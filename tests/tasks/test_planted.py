@@ -13,12 +13,12 @@ from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.models.gaussian_experts import GaussianExperts
 from attnlab.models.predictor import Predictor
-from attnlab.nn.experts import HierarchicalGate, LaplaceGate, SigmoidGate
+from attnlab.nn.experts import HierarchicalGate, LaplaceGate, SigmoidGate, TemperedGate
 from attnlab.nn.planted import PlantedExperts
 from attnlab.tasks.planted import TESTED, Planted
 
 PLANTED = PlantedExperts(experts=3, seed=2)
-GATES = {'softmax': PLANTED.gate, 'sigmoid': SigmoidGate(), 'laplace': LaplaceGate()}
+GATES = {'softmax': PLANTED.gate, 'sigmoid': SigmoidGate(), 'laplace': LaplaceGate(), 'tempered': TemperedGate('tanh')}
 
 
 def model(planted, start=0.0, **options):
@@ -32,11 +32,13 @@ def test_the_planted_mixture_is_a_model_without_excess(gate):
     task = Planted(planted)
     row = {name: jnp.asarray(each[None]) for name, each in task.source('train', 50)[0].items()}
     x, y = (np.asarray(row[name][0], np.float64) for name in ('tokens', 'targets'))
-    scores = x @ planted.router().T
+    rows = planted.router()[:3]
+    scores = x @ rows.T
     by_hand = {
         'softmax': np.exp(scores),
         'sigmoid': 1 / (1 + np.exp(-scores)),
-        'laplace': np.exp(-np.linalg.norm(x[:, None] - planted.router(), axis=-1)),
+        'laplace': np.exp(-np.linalg.norm(x[:, None] - rows, axis=-1)),
+        'tempered': np.exp(np.tanh(scores)),
     }[gate]
     shares = by_hand / by_hand.sum(axis=1, keepdims=True)
     means = x @ planted.maps()[:, :2].T + planted.maps()[:, 2]
@@ -72,11 +74,32 @@ def test_planted_experts_that_none_is_near_are_seen():
     assert PLANTED.misplaced(same, shares, x) == pytest.approx(2 * (1 - shares[0]))
 
 
+@pytest.mark.parametrize(('activation', 'known'), [('identity', False), ('tanh', True)])
+def test_a_temperature_is_known_where_rows_cannot_grow_with_it(activation, known):
+    planted = dataclasses.replace(PLANTED, gate=TemperedGate(activation))
+    x = jnp.asarray(planted.draw(np.random.default_rng(0), 200)[0])
+    router = planted.router()
+    grown = np.concatenate([2 * router[:3], [[np.log(2), 0]]])
+    shares, other = (
+        np.asarray(planted.gate.affinities(planted.gate.scores(x, jnp.asarray(each, jnp.float32))))
+        for each in (router, grown)
+    )
+    assert np.allclose(shares, other, rtol=1e-4) != known
+    asked = shares.mean(axis=0, dtype=np.float64)
+    assert planted.misrouted(router, planted.maps(), asked) == 0
+    assert planted.misrouted(router + np.array([[1.0, 2.0]] * 3 + [[0.0, 5.0]]), planted.maps(), asked) < 1e-12
+    assert planted.misrouted(grown, planted.maps(), np.ones(3)) == pytest.approx(planted.size + np.log(2))
+    twice = np.concatenate([router[:3], router])
+    assert planted.misrouted(twice, np.tile(planted.maps(), (2, 1)), np.ones(6)) == pytest.approx(0, abs=1e-12)
+
+
 def test_twice_as_many_experts_start_at_the_planted_ones():
     found = model(PLANTED, experts=6)
     np.testing.assert_allclose(found.maps[...], np.tile(PLANTED.maps(), (2, 1)), rtol=1e-6)
     x = jnp.asarray(Planted(PLANTED).source('test', 40)[0]['tokens'])
     np.testing.assert_allclose(found.shares(x)[:, :3], model(PLANTED, experts=3).shares(x) / 2, rtol=1e-4)
+    tempered = model(dataclasses.replace(PLANTED, gate=TemperedGate()), experts=6)
+    np.testing.assert_allclose(tempered.router[...], np.concatenate([found.router[...], [[0, 0]]]), rtol=1e-6)
     away = model(PLANTED, experts=6, start=0.3)
     assert 0.05 < np.std(np.asarray(away.maps[...] - found.maps[...])) < 0.6
 
