@@ -7,7 +7,7 @@ from attnlab.experiment.results import panels
 
 
 def figure(studies):
-    """Trees are grey points and known nonlinearities lines; the best tree is named."""
+    """Trees are points and known nonlinearities lines; the best tree is named, and bars are means."""
     looks = styles([study['study'] for study in studies])
     figure, (trials, fresh) = panels(2, width=5.2, height=3.8)
     for place, study in enumerate(studies):
