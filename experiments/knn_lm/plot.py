@@ -35,7 +35,7 @@ def figure(rows):
     for row in rows:
         sizes = [(int(size), one['loss'] - row['loss']) for size, one in row['by_size'].items()]
         axes[3].plot(*zip(*sizes, strict=True), marker='.', lw=0.8, color=looks[KEY].colour)
-    scale(axes[3].xaxis, list(map(int, rows[0]['by_size'])), short, least=2.0)
+    scale(axes[3].xaxis, list(map(float, rows[0]['by_size'])), short, least=2.0)
     axes[3].set(xlabel='states stored')
     figure.legend(*axes[0].get_legend_handles_labels(), frameon=False, loc='outside lower center', ncols=3)
     return figure
