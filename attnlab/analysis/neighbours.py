@@ -2,7 +2,7 @@
 
 import dataclasses
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -30,8 +30,17 @@ TEMPERATURES = (1.0, 10.0, 100.0)
 """Of squared distances that are tried; 1 is the paper's."""
 
 
-KEYS = {'head': 'the states that the head reads', 'mlp': 'what the last channel mixer reads'}
+KEYS = {
+    'head': 'the states that the head reads',
+    'stream': 'what the last norm reads',
+    'mlp': 'what the last channel mixer reads',
+    'mlp_output': 'what the last channel mixer makes',
+    'mixer': 'what the last mixer reads',
+}
 """What states may be compared by."""
+
+STAGES = {'stream': 'stack.output', 'mlp': '.mlp_norm', 'mlp_output': '.mlp', 'mixer': '.mixer_norm'}
+"""The endings of the names of the model's stages that keys are values of; the last such stage counts."""
 
 PARTS = (1, 2, 4, 8)
 """Parts of the store that are tried, as the number of them."""
@@ -134,9 +143,11 @@ def analyse_neighbours(
     split_name = loaded.setup.task.evaluated_split if split_name is None else split_name
     if split_name == 'train':
         raise UserError('the split is train, whose hidden states are stored: every query would find itself')
-    stored, values, _ = _asked(loaded, first_rows(loaded, 'train', stored_rows), keys)
-    queries, targets, losses = _asked(loaded, first_rows(loaded, split_name, rows), keys)
-    examined = examine(stored, values, queries, targets, losses, count)
+    stored = compared(loaded, first_rows(loaded, 'train', stored_rows), (keys,))
+    queries = compared(loaded, first_rows(loaded, split_name, rows), (keys,))
+    examined = examine(
+        stored.states[keys], stored.targets, queries.states[keys], queries.targets, queries.losses, count
+    )
     name = f'{loaded.name}-neighbours.json' if keys == 'head' else f'{loaded.name}-neighbours-{keys}.json'
     path = workdir / 'analysis' / name
     listed = [{'share': share, 'temperature': t, 'loss': loss} for (share, t), loss in examined.mixtures.items()]
@@ -183,23 +194,45 @@ def examine(
     )
 
 
-def _asked(loaded: Loaded, rows: list[Batch], keys: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """States to compare by, targets and losses of all that is asked in rows."""
+class Compared(NamedTuple):
+    """All that is asked of a model: the states that it may be compared by, what came next, and the model's losses."""
+
+    states: Mapping[str, Float[np.ndarray, 'n d']]
+    targets: Int[np.ndarray, ' n']
+    losses: Float[np.ndarray, ' n']
+
+
+def compared(loaded: Loaded, rows: list[Batch], keys: Sequence[str]) -> Compared:
+    """What a task asks in rows, with the states of every one of `keys`.
+
+    Raises `UserError` for a head of real numbers, keys that the model does not have, and keys other than `head` of a
+    task that does not ask at every position.
+    """
     found = predictions(loaded, rows)
-    states = [each.hidden for each in found]
-    if keys == 'mlp':
+    states = {'head': [each.hidden for each in found]}
+    inner = [name for name in keys if name != 'head']
+    if inner:
         setup = loaded.setup
-        run = setup.jit(lambda variables, batch: mlp_inputs(setup.task, nnx.merge(setup.graphdef, variables), batch))
-        read = [np.asarray(jax.device_get(run(loaded.variables, row)), np.float32) for row in rows]
-        if any(each.shape[:-1] != one.there.shape for each, one in zip(read, found, strict=True)):
-            raise UserError('keys=mlp is for tasks that ask something at every position; this one does not')
-        states = [each[one.there] for each, one in zip(read, found, strict=True)]
+        run = setup.jit(
+            lambda variables, batch: inner_states(setup.task, nnx.merge(setup.graphdef, variables), batch, inner)
+        )
+        read = [jax.device_get(run(loaded.variables, row)) for row in rows]
+        if any(
+            each[name].shape[:-1] != one.there.shape for each, one in zip(read, found, strict=True) for name in inner
+        ):
+            raise UserError(f'keys={inner[0]} is for tasks that ask something at every position; this one does not')
+        for name in inner:
+            states[name] = [
+                np.asarray(each[name], np.float32)[one.there] for each, one in zip(read, found, strict=True)
+            ]
     targets, losses = ([getattr(each, name) for each in found] for name in ('targets', 'losses'))
-    return np.concatenate(states), np.concatenate(targets), np.concatenate(losses)
+    return Compared(
+        {name: np.concatenate(states[name]) for name in keys}, np.concatenate(targets), np.concatenate(losses)
+    )
 
 
-def mlp_inputs(task: Task, model: Any, batch: Batch) -> Array:
-    """What the last channel mixer of a model reads, after its norm, where the task calls the model; it is changed."""
+def inner_states(task: Task, model: Any, batch: Batch, keys: Sequence[str]) -> dict[str, Array]:
+    """The values of the last stages that `STAGES` has for keys, where the task calls the model; it is changed."""
     own, seen = model.hidden, []
 
     def hidden(inputs: Array, ctx: Context, state: Any = None) -> Any:
@@ -209,10 +242,13 @@ def mlp_inputs(task: Task, model: Any, batch: Batch) -> Array:
     model.hidden = hidden
     task.measure(model, batch, None)
     inputs, ctx = seen[0]
-    found = [stage.value for stage in model.stages(inputs, ctx) if stage.name.endswith('.mlp_norm')]
-    if not found:
-        raise UserError('keys=mlp is for models with a channel mixer in their blocks; this one has none')
-    return found[-1]
+    found: dict[str, Array] = {}
+    for stage in model.stages(inputs, ctx):
+        found |= {name: stage.value for name in keys if stage.name.endswith(STAGES[name])}
+    for name in keys:
+        if name not in found:
+            raise UserError(f'keys={name} are {KEYS[name]}, and this model has no such stage')
+    return found
 
 
 def _listed(losses: Mapping[int, float]) -> list[dict[str, int | float]]:

@@ -48,7 +48,11 @@ def main(argv: list[str]) -> int:
         'stored_rows', 256, 'With --neighbours: rows of training that are stored.', lower_bound=1, flag_values=values
     )
     flags.DEFINE_enum(
-        'keys', None, ['head', 'mlp'], 'With --neighbours: what states are compared by.', flag_values=values
+        'keys',
+        None,
+        ['head', 'stream', 'mlp', 'mlp_output', 'mixer'],
+        'With --neighbours: what states are compared by.',
+        flag_values=values,
     )
     flags.DEFINE_boolean(
         'trace',

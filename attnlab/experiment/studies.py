@@ -19,6 +19,7 @@ from rich.console import Console
 
 from attnlab import files
 from attnlab.compare.report.comparison import (
+    STATES,
     Comparison,
     Point,
     StudyResult,
@@ -56,6 +57,9 @@ SECONDS = 'seconds.json'
 
 MATCHED_BY, TOLERANCE = 'params', 0.01
 """What the models of the studies agree in."""
+
+ENDED = tuple(STATES.values())
+"""States of trials whose points stand in the results."""
 
 REPORTED = ('reasons', 'task')
 """What is kept of a comparison besides its studies; its sentence follows from them."""
@@ -187,6 +191,7 @@ def measurements(report: str, comparison: Comparison, study: StudyContents) -> M
     """What is kept of a study: its trials, its statistics with intervals, its costs, and its best runs by length.
 
     So that a figure of studies needs nothing else, what trivial predictors reach is with every study of a report.
+    `settings` are what each of the trials sets: of a search, what it found is among them.
     """
     row = study.row
     return {
@@ -200,6 +205,7 @@ def measurements(report: str, comparison: Comparison, study: StudyContents) -> M
         'counted': row.counted,
         'noise': row.noise,
         'trials': [dataclasses.asdict(point) for point in row.points],
+        'settings': [dict(trial.settings) for trial in study.trials if not trial.confirms and trial.state in ENDED],
         'confirmed': row.confirmed,
         'baselines': comparison.baselines,
         'statistics': {name: dataclasses.asdict(interval) for name, interval in row.statistics.items()},

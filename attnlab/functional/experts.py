@@ -69,7 +69,7 @@ def _local(
     first: Int[Array, ''] | None,
     activation: Callable[[Array], Array],
 ) -> Float[Array, 'b t d']:
-    """What the networks add, by products whose rows are sorted by expert; `first`: the first of them, if not all."""
+    """What the networks add; `first`: the first of them, if not all."""
     here, active = networks[0].shape[0], experts.shape[-1]
     tokens, chosen = x.reshape(-1, x.shape[-1]), experts.reshape(-1, active)
     weights, adds = weights.reshape(-1, active), kept.reshape(-1, active)
@@ -77,12 +77,32 @@ def _local(
         own = (chosen >= first) & (chosen < first + here)
         # Choices of other devices' experts come last, beyond the rows of all groups.
         chosen, adds = jnp.where(own, chosen - first, here), adds & own
+    if chosen.size <= max(here, active):
+        outputs = _few(tokens, chosen, networks, activation)
+    else:
+        outputs = _many(tokens, chosen, networks, activation, whole=first is None)
+    weighted = outputs.astype(weights.dtype) * weights[..., None]
+    return jnp.sum(jnp.where(adds[..., None], weighted, 0), axis=1).astype(x.dtype).reshape(x.shape)
+
+
+def _many(
+    tokens: Float[Array, 'n d'],
+    chosen: Int[Array, 'n k'],
+    networks: Networks,
+    activation: Callable[[Array], Array],
+    *,
+    whole: bool,
+) -> Float[Array, 'n k d']:
+    """What every network chosen makes of a token, by products whose rows are sorted by expert.
+
+    Choices of networks that are not here come last; `whole` says that there are none.
+    """
     order = by_expert(chosen)
-    load = jnp.sum(jax.nn.one_hot(chosen, here, dtype=jnp.int32), axis=(0, 1))
+    load = jnp.sum(jax.nn.one_hot(chosen, len(networks[0]), dtype=jnp.int32), axis=(0, 1))
     # Repeated and then permuted: the gradient of a permutation adds nothing up, so its order cannot matter.
-    repeated = jnp.broadcast_to(tokens[None], (active, *tokens.shape)).reshape(-1, tokens.shape[-1])
+    repeated = jnp.broadcast_to(tokens[None], (chosen.shape[1], *tokens.shape)).reshape(-1, tokens.shape[-1])
     given = repeated.at[order].get(unique_indices=True)
-    if first is not None:
+    if not whole:
         # What a product gives for rows of no group, forward or backward, is not said.
         given = jnp.where((jnp.arange(len(given)) < jnp.sum(load))[:, None], given, 0)
     gates, up, down = networks
@@ -91,9 +111,23 @@ def _local(
         hidden = activation(jax.lax.ragged_dot(given, gates, load)) * jax.lax.ragged_dot(given, up, load)
         return jax.lax.ragged_dot(hidden, down, load)
 
-    outputs = back(jax.checkpoint(network)(given), order, chosen.shape)
-    weighted = outputs.astype(weights.dtype) * weights[..., None]
-    return jnp.sum(jnp.where(adds[..., None], weighted, 0), axis=1).astype(x.dtype).reshape(x.shape)
+    return back(jax.checkpoint(network)(given), order, chosen.shape)
+
+
+def _few(
+    tokens: Float[Array, 'n d'],
+    chosen: Int[Array, 'n k'],
+    networks: Networks,
+    activation: Callable[[Array], Array],
+) -> Float[Array, 'n k d']:
+    """The same of so few choices, those of a decoded token, that their matrices are taken: no other expert is read.
+
+    It can be mapped over streams, which XLA's product of sorted rows cannot.
+    """
+    # The last one in the place of those of other devices, whose outputs are not added.
+    gates, up, down = (matrices.at[chosen].get(mode='clip') for matrices in networks)
+    hidden = activation(jnp.einsum('nd,nkdm->nkm', tokens, gates)) * jnp.einsum('nd,nkdm->nkm', tokens, up)
+    return jnp.einsum('nkm,nkmd->nkd', hidden, down)
 
 
 def by_expert(experts: Int[Array, 'n k']) -> Int[Array, ' m']:

@@ -11,7 +11,7 @@ def figure(rows):
     found = by_head(rows)
     heads = list(dict.fromkeys(head for head, _ in found))
     looks = styles(heads)
-    figure, (axis,) = panels(1)
+    figure, (axis,) = panels(1, width=6.5)
     for head in heads:
         points = [(width, np.mean(values)) for (name, width), values in found.items() if name == head]
         axis.plot(*zip(*points, strict=True), marker='o', color=looks[head].colour, label=head.replace('_', ' '))

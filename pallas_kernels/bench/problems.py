@@ -349,6 +349,69 @@ def _sampled_softmax(z: Sizes) -> Iterator[Problem]:
     yield Problem('sampled_softmax', size, arrays, contenders, flops, moved)
 
 
+def _augment_and_reduce(z: Sizes) -> Iterator[Problem]:
+    """The bound of Ruiz et al. 2018, https://arxiv.org/abs/1802.04220, by two draws, against what it bounds."""
+    drawn_count = min(512, z.vocab // 8)
+    scale = 1 / math.sqrt(z.model)
+    arrays = {
+        'hidden': _normal(0, (z.tokens, z.model), z.dtype),
+        'embedding': scale * _normal(1, (z.vocab, z.model), z.dtype),
+    }
+    labels = jax.random.randint(jax.random.key(2), (z.tokens,), 0, z.vocab)
+    draws = jax.random.randint(jax.random.key(3), (2, drawn_count), 0, z.vocab)
+
+    def bound(hidden: jax.Array, embedding: jax.Array) -> jax.Array:
+        own = jnp.sum(hidden.astype(jnp.float32) * embedding[labels].astype(jnp.float32), axis=1)
+
+        def log_odds(drawn: jax.Array) -> jax.Array:
+            others = jnp.einsum('nd,md->nm', hidden, embedding[drawn], preferred_element_type=jnp.float32)
+            others = others - own[:, None] + math.log(z.vocab / drawn_count)
+            others = jnp.where(drawn[None] == labels[:, None], -jnp.inf, others)
+            return jnp.logaddexp(jax.nn.logsumexp(others, axis=1), 0)
+
+        log_eta = jax.lax.stop_gradient(log_odds(draws[1]))
+        return log_eta - 1 + jnp.exp(log_odds(draws[0]) - log_eta)
+
+    whole = functools.partial(pallas_kernels.cross_entropy, labels=labels)
+    contenders: dict[str, Contender] = {OURS: bound, 'all classes, fused': whole, 'dense logits': _dense(labels)}
+    flops = 2 * z.tokens * z.model * (2 * drawn_count + 1)
+    moved = arrays['hidden'].nbytes + (2 * drawn_count + z.tokens) * z.model * arrays['embedding'].itemsize
+    size = f'n {z.tokens}, d {z.model}, twice {drawn_count} of {z.vocab}'
+    yield Problem('augment_and_reduce', size, arrays, contenders, flops, moved)
+
+
+def _partial_fc(z: Sizes) -> Iterator[Problem]:
+    """The head of An et al. 2022, https://arxiv.org/abs/2203.15565, its draw included, against that of all classes."""
+    kept_count = min(z.vocab, max(z.vocab // 10, z.tokens))
+    arrays = {
+        'hidden': _normal(0, (z.tokens, z.model), z.dtype),
+        'centres': _normal(1, (z.vocab, z.model), z.dtype),
+    }
+    labels = jax.random.randint(jax.random.key(2), (z.tokens,), 0, z.vocab)
+
+    def losses(hidden: jax.Array, centres: jax.Array, classes: jax.Array) -> jax.Array:
+        """The angle to the own centre is widened by a half, as in ArcFace, and what is divided by is of `classes`."""
+        cosines = jnp.einsum('nd,od->no', _unit(hidden), _unit(centres))
+        sines = jnp.sqrt(jnp.maximum(1 - jnp.square(cosines), 1e-6))
+        own = classes[None] == labels[:, None]
+        logits = 64 * jnp.where(own, cosines * math.cos(0.5) - sines * math.sin(0.5), cosines)
+        return jax.nn.logsumexp(logits, axis=1) - jnp.sum(jnp.where(own, logits, 0), axis=1)
+
+    def partial(hidden: jax.Array, centres: jax.Array) -> jax.Array:
+        drawn = jax.random.uniform(jax.random.key(3), (z.vocab,)).at[labels].add(2)
+        classes = jax.lax.top_k(drawn, kept_count)[1]
+        return losses(hidden, centres[classes], classes)
+
+    def whole(hidden: jax.Array, centres: jax.Array) -> jax.Array:
+        return losses(hidden, centres, jnp.arange(z.vocab))
+
+    contenders: dict[str, Contender] = {OURS: partial, 'all classes': whole}
+    flops = 2 * z.tokens * z.model * kept_count
+    moved = arrays['hidden'].nbytes + kept_count * z.model * arrays['centres'].itemsize
+    size = f'n {z.tokens}, d {z.model}, {kept_count} of {z.vocab}'
+    yield Problem('partial_fc', size, arrays, contenders, flops, moved)
+
+
 _PROBLEMS: dict[str, Callable[[Sizes], Iterator[Problem]]] = {
     'softmax': _softmax,
     'softmax_topk': _softmax_topk,
@@ -362,6 +425,8 @@ _PROBLEMS: dict[str, Callable[[Sizes], Iterator[Problem]]] = {
     'cross_entropy': _cross_entropy,
     'mixture_of_softmaxes': _mixture_of_softmaxes,
     'sampled_softmax': _sampled_softmax,
+    'augment_and_reduce': _augment_and_reduce,
+    'partial_fc': _partial_fc,
 }
 CORES = tuple(_PROBLEMS)
 
@@ -374,6 +439,11 @@ def _dense(labels: jax.Array) -> Contender:
         return -jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], axis=1)[:, 0]
 
     return losses
+
+
+def _unit(x: jax.Array) -> jax.Array:
+    wide = x.astype(jnp.float32)
+    return wide / jnp.linalg.norm(wide, axis=-1, keepdims=True)
 
 
 def _forms(ours: Contender) -> dict[str, Contender]:

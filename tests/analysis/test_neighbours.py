@@ -10,7 +10,17 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from attnlab.analysis.neighbours import Found, _asked, examine, log_probabilities, mixed, mlp_inputs, nearest
+from attnlab.analysis.neighbours import (
+    KEYS,
+    STAGES,
+    Found,
+    compared,
+    examine,
+    inner_states,
+    log_probabilities,
+    mixed,
+    nearest,
+)
 from attnlab.analysis.prediction import Asked
 from attnlab.blocks.block import Block
 from attnlab.context import Context
@@ -68,7 +78,7 @@ def test_fewer_neighbours_and_smaller_stores_are_measured_at_the_best_mixture():
     np.testing.assert_allclose(found.by_stored[20], expected, rtol=1e-6)
 
 
-def test_keys_of_the_channel_mixer_are_what_it_reads_in_the_last_layer(monkeypatch):
+def test_keys_are_what_the_last_layer_reads_and_makes(monkeypatch):
     task = Transitions(RankedTransitions(tokens=12, rank=3))
     block = functools.partial(Block, mixer=functools.partial(LinearAttention, heads=2), mlp=MLP)
     stack = functools.partial(Stack, depth=2, blocks=(block,))
@@ -78,19 +88,29 @@ def test_keys_of_the_channel_mixer_are_what_it_reads_in_the_last_layer(monkeypat
     ctx = Context.full(3, 1)
     first, last = model.stack.layers()
     x = first(model.embed(batch['tokens'], ctx), ctx)[0]
-    expected = last.mlp_norm(x + last.mixer(last.mixer_norm(x), ctx)[0])
-    np.testing.assert_allclose(mlp_inputs(task, nnx.clone(model), batch), expected, rtol=1e-4, atol=1e-5)
+    normed = last.mixer_norm(x)
+    between = x + last.mixer(normed, ctx)[0]
+    read = last.mlp_norm(between)
+    made = last.mlp(read)
+    expected = {'stream': between + made, 'mlp': read, 'mlp_output': made, 'mixer': normed}
+    found = inner_states(task, nnx.clone(model), batch, tuple(STAGES))
+    assert expected.keys() == found.keys()
+    for name, states in expected.items():
+        np.testing.assert_allclose(found[name], states, rtol=1e-4, atol=1e-5, err_msg=name)
     # What is asked of a run is its task, its program and its variables: none need be trained.
     graphdef, variables = nnx.split(model)
     loaded = Mock(spec=Loaded, setup=Mock(task=task, graphdef=graphdef, jit=jax.jit), variables=variables)
-    read = Asked(np.ones((3, 8)), np.zeros((3, 12)), np.zeros(3), np.zeros(3, int), None, np.ones((3, 1), bool))
-    monkeypatch.setattr('attnlab.analysis.neighbours.predictions', lambda *_: [read])
-    for keys, states in (('mlp', expected[:, 0]), ('head', read.hidden)):
-        np.testing.assert_allclose(_asked(loaded, [batch], keys)[0], states, rtol=1e-4, atol=1e-5)
+    there = Asked(np.ones((3, 8)), np.zeros((3, 12)), np.zeros(3), np.zeros(3, int), None, np.ones((3, 1), bool))
+    monkeypatch.setattr('attnlab.analysis.neighbours.predictions', lambda *_: [there])
+    both = compared(loaded, [batch], tuple(KEYS))
+    assert tuple(both.states) == tuple(KEYS)
+    for name, states in both.states.items():
+        expect = there.hidden if name == 'head' else expected[name][:, 0]
+        np.testing.assert_allclose(states, expect, rtol=1e-4, atol=1e-5, err_msg=name)
     bare = functools.partial(Stack, depth=1, blocks=(functools.partial(block, mlp=None),))
     model = Model(12, dim=8, stack=bare, head=LanguageHead, dtype=jnp.float32, rngs=nnx.Rngs(0))
-    with pytest.raises(UserError, match='keys=mlp is for models with a channel mixer in their blocks'):
-        mlp_inputs(task, model, batch)
+    with pytest.raises(UserError, match='keys=mlp are what the last channel mixer reads, and this model has no such'):
+        inner_states(task, model, batch, ('mlp',))
 
 
 def test_without_its_extra_it_is_named(monkeypatch):

@@ -73,6 +73,9 @@ def test_studies_are_run_once_and_reported(experiment, tmp_path, monkeypatch):
     kept = json.loads(numbers)['studies']
     assert [study['study'] for study in kept] == ['one', 'two']
     assert all(len(study['trials']) > 1 and study['statistics']['best'] for study in kept)
+    # What a search found is among what its trials set: nothing else keeps it.
+    for study in kept:
+        assert [each['optimizer.peak_lr'] for each in study['settings']] == [each['rate'] for each in study['trials']]
     page = tmp_path / 'runs' / 'toy' / 'cpu' / 'pages' / 'text' / 'index.html'
     written = page.read_bytes()
     (experiment.folder / 'README.md').write_text(README)

@@ -28,17 +28,18 @@ from attnlab.models.decoding import (
 from attnlab.models.model import Model
 from attnlab.models.sampling import generate
 from attnlab.models.stack import Stack
+from attnlab.nn.experts import MixtureOfExperts
 from attnlab.zoo import ZOO
 from tests.data.text.test_pattern import Spelled
 
 PROMPT = np.array([3, 1, 4, 1, 0])
 
 
-def made(seed, vocab=5):
+def made(seed, vocab=5, mlp=None):
     """An untrained model of a recurrence and of attention, with logits far enough apart."""
     mixers = (ZOO['mingru'].spec, ZOO['nope'].spec.copy_and_resolve_references())
     mixers[1].heads = 2
-    blocks = tuple(spec(Block, mixer=mixer) for mixer in mixers)
+    blocks = tuple(spec(Block, mixer=mixer, **({} if mlp is None else {'mlp': mlp})) for mixer in mixers)
     config = spec(Model, dim=8, stack=spec(Stack, depth=2, blocks=blocks))
     model = build(config)(vocab, dtype='float32', rngs=nnx.Rngs(seed))
     model.embedding.table[...] = 3 * model.embedding.table[...]
@@ -63,6 +64,60 @@ def test_prompts_of_several_lengths_go_on_as_each_alone(model):
     drawn = generate_many(model, prompts, 4, Sampling(temperature=0.0))
     for prompt, tokens in zip(prompts, drawn, strict=True):
         np.testing.assert_array_equal(tokens, list(generate(model, prompt, 4, temperature=0.0)))
+
+
+TEXT = np.array([[3, 1, 4, 1, 0, 2, 2, 3, 0, 4], [0, 0, 2, 4, 1, 3, 3, 1, 2, 0]])
+
+
+def with_experts(capacity):
+    return made(0, mlp=spec(MixtureOfExperts, experts=4, active=2, hidden=4, capacity=capacity))
+
+
+@jax.jit
+def whole(model, tokens):
+    """Hidden states of rows read in one pass."""
+    return model.hidden(tokens, Context.full(*tokens.shape))[0]
+
+
+def by_steps(model, tokens):
+    """Hidden states of rows read together, a token of each at a time."""
+    read = jax.jit(lambda column, state, at: model.hidden(column, Context.full(*column.shape, start=at), state))
+    state, found = model.init_state(*tokens.shape), []
+    for at in range(tokens.shape[1]):
+        hidden, state = read(tokens[:, at : at + 1], state, jnp.int32(at))
+        found.append(hidden)
+    return jnp.concatenate(found, axis=1)
+
+
+def test_experts_with_room_for_all_decode_as_they_read_a_whole_text():
+    model = with_experts(None)
+    np.testing.assert_allclose(by_steps(model, TEXT), whole(model, TEXT), atol=1e-5)
+    # A choice belongs to its token alone: nothing of it is kept for the next one.
+    states = [jax.tree.map(jnp.shape, each.init_state(2, 10)) for each in (model, made(0))]
+    assert states[0] == states[1]
+    for prompt, tokens in zip(TEXT, generate_many(model, list(TEXT), 6, Sampling(temperature=0.0)), strict=True):
+        assert list(generate(model, prompt, 6, temperature=0.0)) == list(tokens)
+        row = jnp.asarray([[*prompt, *tokens]])
+        logits = model.logits(whole(model, row))[0]
+        np.testing.assert_array_equal(np.argmax(logits[len(prompt) - 1 : -1], axis=-1), tokens)
+
+
+def test_one_row_that_is_decoded_has_room_whatever_the_capacity():
+    free, tight = with_experts(None), with_experts(0.25)
+    # One token has a choice of an expert, and an expert has room for one or more.
+    alone = by_steps(tight, TEXT[:1])
+    np.testing.assert_allclose(alone, whole(free, TEXT[:1]), atol=1e-5)
+    assert np.abs(alone - whole(tight, TEXT[:1])).max() > 0.1
+    # Rows that are read in one batch share the room of a step: here an expert has room for one of both.
+    together = by_steps(tight, TEXT)
+    assert np.abs(together[:1] - alone).max() > 0.1
+    # Prompts that go on side by side do not: each has the room of a row. What its prompt has no room for is lost.
+    drawn = generate_many(tight, list(TEXT), 4, Sampling(temperature=0.0))
+    for prompt, tokens in zip(TEXT, drawn, strict=True):
+        assert list(generate(tight, prompt, 4, temperature=0.0)) == list(tokens)
+    short = [prompt[:1] for prompt in TEXT]
+    drawn = [generate_many(each, short, 8, Sampling(temperature=0.0)).tolist() for each in (tight, free)]
+    assert drawn[0] == drawn[1]
 
 
 def test_a_beam_as_wide_as_all_continuations_finds_the_likeliest(model):

@@ -211,6 +211,22 @@ def test_what_the_axis_does_not_divide_is_replicated_and_named(options):
     assert str(found[0]) == f'experts: {"experts 3" if options else "rows 1"} over expert 2'
 
 
+def test_the_choices_of_one_token_are_taken_alone_to_the_same_result():
+    """So few that no product of sorted rows is made, on one device or with experts of others."""
+    moe, x = mixture(balance=0.0, z_loss=0.0), X[:1, :1]
+    assert ['ragged_dot' in str(jax.make_jaxpr(lambda x: moe(x))(given)) for given in (x, X)] == [False, True]
+    np.testing.assert_allclose(moe(x), moe(X)[:1, :1], rtol=1e-4, atol=1e-6)
+    one, slope = jnp.zeros_like(X).at[0, 0].set(1), jax.grad(lambda x: jnp.sum(moe(x) ** 2))
+    many = jax.grad(lambda x: jnp.sum((one * moe(x)) ** 2))(X)
+    np.testing.assert_allclose(slope(x)[0, 0], many[0, 0], rtol=1e-3, atol=1e-5)
+    rows = jax.vmap(lambda row: moe(row[None])[0])(X.reshape(-1, 1, 8))
+    np.testing.assert_allclose(rows.reshape(X.shape), moe(X), rtol=1e-4, atol=1e-6)
+    with cores.undivided():
+        single, run, arguments = divided(moe, 'expert', x)
+        for leaf, other in zip(jax.tree.leaves(single), jax.tree.leaves(run(*arguments)), strict=True):
+            np.testing.assert_allclose(other, leaf, rtol=1e-4, atol=1e-5)
+
+
 def test_no_device_has_the_tokens_of_others_but_those_that_share_experts():
     """Of two devices with rows of their own none computes, or is sent, what the other's tokens need."""
     gathered = {}
