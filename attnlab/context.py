@@ -6,7 +6,7 @@ import numbers
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from attnlab.errors import UserError
 from attnlab.typing import DropoutKey, Positions, Segments
@@ -28,6 +28,8 @@ class Context:
       deterministic: `False` in training, where dropout applies.
       dropout_key: the key dropout draws from; `None` when deterministic.
       condition: a vector a row that layers are told, `b m`, such as what time of a diffusion it is; inputs make it.
+      cut: the tokens (last axis) that queries are kept from: their scores are minus infinity in whatever reads by
+        `attnlab.functional.attend`; `None` but in analyses.
     """
 
     positions: Positions
@@ -36,6 +38,7 @@ class Context:
     deterministic: bool = dataclasses.field(default=True, metadata={'static': True})
     dropout_key: DropoutKey | None = None
     condition: Float[Array, 'b m'] | None = None
+    cut: Bool[Array, '#b t t'] | None = None
 
     @classmethod
     def full(cls, batch: int, length: int, *, start: int | jax.Array = 0) -> 'Context':

@@ -63,6 +63,7 @@ LEFT = {
     r'attnlab eval .*--attention': 'needs a run with a softmax; tests/convert/test_substitution.py',
     r'attnlab eval .*--judge': 'needs runs of images; tests/analysis/test_judged.py',
     r'attnlab analyse .*--between': 'needs two runs; tests/analysis/test_between.py',
+    r'attnlab analyse .*--knockout': 'needs runs of attention and of Mamba; tests/analysis/test_asked.py',
     r'attnlab edit --workdir=runs/facts': 'needs a run of facts; tests/analysis/test_edited.py',
     r'attnlab train .*,run=runs/': 'begins with another run; tests/quantize/test_training.py',
     r'attnlab quantize --workdir=runs/gla-learned4': 'needs a run of few bits; tests/quantize/test_training.py',
@@ -97,7 +98,7 @@ SCRIPTS = {
 }
 """Flags that make a script short; one without a value leaves that flag out."""
 
-OTHERS = ('--inside', '--head', '--neighbours', '--trace', '--influence')
+OTHERS = ('--inside', '--head', '--neighbours', '--trace', '--knockout', '--propagate', '--massive', '--influence')
 """Flags of `analyse` that ask for something else than layers, which `--bits` is of."""
 
 FAST = ('eval', 'generate', 'compare', 'show')
@@ -152,6 +153,8 @@ def shortened(words: list[str]) -> list[str]:
     added = list(SHORTER[command]) if command in SHORTER else overrides(words)
     if command == 'analyse' and any(word.startswith(OTHERS) for word in words):
         added.remove('--bits=8')  # Of the analysis of layers.
+    if command == 'analyse' and any(word.startswith('--prompt') for word in words):
+        added.remove('--rows=2')  # Of the data.
     if any(word.startswith('--budget') for word in words):
         added.append('--budget=8')  # Scales weigh more in layers of few numbers.
     names = {flag.partition('=')[0] for flag in added}

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from attnlab.analysis.asked import prompts, stacked
 from attnlab.analysis.editing import Edit, Editor, log_probability
 from attnlab.analysis.examination import first_rows
-from attnlab.analysis.tracing import prompts, stacked
 from attnlab.context import Context
 from attnlab.data.text.tokenizers import load_tokenizer
 from attnlab.errors import UserError

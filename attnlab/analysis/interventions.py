@@ -4,13 +4,14 @@ A place is `embedding`; of layer 2 the normalised input of a branch, `layers[2].
 to the stream, `layers[2].mixer.output`, likewise of `mlp`; or the stream after it, `layers[2].residual`. What the last
 linear map of a branch reads, `layers[2].mixer.hidden`, has the channels of its heads side by side; of an MLP it is the
 keys of facts (Geva et al. 2021, https://arxiv.org/abs/2012.14913). What is done there is a function of the value. One
-that returns what it is given changes no bit of the result.
+that returns what it is given changes no bit of the result. The mixer itself is a place too, `layers[2].mixer`, whose
+value is a function of tokens; what is done there gives another (`attnlab.analysis.cuts`).
 
     hidden_with(model, tokens, ctx, {'layers[1].mixer.output': jnp.zeros_like})
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -29,8 +30,8 @@ from attnlab.nn.mlps import ConvolvedMLP
 from attnlab.nn.projections import Linear
 from attnlab.typing import Embedded, Features, Sequence, Tokens
 
-Change = Callable[[Array], Array]
-"""What is done to a value."""
+Change = Callable[[Any], Any]
+"""What is done to a value, an array; of a mixer, what takes its place."""
 
 BRANCHES = ('mixer', 'mlp')
 
@@ -50,14 +51,17 @@ def places(model: Stacked) -> list[str]:
     return found
 
 
+def mixers_of(model: Stacked) -> dict[int, Any]:
+    """The mixers that can be changed, `layers[i].mixer`, by layer: those of blocks."""
+    return {i: layer.mixer for i, layer in enumerate(one_stack(model).layers()) if isinstance(layer, Block)}
+
+
 def hidden_with(model: Stacked, inputs: Tokens | Features, ctx: Context, changes: Mapping[str, Change]) -> Embedded:
     """The hidden state of every position, the values at some places being changed.
 
     Raises `UserError` for a place that the model does not have.
     """
-    for place in changes:
-        if place not in (known := places(model)):
-            raise UserError(f'this model has no place {place!r}{nearest(place, known)}')
+    check_places(changes, [*places(model), *(f'layers[{index}].mixer' for index in mixers_of(model))])
 
     def at(place: str, value: Any) -> Any:
         return changes[place](value) if place in changes else value
@@ -71,8 +75,16 @@ def hidden_with(model: Stacked, inputs: Tokens | Features, ctx: Context, changes
     return model.norm(model.stack.residual.close(streams))  # type: ignore[attr-defined]
 
 
+def check_places(wanted: Iterable[str], known: Collection[str]) -> None:
+    """Raises `UserError` for a place that there is not."""
+    for place in wanted:
+        if place not in known:
+            raise UserError(f'this model has no place {place!r}{nearest(place, known)}')
+
+
 def values_at(model: Stacked, inputs: Tokens | Features, ctx: Context, wanted: list[str]) -> dict[str, Array]:
-    """The values at some places of a pass."""
+    """The values at some places of a pass. Raises `UserError` for a place that the model does not have."""
+    check_places(wanted, places(model))
     found: dict[str, Array] = {}
     hidden_with(model, inputs, ctx, {place: _Note(place, found) for place in wanted})
     return found
@@ -91,7 +103,7 @@ class _Note:
 
 
 def _change(layer: Any, name: str, changes: Mapping[str, Change]) -> None:
-    """Puts changes into a layer, which is a copy of the stack's: around norms and connections of its branches."""
+    """Puts changes into a layer, which is a copy of the stack's: in the place of its mixer, around norms and so on."""
     for number, branch in enumerate(BRANCHES):
         if (before := changes.get(f'{name}.{branch}.input')) is not None:
             setattr(layer, f'{branch}_norm', _After(getattr(layer, f'{branch}_norm'), before))
@@ -102,6 +114,8 @@ def _change(layer: Any, name: str, changes: Mapping[str, Change]) -> None:
                 setattr(read.module, read.name, Reading(read.map, between))
         if (after := changes.get(f'{name}.{branch}.output')) is not None:
             layer.connections[number] = _Adding(layer.connections[number], after)
+    if (put := changes.get(f'{name}.mixer')) is not None:
+        layer.mixer = put(layer.mixer)
 
 
 class LastMap(NamedTuple):
@@ -215,9 +229,10 @@ def causal_trace(
     """How much of a score comes back when clean values are put into a corrupted pass, by layer and token.
 
     Every entry is the score of a pass from the `corrupted` embedding in which the values of one token at
-    `layers[i].PLACE`, `i` within `window` layers about one, are those of the clean pass. Also returned are the scores
-    of the clean and of the corrupted pass. With the embedding of another prompt for `corrupted` this is activation
-    patching between two prompts; with noise on a subject, that of Meng et al. 2022, https://arxiv.org/abs/2202.05262.
+    `layers[i].PLACE`, `i` in a window of so many layers about one, are those of the clean pass. Also returned are the
+    scores of the clean and of the corrupted pass. With the embedding of another prompt for `corrupted` this is
+    activation patching between two prompts; with noise on a subject, that of Meng et al. 2022,
+    https://arxiv.org/abs/2202.05262.
     Raises `UserError` for a place that the model does not have.
     """
     depth, length = one_stack(model).depth, corrupted.shape[1]
@@ -236,50 +251,15 @@ def causal_trace(
         changes |= {name: put(index) for index, name in enumerate(names)}
         return score(hidden_with(model, inputs, ctx, changes))
 
-    layers = jnp.arange(depth)
-    near = jnp.abs(layers[:, None] - layers[None]) <= (window - 1) / 2
+    near = windows(depth, window)
     tokens = jnp.eye(length, dtype=bool)
     masks = near[:, None, :, None] & tokens[None, :, None, :]
     effects = jax.lax.map(patched, masks.reshape(-1, depth, length)).reshape(depth, length)
     return effects, score(hidden_with(model, inputs, ctx, {})), patched(jnp.zeros((depth, length), bool))
 
 
-def knocked_out(
-    model: Stacked,
-    inputs: Tokens | Features,
-    ctx: Context,
-    sources: Bool[Array, 't'],
-    targets: Bool[Array, 't'],
-    layers: tuple[int, ...],
-) -> Embedded:
-    """The hidden states where the mixers of some layers give targets nothing of the sources.
-
-    A target's output is that of the mixer with the inputs of all sources zero, whatever kind of mixer it is; tokens
-    that are no targets read all. Softmax weights are not taken anew over the other keys, as masking scores would:
-    a key of zeros still has a weight. Geva et al. 2023, https://arxiv.org/abs/2304.14767; for state space models Sharma
-    et al. 2024, https://arxiv.org/abs/2404.03646. Raises `UserError` for a layer that is not a `Block`, or not there.
-    """
-    ctx = model.context(ctx, inputs)
-    streams = model.stack.residual.open(model.embed(inputs, ctx))
-    found = list(one_stack(model).layers())
-    for index in layers:
-        if not 0 <= index < len(found) or not isinstance(found[index], Block):
-            raise UserError(f'layer {index} is no block with a mixer; the model has layers 0 to {len(found) - 1}')
-    for index, layer in enumerate(found):
-        if index in layers:
-            layer.mixer = _Cut(layer.mixer, sources, targets)  # type: ignore[union-attr]
-        streams, _ = layer(streams, ctx.fold_in(index))
-    return model.norm(model.stack.residual.close(streams))  # type: ignore[attr-defined]
-
-
-class _Cut(nnx.Module):
-    """A mixer whose targets read its sources as zeros."""
-
-    def __init__(self, mixer: Any, sources: Array, targets: Array):
-        self.mixer = mixer
-        self.sources, self.targets = nnx.data(sources), nnx.data(targets)
-
-    def __call__(self, x: Array, ctx: Context, state: Any = None) -> tuple[Array, Any]:
-        whole, state = self.mixer(x, ctx, state)
-        without, _ = self.mixer(jnp.where(self.sources[None, :, None], 0, x).astype(x.dtype), ctx, None)
-        return jnp.where(self.targets[None, :, None], without, whole), state
+def windows(depth: int, width: int) -> Bool[Array, 'l l']:
+    """Which layers lie in a window of so many about each: if even, one more before it than after; fewer at the ends."""
+    layers = jnp.arange(depth)
+    after = layers[None] - layers[:, None]
+    return (after >= -(width // 2)) & (after < width - width // 2)

@@ -1,4 +1,6 @@
-"""`attnlab analyse`: layers and few bits; inside; the head; neighbours; traces; influence; between two runs."""
+"""`attnlab analyse`: layers and few bits, or one of several other looks at a run, each asked for by a flag."""
+
+from typing import TYPE_CHECKING
 
 from absl import flags
 
@@ -8,12 +10,36 @@ from attnlab.commands.arguments import (
     define_run,
     define_split,
     directory,
+    lines,
     parsed,
     printing,
     start_devices,
     whole,
 )
 from attnlab.errors import UserError
+
+if TYPE_CHECKING:
+    from attnlab.analysis.asked import Prompts
+
+ANALYSES = ('inside', 'head', 'neighbours', 'trace', 'knockout', 'propagate', 'massive', 'influence', 'between')
+"""Flags that ask for something else than layers and few bits, one at a time."""
+
+ONLY = {
+    'ranks': ('head',),
+    'stored_rows': ('neighbours',),
+    'keys': ('neighbours',),
+    'tuned': ('inside',),
+    'merged': ('between',),
+    **dict.fromkeys(('prompt', 'prompts', 'answer', 'answers'), ('trace', 'knockout', 'propagate')),
+    **dict.fromkeys(('other', 'others', 'places'), ('trace',)),
+    'against': ('propagate',),
+    **dict.fromkeys(('sources', 'targets', 'layers'), ('knockout',)),
+    'window': ('trace', 'knockout'),
+}
+"""Flags, and the analyses that they are for."""
+
+NUMBERED = ('sources', 'targets', 'layers')
+"""Flags that hold numbers from 0."""
 
 
 def main(argv: list[str]) -> int:
@@ -71,30 +97,54 @@ def main(argv: list[str]) -> int:
     flags.DEFINE_string(
         'merged', None, 'With --between: where to write a run that is the mean of both.', flag_values=values
     )
+    flags.DEFINE_enum(
+        'knockout',
+        None,
+        ['inputs', 'scores', 'B', 'C', 'conv', 'state'],
+        'Cut what answers read of other tokens instead: their inputs to mixers, scores of attention, or a part of '
+        'selective state-space models.',
+        flag_values=values,
+    )
+    flags.DEFINE_boolean(
+        'propagate',
+        False,
+        'Say instead what every branch adds to the logit of answers, and how it moves with each.',
+        flag_values=values,
+    )
+    flags.DEFINE_boolean(
+        'massive',
+        False,
+        'Look for the largest activations instead, and set them to zero or to their mean.',
+        flag_values=values,
+    )
+    _define_prompts(values)
+    flags.DEFINE_list(
+        'places', [], 'With --trace: places of layers, such as residual or mixer.input.', flag_values=values
+    )
+    flags.DEFINE_list(
+        'sources', [], 'With --knockout: tokens, from 0, cut together; in turn by default.', flag_values=values
+    )
+    flags.DEFINE_list(
+        'targets', [], 'With --knockout: tokens that are to read nothing of them; by default the one that asks.',
+        flag_values=values,
+    )  # fmt: skip
+    flags.DEFINE_list(
+        'layers', [], 'With --knockout: layers, from 0; all with the part by default.', flag_values=values
+    )
+    flags.DEFINE_integer(
+        'window', 1, 'With --trace or --knockout: so many layers at once.', lower_bound=1, flag_values=values
+    )
     define_ema(values)
     if not parsed(values, argv, 'analyse'):
         return 0
     workdir = directory(values, 'workdir')
     bits = tuple(whole(text, '--bits') for text in values.bits)
     ranks = tuple(whole(text, '--ranks') for text in values.ranks)
-    if ranks and not values.head:
-        raise UserError('--ranks is for --head, which is not given')
-    if values['stored_rows'].present and not values.neighbours:
-        raise UserError('--stored_rows is for --neighbours, which is not given')
-    if values['keys'].value and not values.neighbours:
-        raise UserError('--keys is for --neighbours, which is not given')
-    if values.tuned and not values.inside:
-        raise UserError('--tuned is for --inside, which is not given')
-    if values.merged is not None and values.between is None:
-        raise UserError('--merged is for --between, which is not given')
-    names = ('inside', 'head', 'neighbours', 'trace', 'influence', 'between')
-    given = [f'--{name}' for name in names if values[name].value]
-    if values['bits'].present and given:
-        raise UserError(f'--bits is for the analysis of layers; leave out {given[0]}')
-    if len(given) > 1:
-        raise UserError(f'{" and ".join(given[:2])} are two analyses; ask for one at a time')
+    tokens = {name: tuple(whole(text, f'--{name}', 0) for text in values[name].value or ()) for name in NUMBERED}
+    _check(values)
     others = {name: directory(values, name) for name in ('between', 'merged') if values[name].value is not None}
     start_devices(values)
+    own = _prompts(values)
     asked = (values.step, values.split, values.rows)
     named = {'ema': values.ema, 'other_data': values.other_data}
     with printing(values) as printer:
@@ -114,7 +164,21 @@ def main(argv: list[str]) -> int:
         elif values.trace:
             from attnlab.analysis.tracing import analyse_trace
 
-            analyse_trace(workdir, printer, *asked, **named)
+            kinds, window = tuple(values.places), values.window
+            analyse_trace(workdir, printer, *asked, own=own, kinds=kinds, window=window, **named)
+        elif values.knockout:
+            from attnlab.analysis.knockout import Wanted, analyse_knockout
+
+            wanted = Wanted(values.knockout, **tokens, window=values.window)
+            analyse_knockout(workdir, printer, *asked, wanted, own=own, **named)
+        elif values.propagate:
+            from attnlab.analysis.propagation import analyse_propagation
+
+            analyse_propagation(workdir, printer, *asked, own=own, **named)
+        elif values.massive:
+            from attnlab.analysis.massive import analyse_massive
+
+            analyse_massive(workdir, printer, *asked, **named)
         elif values.influence:
             from attnlab.analysis.influence import analyse_influence
 
@@ -128,3 +192,76 @@ def main(argv: list[str]) -> int:
 
             analyse_run(workdir, printer, *asked, bits, **named)
     return 0
+
+
+def _define_prompts(values: flags.FlagValues) -> None:
+    """Defines the flags of prompts of a user's own."""
+    flags.DEFINE_string(
+        'prompt', None, 'With --trace, --knockout or --propagate: a prompt in the place of rows; of a run without '
+        'text, tokens as numbers with spaces between them.', flag_values=values,
+    )  # fmt: skip
+    flags.DEFINE_string('prompts', None, 'The same: a file of prompts, one a line.', flag_values=values)
+    flags.DEFINE_string(
+        'answer', None, 'With --prompt or --prompts: what is to follow; its first token is asked for. The likeliest '
+        'token by default.', flag_values=values,
+    )  # fmt: skip
+    flags.DEFINE_string('answers', None, 'With --prompts: a file with the answer of each.', flag_values=values)
+    flags.DEFINE_string(
+        'against', None, 'With --propagate and prompts: what is not to follow, whose logit is taken away.',
+        flag_values=values,
+    )  # fmt: skip
+    flags.DEFINE_string(
+        'other', None, 'With --trace and --prompt: the prompt, as long, that values of the first are put into.',
+        flag_values=values,
+    )  # fmt: skip
+    flags.DEFINE_string('others', None, 'With --trace and --prompts: a file of as many of these.', flag_values=values)
+
+
+def _check(values: flags.FlagValues) -> None:
+    """Raises `UserError` for flags that do not go together."""
+    given = [name for name in ANALYSES if values[name].value]
+    for name, analyses in ONLY.items():
+        if values[name].present and values[name].value is not False and not set(analyses) & set(given):
+            *some, last = (f'--{each}' for each in analyses)
+            known = f'{", ".join(some)} or {last}' if some else last
+            raise UserError(f'--{name} is for {known}, which is not given')
+    if values['bits'].present and given:
+        raise UserError(f'--bits is for the analysis of layers; leave out --{given[0]}')
+    if len(given) > 1:
+        raise UserError(f'--{given[0]} and --{given[1]} are two analyses; ask for one at a time')
+    pairs = (('prompt', 'prompts'), ('other', 'others'), ('answer', 'answers'))
+    for one, several in pairs:
+        if values[one].present and values[several].present:
+            raise UserError(f'--{one} is one text and --{several} a file of them; give one of the two')
+    asked = values['prompt'].present or values['prompts'].present
+    for name in ('other', 'others', 'answer', 'answers', 'against'):
+        if values[name].present and not asked:
+            raise UserError(f'--{name} is for prompts of your own; give --prompt, or --prompts')
+    for one, several in pairs[1:]:
+        for name, needed in ((one, 'prompt'), (several, 'prompts')):
+            if values[name].present and not values[needed].present and name != 'answer':
+                raise UserError(f'--{name} is for --{needed}, which is not given')
+    if asked and (values['rows'].present or values['split'].present):
+        name = 'rows' if values['rows'].present else 'split'
+        raise UserError(f'--{name} is of the data; leave it out with prompts of your own')
+
+
+def _prompts(values: flags.FlagValues) -> 'Prompts | None':
+    """The prompts that are given, one or a file of them."""
+    from attnlab.analysis.asked import Prompts
+
+    def texts(one: str, several: str) -> tuple[str, ...]:
+        if values[several].value is not None:
+            return lines(values, several)
+        return () if values[one].value is None else (str(values[one].value),)
+
+    prompts = texts('prompt', 'prompts')
+    if not prompts:
+        return None
+    answers, against = texts('answer', 'answers'), values['against'].value
+    return Prompts(
+        prompts,
+        answers=answers * len(prompts) if values['answer'].present else answers,
+        others=texts('other', 'others'),
+        against=() if against is None else (against,) * len(prompts),
+    )

@@ -74,6 +74,18 @@ def directory(values: flags.FlagValues, name: str) -> pathlib.Path:
     return path
 
 
+def lines(values: flags.FlagValues, name: str) -> tuple[str, ...]:
+    """The lines of the file of texts that a flag gives, empty ones left out. Raises `UserError` where there is none."""
+    path = required(values, name)
+    try:
+        found = tuple(line for line in path.read_text(encoding='utf-8').splitlines() if line)
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f'--{name} is {path}, which cannot be read: {error}') from error
+    if not found:
+        raise UserError(f'--{name} is {path}, which holds no text; put one on each line')
+    return found
+
+
 def whole(text: str, flag: str, least: int = 1) -> int:
     """The whole number an item of a list flag gives. Raises `UserError` for anything else or below `least`."""
     if not text.isdecimal() or int(text) < least:

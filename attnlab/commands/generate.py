@@ -6,7 +6,7 @@ from typing import Any
 
 from absl import flags
 
-from attnlab.commands.arguments import define_ema, define_run, directory, parsed, start_devices
+from attnlab.commands.arguments import define_ema, define_run, directory, lines, parsed, start_devices
 from attnlab.errors import UserError
 
 WAYS = ('prompts', 'beam', 'contrastive', 'draft', 'regex', 'grammar')
@@ -71,7 +71,7 @@ def main(argv: list[str]) -> int:
     workdir = directory(values, 'workdir')
     draft = directory(values, 'draft') if values.draft else None
     grammar = _grammar(pathlib.Path(values.grammar).expanduser()) if values.grammar else ''
-    prompts = _lines(pathlib.Path(values.prompts).expanduser()) if values.prompts else []
+    prompts = lines(values, 'prompts') if values.prompts else ()
     from attnlab.functional.constrained import Choice, Drawn, Masked, Rejected
     from attnlab.functional.sampling import Sampling
 
@@ -164,14 +164,3 @@ def _grammar(path: pathlib.Path) -> str:
     if not text.strip():
         raise UserError(f'--grammar is {path}, which is empty; write a rule, such as start: "a"+')
     return text
-
-
-def _lines(path: pathlib.Path) -> list[str]:
-    """The prompts of a file; raises `UserError` where there is none."""
-    try:
-        found = [line for line in path.read_text(encoding='utf-8').splitlines() if line]
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f'--prompts is {path}, which cannot be read: {error}') from error
-    if not found:
-        raise UserError(f'--prompts is {path}, which holds no prompt; put one on each line')
-    return found

@@ -8,6 +8,7 @@ from jax import Array
 from jaxtyping import Bool, Float, Shaped
 
 from attnlab.context import Context
+from attnlab.errors import UserError
 from attnlab.functional import cores
 from attnlab.functional.cache import ForgettingEntries, KeyValueCache, extend, overflown
 from attnlab.functional.dense import DenseMap, dense_attention
@@ -42,7 +43,8 @@ class View:
 
     def visible(self) -> Bool[Array, 'b t s']:
         """Returns which entries each query sees."""
-        return self.reach.visible(self.queries, self.keys)
+        seen = self.reach.visible(self.queries, self.keys)
+        return seen if self.ctx.cut is None else seen & ~self.ctx.cut
 
     def counts(self) -> Shaped[Array, 'b t']:
         """Returns how many entries each query sees."""
@@ -65,9 +67,11 @@ def look(
 
     `new` is `Entries`, or another tuple of arrays that has `segments`, as `extend` takes them. With forget gates it is
     `Entries`, and the cache one of `ForgettingEntries`.
-    Raises `UserError` for sinks together with segments, and for a call too long for the cache.
+    Raises `UserError` for sinks together with segments, a call too long for the cache, and a cut context with a cache.
     """
     reach.check_segments(ctx.segments)
+    if ctx.cut is not None and cache is not None:
+        raise UserError('cut of Context is given in a call with a state; scores are cut in calls without one')
     places = jnp.arange(new.segments.shape[1], dtype=jnp.int32)
     if cache is None:
         here = Placed(places, new.segments)
@@ -149,7 +153,7 @@ def attend(
             segments=view.ctx.segments,
             slopes=slopes,
             log_forget=view.log_forget,
-            bias=bias,
+            bias=_with_cut(bias, view, q),
             temperature=temperature,
             sink_scores=sink_scores,
             implementation=implementation,
@@ -194,6 +198,14 @@ def _cache_bias(bias: Float[Array, '#b #h t s'] | None, view: View, q: Queries) 
     if bias is None:
         bias = jnp.zeros((1, 1, 1, 1), state_dtype(q.dtype))
     return jnp.where(view.reach.within(view.queries.places, view.keys.places)[None, None], bias, -jnp.inf)
+
+
+def _with_cut(bias: Float[Array, '#b #h t s'] | None, view: View, q: Queries) -> Float[Array, '#b #h t s'] | None:
+    """The bias of the scores of a call: minus infinity where queries are kept from keys."""
+    if view.ctx.cut is None:
+        return bias
+    base = jnp.zeros((1, 1, 1, 1), state_dtype(q.dtype)) if bias is None else bias
+    return jnp.where(view.ctx.cut[:, None], -jnp.inf, base)
 
 
 def _with_distance(

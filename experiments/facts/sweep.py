@@ -7,6 +7,7 @@ import jax
 import numpy as np
 from flax import nnx
 
+from attnlab.analysis.asked import Asked
 from attnlab.analysis.editing import Edit, Editor
 from attnlab.analysis.interventions import last_map
 from attnlab.analysis.tracing import trace
@@ -113,7 +114,7 @@ def measure(finished: Finished):
 
 
 def corrupted(facts, rng, count):
-    """Prompts, the same about other subjects with another object, their context, and what is asked where."""
+    """Prompts with what is asked of them, and the same about other subjects with another object."""
     clean, others = [], []
     while len(clean) < count:
         one, other = rng.choice(facts.subjects, 2, replace=False)
@@ -125,7 +126,7 @@ def corrupted(facts, rng, count):
     tokens, changed = (np.stack([each.tokens for each in rows]).astype(np.int32) for rows in (clean, others))
     asked = np.full(count, ASKED, np.int32)
     answers = np.array([each.targets[0] for each in clean], np.int32)
-    return tokens, changed, Context.full(count, PROMPT), asked, answers
+    return Asked(tokens, asked, answers, Context.full(count, PROMPT)), changed
 
 
 def places(model):

@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 
 from attnlab.analysis.editing import Edit, Editor
-from attnlab.analysis.interventions import causal_trace, hidden_with, knocked_out, last_map, places, values_at
+from attnlab.analysis.interventions import causal_trace, hidden_with, last_map, places, values_at, windows
 from attnlab.blocks.block import Block
 from attnlab.config import build, spec
 from attnlab.context import Context
@@ -47,12 +47,13 @@ def test_interventions_that_do_nothing_change_no_bit(model):
     assert len(known) == 15 and 'layers[1].mlp.hidden' in known
     np.testing.assert_array_equal(compiled(model, {}), plain)
     np.testing.assert_array_equal(compiled(model, {place: lambda x: x for place in known}), plain)
-    nobody = jnp.zeros(6, bool)
-    cut = jax.jit(lambda tokens: knocked_out(model, tokens, CTX, ~nobody, nobody, (0, 1)))(TOKENS)
-    np.testing.assert_array_equal(cut, plain)
+    mixers = {f'layers[{layer}].mixer': lambda mixer: mixer for layer in (0, 1)}
+    np.testing.assert_array_equal(compiled(model, mixers), plain)
     np.testing.assert_array_equal(jax.jit(lambda tokens: model.hidden(tokens, CTX)[0])(TOKENS), plain)
     with pytest.raises(UserError, match=r"has no place 'layers\[0\].mixer.outptu'; did you mean"):
         hidden_with(model, TOKENS, CTX, {'layers[0].mixer.outptu': jnp.zeros_like})
+    with pytest.raises(UserError, match=r"has no place 'layers\[0\].mixer'"):
+        values_at(model, TOKENS, CTX, ['layers[0].mixer'])
 
 
 def test_without_branches_the_embedding_is_what_is_left(model):
@@ -64,17 +65,10 @@ def test_without_branches_the_embedding_is_what_is_left(model):
     np.testing.assert_allclose(model.norm(found['layers[1].residual']), model.hidden(TOKENS, CTX)[0], atol=1e-6)
 
 
-def test_targets_know_nothing_of_what_is_cut(model):
-    sources, targets = jnp.arange(6) == 2, jnp.arange(6) > 2
-    run = jax.jit(lambda tokens: knocked_out(model, tokens, CTX, sources, targets, (0, 1)))
-    other = TOKENS.at[0, 2].set(6)
-    first, second = run(TOKENS), run(other)
-    np.testing.assert_array_equal(first[:, 3:], second[:, 3:])
-    assert float(jnp.max(jnp.abs(first[:, 2] - second[:, 2]))) > 1e-3
-    plain = jax.jit(lambda tokens: model.hidden(tokens, CTX)[0])
-    assert float(jnp.max(jnp.abs(plain(TOKENS)[:, 3:] - plain(other)[:, 3:]))) > 1e-4
-    with pytest.raises(UserError, match='layer 2 is no block with a mixer; the model has layers 0 to 1'):
-        knocked_out(model, TOKENS, CTX, sources, targets, (2,))
+def test_windows_have_as_many_layers_as_they_say():
+    assert windows(4, 1).astype(int).tolist() == np.eye(4, dtype=int).tolist()
+    assert windows(4, 2).astype(int).tolist() == [[1, 0, 0, 0], [1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1]]
+    assert windows(4, 3).sum(axis=1).tolist() == [2, 3, 3, 2]
 
 
 def test_clean_values_bring_a_score_back(model):

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attnlab.analysis.tracing import prompts, traced
+from attnlab.analysis.asked import Asked, prompts
+from attnlab.analysis.interventions import causal_trace
 from attnlab.cli import main
 from attnlab.context import Context
 from attnlab.errors import UserError
@@ -21,8 +22,9 @@ def test_all_comes_back_at_the_token_that_is_asked_and_nothing_where_prompts_agr
     model = made('nope', heads=2)
     tokens = jnp.asarray([[3, 1, 4, 1], [2, 5, 0, 6]])
     others = tokens.at[:, 1].set(jnp.asarray([6, 3]))
-    asked, answers = jnp.asarray([3, 3]), jnp.asarray([2, 0])
-    run = jax.jit(lambda: traced(model, tokens, others, Context.full(2, 4), asked, answers, 'residual'))
+    asked = Asked(np.asarray(tokens), np.asarray([3, 3]), np.asarray([2, 0]), Context.full(2, 4))
+    corrupted = model.embed(others, asked.ctx)
+    run = jax.jit(lambda: causal_trace(model, tokens, asked.ctx, corrupted, asked.score(model)))
     maps, clean, corrupted = run()
     logits = jax.nn.softmax(model.logits(model.hidden(tokens, Context.full(2, 4))[0][:, 3]))
     np.testing.assert_allclose(clean, np.mean([logits[0, 2], logits[1, 0]]), rtol=1e-4)
@@ -51,7 +53,7 @@ def test_prompts_are_asked_at_their_last_label():
         prompts({**batch, 'weights': np.array([[1.0, 1.0], [0.0, 0.0]])}, 'targets')
     with pytest.raises(UserError, match='row 0 holds several documents'):
         prompts({**batch, 'segments': np.array([[1, 1, 2, 2], [1, 1, 1, 0]])}, 'targets')
-    with pytest.raises(UserError, match='traced are answers that are tokens'):
+    with pytest.raises(UserError, match='asked for are answers that are tokens'):
         prompts({**batch, 'tokens': np.zeros((2, 4, 1))}, 'targets')
 
 
