@@ -41,7 +41,7 @@ usage: attnlab COMMAND [--flag=value ...]
   sweep status  what runs, is done, failed and why; the best so far
   match         configs of several recipes that agree in size: --by=MEASURE
   compare       RUN... or STUDY...: scores beside costs; says what is unequal
-  report        STUDY...: the same as one HTML page with figures, and as CSV
+  report        STUDY... or RUN...: the same as one HTML page, and as CSV
   eval          every metric, by position too, at 1x to 8x the length
   analyse       sinks, sparsity, outliers by layer; the loss with few bits;
                 inside: memory, decays, what each layer would predict

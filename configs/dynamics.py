@@ -8,8 +8,8 @@ observed. `size` is `tiny`, minutes on a CPU core, or `paper`: steps as publishe
 itself (`attnlab.evals.attractor`): its attractor, power spectrum, regions and greatest Lyapunov exponent.
 
 Brenner et al. 2024, https://arxiv.org/abs/2410.14240, train by RAdam with a rate that falls from 1e-3 to 1e-5
-exponentially; here it is AdamW without decay, gradients clipped at 1, and one cosine. `optimizer` and `schedule` choose
-others, as in `configs/language.py`.
+exponentially; here it is AdamW without decay, gradients clipped at 1, and one cosine. `optimizer`, `schedule` and
+`rounding` are as in `configs/language.py`.
 """
 
 import dataclasses
@@ -25,9 +25,9 @@ from attnlab.evals.attractor import Attractor
 from attnlab.evals.by_slice import BySlice
 from attnlab.evals.cadence import AtEnd, EveryNSteps
 from attnlab.models.dynamics import AlmostLinearDynamics
+from attnlab.run_config import CHOICES, run_config
 from attnlab.tasks.reconstruction import Reconstruction
 from attnlab.train.optimizer import AdamW
-from attnlab.train.run_config import CHOICES, run_config
 from attnlab.train.schedule import Cosine
 from attnlab.train.step import Precision
 

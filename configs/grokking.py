@@ -5,7 +5,8 @@
 `method` is one of METHODS, `size` is `tiny`, numbers modulo 59 of which 70 % of the sums are shown, or `paper`, modulo
 113, 40 % shown, 80,000 epochs. The model is the perceptron of Prieto et al. 2025, https://arxiv.org/abs/2501.04697,
 with the optimiser of the released scripts for figure 1: Adam at 0.01 with epsilon 1e-25, without clipping, and with
-`b2` of 0.999 for StableMax, 0.99 for the others. `optimizer` and `schedule` choose others, as in `configs/language.py`.
+`b2` of 0.999 for StableMax, 0.99 for the others. `optimizer`, `schedule` and `rounding` are as in
+`configs/language.py`.
 The scripts take the losses of figure 1 in float64, but for `perpendicular`; these are in float32.
 """
 
@@ -18,11 +19,11 @@ from attnlab.data.synthetic.addition import OPERANDS, ModularAddition
 from attnlab.evals.by_slice import BySlice
 from attnlab.evals.cadence import EveryNSteps
 from attnlab.models.perceptron import Perceptron
+from attnlab.run_config import CHOICES, run_config
 from attnlab.tasks.addition import Addition
 from attnlab.train.optimizer import AdamW
 from attnlab.train.perpendicular import Perpendicular
 from attnlab.train.report import Reporting
-from attnlab.train.run_config import CHOICES, run_config
 from attnlab.train.schedule import Constant
 from attnlab.train.step import Precision
 
@@ -60,7 +61,7 @@ SIZES = {'tiny': Size(59, 0.701, 3000), 'paper': Size(113, 0.4, 80_000)}
 
 
 def get_config(arg: str = '') -> ConfigDict:
-    """The config of `method=...,size=...,optimizer=...,schedule=...`."""
+    """The config of `method=...,size=...` and `CHOICES`."""
     chosen = arguments(arg, method='softmax', size='tiny', **CHOICES)
     method = choose(METHODS, 'method', chosen['method'])
     size = choose(SIZES, 'size', chosen['size'])

@@ -45,8 +45,8 @@ a class token) and, for `segments`, images with the classes of their patches and
 `stem=linear|overlap|conv` maps patches, and `positions=learned|sinusoidal|none` are added to them; left out, they are
 the paper's where the layout is, else linear and learned. `token=mean|first|middle` says what a prediction about an
 image is read from: the mean of the patches, the default, or a class token, which recipes on grids and layouts of
-several resolutions cannot place. `head` is one of those of classes that `attnlab zoo --heads` lists; `optimizer` and
-`schedule` choose others, as in `configs/language.py`. `config.length` counts pixels, and so do tokens a second;
+several resolutions cannot place. `head` is one of those of classes that `attnlab zoo --heads` lists; `optimizer`,
+`schedule` and `rounding` are as in `configs/language.py`. `config.length` counts pixels, and so do tokens a second;
 `config.model.inputs.patch` joins them to patches (and `config.task.patch`, for `segments`, to tokens of the last
 resolution); of clouds it counts points. `init` is `framework` or `paper`, the initial values of the recipe's paper.
 `conv` says which short convolutions there are, along the rows of patches, as in `configs/language.py`. `norm` is
@@ -93,11 +93,11 @@ from attnlab.nn.mlps import MLP, GatedMLP
 from attnlab.nn.norms import NORMS, EvoNormB0, RMSNorm
 from attnlab.nn.pools import MeanPool, OneToken
 from attnlab.nn.positions import GridSinusoids, LearnedPlaces
+from attnlab.run_config import CHOICES, run_config
 from attnlab.tasks.clouds import FEATURES, OccupiedSegmentation, PointSegmentation, SparseSegmentation
 from attnlab.tasks.diffusion import Diffusion
 from attnlab.tasks.images import ImageClassification, Segmentation, side
 from attnlab.train.optimizer import AdamW, Group, Groups
-from attnlab.train.run_config import CHOICES, run_config
 from attnlab.train.schedule import Cosine
 from attnlab.train.start import FromLearngene
 from attnlab.train.step import Precision

@@ -9,10 +9,10 @@
 `norm` one of NORMS, of the blocks and the last one, `mlp` one of MLPS, `activation` the name of another nonlinearity in
 it (`attnlab.nn.activations`), `init` is `framework` or `paper`, the initial values of the recipe's paper, `optimizer`
 is `adamw`, `lion` or `muon`,
-`schedule` is `cosine`, `wsd`, `linear`, `constant` or `staircase`, `alignment` weighs a penalty on how far layers turn
-the stream (`attnlab.blocks.alignment`), `rounding` is what has few bits in training
-(`attnlab.quantize.training`), such as `learned4`, `int4+affine8` (weights and inputs) or `quartet`, `run` another run,
-whose parameters training begins with:
+`schedule` is `cosine`, `wsd`, `linear`, `constant` or `staircase`, `rounding` is what has few bits in training
+(`attnlab.quantize.training`), such as `learned4`, `int4+affine8` (weights and inputs) or `quartet`, `alignment` weighs
+a penalty on how far layers turn the stream (`attnlab.blocks.alignment`), `run` is another run, whose parameters
+training begins with:
 
     attnlab train --config=language:zoo=gla,optimizer=lion,schedule=wsd --workdir=runs/gla-lion
 
@@ -52,11 +52,11 @@ from attnlab.nn.experts import (
 )
 from attnlab.nn.mlps import MLP, GatedMLP, NormedGatedMLP
 from attnlab.nn.norms import NORMS
-from attnlab.quantize.training import rounding, started
+from attnlab.run_config import CHOICES, run_config
 from attnlab.tasks.language import LanguageModelling, RunningText
 from attnlab.train.optimizer import AdamW
-from attnlab.train.run_config import CHOICES, run_config
 from attnlab.train.schedule import Cosine
+from attnlab.train.start import FromRun
 from attnlab.train.step import Precision
 from attnlab.zoo.chosen import convolved, initialized, next_token_recipe, set_norm
 
@@ -128,7 +128,6 @@ def get_config(arg: str = '') -> ConfigDict:
         activation='',
         init='framework',
         alignment='0',
-        rounding='',
         run='',
         **CHOICES,
     )
@@ -167,8 +166,7 @@ def get_config(arg: str = '') -> ConfigDict:
         save_every=evaluated,
         rows_at_once=size.rows_at_once,
         precision=Precision(activations=size.activations),
-        start=started(chosen['run'], chosen['rounding']),
-        rounding=rounding(chosen['rounding']),
+        start=spec(FromRun, run=chosen['run'], leave=()) if chosen['run'] else None,
     )
 
 

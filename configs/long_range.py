@@ -28,7 +28,7 @@ head reads the mean over time of a document, for every mixer; `head` is one of t
 `attnlab zoo --heads` lists, or one of real numbers where these are predicted in pretraining. With `fast`, another
 recipe, that one reads windows of `rate` tokens, and `zoo` a summary of each (`fast=s4,zoo=mamba`, HiSS; Bhirangi et al.
 2024, https://arxiv.org/abs/2402.10211).
-`conv`, `optimizer` and `schedule` choose others, as in `configs/language.py`.
+`conv`, `optimizer`, `schedule` and `rounding` are as in `configs/language.py`.
 """
 
 import dataclasses
@@ -62,9 +62,9 @@ from attnlab.models.two_rates import TwoRates
 from attnlab.nn.mlps import MLP, GatedMLP
 from attnlab.nn.pools import MeanPool
 from attnlab.nn.positions import Sinusoidal
+from attnlab.run_config import CHOICES, run_config
 from attnlab.tasks.long_range import Classification, Denoising
 from attnlab.train.optimizer import AdamW, Group, Groups
-from attnlab.train.run_config import CHOICES, run_config
 from attnlab.train.schedule import Cosine, LinearDecay, Schedule
 from attnlab.train.start import FromRun
 from attnlab.train.step import Precision

@@ -7,7 +7,7 @@ or `paper`: lengths, vocabularies, widths and training as published, except for 
 layers alternate between a short gated convolution and the recipe: a convolution brings a key and its value together,
 which many mixers cannot do alone, so that papers on recall put one into every model (Arora et al. 2023); other values
 are those of `attnlab.zoo.chosen.convolved`: `none`, `canon` or some of its points. `optimizer`,
-`schedule` and `init` choose others, as in `configs/language.py`. `thoughts=continuous` has `task=signed_sums` think in
+`schedule`, `rounding` and `init` are as in `configs/language.py`. `thoughts=continuous` has `task=signed_sums` think in
 mixtures of tokens before it answers (`attnlab.tasks.thoughts`).
 
 Every run is evaluated on named slices: 1x, 2x and 4x the length trained on, and the task's own difficulties.
@@ -41,10 +41,10 @@ from attnlab.models.inputs.embedding import Embedding, Projection
 from attnlab.models.model import Model
 from attnlab.models.stack import stack_spec
 from attnlab.nn.mlps import GatedMLP
+from attnlab.run_config import CHOICES, run_config
 from attnlab.tasks.synthetic import Extra, InContextRegression, LabelPrediction
 from attnlab.tasks.thoughts import ContinuousThought
 from attnlab.train.optimizer import AdamW
-from attnlab.train.run_config import CHOICES, run_config
 from attnlab.train.schedule import Constant, Cosine, Schedule
 from attnlab.zoo.chosen import convolved, initialized, next_token_recipe, padded_recipe
 
@@ -322,7 +322,7 @@ def task_of(problem: Problem, chosen: dict[str, str]) -> type:
 
 
 def get_config(arg: str = '') -> ConfigDict:
-    """The config of `task=...,zoo=...,size=...,conv=...,init=...,optimizer=...,schedule=...`."""
+    """The config of `task=...,zoo=...,size=...,conv=...,init=...,thoughts=...` and `CHOICES`."""
     chosen = arguments(arg, task='mqar', zoo='mha', size='tiny', conv='0', init='framework', thoughts='none', **CHOICES)
     run = choose(choose(SIZES, 'size', chosen['size']), 'task', chosen['task'])
     recipe, initialization = initialized(next_token_recipe(chosen['zoo']), chosen['init'])

@@ -13,7 +13,7 @@ lists them) whose layers are the separator in the place of the system's.
 - `size`: `tiny`, minutes on 2 CPU cores, mixtures of 2,000 samples; `full`, the sizes of the paper, whose published
   scores are of mixed speech and not of these mixtures, and are therefore not comparable.
 
-`conv`, with `zoo`, `optimizer` and `schedule` choose others, as in `configs/language.py`.
+`conv`, with `zoo`, `optimizer`, `schedule` and `rounding` are as in `configs/language.py`.
 """
 
 import dataclasses
@@ -32,9 +32,9 @@ from attnlab.models.separators import ConvTasNet, StackSeparator
 from attnlab.models.stack import stack_spec
 from attnlab.nn.mlps import GatedMLP
 from attnlab.nn.norms import CumulativeLayerNorm, GlobalLayerNorm
+from attnlab.run_config import CHOICES, run_config
 from attnlab.tasks.separation import Separation
 from attnlab.train.optimizer import AdamW
-from attnlab.train.run_config import CHOICES, run_config
 from attnlab.train.schedule import Cosine
 from attnlab.train.step import Precision
 from attnlab.zoo.chosen import convolved, sequence_recipe

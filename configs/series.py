@@ -50,8 +50,8 @@ sizes and with its look-back (`RUN` was made with `form=bidirectional`, `inputs=
 scales, for each of which adapters and a head are trained.
 
 `head` is one of those of real numbers that `attnlab zoo --heads` lists, or `affine`, the default; `quantiles`,
-`mixture_density`, `c51` and `iqn` predict distributions, whose CRPS and coverage are then reported. `size`, `optimizer`
-and `schedule` are as in `configs/images.py`.
+`mixture_density`, `c51` and `iqn` predict distributions, whose CRPS and coverage are then reported. `size`,
+`optimizer`, `schedule` and `rounding` are as in `configs/images.py`.
 """
 
 import dataclasses
@@ -102,12 +102,12 @@ from attnlab.nn.mlps import GatedMLP
 from attnlab.nn.pools import MeanPool
 from attnlab.nn.positions import LearnedPlaces, Sinusoidal
 from attnlab.nn.windows import Covariates, InstanceNorm, LastValue, MovingAverage, WindowGain
+from attnlab.run_config import CHOICES, run_config
 from attnlab.tasks.forecasting import Forecasting
 from attnlab.tasks.imputation import Imputation
 from attnlab.tasks.long_range import Classification
 from attnlab.train.optimizer import AdamW, Override
 from attnlab.train.run import saved_config
-from attnlab.train.run_config import CHOICES, run_config
 from attnlab.train.schedule import Cosine
 from attnlab.train.start import FromRun
 from attnlab.train.step import Precision

@@ -41,7 +41,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
             {'runs'},
             {'sweep', 'convert', 'quantize'},
             {'compare', 'analysis'},
-            {'experiment', 'testing', 'commands', 'cli', '__init__', '__main__'},
+            {'experiment', 'testing', 'run_config', 'commands', 'cli', '__init__', '__main__'},
         ),
     )
 )

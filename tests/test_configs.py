@@ -1,6 +1,7 @@
 """Every config builds, its training step and evaluation are traced with shapes in place of arrays, and every recipe
 takes two steps by every config that offers it."""
 
+import fnmatch
 import pathlib
 
 import jax
@@ -14,14 +15,18 @@ from scipy.special import erf, expit
 
 from attnlab.compare.equality import unmatched
 from attnlab.compare.measures import parameters
-from attnlab.config import build, plain, spec
+from attnlab.config import build, plain, spec, spec_of
 from attnlab.data.text.text import TextFiles
 from attnlab.errors import UserError
 from attnlab.experiment.experiment import SIZES, Experiment
 from attnlab.experiment.studies import TOLERANCE
+from attnlab.quantize.formats import Affine
+from attnlab.quantize.layers import linear_maps
+from attnlab.quantize.training import Learned, Rounded, RoundedLinear
 from attnlab.sweep.sweep import read
 from attnlab.testing.noise import noise
 from attnlab.train.cost import flops_per_token, state_bytes
+from attnlab.train.optimizer import named_parameters
 from attnlab.train.programs import structure
 from attnlab.train.setup import prepare
 from attnlab.train.state import initialize
@@ -138,6 +143,42 @@ def test_two_steps(module, argument, text):
         with config.unlocked():
             config.precision.activations = 'bfloat16'
     take_two_steps(prepare(config))
+
+
+@pytest.mark.parametrize(
+    ('module', 'argument'),
+    [
+        (language, 'zoo=mingru'),
+        (recall, 'zoo=mingru'),
+        (long_range, 'zoo=s4d,size=smoke'),
+        (images, 'zoo=mha,data=count'),
+        (series, 'zoo=mingru'),
+        (series, 'task=classification,zoo=mingru'),
+        (separation, 'system=conv_tasnet'),
+        (grokking, ''),
+        (dynamics, 'data=henon'),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value.__name__.removeprefix('configs.'),
+)
+def test_every_config_trains_with_few_bits(module, argument, text):
+    config = smallest(module.get_config(f'{argument},rounding=learned4+affine8'.lstrip(',')), text)
+    assert plain(config.rounding) == plain(spec_of(Rounded(Learned(4), Affine(8))))
+    setup = prepare(config)
+    # Every map has a step for each of its outputs, and is packed in bytes after training.
+    added = [path for path in named_parameters(setup.abstract.params) if fnmatch.fnmatch(path, '*/log_code_step')]
+    maps = [value for _, _, value in linear_maps(nnx.merge(setup.graphdef, setup.abstract.variables))]
+    assert len(added) == len({id(each) for each in maps}) > 0
+    assert all(isinstance(each, RoundedLinear) for each in maps)
+
+
+@pytest.mark.parametrize('module', [language, long_range])
+def test_what_rounding_adds_is_not_taken_of_another_run(module):
+    argument = {language: 'zoo=s4d,run=runs/before', long_range: 'protocol=finetune,run=runs/before,zoo=s4d'}
+    config = module.get_config(f'{argument[module]},rounding=learned4')
+    plain_start = module.get_config(argument[module]).start
+    assert config.start.leave == (*plain_start.leave, '*/log_code_step')
+    assert module.get_config(f'{argument[module]},rounding=int4').start.leave == plain_start.leave
+    assert module.get_config(f'{argument[module]},rounding=quartet').start.leave == (*plain_start.leave, '*/noise')
 
 
 def take_two_steps(setup):

@@ -8,14 +8,16 @@ from typing import Any
 
 import jax
 import numpy as np
+from flax import nnx
 from jaxtyping import Float, Int, Shaped
 from scipy.optimize import linear_sum_assignment
 
 from attnlab.analysis.examination import first_rows
-from attnlab.analysis.interventions import last_map
+from attnlab.analysis.interventions import LastMap, last_map
 from attnlab.blocks.block import Block
 from attnlab.errors import UserError
 from attnlab.files import write_results
+from attnlab.mixers.state_space.selective import SelectiveMaps
 from attnlab.models.predictor import Stacked, one_stack
 from attnlab.runs.loading import Loaded, load_run
 from attnlab.runs.made import check_new, write_made
@@ -54,29 +56,51 @@ class Axis:
       repeat: which layer of those stacked; `None` of a parameter that is not.
       together: whether what belongs to a unit lies side by side, as channels of a head do; else a unit has one number
         in each of several parts, as channels that are split after a map.
+      start: where along the axis the units begin.
+      sets: the axis, from the end, along which sets of units lie; `None` where there is one set.
     """
 
     path: str
     axis: int
     repeat: int | None
     together: bool
+    start: int = 0
+    sets: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Symmetry:
-    """Units that can change places without a change of what the model computes: channels, heads, the stream."""
+    """Units that can change places without a change of what the model computes: channels, heads, states, the stream.
+
+    Of several `sets` of `count` units the units of each change places among themselves; `None`: there is one.
+    """
 
     name: str
     count: int
     axes: tuple[Axis, ...]
+    sets: int | None = None
+
+    @property
+    def same(self) -> Int[np.ndarray, '*s n']:
+        """The order in which nothing changes places."""
+        return np.broadcast_to(np.arange(self.count), (*self._lead, self.count))
+
+    def drawn(self, seed: int) -> Int[np.ndarray, '*s n']:
+        """An order that is drawn, of every set by itself."""
+        return np.random.default_rng(seed).permuted(self.same, axis=-1)
+
+    @property
+    def _lead(self) -> tuple[int, ...]:
+        return () if self.sets is None else (self.sets,)
 
 
 def symmetries(model: Any) -> list[Symmetry]:
     """What might change places in a model of one stack, by the names of its parameters' axes.
 
     Of every branch the channels that its last map reads: of an MLP its hidden units, of a mixer with heads these, of
-    another (the inner channels of a state-space model) the channels with all that belongs to them; and the channels of
-    the stream. Whether a model stays what it is has to be tried (`holds`). Raises `UserError` for maps of few bits, and
+    another (the inner channels of a state-space model) the channels with all that belongs to them; of a mixer with a
+    diagonal state its coordinates (`state_symmetries`); and the channels of the stream. Whether a model stays what it
+    is has to be tried (`holds`). Raises `UserError` for maps of few bits, and
     for layers that share parameters.
     """
     stack = one_stack(model)
@@ -96,29 +120,93 @@ def symmetries(model: Any) -> list[Symmetry]:
         place, repeat = index % len(stack.blocks), index // len(stack.blocks)
         block = stack.blocks[place]
         for name in ('mixer', 'mlp') if isinstance(block, Block) else ():
-            read = last_map(getattr(block, name))
-            if read is None:
-                continue
-            if not hasattr(read.map, 'weight'):
-                raise UserError(
-                    f'the weights of layers[{index}].{name} are stored in few bits and are not changed; give the run '
-                    'that it was made from'
-                )
-            inner = read.map.axes[0]
-            branch = getattr(block, name)
-            heads = getattr(branch, 'heads', None) if name == 'mixer' and inner == 'heads' else None
-            count = heads if isinstance(heads, int) else int(read.map.weight[...].shape[-2])
+            branch, called = getattr(block, name), f'layers[{index}].{name}'
             before = f'stack/blocks/{place}/{name}/'
-            axes = [
-                Axis(path, where - len(names), repeat, together=isinstance(heads, int))
-                for path, variable in parameters.items()
-                if path.startswith(before)
-                for names in [variable.get_metadata()['axes']]
-                for where, axis in enumerate(names)
-                if axis in INNER and variable[...].shape[where - len(names)] % count == 0
+            read = last_map(branch)
+            if read is not None:
+                found += _of_channels(branch, read, parameters, before, repeat, called)
+            if branch is not None:
+                found += state_symmetries(branch, parameters, before, repeat, called)
+    return found
+
+
+def _of_channels(
+    branch: Any, read: LastMap, parameters: Mapping[str, Any], before: str, repeat: int, name: str
+) -> list[Symmetry]:
+    """The channels that the last map of a branch reads, or its heads; none where there is one alone."""
+    _check_whole(read.map, name)
+    inner = read.map.axes[0]
+    heads = getattr(branch, 'heads', None) if name.endswith('.mixer') and inner == 'heads' else None
+    count = heads if isinstance(heads, int) else int(read.map.weight[...].shape[-2])
+    axes = [
+        Axis(path, where - len(names), repeat, together=isinstance(heads, int))
+        for path, variable in parameters.items()
+        if path.startswith(before)
+        for names in [variable.get_metadata()['axes']]
+        for where, axis in enumerate(names)
+        if axis in INNER and variable[...].shape[where - len(names)] % count == 0
+    ]
+    return [Symmetry(name, count, tuple(axes))] if count > 1 else []
+
+
+def _check_whole(linear: Any, name: str) -> None:
+    """Raises `UserError` for a map of a branch whose weights are stored in few bits."""
+    if not hasattr(linear, 'weight'):
+        raise UserError(
+            f'the weights of {name} are stored in few bits and are not changed; give the run that it was made from'
+        )
+
+
+def state_symmetries(
+    branch: nnx.Module, parameters: Mapping[str, nnx.Variable], before: str, repeat: int, name: str
+) -> list[Symmetry]:
+    """The coordinates of diagonal states, of every part of a branch that has such a state.
+
+        h_t = diag(a) h_{t-1} + b x_t,  y_t = c . h_t     is the same for P a, P b and P c
+
+    with any permutation P. Where every channel has a, b and c of its own it has a P of its own, a set (S4D, MEGA); one
+    P is of all channels where they share a or b (S4), where one state is of all of them (S5, LRU), and where maps make
+    b and c of the input (Mamba), whose outputs then change places too.
+
+    Args:
+      branch: of a layer, a mixer or an MLP.
+      parameters: of the model, by path.
+      before: what paths of the branch begin with.
+      repeat: which layer of those stacked.
+      name: of the branch.
+    """
+    found = []
+    for path, module in nnx.iter_modules(branch):
+        inside = ''.join(f'{each}/' for each in path)
+        own = {
+            key: variable.get_metadata()['axes']
+            for key, variable in parameters.items()
+            if key.startswith(before + inside) and '/' not in key.removeprefix(before + inside)
+        }
+        named = {key: axes.index('state') - len(axes) for key, axes in own.items() if 'state' in axes}
+        if not named:
+            continue
+        (count,) = {parameters[key][...].shape[axis] for key, axis in named.items()}
+        axes = [Axis(key, axis, repeat, together=False) for key, axis in named.items()]
+        if isinstance(module, SelectiveMaps):
+            _check_whole(module.select, name)
+            axes.append(Axis(f'{before}{inside}select/weight', -1, repeat, together=False, start=module.splits[0]))
+            norms = [f'{before}{inside}select_norms/{place}/' for place in (1, 2)]
+            axes += [
+                Axis(key, -1, repeat, together=False)
+                for key in parameters
+                if any(key.startswith(norm) for norm in norms)
             ]
-            if count > 1:
-                found.append(Symmetry(f'layers[{index}].{name}', count, tuple(axes)))
+        shapes = [parameters[axis.path][...].shape[1:] for axis in axes]
+        sets = {
+            shape[axis.axis - 1] if len(shape) >= 1 - axis.axis else 1 for axis, shape in zip(axes, shapes, strict=True)
+        }
+        each = sets.pop() if len(sets) == 1 and not isinstance(module, SelectiveMaps) else 1
+        if each > 1:
+            axes = [dataclasses.replace(axis, sets=axis.axis - 1) for axis in axes]
+        if count > 1:
+            whole = '.'.join((name, *map(str, path), 'state'))
+            found.append(Symmetry(whole, count, tuple(axes), each if each > 1 else None))
     return found
 
 
@@ -126,66 +214,76 @@ def _repeats(variable: Any, axes: int) -> Sequence[int | None]:
     return range(variable[...].shape[0]) if variable[...].ndim > axes else (None,)
 
 
-def permuted(arrays: Mapping[str, np.ndarray], symmetry: Symmetry, order: Int[np.ndarray, 'n']) -> Arrays:
-    """The parameters with the units of a symmetry in another order: unit `i` is what unit `order[i]` was."""
+def permuted(arrays: Mapping[str, np.ndarray], symmetry: Symmetry, order: Int[np.ndarray, '*s n']) -> Arrays:
+    """The parameters with the units of a symmetry in another order: unit `i` is what unit `order[i]` was.
+
+    Of sets of units `order` has a row for each.
+    """
     made = dict(arrays)
     for axis in symmetry.axes:
         whole = made[axis.path].copy()
-        part = whole if axis.repeat is None else whole[axis.repeat]
-        places = _places(part.shape[axis.axis], symmetry.count, together=axis.together)
-        part[...] = np.take(
-            part, places[:, order].reshape(-1) if not axis.together else _side(places, order), axis.axis
-        )
+        part = _units_first(whole, axis)
+        for rows, new in zip(part, np.atleast_2d(order), strict=True):
+            places = _places(rows.shape[0], axis, symmetry.count)
+            rows[places] = rows[places[:, new]]
         made[axis.path] = whole
     return made
 
 
-def _places(size: int, count: int, *, together: bool) -> Int[np.ndarray, 'm n']:
+def _units_first(whole: np.ndarray, axis: Axis) -> Shaped[np.ndarray, 's n ...']:
+    """A view of a parameter by set of units, one set or several, and by place along the axis of units."""
+    part = whole if axis.repeat is None else whole[axis.repeat]
+    return (
+        np.moveaxis(part, axis.axis, 0)[None]
+        if axis.sets is None
+        else np.moveaxis(part, (axis.sets, axis.axis), (0, 1))
+    )
+
+
+def _places(size: int, axis: Axis, count: int) -> Int[np.ndarray, 'm n']:
     """The places of an axis by what they are of a unit, and by unit."""
-    each = np.arange(size)
-    return each.reshape(count, -1).T if together else each.reshape(-1, count)
-
-
-def _side(places: Int[np.ndarray, 'm n'], order: Int[np.ndarray, 'n']) -> Int[np.ndarray, 's']:
-    return places[:, order].T.reshape(-1)
+    each = np.arange(axis.start, size)
+    return each.reshape(count, -1).T if axis.together else each.reshape(-1, count)
 
 
 def likeness(
     one: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray], symmetry: Symmetry
-) -> Float[np.ndarray, 'n n']:
-    """By unit of one model and unit of another, the products of all that belongs to them."""
-    total = np.zeros((symmetry.count, symmetry.count))
+) -> Float[np.ndarray, 's n n']:
+    """By set, by unit of one model and unit of another, the products of all that belongs to them."""
+    sets, count = symmetry.sets or 1, symmetry.count
+    total = np.zeros((sets, count, count))
     for axis in symmetry.axes:
-        rows = []
+        parts = []
         for arrays in (one, other):
-            part = arrays[axis.path] if axis.repeat is None else arrays[axis.path][axis.repeat]
-            part = np.moveaxis(part.astype(np.float64), axis.axis, 0)
-            places = _places(part.shape[0], symmetry.count, together=axis.together)
-            rows.append(part[places.T.reshape(-1)].reshape(symmetry.count, -1))
-        total += rows[0] @ rows[1].T
+            part = _units_first(arrays[axis.path], axis).astype(np.float64)
+            places = _places(part.shape[1], axis, count)
+            parts.append(part[:, places.T.reshape(-1)].reshape(sets, count, -1))
+        total += parts[0] @ np.swapaxes(parts[1], 1, 2)
     return total
 
 
 def matched(
     one: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray], found: Sequence[Symmetry], seed: int = 0
-) -> tuple[Arrays, dict[str, Int[np.ndarray, 'n']]]:
+) -> tuple[Arrays, dict[str, Int[np.ndarray, '*s n']]]:
     """The second model's parameters, permuted so that they lie close to those of the first, and in which order.
 
     Symmetries are taken in random order; each is solved exactly given the others (an assignment), until none gains:
     weight matching, Ainsworth et al. 2023, https://arxiv.org/abs/2209.04836. What it ends in is a local optimum.
     """
     rng, made = np.random.default_rng(seed), dict(other)
-    orders = {symmetry.name: np.arange(symmetry.count) for symmetry in found}
+    orders = {symmetry.name: symmetry.same for symmetry in found}
     for _ in range(SWEEPS):
         moved = False
         for place in rng.permutation(len(found)):
             symmetry = found[place]
             products = likeness(one, made, symmetry)
-            _, order = linear_sum_assignment(products, maximize=True)
-            gain = products[np.arange(len(order)), order].sum() - np.trace(products)
-            if gain > 1e-9 * (1 + abs(np.trace(products))):
+            rows = np.stack([linear_sum_assignment(each, maximize=True)[1] for each in products])
+            before = np.trace(products, axis1=1, axis2=2).sum()
+            gain = np.take_along_axis(products, rows[:, :, None], axis=2).sum() - before
+            if gain > 1e-9 * (1 + abs(before)):
+                order = rows.reshape(symmetry.same.shape)
                 made, moved = permuted(made, symmetry, order), True
-                orders[symmetry.name] = orders[symmetry.name][order]
+                orders[symmetry.name] = np.take_along_axis(orders[symmetry.name], order, axis=-1)
         if not moved:
             break
     return made, orders
@@ -223,9 +321,9 @@ def barrier(losses: Sequence[float], shares: Sequence[float] = SHARES) -> float:
 
 def holds(arrays: Mapping[str, np.ndarray], symmetry: Symmetry, loss: Callable[[Arrays], float]) -> bool:
     """Whether a model has the loss that it had with every unit in the next one's place, and with units as drawn."""
-    turned = np.roll(np.arange(symmetry.count), 1)
+    turned = np.roll(symmetry.same, 1, axis=-1)
     # Units in a ring could turn and not change places; of two a drawn order may be the one they have.
-    orders = (turned, np.random.default_rng(0).permutation(symmetry.count))
+    orders = (turned, symmetry.drawn(0))
     before = loss(dict(arrays))
     return all(abs(loss(permuted(arrays, symmetry, order)) - before) <= SAME * abs(before) for order in orders)
 
@@ -263,7 +361,7 @@ def compared(first: Loaded, other: Arrays, losses: Callable[[Arrays], float], se
         plain,
         close,
         (barrier(plain), barrier(close)),
-        {name: float(np.mean(order != np.arange(len(order)))) for name, order in orders.items()},
+        {symmetry.name: float(np.mean(orders[symmetry.name] != symmetry.same)) for symmetry in held},
         tuple(symmetry.name for symmetry in known if symmetry not in held),
     ), near
 

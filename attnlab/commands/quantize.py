@@ -1,5 +1,6 @@
 """`attnlab quantize`: a run of few bits, of weights, inputs or states, made of a trained one."""
 
+import dataclasses
 import re
 from typing import Any
 
@@ -16,6 +17,9 @@ from attnlab.commands.arguments import (
     start_platform,
 )
 from attnlab.errors import UserError
+
+MEASURED = ('budget', 'softmax', 'sparse')
+"""What --rows of training are measured for, besides fixed ranges."""
 
 
 def main(argv: list[str]) -> int:
@@ -36,8 +40,9 @@ def main(argv: list[str]) -> int:
     flags.DEFINE_string(
         'inputs',
         None,
-        'The format that their inputs are rounded to, such as affine8 (a scale a token), e4m3, cross8, or fixed8 (a '
-        'range a map, that of --rows of training, channels behind norms made equally wide); as they are by default.',
+        'The format that their inputs are rounded to, such as affine8 (a scale a token), e4m3, cross8, fixed8 (a '
+        'range a map, that of --rows of training, channels behind norms made equally wide), or fixede2m1 (floating '
+        'point, an exponent a channel, by --rows of training too); as they are by default.',
         flag_values=values,
     )
     flags.DEFINE_string(
@@ -56,7 +61,7 @@ def main(argv: list[str]) -> int:
         flag_values=values,
     )
     flags.DEFINE_integer(
-        'rows', 64, 'With --budget, --inputs=fixed8 or --sparse: how many rows of training are measured.',
+        'rows', 64, 'With --budget, --inputs=fixed8, --softmax or --sparse: how many rows of training are measured.',
         lower_bound=1, flag_values=values,
     )  # fmt: skip
     flags.DEFINE_integer(
@@ -78,6 +83,15 @@ def main(argv: list[str]) -> int:
         'Tune codes and scales after they are chosen, by as many rounds of training rows (PV-tuning); of intN, affineN '
         'and minmaxN.',
         lower_bound=1,
+        flag_values=values,
+    )
+    flags.DEFINE_integer(
+        'softmax',
+        None,
+        'Round the weights of softmaxes to so many bits, and add back what that takes of them in the mean, by head, on '
+        '--rows of training.',
+        lower_bound=1,
+        upper_bound=16,
         flag_values=values,
     )
     flags.DEFINE_float(
@@ -110,15 +124,17 @@ def main(argv: list[str]) -> int:
             raise UserError(f'--{name} is for --feedback, which is not given')
     if values.feedback is not None and values.weights is None:
         raise UserError('--feedback calibrates the rounding of weights; give --weights, such as int4@32')
-    fixed = re.fullmatch(r'fixed(\d+)', values.inputs or '')
-    if values['rows'].present and values.budget is None and fixed is None and values.sparse is None:
-        raise UserError('--rows is for --budget, --inputs=fixed8 or --sparse, of which none is given')
+    fixed = re.fullmatch(r'fixed(\d+|e\dm\d)', values.inputs or '')
+    if values['rows'].present and fixed is None and all(values[name].value is None for name in MEASURED):
+        raise UserError('--rows is for --budget, --inputs=fixed8, --softmax or --sparse, of which none is given')
     if values.budget is not None and fixed is not None:
         raise UserError(f'--inputs={values.inputs} is for weights of one format; leave out --budget')
     if values.budget is not None and values.weights is None:
         raise UserError('--budget is of bits of weights; give --weights to choose from, such as higgs3x2,higgs4x2')
     if values.budget is not None and values.feedback is not None:
         raise UserError('--feedback is for weights of one format; leave out --budget')
+    if fixed is not None and not fixed[1].isdecimal() and values.feedback is not None:
+        raise UserError(f'--feedback reads inputs as they are; leave it out with --inputs={values.inputs}')
     if values.each:
         return _each(values)
     if values.budget is None and values.weights is not None and ',' in values.weights:
@@ -152,6 +168,8 @@ def main(argv: list[str]) -> int:
     from attnlab.quantize.calibration import Calibration
     from attnlab.quantize.feedback import Feedback
     from attnlab.quantize.run import quantize_run
+    from attnlab.quantize.shifts import ShiftCalibration
+    from attnlab.quantize.softmax import Correction
     from attnlab.quantize.sparsity import Sparsity
     from attnlab.quantize.tuning import Alternation
 
@@ -159,7 +177,10 @@ def main(argv: list[str]) -> int:
     if values.budget is not None:
         given = Allocation(formats, values.budget, values.rows, inputs, state)
     elif fixed:
-        given = Calibration(int(fixed[1]), values.rows, weights, state)
+        of = (
+            Calibration(int(fixed[1]), values.rows) if fixed[1].isdecimal() else ShiftCalibration(fixed[1], values.rows)
+        )
+        given = dataclasses.replace(of, weights=weights, state=state)
     with printing(values) as printer:
         quantize_run(
             workdir,
@@ -170,6 +191,7 @@ def main(argv: list[str]) -> int:
             feedback=feedback,
             tuning=None if values.tuned is None else Alternation(values.tuned),
             sparsity=None if values.sparse is None else Sparsity(values.sparse, values.rows),
+            softmax=None if values.softmax is None else Correction(values.softmax, values.rows),
             ema=values.ema,
             other_data=values.other_data,
         )
@@ -178,7 +200,7 @@ def main(argv: list[str]) -> int:
 
 def _each(values: flags.FlagValues) -> int:
     """Of several formats, a run of each."""
-    for name in ('budget', 'sparse', 'native', 'rows'):
+    for name in ('budget', 'softmax', 'sparse', 'native', 'rows'):
         if values[name].present:
             raise UserError(f'--{name} does not go with --each; quantize to one format at a time with it')
     from attnlab.quantize.each import CALLED, combinations

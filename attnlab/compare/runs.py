@@ -18,7 +18,7 @@ from attnlab.runs.record import Record
 PREFERRED = ('1x/accuracy', 'all/accuracy', 'bits_per_byte', '1x/loss', 'all/loss', 'loss')
 """How the names of metrics end that serve as the score, the first that a run has."""
 
-IRRELEVANT = ('model', 'quantization', 'report', 'checkpoint', 'mesh')
+IRRELEVANT = ('model', 'rounding', 'quantization', 'report', 'checkpoint', 'mesh')
 """What of a config does not make the conditions unequal: the models that are compared, and what leaves no trace."""
 
 

@@ -58,25 +58,30 @@ class Calibration:
     def __post_init__(self) -> None:
         """Raises `UserError` for bits that there are not, and without rows."""
         Fixed(self.bits, 1.0, 0)
-        if self.rows < 1:
-            raise UserError(f'rows of Calibration is {self.rows}; ranges are taken from 1 or more')
+        check_rows(self)
 
     def found(self, loaded: Loaded) -> tuple[Quantization, Loaded]:
         """The ranges, and the run whose channels are equally wide behind norms, which computes what it did."""
         alone = loaded.altered(apart)
         batches = training_rows(alone.setup, self.rows, at_once=alone.setup.batch_size)
         model = alone.model()
-        ranges, behind = _listened(alone, model, batches)
+        ranges, behind = listened(alone, model, batches)
         for norm, names in behind:
             maps = [named_maps(model)[name] for name in names]
             change = equal_widths(norm, maps, *ranges[names[0]], self.bits)
             if _unchanged(alone, model, norm, maps, batches[0]):
                 move(norm, maps, *change)
-        ranges, _ = _listened(alone, model, batches)
+        ranges, _ = listened(alone, model, batches)
         _, params, buffers = split(model)
         fixed = tuple(Fixed.of(self.bits, float(low.min()), float(high.max())) for low, high in ranges.values())
         moved = dataclasses.replace(alone, variables=joined(params, buffers))
         return Quantization(self.weights, fixed, self.state), moved
+
+
+def check_rows(how: Any) -> None:
+    """Raises `UserError` for a calibration without rows."""
+    if how.rows < 1:
+        raise UserError(f'rows of {type(how).__name__} is {how.rows}; ranges are taken from 1 or more')
 
 
 def move(norm: Any, maps: list[Linear], factor: Float[Array, 'd'], shift: Float[Array, 'd']) -> None:
@@ -171,7 +176,7 @@ class _Reader(Linear):
         return x
 
 
-def _listened(
+def listened(
     loaded: Loaded, model: Any, batches: list[Batch]
 ) -> tuple[dict[str, tuple[np.ndarray, np.ndarray]], list[tuple[Any, list[str]]]]:
     """The ranges of the channels that every map reads, in order of the maps; and norms with the maps that read them.

@@ -335,6 +335,10 @@ class Element(NamedTuple):
         sizes = jnp.asarray(self.levels, jnp.float32)[codes & (sign - 1)]
         return jnp.where(codes >= sign, -sizes, sizes)
 
+    def rounded(self, x: Float[Array, '*b'], scale: Float[Array, '']) -> Float[Array, '*b']:
+        """The nearest of its numbers times a scale, in float32; beyond the largest that."""
+        return self.numbers(self.codes(_divided(x, scale))) * scale
+
 
 ELEMENTS = {
     'e5m2': Element(5, 2, 57344.0),
@@ -564,6 +568,32 @@ class Fixed:
         """The activations, rounded; computed in float32 or better."""
         levels = jnp.round(x.astype(_wide(x.dtype)) / self.scale) + self.zero
         return ((jnp.clip(levels, 0, 2**self.bits - 1) - self.zero) * self.scale).astype(x.dtype)
+
+
+@checked_fields
+@dataclasses.dataclass(frozen=True)
+class FixedFloating:
+    """`x ~ s f`, `f` a floating-point number of few bits, with a scale that is given; beyond the largest it is that.
+
+    For activations alone, of which every channel is brought to one range before (`attnlab.quantize.shifts`).
+
+    Attributes:
+      element: as of `Floating`.
+      scale: `s`.
+    """
+
+    element: str
+    scale: float
+
+    def __post_init__(self) -> None:
+        """Raises `UserError` for an element or a scale that there is not."""
+        _element(self.element, type(self).__name__)
+        if not 0 < self.scale < math.inf:
+            raise UserError(f'FixedFloating has a scale of {self.scale}; it must be above 0')
+
+    def rounded(self, x: Float[Array, '*b d']) -> Float[Array, '*b d']:
+        """The activations, rounded; computed in float32."""
+        return ELEMENTS[self.element].rounded(x.astype(jnp.float32), jnp.float32(self.scale)).astype(x.dtype)
 
 
 @checked_fields

@@ -1,6 +1,7 @@
 """Models of few bits: weights of linear maps stored packed, their inputs rounded, states stored between tokens."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -8,18 +9,56 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
-from jaxtyping import Float
+from jaxtyping import Float, Int8
 
 from attnlab.blocks.block import Block
 from attnlab.errors import UserError
 from attnlab.models.stack import Stack
+from attnlab.models.weight_maps import replaced
 from attnlab.nn.parameter import Buffer, buffer
-from attnlab.nn.projections import Linear
-from attnlab.quantize.formats import Affine, Format, Rounding, Stored, Symmetric
+from attnlab.nn.projections import Linear, check_plain
+from attnlab.quantize.formats import Affine, FixedFloating, Format, Rounding, Stored, Symmetric
 from attnlab.quantize.native import check_native, native_product
+from attnlab.quantize.softmax import QuantizedSoftmax, check_bits
 from attnlab.quantize.sparsity import apart, sparse
 from attnlab.quantize.states import KIVI, StoredCache, StoredState, with_stored_state
 from attnlab.signature import checked_fields
+
+
+class ShiftedLinear(Linear):
+    """A linear map that reads every channel times a power of two, which its weight makes up for: it computes the same.
+
+        y = sum_j (2^-k_j x_j) (2^k_j W_j) + b,   k_j the whole numbers `shifts`
+
+    The exponents of channels differ by whole numbers, so that their numbers, not rounded in between, are the same to
+    the bit. Its weight and bias take the place of those of the map.
+
+    Args:
+      linear: the map; stacked over layers or not.
+      shifts: of its inputs.
+    """
+
+    def __init__(self, linear: Linear, shifts: Int8[Array, '*l d']):
+        check_plain(linear)
+        self.axes, self.usual, self.weight, self.bias = linear.axes, linear.usual, linear.weight, linear.bias
+        self.shifts = _buffer(shifts)
+        weight = self.weight[...]
+        self.weight[...] = weight * jnp.broadcast_to(_power(shifts)[..., None], weight.shape)
+
+    def inputs(self, x: Float[Array, '*b d']) -> Float[Array, '*b d']:
+        """The inputs, shifted."""
+        return shifted(x, self.shifts)
+
+
+def shifted(x: Float[Array, '*b d'], shifts: nnx.Variable | None) -> Float[Array, '*b d']:
+    """`2^-k_j x_j`; as it is without shifts."""
+    if shifts is None:
+        return x
+    return x * jnp.broadcast_to(_power(-shifts[...]).astype(x.dtype), x.shape)
+
+
+def _power(exponents: Int8[Array, '*b']) -> Float[Array, '*b']:
+    return jnp.ldexp(jnp.ones(exponents.shape, jnp.float32), exponents.astype(jnp.int32))
 
 
 class QuantizedLinear(Linear):
@@ -27,10 +66,11 @@ class QuantizedLinear(Linear):
 
     The weight is decoded where it is used, and the product is taken in the type of the inputs: no arithmetic of few
     bits is done, unless `native`. Ranges of inputs are taken from the call: where tokens share a scale, the rounding of
-    one depends on the others of its call.
+    one depends on the others of its call. For inputs in `FixedFloating` channels are shifted before
+    (`ShiftedLinear`), by whole numbers that are a buffer.
 
     Args:
-      linear: the map, of which the parameters are taken; stacked over layers or not.
+      linear: the map, of which the parameters are taken, and shifts where it has some; stacked over layers or not.
       weights: the format of the weight, an output a row; `None`: as it is.
       inputs: the format of the inputs, a token a row; `None`: as they are.
       native: whether products are of the codes, as far as devices have them (`attnlab.quantize.native`).
@@ -42,6 +82,10 @@ class QuantizedLinear(Linear):
         self.format, self.input_format = weights, inputs
         weight = linear.weight[...]
         self.shape = weight.shape[-2:]
+        self.shifts: Any = None
+        if isinstance(inputs, FixedFloating):
+            shifts = linear.shifts[...] if isinstance(linear, ShiftedLinear) else jnp.zeros(weight.shape[:-1], jnp.int8)
+            self.shifts = nnx.data(_buffer(shifts))
         if weights is None:
             self.weight = linear.weight
         else:
@@ -61,7 +105,7 @@ class QuantizedLinear(Linear):
 
     def inputs(self, x: Float[Array, '*b d']) -> Float[Array, '*b d']:
         """The inputs, rounded."""
-        return x if self.input_format is None else self.input_format.rounded(x)
+        return x if self.input_format is None else self.input_format.rounded(shifted(x, self.shifts))
 
     def matrix(self) -> Float[Array, 'd f']:
         """The weight, decoded to float32."""
@@ -86,6 +130,7 @@ class Quantization:
         is of each map of each layer, in the order of `named_maps`, and the layers of a stack are taken apart.
       inputs: the format of their inputs, a token a row; `None`: as they are; of several, one is of each map, likewise.
       state: how the states of mixers are stored between tokens; `None`: as they are.
+      softmax: bits that the weights of softmaxes are rounded to (`attnlab.quantize.softmax`); `None`: as they are.
       thresholds: of the activations of gated channel mixers, layers apart (`attnlab.quantize.sparsity`); `None`: none.
       native: whether products are of the codes of weights and inputs, as devices have them.
     """
@@ -93,6 +138,7 @@ class Quantization:
     weights: Format | tuple[Format, ...] | None = None
     inputs: Rounding | tuple[Rounding, ...] | None = None
     state: Format | KIVI | None = None
+    softmax: int | None = None
     thresholds: tuple[float, ...] | None = None
     native: bool = False
 
@@ -100,7 +146,9 @@ class Quantization:
         """Raises `UserError` where nothing is quantized, and for native products that no device has."""
         if self.native:
             check_native(self.weights, self.inputs)
-        if self.weights is None and self.inputs is None and self.state is None and self.thresholds is None:
+        if self.softmax is not None:
+            check_bits(self.softmax)
+        if all(each is None for each in (self.weights, self.inputs, self.state, self.softmax, self.thresholds)):
             raise UserError('nothing is quantized: give a format of weights, inputs or states, such as int4@32')
 
     def __call__(self, model: Any) -> Any:
@@ -112,9 +160,11 @@ class Quantization:
         unchanged (as in Bondarenko et al. 2023, https://arxiv.org/abs/2306.12929, whose last layer is not rounded
         either); the map of a head of classes is one. Raises `UserError` for a model
         that has none, or is quantized, for formats of weights that layers share, for another number of formats than of
-        maps, and where no block has a mixer with such a state.
+        maps, where no block has a mixer with such a state, and where none has a plain softmax that is to be rounded.
         """
         self.opened(model)
+        if self.softmax is not None:
+            replaced(model, functools.partial(QuantizedSoftmax, bits=self.softmax))
         if self.state is not None:
             _store_states(model, self.state)
         if self.weights is None and self.inputs is None:

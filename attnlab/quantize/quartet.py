@@ -77,6 +77,11 @@ class Quartet:
             raise UserError('no block of this model has a linear map, so there is nothing to train in four bits')
         return model
 
+    @property
+    def added(self) -> tuple[str, ...]:
+        """Patterns of the variables that a model has besides those of full precision."""
+        return ('*/noise',)
+
     def _of(self, linear: Linear) -> 'QuartetLinear':
         return linear if isinstance(linear, QuartetLinear) else QuartetLinear(linear, self.exponent)
 

@@ -17,6 +17,8 @@ from attnlab.quantize.calibration import Calibration
 from attnlab.quantize.feedback import Feedback, calibrated
 from attnlab.quantize.formats import Format
 from attnlab.quantize.layers import Quantization, QuantizedLinear
+from attnlab.quantize.shifts import ShiftCalibration
+from attnlab.quantize.softmax import Correction
 from attnlab.quantize.sparsity import Sparsity
 from attnlab.quantize.training import Rounded
 from attnlab.quantize.tuning import Alternation, tuned
@@ -51,22 +53,24 @@ class Sizes:
 def quantize_run(
     workdir: pathlib.Path,
     out: pathlib.Path,
-    quantization: Quantization | Allocation | Calibration | None,
+    quantization: Quantization | Allocation | Calibration | ShiftCalibration | None,
     printer: Printer,
     *,
     step: int | None = None,
     feedback: Feedback | None = None,
     tuning: Alternation | None = None,
     sparsity: Sparsity | None = None,
+    softmax: Correction | None = None,
     ema: bool = False,
     other_data: bool = False,
 ) -> dict[str, float]:
     """Quantizes a checkpoint into the folder `out`, evaluates it as the run was in training, and prints both.
 
     With `feedback` the rounding of weights is calibrated on rows of training, with `tuning` codes and scales are tuned
-    on such rows; of an `Allocation` it is found on them which maps have which format, and of a `Calibration` the ranges
-    of what they read. With `sparsity` small activations are zero, by thresholds found on such rows. With `ema` the
-    average of the parameters is what is quantized.
+    on such rows; of an `Allocation` it is found on them which maps have which format, of a `Calibration` the ranges of
+    what they read, and of a `ShiftCalibration` its exponents. With `sparsity` small activations are zero, by thresholds
+    found on such rows; with `softmax` the weights of softmaxes are rounded, and their mean error on such rows is added
+    back. With `ema` the average of the parameters is what is quantized.
 
     A run that was trained with few bits (`config.rounding`) is packed as it computes; `quantization` is then `None`.
 
@@ -79,23 +83,23 @@ def quantize_run(
     config = run.saved_config(workdir)
     if QUANTIZATION in config:
         raise UserError(f'{workdir} is quantized already; give --workdir the run that it was made from')
-    rounded = _trained_rounding(workdir, config, given=not (quantization is None and sparsity is None))
+    rounded = _trained_rounding(
+        workdir, config, given=not (quantization is None and sparsity is None and softmax is None)
+    )
     check_new(workdir, out, '--out')
     loaded = load_run(workdir, step, ema=ema)
     run.check_data(workdir, loaded.setup.task.describe(), other=other_data)
     shares: list[Share] = []
-    rows = quantization.rows if isinstance(quantization, Allocation | Calibration) else None
+    rows = quantization.rows if isinstance(quantization, Allocation | Calibration | ShiftCalibration) else None
+    before = loaded.setup
     if isinstance(quantization, Allocation):
         quantization, shares = quantization.found(loaded)
-    elif isinstance(quantization, Calibration):
+    elif isinstance(quantization, Calibration | ShiftCalibration):
         quantization, loaded = quantization.found(loaded)
-    if sparsity is not None:
-        thresholds = sparsity.found(loaded)
-        quantization = (
-            Quantization(thresholds=thresholds)
-            if quantization is None
-            else dataclasses.replace(quantization, thresholds=thresholds)
-        )
+    more: dict[str, Any] = {} if sparsity is None else {'thresholds': sparsity.found(loaded)}
+    more |= {} if softmax is None else {'softmax': softmax.bits}
+    if more:
+        quantization = Quantization(**more) if quantization is None else dataclasses.replace(quantization, **more)
     if rounded is not None:
         quantization = rounded.quantization
     assert quantization is not None
@@ -104,6 +108,8 @@ def quantize_run(
         if not isinstance(quantization.weights, Format):
             raise UserError('--feedback calibrates the rounding of weights; give one format, such as --weights=int4@32')
         changed = calibrated(loaded.altered(quantization.opened), changed, quantization.weights, feedback)
+    if softmax is not None:
+        changed = softmax.found(loaded.altered(quantization.opened), changed)
     if tuning is not None:
         changed, losses = tuned(changed, tuning)
         printer.line(f'tuned: the loss on its first rows was {losses[0]:.4f} and is {losses[-1]:.4f}')
@@ -111,7 +117,7 @@ def quantize_run(
         config[QUANTIZATION], config.mesh = spec_of(quantization), spec(Axes)
         if ROUNDING in config:
             del config[ROUNDING]
-    length, found = changed.setup.length, sizes(loaded.setup, changed)
+    length, found = changed.setup.length, sizes(before, changed)
     facts = {
         'weight_bytes': found.after,
         'state_bytes_per_sequence': {str(each): state_bytes(changed.setup, each) for each in (length, 8 * length)},
@@ -121,6 +127,7 @@ def quantize_run(
             'ema': ema,
             'feedback': None if feedback is None else dataclasses.asdict(feedback),
             'sparsity': None if sparsity is None else dataclasses.asdict(sparsity),
+            'softmax': None if softmax is None else dataclasses.asdict(softmax),
             'tuning': None if tuning is None else dataclasses.asdict(tuning),
             'rows': rows,
             'allocation': [_recorded(share) for share in shares],
@@ -129,7 +136,7 @@ def quantize_run(
         'other_data': other_data,
     }
     numbers = write_made(workdir, loaded, changed, out, facts, config)
-    states = (state_bytes(each, length) for each in (loaded.setup, changed.setup))
+    states = (state_bytes(each, length) for each in (before, changed.setup))
     if shares:
         printer.table(_share_table(shares))
     printer.table(_size_table(found, *states))
@@ -142,14 +149,17 @@ def _trained_rounding(workdir: pathlib.Path, config: ConfigDict, *, given: bool)
     """What a run was trained with, which is packed if nothing else is `given`; `None` of a run of full precision."""
     if ROUNDING not in config:
         if not given:
-            raise UserError('nothing is quantized: give --weights, --inputs or --state, such as --weights=int4@32')
+            raise UserError(
+                'nothing is quantized: give --weights, --inputs, --state or --softmax, such as --weights=int4@32'
+            )
         return None
     rounded = build(config[ROUNDING], f'config.{ROUNDING}')
     if not isinstance(rounded, Rounded):
         raise UserError(f'{workdir} was trained with {type(rounded).__name__}, which is not stored; take another run')
     if given:
         raise UserError(
-            f'{workdir} was trained with few bits and is packed as it is; leave out --weights, --inputs and --state'
+            f'{workdir} was trained with few bits and is packed as it is; leave out --weights, --inputs, --state, '
+            '--softmax and --sparse'
         )
     return rounded
 

@@ -16,7 +16,7 @@ from jax import Array
 from jaxtyping import Float
 from ml_collections import ConfigDict
 
-from attnlab.config import spec, spec_of
+from attnlab.config import build, spec, spec_of
 from attnlab.errors import UserError
 from attnlab.functional.straight_through import straight_through
 from attnlab.nn.projections import Linear
@@ -24,7 +24,9 @@ from attnlab.quantize.formats import CALLED, Format, Rounding, Symmetric, format
 from attnlab.quantize.layers import Quantization, QuantizedLinear, check_maps, check_own, over_leading, replace_maps
 from attnlab.quantize.quartet import Quartet
 from attnlab.signature import checked_fields
-from attnlab.train.start import FromRun
+from attnlab.train.cost import weight_bytes
+from attnlab.train.partition import Axes
+from attnlab.train.setup import QUANTIZATION, ROUNDING, prepare
 
 
 @checked_fields
@@ -103,15 +105,15 @@ class RoundedLinear(Linear):
     def __init__(self, linear: Linear, *, weights: Format | Learned | None, inputs: Rounding | None):
         self.axes, self.usual, self.weight, self.bias = linear.axes, linear.usual, linear.weight, linear.bias
         self.how, self.input_format = weights, inputs
-        self.log_step: Any = None
+        self.log_code_step: Any = None
         if isinstance(weights, Learned):
             first = weights.first(linear.weight[...])
-            self.log_step = nnx.data(nnx.Param(first, axes=(linear.axes[1],), group='vector'))
+            self.log_code_step = nnx.data(nnx.Param(first, axes=(linear.axes[1],), group='vector'))
 
     def fit_to_weights(self) -> None:
         """Sets steps to those that training starts with, where the weights are not those it was made with."""
         if isinstance(self.how, Learned):
-            self.log_step[...] = self.how.first(self.weight[...])
+            self.log_code_step[...] = self.how.first(self.weight[...])
 
     def inputs(self, x: Float[Array, '*b d']) -> Float[Array, '*b d']:
         """The inputs, rounded."""
@@ -121,7 +123,7 @@ class RoundedLinear(Linear):
         """The weight, rounded."""
         weight = self.weight[...]
         if isinstance(self.how, Learned):
-            return self.how.rounded(weight, self.log_step[...])
+            return self.how.rounded(weight, self.log_code_step[...])
         return weight if self.how is None else straight_through(self.how.rounded(weight.T).T, weight)
 
     def packed(self) -> QuantizedLinear:
@@ -129,7 +131,7 @@ class RoundedLinear(Linear):
         if not isinstance(self.how, Learned):
             return QuantizedLinear(self, weights=self.how, inputs=self.input_format)
         made = QuantizedLinear(self, weights=self.how.stored, inputs=self.input_format)
-        weight, steps, format = self.weight[...], jnp.exp(self.log_step[...]), self.how.stored
+        weight, steps, format = self.weight[...], jnp.exp(self.log_code_step[...]), self.how.stored
         for name, array in over_leading(lambda *each: _stored(format, *each), weight, steps).items():
             made.stored[name][...] = array
         return made
@@ -168,6 +170,11 @@ class Rounded:
         return model
 
     @property
+    def added(self) -> tuple[str, ...]:
+        """Patterns of the variables that a model has besides those of full precision."""
+        return ('*/log_code_step',) if isinstance(self.weights, Learned) else ()
+
+    @property
     def quantization(self) -> Quantization:
         """What the packed model is, but for the steps that were learned."""
         stored = self.weights.stored if isinstance(self.weights, Learned) else self.weights
@@ -182,6 +189,22 @@ class Rounded:
             check_own(model)
         replace_maps(model, lambda index, linear: linear.packed())  # type: ignore[attr-defined]
         return model
+
+
+def packed_bytes(config: ConfigDict) -> int:
+    """Bytes of the parameters and buffers of a run as `attnlab quantize` packs what was trained with few bits.
+
+    Of any other run they are those that it keeps.
+    """
+    rounded = build(config[ROUNDING], f'config.{ROUNDING}') if ROUNDING in config else None
+    config = config.copy_and_resolve_references()
+    with config.unlocked():
+        # Devices need not be those it was trained on.
+        config.mesh = spec(Axes)
+        if isinstance(rounded, Rounded):
+            del config[ROUNDING]
+            config[QUANTIZATION] = spec_of(rounded.quantization)
+    return weight_bytes(prepare(config))
 
 
 def rounding_called(text: str) -> Rounded | Quartet:
@@ -202,23 +225,3 @@ def _weights(text: str) -> Format | Learned:
     if not isinstance(made, Format):
         raise UserError(f'{text!r} rounds what maps read; of weights choose from learnedN, {CALLED}')
     return made
-
-
-def rounding(text: str) -> ConfigDict | None:
-    """The part of a config that `rounding=` stands for; `None` where that is empty."""
-    return spec_of(rounding_called(text)) if text else None
-
-
-def started(run: str, text: str) -> ConfigDict | None:
-    """The part of a config that `run=` stands for: parameters of another run, trained with `rounding=` or without it.
-
-    Steps that are learned and keys of draws begin anew; `None` where no run is named.
-    """
-    if not run:
-        return None
-    match rounding_called(text) if text else None:
-        case Quartet():
-            return spec(FromRun, run=run, leave=('*/noise',))
-        case Rounded(weights=Learned()):
-            return spec(FromRun, run=run, leave=('*/log_step',))
-    return spec(FromRun, run=run, leave=())

@@ -14,10 +14,11 @@ from jax import Array
 from jaxtyping import Float, Int, Shaped
 
 from attnlab.errors import UserError
+from attnlab.functional.straight_through import straight_through
 from attnlab.nn.parameter import Buffer
 from attnlab.nn.projections import Linear
 from attnlab.quantize.formats import Stored, Symmetric, Uniform
-from attnlab.quantize.layers import QuantizedLinear, over_leading, replace_maps
+from attnlab.quantize.layers import QuantizedLinear, over_leading, replace_maps, shifted
 from attnlab.quantize.packing import packed, unpacked
 from attnlab.quantize.rows import training_rows
 from attnlab.runs.loading import Loaded
@@ -90,14 +91,18 @@ class Tuned(Linear):
             )
         self.axes, self.usual, self.bias = linear.axes, linear.usual, linear.bias
         self.format, self.input_format, self.shape = linear.format, linear.input_format, linear.shape
+        self.shifts = linear.shifts
         self.stored = linear.stored
         scales = self.stored['scales'][...]
         self.growth = Growth(jnp.zeros(scales.shape, jnp.float32))
         self.shift = Shift(jnp.zeros((*scales.shape[:-1], *self.shape), jnp.float32))
 
     def inputs(self, x: Float[Array, '*b d']) -> Float[Array, '*b d']:
-        """The inputs, rounded."""
-        return x if self.input_format is None else self.input_format.rounded(x)
+        """The inputs, rounded, with gradients straight through."""
+        if self.input_format is None:
+            return x
+        x = shifted(x, self.shifts)
+        return straight_through(self.input_format.rounded(x), x)
 
     def matrix(self) -> Float[Array, 'd f']:
         """The weight that the codes stand for."""

@@ -6,7 +6,7 @@
     attnlab sweep --config=sweeps/language:base=matched/gla.py --study=studies/gla
 
 For every mixer the points, seeds and number of runs are the same, so that comparisons are fair.
-`optimizer` moves the ranges by the factors of `attnlab.train.run_config.OPTIMIZERS`.
+`optimizer` moves the ranges by the factors of `attnlab.run_config.OPTIMIZERS`.
 `search` is `quasi`, `random`, `tpe` or `grid`. `pruner` stops poor runs early: `asha`,
 `hyperband` or `none`; a grid stops none.
 """
@@ -18,10 +18,10 @@ from ml_collections import ConfigDict
 from attnlab.config import arguments, choose, spec, whole
 from attnlab.configuration import config_of
 from attnlab.errors import UserError
+from attnlab.run_config import CHOICES, OPTIMIZERS
 from attnlab.sweep.search import Asha, GridSearch, Hyperband, Pruner, QuasiRandom, RandomSearch, Tpe
 from attnlab.sweep.space import Grid, LogUniform
 from attnlab.sweep.sweep import sweep_config
-from attnlab.train.run_config import CHOICES, OPTIMIZERS
 
 LANGUAGE = pathlib.Path(__file__).parents[1] / 'language.py'
 RATES = (3e-4, 1e-3, 3e-3, 1e-2)

@@ -15,8 +15,8 @@ from ml_collections import ConfigDict
 
 from attnlab.config import arguments
 from attnlab.configuration import config_of
+from attnlab.run_config import CHOICES
 from attnlab.sweep.sweep import rates_config
-from attnlab.train.run_config import CHOICES
 
 RECALL = pathlib.Path(__file__).parents[1] / 'recall.py'
 RATES = tuple(float(f'{rate:.2g}') for rate in np.logspace(-4, -2, 4))

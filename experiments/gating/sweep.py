@@ -14,10 +14,10 @@ from attnlab.experiment.experiment import Finished, Run
 from attnlab.models.gaussian_experts import GaussianExperts
 from attnlab.nn.experts import LaplaceGate, SigmoidGate, SoftmaxGate, TemperedGate
 from attnlab.nn.planted import PlantedExperts
+from attnlab.run_config import CHOICES, run_config
 from attnlab.tasks.planted import TESTED, Planted
 from attnlab.train.optimizer import AdamW
 from attnlab.train.report import Reporting
-from attnlab.train.run_config import run_config
 from attnlab.train.schedule import Cosine
 
 CONFIG = pathlib.Path(__file__).parents[2] / 'configs' / 'language.py'
@@ -109,7 +109,7 @@ def of_planted(gate, fitted, count, seed, size, longer=1, start=START):
     """A sample of a mixture with this gate, four experts, and a model with the same gate; seeds draw both anew."""
     planted = PlantedExperts(gate=PLANTED[gate], seed=seed)
     found = run_config(
-        {'optimizer': '', 'schedule': ''},
+        CHOICES,
         steps=longer * STEPS[size],
         batch_size=1,
         length=count,

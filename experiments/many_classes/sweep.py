@@ -16,10 +16,10 @@ from attnlab.models.inputs.embedding import Projection
 from attnlab.models.model import Model
 from attnlab.models.stack import stack_spec
 from attnlab.nn.norms import NoNorm
+from attnlab.run_config import CHOICES, run_config
 from attnlab.tasks.many_classes import BANDS, ManyClasses
 from attnlab.train.optimizer import AdamW
 from attnlab.train.report import Reporting
-from attnlab.train.run_config import run_config
 from attnlab.train.schedule import Cosine
 from attnlab.train.setup import prepare
 from attnlab.zoo.chosen import chosen_recipe
@@ -72,7 +72,7 @@ def config(head, rate, seed, size):
     for block in stack.blocks:
         block.norm = spec(NoNorm)
     found = run_config(
-        {'optimizer': '', 'schedule': ''},
+        CHOICES,
         steps=STEPS[size],
         batch_size=BATCH[size],
         length=1,

@@ -9,10 +9,10 @@ from attnlab.models.heads.registry import CLASSIFIERS, HEADS
 from attnlab.models.model import Model
 from attnlab.models.stack import stack_spec
 from attnlab.nn.norms import NoNorm
+from attnlab.run_config import CHOICES, run_config
 from attnlab.tasks.transitions import Transitions
 from attnlab.train.optimizer import AdamW
 from attnlab.train.report import Reporting
-from attnlab.train.run_config import run_config
 from attnlab.train.schedule import Cosine
 from attnlab.zoo.chosen import chosen_recipe
 
@@ -45,7 +45,7 @@ def config(head, width, seed, size):
     for block in stack.blocks:
         block.norm = spec(NoNorm)
     found = run_config(
-        {'optimizer': '', 'schedule': ''},
+        CHOICES,
         steps=STEPS[size],
         batch_size=table.tokens,
         length=1,

@@ -20,8 +20,10 @@ from attnlab.analysis.between import (
     symmetries,
 )
 from attnlab.cli import main
+from attnlab.config import spec
 from attnlab.context import Context
 from attnlab.errors import UserError
+from attnlab.nn.norms import RMSNorm
 from attnlab.quantize.formats import Symmetric
 from attnlab.quantize.layers import Quantization
 from attnlab.runs.loading import load_run
@@ -50,7 +52,8 @@ def outputs(model, values):
 def test_a_permuted_copy_is_found_again(name):
     model = made(name, **({} if name == 'mamba' else {'heads': 2}))
     known = symmetries(model)
-    assert [each.name for each in known] == ['stream'] + [f'layers[{i}].{b}' for i in (0, 1) for b in ('mixer', 'mlp')]
+    branches = ('mixer', 'mixer.state', 'mlp') if name == 'mamba' else ('mixer', 'mlp')
+    assert [each.name for each in known] == ['stream'] + [f'layers[{i}].{b}' for i in (0, 1) for b in branches]
     one, before = arrays(model), outputs(model, arrays(model))
     rng = np.random.default_rng(0)
     # The stream by itself, and all the others at once: all of them together need not be found.
@@ -67,6 +70,48 @@ def test_a_permuted_copy_is_found_again(name):
             np.testing.assert_array_equal(found[path], each)
         for name_, order in orders.items():
             np.testing.assert_array_equal(order[back[name_]], np.arange(len(order)))
+
+
+@pytest.mark.parametrize(
+    ('name', 'changes', 'sets'),
+    [
+        ('s4d', {}, 8),  # Every channel has modes of its own.
+        ('mega', {}, 8),
+        ('s4', {}, None),  # All channels share theirs.
+        ('s5', {}, None),
+        ('lru', {}, None),
+        ('mamba', {}, None),  # Maps choose inputs and outputs of all channels.
+        ('mamba', {'select_norm': spec(RMSNorm)}, None),
+    ],
+)
+def test_permuted_coordinates_of_diagonal_states_are_found_again(name, changes, sets):
+    model = made(name, **changes)
+    if changes:
+        # So that channels of the norms differ.
+        for path, variable in named_parameters(split(model)[1]).items():
+            if 'select_norms' in path:
+                variable[...] = jnp.asarray(np.random.default_rng(1).uniform(0.5, 2, variable[...].shape), jnp.float32)
+    one, before = arrays(model), outputs(model, arrays(model))
+    found = [each for each in symmetries(model) if each.name.endswith('.state')]
+    assert found and {each.sets for each in found} == {sets}
+    other, orders = one, {each.name: each.drawn(seed) for seed, each in enumerate(found)}
+    for symmetry in found:
+        other = permuted(other, symmetry, orders[symmetry.name])
+        if sets is not None:
+            assert (orders[symmetry.name][0] != orders[symmetry.name][1]).any()
+    # Sums over states are taken in another order.
+    np.testing.assert_allclose(outputs(model, other), before, atol=5e-5)
+    changed = {path for path in one if (one[path] != other[path]).any()}
+    assert changed <= {axis.path for each in found for axis in each.axes} and len(changed) > 1
+    # Were one of them left in its place, it would be another model.
+    for path in changed:
+        assert np.abs(outputs(model, other | {path: one[path]}) - before).max() > 1e-4, path
+    back, again = matched(one, other, found)
+    for path, each in one.items():
+        np.testing.assert_array_equal(back[path], each)
+    for symmetry in found:
+        order = np.take_along_axis(orders[symmetry.name], again[symmetry.name], axis=-1)
+        np.testing.assert_array_equal(order, symmetry.same)
 
 
 def test_two_units_are_tried_in_each_others_place():

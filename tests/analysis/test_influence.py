@@ -2,6 +2,8 @@
 
 import json
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
@@ -10,6 +12,7 @@ from attnlab.analysis.influence import Factors, TwiceWatched, gradients, influen
 from attnlab.cli import main
 from attnlab.errors import UserError
 from attnlab.nn.projections import Linear
+from attnlab.quantize.feedback import Moments
 from attnlab.quantize.formats import Symmetric
 from attnlab.quantize.layers import Quantization, replace_maps
 from attnlab.quantize.rows import training_rows
@@ -66,6 +69,61 @@ def test_influence_foretells_what_leaving_out_does():
     # Without a row the loss rises by a twentieth of its influence, and by more where few rows say anything.
     assert np.corrcoef(found / 20, left_out)[0, 1] > 0.98
     np.testing.assert_allclose(found[[2, 3, 6, 7]], 0, atol=1e-12)
+
+
+def test_moments_are_those_of_inputs_and_gradients():
+    """Of a map that is called twice, over any leading axes, the sums over both calls, by numpy."""
+    rng = np.random.default_rng(0)
+    linear = TwiceWatched(Linear(4, 3, bias=True, rngs=nnx.Rngs(0)))
+    calls = [jnp.asarray(rng.standard_normal(shape), jnp.float32) for shape in ((2, 5, 4), (7, 4))]
+    pulls = [jnp.asarray(rng.standard_normal(shape), jnp.float32) for shape in ((2, 5, 3), (7, 3))]
+    graphdef, moments, rest = nnx.split(linear, Moments, ...)
+
+    def loss(moments, rest):
+        made = nnx.merge(graphdef, moments, rest)
+        return sum(jnp.sum(made(x) * pull + made(x) ** 3) for x, pull in zip(calls, pulls, strict=True))
+
+    by_moments, by_rest = jax.jit(jax.grad(loss, argnums=(0, 1)))(moments, rest)
+    weight, bias = (np.asarray(each[...], np.float64) for each in (linear.weight, linear.bias))
+    # The map is called twice on each, once for each term of the loss: rows count as often, with a gradient of each.
+    of_inputs, of_pulls, slope = np.zeros((4, 4)), np.zeros((3, 3)), np.zeros((4, 3))
+    for x, pull in zip(calls, pulls, strict=True):
+        rows = np.asarray(x, np.float64).reshape(-1, 4)
+        y = rows @ weight + bias
+        for gradient in (np.asarray(pull, np.float64).reshape(-1, 3), 3 * y**2):
+            of_inputs += rows.T @ rows
+            of_pulls += gradient.T @ gradient
+            slope += rows.T @ gradient
+    np.testing.assert_allclose(by_moments['moments'][...], of_inputs, rtol=1e-5, atol=1e-4)
+    np.testing.assert_allclose(by_moments['pulls'][...], of_pulls, rtol=1e-4, atol=1e-3)
+    # Watching changes no other derivative.
+    np.testing.assert_allclose(by_rest['weight'][...], slope, rtol=1e-4, atol=1e-3)
+
+
+def test_moments_of_stacked_layers_are_of_each_layer():
+    rng = np.random.default_rng(1)
+    x = rng.standard_normal((6, 4)).astype(np.float32)
+    linear = Linear(4, 4, rngs=nnx.Rngs(0))
+    weights = rng.standard_normal((3, 4, 4)).astype(np.float32) / 2
+    linear.weight = nnx.Param(jnp.asarray(weights), **linear.weight.get_metadata())
+    graphdef, moments, rest = nnx.split(TwiceWatched(linear), Moments, ...)
+    assert moments['pulls'][...].shape == (3, 4, 4)
+
+    def loss(moments):
+        def layer(x, one):
+            return nnx.merge(graphdef, *one)(x), None
+
+        return jnp.sum(jax.lax.scan(layer, jnp.asarray(x), (moments, rest))[0] ** 2)
+
+    found = jax.jit(jax.grad(loss))(moments)
+    read = [x.astype(np.float64)]
+    for weight in weights:
+        read.append(read[-1] @ weight)
+    gradient = 2 * read[-1]
+    for place in (2, 1, 0):
+        np.testing.assert_allclose(found['moments'][...][place], read[place].T @ read[place], rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(found['pulls'][...][place], gradient.T @ gradient, rtol=1e-4, atol=1e-4)
+        gradient = gradient @ weights[place].T
 
 
 def test_maps_of_few_bits_are_not_looked_into():

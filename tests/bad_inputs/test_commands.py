@@ -114,7 +114,10 @@ FLAGS = [
     ('uncertainty --workdir={run} --alpha=1', '--alpha is 1.0; it must be above 0 and below 1'),
     ('uncertainty --workdir={run} --rows=3', 'rows=3'),
     ('quantize --workdir={run}', '--out is missing'),
-    ('quantize --workdir={run} --out={tmp}/new', 'nothing is quantized: give --weights, --inputs or --state'),
+    (
+        'quantize --workdir={run} --out={tmp}/new',
+        'nothing is quantized: give --weights, --inputs, --state or --softmax',
+    ),
     ('quantize --workdir={run} --out={tmp}/new --weights=in4', "there is no format 'in4'; choose from intN"),
     (
         'quantize --workdir={run} --out={tmp}/new --state=int4 --feedback=4',
@@ -122,7 +125,7 @@ FLAGS = [
     ),
     (
         'quantize --workdir={run} --out={tmp}/new --weights=int4 --rows=4',
-        '--rows is for --budget, --inputs=fixed8 or --sparse',
+        '--rows is for --budget, --inputs=fixed8, --softmax or --sparse',
     ),
     ('quantize --workdir={run} --out={tmp}/new --inputs=fixed1', 'bits is 1; it must be at least 2'),
     (
@@ -183,8 +186,8 @@ FLAGS = [
     ('compare {study} --by=beauty', 'beauty'),
     ('report', 'usage: attnlab report STUDY'),
     ('report {study} --out={text}', 'is a file; it must be a folder'),
-    ('report {run}', 'is not a study'),
-    ('report {tmp}/nothing', 'is not a study'),
+    ('report {study} {run}', 'is not a run'),
+    ('report {tmp}/nothing', 'is neither a run nor a study'),
     ('match', '--config is missing'),
     (f'match --config={LANGUAGE}', '--target is missing'),
     (f'match --config={LANGUAGE} --target=mha', '--recipes is missing'),

@@ -198,6 +198,11 @@ def test_runs_of_few_bits_are_compared_by_bytes_of_weights(made, tmp_path, capsy
     compare_runs(folders, tmp_path / 'out', Printer(Console(width=200)))
     printed = capsys.readouterr().out
     assert 'Not matched: weight bytes (600 to 4,000); bits a parameter (5 to 32).' in printed
-    assert 'with 3.9 KiB of weights' in printed
+    # Of as many parameters bits are what the page is drawn over.
+    assert 'with 32.00 bits a parameter' in printed
+    page = (tmp_path / 'out' / 'index.html').read_text()
+    assert 'bits a parameter</text>' in page and 'data-label="Bits a parameter">4.80<' in page
+    assert main(['report', *map(str, folders), f'--out={tmp_path / "report"}', '--format=plain']) == 0
+    assert (tmp_path / 'report' / 'index.html').read_text() == page
     figure = costs_figure(by_task(run_result(read_record(folder)) for folder in folders))
     assert [axis.get_xlabel() for axis in figure.axes][-2:] == ['weight bytes', 'bits a parameter']

@@ -10,21 +10,16 @@ from flax import nnx
 
 from attnlab.blocks.block import Block
 from attnlab.context import Context
-from attnlab.convert.substitution import (
-    QuantizedSoftmax,
-    Rounding,
-    quantized_weights,
-    replaced,
-    replacement,
-    substituted,
-)
+from attnlab.convert.substitution import Rounding, replacement, substituted
 from attnlab.errors import UserError
 from attnlab.functional.dense import ScoreRows
 from attnlab.mixers.softmax.attention import Attention
 from attnlab.models.model import Model
 from attnlab.models.stack import Stack
+from attnlab.models.weight_maps import replaced
 from attnlab.nn.positions import Rope
 from attnlab.nn.sinks import LearnedSink
+from attnlab.quantize.softmax import QuantizedSoftmax, quantized_weights
 from attnlab.runs.loading import Loaded
 from attnlab.train.setup import prepare
 from configs.recall import get_config
@@ -90,7 +85,7 @@ def test_what_rounding_takes_is_given_back_to_visible_keys_alone():
             'softmx',
             "there is no attention 'softmx'; choose from adaptive_temperature, ssmax, quantized_BITS, or",
         ),
-        (({},), 'quantized_0', "there is no attention 'quantized_0'"),
+        (({},), 'quantized_0', 'a softmax is rounded to 0 bits; they must be from 1 to 16'),
         (({'weights': Softpick()},), 'ssmax', 'no layer of this run is attention with a plain softmax'),
         (({'sink': LearnedSink},), 'ssmax', 'has a learned sink or a forget gate'),
     ],

@@ -1,7 +1,9 @@
 """Quartet: its numbers, the mean of its gradients, and keys that follow from the seed."""
 
+import contextlib
 import dataclasses
 import functools
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -10,16 +12,26 @@ import pytest
 from flax import nnx
 
 from attnlab.blocks.adaptive import AdaptiveBlock
+from attnlab.cli import main
 from attnlab.config import build, spec
 from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.models.stack import Stack
 from attnlab.nn.projections import Linear
-from attnlab.quantize.quartet import Quartet, blocks, product, rotated, rounded, stochastic
+from attnlab.quantize.layers import linear_maps
+from attnlab.quantize.quartet import Quartet, QuartetLinear, blocks, product, rotated, rounded, stochastic
+from attnlab.runs.loading import load_run
 from attnlab.testing.noise import perturbed
+from attnlab.train.checkpoint import Checkpoints
 from attnlab.train.redraw import redrawn
+from attnlab.train.report import read_lines
+from attnlab.train.run import saved_config
+from attnlab.train.setup import prepare
 from attnlab.train.state import joined, split
 from attnlab.zoo import ZOO
+from tests.bad_inputs.conftest import LANGUAGE, SMALL, originals
+
+__all__ = ['originals']
 
 GRID = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
 
@@ -109,6 +121,37 @@ def test_every_map_of_every_layer_draws_for_itself_by_seed_and_step():
         noise[...] = noise[...] + 1
         before, after = (at(each, path)['weight'] for each in (usual, slopes(other)))
         assert (before != after).any(axis=(1, 2)).all(), path
+
+
+def test_a_run_goes_on_to_the_bit(originals, tmp_path):
+    config = f'--config={LANGUAGE}:zoo=mingru,data={originals / "text.txt"},rounding=quartet'
+    whole, broken = tmp_path / 'whole', tmp_path / 'broken'
+    train = ['train', config, *(each for each in SMALL if 'dim' not in each), '--config.model.dim=32']
+    assert main([*train, f'--workdir={whole}']) == 0
+    maps = [linear for block in load_run(whole).model().stack.blocks for _, _, linear in linear_maps(block)]
+    assert maps and all(isinstance(each, QuartetLinear) for each in maps)
+    # As if it had been killed after the second step.
+    shutil.copytree(whole, broken)
+    shutil.rmtree(broken / 'checkpoints' / '4')
+    assert main([*train, f'--workdir={broken}']) == 0
+    one, other = (checkpoint(each) for each in (whole, broken))
+    assert one.keys() == other.keys() and any('noise' in name for name in one)
+    for name, array in one.items():
+        assert array.tobytes() == other[name].tobytes(), name
+    losses = [[line for line in read_lines(each / 'metrics.jsonl') if line['step'] > 2] for each in (whole, broken)]
+    assert losses[0] and losses[0] == losses[1][-len(losses[0]) :]
+    # Keys are drawn: with another seed the backward pass has others, and so have weights other values.
+    third = tmp_path / 'third'
+    assert main([*train, f'--workdir={third}', '--config.seed=1']) == 0
+    assert any(checkpoint(third)[name].tobytes() != one[name].tobytes() for name in one if 'noise' in name)
+
+
+def checkpoint(run):
+    """The arrays of the state after the last step, by name."""
+    setup = prepare(saved_config(run))
+    with contextlib.closing(Checkpoints(run / 'checkpoints', notify=print)) as checkpoints:
+        state, _ = checkpoints.restore(4, setup.abstract)
+    return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in jax.tree.leaves_with_path(state)}
 
 
 def at(tree, path):

@@ -11,7 +11,7 @@ from rich.console import Console
 from attnlab.cli import main
 from attnlab.config import spec
 from attnlab.errors import UserError
-from attnlab.quantize.formats import Affine, Symmetric, storage_called
+from attnlab.quantize.formats import Affine, Crossed, Floating, Symmetric, storage_called
 from attnlab.quantize.layers import Quantization, linear_maps
 from attnlab.runs.loading import load_run
 from attnlab.runs.record import read_record
@@ -60,7 +60,10 @@ def test_a_quantized_run(originals, tmp_path, capsys):
 @pytest.mark.parametrize(
     'name',
     # Bases of all groups are searched operation by operation.
-    ['log4', 'logsqrt4', pytest.param('adalog4', marks=pytest.mark.slow), 'e4m3', 'adae2m1', 'mxe2m1', 'minmax3'],
+    [
+        *('log4', 'logsqrt4', pytest.param('adalog4', marks=pytest.mark.slow), 'e4m3', 'e5m2', 'adae2m1', 'mxe2m1'),
+        *('minmax3', 'int8', 'higgs3@8', 'higgs4x2@8', 'higgs2x4@8'),
+    ],
 )
 def test_every_kind_of_format_is_read_from_the_disk_as_it_was_written(originals, tmp_path, monkeypatch, name):
     run, made = originals / 'run', tmp_path / 'made'
@@ -79,6 +82,46 @@ def test_every_kind_of_format_is_read_from_the_disk_as_it_was_written(originals,
     for (_, _, one), (_, _, other) in zip(linear_maps(layer), linear_maps(read), strict=True):
         assert other.format == storage_called(name)
         np.testing.assert_array_equal(other.matrix(), storage_called(name).rounded(one.weight[...].T).T)
+    # Codes and scales lie on the disk in the bytes that the format says, and those are fewer.
+    stored = [linear for _, _, linear in linear_maps(read)]
+    held = sum(each[...].size * each[...].dtype.itemsize for linear in stored for each in linear.stored.values())
+    assert held == sum(storage_called(name).stored_bits(linear.shape[::-1]) for linear in stored) // 8
+    assert read_record(made).weight_bytes < read_record(run).weight_bytes
+    facts = read_record(made).facts['quantized']
+    assert held == facts['bits'] * facts['quantized'] / 8 < 4 * facts['quantized']
+
+
+@pytest.mark.parametrize(
+    ('flags', 'quantization'),
+    [
+        (('--weights=int4', '--inputs=cross8'), Quantization(Symmetric(4), Crossed(8))),
+        (('--inputs=cross6',), Quantization(inputs=Crossed(6))),
+        (('--weights=int8', '--inputs=int8', '--native'), Quantization(Symmetric(8), Symmetric(8), native=True)),
+        (
+            ('--weights=e4m3', '--inputs=e5m2', '--native'),
+            Quantization(Floating('e4m3'), Floating('e5m2'), native=True),
+        ),
+    ],
+    ids=lambda value: '+'.join(value) if isinstance(value, tuple) else '',
+)
+def test_inputs_of_few_bits_and_native_products_are_the_same_after_the_disk(originals, tmp_path, flags, quantization):
+    run, made = originals / 'run', tmp_path / 'made'
+    assert main(['quantize', f'--workdir={run}', f'--out={made}', '--compilation_cache=', *flags]) == 0
+    loaded, changed = load_run(made), load_run(run).altered(quantization)
+    ours, theirs = (jax.tree.leaves_with_path(each.variables) for each in (loaded, changed))
+    assert [path for path, _ in ours] == [path for path, _ in theirs]
+    for (_, one), (_, other) in zip(ours, theirs, strict=True):
+        assert one.dtype == other.dtype and np.asarray(one).tobytes() == np.asarray(other).tobytes()
+    if quantization.weights is not None:
+        assert read_record(made).weight_bytes < read_record(run).weight_bytes
+    for (_, _, one), (_, _, other) in zip(linear_maps(loaded.model()), linear_maps(changed.model()), strict=True):
+        assert one.input_format == other.input_format == quantization.inputs and one.native == quantization.native
+    # And so are losses, to the bit, which are not those of the run.
+    batch = {name: array[None] for name, array in loaded.setup.task.source('valid', 16)[0].items()}
+    found = [
+        float(each.setup.measure(each.variables, batch)['loss'].total) for each in (loaded, changed, load_run(run))
+    ]
+    assert found[0] == found[1] != found[2]
 
 
 def test_a_run_of_states_of_few_bits(originals, tmp_path, capsys):

@@ -30,9 +30,9 @@ def test_gradients_of_learned_steps_are_the_papers():
     map_ = drawn(Learned(3))
     weight, top = np.asarray(map_.weight[...]), 3
     step = 2 * np.abs(weight).mean(0) / np.sqrt(top)
-    np.testing.assert_allclose(np.exp(map_.log_step[...]), step, rtol=1e-6)
+    np.testing.assert_allclose(np.exp(map_.log_code_step[...]), step, rtol=1e-6)
     # Half as large, so that some weights are clipped.
-    map_.log_step[...] = map_.log_step[...] - np.log(2.0)
+    map_.log_code_step[...] = map_.log_code_step[...] - np.log(2.0)
     step = step / 2
     ratio = weight / step
     assert (np.abs(ratio) > top).any() and (np.abs(ratio) < top).any()
@@ -42,7 +42,7 @@ def test_gradients_of_learned_steps_are_the_papers():
     def value(weight, log_step):
         return jnp.sum(Learned(3).rounded(weight, log_step) * upstream)
 
-    by_weight, by_log = jax.grad(value, argnums=(0, 1))(map_.weight[...], map_.log_step[...])
+    by_weight, by_log = jax.grad(value, argnums=(0, 1))(map_.weight[...], map_.log_code_step[...])
     np.testing.assert_array_equal(by_weight, np.where(np.abs(ratio) < top, upstream, 0))
     slope = np.where(np.abs(ratio) < top, np.round(ratio) - ratio, np.sign(ratio) * top)
     expected = (upstream * slope).sum(0) / np.sqrt(top * len(weight)) * step
@@ -87,7 +87,7 @@ def test_a_run_of_learned_steps(originals, tmp_path, capsys):
     before, after = load_run(first).model(), load_run(made).model()
     old, new = (model.stack.blocks[0].mlp.gate for model in (before, after))
     assert 0 < float(jnp.max(jnp.abs(old.weight[...] - new.weight[...]))) < 0.02
-    np.testing.assert_allclose(new.log_step[...], Learned(4).first(old.weight[...]), atol=0.02)
+    np.testing.assert_allclose(new.log_code_step[...], Learned(4).first(old.weight[...]), atol=0.02)
     capsys.readouterr()
     quantize = ['quantize', '--compilation_cache=', '--format=json']
     assert main([*quantize, f'--workdir={made}', f'--out={packed}']) == 0

@@ -1,5 +1,6 @@
 """PV-tuning: no round raises the loss, and on a small problem it finds what enumeration does."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from attnlab.nn.projections import Linear
 from attnlab.quantize.formats import Affine, Microscaling, Symmetric
 from attnlab.quantize.layers import Quantization, QuantizedLinear
 from attnlab.quantize.packing import unpacked
-from attnlab.quantize.tuning import Alternation, Tuned, alternated, moved
+from attnlab.quantize.tuning import Alternation, Shift, Tuned, alternated, moved
 from attnlab.runs.record import read_record
 from tests.bad_inputs.conftest import originals
 
@@ -51,6 +52,20 @@ def test_errors_of_inputs_that_are_alike_are_made_to_cancel():
     assert isinstance(model.map, QuantizedLinear)
     assert (first, last) == (pytest.approx(1.2**2, rel=1e-4), pytest.approx(0.2**2, rel=1e-3))
     assert float(loss(model, x)) == pytest.approx(last, rel=1e-5)
+
+
+def test_gradients_pass_through_what_maps_read():
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(rng.standard_normal((5, 4)), jnp.float32)
+    first, second = (
+        Tuned(QuantizedLinear(Linear(4, 4, rngs=nnx.Rngs(seed)), weights=Symmetric(4), inputs=Affine(4)))
+        for seed in (0, 1)
+    )
+    pull = np.asarray(rng.standard_normal((5, 4)), np.float32)
+    graphdef, shift, rest = nnx.split(first, Shift, ...)
+    slope = jax.grad(lambda shift: jnp.sum(second(nnx.merge(graphdef, shift, rest)(x)) * pull))(shift)
+    expected = np.asarray(Affine(4).rounded(x)).T @ (pull @ np.asarray(second.matrix()).T)
+    np.testing.assert_allclose(slope['shift'][...], expected, rtol=1e-4, atol=1e-5)
 
 
 def test_scales_are_tuned_too_and_zero_moves_nothing():

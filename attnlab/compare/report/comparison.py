@@ -26,7 +26,7 @@ from attnlab.train.run import differences
 from attnlab.train.setup import prepare
 
 RATE = 'optimizer.peak_lr'
-MODEL = 'base.model'
+MODEL = ('base.model', 'base.rounding')
 """What of a sweep may differ between studies that are compared."""
 
 

@@ -31,11 +31,19 @@ from attnlab.compare.report.comparison import (
 from attnlab.compare.report.measured import DeviceCost, measure_here, read_measured, shared_device
 from attnlab.config import flatten
 from attnlab.errors import UserError
+from attnlab.quantize.training import packed_bytes
 from attnlab.runs.record import Record, read_record
 from attnlab.sweep.study import Study, open_study
 from attnlab.train.cost import LayerCore
+from attnlab.train.setup import ROUNDING
 
-COSTS = ('parameters', 'state_bytes', 'state_bytes_8x', 'flops', 'tokens_per_second', 'decode_ms', 'peak_bytes')
+WEIGHTS = ('weight_bytes', 'bits')
+"""What a study costs besides where some were trained with few bits; otherwise it follows from the parameters."""
+
+COSTS = (
+    *('parameters', 'state_bytes', 'state_bytes_8x', 'flops', 'tokens_per_second', 'decode_ms', 'peak_bytes'),
+    *WEIGHTS,
+)
 """What a study costs: fields of `Costs`."""
 
 COMPANIONS = {'accuracy': ('loss', 'min'), 'exact_match': ('loss', 'min'), 'loss': ('accuracy', 'max')}
@@ -62,6 +70,9 @@ class Costs:
       tokens_per_second: of training, the median over trials.
       decode_ms: milliseconds of decoding one token.
       peak_bytes: of the training step.
+      weight_bytes: of parameters and buffers, as `attnlab quantize` stores them; `None` where no study was trained with
+        few bits.
+      bits: of these for a parameter, in the mean.
     """
 
     parameters: float
@@ -71,6 +82,8 @@ class Costs:
     tokens_per_second: float | None
     decode_ms: float | None
     peak_bytes: float | None
+    weight_bytes: float | None = None
+    bits: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -190,11 +203,12 @@ def gather(
     kept = [read_measured(study.folder) for study in studies]
     device = shared_device(list(kept), ran_on)
     companion = _companion(studies)
+    weighed = any(ROUNDING in shown_config(study) for study in studies)
     shown = tuple(
         StudyContents(
             row=row,
             companion=None if companion is None else _companion_row(study, row, *companion),
-            costs=_costs(study, found, measured, device),
+            costs=dataclasses.replace(_costs(study, found, measured, device), **(_weights(study) if weighed else {})),
             trials=found,
             kernels=_kernels(study, found),
             measured=measured,
@@ -373,6 +387,18 @@ def _costs(study: Study, trials: Sequence[Trial], measured: Mapping[str, DeviceC
         decode_ms=None if here is None else here.decode_ms,
         peak_bytes=None if here is None or here.peak_bytes is None else float(here.peak_bytes),
     )
+
+
+def _weights(study: Study) -> dict[str, float]:
+    """Bytes of weights and bits a parameter, of what was trained with few bits as it is packed after training."""
+    size = packed_bytes(shown_config(study))
+    return {'weight_bytes': float(size), 'bits': 8 * size / measured_by(study, shown_record(study), 'params')}
+
+
+def costs_of(contents: Contents) -> list[str]:
+    """The costs that studies are compared by."""
+    known = [cost for cost in WEIGHTS if any(getattr(study.costs, cost) is not None for study in contents.studies)]
+    return [cost for cost in COSTS if cost not in WEIGHTS or cost in known]
 
 
 def _median(ordered: Sequence[float]) -> float:

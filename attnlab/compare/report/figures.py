@@ -19,7 +19,7 @@ from matplotlib.lines import Line2D
 from attnlab.compare.axes import MARKERS, Style, power, scale, scale_metric, short, styles
 from attnlab.compare.report.chart import SHAPES
 from attnlab.compare.report.comparison import COLUMNS, StudyResult, ranked_metric, scored
-from attnlab.compare.report.contents import COSTS, Contents, frontier, matched_cost
+from attnlab.compare.report.contents import Contents, costs_of, frontier, matched_cost
 from attnlab.compare.report.style import GREY, GRID, PALE, themed
 from attnlab.evals.measured import Measured, is_share
 
@@ -36,6 +36,8 @@ AXES = {
     'tokens_per_second': 'training tokens per second',
     'decode_ms': 'ms to decode a token',
     'peak_bytes': 'peak bytes of a training step',
+    'weight_bytes': 'bytes of weights, packed',
+    'bits': 'bits a parameter',
 }
 """What costs are called along an axis."""
 
@@ -92,7 +94,7 @@ def companion_plots(contents: Contents) -> list[Plot]:
 
 
 def _unmatched(contents: Contents) -> list[str]:
-    return [cost for cost in COSTS if cost != matched_cost(contents.comparison.by, contents.length)]
+    return [cost for cost in costs_of(contents) if cost != matched_cost(contents.comparison.by, contents.length)]
 
 
 def _cost_plot(contents: Contents, cost: str, metric: str, rows: Sequence[StudyResult], name: str) -> Plot:

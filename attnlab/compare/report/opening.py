@@ -19,18 +19,20 @@ COST_TITLES = {
     'flops': 'Training FLOPs',
     'parameters': 'Parameters',
     'weight_bytes': 'Weights',
+    'bits': 'Bits a parameter',
     'tokens_per_second': 'Tokens/s',
 }
 """What costs are called at the head of a column, in the order of the columns."""
 
 LARGE = {
+    'bits': ('bits a parameter', ' bits a parameter'),
     'weight_bytes': ('bytes of weights', ' of weights'),
     'state_bytes': ('bytes of state a sequence', ' of state'),
     'flops': ('training FLOPs', ' training FLOPs'),
     'parameters': ('parameters', ' parameters'),
 }
-"""Costs that the large figure may be over, the first that tells the entries apart: along an axis, and after a
-number."""
+"""Costs that the large figure may be over, the first that tells the entries apart: along an axis, and after a number.
+Bits of a parameter do where there are as many parameters; elsewhere bytes of weights say what both come to."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,12 +75,15 @@ class Opening:
     @property
     def cost(self) -> str | None:
         """The cost that the large figure is over; `None` where none is known of all and tells them apart."""
-        for cost in LARGE:
-            values = [float(entry.costs[cost] or 0) for entry in self.entries if cost in entry.costs]
-            whole = len(values) == len(self.entries) > 1 and min(values) > 0
-            if whole and cost not in self.matched and unmatched(values, self.tolerance):
-                return cost
-        return None
+        told = [cost for cost in LARGE if cost not in self.matched and self._differs(cost)]
+        if 'bits' in told and self._differs('parameters'):
+            told.remove('bits')
+        return told[0] if told else None
+
+    def _differs(self, cost: str) -> bool:
+        """Whether a cost is known of all entries, and not the same."""
+        values = [float(entry.costs[cost] or 0) for entry in self.entries if cost in entry.costs]
+        return len(values) == len(self.entries) > 1 and min(values) > 0 and unmatched(values, self.tolerance)
 
     @property
     def order(self) -> list[Entrant]:
@@ -109,6 +114,8 @@ def shown_cost(cost: str, value: int | float | None) -> str:
         return in_bytes(value) if value else 'no stream'
     if cost == 'weight_bytes':
         return in_bytes(value)
+    if cost == 'bits':
+        return f'{value:.2f}'
     return f'{value:.3g}' if cost == 'flops' else f'{value:,.0f}'
 
 

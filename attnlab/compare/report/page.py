@@ -97,7 +97,7 @@ def opening_of(contents: Contents) -> Opening:
 
 
 def _shown(costs: Costs) -> dict[str, float | None]:
-    """Those that the opening may show. Trials are not quantized: bytes of weights follow from their parameters."""
+    """Those that the opening may show."""
     return {name: cost for name, cost in dataclasses.asdict(costs).items() if name in COST_TITLES}
 
 
@@ -309,7 +309,8 @@ COSTS = f"""\
 {tables.OPTIMAL} marks what is Pareto-optimal: no other study is at least as good in both the score and this cost,
 and better in one; what was matched has no marks. The score is the confirmed value, or the best trial's where not every
 study was confirmed. In the figures these are filled and joined by a line, the others hollow; bars are the
-intervals of the table. State is what decoding one sequence keeps, at the length trained on and at eight times that."""
+intervals of the table. State is what decoding one sequence keeps, at the length trained on and at eight times that.
+Weights and bits, where studies were trained with few bits, are those that <code>attnlab quantize</code> stores."""
 
 COMPANION = """\
 A second metric of the same evaluation: the best final value of any trial of a study, not necessarily the trial that is

@@ -11,7 +11,7 @@ from typing import Any
 from attnlab.compare.axes import styles
 from attnlab.compare.equality import Equality, differing
 from attnlab.compare.report.comparison import COLUMNS, STATES, Comparison, StudyResult, shown_size
-from attnlab.compare.report.contents import COSTS, Contents, StudyContents, Trial, frontier
+from attnlab.compare.report.contents import Contents, StudyContents, Trial, costs_of, frontier
 from attnlab.compare.report.figures import swatch
 from attnlab.compare.report.measured import shown_versions
 from attnlab.compare.report.opening import in_bytes
@@ -28,10 +28,12 @@ TITLES = {
     'tokens_per_second': 'Tokens/s',
     'decode_ms': 'Decode, ms/token',
     'peak_bytes': 'Peak memory',
+    'weight_bytes': 'Weights, packed',
+    'bits': 'Bits a parameter',
 }
 """What costs are called at the head of a column."""
 
-BYTES = ('state_bytes', 'state_bytes_8x', 'peak_bytes')
+BYTES = ('state_bytes', 'state_bytes_8x', 'peak_bytes', 'weight_bytes')
 WHOLE_NUMBERS = ('parameters', 'tokens_per_second')
 
 
@@ -106,11 +108,11 @@ def cost_table(contents: Contents) -> str:
     rows = [study.row for study in contents.studies]
     columns = [
         [_marked(cell, mark) for cell, mark in zip(_costs(contents.studies, cost), marks, strict=True)]
-        for cost in COSTS
+        for cost in costs_of(contents)
         for marks in [frontier(contents, cost, rows)]
     ]
     lines = [list(line) for line in zip(study_heads(contents), *columns, strict=True)]
-    return table(('Study', *(f'>{TITLES[cost]}' for cost in COSTS)), [('', lines)], 'Costs')
+    return table(('Study', *(f'>{TITLES[cost]}' for cost in costs_of(contents))), [('', lines)], 'Costs')
 
 
 def _marked(cell: str, mark: bool) -> str:
@@ -183,6 +185,8 @@ def _cost(cost: str, value: float) -> str:
         return in_bytes(value)
     if cost == 'flops':
         return f'{value:.2e}'
+    if cost == 'bits':
+        return f'{value:.2f}'
     return f'{value:,.0f}' if cost in WHOLE_NUMBERS else shown_size(value) if value == int(value) else f'{value:.4g}'
 
 
@@ -337,20 +341,21 @@ PARTS = ('mean', 'low', 'high')
 def studies_csv(contents: Contents) -> str:
     """A line a study: its size, effort, statistics and costs."""
     ends = [f'{name.replace(" ", "_")}{end}' for name in COLUMNS for end in ('', '_low', '_high')]
-    optimal = [f'pareto_{cost}' for cost in COSTS]
+    costs = costs_of(contents)
+    optimal = [f'pareto_{cost}' for cost in costs]
     rows = [study.row for study in contents.studies]
-    marks = zip(*(frontier(contents, cost, rows) for cost in COSTS), strict=True)
+    marks = zip(*(frontier(contents, cost, rows) for cost in costs), strict=True)
     lines = [
         [
             *(study.row.name, study.row.size, study.row.flops, study.row.tokens, len(study.row.points)),
             *_statistics(study.row),
-            *(getattr(study.costs, cost) for cost in COSTS),
+            *(getattr(study.costs, cost) for cost in costs),
             *marked,
         ]
         for study, marked in zip(contents.studies, marks, strict=True)
     ]
     return csv_text(
-        ('study', _size(contents.comparison), 'flops_of_all', 'tokens_of_all', 'trials', *ends, *COSTS, *optimal), lines
+        ('study', _size(contents.comparison), 'flops_of_all', 'tokens_of_all', 'trials', *ends, *costs, *optimal), lines
     )
 
 

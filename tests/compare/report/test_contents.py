@@ -6,19 +6,29 @@ import pathlib
 import urllib.parse
 from unittest import mock
 
+import jax
 import pytest
+from flax import nnx
 from optuna.trial import FrozenTrial
 
 from attnlab import config as configs
 from attnlab.cli import main
 from attnlab.compare.equality import differing
-from attnlab.compare.report import contents, measured
-from attnlab.compare.report.contents import gather, lengths
+from attnlab.compare.report import contents, measured, tables
+from attnlab.compare.report.contents import costs_of, gather, lengths
+from attnlab.compare.report.figures import cost_plots
 from attnlab.compare.report.measured import DeviceCost, read_measured, shared_device
+from attnlab.compare.report.page import opening_of
+from attnlab.config import spec_of
 from attnlab.errors import UserError
+from attnlab.quantize.formats import Symmetric
+from attnlab.quantize.layers import Quantization
+from attnlab.quantize.training import rounding_called
 from attnlab.runs.record import Record, read_record
 from attnlab.sweep.study import Study, TrialState, create_study
 from attnlab.sweep.trial import Programs, run_trial
+from attnlab.train.cost import weight_bytes
+from attnlab.train.setup import prepare
 from tests.sweep import tiny
 
 HERE = 'cpu'
@@ -131,6 +141,34 @@ def test_what_differs_is_said(study, tmp_path):
         not found['flops'].equal and found['flops'].spread == pytest.approx(1 / 3) and found['flops'].most[1] == 'other'
     )
     assert found['params'].equal and found['params'].required and found['search space'].equal
+
+
+def test_studies_trained_with_few_bits_have_weights_as_they_are_packed(study, tmp_path):
+    few = tiny.base()
+    with few.unlocked():
+        few.rounding = spec_of(rounding_called('int4'))
+    contents = gathered([study('whole'), study('few', base=few)], tmp_path / 'report', measure=False)
+    # What has few bits is a variant, as the model is.
+    assert not contents.comparison.reasons
+    whole, packed = (shown.costs for shown in contents.studies)
+    setups = [prepare(config) for config in (tiny.base(), few)]
+    assert whole.weight_bytes == weight_bytes(setups[0]) == weight_bytes(setups[1])
+    quantized = Quantization(Symmetric(4))(setups[0].make_model(nnx.Rngs(0)))
+    held = jax.tree.leaves(nnx.state(quantized))
+    assert packed.weight_bytes == sum(leaf.size * leaf.dtype.itemsize for leaf in held) < whole.weight_bytes
+    assert (whole.bits, packed.bits) == (8 * whole.weight_bytes / 1000, 8 * packed.weight_bytes / 1000)
+    assert {'weight_bytes', 'bits'} <= set(costs_of(contents))
+    assert {'cost_weight_bytes', 'cost_bits'} <= {plot.name for plot in cost_plots(contents)}
+    header, *lines = tables.studies_csv(contents).splitlines()
+    place = header.split(',').index('bits')
+    assert [float(line.split(',')[place]) for line in lines] == [whole.bits, packed.bits]
+    assert 'Bits a parameter' in tables.cost_table(contents)
+    opening = opening_of(contents)
+    assert opening.cost == 'bits' and f'{packed.bits:.2f} bits a parameter' in opening.sentence
+    # Without any of few bits they follow from the parameters.
+    plain = gathered([study('one'), study('two')], tmp_path / 'report', measure=False)
+    assert not {'weight_bytes', 'bits'} & set(costs_of(plain)) and 'Bits' not in tables.cost_table(plain)
+    assert plain.studies[0].costs.bits is None and 'bits' not in tables.studies_csv(plain)
 
 
 def test_a_study_is_measured_once_and_again_when_asked(study, tmp_path, clock):

@@ -19,7 +19,7 @@ from rich.console import Console
 from attnlab.compare.report import figures, tables
 from attnlab.compare.report import opening as openings
 from attnlab.compare.report.chart import WIDE
-from attnlab.compare.report.contents import COSTS, frontier, pareto
+from attnlab.compare.report.contents import costs_of, frontier, pareto
 from attnlab.compare.report.page import opening_of, page, render, sections, write_report
 from tests.compare.report import made
 
@@ -222,7 +222,7 @@ def test_the_page_opens_with_its_question_a_sentence_and_the_table(contents, fil
 def test_the_metric_beside_that_of_the_studies_has_figures_too():
     both = made.contents(2, 9, companion=True)
     plots = figures.companion_plots(both)
-    assert [plot.name for plot in plots] == [f'cost_accuracy_{cost}' for cost in COSTS if cost != 'parameters']
+    assert [plot.name for plot in plots] == [f'cost_accuracy_{cost}' for cost in costs_of(both) if cost != 'parameters']
     for study, line in zip(both.studies, plots[0].lines, strict=True):
         best = study.companion.statistics['best']
         assert line[:5] == (study.row.name, study.costs.state_bytes, best.mean, best.mean, best.mean)

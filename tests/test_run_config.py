@@ -6,8 +6,8 @@ import pytest
 
 from attnlab.config import build, plain
 from attnlab.errors import UserError
+from attnlab.run_config import OPTIMIZERS, SCHEDULES, chosen
 from attnlab.train.optimizer import AdamW, Group, Groups, Lion, Muon
-from attnlab.train.run_config import OPTIMIZERS, SCHEDULES, chosen
 from attnlab.train.schedule import Cosine, LinearDecay
 from attnlab.train.setup import prepare
 from configs import grokking, language, long_range, recall

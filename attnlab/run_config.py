@@ -8,6 +8,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from attnlab.config import choose, spec, spec_of
+from attnlab.quantize.training import rounding_called
 from attnlab.train.optimizer import AdamW, Lion, Muon, Optimizer
 from attnlab.train.partition import Axes
 from attnlab.train.report import Reporting
@@ -46,8 +47,9 @@ SCHEDULES: Mapping[str, Callable[..., Schedule]] = MappingProxyType(
 )
 """The values of the argument `schedule=`."""
 
-CHOICES = MappingProxyType({'optimizer': '', 'schedule': ''})
-"""The arguments that every config takes, for `attnlab.config.arguments`; an empty one keeps the config's default."""
+CHOICES = MappingProxyType({'optimizer': '', 'schedule': '', 'rounding': ''})
+"""The arguments that every config takes, for `attnlab.config.arguments`; an empty one keeps the config's default, which
+of `rounding` (`attnlab.quantize.training.rounding_called`) is full precision."""
 
 
 def run_config(
@@ -66,7 +68,6 @@ def run_config(
     precision: Precision | None = None,
     report: Reporting | None = None,
     start: ConfigDict | None = None,
-    rounding: ConfigDict | None = None,
 ) -> ConfigDict:
     """Returns the locked config of a run, with the same top-level keys for every task.
 
@@ -84,10 +85,10 @@ def run_config(
       rows_at_once: the most rows of a part on one device, for which there are more parts; `None`: as many as there are.
       precision: types of activations and products; `None`: the defaults.
       report: what is logged; `None`: the defaults.
-      start: parameters to start from; `None`: initialised from the seed.
-      rounding: what has few bits in training; `None`: nothing.
+      start: parameters to start from; `None`: initialised from the seed. What rounding adds to a model, such as steps
+        that are learned, always is.
 
-    Raises `UserError` for an unknown optimiser or schedule, naming the nearest.
+    Raises `UserError` for an unknown optimiser or schedule, naming the nearest, and for an unknown rounding.
     """
     config = ConfigDict(
         {
@@ -111,8 +112,11 @@ def run_config(
         config.rows_at_once = rows_at_once
     if start is not None:
         config.start = start
-    if rounding is not None:
-        config.rounding = rounding
+    if choices['rounding']:
+        rounding = rounding_called(choices['rounding'])
+        config.rounding = spec_of(rounding)
+        if start is not None:
+            config.start.leave = (*start.leave, *rounding.added)
     return config.lock()
 
 

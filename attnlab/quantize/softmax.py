@@ -1,0 +1,131 @@
+"""Softmaxes of few bits, whose mean rounding error is measured on rows of training and added back."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax import Array
+from jaxtyping import Float
+
+from attnlab.errors import UserError
+from attnlab.functional.dense import ScoreRows, softmax
+from attnlab.functional.measured import measured
+from attnlab.functional.straight_through import straight_through
+from attnlab.models.weight_maps import replaced
+from attnlab.module import Module
+from attnlab.nn.parameter import buffer
+from attnlab.quantize.rows import training_rows
+from attnlab.runs.loading import Loaded
+from attnlab.signature import checked_fields
+from attnlab.tasks.task import Batch
+from attnlab.train.state import joined, split
+from attnlab.typing import DropoutKey
+
+
+class QuantizedSoftmax(Module):
+    """The softmax rounded to multiples of `1 / (2^bits - 1)`, plus a constant for every head on every visible key.
+
+        w_ij = Q(p_ij) + c_h,   c_h = mean of p - Q(p) over the visible keys of the queries of rows of training
+
+    Rounding sets most small weights to zero, so that rows lose mass; the constant, a buffer, restores it on average.
+    Gradients are those of the softmax. Pandey et al. 2023, https://arxiv.org/abs/2309.01729.
+    """
+
+    def __init__(self, *, heads: int, bits: int, rngs: nnx.Rngs):
+        del rngs
+        self.bits = bits
+        self.correction = buffer(jnp.zeros(heads, jnp.float32), axes=('heads',))
+
+    def __call__(self, rows: ScoreRows, key: DropoutKey | None) -> Float[Array, 'b h t s']:
+        weights = softmax(rows.scores, rows.visible)
+        rounded = straight_through(quantized_weights(weights, self.bits), weights)
+        correction = self.correction[...].astype(rounded.dtype)[None, :, None, None]
+        return jnp.where(rows.visible, rounded + correction, 0)
+
+
+def quantized_weights(weights: Float[Array, '*b s'], bits: int) -> Float[Array, '*b s']:
+    """Rounds numbers in [0, 1] to multiples of `1 / (2^bits - 1)`."""
+    top = 2**bits - 1
+    return jnp.round(weights * top) / top
+
+
+@checked_fields
+@dataclasses.dataclass(frozen=True)
+class Correction:
+    """A softmax of few bits whose constants are yet to be found.
+
+    Attributes:
+      bits: of a weight, 1 to 16.
+      rows: of training, that the constants are measured on.
+    """
+
+    bits: int
+    rows: int = 64
+
+    def __post_init__(self) -> None:
+        """Raises `UserError` for bits that there are not, and without rows."""
+        check_bits(self.bits)
+        if self.rows < 1:
+            raise UserError(f'rows of Correction is {self.rows}; constants are measured on 1 or more')
+
+    def found(self, loaded: Loaded, changed: Loaded) -> Loaded:
+        """A run with a `QuantizedSoftmax` in the place of every softmax of `loaded`, with the constants measured there.
+
+        Raises `UserError` where there are fewer rows.
+        """
+        model = replaced(loaded.model(), functools.partial(_Told, bits=self.bits))
+        graphdef, lost, rest = nnx.split(model, _Lost, ...)  # type: ignore[misc]
+        task = loaded.setup.task
+
+        @loaded.setup.jit
+        def of(lost: nnx.State, rest: nnx.State, batch: Batch) -> nnx.State:
+            def loss(lost: nnx.State) -> Array:
+                return task.measure(nnx.merge(graphdef, lost, rest), batch, None)['loss'].total
+
+            return jax.grad(loss)(lost)
+
+        zeros = jax.tree.map(jnp.zeros_like, lost)
+        total = jax.tree.map(lambda leaf: np.zeros(leaf.shape), lost)
+        for batch in training_rows(loaded.setup, self.rows):
+            total = jax.tree.map(lambda one, other: one + np.asarray(other, np.float64), total, of(zeros, rest, batch))
+        nnx.update(model, total)
+        made = changed.model()
+        for told, rounded in zip(_each(model, _Told), _each(made, QuantizedSoftmax), strict=True):
+            sums = np.asarray(told.lost[...], np.float64)
+            rounded.correction[...] = jnp.asarray(sums[..., :-2] / np.maximum(sums[..., -2:-1], 1), jnp.float32)
+        _, params, buffers = split(made)
+        return dataclasses.replace(changed, variables=joined(params, buffers))
+
+
+def check_bits(bits: int) -> None:
+    """Raises `UserError` for bits that a softmax is not rounded to."""
+    if not 1 <= bits <= 16:
+        raise UserError(f'a softmax is rounded to {bits} bits; they must be from 1 to 16')
+
+
+class _Lost(nnx.Variable):
+    """Sums over a call of what rounding takes from visible keys, by head; how many keys; and one, the call."""
+
+
+class _Told(Module):
+    """The softmax as it is, which tells what rounding would take of it as the derivative by `lost`."""
+
+    def __init__(self, *, heads: int, bits: int, rngs: nnx.Rngs):
+        del rngs
+        self.bits = bits
+        self.lost = _Lost(jnp.zeros(heads + 2, jnp.float32))
+
+    def __call__(self, rows: ScoreRows, key: DropoutKey | None) -> Float[Array, 'b h t s']:
+        weights = softmax(rows.scores, rows.visible)
+        taken = jnp.sum(jnp.where(rows.visible, weights - quantized_weights(weights, self.bits), 0), axis=(0, 2, 3))
+        keys = jnp.sum(rows.visible[:, 0], dtype=weights.dtype)
+        return measured(weights, jnp.append(taken, keys), self.lost[...])
+
+
+def _each(model: Any, kind: type) -> list[Any]:
+    """The modules of a kind, in order."""
+    return [module for _, module in nnx.iter_modules(model) if isinstance(module, kind)]
