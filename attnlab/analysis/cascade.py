@@ -3,7 +3,7 @@
 import dataclasses
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Float, Shaped
 from scipy.special import softmax
 
 from attnlab.analysis.calibration import Estimate, bootstrapped
@@ -12,9 +12,6 @@ from attnlab.errors import UserError
 
 RATES = tuple(tenth / 10 for tenth in range(11))
 """Shares of inputs that are handed on, of which the accuracy is said."""
-
-Right = Bool[np.ndarray, ' b'] | Float[np.ndarray, ' b']
-"""Of inputs, whether they are answered rightly, or what share of their predictions is right."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,8 +37,8 @@ class Cascade:
 
 def cascade(
     confidence: Float[np.ndarray, 'b'],
-    first: Right,
-    second: Right,
+    first: Shaped[np.ndarray, 'b'],
+    second: Shaped[np.ndarray, 'b'],
     relative_cost: float,
 ) -> Cascade:
     """The rule of confidence: input `i` is handed on if `confidence_i` is below a threshold.
@@ -74,8 +71,8 @@ def cascade(
 
 def learned_confidence(
     known: Float[np.ndarray, 'b f'],
-    first: Right,
-    second: Right,
+    first: Shaped[np.ndarray, 'b'],
+    second: Shaped[np.ndarray, 'b'],
     new: Float[np.ndarray, 'c f'],
     ridge: float = 1e-2,
 ) -> Float[np.ndarray, 'c']:
@@ -119,8 +116,8 @@ class Budgeted:
 def budgeted(
     chosen: Float[np.ndarray, 'b'],
     confidence: Float[np.ndarray, 'c'],
-    first: Right,
-    second: Right,
+    first: Shaped[np.ndarray, 'c'],
+    second: Shaped[np.ndarray, 'c'],
     relative_cost: float,
     budget: float,
 ) -> Budgeted:
@@ -144,7 +141,9 @@ def budgeted(
     )
 
 
-def _accuracies(confidence: Float[np.ndarray, 'b'], first: Right, second: Right) -> Float[np.ndarray, 'c']:
+def _accuracies(
+    confidence: Float[np.ndarray, 'b'], first: Shaped[np.ndarray, 'b'], second: Shaped[np.ndarray, 'b']
+) -> Float[np.ndarray, 'c']:
     """Where none, one, two and so on up to all inputs are handed on."""
     order = np.argsort(confidence, kind='stable')
     _, tied = np.unique(confidence, return_inverse=True)

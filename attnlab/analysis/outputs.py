@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 
 from attnlab.analysis import odin, scores
 from attnlab.analysis.prediction import what_is_asked
@@ -22,7 +22,7 @@ AT_ONCE = 32
 PREDICTIONS = 4096
 """Predictions that are looked at where no number of rows is asked for, about."""
 
-ROWS = (16, 512)
+ROWS = (20, 512)
 """The fewest and the most rows that are looked at then."""
 
 
@@ -77,7 +77,7 @@ class Outputs:
         members = np.stack([self.logits, *(other.logits for other in others)])
         return dataclasses.replace(self, logits=scores.mean_logits(members), members=members)
 
-    def by_row(self, values: Float[np.ndarray, 'b *s'] | Bool[np.ndarray, 'b']) -> Float[np.ndarray, 'r *s']:
+    def by_row(self, values: Shaped[np.ndarray, 'b *s']) -> Float[np.ndarray, 'r *s']:
         """The means of what is known of predictions, over those of every row, in order."""
         if self.groups is None:
             return np.asarray(values, np.float64)

@@ -122,7 +122,7 @@ def recent_risk(outputs: Outputs, name: str, level: float, decay: float) -> Risk
         column = calibration.controlled(before, level, weights=_weights(len(before), decay))
         column = len(settings) - 1 if column is None else column
         lost[index] = asked[index, column]
-        used[index] = np.mean(loss.used(tested.only(row), settings[column]))
+        used[index] = np.mean(loss.used(tested.only(int(row)), settings[column]))
     return Risk(name, level, None, _mean(lost), float(np.mean(used)))
 
 

@@ -217,7 +217,7 @@ def analyse_uncertainty(
     chosen, tested = of_asked.part(0, 2), of_asked.part(1, 2)
     found = examined(chosen, tested, scored, alpha, {name: all_of(each) for name, each in changed(asked, trained)})
     if not one_a_row(task):
-        by_row = [of_asked.only(row) for row in of_asked.rows]
+        by_row = [of_asked.only(int(row)) for row in of_asked.rows]
         of_itself = self_judged([each.logits for each in by_row], [each.labels for each in by_row])
         found = dataclasses.replace(found, of_itself=of_itself)
     if decay is not None:
@@ -362,7 +362,9 @@ def _handed_on(
             f'{second} predicts {of_second.logits.shape[1]} classes and {workdir} {of_first.logits.shape[1]}; '
             'a cascade is of two runs that predict the same'
         )
-    cost = sum(map(_operations, firsts)) / _operations(loaded if own else _read_at(loaded, firsts[0]))
+    ran = (*firsts, loaded) if own else [_read_at(each, firsts[0]) for each in (*firsts, loaded)]
+    *costs, of_all = map(_operations, ran)
+    cost = sum(costs) / of_all
     confidence, ours, theirs = (
         of_first.by_row(each) for each in (scores.max_probability(of_first.logits), of_first.right, of_second.right)
     )

@@ -29,7 +29,7 @@ def main(argv: list[str]) -> int:
     flags.DEFINE_integer(
         'rows',
         None,
-        'Rows of the split, of which every other one calibrates; by default of about 4,096 predictions, 16 to 512.',
+        'Rows of the split, of which every other one calibrates; by default of about 4,096 predictions, 20 to 512.',
         lower_bound=4,
         flag_values=values,
     )

@@ -20,9 +20,10 @@ def small(config):
 
 
 def rows(task, length):
-    """Two rows without padding."""
+    """Two rows without padding, that count."""
     found = {name: np.stack([array] * 2) for name, array in task.example(length).items()}
-    return {name: jnp.asarray(array) for name, array in {**found, 'segments': np.ones_like(found['segments'])}.items()}
+    ones = {name: np.ones_like(found[name]) for name in ('segments', 'weights')}
+    return {name: jnp.asarray(array) for name, array in {**found, **ones}.items()}
 
 
 def test_the_step_is_along_the_sign_of_the_derivative_of_real_inputs():

@@ -121,7 +121,7 @@ def test_rows_of_predictions_are_told_from_others_by_their_means():
     # Logits of a vocabulary are a map without a bias: they are all zero at the origin.
     np.testing.assert_allclose(scored.virtual.origin, 0, atol=1e-12)
     assert 'vim' in Scores.fitted(trained, BoundedHead(6, 4, soft_cap=3.0, rngs=nnx.Rngs(0))).left_out
-    found = examined(chosen, tested, scored, 0.1, {'away': tokens(rng, 30, head, moved=0.1)})
+    found = examined(chosen, tested, scored, 0.1, {'away': tokens(rng, 30, head, moved=1.0)})
     assert {'mahalanobis', 'conjnorm', 'vim'} <= found.selective.keys() == found.detection['away'].keys()
     of_rows = found.detection['away (rows)']
     assert of_rows.keys() == found.selective.keys()
