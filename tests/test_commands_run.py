@@ -53,7 +53,7 @@ SHORTER = {
     'edit': ('--rows=2', '--steps=2', '--layer=0', '--compilation_cache='),
     'analyse': ('--rows=2', '--bits=8', '--compilation_cache='),
     'match': ('--recipes=mha', '--compilation_cache='),
-    'uncertainty': ('--rows=30', '--fitted_rows=2', '--compilation_cache='),
+    'uncertainty': ('--rows=24', '--fitted_rows=2', '--compilation_cache='),
     'report': ('--nomeasure',),
     'experiment': ('--report',),
     'sweep status': (),
