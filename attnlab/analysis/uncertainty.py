@@ -130,7 +130,7 @@ class Uncertainty:
       detection: by kind of changed input and score, the probability that a prediction scores above one of a changed
         row; where rows hold several, also that a whole row does.
       left_out: by score, why there is none.
-      step: of ODIN, in standard deviations of inputs or embeddings, chosen on the split that scores are fitted to;
+      odin_step: of ODIN, in standard deviations of inputs or embeddings, chosen on the split that scores are fitted to;
         `None` without one.
       risk: what is reached where a risk is controlled, and by recent rows; `None` where none is asked for.
       recent_risk: see there.
@@ -148,7 +148,7 @@ class Uncertainty:
     conformal: Mapping[str, float]
     detection: Mapping[str, Mapping[str, float]]
     left_out: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    step: float | None = None
+    odin_step: float | None = None
     risk: Risk | None = None
     recent_risk: Risk | None = None
     of_itself: Mapping[str, Judged] = dataclasses.field(default_factory=dict)
@@ -427,7 +427,7 @@ def examined(
         },
         detection=_told(scored, scores_of, tested, others),
         left_out=left_out,
-        step=None if scored.size is None else odin.SIZES[scored.size],
+        odin_step=None if scored.size is None else odin.SIZES[scored.size],
     )
 
 

@@ -48,7 +48,7 @@ def test_a_classifier_of_four_corners():
     assert found.detection['away']['mahalanobis'] > 0.99 and found.detection['away']['conjnorm'] > 0.9
     assert found.conformal['coverage'] > 0.85 and found.conformal['asked'] == 0.9
     assert found.selective['energy']['at 100%'] == found.accuracy
-    assert found.step is None and found.cascade is None
+    assert found.odin_step is None and found.cascade is None
     # Of two sizes of a step the one that makes training surer is taken, and its scores are those of ODIN.
     moved = np.stack([odin.odin(trained.logits / 2), odin.odin(2 * trained.logits)])
     with_steps = Scores.fitted(dataclasses.replace(trained, odin=moved), head)

@@ -109,7 +109,8 @@ def test_a_language_model_has_the_scores_of_features(originals, monkeypatch, cap
     }
     assert set(found['selective']) | {'relative'} == names | {'relative'} and 'odin' not in found['left_out']
     assert set(found['detection']) == {'noise', 'noise (rows)', 'shuffled', 'shuffled (rows)'}
-    assert (found['fitted_split'], found['fitted_rows']) == ('train', 6) and found['step'] in odin.SIZES
+    assert (found['fitted_split'], found['fitted_rows']) == ('train', 6) and found['odin_step'] in odin.SIZES
+    assert found['step'] == 4
     assert 0 <= found['conformal']['coverage'] <= 1 and set(found['of_itself']) >= {'sure', 'variance'}
     assert read == [('valid', 8), ('train', 6)]
     loaded = load_run(run)
