@@ -45,7 +45,7 @@ usage: attnlab COMMAND [--flag=value ...]
   eval          every metric, by position too, at 1x to 8x the length
   analyse       sinks, sparsity, outliers by layer; the loss with few bits;
                 inside: memory, decays, what each layer would predict
-  uncertainty   of a classifier: scores, calibration, whom to answer, sets
+  uncertainty   of classes or tokens: scores, calibration, risks, sets
   generate      text from a trained model: --workdir=RUN --prompt=TEXT
   quantize      a run of few bits, made of a trained one: --workdir=RUN
                 --weights=int4@32 --out=NEW

@@ -3,7 +3,7 @@
 import dataclasses
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Float, Shaped
 from scipy.special import softmax
 
 from attnlab.analysis.calibration import Estimate, bootstrapped
@@ -37,8 +37,8 @@ class Cascade:
 
 def cascade(
     confidence: Float[np.ndarray, 'b'],
-    first: Bool[np.ndarray, 'b'],
-    second: Bool[np.ndarray, 'b'],
+    first: Shaped[np.ndarray, 'b'],
+    second: Shaped[np.ndarray, 'b'],
     relative_cost: float,
 ) -> Cascade:
     """The rule of confidence: input `i` is handed on if `confidence_i` is below a threshold.
@@ -49,8 +49,8 @@ def cascade(
 
     Args:
       confidence: of the first classifier.
-      first: whether it is right.
-      second: whether the second one is.
+      first: whether it is right, or of an input of several predictions what share of them is.
+      second: the same of the second one.
       relative_cost: of an answer of the first, that of the second being one.
     """
     count = len(confidence)
@@ -70,20 +70,19 @@ def cascade(
 
 
 def learned_confidence(
-    logits: Float[np.ndarray, 'b o'],
-    first: Bool[np.ndarray, 'b'],
-    second: Bool[np.ndarray, 'b'],
-    asked: Float[np.ndarray, 'c o'],
+    known: Float[np.ndarray, 'b f'],
+    first: Shaped[np.ndarray, 'b'],
+    second: Shaped[np.ndarray, 'b'],
+    new: Float[np.ndarray, 'c f'],
     ridge: float = 1e-2,
 ) -> Float[np.ndarray, 'c']:
     """Minus what handing on is expected to gain, learned from inputs that both classifiers have answered.
 
-    Least squares of `1[second right] - 1[first right]` on the probabilities of the first, their largest, and their
-    entropy (Diff-01 of Jitkrittum et al. 2023, whose regression is a small network). It is better than confidence where
-    the second classifier is right more often for some classes than for others.
+    Least squares of `1[second right] - 1[first right]` on what `described` says of inputs (Diff-01 of Jitkrittum et al.
+    2023, whose regression is a small network). It is better than confidence where the second classifier is right more
+    often for some classes than for others.
     """
     gain = second.astype(float) - first.astype(float)
-    known, new = (_described(each) for each in (logits, asked))
     centre = known.mean(axis=0)
     apart = known - centre
     penalty = ridge * len(known) * np.eye(known.shape[1])
@@ -91,7 +90,8 @@ def learned_confidence(
     return -(gain.mean() + (new - centre) @ slope)
 
 
-def _described(logits: Float[np.ndarray, 'b o']) -> Float[np.ndarray, 'b f']:
+def described(logits: Float[np.ndarray, 'b o']) -> Float[np.ndarray, 'b f']:
+    """The probabilities of a classifier, the largest, and their negative entropy."""
     others = np.stack([max_probability(logits), negative_entropy(logits)], axis=1)
     return np.concatenate([softmax(logits, axis=1), others], axis=1)
 
@@ -116,8 +116,8 @@ class Budgeted:
 def budgeted(
     chosen: Float[np.ndarray, 'b'],
     confidence: Float[np.ndarray, 'c'],
-    first: Bool[np.ndarray, 'c'],
-    second: Bool[np.ndarray, 'c'],
+    first: Shaped[np.ndarray, 'c'],
+    second: Shaped[np.ndarray, 'c'],
     relative_cost: float,
     budget: float,
 ) -> Budgeted:
@@ -142,7 +142,7 @@ def budgeted(
 
 
 def _accuracies(
-    confidence: Float[np.ndarray, 'b'], first: Bool[np.ndarray, 'b'], second: Bool[np.ndarray, 'b']
+    confidence: Float[np.ndarray, 'b'], first: Shaped[np.ndarray, 'b'], second: Shaped[np.ndarray, 'b']
 ) -> Float[np.ndarray, 'c']:
     """Where none, one, two and so on up to all inputs are handed on."""
     order = np.argsort(confidence, kind='stable')

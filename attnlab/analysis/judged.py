@@ -9,7 +9,8 @@ import numpy as np
 from jaxtyping import Float, Int
 from scipy.special import log_softmax
 
-from attnlab.analysis.uncertainty import classifier, outputs, stacked
+from attnlab.analysis.outputs import outputs, stacked
+from attnlab.analysis.uncertainty import classifier
 from attnlab.errors import UserError
 from attnlab.evals.cadence import AtEnd
 from attnlab.evals.drawn import Drawings
@@ -99,7 +100,7 @@ def judge(
     compared, labels = drawings.compared(setup, images), task.asked(drawings.count)
 
     def said_of(rows: Mapping[str, np.ndarray], labels: np.ndarray | None) -> Judgement:
-        return Judgement.of(outputs(judged_by, asked, rows).logits, labels)
+        return Judgement.of(outputs(judged_by, rows).logits, labels)
 
     there, known = (
         stacked(judged_by, name, min(most, len(asked.source(name, length))), 1)

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax import Array
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
+from attnlab.analysis.prediction import measured
 from attnlab.analysis.scores import max_probability
-from attnlab.tasks.long_range import Classification
 from attnlab.tasks.task import Batch
 from attnlab.train.setup import Setup
 
@@ -23,42 +23,41 @@ SIZES = (0.0025, 0.005, 0.01, 0.02, 0.04, 0.08)
 
 def moved(
     setup: Setup,
-    task: Classification,
     variables: nnx.State,
     batch: Batch,
+    there: Bool[Array, '*s'],
     unit: Array,
     sizes: tuple[float, ...] = SIZES,
-) -> Float[Array, 'n b o']:
+) -> Float[Array, 'n *s o']:
     """Logits of `f(x')`, `x' = x + e unit sign(grad_x log S(x))`, for every size `e`.
 
         S(x) = max_o softmax(f(x) / T)_o
 
-    `x` are the inputs where these are real numbers, and their embeddings where they are tokens. Liang et al. 2018,
-    https://arxiv.org/abs/1706.02690, who write the sign with two minuses.
+    `x` are the inputs where these are real numbers, and their embeddings where they are tokens. A row has one step,
+    whatever is predicted in it: along the gradient of the sum of `log S` over its predictions, those that are `there`.
+    Liang et al. 2018, https://arxiv.org/abs/1706.02690, who write the sign with two minuses.
     """
 
     def log_probability(more: Array) -> Array:
-        logits, _ = _forward(setup, task, variables, batch, more)
-        return jnp.sum(jnp.max(jax.nn.log_softmax(logits / TEMPERATURE), axis=-1))
+        logits, _ = _forward(setup, variables, batch, more)
+        return jnp.sum(jnp.max(jax.nn.log_softmax(logits / TEMPERATURE), axis=-1), where=there)
 
-    place = jax.eval_shape(lambda: _forward(setup, task, variables, batch, None)[1])
+    place = jax.eval_shape(lambda: _forward(setup, variables, batch, None)[1])
     step = unit.astype(place.dtype) * jnp.sign(jax.grad(log_probability)(jnp.zeros(place.shape, place.dtype)))
-    return jax.lax.map(
-        lambda size: _forward(setup, task, variables, batch, size * step)[0], jnp.asarray(sizes, place.dtype)
-    )
+    return jax.lax.map(lambda size: _forward(setup, variables, batch, size * step)[0], jnp.asarray(sizes, place.dtype))
 
 
-def spread(setup: Setup, task: Classification, variables: nnx.State, batch: Batch) -> Float[Array, '']:
+def spread(setup: Setup, variables: nnx.State, batch: Batch) -> Float[Array, '']:
     """The standard deviation of what is moved, over a batch."""
-    return jnp.std(_forward(setup, task, variables, batch, None)[1].astype(jnp.float32))
+    return jnp.std(_forward(setup, variables, batch, None)[1].astype(jnp.float32))
 
 
-def best_size(logits: Float[np.ndarray, 'n b o']) -> int:
+def best_size(scores: Float[np.ndarray, 'n b']) -> int:
     """The size, by its place, whose scores of known inputs are the largest in the mean.
 
     It needs no example of what is not known. Hsu et al. 2020, https://arxiv.org/abs/2002.11297.
     """
-    return int(np.argmax([np.mean(odin(one)) for one in logits]))
+    return int(np.argmax(np.mean(scores, axis=1)))
 
 
 def odin(logits: Float[np.ndarray, 'b o']) -> Float[np.ndarray, 'b']:
@@ -66,9 +65,7 @@ def odin(logits: Float[np.ndarray, 'b o']) -> Float[np.ndarray, 'b']:
     return max_probability(logits / TEMPERATURE)
 
 
-def _forward(
-    setup: Setup, task: Classification, variables: nnx.State, batch: Batch, more: Array | None
-) -> tuple[Array, Array]:
+def _forward(setup: Setup, variables: nnx.State, batch: Batch, more: Array | None) -> tuple[Array, Array]:
     """Logits, with `more` added to inputs or embeddings, and what it is added to."""
     model = nnx.merge(setup.graphdef, variables)
     own, places = model.embed, []
@@ -81,4 +78,5 @@ def _forward(
         return places[0] if more is None else places[0] + more
 
     model.embed = embed
-    return model.logits(task.vectors(model, batch, None)), places[0]
+    _, (_, logits, _, _) = measured(setup.task, model, batch)
+    return logits, places[0]

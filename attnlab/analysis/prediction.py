@@ -174,22 +174,25 @@ def what_is_asked(
     A weight is the derivative of the total by the loss: zero of what is not counted. The models made are changed.
     """
 
-    def measured(more: Array | None) -> tuple[Array, Any]:
-        """The total loss, with `more` added to the losses, and what the head was asked."""
-        model = make_model()
-        own, asked = model.losses, []
+    def with_more(more: Array) -> tuple[Array, Any]:
+        return measured(task, make_model(), batch, more)
 
-        def losses(hidden: Array, targets: Array, key: Array | None = None) -> Array:
-            found = own(hidden, targets, key)
-            asked.append((hidden, model.logits(hidden), found, targets))
-            return found if more is None else found + more
-
-        model.losses = losses
-        return task.measure(model, batch, None)['loss'].total, asked[0]
-
-    shape = jax.eval_shape(lambda: measured(None)[1][2])
-    weights, asked = jax.grad(measured, has_aux=True)(jnp.zeros(shape.shape, shape.dtype))
+    shape = jax.eval_shape(lambda: measured(task, make_model(), batch)[1][2])
+    weights, asked = jax.grad(with_more, has_aux=True)(jnp.zeros(shape.shape, shape.dtype))
     return asked, weights
+
+
+def measured(task: Task, model: Any, batch: Batch, more: Array | None = None) -> tuple[Array, Any]:
+    """The total loss, with `more` added to the losses, and what the head was asked; the model is changed."""
+    own, asked = model.losses, []
+
+    def losses(hidden: Array, targets: Array, key: Array | None = None) -> Array:
+        found = own(hidden, targets, key)
+        asked.append((hidden, model.logits(hidden), found, targets))
+        return found if more is None else found + more
+
+    model.losses = losses
+    return task.measure(model, batch, None)['loss'].total, asked[0]
 
 
 def _joined(asked: list[Asked]) -> Predictions:

@@ -39,7 +39,9 @@ def energy(logits: Float[np.ndarray, 'b o'], temperature: float = 1.0) -> Float[
 class Mahalanobis:
     """`max_c -1/2 (x - m_c)^T P (x - m_c)`: class means, and the inverse of one covariance of all classes.
 
-    Lee et al. 2018, https://arxiv.org/abs/1807.03888, of the last features alone, the input as it is.
+    Lee et al. 2018, https://arxiv.org/abs/1807.03888, of the last features alone, the input as it is. Of predicted
+    tokens the classes are the tokens that came next. With one class, of the mean features of texts, it is the distance
+    of Ren et al. 2023, https://arxiv.org/abs/2209.15558.
     """
 
     means: Float[np.ndarray, 'c d']
@@ -57,8 +59,10 @@ class Mahalanobis:
 
     def score(self, features: Float[np.ndarray, 'b d']) -> Float[np.ndarray, 'b']:
         """Of inputs."""
-        apart = features[:, None] - self.means[None]
-        return np.max(-0.5 * np.einsum('bcd,de,bce->bc', apart, self.precision, apart), axis=1)
+        # Squares of whitened differences, never all differences at once: there are as many classes as tokens.
+        white = np.linalg.cholesky(self.precision)
+        x, means = (features - self.means.mean(axis=0)) @ white, (self.means - self.means.mean(axis=0)) @ white
+        return np.max(x @ means.T - 0.5 * np.sum(means**2, axis=1), axis=1) - 0.5 * np.sum(x**2, axis=1)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -125,7 +129,7 @@ class RelativeUncertainty:
     def score(self, logits: Float[np.ndarray, 'b o']) -> Float[np.ndarray, 'b']:
         """Of outputs."""
         p = softmax(logits, axis=1)
-        return -np.einsum('bo,oq,bq->b', p, self.matrix, p)
+        return -np.sum((p @ self.matrix) * p, axis=1)
 
 
 POWERS = (1.5, 2.0, 2.5, 3.0)
@@ -165,11 +169,10 @@ class ConjNorm:
         x, p = features / self.scale, self.power
         sizes = np.linalg.norm(self.means, p, axis=1)
         slope = np.maximum(sizes, 1e-30)[:, None] ** (2 - p) * np.sign(self.means) * np.abs(self.means) ** (p - 1)
-        apart = x[:, None] - self.means[None]
         divergence = (
             0.5 * np.linalg.norm(x, p, axis=1)[:, None] ** 2
             - 0.5 * sizes[None] ** 2
-            - np.sum(apart * slope[None], axis=2)
+            - (x @ slope.T - np.sum(self.means * slope, axis=1))
         )
         return logsumexp(-divergence, axis=1)
 

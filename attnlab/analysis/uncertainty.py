@@ -1,4 +1,4 @@
-"""`attnlab uncertainty`: what a classifier's outputs say of when it does not know."""
+"""`attnlab uncertainty`: what the outputs of a classifier or a language model say of when it does not know."""
 
 import dataclasses
 import functools
@@ -6,101 +6,69 @@ import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import jax
 import numpy as np
-from flax import nnx
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 
 from attnlab.analysis import calibration, odin, scores
-from attnlab.analysis.cascade import Budgeted, Cascade, budgeted, cascade, learned_confidence
-from attnlab.config import build
+from attnlab.analysis.cascade import Budgeted, Cascade, budgeted, cascade, described, learned_confidence
+from attnlab.analysis.glass_box import Judged, judged_table, self_judged
+from attnlab.analysis.outputs import AT_ONCE, Outputs, changed, check_asks, one_a_row, outputs, reader, stacked
+from attnlab.analysis.risk import LOSSES, Risk, check_decay, check_level, controlled_risk, recent_risk
+from attnlab.data.text.tokenizers import load_tokenizer
 from attnlab.errors import UserError
 from attnlab.files import write_results
 from attnlab.models.heads.classification import ClassificationHead
+from attnlab.models.heads.language import LanguageHead, TiedHead
 from attnlab.runs.loading import Loaded, load_run
 from attnlab.tables import Column, Interval, Printer, Table, digits, plus_minus
+from attnlab.tasks.language import TOKENIZER
 from attnlab.tasks.long_range import Classification
+from attnlab.tasks.task import Textual
 from attnlab.train.cost import flops_per_token
-from attnlab.train.run import check_data, saved_config
+from attnlab.train.run import check_data
 
 COVERAGES = (1.0, 0.9, 0.8, 0.5)
 """Shares of inputs that are answered, of which the accuracy is shown."""
 
-ROWS = 512
-"""Rows that are looked at where no number is asked for."""
-
-AT_ONCE = 32
-"""Rows of a call."""
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Outputs:
-    """What a classifier makes of rows, in float64: vectors that the head reads, logits, and the true labels.
-
-    `moved` are logits after steps towards surer inputs, by their size (`attnlab.analysis.odin`), if there are any;
-    `members` the logits of every member of an ensemble, of whose mean probabilities `logits` are. Rows of one of the
-    `groups` are not independent of each other; without these all are.
-    """
-
-    features: Float[np.ndarray, 'b d']
-    logits: Float[np.ndarray, 'b o']
-    labels: Int[np.ndarray, 'b']
-    moved: Float[np.ndarray, 'n b o'] | None = None
-    members: Float[np.ndarray, 'm b o'] | None = None
-    groups: Int[np.ndarray, 'b'] | None = None
-
-    def part(self, first: int, step: int) -> 'Outputs':
-        """Every `step`-th row from one on."""
-        every = slice(first, None, step)
-        moved, members = (None if each is None else each[:, every] for each in (self.moved, self.members))
-        groups = None if self.groups is None else self.groups[every]
-        return Outputs(self.features[every], self.logits[every], self.labels[every], moved, members, groups)
-
-    def together(self, others: Sequence['Outputs']) -> 'Outputs':
-        """The outputs of an ensemble with others, of the same rows; features are those of the first.
-
-        Raises `UserError` for others of another number of classes.
-        """
-        if not others:
-            return self
-        classes = sorted({each.logits.shape[-1] for each in (self, *others)})
-        if len(classes) > 1:
-            raise UserError(
-                f'members of an ensemble have {" and ".join(map(str, classes))} classes; give runs of one task'
-            )
-        members = np.stack([self.logits, *(other.logits for other in others)])
-        return dataclasses.replace(self, logits=scores.mean_logits(members), members=members)
-
-    @property
-    def right(self) -> Bool[np.ndarray, 'b']:
-        """Whether the likeliest class is the label."""
-        return scores.right(self.logits, self.labels)
+OF_ROWS = ' (rows)'
+"""Ends the names of changes that are told by the mean scores of whole rows."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Scores:
-    """The scores that there are for a classifier, those of features fitted to training."""
+    """The scores that there are for a run, those of features fitted to another split.
+
+    The classes of predicted tokens are the tokens. `rows` is the Mahalanobis distance of a row's mean vector, where
+    rows hold several predictions; `size` the place in `odin.SIZES` of the size of ODIN's step; `left_out` says why
+    there is no other score.
+    """
 
     mahalanobis: scores.Mahalanobis | None = None
     virtual: scores.VirtualLogit | None = None
     conjugate: scores.ConjNorm | None = None
+    rows: scores.Mahalanobis | None = None
     size: int | None = None
-    """The place in `odin.SIZES` of the size of ODIN's step; `None` without one."""
+    left_out: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def fitted(cls, trained: Outputs, head: Any) -> 'Scores':
-        """From outputs on training, and the head; ViM needs one that is a linear map."""
-        virtual = None
-        # Heads that derive from it have other logits than this map's.
-        if type(head) is ClassificationHead and head.linear.bias is not None:
-            weight, bias = (np.asarray(each, np.float64) for each in (head.linear.matrix(), head.linear.bias[...]))
-            virtual = scores.VirtualLogit.fitted(trained.features, trained.logits, weight, bias)
-        size = None if trained.moved is None else odin.best_size(trained.moved)
+        """From outputs on another split, and the head; ViM needs one that is a linear map."""
+        virtual, left_out = None, {}
+        if (linear := _linear(head)) is not None:
+            virtual = scores.VirtualLogit.fitted(trained.features, trained.logits, *linear)
+        else:
+            left_out['vim'] = f'logits of {type(head).__name__} are no linear map of what it reads'
+        rows = None
+        if trained.groups is not None:
+            means = trained.by_row(trained.features)
+            rows = scores.Mahalanobis.fitted(means, np.zeros(len(means), int))
+        size = None if trained.odin is None else odin.best_size(trained.odin)
         known = trained.features, trained.labels
-        return cls(scores.Mahalanobis.fitted(*known), virtual, scores.ConjNorm.fitted(*known), size)
+        found = scores.Mahalanobis.fitted(*known), virtual, scores.ConjNorm.fitted(*known)
+        return cls(*found, rows, size, left_out)
 
     def of(self, outputs: Outputs) -> dict[str, Float[np.ndarray, 'b']]:
-        """Every score of rows, by name; they are moved by the one size that was chosen.
+        """Every score of predictions, by name; they are moved by the one size that was chosen.
 
         Logits of an ensemble are the logarithms of its probabilities, so that scores of their size say nothing.
         """
@@ -114,9 +82,26 @@ class Scores:
             found['conjnorm'] = self.conjugate.score(outputs.features)
         if self.virtual is not None and not together:
             found['vim'] = self.virtual.score(outputs.features, outputs.logits)
-        if self.size is not None and outputs.moved is not None:
-            found['odin'] = odin.odin(outputs.moved[0])
+        if self.size is not None and outputs.odin is not None:
+            found['odin'] = outputs.odin[0]
         return found
+
+    def of_rows(self, outputs: Outputs, found: Mapping[str, np.ndarray]) -> dict[str, Float[np.ndarray, 'r']]:
+        """The scores of whole rows: means of those found of predictions; Mahalanobis that of the mean vector."""
+        means = {name: outputs.by_row(score) for name, score in found.items()}
+        if self.rows is not None:
+            means['mahalanobis'] = self.rows.score(outputs.by_row(outputs.features))
+        return means
+
+
+def _linear(head: Any) -> tuple[Float[np.ndarray, 'd o'], Float[np.ndarray, 'o']] | None:
+    """The map to logits and what is added, of a head that is no more than that; those derived from it have others."""
+    if type(head) is ClassificationHead and head.linear.bias is not None:
+        return np.asarray(head.linear.matrix(), np.float64), np.asarray(head.linear.bias[...], np.float64)
+    if type(head) in (LanguageHead, TiedHead):
+        weight = np.asarray(head.weight[...], np.float64).T
+        return weight, np.zeros(weight.shape[1])
+    return None
 
 
 OF_LOGITS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
@@ -136,14 +121,21 @@ class Uncertainty:
     """The results of `analyse_uncertainty`.
 
     Attributes:
-      accuracy: of the rows that are tested.
+      accuracy: of the predictions that are tested.
       temperature: what logits are best divided by.
       calibration: expected calibration error and cross-entropy, as they are and with that temperature.
       selective: by score, accuracies where the best scored rows are answered, the area under the curve of risk over
         coverage, and the probability that a right answer scores above a wrong one.
       conformal: the level asked for, the threshold, coverage and mean size of sets.
-      detection: by kind of changed input and score, the probability that a row scores above a changed one.
-      step: of ODIN, in standard deviations of inputs or embeddings, chosen on training; `None` without one.
+      detection: by kind of changed input and score, the probability that a prediction scores above one of a changed
+        row; where rows hold several, also that a whole row does.
+      left_out: by score, why there is none.
+      odin_step: of ODIN, in standard deviations of inputs or embeddings, chosen on the split that scores are fitted to;
+        `None` without one.
+      risk: what is reached where a risk is controlled, and by recent rows; `None` where none is asked for.
+      recent_risk: see there.
+      of_itself: where rows hold several predictions, how statistics of a model's own probabilities go with how many
+        predictions of a row are right, over all rows; empty elsewhere.
       cascade: with another run, what they reach together; `None` without one.
       learned: the same by a rule that is learned on the rows that choose, on the others.
       budgeted: the same within a budget, with a threshold chosen on those rows; `None` without one.
@@ -155,7 +147,11 @@ class Uncertainty:
     selective: Mapping[str, Mapping[str, float]]
     conformal: Mapping[str, float]
     detection: Mapping[str, Mapping[str, float]]
-    step: float | None = None
+    left_out: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    odin_step: float | None = None
+    risk: Risk | None = None
+    recent_risk: Risk | None = None
+    of_itself: Mapping[str, Judged] = dataclasses.field(default_factory=dict)
     cascade: Cascade | None = None
     learned: Cascade | None = None
     budgeted: Budgeted | None = None
@@ -169,7 +165,10 @@ def analyse_uncertainty(
     split: str | None = None,
     rows: int | None = None,
     fitted: int | None = None,
+    fitted_split: str = 'train',
     alpha: float = 0.1,
+    risk: str | None = None,
+    level: float = 0.1,
     second: pathlib.Path | None = None,
     budget: float | None = None,
     members: Sequence[pathlib.Path] = (),
@@ -177,48 +176,66 @@ def analyse_uncertainty(
     ema: bool = False,
     other_data: bool = False,
 ) -> Uncertainty:
-    """Scores, calibrates and tests a classifier, and writes `analysis/<step>-uncertainty.json`.
+    """Scores, calibrates and tests a run that predicts classes or tokens; writes `analysis/<step>-uncertainty.json`.
 
-    Every other one of the first `rows` rows of a split, 512 or all if not given, chooses the temperature and the
-    threshold of conformal sets; all numbers are of those between. Means, covariance and directions of features are of
-    the first `fitted` rows of training, likewise. With the run `second`, of the same rows, it is said what is reached
-    where rows of which the first is not sure are handed on to it; all rows are asked, for nothing is chosen on them,
-    but for a rule that is learned, and the threshold of a `budget`. With `members` mean probabilities of an ensemble
-    are what is said of. With `decay` sets are also made of recent rows that choose, each counting by this factor less
-    than the one after it. With `ema` averages of parameters are taken, of members and of the second run too.
+    Every other one of the first `rows` rows of a split, of about 4,096 predictions if not given, chooses the
+    temperature and the threshold of conformal sets; all numbers are of those between. Means, covariance and directions
+    of features are of the first `fitted` rows of another split, likewise. With `risk`, a name among those of
+    `attnlab.analysis.risk`, the rows that choose also choose a setting with which a new row's expected loss is `level`
+    at most. With the run `second` it is said what is reached where rows of which the first is not sure are handed on to
+    it; all rows are asked, for nothing is chosen on them, but for a rule that is learned, and the threshold of a
+    `budget`. With `members` mean probabilities of an ensemble are what is said of. With `decay` sets, and the setting
+    of a risk, are also made of recent rows that choose, each counting by this factor less than the one after it. With
+    `ema` averages of parameters are taken, of members and of the second run too.
 
     What is written of an ensemble is `analysis/<step>-uncertainty-ensemble.json`.
 
-    Raises `UserError` for a run that is no classifier of rows, for changed data unless `other_data` allows them, a
-    split or rows that do not exist, fewer than four rows, an alpha outside of (0, 1), a second run of other labels,
+    Raises `UserError` for a run that predicts neither, for changed data unless `other_data` allows them, a split or
+    rows that do not exist, fewer than four rows, scores fitted to the split that is reported, an alpha or a level
+    outside of (0, 1), a level that so few rows cannot promise, a second run of other labels or another tokenizer,
     members of other data or classes, and with `ema` runs without averages.
     """
-    loaded, task = classifier(workdir, step, other_data, ema=ema)
+    loaded = _run(workdir, step, other_data, ema=ema)
+    task = loaded.setup.task
     split = task.evaluated_split if split is None else split
-    asked, trained = (stacked(loaded, *each) for each in ((split, rows, 4), ('train', fitted, 2)))
-    rows, fitted = len(asked['label']), len(trained['label'])
-    first = {name: array[:AT_ONCE] for name, array in trained.items()}
-    unit = loaded.setup.jit(functools.partial(odin.spread, loaded.setup, task))(loaded.variables, first)
-    scored = Scores.fitted(outputs(loaded, task, trained, unit), loaded.model().head)
-    sizes = () if scored.size is None else (odin.SIZES[scored.size],)
-    run = functools.partial(outputs, loaded, task, unit=unit, sizes=sizes)
-    others = [_member(member, loaded, other_data) for member in members]
+    if fitted_split == split:
+        raise UserError(f'--fitted_split is {split}, which is the split that is reported; scores are fitted to another')
+    asked, trained = (stacked(loaded, *each) for each in ((split, rows, 4), (fitted_split, fitted, 2)))
+    rows, fitted = len(asked['tokens']), len(trained['tokens'])
+    if decay is not None:
+        check_decay(decay)
+    if risk is not None:
+        check_level(level, (rows + 1) // 2, decay)
+    scored, run = _scored(loaded, trained)
+    others = [_member(member, workdir, loaded, other_data) for member in members]
+    readers = [reader(other) for other in others]
 
     def all_of(batch: Mapping[str, np.ndarray]) -> Outputs:
-        return run(batch).together([outputs(other, task, batch, sizes=()) for other in others])
+        return run(batch).together([read(batch) for read in readers])
 
     of_asked = all_of(asked)
     chosen, tested = of_asked.part(0, 2), of_asked.part(1, 2)
     found = examined(chosen, tested, scored, alpha, {name: all_of(each) for name, each in changed(asked, trained)})
+    if not one_a_row(task):
+        by_row = [of_asked.only(int(row)) for row in of_asked.rows]
+        of_itself = self_judged([each.logits for each in by_row], [each.labels for each in by_row])
+        found = dataclasses.replace(found, of_itself=of_itself)
     if decay is not None:
         found = dataclasses.replace(found, conformal={**found.conformal, **recent(of_asked, alpha, decay)})
+    if risk is not None:
+        found = dataclasses.replace(
+            found,
+            risk=controlled_risk(chosen, tested, risk, level),
+            recent_risk=None if decay is None else recent_risk(of_asked, risk, level, decay),
+        )
     if second is not None:
-        found = _handed_on(found, [loaded, *others], of_asked, split, second, budget, other_data)
+        found = _handed_on(found, workdir, [loaded, *others], asked, of_asked, split, second, budget, other_data)
     path = workdir / 'analysis' / f'{loaded.name}-uncertainty{"-ensemble" if members else ""}.json'
     record = {
         'step': loaded.step,
         'split': split,
         'rows': rows,
+        'fitted_split': fitted_split,
         'fitted_rows': fitted,
         'ema': ema,
         'other_data': other_data,
@@ -234,9 +251,13 @@ def analyse_uncertainty(
     return found
 
 
-def classifies(workdir: pathlib.Path) -> bool:
-    """Whether a run is a classifier of rows, by its config; raises `UserError` for a folder that is no run."""
-    return isinstance(build(saved_config(workdir).task, 'config.task'), Classification)
+def _run(workdir: pathlib.Path, step: int | None, other_data: bool, *, ema: bool) -> Loaded:
+    """A run whose task asks for classes or tokens."""
+    loaded = load_run(workdir, step, ema=ema)
+    task = loaded.setup.task
+    check_data(workdir, task.describe(), other=other_data)
+    check_asks(task, loaded.setup.length)
+    return loaded
 
 
 def classifier(
@@ -253,22 +274,52 @@ def classifier(
     return loaded, task
 
 
-def _member(workdir: pathlib.Path, first: Loaded, other_data: bool) -> Loaded:
-    """Another run of an ensemble. Raises `UserError` for one of other data."""
-    loaded, task = classifier(workdir, None, other_data, ema=first.ema)
-    ours, theirs = first.setup.task.describe(), task.describe()
+def _scored(loaded: Loaded, trained: Mapping[str, np.ndarray]) -> tuple[Scores, Callable[..., Outputs]]:
+    """Scores fitted to rows, and what reads others, with the one step of ODIN that was chosen on these."""
+    model = loaded.model()
+    if not hasattr(model, 'embed'):
+        scored = Scores.fitted(reader(loaded)(trained), model.head)
+        reason = f'{type(model).__name__} has no inputs that could be moved'
+        return dataclasses.replace(scored, left_out={**scored.left_out, 'odin': reason}), reader(loaded)
+    count = max(1, min(AT_ONCE, len(trained['tokens'])))
+    first = {name: array[:count] for name, array in trained.items()}
+    unit = float(loaded.setup.jit(functools.partial(odin.spread, loaded.setup))(loaded.variables, first))
+    scored = Scores.fitted(reader(loaded, odin.SIZES, unit)(trained), model.head)
+    assert scored.size is not None
+    return scored, reader(loaded, (odin.SIZES[scored.size],), unit)
+
+
+def _member(workdir: pathlib.Path, first_dir: pathlib.Path, first: Loaded, other_data: bool) -> Loaded:
+    """Another run of an ensemble. Raises `UserError` for one of other data, or with another tokenizer."""
+    loaded = _run(workdir, None, other_data, ema=first.ema)
+    ours, theirs = first.setup.task.describe(), loaded.setup.task.describe()
     if not other_data and ours != theirs:
         raise UserError(f'{workdir} is of other data than the first run, {theirs} and {ours}; an ensemble is of one')
+    _check_together(loaded, workdir, first, first_dir)
     return loaded
+
+
+def _check_together(loaded: Loaded, workdir: pathlib.Path, first: Loaded, first_dir: pathlib.Path) -> None:
+    """Raises `UserError` for a run that does not predict of rows what the first one does."""
+    kinds = [type(each.setup.task).__name__ for each in (loaded, first)]
+    if one_a_row(loaded.setup.task) != one_a_row(first.setup.task):
+        raise UserError(f'{workdir} was trained for {kinds[0]} and {first_dir} for {kinds[1]}; give runs of one task')
+    both = (loaded, workdir), (first, first_dir)
+    written = [load_tokenizer(place / TOKENIZER).hash for run, place in both if isinstance(run.setup.task, Textual)]
+    if len(set(written)) > 1 or len(written) == 1:
+        raise UserError(f'{workdir} has another tokenizer than {first_dir}; give runs that read the same tokens')
 
 
 def recent(outputs: Outputs, alpha: float, decay: float) -> dict[str, float]:
     """Coverage and size of sets where rows come in order: of every other row, by the thresholds of those before it.
 
+    Where rows hold several predictions the coverage is that of a row in the mean, as a risk that is controlled.
     Raises `UserError` for a decay outside of (0, 1].
     """
-    if not 0 < decay <= 1:
-        raise UserError(f'--decay is {decay}; it must be above 0 and at most 1')
+    check_decay(decay)
+    if outputs.groups is not None:
+        found = recent_risk(outputs, 'missed', alpha, decay)
+        return {'recent: coverage': 1 - found.risk.value, 'recent: mean size': found.used}
     rows = np.arange(len(outputs.labels))
     misfits = calibration.misfit(outputs.logits)
     fits, covered, sizes = misfits[rows, outputs.labels], [], []
@@ -283,7 +334,9 @@ def recent(outputs: Outputs, alpha: float, decay: float) -> dict[str, float]:
 
 def _handed_on(
     found: Uncertainty,
+    workdir: pathlib.Path,
     firsts: Sequence[Loaded],
+    asked: Mapping[str, np.ndarray],
     of_first: Outputs,
     split: str,
     second: pathlib.Path,
@@ -292,26 +345,45 @@ def _handed_on(
 ) -> Uncertainty:
     """What the run, or all of an ensemble, and a second one reach together.
 
-    Costs are operations that the definition of a model needs.
+    What is handed on are rows, whatever is predicted in them: a language model has to read a text to predict its last
+    token, so that a token handed on costs nearly as much as all of them. A row of several predictions is as sure as
+    their largest probabilities in the mean, which is the accuracy that a calibrated run expects of it. Costs are
+    operations that the definition of a model needs.
     """
-    loaded, task = classifier(second, None, other_data, ema=firsts[0].ema)
-    rows = stacked(loaded, split, len(of_first.labels), 4)
-    if not np.array_equal(rows['label'], of_first.labels):
+    loaded = _run(second, None, other_data, ema=firsts[0].ema)
+    _check_together(loaded, second, firsts[0], workdir)
+    # Rows of classifiers may differ in what they hold, such as patches, and are each run's own.
+    own = one_a_row(loaded.setup.task)
+    of_second = outputs(loaded, stacked(loaded, split, len(of_first.labels), 4) if own else asked)
+    if not np.array_equal(of_second.labels, of_first.labels):
         raise UserError(f'{second} has other labels on the {split} split; a cascade is of two runs on the same rows')
-    of_second = outputs(loaded, task, rows)
-    cost, right = sum(map(_operations, firsts)) / _operations(loaded), of_second.right
-    confidence = scores.max_probability(of_first.logits)
-    chosen, tested = of_first.part(0, 2), of_first.part(1, 2)
-    learned = learned_confidence(chosen.logits, chosen.right, right[::2], tested.logits)
+    if of_second.logits.shape != of_first.logits.shape:
+        raise UserError(
+            f'{second} predicts {of_second.logits.shape[1]} classes and {workdir} {of_first.logits.shape[1]}; '
+            'a cascade is of two runs that predict the same'
+        )
+    ran = (*firsts, loaded) if own else [_read_at(each, firsts[0]) for each in (*firsts, loaded)]
+    *costs, of_all = map(_operations, ran)
+    cost = sum(costs) / of_all
+    confidence, ours, theirs = (
+        of_first.by_row(each) for each in (scores.max_probability(of_first.logits), of_first.right, of_second.right)
+    )
+    known = of_first.by_row(described(of_first.logits))
+    learned = learned_confidence(known[::2], ours[::2], theirs[::2], known[1::2])
     within = None
     if budget is not None:
-        within = budgeted(confidence[::2], confidence[1::2], tested.right, right[1::2], cost, budget)
+        within = budgeted(confidence[::2], confidence[1::2], ours[1::2], theirs[1::2], cost, budget)
     return dataclasses.replace(
         found,
-        cascade=cascade(confidence, of_first.right, right, cost),
-        learned=cascade(learned, tested.right, right[1::2], cost),
+        cascade=cascade(confidence, ours, theirs, cost),
+        learned=cascade(learned, ours[1::2], theirs[1::2], cost),
         budgeted=within,
     )
+
+
+def _read_at(loaded: Loaded, other: Loaded) -> Loaded:
+    """A run whose rows are as long as those of another."""
+    return dataclasses.replace(loaded, setup=dataclasses.replace(loaded.setup, length=other.setup.length))
 
 
 def _operations(loaded: Loaded) -> float:
@@ -335,6 +407,11 @@ def examined(
         return found if relative is None else {**found, 'relative': relative.score(outputs.logits)}
 
     inside = scores_of(tested)
+    left_out = dict(scored.left_out)
+    if relative is None:
+        left_out['relative'] = f'answers of rows that choose are all {"right" if chosen.right.all() else "wrong"}'
+    if chosen.members is not None:
+        left_out |= dict.fromkeys((*OF_SIZE, 'vim'), 'of the logits of one run; an ensemble averages probabilities')
     return Uncertainty(
         accuracy=float(np.mean(tested.right)),
         temperature=temperature,
@@ -348,12 +425,29 @@ def examined(
             'mean size': float(np.mean(np.sum(sets, axis=1))),
             'threshold': threshold,
         },
-        detection={
-            kind: {name: scores.auroc(inside[name], outside) for name, outside in scores_of(each).items()}
-            for kind, each in others.items()
-        },
-        step=None if scored.size is None else odin.SIZES[scored.size],
+        detection=_told(scored, scores_of, tested, others),
+        left_out=left_out,
+        odin_step=None if scored.size is None else odin.SIZES[scored.size],
     )
+
+
+def _told(
+    scored: Scores,
+    scores_of: Callable[[Outputs], dict[str, np.ndarray]],
+    tested: Outputs,
+    others: Mapping[str, Outputs],
+) -> dict[str, dict[str, float]]:
+    """By kind of change and score, the probability of scoring above what was changed; of rows too if these differ."""
+    inside: Mapping[str, np.ndarray] = scores_of(tested)
+    found = {}
+    for kind, each in others.items():
+        outside: Mapping[str, np.ndarray] = scores_of(each)
+        pairs = {kind: (inside, outside)}
+        if tested.groups is not None:
+            pairs[f'{kind}{OF_ROWS}'] = scored.of_rows(tested, inside), scored.of_rows(each, outside)
+        for title, (ours, theirs) in pairs.items():
+            found[title] = {name: scores.auroc(ours[name], theirs[name]) for name in ours}
+    return found
 
 
 def _mixed(right: Bool[np.ndarray, 'b']) -> bool:
@@ -373,73 +467,6 @@ def _selective(score: Float[np.ndarray, 'b'], right: Bool[np.ndarray, 'b']) -> d
     # Where all are right or all are wrong there is nothing to tell apart.
     apart = scores.auroc(score[right], score[~right]) if _mixed(right) else float('nan')
     return {**at, 'area': float(np.mean(risks)), 'right over wrong': apart}
-
-
-def outputs(
-    loaded: Loaded,
-    task: Classification,
-    rows: Mapping[str, np.ndarray],
-    unit: jax.Array | None = None,
-    sizes: tuple[float, ...] = odin.SIZES,
-) -> Outputs:
-    """What a run makes of rows, some at a time; what is missing of the last call is its first rows again.
-
-    With the `unit` of steps, what it makes of them after steps of these sizes as well.
-    """
-
-    @loaded.setup.jit
-    def call(variables: nnx.State, batch: Mapping[str, jax.Array]) -> tuple[jax.Array, ...]:
-        model = nnx.merge(loaded.setup.graphdef, variables)
-        vectors = task.vectors(model, batch, None)
-        found = vectors, model.logits(vectors)
-        return found if unit is None else (*found, odin.moved(loaded.setup, task, variables, batch, unit, sizes))
-
-    count = len(rows['label'])
-    found = []
-    for begin in range(0, count, AT_ONCE):
-        places = np.arange(begin, begin + min(AT_ONCE, count)) % count
-        found.append(jax.device_get(call(loaded.variables, {name: array[places] for name, array in rows.items()})))
-    features, logits, *moved = (
-        np.concatenate(each, axis=-2).astype(np.float64)[..., :count, :] for each in zip(*found, strict=True)
-    )
-    return Outputs(features, logits, np.asarray(rows['label']), *moved)
-
-
-def changed(
-    rows: Mapping[str, np.ndarray], trained: Mapping[str, np.ndarray], seed: int = 0
-) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
-    """The rows with inputs that are not of the data, by what was done to them; padding stays.
-
-    `noise` is uniform between the least and the largest input of training, `shuffled` has the inputs of each row in
-    another order; of real numbers there are `inverted` ones, reflected about the middle of that range, and five times
-    as large ones, on which scores of the outputs of ReLU networks are worse than chance (Ulmer and Cina 2020,
-    https://arxiv.org/abs/2012.05329).
-    """
-    rng, x, there = np.random.default_rng(seed), rows['tokens'], rows['segments'] > 0
-    known = trained['tokens'][trained['segments'] > 0]
-    low, high = known.min(), known.max()
-    real = np.issubdtype(x.dtype, np.floating)
-    noise = rng.uniform(low, high, x.shape) if real else rng.integers(low, high + 1, x.shape)
-    made = {'noise': noise.astype(x.dtype), 'shuffled': x.copy()}
-    for row, places in zip(made['shuffled'], map(np.flatnonzero, there), strict=True):
-        row[places] = row[rng.permutation(places)]
-    if real:
-        made |= {'inverted': low + high - x, 'five times': 5 * x}
-    mask = there.reshape(*there.shape, *(1,) * (x.ndim - there.ndim))
-    for name, tokens in made.items():
-        yield name, {**rows, 'tokens': np.where(mask, tokens, x)}
-
-
-def stacked(loaded: Loaded, split: str, count: int | None, least: int) -> dict[str, np.ndarray]:
-    """The first rows of a split as one batch, `ROWS` of them or all there are if no number is given."""
-    source = loaded.setup.task.source(split, loaded.setup.length)
-    count = min(ROWS, len(source)) if count is None else count
-    if count < least:
-        raise UserError(f'rows is {count} of the {split} split; there must be at least {least}')
-    if count > len(source):
-        raise UserError(f'rows is {count}; the {split} split has {len(source)} rows')
-    rows = [source[index] for index in range(count)]
-    return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
 
 
 def tables(found: Uncertainty, title: str) -> Iterator[Table]:
@@ -467,6 +494,8 @@ def tables(found: Uncertainty, title: str) -> Iterator[Table]:
     )
     columns = [Column(name, four, right=True) for name in found.conformal]
     yield table('conformal', columns, [tuple(found.conformal.values())], 'conformal sets of classes')
+    if found.risk is not None:
+        yield _risk_table(found.risk, found.recent_risk)
     for rule, both in (('confidence', found.cascade), ('a learned rule', found.learned)):
         if both is None:
             continue
@@ -483,6 +512,10 @@ def tables(found: Uncertainty, title: str) -> Iterator[Table]:
         yield table(
             'budget', columns, [dataclasses.astuple(within)], 'cascade within the budget, on rows it was not chosen on'
         )
+    if found.of_itself:
+        yield judged_table(found.of_itself)
+    if found.left_out:
+        yield table('left out', [Column('score'), Column('because')], list(found.left_out.items()), 'left out')
     kinds = list(found.detection)
     if not kinds:
         return
@@ -490,5 +523,18 @@ def tables(found: Uncertainty, title: str) -> Iterator[Table]:
         'detection',
         [Column('score'), *(Column(kind, four, right=True) for kind in kinds)],
         [(name, *(found.detection[kind][name] for kind in kinds)) for name in found.selective],
-        'probability that a row scores above one that was changed',
+        'probability of scoring above what was changed',
     )
+
+
+def _risk_table(found: Risk, of_recent: Risk | None) -> Table:
+    four = digits('.4f')
+    columns = [
+        Column('chosen by'),
+        Column('setting', four, right=True),
+        Column('risk', plus_minus, right=True),
+        Column(LOSSES[found.loss].name, four, right=True),
+    ]
+    both = {'all rows that choose': found} | ({} if of_recent is None else {'recent ones': of_recent})
+    rows = [(by, one.setting, Interval(**dataclasses.asdict(one.risk)), one.used) for by, one in both.items()]
+    return Table('risk', columns, rows, f'risk of {found.loss}, of a row, {found.level:g} at most in expectation')

@@ -1,4 +1,4 @@
-"""`attnlab uncertainty`: scores, calibration, selective prediction, conformal sets, ensembles and cascades."""
+"""`attnlab uncertainty`: scores, calibration, selective prediction, conformal sets, risks, ensembles and cascades."""
 
 import pathlib
 
@@ -16,6 +16,9 @@ from attnlab.commands.arguments import (
 )
 from attnlab.errors import UserError
 
+RISKS = ('missed', 'wrong')
+"""The losses of `attnlab.analysis.risk`."""
+
 
 def main(argv: list[str]) -> int:
     """Runs the command."""
@@ -26,18 +29,31 @@ def main(argv: list[str]) -> int:
     flags.DEFINE_integer(
         'rows',
         None,
-        'Rows of the split, of which every other one calibrates; 512, or all, by default.',
+        'Rows of the split, of which every other one calibrates; by default of about 4,096 predictions, 20 to 512.',
         lower_bound=4,
         flag_values=values,
     )
     flags.DEFINE_integer(
         'fitted_rows',
         None,
-        'Rows of training that scores of features are fitted to, likewise.',
+        'Rows that scores of features are fitted to, likewise.',
         lower_bound=2,
         flag_values=values,
     )
+    flags.DEFINE_string(
+        'fitted_split', 'train', 'The split of those rows, another than the one that is reported.', flag_values=values
+    )
     flags.DEFINE_float('alpha', 0.1, 'How often conformal sets may lack the label.', flag_values=values)
+    flags.DEFINE_enum(
+        'risk',
+        None,
+        RISKS,
+        'Also control a risk: that sets lack the label (missed), or that an answer is given and wrong (wrong).',
+        flag_values=values,
+    )
+    flags.DEFINE_float(
+        'risk_level', 0.1, 'With --risk: how much of a new row may be lost, in expectation.', flag_values=values
+    )
     flags.DEFINE_string(
         'cascade', None, 'A larger run, to which rows are handed on of which this one is not sure.', flag_values=values
     )
@@ -52,7 +68,7 @@ def main(argv: list[str]) -> int:
     flags.DEFINE_float(
         'decay',
         None,
-        'Also make sets by recent rows, each counting by this factor less than the one after it.',
+        'Also make sets, and control a risk, by recent rows, each counting by this factor less than the one after it.',
         flag_values=values,
     )
     define_format(values)
@@ -60,31 +76,16 @@ def main(argv: list[str]) -> int:
         return 0
     if not 0 < values.alpha < 1:
         raise UserError(f'--alpha is {values.alpha}; it must be above 0 and below 1')
+    if values['risk_level'].present and values.risk is None:
+        raise UserError('--risk_level is for --risk, which is not given')
     if values.budget is not None and values.cascade is None:
         raise UserError('--budget is for --cascade, which is not given')
     workdir = directory(values, 'workdir')
     second = None if values.cascade is None else directory(values, 'cascade')
     members = tuple(pathlib.Path(each).expanduser() for each in values.ensemble)
     start_devices(values)
-    from attnlab.analysis.token_uncertainty import analyse_tokens
-    from attnlab.analysis.uncertainty import analyse_uncertainty, classifies
+    from attnlab.analysis.uncertainty import analyse_uncertainty
 
-    if not classifies(workdir):
-        given = [f'--{name}' for name in ('fitted_rows', 'cascade', 'ensemble', 'decay') if values[name].present]
-        if given:
-            raise UserError(f'{given[0]} is for a classifier of rows; {workdir} was trained for something else')
-        with printing(values) as printer:
-            analyse_tokens(
-                workdir,
-                printer,
-                step=values.step,
-                split=values.split,
-                rows=values.rows,
-                alpha=values.alpha,
-                ema=values.ema,
-                other_data=values.other_data,
-            )
-        return 0
     with printing(values) as printer:
         analyse_uncertainty(
             workdir,
@@ -93,7 +94,10 @@ def main(argv: list[str]) -> int:
             split=values.split,
             rows=values.rows,
             fitted=values.fitted_rows,
+            fitted_split=values.fitted_split,
             alpha=values.alpha,
+            risk=values.risk,
+            level=values.risk_level,
             second=second,
             budget=values.budget,
             members=members,

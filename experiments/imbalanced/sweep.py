@@ -6,7 +6,7 @@ import numpy as np
 from scipy.special import softmax
 
 from attnlab.analysis.calibration import calibration_error, cross_entropy
-from attnlab.analysis.uncertainty import outputs
+from attnlab.analysis.outputs import outputs
 from attnlab.config import spec
 from attnlab.configuration import config_of
 from attnlab.data.long_range.long_tailed import LongTailed
@@ -78,7 +78,7 @@ def predicted(loaded, split):
     task = loaded.setup.task
     source = task.source(split, loaded.setup.length)
     rows = [source[index] for index in range(len(source))]
-    return outputs(loaded, task, {name: np.stack([row[name] for row in rows]) for name in rows[0]})
+    return outputs(loaded, {name: np.stack([row[name] for row in rows]) for name in rows[0]})
 
 
 def by_class(found):

@@ -6,7 +6,8 @@ import numpy as np
 from rich.console import Console
 
 from attnlab.analysis import scores
-from attnlab.analysis.uncertainty import Scores, analyse_uncertainty, outputs
+from attnlab.analysis.outputs import outputs
+from attnlab.analysis.uncertainty import Scores, analyse_uncertainty
 from attnlab.config import spec
 from attnlab.configuration import config_of
 from attnlab.data.vision.shapes import Count
@@ -73,11 +74,11 @@ def of_other(loaded):
     """By kind of input: by score, the probability that a digit of the test split scores above one of them."""
     task = loaded.setup.task
     trained, tested = (stacked(task, loaded.setup.length, split) for split in ('train', 'test'))
-    scored = Scores.fitted(outputs(loaded, task, trained), loaded.model().head)
-    inside = scored.of(outputs(loaded, task, tested))
+    scored = Scores.fitted(outputs(loaded, trained), loaded.model().head)
+    inside = scored.of(outputs(loaded, tested))
     found = {}
     for kind, rows in others(tested).items():
-        made = outputs(loaded, task, rows)
+        made = outputs(loaded, rows)
         found[kind] = {name: scores.auroc(inside[name], outside) for name, outside in scored.of(made).items()}
         if kind != 'shapes':
             found[kind]['accuracy'] = float(np.mean(made.right))

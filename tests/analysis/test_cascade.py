@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from attnlab.analysis.cascade import budgeted, cascade, learned_confidence
+from attnlab.analysis.cascade import budgeted, cascade, described, learned_confidence
 from attnlab.errors import UserError
 
 
@@ -34,6 +34,13 @@ def test_confidence_that_is_always_the_same_gains_nothing():
     assert found.gain.value == pytest.approx(0, abs=1e-12) and found.gain.high == pytest.approx(0, abs=1e-12)
 
 
+def test_rows_of_several_predictions_have_shares_of_right_ones():
+    found = cascade(np.array([0.2, 0.9, 0.5]), np.array([0.25, 1.0, 0.5]), np.array([0.75, 0.5, 0.5]), 0.5)
+    # The first row gains a half, the third nothing, and the second loses a half.
+    at = dict(zip(np.round(found.rates, 2), found.accuracy, strict=True))
+    np.testing.assert_allclose([at[0.0], at[0.33], at[0.67], at[1.0]], np.array([1.75, 2.25, 2.25, 1.75]) / 3)
+
+
 @pytest.mark.slow
 def test_the_interval_of_a_gain_covers_what_it_says():
     """Of confidence that has nothing to do with being right the gain is 0; 95 % of intervals hold it."""
@@ -57,14 +64,15 @@ def test_a_rule_that_is_learned_knows_what_a_specialist_knows():
     asked, ours, theirs = specialist(rng, 800)
     p = np.exp(asked) / np.exp(asked).sum(1, keepdims=True)
     plain = cascade(p.max(1), ours, theirs, 0.1)
-    learned = cascade(learned_confidence(logits, first, second, asked), ours, theirs, 0.1)
+    known, new = described(logits), described(asked)
+    learned = cascade(learned_confidence(known, first, second, new), ours, theirs, 0.1)
     # Handing on the unsure sends half of them to a classifier that does not know their classes.
     assert learned.gain.low > plain.gain.value + 0.02
     # Where the second is always right, being unsure is all that counts, and both rules are alike.
     always = np.ones(800, bool)
     both = [
         cascade(confidence, ours, always, 0.1).gain.value
-        for confidence in (p.max(1), learned_confidence(logits, first, always, asked))
+        for confidence in (p.max(1), learned_confidence(known, first, always, new))
     ]
     assert abs(both[0] - both[1]) < 0.02
 

@@ -10,11 +10,14 @@ from flax import nnx
 from scipy.special import softmax
 
 from attnlab.analysis import odin, uncertainty
-from attnlab.analysis.uncertainty import Outputs, Scores, changed, examined, recent
+from attnlab.analysis.outputs import Outputs, changed
+from attnlab.analysis.uncertainty import Scores, examined, recent
 from attnlab.errors import UserError
 from attnlab.models.heads.classification import ClassificationHead
 from attnlab.models.heads.evidential import EvidentialHead
+from attnlab.models.heads.language import BoundedHead, LanguageHead
 from attnlab.runs.loading import Loaded
+from attnlab.tasks.long_range import Classification
 
 
 def outputs(rng: np.random.Generator, count: int, head: ClassificationHead, scale: float = 1.0) -> Outputs:
@@ -45,12 +48,12 @@ def test_a_classifier_of_four_corners():
     assert found.detection['away']['mahalanobis'] > 0.99 and found.detection['away']['conjnorm'] > 0.9
     assert found.conformal['coverage'] > 0.85 and found.conformal['asked'] == 0.9
     assert found.selective['energy']['at 100%'] == found.accuracy
-    assert found.step is None and found.cascade is None
-    # Of two sizes of a step the one that makes training surer is taken, and its logits are scored.
-    moved = np.stack([trained.logits / 2, 2 * trained.logits])
-    with_steps = Scores.fitted(dataclasses.replace(trained, moved=moved), head)
-    halves = dataclasses.replace(tested, moved=-tested.logits[None]).part(1, 2)
-    assert with_steps.size == 1 and halves.moved.shape == (1, 150, 4)
+    assert found.odin_step is None and found.cascade is None
+    # Of two sizes of a step the one that makes training surer is taken, and its scores are those of ODIN.
+    moved = np.stack([odin.odin(trained.logits / 2), odin.odin(2 * trained.logits)])
+    with_steps = Scores.fitted(dataclasses.replace(trained, odin=moved), head)
+    halves = dataclasses.replace(tested, odin=odin.odin(-tested.logits)[None]).part(1, 2)
+    assert with_steps.size == 1 and halves.odin.shape == (1, 150)
     np.testing.assert_allclose(with_steps.of(halves)['odin'], odin.odin(-tested.logits[1::2]))
     cold = examined(*(outputs(np.random.default_rng(1), 300, head, 0.01) for _ in range(2)), scored, 0.1, {})
     # Logits a hundredth as large say little of what is known: a temperature far below one mends it.
@@ -93,21 +96,64 @@ def test_members_of_an_ensemble_that_say_the_same_agree():
     assert {'energy', 'max_logit', 'vim'} & whole.of(apart).keys() == set()
     with pytest.raises(UserError, match='members of an ensemble have 3 and 4 classes'):
         one.together([dataclasses.replace(one, logits=one.logits[:, :3])])
+    with pytest.raises(UserError, match='members of an ensemble are asked for different labels'):
+        one.together([dataclasses.replace(one, labels=1 - one.labels)])
     # Evidence is not a linear map of features.
-    assert Scores.fitted(outputs(rng, 40, head), EvidentialHead(6, 1, classes=4, rngs=nnx.Rngs(0))).virtual is None
+    evidential = Scores.fitted(outputs(rng, 40, head), EvidentialHead(6, 1, classes=4, rngs=nnx.Rngs(0)))
+    assert evidential.virtual is None
+    assert evidential.left_out == {'vim': 'logits of EvidentialHead are no linear map of what it reads'}
+
+
+def tokens(rng: np.random.Generator, rows: int, head: LanguageHead, moved: float = 0.0) -> Outputs:
+    """Rows of five predictions over four tokens, from features about a mean of the row's."""
+    groups = np.repeat(np.arange(rows), 5)
+    features = 3 * rng.standard_normal((rows, 6))[groups] + 0.3 * rng.standard_normal((5 * rows, 6))
+    features[:, 5] = 0.01 * features[:, 5] + moved
+    logits = features @ np.asarray(head.weight[...], np.float64).T
+    return Outputs(features, logits, logits.argmax(axis=1), groups=groups)
+
+
+def test_rows_of_predictions_are_told_from_others_by_their_means():
+    rng, head = np.random.default_rng(6), LanguageHead(6, 4, rngs=nnx.Rngs(0))
+    head.weight[...] = head.weight[...].at[:, 5].set(0.0)
+    trained, chosen, tested = (tokens(rng, count, head) for count in (40, 20, 30))
+    scored = Scores.fitted(trained, head)
+    # Logits of a vocabulary are a map without a bias: they are all zero at the origin.
+    np.testing.assert_allclose(scored.virtual.origin, 0, atol=1e-12)
+    assert 'vim' in Scores.fitted(trained, BoundedHead(6, 4, soft_cap=3.0, rngs=nnx.Rngs(0))).left_out
+    found = examined(chosen, tested, scored, 0.1, {'away': tokens(rng, 30, head, moved=1.0)})
+    assert {'mahalanobis', 'conjnorm', 'vim'} <= found.selective.keys() == found.detection['away'].keys()
+    of_rows = found.detection['away (rows)']
+    assert of_rows.keys() == found.selective.keys()
+    # The head does not see what has moved; distances of a row's mean tell it.
+    assert abs(of_rows['energy'] - 0.5) < 0.25 and of_rows['mahalanobis'] > 0.99
+    means = np.stack([trained.features[trained.groups == row].mean(axis=0) for row in range(40)])
+    apart = tested.by_row(tested.features) - means.mean(axis=0)
+    centred = means - means.mean(axis=0)
+    covariance = centred.T @ centred / 40
+    covariance += 1e-4 * np.trace(covariance) / 6 * np.eye(6)
+    expected = -0.5 * np.einsum('rd,de,re->r', apart, np.linalg.inv(covariance), apart)
+    np.testing.assert_allclose(scored.of_rows(tested, scored.of(tested))['mahalanobis'], expected, rtol=1e-6)
+    np.testing.assert_allclose(
+        scored.of_rows(tested, scored.of(tested))['energy'], scored.of(tested)['energy'].reshape(30, 5).mean(axis=1)
+    )
+    # Rows are halved whole.
+    assert tested.part(1, 2).rows.tolist() == list(range(1, 30, 2)) and len(tested.part(1, 2).labels) == 75
+    assert tested.only(3).groups.tolist() == [3] * 5
 
 
 def test_all_of_an_ensemble_cost(monkeypatch):
     rng = np.random.default_rng(5)
     known = Outputs(np.zeros((8, 1)), rng.standard_normal((8, 3)), rng.integers(0, 3, 8))
-    run = mock.Mock(spec=Loaded, setup=mock.Mock(length=2), ema=False)
-    monkeypatch.setattr(uncertainty, 'classifier', lambda *_, **__: (run, None))
+    run = mock.Mock(spec=Loaded, setup=mock.Mock(length=2, task=mock.Mock(spec=Classification)), ema=False)
+    monkeypatch.setattr(uncertainty, '_run', lambda *_, **__: run)
     monkeypatch.setattr(uncertainty, 'stacked', lambda *_: {'label': known.labels})
     monkeypatch.setattr(uncertainty, 'outputs', lambda *_: known)
     monkeypatch.setattr(uncertainty, 'flops_per_token', lambda setup: 5.0)
     found = examined(known, known, Scores(), 0.1, {})
     for count in (1, 3):
-        both = uncertainty._handed_on(found, [run] * count, known, 'test', pathlib.Path('other'), None, False)
+        here, other = pathlib.Path('here'), pathlib.Path('other')
+        both = uncertainty._handed_on(found, here, [run] * count, {}, known, 'test', other, None, False)
         assert both.cascade.cost[0] == count
 
 

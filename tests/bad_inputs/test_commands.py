@@ -113,6 +113,13 @@ FLAGS = [
     ('generate --workdir={run} --prompts={text} --prompt=a', '--prompt is one text and --prompts a file of them'),
     ('uncertainty --workdir={run} --alpha=1', '--alpha is 1.0; it must be above 0 and below 1'),
     ('uncertainty --workdir={run} --rows=3', 'rows=3'),
+    ('uncertainty --workdir={run} --risk=some', 'risk=some'),
+    ('uncertainty --workdir={run} --risk_level=0.2', '--risk_level is for --risk, which is not given'),
+    ('uncertainty --workdir={run} --risk=missed --risk_level=0', '--risk_level is 0.0; it must be above 0 and below 1'),
+    ('uncertainty --workdir={run} --rows=4 --risk=missed', '2 rows that choose promise 0.333 at best: give --rows=18'),
+    ('uncertainty --workdir={run} --decay=0', '--decay is 0.0; it must be above 0 and at most 1'),
+    ('uncertainty --workdir={run} --split=train', '--fitted_split is train, which is the split that is reported'),
+    ('uncertainty --workdir={run} --fitted_split=tset', "no split 'tset'"),
     ('quantize --workdir={run}', '--out is missing'),
     (
         'quantize --workdir={run} --out={tmp}/new',

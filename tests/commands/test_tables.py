@@ -39,6 +39,7 @@ WALKED = {
         '--out=OUT/edited',
         '--compilation_cache=',
     ),
+    'uncertainty': ('uncertainty', '--workdir=RUN', '--rows=4', '--fitted_rows=2', '--compilation_cache='),
     'match': ('match', '--config=language', '--target=sliding_window', '--recipes=sliding_window', '--out=OUT'),
 }
 """A line of each command; RUN and OUT are folders."""
@@ -47,7 +48,6 @@ ELSEWHERE = {
     'sweep status': 'tests/sweep/test_study.py',
     'data prepare': 'needs the extra tfds: tests/data/long_range',
     'report': 'tests/compare/report',
-    'uncertainty': 'needs a run of a classifier: tests/analysis/test_uncertainty.py',
 }
 """Commands whose tables other tests walk."""
 

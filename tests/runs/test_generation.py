@@ -2,12 +2,16 @@
 
 import re
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from attnlab.cli import main
 from attnlab.data.text.tokenizers import load_tokenizer
 from attnlab.models import decoding
+from attnlab.models.sampling import generate
+from attnlab.models.thoughts import thinking
+from attnlab.runs import generation
 from attnlab.runs.loading import load_run
 from tests.bad_inputs.conftest import originals
 
@@ -71,6 +75,35 @@ def test_prompts_of_a_file_go_on_side_by_side_and_a_draft_leaves_the_text_as_it_
     said, noted = written(run, ['--prompt=one', '--temperature=0', f'--draft={run}', '--ahead=1'], capsys)
     assert said == alone[0]
     assert '6 tokens in 3 readings of the model, each with up to 1 of the draft' in noted
+
+
+def test_thoughts_through_the_command_are_those_of_the_definition(originals, monkeypatch, capsys):
+    run = originals / 'run'
+    model, prompt = load_run(run).model(), np.frombuffer(b'one and', np.uint8)
+    for count in (1, 3):
+        # By reading the row again for every thought, without states.
+        hidden, _ = thinking(model, jnp.asarray(prompt, jnp.int32)[None], count)
+        expected = list(generate(model, prompt, 6, temperature=0.0, thoughts=count))
+        assert expected[0] == int(jnp.argmax(model.logits(hidden[:, -1])))
+        text, _ = written(run, ['--prompt=one and', '--temperature=0', f'--thoughts={count}'], capsys)
+        assert text == f'one and{text_of(run, expected)}\n'
+    # After so few steps all think alike: that the number comes through is seen where it arrives.
+    arrived = []
+
+    def noting(model, prompt, steps, **options):
+        arrived.append(options['thoughts'])
+        return generate(model, prompt, steps, **options)
+
+    monkeypatch.setattr(generation, 'generate', noting)
+    for flags in ([], ['--thoughts=2']):
+        written(run, ['--prompt=one and', *flags], capsys)
+    assert arrived == [0, 2]
+    for flags, complaint in (
+        (['--thoughts=2', '--beam=2'], '--thoughts is for what is drawn token by token; leave out --beam'),
+        (['--thoughts=-1'], 'thoughts=-1'),
+    ):
+        assert main(['generate', f'--workdir={run}', '--compilation_cache=', *flags]) == 2
+        assert complaint in capsys.readouterr().err
 
 
 @pytest.mark.parametrize('tested', ['all', 'drawn'])

@@ -1,15 +1,9 @@
-"""What a model says of its own tokens: statistics by hand, rows it knows and rows it does not, and a run."""
-
-import json
+"""What a model says of its own tokens: statistics by hand, rows it knows and rows it does not."""
 
 import numpy as np
 import pytest
 
-from attnlab.analysis.token_uncertainty import self_judged, statistics
-from attnlab.cli import main
-from tests.bad_inputs.conftest import originals
-
-__all__ = ['originals']
+from attnlab.analysis.glass_box import self_judged, statistics
 
 
 def test_statistics_by_hand():
@@ -34,15 +28,3 @@ def test_a_model_that_knows_what_it_knows():
     shuffled = self_judged(logits, [rng.integers(0, 5, 400) for _ in logits])
     assert abs(shuffled['log-probability'].pearson) < 0.8
     assert np.isnan(self_judged(logits[:1], labels[:1])['sure'].pearson)
-
-
-def test_a_language_model(originals, capsys):
-    run = originals / 'run'
-    asked = ['uncertainty', f'--workdir={run}', '--rows=4', '--compilation_cache=']
-    assert main(asked) == 0
-    assert 'what the model says of its rows' in capsys.readouterr().out
-    record = json.loads((run / 'analysis' / '4-uncertainty.json').read_text())
-    assert set(record['selective']) >= {'max_probability', 'max_logit', 'negative_entropy', 'energy'}
-    assert 0 <= record['conformal']['coverage'] <= 1 and set(record['of_itself']) == set(statistics(np.zeros((1, 2))))
-    assert main([*asked, '--decay=0.9']) == 2
-    assert '--decay is for a classifier of rows' in capsys.readouterr().err
