@@ -274,6 +274,8 @@ def _images(chosen: dict[str, str]) -> Images:
         raise UserError(f'side={length} of the config is no whole number of pixels or voxels, such as side=32')
     if name in DATA or not ('/' in name or '.' in name):
         images = choose(DATA, 'data', name)
+        if chosen['colors'] != 'rgb':
+            raise UserError(f'colors={chosen["colors"]} is for images of your own; data={name} has its own')
         if images.voxels is not None:
             return _clouds(images, chosen)
         _check_voxels(chosen)

@@ -371,6 +371,8 @@ def get_config(arg: str = '') -> ConfigDict:
         raise UserError(
             'protocol=finetune needs run=WORKDIR, that of a run with protocol=pretrain; other protocols take no run'
         )
+    if chosen['rate'] != '10' and not chosen['fast']:
+        raise UserError(f'rate={chosen["rate"]} is of fast=RECIPE, which is not given')
     protocol = choose(PROTOCOLS, 'protocol', chosen['protocol'])
     run = setting(chosen['size'], chosen['task'], chosen['zoo'])
     recipe = convolved(padded_recipe(sequence_recipe(chosen['zoo']), chosen['zoo']), chosen['conv'])

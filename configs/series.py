@@ -390,6 +390,7 @@ def get_config(arg: str = '') -> ConfigDict:
         _check_filling(system, given)
     chosen = given | {name: given[name] or system.arguments.get(name, value) for name, value in DEFAULTS.items()}
     chosen |= {name: given[name] or value for name, value in FIRST.items()}
+    _check_rate(given, chosen['fast'])
     size = choose(SIZES, 'size', chosen['size'])
     lookback = _whole(chosen, 'lookback')
     series = _series(chosen['data'])
@@ -399,8 +400,9 @@ def get_config(arg: str = '') -> ConfigDict:
         marks=choose(SWITCH, 'marks', chosen['marks']),
     )
     linear = system.linear and not given['zoo']
-    if linear and given['conv']:
-        raise UserError(f'conv={given["conv"]} is of layers; system={given["system"]} has none: leave it out')
+    for name in ('conv', 'fast', 'inputs', 'form', 'patch', 'stride'):
+        if linear and given[name]:
+            raise UserError(f'{name}={given[name]} is of layers; system={given["system"]} has none: leave it out')
     variates, observed, known = columns.counts(series)
     prompt = _whole(chosen, 'prompt') if chosen['prompt'] else None
     if prompt and (not system.frozen or system.scales):
@@ -465,6 +467,7 @@ def _classification(given: Mapping[str, str]) -> ConfigDict:
         if value and name not in CLASSIFIES and not (name == 'data' and value.endswith('.npz')):
             raise UserError(f'{name}={value} is for other tasks; leave it out with task=classification')
     chosen = given | {name: given[name] or DEFAULTS[name] for name in ('zoo', 'conv', 'rate')} | {'inputs': 'apart'}
+    _check_rate(given, given['fast'])
     drawn = Drawn(RegimeWindows(steps=_whole(chosen, 'lookback')), train=20_000, held_out=EXAMPLES)
     data = labelled_windows(str(pathlib.Path(chosen['data']))) if chosen['data'] else drawn
     size, steps = choose(SIZES, 'size', chosen['size']), data.kind.length
@@ -714,19 +717,25 @@ def _inputs(
 
 
 def _head(system: System, variates: int, chosen: Mapping[str, str], basis: TrainingBasis | None = None) -> ConfigDict:
+    individual = choose(SWITCH, 'individual', chosen['individual'])
     if chosen['head'] != 'affine':
-        if chosen['individual'] == '1' or system.share is not None:
+        if individual or system.share is not None:
             raise UserError(f'head={chosen["head"]} goes with individual=0 and systems without a head of their own')
         return choose({'affine': None, **REGRESSORS}, 'head', chosen['head']).spec.copy_and_resolve_references()
-    if basis is not None and chosen['individual'] == '0':
+    if basis is not None and not individual:
         return spec(OrthogonalHead, basis=basis, variates=variates)
     sizes = {
-        'variates': variates if choose(SWITCH, 'individual', chosen['individual']) else None,
+        'variates': variates if individual else None,
         'parts': 1 if system.decomposition is None else 2,
     }
     if system.share is None:
         return spec(AffineHead, **sizes)
     return spec(SparseAffineHead, share=system.share, **sizes)
+
+
+def _check_rate(given: Mapping[str, str], fast: str) -> None:
+    if given['rate'] and not fast:
+        raise UserError(f'rate={given["rate"]} is of fast=RECIPE, which is not given')
 
 
 def _whole(chosen: Mapping[str, str], name: str) -> int:

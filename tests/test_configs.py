@@ -264,6 +264,11 @@ def test_long_range_at_two_rates(argument, depths):
             long_range.get_config(f'task=listops,size=smoke,zoo=mamba,fast=s4{more}')
 
 
+def test_a_rate_is_of_a_second_recipe():
+    with pytest.raises(UserError, match='rate=banana is of fast=RECIPE, which is not given'):
+        long_range.get_config('task=listops,rate=banana,size=smoke')
+
+
 def test_long_range_with_another_head():
     config = long_range.get_config('task=digits,size=smoke,head=arcface')
     assert config.model.head.classes == 10
@@ -828,6 +833,7 @@ def test_images_of_ones_own(tmp_path):
             'clouds of points, not images, and takes no layout=pyramid, augment',
         ),
         ('data=count,side=16', 'side=16 is for images of your own and clouds of points; data=count has its own'),
+        ('data=cifar10,colors=nonsense', 'colors=nonsense is for images of your own; data=cifar10 has its own'),
         ('data=count,voxels=occupied', 'voxels=occupied is for clouds of points; data=count holds images'),
         ('data=parts,voxels=some', 'there is no voxels=some'),
         (

@@ -35,14 +35,19 @@ def main(argv: list[str]) -> int:
         return 0
     if len(names) != 1:
         raise UserError('usage: attnlab experiment NAME|FOLDER [--size=cpu|full]; NAME is a folder of ./experiments')
+    if values.report and values.dry_run:
+        raise UserError('--report and --dry_run do not go together: neither runs anything')
     from rich.console import Console
 
     from attnlab.experiment.experiment import Experiment
+    from attnlab.train.launch import STOPPED
 
     folder = pathlib.Path(names[0])
     experiment = Experiment(folder if folder.is_dir() else EXPERIMENTS / folder, values.size)
     workdirs, console = pathlib.Path(values.workdirs).expanduser(), Console(highlight=False, soft_wrap=True)
     command = f'attnlab experiment {names[0]} --size={experiment.size}'
+    if values.workers is not None and (values.report or values.dry_run or not experiment.has_studies()):
+        raise UserError('--workers is of the trials of studies that are run')
     if experiment.has_studies():
         from attnlab.experiment.studies import check_studies, report_studies, run_studies
 
@@ -55,10 +60,10 @@ def main(argv: list[str]) -> int:
             report_studies(experiment, workdirs, command, console)
             return 0
         workers = values.workers or (os.cpu_count() or 1 if experiment.size == 'cpu' else 1)
-        run_studies(experiment, workdirs, command, workers, console)
-        return 0
+        return 0 if run_studies(experiment, workdirs, command, workers, console) else STOPPED
     from attnlab.experiment.runs import check_runs, report_experiment, run_experiment
     from attnlab.train import devices
+    from attnlab.train.loop import FINISHED
 
     if values.dry_run:
         left = check_runs(experiment, workdirs)
@@ -66,6 +71,7 @@ def main(argv: list[str]) -> int:
         return 0
 
     devices.start(compilation_cache='~/.cache/attnlab/compiled')
-    go = report_experiment if values.report else run_experiment
-    go(experiment, workdirs, command, console)
-    return 0
+    if values.report:
+        report_experiment(experiment, workdirs, command, console)
+        return 0
+    return 0 if run_experiment(experiment, workdirs, command, console) == FINISHED else STOPPED

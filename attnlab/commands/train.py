@@ -56,6 +56,8 @@ def main(argv: list[str]) -> int:
         from attnlab.train.fork import forked_config
 
         config = read_config(values, argv, 'train', forked_config(run))
+    if run is None and values['from'].value is not None:
+        raise UserError('flags are written --name=value, such as --from=RUN')
     if run is None and values.from_step is not None:
         raise UserError('--from_step is given without --from')
     profile = None

@@ -221,6 +221,26 @@ def test_a_dry_run_says_what_is_left(done, tmp_path, capsys):
     assert not (tmp_path / 'nothing').exists()
 
 
+def test_an_experiment_that_was_stopped_is_not_taken_for_a_finished_one(done, tmp_path, monkeypatch):
+    folder = shutil.copytree(done / 'experiments' / 'toy', tmp_path / 'experiments' / 'toy')
+    monkeypatch.setattr(launch, 'train', lambda *_, **__: loop.STOPPED)
+    asked = ['experiment', str(folder), f'--workdirs={tmp_path / "runs"}']
+    assert cli.main(asked) == launch.STOPPED != 0
+    assert cli.main(['experiment', str(folder), f'--workdirs={done / "runs"}']) == 0
+
+
+@pytest.mark.parametrize(
+    ('options', 'sentence'),
+    [
+        (['--report', '--dry_run'], '--report and --dry_run do not go together'),
+        (['--workers=2'], '--workers is of the trials of studies that are run'),
+    ],
+)
+def test_options_that_would_change_nothing_are_refused(done, options, sentence, capsys):
+    assert cli.main(['experiment', str(done / 'experiments' / 'toy'), *options]) != 0
+    assert sentence in capsys.readouterr().err
+
+
 def test_an_experiment_that_is_not_there(done):
     with pytest.raises(UserError, match=r"there is no experiment 'toys' in .*experiments; did you mean 'toy'"):
         Experiment(done / 'experiments' / 'toys', 'cpu')

@@ -77,7 +77,7 @@ class PlaneAttention(TwoSided):
     def __init__(self, dim: int, *, heads: int, side: int = 8, shifted: bool = False, rngs: nnx.Rngs):
         if heads < 3:
             raise UserError(f'heads of PlaneAttention is {heads}; it must be at least 3, one for every kind of planes')
-        self.heads, self.key_dim = heads, head_channels(dim, heads, instead='heads')
+        self.heads, self.key_dim = heads, head_channels(dim, heads)
         self.side, self.shift = side, side // 2 if shifted else 0
         self.before, self.after = (LocalEnhancement(dim, rngs=rngs) for _ in range(2))
         self.qkv = Linear(dim, 3 * dim, bias=True, rngs=rngs)

@@ -95,7 +95,7 @@ class ReducedAttention(TwoSided):
         implementation: str | None = None,
         rngs: nnx.Rngs,
     ):
-        self.heads, self.key_dim = heads, head_channels(dim, heads, instead='heads')
+        self.heads, self.key_dim = heads, head_channels(dim, heads)
         self.implementation = implementation
         self.query = Linear(dim, dim, bias=True, rngs=rngs)
         self.reduction: Any = reduction(dim, rngs=rngs)
@@ -142,7 +142,7 @@ class EmbeddingFreeAttention(TwoSided):
         implementation: str | None = None,
         rngs: nnx.Rngs,
     ):
-        self.heads, self.key_dim = heads, head_channels(dim, heads, instead='heads')
+        self.heads, self.key_dim = heads, head_channels(dim, heads)
         self.ratio, self.implementation = ratio * factor, implementation
         self.linear = Linear(dim, dim, bias=True, rngs=rngs)
         self.output = Linear(dim, dim, bias=True, axes=('heads', 'embed'), rngs=rngs)

@@ -51,7 +51,7 @@ class WindowAttention(TwoSided):
         implementation: str | None = None,
         rngs: nnx.Rngs,
     ):
-        self.heads, self.key_dim = heads, head_channels(dim, heads, instead='heads')
+        self.heads, self.key_dim = heads, head_channels(dim, heads)
         self.side, self.shifted, self.implementation = side, shifted, implementation
         self.qkv = Linear(dim, 3 * dim, bias=True, rngs=rngs)
         self.output = Linear(dim, dim, bias=True, axes=('heads', 'embed'), rngs=rngs)
@@ -114,7 +114,7 @@ class NeighbourhoodAttention(TwoSided):
     """
 
     def __init__(self, dim: int, *, heads: int, side: int = 7, dilation: int = 1, rngs: nnx.Rngs):
-        self.heads, self.key_dim = heads, head_channels(dim, heads, instead='heads')
+        self.heads, self.key_dim = heads, head_channels(dim, heads)
         self.side, self.dilation = side, dilation
         self.qkv = Linear(dim, 3 * dim, bias=True, rngs=rngs)
         self.output = Linear(dim, dim, bias=True, axes=('heads', 'embed'), rngs=rngs)
