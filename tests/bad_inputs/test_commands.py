@@ -33,6 +33,8 @@ FLAGS = [
     ('train --config=nothing.py --workdir={tmp}/new', 'there is no config file nothing.py'),
     ('train --config={tmp} --workdir={tmp}/new', 'there is no config file'),
     ('train --config configs/language.py', 'flags are written --name=value'),
+    (f'{TRAIN} --from {{tmp}}', 'flags are written --name=value, such as --from=RUN'),
+    (f'{TRAIN} -from={{tmp}}', 'flags are written --name=value, such as --from=RUN'),
     (f'train --config={LANGUAGE}', '--workdir is missing'),
     (f'train --config={LANGUAGE} --config={LANGUAGE} --workdir={{tmp}}/new', '--config is given 2 times'),
     (f'train --config={LANGUAGE} --workdir={{tmp}}/a --workdir={{tmp}}/b', '--workdir is given 2 times; give it once'),
