@@ -29,6 +29,19 @@ def test_the_page_on_kernels_runs_as_it_stands():
         exec('\n'.join(blocks), {'__name__': 'kernels'})
 
 
+def test_the_list_of_experiments_has_all_of_them_their_questions_and_where_they_were_run():
+    root = ROOT / 'experiments'
+    listed = [line for line in (root / 'README.md').read_text().splitlines() if line.startswith('| [')]
+    expected = []
+    for folder in [*sorted(root.iterdir()), *sorted((root / 'published').iterdir())]:
+        if (folder / 'sweep.py').exists():
+            title = (folder / 'README.md').read_text().splitlines()[0].removeprefix('# ')
+            sizes = [size for size in ('cpu', 'full') if (folder / 'results' / f'{size}.json').exists()]
+            name = folder.relative_to(root)
+            expected.append(f'| [{name}]({name}) | {title} | {", ".join(sizes) or "not yet"} |')
+    assert listed == expected
+
+
 def test_the_map_of_the_house_names_files_that_are_there():
     there = [
         path
