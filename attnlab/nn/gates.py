@@ -17,6 +17,7 @@ from attnlab.functional.recurrences import state_dtype
 from attnlab.module import Module
 from attnlab.nn.activations import activation as activation_called
 from attnlab.nn.decays import StepDecay
+from attnlab.nn.heads import head_channels
 from attnlab.nn.parameter import param
 from attnlab.nn.projections import Linear
 from attnlab.typing import DropoutKey, Heads, Keys, Sequence, Values
@@ -119,7 +120,7 @@ class SliceMLPGate(Module):
 
     def __init__(self, dim: int, *, heads: int, channels: int, rngs: nnx.Rngs):
         del channels
-        hidden = max(1, dim // heads // 4)
+        hidden = max(1, head_channels(dim, heads) // 4)
         self.up = _per_slice(dim, heads, hidden, rngs)
         self.up_bias = param(nnx.initializers.zeros, (heads, hidden), axes=('heads', None), group='vector', rngs=rngs)
         weight = nnx.initializers.variance_scaling(1.0, 'fan_in', 'normal', in_axis=1, out_axis=0)
@@ -132,10 +133,8 @@ class SliceMLPGate(Module):
 
 
 def _per_slice(dim: int, heads: int, features: int, rngs: nnx.Rngs) -> nnx.Param:
-    if dim % heads:
-        raise UserError(f'{heads} heads do not divide a width of {dim}; a gate per slice of the channels needs them to')
     weight = nnx.initializers.variance_scaling(1.0, 'fan_in', 'normal', batch_axis=0)
-    return param(weight, (heads, dim // heads, features), axes=('heads', None, None), rngs=rngs)
+    return param(weight, (heads, head_channels(dim, heads), features), axes=('heads', None, None), rngs=rngs)
 
 
 def _by_slice(x: Sequence, weight: nnx.Param) -> Float[Array, 'b t h f']:

@@ -11,10 +11,10 @@ from jax.typing import DTypeLike
 from jaxtyping import Float, Int
 
 from attnlab.context import Context
-from attnlab.errors import UserError
 from attnlab.functional.recurrences import no_segment, state_dtype
 from attnlab.functional.stabilised import stabilised_linear_attention
 from attnlab.mixers.mixer import Mixer
+from attnlab.nn.heads import head_channels
 from attnlab.nn.norms import GroupNorm
 from attnlab.nn.parameter import param
 from attnlab.nn.projections import Linear
@@ -71,9 +71,7 @@ class MLSTM(Mixer):
           implementation: of the core; `None`: the default of the platform.
           rngs: draws the parameters.
         """
-        if value_dim is None and dim % heads:
-            raise UserError(f'{heads} heads do not divide a width of {dim}; give MLSTM a value_dim')
-        value_dim = dim // heads if value_dim is None else value_dim
+        value_dim = head_channels(dim, heads, instead='value_dim') if value_dim is None else value_dim
         key_dim = max(1, value_dim // 2) if key_dim is None else key_dim
         self.heads, self.key_dim, self.value_dim = heads, key_dim, value_dim
         self.cap, self.implementation = cap, implementation

@@ -16,6 +16,7 @@ from attnlab.functional.exclusive import exclusive_linear_attention
 from attnlab.functional.recurrences import carried, no_segment, state_dtype
 from attnlab.mixers.mixer import Mixer
 from attnlab.module import Module
+from attnlab.nn.heads import head_channels
 from attnlab.nn.norms import GroupNorm
 from attnlab.nn.parameter import Initializer, param
 from attnlab.nn.preludes import ShiftState, no_shift, shifted
@@ -103,11 +104,9 @@ class RWKV6(Mixer):
           implementation: of the core; `None`: the default of the platform.
           rngs: draws the parameters.
         """
-        if dim % heads:
-            raise UserError(f'{heads} heads do not divide a width of {dim}; RWKV6 wants heads of one size')
         if not 0 <= place <= 1:
             raise UserError(f'the place of RWKV6 is {place}; it must be from 0, the first layer, to 1, the last')
-        self.heads, self.channels, self.implementation = heads, dim // heads, implementation
+        self.heads, self.channels, self.implementation = heads, head_channels(dim, heads), implementation
         channel = jnp.arange(dim) / dim
         steep, gentle = channel ** (1 - place), channel ** (0.5 * (1 - place))
         start = jnp.stack([1 - steep, 1 - steep, 1 - steep - 0.3 * place, 1 - gentle, 1 - gentle])

@@ -16,6 +16,7 @@ from attnlab.errors import UserError
 from attnlab.functional import cores
 from attnlab.functional.recurrences import carried, no_segment, state_dtype
 from attnlab.mixers.mixer import Mixer
+from attnlab.nn.heads import head_channels
 from attnlab.nn.norms import GroupNorm
 from attnlab.nn.parameter import Initializer, param
 from attnlab.nn.preludes import ShiftState, no_shift, shifted
@@ -89,11 +90,9 @@ class RWKV7(Mixer):
           implementation: of the core; `None`: the default of the platform.
           rngs: draws the parameters.
         """
-        if dim % heads:
-            raise UserError(f'{heads} heads do not divide a width of {dim}; RWKV7 needs heads of one size')
         if not 0 <= place <= 1:
             raise UserError(f'the place of RWKV7 is {place}; it must be from 0, the first layer, to 1, the last')
-        self.heads, self.channels, self.implementation = heads, dim // heads, implementation
+        self.heads, self.channels, self.implementation = heads, head_channels(dim, heads), implementation
         rank = _rank(2.5, dim) if rank is None else rank
         gate_rank = _rank(5.0, dim) if gate_rank is None else gate_rank
 

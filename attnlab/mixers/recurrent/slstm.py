@@ -13,9 +13,9 @@ from jax.typing import DTypeLike
 from jaxtyping import Bool, Float, Int
 
 from attnlab.context import Context
-from attnlab.errors import UserError
 from attnlab.functional.recurrences import document_starts, no_segment, state_dtype
 from attnlab.mixers.mixer import Mixer
+from attnlab.nn.heads import head_channels
 from attnlab.nn.norms import GroupNorm
 from attnlab.nn.parameter import param
 from attnlab.nn.preludes import Prelude, ShortConv
@@ -77,9 +77,7 @@ class SLSTM(Mixer):
         power: float = 0.3,
         rngs: nnx.Rngs,
     ):
-        if dim % heads:
-            raise UserError(f'{heads} heads do not divide a width of {dim}; each has maps of its own channels')
-        self.heads, channels = heads, dim // heads
+        self.heads, channels = heads, head_channels(dim, heads)
         self.prelude = prelude(dim, rngs=rngs)
         small = nnx.initializers.normal((2 / (5 * dim)) ** 0.5)
         shape, axes = (4, heads, channels, channels), (None, 'heads', None, None)

@@ -115,5 +115,5 @@ def test_the_running_maximum_is_its_recurrence():
 
 
 def test_heads_that_do_not_divide():
-    with pytest.raises(UserError, match='3 heads do not divide a width of 8'):
+    with pytest.raises(UserError, match='heads is 3; it must divide dim, which is 8, unless value_dim is given'):
         MLSTM(DIM, heads=3, rngs=nnx.Rngs(0))

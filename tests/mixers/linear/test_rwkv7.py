@@ -79,7 +79,7 @@ def test_the_start_is_that_of_the_released_code():
 
 
 def test_errors():
-    with pytest.raises(UserError, match='3 heads do not divide a width of 8'):
+    with pytest.raises(UserError, match=r'heads is 3; it must divide dim, which is 8$'):
         RWKV7(8, heads=3, rngs=nnx.Rngs(0))
     with pytest.raises(UserError, match='the place of RWKV7 is 2'):
         RWKV7(8, heads=2, place=2.0, rngs=nnx.Rngs(0))

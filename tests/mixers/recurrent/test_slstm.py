@@ -65,5 +65,5 @@ def test_forget_gates_start_by_a_power_law():
     forget = np.asarray(mixer.bias[...])[1]
     assert forget[0, 0] == 5 and forget[1, -1] == -7 and (np.diff(forget) < 0).all()
     assert not np.asarray(mixer.recurrent[...]).any()
-    with pytest.raises(UserError, match='3 heads do not divide a width of 32'):
+    with pytest.raises(UserError, match=r'heads is 3; it must divide dim, which is 32$'):
         SLSTM(32, heads=3, rngs=nnx.Rngs(0))

@@ -344,7 +344,7 @@ def test_gates_by_hand():
     np.testing.assert_allclose(three(x)[..., 0], sigmoid(three.linear(x) + quarter), rtol=1e-5)
     four = ChannelGate(8, heads=2, channels=5, rngs=nnx.Rngs(0))
     np.testing.assert_allclose(four(x).reshape(2, 3, 10), sigmoid(four.linear(x)), rtol=1e-5)
-    with pytest.raises(UserError, match='3 heads do not divide a width of 8'):
+    with pytest.raises(UserError, match=r'heads is 3; it must divide dim, which is 8$'):
         SliceGate(8, heads=3, channels=5, rngs=RNGS)
 
 
