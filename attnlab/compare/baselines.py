@@ -8,7 +8,7 @@ from ml_collections import ConfigDict
 
 from attnlab.config import build, from_plain, plain
 from attnlab.errors import UserError
-from attnlab.tasks.task import Guessable, Slice, Sliced, Task, Textual
+from attnlab.tasks.task import Guessable, Slice, Sliced, Textual
 from attnlab.train.average import SUFFIX
 
 Baselines = Mapping[str, float]
@@ -42,7 +42,7 @@ def _scores(asked: str, metric: str) -> Baselines:
         return {}
 
 
-def _asked(task: Task, settings: ConfigDict, length: int, name: str) -> tuple[Slice | None, str]:
+def _asked(task: Guessable, settings: ConfigDict, length: int, name: str) -> tuple[Slice | None, str]:
     """What an evaluator's number is of, and which it is: `1x/accuracy` of slices, `loss@2x` of text, whose targets are
     the same in windows of every length."""
     keys = set(settings.keys())
