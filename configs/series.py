@@ -400,9 +400,13 @@ def get_config(arg: str = '') -> ConfigDict:
         marks=choose(SWITCH, 'marks', chosen['marks']),
     )
     linear = system.linear and not given['zoo']
-    for name in ('conv', 'fast', 'inputs', 'form', 'patch', 'stride'):
-        if linear and given[name]:
-            raise UserError(f'{name}={given[name]} is of layers; system={given["system"]} has none: leave it out')
+    if linear:
+        unread = ('conv', 'fast', 'inputs', 'form', 'patch', 'stride')
+        _check_not_given(given, unread, f'is of layers; system={given["system"]} has none: leave it out')
+    elif chosen['inputs'] == 'variates':
+        _check_not_given(
+            given, ('patch', 'stride'), 'is of patches; with inputs=variates a variate is a token: leave it out'
+        )
     variates, observed, known = columns.counts(series)
     prompt = _whole(chosen, 'prompt') if chosen['prompt'] else None
     if prompt and (not system.frozen or system.scales):
@@ -561,9 +565,8 @@ def _check_frozen(system: System, given: Mapping[str, str]) -> None:
     if given['run'] and not system.frozen:
         names = ' or '.join(name for name, one in SYSTEMS.items() if one.frozen)
         raise UserError(f'run={given["run"]} goes with system={names}; other systems take no run')
-    for name in LAYERED if system.frozen else ():
-        if given[name]:
-            raise UserError(f'{name}={given[name]} does not go with system={given["system"]}; leave it out')
+    if system.frozen:
+        _check_not_given(given, LAYERED, f'does not go with system={given["system"]}; leave it out')
 
 
 def _frozen(windows: Mapping[str, Any], system: System, horizon: int, run: str) -> ConfigDict:
@@ -630,9 +633,7 @@ def _frozen_groups(system: System) -> tuple[Override, ...]:
 
 def _check_filling(system: System, given: Mapping[str, str]) -> None:
     """Raises `UserError` for arguments and systems of forecasting alone."""
-    for name in FORECASTS:
-        if given[name]:
-            raise UserError(f'{name}={given[name]} is for task=forecasting; leave it out with task={given["task"]}')
+    _check_not_given(given, FORECASTS, f'is for task=forecasting; leave it out with task={given["task"]}')
     if system.orthogonal or system.frozen or system.share is not None:
         raise UserError(f'system={given["system"]} is for task=forecasting; choose another with task={given["task"]}')
 
@@ -731,6 +732,13 @@ def _head(system: System, variates: int, chosen: Mapping[str, str], basis: Train
     if system.share is None:
         return spec(AffineHead, **sizes)
     return spec(SparseAffineHead, share=system.share, **sizes)
+
+
+def _check_not_given(given: Mapping[str, str], names: tuple[str, ...], why: str) -> None:
+    """Raises `UserError` for an argument that nothing would read."""
+    for name in names:
+        if given[name]:
+            raise UserError(f'{name}={given[name]} {why}')
 
 
 def _check_rate(given: Mapping[str, str], fast: str) -> None:

@@ -223,6 +223,8 @@ def test_two_rates_are_two_stacks():
         ('task=classification,rate=5', 'rate=5 is of fast=RECIPE, which is not given'),
         ('system=dlinear,inputs=nonsense', 'inputs=nonsense is of layers; system=dlinear has none: leave it out'),
         ('system=dlinear,patch=8', 'patch=8 is of layers; system=dlinear has none'),
+        ('system=itransformer,patch=banana', 'patch=banana is of patches; with inputs=variates a variate is a token'),
+        ('inputs=variates,stride=3', 'stride=3 is of patches; with inputs=variates a variate is a token'),
         ('head=quantiles,individual=yes', 'there is no individual=yes'),
         ('system=hiss,fast=swin', 'zoo=swin mixes tokens on a grid'),
         ('system=autotimes', 'system=autotimes needs run=WORKDIR, that of a causal language model'),
