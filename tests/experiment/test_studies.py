@@ -7,12 +7,14 @@ import optuna
 import pytest
 from rich.console import Console
 
+from attnlab import cli
 from attnlab.errors import UserError
 from attnlab.experiment import studies as study_experiment
 from attnlab.experiment.experiment import Experiment
 from attnlab.experiment.studies import report_studies, run_studies
 from attnlab.sweep.study import confirmation, create_study
 from attnlab.sweep.worker import work
+from attnlab.train import launch
 
 TINY = pathlib.Path(__file__).parents[1] / 'sweep' / 'tiny.py'
 SWEEP = f"""
@@ -49,6 +51,12 @@ def experiment(tmp_path):
     (folder / 'plot.py').write_text(PLOT)
     (folder / 'README.md').write_text(README)
     return Experiment(folder, 'cpu')
+
+
+@pytest.mark.parametrize(('finished', 'status'), [(False, launch.STOPPED), (True, 0)])
+def test_studies_that_were_stopped_are_not_taken_for_finished_ones(experiment, finished, status, tmp_path, monkeypatch):
+    monkeypatch.setattr(study_experiment, 'run_studies', lambda *_: finished)
+    assert cli.main(['experiment', str(experiment.folder), f'--workdirs={tmp_path / "runs"}']) == status
 
 
 @pytest.mark.slow
