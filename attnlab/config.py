@@ -153,10 +153,20 @@ def arguments(text: str, **defaults: str) -> dict[str, str]:
     return defaults | given
 
 
-def whole(name: str, text: str) -> int:
-    """The whole number from 1 that an argument is; raises `UserError` for another text."""
-    if not (text.isascii() and text.isdecimal() and int(text) >= 1):
-        raise UserError(f'{name} is {text!r}; it must be a whole number from 1')
+def apart(text: str, **defaults: str) -> tuple[dict[str, str], str]:
+    """The arguments of these names in `name=value,name=value`, and the text without them: those of another config.
+
+    Raises `UserError` for one of them without `=`.
+    """
+    items = [item for item in text.split(',') if item]
+    own = [item for item in items if item.partition('=')[0] in defaults]
+    return arguments(','.join(own), **defaults), ','.join(item for item in items if item not in own)
+
+
+def whole(name: str, text: str, least: int = 1) -> int:
+    """The whole number of at least `least` that an argument is; raises `UserError` for another text."""
+    if not (text.isascii() and text.isdecimal() and int(text) >= least):
+        raise UserError(f'{name} is {text!r}; it must be a whole number from {least}')
     return int(text)
 
 

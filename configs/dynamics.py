@@ -18,9 +18,8 @@ from types import MappingProxyType
 
 from ml_collections import ConfigDict
 
-from attnlab.config import arguments, choose, spec
+from attnlab.config import arguments, choose, spec, whole
 from attnlab.data.series.drawn import DrawnSeries, Henon, Lorenz
-from attnlab.errors import UserError
 from attnlab.evals.attractor import Attractor
 from attnlab.evals.by_slice import BySlice
 from attnlab.evals.cadence import AtEnd, EveryNSteps
@@ -62,9 +61,6 @@ def get_config(arg: str = '') -> ConfigDict:
     """The config of `data=...,state=...,rectified=...,forcing=...,size=...` and `CHOICES`."""
     chosen = arguments(arg, data='lorenz', state='20', rectified='2', forcing='16', size='tiny', **CHOICES)
     data, size = choose(SYSTEMS, 'data', chosen['data']), choose(SIZES, 'size', chosen['size'])
-    for name in ('state', 'rectified', 'forcing'):
-        if not (chosen[name].isascii() and chosen[name].isdecimal()):
-            raise UserError(f'{name}={chosen[name]} must be a whole number of at least 0')
     return run_config(
         chosen,
         steps=size.steps,
@@ -74,7 +70,7 @@ def get_config(arg: str = '') -> ConfigDict:
         model=spec(
             AlmostLinearDynamics,
             noise=0.05,
-            **{name: int(chosen[name]) for name in ('state', 'rectified', 'forcing')},
+            **{name: whole(name, chosen[name], least=0) for name in ('state', 'rectified', 'forcing')},
         ),
         optimizer=AdamW(peak_lr=size.peak_lr, schedule=Cosine(final=size.final), weight_decay=0.0, b2=0.999),
         evals=(

@@ -65,7 +65,7 @@ from ml_collections import ConfigDict
 from attnlab.blocks.adaptive import AdaptiveBlock
 from attnlab.blocks.block import Block
 from attnlab.blocks.layer import MixerAndMLP
-from attnlab.config import arguments, build, choose, spec, takes
+from attnlab.config import arguments, build, choose, spec, takes, whole
 from attnlab.data.long_range.dataset import Dataset
 from attnlab.data.long_range.digits import Digits
 from attnlab.data.long_range.drawn import Drawn
@@ -269,9 +269,7 @@ def get_config(arg: str = '') -> ConfigDict:
 
 
 def _images(chosen: dict[str, str]) -> Images:
-    name, length = chosen['data'], chosen['side']
-    if length and not (length.isdecimal() and int(length)):
-        raise UserError(f'side={length} of the config is no whole number of pixels or voxels, such as side=32')
+    name, length = chosen['data'], whole('side', chosen['side']) if chosen['side'] else None
     if name in DATA or not ('/' in name or '.' in name):
         images = choose(DATA, 'data', name)
         if chosen['colors'] != 'rgb':
@@ -284,7 +282,7 @@ def _images(chosen: dict[str, str]) -> Images:
         return images
     _check_voxels(chosen)
     channels = choose({'rgb': 3, 'grey': 1}, 'colors', chosen['colors'])
-    data = image_folder(name, size=int(length or 32), channels=channels)
+    data = image_folder(name, size=length or 32, channels=channels)
     return Images(data, patch=next(patch for patch in (4, 2, 1) if data.size % patch == 0), examples=1_000)
 
 
@@ -354,8 +352,7 @@ def _model(recipe: Recipe, images: Images, layout: Layout, chosen: dict[str, str
             f'token={where} adds a token that lies on no grid; zoo={chosen["zoo"]} with data={chosen["data"]} and '
             f'layout={chosen["layout"]} needs token=mean'
         )
-    head = choose(CLASSIFIERS, 'head', chosen['head']).spec.copy_and_resolve_references()
-    head.classes = images.data.kind.classes
+    head = choose(CLASSIFIERS, 'head', chosen['head']).made(classes=images.data.kind.classes)
     pool = MeanPool() if where is None else OneToken(class_place(_grid(images), where))
     return spec(
         Model,
@@ -515,10 +512,8 @@ def _stacked(resolutions: list[ConfigDict]) -> ConfigDict:
 
 def _mixers(recipe: Recipe, heads: int, window: int | None, length: int, **arguments: Any) -> tuple[ConfigDict, ...]:
     """The recipe's mixers, bidirectional where they have that form, with these arguments."""
-    mixers = recipe.sized(heads=heads, window=window, length=length)
+    mixers = recipe.sized(heads=heads, window=window, length=length, causal=not recipe.bidirectional)
     for mixer in mixers:
-        if recipe.bidirectional and 'causal' in takes(mixer):
-            mixer.causal = False
         # Convolutions between them (conv=1) take none of what a paper has by stage.
         if arguments.keys() <= takes(mixer):
             mixer.update(arguments)

@@ -148,7 +148,7 @@ def get_config(arg: str = '') -> ConfigDict:
     _check_blocks(stack, chosen)
     if chosen['norm'] != NORM:
         set_norm(stack.blocks, _norm(chosen), chosen)
-    head = choose(HEADS, 'head', chosen['head']).spec.copy_and_resolve_references()
+    head = choose(HEADS, 'head', chosen['head']).made()
     evaluated = max(1, size.steps // 10)
     return run_config(
         chosen,

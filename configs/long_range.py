@@ -41,7 +41,7 @@ from typing import Any
 from ml_collections import ConfigDict
 from ml_collections.config_flags import config_path
 
-from attnlab.config import arguments, choose, spec, takes
+from attnlab.config import arguments, choose, spec, takes, whole
 from attnlab.data.long_range.authorship import Authorship
 from attnlab.data.long_range.dataset import Dataset
 from attnlab.data.long_range.digits import Digits
@@ -69,7 +69,7 @@ from attnlab.train.schedule import Cosine, LinearDecay, Schedule
 from attnlab.train.start import FromRun
 from attnlab.train.step import Precision
 from attnlab.zoo import Recipe
-from attnlab.zoo.chosen import BOTH, convolved, padded_recipe, sequence_recipe
+from attnlab.zoo.chosen import BOTH, padded_sequence_recipe
 from attnlab.zoo.recipe import within
 
 DYNAMICS_LR = 1e-3
@@ -375,7 +375,7 @@ def get_config(arg: str = '') -> ConfigDict:
         raise UserError(f'rate={chosen["rate"]} is of fast=RECIPE, which is not given')
     protocol = choose(PROTOCOLS, 'protocol', chosen['protocol'])
     run = setting(chosen['size'], chosen['task'], chosen['zoo'])
-    recipe = convolved(padded_recipe(sequence_recipe(chosen['zoo']), chosen['zoo']), chosen['conv'])
+    recipe = padded_sequence_recipe(chosen['zoo'], chosen['conv'])
     evaluated = max(1, run.steps // 10)
     parts = protocol(recipe, run, chosen['head'])
     if chosen['fast']:
@@ -402,16 +402,12 @@ def get_config(arg: str = '') -> ConfigDict:
 def _classification(recipe: Recipe, run: Setting, head: str) -> dict[str, ConfigDict]:
     """Classification, with a head for labels."""
     kind = run.data.kind
-    made = spec(PairHead) if kind.documents > 1 else _chosen(head)
     if kind.documents > 1 and head != DEFAULT:
         raise UserError(f'head={head} is for one document; this task has {kind.documents}, and a head of its own')
-    made.classes = kind.classes
+    sizes = {'classes': kind.classes}
+    made = spec(PairHead, **sizes) if kind.documents > 1 else choose(CLASSIFIERS, 'head', head).made(**sizes)
     model = spec(Model, head=made, pool=MeanPool(), streaming=False, **_trunk(recipe, run))
     return {'task': spec(Classification, data=run.data), 'model': model}
-
-
-def _chosen(head: str) -> ConfigDict:
-    return choose(CLASSIFIERS, 'head', head).spec.copy_and_resolve_references()
 
 
 def _denoising(recipe: Recipe, run: Setting, head: str) -> dict[str, ConfigDict]:
@@ -420,8 +416,7 @@ def _denoising(recipe: Recipe, run: Setting, head: str) -> dict[str, ConfigDict]
         raise UserError(f'head={head} is not for protocol=pretrain of tokens, which has a head of its own')
     task = spec(Denoising, data=run.data, hidden=run.hidden if recipe.bidirectional else None)
     if run.data.kind.vocab is None:
-        name = 'absolute_error' if head == DEFAULT else head
-        made = choose(REGRESSORS, 'head', name).spec.copy_and_resolve_references()
+        made = choose(REGRESSORS, 'head', 'absolute_error' if head == DEFAULT else head).made()
     else:
         made = spec(LanguageHead)
     return {'task': task, 'model': spec(Model, head=made, streaming=not recipe.bidirectional, **_trunk(recipe, run))}
@@ -441,10 +436,8 @@ def _two_rates(recipe: Recipe, run: Setting, chosen: Mapping[str, str]) -> Confi
     """A stack of `fast` on windows, and one of the recipe on their summaries. Raises `UserError` in pretraining."""
     if chosen['protocol'] != 'scratch':
         raise UserError(f'fast={chosen["fast"]} summarises windows, and goes with protocol=scratch; leave it out')
-    if not (chosen['rate'].isascii() and chosen['rate'].isdecimal() and int(chosen['rate'])):
-        raise UserError(f'rate={chosen["rate"]} must be a whole number of at least 1')
-    rate = int(chosen['rate'])
-    below = convolved(padded_recipe(sequence_recipe(chosen['fast']), chosen['fast']), chosen['conv'])
+    rate = whole('rate', chosen['rate'])
+    below = padded_sequence_recipe(chosen['fast'], chosen['conv'])
     return spec(
         TwoRates,
         fast=_stack(below, dataclasses.replace(run, length=rate, sizes={})),
@@ -455,10 +448,7 @@ def _two_rates(recipe: Recipe, run: Setting, chosen: Mapping[str, str]) -> Confi
 
 def _stack(recipe: Recipe, run: Setting) -> ConfigDict:
     """The recipe's mixers in the one block, in their bidirectional form where they have one."""
-    mixers = recipe.sized(heads=run.heads, window=run.window, length=run.length)
-    for mixer in mixers if recipe.bidirectional else ():
-        if 'causal' in takes(mixer):
-            mixer.causal = False
+    mixers = recipe.sized(heads=run.heads, window=run.window, length=run.length, causal=not recipe.bidirectional)
     # Of layers that read both ways the mixers inside take them; the convolutions of conv=1 take none.
     for each in (inner for mixer in mixers for inner in within(mixer)):
         for key, value in run.sizes.items():

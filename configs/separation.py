@@ -23,7 +23,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from attnlab.config import arguments, choose, spec, takes
+from attnlab.config import arguments, choose, spec
 from attnlab.data.series.mixtures import DrawnMixtures
 from attnlab.errors import UserError
 from attnlab.evals.by_slice import BySlice
@@ -136,10 +136,7 @@ def _zoo(size: Size, zoo: str, conv: str, form: str) -> ConfigDict:
         raise UserError(f'form={form} is not one of zoo={zoo}; leave it out, or choose another recipe')
     # Half a frame of zeros before and after the mixture.
     frames = -(-size.length // (size.frame // 2)) + 1
-    mixers = recipe.sized(heads=size.heads, window=size.window, length=frames)
-    for mixer in () if causal else mixers:
-        if 'causal' in takes(mixer):
-            mixer.causal = False
+    mixers = recipe.sized(heads=size.heads, window=size.window, length=frames, causal=causal)
     return spec(
         StackSeparator,
         dim=size.width,

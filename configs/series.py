@@ -63,7 +63,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from attnlab.config import arguments, choose, spec, takes
+from attnlab.config import arguments, choose, spec, takes, whole
 from attnlab.data.long_range.drawn import Drawn
 from attnlab.data.series.basis import TrainingBasis
 from attnlab.data.series.columns import Columns
@@ -112,7 +112,7 @@ from attnlab.train.schedule import Cosine
 from attnlab.train.start import FromRun
 from attnlab.train.step import Precision
 from attnlab.zoo import Recipe
-from attnlab.zoo.chosen import chosen_recipe, convolved, padded_recipe, sequence_recipe
+from attnlab.zoo.chosen import chosen_recipe, convolved, padded_sequence_recipe
 
 DRAWN: Mapping[str, DrawnSeries] = MappingProxyType(
     {
@@ -392,7 +392,7 @@ def get_config(arg: str = '') -> ConfigDict:
     chosen |= {name: given[name] or value for name, value in FIRST.items()}
     _check_rate(given, chosen['fast'])
     size = choose(SIZES, 'size', chosen['size'])
-    lookback = _whole(chosen, 'lookback')
+    lookback = whole('lookback', chosen['lookback'])
     series = _series(chosen['data'])
     columns = Columns(
         targets=tuple(filter(None, chosen['targets'].split('+'))),
@@ -408,10 +408,10 @@ def get_config(arg: str = '') -> ConfigDict:
             given, ('patch', 'stride'), 'is of patches; with inputs=variates a variate is a token: leave it out'
         )
     variates, observed, known = columns.counts(series)
-    prompt = _whole(chosen, 'prompt') if chosen['prompt'] else None
+    prompt = whole('prompt', chosen['prompt']) if chosen['prompt'] else None
     if prompt and (not system.frozen or system.scales):
         raise UserError(f'prompt={prompt} is for systems whose tokens are segments: {_segmented()}')
-    task = spec(Forecasting, data=series, horizon=_whole(chosen, 'horizon'), columns=columns, prompt=prompt)
+    task = spec(Forecasting, data=series, horizon=whole('horizon', chosen['horizon']), columns=columns, prompt=prompt)
     beside: tuple[ConfigDict, ...] = (spec(Forecasts, cadence=spec(AtEnd)),)
     if given['task'] != 'forecasting':
         # Which values are there is read beside them.
@@ -430,7 +430,7 @@ def get_config(arg: str = '') -> ConfigDict:
     if system.scales:
         stacked = functools.partial(_multiscale, windows, system, chosen['run'])
     elif system.frozen:
-        stacked = functools.partial(_frozen, windows, system, _whole(chosen, 'horizon'), chosen['run'])
+        stacked = functools.partial(_frozen, windows, system, whole('horizon', chosen['horizon']), chosen['run'])
     model = _linear(system, windows, chosen) if linear else stacked()
     return run_config(
         chosen,
@@ -472,15 +472,14 @@ def _classification(given: Mapping[str, str]) -> ConfigDict:
             raise UserError(f'{name}={value} is for other tasks; leave it out with task=classification')
     chosen = given | {name: given[name] or DEFAULTS[name] for name in ('zoo', 'conv', 'rate')} | {'inputs': 'apart'}
     _check_rate(given, given['fast'])
-    drawn = Drawn(RegimeWindows(steps=_whole(chosen, 'lookback')), train=20_000, held_out=EXAMPLES)
+    drawn = Drawn(RegimeWindows(steps=whole('lookback', chosen['lookback'])), train=20_000, held_out=EXAMPLES)
     data = labelled_windows(str(pathlib.Path(chosen['data']))) if chosen['data'] else drawn
     size, steps = choose(SIZES, 'size', chosen['size']), data.kind.length
     if steps != int(chosen['lookback']) and chosen['lookback'] != LOOKBACK:
         raise UserError(f'lookback={chosen["lookback"]} is not that of data={chosen["data"]}, {steps}; leave it out')
-    recipe = convolved(padded_recipe(sequence_recipe(chosen['zoo']), chosen['zoo']), chosen['conv'])
+    recipe = padded_sequence_recipe(chosen['zoo'], chosen['conv'])
     stack = _stack(recipe, size, steps, _causal(recipe, chosen), chosen)
-    head = choose(CLASSIFIERS, 'head', chosen['head'] or 'linear').spec.copy_and_resolve_references()
-    head.classes = data.kind.classes
+    head = choose(CLASSIFIERS, 'head', chosen['head'] or 'linear').made(classes=data.kind.classes)
     model = spec(
         Model,
         dim=size.dim,
@@ -507,7 +506,7 @@ def _stack(recipe: Recipe, size: Size, places: int, causal: bool, chosen: Mappin
     across = chosen['inputs'] in ACROSS
 
     def stacked(recipe: Recipe, places: int, causal: bool) -> ConfigDict:
-        mixers = _mixers(recipe, size, places, causal)
+        mixers = recipe.sized(heads=size.heads, window=size.window, length=places, causal=causal)
         for mixer in () if causal or recipe.grid or not across else mixers:
             # Variates have no order that a position could tell; times are told by the inputs.
             if 'position' in takes(mixer):
@@ -521,27 +520,15 @@ def _stack(recipe: Recipe, size: Size, places: int, causal: bool, chosen: Mappin
             f'fast={chosen["fast"]} reads windows of time, and rows of inputs={chosen["inputs"]} go on from one '
             'variate to the next; choose inputs=apart or inputs=together, or leave fast out'
         )
-    rate = _whole(chosen, 'rate')
+    rate = whole('rate', chosen['rate'])
     # The last window may be shorter than others, and is then filled up.
-    fast, slow = (
-        convolved(padded_recipe(sequence_recipe(chosen[name]), chosen[name]), chosen['conv'])
-        for name in ('fast', 'zoo')
-    )
+    fast, slow = (padded_sequence_recipe(chosen[name], chosen['conv']) for name in ('fast', 'zoo'))
     return spec(
         TwoRates,
         fast=stacked(fast, rate, fast.causal),
         slow=stacked(slow, -(-places // rate), causal),
         window=rate,
     )
-
-
-def _mixers(recipe: Recipe, size: Size, places: int, causal: bool) -> tuple[ConfigDict, ...]:
-    """Those of a recipe for so many tokens, in one of its forms."""
-    mixers = recipe.sized(heads=size.heads, window=size.window, length=places)
-    for mixer in () if causal else mixers:
-        if 'causal' in takes(mixer):
-            mixer.causal = False
-    return mixers
 
 
 def _unplaced(position: ConfigDict | None, chosen: Mapping[str, str]) -> ConfigDict | None:
@@ -702,8 +689,8 @@ def _inputs(
     if kind is VariatesAsTokens:
         made = spec(kind) if basis is None else spec(OrthogonalVariates, basis=basis)
         return made, windows['variates'] + windows['covariates'].count
-    patch = _whole(chosen, 'patch')
-    stride = _whole(chosen, 'stride') if chosen['stride'] else patch
+    patch = whole('patch', chosen['patch'])
+    stride = whole('stride', chosen['stride']) if chosen['stride'] else patch
     places = (windows['lookback'] + system.repeat_last - patch) // stride + 1
     made = spec(
         kind,
@@ -722,7 +709,7 @@ def _head(system: System, variates: int, chosen: Mapping[str, str], basis: Train
     if chosen['head'] != 'affine':
         if individual or system.share is not None:
             raise UserError(f'head={chosen["head"]} goes with individual=0 and systems without a head of their own')
-        return choose({'affine': None, **REGRESSORS}, 'head', chosen['head']).spec.copy_and_resolve_references()
+        return choose({'affine': None, **REGRESSORS}, 'head', chosen['head']).made()
     if basis is not None and not individual:
         return spec(OrthogonalHead, basis=basis, variates=variates)
     sizes = {
@@ -744,9 +731,3 @@ def _check_not_given(given: Mapping[str, str], names: tuple[str, ...], why: str)
 def _check_rate(given: Mapping[str, str], fast: str) -> None:
     if given['rate'] and not fast:
         raise UserError(f'rate={given["rate"]} is of fast=RECIPE, which is not given')
-
-
-def _whole(chosen: Mapping[str, str], name: str) -> int:
-    if not (chosen[name].isascii() and chosen[name].isdecimal() and int(chosen[name])):
-        raise UserError(f'{name}={chosen[name]} must be a whole number of at least 1')
-    return int(chosen[name])

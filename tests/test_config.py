@@ -6,7 +6,7 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 from attnlab import config
-from attnlab.config import Factory, arguments, build, spec, takes
+from attnlab.config import Factory, apart, arguments, build, spec, takes, whole
 from attnlab.errors import UserError
 
 
@@ -95,3 +95,17 @@ def test_arguments():
     }
     with pytest.raises(UserError, match=r"takes no argument 'zo'; did you mean 'zoo'"):
         arguments('zo=gla', zoo='mha')
+
+
+def test_arguments_of_two_configs_are_told_apart():
+    assert apart('zoo=gla,seeds=2,size=tiny', seeds='1') == ({'seeds': '2'}, 'zoo=gla,size=tiny')
+    assert apart('zoo=gla', seeds='1') == ({'seeds': '1'}, 'zoo=gla')
+    with pytest.raises(UserError, match="'seeds' in the config argument 'seeds' is not name=value"):
+        apart('seeds,zoo=gla', seeds='1')
+
+
+def test_whole_numbers():
+    assert whole('side', '1') == 1 and whole('side', '0', least=0) == 0
+    for text, least in (('0', 1), ('-1', 0), ('1.0', 1), ('²', 1), ('٣', 1), ('', 0)):
+        with pytest.raises(UserError, match=f"side is '{text}'; it must be a whole number from {least}"):
+            whole('side', text, least)

@@ -259,7 +259,7 @@ def test_long_range_at_two_rates(argument, depths):
     setup = prepare(config)
     setup.trace()
     assert [stack.depth for stack in setup.model.stack.parts] == depths and state_bytes(setup, 32) == 0
-    for more, sentence in ((',protocol=pretrain', 'fast=s4 summarises windows'), (',rate=0', 'rate=0 must be a whole')):
+    for more, sentence in ((',protocol=pretrain', 'fast=s4 summarises windows'), (',rate=0', "rate is '0'; it must")):
         with pytest.raises(UserError, match=sentence):
             long_range.get_config(f'task=listops,size=smoke,zoo=mamba,fast=s4{more}')
 
@@ -840,8 +840,8 @@ def test_images_of_ones_own(tmp_path):
             'zoo=swin,data=parts,voxels=occupied',
             'zoo=swin needs a grid, which some of the voxels are not',
         ),
-        ('data=parts,side=0', 'side=0 of the config is no whole number of pixels or voxels'),
-        ('data=.,side=large', 'side=large of the config is no whole number of pixels'),
+        ('data=parts,side=0', "side is '0'; it must be a whole number from 1"),
+        ('data=.,side=large', "side is 'large'; it must be a whole number from 1"),
         ('data=countt', "there is no data=countt; did you mean 'count'"),
     ],
 )

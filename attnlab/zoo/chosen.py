@@ -134,6 +134,14 @@ def convolved(recipe: Recipe, conv: str) -> Recipe:
     return dataclasses.replace(recipe, spec=pattern, layer=dataclasses.replace(recipe.layer, points=points))
 
 
+def padded_sequence_recipe(name: str, conv: str) -> Recipe:
+    """Returns the recipe called `name` for sequences that may be padded, with the short convolutions of `conv`.
+
+    Raises `UserError` for what `sequence_recipe`, `padded_recipe` and `convolved` refuse.
+    """
+    return convolved(padded_recipe(sequence_recipe(name), name), conv)
+
+
 def set_norm(blocks: Sequence[ConfigDict], norm: ConfigDict, chosen: Mapping[str, str]) -> None:
     """Gives blocks the norm `norm=` of a config, in place. Raises `UserError` where some of `zoo=` have their own."""
     if any(block.target != spec(Block).target for block in blocks):

@@ -149,12 +149,19 @@ class Recipe:
         """The config that trains it: `language` where it predicts the next token, else a classifier's."""
         return 'language' if self.causal else 'images' if self.grid else 'long_range'
 
-    def sized(self, *, heads: int, window: int | None = None, length: int | None = None) -> tuple[ConfigDict, ...]:
+    def sized(
+        self, *, heads: int, window: int | None = None, length: int | None = None, causal: bool = True
+    ) -> tuple[ConfigDict, ...]:
         """The pattern with `heads` where the recipe leaves them open, and `window`, unless `None`, where it has one.
 
-        Mixers that are made for documents of a length are made for `length`, unless it is `None`.
+        Mixers that are made for documents of a length are made for `length`, unless it is `None`; with `causal=False`
+        those that have a bidirectional form are in it.
         """
-        return tuple(_sized(mixer, heads, window, length) for mixer in self.pattern)
+        pattern = tuple(_sized(mixer, heads, window, length) for mixer in self.pattern)
+        for mixer in () if causal else pattern:
+            if 'causal' in takes(mixer):
+                mixer.causal = False
+        return pattern
 
     def reduced(self, *, heads: int = 4, window: int = 5, **sizes: Any) -> tuple[ConfigDict, ...]:
         """The pattern in sizes that suit a test, and with `sizes` in every mixer that takes them."""

@@ -63,10 +63,7 @@ def config(head, rate, seed, size):
     """A linear map of the points with a bias, a mixer of one token, which is linear, and the head."""
     data = ZipfPrototypes(seed=seed)
     row, arguments = HEAD_ARGUMENTS[head]
-    made = (HEADS | CLASSIFIERS)[row].spec.copy_and_resolve_references()
-    made.update(arguments)
-    if row in CLASSIFIERS:
-        made.classes = data.classes
+    made = (HEADS | CLASSIFIERS)[row].made(**arguments, **({'classes': data.classes} if row in CLASSIFIERS else {}))
     recipe = chosen_recipe('nope')
     stack = stack_spec(recipe.sized(heads=1, window=1), layer=recipe.layer, depth=1, mlp=None)
     for block in stack.blocks:

@@ -62,13 +62,16 @@ class HeadRecipe:
     notes: str = ''
     small: Mapping[str, Any] = MappingProxyType({})
 
+    def made(self, **arguments: Any) -> ConfigDict:
+        """A copy of the spec with these arguments."""
+        made = self.spec.copy_and_resolve_references()
+        with made.ignore_type():
+            made.update(arguments)
+        return made
+
     def reduced(self) -> ConfigDict:
         """The spec in sizes that suit a test."""
-        made = self.spec.copy_and_resolve_references()
-        for name, value in self.small.items():
-            with made.ignore_type():
-                made[name] = value
-        return made
+        return self.made(**self.small)
 
 
 SPHERICAL = 'de Brebisson and Vincent 2016, https://arxiv.org/abs/1511.05042'
