@@ -24,10 +24,15 @@ from attnlab.data.synthetic.copying import Copying, DelayedCopying, SelectiveCop
 from attnlab.data.synthetic.facts import Facts
 from attnlab.data.synthetic.families import FunctionDensity, FunctionMixture
 from attnlab.data.synthetic.groups import WordProblem
-from attnlab.data.synthetic.mixture import Mixture
 from attnlab.data.synthetic.passkey import Passkey
 from attnlab.data.synthetic.problem import Problem
-from attnlab.data.synthetic.recall import CompositionalRecall, InductionHeads, MultiQueryRecall, OverwrittenRecall
+from attnlab.data.synthetic.recall import (
+    CompositionalRecall,
+    InductionHeads,
+    MultiQueryRecall,
+    OverwrittenRecall,
+    mixed_recall,
+)
 from attnlab.data.synthetic.regression import LinearRegression
 from attnlab.data.synthetic.sets import MaxRetrieval
 from attnlab.data.synthetic.sums import SignedSums
@@ -93,23 +98,11 @@ FAMILIES = {'regression_families': FunctionMixture(), 'regression_uncertain': Fu
 GROUPS = {'z2': 'Z2', 'z60': 'Z60', 's3': 'S3', 'a5': 'A5', 's5': 'S5'}
 
 
-def mixture(
-    vocab: int, sizes: tuple[tuple[int, int], ...], shares: tuple[float, ...] = (), *, random_fillers: bool = False
-) -> Mixture:
-    """Multi-query recall of several lengths and numbers of pairs in one stream."""
-    return Mixture(
-        parts=tuple(MultiQueryRecall(vocab=vocab, pairs=(pairs,), random_fillers=random_fillers) for _, pairs in sizes),
-        lengths=tuple(length for length, _ in sizes),
-        names=tuple(f'{length}-{pairs}' for length, pairs in sizes),
-        shares=shares,
-    )
-
-
 TINY = {
     # With some easy examples, a large step and no MLP recall is learned within 200 steps, not 1000.
     'mqar': Setting(MultiQueryRecall(vocab=32, pairs=(2, 4, 8)), length=32, steps=400, peak_lr=1e-2, mlp=False),
     'mqar_mixed': Setting(
-        mixture(32, ((16, 2), (16, 4), (32, 4), (32, 8))), length=32, steps=400, peak_lr=1e-2, mlp=False
+        mixed_recall(32, ((16, 2), (16, 4), (32, 4), (32, 8))), length=32, steps=400, peak_lr=1e-2, mlp=False
     ),
     'overwritten': Setting(OverwrittenRecall(vocab=64, pairs=4, rewrites=4), length=32),
     'compositional': Setting(
@@ -152,7 +145,7 @@ MQAR = Setting(
 MIXED = dataclasses.replace(
     # The five kinds of examples, 180,000 in all and 32 epochs of them; the second of four learning rates to 3e-2.
     MQAR,
-    problem=mixture(
+    problem=mixed_recall(
         8192,
         ((64, 4), (128, 8), (256, 16), (256, 32), (256, 64)),
         (100.0, 20.0, 20.0, 20.0, 20.0),

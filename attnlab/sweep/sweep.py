@@ -8,7 +8,7 @@ from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 from ml_collections.config_flags import config_path
 
-from attnlab.config import build, flatten, from_plain, plain, spec, whole
+from attnlab.config import build, flatten, from_plain, plain, spec
 from attnlab.errors import UserError, nearest
 from attnlab.evals.measured import goal_of
 from attnlab.sweep.search import GridSearch, Pruner, Sampler
@@ -126,19 +126,28 @@ def sweep_config(
 
 
 def rates_config(
-    base: ConfigDict, rates: tuple[float, ...], *, seeds: str, metric: str, goal: str = 'min'
+    base: ConfigDict,
+    rates: tuple[float, ...],
+    *,
+    metric: str,
+    goal: str = 'min',
+    seeds: int = 1,
+    confirm: int = 3,
+    reported: str = '',
 ) -> ConfigDict:
-    """Returns the config of a sweep that runs every learning rate of `rates` with as many seeds as `seeds` says.
+    """Returns the config of a sweep that runs every learning rate of `rates` with `seeds` seeds, none given up early.
 
-    Raises `UserError` for seeds that are no whole number from 1.
+    The best is then run with `confirm` fresh seeds; `Sweep` documents the other keys.
     """
     return sweep_config(
         base,
         {'rate': spec(Grid, key='optimizer.peak_lr', values=rates)},
         sampler=spec(GridSearch),
-        seeds=tuple(range(whole('seeds', seeds))),
         metric=metric,
+        seeds=tuple(range(seeds)),
         goal=goal,
+        confirm=confirm,
+        reported=reported,
     )
 
 

@@ -11,7 +11,7 @@ import pathlib
 
 from ml_collections import ConfigDict
 
-from attnlab.config import arguments, spec
+from attnlab.config import apart, spec, whole
 from attnlab.configuration import config_of
 from attnlab.evals.cadence import AtEnd
 from attnlab.sweep.sweep import rates_config
@@ -22,13 +22,12 @@ RATES = (3.2e-4, 1e-3, 3.2e-3, 1e-2)
 
 def get_config(arg: str = '') -> ConfigDict:
     """The config of `seeds=` and of the arguments of `configs/images.py`."""
-    given = [item for item in arg.split(',') if item]
-    seeds = arguments(','.join(item for item in given if item.startswith('seeds=')), seeds='1')['seeds']
-    base = config_of(IMAGES, ','.join(item for item in given if not item.startswith('seeds=')))
+    given, rest = apart(arg, seeds='1')
+    base = config_of(IMAGES, rest)
     with base.unlocked():
         first, *rest = base.evals
         valid = first.copy_and_resolve_references()
         valid.split = valid.name = 'valid'
         first.cadence = spec(AtEnd)
         base.evals = (first, valid, *rest)
-    return rates_config(base, RATES, seeds=seeds, metric='valid/all/loss')
+    return rates_config(base, RATES, seeds=whole('seeds', given['seeds']), metric='valid/all/loss')

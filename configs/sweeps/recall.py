@@ -13,7 +13,7 @@ import pathlib
 import numpy as np
 from ml_collections import ConfigDict
 
-from attnlab.config import arguments
+from attnlab.config import arguments, whole
 from attnlab.configuration import config_of
 from attnlab.run_config import CHOICES
 from attnlab.sweep.sweep import rates_config
@@ -29,4 +29,4 @@ def get_config(arg: str = '') -> ConfigDict:
     chosen = arguments(arg, seeds='1', **defaults)
     base = config_of(RECALL, ','.join(f'{name}={chosen[name]}' for name in defaults))
     rates = MIXED if chosen['task'] == 'mqar_mixed' else RATES
-    return rates_config(base, rates, seeds=chosen['seeds'], metric='test/1x/accuracy', goal='max')
+    return rates_config(base, rates, seeds=whole('seeds', chosen['seeds']), metric='test/1x/accuracy', goal='max')

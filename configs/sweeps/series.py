@@ -11,7 +11,7 @@ import pathlib
 
 from ml_collections import ConfigDict
 
-from attnlab.config import arguments
+from attnlab.config import apart, whole
 from attnlab.configuration import config_of
 from attnlab.sweep.sweep import rates_config
 
@@ -21,8 +21,7 @@ RATES = (1e-4, 3.2e-4, 1e-3, 3.2e-3, 1e-2)
 
 def get_config(arg: str = '') -> ConfigDict:
     """The config of `seeds=` and of the arguments of `configs/series.py`."""
-    given = [item for item in arg.split(',') if item]
-    seeds = arguments(','.join(item for item in given if item.startswith('seeds=')), seeds='1')['seeds']
-    base = config_of(SERIES, ','.join(item for item in given if not item.startswith('seeds=')))
-    metric = 'valid/all/loss' if 'task=classification' in given else 'valid/1x/mse'
-    return rates_config(base, RATES, seeds=seeds, metric=metric)
+    given, rest = apart(arg, seeds='1')
+    base = config_of(SERIES, rest)
+    metric = 'valid/all/loss' if 'task=classification' in rest.split(',') else 'valid/1x/mse'
+    return rates_config(base, RATES, seeds=whole('seeds', given['seeds']), metric=metric)

@@ -7,14 +7,11 @@ from typing import Any
 
 from attnlab.config import spec, spec_of
 from attnlab.configuration import config_of
-from attnlab.data.synthetic.mixture import Mixture
-from attnlab.data.synthetic.recall import MultiQueryRecall
+from attnlab.data.synthetic.recall import mixed_recall
 from attnlab.evals.by_slice import BySlice
 from attnlab.evals.cadence import EveryNSteps
 from attnlab.evals.held_out import HeldOut
-from attnlab.sweep.search import GridSearch
-from attnlab.sweep.space import Grid
-from attnlab.sweep.sweep import sweep_config, with_settings
+from attnlab.sweep.sweep import rates_config, with_settings
 
 CONFIGS = pathlib.Path(__file__).parents[2] / 'configs'
 RECIPES = ('mha', 'linear_transformer', 'gla', 'gated_delta_net', 'mamba2')
@@ -22,11 +19,7 @@ CONVOLUTIONS = {'none': 'none', 'all': 'canon'}
 """The argument `conv=` by what a study is called: none, not even a recipe's own; residual ones at points A to D."""
 
 SIZES = ((16, 2), (32, 4), (64, 4), (64, 8), (64, 16))
-RECALL = Mixture(
-    parts=tuple(MultiQueryRecall(vocab=1024, pairs=(pairs,)) for _, pairs in SIZES),
-    lengths=tuple(length for length, _ in SIZES),
-    names=tuple(f'{length}-{pairs}' for length, pairs in SIZES),
-)
+RECALL = mixed_recall(1024, SIZES)
 """Recall at CPU size: five kinds of examples, tokens and pairs, in one stream."""
 
 SEEDS = 3
@@ -86,15 +79,8 @@ def studies(size):
 
 def study(task, recipe, convolution, size):
     """Every learning rate with one seed, none given up early, then the best with fresh seeds: the same for all."""
-    part = TASKS[task]
-    return sweep_config(
-        config(task, recipe, convolution, size),
-        {'rate': spec(Grid, key='optimizer.peak_lr', values=part.rates)},
-        sampler=spec(GridSearch),
-        metric=part.metric,
-        goal=part.goal,
-        confirm=SEEDS,
-    )
+    part, base = TASKS[task], config(task, recipe, convolution, size)
+    return rates_config(base, part.rates, metric=part.metric, goal=part.goal, confirm=SEEDS)
 
 
 def config(task, recipe, convolution, size):

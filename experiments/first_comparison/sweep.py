@@ -8,13 +8,10 @@ from typing import Any
 from attnlab.config import spec, spec_of
 from attnlab.configuration import config_of
 from attnlab.data.synthetic.arithmetic import Parity
-from attnlab.data.synthetic.mixture import Mixture
-from attnlab.data.synthetic.recall import MultiQueryRecall
+from attnlab.data.synthetic.recall import mixed_recall
 from attnlab.evals.by_slice import BySlice
 from attnlab.evals.cadence import EveryNSteps
-from attnlab.sweep.search import GridSearch
-from attnlab.sweep.space import Grid
-from attnlab.sweep.sweep import sweep_config, with_settings
+from attnlab.sweep.sweep import rates_config, with_settings
 from attnlab.tasks.synthetic import Extra
 
 CONFIGS = pathlib.Path(__file__).parents[2] / 'configs'
@@ -28,11 +25,7 @@ LONG = Extra('length=30-39', 39, Parity(shortest=30))
 SIZES = ((16, 2), (32, 4), (64, 4), (64, 8), (64, 16))
 """Tokens and pairs of the five kinds of examples of recall at CPU size."""
 
-RECALL = Mixture(
-    parts=tuple(MultiQueryRecall(vocab=1024, pairs=(pairs,)) for _, pairs in SIZES),
-    lengths=tuple(length for length, _ in SIZES),
-    names=tuple(f'{length}-{pairs}' for length, pairs in SIZES),
-)
+RECALL = mixed_recall(1024, SIZES)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,14 +102,7 @@ def studies(size):
 def study(task, base):
     """Four learning rates with one seed, none given up early, then the best with fresh seeds: the same for all."""
     part = TASKS[task]
-    return sweep_config(
-        base,
-        {'rate': spec(Grid, key='optimizer.peak_lr', values=part.rates)},
-        sampler=spec(GridSearch),
-        metric=part.metric,
-        goal='max',
-        confirm=SEEDS,
-    )
+    return rates_config(base, part.rates, metric=part.metric, goal='max', confirm=SEEDS)
 
 
 def config(task, recipe, size):

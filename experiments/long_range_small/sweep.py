@@ -3,16 +3,14 @@
 import dataclasses
 import pathlib
 
-from attnlab.config import spec, spec_of
+from attnlab.config import spec_of
 from attnlab.configuration import config_of
 from attnlab.data.long_range.authorship import Authorship
 from attnlab.data.long_range.digits import Digits
 from attnlab.data.long_range.drawn import Drawn
 from attnlab.data.long_range.listops import ListOps
 from attnlab.experiment.splits import of_splits
-from attnlab.sweep.search import GridSearch
-from attnlab.sweep.space import Grid
-from attnlab.sweep.sweep import sweep_config
+from attnlab.sweep.sweep import rates_config
 
 CONFIG = pathlib.Path(__file__).parents[2] / 'configs' / 'long_range.py'
 RECIPES = ('s4', 's4d', 's5', 'lru', 'mega', 'mamba', 'gla', 'mha')
@@ -74,15 +72,8 @@ def studies(size):
 
 def study(task, recipe, chosen):
     """Every learning rate with one seed, none given up early, then the best with fresh seeds: the same for all."""
-    return sweep_config(
-        config(task, recipe, chosen),
-        {'rate': spec(Grid, key='optimizer.peak_lr', values=chosen.rates)},
-        sampler=spec(GridSearch),
-        metric='valid/all/accuracy',
-        goal='max',
-        confirm=SEEDS,
-        reported='test/all/accuracy',
-    )
+    base, reported = config(task, recipe, chosen), 'test/all/accuracy'
+    return rates_config(base, chosen.rates, metric='valid/all/accuracy', goal='max', confirm=SEEDS, reported=reported)
 
 
 def config(task, recipe, chosen):

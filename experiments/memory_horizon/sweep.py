@@ -8,9 +8,7 @@ from attnlab.configuration import config_of
 from attnlab.data.synthetic.copying import DelayedCopying, SelectiveCopying
 from attnlab.evals.by_slice import BySlice
 from attnlab.evals.cadence import EveryNSteps
-from attnlab.sweep.search import GridSearch
-from attnlab.sweep.space import Grid
-from attnlab.sweep.sweep import sweep_config
+from attnlab.sweep.sweep import rates_config
 
 CONFIG = pathlib.Path(__file__).parents[2] / 'configs' / 'recall.py'
 RECIPES = ('mha', 's4', 's4d', 'mamba', 'mamba2')
@@ -58,14 +56,8 @@ def studies(size):
 
 def study(problem, length, recipe, chosen):
     """Three learning rates with one seed, none given up early, then the best with fresh seeds: the same for all."""
-    return sweep_config(
-        config(problem, length, recipe, chosen),
-        {'rate': spec(Grid, key='optimizer.peak_lr', values=RATES)},
-        sampler=spec(GridSearch),
-        metric='test/1x/accuracy',
-        goal='max',
-        confirm=SEEDS,
-    )
+    base = config(problem, length, recipe, chosen)
+    return rates_config(base, RATES, metric='test/1x/accuracy', goal='max', confirm=SEEDS)
 
 
 def config(problem, length, recipe, chosen):

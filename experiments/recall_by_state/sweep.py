@@ -3,14 +3,11 @@
 import dataclasses
 import pathlib
 
-from attnlab.config import spec, spec_of
+from attnlab.config import spec_of
 from attnlab.configuration import config_of
-from attnlab.data.synthetic.mixture import Mixture
-from attnlab.data.synthetic.recall import MultiQueryRecall
+from attnlab.data.synthetic.recall import mixed_recall
 from attnlab.experiment.splits import of_splits
-from attnlab.sweep.search import GridSearch
-from attnlab.sweep.space import Grid
-from attnlab.sweep.sweep import sweep_config
+from attnlab.sweep.sweep import rates_config
 
 CONFIG = pathlib.Path(__file__).parents[2] / 'configs' / 'recall.py'
 VOCAB = 8192
@@ -102,14 +99,8 @@ def studies(size):
 
 def study(base, chosen):
     """All learning rates with one seed, none given up early, then the best with fresh seeds: the same for all."""
-    return sweep_config(
-        base,
-        {'rate': spec(Grid, key='optimizer.peak_lr', values=chosen.rates)},
-        sampler=spec(GridSearch),
-        metric='valid/1x/accuracy',
-        goal='max',
-        confirm=SEEDS,
-        reported='test/1x/accuracy',
+    return rates_config(
+        base, chosen.rates, metric='valid/1x/accuracy', goal='max', confirm=SEEDS, reported='test/1x/accuracy'
     )
 
 
@@ -134,11 +125,5 @@ def config(recipe, argument, value, chosen):
 
 def shorten(found, chosen):
     """Examples of a few tokens, of the same vocabulary, for some steps."""
-    found.task.problem = spec_of(
-        Mixture(
-            parts=tuple(MultiQueryRecall(vocab=VOCAB, pairs=(pairs,)) for _, pairs in chosen.recall),
-            lengths=tuple(length for length, _ in chosen.recall),
-            names=tuple(f'{length}-{pairs}' for length, pairs in chosen.recall),
-        )
-    )
+    found.task.problem = spec_of(mixed_recall(VOCAB, chosen.recall))
     found.update(length=max(length for length, _ in chosen.recall), batch_size=64, steps=chosen.steps)

@@ -8,9 +8,7 @@ from attnlab.configuration import config_of
 from attnlab.data.synthetic.groups import WordProblem
 from attnlab.evals.by_slice import BySlice
 from attnlab.evals.cadence import EveryNSteps
-from attnlab.sweep.search import GridSearch
-from attnlab.sweep.space import Grid
-from attnlab.sweep.sweep import sweep_config
+from attnlab.sweep.sweep import rates_config
 
 CONFIG = pathlib.Path(__file__).parents[2] / 'configs' / 'recall.py'
 PROBLEMS = {
@@ -62,14 +60,8 @@ def studies(size):
 
 def study(problem, recipe, chosen):
     """Three learning rates with one seed, none given up early, then the best with fresh seeds: the same for all."""
-    return sweep_config(
-        config(problem, recipe, chosen),
-        {'rate': spec(Grid, key='optimizer.peak_lr', values=chosen.rates)},
-        sampler=spec(GridSearch),
-        metric=f'test/{LONGEST}x/accuracy',
-        goal='max',
-        confirm=SEEDS,
-    )
+    base = config(problem, recipe, chosen)
+    return rates_config(base, chosen.rates, metric=f'test/{LONGEST}x/accuracy', goal='max', confirm=SEEDS)
 
 
 def config(problem, recipe, chosen):

@@ -141,8 +141,14 @@ def test_what_is_reported_has_the_goal_of_what_is_chosen_by():
     with config.unlocked():
         config.metric, config.reported, config.goal = 'valid/si_snr', 'test/accuracy', 'max'
     assert read(config).score == 'test/accuracy'
-    with pytest.raises(UserError, match=r'seeds is .².; it must be a whole number from 1'):
-        rates_config(config, (1e-3,), seeds='²', metric='valid/loss')
+
+
+def test_rates_have_the_seeds_of_the_trials_and_others_that_confirm():
+    made = read(rates_config(config_of(TINY).base, (1e-3, 3e-3), metric='valid/loss', seeds=2, confirm=4))
+    assert (made.trials, made.seeds, made.confirm, made.score, made.goal) == (4, (0, 1), 4, 'valid/loss', 'min')
+    assert [made.config(number, made.fixed(number)).optimizer.peak_lr for number in range(4)].count(3e-3) == 2
+    once = rates_config(config_of(TINY).base, (1e-3,), metric='valid/loss', reported='test/loss')
+    assert read(once).seeds == (0,) and read(once).score == 'test/loss'
 
 
 def test_rungs():

@@ -5,6 +5,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from attnlab.data.synthetic.mixture import Mixture
 from attnlab.data.synthetic.problem import Example, Problem, fitting, require, require_length
 
 FILLER = 0
@@ -62,6 +63,18 @@ class MultiQueryRecall(Problem):
     def variants(self, length: int) -> dict[str, Problem]:
         counts = sorted({*self.pairs, *(max(self.pairs) * factor for factor in (2, 4, 8))})
         return fitting(length, {f'pairs={n}': dataclasses.replace(self, pairs=(n,)) for n in counts})
+
+
+def mixed_recall(
+    vocab: int, sizes: tuple[tuple[int, int], ...], shares: tuple[float, ...] = (), *, random_fillers: bool = False
+) -> Mixture:
+    """Multi-query recall of several `sizes` in one stream: tokens of an example and its pairs, a slice `part=64-4`."""
+    return Mixture(
+        parts=tuple(MultiQueryRecall(vocab=vocab, pairs=(pairs,), random_fillers=random_fillers) for _, pairs in sizes),
+        lengths=tuple(length for length, _ in sizes),
+        names=tuple(f'{length}-{pairs}' for length, pairs in sizes),
+        shares=shares,
+    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,7 @@ from attnlab.config import build, from_plain, plain, spec, spec_of
 from attnlab.data.synthetic.arithmetic import Parity
 from attnlab.data.synthetic.mixture import Mixture
 from attnlab.data.synthetic.problem import Examples
-from attnlab.data.synthetic.recall import MultiQueryRecall
+from attnlab.data.synthetic.recall import MultiQueryRecall, mixed_recall
 from attnlab.errors import UserError
 from attnlab.tasks.synthetic import Extra, LabelPrediction
 
@@ -61,3 +61,10 @@ def test_a_config_holds_a_mixture():
 def test_wrong_values_are_refused(change, said):
     with pytest.raises(UserError, match=said):
         Examples(dataclasses.replace(MIXTURE, **change), 32)
+
+
+def test_recall_of_several_sizes():
+    easy, hard = (MultiQueryRecall(vocab=64, pairs=(pairs,)) for pairs in (2, 5))
+    assert mixed_recall(64, ((16, 2), (32, 5)), (3.0, 1.0)) == Mixture(
+        (easy, hard), (16, 32), ('16-2', '32-5'), (3.0, 1.0)
+    )
