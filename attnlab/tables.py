@@ -11,7 +11,7 @@ import io
 import json
 import math
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rich.console import Console
@@ -230,6 +230,15 @@ def plain_text(table: Table) -> str:
     header = [[column.name for column in table.columns]] if table.headed else []
     rows = [*header, *table.unmarked()]
     return title + ''.join('\t'.join(' '.join(cell.split()) for cell in row) + '\n' for row in rows)
+
+
+def csv_lines(header: Sequence[str], lines: Iterable[Sequence[Any]]) -> str:
+    """CSV of lines of values below a header; `None` is nothing."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator='\n')
+    writer.writerow(header)
+    writer.writerows(lines)
+    return text.getvalue()
 
 
 def csv_text(table: Table) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from attnlab.compare.baselines import Baselines, trivial_scores
+from attnlab.compare.costs import COSTS, WEIGHTS
 from attnlab.compare.equality import CONDITIONS, Equality, differing, of_conditions, of_kinds, of_measure
 from attnlab.config import flatten
 from attnlab.errors import UserError, nearest
@@ -102,22 +103,20 @@ class RunResult:
         return is_share(self.metric)
 
 
-COSTS = {
-    'parameters': 'parameters',
-    'state_bytes': 'state bytes',
-    'state_bytes_8x': 'state bytes at 8x',
-    'flops': 'training FLOPs',
-    'tokens_per_second': 'tokens/s',
-}
-"""What a run costs: fields of a `RunResult`, and what they are called in print."""
-
-WEIGHTS = {'weight_bytes': 'weight bytes', 'bits': 'bits a parameter'}
-"""What it costs besides where runs of few bits are compared; otherwise it follows from the parameters."""
+OF_RUNS = ('parameters', 'state_bytes', 'state_bytes_8x', 'flops', 'tokens_per_second')
+"""Costs of every run."""
 
 
 def costs_of(results: Iterable[RunResult]) -> dict[str, str]:
-    """The costs that runs are compared by."""
-    return {**COSTS, **WEIGHTS} if any(one.quantized for one in results) else COSTS
+    """The costs that runs are compared by: fields of a `RunResult`, and what they are called in print."""
+    fields = (*OF_RUNS, *WEIGHTS) if any(one.quantized for one in results) else OF_RUNS
+    return {field: COSTS[field].name for field in fields}
+
+
+def curves(record: Record, metric: str) -> dict[str, Sequence[tuple[int, float]]]:
+    """The metric and the training loss of a run over steps, where they have more than one value."""
+    found = {name: record.curve(name) for name in dict.fromkeys((metric, 'train/loss'))}
+    return {name: points for name, points in found.items() if len(points) > 1}
 
 
 def run_result(record: Record, metric: str | None = None) -> RunResult:

@@ -1,8 +1,6 @@
 """`attnlab compare RUN...`: one table of runs, as text and as CSV, and one figure."""
 
-import csv
 import dataclasses
-import io
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,6 +10,7 @@ from attnlab.compare.report.runs_page import runs_opening, runs_page
 from attnlab.compare.runs import (
     RunResult,
     by_task,
+    curves,
     distinctly_named,
     equalities,
     equality_summary,
@@ -22,8 +21,8 @@ from attnlab.compare.runs_figure import draw_costs
 from attnlab.compare.seeds import mean_curves, over_seeds, seed_groups
 from attnlab.errors import UserError
 from attnlab.evals.measured import Measured
-from attnlab.runs.record import Record, read_record
-from attnlab.tables import Column, Interval, Printer, Table, digits, shown
+from attnlab.runs.record import read_record
+from attnlab.tables import Column, Interval, Printer, Table, csv_lines, digits, shown
 
 CAPTION = 'state: bytes that decoding keeps at the training length, and at 8 times that; FLOPs: of all training'
 
@@ -58,23 +57,17 @@ def compare_runs(
     summaries = {task: equality_summary(found[task], group) for task, group in groups.items()}
     for task, summary in summaries.items():
         printer.line(f'{task}, {summary}')
-    curves = {
-        (one.task, one.name): mean_curves([_curves(records[place], one.metric) for place in places])
+    drawn = {
+        (one.task, one.name): mean_curves([curves(records[place], one.metric) for place in places])
         for one, places in zip(results, seeds, strict=True)
     }
-    files.write(out / 'index.html', runs_page(groups, summaries, curves, tolerance))
-    files.write(out / 'runs.csv', csv_text(groups))
+    files.write(out / 'index.html', runs_page(groups, summaries, drawn, tolerance))
+    files.write(out / 'runs.csv', runs_csv(groups))
     for suffix in ('png', 'svg'):
         draw_costs(groups, out / f'runs.{suffix}')
     names = ('index.html', *(f'runs.{suffix}' for suffix in ('csv', 'png', 'svg')))
     printer.line(f'written: {", ".join(str(out / name) for name in names)}')
     return results
-
-
-def _curves(record: Record, metric: str) -> dict[str, Sequence[tuple[int, float]]]:
-    """The score and the training loss of a run over steps, where they have more than one value."""
-    found = {name: record.curve(name) for name in dict.fromkeys((metric, 'train/loss'))}
-    return {name: points for name, points in found.items() if len(points) > 1}
 
 
 def _table(groups: Mapping[str, Sequence[RunResult]]) -> Table:
@@ -95,13 +88,8 @@ def lines(group: Sequence[RunResult]) -> list[list[str]]:
     return Table('runs', COLUMNS, [_values(one) for one in group]).text()
 
 
-def baseline_lines(group: Sequence[RunResult]) -> list[list[str]]:
-    """What trivial predictors reach, a line each."""
-    return Table('runs', COLUMNS, baseline_values(group)).text()
-
-
 def baseline_values(group: Sequence[RunResult]) -> list[tuple[Any, ...]]:
-    """The same as values."""
+    """What trivial predictors reach, a row of values each."""
     found = {name: value for one in group for name, value in one.baselines.items()}
     return [(f'({name})', value, *[None] * (len(COLUMNS) - 2)) for name, value in found.items()]
 
@@ -145,11 +133,7 @@ WEIGHT_COLUMNS = Column('weights', right=True), Column('bits', digits('.2f'), ri
 """Besides, where runs of few bits are among them."""
 
 
-def csv_text(groups: Mapping[str, Sequence[RunResult]]) -> str:
+def runs_csv(groups: Mapping[str, Sequence[RunResult]]) -> str:
     """Every run with every digit: the fields of a `RunResult` but the settings."""
     fields = [field.name for field in dataclasses.fields(RunResult) if field.name not in ('settings', 'baselines')]
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator='\n')
-    writer.writerow(fields)
-    writer.writerows([getattr(one, name) for name in fields] for group in groups.values() for one in group)
-    return text.getvalue()
+    return csv_lines(fields, ([getattr(one, name) for name in fields] for group in groups.values() for one in group))

@@ -1,7 +1,5 @@
 """The figures of a run, redrawn after each evaluation, and beside them the numbers in them, as CSV."""
 
-import csv
-import io
 import itertools
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from attnlab.files import replacing, write
+from attnlab.tables import csv_lines
 
 
 def loss_curve(lines: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
@@ -160,11 +159,7 @@ def _widened(low: float, high: float) -> tuple[float, float]:
 
 def write_csv(path: pathlib.Path, header: Sequence[str], lines: Iterable[Sequence[Any]]) -> None:
     """Writes a table of numbers with a header."""
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator='\n')
-    writer.writerow(header)
-    writer.writerows(lines)
-    write(path, buffer.getvalue())
+    write(path, csv_lines(header, lines))
 
 
 def _panels(titles: Iterable[str], x: str) -> tuple[Any, list[Any]]:

@@ -12,6 +12,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from attnlab import config as configs
 from attnlab.compare.baselines import Baselines, trivial_scores
+from attnlab.compare.costs import matched_cost
 from attnlab.compare.equality import unmatched
 from attnlab.compare.intervals import area, best, expected_best, over_trials, top_quarter
 from attnlab.compare.measures import measure
@@ -197,8 +198,8 @@ def compare_studies(studies: Sequence[Study], by: str, tolerance: float, storage
     )
     records = [shown_record(study) for study in studies]
     costs = [{} if record is None else _costs(study, record) for study, record in zip(studies, records, strict=True)]
-    measures = {'state_bytes': _state(studies[0]), 'flops': 'train_flops'}
-    return with_sentence(found, costs, [cost for cost in NAMED if measures[cost] == by])
+    matched = matched_cost(by, base.length)
+    return with_sentence(found, costs, [cost for cost in NAMED if cost == matched])
 
 
 NAMED = ('state_bytes', 'flops')

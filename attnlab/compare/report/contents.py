@@ -5,6 +5,7 @@ import math
 import os
 import pathlib
 import re
+import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,6 +15,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from attnlab import config as configs
 from attnlab.compare import equality
+from attnlab.compare.costs import COSTS, WEIGHTS, matched_cost
 from attnlab.compare.equality import Equality, differing, of_conditions, of_kinds, of_measure
 from attnlab.compare.report.comparison import (
     STATES,
@@ -29,6 +31,7 @@ from attnlab.compare.report.comparison import (
     tokens_of,
 )
 from attnlab.compare.report.measured import DeviceCost, measure_here, read_measured, shared_device
+from attnlab.compare.runs import curves
 from attnlab.config import flatten
 from attnlab.errors import UserError
 from attnlab.quantize.training import packed_bytes
@@ -36,15 +39,6 @@ from attnlab.runs.record import Record, read_record
 from attnlab.sweep.study import Study, open_study
 from attnlab.train.cost import LayerCore
 from attnlab.train.setup import ROUNDING
-
-WEIGHTS = ('weight_bytes', 'bits')
-"""What a study costs besides where some were trained with few bits; otherwise it follows from the parameters."""
-
-COSTS = (
-    *('parameters', 'state_bytes', 'state_bytes_8x', 'flops', 'tokens_per_second', 'decode_ms', 'peak_bytes'),
-    *WEIGHTS,
-)
-"""What a study costs: fields of `Costs`."""
 
 COMPANIONS = {'accuracy': ('loss', 'min'), 'exact_match': ('loss', 'min'), 'loss': ('accuracy', 'max')}
 """By the ending of a metric, the second metric of the same evaluation that is shown as well, and its goal."""
@@ -233,10 +227,7 @@ def _curves(study: Study) -> dict[str, Sequence[tuple[int, float]]]:
     """The metric and the training loss of the study's best trial over steps."""
     best = study.best()
     record = None if best is None else _record(study.workdir(best.number))
-    if record is None:
-        return {}
-    found = {metric: record.curve(metric) for metric in (study.sweep.metric, 'train/loss')}
-    return {metric: points for metric, points in found.items() if len(points) > 1}
+    return {} if record is None else curves(record, study.sweep.metric)
 
 
 def pareto(points: Sequence[tuple[float, float] | None]) -> list[bool]:
@@ -260,22 +251,10 @@ def frontier(contents: Contents, cost: str, rows: Sequence[StudyResult]) -> list
     for study, row in zip(studies, rows, strict=True):
         value = getattr(study.costs, cost)
         sign = 1.0 if row.goal == 'min' else -1.0
-        more = -1.0 if cost == 'tokens_per_second' else 1.0
+        more = -1.0 if COSTS[cost].more_is_better else 1.0
         known = value is not None and row.statistics
         points.append((more * value, sign * row.statistics[score].mean) if known else None)
     return pareto(points)
-
-
-def matched_cost(by: str, length: int) -> str | None:
-    """The field of `Costs` that a measure is."""
-    names = {
-        'params': 'parameters',
-        'train_flops': 'flops',
-        'decode_ms': 'decode_ms',
-        f'state_bytes@{length}': 'state_bytes',
-        f'state_bytes@{8 * length}': 'state_bytes_8x',
-    }
-    return names.get(by)
 
 
 def _measure(studies: Sequence[Study], measure: bool | None) -> list[str]:
@@ -376,14 +355,14 @@ def _first_multiple(config: ConfigDict, evaluator: str) -> int:
 def _costs(study: Study, trials: Sequence[Trial], measured: Mapping[str, DeviceCost], device: str | None) -> Costs:
     record = shown_record(study)
     length = study.sweep.base.length
-    speeds = sorted(trial.tokens_per_second for trial in trials if trial.tokens_per_second is not None)
+    speeds = [trial.tokens_per_second for trial in trials if trial.tokens_per_second is not None]
     here = None if device is None else measured.get(device)
     return Costs(
         parameters=measured_by(study, record, 'params'),
         state_bytes=measured_by(study, record, f'state_bytes@{length}'),
         state_bytes_8x=measured_by(study, record, f'state_bytes@{8 * length}'),
         flops=measured_by(study, record, 'train_flops') * tokens_of(study),
-        tokens_per_second=_median(speeds) if speeds else None,
+        tokens_per_second=statistics.median(speeds) if speeds else None,
         decode_ms=None if here is None else here.decode_ms,
         peak_bytes=None if here is None or here.peak_bytes is None else float(here.peak_bytes),
     )
@@ -399,11 +378,6 @@ def costs_of(contents: Contents) -> list[str]:
     """The costs that studies are compared by."""
     known = [cost for cost in WEIGHTS if any(getattr(study.costs, cost) is not None for study in contents.studies)]
     return [cost for cost in COSTS if cost not in WEIGHTS or cost in known]
-
-
-def _median(ordered: Sequence[float]) -> float:
-    middle = len(ordered) // 2
-    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
 
 
 def _companion(studies: Sequence[Study]) -> tuple[str, str] | None:

@@ -17,9 +17,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from attnlab.compare.axes import MARKERS, Style, power, scale, scale_metric, short, styles
+from attnlab.compare.costs import COSTS, matched_cost
 from attnlab.compare.report.chart import SHAPES
 from attnlab.compare.report.comparison import COLUMNS, StudyResult, ranked_metric, scored
-from attnlab.compare.report.contents import Contents, costs_of, frontier, matched_cost
+from attnlab.compare.report.contents import Contents, costs_of, frontier
 from attnlab.compare.report.style import GREY, GRID, PALE, themed
 from attnlab.evals.measured import Measured, is_share
 
@@ -27,19 +28,6 @@ SIZE = (3.2, 2.5)
 WIDE = (3.7, 2.7)
 FONTS = "'DejaVu Sans', Arial, Helvetica, sans-serif"
 """What figures are laid out with comes first; the others are narrower, so that nothing overlaps in them either."""
-
-AXES = {
-    'parameters': 'parameters',
-    'state_bytes': 'state bytes a sequence',
-    'state_bytes_8x': 'state bytes at 8x the length',
-    'flops': 'training FLOPs of a trial',
-    'tokens_per_second': 'training tokens per second',
-    'decode_ms': 'ms to decode a token',
-    'peak_bytes': 'peak bytes of a training step',
-    'weight_bytes': 'bytes of weights, packed',
-    'bits': 'bits a parameter',
-}
-"""What costs are called along an axis."""
 
 CsvRow = tuple[Any, ...]
 
@@ -118,10 +106,10 @@ def _cost_plot(contents: Contents, cost: str, metric: str, rows: Sequence[StudyR
             axes.plot([x], [y], style.marker, color=style.colour, mfc=face, ms=6, zorder=3, clip_on=False)
         scale(axes.xaxis, [line[1] for line in lines], short, least=5.0)
         scale_metric(axes.yaxis, [value for line in lines for value in line[2:5]], most=top(metric))
-        axes.set(xlabel=AXES[cost], ylabel=f'{score} {metric}')
+        axes.set(xlabel=COSTS[cost].axis, ylabel=f'{score} {metric}')
 
     header = ('study', cost, score, 'low', 'high', 'pareto_optimal')
-    return Plot(name, f'{metric} over {AXES[cost]}', name, header, lines, draw, names)
+    return Plot(name, f'{metric} over {COSTS[cost].axis}', name, header, lines, draw, names)
 
 
 def _ends(one: Measured) -> tuple[float, float, float]:

@@ -13,16 +13,18 @@ from rich.console import Console
 
 from attnlab import files
 from attnlab.compare.axes import Style, styles
+from attnlab.compare.costs import matched_cost
 from attnlab.compare.report import figures, tables
 from attnlab.compare.report import opening as openings
 from attnlab.compare.report.chart import WIDE
 from attnlab.compare.report.comparison import ranked_metric, scored, scored_metric
-from attnlab.compare.report.contents import Contents, Costs, matched_cost
+from attnlab.compare.report.contents import Contents, Costs
 from attnlab.compare.report.figures import Plot, svg, swatch
 from attnlab.compare.report.opening import COST_TITLES, Opening, Scored
 from attnlab.compare.report.style import SCRIPT, STYLE, themed
-from attnlab.compare.report.tables import csv_text, link
+from attnlab.compare.report.tables import link
 from attnlab.evals.measured import is_share
+from attnlab.tables import csv_lines
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,10 +54,10 @@ def render(contents: Contents) -> dict[str, str]:
     drawn = {plot.name: svg(plot, key=False) for plot in plots}
     files = {'index.html': page(contents, parts, drawn)}
     files |= {f'{plot.name}.svg': XML + (svg(plot, key=True) if plot.keyed else drawn[plot.name]) for plot in plots}
-    files |= {f'{plot.data}.csv': csv_text(plot.header, plot.lines) for plot in plots}
+    files |= {f'{plot.data}.csv': csv_lines(plot.header, plot.lines) for plot in plots}
     files |= large_files(opening_of(contents))
     if any(study.curves for study in contents.studies):
-        files['curves.csv'] = csv_text(('study', 'metric', 'step', 'value'), _curve_lines(contents))
+        files['curves.csv'] = csv_lines(('study', 'metric', 'step', 'value'), _curve_lines(contents))
     return files | {'studies.csv': tables.studies_csv(contents), 'trials.csv': tables.trials_csv(contents)}
 
 
@@ -68,7 +70,7 @@ def large_files(opening: Opening) -> dict[str, str]:
     if not rows:
         return {}
     drawn = openings.draw(opening, rows, WIDE)
-    return {f'{opening.name}.svg': XML + drawn, f'{opening.name}.csv': csv_text(openings.HEADER, rows)}
+    return {f'{opening.name}.svg': XML + drawn, f'{opening.name}.csv': csv_lines(openings.HEADER, rows)}
 
 
 def opening_of(contents: Contents) -> Opening:

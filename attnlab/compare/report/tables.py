@@ -1,14 +1,13 @@
 """The tables of a page of studies, as HTML and as CSV."""
 
-import csv
 import html
-import io
 import math
 import urllib.parse
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from attnlab.compare.axes import styles
+from attnlab.compare.costs import COSTS
 from attnlab.compare.equality import Equality, differing
 from attnlab.compare.report.comparison import COLUMNS, STATES, Comparison, StudyResult, shown_size
 from attnlab.compare.report.contents import Contents, StudyContents, Trial, costs_of, frontier
@@ -16,22 +15,10 @@ from attnlab.compare.report.figures import swatch
 from attnlab.compare.report.measured import shown_versions
 from attnlab.compare.report.opening import in_bytes
 from attnlab.evals.measured import Measured
+from attnlab.tables import csv_lines
 
 NONE = '<span class="none">–</span>'
 OPTIMAL = '<span class="optimal" title="Pareto-optimal: no study is better in both">◆</span>'
-
-TITLES = {
-    'parameters': 'Parameters',
-    'state_bytes': 'State',
-    'state_bytes_8x': 'State, 8x length',
-    'flops': 'FLOPs of a trial',
-    'tokens_per_second': 'Tokens/s',
-    'decode_ms': 'Decode, ms/token',
-    'peak_bytes': 'Peak memory',
-    'weight_bytes': 'Weights, packed',
-    'bits': 'Bits a parameter',
-}
-"""What costs are called at the head of a column."""
 
 BYTES = ('state_bytes', 'state_bytes_8x', 'peak_bytes', 'weight_bytes')
 WHOLE_NUMBERS = ('parameters', 'tokens_per_second')
@@ -112,7 +99,7 @@ def cost_table(contents: Contents) -> str:
         for marks in [frontier(contents, cost, rows)]
     ]
     lines = [list(line) for line in zip(study_heads(contents), *columns, strict=True)]
-    return table(('Study', *(f'>{TITLES[cost]}' for cost in costs_of(contents))), [('', lines)], 'Costs')
+    return table(('Study', *(f'>{COSTS[cost].heading}' for cost in costs_of(contents))), [('', lines)], 'Costs')
 
 
 def _marked(cell: str, mark: bool) -> str:
@@ -146,7 +133,7 @@ def measured_table(contents: Contents) -> str:
         ]
         for head, device, one in lines
     ]
-    headers = ('Study', 'Device', 'Measured with', f'>{TITLES["decode_ms"]}', f'>{TITLES["peak_bytes"]}')
+    headers = ('Study', 'Device', 'Measured with', *(f'>{COSTS[cost].heading}' for cost in ('decode_ms', 'peak_bytes')))
     return table(headers, [('', rows)], 'Measured') if rows else ''
 
 
@@ -159,7 +146,8 @@ def equality_table(contents: Contents) -> str:
 
 def _equality(one: Equality, contents: Contents) -> list[str]:
     by = contents.comparison.by
-    name = f'Size, by {by}' if one.name == by else TITLES.get(one.name, one.name[:1].upper() + one.name[1:])
+    heading = COSTS[one.name].heading if one.name in COSTS else one.name[:1].upper() + one.name[1:]
+    name = f'Size, by {by}' if one.name == by else heading
     if one.least is None or one.most is None:
         verdict = _verdict('same' if one.equal else 'differs', one)
         listed = '' if one.equal else ', '.join(map(_broken, one.different))
@@ -326,15 +314,6 @@ def number(value: float, digits: int) -> str:
     return f'{value:.{digits}f}' if abs(value) < 1e6 else f'{value:.3e}'
 
 
-def csv_text(header: Sequence[str], lines: Iterable[Sequence[Any]]) -> str:
-    """CSV with a header; `None` is nothing."""
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator='\n')
-    writer.writerow(header)
-    writer.writerows(lines)
-    return buffer.getvalue()
-
-
 PARTS = ('mean', 'low', 'high')
 
 
@@ -354,7 +333,7 @@ def studies_csv(contents: Contents) -> str:
         ]
         for study, marked in zip(contents.studies, marks, strict=True)
     ]
-    return csv_text(
+    return csv_lines(
         ('study', _size(contents.comparison), 'flops_of_all', 'tokens_of_all', 'trials', *ends, *costs, *optimal), lines
     )
 
@@ -381,4 +360,4 @@ def trials_csv(contents: Contents) -> str:
         for trial in study.trials
     ]
     header = ('study', 'trial', 'confirms', 'state', 'seed', 'value', *keys)
-    return csv_text((*header, 'tokens_per_second', 'device', 'run', 'reason'), lines)
+    return csv_lines((*header, 'tokens_per_second', 'device', 'run', 'reason'), lines)
