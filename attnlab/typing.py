@@ -17,7 +17,7 @@ The tests check these annotations at run time through an import hook; production
 from typing import Any
 
 from jax import Array
-from jaxtyping import Float, Int, Key, Shaped
+from jaxtyping import Float, Int, Key
 
 Tokens = Int[Array, 'b t']
 Positions = Int[Array, 'b t']
@@ -30,8 +30,6 @@ Keys = Float[Array, 'b s g k']
 Values = Float[Array, 'b s g v']
 Heads = Float[Array, 'b t h v']
 Logits = Float[Array, 'b t o']
-PerToken = Float[Array, 'b t']
-Scalar = Shaped[Array, '']
 DropoutKey = Key[Array, '']
 
 State = Any

@@ -119,7 +119,6 @@ class Division:
     """
 
     def __init__(self, core: str, sizes: Mapping[str, int], mesh: Mapping[str, int]):
-        self._sizes = sizes
         self.axes: dict[str, tuple[str, ...]] = {}
         self.parts: dict[str, int] = {}
         for letter, size in sizes.items():

@@ -259,12 +259,6 @@ class Setup:
         state = self.compiled.initialization(self.scalars.seed)
         return state if self.start is None else self.start.restore_into(state, self.abstract)
 
-    def alone(self) -> 'Setup':
-        """This setup on one device of its mesh."""
-        if self.mesh.size == 1:
-            return self
-        return dataclasses.replace(self, mesh=partition.Axes().make(list(self.mesh.devices.flat[:1])))
-
     def place(self, batch: Mapping[str, np.ndarray]) -> Batch:
         """Transfers this process's rows of a batch to its devices; the result is the global batch.
 

@@ -89,7 +89,7 @@ def _filled(x: jax.Array, decay: jax.Array, state: jax.Array) -> tuple[jax.Array
         decay = jnp.broadcast_to(decay, (decay.shape[0], t, d))
     return (
         jnp.pad(x, ((0, 0), time, channels)),
-        jnp.pad(decay, ((0, 0), time if decay.shape[1] > 1 or t == 1 else (0, 0), channels), constant_values=1),
+        jnp.pad(decay, ((0, 0), time, channels), constant_values=1),
         jnp.pad(state, ((0, 0), channels)),
     )
 
