@@ -102,7 +102,7 @@ def load_module(path: pathlib.Path) -> Any:
     try:
         found.loader.exec_module(module)
     except Exception as error:
-        raise UserError(said(path, error)) from error
+        raise UserError(error_line(path, error)) from error
     return module
 
 
@@ -114,10 +114,10 @@ def called(path: pathlib.Path, name: str, *arguments: Any) -> Any:
     try:
         return getattr(module, name)(*arguments)
     except Exception as error:
-        raise UserError(said(path, error)) from error
+        raise UserError(error_line(path, error)) from error
 
 
-def said(path: pathlib.Path, error: Exception) -> str:
+def error_line(path: pathlib.Path, error: Exception) -> str:
     """In one line: what a file of Python raised, and in which of its lines."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
     where = f'{path}, line {lines[-1]}' if lines else str(path)

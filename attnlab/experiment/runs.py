@@ -18,7 +18,7 @@ from attnlab import files
 from attnlab.compare.runs import task_name
 from attnlab.config import from_plain, plain
 from attnlab.errors import UserError, nearest
-from attnlab.experiment.experiment import Experiment, Finished, Run, load_module, said
+from attnlab.experiment.experiment import Experiment, Finished, Run, error_line, load_module
 from attnlab.experiment.published import PublishedPlot, claims_of
 from attnlab.experiment.results import (
     Measurements,
@@ -164,7 +164,7 @@ def _measured(experiment: Experiment, finished: Finished) -> Measurements:
     try:
         return load_module(path).measure(finished)
     except Exception as error:
-        raise UserError(f'{finished.label} has run and cannot be measured: {said(path, error)}') from error
+        raise UserError(f'{finished.label} has run and cannot be measured: {error_line(path, error)}') from error
 
 
 def _check_same(workdir: pathlib.Path, config: ConfigDict) -> None:

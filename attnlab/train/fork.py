@@ -12,7 +12,7 @@ from attnlab import config as configs
 from attnlab import files
 from attnlab.config import build
 from attnlab.errors import UserError
-from attnlab.train.schedule import whole
+from attnlab.train.schedule import in_steps
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +63,7 @@ def forked_config(run: pathlib.Path) -> ConfigDict:
     config = configs.load(path)
     schedule = config.optimizer.schedule
     with config.unlocked():
-        schedule.warmup = float(whole('warmup', schedule.warmup, config.steps))
+        schedule.warmup = float(in_steps('warmup', schedule.warmup, config.steps))
     return config
 
 

@@ -55,7 +55,7 @@ class Cosine(Schedule):
     final: float = 0.1
 
     def __call__(self, steps: int, peak_lr: ArrayLike) -> optax.Schedule:
-        warm = whole('warmup', self.warmup, steps)
+        warm = in_steps('warmup', self.warmup, steps)
         _check_final(self.final)
         _check_fits(steps, warmup=warm)
 
@@ -86,7 +86,7 @@ class WarmupStableDecay(Schedule):
     shape: str = 'sqrt'
 
     def __call__(self, steps: int, peak_lr: ArrayLike) -> optax.Schedule:
-        warm, decay = whole('warmup', self.warmup, steps), whole('decay', self.decay, steps)
+        warm, decay = in_steps('warmup', self.warmup, steps), in_steps('decay', self.decay, steps)
         _check_final(self.final)
         _check_fits(steps, warmup=warm, decay=decay)
         if self.shape not in ('linear', 'sqrt'):
@@ -99,7 +99,7 @@ class WarmupStableDecay(Schedule):
         return _warmed(shape, warm, peak_lr)
 
     def steady(self, steps: int) -> int:
-        return steps - whole('decay', self.decay, steps)
+        return steps - in_steps('decay', self.decay, steps)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,7 +117,7 @@ class LinearDecay(Schedule):
     final: float = 0.0
 
     def __call__(self, steps: int, peak_lr: ArrayLike) -> optax.Schedule:
-        warm = whole('warmup', self.warmup, steps)
+        warm = in_steps('warmup', self.warmup, steps)
         _check_final(self.final)
         _check_fits(steps, warmup=warm)
 
@@ -138,7 +138,7 @@ class Constant(Schedule):
     warmup: float = 0.02
 
     def __call__(self, steps: int, peak_lr: ArrayLike) -> optax.Schedule:
-        warm = whole('warmup', self.warmup, steps)
+        warm = in_steps('warmup', self.warmup, steps)
         _check_fits(steps, warmup=warm)
         return _warmed(jnp.ones_like, warm, peak_lr)
 
@@ -160,7 +160,7 @@ class Staircase(Schedule):
     factor: float = 0.5
 
     def __call__(self, steps: int, peak_lr: ArrayLike) -> optax.Schedule:
-        warm, hold, every = (whole(name, getattr(self, name), steps) for name in ('warmup', 'hold', 'every'))
+        warm, hold, every = (in_steps(name, getattr(self, name), steps) for name in ('warmup', 'hold', 'every'))
         _check_fits(steps, warmup=warm)
         if not 0 < self.factor <= 1:
             raise UserError(f'factor is {self.factor}; it must be a fraction above 0, at most 1')
@@ -184,7 +184,7 @@ def _progress(step: jax.Array, start: int, end: int) -> jax.Array:
     return jnp.clip((step - start) / max(end - start, 1), 0, 1)
 
 
-def whole(name: str, duration: float, steps: int) -> int:
+def in_steps(name: str, duration: float, steps: int) -> int:
     """A duration in steps. Raises `UserError` for one that is neither a fraction nor a whole number of steps."""
     if duration < 0 or (duration >= 1 and duration != int(duration)):
         raise UserError(
