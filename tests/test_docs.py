@@ -58,3 +58,19 @@ def test_the_map_of_the_house_names_files_that_are_there():
     named = re.findall(r'`([\w./]+/[\w./]*|\w+\.py)`', (ROOT / 'docs' / 'architecture.md').read_text())
     missing = [name for name in named if not any(path.endswith(f'/{name.rstrip("/")}') for path in paths)]
     assert len(named) > 80 and [name for name in missing if 'FAMILY' not in name] == []
+
+
+def test_every_page_is_reached_from_the_readme():
+    found, left = set(), [ROOT / 'README.md']
+    while left:
+        page = left.pop()
+        if page not in found:
+            found.add(page)
+            links = re.findall(r'\]\(([^)#:]+\.md)(?:#[^)]*)?\)', page.read_text())
+            missing = [link for link in links if not (page.parent / link).is_file()]
+            assert not missing, f'{page} links to {missing}, which are not there'
+            left += [(page.parent / link).resolve() for link in links]
+    pages = {*(ROOT / 'docs').glob('*.md'), ROOT / 'experiments' / 'README.md', ROOT / 'CONTRIBUTING.md'}
+    assert pages - found == set()
+    listed = re.findall(r'^\| \[[^]]+\]\(([^)]+)\) \|', (ROOT / 'docs' / 'README.md').read_text(), flags=re.MULTILINE)
+    assert {page.name for page in (ROOT / 'docs').glob('*.md')} - {*listed} == {'README.md'}
