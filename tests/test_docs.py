@@ -60,6 +60,13 @@ def test_the_map_of_the_house_names_files_that_are_there():
     assert len(named) > 80 and [name for name in missing if 'FAMILY' not in name] == []
 
 
+def test_the_map_of_the_house_leaves_out_no_file_of_the_large_rooms():
+    text = (ROOT / 'docs' / 'architecture.md').read_text()
+    rooms = [ROOT / 'attnlab' / room for room in ('analysis', 'compare', 'functional')]
+    files = [path.relative_to(ROOT / 'attnlab') for room in rooms for path in room.rglob('*.py')]
+    assert [str(path) for path in files if path.name != '__init__.py' and f'`{path}`' not in text] == []
+
+
 def test_every_page_is_reached_from_the_readme():
     found, left = set(), [ROOT / 'README.md']
     while left:
