@@ -34,16 +34,25 @@ class Run:
 
 @dataclasses.dataclass(frozen=True)
 class Finished:
-    """A run that came to its end, for what is to be measured of it."""
+    """A run that came to its end, for what is to be measured of it; `size` is that of its experiment."""
 
     label: str
     workdir: pathlib.Path
     loaded: Loaded
+    size: str
 
     def curve(self, metric: str) -> list[tuple[int, float]]:
         """The metric over steps, as the run wrote it down."""
         lines = read_lines(self.workdir / 'metrics.jsonl')
         return [(line['step'], line[metric]) for line in lines if metric in line]
+
+    def last(self, metric: str) -> float:
+        """The last value of the metric. Raises `UserError` for one that the run has not written down."""
+        curve = self.curve(metric)
+        if not curve:
+            names = {name for line in read_lines(self.workdir / 'metrics.jsonl') for name in line}
+            raise UserError(f'there is no {metric} in metrics.jsonl{nearest(metric, sorted(names))}')
+        return curve[-1][1]
 
     @property
     def tokens_per_second(self) -> float:

@@ -147,7 +147,7 @@ def train_and_measure(
         else:
             if outcome == loop.STOPPED:
                 return None
-            finished = Finished(each.label, workdir, restored(setup, workdir))
+            finished = Finished(each.label, workdir, restored(setup, workdir), experiment.size)
             found |= {'tokens_per_second': finished.tokens_per_second, **_measured(experiment, finished)}
     return {
         'label': each.label,

@@ -48,4 +48,4 @@ def measure(finished: Finished):
     with (finished.workdir / 'log.txt').open('a') as log:
         printer = Printer(Console(file=log))
         found = analyse_run(finished.workdir, printer, None, 'valid', rows=64, bits=(8, 6, 4))
-    return {'loss': finished.curve('valid/loss')[-1][1], **found.numbers()}
+    return {'loss': finished.last('valid/loss'), **found.numbers()}

@@ -47,4 +47,4 @@ def config(name, size, seed):
 
 def measure(finished: Finished):
     """The loss on held-out text."""
-    return {'loss': finished.curve('valid/loss')[-1][1]}
+    return {'loss': finished.last('valid/loss')}

@@ -100,12 +100,12 @@ def measure(finished: Finished):
     """The accuracy; what clean values bring back by place; and what edits of every place do."""
     loaded = finished.loaded
     facts = loaded.setup.task.problem
-    chosen = next(size for size in SIZES.values() if size.facts == facts)
+    chosen = SIZES[finished.size]
     rng = np.random.default_rng(0)
     found = trace(loaded, *corrupted(facts, rng, chosen.traced))
     return {
-        'accuracy': finished.curve('test/1x/accuracy')[-1][1],
-        'loss': finished.curve('test/1x/loss')[-1][1],
+        'accuracy': finished.last('test/1x/accuracy'),
+        'loss': finished.last('test/1x/loss'),
         'clean': found.clean,
         'corrupted': found.corrupted,
         'maps': {kind: each.tolist() for kind, each in found.maps.items()},

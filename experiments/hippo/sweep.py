@@ -94,7 +94,7 @@ def measure(finished: Finished):
     """Errors on validation and test; and what the best linear read of all states would have, at the start and after."""
     setup, trained = finished.loaded.setup, finished.loaded.model()
     started = nnx.merge(setup.graphdef, setup.initialize().variables)
-    found = {split: finished.curve(f'{split}/1x/loss')[-1][1] for split in SPLITS}
+    found = {split: finished.last(f'{split}/1x/loss') for split in SPLITS}
     return found | {'best_at_start': best(setup, started), 'best_after': best(setup, trained)}
 
 

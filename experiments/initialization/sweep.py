@@ -45,4 +45,4 @@ def config(recipe, start, seed, size):
 
 def measure(finished: Finished):
     """The loss on held-out text, and that of training over steps."""
-    return {'loss': finished.curve('valid/loss')[-1][1], 'training': finished.curve('train/loss')}
+    return {'loss': finished.last('valid/loss'), 'training': finished.curve('train/loss')}

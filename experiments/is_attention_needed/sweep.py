@@ -61,5 +61,5 @@ def config(size, series, horizon, lookback, system, rate, seed):
 
 def measure(finished: Finished):
     """Mean squared errors on validation, by which rates are chosen, and on test; on test those of the baselines too."""
-    found = {f'{split}_mse': finished.curve(f'{split}/1x/mse')[-1][1] for split in SPLITS}
-    return found | {name: finished.curve(f'test/{name}/mse')[-1][1] for name in BASELINES}
+    found = {f'{split}_mse': finished.last(f'{split}/1x/mse') for split in SPLITS}
+    return found | {name: finished.last(f'test/{name}/mse') for name in BASELINES}

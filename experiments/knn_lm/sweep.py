@@ -95,7 +95,7 @@ def measure(finished: Finished):
 
     Neighbours, share and temperature are chosen on half of the held-out documents; all losses are of the other half.
     """
-    loaded, sizes = finished.loaded, SIZES[finished.workdir.parent.name]
+    loaded, sizes = finished.loaded, SIZES[finished.size]
     task = loaded.setup.task
     own, other = task.load, lambda split: Topics().load(split, task.tokenizer)
     kept = rows(loaded, own('train'), sizes.stored)

@@ -60,7 +60,7 @@ def measure(finished: Finished):
         found = analyse_uncertainty(finished.workdir, printer, alpha=ALPHA)
         both = analyse_uncertainty(small, printer, second=finished.workdir).cascade if model == 'large' else None
     return {
-        'accuracy': finished.curve('test/all/accuracy')[-1][1],
+        'accuracy': finished.last('test/all/accuracy'),
         'error': found.calibration['as it is']['error']['value'],
         'conformal': dict(found.conformal),
         'other': of_other(finished.loaded),

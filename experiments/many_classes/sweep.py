@@ -99,17 +99,16 @@ def measure(finished: Finished):
     head, rate, seed = finished.label.split('-')
     parts = ('all', *BANDS)
     found = {
-        'chosen_by': finished.curve('valid/all/accuracy')[-1][1],
-        'loss': {part: finished.curve(f'test/{part}/loss')[-1][1] for part in parts},
-        'accuracy': {part: finished.curve(f'test/{part}/accuracy')[-1][1] for part in parts},
+        'chosen_by': finished.last('valid/all/accuracy'),
+        'loss': {part: finished.last(f'test/{part}/loss') for part in parts},
+        'accuracy': {part: finished.last(f'test/{part}/accuracy') for part in parts},
     }
     if (head, rate) == ('softmax', 'low'):
         slices = setup.task.slices('test', 1, (1,), setup.task.held_out)
         guesses = {part: setup.task.trivial(each) for part, each in slices.items()}
         found['best'] = {name: {part: guesses[part][name]['posterior'] for part in parts} for name in SHOWN}
     if (rate, seed) == ('low', '0'):
-        size = next(size for size, examples in EXAMPLES.items() if examples == setup.task.held_out)
-        whole = prepare(config('softmax', RATES[rate], int(seed), size))
+        whole = prepare(config('softmax', RATES[rate], int(seed), finished.size))
         found['head'] = cost(
             finished.loaded.model(), nnx.merge(whole.graphdef, whole.initialize().variables), setup.task.data
         )

@@ -53,7 +53,7 @@ def measure(finished: Finished):
     with (finished.workdir / 'analysis.txt').open('w') as log:
         found = analyse_run(finished.workdir, Printer(Console(file=log, width=120)), None, None, ROWS, (8,))
     return {
-        'loss': finished.curve('valid/loss')[-1][1],
+        'loss': finished.last('valid/loss'),
         'largest': max(layer['max_abs'] for layer in found.layers),
         'kurtosis': max(layer['kurtosis'] for layer in found.layers),
         'more_with_8_bits': found.losses[8] - found.losses[32],

@@ -118,8 +118,10 @@ def config(name, rate, seed, size):
 def measure(finished: Finished):
     """Accuracy on validation, by which rates are chosen; on test by size, in every way of carrying the model over."""
     return {
-        'valid': finished.curve('valid/all/accuracy')[-1][1],
-        'accuracy': {way: by_size(finished.loaded, change) for way, change in ways(finished.loaded).items()},
+        'valid': finished.last('valid/all/accuracy'),
+        'accuracy': {
+            way: by_size(finished.loaded, change, SIZES[finished.size]) for way, change in ways(finished.loaded).items()
+        },
     }
 
 
@@ -157,10 +159,9 @@ def reduce(model, factor):
         block.mixer.ratio *= factor
 
 
-def by_size(loaded, change):
+def by_size(loaded, change, sizes):
     """Accuracy on test by pixels on a side; `None` where a mixer does not take so small a grid."""
     data, patch = loaded.setup.task.data.of, loaded.model().embedding.patch
-    sizes = SIZES['cpu' if isinstance(data, Digits) else 'full']
     mixers = [block.mixer for block in altered(loaded, change).model().stack.blocks]
     least = max([1, *(mixer.ratio for mixer in mixers if isinstance(mixer, EmbeddingFreeAttention))])
     return {

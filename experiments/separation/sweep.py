@@ -94,8 +94,8 @@ def frames_seen(model, frames):
 def measure(finished: Finished):
     """The improvement in dB on validation, by which rates are chosen, and on test, the baseline, and frames seen."""
     setup, model = finished.loaded.setup, finished.loaded.model()
-    found = {f'{split}_gain': finished.curve(f'{split}/1x/si_snr_improvement')[-1][1] for split in SPLITS}
+    found = {f'{split}_gain': finished.last(f'{split}/1x/si_snr_improvement') for split in SPLITS}
     return found | {
-        'ideal_mask': finished.curve('test/ideal_mask/si_snr_improvement')[-1][1],
+        'ideal_mask': finished.last('test/ideal_mask/si_snr_improvement'),
         'frames': frames_seen(model, model.frames(setup.length)),
     }

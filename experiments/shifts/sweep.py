@@ -59,10 +59,10 @@ def config(size, change, model, norm, rate, seed):
 
 def measure(finished: Finished):
     """Mean squared errors on validation, by which rates are chosen, and on test; on test those of the baselines too."""
-    found = {f'{split}_mse': finished.curve(f'{split}/1x/mse')[-1][1] for split in SPLITS}
+    found = {f'{split}_mse': finished.last(f'{split}/1x/mse') for split in SPLITS}
     task = finished.loaded.setup.task
     if finished.label.startswith('missing'):
         names = list(FILLINGS)
     else:
         names = list(baselines(task.data, finished.loaded.setup.length, task.horizon))
-    return found | {'baselines': {name: finished.curve(f'test/{name}/mse')[-1][1] for name in names}}
+    return found | {'baselines': {name: finished.last(f'test/{name}/mse') for name in names}}

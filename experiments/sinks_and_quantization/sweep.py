@@ -93,13 +93,13 @@ def config(recipe, rung, seed):
 def measure(finished: Finished):
     """What `attnlab analyse` finds on the validation text, the largest activation over the median, and the loss."""
     rung = finished.label.split('-')[1]
-    rows = next(rungs[rung].rows for rungs in LADDERS.values() if rung in rungs)
+    rows = LADDERS[finished.size][rung].rows
     with (finished.workdir / 'analysis.txt').open('a') as log:
         found = analyse_run(finished.workdir, Printer(Console(file=log)), None, 'valid', rows, BITS)
     numbers = found.numbers()
     highest = max((layer['sink_rate'] for layer in numbers['layers'] if 'sink_rate' in layer), default=math.nan)
     return {
-        'loss': finished.curve('valid/loss')[-1][1],
+        'loss': finished.last('valid/loss'),
         'parameters': sum(leaf.size for leaf in jax.tree.leaves(finished.loaded.setup.abstract.params)),
         'highest_sink_rate': highest,
         **numbers,

@@ -122,10 +122,10 @@ def measure(finished: Finished):
     with all keys from the same noise, the root of the mean square in standard deviations of pixels.
     """
     if finished.label.startswith(JUDGE):
-        return {'accuracy': finished.curve('valid/all/accuracy')[-1][1]}
+        return {'accuracy': finished.last('valid/all/accuracy')}
     loaded = load_run(finished.workdir, ema=True)
-    count = COUNT['cpu' if isinstance(loaded.setup.task.data, Digits) else 'full']
-    found = {'valid': finished.curve('valid_ema/all/loss')[-1][1], 'drawn': {}}
+    count = COUNT[finished.size]
+    found = {'valid': finished.last('valid_ema/all/loss'), 'drawn': {}}
     for steps in STEPS:
         plain = Drawings(AtEnd(), count=count, steps=steps)
         found['drawn'][steps], whole = judged(finished, loaded, plain)

@@ -221,6 +221,21 @@ def test_a_dry_run_says_what_is_left(done, tmp_path, capsys):
     assert not (tmp_path / 'nothing').exists()
 
 
+def test_what_a_finished_run_is_asked(done, tmp_path):
+    shutil.copytree(done, tmp_path, dirs_exist_ok=True)
+    workdir, sweep = tmp_path / 'runs' / 'toy' / 'cpu' / 'fast', tmp_path / 'experiments' / 'toy' / 'sweep.py'
+    (workdir / 'measured.json').unlink()
+    more = ", 'last': finished.last('test/all/accuracy'), 'size': finished.size}"
+    asked = SWEEP.replace("curve('test/all/accuracy')}", "curve('test/all/accuracy')" + more)
+    sweep.write_text(asked.replace("last('test/all/accuracy')", "last('test/all/acuracy')"))
+    with pytest.raises(UserError, match=r"no test/all/acuracy in metrics.jsonl; did you mean 'test/all/accuracy'"):
+        run(tmp_path)
+    sweep.write_text(asked)
+    run(tmp_path)
+    found = json.loads((workdir / 'measured.json').read_text())
+    assert found['last'] == found['accuracy'][-1][1] and found['size'] == 'cpu'
+
+
 def test_an_experiment_that_was_stopped_is_not_taken_for_a_finished_one(done, tmp_path, monkeypatch):
     folder = shutil.copytree(done / 'experiments' / 'toy', tmp_path / 'experiments' / 'toy')
     monkeypatch.setattr(launch, 'train', lambda *_, **__: loop.STOPPED)
