@@ -1,6 +1,5 @@
 """Language models that differ in what heads can do when they have nothing to do."""
 
-import math
 import pathlib
 
 from rich.console import Console
@@ -11,6 +10,7 @@ from attnlab.configuration import config_of
 from attnlab.evals.cadence import AtEnd
 from attnlab.evals.held_out import HeldOut
 from attnlab.experiment.experiment import Finished, Run
+from attnlab.experiment.settings import for_length, small_text
 from attnlab.tables import Printer
 
 CONFIG = pathlib.Path(__file__).parents[2] / 'configs' / 'language.py'
@@ -27,16 +27,10 @@ def config(name, size):
     found = config_of(CONFIG, f'zoo={name},size={"tiny" if size == "cpu" else "125m"}')
     with found.unlocked():
         if size == 'cpu':
-            found.update(steps=500, batch_size=8, length=256)
-            found.model.dim = 64
-            found.model.stack.depth = 2
+            small_text(found, steps=500, batch=8, length=256)
         else:
             found.update(steps=5000, accumulate=16)
-        mixer = found.model.stack.blocks[0].mixer
-        if name == 'sigmoid_attention':
-            mixer.weights.bias = -math.log(found.length)
-        if name == 'clipped_softmax':
-            mixer.weights.gamma = -12 / found.length
+        for_length(found, name)
         found.evals = (spec(HeldOut, cadence=spec(AtEnd), tokens=65_536),)
         found.checkpoint.every = found.steps // 2 if size == 'cpu' else 1000
         found.report.update(every=found.steps // 40, tensorboard=False)

@@ -9,6 +9,7 @@ from attnlab.configuration import config_of
 from attnlab.evals.cadence import AtEnd
 from attnlab.evals.held_out import HeldOut
 from attnlab.experiment.experiment import Finished, Run
+from attnlab.experiment.settings import small_text
 from attnlab.quantize.formats import format_called, storage_called
 from attnlab.quantize.layers import Quantization
 from attnlab.train.cost import state_bytes
@@ -38,9 +39,7 @@ def config(recipe, seed, size):
     with found.unlocked():
         found.seed = seed
         if size == 'cpu':
-            found.update(steps=600, batch_size=8, length=128)
-            found.model.dim = 64
-            found.model.stack.depth = 2
+            small_text(found, steps=600, batch=8, length=128)
             found.checkpoint.every = found.steps
         found.evals = (spec(HeldOut, cadence=spec(AtEnd), tokens=16_384 if size == 'cpu' else 262_144),)
         found.report.update(every=found.steps // 10, tensorboard=False)

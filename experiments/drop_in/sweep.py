@@ -1,6 +1,5 @@
 """One language model, one budget, one order of the data, and every map of the softmax family in the same place."""
 
-import math
 import pathlib
 
 from attnlab.config import spec
@@ -8,6 +7,7 @@ from attnlab.configuration import config_of
 from attnlab.evals.cadence import AtEnd
 from attnlab.evals.held_out import HeldOut
 from attnlab.experiment.experiment import Finished, Run
+from attnlab.experiment.settings import for_length, small_text
 from attnlab.zoo.softmax.maps import MAPS as WEIGHT_MAPS
 from attnlab.zoo.softmax.parts import PARTS
 
@@ -29,16 +29,8 @@ def config(name, size, seed):
     with found.unlocked():
         found.seed = seed
         if size == 'cpu':
-            found.update(steps=80, batch_size=16, length=128)
-            found.model.dim = 64
-            found.model.stack.depth = 2
-        mixer = found.model.stack.blocks[0].mixer
-        if name == 'sigmoid_attention':
-            mixer.weights.bias = -math.log(found.length)
-        if name == 'clipped_softmax':
-            mixer.weights.gamma = -12 / found.length
-        if name.startswith('ssmax'):
-            mixer.temperature.length = found.length
+            small_text(found, steps=80, batch=16, length=128)
+        for_length(found, name)
         found.evals = (spec(HeldOut, cadence=spec(AtEnd), tokens=65_536 if size == 'cpu' else 1_048_576),)
         found.checkpoint.every = found.steps if size == 'cpu' else 1000
         found.report.update(every=found.steps // 10, tensorboard=False)

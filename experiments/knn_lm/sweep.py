@@ -15,6 +15,7 @@ from attnlab.errors import UserError
 from attnlab.evals.cadence import AtEnd
 from attnlab.evals.held_out import HeldOut
 from attnlab.experiment.experiment import Finished, Run
+from attnlab.experiment.settings import small_text
 
 CONFIG = pathlib.Path(__file__).parents[2] / 'configs' / 'language.py'
 SEEDS = 3
@@ -51,9 +52,7 @@ def config(seed, size):
     with found.unlocked():
         found.seed = seed
         if size == 'cpu':
-            found.update(steps=600, batch_size=16, length=128)
-            found.model.dim = 64
-            found.model.stack.depth = 2
+            small_text(found, steps=600, batch=16, length=128)
         found.checkpoint.every = found.steps
         found.evals = (spec(HeldOut, cadence=spec(AtEnd), tokens=SIZES[size].asked),)
         found.report.update(every=found.steps // 10, tensorboard=False)

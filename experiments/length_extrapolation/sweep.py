@@ -11,6 +11,7 @@ from attnlab.configuration import config_of
 from attnlab.evals.cadence import AtEnd
 from attnlab.evals.held_out import HeldOut
 from attnlab.experiment.experiment import Finished, Run
+from attnlab.experiment.settings import for_length, small_text
 
 CONFIG = pathlib.Path(__file__).parents[2] / 'configs' / 'language.py'
 LENGTH = 256
@@ -39,17 +40,12 @@ def config(label, size):
     found = config_of(CONFIG, f'zoo={ENCODINGS[label]},size={"tiny" if size == "cpu" else "10m"}')
     with found.unlocked():
         if size == 'cpu':
-            found.update(steps=500, batch_size=8)
-            found.model.dim = 64
-            found.model.stack.depth = 2
+            small_text(found, steps=500, batch=8, length=LENGTH)
         else:
-            found.batch_size = found.batch_size * found.length // LENGTH
-        found.length = LENGTH
-        mixer = found.model.stack.blocks[0].mixer
-        if label == 'ssmax':
-            mixer.temperature.length = LENGTH
+            found.update(batch_size=found.batch_size * found.length // LENGTH, length=LENGTH)
+        for_length(found, ENCODINGS[label])
         if label == 'sliding_window':
-            mixer.window = LENGTH // 4
+            found.model.stack.blocks[0].mixer.window = LENGTH // 4
         found.evals = (spec(HeldOut, cadence=spec(AtEnd), tokens=TOKENS[size]),)
         found.checkpoint.every = found.steps // 2 if size == 'cpu' else 1000
         found.report.update(every=found.steps // 40, tensorboard=False)

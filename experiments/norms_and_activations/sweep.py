@@ -10,6 +10,7 @@ from attnlab.configuration import config_of
 from attnlab.evals.cadence import AtEnd
 from attnlab.evals.held_out import HeldOut
 from attnlab.experiment.experiment import Finished, Run
+from attnlab.experiment.settings import small_text
 from attnlab.tables import Printer
 
 CONFIG = pathlib.Path(__file__).parents[2] / 'configs' / 'language.py'
@@ -38,9 +39,7 @@ def config(norm, activation, rate, size):
     found = config_of(CONFIG, f'zoo=mha,size={sized},norm={norm},mlp=plain,activation={activation}')
     with found.unlocked():
         if size == 'cpu':
-            found.update(steps=300, batch_size=8, length=128)
-            found.model.dim = 64
-            found.model.stack.depth = 2
+            small_text(found, steps=300, batch=8, length=128)
             found.checkpoint.every = found.steps
         found.optimizer.peak_lr = rate
         found.evals = (spec(HeldOut, cadence=spec(AtEnd), tokens=16_384 if size == 'cpu' else 262_144),)
