@@ -15,7 +15,7 @@ from attnlab.nn.projections import Linear
 from attnlab.quantize.calibration import check_rows, listened
 from attnlab.quantize.formats import BIASES, ELEMENTS, FixedFloating, Format
 from attnlab.quantize.layers import Quantization, ShiftedLinear, named_maps, replace_maps
-from attnlab.quantize.rows import training_rows
+from attnlab.quantize.rows import tell, training_rows
 from attnlab.quantize.sparsity import apart
 from attnlab.quantize.states import StateFormat
 from attnlab.runs.loading import Loaded
@@ -83,21 +83,7 @@ class ShiftCalibration:
         model = moved.model()
         scales = list(widest.values())
         maps = replace_maps(model, lambda index, map_: _Tried(map_, self.element, scales[index]))
-        graphdef, errors, rest = nnx.split(model, _Errors, ...)  # type: ignore[misc]
-        task = moved.setup.task
-
-        @moved.setup.jit
-        def of(errors: nnx.State, rest: nnx.State, batch: Batch) -> nnx.State:
-            def loss(errors: nnx.State) -> Array:
-                return task.measure(nnx.merge(graphdef, errors, rest), batch, None)['loss'].total
-
-            return jax.grad(loss)(errors)
-
-        zeros = jax.tree.map(jnp.zeros_like, errors)
-        total = jax.tree.map(lambda leaf: np.zeros(leaf.shape), errors)
-        for batch in batches:
-            total = jax.tree.map(lambda one, other: one + np.asarray(other, np.float64), total, of(zeros, rest, batch))
-        nnx.update(model, total)
+        tell(moved.setup, model, _Errors, batches)
         return {
             name: np.asarray(map_.errors[...]).reshape(-1, len(TRIED) + 1).sum(axis=0)[:-1]
             for name, map_ in zip(widest, maps, strict=True)

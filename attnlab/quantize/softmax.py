@@ -4,7 +4,6 @@ import dataclasses
 import functools
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
@@ -18,10 +17,9 @@ from attnlab.functional.straight_through import straight_through
 from attnlab.models.weight_maps import replaced
 from attnlab.module import Module
 from attnlab.nn.parameter import buffer
-from attnlab.quantize.rows import training_rows
+from attnlab.quantize.rows import tell, training_rows
 from attnlab.runs.loading import Loaded
 from attnlab.signature import checked_fields
-from attnlab.tasks.task import Batch
 from attnlab.train.state import joined, split
 from attnlab.typing import DropoutKey
 
@@ -78,21 +76,7 @@ class Correction:
         Raises `UserError` where there are fewer rows.
         """
         model = replaced(loaded.model(), functools.partial(_Told, bits=self.bits))
-        graphdef, lost, rest = nnx.split(model, _Lost, ...)  # type: ignore[misc]
-        task = loaded.setup.task
-
-        @loaded.setup.jit
-        def of(lost: nnx.State, rest: nnx.State, batch: Batch) -> nnx.State:
-            def loss(lost: nnx.State) -> Array:
-                return task.measure(nnx.merge(graphdef, lost, rest), batch, None)['loss'].total
-
-            return jax.grad(loss)(lost)
-
-        zeros = jax.tree.map(jnp.zeros_like, lost)
-        total = jax.tree.map(lambda leaf: np.zeros(leaf.shape), lost)
-        for batch in training_rows(loaded.setup, self.rows):
-            total = jax.tree.map(lambda one, other: one + np.asarray(other, np.float64), total, of(zeros, rest, batch))
-        nnx.update(model, total)
+        tell(loaded.setup, model, _Lost, training_rows(loaded.setup, self.rows))
         made = changed.model()
         for told, rounded in zip(_each(model, _Told), _each(made, QuantizedSoftmax), strict=True):
             sums = np.asarray(told.lost[...], np.float64)
