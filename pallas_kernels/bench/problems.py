@@ -275,13 +275,15 @@ def _jax_linear_attention(
     return importlib.import_module('jla.ops').linear_attention(kind, q, k, v, **gates, impl='mosaic_gpu')[0]
 
 
+def _asked(z: Sizes) -> tuple[dict[str, jax.Array], jax.Array]:
+    """Hidden states, the embedding of a vocabulary that they are compared with, and their labels."""
+    hidden = _normal(0, (z.tokens, z.model), z.dtype)
+    embedding = 1 / math.sqrt(z.model) * _normal(1, (z.vocab, z.model), z.dtype)
+    return {'hidden': hidden, 'embedding': embedding}, jax.random.randint(jax.random.key(2), (z.tokens,), 0, z.vocab)
+
+
 def _cross_entropy(z: Sizes) -> Iterator[Problem]:
-    scale = 1 / math.sqrt(z.model)
-    arrays = {
-        'hidden': _normal(0, (z.tokens, z.model), z.dtype),
-        'embedding': scale * _normal(1, (z.vocab, z.model), z.dtype),
-    }
-    labels = jax.random.randint(jax.random.key(2), (z.tokens,), 0, z.vocab)
+    arrays, labels = _asked(z)
 
     ours = functools.partial(pallas_kernels.cross_entropy, labels=labels)
     contenders: dict[str, Contender] = {OURS: ours, **_forms(ours), 'dense logits': _dense(labels)}
@@ -324,12 +326,7 @@ def _mixture_of_softmaxes(z: Sizes) -> Iterator[Problem]:
 def _sampled_softmax(z: Sizes) -> Iterator[Problem]:
     """The estimate of Jean et al. 2015, https://arxiv.org/abs/1412.2007, against what it estimates."""
     drawn_count = min(512, z.vocab // 8)
-    scale = 1 / math.sqrt(z.model)
-    arrays = {
-        'hidden': _normal(0, (z.tokens, z.model), z.dtype),
-        'embedding': scale * _normal(1, (z.vocab, z.model), z.dtype),
-    }
-    labels = jax.random.randint(jax.random.key(2), (z.tokens,), 0, z.vocab)
+    arrays, labels = _asked(z)
     drawn = jax.random.randint(jax.random.key(3), (drawn_count,), 0, z.vocab)
 
     def sampled(hidden: jax.Array, embedding: jax.Array) -> jax.Array:
@@ -352,12 +349,7 @@ def _sampled_softmax(z: Sizes) -> Iterator[Problem]:
 def _augment_and_reduce(z: Sizes) -> Iterator[Problem]:
     """The bound of Ruiz et al. 2018, https://arxiv.org/abs/1802.04220, by two draws, against what it bounds."""
     drawn_count = min(512, z.vocab // 8)
-    scale = 1 / math.sqrt(z.model)
-    arrays = {
-        'hidden': _normal(0, (z.tokens, z.model), z.dtype),
-        'embedding': scale * _normal(1, (z.vocab, z.model), z.dtype),
-    }
-    labels = jax.random.randint(jax.random.key(2), (z.tokens,), 0, z.vocab)
+    arrays, labels = _asked(z)
     draws = jax.random.randint(jax.random.key(3), (2, drawn_count), 0, z.vocab)
 
     def bound(hidden: jax.Array, embedding: jax.Array) -> jax.Array:
