@@ -38,6 +38,9 @@ def main(arguments: list[str] | None = None) -> int:
     one.add_argument(
         '--resume', type=pathlib.Path, nargs='*', default=[], help='earlier records: cases that were ok are skipped'
     )
+    one.add_argument(
+        '--only', default='', help='patterns of names of cases, separated by semicolons: only these, in this order'
+    )
     one.add_argument('--workers', type=int, help='processes that share the device, in stages without timings')
     one.add_argument('--patience', type=float, default=1.0, help='multiplies every time limit')
     one = commands.add_parser(
@@ -64,6 +67,7 @@ def main(arguments: list[str] | None = None) -> int:
                 workers=options.workers,
                 patience=options.patience,
                 commit=lines.commit(ROOT),
+                only=[pattern for pattern in options.only.split(';') if pattern],
             ),
             stages,
             options.resume,

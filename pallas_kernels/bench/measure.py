@@ -1,7 +1,8 @@
 """Times the contenders of a problem, for the forward pass and for forward plus backward."""
 
+import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -50,9 +51,16 @@ class Measurement:
 
 
 def lines(
-    problem: Problem, ceilings: Ceilings, patience: timing.Patience, passes: Sequence[str] = PASSES
+    problem: Problem,
+    ceilings: Ceilings,
+    patience: timing.Patience,
+    passes: Sequence[str] = PASSES,
+    alone: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
 ) -> Iterator[Measurement]:
-    """Times every contender of a problem; one that fails gets the reason instead of measurements."""
+    """Times every contender of a problem; one that fails gets the reason instead of measurements.
+
+    What is timed runs within `alone`, which may wait until others on the device pause.
+    """
     for what in passes:
         gradients = what != PASSES[0]
         programs: dict[str, timing.Program] = {}
@@ -72,7 +80,8 @@ def lines(
         factor = BACKWARD.get(problem.core, 3.0) if gradients else 1.0
         # The backward pass reads the arguments again, with the gradient of the result, and writes their gradients.
         moved = problem.bytes * (3.0 if gradients else 1.0)
-        times = timing.alternate({name: program.call for name, program in programs.items()}, OURS, patience)
+        with alone():
+            times = timing.alternate({name: program.call for name, program in programs.items()}, OURS, patience)
         for name, program in programs.items():
             yield Measurement(
                 core=problem.core,

@@ -24,7 +24,7 @@ class Stage:
     """How the cases of a stage are run.
 
     Attributes:
-      workers: number of processes that share the device; one where something is timed.
+      workers: number of processes that share the device.
       environment: of these processes.
       fresh: whether every case has its own process.
     """
@@ -34,19 +34,20 @@ class Stage:
     fresh: bool = False
 
 
-SHARED = {'XLA_PYTHON_CLIENT_PREALLOCATE': 'false', 'XLA_PYTHON_CLIENT_MEM_FRACTION': '0.08'}
+GROWING = {'XLA_PYTHON_CLIENT_PREALLOCATE': 'false'}
+SHARED = {**GROWING, 'XLA_PYTHON_CLIENT_MEM_FRACTION': '0.08'}
 
 STAGES: dict[str, Stage] = {
-    'check': Stage(environment={'XLA_PYTHON_CLIENT_PREALLOCATE': 'false'}),
-    'correct': Stage(workers=8, environment=SHARED),
-    'limits': Stage(environment={'XLA_PYTHON_CLIENT_PREALLOCATE': 'false'}),
-    'sanitize': Stage(environment={'XLA_PYTHON_CLIENT_PREALLOCATE': 'false'}),
-    'bench': Stage(),
-    # Triton needs memory too.
-    'peers': Stage(environment={'XLA_PYTHON_CLIENT_PREALLOCATE': 'false'}),
-    'tune': Stage(),
-    'train': Stage(),
-    'tokens': Stage(fresh=True),
+    'check': Stage(environment=GROWING),
+    'correct': Stage(workers=12, environment={**GROWING, 'XLA_PYTHON_CLIENT_MEM_FRACTION': '0.05'}),
+    'limits': Stage(environment=GROWING),
+    'sanitize': Stage(environment=GROWING),
+    # These compile beside one another, and are timed one at a time: see `turn`.
+    'bench': Stage(workers=6, environment=GROWING),
+    'peers': Stage(workers=6, environment=GROWING),
+    'tune': Stage(workers=6, environment=GROWING),
+    'train': Stage(workers=4, environment=SHARED),
+    'tokens': Stage(workers=4, environment=GROWING, fresh=True),
     # Cases that hang, crash and fail on purpose, only for rehearsals.
     'rehearsal': Stage(workers=2),
 }
@@ -80,6 +81,8 @@ class Case:
     rival: str | None = None
     tile: dict[str, Any] | None = None
 
+
+FILE = 'cases.json'
 
 SMOKE = Case('check/smoke', 'check', 30)
 """A matrix product in its own process, to see whether the device responds."""

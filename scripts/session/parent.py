@@ -8,6 +8,7 @@ import collections
 import contextlib
 import dataclasses
 import datetime
+import fnmatch
 import importlib.metadata
 import json
 import os
@@ -43,6 +44,7 @@ class Session:
     workers: int | None = None
     patience: float = 1.0
     commit: str = 'unknown'
+    only: Sequence[str] = ()
 
 
 class Worker:
@@ -257,9 +259,10 @@ class Runner:
 
 def run(session: Session, stages: Sequence[str] | None, resume: Sequence[pathlib.Path]) -> int:
     """Runs the prepared cases of `stages`, except those that were ok in earlier sessions."""
-    prepared = session_cases.read(session.folder / 'cases.json')
+    prepared = session_cases.read(session.folder / session_cases.FILE)
     before = lines.newest(resume)
-    left = [case for case in prepared if before.get(case.id, {'status': ''})['status'] != 'ok']
+    asked = chosen(prepared, session.only)
+    left = [case for case in asked if before.get(case.id, {'status': ''})['status'] != 'ok']
     if session.commit == 'unknown':
         session = dataclasses.replace(session, commit=(session.folder / 'commit').read_text().strip())
     session.out.mkdir(parents=True, exist_ok=True)
@@ -269,15 +272,23 @@ def run(session: Session, stages: Sequence[str] | None, resume: Sequence[pathlib
         with _ended_by_signals(runner):
             runner.check_device()
             for name in STAGES:
-                chosen = [case for case in left if case.stage == name and (stages is None or name in stages)]
-                if chosen and runner.end_reason() is None:
-                    runner.stage(name, chosen)
+                of_stage = [case for case in left if case.stage == name and (stages is None or name in stages)]
+                if of_stage and runner.end_reason() is None:
+                    runner.stage(name, of_stage)
     done = sum(runner.counts.values())
     figures = ', '.join(f'{number} {status}' for status, number in runner.counts.items()) or 'nothing to do'
-    print(f'{figures}; {len(prepared) - len(left)} were ok before; {runner.end_reason() or "all done"}', flush=True)
+    print(f'{figures}; {len(asked) - len(left)} were ok before; {runner.end_reason() or "all done"}', flush=True)
     if runner.dead:
         return DEAD
     return OK if runner.counts['ok'] + runner.counts['skipped'] == done else NOT_ALL_RIGHT
+
+
+def chosen(cases: Sequence[Case], patterns: Sequence[str]) -> list[Case]:
+    """The cases whose names match a pattern, as of file names, in the order of patterns; without patterns, all."""
+    if not patterns:
+        return list(cases)
+    found = {case.id: case for pattern in patterns for case in cases if fnmatch.fnmatchcase(case.id, pattern)}
+    return list(found.values())
 
 
 @contextlib.contextmanager

@@ -27,7 +27,7 @@ def prepare(folder: pathlib.Path, stages: list[str], *, small: bool) -> int:
     expected.write(folder, list(compared.values()))
     (folder / 'wheels.txt').write_text(wheels((ROOT / 'requirements-oldest.lock').read_text()))
     (folder / 'commit').write_text(lines.commit(ROOT) + '\n')
-    cases.write(folder / 'cases.json', found)
+    cases.write(folder / cases.FILE, found)
     print(f'{len(found)} cases in {folder}; the wheels to bring along are listed in {folder / "wheels.txt"}')
     return 0
 

@@ -13,8 +13,11 @@ import jax.numpy as jnp
 from pallas_kernels import target
 from pallas_kernels.bench import ceilings, measure, problems, timing
 from scripts.session.cases import CORES, Case
+from scripts.session.turn import Turn
 
-SECONDS = 90.0
+SECONDS = 300.0
+"""With the time in which it waits for its turn."""
+
 RIVALS = {
     'attention': ('cuDNN', 'tokamax'),
     'linear_attention': ('jax-linear-attention',),
@@ -40,14 +43,18 @@ def cases(small: bool) -> list[Case]:
 def run(case: Case, folder: pathlib.Path) -> dict[str, Any]:
     """Ours, as users call it, next to our portable form and functions of JAX."""
     problem = problem_of(case)
-    return timed(case, problem, [name for name in problem.contenders if name not in RIVALS.get(case.core, ())])
+    contenders = [name for name in problem.contenders if name not in RIVALS.get(case.core, ())]
+    return timed(case, problem, contenders, Turn(folder))
 
 
-def timed(case: Case, problem: problems.Problem, contenders: Sequence[str]) -> dict[str, Any]:
+def timed(case: Case, problem: problems.Problem, contenders: Sequence[str], turn: Turn) -> dict[str, Any]:
     """Times the named contenders of a problem, including ours, with the reasons of failures."""
     jax.clear_caches()
     problem = dataclasses.replace(problem, contenders={name: problem.contenders[name] for name in contenders})
-    found = list(measure.lines(problem, _ceilings(), _patience(), (case.what,)))
+    with turn.alone():
+        top = _ceilings()
+    with turn.compiling():
+        found = list(measure.lines(problem, top, _patience(), (case.what,), turn.alone))
     failed = [f'{line.contender}: {line.failure}' for line in found if line.failure is not None]
     figures = [_figures(line) for line in found if line.failure is None]
     line = {'status': 'ok', 'problem': problem.name, 'measured': figures}

@@ -11,8 +11,9 @@ from pallas_kernels.bench import measure
 from pallas_kernels.bench.problems import OURS
 from scripts.session.cases import Case
 from scripts.session.stages import bench
+from scripts.session.turn import ALONE, Turn
 
-SECONDS = 240.0
+SECONDS = 400.0
 TRITON = 'flash-linear-attention'
 KINDS = ('no decay', 'scalar', 'vector')
 """The problems that it has a kernel for: none with erase keys."""
@@ -45,11 +46,12 @@ def _case(core: str, place: int, kind: str, rival: str, what: str) -> Case:
 
 def run(case: Case, folder: pathlib.Path) -> dict[str, Any]:
     if case.rival == TRITON:
-        return _triton(case)
+        with Turn(folder).alone(4 * ALONE):
+            return _triton(case)
     problem = bench.problem_of(case)
     if case.rival not in problem.contenders:
         return {'status': 'skipped', 'reason': f'{case.rival} is not installed here, or has no such call'}
-    line = bench.timed(case, problem, (OURS, case.rival))
+    line = bench.timed(case, problem, (OURS, case.rival), Turn(folder))
     return {**line, 'status': 'failed'} if 'reason' in line else line
 
 

@@ -18,8 +18,9 @@ from pallas_kernels.bench import measure, problems, timing
 from pallas_kernels.target import Target
 from scripts.session import lines
 from scripts.session.cases import Case
+from scripts.session.turn import Turn
 
-SECONDS = 90.0
+SECONDS = 300.0
 ROUNDS = 5
 
 CALLS = (
@@ -70,7 +71,7 @@ def asked_by(core: str, place: int, k: int, here: Target) -> list[tuning.Asked]:
 
 def run(case: Case, folder: pathlib.Path) -> dict[str, Any]:
     """Times the rule's tile and the candidate, and compares their results."""
-    del folder
+    turn = Turn(folder)
     asked, candidate = tuning.entry('the case', case.tile)
     here = target.current()
     if here.platform == 'cpu':
@@ -79,7 +80,7 @@ def run(case: Case, folder: pathlib.Path) -> dict[str, Any]:
     problem = _problem(case.core, place, k, here)
     ours = problem.contenders[problems.OURS]
     programs = {}
-    with target.compiling_for(here):
+    with target.compiling_for(here), turn.compiling():
         jax.clear_caches()
         with tuning.trying(asked, tuning.candidates(asked)[0]):
             programs[tuning.HEURISTIC] = timing.compiled(measure.graded(ours), problem.arrays)
@@ -89,11 +90,12 @@ def run(case: Case, folder: pathlib.Path) -> dict[str, Any]:
             programs['candidate'] = timing.compiled(measure.graded(ours), problem.arrays)
     if asked not in found:
         return {'status': 'failed', 'reason': f'the call did not ask for {asked.rule} of {dict(asked.call)}'}
-    expected, results = (jax.tree.leaves(program.call()) for program in programs.values())
-    if (reason := difference(results, expected)) is not None:
-        return {'status': 'wrong', 'reason': reason}
     patience = timing.Patience(ROUNDS, 0.01 if here.interpret else 0.2)
-    times = timing.alternate({name: one.call for name, one in programs.items()}, tuning.HEURISTIC, patience)
+    with turn.alone():
+        expected, results = (jax.tree.leaves(program.call()) for program in programs.values())
+        if (reason := difference(results, expected)) is not None:
+            return {'status': 'wrong', 'reason': reason}
+        times = timing.alternate({name: one.call for name, one in programs.items()}, tuning.HEURISTIC, patience)
     return {
         'status': 'ok',
         'problem': problem.name,
