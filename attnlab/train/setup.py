@@ -29,6 +29,9 @@ from attnlab.train.start import FromRun
 from attnlab.train.state import TrainState, abstract_model, initialize, split
 from attnlab.train.step import Metrics, Precision, make_step
 
+SAME_BITS = {'xla_gpu_exclude_nondeterministic_ops': True}
+"""What XLA is told for GPUs: scattered sums, such as gradients of embeddings, sort their indices first."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Saving:
@@ -247,7 +250,12 @@ class Setup:
         return Scalars(seed, Rates(*map(np.float32, self.optimizer.rates)))
 
     def jit(self, function: Callable[..., Any], **options: Any) -> Any:
-        """`jax.jit(function, **options)` with this run's precision of matrix products, over its mesh."""
+        """`jax.jit(function, **options)` with this run's precision of matrix products, over its mesh.
+
+        On GPUs, without operations whose results depend on the order in which threads happen to add.
+        """
+        if self.mesh.devices.flat[0].platform in ('gpu', 'cuda'):
+            options['compiler_options'] = SAME_BITS
         return self.precision.jit(cores.on(self.mesh, function), **options)
 
     def step(self, state: TrainState, batch: Batch, number: np.int32) -> tuple[TrainState, Metrics]:

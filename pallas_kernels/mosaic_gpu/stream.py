@@ -1,6 +1,7 @@
 """Tiles of arrays streamed through shared memory by a Mosaic GPU kernel, read ahead and written behind."""
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -12,13 +13,27 @@ SLOTS = 2
 """The tiles of each output that shared memory holds: one being filled, one being copied out."""
 
 
+ALIGNMENT = 128
+"""The bytes at whose multiples a copy to shared memory may begin."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Tiles:
-    """An array in global memory, the shape of its tiles, and which tile belongs to a step, in tiles."""
+    """An array in global memory, the shape of its tiles, and which tile belongs to a step, in tiles.
+
+    Several tiles lie behind one another in shared memory, so each takes a multiple of `ALIGNMENT` bytes.
+    """
 
     ref: Any
     shape: tuple[int, ...]
     place: Callable[[Any], tuple[Any, ...]]
+
+    def __post_init__(self) -> None:
+        size = math.prod(self.shape) * self.ref.dtype.itemsize
+        if size % ALIGNMENT:
+            raise AssertionError(
+                f'a tile {self.shape} of {self.ref.dtype} takes {size} bytes, no multiple of {ALIGNMENT}'
+            )
 
     def at(self, step: Any) -> Any:
         """The tile of a step, in global memory."""

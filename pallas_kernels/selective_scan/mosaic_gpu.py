@@ -20,7 +20,7 @@ import jax.numpy as jnp
 
 from pallas_kernels import cost, tiling, tuning
 from pallas_kernels.mosaic_gpu import launch
-from pallas_kernels.mosaic_gpu.stream import Tiles, stream
+from pallas_kernels.mosaic_gpu.stream import ALIGNMENT, Tiles, stream
 from pallas_kernels.selective_scan import kernels, vjp
 from pallas_kernels.selective_scan.vjp import Operands, Outputs
 from pallas_kernels.target import Target
@@ -94,7 +94,7 @@ def _forward(
     (_, length, width), n = operands.x.shape, operands.A.shape[1]
     operands, rows = _filled(here, operands)
     b, t, d = operands.x.shape
-    inputs = _inputs(operands, starts)
+    inputs = _inputs(operands, starts, rows)
 
     def body(refs: Any, A_ref: Any, state_ref: Any, result_refs: Any, final_ref: Any) -> None:
         i, c, channels = _program()
@@ -144,7 +144,7 @@ def _backward(
     operands, rows = _filled(here, operands)
     (b, t, d), n = operands.x.shape, operands.A.shape[1]
     ends = [(0, whole - size) for size, whole in zip(dy.shape, (b, t, d), strict=True)]
-    inputs = _inputs(operands, starts) | {'dy': jnp.pad(dy.astype(operands.x.dtype), ends), 'states': states}
+    inputs = _inputs(operands, starts, rows) | {'dy': jnp.pad(dy.astype(operands.x.dtype), ends), 'states': states}
     dfinal = jnp.pad(dfinal, [(0, whole - size) for size, whole in zip(dfinal.shape, (b, d, n), strict=True)])
 
     def body(
@@ -223,11 +223,13 @@ def _sizes(operands: Operands) -> tuple[int, int, int, int]:
     return t, n, operands.x.dtype.itemsize, operands.dt.dtype.itemsize
 
 
-def _inputs(operands: Operands, starts: jax.Array | None) -> dict[str, jax.Array]:
-    """The inputs that vary with time."""
+def _inputs(operands: Operands, starts: jax.Array | None, rows: int) -> dict[str, jax.Array]:
+    """The inputs that vary with time; the factors of the past `b tiles rows`, the last padded."""
     inputs = {'x': operands.x, 'dt': operands.dt, 'B': operands.B, 'C': operands.C}
     if starts is not None:
-        inputs['kept'] = kernels.kept(starts, operands.x.shape[1])
+        b, t, _ = operands.x.shape
+        kept = kernels.kept(starts, t).reshape(b, t // rows, rows)
+        inputs['kept'] = jnp.pad(kept, ((0, 0), (0, 0), (0, -rows % (ALIGNMENT // kept.itemsize))))
     return inputs
 
 
@@ -244,7 +246,7 @@ def _tiles(refs: dict[str, Any], rows: int, i: Any, c: Any, place: Callable[[Any
         n = ref.shape[-1]
         match name:
             case 'kept':
-                return Tiles(ref, (1, rows), lambda k: (i, place(k)))
+                return Tiles(ref, (1, 1, n), lambda k: (i, place(k), 0))
             case 'B' | 'C':
                 return Tiles(ref, (1, rows, n), lambda k: (i, place(k), 0))
             case 'states':
@@ -264,7 +266,7 @@ def _steps(tiles: dict[str, Any], start: Any, order: range) -> list[tuple[Any, A
         B, C = (_load(tiles[name].at[0, row], BY_NUMBER) for name in ('B', 'C'))
         B, C = (jax.lax.broadcast_in_dim(part, (CHANNELS, *part.shape), (1,)) for part in (B, C))
         x, dt = (_load(tiles[name].at[0, row], BY_CHANNEL) for name in ('x', 'dt'))
-        return At(x, dt, B, C, tiles['kept'][0, row] if 'kept' in tiles else None)
+        return At(x, dt, B, C, tiles['kept'][0, 0, row] if 'kept' in tiles else None)
 
     return [(start + row, read(start + row)) for row in order]
 

@@ -43,9 +43,9 @@ STAGES: dict[str, Stage] = {
     'limits': Stage(environment=GROWING),
     'sanitize': Stage(environment=GROWING),
     # These compile beside one another, and are timed one at a time: see `turn`.
-    'bench': Stage(workers=6, environment=GROWING),
-    'peers': Stage(workers=6, environment=GROWING),
-    'tune': Stage(workers=6, environment=GROWING),
+    'bench': Stage(workers=14, environment=GROWING),
+    'peers': Stage(workers=14, environment=GROWING),
+    'tune': Stage(workers=14, environment=GROWING),
     'train': Stage(workers=4, environment=SHARED),
     'tokens': Stage(workers=4, environment=GROWING, fresh=True),
     # Cases that hang, crash and fail on purpose, only for rehearsals.

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from typing import IO, Any
 
 from scripts.session import cases as session_cases
-from scripts.session import lines
+from scripts.session import lines, turn
 from scripts.session.cases import SMOKE, STAGES, Case, Stage
 
 START = 90.0
@@ -171,7 +171,7 @@ class Runner:
     def stage(self, name: str, cases: Sequence[Case]) -> None:
         """Runs the cases of one stage."""
         stage, waiting = STAGES[name], collections.deque(cases)
-        slots = min(self.session.workers or stage.workers, stage.workers, len(cases))
+        slots = min(self.session.workers or stage.workers, stage.workers, len(cases), os.cpu_count() or 1)
         workers: list[Worker] = []
         with selectors.DefaultSelector() as selector:
             try:
@@ -214,8 +214,10 @@ class Runner:
             assert worker.case is not None and line['id'] == worker.case.id
             self.write(worker.case, line)
             worker.case = None
-        if stage.fresh and worker.ready and worker.case is None:
-            self._remove(worker, workers, selector)
+            # A kernel that failed may leave its process without a device.
+            if stage.fresh or line['status'] == 'failed':
+                self._remove(worker, workers, selector)
+                return
 
     def _time_out(self, worker: Worker, workers: list[Worker], selector: Any) -> None:
         self._remove(worker, workers, selector)
@@ -266,6 +268,7 @@ def run(session: Session, stages: Sequence[str] | None, resume: Sequence[pathlib
     if session.commit == 'unknown':
         session = dataclasses.replace(session, commit=(session.folder / 'commit').read_text().strip())
     session.out.mkdir(parents=True, exist_ok=True)
+    turn.forget(session.folder)
     record = lines.Record(session.out / 'session.jsonl')
     with (session.out / 'session.log').open('ab') as log, contextlib.closing(record):
         runner = Runner(session, record, log)

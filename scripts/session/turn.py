@@ -5,21 +5,27 @@ Compilers try their choices on the device, so nobody compiles while something is
 
 import contextlib
 import fcntl
+import json
 import pathlib
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
-from scripts.session.cases import FILE
-
+FILE = 'turn.json'
 ALONE = 60.0
 """Seconds that one may be alone."""
 
 
+def forget(folder: pathlib.Path) -> None:
+    """Removes what the processes of an earlier session told one another."""
+    (folder / FILE).unlink(missing_ok=True)
+
+
 class Turn:
-    """This process's place among those that run the cases of a folder, by a lock on its list of cases."""
+    """This process's place among those that run the cases of a folder, by a lock on a file there."""
 
     def __init__(self, folder: pathlib.Path):
-        self._file = (folder / FILE).open('rb')
+        self._file = (folder / FILE).open('a+')
 
     @contextlib.contextmanager
     def compiling(self) -> Iterator[None]:
@@ -45,3 +51,14 @@ class Turn:
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
             fcntl.flock(self._file, fcntl.LOCK_UN)
+
+    def once(self, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """What `measure` returns to the first process of a session that asks, alone; all others are told that."""
+        with self.alone():
+            self._file.seek(0)
+            text = self._file.read()
+            if not text:
+                text = json.dumps(measure())
+                self._file.write(text)
+                self._file.flush()
+        return json.loads(text)

@@ -74,21 +74,22 @@ def parts(log_decay: jax.Array) -> tuple[jax.Array, jax.Array]:
     return coarse.astype(jnp.bfloat16), (clipped - coarse).astype(jnp.bfloat16)
 
 
-def halves_of(turn: Any) -> tuple[jax.Array, jax.Array]:
+def halves_of(turn: Any, origin: Any) -> tuple[jax.Array, jax.Array]:
     """The steps that decay between a step and the middle of its block, for one size of blocks, and who reads whom.
 
     A step of a second half has decayed since the middle, its own decay included; one of a first half decays until then.
     """
     size = jax.lax.shift_left(jnp.int32(1), turn)
-    step, other = iota(0), iota(1)
+    step, other = iota(0, origin), iota(1)
     apart, second = step ^ other, (step & size) != 0
     between = (apart < size) & ((second & (other <= step)) | (~second & (other > step)))
     return between, (step > other) & (apart >= size) & (apart < 2 * size)
 
 
-def to_ends() -> tuple[tuple[jax.Array, int], tuple[jax.Array, int]]:
+def to_ends(origin: Any) -> tuple[tuple[jax.Array, int], tuple[jax.Array, int]]:
     """The steps that decay from the start of the chunk up to a step, and after it; and the rows that say who counts."""
-    return (iota(0) >= iota(1), REACH), (iota(0) < iota(1), WRITE)
+    step, other = iota(0, origin), iota(1)
+    return (step >= other, REACH), (step < other, WRITE)
 
 
 def ones_where(steps: jax.Array) -> jax.Array:

@@ -10,6 +10,8 @@ import jax
 import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 
+from pallas_kernels.matrix_state.decays import COUNT
+
 TILE = 64
 """Steps of a chunk, and channels processed at once: the rows of one wgmma."""
 
@@ -60,8 +62,17 @@ def group(head: Any, heads: int, array: jax.Array) -> Any:
     return jax.lax.div(head, heads // array.shape[1])
 
 
-def iota(axis: int) -> jax.Array:
-    return plgpu.broadcasted_iota(jnp.int32, (TILE, TILE), axis, layout=plgpu.Layout.WGMMA)
+def iota(axis: int, origin: Any = 0) -> jax.Array:
+    return plgpu.broadcasted_iota(jnp.int32, (TILE, TILE), axis, layout=plgpu.Layout.WGMMA) + origin
+
+
+def hidden_zero(numbers: Any) -> Any:
+    """A zero, read from the padding of `numbers`, so that the assembler does not know it.
+
+    Masks that are factors of products in registers are made from an `iota` with this origin. Where it knows that some
+    registers of a factor are constants, it can leave them unset: seen with ptxas 13.0 and 13.5.
+    """
+    return numbers[COUNT - 1, 0].astype(jnp.int32)
 
 
 def zeros() -> jax.Array:

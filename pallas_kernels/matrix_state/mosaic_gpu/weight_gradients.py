@@ -25,6 +25,7 @@ from pallas_kernels.matrix_state.mosaic_gpu.tiles import (
     TILE,
     along,
     group,
+    hidden_zero,
     iota,
     load,
     shared_tile,
@@ -67,13 +68,15 @@ def weight_gradients(here: Target, steps: Steps, gradients: Weights) -> tuple[ja
             plgpu.barrier_wait(arrived)
             q_tile, k_tile, coarse, fine = given
             decay = functools.partial(decay_over, here, coarse, fine)
+            origin = hidden_zero(numbers)
+            step, other = iota(0, origin), iota(1)
 
             def one_run() -> jax.Array:
                 return along(numbers, RUN, 0) == along(numbers, RUN, 1)
 
             def halves(turn: Any, sums: Any) -> Any:
                 dq, dk = sums
-                between, pairs = halves_of(turn)
+                between, pairs = halves_of(turn, origin)
                 decayed, seen = decay(between), pairs & one_run()
                 factors[...] = (load(k_tile) * decayed).astype(dtype)
                 if erases:
@@ -92,7 +95,7 @@ def weight_gradients(here: Target, steps: Steps, gradients: Weights) -> tuple[ja
             if erases:
                 wide[...] = zeros()
             dq, dk = jax.lax.fori_loop(0, HALVES, halves, (zeros(), zeros()))
-            reach, writes = (decay(steps) * along(numbers, row, 0) for steps, row in to_ends())
+            reach, writes = (decay(steps) * along(numbers, row, 0) for steps, row in to_ends(origin))
             dq = dq + reach * load(gradients.q)
             later = load(q_tile) * dq - load(k_tile) * dk
             if erases:
@@ -109,13 +112,13 @@ def weight_gradients(here: Target, steps: Steps, gradients: Weights) -> tuple[ja
                 ones = ones_where(steps)
                 return multiply(here, ones, fine, multiply(here, ones, coarse, onto))
 
-            before = total(iota(0) > iota(1), load(k_tile) * writes, None)
-            wide[...] = total((iota(0) <= iota(1)) & one_run(), later, before) * along(numbers, KEPT, 0)
+            before = total(step > other, load(k_tile) * writes, None)
+            wide[...] = total((step <= other) & one_run(), later, before) * along(numbers, KEPT, 0)
             write(wide, out_refs[2].at[at, head, time, channels])
-            own = jnp.where(iota(0) == iota(1), load(gradients.among), 0).astype(dtype)
-            for total_of, other, ref in ((dq, k_tile, out_refs[0]), (dk + writes, q_tile, out_refs[1])):
+            own = jnp.where(step == other, load(gradients.among), 0).astype(dtype)
+            for total_of, factor, ref in ((dq, k_tile, out_refs[0]), (dk + writes, q_tile, out_refs[1])):
                 tile = factors if ref.dtype == dtype else wide
-                tile[...] = multiply(here, own, other, total_of).astype(ref.dtype)
+                tile[...] = multiply(here, own, factor, total_of).astype(ref.dtype)
                 write(tile, ref.at[at, head, time, channels])
 
         pl.run_scoped(

@@ -25,6 +25,7 @@ from pallas_kernels.matrix_state.mosaic_gpu.tiles import (
     TILE,
     along,
     group,
+    hidden_zero,
     iota,
     load,
     shared_tile,
@@ -78,6 +79,7 @@ def _find(here: Target, erases: bool, steps: Steps, among: DTypeLike | None) -> 
         def run(tiles: Weights, keys: Any, numbers: Any, arrived: Any) -> None:
             plgpu.copy_gmem_to_smem(rows_ref.at[at, head, chunk], numbers, arrived)
             plgpu.barrier_wait(arrived)
+            origin = hidden_zero(numbers)
 
             def step(turn: Any, q_tile: Any, k_tile: Any, coarse: Any, fine: Any, scores: Any) -> Any:
                 plgpu.wait_smem_to_gmem(0, wait_read_only=True)
@@ -86,7 +88,7 @@ def _find(here: Target, erases: bool, steps: Steps, among: DTypeLike | None) -> 
 
                 def halves(turn: Any, scores: Any) -> Any:
                     by_q, by_k = scores
-                    between, pairs = halves_of(turn)
+                    between, pairs = halves_of(turn, origin)
                     decayed = decay(between)
                     keys[...] = (load(k_tile) * decayed).astype(dtype)
                     plgpu.commit_smem()
@@ -99,7 +101,7 @@ def _find(here: Target, erases: bool, steps: Steps, among: DTypeLike | None) -> 
                 by_q, by_k = scores
                 scores = by_q + jnp.where(iota(0) == iota(1), own, 0), by_k
                 scores = jax.lax.fori_loop(0, HALVES, halves, scores)
-                reach, writes = (decay(steps) * along(numbers, row, 0) for steps, row in to_ends())
+                reach, writes = (decay(steps) * along(numbers, row, 0) for steps, row in to_ends(origin))
                 tiles.q[...] = (load(q_tile) * reach).astype(dtype)
                 if erases:
                     tiles.k[...] = (load(k_tile) * reach).astype(dtype)

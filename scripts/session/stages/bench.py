@@ -1,7 +1,6 @@
 """Times the cores at model sizes, as `python -m pallas_kernels.bench` does, next to JAX's own functions."""
 
 import dataclasses
-import functools
 import itertools
 import pathlib
 from collections.abc import Sequence
@@ -51,8 +50,7 @@ def timed(case: Case, problem: problems.Problem, contenders: Sequence[str], turn
     """Times the named contenders of a problem, including ours, with the reasons of failures."""
     jax.clear_caches()
     problem = dataclasses.replace(problem, contenders={name: problem.contenders[name] for name in contenders})
-    with turn.alone():
-        top = _ceilings()
+    top = _ceilings(turn)
     with turn.compiling():
         found = list(measure.lines(problem, top, _patience(), (case.what,), turn.alone))
     failed = [f'{line.contender}: {line.failure}' for line in found if line.failure is not None]
@@ -87,6 +85,10 @@ def _patience() -> timing.Patience:
     return timing.Patience(ROUNDS, 0.01 if target.current().platform == 'cpu' else 0.2)
 
 
-@functools.cache
-def _ceilings() -> ceilings.Ceilings:
-    return ceilings.measure(target.current().platform, jnp.dtype(_sizes().dtype), _patience())
+def _ceilings(turn: Turn) -> ceilings.Ceilings:
+    """The rates of the device, measured by the first process that asks."""
+
+    def measure() -> dict[str, Any]:
+        return dataclasses.asdict(ceilings.measure(target.current().platform, jnp.dtype(_sizes().dtype), _patience()))
+
+    return ceilings.Ceilings(**turn.once(measure))

@@ -119,7 +119,10 @@ def _results(runs: _Runs) -> dict[str, Any]:
 def difference(one: pathlib.Path, other: pathlib.Path) -> str | None:
     """A difference between two finished runs, in their records or last states, to the bit; `None` without one."""
     if (one / 'metrics.jsonl').read_bytes() != (other / 'metrics.jsonl').read_bytes():
-        return 'metrics.jsonl'
+        pairs = zip(_metrics(one), _metrics(other), strict=False)
+        apart = (f'{name} of step {a["step"]}, {a[name]} and {b.get(name)}' for a, b in pairs for name in a
+                 if a[name] != b.get(name))  # fmt: skip
+        return f'metrics.jsonl: {next(apart, "one has more lines")}'
     for place, (a, b) in enumerate(zip(_final_state(one), _final_state(other), strict=True)):
         if a.dtype != b.dtype or a.tobytes() != b.tobytes():
             return f'array {place} of the last state'
