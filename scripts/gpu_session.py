@@ -4,6 +4,7 @@
     python scripts/gpu_session.py run --from=session --out=out --minutes=9 --stages=check,correct
     python scripts/gpu_session.py run --from=session --out=out2 --minutes=9 --resume=out/session.jsonl
     python scripts/gpu_session.py report out*/session.jsonl
+    python scripts/gpu_session.py record out*/session.jsonl --to=docs/kernels/h200.json
     python scripts/gpu_session.py table out*/session.jsonl
 
 `prepare` writes the float64 expectations, the list of cases and the list of wheels. `run` writes one line of JSON per
@@ -13,6 +14,7 @@ tiles that were faster than the rules' into `pallas_kernels/tuned`.
 
 import argparse
 import importlib
+import json
 import pathlib
 import sys
 
@@ -48,6 +50,11 @@ def main(arguments: list[str] | None = None) -> int:
     )
     one.add_argument('sessions', type=pathlib.Path, nargs='+')
     one.add_argument('--against', type=pathlib.Path, help='an earlier session, to list changes')
+    one = commands.add_parser(
+        'record', help='write the times of cores as `python -m pallas_kernels.bench --page` reads them'
+    )
+    one.add_argument('sessions', type=pathlib.Path, nargs='+')
+    one.add_argument('--to', type=pathlib.Path, required=True, help='the file, such as docs/kernels/h200.json')
     one = commands.add_parser('table', help='write the tables of tiles that were measured to be faster')
     one.add_argument('sessions', type=pathlib.Path, nargs='+')
     one.add_argument('--to', type=pathlib.Path, default=ROOT / 'pallas_kernels' / 'tuned', help='the folder of tables')
@@ -74,6 +81,12 @@ def main(arguments: list[str] | None = None) -> int:
         )
     if options.command == 'report':
         print(report.tables(options.sessions, options.against))
+        return 0
+    if options.command == 'record':
+        try:
+            options.to.write_text(json.dumps(report.record(options.sessions), indent=1) + '\n')
+        except (OSError, ValueError) as error:
+            parser.error(str(error))
         return 0
     if options.command == 'table':
         # Imported here, since it imports JAX.

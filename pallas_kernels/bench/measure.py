@@ -68,8 +68,10 @@ def lines(
         for name, contender in problem.contenders.items():
             try:
                 with dispatch.ledger() as entries:
-                    programs[name] = timing.compiled(
-                        graded(contender) if gradients else _applied(contender), problem.arrays
+                    programs[name] = (
+                        timing.compiled(graded(contender), problem.arrays, cotangents(contender, problem.arrays))
+                        if gradients
+                        else timing.compiled(_applied(contender), problem.arrays)
                     )
                 served[name] = entries[0].implementation if entries else None
             except Exception as error:
@@ -108,15 +110,27 @@ def _applied(contender: Contender) -> Any:
 
 
 def graded(contender: Contender) -> Any:
-    """A contender's result and gradients, the result itself as cotangent: no part of the backward pass is removed."""
+    """A contender's result, and its gradients for given `cotangents`: no part of the backward pass is removed."""
 
-    def gradients(arrays: dict[str, jax.Array]) -> Any:
+    def gradients(arrays: dict[str, jax.Array], given: list[jax.Array]) -> Any:
         result, pull = jax.vjp(_applied(contender), arrays)
-        first = jax.tree.leaves(result)[0]
+        left = iter(given)
         cotangent = jax.tree.map(
-            lambda leaf: leaf if jnp.issubdtype(leaf.dtype, jnp.inexact) else jnp.zeros(leaf.shape, jax.dtypes.float0),
-            result,
+            lambda leaf: next(left) if _has_gradient(leaf) else jnp.zeros(leaf.shape, jax.dtypes.float0), result
         )
-        return first, pull(cotangent)
+        return jax.tree.leaves(result)[0], pull(cotangent)
 
     return gradients
+
+
+def cotangents(contender: Contender, arrays: dict[str, jax.Array]) -> list[jax.Array]:
+    """Random cotangents of a contender's results that have gradients, arrays of their own as they are in a model."""
+    shapes = [leaf for leaf in jax.tree.leaves(jax.eval_shape(_applied(contender), arrays)) if _has_gradient(leaf)]
+    return [
+        jax.random.normal(jax.random.key(place), shape.shape, jnp.float32).astype(shape.dtype)
+        for place, shape in enumerate(shapes)
+    ]
+
+
+def _has_gradient(leaf: Any) -> bool:
+    return jnp.issubdtype(leaf.dtype, jnp.inexact)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from scripts.session import lines
+from scripts.session.cases import CORES
 from scripts.session.lines import STATUSES, Line
 
 
@@ -21,6 +22,44 @@ def tables(sessions: Sequence[pathlib.Path], against: pathlib.Path | None = None
     if against is not None:
         parts += _changed(found, lines.newest([against]))
     return '\n'.join(parts)
+
+
+def record(sessions: Sequence[pathlib.Path]) -> dict[str, Any]:
+    """What sessions timed of cores and of third parties' kernels, as `python -m pallas_kernels.bench --json` has it.
+
+    Raises ValueError for sessions without times, and for those of several devices.
+    """
+    timed = [
+        line
+        for line in lines.newest(sessions).values()
+        if line['stage'] in ('bench', 'peers') and line['status'] == 'ok' and 'ratio' in line['measured'][0]
+    ]
+    devices = sorted({line['device'] for line in timed})
+    if len(devices) != 1:
+        raise ValueError(f'{len(devices)} devices were timed in these records ({", ".join(devices)}); expected one')
+    every = {name: sorted({line[name] for line in timed if name in line}) for name in ('platform', 'commit')}
+    versions = {name: version for line in timed for name, version in line['versions'].items()}
+    facts = {
+        'device': devices[0],
+        'platform': every['platform'][0],
+        'date': ' and '.join(sorted({line['time'][:10] for line in timed})),
+        'commit': ' and '.join(every['commit']),
+        **versions,
+    }
+    timed.sort(key=lambda line: (CORES.index(line['core']), line['problem'], line['pass'], line['stage']))
+    return {'facts': facts, 'lines': [_measurement(line, one) for line in timed for one in line['measured']]}
+
+
+def _measurement(line: Line, one: dict[str, Any]) -> dict[str, Any]:
+    figures = {name: value for name, value in one.items() if name != 'milliseconds'}
+    return {
+        'core': line['core'],
+        'problem': line['problem'],
+        'what': line['pass'],
+        **figures,
+        'milliseconds': one['milliseconds'][1],
+        'quartiles': one['milliseconds'],
+    }
 
 
 def _environment(found: Any) -> Iterator[str]:

@@ -21,11 +21,14 @@ def forget(folder: pathlib.Path) -> None:
     (folder / FILE).unlink(missing_ok=True)
 
 
-class Turn:
+class Turn(contextlib.AbstractContextManager):
     """This process's place among those that run the cases of a folder, by a lock on a file there."""
 
     def __init__(self, folder: pathlib.Path):
         self._file = (folder / FILE).open('a+')
+
+    def __exit__(self, *_: Any) -> None:
+        self._file.close()
 
     @contextlib.contextmanager
     def compiling(self) -> Iterator[None]:

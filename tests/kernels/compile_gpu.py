@@ -3,9 +3,10 @@
     python tests/kernels/compile_gpu.py [--first] linear_scan attention
 
 For every core and call of `real()` one line of JSON on standard output: of every kernel its registers, bytes spilled,
-shared memory, and the lines of PTX that touch an accumulator too early; of the program the operations that XLA has
-beside the kernels and the bytes they read and write, the bytes of temporaries, and seconds of processor time. JAX's
-plugin for CUDA and the assembler are taken from `<environment>/cuda`, where `make compile-gpu` puts them.
+shared memory, the lines of PTX that touch an accumulator too early, and constants in registers of factors; of the
+program the operations that XLA has beside the kernels and the bytes they read and write, the bytes of temporaries, and
+seconds of processor time. JAX's plugin for CUDA and the assembler are taken from `<environment>/cuda`, where `make
+compile-gpu` puts them.
 """
 
 import argparse
@@ -74,6 +75,28 @@ def early_uses(ptx: str) -> list[str]:
     return found
 
 
+def constant_factors(ptx: str) -> list[str]:
+    """The registers of left factors of `wgmma.mma_async` that the assembler knows to hold a constant.
+
+    Assemblers of CUDA 13 were seen to leave such registers unset before the product.
+    """
+    held: dict[str, str] = {}
+    found = []
+    for number, line in enumerate(ptx.splitlines(), 1):
+        if 'wgmma.mma_async' in line:
+            operands = re.findall(r'\{([^{}]*)\}', line[line.index('wgmma.mma_async') :])
+            for register in re.findall(r'%\w+', ''.join(operands[1:2])):
+                if register in held:
+                    found.append(f'{number}: {register} is {held[register]}')
+        elif (moved := re.match(r'\s*mov\.b\d+\s+(%\w+), (\w+|%\w+);', line)) and (
+            (value := held.get(moved[2], moved[2])) and not value.startswith('%')
+        ):
+            held[moved[1]] = value
+        elif written := re.match(r'\s*(?:@!?%\w+ )?[\w.:]+\s+(%\w+),', line):
+            held.pop(written[1], None)
+    return found
+
+
 def beside(text: str) -> dict[str, int]:
     """Bytes read and written by what XLA does beside kernels, by the names of operations.
 
@@ -118,6 +141,7 @@ def kernels(folder: pathlib.Path) -> list[dict[str, object]]:
                 'spilled': sum(map(int, re.findall(r'(\d+) bytes spill', text))),
                 'shared': max(map(int, re.findall(r'smem_scratch_bytes=(\d+)', resources)), default=None),
                 'early': early_uses(report.with_suffix('.ptx').read_text()),
+                'constants': constant_factors(report.with_suffix('.ptx').read_text()),
             }
         )
     return found

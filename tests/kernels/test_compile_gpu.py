@@ -50,6 +50,7 @@ def test_kernels_compile_for_an_h100(core):
             assert kernel['spilled'] <= spilled, line
             assert kernel['shared'] <= SHARED, line
             assert kernel['early'] == [], line
+            assert kernel['constants'] == [], line
 
 
 PTX = """
@@ -72,6 +73,27 @@ def test_registers_touched_before_their_product_was_waited_for_are_found():
     assert compile_gpu.early_uses(unwaited) == ['9: mul.f32 %r10, %r1, %r2;']
     assert compile_gpu.early_uses(PTX.replace('aligned 1;', 'aligned 0;')) == []
     assert len(compile_gpu.early_uses(PTX.replace('aligned 0;', 'aligned 1;'))) == 1
+
+
+FACTORS = """
+mov.b32 	%r20, 1065369472;
+mov.b32 	%r5, %r20;
+add.s32 	%r21, %r22, 1;
+mov.b32 	%r6, %r21;
+{ .reg .pred p; wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%r3,%r4}, {%r5,%r6}, %rd2, p, 1, 1, 0; }
+{ .reg .pred p; wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%r3,%r4}, %rd1, %rd2, p, 1, 1, 0, 0; }
+"""
+
+
+def test_constants_in_the_registers_of_factors_are_found():
+    assert compile_gpu.constant_factors(FACTORS) == ['6: %r5 is 1065369472']
+    assert (
+        compile_gpu.constant_factors(FACTORS.replace('mov.b32 	%r20, 1065369472', 'xor.b32 	%r20, %r30, 1')) == []
+    )
+    overwritten = FACTORS.replace(
+        'mov.b32 	%r6', 'or.b32 	%r20, %r21, 1;\nmov.b32 	%r5, %r20;\nmov.b32 	%r6'
+    )
+    assert compile_gpu.constant_factors(overwritten) == []
 
 
 PROGRAM = """

@@ -12,7 +12,7 @@ import pytest
 import pallas_kernels
 from pallas_kernels import dispatch, target
 from pallas_kernels.cases.drawing import Call
-from pallas_kernels.mosaic_gpu import launch
+from pallas_kernels.mosaic_gpu import launch, stream
 
 CORES = (
     'attention',
@@ -213,3 +213,57 @@ def test_the_axes_of_a_grid_are_those_of_cuda():
     assert launch.grid_refusal(rows=launch.MOST + 1, tiles=1) is not None
     assert launch.grid_refusal(b=2, h=launch.MOST, chunk=1) is None
     assert launch.grid_refusal(b=2, h=launch.MOST, chunk=1, column=1) is not None
+
+
+SOURCES = ('iota', 'broadcasted_iota', 'axis_index', 'program_id')
+"""What a compiler knows the bounds of, from which masks are made."""
+
+
+def known_factors(program: Any, known: dict[Any, bool], found: list[str]) -> list[bool]:
+    """Which results of a program its compiler may know in part, and, in `found`, products whose left factor is such."""
+
+    def is_known(atom: Any) -> bool:
+        return hasattr(atom, 'val') or known.get(atom, False)
+
+    for equation in program.eqns:
+        name, given = equation.primitive.name, [is_known(atom) for atom in equation.invars]
+        if name == 'wgmma_ref' and given[1]:
+            found.append(str(equation.invars[1].aval))
+        bodies = inner(equation)
+        # Refs and what loops carry count as unknown.
+        results = [False] * len(equation.outvars)
+        for body in bodies:
+            loops = name in ('scan', 'while', 'cond')
+            # A scan has constants before what it carries; where there are others, the rest is scratch memory.
+            count = len(body.invars) - (len(body.outvars) if name == 'scan' else 0)
+            passed = (
+                {}
+                if body.constvars or name in ('while', 'cond')
+                else dict(zip(body.invars[:count], given, strict=False))
+            )
+            answers = known_factors(body, dict(zip(body.constvars, given, strict=False)) | passed, found)
+            if not loops and len(answers) == len(results):
+                results = answers
+        if not bodies:
+            # `and` with what is false somewhere is false there, and a choice is what its condition says.
+            part = {'and': any(given), 'or': any(given), 'select_n': given[:1] == [True]}.get(name, all(given))
+            results = [name in SOURCES or (part and not equation.effects)] * len(results)
+        known |= dict(zip(equation.outvars, results, strict=True))
+    return [is_known(atom) for atom in program.outvars]
+
+
+def test_no_factor_in_registers_is_known_in_part(on_hopper):
+    """The assembler was seen to leave registers unset that it knows to hold constants; see `tiles.hidden_zero`."""
+    for core in on_hopper:
+        for equation in on_hopper[core]:
+            found: list[str] = []
+            for body in inner(equation):
+                known_factors(body, {}, found)
+            assert not found, equation.params.get('name')
+
+
+def test_tiles_that_do_not_begin_where_copies_may_are_found_on_any_machine():
+    tiles = stream.Tiles(jax.ShapeDtypeStruct((2, 64), jnp.float32), (1, 32), lambda k: (0, k))
+    assert tiles.shape == (1, 32)
+    with pytest.raises(AssertionError, match=r'a tile \(1, 24\) of float32 takes 96 bytes, no multiple of 128'):
+        stream.Tiles(jax.ShapeDtypeStruct((2, 72), jnp.float32), (1, 24), lambda k: (0, k))

@@ -1,5 +1,6 @@
 """A session on a GPU, rehearsed on a CPU: whatever becomes of a case, no other is lost."""
 
+import fcntl
 import json
 import os
 import pathlib
@@ -13,7 +14,8 @@ import numpy as np
 import pytest
 
 from pallas_kernels import tiling, tuning
-from scripts.session import cases, expected, lines, parent, preparation, report
+from pallas_kernels.bench import table
+from scripts.session import cases, expected, lines, parent, preparation, report, turn
 from scripts.session.stages import correct, limits, sanitize, tune
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
@@ -270,6 +272,74 @@ def test_a_report_counts_names_and_compares(tmp_path):
     assert '| correct/x | wrong | off |' in text
     assert '| bench/softmax/0/forward | ours | 1 (0.9 to 1.1) | 1 | 2 |  |' in text
     assert '| correct/x | ok -> wrong |' in text and 'ours: 0.50 of the time' in text
+
+
+def test_times_of_a_session_make_a_record_of_the_bench(tmp_path):
+    def write(device):
+        case = cases.Case('bench/softmax/0 softmax/forward', 'bench', 90, 'softmax', '0', what='forward')
+        one = {'contender': 'ours', 'implementation': 'mosaic_gpu', 'milliseconds': [0.9, 1.0, 1.1], 'ratio': 1.0, 'low': 1.0,
+               'high': 1.0, 'tflops': 2.0, 'gigabytes': 3.0, 'ceiling': 0.5, 'temporary_mib': 0.0, 'compile_seconds': 1.0}  # fmt: skip
+        about = {
+            'device': device,
+            'platform': 'gpu',
+            'commit': 'abc',
+            'versions': {'jax': '1'},
+            'time': '2026-11-26T04',
+        }
+        record = lines.Record(tmp_path / 'session.jsonl')
+        record.add(
+            {
+                **cases.fields(case),
+                'id': f'bench/{device}',
+                'status': 'ok',
+                'problem': '4 x 8',
+                'measured': [one],
+                **about,
+            }
+        )
+        record.close()
+        return [tmp_path / 'session.jsonl']
+
+    found = report.record(write('A GPU'))
+    assert found['facts'] == {'device': 'A GPU', 'platform': 'gpu', 'date': '2026-11-26', 'commit': 'abc', 'jax': '1'}
+    assert '| 4 x 8 | forward | ours (mosaic_gpu) | 1 | 1.00 (1.00 to 1.00) | 2 | 3 | 50% |' in table.markdown(found)
+    with pytest.raises(ValueError, match='2 devices were timed in these records \\(A GPU, B\\)'):
+        report.record(write('B'))
+
+
+def test_cases_are_chosen_by_name_and_in_order():
+    every = [cases.Case(name, 'bench', 1) for name in ('bench/a', 'bench/b', 'bench/c')]
+    assert parent.chosen(every, ()) == every
+    assert [case.id for case in parent.chosen(every, ('*/c', '*/[ab]'))] == ['bench/c', 'bench/a', 'bench/b']
+
+
+def test_what_is_asked_once_is_measured_once(tmp_path):
+    def ask(number):
+        with turn.Turn(tmp_path) as one:
+            return one.once(lambda: {'number': number})
+
+    assert [ask(1), ask(2)] == [{'number': 1}] * 2
+    turn.forget(tmp_path)
+    assert ask(3) == {'number': 3}
+
+
+def test_one_that_times_is_alone(tmp_path):
+    with turn.Turn(tmp_path) as one, turn.Turn(tmp_path) as other:
+        with one.compiling(), other.compiling():
+            assert not _free(tmp_path)
+        with one.compiling(), one.alone():
+            assert not _free(tmp_path)
+        assert _free(tmp_path)
+
+
+def _free(folder):
+    """Whether nobody holds a turn."""
+    with (folder / turn.FILE).open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True
 
 
 def test_the_wheels_are_what_the_package_needs_and_no_more(prepared):

@@ -1,5 +1,7 @@
 """What runs share in one process, and what they do not."""
 
+import copy
+import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,9 +11,10 @@ import pytest
 from flax import nnx
 
 from attnlab.errors import UserError
+from attnlab.functional import cores
 from attnlab.models.sampling import generate
 from attnlab.testing.jaxprs import equations
-from attnlab.train.setup import Setup, prepare
+from attnlab.train.setup import SAME_BITS, Setup, prepare
 from configs import grokking, language, long_range, recall
 
 MATMULS = ('default', 'highest')
@@ -102,3 +105,17 @@ def test_targets_that_are_real_numbers_are_no_labels():
     setup = prepare(recall.get_config('task=regression,zoo=mingru'))
     rows = {key: np.stack([row] * 2) for key, row in setup.task.example(setup.length).items()}
     assert setup.place(rows | {'targets': rows['targets'] + 1e6})['targets'].shape == rows['targets'].shape
+
+
+def test_steps_on_gpus_have_no_sums_in_the_order_of_threads(setups: dict[str, Setup], monkeypatch: pytest.MonkeyPatch):
+    # XLA refuses names that it does not know, on any device.
+    assert jax.jit(lambda x: x + 1, compiler_options=SAME_BITS)(1) == 2
+    told: dict[str, Any] = {}
+    monkeypatch.setattr(jax, 'jit', lambda function, **options: told.update(options))
+    monkeypatch.setattr(cores, 'on', lambda mesh, function: function)
+    for platform in ('cpu', 'gpu'):
+        devices = np.array([types.SimpleNamespace(platform=platform)])
+        setup = copy.copy(setups['default'])
+        object.__setattr__(setup, 'mesh', types.SimpleNamespace(devices=devices))
+        setup.jit(lambda x: x)
+        assert told == ({} if platform == 'cpu' else {'compiler_options': SAME_BITS})

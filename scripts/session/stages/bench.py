@@ -43,7 +43,8 @@ def run(case: Case, folder: pathlib.Path) -> dict[str, Any]:
     """Ours, as users call it, next to our portable form and functions of JAX."""
     problem = problem_of(case)
     contenders = [name for name in problem.contenders if name not in RIVALS.get(case.core, ())]
-    return timed(case, problem, contenders, Turn(folder))
+    with Turn(folder) as turn:
+        return timed(case, problem, contenders, turn)
 
 
 def timed(case: Case, problem: problems.Problem, contenders: Sequence[str], turn: Turn) -> dict[str, Any]:
@@ -55,7 +56,7 @@ def timed(case: Case, problem: problems.Problem, contenders: Sequence[str], turn
         found = list(measure.lines(problem, top, _patience(), (case.what,), turn.alone))
     failed = [f'{line.contender}: {line.failure}' for line in found if line.failure is not None]
     figures = [_figures(line) for line in found if line.failure is None]
-    line = {'status': 'ok', 'problem': problem.name, 'measured': figures}
+    line = {'status': 'ok', 'problem': problem.name, 'measured': figures, 'ceilings': dataclasses.asdict(top)}
     return {**line, 'reason': '; '.join(failed)} if failed else line
 
 

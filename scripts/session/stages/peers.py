@@ -46,12 +46,13 @@ def _case(core: str, place: int, kind: str, rival: str, what: str) -> Case:
 
 def run(case: Case, folder: pathlib.Path) -> dict[str, Any]:
     if case.rival == TRITON:
-        with Turn(folder).alone(4 * ALONE):
+        with Turn(folder) as turn, turn.alone(4 * ALONE):
             return _triton(case)
     problem = bench.problem_of(case)
     if case.rival not in problem.contenders:
         return {'status': 'skipped', 'reason': f'{case.rival} is not installed here, or has no such call'}
-    line = bench.timed(case, problem, (OURS, case.rival), Turn(folder))
+    with Turn(folder) as turn:
+        line = bench.timed(case, problem, (OURS, case.rival), turn)
     return {**line, 'status': 'failed'} if 'reason' in line else line
 
 

@@ -35,13 +35,13 @@ def cases(small: bool) -> list[Case]:
 def run(case: Case, folder: pathlib.Path) -> dict[str, Any]:
     """Times steps on random tokens of a large vocabulary: with bytes the head would be small."""
     recipe, size, rows, length = case.call.split(', ')
-    turn = Turn(folder)
-    with turn.compiling():
-        setup = prepare(_config(recipe, size, int(rows), int(length)))
-        step = setup.trace().lower().compile()
-    with turn.alone(2 * ALONE):
-        product = _product()
-        seconds = _timed(setup, step)
+    with Turn(folder) as turn:
+        with turn.compiling():
+            setup = prepare(_config(recipe, size, int(rows), int(length)))
+            step = setup.trace().lower().compile()
+        with turn.alone(2 * ALONE):
+            product = _product()
+            seconds = _timed(setup, step)
     tokens = int(rows) * int(length)
     rate = tokens / seconds[1]
     return {

@@ -62,7 +62,8 @@ def asked_by(core: str, place: int, k: int, here: Target) -> list[tuning.Asked]:
 
     def program() -> Any:
         problem = _problem(core, place, k, here)
-        return measure.graded(problem.contenders[problems.OURS])(problem.arrays)
+        ours = problem.contenders[problems.OURS]
+        return measure.graded(ours)(problem.arrays, measure.cotangents(ours, problem.arrays))
 
     with target.compiling_for(here), tuning.recording() as found:
         jax.eval_shape(program)
@@ -71,7 +72,6 @@ def asked_by(core: str, place: int, k: int, here: Target) -> list[tuning.Asked]:
 
 def run(case: Case, folder: pathlib.Path) -> dict[str, Any]:
     """Times the rule's tile and the candidate, and compares their results."""
-    turn = Turn(folder)
     asked, candidate = tuning.entry('the case', case.tile)
     here = target.current()
     if here.platform == 'cpu':
@@ -80,18 +80,19 @@ def run(case: Case, folder: pathlib.Path) -> dict[str, Any]:
     problem = _problem(case.core, place, k, here)
     ours = problem.contenders[problems.OURS]
     programs = {}
-    with target.compiling_for(here), turn.compiling():
+    with Turn(folder) as turn, turn.compiling(), target.compiling_for(here):
         jax.clear_caches()
+        given = measure.cotangents(ours, problem.arrays)
         with tuning.trying(asked, tuning.candidates(asked)[0]):
-            programs[tuning.HEURISTIC] = timing.compiled(measure.graded(ours), problem.arrays)
+            programs[tuning.HEURISTIC] = timing.compiled(measure.graded(ours), problem.arrays, given)
         # What was traced with one tile must not serve the other.
         jax.clear_caches()
         with tuning.trying(asked, candidate), tuning.recording() as found:
-            programs['candidate'] = timing.compiled(measure.graded(ours), problem.arrays)
+            programs['candidate'] = timing.compiled(measure.graded(ours), problem.arrays, given)
     if asked not in found:
         return {'status': 'failed', 'reason': f'the call did not ask for {asked.rule} of {dict(asked.call)}'}
     patience = timing.Patience(ROUNDS, 0.01 if here.interpret else 0.2)
-    with turn.alone():
+    with Turn(folder) as turn, turn.alone():
         expected, results = (jax.tree.leaves(program.call()) for program in programs.values())
         if (reason := difference(results, expected)) is not None:
             return {'status': 'wrong', 'reason': reason}
