@@ -1,8 +1,9 @@
 """Differentiation shared by the Pallas forms of `linear_attention`.
 
-A form works with heads before time, decays spread over time, and gradients for every head separately.
+A form works with decays spread over time and gradients for every head separately, with heads before time or after it.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ from pallas_kernels.matrix_state import heads
 
 
 class Arrays(NamedTuple):
-    """The arguments of a form, or their gradients.
+    """The arguments of a form, or their gradients; with heads after time where the form says so.
 
     Attributes:
       q: scaled, `b hq t k`; as a gradient `b h t k`, as those of k and v.
@@ -43,10 +44,11 @@ Backward = Callable[[Arrays, Any, Outputs], Arrays]
 """From the arguments, the residuals, and the gradients of the outputs to those of the arguments."""
 
 
-def differentiable(forward: Forward, backward: Backward) -> Callable[..., Outputs]:
+def differentiable(forward: Forward, backward: Backward, heads_axis: int = 1) -> Callable[..., Outputs]:
     """Returns the form on the arguments of `reference.linear_attention`, q not scaled, followed by the scale.
 
-    The arguments and the residuals of the form are kept for the backward pass.
+    `heads_axis` is that of the arrays that the form takes and returns: before time, 1, or after, 2. The arguments and
+    the residuals of the form are kept for the backward pass.
     """
 
     @jax.custom_vjp
@@ -60,7 +62,9 @@ def differentiable(forward: Forward, backward: Backward) -> Callable[..., Output
     def pull(saved: tuple[Arrays, Any], gradients: Outputs) -> tuple[Arrays]:
         arrays, kept = saved
         found = backward(arrays, kept, gradients)
-        return (jax.tree.map(heads.summed, arrays._replace(starts=None), found._replace(starts=None)),)
+        # Nothing shares the state, so that its axes do not matter.
+        summed = functools.partial(heads.summed, heads=heads_axis)
+        return (jax.tree.map(summed, arrays._replace(starts=None), found._replace(starts=None)),)
 
     run.defvjp(save, pull)
 
@@ -79,9 +83,9 @@ def differentiable(forward: Forward, backward: Backward) -> Callable[..., Output
         q = (q.astype(jnp.float32) * scale).astype(operands)
         if log_decay is not None:
             size, _, *rest = log_decay.shape
-            log_decay = jnp.moveaxis(jnp.broadcast_to(log_decay, (size, q.shape[1], *rest)), 2, 1)
-        q, k, v = (jnp.moveaxis(array.astype(operands), 2, 1) for array in (q, k, v))
+            log_decay = jnp.moveaxis(jnp.broadcast_to(log_decay, (size, q.shape[1], *rest)), 2, heads_axis)
+        q, k, v = (jnp.moveaxis(array.astype(operands), 2, heads_axis) for array in (q, k, v))
         o, final = run(Arrays(q, k, v, log_decay, state, starts))
-        return jnp.moveaxis(o, 1, 2), final
+        return jnp.moveaxis(o, heads_axis, 2), final
 
     return linear_attention

@@ -13,9 +13,9 @@ from pallas_kernels.matrix_state.mosaic_gpu.reads import GRID, Direction, decays
 from pallas_kernels.matrix_state.mosaic_gpu.tiles import (
     NAMED_LAYOUTS,
     TILE,
+    TIME_FIRST,
     along,
     along_channels,
-    group,
     iota,
     load,
     shared_tile,
@@ -37,7 +37,7 @@ def gradients(
     numbers: jax.Array,
     out_dtype: Any,
 ) -> tuple[jax.Array, jax.Array]:
-    """dx, `(dz z^T * decays) y + reads (dz state^T)` of every chunk, `b h t k`.
+    """dx, `(dz z^T * decays) y + reads (dz state^T)` of every chunk, `b t h k`, as x, y, z and dz.
 
     Also `x dx` summed over channels, `b h 2 t`: the parts from other steps of the chunk and from the state.
     """
@@ -50,20 +50,23 @@ def gradients(
         at, head, chunk, column = (jax.lax.axis_index(name) for name in GRID)
         steps, channels = pl.ds(chunk * TILE, TILE), pl.ds(column * TILE, TILE)
 
+        def of(ref: Any, array: jax.Array) -> Any:
+            return TIME_FIRST.of_group(ref, at, head, h, array)
+
         def step(_: Any, dz_tile: Any, z_tile: Any, state: Any, sums: tuple[Any, Any]) -> tuple[Any, Any]:
             dscores, reads = sums
             dscores = multiply(here, dz_tile, z_tile.transpose((1, 0)), dscores)
             return dscores, multiply(here, dz_tile, state.transpose((1, 0)), reads)
 
         def run(x_tile: Any, y_tile: Any, numbers: Any, dx: Any, within: Any, across: Any, arrived: Any) -> None:
-            plgpu.copy_gmem_to_smem(x_ref.at[at, group(head, h, x), steps, channels], x_tile, arrived)
-            plgpu.copy_gmem_to_smem(y_ref.at[at, group(head, h, y), steps, channels], y_tile, arrived)
+            plgpu.copy_gmem_to_smem(of(x_ref, x).at[steps, channels], x_tile, arrived)
+            plgpu.copy_gmem_to_smem(of(y_ref, y).at[steps, channels], y_tile, arrived)
             plgpu.copy_gmem_to_smem(rows_ref.at[at, head, chunk], numbers, arrived)
             dscores, reads = along_channels(
                 step,
                 v // TILE,
-                (dz_ref.at[at, group(head, h, dz)], lambda part: (chunk, part)),
-                (z_ref.at[at, group(head, h, z)], lambda part: (chunk, part)),
+                (of(dz_ref, dz), lambda part: (chunk, part)),
+                (of(z_ref, z), lambda part: (chunk, part)),
                 (states_ref.at[at, head, chunk], lambda part: (column, part)),
             )
             plgpu.barrier_wait(arrived)
@@ -74,7 +77,7 @@ def gradients(
             within[...] = jnp.sum(jnp.where(others, scores * dscores, 0), axis=1)
             across[...] = jnp.sum(load(x_tile) * reads, axis=1)
             dx[...] = multiply(here, dscores.astype(dtype), y_tile, reads).astype(out_dtype)
-            write(dx, dx_ref.at[at, head, steps, channels])
+            write(dx, TIME_FIRST.of_head(dx_ref, at, head).at[steps, channels])
             write(within, sums_ref.at[at, head, column, 0, steps])
             write(across, sums_ref.at[at, head, column, 1, steps])
 
@@ -93,7 +96,7 @@ def gradients(
         body,
         here,
         out_type=(
-            jax.ShapeDtypeStruct((b, h, count * TILE, k), out_dtype),
+            jax.ShapeDtypeStruct(TIME_FIRST.shape(b, h, count * TILE, k), out_dtype),
             jax.ShapeDtypeStruct((b, h, parts, 2, count * TILE), jnp.float32),
         ),
         name='linear_attention_gradients',

@@ -11,7 +11,8 @@ With decays per key channel, all that depends on these is computed first, for al
 Decays multiply numbers before these are rounded for a product: in float16 a number that decays below 6e-8 becomes zero,
 and a state above 65504 overflows.
 
-A warpgroup works on tiles of 64 x 64: steps of a chunk, and channels.
+A warpgroup works on tiles of 64 x 64: steps of a chunk, and channels. Arguments and outputs are read and written as
+callers have them, `b t h k`.
 """
 
 import functools
@@ -30,7 +31,7 @@ from pallas_kernels.matrix_state.decays import FACTOR, KEPT, RUN
 from pallas_kernels.matrix_state.mosaic_gpu import channel_decays
 from pallas_kernels.matrix_state.mosaic_gpu.channel_decays import Steps, Weights
 from pallas_kernels.matrix_state.mosaic_gpu.reads import BACKWARD, FORWARD, read, read_weighed
-from pallas_kernels.matrix_state.mosaic_gpu.tiles import TILE, fill
+from pallas_kernels.matrix_state.mosaic_gpu.tiles import TILE, TIME_FIRST, fill
 from pallas_kernels.matrix_state.mosaic_gpu.weights import weights as weights_of
 from pallas_kernels.target import Target
 
@@ -38,16 +39,17 @@ from pallas_kernels.target import Target
 @functools.lru_cache
 def form(here: Target) -> Callable[..., vjp.Outputs]:
     """The differentiable form for a device."""
-    return vjp.differentiable(functools.partial(_forward, here), functools.partial(_backward, here))
+    passes = functools.partial(_forward, here), functools.partial(_backward, here)
+    return vjp.differentiable(*passes, heads_axis=TIME_FIRST.heads)
 
 
 class Inputs(NamedTuple):
     """A call in whole chunks and tiles.
 
     Attributes:
-      q: `b hq t k`.
-      k: `b hk t k`.
-      v: `b hv t v`.
+      q: `b t hq k`.
+      k: `b t hk k`.
+      v: `b t hv v`.
       rows: `b h l 8 c`, see `rows`.
       state: `b h k v`.
     """
@@ -61,12 +63,13 @@ class Inputs(NamedTuple):
 
 def _inputs(arrays: vjp.Arrays) -> Inputs:
     b, h = arrays.state.shape[:2]
-    t = pl.cdiv(arrays.q.shape[2], TILE) * TILE
-    numbers = decays.rows(arrays.log_decay, arrays.starts, t, TILE)
+    t = pl.cdiv(arrays.q.shape[1], TILE) * TILE
+    log_decay = None if arrays.log_decay is None else TIME_FIRST.heads_first(arrays.log_decay)
+    numbers = decays.rows(log_decay, arrays.starts, t, TILE)
     return Inputs(
-        q=fill(arrays.q),
-        k=fill(arrays.k),
-        v=fill(arrays.v),
+        q=TIME_FIRST.fill(arrays.q),
+        k=TIME_FIRST.fill(arrays.k),
+        v=TIME_FIRST.fill(arrays.v),
         rows=jnp.broadcast_to(numbers, (b, h, *numbers.shape[2:])),
         state=fill(arrays.state),
     )
@@ -77,9 +80,9 @@ def _forward(here: Target, arrays: vjp.Arrays, keep: bool) -> tuple[vjp.Outputs,
         return _forward_by_channel(here, arrays), None
     inputs = _inputs(arrays)
     states, final = sweep(here, FORWARD, inputs.k, inputs.v, inputs.rows, inputs.state)
-    o = read(here, FORWARD, inputs.q, inputs.k, inputs.v, states, inputs.rows, inputs.v.dtype)
-    t, (k, v) = arrays.q.shape[2], arrays.state.shape[2:]
-    return (o[:, :, :t, :v], final[:, :, :k, :v]), None
+    o = read(here, FORWARD, inputs.q, inputs.k, inputs.v, states, inputs.rows, inputs.v.dtype, TIME_FIRST)
+    t, (k, v) = arrays.q.shape[1], arrays.state.shape[2:]
+    return (TIME_FIRST.cut(o, t, v), final[:, :, :k, :v]), None
 
 
 def _is_vector(arrays: vjp.Arrays) -> bool:
@@ -90,17 +93,17 @@ def _backward(here: Target, arrays: vjp.Arrays, kept: None, gradients: vjp.Outpu
     if _is_vector(arrays):
         return _backward_by_channel(here, arrays, gradients)
     inputs = _inputs(arrays)
-    do, dfinal = fill(gradients[0]), fill(gradients[1])
+    do, dfinal = TIME_FIRST.fill(gradients[0]), fill(gradients[1])
     h, dtype = inputs.state.shape[1], inputs.v.dtype
 
     def rounded(argument: jax.Array) -> Any:
         # Gradients that heads share are summed before they are rounded.
-        return dtype if argument.shape[1] == h else jnp.float32
+        return dtype if argument.shape[2] == h else jnp.float32
 
     states, _ = sweep(here, FORWARD, inputs.k, inputs.v, inputs.rows, inputs.state)
     dstates, dstate = sweep(here, BACKWARD, inputs.q, do, inputs.rows, dfinal)
     q, k, v = inputs.q, inputs.k, inputs.v
-    dv = read(here, BACKWARD, k, q, do, dstates, inputs.rows, rounded(arrays.v))
+    dv = read(here, BACKWARD, k, q, do, dstates, inputs.rows, rounded(arrays.v), TIME_FIRST)
     dq, reads = gradients_of(here, FORWARD, q, k, do, v, states, inputs.rows, rounded(arrays.q))
     dk, writes = gradients_of(here, BACKWARD, k, q, v, do, dstates, inputs.rows, rounded(arrays.k))
 
@@ -108,12 +111,12 @@ def _backward(here: Target, arrays: vjp.Arrays, kept: None, gradients: vjp.Outpu
     if arrays.log_decay is not None:
         held = jnp.einsum('bhlkv,bhlkv->bhl', states, dstates, preferred_element_type=jnp.float32)
         dlog_decay = _pull_decays(inputs.rows, reads, writes, held)
-    t, (key_size, value_size) = arrays.q.shape[2], arrays.state.shape[2:]
+    t, (key_size, value_size) = arrays.q.shape[1], arrays.state.shape[2:]
     return vjp.Arrays(
-        q=dq[:, :, :t, :key_size],
-        k=dk[:, :, :t, :key_size],
-        v=dv[:, :, :t, :value_size],
-        log_decay=None if dlog_decay is None else dlog_decay[:, :, :t, None],
+        q=TIME_FIRST.cut(dq, t, key_size),
+        k=TIME_FIRST.cut(dk, t, key_size),
+        v=TIME_FIRST.cut(dv, t, value_size),
+        log_decay=None if dlog_decay is None else TIME_FIRST.from_heads_first(dlog_decay[:, :, :t, None]),
         state=dstate[:, :, :key_size, :value_size],
         starts=None,
     )
@@ -132,34 +135,36 @@ class Weighed(NamedTuple):
 
 
 def _weigh(here: Target, starts: jax.Array | None, q: jax.Array, k: jax.Array, log_decay: jax.Array) -> Weighed:
-    b, h, t, _ = log_decay.shape
+    b, h, t, _ = TIME_FIRST.sizes(log_decay)
     numbers = decays.rows(None, starts, pl.cdiv(t, TILE) * TILE, TILE)
-    steps = Steps(fill(q), fill(k), fill(log_decay), jnp.broadcast_to(numbers, (b, h, *numbers.shape[2:])))
-    return Weighed(weights_of(here, False, steps), channel_decays.factor(steps))
+    q, k, log_decay = (TIME_FIRST.fill(array) for array in (q, k, log_decay))
+    steps = Steps(q, k, log_decay, jnp.broadcast_to(numbers, (b, h, *numbers.shape[2:])))
+    return Weighed(weights_of(here, False, steps, None, TIME_FIRST), channel_decays.factor(steps, TIME_FIRST))
 
 
 def _forward_by_channel(here: Target, arrays: vjp.Arrays) -> vjp.Outputs:
     assert arrays.log_decay is not None
     weights, factor = _weigh(here, arrays.starts, arrays.q, arrays.k, arrays.log_decay)
-    v = fill(arrays.v)
+    v = TIME_FIRST.fill(arrays.v)
     states, final = sweep(here, FORWARD, weights.writes, v, factor, fill(arrays.state))
-    o = read_weighed(here, FORWARD, weights.among, v, weights.q, states, v.dtype)
-    t, (key_size, value_size) = arrays.q.shape[2], arrays.state.shape[2:]
-    return o[:, :, :t, :value_size], final[:, :, :key_size, :value_size]
+    o = read_weighed(here, FORWARD, weights.among, v, weights.q, states, v.dtype, TIME_FIRST)
+    t, (key_size, value_size) = arrays.q.shape[1], arrays.state.shape[2:]
+    return TIME_FIRST.cut(o, t, value_size), final[:, :, :key_size, :value_size]
 
 
 def _backward_by_channel(here: Target, arrays: vjp.Arrays, gradients: vjp.Outputs) -> vjp.Arrays:
     """Products within chunks whose factors are in memory are left to XLA."""
     dtype, h = arrays.v.dtype, arrays.state.shape[1]
-    do, v = fill(gradients[0]), fill(arrays.v)
+    do, v = TIME_FIRST.fill(gradients[0]), TIME_FIRST.fill(arrays.v)
     weigh = functools.partial(_weigh, here, arrays.starts)
     (weights, factor), pull = jax.vjp(weigh, arrays.q, arrays.k, arrays.log_decay)
     states, _ = sweep(here, FORWARD, weights.writes, v, factor, fill(arrays.state))
     dstates, dstate = sweep(here, BACKWARD, weights.q, do, factor, fill(gradients[1]))
-    rounded = dtype if v.shape[1] == h else jnp.float32
-    dv = read_weighed(here, BACKWARD, weights.among, do, weights.writes, dstates, rounded)
+    rounded = dtype if v.shape[2] == h else jnp.float32
+    dv = read_weighed(here, BACKWARD, weights.among, do, weights.writes, dstates, rounded, TIME_FIRST)
 
     def by_chunk(array: jax.Array) -> jax.Array:
+        array = TIME_FIRST.heads_first(array)
         return jnp.repeat(array, h // array.shape[1], axis=1).reshape(*states.shape[:3], TILE, -1)
 
     def product(letters: str, left: jax.Array, right: jax.Array) -> jax.Array:
@@ -174,11 +179,11 @@ def _backward_by_channel(here: Target, arrays: vjp.Arrays, gradients: vjp.Output
     )
     dfactor = jnp.einsum('bhlkv,bhlkv->bhlk', states, dstates, preferred_element_type=jnp.float32)
     dq, dk, dlog_decay = pull(Weighed(dweights, dfactor))
-    t, (key_size, value_size) = arrays.q.shape[2], arrays.state.shape[2:]
+    t, (key_size, value_size) = arrays.q.shape[1], arrays.state.shape[2:]
     return vjp.Arrays(
         q=dq,
         k=dk,
-        v=dv[:, :, :t, :value_size],
+        v=TIME_FIRST.cut(dv, t, value_size),
         log_decay=dlog_decay,
         state=dstate[:, :, :key_size, :value_size],
         starts=None,

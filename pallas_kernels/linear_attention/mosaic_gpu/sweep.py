@@ -12,10 +12,11 @@ from pallas_kernels.cost import Cost
 from pallas_kernels.matrix_state.decays import COUNT, FACTOR
 from pallas_kernels.matrix_state.mosaic_gpu.reads import Direction
 from pallas_kernels.matrix_state.mosaic_gpu.tiles import (
+    HEADS_FIRST,
     NAMED_LAYOUTS,
     TILE,
+    TIME_FIRST,
     along,
-    group,
     load,
     shared_tile,
     swizzled,
@@ -27,15 +28,23 @@ from pallas_kernels.target import Target
 
 
 def sweep(
-    here: Target, direction: Direction, x: jax.Array, y: jax.Array, numbers: jax.Array, state: jax.Array
+    here: Target,
+    direction: Direction,
+    x: jax.Array,
+    y: jax.Array,
+    numbers: jax.Array,
+    state: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
     """The state, `l k v`, before every chunk, and the last one.
 
     A program carries one tile of the state, in float32 registers, through all chunks: `S = factor S + x^T (adds y)`.
-    `numbers` are rows, or the factors of key channels, `b h l k`; x then includes the write decays, and `adds` is one.
+    x and y are `b t h k`. `numbers` are rows, or the factors of key channels, `b h l k`; x, then `b h t k`, includes
+    the write decays, and `adds` is one.
     """
     b, h, k, v = state.shape
-    count, dtype, by_channel = x.shape[2] // TILE, x.dtype, numbers.ndim == 4
+    dtype, by_channel = x.dtype, numbers.ndim == 4
+    of_x = HEADS_FIRST if by_channel else TIME_FIRST
+    count = y.shape[1] // TILE
 
     def body(x_ref: Any, y_ref: Any, rows_ref: Any, state_ref: Any, states_ref: Any, final_ref: Any) -> None:
         at, head = jax.lax.axis_index('b'), jax.lax.axis_index('h')
@@ -72,7 +81,7 @@ def sweep(
                 ),
                 max_concurrent_steps=min(tiling.PIPELINE_HOPPER, count),
                 init_carry=plgpu.load(state_ref.at[at, head, *tile], layout=plgpu.Layout.WGMMA, optimized=False),
-            )(x_ref.at[at, group(head, h, x)], y_ref.at[at, group(head, h, y)], rows_ref.at[at, head])
+            )(of_x.of_group(x_ref, at, head, h, x), TIME_FIRST.of_group(y_ref, at, head, h, y), rows_ref.at[at, head])
             write(final, final_ref.at[at, head, *tile])
 
         pl.run_scoped(

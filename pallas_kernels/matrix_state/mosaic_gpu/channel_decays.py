@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.matrix_state.decays import LEAST_LOG_DECAY, REACH, RUN, WRITE
-from pallas_kernels.matrix_state.mosaic_gpu.tiles import TILE, iota
+from pallas_kernels.matrix_state.mosaic_gpu.tiles import HEADS_FIRST, TILE, Layout, iota
 from pallas_kernels.mosaic_gpu.products_sm90 import multiply
 from pallas_kernels.target import Target
 
@@ -30,7 +30,7 @@ class Steps(NamedTuple):
     """The inputs of a call, in whole chunks and tiles.
 
     Attributes:
-      q: `b hq t k`, 16-bit.
+      q: `b hq t k`, 16-bit; or, as k and log_decay, with heads after time.
       k: `b hk t k`, 16-bit.
       log_decay: `b h t k`, float32.
       rows: `b h l 8 c`, only for documents, see `rows`.
@@ -60,10 +60,12 @@ class Weights(NamedTuple):
     k: Any = None
 
 
-def factor(steps: Steps) -> jax.Array:
+def factor(steps: Steps, layout: Layout = HEADS_FIRST) -> jax.Array:
     """The decay of the state over each chunk, `b h l k`."""
-    b, h, t, k = steps.log_decay.shape
-    total = jnp.sum(steps.log_decay.reshape(b, h, t // TILE, TILE, k), axis=3)
+    b, h, t, k = layout.sizes(steps.log_decay)
+    # The sum first, so that only that is transposed.
+    chunks = (b, h, t // TILE, TILE, k) if layout.heads == 1 else (b, t // TILE, TILE, h, k)
+    total = layout.heads_first(jnp.sum(steps.log_decay.reshape(chunks), axis=4 - layout.heads))
     return jnp.where(steps.rows[..., RUN, -1:] == 0, jnp.exp(total), 0)
 
 

@@ -10,11 +10,12 @@ import jax.numpy as jnp
 from pallas_kernels.cost import Cost
 from pallas_kernels.matrix_state.decays import COARSE, COUNT, FINE, REACH, RUN, WRITE
 from pallas_kernels.matrix_state.mosaic_gpu.tiles import (
+    HEADS_FIRST,
     NAMED_LAYOUTS,
     TILE,
+    Layout,
     along,
     along_channels,
-    group,
     iota,
     shared_tile,
     write,
@@ -54,8 +55,9 @@ def read(
     states: jax.Array,
     numbers: jax.Array,
     out_dtype: Any,
+    layout: Layout = HEADS_FIRST,
 ) -> jax.Array:
-    """`(x y^T * decays) z + reads (x state)` of every chunk, `b h t v`."""
+    """`(x y^T * decays) z + reads (x state)` of every chunk; `layout` is that of x, y, z and the result."""
     b, h, count, k, v = states.shape
     dtype = x.dtype
 
@@ -69,20 +71,20 @@ def read(
             return scores, multiply(here, x_tile, state, before)
 
         def run(z_tile: Any, numbers: Any, out: Any, arrived: Any) -> None:
-            plgpu.copy_gmem_to_smem(z_ref.at[at, group(head, h, z), steps, channels], z_tile, arrived)
+            plgpu.copy_gmem_to_smem(layout.of_group(z_ref, at, head, h, z).at[steps, channels], z_tile, arrived)
             plgpu.copy_gmem_to_smem(rows_ref.at[at, head, chunk], numbers, arrived)
             scores, before = along_channels(
                 step,
                 k // TILE,
-                (x_ref.at[at, group(head, h, x)], lambda part: (chunk, part)),
-                (y_ref.at[at, group(head, h, y)], lambda part: (chunk, part)),
+                (layout.of_group(x_ref, at, head, h, x), lambda part: (chunk, part)),
+                (layout.of_group(y_ref, at, head, h, y), lambda part: (chunk, part)),
                 (states_ref.at[at, head, chunk], lambda part: (part, column)),
             )
             plgpu.barrier_wait(arrived)
             weights = (scores * decays_between(numbers, direction)).astype(dtype)
             total = multiply(here, weights, z_tile, before * along(numbers, direction.reads, 0))
             out[...] = total.astype(out_dtype)
-            write(out, out_ref.at[at, head, steps, channels])
+            write(out, layout.of_head(out_ref, at, head).at[steps, channels])
 
         pl.run_scoped(
             run,
@@ -95,7 +97,7 @@ def read(
     return launch.kernel(
         body,
         here,
-        out_type=jax.ShapeDtypeStruct((b, h, count * TILE, v), out_dtype),
+        out_type=jax.ShapeDtypeStruct(layout.shape(b, h, count * TILE, v), out_dtype),
         name='matrix_state_read',
         cost=Cost(
             flops=2 * b * h * count * TILE * (TILE * (k * v // TILE + v) + k * v),
@@ -115,8 +117,12 @@ def read_weighed(
     x: jax.Array,
     states: jax.Array,
     out_dtype: Any,
+    layout: Layout = HEADS_FIRST,
 ) -> jax.Array:
-    """`weights z + x state` of every chunk, `b h t v`; going backward the weights, `b h t c`, are transposed."""
+    """`weights z + x state` of every chunk; going backward the weights, `b h t c`, are transposed.
+
+    `layout` is that of z and of the result; x is `b h t k`.
+    """
     b, h, count, k, v = states.shape
 
     def body(weights_ref: Any, z_ref: Any, x_ref: Any, states_ref: Any, out_ref: Any) -> None:
@@ -128,7 +134,7 @@ def read_weighed(
 
         def run(weights_tile: Any, z_tile: Any, out: Any, arrived: Any) -> None:
             plgpu.copy_gmem_to_smem(weights_ref.at[at, head, steps], weights_tile, arrived)
-            plgpu.copy_gmem_to_smem(z_ref.at[at, group(head, h, z), steps, channels], z_tile, arrived)
+            plgpu.copy_gmem_to_smem(layout.of_group(z_ref, at, head, h, z).at[steps, channels], z_tile, arrived)
             (before,) = along_channels(
                 step,
                 k // TILE,
@@ -139,7 +145,7 @@ def read_weighed(
             plgpu.barrier_wait(arrived)
             left = weights_tile.transpose((1, 0)) if direction.backward else weights_tile
             out[...] = multiply(here, left, z_tile, before).astype(out_dtype)
-            write(out, out_ref.at[at, head, steps, channels])
+            write(out, layout.of_head(out_ref, at, head).at[steps, channels])
 
         pl.run_scoped(
             run,
@@ -152,7 +158,7 @@ def read_weighed(
     return launch.kernel(
         body,
         here,
-        out_type=jax.ShapeDtypeStruct((b, h, count * TILE, v), out_dtype),
+        out_type=jax.ShapeDtypeStruct(layout.shape(b, h, count * TILE, v), out_dtype),
         name='matrix_state_read_weighed',
         cost=Cost(2 * b * h * count * TILE * v * (TILE + k)),
         grid=(b, h, count, v // TILE),

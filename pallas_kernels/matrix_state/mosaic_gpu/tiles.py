@@ -3,6 +3,7 @@
 A program is one warpgroup. Its tiles have the layouts that wgmma needs, in shared memory and in registers.
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -19,9 +20,58 @@ TILE = 64
 NAMED_LAYOUTS = plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane)
 
 
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """Where the axis of heads is in arrays of four: before time, `b h t k`, or after it, `b t h k`, as callers have it.
+
+    A kernel reads a tile of either as it lies; only XLA would have to transpose the second.
+    """
+
+    heads: int
+
+    def sizes(self, array: Any) -> tuple[int, int, int, int]:
+        """Batch, heads, steps and channels."""
+        b, *axes, k = array.shape
+        return b, axes[self.heads - 1], axes[2 - self.heads], k
+
+    def shape(self, b: int, h: int, t: int, k: int) -> tuple[int, int, int, int]:
+        return (b, h, t, k) if self.heads == 1 else (b, t, h, k)
+
+    def of_head(self, ref: Any, at: Any, head: Any) -> Any:
+        """The steps and channels of one head, by reference."""
+        return ref.at[at, head] if self.heads == 1 else ref.at[at, :, head]
+
+    def group(self, head: Any, heads: int, array: jax.Array) -> Any:
+        """The group of an array that a head reads."""
+        return jax.lax.div(head, heads // array.shape[self.heads])
+
+    def of_group(self, ref: Any, at: Any, head: Any, heads: int, array: jax.Array) -> Any:
+        """The steps and channels that a head reads of an array whose groups heads share, by reference."""
+        return self.of_head(ref, at, self.group(head, heads, array))
+
+    def fill(self, array: jax.Array) -> jax.Array:
+        """Pads steps and channels with zeros to whole tiles."""
+        ends = [0, 0, 0, -array.shape[3] % TILE]
+        ends[3 - self.heads] = -array.shape[3 - self.heads] % TILE
+        return jnp.pad(array, [(0, end) for end in ends])
+
+    def cut(self, array: jax.Array, t: int, k: int) -> jax.Array:
+        """Removes padding."""
+        return array[:, :, :t, :k] if self.heads == 1 else array[:, :t, :, :k]
+
+    def heads_first(self, array: jax.Array) -> jax.Array:
+        return jnp.moveaxis(array, self.heads, 1)
+
+    def from_heads_first(self, array: jax.Array) -> jax.Array:
+        return jnp.moveaxis(array, 1, self.heads)
+
+
+HEADS_FIRST, TIME_FIRST = Layout(1), Layout(2)
+
+
 def fill(array: jax.Array) -> jax.Array:
     """Pads the last two axes with zeros to whole tiles."""
-    return jnp.pad(array, ((0, 0), (0, 0), (0, -array.shape[2] % TILE), (0, -array.shape[3] % TILE)))
+    return HEADS_FIRST.fill(array)
 
 
 def along_channels(
@@ -55,11 +105,6 @@ def write(tile: Any, out: Any) -> None:
     plgpu.commit_smem()
     plgpu.copy_smem_to_gmem(tile, out)
     plgpu.wait_smem_to_gmem(0)
-
-
-def group(head: Any, heads: int, array: jax.Array) -> Any:
-    """The group of an array that a head reads."""
-    return jax.lax.div(head, heads // array.shape[1])
 
 
 def iota(axis: int, origin: Any = 0) -> jax.Array:

@@ -21,10 +21,11 @@ from pallas_kernels.matrix_state.mosaic_gpu.channel_decays import (
     to_ends,
 )
 from pallas_kernels.matrix_state.mosaic_gpu.tiles import (
+    HEADS_FIRST,
     NAMED_LAYOUTS,
     TILE,
+    Layout,
     along,
-    group,
     hidden_zero,
     iota,
     load,
@@ -37,18 +38,20 @@ from pallas_kernels.mosaic_gpu.products_sm90 import multiply
 from pallas_kernels.target import Target
 
 
-def weight_gradients(here: Target, steps: Steps, gradients: Weights) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """dq, dk and those of the log decays, `b h t k`, of every head; in float32 where heads share the argument.
+def weight_gradients(
+    here: Target, steps: Steps, gradients: Weights, layout: Layout = HEADS_FIRST
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """dq, dk and those of the log decays of every head, as `steps` lie; in float32 where heads share the argument.
 
     The decay of step t is in the reads by queries, or erasing keys, from t on of writes before t and of the state
     before the chunk, and in the writes of earlier keys to the state after it, so its gradient is a sum of `q dq` and `k
     dk`. A query's own key, whose parts would cancel, is left out.
     """
-    b, h, t, size = steps.log_decay.shape
+    b, h, t, size = layout.sizes(steps.log_decay)
     dtype, erases = steps.q.dtype, gradients.erased is not None
     gradients = jax.tree.map(lambda array: array.astype(dtype), gradients)
     arrays = jax.tree.leaves(gradients)
-    types = [dtype if array.shape[1] == h else jnp.float32 for array in (steps.q, steps.k)]
+    types = [dtype if array.shape[layout.heads] == h else jnp.float32 for array in (steps.q, steps.k)]
 
     def body(q_ref: Any, k_ref: Any, coarse_ref: Any, fine_ref: Any, rows_ref: Any, *others: Any) -> None:
         gradient_refs, out_refs = others[: len(arrays)], others[len(arrays) :]
@@ -58,9 +61,14 @@ def weight_gradients(here: Target, steps: Steps, gradients: Weights) -> tuple[ja
         def run(
             given: Any, gradients: Weights, scores: Any, factors: Any, wide: Any, numbers: Any, arrived: Any
         ) -> None:
-            groups = (group(head, h, steps.q), group(head, h, steps.k), head, head)
-            for ref, index, tile in zip((q_ref, k_ref, coarse_ref, fine_ref), groups, given, strict=True):
-                plgpu.copy_gmem_to_smem(ref.at[at, index, time, channels], tile, arrived)
+            sources = (
+                layout.of_group(q_ref, at, head, h, steps.q),
+                layout.of_group(k_ref, at, head, h, steps.k),
+                layout.of_head(coarse_ref, at, head),
+                layout.of_head(fine_ref, at, head),
+            )
+            for ref, tile in zip(sources, given, strict=True):
+                plgpu.copy_gmem_to_smem(ref.at[time, channels], tile, arrived)
             for ref, array, tile in zip(gradient_refs, arrays, jax.tree.leaves(gradients), strict=True):
                 columns = channels if array.shape[3] == size else slice(None)
                 plgpu.copy_gmem_to_smem(ref.at[at, head, time, columns], tile, arrived)
@@ -114,12 +122,13 @@ def weight_gradients(here: Target, steps: Steps, gradients: Weights) -> tuple[ja
 
             before = total(step > other, load(k_tile) * writes, None)
             wide[...] = total((step <= other) & one_run(), later, before) * along(numbers, KEPT, 0)
-            write(wide, out_refs[2].at[at, head, time, channels])
+            outs = [layout.of_head(ref, at, head).at[time, channels] for ref in out_refs]
+            write(wide, outs[2])
             own = jnp.where(step == other, load(gradients.among), 0).astype(dtype)
-            for total_of, factor, ref in ((dq, k_tile, out_refs[0]), (dk + writes, q_tile, out_refs[1])):
+            for total_of, factor, ref in ((dq, k_tile, outs[0]), (dk + writes, q_tile, outs[1])):
                 tile = factors if ref.dtype == dtype else wide
                 tile[...] = multiply(here, own, factor, total_of).astype(ref.dtype)
-                write(tile, ref.at[at, head, time, channels])
+                write(tile, ref)
 
         pl.run_scoped(
             run,
@@ -135,7 +144,7 @@ def weight_gradients(here: Target, steps: Steps, gradients: Weights) -> tuple[ja
     return launch.kernel(
         body,
         here,
-        out_type=tuple(jax.ShapeDtypeStruct((b, h, t, size), dtype) for dtype in (*types, jnp.float32)),
+        out_type=tuple(jax.ShapeDtypeStruct(layout.shape(b, h, t, size), dtype) for dtype in (*types, jnp.float32)),
         name='matrix_state_weight_gradients',
         cost=Cost(
             # The same sums, the products of halves in both directions, and the sums for decays.

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from pallas_kernels.cost import Cost
+from pallas_kernels.matrix_state import heads
 from pallas_kernels.matrix_state.decays import COUNT, RUN
 from pallas_kernels.matrix_state.mosaic_gpu.channel_decays import (
     HALVES,
@@ -21,10 +22,11 @@ from pallas_kernels.matrix_state.mosaic_gpu.channel_decays import (
     to_ends,
 )
 from pallas_kernels.matrix_state.mosaic_gpu.tiles import (
+    HEADS_FIRST,
     NAMED_LAYOUTS,
     TILE,
+    Layout,
     along,
-    group,
     hidden_zero,
     iota,
     load,
@@ -39,29 +41,34 @@ from pallas_kernels.mosaic_gpu.products_sm90 import multiply
 from pallas_kernels.target import Target
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 3))
-def weights(here: Target, erases: bool, steps: Steps, among: DTypeLike | None = None) -> Weights:
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 3, 4))
+def weights(
+    here: Target, erases: bool, steps: Steps, among: DTypeLike | None = None, layout: Layout = HEADS_FIRST
+) -> Weights:
     """Returns the weights of all chunks; those of reads by keys only if they erase.
 
-    `among` is the type of the weights among steps; `None`: that of q.
+    `among` is the type of the weights among steps; `None`: that of q. `layout` is that of `steps`.
     """
-    return _find(here, erases, steps, among)
+    return _find(here, erases, steps, among, layout)
 
 
-def _save(here: Target, erases: bool, steps: Steps, among: DTypeLike | None) -> tuple[Weights, Steps]:
-    return weights(here, erases, steps, among), steps
+def _save(here: Target, erases: bool, steps: Steps, among: DTypeLike | None, layout: Layout) -> tuple[Weights, Steps]:
+    return weights(here, erases, steps, among, layout), steps
 
 
-def _pull(here: Target, erases: bool, among: DTypeLike | None, steps: Steps, gradients: Weights) -> tuple[Steps]:
-    dq, dk, dlog_decay = weight_gradients(here, steps, gradients)
-    return (Steps(_shared(steps.q, dq), _shared(steps.k, dk), dlog_decay, jnp.zeros_like(steps.rows)),)
+def _pull(
+    here: Target, erases: bool, among: DTypeLike | None, layout: Layout, steps: Steps, gradients: Weights
+) -> tuple[Steps]:
+    dq, dk, dlog_decay = weight_gradients(here, steps, gradients, layout)
+    dq, dk = (heads.summed(array, found, layout.heads) for array, found in ((steps.q, dq), (steps.k, dk)))
+    return (Steps(dq, dk, dlog_decay, jnp.zeros_like(steps.rows)),)
 
 
 weights.defvjp(_save, _pull)
 
 
-def _find(here: Target, erases: bool, steps: Steps, among: DTypeLike | None) -> Weights:
-    b, h, t, k = steps.log_decay.shape
+def _find(here: Target, erases: bool, steps: Steps, among: DTypeLike | None, layout: Layout) -> Weights:
+    b, h, t, k = layout.sizes(steps.log_decay)
     dtype = steps.q.dtype
 
     def out(channels: int, dtype: Any) -> jax.ShapeDtypeStruct:
@@ -114,10 +121,10 @@ def _find(here: Target, erases: bool, steps: Steps, among: DTypeLike | None) -> 
                 return scores
 
             sources = (
-                q_ref.at[at, group(head, h, steps.q)],
-                k_ref.at[at, group(head, h, steps.k)],
-                coarse_ref.at[at, head],
-                fine_ref.at[at, head],
+                layout.of_group(q_ref, at, head, h, steps.q),
+                layout.of_group(k_ref, at, head, h, steps.k),
+                layout.of_head(coarse_ref, at, head),
+                layout.of_head(fine_ref, at, head),
             )
             sums = plgpu.emit_pipeline(
                 step,
@@ -159,9 +166,3 @@ def _find(here: Target, erases: bool, steps: Steps, among: DTypeLike | None) -> 
         compiler_params=NAMED_LAYOUTS,
     )(steps.q, steps.k, *parts(steps.log_decay), steps.rows)
     return jax.tree.unflatten(structure, found)
-
-
-def _shared(argument: jax.Array, gradient: jax.Array) -> jax.Array:
-    """The gradient of an argument, summed over the heads that share it."""
-    b, h, *rest = argument.shape
-    return jnp.sum(gradient.reshape(b, h, -1, *rest), axis=2).astype(argument.dtype)
