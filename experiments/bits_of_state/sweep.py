@@ -15,10 +15,11 @@ from attnlab.quantize.layers import Quantization
 from attnlab.train.cost import state_bytes
 
 CONFIG = pathlib.Path(__file__).parents[2] / 'configs' / 'language.py'
-FIRST = ('mha', 'gla', 'gated_delta_net', 'rwkv7', 'mamba', 'mamba2', 's4d', 'rg_lru')
-RECIPES = (*FIRST, 'retnet', 'mlstm', 'mamba3', 's5', 'lru', 'hgrn', 'slstm', 'mega')
-"""The eight of the first predictions, then eight other families."""
-
+# The eight of the first predictions, then eight other families.
+RECIPES = (
+    *('mha', 'gla', 'gated_delta_net', 'rwkv7', 'mamba', 'mamba2', 's4d', 'rg_lru'),
+    *('retnet', 'mlstm', 'mamba3', 's5', 'lru', 'hgrn', 'slstm', 'mega'),
+)
 BITS = (8, 6, 4, 3, 2)
 SEEDS = 3
 
