@@ -28,6 +28,7 @@ from pallas_kernels.linear_attention.mosaic_gpu.gradients import gradients as gr
 from pallas_kernels.linear_attention.mosaic_gpu.sweep import sweep
 from pallas_kernels.matrix_state import decays
 from pallas_kernels.matrix_state.decays import FACTOR, KEPT, RUN
+from pallas_kernels.matrix_state.differentiation import Arrays, Outputs, Passes, scaled
 from pallas_kernels.matrix_state.mosaic_gpu import channel_decays
 from pallas_kernels.matrix_state.mosaic_gpu.channel_decays import Steps, Weights
 from pallas_kernels.matrix_state.mosaic_gpu.reads import BACKWARD, FORWARD, read, read_weighed
@@ -37,10 +38,10 @@ from pallas_kernels.target import Target
 
 
 @functools.lru_cache
-def form(here: Target) -> Callable[..., vjp.Outputs]:
+def form(here: Target) -> Callable[..., Outputs]:
     """The differentiable form for a device."""
-    passes = functools.partial(_forward, here), functools.partial(_backward, here)
-    return vjp.differentiable(*passes, heads_axis=TIME_FIRST.heads)
+    passes = Passes(functools.partial(_forward, here), functools.partial(_backward, here))
+    return vjp.differentiable(passes, heads_axis=TIME_FIRST.heads)
 
 
 class Inputs(NamedTuple):
@@ -61,7 +62,7 @@ class Inputs(NamedTuple):
     state: jax.Array
 
 
-def _inputs(arrays: vjp.Arrays) -> Inputs:
+def _inputs(arrays: Arrays) -> Inputs:
     b, h = arrays.state.shape[:2]
     t = pl.cdiv(arrays.q.shape[1], TILE) * TILE
     log_decay = None if arrays.log_decay is None else TIME_FIRST.heads_first(arrays.log_decay)
@@ -75,21 +76,22 @@ def _inputs(arrays: vjp.Arrays) -> Inputs:
     )
 
 
-def _forward(here: Target, arrays: vjp.Arrays, keep: bool) -> tuple[vjp.Outputs, None]:
+def _forward(here: Target, arrays: Arrays, scale: float, keep: bool) -> tuple[Outputs, None]:
     if _is_vector(arrays):
-        return _forward_by_channel(here, arrays), None
+        return _forward_by_channel(here, arrays, scale), None
     inputs = _inputs(arrays)
     states, final = sweep(here, FORWARD, inputs.k, inputs.v, inputs.rows, inputs.state)
-    o = read(here, FORWARD, inputs.q, inputs.k, inputs.v, states, inputs.rows, inputs.v.dtype, TIME_FIRST)
+    o = read(here, FORWARD, inputs.q, inputs.k, inputs.v, states, inputs.rows, inputs.v.dtype, TIME_FIRST, scale)
     t, (k, v) = arrays.q.shape[1], arrays.state.shape[2:]
     return (TIME_FIRST.cut(o, t, v), final[:, :, :k, :v]), None
 
 
-def _is_vector(arrays: vjp.Arrays) -> bool:
+def _is_vector(arrays: Arrays) -> bool:
     return arrays.log_decay is not None and arrays.log_decay.shape[3] > 1
 
 
-def _backward(here: Target, arrays: vjp.Arrays, kept: None, gradients: vjp.Outputs) -> vjp.Arrays:
+def _backward(here: Target, arrays: Arrays, scale: float, kept: None, gradients: Outputs) -> Arrays:
+    gradients = scaled(scale, gradients[0]), gradients[1]
     if _is_vector(arrays):
         return _backward_by_channel(here, arrays, gradients)
     inputs = _inputs(arrays)
@@ -112,10 +114,12 @@ def _backward(here: Target, arrays: vjp.Arrays, kept: None, gradients: vjp.Outpu
         held = jnp.einsum('bhlkv,bhlkv->bhl', states, dstates, preferred_element_type=jnp.float32)
         dlog_decay = _pull_decays(inputs.rows, reads, writes, held)
     t, (key_size, value_size) = arrays.q.shape[1], arrays.state.shape[2:]
-    return vjp.Arrays(
+    return Arrays(
         q=TIME_FIRST.cut(dq, t, key_size),
         k=TIME_FIRST.cut(dk, t, key_size),
         v=TIME_FIRST.cut(dv, t, value_size),
+        vectors=(),
+        numbers=(),
         log_decay=None if dlog_decay is None else TIME_FIRST.from_heads_first(dlog_decay[:, :, :t, None]),
         state=dstate[:, :, :key_size, :value_size],
         starts=None,
@@ -142,17 +146,17 @@ def _weigh(here: Target, starts: jax.Array | None, q: jax.Array, k: jax.Array, l
     return Weighed(weights_of(here, False, steps, None, TIME_FIRST), channel_decays.factor(steps, TIME_FIRST))
 
 
-def _forward_by_channel(here: Target, arrays: vjp.Arrays) -> vjp.Outputs:
+def _forward_by_channel(here: Target, arrays: Arrays, scale: float) -> Outputs:
     assert arrays.log_decay is not None
     weights, factor = _weigh(here, arrays.starts, arrays.q, arrays.k, arrays.log_decay)
     v = TIME_FIRST.fill(arrays.v)
     states, final = sweep(here, FORWARD, weights.writes, v, factor, fill(arrays.state))
-    o = read_weighed(here, FORWARD, weights.among, v, weights.q, states, v.dtype, TIME_FIRST)
+    o = read_weighed(here, FORWARD, weights.among, v, weights.q, states, v.dtype, TIME_FIRST, scale)
     t, (key_size, value_size) = arrays.q.shape[1], arrays.state.shape[2:]
     return TIME_FIRST.cut(o, t, value_size), final[:, :, :key_size, :value_size]
 
 
-def _backward_by_channel(here: Target, arrays: vjp.Arrays, gradients: vjp.Outputs) -> vjp.Arrays:
+def _backward_by_channel(here: Target, arrays: Arrays, gradients: Outputs) -> Arrays:
     """Products within chunks whose factors are in memory are left to XLA."""
     dtype, h = arrays.v.dtype, arrays.state.shape[1]
     do, v = TIME_FIRST.fill(gradients[0]), TIME_FIRST.fill(arrays.v)
@@ -180,10 +184,12 @@ def _backward_by_channel(here: Target, arrays: vjp.Arrays, gradients: vjp.Output
     dfactor = jnp.einsum('bhlkv,bhlkv->bhlk', states, dstates, preferred_element_type=jnp.float32)
     dq, dk, dlog_decay = pull(Weighed(dweights, dfactor))
     t, (key_size, value_size) = arrays.q.shape[1], arrays.state.shape[2:]
-    return vjp.Arrays(
+    return Arrays(
         q=dq,
         k=dk,
         v=TIME_FIRST.cut(dv, t, value_size),
+        vectors=(),
+        numbers=(),
         log_decay=dlog_decay,
         state=dstate[:, :, :key_size, :value_size],
         starts=None,

@@ -9,16 +9,16 @@ import jax.numpy as jnp
 from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels import cost
-from pallas_kernels.linear_attention import vjp
 from pallas_kernels.linear_attention.mosaic_tpu import scalar, vector
 from pallas_kernels.linear_attention.mosaic_tpu.chunk import dot
 from pallas_kernels.linear_attention.mosaic_tpu.inputs import Inputs, chunk_at, fill, inputs_of, plan_of
+from pallas_kernels.matrix_state.differentiation import Arrays, Outputs
 from pallas_kernels.matrix_state.mosaic_tpu.plan import IN_ORDER, Plan
 from pallas_kernels.mosaic_tpu import launch
 from pallas_kernels.target import Target
 
 
-def backward(here: Target, arrays: vjp.Arrays, kept: jax.Array, gradients: vjp.Outputs) -> vjp.Arrays:
+def backward(here: Target, arrays: Arrays, scale: float, kept: jax.Array, gradients: Outputs) -> Arrays:
     plan = plan_of(arrays)
     inputs = inputs_of(plan, arrays)
     do, dfinal = fill(plan, gradients[0].astype(plan.dtype)), gradients[1].swapaxes(2, 3)
@@ -42,7 +42,7 @@ def backward(here: Target, arrays: vjp.Arrays, kept: jax.Array, gradients: vjp.O
         return plan.group(out.shape, plan.chunks if out.ndim == 5 else plan.tile.group, backward=True)
 
     found, dstate = launch.call(
-        functools.partial(_body, plan),
+        functools.partial(_body, plan, scale),
         here,
         name='linear_attention_backward',
         cost=plan.cost(cost.linear_attention, arrays.log_decay is not None).backward,
@@ -63,10 +63,12 @@ def backward(here: Target, arrays: vjp.Arrays, kept: jax.Array, gradients: vjp.O
     if dlog_decay is not None and not plan.is_vector:
         dlog_decay = dlog_decay.reshape(b, h, plan.length, 1)
     time = slice(plan.t)
-    return vjp.Arrays(
+    return Arrays(
         q=found.q[:, :, time],
         k=found.k[:, :, time],
         v=found.v[:, :, time],
+        vectors=(),
+        numbers=(),
         log_decay=None if dlog_decay is None else dlog_decay[:, :, time],
         state=dstate.swapaxes(2, 3),
         starts=None,
@@ -75,6 +77,7 @@ def backward(here: Target, arrays: vjp.Arrays, kept: jax.Array, gradients: vjp.O
 
 def _body(
     plan: Plan,
+    scale: float,
     inputs: Inputs,
     kept: Any,
     do: Any,
@@ -101,7 +104,7 @@ def _body(
     def step(turn: jax.Array, _: None) -> None:
         place = plan.chunks - 1 - turn
         at = pl.ds(place * plan.tile.steps, plan.tile.steps)
-        chunk, doutput = chunk_at(plan, inputs, place), do[at]
+        chunk, doutput = chunk_at(plan, inputs, place), (scale * do[at].astype(jnp.float32)).astype(plan.dtype)
         decays = scores.decays(chunk)
         before, dafter = states[place], carried[...]
 

@@ -9,16 +9,16 @@ import jax.numpy as jnp
 from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels import cost
-from pallas_kernels.linear_attention import vjp
 from pallas_kernels.linear_attention.mosaic_tpu import scalar, vector
 from pallas_kernels.linear_attention.mosaic_tpu.chunk import dot
 from pallas_kernels.linear_attention.mosaic_tpu.inputs import Inputs, chunk_at, inputs_of, plan_of
+from pallas_kernels.matrix_state.differentiation import Arrays, Outputs
 from pallas_kernels.matrix_state.mosaic_tpu.plan import IN_ORDER, Plan
 from pallas_kernels.mosaic_tpu import launch
 from pallas_kernels.target import Target
 
 
-def forward(here: Target, arrays: vjp.Arrays, keep: bool) -> tuple[vjp.Outputs, jax.Array | None]:
+def forward(here: Target, arrays: Arrays, scale: float, keep: bool) -> tuple[Outputs, jax.Array | None]:
     """Keeps the states before the groups, `b h groups v k`."""
     plan = plan_of(arrays)
     inputs, state = inputs_of(plan, arrays), arrays.state.swapaxes(2, 3)
@@ -27,7 +27,7 @@ def forward(here: Target, arrays: vjp.Arrays, keep: bool) -> tuple[vjp.Outputs, 
     final = jax.ShapeDtypeStruct(state.shape, jnp.float32)
     kept = jax.ShapeDtypeStruct((b, h, plan.groups, v, k), jnp.float32) if keep else None
     o, final, kept = launch.call(
-        functools.partial(_body, plan),
+        functools.partial(_body, plan, scale),
         here,
         name='linear_attention_forward',
         cost=plan.cost(cost.linear_attention, arrays.log_decay is not None).forward,
@@ -45,7 +45,7 @@ def forward(here: Target, arrays: vjp.Arrays, keep: bool) -> tuple[vjp.Outputs, 
     return (o[:, :, : plan.t].astype(arrays.v.dtype), final.swapaxes(2, 3)), kept
 
 
-def _body(plan: Plan, inputs: Inputs, state: Any, o: Any, final: Any, kept: Any, carried: Any) -> None:
+def _body(plan: Plan, scale: float, inputs: Inputs, state: Any, o: Any, final: Any, kept: Any, carried: Any) -> None:
     scores = vector if plan.is_vector else scalar
 
     @pl.when(pl.program_id(2) == 0)
@@ -61,7 +61,7 @@ def _body(plan: Plan, inputs: Inputs, state: Any, o: Any, final: Any, kept: Any,
         before = carried[...]
         read = dot((chunk.q * decays.reach).astype(plan.dtype), before.astype(plan.dtype), 'nt')
         within = dot(scores.scores(chunk).astype(plan.dtype), chunk.v)
-        o[pl.ds(place * plan.tile.steps, plan.tile.steps)] = (read + within).astype(plan.dtype)
+        o[pl.ds(place * plan.tile.steps, plan.tile.steps)] = (scale * (read + within)).astype(plan.dtype)
         carried[...] = decays.factor * before + dot(chunk.v, (chunk.k * decays.write).astype(plan.dtype), 'tn')
 
     jax.lax.fori_loop(0, plan.chunks, step, None)

@@ -7,9 +7,9 @@ import jax.experimental.pallas as pl
 import jax.numpy as jnp
 
 from pallas_kernels import tiling
-from pallas_kernels.linear_attention import vjp
 from pallas_kernels.linear_attention.mosaic_tpu.chunk import Chunk
 from pallas_kernels.matrix_state import decays
+from pallas_kernels.matrix_state.differentiation import Arrays
 from pallas_kernels.matrix_state.mosaic_tpu.plan import Plan
 
 
@@ -23,7 +23,7 @@ class Inputs(NamedTuple):
     log_decay: Any = None
 
 
-def plan_of(arrays: vjp.Arrays) -> Plan:
+def plan_of(arrays: Arrays) -> Plan:
     b, h, k, v = arrays.state.shape
     t = arrays.q.shape[2]
     is_vector = arrays.log_decay is not None and arrays.log_decay.shape[3] > 1
@@ -33,7 +33,7 @@ def plan_of(arrays: vjp.Arrays) -> Plan:
     return Plan(b, t, h, k, v, tile, dtype, is_vector)
 
 
-def inputs_of(plan: Plan, arrays: vjp.Arrays) -> Inputs:
+def inputs_of(plan: Plan, arrays: Arrays) -> Inputs:
     decay = arrays.log_decay
     own = None
     if decay is not None and plan.is_vector:

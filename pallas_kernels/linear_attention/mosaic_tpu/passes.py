@@ -11,10 +11,11 @@ from collections.abc import Callable
 from pallas_kernels.linear_attention import vjp
 from pallas_kernels.linear_attention.mosaic_tpu.backward import backward
 from pallas_kernels.linear_attention.mosaic_tpu.forward import forward
+from pallas_kernels.matrix_state.differentiation import Outputs, Passes
 from pallas_kernels.target import Target
 
 
 @functools.lru_cache
-def form(here: Target) -> Callable[..., vjp.Outputs]:
+def form(here: Target) -> Callable[..., Outputs]:
     """The differentiable form for a device."""
-    return vjp.differentiable(functools.partial(forward, here), functools.partial(backward, here))
+    return vjp.differentiable(Passes(functools.partial(forward, here), functools.partial(backward, here)))

@@ -56,8 +56,9 @@ def read(
     numbers: jax.Array,
     out_dtype: Any,
     layout: Layout = HEADS_FIRST,
+    scale: float = 1.0,
 ) -> jax.Array:
-    """`(x y^T * decays) z + reads (x state)` of every chunk; `layout` is that of x, y, z and the result."""
+    """`scale ((x y^T * decays) z + reads (x state))` of every chunk; `layout` is that of x, y, z and the result."""
     b, h, count, k, v = states.shape
     dtype = x.dtype
 
@@ -83,7 +84,7 @@ def read(
             plgpu.barrier_wait(arrived)
             weights = (scores * decays_between(numbers, direction)).astype(dtype)
             total = multiply(here, weights, z_tile, before * along(numbers, direction.reads, 0))
-            out[...] = total.astype(out_dtype)
+            out[...] = _times(scale, total).astype(out_dtype)
             write(out, layout.of_head(out_ref, at, head).at[steps, channels])
 
         pl.run_scoped(
@@ -118,8 +119,9 @@ def read_weighed(
     states: jax.Array,
     out_dtype: Any,
     layout: Layout = HEADS_FIRST,
+    scale: float = 1.0,
 ) -> jax.Array:
-    """`weights z + x state` of every chunk; going backward the weights, `b h t c`, are transposed.
+    """`scale (weights z + x state)` of every chunk; going backward the weights, `b h t c`, are transposed.
 
     `layout` is that of z and of the result; x is `b h t k`.
     """
@@ -144,7 +146,7 @@ def read_weighed(
             )
             plgpu.barrier_wait(arrived)
             left = weights_tile.transpose((1, 0)) if direction.backward else weights_tile
-            out[...] = multiply(here, left, z_tile, before).astype(out_dtype)
+            out[...] = _times(scale, multiply(here, left, z_tile, before)).astype(out_dtype)
             write(out, layout.of_head(out_ref, at, head).at[steps, channels])
 
         pl.run_scoped(
@@ -165,6 +167,10 @@ def read_weighed(
         grid_names=GRID,
         compiler_params=NAMED_LAYOUTS,
     )(weights, z, x, states)
+
+
+def _times(scale: float, total: jax.Array) -> jax.Array:
+    return total if scale == 1 else scale * total
 
 
 def decays_between(numbers: Any, direction: Direction) -> jax.Array:

@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels import tiling, tuning
-from pallas_kernels.matrix_state.differentiation import Arrays, Outputs, Passes
+from pallas_kernels.matrix_state.differentiation import Arrays, Outputs, Passes, scaled
 from pallas_kernels.matrix_state.mosaic_gpu import refusal as shared
 from pallas_kernels.matrix_state.mosaic_gpu import solving
 from pallas_kernels.matrix_state.mosaic_gpu.reads import FORWARD, read_weighed
@@ -107,7 +107,7 @@ def tiled_by(
 
 def _forward(here: Target, rule: Rule, arrays: Arrays, scale: float, keep: bool) -> tuple[Outputs, None]:
     steps, documents = _inputs(arrays)
-    steps = steps._replace(q=solving.scaled(scale, steps.q))
+    steps = steps._replace(q=scaled(scale, steps.q))
     solved = rule.solve(here, documents, steps)
     states, values, final = solving.forward(here, solved, fill(arrays.state))
     o = rule.read(here, documents, steps, solved, states, values)
@@ -117,7 +117,7 @@ def _forward(here: Target, rule: Rule, arrays: Arrays, scale: float, keep: bool)
 
 def _backward(here: Target, rule: Rule, arrays: Arrays, scale: float, kept: None, gradients: Outputs) -> Arrays:
     steps, documents = _inputs(arrays)
-    do = cut(solving.scaled(scale, fill(gradients[0]).astype(jnp.float32)).astype(arrays.q.dtype))
+    do = cut(scaled(scale, fill(gradients[0]).astype(jnp.float32)).astype(arrays.q.dtype))
     solved, pull = jax.vjp(functools.partial(rule.solve, here, documents), steps)
     states, values, _ = solving.forward(here, solved, fill(arrays.state))
     dsolved, dstate = solving.backward(here, solved, states, values, do, fill(gradients[1]))

@@ -154,11 +154,6 @@ def of_heads(array: jax.Array, h: int) -> jax.Array:
     return cut(jnp.repeat(array.astype(jnp.float32), h // array.shape[1], axis=1))
 
 
-def scaled(scale: float, array: jax.Array) -> jax.Array:
-    """In the type of the array, multiplied in float32."""
-    return (scale * array.astype(jnp.float32)).astype(array.dtype)
-
-
 def cut(array: jax.Array) -> jax.Array:
     """`b h t k` as `b h l c k`."""
     b, h, t, k = array.shape
