@@ -145,52 +145,53 @@ def main(argv: list[str]) -> int:
     others = {name: directory(values, name) for name in ('between', 'merged') if values[name].value is not None}
     start_devices(values)
     own = _prompts(values)
-    asked = (values.step, values.split, values.rows)
-    named = {'ema': values.ema, 'other_data': values.other_data}
+    from attnlab.analysis.question import Question
+
     with printing(values) as printer:
+        named = {'ema': values.ema, 'other_data': values.other_data}
+        question = Question.of(workdir, values.step, values.split, values.rows, **named)
         if values.neighbours:
             from attnlab.analysis.neighbours import analyse_neighbours
 
             keys = values['keys'].value or 'head'
-            analyse_neighbours(workdir, printer, *asked, values.neighbours, values.stored_rows, keys=keys, **named)
+            analyse_neighbours(question, printer, values.neighbours, values.stored_rows, keys=keys)
         elif values.head:
             from attnlab.analysis.prediction import analyse_head
 
-            analyse_head(workdir, printer, *asked, ranks, **named)
+            analyse_head(question, printer, ranks)
         elif values.inside:
             from attnlab.analysis.inside import analyse_inside
 
-            analyse_inside(workdir, printer, *asked, tuned=values.tuned, **named)
+            analyse_inside(question, printer, tuned=values.tuned)
         elif values.trace:
             from attnlab.analysis.tracing import analyse_trace
 
-            kinds, window = tuple(values.places), values.window
-            analyse_trace(workdir, printer, *asked, own=own, kinds=kinds, window=window, **named)
+            analyse_trace(question, printer, own=own, kinds=tuple(values.places), window=values.window)
         elif values.knockout:
             from attnlab.analysis.knockout import Wanted, analyse_knockout
 
             wanted = Wanted(values.knockout, **tokens, window=values.window)
-            analyse_knockout(workdir, printer, *asked, wanted, own=own, **named)
+            analyse_knockout(question, printer, wanted, own=own)
         elif values.propagate:
             from attnlab.analysis.propagation import analyse_propagation
 
-            analyse_propagation(workdir, printer, *asked, own=own, **named)
+            analyse_propagation(question, printer, own=own)
         elif values.massive:
             from attnlab.analysis.massive import analyse_massive
 
-            analyse_massive(workdir, printer, *asked, **named)
+            analyse_massive(question, printer)
         elif values.influence:
             from attnlab.analysis.influence import analyse_influence
 
-            analyse_influence(workdir, printer, *asked, values.influence, **named)
+            analyse_influence(question, printer, values.influence)
         elif values.between:
             from attnlab.analysis.between import analyse_between
 
-            analyse_between(workdir, others['between'], printer, *asked, merged=others.get('merged'), **named)
+            analyse_between(question, others['between'], printer, merged=others.get('merged'))
         else:
             from attnlab.analysis.examination import analyse_run
 
-            analyse_run(workdir, printer, *asked, bits, **named)
+            analyse_run(question, printer, bits)
     return 0
 
 
