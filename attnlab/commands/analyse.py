@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from absl import flags
 
 from attnlab.commands.arguments import (
+    check_belonging,
     define_ema,
     define_format,
     define_run,
@@ -37,6 +38,9 @@ ONLY = {
     'window': ('trace', 'knockout'),
 }
 """Flags, and the analyses that they are for."""
+
+OF_PROMPTS = {'other': ('prompt',), 'others': ('prompts',), 'answers': ('prompts',)}
+"""Flags of one prompt or of a file of them, and the flag that gives it."""
 
 NUMBERED = ('sources', 'targets', 'layers')
 """Flags that hold numbers from 0."""
@@ -221,11 +225,7 @@ def _define_prompts(values: flags.FlagValues) -> None:
 def _check(values: flags.FlagValues) -> None:
     """Raises `UserError` for flags that do not go together."""
     given = [name for name in ANALYSES if values[name].value]
-    for name, analyses in ONLY.items():
-        if values[name].present and values[name].value is not False and not set(analyses) & set(given):
-            *some, last = (f'--{each}' for each in analyses)
-            known = f'{", ".join(some)} or {last}' if some else last
-            raise UserError(f'--{name} is for {known}, which is not given')
+    check_belonging(values, {name: of for name, of in ONLY.items() if values[name].value is not False}, given)
     if values['bits'].present and given:
         raise UserError(f'--bits is for the analysis of layers; leave out --{given[0]}')
     if len(given) > 1:
@@ -238,10 +238,7 @@ def _check(values: flags.FlagValues) -> None:
     for name in ('other', 'others', 'answer', 'answers', 'against'):
         if values[name].present and not asked:
             raise UserError(f'--{name} is for prompts of your own; give --prompt, or --prompts')
-    for one, several in pairs[1:]:
-        for name, needed in ((one, 'prompt'), (several, 'prompts')):
-            if values[name].present and not values[needed].present and name != 'answer':
-                raise UserError(f'--{name} is for --{needed}, which is not given')
+    check_belonging(values, OF_PROMPTS)
     if asked and (values['rows'].present or values['split'].present):
         name = 'rows' if values['rows'].present else 'split'
         raise UserError(f'--{name} is of the data; leave it out with prompts of your own')
