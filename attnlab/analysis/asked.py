@@ -12,15 +12,14 @@ from flax import nnx
 from jax import Array
 from jaxtyping import Float, Int
 
-from attnlab.analysis.examination import first_rows
+from attnlab.analysis.question import Question
 from attnlab.context import Context
 from attnlab.data.text.tokenizers import Tokenizer, load_tokenizer
 from attnlab.errors import UserError
 from attnlab.models.predictor import Stacked
-from attnlab.runs.loading import Loaded, load_run
+from attnlab.runs.loading import Loaded
 from attnlab.tasks.language import TOKENIZER
 from attnlab.tasks.task import Batch, Textual, context
-from attnlab.train.run import check_data
 from attnlab.typing import Embedded
 
 
@@ -87,35 +86,22 @@ class Asked(NamedTuple):
         return f'{place} {self.labels[place]}' if self.labels else place
 
 
-def opened(workdir: pathlib.Path, step: int | None, *, ema: bool, other_data: bool) -> Loaded:
-    """A run whose layers can be looked into. Raises `UserError` for another, and for changed data."""
-    loaded = load_run(workdir, step, ema=ema)
-    check_data(workdir, loaded.setup.task.describe(), other=other_data)
-    if not isinstance(loaded.setup.model, Stacked):
-        raise UserError(f'{workdir} holds a {type(loaded.setup.model).__name__}, which has no layers to look into')
-    return loaded
-
-
-def asked_of(loaded: Loaded, workdir: pathlib.Path, split: str, rows: int, own: Prompts | None) -> Asked:
-    """The prompts of a user's own, or without them the last answers of the first rows of a split.
+def asked_of(question: Question, own: Prompts | None) -> Asked:
+    """The prompts of a user's own, or without them the last answers of the rows of a question.
 
     Raises `UserError` for rows without such answers, and for prompts that are no tokens, or of different lengths.
     """
     if own is not None:
-        return _own(loaded, workdir, own)
-    batch = stacked(first_rows(loaded, split, rows))
-    tokens, asked, answers, ctx = prompts(batch, loaded.setup.task.labels)
-    return Asked(tokens, asked, answers, ctx, of=split)
+        return _own(question.loaded, question.workdir, own)
+    tokens, asked, answers, ctx = prompts(stacked(question.batches()), question.loaded.setup.task.labels)
+    return Asked(tokens, asked, answers, ctx, of=question.split)
 
 
-def asked_record(
-    loaded: Loaded, asked: Asked, split: str, rows: int, own: Prompts | None, *, other_data: bool
-) -> dict[str, Any]:
+def asked_record(question: Question, asked: Asked, own: Prompts | None) -> dict[str, Any]:
     """What a file of results says of what was asked."""
-    record: dict[str, Any] = {'step': loaded.step, 'ema': loaded.ema, 'other_data': other_data}
-    if own is None:
-        record |= {'split': split, 'rows': rows}
-    else:
+    record = question.record()
+    if own is not None:
+        del record['split'], record['rows']  # Of data, which were not read.
         record |= dataclasses.asdict(own) | {'tokens': asked.tokens.tolist(), 'labels': list(asked.labels)}
     return record | {'asked': asked.asked.tolist(), 'answer_tokens': asked.answers.tolist()}
 

@@ -12,13 +12,12 @@ from flax import nnx
 from jaxtyping import Float, Int, Shaped
 from scipy.optimize import linear_sum_assignment
 
-from attnlab.analysis.examination import first_rows
 from attnlab.analysis.interventions import LastMap, last_map
+from attnlab.analysis.question import Question
 from attnlab.blocks.block import Block
 from attnlab.errors import UserError
-from attnlab.files import write_results
 from attnlab.mixers.state_space.selective import SelectiveMaps
-from attnlab.models.predictor import Stacked, one_stack
+from attnlab.models.predictor import one_stack
 from attnlab.runs.loading import Loaded, load_run
 from attnlab.runs.made import check_new, write_made
 from attnlab.tables import Column, Printer, Table, digits
@@ -367,28 +366,17 @@ def compared(first: Loaded, other: Arrays, losses: Callable[[Arrays], float], se
 
 
 def analyse_between(
-    workdir: pathlib.Path,
-    second: pathlib.Path,
-    printer: Printer,
-    step: int | None,
-    split_name: str | None,
-    rows: int,
-    *,
-    merged: pathlib.Path | None = None,
-    ema: bool = False,
-    other_data: bool = False,
+    question: Question, second: pathlib.Path, printer: Printer, *, merged: pathlib.Path | None = None
 ) -> Between:
-    """The loss between two runs of one config but for the seed, on the first `rows` rows of a split.
+    """The loss between two runs of one config but for the seed, on rows of a split.
 
     Writes `analysis/<step>-between.json`, and with `merged` a run whose parameters are the mean of the first and of the
     second permuted. Raises `UserError` for runs whose configs differ in more than the seed, those with buffers that the
-    seed has drawn, changed data unless `other_data` allows them, and a folder that holds a run.
+    seed has drawn, rows that do not exist, and a folder that holds a run.
     """
-    first, last = load_run(workdir, step, ema=ema), load_run(second, None, ema=ema)
-    task = first.setup.task
-    run.check_data(workdir, task.describe(), other=other_data)
-    if not isinstance(first.setup.model, Stacked):
-        raise UserError(f'{workdir} holds a {type(first.setup.model).__name__}, whose layers are not told apart')
+    workdir, first = question.workdir, question.loaded
+    last = load_run(second, ema=first.ema)
+    question.check_layers('whose layers are not told apart')
     check_alike(workdir, second)
     one, other = arrays_of(first), arrays_of(last)
     if {path: each.shape for path, each in one.items()} != {path: each.shape for path, each in other.items()}:
@@ -402,22 +390,15 @@ def analyse_between(
         )
     if merged is not None:
         check_new(workdir, merged, '--merged')
-    split_name = task.evaluated_split if split_name is None else split_name
-    batches = first_rows(first, split_name, rows)
-    found, near = compared(first, other, measuring(first, batches))
-    path = workdir / 'analysis' / f'{first.name}-between.json'
-    record = {'step': first.step, 'second': str(second), 'second_step': last.step, 'ema': ema, 'split': split_name}
-    record |= {'rows': rows, 'other_data': other_data}
-    write_results(path, record | dataclasses.asdict(found))
-    for table in tables(found, f'{workdir} and {second}, {split_name}'):
-        printer.table(table)
-    printer.line(f'written: {path}')
+    found, near = compared(first, other, measuring(first, question.batches()))
+    record = question.record() | {'second': str(second), 'second_step': last.step} | dataclasses.asdict(found)
+    question.report(printer, '-between', record, tables(found, f'{workdir} and {second}, {question.split}'))
     if merged is not None:
         facts = {
             'merged': [str(workdir), str(second)],
             'merged_steps': [first.step, last.step],
-            'merged_ema': ema,
-            'other_data': other_data,
+            'merged_ema': first.ema,
+            'other_data': question.other_data,
         }
         write_made(workdir, first, with_arrays(first, mixed(one, near, 0.5)), merged, facts)
         printer.line(f'written: {merged}, the mean of both, a run that eval and compare take')

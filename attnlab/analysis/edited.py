@@ -11,17 +11,15 @@ from flax import nnx
 
 from attnlab.analysis.asked import prompts, stacked
 from attnlab.analysis.editing import Edit, Editor, log_probability
-from attnlab.analysis.examination import first_rows
+from attnlab.analysis.question import Question
 from attnlab.context import Context
 from attnlab.data.text.tokenizers import load_tokenizer
 from attnlab.errors import UserError
-from attnlab.models.predictor import Stacked
-from attnlab.runs.loading import Loaded, load_run
+from attnlab.runs.loading import Loaded
 from attnlab.runs.made import check_new, reported, score_table, write_made
 from attnlab.tables import Column, Printer, Table, digits
 from attnlab.tasks.language import TOKENIZER
 from attnlab.tasks.task import Textual, context
-from attnlab.train.run import check_data
 from attnlab.train.state import joined, split
 
 
@@ -124,15 +122,13 @@ def edit_run(
     tokens, a place without one last map, and a folder that holds a run.
     """
     check_new(workdir, out, '--out')
-    loaded = load_run(workdir, step, ema=ema)
-    task = loaded.setup.task
-    check_data(workdir, task.describe(), other=other_data)
-    if not isinstance(loaded.setup.model, Stacked):
-        raise UserError(f'{workdir} holds a {type(loaded.setup.model).__name__}, which has no layers to look into')
+    question = Question.of(workdir, step, 'train', rows, ema=ema, other_data=other_data)
+    question.check_layers()
+    loaded = question.loaded
     fact = wanted.rewritten(loaded, workdir)
     model, tokens = loaded.model(), jnp.asarray(fact.tokens, jnp.int32)[None]
     editor = Editor(model, how, at=fact.at, asked=fact.asked, jit=loaded.setup.jit)
-    batch = stacked(first_rows(loaded, 'train', rows))
+    batch = stacked(question.batches())
     ctx = context({name: jnp.asarray(value) for name, value in batch.items()})
     made = _with_model(loaded, editor(tokens, fact.answer, editor.moments(jnp.asarray(batch['tokens']), ctx)))
     before, after = (probability(each, tokens, fact) for each in (loaded, made))

@@ -1,7 +1,7 @@
 """`attnlab analyse`: statistics of a trained model's attention and activations, and its loss when quantized."""
 
 import dataclasses
-import pathlib
+import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -10,18 +10,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from attnlab.analysis import statistics
+from attnlab.analysis.question import Question
 from attnlab.blocks.block import mixer_of, steps
-from attnlab.errors import UserError
-from attnlab.files import write_results
 from attnlab.mixers.softmax.attention import Attention
 from attnlab.mixers.softmax.shaped import ShapedAttention
-from attnlab.models.predictor import Stacked, one_stack
+from attnlab.models.predictor import one_stack
 from attnlab.quantize.layers import simulated
-from attnlab.runs.loading import Loaded, load_run
+from attnlab.runs.loading import Loaded
 from attnlab.tables import Column, Printer, Table, digits
 from attnlab.tasks.task import Batch, context
 from attnlab.train.figures import layer_curves
-from attnlab.train.run import check_data
 
 ATTENTION = ('sink_rate', 'entropy', 'sparsity')
 ACTIVATIONS = ('kurtosis', 'max_abs')
@@ -56,59 +54,21 @@ class Examination:
         return [layer for layer in self.layers if name in layer]
 
 
-def analyse_run(
-    workdir: pathlib.Path,
-    printer: Printer,
-    step: int | None,
-    split_name: str | None,
-    rows: int,
-    bits: tuple[int, ...],
-    *,
-    ema: bool = False,
-    other_data: bool = False,
-) -> Examination:
-    """Analyses a checkpoint on the first `rows` rows of a split, and writes `analysis/<step>.json` and a figure.
+def analyse_run(question: Question, printer: Printer, bits: tuple[int, ...]) -> Examination:
+    """Analyses a checkpoint on rows of a split, and writes `analysis/<step>.json` and a figure.
 
-    By default the split is the one that the task is evaluated on. Raises `UserError` for a run or a split that does
-    not exist, changed data unless `other_data` allows them, a model without layers to analyse, or bits below
-    2.
+    Raises `UserError` for rows that do not exist, a model without layers to analyse, or bits below 2.
     """
-    loaded = load_run(workdir, step, ema=ema)
-    check_data(workdir, loaded.setup.task.describe(), other=other_data)
-    if not isinstance(loaded.setup.model, Stacked):
-        raise UserError(f'{workdir} holds a {type(loaded.setup.model).__name__}, which has no layers to analyse')
+    loaded = question.loaded
+    question.check_layers('which has no layers to analyse')
     one_stack(loaded.setup.model)
-    if split_name is None:
-        split_name = loaded.setup.task.evaluated_split
-    examples = first_rows(loaded, split_name, rows)
+    examples = question.batches()
     found = Examination(tuple(_layers(loaded, examples)), _losses(loaded, examples, bits))
-    folder = workdir / 'analysis'
-    path = folder / f'{loaded.name}.json'
-    write_results(
-        path,
-        {
-            'step': loaded.step,
-            'split': split_name,
-            'rows': rows,
-            'ema': ema,
-            'other_data': other_data,
-            **found.numbers(),
-        },
-    )
     curves = {name: [layer.get(name, np.nan) for layer in found.layers] for name in found.names()}
-    layer_curves(curves, folder / f'{loaded.name}.png')
-    printer.table(_layer_table(found, f'{workdir}, step {loaded.name}, {split_name}'))
-    printer.table(_bits_table(found.losses))
-    printer.line(f'written: {path}, {path.with_suffix(".png")}')
+    tables = (_layer_table(found, question.title), _bits_table(found.losses))
+    record = question.record() | found.numbers()
+    question.report(printer, '', record, tables, functools.partial(layer_curves, curves))
     return found
-
-
-def first_rows(loaded: Loaded, split_name: str, count: int) -> list[Batch]:
-    """The first rows of a split, each as one batch."""
-    source = loaded.setup.task.source(split_name, loaded.setup.length)
-    if count > len(source):
-        raise UserError(f'rows is {count}; the {split_name} split has {len(source)} rows of {loaded.setup.length}')
-    return [{name: array[None] for name, array in source[index].items()} for index in range(count)]
 
 
 def _layers(loaded: Loaded, rows: list[Batch]) -> Iterator[dict[str, float]]:

@@ -1,7 +1,6 @@
 """Which rows of training a loss depends on: gradients, and gradients by the inverse of an approximate curvature."""
 
 import dataclasses
-import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,16 +12,14 @@ from jax import Array
 from jaxtyping import Float, Shaped
 from scipy.stats import spearmanr
 
-from attnlab.analysis.examination import first_rows
+from attnlab.analysis.question import Question
 from attnlab.errors import UserError
-from attnlab.files import write_results
 from attnlab.quantize.feedback import Moments, Watched
 from attnlab.quantize.layers import replace_maps
 from attnlab.quantize.rows import training_rows
-from attnlab.runs.loading import Loaded, load_run
+from attnlab.runs.loading import Loaded
 from attnlab.tables import Column, Printer, Table, digits
 from attnlab.tasks.task import Batch
-from attnlab.train.run import check_data
 
 SHOWN = 8
 """Rows of training that are printed for the loss, those that lower it most."""
@@ -214,38 +211,19 @@ def measured(loaded: Loaded, asked: Sequence[Batch], trained: Sequence[Batch], d
     return Influence(found, plain, agreement)
 
 
-def analyse_influence(
-    workdir: pathlib.Path,
-    printer: Printer,
-    step: int | None,
-    split: str | None,
-    rows: int,
-    trained: int,
-    *,
-    damping: float = 0.1,
-    ema: bool = False,
-    other_data: bool = False,
-) -> Influence:
-    """How the first `trained` rows of training bear on the loss of the first `rows` rows of a split.
+def analyse_influence(question: Question, printer: Printer, trained: int, *, damping: float = 0.1) -> Influence:
+    """How the first `trained` rows of training bear on the loss of rows of a split.
 
-    Writes `analysis/<step>-influence.json`. Raises `UserError` for a run or a split that does not exist, fewer than two
-    rows of training, maps of few bits, and changed data unless `other_data` allows them.
+    Writes `analysis/<step>-influence.json`. Raises `UserError` for rows that do not exist, fewer than two of training,
+    and maps of few bits.
     """
-    loaded = load_run(workdir, step, ema=ema)
-    setup = loaded.setup
-    check_data(workdir, setup.task.describe(), other=other_data)
     if trained < 2:
         raise UserError(f'--influence is {trained}; rows of training are compared, so there must be two or more')
-    split = setup.task.evaluated_split if split is None else split
-    found = measured(loaded, first_rows(loaded, split, rows), training_rows(setup, trained), damping)
-    path = workdir / 'analysis' / f'{loaded.name}-influence.json'
-    record: dict[str, Any] = {'step': loaded.step, 'ema': ema, 'split': split, 'rows': rows, 'damping': damping}
-    record |= {'other_data': other_data}
-    record |= {'agreement': found.agreement}
+    loaded = question.loaded
+    found = measured(loaded, question.batches(), training_rows(loaded.setup, trained), damping)
+    record = question.record() | {'damping': damping, 'agreement': found.agreement}
     record |= {'by_curvature': found.by_curvature.tolist(), 'by_gradient': found.by_gradient.tolist()}
-    write_results(path, record)
-    printer.table(_table(found, f'{workdir}, step {loaded.name}, {split}'))
-    printer.line(f'written: {path}')
+    question.report(printer, '-influence', record, (_table(found, question.title),))
     return found
 
 

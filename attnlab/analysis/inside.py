@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -14,7 +13,6 @@ from jax import Array
 from jaxtyping import Float, Int
 
 from attnlab.analysis import geometry, heads, memory, statistics
-from attnlab.analysis.examination import first_rows
 from attnlab.analysis.inside_figure import Drawn, draw
 from attnlab.analysis.interventions import hidden_with
 from attnlab.analysis.lens import (
@@ -28,18 +26,17 @@ from attnlab.analysis.lens import (
     translated_divergence,
 )
 from attnlab.analysis.memory import ByDistance, Call
+from attnlab.analysis.question import Question
 from attnlab.context import PADDING, Context
 from attnlab.errors import UserError
-from attnlab.files import write_results
 from attnlab.mixers.mixer import Mixer
 from attnlab.mixers.softmax.attention import Attention
 from attnlab.mixers.softmax.shaped import ShapedAttention
-from attnlab.models.predictor import Stacked, one_stack
+from attnlab.models.predictor import one_stack
 from attnlab.random import key_for
-from attnlab.runs.loading import Loaded, load_run
+from attnlab.runs.loading import Loaded
 from attnlab.tables import Column, Printer, Table, digits
 from attnlab.tasks.task import Batch
-from attnlab.train.run import check_data
 
 TARGETS = 8
 """Tokens of a row whose dependence on others is measured."""
@@ -105,40 +102,23 @@ class Inside:
     layers: tuple[Layer, ...]
 
 
-def analyse_inside(
-    workdir: pathlib.Path,
-    printer: Printer,
-    step: int | None,
-    split_name: str | None,
-    rows: int,
-    *,
-    tuned: bool = False,
-    ema: bool = False,
-    other_data: bool = False,
-) -> Inside:
-    """Looks inside a checkpoint on the first `rows` rows of a split; writes `analysis/<step>-inside.json` and a figure.
+def analyse_inside(question: Question, printer: Printer, *, tuned: bool = False) -> Inside:
+    """Looks inside a checkpoint on rows of a split; writes `analysis/<step>-inside.json` and a figure.
 
     Influences are of the second half of a row on what lies up to half a row back, inside of a document; of a model that
     is bidirectional, of tokens all over the row, to both sides. The tuned lens is fitted to the first half of the rows
-    and measured on the others. Raises `UserError` for a run or a split that does not
-    exist, changed data unless `other_data` allows them, a model without layers, and one row for the tuned lens.
+    and measured on the others. Raises `UserError` for rows that do not exist, a model without layers, and one row for
+    the tuned lens.
     """
-    loaded = load_run(workdir, step, ema=ema)
-    check_data(workdir, loaded.setup.task.describe(), other=other_data)
-    if not isinstance(loaded.setup.model, Stacked):
-        raise UserError(f'{workdir} holds a {type(loaded.setup.model).__name__}, which has no layers to look into')
-    one_stack(loaded.setup.model)
-    if tuned and rows < 2:
-        raise UserError(f'rows is {rows}; the tuned lens is fitted to one half of the rows and measured on the other')
-    split_name = loaded.setup.task.evaluated_split if split_name is None else split_name
-    found, drawn = looked_into(loaded, first_rows(loaded, split_name, rows), tuned=tuned)
-    path = workdir / 'analysis' / f'{loaded.name}-inside.json'
-    record = {'step': loaded.step, 'split': split_name, 'rows': rows, 'ema': ema, 'other_data': other_data}
-    write_results(path, record | dataclasses.asdict(found))
-    draw(drawn, path.with_suffix('.png'))
-    for table in _tables(found, f'{workdir}, step {loaded.name}, {split_name}'):
-        printer.table(table)
-    printer.line(f'written: {path}, {path.with_suffix(".png")}')
+    question.check_layers()
+    one_stack(question.loaded.setup.model)
+    if tuned and question.rows < 2:
+        raise UserError(
+            f'rows is {question.rows}; the tuned lens is fitted to one half of the rows and measured on the other'
+        )
+    found, drawn = looked_into(question.loaded, question.batches(), tuned=tuned)
+    record, tables = question.record() | dataclasses.asdict(found), _tables(found, question.title)
+    question.report(printer, '-inside', record, tables, functools.partial(draw, drawn))
     return found
 
 

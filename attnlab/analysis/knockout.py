@@ -1,7 +1,6 @@
 """`attnlab analyse --knockout`: which tokens an answer reads, in which layers, by cutting what is read of them."""
 
 import dataclasses
-import pathlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,10 +10,10 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Bool, Float
 
-from attnlab.analysis.asked import Asked, Prompts, asked_of, asked_record, opened
+from attnlab.analysis.asked import Asked, Prompts, asked_of, asked_record
 from attnlab.analysis.cuts import cuts, knockouts, layers_with
+from attnlab.analysis.question import Question
 from attnlab.errors import UserError
-from attnlab.files import write_results
 from attnlab.runs.loading import Loaded
 from attnlab.tables import Column, Printer, Table, digits
 
@@ -90,34 +89,20 @@ def knockout(loaded: Loaded, asked: Asked, wanted: Wanted) -> Knockout:
     return Knockout(float(clean), layers, sources, np.asarray(by_layer), np.asarray(everywhere))
 
 
-def analyse_knockout(
-    workdir: pathlib.Path,
-    printer: Printer,
-    step: int | None,
-    split: str | None,
-    rows: int,
-    wanted: Wanted,
-    *,
-    own: Prompts | None = None,
-    ema: bool = False,
-    other_data: bool = False,
-) -> Knockout:
-    """Cuts what the answers of the first `rows` rows of a split, or of prompts of one's own, read of other tokens.
+def analyse_knockout(question: Question, printer: Printer, wanted: Wanted, *, own: Prompts | None = None) -> Knockout:
+    """Cuts what the answers of rows of a split, or of prompts of one's own, read of other tokens.
 
     Writes `analysis/<step>-knockout-<part>.json`. Raises `UserError` for a run without tokens or labels, and for a
     part, a layer or a token that there is not.
     """
-    loaded = opened(workdir, step, ema=ema, other_data=other_data)
-    split = loaded.setup.task.evaluated_split if split is None else split
-    asked = asked_of(loaded, workdir, split, rows, own)
-    found = knockout(loaded, asked, wanted)
-    path = workdir / 'analysis' / f'{loaded.name}-knockout-{wanted.part}.json'
-    record = asked_record(loaded, asked, split, rows, own, other_data=other_data)
+    question.check_layers()
+    asked = asked_of(question, own)
+    found = knockout(question.loaded, asked, wanted)
+    record = asked_record(question, asked, own)
     record |= dataclasses.asdict(wanted) | {'layers': found.layers, 'sources': found.sources, 'clean': found.clean}
     record |= {'by_layer': found.by_layer.tolist(), 'everywhere': found.everywhere.tolist()}
-    write_results(path, record)
-    printer.table(_table(found, asked, wanted, f'{workdir}, step {loaded.name}, {asked.of}'))
-    printer.line(f'written: {path}')
+    table = _table(found, asked, wanted, f'{question.checkpoint}, {asked.of}')
+    question.report(printer, f'-knockout-{wanted.part}', record, (table,))
     return found
 
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -13,12 +12,11 @@ from flax import nnx
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
-from attnlab.analysis.asked import opened, shown_by
-from attnlab.analysis.examination import first_rows
+from attnlab.analysis.asked import shown_by
 from attnlab.analysis.interventions import Change, hidden_with, values_at
 from attnlab.analysis.lens import inputs_of
+from attnlab.analysis.question import Question
 from attnlab.errors import UserError
-from attnlab.files import write_results
 from attnlab.models.predictor import one_stack
 from attnlab.runs.loading import Loaded
 from attnlab.tables import Column, Printer, Table, digits
@@ -203,31 +201,17 @@ def _level(found: Sequence[_Row], at: int, count: int, losses: Mapping[str, floa
     )
 
 
-def analyse_massive(
-    workdir: pathlib.Path,
-    printer: Printer,
-    step: int | None,
-    split: str | None,
-    rows: int,
-    *,
-    ema: bool = False,
-    other_data: bool = False,
-) -> Massive:
-    """Looks for massive activations of a checkpoint on the first `rows` rows of a split, and sets them otherwise.
+def analyse_massive(question: Question, printer: Printer) -> Massive:
+    """Looks for massive activations of a checkpoint on rows of a split, and sets them otherwise.
 
-    Writes `analysis/<step>-massive.json`. Raises `UserError` for a run or a split that does not exist, changed data
-    unless `other_data` allows them, a model without layers, and a residual with several streams.
+    Writes `analysis/<step>-massive.json`. Raises `UserError` for rows that do not exist, a model without layers, and a
+    residual with several streams.
     """
-    loaded = opened(workdir, step, ema=ema, other_data=other_data)
-    split = loaded.setup.task.evaluated_split if split is None else split
-    batches = first_rows(loaded, split, rows)
-    found = looked_at(loaded, batches)
-    path = workdir / 'analysis' / f'{loaded.name}-massive.json'
-    record = {'step': loaded.step, 'split': split, 'rows': rows, 'ema': ema, 'other_data': other_data}
-    write_results(path, record | dataclasses.asdict(found))
-    for table in _tables(found, batches, shown_by(loaded, workdir), f'{workdir}, step {loaded.name}, {split}'):
-        printer.table(table)
-    printer.line(f'written: {path}')
+    question.check_layers()
+    batches = question.batches()
+    found = looked_at(question.loaded, batches)
+    tables = _tables(found, batches, shown_by(question.loaded, question.workdir), question.title)
+    question.report(printer, '-massive', question.record() | dataclasses.asdict(found), tables)
     return found
 
 

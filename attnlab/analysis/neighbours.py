@@ -1,7 +1,6 @@
 """`attnlab analyse --neighbours`: a language model interpolated with the nearest of its hidden states in training."""
 
 import dataclasses
-import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -12,16 +11,14 @@ from jax import Array
 from jaxtyping import Float, Int
 from scipy.special import logsumexp
 
-from attnlab.analysis.examination import first_rows
 from attnlab.analysis.prediction import predictions
+from attnlab.analysis.question import Question, first_rows
 from attnlab.config import choose
 from attnlab.context import Context
 from attnlab.errors import UserError
-from attnlab.files import write_results
-from attnlab.runs.loading import Loaded, load_run
+from attnlab.runs.loading import Loaded
 from attnlab.tables import Column, Printer, Table, digits
 from attnlab.tasks.task import Batch, Task
-from attnlab.train.run import check_data
 
 SHARES = (0.05, 0.25, 0.5)
 """Of the neighbours in the mixture that are tried; 0.25 is the paper's."""
@@ -113,52 +110,34 @@ class NeighbourExamination:
 
 
 def analyse_neighbours(
-    workdir: pathlib.Path,
-    printer: Printer,
-    step: int | None,
-    split_name: str | None,
-    rows: int,
-    count: int,
-    stored_rows: int,
-    *,
-    keys: str = 'head',
-    ema: bool = False,
-    other_data: bool = False,
+    question: Question, printer: Printer, count: int, stored_rows: int, *, keys: str = 'head'
 ) -> NeighbourExamination:
     """Interpolates a checkpoint with the `count` nearest of the hidden states of `stored_rows` rows of training.
 
     `p(w) = (1 - share) p_model(w) + share sum_{i: v_i = w} softmax_i(-|h - k_i|^2 / temperature)`, with values what
     came next, and keys one of `KEYS`: `mlp` are those of the paper, the input of the last channel mixer after its norm.
-    Measured on the first `rows` rows of a split, for every share and temperature tried, at the best of them for fewer
-    neighbours and smaller stores too, and written to `analysis/<step>-neighbours.json` (of other keys,
-    `-neighbours-KEYS.json`). Khandelwal et al. 2020, https://arxiv.org/abs/1911.00172, with an exact search.
+    Measured on rows of a split, for every share and temperature tried, at the best of them for fewer neighbours and
+    smaller stores too, and written to `analysis/<step>-neighbours.json` (of other keys, `-neighbours-KEYS.json`).
+    Khandelwal et al. 2020, https://arxiv.org/abs/1911.00172, with an exact search.
 
-    Raises `UserError` for a run or split that does not exist, changed data unless `other_data` allows them, the split
-    that is stored, more neighbours than hidden states, a head of real numbers, other keys, keys that the model does not
-    have, and without the extra `offline`.
+    Raises `UserError` for rows that do not exist, the split that is stored, more neighbours than hidden states, a head
+    of real numbers, other keys, keys that the model does not have, and without the extra `offline`.
     """
     choose(KEYS, 'keys', keys)
-    loaded = load_run(workdir, step, ema=ema)
-    check_data(workdir, loaded.setup.task.describe(), other=other_data)
-    split_name = loaded.setup.task.evaluated_split if split_name is None else split_name
-    if split_name == 'train':
+    if question.split == 'train':
         raise UserError('the split is train, whose hidden states are stored: every query would find itself')
-    stored = compared(loaded, first_rows(loaded, 'train', stored_rows), (keys,))
-    queries = compared(loaded, first_rows(loaded, split_name, rows), (keys,))
+    stored = compared(question.loaded, first_rows(question.loaded, 'train', stored_rows), (keys,))
+    queries = compared(question.loaded, question.batches(), (keys,))
     examined = examine(
         stored.states[keys], stored.targets, queries.states[keys], queries.targets, queries.losses, count
     )
-    name = f'{loaded.name}-neighbours.json' if keys == 'head' else f'{loaded.name}-neighbours-{keys}.json'
-    path = workdir / 'analysis' / name
     listed = [{'share': share, 'temperature': t, 'loss': loss} for (share, t), loss in examined.mixtures.items()]
-    record = {'step': loaded.step, 'split': split_name, 'rows': rows, 'other_data': other_data, 'neighbours': count}
-    record |= {'ema': ema, 'keys': keys, 'stored': examined.stored, 'loss': examined.loss, 'mixtures': listed}
-    fewer = {name: _listed(each) for name, each in (('count', examined.by_count), ('stored', examined.by_stored))}
-    write_results(path, record | {f'by_{name}': each for name, each in fewer.items()})
-    title = f'{workdir}, step {loaded.name}, {split_name}: {count} neighbours of {examined.stored:,}, {KEYS[keys]}'
-    printer.table(_table(examined, title))
-    printer.table(_fewer(examined))
-    printer.line(f'written: {path}')
+    record = question.record() | {'neighbours': count, 'keys': keys, 'stored': examined.stored}
+    record |= {'loss': examined.loss, 'mixtures': listed}
+    record |= {'by_count': _listed(examined.by_count), 'by_stored': _listed(examined.by_stored)}
+    title = f'{question.title}: {count} neighbours of {examined.stored:,}, {KEYS[keys]}'
+    suffix = '-neighbours' if keys == 'head' else f'-neighbours-{keys}'
+    question.report(printer, suffix, record, (_table(examined, title), _fewer(examined)))
     return examined
 
 

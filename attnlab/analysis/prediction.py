@@ -1,7 +1,6 @@
 """`attnlab analyse --head`: what a trained model's head and its hidden states could predict, and what they do."""
 
 import dataclasses
-import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,19 +11,17 @@ from flax import nnx
 from jax import Array
 
 from attnlab.analysis import heads
-from attnlab.analysis.examination import first_rows
 from attnlab.analysis.heads import Predictions, Refit
+from attnlab.analysis.question import Question
 from attnlab.errors import UserError
-from attnlab.files import write_results
 from attnlab.models.heads.classification import ClassificationHead
 from attnlab.models.heads.head import Head
 from attnlab.models.heads.language import VocabularyHead
 from attnlab.models.heads.links import LinkHead
 from attnlab.models.heads.mixture import MixtureOfSoftmaxes
-from attnlab.runs.loading import Loaded, load_run
+from attnlab.runs.loading import Loaded
 from attnlab.tables import Column, Printer, Table, digits, pairs
 from attnlab.tasks.task import Batch, Task
-from attnlab.train.run import check_data
 
 SHARES = (0.9, 0.99)
 """Of the sum of squares of a spectrum, whose directions are counted."""
@@ -48,51 +45,30 @@ class HeadExamination:
     refits: Sequence[Refit]
 
 
-def analyse_head(
-    workdir: pathlib.Path,
-    printer: Printer,
-    step: int | None,
-    split_name: str | None,
-    rows: int,
-    ranks: tuple[int, ...],
-    *,
-    ema: bool = False,
-    other_data: bool = False,
-) -> HeadExamination:
-    """Analyses the head of a checkpoint on the first `rows` rows of a split, and writes `analysis/<step>-head.json`.
+def analyse_head(question: Question, printer: Printer, ranks: tuple[int, ...]) -> HeadExamination:
+    """Analyses the head of a checkpoint on rows of a split, and writes `analysis/<step>-head.json`.
 
     Singular entropy and effective rank are those of the head's matrix, where it has one; anisotropy is that of the
     hidden states that something is predicted from; the spectrum of log-probabilities is that of counts of targets after
     each input token. Softmax heads of the ranks given, by default powers of two up to the width, are fitted to the
     first half of the rows with the rest of the model frozen, and measured on the other half.
 
-    Raises `UserError` for a run or a split that does not exist, changed data unless `other_data` allows them, fewer
-    than two rows, a rank that is not from 1 to the width of the model, and a head of real numbers.
+    Raises `UserError` for rows that do not exist, fewer than two, a rank that is not from 1 to the width of the model,
+    and a head of real numbers.
     """
-    loaded = load_run(workdir, step, ema=ema)
-    check_data(workdir, loaded.setup.task.describe(), other=other_data)
-    split_name = loaded.setup.task.evaluated_split if split_name is None else split_name
+    loaded, rows = question.loaded, question.rows
     if rows < 2:
         raise UserError(f'rows is {rows}; a head is refitted on one half of the rows and measured on the other')
-    found = predictions(loaded, first_rows(loaded, split_name, rows))
+    found = predictions(loaded, question.batches())
     width = found[0].hidden.shape[1]
     ranks = ranks or tuple(2**power for power in range(width.bit_length()) if 2**power <= width)
     if min(ranks) < 1 or max(ranks) > width:
         raise UserError(f'ranks is {list(ranks)}; ranks must be from 1 to {width}, the width of the hidden states')
     examined = _examined(loaded.model().head, found, rows, ranks)
-    path = workdir / 'analysis' / f'{loaded.name}-head.json'
-    record = {
-        'step': loaded.step,
-        'split': split_name,
-        'rows': rows,
-        'ema': ema,
-        'other_data': other_data,
-        **examined.numbers,
-    }
-    write_results(path, record | {'loss': examined.loss, 'refits': [each._asdict() for each in examined.refits]})
-    printer.table(pairs('head', {name: f'{value:.4g}' for name, value in examined.numbers.items()}))
-    printer.table(_table(examined, f'{workdir}, step {loaded.name}, {split_name}'))
-    printer.line(f'written: {path}')
+    record = {**question.record(), **examined.numbers, 'loss': examined.loss}
+    record['refits'] = [each._asdict() for each in examined.refits]
+    numbers = pairs('head', {name: f'{value:.4g}' for name, value in examined.numbers.items()})
+    question.report(printer, '-head', record, (numbers, _table(examined, question.title)))
     return examined
 
 

@@ -1,7 +1,6 @@
 """`attnlab analyse --propagate`: which branches make an answer's logit, and which directions would change it."""
 
 import dataclasses
-import pathlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,12 +11,12 @@ from flax import nnx
 from jax import Array
 from jaxtyping import Float
 
-from attnlab.analysis.asked import Asked, Prompts, asked_of, asked_record, opened
+from attnlab.analysis.asked import Asked, Prompts, asked_of, asked_record
 from attnlab.analysis.interventions import places
 from attnlab.analysis.parts import NOT_A_SUM, propagated
+from attnlab.analysis.question import Question
 from attnlab.context import Context
 from attnlab.errors import UserError
-from attnlab.files import write_results
 from attnlab.runs.loading import Loaded
 from attnlab.tables import Column, Printer, Table, digits
 
@@ -66,33 +65,20 @@ def propagation(loaded: Loaded, asked: Asked) -> Propagation:
     )
 
 
-def analyse_propagation(
-    workdir: pathlib.Path,
-    printer: Printer,
-    step: int | None,
-    split: str | None,
-    rows: int,
-    *,
-    own: Prompts | None = None,
-    ema: bool = False,
-    other_data: bool = False,
-) -> Propagation:
+def analyse_propagation(question: Question, printer: Printer, *, own: Prompts | None = None) -> Propagation:
     """Propagates the logits of the answers of rows of a split, or of prompts of one's own, back through a checkpoint.
 
     Writes `analysis/<step>-propagate.json`. Raises `UserError` for a run without tokens or labels, and for a model
     whose branches do not simply add to what the head reads.
     """
-    loaded = opened(workdir, step, ema=ema, other_data=other_data)
-    split = loaded.setup.task.evaluated_split if split is None else split
-    asked = asked_of(loaded, workdir, split, rows, own)
-    found = propagation(loaded, asked)
-    path = workdir / 'analysis' / f'{loaded.name}-propagate.json'
-    record = asked_record(loaded, asked, split, rows, own, other_data=other_data)
+    question.check_layers()
+    asked = asked_of(question, own)
+    found = propagation(question.loaded, asked)
+    record = asked_record(question, asked, own)
     record |= {'value': found.value, 'adds': dict(found.adds)}
     record['directions'] = {place: each.tolist() for place, each in found.directions.items()}
-    write_results(path, record)
-    printer.table(_table(found, asked, f'{workdir}, step {loaded.name}, {asked.of}'))
-    printer.line(f'written: {path}')
+    table = _table(found, asked, f'{question.checkpoint}, {asked.of}')
+    question.report(printer, '-propagate', record, (table,))
     return found
 
 

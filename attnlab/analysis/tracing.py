@@ -1,7 +1,6 @@
 """`attnlab analyse --trace`: where a model holds what it answers, by clean values in passes of other prompts."""
 
 import dataclasses
-import pathlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,11 +11,11 @@ from flax import nnx
 from jax import Array
 from jaxtyping import Float, Int
 
-from attnlab.analysis.asked import Asked, Prompts, asked_of, asked_record, opened
+from attnlab.analysis.asked import Asked, Prompts, asked_of, asked_record
 from attnlab.analysis.interventions import causal_trace, places
 from attnlab.analysis.parts import ablated
+from attnlab.analysis.question import Question
 from attnlab.errors import UserError, nearest
-from attnlab.files import write_results
 from attnlab.models.predictor import one_stack
 from attnlab.runs.loading import Loaded
 from attnlab.tables import Column, Printer, Table, digits
@@ -96,43 +95,35 @@ def chosen_kinds(model: Any, wanted: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def analyse_trace(
-    workdir: pathlib.Path,
+    question: Question,
     printer: Printer,
-    step: int | None,
-    split: str | None,
-    rows: int,
     *,
     own: Prompts | None = None,
     kinds: tuple[str, ...] = (),
     window: int = 1,
-    ema: bool = False,
-    other_data: bool = False,
 ) -> Trace:
-    """Traces the last answers of the first `rows` rows of a split, each against the next row; or prompts of one's own.
+    """Traces the last answers of rows of a split, each against the next row; or prompts of one's own.
 
     Also says by how much the probability falls without each head of the mixers that have heads. Writes
     `analysis/<step>-trace.json`. Raises `UserError` for a run without tokens or labels, fewer than two rows, and
     prompts without others.
     """
-    loaded = opened(workdir, step, ema=ema, other_data=other_data)
-    if own is None and rows < 2:
-        raise UserError(f'rows is {rows}; every row is traced against another, so there must be two or more')
+    loaded = question.loaded
+    question.check_layers()
+    if own is None and question.rows < 2:
+        raise UserError(f'rows is {question.rows}; every row is traced against another, so there must be two or more')
     if own is not None and not own.others:
         raise UserError('prompts are traced against others: give --other too, or --others')
-    split = loaded.setup.task.evaluated_split if split is None else split
-    asked = asked_of(loaded, workdir, split, rows, own)
+    asked = asked_of(question, own)
     others = np.roll(asked.tokens, -1, axis=0) if asked.others is None else asked.others
     found = trace(loaded, asked, others, kinds=kinds, window=window)
     heads = without_heads(loaded, asked)
-    path = workdir / 'analysis' / f'{loaded.name}-trace.json'
-    record = asked_record(loaded, asked, split, rows, own, other_data=other_data)
+    record = asked_record(question, asked, own)
     record |= {'window': window, 'clean': found.clean, 'corrupted': found.corrupted}
     record['maps'] = {kind: each.tolist() for kind, each in found.maps.items()}
     record['without_head'] = {f'{layer}.{head}': value for (layer, head), value in heads.items()}
-    write_results(path, record)
-    for table in _tables(found, heads, asked, f'{workdir}, step {loaded.name}, {asked.of}'):
-        printer.table(table)
-    printer.line(f'written: {path}')
+    tables = _tables(found, heads, asked, f'{question.checkpoint}, {asked.of}')
+    question.report(printer, '-trace', record, tables)
     return found
 
 

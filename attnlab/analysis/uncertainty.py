@@ -13,19 +13,18 @@ from attnlab.analysis import calibration, odin, scores
 from attnlab.analysis.cascade import Budgeted, Cascade, budgeted, cascade, described, learned_confidence
 from attnlab.analysis.glass_box import Judged, judged_table, self_judged
 from attnlab.analysis.outputs import AT_ONCE, Outputs, changed, check_asks, one_a_row, outputs, reader, stacked
+from attnlab.analysis.question import Question
 from attnlab.analysis.risk import LOSSES, Risk, check_decay, check_level, controlled_risk, recent_risk
 from attnlab.data.text.tokenizers import load_tokenizer
 from attnlab.errors import UserError
-from attnlab.files import write_results
 from attnlab.models.heads.classification import ClassificationHead
 from attnlab.models.heads.language import LanguageHead, TiedHead
-from attnlab.runs.loading import Loaded, load_run
+from attnlab.runs.loading import Loaded, load_checked
 from attnlab.tables import Column, Interval, Printer, Table, digits, plus_minus
 from attnlab.tasks.language import TOKENIZER
 from attnlab.tasks.long_range import Classification
 from attnlab.tasks.task import Textual
 from attnlab.train.cost import flops_per_token
-from attnlab.train.run import check_data
 
 COVERAGES = (1.0, 0.9, 0.8, 0.5)
 """Shares of inputs that are answered, of which the accuracy is shown."""
@@ -230,33 +229,25 @@ def analyse_uncertainty(
         )
     if second is not None:
         found = _handed_on(found, workdir, [loaded, *others], asked, of_asked, split, second, budget, other_data)
-    path = workdir / 'analysis' / f'{loaded.name}-uncertainty{"-ensemble" if members else ""}.json'
+    question = Question(workdir, loaded, split, rows, other_data=other_data)
     record = {
-        'step': loaded.step,
-        'split': split,
-        'rows': rows,
+        **question.record(),
         'fitted_split': fitted_split,
         'fitted_rows': fitted,
-        'ema': ema,
-        'other_data': other_data,
         'ensemble': [str(member) for member in members],
         'cascade_with': None if second is None else str(second),
         'budget': budget,
         'decay': decay,
     }
-    write_results(path, record | dataclasses.asdict(found))
-    for table in tables(found, f'{workdir}, step {loaded.name}, {split}'):
-        printer.table(table)
-    printer.line(f'written: {path}')
+    suffix = f'-uncertainty{"-ensemble" if members else ""}'
+    question.report(printer, suffix, record | dataclasses.asdict(found), tables(found, question.title))
     return found
 
 
 def _run(workdir: pathlib.Path, step: int | None, other_data: bool, *, ema: bool) -> Loaded:
     """A run whose task asks for classes or tokens."""
-    loaded = load_run(workdir, step, ema=ema)
-    task = loaded.setup.task
-    check_data(workdir, task.describe(), other=other_data)
-    check_asks(task, loaded.setup.length)
+    loaded = load_checked(workdir, step, ema=ema, other_data=other_data)
+    check_asks(loaded.setup.task, loaded.setup.length)
     return loaded
 
 
@@ -264,9 +255,8 @@ def classifier(
     workdir: pathlib.Path, step: int | None, other_data: bool, *, ema: bool = False
 ) -> tuple[Loaded, Classification]:
     """A run and its task, which must be of one label a row."""
-    loaded = load_run(workdir, step, ema=ema)
+    loaded = load_checked(workdir, step, ema=ema, other_data=other_data)
     task = loaded.setup.task
-    check_data(workdir, task.describe(), other=other_data)
     if not isinstance(task, Classification):
         raise UserError(
             f'{workdir} was trained for {type(task).__name__}; what is analysed here is a classifier, one label a row'

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from absl import flags
 
 from attnlab.commands.arguments import (
+    check_belonging,
     define_ema,
     define_format,
     define_run,
@@ -37,6 +38,9 @@ ONLY = {
     'window': ('trace', 'knockout'),
 }
 """Flags, and the analyses that they are for."""
+
+OF_PROMPTS = {'other': ('prompt',), 'others': ('prompts',), 'answers': ('prompts',)}
+"""Flags of one prompt or of a file of them, and the flag that gives it."""
 
 NUMBERED = ('sources', 'targets', 'layers')
 """Flags that hold numbers from 0."""
@@ -145,52 +149,53 @@ def main(argv: list[str]) -> int:
     others = {name: directory(values, name) for name in ('between', 'merged') if values[name].value is not None}
     start_devices(values)
     own = _prompts(values)
-    asked = (values.step, values.split, values.rows)
-    named = {'ema': values.ema, 'other_data': values.other_data}
+    from attnlab.analysis.question import Question
+
     with printing(values) as printer:
+        named = {'ema': values.ema, 'other_data': values.other_data}
+        question = Question.of(workdir, values.step, values.split, values.rows, **named)
         if values.neighbours:
             from attnlab.analysis.neighbours import analyse_neighbours
 
             keys = values['keys'].value or 'head'
-            analyse_neighbours(workdir, printer, *asked, values.neighbours, values.stored_rows, keys=keys, **named)
+            analyse_neighbours(question, printer, values.neighbours, values.stored_rows, keys=keys)
         elif values.head:
             from attnlab.analysis.prediction import analyse_head
 
-            analyse_head(workdir, printer, *asked, ranks, **named)
+            analyse_head(question, printer, ranks)
         elif values.inside:
             from attnlab.analysis.inside import analyse_inside
 
-            analyse_inside(workdir, printer, *asked, tuned=values.tuned, **named)
+            analyse_inside(question, printer, tuned=values.tuned)
         elif values.trace:
             from attnlab.analysis.tracing import analyse_trace
 
-            kinds, window = tuple(values.places), values.window
-            analyse_trace(workdir, printer, *asked, own=own, kinds=kinds, window=window, **named)
+            analyse_trace(question, printer, own=own, kinds=tuple(values.places), window=values.window)
         elif values.knockout:
             from attnlab.analysis.knockout import Wanted, analyse_knockout
 
             wanted = Wanted(values.knockout, **tokens, window=values.window)
-            analyse_knockout(workdir, printer, *asked, wanted, own=own, **named)
+            analyse_knockout(question, printer, wanted, own=own)
         elif values.propagate:
             from attnlab.analysis.propagation import analyse_propagation
 
-            analyse_propagation(workdir, printer, *asked, own=own, **named)
+            analyse_propagation(question, printer, own=own)
         elif values.massive:
             from attnlab.analysis.massive import analyse_massive
 
-            analyse_massive(workdir, printer, *asked, **named)
+            analyse_massive(question, printer)
         elif values.influence:
             from attnlab.analysis.influence import analyse_influence
 
-            analyse_influence(workdir, printer, *asked, values.influence, **named)
+            analyse_influence(question, printer, values.influence)
         elif values.between:
             from attnlab.analysis.between import analyse_between
 
-            analyse_between(workdir, others['between'], printer, *asked, merged=others.get('merged'), **named)
+            analyse_between(question, others['between'], printer, merged=others.get('merged'))
         else:
             from attnlab.analysis.examination import analyse_run
 
-            analyse_run(workdir, printer, *asked, bits, **named)
+            analyse_run(question, printer, bits)
     return 0
 
 
@@ -220,11 +225,7 @@ def _define_prompts(values: flags.FlagValues) -> None:
 def _check(values: flags.FlagValues) -> None:
     """Raises `UserError` for flags that do not go together."""
     given = [name for name in ANALYSES if values[name].value]
-    for name, analyses in ONLY.items():
-        if values[name].present and values[name].value is not False and not set(analyses) & set(given):
-            *some, last = (f'--{each}' for each in analyses)
-            known = f'{", ".join(some)} or {last}' if some else last
-            raise UserError(f'--{name} is for {known}, which is not given')
+    check_belonging(values, {name: of for name, of in ONLY.items() if values[name].value is not False}, given)
     if values['bits'].present and given:
         raise UserError(f'--bits is for the analysis of layers; leave out --{given[0]}')
     if len(given) > 1:
@@ -237,10 +238,7 @@ def _check(values: flags.FlagValues) -> None:
     for name in ('other', 'others', 'answer', 'answers', 'against'):
         if values[name].present and not asked:
             raise UserError(f'--{name} is for prompts of your own; give --prompt, or --prompts')
-    for one, several in pairs[1:]:
-        for name, needed in ((one, 'prompt'), (several, 'prompts')):
-            if values[name].present and not values[needed].present and name != 'answer':
-                raise UserError(f'--{name} is for --{needed}, which is not given')
+    check_belonging(values, OF_PROMPTS)
     if asked and (values['rows'].present or values['split'].present):
         name = 'rows' if values['rows'].present else 'split'
         raise UserError(f'--{name} is of the data; leave it out with prompts of your own')

@@ -7,7 +7,7 @@ import contextlib
 import math
 import pathlib
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from absl import flags
@@ -91,6 +91,22 @@ def whole(text: str, flag: str, least: int = 1) -> int:
     if not text.isdecimal() or int(text) < least:
         raise UserError(f'{flag} holds {text!r}; it must hold whole numbers of at least {least}')
     return int(text)
+
+
+def check_belonging(
+    values: flags.FlagValues, belonging: Mapping[str, tuple[str, ...]], given: Collection[str] | None = None
+) -> None:
+    """Raises `UserError` for a flag that is there while none of those that it belongs to is.
+
+    `given` are the flags that count as there to belong to: by default all that have a value.
+    """
+    if given is None:
+        given = [name for name in values if values[name].value is not None]
+    for name, owners in belonging.items():
+        if values[name].present and not set(owners) & set(given):
+            *some, last = (f'--{owner}' for owner in owners)
+            known = f'{", ".join(some)} or {last}' if some else last
+            raise UserError(f'--{name} is for {known}, which is not given')
 
 
 def define_format(values: flags.FlagValues) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from absl import flags
 
-from attnlab.commands.arguments import define_ema, define_run, directory, lines, parsed, start_devices
+from attnlab.commands.arguments import check_belonging, define_ema, define_run, directory, lines, parsed, start_devices
 from attnlab.errors import UserError
 
 WAYS = ('prompts', 'beam', 'contrastive', 'draft', 'regex', 'grammar')
@@ -145,8 +145,7 @@ def _check(values: flags.FlagValues) -> None:
             raise UserError('--temperature=0 takes the likeliest; --tested=drawn draws')
     if values.thoughts and ways:
         raise UserError(f'--thoughts is for what is drawn token by token; leave out {ways[0]}')
-    if values['ahead'].present and not values.draft:
-        raise UserError('--ahead is for --draft, which is not given')
+    check_belonging(values, {'ahead': ('draft',)}, [name for name in WAYS if values[name].value])
     if values.contrastive is not None and not 0 <= values.contrastive <= 1:
         raise UserError(f'--contrastive is {values.contrastive}; it must be from 0 to 1')
     if not 0.0 < values.top_p <= 1.0:

@@ -7,6 +7,7 @@ from typing import Any
 from absl import flags
 
 from attnlab.commands.arguments import (
+    check_belonging,
     define_ema,
     define_format,
     define_other_data,
@@ -119,9 +120,7 @@ def main(argv: list[str]) -> int:
     define_platform(values)
     if not parsed(values, argv, 'quantize'):
         return 0
-    for name in ('damping', 'ordered'):
-        if values[name].present and values.feedback is None:
-            raise UserError(f'--{name} is for --feedback, which is not given')
+    check_belonging(values, dict.fromkeys(('damping', 'ordered'), ('feedback',)))
     if values.feedback is not None and values.weights is None:
         raise UserError('--feedback calibrates the rounding of weights; give --weights, such as int4@32')
     fixed = re.fullmatch(r'fixed(\d+|e\dm\d)', values.inputs or '')

@@ -5,6 +5,7 @@ import pathlib
 from absl import flags
 
 from attnlab.commands.arguments import (
+    check_belonging,
     define_ema,
     define_format,
     define_run,
@@ -76,10 +77,7 @@ def main(argv: list[str]) -> int:
         return 0
     if not 0 < values.alpha < 1:
         raise UserError(f'--alpha is {values.alpha}; it must be above 0 and below 1')
-    if values['risk_level'].present and values.risk is None:
-        raise UserError('--risk_level is for --risk, which is not given')
-    if values.budget is not None and values.cascade is None:
-        raise UserError('--budget is for --cascade, which is not given')
+    check_belonging(values, {'risk_level': ('risk',), 'budget': ('cascade',)})
     workdir = directory(values, 'workdir')
     second = None if values.cascade is None else directory(values, 'cascade')
     members = tuple(pathlib.Path(each).expanduser() for each in values.ensemble)

@@ -22,7 +22,7 @@ from attnlab.quantize.softmax import Correction
 from attnlab.quantize.sparsity import Sparsity
 from attnlab.quantize.training import Rounded
 from attnlab.quantize.tuning import Alternation, tuned
-from attnlab.runs.loading import Loaded, load_run
+from attnlab.runs.loading import Loaded, load_checked
 from attnlab.runs.made import check_new, reported, score_table, write_made
 from attnlab.tables import Column, Printer, Table, digits, shown
 from attnlab.train import run
@@ -87,8 +87,7 @@ def quantize_run(
         workdir, config, given=not (quantization is None and sparsity is None and softmax is None)
     )
     check_new(workdir, out, '--out')
-    loaded = load_run(workdir, step, ema=ema)
-    run.check_data(workdir, loaded.setup.task.describe(), other=other_data)
+    loaded = load_checked(workdir, step, ema=ema, other_data=other_data)
     shares: list[Share] = []
     rows = quantization.rows if isinstance(quantization, Allocation | Calibration | ShiftCalibration) else None
     before = loaded.setup

@@ -12,7 +12,7 @@ from attnlab.config import spec
 from attnlab.errors import UserError
 from attnlab.train.checkpoint import Checkpoints
 from attnlab.train.partition import Axes
-from attnlab.train.run import saved_config
+from attnlab.train.run import check_data, saved_config
 from attnlab.train.setup import Setup, prepare
 from attnlab.train.state import joined, split
 
@@ -56,8 +56,17 @@ def load_run(workdir: pathlib.Path, step: int | None = None, *, ema: bool = Fals
     return restored(prepare(config).restored(workdir), workdir, step, ema=ema)
 
 
+def load_checked(
+    workdir: pathlib.Path, step: int | None = None, *, ema: bool = False, other_data: bool = False
+) -> Loaded:
+    """`load_run` for what reads the data too. Raises `UserError` where these have changed; `other_data` allows any."""
+    loaded = load_run(workdir, step, ema=ema)
+    check_data(workdir, loaded.setup.task.describe(), other=other_data)
+    return loaded
+
+
 def restored(setup: Setup, workdir: pathlib.Path, step: int | None = None, *, ema: bool = False) -> Loaded:
-    """The same for a config that has been built. Raises `UserError` when `workdir` has no such checkpoint."""
+    """`load_run` for a config that has been built. Raises `UserError` when `workdir` has no such checkpoint."""
     if ema and setup.optimizer.ema is None:
         raise UserError(
             f'{workdir} keeps no average of its parameters (config.optimizer.ema is None); leave out --ema, or train '

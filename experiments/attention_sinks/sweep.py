@@ -5,6 +5,7 @@ import pathlib
 from rich.console import Console
 
 from attnlab.analysis.examination import analyse_run
+from attnlab.analysis.question import Question
 from attnlab.config import spec
 from attnlab.configuration import config_of
 from attnlab.evals.cadence import AtEnd
@@ -41,5 +42,5 @@ def measure(finished: Finished):
     """What `attnlab analyse` finds on 64 windows of the validation text, and the loss."""
     with (finished.workdir / 'log.txt').open('a') as log:
         printer = Printer(Console(file=log))
-        found = analyse_run(finished.workdir, printer, None, 'valid', rows=64, bits=(8, 6, 4))
+        found = analyse_run(Question.of(finished.workdir, None, 'valid', rows=64), printer, bits=(8, 6, 4))
     return {'loss': finished.last('valid/loss'), **found.numbers()}

@@ -5,6 +5,7 @@ import pathlib
 from rich.console import Console
 
 from attnlab.analysis.examination import analyse_run
+from attnlab.analysis.question import Question
 from attnlab.config import spec
 from attnlab.configuration import config_of
 from attnlab.evals.cadence import AtEnd
@@ -50,7 +51,9 @@ def config(norm, activation, rate, size):
 def measure(finished: Finished):
     """Loss on held-out text, the largest number of the residual stream, and what eight bits add to the loss."""
     with (finished.workdir / 'analysis.txt').open('w') as log:
-        found = analyse_run(finished.workdir, Printer(Console(file=log, width=120)), None, None, ROWS, (8,))
+        found = analyse_run(
+            Question.of(finished.workdir, None, None, ROWS), Printer(Console(file=log, width=120)), (8,)
+        )
     return {
         'loss': finished.last('valid/loss'),
         'largest': max(layer['max_abs'] for layer in found.layers),

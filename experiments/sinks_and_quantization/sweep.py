@@ -8,6 +8,7 @@ import jax
 from rich.console import Console
 
 from attnlab.analysis.examination import analyse_run
+from attnlab.analysis.question import Question
 from attnlab.config import spec
 from attnlab.configuration import config_of
 from attnlab.evals.cadence import AtEnd
@@ -95,7 +96,7 @@ def measure(finished: Finished):
     rung = finished.label.split('-')[1]
     rows = LADDERS[finished.size][rung].rows
     with (finished.workdir / 'analysis.txt').open('a') as log:
-        found = analyse_run(finished.workdir, Printer(Console(file=log)), None, 'valid', rows, BITS)
+        found = analyse_run(Question.of(finished.workdir, None, 'valid', rows), Printer(Console(file=log)), BITS)
     numbers = found.numbers()
     highest = max((layer['sink_rate'] for layer in numbers['layers'] if 'sink_rate' in layer), default=math.nan)
     return {

@@ -6,8 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attnlab.analysis.examination import first_rows
 from attnlab.analysis.massive import largest, looked_at, massive, medians
+from attnlab.analysis.question import first_rows
 from attnlab.cli import main
 from attnlab.models.heads.language import TiedHead
 from attnlab.runs.loading import load_run

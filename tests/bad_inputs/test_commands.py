@@ -117,6 +117,7 @@ FLAGS = [
     ('uncertainty --workdir={run} --rows=3', 'rows=3'),
     ('uncertainty --workdir={run} --risk=some', 'risk=some'),
     ('uncertainty --workdir={run} --risk_level=0.2', '--risk_level is for --risk, which is not given'),
+    ('uncertainty --workdir={run} --budget=1', '--budget is for --cascade, which is not given'),
     ('uncertainty --workdir={run} --risk=missed --risk_level=0', '--risk_level is 0.0; it must be above 0 and below 1'),
     ('uncertainty --workdir={run} --rows=4 --risk=missed', '2 rows that choose promise 0.333 at best: give --rows=18'),
     ('uncertainty --workdir={run} --decay=0', '--decay is 0.0; it must be above 0 and at most 1'),

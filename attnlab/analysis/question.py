@@ -1,0 +1,108 @@
+"""What an analysis is asked: about which run, on which rows of its data; and where what it finds goes."""
+
+import dataclasses
+import pathlib
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from attnlab.errors import UserError
+from attnlab.files import write_results
+from attnlab.models.predictor import Stacked
+from attnlab.runs.loading import Loaded, load_checked
+from attnlab.tables import Printer, Table
+from attnlab.tasks.task import Batch
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+    """A checkpoint of a run, and the first rows of a split of its task.
+
+    Attributes:
+      workdir: the folder of the run.
+      loaded: the checkpoint.
+      split: its name.
+      rows: how many of it, of the length trained on.
+      other_data: whether its data may be others than those trained on.
+    """
+
+    workdir: pathlib.Path
+    loaded: Loaded
+    split: str
+    rows: int
+    other_data: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        workdir: pathlib.Path,
+        step: int | None,
+        split: str | None,
+        rows: int,
+        *,
+        ema: bool = False,
+        other_data: bool = False,
+    ) -> 'Question':
+        """Loads a checkpoint, by default the newest; the split is by default the one that the task is evaluated on.
+
+        Raises `UserError` for a run or a checkpoint that does not exist, with `ema` for one without averages, and for
+        changed data unless `other_data` allows them.
+        """
+        loaded = load_checked(workdir, step, ema=ema, other_data=other_data)
+        split = loaded.setup.task.evaluated_split if split is None else split
+        return cls(workdir, loaded, split, rows, other_data)
+
+    @property
+    def checkpoint(self) -> str:
+        """How titles name it."""
+        return f'{self.workdir}, step {self.loaded.name}'
+
+    @property
+    def title(self) -> str:
+        """How tables of what is found on the split begin."""
+        return f'{self.checkpoint}, {self.split}'
+
+    def batches(self) -> list[Batch]:
+        """The rows, each as one batch. Raises `UserError` for a split that does not exist, or with fewer rows."""
+        return first_rows(self.loaded, self.split, self.rows)
+
+    def check_layers(self, clause: str = 'which has no layers to look into') -> None:
+        """Raises `UserError`, which ends in `clause`, for a model without a stack of layers."""
+        if not isinstance(self.loaded.setup.model, Stacked):
+            raise UserError(f'{self.workdir} holds a {type(self.loaded.setup.model).__name__}, {clause}')
+
+    def record(self) -> dict[str, Any]:
+        """What a file of results says of it."""
+        return {
+            'step': self.loaded.step,
+            'split': self.split,
+            'rows': self.rows,
+            'ema': self.loaded.ema,
+            'other_data': self.other_data,
+        }
+
+    def report(
+        self,
+        printer: Printer,
+        suffix: str,
+        record: Mapping[str, Any],
+        tables: Iterable[Table],
+        figure: Callable[[pathlib.Path], Any] | None = None,
+    ) -> None:
+        """Writes `analysis/<step><suffix>.json` and beside it the figure; prints the tables, and what was written."""
+        path = self.workdir / 'analysis' / f'{self.loaded.name}{suffix}.json'
+        write_results(path, record)
+        written = [path]
+        if figure is not None:
+            written.append(path.with_suffix('.png'))
+            figure(written[-1])
+        for table in tables:
+            printer.table(table)
+        printer.line(f'written: {", ".join(map(str, written))}')
+
+
+def first_rows(loaded: Loaded, split: str, count: int) -> list[Batch]:
+    """The first rows of a split, each as one batch. Raises `UserError` for a split that does not exist, or fewer."""
+    source = loaded.setup.task.source(split, loaded.setup.length)
+    if count > len(source):
+        raise UserError(f'rows is {count}; the {split} split has {len(source)} rows of {loaded.setup.length}')
+    return [{name: array[None] for name, array in source[index].items()} for index in range(count)]
