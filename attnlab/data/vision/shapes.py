@@ -63,7 +63,7 @@ class SameDifferent(Distribution):
 
     Attributes:
       size: height and width in pixels.
-      cells: of a pattern, on each side.
+      cells: of a pattern, on each side; of 2 x 2 one differs, so that the number of bright cells tells the label.
       step: corners lie on multiples of so many pixels; with the side of a patch, patches cut all patterns alike.
     """
 
@@ -111,6 +111,9 @@ class Connected(Distribution):
 
     Paths are random walks that never meet, on every other pixel; their pixels touch only where they are one path. The
     scalar `steps` is the length of the path at the first mark, in pairs of pixels.
+
+    Ends of one path are nearer each other than ends of two: of 32 x 32 pixels the distance of the marks alone, |dy| +
+    |dx|, tells 0.73 of the labels, and more of shorter paths. What says that paths are followed lies above that.
 
     Attributes:
       size: height and width in pixels, even.

@@ -67,8 +67,9 @@ def test_corners_of_patterns_lie_on_all_multiples_of_the_step_and_no_others(step
         here = [each.min(axis=0) for each in found]
         patterns = [picture[y : y + 4, x : x + 4] for y, x in here]
         assert all(pattern.all() for pattern in patterns) and np.count_nonzero(picture) == 32
-        # Of four cells, one differs.
+        # Of four cells one differs, so that those that are bright are odd in number.
         assert (patterns[0] != patterns[1]).sum() == (0 if row['label'] else 4)
+        assert (picture == 255).sum() // 4 % 2 == 1 - row['label']
         assert np.abs(here[0] - here[1]).max() > 4
         corners += here
     assert np.array_equal(np.unique(corners), np.arange(0, 29, step))
@@ -90,6 +91,13 @@ def test_marks_are_on_one_path_where_the_label_says_so():
         assert (marks[0] == marks[1]) == bool(row['label'])
         sizes = {int((numbers == number).sum()) for number in marks}
         assert 2 * int(row['steps']) + 1 in sizes and 6 <= row['steps'] <= 24
+
+
+def test_the_distance_of_marks_tells_as_many_labels_as_is_said_of_it():
+    rows = examples(Connected(), 600)
+    marks = [np.argwhere(row['x'].reshape(32, 32) == 255) for row in rows]
+    near = np.array([np.abs(first - second).sum() <= 16 for first, second in marks])
+    assert abs(np.mean(near == [row['label'] for row in rows]) - 0.73) < 0.03
 
 
 def test_classes_of_pixels_are_those_of_shapes():
