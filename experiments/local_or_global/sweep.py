@@ -1,6 +1,8 @@
 """Mixers that see near tokens, all, or both, on three kinds of drawn images; each with a learning rate of its own."""
 
+import dataclasses
 import pathlib
+from collections.abc import Mapping
 from types import MappingProxyType
 
 from attnlab.config import spec
@@ -75,8 +77,24 @@ RATES = (5e-4, 2e-3, 8e-3)
 SEEDS = 3
 """Fresh seeds that the best learning rate of every recipe is run with; the score is their mean."""
 
-STEPS = 400
-"""At CPU size."""
+
+@dataclasses.dataclass(frozen=True)
+class Small:
+    """How a task is asked at CPU size: `drawn` is what differs of its images from those of full size."""
+
+    patch: int = 4
+    steps: int = 400
+    drawn: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+
+SMALL = MappingProxyType(
+    {
+        'count': Small(),
+        'same_different': Small(drawn={'cells': 2, 'step': 4}),
+        'connected': Small(patch=2, steps=1_500, drawn={'size': 16, 'shortest': 2, 'longest': 6}),
+    }
+)
+"""By task; all have 8 x 8 patches, so that parameters and operations are matched by the same widths."""
 
 
 def studies(size):
@@ -112,8 +130,12 @@ def config(task, recipe, hidden, size):
             if size == 'cpu' and recipe in SIDES:
                 block.mixer.side = SIDES[recipe]
         if size == 'cpu':
-            found.model.inputs.patch = 4
-            found.steps = found.checkpoint.every = STEPS
+            small = SMALL[task]
+            found.task.data.of.update(small.drawn)
+            pixels = found.task.data.of.size
+            found.length, found.model.inputs.size = pixels**2, (pixels, pixels)
+            found.model.inputs.patch, found.steps = small.patch, small.steps
+            found.checkpoint.every = small.steps
         found.evals = of_splits(2000, every=found.steps)
         found.report.update(every=found.steps // 20, tensorboard=False)
     return found

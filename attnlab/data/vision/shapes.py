@@ -63,16 +63,23 @@ class SameDifferent(Distribution):
 
     Attributes:
       size: height and width in pixels.
-      cells: of a pattern, on each side.
+      cells: of a pattern, on each side; of 2 x 2 one differs, so that the number of bright cells tells the label.
+      step: corners lie on multiples of so many pixels; with the side of a patch, patches cut all patterns alike.
     """
 
     size: int = 32
     cells: int = 4
+    step: int = 1
 
     def __post_init__(self) -> None:
         _check(self, 'size', 16)
         if not 2 <= self.cells <= self.size // 8:
             raise UserError(f'cells of SameDifferent is {self.cells}; it must be from 2 to {self.size // 8}')
+        # Up to here the last multiple is more than half the room that corners have, and so more than a pattern away.
+        room = self.size - 2 * self.cells
+        if not 1 <= self.step <= room:
+            raise UserError(f'step of SameDifferent is {self.step}; corners of {self.cells} x {self.cells} cells in '
+                            f'{self.size} pixels take from 1 to {room}')  # fmt: skip
 
     @property
     def kind(self) -> Kind:
@@ -87,9 +94,10 @@ class SameDifferent(Distribution):
         if not label:
             second[rng.choice(self.cells**2, self.cells**2 // 4, replace=False)] ^= 1
         side, picture = 2 * self.cells, np.zeros((self.size, self.size), np.uint8)
-        corners = rng.integers(0, self.size - side + 1, (2, 2))
+        places = (self.size - side) // self.step + 1
+        corners = self.step * rng.integers(0, places, (2, 2))
         while np.abs(corners[0] - corners[1]).max() <= side:
-            corners = rng.integers(0, self.size - side + 1, (2, 2))
+            corners = self.step * rng.integers(0, places, (2, 2))
         for (y, x), cells in zip(corners, (first, second), strict=True):
             # A cell that is off is dark grey, so that the frame of a pattern is seen.
             drawn = np.where(cells.reshape(self.cells, self.cells), 255, 60).astype(np.uint8)
@@ -103,6 +111,9 @@ class Connected(Distribution):
 
     Paths are random walks that never meet, on every other pixel; their pixels touch only where they are one path. The
     scalar `steps` is the length of the path at the first mark, in pairs of pixels.
+
+    Ends of one path are nearer each other than ends of two: of 32 x 32 pixels the distance of the marks alone, |dy| +
+    |dx|, tells 0.73 of the labels, and more of shorter paths. What says that paths are followed lies above that.
 
     Attributes:
       size: height and width in pixels, even.

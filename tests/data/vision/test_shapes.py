@@ -58,6 +58,30 @@ def test_patterns_are_the_same_where_the_label_says_so():
         assert (first != second).sum() == (0 if row['label'] else 16)
 
 
+@pytest.mark.parametrize('step', [1, 4])
+def test_corners_of_patterns_lie_on_all_multiples_of_the_step_and_no_others(step):
+    corners = []
+    for row in examples(SameDifferent(cells=2, step=step)):
+        picture = row['x'].reshape(32, 32)
+        found = np.argwhere(parts(picture) == 1), np.argwhere(parts(picture) == 2)
+        here = [each.min(axis=0) for each in found]
+        patterns = [picture[y : y + 4, x : x + 4] for y, x in here]
+        assert all(pattern.all() for pattern in patterns) and np.count_nonzero(picture) == 32
+        # Of four cells one differs, so that those that are bright are odd in number.
+        assert (patterns[0] != patterns[1]).sum() == (0 if row['label'] else 4)
+        assert (picture == 255).sum() // 4 % 2 == 1 - row['label']
+        assert np.abs(here[0] - here[1]).max() > 4
+        corners += here
+    assert np.array_equal(np.unique(corners), np.arange(0, 29, step))
+
+
+@pytest.mark.parametrize(('size', 'cells'), [(16, 2), (32, 4), (33, 4)])
+def test_corners_find_places_at_every_step_that_is_taken(size, cells):
+    for step in range(1, size - 2 * cells + 1):
+        row = Drawn(SameDifferent(size, cells, step)).rows('train')[0]
+        assert np.count_nonzero(row['x']) == 2 * (2 * cells) ** 2
+
+
 def test_marks_are_on_one_path_where_the_label_says_so():
     for row in examples(Connected()):
         picture = row['x'].reshape(32, 32)
@@ -67,6 +91,13 @@ def test_marks_are_on_one_path_where_the_label_says_so():
         assert (marks[0] == marks[1]) == bool(row['label'])
         sizes = {int((numbers == number).sum()) for number in marks}
         assert 2 * int(row['steps']) + 1 in sizes and 6 <= row['steps'] <= 24
+
+
+def test_the_distance_of_marks_tells_as_many_labels_as_is_said_of_it():
+    rows = examples(Connected(), 600)
+    marks = [np.argwhere(row['x'].reshape(32, 32) == 255) for row in rows]
+    near = np.array([np.abs(first - second).sum() <= 16 for first, second in marks])
+    assert abs(np.mean(near == [row['label'] for row in rows]) - 0.73) < 0.03
 
 
 def test_classes_of_pixels_are_those_of_shapes():
@@ -98,6 +129,11 @@ def test_a_linear_map_of_pixels_is_no_better_than_the_commonest_label(of):
         (lambda: Count(size=8), 'size of Count is 8; it must be at least 16'),
         (lambda: Count(most=9), 'most of Count is 9; images of 32 pixels hold from 2 to 5 shapes'),
         (lambda: SameDifferent(cells=5), 'cells of SameDifferent is 5; it must be from 2 to 4'),
+        (
+            lambda: SameDifferent(step=25),
+            'step of SameDifferent is 25; corners of 4 x 4 cells in 32 pixels take from 1 to 24$',
+        ),
+        (lambda: SameDifferent(step=0), 'step of SameDifferent is 0; .* take from 1 to 24$'),
         (lambda: Connected(size=31), 'size must be even'),
         (lambda: Segments(most=6), 'most of Segments is 6; it must be from 1 to 5'),
     ],
