@@ -14,13 +14,17 @@ def figure(rows):
     found = by_recipe(rows)
     looks = styles(list(found))
     kinds = list(rows[0]['more'])
-    figure, axes = panels(len(kinds))
+    # As high as the names of all recipes.
+    figure, axes = panels(len(kinds), height=max(3.4, 0.28 * len(found)))
     for axis, what in zip(axes, kinds, strict=True):
         for recipe, seeds in found.items():
             points = [
-                (int(bits), max(LEAST, np.mean(of(seeds, 'more', what, bits)))) for bits in seeds[0]['more'][what]
+                # A loss that is no number has no point.
+                (int(bits), np.maximum(LEAST, np.mean(of(seeds, 'more', what, bits))))
+                for bits in seeds[0]['more'][what]
             ]
-            axis.plot(*zip(*points, strict=True), marker='o', color=looks[recipe].colour, label=recipe)
+            look = looks[recipe]
+            axis.plot(*zip(*points, strict=True), marker=look.marker, color=look.colour, label=recipe)
         axis.set(title=what, xlabel='bits', yscale='log')
         axis.invert_xaxis()
     axes[0].set_ylabel('additional loss, nats per byte')
