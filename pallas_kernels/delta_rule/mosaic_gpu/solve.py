@@ -1,9 +1,9 @@
-"""The parts of `delta_rule` within chunks on Hopper GPUs, mainly the triangular inverse."""
+"""What chunks of `delta_rule` do on Hopper GPUs, with decays of key channels."""
 
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.delta_rule.chunk import Chunk, Weights, weights
+from pallas_kernels.delta_rule.chunk import Weights
 from pallas_kernels.matrix_state.mosaic_gpu import channel_decays
 from pallas_kernels.matrix_state.mosaic_gpu.inverse import inverse
 from pallas_kernels.matrix_state.mosaic_gpu.rule import Steps
@@ -28,11 +28,8 @@ def solve(here: Target, documents: Documents, steps: Steps) -> Solved:
 
 
 def _weights(here: Target, documents: Documents, steps: Steps, beta: jax.Array) -> Weights:
-    decay = steps.log_decay
-    if decay is None or decay.ndim == 5:
-        q, k = (of_heads(array, beta.shape[1]) for array in (steps.q, steps.k))
-        return weights(Chunk(q, k, beta, decay, documents.runs), _FORM)
-    given = channel_decays.Steps(steps.q, steps.k, decay, documents.rows)
+    assert steps.log_decay is not None
+    given = channel_decays.Steps(steps.q, steps.k, steps.log_decay, documents.rows)
     found = channel_weights(here, True, given)
     return Weights(
         among=cut(found.among),

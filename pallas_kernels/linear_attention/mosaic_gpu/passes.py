@@ -24,13 +24,12 @@ import jax.experimental.pallas as pl
 import jax.numpy as jnp
 
 from pallas_kernels.linear_attention import vjp
-from pallas_kernels.linear_attention.mosaic_gpu.gradients import gradients as gradients_of
 from pallas_kernels.linear_attention.mosaic_gpu.sweep import sweep
 from pallas_kernels.matrix_state import decays
-from pallas_kernels.matrix_state.decays import FACTOR, KEPT, RUN
 from pallas_kernels.matrix_state.differentiation import Arrays, Outputs, Passes, scaled
 from pallas_kernels.matrix_state.mosaic_gpu import channel_decays
 from pallas_kernels.matrix_state.mosaic_gpu.channel_decays import Steps, Weights
+from pallas_kernels.matrix_state.mosaic_gpu.read_gradients import gradients as gradients_of
 from pallas_kernels.matrix_state.mosaic_gpu.reads import BACKWARD, FORWARD, read, read_weighed
 from pallas_kernels.matrix_state.mosaic_gpu.tiles import TILE, TIME_FIRST, fill
 from pallas_kernels.matrix_state.mosaic_gpu.weights import weights as weights_of
@@ -112,7 +111,7 @@ def _backward(here: Target, arrays: Arrays, scale: float, kept: None, gradients:
     dlog_decay = None
     if arrays.log_decay is not None:
         held = jnp.einsum('bhlkv,bhlkv->bhl', states, dstates, preferred_element_type=jnp.float32)
-        dlog_decay = _pull_decays(inputs.rows, reads, writes, held)
+        dlog_decay = decays.pull(inputs.rows, reads, writes, held)
     t, (key_size, value_size) = arrays.q.shape[1], arrays.state.shape[2:]
     return Arrays(
         q=TIME_FIRST.cut(dq, t, key_size),
@@ -194,19 +193,3 @@ def _backward_by_channel(here: Target, arrays: Arrays, gradients: Outputs) -> Ar
         state=dstate[:, :, :key_size, :value_size],
         starts=None,
     )
-
-
-def _pull_decays(numbers: jax.Array, reads: jax.Array, writes: jax.Array, held: jax.Array) -> jax.Array:
-    """The gradients of the log decays, `b h t`.
-
-    The decay of step t is in every score of a query at or after t and a key before t, in the reads of the state by
-    queries from t on, and in the writes of keys before t. `reads` and `writes` are `q dq` and `k dk` of scores and of
-    the state.
-    """
-    run = numbers[..., RUN, :, None]
-    later = jnp.triu(jnp.ones((1, 1, 1, TILE, TILE), bool))
-    of_run = later & (run == run.swapaxes(-1, -2))
-    within = jnp.where(of_run, (reads[:, :, 0] - writes[:, :, 0])[..., None, :], 0)
-    across = jnp.where(later, reads[:, :, 1][..., None, :], writes[:, :, 1][..., None, :])
-    sums = jnp.sum(within + across, axis=-1) + numbers[..., FACTOR, :] * held[..., None]
-    return (sums * numbers[..., KEPT, :]).reshape(*sums.shape[:2], -1)

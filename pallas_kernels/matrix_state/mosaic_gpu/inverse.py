@@ -1,4 +1,4 @@
-"""The kernels that invert the triangular matrices of chunks on Hopper GPUs, and find the gradients.
+"""The inverse of the triangular matrices of chunks on Hopper GPUs, in kernels and as kernels of its own with gradients.
 
 The diagonal blocks of 2, 4, 8, ... steps are inverted in products alone, each from two of the size before, as in
 `matrix_state.inverse`: substitution, block by block, which stays accurate where powers of the matrix would grow. A
@@ -28,7 +28,7 @@ SIZES = (2, 4, 8, 16, 32)
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def inverse(here: Target, strict: jax.Array) -> jax.Array:
     """Returns `(I + strict)^{-1}`, float32 `b h l c c`, of matrices that are zero on the diagonal and above."""
-    return _call(here, 'matrix_state_inverse', 2 * len(SIZES), _inverse, strict)
+    return _call(here, 'matrix_state_inverse', 2 * len(SIZES), solved, strict)
 
 
 def _save(here: Target, strict: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -42,26 +42,57 @@ def _pull(here: Target, found: jax.Array, dfound: jax.Array) -> tuple[jax.Array]
 
 inverse.defvjp(_save, _pull)
 
-Product = Callable[..., jax.Array]
-"""From two tiles to their product; the transposed one, or ones, are named by `sides` as in `products.multiply`."""
+def solved(here: Target, first: Any, second: Any, origin: Any, strict: jax.Array) -> jax.Array:
+    """Returns `(I + strict)^{-1}`, in registers; `first` and `second` are pairs of bfloat16 tiles that it writes to.
 
+    `origin` is a `tiles.hidden_zero`.
+    """
 
-def _inverse(product: Product, strict: jax.Array) -> jax.Array:
-    found = jnp.where(_same(1), 1.0, jnp.where(_same(2), -strict, 0.0))
+    def same(size: int) -> jax.Array:
+        """Marks the steps in the same block of so many."""
+        return (iota(0, origin) ^ iota(1)) < size
+
+    found = jnp.where(same(1), 1.0, jnp.where(same(2), -strict, 0.0))
     for size in SIZES:
-        corner = jnp.where(_same(2 * size) & ~_same(size), strict, 0.0)
-        found = found - product(found, product(corner, found))
+        corner = jnp.where(same(2 * size) & ~same(size), strict, 0.0)
+        _put(first, found)
+        inner = _three_products(here, parts(corner, jnp.bfloat16), first)
+        _put(second, inner)
+        found = found - _three_products(here, first, second)
     return found
 
 
-def _gradients(product: Product, found: jax.Array, dfound: jax.Array) -> jax.Array:
-    dstrict = product(found, product(dfound, found, sides='nt'), sides='tn')
+def parts(numbers: jax.Array, dtype: Any) -> tuple[jax.Array, jax.Array]:
+    """Two numbers of a 16-bit type that sum to one, except for its last bits."""
+    coarse = numbers.astype(dtype)
+    return coarse, (numbers - coarse.astype(jnp.float32)).astype(dtype)
+
+
+def _put(tiles: Any, numbers: jax.Array) -> None:
+    """Writes both parts of numbers to shared memory, for products."""
+    for tile, part in zip(tiles, parts(numbers, jnp.bfloat16), strict=True):
+        tile[...] = part
+    plgpu.commit_smem()
+
+
+def _three_products(here: Target, left: Any, right: Any) -> jax.Array:
+    """The product of numbers in two parts; what the two low ones have in common is below 16 bits."""
+    found = multiply(here, left[1], right[0])
+    found = multiply(here, left[0], right[1], found)
+    return multiply(here, left[0], right[0], found)
+
+
+def _gradients(here: Target, first: Any, second: Any, _: Any, found: jax.Array, dfound: jax.Array) -> jax.Array:
+    _put(first, dfound)
+    _put(second, found)
+    inner = _three_products(here, first, _transposed(second))
+    _put(first, inner)
+    dstrict = _three_products(here, _transposed(second), first)
     return jnp.where(iota(0) > iota(1), -dstrict, 0.0)
 
 
-def _same(size: int) -> jax.Array:
-    """Marks the steps in the same block of so many."""
-    return (iota(0) ^ iota(1)) < size
+def _transposed(tiles: Any) -> list[Any]:
+    return [tile.transpose((1, 0)) for tile in tiles]
 
 
 def _call(here: Target, name: str, products: int, compute: Callable[..., jax.Array], *matrices: jax.Array) -> jax.Array:
@@ -77,7 +108,9 @@ def _call(here: Target, name: str, products: int, compute: Callable[..., jax.Arr
             for ref, tile in zip(taken, tiles, strict=True):
                 plgpu.copy_gmem_to_smem(ref, tile, arrived)
             plgpu.barrier_wait(arrived)
-            found = compute(functools.partial(_product, here, left, right), *(load(tile) for tile in tiles))
+            # The first number of all these matrices but the gradient's is a zero, or a one.
+            origin = taken[0][0, 0].astype(jnp.int32)
+            found = compute(here, left, right, origin, *(load(tile) for tile in tiles))
             # Every thread has read the numbers in whose place it writes.
             tiles[0][...] = found
             write(tiles[0], out)
@@ -101,18 +134,3 @@ def _call(here: Target, name: str, products: int, compute: Callable[..., jax.Arr
         compiler_params=NAMED_LAYOUTS,
     )(*given)
     return found.reshape(matrices[0].shape)
-
-
-def _product(here: Target, left: Any, right: Any, x: jax.Array, y: jax.Array, *, sides: str = 'nn') -> jax.Array:
-    """`x y` in three products of 16-bit parts; what the two low ones have in common is below 16 bits."""
-    for (coarse, fine), numbers in ((left, x), (right, y)):
-        coarse[...] = numbers.astype(jnp.bfloat16)
-        fine[...] = (numbers - load(coarse)).astype(jnp.bfloat16)
-    plgpu.commit_smem()
-    left, right = (
-        [part.transpose((1, 0)) if side == 't' else part for part in parts]
-        for side, parts in zip(sides, (left, right), strict=True)
-    )
-    found = multiply(here, left[1], right[0])
-    found = multiply(here, left[0], right[1], found)
-    return multiply(here, left[0], right[0], found)

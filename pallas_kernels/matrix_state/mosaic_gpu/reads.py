@@ -19,6 +19,7 @@ from pallas_kernels.matrix_state.mosaic_gpu.tiles import (
     iota,
     shared_tile,
     write,
+    zeros,
 )
 from pallas_kernels.mosaic_gpu import launch
 from pallas_kernels.mosaic_gpu.products_sm90 import multiply
@@ -77,6 +78,7 @@ def read(
             scores, before = along_channels(
                 step,
                 k // TILE,
+                (zeros(), zeros()),
                 (layout.of_group(x_ref, at, head, h, x), lambda part: (chunk, part)),
                 (layout.of_group(y_ref, at, head, h, y), lambda part: (chunk, part)),
                 (states_ref.at[at, head, chunk], lambda part: (part, column)),
@@ -140,9 +142,9 @@ def read_weighed(
             (before,) = along_channels(
                 step,
                 k // TILE,
+                (zeros(),),
                 (x_ref.at[at, head], lambda part: (chunk, part)),
                 (states_ref.at[at, head, chunk], lambda part: (part, column)),
-                sums=1,
             )
             plgpu.barrier_wait(arrived)
             left = weights_tile.transpose((1, 0)) if direction.backward else weights_tile

@@ -9,14 +9,24 @@ import jax.numpy as jnp
 
 from pallas_kernels import tiling, tuning
 from pallas_kernels.cost import Cost
-from pallas_kernels.matrix_state.mosaic_gpu.tiles import NAMED_LAYOUTS, TILE, along, load, shared_tile, swizzled, write
+from pallas_kernels.matrix_state.mosaic_gpu.tiles import (
+    HEADS_FIRST,
+    NAMED_LAYOUTS,
+    TILE,
+    Layout,
+    along,
+    load,
+    shared_tile,
+    swizzled,
+    write,
+)
 from pallas_kernels.mosaic_gpu import launch
 from pallas_kernels.mosaic_gpu.products_sm90 import multiply
 from pallas_kernels.target import Target
 
 
 class Sweep(NamedTuple):
-    """The inputs of the chunks of one sweep, 16-bit.
+    """The inputs of the chunks of one sweep, 16-bit; with heads before time or after it, as the sweep is told.
 
     Attributes:
       reads: multiplied with the state and added to the values, `b h t k`.
@@ -32,9 +42,15 @@ class Sweep(NamedTuple):
 
 
 def sweep(
-    here: Target, given: Sweep, factor: jax.Array, state: jax.Array, *, backward: bool
+    here: Target,
+    given: Sweep,
+    factor: jax.Array,
+    state: jax.Array,
+    *,
+    backward: bool,
+    layout: Layout = HEADS_FIRST,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The state, `b h l k v`, before every chunk, the sums, `b h t v`, and the last state.
+    """The state, `b h l k v`, before every chunk, the sums, in the layout of the inputs, and the last state.
 
     `sums = values + reads S`, `S = factor S + adds^T sums`, plus `more`; `factor` is `b h l 1 k` or, for all
     key channels, `b h l 1 1`. A program carries a column of tiles
@@ -42,7 +58,7 @@ def sweep(
     """
     b, h, k, v = state.shape
     dtype, parts = given.values.dtype, k // TILE
-    count = given.values.shape[2] // TILE
+    count = layout.sizes(given.values)[2] // TILE
     stages = tuning.tile(here, tiling.delta_rule_hopper, k)
     assert stages is not None
     factors = jnp.broadcast_to(factor, (b, h, count, 1, k)).reshape(b, h, count, parts, TILE)
@@ -58,7 +74,7 @@ def sweep(
         def tiles(ref: Any, index: Any) -> tuple[Any, plgpu.BlockSpec]:
             transforms = swizzled(dtype)
             spec = plgpu.BlockSpec((TILE, TILE), lambda turn: (place(turn), index), transforms=transforms)
-            return ref.at[at, head], spec
+            return layout.of_head(ref, at, head), spec
 
         def tile_of(part: int) -> tuple[Any, Any]:
             return pl.ds(part * TILE, TILE), channels
@@ -81,7 +97,8 @@ def sweep(
                     sums = multiply(here, reads[part], kept[part], sums)
                 sums_tile[...] = sums.astype(dtype)
                 plgpu.commit_smem()
-                plgpu.copy_smem_to_gmem(sums_tile, sums_ref.at[at, head, pl.ds(chunk * TILE, TILE), channels])
+                sums_of = layout.of_head(sums_ref, at, head).at[pl.ds(chunk * TILE, TILE), channels]
+                plgpu.copy_smem_to_gmem(sums_tile, sums_of)
                 after = []
                 for part in range(parts):
                     total = multiply(here, adds[part].transpose((1, 0)), sums_tile, held[part])
@@ -117,7 +134,7 @@ def sweep(
         here,
         out_type=(
             jax.ShapeDtypeStruct((b, h, count * k, v), dtype),
-            jax.ShapeDtypeStruct((b, h, count * TILE, v), dtype),
+            jax.ShapeDtypeStruct(layout.shape(b, h, count * TILE, v), dtype),
             jax.ShapeDtypeStruct(state.shape, jnp.float32),
         ),
         name='matrix_state_sweep',

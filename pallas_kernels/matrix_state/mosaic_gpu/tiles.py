@@ -75,15 +75,15 @@ def fill(array: jax.Array) -> jax.Array:
 
 
 def along_channels(
-    step: Callable[..., Any], count: int, *sources: tuple[Any, Callable[..., Any]], sums: int = 2
+    step: Callable[..., Any], count: int, start: tuple[jax.Array, ...], *sources: tuple[Any, Callable[..., Any]]
 ) -> Any:
-    """Sums over tiles of channels into `sums` tiles, starting from zero."""
+    """Sums over tiles of channels, onto `start`."""
     return plgpu.emit_pipeline(
         step,
         grid=(count,),
         in_specs=[plgpu.BlockSpec((TILE, TILE), index, transforms=swizzled(ref.dtype)) for ref, index in sources],
         max_concurrent_steps=min(2, count),
-        init_carry=(zeros(),) * sums,
+        init_carry=start,
     )(*(ref for ref, _ in sources))
 
 
@@ -122,6 +122,11 @@ def hidden_zero(numbers: Any) -> Any:
 
 def zeros() -> jax.Array:
     return plgpu.layout_cast(jnp.zeros((TILE, TILE), jnp.float32), plgpu.Layout.WGMMA)
+
+
+def zeros_of_rows() -> jax.Array:
+    """One for every row of a tile, as sums over its columns."""
+    return plgpu.layout_cast(jnp.zeros((TILE,), jnp.float32), plgpu.Layout.WGMMA.reduce(1))
 
 
 def along(numbers: Any, row: int, axis: int) -> jax.Array:

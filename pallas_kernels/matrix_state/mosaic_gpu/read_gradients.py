@@ -20,6 +20,7 @@ from pallas_kernels.matrix_state.mosaic_gpu.tiles import (
     load,
     shared_tile,
     write,
+    zeros,
 )
 from pallas_kernels.mosaic_gpu import launch
 from pallas_kernels.mosaic_gpu.products_sm90 import multiply
@@ -65,6 +66,7 @@ def gradients(
             dscores, reads = along_channels(
                 step,
                 v // TILE,
+                (zeros(), zeros()),
                 (of(dz_ref, dz), lambda part: (chunk, part)),
                 (of(z_ref, z), lambda part: (chunk, part)),
                 (states_ref.at[at, head, chunk], lambda part: (column, part)),
@@ -99,7 +101,7 @@ def gradients(
             jax.ShapeDtypeStruct(TIME_FIRST.shape(b, h, count * TILE, k), out_dtype),
             jax.ShapeDtypeStruct((b, h, parts, 2, count * TILE), jnp.float32),
         ),
-        name='linear_attention_gradients',
+        name='matrix_state_read_gradients',
         cost=Cost(
             flops=b * h * count * TILE * (2 * TILE * v * parts + 2 * k * v + 4 * TILE * k),
             exponentials=b * h * count * TILE * TILE * parts,
