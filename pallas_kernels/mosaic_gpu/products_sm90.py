@@ -1,5 +1,6 @@
 """Matrix products of one warpgroup by Hopper's `wgmma`."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -24,6 +25,35 @@ def multiply(here: Target, left: Any, right: Any, onto: jax.Array | None = None)
     else:
         product = pl.run_state(lambda sums: plgpu.wgmma(sums, left, right))(plgpu.ACC.init(onto))
     return arrived(product)
+
+
+def accumulate(here: Target, *sums: tuple[jax.Array | None, Sequence[tuple[Any, Any]]]) -> tuple[jax.Array, ...]:
+    """Returns every `onto + sum of left @ right` of pairs `(onto, [(left, right), ...])`, or without onto.
+
+    All products are in flight at once, those of a sum in order, and waited for once. Factors are as in `multiply`.
+    """
+    if here.interpret:
+        return tuple(_accumulate_interpreted(onto, factors) for onto, factors in sums)
+
+    def issue(refs: Any) -> None:
+        for ref, (_, factors) in zip(refs, sums, strict=True):
+            for left, right in factors:
+                plgpu.wgmma(ref, left, right)
+
+    start = [_zeros(factors[0]) if onto is None else onto for onto, factors in sums]
+    return tuple(arrived(part) for part in pl.run_state(issue)([plgpu.ACC.init(part) for part in start]))
+
+
+def _zeros(factors: tuple[Any, Any]) -> jax.Array:
+    left, right = factors
+    return plgpu.layout_cast(jnp.zeros((left.shape[0], right.shape[1]), jnp.float32), plgpu.Layout.WGMMA)
+
+
+def _accumulate_interpreted(onto: jax.Array | None, factors: Sequence[tuple[Any, Any]]) -> jax.Array:
+    for left, right in factors:
+        onto = _multiply_interpreted(left, right, onto)
+    assert onto is not None
+    return onto
 
 
 def arrived(sums: jax.Array) -> jax.Array:

@@ -1,4 +1,4 @@
-"""The kernels that compute what is within chunks of `delta_rule` on Hopper GPUs, with one decay a head and step, or none.
+"""The kernels for what is within chunks of `delta_rule` on Hopper GPUs, with one decay a head and step, or none.
 
 With S the state before a chunk, the values that its steps write are `R = X diag(beta) (V - diag(reach) K S)`, with `X =
 (I + diag(beta) A)^{-1}` and `A_ij = D_ij k_i . k_j` for `j < i`, where D are decays. A program is a chunk: products,
@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from pallas_kernels.cost import Cost
 from pallas_kernels.matrix_state.decays import COUNT, REACH, WRITE
 from pallas_kernels.matrix_state.mosaic_gpu.inverse import SIZES, parts, solved
-from pallas_kernels.matrix_state.mosaic_gpu.reads import BACKWARD, FORWARD, decays_between
+from pallas_kernels.matrix_state.mosaic_gpu.reads import BACKWARD, FORWARD, decays_between, times
 from pallas_kernels.matrix_state.mosaic_gpu.tiles import (
     NAMED_LAYOUTS,
     TILE,
@@ -31,7 +31,7 @@ from pallas_kernels.matrix_state.mosaic_gpu.tiles import (
     shared_tile,
 )
 from pallas_kernels.mosaic_gpu import launch
-from pallas_kernels.mosaic_gpu.products_sm90 import multiply
+from pallas_kernels.mosaic_gpu.products_sm90 import accumulate, multiply
 from pallas_kernels.target import Target
 
 GRID = ('b', 'h', 'chunk')
@@ -70,9 +70,7 @@ def solve(here: Target, k: jax.Array, v: jax.Array, beta: jax.Array, rows: jax.A
             _copy(_tiles(TIME_FIRST.of_group(v_ref, at, head, h, v).at[steps]), values, arrived)
             _copy([rows_ref.at[at, head, chunk], beta_ref.at[at, head, chunk]], [numbers, betas], arrived)
             plgpu.barrier_wait(arrived)
-            alike = None
-            for key in keys:
-                alike = multiply(here, key, key.transpose((1, 0)), alike)
+            (alike,) = accumulate(here, (None, [(key, key.transpose((1, 0))) for key in keys]))
             weights = alike * decays_between(numbers, FORWARD) * along(betas, 0, 0)
             origin = hidden_zero(numbers)
             found = solved(here, first, second, origin, jnp.where(iota(0, origin) > iota(1), weights, 0.0))
@@ -126,7 +124,7 @@ class Queries(NamedTuple):
     """What queries do in the sweep from the last chunk to the first, 16-bit.
 
     Attributes:
-      reads: the queries that read the state before the chunk, `diag(reach) Q`, `b t h k`.
+      reads: the queries that read the state before the chunk, `scale diag(reach) Q`, `b t h k`.
       within: the gradients of the values that steps write, from reads in the same chunk, `b t h v`.
     """
 
@@ -134,8 +132,8 @@ class Queries(NamedTuple):
     within: jax.Array
 
 
-def queries(here: Target, q: jax.Array, k: jax.Array, do: jax.Array, rows: jax.Array) -> Queries:
-    """What the queries of all chunks do, for gradients of their outputs, `b t h v`."""
+def queries(here: Target, q: jax.Array, k: jax.Array, do: jax.Array, rows: jax.Array, scale: float) -> Queries:
+    """What the queries of all chunks do, for gradients of their outputs, `b t h v`, which are multiplied by `scale`."""
     b, h, count = rows.shape[:3]
     t, dtype = count * TILE, do.dtype
 
@@ -150,15 +148,14 @@ def queries(here: Target, q: jax.Array, k: jax.Array, do: jax.Array, rows: jax.A
             _copy(_tiles(TIME_FIRST.of_head(do_ref, at, head).at[steps]), given, arrived)
             _copy([rows_ref.at[at, head, chunk]], [numbers], arrived)
             plgpu.barrier_wait(arrived)
-            scores = None
-            for key, query in zip(keys, asked, strict=True):
-                scores = multiply(here, key, query.transpose((1, 0)), scores)
+            pairs = zip(keys, asked, strict=True)
+            (scores,) = accumulate(here, (None, [(key, query.transpose((1, 0))) for key, query in pairs]))
             weights = (scores * decays_between(numbers, BACKWARD)).astype(dtype)
             for tile, out in zip(given, within, strict=True):
-                tile[...] = multiply(here, weights, tile).astype(dtype)
+                tile[...] = times(scale, multiply(here, weights, tile)).astype(dtype)
                 _send(tile, out)
             for query, out in zip(asked, reads, strict=True):
-                query[...] = (load(query) * along(numbers, REACH, 0)).astype(dtype)
+                query[...] = times(scale, load(query) * along(numbers, REACH, 0)).astype(dtype)
                 _send(query, out)
             plgpu.wait_smem_to_gmem(0)
 
@@ -219,9 +216,7 @@ def missing(
         steps = pl.ds(chunk * TILE, TILE)
         missing_out, dv_out = (_tiles(TIME_FIRST.of_head(ref, at, head).at[steps]) for ref in outs[:2])
 
-        def run(
-            both: Any, given: Any, values: Any, betas: Any, dv_tile: Any, sums: Any, arrived: Any
-        ) -> None:
+        def run(both: Any, given: Any, values: Any, betas: Any, dv_tile: Any, sums: Any, arrived: Any) -> None:
             _copy([ref.at[at, head, steps] for ref in (coarse_ref, fine_ref)], both, arrived)
             _copy(_tiles(TIME_FIRST.of_head(dvalues_ref, at, head).at[steps]), given, arrived)
             _copy(_tiles(TIME_FIRST.of_group(v_ref, at, head, h, v).at[steps]), values, arrived)
@@ -272,7 +267,8 @@ def missing(
 
 def _both(here: Target, left: Any, right: Any) -> jax.Array:
     """The product with a left factor in two parts."""
-    return multiply(here, left[0], right, multiply(here, left[1], right))
+    (found,) = accumulate(here, (None, [(left[1], right), (left[0], right)]))
+    return found
 
 
 def _tiles(ref: Any) -> list[Any]:

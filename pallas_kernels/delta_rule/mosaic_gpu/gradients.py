@@ -1,8 +1,8 @@
-"""The kernel that computes the gradients of keys of `delta_rule` on Hopper GPUs, with one decay a head and step, or none.
+"""The kernel for gradients of keys of `delta_rule` on Hopper GPUs, with one decay a head and step, or none.
 
 A key is read by queries, is written under, and reads what is stored for it: with R the values that steps write, dW the
-gradients of what they write before the inverse (see `chunks.missing`), S the state before a chunk and dS the gradient of
-that after it,
+gradients of what they write before the inverse (see `chunks.missing`), S the state before a chunk and dS the gradient
+of that after it,
 
     dK = (D * dO R^T)^T Q + writes (R dS^T) - beta ((D * dW R^T) K + reach (dW S^T)) - (beta D * dW R^T)^T K
 
@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from pallas_kernels.cost import Cost
 from pallas_kernels.matrix_state.decays import COUNT, REACH, WRITE
-from pallas_kernels.matrix_state.mosaic_gpu.reads import BACKWARD, FORWARD, GRID, decays_between
+from pallas_kernels.matrix_state.mosaic_gpu.reads import BACKWARD, FORWARD, GRID, decays_between, times
 from pallas_kernels.matrix_state.mosaic_gpu.tiles import (
     NAMED_LAYOUTS,
     TILE,
@@ -34,7 +34,7 @@ from pallas_kernels.matrix_state.mosaic_gpu.tiles import (
     zeros_of_rows,
 )
 from pallas_kernels.mosaic_gpu import launch
-from pallas_kernels.mosaic_gpu.products_sm90 import multiply
+from pallas_kernels.mosaic_gpu.products_sm90 import accumulate, multiply
 from pallas_kernels.target import Target
 
 
@@ -68,8 +68,12 @@ def gradients(
     beta: jax.Array,
     rows: jax.Array,
     out_dtype: Any,
+    scale: float,
 ) -> tuple[jax.Array, Sums]:
-    """dk, `b t h k`, and its sums; arguments of steps are `b t h k`, states `b h l k v`, beta `b h l 1 c`."""
+    """dk, `b t h k`, and its sums; arguments of steps are `b t h k`, states `b h l k v`, beta `b h l 1 c`.
+
+    What queries read is multiplied by `scale`.
+    """
     b, h, count, width, v = states.shape
     dtype, columns = k.dtype, width // TILE
 
@@ -93,13 +97,15 @@ def gradients(
             _: Any, given: Any, value: Any, missed: Any, state: Any, dstate: Any, sums: tuple[Any, ...]
         ) -> tuple[Any, ...]:
             dscores, derased, written, read, held = sums
-            return (
-                multiply(here, value, given.transpose((1, 0)), dscores),
-                multiply(here, missed, value.transpose((1, 0)), derased),
-                multiply(here, value, dstate.transpose((1, 0)), written),
-                multiply(here, missed, state.transpose((1, 0)), read),
-                held + jnp.sum(load(state) * load(dstate), axis=1),
+            held = held + jnp.sum(load(state) * load(dstate), axis=1)
+            found = accumulate(
+                here,
+                (dscores, [(value, given.transpose((1, 0)))]),
+                (derased, [(missed, value.transpose((1, 0)))]),
+                (written, [(value, dstate.transpose((1, 0)))]),
+                (read, [(missed, state.transpose((1, 0)))]),
             )
+            return *found, held
 
         def run(
             query: Any, key: Any, numbers: Any, betas: Any, among: Any, wide: Any, totals: Any, arrived: Any
@@ -129,7 +135,7 @@ def gradients(
             across = across * along(numbers, REACH, 0)
             kept = kept * along(numbers, WRITE, 0)
             by_others = multiply(here, among.transpose((1, 0)), key)
-            dscores = dscores * decays_between(numbers, BACKWARD)
+            dscores = times(scale, dscores * decays_between(numbers, BACKWARD))
             scores = jnp.where(iota(0) != iota(1), multiply(here, key, query.transpose((1, 0))) * dscores, 0)
             written = jnp.sum(scores, axis=1) - jnp.sum(load(key) * by_others, axis=1)
             found = kept - (within + across) * along(betas, 0, 0)
@@ -170,5 +176,5 @@ def gradients(
         grid_names=GRID,
         compiler_params=NAMED_LAYOUTS,
     )(q, k, do, values, dmissing, states, dstates, beta, rows)
-    *of_steps, held = (sums[:, :, :, :, place] for place in range(len(Sums._fields)))
-    return dk, Sums(*(jnp.sum(part, axis=3) for part in of_steps), jnp.sum(held, axis=(3, 4)))
+    found = Sums(*(jnp.sum(sums[:, :, :, :, place], axis=3) for place in range(len(Sums._fields))))
+    return dk, found._replace(held=jnp.sum(found.held, axis=3))

@@ -15,7 +15,7 @@ from pallas_kernels.delta_rule.mosaic_gpu import scalar
 from pallas_kernels.delta_rule.mosaic_gpu.solve import solve
 from pallas_kernels.diagonal_low_rank.mosaic_gpu.passes import form as diagonal_low_rank
 from pallas_kernels.matrix_state.differentiation import Outputs, Passes
-from pallas_kernels.matrix_state.mosaic_gpu.rule import Rule, passes
+from pallas_kernels.matrix_state.mosaic_gpu.rule import passes
 from pallas_kernels.matrix_state.mosaic_gpu.tiles import TIME_FIRST
 from pallas_kernels.target import Target
 
@@ -26,7 +26,7 @@ def form(here: Target) -> Callable[..., Outputs]:
     of_steps = vjp.differentiable(
         Passes(functools.partial(scalar.forward, here), functools.partial(scalar.backward, here)), TIME_FIRST.heads
     )
-    of_channels = vjp.differentiable(passes(here, Rule(solve)))
+    of_channels = vjp.differentiable(passes(here, solve))
 
     def delta_rule(q: jax.Array, k: jax.Array, v: jax.Array, beta: jax.Array, log_decay: Any, *others: Any) -> Outputs:
         run = of_channels if log_decay is not None and log_decay.shape[3] > 1 else of_steps

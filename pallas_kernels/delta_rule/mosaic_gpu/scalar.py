@@ -23,7 +23,7 @@ from pallas_kernels.delta_rule.mosaic_gpu.gradients import Sums
 from pallas_kernels.delta_rule.mosaic_gpu.gradients import gradients as key_gradients
 from pallas_kernels.matrix_state import decays
 from pallas_kernels.matrix_state.decays import FACTOR
-from pallas_kernels.matrix_state.differentiation import Arrays, Outputs, scaled
+from pallas_kernels.matrix_state.differentiation import Arrays, Outputs
 from pallas_kernels.matrix_state.mosaic_gpu.read_gradients import gradients as query_gradients
 from pallas_kernels.matrix_state.mosaic_gpu.reads import FORWARD, read
 from pallas_kernels.matrix_state.mosaic_gpu.sweep import Sweep, sweep
@@ -76,18 +76,16 @@ def backward(here: Target, arrays: Arrays, scale: float, kept: None, gradients: 
         # Gradients that heads share are summed before they are rounded.
         return dtype if argument.shape[2] == h else jnp.float32
 
-    do = TIME_FIRST.fill(scaled(scale, gradients[0]))
+    do = TIME_FIRST.fill(gradients[0])
     solved = chunks.solve(here, k, v, beta, rows, keep=True)
     states, values, _ = _states(here, inputs, solved)
-    asked = chunks.queries(here, q, k, do, rows)
+    asked = chunks.queries(here, q, k, do, rows, scale)
     given = Sweep(reads=solved.writes, adds=solved.reads, values=asked.within, more=(asked.reads, do))
-    dstates, dvalues, dstate = sweep(
-        here, given, inputs.factor, fill(gradients[1]), backward=True, layout=TIME_FIRST
-    )
+    dstates, dvalues, dstate = sweep(here, given, inputs.factor, fill(gradients[1]), backward=True, layout=TIME_FIRST)
     missing = chunks.missing(here, solved.inverse, dvalues, v, beta, rounded(arrays.v))
-    dq, reads = query_gradients(here, FORWARD, q, k, do, values, states, rows, rounded(arrays.q))
+    dq, reads = query_gradients(here, FORWARD, q, k, do, values, states, rows, rounded(arrays.q), scale)
     dk, sums = key_gradients(
-        here, q, k, do, values, missing.dmissing, states, dstates, beta, rows, rounded(arrays.k)
+        here, q, k, do, values, missing.dmissing, states, dstates, beta, rows, rounded(arrays.k), scale
     )
     t, (key_size, value_size) = arrays.q.shape[1], arrays.state.shape[2:]
     return Arrays(
@@ -96,9 +94,7 @@ def backward(here: Target, arrays: Arrays, scale: float, kept: None, gradients: 
         v=TIME_FIRST.cut(missing.dv, t, value_size),
         vectors=(),
         numbers=(_of_steps(missing.by_value - _join(sums.within + sums.across), t),),
-        log_decay=None
-        if arrays.log_decay is None
-        else _of_steps(_decay_gradient(inputs, reads, sums), t)[..., None],
+        log_decay=None if arrays.log_decay is None else _of_steps(_decay_gradient(inputs, reads, sums), t)[..., None],
         state=dstate[:, :, :key_size, :value_size],
         starts=None,
     )

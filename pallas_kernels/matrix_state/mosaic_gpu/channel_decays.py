@@ -19,7 +19,7 @@ import jax.numpy as jnp
 
 from pallas_kernels.matrix_state.decays import LEAST_LOG_DECAY, REACH, RUN, WRITE
 from pallas_kernels.matrix_state.mosaic_gpu.tiles import HEADS_FIRST, TILE, Layout, iota
-from pallas_kernels.mosaic_gpu.products_sm90 import multiply
+from pallas_kernels.mosaic_gpu.products_sm90 import accumulate
 from pallas_kernels.target import Target
 
 HALVES = 6
@@ -101,4 +101,5 @@ def ones_where(steps: jax.Array) -> jax.Array:
 def decay_over(here: Target, coarse: Any, fine: Any, steps: jax.Array) -> jax.Array:
     """The decay over the marked steps, for every step of a tile."""
     ones = ones_where(steps)
-    return jnp.exp(multiply(here, ones, fine, multiply(here, ones, coarse)))
+    (total,) = accumulate(here, (None, [(ones, coarse), (ones, fine)]))
+    return jnp.exp(total)

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from pallas_kernels.cost import Cost
 from pallas_kernels.matrix_state.mosaic_gpu.tiles import NAMED_LAYOUTS, TILE, iota, load, shared_tile, write
 from pallas_kernels.mosaic_gpu import launch
-from pallas_kernels.mosaic_gpu.products_sm90 import multiply
+from pallas_kernels.mosaic_gpu.products_sm90 import accumulate
 from pallas_kernels.target import Target
 
 SIZES = (2, 4, 8, 16, 32)
@@ -41,6 +41,7 @@ def _pull(here: Target, found: jax.Array, dfound: jax.Array) -> tuple[jax.Array]
 
 
 inverse.defvjp(_save, _pull)
+
 
 def solved(here: Target, first: Any, second: Any, origin: Any, strict: jax.Array) -> jax.Array:
     """Returns `(I + strict)^{-1}`, in registers; `first` and `second` are pairs of bfloat16 tiles that it writes to.
@@ -77,9 +78,8 @@ def _put(tiles: Any, numbers: jax.Array) -> None:
 
 def _three_products(here: Target, left: Any, right: Any) -> jax.Array:
     """The product of numbers in two parts; what the two low ones have in common is below 16 bits."""
-    found = multiply(here, left[1], right[0])
-    found = multiply(here, left[0], right[1], found)
-    return multiply(here, left[0], right[0], found)
+    (found,) = accumulate(here, (None, [(left[1], right[0]), (left[0], right[1]), (left[0], right[0])]))
+    return found
 
 
 def _gradients(here: Target, first: Any, second: Any, _: Any, found: jax.Array, dfound: jax.Array) -> jax.Array:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from pallas_kernels.cost import Cost
 from pallas_kernels.matrix_state.decays import COUNT
-from pallas_kernels.matrix_state.mosaic_gpu.reads import GRID, Direction, decays_between
+from pallas_kernels.matrix_state.mosaic_gpu.reads import GRID, Direction, decays_between, times
 from pallas_kernels.matrix_state.mosaic_gpu.tiles import (
     NAMED_LAYOUTS,
     TILE,
@@ -23,7 +23,7 @@ from pallas_kernels.matrix_state.mosaic_gpu.tiles import (
     zeros,
 )
 from pallas_kernels.mosaic_gpu import launch
-from pallas_kernels.mosaic_gpu.products_sm90 import multiply
+from pallas_kernels.mosaic_gpu.products_sm90 import accumulate, multiply
 from pallas_kernels.target import Target
 
 
@@ -37,8 +37,9 @@ def gradients(
     states: jax.Array,
     numbers: jax.Array,
     out_dtype: Any,
+    scale: float = 1.0,
 ) -> tuple[jax.Array, jax.Array]:
-    """dx, `(dz z^T * decays) y + reads (dz state^T)` of every chunk, `b t h k`, as x, y, z and dz.
+    """dx, `scale ((dz z^T * decays) y + reads (dz state^T))` of every chunk, `b t h k`, as x, y, z and dz.
 
     Also `x dx` summed over channels, `b h 2 t`: the parts from other steps of the chunk and from the state.
     """
@@ -54,10 +55,13 @@ def gradients(
         def of(ref: Any, array: jax.Array) -> Any:
             return TIME_FIRST.of_group(ref, at, head, h, array)
 
-        def step(_: Any, dz_tile: Any, z_tile: Any, state: Any, sums: tuple[Any, Any]) -> tuple[Any, Any]:
+        def step(_: Any, dz_tile: Any, z_tile: Any, state: Any, sums: tuple[Any, ...]) -> tuple[Any, ...]:
             dscores, reads = sums
-            dscores = multiply(here, dz_tile, z_tile.transpose((1, 0)), dscores)
-            return dscores, multiply(here, dz_tile, state.transpose((1, 0)), reads)
+            return accumulate(
+                here,
+                (dscores, [(dz_tile, z_tile.transpose((1, 0)))]),
+                (reads, [(dz_tile, state.transpose((1, 0)))]),
+            )
 
         def run(x_tile: Any, y_tile: Any, numbers: Any, dx: Any, within: Any, across: Any, arrived: Any) -> None:
             plgpu.copy_gmem_to_smem(of(x_ref, x).at[steps, channels], x_tile, arrived)
@@ -72,8 +76,8 @@ def gradients(
                 (states_ref.at[at, head, chunk], lambda part: (column, part)),
             )
             plgpu.barrier_wait(arrived)
-            reads = reads * along(numbers, direction.reads, 0)
-            dscores = dscores * decays_between(numbers, direction)
+            reads = times(scale, reads * along(numbers, direction.reads, 0))
+            dscores = times(scale, dscores * decays_between(numbers, direction))
             others = iota(0) != iota(1)
             scores = multiply(here, x_tile, y_tile.transpose((1, 0)))
             within[...] = jnp.sum(jnp.where(others, scores * dscores, 0), axis=1)

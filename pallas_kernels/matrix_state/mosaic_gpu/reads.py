@@ -22,7 +22,7 @@ from pallas_kernels.matrix_state.mosaic_gpu.tiles import (
     zeros,
 )
 from pallas_kernels.mosaic_gpu import launch
-from pallas_kernels.mosaic_gpu.products_sm90 import multiply
+from pallas_kernels.mosaic_gpu.products_sm90 import accumulate, multiply
 from pallas_kernels.target import Target
 
 GRID = ('b', 'h', 'chunk', 'column')
@@ -67,10 +67,9 @@ def read(
         at, head, chunk, column = (jax.lax.axis_index(name) for name in GRID)
         steps, channels = pl.ds(chunk * TILE, TILE), pl.ds(column * TILE, TILE)
 
-        def step(_: Any, x_tile: Any, y_tile: Any, state: Any, sums: tuple[Any, Any]) -> tuple[Any, Any]:
+        def step(_: Any, x_tile: Any, y_tile: Any, state: Any, sums: tuple[Any, ...]) -> tuple[Any, ...]:
             scores, before = sums
-            scores = multiply(here, x_tile, y_tile.transpose((1, 0)), scores)
-            return scores, multiply(here, x_tile, state, before)
+            return accumulate(here, (scores, [(x_tile, y_tile.transpose((1, 0)))]), (before, [(x_tile, state)]))
 
         def run(z_tile: Any, numbers: Any, out: Any, arrived: Any) -> None:
             plgpu.copy_gmem_to_smem(layout.of_group(z_ref, at, head, h, z).at[steps, channels], z_tile, arrived)
@@ -86,7 +85,7 @@ def read(
             plgpu.barrier_wait(arrived)
             weights = (scores * decays_between(numbers, direction)).astype(dtype)
             total = multiply(here, weights, z_tile, before * along(numbers, direction.reads, 0))
-            out[...] = _times(scale, total).astype(out_dtype)
+            out[...] = times(scale, total).astype(out_dtype)
             write(out, layout.of_head(out_ref, at, head).at[steps, channels])
 
         pl.run_scoped(
@@ -148,7 +147,7 @@ def read_weighed(
             )
             plgpu.barrier_wait(arrived)
             left = weights_tile.transpose((1, 0)) if direction.backward else weights_tile
-            out[...] = _times(scale, multiply(here, left, z_tile, before)).astype(out_dtype)
+            out[...] = times(scale, multiply(here, left, z_tile, before)).astype(out_dtype)
             write(out, layout.of_head(out_ref, at, head).at[steps, channels])
 
         pl.run_scoped(
@@ -171,7 +170,7 @@ def read_weighed(
     )(weights, z, x, states)
 
 
-def _times(scale: float, total: jax.Array) -> jax.Array:
+def times(scale: float, total: jax.Array) -> jax.Array:
     return total if scale == 1 else scale * total
 
 

@@ -13,7 +13,6 @@ Decays multiply numbers before these are rounded for a product: in float16 a num
 and a state above 65504 overflows.
 """
 
-import dataclasses
 import functools
 from collections.abc import Callable
 from typing import NamedTuple
@@ -65,22 +64,13 @@ def read_solved(
     return (o.astype(jnp.float32) + join(within)).astype(o.dtype)
 
 
-@dataclasses.dataclass(frozen=True)
-class Rule:
-    """What a core does within chunks.
-
-    Attributes:
-      solve: from documents and steps to what chunks do after applying their inverse; differentiable in the steps.
-      read: as `read_solved`.
-    """
-
-    solve: Callable[[Target, Documents, Steps], Solved]
-    read: Callable[[Target, Documents, Steps, Solved, jax.Array, jax.Array], jax.Array] = read_solved
+Solve = Callable[[Target, Documents, Steps], Solved]
+"""From documents and steps to what chunks do after applying their inverse; differentiable in the steps."""
 
 
-def passes(here: Target, rule: Rule) -> Passes:
-    """Both passes for a device."""
-    return Passes(functools.partial(_forward, here, rule), functools.partial(_backward, here, rule))
+def passes(here: Target, solve: Solve) -> Passes:
+    """Both passes for a device, of what a core does within chunks."""
+    return Passes(functools.partial(_forward, here, solve), functools.partial(_backward, here, solve))
 
 
 def refusal(
@@ -105,20 +95,20 @@ def tiled_by(
     return tuning.source(here, tiling.delta_rule_hopper, -(-state.shape[2] // TILE) * TILE)
 
 
-def _forward(here: Target, rule: Rule, arrays: Arrays, scale: float, keep: bool) -> tuple[Outputs, None]:
+def _forward(here: Target, solve: Solve, arrays: Arrays, scale: float, keep: bool) -> tuple[Outputs, None]:
     steps, documents = _inputs(arrays)
     steps = steps._replace(q=scaled(scale, steps.q))
-    solved = rule.solve(here, documents, steps)
+    solved = solve(here, documents, steps)
     states, values, final = solving.forward(here, solved, fill(arrays.state))
-    o = rule.read(here, documents, steps, solved, states, values)
+    o = read_solved(here, documents, steps, solved, states, values)
     t, (key_size, value_size) = arrays.q.shape[2], arrays.state.shape[2:]
     return (o[:, :, :t, :value_size], final[:, :, :key_size, :value_size]), None
 
 
-def _backward(here: Target, rule: Rule, arrays: Arrays, scale: float, kept: None, gradients: Outputs) -> Arrays:
+def _backward(here: Target, solve: Solve, arrays: Arrays, scale: float, kept: None, gradients: Outputs) -> Arrays:
     steps, documents = _inputs(arrays)
     do = cut(scaled(scale, fill(gradients[0]).astype(jnp.float32)).astype(arrays.q.dtype))
-    solved, pull = jax.vjp(functools.partial(rule.solve, here, documents), steps)
+    solved, pull = jax.vjp(functools.partial(solve, here, documents), steps)
     states, values, _ = solving.forward(here, solved, fill(arrays.state))
     dsolved, dstate = solving.backward(here, solved, states, values, do, fill(gradients[1]))
     (found,) = pull(dsolved)

@@ -17,12 +17,16 @@ from pallas_kernels.matrix_state.mosaic_gpu.tiles import (
     along,
     load,
     shared_tile,
+    shared_tiles,
     swizzled,
     write,
 )
 from pallas_kernels.mosaic_gpu import launch
-from pallas_kernels.mosaic_gpu.products_sm90 import multiply
+from pallas_kernels.mosaic_gpu.products_sm90 import accumulate
 from pallas_kernels.target import Target
+
+SLOTS = 2
+"""The tiles of each output that shared memory holds: one being filled, one being copied out."""
 
 
 class Sweep(NamedTuple):
@@ -79,12 +83,14 @@ def sweep(
         def tile_of(part: int) -> tuple[Any, Any]:
             return pl.ds(part * TILE, TILE), channels
 
-        def run(kept: Any, sums_tile: Any, final: Any) -> None:
+        def run(kept_tiles: Any, sums_tiles: Any, final: Any) -> None:
             def step(turn: Any, factors: Any, values: Any, *rest: Any) -> tuple[jax.Array, ...]:
                 *keys, state = rest
                 reads, adds, more = keys[:parts], keys[parts : 2 * parts], keys[2 * parts :]
                 chunk = place(turn[0])
-                plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+                slot = turn[0] % SLOTS
+                kept, sums_tile = [tile.at[slot] for tile in kept_tiles], sums_tiles.at[slot]
+                plgpu.wait_smem_to_gmem((SLOTS - 1) * (parts + 1), wait_read_only=True)
                 for part in range(parts):
                     kept[part][...] = state[part].astype(dtype)
                 # Ordinary reads of a slot must finish before the commit, after which copies may refill it.
@@ -94,18 +100,19 @@ def sweep(
                 for part in range(parts):
                     channel = pl.ds(chunk * k + part * TILE, TILE)
                     plgpu.copy_smem_to_gmem(kept[part], states_ref.at[at, head, channel, channels])
-                    sums = multiply(here, reads[part], kept[part], sums)
+                before = [(sums, list(zip(reads, kept, strict=True)))]
+                if more:
+                    before += [(held[part], [(more[part].transpose((1, 0)), more[parts])]) for part in range(parts)]
+                    sums, *held = accumulate(here, *before)
+                else:
+                    (sums,) = accumulate(here, *before)
                 sums_tile[...] = sums.astype(dtype)
                 plgpu.commit_smem()
                 sums_of = layout.of_head(sums_ref, at, head).at[pl.ds(chunk * TILE, TILE), channels]
                 plgpu.copy_smem_to_gmem(sums_tile, sums_of)
-                after = []
-                for part in range(parts):
-                    total = multiply(here, adds[part].transpose((1, 0)), sums_tile, held[part])
-                    if more:
-                        total = multiply(here, more[part].transpose((1, 0)), more[parts], total)
-                    after.append(total)
-                return tuple(after)
+                return accumulate(
+                    here, *((held[part], [(adds[part].transpose((1, 0)), sums_tile)]) for part in range(parts))
+                )
 
             sources = [
                 (factors_ref.at[at, head], plgpu.BlockSpec((1, parts, TILE), lambda turn: (place(turn), 0, 0))),
@@ -127,7 +134,7 @@ def sweep(
                 final[...] = last[part]
                 write(final, final_ref.at[at, head, *tile_of(part)])
 
-        pl.run_scoped(run, [shared_tile(dtype)] * parts, shared_tile(dtype), shared_tile(jnp.float32))
+        pl.run_scoped(run, [shared_tiles(dtype, SLOTS)] * parts, shared_tiles(dtype, SLOTS), shared_tile(jnp.float32))
 
     states, sums, final = launch.kernel(
         body,

@@ -34,7 +34,7 @@ from pallas_kernels.matrix_state.mosaic_gpu.tiles import (
     zeros,
 )
 from pallas_kernels.mosaic_gpu import launch
-from pallas_kernels.mosaic_gpu.products_sm90 import multiply
+from pallas_kernels.mosaic_gpu.products_sm90 import accumulate, multiply
 from pallas_kernels.target import Target
 
 
@@ -90,9 +90,12 @@ def weight_gradients(
                 if erases:
                     scores[...] = jnp.where(seen, load(gradients.erased), 0).astype(dtype)
                     plgpu.commit_smem()
-                    dk = dk + decayed * multiply(here, scores.transpose((1, 0)), factors)
+                    written, read = accumulate(
+                        here, (None, [(scores.transpose((1, 0)), factors)]), (None, [(scores, factors)])
+                    )
+                    dk = dk + decayed * written
                     # No registers are left to hold it.
-                    wide[...] = load(wide) + decayed * multiply(here, scores, factors)
+                    wide[...] = load(wide) + decayed * read
                 scores[...] = jnp.where(seen, load(gradients.among), 0).astype(dtype)
                 plgpu.commit_smem()
                 dq = dq + decayed * multiply(here, scores, factors)
@@ -118,7 +121,8 @@ def weight_gradients(
                 fine[...] = (terms - load(coarse)).astype(jnp.bfloat16)
                 plgpu.commit_smem()
                 ones = ones_where(steps)
-                return multiply(here, ones, fine, multiply(here, ones, coarse, onto))
+                (found,) = accumulate(here, (onto, [(ones, coarse), (ones, fine)]))
+                return found
 
             before = total(step > other, load(k_tile) * writes, None)
             wide[...] = total((step <= other) & one_run(), later, before) * along(numbers, KEPT, 0)

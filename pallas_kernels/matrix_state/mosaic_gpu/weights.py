@@ -37,7 +37,7 @@ from pallas_kernels.matrix_state.mosaic_gpu.tiles import (
 )
 from pallas_kernels.matrix_state.mosaic_gpu.weight_gradients import weight_gradients
 from pallas_kernels.mosaic_gpu import launch
-from pallas_kernels.mosaic_gpu.products_sm90 import multiply
+from pallas_kernels.mosaic_gpu.products_sm90 import accumulate, multiply
 from pallas_kernels.target import Target
 
 
@@ -100,10 +100,9 @@ def _find(here: Target, erases: bool, steps: Steps, among: DTypeLike | None, lay
                     keys[...] = (load(k_tile) * decayed).astype(dtype)
                     plgpu.commit_smem()
                     read, queries = keys.transpose((1, 0)), (load(q_tile) * decayed).astype(dtype)
-                    by_q = by_q + jnp.where(pairs, multiply(here, queries, read), 0)
-                    if erases:
-                        by_k = by_k + jnp.where(pairs, multiply(here, keys, read), 0)
-                    return by_q, by_k
+                    found = accumulate(here, *((None, [(reader, read)]) for reader in (queries, keys)[: 1 + erases]))
+                    seen = [jnp.where(pairs, products, 0) for products in found]
+                    return by_q + seen[0], by_k + seen[1] if erases else None
 
                 by_q, by_k = scores
                 scores = by_q + jnp.where(iota(0) == iota(1), own, 0), by_k
