@@ -5,6 +5,7 @@ import pytest
 
 from pallas_kernels import dispatch, selective_scan, target, tiling
 from pallas_kernels.cases import selective_scan as cases
+from pallas_kernels.tiling import SpanTile
 
 NARROW = ('prime', 'packed')
 
@@ -98,6 +99,32 @@ def test_kernels_are_the_reference(name, dtype, implementation, comparison, monk
         cases.call(name, dtype),
         case.t * case.n,
         implementation=implementation,
+        A=everything,
+        D=everything,
+        B=case.t * case.d,
+        C=case.t * case.d,
+    )
+
+
+@pytest.mark.parametrize(
+    ('name', 'rows', 'spans'),
+    [
+        ('packed', 16, 5),  # Spans of 16 steps: documents start at steps 32 and 64, and at 5, 33 and 45.
+        pytest.param('prime', 8, 2, marks=pytest.mark.slow),
+        pytest.param('packed', 8, 3, marks=pytest.mark.slow),
+        pytest.param('long and wide', 16, 4, marks=pytest.mark.slow),
+    ],
+)
+def test_spans_of_time_are_the_reference(name, rows, spans, comparison, monkeypatch):
+    monkeypatch.setattr(tiling, 'selective_scan_gpu', lambda b, t, blocks, n, x_bytes, dt_bytes: SpanTile(rows, spans))
+    case = cases.CASES[name]
+    everything = case.b * case.t * case.n
+    comparison.check(
+        selective_scan,
+        name,
+        cases.call(name),
+        case.t * case.n,
+        implementation='mosaic_gpu',
         A=everything,
         D=everything,
         B=case.t * case.d,
