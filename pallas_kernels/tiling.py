@@ -357,16 +357,22 @@ def selective_scan_gpu(b: int, t: int, blocks: int, n: int, x_bytes: int, dt_byt
     return SpanTile(rows=rows, spans=spans)
 
 
+def selective_scan_gpu_group(n: int) -> int:
+    """The steps of a segment whose states and decays a program holds in registers, 64 a thread or so for both."""
+    return max(1, 64 // n)
+
+
 def selective_scan_gpu_memory(rows: int, n: int, x_bytes: int, dt_bytes: int) -> int:
     """Bytes of shared memory of a program of the backward pass, which takes more than the forward pass.
 
-    The states of a segment, the sums of its channels, and states at the start of all segments but the last; two tiles
-    of every input and output.
+    What the threads leave of a segment, states at the start of the groups of all segments but the last; two tiles of
+    every input and output.
     """
     segment, state = SELECTIVE_SCAN_SEGMENT, 4 * 64 * n
     read = 64 * (2 * x_bytes + dt_bytes) + 2 * 4 * n + 4
     written = 64 * (x_bytes + dt_bytes) + 2 * 4 * n
-    return segment * (state + 2 * 4 * 4 * 64) + (rows // segment - 1) * state + 2 * rows * (read + written)
+    edges = (rows - segment) // selective_scan_gpu_group(n)
+    return segment * (state + 2 * 4 * 4 * 64) + edges * state + 2 * rows * (read + written)
 
 
 def selective_scan_tpu(d: int, n: int) -> int:

@@ -228,7 +228,8 @@ def _forward(
 def _backward(
     here: Target, operands: Operands, starts: jax.Array | None, states: jax.Array, gradients: Outputs
 ) -> Operands:
-    """The states before the steps of a segment, `steps 64 n`, are recomputed, then read in reverse.
+    """The states before groups of steps are recomputed first, then those of a group, in registers, which is then run
+    in reverse.
 
     With `r_t = dy_t C_t + decay_{t+1} r_{t+1}` the gradient of `h_t`, that of the write is `r_t` and that of the decay
     `r_t h_{t-1}`.
@@ -243,73 +244,79 @@ def _backward(
     inputs = call.inputs('x', 'dt', 'B', 'C') | {'dy': dy}
     ahead = {name: array for name, array in inputs.items() if name not in ('x', 'B')}
     dfinal = _at_spans(here, call, ahead, A, dfinal, _step_of_gradient, reverse=True)
-    segments = rows // SEGMENT
+    group = tiling.selective_scan_gpu_group(n)
+    segments, groups = rows // SEGMENT, SEGMENT // group
 
     def body(
         refs: Any, A_ref: Any, states_ref: Any, dfinal_ref: Any, result_refs: Any, dA_ref: Any, dstate_ref: Any,
-        before: Any, sums: Any, *edges: Any,
+        left: Any, sums: Any, *edges: Any,
     ) -> None:  # fmt: skip
         i, c = _program()
         A = _load_state(A_ref.at[c]) * TO_BASE_2
 
-        def again(tiles: Any, start: Any, keep: bool) -> Callable[[Any, jax.Array], jax.Array]:
+        def ahead(tiles: Any, edge: Callable[[Any], Any], start: Any) -> Callable[[Any, jax.Array], jax.Array]:
             def of_group(j: Any, h: jax.Array) -> jax.Array:
-                for row, at in _steps(tiles, j * GROUP, range(GROUP), start):
-                    if keep:
-                        before[:, row] = h
+                edge(j)[...] = h
+                for _, at in _steps(tiles, start + j * group, range(group)):
                     h = _step(at, A, h)
                 return h
 
             return of_group
 
-        def of_segment(tiles: Any, results: Any, start: Any, h: jax.Array, carry: tuple[jax.Array, jax.Array]) -> Any:
-            def of_group(j: Any, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-                dcarried, dA, h = carry
-                for row, at in _steps(tiles, SEGMENT - (j + 1) * GROUP, range(GROUP)[::-1], start):
-                    h_before = _load_state(before.at[:, row])
-                    dy = at.of('dy')
+        def of_segment(
+            tiles: Any, results: Any, edge: Callable[[Any], Any], start: Any, carry: tuple[jax.Array, jax.Array]
+        ) -> tuple[jax.Array, jax.Array]:
+            def of_group(j: Any, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+                dcarried, dA = carry
+                first = SEGMENT - (j + 1) * group
+                steps = [at for _, at in _steps(tiles, start + first, range(group))]
+                h, decays = [_load_state(edge(groups - 1 - j))], [at.decay(A) for at in steps]
+                for at, decay in zip(steps, decays, strict=True):
+                    h.append(decay * h[-1] + at.read() * at.of('B'))
+                for k in range(group)[::-1]:
+                    at, row, dy = steps[k], first + k, steps[k].of('dy')
                     r = dy * at.of('C') + dcarried
-                    dcarried = at.decay(A) * r
-                    dexponent = dcarried * h_before
+                    dcarried = decays[k] * r
+                    dexponent = dcarried * h[k]
                     sums[0, row] = _over_numbers(r * at.of('B'))
                     sums[1, row] = _over_numbers(dexponent * A)
-                    before[0, row] = jnp.sum(r * at.read(), axis=0)
-                    before[1, row] = jnp.sum(h * dy, axis=0)
-                    dA, h = dA + dexponent * at.of('dt'), h_before
-                return dcarried, dA, h
+                    left[0, row] = jnp.sum(r * at.read(), axis=0)
+                    left[1, row] = jnp.sum(h[k + 1] * dy, axis=0)
+                    dA = dA + dexponent * at.of('dt')
+                return dcarried, dA
 
-            h = jax.lax.fori_loop(0, SEGMENT // GROUP, again(tiles, start, True), h)
-            *carry, _ = jax.lax.fori_loop(0, SEGMENT // GROUP, of_group, (*carry, h))
+            carry = jax.lax.fori_loop(0, groups, of_group, carry)
             plgpu.commit_smem()
             segment = pl.ds(start, SEGMENT)
-
             dwritten, dexponents = (_sum_of_numbers(sums.at[part]) for part in range(2))
             x, dt = (_load(tiles[name].at[0, segment], BY_TIME) for name in ('x', 'dt'))
             _write(results['dx'].at[0, segment], dwritten * dt)
             _write(results['ddt'].at[0, segment], dwritten * x + dexponents * (1 / TO_BASE_2))
             for part, name in enumerate(('dB', 'dC')):
-                _write(results[name].at[0, segment], jnp.sum(_load(before.at[part], SUMS_OF_CHANNELS), axis=1))
+                _write(results[name].at[0, segment], jnp.sum(_load(left.at[part], SUMS_OF_CHANNELS), axis=1))
             plgpu.commit_smem()
-            return tuple(carry)
+            return carry
 
         def of_tile(step: Any, tiles: Any, results: Any, carry: tuple[jax.Array, jax.Array]) -> Any:
-            h = _load_state(states_ref.at[(i + 1) * call.tiles - 1 - step, c])
-            if segments == 1:
-                return of_segment(tiles, results, 0, h, carry)
-            (edge,) = edges
+            earlier, last = (segments - 1) * groups, (segments - 1) * SEGMENT
 
-            def ahead(s: Any, h: jax.Array) -> jax.Array:
-                edge[s] = h
-                return jax.lax.fori_loop(0, SEGMENT // GROUP, again(tiles, s * SEGMENT, False), h)
+            def in_last(j: Any) -> Any:
+                return left.at[:, j * group]
 
-            h = jax.lax.fori_loop(0, segments - 1, ahead, h)
-            carry = of_segment(tiles, results, (segments - 1) * SEGMENT, h, carry)
+            def in_earlier(j: Any) -> Any:
+                return edges[0].at[j]
 
             def back(j: Any, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
                 s = segments - 2 - j
-                return of_segment(tiles, results, s * SEGMENT, _load_state(edge.at[s]), carry)
+                return of_segment(tiles, results, lambda g: in_earlier(s * groups + g), s * SEGMENT, carry)
 
-            return jax.lax.fori_loop(0, segments - 1, back, carry)
+            h = _load_state(states_ref.at[(i + 1) * call.tiles - 1 - step, c])
+            if segments > 1:
+                h = jax.lax.fori_loop(0, earlier, ahead(tiles, in_earlier, 0), h)
+            h = jax.lax.fori_loop(0, groups - 1, ahead(tiles, in_last, last), h)
+            in_last(groups - 1)[...] = h
+            carry = of_segment(tiles, results, in_last, last, carry)
+            return jax.lax.fori_loop(0, segments - 1, back, carry) if segments > 1 else carry
 
         tiles = functools.partial(_tiles, rows=rows, i=i, c=c, place=lambda k: call.tiles - 1 - k)
         carry = (_load_state(dfinal_ref.at[i, c]), _all(0, A.shape, STATE))
@@ -327,7 +334,7 @@ def _backward(
     }
     scratch = [(PARTS, SEGMENT, *A.shape[2:]), (2, SEGMENT, PARTS, PART, 4)]
     if segments > 1:
-        scratch.append((segments - 1, *A.shape[1:]))
+        scratch.append(((segments - 1) * groups, *A.shape[1:]))
     results, dA, dstate = launch.kernel(
         body,
         here,
@@ -481,8 +488,8 @@ def _tiles(refs: dict[str, Any], rows: int, i: Any, c: Any, place: Callable[[Any
     return {name: tiles(name, ref) for name, ref in refs.items()}
 
 
-def _steps(tiles: dict[str, Any], start: Any, order: range, base: Any = 0) -> list[tuple[Any, At]]:
-    """Rows counted from `base` in order, and the inputs of their steps in a tile."""
+def _steps(tiles: dict[str, Any], start: Any, order: range) -> list[tuple[Any, At]]:
+    """Rows of a tile in order, and the inputs of their steps."""
 
     def read(row: Any) -> At:
         by_channel = {
@@ -491,7 +498,7 @@ def _steps(tiles: dict[str, Any], start: Any, order: range, base: Any = 0) -> li
         by_number = {name: _load(tiles[name].at[0, row], BY_NUMBER) for name in ('B', 'C') if name in tiles}
         return At(by_channel, by_number, tiles['kept'][0, 0, row] if 'kept' in tiles else None)
 
-    return [(start + row, read(base + start + row)) for row in order]
+    return [(start + row, read(start + row)) for row in order]
 
 
 def _across(by_channel: jax.Array, shape: tuple[int, ...]) -> jax.Array:
