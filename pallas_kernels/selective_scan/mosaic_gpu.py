@@ -61,7 +61,9 @@ GROUP = 4
 
 STAGES = 2
 
-FAST = plgpu.CompilerParams(approx_math=True, unsafe_no_auto_barriers=True, lowering_semantics=plgpu.LoweringSemantics.Lane)
+FAST = plgpu.CompilerParams(
+    approx_math=True, unsafe_no_auto_barriers=True, lowering_semantics=plgpu.LoweringSemantics.Lane
+)
 """The hardware exponential, accurate to about two units in the last place; rounding of `dt A` loses as much.
 
 Why stores need no barriers is said above.
@@ -184,7 +186,9 @@ def _forward(
     first = _in_blocks(operands.state)
     state = _at_spans(here, call, call.inputs('x', 'dt', 'B'), A, first, _step, reverse=False)
 
-    def body(refs: Any, A_ref: Any, state_ref: Any, result_refs: Any, kept_refs: Any, final_ref: Any, sums: Any) -> None:
+    def body(
+        refs: Any, A_ref: Any, state_ref: Any, result_refs: Any, kept_refs: Any, final_ref: Any, sums: Any
+    ) -> None:
         i, c = _program()
         A = _load_state(A_ref.at[c]) * TO_BASE_2
 
@@ -294,10 +298,17 @@ def _backward(
             _write(results['ddt'].at[0, segment], dwritten * x + dexponents * (1 / TO_BASE_2))
             for part, name in enumerate(('dB', 'dC')):
                 _write(results[name].at[0, segment], jnp.sum(_load(left.at[part], SUMS_OF_CHANNELS), axis=1))
-            plgpu.commit_smem()
             return carry
 
-        def of_tile(step: Any, tiles: Any, results: Any, carry: tuple[jax.Array, jax.Array]) -> Any:
+        def kept(step: Any) -> jax.Array:
+            return _load_state(states_ref.at[i * call.tiles + jnp.maximum(call.tiles - 1 - step, 0), c])
+
+        def of_tile(
+            step: Any, tiles: Any, results: Any, carry: tuple[jax.Array, jax.Array, jax.Array]
+        ) -> tuple[jax.Array, jax.Array, jax.Array]:
+            dcarried, dA, h = carry
+            # Read a tile ahead: nothing else hides what a load from global memory takes.
+            following = kept(step + 1)
             earlier, last = (segments - 1) * groups, (segments - 1) * SEGMENT
 
             def in_last(j: Any) -> Any:
@@ -307,20 +318,23 @@ def _backward(
                 return edges[0].at[j]
 
             def back(j: Any, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+                # Before what the last segment left is overwritten; after the last of a tile `stream` does it.
+                plgpu.commit_smem()
                 s = segments - 2 - j
                 return of_segment(tiles, results, lambda g: in_earlier(s * groups + g), s * SEGMENT, carry)
 
-            h = _load_state(states_ref.at[(i + 1) * call.tiles - 1 - step, c])
             if segments > 1:
                 h = jax.lax.fori_loop(0, earlier, ahead(tiles, in_earlier, 0), h)
             h = jax.lax.fori_loop(0, groups - 1, ahead(tiles, in_last, last), h)
             in_last(groups - 1)[...] = h
-            carry = of_segment(tiles, results, in_last, last, carry)
-            return jax.lax.fori_loop(0, segments - 1, back, carry) if segments > 1 else carry
+            dcarried, dA = of_segment(tiles, results, in_last, last, (dcarried, dA))
+            if segments > 1:
+                dcarried, dA = jax.lax.fori_loop(0, segments - 1, back, (dcarried, dA))
+            return dcarried, dA, following
 
         tiles = functools.partial(_tiles, rows=rows, i=i, c=c, place=lambda k: call.tiles - 1 - k)
-        carry = (_load_state(dfinal_ref.at[i, c]), _all(0, A.shape, STATE))
-        dcarried, dA = stream(of_tile, call.tiles, tiles(refs), tiles(result_refs), carry, stages=STAGES)
+        carry = (_load_state(dfinal_ref.at[i, c]), _all(0, A.shape, STATE), kept(0))
+        dcarried, dA, _ = stream(of_tile, call.tiles, tiles(refs), tiles(result_refs), carry, stages=STAGES)
         dA_ref[i, c] = dA
         dstate_ref[i, c] = dcarried
 
@@ -401,7 +415,9 @@ def _at_spans(
         place = (lambda k: call.tiles - 1 - k) if reverse else (lambda k: k)
         found = stream(of_tile, call.tiles, _tiles(refs, rows, i, c, place), {}, nothing, stages=STAGES)
         state_ref[jax.lax.axis_index('b'), s, c] = found.state
-        decay_ref[jax.lax.axis_index('b'), s, c] = jnp.exp2(_across(found.dt, A.shape) * A) * _across(found.kept, A.shape)
+        decay_ref[jax.lax.axis_index('b'), s, c] = jnp.exp2(_across(found.dt, A.shape) * A) * _across(
+            found.kept, A.shape
+        )
 
     summary = jax.ShapeDtypeStruct((b, spans - 1, *A.shape), jnp.float32)
     states, decays = launch.kernel(
@@ -457,8 +473,8 @@ def _sizes(operands: Operands) -> tuple[int, int, int, int, int, int]:
     """The arguments of the rule: sizes of a call, as they are padded."""
     b, t, d = operands.x.shape
     t, n = (-(-size // whole) * whole for size, whole in ((t, SEGMENT), (operands.A.shape[1], NUMBERS)))
-    widths = (array.dtype.itemsize if array.dtype in TYPES else 4 for array in (operands.x, operands.dt))
-    return b, t, pl.cdiv(d, CHANNELS), n, *widths
+    x_bytes, dt_bytes = (array.dtype.itemsize if array.dtype in TYPES else 4 for array in (operands.x, operands.dt))
+    return b, t, pl.cdiv(d, CHANNELS), n, x_bytes, dt_bytes
 
 
 def _cost(call: Call, what: str) -> cost.Cost:
@@ -491,11 +507,11 @@ def _tiles(refs: dict[str, Any], rows: int, i: Any, c: Any, place: Callable[[Any
 def _steps(tiles: dict[str, Any], start: Any, order: range) -> list[tuple[Any, At]]:
     """Rows of a tile in order, and the inputs of their steps."""
 
+    def rows(row: Any, layout: Any, *names: str) -> dict[str, jax.Array]:
+        return {name: _load(tiles[name].at[0, row], layout) for name in names if name in tiles}
+
     def read(row: Any) -> At:
-        by_channel = {
-            name: _load(tiles[name].at[0, row], BY_CHANNEL) for name in ('x', 'dt', 'dy') if name in tiles
-        }
-        by_number = {name: _load(tiles[name].at[0, row], BY_NUMBER) for name in ('B', 'C') if name in tiles}
+        by_channel, by_number = rows(row, BY_CHANNEL, 'x', 'dt', 'dy'), rows(row, BY_NUMBER, 'B', 'C')
         return At(by_channel, by_number, tiles['kept'][0, 0, row] if 'kept' in tiles else None)
 
     return [(start + row, read(start + row)) for row in order]

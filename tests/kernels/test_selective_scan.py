@@ -142,11 +142,19 @@ def test_kernels_lower_for_a_gpu_that_is_not_there(name, lowered_for_gpu):
 
 
 @pytest.mark.parametrize(
-    ('t', 'n', 'x_bytes', 'dt_bytes', 'rows'),
-    [(8192, 16, 2, 2, 32), (8192, 16, 4, 4, 16), (8192, 64, 2, 2, 8), (8, 8, 4, 4, 8), (8200, 16, 2, 2, 8)],
+    ('sizes', 'rows', 'spans'),
+    [
+        ((2, 8192, 32, 16, 2, 2), 16, 8),
+        ((8, 8192, 32, 16, 2, 2), 16, 1),
+        ((2, 8192, 32, 16, 4, 4), 16, 8),
+        ((4, 8192, 32, 64, 2, 2), 8, 4),
+        ((1, 8, 1, 16, 4, 4), 8, 1),
+        ((1, 520, 1, 16, 2, 2), 16, 4),
+    ],
 )
-def test_the_states_of_a_tile_fit_shared_memory(t, n, x_bytes, dt_bytes, rows):
-    assert tiling.selective_scan_gpu(t, n, x_bytes, dt_bytes) == rows
+def test_spans_fill_a_gpu_and_tiles_its_shared_memory(sizes, rows, spans):
+    assert tiling.selective_scan_gpu(*sizes) == SpanTile(rows, spans)
+    assert tiling.selective_scan_gpu_memory(rows, *sizes[3:]) <= tiling.SHARED_MEMORY
 
 
 @pytest.mark.parametrize(('d', 'n', 'channels'), [(2048, 16, 256), (384, 16, 128), (2048, 64, 128), (128, 8, 128)])
