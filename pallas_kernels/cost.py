@@ -260,7 +260,11 @@ def linear_scan(
 def selective_scan(
     *, b: int, t: int, d: int, n: int, skip: bool = False, itemsize: int = 2, implementation: str = 'reference'
 ) -> CallCost:
-    """Six operations for every number of the state at every step forward, fifteen backward; forms rerun the former."""
+    """Six operations for every number of the state at every step forward, fifteen backward; forms rerun the former.
+
+    On a GPU states are computed again, with four operations a number, for the spans that another follows, in both
+    passes, and in the backward pass twice but for the last group of a tile.
+    """
     numbers = b * t * d * n
     arrays = itemsize * b * t * (3 * d + 2 * n) + 4 * (d * n + 2 * b * d * n)
     forward = Cost(6 * numbers + (1 + 2 * skip) * b * t * d, arrays, numbers)
@@ -268,6 +272,13 @@ def selective_scan(
     model = Passes(forward, backward)
     if implementation == 'reference':
         return CallCost(model, model)
+    if implementation == 'mosaic_gpu':
+        n = -(-n // 16) * 16
+        tile = tiling.selective_scan_gpu(b, t, -(-d // 64), n, itemsize, itemsize)
+        ahead = numbers - numbers // tile.spans
+        states = ahead + 2 * numbers - numbers * tiling.selective_scan_gpu_group(n) // tile.rows
+        more = Passes(Cost(4 * ahead, 0, ahead), Cost(4 * states, 0, states))
+        return CallCost(model, model + more)
     again = Cost(backward.flops + forward.flops, backward.bytes, 2 * numbers)
     return CallCost(model, Passes(forward, again))
 

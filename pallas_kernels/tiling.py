@@ -335,15 +335,44 @@ def linear_scan_tpu(t: int, d: int, numbers: int) -> StreamTile:
     return StreamTile(rows=min(2**18 // (numbers * channels), -(-t // 16) * 16), channels=channels)
 
 
-def selective_scan_gpu(t: int, n: int, x_bytes: int, dt_bytes: int) -> int:
-    """Steps of a tile of 64 channels, a multiple of 8 that divides `t`, whose states `64 n` fit in shared memory.
+SELECTIVE_SCAN_SEGMENT = 8
+"""The steps whose states a program of `selective_scan` holds in shared memory in its backward pass."""
 
-    The backward pass decides: those states, two tiles of its inputs and two of its outputs, within 220 KiB.
+
+def selective_scan_gpu(b: int, t: int, blocks: int, n: int, x_bytes: int, dt_bytes: int) -> SpanTile:
+    """Two segments a tile where shared memory holds the backward pass, else one; spans that fill the device.
+
+    `b blocks` programs of 64 channels, with `n` numbers each. The states at the start of tiles are kept, as many bytes
+    as x in bfloat16 has where a tile has `2 n` steps; a second segment costs half a forward pass. Spans, of 128 steps
+    at least, cost an exponential more for each number and pass, and so begin where fewer than two programs a
+    multiprocessor, 256, would run; 512 are then aimed at.
     """
-    numbers = 2 * 4 * n
-    row = 4 * 64 * n + 2 * (64 * (2 * x_bytes + dt_bytes) + numbers + 4) + 2 * (64 * (x_bytes + dt_bytes) + numbers)
-    rows = (220 * 2**10 - 2 * 4 * 64 * n) // row
-    return math.gcd(t, max(8, min(64, 1 << rows.bit_length() - 1)))
+    rows = 2 * SELECTIVE_SCAN_SEGMENT
+    if t < rows or selective_scan_gpu_memory(rows, n, x_bytes, dt_bytes) > SHARED_MEMORY:
+        rows = SELECTIVE_SCAN_SEGMENT
+    spans = 1
+    if b * blocks < 256:
+        while b * blocks * spans < 512 and t >= 2 * spans * 128:
+            spans *= 2
+    return SpanTile(rows=rows, spans=spans)
+
+
+def selective_scan_gpu_group(n: int) -> int:
+    """The steps of a segment whose states and decays a program holds in registers, 64 a thread or so for both."""
+    return max(1, 64 // n)
+
+
+def selective_scan_gpu_memory(rows: int, n: int, x_bytes: int, dt_bytes: int) -> int:
+    """Bytes of shared memory of a program of the backward pass, which takes more than the forward pass.
+
+    What the threads leave of a segment, states at the start of the groups of all segments but the last; two tiles of
+    every input and output.
+    """
+    segment, state = SELECTIVE_SCAN_SEGMENT, 4 * 64 * n
+    read = 64 * (2 * x_bytes + dt_bytes) + 2 * 4 * n + 4
+    written = 64 * (x_bytes + dt_bytes) + 2 * 4 * n
+    edges = (rows - segment) // selective_scan_gpu_group(n)
+    return segment * (state + 2 * 4 * 4 * 64) + edges * state + 2 * rows * (read + written)
 
 
 def selective_scan_tpu(d: int, n: int) -> int:

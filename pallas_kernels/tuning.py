@@ -267,12 +267,14 @@ def _linear_scan(b: int, t: int, blocks: int, row: int) -> Iterator[Tile]:
                 yield tiling.SpanTile(rows=rows, spans=spans)
 
 
-def _selective_scan(t: int, n: int, x_bytes: int, dt_bytes: int) -> Iterator[Tile]:
-    """Shorter tiles than the longest that shared memory holds."""
-    rows = tiling.selective_scan_gpu(t, n, x_bytes, dt_bytes)
-    while rows % 16 == 0:
-        rows //= 2
-        yield rows
+def _selective_scan(b: int, t: int, blocks: int, n: int, x_bytes: int, dt_bytes: int) -> Iterator[Tile]:
+    """One or two segments a tile where shared memory holds them, and spans of four tiles or more, up to 16."""
+    segment = tiling.SELECTIVE_SCAN_SEGMENT
+    for spans in (1, 2, 4, 8, 16):
+        for rows in (segment, 2 * segment):
+            fits = tiling.selective_scan_gpu_memory(rows, n, x_bytes, dt_bytes) <= tiling.SHARED_MEMORY
+            if fits and 4 * rows * spans <= t and b * blocks * spans <= 4096:
+                yield tiling.SpanTile(rows=rows, spans=spans)
 
 
 def _delta_rule(k: int) -> Iterator[Tile]:

@@ -1,15 +1,31 @@
 """`selective_scan` on a Hopper GPU: tiles of time streamed through shared memory, the states in registers.
 
-A program is one sequence and 64 channels over all of time, and holds their states, `64 n`, spread over a warpgroup as
-in matrix products: a row, one channel, over four threads. So sums over n take two exchanges between threads
-and those over channels three and one through shared memory, and b 4, d 2048 make 128 programs for 132 multiprocessors.
+A program is one sequence and 64 channels, two by 32, over a span of time, and holds their states, `64 n`, spread over a
+warpgroup: the 32 by warps and lanes, sixteen numbers of a state over four lanes. What is summed over numbers or over
+channels is summed inside a thread, put into shared memory for `SEGMENT` steps, and only then summed across threads: in
+each step that would take exchanges between lanes whose latency nothing hides.
 
-The forward pass keeps the state at the start of every tile, `b t/rows d n`. The backward pass recomputes the states of
-a tile in shared memory, then runs the tile in reverse. The gradients of B and C are written by every program for its
-channels, `b d/64 t n`, that of A for its sequence, and then summed, in a fixed order.
+Few sequences and channels do not fill the device (b 2, d 2048: 64 programs). Time is then cut into spans. A first pass
+finds what a span makes of a state of zero and by what it multiplies its first state, a scan over spans by XLA the true
+first states, and the pass proper starts from these; so does the backward pass with the gradient of the states, in
+reverse. That is one exponential a number more in each direction, for as many more programs.
+
+The forward pass keeps the state at the start of every tile, `b t/rows d n`. The backward pass recomputes the states
+of a tile, in shared memory a segment at a time, then runs the segment in reverse. The gradients of B and C are written
+by every program for its channels, `b d/64 t n`, that of A for its span, and then summed, in a fixed order.
+
+No kernel here has the barriers that Pallas puts around every store to shared memory (`FAST`), because
+- tiles of inputs are only read, and those of outputs only written; `stream` waits for copies, and ends every tile, with
+  a barrier of all threads;
+- the states of steps and of the starts of segments are written and read by the same threads, in one layout;
+- what a step leaves to be summed is read by other threads, after one `commit_smem`, whose barrier all threads pass, and
+  overwritten after another; the sums of B and C lie where the states of the step were, which the thread that writes
+  them has read before, and no other reads;
+- no sum crosses warps, so that none goes through the memory that Pallas keeps for that.
 """
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -17,6 +33,7 @@ import jax
 import jax.experimental.pallas as pl
 import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
+from jax.experimental.mosaic.gpu.fragmented_array import Tiling
 
 from pallas_kernels import cost, tiling, tuning
 from pallas_kernels.mosaic_gpu import launch
@@ -27,23 +44,50 @@ from pallas_kernels.target import Target
 
 TYPES = (jnp.bfloat16, jnp.float16, jnp.float32)
 
-CHANNELS = 64
-"""The channels of a program: the rows of a warpgroup's matrix."""
+PARTS, PART = 2, 32
+CHANNELS = PARTS * PART
+"""The channels of a program: two by thread, of 32 that warps and lanes divide."""
+
+NUMBERS = 16
+"""The numbers of a state that four lanes share, four each; states are padded to whole ones."""
 
 MOST = 64
-"""The maximum size of a channel's state: seven such arrays for 64 channels fill the registers of a warpgroup."""
+"""The maximum size of a channel's state: its numbers, their gradients and rates fill the registers of a warpgroup."""
+
+SEGMENT = tiling.SELECTIVE_SCAN_SEGMENT
 
 GROUP = 4
 """Unrolled steps, so that all of them are loaded before the first is computed."""
 
 STAGES = 2
 
-FAST = plgpu.CompilerParams(approx_math=True)
-"""The hardware exponential, accurate to about two units in the last place; rounding of `dt A` loses as much."""
+FAST = plgpu.CompilerParams(
+    approx_math=True, unsafe_no_auto_barriers=True, lowering_semantics=plgpu.LoweringSemantics.Lane
+)
+"""The hardware exponential, accurate to about two units in the last place; rounding of `dt A` loses as much.
 
-STATE = plgpu.Layout.WGMMA
-BY_CHANNEL = STATE.reduce(1)
-BY_NUMBER = STATE.reduce(0)
+Why stores need no barriers is said above.
+"""
+
+STATE = plgpu.Layout.TILED(
+    Tiling(((1, PART, 1, 4, 4), (8, 1, 4, 4))), warp_dims=(-8,), lane_dims=(-4, -2), vector_dim=-1
+)
+"""States, `2 32 n/16 4 4`."""
+
+BY_CHANNEL = STATE.reduce((2, 3, 4))
+BY_NUMBER = STATE.reduce((0, 1))
+
+SUMS_OF_NUMBERS = plgpu.Layout.TILED(Tiling(((4, 1, PART, 4),)), warp_dims=(-4,), lane_dims=(-2,), vector_dim=-1)
+"""What the lanes of a state have summed at the steps of a segment, `steps 2 32 4`; its sums lie `BY_TIME`."""
+
+BY_TIME = SUMS_OF_NUMBERS.reduce(3)
+
+SUMS_OF_CHANNELS = plgpu.Layout.TILED(
+    Tiling(((8, 4, 1, 4, 4), (2, 4, 1, 4, 4))), warp_dims=(-10,), lane_dims=(-5, -4, -2), vector_dim=-1
+)
+"""What the threads of 32 channels have summed at the steps of a segment, `steps 32 n/16 4 4`."""
+
+TO_BASE_2 = math.log2(math.e)
 
 
 @functools.lru_cache
@@ -68,193 +112,394 @@ def tiled_by(here: Target, operands: Operands) -> str:
 
 
 class At(NamedTuple):
-    """The inputs of one step: x, dt by channel, `64`; B, C for every channel, `64 n`; the factor of the past."""
+    """The inputs of one step, by channel `2 32`, by number `n/16 4 4`; the factor of the past."""
 
-    x: jax.Array
-    dt: jax.Array
-    B: jax.Array
-    C: jax.Array
+    by_channel: dict[str, jax.Array]
+    by_number: dict[str, jax.Array]
     kept: jax.Array | None
 
+    @property
+    def dt(self) -> jax.Array:
+        return self.by_channel['dt']
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the states."""
+        return (PARTS, PART, *next(iter(self.by_number.values())).shape)
+
     def across(self, by_channel: jax.Array) -> jax.Array:
-        return jax.lax.broadcast_in_dim(by_channel, self.B.shape, (0,))
+        return _across(by_channel, self.shape)
+
+    def of(self, name: str) -> jax.Array:
+        """An input for every number of the states."""
+        if name in self.by_channel:
+            return self.across(self.by_channel[name])
+        return plgpu.layout_cast(jax.lax.broadcast_in_dim(self.by_number[name], self.shape, (2, 3, 4)), STATE)
 
     def decay(self, A: jax.Array) -> jax.Array:
-        decay = jnp.exp(self.across(self.dt) * A)
+        decay = jnp.exp2(self.of('dt') * A)
         return decay if self.kept is None else decay * self.kept
 
-    def written(self) -> jax.Array:
-        return self.across(self.dt * self.x) * self.B
+    def read(self) -> jax.Array:
+        """The factor of B in what is written."""
+        return self.across(self.dt * self.by_channel['x'])
+
+
+class Summary(NamedTuple):
+    """A span so far: the state that it makes of zero, its steps, and whether it keeps its past, one or zero, `2 32`."""
+
+    state: jax.Array
+    dt: jax.Array
+    kept: jax.Array
+
+
+class Call(NamedTuple):
+    """A call cut into spans, which lie where sequences do: its operands, tokens that forget, and tile."""
+
+    operands: Operands
+    starts: jax.Array | None
+    tile: tiling.SpanTile
+
+    @property
+    def tiles(self) -> int:
+        """The tiles of a span."""
+        return self.operands.x.shape[1] // self.tile.rows
+
+    def inputs(self, *names: str) -> dict[str, jax.Array]:
+        """Inputs that vary with time; the factors of the past `b tiles rows`, the last padded."""
+        inputs = {name: _split(name, getattr(self.operands, name)) for name in names}
+        if self.starts is not None:
+            (b, t, _), rows = self.operands.x.shape, self.tile.rows
+            kept = kernels.kept(self.starts, t).reshape(b, t // rows, rows)
+            inputs['kept'] = jnp.pad(kept, ((0, 0), (0, 0), (0, -rows % (ALIGNMENT // kept.itemsize))))
+        return inputs
 
 
 def _forward(
     here: Target, operands: Operands, starts: jax.Array | None, keep: bool
 ) -> tuple[Outputs, jax.Array | None]:
-    """Keeps the states at the beginning of the tiles, `(b tiles) d n`: a copy has few dimensions."""
-    (_, length, width), n = operands.x.shape, operands.A.shape[1]
-    operands, rows = _filled(here, operands)
-    b, t, d = operands.x.shape
-    inputs = _inputs(operands, starts, rows)
+    """Keeps the states at the beginning of the tiles, `(b tiles) blocks 2 32 n/16 4 4`."""
+    (whole, length, width), n = operands.x.shape, operands.A.shape[1]
+    call = _cut(here, operands, starts)
+    operands, rows = call.operands, call.tile.rows
+    (b, t, d), A = operands.x.shape, _in_blocks(operands.A)
+    first = _in_blocks(operands.state)
+    state = _at_spans(here, call, call.inputs('x', 'dt', 'B'), A, first, _step, reverse=False)
 
-    def body(refs: Any, A_ref: Any, state_ref: Any, result_refs: Any, final_ref: Any) -> None:
-        i, c, channels = _program()
-        A = _load_state(A_ref.at[channels])
+    def body(
+        refs: Any, A_ref: Any, state_ref: Any, result_refs: Any, kept_refs: Any, final_ref: Any, sums: Any
+    ) -> None:
+        i, c = _program()
+        A = _load_state(A_ref.at[c]) * TO_BASE_2
 
-        def of_tile(_: Any, tiles: Any, results: Any, h: jax.Array) -> jax.Array:
-            if keep:
-                results['states'][0] = h
+        def of_tile(step: Any, tiles: Any, results: Any, h: jax.Array) -> jax.Array:
+            for kept_ref in kept_refs:
+                kept_ref[i * call.tiles + step, c] = h
 
             def of_group(j: Any, h: jax.Array) -> jax.Array:
                 for row, at in _steps(tiles, j * GROUP, range(GROUP)):
-                    h = at.decay(A) * h + at.written()
-                    _write(results['y'].at[0, row], jnp.sum(h * at.C, axis=1))
+                    h = _step(at, A, h)
+                    sums[row] = _over_numbers(h * at.of('C'))
                 return h
 
-            return jax.lax.fori_loop(0, rows // GROUP, of_group, h)
+            h = jax.lax.fori_loop(0, rows // GROUP, of_group, h)
+            plgpu.commit_smem()
+            _write(results['y'].at[0], _sum_of_numbers(sums))
+            return h
 
         tiles = functools.partial(_tiles, rows=rows, i=i, c=c, place=lambda k: k)
-        h = _load_state(state_ref.at[i, channels])
-        final_ref[i, channels] = stream(of_tile, t // rows, tiles(refs), tiles(result_refs), h, stages=STAGES)
+        h = _load_state(state_ref.at[i, c])
+        final_ref[i, c] = stream(of_tile, call.tiles, tiles(refs), tiles(result_refs), h, stages=STAGES)
 
-    results = {'y': jax.ShapeDtypeStruct((b, t, d), operands.x.dtype)}
-    if keep:
-        results['states'] = jax.ShapeDtypeStruct((b * (t // rows), *operands.A.shape), jnp.float32)
-    results, final = launch.kernel(
+    results = {'y': jax.ShapeDtypeStruct((b, t, d // PART, PART), operands.x.dtype)}
+    states = [jax.ShapeDtypeStruct((b * call.tiles, *A.shape), jnp.float32)] if keep else []
+    results, states, final = launch.kernel(
         body,
         here,
-        out_type=(results, jax.ShapeDtypeStruct(operands.state.shape, jnp.float32)),
+        out_type=(results, states, jax.ShapeDtypeStruct(state.shape, jnp.float32)),
+        scratch_types=[plgpu.SMEM((rows, PARTS, PART, 4), jnp.float32)],
         name='selective_scan_forward',
-        cost=cost.selective_scan(b=b, t=t, d=d, n=n, implementation='mosaic_gpu').executed.forward,
+        cost=_cost(call, 'forward'),
         grid=(b, d // CHANNELS),
         grid_names=('b', 'd'),
         compiler_params=FAST,
-    )(inputs, operands.A, operands.state)
-    return (results['y'][:, :length, :width], final[:, :width, :n]), results.get('states')
+    )(call.inputs('x', 'dt', 'B', 'C'), A, state)
+    y = results['y'].reshape(whole, -1, d)[:, :length, :width]
+    final = final.reshape(whole, call.tile.spans, d, -1)[:, -1, :width, :n]
+    return (y, final), (states[0] if keep else None)
 
 
 def _backward(
     here: Target, operands: Operands, starts: jax.Array | None, states: jax.Array, gradients: Outputs
 ) -> Operands:
-    """The states before every step, `rows 64 n`, are recomputed tile by tile.
+    """The states before groups of steps are recomputed first, then those of a group, in registers, which is then run
+    in reverse.
 
     With `r_t = dy_t C_t + decay_{t+1} r_{t+1}` the gradient of `h_t`, that of the write is `r_t` and that of the decay
     `r_t h_{t-1}`.
     """
     given, (dy, dfinal) = operands, gradients
-    operands, rows = _filled(here, operands)
-    (b, t, d), n = operands.x.shape, operands.A.shape[1]
-    ends = [(0, whole - size) for size, whole in zip(dy.shape, (b, t, d), strict=True)]
-    inputs = _inputs(operands, starts, rows) | {'dy': jnp.pad(dy.astype(operands.x.dtype), ends), 'states': states}
-    dfinal = jnp.pad(dfinal, [(0, whole - size) for size, whole in zip(dfinal.shape, (b, d, n), strict=True)])
+    call = _cut(here, operands, starts)
+    operands, rows = call.operands, call.tile.rows
+    (b, t, d), n, A = operands.x.shape, operands.A.shape[1], _in_blocks(operands.A)
+    dy = _padded(dy.astype(operands.x.dtype), (given.x.shape[0], call.tile.spans * t, d))
+    dy = _split('dy', _in_spans(dy, call.tile.spans))
+    dfinal = _in_blocks(_padded(dfinal, operands.state.shape))
+    inputs = call.inputs('x', 'dt', 'B', 'C') | {'dy': dy}
+    ahead = {name: array for name, array in inputs.items() if name not in ('x', 'B')}
+    dfinal = _at_spans(here, call, ahead, A, dfinal, _step_of_gradient, reverse=True)
+    group = tiling.selective_scan_gpu_group(n)
+    segments, groups = rows // SEGMENT, SEGMENT // group
 
     def body(
-        refs: Any, A_ref: Any, dfinal_ref: Any, result_refs: Any, dA_ref: Any, dstate_ref: Any, before_ref: Any
-    ) -> None:
-        i, c, channels = _program()
-        A = _load_state(A_ref.at[channels])
+        refs: Any, A_ref: Any, states_ref: Any, dfinal_ref: Any, result_refs: Any, dA_ref: Any, dstate_ref: Any,
+        left: Any, sums: Any, *edges: Any,
+    ) -> None:  # fmt: skip
+        i, c = _program()
+        A = _load_state(A_ref.at[c]) * TO_BASE_2
 
-        def again(tiles: Any, j: Any, h: jax.Array) -> jax.Array:
-            for row, at in _steps(tiles, j * GROUP, range(GROUP)):
-                before_ref[row] = h
-                h = at.decay(A) * h + at.written()
-            return h
+        def ahead(tiles: Any, edge: Callable[[Any], Any], start: Any) -> Callable[[Any, jax.Array], jax.Array]:
+            def of_group(j: Any, h: jax.Array) -> jax.Array:
+                edge(j)[...] = h
+                for _, at in _steps(tiles, start + j * group, range(group)):
+                    h = _step(at, A, h)
+                return h
 
-        def of_group(tiles: Any, results: Any, j: Any, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+            return of_group
+
+        def of_segment(
+            tiles: Any, results: Any, edge: Callable[[Any], Any], start: Any, carry: tuple[jax.Array, jax.Array]
+        ) -> tuple[jax.Array, jax.Array]:
+            def of_group(j: Any, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+                dcarried, dA = carry
+                first = SEGMENT - (j + 1) * group
+                steps = [at for _, at in _steps(tiles, start + first, range(group))]
+                h, decays = [_load_state(edge(groups - 1 - j))], [at.decay(A) for at in steps]
+                for at, decay in zip(steps, decays, strict=True):
+                    h.append(decay * h[-1] + at.read() * at.of('B'))
+                for k in range(group)[::-1]:
+                    at, row, dy = steps[k], first + k, steps[k].of('dy')
+                    r = dy * at.of('C') + dcarried
+                    dcarried = decays[k] * r
+                    dexponent = dcarried * h[k]
+                    sums[0, row] = _over_numbers(r * at.of('B'))
+                    sums[1, row] = _over_numbers(dexponent * A)
+                    left[0, row] = jnp.sum(r * at.read(), axis=0)
+                    left[1, row] = jnp.sum(h[k + 1] * dy, axis=0)
+                    dA = dA + dexponent * at.of('dt')
+                return dcarried, dA
+
+            carry = jax.lax.fori_loop(0, groups, of_group, carry)
+            plgpu.commit_smem()
+            segment = pl.ds(start, SEGMENT)
+            dwritten, dexponents = (_sum_of_numbers(sums.at[part]) for part in range(2))
+            x, dt = (_load(tiles[name].at[0, segment], BY_TIME) for name in ('x', 'dt'))
+            _write(results['dx'].at[0, segment], dwritten * dt)
+            _write(results['ddt'].at[0, segment], dwritten * x + dexponents * (1 / TO_BASE_2))
+            for part, name in enumerate(('dB', 'dC')):
+                _write(results[name].at[0, segment], jnp.sum(_load(left.at[part], SUMS_OF_CHANNELS), axis=1))
+            return carry
+
+        def kept(step: Any) -> jax.Array:
+            return _load_state(states_ref.at[i * call.tiles + jnp.maximum(call.tiles - 1 - step, 0), c])
+
+        def of_tile(
+            step: Any, tiles: Any, results: Any, carry: tuple[jax.Array, jax.Array, jax.Array]
+        ) -> tuple[jax.Array, jax.Array, jax.Array]:
             dcarried, dA, h = carry
-            for row, at in _steps(tiles, (rows // GROUP - 1 - j) * GROUP, range(GROUP)[::-1]):
-                dy = _load(tiles['dy'].at[0, row], BY_CHANNEL)
-                before = _load_state(before_ref.at[row])
-                r = at.across(dy) * at.C + dcarried
-                dcarried = at.decay(A) * r
-                dexponent = dcarried * before
-                dwritten = jnp.sum(r * at.B, axis=1)
-                _write(results['dx'].at[0, row], dwritten * at.dt)
-                _write(results['ddt'].at[0, row], dwritten * at.x + jnp.sum(dexponent * A, axis=1))
-                _write(results['dB'].at[0, 0, row], jnp.sum(r * at.across(at.dt * at.x), axis=0))
-                _write(results['dC'].at[0, 0, row], jnp.sum(h * at.across(dy), axis=0))
-                dA, h = dA + dexponent * at.across(at.dt), before
-            return dcarried, dA, h
+            # Read a tile ahead: nothing else hides what a load from global memory takes.
+            following = kept(step + 1)
+            earlier, last = (segments - 1) * groups, (segments - 1) * SEGMENT
 
-        def of_tile(_: Any, tiles: Any, results: Any, carry: tuple[jax.Array, jax.Array]) -> Any:
-            h = _load_state(tiles['states'].at[0])
-            h = jax.lax.fori_loop(0, rows // GROUP, functools.partial(again, tiles), h)
-            each = functools.partial(of_group, tiles, results)
-            return jax.lax.fori_loop(0, rows // GROUP, each, (*carry, h))[:2]
+            def in_last(j: Any) -> Any:
+                return left.at[:, j * group]
 
-        tiles = functools.partial(_tiles, rows=rows, i=i, c=c, place=lambda k: t // rows - 1 - k)
-        dA = plgpu.layout_cast(jnp.zeros((CHANNELS, n), jnp.float32), STATE)
-        carry = (_load_state(dfinal_ref.at[i, channels]), dA)
-        dcarried, dA = stream(of_tile, t // rows, tiles(refs), tiles(result_refs), carry, stages=STAGES)
-        dA_ref[i, channels] = dA
-        dstate_ref[i, channels] = dcarried
+            def in_earlier(j: Any) -> Any:
+                return edges[0].at[j]
 
-    partial = jax.ShapeDtypeStruct((b, d // CHANNELS, t, n), jnp.float32)
-    whole = jax.ShapeDtypeStruct((b, d, n), jnp.float32)
+            def back(j: Any, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+                # Before what the last segment left is overwritten; after the last of a tile `stream` does it.
+                plgpu.commit_smem()
+                s = segments - 2 - j
+                return of_segment(tiles, results, lambda g: in_earlier(s * groups + g), s * SEGMENT, carry)
+
+            if segments > 1:
+                h = jax.lax.fori_loop(0, earlier, ahead(tiles, in_earlier, 0), h)
+            h = jax.lax.fori_loop(0, groups - 1, ahead(tiles, in_last, last), h)
+            in_last(groups - 1)[...] = h
+            dcarried, dA = of_segment(tiles, results, in_last, last, (dcarried, dA))
+            if segments > 1:
+                dcarried, dA = jax.lax.fori_loop(0, segments - 1, back, (dcarried, dA))
+            return dcarried, dA, following
+
+        tiles = functools.partial(_tiles, rows=rows, i=i, c=c, place=lambda k: call.tiles - 1 - k)
+        carry = (_load_state(dfinal_ref.at[i, c]), _all(0, A.shape, STATE), kept(0))
+        dcarried, dA, _ = stream(of_tile, call.tiles, tiles(refs), tiles(result_refs), carry, stages=STAGES)
+        dA_ref[i, c] = dA
+        dstate_ref[i, c] = dcarried
+
+    partial = jax.ShapeDtypeStruct((b * (d // CHANNELS), t, *A.shape[3:]), jnp.float32)
+    blocks = jax.ShapeDtypeStruct((b, *A.shape), jnp.float32)
     results = {
-        'dx': jax.ShapeDtypeStruct((b, t, d), operands.x.dtype),
-        'ddt': jax.ShapeDtypeStruct((b, t, d), operands.dt.dtype),
+        'dx': jax.ShapeDtypeStruct(inputs['x'].shape, operands.x.dtype),
+        'ddt': jax.ShapeDtypeStruct(inputs['x'].shape, operands.dt.dtype),
         'dB': partial,
         'dC': partial,
     }
+    scratch = [(PARTS, SEGMENT, *A.shape[2:]), (2, SEGMENT, PARTS, PART, 4)]
+    if segments > 1:
+        scratch.append(((segments - 1) * groups, *A.shape[1:]))
     results, dA, dstate = launch.kernel(
         body,
         here,
-        out_type=(results, whole, whole),
-        scratch_types=[plgpu.SMEM((rows, CHANNELS, n), jnp.float32)],
+        out_type=(results, blocks, blocks),
+        scratch_types=[plgpu.SMEM(shape, jnp.float32) for shape in scratch],
         name='selective_scan_backward',
-        cost=cost.selective_scan(b=b, t=t, d=d, n=n, implementation='mosaic_gpu').executed.backward,
+        cost=_cost(call, 'backward'),
         grid=(b, d // CHANNELS),
         grid_names=('b', 'd'),
         compiler_params=FAST,
-    )(inputs, operands.A, dfinal)
-    dB, dC = (jnp.sum(results[name], axis=1) for name in ('dB', 'dC'))
-    return kernels.cut(Operands(results['dx'], results['ddt'], jnp.sum(dA, axis=0), dB, dC, dstate), given)
+    )(inputs, A, states, dfinal)
+    dB, dC = (jnp.sum(results[name].reshape(b, -1, t, n), axis=1) for name in ('dB', 'dC'))
+    sizes = given.x.shape[0], call.tile.spans * t
+    dx, ddt, dB, dC = (array.reshape(*sizes, -1) for array in (results['dx'], results['ddt'], dB, dC))
+    dstate = dstate[:: call.tile.spans].reshape(-1, d, n)
+    return kernels.cut(Operands(dx, ddt, jnp.sum(dA, axis=0).reshape(d, n), dB, dC, dstate), given)
 
 
-def _filled(here: Target, operands: Operands) -> tuple[Operands, int]:
-    """The operands padded to whole tiles, and the steps of a tile."""
-    operands = kernels.filled(operands, {'t': 8, 'd': CHANNELS, 'n': 8}, TYPES)
-    return operands, tuning.tile(here, tiling.selective_scan_gpu, *_sizes(operands))
+def _step(at: At, A: jax.Array, h: jax.Array) -> jax.Array:
+    return at.decay(A) * h + at.read() * at.of('B')
 
 
-def _sizes(operands: Operands) -> tuple[int, int, int, int]:
-    """The arguments of the rule, of a call or of one that was padded."""
-    t, n = (-(-size // 8) * 8 for size in (operands.x.shape[1], operands.A.shape[1]))
-    return t, n, operands.x.dtype.itemsize, operands.dt.dtype.itemsize
+def _step_of_gradient(at: At, A: jax.Array, dcarried: jax.Array) -> jax.Array:
+    return at.decay(A) * (at.of('dy') * at.of('C') + dcarried)
 
 
-def _inputs(operands: Operands, starts: jax.Array | None, rows: int) -> dict[str, jax.Array]:
-    """The inputs that vary with time; the factors of the past `b tiles rows`, the last padded."""
-    inputs = {'x': operands.x, 'dt': operands.dt, 'B': operands.B, 'C': operands.C}
+def _at_spans(
+    here: Target,
+    call: Call,
+    inputs: dict[str, jax.Array],
+    A: jax.Array,
+    first: jax.Array,
+    step: Callable[[At, jax.Array, jax.Array], jax.Array],
+    *,
+    reverse: bool,
+) -> jax.Array:
+    """What every span begins with, `(b spans) blocks ...`, of what the first one to run does, `b blocks ...`.
+
+    Spans are run from zero, all but the last to run, which no other follows.
+    """
+    spans, rows = call.tile.spans, call.tile.rows
+    if spans == 1:
+        return first
+    b = first.shape[0]
+
+    def body(refs: Any, A_ref: Any, state_ref: Any, decay_ref: Any) -> None:
+        s = jax.lax.axis_index('s')
+        i, c = jax.lax.axis_index('b') * spans + s + reverse, jax.lax.axis_index('d')
+        A = _load_state(A_ref.at[c]) * TO_BASE_2
+
+        def of_tile(_: Any, tiles: Any, results: Any, summary: Summary) -> Summary:
+            del results
+
+            def of_group(j: Any, summary: Summary) -> Summary:
+                start = (rows // GROUP - 1 - j if reverse else j) * GROUP
+                for _, at in _steps(tiles, start, range(GROUP)[::-1] if reverse else range(GROUP)):
+                    kept = summary.kept if at.kept is None else summary.kept * at.kept
+                    summary = Summary(step(at, A, summary.state), summary.dt + at.dt, kept)
+                return summary
+
+            return jax.lax.fori_loop(0, rows // GROUP, of_group, summary)
+
+        nothing = Summary(_all(0, A.shape, STATE), _all(0, A.shape[:2], BY_CHANNEL), _all(1, A.shape[:2], BY_CHANNEL))
+        place = (lambda k: call.tiles - 1 - k) if reverse else (lambda k: k)
+        found = stream(of_tile, call.tiles, _tiles(refs, rows, i, c, place), {}, nothing, stages=STAGES)
+        state_ref[jax.lax.axis_index('b'), s, c] = found.state
+        decay_ref[jax.lax.axis_index('b'), s, c] = jnp.exp2(_across(found.dt, A.shape) * A) * _across(
+            found.kept, A.shape
+        )
+
+    summary = jax.ShapeDtypeStruct((b, spans - 1, *A.shape), jnp.float32)
+    states, decays = launch.kernel(
+        body,
+        here,
+        out_type=(summary, summary),
+        name='selective_scan_summary_of_' + ('gradients' if reverse else 'states'),
+        cost=_cost(call, 'forward'),
+        grid=(b, spans - 1, A.shape[0]),
+        grid_names=('b', 's', 'd'),
+        compiler_params=FAST,
+    )(inputs, A)
+    found = [first]
+    for s in range(spans - 1)[:: -1 if reverse else 1]:
+        found.append(decays[:, s] * found[-1] + states[:, s])
+    return jnp.stack(found[:: -1 if reverse else 1], axis=1).reshape(b * spans, *A.shape)
+
+
+def _cut(here: Target, operands: Operands, starts: jax.Array | None) -> Call:
+    """The operands padded to whole tiles of as many spans as there are, with these as sequences."""
+    tile = tuning.tile(here, tiling.selective_scan_gpu, *_sizes(operands))
+    operands = kernels.filled(operands, {'t': tile.rows * tile.spans, 'd': CHANNELS, 'n': NUMBERS}, TYPES)
+    b, t, _ = operands.x.shape
+    cut = {name: _in_spans(getattr(operands, name), tile.spans) for name in ('x', 'dt', 'B', 'C')}
     if starts is not None:
-        b, t, _ = operands.x.shape
-        kept = kernels.kept(starts, t).reshape(b, t // rows, rows)
-        inputs['kept'] = jnp.pad(kept, ((0, 0), (0, 0), (0, -rows % (ALIGNMENT // kept.itemsize))))
-    return inputs
+        starts = _padded(starts, (b, t)).reshape(b * tile.spans, -1)
+    return Call(operands._replace(**cut), starts, tile)
 
 
-def _program() -> tuple[Any, Any, Any]:
-    """The sequence of a program, its index along channels, and its channels."""
-    c = jax.lax.axis_index('d')
-    return jax.lax.axis_index('b'), c, pl.ds(c * CHANNELS, CHANNELS)
+def _in_spans(array: jax.Array, spans: int) -> jax.Array:
+    """`b t d` as `(b spans) (t / spans) d`."""
+    b, t, d = array.shape
+    return array.reshape(b * spans, t // spans, d)
+
+
+def _split(name: str, array: jax.Array) -> jax.Array:
+    """An array of `inputs` as it is copied: `b t d` as `b t d/32 32`, `b t n` as `b t n/16 4 4`."""
+    *outer, size = array.shape
+    return array.reshape(*outer, *((size // NUMBERS, 4, 4) if name in ('B', 'C') else (size // PART, PART)))
+
+
+def _in_blocks(array: jax.Array) -> jax.Array:
+    """`... d n` as `... blocks 2 32 n/16 4 4`."""
+    *outer, d, n = array.shape
+    return array.reshape(*outer, d // CHANNELS, PARTS, PART, n // NUMBERS, 4, 4)
+
+
+def _padded(array: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    return jnp.pad(array, [(0, whole - size) for size, whole in zip(array.shape, shape, strict=True)])
+
+
+def _sizes(operands: Operands) -> tuple[int, int, int, int, int, int]:
+    """The arguments of the rule: sizes of a call, as they are padded."""
+    b, t, d = operands.x.shape
+    t, n = (-(-size // whole) * whole for size, whole in ((t, SEGMENT), (operands.A.shape[1], NUMBERS)))
+    x_bytes, dt_bytes = (array.dtype.itemsize if array.dtype in TYPES else 4 for array in (operands.x, operands.dt))
+    return b, t, pl.cdiv(d, CHANNELS), n, x_bytes, dt_bytes
+
+
+def _cost(call: Call, what: str) -> cost.Cost:
+    (b, t, d), n = call.operands.x.shape, call.operands.A.shape[1]
+    return getattr(cost.selective_scan(b=b, t=t, d=d, n=n, implementation='mosaic_gpu').executed, what)
+
+
+def _program() -> tuple[Any, Any]:
+    """The sequence of a program, and its block of channels."""
+    return jax.lax.axis_index('b'), jax.lax.axis_index('d')
 
 
 def _tiles(refs: dict[str, Any], rows: int, i: Any, c: Any, place: Callable[[Any], Any]) -> dict[str, Tiles]:
     """The tiles of a program in arrays by name."""
 
     def tiles(name: str, ref: Any) -> Tiles:
-        n = ref.shape[-1]
         match name:
             case 'kept':
-                return Tiles(ref, (1, 1, n), lambda k: (i, place(k), 0))
+                return Tiles(ref, (1, 1, ref.shape[-1]), lambda k: (i, place(k), 0))
             case 'B' | 'C':
-                return Tiles(ref, (1, rows, n), lambda k: (i, place(k), 0))
-            case 'states':
-                of_sequence = ref.shape[0] // jax.lax.axis_size('b')
-                return Tiles(ref, (1, CHANNELS, n), lambda k: (i * of_sequence + place(k), c, 0))
+                return Tiles(ref, (1, rows, *ref.shape[2:]), lambda k: (i, place(k), 0, 0, 0))
             case 'dB' | 'dC':
-                return Tiles(ref, (1, 1, rows, n), lambda k: (i, c, place(k), 0))
-        return Tiles(ref, (1, rows, CHANNELS), lambda k: (i, place(k), c))
+                row = i * jax.lax.axis_size('d') + c
+                return Tiles(ref, (1, rows, *ref.shape[2:]), lambda k: (row, place(k), 0, 0, 0))
+        return Tiles(ref, (1, rows, PARTS, PART), lambda k: (i, place(k), c, 0))
 
     return {name: tiles(name, ref) for name, ref in refs.items()}
 
@@ -262,21 +507,39 @@ def _tiles(refs: dict[str, Any], rows: int, i: Any, c: Any, place: Callable[[Any
 def _steps(tiles: dict[str, Any], start: Any, order: range) -> list[tuple[Any, At]]:
     """Rows of a tile in order, and the inputs of their steps."""
 
+    def rows(row: Any, layout: Any, *names: str) -> dict[str, jax.Array]:
+        return {name: _load(tiles[name].at[0, row], layout) for name in names if name in tiles}
+
     def read(row: Any) -> At:
-        B, C = (_load(tiles[name].at[0, row], BY_NUMBER) for name in ('B', 'C'))
-        B, C = (jax.lax.broadcast_in_dim(part, (CHANNELS, *part.shape), (1,)) for part in (B, C))
-        x, dt = (_load(tiles[name].at[0, row], BY_CHANNEL) for name in ('x', 'dt'))
-        return At(x, dt, B, C, tiles['kept'][0, 0, row] if 'kept' in tiles else None)
+        by_channel, by_number = rows(row, BY_CHANNEL, 'x', 'dt', 'dy'), rows(row, BY_NUMBER, 'B', 'C')
+        return At(by_channel, by_number, tiles['kept'][0, 0, row] if 'kept' in tiles else None)
 
     return [(start + row, read(start + row)) for row in order]
 
 
+def _across(by_channel: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    return plgpu.layout_cast(jax.lax.broadcast_in_dim(by_channel, shape, (0, 1)), STATE)
+
+
+def _all(number: float, shape: tuple[int, ...], layout: Any) -> jax.Array:
+    return plgpu.layout_cast(jnp.full(shape, number, jnp.float32), layout)
+
+
 def _load(ref: Any, layout: Any) -> jax.Array:
-    return plgpu.load(ref, layout=layout).astype(jnp.float32)
+    return plgpu.load(ref, layout=layout, optimized=False).astype(jnp.float32)
 
 
 def _load_state(ref: Any) -> jax.Array:
-    return plgpu.load(ref, layout=STATE, optimized=False)
+    return _load(ref, STATE)
+
+
+def _over_numbers(states: jax.Array) -> jax.Array:
+    """Sums of the numbers of every thread, `2 32 4`."""
+    return jnp.sum(jnp.sum(states, axis=4), axis=2)
+
+
+def _sum_of_numbers(sums: Any) -> jax.Array:
+    return jnp.sum(_load(sums, SUMS_OF_NUMBERS), axis=3)
 
 
 def _write(ref: Any, numbers: jax.Array) -> None:

@@ -5,6 +5,7 @@ import pytest
 
 from pallas_kernels import dispatch, selective_scan, target, tiling
 from pallas_kernels.cases import selective_scan as cases
+from pallas_kernels.tiling import SpanTile
 
 NARROW = ('prime', 'packed')
 
@@ -106,6 +107,32 @@ def test_kernels_are_the_reference(name, dtype, implementation, comparison, monk
 
 
 @pytest.mark.parametrize(
+    ('name', 'rows', 'spans'),
+    [
+        ('packed', 16, 5),  # Spans of 16 steps: documents start at steps 32 and 64, and at 5, 33 and 45.
+        pytest.param('prime', 8, 2, marks=pytest.mark.slow),
+        pytest.param('packed', 8, 3, marks=pytest.mark.slow),
+        pytest.param('long and wide', 16, 4, marks=pytest.mark.slow),
+    ],
+)
+def test_spans_of_time_are_the_reference(name, rows, spans, comparison, monkeypatch):
+    monkeypatch.setattr(tiling, 'selective_scan_gpu', lambda b, t, blocks, n, x_bytes, dt_bytes: SpanTile(rows, spans))
+    case = cases.CASES[name]
+    everything = case.b * case.t * case.n
+    comparison.check(
+        selective_scan,
+        name,
+        cases.call(name),
+        case.t * case.n,
+        implementation='mosaic_gpu',
+        A=everything,
+        D=everything,
+        B=case.t * case.d,
+        C=case.t * case.d,
+    )
+
+
+@pytest.mark.parametrize(
     'name', ['n=16', *(pytest.param(name, marks=pytest.mark.slow) for name in cases.real() if name != 'n=16')]
 )
 def test_kernels_lower_for_a_gpu_that_is_not_there(name, lowered_for_gpu):
@@ -115,11 +142,19 @@ def test_kernels_lower_for_a_gpu_that_is_not_there(name, lowered_for_gpu):
 
 
 @pytest.mark.parametrize(
-    ('t', 'n', 'x_bytes', 'dt_bytes', 'rows'),
-    [(8192, 16, 2, 2, 32), (8192, 16, 4, 4, 16), (8192, 64, 2, 2, 8), (8, 8, 4, 4, 8), (8200, 16, 2, 2, 8)],
+    ('sizes', 'rows', 'spans'),
+    [
+        ((2, 8192, 32, 16, 2, 2), 16, 8),
+        ((8, 8192, 32, 16, 2, 2), 16, 1),
+        ((2, 8192, 32, 16, 4, 4), 16, 8),
+        ((4, 8192, 32, 64, 2, 2), 8, 4),
+        ((1, 8, 1, 16, 4, 4), 8, 1),
+        ((1, 520, 1, 16, 2, 2), 16, 4),
+    ],
 )
-def test_the_states_of_a_tile_fit_shared_memory(t, n, x_bytes, dt_bytes, rows):
-    assert tiling.selective_scan_gpu(t, n, x_bytes, dt_bytes) == rows
+def test_spans_fill_a_gpu_and_tiles_its_shared_memory(sizes, rows, spans):
+    assert tiling.selective_scan_gpu(*sizes) == SpanTile(rows, spans)
+    assert tiling.selective_scan_gpu_memory(rows, *sizes[3:]) <= tiling.SHARED_MEMORY
 
 
 @pytest.mark.parametrize(('d', 'n', 'channels'), [(2048, 16, 256), (384, 16, 128), (2048, 64, 128), (128, 8, 128)])

@@ -15,7 +15,7 @@ ASKED = tuning.Asked('softmax_hopper', (('itemsize', 4), ('n', 8), ('o', 256)))
 CALLS = {
     'attention_hopper': {'k': 128, 'v': 128, 'r': 1, 'vectors': 0, 'numbers': 3, 'bias': False},
     'delta_rule_hopper': {'k': 64},
-    'selective_scan_gpu': {'t': 8192, 'n': 16, 'x_bytes': 2, 'dt_bytes': 2},
+    'selective_scan_gpu': {'b': 2, 't': 8192, 'blocks': 32, 'n': 16, 'x_bytes': 2, 'dt_bytes': 2},
     'linear_scan_gpu': {'b': 2, 't': 8192, 'blocks': 16, 'row': 512},
     'softmax_hopper': {'n': 16384, 'o': 8192, 'itemsize': 2},
 }
@@ -57,8 +57,17 @@ def test_steps_of_attention_fit_in_shared_memory():
 
 
 def test_spans_and_tiles_of_time_divide_it():
-    assert all(8192 % (tile.rows * tile.spans) == 0 for tile in tuning.candidates(asked('linear_scan_gpu')))
-    assert all(8192 % rows == 0 for rows in tuning.candidates(asked('selective_scan_gpu')))
+    for rule in ('linear_scan_gpu', 'selective_scan_gpu'):
+        assert all(8192 % (tile.rows * tile.spans) == 0 for tile in tuning.candidates(asked(rule)))
+
+
+def test_tiles_of_selective_scan_fit_in_shared_memory():
+    sizes = {'n': 64, 'x_bytes': 4, 'dt_bytes': 4}
+    found = tuning.candidates(
+        tuning.Asked('selective_scan_gpu', (('b', 2), ('blocks', 32), *sizes.items(), ('t', 8192)))
+    )
+    assert {tile.rows for tile in found} == {8}
+    assert all(tiling.selective_scan_gpu_memory(tile.rows, **sizes) <= tiling.SHARED_MEMORY for tile in found)
 
 
 def test_a_table_takes_the_place_of_the_rule_for_its_call_alone(folder):
