@@ -414,14 +414,15 @@ def cross_entropy_hopper(n: int, o: int) -> int:
     return 256 * -(-tiles // groups)
 
 
-def delta_rule_hopper(k: int) -> int | None:
+def delta_rule_hopper(k: int, keys: int) -> int | None:
     """Chunks of the delta rule with `k` channels of keys in shared memory at once; `None`: too many channels.
 
-    The backward pass decides, with tiles of 64 x 64: for a chunk three for every 64 channels of keys, two of values and
-    the numbers of steps; beside them, twice, the state and the sums, and, in float32, the last state. A thread holds
-    half a number of the state for every channel, in a register; 256 leave as much for all else.
+    A chunk has `keys` arrays of keys, 2 or, from the last chunk to the first, 3, and one of values less, each a tile of
+    64 x 64 for every 64 channels or one, and the numbers of steps; beside them are the state and the sums. A thread
+    holds half a number of the state for every channel, in a register; 256 leave as much for all else.
     """
     if k > 256:
         return None
     parts, tile = -(-k // 64), 2 * 64 * 64
-    return min(4, (SHARED_MEMORY - (2 * parts + 4) * tile - 2**12) // ((3 * parts + 2) * tile + 2**11))
+    chunk = (keys * parts + keys - 1) * tile + 2**11
+    return min(4, (SHARED_MEMORY - (parts + 1) * tile - 2**12) // chunk)

@@ -277,9 +277,9 @@ def _selective_scan(b: int, t: int, blocks: int, n: int, x_bytes: int, dt_bytes:
                 yield tiling.SpanTile(rows=rows, spans=spans)
 
 
-def _delta_rule(k: int) -> Iterator[Tile]:
+def _delta_rule(k: int, keys: int) -> Iterator[Tile]:
     """Fewer chunks at once than shared memory holds, two at least."""
-    yield from range(2, tiling.delta_rule_hopper(k) or 0)
+    yield from range(2, tiling.delta_rule_hopper(k, keys) or 0)
 
 
 RULES = {

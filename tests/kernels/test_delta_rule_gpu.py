@@ -116,11 +116,12 @@ def test_lowered_for_hopper(name):
 
 
 @pytest.mark.parametrize('k', range(1, 257, 15))
-def test_chunks_fit_shared_memory(k):
-    stages, parts, tile = tiling.delta_rule_hopper(k), -(-k // 64), 64 * 64 * 2
-    step = 3 * parts * tile + 2 * tile + 8 * 64 * 4
+@pytest.mark.parametrize('keys', [2, 3])
+def test_chunks_fit_shared_memory(k, keys):
+    stages, parts, tile = tiling.delta_rule_hopper(k, keys), -(-k // 64), 64 * 64 * 2
+    step = keys * parts * tile + (keys - 1) * tile + parts * 64 * 4
     assert stages >= 1
-    assert stages * step + parts * tile + tile + 2 * tile < tiling.SHARED_MEMORY
+    assert stages * step + (parts + 1) * tile < tiling.SHARED_MEMORY
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ KIND = target.H100.kind
 ASKED = tuning.Asked('softmax_hopper', (('itemsize', 4), ('n', 8), ('o', 256)))
 CALLS = {
     'attention_hopper': {'k': 128, 'v': 128, 'r': 1, 'vectors': 0, 'numbers': 3, 'bias': False},
-    'delta_rule_hopper': {'k': 64},
+    'delta_rule_hopper': {'k': 64, 'keys': 2},
     'selective_scan_gpu': {'b': 2, 't': 8192, 'blocks': 32, 'n': 16, 'x_bytes': 2, 'dt_bytes': 2},
     'linear_scan_gpu': {'b': 2, 't': 8192, 'blocks': 16, 'row': 512},
     'softmax_hopper': {'n': 16384, 'o': 8192, 'itemsize': 2},

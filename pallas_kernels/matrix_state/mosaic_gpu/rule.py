@@ -83,7 +83,7 @@ def refusal(
     *others: jax.Array,
 ) -> str | None:
     """The reason why the call cannot be served, or `None`; `others` are multiplied too."""
-    if tiling.delta_rule_hopper(state.shape[2]) is None:
+    if tiling.delta_rule_hopper(state.shape[2], 3) is None:
         return f'q and k have {state.shape[2]} channels; expected at most 256, as one program holds a whole column'
     return shared.refusal(here, q, k, v, log_decay, state, *others)
 
@@ -92,7 +92,7 @@ def tiled_by(
     here: Target, q: jax.Array, k: jax.Array, v: jax.Array, log_decay: jax.Array | None, state: jax.Array, *_: jax.Array
 ) -> str:
     """Where the tile of a call is from, see `tuning.source`."""
-    return tuning.source(here, tiling.delta_rule_hopper, -(-state.shape[2] // TILE) * TILE)
+    return tuning.source(here, tiling.delta_rule_hopper, -(-state.shape[2] // TILE) * TILE, 2)
 
 
 def _forward(here: Target, solve: Solve, arrays: Arrays, scale: float, keep: bool) -> tuple[Outputs, None]:

@@ -17,17 +17,12 @@ from pallas_kernels.matrix_state.mosaic_gpu.tiles import (
     along,
     load,
     shared_tile,
-    shared_tiles,
     swizzled,
     write,
 )
 from pallas_kernels.mosaic_gpu import launch
 from pallas_kernels.mosaic_gpu.products_sm90 import accumulate
 from pallas_kernels.target import Target
-
-SLOTS = 2
-"""The tiles of each output that shared memory holds: one being filled, one being copied out."""
-
 
 class Sweep(NamedTuple):
     """The inputs of the chunks of one sweep, 16-bit; with heads before time or after it, as the sweep is told.
@@ -63,7 +58,7 @@ def sweep(
     b, h, k, v = state.shape
     dtype, parts = given.values.dtype, k // TILE
     count = layout.sizes(given.values)[2] // TILE
-    stages = tuning.tile(here, tiling.delta_rule_hopper, k)
+    stages = tuning.tile(here, tiling.delta_rule_hopper, k, 2 + bool(given.more))
     assert stages is not None
     factors = jnp.broadcast_to(factor, (b, h, count, 1, k)).reshape(b, h, count, parts, TILE)
 
@@ -83,14 +78,12 @@ def sweep(
         def tile_of(part: int) -> tuple[Any, Any]:
             return pl.ds(part * TILE, TILE), channels
 
-        def run(kept_tiles: Any, sums_tiles: Any, final: Any) -> None:
+        def run(kept: Any, sums_tile: Any) -> None:
             def step(turn: Any, factors: Any, values: Any, *rest: Any) -> tuple[jax.Array, ...]:
                 *keys, state = rest
                 reads, adds, more = keys[:parts], keys[parts : 2 * parts], keys[2 * parts :]
                 chunk = place(turn[0])
-                slot = turn[0] % SLOTS
-                kept, sums_tile = [tile.at[slot] for tile in kept_tiles], sums_tiles.at[slot]
-                plgpu.wait_smem_to_gmem((SLOTS - 1) * (parts + 1), wait_read_only=True)
+                plgpu.wait_smem_to_gmem(0, wait_read_only=True)
                 for part in range(parts):
                     kept[part][...] = state[part].astype(dtype)
                 # Ordinary reads of a slot must finish before the commit, after which copies may refill it.
@@ -130,11 +123,17 @@ def sweep(
                     for part in range(parts)
                 ),
             )(*(ref for ref, _ in sources))
-            for part in range(parts):
-                final[...] = last[part]
-                write(final, final_ref.at[at, head, *tile_of(part)])
+            plgpu.wait_smem_to_gmem(0)
 
-        pl.run_scoped(run, [shared_tiles(dtype, SLOTS)] * parts, shared_tiles(dtype, SLOTS), shared_tile(jnp.float32))
+            def end(final: Any) -> None:
+                for part in range(parts):
+                    final[...] = last[part]
+                    write(final, final_ref.at[at, head, *tile_of(part)])
+
+            # In place of the chunks, which are over.
+            pl.run_scoped(end, shared_tile(jnp.float32))
+
+        pl.run_scoped(run, [shared_tile(dtype)] * parts, shared_tile(dtype))
 
     states, sums, final = launch.kernel(
         body,

@@ -97,10 +97,6 @@ def shared_tile(dtype: Any) -> Any:
     return plgpu.SMEM((TILE, TILE), dtype, transforms=swizzled(dtype))
 
 
-def shared_tiles(dtype: Any, count: int) -> Any:
-    return plgpu.SMEM((count, TILE, TILE), dtype, transforms=swizzled(dtype))
-
-
 def load(tile: Any) -> jax.Array:
     return plgpu.load(tile, layout=plgpu.Layout.WGMMA).astype(jnp.float32)
 
