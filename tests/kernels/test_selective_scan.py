@@ -113,6 +113,7 @@ def test_kernels_are_the_reference(name, dtype, implementation, comparison, monk
         pytest.param('prime', 8, 2, marks=pytest.mark.slow),
         pytest.param('packed', 8, 3, marks=pytest.mark.slow),
         pytest.param('long and wide', 16, 4, marks=pytest.mark.slow),
+        pytest.param('many numbers', 8, 2, marks=pytest.mark.slow),
     ],
 )
 def test_spans_of_time_are_the_reference(name, rows, spans, comparison, monkeypatch):
