@@ -151,6 +151,7 @@ def test_kernels_lower_for_a_gpu_that_is_not_there(name, lowered_for_gpu):
         ((4, 8192, 32, 64, 2, 2), 8, 4),
         ((1, 8, 1, 16, 4, 4), 8, 1),
         ((1, 520, 1, 16, 2, 2), 16, 4),
+        ((1, 2**16, 1, 16, 2, 2), 16, 32),
     ],
 )
 def test_spans_fill_a_gpu_and_tiles_its_shared_memory(sizes, rows, spans):
