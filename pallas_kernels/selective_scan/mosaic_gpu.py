@@ -248,8 +248,8 @@ def _backward(
     dy = _split('dy', _in_spans(dy, call.tile.spans))
     dfinal = _in_blocks(_padded(dfinal, operands.state.shape))
     inputs = call.inputs('x', 'dt', 'B', 'C') | {'dy': dy}
-    ahead = {name: array for name, array in inputs.items() if name not in ('x', 'B')}
-    dfinal = _at_spans(here, call, ahead, A, dfinal, _step_of_gradient, reverse=True)
+    of_gradients = {name: array for name, array in inputs.items() if name not in ('x', 'B')}
+    dfinal = _at_spans(here, call, of_gradients, A, dfinal, _step_of_gradient, reverse=True)
     group = tiling.selective_scan_gpu_group(n)
     segments, groups = rows // SEGMENT, SEGMENT // group
 
