@@ -122,7 +122,8 @@ def difference(results: Sequence[jax.Array], expected: Sequence[jax.Array]) -> s
     """Where two runs of a call are farther apart than the order of sums explains; `None`: nowhere."""
     for place, (ours, other) in enumerate(zip(results, expected, strict=True)):
         one, two = (np.asarray(array.astype(jnp.float32)) for array in (ours, other))
-        allowed = APART[other.dtype.itemsize] * float(jnp.finfo(other.dtype).eps) * float(np.max(np.abs(two), initial=0.0))
+        unit = float(jnp.finfo(other.dtype).eps) * float(np.max(np.abs(two), initial=0.0))
+        allowed = APART[other.dtype.itemsize] * unit
         apart = np.abs(one - two)
         if not np.all(apart <= allowed):
             worst = float(np.max(np.where(np.isnan(apart), np.inf, apart)))
