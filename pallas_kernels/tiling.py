@@ -345,14 +345,14 @@ def selective_scan_gpu(b: int, t: int, blocks: int, n: int, x_bytes: int, dt_byt
     `b blocks` programs of 64 channels, with `n` numbers each. The states at the start of tiles are kept, as many bytes
     as x in bfloat16 has where a tile has `2 n` steps; a second segment costs half a forward pass. Spans, of 128 steps
     at least, cost an exponential more for each number and pass, and so begin where fewer than two programs a
-    multiprocessor, 256, would run; 512 are then aimed at.
+    multiprocessor, 256, would run; 512 are then aimed at, by 32 spans at most, which XLA goes through one by one.
     """
     rows = 2 * SELECTIVE_SCAN_SEGMENT
     if t < rows or selective_scan_gpu_memory(rows, n, x_bytes, dt_bytes) > SHARED_MEMORY:
         rows = SELECTIVE_SCAN_SEGMENT
     spans = 1
     if b * blocks < 256:
-        while b * blocks * spans < 512 and t >= 2 * spans * 128:
+        while b * blocks * spans < 512 and t >= 2 * spans * 128 and spans < 32:
             spans *= 2
     return SpanTile(rows=rows, spans=spans)
 

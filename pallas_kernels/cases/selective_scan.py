@@ -27,9 +27,11 @@ CASES = {
     'prime': Case(b=2, t=37, d=5, n=3),
     'packed': Case(b=2, t=67, d=5, n=4, documents=drawing.PACKED_67),
     'long and wide': Case(b=1, t=131, d=130, n=9),
+    'many numbers': Case(b=1, t=19, d=5, n=33),
+    'two spans': Case(b=1, t=300, d=3, n=4, documents=(((1, 100), (2, 60), (3, 140)),)),
 }
 
-KERNEL = ('one', 'two', 'prime', 'packed', 'long and wide')
+KERNEL = ('one', 'two', 'prime', 'packed', 'long and wide', 'many numbers', 'two spans')
 """The cases that every kernel serves."""
 
 

@@ -1,27 +1,29 @@
 """`selective_scan` on a Hopper GPU: tiles of time streamed through shared memory, the states in registers.
 
-A program is one sequence and 64 channels, two by 32, over a span of time, and holds their states, `64 n`, spread over a
-warpgroup: the 32 by warps and lanes, sixteen numbers of a state over four lanes. What is summed over numbers or over
-channels is summed inside a thread, put into shared memory for `SEGMENT` steps, and only then summed across threads: in
-each step that would take exchanges between lanes whose latency nothing hides.
+A program is one sequence and 64 channels, two by 32, over a span of time. It holds their states, `64 n`, spread over a
+warpgroup: 32 channels over warps and lanes, sixteen numbers of a state over four lanes. What is summed over numbers or
+channels a thread sums as far as it has them, leaves in shared memory for the steps of a segment, and then all are
+summed at once: exchanges between lanes in every step take turns with the arithmetic, and their latency is not hidden.
 
-Few sequences and channels do not fill the device (b 2, d 2048: 64 programs). Time is then cut into spans. A first pass
-finds what a span makes of a state of zero and by what it multiplies its first state, a scan over spans by XLA the true
-first states, and the pass proper starts from these; so does the backward pass with the gradient of the states, in
-reverse. That is one exponential a number more in each direction, for as many more programs.
+Few sequences and channels do not fill the device (b 2, d 2048: 64 programs for 132 multiprocessors). Time is then cut
+into spans. A first pass finds what a span makes of a state of zero and by what it multiplies its first state, which
+follows from the sum of its steps; from these XLA computes the first states, with which the pass proper begins. The
+backward pass does so with the gradients of the states, in reverse. In each that is another exponential a number, for as
+many more programs; exponentials, 16 a cycle and multiprocessor, bound the forward pass.
 
-The forward pass keeps the state at the start of every tile, `b t/rows d n`. The backward pass recomputes the states
-of a tile, in shared memory a segment at a time, then runs the segment in reverse. The gradients of B and C are written
-by every program for its channels, `b d/64 t n`, that of A for its span, and then summed, in a fixed order.
+The forward pass keeps the state at the start of every tile, `b t/rows d n`. The backward pass runs a tile once for the
+states at the start of groups of steps, and then, group by group from the last, once more in registers, and in reverse.
+The gradients of B and C are written by every program for its channels, `b d/64 t n`, that of A for its span, and then
+summed, in a fixed order.
 
 No kernel here has the barriers that Pallas puts around every store to shared memory (`FAST`), because
-- tiles of inputs are only read, and those of outputs only written; `stream` waits for copies, and ends every tile, with
-  a barrier of all threads;
-- the states of steps and of the starts of segments are written and read by the same threads, in one layout;
-- what a step leaves to be summed is read by other threads, after one `commit_smem`, whose barrier all threads pass, and
-  overwritten after another; the sums of B and C lie where the states of the step were, which the thread that writes
-  them has read before, and no other reads;
-- no sum crosses warps, so that none goes through the memory that Pallas keeps for that.
+- tiles of inputs are only read, and those of outputs only written; `stream` begins a tile with a wait that all threads
+  share, for the copies that empty its outputs, and ends it with `commit_smem`, a barrier of all threads, before copies
+  empty the outputs and refill the inputs;
+- states at the start of groups are written and read by the same threads, in one layout;
+- what a step leaves to be summed is read by other threads after one `commit_smem`, and overwritten after another. What
+  it leaves for B and C takes the place of states that the thread which writes it has read, and no other reads;
+- no sum crosses warps, and so none goes through the memory that Pallas keeps for that, which has barriers of its own.
 """
 
 import functools
@@ -60,6 +62,7 @@ GROUP = 4
 """Unrolled steps, so that all of them are loaded before the first is computed."""
 
 STAGES = 2
+"""The tiles of an input in flight at a time: few, so that several programs fit a multiprocessor."""
 
 FAST = plgpu.CompilerParams(
     approx_math=True, unsafe_no_auto_barriers=True, lowering_semantics=plgpu.LoweringSemantics.Lane
@@ -232,8 +235,7 @@ def _forward(
 def _backward(
     here: Target, operands: Operands, starts: jax.Array | None, states: jax.Array, gradients: Outputs
 ) -> Operands:
-    """The states before groups of steps are recomputed first, then those of a group, in registers, which is then run
-    in reverse.
+    """The states before groups of steps are computed again, then those of a group, which is run in reverse.
 
     With `r_t = dy_t C_t + decay_{t+1} r_{t+1}` the gradient of `h_t`, that of the write is `r_t` and that of the decay
     `r_t h_{t-1}`.
@@ -246,8 +248,8 @@ def _backward(
     dy = _split('dy', _in_spans(dy, call.tile.spans))
     dfinal = _in_blocks(_padded(dfinal, operands.state.shape))
     inputs = call.inputs('x', 'dt', 'B', 'C') | {'dy': dy}
-    ahead = {name: array for name, array in inputs.items() if name not in ('x', 'B')}
-    dfinal = _at_spans(here, call, ahead, A, dfinal, _step_of_gradient, reverse=True)
+    of_gradients = {name: array for name, array in inputs.items() if name not in ('x', 'B')}
+    dfinal = _at_spans(here, call, of_gradients, A, dfinal, _step_of_gradient, reverse=True)
     group = tiling.selective_scan_gpu_group(n)
     segments, groups = rows // SEGMENT, SEGMENT // group
 

@@ -113,6 +113,7 @@ def test_kernels_are_the_reference(name, dtype, implementation, comparison, monk
         pytest.param('prime', 8, 2, marks=pytest.mark.slow),
         pytest.param('packed', 8, 3, marks=pytest.mark.slow),
         pytest.param('long and wide', 16, 4, marks=pytest.mark.slow),
+        pytest.param('many numbers', 8, 2, marks=pytest.mark.slow),
     ],
 )
 def test_spans_of_time_are_the_reference(name, rows, spans, comparison, monkeypatch):
@@ -150,6 +151,7 @@ def test_kernels_lower_for_a_gpu_that_is_not_there(name, lowered_for_gpu):
         ((4, 8192, 32, 64, 2, 2), 8, 4),
         ((1, 8, 1, 16, 4, 4), 8, 1),
         ((1, 520, 1, 16, 2, 2), 16, 4),
+        ((1, 2**16, 1, 16, 2, 2), 16, 32),
     ],
 )
 def test_spans_fill_a_gpu_and_tiles_its_shared_memory(sizes, rows, spans):

@@ -175,6 +175,8 @@ def test_a_table_of_nothing_is_not_written(tmp_path):
 def test_results_that_differ_are_found():
     one = [np.ones(3, np.float32), np.full(2, 4, np.float32)]
     assert tune.difference([jax.numpy.asarray(x) for x in one], [jax.numpy.asarray(x) for x in one]) is None
+    in_another_order = [jax.numpy.asarray(one[0]), jax.numpy.asarray([4, 4 * (1 + 2**-18)], 'float32')]
+    assert tune.difference(in_another_order, [jax.numpy.asarray(x) for x in one]) is None
     for wrong in (1.001, np.nan):
         other = [jax.numpy.asarray(one[0]), jax.numpy.asarray([4, 4 * wrong], 'float32')]
         assert tune.difference(other, [jax.numpy.asarray(x) for x in one]).startswith('result 1 is ')
