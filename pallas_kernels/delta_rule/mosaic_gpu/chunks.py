@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from pallas_kernels.cost import Cost
 from pallas_kernels.matrix_state.decays import COUNT, REACH, WRITE
-from pallas_kernels.matrix_state.mosaic_gpu.inverse import SIZES, parts, solved
+from pallas_kernels.matrix_state.mosaic_gpu.inverse import DOUBLINGS, parts, put, solved
 from pallas_kernels.matrix_state.mosaic_gpu.reads import BACKWARD, FORWARD, decays_between, times
 from pallas_kernels.matrix_state.mosaic_gpu.tiles import (
     NAMED_LAYOUTS,
@@ -29,6 +29,7 @@ from pallas_kernels.matrix_state.mosaic_gpu.tiles import (
     iota,
     load,
     shared_tile,
+    swizzled,
 )
 from pallas_kernels.mosaic_gpu import launch
 from pallas_kernels.mosaic_gpu.products_sm90 import accumulate, multiply
@@ -57,53 +58,79 @@ def solve(here: Target, k: jax.Array, v: jax.Array, beta: jax.Array, rows: jax.A
     """What all chunks do; the inverse too if it is to be kept."""
     b, h, count = rows.shape[:3]
     t, dtype = count * TILE, v.dtype
+    parts_of_keys, parts_of_values = k.shape[3] // TILE, v.shape[3] // TILE
 
     def body(k_ref: Any, v_ref: Any, beta_ref: Any, rows_ref: Any, *outs: Any) -> None:
         at, head, chunk = (jax.lax.axis_index(name) for name in GRID)
         steps = pl.ds(chunk * TILE, TILE)
-        written, reads, writes = (_tiles(TIME_FIRST.of_head(ref, at, head).at[steps]) for ref in outs[:3])
+        written, reads, writes = (TIME_FIRST.of_head(ref, at, head).at[steps] for ref in outs[:3])
 
         def run(
-            keys: Any, values: Any, numbers: Any, betas: Any, first: Any, second: Any, others: Any, arrived: Any
+            keys: Any,
+            values: Any,
+            numbers: Any,
+            betas: Any,
+            first: Any,
+            second: Any,
+            others: Any,
+            arrived: Any,
+            came: Any,
         ) -> None:
-            _copy(_tiles(TIME_FIRST.of_group(k_ref, at, head, h, k).at[steps]), keys, arrived)
-            _copy(_tiles(TIME_FIRST.of_group(v_ref, at, head, h, v).at[steps]), values, arrived)
+            tiles = [keys.at[part] for part in range(parts_of_keys)]
+            _copy(_tiles(TIME_FIRST.of_group(k_ref, at, head, h, k).at[steps]), tiles, arrived)
             _copy([rows_ref.at[at, head, chunk], beta_ref.at[at, head, chunk]], [numbers, betas], arrived)
             plgpu.barrier_wait(arrived)
-            (alike,) = accumulate(here, (None, [(key, key.transpose((1, 0))) for key in keys]))
+            (alike,) = accumulate(here, (None, [(key, key.transpose((1, 0))) for key in tiles]))
             weights = alike * decays_between(numbers, FORWARD) * along(betas, 0, 0)
             origin = hidden_zero(numbers)
-            found = solved(here, first, second, origin, jnp.where(iota(0, origin) > iota(1), weights, 0.0))
-            for part, tile, out in zip(parts(found, dtype), others or first, outs[3:], strict=False):
+            # Tiles serve several ends one after the other, so that three programs share a multiprocessor.
+            given, reading, writing = others or ([values.at[0], values.at[1]], first, second)
+            found = solved(here, given, first, second, origin, jnp.where(iota(0, origin) > iota(1), weights, 0.0))
+            tiles = [values.at[part] for part in range(parts_of_values)]
+            _copy(_tiles(TIME_FIRST.of_group(v_ref, at, head, h, v).at[steps]), tiles, came)
+            for part, tile, out in zip(parts(found, dtype), writing, outs[3:], strict=False):
                 tile[...] = part
                 _send(tile, out.at[at, head, steps])
             found = found * along(betas, 0, 1)
-            for value, out in zip(values, written, strict=True):
-                value[...] = _both(here, parts(found, dtype), value).astype(dtype)
-                _send(value, out)
-            found = -found * along(numbers, REACH, 1)
-            for key, read, write in zip(keys, reads, writes, strict=True):
+            put(reading, -found * along(numbers, REACH, 1))
+            plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+            put(writing, found)
+
+            # Loops, as the registers of two turns at once would leave room for a program less.
+            def of_keys(part: Any, _: None) -> None:
+                key, channels = keys.at[part], pl.ds(part * TILE, TILE)
                 stays = (load(key) * along(numbers, WRITE, 0)).astype(dtype)
-                key[...] = _both(here, parts(found, dtype), key).astype(dtype)
-                _send(key, read)
+                key[...] = _both(here, reading, key).astype(dtype)
+                _send(key, reads.at[:, channels])
                 plgpu.wait_smem_to_gmem(0, wait_read_only=True)
                 key[...] = stays
-                _send(key, write)
+                _send(key, writes.at[:, channels])
+
+            def of_values(part: Any, _: None) -> None:
+                value = values.at[part]
+                value[...] = _both(here, writing, value).astype(dtype)
+                _send(value, written.at[:, pl.ds(part * TILE, TILE)])
+
+            jax.lax.fori_loop(0, parts_of_keys, of_keys, None)
+            plgpu.barrier_wait(came)
+            jax.lax.fori_loop(0, parts_of_values, of_values, None)
             plgpu.wait_smem_to_gmem(0)
 
+        pair, own = [shared_tile(jnp.bfloat16)] * 2, [shared_tile(dtype)] * 2
         pl.run_scoped(
             run,
-            [shared_tile(dtype)] * (k.shape[3] // TILE),
-            [shared_tile(dtype)] * (v.shape[3] // TILE),
+            plgpu.SMEM((parts_of_keys, TILE, TILE), dtype, transforms=swizzled(dtype)),
+            plgpu.SMEM((max(2, parts_of_values), TILE, TILE), dtype, transforms=swizzled(dtype)),
             plgpu.SMEM((COUNT, TILE), jnp.float32),
             plgpu.SMEM((1, TILE), jnp.float32),
-            [shared_tile(jnp.bfloat16)] * 2,
-            [shared_tile(jnp.bfloat16)] * 2,
-            [shared_tile(dtype)] * (2 if keep and dtype != jnp.bfloat16 else 0),
-            plgpu.Barrier(num_arrivals=(k.shape[3] + v.shape[3]) // TILE + 2),
+            pair,
+            pair,
+            () if dtype == jnp.bfloat16 else (pair, own, own),
+            plgpu.Barrier(num_arrivals=parts_of_keys + 2),
+            plgpu.Barrier(num_arrivals=parts_of_values),
         )
 
-    products = (k.shape[3] // TILE) * 3 + (v.shape[3] // TILE) * 2 + 3 * 2 * len(SIZES)
+    products = 3 * parts_of_keys + 2 * parts_of_values + 3 * 2 * DOUBLINGS
     keys = jax.ShapeDtypeStruct(TIME_FIRST.shape(b, h, t, k.shape[3]), dtype)
     values = jax.ShapeDtypeStruct(TIME_FIRST.shape(b, h, t, v.shape[3]), dtype)
     inverses = [jax.ShapeDtypeStruct((b, h, t, TILE), dtype)] * (2 if keep else 0)

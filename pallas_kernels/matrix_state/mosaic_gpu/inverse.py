@@ -21,14 +21,14 @@ from pallas_kernels.mosaic_gpu import launch
 from pallas_kernels.mosaic_gpu.products_sm90 import accumulate
 from pallas_kernels.target import Target
 
-SIZES = (2, 4, 8, 16, 32)
-"""The steps of the blocks from which those of twice as many are made."""
+DOUBLINGS = 5
+"""From blocks of 2 steps to one of 64."""
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def inverse(here: Target, strict: jax.Array) -> jax.Array:
     """Returns `(I + strict)^{-1}`, float32 `b h l c c`, of matrices that are zero on the diagonal and above."""
-    return _call(here, 'matrix_state_inverse', 2 * len(SIZES), solved, strict)
+    return _call(here, 'matrix_state_inverse', 2 * DOUBLINGS, solved, strict)
 
 
 def _save(here: Target, strict: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -43,24 +43,27 @@ def _pull(here: Target, found: jax.Array, dfound: jax.Array) -> tuple[jax.Array]
 inverse.defvjp(_save, _pull)
 
 
-def solved(here: Target, first: Any, second: Any, origin: Any, strict: jax.Array) -> jax.Array:
-    """Returns `(I + strict)^{-1}`, in registers; `first` and `second` are pairs of bfloat16 tiles that it writes to.
+def solved(here: Target, given: Any, first: Any, second: Any, origin: Any, strict: jax.Array) -> jax.Array:
+    """Returns `(I + strict)^{-1}`, in registers; the others are pairs of bfloat16 tiles that it writes to.
 
     `origin` is a `tiles.hidden_zero`.
     """
 
-    def same(size: int) -> jax.Array:
-        """Marks the steps in the same block of so many."""
-        return (iota(0, origin) ^ iota(1)) < size
+    def apart() -> jax.Array:
+        """Less than n for steps in the same block of n, a power of two."""
+        return iota(0, origin) ^ iota(1)
 
-    found = jnp.where(same(1), 1.0, jnp.where(same(2), -strict, 0.0))
-    for size in SIZES:
-        corner = jnp.where(same(2 * size) & ~same(size), strict, 0.0)
-        _put(first, found)
-        inner = _three_products(here, parts(corner, jnp.bfloat16), first)
-        _put(second, inner)
-        found = found - _three_products(here, first, second)
-    return found
+    def twice(turn: Any, found: jax.Array) -> jax.Array:
+        size = jax.lax.shift_left(jnp.int32(2), turn)
+        put(first, found)
+        # Of the product of the whole matrix, what is between blocks next to each other.
+        beside = (apart() >= size) & (apart() < 2 * size)
+        put(second, jnp.where(beside, _three_products(here, given, first), 0.0))
+        return found - _three_products(here, first, second)
+
+    put(given, strict)
+    start = jnp.where(apart() < 1, 1.0, jnp.where(apart() < 2, -strict, 0.0))
+    return jax.lax.fori_loop(0, DOUBLINGS, twice, start)
 
 
 def parts(numbers: jax.Array, dtype: Any) -> tuple[jax.Array, jax.Array]:
@@ -75,9 +78,9 @@ def parts(numbers: jax.Array, dtype: Any) -> tuple[jax.Array, jax.Array]:
     return coarse.astype(dtype), (numbers - coarse).astype(dtype)
 
 
-def _put(tiles: Any, numbers: jax.Array) -> None:
+def put(tiles: Any, numbers: jax.Array) -> None:
     """Writes both parts of numbers to shared memory, for products."""
-    for tile, part in zip(tiles, parts(numbers, jnp.bfloat16), strict=True):
+    for tile, part in zip(tiles, parts(numbers, tiles[0].dtype), strict=True):
         tile[...] = part
     plgpu.commit_smem()
 
@@ -88,12 +91,13 @@ def _three_products(here: Target, left: Any, right: Any) -> jax.Array:
     return found
 
 
-def _gradients(here: Target, first: Any, second: Any, _: Any, found: jax.Array, dfound: jax.Array) -> jax.Array:
-    _put(first, dfound)
-    _put(second, found)
-    inner = _three_products(here, first, _transposed(second))
-    _put(first, inner)
-    dstrict = _three_products(here, _transposed(second), first)
+def _gradients(
+    here: Target, first: Any, second: Any, third: Any, _: Any, found: jax.Array, dfound: jax.Array
+) -> jax.Array:
+    put(first, dfound)
+    put(second, found)
+    put(third, _three_products(here, first, _transposed(second)))
+    dstrict = _three_products(here, _transposed(second), third)
     return jnp.where(iota(0) > iota(1), -dstrict, 0.0)
 
 
@@ -110,13 +114,13 @@ def _call(here: Target, name: str, products: int, compute: Callable[..., jax.Arr
         at, head, chunk = (jax.lax.axis_index(name) for name in ('b', 'h', 'chunk'))
         *taken, out = (ref.at[at, head, pl.ds(chunk * TILE, TILE)] for ref in refs)
 
-        def run(tiles: Any, left: Any, right: Any, arrived: Any) -> None:
+        def run(tiles: Any, factors: Any, arrived: Any) -> None:
             for ref, tile in zip(taken, tiles, strict=True):
                 plgpu.copy_gmem_to_smem(ref, tile, arrived)
             plgpu.barrier_wait(arrived)
             # The first number of all these matrices but the gradient's is a zero, or a one.
             origin = taken[0][0, 0].astype(jnp.int32)
-            found = compute(here, left, right, origin, *(load(tile) for tile in tiles))
+            found = compute(here, *factors, origin, *(load(tile) for tile in tiles))
             # Every thread has read the numbers in whose place it writes.
             tiles[0][...] = found
             write(tiles[0], out)
@@ -124,8 +128,7 @@ def _call(here: Target, name: str, products: int, compute: Callable[..., jax.Arr
         pl.run_scoped(
             run,
             [shared_tile(jnp.float32)] * len(given),
-            [shared_tile(jnp.bfloat16)] * 2,
-            [shared_tile(jnp.bfloat16)] * 2,
+            [[shared_tile(jnp.bfloat16)] * 2] * 3,
             plgpu.Barrier(num_arrivals=len(given)),
         )
 

@@ -24,6 +24,7 @@ from pallas_kernels.mosaic_gpu import launch
 from pallas_kernels.mosaic_gpu.products_sm90 import accumulate
 from pallas_kernels.target import Target
 
+
 class Sweep(NamedTuple):
     """The inputs of the chunks of one sweep, 16-bit; with heads before time or after it, as the sweep is told.
 
