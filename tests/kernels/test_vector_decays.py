@@ -6,7 +6,10 @@ import numpy as np
 import pytest
 
 import pallas_kernels
+from attnlab.testing.tolerances import assert_close
+from pallas_kernels import target
 from pallas_kernels.matrix_state.chunks import MODERATE
+from pallas_kernels.matrix_state.mosaic_gpu import channel_decays
 
 
 def drawn(*shape: int, place: int) -> jax.Array:
@@ -35,3 +38,43 @@ def test_strong_decays_of_one_row_change_no_bit_of_another(core):
     for one, other in zip(*ours, strict=True):
         np.testing.assert_array_equal(one[0], other[0])
         assert np.abs(one[1] - other[1]).max() > 1e-3 and np.isfinite(other).all()
+
+
+def blocks(dtype):
+    """Log decays, `1 64 1 192`, of 64 channels for every level, a hair above the least that it allows in a half."""
+    least = -channel_decays.bound(dtype) * 0.999
+    steps = jnp.arange(64)
+    whole = jnp.where(steps % 32 == 5, least, -1e-4)
+    some = jnp.where(steps % 8 == 3, least, -1e-4)
+    strong = jnp.where(steps % 8 == 3, 1.1 * least, -1e-4)
+    return jnp.repeat(jnp.stack([whole, some, strong], axis=1), 64, axis=1)[None, :, None].astype(jnp.float32)
+
+
+@pytest.mark.parametrize('dtype', [jnp.bfloat16, jnp.float16])
+def test_blocks_are_as_long_as_decays_allow(dtype):
+    found = channel_decays.levels(jnp.moveaxis(blocks(dtype), 2, 1), dtype)
+    assert found[0, 0, 0, 0, :3].tolist() == list(channel_decays.LEVELS)
+
+
+@pytest.mark.parametrize('dtype', [jnp.bfloat16, jnp.float16])
+def test_every_length_of_blocks_is_the_reference(dtype):
+    """On the kernels for Hopper, interpreted, in value and gradients; some decays are sudden, and most are none."""
+    q, k = (4 * drawn(1, 64, 1, 192, place=place) for place in range(2))
+    v, weights = (4 * drawn(1, 64, 1, 8, place=place) for place in range(2, 4))
+    arrays = [array.astype(dtype) for array in (q, k, v)]
+
+    def evaluated(implementation, *arrays):
+        def loss(*arrays):
+            q, k, v, log_decay = arrays
+            o, _ = pallas_kernels.linear_attention(q, k, v, log_decay, implementation=implementation)
+            return jnp.vdot(weights.astype(o.dtype), o).astype(log_decay.dtype), o
+
+        (_, o), gradients = jax.value_and_grad(loss, (0, 1, 2, 3), has_aux=True)(*arrays)
+        return [o, *gradients]
+
+    with target.compiling_for(target.interpreted('mosaic_gpu')):
+        ours = evaluated('mosaic_gpu', *arrays, blocks(dtype))
+    with jax.enable_x64(True):
+        exact = evaluated('reference', *(jnp.asarray(array, jnp.float64) for array in (*arrays, blocks(dtype))))
+    for found, expected, what in zip(ours, exact, ('o', 'dq', 'dk', 'dv', 'dlog_decay'), strict=True):
+        assert_close(found, expected, dtype=dtype, reduction=64 * 192, what=what)

@@ -1,10 +1,15 @@
 """The weights of the steps of a chunk with decays per key channel, on Hopper GPUs.
 
 With G the log decays summed, a step i reads a step j through `sum_k q_ik k_jk exp(G_ik - G_jk)`. A chunk is split into
-halves, these into halves, and so on down to single steps: the second half of a block reads the first through a product
-of `q exp(G - M)` and `k exp(M - G)`, with M the decays up to the middle (the secondary chunking of Yang et al., 2024,
-arXiv 2312.06635, all the way down). So a score is in one of seven products of a whole chunk, no exponent is above 0,
-and a number has one exponential for each of the six sizes of halves, being in the first or in the second.
+halves, these into halves, and so on down to blocks: the second half of a block reads the first through a product of `q
+exp(G - M)` and `k exp(M - G)`, with M the decays up to the middle (the secondary chunking of Yang et al., 2024, arXiv
+2312.06635, all the way down). So a score is in one of seven products of a whole chunk, no exponent is above 0, and a
+number has one exponential for each of the six sizes of halves, being in the first or in the second.
+
+Where decays are weak, fewer products do: the smallest blocks have 64, 16 or 1 steps, as no half of one may decay by
+more than `bound`, for every chunk and 64 channels apart, and one product of `q exp(G - M)` and `k exp(M - G)` has all
+scores within such blocks. Exponents are up to `bound` there; sums are those of the halves, and rounding is relative to
+a number, as everywhere.
 
 Log decays are summed over exactly the steps between, as products of zeros and ones with two bfloat16 parts. Their error
 in a sum G, `2^-17 G`, is less than the error of a product from rounding its factors, `2^-12`, where `exp(G)` matters.
@@ -24,6 +29,14 @@ from pallas_kernels.target import Target
 
 HALVES = 6
 """The sizes of the halves of a chunk: 1, 2, 4, ... steps."""
+
+LEVELS = (6, 4, 0)
+"""Of the smallest blocks, the logarithms of their steps: HALVES, or fewer where decays are strong."""
+
+
+def bound(dtype: Any) -> float:
+    """By how much a half of the smallest blocks may decay, so that its inverse is far from the largest number."""
+    return 20.0 if jnp.finfo(dtype).maxexp > 16 else 4.0
 
 
 class Steps(NamedTuple):
@@ -76,16 +89,47 @@ def parts(log_decay: jax.Array) -> tuple[jax.Array, jax.Array]:
     return coarse.astype(jnp.bfloat16), (clipped - coarse).astype(jnp.bfloat16)
 
 
-def halves_of(turn: Any, origin: Any) -> tuple[jax.Array, jax.Array]:
-    """The steps that decay between a step and the middle of its block, for one size of blocks, and who reads whom.
+def levels(log_decay: jax.Array, dtype: Any, layout: Layout = HEADS_FIRST) -> jax.Array:
+    """Of `LEVELS`, those of every chunk and 64 channels, `b h l 1 64`, the channels in the first places, float32."""
+    b, h, t, k = layout.sizes(log_decay)
+    l, parts, least = t // TILE, k // TILE, -bound(dtype)
+    steps = (b, h, l * 8, 8, k) if layout.heads == 1 else (b, l * 8, 8, h, k)
+    eighths = layout.heads_first(jnp.sum(log_decay.reshape(steps), axis=4 - layout.heads)).reshape(
+        b, h, l, 8, parts, TILE
+    )
+    halves = jnp.sum(eighths.reshape(b, h, l, 2, 4, parts, TILE), axis=4)
+    whole, some = (jnp.min(sums, axis=(3, 5)) >= least for sums in (halves, eighths))
+    found = jnp.where(whole, LEVELS[0], jnp.where(some, LEVELS[1], LEVELS[2])).astype(jnp.float32)
+    return jnp.pad(found, ((0, 0),) * 3 + ((0, TILE - parts),))[:, :, :, None]
+
+
+def level_of(numbers: Any, part: Any) -> Any:
+    """Of a chunk, the level of 64 channels, a scalar."""
+    return numbers[0, part].astype(jnp.int32)
+
+
+def halves_of(size: Any, origin: Any) -> tuple[jax.Array, jax.Array]:
+    """The steps that decay between a step and the middle of its block, of halves of a size, and who reads whom.
 
     A step of a second half has decayed since the middle, its own decay included; one of a first half decays until then.
     """
-    size = jax.lax.shift_left(jnp.int32(1), turn)
     step, other = iota(0, origin), iota(1)
     apart, second = step ^ other, (step & size) != 0
     between = (apart < size) & ((second & (other <= step)) | (~second & (other > step)))
     return between, (step > other) & (apart >= size) & (apart < 2 * size)
+
+
+def within_blocks(here: Target, coarse: Any, fine: Any, level: Any, origin: Any) -> tuple[jax.Array, jax.Array]:
+    """The decay from the middle of its smallest block to a step, above one in the first half, and its inverse."""
+    size = jax.lax.shift_right_logical(jax.lax.shift_left(jnp.int32(1), level), 1)
+    total = sum_over(here, coarse, fine, halves_of(size, origin)[0])
+    exponent = jnp.where((iota(0, origin) & size) != 0, total, -total)
+    return jnp.exp(exponent), jnp.exp(-exponent)
+
+
+def same_block(level: Any, origin: Any) -> jax.Array:
+    """Marks the steps in the same smallest block."""
+    return (iota(0, origin) ^ iota(1)) < jax.lax.shift_left(jnp.int32(1), level)
 
 
 def to_ends(origin: Any) -> tuple[tuple[jax.Array, int], tuple[jax.Array, int]]:
@@ -100,6 +144,11 @@ def ones_where(steps: jax.Array) -> jax.Array:
 
 def decay_over(here: Target, coarse: Any, fine: Any, steps: jax.Array) -> jax.Array:
     """The decay over the marked steps, for every step of a tile."""
+    return jnp.exp(sum_over(here, coarse, fine, steps))
+
+
+def sum_over(here: Target, coarse: Any, fine: Any, steps: jax.Array) -> jax.Array:
+    """The log decays of the marked steps, summed, for every step of a tile."""
     ones = ones_where(steps)
     (total,) = accumulate(here, (None, [(ones, coarse), (ones, fine)]))
-    return jnp.exp(total)
+    return total

@@ -16,9 +16,13 @@ from pallas_kernels.matrix_state.mosaic_gpu.channel_decays import (
     Weights,
     decay_over,
     halves_of,
+    level_of,
+    levels,
     ones_where,
     parts,
+    same_block,
     to_ends,
+    within_blocks,
 )
 from pallas_kernels.matrix_state.mosaic_gpu.tiles import (
     HEADS_FIRST,
@@ -31,7 +35,6 @@ from pallas_kernels.matrix_state.mosaic_gpu.tiles import (
     load,
     shared_tile,
     write,
-    zeros,
 )
 from pallas_kernels.mosaic_gpu import launch
 from pallas_kernels.mosaic_gpu.products_sm90 import accumulate, multiply
@@ -53,13 +56,22 @@ def weight_gradients(
     arrays = jax.tree.leaves(gradients)
     types = [dtype if array.shape[layout.heads] == h else jnp.float32 for array in (steps.q, steps.k)]
 
-    def body(q_ref: Any, k_ref: Any, coarse_ref: Any, fine_ref: Any, rows_ref: Any, *others: Any) -> None:
+    def body(
+        q_ref: Any, k_ref: Any, coarse_ref: Any, fine_ref: Any, levels_ref: Any, rows_ref: Any, *others: Any
+    ) -> None:
         gradient_refs, out_refs = others[: len(arrays)], others[len(arrays) :]
         at, head, chunk, part = (jax.lax.axis_index(name) for name in ('b', 'h', 'chunk', 'part'))
         time, channels = pl.ds(chunk * TILE, TILE), pl.ds(part * TILE, TILE)
 
         def run(
-            given: Any, gradients: Weights, scores: Any, factors: Any, wide: Any, numbers: Any, arrived: Any
+            given: Any,
+            gradients: Weights,
+            scores: Any,
+            factors: Any,
+            wide: Any,
+            numbers: Any,
+            levels: Any,
+            arrived: Any,
         ) -> None:
             sources = (
                 layout.of_group(q_ref, at, head, h, steps.q),
@@ -73,39 +85,56 @@ def weight_gradients(
                 columns = channels if array.shape[3] == size else slice(None)
                 plgpu.copy_gmem_to_smem(ref.at[at, head, time, columns], tile, arrived)
             plgpu.copy_gmem_to_smem(rows_ref.at[at, head, chunk], numbers, arrived)
+            plgpu.copy_gmem_to_smem(levels_ref.at[at, head, chunk], levels, arrived)
             plgpu.barrier_wait(arrived)
             q_tile, k_tile, coarse, fine = given
             decay = functools.partial(decay_over, here, coarse, fine)
             origin = hidden_zero(numbers)
-            step, other = iota(0, origin), iota(1)
+            step, other, level = iota(0, origin), iota(1), level_of(levels, part)
 
             def one_run() -> jax.Array:
                 return along(numbers, RUN, 0) == along(numbers, RUN, 1)
 
+            def put(tile: Any, numbers: jax.Array) -> None:
+                tile[...] = numbers.astype(dtype)
+                plgpu.commit_smem()
+
+            def block() -> tuple[jax.Array, jax.Array]:
+                to, back = within_blocks(here, coarse, fine, level, origin)
+                seen = same_block(level, origin) & (step > other) & one_run()
+                factors[...] = (load(k_tile) * back).astype(dtype)
+                if erases:
+                    put(scores, jnp.where(seen, load(gradients.erased), 0))
+                    wide[...] = to * multiply(here, scores, factors)
+                put(scores, jnp.where(seen, load(gradients.among), 0))
+                dq = to * multiply(here, scores, factors)
+                put(factors, load(q_tile) * to)
+                dk = back * multiply(here, scores.transpose((1, 0)), factors)
+                if erases:
+                    scores[...] = jnp.where(seen, load(gradients.erased), 0).astype(dtype)
+                    put(factors, load(k_tile) * to)
+                    dk = dk + back * multiply(here, scores.transpose((1, 0)), factors)
+                return dq, dk
+
             def halves(turn: Any, sums: Any) -> Any:
                 dq, dk = sums
-                between, pairs = halves_of(turn, origin)
+                between, pairs = halves_of(jax.lax.shift_left(jnp.int32(1), turn), origin)
                 decayed, seen = decay(between), pairs & one_run()
                 factors[...] = (load(k_tile) * decayed).astype(dtype)
                 if erases:
-                    scores[...] = jnp.where(seen, load(gradients.erased), 0).astype(dtype)
-                    plgpu.commit_smem()
+                    put(scores, jnp.where(seen, load(gradients.erased), 0))
                     written, read = accumulate(
                         here, (None, [(scores.transpose((1, 0)), factors)]), (None, [(scores, factors)])
                     )
                     dk = dk + decayed * written
                     # No registers are left to hold it.
                     wide[...] = load(wide) + decayed * read
-                scores[...] = jnp.where(seen, load(gradients.among), 0).astype(dtype)
-                plgpu.commit_smem()
+                put(scores, jnp.where(seen, load(gradients.among), 0))
                 dq = dq + decayed * multiply(here, scores, factors)
-                factors[...] = (load(q_tile) * decayed).astype(dtype)
-                plgpu.commit_smem()
+                put(factors, load(q_tile) * decayed)
                 return dq, dk + decayed * multiply(here, scores.transpose((1, 0)), factors)
 
-            if erases:
-                wide[...] = zeros()
-            dq, dk = jax.lax.fori_loop(0, HALVES, halves, (zeros(), zeros()))
+            dq, dk = jax.lax.fori_loop(level, HALVES, halves, block())
             reach, writes = (decay(steps) * along(numbers, row, 0) for steps, row in to_ends(origin))
             dq = dq + reach * load(gradients.q)
             later = load(q_tile) * dq - load(k_tile) * dk
@@ -142,7 +171,8 @@ def weight_gradients(
             shared_tile(dtype),
             shared_tile(jnp.float32),
             plgpu.SMEM((COUNT, TILE), jnp.float32),
-            plgpu.Barrier(num_arrivals=5 + len(arrays)),
+            plgpu.SMEM((1, TILE), jnp.float32),
+            plgpu.Barrier(num_arrivals=6 + len(arrays)),
         )
 
     return launch.kernel(
@@ -151,11 +181,11 @@ def weight_gradients(
         out_type=tuple(jax.ShapeDtypeStruct(layout.shape(b, h, t, size), dtype) for dtype in (*types, jnp.float32)),
         name='matrix_state_weight_gradients',
         cost=Cost(
-            # The same sums, the products of halves in both directions, and the sums for decays.
+            # At most: the same sums, the products of halves in both directions, and the sums for decays.
             flops=2 * b * h * t * size * TILE * (2 * (HALVES + 2) + 2 * HALVES * (1 + erases) + 6),
             exponentials=b * h * t * size * (HALVES + 2),
         ),
         grid=(b, h, t // TILE, size // TILE),
         grid_names=('b', 'h', 'chunk', 'part'),
         compiler_params=NAMED_LAYOUTS,
-    )(steps.q, steps.k, *parts(steps.log_decay), steps.rows, *arrays)
+    )(steps.q, steps.k, *parts(steps.log_decay), levels(steps.log_decay, dtype, layout), steps.rows, *arrays)

@@ -18,8 +18,12 @@ from pallas_kernels.matrix_state.mosaic_gpu.channel_decays import (
     Weights,
     decay_over,
     halves_of,
+    level_of,
+    levels,
     parts,
+    same_block,
     to_ends,
+    within_blocks,
 )
 from pallas_kernels.matrix_state.mosaic_gpu.tiles import (
     HEADS_FIRST,
@@ -37,7 +41,7 @@ from pallas_kernels.matrix_state.mosaic_gpu.tiles import (
 )
 from pallas_kernels.matrix_state.mosaic_gpu.weight_gradients import weight_gradients
 from pallas_kernels.mosaic_gpu import launch
-from pallas_kernels.mosaic_gpu.products_sm90 import accumulate, multiply
+from pallas_kernels.mosaic_gpu.products_sm90 import accumulate
 from pallas_kernels.target import Target
 
 
@@ -79,34 +83,44 @@ def _find(here: Target, erases: bool, steps: Steps, among: DTypeLike | None, lay
         outs = outs._replace(erased=out(TILE, jnp.float32), k=out(k, dtype))
     arrays, structure = jax.tree.flatten(outs)
 
-    def body(q_ref: Any, k_ref: Any, coarse_ref: Any, fine_ref: Any, rows_ref: Any, *out_refs: Any) -> None:
+    def body(
+        q_ref: Any, k_ref: Any, coarse_ref: Any, fine_ref: Any, levels_ref: Any, rows_ref: Any, *out_refs: Any
+    ) -> None:
         at, head, chunk = (jax.lax.axis_index(name) for name in ('b', 'h', 'chunk'))
         found = jax.tree.unflatten(structure, [ref.at[at, head, pl.ds(chunk * TILE, TILE)] for ref in out_refs])
 
-        def run(tiles: Weights, keys: Any, numbers: Any, arrived: Any) -> None:
+        def run(tiles: Weights, keys: Any, numbers: Any, levels: Any, arrived: Any) -> None:
             plgpu.copy_gmem_to_smem(rows_ref.at[at, head, chunk], numbers, arrived)
+            plgpu.copy_gmem_to_smem(levels_ref.at[at, head, chunk], levels, arrived)
             plgpu.barrier_wait(arrived)
             origin = hidden_zero(numbers)
 
             def step(turn: Any, q_tile: Any, k_tile: Any, coarse: Any, fine: Any, scores: Any) -> Any:
                 plgpu.wait_smem_to_gmem(0, wait_read_only=True)
                 decay = functools.partial(decay_over, here, coarse, fine)
-                own = multiply(here, q_tile, k_tile.transpose((1, 0)))
+                level = level_of(levels, turn[0])
+
+                def block(scores: Any) -> Any:
+                    to, back = within_blocks(here, coarse, fine, level, origin)
+                    keys[...] = (load(k_tile) * back).astype(dtype)
+                    plgpu.commit_smem()
+                    read = keys.transpose((1, 0))
+                    readers = [(load(tile) * to).astype(dtype) for tile in (q_tile, k_tile)[: 1 + erases]]
+                    found = accumulate(here, *((None, [(reader, read)]) for reader in readers))
+                    step, other, here_too = iota(0, origin), iota(1), same_block(level, origin)
+                    masks = here_too & (step >= other), here_too & (step > other)
+                    return _added(scores, found, masks)
 
                 def halves(turn: Any, scores: Any) -> Any:
-                    by_q, by_k = scores
-                    between, pairs = halves_of(turn, origin)
+                    between, pairs = halves_of(jax.lax.shift_left(jnp.int32(1), turn), origin)
                     decayed = decay(between)
                     keys[...] = (load(k_tile) * decayed).astype(dtype)
                     plgpu.commit_smem()
                     read, queries = keys.transpose((1, 0)), (load(q_tile) * decayed).astype(dtype)
                     found = accumulate(here, *((None, [(reader, read)]) for reader in (queries, keys)[: 1 + erases]))
-                    seen = [jnp.where(pairs, products, 0) for products in found]
-                    return by_q + seen[0], by_k + seen[1] if erases else None
+                    return _added(scores, found, (pairs, pairs))
 
-                by_q, by_k = scores
-                scores = by_q + jnp.where(iota(0) == iota(1), own, 0), by_k
-                scores = jax.lax.fori_loop(0, HALVES, halves, scores)
+                scores = jax.lax.fori_loop(level, HALVES, halves, block(scores))
                 reach, writes = (decay(steps) * along(numbers, row, 0) for steps, row in to_ends(origin))
                 tiles.q[...] = (load(q_tile) * reach).astype(dtype)
                 if erases:
@@ -134,20 +148,21 @@ def _find(here: Target, erases: bool, steps: Steps, among: DTypeLike | None, lay
                 ],
                 # More would leave no shared memory for a second program.
                 max_concurrent_steps=1,
-                init_carry=(zeros(), zeros() if erases else None),
+                init_carry=(zeros(),) * (1 + erases),
             )(*sources)
             one_run = along(numbers, RUN, 0) == along(numbers, RUN, 1)
-            for scores, tile, ref in zip(sums, (tiles.among, tiles.erased), (found.among, found.erased), strict=True):
-                if ref is not None:
-                    tile[...] = jnp.where(one_run, scores, 0).astype(ref.dtype)
-                    write(tile, ref)
+            outs = ((tiles.among, found.among), (tiles.erased, found.erased))
+            for scores, (tile, ref) in zip(sums, outs, strict=False):
+                tile[...] = jnp.where(one_run, scores, 0).astype(ref.dtype)
+                write(tile, ref)
 
         pl.run_scoped(
             run,
             jax.tree.map(lambda array: shared_tile(array.dtype), outs),
             shared_tile(dtype),
             plgpu.SMEM((COUNT, TILE), jnp.float32),
-            plgpu.Barrier(num_arrivals=1),
+            plgpu.SMEM((1, TILE), jnp.float32),
+            plgpu.Barrier(num_arrivals=2),
         )
 
     found = launch.kernel(
@@ -156,12 +171,19 @@ def _find(here: Target, erases: bool, steps: Steps, among: DTypeLike | None, lay
         out_type=tuple(arrays),
         name='matrix_state_weights',
         cost=Cost(
-            # Sums of decays in two parts, to each half and to both ends, and the products of the halves.
+            # At most: sums of decays in two parts, to each half and to both ends, and the products of the halves.
             flops=2 * b * h * t * k * TILE * (2 * (HALVES + 2) + 1 + HALVES * (1 + erases)),
             exponentials=b * h * t * k * (HALVES + 2),
         ),
         grid=(b, h, t // TILE),
         grid_names=('b', 'h', 'chunk'),
         compiler_params=NAMED_LAYOUTS,
-    )(steps.q, steps.k, *parts(steps.log_decay), steps.rows)
+    )(steps.q, steps.k, *parts(steps.log_decay), levels(steps.log_decay, dtype, layout), steps.rows)
     return jax.tree.unflatten(structure, found)
+
+
+def _added(scores: tuple[jax.Array, ...], found: tuple[jax.Array, ...], masks: tuple[jax.Array, ...]) -> Any:
+    """Adds scores where the masks say."""
+    return tuple(
+        total + jnp.where(mask, products, 0) for total, products, mask in zip(scores, found, masks, strict=False)
+    )
