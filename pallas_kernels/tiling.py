@@ -142,6 +142,10 @@ class HopperAttentionTile:
     together: bool
 
 
+ATTENTION_STEPS = (128, 64, 32)
+"""Columns of a step: fewer would have numbers of columns begin off the 128 bytes where copies to shared memory may."""
+
+
 def attention_hopper(k: int, v: int, r: int, *, vectors: int, numbers: int, bias: bool) -> HopperAttentionTile | None:
     """The steps of attention with `k` and `v` channels, multiples of 64, and `r` query heads a group; `None`: too many.
 
@@ -154,7 +158,7 @@ def attention_hopper(k: int, v: int, r: int, *, vectors: int, numbers: int, bias
 
     def columns(kernel: str, sums: int, tiles: int, vectors: int) -> int | None:
         """`sums` and `tiles` in registers: channels of sums over the columns, and 16-bit numbers of each score."""
-        for step in (128, 64, 32, 16):
+        for step in ATTENTION_STEPS:
             registers = sums // 2 + (tiles + vectors + 2 * bias) * step // 4 + 24
             if memory(kernel, step) <= SHARED_MEMORY and registers <= REGISTERS:
                 return step
@@ -163,8 +167,8 @@ def attention_hopper(k: int, v: int, r: int, *, vectors: int, numbers: int, bias
     forward = columns('forward', v, 4, vectors)
     query_gradients = columns('query_gradients', k, 6, vectors)
     both = columns('key_gradients', k + v, 5, vectors + numbers)
-    # Two turns compute the scores twice; steps of 16 would cost more.
-    together = both is not None and both >= 32
+    together = both is not None
+    # Else two turns compute the scores twice.
     key_gradients = both if together else columns('key_gradients', max(k, v), 5, vectors + numbers)
     if max(k, v) > 256 or forward is None or query_gradients is None or key_gradients is None:
         return None

@@ -249,7 +249,7 @@ def _attention(k: int, v: int, r: int, *, vectors: int, numbers: int, bias: bool
 
     def steps(kernel: str) -> list[int]:
         step = getattr(rule, kernel)
-        near = [one for one in (step // 2, step, 2 * step) if 16 <= one <= 128]
+        near = [one for one in (step // 2, step, 2 * step) if one in tiling.ATTENTION_STEPS]
         return [one for one in near if tiling.attention_hopper_memory(kernel, one, **sizes) <= tiling.SHARED_MEMORY]
 
     for forward in steps('forward'):

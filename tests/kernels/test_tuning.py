@@ -54,6 +54,7 @@ def test_steps_of_attention_fit_in_shared_memory():
         for kernel in ('forward', 'query_gradients', 'key_gradients'):
             bytes_used = tiling.attention_hopper_memory(kernel, getattr(tile, kernel), **sizes)
             assert bytes_used <= tiling.SHARED_MEMORY
+            assert getattr(tile, kernel) in tiling.ATTENTION_STEPS
 
 
 def test_spans_and_tiles_of_time_divide_it():
