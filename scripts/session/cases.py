@@ -44,6 +44,7 @@ STAGES: dict[str, Stage] = {
     'sanitize': Stage(environment=GROWING),
     # These compile beside one another, and are timed one at a time: see `turn`.
     'bench': Stage(workers=14, environment=GROWING),
+    'profile': Stage(workers=14, environment=GROWING),
     'peers': Stage(workers=14, environment=GROWING),
     'tune': Stage(workers=14, environment=GROWING),
     'train': Stage(workers=4, environment=SHARED),

@@ -18,6 +18,7 @@ def tables(sessions: Sequence[pathlib.Path], against: pathlib.Path | None = None
         *_counts(found.values()),
         *_failures(found.values()),
         *_timed(found.values()),
+        *_profiled(found.values()),
     ]
     if against is not None:
         parts += _changed(found, lines.newest([against]))
@@ -108,6 +109,17 @@ def _timed(found: Any) -> Iterator[str]:
             ('case', 'tokens/s', 'MFU, of the measured product'),
             [(line['id'], *(f'{line[name]:.3g}' for name in columns)) for line in steps],
         )
+
+
+def _profiled(found: Any) -> Iterator[str]:
+    rows = []
+    for line in found:
+        kernels = line.get('kernels', [])
+        if kernels:
+            rows.append((line['id'], 'all', '', f'{sum(one["microseconds"] for one in kernels):.0f}'))
+        rows += [(line['id'], one['kernel'], f'{one["times"]:g}', f'{one["microseconds"]:.0f}') for one in kernels]
+    if rows:
+        yield from _table(('case', 'kernel', 'times', 'us'), rows)
 
 
 def _changed(found: dict[str, Line], before: dict[str, Line]) -> Iterator[str]:

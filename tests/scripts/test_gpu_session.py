@@ -16,7 +16,7 @@ import pytest
 from pallas_kernels import tiling, tuning
 from pallas_kernels.bench import table
 from scripts.session import cases, expected, lines, parent, preparation, report, turn
-from scripts.session.stages import correct, limits, sanitize, tune
+from scripts.session.stages import correct, limits, profile, sanitize, tune
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 SCRIPT = ROOT / 'scripts' / 'gpu_session.py'
@@ -310,6 +310,30 @@ def test_times_of_a_session_make_a_record_of_the_bench(tmp_path):
         report.record(write('B'))
 
 
+def test_a_profile_has_the_kernels_of_gpus_alone():
+    def named(what, pid, tid, name):
+        return {'ph': 'M', 'name': what, 'pid': pid, 'tid': tid, 'args': {'name': name}}
+
+    def ran(pid, tid, name, microseconds):
+        return {'ph': 'X', 'pid': pid, 'tid': tid, 'name': name, 'dur': microseconds}
+
+    events = [
+        named('process_name', 1, 0, '/device:GPU:0'),
+        named('thread_name', 1, 7, 'Stream #7(Compute)'),
+        named('thread_name', 1, 8, 'XLA Ops'),
+        named('process_name', 2, 0, '/host:CPU'),
+        named('thread_name', 2, 7, 'Stream of another kind'),
+        *[ran(1, 7, 'sweep', 300), ran(1, 7, 'sweep', 100), ran(1, 7, 'read', 1600), ran(1, 7, 'small', 1)],
+        *[ran(1, 8, 'the same again', 2001), ran(2, 7, 'on the host', 5000)],
+    ]
+    assert profile.kernels(events, calls=2) == [
+        {'kernel': 'read', 'microseconds': 800.0, 'times': 0.5},
+        {'kernel': 'sweep', 'microseconds': 200.0, 'times': 1.0},
+        {'kernel': 'others', 'microseconds': 0.5, 'times': 0.5},
+    ]
+    assert profile.kernels([], calls=2) == []
+
+
 def test_cases_are_chosen_by_name_and_in_order():
     every = [cases.Case(name, 'bench', 1) for name in ('bench/a', 'bench/b', 'bench/c')]
     assert parent.chosen(every, ()) == every
@@ -383,12 +407,13 @@ def test_every_case_has_a_name_of_its_own_and_those_of_rehearsals_are_not_among_
 
 @pytest.mark.slow
 def test_stages_that_time_and_train_are_rehearsed(tmp_path):
-    stages = ['bench', 'peers', 'train', 'tokens']
+    stages = ['bench', 'profile', 'peers', 'train', 'tokens']
     assert preparation.prepare(tmp_path, stages, small=True) == 0
     session = parent.Session(folder=tmp_path, out=tmp_path / 'out', minutes=20, patience=4)
     assert parent.run(session, stages, ()) == parent.OK
     found = lines.newest([tmp_path / 'out' / 'session.jsonl'])
-    assert {line['status'] for name, line in found.items() if not name.startswith('peers')} == {'ok'}
+    assert {line['status'] for name, line in found.items() if not name.startswith(('peers', 'profile'))} == {'ok'}
+    assert 'the trace has no kernels of a GPU' in {line.get('reason') for line in found.values()}
     assert {name.partition('/')[0] for name in found} == set(stages)
     skipped = next(line for name, line in found.items() if name.startswith('peers'))
     assert skipped['status'] == 'skipped' and 'jax-linear-attention' in skipped['reason']

@@ -48,14 +48,15 @@ def cases(small: bool) -> list[Case]:
     found = []
     here = target.interpreted('mosaic_gpu') if small else target.H100
     for core, place, k in SMALL if small else CALLS:
+        numbers = itertools.count(1)
         for asked in asked_by(core, place, k, here):
             tiles = tuning.candidates(asked)[1 : 2 if small else None]
-            found += [case(core, place, k, asked, number, tile) for number, tile in enumerate(tiles, 1)]
+            found += [case(core, place, k, asked, next(numbers), tile) for tile in tiles]
     return found
 
 
 def case(core: str, place: int, k: int, asked: tuning.Asked, number: int, tile: tuning.Tile) -> Case:
-    """The case of a candidate, by its number among those of a tile."""
+    """The case of a candidate, by its number among those of a call."""
     name = f'tune/{core}/{place}, k {k}/{asked.rule} {number}'
     return Case(name, 'tune', SECONDS, core, f'{place} {k}', what=BOTH, tile=tuning.entry_of(asked, tile))
 
