@@ -4,7 +4,7 @@
     python scripts/gpu_session.py run --from=session --out=out --minutes=9 --stages=check,correct
     python scripts/gpu_session.py run --from=session --out=out2 --minutes=9 --resume=out/session.jsonl
     python scripts/gpu_session.py report out*/session.jsonl
-    python scripts/gpu_session.py record out*/session.jsonl --to=docs/kernels/h200.json
+    python scripts/gpu_session.py record out*/session.jsonl --to=docs/kernels/h200.json [--without='bench/softmax/*']
     python scripts/gpu_session.py table out*/session.jsonl
 
 `prepare` writes the float64 expectations, the list of cases and the list of wheels. `run` writes one line of JSON per
@@ -55,6 +55,11 @@ def main(arguments: list[str] | None = None) -> int:
     )
     one.add_argument('sessions', type=pathlib.Path, nargs='+')
     one.add_argument('--to', type=pathlib.Path, required=True, help='the file, such as docs/kernels/h200.json')
+    one.add_argument(
+        '--without',
+        default='',
+        help='patterns of names of cases, separated by semicolons: of kernels that changed since',
+    )
     one = commands.add_parser('table', help='write the tables of tiles that were measured to be faster')
     one.add_argument('sessions', type=pathlib.Path, nargs='+')
     one.add_argument('--to', type=pathlib.Path, default=ROOT / 'pallas_kernels' / 'tuned', help='the folder of tables')
@@ -84,7 +89,8 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     if options.command == 'record':
         try:
-            options.to.write_text(json.dumps(report.record(options.sessions), indent=1) + '\n')
+            without = [pattern for pattern in options.without.split(';') if pattern]
+            options.to.write_text(json.dumps(report.record(options.sessions, without), indent=1) + '\n')
         except (OSError, ValueError) as error:
             parser.error(str(error))
         return 0

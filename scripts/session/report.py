@@ -1,6 +1,7 @@
 """Tables of sessions, in Markdown."""
 
 import collections
+import fnmatch
 import pathlib
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -25,15 +26,20 @@ def tables(sessions: Sequence[pathlib.Path], against: pathlib.Path | None = None
     return '\n'.join(parts)
 
 
-def record(sessions: Sequence[pathlib.Path]) -> dict[str, Any]:
+def record(sessions: Sequence[pathlib.Path], without: Sequence[str] = ()) -> dict[str, Any]:
     """What sessions timed of cores and of third parties' kernels, as `python -m pallas_kernels.bench --json` has it.
+
+    Cases whose names are like one of `without` are left out: their kernels are others by now.
 
     Raises ValueError for sessions without times, and for those of several devices.
     """
     timed = [
         line
         for line in lines.newest(sessions).values()
-        if line['stage'] in ('bench', 'peers') and line['status'] == 'ok' and 'ratio' in line['measured'][0]
+        if line['stage'] in ('bench', 'peers')
+        and line['status'] == 'ok'
+        and 'ratio' in line['measured'][0]
+        and not any(fnmatch.fnmatchcase(line['id'], pattern) for pattern in without)
     ]
     devices = sorted({line['device'] for line in timed})
     if len(devices) != 1:

@@ -306,6 +306,8 @@ def test_times_of_a_session_make_a_record_of_the_bench(tmp_path):
     found = report.record(write('A GPU'))
     assert found['facts'] == {'device': 'A GPU', 'platform': 'gpu', 'date': '2026-11-26', 'commit': 'abc', 'jax': '1'}
     assert '| 4 x 8 | forward | ours (mosaic_gpu) | 1 | 1.00 (1.00 to 1.00) | 2 | 3 | 50% |' in table.markdown(found)
+    with pytest.raises(ValueError, match='0 devices were timed'):
+        report.record(write('A GPU'), ['bench/*'])
     with pytest.raises(ValueError, match='2 devices were timed in these records \\(A GPU, B\\)'):
         report.record(write('B'))
 
