@@ -140,15 +140,18 @@ def load(path: pathlib.Path) -> ConfigDict:
 def arguments(text: str, **defaults: str) -> dict[str, str]:
     """Parses `name=value,name=value`, the part of `--config=file.py:...` that `get_config` receives.
 
-    Raises `UserError` for a name that has no default, naming the nearest, or an item without `=`.
+    Raises `UserError` for a name that has no default, naming the nearest, one that is given twice, or an item without
+    `=`.
     """
-    given = {}
+    given: dict[str, str] = {}
     for item in filter(None, text.split(',')):
         name, equals, value = item.partition('=')
         if not equals:
             raise UserError(f'{item!r} in the config argument {text!r} is not name=value')
         if name not in defaults:
             raise UserError(f'the config takes no argument {name!r}{nearest(name, defaults)}')
+        if name in given:
+            raise UserError(f'the config argument {text!r} has {name} twice, {given[name]!r} and {value!r}; once is enough')
         given[name] = value
     return defaults | given
 

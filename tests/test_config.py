@@ -95,6 +95,8 @@ def test_arguments():
     }
     with pytest.raises(UserError, match=r"takes no argument 'zo'; did you mean 'zoo'"):
         arguments('zo=gla', zoo='mha')
+    with pytest.raises(UserError, match="'zoo=gla,zoo=mha' has zoo twice, 'gla' and 'mha'; once is enough"):
+        arguments('zoo=gla,zoo=mha', zoo='mha')
 
 
 def test_arguments_of_two_configs_are_told_apart():
