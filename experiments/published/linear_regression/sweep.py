@@ -18,8 +18,16 @@ FULL = (
     '5 dimensions and 11 points, where the curriculum of the paper begins, not 20 and 41',
     'no curriculum',
     'rotary positions',
+    'RMSNorm and gated MLPs without biases, not the layers of GPT-2',
+    'a warm-up over a fiftieth of the steps, not none',
+    '512 test prompts, not 1,280',
 )
-CPU = (*FULL, 'two layers of 64 and 30,000 steps, not twelve of 256 and 500,000')
+CPU = (
+    *FULL,
+    'two layers of 64 and 30,000 steps, not twelve of 256 and 500,000',
+    'two heads, not eight',
+    'a learning rate of 1e-3, not 1e-4',
+)
 
 
 def runs(size):

@@ -18,6 +18,9 @@ FULL = (
     'one cosine to a tenth over the run, not one to 0 an epoch',
     'one learning rate, the third of four, not the best of them',
     'no stop at 99 %',
+    'RMSNorm, no biases and a head of its own, not LayerNorm, biases and a head tied to the embedding',
+    'a warm-up over a tenth of the steps, not none',
+    '512 test examples, not 3,000',
     'the paper has a curve and no number, for which 0.99, where its training stops, is a bound of ours',
 )
 CPU = (*FULL, '2,000 steps of 64 examples, not 12,500 of 512')
