@@ -11,6 +11,7 @@ the same runs is a claim with a `key` of its own, which is of all runs.
 import dataclasses
 import math
 import pathlib
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -23,6 +24,9 @@ from attnlab.experiment.results import panels
 from attnlab.runs.record import read_record
 
 Outcome = Literal['agrees', 'differs', 'not comparable']
+WIDEST = 44
+"""Letters of a title that a panel has room for."""
+
 Row = Mapping[str, Any]
 """What was measured of a run, with its `label` and `value`."""
 
@@ -186,7 +190,8 @@ def published_figure(claims: Claims, rows: Sequence[Row]) -> Figure:
             label = 'range of ours' if ours.kind == 'range' else 'mean of ours, 95 %'
             axes.axhspan(ours.low, ours.high, color='C0', alpha=0.15, lw=0, label=label)
         axes.axhline(published.value, color='0.4', ls='--', label='published')
-        axes.set(title=f'{name}\n{published.metric}' if name else published.metric, xlabel='seed')
+        metric = textwrap.fill(published.metric, WIDEST)
+        axes.set(title=f'{name}\n{metric}' if name else metric, xlabel='seed')
         axes.set_xticks(range(len(values)))
         axes.legend(frameon=False)
     return figure
