@@ -164,12 +164,17 @@ def attention_hopper(k: int, v: int, r: int, *, vectors: int, numbers: int, bias
                 return step
         return None
 
-    forward = columns('forward', v, 4, vectors)
-    query_gradients = columns('query_gradients', k, 6, vectors)
+    def least(kernel: str) -> int | None:
+        """The fewest columns, whatever registers they spill."""
+        return ATTENTION_STEPS[-1] if memory(kernel, ATTENTION_STEPS[-1]) <= SHARED_MEMORY else None
+
+    forward = columns('forward', v, 4, vectors) or least('forward')
+    query_gradients = columns('query_gradients', k, 6, vectors) or least('query_gradients')
     both = columns('key_gradients', k + v, 5, vectors + numbers)
     together = both is not None
     # Else two turns compute the scores twice.
-    key_gradients = both if together else columns('key_gradients', max(k, v), 5, vectors + numbers)
+    alone = columns('key_gradients', max(k, v), 5, vectors + numbers)
+    key_gradients = both or alone or least('key_gradients')
     if max(k, v) > 256 or forward is None or query_gradients is None or key_gradients is None:
         return None
     return HopperAttentionTile(forward, query_gradients, key_gradients, together)

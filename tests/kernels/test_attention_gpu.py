@@ -206,9 +206,6 @@ def test_steps_fit_shared_memory_and_registers():
     sizes = (64, 128, 192, 256)
     for k, v, r, vectors, numbers, bias in itertools.product(sizes, sizes, (1, 8, 32), (0, 3), (2, 8), (False, True)):
         tile = tiling.attention_hopper(k, v, r, vectors=vectors, numbers=numbers, bias=bias)
-        if tile is None:
-            assert max(k, v) >= 192 and (vectors or numbers > 3)
-            continue
         for step, sums, extra in (
             (tile.forward, v, 0),
             (tile.query_gradients, k, 2 * 64 * 4 * tile.query_gradients * bias),

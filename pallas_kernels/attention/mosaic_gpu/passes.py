@@ -62,8 +62,7 @@ def refusal(here: Target, rule: Rule, operands: Operands) -> str | None:
     if grid is not None:
         return grid
     if tiling.attention_hopper(**_sizes(rule, operands)) is None:
-        fewer = 'fewer biases, documents or heads' if max(k, v) <= 256 else 'at most 256 channels, or fewer heads'
-        return f'k={k} and v={v} at {r} query heads a group; expected {fewer}'
+        return f'k={k} and v={v} at {r} query heads a group; expected at most 256 channels, or fewer heads'
     return launch.capability_refusal(here) or _assembler_refusal(here, rule)
 
 
