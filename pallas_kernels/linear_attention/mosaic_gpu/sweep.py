@@ -28,12 +28,7 @@ from pallas_kernels.target import Target
 
 
 def sweep(
-    here: Target,
-    direction: Direction,
-    x: jax.Array,
-    y: jax.Array,
-    numbers: jax.Array,
-    state: jax.Array,
+    here: Target, direction: Direction, x: jax.Array, y: jax.Array, numbers: jax.Array, state: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """The state, `l k v`, before every chunk, and the last one.
 

@@ -41,13 +41,9 @@ class Layout:
         """The steps and channels of one head, by reference."""
         return ref.at[at, head] if self.heads == 1 else ref.at[at, :, head]
 
-    def group(self, head: Any, heads: int, array: jax.Array) -> Any:
-        """The group of an array that a head reads."""
-        return jax.lax.div(head, heads // array.shape[self.heads])
-
     def of_group(self, ref: Any, at: Any, head: Any, heads: int, array: jax.Array) -> Any:
         """The steps and channels that a head reads of an array whose groups heads share, by reference."""
-        return self.of_head(ref, at, self.group(head, heads, array))
+        return self.of_head(ref, at, jax.lax.div(head, heads // array.shape[self.heads]))
 
     def fill(self, array: jax.Array) -> jax.Array:
         """Pads steps and channels with zeros to whole tiles."""
