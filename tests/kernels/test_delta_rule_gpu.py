@@ -86,14 +86,16 @@ def test_twice_the_same_bits(comparison):
         np.testing.assert_array_equal(array, second[name])
 
 
-def sized(k):
-    """A call with documents and so many channels of keys, 200 of values."""
-    q, v = (jax.ShapeDtypeStruct((1, 1000, 2, size), jnp.float16) for size in (k, 200))
+def sized(k, v=200):
+    """A call with documents and so many channels of keys and of values, which heads share."""
+    q = jax.ShapeDtypeStruct((1, 1000, 2, k), jnp.float16)
+    shared, v = (jax.ShapeDtypeStruct((1, 1000, 1, size), jnp.float16) for size in (k, v))
     beta = jax.ShapeDtypeStruct((1, 1000, 2), jnp.float16)
-    return {'q': q, 'k': q, 'v': v, 'beta': beta, 'segments': jax.ShapeDtypeStruct((1, 1000), jnp.int32)}
+    return {'q': q, 'k': shared, 'v': v, 'beta': beta, 'segments': jax.ShapeDtypeStruct((1, 1000), jnp.int32)}
 
 
 SIZES = {name: call.arrays for name, call in cases.real().items()} | {f'{k} channels': sized(k) for k in (130, 256)}
+SIZES['all that fit'] = sized(256, 704)
 
 
 @pytest.mark.parametrize(
@@ -122,6 +124,22 @@ def test_chunks_fit_shared_memory(k, keys):
     step = keys * parts * tile + (keys - 1) * tile + parts * 64 * 4
     assert stages >= 1
     assert stages * step + (parts + 1) * tile < tiling.SHARED_MEMORY
+
+
+def test_a_chunk_with_many_channels_of_values_is_refused_but_with_decays_of_key_channels():
+    def run(v, *decay, **others):
+        q, beta = jax.ShapeDtypeStruct((1, 2, 1, 8), jnp.bfloat16), jax.ShapeDtypeStruct((1, 2, 1), jnp.bfloat16)
+        values = jax.ShapeDtypeStruct((1, 2, 1, v), jnp.bfloat16)
+        return jax.eval_shape(
+            functools.partial(delta_rule, implementation='mosaic_gpu'), q, q, values, beta, *decay, **others
+        )
+
+    with target.compiling_for(target.H100):
+        run(704)
+        run(705, jax.ShapeDtypeStruct((1, 2, 1, 8), jnp.float32))
+        run(705, erase=jax.ShapeDtypeStruct((1, 2, 1, 8), jnp.bfloat16))
+        with pytest.raises(NotImplementedError, match='v has 705 channels; expected at most 704 with one decay a head'):
+            run(705, jax.ShapeDtypeStruct((1, 2, 1), jnp.float32))
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,9 @@ from pallas_kernels.target import Target
 
 GRID = ('b', 'h', 'chunk')
 
+MOST = 704
+"""Channels of values: two arrays of them in `missing` fill shared memory."""
+
 
 class Solved(NamedTuple):
     """What chunks do after applying their inverse, 16-bit.

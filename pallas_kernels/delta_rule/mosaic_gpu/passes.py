@@ -11,13 +11,29 @@ from typing import Any
 import jax
 
 from pallas_kernels.delta_rule import erasing, vjp
-from pallas_kernels.delta_rule.mosaic_gpu import scalar
+from pallas_kernels.delta_rule.mosaic_gpu import chunks, scalar
 from pallas_kernels.delta_rule.mosaic_gpu.solve import solve
 from pallas_kernels.diagonal_low_rank.mosaic_gpu.passes import form as diagonal_low_rank
 from pallas_kernels.matrix_state.differentiation import Outputs, Passes
-from pallas_kernels.matrix_state.mosaic_gpu.rule import passes
+from pallas_kernels.matrix_state.mosaic_gpu import rule
 from pallas_kernels.matrix_state.mosaic_gpu.tiles import TIME_FIRST
 from pallas_kernels.target import Target
+
+
+def refusal(
+    here: Target,
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    log_decay: jax.Array | None,
+    state: jax.Array,
+    *erase: jax.Array,
+) -> str | None:
+    """The reason why the call cannot be served, or `None`; with keys that erase, where these are its own."""
+    if not erase and not _of_channels(log_decay) and state.shape[3] > chunks.MOST:
+        expected = f'at most {chunks.MOST} with one decay a head, as one program holds all of a chunk'
+        return f'v has {state.shape[3]} channels; expected {expected}'
+    return rule.refusal(here, q, k, v, log_decay, state, *erase)
 
 
 @functools.lru_cache
@@ -26,10 +42,10 @@ def form(here: Target) -> Callable[..., Outputs]:
     of_steps = vjp.differentiable(
         Passes(functools.partial(scalar.forward, here), functools.partial(scalar.backward, here)), TIME_FIRST.heads
     )
-    of_channels = vjp.differentiable(passes(here, solve))
+    of_channels = vjp.differentiable(rule.passes(here, solve))
 
     def delta_rule(q: jax.Array, k: jax.Array, v: jax.Array, beta: jax.Array, log_decay: Any, *others: Any) -> Outputs:
-        run = of_channels if log_decay is not None and log_decay.shape[3] > 1 else of_steps
+        run = of_channels if _of_channels(log_decay) else of_steps
         return run(q, k, v, beta, log_decay, *others)
 
     return delta_rule
@@ -39,3 +55,7 @@ def form(here: Target) -> Callable[..., Outputs]:
 def with_erase(here: Target) -> Callable[..., Outputs]:
     """The differentiable form with erase keys of their own."""
     return erasing.by_kernels(diagonal_low_rank(here))
+
+
+def _of_channels(log_decay: jax.Array | None) -> bool:
+    return log_decay is not None and log_decay.shape[3] > 1
