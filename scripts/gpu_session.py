@@ -4,7 +4,7 @@
     python scripts/gpu_session.py run --from=session --out=out --minutes=9 --stages=check,correct
     python scripts/gpu_session.py run --from=session --out=out2 --minutes=9 --resume=out/session.jsonl
     python scripts/gpu_session.py report out*/session.jsonl
-    python scripts/gpu_session.py record out*/session.jsonl --to=docs/kernels/h200.json [--without='bench/softmax/*']
+    python scripts/gpu_session.py record out*/session.jsonl --to=docs/kernels/h200.json --without='bench/softmax/*'
     python scripts/gpu_session.py table out*/session.jsonl
 
 `prepare` writes the float64 expectations, the list of cases and the list of wheels. `run` writes one line of JSON per

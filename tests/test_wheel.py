@@ -49,7 +49,8 @@ def test_the_wheel_holds_both_packages_the_configs_and_nothing_else(wheel):
     configs = {f'attnlab/{path.relative_to(ROOT)}' for path in ROOT.glob('configs/**/*.py')}
     assert len(configs) >= 5
     data = {'attnlab/py.typed', 'pallas_kernels/py.typed', 'attnlab/quantize/gaussian_grids.npz'}
-    assert held == wanted | configs | data
+    tables = {str(path.relative_to(ROOT)) for path in ROOT.glob('pallas_kernels/tuned/*.json')}
+    assert held == wanted | configs | data | tables
 
 
 def test_a_clone_is_found_beside_its_own_folder():
