@@ -151,7 +151,9 @@ def arguments(text: str, **defaults: str) -> dict[str, str]:
         if name not in defaults:
             raise UserError(f'the config takes no argument {name!r}{nearest(name, defaults)}')
         if name in given:
-            raise UserError(f'the config argument {text!r} has {name} twice, {given[name]!r} and {value!r}; once is enough')
+            raise UserError(
+                f'the config argument {text!r} has {name} twice, {given[name]!r} and {value!r}; once is enough'
+            )
         given[name] = value
     return defaults | given
 
