@@ -35,13 +35,17 @@ def main(arguments: list[str] | None = None) -> int:
     one = commands.add_parser('run', help='run the cases')
     one.add_argument('--from', dest='folder', type=pathlib.Path, required=True, help='what `prepare` wrote')
     one.add_argument('--out', type=pathlib.Path, required=True, help='the folder of session.jsonl and session.log')
-    one.add_argument('--stages', default='', help='which, separated by commas; by default all that were prepared')
+    one.add_argument(
+        '--stages', default='', help='which, in this order, separated by commas; by default all that were prepared'
+    )
     one.add_argument('--minutes', type=float, default=9.0, help='after which it ends')
     one.add_argument(
         '--resume', type=pathlib.Path, nargs='*', default=[], help='earlier records: cases that were ok are skipped'
     )
     one.add_argument(
-        '--only', default='', help='patterns of names of cases, separated by semicolons: only these, in this order'
+        '--only',
+        default='',
+        help='patterns of names of cases, separated by semicolons: only these, in this order within a stage',
     )
     one.add_argument('--workers', type=int, help='processes that share the device, in stages without timings')
     one.add_argument('--patience', type=float, default=1.0, help='multiplies every time limit')

@@ -260,7 +260,7 @@ class Runner:
 
 
 def run(session: Session, stages: Sequence[str] | None, resume: Sequence[pathlib.Path]) -> int:
-    """Runs the prepared cases of `stages`, except those that were ok in earlier sessions."""
+    """Runs the prepared cases of `stages`, in their order, except those that were ok in earlier sessions."""
     prepared = session_cases.read(session.folder / session_cases.FILE)
     before = lines.newest(resume)
     asked = chosen(prepared, session.only)
@@ -274,8 +274,8 @@ def run(session: Session, stages: Sequence[str] | None, resume: Sequence[pathlib
         runner = Runner(session, record, log)
         with _ended_by_signals(runner):
             runner.check_device()
-            for name in STAGES:
-                of_stage = [case for case in left if case.stage == name and (stages is None or name in stages)]
+            for name in STAGES if stages is None else stages:
+                of_stage = [case for case in left if case.stage == name]
                 if of_stage and runner.end_reason() is None:
                     runner.stage(name, of_stage)
     done = sum(runner.counts.values())

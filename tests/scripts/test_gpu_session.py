@@ -244,6 +244,15 @@ def test_when_the_minutes_are_over_nothing_is_begun(prepared, tmp_path, capsys):
     assert 'the minutes were over' in capsys.readouterr().out
 
 
+def test_stages_run_in_the_order_in_which_they_are_asked_for(prepared, tmp_path, monkeypatch):
+    begun = []
+    monkeypatch.setattr(parent.Runner, 'check_device', lambda runner: None)
+    monkeypatch.setattr(parent.Runner, 'stage', lambda runner, name, cases: begun.append(name))
+    parent.run(parent.Session(folder=prepared, out=tmp_path), ['tune', 'correct'], ())
+    parent.run(parent.Session(folder=prepared, out=tmp_path), None, ())
+    assert begun == ['tune', 'correct', 'check', 'correct', 'limits', 'sanitize', 'tune', 'rehearsal']
+
+
 def test_a_device_that_does_not_answer_ends_the_session(prepared, tmp_path, monkeypatch):
     monkeypatch.setattr(parent, 'SMOKE', cases.Case('rehearsal/crash', 'rehearsal', 30))
     assert parent.run(parent.Session(folder=prepared, out=tmp_path), None, ()) == parent.DEAD
