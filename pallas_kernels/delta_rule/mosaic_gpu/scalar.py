@@ -12,10 +12,7 @@ Decays multiply numbers before these are rounded for a product: in float16 a num
 and a state above 65504 overflows.
 """
 
-from typing import Any, NamedTuple
-
 import jax
-import jax.experimental.pallas as pl
 import jax.numpy as jnp
 
 from pallas_kernels.delta_rule.mosaic_gpu import chunks
@@ -24,42 +21,18 @@ from pallas_kernels.delta_rule.mosaic_gpu.gradients import gradients as key_grad
 from pallas_kernels.matrix_state import decays
 from pallas_kernels.matrix_state.decays import FACTOR
 from pallas_kernels.matrix_state.differentiation import Arrays, Outputs
+from pallas_kernels.matrix_state.mosaic_gpu.inputs import Inputs, inputs_of
 from pallas_kernels.matrix_state.mosaic_gpu.read_gradients import gradients as query_gradients
 from pallas_kernels.matrix_state.mosaic_gpu.reads import FORWARD, read
 from pallas_kernels.matrix_state.mosaic_gpu.sweep import Sweep, sweep
-from pallas_kernels.matrix_state.mosaic_gpu.tiles import TILE, TIME_FIRST, fill
+from pallas_kernels.matrix_state.mosaic_gpu.tiles import TIME_FIRST, fill
 from pallas_kernels.target import Target
-
-
-class Inputs(NamedTuple):
-    """A call in whole chunks and tiles.
-
-    Attributes:
-      q: `b t hq k`.
-      k: `b t hk k`.
-      v: `b t hv v`.
-      beta: `b h l 1 c`, zero in padding.
-      rows: `b h l 8 c`, see `matrix_state.decays`.
-      state: `b h k v`.
-    """
-
-    q: jax.Array
-    k: jax.Array
-    v: jax.Array
-    beta: jax.Array
-    rows: jax.Array
-    state: jax.Array
-
-    @property
-    def factor(self) -> jax.Array:
-        """The decay of the state over each chunk, `b h l 1 1`."""
-        return self.rows[:, :, :, FACTOR, :1, None]
 
 
 def forward(here: Target, arrays: Arrays, scale: float, keep: bool) -> tuple[Outputs, None]:
     """The outputs; nothing else is kept."""
-    inputs = _inputs(arrays)
-    solved = chunks.solve(here, inputs.k, inputs.v, inputs.beta, inputs.rows, keep=False)
+    inputs = inputs_of(arrays)
+    solved = chunks.solve(here, inputs.k, inputs.v, _strengths(arrays, inputs), inputs.rows, keep=False)
     states, values, final = _states(here, inputs, solved)
     o = read(here, FORWARD, inputs.q, inputs.k, values, states, inputs.rows, values.dtype, TIME_FIRST, scale)
     t, (k, v) = arrays.q.shape[1], arrays.state.shape[2:]
@@ -68,20 +41,16 @@ def forward(here: Target, arrays: Arrays, scale: float, keep: bool) -> tuple[Out
 
 def backward(here: Target, arrays: Arrays, scale: float, kept: None, gradients: Outputs) -> Arrays:
     """The gradients of all arguments, of every head."""
-    inputs = _inputs(arrays)
-    q, k, v, beta, rows, state = inputs
-    h, dtype = state.shape[1], v.dtype
-
-    def rounded(argument: jax.Array) -> Any:
-        # Gradients that heads share are summed before they are rounded.
-        return dtype if argument.shape[2] == h else jnp.float32
-
+    inputs = inputs_of(arrays)
+    (q, k, v, rows, _), beta, rounded = inputs, _strengths(arrays, inputs), inputs.type_of_gradient
     do = TIME_FIRST.fill(gradients[0])
     solved = chunks.solve(here, k, v, beta, rows, keep=True)
     states, values, _ = _states(here, inputs, solved)
     asked = chunks.queries(here, q, k, do, rows, scale)
     given = Sweep(reads=solved.writes, adds=solved.reads, values=asked.within, more=(asked.reads, do))
-    dstates, dvalues, dstate = sweep(here, given, inputs.factor, fill(gradients[1]), backward=True, layout=TIME_FIRST)
+    dstates, dvalues, dstate = sweep(
+        here, given, _factor(inputs.rows), fill(gradients[1]), backward=True, layout=TIME_FIRST
+    )
     missing = chunks.missing(here, solved.inverse, dvalues, v, beta, rounded(arrays.v))
     dq, reads = query_gradients(here, FORWARD, q, k, do, values, states, rows, rounded(arrays.q), scale)
     dk, sums = key_gradients(
@@ -94,7 +63,9 @@ def backward(here: Target, arrays: Arrays, scale: float, kept: None, gradients: 
         v=TIME_FIRST.cut(missing.dv, t, value_size),
         vectors=(),
         numbers=(_of_steps(missing.by_value - _join(sums.within + sums.across), t),),
-        log_decay=None if arrays.log_decay is None else _of_steps(_decay_gradient(inputs, reads, sums), t)[..., None],
+        log_decay=None
+        if arrays.log_decay is None
+        else _of_steps(_decay_gradient(rows, beta, reads, sums), t)[..., None],
         state=dstate[:, :, :key_size, :value_size],
         starts=None,
     )
@@ -103,32 +74,27 @@ def backward(here: Target, arrays: Arrays, scale: float, kept: None, gradients: 
 def _states(here: Target, inputs: Inputs, solved: chunks.Solved) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The state before every chunk, the values that steps write, and the last state."""
     given = Sweep(reads=solved.reads, adds=solved.writes, values=solved.written, more=())
-    return sweep(here, given, inputs.factor, inputs.state, backward=False, layout=TIME_FIRST)
+    return sweep(here, given, _factor(inputs.rows), inputs.state, backward=False, layout=TIME_FIRST)
 
 
-def _decay_gradient(inputs: Inputs, reads: jax.Array, sums: Sums) -> jax.Array:
+def _decay_gradient(rows: jax.Array, beta: jax.Array, reads: jax.Array, sums: Sums) -> jax.Array:
     """Those of log decays, `b h t`; what keys read is taken off what is written."""
-    beta = inputs.beta[:, :, :, 0]
-    by_keys = jnp.stack([sums.within * beta, sums.across * beta], axis=2)
+    by_keys = jnp.stack([sums.within, sums.across], axis=2) * beta[:, :, :, 0][:, :, None]
     writes = jnp.stack([sums.written, sums.kept], axis=2)
-    return decays.pull(inputs.rows, reads - by_keys, writes, sums.held)
+    return decays.pull(rows, reads - by_keys, writes, sums.held)
 
 
-def _inputs(arrays: Arrays) -> Inputs:
-    b, h = arrays.state.shape[:2]
-    t = pl.cdiv(arrays.q.shape[1], TILE) * TILE
-    log_decay = None if arrays.log_decay is None else TIME_FIRST.heads_first(arrays.log_decay)
+def _strengths(arrays: Arrays, inputs: Inputs) -> jax.Array:
+    """Beta of every step of a chunk, `b h l 1 c`, zero in padding."""
     (beta,) = arrays.numbers
-    rows = decays.rows(log_decay, arrays.starts, t, TILE)
-    beta = jnp.pad(beta, ((0, 0), (0, t - beta.shape[1]), (0, 0)))
-    return Inputs(
-        q=TIME_FIRST.fill(arrays.q),
-        k=TIME_FIRST.fill(arrays.k),
-        v=TIME_FIRST.fill(arrays.v),
-        beta=jnp.moveaxis(beta, 2, 1).reshape(b, h, t // TILE, 1, TILE),
-        rows=jnp.broadcast_to(rows, (b, h, *rows.shape[2:])),
-        state=fill(arrays.state),
-    )
+    b, h, l, _, c = inputs.rows.shape
+    filled = jnp.pad(beta, ((0, 0), (0, l * c - beta.shape[1]), (0, 0)))
+    return jnp.moveaxis(filled, 2, 1).reshape(b, h, l, 1, c)
+
+
+def _factor(rows: jax.Array) -> jax.Array:
+    """The decay of the state over each chunk, `b h l 1 1`."""
+    return rows[:, :, :, FACTOR, :1, None]
 
 
 def _join(array: jax.Array) -> jax.Array:

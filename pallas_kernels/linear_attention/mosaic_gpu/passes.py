@@ -17,7 +17,7 @@ callers have them, `b t h k`.
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.experimental.pallas as pl
@@ -29,6 +29,7 @@ from pallas_kernels.matrix_state import decays
 from pallas_kernels.matrix_state.differentiation import Arrays, Outputs, Passes, scaled
 from pallas_kernels.matrix_state.mosaic_gpu import channel_decays
 from pallas_kernels.matrix_state.mosaic_gpu.channel_decays import Steps, Weights
+from pallas_kernels.matrix_state.mosaic_gpu.inputs import inputs_of
 from pallas_kernels.matrix_state.mosaic_gpu.read_gradients import gradients as gradients_of
 from pallas_kernels.matrix_state.mosaic_gpu.reads import BACKWARD, FORWARD, read, read_weighed
 from pallas_kernels.matrix_state.mosaic_gpu.tiles import TILE, TIME_FIRST, fill
@@ -43,42 +44,10 @@ def form(here: Target) -> Callable[..., Outputs]:
     return vjp.differentiable(passes, heads_axis=TIME_FIRST.heads)
 
 
-class Inputs(NamedTuple):
-    """A call in whole chunks and tiles.
-
-    Attributes:
-      q: `b t hq k`.
-      k: `b t hk k`.
-      v: `b t hv v`.
-      rows: `b h l 8 c`, see `rows`.
-      state: `b h k v`.
-    """
-
-    q: jax.Array
-    k: jax.Array
-    v: jax.Array
-    rows: jax.Array
-    state: jax.Array
-
-
-def _inputs(arrays: Arrays) -> Inputs:
-    b, h = arrays.state.shape[:2]
-    t = pl.cdiv(arrays.q.shape[1], TILE) * TILE
-    log_decay = None if arrays.log_decay is None else TIME_FIRST.heads_first(arrays.log_decay)
-    numbers = decays.rows(log_decay, arrays.starts, t, TILE)
-    return Inputs(
-        q=TIME_FIRST.fill(arrays.q),
-        k=TIME_FIRST.fill(arrays.k),
-        v=TIME_FIRST.fill(arrays.v),
-        rows=jnp.broadcast_to(numbers, (b, h, *numbers.shape[2:])),
-        state=fill(arrays.state),
-    )
-
-
 def _forward(here: Target, arrays: Arrays, scale: float, keep: bool) -> tuple[Outputs, None]:
     if _is_vector(arrays):
         return _forward_by_channel(here, arrays, scale), None
-    inputs = _inputs(arrays)
+    inputs = inputs_of(arrays)
     states, final = sweep(here, FORWARD, inputs.k, inputs.v, inputs.rows, inputs.state)
     o = read(here, FORWARD, inputs.q, inputs.k, inputs.v, states, inputs.rows, inputs.v.dtype, TIME_FIRST, scale)
     t, (k, v) = arrays.q.shape[1], arrays.state.shape[2:]
@@ -93,20 +62,14 @@ def _backward(here: Target, arrays: Arrays, scale: float, kept: None, gradients:
     gradients = scaled(scale, gradients[0]), gradients[1]
     if _is_vector(arrays):
         return _backward_by_channel(here, arrays, gradients)
-    inputs = _inputs(arrays)
+    inputs = inputs_of(arrays)
     do, dfinal = TIME_FIRST.fill(gradients[0]), fill(gradients[1])
-    h, dtype = inputs.state.shape[1], inputs.v.dtype
-
-    def rounded(argument: jax.Array) -> Any:
-        # Gradients that heads share are summed before they are rounded.
-        return dtype if argument.shape[2] == h else jnp.float32
-
     states, _ = sweep(here, FORWARD, inputs.k, inputs.v, inputs.rows, inputs.state)
     dstates, dstate = sweep(here, BACKWARD, inputs.q, do, inputs.rows, dfinal)
     q, k, v = inputs.q, inputs.k, inputs.v
-    dv = read(here, BACKWARD, k, q, do, dstates, inputs.rows, rounded(arrays.v), TIME_FIRST)
-    dq, reads = gradients_of(here, FORWARD, q, k, do, v, states, inputs.rows, rounded(arrays.q))
-    dk, writes = gradients_of(here, BACKWARD, k, q, v, do, dstates, inputs.rows, rounded(arrays.k))
+    dv = read(here, BACKWARD, k, q, do, dstates, inputs.rows, inputs.type_of_gradient(arrays.v), TIME_FIRST)
+    dq, reads = gradients_of(here, FORWARD, q, k, do, v, states, inputs.rows, inputs.type_of_gradient(arrays.q))
+    dk, writes = gradients_of(here, BACKWARD, k, q, v, do, dstates, inputs.rows, inputs.type_of_gradient(arrays.k))
 
     dlog_decay = None
     if arrays.log_decay is not None:
