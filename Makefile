@@ -29,8 +29,8 @@ test-all: $(VENV)/installed $(VENV)/libtpu/complete  ## run the tests, the slow 
 test-oldest: $(OLDEST)/installed $(OLDEST)/libtpu/complete  ## run the tests on the oldest Python and JAX supported
 	@$(OLDEST)/bin/python -m pytest $(ARGS)
 
-compile-gpu: $(VENV)/installed $(VENV)/cuda/complete  ## compile the kernels for an H100; needs none (and 0.7 GB for the compiler)
-	@$(BIN)/python -m pytest -n 0 -m '' tests/kernels/test_compile_gpu.py $(ARGS)
+compile-gpu: $(VENV)/installed $(VENV)/cuda/complete  ## compile kernels and steps for an H100; needs none (and 0.7 GB for the compiler)
+	@$(BIN)/python -m pytest -n 0 -m '' tests/kernels/test_compile_gpu.py tests/compile/test_gpu.py $(ARGS)
 
 lint: $(VENV)/installed  ## check format, style and types
 	$(BIN)/ruff format --check .

@@ -180,7 +180,9 @@ class Stack(Module):
             after = nnx.merge(graphdef, params)(streams, ctx)[0]
             return after if self.alignment is None else self.alignment(streams, after, ctx)
 
-        return (jax.checkpoint(apply) if self.remat else apply)(params, streams, ctx)
+        # In a loop the two computations are apart, and a barrier between them would copy what it stands before.
+        again = functools.partial(jax.checkpoint, prevent_cse=not self._scans())
+        return (again(apply) if self.remat else apply)(params, streams, ctx)
 
     def _scanned(self, streams: Streams, ctx: Context, periods: int) -> Streams:
         split = self.stacked()

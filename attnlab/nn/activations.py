@@ -11,6 +11,7 @@ from jax import Array
 from jaxtyping import Float
 
 from attnlab.errors import UserError, nearest
+from attnlab.functional.recomputed import recomputed
 from attnlab.functional.recurrences import state_dtype
 from attnlab.module import Module
 from attnlab.nn.parameter import param
@@ -212,7 +213,7 @@ def activation(name: str | Activation) -> Activation:
         raise UserError(f'activation {name!r} has parameters, which this part has no place for; MLPs take it')
     if name not in ACTIVATIONS:
         raise UserError(f'there is no activation {name!r}{nearest(name, ACTIVATIONS)}')
-    return ACTIVATIONS[name]
+    return recomputed(ACTIVATIONS[name])
 
 
 def learned(name: str | Activation, *, rngs: nnx.Rngs) -> Module | None:

@@ -11,6 +11,7 @@ from jaxtyping import Float
 
 from attnlab.errors import UserError
 from attnlab.functional.discretize import inverse_softplus, log_uniform
+from attnlab.functional.recomputed import recomputed_method
 from attnlab.functional.recurrences import state_dtype
 from attnlab.module import Module
 from attnlab.nn.parameter import param
@@ -66,8 +67,11 @@ class LowRankDecay(Module):
         self.up = Linear(rank, heads * key_dim, bias=True, axes=(None, 'heads'), rngs=rngs)
 
     def __call__(self, x: Sequence) -> Float[Array, 'b t h k']:
-        gate = self.up(self.down(x)).astype(state_dtype(x.dtype))
-        return (jax.nn.log_sigmoid(gate) / self.temperature).reshape(*x.shape[:2], self.heads, -1)
+        return self._fading(self.up(self.down(x))).reshape(*x.shape[:2], self.heads, -1)
+
+    @recomputed_method
+    def _fading(self, logits: Float[Array, 'b t f']) -> Float[Array, 'b t f']:
+        return jax.nn.log_sigmoid(logits.astype(state_dtype(logits.dtype))) / self.temperature
 
 
 class StepSize(Module):
@@ -83,6 +87,7 @@ class StepSize(Module):
 
         self.bias = param(bias, (dim,), axes=('heads',), group='dynamics', rngs=rngs)
 
+    @recomputed_method
     def __call__(self, x: Float[Array, 'b t d']) -> Float[Array, 'b t d']:
         wide = x.astype(state_dtype(x.dtype))
         return jax.nn.softplus(wide + jnp.broadcast_to(self.bias[...].astype(wide.dtype), x.shape))
@@ -121,7 +126,11 @@ class LowRankStepDecay(Module):
         self.A_log = _log_rates(heads, 1.0, rngs)
 
     def __call__(self, x: Sequence) -> Float[Array, 'b t h k']:
-        step = self.step_size(self.up(self.down(x)))
+        return self._fading(self.up(self.down(x)))
+
+    @recomputed_method
+    def _fading(self, x: Float[Array, 'b t f']) -> Float[Array, 'b t h k']:
+        step = self.step_size(x)
         rate = jnp.exp(self.A_log[...].astype(step.dtype))
         return -rate[None, None, :, None] * step.reshape(*x.shape[:2], rate.shape[0], -1)
 

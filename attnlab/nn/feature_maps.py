@@ -18,6 +18,7 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Float
 
+from attnlab.functional.recomputed import recomputed
 from attnlab.functional.recurrences import state_dtype
 from attnlab.module import Module
 from attnlab.nn.parameter import Drawn, buffer, param
@@ -49,7 +50,7 @@ class FixedMap(abc.ABC):
     ) -> tuple[Float[Array, 'b t h m'], Float[Array, 'b s g m']]:
         """Returns the features of queries and of keys."""
         del positions
-        return self.apply(q), self.apply(k)
+        return recomputed(self.apply)(q), recomputed(self.apply)(k)
 
     @abc.abstractmethod
     def apply(self, x: Float[Array, 'b t h k']) -> Float[Array, 'b t h m']:

@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float
 
 from attnlab.errors import UserError
 from attnlab.functional.discretize import inverse_softplus
+from attnlab.functional.recomputed import gated, recomputed, recomputed_method
 from attnlab.functional.recurrences import state_dtype
 from attnlab.module import Module
 from attnlab.nn.activations import activation as activation_called
@@ -218,8 +219,8 @@ class ChannelStrengths(Module):
         self.write = Linear(dim, heads * value_dim, rngs=rngs)
 
     def __call__(self, x: Sequence, k: Keys, v: Values, log_decay: Array | None) -> tuple[Keys, Values, Terms]:
-        erase = self.scale * jax.nn.sigmoid(self.erase(x)).reshape(k.shape)
-        return k, jax.nn.sigmoid(self.write(x)).reshape(v.shape) * v, Terms(log_decay, erase=erase * k)
+        erase = self.scale * gated(k, self.erase(x).reshape(k.shape), jax.nn.sigmoid)
+        return k, gated(v, self.write(x).reshape(v.shape), jax.nn.sigmoid), Terms(log_decay, erase=erase)
 
 
 class PartialErase(Module):
@@ -285,11 +286,16 @@ class TiedKeys(Module):
     def __call__(self, x: Sequence, k: Keys, v: Values, log_decay: Array | None) -> tuple[Keys, Values, Terms]:
         if log_decay is not None:
             raise UserError('TiedKeys make the decay themselves; give their mixer decay=None')
+        keys, log_decay = self._tied(k)
+        return keys, v, Terms(log_decay)
+
+    @recomputed_method
+    def _tied(self, k: Keys) -> tuple[Keys, Float[Array, 'b t h k']]:
         logits, bound = k.astype(state_dtype(k.dtype)), self.lower_bound
         log_decay = jax.nn.log_sigmoid(logits)
         if bound > 0:
             log_decay = jnp.logaddexp(math.log(bound), math.log1p(-bound) + log_decay)
-        return ((1 - bound) * jax.nn.sigmoid(-logits)).astype(k.dtype), v, Terms(log_decay)
+        return ((1 - bound) * jax.nn.sigmoid(-logits)).astype(k.dtype), log_decay
 
 
 class SlotGates(Protocol):
@@ -368,13 +374,23 @@ class RealGates(Module):
         self, x: Float[Array, 'b t d'], starts: Bool[Array, 'b t']
     ) -> tuple[Float[Array, 'b t d'], Float[Array, 'b t d']]:
         """Returns `b` and `a`, in float32 or better."""
+        return self._opened(x, self.recurrence_gate(x), self.input_gate(x), starts)
+
+    @recomputed_method
+    def _opened(
+        self,
+        x: Float[Array, 'b t d'],
+        kept: Float[Array, 'b t d'],
+        taken: Float[Array, 'b t d'],
+        starts: Bool[Array, 'b t'],
+    ) -> tuple[Float[Array, 'b t d'], Float[Array, 'b t d']]:
         dtype = state_dtype(x.dtype)
         rate = jax.nn.softplus(self.rate[...].astype(dtype))
-        log_a = -self.sharpness * rate[None, None] * jax.nn.sigmoid(self.recurrence_gate(x).astype(dtype))
+        log_a = -self.sharpness * rate[None, None] * jax.nn.sigmoid(kept.astype(dtype))
         # Not zero even where the gate underflows, so that the gradient of the square root stays finite.
         left = jnp.maximum(-jnp.expm1(2 * log_a), jnp.finfo(dtype).tiny)
         multiplier = jnp.where(starts[..., None], jnp.ones_like(left), jnp.sqrt(left))
-        return multiplier * jax.nn.sigmoid(self.input_gate(x).astype(dtype)) * x.astype(dtype), jnp.exp(log_a)
+        return multiplier * jax.nn.sigmoid(taken.astype(dtype)) * x.astype(dtype), jnp.exp(log_a)
 
 
 class MinGRUGates(Module):
@@ -393,11 +409,7 @@ class MinGRUGates(Module):
         self, x: Float[Array, 'b t d'], starts: Bool[Array, 'b t']
     ) -> tuple[Float[Array, 'b t f'], Float[Array, 'b t f']]:
         """Returns `b` and `a`, in float32 or better."""
-        dtype = state_dtype(x.dtype)
-        update = self.update(x).astype(dtype)
-        keep = jax.nn.sigmoid(-update)  # 1 - z without cancellation
-        taken = jax.nn.sigmoid(update) * positive(self.candidate(x).astype(dtype))
-        return taken + jnp.where(starts[..., None], keep / 2, jnp.zeros_like(keep)), keep
+        return _minimal_gru(self.update(x), self.candidate(x), starts)
 
 
 class MinLSTMGates(Module):
@@ -416,11 +428,39 @@ class MinLSTMGates(Module):
         self, x: Float[Array, 'b t d'], starts: Bool[Array, 'b t']
     ) -> tuple[Float[Array, 'b t f'], Float[Array, 'b t f']]:
         """Returns `b` and `a`, in float32 or better."""
-        dtype = state_dtype(x.dtype)
-        forget, inputs = (jax.nn.log_sigmoid(gate(x).astype(dtype)) for gate in (self.forget, self.input))
-        keep = jax.nn.sigmoid(forget - inputs)
-        taken = jax.nn.sigmoid(inputs - forget) * positive(self.candidate(x).astype(dtype))
-        return taken + jnp.where(starts[..., None], keep / 2, jnp.zeros_like(keep)), keep
+        return _minimal_lstm(self.forget(x), self.input(x), self.candidate(x), starts)
+
+
+@recomputed
+def _minimal_gru(
+    update: Float[Array, 'b t f'], candidate: Float[Array, 'b t f'], starts: Bool[Array, 'b t']
+) -> tuple[Float[Array, 'b t f'], Float[Array, 'b t f']]:
+    dtype = state_dtype(update.dtype)
+    keep = jax.nn.sigmoid(-update.astype(dtype))  # 1 - z without cancellation
+    return _from_half(jax.nn.sigmoid(update.astype(dtype)), candidate.astype(dtype), keep, starts), keep
+
+
+@recomputed
+def _minimal_lstm(
+    forget: Float[Array, 'b t f'],
+    taken: Float[Array, 'b t f'],
+    candidate: Float[Array, 'b t f'],
+    starts: Bool[Array, 'b t'],
+) -> tuple[Float[Array, 'b t f'], Float[Array, 'b t f']]:
+    dtype = state_dtype(forget.dtype)
+    left, right = (jax.nn.log_sigmoid(logits.astype(dtype)) for logits in (forget, taken))
+    keep = jax.nn.sigmoid(left - right)
+    return _from_half(jax.nn.sigmoid(right - left), candidate.astype(dtype), keep, starts), keep
+
+
+def _from_half(
+    taken: Float[Array, 'b t f'],
+    candidate: Float[Array, 'b t f'],
+    keep: Float[Array, 'b t f'],
+    starts: Bool[Array, 'b t'],
+) -> Float[Array, 'b t f']:
+    """What is taken of the candidates, and of the half that a document starts from."""
+    return taken * positive(candidate) + jnp.where(starts[..., None], keep / 2, jnp.zeros_like(keep))
 
 
 def positive(x: Float[Array, '*b']) -> Float[Array, '*b']:

@@ -11,6 +11,7 @@ from jaxtyping import Float
 
 from attnlab.errors import UserError
 from attnlab.functional.measured import measured
+from attnlab.functional.recomputed import recomputed_method
 from attnlab.module import Module
 from attnlab.nn.parameter import Moving, buffer, param
 
@@ -26,6 +27,7 @@ class RMSNorm(Module):
         self.eps = eps
         self.scale = param(nnx.initializers.ones, (dim,), axes=(None,), group='vector', rngs=rngs)
 
+    @recomputed_method
     def __call__(self, x: Float[Array, '*b d']) -> Float[Array, '*b d']:
         self.check_width(x, self.scale.shape[0])
         return _scaled_to_unit(x, jnp.broadcast_to(self.scale[...], x.shape), self.eps)
@@ -38,6 +40,7 @@ class SimpleRMSNorm(Module):
         del dim, rngs
         self.eps = eps
 
+    @recomputed_method
     def __call__(self, x: Float[Array, '*b d']) -> Float[Array, '*b d']:
         return _scaled_to_unit(x, jnp.ones_like(x), self.eps)
 
@@ -54,6 +57,7 @@ class LayerNorm(Module):
         self.scale = param(nnx.initializers.ones, (dim,), axes=(None,), group='vector', rngs=rngs)
         self.bias = param(nnx.initializers.zeros, (dim,), axes=(None,), group='vector', rngs=rngs)
 
+    @recomputed_method
     def __call__(self, x: Float[Array, '*b d']) -> Float[Array, '*b d']:
         self.check_width(x, self.scale.shape[0])
         wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
@@ -71,6 +75,7 @@ class GlobalLayerNorm(LayerNorm):
     def __init__(self, dim: int, *, eps: float = 1e-8, rngs: nnx.Rngs):
         super().__init__(dim, eps=eps, rngs=rngs)
 
+    @recomputed_method
     def __call__(self, x: Float[Array, 'b t d']) -> Float[Array, 'b t d']:
         self.check_width(x, self.scale.shape[0])
         wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
@@ -90,6 +95,7 @@ class CumulativeLayerNorm(LayerNorm):
     def __init__(self, dim: int, *, eps: float = 1e-8, rngs: nnx.Rngs):
         super().__init__(dim, eps=eps, rngs=rngs)
 
+    @recomputed_method
     def __call__(self, x: Float[Array, 'b t d']) -> Float[Array, 'b t d']:
         self.check_width(x, self.scale.shape[0])
         wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
@@ -118,6 +124,7 @@ class DynamicTanh(Module):
         self.scale = param(nnx.initializers.ones, (dim,), axes=(None,), group='vector', rngs=rngs)
         self.bias = param(nnx.initializers.zeros, (dim,), axes=(None,), group='vector', rngs=rngs)
 
+    @recomputed_method
     def __call__(self, x: Float[Array, '*b d']) -> Float[Array, '*b d']:
         self.check_width(x, self.scale.shape[0])
         wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
@@ -142,6 +149,7 @@ class EvoNormS0(Module):
             param(start, (dim,), axes=(None,), group='vector', rngs=rngs) for start in (ones, ones, zeros)
         )
 
+    @recomputed_method
     def __call__(self, x: Float[Array, '*b d']) -> Float[Array, '*b d']:
         self.check_width(x, self.scale.shape[0])
         wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
@@ -213,6 +221,7 @@ class HeadRMSNorm(Module):
         shape, axes = ((heads, dim), ('heads', None)) if apart else ((1, dim), (None, None))
         self.scale = param(nnx.initializers.ones, shape, axes=axes, group='vector', rngs=rngs)
 
+    @recomputed_method
     def __call__(self, x: Float[Array, 'b t h k']) -> Float[Array, 'b t h k']:
         return _scaled_to_unit(x, jnp.broadcast_to(self.scale[...][None, None], x.shape), self.eps)
 
@@ -227,6 +236,7 @@ class OffsetRMSNorm(Module):
         self.eps = eps
         self.offset = param(nnx.initializers.zeros, (dim,), axes=(None,), group='vector', rngs=rngs)
 
+    @recomputed_method
     def __call__(self, x: Float[Array, '*b d']) -> Float[Array, '*b d']:
         self.check_width(x, self.offset.shape[0])
         return _scaled_to_unit(x, jnp.broadcast_to(1 + self.offset[...], x.shape), self.eps)
@@ -251,6 +261,7 @@ class GroupNorm(Module):
         self.scale = param(nnx.initializers.ones, (heads, dim), axes=('heads', None), group='vector', rngs=rngs)
         self.bias = param(nnx.initializers.zeros, (heads, dim), axes=('heads', None), group='vector', rngs=rngs)
 
+    @recomputed_method
     def __call__(self, x: Float[Array, 'b t h k']) -> Float[Array, 'b t h k']:
         wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
         wide = wide - jnp.mean(wide, axis=-1, keepdims=True)

@@ -10,6 +10,7 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Float, Int
 
+from attnlab.functional.recomputed import recomputed_method
 from attnlab.functional.recurrences import NOTHING, document_starts, no_segment, of_token_before, state_dtype
 from attnlab.module import Module
 from attnlab.nn.activations import activation as activation_called
@@ -98,23 +99,28 @@ class ShortConv(Prelude):
     def __call__(
         self, x: Sequence, segments: Segments | None, state: ConvState | None = None
     ) -> tuple[Sequence, ConvState | None]:
-        t, before = x.shape[1], (self.width - 1, 0)
-        known: Segments | None
-        if state is not None:
-            segments = jnp.ones(x.shape[:2], jnp.int32) if segments is None else segments
-            inputs = jnp.concatenate([state.inputs.astype(x.dtype), x], axis=1)
-            known = jnp.concatenate([state.segments, segments], axis=1)
-            state = ConvState(inputs[:, t:].astype(state.inputs.dtype), known[:, t:])
-        else:
-            inputs = jnp.pad(x, ((0, 0), before, (0, 0)))
-            known = None if segments is None else jnp.pad(segments, ((0, 0), before), constant_values=NOTHING)
+        if state is None:
+            return self._alone(x, segments), None
+        segments = jnp.ones(x.shape[:2], jnp.int32) if segments is None else segments
+        inputs = jnp.concatenate([state.inputs.astype(x.dtype), x], axis=1)
+        known = jnp.concatenate([state.segments, segments], axis=1)
+        t = x.shape[1]
+        return self._convolved(inputs, known), ConvState(inputs[:, t:].astype(state.inputs.dtype), known[:, t:])
+
+    @recomputed_method
+    def _alone(self, x: Sequence, segments: Segments | None) -> Sequence:
+        before = (self.width - 1, 0)
+        known = None if segments is None else jnp.pad(segments, ((0, 0), before), constant_values=NOTHING)
+        return self._convolved(jnp.pad(x, ((0, 0), before, (0, 0))), known)
+
+    def _convolved(self, inputs: Float[Array, 'b s d'], segments: Int[Array, 'b s'] | None) -> Sequence:
         # One rounding, after the activation: those of the terms would be larger than that of the result, and gradients
         # of taps would be summed over tokens that are rounded.
-        wide = state_dtype(x.dtype)
-        y = causal_conv(inputs.astype(wide), self.taps[...].astype(wide), known)
+        wide = state_dtype(inputs.dtype)
+        y = causal_conv(inputs.astype(wide), self.taps[...].astype(wide), segments)
         if self.bias is not None:
             y = y + jnp.broadcast_to(self.bias[...].astype(wide), y.shape)
-        return activation_called(self.activation or 'identity')(y).astype(x.dtype), state
+        return activation_called(self.activation or 'identity')(y).astype(inputs.dtype)
 
     def init_state(self, batch: int, dtype: DTypeLike) -> ConvState:
         inputs = jnp.zeros((batch, self.width - 1, self.taps.shape[1]), dtype)

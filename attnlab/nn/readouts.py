@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from attnlab.functional.recomputed import gated
 from attnlab.module import Module
 from attnlab.nn.activations import activation as activation_called
 from attnlab.nn.projections import Linear
@@ -25,7 +26,7 @@ class GatedReadout(Module):
 
     def __call__(self, y: Sequence) -> Sequence:
         values, gate = jnp.split(self.linear(activation_called(self.activation)(y)), 2, axis=-1)
-        return values * jax.nn.sigmoid(gate)
+        return gated(values, gate, jax.nn.sigmoid)
 
 
 class SelfGate(Module):
@@ -38,4 +39,4 @@ class SelfGate(Module):
 
     def __call__(self, y: Sequence) -> Sequence:
         x = jax.nn.gelu(y)
-        return x * jax.nn.sigmoid(self.linear(x))
+        return gated(x, self.linear(x), jax.nn.sigmoid)

@@ -11,6 +11,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Float, Int
 
 from attnlab.context import Context
+from attnlab.functional.recomputed import gated
 from attnlab.functional.recurrences import no_segment, state_dtype
 from attnlab.functional.stabilised import stabilised_linear_attention
 from attnlab.mixers.mixer import Mixer
@@ -110,7 +111,7 @@ class MLSTM(Mixer):
         if state is not None:
             state = MLSTMState(memory, highest, segments[:, -1])
         y = self.norm(read).reshape(*x.shape[:2], -1)
-        return self.output(y * jax.nn.sigmoid(self.gate(x))), state
+        return self.output(gated(y, self.gate(x), jax.nn.sigmoid)), state
 
     def init_state(self, batch: int, length: int, dtype: DTypeLike) -> MLSTMState:
         """Returns an empty memory; its size does not depend on `length`."""

@@ -13,6 +13,7 @@ from jaxtyping import Float, Int
 from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.functional.exclusive import exclusive_linear_attention
+from attnlab.functional.recomputed import gated
 from attnlab.functional.recurrences import carried, no_segment, state_dtype
 from attnlab.mixers.mixer import Mixer
 from attnlab.module import Module
@@ -147,7 +148,7 @@ class RWKV6(Mixer):
         )
         if shift is not None:
             state = RWKV6State(memory, shift, ctx.segments_or_ones()[:, -1])
-        return self.output(self.norm(y).reshape(x.shape) * jax.nn.silu(self.gate(inputs[GATE]))), state
+        return self.output(gated(self.norm(y).reshape(x.shape), self.gate(inputs[GATE]))), state
 
     @property
     def divides_time(self) -> bool:

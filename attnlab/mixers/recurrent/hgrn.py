@@ -14,6 +14,7 @@ from jaxtyping import Float, Int
 from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.functional import cores
+from attnlab.functional.recomputed import gated
 from attnlab.functional.recurrences import carried, no_segment, state_dtype
 from attnlab.functional.structured import from_parts, parts
 from attnlab.mixers.mixer import Mixer
@@ -96,7 +97,7 @@ class HGRN(Mixer):
         )
         if state is not None:
             state = HGRNState(parts(last), segments[:, -1])
-        return self.output(self.norm(parts(h).astype(x.dtype)) * jax.nn.silu(self.gate(x))), state
+        return self.output(gated(self.norm(parts(h).astype(x.dtype)), self.gate(x))), state
 
     @property
     def divides_time(self) -> bool:

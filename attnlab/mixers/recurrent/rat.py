@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float, Int
 from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.functional import cores
+from attnlab.functional.recomputed import gated
 from attnlab.functional.recurrences import carried, document_starts, no_segment, state_dtype
 from attnlab.mixers.mixer import Mixer
 from attnlab.nn.heads import head_channels
@@ -116,7 +117,7 @@ class RAT(Mixer):
         summaries = _appended(before.summaries, k, v, segments, ends)
         earlier = before.summaries.total[:, None] + jnp.cumsum(ends, axis=1, dtype=jnp.int32) - ends
         read = _attend(q, k, v, summaries, segments, earlier)
-        y = self.output(read.reshape(x.shape).astype(x.dtype) * jax.nn.sigmoid(self.output_gate(x)))
+        y = self.output(gated(read.reshape(x.shape).astype(x.dtype), self.output_gate(x), jax.nn.sigmoid))
         if state is None:
             return y, None
         overflown = summaries.total > summaries.segments.shape[1]

@@ -14,6 +14,7 @@ from jaxtyping import Float
 from attnlab.context import Context
 from attnlab.functional.grids import Grid, axial_angles, flatten, required_grid, unflatten
 from attnlab.functional.newton import newton_inverse
+from attnlab.functional.recomputed import gated
 from attnlab.functional.recurrences import state_dtype
 from attnlab.functional.rotary import rotate_by_angles
 from attnlab.mixers.linear.softmax_free import gaussian
@@ -232,7 +233,7 @@ class GridNormAwareAttention(TwoSided):
         memory = jnp.einsum('bthm,bthv->bhmv', self._rotated(k, angles), v / x.shape[1])
         read = jnp.einsum('bthm,bhmv->bthv', self._rotated(q, angles), memory) / total[..., None]
         y = self.norm(read.reshape(x.shape).astype(x.dtype) + _convolved(self.conv, plain, grid))
-        return self.output(y * jax.nn.silu(self.gate(x))), None
+        return self.output(gated(y, self.gate(x))), None
 
     def _rotated(self, features: Float[Array, 'b t h m'], angles: Float[Array, 't r']) -> Float[Array, 'b t h m']:
         """Positive and negative parts, each rotated by itself."""

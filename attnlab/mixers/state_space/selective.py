@@ -15,6 +15,7 @@ from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.functional import cores
 from attnlab.functional.levels import levels_of, no_levels, read_by_level
+from attnlab.functional.recomputed import gated, recomputed_method
 from attnlab.functional.recurrences import carried, no_segment, state_dtype
 from attnlab.mixers.mixer import Mixer
 from attnlab.module import Module
@@ -151,7 +152,7 @@ class SelectiveSSM(SelectiveMaps, Mixer):
         y, memory = self.scan(x, ctx.segments, before)
         if state is not None:
             state = SelectiveState(memory, prelude, ctx.segments_or_ones()[:, -1])
-        return self.output(y * jax.nn.silu(z)), state
+        return self.output(gated(y, z)), state
 
     @property
     def divides_time(self) -> bool:
@@ -245,10 +246,14 @@ class StateSpaceDual(Mixer):
             y, memory = read_by_level(run, written, self.levels(x), segments=ctx.segments, **given)
         if state is not None:
             state = SelectiveState(memory, prelude, ctx.segments_or_ones()[:, -1])
-        # In the type of D, so that its gradient is summed over tokens in float32.
-        y = y + (self.D[...][None, None, :, None] * values).astype(x.dtype)
-        y = y.reshape(z.shape) * jax.nn.silu(z)
+        y = self._read(y, values, z)
         return self.output(y if self.norm is None else self.norm(y)), state
+
+    @recomputed_method
+    def _read(self, y: Heads, values: Values, z: Float[Array, 'b t f']) -> Float[Array, 'b t f']:
+        # In the type of D, so that its gradient is summed over tokens in float32.
+        y = y + (self.D[...][None, None, :, None] * values).astype(y.dtype)
+        return y.reshape(z.shape) * jax.nn.silu(z)
 
     @property
     def divides_time(self) -> bool:

@@ -13,6 +13,7 @@ from jaxtyping import Float, Int
 
 from attnlab.context import Context
 from attnlab.errors import UserError
+from attnlab.functional.recomputed import gated
 from attnlab.functional.recurrences import carried, document_starts, no_segment, state_dtype
 from attnlab.functional.rotary import rotate_by_angles
 from attnlab.functional.trapezoid import Ranked, accumulated_angles, trapezoidal_attention
@@ -157,7 +158,7 @@ class TrapezoidalSSM(Mixer):
         y = (y + self.D[...].astype(wide)[None, None, None, :, None] * v.astype(wide)).astype(x.dtype)
         if self.norm is not None:
             y = self.norm(y.reshape(x.shape[0], -1, *y.shape[3:])).reshape(y.shape)
-        y = _of_ranks(y * jax.nn.silu(z), self.rank_outputs)
+        y = _of_ranks(gated(y, z), self.rank_outputs)
         if state is not None:
             state = TrapezoidalState(memory, angles[:, -1], kept, ctx.segments_or_ones()[:, -1])
         return self.output(jnp.sum(y, axis=2).reshape(*x.shape[:2], -1)), state

@@ -10,6 +10,7 @@ from flax import nnx
 
 from attnlab.context import Context
 from attnlab.functional.grids import Grid, flatten, required_grid, unflatten
+from attnlab.functional.recomputed import gated
 from attnlab.mixers.mixer import TwoSided
 from attnlab.mixers.state_space.selective import SelectiveMaps
 from attnlab.module import Module
@@ -71,7 +72,7 @@ class TwoWaySSM(TwoSided):
         forwards = self.scans[0](self.convs[0](x, segments)[0], segments)
         segments = None if segments is None else segments[:, ::-1]
         backwards = self.scans[1](self.convs[1](x[:, ::-1], segments)[0], segments)[:, ::-1]
-        return self.output((forwards + backwards) * jax.nn.silu(z) / 2), None
+        return self.output(gated(forwards + backwards, z) / 2), None
 
 
 class CrossScan(Module):
@@ -147,4 +148,4 @@ class CrossScanSSM(TwoSided):
         grid = required_grid(ctx, type(self).__name__, axes=2)
         x, z = jnp.split(self.input(x), 2, axis=-1)
         x = jax.nn.silu(flatten(self.conv(unflatten(x, grid)), grid))
-        return self.output(self.norm(self.scans(x, grid)) * jax.nn.silu(z)), None
+        return self.output(gated(self.norm(self.scans(x, grid)), z)), None

@@ -12,6 +12,7 @@ from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.functional import cores
 from attnlab.functional.grids import flatten, required_grid, unflatten
+from attnlab.functional.recomputed import gated
 from attnlab.functional.recurrences import of_token_before, state_dtype
 from attnlab.mixers.mixer import TwoSided
 from attnlab.mixers.state_space.selective import log_states
@@ -152,7 +153,7 @@ class VariateTimeSSM(TwoSided):
         x, z = jnp.split(self.input(x), 2, axis=-1)
         plane = unflatten(x, grid)
         y = self.down(plane) + jnp.flip(self.up(jnp.flip(plane, 1)), 1)
-        return self.output(flatten(y, grid) * jax.nn.silu(z)), None
+        return self.output(gated(flatten(y, grid), z)), None
 
 
 def _pair(step: Array, own: Array, other: Array, coupling: Array) -> tuple[Array, Array]:

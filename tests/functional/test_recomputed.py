@@ -1,0 +1,89 @@
+"""What is kept for a backward pass: the arguments of a part, not what it computed of them in float32."""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import pytest
+from flax import nnx
+
+from attnlab.config import build, spec
+from attnlab.context import Context
+from attnlab.functional.recomputed import gated
+from attnlab.models.stack import stack_spec
+from attnlab.nn import norms
+from attnlab.nn.activations import ACTIVATIONS, activation
+from attnlab.nn.decays import StepSize
+from attnlab.nn.feature_maps import UnitNorm
+from attnlab.nn.mlps import GatedMLP
+from attnlab.nn.preludes import ShortConv
+from attnlab.zoo import ZOO
+
+B, T, D = 2, 64, 32
+RNGS = nnx.Rngs(0)
+
+
+def _convolved(conv, segments, x):
+    return conv(x, segments)[0]
+
+
+PARTS = {
+    **{norm.__name__: norm(D, rngs=RNGS) for norm in (*norms.NORMS.values(), norms.OffsetRMSNorm, norms.SimpleRMSNorm)},
+    'GlobalLayerNorm': norms.GlobalLayerNorm(D, rngs=RNGS),
+    'CumulativeLayerNorm': norms.CumulativeLayerNorm(D, rngs=RNGS),
+    **{name: activation(name) for name in ACTIVATIONS},
+    'StepSize': StepSize(D, rngs=RNGS),
+    'ShortConv': functools.partial(_convolved, ShortConv(D, bias=True, rngs=RNGS), None),
+    'ShortConv, documents': functools.partial(_convolved, ShortConv(D, rngs=RNGS), jnp.ones((B, T), jnp.int32)),
+}
+OF_HEADS = {
+    'HeadRMSNorm': norms.HeadRMSNorm(D, heads=3, rngs=RNGS),
+    'GroupNorm': norms.GroupNorm(D, heads=3, rngs=RNGS),
+    'UnitNorm': lambda x: UnitNorm().features(x, x, jnp.zeros((B, T), jnp.int32))[0],
+}
+
+
+def kept(function, *arrays):
+    """The arrays with an entry for every token and channel that the backward pass of a function reads."""
+    found = jax.eval_shape(lambda *arrays: jax.vjp(function, *arrays)[1], *arrays)
+    return [leaf for leaf in jax.tree.leaves(found) if math.prod(leaf.shape) >= B * T * D]
+
+
+@pytest.mark.parametrize('part', [*PARTS, *OF_HEADS])
+def test_a_part_keeps_its_input_alone(part):
+    function = {**PARTS, **OF_HEADS}[part]
+    x = jax.ShapeDtypeStruct((B, T, D) if part in PARTS else (B, T, 3, D), jnp.bfloat16)
+    assert [(leaf.shape, leaf.dtype) for leaf in kept(function, x)] in ([], [(x.shape, x.dtype)])
+
+
+def test_a_gate_keeps_its_two_inputs():
+    x = jax.ShapeDtypeStruct((B, T, D), jnp.bfloat16)
+    assert [leaf.dtype for leaf in kept(gated, x, x)] == [jnp.bfloat16] * 2
+
+
+LAYERS = {
+    'mha': 32,
+    'gla': 27,
+    'gated_delta_net': 32.5,
+    'mamba2': 87,
+    'mamba': 54,
+    'rg_lru': 32,
+    'mingru': 25,
+    'hgrn2': 30,
+}
+"""Arrays like its input, in bfloat16, that a layer may keep; norms alone would be 14 more."""
+
+
+@pytest.mark.parametrize('recipe', LAYERS)
+def test_a_layer_keeps_little_more_than_what_its_products_read(recipe):
+    row = ZOO[recipe]
+    stack = build(stack_spec(row.sized(heads=2), layer=row.layer, depth=1, mlp=spec(GatedMLP)))(D, rngs=nnx.Rngs(0))
+    graphdef, params = nnx.split(stack)
+
+    def run(params, x):
+        return nnx.merge(graphdef, params)(x, Context.full(B, T))[0]
+
+    x = jax.ShapeDtypeStruct((B, T, D), jnp.bfloat16)
+    found = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in kept(run, params, x))
+    assert found / (2 * B * T * D) <= LAYERS[recipe]
