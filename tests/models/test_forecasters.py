@@ -380,7 +380,7 @@ def predictions(model, x=X):
 
 def test_segments_are_not_normalised_by_later_ones():
     block = functools.partial(Block, mixer=functools.partial(Attention, heads=2))
-    with pytest.raises(UserError, match='^norm of SegmentForecaster is EvoNormB0, which looks at later tokens'):
+    with pytest.raises(UserError, match=r'^norm of SegmentForecaster is EvoNormB0, which looks at later tokens'):
         SegmentForecaster(
             4,
             dim=8,
