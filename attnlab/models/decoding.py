@@ -177,7 +177,7 @@ def speculate(
     https://arxiv.org/abs/2211.17192. Raises `UserError` for models that cannot generate, or of other vocabularies, and
     for a model with experts that lack room for all tokens of a piece, which would not be drawn as one by one.
     """
-    for _, part in nnx.iter_modules(model):
+    for _, part in nnx.iter_graph(model):
         if isinstance(part, MixtureOfExperts) and part.limited:
             raise UserError(
                 f'experts of this model have a capacity, {part.capacity:g}, which tokens that a draft proposes would '

@@ -177,8 +177,8 @@ class PublishedSeries(Series):
         if self.name not in PUBLISHED:
             raise UserError(f'there is no published series {self.name!r}{nearest(self.name, PUBLISHED)}')
         names = self._published_names
-        for column in self.columns if names is not None else ():
-            if column not in names:
+        for column in self.columns:
+            if names is not None and column not in names:
                 raise UserError(f'{self.name} has no column {column!r}{nearest(column, names)}')
 
     @property
