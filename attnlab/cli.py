@@ -108,6 +108,19 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
 COMMANDS['completion'] = lambda argv: completion.main(argv, COMMANDS)
 
 
+MEANT = {
+    'evaluate': 'eval',
+    'test': 'eval',
+    'sample': 'generate',
+    'analyze': 'analyse',
+    'resume': 'train',
+    'run': 'train',
+    'list': 'zoo',
+    'models': 'zoo',
+}
+"""Commands by what others call them, whose letters are not like theirs."""
+
+
 def main(argv: list[str] | None = None) -> int:
     """Runs one command; returns the exit status. What the user can mend is said in one line, without a traceback."""
     name, *rest = (sys.argv[1:] if argv is None else argv) or ['--help']
@@ -123,7 +136,8 @@ def main(argv: list[str] | None = None) -> int:
             print(f'attnlab {__version__}')
             return 0
         if name not in COMMANDS:
-            raise UserError(f'there is no command {name!r}{nearest(name, COMMANDS)}')
+            meant = f'; did you mean {MEANT[name]!r}?' if name in MEANT else nearest(name, COMMANDS)
+            raise UserError(f'there is no command {name!r}{meant}')
         _check_given_once(rest)
         for item in rest:
             if item.startswith(ALLOW):

@@ -6,7 +6,7 @@ spelled out, so that a saved config is a complete record. Nothing below `build` 
 
 import dataclasses
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from flax import nnx
@@ -156,6 +156,16 @@ def arguments(text: str, **defaults: str) -> dict[str, str]:
             )
         given[name] = value
     return defaults | given
+
+
+def check_not_given(given: Mapping[str, str], names: Iterable[str], why: str) -> None:
+    """Raises `UserError`, `NAME=VALUE why`, for the first of these arguments that is given: nothing would read it.
+
+    Arguments that belong to others are so checked whatever their value, and therefore have an empty default.
+    """
+    for name in names:
+        if given[name]:
+            raise UserError(f'{name}={given[name]} {why}')
 
 
 def apart(text: str, **defaults: str) -> tuple[dict[str, str], str]:

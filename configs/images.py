@@ -65,7 +65,7 @@ from ml_collections import ConfigDict
 from attnlab.blocks.adaptive import AdaptiveBlock
 from attnlab.blocks.block import Block
 from attnlab.blocks.layer import MixerAndMLP
-from attnlab.config import arguments, build, choose, spec, takes, whole
+from attnlab.config import arguments, build, check_not_given, choose, spec, takes, whole
 from attnlab.data.long_range.dataset import Dataset
 from attnlab.data.long_range.digits import Digits
 from attnlab.data.long_range.drawn import Drawn
@@ -191,6 +191,7 @@ POSITIONS: dict[str, Callable[[], Any]] = {
     'none': lambda: None,
 }
 TOKENS = {'mean': None, 'first': 'first', 'middle': 'middle'}
+COLORS = {'rgb': 3, 'grey': 1}
 GIVEN = {'nothing': 'nothing', 'label': 'label'}
 TOLD = {'pixels': False, 'norms': True}
 LAYERS: dict[str, type[Stack]] = {'apart': Stack, 'linear': LinearStack}
@@ -220,13 +221,13 @@ def get_config(arg: str = '') -> ConfigDict:
         layers='apart',
         learngene='',
         predict='label',
-        given='nothing',
-        told='pixels',
+        given='',
+        told='',
         augment='',
         pictures='0',
-        colors='rgb',
+        colors='',
         side='',
-        voxels='all',
+        voxels='',
         stem='',
         positions='',
         token='mean',
@@ -244,8 +245,6 @@ def get_config(arg: str = '') -> ConfigDict:
     task = _task(images, recipe.grid, layout, _augmentation(chosen, images), chosen)
     evals = (*evals, *_pictures(images, chosen))
     model = _model(recipe, images, layout, chosen)
-    if chosen['predict'] == 'label' and choose(TOLD, 'told', chosen['told']):
-        raise UserError('told=norms is for predict=epsilon and predict=v, which tell the time')
     if chosen['predict'] != 'label':
         model, evals = _denoising(model, task, layout, chosen), (*evals, spec(Drawings, cadence=spec(AtEnd)))
     return run_config(
@@ -272,16 +271,14 @@ def _images(chosen: dict[str, str]) -> Images:
     name, length = chosen['data'], whole('side', chosen['side']) if chosen['side'] else None
     if name in DATA or not ('/' in name or '.' in name):
         images = choose(DATA, 'data', name)
-        if chosen['colors'] != 'rgb':
-            raise UserError(f'colors={chosen["colors"]} is for images of your own; data={name} has its own')
+        check_not_given(chosen, ('colors',), f'is for images of your own; data={name} has its own')
         if images.voxels is not None:
             return _clouds(images, chosen)
         _check_voxels(chosen)
-        if length:
-            raise UserError(f'side={length} is for images of your own and clouds of points; data={name} has its own')
+        check_not_given(chosen, ('side',), f'is for images of your own and clouds of points; data={name} has its own')
         return images
     _check_voxels(chosen)
-    channels = choose({'rgb': 3, 'grey': 1}, 'colors', chosen['colors'])
+    channels = choose(COLORS, 'colors', chosen['colors'] or 'rgb')
     data = image_folder(name, size=length or 32, channels=channels)
     return Images(data, patch=next(patch for patch in (4, 2, 1) if data.size % patch == 0), examples=1_000)
 
@@ -298,8 +295,7 @@ def _pictures(images: Images, chosen: dict[str, str]) -> tuple[ConfigDict, ...]:
 
 
 def _check_voxels(chosen: dict[str, str]) -> None:
-    if choose(VOXELS, 'voxels', chosen['voxels']):
-        raise UserError(f'voxels=occupied is for clouds of points; data={chosen["data"]} holds images')
+    check_not_given(chosen, ('voxels',), f'is for clouds of points; data={chosen["data"]} holds images')
 
 
 def _clouds(images: Images, chosen: dict[str, str]) -> Images:
@@ -308,14 +304,17 @@ def _clouds(images: Images, chosen: dict[str, str]) -> Images:
     given = [f'{name}={chosen[name]}' for name, value in usual.items() if chosen[name] != value]
     if given:
         raise UserError(f'data={chosen["data"]} holds clouds of points, not images, and takes no {", ".join(given)}')
-    occupied = choose(VOXELS, 'voxels', chosen['voxels'])
+    occupied = choose(VOXELS, 'voxels', chosen['voxels'] or 'all')
     return dataclasses.replace(images, voxels=int(chosen['side'] or images.voxels or 0), occupied=occupied)
 
 
 def _augmentation(chosen: dict[str, str], images: Images) -> Augmentation | None:
-    parts = [choose(AUGMENTATIONS, 'augment', name) for name in filter(None, chosen['augment'].split('+'))]
-    if not parts:
+    if not chosen['augment']:
         return None
+    names = chosen['augment'].split('+')
+    parts = [choose(AUGMENTATIONS, 'augment', name) for name in names]
+    if len(set(names)) < len(names):
+        raise UserError(f'augment={chosen["augment"]} names one change twice; once is enough')
     if images.levels != 256 and any(isinstance(part, RandAugment) for part in parts):
         raise UserError(
             f'augment=rand changes pixels of 256 levels; those of data={chosen["data"]} have {images.levels}: '
@@ -330,12 +329,13 @@ def _augmentation(chosen: dict[str, str], images: Images) -> Augmentation | None
 def _task(
     images: Images, on_grid: bool, layout: Layout, augmentation: Augmentation | None, chosen: dict[str, str]
 ) -> ConfigDict:
-    predicts, given = (choose(each, name, chosen[name]) for name, each in (('predict', PREDICTED), ('given', GIVEN)))
+    predicts = choose(PREDICTED, 'predict', chosen['predict'])
     if predicts is not None:
+        given = choose(GIVEN, 'given', chosen['given'] or 'nothing')
         part = {'patch': images.patch, 'augmentation': augmentation, 'predicts': predicts, 'given': given}
         return spec(Diffusion, data=images.data, **part)
-    if given != 'nothing':
-        raise UserError(f'given={given} is for predict=epsilon and predict=v, which draw images of a label')
+    check_not_given(chosen, ('given',), 'is for predict=epsilon and predict=v, which draw images of a label')
+    check_not_given(chosen, ('told',), 'is for predict=epsilon and predict=v, which tell the time')
     if images.voxels is not None:
         kind = PointSegmentation if not images.occupied else SparseSegmentation if on_grid else OccupiedSegmentation
         return spec(kind, data=images.data, side=images.voxels)
@@ -392,7 +392,7 @@ def _denoising(model: ConfigDict, task: ConfigDict, layout: Layout, chosen: dict
             f'head=linear, not {chosen["layout"]}, {chosen["token"]} and {chosen["head"]}'
         )
     told = build(task).told
-    if choose(TOLD, 'told', chosen['told']):
+    if choose(TOLD, 'told', chosen['told'] or 'pixels'):
         own = {name: value for name, value in model.inputs.items() if name != 'target'}
         model.inputs = spec(ToldPatches, told=told, **own)
         model.stack.blocks = tuple(_told(block, chosen['zoo']) for block in model.stack.blocks)
@@ -419,6 +419,8 @@ def _layout(recipe: Recipe, images: Images, size: Size, chosen: dict[str, str], 
     if chosen['layout'] != 'flat' and (chosen['layers'] != 'apart' or chosen['learngene']):
         given = f'layers={chosen["layers"]}' if chosen['layers'] != 'apart' else f'learngene={chosen["learngene"]}'
         raise UserError(f'{given} is of layers of one width; it needs layout=flat, not {chosen["layout"]}')
+    if chosen['layers'] == 'linear' and chosen['learngene']:
+        raise UserError(f'learngene={chosen["learngene"]} makes layers of a base and a slope; it needs layers=apart')
     layouts = {
         'flat': lambda: _flat(recipe, images, size, chosen, initialization),
         'pyramid': lambda: _pyramid(recipe, images, size, initialization),
@@ -432,7 +434,7 @@ def _normed(layout: Layout, chosen: dict[str, str]) -> Layout:
     if not chosen['norm']:
         return layout
     norm = spec(choose({**NORMS, 'evonorm_b0': EvoNormB0}, 'norm', chosen['norm']))
-    if norm.target == spec(EvoNormB0).target and choose(VOXELS, 'voxels', chosen['voxels']):
+    if norm.target == spec(EvoNormB0).target and chosen['voxels'] == 'occupied':
         raise UserError(
             'voxels=occupied has padding, which norm=evonorm_b0 would count in its variances; choose voxels=all, or '
             'another norm, such as evonorm_s0'

@@ -28,7 +28,7 @@ from ml_collections import ConfigDict
 from attnlab.blocks.alignment import Alignment
 from attnlab.blocks.hyper_connections import HyperConnections
 from attnlab.blocks.residual import Plain
-from attnlab.config import arguments, choose, spec, spec_of
+from attnlab.config import arguments, check_not_given, choose, spec, spec_of
 from attnlab.data.text.stdlib import StdlibText
 from attnlab.data.text.text import TextFiles
 from attnlab.data.text.tfds import DATASETS, TfdsText
@@ -108,8 +108,6 @@ MLPS = {
     'moe_small_temperature': spec(MixtureOfExperts, gate=SmallTemperatureGate()),
     'moe_tempered': spec(MixtureOfExperts, gate=TemperedGate()),
 }
-NORM, SWIGLU = 'rmsnorm', 'swiglu'
-"""What blocks have if nothing is said."""
 
 
 def get_config(arg: str = '') -> ConfigDict:
@@ -123,8 +121,8 @@ def get_config(arg: str = '') -> ConfigDict:
         residual='plain',
         conv='0',
         head='softmax',
-        norm=NORM,
-        mlp=SWIGLU,
+        norm='',
+        mlp='',
         activation='',
         init='framework',
         alignment='0',
@@ -146,7 +144,7 @@ def get_config(arg: str = '') -> ConfigDict:
     if (weight := _number('alignment', chosen['alignment'])) > 0:
         stack.alignment = spec_of(Alignment(weight))
     _check_blocks(stack, chosen)
-    if chosen['norm'] != NORM:
+    if chosen['norm']:
         set_norm(stack.blocks, _norm(chosen), chosen)
     head = choose(HEADS, 'head', chosen['head']).made()
     evaluated = max(1, size.steps // 10)
@@ -190,12 +188,12 @@ def _number(name: str, text: str) -> float:
 
 
 def _norm(chosen: dict[str, str]) -> ConfigDict:
-    return spec(choose(NORMS, 'norm', chosen['norm']))
+    return spec(choose(NORMS, 'norm', chosen['norm'] or 'rmsnorm'))
 
 
 def _mlp(chosen: dict[str, str]) -> ConfigDict:
     """The channel mixer, with another nonlinearity if one is chosen."""
-    mlp = choose(MLPS, 'mlp', chosen['mlp']).copy_and_resolve_references()
+    mlp = choose(MLPS, 'mlp', chosen['mlp'] or 'swiglu').copy_and_resolve_references()
     if chosen['activation']:
         choose({**ACTIVATIONS, **LEARNED}, 'activation', chosen['activation'])
         mlp.activation = chosen['activation']
@@ -204,10 +202,10 @@ def _mlp(chosen: dict[str, str]) -> ConfigDict:
 
 def _check_blocks(stack: ConfigDict, chosen: dict[str, str]) -> None:
     """Raises `UserError` for a channel mixer that blocks of this recipe have no place for."""
-    places = [block for block in stack.blocks if 'mlp' in block and block.mlp is not None]
-    for name in ('mlp', 'activation'):
-        if chosen[name] not in (SWIGLU, '') and not places:
-            raise UserError(f'{name}={chosen[name]} is for blocks with an MLP; those of zoo={chosen["zoo"]} have none')
+    if not any('mlp' in block and block.mlp is not None for block in stack.blocks):
+        check_not_given(
+            chosen, ('mlp', 'activation'), f'is for blocks with an MLP; those of zoo={chosen["zoo"]} have none'
+        )
 
 
 def _text(data: str) -> ConfigDict:

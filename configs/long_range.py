@@ -41,7 +41,7 @@ from typing import Any
 from ml_collections import ConfigDict
 from ml_collections.config_flags import config_path
 
-from attnlab.config import arguments, choose, spec, takes, whole
+from attnlab.config import arguments, check_not_given, choose, spec, takes, whole
 from attnlab.data.long_range.authorship import Authorship
 from attnlab.data.long_range.dataset import Dataset
 from attnlab.data.long_range.digits import Digits
@@ -348,8 +348,6 @@ def setting(size: str, task: str, zoo: str) -> Setting:
 
 
 SIZES = {'smoke': SMOKE, 'full': FULL}
-DEFAULT = 'linear'
-"""The head of labels."""
 
 
 def get_config(arg: str = '') -> ConfigDict:
@@ -362,17 +360,17 @@ def get_config(arg: str = '') -> ConfigDict:
         protocol='scratch',
         run='',
         conv='0',
-        head=DEFAULT,
+        head='',
         fast='',
-        rate='10',
+        rate='',
         **CHOICES,
     )
     if (chosen['protocol'] == 'finetune') != bool(chosen['run']):
         raise UserError(
             'protocol=finetune needs run=WORKDIR, that of a run with protocol=pretrain; other protocols take no run'
         )
-    if chosen['rate'] != '10' and not chosen['fast']:
-        raise UserError(f'rate={chosen["rate"]} is of fast=RECIPE, which is not given')
+    if not chosen['fast']:
+        check_not_given(chosen, ('rate',), 'is of fast=RECIPE, which is not given')
     protocol = choose(PROTOCOLS, 'protocol', chosen['protocol'])
     run = setting(chosen['size'], chosen['task'], chosen['zoo'])
     recipe = padded_sequence_recipe(chosen['zoo'], chosen['conv'])
@@ -400,23 +398,25 @@ def get_config(arg: str = '') -> ConfigDict:
 
 
 def _classification(recipe: Recipe, run: Setting, head: str) -> dict[str, ConfigDict]:
-    """Classification, with a head for labels."""
+    """Classification, with a head for labels, linear where none is given."""
     kind = run.data.kind
-    if kind.documents > 1 and head != DEFAULT:
+    if kind.documents > 1 and head:
         raise UserError(f'head={head} is for one document; this task has {kind.documents}, and a head of its own')
     sizes = {'classes': kind.classes}
-    made = spec(PairHead, **sizes) if kind.documents > 1 else choose(CLASSIFIERS, 'head', head).made(**sizes)
+    made = (
+        spec(PairHead, **sizes) if kind.documents > 1 else choose(CLASSIFIERS, 'head', head or 'linear').made(**sizes)
+    )
     model = spec(Model, head=made, pool=MeanPool(), streaming=False, **_trunk(recipe, run))
     return {'task': spec(Classification, data=run.data), 'model': model}
 
 
 def _denoising(recipe: Recipe, run: Setting, head: str) -> dict[str, ConfigDict]:
     """Prediction of the inputs: hidden ones with a bidirectional mixer, otherwise the next one."""
-    if head != DEFAULT and run.data.kind.vocab is not None:
+    if head and run.data.kind.vocab is not None:
         raise UserError(f'head={head} is not for protocol=pretrain of tokens, which has a head of its own')
     task = spec(Denoising, data=run.data, hidden=run.hidden if recipe.bidirectional else None)
     if run.data.kind.vocab is None:
-        made = choose(REGRESSORS, 'head', 'absolute_error' if head == DEFAULT else head).made()
+        made = choose(REGRESSORS, 'head', head or 'absolute_error').made()
     else:
         made = spec(LanguageHead)
     return {'task': task, 'model': spec(Model, head=made, streaming=not recipe.bidirectional, **_trunk(recipe, run))}
@@ -436,7 +436,7 @@ def _two_rates(recipe: Recipe, run: Setting, chosen: Mapping[str, str]) -> Confi
     """A stack of `fast` on windows, and one of the recipe on their summaries. Raises `UserError` in pretraining."""
     if chosen['protocol'] != 'scratch':
         raise UserError(f'fast={chosen["fast"]} summarises windows, and goes with protocol=scratch; leave it out')
-    rate = whole('rate', chosen['rate'])
+    rate = whole('rate', chosen['rate'] or '10')
     below = padded_sequence_recipe(chosen['fast'], chosen['conv'])
     return spec(
         TwoRates,

@@ -23,7 +23,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from attnlab.config import arguments, choose, spec
+from attnlab.config import arguments, check_not_given, choose, spec
 from attnlab.data.series.mixtures import DrawnMixtures
 from attnlab.errors import UserError
 from attnlab.evals.by_slice import BySlice
@@ -91,16 +91,16 @@ CLIP = 5.0
 
 def get_config(arg: str = '') -> ConfigDict:
     """The config of `system=...` or `zoo=...`, `conv=...`, `form=...`, `size=...` and `CHOICES`."""
-    chosen = arguments(arg, system='', zoo='', conv='0', form='', size='tiny', **CHOICES)
+    chosen = arguments(arg, system='', zoo='', conv='', form='', size='tiny', **CHOICES)
     if chosen['system'] and chosen['zoo']:
         raise UserError(f'zoo={chosen["zoo"]} takes the place of system={chosen["system"]}; give one of them')
-    if chosen['conv'] != '0' and not chosen['zoo']:
-        raise UserError(f'conv={chosen["conv"]} is of the layers of a recipe; give zoo=NAME too')
+    if not chosen['zoo']:
+        check_not_given(chosen, ('conv',), 'is of the layers of a recipe; give zoo=NAME too')
     size = choose(SIZES, 'size', chosen['size'])
     if chosen['form']:
         choose(dict.fromkeys(FORMS), 'form', chosen['form'])
     if chosen['zoo']:
-        model = _zoo(size, chosen['zoo'], chosen['conv'], chosen['form'])
+        model = _zoo(size, chosen['zoo'], chosen['conv'] or '0', chosen['form'])
     else:
         choose(SYSTEMS, 'system', chosen['system'] or 'conv_tasnet')
         model = _conv_tasnet(size, chosen['form'] == 'causal')

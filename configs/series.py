@@ -63,7 +63,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from attnlab.config import arguments, choose, spec, takes, whole
+from attnlab.config import arguments, check_not_given, choose, spec, takes, whole
 from attnlab.data.long_range.drawn import Drawn
 from attnlab.data.series.basis import TrainingBasis
 from attnlab.data.series.columns import Columns
@@ -402,11 +402,15 @@ def get_config(arg: str = '') -> ConfigDict:
     linear = system.linear and not given['zoo']
     if linear:
         unread = ('conv', 'fast', 'inputs', 'form', 'patch', 'stride')
-        _check_not_given(given, unread, f'is of layers; system={given["system"]} has none: leave it out')
+        check_not_given(given, unread, f'is of layers; system={given["system"]} has none: leave it out')
+    elif system.decomposition is not None:
+        check_not_given(given, ('zoo',), f'has layers, and system={given["system"]} divides windows for a linear map')
     elif chosen['inputs'] == 'variates':
-        _check_not_given(
+        check_not_given(
             given, ('patch', 'stride'), 'is of patches; with inputs=variates a variate is a token: leave it out'
         )
+    if not (columns.known or columns.marks):
+        check_not_given(given, ('ahead',), 'is of known=NAMES and marks=1, which are not given')
     variates, observed, known = columns.counts(series)
     prompt = whole('prompt', chosen['prompt']) if chosen['prompt'] else None
     if prompt and (not system.frozen or system.scales):
@@ -425,6 +429,10 @@ def get_config(arg: str = '') -> ConfigDict:
         'window_norm': choose(NORMS, 'norm', chosen['norm'])(),
         'window_gain': WindowGain if choose(SWITCH, 'gain', chosen['gain']) else None,
     }
+    if system.orthogonal and chosen['inputs'] != 'variates':
+        raise UserError(
+            f'inputs={chosen["inputs"]} has no whole windows; system={given["system"]} needs inputs=variates'
+        )
     basis = TrainingBasis(series, columns) if system.orthogonal else None
     stacked = functools.partial(_stacked, system, windows, basis, size, chosen)
     if system.scales:
@@ -553,7 +561,7 @@ def _check_frozen(system: System, given: Mapping[str, str]) -> None:
         names = ' or '.join(name for name, one in SYSTEMS.items() if one.frozen)
         raise UserError(f'run={given["run"]} goes with system={names}; other systems take no run')
     if system.frozen:
-        _check_not_given(given, LAYERED, f'does not go with system={given["system"]}; leave it out')
+        check_not_given(given, LAYERED, f'does not go with system={given["system"]}; leave it out')
 
 
 def _frozen(windows: Mapping[str, Any], system: System, horizon: int, run: str) -> ConfigDict:
@@ -620,7 +628,7 @@ def _frozen_groups(system: System) -> tuple[Override, ...]:
 
 def _check_filling(system: System, given: Mapping[str, str]) -> None:
     """Raises `UserError` for arguments and systems of forecasting alone."""
-    _check_not_given(given, FORECASTS, f'is for task=forecasting; leave it out with task={given["task"]}')
+    check_not_given(given, FORECASTS, f'is for task=forecasting; leave it out with task={given["task"]}')
     if system.orthogonal or system.frozen or system.share is not None:
         raise UserError(f'system={given["system"]} is for task=forecasting; choose another with task={given["task"]}')
 
@@ -721,13 +729,6 @@ def _head(system: System, variates: int, chosen: Mapping[str, str], basis: Train
     return spec(SparseAffineHead, share=system.share, **sizes)
 
 
-def _check_not_given(given: Mapping[str, str], names: tuple[str, ...], why: str) -> None:
-    """Raises `UserError` for an argument that nothing would read."""
-    for name in names:
-        if given[name]:
-            raise UserError(f'{name}={given[name]} {why}')
-
-
 def _check_rate(given: Mapping[str, str], fast: str) -> None:
-    if given['rate'] and not fast:
-        raise UserError(f'rate={given["rate"]} is of fast=RECIPE, which is not given')
+    if not fast:
+        check_not_given(given, ('rate',), 'is of fast=RECIPE, which is not given')

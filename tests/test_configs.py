@@ -241,6 +241,9 @@ def test_a_gated_channel_mixer_has_the_nonlinearity_of_its_name(name):
         ('activation=prel', "there is no activation=prel; did you mean 'prelu'"),
         ('zoo=uniattn,norm=dyt', 'norm=dyt is for blocks that take one; those of zoo=uniattn have their own'),
         ('zoo=aero,mlp=plain', 'mlp=plain is for blocks with an MLP; those of zoo=aero have none'),
+        ('zoo=aero,mlp=swiglu', 'mlp=swiglu is for blocks with an MLP; those of zoo=aero have none'),
+        ('zoo=uniattn,norm=rmsnorm', 'norm=rmsnorm is for blocks that take one; those of zoo=uniattn have their own'),
+        ('zoo=mamba,conv=CD', 'conv=CD stands at channel mixers, and layers of this recipe have none'),
     ],
 )
 def test_language_names_mistakes_in_its_parts(argument, sentence):
@@ -265,8 +268,9 @@ def test_long_range_at_two_rates(argument, depths):
 
 
 def test_a_rate_is_of_a_second_recipe():
-    with pytest.raises(UserError, match='rate=banana is of fast=RECIPE, which is not given'):
-        long_range.get_config('task=listops,rate=banana,size=smoke')
+    for rate in ('banana', '10'):
+        with pytest.raises(UserError, match=f'rate={rate} is of fast=RECIPE, which is not given'):
+            long_range.get_config(f'task=listops,rate={rate},size=smoke')
 
 
 def test_long_range_with_another_head():
@@ -276,6 +280,9 @@ def test_long_range_with_another_head():
     for argument, sentence in (
         ('task=digits,size=smoke,head=arcfac', "there is no head=arcfac; did you mean 'arcface'"),
         ('task=aan,head=arcface', 'head=arcface is for one document'),
+        ('task=aan,head=linear', 'head=linear is for one document'),
+        ('task=listops,size=smoke,head=linear,protocol=pretrain', 'head=linear is not for protocol=pretrain'),
+        ('task=digits,size=smoke,head=linear,protocol=pretrain', 'there is no head=linear'),
         ('task=digits,size=smoke,head=arcface,protocol=pretrain', 'there is no head=arcface'),
         ('task=listops,size=smoke,head=c51,protocol=pretrain', 'head=c51 is not for protocol=pretrain of tokens'),
     ):
@@ -823,6 +830,15 @@ def test_images_of_ones_own(tmp_path):
     ('argument', 'sentence'),
     [
         ('given=label', 'given=label is for predict=epsilon and predict=v, which draw images of a label'),
+        ('given=nothing', 'given=nothing is for predict=epsilon and predict=v'),
+        ('told=pixels', 'told=pixels is for predict=epsilon and predict=v, which tell the time'),
+        ('predict=v,told=banana', 'there is no told=banana'),
+        ('colors=rgb', 'colors=rgb is for images of your own; data=digits has its own'),
+        ('data=parts,colors=rgb', 'colors=rgb is for images of your own; data=parts has its own'),
+        ('voxels=all', 'voxels=all is for clouds of points; data=digits holds images'),
+        ('augment=crop+', 'there is no augment='),
+        ('augment=mixup+mixup', 'augment=mixup.mixup names one change twice; once is enough'),
+        ('layers=linear,learngene=none', 'learngene=none makes layers of a base and a slope; it needs layers=apart'),
         ('augment=crop+flap', "there is no augment=flap; did you mean 'flip'"),
         ('augment=flip+rand', 'augment=rand changes pixels of 256 levels; those of data=digits have 17'),
         ('init=paper', 'init=paper goes with recipes whose rows say what their papers start from'),

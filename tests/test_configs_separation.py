@@ -35,6 +35,7 @@ def test_forms_reach_the_layers():
         ('zoo=swin', 'zoo=swin mixes tokens on a grid'),
         ('zoo=mamba,form=bidirectional', 'form=bidirectional is not one of zoo=mamba'),
         ('form=both', 'there is no form=both'),
+        ('conv=0', 'conv=0 is of the layers of a recipe; give zoo=NAME too'),
         ('size=tny', "there is no size=tny; did you mean 'tiny'"),
     ],
 )

@@ -101,8 +101,8 @@ class Budgeted:
     """What a cascade with a budget reaches on inputs that its threshold was not chosen on.
 
     Attributes:
-      threshold: the confidence below which inputs are handed on.
-      share: of inputs that are.
+      threshold: the confidence below which inputs are handed on; -infinity where the budget is for none.
+      share: of inputs that are, which the budget may end before all of these.
       cost: of an input in the mean, in units of the second classifier.
       accuracy: of the first on those it keeps and the second on the others.
     """
@@ -121,7 +121,12 @@ def budgeted(
     relative_cost: float,
     budget: float,
 ) -> Budgeted:
-    """The threshold with which as many of the `chosen` inputs are handed on as a budget allows, and what that gives.
+    """The highest threshold that keeps a budget, by the `chosen` inputs, and what it gives on others.
+
+    An input is below the k-th least sure of n others like it with a probability of at most `k / (n + 1)`, so that the
+    k-th is the threshold where `relative_cost + k / (n + 1)` is within the budget: it is kept in the mean over inputs.
+    Of these inputs the least sure are handed on, as many as are below it and no more than the budget has left, so that
+    it is never exceeded; of inputs with one confidence any are, and accuracy is the mean over their orders.
 
     Raises `UserError` for a budget that the first classifier alone exceeds.
     """
@@ -129,16 +134,17 @@ def budgeted(
         raise UserError(
             f'the budget is {budget:g} of what the second run costs; the first alone costs {relative_cost:.3g} of it'
         )
-    share = min(1.0, budget - relative_cost)
-    count = int(np.floor(share * len(chosen)))
-    limits = np.append(np.sort(chosen), np.inf)
-    on = confidence < limits[count]
-    return Budgeted(
-        float(limits[count]),
-        float(np.mean(on)),
-        relative_cost + float(np.mean(on)),
-        float(np.mean(np.where(on, second, first))),
-    )
+    limits = np.concatenate([[-np.inf], np.sort(chosen), [np.inf]])
+    threshold = limits[_within(budget, relative_cost, len(chosen) + 1)]
+    on = min(int(np.sum(confidence < threshold)), _within(budget, relative_cost, len(confidence)))
+    share = on / len(confidence)
+    accuracy = float(_accuracies(confidence, first, second)[on])
+    return Budgeted(float(threshold), share, relative_cost + share, accuracy)
+
+
+def _within(budget: float, relative_cost: float, count: int) -> int:
+    """Of how many of so many inputs the second classifier can be asked."""
+    return int(np.sum(relative_cost + np.arange(1, count + 1) / count <= budget))
 
 
 def _accuracies(

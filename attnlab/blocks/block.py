@@ -213,11 +213,11 @@ class Block(PreNorm):
 
 def _during(norm: Any, ctx: Context, state: State | None) -> Norm:
     """The norm; one of batches, in training, as it is there. Raises `UserError` for such a one token by token."""
-    if not isinstance(norm, EvoNormB0):
-        return norm
-    if state is not None:
-        raise UserError('EvoNormB0 looks at all tokens of a row; a block with it has no form that takes some at a time')
-    return norm if ctx.deterministic else norm.in_training
+    if state is not None and isinstance(norm, Module) and norm.looks_ahead:
+        raise UserError(
+            f'{type(norm).__name__} looks at all tokens of a row; a block with it has no form that takes some at a time'
+        )
+    return norm.in_training if isinstance(norm, EvoNormB0) and not ctx.deterministic else norm
 
 
 def fed(mlp: Any, x: Sequence, ctx: Context) -> Sequence:

@@ -20,6 +20,7 @@ from attnlab.functional import cores
 from attnlab.functional.constrained import Choice, Drawn, NothingAllowed
 from attnlab.functional.sampling import UNRESTRICTED, Sampling
 from attnlab.models.predictor import Predictor
+from attnlab.nn.experts import MixtureOfExperts
 from attnlab.typing import State
 
 
@@ -173,8 +174,15 @@ def speculate(
 
     The draft draws `ahead` tokens; the model reads them at once, and takes those before the first that it rejects, and
     one of its own (`accepted`). Of a piece of n tokens n - 1 are the draft's. Leviathan et al. 2023,
-    https://arxiv.org/abs/2211.17192. Raises `UserError` for models that cannot generate, or of other vocabularies.
+    https://arxiv.org/abs/2211.17192. Raises `UserError` for models that cannot generate, or of other vocabularies, and
+    for a model with experts that lack room for all tokens of a piece, which would not be drawn as one by one.
     """
+    for _, part in nnx.iter_graph(model):
+        if isinstance(part, MixtureOfExperts) and part.limited:
+            raise UserError(
+                f'experts of this model have a capacity, {part.capacity:g}, which tokens that a draft proposes would '
+                'share; generate token by token, without a draft'
+            )
     target, small = Reader(model, jit), Reader(draft, jit)
     capacity = len(prompt) + steps + ahead + 1
     states = [reader.start(capacity) for reader in (target, small)]

@@ -3,7 +3,7 @@
 import abc
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -244,6 +244,8 @@ class StackForecaster(WindowModel):
       rngs: draws the parameters.
     """
 
+    predicts_next: ClassVar[bool] = False
+
     def __init__(
         self,
         vocab: int,
@@ -270,6 +272,8 @@ class StackForecaster(WindowModel):
         self.norm: Any = norm(dim, rngs=rngs)
         self.head = head(self.width + covariates.read_ahead(vocab), vocab, rngs=rngs)
         self.check_gain()
+        if self.predicts_next:
+            self.check_looks_back()
 
     @property
     def width(self) -> int:
@@ -325,9 +329,11 @@ class SegmentForecaster(StackForecaster):
     A look-back may be of more or fewer segments than those of training: what is put before it is read as a context (in-
     context forecasting). Liu et al. 2024, "AutoTimes", https://arxiv.org/abs/2402.02370.
 
-    Arguments are those of `StackForecaster`. Raises `UserError` for covariates, and for a look-back that is not made of
-    segments.
+    Arguments are those of `StackForecaster`. Raises `UserError` for covariates, for a look-back that is not made of
+    segments, and for a part that looks ahead.
     """
+
+    predicts_next = True
 
     @property
     def width(self) -> int:

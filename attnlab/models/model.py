@@ -43,7 +43,8 @@ class Model(Module):
       streaming: whether every hidden state depends only on the inputs up to its position, and the mixers keep a state.
       dtype: type of the activations; parameters are float32.
 
-    Raises `UserError` when there is neither a head nor an embedding table to tie it to.
+    Raises `UserError` when there is neither a head nor an embedding table to tie it to, and where a streaming model has
+    a part that looks ahead (`attnlab.module.Module.looks_ahead`).
     """
 
     def __init__(
@@ -72,6 +73,8 @@ class Model(Module):
         width = self.stack.dim
         self.norm = norm(width, rngs=rngs)
         self.head: Any = TiedHead(self.embedding.table) if head is None else head(width, vocab, rngs=rngs)
+        if streaming:
+            self.check_looks_back()
 
     @property
     def decodes(self) -> bool:

@@ -196,8 +196,10 @@ class ConvTasNet(Separator):
         super().__init__(vocab, skip, features, frame, activation, dtype, rngs)
         self.bottleneck = Linear(features, dim, axes=('mlp', 'embed'), rngs=rngs)
         self.norm = norm(dim, rngs=rngs)
-        if causal and isinstance(self.norm, GlobalLayerNorm):
-            raise UserError('norm of ConvTasNet is GlobalLayerNorm, which looks ahead; causal=True needs another')
+        if causal and self.norm.looks_ahead:
+            raise UserError(
+                f'norm of ConvTasNet is {type(self.norm).__name__}, which looks ahead; causal=True needs another'
+            )
         count = blocks * repeats
         self.blocks = nnx.List(
             [

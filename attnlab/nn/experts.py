@@ -306,6 +306,12 @@ class MixtureOfExperts(Module):
             None if shared is None else GatedMLP(dim, hidden=shared * hidden, activation=activation, rngs=rngs)
         )
 
+    @property
+    def limited(self) -> bool:
+        """Whether several tokens that are read at once may leave one of them without room."""
+        # A token chooses an expert once, so that room for all tokens is room for all choices.
+        return self.capacity is not None and self.capacity * self.active < self.experts
+
     def __call__(self, x: Sequence, key: DropoutKey | None = None) -> Sequence:
         """The mixture; a gate that draws noise in training draws it from `key`, and none without one."""
         routing = self.routing(x, key)

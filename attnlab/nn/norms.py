@@ -72,6 +72,8 @@ class GlobalLayerNorm(LayerNorm):
     Luo and Mesgarani 2019, https://arxiv.org/abs/1809.07454.
     """
 
+    looks_ahead = True
+
     def __init__(self, dim: int, *, eps: float = 1e-8, rngs: nnx.Rngs):
         super().__init__(dim, eps=eps, rngs=rngs)
 
@@ -168,6 +170,8 @@ class EvoNormB0(Module):
     So rows depend on each other in training, and tokens on later ones always: it suits images, and no model that
     predicts the next token. g, v and b are learned, of size `dim`. Liu et al. 2020, https://arxiv.org/abs/2004.02967.
     """
+
+    looks_ahead = True
 
     def __init__(self, dim: int, *, eps: float = 1e-5, decay: float = 0.9, rngs: nnx.Rngs):
         self.eps = eps

@@ -77,7 +77,8 @@ def fork(run: pathlib.Path, config: ConfigDict, step: int | None = None) -> Fork
     there = sorted(int(path.name) for path in (run / 'checkpoints').glob('*') if path.name.isdecimal())
     if not there or (step is not None and step not in there):
         wanted = 'checkpoint' if step is None else f'checkpoint of step {step}'
-        raise UserError(f'--from is {run}, which has no {wanted}; it has: {", ".join(map(str, there)) or "none"}')
+        has = f'; it has: {", ".join(map(str, there))}' if there else ' yet'
+        raise UserError(f'--from is {run}, which has no {wanted}{has}')
     agreed = _agreed(configs.load(run / 'config.json'), config, there[-1])
     chosen = step or max((one for one in there if one <= agreed), default=there[-1])
     if config.steps <= chosen:

@@ -38,7 +38,8 @@ def saved_config(workdir: pathlib.Path) -> ConfigDict:
     path = workdir / 'config.json'
     if not path.exists():
         study = '; it is a study, whose runs are in its folder trials' if (workdir / 'sweep.json').exists() else ''
-        raise UserError(f'{workdir} is not a run: it holds no config.json{study}')
+        lacks = 'it is a file; give the work directory' if workdir.is_file() else f'it holds no config.json{study}'
+        raise UserError(f'{workdir} is not a run: {lacks}')
     config = configs.load(path)
     lacking = sorted(name for name in ('batch_size', 'length', 'model', 'steps', 'task') if name not in config)
     if lacking:

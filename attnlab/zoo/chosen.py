@@ -110,7 +110,7 @@ def convolved(recipe: Recipe, conv: str) -> Recipe:
     gated short convolution (`base_conv`) and the recipe (Arora et al. 2023, https://arxiv.org/abs/2312.04927). Any of
     `ABCD`, or `canon` for all four: residual convolutions at these points (Allen-Zhu 2025,
     https://ssrn.com/abstract=5240330); at B, where a mixer has a convolution or another prelude of its own, it keeps
-    that, and without channel mixers nothing stands at C and D.
+    that, and without channel mixers nothing stands at C and D, which are then refused without A or B.
 
     Raises `UserError` for another `conv`, and for recipes whose layers or mixers have no such points.
     """
@@ -125,6 +125,8 @@ def convolved(recipe: Recipe, conv: str) -> Recipe:
         raise UserError(f'conv={conv} must be 0, 1, none, canon, or points among {POINTS}, each at most once')
     if not isinstance(recipe.layer, MixerAndMLP | MixersAlone):
         raise UserError(f'conv={conv} goes with recipes that are mixers; blocks that wire their own branches take none')
+    if isinstance(recipe.layer, MixersAlone) and not set(points) & set('AB'):
+        raise UserError(f'conv={conv} stands at channel mixers, and layers of this recipe have none; choose A or B')
     pattern = recipe.pattern
     if 'B' in points:
         for mixer in pattern:

@@ -29,6 +29,8 @@ MIXER = 'model.stack.blocks[0].mixer'
 
 FLAGS = [
     ('trian', "there is no command 'trian'; did you mean 'train'"),
+    ('sample', "there is no command 'sample'; did you mean 'generate'?"),
+    ('evaluate', "there is no command 'evaluate'; did you mean 'eval'?"),
     ('train', '--config is missing'),
     ('train --config=nothing.py --workdir={tmp}/new', 'there is no config file nothing.py'),
     ('train --config={tmp} --workdir={tmp}/new', 'there is no config file'),
@@ -176,7 +178,7 @@ FLAGS = [
     ('show', 'usage: attnlab show RUN'),
     ('show {run} {run}', 'usage: attnlab show RUN'),
     ('show {tmp}/nothing', 'is not a run'),
-    ('show {text}', 'is not a run'),
+    ('show {text}', 'is not a run: it is a file; give the work directory'),
     ('show {study}', 'it is a study'),
     ('zoo nothing', "there is no recipe 'nothing'"),
     ('zoo gla mha', 'usage: attnlab zoo [NAME]'),

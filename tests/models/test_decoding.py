@@ -130,6 +130,28 @@ def test_a_beam_as_wide_as_all_continuations_finds_the_likeliest(model):
     np.testing.assert_array_equal(one, list(generate(model, PROMPT, 3, temperature=0.0)))
 
 
+@pytest.mark.parametrize('capacity', [None, 4.0, 0.25])
+def test_beams_of_a_model_with_experts_take_no_room_from_each_other(capacity):
+    """Of all continuations the likeliest, by the model that has room for all; a prompt of one token has room too."""
+    free, limited = with_experts(None), with_experts(capacity)
+    every = np.array(list(itertools.product(range(5), repeat=3)))
+    prompt = PROMPT if capacity != 0.25 else PROMPT[:1]
+    found = log_probabilities(free, jnp.asarray([[*prompt, *part] for part in every]))
+    tokens, total = beam_search(limited, prompt, 3, 25)
+    np.testing.assert_array_equal(tokens, every[np.argmax(found)])
+    np.testing.assert_allclose(total, np.max(found), atol=1e-5)
+    # Beside two others a beam is as likely as it is alone.
+    tokens, total = beam_search(limited, prompt, 3, 3)
+    np.testing.assert_allclose(total, found[np.flatnonzero((every == tokens).all(axis=1))[0]], atol=1e-5)
+
+
+def test_a_piece_that_is_read_at_once_would_share_the_room_of_experts():
+    """So that tokens would not be drawn as the model alone draws them."""
+    with pytest.raises(UserError, match=r'experts of this model have a capacity, 0\.25, .* token by token'):
+        next(speculate(with_experts(0.25), made(1), PROMPT, 4))
+    assert len(next(speculate(with_experts(2.0), with_experts(0.25), PROMPT, 1))) == 1
+
+
 @pytest.mark.slow
 def test_contrastive_search(model):
     greedy = list(generate(model, PROMPT, 4, temperature=0.0))

@@ -24,6 +24,7 @@ from attnlab.models.heads.segments import MixedSegmentHead, NextSegmentHead
 from attnlab.models.inputs.series import VariatesApart, VariatesAsTokens, VariatesTogether
 from attnlab.models.predictor import Distributional, Predictor, Stacked
 from attnlab.models.stack import Stack
+from attnlab.nn.norms import EvoNormB0
 from attnlab.nn.positions import LearnedPlaces
 from attnlab.nn.windows import Covariates, InstanceNorm, LastValue, MovingAverage
 from attnlab.testing.noise import noise, perturbed
@@ -375,3 +376,20 @@ def test_a_text_knows_no_later_segment_and_passes_no_gradient():
 
 def predictions(model, x=X):
     return model.head.predicted(model.head.divided(model.hidden(x, CTX)[0][..., :-2])[0])
+
+
+def test_segments_are_not_normalised_by_later_ones():
+    block = functools.partial(Block, mixer=functools.partial(Attention, heads=2))
+    with pytest.raises(UserError, match=r'^norm of SegmentForecaster is EvoNormB0, which looks at later tokens'):
+        SegmentForecaster(
+            4,
+            dim=8,
+            stack=functools.partial(Stack, depth=1, blocks=(block,)),
+            lookback=8,
+            variates=1,
+            inputs=functools.partial(VariatesApart, patch=4, stride=4, read_from='all'),
+            norm=EvoNormB0,
+            head=NextSegmentHead,
+            dtype=jnp.float32,
+            rngs=nnx.Rngs(0),
+        )

@@ -17,7 +17,13 @@ from attnlab.models.inputs.embedding import Embedding
 from attnlab.models.model import Model
 from attnlab.models.predictor import Predictor
 from attnlab.models.stack import Stack
+from attnlab.nn.norms import EvoNormB0, GlobalLayerNorm
 from attnlab.nn.positions import Sinusoidal
+
+
+class OfOnesOwn(GlobalLayerNorm):
+    """A norm that no list of names has."""
+
 
 TOKENS = jnp.asarray([[3, 1, 4, 1, 5, 9, 2, 6]])
 
@@ -26,6 +32,26 @@ def model(positions: Sinusoidal | None) -> Model:
     block = functools.partial(Block, mixer=functools.partial(LinearAttention, heads=2))
     stack = functools.partial(Stack, depth=1, blocks=(block,))
     return Model(10, dim=8, stack=stack, positions=positions, dtype=jnp.float32, rngs=nnx.Rngs(0))
+
+
+@pytest.mark.parametrize('kind', [EvoNormB0, GlobalLayerNorm, OfOnesOwn])
+@pytest.mark.parametrize(
+    ('parts', 'place'),
+    [
+        (lambda norm: {'block': {'norm': norm}}, 'stack.blocks.0.mixer_norm of Model'),
+        (lambda norm: {'mixer': {'joint_norm': norm}}, 'stack.blocks.0.mixer.joint_norm of Model'),
+        (lambda norm: {'model': {'norm': norm}}, 'norm of Model'),
+    ],
+)
+def test_what_looks_ahead_is_in_no_model_that_predicts_the_next_token(kind, parts, place):
+    """Wherever it stands; a model of whole rows may have it."""
+    given = {'block': {}, 'mixer': {}, 'model': {}} | parts(kind)
+    mixer = functools.partial(LinearAttention, heads=2, **given['mixer'])
+    stack = functools.partial(Stack, depth=1, blocks=(functools.partial(Block, mixer=mixer, **given['block']),))
+    make = functools.partial(Model, 10, dim=8, stack=stack, dtype=jnp.float32, rngs=nnx.Rngs(0), **given['model'])
+    with pytest.raises(UserError, match=f'^{place} is {kind.__name__}, which looks at later tokens; a model that'):
+        make()
+    assert isinstance(make(streaming=False), Model)
 
 
 def test_positions_are_added_to_the_embedding_and_begin_anew_with_a_document():

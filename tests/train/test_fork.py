@@ -1,6 +1,7 @@
 """Going on for longer than a run was meant to go."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -67,6 +68,10 @@ def test_a_fork_of_a_finished_run_is_what_a_longer_run_would_have_been(corpus, t
     assert 'is no earlier: give more' in capsys.readouterr().err
     assert main(['train', f'--from={short}', f'--workdir={tmp_path / "a"}', '--from_step=3']) == 2
     assert 'has no checkpoint of step 3; it has: 12, 16, 20' in capsys.readouterr().err
+    (tmp_path / 'bare').mkdir()
+    shutil.copy(short / 'config.json', tmp_path / 'bare')
+    assert main(['train', f'--from={tmp_path / "bare"}', f'--workdir={tmp_path / "a"}']) == 2
+    assert 'bare, which has no checkpoint yet\n' in capsys.readouterr().err
     assert main(['train', f'--from={tmp_path}', f'--workdir={tmp_path / "a"}']) == 2
     assert 'is not a run' in capsys.readouterr().err
     assert not (tmp_path / 'a').exists()

@@ -44,7 +44,8 @@ class Columns:
     def counts(self, series: Series) -> tuple[int, int, int]:
         """How many columns are forecast, observed, and known, marks included; reads no rows of published series.
 
-        Raises `UserError` where none is left to forecast, and for marks of a series without dates.
+        Raises `UserError` where none is left to forecast, for names of no column, as far as they are known without a
+        download (others are found by `places`), and for marks of a series without dates.
         """
         targets = len(self.targets) or series.variates - len(self.known)
         observed = series.variates - targets - len(self.known)
@@ -53,6 +54,8 @@ class Columns:
                 f'{len(self.targets) or "all other"} targets and {len(self.known)} known columns are more than the '
                 f'{series.variates} of the series, or leave none to forecast'
             )
+        if (self.targets or self.known) and (told := series.told_names) is not None:
+            _found(told, (*self.targets, *self.known))
         return targets, observed, len(self.known) + len(MARKS[self._unit(series)] if self.marks else ())
 
     def places(self, series: Series) -> Places:

@@ -32,6 +32,7 @@ class Published:
       md5: its checksum, as libraries that download it have it.
       blob: its checksum as a blob of git, SHA-1 over its length and content.
       every: how far its rows are apart, where the file has dates (`attnlab.data.series.dates.MARKS`).
+      names: of the columns, where the header of a file with one (`.csv`) is known.
     """
 
     file: str
@@ -44,6 +45,7 @@ class Published:
     md5: str | None = None
     blob: str | None = None
     every: str | None = None
+    names: tuple[str, ...] | None = None
 
 
 HOUR = Counts(8640, 2880, 2880)
@@ -52,6 +54,8 @@ QUARTER = Counts(34560, 11520, 11520)
 """The same in quarters of an hour."""
 TRAFFIC_FLOW = Shares(train=0.6, test=0.2)
 
+TRANSFORMER = ('HUFL', 'HULL', 'MUFL', 'MULL', 'LUFL', 'LULL', 'OT')
+"""Columns of the four series of transformers' temperatures."""
 ETT = 'https://raw.githubusercontent.com/zhouhaoyi/ETDataset/main/ETT-small'
 LAI = 'https://raw.githubusercontent.com/laiguokun/multivariate-time-series-data/master'
 
@@ -67,6 +71,7 @@ PUBLISHED: Mapping[str, Published] = MappingProxyType(
             2589657,
             '8381763947c85f4be6ac456c508460d6',
             every='hour',
+            names=TRANSFORMER,
         ),
         'etth2': Published(
             'ETTh2.csv',
@@ -78,6 +83,7 @@ PUBLISHED: Mapping[str, Published] = MappingProxyType(
             2417960,
             '51a229a3fc13579dd939364fefe9c7ab',
             every='hour',
+            names=TRANSFORMER,
         ),
         'ettm1': Published(
             'ETTm1.csv',
@@ -89,6 +95,7 @@ PUBLISHED: Mapping[str, Published] = MappingProxyType(
             10360719,
             '82d6bd89109c63d075d99c1077b33f38',
             every='minute',
+            names=TRANSFORMER,
         ),
         'ettm2': Published(
             'ETTm2.csv',
@@ -100,6 +107,7 @@ PUBLISHED: Mapping[str, Published] = MappingProxyType(
             9677236,
             '7687e47825335860bf58bccb31be0c56',
             every='minute',
+            names=TRANSFORMER,
         ),
         'electricity': Published(
             'electricity.txt.gz',
@@ -165,9 +173,13 @@ class PublishedSeries(Series):
     columns: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Raises `UserError` for a name that is none."""
+        """Raises `UserError` for a name that is none, and for a column that it is known not to have."""
         if self.name not in PUBLISHED:
             raise UserError(f'there is no published series {self.name!r}{nearest(self.name, PUBLISHED)}')
+        names = self._published_names
+        for column in self.columns:
+            if names is not None and column not in names:
+                raise UserError(f'{self.name} has no column {column!r}{nearest(column, names)}')
 
     @property
     def published(self) -> Published:
@@ -193,6 +205,17 @@ class PublishedSeries(Series):
         """Of the header, where the file has one."""
         path = self.path()
         return self.columns or (super().names if path.suffix == '.npz' else table(path).names)
+
+    @property
+    def told_names(self) -> tuple[str, ...] | None:
+        """As published, without the file."""
+        return self.columns or self._published_names
+
+    @property
+    def _published_names(self) -> tuple[str, ...] | None:
+        published = self.published
+        indices = None if published.file.endswith('.csv') else tuple(map(str, range(published.variates)))
+        return published.names or indices
 
     @property
     def every(self) -> str | None:

@@ -74,6 +74,11 @@ class Series(abc.ABC):
         """Of the columns; their indices where they have none."""
         return tuple(map(str, range(self.variates)))
 
+    @property
+    def told_names(self) -> tuple[str, ...] | None:
+        """Of the columns, where they are known before a file is had that may have to be downloaded; else `None`."""
+        return self.names
+
     def dates(self) -> Dates | None:
         """Of the rows; `None`: they have none."""
         return None

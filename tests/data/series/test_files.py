@@ -174,6 +174,10 @@ def test_what_cannot_be_downloaded_is_put_there_by_hand(tmp_path):
         PublishedSeries('weather', str(tmp_path)).values()
     with pytest.raises(UserError, match="no published series 'etth3'; did you mean 'etth"):
         PublishedSeries('etth3')
+    with pytest.raises(UserError, match="etth1 has no column 'OTT'; did you mean 'OT'"):
+        PublishedSeries('etth1', str(tmp_path), columns=('OTT',))
+    with pytest.raises(UserError, match="exchange has no column 'OT'; "):
+        PublishedSeries('exchange', str(tmp_path), columns=('OT',))
 
 
 def test_git_names_a_file_by_its_content(tmp_path):
