@@ -87,6 +87,7 @@ LEFT = {
     r'python -m pallas_kernels.bench( |$)': 'times for minutes; tests/kernels/test_bench.py has all of it with --small',
     r'python scripts/pathfinder_statistics.py .*FOLDER': 'needs the released images; the other line runs without them',
     r'python scripts/bench_rows.py': 'times for tens of minutes; tests/scripts/test_bench_rows.py',
+    r'python scripts/bench_decode.py': 'times for minutes; tests/scripts/test_bench_decode.py',
     r'python scripts/gaussian_grids.py': 'takes minutes; tests/quantize/test_formats.py reads what it made',
     r'python tests/kernels/compile_tpu.py': 'needs libtpu; tests/kernels/test_tpu.py',
 }

@@ -43,7 +43,7 @@ SLOWEST = 1e-4
 
 
 class System(Module):
-    """A linear time-invariant system from `dim` channels to as many.
+    """A linear system from `dim` channels to as many, time-invariant but for one that says otherwise.
 
     Made with `causal=False`, where a class takes that, it reads both ways with one set of dynamics: transitions and
     inputs are shared, outputs `C` of what comes later are apart. It then keeps no state.

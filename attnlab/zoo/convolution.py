@@ -49,7 +49,8 @@ CONVOLUTION = {
             '(filters.bands=2). Features are not trained. init=paper starts linear maps, those of the filters too, '
             'with a standard deviation of 0.02, the last of every branch over the root of their number, and the sine '
             'frequencies of the filters at 14, as in those language models. A stream keeps all inputs of the '
-            'convolution. Documents of a row are kept apart exactly.'
+            'convolution; a step reads those of its block, and once a block (512 tokens of 16,384) all are convolved. '
+            'Documents of a row are kept apart exactly.'
         ),
     ),
 }

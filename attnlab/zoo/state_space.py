@@ -3,7 +3,7 @@
 from attnlab.blocks.layer import MixersAlone
 from attnlab.config import spec
 from attnlab.mixers.combine import Backwards, SideBySide
-from attnlab.mixers.state_space.selective import SelectiveSSM, StateSpaceDual
+from attnlab.mixers.state_space.selective import SelectiveSSM, SelectiveSystem, StateSpaceDual
 from attnlab.mixers.state_space.structured import StructuredSSM
 from attnlab.mixers.state_space.trapezoidal import TrapezoidalSSM
 from attnlab.nn.initialization import Gaussian, Initialization
@@ -168,6 +168,22 @@ STATE_SPACE = {
             '`system.starts` may be `legs`, `lin`, `inv`, `quad`, `random` or `real`, `system.method` bilinear. B is '
             'trained, as in the long version; it starts without the half of the theory. Outputs C have no weight '
             'decay. Bidirectional as `s4`.'
+        ),
+    ),
+    's6': Recipe(
+        spec=spec(StructuredSSM, system=spec(SelectiveSystem), state=16, readout=EXACT),
+        cite='Gu and Dao 2023, https://arxiv.org/abs/2312.00752',
+        causal=True,
+        sequence=True,
+        streaming=True,
+        packed=True,
+        small={'state': 4},
+        knobs={'state': 'state'},
+        smallest_state=1,
+        notes=(
+            'The selective state space of `mamba` in the place of the system of `s4`, as in the table of the paper on '
+            "selective copying: without Mamba's gate, short convolution and wider channels. What surrounds the system, "
+            "`D` and the gated map, is that of `s4`; the released code has Mamba's block alone."
         ),
     ),
     's5': Recipe(

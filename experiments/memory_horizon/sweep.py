@@ -1,4 +1,4 @@
-"""Five mixers copy eight tokens over noise of growing length: at fixed places, and at places of their own."""
+"""Six mixers copy eight tokens over noise of growing length: at fixed places, and at places of their own."""
 
 import dataclasses
 import pathlib
@@ -11,7 +11,7 @@ from attnlab.evals.cadence import EveryNSteps
 from attnlab.sweep.sweep import rates_config
 
 CONFIG = pathlib.Path(__file__).parents[2] / 'configs' / 'recall.py'
-RECIPES = ('mha', 's4', 's4d', 'mamba', 'mamba2')
+RECIPES = ('mha', 's4', 's4d', 's6', 'mamba', 'mamba2')
 PROBLEMS = {'delayed': DelayedCopying, 'selective': SelectiveCopying}
 RATES = (1e-3, 3e-3, 1e-2)
 SEEDS = 3

@@ -82,6 +82,7 @@ def test_a_permuted_copy_is_found_again(name):
         ('lru', {}, None),
         ('mamba', {}, None),  # Maps choose inputs and outputs of all channels.
         ('mamba', {'select_norm': spec(RMSNorm)}, None),
+        ('s6', {}, None),
     ],
 )
 def test_permuted_coordinates_of_diagonal_states_are_found_again(name, changes, sets):

@@ -1,5 +1,6 @@
 """Hyena: long convolutions and gates in turn."""
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -22,19 +23,26 @@ from attnlab.typing import Segments, Sequence, State
 
 
 class Past(NamedTuple):
-    """The inputs of long convolutions so far, one slot a token.
+    """The inputs of long convolutions so far, one slot a token, and what they will give to tokens to come.
+
+    Slots are read in blocks: one begins after a call of several tokens, and after every `w` single ones.
 
     Attributes:
       inputs: those of every convolution, in order.
+      ahead: of every convolution, what the inputs before the present block, of the document of the last of them, give
+        to the `w` slots from its first one, or to the last `w` where fewer are left.
       runs: the document of every token, counted from 0; -1 in empty slots.
       segment: the segment of the last token, `b`; -1 before the first.
       consumed: how many tokens there were.
+      begun: how many of them came before the present block.
     """
 
     inputs: tuple[Float[Array, 'b s d'], ...]
+    ahead: tuple[Float[Array, 'b w d'], ...]
     runs: Int[Array, 'b s']
     segment: Int[Array, ' b']
     consumed: Int[Array, '']
+    begun: Int[Array, '']
 
 
 class HyenaState(NamedTuple):
@@ -51,8 +59,9 @@ class Hyena(Mixer):
 
     `x_0 ... v` are maps of the input under a short convolution, `*` a causal convolution as long as the row with a
     filter of `filters`; all but the maps is in float32 or better. A stream keeps all inputs of the convolutions, as a
-    filter has no state of fixed size: a step takes time linear in what came before, and a call beyond the `length` of
-    the state gives NaN.
+    filter has no state of fixed size, and a call beyond the `length` of the state gives NaN. It is read in blocks of
+    `w` tokens, about the root of `s log s` for a state of `s`: a step sums over the inputs of its own block, and what
+    those before it give to the next `w` tokens is convolved once a block, so that a step costs `O(w d)` in the mean.
     Poli et al. 2023, https://arxiv.org/abs/2302.10866.
 
     Raises `UserError` for an order below 2.
@@ -95,23 +104,35 @@ class Hyena(Mixer):
         maps = self.input(x).astype(wide)
         mixed, prelude = self.prelude(maps, ctx.segments, None if state is None else state.prelude)
         *gates, v = jnp.split(mixed, self.order + 1, axis=-1)
-        slots = x.shape[1] if state is None else state.past.runs.shape[1]
         past = None if state is None else _moved_on(state.past, ctx.segments_or_ones())
-        kernels = jnp.split(self.filters(max(1, slots), wide), self.order - 1, axis=-1)
+        steps = x.shape[1]
+        slots = steps if past is None else past.runs.shape[1]
+        lags = past.ahead[0].shape[1] if past is not None and steps == 1 else slots
+        kernels = self._kernels(lags, wide)
         inputs = []
         for j, (gate, kernel) in enumerate(zip(gates[:0:-1], kernels, strict=True)):
             v = gate * v
-            if past is None or state is None:
-                read = cores.long_conv(v, kernel, segments=ctx.segments, implementation=self.implementation)
+            if past is None:
+                read = self._convolved(v, kernel, ctx.segments)
             else:
-                inputs.append(_put(past.inputs[j], v, state.past.consumed))
-                read = self._read(inputs[-1], kernel, past.runs, state.past.consumed, x.shape[1])
+                inputs.append(_put(past.inputs[j], v, past.consumed - steps))
+                read = self._read(inputs[j], past.ahead[j], kernel, past, steps)
             v = read + self.direct[...].astype(wide)[j][None, None] * v
         y = self.output((v * gates[0]).astype(x.dtype))
         if past is None:
             return y, None
-        overflown = past.consumed > slots
-        return jnp.where(overflown, jnp.nan, y), HyenaState(prelude, past._replace(inputs=tuple(inputs)))
+        past = past._replace(inputs=tuple(inputs))
+        if steps > 1:
+            past = past._replace(ahead=self._ahead(past, kernels), begun=past.consumed)
+        else:
+            ahead, begun = jax.lax.cond(
+                past.consumed - past.begun == lags,
+                lambda past: (self._ahead(past, self._kernels(slots, wide)), past.consumed),
+                lambda past: (past.ahead, past.begun),
+                past,
+            )
+            past = past._replace(ahead=ahead, begun=begun)
+        return jnp.where(past.consumed > slots, jnp.nan, y), HyenaState(prelude, past)
 
     @property
     def divides_time(self) -> bool:
@@ -119,27 +140,77 @@ class Hyena(Mixer):
 
     def init_state(self, batch: int, length: int, dtype: DTypeLike) -> HyenaState:
         """Returns room for the inputs of `length` tokens."""
-        inputs = tuple(jnp.zeros((batch, length, self.dim), state_dtype(dtype)) for _ in range(self.order - 1))
-        past = Past(inputs, jnp.full((batch, length), -1, jnp.int32), no_segment(batch), jnp.zeros((), jnp.int32))
+        inputs, ahead = (
+            tuple(jnp.zeros((batch, size, self.dim), state_dtype(dtype)) for _ in range(self.order - 1))
+            for size in (length, block_length(length))
+        )
+        # Two arrays, as a call may be given the memory of each.
+        consumed, begun = (jnp.zeros((), jnp.int32) for _ in range(2))
+        past = Past(inputs, ahead, jnp.full((batch, length), -1, jnp.int32), no_segment(batch), consumed, begun)
         return HyenaState(self.prelude.init_state(batch, dtype), past)
+
+    def _kernels(self, lags: int, dtype: DTypeLike) -> list[Float[Array, 'w d']]:
+        return jnp.split(self.filters(max(1, lags), dtype), self.order - 1, axis=-1)
+
+    def _convolved(
+        self, inputs: Float[Array, 'b s d'], kernel: Float[Array, 's d'], segments: Segments | None = None
+    ) -> Float[Array, 'b s d']:
+        return cores.long_conv(inputs, kernel, segments=segments, implementation=self.implementation)
 
     def _read(
         self,
         inputs: Float[Array, 'b s d'],
-        kernel: Float[Array, 's d'],
-        runs: Int[Array, 'b s'],
-        start: Int[Array, ''],
+        ahead: Float[Array, 'b w d'],
+        kernel: Float[Array, 'l d'],
+        past: Past,
         steps: int,
     ) -> Float[Array, 'b t d']:
-        """The convolution at the `steps` tokens from `start` on; of a single one, a sum over those before it."""
+        """The convolution at the last `steps` tokens; of a single one, `ahead` and a sum over its own block."""
         if steps > 1:
-            y = cores.long_conv(inputs, kernel, segments=runs, implementation=self.implementation)
-            return jax.lax.dynamic_slice_in_dim(y, start, steps, axis=1)
-        lag = start - jnp.arange(inputs.shape[1])
-        here = jax.lax.dynamic_slice_in_dim(runs, start, 1, axis=1)
-        taps = jnp.where((lag >= 0)[:, None], kernel[jnp.maximum(lag, 0)], jnp.zeros_like(kernel))
-        seen = jnp.where((runs == here)[..., None], inputs, jnp.zeros_like(inputs))
-        return jnp.einsum('bsd,sd->bd', seen, taps, precision='highest')[:, None]
+            y = self._convolved(inputs, kernel, past.runs)
+            return jax.lax.dynamic_slice_in_dim(y, past.consumed - steps, steps, axis=1)
+        width = ahead.shape[1]
+        first = _first_slot(past.begun, inputs.shape[1], width)
+        own, runs = (jax.lax.dynamic_slice_in_dim(each, first, width, axis=1) for each in (inputs, past.runs))
+        slot, last = jnp.arange(width), past.consumed - 1 - first
+        here, given = (jax.lax.dynamic_slice_in_dim(each, last, 1, axis=1) for each in (runs, ahead))
+        taps = jnp.where((slot <= last)[:, None], kernel[jnp.maximum(last - slot, 0)], jnp.zeros_like(kernel))
+        seen = (runs == here) & (first + slot >= past.begun)[None]
+        y = jnp.einsum('bwd,wd->bd', jnp.where(seen[..., None], own, jnp.zeros_like(own)), taps, precision='highest')
+        # What came before the block gives nothing to a document that began in it.
+        goes_on = here == _run_before(past.runs, past.begun)
+        return y[:, None] + jnp.where(goes_on[..., None], given, jnp.zeros_like(given))
+
+    def _ahead(self, past: Past, kernels: list[Float[Array, 's d']]) -> tuple[Float[Array, 'b w d'], ...]:
+        """What all inputs so far, of the document of the last one, give to the block that begins with the next."""
+        width, seen = past.ahead[0].shape[1], past.runs == _run_before(past.runs, past.consumed)
+        first = _first_slot(past.consumed, past.runs.shape[1], width)
+
+        def given(inputs: Float[Array, 'b s d'], kernel: Float[Array, 's d']) -> Float[Array, 'b w d']:
+            y = self._convolved(jnp.where(seen[..., None], inputs, jnp.zeros_like(inputs)), kernel)
+            return jax.lax.dynamic_slice_in_dim(y, first, width, axis=1)
+
+        return tuple(map(given, past.inputs, kernels))
+
+
+def block_length(slots: int) -> int:
+    """How many single tokens of a stream make a block: a power of two near the root of `s log2 s`.
+
+    There the sum over a block's own inputs, `w d` a step, costs about what a convolution of all, `s log2 s d`, costs
+    where `w` steps share it.
+    """
+    slots = max(2, slots)
+    return 1 << round(math.log2(slots * math.log2(slots)) / 2)
+
+
+def _first_slot(begun: Int[Array, ''], slots: int, width: int) -> Int[Array, '']:
+    """The first of the `width` slots where a block is kept: the one it begins with, or an earlier one near the end."""
+    return jnp.minimum(begun, slots - width)
+
+
+def _run_before(runs: Int[Array, 'b s'], slot: Int[Array, '']) -> Int[Array, 'b 1']:
+    """The document of the token before a slot; before the first, of the first slot."""
+    return jax.lax.dynamic_slice_in_dim(runs, jnp.maximum(slot - 1, 0), 1, axis=1)
 
 
 def _moved_on(past: Past, segments: Segments) -> Past:
@@ -148,8 +219,8 @@ def _moved_on(past: Past, segments: Segments) -> Past:
     if steps > slots:
         raise UserError(f'{steps} tokens do not fit in a state of length {slots}; init_state needs a greater length')
     started = jnp.cumsum(document_starts(segments, past.segment), axis=1, dtype=jnp.int32)
-    runs = jnp.max(past.runs, axis=1, keepdims=True) + started
-    return Past(past.inputs, _put(past.runs, runs, past.consumed), segments[:, -1], past.consumed + steps)
+    runs = _put(past.runs, _run_before(past.runs, past.consumed) + started, past.consumed)
+    return past._replace(runs=runs, segment=segments[:, -1], consumed=past.consumed + steps)
 
 
 def _put(slots: Array, new: Array, start: Int[Array, '']) -> Array:

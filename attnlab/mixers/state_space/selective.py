@@ -25,6 +25,7 @@ from attnlab.nn.norms import RMSNorm
 from attnlab.nn.parameter import param
 from attnlab.nn.preludes import Prelude, ShortConv
 from attnlab.nn.projections import Linear
+from attnlab.nn.systems import System
 from attnlab.typing import Heads, Segments, Sequence, State, Values
 
 
@@ -49,8 +50,8 @@ class SelectiveMaps(Module):
         r, B, C = split(x W_x)    dt = softplus(r W_dt + c)
         h_t = exp(dt_t A) h_{t-1} + dt_t x_t B_t^T    y_t = h_t C_t + D x_t
 
-    With `select_norm` r, B and C are normalised first, each by a norm of its own. Parameters are those of whoever
-    derives from it, under these names.
+    With `select_norm` r, B and C are normalised first, each by a norm of its own; `D` starts as `skip` draws it, and is
+    left out where that is `None`. Parameters are those of whoever derives from it, under these names.
     """
 
     def __init__(
@@ -60,7 +61,8 @@ class SelectiveMaps(Module):
         state: int,
         dt_rank: int,
         select_norm: Callable[..., nnx.Module] | None = None,
-        implementation: str | None,
+        skip: nnx.Initializer | None = nnx.initializers.ones,
+        implementation: str | None = None,
         rngs: nnx.Rngs,
     ):
         self.splits = (dt_rank, dt_rank + state)
@@ -69,12 +71,17 @@ class SelectiveMaps(Module):
         self.step = Linear(dt_rank, inner, initializer=_bound_by_fan_in, axes=(None, 'mlp'), rngs=rngs)
         self.step_size = StepSize(inner, rngs=rngs)
         self.A_log = param(log_states, (inner, state), axes=('mlp', 'state'), group='dynamics', rngs=rngs)
-        self.D = param(nnx.initializers.ones, (inner,), axes=('mlp',), group='dynamics', rngs=rngs)
+        self.D = None if skip is None else param(skip, (inner,), axes=('mlp',), group='dynamics', rngs=rngs)
         norms = [] if select_norm is None else [select_norm(width, rngs=rngs) for width in (dt_rank, state, state)]
         self.select_norms: Any = nnx.List(norms)
 
     def scan(
-        self, x: Sequence, segments: Segments | None, memory: Float[Array, 'b d n'] | None = None
+        self,
+        x: Sequence,
+        segments: Segments | None,
+        memory: Float[Array, 'b d n'] | None = None,
+        *,
+        implementation: str | None,
     ) -> tuple[Sequence, Float[Array, 'b d n']]:
         """Returns `y`, and the state after the last token."""
         selected = jnp.split(self.select(x), self.splits, axis=-1)
@@ -87,10 +94,10 @@ class SelectiveMaps(Module):
             -jnp.exp(self.A_log[...].astype(state_dtype(x.dtype))),
             B,
             C,
-            self.D[...],
+            None if self.D is None else self.D[...],
             state=memory,
             segments=segments,
-            implementation=self.implementation,
+            implementation=implementation,
         )
 
 
@@ -130,13 +137,12 @@ class SelectiveSSM(SelectiveMaps, Mixer):
         rngs: nnx.Rngs,
     ):
         inner = expand * dim
-        dt_rank = -(-dim // 16) if dt_rank is None else dt_rank
         self.input = Linear(dim, 2 * inner, axes=('embed', 'mlp'), rngs=rngs)
         self.prelude = prelude(inner, rngs=rngs)
         super().__init__(
             inner,
             state=state,
-            dt_rank=dt_rank,
+            dt_rank=_rank(dim, dt_rank),
             select_norm=select_norm,
             implementation=implementation,
             rngs=rngs,
@@ -149,7 +155,7 @@ class SelectiveSSM(SelectiveMaps, Mixer):
         x, z = jnp.split(self.input(x), 2, axis=-1)
         x, prelude = self.prelude(x, ctx.segments, None if state is None else state.prelude)
         before = None if state is None else carried(state.memory, ctx.segments_or_ones(), state.segment)
-        y, memory = self.scan(x, ctx.segments, before)
+        y, memory = self.scan(x, ctx.segments, before, implementation=self.implementation)
         if state is not None:
             state = SelectiveState(memory, prelude, ctx.segments_or_ones()[:, -1])
         return self.output(gated(y, z)), state
@@ -162,6 +168,46 @@ class SelectiveSSM(SelectiveMaps, Mixer):
         """Returns the state of a system at rest; its size does not depend on `length`."""
         memory = jnp.zeros((batch, *self.A_log.shape), state_dtype(dtype))
         return SelectiveState(memory, self.prelude.init_state(batch, dtype), no_segment(batch))
+
+
+class SelectiveSystem(SelectiveMaps, System):
+    """A linear system of `state` states for every channel, whose steps, inputs and outputs it reads from its input: S6.
+
+        r, B, C = split(x W_x)    dt = softplus(r W_dt + c)
+        h_t = exp(dt_t A) h_{t-1} + dt_t x_t B_t^T    y_t = h_t C_t
+
+    It starts as Mamba's does (see `SelectiveSSM`). Gu and Dao 2023, https://arxiv.org/abs/2312.00752.
+
+    Raises `UserError` unless it is causal.
+
+    Args:
+      dim: channels.
+      state: states a channel.
+      causal: `True`: it reads forwards alone.
+      dt_rank: width of the bottleneck that step sizes are read through; `None`: `dim / 16`, rounded up.
+      rngs: draws the parameters.
+    """
+
+    def __init__(self, dim: int, *, state: int, causal: bool, dt_rank: int | None = None, rngs: nnx.Rngs):
+        if not causal:
+            raise UserError('causal of SelectiveSystem is False; it must be True: a row of both ways is zoo=bi_s6')
+        rank = _rank(dim, dt_rank)
+        super().__init__(dim, state=state, dt_rank=rank, skip=None, rngs=rngs)
+
+    def __call__(
+        self,
+        x: Sequence,
+        segments: Segments | None,
+        state: Float[Array, 'b d n'] | None = None,
+        *,
+        implementation: str | None = None,
+    ) -> tuple[Sequence, Float[Array, 'b d n'] | None]:
+        y, after = self.scan(x, segments, state, implementation=implementation)
+        return y, None if state is None else after
+
+    def init_state(self, batch: int, dtype: DTypeLike) -> Float[Array, 'b d n']:
+        """Returns zeros, float32 or float64."""
+        return jnp.zeros((batch, *self.A_log.shape), state_dtype(dtype))
 
 
 class StateSpaceDual(Mixer):
@@ -266,6 +312,10 @@ class StateSpaceDual(Mixer):
         if self.levels is not None:
             memory = no_levels(batch, min(levels_of(length), self.levels.count - 1), shape, dtype)
         return SelectiveState(memory, self.prelude.init_state(batch, dtype), no_segment(batch))
+
+
+def _rank(dim: int, given: int | None) -> int:
+    return -(-dim // 16) if given is None else given
 
 
 def _bound_by_fan_in(key: jax.Array, shape: Shape[int], dtype: DTypeLike) -> Array:

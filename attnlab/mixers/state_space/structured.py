@@ -1,4 +1,4 @@
-"""Structured state-space models: linear systems that are the same at every token."""
+"""State-space models around a linear system: structured ones, the same at every token, and those that tokens steer."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -29,16 +29,17 @@ class StructuredState(NamedTuple):
 
 
 class StructuredSSM(Mixer):
-    """A linear time-invariant system, a skip, and a readout that mixes channels.
+    """A linear system, a skip, and a readout that mixes channels.
 
         y = system(x) + D x    out = readout(y)
 
     The system runs in float32 or better; `D`, one a channel, starts normal. S4, S4D, S5 and the LRU differ in the
-    system. Gu et al. 2022, https://arxiv.org/abs/2111.00396.
+    system, which is the same at every token; S6 has one that tokens steer (`SelectiveSystem`).
+    Gu et al. 2022, https://arxiv.org/abs/2111.00396.
 
     Args:
       dim: model width.
-      system: made as `system(dim, state=, causal=, rngs=rngs)`; see `attnlab.nn.systems`.
+      system: made as `system(dim, state=, causal=, rngs=rngs)`; see `attnlab.nn.systems`, and `SelectiveSystem`.
       state: states, of a channel or of all, as the system counts them.
       causal: `False`: the system reads both ways, with one set of dynamics.
       readout: made as `readout(dim, rngs=rngs)`.

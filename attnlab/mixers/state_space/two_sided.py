@@ -26,7 +26,7 @@ class SelectiveScan(SelectiveMaps):
     """A selective scan in one direction, without a state of its own; see `SelectiveMaps`."""
 
     def __call__(self, x: Sequence, segments: Segments | None) -> Sequence:
-        return self.scan(x, segments)[0]
+        return self.scan(x, segments, implementation=self.implementation)[0]
 
 
 class TwoWaySSM(TwoSided):

@@ -1,5 +1,9 @@
 """Hyena against its equations, written as sums over tokens in numpy float64."""
 
+import math
+from collections.abc import Iterator
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,11 +12,17 @@ from flax import nnx
 
 from attnlab.context import Context
 from attnlab.errors import UserError
-from attnlab.mixers.convolution.hyena import Hyena
+from attnlab.mixers.convolution.hyena import Hyena, block_length
 from attnlab.nn.filters import ImplicitFilter
 from attnlab.testing.noise import noise, perturbed
 
 DIM = 3
+
+SLOTS, BLOCK = 41, 16
+"""A state that ends within its third block."""
+
+DOCUMENTS = ([7, 13, 21], [41], [16, 16, 9], [30, 1, 10])
+"""Lengths of those of four rows: they start within blocks and at their edges, and run across none, one and two."""
 
 
 def numbers(parameter) -> np.ndarray:
@@ -68,6 +78,86 @@ def test_a_call_too_long_is_refused_and_a_stream_too_long_is_nan():
     for t in range(4):
         y, state = step(noise(1, 1, DIM), Context.full(1, 1, start=t), state)
         assert bool(jnp.isfinite(y).all()) == (t < 3)
+
+
+def within(segments: jax.Array) -> Context:
+    """The context of these documents, without positions, which Hyena does not read."""
+    return Context(jnp.zeros_like(segments), segments)
+
+
+def stream(mixer: Hyena, x: jax.Array, segments: jax.Array, calls: tuple[int, ...]) -> np.ndarray:
+    """What calls of these many tokens give, each in the memory of the state before it."""
+    call = jax.jit(lambda x, ctx, state: mixer(x, ctx, state), donate_argnums=2)
+    state, outputs, start = mixer.init_state(len(x), x.shape[1], x.dtype), [], 0
+    for steps in calls:
+        here = slice(start, start + steps)
+        y, state = call(x[:, here], within(segments[:, here]), state)
+        outputs.append(y)
+        start += steps
+    assert start == x.shape[1]
+    return np.concatenate(outputs, axis=1)
+
+
+@pytest.mark.parametrize(
+    ('order', 'calls'),
+    [
+        pytest.param(2, (1,) * SLOTS, id='single tokens'),
+        pytest.param(3, (1,) * SLOTS, id='of order 3', marks=pytest.mark.slow),
+        pytest.param(2, (1, 5, BLOCK, *(1,) * (BLOCK + 2), 1), id='one, five, a block, ones'),
+        pytest.param(3, (*(1,) * (BLOCK - 1), 5, *(1,) * 5, BLOCK), id='ones, five, ones, a block'),
+    ],
+)
+def test_a_stream_in_blocks_is_one_pass_over_rows_of_documents(order, calls):
+    assert block_length(SLOTS) == BLOCK
+    segments = jnp.asarray([np.repeat(np.arange(1, len(each) + 1), each) for each in DOCUMENTS])
+    with jax.enable_x64(True):
+        mixer = perturbed(Hyena(DIM, order=order, length=SLOTS, rngs=nnx.Rngs(0)))
+        x = noise(len(DOCUMENTS), SLOTS, DIM, dtype=jnp.float64)
+        whole, _ = jax.jit(mixer)(x, within(segments))
+        np.testing.assert_allclose(stream(mixer, x, segments, calls), whole, rtol=1e-10, atol=1e-10)
+
+
+def test_what_is_not_finite_stays_in_its_document():
+    mixer, (first, *_) = Hyena(DIM, length=SLOTS, rngs=nnx.Rngs(0)), DOCUMENTS[0]
+    segments = jnp.asarray([np.repeat([1, 2, 3], DOCUMENTS[0])])
+    x = noise(1, SLOTS, DIM).at[:, first - 1].set(jnp.nan)
+    y = stream(mixer, x, segments, (1,) * SLOTS)
+    assert np.isnan(y[0, first - 1]).all() and np.isfinite(y[0, first:]).all()
+
+
+def outside_branches(jaxpr: Any) -> Iterator[Any]:
+    """The equations that run whatever a condition says, without those that call others."""
+    for equation in jaxpr.eqns:
+        leaves = jax.tree.leaves(equation.params, is_leaf=lambda x: hasattr(x, 'eqns') or hasattr(x, 'jaxpr'))
+        inner = [found for found in (getattr(leaf, 'jaxpr', leaf) for leaf in leaves) if hasattr(found, 'eqns')]
+        if not inner:
+            yield equation
+        elif equation.primitive.name != 'cond':
+            for each in inner:
+                yield from outside_branches(each)
+
+
+def test_a_step_reads_its_own_block_and_what_is_ahead_is_made_once_a_block():
+    mixer, slots = Hyena(DIM, order=3, length=8, rngs=nnx.Rngs(0)), 1000
+    width = block_length(slots)
+    state = mixer.init_state(1, slots, jnp.float32)
+    step = jax.jit(mixer)
+    traced = step.trace(noise(1, 1, DIM), Context.full(1, 1), state).jaxpr.jaxpr
+    long = [each for each in outside_branches(traced) if any(slots in out.aval.shape for out in each.outvars)]
+    assert {each.primitive.name for each in long} == {'dynamic_update_slice'}
+    begun = []
+    for t in range(2 * width + 1):
+        _, state = step(noise(1, 1, DIM), Context.full(1, 1, start=t), state)
+        begun.append(int(state.past.begun))
+    assert begun == [width * (count // width) for count in range(1, 2 * width + 2)]
+
+
+def test_blocks_are_powers_of_two_near_the_root_of_s_log_s():
+    for slots in (*range(2, 100), 1000, 4096, 16_384, 100_000):
+        width = block_length(slots)
+        assert width <= slots and width & (width - 1) == 0
+        assert 2**-0.51 < width / math.sqrt(slots * math.log2(slots)) < 2**0.51
+    assert [block_length(slots) for slots in (0, 1, 16_384)] == [1, 1, 512]
 
 
 @pytest.mark.slow

@@ -1,16 +1,18 @@
-"""Mamba and Mamba-2 against their equations, written as loops over tokens in numpy float64."""
+"""Mamba, its S6 alone and Mamba-2 against their equations, written as loops over tokens in numpy float64."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from scipy.special import expit, ndtr
 
 import attnlab
 from attnlab.config import build, spec
 from attnlab.context import Context
 from attnlab.errors import UserError
-from attnlab.mixers.state_space.selective import SelectiveSSM, StateSpaceDual
+from attnlab.mixers.state_space.selective import SelectiveMaps, SelectiveSSM, SelectiveSystem, StateSpaceDual
+from attnlab.mixers.state_space.structured import StructuredSSM
 from attnlab.nn.norms import RMSNorm
 from attnlab.nn.preludes import Activation
 from attnlab.testing.noise import noise, perturbed
@@ -27,7 +29,7 @@ def float64():
         yield
 
 
-def recipe(name: str, **overrides) -> SelectiveSSM | StateSpaceDual:
+def recipe(name: str, **overrides) -> SelectiveSSM | StateSpaceDual | StructuredSSM:
     """The recipe, every parameter moved off its initial value."""
     factory = build(STATE_SPACE[name].spec)
     return perturbed(factory.module(DIM, **{**factory.kwargs, **overrides}, rngs=nnx.Rngs(0)))
@@ -54,23 +56,35 @@ def conv(prelude, x: np.ndarray) -> np.ndarray:
     return silu(out + weights(prelude.bias))
 
 
+def scanned(maps: SelectiveMaps, x: np.ndarray) -> np.ndarray:
+    """What states of 16 give, without the skip."""
+    selected = x @ weights(maps.select.weight)
+    rank = selected.shape[1] - 32
+    parts = [selected[:, :rank], selected[:, rank : rank + 16], selected[:, rank + 16 :]]
+    for i, norm in enumerate(maps.select_norms):
+        parts[i] = parts[i] / np.sqrt((parts[i] ** 2).mean(-1, keepdims=True) + 1e-6) * weights(norm.scale)
+    low, B, C = parts
+    dt = softplus(low @ weights(maps.step.weight) + weights(maps.step_size.bias))
+    A = -np.exp(weights(maps.A_log))
+    h, y = np.zeros((x.shape[1], 16)), np.zeros_like(x)
+    for t in range(len(x)):
+        h = np.exp(dt[t][:, None] * A) * h + (dt[t] * x[t])[:, None] * B[t][None]
+        y[t] = h @ C[t]
+    return y
+
+
 def mamba(mixer: SelectiveSSM, u: np.ndarray) -> np.ndarray:
     inner = 2 * DIM
     xz = u @ weights(mixer.input.weight)
     x, z = conv(mixer.prelude, xz[:, :inner]), xz[:, inner:]
-    selected = x @ weights(mixer.select.weight)
-    rank = selected.shape[1] - 32
-    parts = [selected[:, :rank], selected[:, rank : rank + 16], selected[:, rank + 16 :]]
-    for i, norm in enumerate(mixer.select_norms):
-        parts[i] = parts[i] / np.sqrt((parts[i] ** 2).mean(-1, keepdims=True) + 1e-6) * weights(norm.scale)
-    low, B, C = parts
-    dt = softplus(low @ weights(mixer.step.weight) + weights(mixer.step_size.bias))
-    A, D = -np.exp(weights(mixer.A_log)), weights(mixer.D)
-    h, y = np.zeros((inner, 16)), np.zeros_like(x)
-    for t in range(len(x)):
-        h = np.exp(dt[t][:, None] * A) * h + (dt[t] * x[t])[:, None] * B[t][None]
-        y[t] = h @ C[t] + D * x[t]
-    return (y * silu(z)) @ weights(mixer.output.weight)
+    return ((scanned(mixer, x) + weights(mixer.D) * x) * silu(z)) @ weights(mixer.output.weight)
+
+
+def s6(mixer: StructuredSSM, u: np.ndarray) -> np.ndarray:
+    y = scanned(mixer.system, u) + weights(mixer.D) * u
+    map_ = mixer.readout.linear
+    values, gate = np.split(y * ndtr(y) @ weights(map_.weight) + weights(map_.bias), 2, axis=-1)
+    return values * expit(gate)
 
 
 def mamba2(mixer: StateSpaceDual, u: np.ndarray) -> np.ndarray:
@@ -95,8 +109,13 @@ def mamba2(mixer: StateSpaceDual, u: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize(
     ('equations', 'overrides'),
-    [(mamba, {}), (mamba, {'select_norm': build(spec(RMSNorm)), 'dt_rank': 3}), (mamba2, {'head_dim': 4, 'state': 5})],
-    ids=['mamba', 'mamba, normed', 'mamba2'],
+    [
+        (mamba, {}),
+        (mamba, {'select_norm': build(spec(RMSNorm)), 'dt_rank': 3}),
+        (s6, {}),
+        (mamba2, {'head_dim': 4, 'state': 5}),
+    ],
+    ids=['mamba', 'mamba, normed', 's6', 'mamba2'],
 )
 def test_the_layer_is_that_of_the_paper(equations, overrides):
     mixer = recipe(equations.__name__, **overrides)
@@ -156,6 +175,8 @@ def test_the_state_keeps_its_type():
 def test_mistakes_are_named():
     with pytest.raises(UserError, match='head_dim is 64; it must divide the inner width, 2 times 48'):
         StateSpaceDual(48, rngs=nnx.Rngs(0))
+    with pytest.raises(UserError, match='causal of SelectiveSystem is False; it must be True'):
+        SelectiveSystem(8, state=4, causal=False, rngs=nnx.Rngs(0))
 
 
 def test_the_gradient_of_the_skip_of_mamba2_is_summed_in_float32():

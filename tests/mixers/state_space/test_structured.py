@@ -1,4 +1,4 @@
-"""Structured state-space models around their systems, whose equations `tests/nn/test_systems.py` checks."""
+"""State-space models around their systems, whose equations `tests/nn/test_systems.py` and `test_selective.py` check."""
 
 import jax
 import jax.numpy as jnp
@@ -30,14 +30,14 @@ def gelu_of_jax(x: np.ndarray) -> np.ndarray:
     return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
 
 
-@pytest.mark.parametrize('name', ['s4', 's4d', 's5', 'lru'])
+@pytest.mark.parametrize('name', ['s4', 's4d', 's5', 's6', 'lru'])
 def test_a_skip_and_a_gated_map_follow_the_system(name):
     with jax.enable_x64(True):
         mixer = perturbed(make(name))
         x = noise(1, 9, DIM, dtype=jnp.float64)
         y, state = jax.jit(mixer)(x, Context.full(1, 9))
         assert state is None
-        activation = gelu if name in ('s4', 's4d') else gelu_of_jax
+        activation = gelu if name in ('s4', 's4d', 's6') else gelu_of_jax
         u = activation(np.asarray(jax.jit(mixer.system)(x, None)[0]) + np.asarray(mixer.D[...]) * np.asarray(x))
         linear = u @ np.asarray(mixer.readout.linear.weight[...]) + np.asarray(mixer.readout.linear.bias[...])
         expected = u * expit(linear) if name == 's5' else linear[..., :DIM] * expit(linear[..., DIM:])
@@ -52,14 +52,14 @@ def test_both_ways_there_is_no_stream_and_time_is_not_divided():
 
 
 def test_the_state_is_as_wide_as_the_system():
-    mixers = {name: make(name) for name in ('s4', 's4d', 's5', 'lru')}
+    mixers = {name: make(name) for name in ('s4', 's4d', 's5', 's6', 'lru')}
     shapes = {name: mixer.init_state(3, 100, jnp.bfloat16).memory.shape for name, mixer in mixers.items()}
-    assert shapes == {'s4': (3, DIM, 8), 's4d': (3, DIM, 8), 's5': (3, 8), 'lru': (3, 16)}
+    assert shapes == {'s4': (3, DIM, 8), 's4d': (3, DIM, 8), 's5': (3, 8), 's6': (3, DIM, 8), 'lru': (3, 16)}
     assert mixers['s4'].init_state(1, 1, jnp.bfloat16).memory.dtype == jnp.float32
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('name', ['s4', 's4d', 's5', 'lru'])
+@pytest.mark.parametrize('name', ['s4', 's4d', 's5', 's6', 'lru'])
 def test_16384_tokens_in_one_pass_and_a_step_after_a_stream(name):
     """What decodes agrees with what trained, and gradients through the whole row are finite."""
     mixer, length = make(name), 16_384
