@@ -915,7 +915,8 @@ def test_a_sweep_of_images_chooses_on_validation():
     """Test is evaluated at the end alone; of diffusion images are drawn then too."""
     made = sweeps_images.get_config('zoo=swin,predict=v,seeds=2')
     sweep = read(made)
-    assert sweep.metric == 'valid/all/loss' and sweep.goal == 'min' and made.seeds == (0, 1)
+    assert (sweep.metric, sweep.score, sweep.goal) == ('valid/all/loss', 'test/all/loss', 'min')
+    assert made.seeds == (0, 1)
     setup = prepare(sweep.base)
     found = [(each.name, each.split, type(each.cadence).__name__) for each in setup.evals]
     assert found == [('test', 'test', 'AtEnd'), ('valid', 'valid', 'EveryNSteps'), ('drawn', 'test', 'AtEnd')]
