@@ -247,7 +247,8 @@ def _made(folder: pathlib.Path) -> Measurements:
 
 
 def _table(report: str, found: Comparison) -> str:
-    """The table of `attnlab compare`, under its head and its sentence."""
+    """The table of `attnlab compare`, under its head and its sentence, and below what its intervals leave out."""
     chosen = f'{found.reported}, chosen by {found.metric}' if found.reported else found.metric
     head = f'**{report}**: {chosen}; {found.head}\n\n{found.sentence}'
-    return f'{head}\n\n{markdown([headers(found), *map(cells, found.rows), *baseline_cells(found)])}'
+    table = markdown([headers(found), *map(cells, found.rows), *baseline_cells(found)])
+    return '\n\n'.join(filter(None, [head, table, found.left_out]))
