@@ -60,7 +60,7 @@ def run_experiment(experiment: Experiment, workdirs: pathlib.Path, command: str,
         if measured is None:
             outcome = loop.STOPPED
             break
-        files.write(workdir / MEASURED, json.dumps(measured) + '\n')
+        files.write(workdir / MEASURED, json.dumps(files.finite(measured), allow_nan=False) + '\n')
     report_experiment(experiment, workdirs, command, console)
     return outcome
 

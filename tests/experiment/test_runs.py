@@ -225,7 +225,7 @@ def test_what_a_finished_run_is_asked(done, tmp_path):
     shutil.copytree(done, tmp_path, dirs_exist_ok=True)
     workdir, sweep = tmp_path / 'runs' / 'toy' / 'cpu' / 'fast', tmp_path / 'experiments' / 'toy' / 'sweep.py'
     (workdir / 'measured.json').unlink()
-    more = ", 'last': finished.last('test/all/accuracy'), 'size': finished.size}"
+    more = ", 'last': finished.last('test/all/accuracy'), 'size': finished.size, 'none': float('nan')}"
     asked = SWEEP.replace("curve('test/all/accuracy')}", "curve('test/all/accuracy')" + more)
     sweep.write_text(asked.replace("last('test/all/accuracy')", "last('test/all/acuracy')"))
     with pytest.raises(UserError, match=r"no test/all/acuracy in metrics.jsonl; did you mean 'test/all/accuracy'"):
@@ -233,7 +233,7 @@ def test_what_a_finished_run_is_asked(done, tmp_path):
     sweep.write_text(asked)
     run(tmp_path)
     found = json.loads((workdir / 'measured.json').read_text())
-    assert found['last'] == found['accuracy'][-1][1] and found['size'] == 'cpu'
+    assert found['last'] == found['accuracy'][-1][1] and found['size'] == 'cpu' and found['none'] is None
 
 
 def test_an_experiment_that_was_stopped_is_not_taken_for_a_finished_one(done, tmp_path, monkeypatch):
