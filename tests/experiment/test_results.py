@@ -10,6 +10,7 @@ import pytest
 from attnlab.errors import UserError
 from attnlab.experiment.experiment import SIZES, Experiment, load_module
 from attnlab.experiment.results import plus_minus, preferred, rounded, write_results, written_results
+from attnlab.experiment.runs import beside
 from attnlab.experiment.studies import tables
 
 NUMBER = re.compile(r'-?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?')
@@ -44,6 +45,17 @@ def test_the_table_of_the_readme_and_the_figure_follow_from_the_numbers(folder):
         plot.figure(whole)
         for line in plot.table(whole):
             assert any(len(line) == len(other) and all(map(agree, line, other)) for other in lines), line
+        assert all(said in readme for said in (beside(results['baselines']) if 'baselines' in results else []))
+
+
+def test_results_have_what_trivial_predictors_reach_or_say_that_it_is_not_known():
+    for folder in RUN:
+        results = json.loads((folder / 'results' / 'cpu.json').read_text())
+        if 'studies' in results:
+            missing = [study['report'] for study in results['studies'] if not study['baselines']]
+        else:
+            missing = ['HeldOut'] if 'HeldOut' in (folder / 'sweep.py').read_text() else []
+        assert not missing or 'baselines' in results, (folder.name, missing)
 
 
 def test_the_sentence_above_a_table_is_made_from_the_numbers_and_not_kept():
