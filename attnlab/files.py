@@ -99,15 +99,16 @@ def write_json(path: pathlib.Path, value: Any) -> None:
 
 def write_results(path: pathlib.Path, value: Any) -> None:
     """Writes what was measured as `write_json` does; numbers that are not finite as null, since JSON has none."""
-    write_json(path, _finite(value))
+    write(path, json.dumps(finite(value), indent=2, allow_nan=False) + '\n')
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """The same with `None` for numbers that are not finite, which JSON has none of."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {key: _finite(each) for key, each in value.items()}
-    return [_finite(each) for each in value] if isinstance(value, list | tuple) else value
+        return {key: finite(each) for key, each in value.items()}
+    return [finite(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def read_json(path: pathlib.Path, remedy: str) -> Any:

@@ -260,7 +260,8 @@ THOUGHTS = {'none': False, 'continuous': True}
 
 ZOOLOGY = (
     'one of four learning rates (all in sweeps/recall.py); no dropout; one cosine to a tenth, not one to 0 an epoch; '
-    'no stop at 99 %'
+    'a warm-up over a tenth of the steps, not none; no stop at 99 %; norms are RMSNorm, not LayerNorm; attention has '
+    'no biases, where the released one has; the head is its own, not tied to the embedding; initial values are ours'
 )
 LANGUAGES = (
     'evaluated at fixed lengths too; accuracy is not scaled to chance; training as in the released configs of xLSTM, '
@@ -273,9 +274,11 @@ ICL = (
     'are there from the first step; one label more than its 40 points'
 )
 DEPARTURES = {
-    'mqar': f'{ZOOLOGY}; positions are rotary, not learned; fillers are 0, as published',
+    'mqar': f'{ZOOLOGY}; positions are rotary, not learned; 512 test examples a slice, not 3,000; fillers are 0, as '
+    'published',
     'mqar_mixed': f'{ZOOLOGY}; learning rates to 3e-2; positions are rotary, where the released config has none; '
-    'tested at the five sizes trained on, not up to (1024, 256); fillers are random tokens, as published',
+    'tested by 512 examples of each of the five sizes trained on, not by 1,000 up to (1024, 256); fillers are random '
+    'tokens, as published',
     'overwritten': OURS,
     'compositional': OURS,
     'selective_copying': 'one width for all mixers; constants of Adam as in PyTorch, the paper names none; fillers are '

@@ -20,6 +20,8 @@ from attnlab.data.text.text import TextFiles
 from attnlab.errors import UserError
 from attnlab.experiment.experiment import SIZES, Experiment
 from attnlab.experiment.studies import TOLERANCE
+from attnlab.nn.norms import RMSNorm
+from attnlab.nn.positions import Rope
 from attnlab.quantize.formats import Affine
 from attnlab.quantize.layers import linear_maps
 from attnlab.quantize.training import Learned, Rounded, RoundedLinear
@@ -28,6 +30,7 @@ from attnlab.testing.noise import noise
 from attnlab.train.cost import flops_per_token, state_bytes
 from attnlab.train.optimizer import named_parameters
 from attnlab.train.programs import structure
+from attnlab.train.schedule import Cosine
 from attnlab.train.setup import prepare
 from attnlab.train.state import initialize
 from attnlab.zoo import ZOO
@@ -56,6 +59,8 @@ zoo = any_of(ZOO)
 causal = any_of([name for name, recipe in ZOO.items() if recipe.causal])
 padded = any_of([name for name, recipe in ZOO.items() if recipe.causal and recipe.packed])
 sequences = any_of([name for name, recipe in ZOO.items() if recipe.packed and not recipe.grid])
+
+COSINE = spec(Cosine).target
 
 TRAINED = ('mingru', 'window_sinks')
 """The recipes that take two steps in every run of the tests, packed and one document a row; the others do nightly."""
@@ -469,6 +474,27 @@ def test_recall_as_published_has_the_fillers_of_the_released_configs(task, rando
         fillers = part.generate(rng, 4 * pairs + 200).tokens[2 * pairs + 1 :: 2]
         assert len(set(fillers.tolist())) > 90 if random else not fillers.any()
     assert f'fillers are {"random tokens" if random else 0}' in recall.DEPARTURES[task]
+
+
+@pytest.mark.parametrize(('task', 'examples'), [('mqar', '3,000'), ('mqar_mixed', '1,000')])
+def test_recall_as_published_names_what_the_config_has_in_place(task, examples):
+    """What is no longer so is no longer said."""
+    config, said = recall.get_config(f'task={task},size=paper,zoo=mha'), recall.DEPARTURES[task]
+    (block,), model, schedule = config.model.stack.blocks, config.model, config.optimizer.schedule
+    so = {
+        'one of four learning rates': config.optimizer.peak_lr in sweeps_recall.RATES + sweeps_recall.MIXED,
+        'no dropout': block.dropout == 0,
+        'one cosine to a tenth, not one to 0 an epoch': (schedule.target, schedule.final) == (COSINE, 0.1),
+        'a warm-up over a tenth of the steps, not none': schedule.warmup == 0.1,
+        'norms are RMSNorm, not LayerNorm': block.norm.target == model.norm.target == spec(RMSNorm).target,
+        'attention has no biases': not block.mixer.bias,
+        'the head is its own, not tied to the embedding': model.head is not None,
+        'initial values are ours': model.inputs.scale == recall.EMBEDDING,
+        'positions are rotary': block.mixer.position.target == spec(Rope).target,
+        '512': config.evals[0].examples == 512 != int(examples.replace(',', '')),
+        examples: True,
+    }
+    assert all(so.values()) and [words for words in so if words not in said] == []
 
 
 def test_every_task_has_every_size():
@@ -931,7 +957,8 @@ def test_a_sweep_of_images_chooses_on_validation():
     """Test is evaluated at the end alone; of diffusion images are drawn then too."""
     made = sweeps_images.get_config('zoo=swin,predict=v,seeds=2')
     sweep = read(made)
-    assert sweep.metric == 'valid/all/loss' and sweep.goal == 'min' and made.seeds == (0, 1)
+    assert (sweep.metric, sweep.score, sweep.goal) == ('valid/all/loss', 'test/all/loss', 'min')
+    assert made.seeds == (0, 1)
     setup = prepare(sweep.base)
     found = [(each.name, each.split, type(each.cadence).__name__) for each in setup.evals]
     assert found == [('test', 'test', 'AtEnd'), ('valid', 'valid', 'EveryNSteps'), ('drawn', 'test', 'AtEnd')]

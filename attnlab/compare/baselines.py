@@ -26,6 +26,19 @@ def trivial_scores(config: ConfigDict, metric: str) -> Baselines:
     return _scores(json.dumps(asked, sort_keys=True), metric)
 
 
+TEXT = frozenset({'split', 'multiples', 'tokens'})
+"""What an evaluator of text has."""
+
+
+def text_scores(config: ConfigDict) -> dict[str, Baselines]:
+    """What trivial predictors reach on the text that a run's config evaluates, by metric, such as `valid/loss`: loss
+    and bits a byte. Nothing where it evaluates none, or its data are not here."""
+    names = [evaluator.name for evaluator in config.evals if set(evaluator.keys()) >= TEXT]
+    metrics = [f'{name}/{quantity}' for name in names for quantity in ('loss', 'bits_per_byte')]
+    found = {metric: trivial_scores(config, metric) for metric in metrics}
+    return {metric: scores for metric, scores in found.items() if scores}
+
+
 @functools.cache
 def _scores(asked: str, metric: str) -> Baselines:
     config = from_plain(json.loads(asked))
@@ -50,7 +63,7 @@ def _asked(task: Guessable, settings: ConfigDict, length: int, name: str) -> tup
         part, _, quantity = name.rpartition('/')
         slices = task.slices(settings.split, length, tuple(settings.multiples), settings.examples)
         return slices.get(part), quantity
-    if isinstance(task, Textual) and {'split', 'multiples', 'tokens'} <= keys:
+    if isinstance(task, Textual) and keys >= TEXT:
         block = length * max(settings.multiples)
         return Slice(task.sample(settings.split, length, settings.tokens, block=block), length), name.partition('@')[0]
     return None, ''

@@ -18,10 +18,13 @@ Measurements = dict[str, Any]
 
 
 def write_results(experiment: Experiment, facts: Mapping[str, Any], key: str, items: Sequence[Measurements]) -> None:
-    """Writes `results/SIZE.json`: `facts` about all, and under `key` the items, one a line."""
-    lines = ',\n'.join(json.dumps(item) for item in items)
+    """Writes `results/SIZE.json`: `facts` about all, and under `key` the items, one a line.
+
+    A number that is missing is null; see `rounded`. Raises `ValueError` for one that is not finite.
+    """
+    lines = ',\n'.join(json.dumps(item, allow_nan=False) for item in items)
     path = experiment.folder / 'results' / f'{experiment.size}.json'
-    files.write(path, f'{json.dumps(facts)[:-1]}, {json.dumps(key)}: [\n{lines}\n]}}\n')
+    files.write(path, f'{json.dumps(facts, allow_nan=False)[:-1]}, {json.dumps(key)}: [\n{lines}\n]}}\n')
 
 
 def written_results(experiment: Experiment) -> dict[str, Any]:
@@ -93,16 +96,16 @@ def with_results(readme: str, size: str, text: str) -> str:
 
 
 def rounded(value: Any) -> Any:
-    """The same with numbers of six digits, for files that are read, and kept in git."""
+    """The same with numbers of six digits, for files that are read, and kept in git; `None` for what is not finite."""
     if isinstance(value, dict):
         return {name: rounded(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
         return [rounded(item) for item in value]
-    return float(f'{value:.6g}') if isinstance(value, float) else value
+    return files.finite(float(f'{value:.6g}')) if isinstance(value, float) else value
 
 
 def plus_minus(
-    values: Sequence[float],
+    values: Sequence[float | None],
     digits: int,
     noise: float | None = None,
     bounds: tuple[float, float] = (-math.inf, math.inf),
@@ -110,20 +113,20 @@ def plus_minus(
     """The mean over seeds with its error, as `Measured.text` shows it.
 
     `noise` is what the finite test set adds; the interval ends at the `bounds` of the quantity, which are `SHARE` for
-    an accuracy.
+    an accuracy. A value that is missing makes the mean no number, `nan`.
     """
-    return of_seeds(values, noise).within(*bounds).text(digits)
+    return of_seeds(np.asarray(values, np.float64), noise).within(*bounds).text(digits)
 
 
 def preferred(
-    rates: Mapping[Any, Sequence[Measurements]], score: Callable[[Measurements], float], *, highest: bool = False
+    rates: Mapping[Any, Sequence[Measurements]], score: Callable[[Measurements], float | None], *, highest: bool = False
 ) -> list[Measurements]:
     """The runs of the setting, such as a learning rate, whose mean score over seeds is the least, or the highest.
 
-    A setting that lost a seed, to a score that is not finite or another failure, is not judged by those that are left:
-    it comes into question only where all lost as many. Raises `UserError` where no run has a finite score.
+    A setting that lost a seed, to a score that is missing, not finite or another failure, is not judged by those that
+    are left: it comes into question only where all lost as many. Raises `UserError` where no run has a finite score.
     """
-    found = [[run for run in runs if math.isfinite(score(run))] for runs in rates.values()]
+    found = [[run for run in runs if np.isfinite(np.float64(score(run)))] for runs in rates.values()]
     most = max(map(len, found))
     if not most:
         raise UserError(f'no run of the settings {", ".join(map(str, rates))} has a finite score; none is preferred')

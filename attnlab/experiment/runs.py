@@ -15,6 +15,7 @@ from rich.console import Console
 
 from attnlab import config as configs
 from attnlab import files
+from attnlab.compare.baselines import text_scores
 from attnlab.compare.runs import task_name
 from attnlab.config import from_plain, plain
 from attnlab.errors import UserError, nearest
@@ -60,7 +61,7 @@ def run_experiment(experiment: Experiment, workdirs: pathlib.Path, command: str,
         if measured is None:
             outcome = loop.STOPPED
             break
-        files.write(workdir / MEASURED, json.dumps(measured) + '\n')
+        files.write(workdir / MEASURED, json.dumps(files.finite(measured), allow_nan=False) + '\n')
     report_experiment(experiment, workdirs, command, console)
     return outcome
 
@@ -110,20 +111,47 @@ def check_results(experiment: Experiment, rows: Sequence[Measurements]) -> None:
 def report_experiment(experiment: Experiment, workdirs: pathlib.Path, command: str, console: Console) -> None:
     """Writes results, figures and the table of the README, of as many runs as have been measured.
 
-    Where none has been, the table and the figure are made again from `results/SIZE.json`. Raises `UserError` where
-    there is neither, and for what `check_results` refuses.
+    Where none has been, the table and the figure are made again from `results/SIZE.json`. What trivial predictors reach
+    on text stands below the table, computed where the results do not have it. Raises `UserError` where there is
+    neither, and for what `check_results` refuses.
     """
     runs = experiment.runs()
     paths = [experiment.workdir(each, workdirs) / MEASURED for each in runs]
     found, planned = [json.loads(path.read_text()) for path in paths if path.exists()], len(runs)
+    kept: Measurements = {}
     if not found:
-        results = written_results(experiment)
-        found, planned, command = results['runs'], results['planned'], results['command']
+        kept = written_results(experiment)
+        found, planned, command = kept['runs'], kept['planned'], kept['command']
         check_results(experiment, found)
-    _report(experiment, found, planned, command)
+    baselines = kept['baselines'] if 'baselines' in kept else baselines_of(runs)
+    _report(experiment, found, planned, command, baselines)
     console.print(
         f'written: {experiment.folder}/README.md, results/{experiment.size}.json, results/{experiment.size}.png'
     )
+
+
+def baselines_of(runs: Sequence[Run]) -> list[Measurements]:
+    """What trivial predictors reach on the texts that runs evaluate, by metric; once where it is the same for all."""
+    found = [rounded(text_scores(each.config)) for each in runs]
+    return [one for number, one in enumerate(found) if one and one not in found[:number]]
+
+
+def beside(baselines: Sequence[Measurements] | None) -> list[str]:
+    """What is said of trivial predictors below a table; of `None`, that the text evaluated then is not known now."""
+    if baselines is None:
+        return [
+            'No counts of bytes and pairs stand beside these losses: they are of the first tokens of the split, as '
+            'runs were evaluated then, and not of the text that the configs ask today.'
+        ]
+    return [
+        'On the text evaluated, counts of training tokens and of pairs reach '
+        + '; '.join(
+            f'{metric} {", ".join(f"{value:.4g} ({name})" for name, value in scores.items())}'
+            for metric, scores in one.items()
+        )
+        + '.'
+        for one in baselines
+    ]
 
 
 def train_and_measure(
@@ -183,15 +211,22 @@ def plot_of(experiment: Experiment) -> Any:
     return load_module(experiment.folder / 'plot.py')
 
 
-def _report(experiment: Experiment, found: list[Measurements], planned: int, command: str) -> None:
+def _report(
+    experiment: Experiment,
+    found: list[Measurements],
+    planned: int,
+    command: str,
+    baselines: Sequence[Measurements] | None,
+) -> None:
     """The results from numbers as they are written, so that anyone can make them again from the JSON."""
     found = [rounded(one) for one in found]
     plot = plot_of(experiment)
     facts = {'experiment': experiment.folder.name, 'size': experiment.size, 'command': command, 'planned': planned}
-    write_results(experiment, facts, 'runs', found)
+    write_results(experiment, facts | ({} if baselines == [] else {'baselines': baselines}), 'runs', found)
     whole = [one for one in found if 'failed' not in one]
     if whole:
         write_figure(experiment, plot.figure(whole))
     table = markdown(plot.table(whole) if whole else [])
     failures = [f'{one["label"]} did not come to its end: {one["failed"]}.' for one in found if 'failed' in one]
-    write_readme(experiment, '\n\n'.join([table, *failures, provenance(found, planned, command)]).strip())
+    said = [*beside(baselines), *failures, provenance(found, planned, command)]
+    write_readme(experiment, '\n\n'.join([table, *said]).strip())

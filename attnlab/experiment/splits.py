@@ -19,3 +19,13 @@ def of_splits(examples: int = WHOLE, *, every: int | None = None) -> tuple[Confi
     return tuple(
         spec(BySlice, cadence=cadence, split=split, name=split, multiples=(1,), examples=examples) for split in SPLITS
     )
+
+
+def chosen_on_valid(evals: tuple[ConfigDict, ...]) -> tuple[ConfigDict, ...]:
+    """The evaluations of a config with the first, of test, at the end alone, and with the same of validation as often
+    as that one was."""
+    first, *rest = (one.copy_and_resolve_references() for one in evals)
+    valid = first.copy_and_resolve_references()
+    valid.split = valid.name = 'valid'
+    first.cadence = spec(AtEnd)
+    return first, valid, *rest

@@ -18,6 +18,7 @@ from ml_collections import ConfigDict
 from rich.console import Console
 
 from attnlab import files
+from attnlab.compare.baselines import trivial_scores
 from attnlab.compare.report.comparison import (
     STATES,
     Comparison,
@@ -26,11 +27,12 @@ from attnlab.compare.report.comparison import (
     baseline_cells,
     cells,
     headers,
+    ranked_metric,
     with_sentence,
 )
 from attnlab.compare.report.contents import StudyContents, gather
 from attnlab.compare.report.page import write_report
-from attnlab.errors import UserError
+from attnlab.errors import UserError, nearest
 from attnlab.experiment.experiment import Experiment, load_module
 from attnlab.experiment.results import (
     Measurements,
@@ -116,12 +118,18 @@ def _finished(study: Study) -> bool:
 def report_studies(experiment: Experiment, workdirs: pathlib.Path, command: str, console: Console) -> None:
     """Writes the results, the figure, the README's tables and the pages.
 
-    Where no study is here, the figure and the tables are made again from `results/SIZE.json`. Raises `UserError` where
+    Where no study is here, the figure and the tables are made again from `results/SIZE.json`, with what trivial
+    predictors reach where it has none. Raises `UserError` where
     there is neither, and for a study not begun.
     """
     folders = _folders(experiment, workdirs)
     if not any(folder.exists() for folder in folders):
-        _report(experiment, written_results(experiment))
+        results = written_results(experiment)
+        if (whole := with_baselines(experiment, results)) != results:
+            write_results(
+                experiment, {key: whole[key] for key in whole if key != 'studies'}, 'studies', whole['studies']
+            )
+        _report(experiment, whole)
         console.print(f'written: {experiment.folder}/README.md, results/{experiment.size}.png')
         return
     missing = [folder for folder in folders if not (folder / 'sweep.json').exists()]
@@ -142,6 +150,29 @@ def report_studies(experiment: Experiment, workdirs: pathlib.Path, command: str,
     _report(experiment, written_results(experiment))
     names = f'README.md, results/{experiment.size}.json, results/{experiment.size}.png'
     console.print(f'written: {experiment.folder}/{names}')
+
+
+def with_baselines(experiment: Experiment, results: Mapping[str, Any]) -> dict[str, Any]:
+    """Results with what trivial predictors reach in the reports that have none of them, by the config of a study.
+
+    Unchanged where they say by `baselines`, null, that what was evaluated is not what the configs ask today. Raises
+    `UserError` for a report that has none and that `sweep.py` has not.
+    """
+    without = {study['report'] for study in results['studies'] if not study['baselines']}
+    if 'baselines' in results or not without:
+        return dict(results)
+    reports = experiment.studies()
+    for name in sorted(without - reports.keys()):
+        where = f'results/{experiment.size}.json of {experiment.folder.name}'
+        raise UserError(f'{where} has a report {name!r}, and sweep.py does not{nearest(name, sorted(reports))}')
+    bases = {name: read(next(iter(reports[name].values()))).base for name in without}
+    studies = [study | {'baselines': study['baselines'] or _baselines(study, bases)} for study in results['studies']]
+    return {**results, 'studies': studies}
+
+
+def _baselines(kept: Measurements, bases: Mapping[str, ConfigDict]) -> Measurements:
+    row = study_result(kept)
+    return rounded(dict(trivial_scores(bases[kept['report']], ranked_metric([row], row.metric, row.score))))
 
 
 def _report(experiment: Experiment, results: Mapping[str, Any]) -> None:
@@ -247,7 +278,8 @@ def _made(folder: pathlib.Path) -> Measurements:
 
 
 def _table(report: str, found: Comparison) -> str:
-    """The table of `attnlab compare`, under its head and its sentence."""
+    """The table of `attnlab compare`, under its head and its sentence, and below what its intervals leave out."""
     chosen = f'{found.reported}, chosen by {found.metric}' if found.reported else found.metric
     head = f'**{report}**: {chosen}; {found.head}\n\n{found.sentence}'
-    return f'{head}\n\n{markdown([headers(found), *map(cells, found.rows), *baseline_cells(found)])}'
+    table = markdown([headers(found), *map(cells, found.rows), *baseline_cells(found)])
+    return '\n\n'.join(filter(None, [head, table, found.left_out]))

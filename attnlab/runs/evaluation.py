@@ -10,7 +10,7 @@ from attnlab.evals.cadence import AtEnd
 from attnlab.evals.forecasts import Forecasts, ShownForecasts
 from attnlab.evals.held_out import HeldOut
 from attnlab.evals.request import Request
-from attnlab.files import write_json
+from attnlab.files import write_results
 from attnlab.runs.loading import Loaded
 from attnlab.tables import Printer
 from attnlab.tasks.forecasting import Forecasting
@@ -51,7 +51,7 @@ def evaluate_run(
         record = {'asked': dataclasses.asdict(request), 'other_data': other_data}
         of_forecasts = {} if shown is None else {f'forecasts/{key}': value for key, value in shown.numbers.items()}
         found = {**record, **evaluation.numbers, **of_forecasts}
-        write_json(path, {'step': loaded.step, 'ema': loaded.ema, 'split': evaluator.split, **found})
+        write_results(path, {'step': loaded.step, 'ema': loaded.ema, 'split': evaluator.split, **found})
         title = f'{workdir}, step {model}, {evaluator.split}'
         printer.table(evaluation.table(title))
         if shown is not None and shown.numbers:

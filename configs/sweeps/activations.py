@@ -5,7 +5,8 @@
 Every trial is a run of `configs/language.py` with `mlp=plain`, whose nonlinearity is `b(u_1(x), u_2(x))`: one of the
 functions of `attnlab.nn.core_units` in each place, or with `units=2` such a unit of the output of another.
 `search=tpe` (the default) or `random`; `zoo`, `size` and `data` are those of `configs/language.py`. The best tree is
-run again with three new seeds. Ramachandran, Zoph and Le 2017, https://arxiv.org/abs/1710.05941.
+run again with three new seeds, on the text that it was chosen by. Ramachandran, Zoph and Le 2017,
+https://arxiv.org/abs/1710.05941.
 """
 
 import pathlib

@@ -4,16 +4,16 @@
 
 All other arguments are those of `configs/images.py`. The rates are from 3e-4 to 1e-2, two to a power of ten. The
 study's metric is the loss on the validation split, which is evaluated as often as the config evaluates; the test split
-is, once, at the end of every run.
+is, once, at the end of every run, and by its loss the best rate is judged with fresh seeds.
 """
 
 import pathlib
 
 from ml_collections import ConfigDict
 
-from attnlab.config import apart, spec, whole
+from attnlab.config import apart, whole
 from attnlab.configuration import config_of
-from attnlab.evals.cadence import AtEnd
+from attnlab.experiment.splits import chosen_on_valid
 from attnlab.sweep.sweep import rates_config
 
 IMAGES = pathlib.Path(__file__).parents[1] / 'images.py'
@@ -25,9 +25,6 @@ def get_config(arg: str = '') -> ConfigDict:
     given, rest = apart(arg, seeds='1')
     base = config_of(IMAGES, rest)
     with base.unlocked():
-        first, *rest = base.evals
-        valid = first.copy_and_resolve_references()
-        valid.split = valid.name = 'valid'
-        first.cadence = spec(AtEnd)
-        base.evals = (first, valid, *rest)
-    return rates_config(base, RATES, seeds=whole('seeds', given['seeds']), metric='valid/all/loss')
+        base.evals = chosen_on_valid(base.evals)
+    seeds = whole('seeds', given['seeds'])
+    return rates_config(base, RATES, seeds=seeds, metric='valid/all/loss', reported='test/all/loss')

@@ -4,7 +4,7 @@
 
 All other arguments are those of `configs/series.py`. The rates are from 1e-4 to 1e-2, two to a power of ten. The
 study's metric is the mean squared error on the validation split, of `task=classification` the loss there; the test
-split is evaluated once, at the end of every run.
+split is evaluated once, at the end of every run, and by the same on it the best rate is judged with fresh seeds.
 """
 
 import pathlib
@@ -23,5 +23,6 @@ def get_config(arg: str = '') -> ConfigDict:
     """The config of `seeds=` and of the arguments of `configs/series.py`."""
     given, rest = apart(arg, seeds='1')
     base = config_of(SERIES, rest)
-    metric = 'valid/all/loss' if 'task=classification' in rest.split(',') else 'valid/1x/mse'
-    return rates_config(base, RATES, seeds=whole('seeds', given['seeds']), metric=metric)
+    number = 'all/loss' if 'task=classification' in rest.split(',') else '1x/mse'
+    seeds = whole('seeds', given['seeds'])
+    return rates_config(base, RATES, seeds=seeds, metric=f'valid/{number}', reported=f'test/{number}')

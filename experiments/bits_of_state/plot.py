@@ -46,8 +46,8 @@ def table(rows):
 
 
 def of(seeds, name, what, bits):
-    """A number of every seed."""
-    return [seed[name][what][bits] for seed in seeds]
+    """A number of every seed, `nan` where it is missing."""
+    return np.array([seed[name][what][bits] for seed in seeds], np.float64).tolist()
 
 
 def by_recipe(rows):

@@ -9,7 +9,8 @@ import pytest
 
 from attnlab.errors import UserError
 from attnlab.experiment.experiment import SIZES, Experiment, load_module
-from attnlab.experiment.results import preferred
+from attnlab.experiment.results import plus_minus, preferred, rounded, write_results, written_results
+from attnlab.experiment.runs import beside
 from attnlab.experiment.studies import tables
 
 NUMBER = re.compile(r'-?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?')
@@ -44,6 +45,17 @@ def test_the_table_of_the_readme_and_the_figure_follow_from_the_numbers(folder):
         plot.figure(whole)
         for line in plot.table(whole):
             assert any(len(line) == len(other) and all(map(agree, line, other)) for other in lines), line
+        assert all(said in readme for said in (beside(results['baselines']) if 'baselines' in results else []))
+
+
+def test_results_have_what_trivial_predictors_reach_or_say_that_it_is_not_known():
+    for folder in RUN:
+        results = json.loads((folder / 'results' / 'cpu.json').read_text())
+        if 'studies' in results:
+            missing = [study['report'] for study in results['studies'] if not study['baselines']]
+        else:
+            missing = ['HeldOut'] if 'HeldOut' in (folder / 'sweep.py').read_text() else []
+        assert not missing or 'baselines' in results, (folder.name, missing)
 
 
 def test_the_sentence_above_a_table_is_made_from_the_numbers_and_not_kept():
@@ -101,3 +113,27 @@ def test_a_setting_whose_score_is_not_finite_is_not_preferred():
     assert preferred({1: scored(nan, 0.4), 2: scored(0.2)}, lambda run: run['loss']) == scored(0.2)
     with pytest.raises(UserError, match='no run of the settings 1, 2 has a finite score'):
         preferred({1: scored(nan), 2: []}, lambda run: run['loss'])
+    assert preferred({1: scored(None, 0.1), 2: scored(0.2, 0.2)}, lambda run: run['loss']) == scored(0.2, 0.2)
+
+
+STORED = sorted(path for path in (FOLDERS[0].parent).rglob('*.json') if 'matched' not in path.parts)
+
+
+@pytest.mark.parametrize('path', STORED, ids=lambda path: path.relative_to(FOLDERS[0].parent).as_posix())
+def test_results_are_json_as_every_reader_has_it(path):
+    json.loads(path.read_text(), parse_constant=refused)
+
+
+def refused(constant):
+    raise ValueError(f'{constant} is no JSON')
+
+
+def test_what_is_no_number_is_written_and_read_as_missing(tmp_path):
+    experiment = Experiment(FOLDERS[0], 'cpu')
+    object.__setattr__(experiment, 'folder', tmp_path)
+    found = {'loss': float('nan'), 'more': {'4': float('inf'), '8': 1.23456789}}
+    with pytest.raises(ValueError, match='not JSON compliant'):
+        write_results(experiment, {}, 'runs', [found])
+    write_results(experiment, {'size': 'cpu'}, 'runs', [rounded(found)])
+    assert written_results(experiment) == {'size': 'cpu', 'runs': [{'loss': None, 'more': {'4': None, '8': 1.23457}}]}
+    assert plus_minus([None, 1.0, 2.0], 3) == 'nan'

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from attnlab import cli
 from attnlab.errors import UserError
+from attnlab.experiment import runs as experiment_runs
 from attnlab.experiment.experiment import Experiment
 from attnlab.experiment.published import measured_of
 from attnlab.experiment.results import markdown, plus_minus, with_results, write_readme
@@ -193,6 +194,29 @@ def test_a_run_that_cannot_be_measured_is_kept(done, tmp_path):
     assert run(tmp_path) == loop.FINISHED and (workdir / 'measured.json').exists()
 
 
+def test_what_counts_reach_on_the_text_evaluated_stands_below_the_table_and_is_kept(done, tmp_path, monkeypatch):
+    shutil.copytree(done / 'experiments', tmp_path / 'experiments')
+    found = Experiment(tmp_path / 'experiments' / 'toy', 'cpu')
+    readme, stored = found.folder / 'README.md', found.folder / 'results' / 'cpu.json'
+
+    def report():
+        report_experiment(found, tmp_path / 'runs', 'command', Console(quiet=True))
+        return readme.read_text(), json.loads(stored.read_text())
+
+    # Of a table of sums nothing is said.
+    assert 'baselines' not in report()[1]
+    scores = {'valid/loss': {'unigram': 3.0000001, 'bigram': 2.0}}
+    monkeypatch.setattr(experiment_runs, 'text_scores', lambda config: scores)
+    text, results = report()
+    assert 'counts of training tokens and of pairs reach valid/loss 3 (unigram), 2 (bigram).' in text
+    assert results['baselines'] == [{'valid/loss': {'unigram': 3.0, 'bigram': 2.0}}], 'once, as all runs have it'
+    monkeypatch.setattr(experiment_runs, 'text_scores', lambda config: pytest.fail('computed again'))
+    assert report() == (text, results)
+    stored.write_text(json.dumps(results | {'baselines': None}))
+    text, results = report()
+    assert results['baselines'] is None and 'No counts of bytes and pairs' in text and 'unigram' not in text
+
+
 @pytest.mark.parametrize(
     ('right', 'wrong', 'said'),
     [
@@ -225,7 +249,7 @@ def test_what_a_finished_run_is_asked(done, tmp_path):
     shutil.copytree(done, tmp_path, dirs_exist_ok=True)
     workdir, sweep = tmp_path / 'runs' / 'toy' / 'cpu' / 'fast', tmp_path / 'experiments' / 'toy' / 'sweep.py'
     (workdir / 'measured.json').unlink()
-    more = ", 'last': finished.last('test/all/accuracy'), 'size': finished.size}"
+    more = ", 'last': finished.last('test/all/accuracy'), 'size': finished.size, 'none': float('nan')}"
     asked = SWEEP.replace("curve('test/all/accuracy')}", "curve('test/all/accuracy')" + more)
     sweep.write_text(asked.replace("last('test/all/accuracy')", "last('test/all/acuracy')"))
     with pytest.raises(UserError, match=r"no test/all/acuracy in metrics.jsonl; did you mean 'test/all/accuracy'"):
@@ -233,7 +257,7 @@ def test_what_a_finished_run_is_asked(done, tmp_path):
     sweep.write_text(asked)
     run(tmp_path)
     found = json.loads((workdir / 'measured.json').read_text())
-    assert found['last'] == found['accuracy'][-1][1] and found['size'] == 'cpu'
+    assert found['last'] == found['accuracy'][-1][1] and found['size'] == 'cpu' and found['none'] is None
 
 
 def test_an_experiment_that_was_stopped_is_not_taken_for_a_finished_one(done, tmp_path, monkeypatch):

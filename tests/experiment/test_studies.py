@@ -11,7 +11,7 @@ from attnlab import cli
 from attnlab.errors import UserError
 from attnlab.experiment import studies as study_experiment
 from attnlab.experiment.experiment import Experiment
-from attnlab.experiment.studies import report_studies, run_studies
+from attnlab.experiment.studies import report_studies, run_studies, with_baselines
 from attnlab.sweep.study import confirmation, create_study
 from attnlab.sweep.worker import work
 from attnlab.train import launch
@@ -158,3 +158,18 @@ def test_a_sweep_that_was_stopped_is_not_reported(experiment, tmp_path, monkeypa
     monkeypatch.setattr(study_experiment.launch, 'run_processes', lambda *arguments: None)
     assert not run_studies(experiment, tmp_path / 'runs', 'command', 1, QUIET)
     assert (experiment.folder / 'README.md').read_text() == README
+
+
+def test_reports_without_baselines_are_given_those_of_their_config(experiment, monkeypatch):
+    asked = []
+    monkeypatch.setattr(study_experiment, 'trivial_scores', lambda base, metric: asked.append(metric) or {'a': 1 / 3})
+    kept = {'confirmed': [1.0], 'metric': 'valid/loss', 'goal': 'min', 'tokens': 0, 'counted': True, 'noise': None}
+    kept |= {'report': 'text', 'study': 'one', 'flops_of_all': 0.0, 'costs': {'parameters': 1.0}}
+    kept |= {'trials': [{'rate': 1.0, 'seed': 0, 'state': 'done', 'value': 1.0}], 'reported': 'test/loss'}
+    empty, whole = kept | {'baselines': {}}, kept | {'baselines': {'b': 2.0}}
+    found = with_baselines(experiment, {'studies': [empty, whole]})
+    assert found == {'studies': [empty | {'baselines': {'a': 0.333333}}, whole]} and asked == ['test/loss']
+    for results in ({'studies': [whole]}, {'studies': [empty], 'baselines': None}):
+        assert with_baselines(experiment, results) == results and len(asked) == 1
+    with pytest.raises(UserError, match=r"has a report 'txt', and sweep\.py does not; did you mean 'text'"):
+        with_baselines(experiment, {'studies': [empty | {'report': 'txt'}]})

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from attnlab.compare.baselines import trivial_scores
+from attnlab.compare.baselines import text_scores, trivial_scores
 from attnlab.config import build
 from attnlab.configuration import config_of
 from attnlab.data.long_range.digits import Digits
@@ -130,6 +130,9 @@ def test_a_language_model_is_compared_with_counts_of_the_sample_that_it_is_asked
         assert found['bits_per_byte'][name] == pytest.approx(loss / np.log(2))
     assert evaluator.multiples == (1,) and trivial_scores(config, 'valid/loss@2x') == found['loss']
     assert trivial_scores(config, 'train/loss') == {}
+    beside = text_scores(config)
+    assert beside == {f'valid/{name}': found[name] for name in ('loss', 'bits_per_byte')}
+    assert text_scores(config_of(LANGUAGE.parent / 'recall.py')) == {}
 
 
 def test_regression_and_addition_know_theirs():

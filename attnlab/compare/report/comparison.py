@@ -42,6 +42,7 @@ class Point:
       value: its final metric; `None` for one that failed.
       steps: how many it ran.
       even: its metric at the last step that every trial of all studies reached; `None` where that is its final one.
+      noise: the standard deviation that the finite test set gives its final metric; `None` where it is not known.
     """
 
     rate: float
@@ -50,6 +51,7 @@ class Point:
     value: float | None
     steps: int = 0
     even: float | None = None
+    noise: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +90,8 @@ class StudyResult:
         confirmation.
 
         A failed trial counts as the worst of those that did not fail, a pruned one with its value when it was pruned;
-        the area uses values at one step, the last that all trials reached.
+        the area uses values at one step, the last that all trials reached. Intervals over trials have the noise of the
+        finite test set where it is known of every trial; a failed one has the greatest.
         """
         sign = 1.0 if self.goal == 'min' else -1.0
         known = [sign * point.value for point in self.points if point.value is not None]
@@ -102,11 +105,11 @@ class StudyResult:
         ]
         found = {
             'best': Measured(best(np.asarray(rates), np.asarray(values)), None, None, 1, 'one'),
-            'expected best': over_trials(expected_best, rates, values),
-            'top quarter': over_trials(top_quarter, rates, values),
+            'expected best': over_trials(expected_best, rates, values, self._noise),
+            'top quarter': over_trials(top_quarter, rates, values, self._noise),
         }
         if self.counted:
-            found['area'] = over_trials(area, rates, even)
+            found['area'] = over_trials(area, rates, even, self._noise)
         if self.confirmed:
             found['confirmed'] = of_seeds([sign * value for value in self.confirmed], self.noise)
         found = found if self.goal == 'min' else {name: one.negated() for name, one in found.items()}
@@ -114,6 +117,14 @@ class StudyResult:
             name: one.within(*SHARE) if is_share(self.score if name == 'confirmed' else self.metric) else one
             for name, one in found.items()
         }
+
+    @property
+    def _noise(self) -> list[float] | None:
+        """That of the test set, by trial; `None` where it is not known of all that did not fail."""
+        known = [point.noise for point in self.points if point.value is not None and point.noise is not None]
+        if len(known) < sum(point.value is not None for point in self.points):
+            return None
+        return [max(known) if point.noise is None else point.noise for point in self.points]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,6 +170,23 @@ class Comparison:
         elif len(set(spent)) > 1:
             same = f'same space, trials and seeds, but {min(spent):.3g} to {max(spent):.3g} tokens spent'
         return f'matched by {self.by} within ±{self.tolerance:.1%}; {same}'
+
+    @property
+    def left_out(self) -> str:
+        """What the intervals over trials do not have, in a sentence; empty where they have it, or there are none."""
+        over = [name for row in self.rows for name, one in row.statistics.items() if _noiseless(one)]
+        names = [name for name in RANKS if name in over]
+        if not names:
+            return ''
+        listed = ' and '.join(filter(None, [', '.join(names[:-1]), names[-1]]))
+        return (
+            f'Intervals of {listed} are over trials alone: they leave out the noise of the finite test set, which was '
+            'not recorded of every trial.'
+        )
+
+
+def _noiseless(one: Measured) -> bool:
+    return one.kind == 'trials' and one.noise is None
 
 
 def compare(folders: Sequence[pathlib.Path], by: str, tolerance: float, storage: str | None = None) -> Comparison:
@@ -289,9 +317,12 @@ def print_comparison(comparison: Comparison, printer: Printer, *, strict: bool =
     printer.line(
         f'{comparison.metric}{confirmed}; tokens and FLOPs of the steps taken; trials done/pruned/failed; best: one '
         'trial; expected best: of a quarter of the trials; top quarter: median of the best quarter; area: mean over '
-        'log learning rate, at equal steps; these with intervals over trials (bootstrap, 88 to 96% in simulation); '
-        "confirmed: Student's t at 95% over seeds, the least and the most of two, nothing of one"
+        'log learning rate, at equal steps; these with intervals over trials (bootstrap, 88 to 96% in simulation) and '
+        "the noise of the test set; confirmed: Student's t at 95% over seeds, and that noise; of two seeds the least "
+        'and the most, of one nothing'
     )
+    if comparison.left_out:
+        printer.line(comparison.left_out)
 
 
 RANKS = {'best': 0, 'expected best': 2, 'top quarter': 6, 'area': 7, 'confirmed': 0}
@@ -439,7 +470,10 @@ def _point(study: Study, trial: FrozenTrial, step: int) -> Point:
     reports = trial.intermediate_values
     even = reports[max(at for at in reports if at <= step)] if any(at <= step for at in reports) else None
     seed = study.sweep.seed(trial.number)
-    return Point(float(rate), seed, STATES[trial.state], trial.value, _steps(study, trial), even)
+    workdir = study.workdir(trial.number)
+    record = read_record(workdir) if (workdir / 'run.json').exists() else None
+    noise = _noise(record, study.sweep.metric)
+    return Point(float(rate), seed, STATES[trial.state], trial.value, _steps(study, trial), even, noise)
 
 
 def _confirmed(study: Study, storage: str | None) -> tuple[float, ...]:

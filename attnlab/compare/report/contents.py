@@ -397,8 +397,11 @@ def _companion_row(study: Study, row: StudyResult, metric: str, goal: str) -> St
     points = []
     for trial, point in zip(finished, row.points, strict=True):
         record = _record(study.workdir(trial.number))
-        known = record is not None and metric in record.last and math.isfinite(record.last[metric])
-        points.append(dataclasses.replace(point, value=record.last[metric] if known and record else None))
+        if record is not None and metric in record.last and math.isfinite(record.last[metric]):
+            found = record.measured(metric)
+            points.append(dataclasses.replace(point, value=found.mean, noise=found.noise))
+        else:
+            points.append(dataclasses.replace(point, value=None, noise=None))
     return dataclasses.replace(row, points=tuple(points), goal=goal, metric=metric, confirmed=())
 
 

@@ -177,7 +177,9 @@ def sections(contents: Contents) -> list[Section]:
         Section(
             'comparison',
             'All statistics, with intervals',
-            _text(INTERVALS) + tables.comparison_table(contents) + _downloads('studies.csv'),
+            _text(f'{INTERVALS} {contents.comparison.left_out}'.strip())
+            + tables.comparison_table(contents)
+            + _downloads('studies.csv'),
         ),
         Section(
             'costs',
@@ -302,7 +304,8 @@ failed; a failed one counts as the worst that did not fail, a pruned one as its 
 trial, chosen for its value, which is therefore too good. Expected best: of a quarter of the trials (Dodge et al.
 2019). Top quarter: the median of the best quarter. Area: the mean over the logarithm of the learning rate, by
 trapezoids, of values at the last step that every trial of all studies reached. Brackets of these are over trials: the
-deviation of 1000 bootstrap resamples times Student's t, which covered 88 to 96 % in simulations of 8 and 16 trials.
+deviation of 1000 bootstrap resamples times Student's t, which covered 88 to 96 % in simulations of 8 and 16 trials,
+and the noise of the examples or documents evaluated on where it was recorded of every trial.
 Confirmed: the mean of the winner's settings with fresh seeds, with a 95 % interval by Student's t over seeds, and the
 noise of the examples or documents evaluated on where it was recorded; of two seeds the least and the most; of one,
 none."""

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from attnlab.compare import intervals
 from attnlab.compare.intervals import area, best, expected_best, over_trials, top_quarter
 from attnlab.compare.measures import MEASURES
 from attnlab.compare.report import comparison
@@ -25,6 +26,8 @@ from attnlab.compare.report.comparison import (
 from attnlab.configuration import config_of
 from attnlab.errors import UserError
 from attnlab.evals.measured import Measured
+from attnlab.experiment.studies import _table
+from attnlab.runs.record import Record
 from attnlab.sweep.study import TrialState, create_study
 from attnlab.tables import Printer
 from tests.sweep import tiny
@@ -70,6 +73,31 @@ def test_intervals_over_trials_cover_what_is_said(statistic, least):
     covered = np.mean([one.low <= truth <= one.high for one in runs])
     assert least - 3 * math.sqrt(0.1 * 0.9 / 200) < covered
     assert over_trials(best, [1.0], [2.0]) == Measured(2.0, None, None, 1, 'one')
+
+
+@pytest.mark.parametrize('statistic', [expected_best, top_quarter, area])
+def test_intervals_over_trials_cover_what_another_test_set_would_say(statistic, monkeypatch):
+    """Eight models that differ are asked the same 100 examples, which are hard for all alike."""
+    monkeypatch.setattr(intervals, 'RESAMPLES', 100)
+    draws, rates, asked = np.random.default_rng(0), np.geomspace(1e-4, 1e-2, 8), 100
+
+    def trials():
+        return 0.3 + 0.05 * draws.normal(size=8)
+
+    def wrong(shares):
+        """Shares of wrong answers: a threshold an example, and a little of a model's own."""
+        limits = draws.uniform(size=asked) + 0.02 * draws.normal(size=(8, asked))
+        return np.mean(limits < shares[:, None], axis=1)
+
+    truth = np.mean([statistic(rates, trials()) for _ in range(2000)])
+    covered = {True: 0, False: 0}
+    for _ in range(200):
+        values = wrong(trials())
+        noise = np.sqrt(values * (1 - values) / asked)
+        for known in covered:
+            one = over_trials(statistic, list(rates), list(values), list(noise) if known else None)
+            covered[known] += one.low <= truth <= one.high
+    assert covered[True] / 200 > 0.93 - 3 * math.sqrt(0.07 * 0.93 / 200) and covered[False] / 200 < 0.8, covered
 
 
 def test_failed_trials_count_as_the_worst_whatever_the_goal():
@@ -121,6 +149,50 @@ def test_areas_are_of_values_at_equal_steps_and_seeds_have_the_noise_of_the_test
     row = StudyResult('a', 1.0, 1.0, points, 'min', (1.0, 1.1, 1.2), noise=0.5)
     assert row.statistics['area'].mean == pytest.approx(2.0) and row.statistics['best'].mean == 1.0
     assert row.statistics['confirmed'].half_width > 1.96 * 0.5
+
+
+TRIED = tuple(Point(10.0**-place, 0, 'done', 0.5 + 0.1 * place, noise=0.03) for place in (1, 2, 3))
+
+
+def test_trials_have_the_noise_of_the_test_set_where_it_is_known_of_all_that_did_not_fail():
+    row = StudyResult('a', 1.0, 1.0, (*TRIED, Point(1.0, 0, 'failed', None)), 'max', (), metric='test/accuracy')
+    unknown = dataclasses.replace(row, points=(dataclasses.replace(TRIED[0], noise=None), *row.points[1:]))
+    for name in ('expected best', 'top quarter', 'area'):
+        wide, narrow = row.statistics[name], unknown.statistics[name]
+        # Noise that is one for all moves a statistic of values by as much.
+        assert wide.noise == pytest.approx(0.03) and narrow.noise is None and wide.mean == narrow.mean
+    wide, narrow = (dataclasses.replace(one, metric='test/gain').statistics['area'] for one in (row, unknown))
+    assert wide.half_width == pytest.approx(math.hypot(narrow.half_width, 1.959964 * 0.03))
+
+
+@pytest.mark.parametrize(
+    ('noise', 'counted', 'said'),
+    [
+        (0.03, True, ''),
+        (None, True, 'Intervals of expected best, top quarter and area are over trials alone'),
+        (None, False, 'Intervals of expected best and top quarter are over trials alone'),
+    ],
+)
+def test_what_intervals_over_trials_leave_out_is_said(noise, counted, said):
+    points = tuple(dataclasses.replace(point, noise=noise) for point in TRIED)
+    rows = tuple(StudyResult(name, 1.0, 1.0, points, 'max', (), counted=counted) for name in 'ab')
+    found = Comparison('test/accuracy', 'params', 0.01, rows, ())
+    assert found.left_out.startswith(said) and bool(found.left_out) == bool(said)
+    assert _table('recall', found).endswith(found.left_out or '|')
+
+
+def test_the_noise_of_a_trial_is_what_its_run_wrote_down(study, tmp_path, monkeypatch):
+    monkeypatch.setitem(MEASURES, 'train_flops', lambda setup: 1e3)
+    opened = study('one')
+    run = opened.workdir(0)
+    run.mkdir(parents=True)
+    (run / 'run.json').write_text('{}')
+    last = {'valid/loss': 2.0, 'valid/loss_low': 2.0 - 1.959964 * 0.25, 'valid/loss_high': 2.0 + 1.959964 * 0.25}
+    facts = {'parameters': 1, 'flops_per_token': 1.0, 'state_bytes_per_sequence': {}}
+    record = Record(run, opened.sweep.base, 24, last, facts, None)
+    monkeypatch.setattr(comparison, 'read_record', lambda workdir: record)
+    first, second, *_ = compare([tmp_path / 'one'], 'params', 0.01).rows[0].points
+    assert first.noise == pytest.approx(0.25) and second.noise is None
 
 
 @pytest.mark.parametrize(
