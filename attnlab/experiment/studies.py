@@ -23,9 +23,7 @@ from attnlab.compare.report.comparison import (
     Comparison,
     Point,
     StudyResult,
-    baseline_cells,
-    cells,
-    headers,
+    study_table,
     with_sentence,
 )
 from attnlab.compare.report.contents import StudyContents, gather
@@ -250,4 +248,5 @@ def _table(report: str, found: Comparison) -> str:
     """The table of `attnlab compare`, under its head and its sentence."""
     chosen = f'{found.reported}, chosen by {found.metric}' if found.reported else found.metric
     head = f'**{report}**: {chosen}; {found.head}\n\n{found.sentence}'
-    return f'{head}\n\n{markdown([headers(found), *map(cells, found.rows), *baseline_cells(found)])}'
+    table = study_table(found)
+    return f'{head}\n\n{markdown([[column.name for column in table.columns], *table.text()])}'
