@@ -116,7 +116,7 @@ def symmetries(model: Any) -> list[Symmetry]:
                 stream.append(Axis(path, place - len(names), repeat, together=False))
     found = [Symmetry('stream', model.dim, tuple(stream))]
     for index in range(stack.depth):
-        place, repeat = index % len(stack.blocks), index // len(stack.blocks)
+        place, repeat = stack.place(index)
         block = stack.blocks[place]
         for name in ('mixer', 'mlp') if isinstance(block, Block) else ():
             branch, called = getattr(block, name), f'layers[{index}].{name}'

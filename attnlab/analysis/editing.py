@@ -188,7 +188,7 @@ class Editor:
         made = nnx.clone(self.model)
         linear = _place(made, self.how)
         assert linear is not None
-        repeat = self.how.layer // len(made.stack.blocks)
+        _, repeat = made.stack.place(self.how.layer)
         weight = linear.weight[...]
         bias = 0 if linear.bias is None else np.asarray(linear.bias[...][repeat], np.float64)
         changed = rank_one(np.asarray(weight[repeat], np.float64), key, value - bias, moments)
@@ -198,6 +198,7 @@ class Editor:
 
 def _place(model: Any, how: Edit) -> Linear | None:
     """The map that an edit changes, stacked over the repeats of its block."""
-    block = model.stack.blocks[how.layer % len(model.stack.blocks)]
+    place, _ = model.stack.place(how.layer)
+    block = model.stack.blocks[place]
     read = last_map(getattr(block, how.branch, None)) if isinstance(block, Block) else None
     return None if read is None else read.map

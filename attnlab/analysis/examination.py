@@ -14,6 +14,7 @@ from attnlab.analysis.question import Question
 from attnlab.blocks.block import mixer_of, steps
 from attnlab.mixers.softmax.attention import Attention
 from attnlab.mixers.softmax.shaped import ShapedAttention
+from attnlab.models.layers import entered, layers
 from attnlab.models.predictor import one_stack
 from attnlab.quantize.layers import simulated
 from attnlab.runs.loading import Loaded
@@ -85,14 +86,11 @@ def _layers(loaded: Loaded, rows: list[Batch]) -> Iterator[dict[str, float]]:
 
 
 def _examine(model: Any, batch: Mapping[str, jax.Array]) -> list[dict[str, jax.Array]]:
-    ctx = model.context(context(batch), batch['tokens'])
+    streams, ctx = entered(model, batch['tokens'], context(batch))
     segments = ctx.segments_or_ones()
     real = segments > 0
-    stack = one_stack(model)
-    residual = stack.residual
-    streams = residual.open(model.embed(batch['tokens'], ctx))
     found = []
-    for block in stack.layers():
+    for _, block in layers(model):
         numbers = {}
         taken = list(steps(block, streams, ctx))
         mixer = mixer_of(block)
@@ -105,7 +103,7 @@ def _examine(model: Any, batch: Mapping[str, jax.Array]) -> list[dict[str, jax.A
                 'sparsity': statistics.sparsity(weights, seen & real[:, None, :, None]),
             }
         streams = taken[-1].streams
-        wide = residual.close(streams).astype(jnp.float32)
+        wide = model.stack.residual.close(streams).astype(jnp.float32)
         sizes = jnp.abs(wide) * real[..., None]
         found.append(
             {**numbers, 'kurtosis': jnp.mean(statistics.kurtosis(wide), where=real), 'max_abs': jnp.max(sizes)}

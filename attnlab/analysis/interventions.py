@@ -24,6 +24,7 @@ from attnlab.blocks.block import Block
 from attnlab.blocks.residual import Connection, Streams
 from attnlab.context import Context
 from attnlab.errors import UserError, nearest
+from attnlab.models.layers import layers
 from attnlab.models.predictor import Stacked, one_stack
 from attnlab.nn.experts import MixtureOfExperts
 from attnlab.nn.mlps import ConvolvedMLP
@@ -39,7 +40,7 @@ BRANCHES = ('mixer', 'mlp')
 def places(model: Stacked) -> list[str]:
     """The places of a model, in the order in which it computes them."""
     found = ['embedding']
-    for index, layer in enumerate(one_stack(model).layers()):
+    for index, layer in layers(model):
         if isinstance(layer, Block):
             branches = BRANCHES[: len(layer.connections)]
             for branch in branches:
@@ -53,7 +54,7 @@ def places(model: Stacked) -> list[str]:
 
 def mixers_of(model: Stacked) -> dict[int, Any]:
     """The mixers that can be changed, `layers[i].mixer`, by layer: those of blocks."""
-    return {i: layer.mixer for i, layer in enumerate(one_stack(model).layers()) if isinstance(layer, Block)}
+    return {index: layer.mixer for index, layer in layers(model) if isinstance(layer, Block)}
 
 
 def hidden_with(model: Stacked, inputs: Tokens | Features, ctx: Context, changes: Mapping[str, Change]) -> Embedded:
@@ -68,7 +69,7 @@ def hidden_with(model: Stacked, inputs: Tokens | Features, ctx: Context, changes
 
     x, ctx = at('embedding', model.embed(inputs, ctx)), model.context(ctx, inputs)
     streams = model.stack.residual.open(x)
-    for index, layer in enumerate(one_stack(model).layers()):
+    for index, layer in layers(model):
         _change(layer, f'layers[{index}]', changes)
         streams, _ = layer(streams, ctx.fold_in(index))
         streams = at(f'layers[{index}].residual', streams)

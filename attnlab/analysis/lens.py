@@ -12,7 +12,8 @@ from scipy.optimize import minimize
 
 from attnlab.analysis.prediction import what_is_asked
 from attnlab.context import Context
-from attnlab.models.predictor import Stacked, one_stack
+from attnlab.models.layers import entered, layers
+from attnlab.models.predictor import Stacked
 from attnlab.tasks.task import Batch, Task
 from attnlab.typing import Embedded, Features, Tokens
 
@@ -22,13 +23,12 @@ STEPS = 100
 
 def residuals(model: Stacked, inputs: Tokens | Features, ctx: Context) -> Float[Array, 'l b s d']:
     """The residual stream before the first layer and after each, `depth + 1` in all."""
-    ctx, residual = model.context(ctx, inputs), model.stack.residual
-    streams = residual.open(model.embed(inputs, ctx))
-    found = [residual.close(streams)]
-    for index, layer in enumerate(one_stack(model).layers()):
+    streams, ctx = entered(model, inputs, ctx)
+    found = [streams]
+    for index, layer in layers(model):
         streams, _ = layer(streams, ctx.fold_in(index))
-        found.append(residual.close(streams))
-    return jnp.stack(found)
+        found.append(streams)
+    return jnp.stack(list(map(model.stack.residual.close, found)))
 
 
 class Seen(NamedTuple):

@@ -17,7 +17,8 @@ from jaxtyping import Bool, Float, Int
 from attnlab.blocks.block import Block, mixer_of
 from attnlab.context import PADDING, Context
 from attnlab.mixers.mixer import Mixer
-from attnlab.models.predictor import Stacked, one_stack
+from attnlab.models.layers import entered, layers
+from attnlab.models.predictor import Stacked
 from attnlab.quantize.states import StoredCache, StoredState
 from attnlab.typing import Features, Segments, Sequence, State, Tokens
 
@@ -31,16 +32,15 @@ class Call(NamedTuple):
 
 def mixers(model: Stacked) -> list[Mixer]:
     """The mixer of every layer, without what stores its state; a block that has none is its own."""
-    found = [mixer_of(layer) for layer in one_stack(model).layers()]
+    found = [mixer_of(layer) for _, layer in layers(model)]
     return [mixer.mixer if isinstance(mixer, StoredState | StoredCache) else mixer for mixer in found]
 
 
 def calls(model: Stacked, inputs: Tokens | Features, ctx: Context) -> list[Call]:
     """What the mixer of every layer is called with in a pass: after norm and prelude, where there are any."""
-    ctx = model.context(ctx, inputs)
-    streams = model.stack.residual.open(model.embed(inputs, ctx))
+    streams, ctx = entered(model, inputs, ctx)
     found: list[Call] = []
-    for index, layer in enumerate(one_stack(model).layers()):
+    for index, layer in layers(model):
         if isinstance(layer, Block):
             layer.mixer = _Noted(layer.mixer, found.append)  # type: ignore[assignment]
         else:

@@ -7,10 +7,11 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int
 
-from attnlab.analysis.interventions import Change, hidden_with, last_map
+from attnlab.analysis.interventions import Change, hidden_with, last_map, mixers_of
 from attnlab.blocks.block import Block
 from attnlab.context import Context
 from attnlab.errors import UserError
+from attnlab.models.layers import layers
 from attnlab.models.predictor import Stacked, one_stack
 from attnlab.typing import Embedded, Features, Tokens
 
@@ -37,12 +38,9 @@ def without_head(heads: int, head: int) -> Change:
 
 def heads_of(model: Stacked) -> dict[int, int]:
     """How many heads the mixer of a layer has, by layer, of those that have heads and one last map."""
-    found = {}
-    for index, layer in enumerate(one_stack(model).layers()):
-        heads = getattr(layer.mixer, 'heads', None) if isinstance(layer, Block) else None
-        if isinstance(heads, int) and isinstance(layer, Block) and last_map(layer.mixer) is not None:
-            found[index] = heads
-    return found
+    found = {layer: mixer for layer, mixer in mixers_of(model).items() if last_map(mixer) is not None}
+    heads = {layer: getattr(mixer, 'heads', None) for layer, mixer in found.items()}
+    return {layer: count for layer, count in heads.items() if isinstance(count, int)}
 
 
 def ablated(
@@ -76,9 +74,8 @@ def propagated(
     Raises `UserError` for a final norm or a head by which they do not add up, for which they are NaN in a compiled
     function, where nothing can be raised; and for residuals with several streams.
     """
-    layers = one_stack(model).layers()
     names = ['embedding']
-    for index, layer in enumerate(layers):
+    for index, layer in layers(model):
         if not isinstance(layer, Block):
             raise UserError(f'layer {index} is a {type(layer).__name__}, whose branches are not told apart')
         branches = ('mixer', 'mlp')[: len(layer.connections)]

@@ -12,6 +12,7 @@ from attnlab.evals.by_slice import ENDS, EXAMPLES, BySlice
 from attnlab.evals.request import Request
 from attnlab.files import write_results
 from attnlab.mixers.spatial.reduced import EmbeddingFreeAttention
+from attnlab.models.layers import stacks
 from attnlab.runs.loading import Loaded
 from attnlab.tables import Column, Printer, Table, digits
 from attnlab.tasks.task import Sliced
@@ -82,5 +83,5 @@ def reduced(model: Any, factor: int) -> Any:
 
 def _reducible(model: Any) -> list[EmbeddingFreeAttention]:
     """The mixers of a model whose ratio no parameter depends on."""
-    blocks = [block for part in getattr(getattr(model, 'stack', None), 'parts', ()) for block in part.blocks]
-    return [mixer for mixer in map(mixer_of, blocks) if isinstance(mixer, EmbeddingFreeAttention)]
+    found = [mixer_of(block) for stack in stacks(model) for block in stack.blocks]
+    return [mixer for mixer in found if isinstance(mixer, EmbeddingFreeAttention)]

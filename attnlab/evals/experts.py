@@ -14,7 +14,7 @@ from flax import nnx
 from attnlab.blocks.block import Block, steps
 from attnlab.errors import UserError
 from attnlab.evals.cadence import AtEnd, EveryNSteps
-from attnlab.models.predictor import one_stack
+from attnlab.models.layers import entered, layers
 from attnlab.nn.experts import MixtureOfExperts, Routing
 from attnlab.tables import Column, Table, digits
 from attnlab.tasks.task import Batch, context
@@ -128,11 +128,8 @@ class ExpertLoads:
 
 def routings(model: Any, batch: Batch) -> Iterator[tuple[int, Routing]]:
     """The routing of every layer that has experts, by its index."""
-    ctx = model.context(context(batch), batch['tokens'])
-    stack = one_stack(model)
-    residual = stack.residual
-    streams = residual.open(model.embed(batch['tokens'], ctx))
-    for index, block in enumerate(stack.layers()):
+    streams, ctx = entered(model, batch['tokens'], context(batch))
+    for index, block in layers(model):
         for taken in steps(block, streams, ctx):
             streams = taken.streams
             if taken.name == 'mlp' and isinstance(block, Block) and isinstance(block.mlp, MixtureOfExperts):

@@ -24,9 +24,25 @@ SIZES = ('cpu', 'full')
 """How large an experiment is: minutes on 2 cores, or what the question deserves, on an accelerator."""
 
 
+def label_of(*parts: str | int) -> str:
+    """A name of parts, such as `gla-low-0`; of a run they are what is varied, then the rate, and at last the seed.
+
+    Raises `UserError` for a part that `parts_of` would not give back: one with a dash.
+    """
+    found = '-'.join(map(str, parts))
+    if parts_of(found) != tuple(map(str, parts)):
+        raise UserError(f'parts of a label are {", ".join(map(repr, parts))}; none may have a dash, which joins them')
+    return found
+
+
+def parts_of(label: str) -> tuple[str, ...]:
+    """The parts of which `label_of` made a label."""
+    return tuple(label.split('-'))
+
+
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """One run of an experiment: an ordinary config, under a name that its work directory has too."""
+    """One run of an experiment: an ordinary config, under a name that its work directory has too (`label_of`)."""
 
     label: str
     config: ConfigDict
@@ -40,6 +56,11 @@ class Finished:
     workdir: pathlib.Path
     loaded: Loaded
     size: str
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Those of its label."""
+        return parts_of(self.label)
 
     def curve(self, metric: str) -> list[tuple[int, float]]:
         """The metric over steps, as the run wrote it down."""

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from attnlab import files
 from attnlab.errors import UserError
 from attnlab.evals.measured import of_seeds
-from attnlab.experiment.experiment import Experiment, load_module
+from attnlab.experiment.experiment import Experiment, load_module, parts_of
 
 Measurements = dict[str, Any]
 """Plain data about one run or study."""
@@ -134,6 +134,44 @@ def preferred(
     return (max if highest else min)(whole, key=lambda runs: float(np.mean([score(run) for run in runs])))
 
 
+def grouped(rows: Iterable[Measurements], *, but: int = 1) -> dict[Any, list[Measurements]]:
+    """Runs, or studies, by the parts of their labels without the last `but`, which are the seed, or rate and seed.
+
+    A key is the part where there is one, and a tuple of them where there are more; groups come in order of their first.
+    """
+
+    def key(row: Measurements) -> Any:
+        parts = named_parts(row)[:-but]
+        return parts[0] if len(parts) == 1 else parts
+
+    return _by(rows, key)
+
+
+def named_parts(row: Measurements) -> tuple[str, ...]:
+    """The parts of the label of a run, or of the name of a study (`attnlab.experiment.experiment.label_of`)."""
+    return parts_of(row['label'] if 'label' in row else row['study'])
+
+
+def rate_of(row: Measurements) -> str:
+    """The rate of a run: the part of its label before the seed."""
+    return named_parts(row)[-2]
+
+
+def at_best_rate(
+    rows: Iterable[Measurements], score: Callable[[Measurements], float], *, highest: bool = False
+) -> dict[Any, list[Measurements]]:
+    """Runs by the parts of their labels before rate and seed, each at the rate that is `preferred`."""
+    groups = grouped(rows, but=2)
+    return {key: preferred(_by(runs, rate_of), score, highest=highest) for key, runs in groups.items()}
+
+
+def _by(rows: Iterable[Measurements], key: Callable[[Measurements], Any]) -> dict[Any, list[Measurements]]:
+    found: dict[Any, list[Measurements]] = {}
+    for row in rows:
+        found.setdefault(key(row), []).append(row)
+    return found
+
+
 def panels(
     columns: int, *, rows: int = 1, width: int | float = 4.2, height: int | float = 3.4
 ) -> tuple[Figure, list[Any]]:
@@ -144,3 +182,35 @@ def panels(
         each.grid(alpha=0.3)
         each.spines[['top', 'right']].set_visible(False)
     return figure, axes
+
+
+def legend_beside(figure: Figure, axis: Any, **options: Any) -> None:
+    """One legend for all panels, of what is named in one: on the right of them, or where `loc` says."""
+    options = {'loc': 'outside right upper', **options}
+    figure.legend(*axis.get_legend_handles_labels(), frameon=False, **options)
+
+
+def aside(number: int, count: int, apart: float) -> float:
+    """How far one of `count` things is drawn from a place that they share, all about it, so much apart."""
+    return apart * (number - (count - 1) / 2)
+
+
+def seeds_on_line(
+    axis: Any, places: Sequence[int | float] | np.ndarray, seeds: Sequence[Sequence[float]], colour: str, label: str
+) -> None:
+    """A line through the means at all places, and a point a seed."""
+    axis.plot(places, [np.mean(values) for values in seeds], color=colour, label=label)
+    for place, values in zip(places, seeds, strict=True):
+        axis.plot([place] * len(values), values, '.', color=colour)
+
+
+def seeds_on_bar(axis: Any, place: int | float, values: Sequence[float], colour: str) -> None:
+    """A bar as high as the mean, 0 of none, and a point a seed."""
+    axis.bar(place, np.mean(values) if values else 0, color=colour, alpha=0.5)
+    axis.plot([place] * len(values), values, '.', color=colour)
+
+
+def dashed(axis: Any, values: Iterable[int | float]) -> None:
+    """Dashed lines behind all else, such as what predictors reach that need no training."""
+    for value in values:
+        axis.axhline(value, color='0.6', lw=0.8, ls='--', zorder=0)

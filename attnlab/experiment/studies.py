@@ -24,10 +24,8 @@ from attnlab.compare.report.comparison import (
     Comparison,
     Point,
     StudyResult,
-    baseline_cells,
-    cells,
-    headers,
     ranked_metric,
+    study_table,
     with_sentence,
 )
 from attnlab.compare.report.contents import StudyContents, gather
@@ -281,5 +279,6 @@ def _table(report: str, found: Comparison) -> str:
     """The table of `attnlab compare`, under its head and its sentence, and below what its intervals leave out."""
     chosen = f'{found.reported}, chosen by {found.metric}' if found.reported else found.metric
     head = f'**{report}**: {chosen}; {found.head}\n\n{found.sentence}'
-    table = markdown([headers(found), *map(cells, found.rows), *baseline_cells(found)])
+    columns = study_table(found)
+    table = markdown([[each.name for each in columns.columns], *columns.text()])
     return '\n\n'.join(filter(None, [head, table, found.left_out]))

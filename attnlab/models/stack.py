@@ -77,15 +77,16 @@ class Stack(Module):
         self.alignment = alignment
         self.loop = loop
         self.remat = remat
-        keys = [jax.random.split(rngs.params(), self.copies(len(each))) for each in _places(depth, len(pattern))]
+        layers = _layers_of_pattern(depth, len(pattern))
+        keys = [jax.random.split(rngs.params(), self.copies(len(each))) for each in layers]
         self.blocks = nnx.List([_stacked(block, dim, some) for block, some in zip(pattern, keys, strict=True)])
         firsts = _first_branches(self.blocks, depth)
         if initialization != Initialization():
             initialization.apply(self.blocks, firsts[-1], jax.random.fold_in(keys[0][0], INITIALIZATION))
         self.residual = residual(dim, branches=firsts[-1], rngs=rngs)
         self.settle()
-        for place, block in enumerate(self.blocks):
-            _connect(block, self.residual, jnp.asarray(firsts[place : depth : len(pattern)]), keys[place])
+        for block, each, some in zip(self.blocks, layers, keys, strict=True):
+            _connect(block, self.residual, jnp.asarray([firsts[layer] for layer in each]), some)
 
     def copies(self, repeats: int) -> int:
         """How many blocks are made for one of the pattern that is repeated so often."""
@@ -151,9 +152,17 @@ class Stack(Module):
         """The blocks in order, each with its own slice of the stacked parameters."""
         split = self.stacked()
         sliced = [_unstack(state) for _, state in split]
-        for index in range(self.depth):
-            place = index % len(self.blocks)
-            yield nnx.merge(split[place][0], sliced[place][index // len(self.blocks)])
+        for place, repeat in map(self.place, range(self.depth)):
+            yield nnx.merge(split[place][0], sliced[place][repeat])
+
+    def place(self, layer: int) -> tuple[int, int]:
+        """Which block of the pattern a layer is, and which of its repeats."""
+        repeat, place = divmod(layer, len(self.blocks))
+        return place, repeat
+
+    def pattern(self) -> list[tuple[Block | Mixer, range]]:
+        """The blocks of the pattern as they are stored, each with the layers that it is."""
+        return list(zip(self.blocks, _layers_of_pattern(self.depth, len(self.blocks)), strict=True))
 
     def take_apart(self) -> None:
         """Gives every layer a block of its own, stacked over one repeat: the same function, in place.
@@ -164,12 +173,11 @@ class Stack(Module):
         self.check_own()
         split = self.stacked()
 
-        def alone(index: int) -> Block | Mixer:
-            graphdef, state = split[index % len(split)]
-            repeat = index // len(split)
+        def alone(place: int, repeat: int) -> Block | Mixer:
+            graphdef, state = split[place]
             return nnx.merge(graphdef, jax.tree.map(lambda leaf: leaf[repeat : repeat + 1], state))
 
-        self.blocks = nnx.List([alone(index) for index in range(self.depth)])
+        self.blocks = nnx.List([alone(*self.place(layer)) for layer in range(self.depth)])
 
     def _scans(self) -> bool:
         device = target.current()
@@ -236,10 +244,10 @@ class LinearStack(Stack):
     def stacked(self) -> list[tuple[Any, nnx.State]]:
         """The blocks, their parameters as they are at every place; what is not a parameter is that of the base."""
         found = []
-        for block, places in zip(self.blocks, _places(self.depth, len(self.blocks)), strict=True):
+        for block, layers in self.pattern():
             graphdef, *states = nnx.split(block, nnx.Param, ...)
             laid_out = [
-                jax.tree.map(functools.partial(layers_of, count=len(places), learned=learned), state)
+                jax.tree.map(functools.partial(layers_of, count=len(layers), learned=learned), state)
                 for learned, state in zip((True, False), states, strict=True)
             ]
             found.append((graphdef, nnx.merge_state(*laid_out)))
@@ -272,7 +280,7 @@ def layers_of(pair: Shaped[Array, '2 ...'], count: int, *, learned: bool) -> Sha
     return linear_layers(pair, count) if learned else jnp.repeat(pair[:1], count, axis=0)
 
 
-def _places(depth: int, period: int) -> list[range]:
+def _layers_of_pattern(depth: int, period: int) -> list[range]:
     """The layers that each block of a pattern is."""
     return [range(place, depth, period) for place in range(period)]
 

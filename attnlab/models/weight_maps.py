@@ -9,7 +9,7 @@ from flax import nnx
 
 from attnlab.errors import UserError
 from attnlab.mixers.softmax.attention import Attention
-from attnlab.models.stack import Stack
+from attnlab.models.layers import stacks
 from pallas_kernels import Softmax, WeightMap
 
 
@@ -20,7 +20,7 @@ def replaced(model: Any, by: WeightMap | Callable[..., nnx.Module]) -> Any:
     layers share theirs.
     """
     changed = 0
-    for stack in [module for _, module in nnx.iter_modules(model) if isinstance(module, Stack)]:
+    for stack in stacks(model):
         for block in stack.blocks:
             repeats = jax.tree.leaves(nnx.state(block))[0].shape[0]
             for mixer in softmaxes(block):

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int8
 
 from attnlab.blocks.block import Block
 from attnlab.errors import UserError
-from attnlab.models.stack import Stack
+from attnlab.models.layers import stacks
 from attnlab.models.weight_maps import replaced
 from attnlab.nn.parameter import Buffer, buffer
 from attnlab.nn.projections import Linear, check_plain
@@ -215,9 +215,8 @@ def check_maps(model: Any) -> list[tuple[Any, str, Linear]]:
 
 def check_own(model: Any) -> None:
     """Raises `UserError` where layers share parameters: codes are not linear in the place of a layer, as these are."""
-    for _, module in nnx.iter_modules(model):
-        if isinstance(module, Stack):
-            module.check_own()
+    for stack in stacks(model):
+        stack.check_own()
 
 
 def replace_maps[T: Linear](model: Any, make: Callable[[int, Linear], T]) -> list[T]:

@@ -11,7 +11,7 @@ from jax import Array
 from jaxtyping import Float, Int
 
 from attnlab.errors import UserError
-from attnlab.models.stack import Stack
+from attnlab.models.layers import stacks
 from attnlab.nn.activations import activation as activation_called
 from attnlab.nn.mlps import GatedMLP
 from attnlab.quantize.rows import training_rows
@@ -49,9 +49,8 @@ class ThresholdedMLP(GatedMLP):
 
 def apart(model: Any) -> Any:
     """The model with the layers of its stacks taken apart, in place."""
-    for _, module in list(nnx.iter_modules(model)):
-        if isinstance(module, Stack):
-            module.take_apart()
+    for stack in stacks(model):
+        stack.take_apart()
     return model
 
 

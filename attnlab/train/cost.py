@@ -132,10 +132,10 @@ def implementations(setup: Setup) -> list[LayerCore]:
 
     found, before = [], 0
     for index, stack in enumerate(setup.model.stack.parts):
-        for place, block in enumerate(stack.blocks):
+        for place, (block, own) in enumerate(stack.pattern()):
             with setup.precision.scope(), dispatch.ledger() as entries:
                 jax.eval_shape(cores.on(setup.mesh, functools.partial(mixed, index, place)), variables)
-            layers = tuple(before + layer for layer in range(place, stack.depth, len(stack.blocks)))
+            layers = tuple(before + layer for layer in own)
             mixer = type(mixer_of(block)).__name__
             served = dict.fromkeys((entry.core, entry.implementation, entry.refused, entry.tiles) for entry in entries)
             found += [LayerCore(layers, mixer, *entry) for entry in served]

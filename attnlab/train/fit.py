@@ -10,6 +10,7 @@ from flax import nnx
 
 from attnlab.blocks.block import Block, mixer_of, steps
 from attnlab.mixers.linear.hashed import HashedAttention
+from attnlab.models.layers import entered, layers
 from attnlab.models.stack import Stack
 from attnlab.random import key_for
 from attnlab.tasks.task import Batch, context
@@ -73,10 +74,14 @@ def fitted(setup: Setup, state: TrainState) -> TrainState:
 
 
 def fit(model: Any, batch: Batch, key: jax.Array) -> None:
-    """Fits the hashes of a model with one stack, in place, layer by layer, to what those before give."""
-    ctx, found = model.context(context(batch), batch['tokens']), []
-    streams = model.stack.residual.open(model.embed(batch['tokens'], ctx))
-    for index, block in enumerate(model.stack.layers()):
+    """Fits the hashes of a model with one stack, in place, layer by layer, to what those before give.
+
+    Raises `UserError` where layers have none of their own.
+    """
+    model.stack.check_own()
+    streams, ctx = entered(model, batch['tokens'], context(batch))
+    found = []
+    for index, block in layers(model):
         mixer = mixer_of(block)
         if isinstance(mixer, HashedAttention):
             x = next(iter(steps(block, streams, ctx))).normed
@@ -86,6 +91,5 @@ def fit(model: Any, batch: Batch, key: jax.Array) -> None:
         found.append(nnx.state(block, nnx.Not(nnx.Param)))
         *_, last = steps(block, streams, ctx)
         streams = last.streams
-    period = len(model.stack.blocks)
-    for place, block in enumerate(model.stack.blocks):
-        nnx.update(block, jax.tree.map(lambda *leaves: jnp.stack(leaves), *found[place::period]))
+    for block, own in model.stack.pattern():
+        nnx.update(block, jax.tree.map(lambda *leaves: jnp.stack(leaves), *(found[layer] for layer in own)))

@@ -3,7 +3,7 @@
 import numpy as np
 
 from attnlab.compare.axes import styles
-from attnlab.experiment.results import panels, plus_minus
+from attnlab.experiment.results import grouped, legend_beside, panels, plus_minus
 
 LEAST = 1e-4
 """Nats below which a point is drawn at the foot of a panel: rounding also takes a little off by chance."""
@@ -11,7 +11,7 @@ LEAST = 1e-4
 
 def figure(rows):
     """A curve a recipe, the mean of the seeds."""
-    found = by_recipe(rows)
+    found = grouped(rows)
     looks = styles(list(found))
     kinds = list(rows[0]['more'])
     # As high as the names of all recipes.
@@ -28,7 +28,7 @@ def figure(rows):
         axis.set(title=what, xlabel='bits', yscale='log')
         axis.invert_xaxis()
     axes[0].set_ylabel('additional loss, nats per byte')
-    figure.legend(*axes[0].get_legend_handles_labels(), frameon=False, loc='outside right upper')
+    legend_beside(figure, axes[0])
     return figure
 
 
@@ -36,7 +36,7 @@ def table(rows):
     """A line a recipe and what is rounded; then how much more of it there is late in a window, at four bits."""
     bits = list(rows[0]['more']['state'])
     lines = [['recipe', 'nats/byte', 'rounded', *(f'{each} bits' for each in bits), 'later, 4 bits', 'seeds']]
-    for recipe, seeds in by_recipe(rows).items():
+    for recipe, seeds in grouped(rows).items():
         loss = plus_minus([seed['loss'] for seed in seeds], 3)
         for what in seeds[0]['more']:
             cells = [plus_minus(of(seeds, 'more', what, each), 3) for each in bits]
@@ -48,11 +48,3 @@ def table(rows):
 def of(seeds, name, what, bits):
     """A number of every seed, `nan` where it is missing."""
     return np.array([seed[name][what][bits] for seed in seeds], np.float64).tolist()
-
-
-def by_recipe(rows):
-    """The runs by recipe."""
-    found = {}
-    for row in rows:
-        found.setdefault(row['label'].rsplit('-', 1)[0], []).append(row)
-    return found

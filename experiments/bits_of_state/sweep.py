@@ -8,7 +8,7 @@ from attnlab.config import spec
 from attnlab.configuration import config_of
 from attnlab.evals.cadence import AtEnd
 from attnlab.evals.held_out import HeldOut
-from attnlab.experiment.experiment import Finished, Run
+from attnlab.experiment.experiment import Finished, Run, label_of
 from attnlab.experiment.settings import small_text
 from attnlab.quantize.formats import format_called, storage_called
 from attnlab.quantize.layers import Quantization
@@ -34,7 +34,7 @@ tokens, a scale for what the last axis of an array holds."""
 
 def runs(size):
     """A run a recipe and seed, trained as ever."""
-    return [Run(f'{recipe}-{seed}', config(recipe, seed, size)) for recipe in RECIPES for seed in range(SEEDS)]
+    return [Run(label_of(recipe, seed), config(recipe, seed, size)) for recipe in RECIPES for seed in range(SEEDS)]
 
 
 def config(recipe, seed, size):

@@ -3,28 +3,24 @@
 import numpy as np
 
 from attnlab.compare.axes import styles
-from attnlab.experiment.results import panels
+from attnlab.experiment.results import aside, dashed, legend_beside, named_parts, panels, seeds_on_line
 
 
 def figure(studies):
     """A line a mixer from none to all, through the means of the fresh seeds, which are points."""
     reports = list(dict.fromkeys(study['report'] for study in studies))
-    recipes = list(dict.fromkeys(study['study'].rpartition('-')[0] for study in studies))
+    recipes, kinds = (list(dict.fromkeys(part)) for part in zip(*map(named_parts, studies), strict=True))
     looks = styles(recipes)
     figure, axes = panels(len(reports))
     for axis, report in zip(axes, reports, strict=True):
-        compared = {study['study']: study for study in studies if study['report'] == report}
-        kinds = list(dict.fromkeys(name.rpartition('-')[2] for name in compared))
+        compared = {named_parts(study): study for study in studies if study['report'] == report}
         for number, recipe in enumerate(recipes):
-            seeds = [compared[f'{recipe}-{kind}']['confirmed'] for kind in kinds]
-            colour, shift = looks[recipe].colour, 0.04 * (number - (len(recipes) - 1) / 2)
-            places = np.arange(len(kinds)) + shift
-            axis.plot(places, [np.mean(values) for values in seeds], color=colour, label=recipe)
-            for place, values in zip(places, seeds, strict=True):
-                axis.plot([place] * len(values), values, '.', color=colour)
-        for value in next(iter(compared.values()))['baselines'].values():
-            axis.axhline(value, color='0.6', lw=0.8, ls='--', zorder=0)
-        axis.set(title=report, ylabel=next(iter(compared.values()))['metric'], xlim=(-0.4, len(kinds) - 0.6))
+            seeds = [compared[recipe, kind]['confirmed'] for kind in kinds]
+            places = np.arange(len(kinds)) + aside(number, len(recipes), 0.04)
+            seeds_on_line(axis, places, seeds, looks[recipe].colour, recipe)
+        first = next(iter(compared.values()))
+        dashed(axis, first['baselines'].values())
+        axis.set(title=report, ylabel=first['metric'], xlim=(-0.4, len(kinds) - 0.6))
         axis.set_xticks(range(len(kinds)), [f'convolutions: {kind}' for kind in kinds])
-    figure.legend(*axes[0].get_legend_handles_labels(), frameon=False, loc='outside right upper')
+    legend_beside(figure, axes[0])
     return figure

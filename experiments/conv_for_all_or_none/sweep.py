@@ -11,6 +11,7 @@ from attnlab.data.synthetic.recall import mixed_recall
 from attnlab.evals.by_slice import BySlice
 from attnlab.evals.cadence import EveryNSteps
 from attnlab.evals.held_out import HeldOut
+from attnlab.experiment.experiment import label_of
 from attnlab.sweep.sweep import rates_config, with_settings
 
 CONFIGS = pathlib.Path(__file__).parents[2] / 'configs'
@@ -72,7 +73,7 @@ TASKS = {
 def studies(size):
     """A study a task, recipe, and whether there are convolutions."""
     return {
-        task: {f'{recipe}-{name}': study(task, recipe, name, size) for recipe in RECIPES for name in CONVOLUTIONS}
+        task: {label_of(recipe, name): study(task, recipe, name, size) for recipe in RECIPES for name in CONVOLUTIONS}
         for task in TASKS
     }
 

@@ -6,7 +6,7 @@ from attnlab.config import spec
 from attnlab.configuration import config_of
 from attnlab.evals.cadence import AtEnd
 from attnlab.evals.held_out import HeldOut
-from attnlab.experiment.experiment import Finished, Run
+from attnlab.experiment.experiment import Finished, Run, label_of
 from attnlab.experiment.settings import for_length, small_text
 from attnlab.zoo.softmax.maps import MAPS as WEIGHT_MAPS
 from attnlab.zoo.softmax.parts import PARTS
@@ -20,7 +20,7 @@ SEEDS = 3
 
 def runs(size):
     """A run a map and seed: two layers of 64 channels for 80 steps, or the 10m size of `configs/language.py`."""
-    return [Run(f'{name}-{seed}', config(name, size, seed)) for name in MAPS for seed in range(SEEDS)]
+    return [Run(label_of(name, seed), config(name, size, seed)) for name in MAPS for seed in range(SEEDS)]
 
 
 def config(name, size, seed):

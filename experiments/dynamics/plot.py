@@ -3,7 +3,7 @@
 import numpy as np
 
 from attnlab.compare.axes import styles
-from attnlab.experiment.results import panels, plus_minus, preferred
+from attnlab.experiment.results import at_best_rate, panels, plus_minus, rate_of, seeds_on_bar
 
 KNOWN = 0.906
 """The greatest Lyapunov exponent of the Lorenz system, a unit of time (Sprott 2003)."""
@@ -24,8 +24,7 @@ def figure(rows):
     for axis, (name, title) in zip(axes, SHOWN.items(), strict=True):
         for place, (system, seeds) in enumerate(found.items()):
             values = [row[name] for row in seeds if row[name] is not None]
-            axis.bar(place, np.mean(values) if values else 0, color=looks[system].colour, alpha=0.5)
-            axis.plot([place] * len(values), values, '.', color=looks[system].colour)
+            seeds_on_bar(axis, place, values, looks[system].colour)
         axis.set(title=title)
         axis.set_xticks(range(len(found)), found, rotation=90)
     first = next(iter(found.values()))[0]
@@ -53,7 +52,7 @@ def table(rows):
             ', '.join(f'{value:.2f}' for value in exponents),
             f'{np.mean([row["seconds"] for row in seeds]):.0f}',
         ]
-        lines.append([system, seeds[0]['label'].split('-')[1], *cells])
+        lines.append([system, rate_of(seeds[0]), *cells])
     first = next(iter(found.values()))[0]
     for run in ('truth_again', 'gaussian'):
         measures = [f'{first[f"test_{run}_divergence"]:.2f}', f'{first[f"test_{run}_spectral_distance"]:.3f}']
@@ -64,8 +63,4 @@ def table(rows):
 
 def chosen(rows):
     """The runs of every system at the rate whose mean divergence on validation is least."""
-    found = {}
-    for row in rows:
-        system, rate, _ = row['label'].split('-')
-        found.setdefault(system, {}).setdefault(rate, []).append(row)
-    return {system: preferred(rates, lambda row: row['valid_model_divergence']) for system, rates in found.items()}
+    return at_best_rate(rows, lambda row: row['valid_model_divergence'])

@@ -6,7 +6,7 @@ from attnlab.config import spec
 from attnlab.configuration import config_of
 from attnlab.evals.attractor import Attractor
 from attnlab.evals.cadence import AtEnd
-from attnlab.experiment.experiment import Finished, Run
+from attnlab.experiment.experiment import Finished, Run, label_of
 
 CONFIG = pathlib.Path(__file__).parents[2] / 'configs' / 'dynamics.py'
 ALWAYS, NEVER = 1, 10**6
@@ -29,7 +29,7 @@ STEP = 0.01
 def runs(size):
     """A run a system, rate and seed."""
     return [
-        Run(f'{system}-{rate}-{seed}', config(size, system, rate, seed))
+        Run(label_of(system, rate, seed), config(size, system, rate, seed))
         for system in SYSTEMS
         for rate in RATES
         for seed in range(SEEDS)

@@ -3,7 +3,7 @@
 import numpy as np
 
 from attnlab.evals.measured import SHARE
-from attnlab.experiment.results import panels, plus_minus, preferred
+from attnlab.experiment.results import at_best_rate, panels, plus_minus, rate_of
 
 TOKENS = ('first name', 'last name', 'relation', 'asked')
 CHOOSING, SHOWN = 0, 1
@@ -101,11 +101,6 @@ def elsewhere(seeds):
     return plus_minus(max(found, key=np.mean), 3, bounds=SHARE) if found else 'none'
 
 
-def rate_of(row):
-    """The learning rate in a label; rates such as 1e-05 hold a dash."""
-    return row['label'].split('-', 1)[1].rpartition('-')[0]
-
-
 def score(edit):
     """How good an edit is: the harmonic mean of what it does and what it leaves alone."""
     values = np.maximum([edit[name][CHOOSING] for name in ('takes', 'subject', 'others')], 1e-6)
@@ -114,8 +109,4 @@ def score(edit):
 
 def best(rows):
     """The runs by recipe, of the learning rate with the lowest mean loss."""
-    found = {}
-    for row in rows:
-        recipe, _ = row['label'].split('-', 1)
-        found.setdefault(recipe, {}).setdefault(rate_of(row), []).append(row)
-    return {recipe: preferred(rates, lambda row: row['loss']) for recipe, rates in found.items()}
+    return at_best_rate(rows, lambda row: row['loss'])

@@ -17,7 +17,7 @@ from attnlab.context import Context
 from attnlab.data.synthetic.facts import PROMPT, Facts
 from attnlab.evals.by_slice import BySlice
 from attnlab.evals.cadence import AtEnd
-from attnlab.experiment.experiment import Finished, Run
+from attnlab.experiment.experiment import Finished, Run, label_of
 from attnlab.train.state import joined, split
 
 CONFIG = pathlib.Path(__file__).parents[2] / 'configs' / 'recall.py'
@@ -74,7 +74,7 @@ SIZES = {
 def runs(size):
     """A run a recipe, learning rate and seed."""
     return [
-        Run(f'{recipe}-{rate:g}-{seed}', config(recipe, rate, seed, SIZES[size]))
+        Run(label_of(recipe, f'{rate:g}', seed), config(recipe, rate, seed, SIZES[size]))
         for recipe in RECIPES
         for rate in SIZES[size].rates
         for seed in range(SEEDS)

@@ -1,7 +1,7 @@
 """Scores with their errors beside what trivial predictors reach; recall by bytes of state; values by learning rate."""
 
 from attnlab.compare.axes import power, scale, short, styles
-from attnlab.experiment.results import panels
+from attnlab.experiment.results import legend_beside, named_parts, panels
 
 
 def figure(studies):
@@ -27,8 +27,7 @@ def figure(studies):
             scores.set(xlabel='bytes of state')
         else:
             scores.set_xticks(range(len(group)), [study['study'].replace('_', '\n') for study in group], fontsize=6)
-    handles, labels = axes[len(tasks)].get_legend_handles_labels()
-    figure.legend(handles, labels, loc='outside lower center', ncols=4, frameon=False)
+    legend_beside(figure, axes[len(tasks)], loc='outside lower center', ncols=4)
     return figure
 
 
@@ -64,4 +63,4 @@ def draw_baselines(axis, baselines):
 
 def mixer(study):
     """The recipe of a study."""
-    return study['study'].partition('-')[0]
+    return named_parts(study)[0]

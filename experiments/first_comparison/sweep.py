@@ -11,6 +11,7 @@ from attnlab.data.synthetic.arithmetic import Parity
 from attnlab.data.synthetic.recall import mixed_recall
 from attnlab.evals.by_slice import BySlice
 from attnlab.evals.cadence import EveryNSteps
+from attnlab.experiment.experiment import label_of
 from attnlab.sweep.sweep import rates_config, with_settings
 from attnlab.tasks.synthetic import Extra
 
@@ -95,7 +96,7 @@ def studies(size):
             smaller = config('recall', recipe, size)
             with smaller.unlocked():
                 smaller.model.stack.blocks[-1].mixer[argument] = value
-            found['recall'][f'{recipe}-{label}'] = study('recall', smaller)
+            found['recall'][label_of(recipe, label)] = study('recall', smaller)
     return found
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from attnlab.compare.axes import styles
-from attnlab.experiment.results import panels, plus_minus, preferred
+from attnlab.experiment.results import at_best_rate, legend_beside, named_parts, panels, plus_minus
 
 LOADS = ('load', 'first_load', 'dropped', 'first_dropped')
 ERRORS = ('error', 'misrouted', 'misplaced', 'excess')
@@ -30,7 +30,7 @@ def figure(rows):
         axis.set(title=f'{fitted} fitted to 4 planted', xlabel='points', xscale='log', yscale='log')
         axis.set_ylabel(f'error of the {of}')
     if errors:
-        shown.legend(*errors[0].get_legend_handles_labels(), frameon=False, loc='outside right upper')
+        legend_beside(shown, errors[0])
     return shown
 
 
@@ -58,7 +58,7 @@ def table(rows):
             ]
         )
     for row in rows:
-        check, gate, fitted, *_ = row['label'].split('-')
+        check, gate, fitted, *_ = named_parts(row)
         if check in ('longer', 'nearer'):
             numbers = [f'{row["error"]:.4f}', *[''] * (2 + len(LOADS)), f'{row["misrouted"]:.3f}', '']
             numbers += [f'{row["misplaced"]:.4f}', f'{row["excess"]:.4f}', '1']
@@ -68,20 +68,15 @@ def table(rows):
 
 def best_texts(rows):
     """The seeds of every arm at the rate with the least mean loss."""
-    found = {}
-    for row in rows:
-        kind, *rest = row['label'].split('-')
-        if kind == 'text':
-            arm, rate, _ = rest
-            found.setdefault(arm, {}).setdefault(rate, []).append(row)
-    return {arm: preferred(rates, lambda row: row['loss']) for arm, rates in found.items()}
+    texts = [row for row in rows if named_parts(row)[0] == 'text']
+    return {arm: seeds for (_, arm), seeds in at_best_rate(texts, lambda row: row['loss']).items()}
 
 
 def of_planted(rows):
     """By gate and number of fitted experts: by size of the sample the errors, a number a seed."""
     found = {}
     for row in rows:
-        kind, *rest = row['label'].split('-')
+        kind, *rest = named_parts(row)
         if kind == 'planted':
             gate, fitted, count, _ = rest
             numbers = found.setdefault((gate, int(fitted)), {}).setdefault(int(count), {name: [] for name in ERRORS})

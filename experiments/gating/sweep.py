@@ -10,7 +10,7 @@ from attnlab.evals.by_slice import BySlice
 from attnlab.evals.cadence import AtEnd, EveryNSteps
 from attnlab.evals.experts import ExpertLoads
 from attnlab.evals.held_out import HeldOut
-from attnlab.experiment.experiment import Finished, Run
+from attnlab.experiment.experiment import Finished, Run, label_of
 from attnlab.models.gaussian_experts import GaussianExperts
 from attnlab.nn.experts import LaplaceGate, SigmoidGate, SoftmaxGate, TemperedGate
 from attnlab.nn.planted import PlantedExperts
@@ -54,13 +54,13 @@ CHECKS = {'longer': (4, START), 'nearer': (1, 0.1)}
 def runs(size):
     """The language models, and then the planted mixtures."""
     texts = [
-        Run(f'text-{arm}-{rate}-{seed}', of_text(arm, RATES[rate], seed, size))
+        Run(label_of('text', arm, rate, seed), of_text(arm, RATES[rate], seed, size))
         for arm in ARMS
         for rate in RATES
         for seed in range(SEEDS)
     ]
     planted = [
-        Run(f'planted-{gate}-{fitted}-{count}-{seed}', of_planted(gate, fitted, count, seed, size))
+        Run(label_of('planted', gate, fitted, count, seed), of_planted(gate, fitted, count, seed, size))
         for gate in PLANTED
         for fitted in FITTED
         for count in SAMPLES[size]
@@ -68,7 +68,7 @@ def runs(size):
     ]
     checks = [
         Run(
-            f'{check}-{gate}-{max(FITTED)}-{max(SAMPLES[size])}-0',
+            label_of(check, gate, max(FITTED), max(SAMPLES[size]), 0),
             of_planted(gate, max(FITTED), max(SAMPLES[size]), 0, size, *how),
         )
         for gate in PLANTED
@@ -127,9 +127,9 @@ def of_planted(gate, fitted, count, seed, size, longer=1, start=START):
 
 def measure(finished: Finished):
     """Of text, the loss and where tokens went; of a sample, how far parameters and predictions are from the mixture."""
-    if finished.label.startswith('text'):
+    if finished.parts[0] == 'text':
         found = {'loss': last(finished, 'valid/loss'), 'loss_with_room': last(finished, 'valid/loss')}
-        if '-dense-' not in finished.label:
+        if 'dense' not in finished.parts:
             found |= {name: last(finished, f'experts/{name}') for name in SHOWN}
             found |= {f'first_{name}': finished.curve(f'experts/{name}')[0][1] for name in SHOWN}
             found['loss_with_room'] = with_room(finished.loaded)

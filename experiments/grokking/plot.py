@@ -1,6 +1,6 @@
 """Accuracy on sums shown and not shown, and the share of sums whose loss has collapsed, over steps."""
 
-from attnlab.experiment.results import panels
+from attnlab.experiment.results import legend_beside, panels
 
 KNOWN = 0.95
 """The accuracy from which sums count as known."""
@@ -19,7 +19,7 @@ def figure(rows):
     axes[1].set(xlabel='step', ylabel='share of the sums shown', title='collapsed: no gradient to the right class')
     axes[1].set(xscale='log', ylim=(-0.02, 1.02))
     axes[2].set(xlabel='step', ylabel='nats', title='training loss', xscale='log', yscale='log')
-    figure.legend(*axes[0].get_legend_handles_labels(), frameon=False, loc='outside right upper')
+    legend_beside(figure, axes[0])
     return figure
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from attnlab.compare.axes import styles
-from attnlab.experiment.results import panels, plus_minus, preferred
+from attnlab.experiment.results import aside, at_best_rate, dashed, legend_beside, panels, plus_minus, rate_of
 
 
 def figure(rows):
@@ -14,7 +14,7 @@ def figure(rows):
     figure, axes = panels(len(problems), width=4.6)
     for axis, problem in zip(axes, problems, strict=True):
         for number, start in enumerate(starts):
-            shift = 0.1 * (number - (len(starts) - 1) / 2)
+            shift = aside(number, len(starts), 0.1)
             there = [(place + shift, found.get((problem, start, steps))) for place, steps in enumerate(ranges)]
             there = [(place, seeds) for place, seeds in there if seeds]
             places, colour = [place for place, _ in there], looks[start].colour
@@ -23,11 +23,11 @@ def figure(rows):
             axis.plot(places, best, 'o', color=colour, mfc='none', ms=6)
             for place, seeds in there:
                 axis.plot([place] * len(seeds), [row['test'] for row in seeds], '.', color=colour)
-        axis.axhline(1.0, color='0.6', lw=0.8, ls='--', zorder=0)
+        dashed(axis, [1.0])
         axis.set(title=problem, xlim=(-0.5, len(ranges) - 0.5), ylim=(-0.05, 1.25), xlabel='steps at the start')
         axis.set_xticks(range(len(ranges)), ranges)
     axes[0].set_ylabel('mean squared error on test')
-    figure.legend(*axes[0].get_legend_handles_labels(), frameon=False, loc='outside right upper')
+    legend_beside(figure, axes[0])
     return figure
 
 
@@ -39,7 +39,7 @@ def table(rows):
         error = plus_minus([row['test'] for row in seeds], 3)
         best = [f'{mean(seeds, name):.3f}' for name in ('best_at_start', 'best_after')]
         seconds = f'{mean(seeds, "seconds"):.0f}'
-        lines.append([problem, start, steps, seeds[0]['label'].split('-')[3], error, *best, seconds, f'{len(seeds)}'])
+        lines.append([problem, start, steps, rate_of(seeds[0]), error, *best, seconds, f'{len(seeds)}'])
     return lines
 
 
@@ -50,8 +50,4 @@ def mean(seeds, name):
 
 def chosen(rows):
     """The runs by problem, start and range of steps, at the rate with the least mean error on validation."""
-    found = {}
-    for row in rows:
-        problem, start, steps, rate, _ = row['label'].split('-')
-        found.setdefault((problem, start, steps), {}).setdefault(rate, []).append(row)
-    return {key: preferred(rates, lambda row: row['valid']) for key, rates in found.items()}
+    return at_best_rate(rows, lambda row: row['valid'])

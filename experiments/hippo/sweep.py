@@ -10,7 +10,7 @@ from attnlab.analysis.recall import responses, unrecalled, unrecalled_throughout
 from attnlab.config import spec, spec_of
 from attnlab.configuration import config_of
 from attnlab.data.synthetic.memory import Delay, Recollection, band_covariance
-from attnlab.experiment.experiment import Finished, Run
+from attnlab.experiment.experiment import Finished, Run, label_of
 from attnlab.experiment.splits import SPLITS, of_splits
 from attnlab.models.linear_memory import LinearMemory
 from attnlab.nn.systems import DiagonalSystem, LowRankSystem
@@ -63,7 +63,7 @@ def problems(size):
 def runs(size):
     """A run a problem, start, range of steps, rate and seed."""
     return [
-        Run(f'{problem}-{start}-{steps}-{rate}-{seed}', config(SIZES[size], problem, start, steps, rate, seed))
+        Run(label_of(problem, start, steps, rate, seed), config(SIZES[size], problem, start, steps, rate, seed))
         for problem in problems(SIZES[size])
         for start in (*DENSE, *DIAGONAL)
         for steps in STEPS

@@ -3,7 +3,7 @@
 import numpy as np
 
 from attnlab.evals.measured import SHARE
-from attnlab.experiment.results import panels, plus_minus, preferred
+from attnlab.experiment.results import at_best_rate, panels, plus_minus, rate_of
 
 SHOWN = {
     'accuracy': 'accuracy, all classes',
@@ -37,15 +37,10 @@ def table(rows):
         cells = [
             plus_minus([row[name] for row in seeds], 3, bounds=bounds.get(name, (-np.inf, np.inf))) for name in names
         ]
-        rate = seeds[0]['label'].split('-')[1]
-        lines.append([head.replace('_', ' '), rate, *cells, f'{len(seeds)}'])
+        lines.append([head.replace('_', ' '), rate_of(seeds[0]), *cells, f'{len(seeds)}'])
     return lines
 
 
 def best(rows):
     """The seeds of every loss at the rate with the best accuracy on the validation split."""
-    found = {}
-    for row in rows:
-        head, rate, _ = row['label'].split('-')
-        found.setdefault(head, {}).setdefault(rate, []).append(row)
-    return {head: preferred(rates, lambda row: row['chosen_by'], highest=True) for head, rates in found.items()}
+    return at_best_rate(rows, lambda row: row['chosen_by'], highest=True)

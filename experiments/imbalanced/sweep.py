@@ -10,7 +10,7 @@ from attnlab.analysis.outputs import outputs
 from attnlab.config import spec
 from attnlab.configuration import config_of
 from attnlab.data.long_range.long_tailed import LongTailed
-from attnlab.experiment.experiment import Finished, Run
+from attnlab.experiment.experiment import Finished, Run, label_of
 from attnlab.models.heads.registry import CLASSIFIERS
 from attnlab.tasks.images import ImageClassification
 
@@ -33,7 +33,7 @@ TAIL = 3
 def runs(size):
     """A run a head, rate and seed; seeds choose the training examples and draw the model anew."""
     return [
-        Run(f'{head}-{rate}-{seed}', config(head, RATES[rate], seed, size))
+        Run(label_of(head, rate, seed), config(head, RATES[rate], seed, size))
         for head in HEADS
         for rate in RATES
         for seed in range(SEEDS[size])

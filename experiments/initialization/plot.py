@@ -3,7 +3,7 @@
 import numpy as np
 
 from attnlab.compare.axes import styles
-from attnlab.experiment.results import panels, plus_minus
+from attnlab.experiment.results import grouped, named_parts, panels, plus_minus
 
 OWN = 'framework'
 
@@ -38,8 +38,4 @@ def table(rows):
 
 def by_start(rows):
     """The runs by recipe and start, then by seed."""
-    found = {}
-    for row in rows:
-        recipe, start, seed = row['label'].rsplit('-', 2)
-        found.setdefault((recipe, start), {})[seed] = row
-    return found
+    return {key: {named_parts(row)[-1]: row for row in seeds} for key, seeds in grouped(rows).items()}

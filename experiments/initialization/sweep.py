@@ -6,7 +6,7 @@ from attnlab.config import spec
 from attnlab.configuration import config_of
 from attnlab.evals.cadence import AtEnd
 from attnlab.evals.held_out import HeldOut
-from attnlab.experiment.experiment import Finished, Run
+from attnlab.experiment.experiment import Finished, Run, label_of
 
 CONFIG = pathlib.Path(__file__).parents[2] / 'configs' / 'language.py'
 RECIPES = ('gla', 'mamba', 'retnet')
@@ -19,7 +19,7 @@ SEEDS = 3
 def runs(size):
     """A run a recipe, start and seed; the seeds of a recipe see the same data in the same order whatever the start."""
     return [
-        Run(f'{recipe}-{start}-{seed}', config(recipe, start, seed, size))
+        Run(label_of(recipe, start, seed), config(recipe, start, seed, size))
         for recipe in RECIPES
         for start in STARTS
         for seed in range(SEEDS)

@@ -3,7 +3,7 @@
 import numpy as np
 
 from attnlab.compare.axes import styles
-from attnlab.experiment.results import panels, plus_minus, preferred
+from attnlab.experiment.results import aside, at_best_rate, legend_beside, panels, plus_minus, rate_of, seeds_on_line
 
 BASELINES = ('repeat_last', 'ridge', 'ridge_last_value')
 
@@ -18,17 +18,15 @@ def figure(rows):
     for axis, problem in zip(axes, problems, strict=True):
         for number, system in enumerate(systems):
             seeds = [[row['test_mse'] for row in found[(*problem, lookback, system)]] for lookback in lookbacks]
-            places = np.arange(len(lookbacks)) + 0.04 * (number - (len(systems) - 1) / 2)
-            axis.plot(places, [np.mean(values) for values in seeds], color=looks[system].colour, label=system)
-            for place, values in zip(places, seeds, strict=True):
-                axis.plot([place] * len(values), values, '.', color=looks[system].colour)
+            places = np.arange(len(lookbacks)) + aside(number, len(systems), 0.04)
+            seeds_on_line(axis, places, seeds, looks[system].colour, system)
         for name, style in zip(BASELINES, ('--', ':', '-.'), strict=True):
             values = [found[(*problem, lookback, systems[0])][0][name] for lookback in lookbacks]
             axis.plot(range(len(lookbacks)), values, style, color='0.5', lw=0.9, label=name.replace('_', ' '))
         axis.set(title=' series, horizon '.join(problem), yscale='log', xlim=(-0.4, len(lookbacks) - 0.6))
         axis.set_xticks(range(len(lookbacks)), [f'{each} look-back' for each in lookbacks], fontsize='small')
     axes[0].set_ylabel('mean squared error on test')
-    figure.legend(*axes[0].get_legend_handles_labels(), frameon=False, loc='outside right upper')
+    legend_beside(figure, axes[0])
     return figure
 
 
@@ -37,9 +35,8 @@ def table(rows):
     lines = [['series', 'horizon', 'look-back', 'system', 'rate', 'test error', 'seeds']]
     found = chosen(rows)
     for place, ((series, horizon, lookback, system), seeds) in enumerate(found.items()):
-        rate = seeds[0]['label'].split('-')[4]
         error = plus_minus([row['test_mse'] for row in seeds], 4)
-        lines.append([series, horizon, lookback, system, rate, error, f'{len(seeds)}'])
+        lines.append([series, horizon, lookback, system, rate_of(seeds[0]), error, f'{len(seeds)}'])
         following = [*found][place + 1 : place + 2]
         if not following or following[0][:3] != (series, horizon, lookback):
             for name in BASELINES:
@@ -51,8 +48,4 @@ def table(rows):
 
 def chosen(rows):
     """The runs of every series, horizon, look-back and system at the rate with the least mean error on validation."""
-    found = {}
-    for row in rows:
-        *key, rate, _ = row['label'].split('-')
-        found.setdefault(tuple(key), {}).setdefault(rate, []).append(row)
-    return {key: preferred(rates, lambda row: row['valid_mse']) for key, rates in found.items()}
+    return at_best_rate(rows, lambda row: row['valid_mse'])

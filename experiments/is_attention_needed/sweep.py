@@ -3,7 +3,7 @@
 import pathlib
 
 from attnlab.configuration import config_of
-from attnlab.experiment.experiment import Finished, Run
+from attnlab.experiment.experiment import Finished, Run, label_of
 from attnlab.experiment.splits import SPLITS, of_splits
 
 CONFIG = pathlib.Path(__file__).parents[2] / 'configs' / 'series.py'
@@ -32,7 +32,7 @@ def runs(size):
     """A run a series, horizon, look-back, system, rate and seed."""
     return [
         Run(
-            f'{series}-{horizon}-{lookback}-{system}-{rate}-{seed}',
+            label_of(series, horizon, lookback, system, rate, seed),
             config(size, series, horizon, lookback, system, rate, seed),
         )
         for series in SERIES[size]

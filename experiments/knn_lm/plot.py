@@ -3,7 +3,7 @@
 import numpy as np
 
 from attnlab.compare.axes import scale, short, styles
-from attnlab.experiment.results import panels, plus_minus
+from attnlab.experiment.results import dashed, legend_beside, panels, plus_minus
 
 NAMES = {
     'head': 'head: what the head reads',
@@ -25,7 +25,7 @@ def figure(rows):
                 [(one[name], one['loss'] - row['loss']) for one in row['by_key'][key][f'by_{name}']] for row in rows
             ]
             axis.plot(*np.mean(curves, axis=0).T, marker='.', color=looks[key].colour, label=NAMES[key])
-        axis.axhline(0, color='0.6', lw=0.8, ls='--', zorder=0)
+        dashed(axis, [0])
         axis.set(xscale='log')
     axes[0].set(xlabel='neighbours', ylabel='nats per byte more than alone')
     axes[1].set(xlabel='share of neighbours')
@@ -37,7 +37,7 @@ def figure(rows):
         axes[3].plot(*zip(*sizes, strict=True), marker='.', lw=0.8, color=looks[KEY].colour)
     scale(axes[3].xaxis, list(map(float, rows[0]['by_size'])), short, least=2.0)
     axes[3].set(xlabel='states stored')
-    figure.legend(*axes[0].get_legend_handles_labels(), frameon=False, loc='outside lower center', ncols=3)
+    legend_beside(figure, axes[0], loc='outside lower center', ncols=3)
     return figure
 
 

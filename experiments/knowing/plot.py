@@ -6,7 +6,7 @@ import numpy as np
 
 from attnlab.compare.axes import styles
 from attnlab.evals.measured import SHARE
-from attnlab.experiment.results import panels, plus_minus
+from attnlab.experiment.results import aside, dashed, grouped, legend_beside, panels, plus_minus
 
 BOUNDS = (SHARE, SHARE, SHARE, (0.0, math.inf))
 """Of accuracy, calibration error, coverage and the size of a set."""
@@ -16,7 +16,7 @@ SHOWN = ('max_probability', 'max_logit', 'energy', 'mahalanobis', 'vim')
 
 def figure(rows):
     """A panel a kind of input, dots for every run of a large model; then accuracy over the cost of a cascade."""
-    found = by_model(rows)
+    found = grouped(rows)
     recipes = list(dict.fromkeys(recipe for recipe, _ in found))
     looks = styles(recipes)
     kinds = list(rows[0]['other'])
@@ -26,9 +26,9 @@ def figure(rows):
             for place, name in enumerate(SHOWN):
                 values = [row['other'][kind][name] for row in found[recipe, 'large']]
                 label = recipe if place == 0 else None
-                shift = place + 0.15 * (number - (len(recipes) - 1) / 2)
+                shift = place + aside(number, len(recipes), 0.15)
                 axis.plot([shift] * len(values), values, '.', color=looks[recipe].colour, label=label)
-        axis.axhline(0.5, color='0.6', lw=0.8, ls='--', zorder=0)
+        dashed(axis, [0.5])
         axis.set(title=kind, ylim=(0, 1.03))
         axis.set_xticks(range(len(SHOWN)), [name.replace('_', ' ') for name in SHOWN], rotation=40, ha='right')
     axes[0].set_ylabel('a digit scores above, probability')
@@ -38,7 +38,7 @@ def figure(rows):
         for name, style in (('accuracy', '-'), ('by_chance', ':')):
             axes[-1].plot(cost, np.mean([each[name] for each in cascades], axis=0), style, color=looks[recipe].colour)
     axes[-1].set(title='handed on, from none to all', xlabel='cost, of the large model alone', ylabel='accuracy')
-    figure.legend(*axes[0].get_legend_handles_labels(), frameon=False, loc='outside right upper')
+    legend_beside(figure, axes[0])
     return figure
 
 
@@ -57,7 +57,7 @@ def table(rows):
             'seeds',
         ]
     ]
-    for (recipe, model), seeds in by_model(rows).items():
+    for (recipe, model), seeds in grouped(rows).items():
         numbers = [
             [row['accuracy'] for row in seeds],
             [row['error'] for row in seeds],
@@ -75,12 +75,3 @@ def best(seeds, kind):
     values = {name: [row['other'][kind][name] for row in seeds] for name in names}
     name = max(names, key=lambda name: np.mean(values[name]))
     return f'{plus_minus(values[name], 3, bounds=SHARE)} ({name.replace("_", " ")})'
-
-
-def by_model(rows):
-    """The runs by recipe and model."""
-    found = {}
-    for row in rows:
-        recipe, model, _ = row['label'].split('-')
-        found.setdefault((recipe, model), []).append(row)
-    return found

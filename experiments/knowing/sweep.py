@@ -13,7 +13,7 @@ from attnlab.configuration import config_of
 from attnlab.data.vision.shapes import Count
 from attnlab.evals.by_slice import BySlice
 from attnlab.evals.cadence import AtEnd
-from attnlab.experiment.experiment import Finished, Run
+from attnlab.experiment.experiment import Finished, Run, label_of
 from attnlab.tables import Printer
 
 CONFIG = pathlib.Path(__file__).parents[2] / 'configs' / 'images.py'
@@ -32,7 +32,7 @@ SIDE = 8
 def runs(size):
     """A run a recipe, model and seed."""
     return [
-        Run(f'{recipe}-{model}-{seed}', config(recipe, model, seed, size))
+        Run(label_of(recipe, model, seed), config(recipe, model, seed, size))
         for recipe in RECIPES
         for model in MODELS[size]
         for seed in range(SEEDS)
@@ -53,7 +53,7 @@ def config(recipe, model, seed, size):
 
 def measure(finished: Finished):
     """Calibration and conformal sets on test; what other inputs get, by score; of a large model, what it takes over."""
-    recipe, model, seed = finished.label.split('-')
+    recipe, model, seed = finished.parts
     small = finished.workdir.parent / f'{recipe}-small-{seed}'
     with (finished.workdir / 'analysis.txt').open('w') as log:
         printer = Printer(Console(file=log, width=120))

@@ -1,6 +1,6 @@
 """Bits per byte over the length of the window, and nats over the position in the longest."""
 
-from attnlab.experiment.results import panels
+from attnlab.experiment.results import legend_beside, panels
 
 TRAINED = 256
 REFERENCE = 'sliding_window'
@@ -22,7 +22,7 @@ def figure(rows):
         axis.set_xscale('log', base=2)
     axes[0].set(xlabel='bytes in the window (dotted: trained on)', ylabel='bits per byte')
     axes[1].set(xlabel='position in a window of 8192, up to', ylabel='nats less those of the window')
-    figure.legend(*axes[0].get_legend_handles_labels(), frameon=False, loc='outside right upper')
+    legend_beside(figure, axes[0])
     return figure
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from attnlab.compare.axes import styles
-from attnlab.experiment.results import panels
+from attnlab.experiment.results import dashed, panels
 
 
 def figure(studies):
@@ -21,8 +21,8 @@ def figure(studies):
             colour, seeds = looks[study['study']].colour, study['confirmed']
             axis.plot([place] * len(seeds), seeds, '.', color=colour)
             axis.hlines(np.mean(seeds), place - 0.3, place + 0.3, color=colour, lw=2)
+        dashed(axis, compared[0]['baselines'].values())
         for name, value in compared[0]['baselines'].items():
-            axis.axhline(value, color='0.6', lw=0.8, ls='--', zorder=0)
             axis.annotate(name, (1, value), xycoords=('axes fraction', 'data'), ha='right', va='bottom', fontsize=6)
         axis.set(title=report, ylabel=compared[0]['reported'], ylim=(0, 1.03))
         names = [study['study'].replace('_', '\n') for study in compared]

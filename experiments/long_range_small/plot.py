@@ -1,9 +1,7 @@
 """The confirmed accuracy of every mixer: a panel a task; dashed: predictors that need no training of a network."""
 
-import numpy as np
-
 from attnlab.compare.axes import styles
-from attnlab.experiment.results import panels
+from attnlab.experiment.results import panels, seeds_on_bar
 
 
 def figure(studies):
@@ -16,8 +14,7 @@ def figure(studies):
     for axis, task in zip(axes, tasks, strict=True):
         for place, recipe in enumerate(recipes):
             seeds = found[task, recipe]['confirmed']
-            axis.bar(place, np.mean(seeds), color=looks[recipe].colour, alpha=0.5)
-            axis.plot([place] * len(seeds), seeds, '.', color=looks[recipe].colour)
+            seeds_on_bar(axis, place, seeds, looks[recipe].colour)
         for name, value in found[task, recipes[0]]['baselines'].items():
             axis.axhline(value, color='0.5', lw=0.8, ls='--', zorder=0)
             axis.text(len(recipes) - 0.45, value, name, fontsize='x-small', color='0.4', ha='right', va='bottom')

@@ -3,7 +3,7 @@
 import statistics
 
 from attnlab.compare.axes import power, scale, styles
-from attnlab.experiment.results import panels
+from attnlab.experiment.results import dashed, panels
 
 
 def figure(studies):
@@ -29,8 +29,7 @@ def figure(studies):
                 axis.plot(trial['rate'], trial['value'], 'o', color=colour, mfc=face, ms=4)
             axis.set_title(study['study'], color=colour, fontsize='small')
             scale(axis.xaxis, [trial['rate'] for trial in behind], power, least=2.0)
-            for value in study['baselines'].values():
-                axis.axhline(value, color='0.6', lw=0.8, ls='--', zorder=0)
+            dashed(axis, study['baselines'].values())
             axis.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))
             axis.tick_params(labelsize='x-small', labelleft=axis is row[0])
         row[0].set_ylabel(f'{report}\n{compared[0]["metric"]}', fontsize='small')

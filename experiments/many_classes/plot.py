@@ -4,7 +4,7 @@ import numpy as np
 
 from attnlab.compare.axes import styles
 from attnlab.evals.measured import SHARE
-from attnlab.experiment.results import panels, plus_minus, preferred
+from attnlab.experiment.results import at_best_rate, legend_beside, named_parts, panels, plus_minus, rate_of
 from attnlab.tasks.many_classes import BANDS
 
 COSTS = {'milliseconds': 1, 'of_softmax': 2, 'temporary_mib': 1}
@@ -27,7 +27,7 @@ def figure(rows):
     accuracy.set(title='accuracy, best rate', ylim=(0, 1))
     cost.set(title='a call of the objective', xlabel='time, over that of softmax', ylabel='temporaries, MiB')
     cost.set(xscale='log', yscale='log')
-    shown.legend(*accuracy.get_legend_handles_labels(), frameon=False, loc='outside right upper')
+    legend_beside(shown, accuracy)
     return shown
 
 
@@ -43,7 +43,7 @@ def table(rows):
         lines.append(
             [
                 head.replace('_', ' '),
-                seeds[0]['label'].split('-')[1],
+                rate_of(seeds[0]),
                 *(plus_minus(values, 3) for values in losses),
                 *(plus_minus(values, 3, bounds=SHARE) for values in accuracies),
                 *(f'{costs[head][name]:.{digits}f}' if head in costs else '' for name, digits in COSTS.items()),
@@ -61,13 +61,9 @@ def table(rows):
 
 def by_head(rows):
     """What a call of each head costs, which was measured once."""
-    return {row['label'].split('-')[0]: row['head'] for row in rows if 'head' in row}
+    return {named_parts(row)[0]: row['head'] for row in rows if 'head' in row}
 
 
 def best(rows):
     """The seeds of every head at the rate with the best accuracy on the validation split."""
-    found = {}
-    for row in rows:
-        head, rate, _ = row['label'].split('-')
-        found.setdefault(head, {}).setdefault(rate, []).append(row)
-    return {head: preferred(rates, lambda row: row['chosen_by'], highest=True) for head, rates in found.items()}
+    return at_best_rate(rows, lambda row: row['chosen_by'], highest=True)

@@ -9,7 +9,7 @@ from flax import nnx
 
 from attnlab.config import spec
 from attnlab.data.synthetic.prototypes import ZipfPrototypes
-from attnlab.experiment.experiment import Finished, Run
+from attnlab.experiment.experiment import Finished, Run, label_of
 from attnlab.experiment.splits import of_splits
 from attnlab.models.heads.registry import CLASSIFIERS, HEADS
 from attnlab.models.inputs.embedding import Projection
@@ -52,7 +52,7 @@ ROUNDS = 7
 def runs(size):
     """A run a head, rate and seed; seeds draw prototypes, examples and the model anew."""
     return [
-        Run(f'{head.replace(", ", "_").replace(" ", "_")}-{rate}-{seed}', config(head, RATES[rate], seed, size))
+        Run(label_of(head.replace(', ', '_').replace(' ', '_'), rate, seed), config(head, RATES[rate], seed, size))
         for head in HEAD_ARGUMENTS
         for rate in RATES
         for seed in range(SEEDS)
@@ -96,7 +96,7 @@ def config(head, rate, seed, size):
 def measure(finished: Finished):
     """Losses and accuracies by how frequent classes are; once a seed the best guess, and once a head what it costs."""
     setup = finished.loaded.setup
-    head, rate, seed = finished.label.split('-')
+    head, rate, seed = finished.parts
     parts = ('all', *BANDS)
     found = {
         'chosen_by': finished.last('valid/all/accuracy'),

@@ -8,6 +8,7 @@ from attnlab.configuration import config_of
 from attnlab.data.synthetic.copying import DelayedCopying, SelectiveCopying
 from attnlab.evals.by_slice import BySlice
 from attnlab.evals.cadence import EveryNSteps
+from attnlab.experiment.experiment import label_of
 from attnlab.sweep.sweep import rates_config
 
 CONFIG = pathlib.Path(__file__).parents[2] / 'configs' / 'recall.py'
@@ -48,7 +49,7 @@ def studies(size):
     """A study a problem, length and recipe."""
     lengths = {'short': SIZES[size].short, 'long': SIZES[size].long}
     return {
-        f'{problem}-{name}': {recipe: study(problem, length, recipe, SIZES[size]) for recipe in RECIPES}
+        label_of(problem, name): {recipe: study(problem, length, recipe, SIZES[size]) for recipe in RECIPES}
         for problem in PROBLEMS
         for name, length in lengths.items()
     }

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from attnlab.experiment.results import panels
+from attnlab.experiment.results import grouped, named_parts, panels
 
 SHOWN = {
     'loss': ('loss, nats per byte', '.3f'),
@@ -38,7 +38,7 @@ def figure(rows):
 
 def table(rows):
     """A line a norm and activation: the losses at every rate, then the rest at the best of them."""
-    rates = list(dict.fromkeys(row['label'].rpartition('-')[2] for row in rows))
+    rates = list(dict.fromkeys(named_parts(row)[-1] for row in rows))
     found = by_pair(rows)
     lines = [['norm', 'activation', *(f'loss, {rate} rate' for rate in rates), 'largest', 'kurtosis', '8 bits add']]
     for (norm, activation), best in at_best(rows).items():
@@ -56,8 +56,4 @@ def at_best(rows):
 
 def by_pair(rows):
     """The runs by norm and activation, then by rate."""
-    found = {}
-    for row in rows:
-        norm, activation, rate = row['label'].split('-')
-        found.setdefault((norm, activation), {})[rate] = row
-    return found
+    return {key: {named_parts(row)[-1]: row for row in runs} for key, runs in grouped(rows).items()}

@@ -10,7 +10,7 @@ from attnlab.config import spec
 from attnlab.configuration import config_of
 from attnlab.evals.cadence import AtEnd
 from attnlab.evals.held_out import HeldOut
-from attnlab.experiment.experiment import Finished, Run
+from attnlab.experiment.experiment import Finished, Run, label_of
 from attnlab.experiment.settings import small_text
 from attnlab.tables import Printer
 
@@ -27,7 +27,7 @@ ROWS = 16
 def runs(size):
     """A run a norm, activation and rate; one seed."""
     return [
-        Run(f'{norm}-{activation}-{name}', config(norm, activation, rate, size))
+        Run(label_of(norm, activation, name), config(norm, activation, rate, size))
         for norm in NORMS
         for activation in ACTIVATIONS
         for name, rate in RATES.items()

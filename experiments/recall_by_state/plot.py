@@ -3,14 +3,12 @@
 import numpy as np
 
 from attnlab.compare.axes import scale, short, styles
-from attnlab.experiment.results import panels
+from attnlab.experiment.results import dashed, grouped, legend_beside, panels
 
 
 def figure(studies):
     """The mean of the fresh seeds with its interval; dashed: what predictors reach that need no training."""
-    found = {}
-    for study in studies:
-        found.setdefault(study['study'].partition('-')[0], []).append(study)
+    found = grouped(studies)
     looks = styles(list(found))
     figure, (axis,) = panels(1, width=8, height=5)
     for recipe, sizes in found.items():
@@ -25,9 +23,8 @@ def figure(studies):
             axis.plot([place] * len(study['confirmed']), study['confirmed'], '.', color=look.colour, ms=3, alpha=0.6)
             if interval['low'] is not None:
                 axis.vlines(place, interval['low'], interval['high'], color=look.colour, lw=0.8, alpha=0.5)
-    for value in studies[0]['baselines'].values():
-        axis.axhline(value, color='0.6', lw=0.8, ls='--', zorder=0)
+    dashed(axis, studies[0]['baselines'].values())
     scale(axis.xaxis, [study['costs']['state_bytes'] for study in studies], short, least=2.0)
     axis.set(xlabel='bytes of state', ylabel=studies[0].get('reported') or studies[0]['metric'], ylim=(0, 1.02))
-    figure.legend(*axis.get_legend_handles_labels(), frameon=False, loc='outside right upper')
+    legend_beside(figure, axis)
     return figure

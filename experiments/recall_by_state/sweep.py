@@ -6,6 +6,7 @@ import pathlib
 from attnlab.config import spec_of
 from attnlab.configuration import config_of
 from attnlab.data.synthetic.recall import mixed_recall
+from attnlab.experiment.experiment import label_of
 from attnlab.experiment.splits import of_splits
 from attnlab.sweep.sweep import rates_config
 
@@ -89,7 +90,7 @@ def studies(size):
     chosen = SIZES[size]
     return {
         'recall': {
-            f'{recipe}-{argument}={value}': study(config(recipe, argument, value, chosen), chosen)
+            label_of(recipe, f'{argument}={value}'): study(config(recipe, argument, value, chosen), chosen)
             for argument, recipes in chosen.families.items()
             for recipe in recipes
             for value in chosen.values[argument]

@@ -4,7 +4,7 @@ import numpy as np
 
 from attnlab.compare.axes import styles
 from attnlab.evals.measured import SHARE
-from attnlab.experiment.results import panels, plus_minus, preferred
+from attnlab.experiment.results import at_best_rate, panels, plus_minus, rate_of
 
 PANELS = {
     'positions of attention': ('learned', 'sinusoidal', 'without', 'axial_rope'),
@@ -46,7 +46,7 @@ def table(rows):
         for way in ways(seeds):
             values = [[seed['accuracy'][way][size] for seed in seeds] for size in sizes]
             cells = ['' if None in each else plus_minus(each, 3, bounds=SHARE) for each in values]
-            lines.append([name, way, seeds[0]['label'].split('-')[1], *cells, f'{len(seeds)}'])
+            lines.append([name, way, rate_of(seeds[0]), *cells, f'{len(seeds)}'])
     return lines
 
 
@@ -67,8 +67,4 @@ def curve(seeds, way):
 
 def better(rows):
     """The runs of every model at the rate that validation prefers, the mean over its seeds."""
-    found = {}
-    for row in rows:
-        name, rate, _ = row['label'].rsplit('-', 2)
-        found.setdefault(name, {}).setdefault(rate, []).append(row)
-    return {name: preferred(rates, lambda row: row['valid'], highest=True) for name, rates in found.items()}
+    return at_best_rate(rows, lambda row: row['valid'], highest=True)

@@ -9,7 +9,7 @@ from attnlab.configuration import config_of
 from attnlab.data.long_range.digits import Digits
 from attnlab.data.long_range.prepared import Prepared
 from attnlab.data.vision.resized import Resized
-from attnlab.experiment.experiment import Finished, Run
+from attnlab.experiment.experiment import Finished, Run, label_of
 from attnlab.experiment.splits import of_splits
 from attnlab.mixers.spatial.reduced import EmbeddingFreeAttention
 from attnlab.nn.positions import GridRope, GridSinusoids
@@ -85,7 +85,7 @@ FACTORS = (1, 2, 4)
 def runs(size):
     """A run a model, rate and seed."""
     return [
-        Run(f'{name}-{rate}-{seed}', config(name, rate, seed, size))
+        Run(label_of(name, rate, seed), config(name, rate, seed, size))
         for name in ARGUMENTS
         for rate in RATES
         for seed in range(SEEDS)

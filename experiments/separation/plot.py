@@ -3,7 +3,7 @@
 import numpy as np
 
 from attnlab.compare.axes import styles
-from attnlab.experiment.results import panels, plus_minus, preferred
+from attnlab.experiment.results import at_best_rate, legend_beside, panels, plus_minus, rate_of
 
 
 def figure(rows):
@@ -31,7 +31,7 @@ def figure(rows):
     seen = sorted({frames(seeds) for seeds in found.values()})
     axis.set_xticks(seen, [f'{count}' for count in seen])
     axis.set_xticks([], minor=True)
-    figure.legend(*axis.get_legend_handles_labels(), frameon=False, loc='outside right upper', fontsize='small')
+    legend_beside(figure, axis, fontsize='small')
     return figure
 
 
@@ -42,9 +42,8 @@ def table(rows):
     for system, seeds in found.items():
         gain = plus_minus([row['test_gain'] for row in seeds], 2)
         seconds = np.mean([row['seconds'] for row in seeds])
-        rate = seeds[0]['label'].split('-')[1]
         size = f'{seeds[0]["parameters"]:,}'
-        lines.append([system, f'{frames(seeds)}', size, rate, gain, f'{len(seeds)}', f'{seconds:.0f}'])
+        lines.append([system, f'{frames(seeds)}', size, rate_of(seeds[0]), gain, f'{len(seeds)}', f'{seconds:.0f}'])
     oracle = next(iter(found.values()))[0]['ideal_mask']
     return [*lines, ['(ideal mask)', '', '', '', f'{oracle:.2f}', '', '']]
 
@@ -56,8 +55,4 @@ def frames(seeds):
 
 def chosen(rows):
     """The runs of every separator at the rate with the greatest mean improvement on validation."""
-    found = {}
-    for row in rows:
-        system, rate, _ = row['label'].split('-')
-        found.setdefault(system, {}).setdefault(rate, []).append(row)
-    return {system: preferred(rates, lambda row: row['valid_gain'], highest=True) for system, rates in found.items()}
+    return at_best_rate(rows, lambda row: row['valid_gain'], highest=True)

@@ -5,7 +5,7 @@ import pathlib
 
 from attnlab.config import spec
 from attnlab.configuration import config_of
-from attnlab.experiment.experiment import Finished, Run
+from attnlab.experiment.experiment import Finished, Run, label_of
 from attnlab.experiment.splits import SPLITS, of_splits
 from attnlab.models.separators import ConvTasNet
 from attnlab.nn.norms import LayerNorm
@@ -50,7 +50,7 @@ SYSTEMS = (*(f'tcn{cycle}' for cycle in CYCLES), 'conv_tasnet', *RECIPES)
 def runs(size):
     """A run a separator, rate and seed."""
     return [
-        Run(f'{system}-{rate}-{seed}', config(size, system, rate, seed))
+        Run(label_of(system, rate, seed), config(size, system, rate, seed))
         for system in SYSTEMS
         for rate in RATES
         for seed in range(SEEDS)

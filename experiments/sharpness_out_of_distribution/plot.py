@@ -4,7 +4,7 @@ import numpy as np
 
 from attnlab.data.synthetic.sets import MaxRetrieval
 from attnlab.evals.measured import SHARE
-from attnlab.experiment.results import panels, plus_minus
+from attnlab.experiment.results import legend_beside, named_parts, panels, plus_minus
 
 TRAINED = 16
 ADAPTIVE = 'adaptive temperature'
@@ -27,7 +27,7 @@ def figure(rows):
         axis.set(xlabel='items (dotted: the most trained on)', ylabel=label, ylim=(0, 1.02))
     axes[0].axhline(CHANCE, color='0.5', lw=1, ls='--')
     axes[0].annotate('chance', (TRAINED / 4, CHANCE), (0, 3), textcoords='offset points', fontsize=8, color='0.4')
-    figure.legend(*axes[0].get_legend_handles_labels(), frameon=False, loc='outside right upper')
+    legend_beside(figure, axes[0])
     return figure
 
 
@@ -51,7 +51,7 @@ def curves(rows):
     """By the name of the map, what was measured of each seed."""
     found = {}
     for row in rows:
-        name = row['label'].rpartition('-')[0]
+        name, _ = named_parts(row)
         found.setdefault(name, []).append(row)
         if 'adaptive' in row:
             found.setdefault(ADAPTIVE, []).append(row['adaptive'])

@@ -12,7 +12,7 @@ from attnlab.convert.substitution import substituted
 from attnlab.data.synthetic.problem import Examples
 from attnlab.evals.by_slice import BySlice
 from attnlab.evals.cadence import AtEnd
-from attnlab.experiment.experiment import Finished, Run
+from attnlab.experiment.experiment import Finished, Run, label_of
 from attnlab.mixers.softmax.attention import Attention
 from attnlab.zoo import ZOO
 
@@ -35,7 +35,7 @@ EXAMPLES, AT_ONCE = 1024, 64
 
 def runs(size):
     """A run a map and seed: one layer, one head."""
-    return [Run(f'{label}-{seed}', config(label, size, seed)) for label in MAPS for seed in range(3)]
+    return [Run(label_of(label, seed), config(label, size, seed)) for label in MAPS for seed in range(3)]
 
 
 def config(label, size, seed):
@@ -64,7 +64,7 @@ def measure(finished: Finished):
     loaded, task = finished.loaded, finished.loaded.setup.task
     with loaded.setup.precision.scope():
         found = by_items(loaded.model(), task)
-        if not finished.label.startswith('softmax'):
+        if finished.parts[0] != 'softmax':
             return found
         return found | {'adaptive': by_items(substituted(loaded, 'adaptive_temperature').model(), task)}
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from attnlab.compare.axes import styles
-from attnlab.experiment.results import panels, plus_minus, preferred
+from attnlab.experiment.results import aside, at_best_rate, legend_beside, panels, plus_minus, rate_of, seeds_on_line
 
 
 def figure(rows):
@@ -16,16 +16,14 @@ def figure(rows):
         for number, model in enumerate(models):
             there = [norm for norm in norms if (change, model, norm) in found]
             seeds = [[row['test_mse'] for row in found[change, model, norm]] for norm in there]
-            places = np.array([norms.index(norm) for norm in there]) + 0.06 * (number - (len(models) - 1) / 2)
-            axis.plot(places, [np.mean(values) for values in seeds], color=looks[model].colour, label=model)
-            for place, values in zip(places, seeds, strict=True):
-                axis.plot([place] * len(values), values, '.', color=looks[model].colour)
+            places = np.array([norms.index(norm) for norm in there]) + aside(number, len(models), 0.06)
+            seeds_on_line(axis, places, seeds, looks[model].colour, model)
         name, value = least(next(seeds for key, seeds in found.items() if key[0] == change)[0]['baselines'])
         axis.axhline(value, ls='--', color='0.5', lw=0.9)
         axis.set(title=f'{change}\n(dashed: {name.replace("_", " ")})', yscale='log', xlim=(-0.4, len(norms) - 0.6))
         axis.set_xticks(range(len(norms)), [norm.replace('_', ' ') for norm in norms], fontsize='small')
     axes[0].set_ylabel('mean squared error on test')
-    figure.legend(*axes[0].get_legend_handles_labels(), frameon=False, loc='outside right upper')
+    legend_beside(figure, axes[0])
     return figure
 
 
@@ -38,7 +36,7 @@ def table(rows):
         for model in models:
             groups = {norm: found[change, model, norm] for norm in norms if (change, model, norm) in found}
             errors = [plus_minus([row['test_mse'] for row in groups[n]], 4) if n in groups else '' for n in norms]
-            rates = ', '.join(seeds[0]['label'].split('-')[3] for seeds in groups.values())
+            rates = ', '.join(rate_of(seeds[0]) for seeds in groups.values())
             counts = sorted({len(seeds) for seeds in groups.values()})
             if groups:
                 lines.append([change, model, *errors, rates, ', '.join(map(str, counts))])
@@ -55,8 +53,4 @@ def least(values):
 
 def chosen(rows):
     """The runs of every change, model and norm at the rate with the least mean error on validation."""
-    found = {}
-    for row in rows:
-        *key, rate, _ = row['label'].split('-')
-        found.setdefault(tuple(key), {}).setdefault(rate, []).append(row)
-    return {key: preferred(rates, lambda row: row['valid_mse']) for key, rates in found.items()}
+    return at_best_rate(rows, lambda row: row['valid_mse'])

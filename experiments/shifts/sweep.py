@@ -5,7 +5,7 @@ import pathlib
 from attnlab.configuration import config_of
 from attnlab.data.series.baselines import baselines
 from attnlab.data.series.gaps import FILLINGS
-from attnlab.experiment.experiment import Finished, Run
+from attnlab.experiment.experiment import Finished, Run, label_of
 from attnlab.experiment.splits import SPLITS, of_splits
 
 CONFIG = pathlib.Path(__file__).parents[2] / 'configs' / 'series.py'
@@ -30,7 +30,7 @@ RISE = 4000 / 1200
 def runs(size):
     """A run a change, model, norm, rate and seed."""
     return [
-        Run(f'{change}-{model}-{norm}-{rate}-{seed}', config(size, change, model, norm, rate, seed))
+        Run(label_of(change, model, norm, rate, seed), config(size, change, model, norm, rate, seed))
         for change in CHANGES
         for model in MODELS
         for norm in NORMS
@@ -61,7 +61,7 @@ def measure(finished: Finished):
     """Mean squared errors on validation, by which rates are chosen, and on test; on test those of the baselines too."""
     found = {f'{split}_mse': finished.last(f'{split}/1x/mse') for split in SPLITS}
     task = finished.loaded.setup.task
-    if finished.label.startswith('missing'):
+    if finished.parts[0] == 'missing':
         names = list(FILLINGS)
     else:
         names = list(baselines(task.data, finished.loaded.setup.length, task.horizon))

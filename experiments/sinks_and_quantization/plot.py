@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from attnlab.experiment.results import panels, plus_minus
+from attnlab.experiment.results import grouped, panels, plus_minus
 
 NUMBERS = {
     'sink_rate': 'sink rate',
@@ -15,7 +15,7 @@ BITS = ('8', '6', '4')
 
 def figure(rows):
     """A panel a number over the parameters of `mha`, a dot a seed, other maps beside; and what rounding adds."""
-    found = by_model(rows)
+    found = grouped(rows)
     figure, axes = panels(len(NUMBERS) + 1, width=3, height=3)
     for number, (recipe, _) in enumerate(found):
         seeds = found[recipe, _]
@@ -40,7 +40,7 @@ def figure(rows):
 def table(rows):
     """A line a map and size."""
     lines = [['map', 'size', 'parameters', 'loss', *NUMBERS.values(), *(f'{bits} bits' for bits in BITS), 'seeds']]
-    for (recipe, size), seeds in by_model(rows).items():
+    for (recipe, size), seeds in grouped(rows).items():
         numbers = [[row[name] for row in seeds] for name in ('loss', *NUMBERS)]
         costs = [[added(row, bits) for row in seeds] for bits in BITS]
         cells = [plus_minus(values, 3) for values in (*numbers, *costs)]
@@ -51,12 +51,3 @@ def table(rows):
 def added(row, bits):
     """The nats that so many bits add."""
     return float(np.float64(row['loss_by_bits'][bits]) - row['loss_by_bits']['32'])
-
-
-def by_model(rows):
-    """The runs by map and size."""
-    found = {}
-    for row in rows:
-        recipe, size, _ = row['label'].split('-')
-        found.setdefault((recipe, size), []).append(row)
-    return found

@@ -13,7 +13,7 @@ from attnlab.config import spec
 from attnlab.configuration import config_of
 from attnlab.evals.cadence import AtEnd
 from attnlab.evals.held_out import HeldOut
-from attnlab.experiment.experiment import Finished, Run
+from attnlab.experiment.experiment import Finished, Run, label_of
 from attnlab.tables import Printer
 
 CONFIG = pathlib.Path(__file__).parents[2] / 'configs' / 'language.py'
@@ -69,7 +69,7 @@ def runs(size):
     rungs = LADDERS[size]
     pairs = [(LADDER_MAP, name) for name in rungs] + [(name, ALL_MAPS[size]) for name in OTHERS]
     return [
-        Run(f'{recipe}-{name}-{seed}', config(recipe, rungs[name], seed))
+        Run(label_of(recipe, name, seed), config(recipe, rungs[name], seed))
         for recipe, name in pairs
         for seed in range(SEEDS)
     ]
@@ -93,7 +93,7 @@ def config(recipe, rung, seed):
 
 def measure(finished: Finished):
     """What `attnlab analyse` finds on the validation text, the largest activation over the median, and the loss."""
-    rung = finished.label.split('-')[1]
+    _, rung, _ = finished.parts
     rows = LADDERS[finished.size][rung].rows
     with (finished.workdir / 'analysis.txt').open('a') as log:
         found = analyse_run(Question.of(finished.workdir, None, 'valid', rows), Printer(Console(file=log)), BITS)

@@ -6,7 +6,7 @@ import numpy as np
 
 from attnlab.compare.axes import styles
 from attnlab.evals.measured import SHARE
-from attnlab.experiment.results import panels, plus_minus, preferred
+from attnlab.experiment.results import at_best_rate, panels, plus_minus
 
 BOUNDS = {'accuracy': SHARE} | dict.fromkeys(('score', 'deviation_error', 'distance'), (0.0, math.inf))
 
@@ -68,9 +68,4 @@ def cells(seeds):
 
 def better(rows):
     """The runs of every recipe at the rate with the lower loss on validation, the mean over its seeds."""
-    found = {}
-    for row in rows:
-        name, rate, _ = row['label'].rsplit('-', 2)
-        if 'drawn' in row:
-            found.setdefault(name, {}).setdefault(rate, []).append(row)
-    return {name: preferred(rates, lambda row: row['valid']) for name, rates in found.items()}
+    return at_best_rate([row for row in rows if 'drawn' in row], lambda row: row['valid'])

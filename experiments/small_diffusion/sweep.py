@@ -17,14 +17,14 @@ from attnlab.data.long_range.prepared import Prepared
 from attnlab.evals.by_slice import BySlice
 from attnlab.evals.cadence import AtEnd
 from attnlab.evals.drawn import Drawings
-from attnlab.experiment.experiment import Finished, Run
+from attnlab.experiment.experiment import Finished, Run, label_of
 from attnlab.mixers.softmax.reused import Reuse
 from attnlab.runs.loading import load_run
 from attnlab.tables import Printer
 
 CONFIG = pathlib.Path(__file__).parents[2] / 'configs' / 'images.py'
 RECIPES = ('mha', 'lamamba', 'gla')
-JUDGE = 'judge'
+JUDGED = label_of('judge', 'low', 0)
 REUSED = 'mha'
 """The recipe whose attention is asked with few keys too."""
 
@@ -60,9 +60,9 @@ KEPT = ('mass and residual', 'mass', 'nothing')
 def runs(size):
     """The judge first, then a run a recipe, rate and seed."""
     return [
-        Run(f'{JUDGE}-low-0', judging(size)),
+        Run(JUDGED, judging(size)),
         *(
-            Run(f'{recipe}-{rate}-{seed}', drawing(recipe, rate, seed, size))
+            Run(label_of(recipe, rate, seed), drawing(recipe, rate, seed, size))
             for recipe in RECIPES
             for rate in RATES
             for seed in range(SEEDS)
@@ -121,7 +121,7 @@ def measure(finished: Finished):
     Of attention what it says too where few keys are read in most steps, and how far those images are from those drawn
     with all keys from the same noise, the root of the mean square in standard deviations of pixels.
     """
-    if finished.label.startswith(JUDGE):
+    if finished.label == JUDGED:
         return {'accuracy': finished.last('valid/all/accuracy')}
     loaded = load_run(finished.workdir, ema=True)
     count = COUNT[finished.size]
@@ -129,7 +129,7 @@ def measure(finished: Finished):
     for steps in STEPS:
         plain = Drawings(AtEnd(), count=count, steps=steps)
         found['drawn'][steps], whole = judged(finished, loaded, plain)
-    if finished.label.startswith(f'{REUSED}-'):
+    if finished.parts[0] == REUSED:
         found['reused'] = {kept: {} for kept in KEPT}
         for kept in KEPT:
             for share in SHARES:
@@ -145,7 +145,7 @@ def judged(finished, loaded, drawings):
     setup = dataclasses.replace(loaded.setup, evals=(drawings,))
     loaded = dataclasses.replace(loaded, setup=setup)
     printer = Printer(Console(file=io.StringIO(), width=120))
-    said = judge(loaded, finished.workdir.parent / f'{JUDGE}-low-0', finished.workdir, printer)
+    said = judge(loaded, finished.workdir.parent / JUDGED, finished.workdir, printer)
     began = time.perf_counter()
     images = drawings.drawn(setup, loaded.variables)
     seconds = time.perf_counter() - began

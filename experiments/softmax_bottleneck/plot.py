@@ -3,7 +3,7 @@
 import numpy as np
 
 from attnlab.compare.axes import styles
-from attnlab.experiment.results import panels, plus_minus
+from attnlab.experiment.results import grouped, legend_beside, panels, plus_minus
 
 
 def figure(rows):
@@ -16,7 +16,7 @@ def figure(rows):
         points = [(width, np.mean(values)) for (name, width), values in found.items() if name == head]
         axis.plot(*zip(*points, strict=True), marker='o', color=looks[head].colour, label=head.replace('_', ' '))
     axis.set(xlabel='width that the head reads', ylabel='divergence from the source, nats', yscale='log')
-    figure.legend(*axis.get_legend_handles_labels(), frameon=False, loc='outside right upper')
+    legend_beside(figure, axis)
     return figure
 
 
@@ -30,8 +30,5 @@ def table(rows):
 
 def by_head(rows):
     """The divergences by head and width, a number a seed."""
-    found = {}
-    for row in rows:
-        head = row['label'].rsplit('-', 2)[0]
-        found.setdefault((head, row['width']), []).append(row['divergence'])
-    return found
+    found = grouped(rows)
+    return {(head, seeds[0]['width']): [row['divergence'] for row in seeds] for (head, _), seeds in found.items()}

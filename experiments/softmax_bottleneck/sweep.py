@@ -4,7 +4,7 @@ from attnlab.config import spec
 from attnlab.data.synthetic.ranked import RankedTransitions
 from attnlab.evals.by_slice import BySlice
 from attnlab.evals.cadence import AtEnd
-from attnlab.experiment.experiment import Finished, Run
+from attnlab.experiment.experiment import Finished, Run, label_of
 from attnlab.models.heads.registry import CLASSIFIERS, HEADS
 from attnlab.models.model import Model
 from attnlab.models.stack import stack_spec
@@ -27,7 +27,7 @@ TRIED = {'softmax': 6, 'mixture_of_softmaxes': 2, 'sigsoftmax': 1, 'fourier_head
 def runs(size):
     """A run a head, place among the widths, and seed; seeds draw the source and the model anew."""
     return [
-        Run(f'{head}-{place}-{seed}', config(head, WIDTHS[size][place], seed, size))
+        Run(label_of(head, place, seed), config(head, WIDTHS[size][place], seed, size))
         for head, places in TRIED.items()
         for place in range(places)
         for seed in range(SEEDS)

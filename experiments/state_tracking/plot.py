@@ -1,9 +1,7 @@
 """The confirmed accuracy of every mixer, at six times the length it was trained on: a panel a problem."""
 
-import numpy as np
-
 from attnlab.compare.axes import styles
-from attnlab.experiment.results import panels
+from attnlab.experiment.results import dashed, panels, seeds_on_bar
 
 
 def figure(studies):
@@ -16,10 +14,8 @@ def figure(studies):
     for axis, report in zip(axes, reports, strict=True):
         for place, recipe in enumerate(recipes):
             seeds = found[report, recipe]['confirmed']
-            axis.bar(place, np.mean(seeds), color=looks[recipe].colour, alpha=0.5)
-            axis.plot([place] * len(seeds), seeds, '.', color=looks[recipe].colour)
-        for value in found[report, recipes[0]]['baselines'].values():
-            axis.axhline(value, color='0.6', lw=0.8, ls='--', zorder=0)
+            seeds_on_bar(axis, place, seeds, looks[recipe].colour)
+        dashed(axis, found[report, recipes[0]]['baselines'].values())
         axis.set(title=report, ylim=(0, 1.02))
         axis.set_xticks(range(len(recipes)), recipes, rotation=90)
     axes[0].set_ylabel('accuracy')

@@ -3,6 +3,7 @@
     python -m tests.compile.table [--topology=v5e:2x2] [--mesh=data=4] [--programs=prefill,...] [--level=O1] [--write]
         [--new] [--minutes=30] [RECIPE ...]
     python -m tests.compile.table --missing --write [--level=O1] [--minutes=30] [RECIPE ...]
+    python -m tests.compile.table --render
 
 For every recipe, of all of them if none is named, and every program one line of JSON on standard output: how many
 kernels it calls, which cores none serves, or why it does not compile. For H100, the default, programs are lowered; for
@@ -14,7 +15,7 @@ docs/compiled.md of them: a program whose hash and compiler are those of its lin
 out whatever has a line, without looking at its hash. So it may be stopped at any time, by `--minutes` too, and goes on.
 `--missing` goes through the cells of the document that have no line, the most telling first: one recipe of each class
 everywhere, then all others, the programs that compile soonest before steps, and at last what is dear to compile; of
-RECIPEs alone, if any is named.
+RECIPEs alone, if any is named. `--render` makes the document of the lines that are kept and compiles nothing.
 """
 
 import argparse
@@ -27,7 +28,7 @@ import os
 import pathlib
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 import jax
@@ -193,9 +194,18 @@ def render(lines: dict[Cell, dict[str, Any]]) -> str:
                 shown = [*cells_of_row, '; '.join(without).replace('|', '/')]
                 text += [f'| {recipe} | {" | ".join(shown)} |']
             text += ['']
-        missing = [recipe for recipe in recipes if recipe not in done]
-        text += [f'Recipes {NOT_COMPILED}: {", ".join(missing) or "none"}.', '']
+        text += [f'Recipes {NOT_COMPILED}: {_missing(recipes, done)}.', '']
     return '\n'.join(text)
+
+
+def _missing(recipes: Iterable[str], done: Collection[str]) -> str:
+    """How many of the recipes are not done, and which, said by the shorter of the two lists."""
+    missing = [recipe for recipe in recipes if recipe not in done]
+    there = [recipe for recipe in recipes if recipe in done]
+    if not missing or not there:
+        return 'all' if missing else 'none'
+    names = f': {", ".join(missing)}' if len(missing) <= len(there) else f', all but {", ".join(there)}'
+    return f'{len(missing)} of {len(missing) + len(there)}{names}'
 
 
 def _effort(cells: Iterable[Cell], lines: dict[Cell, dict[str, Any]]) -> str:
@@ -249,10 +259,14 @@ if __name__ == '__main__':
     parser.add_argument('--write', action='store_true')
     parser.add_argument('--new', action='store_true')
     parser.add_argument('--missing', action='store_true')
+    parser.add_argument('--render', action='store_true')
     parser.add_argument('--minutes', type=float, default=float('inf'))
     parser.add_argument('--programs', default=','.join(programs.PROGRAMS))
     parser.add_argument('recipes', nargs='*')
     options = parser.parse_args()
+    if options.render:
+        _replace(DOCUMENT, render(read()))
+        sys.exit()
     until = time.monotonic() + 60 * options.minutes
     kept = read() if options.write or options.new or options.missing else {}
     wanted = [

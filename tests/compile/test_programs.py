@@ -48,7 +48,9 @@ def test_the_document_shows_the_lines_that_are_kept():
     def rows(text):
         return [line for line in text.splitlines() if line.startswith('|')]
 
-    assert rows(table.DOCUMENT.read_text()) == rows(table.render(table.read())), 'python -m tests.compile.table --write'
+    assert rows(table.DOCUMENT.read_text()) == rows(table.render(table.read())), (
+        'python -m tests.compile.table --render'
+    )
 
 
 @pytest.mark.skipif(

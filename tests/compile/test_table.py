@@ -45,3 +45,10 @@ def test_the_page_says_how_many_were_compiled_with_less_effort():
     lines = {one: {'kernels': 2}, other: {'kernels': 3, 'level': 'O1'}}
     assert ' programs were compiled or tried, 1 of them at O1.' in table.render(lines)
     assert 'at O' not in table.render({one: lines[one]})
+
+
+def test_the_page_names_recipes_without_a_line_or_those_with_one_whichever_are_fewer():
+    names = ('a', 'b', 'c')
+    assert table._missing(names, {'c', 'a'}) == '1 of 3: b'
+    assert table._missing(names, {'b'}) == '2 of 3, all but b'
+    assert (table._missing(names, set(names)), table._missing(names, set())) == ('none', 'all')

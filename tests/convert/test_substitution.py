@@ -15,7 +15,7 @@ from attnlab.errors import UserError
 from attnlab.functional.dense import ScoreRows
 from attnlab.mixers.softmax.attention import Attention
 from attnlab.models.model import Model
-from attnlab.models.stack import Stack
+from attnlab.models.stack import LinearStack, Stack
 from attnlab.models.weight_maps import replaced
 from attnlab.nn.positions import Rope
 from attnlab.nn.sinks import LearnedSink
@@ -26,13 +26,13 @@ from configs.recall import get_config
 from pallas_kernels import AdaptiveSoftmax, ScalableSoftmax, Softmax, Softpick
 
 
-def make(*mixers: dict):
+def make(*mixers: dict, kind: type[Stack] = Stack):
     """A model of three layers of attention with these parts in turn."""
     blocks = tuple(
         functools.partial(Block, mixer=functools.partial(Attention, heads=2, position=Rope(), **parts))
         for parts in mixers
     )
-    stack = functools.partial(Stack, depth=3, blocks=blocks)
+    stack = functools.partial(kind, depth=3, blocks=blocks)
     return lambda rngs: Model(7, dim=8, stack=stack, dtype=jnp.float32, rngs=rngs)
 
 
@@ -50,6 +50,19 @@ def test_every_softmax_is_replaced_and_nothing_else(name, expected):
     tokens = jnp.arange(6, dtype=jnp.int32)[None]
     hidden, _ = jax.jit(lambda model: model.hidden(tokens, Context.full(1, 6)))(model)
     assert bool(jnp.isfinite(hidden).all())
+
+
+def test_layers_that_are_linear_in_their_place_take_a_map_without_variables_alone():
+    made, tokens = make({}, kind=LinearStack)(nnx.Rngs(0)), jnp.arange(6, dtype=jnp.int32)[None]
+    apart = nnx.clone(made)
+    apart.stack = made.stack.apart(3)
+    found, expected = (replaced(each, replacement('ssmax', 64)) for each in (made, apart))
+    assert maps(found) == [ScalableSoftmax] * 3
+    np.testing.assert_allclose(
+        *(each.hidden(tokens, Context.full(1, 6))[0] for each in (found, expected)), rtol=1e-5, atol=1e-6
+    )
+    with pytest.raises(UserError, match='layers of a LinearStack share two sets of parameters'):
+        replaced(make({}, kind=LinearStack)(nnx.Rngs(0)), replacement('quantized_8', 64))
 
 
 def test_scores_of_ssmax_are_as_they_were_on_average_over_the_length():

@@ -3,9 +3,13 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from flax import nnx
 
+from attnlab.config import spec
+from attnlab.errors import UserError
 from attnlab.mixers.linear.hashed import HashedAttention
+from attnlab.models.stack import LinearStack, stack_spec
 from attnlab.tasks.task import context
 from attnlab.train.fit import ROWS, fitted
 from attnlab.train.setup import prepare
@@ -41,6 +45,15 @@ def test_every_layer_is_fitted_to_what_layers_before_it_give():
         streams, _ = block(streams, ctx)
     again = fitted(setup, after)
     jax.tree.map(np.testing.assert_array_equal, again.buffers, after.buffers)
+
+
+def test_layers_without_hashes_of_their_own_cannot_be_fitted():
+    config = get_config('task=mqar,zoo=ecoformer')
+    with config.unlocked():
+        config.model.stack = stack_spec((spec(HashedAttention, heads=2),), kind=LinearStack, depth=3, mlp=None)
+    setup = prepare(config)
+    with pytest.raises(UserError, match='layers of a LinearStack share two sets of parameters'):
+        fitted(setup, setup.initialize())
 
 
 def test_a_model_without_hashes_is_left_as_it_is():

@@ -289,10 +289,11 @@ def scored_metric(rows: Sequence[StudyResult], metric: str, reported: str) -> st
     return f'confirmed {reported}' if scored(rows) == 'confirmed' else f'best trial’s {metric}'
 
 
-def print_comparison(comparison: Comparison, printer: Printer, *, strict: bool = False) -> None:
-    """Prints the table; with `strict`, raises `UserError` instead where the rows are not matched."""
-    if strict and comparison.reasons:
-        raise UserError(f'the studies are not matched: {"; ".join(comparison.reasons)}')
+def study_table(comparison: Comparison) -> Table:
+    """A row a study, then one a trivial predictor, its score in the column that studies are ranked by.
+
+    Trials are counted as done, pruned and failed.
+    """
     columns = (
         Column('study'),
         Column(comparison.by, _size, right=True, rank=1),
@@ -301,10 +302,8 @@ def print_comparison(comparison: Comparison, printer: Printer, *, strict: bool =
         Column('trials', rank=5),
         *(Column(name, _statistic, True, rank, True, _interval) for name, rank in RANKS.items()),
     )
-    if comparison.sentence:
-        printer.line(f'{comparison.sentence}\n')
     rows: list[tuple[Any, ...]] = [
-        (row.name, row.size, row.flops, row.tokens, _counts(row), *(row.statistics.get(name) for name in RANKS))
+        (row.name, row.size, *_spent(row), _counts(row), *(row.statistics.get(name) for name in RANKS))
         for row in comparison.rows
     ]
     empty = [None] * (len(columns) - 1 - len(RANKS))
@@ -312,7 +311,16 @@ def print_comparison(comparison: Comparison, printer: Printer, *, strict: bool =
         (f'({name})', *empty, *(value if statistic == scored(comparison.rows) else None for statistic in RANKS))
         for name, value in comparison.baselines.items()
     ]
-    printer.table(Table('studies', columns, rows, comparison.head, warning=bool(comparison.reasons)))
+    return Table('studies', columns, rows, comparison.head, warning=bool(comparison.reasons))
+
+
+def print_comparison(comparison: Comparison, printer: Printer, *, strict: bool = False) -> None:
+    """Prints the table; with `strict`, raises `UserError` instead where the rows are not matched."""
+    if strict and comparison.reasons:
+        raise UserError(f'the studies are not matched: {"; ".join(comparison.reasons)}')
+    if comparison.sentence:
+        printer.line(f'{comparison.sentence}\n')
+    printer.table(study_table(comparison))
     confirmed = f', confirmed runs by {comparison.reported}' if comparison.reported else ''
     printer.line(
         f'{comparison.metric}{confirmed}; tokens and FLOPs of the steps taken; trials done/pruned/failed; best: one '
@@ -348,26 +356,9 @@ def _counts(row: StudyResult) -> str:
     return '/'.join(str(sum(point.state == state for point in row.points)) for state in STATES.values())
 
 
-def headers(comparison: Comparison) -> tuple[str, ...]:
-    """The columns of the table; trials are counted as done, pruned and failed."""
-    return ('study', comparison.by, 'FLOPs', 'tokens', 'trials', *COLUMNS)
-
-
-def cells(row: StudyResult) -> list[str]:
-    """A row of the table, as text."""
-    found = row.statistics
-    shown = [shown_interval(found[name]) if name in found else '' for name in COLUMNS]
-    spent = [f'{row.flops:.3g}', f'{row.tokens:.3g}'] if row.counted else ['', '']
-    return [row.name, shown_size(row.size), *spent, _counts(row), *shown]
-
-
-def baseline_cells(comparison: Comparison) -> list[list[str]]:
-    """A row for each trivial predictor, its score in the column that studies are ranked by."""
-    names = headers(comparison)[1:]
-    return [
-        [f'({name})', *(f'{value:.4g}' if column == scored(comparison.rows) else '' for column in names)]
-        for name, value in comparison.baselines.items()
-    ]
+def _spent(row: StudyResult) -> tuple[float | None, int | None]:
+    """Its operations and tokens, where these are known."""
+    return (row.flops, row.tokens) if row.counted else (None, None)
 
 
 COLUMNS = tuple(RANKS)

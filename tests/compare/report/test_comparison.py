@@ -17,11 +17,10 @@ from attnlab.compare.report.comparison import (
     Comparison,
     Point,
     StudyResult,
-    baseline_cells,
     compare,
-    headers,
     print_comparison,
     ranked_metric,
+    study_table,
 )
 from attnlab.configuration import config_of
 from attnlab.errors import UserError
@@ -131,8 +130,8 @@ def test_baselines_are_of_the_metric_that_ranks(study, tmp_path, monkeypatch, ca
     row = comparison._row
     monkeypatch.setattr(comparison, '_row', lambda *given: dataclasses.replace(row(*given), confirmed=confirmed))
     found = compare([tmp_path / 'one'], 'params', 0.01)
-    (cells,) = baseline_cells(found)
-    assert {name: cell for name, cell in zip(headers(found), cells, strict=True) if cell} == {
+    table = study_table(found)
+    assert {each.name: cell for each, cell in zip(table.columns, table.text()[-1], strict=True) if cell} == {
         'study': '(guess)',
         column: guessed,
     }
