@@ -94,10 +94,14 @@ def test_experiments_choose_on_other_examples_than_they_report(folder, size):
             assert SAID in ' '.join((folder / 'README.md').read_text().split())
 
 
+CHOOSING = ('preferred', 'at_best_rate')
+"""The functions of `attnlab.experiment.results` that choose a rate, by their second argument."""
+
+
 def chosen_by(path):
     """The numbers by which the plot of an experiment of runs prefers a rate."""
     calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
-    rules = [call.args[1] for call in calls if isinstance(call.func, ast.Name) and call.func.id == 'preferred']
+    rules = [call.args[1] for call in calls if isinstance(call.func, ast.Name) and call.func.id in CHOOSING]
     return [node.slice.value for rule in rules for node in ast.walk(rule) if isinstance(node, ast.Subscript)]
 
 

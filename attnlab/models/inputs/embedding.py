@@ -1,11 +1,11 @@
 """Maps from inputs to activations: a table of token vectors, or a linear map of real-valued inputs."""
 
-import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
 from attnlab.errors import UserError
 from attnlab.functional.indices import check_indices
+from attnlab.functional.lookup import lookup
 from attnlab.models.inputs.inputs import Inputs
 from attnlab.nn.parameter import param
 from attnlab.nn.projections import Linear
@@ -35,7 +35,7 @@ class Embedding(Inputs):
         table = self.weight[...]
         check_indices('tokens', tokens, table.shape[0], 'in the vocabulary')
         # Cast after the lookup, so that the gradient of the table accumulates in its own type.
-        return jnp.take(table, tokens, axis=0, mode='fill').astype(table.dtype if dtype is None else dtype)
+        return lookup(table, tokens).astype(table.dtype if dtype is None else dtype)
 
 
 class Projection(Inputs):

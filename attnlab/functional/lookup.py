@@ -1,0 +1,63 @@
+"""Rows of a table, looked up, and what devices make of the gradient."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from attnlab.functional import cores
+from pallas_kernels import target
+
+
+def lookup(table: Float[Array, 'o d'], index: Int[Array, '*b']) -> Float[Array, '*b d']:
+    """Returns `table[index]`, NaN where there is no such row."""
+    # GPUs add rows up in the order in which threads come; forbidden to, XLA sorts all of their numbers, one by one.
+    apart = target.current().platform == 'gpu' and not cores.devices()
+    return _summed_in_order(table, index) if apart else _take(table, index)
+
+
+def _take(table: Float[Array, 'o d'], index: Int[Array, '*b']) -> Float[Array, '*b d']:
+    return jnp.take(table, index, axis=0, mode='fill')
+
+
+_summed_in_order = jax.custom_vjp(_take)
+
+
+def _looked_up(
+    table: Float[Array, 'o d'], index: Int[Array, '*b']
+) -> tuple[Float[Array, '*b d'], tuple[Float[Array, 'o d'], Int[Array, '*b']]]:
+    return _take(table, index), (table, index)
+
+
+def _summed(
+    kept: tuple[Float[Array, 'o d'], Int[Array, '*b']], gradients: Float[Array, '*b d']
+) -> tuple[Float[Array, 'o d'], None]:
+    table, index = kept
+    return sum_by_row(gradients.reshape(-1, table.shape[1]), index.reshape(-1), table.shape[0]), None
+
+
+_summed_in_order.defvjp(_looked_up, _summed)
+
+
+def sum_by_row(values: Float[Array, 'n d'], index: Int[Array, ' n'], rows: int) -> Float[Array, 'o d']:
+    """The sums of the values of every index below `rows`, those with one index added in a fixed order.
+
+    Values are sorted by index, and summed along each run of one index by a scan of logarithmic depth. Negative indices
+    count from the end, as in `jnp.take`; what has no row is left out.
+    """
+    index = jnp.where(index < 0, index + rows, index)
+    order = jnp.argsort(index)
+    found = index[order]
+    new = found[1:] != found[:-1]
+    _, sums = jax.lax.associative_scan(_along_runs, (jnp.pad(new, (1, 0))[:, None], values[order]))
+    ends = jnp.pad(new, (0, 1), constant_values=True) & (found >= 0) & (found < rows)
+    # The others are given places behind the last row, no two alike.
+    places = jnp.where(ends, found, rows + jnp.arange(len(found)))
+    return jnp.zeros((rows, values.shape[1]), values.dtype).at[places].set(sums, mode='drop', unique_indices=True)
+
+
+def _along_runs(
+    left: tuple[Bool[Array, 'n 1'], Float[Array, 'n d']], right: tuple[Bool[Array, 'n 1'], Float[Array, 'n d']]
+) -> tuple[Bool[Array, 'n 1'], Float[Array, 'n d']]:
+    """The sums of the runs in which pieces end: of both, unless one starts in the right piece."""
+    starts, sums = zip(left, right, strict=True)
+    return starts[0] | starts[1], jnp.where(starts[1], sums[1], sums[0] + sums[1])

@@ -1,0 +1,54 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attnlab.functional.lookup import lookup, sum_by_row
+from pallas_kernels import target
+
+ROWS, D = 11, 5
+
+
+def drawn(*shape):
+    """Few of the rows often, some never, some that are not there."""
+    key = np.random.default_rng(0)
+    index = np.minimum(key.geometric(0.3, shape) - 1, ROWS - 3)
+    index.flat[::7], index.flat[3::7], index.flat[5::11] = -2, ROWS, -ROWS - 1
+    return jnp.asarray(index, jnp.int32)
+
+
+@pytest.mark.parametrize('shape', [(1,), (2,), (3, 7), (4, 33)])
+def test_the_gradient_on_a_gpu_is_that_of_take(shape):
+    table = jnp.asarray(np.random.default_rng(1).normal(size=(ROWS, D)), jnp.float32)
+    index, upstream = drawn(*shape), jnp.asarray(np.random.default_rng(2).normal(size=(*shape, D)), jnp.float32)
+
+    def found(platform):
+        with target.compiling_for(platform):
+            value, pull = jax.vjp(lambda table: lookup(table, index), table)
+            return value, pull(upstream)[0]
+
+    (value, gradient), (expected, summed) = found(target.H100), found(target.Target('cpu', 'cpu'))
+    np.testing.assert_array_equal(value, expected)
+    np.testing.assert_allclose(gradient, summed, rtol=1e-6, atol=1e-6)
+
+
+def test_sums_are_those_of_a_loop():
+    index = drawn(200)
+    values = np.random.default_rng(3).normal(size=(200, D)).astype(np.float32)
+    expected = np.zeros((ROWS, D))
+    for place, value in zip(np.asarray(index), values, strict=True):
+        if -ROWS <= place < ROWS:
+            expected[place] += value
+    np.testing.assert_allclose(jax.jit(sum_by_row, static_argnums=2)(values, index, ROWS), expected, atol=1e-5)
+
+
+def test_no_numbers_are_scattered_to_one_place_on_a_gpu():
+    def gradient(table, index):
+        return jax.grad(lambda table: jnp.sum(lookup(table, index)))(table)
+
+    arguments = jnp.zeros((ROWS, D)), drawn(4, 8)
+    with target.compiling_for(target.H100):
+        assert 'scatter-add' not in str(jax.make_jaxpr(gradient)(*arguments))
+    jax.clear_caches()
+    with target.compiling_for(target.Target('cpu', 'cpu')):
+        assert 'scatter-add' in str(jax.make_jaxpr(gradient)(*arguments))
