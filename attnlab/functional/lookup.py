@@ -1,7 +1,12 @@
-"""Rows of a table, looked up, and what devices make of the gradient."""
+"""Entries of arrays, looked up: their gradients add up what went to one place.
+
+GPUs add such numbers in the order in which threads come; forbidden to, XLA sorts all of them, one by one. On GPUs the
+gradients here are other programs, whose sums have an order of their own.
+"""
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from attnlab.functional import cores
@@ -10,7 +15,6 @@ from pallas_kernels import target
 
 def lookup(table: Float[Array, 'o d'], index: Int[Array, '*b']) -> Float[Array, '*b d']:
     """Returns `table[index]`, NaN where there is no such row."""
-    # GPUs add rows up in the order in which threads come; forbidden to, XLA sorts all of their numbers, one by one.
     apart = target.current().platform == 'gpu' and not cores.devices()
     return _summed_in_order(table, index) if apart else _take(table, index)
 
@@ -61,3 +65,36 @@ def _along_runs(
     """The sums of the runs in which pieces end: of both, unless one starts in the right piece."""
     starts, sums = zip(left, right, strict=True)
     return starts[0] | starts[1], jnp.where(starts[1], sums[1], sums[0] + sums[1])
+
+
+def taken(x: Array, index: Int[np.ndarray, '...'], axis: int) -> Array:
+    """Returns the entries of `x` along an axis at places known beforehand, with their dimensions in its place."""
+    return _gathered_back(x, index, axis) if target.current().platform == 'gpu' else jnp.take(x, index, axis)
+
+
+def _gathered_back(x: Array, index: Int[np.ndarray, '...'], axis: int) -> Array:
+    """Its gradient gathers, for every entry, those of all places that it was taken to: no two are added by threads."""
+    axis %= x.ndim
+    places = _places(index.reshape(-1), x.shape[axis])
+
+    @jax.custom_vjp
+    def run(x: Array) -> Array:
+        return jnp.take(x, index, axis)
+
+    def pull(_: None, gradient: Array) -> tuple[Array]:
+        flat = gradient.reshape(*gradient.shape[:axis], index.size, *gradient.shape[axis + index.ndim :])
+        found = jnp.take(flat, places, axis, mode='fill', fill_value=0)
+        return (jnp.sum(found, axis + 1),)
+
+    run.defvjp(lambda x: (run(x), None), pull)
+    return run(x)
+
+
+def _places(index: Int[np.ndarray, ' m'], size: int) -> Int[np.ndarray, 'n w']:
+    """The places where every number below `size` stands, filled up with the place behind the last."""
+    order = np.argsort(index, kind='stable')
+    counts = np.bincount(index, minlength=size)
+    rank = np.arange(index.size) - np.repeat(np.cumsum(counts) - counts, counts)
+    places = np.full((size, max(1, int(counts.max(initial=0)))), index.size, np.int32)
+    places[index[order], rank] = order
+    return places

@@ -13,6 +13,7 @@ import numpy as np
 from jax import Array
 from jaxtyping import Bool, Float, Int, Shaped
 
+from attnlab.functional.lookup import taken
 from attnlab.functional.reach import Placed, Reach
 from attnlab.functional.recurrences import carried, state_dtype
 from attnlab.typing import Segments
@@ -249,7 +250,7 @@ def powers(x: Float[Array, '*b k'], degree: int) -> Float[Array, '*b m']:
     factors, _ = monomials(x.shape[-1], degree)
     padded = jnp.concatenate([x, jnp.ones_like(x[..., :1])], axis=-1)  # a factor of 1 pads monomials of lower degree
     places = np.asarray([(*each, *(x.shape[-1],) * (degree - len(each))) for each in factors])
-    return jnp.prod(padded[..., places], axis=-1)
+    return jnp.prod(taken(padded, places, -1), axis=-1)
 
 
 class PairSums(NamedTuple):

@@ -18,6 +18,7 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Float
 
+from attnlab.functional.lookup import taken
 from attnlab.functional.recomputed import recomputed
 from attnlab.functional.recurrences import state_dtype
 from attnlab.module import Module
@@ -273,7 +274,7 @@ def pairs(x: Float[Array, 'b t h k']) -> Float[Array, 'b t h m']:
     """Products of two channels each, `pairs(x) . pairs(y) = (x . y)^2`: `k (k + 1) / 2` of them."""
     first, second = np.triu_indices(x.shape[-1])
     factors = jnp.asarray(np.where(first == second, 1.0, math.sqrt(2)), x.dtype)
-    return x[..., first] * x[..., second] * factors[None, None, None]
+    return taken(x, first, -1) * taken(x, second, -1) * factors[None, None, None]
 
 
 @checked_fields

@@ -77,8 +77,12 @@ def _product_of_transforms(x: jax.Array, kernel: jax.Array, length: int) -> jax.
 
 def _toeplitz(kernel: jax.Array, ahead: int, size: int) -> jax.Array:
     """What token s gives to token `t + ahead`, `t s d`: the tap of their distance, zero for later tokens."""
-    lag = ahead + jnp.arange(size)[:, None] - jnp.arange(size)[None]
-    return jnp.where((lag >= 0)[..., None], kernel[jnp.maximum(lag, 0)], 0)
+    # The taps of distance `ahead` down to `ahead + 1 - size`, and from there up to `ahead + size`, again and again: a
+    # line that is one shorter begins a token earlier each time. Nothing is gathered, whose gradient would be scattered.
+    nearer = jnp.pad(kernel[max(0, ahead + 1 - size) : ahead + 1][::-1], ((0, max(0, size - ahead - 1)), (0, 0)))
+    line = jnp.concatenate([nearer, _taps(kernel[ahead + 1 :], size)[::-1]])
+    lines = jnp.broadcast_to(line[None], (size, *line.shape)).reshape(-1, kernel.shape[1])
+    return lines[: size * (2 * size - 1)].reshape(size, 2 * size - 1, -1)[:, :size]
 
 
 def _taps(kernel: jax.Array, count: int) -> jax.Array:

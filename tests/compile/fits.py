@@ -8,23 +8,32 @@ the compiled programs themselves take on the device is not in it.
 """
 
 import dataclasses
+import functools
 import json
 import sys
 import time
 
+import jax
+
 from attnlab.train.partition import Axes
 from attnlab.train.setup import prepare
 from configs import language
-from pallas_kernels import target
+from tests.compile.gpu import compiled_for_h100
 from tests.kernels import compile_gpu
+
+
+def traced(arguments: str, device: jax.Device) -> jax.stages.Traced:
+    """The step of a config, on one device."""
+    setup = prepare(language.get_config(arguments))
+    return dataclasses.replace(setup, mesh=Axes().make([device])).trace()
+
 
 if __name__ == '__main__':
     device = compile_gpu.absent_h100()
     for arguments in sys.argv[1:]:
         start = time.process_time()
-        with target.compiling_for(target.H100):
-            setup = dataclasses.replace(prepare(language.get_config(arguments)), mesh=Axes().make([device]))
-            memory = setup.trace().lower(lowering_platforms=('cuda',)).compile().memory_analysis()
+        compiled = compiled_for_h100(functools.partial(traced, arguments, device))
+        memory = compiled.memory_analysis()
         line = {
             'config': arguments,
             'arguments': memory.argument_size_in_bytes,

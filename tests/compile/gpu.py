@@ -10,6 +10,7 @@ the algorithm of cuBLAS that is the first: which is fastest is measured, on a de
 import argparse
 import json
 import time
+from collections.abc import Callable
 
 import jax
 
@@ -25,12 +26,16 @@ UNMEASURED = {
 """Options by which XLA chooses algorithms of products without a device."""
 
 
+def compiled_for_h100(trace: Callable[[], jax.stages.Traced]) -> jax.stages.Compiled:
+    """What is traced, compiled for an H100."""
+    with target.compiling_for(target.H100):
+        return trace().lower(lowering_platforms=('cuda',)).compile(compiler_options=UNMEASURED)
+
+
 def describe(recipe: str, device: jax.Device) -> dict[str, object]:
     """The line of a recipe."""
     start = time.process_time()
-    with target.compiling_for(target.H100):
-        lowered = programs.trace(recipe, 'training step', [device]).lower(lowering_platforms=('cuda',))
-        compiled = lowered.compile(compiler_options=UNMEASURED)
+    compiled = compiled_for_h100(lambda: programs.trace(recipe, 'training step', [device]))
     operations = compile_gpu.beside(compiled.as_text())
     return {
         'recipe': recipe,

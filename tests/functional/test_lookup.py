@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attnlab.functional.lookup import lookup, sum_by_row
+from attnlab.functional.lookup import lookup, sum_by_row, taken
 from pallas_kernels import target
 
 ROWS, D = 11, 5
@@ -52,3 +52,28 @@ def test_no_numbers_are_scattered_to_one_place_on_a_gpu():
     jax.clear_caches()
     with target.compiling_for(target.Target('cpu', 'cpu')):
         assert 'scatter-add' in str(jax.make_jaxpr(gradient)(*arguments))
+
+
+@pytest.mark.parametrize(
+    ('shape', 'axis', 'index'),
+    [
+        ((2, 9, 3), 1, np.random.default_rng(4).permutation(9)),
+        ((2, 9, 3), 1, np.array([[0, 0, 8], [8, 0, 2]])),
+        ((4, 5), -1, np.triu_indices(5)[1]),
+    ],
+)
+def test_known_places_are_gathered_back_on_a_gpu(shape, axis, index):
+    x = jnp.asarray(np.random.default_rng(5).normal(size=shape), jnp.float32)
+
+    def found(platform):
+        with target.compiling_for(platform):
+            value, pull = jax.vjp(lambda x: taken(x, index, axis), x)
+            upstream = jnp.asarray(np.random.default_rng(6).normal(size=value.shape), jnp.float32)
+            return value, pull(upstream)[0], str(jax.make_jaxpr(pull)(upstream))
+
+    (value, gradient, program), (expected, summed, scattered) = (
+        found(platform) for platform in (target.H100, target.Target('cpu', 'cpu'))
+    )
+    np.testing.assert_array_equal(value, expected)
+    np.testing.assert_allclose(gradient, summed, rtol=1e-6, atol=1e-6)
+    assert 'scatter' not in program and 'scatter' in scattered

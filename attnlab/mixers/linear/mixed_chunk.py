@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax import Array
 from jax.typing import DTypeLike
@@ -11,6 +12,7 @@ from jaxtyping import Float, Int
 
 from attnlab.context import Context
 from attnlab.functional import cores
+from attnlab.functional.lookup import taken
 from attnlab.functional.recurrences import NOTHING, carried, no_segment, state_dtype
 from attnlab.mixers.mixer import Mixer
 from attnlab.mixers.softmax.gated_unit import ROPE, QueriesAndKeys
@@ -155,14 +157,14 @@ class MixedChunkAttention(Mixer):
         t, chunk = q.shape[1], self.chunk
         size = min(t, chunk)
         count = -(-t // size)
-        seen = (jnp.arange(count) * size)[:, None] + jnp.arange(chunk + size)[None]
+        seen = (np.arange(count) * size)[:, None] + np.arange(chunk + size)[None]
 
         def blocks(x: Array) -> Array:
             x = jnp.pad(x, ((0, 0), (0, count * size - t)) + ((0, 0),) * (x.ndim - 2))
             return x.reshape(x.shape[0], count, size, *x.shape[2:])
 
         def windows(x: Array) -> Array:
-            return jnp.pad(x, ((0, 0), (0, count * size - t)) + ((0, 0),) * (x.ndim - 2))[:, seen]
+            return taken(jnp.pad(x, ((0, 0), (0, count * size - t)) + ((0, 0),) * (x.ndim - 2)), seen, 1)
 
         keys = Tokens(*map(windows, tokens))
         wide = state_dtype(q.dtype)

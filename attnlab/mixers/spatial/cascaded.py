@@ -8,6 +8,7 @@ from jaxtyping import Array, Float
 from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.functional.grids import Grid, axial_angles, flatten, required_grid, unflatten
+from attnlab.functional.lookup import taken
 from attnlab.functional.recurrences import state_dtype
 from attnlab.functional.rotary import rotate_by_angles
 from attnlab.mixers.mixer import TwoSided
@@ -83,10 +84,10 @@ class LocalAttentionAndScan(TwoSided):
         by = jnp.broadcast_to(angles[None, :, None], (*q.shape[:2], 1, angles.shape[-1]))
         q, k = (rotate_by_angles(each, by, interleaved=True) for each in (q, k))
         keys, offsets = neighbours(grid, self.side, 1)
-        scores = jnp.einsum('b t h k, b t n h k -> b h t n', q, k[:, keys], preferred_element_type=wide)
+        scores = jnp.einsum('b t h k, b t n h k -> b h t n', q, taken(k, keys, 1), preferred_element_type=wide)
         bias = offset_bias(self.bias[...], offsets, self.side).astype(wide)
         weights = jax.nn.softmax(scores * self.channels**-0.5 + bias[None], axis=-1)
-        return jnp.einsum('b h t n, b t n h k -> b t h k', weights.astype(v.dtype), v[:, keys])
+        return jnp.einsum('b h t n, b t n h k -> b t h k', weights.astype(v.dtype), taken(v, keys, 1))
 
     def _placed(self, conv: DepthwiseConv, x: Sequence, grid: Grid) -> Sequence:
         return flatten(conv(unflatten(x, grid)), grid)

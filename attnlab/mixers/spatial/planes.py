@@ -13,6 +13,7 @@ from attnlab.context import PADDING, Context
 from attnlab.errors import UserError
 from attnlab.functional.dense import softmax
 from attnlab.functional.grids import coordinates, required_grid
+from attnlab.functional.lookup import taken
 from attnlab.functional.recurrences import state_dtype
 from attnlab.mixers.mixer import TwoSided
 from attnlab.module import Module
@@ -114,9 +115,11 @@ class PlaneAttention(TwoSided):
         queries, keys, values = (_windows(each, grid, around, window) for each in (q, k, v))
         seen = jnp.asarray(_cut(there[None, ..., None], window)[..., 0])
         offsets = coordinates(window)[:, None] - coordinates(window)[None] + self.side - 1
+        tables = (
+            each[...].astype(wide)[:, :, : q.shape[2]] for each in (self.of_queries, self.of_keys, self.of_values)
+        )
         moved = [
-            sum((table[...].astype(wide)[axis, offsets[..., axis], : q.shape[2]] for axis in range(3)), start=0.0)
-            for table in (self.of_queries, self.of_keys, self.of_values)
+            sum((taken(part, offsets[..., axis], 0) for axis, part in enumerate(table)), start=0.0) for table in tables
         ]
         scale = self.key_dim**-0.5
         scores = scale * jnp.einsum('nihk,njhk->nhij', queries, keys, preferred_element_type=wide)

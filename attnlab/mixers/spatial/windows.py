@@ -11,6 +11,7 @@ from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.functional import cores
 from attnlab.functional.grids import Grid, coordinates, flatten, required_grid, unflatten
+from attnlab.functional.lookup import taken
 from attnlab.functional.recurrences import state_dtype
 from attnlab.mixers.mixer import TwoSided
 from attnlab.nn.heads import head_channels
@@ -131,10 +132,10 @@ class NeighbourhoodAttention(TwoSided):
         shape = (*x.shape[:2], self.heads, self.key_dim)
         q, k, v = (part.reshape(shape) for part in jnp.split(self.qkv(x), 3, axis=-1))
         wide = state_dtype(x.dtype)
-        scores = jnp.einsum('b t h k, b t n h k -> b h t n', q, k[:, keys], preferred_element_type=wide)
+        scores = jnp.einsum('b t h k, b t n h k -> b h t n', q, taken(k, keys, 1), preferred_element_type=wide)
         bias = offset_bias(self.bias[...], offsets, self.side).astype(wide)
         weights = jax.nn.softmax(scores * self.key_dim**-0.5 + bias[None], axis=-1)
-        y = jnp.einsum('b h t n, b t n h k -> b t h k', weights.astype(x.dtype), v[:, keys])
+        y = jnp.einsum('b h t n, b t n h k -> b t h k', weights.astype(x.dtype), taken(v, keys, 1))
         return self.output(y.reshape(x.shape)), None
 
 
@@ -164,7 +165,7 @@ def offset_bias(table: Float[Array, 'r h'], offsets: Int[np.ndarray, 't s axes']
     """Returns the numbers of a table made for `side` at offsets of queries from keys."""
     width = 2 * side - 1
     rows = (offsets[..., 0] + side - 1) * width + offsets[..., 1] + side - 1
-    return jnp.moveaxis(table[rows], -1, 0)
+    return jnp.moveaxis(taken(table, rows, 0), -1, 0)
 
 
 def _regions(grid: Grid, whole: Grid, side: int, shift: int) -> Int[np.ndarray, 'n s'] | None:

@@ -10,6 +10,7 @@ from flax import nnx
 
 from attnlab.context import Context
 from attnlab.functional.grids import Grid, flatten, required_grid, unflatten
+from attnlab.functional.lookup import taken
 from attnlab.functional.recomputed import gated
 from attnlab.mixers.mixer import TwoSided
 from attnlab.mixers.state_space.selective import SelectiveMaps
@@ -98,7 +99,7 @@ class CrossScan(Module):
 
     def __call__(self, x: Sequence, grid: Grid) -> Sequence:
         orders = zip(self.directions, self.orders.four(grid), strict=True)
-        first, *others = (scan(x[:, order], None)[:, np.argsort(order)] for scan, order in orders)
+        first, *others = (taken(scan(taken(x, order, 1), None), np.argsort(order), 1) for scan, order in orders)
         return sum(others, first)
 
 

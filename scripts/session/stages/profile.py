@@ -5,7 +5,7 @@ import gzip
 import json
 import pathlib
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -43,20 +43,25 @@ def run(case: Case, folder: pathlib.Path) -> dict[str, Any]:
     if case.rival not in problem.contenders:
         return {'status': 'skipped', 'reason': f'{case.rival} is not installed here, or has no such call'}
     contender = problem.contenders[case.rival]
-    with Turn(folder) as turn, tempfile.TemporaryDirectory() as place:
-        with turn.compiling():
-            given = measure.cotangents(contender, problem.arrays)
-            program = timing.compiled(measure.graded(contender), problem.arrays, given)
-            jax.block_until_ready(program.call())
-            with turn.alone():
-                jax.block_until_ready([program.call() for _ in range(2)])
-                with jax.profiler.trace(place, create_perfetto_trace=True):
-                    jax.block_until_ready([program.call() for _ in range(CALLS)])
-        (path,) = pathlib.Path(place).rglob('perfetto_trace.json.gz')
-        found = kernels(json.loads(gzip.decompress(path.read_bytes()))['traceEvents'], CALLS)
+    with Turn(folder) as turn, turn.compiling():
+        given = measure.cotangents(contender, problem.arrays)
+        program = timing.compiled(measure.graded(contender), problem.arrays, given)
+        jax.block_until_ready(program.call())
+        with turn.alone():
+            jax.block_until_ready([program.call() for _ in range(2)])
+            found = kernels_of(program.call, CALLS)
     if not found:
         return {'status': 'skipped', 'reason': 'the trace has no kernels of a GPU'}
     return {'status': 'ok', 'problem': problem.name, 'kernels': found}
+
+
+def kernels_of(call: Callable[[], Any], calls: int) -> list[dict[str, Any]]:
+    """The kernels of a GPU in a call, over so many calls."""
+    with tempfile.TemporaryDirectory() as place:
+        with jax.profiler.trace(place, create_perfetto_trace=True):
+            jax.block_until_ready([call() for _ in range(calls)])
+        (path,) = pathlib.Path(place).rglob('perfetto_trace.json.gz')
+        return kernels(json.loads(gzip.decompress(path.read_bytes()))['traceEvents'], calls)
 
 
 def kernels(events: Iterable[dict[str, Any]], calls: int) -> list[dict[str, Any]]:

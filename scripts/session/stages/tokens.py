@@ -1,8 +1,11 @@
-"""Tokens per second of training steps at common sizes, and the fraction of the device's measured product rate."""
+"""Tokens per second of training steps at common sizes, the fraction of the device's measured product rate, and the
+kernels of a step by their time."""
 
+import itertools
 import pathlib
 import statistics
 import time
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -15,6 +18,7 @@ from configs import language
 from pallas_kernels import target
 from pallas_kernels.bench import ceilings, timing
 from scripts.session.cases import Case
+from scripts.session.stages.profile import kernels_of
 from scripts.session.turn import ALONE, Turn
 
 SECONDS = 400.0
@@ -24,12 +28,15 @@ BATCHES = ((16, 2048), (4, 8192))
 
 RECIPES = ('mha', 'gla', 'gated_delta_net', 'mamba2')
 SETTLING, TURNS, STEPS = 5, 4, 5
+LOOPS = {'': 'auto', 'unrolled': 'unroll'}
+"""How layers are compiled, by the word behind the name of a recipe: as a loop on GPUs, or one after the other."""
 
 
 def cases(small: bool) -> list[Case]:
     if small:
         return [_case('mingru', 'tiny', 2, 64)]
-    return [_case(recipe, size, *batch) for size in ('125m', '350m') for batch in BATCHES for recipe in RECIPES]
+    found = [_case(recipe, size, *batch) for size in ('125m', '350m') for batch in BATCHES for recipe in RECIPES]
+    return [*found, *(_case(f'{recipe} unrolled', '125m', *BATCHES[0]) for recipe in ('mha', 'mamba2'))]
 
 
 def run(case: Case, folder: pathlib.Path) -> dict[str, Any]:
@@ -41,7 +48,8 @@ def run(case: Case, folder: pathlib.Path) -> dict[str, Any]:
             step = setup.trace().lower().compile()
         with turn.alone(2 * ALONE):
             product = _product()
-            seconds = _timed(setup, step)
+            run = _running(setup, step)
+            seconds, kernels = _timed(run), kernels_of(run, STEPS)
     tokens = int(rows) * int(length)
     rate = tokens / seconds[1]
     return {
@@ -49,6 +57,7 @@ def run(case: Case, folder: pathlib.Path) -> dict[str, Any]:
         'milliseconds': [1e3 * one for one in seconds],
         'tokens_per_second': rate,
         'mfu': rate * flops_per_token(setup) / product,
+        'kernels': kernels,
     }
 
 
@@ -58,22 +67,33 @@ def _case(recipe: str, size: str, rows: int, length: int) -> Case:
 
 
 def _config(recipe: str, size: str, rows: int, length: int) -> Any:
-    config = language.get_config(f'zoo={recipe},size={size},tokens=bpe').unlock()
+    name, _, loop = recipe.partition(' ')
+    config = language.get_config(f'zoo={name},size={size},tokens=bpe').unlock()
+    config.model.stack.loop = LOOPS[loop]
     config.task.tokenizer.vocab = VOCAB
     config.batch_size, config.length, config.precision.activations = rows, length, 'bfloat16'
     return config.lock()
 
 
-def _timed(setup: Setup, step: jax.stages.Compiled) -> tuple[float, float, float]:
+def _running(setup: Setup, step: jax.stages.Compiled) -> Callable[[], Any]:
+    """Takes one step more on each call, on one batch; returns what is there when it is done."""
+    batch, numbers = setup.place(_batch(setup)), itertools.count(1)
+    state = setup.initialize()
+
+    def run() -> Any:
+        nonlocal state
+        state, metrics = step(state, batch, np.int32(next(numbers)), setup.scalars)
+        return metrics
+
+    return run
+
+
+def _timed(run: Callable[[], Any]) -> tuple[float, float, float]:
     """Quartiles of the seconds of a step, over bursts of several."""
-    batch = setup.place(_batch(setup))
-    state, number, turns = setup.initialize(), 0, []
+    turns = []
     for turn in range(TURNS + 1):
         start, steps = time.perf_counter(), STEPS if turn else SETTLING
-        for _ in range(steps):
-            number += 1
-            state, metrics = step(state, batch, np.int32(number), setup.scalars)
-        jax.block_until_ready((state, metrics))
+        jax.block_until_ready([run() for _ in range(steps)])
         turns.append((time.perf_counter() - start) / steps)
     low, middle, high = statistics.quantiles(turns[1:], method='inclusive')
     return low, middle, high
