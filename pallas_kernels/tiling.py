@@ -70,6 +70,17 @@ def selective_scan(t: int) -> ScanTile:
     return ScanTile(steps=max(1, min(32, t)))
 
 
+def selective_scan_at_once(t: int, numbers: int) -> ScanTile:
+    """The steps of a chunk whose states, of `numbers` numbers each, exist at the same time.
+
+    Up to 2^24 numbers, 64 MiB in float32, of which half a dozen arrays exist at once: the fifty or so launches of a
+    chunk are then a quarter of its time, and would be half at a third of the numbers. At least 32 steps, as in order,
+    since a state is kept for every chunk. Chunks are equal, so that there is little padding.
+    """
+    most = max(32, 2**24 // max(1, numbers))
+    return ScanTile(steps=max(1, -(-t // max(1, -(-t // most)))))
+
+
 CPU_CACHE = 2**18
 """Bytes that a loop on a CPU may go over at every step without leaving the cache of a core."""
 

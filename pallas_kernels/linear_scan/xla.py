@@ -14,7 +14,7 @@ def forward(x: jax.Array, decay: jax.Array, state: jax.Array, reverse: bool, ste
         return x, state
     tile = tiling.linear_scan(x.shape[1], target.current().platform)
     if tile is None:
-        return _in_parallel(x, decay, state, reverse, step)
+        return in_parallel(x, decay, state, reverse, step)
     return _in_order(x, decay, state, reverse, step, tile.steps)
 
 
@@ -54,7 +54,7 @@ def _in_order(
     return outputs[:, :t], final
 
 
-def _in_parallel(
+def in_parallel(
     x: jax.Array, decay: jax.Array, state: jax.Array, reverse: bool, step: Step
 ) -> tuple[jax.Array, jax.Array]:
     """Merges pairs of neighbouring steps, in logarithmically many rounds (Blelloch, 1990)."""

@@ -1,3 +1,5 @@
+import contextlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -5,9 +7,18 @@ import pytest
 
 from pallas_kernels import dispatch, selective_scan, target, tiling
 from pallas_kernels.cases import selective_scan as cases
-from pallas_kernels.tiling import SpanTile
+from pallas_kernels.tiling import ScanTile, SpanTile
 
 NARROW = ('prime', 'packed')
+A100 = target.Target('gpu', 'NVIDIA A100-SXM4-80GB', '8.0')
+
+
+@pytest.fixture(params=['in order', 'at once'])
+def steps(request, monkeypatch):
+    """The two portable forms, by the device that calls are traced for; that of GPUs in chunks of 16 steps."""
+    monkeypatch.setattr(tiling, 'selective_scan_at_once', lambda t, numbers: ScanTile(steps=max(1, min(16, t))))
+    with target.compiling_for(A100) if request.param == 'at once' else contextlib.nullcontext():
+        yield request.param
 
 
 def by_hand(x, dt, A, B, C, D, state, segments=None):
@@ -56,6 +67,7 @@ def test_gradients_of_the_reference_are_differences(name, differences):
     differences(selective_scan, cases.call(name))
 
 
+@pytest.mark.usefixtures('steps')
 @pytest.mark.parametrize(
     ('name', 'dtype'),
     [(name, jnp.float32) for name in cases.CASES] + [(name, jnp.bfloat16) for name in NARROW],
@@ -76,6 +88,106 @@ def test_rows_that_leave_the_cache_one_after_another_are_the_reference(name, mon
     assert tiling.selective_scan_by_row(case.b, case.t, 1)
     assert 'scan' in str(jax.make_jaxpr(lambda: selective_scan(**call.arrays, **call.options))())
     comparison.check(selective_scan, name, call, case.t * case.n, implementation='xla', A=everything, D=everything)
+
+
+@pytest.mark.parametrize(('name', 'dtype'), [('prime', jnp.float32), ('packed', jnp.float32), ('packed', jnp.bfloat16)])
+def test_one_chunk_at_once_is_the_reference(name, dtype, comparison):
+    case, call = cases.CASES[name], cases.call(name, dtype)
+    assert tiling.selective_scan_at_once(case.t, case.b * case.d * case.n).steps == case.t
+    everything = case.b * case.t * case.n
+    with target.compiling_for(A100):
+        comparison.check(selective_scan, name, call, case.t * case.n, implementation='xla', A=everything, D=everything)
+
+
+@pytest.mark.usefixtures('steps')
+@pytest.mark.parametrize('name', NARROW)
+def test_xla_in_double_is_the_reference(name, in_double, comparison):
+    with jax.enable_x64(True):
+        call = in_double(cases.call(name))
+        found, expected = (comparison.evaluate(selective_scan, call, form) for form in ('xla', 'reference'))
+        for what, array in found.items():
+            assert array.dtype == np.float64, what
+            np.testing.assert_allclose(array, expected[what], rtol=1e-11, atol=1e-11, err_msg=what)
+
+
+@pytest.mark.usefixtures('steps')
+def test_gradients_have_the_types_of_operands(comparison):
+    call = cases.call('packed')
+    narrow = {name: array.astype(jnp.bfloat16) for name, array in call.arrays.items()}
+    found = comparison.evaluate(selective_scan, call._replace(arrays=narrow), 'xla')
+    assert [found[f'gradient of {name}'].dtype for name in narrow] == [jnp.bfloat16] * len(narrow)
+    assert found['output 1'].dtype == np.float32
+
+
+def trips(jaxpr):
+    """The iterations of the loops in a program, inner ones as often as they run."""
+    found = 0
+    for equation in getattr(jaxpr, 'jaxpr', jaxpr).eqns:
+        inner = jax.tree.leaves(list(equation.params.values()), is_leaf=lambda value: hasattr(value, 'eqns'))
+        within = sum(trips(value) for value in inner if hasattr(value, 'eqns'))
+        found += equation.params['length'] * (1 + within) if equation.primitive.name == 'scan' else within
+    return found
+
+
+@pytest.mark.parametrize('name', cases.real())
+def test_gpus_have_no_loop_over_steps(name):
+    call = cases.real()[name]
+    b, t, d = call.arrays['x'].shape
+    steps = tiling.selective_scan_at_once(t, b * d * call.arrays['A'].shape[1]).steps
+
+    def both_ways(arrays, options):
+        outputs, pull = jax.vjp(lambda arrays: selective_scan(**arrays, **options, implementation='xla'), arrays)
+        return pull(outputs)
+
+    found = {}
+    for here in (A100, target.Target('cpu', 'cpu')):
+        with target.compiling_for(here):
+            # A function of its own for each, as a trace is kept for the next call of the same.
+            jaxpr = jax.make_jaxpr(lambda *given: both_ways(*given))(call.arrays, call.options)
+        found[here.platform] = trips(jaxpr)
+    assert steps >= 32
+    assert found['gpu'] == 2 * t // steps
+    assert found['cpu'] > 3 * t
+
+
+def test_a_gradient_is_that_of_the_form_that_ran_wherever_it_is_traced(monkeypatch):
+    monkeypatch.setattr(tiling, 'selective_scan_at_once', lambda t, numbers: ScanTile(steps=16))
+    call = cases.call('packed')
+
+    def run(arrays):
+        return selective_scan(**arrays, **call.options, implementation='xla')
+
+    with target.compiling_for(A100):
+        outputs, pull = jax.vjp(run, call.arrays)
+    expected = jax.vjp(run, call.arrays)[1](outputs)[0]
+    for name, gradient in pull(outputs)[0].items():
+        np.testing.assert_allclose(gradient, expected[name], rtol=1e-4, atol=1e-4, err_msg=name)
+
+
+@pytest.mark.parametrize(('steps', 'barriers'), [(131, 1), (32, 0)])
+def test_states_of_a_single_chunk_are_not_kept(steps, barriers, monkeypatch):
+    """Compiled for an H100, eight such calls in a row keep seven arrays of states without the barrier, with it none."""
+    monkeypatch.setattr(tiling, 'selective_scan_at_once', lambda t, numbers: ScanTile(steps=steps))
+    call = cases.call('long and wide')
+    with target.compiling_for(A100):
+        outputs, pull = jax.vjp(lambda arrays: selective_scan(**arrays, implementation='xla'), call.arrays)
+        assert str(jax.make_jaxpr(pull)(outputs)).count('optimization_barrier') == barriers
+
+
+@pytest.mark.parametrize(
+    ('t', 'numbers', 'steps'),
+    [
+        (8192, 2 * 2048 * 16, 256),
+        (8191, 2 * 2048 * 16, 256),
+        (300, 2 * 2048 * 16, 150),  # Two equal chunks.
+        (8192, 64 * 2048 * 16, 32),
+        (20, 64 * 2048 * 16, 20),
+        (0, 2048, 1),
+        (100, 0, 100),
+    ],
+)
+def test_chunks_fill_a_gpu_and_little_memory(t, numbers, steps):
+    assert tiling.selective_scan_at_once(t, numbers) == ScanTile(steps=steps)
 
 
 @pytest.mark.parametrize('implementation', dispatch.PLATFORM)
@@ -164,6 +276,7 @@ def test_channels_of_a_tile_divide_them_all(d, n, channels):
     assert tiling.selective_scan_tpu(d, n) == channels
 
 
+@pytest.mark.usefixtures('steps')
 @pytest.mark.parametrize('implementation', ['reference', 'xla'])
 def test_without_skip_or_state(implementation):
     call = cases.call('prime', jnp.bfloat16)
@@ -176,6 +289,7 @@ def test_without_skip_or_state(implementation):
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.usefixtures('steps')
 @pytest.mark.parametrize('cuts', [(1,), (5, 32)])
 def test_pieces_are_the_whole_forward_and_backward(cuts, comparison):
     call = cases.call('prime')
@@ -194,6 +308,7 @@ def test_pieces_are_the_whole_forward_and_backward(cuts, comparison):
     comparison.check(in_pieces, 'pieces', call, 37 * 3, implementation='xla')
 
 
+@pytest.mark.usefixtures('steps')
 def test_under_vmap_and_remat(comparison):
     call = cases.call('prime')
 
@@ -211,6 +326,7 @@ def test_under_vmap_and_remat(comparison):
     comparison.check(mapped, 'mapped', call, 37 * 3, implementation='xla')
 
 
+@pytest.mark.usefixtures('steps')
 def test_no_steps_at_all():
     call = cases.call('two')
     inputs = {name: array[:, :0] for name, array in call.arrays.items() if name in ('x', 'dt', 'B', 'C')}
@@ -225,6 +341,7 @@ def test_no_steps_at_all():
         np.testing.assert_array_equal(pull((y, final))[0], final)
 
 
+@pytest.mark.usefixtures('steps')
 def test_documents_do_not_see_each_other():
     call = cases.call('packed')
     alone = {name: array[:, 5:45] if name in ('x', 'dt', 'B', 'C') else array for name, array in call.arrays.items()}
