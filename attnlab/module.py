@@ -14,12 +14,14 @@ class Module(nnx.Module):
     Attributes:
       goes_on: of the class, whether more than a linear map stands at its end, such as a gate on what a map gives.
       looks_ahead: of the class, whether what it gives for a token always depends on later ones of the row.
+      tells: of the class, the names of the parts that it tells of training, as those with `Moving` buffers must be.
 
     Raises `UserError` for a value of a wrong type, a size below its range, and what is not a number.
     """
 
     goes_on: ClassVar[bool] = False
     looks_ahead: ClassVar[bool] = False
+    tells: ClassVar[frozenset[str]] = frozenset()
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
