@@ -28,13 +28,13 @@ class Module(nnx.Module):
         if '__init__' in vars(cls):
             cls.__init__ = checked(cls.__init__)  # type: ignore[method-assign]
 
-    def check_looks_back(self) -> None:
-        """Raises `UserError`, naming its place, for a part that looks ahead: for what predicts the next token."""
+    def check_looks_back(self, needs: str = 'a model that predicts the next one') -> None:
+        """Raises `UserError`, naming its place, for a part that looks ahead; `needs` is what needs another."""
         for path, part in nnx.iter_modules(self):
             if isinstance(part, Module) and part.looks_ahead:
                 raise UserError(
                     f'{".".join(map(str, path))} of {type(self).__name__} is {type(part).__name__}, which looks at '
-                    'later tokens; a model that predicts the next one needs another part, such as a norm of one token'
+                    f'later tokens; {needs} needs another part, such as a norm of one token'
                 )
 
     def check_width(self, x: Any, channels: int) -> None:
