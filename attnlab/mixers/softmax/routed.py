@@ -222,7 +222,7 @@ class NativeSparseAttention(Mixer):
         slots = max(1, length // self.blocks.stride)
         keys, values = (jnp.zeros((batch, self.kv_heads, slots, self.key_dim), dtype) for _ in range(2))
         reach = self.blocks.block - 1
-        latest = (jnp.zeros((batch, reach, self.kv_heads, self.key_dim), dtype) for _ in range(2))
+        latest_keys, latest_values = (jnp.zeros((batch, reach, self.kv_heads, self.key_dim), dtype) for _ in range(2))
         return NativeSparseState(
             selected=empty_cache(batch, length, **sizes),
             window=empty_cache(batch, length, **sizes, reach=self.reach),
@@ -230,7 +230,7 @@ class NativeSparseAttention(Mixer):
                 keys, values, jnp.full((batch, slots), -1, jnp.int32), jnp.zeros((batch, slots), jnp.int32)
             ),
             ended=jnp.zeros((batch,), jnp.int32),
-            recent=Recent(*latest, jnp.zeros((batch, reach), jnp.int32)),
+            recent=Recent(latest_keys, latest_values, jnp.zeros((batch, reach), jnp.int32)),
             first=jnp.zeros((batch,), jnp.int32),
             segment=no_segment(batch),
         )
