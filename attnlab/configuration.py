@@ -16,7 +16,7 @@ from ml_collections.config_dict import placeholder
 from ml_collections.config_flags import config_path
 
 from attnlab.config import TARGET, spec
-from attnlab.errors import EXTRAS, UserError, nearest
+from attnlab.errors import EXTRAS, UserError, nearest, wrong_flag
 from attnlab.signature import Parameter, members, parameters
 from attnlab.trust import importable, named
 
@@ -130,7 +130,7 @@ def _parse(values: flags.FlagValues, argv: list[str], command: str) -> None:
     try:
         rest = values(['attnlab', *argv])[1:]
     except flags.Error as error:
-        raise UserError(str(error)) from error
+        raise wrong_flag(str(error)) from error
     if rest:
         raise UserError(f'{command} takes no argument {rest[0]!r}; flags are written --name=value')
 

@@ -1,6 +1,7 @@
 """The one exception meant for the person at the keyboard."""
 
 import difflib
+import re
 from collections.abc import Iterable
 
 EXTRAS = {
@@ -17,6 +18,17 @@ EXTRAS = {
     'wandb': 'wandb',
 }
 """The extra that installs a package that is not always there."""
+
+
+NO_NUMBER = re.compile(
+    r'flag --(\w+)=(.*): (invalid literal for int\(\) with base \d+|could not convert string to float): ', re.DOTALL
+)
+
+NUMBERS = {
+    'step': 'the step of a checkpoint, a whole number; without --step the newest is taken',
+    'from_step': 'the step of a checkpoint, a whole number; without --from_step the best fit is taken',
+}
+"""What flags must be that mean more than a number."""
 
 
 SHOWN = 40
@@ -40,6 +52,16 @@ def nearest(name: str, valid: Iterable[str]) -> str:
     if len(valid) > SHOWN:
         return f'; the nearest of {len(valid)} valid names: {", ".join(close)}'
     return f'; valid names: {", ".join(valid) or "none"}'
+
+
+def wrong_flag(said: str) -> UserError:
+    """What absl says of flags, in our words where it quotes Python's of what is no number."""
+    number = NO_NUMBER.match(said)
+    if number is None:
+        return UserError(said)
+    name, given, kind = number.groups()
+    right = NUMBERS.get(name, 'a whole number' if kind.startswith('invalid') else 'a number')
+    return UserError(f'--{name} is {given!r}; it must be {right}')
 
 
 def _closeness(name: str, other: str) -> tuple[float, bool]:

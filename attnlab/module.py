@@ -14,25 +14,27 @@ class Module(nnx.Module):
     Attributes:
       goes_on: of the class, whether more than a linear map stands at its end, such as a gate on what a map gives.
       looks_ahead: of the class, whether what it gives for a token always depends on later ones of the row.
+      tells: of the class, the names of the parts that it tells of training, as those with `Moving` buffers must be.
 
     Raises `UserError` for a value of a wrong type, a size below its range, and what is not a number.
     """
 
     goes_on: ClassVar[bool] = False
     looks_ahead: ClassVar[bool] = False
+    tells: ClassVar[frozenset[str]] = frozenset()
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         if '__init__' in vars(cls):
             cls.__init__ = checked(cls.__init__)  # type: ignore[method-assign]
 
-    def check_looks_back(self) -> None:
-        """Raises `UserError`, naming its place, for a part that looks ahead: for what predicts the next token."""
+    def check_looks_back(self, needs: str = 'a model that predicts the next one') -> None:
+        """Raises `UserError`, naming its place, for a part that looks ahead; `needs` is what needs another."""
         for path, part in nnx.iter_modules(self):
             if isinstance(part, Module) and part.looks_ahead:
                 raise UserError(
                     f'{".".join(map(str, path))} of {type(self).__name__} is {type(part).__name__}, which looks at '
-                    'later tokens; a model that predicts the next one needs another part, such as a norm of one token'
+                    f'later tokens; {needs} needs another part, such as a norm of one token'
                 )
 
     def check_width(self, x: Any, channels: int) -> None:

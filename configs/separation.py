@@ -142,5 +142,6 @@ def _zoo(size: Size, zoo: str, conv: str, form: str) -> ConfigDict:
         dim=size.width,
         features=size.features,
         frame=size.frame,
+        causal=causal,
         stack=stack_spec(mixers, layer=recipe.layer, depth=size.depth, mlp=spec(GatedMLP)),
     )

@@ -342,6 +342,8 @@ def test_other_configs_with_convolutions(module, argument):
         (series, 'system=chimera,inputs=apart', 'zoo=chimera mixes tokens on a grid; choose inputs=grid'),
         (series, 'zoo=gla,inputs=grid,conv=AC', 'conv=AC reads neighbours, and variates have none'),
         (series, 'system=itransformer,conv=canon', 'conv=canon reads neighbours, and variates have none'),
+        (recall, 'conv=D', 'conv=D stands at channel mixers, and layers of this model have none; choose A or B'),
+        (long_range, 'size=full,zoo=s4,conv=CD', 'conv=CD stands at channel mixers, and layers of this model have'),
         (separation, 'conv=canon', 'conv=canon is of the layers of a recipe; give zoo=NAME'),
         (images, 'zoo=swin,conv=canon', 'point B of conv=canon needs a mixer with a prelude'),
         (images, 'zoo=swin,conv=AD,layout=paper', r'point D .* within a GatedMLP; the channel mixer is .*\.MLP'),
@@ -973,3 +975,20 @@ def test_the_sweep_of_recall_has_the_rates_of_the_papers():
     assert mixed.seeds == (0, 1, 2) and mixed.space.rate['values'] == (1e-3, 3.2e-3, 1e-2, 3.2e-2)
     with pytest.raises(UserError, match="seeds is '0'; it must be a whole number from 1"):
         sweeps_recall.get_config('seeds=0')
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'metric'),
+    [
+        ('task=mqar', 'accuracy'),
+        ('task=signed_sums,thoughts=continuous', 'accuracy'),
+        ('task=regression', 'loss'),
+        ('task=regression_uncertain', 'loss'),
+    ],
+)
+def test_the_sweep_of_recall_asks_for_what_the_task_measures(arguments, metric):
+    made = sweeps_recall.get_config(arguments)
+    read(made)
+    assert (made.metric, made.reported) == (f'valid/1x/{metric}', f'test/1x/{metric}')
+    setup = prepare(made.base)
+    assert metric in jax.eval_shape(setup.measure, setup.abstract.variables, setup.abstract_batch())

@@ -23,7 +23,9 @@ def test_forms_reach_the_layers():
     causal = prepare(separation.get_config('system=conv_tasnet,form=causal')).model
     assert isinstance(causal.norm, CumulativeLayerNorm) and causal.blocks[0].conv.before == 2
     for argument, expected in (('zoo=mha', False), ('zoo=mha,form=causal', True)):
-        assert separation.get_config(argument).model.stack.blocks[0].mixer.causal is expected
+        model = separation.get_config(argument).model
+        assert model.stack.blocks[0].mixer.causal is model.causal is expected
+    assert separation.get_config('zoo=mamba').model.causal
     assert parameters(prepare(separation.get_config('size=full'))) == 5_049_650 - 128 * 512 - 128 - 1
 
 

@@ -115,6 +115,8 @@ class Block(PreNorm):
       mlp_prelude: likewise of the channel mixer.
     """
 
+    tells = frozenset({'mixer_norm', 'mlp_norm'})
+
     def __init__(
         self,
         dim: int,

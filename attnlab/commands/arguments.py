@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from absl import flags
 
-from attnlab.errors import UserError
+from attnlab.errors import UserError, wrong_flag
 
 if TYPE_CHECKING:
     from attnlab.tables import Printer
@@ -45,7 +45,7 @@ def parsed(values: flags.FlagValues, argv: list[str], command: str) -> bool:
     try:
         rest = values(['attnlab', *argv])[1:]
     except flags.Error as error:
-        raise UserError(str(error)) from error
+        raise wrong_flag(str(error)) from error
     if rest:
         raise UserError(f'{command} takes no argument {rest[0]!r}; flags are written --name=value')
     for name in values:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from ml_collections import ConfigDict
 
-from attnlab.config import build, from_plain, plain
+from attnlab.config import build, flatten, from_plain, plain
 from attnlab.errors import UserError
 from attnlab.tasks.task import Guessable, Slice, Sliced, Textual
 from attnlab.train.average import SUFFIX
@@ -37,6 +37,16 @@ def text_scores(config: ConfigDict) -> dict[str, Baselines]:
     metrics = [f'{name}/{quantity}' for name in names for quantity in ('loss', 'bits_per_byte')]
     found = {metric: trivial_scores(config, metric) for metric in metrics}
     return {metric: scores for metric, scores in found.items() if scores}
+
+
+def is_of_this_python(config: ConfigDict) -> bool:
+    """Whether the data of a run's config are of the Python that runs, such as the text of its standard library, so that
+    another version has others."""
+    try:
+        described = build(config.task).describe()
+    except UserError:
+        return False
+    return any(name.rpartition('.')[2] == 'python' for name in flatten(described))
 
 
 @functools.cache

@@ -223,11 +223,19 @@ def _difference(one: Equality, values: Mapping[str, Sequence[str | None]]) -> st
 
 
 def distinctly_named(results: list[RunResult], folders: Sequence[pathlib.Path]) -> list[RunResult]:
-    """Runs named by their folders or, where two of a task share a name, by as much of the path as tells them apart."""
+    """Runs named by their folders or, where two of a task share a name, by as much of the path as tells them apart.
+
+    Raises `UserError` for a run that is named twice, by whatever paths.
+    """
     names = [one.name for one in results]
     keys = list(zip([one.task for one in results], names, strict=True))
-    if len({folder.resolve() for folder in folders}) != len(folders):
-        raise UserError('a run is named twice')
+    given: dict[pathlib.Path, pathlib.Path] = {}
+    for folder in folders:
+        place = folder.resolve()
+        if place in given:
+            also = '' if given[place] == folder else f', as {given[place]} too'
+            raise UserError(f'{folder} is named twice{also}; name every run once')
+        given[place] = folder
     return [
         one if keys.count(key) == 1 else dataclasses.replace(one, name=str(folder))
         for one, key, folder in zip(results, keys, folders, strict=True)

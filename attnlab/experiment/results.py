@@ -2,13 +2,17 @@
 
 import json
 import math
+import platform
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
+from ml_collections import ConfigDict
 
 from attnlab import files
+from attnlab.compare.baselines import is_of_this_python
 from attnlab.errors import UserError
 from attnlab.evals.measured import of_seeds
 from attnlab.experiment.experiment import Experiment, load_module, parts_of
@@ -70,6 +74,25 @@ def provenance(rows: Sequence[Measurements], planned: int, command: str, what: s
         f'Python {all_of(lambda made: made["python"])}, jax {all_of(lambda made: made["packages"]["jax"])}, '
         f'flax {all_of(lambda made: made["packages"]["flax"])}; '
         f'commit {all_of(lambda made: _commit(made["git"]))}.'
+    )
+
+
+def pythons_of(made: str) -> list[str]:
+    """The versions of Python in the sentence of `provenance`."""
+    found = re.search(r'; Python (.+?), jax ', made)
+    return [] if found is None else found[1].split(', ')
+
+
+def of_other_python(versions: Iterable[str], configs: Iterable[ConfigDict]) -> str | None:
+    """A line that says why no baselines are computed for results made by these versions of Python; `None` where they
+    may be: by this version, or on data that are the same under all."""
+    this = platform.python_version()
+    others = sorted(set(versions) - {this})
+    if not others or not any(map(is_of_this_python, configs)):
+        return None
+    return (
+        f'what trivial predictors reach is not in these results and is left out: they were made by Python '
+        f'{", ".join(others)}, whose own text they are of, and this is {this}; --report by that one adds it'
     )
 
 

@@ -24,6 +24,7 @@ from attnlab.experiment.published import PublishedPlot, claims_of
 from attnlab.experiment.results import (
     Measurements,
     markdown,
+    of_other_python,
     provenance,
     rounded,
     with_results,
@@ -112,8 +113,8 @@ def report_experiment(experiment: Experiment, workdirs: pathlib.Path, command: s
     """Writes results, figures and the table of the README, of as many runs as have been measured.
 
     Where none has been, the table and the figure are made again from `results/SIZE.json`. What trivial predictors reach
-    on text stands below the table, computed where the results do not have it. Raises `UserError` where there is
-    neither, and for what `check_results` refuses.
+    on text stands below the table, computed where the results do not have it, but not under another Python than theirs
+    where the text is that of Python. Raises `UserError` where there is neither, and for what `check_results` refuses.
     """
     runs = experiment.runs()
     paths = [experiment.workdir(each, workdirs) / MEASURED for each in runs]
@@ -123,7 +124,13 @@ def report_experiment(experiment: Experiment, workdirs: pathlib.Path, command: s
         kept = written_results(experiment)
         found, planned, command = kept['runs'], kept['planned'], kept['command']
         check_results(experiment, found)
-    baselines = kept['baselines'] if 'baselines' in kept else baselines_of(runs)
+    if 'baselines' in kept:
+        baselines = kept['baselines']
+    elif said := of_other_python({row['made']['python'] for row in found}, [each.config for each in runs]):
+        console.print(said)
+        baselines = []
+    else:
+        baselines = baselines_of(runs)
     _report(experiment, found, planned, command, baselines)
     console.print(
         f'written: {experiment.folder}/README.md, results/{experiment.size}.json, results/{experiment.size}.png'

@@ -35,7 +35,9 @@ from attnlab.experiment.experiment import Experiment, load_module
 from attnlab.experiment.results import (
     Measurements,
     markdown,
+    of_other_python,
     provenance,
+    pythons_of,
     rounded,
     with_results,
     write_figure,
@@ -123,7 +125,7 @@ def report_studies(experiment: Experiment, workdirs: pathlib.Path, command: str,
     folders = _folders(experiment, workdirs)
     if not any(folder.exists() for folder in folders):
         results = written_results(experiment)
-        if (whole := with_baselines(experiment, results)) != results:
+        if (whole := with_baselines(experiment, results, console)) != results:
             write_results(
                 experiment, {key: whole[key] for key in whole if key != 'studies'}, 'studies', whole['studies']
             )
@@ -150,11 +152,12 @@ def report_studies(experiment: Experiment, workdirs: pathlib.Path, command: str,
     console.print(f'written: {experiment.folder}/{names}')
 
 
-def with_baselines(experiment: Experiment, results: Mapping[str, Any]) -> dict[str, Any]:
+def with_baselines(experiment: Experiment, results: Mapping[str, Any], console: Console) -> dict[str, Any]:
     """Results with what trivial predictors reach in the reports that have none of them, by the config of a study.
 
-    Unchanged where they say by `baselines`, null, that what was evaluated is not what the configs ask today. Raises
-    `UserError` for a report that has none and that `sweep.py` has not.
+    Unchanged where they say by `baselines`, null, that what was evaluated is not what the configs ask today, and where
+    they were made by another Python whose text it was, which the console is told. Raises `UserError` for a report that
+    has none and that `sweep.py` has not.
     """
     without = {study['report'] for study in results['studies'] if not study['baselines']}
     if 'baselines' in results or not without:
@@ -164,6 +167,9 @@ def with_baselines(experiment: Experiment, results: Mapping[str, Any]) -> dict[s
         where = f'results/{experiment.size}.json of {experiment.folder.name}'
         raise UserError(f'{where} has a report {name!r}, and sweep.py does not{nearest(name, sorted(reports))}')
     bases = {name: read(next(iter(reports[name].values()))).base for name in without}
+    if said := of_other_python(pythons_of(results['made']), bases.values()):
+        console.print(said)
+        return dict(results)
     studies = [study | {'baselines': study['baselines'] or _baselines(study, bases)} for study in results['studies']]
     return {**results, 'studies': studies}
 

@@ -196,10 +196,6 @@ class ConvTasNet(Separator):
         super().__init__(vocab, skip, features, frame, activation, dtype, rngs)
         self.bottleneck = Linear(features, dim, axes=('mlp', 'embed'), rngs=rngs)
         self.norm = norm(dim, rngs=rngs)
-        if causal and self.norm.looks_ahead:
-            raise UserError(
-                f'norm of ConvTasNet is {type(self.norm).__name__}, which looks ahead; causal=True needs another'
-            )
         count = blocks * repeats
         self.blocks = nnx.List(
             [
@@ -216,6 +212,8 @@ class ConvTasNet(Separator):
             ]
         )
         self.rectified = PReLU(rngs=rngs)
+        if causal:
+            self.check_looks_back('causal=True')
 
     def read(self, encoded: Float[Array, 'b k f'], ctx: Context) -> Float[Array, 'b k d']:
         """The sum of what blocks hand on, rectified."""
@@ -282,10 +280,13 @@ class StackSeparator(Separator):
       stack: makes the stack, as `stack(dim, rngs=rngs)`.
       features: of the transform.
       frame: samples of a frame; frames overlap by half.
+      causal: whether no part may look at later frames; mixers are given their own.
       norm: makes the final norm.
       activation: of the transform.
       dtype: type of the activations.
       rngs: draws the parameters.
+
+    Raises `UserError` for a part that looks ahead where none may.
     """
 
     def __init__(
@@ -296,6 +297,7 @@ class StackSeparator(Separator):
         stack: Callable[..., Stack],
         features: int = 512,
         frame: int = 16,
+        causal: bool = False,
         norm: Callable[..., nnx.Module] = RMSNorm,
         activation: str = 'identity',
         dtype: DTypeLike,
@@ -307,6 +309,8 @@ class StackSeparator(Separator):
         self.bottleneck = Linear(features, dim, axes=('mlp', 'embed'), rngs=rngs)
         self.stack = stack(dim, rngs=rngs)
         self.norm: Any = norm(dim, rngs=rngs)
+        if causal:
+            self.check_looks_back('causal=True')
 
     def read(self, encoded: Float[Array, 'b k f'], ctx: Context) -> Float[Array, 'b k d']:
         """The normalised output of the stack."""

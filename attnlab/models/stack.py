@@ -98,6 +98,9 @@ class Stack(Module):
         A subclass changes what parameters of blocks start with, or refuses what it was made of.
         """
 
+    def level(self, variable: nnx.Param) -> None:
+        """Has all layers begin with one value of a parameter of a block, where only a few are stored; not here."""
+
     def check_own(self) -> None:
         """Raises `UserError` where layers have no parameters of their own, so that none is changed alone; not here."""
 
@@ -227,7 +230,11 @@ class LinearStack(Stack):
         for block in self.blocks:
             for _, variable in nnx.iter_graph(block):
                 if isinstance(variable, nnx.Param) and variable.get_metadata().get('group') != 'matrix':
-                    variable[...] = variable[...].at[1].set(0)
+                    self.level(variable)
+
+    def level(self, variable: nnx.Param) -> None:
+        """Sets the slope of a parameter to zero."""
+        variable[...] = variable[...].at[1].set(0)
 
     def check_own(self) -> None:
         """Raises `UserError`: layers of a linear stack have no parameters of their own."""

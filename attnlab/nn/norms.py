@@ -168,7 +168,8 @@ class EvoNormB0(Module):
     `I` is the variance of a channel over the tokens of a row, in the paper the pixels of an image; `B` that over all
     tokens of the batch in training, padding too, and otherwise a moving average, without bias, of those of training.
     So rows depend on each other in training, and tokens on later ones always: it suits images, and no model that
-    predicts the next token. g, v and b are learned, of size `dim`. Liu et al. 2020, https://arxiv.org/abs/2004.02967.
+    predicts the next token. It is a norm of a `Block`, which tells it of training. g, v and b are learned, of size
+    `dim`. Liu et al. 2020, https://arxiv.org/abs/2004.02967.
     """
 
     looks_ahead = True

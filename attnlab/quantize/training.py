@@ -25,6 +25,7 @@ from attnlab.quantize.layers import Quantization, QuantizedLinear, check_maps, c
 from attnlab.quantize.quartet import Quartet
 from attnlab.signature import checked_fields
 from attnlab.train.cost import weight_bytes
+from attnlab.train.fit import fit_to_weights
 from attnlab.train.partition import Axes
 from attnlab.train.setup import QUANTIZATION, ROUNDING, prepare
 
@@ -110,10 +111,12 @@ class RoundedLinear(Linear):
             first = weights.first(linear.weight[...])
             self.log_code_step = nnx.data(nnx.Param(first, axes=(linear.axes[1],), group='vector'))
 
-    def fit_to_weights(self) -> None:
+    def fit_to_weights(self) -> tuple[nnx.Param, ...]:
         """Sets steps to those that training starts with, where the weights are not those it was made with."""
-        if isinstance(self.how, Learned):
-            self.log_code_step[...] = self.how.first(self.weight[...])
+        if not isinstance(self.how, Learned):
+            return ()
+        self.log_code_step[...] = self.how.first(self.weight[...])
+        return (self.log_code_step,)
 
     def inputs(self, x: Float[Array, '*b d']) -> Float[Array, '*b d']:
         """The inputs, rounded."""
@@ -167,6 +170,7 @@ class Rounded:
         """Replaces every `Linear` of a model, in place; raises `UserError` for one that has none or is quantized."""
         check_maps(model)
         replace_maps(model, lambda index, linear: RoundedLinear(linear, weights=self.weights, inputs=self.inputs))
+        fit_to_weights(model)
         return model
 
     @property

@@ -1,6 +1,7 @@
 """What is fitted before the first step: to rows of training, and then not trained; or to weights of another run."""
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Any, Protocol, runtime_checkable
 
 import jax
@@ -10,7 +11,7 @@ from flax import nnx
 
 from attnlab.blocks.block import Block, mixer_of, steps
 from attnlab.mixers.linear.hashed import HashedAttention
-from attnlab.models.layers import entered, layers
+from attnlab.models.layers import entered, layers, stacks
 from attnlab.models.stack import Stack
 from attnlab.random import key_for
 from attnlab.tasks.task import Batch, context
@@ -25,8 +26,21 @@ ROWS = 8
 class OfWeights(Protocol):
     """A module with parameters that begin as a function of others, such as the steps that weights are rounded to."""
 
-    def fit_to_weights(self) -> None:
-        """Sets them, in place."""
+    def fit_to_weights(self) -> Iterable[nnx.Param]:
+        """Sets them, in place, and returns them."""
+
+
+def fit_to_weights(model: Any) -> None:
+    """Sets what begins as a function of weights, in place; in a `LinearStack` all layers begin with that of the base.
+
+    A slope of weights is no weight, and a function of it not the slope of that function.
+    """
+    modules = [module for _, module in nnx.iter_modules(model) if isinstance(module, OfWeights)]
+    found = [variable for module in modules for variable in module.fit_to_weights()]
+    for stack in stacks(model):
+        for _, part in nnx.iter_graph(stack):
+            if any(part is variable for variable in found):
+                stack.level(part)
 
 
 def begun(setup: Setup, state: TrainState) -> TrainState:
@@ -43,9 +57,7 @@ def of_weights(setup: Setup, state: TrainState) -> TrainState:
 
     def run(variables: nnx.State) -> nnx.State:
         model = nnx.merge(setup.graphdef, variables)
-        for _, module in list(nnx.iter_modules(model)):
-            if isinstance(module, OfWeights):
-                module.fit_to_weights()
+        fit_to_weights(model)
         return split(model)[1]
 
     return dataclasses.replace(state, params=setup.jit(run, out_shardings=shardings)(state.variables))

@@ -5,7 +5,24 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
+from attnlab.errors import UserError
+from attnlab.module import Module
 from attnlab.nn.parameter import Moving
+
+
+def check_followed(model: nnx.Module) -> None:
+    """Raises `UserError` for a part with `Moving` buffers that nothing tells of training, so that they would stay."""
+    parts = dict(nnx.iter_modules(model))
+    for path, part in parts.items():
+        if any(_moves((), value) for value in vars(part).values()):
+            holder = parts[path[:-1]] if path else None
+            if not isinstance(holder, Module) or path[-1] not in holder.tells:
+                place = '.'.join(map(str, path)) or 'the model'
+                raise UserError(
+                    f'{place} is {type(part).__name__}, which follows the batches of training; in a '
+                    f'{type(holder).__name__} it is not told of training and would never move: give it to the '
+                    'norm of a Block, and another one here'
+                )
 
 
 def apart(buffers: nnx.State) -> tuple[nnx.State, nnx.State]:

@@ -3,6 +3,7 @@
 import collections
 import contextlib
 import dataclasses
+import itertools
 import json
 import math
 import pathlib
@@ -68,9 +69,12 @@ class Report:
         self._bar = self._closing.enter_context(_progress(console, self.writes))
         self._task = self._bar.add_task('train', total=steps, completed=start, loss='', speed='')
         if self.writes:
+            aside = None if start else set_aside(workdir / 'metrics.jsonl')
+            if aside is not None:
+                self.say(aside)
             for lost in keep_until(workdir / 'metrics.jsonl', start, settings.every):
                 self.say(lost)
-            self._events = self._open_events(start)
+            self._events = self._open_events(start if start or aside else None)
             self._wandb = self._open_wandb()
 
     def step(self, number: int, metrics: Mapping[str, Any], learning_rate: float) -> None:
@@ -141,10 +145,11 @@ class Report:
             return None
         return tokens_per_second * self._flops_per_token / (device.flops * jax.device_count())
 
-    def _open_events(self, start: int) -> SummaryWriter | None:
+    def _open_events(self, after: int | None) -> SummaryWriter | None:
+        """The writer of events; those of steps after `after` that are there already are hidden."""
         if not self.settings.tensorboard:
             return None
-        return SummaryWriter(str(self._workdir), purge_step=start + 1 if start else None)
+        return SummaryWriter(str(self._workdir), purge_step=None if after is None else after + 1)
 
     def _open_wandb(self) -> Any:
         if self.settings.wandb is None:
@@ -216,6 +221,22 @@ def append_line(path: pathlib.Path, numbers: Mapping[str, Any]) -> None:
     finite = {name: value if math.isfinite(value) else str(value) for name, value in numbers.items()}
     with path.open('a') as file:
         file.write(json.dumps(finite) + '\n')
+
+
+def set_aside(path: pathlib.Path) -> str | None:
+    """Renames the metrics of a run that begins again at step 0, as no checkpoint is left of it.
+
+    Returns a line for the user; `None` where there are no metrics.
+    """
+    if not path.exists() or not path.stat().st_size:
+        return None
+    last = max((found['step'] for line in whole_lines(path) if (found := _parsed(line)) is not None), default=0)
+    names = (path.with_name(f'{path.stem}-before-{number}{path.suffix}') for number in itertools.count(1))
+    kept = path.rename(next(name for name in names if not name.exists()))
+    return (
+        f'{path} has steps up to {last}, of which no checkpoint is left: the run begins again at step 0, '
+        f'and its metrics so far are kept in {kept.name}'
+    )
 
 
 def keep_until(path: pathlib.Path, step: int, every: int) -> list[str]:

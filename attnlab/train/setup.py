@@ -23,6 +23,7 @@ from attnlab.models.stack import missing_layers
 from attnlab.signature import check_type
 from attnlab.tasks.task import Batch, Task
 from attnlab.train import partition
+from attnlab.train.moving import check_followed
 from attnlab.train.optimizer import Optimizer, Rates
 from attnlab.train.report import Reporting
 from attnlab.train.start import FromRun
@@ -329,7 +330,9 @@ class Setup:
             evaluator.load_data(self)
 
     def check_batch(self) -> None:
-        """Raises `UserError` where a batch does not divide into its accumulation parts or over the mesh."""
+        """Raises `UserError` where a batch does not divide into its accumulation parts or over the mesh, and where a
+        part that follows the batches would not."""
+        check_followed(self.model)
         partition.check_time(self.mesh, self.length, self.model)
         partition.parts(self.batch_size, self.accumulate, self.rows_at_once, partition.batch_shards(self.mesh))
 

@@ -6,7 +6,8 @@ All other arguments are those of `configs/recall.py`. `mqar` has the four rates 
 https://arxiv.org/abs/2312.04927, from 1e-4 to 1e-2, `mqar_mixed` the four of Arora et al. 2024,
 https://arxiv.org/abs/2402.18668, from 1e-3 to 10^-1.5; other tasks have the first four. Every rate is run with
 `seeds=`, one by default, as the papers have it; report the best and the median. The best is chosen by the accuracy on
-validation examples, and run with fresh seeds, whose accuracy is that on test examples.
+validation examples, of tasks with real answers by the loss, and run with fresh seeds, whose accuracy or loss is that on
+test examples.
 """
 
 import pathlib
@@ -14,11 +15,12 @@ import pathlib
 import numpy as np
 from ml_collections import ConfigDict
 
-from attnlab.config import arguments, whole
+from attnlab.config import arguments, spec, whole
 from attnlab.configuration import config_of
 from attnlab.experiment.splits import chosen_on_valid
 from attnlab.run_config import CHOICES
 from attnlab.sweep.sweep import rates_config
+from attnlab.tasks.synthetic import InContextRegression
 
 RECALL = pathlib.Path(__file__).parents[1] / 'recall.py'
 RATES = tuple(float(f'{rate:.2g}') for rate in np.logspace(-4, -2, 4))
@@ -27,16 +29,18 @@ MIXED = tuple(float(f'{rate:.2g}') for rate in np.logspace(-3, -1.5, 4))
 
 def get_config(arg: str = '') -> ConfigDict:
     """The config of `seeds=` and of the arguments of `configs/recall.py`."""
-    defaults = {'task': 'mqar', 'zoo': 'mha', 'size': 'tiny', 'conv': '0', 'init': 'framework', **CHOICES}
+    defaults = {'task': 'mqar', 'zoo': 'mha', 'size': 'tiny', 'conv': '0', 'init': 'framework', 'thoughts': 'none'}
+    defaults |= CHOICES
     chosen = arguments(arg, seeds='1', **defaults)
     base = config_of(RECALL, ','.join(f'{name}={chosen[name]}' for name in defaults))
     with base.unlocked():
         base.evals = chosen_on_valid(base.evals)
+    metric, goal = ('loss', 'min') if base.task.target == spec(InContextRegression).target else ('accuracy', 'max')
     return rates_config(
         base,
         MIXED if chosen['task'] == 'mqar_mixed' else RATES,
         seeds=whole('seeds', chosen['seeds']),
-        metric='valid/1x/accuracy',
-        goal='max',
-        reported='test/1x/accuracy',
+        metric=f'valid/1x/{metric}',
+        goal=goal,
+        reported=f'test/1x/{metric}',
     )

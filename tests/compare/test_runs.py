@@ -174,7 +174,8 @@ def test_the_command_says_what_it_cannot_compare(made, tmp_path, capsys):
     for arguments, message in (
         ([folder], 'a has not been evaluated yet'),
         ([empty], 'empty is neither a run nor a study'),
-        ([made('b', ACCURATE), folder.parent / 'b'], 'a run is named twice'),
+        ([(b := made('b', ACCURATE)), made('c', ACCURATE), b], f'{b} is named twice; name every run once'),
+        ([b, b.parent / 'c' / '..' / 'b'], f'{b.parent / "c" / ".." / "b"} is named twice, as {b} too'),
     ):
         assert main(['compare', *map(str, arguments), f'--out={tmp_path / "out"}']) == 2
         assert message in capsys.readouterr().err

@@ -1,7 +1,9 @@
 """An experiment of three runs of four steps, one of which cannot go on."""
 
+import io
 import json
 import pathlib
+import platform
 import shutil
 
 import pytest
@@ -215,6 +217,18 @@ def test_what_counts_reach_on_the_text_evaluated_stands_below_the_table_and_is_k
     stored.write_text(json.dumps(results | {'baselines': None}))
     text, results = report()
     assert results['baselines'] is None and 'No counts of bytes and pairs' in text and 'unigram' not in text
+
+
+def test_no_counts_are_taken_of_the_text_of_another_python(done, tmp_path, monkeypatch):
+    shutil.copytree(done / 'experiments', tmp_path / 'experiments')
+    found, out = Experiment(tmp_path / 'experiments' / 'toy', 'cpu'), io.StringIO()
+    stored = found.folder / 'results' / 'cpu.json'
+    stored.write_text(stored.read_text().replace(f'"python": "{platform.python_version()}"', '"python": "3.9.1"'))
+    monkeypatch.setattr(experiment_runs, 'text_scores', lambda config: pytest.fail('computed'))
+    monkeypatch.setattr('attnlab.experiment.results.is_of_this_python', lambda config: True)
+    report_experiment(found, tmp_path / 'runs', 'command', Console(file=out, width=1000))
+    assert 'left out: they were made by Python 3.9.1, whose own text they are of, and this is 3.' in out.getvalue()
+    assert 'baselines' not in json.loads(stored.read_text())
 
 
 @pytest.mark.parametrize(

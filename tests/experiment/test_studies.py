@@ -1,7 +1,9 @@
 """An experiment of two studies of four trials each, which a worker of this process runs."""
 
+import io
 import json
 import pathlib
+import platform
 
 import optuna
 import pytest
@@ -9,6 +11,7 @@ from rich.console import Console
 
 from attnlab import cli
 from attnlab.errors import UserError
+from attnlab.experiment import results as results_module
 from attnlab.experiment import studies as study_experiment
 from attnlab.experiment.experiment import Experiment
 from attnlab.experiment.studies import report_studies, run_studies, with_baselines
@@ -167,9 +170,17 @@ def test_reports_without_baselines_are_given_those_of_their_config(experiment, m
     kept |= {'report': 'text', 'study': 'one', 'flops_of_all': 0.0, 'costs': {'parameters': 1.0}}
     kept |= {'trials': [{'rate': 1.0, 'seed': 0, 'state': 'done', 'value': 1.0}], 'reported': 'test/loss'}
     empty, whole = kept | {'baselines': {}}, kept | {'baselines': {'b': 2.0}}
-    found = with_baselines(experiment, {'studies': [empty, whole]})
-    assert found == {'studies': [empty | {'baselines': {'a': 0.333333}}, whole]} and asked == ['test/loss']
+    made = {'made': f'8 of 8 studies; device: 1 cpu; Python {platform.python_version()}, jax 0.12.0, flax 0.12; ...'}
+    found = with_baselines(experiment, made | {'studies': [empty, whole]}, QUIET)
+    assert found == made | {'studies': [empty | {'baselines': {'a': 0.333333}}, whole]} and asked == ['test/loss']
     for results in ({'studies': [whole]}, {'studies': [empty], 'baselines': None}):
-        assert with_baselines(experiment, results) == results and len(asked) == 1
+        assert with_baselines(experiment, made | results, QUIET) == made | results and len(asked) == 1
     with pytest.raises(UserError, match=r"has a report 'txt', and sweep\.py does not; did you mean 'text'"):
-        with_baselines(experiment, {'studies': [empty | {'report': 'txt'}]})
+        with_baselines(experiment, made | {'studies': [empty | {'report': 'txt'}]}, QUIET)
+    # The text of `tiny.py` is not Python's own; that of another version would be another.
+    older = {'made': made['made'].replace(platform.python_version(), '3.9.1, 3.10.2'), 'studies': [empty]}
+    assert with_baselines(experiment, older, QUIET) != older and len(asked) == 2
+    monkeypatch.setattr(results_module, 'is_of_this_python', lambda base: True)
+    out = io.StringIO()
+    assert with_baselines(experiment, older, Console(file=out, width=1000)) == older and len(asked) == 2
+    assert 'they were made by Python 3.10.2, 3.9.1, whose own text they are of, and this is 3.' in out.getvalue()

@@ -18,7 +18,7 @@ from attnlab.models.predictor import Predictor, Stacked
 from attnlab.models.separators import ConvTasNet, StackSeparator
 from attnlab.models.stack import Stack
 from attnlab.nn.convolutions import DilatedConv
-from attnlab.nn.norms import CumulativeLayerNorm, GlobalLayerNorm, LayerNorm
+from attnlab.nn.norms import CumulativeLayerNorm, GlobalLayerNorm, LayerNorm, RMSNorm
 from attnlab.testing.noise import noise, perturbed
 
 SIZES = {'dim': 4, 'features': 6, 'frame': 4, 'hidden': 5, 'skip': 3, 'blocks': 3, 'repeats': 2}
@@ -29,10 +29,11 @@ def conv(dtype='float32', **options):
     return perturbed(ConvTasNet(2, **{**SIZES, **options}, dtype=dtype, rngs=nnx.Rngs(0)))
 
 
-def stacked():
-    block = functools.partial(Block, mixer=functools.partial(Attention, heads=2, causal=False), mlp=None)
+def stacked(causal=False, norm=RMSNorm, **options):
+    block = functools.partial(Block, mixer=functools.partial(Attention, heads=2, causal=causal), mlp=None, norm=norm)
     stack = functools.partial(Stack, depth=1, blocks=(block,))
-    return perturbed(StackSeparator(2, dim=8, stack=stack, features=6, frame=4, dtype='float32', rngs=nnx.Rngs(0)))
+    sizes = {'dim': 8, 'stack': stack, 'features': 6, 'frame': 4, 'causal': causal}
+    return perturbed(StackSeparator(2, **sizes, **options, dtype='float32', rngs=nnx.Rngs(0)))
 
 
 def separated(model, x):
@@ -102,14 +103,27 @@ def test_norms_look_over_the_row_or_back_alone():
     assert np.isfinite(past(jnp.full((1, 50, 4), 0.1))).all()
 
 
-def test_a_causal_model_does_not_look_ahead():
+@pytest.mark.parametrize('make', [functools.partial(conv, norm=CumulativeLayerNorm), stacked])
+def test_a_causal_model_does_not_look_ahead(make):
     """An estimate is of frames that end a frame later at most, less a sample."""
-    model, x = conv(causal=True, norm=CumulativeLayerNorm), noise(1, SAMPLES, 1)
+    model, x = make(causal=True), noise(1, SAMPLES, 1)
     gradient = jax.grad(lambda x: jnp.sum(separated(model, x)[:, :, 8]))(x)
     seen = np.flatnonzero(np.abs(gradient).max(axis=(0, 2)))
     assert seen[0] == 0 and seen[-1] == 11
-    with pytest.raises(UserError, match='norm of ConvTasNet is GlobalLayerNorm, which looks ahead'):
-        conv(causal=True)
+
+
+@pytest.mark.parametrize(
+    ('make', 'place'),
+    [
+        (functools.partial(conv, norm=GlobalLayerNorm), 'blocks.0.norms.0 of ConvTasNet'),
+        (functools.partial(stacked, norm=GlobalLayerNorm), 'stack.blocks.0.mixer_norm of StackSeparator'),
+    ],
+)
+def test_a_causal_model_has_no_part_that_looks_ahead(make, place):
+    make(causal=False)
+    said = f'{place} is GlobalLayerNorm, which looks at later tokens; causal=True needs another part'
+    with pytest.raises(UserError, match=said):
+        make(causal=True)
 
 
 def test_a_dilated_convolution_by_hand():

@@ -1,5 +1,6 @@
 """Training with few bits: gradients by hand, the packed run is the trained one, and steps follow the weights."""
 
+import functools
 import json
 
 import jax
@@ -8,8 +9,12 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from attnlab.blocks.block import Block
 from attnlab.cli import main
 from attnlab.errors import UserError
+from attnlab.mixers.linear.attention import LinearAttention
+from attnlab.models.model import Model
+from attnlab.models.stack import LinearStack
 from attnlab.nn.projections import Linear
 from attnlab.quantize.formats import Affine, Symmetric
 from attnlab.quantize.layers import QuantizedLinear
@@ -17,6 +22,7 @@ from attnlab.quantize.quartet import Quartet
 from attnlab.quantize.training import Learned, Rounded, RoundedLinear, rounding_called
 from attnlab.runs.loading import load_run
 from attnlab.runs.record import read_record
+from attnlab.train.fit import fit_to_weights
 from tests.bad_inputs.conftest import LANGUAGE, SMALL, originals
 
 __all__ = ['originals']
@@ -76,6 +82,19 @@ def test_what_a_config_may_say():
         rounding_called('cross8')
     with pytest.raises(UserError, match="there is no format 'inn4'"):
         rounding_called('inn4')
+
+
+def test_layers_on_a_line_begin_with_the_steps_of_their_base():
+    block = functools.partial(Block, mixer=functools.partial(LinearAttention, heads=2), mlp=None)
+    stack = functools.partial(LinearStack, depth=3, blocks=(block,))
+    made = Rounded(Learned(4))(Model(10, dim=8, stack=stack, dtype=jnp.float32, rngs=nnx.Rngs(0)))
+    map_ = made.stack.blocks[0].mixer.output
+    for _ in range(2):
+        expected = Learned(4).first(map_.weight[...][0])
+        for layer in made.stack.layers():
+            np.testing.assert_allclose(layer.mixer.output.log_code_step[...], expected, rtol=1e-6)
+        map_.weight[...] = 3 * map_.weight[...]
+        fit_to_weights(made)
 
 
 def test_a_run_of_learned_steps(originals, tmp_path, capsys):

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from attnlab.compare.baselines import text_scores, trivial_scores
+from attnlab.compare.baselines import is_of_this_python, text_scores, trivial_scores
 from attnlab.config import build
 from attnlab.configuration import config_of
 from attnlab.data.long_range.digits import Digits
@@ -142,3 +142,8 @@ def test_regression_and_addition_know_theirs():
     addition = build(config_of(LANGUAGE.parent / 'grokking.py').task)
     found = addition.trivial(addition.slices('test', OPERANDS, (1,), 50)['all'])['accuracy']
     assert found['chance'] == 1 / addition.vocab and 0 <= found['majority'] < 0.2
+
+
+def test_the_text_of_the_standard_library_is_of_the_python_that_runs():
+    assert is_of_this_python(config_of(LANGUAGE, 'size=tiny'))
+    assert not is_of_this_python(config_of(LANGUAGE.parent / 'recall.py'))

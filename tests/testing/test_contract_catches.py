@@ -182,6 +182,29 @@ class HoldsADictionary(Lag):
         self.settings = nnx.static({'width': 2})
 
 
+class HandsOutOneArrayTwice(Lag):
+    """A state of two arrays, which are one before the first token."""
+
+    def __call__(self, x: Array, ctx: Context, state: Any = None) -> tuple[Array, Any]:
+        y, after = super().__call__(x, ctx, state and state[0])
+        return y, state and (after, state[1] + 1)
+
+    def init_state(self, batch: int, length: int, dtype: Any) -> Any:
+        last = super().init_state(batch, length, dtype)
+        return last, last.segment
+
+
+class HandsOutItsParameter(Lag):
+    """The first token meets a learned one, without a copy."""
+
+    def __init__(self, dim: int, **kwargs: Any):
+        super().__init__(dim, **kwargs)
+        self.start = nnx.Param(jnp.ones((2, dim)), axes=(None, 'embed'), group='default')
+
+    def init_state(self, batch: int, length: int, dtype: Any) -> Last:
+        return Last(self.start[...], super().init_state(batch, length, dtype).segment)
+
+
 class ChangesTheStateType(Lag):
     def __call__(self, x: Array, ctx: Context, state: Last | None = None) -> tuple[Array, Last | None]:
         y, state = super().__call__(x, ctx, state)
@@ -281,6 +304,8 @@ CHECKS = claimed(causal=True, bidirectional=True, streaming=True, packed=True)
 CAUGHT = [
     (LooksAhead, 'no look-ahead'),
     (LooksNowhere, 'no look-ahead'),
+    (HandsOutOneArrayTwice, 'donation'),
+    (HandsOutItsParameter, 'donation'),
     (ForgetsTheConvolution, 'decoding'),
     (ForgetsBeforeAPiece, 'streaming'),
     (ForgetsTheSegment, 'streaming packed'),
@@ -361,6 +386,18 @@ EXPLAINED = [
 def test_a_wrong_state_is_explained(mixer: type[Mixer], sentence: str):
     with pytest.raises(AssertionError, match=f'^state: .*{sentence}'):
         CHECKS['state'](Subject(mixer))
+
+
+@pytest.mark.parametrize(
+    ('mixer', 'sentence'),
+    [
+        (HandsOutOneArrayTwice, r'the array \[1\] is the array \[0\].segment itself'),
+        (HandsOutItsParameter, r"the array .x is the variable \['start'\]\S* itself"),
+    ],
+)
+def test_a_state_that_cannot_be_donated_is_explained(mixer: type[Mixer], sentence: str):
+    with pytest.raises(AssertionError, match=f'^donation: .*{sentence}'):
+        CHECKS['donation'](Subject(mixer))
 
 
 @pytest.mark.parametrize(

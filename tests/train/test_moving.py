@@ -1,6 +1,7 @@
 """Moving buffers follow what steps measure, however a step is made."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -10,17 +11,22 @@ import pytest
 from flax import nnx
 
 from attnlab.blocks.block import Block
+from attnlab.blocks.unified import UnifiedBlocks
 from attnlab.config import build, spec
 from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.metrics import Average
 from attnlab.mixers.softmax.attention import Attention
+from attnlab.models.model import Model
 from attnlab.models.stack import LinearStack, Stack
 from attnlab.nn.norms import EvoNormB0
 from attnlab.nn.parameter import Moving
 from attnlab.testing.noise import noise
+from attnlab.train.moving import check_followed
+from attnlab.train.setup import prepare
 from attnlab.train.state import initialize, split
 from attnlab.train.step import make_step
+from configs import images
 from tests.train.test_step import Squares
 
 BLOCK = spec(Block, mixer=spec(Attention, heads=2, causal=False), norm=spec(EvoNormB0))
@@ -78,6 +84,38 @@ def test_a_failed_step_leaves_them():
     found, good = moments(x=X.at[0, 0, 0].set(jnp.nan))
     assert not good
     np.testing.assert_array_equal(found, 1)
+
+
+@pytest.mark.parametrize(
+    ('parts', 'place', 'holder'),
+    [
+        ({'norm': build(spec(EvoNormB0))}, 'norm', 'Model'),
+        (
+            {'blocks': (build(spec(UnifiedBlocks, heads=2, layers=1, causal=False, norm=spec(EvoNormB0))),)},
+            'stack.blocks.0.layers.0.mixer_norm',
+            'UnifiedLayer',
+        ),
+        ({}, None, None),
+    ],
+)
+def test_what_nothing_tells_of_training_is_refused(parts, place, holder):
+    given = {'blocks': (build(BLOCK),)} | parts
+    stack = functools.partial(Stack, depth=1, blocks=given.pop('blocks'))
+    model = Model(10, dim=8, stack=stack, streaming=False, dtype=jnp.float32, rngs=nnx.Rngs(0), **given)
+    if place is None:
+        check_followed(model)
+        return
+    said = f'^{place} is EvoNormB0, which follows the batches of training; in a {holder} it is not told of training'
+    with pytest.raises(UserError, match=said):
+        check_followed(model)
+
+
+def test_a_run_with_such_a_part_is_refused_before_it_begins():
+    config = images.get_config('zoo=mha,norm=evonorm_b0').unlock()
+    prepare(config).check_batch()
+    config.model.norm = spec(EvoNormB0)
+    with pytest.raises(UserError, match=r'^norm is EvoNormB0, which follows the batches of training; in a Model'):
+        prepare(config).check_batch()
 
 
 def test_bad_input_is_named():

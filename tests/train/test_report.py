@@ -22,7 +22,7 @@ def report(folder, start=0, sums=None, every=2, out=None):
         tokens_per_step=8,
         flops_per_token=None,
         sums=sums,
-        console=Console(file=out or io.StringIO(), width=120),
+        console=Console(file=out or io.StringIO(), width=1000),
     )
 
 
@@ -91,6 +91,44 @@ def test_lines_after_the_checkpoint_and_half_a_line_are_dropped(tmp_path):
     keep_until(path, 2, every=1)
     assert path.read_text() == '{"step": 1}\n{"step": 2}\n'
     assert [child.name for child in tmp_path.iterdir()] == ['metrics.jsonl']
+
+
+def test_metrics_without_a_checkpoint_are_kept_under_another_name_and_it_is_said(tmp_path):
+    path, seen = tmp_path / 'metrics.jsonl', list[str]()
+    for number in (1, 2):
+        out = io.StringIO()
+        writer = report(tmp_path, out=out)
+        writer.step(2, metrics(float(number)), 0.5)
+        writer.step(4, metrics(float(number)), 0.5)
+        writer.close()
+        seen.append(out.getvalue())
+    assert 'no checkpoint' not in seen[0]
+    assert 'has steps up to 4, of which no checkpoint is left: the run begins again at step 0' in seen[1]
+    assert 'kept in metrics-before-1.jsonl' in seen[1]
+    assert [line['train/loss'] for line in read_lines(tmp_path / 'metrics-before-1.jsonl')] == [1.0, 1.0]
+    assert [(line['step'], line['train/loss']) for line in read_lines(path)] == [(2, 2.0), (4, 2.0)]
+    report(tmp_path).close()
+    assert [line['train/loss'] for line in read_lines(tmp_path / 'metrics-before-2.jsonl')] == [2.0, 2.0]
+    out = io.StringIO()
+    report(tmp_path, out=out).close()
+    assert 'checkpoint' not in out.getvalue() and not (tmp_path / 'metrics-before-3.jsonl').exists()
+
+
+@pytest.mark.parametrize(('before', 'start', 'purged'), [(False, 0, None), (True, 0, 1), (True, 2, 3)])
+def test_events_of_steps_that_are_taken_again_are_hidden(tmp_path, monkeypatch, before, start, purged):
+    if before:
+        (tmp_path / 'metrics.jsonl').write_text('{"step": 2, "train/loss": 1.0}\n')
+    opened = []
+
+    class Recorded(train_report.SummaryWriter):
+        def __init__(self, folder, purge_step):
+            opened.append(purge_step)
+            super().__init__(folder, purge_step=purge_step)
+
+    monkeypatch.setattr(train_report, 'SummaryWriter', Recorded)
+    settings = {'start': start, 'steps': 10, 'tokens_per_step': 8, 'flops_per_token': None}
+    Report(tmp_path, Reporting(every=2), **settings, console=Console(file=io.StringIO())).close()
+    assert opened == [purged]
 
 
 def test_wandb_that_is_not_installed_is_said_in_one_line(tmp_path, monkeypatch):

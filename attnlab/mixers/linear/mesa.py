@@ -118,9 +118,10 @@ class MesaNet(Mixer):
 
     def init_state(self, batch: int, length: int, dtype: DTypeLike) -> MesaState:
         """Returns an empty regression; its size does not depend on `length`."""
-        empty = jnp.zeros((batch, self.heads, self.channels, self.channels), state_dtype(dtype))
+        shape = (batch, self.heads, self.channels, self.channels)
+        keys, values = (jnp.zeros(shape, state_dtype(dtype)) for _ in range(2))
         convs = tuple(conv.init_state(batch, dtype) for conv in self.convs)
-        return MesaState(Regression(empty, empty), convs, no_segment(batch))
+        return MesaState(Regression(keys, values), convs, no_segment(batch))
 
     def _by_head(self, x: Sequence) -> Array:
         return x.reshape(*x.shape[:2], self.heads, self.channels)

@@ -125,9 +125,10 @@ class MixedChunkAttention(Mixer):
 
     def _none(self, batch: int, dtype: DTypeLike) -> Tokens:
         """A chunk without tokens."""
-        key, value = (jnp.zeros((batch, self.chunk, width), dtype) for width in (self.key_dim, self.value_dim))
-        nothing = jnp.full((batch, self.chunk), NOTHING, jnp.int32)
-        return Tokens(key, key, value, nothing, nothing)
+        widths = (self.key_dim, self.key_dim, self.value_dim)
+        local, across, values = (jnp.zeros((batch, self.chunk, width), dtype) for width in widths)
+        chunks, segments = (jnp.full((batch, self.chunk), NOTHING, jnp.int32) for _ in range(2))
+        return Tokens(local, across, values, chunks, segments)
 
     def _far(
         self, q: Float[Array, 'b t k'], tokens: Tokens, ctx: Context, state: MixedChunkState | None

@@ -117,8 +117,9 @@ class GatedSlots(Mixer):
 
     def init_state(self, batch: int, length: int, dtype: DTypeLike) -> GatedSlotState:
         """Returns empty slots; their size does not depend on `length`."""
-        slots = jnp.zeros((batch, self.heads, self.slots, self.channels), state_dtype(dtype))
-        return GatedSlotState(slots, slots, no_segment(batch))
+        shape = (batch, self.heads, self.slots, self.channels)
+        keys, values = (jnp.zeros(shape, state_dtype(dtype)) for _ in range(2))
+        return GatedSlotState(keys, values, no_segment(batch))
 
     def _log_decay(self, x: Sequence, ctx: Context) -> Float[Array, 'b t h n']:
         if not isinstance(self.forget, Linear):

@@ -127,9 +127,10 @@ class RAT(Mixer):
         """Returns room for the chunks of `length` tokens."""
         wide, slots = state_dtype(dtype), max(1, length // self.chunk)
         dim = self.bias.shape[0]
-        empty = jnp.zeros((batch, slots, self.heads, dim // self.heads), wide)
+        keys, values = (jnp.zeros((batch, slots, self.heads, dim // self.heads), wide) for _ in range(2))
         count, segments = jnp.zeros(batch, jnp.int32), jnp.zeros((batch, slots), jnp.int32)
-        return RATState(Summaries(empty, empty, segments, count), jnp.zeros((batch, 2 * dim), wide), no_segment(batch))
+        summaries = Summaries(keys, values, segments, count)
+        return RATState(summaries, jnp.zeros((batch, 2 * dim), wide), no_segment(batch))
 
     def _running(
         self, x: Sequence, starts: Bool[Array, 'b t'], state: Float[Array, 'b m']

@@ -220,17 +220,17 @@ class NativeSparseAttention(Mixer):
         """Returns empty caches: of `length` tokens, of the window, and of the blocks that so many tokens can end."""
         sizes: Any = {'kv_heads': self.kv_heads, 'key_dim': self.key_dim, 'value_dim': self.key_dim, 'dtype': dtype}
         slots = max(1, length // self.blocks.stride)
-        block = jnp.zeros((batch, self.kv_heads, slots, self.key_dim), dtype)
+        keys, values = (jnp.zeros((batch, self.kv_heads, slots, self.key_dim), dtype) for _ in range(2))
         reach = self.blocks.block - 1
-        token = jnp.zeros((batch, reach, self.kv_heads, self.key_dim), dtype)
+        latest_keys, latest_values = (jnp.zeros((batch, reach, self.kv_heads, self.key_dim), dtype) for _ in range(2))
         return NativeSparseState(
             selected=empty_cache(batch, length, **sizes),
             window=empty_cache(batch, length, **sizes, reach=self.reach),
             compressed=Compressed(
-                block, block, jnp.full((batch, slots), -1, jnp.int32), jnp.zeros((batch, slots), jnp.int32)
+                keys, values, jnp.full((batch, slots), -1, jnp.int32), jnp.zeros((batch, slots), jnp.int32)
             ),
             ended=jnp.zeros((batch,), jnp.int32),
-            recent=Recent(token, token, jnp.zeros((batch, reach), jnp.int32)),
+            recent=Recent(latest_keys, latest_values, jnp.zeros((batch, reach), jnp.int32)),
             first=jnp.zeros((batch,), jnp.int32),
             segment=no_segment(batch),
         )

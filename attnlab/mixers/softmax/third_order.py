@@ -143,8 +143,8 @@ class TaylorThirdOrderAttention(Mixer):
         """Returns empty sums; their size does not depend on `length`."""
         features = len(monomials(self.operands.key_dim, self.degree)[0])
         shape = (batch, self.operands.heads, features, self.operands.value_dim + 1)
-        zeros = jnp.zeros(shape, state_dtype(dtype))
-        return PairSums(zeros, zeros, no_segment(batch))
+        first, second = (jnp.zeros(shape, state_dtype(dtype)) for _ in range(2))
+        return PairSums(first, second, no_segment(batch))
 
 
 class PairProjections(Module):

@@ -15,6 +15,7 @@ from attnlab.errors import UserError
 from attnlab.testing.contract.bidirectional import check_bidirectional, check_two_sided, is_mirrored
 from attnlab.testing.contract.compilation import check_compiles_once, check_streaming_compiles_once
 from attnlab.testing.contract.documents import check_packing, check_padding
+from attnlab.testing.contract.donation import check_donation
 from attnlab.testing.contract.gradients import check_float64, check_gradients, compare_with_differences
 from attnlab.testing.contract.grids import check_grids, check_sparse, on_grid
 from attnlab.testing.contract.implementations import check_implementations
@@ -114,6 +115,7 @@ def claimed(
     if causal:
         checks['no look-ahead'] = check_no_lookahead
     if streaming:
+        checks['donation'] = check_donation
         checks['decoding'] = check_decoding
         checks['streaming'] = check_streaming
         checks['long prompt'] = check_long_prompt

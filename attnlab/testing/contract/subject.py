@@ -93,8 +93,8 @@ class Subject:
 
     @functools.cached_property
     def apply(self) -> Callable[..., tuple[Array, State | None]]:
-        """`run`, compiled."""
-        return jax.jit(self.run)
+        """`run`, compiled; the state is donated."""
+        return jax.jit(self.run, donate_argnums=3)
 
     @functools.cached_property
     def differentiated(self) -> Any:
