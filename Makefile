@@ -30,7 +30,7 @@ test-oldest: $(OLDEST)/installed $(OLDEST)/libtpu/complete  ## run the tests on 
 	@$(OLDEST)/bin/python -m pytest $(ARGS)
 
 compile-gpu: $(VENV)/installed $(VENV)/cuda/complete  ## compile kernels and steps for an H100; needs none (and 0.7 GB for the compiler)
-	@$(BIN)/python -m pytest -n 0 -m '' tests/kernels/test_compile_gpu.py tests/compile/test_gpu.py $(ARGS)
+	@$(BIN)/python -m pytest -n 0 -m '' tests/kernels/test_compile_gpu.py tests/compile/test_steps.py $(ARGS)
 
 lint: $(VENV)/installed  ## check format, style and types
 	$(BIN)/ruff format --check .

@@ -10,6 +10,7 @@ from attnlab.functional import sequence
 from attnlab.module import Module
 from attnlab.nn.activations import activation as activation_called
 from attnlab.nn.parameter import Initializer, param
+from pallas_kernels import target
 
 fan_in_normal = nnx.initializers.variance_scaling(1.0, 'fan_in', 'normal')
 """Gaussian with variance one over the number of inputs, which preserves the variance of white noise."""
@@ -56,9 +57,11 @@ class Linear(Module):
     def apply(self, x: Float[Array, '*b d'], weight: Float[Array, 'd f']) -> Float[Array, '*b f']:
         """Applies the map with another weight. Raises `UserError` for `x` of another width than the map's."""
         self.check_width(x, weight.shape[0])
-        # Leading axes are merged: the gradient of the weight then contracts one axis, without a transposed copy on CPU.
-        # Not where time is sharded over devices: merging rows and time would make every device gather all tokens.
-        y = jnp.dot(x if sequence.divided() else x.reshape(-1, x.shape[-1]), weight.astype(x.dtype))
+        # On a CPU leading axes are merged: the gradient of the weight then contracts one axis, without a copy.
+        # On a TPU merged ones would be copied to other layouts. Nor where time is sharded over devices: every one of
+        # them would gather all tokens.
+        merged = target.current().platform == 'cpu' and not sequence.divided()
+        y = jnp.dot(x.reshape(-1, x.shape[-1]) if merged else x, weight.astype(x.dtype))
         if self.bias is not None:
             y = y + self.bias[...].astype(x.dtype).reshape((1,) * (y.ndim - 1) + (-1,))
         return y.reshape(*x.shape[:-1], y.shape[-1])

@@ -18,7 +18,7 @@ import jax
 from attnlab.train.partition import Axes
 from attnlab.train.setup import prepare
 from configs import language
-from tests.compile.gpu import compiled_for_h100
+from tests.compile.steps import compiled_for_h100
 from tests.kernels import compile_gpu
 
 

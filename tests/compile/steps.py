@@ -1,0 +1,78 @@
+"""Compiles training steps for an H100 or a TPU that is not there: what memory they take, and how much they move.
+
+    python -m tests.compile.steps [--topology=v5e:2x2] [--rows=8] [--length=2048] [--width=1024] [--heads=8] mha mamba2
+
+For every recipe, two periods of its layers in bfloat16 on one device, one line of JSON on standard output: MiB of
+temporaries, and those that XLA's operations read and write, a loop's body counted once: of a GPU beside kernels, by
+`tests/kernels/compile_gpu.py`, whose compiler this is; of a TPU by the compiler's own count. On a GPU products run by
+the first algorithm there is: which is fastest is measured, on a device.
+"""
+
+import argparse
+import functools
+import json
+import time
+from collections.abc import Callable
+
+import jax
+
+from attnlab.train import topologies
+from pallas_kernels import target
+from tests.compile import programs
+from tests.kernels import compile_gpu
+
+UNMEASURED = {
+    'xla_gpu_autotune_level': 0,
+    'xla_gpu_enable_cublaslt': False,
+    'xla_gpu_enable_triton_gemm': False,
+}
+"""Options by which XLA chooses algorithms of products without a device."""
+
+
+def compiled_for_h100(trace: Callable[[], jax.stages.Traced]) -> jax.stages.Compiled:
+    """What is traced, compiled for an H100."""
+    with target.compiling_for(target.H100):
+        return trace().lower(lowering_platforms=('cuda',)).compile(compiler_options=UNMEASURED)
+
+
+def of_gpu(recipe: str, device: jax.Device) -> tuple[jax.stages.Compiled, float]:
+    """A step for a GPU, and the bytes moved beside its kernels."""
+    compiled = compiled_for_h100(functools.partial(programs.trace, recipe, 'training step', [device]))
+    return compiled, sum(compile_gpu.beside(compiled.as_text()).values())
+
+
+def of_tpu(recipe: str, topology: topologies.Topology) -> tuple[jax.stages.Compiled, float]:
+    """A step for a TPU, and the bytes moved."""
+    with target.compiling_for(topology.target):
+        lowered = programs.trace(recipe, 'training step', topology.devices[:1]).lower(lowering_platforms=('tpu',))
+        compiled = lowered.compile()
+    return compiled, compiled.cost_analysis()['bytes accessed']
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument('--topology', default='H100x1')
+    for name, usual in (('rows', 8), ('length', 2048), ('width', 1024), ('heads', 8)):
+        parser.add_argument(f'--{name}', type=int, default=usual)
+    parser.add_argument('recipes', nargs='+')
+    options = parser.parse_args()
+    programs.ROWS, programs.LENGTH = options.rows, options.length
+    programs.WIDTH, programs.HEADS = options.width, options.heads
+    if topologies.gpus(options.topology):
+        step = functools.partial(of_gpu, device=compile_gpu.absent_h100())
+    else:
+        step = functools.partial(of_tpu, topology=topologies.find(options.topology))
+    for recipe in options.recipes:
+        start = time.process_time()
+        compiled, moved = step(recipe)
+        line = {
+            'recipe': recipe,
+            'temporary MiB': round(compiled.memory_analysis().temp_size_in_bytes / 2**20),
+            'moved MiB': round(moved / 2**20),
+            'seconds': round(time.process_time() - start, 1),
+        }
+        print(json.dumps(line), flush=True)
+
+
+if __name__ == '__main__':
+    main()
