@@ -7,16 +7,31 @@ gradients here are other programs, whose sums have an order of their own.
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec as Spec
 from jaxtyping import Array, Bool, Float, Int
 
 from attnlab.functional import cores
+from attnlab.functional.sequence import SEQUENCE
 from pallas_kernels import target
 
 
 def lookup(table: Float[Array, 'o d'], index: Int[Array, '*b']) -> Float[Array, '*b d']:
     """Returns `table[index]`, NaN where there is no such row."""
-    apart = target.current().platform == 'gpu' and not cores.devices()
-    return _summed_in_order(table, index) if apart else _take(table, index)
+    if target.current().platform != 'gpu':
+        return _take(table, index)
+    mesh = cores.devices()
+    if not mesh:
+        return _summed_in_order(table, index)
+    if index.ndim != 2 or any(devices > 1 and axis not in WHOLE for axis, devices in mesh.items()):
+        return _take(table, index)
+    division = cores.Division('lookup', dict(zip('bt', index.shape, strict=True)), mesh)
+    rows = division.spec('b t')
+    run = jax.shard_map(_summed_in_order, in_specs=(Spec(), rows), out_specs=division.spec('b t _'), check_vma=False)
+    return run(table, index)
+
+
+WHOLE = ('data', SEQUENCE)
+"""Mesh axes over which tables are not divided, so that every device can sum what its own rows looked up."""
 
 
 def _take(table: Float[Array, 'o d'], index: Int[Array, '*b']) -> Float[Array, '*b d']:

@@ -2,8 +2,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
+from attnlab.functional import cores
 from attnlab.functional.lookup import lookup, sum_by_row, taken
+from attnlab.train.partition import Axes
 from pallas_kernels import target
 
 ROWS, D = 11, 5
@@ -30,6 +33,24 @@ def test_the_gradient_on_a_gpu_is_that_of_take(shape):
     (value, gradient), (expected, summed) = found(target.H100), found(target.Target('cpu', 'cpu'))
     np.testing.assert_array_equal(value, expected)
     np.testing.assert_allclose(gradient, summed, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(('axis', 'summed'), [('data', True), ('fsdp', False)])
+def test_devices_with_the_whole_table_sum_what_their_own_rows_looked_up(axis, summed):
+    mesh = Axes(**({'data': 1} | {axis: 2})).make(jax.devices()[:2])
+    table = jnp.asarray(np.random.default_rng(1).normal(size=(ROWS, D)), jnp.float32)
+    index, upstream = drawn(4, 7), jnp.asarray(np.random.default_rng(2).normal(size=(4, 7, D)), jnp.float32)
+
+    def loss(table, index):
+        return jnp.sum(lookup(table, index) * upstream, where=(index >= -ROWS)[..., None] & (index < ROWS)[..., None])
+
+    expected = jax.grad(loss)(table, index)
+    rows = NamedSharding(mesh, PartitionSpec(axis))
+    with target.compiling_for(target.H100):
+        gradient = jax.jit(cores.on(mesh, jax.grad(loss)))
+        given = jax.device_put(table, NamedSharding(mesh, PartitionSpec())), jax.device_put(index, rows)
+        assert ('scatter-add' not in str(jax.make_jaxpr(gradient)(*given))) == summed
+        np.testing.assert_allclose(gradient(*given), expected, rtol=1e-6, atol=1e-6)
 
 
 def test_sums_are_those_of_a_loop():
