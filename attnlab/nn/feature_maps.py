@@ -84,6 +84,10 @@ class UnitNorm(FixedMap):
         wide = x.astype(state_dtype(x.dtype))
         return (wide * jax.lax.rsqrt(jnp.sum(jnp.square(wide), axis=-1, keepdims=True) + self.eps)).astype(x.dtype)
 
+    def wide(self, x: Float[Array, 'b t h k']) -> Float[Array, 'b t h k']:
+        """Returns them in float32 or better."""
+        return recomputed(lambda x: self.apply(x.astype(state_dtype(x.dtype))))(x)
+
 
 class CorrectedUnitNorm(Module):
     """Vectors of length one, of keys and of queries less a part of the key, `q - c k`; `c` is learned for every head.
@@ -341,7 +345,7 @@ class UnitTaylor(Module):
 
     def _unit(self, x: Float[Array, 'b t h k']) -> Float[Array, 'b t h k']:
         """Of length one, times what Taylor divides by, in float32 or better."""
-        return x.shape[-1] ** 0.25 * UnitNorm(self.eps).apply(x.astype(state_dtype(x.dtype)))
+        return x.shape[-1] ** 0.25 * UnitNorm(self.eps).wide(x)
 
 
 class SquaredProduct(Module):

@@ -93,7 +93,7 @@ class MesaNet(Mixer):
         projected, convs = [], []
         for i, (linear, conv) in enumerate(zip((self.query, self.key), self.convs, strict=True)):
             y, after = conv(linear(x), ctx.segments, None if state is None else state.convs[i])
-            projected.append(UnitNorm().apply(self._by_head(y).astype(wide)))
+            projected.append(UnitNorm().wide(self._by_head(y)))
             convs.append(after)
         q, k = projected
         if state is not None:
