@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.functional.exclusive import exclusive_linear_attention
-from attnlab.functional.recomputed import gated, recomputed_method
+from attnlab.functional.recomputed import recomputed_beside_products, recomputed_method
 from attnlab.functional.recurrences import carried, no_segment, state_dtype
 from attnlab.mixers.mixer import Mixer
 from attnlab.module import Module
@@ -157,7 +157,10 @@ class RWKV6(Mixer):
         )
         if shift is not None:
             state = RWKV6State(memory, shift, ctx.segments_or_ones()[:, -1])
-        return self.output(gated(self.norm(y).reshape(x.shape), self.gate(inputs[GATE]))), state
+        return self.output(recomputed_beside_products(self._read)(y, inputs[GATE])), state
+
+    def _read(self, y: Heads, x: Sequence) -> Sequence:
+        return self.norm(y).reshape(x.shape) * jax.nn.silu(self.gate(x))
 
     @property
     def divides_time(self) -> bool:

@@ -15,7 +15,7 @@ from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.functional import cores
 from attnlab.functional.exclusive import own_read
-from attnlab.functional.recomputed import recomputed, recomputed_method
+from attnlab.functional.recomputed import recomputed, recomputed_beside_products, recomputed_method
 from attnlab.functional.recurrences import carried, no_segment, state_dtype
 from attnlab.mixers.mixer import Mixer
 from attnlab.nn.heads import head_channels
@@ -23,7 +23,7 @@ from attnlab.nn.norms import GroupNorm
 from attnlab.nn.parameter import Initializer, param
 from attnlab.nn.preludes import ShiftState, no_shift, shifted
 from attnlab.nn.projections import Linear, LowRank
-from attnlab.typing import Heads, Keys, Segments, Sequence
+from attnlab.typing import Heads, Keys, Queries, Segments, Sequence, Values
 
 QUERY, DECAY, KEY, VALUE, RATE, GATE = range(6)
 """The inputs of a layer, each of which mixes a token with the one before it."""
@@ -149,8 +149,10 @@ class RWKV7(Mixer):
         y, memory = cores.diagonal_low_rank(r, k, v, reads, writes, log_decay, **core)
         if shift is not None:
             state = RWKV7State(memory, shift, ctx.segments_or_ones()[:, -1])
-        y = (self.norm(y) + own_read(r, k, v, self.bonus[...])).reshape(x.shape)
-        return self.output(y * self.gate(inputs[GATE])), state
+        return self.output(recomputed_beside_products(self._read)(y, r, k, v, inputs[GATE])), state
+
+    def _read(self, y: Heads, r: Queries, k: Keys, v: Values, x: Sequence) -> Sequence:
+        return (self.norm(y) + own_read(r, k, v, self.bonus[...])).reshape(x.shape) * self.gate(x)
 
     @property
     def divides_time(self) -> bool:

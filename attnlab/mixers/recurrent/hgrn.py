@@ -14,7 +14,7 @@ from jaxtyping import Complex, Float, Int
 from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.functional import cores
-from attnlab.functional.recomputed import gated, recomputed_method
+from attnlab.functional.recomputed import recomputed_beside_products, recomputed_method
 from attnlab.functional.recurrences import carried, no_segment, state_dtype
 from attnlab.functional.structured import from_parts, parts
 from attnlab.mixers.mixer import Mixer
@@ -91,7 +91,10 @@ class HGRN(Mixer):
         )
         if state is not None:
             state = HGRNState(parts(last), segments[:, -1])
-        return self.output(gated(self.norm(parts(h).astype(x.dtype)), self.gate(x))), state
+        return self.output(recomputed_beside_products(self._read)(parts(h).astype(x.dtype), x)), state
+
+    def _read(self, h: Float[Array, 'b t m'], x: Sequence) -> Float[Array, 'b t m']:
+        return self.norm(h) * jax.nn.silu(self.gate(x))
 
     @recomputed_method
     def _entries(
