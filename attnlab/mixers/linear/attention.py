@@ -168,7 +168,7 @@ class LinearAttention(Mixer):
             y, memory = run(q, k, v, terms, state=before, segments=ctx.segments, **core)
         if state is not None:
             state = LinearAttentionState(memory, preludes, ctx.segments_or_ones()[:, -1])
-        return self.output(recomputed_beside_products(self._read)(y, x)), state
+        return self.output(recomputed_beside_products(lambda y: self._read(y, x))(y)), state
 
     @property
     def _counts_apart(self) -> bool:

@@ -124,7 +124,7 @@ class FastWeights(Mixer):
             if state is not None:
                 segment = ctx.segments_or_ones()[:, -1]
                 state = FastWeightsState(memory, (place[:, -1] + 1) % self.chunk, preludes, segment)
-        return self.output(recomputed_beside_products(self._read)(y.astype(x.dtype), x)), state
+        return self.output(recomputed_beside_products(lambda y: self._read(y, x))(y.astype(x.dtype))), state
 
     def init_state(self, batch: int, length: int, dtype: DTypeLike) -> FastWeightsState:
         """Returns the state before the first token, whose memory is not read: a document starts from what is learned.

@@ -114,7 +114,7 @@ class MesaNet(Mixer):
         )
         if state is not None:
             state = MesaState(regression, tuple(convs), ctx.segments_or_ones()[:, -1])
-        return self.output(recomputed_beside_products(self._read)(read.astype(x.dtype), x)), state
+        return self.output(recomputed_beside_products(lambda y: self._read(y, x))(read.astype(x.dtype))), state
 
     def _read(self, y: Heads, x: Sequence) -> Sequence:
         y = self.norm(y).reshape(x.shape)

@@ -110,7 +110,7 @@ class MLSTM(Mixer):
         )
         if state is not None:
             state = MLSTMState(memory, highest, segments[:, -1])
-        return self.output(recomputed_beside_products(self._read)(read, x)), state
+        return self.output(recomputed_beside_products(lambda y: self._read(y, x))(read)), state
 
     def _read(self, y: Heads, x: Sequence) -> Float[Array, 'b t f']:
         return self.norm(y).reshape(*x.shape[:2], -1) * jax.nn.sigmoid(self.gate(x))

@@ -93,7 +93,7 @@ class DiagonalRecurrence(Mixer):
         )
         if state is not None:
             state = DiagonalState(last, prelude, segments[:, -1])
-        return self.output(recomputed_beside_products(self._opened)(h.astype(x.dtype), x)), state
+        return self.output(recomputed_beside_products(lambda y: self._opened(y, x))(h.astype(x.dtype))), state
 
     def _opened(self, y: Float[Array, 'b t f'], x: Sequence) -> Float[Array, 'b t f']:
         return y if self.gate is None else y * self.gate(x)

@@ -91,7 +91,7 @@ class HGRN(Mixer):
         )
         if state is not None:
             state = HGRNState(parts(last), segments[:, -1])
-        return self.output(recomputed_beside_products(self._read)(parts(h).astype(x.dtype), x)), state
+        return self.output(recomputed_beside_products(lambda h: self._read(h, x))(parts(h).astype(x.dtype))), state
 
     def _read(self, h: Float[Array, 'b t m'], x: Sequence) -> Float[Array, 'b t m']:
         return self.norm(h) * jax.nn.silu(self.gate(x))

@@ -172,7 +172,7 @@ class Attention(Mixer):
 
     def written(self, y: Heads, x: Sequence) -> Sequence:
         """Returns the output for what the heads have read of the input `x`: normed, gated and mapped."""
-        return self.output(recomputed_beside_products(self._opened)(y, x).reshape(*x.shape[:2], -1))
+        return self.output(recomputed_beside_products(lambda y: self._opened(y, x))(y).reshape(*x.shape[:2], -1))
 
     def _opened(self, y: Heads, x: Sequence) -> Heads:
         y = y if self.norm is None else self.norm(y)
