@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float
 
+from attnlab.functional.recomputed import recomputed
 from attnlab.typing import DropoutKey, Heads, Keys, Queries, Values
 
 
@@ -62,6 +63,7 @@ def _length(x: Float[Array, 'b t h k']) -> Float[Array, 'b t h']:
     return jnp.where(square > 0, jnp.sqrt(jnp.where(square > 0, square, 1)), 0)
 
 
+@recomputed
 def softmax(scores: Float[Array, '*b s'], visible: Bool[Array, '*b s']) -> Float[Array, '*b s']:
     """Returns the softmax over visible keys, zero elsewhere and in rows without any."""
     highest = jnp.max(jnp.where(visible, scores, jnp.finfo(scores.dtype).min), axis=-1, keepdims=True)

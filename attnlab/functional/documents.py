@@ -8,6 +8,7 @@ from jax import Array
 from jaxtyping import Bool, Float, Int
 
 from attnlab.context import PADDING
+from attnlab.functional.recomputed import recomputed
 from attnlab.functional.recurrences import NOTHING, document_starts, state_dtype
 from attnlab.typing import Segments
 
@@ -58,6 +59,7 @@ def document_membership(segments: Segments | None, batch: int, length: int, most
     return (index[..., None] == jnp.arange(most)[None, None]) & there[..., None]
 
 
+@recomputed
 def local_sum(
     x: Float[Array, 'b t d'], taps: Float[Array, 'w #b #t d'], segments: Segments | None
 ) -> Float[Array, 'b t d']:
@@ -92,9 +94,14 @@ class Slots:
 
     def spread(self, x: Float[Array, 'b t ...']) -> Float[Array, 'b n ...']:
         """Returns `x` by slot, zero in those of no token."""
-        return jax.vmap(
-            lambda row, index: jnp.zeros((self.count, *row.shape[1:]), row.dtype).at[index].set(row, mode='drop')
-        )(x, self.index)
+
+        @recomputed
+        def spread(x: Float[Array, 'b t ...'], index: Int[Array, 'b t']) -> Float[Array, 'b n ...']:
+            return jax.vmap(
+                lambda row, index: jnp.zeros((self.count, *row.shape[1:]), row.dtype).at[index].set(row, mode='drop')
+            )(x, index)
+
+        return spread(x, self.index)
 
     def collected(self, y: Float[Array, 'b n ...']) -> Float[Array, 'b t ...']:
         """Returns `y` by token, zero for padding and NaN for other tokens without a slot."""

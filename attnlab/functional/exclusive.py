@@ -5,6 +5,7 @@ from jax import Array
 from jaxtyping import Float
 
 from attnlab.functional import cores
+from attnlab.functional.recomputed import recomputed
 from attnlab.functional.recurrences import document_starts, of_token_before, state_dtype
 from attnlab.typing import Heads, Keys, Queries, Segments, Values
 
@@ -33,8 +34,14 @@ def exclusive_linear_attention(
         late_k, late_decay = (jnp.where(starts, jnp.zeros_like(each), each) for each in (late_k, late_decay))
     core = {'scale': 1.0, 'state': state, 'segments': segments, 'implementation': implementation}
     y, before = cores.linear_attention(q, late_k, late_v, late_decay, **core)
-    wide = state_dtype(v.dtype)
-    own = jnp.sum((q * k).astype(wide) * bonus.astype(wide)[None, None], axis=-1, keepdims=True)
     last_k, last_v = k[:, -1].astype(before.dtype), v[:, -1].astype(before.dtype)
     after = jnp.exp(log_decay[:, -1])[..., None] * before + last_k[..., None] * last_v[..., None, :]
-    return y + own.astype(v.dtype) * v, after
+    return y + own_read(q, k, v, bonus), after
+
+
+@recomputed
+def own_read(q: Queries, k: Keys, v: Values, bonus: Float[Array, 'h k']) -> Heads:
+    """Returns `(q_t . u k_t) v_t`, what a token reads of itself; `u` is the `bonus`."""
+    wide = state_dtype(v.dtype)
+    own = jnp.sum((q * k).astype(wide) * bonus.astype(wide)[None, None], axis=-1, keepdims=True)
+    return own.astype(v.dtype) * v

@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
+from attnlab.functional.recomputed import recomputed
 from attnlab.functional.recurrences import document_starts, state_dtype
 from attnlab.typing import Heads, Segments, State, Values
 
@@ -73,11 +74,9 @@ def read_by_level(
         if before is not None:
             before = jnp.where(blocks[:, 0, None, None, None], jnp.zeros_like(before), before)
         left = (own | (half == 0))[..., None, None]
-        y, after = run(
-            jnp.where(left, v, jnp.zeros_like(v)), segments=jnp.cumsum(blocks, axis=1, dtype=jnp.int32), state=before
-        )
+        y, after = run(_left(v, left), segments=jnp.cumsum(blocks, axis=1, dtype=jnp.int32), state=before)
         weight = jnp.where((own | (half == 1))[..., None], weight, jnp.zeros_like(weight))
-        return total + weight.astype(wide)[..., None] * y.astype(wide), None if before is None else after
+        return total + _weighed(y, weight.astype(wide)), None if before is None else after
 
     numbers = jnp.arange(count + 1, dtype=jnp.int32)
     by_level = jnp.moveaxis(weights[..., : count + 1], -1, 0)
@@ -89,3 +88,13 @@ def read_by_level(
     if state is not None:
         state = Levels(jnp.moveaxis(after[1:], 0, 1), place[:, -1] + 1)
     return total.astype(v.dtype), state
+
+
+@recomputed
+def _left(v: Values, left: Bool[Array, 'b t 1 1']) -> Values:
+    return jnp.where(left, v, jnp.zeros_like(v))
+
+
+@recomputed
+def _weighed(y: Heads, weight: Float[Array, 'b t h']) -> Heads:
+    return weight[..., None] * y.astype(weight.dtype)

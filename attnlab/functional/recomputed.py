@@ -19,6 +19,15 @@ def recomputed[**Arrays, Result](function: Callable[Arrays, Result]) -> Callable
     return jax.checkpoint(function, prevent_cse=False)
 
 
+def recomputed_beside_products[**Arrays, Result](function: Callable[Arrays, Result]) -> Callable[Arrays, Result]:
+    """A function of arrays, which alone are kept for its backward pass, beside what its matrix products gave.
+
+    What maps in it read is kept too, and best closed over: it then is the object that the maps beside it read, by which
+    calibration finds out which maps are behind a norm.
+    """
+    return jax.checkpoint(function, prevent_cse=False, policy=jax.checkpoint_policies.dots_saveable)
+
+
 def recomputed_method[Owner, **Arrays, Result](
     method: Callable[Concatenate[Owner, Arrays], Result],
 ) -> Callable[Concatenate[Owner, Arrays], Result]:

@@ -1,11 +1,14 @@
 """Linear attention whose writes are weighted by exponentials, held in range by a running maximum."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float
 
 from attnlab.functional import cores
+from attnlab.functional.recomputed import recomputed
 from attnlab.functional.recurrences import document_starts, of_token_before, state_dtype
 from attnlab.typing import Heads, Keys, Queries, Segments, Values
 
@@ -55,18 +58,27 @@ def stabilised_linear_attention(
     m = running_maximum(keeps, jnp.concatenate([first, log_input[:, 1:]], axis=1))
     # Where a document starts there is nothing to decay.
     decay = jnp.where(starts, 0, jnp.minimum(log_forget + of_token_before(m, highest) - m, 0))
-    weight = jnp.exp(log_input - m)[..., None]
     ones = jnp.ones_like(v[..., :1])
     y, memory = cores.linear_attention(
         q,
-        (weight * k).astype(k.dtype),
+        _weighted(k, log_input - m),
         jnp.concatenate([v, ones], axis=-1),
         decay,
         state=jnp.where(continues[:, None, None, None], memory, 0),
         segments=segments,
         implementation=implementation,
     )
-    y, scale = y.astype(wide), jnp.exp(jnp.minimum(m, 0))[..., None]
+    return recomputed(functools.partial(_over_floor, eps=eps))(y, m), (memory, m[:, -1])
+
+
+@recomputed
+def _weighted(k: Keys, log_weight: Float[Array, 'b t h']) -> Keys:
+    return (jnp.exp(log_weight)[..., None] * k).astype(k.dtype)
+
+
+def _over_floor(y: Float[Array, 'b t h u'], m: Float[Array, 'b t h'], *, eps: float) -> Heads:
+    """Reads over the absolute value of their last column, at least `exp(-m)`."""
+    wide, scale = y.astype(m.dtype), jnp.exp(jnp.minimum(m, 0))[..., None]
     floor = jnp.exp(-jnp.maximum(m, 0))[..., None]
-    read = scale * y[..., :-1] / (jnp.maximum(jnp.abs(scale * y[..., -1:]), floor) + eps)
-    return read.astype(v.dtype), (memory, m[:, -1])
+    read = scale * wide[..., :-1] / (jnp.maximum(jnp.abs(scale * wide[..., -1:]), floor) + eps)
+    return read.astype(y.dtype)

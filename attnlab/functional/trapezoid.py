@@ -7,6 +7,7 @@ from jax import Array
 from jaxtyping import Bool, Float
 
 from attnlab.functional import cores
+from attnlab.functional.recomputed import recomputed
 from attnlab.functional.recurrences import state_dtype
 from attnlab.typing import Segments
 
@@ -63,7 +64,7 @@ def trapezoidal_attention(
     wide = state_dtype(q.dtype)
     k_before, v_before, now_before = before
     weight = jnp.exp(log_decay) * (past + now_before)
-    written = (weight[:, :, None, :, None] * v_before).astype(v.dtype)
+    written = _weighted(v_before, weight).astype(v.dtype)
     # A token decays the memory once, before the first of its writes.
     decay = jnp.pad(log_decay[:, :, None], ((0, 0), (0, 0), (0, r - 1), (0, 0)))
     y, memory = cores.linear_attention(
@@ -81,3 +82,8 @@ def trapezoidal_attention(
         missed = jnp.einsum('btrhk,btshk->bthrs', q, k_before, preferred_element_type=wide)
         y = y + jnp.einsum('bthrs,btshv->btrhv', jnp.triu(missed, 1), written.astype(wide))
     return y, memory
+
+
+@recomputed
+def _weighted(v: Float[Array, 'b t r h v'], weight: Float[Array, 'b t h']) -> Float[Array, 'b t r h v']:
+    return weight[:, :, None, :, None] * v

@@ -9,6 +9,7 @@ from jax import Array
 from jaxtyping import Float
 
 from attnlab.errors import UserError
+from attnlab.functional.recomputed import recomputed_method
 from attnlab.functional.recurrences import state_dtype
 from attnlab.module import Module
 from attnlab.nn.initialization import Gaussian, Scaled
@@ -91,8 +92,12 @@ class DepthwiseConv(Module):
         self.bias = param(zeros, (dim,), axes=('mlp',), group='vector', rngs=rngs) if bias else None
 
     def __call__(self, x: Float[Array, 'b *grid d']) -> Float[Array, 'b *grid d']:
-        width, grid = self.taps.shape[0], x.shape[1:-1]
         self.check_width(x, self.taps.shape[-1] * self.shared)
+        return self._convolved(x)
+
+    @recomputed_method
+    def _convolved(self, x: Float[Array, 'b *grid d']) -> Float[Array, 'b *grid d']:
+        width, grid = self.taps.shape[0], x.shape[1:-1]
         # One rounding at the end, as in `ShortConv`.
         wide = x.astype(state_dtype(x.dtype))
         taps = self.taps[...].astype(wide.dtype)
@@ -126,8 +131,12 @@ class DilatedConv(Module):
         self.bias = param(nnx.initializers.zeros, (dim,), axes=('mlp',), group='vector', rngs=rngs)
 
     def __call__(self, x: Float[Array, 'b t d']) -> Float[Array, 'b t d']:
-        width, steps = self.taps.shape[0], x.shape[1]
         self.check_width(x, self.taps.shape[1])
+        return self._convolved(x)
+
+    @recomputed_method
+    def _convolved(self, x: Float[Array, 'b t d']) -> Float[Array, 'b t d']:
+        width, steps = self.taps.shape[0], x.shape[1]
         wide = x.astype(state_dtype(x.dtype))
         taps = self.taps[...].astype(wide.dtype)
         reach = self.dilation * (width - 1)

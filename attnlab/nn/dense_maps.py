@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float
 from attnlab.errors import UserError
 from attnlab.functional.dense import ScoreRows, softmax
 from attnlab.functional.entmax import entmax
+from attnlab.functional.recomputed import recomputed
 from attnlab.functional.straight_through import straight_through
 from attnlab.module import Module
 from attnlab.nn.parameter import param
@@ -142,12 +143,17 @@ class StickBreaking(Module):
         del heads, rngs
 
     def __call__(self, rows: ScoreRows, key: DropoutKey | None) -> Float[Array, 'b h t s']:
-        later = jax.lax.cumsum(rows.visible.astype(jnp.int32), axis=3, reverse=True)
-        seen = rows.visible & (later > 1)
-        left = jnp.where(seen, jax.nn.log_sigmoid(-rows.scores), 0)
-        # Of the keys after each: shifted, since a large term taken away again would leave its rounding.
-        between = jnp.pad(jax.lax.cumsum(left, axis=3, reverse=True), ((0, 0), (0, 0), (0, 0), (0, 1)))[..., 1:]
-        return jnp.where(seen, jnp.exp(jax.nn.log_sigmoid(rows.scores) + between), 0)
+        return _shares(rows.scores, rows.visible)
+
+
+@recomputed
+def _shares(scores: Float[Array, 'b h t s'], visible: Bool[Array, 'b h t s']) -> Float[Array, 'b h t s']:
+    later = jax.lax.cumsum(visible.astype(jnp.int32), axis=3, reverse=True)
+    seen = visible & (later > 1)
+    left = jnp.where(seen, jax.nn.log_sigmoid(-scores), 0)
+    # Of the keys after each: shifted, since a large term taken away again would leave its rounding.
+    between = jnp.pad(jax.lax.cumsum(left, axis=3, reverse=True), ((0, 0), (0, 0), (0, 0), (0, 1)))[..., 1:]
+    return jnp.where(seen, jnp.exp(jax.nn.log_sigmoid(scores) + between), 0)
 
 
 def _greatest(scores: Float[Array, '*b s'], visible: Bool[Array, '*b s']) -> Bool[Array, '*b s']:

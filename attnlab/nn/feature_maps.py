@@ -19,7 +19,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Float
 
 from attnlab.functional.lookup import taken
-from attnlab.functional.recomputed import recomputed
+from attnlab.functional.recomputed import recomputed, recomputed_method
 from attnlab.functional.recurrences import state_dtype
 from attnlab.module import Module
 from attnlab.nn.parameter import Drawn, buffer, param
@@ -85,6 +85,10 @@ class UnitNorm(FixedMap):
         wide = x.astype(state_dtype(x.dtype))
         return (wide * jax.lax.rsqrt(jnp.sum(jnp.square(wide), axis=-1, keepdims=True) + self.eps)).astype(x.dtype)
 
+    def wide(self, x: Float[Array, 'b t h k']) -> Float[Array, 'b t h k']:
+        """Returns them in float32 or better."""
+        return recomputed(lambda x: self.apply(x.astype(state_dtype(x.dtype))))(x)
+
 
 class CorrectedUnitNorm(Module):
     """Vectors of length one, of keys and of queries less a part of the key, `q - c k`; `c` is learned for every head.
@@ -101,10 +105,13 @@ class CorrectedUnitNorm(Module):
     def features(
         self, q: Queries, k: Keys, positions: Positions
     ) -> tuple[Float[Array, 'b t h k'], Float[Array, 'b s g k']]:
+        return self._corrected(q, k), recomputed(self.unit.apply)(k)
+
+    @recomputed_method
+    def _corrected(self, q: Queries, k: Keys) -> Float[Array, 'b t h k']:
         wide = state_dtype(q.dtype)
         part = self.part[...].astype(wide)[None, None, :, None]
-        corrected = self.unit.apply(q.astype(wide) - part * k.astype(wide))
-        return corrected.astype(q.dtype), self.unit.apply(k)
+        return self.unit.apply(q.astype(wide) - part * k.astype(wide)).astype(q.dtype)
 
 
 @checked_fields
@@ -132,7 +139,7 @@ class SiluQueries(FixedMap):
     ) -> tuple[Float[Array, 'b t h m'], Float[Array, 'b s g m']]:
         """Returns the features of queries, and the keys."""
         del positions
-        return self.apply(q), k
+        return recomputed(self.apply)(q), k
 
     def apply(self, x: Float[Array, 'b t h k']) -> Float[Array, 'b t h m']:
         return jax.nn.silu(x)
@@ -180,11 +187,20 @@ class SignedExponentials(Module):
     ) -> tuple[Float[Array, 'b t h m'], Float[Array, 'b s g m']]:
         """Returns the features of queries and of keys, twice as many as there are channels."""
         del positions
-        mapped_q, mapped_k = _mapped(q, self.query), _mapped(k, self.key)
-        largest = jnp.max(jnp.abs(mapped_q), axis=-1, keepdims=True)
-        of_query = jnp.concatenate([jnp.exp(mapped_q - largest), jnp.exp(-mapped_q - largest)], axis=-1)
-        of_key = jnp.concatenate([jnp.exp(mapped_k), jnp.exp(-mapped_k)], axis=-1)
-        return of_query.astype(q.dtype), of_key.astype(k.dtype)
+        return _bounded_exponentials(_mapped(q, self.query)), _exponentials(_mapped(k, self.key))
+
+
+@recomputed
+def _bounded_exponentials(mapped: Float[Array, 'b t h k']) -> Float[Array, 'b t h m']:
+    wide = mapped.astype(state_dtype(mapped.dtype))
+    largest = jnp.max(jnp.abs(wide), axis=-1, keepdims=True)
+    return jnp.concatenate([jnp.exp(wide - largest), jnp.exp(-wide - largest)], axis=-1).astype(mapped.dtype)
+
+
+@recomputed
+def _exponentials(mapped: Float[Array, 'b t h k']) -> Float[Array, 'b t h m']:
+    wide = mapped.astype(state_dtype(mapped.dtype))
+    return jnp.concatenate([jnp.exp(wide), jnp.exp(-wide)], axis=-1).astype(mapped.dtype)
 
 
 def _identities(key: Array, shape: Shape[int], dtype: DTypeLike) -> Array:
@@ -193,15 +209,20 @@ def _identities(key: Array, shape: Shape[int], dtype: DTypeLike) -> Array:
 
 
 def _mapped(x: Float[Array, 'b t h k'], weight: nnx.Param) -> Float[Array, 'b t h m']:
-    return jnp.einsum('bthk,hkm->bthm', x, weight[...].astype(x.dtype)).astype(state_dtype(x.dtype))
+    return jnp.einsum('bthk,hkm->bthm', x, weight[...].astype(x.dtype))
 
 
 def _both_signs(x: Float[Array, 'b t h k'], weight: nnx.Param, bias: nnx.Param | None) -> Float[Array, 'b t h m']:
-    mapped = _mapped(x, weight)
+    return _softmaxes(_mapped(x, weight), None if bias is None else bias[...])
+
+
+@recomputed
+def _softmaxes(mapped: Float[Array, 'b t h k'], bias: Float[Array, 'h k'] | None) -> Float[Array, 'b t h m']:
+    wide = mapped.astype(state_dtype(mapped.dtype))
     if bias is not None:
-        mapped = mapped + bias[...].astype(mapped.dtype)[None, None]
-    features = jnp.concatenate([jax.nn.softmax(mapped), jax.nn.softmax(-mapped)], axis=-1)
-    return jnp.maximum(features, 1e-12).astype(x.dtype)
+        wide = wide + bias.astype(wide.dtype)[None, None]
+    features = jnp.concatenate([jax.nn.softmax(wide), jax.nn.softmax(-wide)], axis=-1)
+    return jnp.maximum(features, 1e-12).astype(mapped.dtype)
 
 
 @checked_fields
@@ -223,10 +244,13 @@ class NormAware(FixedMap):
     ) -> tuple[Float[Array, 'b t h m'], Float[Array, 'b s g m']]:
         """Returns the features of queries and of keys, twice as many as there are channels."""
         del positions
+        return recomputed(self._of_queries)(q), recomputed(self.apply)(k)
+
+    def _of_queries(self, q: Queries) -> Float[Array, 'b t h m']:
         wide = q.astype(state_dtype(q.dtype))
         norm = jnp.sqrt(jnp.maximum(jnp.sum(jnp.square(wide), axis=-1, keepdims=True), self.eps**2))
         power = self.power * (0.5 + jnp.tanh(norm))
-        return _powers(wide / norm, power).astype(q.dtype), self.apply(k)
+        return _powers(wide / norm, power).astype(q.dtype)
 
     def apply(self, x: Float[Array, 'b t h k']) -> Float[Array, 'b t h m']:
         """Returns the features of keys."""
@@ -260,13 +284,15 @@ class CosFormer(FixedMap):
     ) -> tuple[Float[Array, 'b t h m'], Float[Array, 'b s g m']]:
         """Returns the features of queries and of keys, by their positions from 1 on."""
         angle = (positions + 1).astype(state_dtype(q.dtype))[..., None, None] * (math.pi / 2 / self.span)
-        return _weighted_by(self.apply(q), angle), _weighted_by(self.apply(k), angle)
+        return _weighted_by(q, angle), _weighted_by(k, angle)
 
     def apply(self, x: Float[Array, 'b t h k']) -> Float[Array, 'b t h k']:
         return jax.nn.relu(x)
 
 
+@recomputed
 def _weighted_by(x: Float[Array, 'b t h k'], angle: Float[Array, 'b t 1 1']) -> Float[Array, 'b t h m']:
+    x = jax.nn.relu(x)
     return jnp.concatenate([x * jnp.sin(angle).astype(x.dtype), x * jnp.cos(angle).astype(x.dtype)], axis=-1)
 
 
@@ -306,13 +332,21 @@ class UnitTaylor(Module):
     def features(
         self, q: Queries, k: Keys, positions: Positions
     ) -> tuple[Float[Array, 'b t h m'], Float[Array, 'b s g m']]:
-        wide = state_dtype(q.dtype)
-        unit = UnitNorm(self.eps)
-        # Taylor divides by it again.
-        root = q.shape[-1] ** 0.25
-        wide_q, wide_k = (root * unit.apply(each.astype(wide)) for each in (q, k))
-        temperature = self.temperature[...].astype(wide)[None, None, :, None]
-        return Taylor().apply(temperature * wide_q).astype(q.dtype), Taylor().apply(wide_k).astype(k.dtype)
+        return self._of_queries(q), self._of_keys(k)
+
+    @recomputed_method
+    def _of_queries(self, q: Queries) -> Float[Array, 'b t h m']:
+        unit = self._unit(q)
+        temperature = self.temperature[...].astype(unit.dtype)[None, None, :, None]
+        return Taylor().apply(temperature * unit).astype(q.dtype)
+
+    @recomputed_method
+    def _of_keys(self, k: Keys) -> Float[Array, 'b s g m']:
+        return Taylor().apply(self._unit(k)).astype(k.dtype)
+
+    def _unit(self, x: Float[Array, 'b t h k']) -> Float[Array, 'b t h k']:
+        """Of length one, times what Taylor divides by, in float32 or better."""
+        return x.shape[-1] ** 0.25 * UnitNorm(self.eps).wide(x)
 
 
 class SquaredProduct(Module):
@@ -338,13 +372,19 @@ class SquaredProduct(Module):
     ) -> tuple[Float[Array, 'b t h m'], Float[Array, 'b s g m']]:
         """Returns the features of queries and of keys."""
         del positions
-        return self._squares(q, self.query_scale, self.query_bias), self._squares(k, self.key_scale, self.key_bias)
+        return (
+            self._squares(q, self.query_scale[...], self.query_bias[...]),
+            self._squares(k, self.key_scale[...], self.key_bias[...]),
+        )
 
-    def _squares(self, x: Float[Array, 'b t h k'], scale: nnx.Param, bias: nnx.Param) -> Float[Array, 'b t h m']:
+    @recomputed_method
+    def _squares(
+        self, x: Float[Array, 'b t h k'], scale: Float[Array, 'h k'], bias: Float[Array, 'h k']
+    ) -> Float[Array, 'b t h m']:
         wide = x.astype(state_dtype(x.dtype))
         centred = wide - jnp.mean(wide, axis=(-2, -1), keepdims=True)
         inverse = jax.lax.rsqrt(jnp.mean(jnp.square(centred), axis=(-2, -1), keepdims=True) + self.eps)
-        gain, shift = (a[...].astype(wide.dtype)[None, None] for a in (scale, bias))
+        gain, shift = (a.astype(wide.dtype)[None, None] for a in (scale, bias))
         return pairs(centred * inverse * gain + shift) * x.shape[-1] ** -0.5
 
 
@@ -383,18 +423,30 @@ class PositiveRandomFeatures(Module):
     ) -> tuple[Float[Array, 'b t h m'], Float[Array, 'b s g m']]:
         """Returns the features of queries and of keys."""
         del positions
-        along_q, half_q = self._projected(q)
-        along_k, half_k = self._projected(k)
-        largest = jnp.max(along_q, axis=-1, keepdims=True)
-        return self._positive(along_q - half_q - largest, q), self._positive(along_k - half_k, k)
+        return self._of_queries(q, self._along(q)), self._of_keys(k, self._along(k))
 
-    def _projected(self, x: Float[Array, 'b t h k']) -> tuple[Float[Array, 'b t h m'], Float[Array, 'b t h 1']]:
-        scaled = x.astype(state_dtype(x.dtype)) * x.shape[-1] ** -0.25
-        along = jnp.einsum('bthk,mk->bthm', scaled, self.directions[...].astype(scaled.dtype))
-        return along, jnp.sum(jnp.square(scaled), axis=-1, keepdims=True) / 2
+    def _along(self, x: Float[Array, 'b t h k']) -> Float[Array, 'b t h m']:
+        scaled = _scaled(x)
+        return jnp.einsum('bthk,mk->bthm', scaled, self.directions[...].astype(scaled.dtype))
+
+    @recomputed_method
+    def _of_queries(self, q: Queries, along: Float[Array, 'b t h m']) -> Float[Array, 'b t h m']:
+        return self._positive(along - _half_square(q) - jnp.max(along, axis=-1, keepdims=True), q)
+
+    @recomputed_method
+    def _of_keys(self, k: Keys, along: Float[Array, 'b s g m']) -> Float[Array, 'b s g m']:
+        return self._positive(along - _half_square(k), k)
 
     def _positive(self, exponent: Float[Array, 'b t h m'], x: Float[Array, 'b t h k']) -> Float[Array, 'b t h m']:
         return ((jnp.exp(exponent) + self.eps) * exponent.shape[-1] ** -0.5).astype(x.dtype)
+
+
+def _scaled(x: Float[Array, 'b t h k']) -> Float[Array, 'b t h k']:
+    return x.astype(state_dtype(x.dtype)) * x.shape[-1] ** -0.25
+
+
+def _half_square(x: Float[Array, 'b t h k']) -> Float[Array, 'b t h 1']:
+    return jnp.sum(jnp.square(_scaled(x)), axis=-1, keepdims=True) / 2
 
 
 def _draw(key: Array, shape: tuple[int, ...]) -> Float[Array, 'm k']:

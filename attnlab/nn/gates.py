@@ -236,8 +236,12 @@ class PartialErase(Module):
 
     def __call__(self, x: Sequence, k: Keys, v: Values, log_decay: Array | None) -> tuple[Keys, Values, Terms]:
         k, v, terms = self.strength(x, k, v, log_decay)
-        part = jax.nn.sigmoid(self.part[...].astype(state_dtype(x.dtype)))
-        return k, v, terms._replace(erase=part[None, None, :, None] * k)
+        return k, v, terms._replace(erase=self._erase(k))
+
+    @recomputed_method
+    def _erase(self, k: Keys) -> Keys:
+        part = jax.nn.sigmoid(self.part[...].astype(state_dtype(k.dtype)))
+        return part[None, None, :, None] * k
 
 
 class MomentGates(Module):
@@ -330,9 +334,7 @@ class RoutedGates(Module):
         index = jnp.arange(logits.shape[-1])
         ahead = (index[None, :] < index[:, None])[None, None, None] & (logits[..., None, :] == logits[..., :, None])
         place = jnp.sum(ahead | (logits[..., None, :] > logits[..., :, None]), axis=-1)
-        scores = jax.nn.sigmoid(logits)
-        scores = jnp.where(place < self.chosen, scores, jnp.zeros_like(scores))
-        return self.decay(x)[..., None] * (scores / (jnp.sum(scores, axis=-1, keepdims=True) + 1e-9))
+        return _shared(self.decay(x), logits, place < self.chosen)
 
 
 class RealGates(Module):
@@ -429,6 +431,16 @@ class MinLSTMGates(Module):
     ) -> tuple[Float[Array, 'b t f'], Float[Array, 'b t f']]:
         """Returns `b` and `a`, in float32 or better."""
         return _minimal_lstm(self.forget(x), self.input(x), self.candidate(x), starts)
+
+
+@recomputed
+def _shared(
+    decay: Float[Array, 'b t h'], logits: Float[Array, 'b t h n'], chosen: Bool[Array, 'b t h n']
+) -> Float[Array, 'b t h n']:
+    """The decay of a head, divided among the slots that are chosen."""
+    scores = jax.nn.sigmoid(logits)
+    scores = jnp.where(chosen, scores, jnp.zeros_like(scores))
+    return decay[..., None] * (scores / (jnp.sum(scores, axis=-1, keepdims=True) + 1e-9))
 
 
 @recomputed

@@ -5,6 +5,7 @@ from flax import nnx
 
 from attnlab.errors import UserError
 from attnlab.functional.documents import local_sum
+from attnlab.functional.recomputed import recomputed_method
 from attnlab.functional.recurrences import state_dtype
 from attnlab.module import Module
 from attnlab.nn.parameter import param
@@ -32,6 +33,7 @@ class CentredConv(Module):
         zeros = nnx.initializers.zeros
         self.bias = param(zeros, (dim,), axes=('heads',), group='vector', rngs=rngs) if bias else None
 
+    @recomputed_method
     def __call__(self, x: Sequence, segments: Segments | None) -> Sequence:
         wide = state_dtype(x.dtype)
         taps = jnp.repeat(self.taps[...].astype(wide), self.shared, axis=1)

@@ -10,7 +10,7 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Float, Int
 
-from attnlab.functional.recomputed import recomputed_method
+from attnlab.functional.recomputed import recomputed, recomputed_method
 from attnlab.functional.recurrences import NOTHING, document_starts, no_segment, of_token_before, state_dtype
 from attnlab.module import Module
 from attnlab.nn.activations import activation as activation_called
@@ -209,10 +209,17 @@ class TokenShift(Module):
         state: ShiftState | None = None,
     ) -> tuple[Float[Array, 'b t g k'], ShiftState | None]:
         """Returns the shifted keys and the state, by the contract of a prelude."""
-        gate = jax.nn.sigmoid(self.gate(x))[..., None]
-        before, state = shifted(keys, segments, state)
-        return gate * before + (1 - gate) * keys, state
+        return _mixed_with_last(keys, self.gate(x), segments, state)
 
     def init_state(self, batch: int, dtype: DTypeLike) -> ShiftState:
         """Returns the state before the first token of `batch` streams."""
         return no_shift((batch, *self.shape), dtype)
+
+
+@recomputed
+def _mixed_with_last(
+    keys: Float[Array, 'b t g k'], logits: Float[Array, 'b t g'], segments: Segments | None, state: ShiftState | None
+) -> tuple[Float[Array, 'b t g k'], ShiftState | None]:
+    gate = jax.nn.sigmoid(logits)[..., None]
+    before, state = shifted(keys, segments, state)
+    return gate * before + (1 - gate) * keys, state

@@ -9,12 +9,15 @@ import pytest
 from flax import nnx
 
 from attnlab.cli import main
+from attnlab.config import build
+from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.nn.norms import LayerNorm, RMSNorm
 from attnlab.nn.projections import Linear
 from attnlab.quantize.calibration import Calibration, equal_widths, move
 from attnlab.quantize.formats import Fixed
 from attnlab.runs.loading import load_run
+from attnlab.zoo import ZOO
 from tests.bad_inputs.conftest import originals
 
 __all__ = ['originals']
@@ -56,6 +59,32 @@ def test_the_function_stays_and_one_range_is_one_a_channel(norm, bias):
     else:
         widths = np.abs(moved).max(axis=0)
         np.testing.assert_allclose(widths, widths.mean(), rtol=1e-5)
+
+
+class Listening(nnx.Module):
+    """A gate that shows what it is called with."""
+
+    def __init__(self, gate, heard):
+        self.gate, self.heard = gate, heard
+
+    def __call__(self, x):
+        self.heard(x)
+        return self.gate(x)
+
+
+@pytest.mark.parametrize('recipe', ['gla', 'mlstm', 'hgrn', 'gated_attention', 'titans_linear', 'rg_lru'])
+def test_a_gate_reads_the_very_object_that_its_mixer_is_given(recipe):
+    # By which calibration knows that it is behind the norm.
+    heard, mixer = [], build(ZOO[recipe].sized(heads=2)[0])(16, rngs=nnx.Rngs(0))
+    mixer.gate = Listening(mixer.gate, heard.append)
+
+    def run(x):
+        y, _ = mixer(x, Context.full(1, 8))
+        assert heard and all(each is x for each in heard)
+        heard.clear()
+        return y
+
+    jax.eval_shape(run, jax.ShapeDtypeStruct((1, 8, 16), jnp.float32))
 
 
 def test_fixed_ranges():

@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, Int
 from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.functional import cores
+from attnlab.functional.recomputed import recomputed
 from attnlab.functional.recurrences import document_starts, no_segment, state_dtype
 from attnlab.mixers.mixer import Mixer
 from attnlab.nn.filters import ImplicitFilter
@@ -101,8 +102,10 @@ class Hyena(Mixer):
         self, x: Sequence, ctx: Context, state: HyenaState | None = None
     ) -> tuple[Sequence, HyenaState | None]:
         wide = state_dtype(x.dtype)
-        maps = self.input(x).astype(wide)
-        mixed, prelude = self.prelude(maps, ctx.segments, None if state is None else state.prelude)
+        # What is kept is in the type of `x`, what is computed of it is not.
+        mixed, prelude = recomputed(lambda maps, before: self.prelude(maps.astype(wide), ctx.segments, before))(
+            self.input(x), None if state is None else state.prelude
+        )
         *gates, v = jnp.split(mixed, self.order + 1, axis=-1)
         past = None if state is None else _moved_on(state.past, ctx.segments_or_ones())
         steps = x.shape[1]

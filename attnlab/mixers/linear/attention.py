@@ -14,6 +14,7 @@ from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.functional.levels import levels_of, no_levels, read_by_level
 from attnlab.functional.normalizers import FloorNormalizer, SumNormalizer
+from attnlab.functional.recomputed import recomputed_beside_products
 from attnlab.functional.recurrences import carried, no_segment, state_dtype
 from attnlab.mixers.linear.write import Additive, WriteRule
 from attnlab.mixers.mixer import Mixer, require_causal
@@ -167,7 +168,7 @@ class LinearAttention(Mixer):
             y, memory = run(q, k, v, terms, state=before, segments=ctx.segments, **core)
         if state is not None:
             state = LinearAttentionState(memory, preludes, ctx.segments_or_ones()[:, -1])
-        return self.output(self._read(y, x)), state
+        return self.output(recomputed_beside_products(lambda y: self._read(y, x))(y)), state
 
     @property
     def _counts_apart(self) -> bool:

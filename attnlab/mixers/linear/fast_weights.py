@@ -12,6 +12,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Bool, Float, Int
 
 from attnlab.context import Context
+from attnlab.functional.recomputed import recomputed_beside_products
 from attnlab.functional.recurrences import document_starts, no_segment, state_dtype
 from attnlab.mixers.mixer import Mixer
 from attnlab.nn.fast_weights import Descent, InnerLoss, Memory, Plan
@@ -123,7 +124,7 @@ class FastWeights(Mixer):
             if state is not None:
                 segment = ctx.segments_or_ones()[:, -1]
                 state = FastWeightsState(memory, (place[:, -1] + 1) % self.chunk, preludes, segment)
-        return self.output(self._read(y.astype(x.dtype), x)), state
+        return self.output(recomputed_beside_products(lambda y: self._read(y, x))(y.astype(x.dtype))), state
 
     def init_state(self, batch: int, length: int, dtype: DTypeLike) -> FastWeightsState:
         """Returns the state before the first token, whose memory is not read: a document starts from what is learned.

@@ -102,7 +102,7 @@ class HashedAttention(Mixer):
     def hashed(self, x: Sequence) -> Queries:
         """What codes are made of: queries of length one, in float32 or better."""
         wide = x.astype(state_dtype(x.dtype))
-        return UnitNorm(eps=1e-12).apply(self.query(wide).reshape(*x.shape[:2], self.heads, -1))
+        return UnitNorm(eps=1e-12).wide(self.query(wide).reshape(*x.shape[:2], self.heads, -1))
 
     def fit(self, x: Sequence, ctx: Context, key: Array) -> None:
         """Fits the hash, in place, to the queries of `x`, of padding none, unless it has been fitted before.

@@ -15,6 +15,7 @@ from attnlab.functional.attend import attend, look
 from attnlab.functional.cache import Entries, KeyValueCache, empty_cache
 from attnlab.functional.normalizers import SumNormalizer
 from attnlab.functional.reach import Reach
+from attnlab.functional.recomputed import recomputed_method
 from attnlab.functional.recurrences import carried, no_segment, state_dtype
 from attnlab.mixers.mixer import Mixer
 from attnlab.nn.feature_maps import SignedExponentials
@@ -95,11 +96,14 @@ class Lizard(Mixer):
         latest, cache = self._window(q, k, v, ctx, None if state is None else state.cache)
         if cache is not None:
             state = LizardState(memory, cache, ctx.segments_or_ones()[:, -1])
-        wide = state_dtype(x.dtype)
+        return self.output(self._sum(past, latest).reshape(x.shape)), state
+
+    @recomputed_method
+    def _sum(self, past: Heads, latest: Heads) -> Heads:
+        wide = state_dtype(latest.dtype)
         # In the type of the share, so that its gradient is summed over tokens in float32.
         share = jnp.broadcast_to(self.share[...].astype(wide), latest.shape)
-        y = past.astype(wide) + share * latest.astype(wide)
-        return self.output(y.astype(x.dtype).reshape(x.shape)), state
+        return (past.astype(wide) + share * latest.astype(wide)).astype(latest.dtype)
 
     def init_state(self, batch: int, length: int, dtype: DTypeLike) -> LizardState:
         """Returns an empty memory and an empty cache of `length` slots, or of `window` when that is fewer."""

@@ -12,6 +12,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Int
 
 from attnlab.context import Context
+from attnlab.functional.recomputed import recomputed_beside_products
 from attnlab.functional.recurrences import carried, no_segment, state_dtype
 from attnlab.functional.ridge import Regression, ridge_regression
 from attnlab.mixers.mixer import Mixer
@@ -22,7 +23,7 @@ from attnlab.nn.norms import RMSNorm
 from attnlab.nn.parameter import param
 from attnlab.nn.preludes import ShortConv
 from attnlab.nn.projections import Linear
-from attnlab.typing import Sequence, State
+from attnlab.typing import Heads, Sequence, State
 
 LEAST = 0.25
 """The least ridge, which bounds how ill-conditioned what is solved can be."""
@@ -93,7 +94,7 @@ class MesaNet(Mixer):
         projected, convs = [], []
         for i, (linear, conv) in enumerate(zip((self.query, self.key), self.convs, strict=True)):
             y, after = conv(linear(x), ctx.segments, None if state is None else state.convs[i])
-            projected.append(UnitNorm().apply(self._by_head(y).astype(wide)))
+            projected.append(UnitNorm().wide(self._by_head(y)))
             convs.append(after)
         q, k = projected
         if state is not None:
@@ -113,8 +114,11 @@ class MesaNet(Mixer):
         )
         if state is not None:
             state = MesaState(regression, tuple(convs), ctx.segments_or_ones()[:, -1])
-        y = self.norm(read.astype(x.dtype)).reshape(x.shape)
-        return self.output(y if self.gate is None else y * self.gate(x)), state
+        return self.output(recomputed_beside_products(lambda y: self._read(y, x))(read.astype(x.dtype))), state
+
+    def _read(self, y: Heads, x: Sequence) -> Sequence:
+        y = self.norm(y).reshape(x.shape)
+        return y if self.gate is None else y * self.gate(x)
 
     def init_state(self, batch: int, length: int, dtype: DTypeLike) -> MesaState:
         """Returns an empty regression; its size does not depend on `length`."""

@@ -8,14 +8,15 @@ import numpy as np
 from flax import nnx
 from jax import Array
 from jax.typing import DTypeLike
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from attnlab.context import Context
 from attnlab.functional import cores
 from attnlab.functional.lookup import taken
+from attnlab.functional.recomputed import recomputed
 from attnlab.functional.recurrences import NOTHING, carried, no_segment, state_dtype
 from attnlab.mixers.mixer import Mixer
-from attnlab.mixers.softmax.gated_unit import ROPE, QueriesAndKeys
+from attnlab.mixers.softmax.gated_unit import ROPE, QueriesAndKeys, gated_by_silu, rounded_silu, wide_silu
 from attnlab.nn.positions import Rope
 from attnlab.nn.projections import Linear
 from attnlab.typing import Sequence
@@ -97,10 +98,11 @@ class MixedChunkAttention(Mixer):
     ) -> tuple[Sequence, MixedChunkState | None]:
         wide = state_dtype(x.dtype)
         splits = (self.value_dim, 2 * self.value_dim)
-        gate, v, z = jnp.split(jax.nn.silu(self.input(x).astype(wide)), splits, axis=-1)
+        gate, v, z = jnp.split(self.input(x), splits, axis=-1)
+        z = wide_silu(z)
         (q, k), (far_q, far_k) = ((each[:, :, 0].astype(x.dtype) for each in part(z, ctx)) for part in self._parts)
         segments = ctx.segments_or_ones()
-        new = Tokens(k, far_k, v.astype(x.dtype), ctx.positions // self.chunk, segments)
+        new = Tokens(k, far_k, rounded_silu(v), ctx.positions // self.chunk, segments)
         before = self._none(x.shape[0], x.dtype) if state is None else state.latest
         tokens = Tokens(
             *(jnp.concatenate([old.astype(each.dtype), each], axis=1) for old, each in zip(before, new, strict=True))
@@ -112,7 +114,7 @@ class MixedChunkAttention(Mixer):
                 *(each[:, -self.chunk :].astype(old.dtype) for old, each in zip(before, tokens, strict=True))
             )
             state = MixedChunkState(memory, latest, segments[:, -1])
-        return self.output((gate * read).astype(x.dtype)), state
+        return self.output(gated_by_silu(read, gate)), state
 
     def init_state(self, batch: int, length: int, dtype: DTypeLike) -> MixedChunkState:
         """Returns the state before the first token; its size does not depend on `length`."""
@@ -177,7 +179,18 @@ class MixedChunkAttention(Mixer):
         in_reach = ((distance >= 0) & (distance < chunk))[None, None]
         same = in_reach & (blocks(new.segment)[..., None] == keys.segment[:, :, None])
         local = blocks(new.chunk)[..., None] == keys.chunk[:, :, None]
-        weights = jnp.where(local, jnp.square(jax.nn.relu(scores(q, keys.local))), scores(far_q, keys.across))
-        weights = jnp.where(same, weights, jnp.zeros_like(weights)).astype(tokens.value.dtype)
+        weights = _weights(scores(q, keys.local), scores(far_q, keys.across), local, same).astype(tokens.value.dtype)
         read = jnp.einsum('bncs,bnsv->bncv', weights, keys.value, preferred_element_type=wide)
         return read.reshape(read.shape[0], count * size, -1)[:, :t]
+
+
+@recomputed
+def _weights(
+    near: Float[Array, 'b n c s'],
+    far: Float[Array, 'b n c s'],
+    local: Bool[Array, 'b n c s'],
+    same: Bool[Array, 'b n c s'],
+) -> Float[Array, 'b n c s']:
+    """Squares of what is positive among the tokens of a chunk, the scores themselves across chunks."""
+    weights = jnp.where(local, jnp.square(jax.nn.relu(near)), far)
+    return jnp.where(same, weights, jnp.zeros_like(weights))

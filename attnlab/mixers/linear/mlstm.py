@@ -11,7 +11,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Float, Int
 
 from attnlab.context import Context
-from attnlab.functional.recomputed import gated
+from attnlab.functional.recomputed import recomputed_beside_products
 from attnlab.functional.recurrences import no_segment, state_dtype
 from attnlab.functional.stabilised import stabilised_linear_attention
 from attnlab.mixers.mixer import Mixer
@@ -19,7 +19,7 @@ from attnlab.nn.heads import head_channels
 from attnlab.nn.norms import GroupNorm
 from attnlab.nn.parameter import param
 from attnlab.nn.projections import Linear
-from attnlab.typing import Sequence
+from attnlab.typing import Heads, Sequence
 
 
 class MLSTMState(NamedTuple):
@@ -110,8 +110,10 @@ class MLSTM(Mixer):
         )
         if state is not None:
             state = MLSTMState(memory, highest, segments[:, -1])
-        y = self.norm(read).reshape(*x.shape[:2], -1)
-        return self.output(gated(y, self.gate(x), jax.nn.sigmoid)), state
+        return self.output(recomputed_beside_products(lambda y: self._read(y, x))(read)), state
+
+    def _read(self, y: Heads, x: Sequence) -> Float[Array, 'b t f']:
+        return self.norm(y).reshape(*x.shape[:2], -1) * jax.nn.sigmoid(self.gate(x))
 
     def init_state(self, batch: int, length: int, dtype: DTypeLike) -> MLSTMState:
         """Returns an empty memory; its size does not depend on `length`."""

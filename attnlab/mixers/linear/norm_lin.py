@@ -9,6 +9,7 @@ from jaxtyping import Array, Float
 from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.functional.documents import document_slots
+from attnlab.functional.recomputed import recomputed
 from attnlab.functional.recurrences import state_dtype
 from attnlab.mixers.mixer import TwoSided
 from attnlab.nn.parameter import param
@@ -50,7 +51,7 @@ class NormLin(TwoSided):
             raise UserError(f'NormLin is made for rows of up to {self.length} tokens; got {t}: set its length')
         wide = state_dtype(x.dtype)
         slots = document_slots(ctx.segments, b, t, self.documents)
-        weights = jax.nn.softplus(self.weights[:t, :t].astype(wide))
+        weights = recomputed(jax.nn.softplus)(self.weights[:t, :t].astype(wide))
         values = slots.spread(self.value(x).astype(wide)).reshape(b, self.documents, t, -1)
         seen = slots.spread(slots.there.astype(wide)).reshape(b, self.documents, t)
         total = jnp.maximum(jnp.einsum('ts,bns->bnt', weights, seen), 1e-12)

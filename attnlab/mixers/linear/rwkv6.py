@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.functional.exclusive import exclusive_linear_attention
-from attnlab.functional.recomputed import gated
+from attnlab.functional.recomputed import recomputed_beside_products, recomputed_method
 from attnlab.functional.recurrences import carried, no_segment, state_dtype
 from attnlab.mixers.mixer import Mixer
 from attnlab.module import Module
@@ -58,14 +58,23 @@ class TokenMixtures(Module):
         self.up = param(uniform(0.01), (count, rank, dim), axes=(None, None, 'embed'), rngs=rngs)
 
     def __call__(self, x: Sequence, before: Sequence) -> list[Sequence]:
-        wide = state_dtype(x.dtype)
-        step = (before - x).astype(wide)
-        inner = jnp.tanh(self.down(x + (step * self.first[...].astype(wide)[None, None]).astype(x.dtype)))
+        inner = jnp.tanh(self.down(self._first(x, before)))
         inner = inner.reshape(*x.shape[:2], self.up.shape[0], -1)
         # Sums in float32, those of the gradients too.
+        wide = state_dtype(x.dtype)
         more = jnp.einsum('btnr,nrd->nbtd', inner, self.up[...].astype(x.dtype), preferred_element_type=wide)
-        mix = self.mix[...].astype(wide)[:, None, None] + more
-        return list(x[None] + (step[None] * mix).astype(x.dtype))
+        return list(self._mixed(x, before, more))
+
+    @recomputed_method
+    def _first(self, x: Sequence, before: Sequence) -> Sequence:
+        wide = state_dtype(x.dtype)
+        return x + ((before - x).astype(wide) * self.first[...].astype(wide)[None, None]).astype(x.dtype)
+
+    @recomputed_method
+    def _mixed(self, x: Sequence, before: Sequence, more: Float[Array, 'n b t d']) -> Float[Array, 'n b t d']:
+        step = (before - x).astype(more.dtype)
+        mix = self.mix[...].astype(more.dtype)[:, None, None] + more
+        return x[None] + (step[None] * mix).astype(x.dtype)
 
 
 class RWKV6(Mixer):
@@ -148,7 +157,10 @@ class RWKV6(Mixer):
         )
         if shift is not None:
             state = RWKV6State(memory, shift, ctx.segments_or_ones()[:, -1])
-        return self.output(gated(self.norm(y).reshape(x.shape), self.gate(inputs[GATE]))), state
+        return self.output(recomputed_beside_products(self._read)(y, inputs[GATE])), state
+
+    def _read(self, y: Heads, x: Sequence) -> Sequence:
+        return self.norm(y).reshape(x.shape) * jax.nn.silu(self.gate(x))
 
     @property
     def divides_time(self) -> bool:

@@ -14,6 +14,8 @@ from jaxtyping import Float, Int
 from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.functional import cores
+from attnlab.functional.exclusive import own_read
+from attnlab.functional.recomputed import recomputed, recomputed_beside_products, recomputed_method
 from attnlab.functional.recurrences import carried, no_segment, state_dtype
 from attnlab.mixers.mixer import Mixer
 from attnlab.nn.heads import head_channels
@@ -21,7 +23,7 @@ from attnlab.nn.norms import GroupNorm
 from attnlab.nn.parameter import Initializer, param
 from attnlab.nn.preludes import ShiftState, no_shift, shifted
 from attnlab.nn.projections import Linear, LowRank
-from attnlab.typing import Heads, Sequence
+from attnlab.typing import Heads, Keys, Queries, Segments, Sequence, Values
 
 QUERY, DECAY, KEY, VALUE, RATE, GATE = range(6)
 """The inputs of a layer, each of which mixes a token with the one before it."""
@@ -133,29 +135,24 @@ class RWKV7(Mixer):
     def __call__(
         self, x: Sequence, ctx: Context, state: RWKV7State | None = None
     ) -> tuple[Sequence, RWKV7State | None]:
-        before, shift = shifted(x, ctx.segments, None if state is None else state.shift)
-        wide = state_dtype(x.dtype)
-        mix = self.mix[...].astype(wide)[:, None, None]
-        inputs = [x + ((before - x).astype(wide) * part).astype(x.dtype) for part in mix]
+        inputs, shift = self._inputs(x, ctx.segments, None if state is None else state.shift)
         r, k, v = (
             self._by_head(linear(inputs[which]))
             for linear, which in ((self.query, QUERY), (self.key, KEY), (self.value, VALUE))
         )
-        log_decay = -SLOWEST * jax.nn.sigmoid(self._by_head(self.decay(inputs[DECAY])))
-        rate = jax.nn.sigmoid(self._by_head(self.rate(inputs[RATE])))
-        erased = _unit(k.astype(wide) * self._each(self.erased, wide))
-        k = (k.astype(wide) * (1 + (rate - 1) * self._each(self.written, wide))).astype(x.dtype)
+        log_decay = _log_decay(self._by_head(self.decay(inputs[DECAY])))
+        k, reads, writes = self._keys(k, self._by_head(self.rate(inputs[RATE])))
         core: dict[str, Any] = {'scale': 1.0, 'segments': ctx.segments, 'implementation': self.implementation}
         if state is not None:
             segments = ctx.segments_or_ones()
             core['state'] = carried(state.memory, segments, state.segment)
-        reads, writes = (array.astype(x.dtype) for array in (-erased, rate * erased))
         y, memory = cores.diagonal_low_rank(r, k, v, reads, writes, log_decay, **core)
         if shift is not None:
             state = RWKV7State(memory, shift, ctx.segments_or_ones()[:, -1])
-        own = jnp.sum((r * k).astype(wide) * self._each(self.bonus, wide), axis=-1, keepdims=True).astype(v.dtype)
-        y = (self.norm(y) + own * v).reshape(x.shape)
-        return self.output(y * self.gate(inputs[GATE])), state
+        return self.output(recomputed_beside_products(self._read)(y, r, k, v, inputs[GATE])), state
+
+    def _read(self, y: Heads, r: Queries, k: Keys, v: Values, x: Sequence) -> Sequence:
+        return (self.norm(y) + own_read(r, k, v, self.bonus[...])).reshape(x.shape) * self.gate(x)
 
     @property
     def divides_time(self) -> bool:
@@ -166,11 +163,34 @@ class RWKV7(Mixer):
         memory = jnp.zeros((batch, self.heads, self.channels, self.channels), state_dtype(dtype))
         return RWKV7State(memory, no_shift((batch, self.heads * self.channels), dtype), no_segment(batch))
 
+    @recomputed_method
+    def _inputs(
+        self, x: Sequence, segments: Segments | None, last: ShiftState | None
+    ) -> tuple[list[Sequence], ShiftState | None]:
+        before, shift = shifted(x, segments, last)
+        wide = state_dtype(x.dtype)
+        mix = self.mix[...].astype(wide)[:, None, None]
+        return [x + ((before - x).astype(wide) * part).astype(x.dtype) for part in mix], shift
+
+    @recomputed_method
+    def _keys(self, k: Keys, logits: Heads) -> tuple[Keys, Keys, Keys]:
+        """The keys that are written, and those by which the memory is read to erase and written to."""
+        wide = state_dtype(k.dtype)
+        rate = jax.nn.sigmoid(logits)
+        erased = _unit(k.astype(wide) * self._each(self.erased, wide))
+        written = k.astype(wide) * (1 + (rate - 1) * self._each(self.written, wide))
+        return written.astype(k.dtype), (-erased).astype(k.dtype), (rate * erased).astype(k.dtype)
+
     def _by_head(self, x: Float[Array, 'b t d']) -> Heads:
         return x.reshape(*x.shape[:2], self.heads, self.channels)
 
     def _each(self, parameter: nnx.Param, dtype: DTypeLike) -> Float[Array, '1 1 h k']:
         return parameter[...].astype(dtype)[None, None]
+
+
+@recomputed
+def _log_decay(logits: Heads) -> Heads:
+    return -SLOWEST * jax.nn.sigmoid(logits)
 
 
 def _unit(x: Heads) -> Heads:

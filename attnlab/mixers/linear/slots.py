@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 
 from attnlab.context import Context
 from attnlab.functional import cores
+from attnlab.functional.recomputed import recomputed, recomputed_method
 from attnlab.functional.recurrences import carried, no_segment, state_dtype
 from attnlab.mixers.mixer import Mixer
 from attnlab.nn.gates import SlotGates
@@ -88,7 +89,7 @@ class GatedSlots(Mixer):
         self, x: Sequence, ctx: Context, state: GatedSlotState | None = None
     ) -> tuple[Sequence, GatedSlotState | None]:
         q, k, v = (
-            jax.nn.silu(linear(x)).reshape(*x.shape[:2], self.heads, self.channels)
+            recomputed(jax.nn.silu)(linear(x)).reshape(*x.shape[:2], self.heads, self.channels)
             for linear in (self.query, self.key, self.value)
         )
         if self.key_norms:
@@ -109,7 +110,11 @@ class GatedSlots(Mixer):
         )
         if state is not None:
             state = GatedSlotState(keys, values, ctx.segments_or_ones()[:, -1])
-        return self.output(self.norm(jax.nn.silu(read).reshape(x.shape))), state
+        return self.output(self._normed(read.reshape(x.shape))), state
+
+    @recomputed_method
+    def _normed(self, read: Sequence) -> Sequence:
+        return self.norm(jax.nn.silu(read))
 
     @property
     def divides_time(self) -> bool:
@@ -124,8 +129,11 @@ class GatedSlots(Mixer):
     def _log_decay(self, x: Sequence, ctx: Context) -> Float[Array, 'b t h n']:
         if not isinstance(self.forget, Linear):
             return self.forget(x, None if ctx.deterministic else ctx.fold_in(2).dropout_key)
-        logits = self.forget(x).astype(state_dtype(x.dtype)).reshape(*x.shape[:2], self.heads, self.slots)
-        return jax.nn.log_sigmoid(logits) / self.temperature
+        return self._fading(self.forget(x).reshape(*x.shape[:2], self.heads, self.slots))
+
+    @recomputed_method
+    def _fading(self, logits: Float[Array, 'b t h n']) -> Float[Array, 'b t h n']:
+        return jax.nn.log_sigmoid(logits.astype(state_dtype(logits.dtype))) / self.temperature
 
 
 def gated_slots(
@@ -147,7 +155,7 @@ def gated_slots(
     As many heads of all. Zhang et al. 2024, https://arxiv.org/abs/2409.07146.
     """
     b, t, h, n = log_decay.shape
-    write = -jnp.expm1(log_decay)
+    write = recomputed(lambda log_decay: -jnp.expm1(log_decay))(log_decay)
     core = {'scale': 1.0, 'segments': segments, 'implementation': implementation}
     keys, values = (None, None) if state is None else state
     scores, keys = cores.linear_attention(
@@ -158,7 +166,7 @@ def gated_slots(
         state=None if keys is None else keys.reshape(b, h * n, -1, 1),
         **core,
     )
-    weights = jax.nn.softmax(scores.reshape(b, t, h, n), axis=-1)
+    weights = recomputed(jax.nn.softmax)(scores.reshape(b, t, h, n))
     read, values = cores.linear_attention(
         weights.astype(v.dtype), write.astype(v.dtype), v, log_decay, state=values, **core
     )

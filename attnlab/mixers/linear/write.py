@@ -11,6 +11,7 @@ from jaxtyping import Float
 
 from attnlab.errors import UserError
 from attnlab.functional import cores
+from attnlab.functional.recomputed import recomputed, recomputed_method
 from attnlab.functional.recurrences import state_dtype
 from attnlab.nn.gates import Terms
 from attnlab.signature import checked_fields
@@ -134,7 +135,7 @@ class EarlyDelta(WriteRule):
 
     def __call__(self, q: Queries, k: Keys, v: Values, terms: Terms, **core: Any) -> tuple[Heads, Memory]:
         strength = _strength(terms, k)[..., None]
-        reads = (-strength * (k if terms.erase is None else terms.erase)).astype(k.dtype)
+        reads = _erased(strength, k if terms.erase is None else terms.erase).astype(k.dtype)
         return cores.diagonal_low_rank(q, k, strength.astype(v.dtype) * v, reads, None, terms.log_decay, **core)
 
 
@@ -169,23 +170,36 @@ class PreconditionedDelta(WriteRule):
         if terms.moment is None:
             raise UserError('PreconditionedDelta needs a second moment of keys; give its mixer gates=MomentGates')
         state, (b, t, h, n) = core.pop('state', None), k.shape
-        moment, wide = terms.moment, state_dtype(k.dtype)
-        added = moment.strength[..., None] * jnp.square(k.astype(wide))
+        moment = terms.moment
         decay = jnp.broadcast_to(jnp.exp(moment.log_decay)[..., None], k.shape)
         moments, last = cores.linear_scan(
-            added.reshape(b, t, h * n),
+            _squared(moment.strength, k).reshape(b, t, h * n),
             decay.reshape(b, t, h * n),
             state=None if state is None else state[..., -1].reshape(b, h * n),
             segments=core.get('segments'),
             implementation=core.get('implementation'),
         )
-        relative = jnp.log(moments.reshape(k.shape) + 1e-6) - moment.level[None, None, :, None]
-        factor = jnp.exp(-math.log(self.base) * relative / (1 + jnp.abs(relative)))
-        written = (factor * k.astype(wide)).astype(k.dtype)
+        written = self._written(moments.reshape(k.shape), moment.level, k)
         memory = None if state is None else state[..., :-1]
         strength = _strength(terms, k)
         y, memory = cores.delta_rule(q, written, v, strength, terms.log_decay, erase=k, state=memory, **core)
         return y, jnp.concatenate([memory, last.reshape(b, h, n, 1).astype(memory.dtype)], axis=-1)
+
+    @recomputed_method
+    def _written(self, moments: Float[Array, 'b t h k'], level: Float[Array, ' h'], k: Keys) -> Keys:
+        relative = jnp.log(moments + 1e-6) - level[None, None, :, None]
+        factor = jnp.exp(-math.log(self.base) * relative / (1 + jnp.abs(relative)))
+        return (factor * k.astype(moments.dtype)).astype(k.dtype)
+
+
+@recomputed
+def _squared(strength: Float[Array, 'b t h'], k: Keys) -> Float[Array, 'b t h k']:
+    return strength[..., None] * jnp.square(k.astype(state_dtype(k.dtype)))
+
+
+@recomputed
+def _erased(strength: Float[Array, 'b t h 1'], k: Keys) -> Keys:
+    return -strength * k
 
 
 def _strength(terms: Terms, k: Keys) -> Float[Array, 'b t h']:

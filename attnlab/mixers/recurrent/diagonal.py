@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 
 from attnlab.context import Context
 from attnlab.functional import cores
+from attnlab.functional.recomputed import recomputed_beside_products
 from attnlab.functional.recurrences import carried, document_starts, no_segment, state_dtype
 from attnlab.mixers.mixer import Mixer
 from attnlab.nn.preludes import Prelude
@@ -92,8 +93,10 @@ class DiagonalRecurrence(Mixer):
         )
         if state is not None:
             state = DiagonalState(last, prelude, segments[:, -1])
-        y = h.astype(x.dtype)
-        return self.output(y if self.gate is None else y * self.gate(x)), state
+        return self.output(recomputed_beside_products(lambda y: self._opened(y, x))(h.astype(x.dtype))), state
+
+    def _opened(self, y: Float[Array, 'b t f'], x: Sequence) -> Float[Array, 'b t f']:
+        return y if self.gate is None else y * self.gate(x)
 
     @property
     def divides_time(self) -> bool:

@@ -9,12 +9,12 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 from jax.typing import DTypeLike
-from jaxtyping import Float, Int
+from jaxtyping import Complex, Float, Int
 
 from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.functional import cores
-from attnlab.functional.recomputed import gated
+from attnlab.functional.recomputed import recomputed_beside_products, recomputed_method
 from attnlab.functional.recurrences import carried, no_segment, state_dtype
 from attnlab.functional.structured import from_parts, parts
 from attnlab.mixers.mixer import Mixer
@@ -82,22 +82,31 @@ class HGRN(Mixer):
         self.output = Linear(2 * dim, dim, bias=bias, axes=('mlp', 'embed'), rngs=rngs)
 
     def __call__(self, x: Sequence, ctx: Context, state: HGRNState | None = None) -> tuple[Sequence, HGRNState | None]:
-        wide = state_dtype(x.dtype)
-        forget = self.forget(x).astype(wide)
-        kept = self.lower_bound + (1 - self.lower_bound) * jax.nn.sigmoid(forget)
-        candidate = from_parts(jax.nn.silu(self.candidate(x)).astype(wide))
-        turn = jnp.exp(1j * self.angle[...].astype(wide))
         segments = ctx.segments_or_ones()
         h, last = cores.linear_scan(
-            (1 - self.lower_bound) * jax.nn.sigmoid(-forget) * candidate,
-            kept * turn[None, None],
+            *self._entries(self.forget(x), self.candidate(x)),
             state=None if state is None else from_parts(carried(state.hidden, segments, state.segment)),
             segments=ctx.segments,
             implementation=self.implementation,
         )
         if state is not None:
             state = HGRNState(parts(last), segments[:, -1])
-        return self.output(gated(self.norm(parts(h).astype(x.dtype)), self.gate(x))), state
+        return self.output(recomputed_beside_products(lambda h: self._read(h, x))(parts(h).astype(x.dtype))), state
+
+    def _read(self, h: Float[Array, 'b t m'], x: Sequence) -> Float[Array, 'b t m']:
+        return self.norm(h) * jax.nn.silu(self.gate(x))
+
+    @recomputed_method
+    def _entries(
+        self, forget: Float[Array, 'b t d'], candidate: Float[Array, 'b t m']
+    ) -> tuple[Complex[Array, 'b t d'], Complex[Array, 'b t d']]:
+        """What is taken of the candidates, and by what the hidden state is multiplied."""
+        wide = state_dtype(forget.dtype)
+        forget = forget.astype(wide)
+        kept = self.lower_bound + (1 - self.lower_bound) * jax.nn.sigmoid(forget)
+        taken = (1 - self.lower_bound) * jax.nn.sigmoid(-forget)
+        turn = jnp.exp(1j * self.angle[...].astype(wide))
+        return taken * from_parts(jax.nn.silu(candidate).astype(wide)), kept * turn[None, None]
 
     @property
     def divides_time(self) -> bool:

@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int
 from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.functional import cores
-from attnlab.functional.recomputed import gated
+from attnlab.functional.recomputed import gated, recomputed
 from attnlab.functional.recurrences import carried, document_starts, no_segment, state_dtype
 from attnlab.mixers.mixer import Mixer
 from attnlab.nn.heads import head_channels
@@ -137,13 +137,18 @@ class RAT(Mixer):
     ) -> tuple[Queries, Queries, Float[Array, 'b m']]:
         """Values and keys as the recurrence has them at every token, by head, and after the last."""
         wide = state.dtype
-        logits = self.forget(x).astype(wide) + jnp.broadcast_to(self.bias[...].astype(wide), x.shape)
-        keys = self._per_head(self.key(x)).reshape(x.shape)
-        taken = jax.nn.sigmoid(-logits)
-        kept = jnp.where(starts[..., None], jnp.zeros_like(logits), jax.nn.sigmoid(logits))
+
+        @recomputed
+        def entries(logits: Sequence, values: Sequence, keys: Sequence) -> tuple[Array, Array]:
+            """What is taken of values and keys, and by what those before are multiplied."""
+            logits = logits.astype(wide) + jnp.broadcast_to(self.bias[...].astype(wide), logits.shape)
+            taken = jax.nn.sigmoid(-logits)
+            kept = jnp.where(starts[..., None], jnp.zeros_like(logits), jax.nn.sigmoid(logits))
+            both = jnp.concatenate([taken * values.astype(wide), taken * keys.astype(wide)], axis=-1)
+            return both, jnp.concatenate([kept, kept], axis=-1)
+
         running, last = cores.linear_scan(
-            jnp.concatenate([taken * self.value(x).astype(wide), taken * keys.astype(wide)], axis=-1),
-            jnp.concatenate([kept, kept], axis=-1),
+            *entries(self.forget(x), self.value(x), self._per_head(self.key(x)).reshape(x.shape)),
             state=state,
             implementation=self.implementation,
         )
@@ -164,6 +169,7 @@ def _appended(summaries: Summaries, k: Queries, v: Queries, segments: Segments, 
     place = jnp.where(ends, place, slots)
     rows = jnp.arange(k.shape[0])[:, None]
 
+    @recomputed
     def put(old: Array, new: Array) -> Array:
         return old.at[rows, place].set(new.astype(old.dtype), mode='drop')
 

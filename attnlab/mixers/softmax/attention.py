@@ -16,6 +16,7 @@ from attnlab.functional.cache import Entries, ForgettingEntries, KeyValueCache, 
 from attnlab.functional.grids import required_grid
 from attnlab.functional.penalty import Penalised
 from attnlab.functional.reach import Reach
+from attnlab.functional.recomputed import recomputed_beside_products
 from attnlab.functional.recurrences import state_dtype
 from attnlab.functional.rotary import rotated_channels
 from attnlab.mixers.mixer import Mixer, require_causal
@@ -171,11 +172,11 @@ class Attention(Mixer):
 
     def written(self, y: Heads, x: Sequence) -> Sequence:
         """Returns the output for what the heads have read of the input `x`: normed, gated and mapped."""
-        if self.norm is not None:
-            y = self.norm(y)
-        if self.gate is not None:
-            y = y * self.gate(x)
-        return self.output(y.reshape(*x.shape[:2], -1))
+        return self.output(recomputed_beside_products(lambda y: self._opened(y, x))(y).reshape(*x.shape[:2], -1))
+
+    def _opened(self, y: Heads, x: Sequence) -> Heads:
+        y = y if self.norm is None else self.norm(y)
+        return y if self.gate is None else y * self.gate(x)
 
     def read_weights(self, x: Sequence, ctx: Context) -> tuple[Float[Array, 'b h t s'], Bool[Array, 'b t s']]:
         """Returns every weight `p_ij` of a call without a state, and which keys each query may see; for analysis."""

@@ -13,6 +13,7 @@ from attnlab.errors import UserError
 from attnlab.functional.attend import attend, look
 from attnlab.functional.cache import Entries, KeyValueCache, empty_cache
 from attnlab.functional.reach import Reach
+from attnlab.functional.recomputed import recomputed_method
 from attnlab.functional.recurrences import state_dtype
 from attnlab.mixers.mixer import Mixer, require_causal
 from attnlab.nn.heads import check_groups, head_channels
@@ -133,6 +134,7 @@ class DifferentialAttention(Mixer):
         x = x if self.position is None else self.position.rotate(x, ctx.positions)
         return x.reshape(*heads.shape[:2], -1, 2 * self.key_dim)
 
+    @recomputed_method
     def _difference(self, first: Heads, second: Heads) -> Heads:
         """The reads of the two maps, subtracted in float32 or better."""
         mix = self.mix()

@@ -13,6 +13,7 @@ from attnlab.context import Context
 from attnlab.functional.attend import attend, look
 from attnlab.functional.cache import Entries, KeyValueCache, empty_cache
 from attnlab.functional.reach import Reach
+from attnlab.functional.recomputed import gated, recomputed
 from attnlab.functional.recurrences import carried, no_segment, state_dtype
 from attnlab.functional.rotary import rotated_channels
 from attnlab.mixers.mixer import Mixer, require_causal
@@ -26,6 +27,31 @@ from pallas_kernels import Softmax, SquaredRelu, WeightMap
 
 ROPE = Rope()
 SOFTMAX = Softmax()
+
+
+@recomputed
+def wide_silu(x: Float[Array, '*b d']) -> Float[Array, '*b d']:
+    """`silu(x)`, in float32 or better."""
+    return jax.nn.silu(x.astype(state_dtype(x.dtype)))
+
+
+def rounded_silu(x: Float[Array, '*b d']) -> Float[Array, '*b d']:
+    """`silu(x)`, rounded once, to the type of `x`."""
+    return wide_silu(x).astype(x.dtype)
+
+
+@recomputed
+def gated_by_silu(y: Float[Array, '*b d'], logits: Float[Array, '*b d']) -> Float[Array, '*b d']:
+    """`y silu(logits)`, rounded once, to the type of the logits."""
+    return (wide_silu(logits) * y).astype(logits.dtype)
+
+
+@recomputed
+def averaged(
+    average: Float[Array, 'b t d'], x: Float[Array, 'b t d'], direct: Float[Array, ' d']
+) -> Float[Array, 'b t d']:
+    """`silu(average + direct x)`, in the type of the average."""
+    return jax.nn.silu(average + direct.astype(average.dtype)[None, None] * x.astype(average.dtype))
 
 
 class QueriesAndKeys(Module):
@@ -96,9 +122,9 @@ class GatedAttentionUnit(Mixer):
         self, x: Sequence, ctx: Context, state: KeyValueCache | None = None
     ) -> tuple[Sequence, KeyValueCache | None]:
         splits = (self.value_dim, 2 * self.value_dim)
-        gate, v, z = jnp.split(jax.nn.silu(self.input(x).astype(state_dtype(x.dtype))), splits, axis=-1)
-        q, k, v = (each.astype(x.dtype) for each in (*self.heads(z, ctx), v[:, :, None]))
-        view = look(Entries(k, v, ctx.segments_or_ones()), ctx, self.reach, state)
+        gate, v, z = jnp.split(self.input(x), splits, axis=-1)
+        q, k = (each.astype(x.dtype) for each in self.heads(wide_silu(z), ctx))
+        view = look(Entries(k, rounded_silu(v)[:, :, None], ctx.segments_or_ones()), ctx, self.reach, state)
         read = attend(
             q,
             view.entries.keys,
@@ -108,7 +134,7 @@ class GatedAttentionUnit(Mixer):
             scale=1 / self.length,
             implementation=self.implementation,
         )
-        return self.output((gate * read[:, :, 0]).astype(x.dtype)), view.cache
+        return self.output(gated_by_silu(read[:, :, 0], gate)), view.cache
 
     def init_state(self, batch: int, length: int, dtype: DTypeLike) -> KeyValueCache:
         """Returns an empty cache of `length` slots."""
@@ -185,12 +211,12 @@ class Mega(Mixer):
         segments, wide = ctx.segments_or_ones(), x.astype(state_dtype(x.dtype))
         before = None if state is None else carried(state.average, segments, state.segment)
         average, after = self.average(wide, ctx.segments, before, implementation=self.implementation)
-        average = average + self.direct[...].astype(wide.dtype)[None, None] * wide
         splits = (self.dim, self.dim + self.key_dim, self.dim + self.key_dim + self.value_dim)
-        update, z, r, own = jnp.split(self.mixed(jax.nn.silu(average).astype(x.dtype)), splits, axis=-1)
-        q, k = (each.astype(x.dtype) for each in self.heads(jax.nn.silu(z.astype(wide.dtype)), ctx))
+        mixed = averaged(average, x, self.direct[...]).astype(x.dtype)
+        update, z, r, own = jnp.split(self.mixed(mixed), splits, axis=-1)
+        q, k = (each.astype(x.dtype) for each in self.heads(wide_silu(z), ctx))
         chunked = self._chunked(ctx)
-        v = jax.nn.silu(self.value(x))[:, :, None]
+        v = recomputed(jax.nn.silu)(self.value(x))[:, :, None]
         view = look(
             Entries(k, v, chunked.segments_or_ones()), chunked, self.reach, None if state is None else state.cache
         )
@@ -202,8 +228,7 @@ class Mega(Mixer):
             weights=self.weights,
             implementation=self.implementation,
         )
-        h = jax.nn.silu(own + self.output(jax.nn.silu(r) * read[:, :, 0]))
-        y = jax.nn.sigmoid(update) * (h - x)
+        y = _updated(update, own, self.output(gated(read[:, :, 0], r)), x)
         if after is None or view.cache is None:
             return y, None
         return y, MegaState(after, view.cache, segments[:, -1])
@@ -231,3 +256,10 @@ class Mega(Mixer):
 def _chunks(ctx: Context, chunk: int) -> Segments:
     """A number for every chunk of every document, of up to 2^16 chunks, from 2^16 on; for padding from 0."""
     return ctx.segments_or_ones() * 2**16 + ctx.positions // chunk
+
+
+@recomputed
+def _updated(
+    update: Float[Array, 'b t d'], own: Float[Array, 'b t d'], given: Float[Array, 'b t d'], x: Float[Array, 'b t d']
+) -> Float[Array, 'b t d']:
+    return jax.nn.sigmoid(update) * (jax.nn.silu(own + given) - x)

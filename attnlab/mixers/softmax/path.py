@@ -95,7 +95,7 @@ class PathAttention(Mixer):
         wide, (b, t, _) = state_dtype(x.dtype), x.shape
         q, k, v = (linear(x).reshape(b, t, self.heads, -1) for linear in (self.query, self.key, self.value))
         axes, conv = self.conv(self.up(self.down(x)), ctx.segments, None if state is None else state.conv)
-        axes = UnitNorm().apply(axes.reshape(b, t, self.heads, -1).astype(wide))
+        axes = UnitNorm().wide(axes.reshape(b, t, self.heads, -1))
         strength = 2 * jax.nn.sigmoid(self.strength(x).astype(wide))
         log_forget = jnp.zeros_like(strength) if self.forget is None else self.forget(x)
         past = self._nothing(b, t, x.dtype) if state is None else state.past

@@ -7,12 +7,13 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 from jax.typing import DTypeLike
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from attnlab.context import Context
 from attnlab.functional.attend import View, attend, look
 from attnlab.functional.cache import Entries, KeyValueCache, empty_cache
 from attnlab.functional.reach import Placed, Reach
+from attnlab.functional.recomputed import recomputed
 from attnlab.functional.recurrences import document_starts, state_dtype
 from attnlab.mixers.mixer import Mixer
 from attnlab.nn.heads import check_groups, head_channels
@@ -127,7 +128,12 @@ def selections(
     scores = q.shape[-1] ** -0.5 * jnp.einsum('btk,bsk->bts', q, k, preferred_element_type=wide)
     earlier = Reach().visible(queries._replace(places=queries.places - 1), keys)
     selectable = earlier & ~document_starts(keys.segments)[:, None, :]
-    return jnp.where(selectable, jax.nn.relu(scores), jnp.zeros((), wide))
+    return _positive(scores, selectable)
+
+
+@recomputed
+def _positive(scores: Float[Array, 'b t s'], selectable: Bool[Array, 'b t s']) -> Float[Array, 'b t s']:
+    return jnp.where(selectable, jax.nn.relu(scores), jnp.zeros_like(scores))
 
 
 def accumulated(

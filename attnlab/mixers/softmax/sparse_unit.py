@@ -13,9 +13,18 @@ from jaxtyping import Array, Bool, Float, Int
 
 from attnlab.context import PADDING, Context
 from attnlab.functional import cores
+from attnlab.functional.recomputed import recomputed
 from attnlab.functional.recurrences import carried, document_starts, no_segment, state_dtype
 from attnlab.mixers.mixer import Mixer
-from attnlab.mixers.softmax.gated_unit import ROPE, SOFTMAX, QueriesAndKeys
+from attnlab.mixers.softmax.gated_unit import (
+    ROPE,
+    SOFTMAX,
+    QueriesAndKeys,
+    averaged,
+    gated_by_silu,
+    rounded_silu,
+    wide_silu,
+)
 from attnlab.nn.parameter import param
 from attnlab.nn.positions import Rope
 from attnlab.nn.projections import Linear
@@ -123,20 +132,21 @@ class SparseGatedUnit(Mixer):
         segments, wide = ctx.segments_or_ones(), x.astype(state_dtype(x.dtype))
         before = None if state is None else carried(state.average, segments, state.segment)
         average, after = self.average(wide, ctx.segments, before, implementation=self.implementation)
-        m = jax.nn.silu(average + self.direct[...].astype(wide.dtype)[None, None] * wide)
+        m = averaged(average, x, self.direct[...])
         runs = jnp.cumsum(document_starts(segments), axis=1, dtype=jnp.int32)
         confidence, wanted = self.choose(m)
         active, counts = self._within_capacity(wanted & (segments != PADDING), segments, state)
         chosen = self._chosen(active, runs, one_document=ctx.segments is None)
 
         z, r, v = jnp.split(
-            jax.nn.silu(self.mixed(_at(m.astype(x.dtype), chosen.tokens)).astype(wide.dtype)),
+            self.mixed(_at(m.astype(x.dtype), chosen.tokens)),
             (self.key_dim, self.key_dim + self.value_dim),
             axis=-1,
         )
         places = jnp.take_along_axis(ctx.positions, chosen.tokens, axis=1)
         here = dataclasses.replace(ctx, positions=places, segments=None)
-        q, k, v = (each.astype(x.dtype) for each in (*self.heads(z, here), v[:, :, None]))
+        q, k = (each.astype(x.dtype) for each in self.heads(wide_silu(z), here))
+        v = rounded_silu(v)[:, :, None]
         attention = functools.partial(cores.attention, weights=self.weights, implementation=self.implementation)
         if state is None:
             seen = None if ctx.segments is None else chosen.runs
@@ -156,11 +166,11 @@ class SparseGatedUnit(Mixer):
                 active=counts,
                 segment=segments[:, -1],
             )
-        h = self.output((r * read[:, :, 0]).astype(x.dtype))
+        h = self.output(gated_by_silu(read[:, :, 0], r))
 
         # A slot more, of zeros, is what tokens read that are not active.
         given = _at(jnp.pad(h, ((0, 0), (0, 1), (0, 0))), chosen.slots)
-        y = jax.nn.silu(self.own(m.astype(x.dtype)) + confidence[..., None].astype(x.dtype) * given + x) - x
+        y = _joined(self.own(m.astype(x.dtype)), confidence, given, x)
         if state is None or after is None:
             return y, None
         return y, state._replace(average=after)
@@ -215,6 +225,13 @@ class SparseGatedUnit(Mixer):
         near = (distance >= 0) & (distance <= self.window)
         seen = near[None] & (queries[:, :, None] == keys[:, None, :])
         return jnp.where(seen, 0.0, -jnp.inf).astype(dtype)[:, None]
+
+
+@recomputed
+def _joined(
+    own: Float[Array, 'b t d'], confidence: Float[Array, 'b t'], given: Float[Array, 'b t d'], x: Float[Array, 'b t d']
+) -> Float[Array, 'b t d']:
+    return jax.nn.silu(own + confidence[..., None].astype(x.dtype) * given + x) - x
 
 
 def _at(x: Float[Array, 'b s d'], index: Int[Array, 'b t']) -> Float[Array, 'b t d']:

@@ -9,6 +9,7 @@ from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.functional.grids import Grid, axial_angles, flatten, required_grid, unflatten
 from attnlab.functional.lookup import taken
+from attnlab.functional.recomputed import recomputed
 from attnlab.functional.recurrences import state_dtype
 from attnlab.functional.rotary import rotate_by_angles
 from attnlab.mixers.mixer import TwoSided
@@ -74,7 +75,7 @@ class LocalAttentionAndScan(TwoSided):
         q, k, v = jnp.split(self.qkv(x), 3, axis=-1)
         shape = (*x.shape[:2], self.heads, self.channels)
         read = self._attended(q.reshape(shape), k.reshape(shape), v.reshape(shape), grid).reshape(x.shape)
-        scanned = jax.nn.silu(self.before(self._placed(self.conv, read, grid)))
+        scanned = recomputed(jax.nn.silu)(self.before(self._placed(self.conv, read, grid)))
         y = read + self.after(self.scans(scanned, grid)) + self._placed(self.near, v, grid)
         return self.output(y), None
 

@@ -11,13 +11,14 @@ from attnlab.context import Context
 from attnlab.errors import UserError
 from attnlab.functional import cores
 from attnlab.functional.grids import flatten, required_grid, unflatten
+from attnlab.functional.recomputed import recomputed, recomputed_method
 from attnlab.functional.recurrences import state_dtype
 from attnlab.mixers.mixer import TwoSided
 from attnlab.nn.convolutions import DepthwiseConv
 from attnlab.nn.heads import head_channels
 from attnlab.nn.norms import RMSNorm
 from attnlab.nn.projections import Linear
-from attnlab.typing import Sequence
+from attnlab.typing import Heads, Sequence
 
 
 class VisionGatedLinearAttention(TwoSided):
@@ -73,19 +74,28 @@ class VisionGatedLinearAttention(TwoSided):
         grid = required_grid(ctx, type(self).__name__, axes=2)
         u = self._active(flatten(self.conv(unflatten(x, grid)), grid))
         q, k, v = (self._split(linear(u)) for linear in (self.query, self.key, self.value))
-        decays = jax.nn.log_sigmoid(self.decay(self.narrow(u)).astype(state_dtype(x.dtype))) / self.temperature
+        decays = self._fading(self.decay(self.narrow(u)))
         forwards, backwards = (self._split(each) for each in jnp.split(decays, 2, axis=-1))
         core: dict[str, Any] = {'implementation': self.implementation}
         past, _ = cores.linear_attention(q, k, v, forwards, **core)
         reversed_ = (jnp.flip(each, 1) for each in (q, k, v, backwards))
         future, _ = cores.linear_attention(*reversed_, **core)
         read = (past + jnp.flip(future, 1)) / 2
-        share = jax.nn.sigmoid(self._split(self.share(u)).astype(state_dtype(x.dtype))).astype(x.dtype)
-        y = share * self.far(read) + (1 - share) * self.near(self._split(u))
+        y = _mixed(self._split(self.share(u)), self.far(read), self.near(self._split(u)))
         return self.output(self._active(y.reshape(x.shape))), None
 
     def _active(self, x: Sequence) -> Sequence:
-        return jax.nn.silu(x) if self.activated else x
+        return recomputed(jax.nn.silu)(x) if self.activated else x
+
+    @recomputed_method
+    def _fading(self, logits: Float[Array, 'b t f']) -> Float[Array, 'b t f']:
+        return jax.nn.log_sigmoid(logits.astype(state_dtype(logits.dtype))) / self.temperature
 
     def _split(self, x: Float[Array, 'b t f']) -> Float[Array, 'b t h k']:
         return x.reshape(*x.shape[:2], self.heads, -1)
+
+
+@recomputed
+def _mixed(logits: Heads, far: Heads, near: Heads) -> Heads:
+    share = jax.nn.sigmoid(logits.astype(state_dtype(logits.dtype))).astype(logits.dtype)
+    return share * far + (1 - share) * near

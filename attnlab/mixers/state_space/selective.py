@@ -292,14 +292,14 @@ class StateSpaceDual(Mixer):
             y, memory = read_by_level(run, written, self.levels(x), segments=ctx.segments, **given)
         if state is not None:
             state = SelectiveState(memory, prelude, ctx.segments_or_ones()[:, -1])
-        y = self._read(y, values, z)
-        return self.output(y if self.norm is None else self.norm(y)), state
+        return self.output(self._read(y, values, z)), state
 
     @recomputed_method
     def _read(self, y: Heads, values: Values, z: Float[Array, 'b t f']) -> Float[Array, 'b t f']:
         # In the type of D, so that its gradient is summed over tokens in float32.
         y = y + (self.D[...][None, None, :, None] * values).astype(y.dtype)
-        return y.reshape(z.shape) * jax.nn.silu(z)
+        y = y.reshape(z.shape) * jax.nn.silu(z)
+        return y if self.norm is None else self.norm(y)
 
     @property
     def divides_time(self) -> bool:

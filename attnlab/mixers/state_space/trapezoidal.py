@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 
 from attnlab.context import Context
 from attnlab.errors import UserError
-from attnlab.functional.recomputed import gated
+from attnlab.functional.recomputed import gated, recomputed, recomputed_method
 from attnlab.functional.recurrences import carried, document_starts, no_segment, state_dtype
 from attnlab.functional.rotary import rotate_by_angles
 from attnlab.functional.trapezoid import Ranked, accumulated_angles, trapezoidal_attention
@@ -138,7 +138,7 @@ class TrapezoidalSSM(Mixer):
         k = self._rotated(self.key_norm, self.key_bias, B, angles)
         q = self._rotated(self.query_norm, self.query_bias, C, angles)
         v, z = (each.reshape(*x.shape[:2], 1, self.heads, -1) for each in (v, z))
-        v, z = _of_ranks(v, self.rank_values), _of_ranks(z, self.rank_gates)
+        v = _of_ranks(v, self.rank_values)
         now = part * dt
         earlier = state.before if state is not None else (None,) * 3
         moved = [shifted(each, ctx.segments, last) for each, last in zip((k, v, now), earlier, strict=True)]
@@ -155,13 +155,12 @@ class TrapezoidalSSM(Mixer):
             segments=ctx.segments,
             implementation=self.implementation,
         )
-        y = (y + self.D[...].astype(wide)[None, None, None, :, None] * v.astype(wide)).astype(x.dtype)
+        y = self._with_direct(y, v)
         if self.norm is not None:
             y = self.norm(y.reshape(x.shape[0], -1, *y.shape[3:])).reshape(y.shape)
-        y = _of_ranks(gated(y, z), self.rank_outputs)
         if state is not None:
             state = TrapezoidalState(memory, angles[:, -1], kept, ctx.segments_or_ones()[:, -1])
-        return self.output(jnp.sum(y, axis=2).reshape(*x.shape[:2], -1)), state
+        return self.output(self._gated(y, z).reshape(*x.shape[:2], -1)), state
 
     def init_state(self, batch: int, length: int, dtype: DTypeLike) -> TrapezoidalState:
         """Returns the state of a system at rest; its size does not depend on `length`."""
@@ -189,12 +188,25 @@ class TrapezoidalSSM(Mixer):
     ) -> Ranked:
         """Keys or queries of every rank and head: normalised, with a bias, then rotated."""
         b, t, _ = x.shape
-        ranked = norm(x.reshape(b, t, self.rank, 1, self.state)) + bias[...][None, None].astype(x.dtype)
-        ranked = ranked.reshape(b, t * self.rank, self.heads, self.state)
-        turns = jnp.repeat(angles, self.rank, axis=1)
-        first = rotate_by_angles(ranked[..., : self.rotated], turns, interleaved=True)
-        ranked = jnp.concatenate([first, ranked[..., self.rotated :]], axis=-1)
-        return ranked.reshape(b, t, self.rank, self.heads, self.state)
+
+        @recomputed
+        def rotated(x: Float[Array, 'b t f'], angles: Float[Array, 'b t h n']) -> Ranked:
+            ranked = norm(x.reshape(b, t, self.rank, 1, self.state)) + bias[...][None, None].astype(x.dtype)
+            ranked = ranked.reshape(b, t * self.rank, self.heads, self.state)
+            turns = jnp.repeat(angles, self.rank, axis=1)
+            first = rotate_by_angles(ranked[..., : self.rotated], turns, interleaved=True)
+            ranked = jnp.concatenate([first, ranked[..., self.rotated :]], axis=-1)
+            return ranked.reshape(b, t, self.rank, self.heads, self.state)
+
+        return rotated(x, angles)
+
+    @recomputed_method
+    def _with_direct(self, y: Float[Array, 'b t r h v'], v: Float[Array, 'b t r h v']) -> Float[Array, 'b t r h v']:
+        return (y + self.D[...].astype(y.dtype)[None, None, None, :, None] * v.astype(y.dtype)).astype(v.dtype)
+
+    @recomputed_method
+    def _gated(self, y: Float[Array, 'b t r h v'], z: Float[Array, 'b t 1 h v']) -> Float[Array, 'b t h v']:
+        return jnp.sum(_of_ranks(gated(y, _of_ranks(z, self.rank_gates)), self.rank_outputs), axis=2)
 
 
 def _of_ranks(x: Float[Array, 'b t #r h v'], factors: nnx.Param | None) -> Float[Array, 'b t r h v']:
