@@ -76,7 +76,7 @@ FLAGS = [
     ('eval --workdir={run} --step=-1', 'step=-1'),
     ('eval --workdir={run} --tokens=0', 'tokens=0'),
     ('eval --workdir={run} --tokens=-5', 'tokens=-5'),
-    ('eval --workdir={run} --tokens=many', 'tokens=many'),
+    ('eval --workdir={run} --tokens=many', "--tokens is 'many'; it must be a whole number"),
     ('eval --workdir={run} --examples=5', '--examples does not apply to LanguageModelling'),
     ('eval --workdir={run} --examples=0', 'examples=0'),
     ('eval --workdir={run} --multiples=0', "--multiples holds '0'"),
