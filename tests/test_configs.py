@@ -421,7 +421,7 @@ def test_mistakes_name_the_nearest(argument, message):
 )
 def test_grokking(argument):
     setup = prepare(grokking.get_config(argument))
-    setup.check_batch()
+    setup.check()
     setup.load_data()
     assert len(setup.task.source('train', setup.length)) == setup.batch_size
 

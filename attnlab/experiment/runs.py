@@ -91,7 +91,7 @@ def check_config(label: str, config: ConfigDict) -> Setup:
     """Builds the config of a run, without data. Raises `UserError` that names the run where it cannot be built."""
     try:
         setup = prepare(from_plain(plain(config)))
-        setup.check_batch()
+        setup.check()
     except UserError as error:
         raise UserError(f'{label}: {error}') from error
     return setup

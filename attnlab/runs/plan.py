@@ -21,7 +21,7 @@ from pallas_kernels import target, tuning
 
 def print_plan(setup: Setup, printer: Printer) -> None:
     """Prints parameters, state, cost, batch, mesh, memory and implementations of the run."""
-    setup.check_batch()
+    setup.check()
     compiled = setup.trace().lower().compile()
     printer.table(parameter_table(setup))
     printer.table(state_table(setup))
@@ -37,7 +37,7 @@ def print_plan_for(setup: Setup, topology: Topology, printer: Printer) -> None:
 
     Raises `UserError` where the run does not fit into their memory, before compiling if the train state alone does not.
     """
-    setup.check_batch()
+    setup.check()
     with target.compiling_for(topology.target):
         check_fits(_state_on_device(setup), topology, 'the train state alone takes')
         printer.table(parameter_table(setup))

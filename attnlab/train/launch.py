@@ -38,7 +38,7 @@ def launch(
     began = time.perf_counter()
     _check_trainable(config, workdir, begin)
     setup = prepare(config).restored(workdir if begin is None else begin.run)
-    setup.check_batch()
+    setup.check()
     setup.load_data()
     facts = measured(setup)
     if jax.process_index() == 0:

@@ -30,7 +30,7 @@ class Programs:
         """The setup of a run, and the facts of `measured`. Raises Unbuildable for a config that cannot be built."""
         try:
             setup = prepare(config)
-            setup.check_batch()
+            setup.check()
         except UserError as error:
             raise Unbuildable(str(error)) from error
         setup.load_data()

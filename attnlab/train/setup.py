@@ -329,9 +329,12 @@ class Setup:
         for evaluator in self.evals:
             evaluator.load_data(self)
 
-    def check_batch(self) -> None:
-        """Raises `UserError` where a batch does not divide into its accumulation parts or over the mesh, and where a
-        part that follows the batches would not."""
+    def check(self) -> None:
+        """Raises `UserError` for what could not be trained as it says.
+
+        A batch that does not divide into its accumulation parts or over the mesh; a part that follows the batches of
+        training, where nothing tells it of them.
+        """
         check_followed(self.model)
         partition.check_time(self.mesh, self.length, self.model)
         partition.parts(self.batch_size, self.accumulate, self.rows_at_once, partition.batch_shards(self.mesh))

@@ -101,15 +101,15 @@ def test_time_over_two_devices_agrees_with_one(zoo):
 
 @pytest.mark.parametrize('zoo', [name for name, recipe in ZOO.items() if recipe.sequence])
 def test_a_recipe_that_claims_to_divides_time(zoo):
-    small(zoo, sequence=2).check_batch()
+    small(zoo, sequence=2).check()
 
 
 def test_what_cannot_divide_time_says_so():
     with pytest.raises(UserError, match=r'config.mesh.sequence is 2, and this SelectiveAttention has no form'):
-        small('selective_attention', sequence=2).check_batch()
+        small('selective_attention', sequence=2).check()
     setup = dataclasses.replace(small('mha', sequence=2), length=47)
     with pytest.raises(UserError, match=r'config.length is 47; with config.mesh.sequence it must be a multiple of 2'):
-        setup.check_batch()
+        setup.check()
 
 
 @pytest.mark.parametrize('sizes', [pytest.param({'data': 2}, marks=pytest.mark.slow), {'tensor': 2}], ids=str)
@@ -133,7 +133,7 @@ def test_what_does_not_divide_is_named():
 
 def test_attention_to_both_sides_over_two_devices_agrees_with_one():
     setup = small('mha', causal=False, sequence=2)
-    setup.check_batch()
+    setup.check()
     divided, alone = trained(setup), trained(on_one_device(setup))
     for name, value in alone.items():
         np.testing.assert_allclose(divided[name], value, rtol=2e-4, err_msg=name)
@@ -144,7 +144,7 @@ def test_attention_to_both_sides_over_two_devices_agrees_with_one():
 )
 def test_what_sees_both_sides_and_cannot_divide_time_says_so(zoo, mixer):
     with pytest.raises(UserError, match=f'config.mesh.sequence is 2, and this {mixer} has no form that divides time'):
-        small(zoo, causal=False, sequence=2).check_batch()
+        small(zoo, causal=False, sequence=2).check()
 
 
 def test_how_attention_divides_time_is_in_the_plan():

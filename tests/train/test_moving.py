@@ -112,10 +112,10 @@ def test_what_nothing_tells_of_training_is_refused(parts, place, holder):
 
 def test_a_run_with_such_a_part_is_refused_before_it_begins():
     config = images.get_config('zoo=mha,norm=evonorm_b0').unlock()
-    prepare(config).check_batch()
+    prepare(config).check()
     config.model.norm = spec(EvoNormB0)
     with pytest.raises(UserError, match=r'^norm is EvoNormB0, which follows the batches of training; in a Model'):
-        prepare(config).check_batch()
+        prepare(config).check()
 
 
 def test_bad_input_is_named():
