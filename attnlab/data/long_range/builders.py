@@ -116,7 +116,7 @@ class ListOpsBuilder(DrawnBuilder, skip_registration=True):  # type: ignore[call
 class PathfinderBuilder(DrawnBuilder, skip_registration=True):  # type: ignore[call-arg]
     """Paths of 14 dashes on 32 x 32 pixels (Linsley et al. 2018; Tay et al. 2021), drawn from seed 0."""
 
-    VERSION = tfds.core.Version('2.0.0')
+    VERSION = tfds.core.Version('3.0.0')
     name = 'pathfinder'
     of = Pathfinder()
     counts: ClassVar = {'train': 160_000, 'validation': 20_000, 'test': 20_000}
@@ -127,7 +127,7 @@ class PathfinderBuilder(DrawnBuilder, skip_registration=True):  # type: ignore[c
 class Pathfinder128Builder(DrawnBuilder, skip_registration=True):  # type: ignore[call-arg]
     """Path-X: paths of 14 dashes on 128 x 128 pixels (Linsley et al. 2018; Tay et al. 2021), drawn from seed 0."""
 
-    VERSION = tfds.core.Version('2.0.0')
+    VERSION = tfds.core.Version('3.0.0')
     name = 'pathfinder128'
     of = PATH_X
     counts: ClassVar = {'train': 160_000, 'validation': 20_000, 'test': 20_000}

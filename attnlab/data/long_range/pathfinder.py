@@ -105,7 +105,7 @@ class Pathfinder(Distribution):
       distractor_contrast: brightness of short paths.
     """
 
-    edition: ClassVar[int] = 2
+    edition: ClassVar[int] = 3
 
     size: int = 32
     padding: int = 1
@@ -201,7 +201,7 @@ class Stroke(NamedTuple):
       line: the dash as it is drawn.
       mask: the dash widened by the margin.
       near: that, widened by the margin again.
-      out: rows and columns from the pivot of this dash to the pivot of the next.
+      out: rows and columns from the pivot of this dash to that of the next, before they are rounded up.
       weights: the chance of every end of the next dash in an empty image, but for a factor.
     """
 
@@ -209,7 +209,7 @@ class Stroke(NamedTuple):
     line: Levels
     mask: Levels
     near: Levels
-    out: tuple[int, int]
+    out: tuple[float, float]
     weights: np.ndarray
 
 
@@ -218,17 +218,21 @@ class Start(NamedTuple):
 
     Attributes:
       stroke: the dash.
-      pivot: the point that it is rotated around, relative to its anchor.
-      head: its other end, relative to its anchor.
       cover: pixels relative to the anchor that have to be free where a path starts.
       centres: where it may start as the first long path.
     """
 
     stroke: Stroke
-    pivot: tuple[int, int]
-    head: tuple[int, int]
     cover: list[tuple[int, int]]
     centres: np.ndarray
+
+
+class Seed(NamedTuple):
+    """The first dash of a path, where it is: rows and columns of its anchor and of the point it is rotated around."""
+
+    stroke: Stroke
+    anchor: tuple[int, int]
+    pivot: tuple[int, int]
 
 
 class Canvas(NamedTuple):
@@ -253,7 +257,7 @@ class Shapes:
         self.places = ends @ np.array([self.stride, 1])
         self.directions = np.arctan2(ends[:, 0], ends[:, 1])
         self.strokes = [self._stroke(_opposite(angle), angle) for angle in self.directions]
-        self.starts = [self._start(math.radians(degrees)) for degrees in range(-180, 180)]
+        self.starts = [self._start(degrees * math.pi / 180) for degrees in range(-180, 180)]
         ring = np.pad(self._ring(of.padding), self.border)
         near = np.pad(_dilated(self._ring(of.padding), margin), self.border, constant_values=FULL)
         self.blank = Canvas(ring, near)
@@ -289,26 +293,21 @@ class Shapes:
         turn = np.minimum(turn, 2 * np.pi - turn)
         weights = np.cos(np.minimum(turn * of.continuity, np.pi / 2)) ** 2
         near = _dilated(np.pad(mask, self.margin), self.margin)
-        return Stroke(angle, _reduced(drawn, side), mask, near, _moved(heading, of.dash + 2 * self.margin), weights)
+        return Stroke(angle, _reduced(drawn, side), mask, near, _towards(heading, of.dash + 2 * self.margin), weights)
 
     def _start(self, angle: float) -> Start:
         stroke, of = self._stroke(angle, angle), self.of
-        head, back = _moved(angle, of.dash), _moved(_opposite(angle), of.dash + self.margin)
         # What has to be free is counted from one pixel before the anchor, as in the released generator.
         around = of.dash + self.margin
         window = stroke.mask[self.reach - around - 1 : self.reach + around, self.reach - around - 1 :]
         cover = [(int(y) - around, int(x) - around) for y, x in np.argwhere(window[:, : 2 * around + 1] == FULL)]
         centres = self.free(cover, self._ring(2 * of.seed_distance) > 0)
-        return Start(stroke, (head[0] + back[0], head[1] + back[1]), head, cover, centres)
+        return Start(stroke, cover, centres)
 
 
 @functools.lru_cache(maxsize=8)
 def _shapes(of: Pathfinder, margin: int) -> Shapes:
     return Shapes(of, margin)
-
-
-Seed = tuple[Start, tuple[int, int]]
-"""The first dash of a path and the place of its anchor."""
 
 
 def _grown(
@@ -323,14 +322,15 @@ def _grown(
     flat, border, stride, reach = near.reshape(-1), shapes.border, shapes.stride, shapes.reach
     strokes, ends, places = shapes.strokes, shapes.ends, shapes.places
     least, most = border - shapes.of.dash - shapes.margin, stride - border + shapes.of.dash + shapes.margin
-    # Rows and columns are those of the canvas.
-    lasts = [(start.stroke, y + border, x + border) for start, (y, x) in seeds]
+    # Rows and columns are those of the canvas, but of pivots those of the image, as rounding depends on them.
+    lasts = [(seed.stroke, seed.anchor[0] + border, seed.anchor[1] + border) for seed in seeds]
     paths = [[last] for last in lasts]
-    pivots = [(y + start.pivot[0] + border, x + start.pivot[1] + border) for start, (y, x) in seeds]
+    pivots = [seed.pivot for seed in seeds]
     for _ in range(dashes - 1):
         for index, path in enumerate(paths):
             last = lasts[index][0]
-            y, x = pivots[index][0] + last.out[0], pivots[index][1] + last.out[1]
+            pivot = _added(pivots[index], last.out)
+            y, x = pivot[0] + border, pivot[1] + border
             if not (least <= y < most and least <= x < most):
                 return None
             chances = ((FULL - flat[places + (y * stride + x)]) * last.weights).cumsum()
@@ -346,7 +346,7 @@ def _grown(
             else:
                 return None
             _occupy(mask, near, *lasts[index])
-            lasts[index], pivots[index] = (stroke, row, column), (y, x)
+            lasts[index], pivots[index] = (stroke, row, column), pivot
             path.append(lasts[index])
     _occupy(mask, near, *lasts[-1])
     drawn = [tuple(Dash(y - border, x - border, stroke.angle) for stroke, y, x in path) for path in paths]
@@ -361,7 +361,7 @@ def _occupy(mask: Levels, near: Levels, stroke: Stroke, y: int, x: int) -> None:
 def _two_paths(shapes: Shapes, rand: Callable[[], float]) -> tuple[list[tuple[Dash, ...]], Canvas] | None:
     """Both long paths and the occupied pixels, or `None` where a path cannot be extended."""
     first = _seed(shapes, lambda start: start.centres, rand)
-    second = None if first is None else _beside(shapes, first[1], rand)
+    second = None if first is None else _beside(shapes, first.anchor, rand)
     if first is None or second is None:
         return None
     return _grown(shapes, [first, second], shapes.blank, shapes.of.contour, rand)
@@ -390,8 +390,9 @@ def _seed(shapes: Shapes, free: Callable[[Start], np.ndarray], rand: Callable[[]
         if not len(places):
             return None
         y, x = places[int(rand() * len(places))].tolist()
-        if _fits(shapes, start, y, x):
-            return start, (y, x)
+        found = _begun(shapes, start.stroke, (y, x))
+        if found is not None:
+            return found
     return None
 
 
@@ -399,23 +400,33 @@ def _beside(shapes: Shapes, other: tuple[int, int], rand: Callable[[], float]) -
     """The start of the second path, at a distance from that of the first."""
     for _ in range(SEGMENT_TRIALS):
         start = shapes.starts[int(360 * rand())]
-        angle = math.radians(int(360 * rand()))
-        y = other[0] + round(shapes.of.seed_distance * math.sin(angle))
-        x = other[1] + round(shapes.of.seed_distance * math.cos(angle))
-        if _fits(shapes, start, y, x):
-            return start, (y, x)
+        y, x = _towards(int(360 * rand()) * math.pi / 180, shapes.of.seed_distance)
+        found = _begun(shapes, start.stroke, (round(other[0] + y), round(other[1] + x)))
+        if found is not None:
+            return found
     return None
 
 
-def _fits(shapes: Shapes, start: Start, y: int, x: int) -> bool:
-    """Whether the other end of a first dash and the point that it is rotated around are in the image."""
-    size = shapes.of.size
-    return all(0 <= y + dy < size and 0 <= x + dx < size for dy, dx in (start.head, start.pivot))
+def _begun(shapes: Shapes, stroke: Stroke, anchor: tuple[int, int]) -> Seed | None:
+    """A first dash there, or `None` where its other end or the point that it is rotated around is out of the image."""
+    head = _added(anchor, _towards(stroke.angle, shapes.of.dash))
+    pivot = _added(head, _towards(_opposite(stroke.angle), shapes.of.dash + shapes.margin))
+    inside = all(0 <= place < shapes.of.size for place in (*head, *pivot))
+    return Seed(stroke, anchor, pivot) if inside else None
 
 
-def _moved(angle: float, distance: int) -> tuple[int, int]:
-    """Rows and columns to a pixel in that direction, rounded up as in the released generator."""
-    return math.ceil(distance * math.sin(angle) - 1e-9), math.ceil(distance * math.cos(angle) - 1e-9)
+def _towards(angle: float, distance: int) -> tuple[float, float]:
+    """Rows and columns to a point in that direction."""
+    return distance * math.sin(angle), distance * math.cos(angle)
+
+
+def _added(place: tuple[int, int], way: tuple[float, float]) -> tuple[int, int]:
+    """The pixel at the end of a way, rounded up after the sum as in the released generator.
+
+    What is left of the sine of pi moves a path that runs to the left one row down, but in the first eight rows alone,
+    where the sum has the digits for it; likewise one column in the first four. The images show it.
+    """
+    return math.ceil(place[0] + way[0]), math.ceil(place[1] + way[1])
 
 
 def _opposite(angle: float) -> float:
@@ -433,7 +444,7 @@ def _line(of: Pathfinder, reach: int, angle: float) -> Levels:
     """A dash around its anchor, `antialias` times as large: by Bresenham's steps, or wider ones row by row."""
     centre = reach * of.antialias
     drawn = np.zeros((2 * centre + 1, 2 * centre + 1), np.int16)
-    dy, dx = _moved(angle, of.dash * of.antialias)
+    dy, dx = (end - centre for end in _added((centre, centre), _towards(angle, of.dash * of.antialias)))
     width = max(1, round(of.thickness * of.antialias))
     if width == 1:
         for y, x in _bresenham(dy, dx):
