@@ -127,8 +127,8 @@ LINEAR = {
         sequence=True,
         notes=(
             'Distances are measured by feature_map.span, a number of tokens, where the paper has the length of the '
-            'sequence: no prefix depends on what follows it. init=paper leaves the linear maps as PyTorch makes them, '
-            'as the released code does.'
+            'sequence: no prefix depends on what follows it. Tokens beyond it in their document give NaN, as weights '
+            'would be negative. init=paper leaves the linear maps as PyTorch makes them, as the released code does.'
         ),
         start=UNTOUCHED,
     ),
