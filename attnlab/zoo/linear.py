@@ -756,7 +756,7 @@ LINEAR = {
         knobs={'heads': 'heads'},
     ),
     'mesa_net': Recipe(
-        spec=spec(MesaNet),
+        spec=spec(MesaNet, prelude=spec(ShortConv)),
         cite='von Oswald et al. 2025, https://arxiv.org/abs/2506.05233',
         causal=True,
         streaming=True,
