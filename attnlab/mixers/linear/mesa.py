@@ -49,8 +49,8 @@ class MesaNet(Mixer):
         P_t = a_t P_{t-1} + b_t k_t k_t^T        S_t = a_t S_{t-1} + b_t k_t v_t^T
 
     with gates of the input, `a = sigmoid(W_a x + c)` and `b = sigmoid(W_b x + d)`. Queries and keys are of length one,
-    after a prelude, short convolutions and SiLU; values are projected alone. The ridge `l` is learned for every channel of a key,
-    at least 0.25 and 1 at first. The inverse is applied by conjugate gradients (`functional.ridge`).
+    after a prelude, short convolutions and SiLU; values are projected alone. The ridge `l` is learned for every channel
+    of a key, at least 0.25 and 1 at first. The inverse is applied by conjugate gradients (`functional.ridge`).
     von Oswald et al. 2025, https://arxiv.org/abs/2506.05233.
 
     Raises `UserError` for heads that do not divide the width.
