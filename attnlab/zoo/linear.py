@@ -217,9 +217,10 @@ LINEAR = {
         sequence=True,
         notes=(
             'Features as in the released code: positive and negative parts, where the first version of the paper has '
-            'cosines and sines. Without the rotation by place of what is summed, but not of the weights it is divided '
-            'by, and without the convolution of values, which are those of images. Keys, queries, values and gate are '
-            'separate maps. init=paper leaves linear maps as PyTorch makes them, as the released code does.'
+            'cosines and sines. Sums of weights are offset by 1e-6; in the code their means are. Without the rotation '
+            'by place of what is summed, but not of the weights it is divided by, and without the convolution of '
+            'values, which are those of images. Keys, queries, values and gate are separate maps. init=paper leaves '
+            'linear maps as PyTorch makes them, as the released code does.'
         ),
         start=UNTOUCHED,
     ),

@@ -20,11 +20,13 @@ from attnlab.testing.noise import noise
 from tests.mixers.linear.equations import (
     DIM,
     HEADS,
+    Ones,
     apply,
     batch,
     check_layer,
     convolved,
     gated_output,
+    level_weights,
     normed,
     recipe,
     sigmoid,
@@ -76,6 +78,18 @@ def gated_delta_net(mixer: LinearAttention, x: np.ndarray, scale: float = 1.0) -
     A, bias = (np.asarray(a[...], np.float64) for a in (mixer.decay.A_log, mixer.decay.step_size.bias))
     decay = np.exp(-np.exp(A) * softplus(apply(mixer.decay.linear, x) + bias))[..., None] + np.zeros_like(k)
     out = delta(unit(q), unit(k), v, scale * sigmoid(apply(mixer.gates.linear, x)), decay)
+    return gated_output(mixer, out, x)
+
+
+def log_linear_gated_delta_net(mixer: LinearAttention, x: np.ndarray) -> np.ndarray:
+    """What values give by themselves, one after another, each read by its level."""
+    q, k, v = convolved(mixer, x)
+    A, bias = (np.asarray(a[...], np.float64) for a in (mixer.decay.A_log, mixer.decay.step_size.bias))
+    decay = np.exp(-np.exp(A) * softplus(apply(mixer.decay.linear, x) + bias))[..., None] + np.zeros_like(k)
+    beta, weights, out = sigmoid(apply(mixer.gates.linear, x)), level_weights(mixer.levels, x), np.zeros_like(v)
+    for s in range(len(x)):
+        alone = np.where(np.arange(len(x))[:, None, None] == s, v, 0)
+        out += weights[:, s, :, None] * delta(unit(q), unit(k), alone, beta, decay)
     return gated_output(mixer, out, x)
 
 
@@ -206,6 +220,11 @@ def test_the_preconditioned_rule_refuses_what_it_cannot_use():
 def test_the_layer_with_erase_keys_is_that_of_the_paper():
     check_layer('gated_delta_net2', gated_delta_net2)
     check_layer('comba', comba)
+
+
+def test_the_layer_by_levels_is_that_of_the_paper_and_with_weights_of_one_that_which_it_divides():
+    check_layer('log_linear_gated_delta_net', log_linear_gated_delta_net)
+    check_layer('log_linear_gated_delta_net', gated_delta_net, levels=Ones)
 
 
 def test_the_options_of_layers_with_erase_keys_are_those_of_released_code():
