@@ -376,7 +376,7 @@ def test_sums_of_weights_apart_are_those_of_a_column_of_ones(monkeypatch):
 
     runs = []
     for lanes in (128, 1000):
-        monkeypatch.setattr('attnlab.mixers.linear.attention.LANES', lanes)
+        monkeypatch.setattr('attnlab.functional.counted.LANES', lanes)
         runs.append((mixer._counts_apart, *jax.jit(jax.value_and_grad(in_two, has_aux=True))(x)))
     (apart, *found), (beside, *expected) = runs
     assert apart and not beside
