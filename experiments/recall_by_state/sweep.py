@@ -115,7 +115,7 @@ def config(recipe, argument, value, chosen):
     with found.unlocked():
         found.model.head = None
         found.model.inputs.scale = 0.2
-        # The first is the short convolution; the pattern of based has attention, which has the argument too, at its end.
+        # The first is the short convolution; at the end of the pattern of based attention has the argument too.
         mixers = (block.mixer for block in found.model.stack.blocks[1:])
         next(mixer for mixer in mixers if argument in takes(mixer))[argument] = value
         if chosen.recall is not None:

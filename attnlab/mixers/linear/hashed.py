@@ -1,6 +1,6 @@
 """Attention whose weights are products of binary codes, in linear time."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from flax import nnx
@@ -88,7 +88,7 @@ class HashedAttention(Mixer):
         q = jnp.concatenate([codes, (self.bits + 1) * ones], axis=-1)
         k = jnp.concatenate([codes, ones], axis=-1)
         v = self.value(x).reshape(*codes.shape[:3], -1)
-        core = {'scale': 1.0, 'segments': ctx.segments, 'implementation': self.implementation}
+        core: dict[str, Any] = {'scale': 1.0, 'segments': ctx.segments, 'implementation': self.implementation}
         if self.causal:
             before = None if state is None else carried(state.memory, ctx.segments_or_ones(), state.segment)
             y, memory = counted_linear_attention(q, k, v, state=before, **core)
